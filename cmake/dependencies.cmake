@@ -1,0 +1,23 @@
+# Debian 12 packages, with the oldest version that is known to work. Nothing is downloaded.
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(absl REQUIRED)
+find_package(Protobuf 3.21 REQUIRED)
+find_package(gRPC 1.51 CONFIG REQUIRED)
+find_package(spdlog 1.10 REQUIRED)
+find_package(prometheus-cpp 1.0 CONFIG REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(CLI11 2.3 REQUIRED)
+pkg_check_modules(yaml_cpp REQUIRED IMPORTED_TARGET yaml-cpp>=0.7)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8>=10.42)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc>=2.8)
+pkg_check_modules(highway REQUIRED IMPORTED_TARGET libhwy>=1.0.3)
+find_library(CIVETWEB_LIBRARY civetweb REQUIRED)
+find_path(CIVETWEB_INCLUDE_DIR civetweb.h REQUIRED)
+add_library(civetweb INTERFACE IMPORTED)
+set_target_properties(civetweb PROPERTIES
+                      INTERFACE_INCLUDE_DIRECTORIES ${CIVETWEB_INCLUDE_DIR}
+                      INTERFACE_LINK_LIBRARIES ${CIVETWEB_LIBRARY})
+if(QUIRE_TESTS)
+  find_package(GTest 1.12 REQUIRED)
+endif()
