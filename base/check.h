@@ -1,0 +1,37 @@
+#pragma once
+
+// QUIRE_CHECK ends the process when shared state contradicts its invariant; QUIRE_DCHECK is the same in
+// debug and sanitizer builds and nothing otherwise. Neither is for bad input: that is an absl::Status.
+// Usable in device code, where a failed check traps the kernel.
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/host_device.h"
+
+namespace quire::internal {
+
+[[noreturn]] inline QUIRE_HOST_DEVICE void CheckFailed(const char* condition, const char* file,
+                                                       int line) {
+#ifdef __CUDA_ARCH__
+  (void)condition;
+  (void)file;
+  (void)line;
+  __trap();
+#else
+  std::fprintf(stderr, "check failed: %s (%s:%d)\n", condition, file, line);
+  std::abort();
+#endif
+}
+
+}  // namespace quire::internal
+
+#define QUIRE_CHECK(condition)             \
+  (static_cast<bool>(condition) ? (void)0  \
+                                : ::quire::internal::CheckFailed(#condition, __FILE__, __LINE__))
+
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define QUIRE_DCHECK(condition) QUIRE_CHECK(condition)
+#else
+#define QUIRE_DCHECK(condition) ((void)0)
+#endif
