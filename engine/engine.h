@@ -1,0 +1,154 @@
+#pragma once
+
+// Continuous batching: takes requests from any thread, runs one step after another on its own thread, and
+// writes tokens to each request's TokenStream.
+//
+//   Accept (any thread) -> text worker: Tokenizer::Encode, HashPages -> Submit -> AdmissionQueue
+//   engine thread, each step: drain messages, expire, schedule, reserve pages, run, publish, hand on tokens
+//   output workers: detokenise, match stop strings, write the stream; a match returns as a finish
+//
+// Place:      above StepRunner and CacheManager; below the server, which knows it only by this header.
+// Invariants: every accepted request ends exactly once, in its stream's Finish; all of its pages are back by
+//             then; the conservation rules of docs/metrics.md hold.
+// Threads:    Create and the destructor from one thread; everything else from any.
+// Lifetime:   the runner, tokenizer and clock outlive the engine.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/request.h"
+#include "engine/token_stream.h"
+
+namespace quire {
+class MetricRegistry;  // base/probe.h
+}
+namespace quire::models {
+class StepRunner;
+}
+namespace quire::text {
+class Tokenizer;
+}
+
+namespace quire::engine {
+
+enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
+
+// Plain values; the server fills them from the configuration.
+struct EngineOptions {
+  // model
+  std::string model_id;
+  std::string fingerprint;                   // roots the prefix keys
+  std::int32_t vocab_size = 0;               // rows of the output matrix
+  std::int32_t max_context_tokens = 0;
+  std::vector<std::int32_t> eos_token_ids;
+  // scheduler.*
+  std::int32_t max_step_tokens = 8192;
+  std::int32_t prefill_chunk_tokens = 512;
+  std::int32_t max_step_prompt_tokens = 512;  // what step_time_target "auto" means until the step model lands
+  std::int32_t max_running_sequences = 64;
+  AdmissionMode admission = AdmissionMode::kSafe;
+  absl::Duration queue_timeout = absl::InfiniteDuration();
+  absl::Duration priority_aging_interval = absl::Seconds(10);
+  // limits.*
+  ParamLimits limits;
+  std::int32_t max_queued_requests = 1024;
+  std::int64_t max_queued_tokens = 4 << 20;
+  std::int64_t max_input_bytes = 8 << 20;
+  absl::Duration max_request_duration = absl::InfiniteDuration();
+  // stream.*
+  std::int32_t stream_queue_tokens = 1024;
+  absl::Duration slow_client_timeout = absl::Seconds(30);
+  // tokenizer.*
+  std::int32_t text_threads = 1;             // text workers, and as many output workers
+};
+
+// A line of ListRequests.
+struct RequestInfo {
+  std::string id, model, principal, tenant;
+  RequestState state = RequestState::kPreparing;
+  absl::Time accept_time, deadline;
+  std::int32_t prompt_tokens = 0, output_tokens = 0, kv_pages = 0, priority = 0;
+  std::map<std::string, std::string> labels;
+};
+
+enum class EngineState : std::uint8_t { kReady, kDraining, kStopped };
+
+struct EngineStats {
+  EngineState state = EngineState::kReady;
+  std::int32_t running = 0, waiting = 0;
+  std::int64_t waiting_uncached_tokens = 0;
+  cache::CacheStats cache;
+  double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
+  std::int64_t steps = 0, preemptions = 0;
+  std::int64_t chunked_prefills = 0;       // chunks that did not complete their prompt
+  std::int32_t max_step_sequences = 0;     // most sequences in one step so far
+  absl::Duration last_step_age;
+};
+
+// What AbortRequests selects; at least one criterion must be set.
+struct AbortSelection {
+  std::vector<std::string> ids;
+  bool all = false;
+  absl::Duration older_than = absl::ZeroDuration();
+  std::string tenant;
+  std::string reason_text;
+};
+
+struct AbortResult {
+  std::int32_t aborted = 0;
+  std::vector<std::string> unknown_ids;
+};
+
+class Engine {
+ public:
+  // Starts the engine thread and the workers. `metrics` may be null (tests).
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(
+      const EngineOptions& options, std::unique_ptr<cache::CacheManager> cache,
+      models::StepRunner* runner, const text::Tokenizer* tokenizer, const Clock* clock,
+      MetricRegistry* metrics);
+  // Ends every live request with UNAVAILABLE / SERVER_SHUTDOWN and joins all threads.
+  ~Engine();
+
+  // Takes responsibility for the request. Refuses at once (docs/api.md section 7: state, id in use, bad
+  // parameters, input too large, queue full) or returns the stream on which everything else arrives.
+  absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request);
+
+  // Ends a live request of `principal`; false when there is none. The stream finishes with CANCELLED (or
+  // DEADLINE_EXCEEDED for kDeadline), and its pages are free at the next step boundary.
+  bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source);
+  absl::StatusOr<AbortResult> Abort(const AbortSelection& selection);
+
+  // Refuses new requests with UNAVAILABLE / SERVER_DRAINING; live ones go on.
+  void Drain();
+  void Resume();
+  // True when no request is live; waits until then or until `deadline`.
+  bool WaitIdle(absl::Time deadline);
+
+  std::vector<RequestInfo> ListRequests() const;  // by accept time, then id
+  EngineStats GetStats() const;
+  // Runs at the next step boundary; waits up to `idle_timeout` for the engine to be idle (zero: does not
+  // wait), else FAILED_PRECONDITION / NOT_IDLE only when idleness was asked for and did not come.
+  absl::StatusOr<cache::FlushCounts> FlushCache(absl::Duration idle_timeout);
+
+  // The heartbeat behind `liveness`: false when work has waited for `stall_timeout` without a finished step.
+  bool IsAlive(absl::Duration stall_timeout) const;
+
+  // Runs CacheManager, scheduler and queue checks at the next step boundary.
+  absl::Status CheckIntegrity();
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire::engine

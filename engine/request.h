@@ -1,0 +1,51 @@
+#pragma once
+
+// One generation request, immutable once it is accepted, and the words that describe its life.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "engine/sampling_params.h"
+
+namespace quire::engine {
+
+struct TextPrompt {
+  std::string text;
+  bool add_special_tokens = true;
+  bool parse_special_tokens = true;
+};
+using TokenPrompt = std::vector<std::int32_t>;
+
+struct CacheParams {
+  bool skip_read = false;
+  bool skip_write = false;
+  std::string salt;
+};
+
+struct Request {
+  std::string id;         // unique among live requests of one principal
+  std::string principal;  // the authenticated caller
+  std::string tenant = "default";
+  std::string model;
+  std::variant<TextPrompt, TokenPrompt> prompt;
+  bool truncate_prompt = false;
+  SamplingParams sampling;
+  StoppingParams stopping;
+  OutputParams output;
+  CacheParams cache;
+  std::int32_t priority = 0;  // [-100, 100], lower first
+  absl::Time accept_time;
+  absl::Time deadline = absl::InfiniteFuture();       // of the whole request
+  absl::Duration queue_timeout = absl::InfiniteDuration();  // until the first step
+  std::map<std::string, std::string> labels;
+};
+
+enum class RequestState : std::uint8_t { kPreparing, kQueued, kPrefill, kDecode, kPreempted, kStalled, kFinished };
+enum class FinishReason : std::uint8_t { kEos, kStopText, kStopToken, kLength, kContextFull };
+enum class CancelSource : std::uint8_t { kClient, kApi, kAdmin, kDeadline, kSlowClient, kShutdown };
+
+}  // namespace quire::engine

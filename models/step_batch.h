@@ -1,0 +1,90 @@
+#pragma once
+
+// One step's work, as ragged arrays: what the engine fills and a StepRunner computes.
+//
+//   rows          r0: 3 new tokens   r1: 1      r2: 2
+//   token_ids     a0 a1 a2           b0         c0 c1        first_token: 0, 3, 4
+//   logits_tokens       2             3             5        indices into token_ids, ascending
+//   draws         one or more per logits row (choices of one request draw from the same row)
+//   scores        prompt log-probabilities: the given next token under a logits row
+//
+// Threads: filled by the engine thread; unchanged from StepRunner::Run to Collect. The vectors keep their
+// capacity from step to step.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/strong_id.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/kv_step_inputs.h"
+#include "kernels/sampling.h"
+
+namespace quire::models {
+
+struct StepRow {
+  BatchRow batch_row;
+  std::uint32_t cache_length = 0;  // tokens of the row whose K and V are in its pages
+  std::uint32_t first_token = 0;   // index into token_ids
+  std::uint32_t num_tokens = 0;    // >= 1
+};
+
+// One token to draw. The runner sets `row.logits`; everything else, pointers included, is the engine's.
+struct StepDraw {
+  std::uint32_t logits_index = 0;  // index into logits_tokens
+  kernels::SamplingRow row;
+};
+
+// The raw log-probability of one given token.
+struct StepScore {
+  std::uint32_t logits_index = 0;
+  std::int32_t token = 0;
+  std::int32_t num_top = 0;  // best tokens besides
+};
+
+struct StepBatch {
+  std::vector<std::int32_t> token_ids;  // [num_tokens]
+  std::vector<StepRow> rows;
+  std::vector<std::uint32_t> logits_tokens;
+  std::vector<StepDraw> draws;    // logits_index ascending
+  std::vector<StepScore> scores;  // logits_index ascending
+  std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after the clears
+  std::vector<BlockId> clears;
+  const cache::KvStepInputs* kv = nullptr;
+
+  // For tests that compare logits: [logits_tokens.size(), vocab] or null.
+  float* logits_out = nullptr;
+  // For tests that compare layers: [layers + 2, num_tokens, hidden] or null. Row 0: embeddings; row i:
+  // output of layer i; last: after the final norm.
+  float* hidden_out = nullptr;
+
+  void Clear() {
+    token_ids.clear();
+    rows.clear();
+    logits_tokens.clear();
+    draws.clear();
+    scores.clear();
+    copies.clear();
+    clears.clear();
+    kv = nullptr;
+    logits_out = nullptr;
+    hidden_out = nullptr;
+  }
+};
+
+// The outcome of a draw or a score. `top` points into the result and lives as long as it does.
+struct StepToken {
+  std::int32_t token = 0;
+  float logprob = 0;
+  std::int32_t rank = 0;      // from 1, raw distribution; 0 when no log-probability was asked for
+  bool non_finite = false;    // the row's logits hold NaN or +inf, or are all -inf
+  bool no_survivor = false;   // masks left no token
+  std::span<const kernels::TopLogprob> top;
+};
+
+struct StepResult {
+  std::vector<StepToken> draws;   // one per StepBatch::draws
+  std::vector<StepToken> scores;  // one per StepBatch::scores
+};
+
+}  // namespace quire::models

@@ -1,0 +1,25 @@
+#pragma once
+
+// The only way from the engine to the model, and one of the three virtual seams of the project:
+// ModelRunner computes on a device, the tests' fakes compute a known function.
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "models/step_batch.h"
+
+namespace quire::models {
+
+// Threads: all calls from the engine thread. On the CPU backend Run computes before it returns.
+class StepRunner {
+ public:
+  virtual ~StepRunner() = default;
+
+  // Launches the step. `batch` stays unchanged and alive until the matching Collect. An error means that
+  // nothing of the step counts: no page was written in a way that a later step could read.
+  virtual absl::Status Run(const StepBatch& batch) = 0;
+
+  // Results of the oldest launched step; valid until the next Run. REQUIRES: a launched step.
+  virtual absl::StatusOr<const StepResult*> Collect() = 0;
+};
+
+}  // namespace quire::models
