@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/mutex.h"
+
+namespace quire {
+
+// Hands values from any number of threads to any number of others, first in first out, and never
+// grows: a full queue says so, and the producer decides whom to refuse.
+//
+// Place:      between threads: admission and control inboxes, text jobs, output rings.
+// Invariants: 0 <= size() <= capacity(). After Close no push succeeds; what is inside can still be
+// popped. Threads:    every method from any thread. Lifetime:   outlives every thread that waits in
+// it.
+template <typename T>
+class BoundedQueue {
+ public:
+  // REQUIRES: capacity >= 1. All memory is taken here.
+  explicit BoundedQueue(std::size_t capacity) : slots_(capacity) { QUIRE_CHECK(capacity >= 1); }
+  BoundedQueue(const BoundedQueue&) = delete;
+  BoundedQueue& operator=(const BoundedQueue&) = delete;
+
+  std::size_t capacity() const { return slots_.size(); }
+
+  std::size_t size() const {
+    MutexLock lock(&mutex_);
+    return size_;
+  }
+
+  // False when full or closed, and `value` is left as it was.
+  bool TryPush(T&& value) {
+    {
+      MutexLock lock(&mutex_);
+      if (closed_ || size_ == slots_.size()) return false;
+      slots_[(head_ + size_) % slots_.size()].emplace(std::move(value));
+      ++size_;
+    }
+    not_empty_.NotifyOne();
+    return true;
+  }
+
+  bool TryPush(const T& value) {
+    T copy(value);
+    return TryPush(std::move(copy));
+  }
+
+  std::optional<T> TryPop() {
+    MutexLock lock(&mutex_);
+    if (size_ == 0) return std::nullopt;
+    return TakeFront();
+  }
+
+  // Waits for a value. Nothing when `deadline` passes, or when the queue is closed and empty.
+  std::optional<T> Pop(absl::Time deadline = absl::InfiniteFuture()) {
+    MutexLock lock(&mutex_);
+    if (!WaitNotEmpty(deadline)) return std::nullopt;
+    return TakeFront();
+  }
+
+  // Appends up to `max` values to `out` and returns how many; does not wait.
+  std::size_t PopAll(std::size_t max, std::vector<T>* out) {
+    MutexLock lock(&mutex_);
+    return TakeMany(max, out);
+  }
+
+  // The same, but waits like Pop for the first one.
+  std::size_t WaitPopAll(std::size_t max, std::vector<T>* out,
+                         absl::Time deadline = absl::InfiniteFuture()) {
+    MutexLock lock(&mutex_);
+    if (!WaitNotEmpty(deadline)) return 0;
+    return TakeMany(max, out);
+  }
+
+  // Wakes every waiting thread. Pushes fail from here on.
+  void Close() {
+    {
+      MutexLock lock(&mutex_);
+      closed_ = true;
+    }
+    not_empty_.NotifyAll();
+  }
+
+  bool closed() const {
+    MutexLock lock(&mutex_);
+    return closed_;
+  }
+
+ private:
+  bool WaitNotEmpty(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (size_ == 0) {
+      if (closed_ || (deadline != absl::InfiniteFuture() && absl::Now() >= deadline)) return false;
+      not_empty_.WaitUntil(&mutex_, deadline);
+    }
+    return true;
+  }
+
+  T TakeFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::optional<T>& slot = slots_[head_];
+    T value = *std::move(slot);
+    slot.reset();
+    head_ = (head_ + 1) % slots_.size();
+    --size_;
+    return value;
+  }
+
+  std::size_t TakeMany(std::size_t max, std::vector<T>* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::size_t taken = 0;
+    for (; taken < max && size_ > 0; ++taken) out->push_back(TakeFront());
+    return taken;
+  }
+
+  mutable Mutex mutex_;
+  CondVar not_empty_;
+  std::vector<std::optional<T>> slots_;  // ring; the extent is constant, the values are guarded
+  std::size_t head_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::size_t size_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace quire

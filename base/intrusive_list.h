@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstddef>
+
+#include "base/check.h"
+
+namespace quire {
+
+// The links of an object in one IntrusiveList; a member of the object. A copy is not linked.
+template <typename T>
+struct IntrusiveNode {
+  T* prev = nullptr;
+  T* next = nullptr;
+  bool is_linked = false;
+
+  IntrusiveNode() = default;
+  IntrusiveNode(const IntrusiveNode&) {}
+  IntrusiveNode& operator=(const IntrusiveNode&) { return *this; }
+};
+
+// A doubly linked list through a member of its elements: O(1) removal from the middle, no
+// allocation.
+//
+//   struct Page { IntrusiveNode<Page> lru; };
+//   IntrusiveList<Page, &Page::lru> cold;
+//
+// Place:      least-recently-used lists and queues whose elements live elsewhere.
+// Invariants: an object is in at most one list per node; size() counts the linked ones.
+// Threads:    not thread-safe.
+// Lifetime:   owns nothing; an element must be erased before it is destroyed or moved.
+template <typename T, IntrusiveNode<T> T::*kNode>
+class IntrusiveList {
+ public:
+  IntrusiveList() = default;
+  IntrusiveList(const IntrusiveList&) = delete;
+  IntrusiveList& operator=(const IntrusiveList&) = delete;
+
+  bool empty() const { return size_ == 0; }
+  std::size_t size() const { return size_; }
+  // Null when empty.
+  T* front() const { return front_; }
+  T* back() const { return back_; }
+  // The neighbour towards the back or the front, null at the end.
+  static T* next(const T* element) { return (element->*kNode).next; }
+  static T* prev(const T* element) { return (element->*kNode).prev; }
+  // Whether the element is in any list of this node.
+  static bool is_linked(const T* element) { return (element->*kNode).is_linked; }
+
+  // REQUIRES: `element` is in no list of this node.
+  void push_back(T* element) { InsertBefore(nullptr, element); }
+  void push_front(T* element) { InsertBefore(front_, element); }
+
+  // Inserts `element` in front of `position`; at the back when `position` is null.
+  // REQUIRES: `position` is in this list, `element` in none.
+  void InsertBefore(T* position, T* element) {
+    IntrusiveNode<T>& node = element->*kNode;
+    QUIRE_CHECK(!node.is_linked);
+    T* before = position != nullptr ? (position->*kNode).prev : back_;
+    node.prev = before;
+    node.next = position;
+    node.is_linked = true;
+    (before != nullptr ? (before->*kNode).next : front_) = element;
+    (position != nullptr ? (position->*kNode).prev : back_) = element;
+    ++size_;
+  }
+
+  // REQUIRES: `element` is in this list.
+  void erase(T* element) {
+    IntrusiveNode<T>& node = element->*kNode;
+    QUIRE_CHECK(node.is_linked);
+    (node.prev != nullptr ? (node.prev->*kNode).next : front_) = node.next;
+    (node.next != nullptr ? (node.next->*kNode).prev : back_) = node.prev;
+    node.prev = nullptr;
+    node.next = nullptr;
+    node.is_linked = false;
+    --size_;
+  }
+
+  // Removes and returns the first element; null when empty.
+  T* pop_front() {
+    T* element = front_;
+    if (element != nullptr) erase(element);
+    return element;
+  }
+
+  T* pop_back() {
+    T* element = back_;
+    if (element != nullptr) erase(element);
+    return element;
+  }
+
+ private:
+  T* front_ = nullptr;
+  T* back_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace quire

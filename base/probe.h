@@ -1,0 +1,152 @@
+#pragma once
+
+// Metrics: handles that the layers increment, and the registry that owns the numbers and prints
+// them in the Prometheus text format.
+//
+//   probe::Registry registry;
+//   probe::Counter steps = registry.AddCounter("quire_engine_steps_total", "Steps run.",
+//                                              {{"kind", "decode"}});
+//   steps.Increment();
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace quire::probe {
+
+using Labels = std::vector<std::pair<std::string, std::string>>;
+
+namespace internal {
+
+// A number that one or more threads change and the scrape reads. Stores release and loads acquire,
+// so that a scrape that sees a value also sees that its update had begun (Registry::Update).
+class Cell {
+ public:
+  double Load() const { return value_.load(std::memory_order_acquire); }
+  void Store(double value) { value_.store(value, std::memory_order_release); }
+  void Add(double by) {
+    double old = value_.load(std::memory_order_relaxed);
+    while (!value_.compare_exchange_weak(old, old + by, std::memory_order_acq_rel,
+                                         std::memory_order_relaxed)) {
+    }
+  }
+
+ private:
+  std::atomic<double> value_{0};
+};
+
+struct HistogramCells {
+  std::vector<double> borders;                           // upper bounds, ascending, without +Inf
+  std::unique_ptr<std::atomic<std::uint64_t>[]> counts;  // [borders.size() + 1], not cumulative
+  Cell sum;
+};
+
+struct Family;
+
+}  // namespace internal
+
+// The three handles are small, copyable, and valid as long as their registry. All methods are
+// thread-safe, lock-free and do not allocate. A default-made handle may not be used.
+class Counter {
+ public:
+  Counter() = default;
+  // REQUIRES: by >= 0.
+  void Increment(double by = 1) { cell_->Add(by); }
+  double value() const { return cell_->Load(); }
+
+ private:
+  friend class Registry;
+  explicit Counter(internal::Cell* cell) : cell_(cell) {}
+  internal::Cell* cell_ = nullptr;
+};
+
+class Gauge {
+ public:
+  Gauge() = default;
+  void Set(double value) { cell_->Store(value); }
+  void Add(double by) { cell_->Add(by); }
+  double value() const { return cell_->Load(); }
+
+ private:
+  friend class Registry;
+  explicit Gauge(internal::Cell* cell) : cell_(cell) {}
+  internal::Cell* cell_ = nullptr;
+};
+
+class Histogram {
+ public:
+  Histogram() = default;
+  // Counts `value` in the first bucket whose border is not below it.
+  void Observe(double value, std::uint64_t times = 1);
+  std::uint64_t count() const;
+  double sum() const { return cells_->sum.Load(); }
+
+ private:
+  friend class Registry;
+  explicit Histogram(internal::HistogramCells* cells) : cells_(cells) {}
+  internal::HistogramCells* cells_ = nullptr;
+};
+
+// Owns the metrics of a process.
+//
+// Place:      made by the daemon, given to engine, cache and server.
+// Invariants: one family per name: a second Add of the same name, type and labels returns the same
+//             handle; of another type or help text it fails a check, as does a name or label that
+//             promtool would refuse. Names are constants, so this is seen by the first test that
+//             runs.
+// Threads:    every method from any thread. Add takes a lock: not on the step path.
+// Lifetime:   outlives its handles, and the objects that its callbacks use.
+class Registry {
+ public:
+  Registry();
+  ~Registry();
+  Registry(const Registry&) = delete;
+  Registry& operator=(const Registry&) = delete;
+
+  // REQUIRES: `name` ends in _total.
+  Counter AddCounter(absl::string_view name, absl::string_view help, const Labels& labels = {});
+  Gauge AddGauge(absl::string_view name, absl::string_view help, const Labels& labels = {});
+  // REQUIRES: `borders` is not empty, ascending and finite, and the same for every label set of
+  // `name`.
+  Histogram AddHistogram(absl::string_view name, absl::string_view help,
+                         std::span<const double> borders, const Labels& labels = {});
+  // Values that are asked for at each scrape, on the scraping thread. The callback must not use the
+  // registry.
+  void AddCallbackCounter(absl::string_view name, absl::string_view help, const Labels& labels,
+                          std::function<double()> read);
+  void AddCallbackGauge(absl::string_view name, absl::string_view help, const Labels& labels,
+                        std::function<double()> read);
+
+  // While one is alive on some thread, no scrape takes its copy: changes made in its scope are seen
+  // together or not at all. The scrape waits, never the updater; keep the scope to stores.
+  class Update {
+   public:
+    explicit Update(Registry* registry);
+    ~Update();
+    Update(const Update&) = delete;
+    Update& operator=(const Update&) = delete;
+
+   private:
+    Registry* const registry_;
+  };
+
+  // Every family in the Prometheus text format 0.0.4, sorted by name. Returns UNAVAILABLE when an
+  // Update stays open for more than a second.
+  absl::StatusOr<std::string> Expose() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+  std::atomic<std::uint64_t> updates_open_{0};
+  std::atomic<std::uint64_t> updates_done_{0};
+};
+
+}  // namespace quire::probe
