@@ -1,0 +1,446 @@
+#pragma once
+
+// Views of a paged KV cache: small values through which kernels, tests and the specification read
+// and write the K or V of one layer. The only address arithmetic of the cache:
+//
+//   row(b, t)           = lut[b][t / P] * R + t mod P
+//   element(b, t, h, d) = base + row * H*D + h*D + d
+//   scale(b, t, h, d)   = scale base + scale row * H*S + h*S + d / G
+//
+// Place:      below the cache manager and all kernels; knows memory, never ownership or page
+// states. Invariants: R is the distance between two pages of one view in rows, a run-time value,
+// since it
+//             depends on the layers of the 6-D pool; element offsets are int64. Page 0 is the null
+//             page: loads through it read zeros, stores through it write nothing.
+// Threads:    immutable values; concurrent stores to different rows are independent.
+// Lifetime:   none; a view is valid while pool, lookup table and lengths are.
+//
+// An extent (heads, head size, page size) is a constant or a field, see KvExtent; a static view
+// converts to a dynamic one. What a cache does not support is absent by a requires clause.
+
+#include <array>
+#include <bit>
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/dtype.h"
+#include "base/host_device.h"
+#include "base/tensor_view.h"
+#include "base/vec.h"
+#include "cache_manager/kv_params.h"
+#include "cache_manager/kv_row_indices.h"
+#include "cache_manager/kv_vector_access.h"
+
+namespace quire::cache {
+
+// Position of a token for a descriptor that is addressed by page: bounded by the pages and the page
+// size, not by the rows of the whole view.
+struct KvTmaCoords {
+  std::uint32_t row = 0;  // inside the page
+  std::uint32_t page = 0;
+  friend constexpr bool operator==(const KvTmaCoords&, const KvTmaCoords&) = default;
+};
+
+// Text of an extent in a type name: its number, or ? when it is a run-time field.
+inline std::string KvExtentName(std::uint32_t extent) {
+  return extent == kDynamicExtent ? std::string("?") : absl::StrCat(extent);
+}
+
+// Members that only a cache with scales has.
+template <typename T, std::uint32_t HeadSize, typename Scale, std::uint32_t Granularity>
+struct KvScaleMembers {
+  static_assert(std::is_same_v<Scale, float>, "scales are f32");
+  static_assert(Granularity >= 1);
+  // S = ceil(D / G).
+  static constexpr std::uint32_t kScaleGroups =
+      HeadSize == kDynamicExtent ? kDynamicExtent : (HeadSize + Granularity - 1) / Granularity;
+  using ScalesView = TensorView<std::conditional_t<std::is_const_v<T>, const Scale, Scale>, 4>;
+};
+template <typename T, std::uint32_t HeadSize, std::uint32_t Granularity>
+struct KvScaleMembers<T, HeadSize, Unquantized, Granularity> {
+  static_assert(Granularity == 1, "a cache without scales has granularity 1");
+};
+
+// K or V of one layer, in pages of P tokens that a lookup table names. Readers take a const T.
+// PageSize, heads and head size may be kDynamicExtent; R, table width and counts are always fields.
+template <typename T, typename ParamsT, std::uint32_t PageSize, typename ScaleT = Unquantized,
+          std::uint32_t Granularity = 1>
+struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity> {
+  using Element = std::remove_const_t<T>;
+  using Params = ParamsT;
+  using Scale = ScaleT;
+  using DeviceType = PagedKVCache;
+  static constexpr bool kQuantized = !std::is_same_v<Scale, Unquantized>;
+  static constexpr bool kRopeAware = Params::kRopeSize > 0;
+  static constexpr bool kWritable = !std::is_const_v<T>;
+  static constexpr DType kDType = kDTypeOf<Element>;
+  static constexpr DType kScaleDType = kDTypeOf<Scale>;
+  static constexpr std::uint32_t kPageSize = PageSize;
+  static constexpr std::uint32_t kGranularity = Granularity;
+  static constexpr std::uint32_t kHeadSize = Params::kHeadSize;
+
+  static_assert(KvElement<Element>);
+  static_assert(PageSize == kDynamicExtent || PageSize == 16 || PageSize == 32 || PageSize == 64 ||
+                PageSize == 128);
+  static_assert(!kQuantized || sizeof(Element) == 1, "only one-byte elements have scales");
+  static_assert(!kRopeAware || sizeof(Element) == 1, "rope-aware content has one-byte elements");
+
+  // Whether no vector of Width elements that starts at a multiple of Width leaves its head or
+  // group.
+  template <int Width>
+  static constexpr bool kVectorFits = KvWidth<Width> &&
+                                      (kHeadSize == kDynamicExtent || kHeadSize % Width == 0) &&
+                                      (!kQuantized || Granularity % Width == 0);
+
+  static constexpr std::int64_t Extent(std::uint32_t e) {
+    return e == kDynamicExtent ? kDynamic : e;
+  }
+  static constexpr std::array<std::int64_t, 4> kBlocksShape{
+      kDynamic, Extent(PageSize), Extent(Params::kNumHeads), Extent(kHeadSize)};
+  static constexpr std::array<std::int64_t, 4> kBlocksStrides{
+      kDynamic,
+      Params::kNumHeads == kDynamicExtent || kHeadSize == kDynamicExtent
+          ? kDynamic
+          : std::int64_t{Params::kNumHeads} * kHeadSize,
+      Extent(kHeadSize), 1};
+  using BlocksView = TensorView<T, 4>;
+  using CacheLengthsView = TensorView<const std::uint32_t, 1>;
+  using LookupTableView = TensorView<const std::uint32_t, 2>;
+  using ScalePointer = std::conditional_t<std::is_const_v<T>, const Scale, Scale>*;
+
+  T* blocks = nullptr;                                 // view base, seen as [N, P, H, D]
+  const std::uint32_t* cache_lengths = nullptr;        // [batch_size]
+  const std::uint32_t* lookup_table = nullptr;         // [batch_size, lookup_stride]
+  ScalePointer scales = nullptr;                       // view base, seen as [N, P, H, S]
+  const std::uint32_t* scales_lookup_table = nullptr;  // null: the scales lie on the values' pages
+  std::uint32_t rows_per_page = 0;                     // R
+  std::uint32_t scale_rows_per_page = 0;
+  std::uint32_t lookup_stride = 0;
+  std::uint32_t batch_size = 0;
+  std::uint32_t num_blocks = 0;  // N
+  std::uint32_t num_scale_blocks = 0;
+  std::uint32_t max_seq_length = 0;
+  std::uint32_t max_cache_length = 0;
+  std::uint32_t max_history_length = 0;
+  [[no_unique_address]] KvExtent<Params::kNumHeads, 0> heads{};
+  [[no_unique_address]] KvExtent<Params::kHeadSize, 1> columns{};
+  [[no_unique_address]] KvPageExtent<PageSize> page{};
+
+  // "PagedKVCache<bf16,h8,d128,p64>"; a run-time extent is "?", and ",q=f32/128", ",mla" and
+  // ",rope64" follow where they apply.
+  static std::string type_name() {
+    std::string name =
+        absl::StrCat("PagedKVCache<", DTypeName(kDType), ",h", KvExtentName(Params::kNumHeads),
+                     ",d", KvExtentName(kHeadSize), ",p", KvExtentName(PageSize));
+    if constexpr (kQuantized) {
+      absl::StrAppend(&name, ",q=", DTypeName(kScaleDType), "/", Granularity);
+    }
+    if constexpr (Params::kIsMla) absl::StrAppend(&name, ",mla");
+    if constexpr (kRopeAware) absl::StrAppend(&name, ",rope", Params::kRopeSize);
+    return absl::StrCat(name, ">");
+  }
+
+  QUIRE_HOST_DEVICE constexpr std::uint32_t num_heads() const { return heads.get(); }
+  QUIRE_HOST_DEVICE constexpr std::uint32_t head_size() const { return columns.get(); }
+  QUIRE_HOST_DEVICE constexpr std::uint32_t page_size() const { return page.size(); }
+  // Elements of one row.
+  QUIRE_HOST_DEVICE constexpr std::int64_t row_elements() const {
+    return std::int64_t{num_heads()} * head_size();
+  }
+  // R, and BS in elements.
+  QUIRE_HOST_DEVICE constexpr std::uint32_t row_stride() const { return rows_per_page; }
+  QUIRE_HOST_DEVICE constexpr std::int64_t block_stride() const {
+    return std::int64_t{rows_per_page} * row_elements();
+  }
+  // Most rows of a pointer tile: a tile never crosses a page.
+  QUIRE_HOST_DEVICE static constexpr std::uint32_t max_tile_size() requires(PageSize !=
+                                                                            kDynamicExtent) {
+    return PageSize;
+  }
+  QUIRE_HOST_DEVICE constexpr std::uint32_t max_tile_size() const
+      requires(PageSize == kDynamicExtent) {
+    return page.size();
+  }
+
+  QUIRE_HOST_DEVICE T* blocks_raw_ptr() const { return blocks; }
+  BlocksView blocks_view() const {
+    return {blocks,
+            {num_blocks, page_size(), num_heads(), head_size()},
+            {block_stride(), row_elements(), head_size(), 1}};
+  }
+  CacheLengthsView cache_lengths_nd() const {
+    return CacheLengthsView::RowMajor(cache_lengths, {batch_size});
+  }
+  LookupTableView lookup_table_nd() const {
+    return LookupTableView::RowMajor(lookup_table, {batch_size, lookup_stride});
+  }
+
+  // Tokens of batch row b that were cached before this step.
+  QUIRE_HOST_DEVICE std::uint32_t cache_length(std::uint32_t b) const {
+    QUIRE_DCHECK(b < batch_size);
+    return cache_lengths[b];
+  }
+  QUIRE_HOST_DEVICE std::uint32_t max_prompt_length() const { return max_seq_length; }
+  // An upper bound of the keys of any scheduled row, this step's tokens included.
+  QUIRE_HOST_DEVICE std::uint32_t max_context_length() const { return max_cache_length; }
+  // True exactly when all scheduled rows have cached length 0.
+  QUIRE_HOST_DEVICE bool empty_cache() const { return max_history_length == 0; }
+
+  // Page of token t of batch row b; 0 is the null page. REQUIRES: b < batch_size, t inside the
+  // table.
+  QUIRE_HOST_DEVICE std::uint32_t page_id(std::uint32_t b, std::uint32_t t) const {
+    QUIRE_DCHECK(b < batch_size);
+    QUIRE_DCHECK(page.page_of(t) < lookup_stride);
+    return lookup_table[std::int64_t{b} * lookup_stride + page.page_of(t)];
+  }
+  QUIRE_HOST_DEVICE std::uint32_t row_idx(std::uint32_t b, std::uint32_t t) const {
+    return page_id(b, t) * rows_per_page + page.offset_of(t);
+  }
+  // Rows from the view's base to the end of its last page.
+  QUIRE_HOST_DEVICE std::int64_t num_kv_rows() const {
+    return (std::int64_t{num_blocks} - 1) * rows_per_page + page_size();
+  }
+  // First column of head h in the reading as a matrix [rows, H*D].
+  QUIRE_HOST_DEVICE std::uint32_t col_idx(std::uint32_t h) const {
+    QUIRE_DCHECK(h < num_heads());
+    return h * head_size();
+  }
+  // Row of a sparse index page * P + offset; -1, a row that reads as zero, for a negative one.
+  QUIRE_HOST_DEVICE std::int32_t get_tma_row(std::int32_t encoded) const {
+    if (encoded < 0) return -1;
+    const auto at = static_cast<std::uint32_t>(encoded);
+    return static_cast<std::int32_t>(page.page_of(at) * rows_per_page + page.offset_of(at));
+  }
+  // Row of token t, or -1 when it is negative, past the table or on no page.
+  QUIRE_HOST_DEVICE std::int32_t sparse_tma_row(std::uint32_t b, std::int32_t t) const {
+    const auto at = static_cast<std::uint32_t>(t);
+    if (t < 0 || page.page_of(at) >= lookup_stride) return -1;
+    const std::uint32_t id = page_id(b, at);
+    if (id == kNullPage || id >= num_blocks) return -1;
+    return static_cast<std::int32_t>(id * rows_per_page + page.offset_of(at));
+  }
+  QUIRE_HOST_DEVICE KvTmaCoords kv_tma_coords(std::uint32_t b, std::uint32_t t) const {
+    return {page.offset_of(t), page_id(b, t)};
+  }
+
+  // Pointer to element (b, t, h, d), the first of Tile rows that lie H*D apart on one page.
+  // REQUIRES: t mod Tile == 0.
+  template <std::uint32_t Tile>
+  requires(Tile >= 1 && (PageSize == kDynamicExtent || (Tile <= PageSize && PageSize % Tile == 0)))
+      QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t, std::uint32_t h,
+                                           std::uint32_t d = 0) const {
+    QUIRE_DCHECK(Tile <= page_size() && t % Tile == 0);
+    return ElementAt(row_idx(b, t), h, d);
+  }
+
+  // Row table of the BN positions from `base` on, a multiple of Alignment; see kv_row_indices.h.
+  template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta = false, bool IsLeader = true>
+  requires(ValidTile(BN, PageSize, PairCta) && ValidTileAlignment(BN, PageSize, Alignment))
+      QUIRE_HOST_DEVICE PagedRowIndices<BN, PageSize, PairCta, IsLeader> populate(
+          std::uint32_t b, std::uint32_t base)
+  const {
+    QUIRE_DCHECK(b < batch_size);
+    return PopulateTile<BN, Alignment, PairCta, IsLeader>(
+        KvTableRow<PageSize>{lookup_table + std::int64_t{b} * lookup_stride, lookup_stride,
+                             rows_per_page, page},
+        base);
+  }
+
+  // Width elements from (b, t, h, d) on, as Out; a quantised cache multiplies them by their scale.
+  // REQUIRES: the vector stays inside its head, and inside one group when quantised.
+  template <int Width, typename Out = std::conditional_t<kQuantized, float, Element>>
+  requires(!kRopeAware && kVectorFits<Width> &&
+           (kQuantized ? KvFloat<Out> : KvElement<Out>)&&(!kQuantized ||
+                                                          !std::is_same_v<Out, Element>))
+      QUIRE_HOST_DEVICE Vec<Out, Width> load(std::uint32_t b, std::uint32_t h, std::uint32_t t,
+                                             std::uint32_t d)
+  const {
+    QUIRE_DCHECK(d + Width <= head_size());
+    const Vec<Element, Width> raw = LoadVector<Width>(ElementAt(row_idx(b, t), h, d));
+    if constexpr (kQuantized) {
+      QUIRE_DCHECK(d % Granularity + Width <= Granularity);
+      return ScaleVector<Out>(raw, *ScaleAt(scale_row_idx(b, t), h, d));
+    } else {
+      return ConvertVector<Out>(raw);
+    }
+  }
+
+  // Writes Width elements as they are; nothing when the token has no page. A quantised cache pairs
+  // it with store_scale; in a rope-aware row it writes content.
+  template <int Width>
+  requires(kWritable&& KvWidth<Width>)
+      QUIRE_HOST_DEVICE void store(std::uint32_t b, std::uint32_t h, std::uint32_t t,
+                                   std::uint32_t d, const Vec<Element, Width>& values) const {
+    QUIRE_DCHECK(d + Width <= content_size());
+    if (page_id(b, t) == kNullPage) return;
+    StoreVector<Width>(ElementAt(row_idx(b, t), h, d), values);
+  }
+
+  // Width elements as they are stored, no scale applied.
+  template <int Width>
+  requires(kQuantized&& KvWidth<Width>)
+      QUIRE_HOST_DEVICE Vec<Element, Width> load_quantized(std::uint32_t b, std::uint32_t h,
+                                                           std::uint32_t t, std::uint32_t d)
+  const {
+    QUIRE_DCHECK(d + Width <= content_size());
+    return LoadVector<Width>(ElementAt(row_idx(b, t), h, d));
+  }
+
+  QUIRE_HOST_DEVICE std::uint32_t scale_groups() const requires kQuantized {
+    return (head_size() + Granularity - 1) / Granularity;
+  }
+  QUIRE_HOST_DEVICE std::int64_t scale_row_elements() const requires kQuantized {
+    return std::int64_t{num_heads()} * scale_groups();
+  }
+  // SBS, in scales.
+  QUIRE_HOST_DEVICE std::int64_t scale_block_stride() const requires kQuantized {
+    return std::int64_t{scale_rows_per_page} * scale_row_elements();
+  }
+  QUIRE_HOST_DEVICE ScalePointer scales_raw_ptr() const requires kQuantized { return scales; }
+  auto scales_view() const requires kQuantized {
+    return typename PagedKVCache::ScalesView{
+        scales,
+        {num_scale_blocks, page_size(), num_heads(), scale_groups()},
+        {scale_block_stride(), scale_row_elements(), scale_groups(), 1}};
+  }
+  // Page of the scales of token t; the values' own page unless the scales have a table of their
+  // own.
+  QUIRE_HOST_DEVICE std::uint32_t scale_page_id(std::uint32_t b,
+                                                std::uint32_t t) const requires kQuantized {
+    QUIRE_DCHECK(b < batch_size);
+    QUIRE_DCHECK(page.page_of(t) < lookup_stride);
+    return scale_table()[std::int64_t{b} * lookup_stride + page.page_of(t)];
+  }
+  QUIRE_HOST_DEVICE std::uint32_t scale_row_idx(std::uint32_t b,
+                                                std::uint32_t t) const requires kQuantized {
+    return scale_page_id(b, t) * scale_rows_per_page + page.offset_of(t);
+  }
+  QUIRE_HOST_DEVICE std::int64_t num_scale_rows() const requires kQuantized {
+    return (std::int64_t{num_scale_blocks} - 1) * scale_rows_per_page + page_size();
+  }
+  // Start of the 16 bytes that hold the scale of token t, and its page.
+  QUIRE_HOST_DEVICE KvTmaCoords scale_tma_coords(std::uint32_t b,
+                                                 std::uint32_t t) const requires kQuantized {
+    constexpr std::uint32_t kScalesPerUnit = 16 / sizeof(Scale);
+    return {page.offset_of(t) / kScalesPerUnit * kScalesPerUnit, scale_page_id(b, t)};
+  }
+  // Pointer to the scale of element (b, t, h, d).
+  QUIRE_HOST_DEVICE ScalePointer
+  scales_block_paged_ptr(std::uint32_t b, std::uint32_t t, std::uint32_t h,
+                         std::uint32_t d = 0) const requires kQuantized {
+    return ScaleAt(scale_row_idx(b, t), h, d);
+  }
+  // Width scales from the group of column d on. REQUIRES: they belong to head h.
+  template <int Width>
+  requires(kQuantized&& KvWidth<Width>)
+      QUIRE_HOST_DEVICE Vec<Scale, Width> load_scale(std::uint32_t b, std::uint32_t h,
+                                                     std::uint32_t t, std::uint32_t d)
+  const {
+    QUIRE_DCHECK(d / Granularity + Width <= scale_groups());
+    return LoadVector<Width>(ScaleAt(scale_row_idx(b, t), h, d));
+  }
+  // Writes Width scales from the group of column d on; nothing when the token has no page.
+  template <int Width>
+  requires(kQuantized&& kWritable&& KvWidth<Width>)
+      QUIRE_HOST_DEVICE void store_scale(std::uint32_t b, std::uint32_t h, std::uint32_t t,
+                                         std::uint32_t d, const Vec<Scale, Width>& values) const {
+    QUIRE_DCHECK(d / Granularity + Width <= scale_groups());
+    if (scale_page_id(b, t) == kNullPage) return;
+    StoreVector<Width>(ScaleAt(scale_row_idx(b, t), h, d), values);
+  }
+
+  // Content columns of a rope-aware row, dequantised. REQUIRES: d + Width <= kContentSize.
+  template <int Width>
+  requires(kRopeAware&& kVectorFits<Width>)
+      QUIRE_HOST_DEVICE Vec<float, Width> load_content(std::uint32_t b, std::uint32_t t,
+                                                       std::uint32_t d)
+  const {
+    QUIRE_DCHECK(d + Width <= content_size());
+    const Vec<Element, Width> raw = LoadVector<Width>(ElementAt(row_idx(b, t), 0, d));
+    if constexpr (kQuantized) {
+      QUIRE_DCHECK(d % Granularity + Width <= Granularity);
+      return ScaleVector<float>(raw, *ScaleAt(scale_row_idx(b, t), 0, d));
+    } else {
+      return ConvertVector<float>(raw);
+    }
+  }
+  // Rope values of a rope-aware row, stored unscaled. REQUIRES: d + Width <= kRopeSize.
+  template <int Width>
+  requires(kRopeAware&& KvWidth<Width>&& Params::kRopeSize % Width == 0)
+      QUIRE_HOST_DEVICE Vec<BF16, Width> load_rope(std::uint32_t b, std::uint32_t t,
+                                                   std::uint32_t d)
+  const { return LoadVector<Width>(static_cast<const BF16*>(RopeAt(b, t, d, Width))); }
+  // Writes rope values; nothing when the token has no page.
+  template <int Width>
+  requires(kRopeAware&& kWritable&& KvWidth<Width>&& Params::kRopeSize % Width == 0)
+      QUIRE_HOST_DEVICE void store_rope(std::uint32_t b, std::uint32_t t, std::uint32_t d,
+                                        const Vec<BF16, Width>& values) const {
+    if (page_id(b, t) == kNullPage) return;
+    StoreVector<Width>(RopeAt(b, t, d, Width), values);
+  }
+
+  // The same view with any of its extents as fields, or for readers only.
+  template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages>
+  requires((std::same_as<U, T> || std::same_as<U, const T>)&&(Heads == Params::kNumHeads ||
+                                                              Heads == kDynamicExtent) &&
+           (Columns == kHeadSize || Columns == kDynamicExtent) &&
+           (Pages == PageSize || Pages == kDynamicExtent) &&
+           !(std::same_as<U, T> && Heads == Params::kNumHeads && Columns == kHeadSize &&
+             Pages == PageSize)) QUIRE_HOST_DEVICE constexpr
+  operator PagedKVCache<U, KVCacheStaticParams<Heads, Columns, Params::kIsMla, Params::kRopeSize>,
+                        Pages, Scale, Granularity>() const {
+    PagedKVCache<U, KVCacheStaticParams<Heads, Columns, Params::kIsMla, Params::kRopeSize>, Pages,
+                 Scale, Granularity>
+        to;
+    to.blocks = blocks;
+    to.cache_lengths = cache_lengths;
+    to.lookup_table = lookup_table;
+    to.scales = scales;
+    to.scales_lookup_table = scales_lookup_table;
+    to.rows_per_page = rows_per_page;
+    to.scale_rows_per_page = scale_rows_per_page;
+    to.lookup_stride = lookup_stride;
+    to.batch_size = batch_size;
+    to.num_blocks = num_blocks;
+    to.num_scale_blocks = num_scale_blocks;
+    to.max_seq_length = max_seq_length;
+    to.max_cache_length = max_cache_length;
+    to.max_history_length = max_history_length;
+    if constexpr (Heads == kDynamicExtent) to.heads.value = num_heads();
+    if constexpr (Columns == kDynamicExtent) to.columns.value = head_size();
+    if constexpr (Pages == kDynamicExtent) {
+      to.page = KvPageExtent<kDynamicExtent>::FromSize(page_size());
+    }
+    return to;
+  }
+
+ private:
+  QUIRE_HOST_DEVICE constexpr std::uint32_t content_size() const {
+    return head_size() - 2 * Params::kRopeSize;
+  }
+  QUIRE_HOST_DEVICE const std::uint32_t* scale_table() const {
+    return scales_lookup_table != nullptr ? scales_lookup_table : lookup_table;
+  }
+  QUIRE_HOST_DEVICE T* ElementAt(std::uint32_t row, std::uint32_t h, std::uint32_t d) const {
+    QUIRE_DCHECK(h < num_heads() && d < head_size());
+    return blocks + (std::int64_t{row} * row_elements() + std::int64_t{h} * head_size() + d);
+  }
+  QUIRE_HOST_DEVICE ScalePointer ScaleAt(std::uint32_t row, std::uint32_t h,
+                                         std::uint32_t d) const requires kQuantized {
+    QUIRE_DCHECK(h < num_heads() && d < head_size());
+    return scales + (std::int64_t{row} * scale_row_elements() + std::int64_t{h} * scale_groups() +
+                     d / Granularity);
+  }
+  QUIRE_HOST_DEVICE auto RopeAt(std::uint32_t b, std::uint32_t t, std::uint32_t d,
+                                int width) const requires kRopeAware {
+    QUIRE_DCHECK(d + static_cast<std::uint32_t>(width) <= Params::kRopeSize);
+    using Rope = std::conditional_t<std::is_const_v<T>, const BF16, BF16>;
+    return reinterpret_cast<Rope*>(ElementAt(row_idx(b, t), 0, Params::kContentSize)) + d;
+  }
+};
+
+}  // namespace quire::cache

@@ -1,0 +1,240 @@
+#pragma once
+
+// The shape of a KV cache: what a kernel knows at compile time, and what a pool is made of at run
+// time.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/dtype.h"
+#include "base/host_device.h"
+#include "base/status.h"
+
+namespace quire::cache {
+
+// An extent that is a field of the view instead of a constant.
+inline constexpr std::uint32_t kDynamicExtent = 0xffffffffu;
+
+// max_tile_size of a cache whose sequences lie in one piece.
+inline constexpr std::uint32_t kNoTileLimit = 0xffffffffu;
+
+// Rows of mapped memory before the first page and after the last one: a TMA box may reach that far.
+inline constexpr std::uint32_t kGuardRows = 256;
+
+// Page ids start here; id 0 is the null page, which reads as zero and is never written.
+inline constexpr std::uint32_t kNullPage = 0;
+
+// Most entries of a tile's row table, and the width of the table's padding.
+inline constexpr std::uint32_t kMaxTilePages = 16;
+
+// An extent E that is a constant, or a field when E is kDynamicExtent. Tag keeps two empty extents
+// of one view apart, so that both can lie at no cost.
+template <std::uint32_t E, int Tag>
+struct KvExtent {
+  QUIRE_HOST_DEVICE constexpr std::uint32_t get() const { return E; }
+};
+template <int Tag>
+struct KvExtent<kDynamicExtent, Tag> {
+  std::uint32_t value = 0;
+  QUIRE_HOST_DEVICE constexpr std::uint32_t get() const { return value; }
+};
+
+// Heads and columns of one device's share of the cache. A type with constants, because a class-type
+// template argument breaks the host stubs of nvcc 13.0. MLA keeps one head whose row serves K and
+// V; RopeSize BF16 values may follow a one-byte content in that row ("rope-aware").
+template <std::uint32_t NumHeads, std::uint32_t HeadSize, bool IsMla = false,
+          std::uint32_t RopeSize = 0>
+struct KVCacheStaticParams {
+  static_assert(NumHeads >= 1 && HeadSize >= 1);
+  static_assert(!IsMla || NumHeads == 1, "an MLA cache has one head");
+  static_assert(RopeSize == 0 || IsMla, "only MLA rows hold rope values");
+  static_assert(RopeSize == 0 || (HeadSize != kDynamicExtent && HeadSize > 2 * RopeSize),
+                "a rope-aware row holds content before its rope values");
+
+  static constexpr std::uint32_t kNumHeads = NumHeads;  // or kDynamicExtent
+  static constexpr std::uint32_t kHeadSize = HeadSize;  // or kDynamicExtent
+  static constexpr bool kIsMla = IsMla;
+  static constexpr std::uint32_t kKvDim = IsMla ? 1 : 2;
+  static constexpr std::uint32_t kRopeSize = RopeSize;
+  // Columns before the rope values: a BF16 value takes two one-byte columns.
+  static constexpr std::uint32_t kContentSize =
+      HeadSize == kDynamicExtent ? kDynamicExtent : HeadSize - 2 * RopeSize;
+};
+
+// One layer group's pool: blocks [N, KV, L, P, H, D] and, when quantised, scales [N, KV, L, P, H,
+// S]. A page is one contiguous run of block_stride() elements; (kv, layer) is a fixed offset inside
+// it.
+struct KvGeometry {
+  // Distance between pages that lie without a gap.
+  static constexpr std::int64_t kPacked = -1;
+  // Rows of one view, with the 256 that a TMA box may add, stay below this signed 32-bit bound.
+  static constexpr std::int64_t kRowLimit = std::int64_t{1} << 31;
+
+  std::uint32_t num_blocks = 0;  // N, the null page included
+  std::uint32_t kv_dim = 2;      // KV: 1 for MLA
+  std::uint32_t num_layers = 0;  // L
+  std::uint32_t page_size = 0;   // P, tokens
+  std::uint32_t num_heads = 0;   // H
+  std::uint32_t head_size = 0;   // D
+  DType dtype = DType::kInvalid;
+  DType scale_dtype = DType::kInvalid;  // kInvalid: not quantised
+  std::uint32_t granularity = 1;        // G, columns per scale; 1 when not quantised
+  // Elements (scales) from one page to the next, when that is more than the page itself.
+  std::int64_t page_stride = kPacked;
+  std::int64_t scale_page_stride = kPacked;
+
+  bool quantized() const { return scale_dtype != DType::kInvalid; }
+  std::int64_t row_elements() const { return std::int64_t{num_heads} * head_size; }
+  // S = ceil(D / G); 0 when not quantised.
+  std::uint32_t scale_groups() const {
+    return quantized() ? (head_size + granularity - 1) / granularity : 0;
+  }
+  std::int64_t scale_row_elements() const { return std::int64_t{num_heads} * scale_groups(); }
+  // Rows of one page over K, V and all layers, without a gap after them.
+  std::int64_t packed_rows() const { return std::int64_t{kv_dim} * num_layers * page_size; }
+  // BS and SBS: from one page to the next, in elements and in scales.
+  std::int64_t block_stride() const {
+    return page_stride == kPacked ? packed_rows() * row_elements() : page_stride;
+  }
+  std::int64_t scale_block_stride() const {
+    return scale_page_stride == kPacked ? packed_rows() * scale_row_elements() : scale_page_stride;
+  }
+  // R: rows between two consecutive pages of one view.
+  std::int64_t rows_per_block() const { return block_stride() / row_elements(); }
+  std::int64_t scale_rows_per_block() const {
+    return quantized() ? scale_block_stride() / scale_row_elements() : 0;
+  }
+  // Rows from a view's base to the end of its last page.
+  std::int64_t num_kv_rows() const {
+    return (std::int64_t{num_blocks} - 1) * rows_per_block() + page_size;
+  }
+  // Bytes of one page, its scales included.
+  std::int64_t page_bytes() const {
+    return block_stride() * DTypeSize(dtype) +
+           (quantized() ? scale_block_stride() * DTypeSize(scale_dtype) : 0);
+  }
+  // The most blocks whose rows stay within kRowLimit.
+  std::int64_t max_num_blocks() const {
+    return (kRowLimit - kGuardRows - page_size) /
+               std::max(rows_per_block(), scale_rows_per_block()) +
+           1;
+  }
+
+  // Returns INVALID_ARGUMENT that names the field, its value and the limit.
+  absl::Status Validate() const;
+  // The same, for a cache of one block of page_size tokens per sequence: any page_size from 1 on.
+  absl::Status ValidateContinuous() const;
+
+ private:
+  absl::Status ValidateExtents() const;
+  absl::Status ValidateTypes() const;
+  absl::Status ValidateStrides() const;
+};
+
+inline absl::Status KvGeometry::ValidateExtents() const {
+  if (num_blocks < 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_blocks is ", num_blocks, ", the null page and one usable page need at least 2"));
+  }
+  if (kv_dim != 1 && kv_dim != 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv_dim is ", kv_dim, ", it must be 2, or 1 for MLA"));
+  }
+  if (kv_dim == 1 && num_heads != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_heads is ", num_heads, ", an MLA cache has 1"));
+  }
+  const struct {
+    const char* name;
+    std::uint32_t value;
+    std::uint32_t limit;
+  } extents[] = {{"num_layers", num_layers, 1u << 16},
+                 {"num_heads", num_heads, 1u << 16},
+                 {"head_size", head_size, 1u << 16},
+                 {"page_size", page_size, 1u << 30}};
+  for (const auto& extent : extents) {
+    if (extent.value == 0 || extent.value > extent.limit) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(extent.name, " is ", extent.value, ", it must be 1 to ", extent.limit));
+    }
+  }
+  return absl::OkStatus();
+}
+
+inline absl::Status KvGeometry::ValidateTypes() const {
+  const bool one_byte = dtype == DType::kF8E4M3 || dtype == DType::kI8;
+  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16 && !one_byte) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "kv cache dtype is ", DTypeName(dtype), ", it must be f32, bf16, f16, fp8_e4m3 or int8"));
+  }
+  if (!quantized()) {
+    if (granularity == 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("granularity is ", granularity, ", a cache without scales has 1"));
+  }
+  if (scale_dtype != DType::kF32) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scale dtype is ", DTypeName(scale_dtype), ", scales are f32"));
+  }
+  if (!one_byte) {
+    return absl::InvalidArgumentError(absl::StrCat("kv cache dtype is ", DTypeName(dtype),
+                                                   ", only fp8_e4m3 and int8 have scales"));
+  }
+  if (granularity != head_size && (granularity == 0 || granularity % 16 != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("granularity is ", granularity,
+                                                   ", it must be the head size ", head_size,
+                                                   " or a multiple of 16"));
+  }
+  return absl::OkStatus();
+}
+
+inline absl::Status KvGeometry::ValidateStrides() const {
+  const struct {
+    const char* name;
+    std::int64_t value;
+    std::int64_t row;
+  } strides[] = {{"page_stride", page_stride, row_elements()},
+                 {"scale_page_stride", scale_page_stride, scale_row_elements()}};
+  for (const auto& stride : strides) {
+    if (stride.value == kPacked) continue;
+    if (stride.row == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(stride.name, " is ", stride.value, ", but the cache has no scales"));
+    }
+    if (stride.value % stride.row != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(stride.name, " is ", stride.value,
+                                                     ", it must be whole rows of ", stride.row));
+    }
+    if (stride.value < packed_rows() * stride.row) {
+      return absl::InvalidArgumentError(absl::StrCat(stride.name, " is ", stride.value,
+                                                     ", pages would overlap below ",
+                                                     packed_rows() * stride.row));
+    }
+  }
+  if (num_blocks > max_num_blocks()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_blocks is ", num_blocks, ", a view of ", num_kv_rows(), " rows and ",
+                     kGuardRows, " guard rows exceeds 2^31; at most ",
+                     std::max<std::int64_t>(max_num_blocks(), 0), " blocks fit"));
+  }
+  return absl::OkStatus();
+}
+
+inline absl::Status KvGeometry::ValidateContinuous() const {
+  QUIRE_RETURN_IF_ERROR(ValidateExtents());
+  QUIRE_RETURN_IF_ERROR(ValidateTypes());
+  return ValidateStrides();
+}
+
+inline absl::Status KvGeometry::Validate() const {
+  if (page_size != 16 && page_size != 32 && page_size != 64 && page_size != 128) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_size is ", page_size, ", it must be 16, 32, 64 or 128"));
+  }
+  return ValidateContinuous();
+}
+
+}  // namespace quire::cache
