@@ -1,0 +1,70 @@
+#pragma once
+
+// A checkpoint made runnable: what config.json says, what is computed, and the weights in the layout of
+// the kernels.
+//
+//   ThreadPool pool(4);
+//   QUIRE_ASSIGN_OR_RETURN(auto backend, kernels::Backend::Create(Device::Cpu(), &pool));
+//   QUIRE_ASSIGN_OR_RETURN(auto files, ModelFiles::FromDirectory("/models/tiny"));
+//   QUIRE_ASSIGN_OR_RETURN(auto model, LoadModel(files, backend, {}));
+//   QUIRE_ASSIGN_OR_RETURN(auto geometry, KvGeometryFor(model->spec, {...}));     memory_plan.h
+//   ... KvPool and CacheManager from geometry ...
+//   QUIRE_ASSIGN_OR_RETURN(auto runner, ModelRunner::Create(*model, backend, &kv_pool, {...}));
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/dtype.h"
+#include "kernels/backend.h"
+#include "models/checkpoint/model_files.h"
+#include "models/layer_spec.h"
+#include "models/model_config.h"
+
+namespace quire::models {
+
+class Weights;
+
+struct LoadOptions {
+  // Refuses, before anything is loaded, a model whose weights take more than this. 0: no limit.
+  std::int64_t weight_limit_bytes = 0;
+};
+
+// Place:      between the files of a model and ModelRunner; the server shows its fields to clients.
+// Invariants: spec passed ValidateSpec and CheckBuilt; every weight is finite and has the spec's shape.
+// Threads:    immutable after LoadModel.
+// Lifetime:   outlives every ModelRunner made from it. The files may go: nothing refers to them.
+struct Model {
+  Model();
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  ModelConfig config;
+  ModelSpec spec;
+  std::unique_ptr<Weights> weights;
+  GenerationDefaults generation;  // config.generation
+  std::string source;             // the directory, or "embedded model"
+  std::string architecture;       // "LlamaForCausalLM"
+  std::string fingerprint;        // 32 hex digits: weights, configuration and tokenizer
+  std::int64_t parameter_count = 0;  // a tied matrix counts once
+  std::int64_t weight_bytes = 0;     // as held in memory
+  DType stored_dtype = DType::kInvalid;  // of the largest tensor
+  std::vector<std::string> warnings;     // for the load log
+};
+
+// Reads, checks and packs a model. Every error names the file, key or tensor, its value and the limit:
+// NOT_FOUND (missing file), INVALID_ARGUMENT (broken or contradictory), UNIMPLEMENTED (a family, format or
+// feature of another version), RESOURCE_EXHAUSTED (weight_limit_bytes, or memory).
+absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
+                                                 const kernels::Backend& backend,
+                                                 const LoadOptions& options);
+// The same for a Hugging Face directory or cache snapshot.
+absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view directory,
+                                                 const kernels::Backend& backend,
+                                                 const LoadOptions& options);
+
+}  // namespace quire::models
