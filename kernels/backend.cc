@@ -1,0 +1,85 @@
+#include "kernels/backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "kernels/cpu/isa.h"
+
+namespace quire::kernels {
+namespace {
+
+// Less work than this, in nanoseconds, is done sooner by one thread than shared.
+constexpr double kMinSharedWork = 10000;
+
+constexpr std::align_val_t kAlign{64};
+
+}  // namespace
+
+void Workspace::Free::operator()(std::byte* p) const { ::operator delete[](p, kAlign); }
+
+std::byte* Workspace::Reserve(std::size_t bytes) {
+  if (bytes > capacity_) {
+    data_.reset();
+    capacity_ = std::max(bytes, capacity_ + capacity_ / 2);
+    data_.reset(static_cast<std::byte*>(::operator new[](capacity_, kAlign)));
+  }
+  return data_.get();
+}
+
+absl::StatusOr<Backend> Backend::Create(const Device& device, ThreadPool* pool) {
+  if (!device.is_cpu()) {
+    return absl::UnimplementedError(
+        absl::StrCat("device ", device.name, " needs CUDA kernels, this build holds CPU kernels only"));
+  }
+  QUIRE_CHECK(pool != nullptr);
+  return Backend(device, pool);
+}
+
+Backend::Backend(const Device& device, ThreadPool* pool)
+    : device_(device),
+      pool_(pool),
+      workspaces_(std::make_unique<std::vector<Workspace>>(static_cast<std::size_t>(pool->size()) + 1)) {}
+
+absl::string_view Backend::isa() const { return internal::ChosenIsa(); }
+
+absl::Status SelectCpuIsa(absl::string_view isa) { return internal::ChooseIsa(isa); }
+
+void Backend::ParallelFor(
+    std::int64_t n, double work,
+    absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn) const {
+  if (n <= 0) return;
+  const std::int64_t parts = pool_->size();
+  if (parts == 1 || n == 1 || static_cast<double>(n) * work < kMinSharedWork) {
+    fn(0, n, 0);
+    return;
+  }
+  pool_->Run([&](int part) {
+    const std::int64_t begin = n * part / parts;
+    const std::int64_t end = n * (part + 1) / parts;
+    if (begin < end) fn(begin, end, part);
+  });
+}
+
+void Backend::ParallelItems(std::int64_t n, double work,
+                            absl::FunctionRef<void(std::int64_t item, int part)> fn) const {
+  if (pool_->size() == 1 || n <= 1 || static_cast<double>(n) * work < kMinSharedWork) {
+    for (std::int64_t item = 0; item < n; ++item) fn(item, 0);
+    return;
+  }
+  std::atomic<std::int64_t> next{0};
+  pool_->Run([&](int part) {
+    for (;;) {
+      const std::int64_t item = next.fetch_add(1, std::memory_order_relaxed);
+      if (item >= n) return;
+      fn(item, part);
+    }
+  });
+}
+
+}  // namespace quire::kernels

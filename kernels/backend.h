@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/device.h"
+#include "base/thread_pool.h"
+
+namespace quire::kernels {
+
+// Grow-only scratch memory of one thread, so that ops allocate nothing after the first step.
+class Workspace {
+ public:
+  Workspace() = default;
+  Workspace(Workspace&&) = default;
+  Workspace& operator=(Workspace&&) = default;
+
+  // At least `bytes` bytes, 64-byte aligned, valid until the next call; contents are unspecified.
+  std::byte* Reserve(std::size_t bytes);
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  std::unique_ptr<std::byte[], Free> data_;
+  std::size_t capacity_ = 0;
+};
+
+// Where the ops run: chosen once, never changed, never replaced silently by another.
+//
+// Place:      the first argument of every op; below models, above ThreadPool.
+// Invariants: results of an op depend on its params only, not on the number of threads.
+// Threads:    one op at a time; the op itself uses the pool.
+// Lifetime:   the thread pool outlives it. Movable; not while an op runs.
+class Backend {
+ public:
+  // Returns UNIMPLEMENTED for a CUDA device: this build holds CPU kernels only. REQUIRES: pool is not
+  // null for the CPU.
+  static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool);
+
+  Backend(Backend&&) = default;
+  Backend& operator=(Backend&&) = default;
+
+  const Device& device() const { return device_; }
+  int num_threads() const { return pool_->size(); }
+  // "avx512", "avx2", "sse4", "neon" or "baseline": what the kernels run with.
+  absl::string_view isa() const;
+
+  // Runs fn(begin, end) over disjoint ranges that cover [0, n). `work` is the cost of one item,
+  // roughly in nanoseconds; when all of it is too little to share, the caller does it alone. Ops whose
+  // bits depend on how a range is cut must not use it.
+  void ParallelFor(std::int64_t n, double work,
+                   absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn) const;
+
+  // Runs fn(item, part) for every item in [0, n), each on whichever thread is free next.
+  void ParallelItems(std::int64_t n, double work,
+                     absl::FunctionRef<void(std::int64_t item, int part)> fn) const;
+
+  // Scratch of one thread inside ParallelFor and ParallelItems, and of the whole op outside them.
+  Workspace& workspace(int part) const { return (*workspaces_)[static_cast<std::size_t>(part)]; }
+  Workspace& op_workspace() const { return workspaces_->back(); }
+
+ private:
+  Backend(const Device& device, ThreadPool* pool);
+
+  Device device_;
+  ThreadPool* pool_;
+  // One per thread, and one for the op.
+  std::unique_ptr<std::vector<Workspace>> workspaces_;
+};
+
+// Makes the kernels of this process run with an instruction set below the best one: "auto", "avx512",
+// "avx2", "sse4", "neon" or "baseline". For configuration and tests, before or between ops. Returns
+// INVALID_ARGUMENT for a name that is not listed, FAILED_PRECONDITION when the CPU lacks it.
+absl::Status SelectCpuIsa(absl::string_view isa);
+
+}  // namespace quire::kernels

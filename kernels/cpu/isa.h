@@ -1,0 +1,14 @@
+#pragma once
+
+// Which of the compiled instruction sets the kernels of this process use.
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace quire::kernels::internal {
+
+// Place: under backend.h, which documents both.
+absl::string_view ChosenIsa();
+absl::Status ChooseIsa(absl::string_view isa);
+
+}  // namespace quire::kernels::internal

@@ -1,0 +1,97 @@
+// Vector mathematics shared by the *_simd.cc units; compiled once per instruction set, so the guard is
+// Highway's toggle in place of a pragma.
+//
+// Width: every sum over a row has 16 virtual lanes (element i belongs to lane i mod 16), held in one,
+// two or four registers, so that AVX2 and AVX-512 give the same bits. SSE4 and the baseline have no
+// fused multiply-add and are levels of their own.
+
+#if defined(QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_
+#undef QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_
+#else
+#define QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quire::kernels {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// At most 16 floats: one virtual row of lanes or a part of it.
+using DF = hn::CappedTag<float, 16>;
+using DU = hn::RebindToUnsigned<DF>;
+using DI = hn::RebindToSigned<DF>;
+using VF = hn::Vec<DF>;
+using VU = hn::Vec<DU>;
+
+inline constexpr std::size_t kVirtualLanes = 16;
+inline constexpr std::size_t kLanes = HWY_MAX_LANES_D(DF);
+// Registers per row of virtual lanes.
+inline constexpr std::size_t kRegisters = kVirtualLanes / kLanes;
+
+// e^x: 0 below -86, infinity from 88.73 on, NaN for NaN; within 2 units in the last place between.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial of degree 7 (remainder 6e-9).
+HWY_INLINE VF Exp(VF x) {
+  const DF d;
+  const DI di;
+  const VF low = hn::Set(d, -86.0f);
+  const VF clamped = hn::Min(hn::Max(x, low), hn::Set(d, 89.0f));
+  const VF n = hn::Round(hn::Mul(clamped, hn::Set(d, 1.44269504f)));
+  // ln 2 in two pieces; the first has few digits, so n times it is exact.
+  VF r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), clamped);
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
+  VF p = hn::Set(d, 1.98412698e-4f);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.38888889e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 8.33333333e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.16666667e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.66666667e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  // 2^n as 2 * 2^(n - 1), since 2^128 is no float.
+  const auto exponent = hn::Add(hn::ConvertTo(di, n), hn::Set(di, 126));
+  const VF scale = hn::BitCast(d, hn::ShiftLeft<23>(exponent));
+  const VF y = hn::IfThenElseZero(hn::Ge(x, low), hn::Mul(hn::Add(p, p), scale));
+  return hn::IfThenElse(hn::Eq(x, x), y, x);
+}
+
+// The fixed tree over 16 virtual lanes: i with i + 8, then + 4, + 2, + 1.
+HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
+  float s[8];
+  for (std::size_t i = 0; i < 8; ++i) s[i] = lanes[i] + lanes[i + 8];
+  for (std::size_t i = 0; i < 4; ++i) s[i] = s[i] + s[i + 4];
+  return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+// The two bf16 (or f16) values of every 32-bit lane, widened. bf16 is the upper half of an f32.
+HWY_INLINE VF EvenBF16(VU pairs) { return hn::BitCast(DF(), hn::ShiftLeft<16>(pairs)); }
+HWY_INLINE VF OddBF16(VU pairs) {
+  return hn::BitCast(DF(), hn::And(pairs, hn::Set(DU(), 0xffff0000u)));
+}
+
+// f16 bits in the low half of each lane: moved under an f32 exponent and scaled by 2^112, which is
+// exact for subnormals too; what was infinite or NaN gets the f32 exponent of such values.
+HWY_INLINE VF WidenF16(VU low_halves) {
+  const DF d;
+  const DU du;
+  const VU magnitude = hn::ShiftLeft<13>(hn::And(low_halves, hn::Set(du, 0x7fffu)));
+  const VF value = hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 0x1p112f));
+  const VU special = hn::IfThenElseZero(hn::RebindMask(du, hn::Ge(value, hn::Set(d, 65536.0f))),
+                                        hn::Set(du, 0x7f800000u));
+  const VU sign = hn::ShiftLeft<31>(hn::ShiftRight<15>(low_halves));
+  return hn::BitCast(d, hn::Or(hn::Or(hn::BitCast(du, value), special), sign));
+}
+HWY_INLINE VF EvenF16(VU pairs) { return WidenF16(hn::And(pairs, hn::Set(DU(), 0xffffu))); }
+HWY_INLINE VF OddF16(VU pairs) { return WidenF16(hn::ShiftRight<16>(pairs)); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace quire::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle

@@ -1,0 +1,215 @@
+// Traffic: each weight is read from memory once for all rows, 2 bytes (f32: 4), widened in registers;
+// x and y are small beside it. Lanes run along N, so every output is one chain of multiply-adds and no
+// horizontal sum exists. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators, 4 weights, 2 broadcasts),
+// AVX2 4 x 1, 128 bits 2 x 1; few rows take more panels, so that enough chains hide the latency of a
+// multiply-add. A group of panels stays in L2 while all row blocks pass over it.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/linear.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/linear_simd.cc"
+#include "hwy/foreach_target.h"
+#include "kernels/cpu/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quire::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kPanel = PackedLinear::kPanel;
+static_assert(kPanel == kVirtualLanes);
+
+// How the weights of inputs 2j (even) and 2j + 1 (odd) are read: `unit` points at [2][16] (f32) or
+// [16][2] (16-bit) values, `lane` is the first feature wanted.
+struct ReadF32 {
+  using Unit = float;
+  static constexpr std::size_t kUnit = 2 * kPanel;
+  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
+    return hn::Load(DF(), unit + lane);
+  }
+  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
+    return hn::Load(DF(), unit + kPanel + lane);
+  }
+};
+struct ReadBF16 {
+  using Unit = std::uint32_t;
+  static constexpr std::size_t kUnit = kPanel;
+  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
+    return EvenBF16(hn::Load(DU(), unit + lane));
+  }
+  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
+    return OddBF16(hn::Load(DU(), unit + lane));
+  }
+};
+struct ReadF16 {
+  using Unit = std::uint32_t;
+  static constexpr std::size_t kUnit = kPanel;
+  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
+    return EvenF16(hn::Load(DU(), unit + lane));
+  }
+  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
+    return OddF16(hn::Load(DU(), unit + lane));
+  }
+};
+
+// totals[R][P * 16] (+)= x[R][k0 .. k0 + count) times P panels.
+template <class Read, std::size_t R, std::size_t P>
+HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
+                        const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,
+                        std::size_t count, bool first, float* HWY_RESTRICT totals) {
+  constexpr std::size_t kColumns = P * kRegisters;
+  const DF d;
+  VF acc[R][kColumns];
+  for (std::size_t r = 0; r < R; ++r) {
+    for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::Zero(d);
+  }
+  for (std::size_t j = 0; j < count / 2; ++j) {
+    const typename Read::Unit* const unit = w + j * Read::kUnit;
+    VF weight[kColumns];
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      weight[c] = Read::Even(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes);
+    }
+    for (std::size_t r = 0; r < R; ++r) {
+      const VF a = hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(2 * j)]);
+      for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
+    }
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      weight[c] = Read::Odd(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes);
+    }
+    for (std::size_t r = 0; r < R; ++r) {
+      const VF a =
+          hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(2 * j + 1)]);
+      for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
+    }
+  }
+  if (count % 2 != 0) {
+    const typename Read::Unit* const unit = w + count / 2 * Read::kUnit;
+    for (std::size_t r = 0; r < R; ++r) {
+      const VF a =
+          hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(count - 1)]);
+      for (std::size_t c = 0; c < kColumns; ++c) {
+        acc[r][c] = hn::MulAdd(
+            a, Read::Even(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes), acc[r][c]);
+      }
+    }
+  }
+  for (std::size_t r = 0; r < R; ++r) {
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      float* const total = totals + (r * kColumns + c) * kLanes;
+      hn::Store(first ? acc[r][c] : hn::Add(hn::Load(d, total), acc[r][c]), d, total);
+    }
+  }
+}
+
+// y = total + bias + residual for the `count` real features of one panel.
+HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias, const float* residual,
+                           float* y, std::size_t count) {
+  const DF d;
+  if (count == kPanel) {
+    for (std::size_t lane = 0; lane < kPanel; lane += kLanes) {
+      VF v = hn::Load(d, total + lane);
+      if (bias != nullptr) v = hn::Add(v, hn::LoadU(d, bias + lane));
+      if (residual != nullptr) v = hn::Add(v, hn::LoadU(d, residual + lane));
+      hn::StoreU(v, d, y + lane);
+    }
+    return;
+  }
+  for (std::size_t lane = 0; lane < count; ++lane) {
+    float v = total[lane];
+    if (bias != nullptr) v += bias[lane];
+    if (residual != nullptr) v += residual[lane];
+    y[lane] = v;
+  }
+}
+
+// R rows from `row` on times P panels from `panel` on, all of K.
+template <class Read, std::size_t R, std::size_t P>
+HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t panel) {
+  const PackedLinear& weight = *params.weight;
+  const std::size_t k = weight.k();
+  const std::size_t panel_stride = (k + 1) / 2 * Read::kUnit;
+  const auto* const w = static_cast<const typename Read::Unit*>(weight.data()) +
+                        static_cast<std::size_t>(panel) * panel_stride;
+  const float* const x = params.x + row * params.x_stride;
+  HWY_ALIGN float totals[R * P * kPanel];
+  for (std::size_t k0 = 0; k0 < k; k0 += internal::kLinearPart) {
+    AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / 2 * Read::kUnit, panel_stride,
+                        std::min<std::size_t>(k - k0, internal::kLinearPart), k0 == 0, totals);
+  }
+  for (std::size_t r = 0; r < R; ++r) {
+    const std::int64_t m = row + static_cast<std::int64_t>(r);
+    for (std::size_t p = 0; p < P; ++p) {
+      const std::int64_t n = (panel + static_cast<std::int64_t>(p)) * static_cast<std::int64_t>(kPanel);
+      StorePanel(totals + (r * P + p) * kPanel, params.bias == nullptr ? nullptr : params.bias + n,
+                 params.residual == nullptr ? nullptr
+                                            : params.residual + m * params.residual_stride + n,
+                 params.y + m * params.y_stride + n,
+                 std::min<std::size_t>(kPanel, weight.n() - static_cast<std::size_t>(n)));
+    }
+  }
+}
+
+template <class Read, std::size_t R, std::size_t P>
+HWY_INLINE void RowBlock(const LinearParams& params, std::int64_t row, std::int64_t begin,
+                         std::int64_t end) {
+  constexpr std::int64_t kStep = P;
+  std::int64_t panel = begin;
+  for (; panel + kStep <= end; panel += kStep) Tile<Read, R, P>(params, row, panel);
+  for (; panel < end; ++panel) Tile<Read, R, 1>(params, row, panel);
+}
+
+// Rows of a full tile, and panels of tiles with 8, 4, 2 and 1 rows.
+constexpr std::int64_t kTileRows = kRegisters == 1 ? 8 : kRegisters == 2 ? 4 : 2;
+constexpr std::size_t kPanels8 = 2;
+constexpr std::size_t kPanels4 = kRegisters == 1 ? 4 : 1;
+constexpr std::size_t kPanels2 = kRegisters == 1 ? 4 : kRegisters == 2 ? 2 : 1;
+constexpr std::size_t kPanels1 = kRegisters == 4 ? 2 : 4;
+
+template <class Read>
+void Panels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
+  const std::int64_t rows = params.num_rows;
+  const std::int64_t group =
+      static_cast<std::int64_t>(rows >= 8 ? std::max(kPanels8, kPanels4) : kPanels1);
+  for (std::int64_t begin = panel_begin; begin < panel_end; begin += group) {
+    const std::int64_t end = std::min(panel_end, begin + group);
+    std::int64_t row = 0;
+    if constexpr (kTileRows >= 8) {
+      for (; row + 8 <= rows; row += 8) RowBlock<Read, 8, kPanels8>(params, row, begin, end);
+    }
+    if constexpr (kTileRows >= 4) {
+      for (; row + 4 <= rows; row += 4) RowBlock<Read, 4, kPanels4>(params, row, begin, end);
+    }
+    for (; row + 2 <= rows; row += 2) RowBlock<Read, 2, kPanels2>(params, row, begin, end);
+    for (; row < rows; ++row) RowBlock<Read, 1, kPanels1>(params, row, begin, end);
+  }
+}
+
+void LinearPanels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
+  if (params.weight->dtype() == DType::kF32) {
+    Panels<ReadF32>(params, panel_begin, panel_end);
+  } else if (params.weight->dtype() == DType::kBF16) {
+    Panels<ReadBF16>(params, panel_begin, panel_end);
+  } else {
+    Panels<ReadF16>(params, panel_begin, panel_end);
+  }
+}
+
+}  // namespace quire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quire::kernels {
+
+HWY_EXPORT(LinearPanels);
+
+namespace internal {
+
+void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
+  HWY_DYNAMIC_DISPATCH(LinearPanels)(params, panel_begin, panel_end);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,118 @@
+#pragma once
+
+// From logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, and raw
+// log-probabilities. A drawn token is a pure function of its SamplingRow; nothing else enters, least
+// of all the other rows of the call.
+//
+// One row, all in f32 unless said otherwise; z starts as the logits:
+//   0 check        NaN or +inf anywhere, or nothing but -inf: non_finite, and no token
+//   1 raw          logprob(i) = z(i) - max z - ln(sum exp(z - max z)), only when asked for
+//   2 repetition   tokens of the history: z = z > 0 ? z / r : z * r
+//   3 frequency, presence   output tokens: z = z - f * count, then z = z - p
+//   4 bias         z = z + bias
+//   5 masks        z = -inf for banned ids and for ids without text; nothing left: no_survivor
+//   6 temperature  below 0.001 the largest z wins, ties by lower id; else x = z * (1 / T)
+//   7 top-k        the k largest x; equal x at the border: lower ids first. 0: off
+//   8 top-p        shortest prefix in order of (x descending, id ascending) whose mass reaches
+//                  p * total (compared in f64); masses are floor(exp(x - max x) * 2^40) in u64. 1: off
+//   9 min-p        x >= max x + ln(min_p). 0: off
+//  10 draw         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id. u is (r + 0.5) / 2^32
+//                  with r = word token % 4 of Philox4x32(counter {token / 4, position, choice, 0}, seed)
+//
+// Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts add up in order,
+// in f64. exp is the polynomial of cpu/simd_math-inl.h at every instruction set.
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+
+namespace quire::kernels {
+
+// A token that occurs in prompt or output, once per distinct token.
+struct TokenCount {
+  std::int32_t token;
+  std::int32_t output_count;  // occurrences in the output; 0: in the prompt only
+};
+
+struct LogitBias {
+  std::int32_t token;
+  float bias;
+};
+
+// One draw; plain data, pointers are owned by the caller until the call returns. Token ids lie in
+// [0, vocab).
+struct SamplingRow {
+  const float* logits;       // [vocab], never written
+  float temperature;         // [0, 100]; below 0.001 greedy
+  float top_p;               // (0, 1]; 1: off
+  float min_p;               // [0, 1]; 0: off
+  float repetition_penalty;  // > 0; 1: off
+  float presence_penalty;    // 0: off
+  float frequency_penalty;   // 0: off
+  std::int32_t top_k;        // 0: off
+  std::uint64_t seed;
+  std::uint32_t choice;    // index of the choice within its request
+  std::uint32_t position;  // absolute index of the token being drawn
+  const TokenCount* history;  // [history_size] distinct tokens of prompt and output
+  std::uint32_t history_size;
+  const LogitBias* bias;  // [bias_size]
+  std::uint32_t bias_size;
+  const std::int32_t* banned;  // [banned_size] ids held back, such as EOS before min_tokens
+  std::uint32_t banned_size;
+  std::uint32_t text_vocab;      // ids from here on have no text and are masked
+  const std::uint8_t* has_text;  // [vocab], 0: masked; null: every id below text_vocab has text
+  std::int32_t num_logprobs;     // -1: none; 0: of the token alone; n: of the n best ids with text too
+};
+
+struct TopLogprob {
+  std::int32_t token;
+  float logprob;
+};
+
+// `top` points at room for num_logprobs entries; the rest is written by Sample.
+struct SampledRow {
+  std::int32_t token;     // -1 when non_finite or no_survivor
+  float logprob;          // raw; 0 unless asked for
+  std::int32_t rank;      // 1 + ids with text that are likelier, ties by lower id; 0 unless asked for
+  bool non_finite;        // the logits hold NaN or +inf, or nothing but -inf
+  bool no_survivor;       // penalties, bias and masks left no finite value
+  std::uint32_t num_top;  // entries of `top`, best first
+  TopLogprob* top;
+};
+
+struct SampleParams {
+  std::span<const SamplingRow> rows;
+  std::span<SampledRow> sampled;  // as many as rows
+  std::uint32_t vocab;            // rows of the output matrix
+};
+
+// Draws one token per row. Returns INVALID_ARGUMENT, with nothing written, when sizes differ or a
+// row names a token outside the vocabulary or a parameter outside its range.
+absl::Status Sample(const Backend& backend, const SampleParams& params);
+
+// What the model thinks of a token that is already known.
+struct ScoredToken {
+  std::int32_t token;          // in: [0, vocab)
+  std::int32_t num_logprobs;   // in: n best to report, >= 0
+  const float* logits;         // in: [vocab], the row that predicts the token
+  float logprob;               // out: raw
+  std::int32_t rank;           // out: as SampledRow
+  bool non_finite;             // out: as SampledRow; the other results are then 0
+  std::uint32_t num_top;       // out
+  TopLogprob* top;             // in: room for num_logprobs entries
+};
+
+struct ScoreParams {
+  std::span<ScoredToken> tokens;
+  std::uint32_t vocab;
+  std::uint32_t text_vocab;      // as SamplingRow
+  const std::uint8_t* has_text;  // as SamplingRow
+};
+
+// Raw log-probability, rank and n best of given tokens: the same bits that Sample reports for them.
+// Returns INVALID_ARGUMENT for a token outside the vocabulary.
+absl::Status ScoreTokens(const Backend& backend, const ScoreParams& params);
+
+}  // namespace quire::kernels
