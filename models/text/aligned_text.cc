@@ -1,0 +1,46 @@
+#include "models/text/aligned_text.h"
+
+#include "models/text/utf8.h"
+
+namespace quire::text {
+
+AlignedText::AlignedText(absl::string_view text, std::int32_t offset, bool tracked)
+    : text_(text), tracked_(tracked) {
+  if (!tracked) return;
+  spans_.reserve(text.size());
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t size = Utf8Length(text[i]);
+    const InputSpan span{offset + static_cast<std::int32_t>(i),
+                         offset + static_cast<std::int32_t>(i + size)};
+    spans_.insert(spans_.end(), size, span);
+    i += size;
+  }
+}
+
+void AlignedText::Append(absl::string_view bytes, InputSpan span) {
+  text_.append(bytes.data(), bytes.size());
+  if (tracked_) spans_.insert(spans_.end(), bytes.size(), span);
+}
+
+void AlignedText::AppendFrom(const AlignedText& from, std::size_t begin, std::size_t end) {
+  text_.append(from.text_, begin, end - begin);
+  if (tracked_) {
+    spans_.insert(spans_.end(), from.spans_.begin() + static_cast<std::ptrdiff_t>(begin),
+                  from.spans_.begin() + static_cast<std::ptrdiff_t>(end));
+  }
+}
+
+void AlignedText::AppendLike(absl::string_view bytes, const AlignedText& from, std::size_t byte) {
+  text_.append(bytes.data(), bytes.size());
+  if (tracked_) spans_.insert(spans_.end(), bytes.size(), from.spans_[byte]);
+}
+
+AlignedText AlignedText::EmptyLike() const {
+  AlignedText empty;
+  empty.tracked_ = tracked_;
+  empty.text_.reserve(text_.size());
+  if (tracked_) empty.spans_.reserve(text_.size());
+  return empty;
+}
+
+}  // namespace quire::text

@@ -1,0 +1,256 @@
+#include "models/text/json_value.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/text/utf8.h"
+
+namespace quire::text {
+namespace {
+
+using nlohmann::json;
+
+absl::string_view KindName(const json& value) {
+  switch (value.type()) {
+    case json::value_t::null:
+      return "null";
+    case json::value_t::boolean:
+      return "a boolean";
+    case json::value_t::number_integer:
+    case json::value_t::number_unsigned:
+    case json::value_t::number_float:
+      return "a number";
+    case json::value_t::string:
+      return "a string";
+    case json::value_t::array:
+      return "an array";
+    case json::value_t::object:
+      return "an object";
+    default:
+      return "of no JSON kind";
+  }
+}
+
+// Builds the tree from parser events. nlohmann's own builder takes duplicate keys in silence and any
+// depth; this one also knows where it is, so that every error can say so.
+class TreeBuilder : public json::json_sax_t {
+ public:
+  json& root() { return root_; }
+  const std::string& error() const { return error_; }
+
+  bool null() override { return Add(nullptr) != nullptr; }
+  bool boolean(bool value) override { return Add(value) != nullptr; }
+  bool number_integer(number_integer_t value) override { return Add(value) != nullptr; }
+  bool number_unsigned(number_unsigned_t value) override { return Add(value) != nullptr; }
+  bool number_float(number_float_t value, const string_t&) override {
+    return Add(value) != nullptr;
+  }
+  bool string(string_t& value) override { return Add(std::move(value)) != nullptr; }
+  bool binary(binary_t&) override { return Fail("binary value"); }
+  bool start_object(std::size_t) override { return Open(json::object()); }
+  bool start_array(std::size_t) override { return Open(json::array()); }
+  bool end_object() override { return Close(); }
+  bool end_array() override { return Close(); }
+
+  bool key(string_t& name) override {
+    Level& level = open_.back();
+    level.key = std::move(name);
+    if (level.container->contains(level.key)) {
+      const std::string key_name = std::move(level.key);
+      level.key.clear();
+      return Fail(absl::StrCat("has the key \"", key_name, "\" twice"));
+    }
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    // The library's text begins "[json.exception.parse_error.101] "; what follows is for people.
+    absl::string_view reason = error.what();
+    const std::size_t bracket = reason.find("] ");
+    if (bracket != absl::string_view::npos) reason.remove_prefix(bracket + 2);
+    return Fail(absl::StrCat("is not JSON at byte ", position, ": ", reason));
+  }
+
+ private:
+  struct Level {
+    json* container;
+    std::string key;  // of the member that is being read
+  };
+
+  // The path of the innermost open container.
+  std::string Path() const {
+    std::string path;
+    for (std::size_t i = 0; i + 1 < open_.size(); ++i) {
+      if (open_[i].container->is_array()) {
+        absl::StrAppend(&path, "[", open_[i].container->size() - 1, "]");
+      } else {
+        absl::StrAppend(&path, path.empty() ? "" : ".", open_[i].key);
+      }
+    }
+    return path;
+  }
+
+  bool Fail(absl::string_view problem) {
+    if (!error_.empty()) return false;
+    std::string path = Path();
+    if (path.size() > kMaxPathBytes) path = path.substr(0, kMaxPathBytes) + "...";
+    error_ = path.empty() ? absl::StrCat("the document ", problem) : absl::StrCat(path, " ", problem);
+    return false;
+  }
+
+  template <typename T>
+  json* Add(T&& value) {
+    if (open_.empty()) {
+      root_ = json(std::forward<T>(value));
+      return &root_;
+    }
+    Level& level = open_.back();
+    if (level.container->is_array()) {
+      level.container->push_back(json(std::forward<T>(value)));
+      return &level.container->back();
+    }
+    json& member = (*level.container)[level.key];
+    member = json(std::forward<T>(value));
+    return &member;
+  }
+
+  bool Open(json container) {
+    json* added = Add(std::move(container));
+    open_.push_back({added, {}});
+    if (open_.size() > kMaxJsonDepth) {
+      return Fail(absl::StrCat("nests more than ", kMaxJsonDepth, " containers"));
+    }
+    return true;
+  }
+
+  bool Close() {
+    open_.pop_back();
+    return true;
+  }
+
+  static constexpr std::size_t kMaxPathBytes = 200;
+
+  json root_;
+  std::vector<Level> open_;
+  std::string error_;
+};
+
+}  // namespace
+
+bool JsonValue::is_null() const { return value_->is_null(); }
+bool JsonValue::is_string() const { return value_->is_string(); }
+bool JsonValue::is_object() const { return value_->is_object(); }
+bool JsonValue::is_array() const { return value_->is_array(); }
+bool JsonValue::is_number() const { return value_->is_number(); }
+
+absl::Status JsonValue::Error(absl::string_view problem) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path_.empty() ? "the document" : path_, " ", problem));
+}
+
+absl::Status JsonValue::WrongKind(absl::string_view wanted) const {
+  return Error(absl::StrCat("is ", KindName(*value_), ", must be ", wanted));
+}
+
+absl::StatusOr<std::string> JsonValue::AsString() const {
+  if (!value_->is_string()) return WrongKind("a string");
+  return value_->get_ref<const std::string&>();
+}
+
+absl::StatusOr<bool> JsonValue::AsBool() const {
+  if (!value_->is_boolean()) return WrongKind("true or false");
+  return value_->get_ref<const bool&>();
+}
+
+absl::StatusOr<std::int64_t> JsonValue::AsInteger(std::int64_t low, std::int64_t high) const {
+  if (!value_->is_number_integer()) return WrongKind("an integer");
+  const bool too_large =
+      value_->is_number_unsigned() &&
+      value_->get_ref<const json::number_unsigned_t&>() > static_cast<std::uint64_t>(high);
+  const std::int64_t value = too_large ? 0 : value_->get<std::int64_t>();
+  if (too_large || value < low || value > high) {
+    return Error(absl::StrCat("is ", value_->dump(), ", must be in [", low, ", ", high, "]"));
+  }
+  return value;
+}
+
+absl::Status JsonValue::CheckObject() const {
+  return value_->is_object() ? absl::OkStatus() : WrongKind("an object");
+}
+
+absl::Status JsonValue::CheckArray() const {
+  return value_->is_array() ? absl::OkStatus() : WrongKind("an array");
+}
+
+std::size_t JsonValue::size() const { return value_->size(); }
+
+JsonValue JsonValue::At(std::size_t index) const {
+  return JsonValue((*value_)[index], absl::StrCat(path_, "[", index, "]"));
+}
+
+std::string JsonValue::PathOf(absl::string_view key) const {
+  return path_.empty() ? std::string(key) : absl::StrCat(path_, ".", key);
+}
+
+std::optional<JsonValue> JsonValue::Find(absl::string_view key) const {
+  const auto it = value_->find(std::string(key));
+  if (it == value_->end()) return std::nullopt;
+  return JsonValue(*it, PathOf(key));
+}
+
+absl::StatusOr<JsonValue> JsonValue::Get(absl::string_view key) const {
+  QUIRE_RETURN_IF_ERROR(CheckObject());
+  std::optional<JsonValue> member = Find(key);
+  if (!member) return absl::InvalidArgumentError(absl::StrCat(PathOf(key), " is missing"));
+  return *std::move(member);
+}
+
+absl::StatusOr<std::string> JsonValue::GetString(absl::string_view key) const {
+  QUIRE_ASSIGN_OR_RETURN(const JsonValue member, Get(key));
+  return member.AsString();
+}
+
+absl::StatusOr<bool> JsonValue::GetBool(absl::string_view key) const {
+  QUIRE_ASSIGN_OR_RETURN(const JsonValue member, Get(key));
+  return member.AsBool();
+}
+
+absl::StatusOr<bool> JsonValue::GetBoolOr(absl::string_view key, bool default_value) const {
+  QUIRE_RETURN_IF_ERROR(CheckObject());
+  const std::optional<JsonValue> member = Find(key);
+  if (!member || member->is_null()) return default_value;
+  return member->AsBool();
+}
+
+absl::StatusOr<std::optional<std::string>> JsonValue::GetOptionalString(
+    absl::string_view key) const {
+  QUIRE_RETURN_IF_ERROR(CheckObject());
+  const std::optional<JsonValue> member = Find(key);
+  if (!member || member->is_null()) return std::optional<std::string>();
+  QUIRE_ASSIGN_OR_RETURN(std::string text, member->AsString());
+  return std::optional<std::string>(std::move(text));
+}
+
+absl::StatusOr<JsonDocument> JsonDocument::Parse(absl::string_view text) {
+  if (const auto offset = FirstInvalidUtf8(text)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the document is not UTF-8 at byte ", *offset));
+  }
+  TreeBuilder builder;
+  if (!json::sax_parse(text.begin(), text.end(), &builder)) {
+    return absl::InvalidArgumentError(builder.error());
+  }
+  return JsonDocument(std::make_unique<json>(std::move(builder.root())));
+}
+
+JsonDocument::JsonDocument(std::unique_ptr<json> root) : root_(std::move(root)) {}
+JsonDocument::~JsonDocument() = default;
+JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
+JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;
+
+JsonValue JsonDocument::root() const { return JsonValue(*root_, ""); }
+
+}  // namespace quire::text
