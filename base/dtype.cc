@@ -23,13 +23,19 @@ constexpr std::array<Entry, 11> kTable = {{{DType::kInvalid, "invalid", 0},
                                            {DType::kF64, "f64", 8},
                                            {DType::kBool, "bool", 1}}};
 
-const Entry& EntryOf(DType dtype) { return kTable[static_cast<std::size_t>(dtype)]; }
+const Entry& EntryOf(DType dtype) {
+  return kTable[static_cast<std::size_t>(dtype)];
+}
 
 }  // namespace
 
-absl::string_view DTypeName(DType dtype) { return EntryOf(dtype).name; }
+absl::string_view DTypeName(DType dtype) {
+  return EntryOf(dtype).name;
+}
 
-std::int64_t DTypeSize(DType dtype) { return EntryOf(dtype).size; }
+std::int64_t DTypeSize(DType dtype) {
+  return EntryOf(dtype).size;
+}
 
 std::optional<DType> DTypeFromName(absl::string_view name) {
   for (const Entry& entry : kTable) {

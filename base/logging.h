@@ -83,8 +83,9 @@ Level SetLevel(absl::string_view logger, Level level);
 // Whether a line of this level would be written. One atomic load when the answer is no for all.
 bool IsEnabled(absl::string_view logger, Level level);
 
-// Writes a line, or returns at once when its level is off. `message` is the same text every time,
-// since it is also the name of the rate limit's site. Thread-safe. Never on the engine's step path.
+// Writes a line and flushes it, or returns at once when its level is off. `message` is the same
+// text every time, since it is also the name of the rate limit's site. Thread-safe. Never on the
+// engine's step path.
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields = {});
 
 inline void Trace(absl::string_view logger, absl::string_view message, Fields fields = {}) {
@@ -105,8 +106,5 @@ inline void Error(absl::string_view logger, absl::string_view message, Fields fi
 
 // Lines that the rate limit kept from being written since the start.
 std::uint64_t SuppressedLines();
-
-// Writes out what is buffered.
-void Flush();
 
 }  // namespace quire::log

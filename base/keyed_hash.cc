@@ -1,0 +1,136 @@
+#include "base/keyed_hash.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace quire {
+namespace {
+
+using Lanes = std::array<std::uint64_t, 4>;
+
+static_assert(std::endian::native == std::endian::little,
+              "packets are read as little-endian words");
+
+// The initial state: hexadecimal digits of pi (section 3 of the paper).
+constexpr Lanes kInit0 = {0xdbe6d5d5fe4cce2f, 0xa4093822299f31d0, 0x13198a2e03707344,
+                          0x243f6a8885a308d3};
+constexpr Lanes kInit1 = {0x3bd39e10cb0ef593, 0xc0acf169b5f18a8c, 0xbe5466cf34e90c6c,
+                          0x452821e638d01377};
+
+constexpr std::uint64_t ByteOf(std::uint64_t word, int from, int to) {
+  return ((word >> (8 * from)) & 0xff) << (8 * to);
+}
+
+// Interleaves the bytes of a pair of 64-bit products, so that each byte of the result depends on
+// both and the well-mixed middle bytes reach the ends. Byte i of `lo_out` is byte 3 12 2 5 14 1 15
+// 0 of the pair (0-7 the low word, 8-15 the high one), byte i of `hi_out` is byte 11 4 10 13 9 6
+// 8 7.
+constexpr std::uint64_t ZipLow(std::uint64_t lo, std::uint64_t hi) {
+  return ByteOf(lo, 3, 0) | ByteOf(hi, 4, 1) | ByteOf(lo, 2, 2) | ByteOf(lo, 5, 3) |
+         ByteOf(hi, 6, 4) | ByteOf(lo, 1, 5) | ByteOf(hi, 7, 6) | ByteOf(lo, 0, 7);
+}
+
+constexpr std::uint64_t ZipHigh(std::uint64_t lo, std::uint64_t hi) {
+  return ByteOf(hi, 3, 0) | ByteOf(lo, 4, 1) | ByteOf(hi, 2, 2) | ByteOf(hi, 5, 3) |
+         ByteOf(hi, 1, 4) | ByteOf(lo, 6, 5) | ByteOf(hi, 0, 6) | ByteOf(lo, 7, 7);
+}
+
+void AddZipped(const Lanes& from, Lanes& to) {
+  for (std::size_t pair = 0; pair < 4; pair += 2) {
+    to[pair] += ZipLow(from[pair], from[pair + 1]);
+    to[pair + 1] += ZipHigh(from[pair], from[pair + 1]);
+  }
+}
+
+constexpr std::uint64_t RotateHalves(std::uint64_t word, int by) {
+  const auto low = static_cast<std::uint32_t>(word);
+  const auto high = static_cast<std::uint32_t>(word >> 32);
+  return std::rotl(low, by) | std::uint64_t{std::rotl(high, by)} << 32;
+}
+
+}  // namespace
+
+KeyedHasher::KeyedHasher(const HashKey& key) {
+  for (std::size_t i = 0; i < 4; ++i) {
+    state_.mul0[i] = kInit0[i];
+    state_.mul1[i] = kInit1[i];
+    state_.v0[i] = kInit0[i] ^ key.words[i];
+    state_.v1[i] = kInit1[i] ^ std::rotl(key.words[i], 32);
+  }
+}
+
+void KeyedHasher::Mix(State& s, const Lanes& lanes) {
+  for (std::size_t i = 0; i < 4; ++i) {
+    s.v1[i] += s.mul0[i] + lanes[i];
+    s.mul0[i] ^= (s.v1[i] & 0xffffffff) * (s.v0[i] >> 32);
+    s.v0[i] += s.mul1[i];
+    s.mul1[i] ^= (s.v0[i] & 0xffffffff) * (s.v1[i] >> 32);
+  }
+  AddZipped(s.v1, s.v0);
+  AddZipped(s.v0, s.v1);
+}
+
+void KeyedHasher::MixPacket(State& state, const std::byte* packet) {
+  Lanes lanes;
+  std::memcpy(lanes.data(), packet, sizeof(lanes));
+  Mix(state, lanes);
+}
+
+// The last 1 to 31 bytes: whole 4-byte words stay in place, the 0 to 3 bytes after them go to a
+// fixed place, and the length enters the state, so that trailing zeros make a difference.
+void KeyedHasher::MixRemainder(State& state, std::span<const std::byte> rest) {
+  const std::size_t size = rest.size();
+  for (std::size_t i = 0; i < 4; ++i) {
+    state.v0[i] += (std::uint64_t{size} << 32) + size;
+    state.v1[i] = RotateHalves(state.v1[i], static_cast<int>(size));
+  }
+  std::array<std::byte, 32> packet{};
+  const std::size_t tail = size % 4;
+  const std::size_t words = size - tail;
+  std::copy_n(rest.begin(), words, packet.begin());
+  if (size >= 16) {
+    std::copy_n(rest.end() - 4, 4, packet.begin() + 28);
+  } else if (tail != 0) {
+    packet[16] = rest[words];
+    packet[17] = rest[words + tail / 2];
+    packet[18] = rest[size - 1];
+  }
+  MixPacket(state, packet.data());
+}
+
+KeyedHasher& KeyedHasher::Update(std::span<const std::byte> bytes) {
+  if (num_pending_ > 0) {
+    const std::size_t take = std::min(bytes.size(), pending_.size() - num_pending_);
+    std::copy_n(bytes.begin(), take, pending_.begin() + static_cast<std::ptrdiff_t>(num_pending_));
+    num_pending_ += take;
+    bytes = bytes.subspan(take);
+    if (num_pending_ < pending_.size()) return *this;
+    MixPacket(state_, pending_.data());
+    num_pending_ = 0;
+  }
+  for (; bytes.size() >= 32; bytes = bytes.subspan(32)) MixPacket(state_, bytes.data());
+  std::copy(bytes.begin(), bytes.end(), pending_.begin());
+  num_pending_ = bytes.size();
+  return *this;
+}
+
+KeyedHasher& KeyedHasher::Update(absl::string_view text) {
+  return Update(std::as_bytes(std::span<const char>(text.data(), text.size())));
+}
+
+Hash128 KeyedHasher::Finish() const {
+  State s = state_;
+  if (num_pending_ > 0) MixRemainder(s, std::span(pending_).first(num_pending_));
+  for (int round = 0; round < 6; ++round) {
+    Mix(s, {std::rotl(s.v0[2], 32), std::rotl(s.v0[3], 32), std::rotl(s.v0[0], 32),
+            std::rotl(s.v0[1], 32)});
+  }
+  return {s.v0[0] + s.mul0[0] + s.v1[2] + s.mul1[2], s.v0[1] + s.mul0[1] + s.v1[3] + s.mul1[3]};
+}
+
+Hash128 KeyedHash(const HashKey& key, std::span<const std::byte> bytes) {
+  return KeyedHasher(key).Update(bytes).Finish();
+}
+
+}  // namespace quire

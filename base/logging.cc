@@ -1,0 +1,302 @@
+#include "base/logging.h"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/mutex.h"
+
+namespace quire::log {
+namespace {
+
+using Sink = std::shared_ptr<spdlog::sinks::sink>;
+
+constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "info",
+                                                          "warn",  "error", "off"};
+// Sites whose rate is watched at once; the table starts anew when it is full.
+constexpr std::size_t kMaxSites = 4096;
+
+struct Site {
+  std::int64_t second = 0;
+  std::uint32_t lines = 0;
+};
+
+struct State {
+  Mutex mutex;
+  Options options ABSL_GUARDED_BY(mutex);
+  std::map<std::string, Level> single_levels ABSL_GUARDED_BY(mutex);
+  Sink sink ABSL_GUARDED_BY(mutex);
+  std::unordered_map<std::size_t, Site> sites ABSL_GUARDED_BY(mutex);
+  std::atomic<Level> least_level{Level::kInfo};  // of all loggers
+  std::atomic<std::uint64_t> suppressed{0};
+};
+
+// The sink writes the line as it is; spdlog adds the line end.
+absl::StatusOr<Sink> OpenSink(const std::string& file) {
+  try {
+    Sink sink;
+    if (file.empty()) {
+      sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+    } else {
+      sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(file);
+    }
+    sink->set_pattern("%v");
+    return sink;
+  } catch (const std::exception& e) {
+    return absl::UnavailableError(absl::StrCat("log file ", file, ": ", e.what()));
+  }
+}
+
+// Never destroyed: threads may log while the process ends.
+State& GlobalState() {
+  static State* const state = [] {
+    auto* made = new State;
+    made->sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+    made->sink->set_pattern("%v");
+    return made;
+  }();
+  return *state;
+}
+
+void UpdateLeastLevel(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+  Level least = state.options.level;
+  for (const auto& [name, level] : state.single_levels) least = std::min(least, level);
+  state.least_level.store(least, std::memory_order_relaxed);
+}
+
+Level LevelOf(State& state, absl::string_view logger) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+  if (state.single_levels.empty()) return state.options.level;
+  const auto found = state.single_levels.find(std::string(logger));
+  return found == state.single_levels.end() ? state.options.level : found->second;
+}
+
+// Counts a line of a site; false when it is over the limit of this second.
+bool IsWithinRate(State& state, absl::string_view logger, absl::string_view message, absl::Time now)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+  const std::uint32_t limit = state.options.rate_limit_per_second;
+  if (limit == 0) return true;
+  if (state.sites.size() >= kMaxSites) state.sites.clear();
+  const std::size_t key = absl::HashOf(logger, message);
+  Site& site = state.sites[key];
+  const std::int64_t second = absl::ToUnixSeconds(now);
+  if (site.second != second) site = {second, 0};
+  if (site.lines >= limit) return false;
+  ++site.lines;
+  return true;
+}
+
+// The length of the well-formed UTF-8 sequence at the start of `text` (Unicode 15, table 3-7), or
+// 0.
+std::size_t Utf8Length(absl::string_view text) {
+  const auto byte = [&text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const auto is_in = [](unsigned char b, unsigned char low, unsigned char high) {
+    return b >= low && b <= high;
+  };
+  const unsigned char first = byte(0);
+  const std::size_t length = first < 0x80               ? 1
+                             : is_in(first, 0xc2, 0xdf) ? 2
+                             : is_in(first, 0xe0, 0xef) ? 3
+                             : is_in(first, 0xf0, 0xf4) ? 4
+                                                        : 0;
+  if (length < 2 || text.size() < length) return length == 1 ? 1 : 0;
+  const unsigned char low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const unsigned char high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (!is_in(byte(1), low, high)) return 0;
+  for (std::size_t i = 2; i < length; ++i) {
+    if (!is_in(byte(i), 0x80, 0xbf)) return 0;
+  }
+  return length;
+}
+
+// A JSON string, quotes included. Bytes that are not UTF-8 become U+FFFD, so a line is always
+// valid.
+void AppendJsonString(absl::string_view text, std::string* out) {
+  out->push_back('"');
+  while (!text.empty()) {
+    const std::size_t length = Utf8Length(text);
+    const char c = text[0];
+    if (length == 0) {
+      out->append("\\ufffd");
+    } else if (c == '"' || c == '\\') {
+      out->push_back('\\');
+      out->push_back(c);
+    } else if (length == 1 && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) {
+      absl::StrAppendFormat(out, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    } else {
+      out->append(text.data(), length);
+    }
+    text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  out->push_back('"');
+}
+
+bool IsPlainWord(absl::string_view text) {
+  if (text.empty()) return false;
+  for (const char c : text) {
+    if (c <= ' ' || c == '"' || c == '=' || c == '\\' || c == 0x7f) return false;
+  }
+  return true;
+}
+
+void AppendDouble(double value, std::string* out) {
+  // JSON has no word for these.
+  if (std::isnan(value)) return out->append("\"nan\""), void();
+  if (std::isinf(value)) return out->append(value > 0 ? "\"inf\"" : "\"-inf\""), void();
+  absl::StrAppend(out, value);
+}
+
+void AppendValue(const Field::Value& value, Format format, std::string* out) {
+  if (const auto* text = std::get_if<absl::string_view>(&value)) {
+    if (format == Format::kText && IsPlainWord(*text)) {
+      out->append(text->data(), text->size());
+    } else {
+      AppendJsonString(*text, out);
+    }
+  } else if (const auto* number = std::get_if<double>(&value)) {
+    AppendDouble(*number, out);
+  } else if (const auto* flag = std::get_if<bool>(&value)) {
+    out->append(*flag ? "true" : "false");
+  } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+    absl::StrAppend(out, *integer);
+  } else {
+    absl::StrAppend(out, std::get<std::uint64_t>(value));
+  }
+}
+
+std::string FormatLine(Format format, absl::Time now, Level level, absl::string_view logger,
+                       absl::string_view message, Fields fields) {
+  const std::string time = absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", now, absl::UTCTimeZone());
+  std::string line;
+  if (format == Format::kText) {
+    absl::StrAppend(&line, time, " ", LevelName(level), " ", logger, ": ", message);
+    for (const Field& field : fields) {
+      absl::StrAppend(&line, " ", field.key(), "=");
+      AppendValue(field.value(), format, &line);
+    }
+    return line;
+  }
+  absl::StrAppend(&line, "{\"time\":\"", time, "\",\"level\":\"", LevelName(level),
+                  "\",\"logger\":");
+  AppendJsonString(logger, &line);
+  line.append(",\"message\":");
+  AppendJsonString(message, &line);
+  for (const Field& field : fields) {
+    line.push_back(',');
+    AppendJsonString(field.key(), &line);
+    line.push_back(':');
+    AppendValue(field.value(), format, &line);
+  }
+  line.push_back('}');
+  return line;
+}
+
+void WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
+  try {
+    sink.log(spdlog::details::log_msg(spdlog::string_view_t(), spdlog::level::info,
+                                      spdlog::string_view_t(line.data(), line.size())));
+    sink.flush();
+  } catch (const std::exception&) {
+    // A full disk must not end the process, and there is no better place to say so.
+    GlobalState().suppressed.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
+absl::string_view LevelName(Level level) {
+  return kLevelNames[static_cast<std::size_t>(level)];
+}
+
+std::optional<Level> LevelFromName(absl::string_view name) {
+  for (std::size_t i = 0; i < kLevelNames.size(); ++i) {
+    if (kLevelNames[i] == name) return static_cast<Level>(i);
+  }
+  return std::nullopt;
+}
+
+absl::Status Configure(const Options& options) {
+  absl::StatusOr<Sink> sink = OpenSink(options.file);
+  if (!sink.ok()) return sink.status();
+  State& state = GlobalState();
+  MutexLock lock(&state.mutex);
+  state.options = options;
+  state.sink = *std::move(sink);
+  state.single_levels.clear();
+  state.sites.clear();
+  UpdateLeastLevel(state);
+  return absl::OkStatus();
+}
+
+absl::Status Reopen() {
+  State& state = GlobalState();
+  std::string file;
+  {
+    MutexLock lock(&state.mutex);
+    file = state.options.file;
+  }
+  if (file.empty()) return absl::OkStatus();
+  absl::StatusOr<Sink> sink = OpenSink(file);
+  if (!sink.ok()) return sink.status();
+  MutexLock lock(&state.mutex);
+  state.sink = *std::move(sink);
+  return absl::OkStatus();
+}
+
+Level SetLevel(absl::string_view logger, Level level) {
+  State& state = GlobalState();
+  MutexLock lock(&state.mutex);
+  const Level previous = logger.empty() ? state.options.level : LevelOf(state, logger);
+  if (logger.empty()) {
+    state.options.level = level;
+    state.single_levels.clear();
+  } else {
+    state.single_levels[std::string(logger)] = level;
+  }
+  UpdateLeastLevel(state);
+  return previous;
+}
+
+bool IsEnabled(absl::string_view logger, Level level) {
+  State& state = GlobalState();
+  if (level == Level::kOff || level < state.least_level.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  MutexLock lock(&state.mutex);
+  return level >= LevelOf(state, logger);
+}
+
+void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields) {
+  State& state = GlobalState();
+  if (level == Level::kOff || level < state.least_level.load(std::memory_order_relaxed)) return;
+  const absl::Time now = absl::Now();
+  Sink sink;
+  Format format = Format::kText;
+  {
+    MutexLock lock(&state.mutex);
+    if (level < LevelOf(state, logger)) return;
+    if (!IsWithinRate(state, logger, message, now)) {
+      state.suppressed.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    sink = state.sink;
+    format = state.options.format;
+  }
+  WriteLine(*sink, FormatLine(format, now, level, logger, message, fields));
+}
+
+std::uint64_t SuppressedLines() {
+  return GlobalState().suppressed.load(std::memory_order_relaxed);
+}
+
+}  // namespace quire::log

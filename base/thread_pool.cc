@@ -1,0 +1,119 @@
+#include "base/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/machine.h"
+
+namespace quire {
+namespace {
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until `done()` or until `limit` has passed; says whether it was done.
+template <typename Done>
+bool SpinUntil(absl::Duration limit, const Done& done) {
+  // The clock costs more than a look at the flag, so it is read once in a while.
+  constexpr int kLooksPerClockRead = 64;
+  const std::int64_t end = absl::GetCurrentTimeNanos() + absl::ToInt64Nanoseconds(limit);
+  do {
+    for (int i = 0; i < kLooksPerClockRead; ++i) {
+      if (done()) return true;
+      Pause();
+    }
+  } while (absl::GetCurrentTimeNanos() < end);
+  return done();
+}
+
+// Best effort: a CPU that was taken offline meanwhile leaves the thread where it was.
+void PinTo(std::thread& thread, int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<std::size_t>(cpu), &set);
+  (void)pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads, ThreadPoolOptions options)
+    : size_(num_threads), options_(options) {
+  QUIRE_CHECK(num_threads >= 1);
+  workers_.reserve(static_cast<std::size_t>(num_threads - 1));
+  for (int part = 1; part < num_threads; ++part) {
+    workers_.emplace_back([this, part] { WorkerLoop(part); });
+  }
+  if (!options_.pin_threads) return;
+  const std::vector<int> cpus = Machine::Detect().cpus();
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    PinTo(workers_[i], cpus[(i + 1) % cpus.size()]);
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  QUIRE_CHECK(running_.load() == 0);
+  {
+    MutexLock lock(&mutex_);
+    stopping_.store(true);
+  }
+  work_ready_.NotifyAll();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+// The wake-ups are Dekker handshakes: each side first makes its own store visible (a worker that it
+// sleeps, Run that there is work; Run that it sleeps, the last worker that it is done) and then
+// looks at the other's. With sequentially consistent atomics at least one of the two sees the
+// other.
+void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
+  if (size_ == 1) {
+    fn(0);
+    return;
+  }
+  QUIRE_DCHECK(running_.load() == 0);
+  work_ = &fn;
+  running_.store(size_ - 1);
+  generation_.fetch_add(1);
+  if (sleeping_workers_.load() > 0) {
+    // Taking the mutex orders this wake-up behind a worker's last look before it waits.
+    { MutexLock lock(&mutex_); }
+    work_ready_.NotifyAll();
+  }
+  fn(0);
+  const auto is_done = [this] { return running_.load() == 0; };
+  if (SpinUntil(options_.spin, is_done)) return;
+  MutexLock lock(&mutex_);
+  caller_sleeps_.store(true);
+  while (!is_done()) work_done_.Wait(&mutex_);
+  caller_sleeps_.store(false);
+}
+
+void ThreadPool::WorkerLoop(int part) {
+  std::uint32_t seen = 0;
+  const auto has_news = [this, &seen] {
+    return generation_.load() != seen || stopping_.load(std::memory_order_relaxed);
+  };
+  while (true) {
+    if (!SpinUntil(options_.spin, has_news)) {
+      MutexLock lock(&mutex_);
+      sleeping_workers_.fetch_add(1);
+      while (!has_news()) work_ready_.Wait(&mutex_);
+      sleeping_workers_.fetch_sub(1);
+    }
+    if (stopping_.load()) return;
+    seen = generation_.load();
+    (*work_)(part);
+    if (running_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
+      { MutexLock lock(&mutex_); }
+      work_done_.NotifyOne();
+    }
+  }
+}
+
+}  // namespace quire
