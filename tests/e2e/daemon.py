@@ -1,0 +1,121 @@
+"""A real quired on real ports, and the client that protoc generates for it."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("QUIRE_BUILD", ROOT / "build" / "ci"))
+QUIRED = BUILD / "server" / "quired"
+QUIRE = BUILD / "tools" / "quire"
+
+
+class Daemon:
+    """Starts quired with ports of its own and reads them from its log."""
+
+    def __init__(self, folder, *arguments, settings=(), env=None):
+        self.folder = pathlib.Path(folder)
+        self.admin = f"unix:{self.folder}/admin.sock"
+        command = [str(QUIRED), *arguments]
+        for setting in (
+            "server.grpc.listen=[127.0.0.1:0]",
+            f"server.admin.listen=[{self.admin}]",
+            "server.http.listen=127.0.0.1:0",
+            "logging.format=json",
+            *settings,
+        ):
+            command += ["--set", setting]
+        self.start_time = time.monotonic()
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=folder
+        )
+        self.lines = []
+        self.grpc_address = None
+        self.http_address = None
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def _read_log(self):
+        for line in self.process.stderr:
+            self.lines.append(line)
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if entry.get("msg") == "listening":
+                self.grpc_address = entry["grpc"].split(",")[0]
+                self.http_address = entry["http"]
+                self._listening.set()
+        self._listening.set()
+
+    @property
+    def log(self):
+        return "".join(self.lines)
+
+    def wait_listening(self, timeout=30):
+        assert self._listening.wait(timeout), "quired does not listen:\n" + self.log
+        assert self.grpc_address, "quired ended before it listened:\n" + self.log
+        return self
+
+    def wait_serving(self, timeout=60):
+        self.wait_listening(timeout)
+        from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+        with grpc.insecure_channel(self.grpc_address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for answer in stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=timeout):
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return self
+        raise AssertionError("health stream ended:\n" + self.log)
+
+    def channel(self):
+        return grpc.insecure_channel(self.grpc_address)
+
+    def admin_channel(self):
+        return grpc.insecure_channel(self.admin)
+
+    def terminate(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout=60):
+        code = self.process.wait(timeout)
+        self._reader.join(timeout)
+        return code
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+def reason_of(error):
+    """(reason, metadata, retry delay in seconds or None) of a failed call."""
+    status = rpc_status.from_call(error)
+    reason, metadata, delay = "", {}, None
+    if status is not None:
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            retry = error_details_pb2.RetryInfo()
+            if detail.Is(info.DESCRIPTOR):
+                detail.Unpack(info)
+                assert info.domain == "quire"
+                reason, metadata = info.reason, dict(info.metadata)
+            elif detail.Is(retry.DESCRIPTOR):
+                detail.Unpack(retry)
+                delay = retry.retry_delay.seconds + 1e-9 * retry.retry_delay.nanos
+    return reason, metadata, delay

@@ -1,0 +1,264 @@
+"""Health, reflection, metrics with promtool and a real Prometheus, admin calls, the `quire` client."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import grpc
+import pytest
+from daemon import QUIRE, QUIRED, ROOT, Daemon
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+
+def get(daemon, path):
+    with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=10) as answer:
+        return answer.status, answer.read().decode()
+
+
+def quire(daemon, *arguments, code=0):
+    command = [str(QUIRE), "--address", daemon.grpc_address, "--admin", daemon.admin, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def samples(text):
+    """{(name, labels): value} of a scrape."""
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            key, value = line.rsplit(" ", 1)
+            found[key] = float(value)
+    return found
+
+
+def test_reflection_lists_the_services(daemon):
+    for channel in (daemon.channel(), daemon.admin_channel()):
+        with channel:
+            services = ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= set(services)
+    with daemon.channel() as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert "quire.v1.GenerationService" in database.get_services()
+        assert database.FindFileContainingSymbol("quire.v1.GenerateRequest").package == "quire.v1"
+
+
+@pytest.mark.parametrize("service", ["", "readiness", "liveness", "startup", "quire.v1.GenerationService"])
+def test_health_is_serving(daemon, service):
+    for channel in (daemon.channel(), daemon.admin_channel()):
+        with channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_unknown_health_service_is_not_found(daemon):
+    with daemon.channel() as channel, pytest.raises(grpc.RpcError) as error:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="nonsense"))
+    assert error.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz"])
+def test_http_probes(daemon, path):
+    status, text = get(daemon, path)
+    assert status == 200 and text.strip()
+
+
+def test_unknown_http_path_is_404(daemon):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        get(daemon, "/nothing-here")
+    assert error.value.code == 404
+
+
+def test_promtool_accepts_a_live_scrape(daemon):
+    quire(daemon, "generate", "Once upon a time", "--max-tokens", "8", "--quiet")
+    _, text = get(daemon, "/metrics")
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "quire_generation_tokens_total" in text
+
+
+def test_counters_agree_with_what_was_done(daemon):
+    before = samples(get(daemon, "/metrics")[1])
+    quire(daemon, "generate", "The little dragon", "--max-tokens", "16", "--ignore-eos", "--quiet")
+    after = samples(get(daemon, "/metrics")[1])
+
+    def grown(name):
+        def total(scrape):
+            return sum(value for key, value in scrape.items() if re.match(rf"{name}(\{{|$)", key))
+
+        return total(after) - total(before)
+
+    assert grown("quire_requests_accepted_total") == 1
+    assert grown("quire_requests_completed_total") == 1
+    assert grown("quire_choices_finished_total") == 1
+    assert grown("quire_generation_tokens_total") == 16
+    assert grown("quire_request_ttft_seconds_count") == 1
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_prometheus_scrapes_the_daemon(daemon, tmp_path):
+    port = free_port()
+    config = tmp_path / "prometheus.yml"
+    config.write_text(
+        "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
+        f"scrape_configs: [{{job_name: quire, static_configs: [{{targets: ['{daemon.http_address}']}}]}}]\n"
+    )
+    command = [
+        "prometheus",
+        f"--config.file={config}",
+        f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path) as prometheus:
+        try:
+            assert query(port, 'up{job="quire"}') == 1
+            assert query(port, "sum(quire_kv_cache_pages)") > 0
+            assert query(port, 'quire_health_state{state="ready"}') == 1
+        finally:
+            prometheus.send_signal(signal.SIGTERM)
+
+
+def query(port, expression):
+    url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                result = json.load(answer)["data"]["result"]
+            if result:
+                return float(result[0]["value"][1])
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"Prometheus has no value for {expression}")
+
+
+def test_admin_calls(api, daemon, admin, generation):
+    request = api.GenerateRequest(text="Once upon a time", request_id="listed")
+    request.stopping.max_tokens = 450
+    request.stopping.ignore_eos = True
+    request.output.stream = True
+    stream = generation.Generate(request)
+    next(stream)
+    listed = {info.request_id: info for info in admin.ListRequests(api.ListRequestsRequest()).requests}
+    assert listed["listed"].prompt_tokens > 0 and listed["listed"].kv_page_count > 0
+    first, second = list(zip(range(2), admin.WatchStats(watch(api))))
+    assert second[1].stats.step_count >= first[1].stats.step_count
+    assert admin.AbortRequests(api.AbortRequestsRequest(request_ids=["listed", "unknown"])).unknown_ids == ["unknown"]
+    with pytest.raises(grpc.RpcError):
+        list(stream)
+    config = admin.GetConfig(api.GetConfigRequest(include_defaults=True))
+    assert "max_running_sequences" in config.yaml and len(config.config_sha256) == 64
+    assert admin.SetLogLevel(api.SetLogLevelRequest(level="debug")).previous_level == "info"
+    assert admin.SetLogLevel(api.SetLogLevelRequest(level="info")).previous_level == "debug"
+    flushed = admin.FlushCache(api.FlushCacheRequest())
+    stats = admin.GetStats(api.GetStatsRequest()).stats
+    assert flushed.freed_page_count >= 0 and stats.cached_kv_page_count == 0
+
+
+def watch(api):
+    request = api.WatchStatsRequest()
+    request.interval.nanos = 100_000_000
+    return request
+
+
+def test_drain_and_resume(api, admin, generation):
+    drained = admin.Drain(api.DrainRequest(wait=True))
+    assert drained.drained and drained.running_count == 0
+    with pytest.raises(grpc.RpcError) as error:
+        list(generation.Generate(api.GenerateRequest(text="Once")))
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert admin.Resume(api.ResumeRequest()).state == api.SERVER_STATE_READY
+    request = api.GenerateRequest(text="Once")
+    request.stopping.max_tokens = 2
+    assert list(generation.Generate(request))[-1].HasField("completed")
+
+
+def test_command_line_client(daemon):
+    text = quire(daemon, "generate", "Once upon a time", "--max-tokens", "16", "--temperature", "0", "--quiet")
+    assert len(text.split()) > 4
+    ids = quire(daemon, "tokenize", "Once upon a time").split()
+    assert "Once upon a time" in quire(daemon, "detokenize", ",".join(ids))
+    assert "LlamaForCausalLM" in quire(daemon, "models")
+    assert "READY" in quire(daemon, "info")
+    assert quire(daemon, "health").strip() == "SERVING"
+    assert "pages" in quire(daemon, "stats")
+    assert quire(daemon, "requests") == ""
+    assert "scheduler" in quire(daemon, "config", "--all")
+    assert "pages freed" in quire(daemon, "flush")
+    assert quire(daemon, "cancel", "nobody").strip() == "no such request"
+    assert quire(daemon, "abort", "nobody").splitlines() == ["0 aborted", "unknown: nobody"]
+    quire(daemon, "abort", code=1)
+    quire(daemon, "generate", "x", "--temperature", "1000", code=1)
+    quire(daemon, "no-such-command", code=2)
+    quire(daemon, "--address", "127.0.0.1:1", "models", code=3)
+    for line in quire(daemon, "--json", "generate", "Once", "--max-tokens", "3").splitlines():
+        assert json.loads(line)["requestId"]
+
+
+def test_bench_reports_in_the_usual_field_names(daemon):
+    report = json.loads(
+        quire(
+            daemon, "--json", "bench", "--requests", "12", "--concurrency", "4", "--input-tokens", "32", "--output-tokens", "8"
+        )
+    )
+    assert report["completed"] == 12 and report["failed"] == 0
+    assert report["total_input_tokens"] == 12 * 32 and report["total_output_tokens"] == 12 * 8
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        assert 0 < report[f"p50_{name}_ms"] <= report[f"p99_{name}_ms"]
+
+
+def test_validate_and_effective_config(tmp_path):
+    done = subprocess.run([str(QUIRED), "--validate"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = subprocess.run(
+        [str(QUIRED), "--print-effective-config", "--set", "kv_cache.page_size=32"],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )
+    assert shown.returncode == 0 and "page_size: 32" in shown.stdout
+    again = tmp_path / "effective.yaml"
+    again.write_text(shown.stdout)
+    done = subprocess.run(
+        [str(QUIRED), "--validate", "--config", str(again)], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("profile", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
+def test_every_shipped_profile_is_valid(tmp_path, profile):
+    command = [str(QUIRED), "--validate", "--config", str(ROOT / "configs" / profile)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_sighup_reopens_the_log_and_says_that_reload_is_not_built(tmp_path):
+    log = tmp_path / "quired.log"
+    # The log goes to a file, so the ports are chosen here.
+    grpc_port, http_port = free_port(), free_port()
+    settings = [f"server.grpc.listen=[127.0.0.1:{grpc_port}]", f"server.http.listen=127.0.0.1:{http_port}", f"logging.file={log}"]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.grpc_address, daemon.http_address = f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}"
+        wait_for(lambda: log.exists() and "listening" in log.read_text())
+        log.rename(tmp_path / "quired.log.1")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: log.exists() and "reload" in log.read_text())
+        assert daemon.process.poll() is None
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "condition did not come true"
+        time.sleep(0.02)
