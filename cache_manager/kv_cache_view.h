@@ -319,6 +319,13 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
                                                 std::uint32_t t) const requires kQuantized {
     return scale_page_id(b, t) * scale_rows_per_page + page.offset_of(t);
   }
+  // Lookup table row of b for the scales.
+  QUIRE_HOST_DEVICE KvTableRow<PageSize> scale_table_row(std::uint32_t b) const requires
+      kQuantized {
+    QUIRE_DCHECK(b < batch_size);
+    return {scale_table() + std::int64_t{b} * lookup_stride, lookup_stride, scale_rows_per_page,
+            page};
+  }
   QUIRE_HOST_DEVICE std::int64_t num_scale_rows() const requires kQuantized {
     return (std::int64_t{num_scale_blocks} - 1) * scale_rows_per_page + page_size();
   }
