@@ -1,0 +1,157 @@
+#include "base/logging.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/temp_dir.h"
+
+namespace quire {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+class LoggingTest : public ::testing::Test {
+ protected:
+  LoggingTest() : file_(dir_.path() + "/log") { Configure(log::Format::kText); }
+  ~LoggingTest() override { EXPECT_TRUE(log::Configure({}).ok()); }
+
+  void Configure(log::Format format, std::uint32_t rate_limit = 0) {
+    ASSERT_TRUE(log::Configure({.level = log::Level::kInfo,
+                                .format = format,
+                                .file = file_,
+                                .rate_limit_per_second = rate_limit})
+                    .ok());
+  }
+
+  std::vector<std::string> Lines() const {
+    std::vector<std::string> lines;
+    std::ifstream in(file_);
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
+  }
+
+  quire::testing::TempDir dir_;
+  std::string file_;
+};
+
+TEST_F(LoggingTest, WritesTextFields) {
+  log::Info("engine", "model loaded",
+            {{"path", "/a b"}, {"layers", 12}, {"seconds", 0.5}, {"is_tied", true}, {"id", "x1"}});
+  const auto lines = Lines();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], EndsWith(" info engine: model loaded path=\"/a b\" layers=12 seconds=0.5 "
+                                 "is_tied=true id=x1"));
+}
+
+TEST_F(LoggingTest, EveryJsonLineParses) {
+  Configure(log::Format::kJson);
+  const std::string odd("q\"b\\n\nz\0\xff\xc3\xa9\xed\xa0\x80 \xf0\x9f\x98\x80\xe2\x82", 21);
+  log::Error("a\"b", "odd", {{"text", odd}, {"nan", std::nan("")}, {"inf", -INFINITY}});
+  log::Warn("x", "numbers",
+            {{"min", std::numeric_limits<std::int64_t>::min()},
+             {"max", std::numeric_limits<std::uint64_t>::max()},
+             {"wait", absl::Milliseconds(1500)}});
+  const auto lines = Lines();
+  ASSERT_EQ(lines.size(), 2u);
+  const auto first = nlohmann::json::parse(lines[0], nullptr, false);
+  ASSERT_FALSE(first.is_discarded()) << lines[0];
+  EXPECT_EQ(first["level"], "error");
+  EXPECT_EQ(first["logger"], "a\"b");
+  const std::string bad = "\xef\xbf\xbd";
+  EXPECT_EQ(first["text"], std::string("q\"b\\n\nz\0", 8) + bad + "\xc3\xa9" + bad + bad + bad +
+                               " \xf0\x9f\x98\x80" + bad + bad);
+  EXPECT_EQ(first["nan"], "nan");
+  EXPECT_EQ(first["inf"], "-inf");
+  const auto second = nlohmann::json::parse(lines[1], nullptr, false);
+  ASSERT_FALSE(second.is_discarded()) << lines[1];
+  EXPECT_EQ(second["min"], std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(second["max"], std::numeric_limits<std::uint64_t>::max());
+  EXPECT_EQ(second["wait"], 1.5);
+  EXPECT_THAT(second["time"].get<std::string>(), EndsWith("Z"));
+}
+
+TEST_F(LoggingTest, LevelsArePerLogger) {
+  EXPECT_FALSE(log::IsEnabled("cache", log::Level::kDebug));
+  EXPECT_EQ(log::SetLevel("cache", log::Level::kTrace), log::Level::kInfo);
+  EXPECT_EQ(log::SetLevel("engine", log::Level::kError), log::Level::kInfo);
+  EXPECT_TRUE(log::IsEnabled("cache", log::Level::kTrace));
+  log::Debug("cache", "shown", {});
+  log::Debug("server", "hidden", {});
+  log::Warn("engine", "hidden", {});
+  EXPECT_EQ(Lines().size(), 1u);
+  EXPECT_EQ(log::SetLevel("cache", log::Level::kOff), log::Level::kTrace);
+  log::Error("cache", "hidden", {});
+  EXPECT_EQ(log::SetLevel("", log::Level::kWarn), log::Level::kInfo);
+  log::Error("cache", "shown again", {});
+  log::Info("server", "hidden", {});
+  EXPECT_EQ(Lines().size(), 2u);
+}
+
+TEST_F(LoggingTest, LevelNamesRoundTrip) {
+  for (const auto level : {log::Level::kTrace, log::Level::kDebug, log::Level::kInfo,
+                           log::Level::kWarn, log::Level::kError, log::Level::kOff}) {
+    EXPECT_EQ(log::LevelFromName(log::LevelName(level)), level);
+  }
+  EXPECT_EQ(log::LevelFromName("verbose"), std::nullopt);
+}
+
+TEST_F(LoggingTest, ReopenFollowsARotatedFile) {
+  log::Info("a", "one");
+  std::filesystem::rename(file_, file_ + ".1");
+  log::Info("a", "two");
+  EXPECT_FALSE(std::filesystem::exists(file_));
+  ASSERT_TRUE(log::Reopen().ok());
+  log::Info("a", "three");
+  EXPECT_THAT(Lines(), ElementsAre(HasSubstr("three")));
+}
+
+TEST_F(LoggingTest, AFileThatCannotBeOpenedChangesNothing) {
+  const absl::Status status = log::Configure({.file = dir_.path()});
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr(dir_.path()));
+  log::Info("a", "still here");
+  EXPECT_EQ(Lines().size(), 1u);
+}
+
+TEST_F(LoggingTest, RateLimitCountsWhatItDrops) {
+  Configure(log::Format::kText, 5);
+  const std::uint64_t before = log::SuppressedLines();
+  for (int i = 0; i < 1000; ++i) log::Info("a", "flood", {{"i", i}});
+  log::Info("a", "another site");
+  const std::size_t written = Lines().size() - 1;
+  EXPECT_GE(written, 5u);
+  EXPECT_LT(written, 500u);  // a loop of 100 s would be needed for more
+  EXPECT_EQ(log::SuppressedLines() - before, 1000 - written);
+}
+
+TEST_F(LoggingTest, ThreadsWriteWholeLines) {
+  Configure(log::Format::kJson);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      for (int i = 0; i < 250; ++i) {
+        log::Info("t", "line", {{"thread", t}, {"i", i}});
+        if (i % 50 == 0) log::SetLevel("other", log::Level::kDebug);
+        if (i % 100 == 0) {
+          EXPECT_TRUE(log::Reopen().ok());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto lines = Lines();
+  EXPECT_EQ(lines.size(), 1000u);
+  for (const std::string& line : lines) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+}
+
+}  // namespace
+}  // namespace quire

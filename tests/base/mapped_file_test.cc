@@ -1,0 +1,70 @@
+#include "base/mapped_file.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/temp_dir.h"
+
+namespace quire {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(MappedFileTest, MapsTheWholeFile) {
+  quire::testing::TempDir dir;
+  const std::string name = dir.Write("a", std::string(10000, 'x') + "end");
+  const auto file = MappedFile::Open(name);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->size_bytes(), 10003);
+  EXPECT_EQ(file->text().substr(10000), "end");
+  EXPECT_EQ(file->path(), name);
+}
+
+TEST(MappedFileTest, FollowsSymbolicLinks) {
+  quire::testing::TempDir dir;
+  dir.Write("blobs/1", "content");
+  const std::string link = dir.path() + "/link";
+  std::filesystem::create_symlink("blobs/1", link);
+  const auto file = MappedFile::Open(link);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->text(), "content");
+}
+
+TEST(MappedFileTest, SpanSurvivesMoves) {
+  quire::testing::TempDir dir;
+  auto file = MappedFile::Open(dir.Write("a", "abc"));
+  ASSERT_TRUE(file.ok());
+  const std::byte* const data = file->bytes().data();
+  MappedFile moved = *std::move(file);
+  EXPECT_EQ(moved.bytes().data(), data);
+  auto other = MappedFile::Open(dir.Write("b", "xy"));
+  ASSERT_TRUE(other.ok());
+  *other = std::move(moved);
+  EXPECT_EQ(other->bytes().data(), data);
+  EXPECT_EQ(other->text(), "abc");
+}
+
+TEST(MappedFileTest, NamesWhatIsWrong) {
+  quire::testing::TempDir dir;
+  const auto expect_error = [](const std::string& path, absl::StatusCode code, const char* what) {
+    const absl::Status status = MappedFile::Open(path).status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), StartsWith(path));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(what));
+  };
+  using absl::StatusCode;
+  expect_error(dir.path() + "/absent", StatusCode::kNotFound, "cannot open");
+  expect_error(dir.path(), StatusCode::kInvalidArgument, "is a directory");
+  expect_error(dir.Write("empty", ""), StatusCode::kInvalidArgument, "file is empty");
+  expect_error("/dev/null", StatusCode::kInvalidArgument, "is not a regular file");
+  std::filesystem::create_symlink("nowhere", dir.path() + "/dangling");
+  expect_error(dir.path() + "/dangling", StatusCode::kNotFound, "cannot open");
+  EXPECT_EQ(MappedFile::Open("").status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,30 @@
+#pragma once
+
+// Time that stands still until a test moves it.
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+
+namespace quire::testing {
+
+class FakeClock final : public Clock {
+ public:
+  explicit FakeClock(absl::Time now = absl::FromUnixSeconds(1'000'000'000)) : now_(now) {}
+
+  absl::Time Now() const override {
+    MutexLock lock(&mutex_);
+    return now_;
+  }
+
+  void Advance(absl::Duration by) {
+    MutexLock lock(&mutex_);
+    now_ += by;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  absl::Time now_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quire::testing
