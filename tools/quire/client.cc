@@ -1,0 +1,175 @@
+#include "tools/quire/client.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/util/json_util.h>
+#include <google/protobuf/wire_format_lite.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::client {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+
+// Reads one length-delimited field after another; others are skipped. google/rpc/*.proto is not
+// packaged by Debian, and three fields do not need a generated class.
+template <typename OnField>
+bool ForEachBytesField(const std::string& bytes, OnField on_field) {
+  CodedInputStream input(reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                         static_cast<int>(bytes.size()));
+  while (const std::uint32_t tag = input.ReadTag()) {
+    if (WireFormatLite::GetTagWireType(tag) != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+      if (!WireFormatLite::SkipField(&input, tag)) return false;
+      continue;
+    }
+    std::uint32_t length = 0;
+    std::string value;
+    if (!input.ReadVarint32(&length) || !input.ReadString(&value, static_cast<int>(length))) {
+      return false;
+    }
+    on_field(WireFormatLite::GetTagFieldNumber(tag), value);
+  }
+  return true;
+}
+
+const char* CodeName(grpc::StatusCode code) {
+  static constexpr const char* kNames[] = {"OK",
+                                           "CANCELLED",
+                                           "UNKNOWN",
+                                           "INVALID_ARGUMENT",
+                                           "DEADLINE_EXCEEDED",
+                                           "NOT_FOUND",
+                                           "ALREADY_EXISTS",
+                                           "PERMISSION_DENIED",
+                                           "RESOURCE_EXHAUSTED",
+                                           "FAILED_PRECONDITION",
+                                           "ABORTED",
+                                           "OUT_OF_RANGE",
+                                           "UNIMPLEMENTED",
+                                           "INTERNAL",
+                                           "UNAVAILABLE",
+                                           "DATA_LOSS",
+                                           "UNAUTHENTICATED"};
+  const auto index = static_cast<std::size_t>(code);
+  return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
+}
+
+sigset_t InterruptSet() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  return set;
+}
+
+}  // namespace
+
+std::string DefaultAdminAddress() {
+  const std::string system_socket = "/run/quire/admin.sock";
+  const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime_dir == nullptr || std::filesystem::exists(system_socket)) {
+    return absl::StrCat("unix:", system_socket);
+  }
+  return absl::StrCat("unix:", runtime_dir, "/quire/admin.sock");
+}
+
+std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(64 << 20);
+  // One connection per channel, so that `bench` threads do not share a transport.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context) {
+  if (options.timeout_seconds <= 0) return;
+  context->set_deadline(
+      std::chrono::system_clock::now() +
+      std::chrono::microseconds(static_cast<std::int64_t>(options.timeout_seconds * 1e6)));
+}
+
+std::string ReasonOf(const grpc::Status& status) {
+  // google.rpc.Status{details = 3: Any{type_url = 1, value = 2}}; ErrorInfo{reason = 1}
+  std::string reason;
+  ForEachBytesField(status.error_details(), [&](int status_field, const std::string& any) {
+    if (status_field != 3) return;
+    std::string type;
+    std::string value;
+    ForEachBytesField(any, [&](int any_field, const std::string& bytes) {
+      (any_field == 1 ? type : value) = bytes;
+    });
+    if (type != "type.googleapis.com/google.rpc.ErrorInfo") return;
+    ForEachBytesField(value, [&](int info_field, const std::string& bytes) {
+      if (info_field == 1) reason = bytes;
+    });
+  });
+  return reason;
+}
+
+int Fail(const grpc::Status& status, absl::string_view address) {
+  const std::string reason = ReasonOf(status);
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && reason.empty()) {
+    std::fprintf(stderr, "quire: cannot connect to %s: %s\n", std::string(address).c_str(),
+                 status.error_message().c_str());
+    return kCannotConnect;
+  }
+  std::fprintf(stderr, "quire: %s%s%s: %s\n", CodeName(status.error_code()),
+               reason.empty() ? "" : "/", reason.c_str(), status.error_message().c_str());
+  return kRequestFailed;
+}
+
+void PrintJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = false;
+  std::string json;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
+  if (!status.ok()) {
+    std::fprintf(stderr, "quire: answer cannot be printed as JSON: %s\n",
+                 status.ToString().c_str());
+    return;
+  }
+  std::printf("%s\n", json.c_str());
+  std::fflush(stdout);
+}
+
+void BlockInterrupts() {
+  const sigset_t set = InterruptSet();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+struct InterruptGuard::State {
+  std::function<void()> cancel;
+  std::atomic<bool> done{false};
+  std::thread thread;
+};
+
+InterruptGuard::InterruptGuard(std::function<void()> cancel) : state_(std::make_unique<State>()) {
+  state_->cancel = std::move(cancel);
+  state_->thread = std::thread([state = state_.get()] {
+    const sigset_t set = InterruptSet();
+    int interrupts = 0;
+    const timespec tick{0, 50'000'000};
+    while (!state->done.load()) {
+      if (sigtimedwait(&set, nullptr, &tick) <= 0) continue;
+      if (++interrupts > 1) std::_Exit(kRequestFailed);
+      state->cancel();
+    }
+  });
+}
+
+InterruptGuard::~InterruptGuard() {
+  state_->done.store(true);
+  state_->thread.join();
+}
+
+}  // namespace quire::client

@@ -1,0 +1,170 @@
+// quire cancel, abort, drain, resume, flush: what changes the server's course.
+
+#include <google/protobuf/util/time_util.h>
+#include <grpcpp/grpcpp.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "quire/v1/admin.grpc.pb.h"
+#include "quire/v1/generation.grpc.pb.h"
+#include "tools/quire/client.h"
+
+namespace quire::client {
+namespace {
+
+google::protobuf::Duration ToDuration(double seconds) {
+  return google::protobuf::util::TimeUtil::NanosecondsToDuration(
+      static_cast<std::int64_t>(std::llround(seconds * 1e9)));
+}
+
+int RunCancel(const CommonOptions& common, const std::string& id) {
+  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::CancelRequest request;
+  request.set_request_id(id);
+  v1::CancelResponse response;
+  const grpc::Status status = stub->Cancel(&context, request, &response);
+  if (!status.ok()) return Fail(status, common.address);
+  if (common.json) {
+    PrintJson(response);
+  } else {
+    std::printf("%s\n", response.found() ? "cancelled" : "no such request");
+  }
+  return kOk;
+}
+
+struct AbortOptions {
+  std::vector<std::string> ids;
+  bool all = false;
+  double older_than_seconds = 0;
+  std::string tenant;
+  std::string reason;
+};
+
+int RunAbort(const CommonOptions& common, const AbortOptions& options) {
+  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::AbortRequestsRequest request;
+  for (const std::string& id : options.ids) request.add_request_ids(id);
+  request.set_all(options.all);
+  if (options.older_than_seconds > 0) {
+    *request.mutable_older_than() = ToDuration(options.older_than_seconds);
+  }
+  request.set_tenant(options.tenant);
+  request.set_reason(options.reason);
+  v1::AbortRequestsResponse response;
+  const grpc::Status status = stub->AbortRequests(&context, request, &response);
+  if (!status.ok()) return Fail(status, common.admin);
+  if (common.json) {
+    PrintJson(response);
+    return kOk;
+  }
+  std::printf("%d aborted\n", response.aborted_count());
+  for (const std::string& id : response.unknown_ids()) std::printf("unknown: %s\n", id.c_str());
+  return kOk;
+}
+
+struct DrainOptions {
+  double drain_timeout_seconds = 0;
+  bool exit_after = false;
+  bool wait = false;
+};
+
+int RunDrain(const CommonOptions& common, const DrainOptions& options) {
+  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::DrainRequest request;
+  if (options.drain_timeout_seconds > 0) {
+    *request.mutable_timeout() = ToDuration(options.drain_timeout_seconds);
+  }
+  request.set_exit_after(options.exit_after);
+  request.set_wait(options.wait);
+  v1::DrainResponse response;
+  const grpc::Status status = stub->Drain(&context, request, &response);
+  if (!status.ok()) return Fail(status, common.admin);
+  if (common.json) {
+    PrintJson(response);
+  } else {
+    std::printf("%s: %d running, %d waiting\n", response.drained() ? "drained" : "draining",
+                response.running_count(), response.waiting_count());
+  }
+  return kOk;
+}
+
+int RunResume(const CommonOptions& common) {
+  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::ResumeResponse response;
+  const grpc::Status status = stub->Resume(&context, {}, &response);
+  if (!status.ok()) return Fail(status, common.admin);
+  if (common.json) {
+    PrintJson(response);
+  } else {
+    std::printf("%s\n", v1::ServerState_Name(response.state()).c_str() + 13);
+  }
+  return kOk;
+}
+
+int RunFlush(const CommonOptions& common, double idle_timeout_seconds) {
+  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::FlushCacheRequest request;
+  if (idle_timeout_seconds > 0) *request.mutable_idle_timeout() = ToDuration(idle_timeout_seconds);
+  v1::FlushCacheResponse response;
+  const grpc::Status status = stub->FlushCache(&context, request, &response);
+  if (!status.ok()) return Fail(status, common.admin);
+  if (common.json) {
+    PrintJson(response);
+  } else {
+    std::printf("%d pages freed, %d in use\n", response.freed_page_count(),
+                response.retained_page_count());
+  }
+  return kOk;
+}
+
+}  // namespace
+
+void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code) {
+  auto id = std::make_shared<std::string>();
+  CLI::App* cancel = app->add_subcommand("cancel", "end one of your own requests");
+  cancel->add_option("id", *id, "request id")->required();
+  cancel->callback([=] { *exit_code = RunCancel(*common, *id); });
+
+  auto abort = std::make_shared<AbortOptions>();
+  CLI::App* abort_cmd = app->add_subcommand("abort", "end requests of anybody");
+  abort_cmd->add_option("ids", abort->ids, "request ids");
+  abort_cmd->add_flag("--all", abort->all, "every live request");
+  abort_cmd->add_option("--older-than", abort->older_than_seconds, "seconds since acceptance");
+  abort_cmd->add_option("--tenant", abort->tenant, "requests of this tenant");
+  abort_cmd->add_option("--reason", abort->reason, "told to the callers");
+  abort_cmd->callback([=] { *exit_code = RunAbort(*common, *abort); });
+
+  auto drain = std::make_shared<DrainOptions>();
+  CLI::App* drain_cmd = app->add_subcommand("drain", "refuse new requests, finish the others");
+  drain_cmd->add_option("--drain-timeout", drain->drain_timeout_seconds,
+                        "seconds for live requests");
+  drain_cmd->add_flag("--exit", drain->exit_after, "end the daemon when drained");
+  drain_cmd->add_flag("--wait", drain->wait, "answer when drained");
+  drain_cmd->callback([=] { *exit_code = RunDrain(*common, *drain); });
+
+  app->add_subcommand("resume", "take new requests again")->callback([=] {
+    *exit_code = RunResume(*common);
+  });
+
+  auto idle_timeout = std::make_shared<double>(0);
+  CLI::App* flush = app->add_subcommand("flush", "forget cached prefixes");
+  flush->add_option("--idle-timeout", *idle_timeout, "seconds to wait for an idle engine first");
+  flush->callback([=] { *exit_code = RunFlush(*common, *idle_timeout); });
+}
+
+}  // namespace quire::client

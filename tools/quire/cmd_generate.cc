@@ -1,0 +1,200 @@
+// quire generate: one request; text streams to standard output as it comes, notes go to standard
+// error.
+
+#include <grpcpp/grpcpp.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "quire/v1/generation.grpc.pb.h"
+#include "tools/quire/client.h"
+
+namespace quire::client {
+namespace {
+
+struct GenerateOptions {
+  std::string prompt;
+  std::vector<std::int32_t> token_ids;
+  std::string model;
+  std::string request_id;
+  std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty,
+      frequency_penalty;
+  std::optional<std::int32_t> top_k, choice_count, max_tokens, min_tokens, logprobs,
+      prompt_logprobs;
+  std::optional<std::int64_t> seed;
+  std::vector<std::string> stop;
+  std::vector<std::int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  bool echo = false;
+  bool no_stream = false;
+  bool quiet = false;
+  std::int32_t priority = 0;
+};
+
+void FillSampling(const GenerateOptions& options, v1::SamplingParams* sampling) {
+  if (options.temperature) sampling->set_temperature(*options.temperature);
+  if (options.top_p) sampling->set_top_p(*options.top_p);
+  if (options.top_k) sampling->set_top_k(*options.top_k);
+  if (options.min_p) sampling->set_min_p(*options.min_p);
+  if (options.repetition_penalty) sampling->set_repetition_penalty(*options.repetition_penalty);
+  if (options.presence_penalty) sampling->set_presence_penalty(*options.presence_penalty);
+  if (options.frequency_penalty) sampling->set_frequency_penalty(*options.frequency_penalty);
+  if (options.seed) sampling->set_seed(*options.seed);
+  if (options.choice_count) sampling->set_choice_count(*options.choice_count);
+}
+
+v1::GenerateRequest ToRequest(const GenerateOptions& options, bool json) {
+  v1::GenerateRequest request;
+  request.set_model(options.model);
+  request.set_request_id(options.request_id);
+  if (options.token_ids.empty()) {
+    request.set_text(options.prompt);
+  } else {
+    request.mutable_token_ids()->mutable_ids()->Add(options.token_ids.begin(),
+                                                    options.token_ids.end());
+  }
+  FillSampling(options, request.mutable_sampling());
+  v1::StoppingParams* stopping = request.mutable_stopping();
+  if (options.max_tokens) stopping->set_max_tokens(*options.max_tokens);
+  if (options.min_tokens) stopping->set_min_tokens(*options.min_tokens);
+  for (const std::string& stop : options.stop) stopping->add_stop(stop);
+  for (const std::int32_t id : options.stop_token_ids) stopping->add_stop_token_ids(id);
+  stopping->set_ignore_eos(options.ignore_eos);
+  v1::OutputOptions* output = request.mutable_output();
+  output->set_stream(!options.no_stream);
+  output->set_text(true);
+  output->set_token_ids(json);
+  output->set_echo_prompt(options.echo);
+  output->set_timings(true);
+  if (options.logprobs) output->set_logprobs(*options.logprobs);
+  if (options.prompt_logprobs) output->set_prompt_logprobs(*options.prompt_logprobs);
+  request.set_priority(options.priority);
+  return request;
+}
+
+double Seconds(const google::protobuf::Duration& duration) {
+  return static_cast<double>(duration.seconds()) + 1e-9 * duration.nanos();
+}
+
+void PrintSummary(const v1::Completed& completed) {
+  const v1::Timings& timings = completed.timings();
+  const double decode = Seconds(timings.decode());
+  const int tokens = completed.usage().completion_tokens();
+  std::fprintf(stderr, "[%s; prompt %d tokens, %d from cache; output %d tokens",
+               v1::FinishReason_Name(completed.finish_reason()).c_str() + 14,
+               completed.usage().prompt_tokens(), completed.usage().cached_tokens(), tokens);
+  std::fprintf(stderr, "; first token after %.1f ms", 1e3 * Seconds(timings.time_to_first_token()));
+  if (decode > 0 && tokens > 1) {
+    std::fprintf(stderr, "; %.1f tokens/s", (tokens - 1) / decode);
+  }
+  std::fprintf(stderr, "]\n");
+}
+
+// Prints the text of one choice as it comes; those of several choices whole, in the order of their
+// ends.
+class TextPrinter {
+ public:
+  explicit TextPrinter(const GenerateOptions& options)
+      : many_(options.choice_count.value_or(1) > 1), quiet_(options.quiet) {}
+
+  void Handle(const v1::GenerateResponse& response) {
+    if (response.has_started()) {
+      Write(response.started().prompt_text());
+    } else if (response.has_delta()) {
+      if (many_) {
+        texts_[response.delta().index()] += response.delta().text();
+      } else {
+        Write(response.delta().text());
+      }
+    } else if (response.has_completed()) {
+      Complete(response.completed());
+    }
+  }
+
+ private:
+  static void Write(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+
+  void Complete(const v1::Completed& completed) {
+    if (many_) std::printf("--- choice %d\n", completed.index());
+    Write(texts_[completed.index()] + completed.text() + "\n");
+    if (!quiet_) PrintSummary(completed);
+  }
+
+  const bool many_;
+  const bool quiet_;
+  std::map<std::int32_t, std::string> texts_;
+};
+
+int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
+  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  InterruptGuard guard([&context] { context.TryCancel(); });
+  const auto reader = stub->Generate(&context, ToRequest(options, common.json));
+  TextPrinter printer(options);
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+    if (common.json) {
+      PrintJson(response);
+    } else {
+      printer.Handle(response);
+    }
+  }
+  const grpc::Status status = reader->Finish();
+  return status.ok() ? kOk : Fail(status, common.address);
+}
+
+}  // namespace
+
+void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code) {
+  auto options = std::make_shared<GenerateOptions>();
+  CLI::App* cmd =
+      app->add_subcommand("generate", "continue a prompt; the text streams to the terminal");
+  auto* prompt = cmd->add_option("prompt", options->prompt, "the prompt; - reads standard input");
+  cmd->add_option("--token-ids", options->token_ids, "prompt as token ids")
+      ->delimiter(',')
+      ->excludes(prompt);
+  cmd->add_option("--model", options->model, "model id (default: the server's)");
+  cmd->add_option("--request-id", options->request_id, "name in logs and for `cancel`");
+  cmd->add_option("--max-tokens", options->max_tokens, "most output tokens");
+  cmd->add_option("--min-tokens", options->min_tokens, "least output tokens");
+  cmd->add_option("--temperature", options->temperature, "0 is greedy");
+  cmd->add_option("--top-p", options->top_p, "nucleus");
+  cmd->add_option("--top-k", options->top_k, "best k tokens; 0 is off");
+  cmd->add_option("--min-p", options->min_p, "relative to the best token; 0 is off");
+  cmd->add_option("--repetition-penalty", options->repetition_penalty, "prompt and output tokens");
+  cmd->add_option("--presence-penalty", options->presence_penalty, "output tokens, once");
+  cmd->add_option("--frequency-penalty", options->frequency_penalty,
+                  "output tokens, per occurrence");
+  cmd->add_option("--seed", options->seed, "same seed, same answer");
+  cmd->add_option("-n,--choices", options->choice_count, "answers to one prompt");
+  cmd->add_option("--stop", options->stop, "text that ends the answer; may be given again");
+  cmd->add_option("--stop-token-ids", options->stop_token_ids, "ids that end it")->delimiter(',');
+  cmd->add_flag("--ignore-eos", options->ignore_eos, "go on after the end of the text");
+  cmd->add_option("--logprobs", options->logprobs,
+                  "log-probabilities, and of the n best (with --json)");
+  cmd->add_option("--prompt-logprobs", options->prompt_logprobs, "the same for the prompt");
+  cmd->add_flag("--echo", options->echo, "print the prompt before the answer");
+  cmd->add_flag("--no-stream", options->no_stream, "one message with the whole answer");
+  cmd->add_flag("--quiet", options->quiet, "no summary on standard error");
+  cmd->add_option("--priority", options->priority, "-100 (first) to 100");
+  cmd->callback([=] {
+    if (options->prompt == "-") {
+      options->prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+    }
+    *exit_code = RunGenerate(*common, *options);
+  });
+}
+
+}  // namespace quire::client

@@ -1,0 +1,206 @@
+// quire models, info, health, stats, requests, config: what the server says of itself.
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "quire/v1/admin.grpc.pb.h"
+#include "quire/v1/generation.grpc.pb.h"
+#include "tools/quire/client.h"
+
+namespace quire::client {
+namespace {
+
+int RunModels(const CommonOptions& common) {
+  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  v1::ListModelsRequest request;
+  do {
+    grpc::ClientContext context;
+    ApplyDeadline(common, &context);
+    v1::ListModelsResponse response;
+    const grpc::Status status = stub->ListModels(&context, request, &response);
+    if (!status.ok()) return Fail(status, common.address);
+    for (const v1::Model& model : response.models()) {
+      if (common.json) {
+        PrintJson(model);
+        continue;
+      }
+      std::printf(
+          "%s  %s  %s  %.1f M parameters  context %d  vocabulary %d  %d pages of %d tokens (%s)\n",
+          model.id().c_str(), model.architecture().c_str(), model.dtype().c_str(),
+          1e-6 * static_cast<double>(model.parameter_count()), model.max_context_tokens(),
+          model.vocab_size(), model.kv_page_count(), model.kv_page_size(),
+          model.kv_dtype().c_str());
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return kOk;
+}
+
+int RunInfo(const CommonOptions& common) {
+  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::GetServerInfoResponse info;
+  const grpc::Status status = stub->GetServerInfo(&context, {}, &info);
+  if (!status.ok()) return Fail(status, common.address);
+  if (common.json) {
+    PrintJson(info);
+    return kOk;
+  }
+  std::printf("version %s (%s, %s)\nstate %s\n", info.version().c_str(), info.git_commit().c_str(),
+              info.build_type().c_str(), v1::ServerState_Name(info.state()).c_str());
+  for (const v1::Device& device : info.devices()) {
+    std::printf("device %s %d: %s %s\n", device.kind().c_str(), device.ordinal(),
+                device.name().c_str(), device.architecture().c_str());
+  }
+  std::printf("context %d tokens, output %d tokens unless asked for\n",
+              info.limits().max_context_tokens(), info.limits().default_max_tokens());
+  return kOk;
+}
+
+// grpc.health.v1.Health/Check without a generated class, since Debian does not package
+// health.proto: HealthCheckRequest{string service = 1}, HealthCheckResponse{ServingStatus status =
+// 1}, SERVING = 1.
+grpc::Status CheckHealth(const CommonOptions& common, const std::string& address,
+                         const std::string& service, bool* serving) {
+  const std::string bytes =
+      absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service);
+  const grpc::Slice slice(bytes);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer response;
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  grpc::CompletionQueue queue;
+  grpc::GenericStub stub(Connect(address));
+  const auto call =
+      stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  grpc::Slice answer;
+  if (status.ok()) status = response.DumpToSingleSlice(&answer);
+  *serving =
+      status.ok() && answer.size() == 2 && answer.begin()[0] == 0x08 && answer.begin()[1] == 1;
+  return status;
+}
+
+// Asks the admin listener, so that it works whatever protects the data listener; falls back to the
+// data listener, which has the same service, when there is no admin socket.
+int RunHealth(const CommonOptions& common, const std::string& service) {
+  const bool is_socket = absl::StartsWith(common.admin, "unix:");
+  const std::string socket(absl::StripPrefix(common.admin, "unix:"));
+  const bool ask_admin = !is_socket || std::filesystem::exists(socket);
+  const std::string& address = ask_admin ? common.admin : common.address;
+  bool serving = false;
+  const grpc::Status status = CheckHealth(common, address, service, &serving);
+  if (!status.ok()) return Fail(status, address);
+  const char* word = serving ? "SERVING" : "NOT_SERVING";
+  std::printf(common.json ? "{\"status\":\"%s\"}\n" : "%s\n", word);
+  return serving ? kOk : kRequestFailed;
+}
+
+int RunStats(const CommonOptions& common) {
+  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::GetStatsResponse response;
+  const grpc::Status status = stub->GetStats(&context, {}, &response);
+  if (!status.ok()) return Fail(status, common.admin);
+  if (common.json) {
+    PrintJson(response);
+    return kOk;
+  }
+  const v1::Stats& stats = response.stats();
+  std::printf("state %s  running %d  waiting %d (%lld uncached tokens)\n",
+              v1::ServerState_Name(stats.state()).c_str(), stats.running_count(),
+              stats.waiting_count(), static_cast<long long>(stats.waiting_uncached_tokens()));
+  std::printf("pages: %d used, %d cached, %d in all  prefix hits %.1f %%\n",
+              stats.used_kv_page_count(), stats.cached_kv_page_count(), stats.total_kv_page_count(),
+              100 * stats.prefix_hit_ratio());
+  std::printf("tokens/s over 10 s: prompt %.1f, generated %.1f  steps %lld  preemptions %lld\n",
+              stats.prompt_tokens_per_second(), stats.generation_tokens_per_second(),
+              static_cast<long long>(stats.step_count()),
+              static_cast<long long>(stats.preemption_count()));
+  return kOk;
+}
+
+int RunRequests(const CommonOptions& common) {
+  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  v1::ListRequestsRequest request;
+  do {
+    grpc::ClientContext context;
+    ApplyDeadline(common, &context);
+    v1::ListRequestsResponse response;
+    const grpc::Status status = stub->ListRequests(&context, request, &response);
+    if (!status.ok()) return Fail(status, common.admin);
+    for (const v1::RequestInfo& info : response.requests()) {
+      if (common.json) {
+        PrintJson(info);
+        continue;
+      }
+      std::printf("%s  %s  prompt %d  output %d  pages %d  priority %d  tenant %s\n",
+                  info.request_id().c_str(), v1::RequestState_Name(info.state()).c_str() + 14,
+                  info.prompt_tokens(), info.output_tokens(), info.kv_page_count(), info.priority(),
+                  info.tenant().c_str());
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return kOk;
+}
+
+int RunConfig(const CommonOptions& common, bool all) {
+  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::GetConfigRequest request;
+  request.set_include_defaults(all);
+  v1::GetConfigResponse response;
+  const grpc::Status status = stub->GetConfig(&context, request, &response);
+  if (!status.ok()) return Fail(status, common.admin);
+  if (common.json) {
+    PrintJson(response);
+  } else {
+    std::printf("%s", response.yaml().c_str());
+  }
+  return kOk;
+}
+
+}  // namespace
+
+void AddInspect(CLI::App* app, const CommonOptions* common, int* exit_code) {
+  app->add_subcommand("models", "what can be asked for")->callback([=] {
+    *exit_code = RunModels(*common);
+  });
+  app->add_subcommand("info", "version, state, devices, limits")->callback([=] {
+    *exit_code = RunInfo(*common);
+  });
+  auto service = std::make_shared<std::string>("readiness");
+  CLI::App* health = app->add_subcommand("health", "exit code 0 when SERVING");
+  health->add_option("--service", *service, "readiness, liveness or startup")
+      ->capture_default_str();
+  health->callback([=] { *exit_code = RunHealth(*common, *service); });
+  app->add_subcommand("stats", "load, pages, rates")->callback([=] {
+    *exit_code = RunStats(*common);
+  });
+  app->add_subcommand("requests", "live requests")->callback([=] {
+    *exit_code = RunRequests(*common);
+  });
+  auto all = std::make_shared<bool>(false);
+  CLI::App* config = app->add_subcommand("config", "the configuration in effect, as YAML");
+  config->add_flag("--all", *all, "defaults too");
+  config->callback([=] { *exit_code = RunConfig(*common, *all); });
+}
+
+}  // namespace quire::client

@@ -1,0 +1,38 @@
+// quire: the command-line client of quired.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "tools/quire/client.h"
+
+int main(int argc, char** argv) {
+  quire::client::BlockInterrupts();
+  quire::client::CommonOptions common;
+  int exit_code = quire::client::kOk;
+  CLI::App app{"Talks to quired, the LLM inference server", "quire"};
+  app.set_version_flag("--version", QUIRE_VERSION);
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.add_option("--address", common.address, "data listener, host:port or unix:PATH")
+      ->capture_default_str();
+  app.add_option("--admin", common.admin, "admin listener, unix:PATH or host:port")
+      ->capture_default_str();
+  app.add_option("--timeout", common.timeout_seconds, "seconds until the call is given up")
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--json", common.json, "answers as JSON, one object a line");
+  quire::client::AddGenerate(&app, &common, &exit_code);
+  quire::client::AddText(&app, &common, &exit_code);
+  quire::client::AddInspect(&app, &common, &exit_code);
+  quire::client::AddControl(&app, &common, &exit_code);
+  quire::client::AddBench(&app, &common, &exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? quire::client::kOk : quire::client::kWrongUsage;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "quire: %s\n", error.what());
+    return quire::client::kRequestFailed;
+  }
+  return exit_code;
+}
