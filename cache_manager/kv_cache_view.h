@@ -96,6 +96,11 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
                                       (kHeadSize == kDynamicExtent || kHeadSize % Width == 0) &&
                                       (!kQuantized || Granularity % Width == 0);
 
+  // Whether Tile rows that start at a multiple of Tile lie on one page.
+  template <std::uint32_t Tile>
+  static constexpr bool kPointerTile = Tile >= 1 && (PageSize == kDynamicExtent ||
+                                                     (Tile <= PageSize && PageSize % Tile == 0));
+
   static constexpr std::int64_t Extent(std::uint32_t e) {
     return e == kDynamicExtent ? kDynamic : e;
   }
@@ -230,9 +235,9 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   // Pointer to element (b, t, h, d), the first of Tile rows that lie H*D apart on one page.
   // REQUIRES: t mod Tile == 0.
   template <std::uint32_t Tile>
-  requires(Tile >= 1 && (PageSize == kDynamicExtent || (Tile <= PageSize && PageSize % Tile == 0)))
-      QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t, std::uint32_t h,
-                                           std::uint32_t d = 0) const {
+  requires kPointerTile<Tile> QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t,
+                                                                   std::uint32_t h,
+                                                                   std::uint32_t d = 0) const {
     QUIRE_DCHECK(Tile <= page_size() && t % Tile == 0);
     return ElementAt(row_idx(b, t), h, d);
   }

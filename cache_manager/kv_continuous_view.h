@@ -51,6 +51,9 @@ struct ContinuousBatchingKVCache {
   static constexpr bool kVectorFits = KvWidth<Width> &&
                                       (kHeadSize == kDynamicExtent || kHeadSize % Width == 0);
 
+  template <std::uint32_t Tile>
+  static constexpr bool kPointerTile = Tile >= 1;
+
   static constexpr std::int64_t Extent(std::uint32_t e) {
     return e == kDynamicExtent ? kDynamic : e;
   }
@@ -145,9 +148,9 @@ struct ContinuousBatchingKVCache {
   // Pointer to element (b, t, h, d), the first of Tile rows that lie H*D apart.
   // REQUIRES: t + Tile <= max_block_tokens.
   template <std::uint32_t Tile>
-  requires(Tile >= 1)
-      QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t, std::uint32_t h,
-                                           std::uint32_t d = 0) const {
+  requires kPointerTile<Tile> QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t,
+                                                                   std::uint32_t h,
+                                                                   std::uint32_t d = 0) const {
     QUIRE_DCHECK(t + Tile <= max_block_tokens);
     return ElementAt(row_idx(b, t), h, d);
   }

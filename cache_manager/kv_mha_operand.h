@@ -46,9 +46,9 @@ struct KVCacheMHAOperand {
   static std::string type_name() { return absl::StrCat("KVCacheMHAOperand<", C::type_name(), ">"); }
 
   template <std::uint32_t Tile>
-  requires requires(const C& c) { c.template block_paged_ptr<Tile>(0u, 0u, 0u, 0u); }
-  QUIRE_HOST_DEVICE const Element* block_paged_ptr(std::uint32_t b, std::uint32_t t,
-                                                   std::uint32_t h, std::uint32_t d = 0) const {
+  requires(C::template kPointerTile<Tile>)
+      QUIRE_HOST_DEVICE const Element* block_paged_ptr(std::uint32_t b, std::uint32_t t,
+                                                       std::uint32_t h, std::uint32_t d = 0) const {
     return cache.template block_paged_ptr<Tile>(b, t, h, d);
   }
   QUIRE_HOST_DEVICE std::uint32_t row_idx(std::uint32_t b, std::uint32_t t) const {
@@ -117,9 +117,9 @@ requires(C::kQuantized) struct KVCacheScalesMHAOperand {
   }
 
   template <std::uint32_t Tile>
-  requires requires(const C& c) { c.template block_paged_ptr<Tile>(0u, 0u, 0u, 0u); }
-  QUIRE_HOST_DEVICE const Element* block_paged_ptr(std::uint32_t b, std::uint32_t t,
-                                                   std::uint32_t h, std::uint32_t d = 0) const {
+  requires(C::template kPointerTile<Tile>)
+      QUIRE_HOST_DEVICE const Element* block_paged_ptr(std::uint32_t b, std::uint32_t t,
+                                                       std::uint32_t h, std::uint32_t d = 0) const {
     QUIRE_DCHECK(Tile <= cache.page_size() && t % Tile == 0);
     return cache.scales_block_paged_ptr(b, t, h, d);
   }
