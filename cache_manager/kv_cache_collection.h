@@ -278,6 +278,7 @@ PagedKVCacheCollection<T, ParamsT, PageSize, ScaleT, Granularity>::Create(
   cache.max_history_length = inputs.max_history_length;
   if constexpr (Params::kNumHeads == kDynamicExtent) cache.heads.value = geometry.num_heads;
   if constexpr (Params::kHeadSize == kDynamicExtent) cache.columns.value = geometry.head_size;
+  if constexpr (Granularity == kDynamicExtent) cache.group.value = geometry.granularity;
   if constexpr (PageSize == kDynamicExtent) {
     cache.page = KvPageExtent<kDynamicExtent>::FromSize(geometry.page_size);
   }

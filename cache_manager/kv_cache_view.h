@@ -15,8 +15,9 @@
 // Threads:    immutable values; concurrent stores to different rows are independent.
 // Lifetime:   none; a view is valid while pool, lookup table and lengths are.
 //
-// An extent (heads, head size, page size) is a constant or a field, see KvExtent; a static view
-// converts to a dynamic one. What a cache does not support is absent by a requires clause.
+// An extent (heads, head size, page size, granularity) is a constant or a field, see KvExtent; a
+// static view converts to a dynamic one. What a cache does not support is absent by a requires
+// clause.
 
 #include <array>
 #include <bit>
@@ -57,7 +58,9 @@ struct KvScaleMembers {
   static_assert(Granularity >= 1);
   // S = ceil(D / G).
   static constexpr std::uint32_t kScaleGroups =
-      HeadSize == kDynamicExtent ? kDynamicExtent : (HeadSize + Granularity - 1) / Granularity;
+      HeadSize == kDynamicExtent || Granularity == kDynamicExtent
+          ? kDynamicExtent
+          : (HeadSize + Granularity - 1) / Granularity;
   using ScalesView = TensorView<std::conditional_t<std::is_const_v<T>, const Scale, Scale>, 4>;
 };
 template <typename T, std::uint32_t HeadSize, std::uint32_t Granularity>
@@ -94,12 +97,25 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   template <int Width>
   static constexpr bool kVectorFits = KvWidth<Width> &&
                                       (kHeadSize == kDynamicExtent || kHeadSize % Width == 0) &&
-                                      (!kQuantized || Granularity % Width == 0);
+                                      (!kQuantized || Granularity == kDynamicExtent ||
+                                       Granularity % Width == 0);
 
   // Whether Tile rows that start at a multiple of Tile lie on one page.
   template <std::uint32_t Tile>
   static constexpr bool kPointerTile = Tile >= 1 && (PageSize == kDynamicExtent ||
                                                      (Tile <= PageSize && PageSize % Tile == 0));
+
+  // Whether a view of these extents is another type that can stand for this one.
+  template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages,
+            std::uint32_t Group>
+  static constexpr bool kIsWiderView =
+      (std::is_same_v<U, T> || std::is_same_v<U, const T>)&&(Heads == Params::kNumHeads ||
+                                                             Heads == kDynamicExtent) &&
+      (Columns == kHeadSize || Columns == kDynamicExtent) &&
+      (Pages == PageSize || Pages == kDynamicExtent) &&
+      (Group == Granularity || (Group == kDynamicExtent && kQuantized)) &&
+      !(std::is_same_v<U, T> && Heads == Params::kNumHeads && Columns == kHeadSize &&
+        Pages == PageSize && Group == Granularity);
 
   static constexpr std::int64_t Extent(std::uint32_t e) {
     return e == kDynamicExtent ? kDynamic : e;
@@ -134,6 +150,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   [[no_unique_address]] KvExtent<Params::kNumHeads, 0> heads{};
   [[no_unique_address]] KvExtent<Params::kHeadSize, 1> columns{};
   [[no_unique_address]] KvPageExtent<PageSize> page{};
+  [[no_unique_address]] KvExtent<Granularity, 2> group{};
 
   // "PagedKVCache<bf16,h8,d128,p64>"; a run-time extent is "?", and ",q=f32/128", ",mla" and
   // ",rope64" follow where they apply.
@@ -142,7 +159,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
         absl::StrCat("PagedKVCache<", DTypeName(kDType), ",h", KvExtentName(Params::kNumHeads),
                      ",d", KvExtentName(kHeadSize), ",p", KvExtentName(PageSize));
     if constexpr (kQuantized) {
-      absl::StrAppend(&name, ",q=", DTypeName(kScaleDType), "/", Granularity);
+      absl::StrAppend(&name, ",q=", DTypeName(kScaleDType), "/", KvExtentName(Granularity));
     }
     if constexpr (Params::kIsMla) absl::StrAppend(&name, ",mla");
     if constexpr (kRopeAware) absl::StrAppend(&name, ",rope", Params::kRopeSize);
@@ -152,6 +169,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE constexpr std::uint32_t num_heads() const { return heads.get(); }
   QUIRE_HOST_DEVICE constexpr std::uint32_t head_size() const { return columns.get(); }
   QUIRE_HOST_DEVICE constexpr std::uint32_t page_size() const { return page.size(); }
+  // Columns per scale; 1 when not quantised.
+  QUIRE_HOST_DEVICE constexpr std::uint32_t granularity() const { return group.get(); }
   // Elements of one row.
   QUIRE_HOST_DEVICE constexpr std::int64_t row_elements() const {
     return std::int64_t{num_heads()} * head_size();
@@ -267,7 +286,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     QUIRE_DCHECK(d + Width <= head_size());
     const Vec<Element, Width> raw = LoadVector<Width>(ElementAt(row_idx(b, t), h, d));
     if constexpr (kQuantized) {
-      QUIRE_DCHECK(d % Granularity + Width <= Granularity);
+      QUIRE_DCHECK(d % granularity() + Width <= granularity());
       return ScaleVector<Out>(raw, *ScaleAt(scale_row_idx(b, t), h, d));
     } else {
       return ConvertVector<Out>(raw);
@@ -281,7 +300,9 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
       QUIRE_HOST_DEVICE void store(std::uint32_t b, std::uint32_t h, std::uint32_t t,
                                    std::uint32_t d, const Vec<Element, Width>& values) const {
     QUIRE_DCHECK(d + Width <= content_size());
-    if (page_id(b, t) == kNullPage) return;
+    const std::uint32_t id = page_id(b, t);
+    QUIRE_DCHECK(id < num_blocks);
+    if (id == kNullPage) return;
     StoreVector<Width>(ElementAt(row_idx(b, t), h, d), values);
   }
 
@@ -296,7 +317,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   }
 
   QUIRE_HOST_DEVICE std::uint32_t scale_groups() const requires kQuantized {
-    return (head_size() + Granularity - 1) / Granularity;
+    return (head_size() + granularity() - 1) / granularity();
   }
   QUIRE_HOST_DEVICE std::int64_t scale_row_elements() const requires kQuantized {
     return std::int64_t{num_heads()} * scale_groups();
@@ -352,7 +373,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
       QUIRE_HOST_DEVICE Vec<Scale, Width> load_scale(std::uint32_t b, std::uint32_t h,
                                                      std::uint32_t t, std::uint32_t d)
   const {
-    QUIRE_DCHECK(d / Granularity + Width <= scale_groups());
+    QUIRE_DCHECK(d / granularity() + Width <= scale_groups());
     return LoadVector<Width>(ScaleAt(scale_row_idx(b, t), h, d));
   }
   // Writes Width scales from the group of column d on; nothing when the token has no page.
@@ -360,8 +381,10 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   requires(kQuantized&& kWritable&& KvWidth<Width>)
       QUIRE_HOST_DEVICE void store_scale(std::uint32_t b, std::uint32_t h, std::uint32_t t,
                                          std::uint32_t d, const Vec<Scale, Width>& values) const {
-    QUIRE_DCHECK(d / Granularity + Width <= scale_groups());
-    if (scale_page_id(b, t) == kNullPage) return;
+    QUIRE_DCHECK(d / granularity() + Width <= scale_groups());
+    const std::uint32_t id = scale_page_id(b, t);
+    QUIRE_DCHECK(id < num_scale_blocks);
+    if (id == kNullPage) return;
     StoreVector<Width>(ScaleAt(scale_row_idx(b, t), h, d), values);
   }
 
@@ -374,7 +397,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     QUIRE_DCHECK(d + Width <= content_size());
     const Vec<Element, Width> raw = LoadVector<Width>(ElementAt(row_idx(b, t), 0, d));
     if constexpr (kQuantized) {
-      QUIRE_DCHECK(d % Granularity + Width <= Granularity);
+      QUIRE_DCHECK(d % granularity() + Width <= granularity());
       return ScaleVector<float>(raw, *ScaleAt(scale_row_idx(b, t), 0, d));
     } else {
       return ConvertVector<float>(raw);
@@ -396,17 +419,13 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   }
 
   // The same view with any of its extents as fields, or for readers only.
-  template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages>
-  requires((std::same_as<U, T> || std::same_as<U, const T>)&&(Heads == Params::kNumHeads ||
-                                                              Heads == kDynamicExtent) &&
-           (Columns == kHeadSize || Columns == kDynamicExtent) &&
-           (Pages == PageSize || Pages == kDynamicExtent) &&
-           !(std::same_as<U, T> && Heads == Params::kNumHeads && Columns == kHeadSize &&
-             Pages == PageSize)) QUIRE_HOST_DEVICE constexpr
+  template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages,
+            std::uint32_t Group>
+  requires(kIsWiderView<U, Heads, Columns, Pages, Group>) QUIRE_HOST_DEVICE constexpr
   operator PagedKVCache<U, KVCacheStaticParams<Heads, Columns, Params::kIsMla, Params::kRopeSize>,
-                        Pages, Scale, Granularity>() const {
+                        Pages, Scale, Group>() const {
     PagedKVCache<U, KVCacheStaticParams<Heads, Columns, Params::kIsMla, Params::kRopeSize>, Pages,
-                 Scale, Granularity>
+                 Scale, Group>
         to;
     to.blocks = blocks;
     to.cache_lengths = cache_lengths;
@@ -424,6 +443,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     to.max_history_length = max_history_length;
     if constexpr (Heads == kDynamicExtent) to.heads.value = num_heads();
     if constexpr (Columns == kDynamicExtent) to.columns.value = head_size();
+    if constexpr (Group == kDynamicExtent) to.group.value = granularity();
     if constexpr (Pages == kDynamicExtent) {
       to.page = KvPageExtent<kDynamicExtent>::FromSize(page_size());
     }
@@ -445,7 +465,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
                                          std::uint32_t d) const requires kQuantized {
     QUIRE_DCHECK(h < num_heads() && d < head_size());
     return scales + (std::int64_t{row} * scale_row_elements() + std::int64_t{h} * scale_groups() +
-                     d / Granularity);
+                     d / granularity());
   }
   QUIRE_HOST_DEVICE auto RopeAt(std::uint32_t b, std::uint32_t t, std::uint32_t d,
                                 int width) const requires kRopeAware {
