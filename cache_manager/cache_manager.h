@@ -1,26 +1,30 @@
 #pragma once
 
-// The facade of the KV cache: who holds which pages, which prefixes can be shared, and the arrays that
-// kernels read. It knows token ids and rows, never requests, and ids of pages, never their bytes: page
-// copies and clears that an operation needs are returned as work for the runner of the next step.
+// The facade of the KV cache: who holds which pages, which prefixes can be shared, and the arrays
+// that kernels read. It knows token ids and rows, never requests, and ids of pages, never their
+// bytes: page copies and clears that an operation needs are returned as work for the runner of the
+// next step.
 //
 //   match = cache->Match(tokens, keys, root, limit);   pure
-//   cache->Attach(row, match, root);                   takes references, counts the hit
+//   cache->Attach(row, match, root, ...);              takes references, counts the hit
 //   cache->Reserve(row, tokens_after_this_step);       fresh pages, all or nothing
 //   inputs = cache->PrepareStep(rows);                 lookup table and lengths for the kernels
+//   clears, copies = cache->TakeClears(), TakeCopies() the runner does both, then computes
+//   cache->CompleteStep();                             the step has run
 //   cache->Publish(row, tokens, &keys, computed);      full pages become findable
 //   cache->Free(row);                                  reverse order; published pages stay hittable
 //
 // Place:      above KvPool's ids, BlockPool, LookupTable and PrefixCache; below the scheduler.
-// Invariants: docs/kv_cache.md, I1 to I11 as far as one tier and one layer group go; CheckIntegrity().
+// Invariants: docs/kv_cache.md, I1 to I11 as far as one tier and one layer group go. In each row
+// the
+//             pages with nodes come first, and each one's node continues the one before it, so who
+//             refers to a page refers to its whole prefix. CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run anywhere.
 // Lifetime:   must outlive every step that reads its arrays.
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,46 +37,44 @@
 
 namespace quire::cache {
 
-class BlockPool;
-class LookupTable;
-class PrefixCache;
-
 struct CacheManagerOptions {
-  KvGeometry geometry;               // num_blocks includes the null page
-  std::uint32_t max_rows = 0;        // rows of the lookup table
-  std::uint32_t max_context_tokens = 0;
+  KvGeometry geometry;                   // num_blocks includes the null page
+  std::uint32_t max_rows = 0;            // rows of the lookup table
+  std::uint32_t max_context_tokens = 0;  // most tokens of a row, those of steps ahead included
   bool prefix_caching = true;
   bool partial_page_reuse = true;
-  HashKey hash_key{};                // random per process
+  HashKey hash_key{};                      // random per process
+  PageHashFunction page_hash = &HashPage;  // what the callers' keys are made with
 };
 
-// Rows [0, num_rows) of every layer's K and V in page `source` are copied to page `target` before the
-// step computes anything.
+// Rows [0, num_rows) of every layer's K and V in page `source` are copied to page `target` before
+// the step computes anything.
 struct PageCopy {
   BlockId source;
   BlockId target;
   std::uint32_t num_rows = 0;
 };
 
-// The answer of Match: a run of full pages and perhaps the beginning of one more. Valid until the next
-// operation that takes or frees a page; Attach refuses an outdated one (generation).
+// The answer of Match: a run of full pages and perhaps the beginning of one more. Valid until a
+// page stops being findable (eviction, Scrub, Flush); Attach refuses an outdated one (generation).
 struct PrefixMatch {
-  std::uint32_t num_tokens = 0;      // full pages * page size + partial rows
-  std::vector<BlockId> pages;        // full pages to share
+  std::uint32_t num_tokens = 0;  // full pages * page size + partial rows
+  std::vector<BlockId> pages;    // full pages to share
   BlockId partial_source = kNullBlock;
   std::uint32_t partial_rows = 0;
   std::uint64_t generation = 0;
+  bool collision = false;  // it ended at a page with an equal key but other tokens
 };
 
 struct CacheStats {
-  std::uint32_t usable_pages = 0;    // without the null page
+  std::uint32_t usable_pages = 0;  // without the null page
   std::uint32_t free_pages = 0;
-  std::uint32_t cached_pages = 0;    // unreferenced and findable
-  std::uint32_t used_pages = 0;      // everything else
-  std::uint64_t hit_tokens = 0;      // counted once per Attach with count_hit
+  std::uint32_t cached_pages = 0;  // unreferenced and findable
+  std::uint32_t used_pages = 0;    // everything else
+  std::uint64_t hit_tokens = 0;    // counted once per Attach with count_hit
   std::uint64_t queried_tokens = 0;
   std::uint64_t evicted_pages = 0;
-  std::uint64_t collisions = 0;      // equal keys, different tokens
+  std::uint64_t collisions = 0;  // equal keys, different tokens: Attach with count_hit, Publish
 };
 
 struct FlushCounts {
@@ -89,57 +91,77 @@ struct RowStep {
 
 class CacheManager {
  public:
+  // Returns INVALID_ARGUMENT for options that cannot be, RESOURCE_EXHAUSTED when the arrays do not
+  // fit into memory.
   static absl::StatusOr<std::unique_ptr<CacheManager>> Create(const CacheManagerOptions& options);
   ~CacheManager();
 
-  // The longest stored prefix of `tokens`, at most `max_tokens` long (the caller keeps one token back, or
-  // more when it needs logits of prompt positions). `keys` are those of the full pages of `tokens` under
-  // `root`. Takes nothing and counts nothing.
+  // The longest stored prefix of `tokens`, at most `max_tokens` long (the caller keeps one token
+  // back, or more when it needs logits of prompt positions). `keys` are those of the full pages of
+  // `tokens` under `root`. Takes nothing and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, std::uint32_t max_tokens) const;
 
-  // Makes the matched pages the first columns of the empty row `row`. With a partial source a fresh page
-  // is taken and a PageCopy queued. Returns RESOURCE_EXHAUSTED, having done nothing, when that page is
-  // missing; ABORTED when the match is outdated. `count_hit` is true at a sequence's first admission only;
-  // `queried_tokens` is its prompt length.
+  // Makes the matched pages, perhaps none, the first columns of `row` and `root` the scope under
+  // which it publishes. With a partial source a fresh page is taken and a PageCopy queued; the
+  // source is not available until that copy has completed. Returns RESOURCE_EXHAUSTED, having done
+  // nothing, when that page is missing; ABORTED when the match is outdated. `count_hit` is true at
+  // a sequence's first admission only; `queried_tokens` is its prompt length. REQUIRES: the row has
+  // no pages.
   absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root, bool count_hit,
                       std::uint32_t queried_tokens);
 
-  // Pages for `total_tokens` tokens in all; keeps what the row has. All or nothing: RESOURCE_EXHAUSTED
-  // with reason-free text "needs N pages, M available" and nothing evicted on refusal.
+  // Pages for `total_tokens` tokens in all; keeps what the row has. All or nothing:
+  // RESOURCE_EXHAUSTED with reason-free text "needs N pages, M available" and nothing evicted on
+  // refusal. REQUIRES: total_tokens fit into max_context_tokens.
   absl::Status Reserve(BatchRow row, std::uint32_t total_tokens);
 
-  // Makes findable every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys are
-  // appended to `keys`. A row that was attached with writing off (SetPublish) publishes nothing. When an
-  // equal page is already findable the row adopts it and its own is freed.
+  // Makes findable every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys
+  // are appended to `keys`. When an equal page is already findable the row adopts it and its own is
+  // freed. A row publishes nothing, or nothing more, when it was never attached, when publishing is
+  // off (SetPublish), from a page on whose key another history has taken, and after Flush or Scrub
+  // took the node of one of its pages. REQUIRES: the step that computed the tokens has completed.
   void Publish(BatchRow row, std::span<const std::int32_t> tokens, std::vector<PageKey>* keys,
                std::uint32_t computed_tokens);
+  // Holds until the row is freed; rows start with publishing on.
   void SetPublish(BatchRow row, bool enabled);
 
-  // The empty row `child` shares the full pages of `parent` within [0, computed_tokens) and gets a queued
-  // copy of the rest. RESOURCE_EXHAUSTED, having done nothing, without a page for the copy.
+  // The empty row `child` shares the full pages of `parent` within [0, computed_tokens) and gets a
+  // queued copy of the rest. RESOURCE_EXHAUSTED, having done nothing, without a page for the copy.
+  // REQUIRES: the parent has pages for computed_tokens; the child has none.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
-  // Gives all pages of the row back, last page first. With `keep_partial` a tail page with computed rows
-  // stays as a partial child: [0, computed_tokens) of `tokens` says what it holds.
+  // Gives all pages of the row back, last page first, and forgets the row's scope. Copies into its
+  // pages that were not taken yet are cancelled. A row without pages may be freed.
   void Free(BatchRow row);
+  // The same, but first publishes the full pages of [0, computed_tokens) that have `keys`, and
+  // leaves the tail page findable as the beginning of a page (a partial child of the last full one)
+  // that later matches may copy from.
   void FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
-  // After a non-finite flag: nodes of pages from token `first_token` on are dropped and the row's private
-  // pages are quarantined; they are cleared by the next step before they can be handed out again.
+  // Frees the row after a non-finite flag. Pages from token `first_token` on, and all that continue
+  // them, stop being findable; as soon as no other row refers to them they are quarantined: a later
+  // step clears them (TakeClears) before they can be handed out again.
   void Scrub(BatchRow row, std::uint32_t first_token);
 
-  // Fills the step arrays: cache_lengths of the scheduled rows, 0 for the others, and the three maxima.
-  // REQUIRES: every row holds pages for cache_length + new_tokens, private where it writes. CHECKs it.
+  // Fills the step arrays: cache_lengths of the scheduled rows, 0 for the others, and the three
+  // maxima. REQUIRES: every row is scheduled once, with at least one new token, and holds pages for
+  // cache_length + new_tokens, private and unpublished where it writes. CHECKs it.
   const KvStepInputs& PrepareStep(std::span<const RowStep> rows);
 
-  // Work for the runner before the next forward pass; the lists are emptied by TakeCopies/TakeClears.
-  // Sources stay referenced until CompleteStep() says that the step has run.
+  // Work for the runner before the next forward pass: clears first, then copies, in this order, as
+  // a copy may read what an earlier one wrote. The lists are emptied by TakeCopies and TakeClears;
+  // sources stay referenced and cleared pages quarantined until CompleteStep() says that the step
+  // has run.
   std::vector<PageCopy> TakeCopies();
   std::vector<BlockId> TakeClears();
   void CompleteStep();
+  // Whether copies or clears wait to be taken. Quarantined pages come back only through a step, so
+  // an idle engine runs one without rows when this is true.
+  bool has_step_work() const;
 
+  // Nothing that is cached now is found any more, nor what live rows hold: they publish no more.
   FlushCounts Flush();
 
   std::uint32_t available_pages() const;  // free + cached
@@ -154,6 +176,8 @@ class CacheManager {
   absl::Status CheckIntegrity() const;
 
  private:
+  friend struct CacheManagerPeer;
+
   struct State;
   explicit CacheManager(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

@@ -18,8 +18,8 @@ namespace quire::cache {
 
 using PageKey = Hash128;
 
-// What may share pages with what. The first part comes from the authenticated identity, never from a
-// request field; the salt can only narrow sharing.
+// What may share pages with what. The first part comes from the authenticated identity, never from
+// a request field; the salt can only narrow sharing.
 struct PrefixScope {
   absl::string_view tenant;
   absl::string_view fingerprint;  // weights, tokenizer, geometry, element type
@@ -30,6 +30,10 @@ Hash128 HashRoot(const HashKey& key, const PrefixScope& scope);
 
 // The key of one full page that follows `parent` (the root for the first page).
 PageKey HashPage(const HashKey& key, const Hash128& parent, std::span<const std::int32_t> tokens);
+
+// Tests put a weak hash in its place, to force collisions.
+using PageHashFunction = PageKey (*)(const HashKey& key, const Hash128& parent,
+                                     std::span<const std::int32_t> tokens);
 
 // Keys of all full pages of `tokens`; a last page that is not full has none.
 std::vector<PageKey> HashPages(const HashKey& key, const Hash128& root,

@@ -1,0 +1,235 @@
+#include "cache_manager/block_pool.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace quire::cache {
+
+absl::string_view PageStateName(PageState state) {
+  switch (state) {
+    case PageState::kNull:
+      return "null";
+    case PageState::kFree:
+      return "free";
+    case PageState::kCached:
+      return "cached";
+    case PageState::kActive:
+      return "active";
+    case PageState::kPublished:
+      return "published";
+    case PageState::kInTransit:
+      return "in transit";
+    case PageState::kQuarantined:
+      return "quarantined";
+  }
+  return "unknown";
+}
+
+BlockPool::BlockPool(std::uint32_t num_blocks) : pages_(num_blocks) {
+  QUIRE_CHECK(num_blocks >= 2);
+  for (std::uint32_t page = 1; page < num_blocks; ++page) free_.push_back(&pages_[page]);
+}
+
+BlockPool::Page& BlockPool::at(BlockId page) {
+  QUIRE_CHECK(page != kNullBlock && page.value() < pages_.size());
+  return pages_[page.value()];
+}
+
+const BlockPool::Page& BlockPool::at(BlockId page) const {
+  QUIRE_CHECK(page != kNullBlock && page.value() < pages_.size());
+  return pages_[page.value()];
+}
+
+BlockId BlockPool::id(const Page* page) const {
+  return BlockId{static_cast<std::uint32_t>(page - pages_.data())};
+}
+
+PageState BlockPool::StateOf(const Page& page) const {
+  const bool has_node = page.node != kNoNode;
+  if (&page == pages_.data()) return PageState::kNull;
+  if (page.requests > 0) return has_node ? PageState::kPublished : PageState::kActive;
+  if (page.transfers > 0) return PageState::kInTransit;
+  if (page.spoiled) return PageState::kQuarantined;
+  return has_node ? PageState::kCached : PageState::kFree;
+}
+
+PageState BlockPool::state(BlockId page) const {
+  QUIRE_CHECK(page.value() < pages_.size());
+  return StateOf(pages_[page.value()]);
+}
+
+const BlockPool::List* BlockPool::ListOf(PageState state) const {
+  switch (state) {
+    case PageState::kFree:
+      return &free_;
+    case PageState::kCached:
+      return &cached_;
+    case PageState::kQuarantined:
+      return &quarantined_;
+    default:
+      return nullptr;
+  }
+}
+
+BlockPool::List* BlockPool::ListOf(PageState state) {
+  return const_cast<List*>(static_cast<const BlockPool*>(this)->ListOf(state));
+}
+
+absl::Status BlockPool::Allocate(std::span<BlockId> out) {
+  QUIRE_CHECK(!out.empty());
+  if (out.size() > available()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("needs ", out.size(), " pages, ", available(), " available"));
+  }
+  for (BlockId& page : out) {
+    if (free_.empty()) {
+      const BlockId coldest = id(cached_.front());
+      evict_(coldest);
+      QUIRE_CHECK(state(coldest) == PageState::kFree);
+      ++num_evicted_;
+    }
+    Page* taken = free_.pop_front();
+    taken->requests = 1;
+    page = id(taken);
+  }
+  return absl::OkStatus();
+}
+
+void BlockPool::Pick(Page& page) {
+  if (page.requests + page.transfers > 0) return;
+  QUIRE_CHECK(StateOf(page) == PageState::kCached);
+  cached_.erase(&page);
+}
+
+void BlockPool::Settle(Page& page, BlockId before) {
+  if (page.requests + page.transfers > 0) return;
+  const PageState state = StateOf(page);
+  if (state == PageState::kFree) {
+    free_.push_front(&page);
+  } else if (state == PageState::kQuarantined) {
+    quarantined_.push_back(&page);
+  } else {
+    QUIRE_CHECK(before == kNullBlock || this->state(before) == PageState::kCached);
+    cached_.InsertBefore(before == kNullBlock ? nullptr : &at(before), &page);
+  }
+}
+
+void BlockPool::AddRequest(BlockId page) {
+  Pick(at(page));
+  ++at(page).requests;
+}
+
+void BlockPool::AddTransfer(BlockId page) {
+  Pick(at(page));
+  ++at(page).transfers;
+}
+
+void BlockPool::DropRequest(BlockId page, BlockId before) {
+  QUIRE_CHECK(at(page).requests > 0);
+  --at(page).requests;
+  Settle(at(page), before);
+}
+
+void BlockPool::DropTransfer(BlockId page, BlockId before) {
+  QUIRE_CHECK(at(page).transfers > 0);
+  --at(page).transfers;
+  Settle(at(page), before);
+}
+
+void BlockPool::AttachNode(BlockId page, NodeId node) {
+  Page& target = at(page);
+  QUIRE_CHECK(is_referenced(page) && !target.spoiled);
+  QUIRE_CHECK(target.node == kNoNode && node != kNoNode);
+  target.node = node;
+}
+
+void BlockPool::DetachNode(BlockId page) {
+  Page& target = at(page);
+  QUIRE_CHECK(target.node != kNoNode);
+  const bool was_cached = StateOf(target) == PageState::kCached;
+  target.node = kNoNode;
+  if (!was_cached) return;
+  cached_.erase(&target);
+  free_.push_front(&target);
+}
+
+void BlockPool::MarkSpoiled(BlockId page) {
+  QUIRE_CHECK(is_referenced(page) && node(page) == kNoNode);
+  at(page).spoiled = true;
+}
+
+void BlockPool::FreeQuarantined(BlockId page) {
+  QUIRE_CHECK(state(page) == PageState::kQuarantined);
+  quarantined_.erase(&at(page));
+  at(page).spoiled = false;
+  free_.push_front(&at(page));
+}
+
+std::vector<BlockId> BlockPool::quarantined_pages() const {
+  std::vector<BlockId> pages;
+  pages.reserve(quarantined_.size());
+  for (const Page* page = quarantined_.front(); page != nullptr; page = List::next(page)) {
+    pages.push_back(id(page));
+  }
+  return pages;
+}
+
+std::vector<BlockId> BlockPool::EvictionOrder() const {
+  std::vector<BlockId> pages;
+  pages.reserve(cached_.size());
+  for (const Page* page = cached_.front(); page != nullptr; page = List::next(page)) {
+    pages.push_back(id(page));
+  }
+  return pages;
+}
+
+absl::Status BlockPool::CheckList(PageState state, std::vector<bool>& seen) const {
+  const List& list = *ListOf(state);
+  std::size_t count = 0;
+  const Page* previous = nullptr;
+  for (const Page* page = list.front(); page != nullptr; page = List::next(page)) {
+    const std::uint32_t page_id = id(page).value();
+    if (StateOf(*page) != state) {
+      return absl::InternalError(absl::StrCat("page ", page_id, " is ",
+                                              PageStateName(StateOf(*page)), " but in the ",
+                                              PageStateName(state), " list"));
+    }
+    if (seen[page_id] || List::prev(page) != previous || !List::is_linked(page)) {
+      return absl::InternalError(
+          absl::StrCat("the ", PageStateName(state), " list is broken at page ", page_id));
+    }
+    seen[page_id] = true;
+    previous = page;
+    ++count;
+  }
+  if (list.back() != previous || list.size() != count) {
+    return absl::InternalError(absl::StrCat("the ", PageStateName(state), " list counts ",
+                                            list.size(), " pages but has ", count));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlockPool::CheckIntegrity() const {
+  std::vector<bool> seen(pages_.size());
+  for (const PageState state : {PageState::kFree, PageState::kCached, PageState::kQuarantined}) {
+    QUIRE_RETURN_IF_ERROR(CheckList(state, seen));
+  }
+  const Page& null_page = pages_.front();
+  if (null_page.requests + null_page.transfers > 0 || null_page.node != kNoNode || seen[0]) {
+    return absl::InternalError("the null page is referenced, has a node or is in a list");
+  }
+  for (std::uint32_t page = 1; page < pages_.size(); ++page) {
+    const PageState state = StateOf(pages_[page]);
+    if ((ListOf(state) != nullptr) != seen[page]) {
+      return absl::InternalError(absl::StrCat("page ", page, " is ", PageStateName(state),
+                                              seen[page] ? " but in a list" : " but in no list"));
+    }
+    if (pages_[page].spoiled && pages_[page].node != kNoNode) {
+      return absl::InternalError(absl::StrCat("page ", page, " is spoiled but has a node"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::cache

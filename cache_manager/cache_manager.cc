@@ -1,0 +1,595 @@
+#include "cache_manager/cache_manager.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "cache_manager/block_pool.h"
+#include "cache_manager/lookup_table.h"
+#include "cache_manager/prefix_cache.h"
+
+namespace quire::cache {
+namespace {
+
+// Fewer common rows than this part of a page are computed again rather than copied.
+constexpr std::uint32_t kMinPartialShare = 8;
+
+// What is known of a row beside its columns in the lookup table.
+struct RowState {
+  Hash128 root;
+  bool is_attached = false;  // root is valid
+  bool may_publish = true;
+  bool is_blocked = false;          // published what it could
+  std::uint32_t num_published = 0;  // leading columns known to have nodes
+  std::uint64_t last_step = 0;      // the PrepareStep that scheduled it last
+};
+
+std::uint32_t CeilDiv(std::uint32_t value, std::uint32_t unit) {
+  return static_cast<std::uint32_t>((std::uint64_t{value} + unit - 1) / unit);
+}
+
+}  // namespace
+
+struct CacheManager::State {
+  State(const CacheManagerOptions& manager_options, LookupTable lookup_table)
+      : options(manager_options),
+        page_size(options.geometry.page_size),
+        pool(options.geometry.num_blocks),
+        table(std::move(lookup_table)),
+        prefixes(
+            {.page_size = page_size, .hash_key = options.hash_key, .page_hash = options.page_hash},
+            &pool),
+        rows(options.max_rows) {
+    fresh.reserve(table.max_pages());
+    scheduled.reserve(options.max_rows);
+    pending_copies.reserve(options.max_rows);
+    copies_in_flight.reserve(options.max_rows);
+    inputs.lookup_table = table.pages();
+    inputs.cache_lengths = table.lengths();
+    inputs.lookup_stride = table.stride();
+    inputs.max_rows = options.max_rows;
+  }
+
+  RowState& row_state(BatchRow row);
+  std::uint32_t num_columns(BatchRow row) const { return table.num_columns(row); }
+
+  void DropRequest(BlockId page);
+  void DropTransfer(BlockId page);
+  void SettleAbandoned(BlockId page);
+  void QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows);
+  void FreeColumns(BatchRow row, std::uint32_t first_column);
+  void ResetRow(BatchRow row);
+
+  bool CanPublish(BatchRow row);
+  NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
+  void PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
+                      std::span<const PageKey> keys, std::uint32_t full_pages);
+  bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
+                     const PageKey& key);
+  void Adopt(BatchRow row, std::uint32_t column, BlockId twin);
+  void KeepTail(BatchRow row, std::span<const std::int32_t> tokens, std::uint32_t computed_tokens);
+
+  absl::Status CheckReferences() const;
+  absl::Status CheckRow(BatchRow row) const;
+  absl::Status CheckStepWork() const;
+
+  const CacheManagerOptions options;
+  const std::uint32_t page_size;
+  BlockPool pool;
+  LookupTable table;
+  PrefixCache prefixes;
+  std::vector<RowState> rows;
+
+  std::vector<PageCopy> pending_copies;    // not taken yet; each holds a transfer reference
+  std::vector<PageCopy> copies_in_flight;  // taken, not completed; these too
+  std::vector<BlockId> clears_in_flight;   // the first quarantined pages, taken, not completed
+
+  KvStepInputs inputs;
+  std::uint64_t step = 0;           // calls of PrepareStep
+  std::vector<BatchRow> scheduled;  // rows whose length is set
+  std::vector<BlockId> fresh;       // scratch of Reserve
+  std::uint64_t hit_tokens = 0;
+  std::uint64_t queried_tokens = 0;
+  std::uint64_t collisions = 0;
+};
+
+RowState& CacheManager::State::row_state(BatchRow row) {
+  QUIRE_CHECK(row.value() < rows.size());
+  return rows[row.value()];
+}
+
+// When the page was the target of a copy that nobody took yet, the copy has no purpose any more,
+// and the page may soon belong to another row.
+void CacheManager::State::SettleAbandoned(BlockId page) {
+  if (pending_copies.empty() || pool.is_referenced(page)) return;
+  const auto copy =
+      std::ranges::find_if(pending_copies, [&](const PageCopy& c) { return c.target == page; });
+  if (copy == pending_copies.end()) return;
+  const BlockId source = copy->source;
+  pending_copies.erase(copy);
+  DropTransfer(source);
+}
+
+void CacheManager::State::DropRequest(BlockId page) {
+  const NodeId node = pool.node(page);
+  const bool becomes_cached =
+      node != kNoNode && pool.requests(page) == 1 && pool.transfers(page) == 0;
+  pool.DropRequest(page, becomes_cached ? prefixes.EvictedBefore(node) : kNullBlock);
+  SettleAbandoned(page);
+}
+
+void CacheManager::State::DropTransfer(BlockId page) {
+  const NodeId node = pool.node(page);
+  const bool becomes_cached =
+      node != kNoNode && pool.requests(page) == 0 && pool.transfers(page) == 1;
+  pool.DropTransfer(page, becomes_cached ? prefixes.EvictedBefore(node) : kNullBlock);
+  SettleAbandoned(page);
+}
+
+void CacheManager::State::QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows) {
+  pool.AddTransfer(source);
+  pending_copies.push_back({.source = source, .target = target, .num_rows = num_rows});
+}
+
+// Last column first, so that the tail of a sequence is evicted before its head.
+void CacheManager::State::FreeColumns(BatchRow row, std::uint32_t first_column) {
+  while (num_columns(row) > first_column) DropRequest(table.PopBack(row));
+}
+
+void CacheManager::State::ResetRow(BatchRow row) {
+  QUIRE_CHECK(num_columns(row) == 0);
+  table.SetLength(row, 0);
+  row_state(row) = RowState{};
+}
+
+bool CacheManager::State::CanPublish(BatchRow row) {
+  RowState& state = row_state(row);
+  if (!options.prefix_caching || !state.is_attached || !state.may_publish) return false;
+  // Nodes go from the end of a path, so the last one tells whether any is gone.
+  if (state.num_published > 0 && pool.node(table.page(row, state.num_published - 1)) == kNoNode) {
+    state.is_blocked = true;
+  }
+  return !state.is_blocked;
+}
+
+// The node that a page at `column` continues; kNoNode when that would be a root not known yet.
+NodeId CacheManager::State::NodeBefore(BatchRow row, std::uint32_t column) const {
+  if (column == 0) return prefixes.FindRoot(rows[row.value()].root);
+  return pool.node(table.page(row, column - 1));
+}
+
+// Other rows that share the unpublished page adopt the twin too: else one of them could hold a
+// published page without holding its prefix.
+void CacheManager::State::Adopt(BatchRow row, std::uint32_t column, BlockId twin) {
+  const BlockId own = table.page(row, column);
+  const auto replace = [&](BatchRow holder) {
+    pool.AddRequest(twin);
+    table.Replace(holder, column, twin);
+    DropRequest(own);
+  };
+  if (pool.requests(own) == 1) return replace(row);
+  for (std::uint32_t other = 0; other < rows.size(); ++other) {
+    const BatchRow holder{other};
+    if (column < num_columns(holder) && table.page(holder, column) == own) replace(holder);
+  }
+}
+
+bool CacheManager::State::PublishColumn(BatchRow row, std::uint32_t column,
+                                        std::span<const std::int32_t> page_tokens,
+                                        const PageKey& key) {
+  const BlockId page = table.page(row, column);
+  if (pool.node(page) != kNoNode) return true;  // a row that shares it was first
+  if (pool.is_spoiled(page)) return false;
+  const NodeId parent = NodeBefore(row, column);
+  const PrefixCache::Child twin = prefixes.FindChild(parent, key, page_tokens);
+  if (twin.collision) {
+    ++collisions;
+    return false;
+  }
+  if (twin.node != kNoNode) {
+    Adopt(row, column, prefixes.page(twin.node));
+    prefixes.Touch(twin.node);
+    return true;
+  }
+  prefixes.AddChild(parent != kNoNode ? parent : prefixes.AddRoot(row_state(row).root), key,
+                    page_tokens, page);
+  return true;
+}
+
+void CacheManager::State::PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
+                                         std::span<const PageKey> keys, std::uint32_t full_pages) {
+  RowState& state = row_state(row);
+  while (state.num_published < full_pages && !state.is_blocked) {
+    const std::uint32_t column = state.num_published;
+    const auto page_tokens = tokens.subspan(std::size_t{column} * page_size, page_size);
+    if (PublishColumn(row, column, page_tokens, keys[column])) {
+      ++state.num_published;
+    } else {
+      state.is_blocked = true;
+    }
+  }
+}
+
+void CacheManager::State::KeepTail(BatchRow row, std::span<const std::int32_t> tokens,
+                                   std::uint32_t computed_tokens) {
+  const std::uint32_t column = computed_tokens / page_size;
+  const std::uint32_t filled = computed_tokens % page_size;
+  if (!options.partial_page_reuse || filled < page_size / kMinPartialShare) return;
+  if (row_state(row).num_published != column) return;
+  const BlockId page = table.page(row, column);
+  if (pool.requests(page) != 1 || pool.node(page) != kNoNode || pool.is_spoiled(page)) return;
+  const auto held = tokens.subspan(std::size_t{column} * page_size, filled);
+  const NodeId parent = NodeBefore(row, column);
+  const PrefixCache::Beginning known = prefixes.FindBeginning(parent, held);
+  if (known.rows == filled) return prefixes.Touch(known.node);
+  prefixes.AddPartialChild(parent != kNoNode ? parent : prefixes.AddRoot(row_state(row).root), held,
+                           page);
+}
+
+absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
+    const CacheManagerOptions& options) {
+  QUIRE_RETURN_IF_ERROR(options.geometry.Validate());
+  if (options.max_rows == 0 || options.max_context_tokens == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_rows is ", options.max_rows, " and max_context_tokens is ",
+                     options.max_context_tokens, ", both must be at least 1"));
+  }
+  QUIRE_ASSIGN_OR_RETURN(
+      LookupTable table,
+      LookupTable::Create(options.max_rows,
+                          CeilDiv(options.max_context_tokens, options.geometry.page_size)));
+  return std::unique_ptr<CacheManager>(
+      new CacheManager(std::make_unique<State>(options, std::move(table))));
+}
+
+CacheManager::CacheManager(std::unique_ptr<State> state) : state_(std::move(state)) {}
+CacheManager::~CacheManager() = default;
+
+PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
+                                const Hash128& root, std::uint32_t max_tokens) const {
+  PrefixMatch match;
+  match.generation = state_->prefixes.generation();
+  if (!state_->options.prefix_caching) return match;
+  const std::size_t page_size = state_->page_size;
+  const std::size_t limit = std::min<std::size_t>(max_tokens, tokens.size());
+  const std::size_t full_pages = std::min(keys.size(), limit / page_size);
+  NodeId node = state_->prefixes.FindRoot(root);
+  while (match.pages.size() < full_pages) {
+    const std::size_t index = match.pages.size();
+    const PrefixCache::Child child =
+        state_->prefixes.FindChild(node, keys[index], tokens.subspan(index * page_size, page_size));
+    match.collision = child.collision;
+    if (child.node == kNoNode) break;
+    node = child.node;
+    match.pages.push_back(state_->prefixes.page(node));
+  }
+  const std::size_t matched = match.pages.size() * page_size;
+  match.num_tokens = static_cast<std::uint32_t>(matched);
+  if (!state_->options.partial_page_reuse) return match;
+  const PrefixCache::Beginning beginning = state_->prefixes.FindBeginning(
+      node, tokens.subspan(matched, std::min(page_size, limit - matched)));
+  if (beginning.rows >= page_size / kMinPartialShare) {
+    match.partial_source = state_->prefixes.page(beginning.node);
+    match.partial_rows = beginning.rows;
+    match.num_tokens += beginning.rows;
+  }
+  return match;
+}
+
+absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const Hash128& root,
+                                  bool count_hit, std::uint32_t queried_tokens) {
+  BlockPool& pool = state_->pool;
+  RowState& state = state_->row_state(row);
+  QUIRE_CHECK(state_->num_columns(row) == 0);
+  if (match.num_tokens > 0 && match.generation != state_->prefixes.generation()) {
+    return absl::AbortedError(absl::StrCat("match of generation ", match.generation,
+                                           " is outdated, the prefix cache is at ",
+                                           state_->prefixes.generation()));
+  }
+  const bool has_partial = match.partial_source != kNullBlock;
+  if (has_partial) {
+    const auto is_cached = [&](BlockId page) { return pool.state(page) == PageState::kCached; };
+    const auto taken = static_cast<std::uint32_t>(std::ranges::count_if(match.pages, is_cached)) +
+                       is_cached(match.partial_source);
+    if (pool.available() <= taken) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("needs 1 pages, ", pool.available() - taken, " available"));
+    }
+  }
+  for (const BlockId page : match.pages) {
+    pool.AddRequest(page);
+    state_->table.Append(row, page);
+    state_->prefixes.Touch(pool.node(page));
+  }
+  if (has_partial) {
+    state_->prefixes.Touch(pool.node(match.partial_source));
+    std::array<BlockId, 1> target;
+    pool.AddTransfer(match.partial_source);  // else it might be evicted for its own copy
+    const absl::Status taken = pool.Allocate(target);
+    QUIRE_CHECK(taken.ok());
+    state_->table.Append(row, target.front());
+    state_->QueueCopy(match.partial_source, target.front(), match.partial_rows);
+    state_->DropTransfer(match.partial_source);
+  }
+  state.root = root;
+  state.is_attached = true;
+  state.num_published = static_cast<std::uint32_t>(match.pages.size());
+  if (count_hit) {
+    state_->hit_tokens += match.num_tokens;
+    state_->queried_tokens += queried_tokens;
+    state_->collisions += match.collision;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheManager::Reserve(BatchRow row, std::uint32_t total_tokens) {
+  const std::uint32_t columns = CeilDiv(total_tokens, state_->page_size);
+  QUIRE_CHECK(columns <= state_->table.max_pages());
+  const std::uint32_t held = state_->num_columns(row);
+  if (columns <= held) return absl::OkStatus();
+  state_->fresh.resize(columns - held);
+  QUIRE_RETURN_IF_ERROR(state_->pool.Allocate(std::span(state_->fresh)));
+  for (const BlockId page : state_->fresh) state_->table.Append(row, page);
+  return absl::OkStatus();
+}
+
+void CacheManager::Publish(BatchRow row, std::span<const std::int32_t> tokens,
+                           std::vector<PageKey>* keys, std::uint32_t computed_tokens) {
+  RowState& state = state_->row_state(row);
+  const std::size_t page_size = state_->page_size;
+  const std::uint32_t full_pages = computed_tokens / state_->page_size;
+  QUIRE_CHECK(computed_tokens <= tokens.size() && full_pages <= state_->num_columns(row));
+  if (state.num_published >= full_pages || !state_->CanPublish(row)) return;
+  for (std::size_t index = keys->size(); index < full_pages; ++index) {
+    keys->push_back(state_->options.page_hash(state_->options.hash_key,
+                                              index == 0 ? state.root : keys->back(),
+                                              tokens.subspan(index * page_size, page_size)));
+  }
+  state_->PublishColumns(row, tokens, *keys, full_pages);
+}
+
+void CacheManager::SetPublish(BatchRow row, bool enabled) {
+  state_->row_state(row).may_publish = enabled;
+}
+
+absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens) {
+  const std::uint32_t shared = computed_tokens / state_->page_size;
+  const std::uint32_t rest = computed_tokens % state_->page_size;
+  QUIRE_CHECK(parent != child && state_->num_columns(child) == 0);
+  QUIRE_CHECK(CeilDiv(computed_tokens, state_->page_size) <= state_->num_columns(parent));
+  std::array<BlockId, 1> tail{kNullBlock};
+  if (rest > 0) QUIRE_RETURN_IF_ERROR(state_->pool.Allocate(tail));
+  for (std::uint32_t column = 0; column < shared; ++column) {
+    const BlockId page = state_->table.page(parent, column);
+    state_->pool.AddRequest(page);
+    state_->table.Append(child, page);
+  }
+  if (rest > 0) {
+    state_->table.Append(child, tail.front());
+    state_->QueueCopy(state_->table.page(parent, shared), tail.front(), rest);
+  }
+  RowState& state = state_->row_state(child);
+  state = state_->row_state(parent);
+  state.num_published = std::min(state.num_published, shared);
+  return absl::OkStatus();
+}
+
+void CacheManager::Free(BatchRow row) {
+  state_->FreeColumns(row, 0);
+  state_->ResetRow(row);
+}
+
+void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
+                                   std::span<const PageKey> keys, std::uint32_t computed_tokens) {
+  QUIRE_CHECK(computed_tokens <= tokens.size());
+  QUIRE_CHECK(CeilDiv(computed_tokens, state_->page_size) <= state_->num_columns(row));
+  if (state_->CanPublish(row)) {
+    const std::size_t full_pages =
+        std::min<std::size_t>(computed_tokens / state_->page_size, keys.size());
+    state_->PublishColumns(row, tokens, keys, static_cast<std::uint32_t>(full_pages));
+    state_->KeepTail(row, tokens, computed_tokens);
+  }
+  Free(row);
+}
+
+void CacheManager::Scrub(BatchRow row, std::uint32_t first_token) {
+  const std::uint32_t first_column = first_token / state_->page_size;
+  for (std::uint32_t column = first_column; column < state_->num_columns(row); ++column) {
+    const BlockId page = state_->table.page(row, column);
+    if (state_->pool.node(page) != kNoNode) state_->prefixes.DropSubtree(state_->pool.node(page));
+    state_->pool.MarkSpoiled(page);
+  }
+  Free(row);
+}
+
+const KvStepInputs& CacheManager::PrepareStep(std::span<const RowStep> rows) {
+  State& state = *state_;
+  for (const BatchRow row : state.scheduled) state.table.SetLength(row, 0);
+  state.scheduled.clear();
+  KvStepInputs& inputs = state.inputs;
+  ++state.step;
+  inputs.max_seq_length = inputs.max_cache_length = inputs.max_history_length = 0;
+  for (const RowStep& step : rows) {
+    const std::uint32_t end = step.cache_length + step.new_tokens;
+    QUIRE_CHECK(std::exchange(state.row_state(step.row).last_step, state.step) != state.step);
+    QUIRE_CHECK(step.new_tokens > 0 && end > step.cache_length);
+    QUIRE_CHECK(CeilDiv(end, state.page_size) <= state.num_columns(step.row));
+    for (std::uint32_t column = step.cache_length / state.page_size;
+         column < CeilDiv(end, state.page_size); ++column) {
+      const BlockId page = state.table.page(step.row, column);
+      QUIRE_CHECK(state.pool.requests(page) == 1 && state.pool.node(page) == kNoNode);
+    }
+    state.table.SetLength(step.row, step.cache_length);
+    state.scheduled.push_back(step.row);
+    inputs.max_seq_length = std::max(inputs.max_seq_length, step.new_tokens);
+    inputs.max_cache_length = std::max(inputs.max_cache_length, end);
+    inputs.max_history_length = std::max(inputs.max_history_length, step.cache_length);
+  }
+  return inputs;
+}
+
+std::vector<PageCopy> CacheManager::TakeCopies() {
+  state_->copies_in_flight.insert(state_->copies_in_flight.end(), state_->pending_copies.begin(),
+                                  state_->pending_copies.end());
+  std::vector<PageCopy> taken = state_->pending_copies;
+  state_->pending_copies.clear();
+  return taken;
+}
+
+std::vector<BlockId> CacheManager::TakeClears() {
+  std::vector<BlockId>& in_flight = state_->clears_in_flight;
+  if (state_->pool.num_quarantined() == in_flight.size()) return {};
+  std::vector<BlockId> all = state_->pool.quarantined_pages();
+  std::vector<BlockId> taken(all.begin() + static_cast<std::ptrdiff_t>(in_flight.size()),
+                             all.end());
+  in_flight = std::move(all);
+  return taken;
+}
+
+void CacheManager::CompleteStep() {
+  for (const PageCopy& copy : state_->copies_in_flight) state_->DropTransfer(copy.source);
+  state_->copies_in_flight.clear();
+  for (const BlockId page : state_->clears_in_flight) state_->pool.FreeQuarantined(page);
+  state_->clears_in_flight.clear();
+}
+
+bool CacheManager::has_step_work() const {
+  return !state_->pending_copies.empty() ||
+         state_->pool.num_quarantined() > state_->clears_in_flight.size();
+}
+
+FlushCounts CacheManager::Flush() {
+  FlushCounts counts;
+  BlockPool& pool = state_->pool;
+  for (std::uint32_t id = 1; id < pool.num_blocks(); ++id) {
+    if (pool.node(BlockId{id}) == kNoNode) continue;
+    ++(pool.is_referenced(BlockId{id}) ? counts.retained_pages : counts.freed_pages);
+  }
+  for (std::uint32_t id = 1; id < pool.num_blocks(); ++id) {
+    const NodeId node = pool.node(BlockId{id});
+    if (node != kNoNode) state_->prefixes.DropSubtree(node);
+  }
+  for (std::uint32_t row = 0; row < state_->rows.size(); ++row) {
+    if (state_->num_columns(BatchRow{row}) > 0) state_->rows[row].is_blocked = true;
+  }
+  return counts;
+}
+
+std::uint32_t CacheManager::available_pages() const {
+  return state_->pool.available();
+}
+
+std::uint32_t CacheManager::pages_of(BatchRow row) const {
+  return state_->num_columns(row);
+}
+
+std::uint32_t CacheManager::private_pages_of(BatchRow row) const {
+  return static_cast<std::uint32_t>(std::ranges::count_if(
+      state_->table.columns(row),
+      [&](std::uint32_t page) { return state_->pool.requests(BlockId{page}) == 1; }));
+}
+
+std::uint32_t CacheManager::page_size() const {
+  return state_->page_size;
+}
+
+std::uint32_t CacheManager::usable_pages() const {
+  return state_->pool.usable();
+}
+
+const HashKey& CacheManager::hash_key() const {
+  return state_->options.hash_key;
+}
+
+CacheStats CacheManager::stats() const {
+  const BlockPool& pool = state_->pool;
+  return {.usable_pages = pool.usable(),
+          .free_pages = pool.num_free(),
+          .cached_pages = pool.num_cached(),
+          .used_pages = pool.usable() - pool.available(),
+          .hit_tokens = state_->hit_tokens,
+          .queried_tokens = state_->queried_tokens,
+          .evicted_pages = pool.num_evicted(),
+          .collisions = state_->collisions};
+}
+
+absl::Status CacheManager::State::CheckReferences() const {
+  std::vector<std::uint32_t> requests(pool.num_blocks());
+  std::vector<std::uint32_t> transfers(pool.num_blocks());
+  for (std::uint32_t row = 0; row < rows.size(); ++row) {
+    for (const std::uint32_t page : table.columns(BatchRow{row})) {
+      if (page >= pool.num_blocks()) {
+        return absl::InternalError(
+            absl::StrCat("row ", row, " names page ", page, " of ", pool.num_blocks()));
+      }
+      ++requests[page];
+    }
+  }
+  for (const auto* copies : {&pending_copies, &copies_in_flight}) {
+    for (const PageCopy& copy : *copies) ++transfers[copy.source.value()];
+  }
+  for (std::uint32_t page = 1; page < pool.num_blocks(); ++page) {
+    const std::uint32_t counted = pool.requests(BlockId{page});
+    const std::uint32_t copying = pool.transfers(BlockId{page});
+    if (counted != requests[page] || copying != transfers[page]) {
+      return absl::InternalError(absl::StrCat("page ", page, " counts ", counted, " requests and ",
+                                              copying, " transfers, but ", requests[page],
+                                              " columns and ", transfers[page], " copies name it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheManager::State::CheckRow(BatchRow row) const {
+  NodeId before = kNoNode;
+  bool has_ended = false;
+  for (std::uint32_t column = 0; column < num_columns(row); ++column) {
+    const NodeId node = pool.node(table.page(row, column));
+    if (node == kNoNode) {
+      has_ended = true;
+      continue;
+    }
+    const NodeId parent = prefixes.parent(node);
+    const bool continues = column == 0 ? prefixes.is_root(parent, rows[row.value()].root)
+                                       : !has_ended && parent == before;
+    if (!continues) {
+      return absl::InternalError(absl::StrCat("row ", row.value(), " column ", column,
+                                              " does not continue the prefix before it"));
+    }
+    before = node;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheManager::State::CheckStepWork() const {
+  const std::vector<BlockId> quarantined = pool.quarantined_pages();
+  if (clears_in_flight.size() > quarantined.size() ||
+      !std::equal(clears_in_flight.begin(), clears_in_flight.end(), quarantined.begin())) {
+    return absl::InternalError(absl::StrCat(clears_in_flight.size(),
+                                            " pages are being cleared that are not the first of ",
+                                            quarantined.size(), " quarantined ones"));
+  }
+  for (const PageCopy& copy : pending_copies) {
+    if (!pool.is_referenced(copy.target) || copy.num_rows == 0 || copy.num_rows > page_size) {
+      return absl::InternalError(absl::StrCat("a copy of ", copy.num_rows, " rows into page ",
+                                              copy.target.value(), " has no purpose"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheManager::CheckIntegrity() const {
+  QUIRE_RETURN_IF_ERROR(state_->pool.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(state_->table.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(state_->prefixes.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(state_->CheckReferences());
+  for (std::uint32_t row = 0; row < state_->rows.size(); ++row) {
+    QUIRE_RETURN_IF_ERROR(state_->CheckRow(BatchRow{row}));
+  }
+  return state_->CheckStepWork();
+}
+
+}  // namespace quire::cache

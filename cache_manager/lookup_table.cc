@@ -1,0 +1,91 @@
+#include "cache_manager/lookup_table.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace quire::cache {
+
+LookupTable::LookupTable(std::uint32_t max_rows, std::uint32_t max_pages)
+    : max_rows_(max_rows),
+      max_pages_(max_pages),
+      stride_((max_pages + 7) / 8 * 8 + kPaddingColumns),
+      num_columns_(max_rows) {}
+
+absl::StatusOr<LookupTable> LookupTable::Create(std::uint32_t max_rows, std::uint32_t max_pages) {
+  QUIRE_CHECK(max_rows > 0 && max_pages > 0);
+  LookupTable table(max_rows, max_pages);
+  const std::int64_t row_bytes = std::int64_t{table.stride_} * std::int64_t{sizeof(std::uint32_t)};
+  QUIRE_ASSIGN_OR_RETURN(table.pages_,
+                         DeviceBuffer::Allocate(MemoryKind::kHost, max_rows * row_bytes));
+  QUIRE_ASSIGN_OR_RETURN(
+      table.lengths_,
+      DeviceBuffer::Allocate(MemoryKind::kHost, max_rows * std::int64_t{sizeof(std::uint32_t)}));
+  return table;
+}
+
+std::uint32_t* LookupTable::entry(BatchRow row, std::uint32_t column) const {
+  return static_cast<std::uint32_t*>(pages_.data()) + std::size_t{row.value()} * stride_ + column;
+}
+
+std::uint32_t LookupTable::num_columns(BatchRow row) const {
+  QUIRE_CHECK(row.value() < max_rows_);
+  return num_columns_[row.value()];
+}
+
+std::span<const std::uint32_t> LookupTable::columns(BatchRow row) const {
+  return {entry(row, 0), num_columns(row)};
+}
+
+BlockId LookupTable::page(BatchRow row, std::uint32_t column) const {
+  QUIRE_CHECK(column < num_columns(row));
+  return BlockId{*entry(row, column)};
+}
+
+void LookupTable::Append(BatchRow row, BlockId page) {
+  QUIRE_CHECK(num_columns(row) < max_pages_);
+  QUIRE_CHECK(page != kNullBlock);
+  *entry(row, num_columns_[row.value()]++) = page.value();
+}
+
+void LookupTable::Replace(BatchRow row, std::uint32_t column, BlockId page) {
+  QUIRE_CHECK(column < num_columns(row));
+  QUIRE_CHECK(page != kNullBlock);
+  *entry(row, column) = page.value();
+}
+
+BlockId LookupTable::PopBack(BatchRow row) {
+  QUIRE_CHECK(num_columns(row) > 0);
+  std::uint32_t* last = entry(row, --num_columns_[row.value()]);
+  const BlockId page{*last};
+  *last = kNullBlock.value();
+  return page;
+}
+
+void LookupTable::SetLength(BatchRow row, std::uint32_t tokens) {
+  QUIRE_CHECK(row.value() < max_rows_);
+  static_cast<std::uint32_t*>(lengths_.data())[row.value()] = tokens;
+}
+
+absl::Status LookupTable::CheckIntegrity() const {
+  for (std::uint32_t row = 0; row < max_rows_; ++row) {
+    const std::uint32_t assigned = num_columns_[row];
+    if (assigned > max_pages_) {
+      return absl::InternalError(
+          absl::StrCat("row ", row, " has ", assigned, " pages, the limit is ", max_pages_));
+    }
+    if (assigned == 0 && lengths()[row] != 0) {
+      return absl::InternalError(
+          absl::StrCat("row ", row, " has no pages but length ", lengths()[row]));
+    }
+    for (std::uint32_t column = 0; column < stride_; ++column) {
+      const std::uint32_t page = *entry(BatchRow{row}, column);
+      if ((page != kNullBlock.value()) == (column < assigned)) continue;
+      return absl::InternalError(absl::StrCat("row ", row, " column ", column, " holds page ", page,
+                                              " but the row has ", assigned, " pages"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::cache

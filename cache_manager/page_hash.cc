@@ -1,0 +1,45 @@
+#include "cache_manager/page_hash.h"
+
+#include <cstddef>
+
+namespace quire::cache {
+namespace {
+
+// The first word of every hashed stream, so that a root can never be mistaken for a page.
+constexpr std::uint64_t kRootDomain = 0x746f6f72;  // "root"
+constexpr std::uint64_t kPageDomain = 0x65676170;  // "page"
+
+void UpdateField(KeyedHasher& hasher, absl::string_view field) {
+  hasher.UpdateValue(std::uint64_t{field.size()}).Update(field);
+}
+
+}  // namespace
+
+Hash128 HashRoot(const HashKey& key, const PrefixScope& scope) {
+  KeyedHasher hasher(key);
+  hasher.UpdateValue(kRootDomain);
+  UpdateField(hasher, scope.tenant);
+  UpdateField(hasher, scope.fingerprint);
+  UpdateField(hasher, scope.salt);
+  return hasher.Finish();
+}
+
+PageKey HashPage(const HashKey& key, const Hash128& parent, std::span<const std::int32_t> tokens) {
+  KeyedHasher hasher(key);
+  hasher.UpdateValue(kPageDomain).UpdateValue(parent.lo).UpdateValue(parent.hi);
+  return hasher.Update(std::as_bytes(tokens)).Finish();
+}
+
+std::vector<PageKey> HashPages(const HashKey& key, const Hash128& root,
+                               std::span<const std::int32_t> tokens, std::uint32_t page_size) {
+  std::vector<PageKey> keys;
+  keys.reserve(tokens.size() / page_size);
+  Hash128 parent = root;
+  for (std::size_t begin = 0; begin + page_size <= tokens.size(); begin += page_size) {
+    parent = HashPage(key, parent, tokens.subspan(begin, page_size));
+    keys.push_back(parent);
+  }
+  return keys;
+}
+
+}  // namespace quire::cache

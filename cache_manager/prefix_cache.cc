@@ -1,0 +1,283 @@
+#include "cache_manager/prefix_cache.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace quire::cache {
+
+PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
+    : options_(options),
+      pool_(pool),
+      nodes_(std::size_t{pool->usable()} * 2),
+      tokens_(std::size_t{pool->num_blocks()} * options.page_size) {
+  QUIRE_CHECK(options.page_size > 0);
+  unused_.reserve(nodes_.size());
+  for (std::size_t slot = nodes_.size(); slot > 0; --slot) {
+    unused_.push_back(NodeId{static_cast<std::uint32_t>(slot - 1)});
+  }
+  // Room for twice the nodes: erased entries then never force a table to grow.
+  index_.reserve(nodes_.size());
+  roots_.reserve(nodes_.size());
+  pool_->SetEvictionHandler([this](BlockId page) { DropSubtree(pool_->node(page)); });
+}
+
+PrefixCache::Node& PrefixCache::at(NodeId node) {
+  QUIRE_CHECK(node.value() < nodes_.size() && nodes_[node.value()].kind != Kind::kUnused);
+  return nodes_[node.value()];
+}
+
+const PrefixCache::Node& PrefixCache::at(NodeId node) const {
+  QUIRE_CHECK(node.value() < nodes_.size() && nodes_[node.value()].kind != Kind::kUnused);
+  return nodes_[node.value()];
+}
+
+NodeId PrefixCache::id(const Node* node) const {
+  return NodeId{static_cast<std::uint32_t>(node - nodes_.data())};
+}
+
+std::span<const std::int32_t> PrefixCache::tokens(const Node& node) const {
+  const std::size_t begin = std::size_t{node.page.value()} * options_.page_size;
+  return std::span(tokens_).subspan(begin, node.filled);
+}
+
+NodeId PrefixCache::FindRoot(const Hash128& root) const {
+  const auto found = roots_.find(root);
+  return found == roots_.end() ? kNoNode : found->second;
+}
+
+PrefixCache::Child PrefixCache::FindChild(NodeId parent, const PageKey& key,
+                                          std::span<const std::int32_t> tokens) const {
+  const auto found = index_.find(key);
+  if (found == index_.end()) return {};
+  const Node& node = at(found->second);
+  if (node.parent != parent || !std::ranges::equal(this->tokens(node), tokens)) {
+    return {.node = kNoNode, .collision = true};
+  }
+  return {.node = found->second, .collision = false};
+}
+
+PrefixCache::Beginning PrefixCache::FindBeginning(NodeId parent,
+                                                  std::span<const std::int32_t> tokens) const {
+  Beginning best;
+  if (parent == kNoNode) return best;
+  std::uint32_t candidates = kMaxPartialCandidates;
+  for (const Node* child = at(parent).children.front(); child != nullptr && candidates > 0;
+       child = Siblings::next(child), --candidates) {
+    const auto stored = this->tokens(*child);
+    const auto end = std::ranges::mismatch(stored, tokens).in1;
+    const auto rows = static_cast<std::uint32_t>(end - stored.begin());
+    if (rows > best.rows) best = {.node = id(child), .rows = rows};
+  }
+  return best;
+}
+
+NodeId PrefixCache::TakeSlot(Kind kind) {
+  QUIRE_CHECK(!unused_.empty());
+  const NodeId slot = unused_.back();
+  unused_.pop_back();
+  nodes_[slot.value()].kind = kind;
+  return slot;
+}
+
+NodeId PrefixCache::AddRoot(const Hash128& root) {
+  const NodeId found = FindRoot(root);
+  if (found != kNoNode) return found;
+  const NodeId node = TakeSlot(Kind::kRoot);
+  at(node).key = root;
+  roots_.emplace(root, node);
+  return node;
+}
+
+NodeId PrefixCache::Link(Kind kind, NodeId parent, std::span<const std::int32_t> tokens,
+                         BlockId page) {
+  Node& above = at(parent);
+  QUIRE_CHECK(above.kind != Kind::kPartial);
+  const NodeId slot = TakeSlot(kind);
+  pool_->AttachNode(page, slot);
+  Node& node = at(slot);
+  node.parent = parent;
+  node.parent_generation = above.generation;
+  node.page = page;
+  node.filled = static_cast<std::uint32_t>(tokens.size());
+  std::ranges::copy(tokens, tokens_.begin() + std::ptrdiff_t{page.value()} * options_.page_size);
+  above.children.push_front(&node);
+  ++num_nodes_;
+  return slot;
+}
+
+NodeId PrefixCache::AddChild(NodeId parent, const PageKey& key,
+                             std::span<const std::int32_t> tokens, BlockId page) {
+  QUIRE_CHECK(tokens.size() == options_.page_size);
+  const NodeId node = Link(Kind::kFull, parent, tokens, page);
+  at(node).key = key;
+  const bool is_new = index_.emplace(key, node).second;
+  QUIRE_CHECK(is_new);
+  return node;
+}
+
+NodeId PrefixCache::AddPartialChild(NodeId parent, std::span<const std::int32_t> tokens,
+                                    BlockId page) {
+  QUIRE_CHECK(!tokens.empty() && tokens.size() < options_.page_size);
+  return Link(Kind::kPartial, parent, tokens, page);
+}
+
+void PrefixCache::Touch(NodeId node) {
+  Node& touched = at(node);
+  QUIRE_CHECK(touched.parent != kNoNode);
+  auto& siblings = at(touched.parent).children;
+  siblings.erase(&touched);
+  siblings.push_front(&touched);
+}
+
+void PrefixCache::RemoveLeaf(NodeId leaf) {
+  Node& node = at(leaf);
+  QUIRE_CHECK(node.children.empty());
+  if (node.kind == Kind::kRoot) {
+    roots_.erase(node.key);
+  } else {
+    if (node.kind == Kind::kFull) index_.erase(node.key);
+    at(node.parent).children.erase(&node);
+    pool_->DetachNode(node.page);
+    --num_nodes_;
+    ++generation_;
+  }
+  node.key = {};
+  node.parent = kNoNode;
+  node.page = kNullBlock;
+  node.filled = 0;
+  node.kind = Kind::kUnused;
+  ++node.generation;
+  unused_.push_back(leaf);
+}
+
+void PrefixCache::DropSubtree(NodeId top) {
+  NodeId above = at(top).parent;
+  NodeId node = top;
+  while (true) {
+    while (!at(node).children.empty()) node = id(at(node).children.front());
+    const NodeId parent = at(node).parent;
+    RemoveLeaf(node);
+    if (node == top) break;
+    node = parent;
+  }
+  if (above != kNoNode && at(above).kind == Kind::kRoot && at(above).children.empty()) {
+    RemoveLeaf(above);
+  }
+}
+
+BlockId PrefixCache::EvictedBefore(NodeId node) const {
+  // Every cached descendant comes before every cached ancestor, so directly before the nearest
+  // ancestor is after all descendants. A page that a row refers to has all its ancestors in that
+  // row.
+  for (NodeId above = parent(node); above != kNoNode; above = parent(above)) {
+    const BlockId page = this->page(above);
+    if (page == kNullBlock || pool_->requests(page) > 0) break;
+    if (pool_->state(page) == PageState::kCached) return page;
+  }
+  return kNullBlock;
+}
+
+absl::Status PrefixCache::CheckNode(const Node& node) const {
+  const std::uint32_t name = id(&node).value();
+  if (node.kind == Kind::kRoot) {
+    if (node.children.empty() || node.parent != kNoNode || FindRoot(node.key) != id(&node)) {
+      return absl::InternalError(
+          absl::StrCat("root node ", name, " has no child, a parent, or is not found"));
+    }
+    return absl::OkStatus();
+  }
+  const bool is_full = node.kind == Kind::kFull;
+  if (node.page == kNullBlock || pool_->node(node.page) != id(&node)) {
+    return absl::InternalError(
+        absl::StrCat("node ", name, " names page ", node.page.value(), ", which names another"));
+  }
+  if (node.parent.value() >= nodes_.size()) {
+    return absl::InternalError(absl::StrCat("node ", name, " has no parent"));
+  }
+  const Node& above = nodes_[node.parent.value()];
+  if ((above.kind != Kind::kRoot && above.kind != Kind::kFull) ||
+      above.generation != node.parent_generation) {
+    return absl::InternalError(absl::StrCat("the parent of node ", name, " does not live"));
+  }
+  if (is_full != (node.filled == options_.page_size) || node.filled == 0) {
+    return absl::InternalError(absl::StrCat("node ", name, " is filled with ", node.filled,
+                                            " tokens of ", options_.page_size));
+  }
+  if (!is_full && !node.children.empty()) {
+    return absl::InternalError(absl::StrCat("partial node ", name, " has children"));
+  }
+  if (!is_full) return absl::OkStatus();
+  if (options_.page_hash(options_.hash_key, above.key, tokens(node)) != node.key) {
+    return absl::InternalError(absl::StrCat("node ", name, " has a key of other tokens"));
+  }
+  const auto found = index_.find(node.key);
+  if (found == index_.end() || found->second != id(&node)) {
+    return absl::InternalError(absl::StrCat("node ", name, " is not in the index"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrefixCache::CheckTree() const {
+  std::size_t full = 0;
+  std::size_t partial = 0;
+  std::size_t roots = 0;
+  std::size_t linked = 0;
+  for (const Node& node : nodes_) {
+    if (node.kind == Kind::kUnused) continue;
+    QUIRE_RETURN_IF_ERROR(CheckNode(node));
+    full += node.kind == Kind::kFull;
+    partial += node.kind == Kind::kPartial;
+    roots += node.kind == Kind::kRoot;
+    for (const Node* child = node.children.front(); child != nullptr;
+         child = Siblings::next(child)) {
+      if (child->kind == Kind::kUnused || child->parent != id(&node)) {
+        return absl::InternalError(
+            absl::StrCat("node ", id(&node).value(), " has the child of another"));
+      }
+      ++linked;
+    }
+  }
+  if (index_.size() != full || roots_.size() != roots || linked != full + partial ||
+      num_nodes_ != full + partial || unused_.size() + full + partial + roots != nodes_.size()) {
+    return absl::InternalError(absl::StrCat(
+        "prefix cache counts ", index_.size(), " keys, ", roots_.size(), " roots, ", linked,
+        " children, ", num_nodes_, " nodes and ", unused_.size(), " unused slots, but has ", full,
+        " full, ", partial, " partial and ", roots, " root nodes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrefixCache::CheckEvictionOrder() const {
+  std::vector<std::uint32_t> position(pool_->num_blocks());  // from 1; 0: not cached
+  std::uint32_t next = 0;
+  for (const BlockId page : pool_->EvictionOrder()) position[page.value()] = ++next;
+  for (const Node& node : nodes_) {
+    if (node.kind != Kind::kFull && node.kind != Kind::kPartial) continue;
+    const Node& above = at(node.parent);
+    if (above.kind == Kind::kRoot || position[above.page.value()] == 0) continue;
+    const bool is_held = pool_->requests(node.page) > 0;
+    if (is_held || position[node.page.value()] > position[above.page.value()]) {
+      return absl::InternalError(absl::StrCat("page ", above.page.value(),
+                                              " would be evicted before page ", node.page.value(),
+                                              ", which continues it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrefixCache::CheckIntegrity() const {
+  QUIRE_RETURN_IF_ERROR(CheckTree());
+  for (std::uint32_t page = 1; page < pool_->num_blocks(); ++page) {
+    const NodeId node = pool_->node(BlockId{page});
+    if (node == kNoNode) continue;
+    if (node.value() >= nodes_.size() || nodes_[node.value()].page != BlockId{page}) {
+      return absl::InternalError(absl::StrCat("page ", page, " names a node of another page"));
+    }
+  }
+  return CheckEvictionOrder();
+}
+
+}  // namespace quire::cache

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "base/intrusive_list.h"
+#include "base/strong_id.h"
+#include "cache_manager/block_pool.h"
+#include "cache_manager/page_hash.h"
+
+namespace quire::cache {
+
+struct PrefixCacheOptions {
+  std::uint32_t page_size = 0;
+  HashKey hash_key{};
+  PageHashFunction page_hash = &HashPage;  // what the given keys were made with
+};
+
+// Which token histories lie in which pages: a tree of nodes, one page of tokens each, under one
+// root per sharing scope.
+//
+//   root(scope) ---- [P tokens] ---- [P tokens] ---- [P tokens]
+//                         |                 |
+//                         +-- [P tokens]    +-- [f < P tokens]    a partial child: no key, only
+//                         copied
+//
+// A full node is found by its key, and then its tokens and its parent are compared, so by induction
+// over the path the whole history is equal: a collision of keys is a miss, never a wrong page. Of
+// two histories with one key the second stays unpublished.
+//
+// Place:      above BlockPool, whose pages it names; below CacheManager. Knows tokens and ids,
+// never
+//             rows or memory.
+// Invariants: a node has one page and that page has this node; its parents up to the root exist. A
+//             root has a child. Eviction is leaf first: a cached page has no child that a row
+//             refers to and no child that is evicted later. A node's tokens hash to its key; the
+//             index holds exactly the full nodes. CheckIntegrity().
+// Threads:    engine thread only.
+// Lifetime:   must not outlive its BlockPool.
+class PrefixCache {
+ public:
+  // How many children of a node are compared for the beginning of a page.
+  static constexpr std::uint32_t kMaxPartialCandidates = 8;
+
+  struct Child {
+    NodeId node = kNoNode;
+    bool collision = false;  // the key is taken by another history
+  };
+  struct Beginning {
+    NodeId node = kNoNode;
+    std::uint32_t rows = 0;
+  };
+
+  // Makes itself the eviction handler of `pool`.
+  PrefixCache(const PrefixCacheOptions& options, BlockPool* pool);
+  PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
+
+  // kNoNode when nothing is published under `root`.
+  NodeId FindRoot(const Hash128& root) const;
+  // The full child of `parent` with this key and exactly these page_size tokens. `parent` may be
+  // kNoNode, which has no children.
+  Child FindChild(NodeId parent, const PageKey& key, std::span<const std::int32_t> tokens) const;
+  // The child of `parent`, among the kMaxPartialCandidates most recently used ones, that has the
+  // longest common beginning with `tokens`; the most recent one of equals. Full and partial
+  // children.
+  Beginning FindBeginning(NodeId parent, std::span<const std::int32_t> tokens) const;
+
+  // The root node, made on demand. It must get a child before the next operation.
+  NodeId AddRoot(const Hash128& root);
+  // Publishes `page` as the newest child of `parent`. REQUIRES: FindChild finds neither node nor
+  // collision, tokens.size() == page_size; the page is referenced and has no node.
+  NodeId AddChild(NodeId parent, const PageKey& key, std::span<const std::int32_t> tokens,
+                  BlockId page);
+  // The same for a page that only tokens.size() < page_size tokens fill.
+  NodeId AddPartialChild(NodeId parent, std::span<const std::int32_t> tokens, BlockId page);
+
+  // Makes the node the most recently used child of its parent.
+  void Touch(NodeId node);
+  // Removes the node and all below it: nothing of them is found any more, unreferenced pages become
+  // free. Roots that lose their last child go too.
+  void DropSubtree(NodeId node);
+
+  BlockId page(NodeId node) const { return at(node).page; }
+  NodeId parent(NodeId node) const { return at(node).parent; }
+  // True for the root node of `root`.
+  bool is_root(NodeId node, const Hash128& root) const {
+    return at(node).kind == Kind::kRoot && at(node).key == root;
+  }
+
+  // Where the page of `node` belongs in the eviction order, now that it becomes cached: before this
+  // page, its nearest cached ancestor, or at the warm end when that is the null page.
+  BlockId EvictedBefore(NodeId node) const;
+
+  std::uint32_t num_nodes() const { return num_nodes_; }  // roots not counted
+  // Grows whenever a node goes away; a match stays valid as long as it does not.
+  std::uint64_t generation() const { return generation_; }
+
+  // Proves the invariants in O(num_blocks * page_size).
+  absl::Status CheckIntegrity() const;
+
+ private:
+  friend struct PrefixCachePeer;
+
+  enum class Kind : std::uint8_t { kUnused, kRoot, kFull, kPartial };
+  struct Node {
+    IntrusiveNode<Node> sibling;
+    IntrusiveList<Node, &Node::sibling> children;  // most recently used first
+    PageKey key;              // of a root: the root itself; of a partial child: nothing
+    NodeId parent = kNoNode;  // kNoNode for a root
+    std::uint32_t parent_generation = 0;
+    std::uint32_t generation = 0;  // how often this slot was reused
+    BlockId page = kNullBlock;     // the null page for a root
+    std::uint32_t filled = 0;      // tokens: page_size, less for a partial child, 0 for a root
+    Kind kind = Kind::kUnused;
+  };
+  using Siblings = IntrusiveList<Node, &Node::sibling>;
+
+  Node& at(NodeId node);
+  const Node& at(NodeId node) const;
+  NodeId id(const Node* node) const;
+  std::span<const std::int32_t> tokens(const Node& node) const;
+  NodeId TakeSlot(Kind kind);
+  NodeId Link(Kind kind, NodeId parent, std::span<const std::int32_t> tokens, BlockId page);
+  void RemoveLeaf(NodeId node);
+  absl::Status CheckNode(const Node& node) const;
+  absl::Status CheckTree() const;
+  absl::Status CheckEvictionOrder() const;
+
+  const PrefixCacheOptions options_;
+  BlockPool* const pool_;
+  std::vector<Node> nodes_;           // two per page, as each node may need a root; never resized
+  std::vector<NodeId> unused_;        // slots of nodes_, last in, first out
+  std::vector<std::int32_t> tokens_;  // [num_blocks, page_size]
+  absl::flat_hash_map<PageKey, NodeId> index_;  // full nodes; never iterated for a decision
+  absl::flat_hash_map<Hash128, NodeId> roots_;
+  std::uint32_t num_nodes_ = 0;
+  std::uint64_t generation_ = 0;
+};
+
+}  // namespace quire::cache
