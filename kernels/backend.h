@@ -48,7 +48,7 @@ class Backend {
 
   const Device& device() const { return device_; }
   int num_threads() const { return pool_->size(); }
-  // "avx512", "avx2", "sse4", "neon" or "baseline": what the kernels run with.
+  // "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
   absl::string_view isa() const;
 
   // Runs fn(begin, end) over disjoint ranges that cover [0, n). `work` is the cost of one item,
@@ -75,7 +75,7 @@ class Backend {
 };
 
 // Makes the kernels of this process run with an instruction set below the best one: "auto", "avx512",
-// "avx2", "sse4", "neon" or "baseline". For configuration and tests, before or between ops. Returns
+// "avx2", "sse4", "neon" or "scalar". For configuration and tests, before or between ops. Returns
 // INVALID_ARGUMENT for a name that is not listed, FAILED_PRECONDITION when the CPU lacks it.
 absl::Status SelectCpuIsa(absl::string_view isa);
 

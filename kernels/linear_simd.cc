@@ -1,7 +1,7 @@
 // Traffic: each weight is read from memory once for all rows, 2 bytes (f32: 4), widened in registers;
 // x and y are small beside it. Lanes run along N, so every output is one chain of multiply-adds and no
 // horizontal sum exists. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators, 4 weights, 2 broadcasts),
-// AVX2 4 x 1, 128 bits 2 x 1; few rows take more panels, so that enough chains hide the latency of a
+// AVX2 4 x 1, below that 2 x 1; few rows take more panels, so that enough chains hide the latency of a
 // multiply-add. A group of panels stays in L2 while all row blocks pass over it.
 
 #include <algorithm>
@@ -165,7 +165,7 @@ constexpr std::int64_t kTileRows = kRegisters == 1 ? 8 : kRegisters == 2 ? 4 : 2
 constexpr std::size_t kPanels8 = 2;
 constexpr std::size_t kPanels4 = kRegisters == 1 ? 4 : 1;
 constexpr std::size_t kPanels2 = kRegisters == 1 ? 4 : kRegisters == 2 ? 2 : 1;
-constexpr std::size_t kPanels1 = kRegisters == 4 ? 2 : 4;
+constexpr std::size_t kPanels1 = kRegisters == 4 ? 2 : kRegisters > 4 ? 1 : 4;
 
 template <class Read>
 void Panels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {

@@ -15,12 +15,11 @@ struct Level {
 };
 
 // Best first; a level may use itself and everything after it.
-constexpr std::array<Level, 6> kLevels = {{{"avx512", HWY_AVX3},
+constexpr std::array<Level, 5> kLevels = {{{"avx512", HWY_AVX3},
                                            {"avx2", HWY_AVX2},
                                            {"sse4", HWY_SSE4},
                                            {"neon", HWY_NEON},
-                                           {"baseline", HWY_EMU128},
-                                           {"baseline", HWY_SCALAR}}};
+                                           {"scalar", HWY_EMU128 | HWY_SCALAR}}};
 
 }  // namespace
 
@@ -29,7 +28,7 @@ absl::string_view ChosenIsa() {
   for (const Level& level : kLevels) {
     if ((usable & level.target) != 0) return level.name;
   }
-  return "baseline";
+  return "scalar";
 }
 
 absl::Status ChooseIsa(absl::string_view isa) {
@@ -40,18 +39,18 @@ absl::Status ChooseIsa(absl::string_view isa) {
   for (const Level& level : kLevels) {
     if (level.name == isa) {
       known = true;
-      if ((usable & level.target) == 0 && level.target != HWY_SCALAR) {
+      if ((usable & level.target) == 0) {
         return absl::FailedPreconditionError(
             absl::StrCat("instruction set ", isa, " is not available on this CPU or in this build"));
       }
-      allowed |= level.target;
+      allowed |= usable & level.target;
     } else if (allowed != 0) {
       allowed |= usable & level.target;
     }
   }
   if (!known) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "instruction set ", isa, " is not one of auto, avx512, avx2, sse4, neon, baseline"));
+        "instruction set ", isa, " is not one of auto, avx512, avx2, sse4, neon, scalar"));
   }
   hwy::SetSupportedTargetsForTest(allowed);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());

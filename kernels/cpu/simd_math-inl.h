@@ -2,8 +2,8 @@
 // Highway's toggle in place of a pragma.
 //
 // Width: every sum over a row has 16 virtual lanes (element i belongs to lane i mod 16), held in one,
-// two or four registers, so that AVX2 and AVX-512 give the same bits. SSE4 and the baseline have no
-// fused multiply-add and are levels of their own.
+// two, four or 16 registers, so that AVX2 and AVX-512 give the same bits. SSE4 and the scalar level
+// have no fused multiply-add and are levels of their own.
 
 #if defined(QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_
@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,7 +32,7 @@ using VF = hn::Vec<DF>;
 using VU = hn::Vec<DU>;
 
 inline constexpr std::size_t kVirtualLanes = 16;
-inline constexpr std::size_t kLanes = HWY_MAX_LANES_D(DF);
+inline constexpr std::size_t kLanes = HWY_MIN(16, HWY_LANES(float));
 // Registers per row of virtual lanes.
 inline constexpr std::size_t kRegisters = kVirtualLanes / kLanes;
 
@@ -87,6 +88,16 @@ HWY_INLINE VF WidenF16(VU low_halves) {
   const VU sign = hn::ShiftLeft<31>(hn::ShiftRight<15>(low_halves));
   return hn::BitCast(d, hn::Or(hn::Or(hn::BitCast(du, value), special), sign));
 }
+// kLanes elements of a row, widened.
+HWY_INLINE VF LoadWide(const float* from) { return hn::LoadU(DF(), from); }
+HWY_INLINE VU LoadHalves(const std::uint16_t* from) {
+  return hn::PromoteTo(DU(), hn::LoadU(hn::Rebind<std::uint16_t, DF>(), from));
+}
+HWY_INLINE VF LoadWide(const BF16* from) {
+  return hn::BitCast(DF(), hn::ShiftLeft<16>(LoadHalves(&from->bits)));
+}
+HWY_INLINE VF LoadWide(const F16* from) { return WidenF16(LoadHalves(&from->bits)); }
+
 HWY_INLINE VF EvenF16(VU pairs) { return WidenF16(hn::And(pairs, hn::Set(DU(), 0xffffu))); }
 HWY_INLINE VF OddF16(VU pairs) { return WidenF16(hn::ShiftRight<16>(pairs)); }
 

@@ -1,0 +1,34 @@
+#pragma once
+
+// The gated product of a feed-forward block.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+
+namespace quire::kernels {
+
+struct SiluProductParams {
+  const float* gate;  // [num_rows, columns], rows gate_stride apart
+  const float* up;    // [num_rows, columns], rows up_stride apart
+  float* y;           // [num_rows, columns], rows y_stride apart; may be gate or up
+  std::int64_t gate_stride;
+  std::int64_t up_stride;
+  std::int64_t y_stride;
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+};
+
+// y = gate / (1 + exp(-gate)) * up, element by element in f32, with the one exp of all kernels.
+// Returns INVALID_ARGUMENT for a stride below columns.
+absl::Status SiluProduct(const Backend& backend, const SiluProductParams& params);
+
+namespace internal {
+
+void SiluProductCpu(const SiluProductParams& params, std::int64_t row_begin, std::int64_t row_end);
+void SiluProductSimd(const SiluProductParams& params, std::int64_t row_begin,
+                     std::int64_t row_end);
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,71 @@
+#pragma once
+
+// Causal attention of new rows over paged K and V: prefill and decode in one op, any head size, grouped
+// or single KV heads.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+#include "kernels/kv_dispatch.h"
+
+namespace quire::kernels {
+
+struct AttentionParams {
+  const AnyKvView* keys;             // one layer, with this step's rows already stored
+  const AnyKvView* values;           // the same layer
+  const float* q;                    // [num_rows, num_heads, head_size], rows q_stride apart
+  float* out;                        // [num_rows, num_heads, head_size], rows out_stride apart
+  const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1
+  std::int64_t q_stride;
+  std::int64_t out_stride;
+  std::uint32_t batch_size;
+  std::uint32_t num_heads;  // query heads, a multiple of the views' heads
+  float scale;              // on q . k, usually head_size^-0.5
+};
+
+// Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p:
+//   out[h] = sum_j softmax_j(scale * q[h] . k_j) v_j, with KV head h / (num_heads / kv_heads).
+//
+// f32 throughout, in a tree that depends on p alone, so chunks, batch, page ids and threads cannot
+// change a bit: tiles of 16 tokens at multiples of 16 in order inside a span of 512, spans folded left
+// to right. A score has 16 virtual lanes over the columns and a fixed tree over the lanes; a tile is one
+// online-softmax step. Keys beyond p are never read. Returns INVALID_ARGUMENT as CheckKvStep, for
+// head counts that do not divide, or a stride below the heads.
+absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
+
+namespace internal {
+
+inline constexpr std::uint32_t kAttentionTile = 16;
+inline constexpr std::uint32_t kAttentionSpan = 512;
+
+// Some rows of one sequence on one KV head, over some spans.
+struct AttentionItem {
+  std::uint32_t sequence;
+  std::uint32_t kv_head;
+  std::uint32_t row_begin;  // inside the sequence
+  std::uint32_t num_rows;
+  std::uint32_t span_begin;
+  std::uint32_t span_end;
+  // Where the states of these spans go when they are folded later, one span partial_stride floats after
+  // the other, [row][head in group][StateFloats] each; null: fold here and write the output.
+  float* partial;
+  std::size_t partial_stride;
+};
+
+// Columns of a head in scratch memory: a multiple of the 16 virtual lanes.
+constexpr std::uint32_t PaddedColumns(std::uint32_t head_size) { return (head_size + 15) / 16 * 16; }
+// Floats of a state: columns, maximum, sum, and a gap that keeps the next one aligned.
+constexpr std::size_t StateFloats(std::uint32_t head_size) { return PaddedColumns(head_size) + 16; }
+// Scratch of one item.
+std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t states);
+
+// Plain reference: the whole op, one thread, two passes of softmax.
+void AttentionCpu(const AttentionParams& params);
+void AttentionSimd(const AttentionParams& params, const AttentionItem& item, std::byte* scratch);
+// Folds the states at item.partial for spans [0, span_end) and writes the output.
+void AttentionFoldSimd(const AttentionParams& params, const AttentionItem& item);
+
+}  // namespace internal
+}  // namespace quire::kernels

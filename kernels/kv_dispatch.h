@@ -1,0 +1,98 @@
+#pragma once
+
+// The one list of KV element types that kernels are built for, and what is made of it: views and
+// collections whose element type is chosen at run time. Heads, head size and page size are fields, so
+// only the element multiplies instantiations.
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "cache_manager/kv_cache_collection.h"
+#include "cache_manager/kv_cache_view.h"
+
+namespace quire::kernels {
+
+using KvParams = cache::KVCacheStaticParams<cache::kDynamicExtent, cache::kDynamicExtent>;
+
+// K or V of one layer.
+template <typename T>
+using KvView = cache::PagedKVCache<T, KvParams, cache::kDynamicExtent>;
+template <typename T>
+using KvCollection = cache::PagedKVCacheCollection<T, KvParams, cache::kDynamicExtent>;
+
+// The list. An element type joins here and nowhere else.
+template <template <typename> typename Of>
+using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>>;
+
+using AnyKvView = OverKvElements<KvView>;
+using AnyKvCollection = OverKvElements<KvCollection>;
+
+// The collection for geometry.dtype over the pool at `blocks` (page 0 of layer 0's K). Returns
+// INVALID_ARGUMENT for a dtype that is not in the list, or what the collection's own checks find.
+inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry& geometry,
+                                                        void* blocks,
+                                                        const cache::KvStepInputs& inputs) {
+  const auto make = [&]<typename T>(std::type_identity<T>) -> absl::StatusOr<AnyKvCollection> {
+    QUIRE_ASSIGN_OR_RETURN(KvCollection<T> collection,
+                           KvCollection<T>::Create(geometry, {static_cast<T*>(blocks)}, inputs));
+    return AnyKvCollection(std::move(collection));
+  };
+  switch (geometry.dtype) {
+    case DType::kF32:
+      return make(std::type_identity<float>());
+    case DType::kBF16:
+      return make(std::type_identity<BF16>());
+    case DType::kF16:
+      return make(std::type_identity<F16>());
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("kv cache dtype ", DTypeName(geometry.dtype),
+                                                     " has no kernels, supported are f32, bf16 "
+                                                     "and f16"));
+  }
+}
+
+// REQUIRES: layer is one of the collection's.
+inline AnyKvView KeyView(const AnyKvCollection& collection, std::uint32_t layer) {
+  return std::visit([&](const auto& c) { return AnyKvView(c.get_key_cache(layer)); }, collection);
+}
+inline AnyKvView ValueView(const AnyKvCollection& collection, std::uint32_t layer) {
+  return std::visit([&](const auto& c) { return AnyKvView(c.get_value_cache(layer)); },
+                    collection);
+}
+
+inline DType KvDType(const AnyKvView& view) {
+  return std::visit([](const auto& v) { return v.kDType; }, view);
+}
+
+// What ops check of a pair of views before they touch memory.
+struct KvShape {
+  DType dtype;
+  std::uint32_t num_heads;
+  std::uint32_t head_size;
+  std::uint32_t page_size;
+  std::uint32_t batch_size;
+  std::uint32_t lookup_stride;
+  friend bool operator==(const KvShape&, const KvShape&) = default;
+};
+inline KvShape KvShapeOf(const AnyKvView& view) {
+  return std::visit(
+      [](const auto& v) {
+        return KvShape{v.kDType,      v.num_heads(), v.head_size(),
+                       v.page_size(), v.batch_size,  v.lookup_stride};
+      },
+      view);
+}
+
+// Returns INVALID_ARGUMENT unless both views have one shape, and every row b of [0, batch_size) keeps its
+// cached tokens and the new ones, row_offsets[b + 1] - row_offsets[b], inside the lookup table.
+absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
+                         const std::uint32_t* row_offsets, std::uint32_t batch_size);
+
+}  // namespace quire::kernels

@@ -1,0 +1,38 @@
+#pragma once
+
+// Root-mean-square normalisation, with the residual sum before it.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+
+namespace quire::kernels {
+
+struct RmsNormParams {
+  const float* x;                 // [num_rows, hidden], rows x_stride apart
+  const float* weight = nullptr;  // [hidden]; null: ones
+  float* residual = nullptr;  // [num_rows, hidden], read, added and written back; null: no residual
+  float* y;                   // [num_rows, hidden], rows y_stride apart; may be x
+  std::int64_t x_stride;
+  std::int64_t residual_stride = 0;
+  std::int64_t y_stride;
+  std::uint32_t num_rows;
+  std::uint32_t hidden;
+  float epsilon;
+  float weight_offset = 0;  // 1 for Gemma
+};
+
+// s = x + residual; y = s * (1 / sqrt(mean(s^2) + epsilon)) * (weight + weight_offset), row by row in
+// f32. The sum of squares has 16 virtual lanes (element i in lane i mod 16, ascending) and a fixed tree
+// over them. Returns INVALID_ARGUMENT for hidden 0 or a stride below it.
+absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params);
+
+namespace internal {
+
+// Rows [row_begin, row_end): the plain reference and the fast path.
+void RmsNormCpu(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end);
+void RmsNormSimd(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end);
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,31 @@
+// The plain norm, row by row in index order.
+
+#include <cmath>
+
+#include "kernels/norm.h"
+
+namespace quire::kernels::internal {
+
+void RmsNormCpu(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end) {
+  for (std::int64_t m = row_begin; m < row_end; ++m) {
+    const float* const x = params.x + m * params.x_stride;  // [hidden]
+    float* const y = params.y + m * params.y_stride;        // [hidden]
+    float* const residual =
+        params.residual == nullptr ? nullptr : params.residual + m * params.residual_stride;
+    float sum = 0;
+    for (std::uint32_t i = 0; i < params.hidden; ++i) {
+      const float s = residual == nullptr ? x[i] : x[i] + residual[i];
+      if (residual != nullptr) residual[i] = s;
+      y[i] = s;
+      sum += s * s;
+    }
+    const float inverse =
+        1.0f / std::sqrt(sum / static_cast<float>(params.hidden) + params.epsilon);
+    for (std::uint32_t i = 0; i < params.hidden; ++i) {
+      const float weight = params.weight == nullptr ? 1.0f : params.weight[i];
+      y[i] = y[i] * inverse * (weight + params.weight_offset);
+    }
+  }
+}
+
+}  // namespace quire::kernels::internal

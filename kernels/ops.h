@@ -1,0 +1,17 @@
+#pragma once
+
+// Table of contents: every op, one line each. An op is a params struct of pointers and strides in, an
+// absl::Status out; x.h is its contract, x.cc checks and dispatches, x_cpu.cc is the plain reference,
+// x_simd.cc the fast path where one pays. docs/kernels.md explains the numerics they share.
+
+#include "kernels/activation.h"   // SiluProduct: gate / (1 + exp(-gate)) * up
+#include "kernels/attention.h"    // PagedAttention: causal, grouped heads, prefill and decode
+#include "kernels/backend.h"      // Backend: where the ops run
+#include "kernels/embedding.h"    // Embedding: rows of the token table
+#include "kernels/kv_dispatch.h"  // the one list of KV element types
+#include "kernels/kv_store.h"     // KvStore: K and V rows into their pages
+#include "kernels/linear.h"       // Linear: x W^T + bias + residual; PackLinearWeights
+#include "kernels/norm.h"         // RmsNorm: with the residual sum before it
+#include "kernels/page_copy.h"    // CopyPage, ZeroPage
+#include "kernels/rope.h"         // RopeAngles once per step, Rope once per layer
+#include "kernels/sampling.h"     // Sample, ScoreTokens: logits to tokens and log-probabilities
