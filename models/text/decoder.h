@@ -32,7 +32,7 @@ struct TokenText {
 class Decoder {
  public:
   // `config` is the value of "decoder" (null: no decoder), `tokens` is indexed by id.
-  static absl::StatusOr<Decoder> FromJson(JsonValue config, std::vector<TokenText> tokens);
+  static absl::StatusOr<Decoder> FromJson(const JsonValue& config, std::vector<TokenText> tokens);
 
   std::int32_t size() const { return static_cast<std::int32_t>(tokens_.size()); }
   bool known(std::int32_t id) const { return id >= 0 && id < size() && tokens_[Index(id)].known; }
@@ -53,21 +53,21 @@ class Decoder {
     bool strips_first = false;     // kMetaspace: the first token loses its signs
   };
 
-  absl::Status AddStage(JsonValue config, int depth);
-  absl::Status AddReplace(JsonValue config);
-  absl::Status AddStrip(JsonValue config);
-  absl::Status AddMetaspace(JsonValue config);
-  absl::StatusOr<std::string> Apply(absl::string_view token, bool is_first,
-                                    RegexScratch& scratch) const;
+  absl::Status AddStage(const JsonValue& config);
+  absl::Status AddReplace(const JsonValue& config);
+  absl::Status AddStrip(const JsonValue& config);
+  absl::Status AddMetaspace(const JsonValue& config);
+  absl::StatusOr<std::string> Apply(std::string token, bool is_first, RegexScratch& scratch) const;
 
   static std::size_t Index(std::int32_t id) { return static_cast<std::size_t>(id); }
 
   std::vector<TokenText> tokens_;
   std::vector<std::string> bytes_;
+  std::vector<std::string> first_bytes_;  // of the first token of a text; empty: the same
   std::vector<Stage> stages_;
-  bool fused_ = false;           // while loading: a Fuse was seen
+  bool has_bytes_ = false;  // while loading: a stage has turned text into bytes, or has joined tokens
+  bool fused_ = false;      // while loading: a Fuse was seen
   bool joins_with_space_ = false;
-  bool first_differs_ = false;   // a Metaspace stage treats the first token in its own way
   std::string strip_;            // Strip behind Fuse: this character,
   std::uint32_t strip_count_ = 0;  // at most so often
 };

@@ -1,0 +1,167 @@
+#include "models/text/encoder.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/text/utf8.h"
+
+namespace quire::text {
+namespace {
+
+constexpr InputSpan kNoSpan{-1, -1};
+
+}  // namespace
+
+struct Encoder::Scratch {
+  explicit Scratch(std::int64_t cache_entries) : bpe(cache_entries) {}
+  RegexScratch regex;
+  BpeScratch bpe;
+  std::vector<BpeToken> tokens;
+};
+
+// Scratch memory that no call uses at the moment; as many as there were calls at once.
+struct Encoder::ScratchPool {
+  std::unique_ptr<Scratch> Take(std::int64_t cache_entries) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!free.empty()) {
+        std::unique_ptr<Scratch> scratch = std::move(free.back());
+        free.pop_back();
+        return scratch;
+      }
+    }
+    return std::make_unique<Scratch>(cache_entries);
+  }
+  void Return(std::unique_ptr<Scratch> scratch) {
+    const std::lock_guard lock(mutex);
+    free.push_back(std::move(scratch));
+  }
+
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Scratch>> free;  // guarded by mutex
+};
+
+struct Encoder::Call {
+  const EncodeOptions& options;
+  bool with_spans;
+  bool tracked;  // the stages need spans, even if the caller does not
+  Scratch& scratch;
+  std::vector<EncodedToken> tokens;
+
+  void Add(std::int32_t id, InputSpan span) { tokens.push_back({id, with_spans ? span : kNoSpan}); }
+};
+
+Encoder::Encoder(EncoderParts parts, std::int64_t cache_entries)
+    : parts_(std::move(parts)),
+      cache_entries_(cache_entries),
+      pool_(std::make_unique<ScratchPool>()) {}
+Encoder::~Encoder() = default;
+Encoder::Encoder(Encoder&&) noexcept = default;
+Encoder& Encoder::operator=(Encoder&&) noexcept = default;
+
+std::optional<std::int32_t> Encoder::TokenToId(absl::string_view token) const {
+  const auto added = parts_.added.TokenToId(token);
+  return added ? added : parts_.model.TokenToId(token);
+}
+
+absl::StatusOr<std::vector<EncodedToken>> Encoder::Encode(absl::string_view text,
+                                                          const EncodeOptions& options,
+                                                          bool with_spans) const {
+  constexpr std::size_t kMaxTextBytes = std::numeric_limits<std::int32_t>::max();
+  if (text.size() > kMaxTextBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("text has ", text.size(), " bytes, the limit is ", kMaxTextBytes));
+  }
+  if (const auto offset = FirstInvalidUtf8(text)) {
+    return absl::InvalidArgumentError(absl::StrCat("text is not valid UTF-8 at byte ", *offset));
+  }
+  std::unique_ptr<Scratch> scratch = pool_->Take(cache_entries_);
+  Call call{.options = options,
+            .with_spans = with_spans,
+            .tracked = with_spans || parts_.splitter.needs_tracking(),
+            .scratch = *scratch,
+            .tokens = {}};
+  absl::Status status = absl::OkStatus();
+  if (!options.add_special_tokens) {
+    status = EncodeText(text, call);
+  } else {
+    for (const PostProcessor::Item& item : parts_.post_processor.items()) {
+      if (item.is_text) status = EncodeText(text, call);
+      if (!status.ok()) break;
+      for (const std::int32_t id : item.ids) call.Add(id, kNoSpan);
+    }
+  }
+  pool_->Return(std::move(scratch));
+  QUIRE_RETURN_IF_ERROR(status);
+  return std::move(call.tokens);
+}
+
+absl::Status Encoder::EncodeText(absl::string_view text, Call& call) const {
+  std::vector<Cut> cuts;
+  QUIRE_RETURN_IF_ERROR(parts_.added.CutRaw(text, call.options.parse_special_tokens,
+                                            call.scratch.regex, cuts));
+  for (const Cut& cut : cuts) {
+    const auto begin = static_cast<std::int32_t>(cut.begin);
+    if (cut.id >= 0) {
+      call.Add(cut.id, {begin, static_cast<std::int32_t>(cut.end)});
+    } else {
+      QUIRE_RETURN_IF_ERROR(
+          EncodeSegment(text.substr(cut.begin, cut.end - cut.begin), begin, call));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Text between two added tokens that match raw text; normalized by itself.
+absl::Status Encoder::EncodeSegment(absl::string_view segment, std::int32_t offset,
+                                    Call& call) const {
+  AlignedText text(segment, offset, call.tracked);
+  QUIRE_RETURN_IF_ERROR(parts_.normalizer.Apply(text, call.scratch.regex));
+  std::vector<Cut> cuts;
+  QUIRE_RETURN_IF_ERROR(parts_.added.CutNormalized(text.text(), call.options.parse_special_tokens,
+                                                   call.scratch.regex, cuts));
+  for (const Cut& cut : cuts) {
+    if (cut.id >= 0) {
+      const InputSpan span = text.tracked()
+                                 ? InputSpan{text.span(cut.begin).begin, text.span(cut.end - 1).end}
+                                 : kNoSpan;
+      call.Add(cut.id, span);
+    } else if (cut.begin == 0 && cut.end == text.text().size()) {
+      return EncodeNormalized(std::move(text), call);
+    } else {
+      AlignedText part = text.EmptyLike();
+      part.AppendFrom(text, cut.begin, cut.end);
+      QUIRE_RETURN_IF_ERROR(EncodeNormalized(std::move(part), call));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Encoder::EncodeNormalized(AlignedText text, Call& call) const {
+  PieceList list;
+  const std::size_t size = text.text().size();
+  list.pieces.push_back({0, size, text.tracked() ? text.span(0).begin : -1});
+  list.text = std::move(text);
+  QUIRE_RETURN_IF_ERROR(parts_.splitter.Split(list, call.scratch.regex));
+  for (const Piece& piece : list.pieces) {
+    std::vector<BpeToken>& tokens = call.scratch.tokens;
+    tokens.clear();
+    parts_.model.Encode(list.text.view(piece.begin, piece.end), call.scratch.bpe, tokens);
+    std::size_t begin = piece.begin;
+    for (const BpeToken& token : tokens) {
+      const std::size_t end = std::min(begin + token.size_bytes, piece.end);
+      InputSpan span = kNoSpan;
+      if (list.text.tracked() && begin < end) {
+        span = {list.text.span(begin).begin, list.text.span(end - 1).end};
+      }
+      call.Add(token.id, span);
+      begin = end;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::text

@@ -1,0 +1,271 @@
+#include "models/text/tokenizer.h"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "models/text/added_tokens.h"
+#include "models/text/bpe.h"
+#include "models/text/decoder.h"
+#include "models/text/encoder.h"
+#include "models/text/json_value.h"
+#include "models/text/post_processor.h"
+#include "models/text/utf8.h"
+
+namespace quire::text {
+namespace {
+
+// The largest published tokenizer.json has 34 MB.
+constexpr std::int64_t kMaxFileBytes = std::int64_t{512} << 20;
+
+struct OtherKind {
+  absl::string_view file;
+  absl::string_view kind;
+};
+constexpr OtherKind kOtherKinds[] = {
+    {"tokenizer.model", "a SentencePiece model"},
+    {"spiece.model", "a SentencePiece model"},
+    {"tekken.json", "a Tekken vocabulary"},
+    {"tokenizer.tiktoken", "a tiktoken vocabulary"},
+    {"vocab.txt", "a WordPiece vocabulary"},
+    {"vocab.json", "a vocabulary without its pipeline"},
+};
+
+absl::StatusOr<MappedFile> OpenFile(const std::filesystem::path& path) {
+  QUIRE_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path.string()));
+  if (file.size_bytes() > kMaxFileBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path.string(), " has ", file.size_bytes(),
+                                                   " bytes, the limit is ", kMaxFileBytes));
+  }
+  return file;
+}
+
+absl::Status InFile(absl::string_view file, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
+}
+
+std::string Sha256(std::initializer_list<absl::string_view> contents) {
+  std::string message;
+  for (const absl::string_view content : contents) {
+    absl::StrAppend(&message, content.size(), "\n", content);
+  }
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int size = 0;
+  const int done =
+      EVP_Digest(message.data(), message.size(), digest, &size, EVP_sha256(), nullptr);
+  QUIRE_CHECK(done == 1);
+  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(digest), size));
+}
+
+// What decoding and the post-processor need to know of each id.
+std::vector<TokenText> TableOfTokens(const Bpe& model, const AddedTokens& added) {
+  std::int32_t max_id = -1;
+  for (const auto& [text, id] : model.ids()) max_id = std::max(max_id, id);
+  for (const AddedToken& token : added.tokens()) max_id = std::max(max_id, token.id);
+  std::vector<TokenText> tokens(static_cast<std::size_t>(max_id) + 1);
+  for (const auto& [text, id] : model.ids()) tokens[static_cast<std::size_t>(id)] = {text, true, false};
+  for (const AddedToken& token : added.tokens()) {
+    tokens[static_cast<std::size_t>(token.id)] = {token.normalized_content, true, token.special};
+  }
+  return tokens;
+}
+
+}  // namespace
+
+struct TokenizerParts {
+  Encoder encoder;
+  Decoder decoder;
+  std::optional<std::int32_t> bos_token_id;
+  std::optional<std::int32_t> eos_token_id;
+  std::optional<std::int32_t> pad_token_id;
+  std::string sha256;
+};
+
+namespace {
+
+// The value of a component that may be absent or null; then the document's null stands for it.
+JsonValue ComponentOrNull(const JsonValue& root, absl::string_view key, const JsonValue& null) {
+  return root.Find(key).value_or(null);
+}
+
+absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(
+    absl::string_view text, const TokenizerOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument null_document, JsonDocument::Parse("null"));
+  const JsonValue root = document.root();
+  const JsonValue null = null_document.root();
+  QUIRE_RETURN_IF_ERROR(root.CheckObject());
+  QUIRE_ASSIGN_OR_RETURN(const JsonValue model_json, root.Get("model"));
+  QUIRE_ASSIGN_OR_RETURN(Bpe model, Bpe::FromJson(model_json));
+  QUIRE_ASSIGN_OR_RETURN(Normalizer normalizer,
+                         Normalizer::FromJson(ComponentOrNull(root, "normalizer", null)));
+  QUIRE_ASSIGN_OR_RETURN(Splitter splitter,
+                         Splitter::FromJson(ComponentOrNull(root, "pre_tokenizer", null)));
+  RegexScratch scratch;
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument empty_list, JsonDocument::Parse("[]"));
+  const JsonValue added_json = root.Find("added_tokens").value_or(empty_list.root());
+  QUIRE_ASSIGN_OR_RETURN(AddedTokens added,
+                         AddedTokens::FromJson(added_json, model, normalizer, scratch));
+  QUIRE_ASSIGN_OR_RETURN(Decoder decoder,
+                         Decoder::FromJson(ComponentOrNull(root, "decoder", null),
+                                           TableOfTokens(model, added)));
+  QUIRE_ASSIGN_OR_RETURN(
+      PostProcessor post_processor,
+      PostProcessor::FromJson(ComponentOrNull(root, "post_processor", null),
+                              [&decoder](std::int32_t id) { return decoder.known(id); }));
+  EncoderParts parts{std::move(added), std::move(normalizer), std::move(splitter),
+                     std::move(model), std::move(post_processor)};
+  return std::unique_ptr<TokenizerParts>(new TokenizerParts{
+      .encoder = Encoder(std::move(parts), options.piece_cache_entries),
+      .decoder = std::move(decoder),
+      .bos_token_id = {},
+      .eos_token_id = {},
+      .pad_token_id = {},
+      .sha256 = {},
+  });
+}
+
+// "bos_token": text, or an object with "content". A name that the tokenizer does not know is no error:
+// published configurations name tokens that their tokenizer lacks.
+absl::StatusOr<std::optional<std::int32_t>> NamedToken(const JsonValue& config,
+                                                       absl::string_view key,
+                                                       const Encoder& encoder) {
+  const std::optional<JsonValue> member = config.Find(key);
+  if (!member || member->is_null()) return std::optional<std::int32_t>();
+  if (member->is_object()) {
+    QUIRE_ASSIGN_OR_RETURN(const std::string content, member->GetString("content"));
+    return encoder.TokenToId(content);
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::string name, member->AsString());
+  return encoder.TokenToId(name);
+}
+
+absl::Status ReadTokenizerConfig(absl::string_view text, TokenizerParts& parts) {
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
+  const JsonValue root = document.root();
+  QUIRE_RETURN_IF_ERROR(root.CheckObject());
+  QUIRE_ASSIGN_OR_RETURN(parts.bos_token_id, NamedToken(root, "bos_token", parts.encoder));
+  QUIRE_ASSIGN_OR_RETURN(parts.eos_token_id, NamedToken(root, "eos_token", parts.encoder));
+  QUIRE_ASSIGN_OR_RETURN(parts.pad_token_id, NamedToken(root, "pad_token", parts.encoder));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem::path& model_dir,
+                                                           const TokenizerOptions& options) {
+  std::error_code error;
+  const std::filesystem::path file = model_dir / "tokenizer.json";
+  if (!std::filesystem::exists(file, error)) {
+    for (const OtherKind& other : kOtherKinds) {
+      if (!std::filesystem::exists(model_dir / std::string(other.file), error)) continue;
+      return absl::UnimplementedError(
+          absl::StrCat(model_dir.string(), " has ", other.file, " (", other.kind,
+                       ") but no tokenizer.json; only tokenizer.json is supported"));
+    }
+    return absl::NotFoundError(absl::StrCat(file.string(), " does not exist"));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const MappedFile json, OpenFile(file));
+  std::optional<MappedFile> config;
+  const std::filesystem::path config_file = model_dir / "tokenizer_config.json";
+  if (std::filesystem::exists(config_file, error)) {
+    QUIRE_ASSIGN_OR_RETURN(config, OpenFile(config_file));
+  }
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      FromJson(json.text(), config ? config->text() : absl::string_view(), options);
+  if (!tokenizer.ok()) return InFile(model_dir.string(), tokenizer.status());
+  return tokenizer;
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
+    absl::string_view tokenizer_json, absl::string_view tokenizer_config_json,
+    const TokenizerOptions& options) {
+  absl::StatusOr<std::unique_ptr<TokenizerParts>> parts = ReadTokenizerJson(tokenizer_json, options);
+  if (!parts.ok()) return InFile("tokenizer.json", parts.status());
+  if (!tokenizer_config_json.empty()) {
+    const absl::Status status = ReadTokenizerConfig(tokenizer_config_json, **parts);
+    if (!status.ok()) return InFile("tokenizer_config.json", status);
+  }
+  (*parts)->sha256 = Sha256({tokenizer_json, tokenizer_config_json});
+  return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<TokenizerParts> parts) : parts_(std::move(parts)) {}
+Tokenizer::~Tokenizer() = default;
+
+absl::StatusOr<std::vector<std::int32_t>> Tokenizer::Encode(absl::string_view text,
+                                                            const EncodeOptions& options) const {
+  QUIRE_ASSIGN_OR_RETURN(const auto tokens, parts_->encoder.Encode(text, options, false));
+  std::vector<std::int32_t> ids;
+  ids.reserve(tokens.size());
+  for (const EncodedToken& token : tokens) ids.push_back(token.id);
+  return ids;
+}
+
+absl::StatusOr<std::vector<TokenPiece>> Tokenizer::EncodeWithPieces(
+    absl::string_view text, const EncodeOptions& options) const {
+  QUIRE_ASSIGN_OR_RETURN(const auto tokens, parts_->encoder.Encode(text, options, true));
+  std::vector<TokenPiece> pieces;
+  pieces.reserve(tokens.size());
+  for (const EncodedToken& token : tokens) {
+    pieces.push_back({.id = token.id,
+                      .piece = TokenBytes(token.id),
+                      .start_byte = token.span.begin,
+                      .end_byte = token.span.end,
+                      .special = IsSpecial(token.id)});
+  }
+  return pieces;
+}
+
+absl::StatusOr<std::string> Tokenizer::DecodeBytes(std::span<const std::int32_t> ids,
+                                                   bool skip_special_tokens) const {
+  DecoderStream stream(parts_->decoder, skip_special_tokens);
+  std::string bytes;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (!HasText(ids[i])) {
+      return absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " at position ", i,
+                                                     " has no text, ids are below ", vocab_size()));
+    }
+    stream.Push(ids[i], bytes);
+  }
+  stream.Finish(bytes);
+  return bytes;
+}
+
+absl::StatusOr<std::string> Tokenizer::Decode(std::span<const std::int32_t> ids,
+                                              bool skip_special_tokens) const {
+  QUIRE_ASSIGN_OR_RETURN(const std::string bytes, DecodeBytes(ids, skip_special_tokens));
+  Utf8Repairer repairer;
+  std::string text;
+  repairer.Push(bytes, text);
+  repairer.Finish(text);
+  return text;
+}
+
+std::string Tokenizer::TokenBytes(std::int32_t id) const {
+  return HasText(id) ? parts_->decoder.bytes(id) : std::string();
+}
+
+std::int32_t Tokenizer::vocab_size() const { return parts_->decoder.size(); }
+bool Tokenizer::HasText(std::int32_t id) const { return parts_->decoder.known(id); }
+bool Tokenizer::IsSpecial(std::int32_t id) const { return parts_->decoder.special(id); }
+
+std::optional<std::int32_t> Tokenizer::TokenToId(absl::string_view token) const {
+  return parts_->encoder.TokenToId(token);
+}
+
+std::optional<std::int32_t> Tokenizer::bos_token_id() const { return parts_->bos_token_id; }
+std::optional<std::int32_t> Tokenizer::eos_token_id() const { return parts_->eos_token_id; }
+std::optional<std::int32_t> Tokenizer::pad_token_id() const { return parts_->pad_token_id; }
+const std::string& Tokenizer::sha256() const { return parts_->sha256; }
+const Decoder& Tokenizer::decoder() const { return parts_->decoder; }
+
+}  // namespace quire::text
