@@ -1,0 +1,34 @@
+#pragma once
+
+// Readers of the recorded cases in tests/testdata/tokenizers.
+//
+// Place:      tests of models/text only.
+// Threads:    pure.
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace quire::text {
+
+inline std::filesystem::path TokenizerData() {
+  return std::filesystem::path(QUIRE_TESTDATA) / "tokenizers";
+}
+
+// Sorted names of the folders in `directory`.
+std::vector<std::string> FolderNames(const std::filesystem::path& directory);
+
+// The whole file; ends the test program if it is not there.
+std::string ReadTestFile(const std::filesystem::path& path);
+
+// One JSON value per line.
+std::vector<nlohmann::json> ReadJsonLines(const std::filesystem::path& path);
+
+// For messages: text with everything outside printable ASCII as \xHH.
+std::string Escaped(absl::string_view text);
+
+}  // namespace quire::text
