@@ -62,6 +62,7 @@ absl::StatusOr<Sink> OpenSink(const std::string& file) {
 State& GlobalState() {
   static State* const state = [] {
     auto* made = new State;
+    MutexLock lock(&made->mutex);
     made->sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
     made->sink->set_pattern("%v");
     return made;

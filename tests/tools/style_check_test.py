@@ -1,0 +1,102 @@
+"""Breaks each rule of tools/style_check.py once."""
+
+import unittest
+
+from check_case import CheckCase
+
+
+def function(lines, head="void F(int a = 1) {"):
+    """A function whose braces span `lines` lines."""
+    return head + "\n" + "  G();\n" * (lines - 2) + "}\n"
+
+
+class StyleCheckTest(CheckCase):
+    tool = "style_check.py"
+    clean = {
+        "base/CMakeLists.txt": "quire_library(NAME quire_base HDRS a.h SRCS a.cc sub/b.cc)\n",
+        "base/a.h": "#pragma once\n",
+        "base/a.cc": '#include "base/a.h"\n' + function(60) +
+                     "struct S {\n  S& operator=(const S&) { return *this; }\n};\n",
+        "base/sub/b.cc": "namespace n {\n" + function(60) + "}  // TODO(#12): fine\n",
+        "kernels/CMakeLists.txt": "quire_library(NAME k SRCS x_simd.cc)\n",
+        "kernels/x_simd.cc": function(120),
+        "tests/CMakeLists.txt": "quire_test(NAME t SRCS a_test.cc)\n",
+        "tests/a_test.cc": '#include "tests/util.h"\nTEST(A, B) { EXPECT_EQ(1, 1); }\n',
+        "tests/util.h": "#pragma once\n",
+        "tools/x.py": "def f():\n    pass\n",
+    }
+
+    def in_source(self, text):
+        return {"base/a.cc": text}
+
+    def test_clean_tree(self):
+        self.accepts({})
+
+    def test_empty_tree(self):
+        status, _ = self.run_on({name: None for name in self.clean})
+        self.assertEqual(status, 1)
+
+    def test_file_length(self):
+        self.accepts(self.in_source("int a;\n" * 600))
+        self.refuses(self.in_source("int a;\n" * 601), "base/a.cc:1", "601 lines")
+
+    def test_function_length(self):
+        for head in ("void F(int a = 1) {", "S& S::operator=(S&& other) noexcept {",
+                     "template <typename T>\nrequires(A<T>)\nauto F(T t) -> decltype(t) {",
+                     "TEST_F(A, B) {", "struct S f() {", "S::S(int a) : a_(a), b_{2} {",
+                     "bool operator==(const S& a, const S& b) {"):
+            self.refuses(self.in_source("namespace {\n" + function(61, head) + "}\n"),
+                         "base/a.cc", "61 lines")
+
+    def test_methods_count_and_classes_do_not(self):
+        self.accepts(self.in_source("class A {\n" + function(40) * 3 + "};\n"))
+        self.refuses(self.in_source("class A {\n" + function(40) + function(61) + "};\n"),
+                     "61 lines")
+        self.accepts(self.in_source("const int kTable[] = {\n" + "  1,\n" * 80 + "};\n"))
+        self.accepts(self.in_source("enum class E : int {\n" + "  kA,\n" * 80 + "};\n"))
+
+    def test_braces_in_text_do_not_count(self):
+        odd = 'const char* k = "{";  // {\nconst char c = \'{\';\nauto r = R"x({{{)x";\n'
+        self.accepts(self.in_source(odd + function(60)))
+        self.refuses(self.in_source(odd + function(61)), "61 lines")
+
+    def test_kernel_length(self):
+        self.refuses({"kernels/x_simd.cc": function(121)}, "kernels/x_simd.cc", "121 lines")
+
+    def test_python_function_length(self):
+        self.refuses({"tools/x.py": "def f():\n" + "    g()\n" * 60}, "tools/x.py:1", "61 lines")
+
+    def test_unfinished_work(self):
+        for word in ("TODO", "FIXME", "XXX"):
+            self.refuses(self.in_source(f"// {word}: later\n"), "base/a.cc:1", "issue number")
+
+    def test_disabled(self):
+        self.refuses({"tests/a_test.cc": "TEST(A, DISABLED_B) {}\n"}, "tests/a_test.cc:1")
+        self.refuses(self.in_source("#if 0\nint a;\n#endif\n"), "base/a.cc:1", "disabled")
+
+    def test_pragma_once(self):
+        self.refuses({"base/a.h": "int a;\n"}, "base/a.h", "#pragma once")
+
+    def test_banned_words(self):
+        for code in ("void F() { throw 1; }", "using namespace std;", "auto s = std::format(1);",
+                     "absl::Mutex mutex;"):
+            self.refuses(self.in_source(code + "\n"), "base/a.cc:1")
+        self.accepts(self.in_source('const char* k = "throw";  // throw, using namespace\n'))
+
+    def test_files_outside_the_build(self):
+        self.refuses({"base/stray.cc": "int a;\n"}, "base/stray.cc", "not in the build")
+        self.refuses({"base/stray.h": "#pragma once\n"}, "base/stray.h", "not in the build")
+        self.refuses({"tests/stray_test.cc": "int a;\n"}, "tests/stray_test.cc")
+        self.refuses({"base/CMakeLists.txt": "# a.h a.cc sub/b.cc\n"}, "base/a.cc")
+
+    def test_mutual_folders(self):
+        changes = {"server/CMakeLists.txt": "quire_library(NAME s SRCS a/x.cc b/y.cc)\n",
+                   "server/a/x.cc": '#include "server/b/y.h"\n',
+                   "server/b/y.cc": '#include "server/c/z.h"\n'}
+        self.accepts(changes)
+        self.refuses({**changes, "server/b/y.cc": '\n#include "server/a/x.h"\n'},
+                     "server/a and server/b include each other", "server/b/y.cc:2")
+
+
+if __name__ == "__main__":
+    unittest.main()

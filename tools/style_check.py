@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""Checks the rules of docs/style.md that a text can prove.
+
+Lengths of files and functions, no folders that include each other, every source file in the build,
+no TODO without an issue number, `#pragma once`, no disabled tests, none of the C++ that we do not use.
+Each violation is printed as `file:line: what`. Exit status 1 when there is one.
+"""
+
+import argparse
+import ast
+import fnmatch
+import itertools
+import pathlib
+import re
+import sys
+
+FOLDERS = ["base", "cache_manager", "kernels", "models", "engine", "server", "tools", "tests",
+           "assets", "proto", "scripts", "cmake"]
+CPP = {".h", ".cc", ".cu", ".cuh"}
+CHECKED = CPP | {".py", ".proto", ".cmake", ".sh"}
+
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
+MAX_KERNEL_LINES = 120
+KERNEL_FILES = ["*.cu", "*.cuh", "kernels/*_cpu.cc", "kernels/*_simd.cc", "kernels/cpu/*"]
+
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\(#\d+\))")
+DISABLED = re.compile(r"\bDISABLED_|^\s*#\s*if\s+0\b|\bDISABLED\s+(TRUE|ON)\b|mark\.skip\(")
+# Applied to code without comments and strings.
+BANNED = [
+    (re.compile(r"\bthrow\b"), "we never throw; return absl::Status"),
+    (re.compile(r"\busing\s+namespace\b"), "no `using namespace`"),
+    (re.compile(r"\bstd::format\b|\bstd::views\b|\bco_(await|yield|return)\b"),
+     "not accepted by every compiler that we support"),
+    (re.compile(r"\babsl::Mutex\b"), "use base/mutex.h, which ThreadSanitizer understands"),
+]
+
+
+def source_files(root):
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            parts = path.relative_to(root).parts
+            if not path.is_file() or "testdata" in parts or "__pycache__" in parts:
+                continue
+            if path.suffix in CHECKED or path.name == "CMakeLists.txt" or parts[0] == "scripts":
+                yield "/".join(parts)
+
+
+def blank(match):
+    """Spaces for everything but line ends, so that positions stay."""
+    return re.sub(r"[^\n]", " ", match.group(0))
+
+
+# Raw strings first: they may hold quotes and comment marks. A quote between digits separates them.
+NOT_CODE = re.compile(
+    r'R"(?P<tag>[^\s()\\]*)\(.*?\)(?P=tag)"|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+    r"|(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+'", re.DOTALL)
+AFTER_INITIALIZER = re.compile(r"\s*[,{]")
+PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+
+
+def code_only(text):
+    """C++ without comments, strings and preprocessor lines, at the same positions."""
+    return PREPROCESSOR.sub(blank, NOT_CODE.sub(blank, text))
+
+
+def opens_function(head):
+    """Whether a brace after `head`, the text since the last statement, begins a function body."""
+    head = re.sub(r"\boperator\s*[^\w\s(]+", "operator", re.sub(r"\[\[.*?\]\]", " ", head))
+    while True:  # empty all parentheses: default arguments have an = too
+        shorter = re.sub(r"\((?!\))[^()]*\)", "()", head)
+        if shorter == head:
+            break
+        head = shorter
+    head = re.sub(r"^\s*template\s*<.*?>\s*(?=\w)", "", head, flags=re.DOTALL).strip()
+    if re.match(r"(namespace|class|struct|union|enum|extern)\b", head):
+        return re.search(r"\w\s*\(\)[\s\w&]*$", head) is not None and "alignas" not in head
+    return "()" in head and "=" not in head
+
+
+def cpp_functions(text):
+    """Yields (first line, lines of the body) of every outermost function in C++ `text`."""
+    code = code_only(text)
+    stack, head_start, parens = [], 0, 0
+    in_function = 0
+    for position, char in enumerate(code):
+        if char in "()":
+            parens += 1 if char == "(" else -1
+        elif char == "{":
+            is_function = not in_function and not parens and opens_function(
+                code[head_start:position])
+            stack.append((position, is_function, head_start))
+            in_function += is_function
+            head_start = position + 1
+        elif char == "}" and stack:
+            start, is_function, head = stack.pop()
+            in_function -= is_function
+            head_start = position + 1
+            if is_function and AFTER_INITIALIZER.match(code, position + 1):
+                head_start = head  # a_{1} of a constructor, whose body follows
+            elif is_function:
+                first = code.count("\n", 0, start) + 1
+                yield first, code.count("\n", start, position) + 1
+        elif char == ";" and not parens:
+            head_start = position + 1
+
+
+def python_functions(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.lineno, node.end_lineno - node.lineno + 1
+
+
+def check_lengths(name, text):
+    lines = text.count("\n")
+    if lines > MAX_FILE_LINES:
+        yield f"{name}:1: file has {lines} lines, the limit is {MAX_FILE_LINES}"
+    suffix = pathlib.PurePath(name).suffix
+    is_kernel = any(fnmatch.fnmatch(name, pattern) for pattern in KERNEL_FILES)
+    limit = MAX_KERNEL_LINES if is_kernel else MAX_FUNCTION_LINES
+    functions = (cpp_functions(text) if suffix in CPP
+                 else python_functions(text) if suffix == ".py" else ())
+    for line, length in functions:
+        if length > limit:
+            yield f"{name}:{line}: function has {length} lines, the limit is {limit}"
+
+
+def check_lines(name, text):
+    if name.endswith("style_check.py") or name.endswith("style_check_test.py"):
+        return  # they spell the words that they look for
+    for number, line in enumerate(text.splitlines(), 1):
+        if UNFINISHED.search(line):
+            yield f"{name}:{number}: unfinished work without an issue number, as in TODO(#12)"
+        if DISABLED.search(line):
+            yield f"{name}:{number}: disabled code or test"
+    if pathlib.PurePath(name).suffix not in CPP:
+        return
+    is_header = name.endswith((".h", ".cuh")) and not name.endswith("-inl.h")  # Highway's toggle
+    if is_header and not text.startswith("#pragma once\n"):
+        yield f"{name}:1: a header begins with #pragma once"
+    for number, line in enumerate(code_only(text).splitlines(), 1):
+        for pattern, why in BANNED:
+            if pattern.search(line):
+                yield f"{name}:{number}: {why}"
+
+
+def check_in_build(root, names):
+    """Every C++ file must be named by the CMakeLists.txt of its folder or of one above it."""
+    listed = {}
+    for name in names:
+        if name.endswith("CMakeLists.txt"):
+            text = re.sub(r"#[^\n]*", "", (root / name).read_text(encoding="utf-8"))
+            listed[name[:-len("CMakeLists.txt")]] = set(re.split(r"[\s()\"]+", text))
+    included = set()
+    for name in names:
+        if pathlib.PurePath(name).suffix in CPP:
+            included |= set(re.findall(r'#\s*include "([^"]+)"',
+                                       (root / name).read_text(encoding="utf-8")))
+    for name in names:
+        if pathlib.PurePath(name).suffix not in CPP:
+            continue
+        folders = [folder for folder in listed if name.startswith(folder)]
+        if any(name[len(folder):] in listed[folder] for folder in folders):
+            continue
+        # Headers of tests and tools belong to no library; they must be in use.
+        if name.startswith(("tests/", "tools/")) and name.endswith(".h") and name in included:
+            continue
+        yield f"{name}:1: the file is not in the build"
+
+
+def check_mutual_folders(root, names):
+    """No two folders with the same parent include each other."""
+    edges = {}
+    for name in names:
+        if pathlib.PurePath(name).suffix not in CPP or name.startswith("tests/"):
+            continue
+        text = (root / name).read_text(encoding="utf-8", errors="replace")
+        for match in re.finditer(r'^[ \t]*#\s*include "([^"]+)"', text, re.MULTILINE):
+            mine, theirs = name.split("/")[:-1], match.group(1).split("/")[:-1]
+            same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1],
+                                                zip(mine, theirs))))
+            if same < len(mine) and same < len(theirs):
+                line = text.count("\n", 0, match.start()) + 1
+                pair = ("/".join(mine[:same + 1]), "/".join(theirs[:same + 1]))
+                edges.setdefault(pair, f"{name}:{line}")
+    for (mine, theirs), where in sorted(edges.items()):
+        if mine < theirs and (theirs, mine) in edges:
+            back = edges[(theirs, mine)]
+            yield f"{where}: {mine} and {theirs} include each other (the way back: {back})"
+
+
+def check(root):
+    names = list(source_files(root))
+    errors = []
+    for name in names:
+        text = (root / name).read_text(encoding="utf-8", errors="replace")
+        errors += check_lengths(name, text)
+        errors += check_lines(name, text)
+    errors += check_in_build(root, names)
+    errors += check_mutual_folders(root, names)
+    return errors, len(names)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=pathlib.Path,
+                        default=pathlib.Path(__file__).resolve().parent.parent)
+    root = parser.parse_args().root
+    errors, count = check(root)
+    for error in errors:
+        print(error)
+    print(f"style_check: {count} files, {len(errors)} violations")
+    return 1 if errors or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
