@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "models/checkpoint/model_files.h"
+#include "models/checkpoint/safetensors.h"
+
+namespace quire::models {
+
+// All tensors of a model by name, whatever files they lie in.
+//
+// Place:      between the file readers and Weights.
+// Invariants: names are unique. The headers of the files decide where a tensor is; the index of a sharded
+//             checkpoint only names the files, and a tensor that it promises must be in one of them.
+// Threads:    immutable.
+// Lifetime:   keeps the files open (mapped); tensor bytes are valid as long as it lives.
+class Checkpoint {
+ public:
+  // Reads model.safetensors, else model.safetensors.index.json and its shards. Returns NOT_FOUND or
+  // INVALID_ARGUMENT, with a hint when the directory holds weights of a format that is not read.
+  static absl::StatusOr<Checkpoint> Open(const ModelFiles& files);
+
+  // Sorted by name.
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  // Null when there is none.
+  const StoredTensor* Find(absl::string_view name) const;
+  std::int64_t total_bytes() const { return total_bytes_; }
+  // For the load log.
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+ private:
+  absl::Status AddFile(const ModelFiles& files, absl::string_view name);
+  absl::Status AddShards(const ModelFiles& files);
+  absl::Status Finish();
+
+  std::vector<ModelFile> files_;
+  std::vector<StoredTensor> tensors_;
+  absl::flat_hash_map<std::string, std::size_t> by_name_;
+  std::int64_t total_bytes_ = 0;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace quire::models

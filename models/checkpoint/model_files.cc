@@ -1,0 +1,102 @@
+#include "models/checkpoint/model_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace quire::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A file name and nothing else: joined to the directory it stays inside (a symbolic link of that name may
+// still lead elsewhere, as in a cache snapshot).
+bool IsPlainName(absl::string_view name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(absl::string_view("/\\\0", 3)) == absl::string_view::npos;
+}
+
+absl::Status NotADirectory(absl::string_view path) {
+  absl::string_view hint = "it must be a Hugging Face model directory";
+  if (absl::EndsWith(path, ".gguf")) {
+    hint = "GGUF files are not supported by this version; name a Hugging Face model directory";
+  } else if (absl::EndsWith(path, ".safetensors") || absl::EndsWith(path, ".json")) {
+    hint = "name the directory that holds it";
+  } else if (absl::EndsWith(path, ".bin") || absl::EndsWith(path, ".pth") ||
+             absl::EndsWith(path, ".pt")) {
+    hint = "pickled weights are not read, since loading them may run code; convert them to "
+           "safetensors and name the directory";
+  }
+  return absl::InvalidArgumentError(absl::StrCat(path, ": not a directory: ", hint));
+}
+
+}  // namespace
+
+absl::StatusOr<ModelFiles> ModelFiles::FromDirectory(absl::string_view path) {
+  std::error_code error;
+  const fs::path directory{std::string(path)};
+  const fs::file_status status = fs::status(directory, error);
+  if (status.type() == fs::file_type::not_found) {
+    return absl::NotFoundError(absl::StrCat(path, ": no such directory"));
+  }
+  if (error) return absl::InvalidArgumentError(absl::StrCat(path, ": ", error.message()));
+  if (status.type() != fs::file_type::directory) return NotADirectory(path);
+
+  ModelFiles files;
+  files.source_ = std::string(path);
+  while (files.source_.size() > 1 && files.source_.back() == '/') files.source_.pop_back();
+  fs::directory_iterator it(directory, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    files.names_.push_back(it->path().filename().string());
+  }
+  if (error) return absl::InvalidArgumentError(absl::StrCat(path, ": ", error.message()));
+  std::sort(files.names_.begin(), files.names_.end());
+  return files;
+}
+
+ModelFiles ModelFiles::FromMemory(absl::string_view source, std::vector<MemoryFile> files) {
+  ModelFiles result;
+  result.source_ = std::string(source);
+  result.in_memory_ = true;
+  std::sort(files.begin(), files.end(),
+            [](const MemoryFile& a, const MemoryFile& b) { return a.name < b.name; });
+  for (const MemoryFile& file : files) result.names_.push_back(file.name);
+  result.files_ = std::move(files);
+  return result;
+}
+
+bool ModelFiles::Has(absl::string_view name) const {
+  return std::binary_search(names_.begin(), names_.end(), name,
+                            [](absl::string_view a, absl::string_view b) { return a < b; });
+}
+
+std::string ModelFiles::LabelOf(absl::string_view name) const {
+  return absl::StrCat(source_, "/", name);
+}
+
+absl::StatusOr<ModelFile> ModelFiles::Open(absl::string_view name) const {
+  if (!IsPlainName(name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(source_, ": \"", name, "\" is not the name of a file in it"));
+  }
+  if (!in_memory_) {
+    QUIRE_ASSIGN_OR_RETURN(MappedFile mapping, MappedFile::Open(LabelOf(name)));
+    return ModelFile(LabelOf(name), std::move(mapping));
+  }
+  for (const MemoryFile& file : files_) {
+    if (file.name != name) continue;
+    if (file.bytes.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(LabelOf(name), ": the file is empty"));
+    }
+    return ModelFile(LabelOf(name), file.bytes);
+  }
+  return absl::NotFoundError(absl::StrCat(LabelOf(name), ": no such file"));
+}
+
+}  // namespace quire::models

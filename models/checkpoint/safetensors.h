@@ -1,0 +1,42 @@
+#pragma once
+
+// Reads the header of a safetensors file: which tensors it holds, and where.
+//
+//   8 bytes   n, little endian
+//   n bytes   JSON: {"name": {"dtype": "BF16", "shape": [4, 8], "data_offsets": [begin, end]}, ...}
+//   rest      data; the tensors cover it without gap and without overlap
+//
+// Nothing in the header is believed: every number is checked against the file's size before it is used,
+// and nothing is allocated from a number alone.
+// Source: github.com/huggingface/safetensors, README.md, section "Format".
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/dtype.h"
+
+namespace quire::models {
+
+struct StoredTensor {
+  std::string name;
+  std::string type;                // as stored: "BF16"
+  DType dtype = DType::kInvalid;   // kInvalid: a type that no weight may have, such as C64
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;  // into the file; not necessarily aligned
+  std::string file;                  // label of the file, for messages
+
+  std::int64_t num_elements() const;
+  std::string ShapeText() const;  // "[4, 8]"
+};
+
+// The tensors in order of their data. `label` begins every message. Returns INVALID_ARGUMENT that names
+// the tensor and the numbers.
+absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::byte> file,
+                                                          absl::string_view label);
+
+}  // namespace quire::models

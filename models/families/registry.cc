@@ -1,0 +1,63 @@
+#include "models/families/registry.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "models/families/llama.h"
+
+namespace quire::models {
+namespace {
+
+std::span<const Family* const> AllFamilies() {
+  static const Family* const kFamilies[] = {&LlamaFamily()};
+  return kFamilies;
+}
+
+bool Contains(std::span<const absl::string_view> names, absl::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+const Family* FindFamilyByArchitecture(absl::string_view architecture) {
+  for (const Family* family : AllFamilies()) {
+    if (Contains(family->architectures, architecture)) return family;
+  }
+  return nullptr;
+}
+
+const Family* FindFamilyByModelType(absl::string_view model_type) {
+  for (const Family* family : AllFamilies()) {
+    if (Contains(family->model_types, model_type)) return family;
+  }
+  return nullptr;
+}
+
+const Family& FamilyNamed(absl::string_view name) {
+  const Family* found = nullptr;
+  for (const Family* family : AllFamilies()) {
+    if (family->name == name) found = family;
+  }
+  QUIRE_CHECK(found != nullptr);
+  return *found;
+}
+
+std::string SupportedArchitectures() {
+  std::vector<absl::string_view> names;
+  for (const Family* family : AllFamilies()) {
+    names.insert(names.end(), family->architectures.begin(), family->architectures.end());
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+std::string SupportedModelTypes() {
+  std::vector<absl::string_view> names;
+  for (const Family* family : AllFamilies()) {
+    names.insert(names.end(), family->model_types.begin(), family->model_types.end());
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+}  // namespace quire::models

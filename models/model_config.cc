@@ -1,0 +1,269 @@
+#include "models/model_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "models/checkpoint/model_files.h"
+#include "models/config_keys.h"
+#include "models/config_reader.h"
+#include "models/families/registry.h"
+#include "models/rope_config.h"
+#include "models/text/json_value.h"
+
+namespace quire::models {
+namespace {
+
+// Limits keep every product of two of them far below 2^63.
+constexpr std::uint32_t kMaxHidden = 1u << 20;
+constexpr std::uint32_t kMaxIntermediate = 1u << 22;
+constexpr std::uint32_t kMaxLayers = 1024;
+constexpr std::uint32_t kMaxHeads = 4096;
+constexpr std::uint32_t kMaxHeadDim = 4096;
+constexpr std::uint32_t kMaxVocab = 1u << 24;
+constexpr std::uint32_t kMaxPositions = 1u << 30;
+
+absl::StatusOr<text::JsonDocument> ParseObject(const ModelFile& file) {
+  absl::StatusOr<text::JsonDocument> document = text::JsonDocument::Parse(file.text());
+  if (!document.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.label(), ": ", document.status().message()));
+  }
+  if (!document->root().is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(file.label(), ": not a JSON object"));
+  }
+  return document;
+}
+
+absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> architectures,
+                         reader.OptionalStrings("architectures"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> model_type,
+                         reader.OptionalString("model_type"));
+  const Family* family = nullptr;
+  if (architectures && !architectures->empty()) {
+    family = FindFamilyByArchitecture(architectures->front());
+    if (family == nullptr) {
+      return absl::UnimplementedError(
+          absl::StrCat(reader.label(), ": architectures \"", architectures->front(),
+                       "\" is not supported (supported: ", SupportedArchitectures(), ")"));
+    }
+    config->architecture = architectures->front();
+  }
+  if (model_type) {
+    const Family* by_type = FindFamilyByModelType(*model_type);
+    if (by_type == nullptr || (family != nullptr && by_type != family)) {
+      return absl::UnimplementedError(absl::StrCat(
+          reader.label(), ": model_type \"", *model_type, "\" is not supported",
+          family == nullptr ? "" : absl::StrCat(" with architectures \"", config->architecture, "\""),
+          " (supported: ", SupportedModelTypes(), ")"));
+    }
+    family = by_type;
+    config->model_type = *model_type;
+  }
+  if (family == nullptr) {
+    return reader.Error("architectures", "and model_type are missing");
+  }
+  config->family = std::string(family->name);
+  if (config->architecture.empty()) config->architecture = std::string(family->architectures[0]);
+  if (config->model_type.empty()) config->model_type = std::string(family->model_types[0]);
+  return family;
+}
+
+absl::Status ReadHeads(const ConfigReader& reader, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(config->num_attention_heads,
+                         reader.Count("num_attention_heads", 1, kMaxHeads));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
+                         reader.OptionalInteger("num_key_value_heads", 1, kMaxHeads));
+  config->num_key_value_heads =
+      static_cast<std::uint32_t>(kv_heads.value_or(config->num_attention_heads));
+  if (config->num_attention_heads % config->num_key_value_heads != 0) {
+    return reader.Error("num_key_value_heads",
+                        absl::StrCat("is ", config->num_key_value_heads,
+                                     ", it must divide num_attention_heads ",
+                                     config->num_attention_heads));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> head_dim,
+                         reader.OptionalInteger("head_dim", 1, kMaxHeadDim));
+  if (!head_dim && config->hidden_size % config->num_attention_heads != 0) {
+    return reader.Error("num_attention_heads",
+                        absl::StrCat("is ", config->num_attention_heads,
+                                     ", without head_dim it must divide hidden_size ",
+                                     config->hidden_size));
+  }
+  config->head_dim = static_cast<std::uint32_t>(
+      head_dim.value_or(config->hidden_size / config->num_attention_heads));
+  if (config->head_dim % 2 != 0 || config->head_dim > kMaxHeadDim) {
+    return reader.Error("head_dim", absl::StrCat("is ", config->head_dim,
+                                                 ", it must be even and at most ", kMaxHeadDim));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(config->vocab_size, reader.Count("vocab_size", 1, kMaxVocab));
+  QUIRE_ASSIGN_OR_RETURN(config->hidden_size, reader.Count("hidden_size", 1, kMaxHidden));
+  QUIRE_ASSIGN_OR_RETURN(config->intermediate_size,
+                         reader.Count("intermediate_size", 1, kMaxIntermediate));
+  QUIRE_ASSIGN_OR_RETURN(config->num_hidden_layers,
+                         reader.Count("num_hidden_layers", 1, kMaxLayers));
+  QUIRE_RETURN_IF_ERROR(ReadHeads(reader, config));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> positions,
+                         reader.OptionalInteger("max_position_embeddings", 1, kMaxPositions));
+  if (!positions) {
+    config->warnings.push_back(absl::StrCat("config.json states no max_position_embeddings; ",
+                                            family.name, " takes ",
+                                            family.defaults.max_position_embeddings));
+  }
+  config->max_position_embeddings =
+      static_cast<std::uint32_t>(positions.value_or(family.defaults.max_position_embeddings));
+  return absl::OkStatus();
+}
+
+absl::Status ReadActivation(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> act, reader.OptionalString("hidden_act"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> alias,
+                         reader.OptionalString("hidden_activation"));
+  if (act && alias && *act != *alias) {
+    return reader.Error("hidden_act", absl::StrCat("is \"", *act, "\", but hidden_activation is \"",
+                                                   *alias, "\""));
+  }
+  config->hidden_act = act ? *act : alias ? *alias : std::string(family.defaults.hidden_act);
+  return absl::OkStatus();
+}
+
+absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  const struct {
+    absl::string_view key;
+    bool* value;
+    bool absent;
+  } flags[] = {{"attention_bias", &config->attention_bias, false},
+               {"mlp_bias", &config->mlp_bias, false},
+               {"tie_word_embeddings", &config->tie_word_embeddings,
+                family.defaults.tie_word_embeddings}};
+  for (const auto& flag : flags) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> value, reader.OptionalBool(flag.key));
+    *flag.value = value.value_or(flag.absent);
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> eps, reader.OptionalNumber("rms_norm_eps"));
+  config->rms_norm_eps = static_cast<float>(eps.value_or(family.defaults.rms_norm_eps));
+  if (!(config->rms_norm_eps > 0 && config->rms_norm_eps < 1)) {
+    return reader.Error("rms_norm_eps",
+                        absl::StrCat("is ", *eps, ", it must be above 0 and below 1"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadDType(const ConfigReader& reader, ModelConfig* config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> name, reader.OptionalString(key));
+    if (!name) continue;
+    if (*name == "float32") {
+      config->dtype = DType::kF32;
+    } else if (*name == "float16") {
+      config->dtype = DType::kF16;
+    } else if (*name == "bfloat16") {
+      config->dtype = DType::kBF16;
+    } else {
+      return reader.Unsupported(key, "(supported: float32, float16, bfloat16)");
+    }
+    return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuantization(const ConfigReader& reader) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> quantization,
+                         reader.OptionalObject("quantization_config"));
+  if (!quantization) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> method,
+                         quantization->OptionalString("quant_method"));
+  if (!method) return quantization->Error("quant_method", "is missing");
+  return quantization->Unsupported("quant_method",
+                                   "by this version (supported: weights of f32, f16 and bf16)");
+}
+
+absl::Status ReadIds(const ConfigReader& reader, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> eos,
+                         reader.OptionalIds("eos_token_id"));
+  if (eos) config->eos_ids = *eos;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> bos,
+                         reader.OptionalIds("bos_token_id"));
+  if (bos && bos->size() == 1) config->bos_id = bos->front();
+  // Early files write -1 for "no padding".
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pad,
+                         reader.OptionalInteger("pad_token_id", -1, (std::int64_t{1} << 31) - 1));
+  if (pad) config->pad_id = *pad < 0 ? std::nullopt : std::optional(static_cast<std::int32_t>(*pad));
+  return absl::OkStatus();
+}
+
+// A sampling default in [low, high], or (low, high] with `open`.
+absl::Status ReadSampling(const ConfigReader& reader, absl::string_view key, double low, double high,
+                          bool open, std::optional<float>* result) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, reader.OptionalNumber(key));
+  if (!value) return absl::OkStatus();
+  if (*value < low || *value > high || (open && *value == low)) {
+    return reader.Error(key, absl::StrCat("is ", *value, ", it must be in ", open ? "(" : "[", low,
+                                          ", ", high, "]"));
+  }
+  *result = static_cast<float>(*value);
+  return absl::OkStatus();
+}
+
+absl::Status ReadGeneration(const ModelFiles& files, ModelConfig* config) {
+  constexpr absl::string_view kName = "generation_config.json";
+  if (!files.Has(kName)) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open(kName));
+  QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));
+  const ConfigReader reader(file.label(), document.root());
+  QUIRE_RETURN_IF_ERROR(ReadIds(reader, config));
+  GenerationDefaults& defaults = config->generation;
+  QUIRE_ASSIGN_OR_RETURN(defaults.do_sample, reader.OptionalBool("do_sample"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> top_k,
+                         reader.OptionalInteger("top_k", 0, kMaxVocab));
+  if (top_k) defaults.top_k = static_cast<std::int32_t>(*top_k);
+  QUIRE_RETURN_IF_ERROR(ReadSampling(reader, "temperature", 0, 100, false, &defaults.temperature));
+  QUIRE_RETURN_IF_ERROR(ReadSampling(reader, "top_p", 0, 1, true, &defaults.top_p));
+  QUIRE_RETURN_IF_ERROR(ReadSampling(reader, "min_p", 0, 1, false, &defaults.min_p));
+  return ReadSampling(reader, "repetition_penalty", 0, 100, true, &defaults.repetition_penalty);
+}
+
+void WarnAboutIds(ModelConfig* config) {
+  for (const std::int32_t id : config->eos_ids) {
+    if (static_cast<std::uint32_t>(id) < config->vocab_size) continue;
+    config->warnings.push_back(absl::StrCat("eos_token_id ", id, " can never be generated: vocab_size is ",
+                                            config->vocab_size));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("config.json"));
+  QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));
+  const ConfigReader reader(file.label(), document.root());
+  ModelConfig config;
+  QUIRE_ASSIGN_OR_RETURN(const Family* family, SelectFamily(reader, &config));
+  QUIRE_RETURN_IF_ERROR(CheckForeignKeys(reader, family->name, &config.warnings));
+  QUIRE_RETURN_IF_ERROR(CheckQuantization(reader));
+  QUIRE_RETURN_IF_ERROR(ReadSizes(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadActivation(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadFlags(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadDType(reader, &config));
+  QUIRE_ASSIGN_OR_RETURN(config.rope,
+                         ReadRopeConfig(reader,
+                                        {.family = family->name,
+                                         .default_theta = family->defaults.rope_theta,
+                                         .max_position = config.max_position_embeddings},
+                                        &config.warnings));
+  QUIRE_RETURN_IF_ERROR(ReadIds(reader, &config));
+  QUIRE_RETURN_IF_ERROR(ReadGeneration(files, &config));
+  WarnAboutIds(&config);
+  return config;
+}
+
+}  // namespace quire::models

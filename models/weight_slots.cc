@@ -1,0 +1,259 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "models/weights.h"
+
+namespace quire::models {
+namespace {
+
+bool IsWeightType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+// An extent that a tensor must have, and the keys of config.json that it comes from.
+struct Extent {
+  std::int64_t size;
+  absl::string_view keys;
+};
+
+// Looks tensors up, checks them, and remembers which ones were asked for.
+class SlotFinder {
+ public:
+  explicit SlotFinder(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  absl::StatusOr<const StoredTensor*> Find(const std::string& name,
+                                           std::initializer_list<Extent> extents) {
+    const StoredTensor* tensor = checkpoint_.Find(name);
+    if (tensor == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " is missing"));
+    }
+    std::vector<std::int64_t> shape;
+    std::vector<absl::string_view> keys;
+    for (const Extent& extent : extents) {
+      shape.push_back(extent.size);
+      keys.push_back(extent.keys);
+    }
+    if (tensor->shape != shape) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          tensor->file, ": tensor ", name, ": shape is ", tensor->ShapeText(),
+          ", config.json asks for [", absl::StrJoin(shape, ", "), "] (", absl::StrJoin(keys, ", "),
+          ")"));
+    }
+    if (!IsWeightType(tensor->dtype)) {
+      return absl::UnimplementedError(absl::StrCat(tensor->file, ": tensor ", name, ": dtype ",
+                                                   tensor->type,
+                                                   " is not supported (supported: F32, F16, BF16)"));
+    }
+    used_.insert(tensor);
+    return tensor;
+  }
+
+  void MarkUsed(const StoredTensor* tensor) { used_.insert(tensor); }
+  bool IsUsed(const StoredTensor& tensor) const { return used_.contains(&tensor); }
+  const absl::flat_hash_set<const StoredTensor*>& used() const { return used_; }
+
+ private:
+  const Checkpoint& checkpoint_;
+  absl::flat_hash_set<const StoredTensor*> used_;
+};
+
+// A part of a fused matrix.
+struct Part {
+  std::string name;  // without ".weight"
+  Extent rows;
+  bool has_bias;
+};
+
+absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const std::vector<Part>& parts,
+                                      const Extent& columns) {
+  LinearSlot slot;
+  slot.k = static_cast<std::uint32_t>(columns.size);
+  for (const Part& part : parts) {
+    QUIRE_ASSIGN_OR_RETURN(const StoredTensor* weight,
+                           finder.Find(absl::StrCat(part.name, ".weight"), {part.rows, columns}));
+    slot.parts.push_back(weight);
+    slot.n += static_cast<std::uint32_t>(part.rows.size);
+    if (!part.has_bias) continue;
+    QUIRE_ASSIGN_OR_RETURN(const StoredTensor* bias,
+                           finder.Find(absl::StrCat(part.name, ".bias"), {part.rows}));
+    slot.biases.push_back(bias);
+  }
+  slot.dtype = slot.parts.front()->dtype;
+  for (const StoredTensor* part : slot.parts) {
+    if (part->dtype != slot.dtype) slot.dtype = DType::kF32;
+  }
+  return slot;
+}
+
+absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const ModelSpec& spec,
+                                     const TensorNames& names, std::size_t index) {
+  const LayerSpec& layer = spec.layers[index];
+  const AttentionSpec& heads = layer.heads;
+  const std::string prefix = absl::StrCat(names.layer_prefix, index, ".");
+  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
+  const Extent hidden{spec.hidden, "hidden_size"};
+  const Extent q_rows{std::int64_t{heads.num_heads} * heads.head_size,
+                      "num_attention_heads * head_dim"};
+  const Extent kv_rows{std::int64_t{heads.num_kv_heads} * heads.head_size,
+                       "num_key_value_heads * head_dim"};
+  const Extent inner{layer.dense.intermediate, "intermediate_size"};
+
+  LayerSlots slots;
+  QUIRE_ASSIGN_OR_RETURN(slots.attn_in,
+                         finder.Find(absl::StrCat(name(names.attn_in), ".weight"), {hidden}));
+  QUIRE_ASSIGN_OR_RETURN(slots.qkv, FindLinear(finder,
+                                               {{name(names.q), q_rows, heads.q_bias},
+                                                {name(names.k), kv_rows, heads.k_bias},
+                                                {name(names.v), kv_rows, heads.v_bias}},
+                                               hidden));
+  QUIRE_ASSIGN_OR_RETURN(slots.o,
+                         FindLinear(finder, {{name(names.o), hidden, heads.o_bias}}, q_rows));
+  QUIRE_ASSIGN_OR_RETURN(slots.mlp_in,
+                         finder.Find(absl::StrCat(name(names.mlp_in), ".weight"), {hidden}));
+  QUIRE_ASSIGN_OR_RETURN(slots.gate_up,
+                         FindLinear(finder,
+                                    {{name(names.gate), inner, layer.dense.gate_bias},
+                                     {name(names.up), inner, layer.dense.up_bias}},
+                                    hidden));
+  QUIRE_ASSIGN_OR_RETURN(
+      slots.down, FindLinear(finder, {{name(names.down), hidden, layer.dense.down_bias}}, inner));
+  return slots;
+}
+
+// The number behind the prefix of a layer's tensor, or -1.
+std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
+  if (!absl::StartsWith(name, prefix)) return -1;
+  name.remove_prefix(prefix.size());
+  std::int64_t number = -1;
+  const std::size_t dot = name.find('.');
+  if (dot == absl::string_view::npos || !absl::SimpleAtoi(name.substr(0, dot), &number)) return -1;
+  return number;
+}
+
+// Tensors that publishers leave in files and that no family computes with: buffers, and layers behind the
+// last one, which hold heads for predicting several tokens.
+bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
+  return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
+         absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
+         absl::StartsWith(name, "model.mtp.") ||
+         LayerOf(name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size());
+}
+
+absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const TensorNames& names,
+                         const Checkpoint& checkpoint, WeightSlots* slots) {
+  std::size_t behind = 0;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (finder.IsUsed(tensor)) continue;
+    if (!IsIgnorable(spec, names, tensor.name)) {
+      return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
+                                                     " has no place in this architecture"));
+    }
+    if (LayerOf(tensor.name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size())) {
+      ++behind;
+    }
+  }
+  if (behind > 0) {
+    slots->warnings.push_back(absl::StrCat(behind, " tensors of layers behind num_hidden_layers ",
+                                           spec.layers.size(), " are not used"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FindHead(SlotFinder& finder, const ModelSpec& spec, const TensorNames& names,
+                      const Checkpoint& checkpoint, WeightSlots* slots) {
+  const std::string weight_name = absl::StrCat(names.head, ".weight");
+  if (!spec.tie_embeddings) {
+    QUIRE_ASSIGN_OR_RETURN(
+        slots->head, FindLinear(finder,
+                                {{std::string(names.head), {spec.vocab_size, "vocab_size"}, false}},
+                                {spec.hidden, "hidden_size"}));
+    return absl::OkStatus();
+  }
+  slots->head.parts = {slots->embedding};
+  slots->head.n = spec.vocab_size;
+  slots->head.k = spec.hidden;
+  slots->head.dtype = slots->embedding->dtype;
+  const StoredTensor* stored = checkpoint.Find(weight_name);
+  if (stored == nullptr) return absl::OkStatus();
+  finder.MarkUsed(stored);
+  if (stored->dtype != slots->embedding->dtype ||
+      !std::equal(stored->bytes.begin(), stored->bytes.end(), slots->embedding->bytes.begin(),
+                  slots->embedding->bytes.end())) {
+    slots->warnings.push_back(absl::StrCat("tensor ", weight_name,
+                                           " differs from the embedding and is not used, since ",
+                                           "tie_word_embeddings is true"));
+  }
+  return absl::OkStatus();
+}
+
+void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const TensorNames& names,
+                     WeightSlots* slots) {
+  const std::string tied_head = absl::StrCat(names.head, ".weight");
+  std::array<std::int64_t, 3> by_type{};
+  constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+  for (const StoredTensor* tensor : finder.used()) {
+    if (spec.tie_embeddings && tensor->name == tied_head) continue;
+    slots->parameter_count += tensor->num_elements();
+    for (std::size_t i = 0; i < by_type.size(); ++i) {
+      if (tensor->dtype == kTypes[i]) by_type[i] += tensor->num_elements();
+    }
+  }
+  const auto most = std::max_element(by_type.begin(), by_type.end()) - by_type.begin();
+  slots->stored_dtype = kTypes[most];
+}
+
+std::int64_t NormBytes(const StoredTensor* tensor) {
+  return tensor->num_elements() * static_cast<std::int64_t>(sizeof(float));
+}
+
+std::int64_t LinearBytes(const LinearSlot& slot) {
+  constexpr std::int64_t kPanel = kernels::PackedLinear::kPanel;
+  const std::int64_t panels = (std::int64_t{slot.n} + kPanel - 1) / kPanel;
+  const std::int64_t columns = (std::int64_t{slot.k} + 1) / 2 * 2;
+  const std::int64_t bias =
+      slot.biases.empty() ? 0 : std::int64_t{slot.n} * static_cast<std::int64_t>(sizeof(float));
+  return panels * kPanel * columns * DTypeSize(slot.dtype) + bias;
+}
+
+}  // namespace
+
+absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
+                                        const Checkpoint& checkpoint) {
+  SlotFinder finder(checkpoint);
+  WeightSlots slots;
+  QUIRE_ASSIGN_OR_RETURN(slots.embedding,
+                         finder.Find(absl::StrCat(names.embedding, ".weight"),
+                                     {{spec.vocab_size, "vocab_size"}, {spec.hidden, "hidden_size"}}));
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(LayerSlots layer, FindLayer(finder, spec, names, i));
+    slots.layers.push_back(std::move(layer));
+  }
+  QUIRE_ASSIGN_OR_RETURN(slots.final_norm,
+                         finder.Find(absl::StrCat(names.final_norm, ".weight"),
+                                     {{spec.hidden, "hidden_size"}}));
+  QUIRE_RETURN_IF_ERROR(FindHead(finder, spec, names, checkpoint, &slots));
+  QUIRE_RETURN_IF_ERROR(CheckUnused(finder, spec, names, checkpoint, &slots));
+  CountParameters(finder, spec, names, &slots);
+  return slots;
+}
+
+std::int64_t WeightBytes(const WeightSlots& slots) {
+  std::int64_t bytes = static_cast<std::int64_t>(slots.embedding->bytes.size()) +
+                       NormBytes(slots.final_norm) + LinearBytes(slots.head);
+  for (const LayerSlots& layer : slots.layers) {
+    bytes += NormBytes(layer.attn_in) + LinearBytes(layer.qkv) + LinearBytes(layer.o) +
+             NormBytes(layer.mlp_in) + LinearBytes(layer.gate_up) + LinearBytes(layer.down);
+  }
+  return bytes;
+}
+
+}  // namespace quire::models
