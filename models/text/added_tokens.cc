@@ -125,8 +125,12 @@ absl::Status AddedTokens::Add(const JsonValue& config, const Bpe& model) {
   const auto in_vocabulary = model.TokenToId(token.content);
   const std::int64_t expected = in_vocabulary ? *in_vocabulary : next_id_;
   if (id_value != expected) {
-    return id.Error(absl::StrCat("is ", id_value, ", but \"", token.content, "\" has ", expected,
-                                 in_vocabulary ? " in model.vocab" : " behind the vocabulary"));
+    const std::string place = in_vocabulary
+                                  ? "in model.vocab"
+                                  : absl::StrCat("behind the ", model.vocabulary_size(),
+                                                 " entries of model.vocab and earlier added tokens");
+    return id.Error(absl::StrCat("is ", id_value, ", but \"", token.content, "\" has ", expected, " ",
+                                 place));
   }
   token.id = static_cast<std::int32_t>(id_value);
   if (!in_vocabulary) ++next_id_;
