@@ -15,22 +15,29 @@ namespace quire::models {
 Model::Model() = default;
 Model::~Model() = default;
 
+absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files) {
+  CheckedSpec checked;
+  QUIRE_ASSIGN_OR_RETURN(checked.config, ReadModelConfig(files));
+  absl::StatusOr<ModelSpec> spec = FamilyNamed(checked.config.family).build_spec(checked.config);
+  absl::Status status = spec.status();
+  if (status.ok()) status = ValidateSpec(*spec);
+  if (status.ok()) status = CheckBuilt(*spec);
+  if (!status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat(files.LabelOf("config.json"), ": ", status.message()));
+  }
+  checked.spec = *std::move(spec);
+  return checked;
+}
+
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(CheckedSpec checked, ReadModelSpec(files));
   auto model = std::make_unique<Model>();
-  QUIRE_ASSIGN_OR_RETURN(model->config, ReadModelConfig(files));
+  model->config = std::move(checked.config);
+  model->spec = std::move(checked.spec);
   const Family& family = FamilyNamed(model->config.family);
-  absl::StatusOr<ModelSpec> spec = family.build_spec(model->config);
-  absl::Status checked = spec.status();
-  if (checked.ok()) checked = ValidateSpec(*spec);
-  if (checked.ok()) checked = CheckBuilt(*spec);
-  if (!checked.ok()) {
-    return absl::Status(checked.code(),
-                        absl::StrCat(files.LabelOf("config.json"), ": ", checked.message()));
-  }
-  model->spec = *std::move(spec);
-
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(files));
   absl::StatusOr<WeightSlots> slots = FindWeights(model->spec, family.names, checkpoint);
   if (!slots.ok()) {

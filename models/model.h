@@ -56,6 +56,13 @@ struct Model {
   std::vector<std::string> warnings;     // for the load log
 };
 
+// A configuration and what it means, before any weight is read.
+struct CheckedSpec {
+  ModelConfig config;
+  ModelSpec spec;  // passed ValidateSpec and CheckBuilt
+};
+absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files);
+
 // Reads, checks and packs a model. Every error names the file, key or tensor, its value and the limit:
 // NOT_FOUND (missing file), INVALID_ARGUMENT (broken or contradictory), UNIMPLEMENTED (a family, format or
 // feature of another version), RESOURCE_EXHAUSTED (weight_limit_bytes, or memory).

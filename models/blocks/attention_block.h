@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "models/blocks/step_context.h"
+#include "models/layer_spec.h"
+#include "models/weights.h"
+
+namespace quire::models {
+
+// x += o(attention(rope(qkv(norm(x))))), the K and V of the step's tokens written to layer `cache_layer`
+// of the cache on the way. Uses normed, qkv and attended. REQUIRES: CheckBuilt.
+absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
+                            const LayerWeights& weights, std::uint32_t cache_layer);
+
+}  // namespace quire::models

@@ -1,0 +1,57 @@
+#include "models/blocks/mlp_block.h"
+
+#include "base/status.h"
+#include "kernels/activation.h"
+#include "kernels/linear.h"
+#include "kernels/norm.h"
+
+namespace quire::models {
+namespace {
+
+const float* OrNull(const std::vector<float>& values) {
+  return values.empty() ? nullptr : values.data();
+}
+
+}  // namespace
+
+absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights) {
+  const StepBuffers& b = *step.buffers;
+  const std::int64_t hidden = step.hidden;
+  const std::int64_t inner = layer.dense.intermediate;
+
+  QUIRE_RETURN_IF_ERROR(kernels::RmsNorm(*step.backend, {.x = b.x,
+                                                         .weight = weights.mlp_in.data(),
+                                                         .y = b.normed,
+                                                         .x_stride = hidden,
+                                                         .y_stride = hidden,
+                                                         .num_rows = step.num_tokens,
+                                                         .hidden = step.hidden,
+                                                         .epsilon = layer.mlp_in.eps}));
+  QUIRE_RETURN_IF_ERROR(kernels::Linear(*step.backend, {.x = b.normed,
+                                                        .weight = &weights.gate_up.packed,
+                                                        .bias = OrNull(weights.gate_up.bias),
+                                                        .y = b.gate_up,
+                                                        .x_stride = hidden,
+                                                        .y_stride = 2 * inner,
+                                                        .num_rows = step.num_tokens}));
+  QUIRE_RETURN_IF_ERROR(
+      kernels::SiluProduct(*step.backend, {.gate = b.gate_up,
+                                           .up = b.gate_up + inner,
+                                           .y = b.gate_up,
+                                           .gate_stride = 2 * inner,
+                                           .up_stride = 2 * inner,
+                                           .y_stride = 2 * inner,
+                                           .num_rows = step.num_tokens,
+                                           .columns = layer.dense.intermediate}));
+  return kernels::Linear(*step.backend, {.x = b.gate_up,
+                                         .weight = &weights.down.packed,
+                                         .bias = OrNull(weights.down.bias),
+                                         .residual = b.x,
+                                         .y = b.x,
+                                         .x_stride = 2 * inner,
+                                         .residual_stride = hidden,
+                                         .y_stride = hidden,
+                                         .num_rows = step.num_tokens});
+}
+
+}  // namespace quire::models

@@ -1,0 +1,30 @@
+#pragma once
+
+// What all layers of one step share.
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/kv_dispatch.h"
+#include "models/step_buffers.h"
+
+namespace quire::models {
+
+struct RopeAngles {
+  const float* cosines;  // [num_tokens, rotary size / 2]
+  const float* sines;
+};
+
+// Tokens of the step lie in order of their batch rows: row b owns [row_offsets[b], row_offsets[b + 1]).
+struct StepContext {
+  const kernels::Backend* backend;
+  const kernels::AnyKvCollection* kv;
+  StepBuffers* buffers;
+  std::span<const RopeAngles> angles;  // one per rope table
+  std::uint32_t num_tokens;
+  std::uint32_t batch_size;  // row_offsets has one more
+  std::uint32_t hidden;
+};
+
+}  // namespace quire::models

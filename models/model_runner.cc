@@ -1,0 +1,306 @@
+#include "models/model_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "cache_manager/kv_pool.h"
+#include "kernels/kv_dispatch.h"
+#include "kernels/page_copy.h"
+#include "kernels/sampling.h"
+#include "models/blocks/decoder.h"
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/step_batch_check.h"
+#include "models/step_buffers.h"
+#include "models/weights.h"
+
+namespace quire::models {
+namespace {
+
+constexpr std::uint32_t kMaxStepTokens = 1u << 20;
+constexpr std::uint32_t kMaxRows = 1u << 16;
+constexpr std::uint32_t kMaxLogprobs = 1024;
+
+StepLimits LimitsOf(const RunnerOptions& options) {
+  return {.max_rows = options.max_rows,
+          .max_step_tokens = options.max_step_tokens,
+          .max_step_draws =
+              options.max_step_draws == 0 ? 4 * options.max_rows : options.max_step_draws,
+          .max_logprobs = options.max_logprobs};
+}
+
+absl::Status CheckOptions(const ModelSpec& spec, const RunnerOptions& options) {
+  const StepLimits limits = LimitsOf(options);
+  const struct {
+    const char* name;
+    std::uint32_t value;
+    std::uint32_t low;
+    std::uint32_t high;
+  } ranges[] = {{"max_rows", limits.max_rows, 1, kMaxRows},
+                {"max_step_tokens", limits.max_step_tokens, 1, kMaxStepTokens},
+                {"max_step_draws", limits.max_step_draws, 1, kMaxStepTokens},
+                {"max_logprobs", limits.max_logprobs, 0, kMaxLogprobs},
+                {"text_vocab", options.text_vocab, 0, spec.vocab_size}};
+  for (const auto& range : ranges) {
+    if (range.value < range.low || range.value > range.high) {
+      return absl::InvalidArgumentError(absl::StrCat(range.name, " is ", range.value,
+                                                     ", it must be ", range.low, " to ",
+                                                     range.high));
+    }
+  }
+  if (!options.has_text.empty() && options.has_text.size() != spec.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat("has_text has ", options.has_text.size(),
+                                                   " entries, vocab_size is ", spec.vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPool(const ModelSpec& spec, const cache::KvGeometry& pool) {
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry wanted,
+                         KvGeometryFor(spec, pool.page_size, pool.dtype, pool.num_blocks));
+  if (pool.kv_dim == wanted.kv_dim && pool.num_layers == wanted.num_layers &&
+      pool.num_heads == wanted.num_heads && pool.head_size == wanted.head_size &&
+      !pool.quantized()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "kv pool has ", pool.num_layers, " layers of ", pool.num_heads, " heads of size ",
+      pool.head_size, ", the model has ", wanted.num_layers, " of ", wanted.num_heads, " of ",
+      wanted.head_size));
+}
+
+}  // namespace
+
+struct ModelRunner::State {
+  State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
+      : model(m), backend(b), pool(p), options(o), limits(LimitsOf(o)) {}
+
+  // The steps of Run, in order.
+  absl::Status PreparePages(const StepBatch& batch, const kernels::AnyKvCollection& kv);
+  void OrderTokens(const StepBatch& batch);
+  absl::Status Forward(const StepBatch& batch, const kernels::AnyKvCollection& kv);
+  absl::Status Head(const StepBatch& batch);
+  // Draws and scores whose logits lie in rows [begin, end) of logits_tokens.
+  absl::Status DrawBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+  absl::Status ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+
+  const float* LogitsRow(std::uint32_t logits_index, std::uint32_t block_begin) const {
+    return buffers.logits + std::size_t{logits_index - block_begin} * model.spec.vocab_size;
+  }
+  std::uint32_t text_vocab() const {
+    return options.text_vocab == 0 ? model.spec.vocab_size : options.text_vocab;
+  }
+  const std::uint8_t* has_text() const {
+    return options.has_text.empty() ? nullptr : options.has_text.data();
+  }
+
+  const Model& model;
+  const kernels::Backend& backend;
+  cache::KvPool* const pool;
+  const RunnerOptions options;
+  const StepLimits limits;
+  StepBuffers buffers;
+  std::uint32_t batch_size = 0;  // 1 + the last scheduled batch row
+
+  // Filled for the draws and scores of one block of logits.
+  std::vector<kernels::SamplingRow> sampling_rows;
+  std::vector<kernels::SampledRow> sampled;
+  std::vector<kernels::ScoredToken> scored;
+  std::size_t next_draw = 0;
+  std::size_t next_score = 0;
+
+  StepResult result;
+  bool has_result = false;
+};
+
+absl::Status ModelRunner::State::PreparePages(const StepBatch& batch,
+                                              const kernels::AnyKvCollection& kv) {
+  for (const BlockId page : batch.clears) {
+    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv, page.value()));
+  }
+  for (const cache::PageCopy& copy : batch.copies) {
+    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv,
+                                                      .source = copy.source.value(),
+                                                      .destination = copy.target.value(),
+                                                      .num_rows = copy.num_rows}));
+  }
+  return absl::OkStatus();
+}
+
+// Kernels want the tokens of batch row b at row_offsets[b] .. row_offsets[b + 1]; a StepBatch may list
+// its rows in any order.
+void ModelRunner::State::OrderTokens(const StepBatch& batch) {
+  std::uint32_t* const order = buffers.row_order;
+  for (std::uint32_t i = 0; i < batch.rows.size(); ++i) order[i] = i;
+  std::sort(order, order + batch.rows.size(), [&](std::uint32_t a, std::uint32_t b) {
+    return batch.rows[a].batch_row < batch.rows[b].batch_row;
+  });
+  std::uint32_t next_row = 0;
+  std::uint32_t token = 0;
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    const StepRow& row = batch.rows[order[i]];
+    while (next_row <= row.batch_row.value()) buffers.row_offsets[next_row++] = token;
+    for (std::uint32_t j = 0; j < row.num_tokens; ++j, ++token) {
+      const std::uint32_t source = row.first_token + j;
+      buffers.tokens[token] = batch.token_ids[source];
+      buffers.positions[token] = static_cast<std::int32_t>(row.cache_length + j);
+      buffers.batch_index[token] = source;
+      buffers.step_index[source] = token;
+    }
+  }
+  buffers.row_offsets[next_row] = token;
+  batch_size = next_row;
+}
+
+absl::Status ModelRunner::State::Forward(const StepBatch& batch,
+                                         const kernels::AnyKvCollection& kv) {
+  OrderTokens(batch);
+  return DecoderForward(model.spec, *model.weights,
+                        {.backend = &backend,
+                         .kv = &kv,
+                         .buffers = &buffers,
+                         .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
+                         .batch_size = batch_size,
+                         .hidden_out = batch.hidden_out});
+}
+
+absl::Status ModelRunner::State::Head(const StepBatch& batch) {
+  const std::size_t vocab = model.spec.vocab_size;
+  const std::uint32_t total = static_cast<std::uint32_t>(batch.logits_tokens.size());
+  std::uint32_t tokens[kHeadRows];
+  for (std::uint32_t begin = 0; begin < total; begin += kHeadRows) {
+    const std::uint32_t end = std::min(total, begin + kHeadRows);
+    for (std::uint32_t i = begin; i < end; ++i) {
+      tokens[i - begin] = buffers.step_index[batch.logits_tokens[i]];
+    }
+    QUIRE_RETURN_IF_ERROR(
+        DecoderHead(model.spec, *model.weights, backend, &buffers, {tokens, end - begin}));
+    if (batch.logits_out != nullptr) {
+      std::copy_n(buffers.logits, (end - begin) * vocab, batch.logits_out + begin * vocab);
+    }
+    QUIRE_RETURN_IF_ERROR(DrawBlock(batch, begin, end));
+    QUIRE_RETURN_IF_ERROR(ScoreBlock(batch, begin, end));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelRunner::State::DrawBlock(const StepBatch& batch, std::uint32_t begin,
+                                           std::uint32_t end) {
+  sampling_rows.clear();
+  sampled.clear();
+  const std::size_t first = next_draw;
+  for (; next_draw < batch.draws.size() && batch.draws[next_draw].logits_index < end; ++next_draw) {
+    const StepDraw& draw = batch.draws[next_draw];
+    kernels::SamplingRow row = draw.row;
+    row.logits = LogitsRow(draw.logits_index, begin);
+    row.text_vocab = text_vocab();
+    row.has_text = has_text();
+    sampling_rows.push_back(row);
+    kernels::SampledRow out{};
+    out.top = buffers.draw_top + next_draw * limits.max_logprobs;
+    sampled.push_back(out);
+  }
+  if (sampling_rows.empty()) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(kernels::Sample(
+      backend, {.rows = sampling_rows, .sampled = sampled, .vocab = model.spec.vocab_size}));
+  for (std::size_t i = 0; i < sampled.size(); ++i) {
+    const kernels::SampledRow& row = sampled[i];
+    result.draws[first + i] = {.token = row.token,
+                               .logprob = row.logprob,
+                               .rank = row.rank,
+                               .non_finite = row.non_finite,
+                               .no_survivor = row.no_survivor,
+                               .top = {row.top, row.num_top}};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_t begin,
+                                            std::uint32_t end) {
+  scored.clear();
+  const std::size_t first = next_score;
+  for (; next_score < batch.scores.size() && batch.scores[next_score].logits_index < end;
+       ++next_score) {
+    const StepScore& score = batch.scores[next_score];
+    kernels::ScoredToken token{};
+    token.token = score.token;
+    token.num_logprobs = score.num_top;
+    token.logits = LogitsRow(score.logits_index, begin);
+    token.top = buffers.score_top + next_score * limits.max_logprobs;
+    scored.push_back(token);
+  }
+  if (scored.empty()) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(kernels::ScoreTokens(backend, {.tokens = scored,
+                                                       .vocab = model.spec.vocab_size,
+                                                       .text_vocab = text_vocab(),
+                                                       .has_text = has_text()}));
+  for (std::size_t i = 0; i < scored.size(); ++i) {
+    const kernels::ScoredToken& token = scored[i];
+    result.scores[first + i] = {.token = token.token,
+                                .logprob = token.logprob,
+                                .rank = token.rank,
+                                .non_finite = token.non_finite,
+                                .no_survivor = false,
+                                .top = {token.top, token.num_top}};
+  }
+  return absl::OkStatus();
+}
+
+ModelRunner::ModelRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ModelRunner::~ModelRunner() = default;
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& model,
+                                                                 const kernels::Backend& backend,
+                                                                 cache::KvPool* pool,
+                                                                 const RunnerOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckOptions(model.spec, options));
+  QUIRE_RETURN_IF_ERROR(CheckPool(model.spec, pool->geometry()));
+  auto state = std::make_unique<State>(model, backend, pool, options);
+  QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
+  state->sampling_rows.reserve(state->limits.max_step_draws);
+  state->sampled.reserve(state->limits.max_step_draws);
+  state->scored.reserve(state->limits.max_step_tokens);
+  state->result.draws.reserve(state->limits.max_step_draws);
+  state->result.scores.reserve(state->limits.max_step_tokens);
+  return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(state)));
+}
+
+absl::Status ModelRunner::Run(const StepBatch& batch) {
+  State& s = *state_;
+  s.has_result = false;
+  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.limits, s.pool->geometry()));
+  s.result.draws.assign(batch.draws.size(), StepToken{});
+  s.result.scores.assign(batch.scores.size(), StepToken{});
+  s.next_draw = 0;
+  s.next_score = 0;
+  if (batch.kv != nullptr) {
+    QUIRE_ASSIGN_OR_RETURN(
+        const kernels::AnyKvCollection kv,
+        kernels::MakeKvCollection(s.pool->geometry(), s.pool->blocks(), *batch.kv));
+    QUIRE_RETURN_IF_ERROR(s.PreparePages(batch, kv));
+    if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(s.Forward(batch, kv));
+  }
+  QUIRE_RETURN_IF_ERROR(s.Head(batch));
+  s.has_result = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const StepResult*> ModelRunner::Collect() {
+  if (!state_->has_result) return absl::FailedPreconditionError("no step was launched");
+  state_->has_result = false;
+  return &state_->result;
+}
+
+std::int64_t ModelRunner::workspace_bytes() const {
+  return state_->buffers.memory.size_bytes();
+}
+
+std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options) {
+  return StepBuffers::BytesFor(spec, LimitsOf(options));
+}
+
+}  // namespace quire::models

@@ -1,0 +1,165 @@
+#include "models/step_batch_check.h"
+
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace quire::models {
+namespace {
+
+absl::Status Refuse(absl::string_view problem) {
+  return absl::InvalidArgumentError(absl::StrCat("step batch: ", problem));
+}
+
+absl::Status CheckCounts(const StepBatch& batch, const StepLimits& limits) {
+  const struct {
+    const char* name;
+    std::size_t value;
+    std::uint32_t limit;
+  } counts[] = {{"tokens", batch.token_ids.size(), limits.max_step_tokens},
+                {"rows", batch.rows.size(), limits.max_rows},
+                {"logits_tokens", batch.logits_tokens.size(), limits.max_step_tokens},
+                {"draws", batch.draws.size(), limits.max_step_draws},
+                {"scores", batch.scores.size(), limits.max_step_tokens}};
+  for (const auto& count : counts) {
+    if (count.value > count.limit) {
+      return Refuse(absl::StrCat(count.value, " ", count.name, ", at most ", count.limit));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
+                      std::size_t index, std::uint64_t next_token) {
+  const StepRow& row = batch.rows[index];
+  const std::uint32_t batch_row = row.batch_row.value();
+  if (batch_row >= batch.kv->max_rows || batch_row >= limits.max_rows) {
+    return Refuse(absl::StrCat("rows[", index, "].batch_row is ", batch_row, ", it must be below ",
+                               limits.max_rows));
+  }
+  if (row.num_tokens == 0 || row.first_token != next_token ||
+      next_token + row.num_tokens > batch.token_ids.size()) {
+    return Refuse(absl::StrCat("rows[", index, "] has tokens ", row.first_token, " + ",
+                               row.num_tokens, ", it must follow token ", next_token, " within ",
+                               batch.token_ids.size()));
+  }
+  if (std::uint64_t{row.cache_length} + row.num_tokens > spec.max_position) {
+    return Refuse(absl::StrCat("rows[", index, "] reaches ",
+                               std::uint64_t{row.cache_length} + row.num_tokens,
+                               " tokens, model context is ", spec.max_position));
+  }
+  if (batch.kv->cache_lengths[batch_row] != row.cache_length) {
+    return Refuse(absl::StrCat("rows[", index, "].cache_length is ", row.cache_length,
+                               ", the cache manager has ", batch.kv->cache_lengths[batch_row]));
+  }
+  // Few rows and no memory to remember them in: each is compared with those before it.
+  for (std::size_t earlier = 0; earlier < index; ++earlier) {
+    if (batch.rows[earlier].batch_row == row.batch_row) {
+      return Refuse(absl::StrCat("rows[", index, "].batch_row ", batch_row, " is also rows[",
+                                 earlier, "]"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTokens(const StepBatch& batch, const ModelSpec& spec) {
+  for (std::size_t i = 0; i < batch.token_ids.size(); ++i) {
+    const std::int32_t token = batch.token_ids[i];
+    if (token < 0 || static_cast<std::uint32_t>(token) >= spec.vocab_size) {
+      return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", it must be in [0, ",
+                                 spec.vocab_size, ")"));
+    }
+  }
+  for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
+    if (batch.logits_tokens[i] >= batch.token_ids.size()) {
+      return Refuse(absl::StrCat("logits_tokens[", i, "] is ", batch.logits_tokens[i],
+                                 ", there are ", batch.token_ids.size(), " tokens"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLogitsIndex(const StepBatch& batch, const char* name, std::size_t i,
+                              std::uint32_t index, std::uint32_t previous) {
+  if (index < previous || index >= batch.logits_tokens.size()) {
+    return Refuse(absl::StrCat(name, "[", i, "].logits_index is ", index,
+                               ", it must ascend and stay below ", batch.logits_tokens.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDraws(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits) {
+  std::uint32_t previous = 0;
+  for (std::size_t i = 0; i < batch.draws.size(); ++i) {
+    const StepDraw& draw = batch.draws[i];
+    QUIRE_RETURN_IF_ERROR(CheckLogitsIndex(batch, "draws", i, draw.logits_index, previous));
+    previous = draw.logits_index;
+    if (draw.row.num_logprobs > static_cast<std::int32_t>(limits.max_logprobs)) {
+      return Refuse(absl::StrCat("draws[", i, "].num_logprobs is ", draw.row.num_logprobs,
+                                 ", at most ", limits.max_logprobs));
+    }
+  }
+  previous = 0;
+  for (std::size_t i = 0; i < batch.scores.size(); ++i) {
+    const StepScore& score = batch.scores[i];
+    QUIRE_RETURN_IF_ERROR(CheckLogitsIndex(batch, "scores", i, score.logits_index, previous));
+    previous = score.logits_index;
+    if (score.token < 0 || static_cast<std::uint32_t>(score.token) >= spec.vocab_size) {
+      return Refuse(absl::StrCat("scores[", i, "].token is ", score.token, ", it must be in [0, ",
+                                 spec.vocab_size, ")"));
+    }
+    if (score.num_top < 0 || score.num_top > static_cast<std::int32_t>(limits.max_logprobs)) {
+      return Refuse(absl::StrCat("scores[", i, "].num_top is ", score.num_top, ", it must be 0 to ",
+                                 limits.max_logprobs));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPage(const char* name, std::size_t i, BlockId page, std::uint32_t first,
+                       const cache::KvGeometry& pool) {
+  if (page.value() < first || page.value() >= pool.num_blocks) {
+    return Refuse(absl::StrCat(name, "[", i, "] names page ", page.value(), ", it must be in [",
+                               first, ", ", pool.num_blocks, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPages(const StepBatch& batch, const cache::KvGeometry& pool) {
+  for (std::size_t i = 0; i < batch.clears.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckPage("clears", i, batch.clears[i], 1, pool));
+  }
+  for (std::size_t i = 0; i < batch.copies.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckPage("copies", i, batch.copies[i].source, 0, pool));
+    QUIRE_RETURN_IF_ERROR(CheckPage("copies", i, batch.copies[i].target, 1, pool));
+    if (batch.copies[i].num_rows > pool.page_size) {
+      return Refuse(absl::StrCat("copies[", i, "].num_rows is ", batch.copies[i].num_rows,
+                                 ", page size is ", pool.page_size));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
+                            const cache::KvGeometry& pool) {
+  QUIRE_RETURN_IF_ERROR(CheckCounts(batch, limits));
+  const bool needs_cache = !batch.rows.empty() || !batch.clears.empty() || !batch.copies.empty();
+  if (needs_cache && batch.kv == nullptr) return Refuse("kv is null");
+  std::uint64_t next_token = 0;
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckRow(batch, spec, limits, i, next_token));
+    next_token += batch.rows[i].num_tokens;
+  }
+  if (next_token != batch.token_ids.size()) {
+    return Refuse(absl::StrCat("rows hold ", next_token, " tokens, token_ids ",
+                               batch.token_ids.size()));
+  }
+  QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec));
+  QUIRE_RETURN_IF_ERROR(CheckDraws(batch, spec, limits));
+  return CheckPages(batch, pool);
+}
+
+}  // namespace quire::models

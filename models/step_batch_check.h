@@ -1,0 +1,19 @@
+#pragma once
+
+// Whether a StepBatch keeps its contract, before anything of it is computed.
+
+#include "absl/status/status.h"
+#include "cache_manager/kv_params.h"
+#include "models/layer_spec.h"
+#include "models/step_batch.h"
+#include "models/step_buffers.h"
+
+namespace quire::models {
+
+// Returns INVALID_ARGUMENT that names the entry, its value and the limit: rows that do not cover
+// token_ids in order, a token outside the vocabulary, a position behind the context, an index out of range
+// or not ascending, a page outside the pool, more than the limits allow.
+absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
+                            const cache::KvGeometry& pool);
+
+}  // namespace quire::models
