@@ -1,20 +1,23 @@
 #pragma once
 
-// Continuous batching: takes requests from any thread, runs one step after another on its own thread, and
-// writes tokens to each request's TokenStream.
+// Continuous batching: takes requests from any thread, runs one step after another on its own
+// thread, and writes tokens to each request's TokenStream.
 //
 //   Accept (any thread) -> text worker: Tokenizer::Encode, HashPages -> Submit -> AdmissionQueue
-//   engine thread, each step: drain messages, expire, schedule, reserve pages, run, publish, hand on tokens
-//   output workers: detokenise, match stop strings, write the stream; a match returns as a finish
+//   engine thread, each step: drain messages, expire, schedule, reserve pages, run, publish, hand
+//   on tokens output workers: detokenise, match stop strings, write the stream; a match returns as
+//   a finish
 //
-// Place:      above StepRunner and CacheManager; below the server, which knows it only by this header.
-// Invariants: every accepted request ends exactly once, in its stream's Finish; all of its pages are back by
+// Place:      above StepRunner and CacheManager; below the server, which knows it only by this
+// header. Invariants: every accepted request ends exactly once, in its stream's Finish; all of its
+// pages are back by
 //             then; the conservation rules of docs/metrics.md hold.
 // Threads:    Create and the destructor from one thread; everything else from any.
 // Lifetime:   the runner, tokenizer and clock outlive the engine.
 
+#include <array>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,8 +31,8 @@
 #include "engine/request.h"
 #include "engine/token_stream.h"
 
-namespace quire {
-class MetricRegistry;  // base/probe.h
+namespace quire::probe {
+class Registry;
 }
 namespace quire::models {
 class StepRunner;
@@ -46,14 +49,16 @@ enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
 struct EngineOptions {
   // model
   std::string model_id;
-  std::string fingerprint;                   // roots the prefix keys
-  std::int32_t vocab_size = 0;               // rows of the output matrix
+  std::string fingerprint;      // roots the prefix keys
+  std::string kv_dtype;         // shown in quire_kv_cache_info
+  std::int32_t vocab_size = 0;  // rows of the output matrix
   std::int32_t max_context_tokens = 0;
   std::vector<std::int32_t> eos_token_ids;
   // scheduler.*
   std::int32_t max_step_tokens = 8192;
   std::int32_t prefill_chunk_tokens = 512;
-  std::int32_t max_step_prompt_tokens = 512;  // what step_time_target "auto" means until the step model lands
+  std::int32_t max_step_prompt_tokens =
+      512;  // what step_time_target "auto" means until the step model lands
   std::int32_t max_running_sequences = 64;
   AdmissionMode admission = AdmissionMode::kSafe;
   absl::Duration queue_timeout = absl::InfiniteDuration();
@@ -68,7 +73,7 @@ struct EngineOptions {
   std::int32_t stream_queue_tokens = 1024;
   absl::Duration slow_client_timeout = absl::Seconds(30);
   // tokenizer.*
-  std::int32_t text_threads = 1;             // text workers, and as many output workers
+  std::int32_t text_threads = 1;  // text workers, and as many output workers
 };
 
 // A line of ListRequests.
@@ -82,6 +87,9 @@ struct RequestInfo {
 
 enum class EngineState : std::uint8_t { kReady, kDraining, kStopped };
 
+// Requests that ended early, by the state they were in (RequestState) and the cause (CancelSource).
+using EndCounts = std::array<std::array<std::int64_t, kNumCancelSources>, kNumRequestStates>;
+
 struct EngineStats {
   EngineState state = EngineState::kReady;
   std::int32_t running = 0, waiting = 0;
@@ -89,9 +97,10 @@ struct EngineStats {
   cache::CacheStats cache;
   double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
   std::int64_t steps = 0, preemptions = 0;
-  std::int64_t chunked_prefills = 0;       // chunks that did not complete their prompt
-  std::int32_t max_step_sequences = 0;     // most sequences in one step so far
+  std::int64_t chunked_prefills = 0;    // chunks that did not complete their prompt
+  std::int32_t max_step_sequences = 0;  // most sequences in one step so far
   absl::Duration last_step_age;
+  EndCounts early_ends{};
 };
 
 // What AbortRequests selects; at least one criterion must be set.
@@ -110,20 +119,25 @@ struct AbortResult {
 
 class Engine {
  public:
-  // Starts the engine thread and the workers. `metrics` may be null (tests).
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(
-      const EngineOptions& options, std::unique_ptr<cache::CacheManager> cache,
-      models::StepRunner* runner, const text::Tokenizer* tokenizer, const Clock* clock,
-      MetricRegistry* metrics);
+  // Starts the engine thread and the workers. `metrics` may be null (tests); otherwise it must
+  // outlive the engine.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                        std::unique_ptr<cache::CacheManager> cache,
+                                                        models::StepRunner* runner,
+                                                        const text::Tokenizer* tokenizer,
+                                                        const Clock* clock,
+                                                        probe::Registry* metrics);
   // Ends every live request with UNAVAILABLE / SERVER_SHUTDOWN and joins all threads.
   ~Engine();
 
-  // Takes responsibility for the request. Refuses at once (docs/api.md section 7: state, id in use, bad
-  // parameters, input too large, queue full) or returns the stream on which everything else arrives.
+  // Takes responsibility for the request. Refuses at once (docs/api.md section 7: state, id in use,
+  // bad parameters, input too large, queue full) or returns the stream on which everything else
+  // arrives.
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request);
 
-  // Ends a live request of `principal`; false when there is none. The stream finishes with CANCELLED (or
-  // DEADLINE_EXCEEDED for kDeadline), and its pages are free at the next step boundary.
+  // Ends a live request of `principal`; false when there is none. The stream finishes with
+  // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and its pages are free at the next step
+  // boundary.
   bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source);
   absl::StatusOr<AbortResult> Abort(const AbortSelection& selection);
 
@@ -135,11 +149,13 @@ class Engine {
 
   std::vector<RequestInfo> ListRequests() const;  // by accept time, then id
   EngineStats GetStats() const;
-  // Runs at the next step boundary; waits up to `idle_timeout` for the engine to be idle (zero: does not
-  // wait), else FAILED_PRECONDITION / NOT_IDLE only when idleness was asked for and did not come.
+  // Runs at the next step boundary; waits up to `idle_timeout` for the engine to be idle (zero:
+  // does not wait), else FAILED_PRECONDITION / NOT_IDLE only when idleness was asked for and did
+  // not come.
   absl::StatusOr<cache::FlushCounts> FlushCache(absl::Duration idle_timeout);
 
-  // The heartbeat behind `liveness`: false when work has waited for `stall_timeout` without a finished step.
+  // The heartbeat behind `liveness`: false when work has waited for `stall_timeout` without a
+  // finished step.
   bool IsAlive(absl::Duration stall_timeout) const;
 
   // Runs CacheManager, scheduler and queue checks at the next step boundary.

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "engine/sampling_params.h"
 
@@ -39,13 +40,38 @@ struct Request {
   CacheParams cache;
   std::int32_t priority = 0;  // [-100, 100], lower first
   absl::Time accept_time;
-  absl::Time deadline = absl::InfiniteFuture();       // of the whole request
+  absl::Time deadline = absl::InfiniteFuture();             // of the whole request
   absl::Duration queue_timeout = absl::InfiniteDuration();  // until the first step
   std::map<std::string, std::string> labels;
 };
 
-enum class RequestState : std::uint8_t { kPreparing, kQueued, kPrefill, kDecode, kPreempted, kStalled, kFinished };
+enum class RequestState : std::uint8_t {
+  kPreparing,
+  kQueued,
+  kPrefill,
+  kDecode,
+  kPreempted,
+  kStalled,
+  kFinished
+};
+inline constexpr int kNumRequestStates = 7;
+absl::string_view RequestStateName(RequestState state);  // "preparing" ...
+
 enum class FinishReason : std::uint8_t { kEos, kStopText, kStopToken, kLength, kContextFull };
-enum class CancelSource : std::uint8_t { kClient, kApi, kAdmin, kDeadline, kSlowClient, kShutdown };
+inline constexpr int kNumFinishReasons = 5;
+absl::string_view FinishReasonName(FinishReason reason);  // "eos", "stop_text" ...
+
+enum class CancelSource : std::uint8_t {
+  kClient,  // the stream was closed
+  kApi,     // Cancel from elsewhere
+  kAdmin,
+  kDeadline,
+  kSlowClient,
+  kShutdown,
+  kQueueTimeout
+};
+inline constexpr int kNumCancelSources = 7;
+absl::string_view CancelSourceName(
+    CancelSource source);  // the label of quire_requests_cancelled_total
 
 }  // namespace quire::engine

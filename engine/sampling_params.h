@@ -1,7 +1,7 @@
 #pragma once
 
-// What a request asks of its tokens, with every default resolved. Ranges are those of docs/api.md; a value
-// outside them is refused, never clipped, and the status names field, value and range.
+// What a request asks of its tokens, with every default resolved. Ranges are those of docs/api.md;
+// a value outside them is refused, never clipped, and the status names field, value and range.
 
 #include <cstdint>
 #include <string>
@@ -22,7 +22,8 @@ struct SamplingParams {
   float frequency_penalty = 0;   // [-2, 2]
   std::uint64_t seed = 0;
   std::int32_t choice_count = 1;  // [1, max_choices]
-  std::vector<std::pair<std::int32_t, float>> logit_bias;  // distinct ids in vocabulary; [-100, 100]
+  std::vector<std::pair<std::int32_t, float>>
+      logit_bias;  // distinct ids in vocabulary; [-100, 100]
 };
 
 struct StoppingParams {
@@ -58,8 +59,8 @@ struct ParamLimits {
   std::int32_t vocab_size = 0;
 };
 
-// INVALID_ARGUMENT with reason BAD_SAMPLING_PARAM, BAD_PARAMETER, BAD_TOKEN_ID, TOO_MANY_STOPS or BAD_UTF8
-// and the wire path of the field ("sampling.top_p").
+// INVALID_ARGUMENT with reason BAD_SAMPLING_PARAM, BAD_PARAMETER, BAD_TOKEN_ID, TOO_MANY_STOPS or
+// BAD_UTF8 and the wire path of the field ("sampling.top_p").
 absl::Status Validate(const SamplingParams& params, const ParamLimits& limits);
 absl::Status Validate(const StoppingParams& params, const ParamLimits& limits);
 absl::Status Validate(const OutputParams& params, const ParamLimits& limits);

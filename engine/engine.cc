@@ -1,0 +1,434 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "engine/engine_core.h"
+#include "engine/output_stage.h"
+#include "engine/text_stage.h"
+
+namespace quire::engine {
+namespace {
+
+absl::Status CheckOptions(const EngineOptions& options, const cache::CacheManager& cache) {
+  const auto page_size = static_cast<std::int32_t>(cache.page_size());
+  auto too_small = [](absl::string_view name, std::int64_t value, std::int64_t least) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, ", must be at least ", least));
+  };
+  if (options.max_running_sequences < 1) {
+    return too_small("scheduler.max_running_sequences", options.max_running_sequences, 1);
+  }
+  if (options.prefill_chunk_tokens < page_size) {
+    return too_small("scheduler.prefill_chunk_tokens", options.prefill_chunk_tokens, page_size);
+  }
+  if (options.max_step_tokens < options.max_running_sequences + page_size) {
+    return too_small("scheduler.max_step_tokens", options.max_step_tokens,
+                     options.max_running_sequences + page_size);
+  }
+  if (options.max_context_tokens < 2) {
+    return too_small("model.max_context_tokens", options.max_context_tokens, 2);
+  }
+  if (options.text_threads < 1) {
+    return too_small("tokenizer.threads", options.text_threads, 1);
+  }
+  if (options.max_queued_requests < 1) {
+    return too_small("limits.max_queued_requests", options.max_queued_requests, 1);
+  }
+  for (const std::int32_t token : options.eos_token_ids) {
+    if (token >= 0 && token < options.vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat("end-of-sequence token ", token,
+                                                   " is not in the vocabulary of ",
+                                                   options.vocab_size, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
+std::size_t TableCapacity(const EngineOptions& options) {
+  return static_cast<std::size_t>(options.max_queued_requests) +
+         4 * static_cast<std::size_t>(options.max_running_sequences);
+}
+
+std::int64_t InputBytes(const Request& request) {
+  if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
+    return static_cast<std::int64_t>(text->text.size());
+  }
+  return static_cast<std::int64_t>(std::get<TokenPrompt>(request.prompt).size() *
+                                   sizeof(std::int32_t));
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(const EngineOptions& options, std::unique_ptr<cache::CacheManager> cache,
+       models::StepRunner* runner, const text::Tokenizer* tokenizer, const Clock* clock,
+       probe::Registry* metrics)
+      : options_(options),
+        cache_(std::move(cache)),
+        clock_(clock),
+        inbox_(std::make_shared<Inbox>()),
+        probe_(metrics, {.model_name = options.model_id,
+                         .max_context_tokens = options.max_context_tokens,
+                         .page_size = cache_->page_size(),
+                         .num_pages = cache_->usable_pages(),
+                         .kv_dtype = options.kv_dtype}),
+        queue_(options.max_queued_requests, options.max_queued_tokens),
+        table_(TableCapacity(options)),
+        core_(options_, cache_.get(), runner, clock, &queue_, &probe_),
+        output_({.num_workers = options.text_threads,
+                 // Twice what one step and the ends of all live requests can add.
+                 .ring_items = 8 * (TableCapacity(options) +
+                                    static_cast<std::size_t>(options.max_running_sequences)) +
+                               128},
+                tokenizer, clock, &table_, &probe_, inbox_),
+        text_(options_,
+              {.hash_key = cache_->hash_key(),
+               .page_size = cache_->page_size(),
+               .usable_pages = cache_->usable_pages()},
+              tokenizer, clock, &queue_, &probe_, inbox_) {
+    core_.scheduler().SetOutputReady(
+        [this](const LiveRequest& live) { return output_.IsReady(live.output_worker); });
+    PublishStats(clock->Now());
+    thread_ = std::thread([this] { Loop(); });
+  }
+
+  ~Impl() {
+    state_.store(EngineState::kStopped);
+    text_.Stop();
+    stopping_.store(true);
+    inbox_->Wake();
+    thread_.join();
+    output_.Stop();
+  }
+
+  absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request) {
+    probe_.Received();
+    absl::StatusOr<std::shared_ptr<TokenStream>> stream = TryAccept(std::move(request));
+    if (!stream.ok()) {
+      const auto reason = GetErrorReason(stream.status());
+      probe_.Rejected(reason.has_value() ? reason->reason : "ENGINE_ERROR");
+    }
+    return stream;
+  }
+
+  bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source) {
+    const std::shared_ptr<LiveRequest> live = table_.Find(principal, id);
+    if (live == nullptr) return false;
+    PostCancel(live, source, {});
+    return true;
+  }
+
+  absl::StatusOr<AbortResult> Abort(const AbortSelection& selection);
+  std::vector<RequestInfo> ListRequests() const;
+
+  void Drain() {
+    EngineState ready = EngineState::kReady;
+    state_.compare_exchange_strong(ready, EngineState::kDraining);
+  }
+  void Resume() {
+    EngineState draining = EngineState::kDraining;
+    state_.compare_exchange_strong(draining, EngineState::kReady);
+  }
+  bool WaitIdle(absl::Time deadline) {
+    return table_.WaitEmpty(deadline == absl::InfiniteFuture() ? absl::InfiniteDuration()
+                                                               : deadline - clock_->Now());
+  }
+
+  EngineStats GetStats() const {
+    MutexLock lock(&stats_mutex_);
+    EngineStats stats = stats_;
+    stats.state = state_.load();
+    stats.last_step_age += clock_->Now() - stats_time_;
+    return stats;
+  }
+
+  absl::StatusOr<cache::FlushCounts> FlushCache(absl::Duration idle_timeout) {
+    if (idle_timeout > absl::ZeroDuration() && !table_.WaitEmpty(idle_timeout)) {
+      return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                            "engine is not idle after ", absl::FormatDuration(idle_timeout))),
+                        "NOT_IDLE");
+    }
+    cache::FlushCounts counts;
+    OnEngineThread([&] { counts = core_.FlushCache(); });
+    return counts;
+  }
+
+  bool IsAlive(absl::Duration stall_timeout) const {
+    if (is_waiting_.load(std::memory_order_acquire)) return true;
+    const absl::Time beat = absl::FromUnixNanos(heartbeat_.load(std::memory_order_acquire));
+    return clock_->Now() - beat < stall_timeout;
+  }
+
+  absl::Status CheckIntegrity() {
+    absl::Status status;
+    OnEngineThread([&] { status = core_.CheckIntegrity(); });
+    return status;
+  }
+
+ private:
+  absl::Status CheckRequest(const Request& request) const;
+  absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
+  std::shared_ptr<LiveRequest> MakeLive(Request request);
+  void PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source, std::string text);
+  void OnEngineThread(const std::function<void()>& call);
+  void Loop();
+  void Sleep();
+  void PublishStats(absl::Time now);
+
+  const EngineOptions options_;
+  const std::unique_ptr<cache::CacheManager> cache_;
+  const Clock* const clock_;
+  const std::shared_ptr<Inbox> inbox_;
+  EngineProbe probe_;
+  AdmissionQueue queue_;
+  RequestTable table_;
+  EngineCore core_;  // engine thread only
+  OutputStage output_;
+  TextStage text_;
+
+  std::atomic<EngineState> state_{EngineState::kReady};
+  std::atomic<bool> stopping_{false};
+  std::atomic<std::uint64_t> next_arrival_{1};
+  std::atomic<bool> is_waiting_{true};
+  std::atomic<std::int64_t> heartbeat_{0};  // Unix nanoseconds of the last pass of the loop
+  mutable Mutex stats_mutex_;
+  EngineStats stats_ ABSL_GUARDED_BY(stats_mutex_);
+  absl::Time stats_time_ ABSL_GUARDED_BY(stats_mutex_);
+  std::vector<Signal> signals_;  // engine thread, as the next one
+  std::vector<OutputItem> items_;
+  std::thread thread_;
+};
+
+// Everything that the engine does, in its order.
+void Engine::Impl::Loop() {
+  while (true) {
+    inbox_->Drain(&signals_);
+    const absl::Time now = clock_->Now();
+    heartbeat_.store(absl::ToUnixNanos(now), std::memory_order_release);
+    for (Signal& signal : signals_) core_.Handle(signal, now);
+    signals_.clear();
+    const bool stops = stopping_.load();
+    if (stops) core_.EndAll(now);
+    core_.Expire(now);
+    const bool ran = core_.Step(now);
+    core_.TakeOutput(&items_);
+    output_.Push(&items_);
+    PublishStats(clock_->Now());
+    if (stops) return;
+    if (!ran) Sleep();
+  }
+}
+
+void Engine::Impl::Sleep() {
+  const absl::Time wake = core_.NextWake();
+  is_waiting_.store(true, std::memory_order_release);
+  inbox_->Wait(wake == absl::InfiniteFuture()
+                   ? absl::InfiniteDuration()
+                   : std::max(wake - clock_->Now(), absl::ZeroDuration()));
+  heartbeat_.store(absl::ToUnixNanos(clock_->Now()), std::memory_order_release);
+  is_waiting_.store(false, std::memory_order_release);
+}
+
+void Engine::Impl::PublishStats(absl::Time now) {
+  EngineStats stats = core_.Stats(now);
+  MutexLock lock(&stats_mutex_);
+  stats_ = stats;
+  stats_time_ = now;
+}
+
+void Engine::Impl::OnEngineThread(const std::function<void()>& call) {
+  std::promise<void> done;
+  inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [&] {
+                  call();
+                  done.set_value();
+                }});
+  done.get_future().wait();
+}
+
+absl::Status Engine::Impl::CheckRequest(const Request& request) const {
+  const std::int64_t bytes = InputBytes(request);
+  if (bytes > options_.max_input_bytes) {
+    return WithReason(
+        absl::InvalidArgumentError(absl::StrCat("prompt has ", bytes, " bytes, at most ",
+                                                options_.max_input_bytes, " are allowed")),
+        "INPUT_TOO_LARGE",
+        {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(options_.max_input_bytes)}});
+  }
+  const EngineState state = state_.load();
+  if (state != EngineState::kReady) {
+    const bool drains = state == EngineState::kDraining;
+    return WithReason(
+        absl::UnavailableError(drains ? "server is draining" : "server is shutting down"),
+        drains ? "SERVER_DRAINING" : "SERVER_SHUTDOWN", {}, queue_.RetryDelay());
+  }
+  if (bytes == 0) {
+    return WithReason(absl::InvalidArgumentError("prompt is empty"), "PROMPT_MISSING");
+  }
+  QUIRE_RETURN_IF_ERROR(Validate(request.sampling, options_.limits));
+  QUIRE_RETURN_IF_ERROR(Validate(request.stopping, options_.limits));
+  QUIRE_RETURN_IF_ERROR(Validate(request.output, options_.limits));
+  if (request.sampling.choice_count > options_.max_running_sequences) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                          "sampling.choice_count is ", request.sampling.choice_count, ", at most ",
+                          options_.max_running_sequences, " sequences can run")),
+                      "BAD_SAMPLING_PARAM",
+                      {{"field", "sampling.choice_count"},
+                       {"value", absl::StrCat(request.sampling.choice_count)},
+                       {"range", absl::StrCat("[1, ", options_.max_running_sequences, "]")}});
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<LiveRequest> Engine::Impl::MakeLive(Request request) {
+  auto live = std::make_shared<LiveRequest>();
+  if (request.accept_time == absl::Time()) request.accept_time = clock_->Now();
+  request.deadline =
+      std::min(request.deadline, request.accept_time + options_.max_request_duration);
+  if (request.queue_timeout == absl::InfiniteDuration()) {
+    request.queue_timeout = options_.queue_timeout;
+  }
+  live->queue_deadline = request.accept_time + request.queue_timeout;
+  live->request = std::move(request);
+  live->arrival = next_arrival_.fetch_add(1);
+  live->output_worker = static_cast<std::size_t>(live->arrival) % output_.num_workers();
+  live->stream = std::make_shared<TokenStream>();
+  live->stream->SetDrainedCallback(options_.stream_queue_tokens,
+                                   [inbox = inbox_] { inbox->Wake(); });
+  return live;
+}
+
+absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request request) {
+  QUIRE_RETURN_IF_ERROR(CheckRequest(request));
+  std::shared_ptr<LiveRequest> live = MakeLive(std::move(request));
+  if (live->request.deadline <= clock_->Now()) {
+    return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"), "TIMEOUT",
+                      {{"stage", "queue"}, {"tokens", "0"}});
+  }
+  std::shared_ptr<TokenStream> stream = live->stream;
+  QUIRE_RETURN_IF_ERROR(table_.Insert(live, queue_.RetryDelay()));
+  absl::Status entered = queue_.EnterRequest();
+  if (entered.ok() && !text_.Submit(live)) {
+    queue_.LeaveRequest();
+    entered = WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                             options_.max_queued_requests, " prompts wait for tokenization")),
+                         "QUEUE_FULL", {{"limit", absl::StrCat(options_.max_queued_requests)}},
+                         queue_.RetryDelay());
+  }
+  if (!entered.ok()) {
+    table_.Remove(*live);
+    return entered;
+  }
+  inbox_->Post({.kind = Signal::Kind::kArrived, .request = std::move(live)});
+  return stream;
+}
+
+void Engine::Impl::PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source,
+                              std::string text) {
+  if (live->cancel_requested.exchange(true, std::memory_order_acq_rel)) return;
+  inbox_->Post({.kind = Signal::Kind::kCancel,
+                .request = live,
+                .source = source,
+                .reason_text = std::move(text)});
+}
+
+absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection) {
+  if (selection.ids.empty() && !selection.all && selection.tenant.empty() &&
+      selection.older_than <= absl::ZeroDuration()) {
+    return WithReason(absl::InvalidArgumentError("abort selects no request"), "SELECTION_EMPTY");
+  }
+  AbortResult result;
+  const absl::Time now = clock_->Now();
+  std::vector<std::string> missing = selection.ids;
+  for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
+    const Request& request = live->request;
+    const bool by_id =
+        std::find(selection.ids.begin(), selection.ids.end(), request.id) != selection.ids.end();
+    if (by_id) std::erase(missing, request.id);
+    const bool by_age = selection.older_than > absl::ZeroDuration() &&
+                        now - request.accept_time > selection.older_than;
+    const bool by_tenant = !selection.tenant.empty() && request.tenant == selection.tenant;
+    if (!selection.all && !by_id && !by_age && !by_tenant) continue;
+    PostCancel(live, CancelSource::kAdmin, selection.reason_text);
+    ++result.aborted;
+  }
+  result.unknown_ids = std::move(missing);
+  return result;
+}
+
+std::vector<RequestInfo> Engine::Impl::ListRequests() const {
+  std::vector<RequestInfo> infos;
+  for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
+    const Request& request = live->request;
+    infos.push_back({.id = request.id,
+                     .model = request.model,
+                     .principal = request.principal,
+                     .tenant = request.tenant,
+                     .state = live->state.load(std::memory_order_acquire),
+                     .accept_time = request.accept_time,
+                     .deadline = request.deadline,
+                     .prompt_tokens = live->shown_prompt_tokens.load(std::memory_order_relaxed),
+                     .output_tokens = live->shown_output_tokens.load(std::memory_order_relaxed),
+                     .kv_pages = live->shown_pages.load(std::memory_order_relaxed),
+                     .priority = request.priority,
+                     .labels = request.labels});
+  }
+  return infos;
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                                       std::unique_ptr<cache::CacheManager> cache,
+                                                       models::StepRunner* runner,
+                                                       const text::Tokenizer* tokenizer,
+                                                       const Clock* clock,
+                                                       probe::Registry* metrics) {
+  QUIRE_RETURN_IF_ERROR(CheckOptions(options, *cache));
+  return std::unique_ptr<Engine>(new Engine(
+      std::make_unique<Impl>(options, std::move(cache), runner, tokenizer, clock, metrics)));
+}
+
+absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Accept(Request request) {
+  return impl_->Accept(std::move(request));
+}
+bool Engine::Cancel(absl::string_view principal, absl::string_view id, CancelSource source) {
+  return impl_->Cancel(principal, id, source);
+}
+absl::StatusOr<AbortResult> Engine::Abort(const AbortSelection& selection) {
+  return impl_->Abort(selection);
+}
+void Engine::Drain() {
+  impl_->Drain();
+}
+void Engine::Resume() {
+  impl_->Resume();
+}
+bool Engine::WaitIdle(absl::Time deadline) {
+  return impl_->WaitIdle(deadline);
+}
+std::vector<RequestInfo> Engine::ListRequests() const {
+  return impl_->ListRequests();
+}
+EngineStats Engine::GetStats() const {
+  return impl_->GetStats();
+}
+absl::StatusOr<cache::FlushCounts> Engine::FlushCache(absl::Duration idle_timeout) {
+  return impl_->FlushCache(idle_timeout);
+}
+bool Engine::IsAlive(absl::Duration stall_timeout) const {
+  return impl_->IsAlive(stall_timeout);
+}
+absl::Status Engine::CheckIntegrity() {
+  return impl_->CheckIntegrity();
+}
+
+}  // namespace quire::engine

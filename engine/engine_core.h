@@ -1,0 +1,121 @@
+#pragma once
+
+// The engine without threads: what happens between two steps, and one step. The engine thread calls
+// Handle, Expire and Step; everything that must leave appears in TakeOutput.
+//
+// Place:      under Engine, above Scheduler, CacheManager and StepRunner.
+// Invariants: a request ends exactly once, as kRequestEnd, and holds no page by then; no request
+// past its
+//             deadline enters a step; a failing request takes nobody with it.
+// Threads:    one (the engine thread; in tests the test's).
+// Lifetime:   everything it points to outlives it.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/admission_queue.h"
+#include "engine/batch_builder.h"
+#include "engine/engine.h"
+#include "engine/engine_probe.h"
+#include "engine/inbox.h"
+#include "engine/output_item.h"
+#include "engine/scheduler.h"
+#include "models/step_runner.h"
+
+namespace quire::engine {
+
+class EngineCore {
+ public:
+  EngineCore(const EngineOptions& options, cache::CacheManager* cache, models::StepRunner* runner,
+             const Clock* clock, AdmissionQueue* queue, EngineProbe* probe);
+
+  void Handle(Signal& signal, absl::Time now);
+  // Ends every request whose deadline, queue timeout or reader's patience is over.
+  void Expire(absl::Time now);
+  // Plans and runs one step. False when there was nothing to run.
+  bool Step(absl::Time now);
+  void EndAll(absl::Time now);
+  cache::FlushCounts FlushCache();
+
+  // When Expire has something to do next.
+  absl::Time NextWake() const;
+  bool idle() const { return live_.empty(); }
+  bool has_work() const { return scheduler_.has_work(); }
+  Scheduler& scheduler() { return scheduler_; }
+  const StepPlan& last_plan() const { return *plan_; }
+
+  // Items since the last call, in order; swaps with `out`, so capacity is reused.
+  void TakeOutput(std::vector<OutputItem>* out);
+  EngineStats Stats(absl::Time now) const;
+  absl::Status CheckIntegrity() const;
+
+ private:
+  enum class Timer : std::uint8_t { kDeadline, kQueue };
+  using TimerKey = std::pair<absl::Time, std::pair<std::uint64_t, Timer>>;
+
+  void Arrive(const std::shared_ptr<LiveRequest>& live);
+  void Prepare(LiveRequest& live, absl::Time now);
+  void EndEarly(LiveRequest& live, CancelSource source, absl::Time now,
+                const std::string& text = "");
+  void Fail(LiveRequest& live, absl::Status status, bool scrub, absl::Time now);
+  void End(LiveRequest& live, absl::Status status, bool was_accepted, absl::Time now);
+  absl::Status EarlyStatus(const LiveRequest& live, CancelSource source, absl::Time now,
+                           const std::string& text) const;
+  absl::Status InternalError(absl::string_view what);
+
+  void StartPlanned(absl::Time now);
+  bool RunCacheWork(absl::Time now);
+  void FailStep(const absl::Status& error, absl::Time now);
+  void ForgetCopies(const models::StepBatch& batch);
+  void Collect(const models::StepResult& result, absl::Time now);
+  void FailBadRows(const models::StepResult& result, absl::Time now);
+  void Advance(Sequence& sequence, std::uint32_t num_tokens);
+  void CollectScores(const models::StepResult& result, absl::Time now);
+  void CollectDraws(const models::StepResult& result, absl::Time now);
+  void AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now);
+  std::optional<FinishReason> FinishAfter(const Sequence& sequence) const;
+  void FinishChoice(Sequence& sequence, absl::Time now);
+  void FillEnd(const Sequence& sequence, OutputItem* item) const;
+  void RefreshGauge(LiveRequest& live);
+  OutputItem& Emit(OutputItem::Kind kind, LiveRequest& live, absl::Time now);
+  void EraseTimers(const LiveRequest& live);
+  void AfterStep(absl::Time start, absl::Time planned, absl::Time launched, absl::Time collected);
+
+  const EngineOptions& options_;
+  cache::CacheManager* const cache_;
+  models::StepRunner* const runner_;
+  const Clock* const clock_;
+  AdmissionQueue* const queue_;
+  EngineProbe* const probe_;
+  Scheduler scheduler_;
+  BatchBuilder builder_;
+  const StepPlan* plan_;
+  StepPlan empty_plan_;
+  std::map<std::uint64_t, std::shared_ptr<LiveRequest>> live_;  // by arrival
+  std::set<TimerKey> timers_;
+  std::vector<LiveRequest*> to_fail_;
+  std::vector<OutputItem> output_;
+  RateMeter prompt_rate_, generation_rate_;
+  EndCounts early_ends_{};
+  std::int64_t steps_ = 0;
+  std::int64_t chunked_prefills_ = 0;
+  std::int32_t max_step_sequences_ = 0;
+  std::int32_t running_ = 0;  // accepted requests by gauge
+  std::int32_t waiting_ = 0;
+  std::uint64_t next_incident_ = 1;
+  std::uint64_t hit_tokens_ = 0;
+  std::uint64_t queried_tokens_ = 0;
+  absl::Time last_step_;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,100 @@
+#include "engine/output_stage.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "engine/request_output.h"
+
+namespace quire::engine {
+
+OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenizer* tokenizer,
+                         const Clock* clock, RequestTable* table, EngineProbe* probe,
+                         std::shared_ptr<Inbox> inbox)
+    : tokenizer_(tokenizer),
+      clock_(clock),
+      table_(table),
+      probe_(probe),
+      inbox_(std::move(inbox)),
+      half_(options.ring_items / 2) {
+  for (std::int32_t i = 0; i < options.num_workers; ++i) {
+    rings_.push_back(std::make_unique<Ring>(options.ring_items));
+    workers_.emplace_back([this, ring = rings_.back().get()] { Work(*ring); });
+  }
+}
+
+OutputStage::~OutputStage() {
+  Stop();
+}
+
+void OutputStage::Push(std::vector<OutputItem>* items) {
+  for (OutputItem& item : *items) {
+    const std::size_t worker = item.request->output_worker;
+    QUIRE_CHECK(rings_[worker]->queue.TryPush(std::move(item)));
+  }
+  items->clear();
+}
+
+bool OutputStage::IsReady(std::size_t worker) {
+  Ring& ring = *rings_[worker];
+  if (ring.queue.size() < half_) return true;
+  ring.engine_waits.store(true);
+  // The worker may have emptied it in between and seen no flag.
+  return ring.queue.size() < half_;
+}
+
+void OutputStage::Stop() {
+  for (const auto& ring : rings_) ring->queue.Close();
+  for (std::thread& worker : workers_) {
+    if (worker.joinable()) worker.join();
+  }
+}
+
+void OutputStage::Work(Ring& ring) {
+  constexpr std::size_t kBatch = 256;
+  std::vector<OutputItem> items;
+  items.reserve(kBatch);
+  while (ring.queue.WaitPopAll(kBatch, &items) > 0) {
+    for (OutputItem& item : items) Process(item);
+    items.clear();
+    if (ring.engine_waits.load() && ring.queue.size() < half_) {
+      ring.engine_waits.store(false);
+      inbox_->Wake();
+    }
+  }
+}
+
+void OutputStage::Process(OutputItem& item) {
+  LiveRequest& live = *item.request;
+  if (live.output == nullptr) live.output = std::make_unique<RequestOutput>(live, *tokenizer_);
+  RequestOutput& output = *live.output;
+  switch (item.kind) {
+    case OutputItem::Kind::kStarted:
+      output.Start(item);
+      return;
+    case OutputItem::Kind::kPromptScores:
+      output.AddPromptScores(item);
+      return;
+    case OutputItem::Kind::kToken: {
+      const bool matched = output.AddToken(item, clock_->Now(), *probe_);
+      if (item.finish.has_value()) {
+        output.EndChoice(item);
+      } else if (matched) {
+        inbox_->Post(
+            {.kind = Signal::Kind::kStopMatched, .request = item.request, .choice = item.choice});
+      }
+      return;
+    }
+    case OutputItem::Kind::kChoiceEnd:
+      output.EndChoice(item);
+      return;
+    case OutputItem::Kind::kRequestEnd: {
+      // Whoever sees the end finds it counted, and the id free.
+      const Usage usage = output.EndRequest(item, clock_->Now(), *probe_);
+      table_->Remove(live);
+      live.stream->Finish(item.status, usage);
+      return;
+    }
+  }
+}
+
+}  // namespace quire::engine

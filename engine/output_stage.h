@@ -1,0 +1,70 @@
+#pragma once
+
+// Output workers: each takes the items of its requests in order, turns them into stream events,
+// reports stop strings back to the engine and removes finished requests from the table.
+//
+// Place:      between the engine thread and the TokenStreams.
+// Invariants: all items of a request go to one worker. A ring never overflows: the engine does not
+// run
+//             rows whose ring is half full, and the other half holds whatever one step and all live
+//             requests can still add.
+// Threads:    Push and IsReady from the engine thread; owns `num_workers` threads.
+// Lifetime:   tokenizer, table and probe outlive it.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/clock.h"
+#include "engine/engine_probe.h"
+#include "engine/inbox.h"
+#include "engine/output_item.h"
+#include "engine/request_table.h"
+#include "models/text/tokenizer.h"
+
+namespace quire::engine {
+
+struct OutputStageOptions {
+  std::int32_t num_workers = 1;
+  std::size_t ring_items = 0;
+};
+
+class OutputStage {
+ public:
+  OutputStage(const OutputStageOptions& options, const text::Tokenizer* tokenizer,
+              const Clock* clock, RequestTable* table, EngineProbe* probe,
+              std::shared_ptr<Inbox> inbox);
+  ~OutputStage();
+
+  std::size_t num_workers() const { return rings_.size(); }
+  // Hands all items over and leaves the vector empty.
+  void Push(std::vector<OutputItem>* items);
+  // Whether tokens for this worker may be made. After false the engine is woken when that changes.
+  bool IsReady(std::size_t worker);
+  // Finishes what waits and joins the workers.
+  void Stop();
+
+ private:
+  struct Ring {
+    explicit Ring(std::size_t items) : queue(items) {}
+    BoundedQueue<OutputItem> queue;
+    std::atomic<bool> engine_waits{false};
+  };
+
+  void Work(Ring& ring);
+  void Process(OutputItem& item);
+
+  const text::Tokenizer* const tokenizer_;
+  const Clock* const clock_;
+  RequestTable* const table_;
+  EngineProbe* const probe_;
+  const std::shared_ptr<Inbox> inbox_;
+  const std::size_t half_;
+  std::vector<std::unique_ptr<Ring>> rings_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,280 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "engine/preemption.h"
+
+namespace quire::engine {
+namespace {
+
+cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {
+  match.num_tokens -= match.partial_rows;
+  match.partial_rows = 0;
+  match.partial_source = kNullBlock;
+  return match;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
+    : options_(options), cache_(cache), page_size_(cache->page_size()) {
+  const auto rows = static_cast<std::uint32_t>(options.max_running_sequences);
+  for (std::uint32_t row = rows; row > 0; --row) free_rows_.push_back(row - 1);
+  running_.reserve(rows);
+  scratch_.reserve(rows);
+  plan_.decodes.reserve(rows);
+  plan_.chunks.reserve(rows);
+}
+
+void Scheduler::Add(LiveRequest* request) {
+  Sequence& first = request->first();
+  const std::uint32_t cached = MatchPrefix(first).num_tokens;
+  request->uncached_tokens = first.total() - cached;
+  waiting_uncached_tokens_ += request->uncached_tokens;
+  waiting_.push_back(request);
+  RefreshState(*request);
+}
+
+const StepPlan& Scheduler::Plan(absl::Time now) {
+  plan_.Clear();
+  stuck_ = nullptr;
+  budget_ = static_cast<std::uint32_t>(options_.max_step_tokens);
+  prompt_budget_ =
+      std::max(static_cast<std::uint32_t>(options_.max_step_prompt_tokens), page_size_);
+  MarkSkips(now);
+  PlanDecodes();
+  PlanChunks();
+  Admit(now);
+  return plan_;
+}
+
+void Scheduler::MarkSkips(absl::Time now) {
+  auto mark = [&](Sequence* sequence) {
+    LiveRequest& request = *sequence->request;
+    const bool is_full = request.request.output.stream &&
+                         request.stream->unread_tokens() >= options_.stream_queue_tokens;
+    if (!is_full) {
+      request.full_since = absl::InfiniteFuture();
+    } else if (request.full_since == absl::InfiniteFuture()) {
+      request.full_since = now;
+    }
+    const bool skips = is_full || (is_output_ready_ && !is_output_ready_(request));
+    if (skips != sequence->skips) {
+      sequence->skips = skips;
+      RefreshState(request);
+    }
+  };
+  for (Sequence* sequence : running_) mark(sequence);
+  for (Sequence* sequence : preempted_) mark(sequence);
+}
+
+// Pages are taken for all decode rows before any is planned: a row that was planned cannot become
+// the victim of a later one.
+void Scheduler::PlanDecodes() {
+  scratch_.clear();
+  bool has_prefill = !waiting_.empty() || !preempted_.empty();
+  for (Sequence* sequence : running_) {
+    if (sequence->state == SequenceState::kPrefill) has_prefill = true;
+    if (sequence->state == SequenceState::kDecode && !sequence->skips) scratch_.push_back(sequence);
+  }
+  std::vector<Sequence*>& ready = plan_.decodes;
+  for (Sequence* sequence : scratch_) {
+    if (sequence->state == SequenceState::kDecode && Grow(*sequence)) ready.push_back(sequence);
+  }
+  std::erase_if(ready,
+                [](const Sequence* sequence) { return sequence->state != SequenceState::kDecode; });
+  const std::uint32_t share = has_prefill && budget_ > page_size_ ? budget_ - page_size_ : budget_;
+  if (ready.size() > share) ready.resize(share);
+  budget_ -= static_cast<std::uint32_t>(ready.size());
+  plan_.num_tokens += static_cast<std::uint32_t>(ready.size());
+}
+
+// Takes the page for one more token. False: the row sits out this step, or was preempted itself. In
+// safe mode a page can be missing only while pages are being cleared or copied, which ends with the
+// next step.
+bool Scheduler::Grow(Sequence& sequence) {
+  if (sequence.computed < sequence.pages * page_size_) return true;
+  while (true) {
+    const absl::Status status = cache_->Reserve(*sequence.row, sequence.computed + 1);
+    if (status.ok()) {
+      SetPages(sequence, cache_->pages_of(*sequence.row));
+      return true;
+    }
+    if (options_.admission == AdmissionMode::kSafe) return false;
+    Sequence* victim = ChooseVictim(running_, page_size_);
+    if (victim == nullptr) return false;
+    Preempt(*victim);
+    if (victim == &sequence) return false;
+  }
+}
+
+std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total) const {
+  const std::uint32_t remaining = total - computed;
+  std::uint32_t chunk =
+      std::min(remaining, static_cast<std::uint32_t>(options_.prefill_chunk_tokens));
+  chunk = std::min({chunk, budget_, prompt_budget_});
+  if (chunk == remaining) return chunk;
+  const std::uint32_t past_page = (computed + chunk) % page_size_;
+  return chunk > past_page ? chunk - past_page : 0;
+}
+
+void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
+  plan_.chunks.push_back({&sequence, num_tokens});
+  plan_.num_tokens += num_tokens;
+  budget_ -= num_tokens;
+  prompt_budget_ -= num_tokens;
+}
+
+void Scheduler::PlanChunks() {
+  for (Sequence* sequence : running_) {
+    if (sequence->state != SequenceState::kPrefill || sequence->skips) continue;
+    const std::uint32_t chunk = ChunkTokens(sequence->computed, sequence->total());
+    if (chunk == 0) {
+      budget_ = 0;  // nobody behind it passes
+      return;
+    }
+    AddChunk(*sequence, chunk);
+  }
+}
+
+void Scheduler::Admit(absl::Time now) {
+  scratch_ = preempted_;
+  for (Sequence* sequence : scratch_) {
+    if (sequence->skips) continue;
+    const Admission admission = TryAdmit(*sequence);
+    if (admission == Admission::kAdmitted) continue;
+    if (admission == Admission::kBlocked) NoteBlocked(sequence->request);
+    return;
+  }
+  while (!waiting_.empty()) {
+    LiveRequest* request = BestWaiting(now);
+    const Admission admission = TryAdmit(request->first());
+    if (admission != Admission::kAdmitted) {
+      if (admission == Admission::kBlocked) NoteBlocked(request);
+      return;
+    }
+    std::erase(waiting_, request);
+    waiting_uncached_tokens_ -= request->uncached_tokens;
+    plan_.started.push_back(request);
+  }
+}
+
+// With every page at hand and nobody running, waiting longer changes nothing.
+void Scheduler::NoteBlocked(LiveRequest* request) {
+  if (running_.empty() && cache_->available_pages() == cache_->usable_pages()) stuck_ = request;
+}
+
+LiveRequest* Scheduler::BestWaiting(absl::Time now) const {
+  auto key = [&](const LiveRequest& request) {
+    std::int64_t aged = 0;
+    if (options_.priority_aging_interval > absl::ZeroDuration()) {
+      absl::Duration rest;
+      aged = absl::IDivDuration(now - request.request.accept_time, options_.priority_aging_interval,
+                                &rest);
+    }
+    return std::tuple(request.request.priority - aged, request.request.deadline, request.arrival);
+  };
+  LiveRequest* best = waiting_.front();
+  for (LiveRequest* request : waiting_) {
+    if (key(*request) < key(*best)) best = request;
+  }
+  return best;
+}
+
+// A prompt position whose log-probability is wanted must be computed, and so must the last token.
+// After a preemption nothing is taken from the cache that was not computed before: it would count
+// as a hit twice.
+cache::PrefixMatch Scheduler::MatchPrefix(const Sequence& sequence) const {
+  const LiveRequest& request = *sequence.request;
+  std::uint32_t limit = request.request.cache.skip_read ? 0 : sequence.total() - 1;
+  if (request.request.output.prompt_logprobs >= 0 &&
+      request.scored_tokens < sequence.prompt_tokens) {
+    limit = std::min(limit, request.scored_tokens - 1);
+  }
+  if (request.was_scheduled) limit = std::min(limit, sequence.high_water);
+  return cache_->Match(sequence.tokens, sequence.keys, request.root, limit);
+}
+
+Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
+  LiveRequest& request = *sequence.request;
+  const std::uint32_t rows = request.forked ? 1 : request.choices();
+  if (free_rows_.size() < rows) return Admission::kBlocked;
+  if (options_.admission == AdmissionMode::kSafe && !request.was_scheduled &&
+      reserved_pages_ + request.worst_pages() > cache_->usable_pages()) {
+    return Admission::kBlocked;
+  }
+  cache::PrefixMatch match = MatchPrefix(sequence);
+  std::uint32_t chunk = ChunkTokens(match.num_tokens, sequence.total());
+  if (chunk == 0) return Admission::kNoTokens;
+  TakeRow(sequence);
+  if (!TakePages(sequence, match)) {
+    // The copied page keeps its source busy for a step, which can be the one page too many.
+    const bool has_partial = match.partial_rows > 0;
+    match = WithoutPartial(MatchPrefix(sequence));
+    chunk = ChunkTokens(match.num_tokens, sequence.total());
+    if (!has_partial || chunk == 0 || !TakePages(sequence, match)) {
+      ReleaseRow(sequence);
+      return Admission::kBlocked;
+    }
+  }
+  Start(sequence, match);
+  AddChunk(sequence, chunk);
+  RefreshState(request);
+  return Admission::kAdmitted;
+}
+
+// The sequence has its row and pages; choices that wait for it take their rows too.
+void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
+  LiveRequest& request = *sequence.request;
+  if (sequence.admission == 0) sequence.admission = next_admission_++;
+  sequence.state = SequenceState::kPrefill;
+  sequence.computed = match.num_tokens;
+  request.has_pending_copy |= match.partial_rows > 0;
+  std::erase(preempted_, &sequence);
+  InsertByAdmission(running_, &sequence);
+  for (std::size_t i = 1; !request.forked && i < request.sequences.size(); ++i) {
+    Sequence& sibling = *request.sequences[i];
+    TakeRow(sibling);
+    sibling.admission = sequence.admission;
+    sibling.state = SequenceState::kForkWait;
+    InsertByAdmission(running_, &sibling);
+  }
+  if (request.was_scheduled) return;
+  request.was_scheduled = true;
+  request.cached_tokens = static_cast<std::int32_t>(match.num_tokens);
+  sequence.high_water = match.num_tokens;
+  if (options_.admission == AdmissionMode::kSafe) {
+    request.reserved_pages = request.worst_pages();
+    reserved_pages_ += request.reserved_pages;
+  }
+}
+
+// Attaches the match and takes the pages of all tokens, or leaves the row empty.
+bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match) {
+  const LiveRequest& request = *sequence.request;
+  const absl::Status attached =
+      cache_->Attach(*sequence.row, match, request.root,
+                     /*count_hit=*/!request.was_scheduled, sequence.prompt_tokens);
+  if (!attached.ok()) return false;
+  cache_->SetPublish(*sequence.row, !request.request.cache.skip_write);
+  if (!FitsBesides(sequence) || !cache_->Reserve(*sequence.row, sequence.total()).ok()) {
+    cache_->Free(*sequence.row);
+    return false;
+  }
+  SetPages(sequence, cache_->pages_of(*sequence.row));
+  return true;
+}
+
+// Overcommit: besides the pages of its tokens there is one for growth, if it can grow at all.
+bool Scheduler::FitsBesides(const Sequence& sequence) const {
+  if (options_.admission == AdmissionMode::kSafe) return true;
+  const std::uint32_t pages = PagesFor(sequence.total());
+  const std::uint32_t missing = pages - std::min(pages, cache_->pages_of(*sequence.row));
+  const LiveRequest& request = *sequence.request;
+  const std::uint32_t limit = request.forked ? request.worst_pages_first : request.worst_pages();
+  const std::uint32_t growth = pages < limit ? 1 : 0;
+  return missing + growth <= cache_->available_pages();
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,121 @@
+#pragma once
+
+// Decides, step by step, who runs: decode rows first, then chunks of prompts in order of admission,
+// then new admissions while budget, rows and pages last.
+//
+//   safe:        a request is admitted when the pages of all admitted requests at their limits, its
+//   own
+//                included, fit together. Nobody ever loses a page.
+//   overcommit:  it is admitted when its prompt and one page more fit. A row that cannot grow later
+//   takes
+//                the pages of a victim (preemption.h), which is computed again.
+//
+// Order of admission: preempted sequences by age, then requests by (priority - steps aged,
+// deadline, arrival). The first that is blocked blocks the rest; one whose reader is behind steps
+// aside.
+//
+// Place:      between EngineCore and CacheManager. Takes and frees pages; never runs anything.
+// Invariants: CheckIntegrity(). A function of its calls: no clock, no hash order, no other thread.
+// Threads:    engine thread only.
+// Lifetime:   options and cache outlive it; requests stay alive while they are in it.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/engine.h"
+#include "engine/sequence.h"
+#include "engine/step_plan.h"
+
+namespace quire::engine {
+
+class Scheduler {
+ public:
+  Scheduler(const EngineOptions& options, cache::CacheManager* cache);
+
+  // A request that is prepared and fits the pool. REQUIRES: its sequences are made.
+  void Add(LiveRequest* request);
+
+  // Plans the coming step and takes the pages for it. Valid until the next call.
+  const StepPlan& Plan(absl::Time now);
+
+  // The prompt is computed: from here on the choices go on alone. The others share the first one's
+  // full pages and get a copy of the last; one for which there is no page is preempted. REQUIRES:
+  // all choices know the prompt's tokens and keys.
+  void Fork(LiveRequest& request);
+
+  // The sequence has ended: its pages go back, findable unless the request wrote nothing to the
+  // cache.
+  void Finish(Sequence& sequence);
+  // The request is gone, from any state. `scrub`: nothing that it computed may be found again.
+  void Remove(LiveRequest& request, bool scrub);
+
+  std::int32_t waiting() const { return static_cast<std::int32_t>(waiting_.size()); }
+  std::int64_t waiting_uncached_tokens() const { return waiting_uncached_tokens_; }
+  bool has_work() const { return !waiting_.empty() || !preempted_.empty() || !running_.empty(); }
+  // In order of admission; with a row.
+  const std::vector<Sequence*>& running() const { return running_; }
+  const std::vector<Sequence*>& preempted() const { return preempted_; }
+  // The request that is blocked although nobody runs, if any: a defect, which must cost one request
+  // only.
+  LiveRequest* stuck() const { return stuck_; }
+  // Whether the output of this request has room; set by the core before each Plan.
+  void SetOutputReady(std::function<bool(const LiveRequest&)> is_ready) {
+    is_output_ready_ = std::move(is_ready);
+  }
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  enum class Admission : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
+
+  void MarkSkips(absl::Time now);
+  bool Grow(Sequence& sequence);
+  void PlanDecodes();
+  void PlanChunks();
+  void Admit(absl::Time now);
+  Admission TryAdmit(Sequence& sequence);
+  void Start(Sequence& sequence, const cache::PrefixMatch& match);
+  void NoteBlocked(LiveRequest* request);
+  bool TakePages(Sequence& sequence, const cache::PrefixMatch& match);
+  bool FitsBesides(const Sequence& sequence) const;
+  cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
+  LiveRequest* BestWaiting(absl::Time now) const;
+  std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total) const;
+  void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
+  void Preempt(Sequence& sequence);
+  void InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence);
+  void TakeRow(Sequence& sequence);
+  void ReleaseRow(Sequence& sequence);
+  void SetPages(Sequence& sequence, std::uint32_t pages);
+  void EndChoice(Sequence& sequence);
+  std::uint32_t PagesFor(std::uint32_t tokens) const {
+    return (tokens + page_size_ - 1) / page_size_;
+  }
+
+  const EngineOptions& options_;
+  cache::CacheManager* const cache_;
+  const std::uint32_t page_size_;
+  StepPlan plan_;
+  std::vector<LiveRequest*> waiting_;  // never admitted, by arrival
+  std::vector<Sequence*> preempted_;   // by admission
+  std::vector<Sequence*> running_;     // by admission, then choice
+  std::vector<Sequence*> scratch_;
+  std::vector<std::uint32_t> free_rows_;
+  std::uint64_t next_admission_ = 1;
+  std::uint32_t reserved_pages_ = 0;  // safe mode
+  std::int64_t waiting_uncached_tokens_ = 0;
+  std::uint32_t budget_ = 0;         // tokens left in the step being planned
+  std::uint32_t prompt_budget_ = 0;  // of those, for prompts
+  LiveRequest* stuck_ = nullptr;
+  std::function<bool(const LiveRequest&)> is_output_ready_;
+};
+
+// Shows `request` in the state that its sequences are in.
+void RefreshState(LiveRequest& request);
+
+}  // namespace quire::engine
