@@ -1,8 +1,8 @@
 #pragma once
 
-// QUIRE_CHECK ends the process when shared state contradicts its invariant; QUIRE_DCHECK is the same in
-// debug and sanitizer builds and nothing otherwise. Neither is for bad input: that is an absl::Status.
-// Usable in device code, where a failed check traps the kernel.
+// QUIRE_CHECK ends the process when shared state contradicts its invariant; QUIRE_DCHECK is the
+// same in debug and sanitizer builds and nothing otherwise. Neither is for bad input: that is an
+// absl::Status. Usable in device code, where a failed check traps the kernel.
 
 #include <cstdio>
 #include <cstdlib>
@@ -26,8 +26,8 @@ namespace quire::internal {
 
 }  // namespace quire::internal
 
-#define QUIRE_CHECK(condition)             \
-  (static_cast<bool>(condition) ? (void)0  \
+#define QUIRE_CHECK(condition)            \
+  (static_cast<bool>(condition) ? (void)0 \
                                 : ::quire::internal::CheckFailed(#condition, __FILE__, __LINE__))
 
 #if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -1,7 +1,7 @@
 #pragma once
 
-// Element types of tensors, and the value types of those that C++ lacks. Conversions round to nearest,
-// ties to even; they are the same bits on host and device.
+// Element types of tensors, and the value types of those that C++ lacks. Conversions round to
+// nearest, ties to even; they are the same bits on host and device.
 
 #include <bit>
 #include <cstdint>
@@ -12,7 +12,19 @@
 
 namespace quire {
 
-enum class DType : std::uint8_t { kInvalid, kF32, kBF16, kF16, kF8E4M3, kI8, kU8, kI32, kI64, kF64, kBool };
+enum class DType : std::uint8_t {
+  kInvalid,
+  kF32,
+  kBF16,
+  kF16,
+  kF8E4M3,
+  kI8,
+  kU8,
+  kI32,
+  kI64,
+  kF64,
+  kBool
+};
 
 // "f32", "bf16", "f16", "fp8_e4m3", "int8", ...: the spelling of configuration and messages.
 absl::string_view DTypeName(DType dtype);
@@ -38,7 +50,8 @@ struct F16 {
   friend constexpr bool operator==(F16, F16) = default;
 };
 
-// OCP FP8 E4M3 ("fn"): no infinities, 0x7f and 0xff are NaN, largest value 448. FromFloat saturates.
+// OCP FP8 E4M3 ("fn"): no infinities, 0x7f and 0xff are NaN, largest value 448. FromFloat
+// saturates.
 struct F8E4M3 {
   std::uint8_t bits;
   static QUIRE_HOST_DEVICE constexpr F8E4M3 FromFloat(float x);
@@ -71,11 +84,21 @@ template <>
 inline constexpr DType kDTypeOf<std::int64_t> = DType::kI64;
 
 // Any element type <-> f32.
-QUIRE_HOST_DEVICE constexpr float ToFloat(float x) { return x; }
-QUIRE_HOST_DEVICE constexpr float ToFloat(BF16 x) { return x.ToFloat(); }
-QUIRE_HOST_DEVICE constexpr float ToFloat(F16 x) { return x.ToFloat(); }
-QUIRE_HOST_DEVICE constexpr float ToFloat(F8E4M3 x) { return x.ToFloat(); }
-QUIRE_HOST_DEVICE constexpr float ToFloat(std::int8_t x) { return static_cast<float>(x); }
+QUIRE_HOST_DEVICE constexpr float ToFloat(float x) {
+  return x;
+}
+QUIRE_HOST_DEVICE constexpr float ToFloat(BF16 x) {
+  return x.ToFloat();
+}
+QUIRE_HOST_DEVICE constexpr float ToFloat(F16 x) {
+  return x.ToFloat();
+}
+QUIRE_HOST_DEVICE constexpr float ToFloat(F8E4M3 x) {
+  return x.ToFloat();
+}
+QUIRE_HOST_DEVICE constexpr float ToFloat(std::int8_t x) {
+  return static_cast<float>(x);
+}
 
 template <typename T>
 QUIRE_HOST_DEVICE constexpr T FromFloat(float x) {
@@ -87,16 +110,17 @@ QUIRE_HOST_DEVICE constexpr float FromFloat<float>(float x) {
 }
 
 constexpr BF16 BF16::FromFloat(float x) {
-  const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
+  const auto u = std::bit_cast<std::uint32_t>(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return BF16{static_cast<std::uint16_t>((u >> 16) | 0x40u)};
   return BF16{static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }
 
 constexpr F16 F16::FromFloat(float x) {
-  const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
+  const auto u = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t sign = (u >> 16) & 0x8000u;
   const std::uint32_t a = u & 0x7fffffffu;
-  if (a > 0x7f800000u) return F16{static_cast<std::uint16_t>(sign | 0x7e00u | ((a >> 13) & 0x3ffu))};
+  if (a > 0x7f800000u)
+    return F16{static_cast<std::uint16_t>(sign | 0x7e00u | ((a >> 13) & 0x3ffu))};
   if (a >= 0x47800000u) return F16{static_cast<std::uint16_t>(sign | 0x7c00u)};
   if (a < 0x38800000u) {  // below 2^-14: a subnormal, or zero
     if (a < 0x33000000u) return F16{static_cast<std::uint16_t>(sign)};
@@ -117,13 +141,14 @@ constexpr float F16::ToFloat() const {
   const std::uint32_t exponent = (bits >> 10) & 0x1fu;
   const std::uint32_t mantissa = bits & 0x3ffu;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   return sign != 0 ? -magnitude : magnitude;
 }
 
 constexpr F8E4M3 F8E4M3::FromFloat(float x) {
-  const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
+  const auto u = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t sign = (u >> 24) & 0x80u;
   const std::uint32_t a = u & 0x7fffffffu;
   if (a > 0x7f800000u) return F8E4M3{static_cast<std::uint8_t>(sign | 0x7fu)};
@@ -149,7 +174,8 @@ constexpr float F8E4M3::ToFloat() const {
   const std::uint32_t exponent = (bits >> 3) & 0xfu;
   const std::uint32_t mantissa = bits & 7u;
   if (exponent == 0xf && mantissa == 7) return std::bit_cast<float>(sign | 0x7fc00000u);
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 120u) << 23) | (mantissa << 20));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 120u) << 23) | (mantissa << 20));
   const float magnitude = static_cast<float>(mantissa) * 0x1p-9f;
   return sign != 0 ? -magnitude : magnitude;
 }

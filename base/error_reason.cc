@@ -53,7 +53,7 @@ std::optional<std::string> ErrorReason::Find(absl::string_view key) const {
 }
 
 absl::Status WithReason(absl::Status status, absl::string_view reason,
-                        std::vector<std::pair<std::string, std::string>> metadata,
+                        const std::vector<std::pair<std::string, std::string>>& metadata,
                         std::optional<absl::Duration> retry_delay) {
   QUIRE_CHECK(!reason.empty());
   std::string payload;

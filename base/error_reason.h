@@ -31,7 +31,7 @@ struct ErrorReason {
 // Returns `status` with the reason attached, replacing an earlier one. An OK status stays as it is.
 // REQUIRES: `reason` is not empty.
 absl::Status WithReason(absl::Status status, absl::string_view reason,
-                        std::vector<std::pair<std::string, std::string>> metadata = {},
+                        const std::vector<std::pair<std::string, std::string>>& metadata = {},
                         std::optional<absl::Duration> retry_delay = {});
 
 // Nothing if `status` carries no reason.

@@ -175,31 +175,38 @@ void AppendValue(const Field::Value& value, Format format, std::string* out) {
   }
 }
 
-std::string FormatLine(Format format, absl::Time now, Level level, absl::string_view logger,
-                       absl::string_view message, Fields fields) {
-  const std::string time = absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", now, absl::UTCTimeZone());
-  std::string line;
+struct Line {
+  absl::Time time;
+  Level level;
+  absl::string_view logger;
+  absl::string_view message;
+  Fields fields;
+};
+
+std::string FormatLine(Format format, const Line& line) {
+  const std::string time = absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", line.time, absl::UTCTimeZone());
+  const absl::string_view level = LevelName(line.level);
+  std::string out;
   if (format == Format::kText) {
-    absl::StrAppend(&line, time, " ", LevelName(level), " ", logger, ": ", message);
-    for (const Field& field : fields) {
-      absl::StrAppend(&line, " ", field.key(), "=");
-      AppendValue(field.value(), format, &line);
+    absl::StrAppend(&out, time, " ", level, " ", line.logger, ": ", line.message);
+    for (const Field& field : line.fields) {
+      absl::StrAppend(&out, " ", field.key(), "=");
+      AppendValue(field.value(), format, &out);
     }
-    return line;
+    return out;
   }
-  absl::StrAppend(&line, "{\"time\":\"", time, "\",\"level\":\"", LevelName(level),
-                  "\",\"logger\":");
-  AppendJsonString(logger, &line);
-  line.append(",\"message\":");
-  AppendJsonString(message, &line);
-  for (const Field& field : fields) {
-    line.push_back(',');
-    AppendJsonString(field.key(), &line);
-    line.push_back(':');
-    AppendValue(field.value(), format, &line);
+  absl::StrAppend(&out, "{\"time\":\"", time, "\",\"level\":\"", level, "\",\"logger\":");
+  AppendJsonString(line.logger, &out);
+  out.append(",\"msg\":");
+  AppendJsonString(line.message, &out);
+  for (const Field& field : line.fields) {
+    out.push_back(',');
+    AppendJsonString(field.key(), &out);
+    out.push_back(':');
+    AppendValue(field.value(), format, &out);
   }
-  line.push_back('}');
-  return line;
+  out.push_back('}');
+  return out;
 }
 
 void WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
@@ -293,7 +300,7 @@ void Write(Level level, absl::string_view logger, absl::string_view message, Fie
     sink = state.sink;
     format = state.options.format;
   }
-  WriteLine(*sink, FormatLine(format, now, level, logger, message, fields));
+  WriteLine(*sink, FormatLine(format, {now, level, logger, message, fields}));
 }
 
 std::uint64_t SuppressedLines() {

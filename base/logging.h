@@ -5,7 +5,7 @@
 //   log::Info("engine", "model loaded", {{"path", path}, {"seconds", 0.8}, {"layers", 12}});
 //
 // gives, as JSON, {"time":"2026-11-21T21:42:00.123456Z","level":"info","logger":"engine",
-// "message":"model loaded","path":"...","seconds":0.8,"layers":12}, and as text
+// "msg":"model loaded","path":"...","seconds":0.8,"layers":12}, and as text
 // `2026-11-21T21:42:00.123456Z info engine: model loaded path=... seconds=0.8 layers=12`.
 // Until Configure, lines of level info and above go to standard error as text.
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -103,7 +104,7 @@ std::string DetectIsa() {
   const auto flags = [] {
     std::ifstream file("/proc/cpuinfo");
     for (std::string line; std::getline(file, line);) {
-      if (line.rfind("flags", 0) == 0) return absl::StrCat(line, " ");
+      if (absl::StartsWith(line, "flags")) return absl::StrCat(line, " ");
     }
     return std::string();
   }();
@@ -122,7 +123,7 @@ std::string DetectIsa() {
 std::string DetectCpuModel() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) != 0) continue;
+    if (!absl::StartsWith(line, "model name")) continue;
     const std::size_t colon = line.find(':');
     if (colon == std::string::npos) continue;
     return std::string(absl::StripAsciiWhitespace(absl::string_view(line).substr(colon + 1)));

@@ -1,7 +1,7 @@
 #pragma once
 
-// A pointer with extents and strides, counted in elements; owns nothing. A subset of mdspan's interface
-// (extent, stride, call operator), so that the standard type can take its place.
+// A pointer with extents and strides, counted in elements; owns nothing. A subset of mdspan's
+// interface (extent, stride, call operator), so that the standard type can take its place.
 
 #include <array>
 #include <cstddef>
@@ -37,8 +37,7 @@ struct TensorView {
   constexpr std::int64_t stride(int i) const { return strides[static_cast<std::size_t>(i)]; }
 
   template <typename... Index>
-    requires(sizeof...(Index) == Rank)
-  constexpr T& operator()(Index... index) const {
+  requires(sizeof...(Index) == Rank) constexpr T& operator()(Index... index) const {
     const std::array<std::int64_t, Rank> at{static_cast<std::int64_t>(index)...};
     std::int64_t offset = 0;
     for (std::size_t i = 0; i < Rank; ++i) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// N values of one type, moved as one aligned load or store. The reference API calls it SIMD[dtype, width].
+// N values of one type, moved as one aligned load or store. The reference API calls it SIMD[dtype,
+// width].
 
 #include <cstddef>
 
