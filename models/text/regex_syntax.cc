@@ -21,6 +21,10 @@ constexpr absl::string_view kNotSpaceClass =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff})"
     R"(\x{200b}-\x{2027}\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 
+// Outside of brackets \w and \b also take the six numbers of Latin-1 for word characters: Oniguruma then
+// asks its ISO 8859-1 table (seen with tokenizers 0.23.3; inside brackets it does not).
+constexpr absl::string_view kLatin1Numbers = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
+
 constexpr absl::string_view kHexClass = "0-9A-Fa-f";
 
 // General categories that both engines know under the same short name.
@@ -171,9 +175,9 @@ class Translator {
       case 'S':
         return Replace(2, absl::StrCat("[^", kSpaceClass, "]"));
       case 'w':
-        return Replace(2, absl::StrCat("[", kWordClass, "]"));
+        return Replace(2, absl::StrCat("[", kWordClass, kLatin1Numbers, "]"));
       case 'W':
-        return Replace(2, absl::StrCat("[^", kWordClass, "]"));
+        return Replace(2, absl::StrCat("[^", kWordClass, kLatin1Numbers, "]"));
       case 'h':
         return Replace(2, absl::StrCat("[", kHexClass, "]"));
       case 'H':
@@ -193,7 +197,7 @@ class Translator {
   }
 
   static std::string WordBoundary() {
-    const std::string word = absl::StrCat("[", kWordClass, "]");
+    const std::string word = absl::StrCat("[", kWordClass, kLatin1Numbers, "]");
     return absl::StrCat("(?:(?<=", word, ")(?!", word, ")|(?<!", word, ")(?=", word, "))");
   }
 

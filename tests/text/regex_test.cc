@@ -64,8 +64,10 @@ TEST(RegexTest, OtherMeaningsAreRewritten) {
   EXPECT_EQ(MatchTexts(R"(\p{Han}+)", "\xE3\x80\x81\xE6\xBC\xA2"), Texts({"\xE6\xBC\xA2"}));
   EXPECT_EQ(MatchTexts(R"(\p{^Han}+)", "ab\xE6\xBC\xA2"), Texts({"ab"}));
   EXPECT_EQ(MatchTexts(R"(\u0041)", "A"), Texts({"A"}));
-  // U+00B2 is no word character, U+0301 is one.
-  EXPECT_EQ(MatchTexts(R"(\w+)", "a\xC2\xB2 e\xCC\x81"), Texts({"a", "e\xCC\x81"}));
+  // U+2460 is no word character, U+0301 is one, U+00B2 is one outside of brackets only.
+  EXPECT_EQ(MatchTexts(R"(\w+)", "a\xE2\x91\xA0 e\xCC\x81"), Texts({"a", "e\xCC\x81"}));
+  EXPECT_EQ(MatchTexts(R"(\w+)", "a\xC2\xB2"), Texts({"a\xC2\xB2"}));
+  EXPECT_EQ(MatchTexts(R"([\w]+)", "a\xC2\xB2"), Texts({"a"}));
   EXPECT_EQ(MatchTexts(R"(\bb\b)", "ab b cb"), Texts({"b"}));
   EXPECT_EQ(MatchTexts("a{b}", "a{b}"), Texts({"a{b}"}));
 }

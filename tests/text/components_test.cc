@@ -1,0 +1,225 @@
+// Normalizer, added tokens, decoder, post-processor: what the recorded cases do not reach.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "models/text/added_tokens.h"
+#include "models/text/decoder.h"
+#include "models/text/normal_form.h"
+#include "models/text/normalizer.h"
+#include "models/text/post_processor.h"
+#include "models/text/precompiled_map.h"
+#include "models/text/splitter.h"
+#include "models/text/unicode.h"
+#include "tests/text/testdata.h"
+
+namespace quire::text {
+namespace {
+
+using nlohmann::json;
+
+JsonDocument Parsed(const json& value) {
+  auto document = JsonDocument::Parse(value.dump());
+  EXPECT_TRUE(document.ok()) << document.status();
+  return *std::move(document);
+}
+
+// Text and the input span of each character, as "é[0,3)".
+std::string Spans(const AlignedText& text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.text().size(); ++i) {
+    if (i > 0 && (static_cast<unsigned char>(text.text()[i]) & 0xC0) == 0x80) continue;
+    absl::StrAppend(&out, i > 0 ? " " : "", text.span(i).begin, "-", text.span(i).end);
+  }
+  return out;
+}
+
+AlignedText Normalized(const json& config, absl::string_view input, std::int32_t offset = 0) {
+  const JsonDocument document = Parsed(config);
+  const auto normalizer = Normalizer::FromJson(document.root());
+  EXPECT_TRUE(normalizer.ok()) << normalizer.status();
+  AlignedText text(input, offset, true);
+  RegexScratch scratch;
+  EXPECT_TRUE(normalizer->Apply(text, scratch).ok());
+  return text;
+}
+
+TEST(NormalizerTest, CharactersKeepTheirPlaceInTheInput) {
+  AlignedText text = Normalized({{"type", "NFC"}}, "ae\xCC\x81z", 10);
+  EXPECT_EQ(text.text(), "a\xC3\xA9z");
+  EXPECT_EQ(Spans(text), "10-11 11-14 14-15");
+  text = Normalized({{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}}, " \xC2\xA0x ");
+  EXPECT_EQ(text.text(), "x");
+  EXPECT_EQ(Spans(text), "3-4");
+  text = Normalized({{"type", "Replace"}, {"pattern", {{"String", "bb"}}}, {"content", "c"}}, "bbx");
+  EXPECT_EQ(text.text(), "cx");
+  EXPECT_EQ(Spans(text), "1-2 2-3");
+  text = Normalized({{"type", "Prepend"}, {"prepend", "_-"}}, "xy");
+  EXPECT_EQ(Spans(text), "0-1 0-1 0-1 1-2");
+}
+
+TEST(NormalizerTest, HangulAndHalfWidthMarksComposeAcrossCharacters) {
+  // U+1112 U+1161 U+11AB; U+FF76 U+FF9E (its compatibility form is a mark).
+  EXPECT_EQ(Normalized({{"type", "NFC"}}, "\xE1\x84\x92\xE1\x85\xA1\xE1\x86\xAB").text(),
+            "\xED\x95\x9C");
+  EXPECT_EQ(Normalized({{"type", "NFKC"}}, "\xEF\xBD\xB6\xEF\xBE\x9E").text(), "\xE3\x82\xAC");
+}
+
+// Marks of two classes in turn: reordering by neighbour swaps would take minutes.
+TEST(NormalizerTest, EndlessRunsOfMarksTakeNoQuadraticTime) {
+  std::string marks = "a";
+  for (int i = 0; i < 300000; ++i) marks += "\xCC\x81\xCC\xA3";  // U+0301 U+0323
+  for (const NormalForm form :
+       {NormalForm::kNfc, NormalForm::kNfd, NormalForm::kNfkc, NormalForm::kNfkd}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const AlignedText result = ToNormalForm(AlignedText(marks, 0, false), form);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+    EXPECT_GT(result.text().size(), 1000000U);
+  }
+}
+
+TEST(PrecompiledMapTest, EqualsTheReference) {
+  const std::filesystem::path folder = TokenizerData() / "other_kinds" / "unigram-nmt-nfkc";
+  const json tokenizer = json::parse(ReadTestFile(folder / "tokenizer.json"));
+  const json& precompiled = tokenizer.at("normalizer").at("normalizers").at(0);
+  ASSERT_EQ(precompiled.at("type"), "Precompiled");
+  const JsonDocument document = Parsed(precompiled);
+  const auto normalizer = Normalizer::FromJson(document.root());
+  ASSERT_TRUE(normalizer.ok()) << normalizer.status();
+  RegexScratch scratch;
+  int changed = 0;
+  for (const json& recorded : ReadJsonLines(folder / "precompiled.jsonl")) {
+    const std::string text = recorded.at("text");
+    AlignedText normalized(text, 0, true);
+    ASSERT_TRUE(normalizer->Apply(normalized, scratch).ok());
+    EXPECT_EQ(normalized.text(), recorded.at("normalized").get<std::string>()) << Escaped(text);
+    changed += normalized.text() != text ? 1 : 0;
+  }
+  EXPECT_GT(changed, 150);
+}
+
+TEST(PrecompiledMapTest, HostileMapsStayInside) {
+  EXPECT_FALSE(PrecompiledMap::FromBase64("****").ok());
+  EXPECT_FALSE(PrecompiledMap::FromBase64("AAAA").ok());
+  EXPECT_FALSE(PrecompiledMap::FromBase64("/////w==").ok());
+  // One unit of all ones: every offset points outside.
+  const auto map = PrecompiledMap::FromBase64("BAAAAP////8=");
+  ASSERT_TRUE(map.ok()) << map.status();
+  EXPECT_EQ(map->Apply(AlignedText("abc", 0, false)).text(), "abc");
+}
+
+TEST(UnicodeTest, ByteTableIsABijection) {
+  for (int byte = 0; byte < 256; ++byte) {
+    const char32_t c = ByteToChar(static_cast<std::uint8_t>(byte));
+    EXPECT_EQ(CharToByte(c), static_cast<std::uint8_t>(byte));
+  }
+  EXPECT_EQ(ByteToChar(' '), U'\u0120');
+  EXPECT_EQ(CharToByte(U' '), std::nullopt);
+  EXPECT_EQ(CharToByte(U'\u6F22'), std::nullopt);
+}
+
+TEST(StringTrieTest, FindsLeftmostThenLongest) {
+  StringTrie trie;
+  trie.Add("ab", 0);
+  trie.Add("abcd", 1);
+  trie.Add("bcde", 2);
+  const auto longest = trie.Find("xabcde", 0);
+  ASSERT_TRUE(longest.has_value());
+  EXPECT_EQ(longest->begin, 1U);
+  EXPECT_EQ(longest->end, 5U);
+  EXPECT_EQ(longest->value, 1U);
+  EXPECT_EQ(trie.Find("xabcxx", 0)->end, 3U);
+  EXPECT_EQ(trie.Find("xabcde", 2)->value, 2U);
+  EXPECT_FALSE(trie.Find("bcd", 0).has_value());
+}
+
+std::vector<TokenText> Tokens(const std::vector<std::string>& texts) {
+  std::vector<TokenText> tokens;
+  for (const std::string& text : texts) tokens.push_back({text, true, false});
+  return tokens;
+}
+
+std::string DecodeAll(const Decoder& decoder) {
+  DecoderStream stream(decoder, false);
+  std::string out;
+  for (std::int32_t id = 0; id < decoder.size(); ++id) stream.Push(id, out);
+  stream.Finish(out);
+  return out;
+}
+
+json Sequence(const std::vector<json>& parts) { return {{"type", "Sequence"}, {"decoders", parts}}; }
+
+json StripOf(absl::string_view content, int start, int stop) {
+  return {{"type", "Strip"}, {"content", std::string(content)}, {"start", start}, {"stop", stop}};
+}
+
+TEST(DecoderTest, StripsAWideCharacterAcrossTokens) {
+  // The sign U+2581 as three byte tokens, stripped once; the second sign stays.
+  const JsonDocument config = Parsed(Sequence(
+      {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}, StripOf("\xE2\x96\x81", 1, 0)}));
+  const std::vector<std::string> sign = {"<0xE2>", "<0x96>", "<0x81>"};
+  std::vector<std::string> twice = sign;
+  twice.insert(twice.end(), sign.begin(), sign.end());
+  EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens(twice))), "\xE2\x96\x81");
+  // A prefix of the sign that does not become one is given back.
+  EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"<0xE2>", "<0x96>", "x"}))),
+            "\xE2\x96x");
+  EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"<0xE2>", "<0x96>"}))), "\xE2\x96");
+}
+
+TEST(DecoderTest, StripPerTokenTakesBothEnds) {
+  const JsonDocument config = Parsed(Sequence({StripOf("_", 1, 2)}));
+  EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"__a___", "_", "", "b_"}))), "_a_b");
+}
+
+TEST(DecoderTest, RefusesWhatCannotBeStreamed) {
+  const json replace = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "b"}};
+  for (const auto& [parts, field] : std::vector<std::pair<std::vector<json>, std::string>>{
+           {{{{"type", "Fuse"}}, replace}, "decoder.decoders[1].type"},
+           {{{{"type", "ByteFallback"}}, replace}, "decoder.decoders[1].type"},
+           {{{{"type", "Fuse"}}, StripOf(" ", 0, 1)}, "decoder.decoders[1].stop"},
+           {{{{"type", "Fuse"}}, StripOf(" ", 1, 0), StripOf(" ", 1, 0)},
+            "decoder.decoders[2].type"},
+           {{{{"type", "CTC"}}}, "decoder.decoders[0].type"}}) {
+    const JsonDocument document = Parsed({{"decoder", Sequence(parts)}});
+    const auto decoder = Decoder::FromJson(*document.root().Find("decoder"), Tokens({"a"}));
+    EXPECT_EQ(decoder.status().code(), absl::StatusCode::kUnimplemented) << field;
+    EXPECT_TRUE(absl::StrContains(decoder.status().message(), field)) << decoder.status();
+  }
+}
+
+TEST(PostProcessorTest, RefusesASecondTemplate) {
+  const json one = {{"type", "TemplateProcessing"},
+                    {"single", json::array({{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}})},
+                    {"special_tokens", json::object()}};
+  const JsonDocument document =
+      Parsed({{"type", "Sequence"}, {"processors", json::array({one, one})}});
+  const auto processor = PostProcessor::FromJson(document.root(), [](std::int32_t) { return true; });
+  EXPECT_TRUE(absl::StrContains(processor.status().message(), "processors[1] is a second"))
+      << processor.status();
+}
+
+TEST(SplitterTest, OldFormWithoutPrefixDemandsNever) {
+  const JsonDocument document =
+      Parsed({{"type", "Metaspace"}, {"replacement", "_"}, {"add_prefix_space", false}});
+  EXPECT_FALSE(Splitter::FromJson(document.root()).ok());
+}
+
+TEST(JsonValueTest, BoundsDepthAndRefusesDuplicates) {
+  const std::string deep(100, '[');
+  EXPECT_TRUE(absl::StrContains(JsonDocument::Parse(deep).status().message(), "nests more than 64"));
+  EXPECT_TRUE(JsonDocument::Parse(std::string(64, '[') + std::string(64, ']')).ok());
+  const auto twice = JsonDocument::Parse(R"({"a":{"b":[0,{"c":1,"c":2}]}})");
+  EXPECT_TRUE(absl::StrContains(twice.status().message(), "a.b[1] has the key \"c\" twice"))
+      << twice.status();
+  EXPECT_FALSE(JsonDocument::Parse("[NaN]").ok());
+  EXPECT_FALSE(JsonDocument::Parse("[1e999]").ok());
+  EXPECT_FALSE(JsonDocument::Parse("[1] x").ok());
+}
+
+}  // namespace
+}  // namespace quire::text
