@@ -1,0 +1,39 @@
+#include "server/api/access_log.h"
+
+#include <iterator>
+
+#include "absl/strings/str_join.h"
+#include "base/logging.h"
+
+namespace quire::server {
+
+void WriteAccessLog(const AccessRecord& record) {
+  log::Info("access", "request finished",
+            {{"method", record.method},
+             {"request_id", record.request_id},
+             {"principal", record.principal},
+             {"tenant", record.tenant},
+             {"model", record.model},
+             {"traceparent", record.traceparent},
+             {"labels", absl::StrJoin(record.labels, ",", absl::PairFormatter("="))},
+             {"code", record.code},
+             {"reason", record.reason},
+             {"prompt_tokens", record.prompt_tokens},
+             {"cached_tokens", record.cached_tokens},
+             {"completion_tokens", record.completion_tokens},
+             {"time_to_first_token", record.time_to_first_token},
+             {"duration", record.duration}});
+}
+
+absl::string_view GrpcCodeName(int code) {
+  static constexpr absl::string_view kNames[] = {
+      "OK",           "CANCELLED",          "UNKNOWN",            "INVALID_ARGUMENT",
+      "DEADLINE_EXCEEDED", "NOT_FOUND",     "ALREADY_EXISTS",     "PERMISSION_DENIED",
+      "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",     "OUT_OF_RANGE",
+      "UNIMPLEMENTED", "INTERNAL",          "UNAVAILABLE",        "DATA_LOSS",
+      "UNAUTHENTICATED"};
+  const auto index = static_cast<std::size_t>(code);
+  return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
+}
+
+}  // namespace quire::server

@@ -1,0 +1,34 @@
+#pragma once
+
+// One line per finished request.
+//
+// Place:      written by live_request.h at the end of a request.
+// Invariants: no text of prompts or outputs.
+// Threads:    any.
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace quire::server {
+
+struct AccessRecord {
+  absl::string_view method;  // "Generate" or "BatchGenerate"
+  std::string request_id, principal, tenant, model, traceparent;
+  std::map<std::string, std::string> labels;
+  std::string code = "OK";  // gRPC's name
+  std::string reason;       // of a failure
+  std::int32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  absl::Duration time_to_first_token;  // 0: none came
+  absl::Duration duration;
+};
+
+void WriteAccessLog(const AccessRecord& record);
+
+// "INVALID_ARGUMENT" and so on, as gRPC spells its codes.
+absl::string_view GrpcCodeName(int code);
+
+}  // namespace quire::server

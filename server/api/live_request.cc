@@ -1,0 +1,118 @@
+#include "server/api/live_request.h"
+
+#include <utility>
+#include <variant>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "quire/v1/generation.pb.h"
+#include "server/api/response_translator.h"
+#include "server/api/status_mapping.h"
+
+namespace quire::server {
+namespace {
+
+struct Accepted {
+  const ServedModel* model = nullptr;
+  absl::Time deadline;
+  std::shared_ptr<engine::TokenStream> stream;
+};
+
+// Everything that can refuse a request. `record` gets what is known on the way.
+absl::StatusOr<Accepted> Accept(const HandlerContext& context, const v1::GenerateRequest& message,
+                                const CallInfo& call, AccessRecord* record, bool* translated) {
+  Accepted accepted;
+  QUIRE_ASSIGN_OR_RETURN(accepted.model, context.state->ModelOrError());
+  QUIRE_ASSIGN_OR_RETURN(engine::Request request,
+                         accepted.model->translator.ToRequest(message, call));
+  *translated = true;
+  accepted.deadline = request.deadline;
+  record->request_id = request.id;
+  record->model = request.model;
+  record->labels = request.labels;
+  QUIRE_ASSIGN_OR_RETURN(accepted.stream, accepted.model->engine->Accept(std::move(request)));
+  return accepted;
+}
+
+void SetOutcome(const absl::Status& status, AccessRecord* record) {
+  if (status.ok()) return;
+  const WireError error = ToWireError(status);
+  record->code = std::string(GrpcCodeName(static_cast<int>(error.code)));
+  record->reason = error.reason;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LiveRequest>> LiveRequest::Start(
+    const HandlerContext& context, absl::string_view method, const std::string& traceparent,
+    const v1::GenerateRequest& message, const CallInfo& call) {
+  AccessRecord record;
+  record.method = method;
+  record.traceparent = traceparent;
+  record.principal = call.principal;
+  record.tenant = call.tenant;
+  record.request_id = message.request_id().substr(0, 128);
+  bool translated = false;
+  absl::StatusOr<Accepted> accepted = Accept(context, message, call, &record, &translated);
+  if (!accepted.ok()) {
+    const absl::Status status = Seal(accepted.status());
+    SetOutcome(status, &record);
+    record.duration = context.clock->Now() - call.accept_time;
+    // What the engine refuses, it counts.
+    if (!translated) context.probe->CountRefused(record.reason);
+    if (context.access_log) WriteAccessLog(record);
+    return status;
+  }
+  return std::unique_ptr<LiveRequest>(new LiveRequest(context, accepted->model,
+                                                      std::move(accepted->stream),
+                                                      std::move(record), call.accept_time,
+                                                      accepted->deadline));
+}
+
+LiveRequest::LiveRequest(const HandlerContext& context, const ServedModel* model,
+                         std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
+                         absl::Time accept_time, absl::Time deadline)
+    : context_(context),
+      model_(model),
+      stream_(std::move(stream)),
+      accept_time_(accept_time),
+      deadline_(deadline),
+      record_(std::move(record)) {}
+
+void LiveRequest::SetReadyCallback(std::function<void()> callback) {
+  stream_->SetReadyCallback(std::move(callback));
+}
+
+bool LiveRequest::TakeResponse(v1::GenerateResponse* message) {
+  std::optional<engine::OutputEvent> event = stream_->Take();
+  if (!event) return false;
+  const bool has_output = std::holds_alternative<engine::DeltaEvent>(*event) ||
+                          std::holds_alternative<engine::CompletedEvent>(*event);
+  if (has_output && record_.time_to_first_token == absl::ZeroDuration()) {
+    record_.time_to_first_token = context_.clock->Now() - accept_time_;
+  }
+  ToProto(*std::move(event), id(), message);
+  return true;
+}
+
+void LiveRequest::Cancel() {
+  const bool expired = context_.clock->Now() >= deadline_;
+  model_->engine->Cancel(record_.principal, record_.request_id,
+                         expired ? engine::CancelSource::kDeadline
+                                 : engine::CancelSource::kClient);
+}
+
+absl::Status LiveRequest::Close() {
+  QUIRE_CHECK(finished());
+  absl::Status status = Seal(stream_->status());
+  SetOutcome(status, &record_);
+  const engine::Usage usage = stream_->usage();
+  record_.prompt_tokens = usage.prompt_tokens;
+  record_.cached_tokens = usage.cached_tokens;
+  record_.completion_tokens = usage.completion_tokens;
+  record_.duration = context_.clock->Now() - accept_time_;
+  if (context_.access_log) WriteAccessLog(record_);
+  return status;
+}
+
+}  // namespace quire::server

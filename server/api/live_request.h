@@ -1,0 +1,82 @@
+#pragma once
+
+// One generation from acceptance to its last message, without any transport: a Generate call or an item
+// of a batch.
+//
+//   GenerationService -> LiveRequest::Start -> Engine::Accept -> TokenStream
+//   reactor: SetReadyCallback; while (TakeResponse(&message)) ...; if finished(): Close()
+//
+// Place:      between the reactors and the engine; owns the reader's end of the stream, the access log
+//             line and the counters of one request.
+// Invariants: one access log line per request, refused ones included.
+// Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel: any.
+// Lifetime:   the state's model outlives it.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "engine/token_stream.h"
+#include "server/api/access_log.h"
+#include "server/api/request_translator.h"
+#include "server/api/server_probe.h"
+#include "server/api/serving_state.h"
+
+namespace quire::v1 {
+class GenerateRequest;
+class GenerateResponse;
+}  // namespace quire::v1
+
+namespace quire::server {
+
+// What handlers share. Plain pointers: the daemon owns all of it.
+struct HandlerContext {
+  ServingState* state = nullptr;
+  ServerProbe* probe = nullptr;
+  const Clock* clock = nullptr;
+  bool access_log = true;
+};
+
+class LiveRequest {
+ public:
+  // Translates, checks and hands the request to the engine. A refusal is counted and logged here.
+  static absl::StatusOr<std::unique_ptr<LiveRequest>> Start(const HandlerContext& context,
+                                                            absl::string_view method,
+                                                            const std::string& traceparent,
+                                                            const v1::GenerateRequest& message,
+                                                            const CallInfo& call);
+
+  const std::string& id() const { return record_.request_id; }
+
+  // See TokenStream::SetReadyCallback.
+  void SetReadyCallback(std::function<void()> callback);
+  // Fills the next message; false when there is none now.
+  bool TakeResponse(v1::GenerateResponse* message);
+  // True when every message was taken and the request is over; then usage() is final.
+  bool finished() const { return stream_->finished(); }
+  engine::Usage usage() const { return stream_->usage(); }
+
+  // Nobody is listening any more, or the deadline of the call has passed.
+  void Cancel();
+
+  // Writes the access log line and returns how the request ended. REQUIRES: finished(), first call.
+  absl::Status Close();
+
+ private:
+  LiveRequest(const HandlerContext& context, const ServedModel* model,
+              std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
+              absl::Time accept_time, absl::Time deadline);
+
+  const HandlerContext context_;
+  const ServedModel* const model_;
+  const std::shared_ptr<engine::TokenStream> stream_;
+  const absl::Time accept_time_;
+  const absl::Time deadline_;
+  AccessRecord record_;
+};
+
+}  // namespace quire::server

@@ -1,0 +1,81 @@
+#pragma once
+
+// quire.v1.GenerateRequest -> engine::Request: every field checked, every default resolved, the bad field
+// named by its wire path.
+//
+// Place:      between the transports and the engine; the only code that reads request messages.
+// Invariants: a request that comes out satisfies every range of docs/api.md section 3 that does not need
+//             the tokens of its prompt. Fields of features that this version lacks are refused when set
+//             (UNIMPLEMENTED / FEATURE_UNSUPPORTED with metadata `field`), never ignored.
+// Threads:    immutable; any.
+// Lifetime:   values.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "engine/request.h"
+#include "engine/sampling_params.h"
+
+namespace google::protobuf {
+class Duration;
+}
+namespace quire::v1 {
+class GenerateRequest;
+}
+
+namespace quire::server {
+
+// What the call itself says, beside the message.
+struct CallInfo {
+  std::string principal;            // "" without authentication
+  std::string tenant = "default";
+  std::string metadata_request_id;  // x-request-id
+  bool request_id_required = false;  // items of a batch
+  absl::Time accept_time;
+  absl::Time grpc_deadline = absl::InfiniteFuture();
+};
+
+// Fixed when the model is known.
+struct TranslatorOptions {
+  std::string model_id;
+  std::vector<std::string> aliases;
+  engine::SamplingParams sampling_defaults;
+  engine::ParamLimits limits;
+  std::int32_t default_max_tokens = 0;
+  std::int32_t stream_interval_tokens = 1;
+  absl::Duration queue_timeout = absl::InfiniteDuration();
+  absl::Duration max_request_duration = absl::InfiniteDuration();
+};
+
+class RequestTranslator {
+ public:
+  explicit RequestTranslator(TranslatorOptions options) : options_(std::move(options)) {}
+
+  absl::StatusOr<engine::Request> ToRequest(const v1::GenerateRequest& message,
+                                            const CallInfo& call) const;
+
+  // OK for "", the model's id and its aliases; else NOT_FOUND / MODEL_NOT_FOUND.
+  absl::Status CheckModel(absl::string_view name) const;
+
+  const TranslatorOptions& options() const { return options_; }
+
+ private:
+  TranslatorOptions options_;
+};
+
+// INVALID_ARGUMENT / BAD_PARAMETER unless `id` is 1..128 characters of [A-Za-z0-9_.:-].
+absl::Status CheckRequestId(absl::string_view id, absl::string_view field);
+// A random UUID, version 4.
+std::string NewRequestId();
+
+// The value of a Duration field; BAD_PARAMETER when it is malformed, negative, or zero while zero is not
+// allowed.
+absl::StatusOr<absl::Duration> ToDuration(const google::protobuf::Duration& duration,
+                                          absl::string_view field, bool zero_allowed);
+
+}  // namespace quire::server

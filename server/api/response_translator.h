@@ -1,0 +1,45 @@
+#pragma once
+
+// What the engine says -> quire.v1 messages.
+//
+// Place:      between the engine and the transports; the counterpart of request_translator.h.
+// Invariants: no text of another caller ever passes here except through its own stream.
+// Threads:    any.
+// Lifetime:   none.
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "engine/engine.h"
+#include "engine/token_stream.h"
+#include "server/api/serving_state.h"
+
+namespace google::protobuf {
+class Duration;
+class Timestamp;
+}  // namespace google::protobuf
+namespace quire::v1 {
+class GenerateResponse;
+class RequestInfo;
+class SamplingParams;
+class Stats;
+class Usage;
+enum ServerState : int;
+}  // namespace quire::v1
+
+namespace quire::server {
+
+void ToProto(absl::Duration duration, google::protobuf::Duration* message);
+void ToProto(absl::Time time, google::protobuf::Timestamp* message);
+void ToProto(const engine::Usage& usage, v1::Usage* message);
+void ToProto(engine::OutputEvent&& event, const std::string& request_id,
+             v1::GenerateResponse* message);
+void ToProto(const engine::RequestInfo& info, v1::RequestInfo* message);
+// Everything but the state of the server and the memory, which the engine does not know.
+void ToProto(const engine::EngineStats& stats, v1::Stats* message);
+v1::ServerState ToProto(LifeState state);
+// The seven values that a configuration or a model may default.
+void ToProto(const engine::SamplingParams& defaults, v1::SamplingParams* message);
+
+}  // namespace quire::server

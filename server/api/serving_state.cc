@@ -1,0 +1,43 @@
+#include "server/api/serving_state.h"
+
+#include "base/error_reason.h"
+
+namespace quire::server {
+
+absl::string_view LifeStateName(LifeState state) {
+  switch (state) {
+    case LifeState::kLoading: return "loading";
+    case LifeState::kReady: return "ready";
+    case LifeState::kDraining: return "draining";
+    case LifeState::kFailed: return "failed";
+  }
+  return "failed";
+}
+
+void ServingState::SetState(LifeState state) {
+  LifeState now = state_.load(std::memory_order_acquire);
+  while (now != LifeState::kFailed &&
+         !state_.compare_exchange_weak(now, state, std::memory_order_acq_rel)) {
+  }
+}
+
+bool ServingState::is_live() const {
+  if (state() == LifeState::kFailed) return false;
+  const ServedModel* served = model();
+  return served == nullptr || served->engine->IsAlive(stall_timeout_);
+}
+
+absl::StatusOr<const ServedModel*> ServingState::ModelOrError() const {
+  if (state() == LifeState::kFailed) {
+    return WithReason(absl::UnavailableError("the engine has failed, the process is ending"),
+                      "DEVICE_ERROR");
+  }
+  const ServedModel* served = model();
+  if (served == nullptr) {
+    return WithReason(absl::UnavailableError("the model is still loading"), "MODEL_LOADING", {},
+                      absl::Seconds(1));
+  }
+  return served;
+}
+
+}  // namespace quire::server

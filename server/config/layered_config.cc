@@ -1,0 +1,228 @@
+#include "server/config/layered_config.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <openssl/sha.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "quire/config/v1/config.pb.h"
+#include "server/config/validator.h"
+
+namespace quire::server {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+constexpr std::size_t kMaxErrors = 50;
+constexpr absl::string_view kPrefix = "QUIRE__";
+
+std::optional<std::string> ReadFile(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return std::nullopt;
+  std::ostringstream text;
+  text << file.rdbuf();
+  return std::move(text).str();
+}
+
+// The file that `profile` names: a path as it is, a bare name in the profile directories.
+std::string ProfilePath(const std::string& profile, const std::vector<std::string>& dirs) {
+  if (absl::StrContains(profile, "/") || absl::EndsWith(profile, ".yaml")) return profile;
+  std::string path;
+  for (const std::string& dir : dirs) {
+    path = absl::StrCat(dir, "/", profile, ".yaml");
+    std::error_code error;
+    if (std::filesystem::exists(path, error)) return path;
+  }
+  return path.empty() ? absl::StrCat(profile, ".yaml") : path;
+}
+
+// Everything above the profile, in order.
+void ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* origins,
+                      std::vector<std::string>* errors) {
+  for (const std::string& file : sources.files) {
+    const std::optional<std::string> text = ReadFile(file);
+    if (!text) {
+      errors->push_back(absl::StrCat(file, ": cannot be read as a file"));
+      continue;
+    }
+    ReadYaml(*text, file, config, origins, errors);
+  }
+  for (const auto& [name, value] : sources.environment) {
+    absl::string_view rest = name;
+    if (!absl::ConsumePrefix(&rest, kPrefix)) continue;
+    const std::string path = absl::AsciiStrToLower(absl::StrReplaceAll(rest, {{"__", "."}}));
+    ReadOverride(path, value, Origin{.layer = absl::StrCat("env ", name)}, config, origins, errors);
+  }
+  for (const std::string& set : sources.sets) {
+    const std::size_t equals = set.find('=');
+    if (equals == set.npos) {
+      errors->push_back(absl::StrCat("--set ", set, ": has no value; write PATH=VALUE"));
+      continue;
+    }
+    ReadOverride(set.substr(0, equals), set.substr(equals + 1), Origin{.layer = "--set"}, config,
+                 origins, errors);
+  }
+}
+
+void ApplyProfile(const std::string& profile, const ConfigSources& sources, Message* config,
+                  Origins* origins, std::vector<std::string>* errors) {
+  const std::string path = ProfilePath(profile, sources.profile_dirs);
+  const std::optional<std::string> text = ReadFile(path);
+  if (!text) {
+    errors->push_back(absl::StrCat("profile \"", profile, "\": ", path, " cannot be read; looked in ",
+                                   sources.profile_dirs.empty()
+                                       ? "no directory"
+                                       : absl::StrJoin(sources.profile_dirs, ", ")));
+    return;
+  }
+  ReadYaml(*text, path, config, origins, errors);
+  const auto origin = origins->find("profile");
+  if (origin != origins->end() && origin->second.layer == path) {
+    errors->push_back(absl::StrCat(origin->second.ToString(),
+                                   ": profile: a profile cannot name another one"));
+  }
+}
+
+bool IsDefault(const Origins& origins, const std::string& path) {
+  const auto origin = origins.find(path);
+  return origin == origins.end() || origin->second.layer == "default";
+}
+
+std::string PrintField(const Message& section, const FieldDescriptor* field, Spelling spelling) {
+  if (!field->is_repeated()) return PrintScalar(section, field, -1, spelling);
+  std::vector<std::string> elements;
+  for (int i = 0; i < section.GetReflection()->FieldSize(section, field); ++i) {
+    elements.push_back(PrintScalar(section, field, i, spelling));
+  }
+  return absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
+}
+
+// Appends the section's lines to `out`; a section without lines leaves nothing behind.
+void PrintYaml(const Message& section, const std::string& prefix, int indent, bool include_defaults,
+               const Origins& origins, std::string* out) {
+  const std::string margin(static_cast<std::size_t>(indent) * 2, ' ');
+  for (int i = 0; i < section.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = section.GetDescriptor()->field(i);
+    const std::string path = prefix + field->name();
+    if (IsSection(field)) {
+      std::string lines;
+      PrintYaml(section.GetReflection()->GetMessage(section, field), path + ".", indent + 1,
+                include_defaults, origins, &lines);
+      if (!lines.empty()) absl::StrAppend(out, margin, field->name(), ":\n", lines);
+      continue;
+    }
+    if (!include_defaults && IsDefault(origins, path)) continue;
+    const auto origin = origins.find(path);
+    absl::StrAppend(out, margin, field->name(), ": ", PrintField(section, field, Spelling::kYaml),
+                    "  # ", origin == origins.end() ? "default" : origin->second.ToString(), "\n");
+  }
+}
+
+std::string PrintJson(const Message& section, const std::string& prefix, int indent,
+                      bool include_defaults, const Origins& origins) {
+  const std::string margin(static_cast<std::size_t>(indent) * 2, ' ');
+  std::vector<std::string> entries;
+  for (int i = 0; i < section.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = section.GetDescriptor()->field(i);
+    const std::string path = prefix + field->name();
+    std::string value;
+    if (IsSection(field)) {
+      value = PrintJson(section.GetReflection()->GetMessage(section, field), path + ".", indent + 1,
+                        include_defaults, origins);
+      if (value == "{}") continue;
+    } else {
+      if (!include_defaults && IsDefault(origins, path)) continue;
+      value = PrintField(section, field, Spelling::kJson);
+    }
+    entries.push_back(absl::StrCat(margin, "  \"", field->name(), "\": ", value));
+  }
+  if (entries.empty()) return "{}";
+  return absl::StrCat("{\n", absl::StrJoin(entries, ",\n"), "\n", margin, "}");
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> ConfigEnvironment() {
+  std::vector<std::pair<std::string, std::string>> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (!absl::StartsWith(*entry, kPrefix)) continue;
+    const std::pair<std::string, std::string> parts = absl::StrSplit(*entry, absl::MaxSplits('=', 1));
+    variables.push_back(parts);
+  }
+  std::sort(variables.begin(), variables.end());
+  return variables;
+}
+
+std::vector<std::string> InstalledProfileDirs() {
+  std::error_code error;
+  const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return {};
+  return {(binary.parent_path().parent_path() / "share/quire/configs").string()};
+}
+
+LayeredConfig::LayeredConfig() : config_(std::make_unique<config::v1::Config>()) {}
+LayeredConfig::~LayeredConfig() = default;
+
+std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
+                                                   std::vector<std::string>* errors) {
+  std::unique_ptr<LayeredConfig> result(new LayeredConfig());
+  result->load_time_ = absl::Now();
+  ApplyDefaults(result->config_.get(), &result->origins_, errors);
+  const config::v1::Config defaults = *result->config_;
+  const Origins default_origins = result->origins_;
+  ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
+
+  // The profile lies below the layers that may name it: read them again on top of it.
+  const std::string profile = result->config_->profile();
+  if (errors->empty() && !profile.empty()) {
+    *result->config_ = defaults;
+    result->origins_ = default_origins;
+    ApplyProfile(profile, sources, result->config_.get(), &result->origins_, errors);
+    ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
+  }
+  if (errors->empty()) ValidateConfig(*result->config_, result->origins_, errors);
+  if (errors->empty()) return result;
+  if (errors->size() > kMaxErrors) {
+    const std::size_t more = errors->size() - kMaxErrors;
+    errors->resize(kMaxErrors);
+    errors->push_back(absl::StrCat("and ", more, " more errors"));
+  }
+  return nullptr;
+}
+
+std::string LayeredConfig::Print(Spelling spelling, bool include_defaults) const {
+  if (spelling == Spelling::kJson) {
+    return PrintJson(*config_, "", 0, include_defaults, origins_) + "\n";
+  }
+  std::string out;
+  PrintYaml(*config_, "", 0, include_defaults, origins_, &out);
+  return out;
+}
+
+std::string LayeredConfig::Sha256() const {
+  const std::string text = Print(Spelling::kJson);
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
+}
+
+}  // namespace quire::server

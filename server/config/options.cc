@@ -1,0 +1,176 @@
+#include "server/config/options.h"
+
+#include <google/protobuf/duration.pb.h>
+
+#include <limits>
+
+#include "quire/config/v1/config.pb.h"
+
+namespace quire::server {
+namespace {
+
+using config::v1::Config;
+
+absl::Duration ToDuration(const google::protobuf::Duration& duration) {
+  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+template <typename List>
+std::vector<std::string> ToVector(const List& list) {
+  return std::vector<std::string>(list.begin(), list.end());
+}
+
+void ReadListeners(const Config& config, DaemonOptions* options) {
+  const auto& grpc = config.server().grpc();
+  options->grpc_listen = ToVector(grpc.listen());
+  options->admin_listen = ToVector(config.server().admin().listen());
+  options->admin_socket_mode =
+      static_cast<std::uint32_t>(std::stoul(config.server().admin().socket_mode(), nullptr, 8));
+  GrpcTransportOptions& transport = options->transport;
+  transport.reuse_port = grpc.reuse_port();
+  transport.max_receive_message_bytes = grpc.max_receive_message_bytes();
+  transport.max_send_message_bytes = grpc.max_send_message_bytes();
+  transport.max_concurrent_streams = grpc.max_concurrent_streams();
+  transport.max_metadata_bytes = grpc.max_metadata_bytes();
+  transport.keepalive = {.time = ToDuration(grpc.keepalive().time()),
+                         .timeout = ToDuration(grpc.keepalive().timeout()),
+                         .min_ping_interval = ToDuration(grpc.keepalive().min_ping_interval()),
+                         .permit_without_calls = grpc.keepalive().permit_without_calls()};
+  transport.max_connection_age = grpc.has_max_connection_age()
+                                     ? ToDuration(grpc.max_connection_age())
+                                     : absl::InfiniteDuration();
+  transport.max_connection_age_grace = ToDuration(grpc.max_connection_age_grace());
+  transport.reflection = grpc.reflection();
+  options->http = {.listen = config.server().http().listen(),
+                   .threads = config.server().http().threads()};
+  options->metrics_enabled = config.metrics().enabled();
+  options->engine_stall_timeout = ToDuration(config.health().engine_stall_timeout());
+}
+
+DType ToDType(config::v1::KvDataType type) {
+  switch (type) {
+    case config::v1::KV_DATA_TYPE_F32: return DType::kF32;
+    case config::v1::KV_DATA_TYPE_F16: return DType::kF16;
+    case config::v1::KV_DATA_TYPE_FP8_E4M3: return DType::kF8E4M3;
+    case config::v1::KV_DATA_TYPE_INT8: return DType::kI8;
+    default: return DType::kBF16;
+  }
+}
+
+void ReadModel(const Config& config, DaemonOptions* options) {
+  const auto& model = config.model();
+  options->model.path = model.path();
+  if (model.has_id()) options->model.id = model.id();
+  options->model.aliases = ToVector(model.aliases());
+  if (model.has_max_context_tokens()) {
+    options->model.max_context_tokens = model.max_context_tokens();
+  }
+  options->device = config.device().type() == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";
+  if (config.device().cpu().has_threads()) {
+    options->compute_threads = config.device().cpu().threads();
+  }
+  const auto& cache = config.kv_cache();
+  options->pool.page_size = static_cast<std::uint32_t>(cache.page_size());
+  options->pool.dtype = ToDType(cache.dtype());
+  if (cache.has_capacity_bytes()) options->pool.capacity_bytes = cache.capacity_bytes();
+  options->pool.memory_share = config.device().cpu().kv_memory_share();
+  options->pool.prefix_caching = cache.prefix_caching();
+  options->pool.partial_page_reuse = cache.partial_page_reuse();
+  switch (config.engine().determinism()) {
+    case config::v1::DETERMINISM_STRICT: options->determinism = "strict"; break;
+    case config::v1::DETERMINISM_FAST: options->determinism = "fast"; break;
+    default: options->determinism = "batch_invariant";
+  }
+}
+
+void ReadEngine(const Config& config, DaemonOptions* options) {
+  engine::EngineOptions& engine = options->engine;
+  const auto& scheduler = config.scheduler();
+  engine.max_step_tokens = scheduler.max_step_tokens();
+  engine.prefill_chunk_tokens = scheduler.prefill_chunk_tokens();
+  // step_time_target auto; the validator refuses every other value.
+  engine.max_step_prompt_tokens =
+      scheduler.has_step_time_target() ? std::numeric_limits<std::int32_t>::max() : 512;
+  engine.max_running_sequences = scheduler.max_running_sequences();
+  engine.admission = scheduler.admission() == config::v1::ADMISSION_OVERCOMMIT
+                         ? engine::AdmissionMode::kOvercommit
+                         : engine::AdmissionMode::kSafe;
+  if (scheduler.has_queue_timeout()) engine.queue_timeout = ToDuration(scheduler.queue_timeout());
+  engine.priority_aging_interval = ToDuration(scheduler.priority_aging_interval());
+
+  const auto& limits = config.limits();
+  engine.limits.max_choices = limits.max_choices();
+  engine.limits.max_logprobs = limits.max_logprobs();
+  engine.limits.max_stop_sequences = limits.max_stop_sequences();
+  engine.limits.max_stop_bytes = limits.max_stop_bytes();
+  engine.limits.max_logit_bias_entries = limits.max_logit_bias_entries();
+  engine.max_queued_requests = limits.max_queued_requests();
+  engine.max_queued_tokens = limits.has_max_queued_tokens()
+                                 ? limits.max_queued_tokens()
+                                 : std::numeric_limits<std::int64_t>::max();
+  if (limits.has_max_request_duration()) {
+    engine.max_request_duration = ToDuration(limits.max_request_duration());
+  }
+  if (limits.has_max_tokens_per_request()) {
+    options->max_tokens_per_request = limits.max_tokens_per_request();
+  }
+  options->default_max_tokens = limits.default_max_tokens();
+
+  engine.max_input_bytes = config.tokenizer().max_input_bytes();
+  options->text_threads_auto = !config.tokenizer().has_threads();
+  if (config.tokenizer().has_threads()) engine.text_threads = config.tokenizer().threads();
+  engine.stream_queue_tokens = config.stream().queue_tokens();
+  engine.slow_client_timeout = ToDuration(config.stream().slow_client_timeout());
+  options->stream_interval_tokens = config.stream().interval_tokens();
+}
+
+void ReadSampling(const Config& config, SamplingDefaults* sampling) {
+  const auto& from = config.sampling_defaults();
+  if (from.has_temperature()) sampling->temperature = from.temperature();
+  if (from.has_top_p()) sampling->top_p = from.top_p();
+  if (from.has_top_k()) sampling->top_k = from.top_k();
+  if (from.has_min_p()) sampling->min_p = from.min_p();
+  if (from.has_repetition_penalty()) sampling->repetition_penalty = from.repetition_penalty();
+  if (from.has_presence_penalty()) sampling->presence_penalty = from.presence_penalty();
+  if (from.has_frequency_penalty()) sampling->frequency_penalty = from.frequency_penalty();
+}
+
+log::Level ToLevel(config::v1::LogLevel level) {
+  switch (level) {
+    case config::v1::LOG_LEVEL_TRACE: return log::Level::kTrace;
+    case config::v1::LOG_LEVEL_DEBUG: return log::Level::kDebug;
+    case config::v1::LOG_LEVEL_WARN: return log::Level::kWarn;
+    case config::v1::LOG_LEVEL_ERROR: return log::Level::kError;
+    case config::v1::LOG_LEVEL_OFF: return log::Level::kOff;
+    default: return log::Level::kInfo;
+  }
+}
+
+}  // namespace
+
+DaemonOptions ToOptions(const LayeredConfig& layered) {
+  const Config& config = layered.config();
+  DaemonOptions options;
+  ReadListeners(config, &options);
+  const auto origin = layered.origins().find("server.admin.listen");
+  options.admin_listen_is_default =
+      origin == layered.origins().end() || origin->second.layer == "default";
+  ReadModel(config, &options);
+  ReadEngine(config, &options);
+  ReadSampling(config, &options.sampling);
+  const auto& shutdown = config.shutdown();
+  options.shutdown = {.pre_drain_delay = ToDuration(shutdown.pre_drain_delay()),
+                      .drain_timeout = ToDuration(shutdown.drain_timeout()),
+                      .force_timeout = ToDuration(shutdown.force_timeout())};
+  const auto& logging = config.logging();
+  options.logging = {
+      .level = ToLevel(logging.level()),
+      .format = logging.format() == config::v1::LOG_FORMAT_TEXT ? log::Format::kText
+                                                                : log::Format::kJson,
+      .file = logging.file(),
+      .rate_limit_per_second = static_cast<std::uint32_t>(logging.rate_limit_per_second())};
+  options.access_log = logging.access_log();
+  return options;
+}
+
+}  // namespace quire::server

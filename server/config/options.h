@@ -1,0 +1,102 @@
+#pragma once
+
+// Plain values for the layers, taken out of the configuration in one place. Nothing below server/config
+// knows the schema; nothing above it reads a default of its own.
+//
+// Place:      between LayeredConfig and the daemon.
+// Invariants: every key of the schema is read here; a test changes each one and looks for a difference.
+// Threads:    values.
+// Lifetime:   values.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/dtype.h"
+#include "base/logging.h"
+#include "engine/engine.h"
+#include "server/config/layered_config.h"
+
+namespace quire::server {
+
+struct KeepaliveOptions {
+  absl::Duration time, timeout, min_ping_interval;
+  bool permit_without_calls = true;
+};
+
+// Transport of both gRPC listeners.
+struct GrpcTransportOptions {
+  bool reuse_port = false;
+  std::int64_t max_receive_message_bytes = 0;
+  std::int64_t max_send_message_bytes = 0;
+  std::int32_t max_concurrent_streams = 0;
+  std::int64_t max_metadata_bytes = 0;
+  KeepaliveOptions keepalive;
+  absl::Duration max_connection_age;  // infinite: never
+  absl::Duration max_connection_age_grace;
+  bool reflection = true;
+};
+
+struct HttpOptions {
+  std::string listen;  // empty: off
+  std::int32_t threads = 0;
+};
+
+struct ModelOptions {
+  std::string path;              // a directory; "embedded": the model in the binary
+  std::optional<std::string> id;  // absent: name of the directory
+  std::vector<std::string> aliases;
+  std::optional<std::int32_t> max_context_tokens;
+};
+
+struct PoolOptions {
+  std::uint32_t page_size = 0;
+  DType dtype = DType::kBF16;
+  std::optional<std::int64_t> capacity_bytes;
+  double memory_share = 0;  // of free memory, when capacity_bytes is absent
+  bool prefix_caching = true;
+  bool partial_page_reuse = true;
+};
+
+// What a request that says nothing gets; absent: the model's, then the API's default.
+struct SamplingDefaults {
+  std::optional<float> temperature, top_p, min_p;
+  std::optional<std::int32_t> top_k;
+  std::optional<float> repetition_penalty, presence_penalty, frequency_penalty;
+};
+
+struct ShutdownOptions {
+  absl::Duration pre_drain_delay, drain_timeout, force_timeout;
+};
+
+struct DaemonOptions {
+  std::vector<std::string> grpc_listen;
+  std::vector<std::string> admin_listen;
+  bool admin_listen_is_default = false;  // then a place that works is looked for
+  std::uint32_t admin_socket_mode = 0;
+  GrpcTransportOptions transport;
+  HttpOptions http;
+  bool metrics_enabled = true;
+  absl::Duration engine_stall_timeout;
+  ModelOptions model;
+  std::optional<std::int32_t> compute_threads;  // absent: physical cores
+  PoolOptions pool;
+  // scheduler, limits, stream, tokenizer; what depends on the model is filled in by the daemon.
+  engine::EngineOptions engine;
+  bool text_threads_auto = false;
+  std::optional<std::int32_t> max_tokens_per_request;  // absent: the context
+  std::int32_t default_max_tokens = 0;
+  std::int32_t stream_interval_tokens = 0;
+  std::string device;       // "auto" or "cpu"
+  std::string determinism;  // all levels are one on CPUs; shown to clients
+  SamplingDefaults sampling;
+  ShutdownOptions shutdown;
+  log::Options logging;
+  bool access_log = true;
+};
+
+DaemonOptions ToOptions(const LayeredConfig& config);
+
+}  // namespace quire::server

@@ -1,0 +1,206 @@
+#include "server/config/validator.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <set>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "quire/config/v1/config.pb.h"
+
+namespace quire::server {
+namespace {
+
+using config::v1::Config;
+
+class Rules {
+ public:
+  Rules(const Config& config, const Origins& origins, std::vector<std::string>* errors)
+      : config_(config), origins_(origins), errors_(errors) {}
+
+  void CheckScheduler() {
+    const auto& scheduler = config_.scheduler();
+    const int chunk = scheduler.prefill_chunk_tokens();
+    const int step = scheduler.max_step_tokens();
+    const int page = config_.kv_cache().page_size();
+    const int running = scheduler.max_running_sequences();
+    if (chunk > step) {
+      Error("scheduler.prefill_chunk_tokens",
+            absl::StrCat(Value("scheduler.prefill_chunk_tokens", chunk), " is larger than ",
+                         Other("scheduler.max_step_tokens", step)));
+    }
+    if (chunk < page) {
+      Error("scheduler.prefill_chunk_tokens",
+            absl::StrCat(Value("scheduler.prefill_chunk_tokens", chunk), " is smaller than ",
+                         Other("kv_cache.page_size", page)));
+    }
+    if (step < running + page) {
+      Error("scheduler.max_step_tokens",
+            absl::StrCat(Value("scheduler.max_step_tokens", step),
+                         " is smaller than the sum of ",
+                         Other("scheduler.max_running_sequences", running), " and ",
+                         Other("kv_cache.page_size", page)));
+    }
+    if (scheduler.has_step_time_target()) {
+      Error("scheduler.step_time_target",
+            "scheduler.step_time_target: this version has no step-time model; write auto");
+    }
+  }
+
+  void CheckLimits() {
+    const auto& limits = config_.limits();
+    if (limits.has_max_tokens_per_request() &&
+        limits.default_max_tokens() > limits.max_tokens_per_request()) {
+      Error("limits.default_max_tokens",
+            absl::StrCat(Value("limits.default_max_tokens", limits.default_max_tokens()),
+                         " is larger than ",
+                         Other("limits.max_tokens_per_request", limits.max_tokens_per_request())));
+    }
+  }
+
+  void CheckCache() {
+    const auto dtype = config_.kv_cache().dtype();
+    if (dtype == config::v1::KV_DATA_TYPE_FP8_E4M3 || dtype == config::v1::KV_DATA_TYPE_INT8) {
+      Error("kv_cache.dtype",
+            absl::StrCat("kv_cache.dtype: ",
+                         dtype == config::v1::KV_DATA_TYPE_INT8 ? "int8" : "fp8_e4m3",
+                         " pages are not served by this version; write f32, bf16 or f16"));
+    }
+  }
+
+  void CheckListeners() {
+    std::set<std::string> seen;
+    const auto add = [&](const std::string& path, const std::string& text, bool is_admin) {
+      ListenAddress address;
+      if (!ParseListenAddress(text, &address)) {
+        return Error(path, absl::StrCat(path, ": \"", text,
+                                        "\" is not host:port or unix:PATH"));
+      }
+      if (is_admin && !address.is_loopback()) {
+        Error(path, absl::StrCat(path, ": \"", text,
+                                 "\" is not a loopback address; it needs TLS and authentication, "
+                                 "which this version does not have"));
+      }
+      const bool any_port = !address.is_unix && address.port == 0;
+      if (!any_port && !seen.insert(text).second) {
+        Error(path, absl::StrCat(path, ": \"", text, "\" is used twice"));
+      }
+    };
+    const auto& server = config_.server();
+    for (const std::string& text : server.grpc().listen()) add("server.grpc.listen", text, false);
+    if (server.grpc().listen().empty()) {
+      Error("server.grpc.listen", "server.grpc.listen: the list is empty; name one address");
+    }
+    for (const std::string& text : server.admin().listen()) add("server.admin.listen", text, true);
+    if (server.http().listen().empty()) return;
+    if (absl::StartsWith(server.http().listen(), "unix:")) {
+      return Error("server.http.listen", "server.http.listen: HTTP needs host:port");
+    }
+    add("server.http.listen", server.http().listen(), false);
+  }
+
+  void CheckSocketMode() {
+    const std::string& mode = config_.server().admin().socket_mode();
+    const bool octal = !mode.empty() && mode.find_first_not_of("01234567") == mode.npos;
+    if (!octal || mode.size() < 3 || (mode.size() == 4 && mode[0] != '0')) {
+      Error("server.admin.socket_mode",
+            absl::StrCat("server.admin.socket_mode: \"", mode,
+                         "\" is not permission bits in octal, such as 0660"));
+    }
+  }
+
+  void CheckModel() {
+    const auto& model = config_.model();
+    std::set<std::string> names;
+    if (model.has_id()) names.insert(model.id());
+    for (const std::string& alias : model.aliases()) {
+      if (alias.empty() || !names.insert(alias).second) {
+        Error("model.aliases",
+              absl::StrCat("model.aliases: \"", alias, "\" is empty or used twice"));
+      }
+    }
+    if (model.has_id() && model.id().empty()) {
+      Error("model.id", "model.id: an empty name; write auto or a name");
+    }
+    if (model.path() == "embedded") return;
+    std::error_code error;
+    if (model.path().empty() || !std::filesystem::exists(model.path(), error)) {
+      Error("model.path", absl::StrCat("model.path: \"", model.path(), "\" does not exist"));
+    } else if (access(model.path().c_str(), R_OK) != 0) {
+      Error("model.path", absl::StrCat("model.path: \"", model.path(), "\" is not readable"));
+    }
+  }
+
+ private:
+  std::string OriginOf(const std::string& path) const {
+    const auto origin = origins_.find(path);
+    return origin == origins_.end() ? "default" : origin->second.ToString();
+  }
+
+  static std::string Value(absl::string_view path, int value) {
+    return absl::StrCat(path, " (", value, ")");
+  }
+  std::string Other(const std::string& path, int value) const {
+    const std::string origin = OriginOf(path);
+    return absl::StrCat(path, " (", value, ", ",
+                        origin == "default" ? "the default" : absl::StrCat("from ", origin), ")");
+  }
+
+  void Error(const std::string& path, absl::string_view text) {
+    errors_->push_back(absl::StrCat(OriginOf(path), ": ", text));
+  }
+
+  const Config& config_;
+  const Origins& origins_;
+  std::vector<std::string>* const errors_;
+};
+
+}  // namespace
+
+bool ListenAddress::is_loopback() const {
+  return is_unix || host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+}
+
+bool ListenAddress::is_wildcard() const {
+  return !is_unix && (host == "0.0.0.0" || host == "::" || host == "*");
+}
+
+bool ParseListenAddress(absl::string_view text, ListenAddress* address) {
+  *address = ListenAddress{};
+  if (absl::ConsumePrefix(&text, "unix:")) {
+    address->is_unix = true;
+    address->path = std::string(text);
+    // sun_path has 108 bytes with its terminator.
+    return !text.empty() && text.size() <= 107;
+  }
+  const std::size_t colon = text.rfind(':');
+  if (colon == text.npos || colon == 0) return false;
+  absl::string_view host = text.substr(0, colon);
+  if (absl::ConsumePrefix(&host, "[")) {
+    if (!absl::ConsumeSuffix(&host, "]")) return false;
+  } else if (absl::StrContains(host, ":")) {
+    return false;
+  }
+  address->host = std::string(host);
+  const absl::string_view port = text.substr(colon + 1);
+  return !host.empty() && !port.empty() &&
+         port.find_first_not_of("0123456789") == port.npos &&
+         absl::SimpleAtoi(port, &address->port) && address->port <= 65535;
+}
+
+void ValidateConfig(const Config& config, const Origins& origins,
+                    std::vector<std::string>* errors) {
+  Rules rules(config, origins, errors);
+  rules.CheckScheduler();
+  rules.CheckLimits();
+  rules.CheckCache();
+  rules.CheckListeners();
+  rules.CheckSocketMode();
+  rules.CheckModel();
+}
+
+}  // namespace quire::server

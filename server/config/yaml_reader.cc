@@ -1,0 +1,327 @@
+#include "server/config/yaml_reader.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <optional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "quire/config/v1/options.pb.h"
+#include "models/text/utf8.h"
+#include "server/config/scalar_value.h"
+
+namespace quire::server {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+
+int EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<int> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const int substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+void CollectPaths(const Descriptor* section, const std::string& prefix,
+                  std::vector<std::string>* paths) {
+  for (int i = 0; i < section->field_count(); ++i) {
+    const FieldDescriptor* field = section->field(i);
+    const std::string path = prefix + field->name();
+    if (IsSection(field)) {
+      CollectPaths(field->message_type(), path + ".", paths);
+    } else {
+      paths->push_back(path);
+    }
+  }
+}
+
+// What the writer of an unknown name may have meant: a name of this section within two edits, else a key
+// of the same last name elsewhere. Empty: no idea.
+std::string Suggestion(const Descriptor* root, const Descriptor* section, absl::string_view name) {
+  std::string best;
+  int best_distance = 3;
+  for (int i = 0; i < section->field_count(); ++i) {
+    const std::string& candidate = section->field(i)->name();
+    const int distance = EditDistance(name, candidate);
+    if (distance < best_distance) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  if (!best.empty()) return best;
+  std::vector<std::string> paths;
+  CollectPaths(root, "", &paths);
+  for (const std::string& path : paths) {
+    if (absl::EndsWith(path, absl::StrCat(".", name))) return path;
+  }
+  return "";
+}
+
+std::string UnknownField(const Descriptor* root, const Descriptor* section,
+                         const std::string& section_path, absl::string_view name) {
+  const std::string suggestion = Suggestion(root, section, name);
+  return absl::StrCat("unknown field \"", name, "\"",
+                      section_path.empty() ? "" : absl::StrCat(" in ", section_path),
+                      suggestion.empty() ? ""
+                                         : absl::StrCat("; did you mean \"", suggestion, "\"?"));
+}
+
+// Values of one layer into one message.
+class Walker {
+ public:
+  // `named` says whether messages repeat the path (the other layers name it already).
+  Walker(const Origin& layer, bool named, const Descriptor* root, Origins* origins,
+         std::vector<std::string>* errors)
+      : layer_(layer), named_(named), root_(root), origins_(origins), errors_(errors) {}
+
+  void ReadSection(const YAML::Node& node, const std::string& path, Message* message) {
+    std::map<std::string, int> lines;  // of the keys so far
+    for (const auto& entry : node) {
+      const YAML::Mark mark = entry.first.Mark();
+      if (!entry.first.IsScalar()) {
+        Error(mark, "", "a key must be plain text");
+        continue;
+      }
+      const std::string& name = entry.first.Scalar();
+      const auto [first, is_new] = lines.emplace(name, mark.line + 1);
+      if (!is_new) {
+        Error(mark, "", absl::StrCat("duplicate key \"", name, "\" (first at line ",
+                                     first->second, ")"));
+        continue;
+      }
+      const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
+      if (field == nullptr) {
+        Error(mark, "", UnknownField(root_, message->GetDescriptor(), path, name));
+        continue;
+      }
+      ReadField(entry.second, mark, path.empty() ? name : absl::StrCat(path, ".", name), field,
+                message);
+    }
+  }
+
+  void ReadField(const YAML::Node& node, const YAML::Mark& key_mark, const std::string& path,
+                 const FieldDescriptor* field, Message* message) {
+    if (node.IsNull()) {
+      return Error(key_mark, path, "has no value; write the value or drop the line");
+    }
+    if (IsSection(field)) {
+      if (!node.IsMap()) return Error(node.Mark(), path, "is a section; write keys below it");
+      return ReadSection(node, path, message->GetReflection()->MutableMessage(message, field));
+    }
+    if (field->is_repeated()) return ReadList(node, key_mark, path, field, message);
+    if (!node.IsScalar()) return Error(key_mark, path, "is one value, not a list or a section");
+    const absl::Status status = SetScalar(message, field, node.Scalar(), IsQuoted(node));
+    if (!status.ok()) return Error(node.Mark(), path, status.message());
+    SetOrigin(path, node.Mark());
+  }
+
+ private:
+  static bool IsQuoted(const YAML::Node& node) { return node.Tag() == "!"; }
+
+  void ReadList(const YAML::Node& node, const YAML::Mark& key_mark, const std::string& path,
+                const FieldDescriptor* field, Message* message) {
+    std::vector<YAML::Node> elements;
+    if (node.IsSequence()) {
+      for (const YAML::Node& element : node) elements.push_back(element);
+    } else if (node.IsScalar() && !named_) {
+      elements.push_back(node);
+    } else {
+      return Error(key_mark, path, "is a list; write [a, b]");
+    }
+    const int declared = RuleOf(field).max_items();
+    const std::size_t limit = declared > 0 ? static_cast<std::size_t>(declared) : 64;
+    if (elements.size() > limit) {
+      return Error(key_mark, path, absl::StrCat("list has ", elements.size(),
+                                                " elements, at most ", limit, " are allowed"));
+    }
+    const std::unique_ptr<Message> fresh(message->New());
+    for (const YAML::Node& element : elements) {
+      if (!element.IsScalar()) return Error(element.Mark(), path, "element is not a plain value");
+      const absl::Status status =
+          SetScalar(fresh.get(), field, element.Scalar(), IsQuoted(element));
+      if (!status.ok()) return Error(element.Mark(), path, status.message());
+    }
+    message->GetReflection()->ClearField(message, field);
+    const auto* reflection = message->GetReflection();
+    for (int i = 0; i < reflection->FieldSize(*fresh, field); ++i) {
+      reflection->AddString(message, field, reflection->GetRepeatedString(*fresh, field, i));
+    }
+    SetOrigin(path, node.Mark());
+  }
+
+  void SetOrigin(const std::string& path, const YAML::Mark& mark) {
+    Origin origin = layer_;
+    if (named_) {
+      origin.line = mark.line + 1;
+      origin.column = mark.column + 1;
+    }
+    (*origins_)[path] = origin;
+  }
+
+  void Error(const YAML::Mark& mark, absl::string_view path, absl::string_view text) {
+    if (named_) {
+      errors_->push_back(absl::StrCat(layer_.layer, ":", mark.line + 1, ":", mark.column + 1, ": ",
+                                      path, path.empty() ? "" : ": ", text));
+    } else {
+      errors_->push_back(absl::StrCat(layer_.layer, ": ", text));
+    }
+  }
+
+  const Origin layer_;
+  const bool named_;
+  const Descriptor* const root_;
+  Origins* const origins_;
+  std::vector<std::string>* const errors_;
+};
+
+void ApplySectionDefaults(Message* message, const std::string& prefix, const Origin& origin,
+                          const Descriptor* root, Origins* origins,
+                          std::vector<std::string>* errors) {
+  const Descriptor* section = message->GetDescriptor();
+  for (int i = 0; i < section->field_count(); ++i) {
+    const FieldDescriptor* field = section->field(i);
+    const std::string path = prefix + field->name();
+    if (IsSection(field)) {
+      ApplySectionDefaults(message->GetReflection()->MutableMessage(message, field), path + ".",
+                           origin, root, origins, errors);
+      continue;
+    }
+    (*origins)[path] = origin;
+    const std::string& text = RuleOf(field).default_value();
+    if (text.empty()) continue;
+    Walker(origin, /*named=*/false, root, origins, errors)
+        .ReadField(YAML::Load(text), YAML::Mark(), path, field, message);
+  }
+}
+
+// The message and field that a dotted path names; null, with an error, when there is none.
+const FieldDescriptor* FindPath(absl::string_view path, const std::string& layer, Message** message,
+                                std::vector<std::string>* errors) {
+  const Descriptor* root = (*message)->GetDescriptor();
+  const std::vector<std::string> names = absl::StrSplit(path, '.');
+  std::string section_path;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const FieldDescriptor* field = (*message)->GetDescriptor()->FindFieldByName(names[i]);
+    if (field == nullptr) {
+      errors->push_back(absl::StrCat(
+          layer, ": ", UnknownField(root, (*message)->GetDescriptor(), section_path, names[i])));
+      return nullptr;
+    }
+    const bool last = i + 1 == names.size();
+    if (last != !IsSection(field)) {
+      errors->push_back(absl::StrCat(
+          layer, ": ", path, last ? " is a section; name a key of it" : " is below a single key"));
+      return nullptr;
+    }
+    if (last) return field;
+    section_path = section_path.empty() ? names[i] : absl::StrCat(section_path, ".", names[i]);
+    *message = (*message)->GetReflection()->MutableMessage(*message, field);
+  }
+  return nullptr;
+}
+
+// Reports why the text cannot be a document at all; true when it can.
+bool CheckText(absl::string_view document, absl::string_view file_name,
+               std::vector<std::string>* errors) {
+  if (document.size() > kMaxFileBytes) {
+    errors->push_back(absl::StrCat(file_name, ":1:1: file has ", document.size(),
+                                   " bytes, at most ", kMaxFileBytes, " are read"));
+    return false;
+  }
+  const std::optional<std::size_t> bad = text::FirstInvalidUtf8(document);
+  if (bad) {
+    const absl::string_view before = document.substr(0, *bad);
+    const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+    const std::size_t start = before.rfind('\n');
+    const std::size_t column = start == before.npos ? *bad + 1 : *bad - start;
+    errors->push_back(absl::StrCat(file_name, ":", line, ":", column, ": invalid UTF-8"));
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string Origin::ToString() const {
+  return line > 0 ? absl::StrCat(layer, ":", line, ":", column) : layer;
+}
+
+void ApplyDefaults(Message* config, Origins* origins, std::vector<std::string>* errors) {
+  ApplySectionDefaults(config, "", Origin{.layer = "default"}, config->GetDescriptor(), origins,
+                       errors);
+}
+
+void ReadYaml(absl::string_view text, absl::string_view file_name, Message* config,
+              Origins* origins, std::vector<std::string>* errors) {
+  if (!CheckText(text, file_name, errors)) return;
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
+    if (documents.size() > 1) {
+      const YAML::Mark mark = documents[1].Mark();
+      errors->push_back(absl::StrCat(
+          file_name, ":", mark.line + 1, ":", mark.column + 1,
+          ": second YAML document; a configuration file has exactly one"));
+      return;
+    }
+    if (documents.empty() || documents[0].IsNull()) return;
+    if (!documents[0].IsMap()) {
+      const YAML::Mark mark = documents[0].Mark();
+      errors->push_back(absl::StrCat(file_name, ":", mark.line + 1, ":", mark.column + 1,
+                                     ": the file is not a map of sections"));
+      return;
+    }
+    Walker(Origin{.layer = std::string(file_name)}, /*named=*/true, config->GetDescriptor(),
+           origins, errors)
+        .ReadSection(documents[0], "", config);
+  } catch (const YAML::Exception& error) {
+    errors->push_back(absl::StrCat(file_name, ":", error.mark.line + 1, ":",
+                                   error.mark.column + 1, ": ", error.msg));
+  }
+}
+
+void ReadOverride(absl::string_view path, absl::string_view value, const Origin& origin,
+                  Message* config, Origins* origins, std::vector<std::string>* errors) {
+  // The message names the key; the layer alone would not for --set.
+  Origin place = origin;
+  if (origin.layer == "--set") place.layer = absl::StrCat("--set ", path);
+  const Descriptor* root = config->GetDescriptor();
+  Message* message = config;
+  const FieldDescriptor* field = FindPath(path, place.layer, &message, errors);
+  if (field == nullptr) return;
+  std::vector<std::string> found;
+  Origins changed;
+  try {
+    Walker(place, /*named=*/false, root, &changed, &found)
+        .ReadField(YAML::Load(std::string(value)), YAML::Mark(), std::string(path), field, message);
+  } catch (const YAML::Exception& error) {
+    found.push_back(absl::StrCat(place.layer, ": ", error.msg));
+  }
+  if (!changed.empty()) (*origins)[std::string(path)] = origin;
+  errors->insert(errors->end(), found.begin(), found.end());
+}
+
+std::vector<std::string> AllPaths(const Message& config) {
+  std::vector<std::string> paths;
+  CollectPaths(config.GetDescriptor(), "", &paths);
+  return paths;
+}
+
+}  // namespace quire::server

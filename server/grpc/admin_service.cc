@@ -1,0 +1,299 @@
+#include "server/grpc/admin_service.h"
+
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/error_reason.h"
+#include "base/logging.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "quire/v1/admin.grpc.pb.h"
+#include "server/api/response_translator.h"
+#include "server/grpc/call_worker.h"
+#include "server/grpc/error_details.h"
+#include "server/grpc/unary_call.h"
+#include "server/grpc/watch_stats_reactor.h"
+
+namespace quire::server {
+namespace {
+
+constexpr int kWaitingCalls = 4;  // calls that may wait at once; more wait for these
+constexpr std::size_t kMaxQueuedCalls = 64;
+constexpr std::int32_t kDefaultPageSize = 50;
+constexpr std::int32_t kMaxPageSize = 1000;
+constexpr std::size_t kMaxReasonBytes = 256;
+
+// Tokens say where the page before ended, so that requests that end meanwhile shift nothing.
+std::string PageToken(const engine::RequestInfo& last) {
+  return absl::StrCat(absl::ToUnixNanos(last.accept_time), "/", last.id);
+}
+
+bool IsAfter(const engine::RequestInfo& info, std::int64_t nanos, absl::string_view id) {
+  const std::int64_t accepted = absl::ToUnixNanos(info.accept_time);
+  return accepted > nanos || (accepted == nanos && info.id > id);
+}
+
+absl::Status ListRequests(engine::Engine* engine, const v1::ListRequestsRequest& request,
+                          v1::ListRequestsResponse* response) {
+  if (request.page_size() < 0) {
+    return BadParameter("page_size", absl::StrCat(request.page_size()),
+                        absl::StrCat("0 to ", kMaxPageSize, ", larger is cut"));
+  }
+  std::int64_t nanos = 0;
+  const std::string& token = request.page_token();
+  const std::size_t slash = token.find('/');
+  if (!token.empty() &&
+      (slash == token.npos || !absl::SimpleAtoi(token.substr(0, slash), &nanos))) {
+    return BadParameter("page_token", token, "empty, or as an answer gave it");
+  }
+  const std::string last_id = token.empty() ? "" : token.substr(slash + 1);
+  const std::int32_t asked = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
+  const std::int32_t page_size = std::min(asked, kMaxPageSize);
+  std::vector<engine::RequestInfo> all = engine->ListRequests();
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.accept_time, a.id) < std::tie(b.accept_time, b.id);
+  });
+  const engine::RequestInfo* last = nullptr;
+  for (const engine::RequestInfo& info : all) {
+    if (!token.empty() && !IsAfter(info, nanos, last_id)) continue;
+    v1::RequestInfo message;
+    ToProto(info, &message);
+    if (request.state() != v1::REQUEST_STATE_UNSPECIFIED && request.state() != message.state()) {
+      continue;
+    }
+    if (response->requests_size() == page_size) {
+      response->set_next_page_token(PageToken(*last));
+      break;
+    }
+    *response->add_requests() = std::move(message);
+    last = &info;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AbortRequests(engine::Engine* engine, const v1::AbortRequestsRequest& request,
+                           v1::AbortRequestsResponse* response) {
+  if (request.request_ids().empty() && !request.all()) {
+    return WithReason(absl::InvalidArgumentError(
+                          "nothing is selected; name request_ids, or set all and narrow it"),
+                      "SELECTION_EMPTY", {{"field", "request_ids"}});
+  }
+  if (request.reason().size() > kMaxReasonBytes) {
+    return BadParameter("reason", absl::StrCat(request.reason().size(), " bytes long"),
+                        absl::StrCat("at most ", kMaxReasonBytes, " bytes"));
+  }
+  engine::AbortSelection selection;
+  selection.ids.assign(request.request_ids().begin(), request.request_ids().end());
+  selection.all = request.all();
+  selection.tenant = request.tenant();
+  selection.reason_text = request.reason();
+  if (request.has_older_than()) {
+    QUIRE_ASSIGN_OR_RETURN(selection.older_than, ToDuration(request.older_than(), "older_than",
+                                                            /*zero_allowed=*/true));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const engine::AbortResult result, engine->Abort(selection));
+  response->set_aborted_count(result.aborted);
+  for (const std::string& id : result.unknown_ids) response->add_unknown_ids(id);
+  return absl::OkStatus();
+}
+
+absl::Status FlushCache(engine::Engine* engine, const v1::FlushCacheRequest& request,
+                        v1::FlushCacheResponse* response) {
+  if (!request.tenant().empty()) return FeatureUnsupported("flushing one tenant", "tenant");
+  if (request.include_tiers()) return FeatureUnsupported("cache tiers", "include_tiers");
+  absl::Duration idle_timeout = absl::ZeroDuration();
+  if (request.has_idle_timeout()) {
+    QUIRE_ASSIGN_OR_RETURN(idle_timeout, ToDuration(request.idle_timeout(), "idle_timeout",
+                                                    /*zero_allowed=*/true));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const cache::FlushCounts counts, engine->FlushCache(idle_timeout));
+  response->set_freed_page_count(static_cast<std::int32_t>(counts.freed_pages));
+  response->set_retained_page_count(static_cast<std::int32_t>(counts.retained_pages));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class AdminService::Impl final : public v1::AdminService::CallbackService {
+ public:
+  Impl(const HandlerContext& context, DrainControl* drain, const LayeredConfig* config)
+      : context_(context),
+        drain_(drain),
+        config_(config),
+        worker_(kWaitingCalls, kMaxQueuedCalls) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+
+  Reactor* Drain(Context* call, const v1::DrainRequest* request,
+                 v1::DrainResponse* response) override {
+    return AnswerOnWorker(context_, &worker_, call, "Drain",
+                          [=, this] { return RunDrain(*request, response); });
+  }
+
+  Reactor* Resume(Context* call, const v1::ResumeRequest*, v1::ResumeResponse* response) override {
+    const absl::Status status = drain_->Resume();
+    response->set_state(ToProto(context_.state->state()));
+    return Answer(context_, call, "Resume", status);
+  }
+
+  Reactor* GetConfig(Context* call, const v1::GetConfigRequest* request,
+                     v1::GetConfigResponse* response) override {
+    response->set_yaml(config_->Print(Spelling::kYaml, request->include_defaults()));
+    for (const auto& [path, origin] : config_->origins()) {
+      if (!request->include_defaults() && origin.layer == "default") continue;
+      (*response->mutable_origins())[path] = origin.ToString();
+    }
+    response->set_config_sha256(config_->Sha256());
+    ToProto(config_->load_time(), response->mutable_load_time());
+    return Answer(context_, call, "GetConfig", absl::OkStatus());
+  }
+
+  Reactor* FlushCache(Context* call, const v1::FlushCacheRequest* request,
+                      v1::FlushCacheResponse* response) override {
+    return AnswerOnWorker(context_, &worker_, call, "FlushCache", [=, this]() -> absl::Status {
+      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+      return server::FlushCache(served->engine, *request, response);
+    });
+  }
+
+  Reactor* AbortRequests(Context* call, const v1::AbortRequestsRequest* request,
+                         v1::AbortRequestsResponse* response) override {
+    return Answer(context_, call, "AbortRequests", WithEngine([&](engine::Engine* engine) {
+                    return server::AbortRequests(engine, *request, response);
+                  }));
+  }
+
+  Reactor* ListRequests(Context* call, const v1::ListRequestsRequest* request,
+                        v1::ListRequestsResponse* response) override {
+    return Answer(context_, call, "ListRequests", WithEngine([&](engine::Engine* engine) {
+                    return server::ListRequests(engine, *request, response);
+                  }));
+  }
+
+  Reactor* GetStats(Context* call, const v1::GetStatsRequest*,
+                    v1::GetStatsResponse* response) override {
+    const absl::StatusOr<const ServedModel*> served = context_.state->ModelOrError();
+    if (served.ok()) FillStats(*context_.state, **served, response->mutable_stats());
+    return Answer(context_, call, "GetStats", served.status());
+  }
+
+  grpc::ServerWriteReactor<v1::WatchStatsResponse>* WatchStats(
+      Context*, const v1::WatchStatsRequest* request) override {
+    return StartWatchStats(context_, *request);
+  }
+
+  Reactor* SetLogLevel(Context* call, const v1::SetLogLevelRequest* request,
+                       v1::SetLogLevelResponse* response) override {
+    return Answer(context_, call, "SetLogLevel", ChangeLogLevel(*request, response));
+  }
+
+  // Methods of later stages.
+  Reactor* Pause(Context* call, const v1::PauseRequest*, v1::PauseResponse*) override {
+    return Unsupported(call, "Pause");
+  }
+  Reactor* ReloadConfig(Context* call, const v1::ReloadConfigRequest*,
+                        v1::ReloadConfigResponse*) override {
+    return Unsupported(call, "ReloadConfig");
+  }
+  Reactor* LoadAdapter(Context* call, const v1::LoadAdapterRequest*,
+                       v1::LoadAdapterResponse*) override {
+    return Unsupported(call, "LoadAdapter");
+  }
+  Reactor* UnloadAdapter(Context* call, const v1::UnloadAdapterRequest*,
+                         v1::UnloadAdapterResponse*) override {
+    return Unsupported(call, "UnloadAdapter");
+  }
+  Reactor* Explain(Context* call, const v1::ExplainRequest*, v1::ExplainResponse*) override {
+    return Unsupported(call, "Explain");
+  }
+  Reactor* CheckIntegrity(Context* call, const v1::CheckIntegrityRequest*,
+                          v1::CheckIntegrityResponse*) override {
+    return Unsupported(call, "CheckIntegrity");
+  }
+  Reactor* StartProfile(Context* call, const v1::StartProfileRequest*,
+                        v1::StartProfileResponse*) override {
+    return Unsupported(call, "StartProfile");
+  }
+  Reactor* StopProfile(Context* call, const v1::StopProfileRequest*,
+                       v1::StopProfileResponse*) override {
+    return Unsupported(call, "StopProfile");
+  }
+
+ private:
+  Reactor* Unsupported(Context* call, absl::string_view method) {
+    return Answer(context_, call, method, FeatureUnsupported(method, ""));
+  }
+
+  template <typename Fn>
+  absl::Status WithEngine(Fn fn) {
+    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+    return fn(served->engine);
+  }
+
+  absl::Status RunDrain(const v1::DrainRequest& request, v1::DrainResponse* response) {
+    absl::Duration timeout = drain_->default_timeout();
+    if (request.has_timeout()) {
+      QUIRE_ASSIGN_OR_RETURN(timeout,
+                             ToDuration(request.timeout(), "timeout", /*zero_allowed=*/true));
+    }
+    QUIRE_RETURN_IF_ERROR(drain_->Begin(timeout, request.exit_after()));
+    if (request.wait()) drain_->WaitDrained();
+    const engine::EngineStats stats = context_.state->model()->engine->GetStats();
+    response->set_running_count(stats.running);
+    response->set_waiting_count(stats.waiting);
+    response->set_drained(context_.state->model()->engine->WaitIdle(absl::InfinitePast()));
+    return absl::OkStatus();
+  }
+
+  absl::Status ChangeLogLevel(const v1::SetLogLevelRequest& request,
+                              v1::SetLogLevelResponse* response) {
+    const std::optional<log::Level> level = log::LevelFromName(request.level());
+    if (!level) {
+      return BadParameter("level", absl::StrCat("\"", request.level(), "\""),
+                          "trace, debug, info, warn, error or off");
+    }
+    absl::Duration revert_after = absl::InfiniteDuration();
+    if (request.has_revert_after()) {
+      QUIRE_ASSIGN_OR_RETURN(revert_after, ToDuration(request.revert_after(), "revert_after",
+                                                      /*zero_allowed=*/false));
+    }
+    const std::string logger = request.logger();
+    const log::Level previous = log::SetLevel(logger, *level);
+    response->set_previous_level(std::string(log::LevelName(previous)));
+    MutexLock lock(&mutex_);
+    reverts_.erase(logger);  // an earlier change of this logger is not taken back any more
+    if (revert_after != absl::InfiniteDuration()) {
+      // An alarm that is destroyed before its time calls back with false.
+      reverts_[logger].Set(absl::ToChronoTime(absl::Now() + revert_after),
+                           [logger, previous](bool is_time) {
+                             if (is_time) log::SetLevel(logger, previous);
+                           });
+    }
+    return absl::OkStatus();
+  }
+
+  const HandlerContext context_;
+  DrainControl* const drain_;
+  const LayeredConfig* const config_;
+  Mutex mutex_;
+  std::map<std::string, grpc::Alarm> reverts_ ABSL_GUARDED_BY(mutex_);
+  CallWorker worker_;
+};
+
+AdminService::AdminService(const HandlerContext& context, DrainControl* drain,
+                           const LayeredConfig* config)
+    : impl_(std::make_unique<Impl>(context, drain, config)) {}
+
+AdminService::~AdminService() = default;
+
+grpc::Service* AdminService::service() { return impl_.get(); }
+
+}  // namespace quire::server

@@ -1,0 +1,35 @@
+#pragma once
+
+// quire.v1.AdminService: the control plane.
+//
+// Place:      registered with the control listener only.
+// Invariants: methods of later stages answer UNIMPLEMENTED / FEATURE_UNSUPPORTED; no answer holds text of
+//             a prompt or an output.
+// Threads:    gRPC's callback threads, and workers of its own for calls that wait.
+// Lifetime:   outlives the gRPC server that it is registered with; what it is given outlives it.
+
+#include <memory>
+
+#include "server/api/drain_control.h"
+#include "server/api/live_request.h"
+#include "server/config/layered_config.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace quire::server {
+
+class AdminService {
+ public:
+  AdminService(const HandlerContext& context, DrainControl* drain, const LayeredConfig* config);
+  ~AdminService();
+
+  grpc::Service* service();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire::server

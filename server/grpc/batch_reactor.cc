@@ -1,0 +1,316 @@
+// StartBatchGenerate of generate_reactor.h: many generations over one stream. Commands are read one at a
+// time; the events of the items are written in turn, one message each, so that no item starves.
+
+#include <grpcpp/server_context.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "base/mutex.h"
+#include "quire/v1/generation.pb.h"
+#include "server/api/response_translator.h"
+#include "server/grpc/call_util.h"
+#include "server/grpc/error_details.h"
+#include "server/grpc/generate_reactor.h"
+
+namespace quire::server {
+namespace {
+
+// Refusals that wait to be written; beyond it no further command is read.
+constexpr std::size_t kMaxWaitingErrors = 64;
+
+class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  BatchReactor(const HandlerContext& context, grpc::CallbackServerContext* call)
+      : context_(context), call_(call) {
+    context_.probe->StreamOpened();
+  }
+
+  void Begin(std::shared_ptr<BatchReactor> self) {
+    self_ = std::move(self);
+    ReadNext();
+  }
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override { Abandon(); }
+  void OnDone() override;
+
+ private:
+  struct Item {
+    std::unique_ptr<LiveRequest> request;
+    bool has_news = false;  // since its stream was last found empty
+  };
+  using Items = std::map<std::string, std::shared_ptr<Item>>;
+
+  absl::Status Execute(const v1::BatchGenerateRequest& message);
+  void StartItem(const v1::GenerateRequest& message);
+  void QueueError(const std::string& id, const absl::Status& status);
+  void ReadNext();
+  void Abandon();
+  void Pump();
+  bool FillNext();
+  std::shared_ptr<Item> NextItem() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const HandlerContext context_;
+  grpc::CallbackServerContext* const call_;
+  std::shared_ptr<BatchReactor> self_;
+  absl::StatusCode code_ = absl::StatusCode::kOk;
+  grpc::ByteBuffer incoming_;  // of the read under way
+  grpc::ByteBuffer outgoing_;  // of whoever pumps
+  bool peer_gone_ = false;     // of whoever pumps
+
+  Mutex mutex_;
+  Items items_ ABSL_GUARDED_BY(mutex_);
+  std::string last_served_ ABSL_GUARDED_BY(mutex_);  // id; the turn goes to the next one
+  std::deque<grpc::ByteBuffer> errors_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reads_done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
+  bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool again_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+void FillError(const std::string& id, const absl::Status& status, const engine::Usage& usage,
+               v1::BatchGenerateResponse* response) {
+  const WireError wire = ToWireError(status);
+  response->set_request_id(id);
+  v1::ItemError* error = response->mutable_error();
+  error->set_code(static_cast<int>(wire.code));
+  error->set_message(wire.message);
+  error->set_reason(wire.reason);
+  for (const auto& [key, value] : wire.metadata) (*error->mutable_metadata())[key] = value;
+  if (wire.retry_delay) ToProto(*wire.retry_delay, error->mutable_retry_delay());
+  ToProto(usage, error->mutable_usage());
+}
+
+void BatchReactor::OnReadDone(bool ok) {
+  absl::Status status;
+  v1::BatchGenerateRequest message;
+  if (ok) status = ParseMessage(incoming_, &message);
+  if (ok && status.ok()) status = Execute(message);
+  {
+    MutexLock lock(&mutex_);
+    reading_ = false;
+    // Half-closed, or the stream is gone: running items go on, unless OnCancel ends them.
+    if (!ok || !status.ok()) reads_done_ = true;
+    failure_.Update(status);
+  }
+  if (!status.ok()) Abandon();
+  ReadNext();
+  Pump();
+}
+
+void BatchReactor::OnWriteDone(bool ok) {
+  if (!ok) {
+    peer_gone_ = true;
+    Abandon();
+  }
+  {
+    MutexLock lock(&mutex_);
+    pumping_ = false;
+  }
+  ReadNext();
+  Pump();
+}
+
+void BatchReactor::OnDone() {
+  {
+    MutexLock lock(&mutex_);
+    items_.clear();
+  }
+  context_.probe->StreamClosed();
+  context_.probe->CountRpc("BatchGenerate", code_);
+  // Drops the reactor, unless a callback of some stream is just returning from Pump.
+  const std::shared_ptr<BatchReactor> self = std::move(self_);
+}
+
+// Runs a command. An error ends the whole stream; what concerns one item becomes its ItemError.
+absl::Status BatchReactor::Execute(const v1::BatchGenerateRequest& message) {
+  if (message.has_generate()) {
+    StartItem(message.generate());
+    return absl::OkStatus();
+  }
+  if (message.command_case() != v1::BatchGenerateRequest::kCancelRequestId) {
+    return WithReason(absl::InvalidArgumentError("batch command is missing"), "PROMPT_MISSING",
+                      {{"field", "command"}});
+  }
+  std::shared_ptr<Item> item;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = items_.find(message.cancel_request_id());
+    if (found != items_.end()) item = found->second;
+  }
+  if (item != nullptr) item->request->Cancel();
+  return absl::OkStatus();
+}
+
+void BatchReactor::StartItem(const v1::GenerateRequest& message) {
+  const std::string id = message.request_id().substr(0, 128);
+  bool in_use = false;
+  {
+    MutexLock lock(&mutex_);
+    in_use = items_.contains(id);
+  }
+  if (in_use) {
+    context_.probe->CountRefused("REQUEST_ID_IN_USE");
+    return QueueError(id, WithReason(absl::AlreadyExistsError(absl::StrCat(
+                                         "request id \"", id, "\" is in use on this stream")),
+                                     "REQUEST_ID_IN_USE"));
+  }
+  CallInfo info = ReadCallInfo(*call_, context_.clock->Now());
+  info.request_id_required = true;
+  auto request = LiveRequest::Start(context_, "BatchGenerate",
+                                    MetadataValue(*call_, "traceparent"), message, info);
+  if (!request.ok()) return QueueError(id, request.status());
+  auto item = std::make_shared<Item>();
+  item->request = *std::move(request);
+  bool abandoned = false;
+  {
+    MutexLock lock(&mutex_);
+    items_.emplace(id, item);
+    abandoned = abandoned_;
+  }
+  if (abandoned) item->request->Cancel();
+  // The stream keeps its callback, and the callback both ends: OnDone breaks the circle. The item is
+  // held weakly, or an item that ended would hold itself.
+  item->request->SetReadyCallback(
+      [self = self_, weak_item = std::weak_ptr<Item>(item)] {
+        const std::shared_ptr<Item> news_of = weak_item.lock();
+        if (news_of == nullptr) return;
+        {
+          MutexLock lock(&self->mutex_);
+          news_of->has_news = true;
+        }
+        self->Pump();
+      });
+}
+
+void BatchReactor::QueueError(const std::string& id, const absl::Status& status) {
+  v1::BatchGenerateResponse response;
+  FillError(id, status, engine::Usage(), &response);
+  MutexLock lock(&mutex_);
+  errors_.push_back(SerializeMessage(response));
+}
+
+void BatchReactor::ReadNext() {
+  {
+    MutexLock lock(&mutex_);
+    if (reading_ || reads_done_ || errors_.size() >= kMaxWaitingErrors) return;
+    reading_ = true;
+  }
+  StartRead(&incoming_);
+}
+
+// Cancels all items. Their ends are still awaited, so that nothing is live when the stream ends.
+void BatchReactor::Abandon() {
+  std::vector<std::shared_ptr<Item>> items;
+  {
+    MutexLock lock(&mutex_);
+    abandoned_ = true;
+    for (const auto& [id, item] : items_) items.push_back(item);
+  }
+  for (const auto& item : items) item->request->Cancel();
+}
+
+// As GenerateReactor::Pump: one at a time, and whoever pumps looks again before he stops.
+void BatchReactor::Pump() {
+  {
+    MutexLock lock(&mutex_);
+    if (pumping_ || ended_) {
+      again_ = true;
+      return;
+    }
+    pumping_ = true;
+  }
+  for (;;) {
+    if (FillNext()) {
+      if (peer_gone_) continue;
+      StartWrite(&outgoing_);
+      return;
+    }
+    grpc::Status answer;
+    {
+      MutexLock lock(&mutex_);
+      if (std::exchange(again_, false)) continue;
+      if (!reads_done_ || !items_.empty() || !errors_.empty()) {
+        pumping_ = false;
+        return;
+      }
+      ended_ = true;
+      answer = ToGrpcStatus(failure_);
+    }
+    code_ = static_cast<absl::StatusCode>(answer.error_code());
+    return Finish(answer);
+  }
+}
+
+// The next item in turn that may have something, its flag taken down; null when there is none.
+std::shared_ptr<BatchReactor::Item> BatchReactor::NextItem() {
+  auto item = items_.upper_bound(last_served_);
+  for (std::size_t i = 0; i < items_.size(); ++i, ++item) {
+    if (item == items_.end()) item = items_.begin();
+    if (!item->second->has_news) continue;
+    item->second->has_news = false;
+    last_served_ = item->first;
+    return item->second;
+  }
+  return nullptr;
+}
+
+// Puts the next message into outgoing_; false when there is none now.
+bool BatchReactor::FillNext() {
+  for (;;) {
+    std::shared_ptr<Item> item;
+    {
+      MutexLock lock(&mutex_);
+      if (!errors_.empty()) {
+        outgoing_ = std::move(errors_.front());
+        errors_.pop_front();
+        return true;
+      }
+      item = NextItem();
+    }
+    if (item == nullptr) return false;
+    const std::string& id = item->request->id();
+    v1::BatchGenerateResponse response;
+    response.set_request_id(id);
+    if (item->request->TakeResponse(response.mutable_response())) {
+      MutexLock lock(&mutex_);
+      item->has_news = true;  // perhaps; the next look at its stream will tell
+    } else if (item->request->finished()) {
+      const absl::Status status = item->request->Close();
+      response.clear_response();
+      if (status.ok()) {
+        response.mutable_done();
+      } else {
+        FillError(id, status, item->request->usage(), &response);
+      }
+      MutexLock lock(&mutex_);
+      items_.erase(id);
+    } else {
+      continue;
+    }
+    outgoing_ = SerializeMessage(response);
+    return true;
+  }
+}
+
+}  // namespace
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartBatchGenerate(
+    const HandlerContext& context, grpc::CallbackServerContext* call) {
+  auto reactor = std::make_shared<BatchReactor>(context, call);
+  reactor->Begin(reactor);
+  return reactor.get();
+}
+
+}  // namespace quire::server

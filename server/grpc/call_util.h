@@ -1,0 +1,37 @@
+#pragma once
+
+// What the gRPC handlers share: messages as bytes, metadata, names.
+//
+// Place:      grpc/ only.
+// Threads:    any.
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/status.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "engine/token_stream.h"
+#include "server/api/request_translator.h"
+
+namespace google::protobuf {
+class Message;
+}
+
+namespace quire::server {
+
+// Parses `bytes`; the error names a text field that is not UTF-8 (api/wire_check.h).
+absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
+grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
+
+// The first value of metadata `key`, or "".
+std::string MetadataValue(const grpc::CallbackServerContext& call, const char* key);
+
+// Principal, tenant, ids and times of a call that arrives now.
+CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, absl::Time now);
+
+// Puts quire-usage-bin into the trailers.
+void AddUsageTrailer(grpc::CallbackServerContext* call, const engine::Usage& usage);
+
+}  // namespace quire::server

@@ -1,0 +1,35 @@
+#pragma once
+
+// google.rpc error details as bytes, written by hand: Debian packages neither the .proto files nor a
+// library with them, and declaring the package again in our own files would clash with
+// googleapis-common-protos in Python clients.
+//
+// Messages, by field number (googleapis, google/rpc/status.proto and error_details.proto):
+//   Status{1 int32 code, 2 string message, 3 repeated Any}   Any{1 string type_url, 2 bytes value}
+//   ErrorInfo{1 string reason, 2 string domain, 3 map<string, string> metadata}
+//   RetryInfo{1 Duration}                                    Duration{1 int64 seconds, 2 int32 nanos}
+//   BadRequest{1 repeated {1 string field, 2 string description}}
+//   PreconditionFailure{1 repeated {1 string type, 2 string subject, 3 string description}}
+//
+// Place:      between api/status_mapping.h and the gRPC handlers.
+// Invariants: none.
+// Threads:    any.
+// Lifetime:   values.
+
+#include <grpcpp/support/status.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/api/status_mapping.h"
+
+namespace quire::server {
+
+// A serialized google.rpc.Status: ErrorInfo always, then what `error.extra` asks for.
+std::string EncodeErrorDetails(const WireError& error);
+
+// OK stays OK; everything else gets its code, message and details.
+grpc::Status ToGrpcStatus(const absl::Status& status);
+grpc::Status ToGrpcStatus(const WireError& error);
+
+}  // namespace quire::server

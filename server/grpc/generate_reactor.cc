@@ -1,0 +1,155 @@
+#include "server/grpc/generate_reactor.h"
+
+#include <grpcpp/server_context.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/mutex.h"
+#include "quire/v1/generation.pb.h"
+#include "server/grpc/call_util.h"
+#include "server/grpc/error_details.h"
+
+namespace quire::server {
+namespace {
+
+class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  GenerateReactor(const HandlerContext& context, grpc::CallbackServerContext* call)
+      : context_(context), call_(call) {
+    context_.probe->StreamOpened();
+  }
+
+  void Begin(const grpc::ByteBuffer& bytes, std::shared_ptr<GenerateReactor> self) {
+    self_ = self;
+    v1::GenerateRequest message;
+    absl::Status status = ParseMessage(bytes, &message);
+    if (!status.ok()) {
+      context_.probe->CountRefused(ToWireError(status).reason);
+      return End(status);
+    }
+    auto request = LiveRequest::Start(context_, "Generate", MetadataValue(*call_, "traceparent"),
+                                      message, ReadCallInfo(*call_, context_.clock->Now()));
+    if (!request.ok()) return End(request.status());
+    call_->AddInitialMetadata("quire-request-id", (*request)->id());
+    bool cancelled = false;
+    {
+      MutexLock lock(&mutex_);
+      request_ = *std::move(request);
+      cancelled = cancelled_;
+    }
+    StartSendInitialMetadata();
+    // The client may have gone while the request was being accepted.
+    if (cancelled) request_->Cancel();
+    request_->SetReadyCallback([self] { self->Pump(); });
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) {
+      peer_gone_ = true;
+      request_->Cancel();
+    }
+    {
+      MutexLock lock(&mutex_);
+      pumping_ = false;
+    }
+    Pump();
+  }
+
+  void OnCancel() override {
+    std::shared_ptr<LiveRequest> request;
+    {
+      MutexLock lock(&mutex_);
+      cancelled_ = true;
+      if (!ended_) request = request_;
+    }
+    // Without the lock: the engine may end the request, and so call Pump, before Cancel returns.
+    if (request != nullptr) request->Cancel();
+  }
+
+  void OnDone() override {
+    std::shared_ptr<LiveRequest> request;
+    {
+      MutexLock lock(&mutex_);
+      request = std::move(request_);
+    }
+    context_.probe->StreamClosed();
+    context_.probe->CountRpc("Generate", code_);
+    // Drops the reactor, unless a callback of the stream is just returning from Pump.
+    const std::shared_ptr<GenerateReactor> self = std::move(self_);
+  }
+
+ private:
+  // Sends the next message, or ends the call, unless somebody does so already; whoever does looks again
+  // before he stops, so no news is lost.
+  void Pump() {
+    {
+      MutexLock lock(&mutex_);
+      if (pumping_ || ended_) {
+        again_ = true;
+        return;
+      }
+      pumping_ = true;
+    }
+    for (;;) {
+      v1::GenerateResponse message;
+      if (request_->TakeResponse(&message)) {
+        if (peer_gone_) continue;  // nobody reads it; the engine is about to finish the request
+        outgoing_ = SerializeMessage(message);
+        StartWrite(&outgoing_);
+        return;
+      }
+      if (request_->finished()) {
+        const absl::Status status = request_->Close();
+        if (!status.ok()) AddUsageTrailer(call_, request_->usage());
+        return End(status);
+      }
+      MutexLock lock(&mutex_);
+      if (!again_) {
+        pumping_ = false;
+        return;
+      }
+      again_ = false;
+    }
+  }
+
+  void End(const absl::Status& status) {
+    const grpc::Status answer = ToGrpcStatus(status);
+    code_ = static_cast<absl::StatusCode>(answer.error_code());
+    {
+      MutexLock lock(&mutex_);
+      ended_ = true;
+    }
+    Finish(answer);
+  }
+
+  const HandlerContext context_;
+  grpc::CallbackServerContext* const call_;
+  std::shared_ptr<GenerateReactor> self_;
+  absl::StatusCode code_ = absl::StatusCode::kOk;
+
+  // Of whoever pumps.
+  grpc::ByteBuffer outgoing_;
+  bool peer_gone_ = false;
+
+  Mutex mutex_;
+  // Set before the first Pump and taken away after the last one; Pump itself needs no lock for it.
+  std::shared_ptr<LiveRequest> request_;
+  bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool again_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(const HandlerContext& context,
+                                                          grpc::CallbackServerContext* call,
+                                                          const grpc::ByteBuffer& request) {
+  auto reactor = std::make_shared<GenerateReactor>(context, call);
+  reactor->Begin(request, reactor);
+  return reactor.get();
+}
+
+}  // namespace quire::server

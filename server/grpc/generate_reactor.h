@@ -1,0 +1,34 @@
+#pragma once
+
+// One Generate call: TokenStream -> messages on the wire. The engine's output worker or gRPC's own thread
+// moves it on, whoever has news; neither ever waits.
+//
+//   stream ready -> Pump -> StartWrite -> OnWriteDone -> Pump ... -> Finish -> OnDone
+//
+// Place:      made by generation_service.cc for each call.
+// Invariants: at most one write under way, so tokens that arrive meanwhile merge in the TokenStream;
+//             Finish exactly once, after the engine has let go of the request.
+// Threads:    gRPC's callback threads and the engine's output workers; see Pump.
+// Lifetime:   keeps itself alive until OnDone and until the last callback of its stream has returned.
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "server/api/live_request.h"
+
+namespace grpc {
+class CallbackServerContext;
+}
+
+namespace quire::server {
+
+// Starts the call and returns its reactor, which gRPC drives from here on.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(const HandlerContext& context,
+                                                          grpc::CallbackServerContext* call,
+                                                          const grpc::ByteBuffer& request);
+
+// The same for a batch stream; items run side by side and end on their own.
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartBatchGenerate(
+    const HandlerContext& context, grpc::CallbackServerContext* call);
+
+}  // namespace quire::server

@@ -1,0 +1,286 @@
+#include "server/grpc/generation_service.h"
+
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+#include "models/text/tokenizer.h"
+#include "models/text/utf8.h"
+#include "quire/v1/generation.grpc.pb.h"
+#include "server/api/response_translator.h"
+#include "server/grpc/call_util.h"
+#include "server/grpc/call_worker.h"
+#include "server/grpc/error_details.h"
+#include "server/grpc/generate_reactor.h"
+#include "server/grpc/unary_call.h"
+
+namespace quire::server {
+namespace {
+
+using Base = v1::GenerationService;
+// Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where.
+using RawService = Base::WithRawCallbackMethod_Generate<
+    Base::WithRawCallbackMethod_BatchGenerate<Base::WithRawCallbackMethod_Tokenize<
+        Base::WithCallbackMethod_Detokenize<Base::WithCallbackMethod_RenderChat<
+            Base::WithCallbackMethod_Embed<Base::WithCallbackMethod_Score<
+                Base::WithCallbackMethod_GetModel<Base::WithCallbackMethod_ListModels<
+                    Base::WithCallbackMethod_GetServerInfo<
+                        Base::WithCallbackMethod_Cancel<Base::Service>>>>>>>>>>>;
+
+constexpr std::size_t kMaxWaitingTextCalls = 256;
+constexpr std::int32_t kMaxPageSize = 1000;
+
+void FillModel(const ServedModel& served, v1::Model* model) {
+  const ModelDescription& description = served.description;
+  const TranslatorOptions& options = served.translator.options();
+  model->set_id(options.model_id);
+  for (const std::string& alias : options.aliases) model->add_aliases(alias);
+  model->set_state(v1::MODEL_STATE_READY);
+  model->set_architecture(description.architecture);
+  model->set_dtype(description.dtype);
+  model->set_quantization(description.quantization);
+  model->set_max_context_tokens(description.max_context_tokens);
+  model->set_vocab_size(description.vocab_size);
+  for (const std::int32_t id : description.eos_token_ids) model->add_eos_token_ids(id);
+  if (description.bos_token_id) model->set_bos_token_id(*description.bos_token_id);
+  if (description.pad_token_id) model->set_pad_token_id(*description.pad_token_id);
+  model->set_tokenizer_sha256(served.tokenizer->sha256());
+  model->set_weights_fingerprint(description.weights_fingerprint);
+  model->add_capabilities("generate");
+  model->add_capabilities("batch_invariant");
+  ToProto(options.sampling_defaults, model->mutable_sampling_defaults());
+  model->set_parameter_count(description.parameter_count);
+  ToProto(description.load_time, model->mutable_load_time());
+  model->set_kv_page_size(description.kv_page_size);
+  model->set_kv_page_count(description.kv_page_count);
+  model->set_kv_dtype(description.kv_dtype);
+}
+
+absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes,
+                      const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
+  QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
+  if (request.has_chat()) return FeatureUnsupported("chat prompts", "chat");
+  if (!request.has_text()) {
+    return WithReason(absl::InvalidArgumentError("input is missing; set text"), "PROMPT_MISSING",
+                      {{"field", "input"}});
+  }
+  const std::string& text = request.text();
+  if (static_cast<std::int64_t>(text.size()) > max_bytes) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                          "text has ", text.size(), " bytes, at most ", max_bytes, " are allowed")),
+                      "INPUT_TOO_LARGE",
+                      {{"bytes", absl::StrCat(text.size())}, {"max_bytes", absl::StrCat(max_bytes)}});
+  }
+  const text::EncodeOptions options{
+      .add_special_tokens = request.has_add_special_tokens() ? request.add_special_tokens() : true,
+      .parse_special_tokens =
+          request.has_parse_special_tokens() ? request.parse_special_tokens() : true};
+  response->set_max_context_tokens(served.description.max_context_tokens);
+  if (!request.with_pieces()) {
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids,
+                           served.tokenizer->Encode(text, options));
+    response->mutable_token_ids()->Assign(ids.begin(), ids.end());
+    return absl::OkStatus();
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<text::TokenPiece> pieces,
+                         served.tokenizer->EncodeWithPieces(text, options));
+  for (const text::TokenPiece& piece : pieces) {
+    response->add_token_ids(piece.id);
+    v1::TokenPiece* message = response->add_pieces();
+    message->set_piece(piece.piece);
+    message->set_start_byte(piece.start_byte);
+    message->set_end_byte(piece.end_byte);
+    message->set_special(piece.special);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Detokenize(const ServedModel& served, const v1::DetokenizeRequest& request,
+                        v1::DetokenizeResponse* response) {
+  QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
+  const text::Tokenizer& tokenizer = *served.tokenizer;
+  const std::vector<std::int32_t> ids(request.token_ids().begin(), request.token_ids().end());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (tokenizer.HasText(ids[i])) continue;
+    return WithReason(
+        absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " at position ", i,
+                                                " is not in the vocabulary of ",
+                                                tokenizer.vocab_size())),
+        "BAD_TOKEN_ID",
+        {{"token_id", absl::StrCat(ids[i])},
+         {"position", absl::StrCat(i)},
+         {"vocab_size", absl::StrCat(tokenizer.vocab_size())}});
+  }
+  QUIRE_ASSIGN_OR_RETURN(*response->mutable_text(),
+                         tokenizer.Decode(ids, request.skip_special_tokens()));
+  QUIRE_ASSIGN_OR_RETURN(*response->mutable_raw(),
+                         tokenizer.DecodeBytes(ids, request.skip_special_tokens()));
+  return absl::OkStatus();
+}
+
+// Waits for the end of a call that answers on a worker; bytes in, bytes out.
+absl::Status TokenizeBytes(const HandlerContext& context, std::int64_t max_bytes,
+                           const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out) {
+  v1::TokenizeRequest request;
+  v1::TokenizeResponse response;
+  QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
+  QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
+  QUIRE_RETURN_IF_ERROR(Tokenize(*served, max_bytes, request, &response));
+  *out = SerializeMessage(response);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class GenerationService::Impl final : public RawService {
+ public:
+  Impl(const HandlerContext& context, const ServerDescription& description)
+      : context_(context), description_(description), worker_(1, kMaxWaitingTextCalls) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(Context* call,
+                                                       const grpc::ByteBuffer* request) override {
+    return StartGenerate(context_, call, *request);
+  }
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BatchGenerate(
+      Context* call) override {
+    return StartBatchGenerate(context_, call);
+  }
+
+  Reactor* Tokenize(Context* call, const grpc::ByteBuffer* request,
+                    grpc::ByteBuffer* response) override {
+    return AnswerOnWorker(context_, &worker_, call, "Tokenize", [=, this] {
+      return TokenizeBytes(context_, description_.max_input_bytes, *request, response);
+    });
+  }
+
+  Reactor* Detokenize(Context* call, const v1::DetokenizeRequest* request,
+                      v1::DetokenizeResponse* response) override {
+    return AnswerOnWorker(context_, &worker_, call, "Detokenize", [=, this]() -> absl::Status {
+      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+      return server::Detokenize(*served, *request, response);
+    });
+  }
+
+  Reactor* RenderChat(Context* call, const v1::RenderChatRequest*,
+                      v1::RenderChatResponse*) override {
+    return Answer(context_, call, "RenderChat", FeatureUnsupported("RenderChat", ""));
+  }
+  Reactor* Embed(Context* call, const v1::EmbedRequest*, v1::EmbedResponse*) override {
+    return Answer(context_, call, "Embed", FeatureUnsupported("Embed", ""));
+  }
+  Reactor* Score(Context* call, const v1::ScoreRequest*, v1::ScoreResponse*) override {
+    return Answer(context_, call, "Score", FeatureUnsupported("Score", ""));
+  }
+
+  Reactor* GetModel(Context* call, const v1::GetModelRequest* request,
+                    v1::GetModelResponse* response) override {
+    return Answer(context_, call, "GetModel", FillGetModel(*request, response));
+  }
+
+  Reactor* ListModels(Context* call, const v1::ListModelsRequest* request,
+                      v1::ListModelsResponse* response) override {
+    return Answer(context_, call, "ListModels", FillListModels(*request, response));
+  }
+
+  Reactor* GetServerInfo(Context* call, const v1::GetServerInfoRequest*,
+                         v1::GetServerInfoResponse* response) override {
+    FillServerInfo(response);
+    return Answer(context_, call, "GetServerInfo", absl::OkStatus());
+  }
+
+  Reactor* Cancel(Context* call, const v1::CancelRequest* request,
+                  v1::CancelResponse* response) override {
+    return Answer(context_, call, "Cancel", CancelRequest(*request, response));
+  }
+
+ private:
+  absl::Status FillGetModel(const v1::GetModelRequest& request, v1::GetModelResponse* response) {
+    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+    QUIRE_RETURN_IF_ERROR(served->translator.CheckModel(request.model()));
+    FillModel(*served, response->mutable_model());
+    return absl::OkStatus();
+  }
+
+  // There is one model, so there is one page.
+  absl::Status FillListModels(const v1::ListModelsRequest& request,
+                              v1::ListModelsResponse* response) {
+    QUIRE_RETURN_IF_ERROR(CheckPage(request.page_size(), request.page_token()));
+    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+    FillModel(*served, response->add_models());
+    return absl::OkStatus();
+  }
+
+  static absl::Status CheckPage(std::int32_t page_size, const std::string& page_token) {
+    if (page_size < 0) {
+      return BadParameter("page_size", absl::StrCat(page_size),
+                          absl::StrCat("0 to ", kMaxPageSize, ", larger is cut"));
+    }
+    if (!page_token.empty()) {
+      return BadParameter("page_token", page_token, "empty, or as an answer gave it");
+    }
+    return absl::OkStatus();
+  }
+
+  void FillServerInfo(v1::GetServerInfoResponse* response) {
+    response->set_version(description_.version);
+    response->set_git_commit(description_.git_commit);
+    response->set_build_type(description_.build_type);
+    ToProto(description_.start_time, response->mutable_start_time());
+    response->set_state(ToProto(context_.state->state()));
+    response->set_config_sha256(description_.config_sha256);
+    v1::Device* device = response->add_devices();
+    device->set_kind("cpu");
+    device->set_name(description_.device_name);
+    device->set_architecture(description_.device_isa);
+    struct sysinfo info = {};
+    if (sysinfo(&info) == 0) {
+      device->set_memory_total_bytes(static_cast<std::int64_t>(info.totalram) * info.mem_unit);
+      device->set_memory_free_bytes(static_cast<std::int64_t>(info.freeram) * info.mem_unit);
+    }
+    v1::Limits* limits = response->mutable_limits();
+    limits->set_max_receive_message_bytes(description_.max_receive_message_bytes);
+    const ServedModel* served = context_.state->model();
+    if (served == nullptr) return;
+    const TranslatorOptions& options = served->translator.options();
+    limits->set_max_context_tokens(served->description.max_context_tokens);
+    limits->set_max_choices(options.limits.max_choices);
+    limits->set_max_logprobs(options.limits.max_logprobs);
+    limits->set_max_stop_sequences(options.limits.max_stop_sequences);
+    limits->set_max_logit_bias_entries(options.limits.max_logit_bias_entries);
+    limits->set_default_max_tokens(options.default_max_tokens);
+    if (options.max_request_duration != absl::InfiniteDuration()) {
+      ToProto(options.max_request_duration, limits->mutable_max_request_duration());
+    }
+  }
+
+  absl::Status CancelRequest(const v1::CancelRequest& request, v1::CancelResponse* response) {
+    QUIRE_RETURN_IF_ERROR(CheckRequestId(request.request_id(), "request_id"));
+    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+    response->set_found(
+        served->engine->Cancel("", request.request_id(), engine::CancelSource::kApi));
+    return absl::OkStatus();
+  }
+
+  const HandlerContext context_;
+  const ServerDescription description_;
+  CallWorker worker_;
+};
+
+GenerationService::GenerationService(const HandlerContext& context,
+                                     const ServerDescription& description)
+    : impl_(std::make_unique<Impl>(context, description)) {}
+
+GenerationService::~GenerationService() = default;
+
+grpc::Service* GenerationService::service() { return impl_.get(); }
+
+}  // namespace quire::server

@@ -1,0 +1,52 @@
+#pragma once
+
+// The two ways a call with one answer ends: at once, or on a worker.
+//
+// Place:      grpc/ only.
+// Threads:    any.
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/api/live_request.h"
+#include "server/grpc/call_worker.h"
+#include "server/grpc/error_details.h"
+
+namespace quire::server {
+
+// Counts the call and ends it with `status`. REQUIRES: the response is filled if the status is OK.
+inline void FinishCall(const HandlerContext& context, grpc::ServerUnaryReactor* reactor,
+                       absl::string_view method, const absl::Status& status) {
+  const grpc::Status answer = ToGrpcStatus(status);
+  context.probe->CountRpc(method, static_cast<absl::StatusCode>(answer.error_code()));
+  reactor->Finish(answer);
+}
+
+inline grpc::ServerUnaryReactor* Answer(const HandlerContext& context,
+                                        grpc::CallbackServerContext* call,
+                                        absl::string_view method, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  FinishCall(context, reactor, method, status);
+  return reactor;
+}
+
+// Ends the call with what `compute` returns on a thread of `worker`. Request and response stay valid
+// until then. `method` is a constant; `context` outlives the worker.
+template <typename Fn>
+grpc::ServerUnaryReactor* AnswerOnWorker(const HandlerContext& context, CallWorker* worker,
+                                         grpc::CallbackServerContext* call,
+                                         absl::string_view method, Fn compute) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  const absl::Status queued =
+      worker->Run([&context, reactor, method, compute = std::move(compute)] {
+        FinishCall(context, reactor, method, compute());
+      });
+  if (!queued.ok()) FinishCall(context, reactor, method, queued);
+  return reactor;
+}
+
+}  // namespace quire::server

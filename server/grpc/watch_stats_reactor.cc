@@ -1,0 +1,105 @@
+#include "server/grpc/watch_stats_reactor.h"
+
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "absl/time/clock.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+#include "quire/v1/admin.pb.h"
+#include "server/api/response_translator.h"
+#include "server/grpc/error_details.h"
+
+namespace quire::server {
+namespace {
+
+constexpr absl::Duration kMinInterval = absl::Milliseconds(100);
+// The timer wakes this often to see whether the caller has gone or the process ends.
+constexpr absl::Duration kLongestSleep = absl::Milliseconds(250);
+
+absl::StatusOr<absl::Duration> ReadInterval(const v1::WatchStatsRequest& request) {
+  if (!request.has_interval()) return absl::Seconds(1);
+  QUIRE_ASSIGN_OR_RETURN(const absl::Duration interval,
+                         ToDuration(request.interval(), "interval", /*zero_allowed=*/true));
+  if (interval < kMinInterval) {
+    return BadParameter("interval", absl::FormatDuration(interval), "at least 100ms");
+  }
+  return interval;
+}
+
+class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsResponse> {
+ public:
+  explicit WatchStatsReactor(const HandlerContext& context) : context_(context) {}
+
+  void Begin(const v1::WatchStatsRequest& request) {
+    const absl::StatusOr<absl::Duration> interval = ReadInterval(request);
+    if (!interval.ok()) return End(interval.status());
+    interval_ = *interval;
+    Send();
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) cancelled_ = true;
+    Sleep();
+  }
+  void OnCancel() override { cancelled_ = true; }
+  void OnDone() override {
+    context_.probe->CountRpc("WatchStats", code_);
+    delete this;
+  }
+
+ private:
+  void Send() {
+    const absl::StatusOr<const ServedModel*> served = context_.state->ModelOrError();
+    if (!served.ok()) return End(served.status());
+    FillStats(*context_.state, **served, response_.mutable_stats());
+    next_ = absl::Now() + interval_;
+    StartWrite(&response_);
+  }
+
+  // One link of write -> timer -> timer -> write; each starts the next, so nothing runs side by side.
+  void Sleep() {
+    if (cancelled_) return End(absl::CancelledError("the caller has gone"));
+    if (context_.state->exiting()) {
+      return End(WithReason(absl::UnavailableError("the process is ending"), "SERVER_SHUTDOWN"));
+    }
+    const absl::Time now = absl::Now();
+    if (now >= next_) return Send();
+    alarm_.Set(absl::ToChronoTime(std::min(next_, now + kLongestSleep)), [this](bool) { Sleep(); });
+  }
+
+  void End(const absl::Status& status) {
+    const grpc::Status answer = ToGrpcStatus(status);
+    code_ = static_cast<absl::StatusCode>(answer.error_code());
+    Finish(answer);
+  }
+
+  const HandlerContext context_;
+  absl::StatusCode code_ = absl::StatusCode::kOk;
+  absl::Duration interval_;
+  absl::Time next_;
+  v1::WatchStatsResponse response_;
+  grpc::Alarm alarm_;
+  std::atomic<bool> cancelled_{false};
+};
+
+}  // namespace
+
+void FillStats(const ServingState& state, const ServedModel& served, v1::Stats* stats) {
+  ToProto(served.engine->GetStats(), stats);
+  stats->set_state(ToProto(state.state()));
+  (*stats->mutable_memory_bytes())["weights"] = served.description.weight_bytes;
+  (*stats->mutable_memory_bytes())["kv"] = served.description.pool_bytes;
+  (*stats->mutable_memory_bytes())["workspace"] = served.description.workspace_bytes;
+}
+
+grpc::ServerWriteReactor<v1::WatchStatsResponse>* StartWatchStats(
+    const HandlerContext& context, const v1::WatchStatsRequest& request) {
+  auto* reactor = new WatchStatsReactor(context);
+  reactor->Begin(request);
+  return reactor;
+}
+
+}  // namespace quire::server
