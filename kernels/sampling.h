@@ -44,26 +44,28 @@ struct LogitBias {
 // One draw; plain data, pointers are owned by the caller until the call returns. Token ids lie in
 // [0, vocab).
 struct SamplingRow {
-  const float* logits;       // [vocab], never written
-  float temperature;         // [0, 100]; below 0.001 greedy
-  float top_p;               // (0, 1]; 1: off
-  float min_p;               // [0, 1]; 0: off
-  float repetition_penalty;  // > 0; 1: off
-  float presence_penalty;    // 0: off
-  float frequency_penalty;   // 0: off
-  std::int32_t top_k;        // 0: off
-  std::uint64_t seed;
-  std::uint32_t choice;    // index of the choice within its request
-  std::uint32_t position;  // absolute index of the token being drawn
-  const TokenCount* history;  // [history_size] distinct tokens of prompt and output
-  std::uint32_t history_size;
-  const LogitBias* bias;  // [bias_size]
-  std::uint32_t bias_size;
-  const std::int32_t* banned;  // [banned_size] ids held back, such as EOS before min_tokens
-  std::uint32_t banned_size;
-  std::uint32_t text_vocab;      // ids from here on have no text and are masked
-  const std::uint8_t* has_text;  // [vocab], 0: masked; null: every id below text_vocab has text
-  std::int32_t num_logprobs;     // -1: none; 0: of the token alone; n: of the n best ids with text too
+  const float* logits = nullptr;  // [vocab], never written
+  float temperature = 1;          // [0, 100]; below 0.001 greedy
+  float top_p = 1;                // (0, 1]; 1: off
+  float min_p = 0;                // [0, 1]; 0: off
+  float repetition_penalty = 1;   // > 0; 1: off
+  float presence_penalty = 0;     // 0: off
+  float frequency_penalty = 0;    // 0: off
+  std::int32_t top_k = 0;         // 0: off
+  std::uint64_t seed = 0;
+  std::uint32_t choice = 0;    // index of the choice within its request
+  std::uint32_t position = 0;  // absolute index of the token being drawn
+  const TokenCount* history = nullptr;  // [history_size] distinct tokens of prompt and output
+  std::uint32_t history_size = 0;
+  const LogitBias* bias = nullptr;  // [bias_size]
+  std::uint32_t bias_size = 0;
+  const std::int32_t* banned = nullptr;  // [banned_size] ids held back, such as EOS before min_tokens
+  std::uint32_t banned_size = 0;
+  std::uint32_t text_vocab = 0;  // ids from here on have no text and are masked: usually vocab
+  // [vocab], 0: masked; null: every id below text_vocab has text.
+  const std::uint8_t* has_text = nullptr;
+  // -1: none; 0: of the token alone; n: of the n best ids with text and a finite logit, too.
+  std::int32_t num_logprobs = -1;
 };
 
 struct TopLogprob {
@@ -73,13 +75,13 @@ struct TopLogprob {
 
 // `top` points at room for num_logprobs entries; the rest is written by Sample.
 struct SampledRow {
-  std::int32_t token;     // -1 when non_finite or no_survivor
-  float logprob;          // raw; 0 unless asked for
-  std::int32_t rank;      // 1 + ids with text that are likelier, ties by lower id; 0 unless asked for
-  bool non_finite;        // the logits hold NaN or +inf, or nothing but -inf
-  bool no_survivor;       // penalties, bias and masks left no finite value
-  std::uint32_t num_top;  // entries of `top`, best first
-  TopLogprob* top;
+  std::int32_t token = -1;     // -1 when non_finite or no_survivor
+  float logprob = 0;           // raw; 0 unless asked for
+  std::int32_t rank = 0;       // 1 + ids with text that are likelier, ties by lower id; 0 unless asked for
+  bool non_finite = false;     // the logits hold NaN or +inf, or nothing but -inf
+  bool no_survivor = false;    // penalties, bias and masks left no finite value
+  std::uint32_t num_top = 0;   // entries of `top`, best first
+  TopLogprob* top = nullptr;
 };
 
 struct SampleParams {
@@ -94,14 +96,16 @@ absl::Status Sample(const Backend& backend, const SampleParams& params);
 
 // What the model thinks of a token that is already known.
 struct ScoredToken {
-  std::int32_t token;          // in: [0, vocab)
-  std::int32_t num_logprobs;   // in: n best to report, >= 0
-  const float* logits;         // in: [vocab], the row that predicts the token
-  float logprob;               // out: raw
-  std::int32_t rank;           // out: as SampledRow
-  bool non_finite;             // out: as SampledRow; the other results are then 0
-  std::uint32_t num_top;       // out
-  TopLogprob* top;             // in: room for num_logprobs entries
+  // In.
+  std::int32_t token = 0;          // [0, vocab)
+  std::int32_t num_logprobs = 0;   // n best to report
+  const float* logits = nullptr;   // [vocab], the row that predicts the token
+  TopLogprob* top = nullptr;       // room for num_logprobs entries
+  // Out, as in SampledRow; 0 when non_finite.
+  float logprob = 0;
+  std::int32_t rank = 0;
+  bool non_finite = false;
+  std::uint32_t num_top = 0;
 };
 
 struct ScoreParams {

@@ -1,0 +1,300 @@
+#include "kernels/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/kv_store.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace quire::kernels {
+namespace {
+
+struct AttentionCase {
+  DType dtype;
+  std::uint32_t heads;
+  std::uint32_t kv_heads;
+  std::uint32_t head_size;
+  std::uint32_t page_size;
+  int threads;
+};
+
+// Random K, V and Q of whole sequences; rows of q are found by (sequence, position).
+struct Sequences {
+  Sequences(const AttentionCase& c, std::vector<std::uint32_t> token_counts, std::uint32_t seed)
+      : shape(c), lengths(std::move(token_counts)) {
+    const std::uint32_t total = std::accumulate(lengths.begin(), lengths.end(), 0u);
+    k = RandomFloats(std::size_t{total} * kv_columns(), seed);
+    v = RandomFloats(std::size_t{total} * kv_columns(), seed + 1);
+    q = RandomFloats(std::size_t{total} * q_columns(), seed + 2);
+  }
+  std::uint32_t kv_columns() const { return shape.kv_heads * shape.head_size; }
+  std::uint32_t q_columns() const { return shape.heads * shape.head_size; }
+  std::size_t token(std::uint32_t b, std::uint32_t t) const {
+    return std::accumulate(lengths.begin(), lengths.begin() + b, std::size_t{t});
+  }
+
+  AttentionCase shape;
+  std::vector<std::uint32_t> lengths;
+  std::vector<float> k, v, q;
+};
+
+double Value(const std::vector<float>& values, std::size_t i, DType dtype) {
+  return Rounded({&values[i], 1}, dtype)[0];
+}
+
+// Softmax in two passes in double, from the values as the pages round them.
+std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::uint32_t position,
+                             float scale) {
+  const AttentionCase& c = s.shape;
+  std::vector<double> out;
+  for (std::uint32_t h = 0; h < c.heads; ++h) {
+    const std::size_t kv = h / (c.heads / c.kv_heads) * c.head_size;
+    std::vector<double> p;
+    for (std::uint32_t t = 0; t <= position; ++t) {
+      double score = 0;
+      for (std::uint32_t d = 0; d < c.head_size; ++d) {
+        score += double{s.q[s.token(b, position) * s.q_columns() + h * c.head_size + d]} *
+                 Value(s.k, s.token(b, t) * s.kv_columns() + kv + d, c.dtype);
+      }
+      p.push_back(score * scale);
+    }
+    const double max = *std::max_element(p.begin(), p.end());
+    double sum = 0;
+    for (double& x : p) sum += x = std::exp(x - max);
+    for (std::uint32_t d = 0; d < c.head_size; ++d) {
+      double total = 0;
+      for (std::uint32_t t = 0; t <= position; ++t) {
+        total += p[t] * Value(s.v, s.token(b, t) * s.kv_columns() + kv + d, c.dtype);
+      }
+      out.push_back(total / sum);
+    }
+  }
+  return out;
+}
+
+// Everything before cached[b] is in the pages; rows cached[b] .. + fresh[b] are stored and attended in one
+// step. Returns the packed output rows.
+std::vector<float> RunStep(const Backend& backend, TestPool& pool, const Sequences& s,
+                           const std::vector<std::uint32_t>& cached,
+                           const std::vector<std::uint32_t>& fresh, bool fast = true) {
+  pool.SetStep(cached, fresh);
+  std::vector<float> q, k, v;
+  for (std::uint32_t b = 0; b < cached.size(); ++b) {
+    const std::size_t from = s.token(b, cached[b]);
+    const std::size_t to = from + fresh[b];
+    q.insert(q.end(), s.q.begin() + from * s.q_columns(), s.q.begin() + to * s.q_columns());
+    k.insert(k.end(), s.k.begin() + from * s.kv_columns(), s.k.begin() + to * s.kv_columns());
+    v.insert(v.end(), s.v.begin() + from * s.kv_columns(), s.v.begin() + to * s.kv_columns());
+  }
+  const AnyKvView keys = pool.keys();
+  const AnyKvView values = pool.values();
+  EXPECT_TRUE(KvStore(backend, {&keys, &values, k.data(), v.data(), pool.row_offsets(),
+                                s.kv_columns(), s.kv_columns(), pool.batch_size()})
+                  .ok());
+  GuardedRows out(pool.num_rows(), s.q_columns());
+  const AttentionParams params{.keys = &keys,
+                               .values = &values,
+                               .q = q.data(),
+                               .out = out.data(),
+                               .row_offsets = pool.row_offsets(),
+                               .q_stride = s.q_columns(),
+                               .out_stride = out.stride(),
+                               .batch_size = pool.batch_size(),
+                               .num_heads = s.shape.heads,
+                               .scale = 1.0f / std::sqrt(static_cast<float>(s.shape.head_size))};
+  if (fast) {
+    const absl::Status status = PagedAttention(backend, params);
+    EXPECT_TRUE(status.ok()) << status;
+  } else {
+    internal::AttentionCpu(params);
+  }
+  EXPECT_TRUE(out.GuardsIntact());
+  return out.Packed();
+}
+
+TestPool MakePool(const Sequences& s, std::uint32_t seed) {
+  const AttentionCase& c = s.shape;
+  return TestPool({c.dtype, 1, c.kv_heads, c.head_size, c.page_size},
+                  std::vector<std::uint32_t>(s.lengths.size(), 0), s.lengths, seed);
+}
+
+class AttentionParityTest : public testing::TestWithParam<AttentionCase> {};
+
+TEST_P(AttentionParityTest, EqualsReferenceAndDouble) {
+  const AttentionCase c = GetParam();
+  const TestBackend backend(c.threads);
+  const Sequences s(c, {1, 15, 16, 17, 33, 70}, 1);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_size));
+  const std::vector<std::uint32_t> none(s.lengths.size(), 0);
+  std::vector<double> exact;
+  for (std::uint32_t b = 0; b < s.lengths.size(); ++b) {
+    for (std::uint32_t t = 0; t < s.lengths[b]; ++t) {
+      const auto row = ExactRow(s, b, t, scale);
+      exact.insert(exact.end(), row.begin(), row.end());
+    }
+  }
+  TestPool pool = MakePool(s, 3);
+  EXPECT_LE(RelativeError(RunStep(*backend, pool, s, none, s.lengths, false), exact), 2e-6);
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    TestPool clean = MakePool(s, 4);
+    EXPECT_LE(RelativeError(RunStep(*backend, clean, s, none, s.lengths), exact), 1e-6) << isa;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, AttentionParityTest,
+    testing::Values(AttentionCase{DType::kF32, 1, 1, 8, 16, 1},
+                    AttentionCase{DType::kF32, 4, 2, 64, 16, 2},
+                    AttentionCase{DType::kBF16, 4, 1, 32, 32, 3},
+                    AttentionCase{DType::kF16, 2, 2, 80, 16, 1},
+                    AttentionCase{DType::kBF16, 6, 2, 20, 64, 7},
+                    AttentionCase{DType::kF32, 8, 1, 128, 128, 2},
+                    AttentionCase{DType::kBF16, 3, 1, 1, 16, 1},
+                    AttentionCase{DType::kF16, 16, 2, 100, 16, 2}),
+    [](const auto& info) {
+      const AttentionCase& c = info.param;
+      return absl::StrCat(DTypeName(c.dtype), "_h", c.heads, "_kv", c.kv_heads, "_d", c.head_size,
+                          "_p", c.page_size, "_t", c.threads);
+    });
+
+TEST(AttentionLongTest, FoldsSpansRight) {
+  const AttentionCase c{DType::kBF16, 4, 2, 16, 16, 1};
+  const Sequences s(c, {1100, 600}, 5);
+  for (const int threads : {1, 7}) {
+    const TestBackend backend(threads);
+    TestPool pool = MakePool(s, 6);
+    RunStep(*backend, pool, s, {0, 0}, {1090, 599});
+    // Ten rows and one: few enough blocks that several threads cut them along their spans.
+    const auto out = RunStep(*backend, pool, s, {1090, 599}, {10, 1});
+    std::vector<double> exact;
+    for (std::uint32_t t = 1090; t < 1100; ++t) {
+      const auto row = ExactRow(s, 0, t, 0.25f);
+      exact.insert(exact.end(), row.begin(), row.end());
+    }
+    const auto row = ExactRow(s, 1, 599, 0.25f);
+    exact.insert(exact.end(), row.begin(), row.end());
+    EXPECT_LE(RelativeError(out, exact), 1e-6) << threads;
+  }
+}
+
+// Row (b, t) of the one-shot output against the same row computed in any other way.
+TEST(AttentionInvarianceTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
+  const AttentionCase c{DType::kBF16, 6, 2, 48, 16, 1};
+  const Sequences s(c, {700, 40, 129}, 7);
+  const std::size_t columns = s.q_columns();
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    std::vector<float> whole;
+    {
+      const TestBackend backend(1);
+      TestPool pool = MakePool(s, 8);
+      whole = RunStep(*backend, pool, s, {0, 0, 0}, s.lengths);
+    }
+    std::uint32_t seed = 9;
+    for (const int threads : {1, 2, 3, 7}) {
+      const TestBackend backend(threads);
+      for (const std::uint32_t chunk : {1u, 16u, 100u, 513u}) {
+        // A single token per step would take long for the first sequences' 700: start at 500.
+        const std::uint32_t first = chunk == 1 ? 500 : 0;
+        TestPool pool = MakePool(s, ++seed);
+        std::vector<std::uint32_t> done(3, 0);
+        if (first > 0) {
+          RunStep(*backend, pool, s, {0, 0, 0}, {first, 0, 0});
+          done[0] = first;
+        }
+        for (std::uint32_t step = 0; done != s.lengths && step < 230; ++step) {
+          std::vector<std::uint32_t> fresh;
+          for (std::uint32_t b = 0; b < 3; ++b) {
+            fresh.push_back(std::min(chunk + b, s.lengths[b] - done[b]));
+          }
+          const auto out = RunStep(*backend, pool, s, done, fresh);
+          std::size_t row = 0;
+          for (std::uint32_t b = 0; b < 3; ++b) {
+            for (std::uint32_t i = 0; i < fresh[b]; ++i, ++row) {
+              ASSERT_EQ(std::memcmp(out.data() + row * columns,
+                                    whole.data() + s.token(b, done[b] + i) * columns, columns * 4),
+                        0)
+                  << isa << " threads " << threads << " chunk " << chunk << " sequence " << b
+                  << " position " << done[b] + i;
+            }
+            done[b] += fresh[b];
+          }
+        }
+        ASSERT_EQ(done, s.lengths);
+      }
+    }
+  }
+}
+
+TEST(AttentionInvarianceTest, WidthsWithFusedMultiplyAddGiveTheSameBits) {
+  const auto isas = AvailableIsas();
+  if (std::count(isas.begin(), isas.end(), "avx512") == 0) {
+    GTEST_SKIP() << "needs a machine with AVX-512";
+  }
+  const Sequences s({DType::kF16, 4, 2, 40, 16, 1}, {600}, 20);
+  const TestBackend backend(2);
+  std::vector<float> out[2];
+  for (int i = 0; i < 2; ++i) {
+    const ScopedIsa scoped(i == 0 ? "avx512" : "avx2");
+    TestPool pool = MakePool(s, 21);
+    out[i] = RunStep(*backend, pool, s, {0}, {600});
+  }
+  EXPECT_EQ(std::memcmp(out[0].data(), out[1].data(), out[0].size() * 4), 0);
+}
+
+TEST(AttentionTest, NotANumberInALaterTokenStaysThere) {
+  const Sequences clean({DType::kF32, 2, 1, 16, 16, 1}, {20}, 30);
+  Sequences spoiled = clean;
+  spoiled.v[10 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
+  const TestBackend backend(1);
+  TestPool a = MakePool(clean, 31);
+  TestPool b = MakePool(clean, 31);
+  const auto expected = RunStep(*backend, a, clean, {0}, {20});
+  const auto out = RunStep(*backend, b, spoiled, {0}, {20});
+  const std::size_t columns = clean.q_columns();
+  EXPECT_EQ(std::memcmp(out.data(), expected.data(), 10 * columns * 4), 0);
+  for (std::size_t row = 10; row < 20; ++row) EXPECT_TRUE(std::isnan(out[row * columns + 3]));
+}
+
+TEST(AttentionTest, NotANumberInAKeyMakesTheRowNotANumber) {
+  Sequences s({DType::kF32, 1, 1, 16, 16, 1}, {40}, 32);
+  s.k[5 * 16] = std::numeric_limits<float>::quiet_NaN();
+  const TestBackend backend(1);
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    TestPool pool = MakePool(s, 33);
+    const auto out = RunStep(*backend, pool, s, {0}, {40});
+    EXPECT_TRUE(std::isfinite(out[4 * 16])) << isa;
+    EXPECT_TRUE(std::isnan(out[5 * 16])) << isa;
+    EXPECT_TRUE(std::isnan(out[39 * 16])) << isa;
+  }
+}
+
+TEST(AttentionErrorTest, NamesWhatIsWrong) {
+  const TestBackend backend(1);
+  TestPool pool({DType::kF32, 1, 2, 16, 16}, {0}, {4}, 34);
+  const AnyKvView keys = pool.keys();
+  const AnyKvView values = pool.values();
+  std::vector<float> q(1024), out(1024);
+  AttentionParams params{.keys = &keys, .values = &values, .q = q.data(), .out = out.data(),
+                         .row_offsets = pool.row_offsets(), .q_stride = 48, .out_stride = 48,
+                         .batch_size = 1, .num_heads = 3, .scale = 1};
+  EXPECT_THAT(PagedAttention(*backend, params).message(), testing::HasSubstr("3 query heads"));
+  params.num_heads = 4;
+  EXPECT_THAT(PagedAttention(*backend, params).message(), testing::HasSubstr("48"));
+  params.q_stride = params.out_stride = 64;
+  params.batch_size = 2;
+  EXPECT_THAT(PagedAttention(*backend, params).message(), testing::HasSubstr("2 sequences"));
+  params.batch_size = 1;
+  pool.SetStep({16 * 24}, {1});
+  params.row_offsets = pool.row_offsets();
+  EXPECT_THAT(PagedAttention(*backend, params).message(), testing::HasSubstr("385 tokens"));
+}
+
+}  // namespace
+}  // namespace quire::kernels

@@ -1,0 +1,121 @@
+#pragma once
+
+// What the kernel tests share: seeded data, guarded buffers, error measures, backends by thread count,
+// and a paged pool with shuffled pages and NaN wherever nothing may be read.
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+#include "cache_manager/kv_params.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/backend.h"
+#include "kernels/kv_dispatch.h"
+
+namespace quire::kernels {
+
+// A CPU backend with its own threads.
+class TestBackend {
+ public:
+  explicit TestBackend(int threads)
+      : pool_(std::make_unique<ThreadPool>(threads)),
+        backend_(*Backend::Create(Device::Cpu(), pool_.get())) {}
+  const Backend& operator*() const { return backend_; }
+
+ private:
+  std::unique_ptr<ThreadPool> pool_;
+  Backend backend_;
+};
+
+// Normal values with the given deviation.
+std::vector<float> RandomFloats(std::size_t count, std::uint32_t seed, float deviation = 1.0f);
+
+// `values` rounded to dtype, as bytes. One extra byte in front makes the data misaligned when asked for.
+std::vector<std::byte> Encode(std::span<const float> values, DType dtype);
+// What the encoded values are worth.
+std::vector<float> Rounded(std::span<const float> values, DType dtype);
+
+// |a - b| / |b| by norm; infinity when a is not finite.
+double RelativeError(std::span<const float> a, std::span<const double> b);
+
+// A matrix of rows `stride` apart filled with NaN, so that an op that skips an element or leaves its rows
+// is seen.
+class GuardedRows {
+ public:
+  GuardedRows(std::uint32_t rows, std::uint32_t columns, std::uint32_t gap = 3);
+  float* data() { return values_.data() + kGuard; }
+  std::int64_t stride() const { return stride_; }
+  std::span<float> row(std::uint32_t m) {
+    return {data() + m * stride_, static_cast<std::size_t>(columns_)};
+  }
+  std::vector<float> Packed();
+  // True while all guards, gaps included, still hold NaN.
+  bool GuardsIntact() const;
+
+ private:
+  static constexpr std::size_t kGuard = 16;
+  std::uint32_t rows_;
+  std::uint32_t columns_;
+  std::int64_t stride_;
+  std::vector<float> values_;
+};
+
+// Instruction sets that this machine can run.
+std::vector<std::string> AvailableIsas();
+
+// Selects an instruction set and goes back to the best one.
+class ScopedIsa {
+ public:
+  explicit ScopedIsa(const std::string& isa) { EXPECT_TRUE(SelectCpuIsa(isa).ok()) << isa; }
+  ~ScopedIsa() { EXPECT_TRUE(SelectCpuIsa("auto").ok()); }
+};
+
+// One layer group of `layers` layers, its pages in shuffled order, all elements NaN except page 0.
+class TestPool {
+ public:
+  struct Shape {
+    DType dtype = DType::kF32;
+    std::uint32_t layers = 1;
+    std::uint32_t heads = 1;
+    std::uint32_t head_size = 16;
+    std::uint32_t page_size = 16;
+  };
+
+  // Sequence b has cached[b] tokens before this step and room for cached[b] + fresh[b].
+  TestPool(const Shape& shape, std::vector<std::uint32_t> cached, std::vector<std::uint32_t> fresh,
+           std::uint32_t seed);
+
+  const AnyKvCollection& collection() const { return *collection_; }
+  AnyKvView keys(std::uint32_t layer = 0) const { return KeyView(*collection_, layer); }
+  AnyKvView values(std::uint32_t layer = 0) const { return ValueView(*collection_, layer); }
+  const std::uint32_t* row_offsets() const { return row_offsets_.data(); }
+  std::uint32_t num_rows() const { return row_offsets_.back(); }
+  std::uint32_t batch_size() const { return static_cast<std::uint32_t>(cached_.size()); }
+  const cache::KvGeometry& geometry() const { return geometry_; }
+  std::span<std::byte> bytes() { return {blocks(), blocks_bytes_}; }
+
+  // Writes token t of sequence b, [heads, head_size] each.
+  void Put(std::uint32_t b, std::uint32_t t, const float* k, const float* v,
+           std::uint32_t layer = 0);
+  // Other lengths for the same pages: a later step.
+  void SetStep(std::vector<std::uint32_t> cached, std::vector<std::uint32_t> fresh);
+
+ private:
+  std::byte* blocks() const;
+
+  cache::KvGeometry geometry_;
+  std::vector<std::uint32_t> cached_;
+  std::vector<std::uint32_t> row_offsets_;
+  std::vector<std::uint32_t> table_storage_;
+  std::vector<std::byte> storage_;
+  std::size_t blocks_bytes_ = 0;
+  std::optional<AnyKvCollection> collection_;
+};
+
+}  // namespace quire::kernels
