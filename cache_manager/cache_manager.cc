@@ -7,227 +7,16 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
-#include "cache_manager/block_pool.h"
-#include "cache_manager/lookup_table.h"
-#include "cache_manager/prefix_cache.h"
+#include "cache_manager/cache_manager_state.h"
 
 namespace quire::cache {
 namespace {
-
-// Fewer common rows than this part of a page are computed again rather than copied.
-constexpr std::uint32_t kMinPartialShare = 8;
-
-// What is known of a row beside its columns in the lookup table.
-struct RowState {
-  Hash128 root;
-  bool is_attached = false;  // root is valid
-  bool may_publish = true;
-  bool is_blocked = false;          // published what it could
-  std::uint32_t num_published = 0;  // leading columns known to have nodes
-  std::uint64_t last_step = 0;      // the PrepareStep that scheduled it last
-};
 
 std::uint32_t CeilDiv(std::uint32_t value, std::uint32_t unit) {
   return static_cast<std::uint32_t>((std::uint64_t{value} + unit - 1) / unit);
 }
 
 }  // namespace
-
-struct CacheManager::State {
-  State(const CacheManagerOptions& manager_options, LookupTable lookup_table)
-      : options(manager_options),
-        page_size(options.geometry.page_size),
-        pool(options.geometry.num_blocks),
-        table(std::move(lookup_table)),
-        prefixes(
-            {.page_size = page_size, .hash_key = options.hash_key, .page_hash = options.page_hash},
-            &pool),
-        rows(options.max_rows) {
-    fresh.reserve(table.max_pages());
-    scheduled.reserve(options.max_rows);
-    pending_copies.reserve(options.max_rows);
-    copies_in_flight.reserve(options.max_rows);
-    inputs.lookup_table = table.pages();
-    inputs.cache_lengths = table.lengths();
-    inputs.lookup_stride = table.stride();
-    inputs.max_rows = options.max_rows;
-  }
-
-  RowState& row_state(BatchRow row);
-  std::uint32_t num_columns(BatchRow row) const { return table.num_columns(row); }
-
-  void DropRequest(BlockId page);
-  void DropTransfer(BlockId page);
-  void SettleAbandoned(BlockId page);
-  void QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows);
-  void FreeColumns(BatchRow row, std::uint32_t first_column);
-  void ResetRow(BatchRow row);
-
-  bool CanPublish(BatchRow row);
-  NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
-  void PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
-                      std::span<const PageKey> keys, std::uint32_t full_pages);
-  bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
-                     const PageKey& key);
-  void Adopt(BatchRow row, std::uint32_t column, BlockId twin);
-  void KeepTail(BatchRow row, std::span<const std::int32_t> tokens, std::uint32_t computed_tokens);
-
-  absl::Status CheckReferences() const;
-  absl::Status CheckRow(BatchRow row) const;
-  absl::Status CheckStepWork() const;
-
-  const CacheManagerOptions options;
-  const std::uint32_t page_size;
-  BlockPool pool;
-  LookupTable table;
-  PrefixCache prefixes;
-  std::vector<RowState> rows;
-
-  std::vector<PageCopy> pending_copies;    // not taken yet; each holds a transfer reference
-  std::vector<PageCopy> copies_in_flight;  // taken, not completed; these too
-  std::vector<BlockId> clears_in_flight;   // the first quarantined pages, taken, not completed
-
-  KvStepInputs inputs;
-  std::uint64_t step = 0;           // calls of PrepareStep
-  std::vector<BatchRow> scheduled;  // rows whose length is set
-  std::vector<BlockId> fresh;       // scratch of Reserve
-  std::uint64_t hit_tokens = 0;
-  std::uint64_t queried_tokens = 0;
-  std::uint64_t collisions = 0;
-};
-
-RowState& CacheManager::State::row_state(BatchRow row) {
-  QUIRE_CHECK(row.value() < rows.size());
-  return rows[row.value()];
-}
-
-// When the page was the target of a copy that nobody took yet, the copy has no purpose any more,
-// and the page may soon belong to another row.
-void CacheManager::State::SettleAbandoned(BlockId page) {
-  if (pending_copies.empty() || pool.is_referenced(page)) return;
-  const auto copy =
-      std::ranges::find_if(pending_copies, [&](const PageCopy& c) { return c.target == page; });
-  if (copy == pending_copies.end()) return;
-  const BlockId source = copy->source;
-  pending_copies.erase(copy);
-  DropTransfer(source);
-}
-
-void CacheManager::State::DropRequest(BlockId page) {
-  const NodeId node = pool.node(page);
-  const bool becomes_cached =
-      node != kNoNode && pool.requests(page) == 1 && pool.transfers(page) == 0;
-  pool.DropRequest(page, becomes_cached ? prefixes.EvictedBefore(node) : kNullBlock);
-  SettleAbandoned(page);
-}
-
-void CacheManager::State::DropTransfer(BlockId page) {
-  const NodeId node = pool.node(page);
-  const bool becomes_cached =
-      node != kNoNode && pool.requests(page) == 0 && pool.transfers(page) == 1;
-  pool.DropTransfer(page, becomes_cached ? prefixes.EvictedBefore(node) : kNullBlock);
-  SettleAbandoned(page);
-}
-
-void CacheManager::State::QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows) {
-  pool.AddTransfer(source);
-  pending_copies.push_back({.source = source, .target = target, .num_rows = num_rows});
-}
-
-// Last column first, so that the tail of a sequence is evicted before its head.
-void CacheManager::State::FreeColumns(BatchRow row, std::uint32_t first_column) {
-  while (num_columns(row) > first_column) DropRequest(table.PopBack(row));
-}
-
-void CacheManager::State::ResetRow(BatchRow row) {
-  QUIRE_CHECK(num_columns(row) == 0);
-  table.SetLength(row, 0);
-  row_state(row) = RowState{};
-}
-
-bool CacheManager::State::CanPublish(BatchRow row) {
-  RowState& state = row_state(row);
-  if (!options.prefix_caching || !state.is_attached || !state.may_publish) return false;
-  // Nodes go from the end of a path, so the last one tells whether any is gone.
-  if (state.num_published > 0 && pool.node(table.page(row, state.num_published - 1)) == kNoNode) {
-    state.is_blocked = true;
-  }
-  return !state.is_blocked;
-}
-
-// The node that a page at `column` continues; kNoNode when that would be a root not known yet.
-NodeId CacheManager::State::NodeBefore(BatchRow row, std::uint32_t column) const {
-  if (column == 0) return prefixes.FindRoot(rows[row.value()].root);
-  return pool.node(table.page(row, column - 1));
-}
-
-// Other rows that share the unpublished page adopt the twin too: else one of them could hold a
-// published page without holding its prefix.
-void CacheManager::State::Adopt(BatchRow row, std::uint32_t column, BlockId twin) {
-  const BlockId own = table.page(row, column);
-  const auto replace = [&](BatchRow holder) {
-    pool.AddRequest(twin);
-    table.Replace(holder, column, twin);
-    DropRequest(own);
-  };
-  if (pool.requests(own) == 1) return replace(row);
-  for (std::uint32_t other = 0; other < rows.size(); ++other) {
-    const BatchRow holder{other};
-    if (column < num_columns(holder) && table.page(holder, column) == own) replace(holder);
-  }
-}
-
-bool CacheManager::State::PublishColumn(BatchRow row, std::uint32_t column,
-                                        std::span<const std::int32_t> page_tokens,
-                                        const PageKey& key) {
-  const BlockId page = table.page(row, column);
-  if (pool.node(page) != kNoNode) return true;  // a row that shares it was first
-  if (pool.is_spoiled(page)) return false;
-  const NodeId parent = NodeBefore(row, column);
-  const PrefixCache::Child twin = prefixes.FindChild(parent, key, page_tokens);
-  if (twin.collision) {
-    ++collisions;
-    return false;
-  }
-  if (twin.node != kNoNode) {
-    Adopt(row, column, prefixes.page(twin.node));
-    prefixes.Touch(twin.node);
-    return true;
-  }
-  prefixes.AddChild(parent != kNoNode ? parent : prefixes.AddRoot(row_state(row).root), key,
-                    page_tokens, page);
-  return true;
-}
-
-void CacheManager::State::PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
-                                         std::span<const PageKey> keys, std::uint32_t full_pages) {
-  RowState& state = row_state(row);
-  while (state.num_published < full_pages && !state.is_blocked) {
-    const std::uint32_t column = state.num_published;
-    const auto page_tokens = tokens.subspan(std::size_t{column} * page_size, page_size);
-    if (PublishColumn(row, column, page_tokens, keys[column])) {
-      ++state.num_published;
-    } else {
-      state.is_blocked = true;
-    }
-  }
-}
-
-void CacheManager::State::KeepTail(BatchRow row, std::span<const std::int32_t> tokens,
-                                   std::uint32_t computed_tokens) {
-  const std::uint32_t column = computed_tokens / page_size;
-  const std::uint32_t filled = computed_tokens % page_size;
-  if (!options.partial_page_reuse || filled < page_size / kMinPartialShare) return;
-  if (row_state(row).num_published != column) return;
-  const BlockId page = table.page(row, column);
-  if (pool.requests(page) != 1 || pool.node(page) != kNoNode || pool.is_spoiled(page)) return;
-  const auto held = tokens.subspan(std::size_t{column} * page_size, filled);
-  const NodeId parent = NodeBefore(row, column);
-  const PrefixCache::Beginning known = prefixes.FindBeginning(parent, held);
-  if (known.rows == filled) return prefixes.Touch(known.node);
-  prefixes.AddPartialChild(parent != kNoNode ? parent : prefixes.AddRoot(row_state(row).root), held,
-                           page);
-}
 
 absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
     const CacheManagerOptions& options) {
@@ -378,8 +167,7 @@ absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t c
 }
 
 void CacheManager::Free(BatchRow row) {
-  state_->FreeColumns(row, 0);
-  state_->ResetRow(row);
+  state_->FreeRow(row);
 }
 
 void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
@@ -514,71 +302,6 @@ CacheStats CacheManager::stats() const {
           .queried_tokens = state_->queried_tokens,
           .evicted_pages = pool.num_evicted(),
           .collisions = state_->collisions};
-}
-
-absl::Status CacheManager::State::CheckReferences() const {
-  std::vector<std::uint32_t> requests(pool.num_blocks());
-  std::vector<std::uint32_t> transfers(pool.num_blocks());
-  for (std::uint32_t row = 0; row < rows.size(); ++row) {
-    for (const std::uint32_t page : table.columns(BatchRow{row})) {
-      if (page >= pool.num_blocks()) {
-        return absl::InternalError(
-            absl::StrCat("row ", row, " names page ", page, " of ", pool.num_blocks()));
-      }
-      ++requests[page];
-    }
-  }
-  for (const auto* copies : {&pending_copies, &copies_in_flight}) {
-    for (const PageCopy& copy : *copies) ++transfers[copy.source.value()];
-  }
-  for (std::uint32_t page = 1; page < pool.num_blocks(); ++page) {
-    const std::uint32_t counted = pool.requests(BlockId{page});
-    const std::uint32_t copying = pool.transfers(BlockId{page});
-    if (counted != requests[page] || copying != transfers[page]) {
-      return absl::InternalError(absl::StrCat("page ", page, " counts ", counted, " requests and ",
-                                              copying, " transfers, but ", requests[page],
-                                              " columns and ", transfers[page], " copies name it"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CacheManager::State::CheckRow(BatchRow row) const {
-  NodeId before = kNoNode;
-  bool has_ended = false;
-  for (std::uint32_t column = 0; column < num_columns(row); ++column) {
-    const NodeId node = pool.node(table.page(row, column));
-    if (node == kNoNode) {
-      has_ended = true;
-      continue;
-    }
-    const NodeId parent = prefixes.parent(node);
-    const bool continues = column == 0 ? prefixes.is_root(parent, rows[row.value()].root)
-                                       : !has_ended && parent == before;
-    if (!continues) {
-      return absl::InternalError(absl::StrCat("row ", row.value(), " column ", column,
-                                              " does not continue the prefix before it"));
-    }
-    before = node;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CacheManager::State::CheckStepWork() const {
-  const std::vector<BlockId> quarantined = pool.quarantined_pages();
-  if (clears_in_flight.size() > quarantined.size() ||
-      !std::equal(clears_in_flight.begin(), clears_in_flight.end(), quarantined.begin())) {
-    return absl::InternalError(absl::StrCat(clears_in_flight.size(),
-                                            " pages are being cleared that are not the first of ",
-                                            quarantined.size(), " quarantined ones"));
-  }
-  for (const PageCopy& copy : pending_copies) {
-    if (!pool.is_referenced(copy.target) || copy.num_rows == 0 || copy.num_rows > page_size) {
-      return absl::InternalError(absl::StrCat("a copy of ", copy.num_rows, " rows into page ",
-                                              copy.target.value(), " has no purpose"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CacheManager::CheckIntegrity() const {
