@@ -1,0 +1,22 @@
+#include "tests/cache_manager/allocation_count.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace {
+std::atomic<std::uint64_t> num_allocations{0};
+}  // namespace
+
+namespace quire {
+std::uint64_t NumAllocations() { return num_allocations; }
+}  // namespace quire
+
+void* operator new(std::size_t size) {
+  ++num_allocations;
+  void* memory = std::malloc(size);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

@@ -1,0 +1,324 @@
+#include "cache_manager/block_pool.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cache_manager/cache_test_util.h"
+
+namespace quire::cache {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class BlockPoolTest : public ::testing::Test {
+ protected:
+  BlockPoolTest() {
+    pool_.SetEvictionHandler([this](BlockId page) {
+      evicted_.push_back(page);
+      pool_.DetachNode(page);
+    });
+  }
+  ~BlockPoolTest() override { EXPECT_EQ(pool_.CheckIntegrity(), absl::OkStatus()); }
+
+  BlockId Take() {
+    std::array<BlockId, 1> page;
+    QUIRE_CHECK(pool_.Allocate(page).ok());
+    return page[0];
+  }
+  // A cached page.
+  BlockId Cache() {
+    const BlockId page = Take();
+    pool_.AttachNode(page, NodeId{page.value()});
+    pool_.DropRequest(page);
+    return page;
+  }
+
+  BlockPool pool_{6};
+  std::vector<BlockId> evicted_;
+};
+
+TEST_F(BlockPoolTest, StartsWithEveryPageFree) {
+  EXPECT_EQ(pool_.usable(), 5u);
+  EXPECT_EQ(pool_.num_free(), 5u);
+  EXPECT_EQ(pool_.state(kNullBlock), PageState::kNull);
+  EXPECT_EQ(pool_.state(BlockId{5}), PageState::kFree);
+}
+
+TEST_F(BlockPoolTest, AllocateTakesAllOrNothing) {
+  std::vector<BlockId> six(6);
+  const absl::Status refused = pool_.Allocate(std::span(six));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.message(), "needs 6 pages, 5 available");
+  EXPECT_EQ(pool_.available(), 5u);
+  std::vector<BlockId> five(5);
+  EXPECT_TRUE(pool_.Allocate(std::span(five)).ok());
+  EXPECT_THAT(five, ElementsAre(BlockId{1}, BlockId{2}, BlockId{3}, BlockId{4}, BlockId{5}));
+  EXPECT_EQ(pool_.available(), 0u);
+}
+
+TEST_F(BlockPoolTest, LastFreedIsTakenFirst) {
+  const BlockId first = Take();
+  const BlockId second = Take();
+  pool_.DropRequest(second);
+  pool_.DropRequest(first);
+  EXPECT_EQ(Take(), first);
+  EXPECT_EQ(Take(), second);
+}
+
+TEST_F(BlockPoolTest, KeepsPageHittableAfterLastReference) {
+  const BlockId page = Cache();
+  EXPECT_EQ(pool_.state(page), PageState::kCached);
+  EXPECT_EQ(pool_.available(), 5u);
+  pool_.AddRequest(page);
+  EXPECT_EQ(pool_.state(page), PageState::kPublished);
+  EXPECT_EQ(pool_.available(), 4u);
+  pool_.DropRequest(page);
+  EXPECT_EQ(pool_.node(page), NodeId{page.value()});
+}
+
+TEST_F(BlockPoolTest, EvictsColdestAndOnlyWhenNothingIsFree) {
+  const BlockId first = Take();
+  const BlockId second = Take();
+  for (const BlockId page : {first, second}) pool_.AttachNode(page, NodeId{page.value()});
+  pool_.DropRequest(second);
+  pool_.DropRequest(first);
+  std::vector<BlockId> free(3);
+  EXPECT_TRUE(pool_.Allocate(std::span(free)).ok());
+  EXPECT_TRUE(evicted_.empty());
+  EXPECT_EQ(Take(), second);
+  EXPECT_EQ(Take(), first);
+  EXPECT_THAT(evicted_, ElementsAre(second, first));
+  EXPECT_EQ(pool_.num_evicted(), 2u);
+}
+
+TEST_F(BlockPoolTest, RefusalEvictsNothing) {
+  Cache();
+  std::vector<BlockId> six(6);
+  EXPECT_FALSE(pool_.Allocate(std::span(six)).ok());
+  EXPECT_TRUE(evicted_.empty());
+  EXPECT_EQ(pool_.num_cached(), 1u);
+}
+
+TEST_F(BlockPoolTest, PageCanBeCachedBeforeAnother) {
+  const BlockId first = Take();
+  const BlockId second = Take();
+  for (const BlockId page : {first, second}) pool_.AttachNode(page, NodeId{page.value()});
+  pool_.DropRequest(first);
+  pool_.DropRequest(second, first);
+  EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(second, first));
+}
+
+TEST_F(BlockPoolTest, TransferAloneKeepsPageInTransit) {
+  const BlockId page = Take();
+  pool_.AddTransfer(page);
+  EXPECT_EQ(pool_.state(page), PageState::kActive);
+  pool_.DropRequest(page);
+  EXPECT_EQ(pool_.state(page), PageState::kInTransit);
+  EXPECT_EQ(pool_.available(), 4u);
+  pool_.DropTransfer(page);
+  EXPECT_EQ(pool_.state(page), PageState::kFree);
+}
+
+TEST_F(BlockPoolTest, DetachedCachedPageIsFree) {
+  const BlockId page = Cache();
+  pool_.DetachNode(page);
+  EXPECT_EQ(pool_.state(page), PageState::kFree);
+  EXPECT_EQ(Take(), page);
+}
+
+TEST_F(BlockPoolTest, SpoiledPageIsQuarantinedUntilItIsCleared) {
+  const BlockId page = Take();
+  pool_.AddRequest(page);
+  pool_.MarkSpoiled(page);
+  pool_.DropRequest(page);
+  EXPECT_EQ(pool_.state(page), PageState::kActive);
+  pool_.DropRequest(page);
+  EXPECT_EQ(pool_.state(page), PageState::kQuarantined);
+  EXPECT_EQ(pool_.available(), 4u);
+  EXPECT_THAT(pool_.quarantined_pages(), ElementsAre(page));
+  pool_.FreeQuarantined(page);
+  EXPECT_EQ(pool_.state(page), PageState::kFree);
+  EXPECT_FALSE(pool_.is_spoiled(page));
+}
+
+TEST_F(BlockPoolTest, StateNames) {
+  EXPECT_EQ(PageStateName(PageState::kInTransit), "in transit");
+  EXPECT_EQ(PageStateName(PageState::kQuarantined), "quarantined");
+}
+
+TEST(BlockPoolModelTest, FollowsANaiveModel) {
+  Random random;
+  SCOPED_TRACE(::testing::Message() << "seed " << random.seed());
+  constexpr std::uint32_t kBlocks = 12;
+  struct Model {
+    std::uint32_t requests = 0, transfers = 0;
+    bool node = false, spoiled = false;
+  };
+  std::map<std::uint32_t, Model> model;
+  std::vector<std::uint32_t> free, cached, quarantined;  // free: last one is taken first
+  for (std::uint32_t page = kBlocks - 1; page > 0; --page) free.push_back(page);
+
+  std::vector<std::uint32_t> evicted;  // by the last Allocate
+  BlockPool pool(kBlocks);
+  pool.SetEvictionHandler([&](BlockId page) {
+    evicted.push_back(page.value());
+    pool.DetachNode(page);
+  });
+  const auto settle = [&](std::uint32_t page, std::uint32_t before) {
+    const Model& state = model[page];
+    if (state.requests + state.transfers > 0) return;
+    if (state.spoiled) {
+      quarantined.push_back(page);
+    } else if (!state.node) {
+      free.push_back(page);
+    } else {
+      cached.insert(before == 0 ? cached.end() : std::ranges::find(cached, before), page);
+    }
+  };
+  for (int operation = 0; operation < 50000; ++operation) {
+    const std::uint32_t page = random.Below(kBlocks - 1) + 1;
+    Model& state = model[page];
+    const bool referenced = state.requests + state.transfers > 0;
+    const bool is_cached = std::ranges::count(cached, page) > 0;
+    const std::uint32_t before =
+        cached.empty() || random.OneIn(2) ? 0 : cached[random.Below(cached.size())];
+    switch (random.Below(9)) {
+      case 0: {
+        std::vector<BlockId> out(random.Below(4) + 1);
+        const bool fits = out.size() <= free.size() + cached.size();
+        evicted.clear();
+        ASSERT_EQ(pool.Allocate(std::span(out)).ok(), fits);
+        ASSERT_LE(evicted.size(), fits ? cached.size() : 0);
+        ASSERT_TRUE(std::equal(evicted.begin(), evicted.end(), cached.begin()));
+        for (std::size_t i = 0; fits && i < out.size(); ++i) {
+          if (free.empty()) {
+            model[cached.front()].node = false;
+            free.push_back(cached.front());
+            cached.erase(cached.begin());
+          }
+          ASSERT_EQ(out[i].value(), free.back());
+          model[free.back()].requests = 1;
+          free.pop_back();
+        }
+        break;
+      }
+      case 1:
+      case 2:
+        if (!referenced && !is_cached) break;
+        if (is_cached) std::erase(cached, page);
+        if (random.OneIn(2)) {
+          pool.AddRequest(BlockId{page});
+          ++state.requests;
+        } else {
+          pool.AddTransfer(BlockId{page});
+          ++state.transfers;
+        }
+        break;
+      case 3:
+      case 4:
+        if (state.requests == 0) break;
+        pool.DropRequest(BlockId{page}, BlockId{before});
+        --state.requests;
+        settle(page, before);
+        break;
+      case 5:
+        if (state.transfers == 0) break;
+        pool.DropTransfer(BlockId{page}, BlockId{before});
+        --state.transfers;
+        settle(page, before);
+        break;
+      case 6:
+        if (!referenced || state.node || state.spoiled) break;
+        pool.AttachNode(BlockId{page}, NodeId{page});
+        state.node = true;
+        break;
+      case 7:
+        if (!state.node) break;
+        pool.DetachNode(BlockId{page});
+        state.node = false;
+        if (is_cached) {
+          std::erase(cached, page);
+          free.push_back(page);
+        }
+        break;
+      default:
+        if (referenced && !state.node && random.OneIn(4)) {
+          pool.MarkSpoiled(BlockId{page});
+          state.spoiled = true;
+        } else if (!quarantined.empty()) {
+          pool.FreeQuarantined(BlockId{quarantined.front()});
+          model[quarantined.front()].spoiled = false;
+          free.push_back(quarantined.front());
+          quarantined.erase(quarantined.begin());
+        }
+    }
+    ASSERT_EQ(pool.CheckIntegrity(), absl::OkStatus()) << "operation " << operation;
+    ASSERT_EQ(pool.num_free(), free.size());
+    ASSERT_EQ(pool.num_quarantined(), quarantined.size());
+    ASSERT_TRUE(std::ranges::equal(pool.EvictionOrder(), cached, {}, &BlockId::value));
+  }
+}
+
+TEST(BlockPoolIntegrityTest, ReportsBrokenInvariants) {
+  using Peer = BlockPoolPeer;
+  // Page 1 is active, page 2 published, page 3 cached, page 4 free.
+  const auto broken = [](auto breakage) {
+    BlockPool pool(5);
+    std::vector<BlockId> pages(3);
+    EXPECT_TRUE(pool.Allocate(std::span(pages)).ok());
+    pool.AttachNode(BlockId{2}, NodeId{0});
+    pool.AttachNode(BlockId{3}, NodeId{1});
+    pool.DropRequest(BlockId{3});
+    EXPECT_TRUE(pool.CheckIntegrity().ok());
+    breakage(pool);
+    const absl::Status status = pool.CheckIntegrity();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 1).requests = 0; }),
+              HasSubstr("page 1 is free but in no list"));
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).requests = 0; }),
+              HasSubstr("page 2 is cached but in no list"));
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 3).node = kNoNode; }),
+              HasSubstr("page 3 is free but in the cached list"));
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 4).transfers = 1; }),
+              HasSubstr("page 4 is in transit but in the free list"));
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).spoiled = true; }),
+              HasSubstr("page 2 is spoiled but has a node"));
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 0).requests = 1; }),
+              HasSubstr("null page"));
+  EXPECT_THAT(
+      broken([](BlockPool& pool) { Peer::free_list(pool).push_back(&Peer::page(pool, 1)); }),
+      HasSubstr("page 1 is active but in the free list"));
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::cached_list(pool).erase(&Peer::page(pool, 3)); }),
+              HasSubstr("page 3 is cached but in no list"));
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 4).link.prev = &Peer::page(pool, 3); }),
+              HasSubstr("the free list is broken at page 4"));
+}
+
+TEST(BlockPoolDeathTest, BrokenContracts) {
+  BlockPool pool(4);
+  std::array<BlockId, 1> page;
+  ASSERT_TRUE(pool.Allocate(page).ok());
+  EXPECT_DEATH(BlockPool(1), "check failed");
+  EXPECT_DEATH(pool.Allocate({}).IgnoreError(), "check failed");
+  EXPECT_DEATH(pool.AddRequest(kNullBlock), "check failed");
+  EXPECT_DEATH(pool.AddRequest(BlockId{4}), "check failed");
+  EXPECT_DEATH(pool.AddRequest(BlockId{3}), "check failed");  // free
+  EXPECT_DEATH(pool.DropRequest(BlockId{3}), "check failed");
+  EXPECT_DEATH(pool.DropTransfer(page[0]), "check failed");
+  EXPECT_DEATH(pool.AttachNode(BlockId{3}, NodeId{0}), "check failed");
+  EXPECT_DEATH(pool.DetachNode(page[0]), "check failed");
+  EXPECT_DEATH(pool.FreeQuarantined(page[0]), "check failed");
+  pool.AttachNode(page[0], NodeId{0});
+  EXPECT_DEATH(pool.AttachNode(page[0], NodeId{1}), "check failed");
+  EXPECT_DEATH(pool.MarkSpoiled(page[0]), "check failed");
+  EXPECT_DEATH(pool.DropRequest(page[0], BlockId{2}), "check failed");  // 2 is not cached
+}
+
+}  // namespace
+}  // namespace quire::cache

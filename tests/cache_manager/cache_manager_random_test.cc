@@ -1,0 +1,406 @@
+// Random operations on a CacheManager beside CacheModel, with pages whose rows hold a hash of the
+// whole history up to that token: whatever the bookkeeping says, a row that reads a wrong history
+// is seen.
+
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/cache_manager/cache_model.h"
+
+namespace quire::cache {
+namespace {
+
+struct Coverage {
+  std::uint64_t exhausted = 0, outdated = 0, shared_pages = 0, partial_copies = 0, adopted = 0,
+                forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0;
+};
+
+class Storm {
+ public:
+  Storm(const CacheManagerOptions& options, std::uint32_t seed)
+      : options_(options),
+        random_(seed),
+        cache_(MakeCache(options)),
+        model_(options),
+        sequences_(options.max_rows),
+        memory_(std::size_t{options.geometry.num_blocks} * kTestPageSize) {
+    for (Tokens& base : bases_) base = RandomTokens(200);
+  }
+
+  void Run(int operations) {
+    for (int operation = 0; operation < operations; ++operation) {
+      RunOne();
+      ASSERT_NO_FATAL_FAILURE(Verify()) << "operation " << operation;
+    }
+    for (std::uint32_t row = 0; row < sequences_.size(); ++row) Free(row);
+    Step();
+    ASSERT_NO_FATAL_FAILURE(Verify());
+    EXPECT_EQ(cache_->available_pages(), cache_->usable_pages());
+  }
+
+  const Coverage& coverage() const { return coverage_; }
+  CacheStats stats() const { return cache_->stats(); }
+  // What happened, in a form that two runs can compare.
+  const std::vector<std::uint32_t>& trace() const { return trace_; }
+
+ private:
+  struct Sequence {
+    bool live = false;
+    std::uint64_t serial = 0;  // differs between two sequences of one row
+    Hash128 root;
+    Tokens tokens;
+    std::vector<PageKey> keys;
+    std::uint32_t computed = 0;
+  };
+
+  Tokens RandomTokens(std::size_t size) {
+    Tokens tokens(size);
+    for (std::int32_t& token : tokens) token = static_cast<std::int32_t>(random_.Below(2));
+    return tokens;
+  }
+  std::uint32_t RandomRow() { return random_.Below(sequences_.size()); }
+
+  void RunOne() {
+    const std::uint32_t row = RandomRow();
+    const std::uint32_t choice = random_.Below(100);
+    if (choice < 30) {
+      Admit(row);
+    } else if (choice < 70) {
+      Step();
+    } else if (choice < 80) {
+      Free(row);
+    } else if (choice < 90) {
+      FreeKeepingTail(row);
+    } else if (choice < 96) {
+      Fork(row, RandomRow());
+    } else if (choice < 99) {
+      Scrub(row);
+    } else if (random_.OneIn(4)) {
+      Flush();
+    }
+  }
+
+  void Admit(std::uint32_t row) {
+    if (sequences_[row].live) return;
+    Sequence sequence;
+    sequence.live = true;
+    sequence.serial = ++serial_;
+    sequence.root = {random_.Below(2), 7};
+    const Tokens& base = bases_[random_.Below(bases_.size())];
+    sequence.tokens.assign(base.begin(), base.begin() + random_.Below(base.size()));
+    sequence.tokens = sequence.tokens + RandomTokens(random_.Below(40) + 1);
+    sequence.keys = KeysOf(options_, sequence.root, sequence.tokens);
+    const auto limit = static_cast<std::uint32_t>(sequence.tokens.size() - 1);
+    const PrefixMatch match = cache_->Match(sequence.tokens, sequence.keys, sequence.root, limit);
+    const CacheModel::Match expected =
+        model_.Find(sequence.tokens, sequence.keys, sequence.root, limit);
+    CheckMatch(sequence, match, expected, limit);
+
+    const std::uint64_t removals = model_.removals();
+    if (random_.OneIn(8)) Step();  // may evict what was matched
+    const bool outdated = match.num_tokens > 0 && model_.removals() != removals;
+    const absl::Status status =
+        cache_->Attach(BatchRow{row}, match, sequence.root, true, limit + 1);
+    coverage_.outdated += outdated;
+    if (outdated) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+      return;
+    }
+    const bool attached = model_.Attach(row, expected, sequence.root);
+    EXPECT_EQ(status.code(),
+              attached ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted);
+    coverage_.exhausted += !attached;
+    if (!attached) return;
+    coverage_.shared_pages += match.pages.size();
+    hit_tokens_ += match.num_tokens;
+    queried_tokens_ += limit + 1;
+    if (random_.OneIn(10)) {
+      cache_->SetPublish(BatchRow{row}, false);
+      model_.SetPublish(row, false);
+    }
+    if (random_.OneIn(3)) sequence.keys.clear();  // Publish computes the missing ones
+    sequence.computed = match.num_tokens;
+    sequences_[row] = std::move(sequence);
+  }
+
+  void CheckMatch(const Sequence& sequence, const PrefixMatch& match,
+                  const CacheModel::Match& expected, std::uint32_t limit) {
+    ASSERT_TRUE(std::ranges::equal(match.pages, expected.pages, {}, &BlockId::value));
+    ASSERT_EQ(match.partial_source.value(), expected.partial_source);
+    ASSERT_EQ(match.partial_rows, expected.partial_rows);
+    ASSERT_EQ(match.collision, expected.collision);
+    ASSERT_EQ(match.num_tokens, match.pages.size() * kTestPageSize + match.partial_rows);
+    ASSERT_LE(match.num_tokens, limit);
+    const auto expected_rows = Histories(sequence);
+    for (std::uint32_t at = 0; at < match.num_tokens; ++at) {
+      const std::uint32_t column = at / kTestPageSize;
+      const BlockId page = column < match.pages.size() ? match.pages[column] : match.partial_source;
+      ASSERT_EQ(cell(page.value(), at % kTestPageSize), expected_rows[at]);
+    }
+  }
+
+  // One hash per token of everything up to it.
+  static std::vector<std::uint64_t> Histories(const Sequence& sequence) {
+    std::vector<std::uint64_t> histories;
+    std::uint64_t history = sequence.root.lo * 977 + 1;
+    for (const std::int32_t token : sequence.tokens) {
+      history = (history ^ static_cast<std::uint64_t>(token + 1)) * 0x9e3779b97f4a7c15u;
+      histories.push_back(history ^= history >> 29);
+    }
+    return histories;
+  }
+
+  std::vector<RowStep> PlanStep() {
+    std::vector<RowStep> plan;
+    for (std::uint32_t row = 0; row < sequences_.size(); ++row) {
+      Sequence& sequence = sequences_[row];
+      if (!sequence.live || random_.OneIn(3)) continue;
+      if (sequence.computed == sequence.tokens.size()) {
+        if (sequence.tokens.size() >= options_.max_context_tokens) continue;
+        sequence.tokens = sequence.tokens + RandomTokens(1);
+      }
+      const auto left = static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.computed;
+      const std::uint32_t count = random_.Below(std::min(left, 40u)) + 1;
+      const absl::Status status = cache_->Reserve(BatchRow{row}, sequence.computed + count);
+      const bool fits = model_.Reserve(row, sequence.computed + count);
+      EXPECT_EQ(status.code(), fits ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted);
+      coverage_.exhausted += !fits;
+      if (fits) plan.push_back({BatchRow{row}, sequence.computed, count});
+    }
+    return plan;
+  }
+
+  void RunClearsAndCopies() {
+    const auto clears = cache_->TakeClears();
+    ASSERT_TRUE(std::ranges::equal(clears, model_.TakeClears(), {}, &BlockId::value));
+    coverage_.cleared += clears.size();
+    for (const BlockId page : clears) {
+      for (std::uint32_t at = 0; at < kTestPageSize; ++at) cell(page.value(), at) = 0;
+    }
+    const auto copies = cache_->TakeCopies();
+    const auto expected = model_.TakeCopies();
+    ASSERT_EQ(copies.size(), expected.size());
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      ASSERT_EQ(copies[i].source, expected[i].source);
+      ASSERT_EQ(copies[i].target, expected[i].target);
+      ASSERT_EQ(copies[i].num_rows, expected[i].num_rows);
+      ++coverage_.partial_copies;
+      for (std::uint32_t at = 0; at < copies[i].num_rows; ++at) {
+        cell(copies[i].target.value(), at) = cell(copies[i].source.value(), at);
+      }
+    }
+    ASSERT_FALSE(cache_->has_step_work());
+  }
+
+  void Compute(const KvStepInputs& inputs, const RowStep& step) {
+    const auto expected = Histories(sequences_[step.row.value()]);
+    const std::uint32_t* pages =
+        inputs.lookup_table + std::size_t{step.row.value()} * inputs.lookup_stride;
+    const std::uint32_t end = step.cache_length + step.new_tokens;
+    EXPECT_EQ(inputs.cache_lengths[step.row.value()], step.cache_length);
+    EXPECT_GE(inputs.max_seq_length, step.new_tokens);
+    EXPECT_GE(inputs.max_cache_length, end);
+    EXPECT_GE(inputs.max_history_length, step.cache_length);
+    for (std::uint32_t at = 0; at < end; ++at) {
+      std::uint64_t& value = cell(pages[at / kTestPageSize], at % kTestPageSize);
+      if (at >= step.cache_length) value = expected[at];
+      ASSERT_EQ(value, expected[at]) << "row " << step.row.value() << " token " << at;
+    }
+  }
+
+  void Step() {
+    const std::vector<RowStep> plan = PlanStep();
+    std::vector<std::uint64_t> serials;
+    for (const RowStep& step : plan) serials.push_back(sequences_[step.row.value()].serial);
+    const KvStepInputs& inputs = cache_->PrepareStep(plan);
+    ASSERT_NO_FATAL_FAILURE(RunClearsAndCopies());
+    for (const RowStep& step : plan) ASSERT_NO_FATAL_FAILURE(Compute(inputs, step));
+    if (random_.OneIn(4)) Free(RandomRow());  // while its copies are still in flight
+    cache_->CompleteStep();
+    model_.CompleteStep();
+    for (std::size_t i = 0; i < plan.size(); ++i) {
+      const std::uint32_t row = plan[i].row.value();
+      Sequence& sequence = sequences_[row];
+      if (!sequence.live || sequence.serial != serials[i]) continue;
+      sequence.computed += plan[i].new_tokens;
+      if (!random_.OneIn(5)) Publish(row);
+    }
+  }
+
+  void Publish(std::uint32_t row) {
+    Sequence& sequence = sequences_[row];
+    const auto all_keys = KeysOf(options_, sequence.root, sequence.tokens);
+    const auto before = model_.pages(row);
+    cache_->Publish(BatchRow{row}, sequence.tokens, &sequence.keys, sequence.computed);
+    model_.Publish(row, sequence.tokens, all_keys, sequence.computed);
+    coverage_.adopted += before != model_.pages(row);
+    ASSERT_LE(sequence.keys.size(), all_keys.size());
+    ASSERT_TRUE(std::equal(sequence.keys.begin(), sequence.keys.end(), all_keys.begin()));
+  }
+
+  void Free(std::uint32_t row) {
+    const bool had_work = cache_->has_step_work();
+    cache_->Free(BatchRow{row});
+    model_.Free(row);
+    coverage_.cancelled_copies += had_work && !cache_->has_step_work();
+    sequences_[row] = Sequence{};
+  }
+
+  void FreeKeepingTail(std::uint32_t row) {
+    Sequence& sequence = sequences_[row];
+    if (!sequence.live) return;
+    const auto keys = KeysOf(options_, sequence.root, sequence.tokens);
+    const std::size_t cached = model_.cached().size();
+    const bool waiting = cache_->has_step_work();
+    // A tail that is still to be copied into has nothing to keep.
+    if (waiting) return;
+    cache_->FreeKeepingTail(BatchRow{row}, sequence.tokens, keys, sequence.computed);
+    model_.FreeKeepingTail(row, sequence.tokens, keys, sequence.computed);
+    coverage_.kept_tails += model_.cached().size() > cached;
+    sequence = Sequence{};
+  }
+
+  void Fork(std::uint32_t parent, std::uint32_t child) {
+    if (parent == child || !sequences_[parent].live || sequences_[child].live) return;
+    Sequence sequence = sequences_[parent];
+    if (sequence.computed >= options_.max_context_tokens) return;
+    const absl::Status status = cache_->Fork(BatchRow{parent}, BatchRow{child}, sequence.computed);
+    const bool fits = model_.Fork(parent, child, sequence.computed);
+    EXPECT_EQ(status.code(), fits ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted);
+    if (!fits) return;
+    ++coverage_.forks;
+    sequence.serial = ++serial_;
+    sequence.tokens.resize(sequence.computed);
+    sequence.tokens = sequence.tokens + RandomTokens(1);
+    sequence.keys.resize(
+        std::min<std::size_t>(sequence.keys.size(), sequence.computed / kTestPageSize));
+    sequences_[child] = std::move(sequence);
+  }
+
+  void Scrub(std::uint32_t row) {
+    Sequence& sequence = sequences_[row];
+    if (!sequence.live || cache_->has_step_work()) return;
+    const std::uint32_t first = random_.Below(sequence.computed + 1);
+    if (model_.PrivatePages(row) == model_.pages(row).size()) {
+      for (std::uint32_t at = first; at < sequence.computed; ++at) {
+        cell(model_.pages(row)[at / kTestPageSize], at % kTestPageSize) = 0xbad;
+      }
+    }
+    cache_->Scrub(BatchRow{row}, first);
+    model_.Scrub(row, first);
+    sequence = Sequence{};
+  }
+
+  void Flush() {
+    const FlushCounts counts = cache_->Flush();
+    const FlushCounts expected = model_.Flush();
+    EXPECT_EQ(counts.freed_pages, expected.freed_pages);
+    EXPECT_EQ(counts.retained_pages, expected.retained_pages);
+    EXPECT_EQ(cache_->stats().cached_pages, 0u);
+    ++coverage_.flushes;
+  }
+
+  void Verify() {
+    ASSERT_FALSE(::testing::Test::HasFailure());
+    ASSERT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+    ASSERT_EQ(cache_->available_pages(), model_.available());
+    auto& state = CacheManagerPeer::state(*cache_);
+    ASSERT_TRUE(
+        std::ranges::equal(state.pool.EvictionOrder(), model_.cached(), {}, &BlockId::value));
+    for (std::uint32_t row = 0; row < sequences_.size(); ++row) {
+      ASSERT_TRUE(std::ranges::equal(state.table.columns(BatchRow{row}), model_.pages(row)));
+      ASSERT_EQ(cache_->pages_of(BatchRow{row}), model_.pages(row).size());
+      ASSERT_EQ(cache_->private_pages_of(BatchRow{row}), model_.PrivatePages(row));
+      trace_.insert(trace_.end(), model_.pages(row).begin(), model_.pages(row).end());
+    }
+    const CacheStats stats = cache_->stats();
+    ASSERT_EQ(stats.usable_pages, stats.free_pages + stats.cached_pages + stats.used_pages);
+    ASSERT_EQ(stats.cached_pages, model_.cached().size());
+    ASSERT_EQ(stats.evicted_pages, model_.evicted());
+    ASSERT_EQ(stats.hit_tokens, hit_tokens_);
+    ASSERT_EQ(stats.queried_tokens, queried_tokens_);
+  }
+
+  std::uint64_t& cell(std::uint32_t page, std::uint32_t at) {
+    return memory_[std::size_t{page} * kTestPageSize + at];
+  }
+
+  const CacheManagerOptions options_;
+  Random random_;
+  std::unique_ptr<CacheManager> cache_;
+  CacheModel model_;
+  std::vector<Sequence> sequences_;  // by row
+  std::vector<std::uint64_t> memory_;
+  std::array<Tokens, 4> bases_;
+  std::uint64_t serial_ = 0, hit_tokens_ = 0, queried_tokens_ = 0;
+  std::vector<std::uint32_t> trace_;
+  Coverage coverage_;
+};
+
+CacheManagerOptions StormOptions() {
+  return TinyOptions(40, 6, 256);
+}
+
+TEST(CacheManagerRandomTest, FollowsTheModelOver100000Operations) {
+  const std::uint32_t seed = Random().seed();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Storm storm(StormOptions(), seed);
+  storm.Run(100000);
+  const Coverage& seen = storm.coverage();
+  EXPECT_GT(seen.exhausted, 100u);
+  EXPECT_GT(seen.outdated, 10u);
+  EXPECT_GT(seen.shared_pages, 1000u);
+  EXPECT_GT(seen.partial_copies, 1000u);
+  EXPECT_GT(seen.adopted, 100u);
+  EXPECT_GT(seen.forks, 100u);
+  EXPECT_GT(seen.cleared, 100u);
+  EXPECT_GT(seen.cancelled_copies, 50u);
+  EXPECT_GT(seen.flushes, 50u);
+  EXPECT_GT(seen.kept_tails, 100u);
+  EXPECT_GT(storm.stats().evicted_pages, 1000u);
+  EXPECT_EQ(storm.stats().collisions, 0u);
+}
+
+TEST(CacheManagerRandomTest, CollidingKeysNeverShareAWrongPage) {
+  const std::uint32_t seed = Random().seed();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  CacheManagerOptions options = StormOptions();
+  options.page_hash = &WeakPageHash;
+  Storm storm(options, seed);
+  storm.Run(30000);
+  EXPECT_GT(storm.stats().collisions, 1000u);
+  EXPECT_GT(storm.coverage().shared_pages, 100u);
+}
+
+TEST(CacheManagerRandomTest, WithoutPartialPages) {
+  const std::uint32_t seed = Random().seed();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  CacheManagerOptions options = StormOptions();
+  options.partial_page_reuse = false;
+  Storm storm(options, seed);
+  storm.Run(20000);
+  EXPECT_GT(storm.coverage().shared_pages, 1000u);
+}
+
+TEST(CacheManagerRandomTest, WithoutPrefixCaching) {
+  const std::uint32_t seed = Random().seed();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  CacheManagerOptions options = StormOptions();
+  options.prefix_caching = false;
+  Storm storm(options, seed);
+  storm.Run(20000);
+  EXPECT_EQ(storm.coverage().shared_pages, 0u);
+  EXPECT_EQ(storm.stats().cached_pages, 0u);
+}
+
+TEST(CacheManagerRandomTest, EqualOperationsTakeAndEvictEqualPages) {
+  Storm first(StormOptions(), 12345);
+  Storm second(StormOptions(), 12345);
+  first.Run(3000);
+  second.Run(3000);
+  EXPECT_GT(first.stats().evicted_pages, 100u);
+  EXPECT_EQ(first.trace(), second.trace());
+}
+
+}  // namespace
+}  // namespace quire::cache

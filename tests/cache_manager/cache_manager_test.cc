@@ -1,0 +1,498 @@
+#include "cache_manager/cache_manager.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cache_manager/allocation_count.h"
+#include "tests/cache_manager/cache_manager_fixture.h"
+
+namespace quire::cache {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(CacheManagerCreateTest, RefusesOptionsThatCannotBe) {
+  CacheManagerOptions options = TinyOptions(8);
+  options.geometry.num_blocks = 1;
+  EXPECT_EQ(CacheManager::Create(options).status().code(), absl::StatusCode::kInvalidArgument);
+  options = TinyOptions(8, 0);
+  EXPECT_THAT(CacheManager::Create(options).status().message(), HasSubstr("max_rows is 0"));
+  options = TinyOptions(8, 1, 0);
+  EXPECT_THAT(CacheManager::Create(options).status().message(),
+              HasSubstr("max_context_tokens is 0"));
+}
+
+TEST_F(CacheManagerTest, SaysWhatItIs) {
+  EXPECT_EQ(cache_->page_size(), kP);
+  EXPECT_EQ(cache_->usable_pages(), 19u);
+  EXPECT_EQ(cache_->available_pages(), 19u);
+  EXPECT_EQ(cache_->hash_key(), options_.hash_key);
+}
+
+TEST_F(CacheManagerTest, NeverMatchesTheWholePrompt) {
+  for (const std::uint32_t pages : {1u, 2u, 5u}) {
+    const Tokens stored = Count(pages * kP + 1);
+    StartAndPublish(kA, stored);
+    options_.partial_page_reuse = false;
+    const auto full_pages = [&](std::uint32_t size) { return Match(Count(size)).pages.size(); };
+    EXPECT_EQ(full_pages(pages * kP - 1), pages - 1);
+    EXPECT_EQ(full_pages(pages * kP), pages - 1);
+    EXPECT_EQ(full_pages(pages * kP + 1), pages);
+    // The partial match may not reach the last token either.
+    EXPECT_EQ(MatchedTokens(Count(pages * kP)), pages * kP - 1);
+    cache_->Free(kA);
+  }
+}
+
+TEST_F(CacheManagerTest, MaxTokensBoundsFullAndPartialPages) {
+  StartAndPublish(kA, Count(3 * kP));
+  const Tokens prompt = Count(3 * kP);
+  const auto keys = KeysOf(options_, kRoot, prompt);
+  for (std::uint32_t limit = 0; limit <= 3 * kP; ++limit) {
+    const PrefixMatch match = cache_->Match(prompt, keys, kRoot, limit);
+    EXPECT_EQ(match.pages.size(), limit / kP);
+    const std::uint32_t rest = limit % kP;
+    EXPECT_EQ(match.partial_rows, rest >= kP / 8 ? rest : 0u) << limit;
+    EXPECT_EQ(match.partial_source != kNullBlock, match.partial_rows > 0);
+  }
+  EXPECT_EQ(cache_->Match(prompt, std::span(keys).first(1), kRoot, 3 * kP).pages.size(), 1u);
+}
+
+TEST_F(CacheManagerTest, MatchTakesAndCountsNothing) {
+  StartAndPublish(kA, Count(2 * kP + 1));
+  cache_->Free(kA);
+  const CacheStats before = cache_->stats();
+  EXPECT_EQ(MatchedTokens(Count(40)), 32u);
+  const CacheStats after = cache_->stats();
+  EXPECT_EQ(after.free_pages, before.free_pages);
+  EXPECT_EQ(after.cached_pages, before.cached_pages);
+  EXPECT_EQ(after.hit_tokens, before.hit_tokens);
+}
+
+TEST_F(CacheManagerTest, HitsAreCountedOnceAtAdmission) {
+  StartAndPublish(kA, Count(2 * kP + 1));
+  EXPECT_EQ(cache_->stats().queried_tokens, 2 * kP + 1u);
+  const Tokens prompt = Count(40);
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, true, 40).ok());
+  EXPECT_EQ(cache_->stats().hit_tokens, 32u);
+  cache_->Free(kB);
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, false, 40).ok());
+  EXPECT_EQ(cache_->stats().hit_tokens, 32u);
+  EXPECT_EQ(cache_->stats().queried_tokens, 2 * kP + 41u);
+}
+
+TEST_F(CacheManagerTest, FreedPagesStayHittableUntilTheyAreTaken) {
+  StartAndPublish(kA, Count(2 * kP + 1));
+  const BlockId first = PageOf(kA, 0);
+  cache_->Free(kA);
+  EXPECT_EQ(cache_->stats().cached_pages, 2u);
+  EXPECT_EQ(cache_->available_pages(), 19u);
+  EXPECT_EQ(Start(kB, Count(2 * kP + 1)), 2 * kP);
+  EXPECT_EQ(PageOf(kB, 0), first);
+  cache_->Free(kB);
+  ASSERT_TRUE(cache_->Reserve(kC, 256).ok());
+  ASSERT_TRUE(cache_->Reserve(kB, 2 * kP).ok());
+  // One of three tails is evicted, and of the two pages the second one.
+  EXPECT_EQ(cache_->stats().evicted_pages, 1u);
+  EXPECT_EQ(MatchedTokens(Count(2 * kP + 1)), kP);
+}
+
+TEST_F(CacheManagerTest, ScopesDoNotShare) {
+  StartAndPublish(kA, Count(40));
+  EXPECT_EQ(MatchedTokens(Count(40), kOtherRoot), 0u);
+  EXPECT_EQ(StartAndPublish(kB, Count(40), kOtherRoot), 0u);
+  EXPECT_NE(PageOf(kA, 0), PageOf(kB, 0));
+}
+
+TEST_F(CacheManagerTest, PartialPageIsCopiedFromOneEighthOn) {
+  StartAndPublish(kA, Count(kP));
+  for (std::uint32_t common = 0; common < kP; ++common) {
+    const Tokens prompt = Count(common) + Count(30, 500);
+    const PrefixMatch match = Match(prompt);
+    EXPECT_TRUE(match.pages.empty());
+    EXPECT_EQ(match.num_tokens, common >= 2 ? common : 0);
+    EXPECT_EQ(match.partial_source, common >= 2 ? PageOf(kA, 0) : kNullBlock);
+  }
+}
+
+TEST_F(CacheManagerTest, AttachQueuesTheCopyAndHoldsItsSource) {
+  StartAndPublish(kA, Count(kP));
+  const BlockId source = PageOf(kA, 0);
+  cache_->Free(kA);
+  const Tokens prompt = Count(10) + Count(10, 500);
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, true, 20).ok());
+  EXPECT_TRUE(cache_->has_step_work());
+  const auto copies = cache_->TakeCopies();
+  ASSERT_EQ(copies.size(), 1u);
+  EXPECT_EQ(copies[0].source, source);
+  EXPECT_EQ(copies[0].target, PageOf(kB, 0));
+  EXPECT_EQ(copies[0].num_rows, 10u);
+  EXPECT_FALSE(cache_->has_step_work());
+  EXPECT_THAT(cache_->TakeCopies(), IsEmpty());
+  EXPECT_EQ(cache_->available_pages(), 17u);
+  cache_->CompleteStep();
+  EXPECT_EQ(cache_->available_pages(), 18u);
+  EXPECT_EQ(cache_->stats().cached_pages, 1u);
+}
+
+TEST_F(CacheManagerTest, FreeCancelsCopiesThatNobodyTook) {
+  StartAndPublish(kA, Count(kP));
+  const Tokens prompt = Count(10) + Count(10, 500);
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, true, 20).ok());
+  // A chain: C's tail is to be copied from B's, which is itself still to be copied.
+  ASSERT_TRUE(cache_->Fork(kB, kC, 10).ok());
+  cache_->Free(kB);
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+  EXPECT_TRUE(cache_->has_step_work());
+  cache_->Free(kC);
+  EXPECT_FALSE(cache_->has_step_work());
+  EXPECT_EQ(cache_->available_pages(), 18u);
+}
+
+TEST_F(CacheManagerTest, AttachWithoutAPageForTheCopyDoesNothing) {
+  StartAndPublish(kA, Count(2 * kP));
+  cache_->Free(kA);
+  ASSERT_TRUE(cache_->Reserve(kC, 256).ok());  // 16 of 19
+  ASSERT_TRUE(cache_->Reserve(kA, kP).ok());
+  ASSERT_EQ(cache_->available_pages(), 2u);  // both cached, both matched
+  const PrefixMatch match = Match(Count(2 * kP));
+  ASSERT_EQ(match.num_tokens, 2 * kP - 1);
+  const absl::Status status = cache_->Attach(kB, match, kRoot, true, 32);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "needs 1 pages, 0 available");
+  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->stats().cached_pages, 2u);
+  EXPECT_EQ(cache_->stats().hit_tokens, 0u);
+}
+
+TEST_F(CacheManagerTest, OutdatedMatchIsRefused) {
+  StartAndPublish(kA, Count(40));
+  const PrefixMatch match = Match(Count(40));
+  const PrefixMatch miss = Match(Count(40, 500));
+  Publish(kA, Count(40));
+  EXPECT_TRUE(cache_->Attach(kB, match, kRoot, true, 40).ok());
+  cache_->Free(kB);
+  cache_->Flush();
+  EXPECT_EQ(cache_->Attach(kB, match, kRoot, true, 40).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_TRUE(cache_->Attach(kB, miss, kRoot, true, 40).ok());  // nothing in it can be outdated
+  EXPECT_TRUE(cache_->Attach(kC, PrefixMatch{}, kRoot, true, 40).ok());
+}
+
+TEST_F(CacheManagerTest, ReserveIsAllOrNothing) {
+  StartAndPublish(kA, Count(2 * kP));
+  cache_->Free(kA);
+  ASSERT_TRUE(cache_->Reserve(kC, 10 * kP).ok());
+  const absl::Status status = cache_->Reserve(kB, 10 * kP);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "needs 10 pages, 9 available");
+  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->stats().evicted_pages, 0u);
+  EXPECT_TRUE(cache_->Reserve(kB, 9 * kP).ok());
+  EXPECT_EQ(cache_->available_pages(), 0u);
+  EXPECT_TRUE(cache_->Reserve(kB, 9 * kP).ok());
+  EXPECT_TRUE(cache_->Reserve(kB, 1).ok());
+  EXPECT_EQ(cache_->pages_of(kB), 9u);
+}
+
+TEST_F(CacheManagerTest, TwinsOfOneStepBecomeOne) {
+  for (const bool first_ends_first : {true, false}) {
+    const Tokens prompt = Count(2 * kP + 3, first_ends_first ? 0 : 1000);
+    EXPECT_EQ(Start(kA, prompt), 0u);
+    EXPECT_EQ(Start(kB, prompt), 0u);
+    const std::uint32_t available = cache_->available_pages();
+    Publish(kA, prompt);
+    Publish(kB, prompt);
+    EXPECT_EQ(cache_->available_pages(), available + 2);
+    EXPECT_EQ(PageOf(kA, 0), PageOf(kB, 0));
+    EXPECT_EQ(PageOf(kA, 1), PageOf(kB, 1));
+    EXPECT_NE(PageOf(kA, 2), PageOf(kB, 2));
+    EXPECT_EQ(cache_->private_pages_of(kA), 1u);
+    EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+    cache_->Free(first_ends_first ? kA : kB);
+    EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+    EXPECT_EQ(MatchedTokens(prompt), 2 * kP);
+    cache_->Free(first_ends_first ? kB : kA);
+    EXPECT_EQ(MatchedTokens(prompt), 2 * kP);
+    EXPECT_EQ(cache_->available_pages(), 19u);
+  }
+}
+
+TEST_F(CacheManagerTest, ForksThatShareAnUnpublishedTwinAllAdopt) {
+  const Tokens prompt = Count(2 * kP + 3);
+  Start(kA, prompt);
+  Start(kB, prompt);
+  ASSERT_TRUE(cache_->Fork(kB, kC, 2 * kP + 3).ok());
+  RunStepWork();
+  Publish(kA, prompt);
+  Publish(kB, prompt);
+  EXPECT_EQ(PageOf(kC, 0), PageOf(kA, 0));
+  EXPECT_EQ(PageOf(kC, 1), PageOf(kA, 1));
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+  cache_->Free(kA);
+  cache_->Free(kB);
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+}
+
+TEST_F(CacheManagerTest, PublishAppendsMissingKeysAndOnlyFullPages) {
+  const Tokens prompt = Count(2 * kP + 3);
+  Start(kA, prompt);
+  std::vector<PageKey> keys;
+  cache_->Publish(kA, prompt, &keys, kP - 1);
+  EXPECT_TRUE(keys.empty());
+  cache_->Publish(kA, prompt, &keys, kP);
+  EXPECT_EQ(keys, KeysOf(options_, kRoot, Count(kP)));
+  EXPECT_EQ(Match(prompt).pages.size(), 1u);
+  cache_->Publish(kA, prompt, &keys, 2 * kP + 3);
+  EXPECT_EQ(keys, KeysOf(options_, kRoot, prompt));
+  EXPECT_EQ(Match(prompt).pages.size(), 2u);
+}
+
+TEST_F(CacheManagerTest, RowsMayStayPrivate) {
+  const Tokens prompt = Count(40);
+  ASSERT_TRUE(cache_->Reserve(kA, 40).ok());  // never attached
+  Publish(kA, prompt);
+  cache_->SetPublish(kB, false);
+  Start(kB, prompt);
+  Publish(kB, prompt);
+  FreeKeepingTail(kB, prompt);
+  EXPECT_EQ(MatchedTokens(prompt), 0u);
+  EXPECT_EQ(StartAndPublish(kB, prompt), 0u);  // freeing the row switched publishing on again
+  EXPECT_EQ(MatchedTokens(prompt), 2 * kP);
+}
+
+TEST_F(CacheManagerTest, ForkSharesFullPagesAndCopiesTheRest) {
+  StartAndPublish(kA, Count(2 * kP + 5));
+  ASSERT_TRUE(cache_->Fork(kA, kB, 2 * kP + 5).ok());
+  EXPECT_EQ(PageOf(kA, 1), PageOf(kB, 1));
+  const auto copies = cache_->TakeCopies();
+  ASSERT_EQ(copies.size(), 1u);
+  EXPECT_EQ(copies[0].source, PageOf(kA, 2));
+  EXPECT_EQ(copies[0].target, PageOf(kB, 2));
+  EXPECT_EQ(copies[0].num_rows, 5u);
+  // The parent may write its tail in the very step that copies it.
+  const RowStep steps[] = {{kA, 2 * kP + 5, 1}, {kB, 2 * kP + 5, 1}};
+  cache_->PrepareStep(steps);
+  cache_->CompleteStep();
+  ASSERT_TRUE(cache_->Fork(kA, kC, 2 * kP).ok());
+  EXPECT_EQ(cache_->pages_of(kC), 2u);
+  EXPECT_FALSE(cache_->has_step_work());
+}
+
+TEST_F(CacheManagerTest, ForkWithoutAPageForTheTailDoesNothing) {
+  StartAndPublish(kA, Count(2 * kP + 5));
+  ASSERT_TRUE(cache_->Reserve(kC, 16 * kP).ok());
+  const absl::Status status = cache_->Fork(kA, kB, 2 * kP + 5);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_TRUE(cache_->Fork(kA, kB, 2 * kP).ok());
+}
+
+TEST_F(CacheManagerTest, EightForksMayEndInAnyOrder) {
+  std::array<std::uint32_t, 8> order{0, 1, 2, 3, 4, 5, 6, 7};
+  const Tokens prompt = Count(2 * kP + 5);
+  std::uint32_t orders = 0;
+  do {
+    StartAndPublish(kA, prompt);
+    for (std::uint32_t child = 1; child < 8; ++child) {
+      ASSERT_TRUE(cache_->Fork(kA, BatchRow{child}, 2 * kP + 5).ok());
+    }
+    RunStepWork();
+    ASSERT_EQ(cache_->stats().used_pages, 2u + 8);
+    const bool is_checked = orders % 97 == 0;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      cache_->Free(BatchRow{order[i]});
+      ASSERT_EQ(cache_->stats().used_pages, i + 1 == order.size() ? 0 : 2 + 8 - (i + 1));
+      if (is_checked) {
+        ASSERT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+      }
+    }
+    ASSERT_EQ(MatchedTokens(prompt), 2 * kP);
+    ++orders;
+  } while (std::next_permutation(order.begin(), order.end()));
+  EXPECT_EQ(orders, 40320u);
+}
+
+TEST_F(CacheManagerTest, NextTurnContinuesInTheKeptTail) {
+  const Tokens turn = Count(kP + 7);
+  Start(kA, turn);
+  const BlockId tail = PageOf(kA, 1);
+  FreeKeepingTail(kA, turn);  // publishes the full page too
+  EXPECT_EQ(cache_->stats().cached_pages, 2u);
+  const PrefixMatch match = Match(turn + Count(20, 900));
+  EXPECT_EQ(match.pages.size(), 1u);
+  EXPECT_EQ(match.partial_source, tail);
+  EXPECT_EQ(match.partial_rows, 7u);
+  // The tail is the first to be evicted.
+  ASSERT_TRUE(cache_->Reserve(kB, 16 * kP).ok());
+  ASSERT_TRUE(cache_->Reserve(kC, 2 * kP).ok());
+  EXPECT_EQ(Match(turn + Count(20, 900)).num_tokens, kP);
+}
+
+TEST_F(CacheManagerTest, KeepsNoTailThatIsKnownOrTooShort) {
+  const Tokens turn = Count(kP + 7);
+  StartAndPublish(kA, turn);
+  FreeKeepingTail(kA, turn);
+  Start(kA, turn);
+  FreeKeepingTail(kA, turn);
+  EXPECT_EQ(cache_->stats().cached_pages, 2u);
+  StartAndPublish(kA, Count(1, 700));
+  FreeKeepingTail(kA, Count(1, 700));
+  EXPECT_EQ(cache_->stats().cached_pages, 2u);
+}
+
+TEST_F(CacheManagerTest, FlushUnderLoad) {
+  const Tokens live = Count(2 * kP + 1);
+  const Tokens dead = Count(3 * kP, 500);
+  StartAndPublish(kA, live);
+  StartAndPublish(kB, dead);
+  FreeKeepingTail(kB, dead);
+  const FlushCounts counts = cache_->Flush();
+  EXPECT_EQ(counts.freed_pages, 3u);
+  EXPECT_EQ(counts.retained_pages, 2u);
+  EXPECT_EQ(cache_->stats().cached_pages, 0u);
+  EXPECT_EQ(MatchedTokens(live), 0u);
+  EXPECT_EQ(cache_->pages_of(kA), 3u);
+  // What was computed before the flush does not come back through the live row.
+  Publish(kA, live);
+  ASSERT_TRUE(cache_->Fork(kA, kC, 2 * kP + 1).ok());
+  RunStepWork();
+  Publish(kC, live);
+  FreeKeepingTail(kA, live);
+  EXPECT_EQ(MatchedTokens(live), 0u);
+  EXPECT_EQ(StartAndPublish(kB, live), 0u);
+  EXPECT_EQ(MatchedTokens(live), 2 * kP);
+}
+
+TEST_F(CacheManagerTest, ScrubbedPagesAreClearedBeforeTheyComeBack) {
+  const Tokens prompt = Count(2 * kP + 5);
+  StartAndPublish(kA, prompt);
+  const BlockId bad[] = {PageOf(kA, 2), PageOf(kA, 1)};
+  cache_->Scrub(kA, kP);
+  EXPECT_EQ(cache_->pages_of(kA), 0u);
+  EXPECT_EQ(MatchedTokens(prompt), kP);
+  EXPECT_EQ(cache_->available_pages(), 17u);
+  EXPECT_TRUE(cache_->has_step_work());
+  EXPECT_THAT(cache_->TakeClears(), ElementsAre(bad[0], bad[1]));
+  EXPECT_THAT(cache_->TakeClears(), IsEmpty());
+  EXPECT_FALSE(cache_->has_step_work());
+  EXPECT_EQ(cache_->available_pages(), 17u);
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+  cache_->CompleteStep();
+  EXPECT_EQ(cache_->available_pages(), 19u);
+  cache_->Free(kA);  // freed already, and free it stays
+}
+
+TEST_F(CacheManagerTest, ScrubTakesSharedPagesFromTheIndexAndTheirHoldersPublishNoMore) {
+  const Tokens shared = Count(2 * kP);
+  const Tokens longer = Count(4 * kP);
+  StartAndPublish(kA, Count(2 * kP + 1));
+  EXPECT_EQ(StartAndPublish(kB, longer), 2 * kP);
+  const BlockId bad = PageOf(kA, 1);
+  cache_->Scrub(kA, kP);
+  EXPECT_EQ(MatchedTokens(longer), kP);        // B's own pages continued the bad one
+  EXPECT_EQ(cache_->TakeClears().size(), 1u);  // A's tail
+  cache_->CompleteStep();
+  ASSERT_TRUE(cache_->Reserve(kB, 5 * kP).ok());
+  Publish(kB, Count(5 * kP));
+  EXPECT_EQ(MatchedTokens(Count(5 * kP)), kP);
+  cache_->Free(kB);
+  EXPECT_THAT(cache_->TakeClears(), ElementsAre(bad));
+}
+
+TEST_F(CacheManagerTest, PrepareStepFillsTheArrays) {
+  const KvStepInputs& inputs = cache_->PrepareStep({});
+  EXPECT_EQ(inputs.lookup_stride, 16u + 16u);
+  EXPECT_EQ(inputs.max_rows, 8u);
+  EXPECT_EQ(inputs.max_cache_length, 0u);
+  const std::uint32_t* table = inputs.lookup_table;
+  ASSERT_TRUE(cache_->Reserve(kA, 40).ok());
+  ASSERT_TRUE(cache_->Reserve(kC, 20).ok());
+  const RowStep steps[] = {{kC, 7, 13}, {kA, 32, 1}};
+  cache_->PrepareStep(steps);
+  EXPECT_EQ(inputs.max_seq_length, 13u);
+  EXPECT_EQ(inputs.max_cache_length, 33u);
+  EXPECT_EQ(inputs.max_history_length, 32u);
+  EXPECT_THAT(std::span(inputs.cache_lengths, 8), ElementsAre(32, 0, 7, 0, 0, 0, 0, 0));
+  EXPECT_EQ(table[2], PageOf(kA, 2).value());
+  EXPECT_EQ(table[3], 0u);
+  EXPECT_EQ(table[2 * inputs.lookup_stride + 1], PageOf(kC, 1).value());
+  cache_->PrepareStep(std::span(steps, 1));
+  EXPECT_THAT(std::span(inputs.cache_lengths, 8), ElementsAre(0, 0, 7, 0, 0, 0, 0, 0));
+  EXPECT_EQ(inputs.max_seq_length, 13u);
+  EXPECT_EQ(inputs.max_history_length, 7u);
+  cache_->Free(kC);
+  EXPECT_EQ(inputs.cache_lengths[2], 0u);
+  EXPECT_EQ(inputs.lookup_table, table);
+}
+
+TEST_F(CacheManagerTest, DecodingAllocatesNothing) {
+  const Tokens tokens = Count(60);
+  StartAndPublish(kA, Count(33));
+  auto keys = KeysOf(options_, kRoot, Count(33));
+  ASSERT_TRUE(cache_->Reserve(kA, 34).ok());
+  const std::uint64_t before = NumAllocations();
+  for (std::uint32_t length = 33; length < 47; ++length) {
+    const bool reserved = cache_->Reserve(kA, length + 1).ok();
+    const RowStep step{kA, length, 1};
+    cache_->PrepareStep(std::span(&step, 1));
+    const bool idle = cache_->TakeClears().empty() && cache_->TakeCopies().empty();
+    cache_->CompleteStep();
+    cache_->Publish(kA, tokens, &keys, length + 1);
+    if (!reserved || !idle) std::abort();
+  }
+  EXPECT_EQ(NumAllocations(), before);
+}
+
+class PrefixCachingOffTest : public CacheManagerTest {
+ protected:
+  static CacheManagerOptions Options() {
+    CacheManagerOptions options = TinyOptions(20);
+    options.prefix_caching = false;
+    return options;
+  }
+  PrefixCachingOffTest() : CacheManagerTest(Options()) {}
+};
+
+TEST_F(PrefixCachingOffTest, FindsAndKeepsNothing) {
+  StartAndPublish(kA, Count(40));
+  EXPECT_EQ(MatchedTokens(Count(40)), 0u);
+  FreeKeepingTail(kA, Count(40));
+  EXPECT_EQ(cache_->stats().cached_pages, 0u);
+  EXPECT_EQ(cache_->stats().free_pages, 19u);
+}
+
+class WeakKeyTest : public CacheManagerTest {
+ protected:
+  static CacheManagerOptions Options() {
+    CacheManagerOptions options = TinyOptions(20);
+    options.page_hash = &WeakPageHash;
+    return options;
+  }
+  WeakKeyTest() : CacheManagerTest(Options()) {}
+};
+
+TEST_F(WeakKeyTest, SecondPrefixWithAnOccupiedKeyStaysUnpublishedWithAllThatFollows) {
+  const Tokens first = Count(kP);
+  Tokens second = Count(3 * kP, 1000);
+  const auto key_of = [&](const Tokens& tokens) { return KeysOf(options_, kRoot, tokens)[0]; };
+  while (key_of(second) != key_of(first)) ++second[0];
+  StartAndPublish(kA, first);
+  const PrefixMatch match = Match(second);
+  EXPECT_EQ(match.num_tokens, 0u);
+  EXPECT_TRUE(match.collision);
+  StartAndPublish(kB, second);
+  EXPECT_EQ(cache_->stats().collisions, 2u);  // admission and publishing
+  EXPECT_EQ(MatchedTokens(second), 0u);
+  cache_->Free(kB);
+  EXPECT_EQ(cache_->stats().cached_pages, 0u);
+  EXPECT_EQ(MatchedTokens(first + Count(1)), kP);
+}
+
+}  // namespace
+}  // namespace quire::cache

@@ -1,0 +1,133 @@
+#pragma once
+
+// What the tests of the cache's host logic share: tiny geometries, token lists, a weak hash, and
+// the doors through which a test breaks an invariant on purpose.
+
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "base/check.h"
+#include "cache_manager/block_pool.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/cache_manager_state.h"
+#include "cache_manager/lookup_table.h"
+#include "cache_manager/prefix_cache.h"
+
+namespace quire::cache {
+
+using Tokens = std::vector<std::int32_t>;
+
+inline constexpr std::uint32_t kTestPageSize = 16;
+
+// Random numbers of a seed that a failing test prints.
+class Random {
+ public:
+  Random() : seed_(std::random_device{}()), engine_(seed_) {}
+  explicit Random(std::uint32_t seed) : seed_(seed), engine_(seed) {}
+  std::uint32_t seed() const { return seed_; }
+  // Uniform in [0, bound). REQUIRES: bound > 0.
+  std::uint32_t Below(std::size_t bound) {
+    return static_cast<std::uint32_t>(engine_() % static_cast<std::uint32_t>(bound));
+  }
+  bool OneIn(std::uint32_t n) { return Below(n) == 0; }
+
+ private:
+  std::uint32_t seed_;
+  std::mt19937 engine_;
+};
+
+inline KvGeometry TinyGeometry(std::uint32_t num_blocks) {
+  KvGeometry geometry;
+  geometry.num_blocks = num_blocks;
+  geometry.num_layers = 1;
+  geometry.page_size = kTestPageSize;
+  geometry.num_heads = 1;
+  geometry.head_size = 1;
+  geometry.dtype = DType::kF32;
+  return geometry;
+}
+
+inline CacheManagerOptions TinyOptions(std::uint32_t num_blocks, std::uint32_t max_rows = 8,
+                                       std::uint32_t max_context_tokens = 256) {
+  CacheManagerOptions options;
+  options.geometry = TinyGeometry(num_blocks);
+  options.max_rows = max_rows;
+  options.max_context_tokens = max_context_tokens;
+  options.hash_key.words = {1, 2, 3, 4};
+  return options;
+}
+
+inline std::unique_ptr<CacheManager> MakeCache(const CacheManagerOptions& options) {
+  auto cache = CacheManager::Create(options);
+  QUIRE_CHECK(cache.ok());
+  return *std::move(cache);
+}
+
+// first, first + 1, ...
+inline Tokens Count(std::size_t size, std::int32_t first = 0) {
+  Tokens tokens(size);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+inline Tokens operator+(Tokens left, const Tokens& right) {
+  for (const std::int32_t token : right) left.push_back(token);
+  return left;
+}
+
+// Sixteen keys for all the pages there are.
+inline PageKey WeakPageHash(const HashKey& key, const Hash128& parent,
+                            std::span<const std::int32_t> tokens) {
+  return {.lo = HashPage(key, parent, tokens).lo % 16, .hi = 0};
+}
+
+inline std::vector<PageKey> KeysOf(const CacheManagerOptions& options, const Hash128& root,
+                                   const Tokens& tokens) {
+  std::vector<PageKey> keys;
+  const std::size_t page_size = options.geometry.page_size;
+  for (std::size_t begin = 0; begin + page_size <= tokens.size(); begin += page_size) {
+    keys.push_back(options.page_hash(options.hash_key, keys.empty() ? root : keys.back(),
+                                     std::span(tokens).subspan(begin, page_size)));
+  }
+  return keys;
+}
+
+struct BlockPoolPeer {
+  using Page = BlockPool::Page;
+  static Page& page(BlockPool& pool, std::uint32_t id) { return pool.pages_[id]; }
+  static auto& free_list(BlockPool& pool) { return pool.free_; }
+  static auto& cached_list(BlockPool& pool) { return pool.cached_; }
+};
+
+struct LookupTablePeer {
+  static std::uint32_t& entry(LookupTable& table, std::uint32_t row, std::uint32_t column) {
+    return *table.entry(BatchRow{row}, column);
+  }
+  static std::uint32_t& num_columns(LookupTable& table, std::uint32_t row) {
+    return table.num_columns_[row];
+  }
+};
+
+struct PrefixCachePeer {
+  using Kind = PrefixCache::Kind;
+  static auto& node(PrefixCache& cache, NodeId node) { return cache.at(node); }
+  static auto& index(PrefixCache& cache) { return cache.index_; }
+  static auto& roots(PrefixCache& cache) { return cache.roots_; }
+  static std::int32_t& token(PrefixCache& cache, BlockId page, std::uint32_t at) {
+    return cache.tokens_[page.value() * cache.options_.page_size + at];
+  }
+};
+
+struct CacheManagerPeer {
+  using State = CacheManager::State;
+  static State& state(CacheManager& cache) { return *cache.state_; }
+  static BlockId page(const CacheManager& cache, BatchRow row, std::uint32_t column) {
+    return cache.state_->table.page(row, column);
+  }
+};
+
+}  // namespace quire::cache
