@@ -24,7 +24,7 @@ struct RunnerOptions {
   std::uint32_t max_logprobs = 20;
   // [vocab_size], 0 for ids that the tokenizer cannot decode: they are never drawn and never listed
   // among the best. Empty: every id below text_vocab has text.
-  std::vector<std::uint8_t> has_text;
+  std::vector<std::uint8_t> has_text = {};
   std::uint32_t text_vocab = 0;  // ids from here on have no text; 0: vocab_size
 };
 

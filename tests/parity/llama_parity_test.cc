@@ -1,0 +1,218 @@
+// Numeric parity with Hugging Face transformers for every Llama fixture, read from the runner that the
+// daemon uses. Tolerances and the figures that they come from: tests/testdata/models/README.md.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "absl/strings/match.h"
+#include "models/checkpoint/checkpoint.h"
+#include "tests/parity/parity_harness.h"
+
+namespace quire::models::parity {
+namespace {
+
+const char* const kFolders[] = {
+    "llama-bias-bf16",        "llama-extra-buffers-bf16",     "llama-gqa-hd80-bf16",
+    "llama-gqa-tied-bf16",    "llama-headdim-bf16",           "llama-mha-f32",
+    "llama-newstyle-bf16",    "llama-rope-linear-bf16",       "llama-rope-llama3-bf16",
+    "llama-rope-yarn-bf16",   "llama-rope-yarn-newstyle-bf16", "llama-sharded-bf16",
+    "llama-theta500k-multieos-bf16", "llama-untied-f16",      "llama-vocab-padded-bf16"};
+
+// Text of a fixture's file.
+std::string ReadText(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+// A fixture in memory, to be changed before it is loaded.
+struct EditableFiles {
+  explicit EditableFiles(const std::string& folder) {
+    const auto files = ModelFiles::FromDirectory(FixturePath(folder));
+    for (const std::string& name : files->names()) {
+      if (absl::StartsWith(name, "reference.")) continue;
+      names.push_back(name);
+      texts.push_back(ReadText(FixturePath(folder) + "/" + name));
+    }
+  }
+  std::string& Text(const std::string& name) {
+    return texts[static_cast<std::size_t>(std::find(names.begin(), names.end(), name) -
+                                          names.begin())];
+  }
+  ModelFiles Files() const {
+    std::vector<ModelFiles::MemoryFile> files;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      files.push_back({names[i], std::as_bytes(std::span(texts[i].data(), texts[i].size()))});
+    }
+    return ModelFiles::FromMemory("edited fixture", std::move(files));
+  }
+  std::vector<std::string> names;
+  std::vector<std::string> texts;
+};
+
+class LlamaParityTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    auto read = ReadReference(GetParam());
+    ASSERT_TRUE(read.ok()) << read.status();
+    reference_ = *std::move(read);
+    ASSERT_EQ(reference_.prompts.size(), 11u);
+    auto files = ModelFiles::FromDirectory(FixturePath(GetParam()));
+    ASSERT_TRUE(files.ok()) << files.status();
+    files_ = *std::move(files);
+  }
+
+  std::vector<ReplayedPrompt> MustReplay(const ModelFiles& files, const ReplayOptions& options) {
+    auto replayed = Replay(files, reference_, options);
+    EXPECT_TRUE(replayed.ok()) << replayed.status();
+    return replayed.ok() ? *std::move(replayed) : std::vector<ReplayedPrompt>();
+  }
+
+  Reference reference_;
+  ModelFiles files_ = ModelFiles::FromMemory("", {});
+};
+
+TEST_P(LlamaParityTest, Float32PagesGiveTheReferenceTokensAndLogits) {
+  for (const int threads : {1, 2}) {
+    const auto got = MustReplay(files_, {.threads = threads});
+    const Deviation deviation = CompareLogits(got, reference_);
+    std::printf("%s: %d threads, logits differ by %.2e relative, %.2e at most\n", GetParam(), threads,
+                deviation.relative, deviation.max_abs);
+    EXPECT_LE(deviation.relative, kMaxRelative);
+    EXPECT_LE(deviation.max_abs, kMaxAbsolute);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const ReferencePrompt& want = reference_.prompts[i];
+      EXPECT_EQ(got[i].drawn, want.greedy) << want.id;
+      for (std::size_t step = 0; step < want.greedy.size(); ++step) {
+        EXPECT_NEAR(got[i].logprobs[step], want.greedy_logprobs[step], kMaxAbsolute)
+            << want.id << " step " << step;
+      }
+      for (std::size_t step = 0; step < want.top5_ids.size(); ++step) {
+        EXPECT_EQ(got[i].top_ids[step][0], want.top5_ids[step][0]);
+        for (std::size_t rank = 0; rank < want.top5_ids[step].size(); ++rank) {
+          EXPECT_NEAR(got[i].top_logprobs[step][rank], want.top5_logprobs[step][rank], kMaxAbsolute);
+        }
+      }
+    }
+    EXPECT_TRUE(Passes(got, reference_));
+  }
+}
+
+TEST_P(LlamaParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
+  const auto got = MustReplay(files_, {.kv_dtype = DType::kBF16, .threads = 2, .feed_reference = true});
+  const Deviation deviation = CompareLogits(got, reference_);
+  std::printf("%s: bf16 pages differ by %.2e relative, recorded %.2e\n", GetParam(),
+              deviation.relative, reference_.bf16_cache_error);
+  EXPECT_LE(deviation.relative, 2 * reference_.bf16_cache_error);
+  // Rounded pages must show, else the pages were not bf16.
+  EXPECT_GT(deviation.relative, kMaxRelative);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const ReferencePrompt& want = reference_.prompts[i];
+    for (std::size_t step = 0; step < want.greedy.size(); ++step) {
+      // A log-probability moves by its own logit and by the sum: at most twice the largest change.
+      EXPECT_NEAR(got[i].logprobs[step], want.greedy_logprobs[step],
+                  4 * reference_.bf16_cache_max_abs)
+          << want.id << " step " << step;
+    }
+  }
+}
+
+TEST_P(LlamaParityTest, BitsDependOnNothingButTheSequence) {
+  const auto together = MustReplay(files_, {.threads = 1, .seed = 3});
+  const auto threaded = MustReplay(files_, {.threads = 3, .chunk = 7, .seed = 4});
+  for (std::size_t i = 0; i < reference_.prompts.size(); ++i) {
+    const auto alone = MustReplay(files_, {.threads = 2, .chunk = 256, .seed = 5, .only = {i}});
+    ASSERT_EQ(alone.size(), 1u);
+    for (const ReplayedPrompt* other : {&threaded[i], &alone[0]}) {
+      EXPECT_EQ(together[i].drawn, other->drawn);
+      ASSERT_EQ(together[i].logits.size(), other->logits.size());
+      EXPECT_EQ(std::memcmp(together[i].logits.data(), other->logits.data(),
+                            other->logits.size() * sizeof(float)),
+                0);
+      EXPECT_EQ(std::memcmp(together[i].logprobs.data(), other->logprobs.data(),
+                            other->logprobs.size() * sizeof(float)),
+                0);
+    }
+  }
+}
+
+TEST_P(LlamaParityTest, HiddenStatesOfEveryLayerAgree) {
+  const ReferencePrompt& prompt = reference_.prompts[4];
+  ASSERT_FALSE(prompt.hidden.empty());
+  auto hidden = ReplayHidden(files_, prompt, {.threads = 2});
+  ASSERT_TRUE(hidden.ok()) << hidden.status();
+  EXPECT_LE(Compare(*hidden, prompt.hidden).relative, kMaxRelative);
+}
+
+// A comparison that passes whatever is computed proves nothing: three small lies, each must be seen.
+TEST_P(LlamaParityTest, OneChangedWeightIsSeen) {
+  EditableFiles edited(GetParam());
+  auto checkpoint = Checkpoint::Open(edited.Files());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const StoredTensor* tensor = checkpoint->Find("model.layers.1.mlp.down_proj.weight");
+  ASSERT_NE(tensor, nullptr);
+  // The sign of one element of 0.1 or more; the sign bit is in the last byte.
+  const std::int64_t size = DTypeSize(tensor->dtype);
+  std::byte* values = const_cast<std::byte*>(tensor->bytes.data());
+  bool changed = false;
+  for (std::int64_t i = 0; i < tensor->num_elements() && !changed; ++i) {
+    float value = 0;
+    if (tensor->dtype == DType::kF32) {
+      std::memcpy(&value, values + i * size, 4);
+    } else {
+      std::uint16_t bits;
+      std::memcpy(&bits, values + i * size, 2);
+      value = tensor->dtype == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
+    }
+    if (std::abs(value) < 0.1f) continue;
+    values[(i + 1) * size - 1] ^= std::byte{0x80};
+    changed = true;
+  }
+  ASSERT_TRUE(changed);
+  const auto got = MustReplay(edited.Files(), {});
+  EXPECT_FALSE(Passes(got, reference_));
+  EXPECT_GT(CompareLogits(got, reference_).relative, kMaxRelative);
+}
+
+TEST_P(LlamaParityTest, OneChangedRopeFactorIsSeen) {
+  EditableFiles edited(GetParam());
+  nlohmann::json config = nlohmann::json::parse(edited.Text("config.json"));
+  const auto scale = [](nlohmann::json& value) { value = value.get<double>() * 1.01; };
+  if (config.contains("rope_parameters")) {
+    scale(config["rope_parameters"]["factor"]);
+  } else if (config.contains("rope_scaling") && !config["rope_scaling"].is_null()) {
+    scale(config["rope_scaling"]["factor"]);
+  } else {
+    config["rope_theta"] = 1.01 * config.value("rope_theta", 10000.0);
+  }
+  edited.Text("config.json") = config.dump();
+  const auto got = MustReplay(edited.Files(), {});
+  EXPECT_FALSE(Passes(got, reference_));
+  EXPECT_GT(CompareLogits(got, reference_).relative, kMaxRelative);
+}
+
+TEST_P(LlamaParityTest, OneChangedPageIdIsSeen) {
+  const auto untouched = MustReplay(files_, {});
+  EXPECT_TRUE(Passes(untouched, reference_));
+  const auto got = MustReplay(files_, {.swap_one_page = true});
+  EXPECT_FALSE(Passes(got, reference_));
+  EXPECT_EQ(CountTokenMismatches(got, reference_), 1u) << "only the prompt with the wrong page";
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, LlamaParityTest, testing::ValuesIn(kFolders),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace quire::models::parity

@@ -1,0 +1,418 @@
+#include "tests/parity/parity_harness.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/device_buffer.h"
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "cache_manager/kv_pool.h"
+#include "kernels/backend.h"
+#include "models/checkpoint/safetensors.h"
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/model_runner.h"
+
+namespace quire::models::parity {
+namespace {
+
+constexpr std::uint32_t kPageSize = 16;
+constexpr std::uint32_t kGenerated = 64;
+constexpr std::uint32_t kTop = 5;
+
+std::vector<float> Floats(const StoredTensor& tensor) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
+  std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+  return values;
+}
+
+// A model with everything around it that the engine would provide: pool, page tables, backend.
+class Stage {
+ public:
+  static absl::StatusOr<std::unique_ptr<Stage>> Create(const ModelFiles& files,
+                                                       std::uint32_t num_rows,
+                                                       std::uint32_t row_tokens,
+                                                       const ReplayOptions& options) {
+    auto stage = std::make_unique<Stage>();
+    stage->threads_ = std::make_unique<ThreadPool>(options.threads);
+    QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                           kernels::Backend::Create(Device::Cpu(), stage->threads_.get()));
+    stage->backend_ = std::make_unique<kernels::Backend>(std::move(backend));
+    QUIRE_ASSIGN_OR_RETURN(stage->model_, LoadModel(files, *stage->backend_, {}));
+    // Twice the rows and pages that are needed, so that tables have gaps and most ids are elsewhere.
+    stage->max_rows_ = 2 * num_rows;
+    const std::uint32_t row_pages = (row_tokens + kPageSize - 1) / kPageSize;
+    const std::uint32_t num_pages = 1 + 2 * num_rows * row_pages;
+    QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                           KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype,
+                                         num_pages));
+    QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
+    stage->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
+    QUIRE_ASSIGN_OR_RETURN(
+        stage->runner_,
+        ModelRunner::Create(*stage->model_, *stage->backend_, stage->pool_.get(),
+                            {.max_rows = stage->max_rows_,
+                             .max_step_tokens = num_rows * std::max(options.chunk, 1u),
+                             .max_logprobs = kTop}));
+    QUIRE_RETURN_IF_ERROR(stage->MakeTables(num_rows, row_pages, options.seed));
+    return stage;
+  }
+
+  const Model& model() const { return *model_; }
+  ModelRunner& runner() { return *runner_; }
+  BatchRow batch_row(std::size_t i) const { return BatchRow{rows_[i]}; }
+
+  // The arrays for a step in which prompt i has `cached[i]` tokens; fills in the maxima.
+  const cache::KvStepInputs& Inputs(const std::vector<std::uint32_t>& cached,
+                                    const std::vector<std::uint32_t>& fresh) {
+    inputs_.max_seq_length = 0;
+    inputs_.max_cache_length = 0;
+    inputs_.max_history_length = 0;
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      lengths_[rows_[i]] = cached[i];
+      if (fresh[i] == 0) continue;
+      inputs_.max_seq_length = std::max(inputs_.max_seq_length, fresh[i]);
+      inputs_.max_cache_length = std::max(inputs_.max_cache_length, cached[i] + fresh[i]);
+      inputs_.max_history_length = std::max(inputs_.max_history_length, cached[i]);
+    }
+    return inputs_;
+  }
+
+  // Exchanges the first page of prompt `a` for that of prompt `b`.
+  void SwapFirstPage(std::size_t a, std::size_t b) {
+    table()[rows_[a] * inputs_.lookup_stride] = table()[rows_[b] * inputs_.lookup_stride];
+  }
+
+ private:
+  std::uint32_t* table() { return static_cast<std::uint32_t*>(table_.data()); }
+
+  absl::Status MakeTables(std::uint32_t num_rows, std::uint32_t row_pages, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<std::uint32_t> pages(pool_->geometry().num_blocks - 1);
+    for (std::uint32_t i = 0; i < pages.size(); ++i) pages[i] = i + 1;
+    std::shuffle(pages.begin(), pages.end(), random);
+    rows_.resize(max_rows_);
+    for (std::uint32_t i = 0; i < max_rows_; ++i) rows_[i] = i;
+    std::shuffle(rows_.begin(), rows_.end(), random);
+    rows_.resize(num_rows);
+
+    inputs_.lookup_stride = (row_pages + 7) / 8 * 8 + cache::kMaxTilePages;
+    inputs_.max_rows = max_rows_;
+    QUIRE_ASSIGN_OR_RETURN(
+        table_, DeviceBuffer::Allocate(MemoryKind::kHost, std::int64_t{4} * max_rows_ *
+                                                              inputs_.lookup_stride));
+    lengths_.assign(max_rows_, 0);
+    inputs_.lookup_table = table();
+    inputs_.cache_lengths = lengths_.data();
+    std::size_t next = 0;
+    for (const std::uint32_t row : rows_) {
+      for (std::uint32_t column = 0; column < row_pages; ++column) {
+        table()[row * inputs_.lookup_stride + column] = pages[next++];
+      }
+    }
+    // Bytes 0xff are NaN in f32 and bf16: whoever reads an unwritten row spoils its logits.
+    for (const std::uint32_t page : pages) {
+      const std::span<std::byte> bytes = pool_->page_blocks(BlockId{page});
+      std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
+    }
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<cache::KvPool> pool_;
+  std::unique_ptr<ModelRunner> runner_;
+  std::uint32_t max_rows_ = 0;
+  std::vector<std::uint32_t> rows_;  // batch row of each prompt
+  DeviceBuffer table_;
+  std::vector<std::uint32_t> lengths_;
+  cache::KvStepInputs inputs_;
+};
+
+kernels::SamplingRow GreedyRow() {
+  kernels::SamplingRow row{};
+  row.temperature = 0;
+  row.top_p = 1;
+  row.repetition_penalty = 1;
+  row.num_logprobs = kTop;
+  return row;
+}
+
+// The state of one replay.
+class Replayer {
+ public:
+  Replayer(Stage* stage, const Reference& reference, const ReplayOptions& options,
+           std::vector<std::size_t> which)
+      : stage_(*stage),
+        reference_(reference),
+        options_(options),
+        which_(std::move(which)),
+        random_(options.seed + 17),
+        cached_(which_.size(), 0),
+        results_(which_.size()) {
+    for (const std::size_t i : which_) tokens_.push_back(reference.prompts[i].tokens);
+  }
+
+  absl::StatusOr<std::vector<ReplayedPrompt>> Run() {
+    bool swapped = false;
+    while (!Done()) {
+      if (options_.swap_one_page && !swapped && AllPrefilled()) {
+        stage_.SwapFirstPage(which_.size() - 1, which_.size() - 2);
+        swapped = true;
+      }
+      QUIRE_RETURN_IF_ERROR(Step());
+    }
+    return std::move(results_);
+  }
+
+ private:
+  const ReferencePrompt& prompt(std::size_t i) const { return reference_.prompts[which_[i]]; }
+  bool Done() const {
+    return std::all_of(results_.begin(), results_.end(),
+                       [](const ReplayedPrompt& p) { return p.drawn.size() == kGenerated; });
+  }
+  bool AllPrefilled() const {
+    for (std::size_t i = 0; i < which_.size(); ++i) {
+      if (cached_[i] < prompt(i).tokens.size()) return false;
+    }
+    return true;
+  }
+  // New tokens of prompt i in this step. With a swap to come, finished prompts wait for the others.
+  std::uint32_t Fresh(std::size_t i) const {
+    const std::size_t prefill = prompt(i).tokens.size();
+    if (results_[i].drawn.size() == kGenerated) return 0;
+    if (cached_[i] < prefill) {
+      return std::min<std::uint32_t>(options_.chunk,
+                                     static_cast<std::uint32_t>(prefill) - cached_[i]);
+    }
+    return options_.swap_one_page && !AllPrefilled() ? 0 : 1;
+  }
+
+  absl::Status Step() {
+    std::vector<std::uint32_t> fresh(which_.size());
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < which_.size(); ++i) {
+      fresh[i] = Fresh(i);
+      if (fresh[i] > 0) order.push_back(i);
+    }
+    std::shuffle(order.begin(), order.end(), random_);
+    batch_.Clear();
+    wanted_.clear();
+    for (const std::size_t i : order) AddRow(i, fresh[i]);
+    batch_.kv = &stage_.Inputs(cached_, fresh);
+    std::vector<float> logits(batch_.logits_tokens.size() * reference_.vocab_size);
+    batch_.logits_out = logits.data();
+    QUIRE_RETURN_IF_ERROR(stage_.runner().Run(batch_));
+    QUIRE_ASSIGN_OR_RETURN(const StepResult* result, stage_.runner().Collect());
+    Take(*result, logits);
+    for (const std::size_t i : order) cached_[i] += fresh[i];
+    return absl::OkStatus();
+  }
+
+  void AddRow(std::size_t i, std::uint32_t count) {
+    const std::uint32_t first = static_cast<std::uint32_t>(batch_.token_ids.size());
+    batch_.rows.push_back({.batch_row = stage_.batch_row(i),
+                           .cache_length = cached_[i],
+                           .first_token = first,
+                           .num_tokens = count});
+    const std::size_t prefill = prompt(i).tokens.size();
+    for (std::uint32_t j = 0; j < count; ++j) {
+      const std::size_t position = cached_[i] + j;
+      batch_.token_ids.push_back(tokens_[i][position]);
+      const bool last_of_prompt = position + 1 == prefill;
+      const bool recorded =
+          position < prefill && (prompt(i).all_positions || last_of_prompt);
+      const bool draws = position + 1 >= prefill;
+      if (!recorded && !draws) continue;
+      wanted_.push_back({i, recorded, draws});
+      const std::uint32_t index = static_cast<std::uint32_t>(batch_.logits_tokens.size());
+      batch_.logits_tokens.push_back(first + j);
+      if (!draws) continue;
+      batch_.draws.push_back({.logits_index = index, .row = GreedyRow()});
+      batch_.draws.back().row.position = static_cast<std::uint32_t>(position + 1);
+      const std::size_t step = position + 1 - prefill;
+      batch_.scores.push_back(
+          {.logits_index = index, .token = prompt(i).greedy[step], .num_top = kTop});
+    }
+  }
+
+  void Take(const StepResult& result, const std::vector<float>& logits) {
+    const std::size_t vocab = reference_.vocab_size;
+    std::size_t draw = 0;
+    for (std::size_t row = 0; row < wanted_.size(); ++row) {
+      const Wanted& wanted = wanted_[row];
+      ReplayedPrompt& out = results_[wanted.prompt];
+      const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(row * vocab);
+      if (wanted.recorded) {
+        out.logits.insert(out.logits.end(), begin, begin + static_cast<std::ptrdiff_t>(vocab));
+      }
+      if (!wanted.draws) continue;
+      const StepToken& token = result.draws[draw];
+      const StepToken& score = result.scores[draw];
+      ++draw;
+      out.drawn.push_back(token.token);
+      out.logprobs.push_back(options_.feed_reference ? score.logprob : token.logprob);
+      out.top_ids.emplace_back();
+      out.top_logprobs.emplace_back();
+      for (const kernels::TopLogprob& top : token.top) {
+        out.top_ids.back().push_back(top.token);
+        out.top_logprobs.back().push_back(top.logprob);
+      }
+      tokens_[wanted.prompt].push_back(options_.feed_reference ? score.token : token.token);
+    }
+  }
+
+  // One row of logits_tokens.
+  struct Wanted {
+    std::size_t prompt;
+    bool recorded;  // the reference has its logits
+    bool draws;     // it has a draw and a score
+  };
+
+  Stage& stage_;
+  const Reference& reference_;
+  const ReplayOptions& options_;
+  const std::vector<std::size_t> which_;
+  std::mt19937 random_;
+  std::vector<std::uint32_t> cached_;
+  std::vector<std::vector<std::int32_t>> tokens_;  // prompt and what followed
+  std::vector<ReplayedPrompt> results_;
+  StepBatch batch_;
+  std::vector<Wanted> wanted_;
+};
+
+std::vector<std::size_t> Selected(const Reference& reference, const ReplayOptions& options) {
+  if (!options.only.empty()) return options.only;
+  std::vector<std::size_t> all(reference.prompts.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  return all;
+}
+
+}  // namespace
+
+std::string FixturePath(const std::string& folder) {
+  return absl::StrCat(QUIRE_TESTDATA, "/models/", folder);
+}
+
+absl::StatusOr<Reference> ReadReference(const std::string& folder) {
+  std::ifstream stream(FixturePath(folder) + "/reference.json");
+  const nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
+  if (json.is_discarded()) return absl::InvalidArgumentError(folder + ": no reference.json");
+  QUIRE_ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::FromDirectory(FixturePath(folder)));
+  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("reference.safetensors"));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<StoredTensor> tensors,
+                         ReadSafetensors(file.bytes(), file.label()));
+  Reference reference;
+  reference.vocab_size = json["vocab_size"].get<std::uint32_t>();
+  reference.num_parameters = json["num_parameters"].get<std::int64_t>();
+  const auto& accuracy = json["accuracy"]["bfloat16_cache_vs_float32"];
+  reference.bf16_cache_error = accuracy["relative_error"].get<double>();
+  reference.bf16_cache_max_abs = accuracy["max_abs"].get<double>();
+  for (const auto& entry : json["prompts"]) {
+    ReferencePrompt prompt;
+    prompt.id = entry["id"].get<std::string>();
+    prompt.tokens = entry["token_ids"].get<std::vector<std::int32_t>>();
+    prompt.greedy = entry["greedy_token_ids"].get<std::vector<std::int32_t>>();
+    prompt.greedy_logprobs = entry["greedy_logprobs"].get<std::vector<float>>();
+    prompt.top5_ids = entry["top5_ids"].get<std::vector<std::vector<std::int32_t>>>();
+    prompt.top5_logprobs = entry["top5_logprobs"].get<std::vector<std::vector<float>>>();
+    prompt.all_positions = entry["logits_positions"].get<std::string>() == "all";
+    for (const StoredTensor& tensor : tensors) {
+      if (tensor.name == prompt.id + ".logits") prompt.logits = Floats(tensor);
+      if (tensor.name == prompt.id + ".hidden") prompt.hidden = Floats(tensor);
+    }
+    reference.prompts.push_back(std::move(prompt));
+  }
+  return reference;
+}
+
+absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
+                                                   const Reference& reference,
+                                                   const ReplayOptions& options) {
+  const std::vector<std::size_t> which = Selected(reference, options);
+  std::size_t longest = 0;
+  for (const std::size_t i : which) longest = std::max(longest, reference.prompts[i].tokens.size());
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Stage> stage,
+      Stage::Create(files, static_cast<std::uint32_t>(which.size()),
+                    static_cast<std::uint32_t>(longest) + kGenerated, options));
+  return Replayer(stage.get(), reference, options, which).Run();
+}
+
+absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,
+                                                const ReferencePrompt& prompt,
+                                                const ReplayOptions& options) {
+  const std::uint32_t count = static_cast<std::uint32_t>(prompt.tokens.size());
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Stage> stage, Stage::Create(files, 1, count, options));
+  const ModelSpec& spec = stage->model().spec;
+  const std::size_t planes = spec.layers.size() + 2;
+  std::vector<float> hidden(planes * count * spec.hidden);
+  for (std::uint32_t done = 0; done < count;) {
+    const std::uint32_t fresh = std::min(options.chunk, count - done);
+    StepBatch batch;
+    for (std::uint32_t j = 0; j < fresh; ++j) batch.token_ids.push_back(prompt.tokens[done + j]);
+    batch.rows.push_back({stage->batch_row(0), done, 0, fresh});
+    batch.kv = &stage->Inputs({done}, {fresh});
+    std::vector<float> part(planes * fresh * spec.hidden);
+    batch.hidden_out = part.data();
+    QUIRE_RETURN_IF_ERROR(stage->runner().Run(batch));
+    for (std::size_t plane = 0; plane < planes; ++plane) {
+      std::copy_n(part.data() + plane * fresh * spec.hidden, std::size_t{fresh} * spec.hidden,
+                  hidden.data() + (plane * count + done) * spec.hidden);
+    }
+    done += fresh;
+  }
+  return hidden;
+}
+
+Deviation Compare(const std::vector<float>& got, const std::vector<float>& want) {
+  if (got.size() != want.size() || want.empty()) {
+    return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
+  }
+  double difference = 0;
+  double norm = 0;
+  Deviation deviation;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const double delta = double{got[i]} - double{want[i]};
+    difference += delta * delta;
+    norm += double{want[i]} * double{want[i]};
+    // Written so that a NaN is kept.
+    if (!(std::abs(delta) <= deviation.max_abs)) deviation.max_abs = std::abs(delta);
+  }
+  deviation.relative = std::sqrt(difference / norm);
+  return deviation;
+}
+
+Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference& want) {
+  std::vector<float> all_got;
+  std::vector<float> all_want;
+  for (std::size_t i = 0; i < want.prompts.size() && i < got.size(); ++i) {
+    all_got.insert(all_got.end(), got[i].logits.begin(), got[i].logits.end());
+    all_want.insert(all_want.end(), want.prompts[i].logits.begin(), want.prompts[i].logits.end());
+  }
+  return Compare(all_got, all_want);
+}
+
+std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want) {
+  std::size_t mismatches = 0;
+  for (std::size_t i = 0; i < want.prompts.size(); ++i) {
+    if (i >= got.size() || got[i].drawn != want.prompts[i].greedy) ++mismatches;
+  }
+  return mismatches;
+}
+
+bool Passes(const std::vector<ReplayedPrompt>& got, const Reference& want) {
+  const Deviation deviation = CompareLogits(got, want);
+  return deviation.relative <= kMaxRelative && deviation.max_abs <= kMaxAbsolute &&
+         CountTokenMismatches(got, want) == 0;
+}
+
+}  // namespace quire::models::parity
