@@ -38,10 +38,10 @@ SIBLINGS = {
     "engine/constraint": ["."],
     "engine/speculation": ["."],
     "server/config": ["."],
-    "server/api": ["."],
-    "server/security": ["."],
-    "server/grpc": [".", "api", "security"],
-    "server/http": [".", "api", "security"],
+    "server/api": [".", "config"],
+    "server/security": [".", "config"],
+    "server/grpc": [".", "api", "security", "config"],
+    "server/http": [".", "api", "security", "config"],
     "tools/quire": [],
 }
 # Below these, only the named folders may be included at all.

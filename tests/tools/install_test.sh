@@ -1,0 +1,13 @@
+#!/bin/sh
+# Installs the build in $1 into a fresh folder and runs what came out of it.
+set -eu
+prefix=$(mktemp -d)
+trap 'rm -rf "$prefix"' EXIT
+cmake --install "$1" --prefix "$prefix" >"$prefix/log" 2>&1 || { cat "$prefix/log"; exit 1; }
+"$prefix/bin/quired" --version
+"$prefix/bin/quire" --version
+for file in share/doc/quire/LICENSE share/doc/quire/README.md \
+            share/quire/proto/quire/v1/generation.proto share/quire/configs/default.yaml; do
+  [ -s "$prefix/$file" ] || { echo "not installed: $file"; exit 1; }
+done
+echo "installed $(find "$prefix" -type f | wc -l) files"
