@@ -2,7 +2,8 @@
 """Checks the rules of docs/style.md that a text can prove.
 
 Lengths of files and functions, no folders that include each other, every source file in the build,
-no TODO without an issue number, `#pragma once`, no disabled tests, none of the C++ that we do not use.
+no TODO without an issue number, `#pragma once`, no disabled tests, none of the C++ that we do not use,
+no dead link in a page.
 Each violation is printed as `file:line: what`. Exit status 1 when there is one.
 """
 
@@ -189,6 +190,16 @@ def check_mutual_folders(root, names):
             yield f"{where}: {mine} and {theirs} include each other (the way back: {back})"
 
 
+def check_links(root):
+    """Every relative link of a page leads to a file."""
+    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "assets").rglob("*.md")]
+    for page in sorted(pages):
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            for target in re.findall(r"\]\(([^)#\s]+)", line):
+                if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists():
+                    yield f"{page.relative_to(root).as_posix()}:{number}: dead link {target}"
+
+
 def check(root):
     names = list(source_files(root))
     errors = []
@@ -198,6 +209,7 @@ def check(root):
         errors += check_lines(name, text)
     errors += check_in_build(root, names)
     errors += check_mutual_folders(root, names)
+    errors += check_links(root)
     return errors, len(names)
 
 

@@ -89,6 +89,10 @@ class StyleCheckTest(CheckCase):
         self.refuses({"tests/stray_test.cc": "int a;\n"}, "tests/stray_test.cc")
         self.refuses({"base/CMakeLists.txt": "# a.h a.cc sub/b.cc\n"}, "base/a.cc")
 
+    def test_links(self):
+        self.accepts({"README.md": "[a](docs/a.md#b) [b](https://example.org/x)", "docs/a.md": ""})
+        self.refuses({"docs/a.md": "\n[a](b.md)"}, "docs/a.md:2", "dead link b.md")
+
     def test_mutual_folders(self):
         changes = {"server/CMakeLists.txt": "quire_library(NAME s SRCS a/x.cc b/y.cc)\n",
                    "server/a/x.cc": '#include "server/b/y.h"\n',
