@@ -4,7 +4,8 @@
 The rules are those of docs/api.md, section "Rules for the schema". What is published stands as text in
 proto/published.txt, one line per message, field, enum value and method. A line that is missing from the
 schema, or a schema element that is missing from the file, is a violation; after adding elements,
-`proto_check.py --write` adds their lines, and refuses when others would go.
+`proto_check.py --write` adds their lines, and refuses when others would go. The field numbers that
+docs/api.md names must be those of the schema.
 
 Needs protoc and python3-protobuf. Exit status 1 when there is a violation.
 """
@@ -171,6 +172,18 @@ def load(root):
     return [file for file in files.file if file.name in names]
 
 
+def check_page(page, lines):
+    """Yields each `name = number` in a table of the API page that no field has."""
+    fields = {(line.split(" ")[1].rsplit(".", 1)[1], line.split(" ")[2])
+              for line in lines if line.startswith("field quire.v1.")}
+    if not page.exists():
+        return
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        for name, tag in re.findall(r"`[^`]*?\b(\w+) = (\d+)`", line if line[:1] == "|" else ""):
+            if (name, tag) not in fields:
+                yield f"docs/{page.name}:{number}: no field of quire.v1 is `{name} = {tag}`"
+
+
 def compare_published(old, new):
     """Yields what the new lines break of the old ones."""
     for line in sorted(old - new):
@@ -191,6 +204,7 @@ def check(root, write):
         errors += checker.errors
         lines |= set(checker.published)
     errors += check_lists(files)
+    errors += check_page(root.parent / "docs" / "api.md", lines)
     published = root / "published.txt"
     old = set(published.read_text(encoding="utf-8").splitlines()) if published.exists() else set()
     broken = list(compare_published(old, lines))

@@ -121,6 +121,18 @@ class ProtoCheckTest(CheckCase):
         self.refuses_change("string page_token = 2;", "string page_token = 2;\n  // X.\n  bool x = 7;",
                             "not in published.txt: field acme.v1.ListPetsRequest.x 7 single bool")
 
+    def test_the_api_page_names_fields_as_they_are(self):
+        schema = CLEAN.replace("acme", "quire")
+        for row, expected in (("| `string page_token = 2` | x |", 0),
+                              ("| `oneof result: string good = 5` | x |", 1)):
+            with tempfile.TemporaryDirectory() as root:
+                self.write(pathlib.Path(root), {"proto/quire/v1/pet.proto": schema,
+                                                "docs/api.md": row + "\n"})
+                folder = pathlib.Path(root) / "proto"
+                status, output = self.run_in(folder, "--write")
+            self.assertEqual(status, expected, output)
+            self.assertEqual("no field of quire.v1 is `good = 5`" in output, bool(expected))
+
 
 if __name__ == "__main__":
     unittest.main()
