@@ -173,15 +173,18 @@ def load(root):
 
 
 def check_page(page, lines):
-    """Yields each `name = number` in a table of the API page that no field has."""
-    fields = {(line.split(" ")[1].rsplit(".", 1)[1], line.split(" ")[2])
-              for line in lines if line.startswith("field quire.v1.")}
+    """Yields each `name = number` in a table of the API page that no field and no enum value has. The
+    page names enum values by their ends, such as `_EOS = 1`."""
+    parts = [line.split(" ") for line in lines if line.startswith(("field quire.v1.", "value quire.v1."))]
+    known = {(part[1].rsplit(".", 1)[1], part[2]) for part in parts}
     if not page.exists():
         return
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         for name, tag in re.findall(r"`[^`]*?\b(\w+) = (\d+)`", line if line[:1] == "|" else ""):
-            if (name, tag) not in fields:
-                yield f"docs/{page.name}:{number}: no field of quire.v1 is `{name} = {tag}`"
+            is_end = name.startswith("_")
+            if not any(tag == value and (full == name or is_end and full.endswith(name))
+                       for full, value in known):
+                yield f"docs/{page.name}:{number}: nothing in quire.v1 is `{name} = {tag}`"
 
 
 def compare_published(old, new):
