@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "models/checkpoint/model_files.h"
 
@@ -23,7 +24,7 @@ struct EmbeddedFile {
 };
 
 // Defined by the build (cmake/embed_assets.cmake).
-std::span<const EmbeddedFile> StoryFiles();
+std::vector<EmbeddedFile> StoryFiles();
 
 }  // namespace internal
 }  // namespace quire::models
