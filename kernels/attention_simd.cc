@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "hwy/cache_control.h"
 #include "kernels/attention.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -22,14 +23,21 @@ constexpr std::size_t kTile = internal::kAttentionTile;
 static_assert(kTile == kVirtualLanes);
 constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
+// The end of a row whose columns are no multiple of a register: the rest widened, then zeros.
+template <typename T>
+HWY_NOINLINE void WidenTail(const T* from, std::size_t i, std::size_t count, std::size_t padded,
+                            float* to) {
+  for (; i < count; ++i) to[i] = ToFloat(from[i]);
+  for (; i < padded; ++i) to[i] = 0.0f;
+}
+
 // to[padded] = from[count] widened, zeros after it.
 template <typename T>
 HWY_INLINE void WidenRow(const T* HWY_RESTRICT from, std::size_t count, std::size_t padded,
                          float* HWY_RESTRICT to) {
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) hn::Store(LoadWide(from + i), DF(), to + i);
-  for (; i < count; ++i) to[i] = ToFloat(from[i]);
-  for (; i < padded; ++i) to[i] = 0.0f;
+  if (i < padded) WidenTail(from, i, count, padded, to);
 }
 
 #if HWY_TARGET == HWY_SCALAR
@@ -220,6 +228,20 @@ void WriteOutput(const Rows& rows, std::uint32_t num_rows, const float* states) 
   }
 }
 
+// The rows of a tile on their way to L1: pages lie anywhere and heads leave gaps, so the hardware does not
+// see the next tile coming.
+template <typename T>
+HWY_INLINE void PrefetchTile(const KvView<const T>& view, const internal::AttentionItem& item,
+                             std::uint32_t t) {
+  const std::int64_t row_elements = view.row_elements();
+  const T* const rows = view.template block_paged_ptr<kTile>(item.sequence, t, item.kv_head);
+  for (std::size_t j = 0; j < kTile; ++j) {
+    for (std::size_t i = 0; i < view.head_size(); i += 64 / sizeof(T)) {
+      hwy::Prefetch(rows + static_cast<std::int64_t>(j) * row_elements + i);
+    }
+  }
+}
+
 // Keys [begin, end) of one span join the states of all rows that see them.
 template <typename T>
 void AttendSpan(const Rows& rows, const internal::AttentionItem& item, const KvView<const T>& keys,
@@ -234,6 +256,10 @@ void AttendSpan(const Rows& rows, const internal::AttentionItem& item, const KvV
     const std::uint32_t count = std::min<std::uint32_t>(kTile, end - t);
     const T* const k_rows = keys.template block_paged_ptr<kTile>(item.sequence, t, item.kv_head);
     const T* const v_rows = values.template block_paged_ptr<kTile>(item.sequence, t, item.kv_head);
+    if (t + kTile < end) {
+      PrefetchTile(keys, item, t + kTile);
+      PrefetchTile(values, item, t + kTile);
+    }
     for (std::uint32_t j = 0; j < count; ++j) {
       WidenRow(k_rows + j * row_elements, rows.head_size, columns, k + j * columns);
       WidenRow(v_rows + j * row_elements, rows.head_size, columns, v + j * columns);

@@ -16,13 +16,22 @@ class LinearPacker {
                                            std::uint32_t k);
 
  private:
-  // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. `units` are whole.
+  // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. Rows are read a cache line
+  // at a time, because rows a power of two apart would evict each other.
   static void TransposeUnits(const std::byte* const (&rows)[PackedLinear::kPanel],
                              std::size_t units, std::byte* dst) {
-    for (std::size_t unit = 0; unit < units; ++unit) {
+    constexpr std::size_t kLine = 16;
+    std::uint32_t tile[PackedLinear::kPanel][kLine] = {};
+    for (std::size_t unit = 0; unit < units; unit += kLine) {
+      const std::size_t count = std::min(kLine, units - unit);
       for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
-        if (rows[r] == nullptr) continue;
-        std::memcpy(dst + (unit * PackedLinear::kPanel + r) * 4, rows[r] + unit * 4, 4);
+        if (rows[r] != nullptr) std::memcpy(tile[r], rows[r] + unit * 4, count * 4);
+      }
+      auto* const out = reinterpret_cast<std::uint32_t*>(dst) + unit * PackedLinear::kPanel;
+      for (std::size_t i = 0; i < count; ++i) {
+        for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
+          out[i * PackedLinear::kPanel + r] = tile[r][i];
+        }
       }
     }
   }

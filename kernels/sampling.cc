@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -29,7 +30,8 @@ constexpr std::uint32_t kPurposeDraw = 0;
 struct Candidates {
   std::int32_t* ids;
   float* x;
-  float* w;  // exp(x - max x)
+  float* w;             // exp(x - max x)
+  std::uint64_t* keys;  // scratch
   std::size_t count;
 };
 
@@ -42,17 +44,64 @@ std::uint32_t OrderedKey(float x) {
 // floor(w * 2^40): sums of these have no order.
 std::uint64_t Mass(float w) { return static_cast<std::uint64_t>(w * 0x1p40f); }
 
-// The end of a prefix in order of (x descending, id ascending).
+// Rank in order of (x descending, id ascending), as one number; larger comes first.
+std::uint64_t OrderKey(float x, std::int32_t id) {
+  return std::uint64_t{OrderedKey(x)} << 32 | ~static_cast<std::uint32_t>(id);
+}
+
+template <typename Keep>
+void KeepIf(Candidates& c, Keep keep) {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < c.count; ++i) {
+    if (!keep(i)) continue;
+    c.ids[kept] = c.ids[i];
+    c.x[kept] = c.x[i];
+    c.w[kept] = c.w[i];
+    ++kept;
+  }
+  c.count = kept;
+}
+
+// Keeps the k first in order; returns the x of the last of them. REQUIRES: 0 < k <= count.
+float KeepFirst(Candidates& c, std::size_t k) {
+  for (std::size_t i = 0; i < c.count; ++i) c.keys[i] = OrderKey(c.x[i], c.ids[i]);
+  std::nth_element(c.keys, c.keys + (k - 1), c.keys + c.count, std::greater<>());
+  const std::uint64_t last = c.keys[k - 1];
+  float x = 0;
+  for (std::size_t i = 0; i < c.count; ++i) {
+    if (OrderKey(c.x[i], c.ids[i]) == last) x = c.x[i];
+  }
+  KeepIf(c, [&](std::size_t i) { return OrderKey(c.x[i], c.ids[i]) >= last; });
+  return x;
+}
+
+// Step 7, and the candidates within reach of the best one. A running k-th best drops nearly everything
+// while the row is read.
+void Collect(const float* x, std::size_t vocab, float max, std::size_t k, Candidates& c) {
+  constexpr std::size_t kChunk = 128;
+  float cut = std::max(max - kReach, -kLargest);
+  c.count = 0;
+  for (std::size_t at = 0; at < vocab; at += kChunk) {
+    c.count += internal::CollectAtLeast(x, {at, std::min(vocab, at + kChunk)}, cut,
+                                        c.ids + c.count, c.x + c.count);
+    if (k > 0 && c.count >= 4 * k + kChunk) cut = KeepFirst(c, k);
+  }
+  if (k > 0 && c.count > k) KeepFirst(c, k);
+}
+
+// The shortest prefix whose mass reaches a target.
 struct Border {
-  std::uint32_t key;  // everything above is in
+  std::uint32_t key;   // everything above is in
   std::uint64_t ties;  // of those that are equal, this many with the lowest ids
 };
 
-// Shortest prefix whose summed weight satisfies `reached`, by radix digits of the ordered key.
-// REQUIRES: the weight of all candidates satisfies it; equal x have equal weights.
-template <typename Weight, typename Reached>
-Border FindBorder(const Candidates& c, Weight weight, Reached reached) {
+// By radix digits of the ordered key, so that equal sums come from any order of addition. REQUIRES: the
+// mass of all candidates reaches the target.
+Border FindBorder(const Candidates& c, double target) {
   constexpr int kBits = 11;
+  const auto reached = [target](std::uint64_t mass) {
+    return static_cast<double>(mass) >= target;
+  };
   std::array<std::uint64_t, 1 << kBits> sums;
   std::uint32_t prefix = 0;
   std::uint32_t mask = 0;
@@ -62,7 +111,7 @@ Border FindBorder(const Candidates& c, Weight weight, Reached reached) {
     sums.fill(0);
     for (std::size_t i = 0; i < c.count; ++i) {
       const std::uint32_t key = OrderedKey(c.x[i]);
-      if ((key & mask) == prefix) sums[(key >> shift) & digit] += weight(c.w[i]);
+      if ((key & mask) == prefix) sums[(key >> shift) & digit] += Mass(c.w[i]);
     }
     std::uint32_t bucket = digit;
     while (bucket > 0 && !reached(above + sums[bucket])) above += sums[bucket--];
@@ -72,53 +121,48 @@ Border FindBorder(const Candidates& c, Weight weight, Reached reached) {
   for (std::size_t i = 0; i < c.count; ++i) {
     if (OrderedKey(c.x[i]) != prefix) continue;
     std::uint64_t ties = 1;
-    while (ties < c.count && !reached(above + ties * weight(c.w[i]))) ++ties;
+    while (ties < c.count && !reached(above + ties * Mass(c.w[i]))) ++ties;
     return {prefix, ties};
   }
   return {prefix, 0};
 }
 
-void KeepPrefix(Candidates& c, Border border) {
-  std::size_t kept = 0;
+// Step 8.
+void KeepTopP(float top_p, float max, Candidates& c) {
+  // Masses of nested sets of the best candidates: the prefix lies within the first that reaches the target.
+  constexpr std::array<float, 4> kDepths = {4.0f, 8.0f, 16.0f, kReach};
+  std::array<std::uint64_t, 4> masses{};
   for (std::size_t i = 0; i < c.count; ++i) {
-    const std::uint32_t key = OrderedKey(c.x[i]);
-    if (key < border.key || (key == border.key && border.ties == 0)) continue;
-    if (key == border.key) --border.ties;
-    c.ids[kept] = c.ids[i];
-    c.x[kept] = c.x[i];
-    c.w[kept] = c.w[i];
-    ++kept;
+    const float depth = max - c.x[i];
+    masses[depth <= kDepths[0] ? 0 : depth <= kDepths[1] ? 1 : depth <= kDepths[2] ? 2 : 3] +=
+        Mass(c.w[i]);
   }
-  c.count = kept;
+  const double target = static_cast<double>(top_p) *
+                        static_cast<double>(masses[0] + masses[1] + masses[2] + masses[3]);
+  std::size_t set = 0;
+  for (std::uint64_t mass = masses[0]; set < 3 && static_cast<double>(mass) < target;) {
+    mass += masses[++set];
+  }
+  if (set < 3) KeepIf(c, [&](std::size_t i) { return max - c.x[i] <= kDepths[set]; });
+  Border border = FindBorder(c, target);
+  KeepIf(c, [&](std::size_t i) {
+    const std::uint32_t key = OrderedKey(c.x[i]);
+    if (key != border.key) return key > border.key;
+    if (border.ties == 0) return false;
+    --border.ties;
+    return true;
+  });
 }
 
 // Steps 7 to 9.
-void Filter(const SamplingRow& row, float max, Candidates& c) {
-  const auto k = static_cast<std::uint64_t>(row.top_k);
-  if (k > 0 && k < c.count) {
-    KeepPrefix(c, FindBorder(
-                      c, [](float) { return std::uint64_t{1}; },
-                      [&](std::uint64_t count) { return count >= k; }));
-  }
-  if (row.top_p < 1.0f) {
-    std::uint64_t total = 0;
-    for (std::size_t i = 0; i < c.count; ++i) total += Mass(c.w[i]);
-    const double target = static_cast<double>(row.top_p) * static_cast<double>(total);
-    KeepPrefix(c, FindBorder(c, Mass, [&](std::uint64_t mass) {
-                 return static_cast<double>(mass) >= target;
-               }));
-  }
+void Filter(const SamplingRow& row, const float* x, std::size_t vocab, float max, Candidates& c) {
+  const auto k = static_cast<std::size_t>(row.top_k);
+  Collect(x, vocab, max, k < vocab ? k : 0, c);
+  internal::ExpMinus(c.x, c.count, max, c.w);
+  if (row.top_p < 1.0f) KeepTopP(row.top_p, max, c);
   if (row.min_p > 0.0f) {
     const float threshold = max + std::log(row.min_p);
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < c.count; ++i) {
-      if (!(c.x[i] >= threshold)) continue;
-      c.ids[kept] = c.ids[i];
-      c.w[kept] = c.w[i];
-      c.x[kept] = c.x[i];
-      ++kept;
-    }
-    c.count = kept;
+    KeepIf(c, [&](std::size_t i) { return c.x[i] >= threshold; });
   }
 }
 
@@ -241,9 +285,7 @@ std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float* x, Candi
   }
   const float max = internal::ScaleLogits(x, vocab, 1.0f / row.temperature);
   if (max == kNothing) return -1;
-  c.count = internal::CollectAtLeast(x, vocab, std::max(max - kReach, -kLargest), c.ids, c.x);
-  internal::ExpMinus(c.x, c.count, max, c.w);
-  Filter(row, max, c);
+  Filter(row, x, vocab, max, c);
   return Draw(row, c);
 }
 
@@ -255,10 +297,12 @@ void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace
     sampled.non_finite = true;
     return;
   }
-  auto* const x = reinterpret_cast<float*>(workspace.Reserve(std::size_t{vocab} * 4 * 4));
+  // Keys, a copy of the logits, and ids, x and w of the candidates, which are at most all tokens.
+  const std::size_t n = vocab;
+  auto* const keys = reinterpret_cast<std::uint64_t*>(workspace.Reserve(n * (8 + 4 * 4)));
+  auto* const x = reinterpret_cast<float*>(keys + n);
   std::copy(row.logits, row.logits + vocab, x);
-  Candidates c{reinterpret_cast<std::int32_t*>(x + 3 * std::size_t{vocab}), x + vocab,
-               x + 2 * std::size_t{vocab}, 0};
+  Candidates c{reinterpret_cast<std::int32_t*>(x + 3 * n), x + n, x + 2 * n, keys, 0};
   sampled.token = Choose(row, vocab, x, c);
   if (sampled.token < 0) {
     sampled.no_survivor = true;

@@ -96,14 +96,14 @@ float Scale(float* x, std::size_t count, float factor) {
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(max, y)));
 }
 
-std::size_t Collect(const float* x, std::size_t count, float cut, std::int32_t* ids,
+std::size_t Collect(const float* x, internal::IdRange range, float cut, std::int32_t* ids,
                     float* values) {
   const DF d;
   const VF border = hn::Set(d, cut);
   std::size_t kept = 0;
-  std::size_t i = 0;
-  while (i < count) {
-    const std::size_t end = std::min(count, i + kLanes);
+  std::size_t i = range.begin;
+  while (i < range.end) {
+    const std::size_t end = std::min(range.end, i + kLanes);
     if (end - i == kLanes && hn::AllFalse(d, hn::Ge(hn::LoadU(d, x + i), border))) {
       i = end;
       continue;
@@ -154,9 +154,9 @@ double SumOfExp(const float* z, std::size_t count, float max) {
 float ScaleLogits(float* x, std::size_t count, float factor) {
   return HWY_DYNAMIC_DISPATCH(Scale)(x, count, factor);
 }
-std::size_t CollectAtLeast(const float* x, std::size_t count, float cut, std::int32_t* ids,
+std::size_t CollectAtLeast(const float* x, IdRange range, float cut, std::int32_t* ids,
                            float* values) {
-  return HWY_DYNAMIC_DISPATCH(Collect)(x, count, cut, ids, values);
+  return HWY_DYNAMIC_DISPATCH(Collect)(x, range, cut, ids, values);
 }
 void ExpMinus(const float* x, std::size_t count, float max, float* w) {
   HWY_DYNAMIC_DISPATCH(ExpOf)(x, count, max, w);

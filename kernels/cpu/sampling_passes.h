@@ -20,8 +20,12 @@ double SumOfExp(const float* z, std::size_t count, float max);
 // x = x * factor, kept finite unless x was -infinity; returns the largest.
 float ScaleLogits(float* x, std::size_t count, float factor);
 
-// Ids and values of all x >= cut, ids ascending; returns how many.
-std::size_t CollectAtLeast(const float* x, std::size_t count, float cut, std::int32_t* ids,
+// Ids [begin, end) and values of all x >= cut, ids ascending; returns how many.
+struct IdRange {
+  std::size_t begin;
+  std::size_t end;
+};
+std::size_t CollectAtLeast(const float* x, IdRange range, float cut, std::int32_t* ids,
                            float* values);
 
 // w = exp(x - max).
