@@ -131,7 +131,7 @@ void CacheManager::Publish(BatchRow row, std::span<const std::int32_t> tokens,
   const std::size_t page_size = state_->page_size;
   const std::uint32_t full_pages = computed_tokens / state_->page_size;
   QUIRE_CHECK(computed_tokens <= tokens.size() && full_pages <= state_->num_columns(row));
-  if (state.num_published >= full_pages || !state_->CanPublish(row)) return;
+  if (!state_->CanPublish(row) || state.num_published >= full_pages) return;
   for (std::size_t index = keys->size(); index < full_pages; ++index) {
     keys->push_back(state_->options.page_hash(state_->options.hash_key,
                                               index == 0 ? state.root : keys->back(),

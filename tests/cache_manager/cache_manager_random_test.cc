@@ -263,17 +263,19 @@ class Storm {
   void Fork(std::uint32_t parent, std::uint32_t child) {
     if (parent == child || !sequences_[parent].live || sequences_[child].live) return;
     Sequence sequence = sequences_[parent];
-    if (sequence.computed >= options_.max_context_tokens) return;
-    const absl::Status status = cache_->Fork(BatchRow{parent}, BatchRow{child}, sequence.computed);
-    const bool fits = model_.Fork(parent, child, sequence.computed);
+    // Mostly at the end of what the parent computed, sometimes earlier.
+    if (random_.OneIn(3)) sequence.computed = random_.Below(sequence.computed + 1);
+    const std::uint32_t computed = sequence.computed;
+    if (computed >= options_.max_context_tokens) return;
+    const absl::Status status = cache_->Fork(BatchRow{parent}, BatchRow{child}, computed);
+    const bool fits = model_.Fork(parent, child, computed);
     EXPECT_EQ(status.code(), fits ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted);
     if (!fits) return;
     ++coverage_.forks;
     sequence.serial = ++serial_;
-    sequence.tokens.resize(sequence.computed);
+    sequence.tokens.resize(computed);
     sequence.tokens = sequence.tokens + RandomTokens(1);
-    sequence.keys.resize(
-        std::min<std::size_t>(sequence.keys.size(), sequence.computed / kTestPageSize));
+    sequence.keys.resize(std::min<std::size_t>(sequence.keys.size(), computed / kTestPageSize));
     sequences_[child] = std::move(sequence);
   }
 

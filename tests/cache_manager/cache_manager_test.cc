@@ -284,6 +284,17 @@ TEST_F(CacheManagerTest, ForkSharesFullPagesAndCopiesTheRest) {
   EXPECT_FALSE(cache_->has_step_work());
 }
 
+TEST_F(CacheManagerTest, ForkBeforeTheEndPublishesItsOwnPages) {
+  StartAndPublish(kA, Count(3 * kP));
+  ASSERT_TRUE(cache_->Fork(kA, kB, kP + 4).ok());
+  EXPECT_EQ(cache_->pages_of(kB), 2u);
+  RunStepWork();
+  const Tokens own = Count(kP + 4) + Count(kP - 4, 900);
+  Publish(kB, own);
+  EXPECT_EQ(Match(own + Count(1)).pages.size(), 2u);
+  EXPECT_EQ(Match(Count(3 * kP + 1)).pages.size(), 3u);
+}
+
 TEST_F(CacheManagerTest, ForkWithoutAPageForTheTailDoesNothing) {
   StartAndPublish(kA, Count(2 * kP + 5));
   ASSERT_TRUE(cache_->Reserve(kC, 16 * kP).ok());
@@ -401,6 +412,19 @@ TEST_F(CacheManagerTest, ScrubTakesSharedPagesFromTheIndexAndTheirHoldersPublish
   ASSERT_TRUE(cache_->Reserve(kB, 5 * kP).ok());
   Publish(kB, Count(5 * kP));
   EXPECT_EQ(MatchedTokens(Count(5 * kP)), kP);
+  cache_->Free(kB);
+  EXPECT_THAT(cache_->TakeClears(), ElementsAre(bad));
+}
+
+TEST_F(CacheManagerTest, SpoiledPageThatWasNeverPublishedStaysUnpublished) {
+  const Tokens prompt = Count(2 * kP);
+  Start(kA, prompt);
+  ASSERT_TRUE(cache_->Fork(kA, kB, 2 * kP).ok());
+  cache_->Scrub(kA, kP);
+  EXPECT_EQ(cache_->available_pages(), 17u);
+  Publish(kB, prompt);
+  EXPECT_EQ(Match(prompt + Count(1)).pages.size(), 1u);
+  const BlockId bad = PageOf(kB, 1);
   cache_->Free(kB);
   EXPECT_THAT(cache_->TakeClears(), ElementsAre(bad));
 }
