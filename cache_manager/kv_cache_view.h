@@ -105,6 +105,11 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   static constexpr bool kPointerTile = Tile >= 1 && (PageSize == kDynamicExtent ||
                                                      (Tile <= PageSize && PageSize % Tile == 0));
 
+  // Whether populate has a row table for such a tile.
+  template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta>
+  static constexpr bool kRowTile = ValidTile(BN, PageSize, PairCta) &&
+                                   ValidTileAlignment(BN, PageSize, Alignment);
+
   // Whether a view of these extents is another type that can stand for this one.
   template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages,
             std::uint32_t Group>
@@ -263,7 +268,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
 
   // Row table of the BN positions from `base` on, a multiple of Alignment; see kv_row_indices.h.
   template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta = false, bool IsLeader = true>
-  requires(ValidTile(BN, PageSize, PairCta) && ValidTileAlignment(BN, PageSize, Alignment))
+  requires(kRowTile<BN, Alignment, PairCta>)
       QUIRE_HOST_DEVICE PagedRowIndices<BN, PageSize, PairCta, IsLeader> populate(
           std::uint32_t b, std::uint32_t base)
   const {

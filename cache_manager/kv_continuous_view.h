@@ -54,6 +54,9 @@ struct ContinuousBatchingKVCache {
   template <std::uint32_t Tile>
   static constexpr bool kPointerTile = Tile >= 1;
 
+  template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta>
+  static constexpr bool kRowTile = ValidTile(BN, 0, PairCta) && Alignment >= 1;
+
   static constexpr std::int64_t Extent(std::uint32_t e) {
     return e == kDynamicExtent ? kDynamic : e;
   }
@@ -157,7 +160,7 @@ struct ContinuousBatchingKVCache {
 
   // One entry: the row of `base`.
   template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta = false, bool IsLeader = true>
-  requires(ValidTile(BN, 0, PairCta) && Alignment >= 1)
+  requires(kRowTile<BN, Alignment, PairCta>)
       QUIRE_HOST_DEVICE PagedRowIndices<BN, 0, PairCta, IsLeader> populate(std::uint32_t b,
                                                                            std::uint32_t base)
   const {

@@ -73,7 +73,7 @@ struct KVCacheMHAOperand {
     return cache.scale_tma_coords(b, t);
   }
   template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta = false, bool IsLeader = true>
-  requires(ValidTile(BN, kPageSize, PairCta))
+  requires(C::template kRowTile<BN, Alignment, PairCta>)
       QUIRE_HOST_DEVICE PagedRowIndices<BN, kPageSize, PairCta, IsLeader> populate(
           std::uint32_t b, std::uint32_t base)
   const { return cache.template populate<BN, Alignment, PairCta, IsLeader>(b, base); }
@@ -145,7 +145,7 @@ requires(C::kQuantized) struct KVCacheScalesMHAOperand {
     return cache.scale_tma_coords(b, t);
   }
   template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta = false, bool IsLeader = true>
-  requires(ValidTile(BN, kPageSize, PairCta) && ValidTileAlignment(BN, kPageSize, Alignment))
+  requires(C::template kRowTile<BN, Alignment, PairCta>)
       QUIRE_HOST_DEVICE PagedRowIndices<BN, kPageSize, PairCta, IsLeader> populate(
           std::uint32_t b, std::uint32_t base)
   const { return PopulateTile<BN, Alignment, PairCta, IsLeader>(cache.scale_table_row(b), base); }

@@ -42,7 +42,8 @@ QUIRE_HOST_DEVICE inline Q QuantizeValue(float x, float scale) {
 }
 
 // q[0, count) = x[0, count) / scale with scale = max(max |x| / kQuantizedMax, 2^-126), or 1 when
-// all are zero. A group that is not finite becomes zeros with scale 1.
+// all are zero. A group that is not finite becomes zeros with scale 1. A magnitude within an ulp or
+// two of the largest f32 may come back as infinity, since the scale itself is rounded.
 template <typename Q>
 QUIRE_HOST_DEVICE inline GroupScale QuantizeGroup(const float* x, std::uint32_t count, Q* q) {
   float amax = 0.0f;

@@ -85,15 +85,14 @@ struct PagedRowIndices {
     QUIRE_DCHECK(offset < BN / kCtaGroup);
     return get_row(offset + (IsLeader ? 0 : BN / 2));
   }
-  // Table of the SubBN rows from `offset` on. The start need not be page aligned when the part lies
-  // in one page; a part of several pages starts at a page.
+  // Table of the SubBN rows from `offset` on. A part of one entry may start anywhere, and its entry is
+  // good up to the end of that page; a part of several entries starts at a page.
   template <std::uint32_t SubBN>
   requires(SubBN <= BN && ValidTile(SubBN, P, false))
       QUIRE_HOST_DEVICE constexpr PagedRowIndices<SubBN, P> sub_rows(std::uint32_t offset) const {
     using Sub = PagedRowIndices<SubBN, P>;
     QUIRE_DCHECK(offset + SubBN <= BN);
-    QUIRE_DCHECK(Sub::kNumPages == 1 ? offset % kEffPage + SubBN <= kEffPage
-                                     : offset % kEffPage == 0);
+    QUIRE_DCHECK(Sub::kNumPages == 1 || offset % kEffPage == 0);
     Sub sub{};
     for (std::uint32_t i = 0; i < Sub::kNumPages; ++i) {
       sub.rows[i] = get_row(offset + i * Sub::kEffPage);
@@ -133,8 +132,7 @@ struct PagedRowIndices<BN, kDynamicExtent, PairCta, IsLeader> {
     QUIRE_DCHECK(offset + SubBN <= BN);
     PagedRowIndices<SubBN, kDynamicExtent> sub{};
     sub.page = page;
-    QUIRE_DCHECK(sub.num_pages() == 1 ? offset % eff_page() + SubBN <= eff_page()
-                                      : offset % eff_page() == 0);
+    QUIRE_DCHECK(sub.num_pages() == 1 || offset % eff_page() == 0);
     for (std::uint32_t i = 0; i < sub.num_pages(); ++i) {
       sub.rows[i] = get_row(offset + i * sub.eff_page());
     }
