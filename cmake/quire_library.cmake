@@ -5,12 +5,13 @@ set(QUIRE_WARNINGS -Wall -Wextra -Wconversion -Werror)
 
 function(_quire_common_options target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${QUIRE_WARNINGS}>)
+  # -O1 under a sanitizer: the compiler needs minutes for one large test otherwise.
   if(QUIRE_SANITIZE STREQUAL "address")
     target_compile_options(${target} PRIVATE -fsanitize=address,undefined
-                           -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
+                           -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
     target_link_options(${target} PRIVATE -fsanitize=address,undefined)
   elseif(QUIRE_SANITIZE STREQUAL "thread")
-    target_compile_options(${target} PRIVATE -fsanitize=thread -fno-omit-frame-pointer -g1)
+    target_compile_options(${target} PRIVATE -fsanitize=thread -fno-omit-frame-pointer -O1 -g1)
     target_link_options(${target} PRIVATE -fsanitize=thread)
   endif()
 endfunction()
