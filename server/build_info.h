@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+namespace quire::server {
+
+extern const char* const kVersion;    // "0.1.0"
+extern const char* const kGitCommit;  // of the source, or "unknown"
+extern const char* const kBuildType;  // "Release cpu"
+
+// Of the libraries that this process runs with.
+std::string GrpcVersion();
+std::string ProtobufVersion();
+
+}  // namespace quire::server

@@ -1,0 +1,353 @@
+#include "server/daemon.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/clock.h"
+#include "base/logging.h"
+#include "base/machine.h"
+#include "base/mutex.h"
+#include "base/probe.h"
+#include "base/status.h"
+#include "server/api/drain_control.h"
+#include "server/api/live_request.h"
+#include "server/api/server_probe.h"
+#include "server/api/serving_state.h"
+#include "server/build_info.h"
+#include "server/config/options.h"
+#include "server/config/validator.h"
+#include "server/grpc/admin_service.h"
+#include "server/grpc/generation_service.h"
+#include "server/grpc/grpc_listener.h"
+#include "server/grpc/health_service.h"
+#include "server/http/http_listener.h"
+#include "server/http/ops_handlers.h"
+#include "server/metrics_exporter.h"
+#include "server/model_stack.h"
+
+namespace quire::server {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+// See GrpcListener::KeepPolling.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(250);
+
+bool MakePrivateDir(const std::string& path, mode_t mode) {
+  if (mkdir(path.c_str(), mode) != 0 && errno != EEXIST) return false;
+  return access(path.c_str(), W_OK | X_OK) == 0;
+}
+
+// server.admin.listen, or the first place that works when nobody set it. `quire` looks at the same places.
+std::vector<std::string> AdminAddresses(const DaemonOptions& options) {
+  if (!options.admin_listen_is_default) return options.admin_listen;
+  if (MakePrivateDir("/run/quire", 0755)) return options.admin_listen;
+  const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime_dir != nullptr) {
+    const std::string dir = absl::StrCat(runtime_dir, "/quire");
+    if (MakePrivateDir(dir, 0700)) return {absl::StrCat("unix:", dir, "/admin.sock")};
+  }
+  std::error_code error;
+  const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
+  const std::string dir =
+      absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid());
+  if (!MakePrivateDir(dir, 0700)) {
+    log::Warn("server", "no place for the admin socket", {{"last_tried", dir}});
+    return {};
+  }
+  return {absl::StrCat("unix:", dir, "/admin.sock")};
+}
+
+void WarnAboutOpenAddresses(const DaemonOptions& options) {
+  for (const std::string& text : options.grpc_listen) {
+    ListenAddress address;
+    if (!ParseListenAddress(text, &address) || !address.is_wildcard()) continue;
+    log::Warn("server", "every host that reaches this address may use the model",
+              {{"address", text}, {"why", "this version has no TLS and no authentication"}});
+    return;
+  }
+}
+
+}  // namespace
+
+class Daemon::Impl {
+ public:
+  explicit Impl(std::unique_ptr<LayeredConfig> config)
+      : config_(std::move(config)),
+        options_(ToOptions(*config_)),
+        start_time_(absl::Now()),
+        state_(options_.engine_stall_timeout),
+        probe_(&registry_, ServedModelId(options_.model)),
+        drain_(&state_, &clock_, options_.shutdown.drain_timeout, [this] { RequestStop(); }),
+        context_{.state = &state_,
+                 .probe = &probe_,
+                 .clock = &clock_,
+                 .access_log = options_.access_log} {
+    ExportProcess(&state_, start_time_, &registry_);
+  }
+
+  int Run();
+  void RequestStop();
+  void Dump();
+
+ private:
+  absl::Status Listen();
+  void LogListening() const;
+  void Load();
+  void Housekeep();
+  void WaitForEnd();
+  void WaitUntil(absl::Time deadline);
+  void Drain();
+  void Close();
+  void UpdateHealth();
+
+  const std::unique_ptr<LayeredConfig> config_;
+  const DaemonOptions options_;
+  const absl::Time start_time_;
+  SystemClock clock_;
+  probe::Registry registry_;
+  ServingState state_;
+  ServerProbe probe_;
+  DrainControl drain_;
+  const HandlerContext context_;
+  std::unique_ptr<ModelStack> stack_;
+  std::unique_ptr<GenerationService> generation_;
+  std::unique_ptr<AdminService> admin_;
+  std::unique_ptr<GrpcListener> data_listener_, admin_listener_;
+  std::unique_ptr<HttpListener> http_listener_;
+
+  Mutex health_mutex_;
+  std::unique_ptr<HealthService> health_ ABSL_GUARDED_BY(health_mutex_);
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool loaded_ ABSL_GUARDED_BY(mutex_) = false;  // the loading thread is done, well or not
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  int exit_code_ ABSL_GUARDED_BY(mutex_) = kExitOk;
+};
+
+int Daemon::Impl::Run() {
+  WarnAboutOpenAddresses(options_);
+  const absl::Status listening = Listen();
+  if (!listening.ok()) {
+    log::Error("server", "cannot listen", {{"error", listening.message()}});
+    return kExitConfig;
+  }
+  LogListening();
+  std::thread housekeeper([this] { Housekeep(); });
+  std::thread loader([this] { Load(); });
+  WaitForEnd();
+  loader.join();
+  Drain();
+  {
+    MutexLock lock(&mutex_);
+    closing_ = true;
+    changed_.NotifyAll();
+  }
+  housekeeper.join();
+  Close();
+  MutexLock lock(&mutex_);
+  log::Info("server", "ended", {{"exit_code", exit_code_}});
+  return exit_code_;
+}
+
+absl::Status Daemon::Impl::Listen() {
+  const Machine machine = Machine::Detect();
+  generation_ = std::make_unique<GenerationService>(
+      context_, ServerDescription{
+                    .version = kVersion,
+                    .git_commit = kGitCommit,
+                    .build_type = kBuildType,
+                    .start_time = start_time_,
+                    .config_sha256 = config_->Sha256(),
+                    .device_name = machine.cpu_model(),
+                    .device_isa = machine.isa(),
+                    .max_receive_message_bytes = options_.transport.max_receive_message_bytes,
+                    .max_input_bytes = options_.engine.max_input_bytes});
+  admin_ = std::make_unique<AdminService>(context_, &drain_, config_.get());
+  QUIRE_ASSIGN_OR_RETURN(
+      data_listener_,
+      GrpcListener::Start({.addresses = options_.grpc_listen, .transport = options_.transport},
+                          {generation_->service()}));
+  std::vector<GrpcListener*> listeners = {data_listener_.get()};
+  const std::vector<std::string> admin_addresses = AdminAddresses(options_);
+  if (!admin_addresses.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(admin_listener_,
+                           GrpcListener::Start({.addresses = admin_addresses,
+                                                .socket_mode = options_.admin_socket_mode,
+                                                .transport = options_.transport},
+                                               {admin_->service()}));
+    listeners.push_back(admin_listener_.get());
+  }
+  {
+    MutexLock lock(&health_mutex_);
+    health_ = std::make_unique<HealthService>(&state_, std::move(listeners));
+  }
+  UpdateHealth();
+  if (!options_.http.listen.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(
+        http_listener_,
+        HttpListener::Start(options_.http.listen, options_.http.threads,
+                            MakeOpsHandlers(&state_,
+                                            options_.metrics_enabled ? &registry_ : nullptr)));
+  }
+  return absl::OkStatus();
+}
+
+void Daemon::Impl::LogListening() const {
+  log::Info("server", "listening",
+            {{"grpc", absl::StrJoin(data_listener_->addresses(), ",")},
+             {"admin", admin_listener_ == nullptr
+                           ? std::string()
+                           : absl::StrJoin(admin_listener_->addresses(), ",")},
+             {"http", http_listener_ == nullptr ? std::string() : http_listener_->address()},
+             {"pid", getpid()},
+             {"version", kVersion}});
+}
+
+void Daemon::Impl::Load() {
+  absl::StatusOr<std::unique_ptr<ModelStack>> stack =
+      ModelStack::Build(options_, &clock_, &registry_);
+  if (stack.ok()) {
+    stack_ = *std::move(stack);
+    ExportModel(*stack_, &registry_);
+    const ServedModel& served = stack_->served();
+    state_.Publish(&served);
+    state_.SetState(LifeState::kReady);
+    UpdateHealth();
+    log::Info("server", "ready",
+              {{"model", served.id()},
+               {"architecture", served.description.architecture},
+               {"parameters", served.description.parameter_count},
+               {"max_context_tokens", served.description.max_context_tokens},
+               {"kv_pages", served.description.kv_page_count},
+               {"kv_page_size", served.description.kv_page_size},
+               {"kv_dtype", served.description.kv_dtype},
+               {"determinism", options_.determinism},
+               {"since_start", clock_.Now() - start_time_}});
+  } else {
+    log::Error("server", "cannot load the model",
+               {{"path", options_.model.path}, {"error", stack.status().message()}});
+    state_.SetState(LifeState::kFailed);
+  }
+  MutexLock lock(&mutex_);
+  if (!stack.ok()) {
+    exit_code_ = absl::IsInternal(stack.status()) ? kExitEngine : kExitConfig;
+    stop_ = true;
+  }
+  loaded_ = true;
+  changed_.NotifyAll();
+}
+
+// Until the process closes: health, drains that run out of time, a stopped engine.
+void Daemon::Impl::Housekeep() {
+  absl::Time next_poll = absl::InfinitePast();
+  for (;;) {
+    UpdateHealth();
+    drain_.Tick();
+    if (clock_.Now() >= next_poll) {
+      data_listener_->KeepPolling();
+      if (admin_listener_ != nullptr) admin_listener_->KeepPolling();
+      next_poll = clock_.Now() + kPollInterval;
+    }
+    MutexLock lock(&mutex_);
+    if (closing_) return;
+    changed_.WaitUntil(&mutex_, clock_.Now() + kTick);
+    if (closing_) return;
+  }
+}
+
+void Daemon::Impl::WaitForEnd() {
+  MutexLock lock(&mutex_);
+  while (!stop_) changed_.Wait(&mutex_);
+}
+
+void Daemon::Impl::WaitUntil(absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  while (clock_.Now() < deadline) changed_.WaitUntil(&mutex_, deadline);
+}
+
+void Daemon::Impl::Drain() {
+  state_.SetLeaving(true);
+  state_.SetExiting();
+  UpdateHealth();
+  if (state_.state() == LifeState::kReady) {
+    log::Info("server", "not ready any more, still admitting",
+              {{"for", options_.shutdown.pre_drain_delay}});
+    WaitUntil(clock_.Now() + options_.shutdown.pre_drain_delay);
+    const absl::Status begun = drain_.Begin(drain_.default_timeout(), /*exit_after=*/false);
+    if (!begun.ok()) log::Error("server", "cannot drain", {{"error", begun.message()}});
+  }
+  if (state_.state() == LifeState::kDraining && !drain_.WaitDrained()) {
+    log::Warn("server", "some requests did not end in time");
+  }
+}
+
+// The housekeeper has ended: nobody else uses the listeners any more.
+void Daemon::Impl::Close() {
+  const absl::Time deadline = clock_.Now() + options_.shutdown.force_timeout;
+  data_listener_->Shutdown(deadline);
+  if (admin_listener_ != nullptr) admin_listener_->Shutdown(deadline);
+  http_listener_.reset();
+}
+
+void Daemon::Impl::UpdateHealth() {
+  MutexLock lock(&health_mutex_);
+  if (health_ != nullptr) health_->Update();
+}
+
+void Daemon::Impl::RequestStop() {
+  MutexLock lock(&mutex_);
+  stop_ = true;
+  changed_.NotifyAll();
+}
+
+void Daemon::Impl::Dump() {
+  log::Info("dump", "state",
+            {{"state", LifeStateName(state_.state())}, {"leaving", state_.leaving()}});
+  const ServedModel* served = state_.model();
+  if (served == nullptr) return;
+  const engine::EngineStats stats = served->engine->GetStats();
+  log::Info("dump", "engine",
+            {{"running", stats.running},
+             {"waiting", stats.waiting},
+             {"steps", stats.steps},
+             {"preemptions", stats.preemptions},
+             {"used_pages", stats.cache.used_pages},
+             {"cached_pages", stats.cache.cached_pages},
+             {"free_pages", stats.cache.free_pages},
+             {"last_step_age", stats.last_step_age}});
+  for (const engine::RequestInfo& request : served->engine->ListRequests()) {
+    log::Info("dump", "request",
+              {{"request_id", request.id},
+               {"state", engine::RequestStateName(request.state)},
+               {"age", clock_.Now() - request.accept_time},
+               {"prompt_tokens", request.prompt_tokens},
+               {"output_tokens", request.output_tokens},
+               {"kv_pages", request.kv_pages}});
+  }
+}
+
+Daemon::Daemon(std::unique_ptr<LayeredConfig> config)
+    : impl_(std::make_unique<Impl>(std::move(config))) {}
+Daemon::~Daemon() = default;
+int Daemon::Run() { return impl_->Run(); }
+void Daemon::RequestStop() { impl_->RequestStop(); }
+void Daemon::Dump() { impl_->Dump(); }
+
+void Daemon::ReopenLog() {
+  const absl::Status status = log::Reopen();
+  if (!status.ok()) log::Error("server", "cannot reopen the log", {{"error", status.message()}});
+  log::Warn("server", "log reopened; reload of the configuration is not built yet");
+}
+
+}  // namespace quire::server

@@ -1,0 +1,79 @@
+// quired: reads flags and configuration, then hands over to the daemon.
+
+#include <CLI/CLI.hpp>
+
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/logging.h"
+#include "server/build_info.h"
+#include "server/config/layered_config.h"
+#include "server/config/options.h"
+#include "server/daemon.h"
+#include "server/model_stack.h"
+#include "server/signals.h"
+
+namespace {
+
+using namespace std::string_literals;  // NOLINT: literals only
+using quire::server::LayeredConfig;
+
+struct Flags {
+  std::string model;
+  quire::server::ConfigSources sources;
+  bool validate = false;
+  std::string print_format;
+};
+
+int PrintErrors(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) std::cerr << error << "\n";
+  return quire::server::kExitConfig;
+}
+
+int Run(Flags flags) {
+  if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
+  flags.sources.environment = quire::server::ConfigEnvironment();
+  flags.sources.profile_dirs = quire::server::InstalledProfileDirs();
+  std::vector<std::string> errors;
+  std::unique_ptr<LayeredConfig> config = LayeredConfig::Load(flags.sources, &errors);
+  if (config == nullptr) return PrintErrors(errors);
+  if (!flags.print_format.empty()) {
+    using quire::server::Spelling;
+    std::cout << config->Print(flags.print_format == "json" ? Spelling::kJson : Spelling::kYaml);
+  }
+  if (flags.validate) {
+    const absl::Status status = quire::server::ValidateModel(ToOptions(*config));
+    if (!status.ok()) return PrintErrors({std::string(status.message())});
+  }
+  if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
+  const absl::Status logging = quire::log::Configure(ToOptions(*config).logging);
+  if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
+  quire::server::Daemon daemon(std::move(config));
+  quire::server::SignalThread signals({.stop = [&] { daemon.RequestStop(); },
+                                       .reload = [&] { daemon.ReopenLog(); },
+                                       .dump = [&] { daemon.Dump(); }});
+  return daemon.Run();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  quire::server::BlockSignals();
+  Flags flags;
+  CLI::App app("quired: LLM inference server", "quired");
+  app.set_version_flag("--version", "quired "s + quire::server::kVersion);
+  app.add_option("model", flags.model, "model directory, short for --set model.path=MODEL");
+  app.add_option("--config", flags.sources.files, "YAML file, repeatable")->allow_extra_args(false);
+  app.add_option("--set", flags.sources.sets, "KEY=VALUE, repeatable")->allow_extra_args(false);
+  app.add_flag("--validate", flags.validate, "check everything short of loading; exit 0 or 78");
+  app.add_option("--print-effective-config", flags.print_format, "yaml or json")
+      ->expected(0, 1)->default_str("yaml")->check(CLI::IsMember({"yaml", "json"}));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? quire::server::kExitOk : quire::server::kExitUsage;
+  }
+  return Run(std::move(flags));
+}

@@ -1,0 +1,101 @@
+#include "server/metrics_exporter.h"
+
+#include <dirent.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "base/logging.h"
+#include "server/build_info.h"
+
+namespace quire::server {
+namespace {
+
+double CpuSeconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// Second number of /proc/self/statm: resident pages.
+double ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  double total = 0;
+  double resident = 0;
+  file >> total >> resident;
+  return resident * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+double OpenFds() {
+  DIR* directory = opendir("/proc/self/fd");
+  if (directory == nullptr) return 0;
+  int entries = 0;
+  while (readdir(directory) != nullptr) ++entries;
+  closedir(directory);
+  return entries - 3;  // ".", ".." and the directory itself
+}
+
+double MaxFds() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return static_cast<double>(limit.rlim_cur);
+}
+
+}  // namespace
+
+void ExportProcess(const ServingState* state, absl::Time start_time, probe::Registry* registry) {
+  registry
+      ->AddGauge("quire_build_info", "What is running; always 1.",
+                 {{"version", kVersion},
+                  {"commit", kGitCommit},
+                  {"backends", "cpu"},
+                  {"grpc", GrpcVersion()},
+                  {"protobuf", ProtobufVersion()},
+                  {"cuda", "none"}})
+      .Set(1);
+  for (int i = 0; i < kNumLifeStates; ++i) {
+    const auto life = static_cast<LifeState>(i);
+    registry->AddCallbackGauge("quire_health_state", "State of the server; exactly one is 1.",
+                               {{"state", std::string(LifeStateName(life))}},
+                               [state, life] { return state->state() == life ? 1.0 : 0.0; });
+  }
+  registry->AddCallbackCounter("quire_log_lines_suppressed_total",
+                               "Log lines that the rate limit kept back.", {},
+                               [] { return static_cast<double>(log::SuppressedLines()); });
+  registry->AddCallbackCounter("process_cpu_seconds_total", "User and system CPU time.", {},
+                               &CpuSeconds);
+  registry->AddCallbackGauge("process_resident_memory_bytes", "Resident memory.", {},
+                             &ResidentBytes);
+  registry->AddCallbackGauge("process_open_fds", "Open file descriptors.", {}, &OpenFds);
+  registry->AddCallbackGauge("process_max_fds", "Limit of open file descriptors.", {}, &MaxFds);
+  registry->AddGauge("process_start_time_seconds", "Start of the process, Unix time.")
+      .Set(absl::ToDoubleSeconds(start_time - absl::UnixEpoch()));
+}
+
+void ExportModel(const ModelStack& stack, probe::Registry* registry) {
+  const ServedModel& served = stack.served();
+  const auto add_memory = [&](const char* kind, std::int64_t bytes) {
+    registry
+        ->AddGauge("quire_device_memory_bytes", "Planned memory by use.",
+                   {{"device", "cpu"}, {"kind", kind}})
+        .Set(static_cast<double>(bytes));
+  };
+  add_memory("weights", served.description.weight_bytes);
+  add_memory("kv", served.description.pool_bytes);
+  add_memory("workspace", served.description.workspace_bytes);
+  const auto add_time = [&](const char* phase, absl::Duration time) {
+    registry
+        ->AddGauge("quire_model_load_seconds", "How long loading took, by phase.",
+                   {{"model_name", served.id()}, {"phase", phase}})
+        .Set(absl::ToDoubleSeconds(time));
+  };
+  add_time("read", stack.load_times().read);
+  add_time("tokenizer", stack.load_times().tokenizer);
+}
+
+}  // namespace quire::server

@@ -1,0 +1,310 @@
+#include "server/model_stack.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "base/logging.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "cache_manager/cache_manager.h"
+#include "models/families/registry.h"
+#include "models/memory_plan.h"
+#include "server/embedded_model.h"
+
+namespace quire::server {
+namespace {
+
+// The first number of a file such as /sys/fs/cgroup/memory.max; nothing for "max" or without the file.
+std::optional<std::int64_t> ReadNumber(const char* path) {
+  std::ifstream file(path);
+  std::string word;
+  std::int64_t value = 0;
+  if (!(file >> word) || !absl::SimpleAtoi(word, &value)) return std::nullopt;
+  return value;
+}
+
+// What the system would give without swapping (proc(5), MemAvailable), within the cgroup's limit.
+std::int64_t FreeMemoryBytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string line;
+  std::int64_t available = 0;
+  while (std::getline(file, line)) {
+    absl::string_view rest = line;
+    if (!absl::ConsumePrefix(&rest, "MemAvailable:")) continue;
+    absl::ConsumeSuffix(&rest, " kB");
+    if (absl::SimpleAtoi(rest, &available)) available *= 1024;
+  }
+  const std::optional<std::int64_t> limit = ReadNumber("/sys/fs/cgroup/memory.max");
+  const std::optional<std::int64_t> used = ReadNumber("/sys/fs/cgroup/memory.current");
+  if (limit && used) available = std::min(available, *limit - *used);
+  return std::max<std::int64_t>(available, 0);
+}
+
+// Pages of the pool, the null page included.
+absl::StatusOr<std::uint32_t> CountBlocks(const DaemonOptions& options,
+                                          const cache::KvGeometry& geometry,
+                                          std::int32_t context_tokens) {
+  if (options.pool.capacity_bytes) {
+    absl::StatusOr<std::uint32_t> blocks =
+        models::NumBlocksForBytes(geometry, *options.pool.capacity_bytes);
+    if (blocks.ok()) return blocks;
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv_cache.capacity_bytes: ", blocks.status().message()));
+  }
+  const std::int64_t free_bytes = FreeMemoryBytes();
+  const auto share =
+      static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
+  absl::StatusOr<std::uint32_t> fit = models::NumBlocksForBytes(geometry, share);
+  if (!fit.ok()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "kv_cache.capacity_bytes is auto, ", free_bytes, " bytes of memory are free and ",
+        "device.cpu.kv_memory_share is ", options.pool.memory_share, ": ",
+        fit.status().message()));
+  }
+  const std::int64_t pages_per_context =
+      (std::int64_t{context_tokens} + geometry.page_size - 1) / geometry.page_size;
+  const std::int64_t useful = pages_per_context * options.engine.max_running_sequences + 1;
+  return static_cast<std::uint32_t>(std::min<std::int64_t>(*fit, useful));
+}
+
+absl::StatusOr<models::ModelFiles> OpenModelFiles(const ModelOptions& options) {
+  if (options.path == "embedded") return EmbeddedModelFiles();
+  return models::ModelFiles::FromDirectory(options.path);
+}
+
+// model.max_context_tokens, or the model's own context.
+absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own) {
+  if (!options.max_context_tokens) return own;
+  if (*options.max_context_tokens <= own) return *options.max_context_tokens;
+  return absl::InvalidArgumentError(absl::StrCat("model.max_context_tokens is ",
+                                                 *options.max_context_tokens,
+                                                 ", the model's own context is ", own));
+}
+
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizer(const ModelOptions& options,
+                                                               const models::ModelFiles& files) {
+  if (options.path != "embedded") return text::Tokenizer::Load(options.path);
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelFile tokenizer, files.Open("tokenizer.json"));
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelFile config, files.Open("tokenizer_config.json"));
+  return text::Tokenizer::FromJson(tokenizer.text(), config.text());
+}
+
+// Fresh for each process: nobody outside can foresee which prefixes share a key.
+HashKey RandomHashKey() {
+  std::random_device device;
+  HashKey key;
+  for (std::uint64_t& word : key.words) word = std::uint64_t{device()} << 32 | device();
+  return key;
+}
+
+template <typename T>
+void SetIf(const std::optional<T>& value, T* target) {
+  if (value) *target = *value;
+}
+
+// Configuration over generation_config.json over the API's own defaults.
+engine::SamplingParams ResolveSampling(const models::GenerationDefaults& model,
+                                       const SamplingDefaults& configured) {
+  engine::SamplingParams params;
+  SetIf(model.temperature, &params.temperature);
+  if (model.do_sample && !*model.do_sample) params.temperature = 0;
+  SetIf(model.top_p, &params.top_p);
+  SetIf(model.top_k, &params.top_k);
+  SetIf(model.min_p, &params.min_p);
+  SetIf(model.repetition_penalty, &params.repetition_penalty);
+  SetIf(configured.temperature, &params.temperature);
+  SetIf(configured.top_p, &params.top_p);
+  SetIf(configured.top_k, &params.top_k);
+  SetIf(configured.min_p, &params.min_p);
+  SetIf(configured.repetition_penalty, &params.repetition_penalty);
+  SetIf(configured.presence_penalty, &params.presence_penalty);
+  SetIf(configured.frequency_penalty, &params.frequency_penalty);
+  return params;
+}
+
+// 1 for every id that has text.
+std::vector<std::uint8_t> TextMask(const text::Tokenizer& tokenizer, std::uint32_t vocab_size) {
+  std::vector<std::uint8_t> mask(vocab_size);
+  for (std::uint32_t id = 0; id < vocab_size; ++id) {
+    mask[id] = tokenizer.HasText(static_cast<std::int32_t>(id)) ? 1 : 0;
+  }
+  return mask;
+}
+
+}  // namespace
+
+std::string ServedModelId(const ModelOptions& options) {
+  if (options.id) return *options.id;
+  if (options.path == "embedded") return "story";
+  std::filesystem::path path(options.path);
+  if (!path.has_filename()) path = path.parent_path();  // a trailing slash
+  return path.filename().string();
+}
+
+absl::Status ValidateModel(const DaemonOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelConfig config, models::ReadModelConfig(files));
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelSpec spec,
+                         models::FamilyNamed(config.family).build_spec(config));
+  QUIRE_RETURN_IF_ERROR(LoadTokenizer(options.model, files).status());
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::int32_t context,
+      ContextTokens(options.model, static_cast<std::int32_t>(config.max_position_embeddings)));
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                         models::KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
+                                               /*num_blocks=*/2));
+  return CountBlocks(options, geometry, context).status();
+}
+
+absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(const DaemonOptions& options,
+                                                              const Clock* clock,
+                                                              probe::Registry* metrics) {
+  std::unique_ptr<ModelStack> stack(new ModelStack());
+  QUIRE_RETURN_IF_ERROR(stack->Load(options));
+  QUIRE_RETURN_IF_ERROR(stack->Plan(options));
+  QUIRE_RETURN_IF_ERROR(stack->StartEngine(options, clock, metrics));
+  stack->Describe(options);
+  return stack;
+}
+
+absl::Status ModelStack::Load(const DaemonOptions& options) {
+  const int threads = options.compute_threads ? *options.compute_threads
+                                              : Machine::Detect().physical_cores();
+  threads_ = std::make_unique<ThreadPool>(threads);
+  QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                         kernels::Backend::Create(Device::Cpu(), threads_.get()));
+  backend_.emplace(std::move(backend));
+  absl::Time start = absl::Now();
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
+  QUIRE_ASSIGN_OR_RETURN(model_, models::LoadModel(files, *backend_, {}));
+  for (const std::string& warning : model_->warnings) {
+    log::Warn("model", "while loading", {{"text", warning}});
+  }
+  load_times_.read = absl::Now() - start;
+  start = absl::Now();
+  QUIRE_ASSIGN_OR_RETURN(tokenizer_, LoadTokenizer(options.model, files));
+  load_times_.tokenizer = absl::Now() - start;
+  const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
+  if (tokenizer_->vocab_size() > vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(model_->source, "/tokenizer.json: the vocabulary has ",
+                     tokenizer_->vocab_size(), " ids, config.json says vocab_size ", vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelStack::Plan(const DaemonOptions& options) {
+  const auto own = static_cast<std::int32_t>(model_->config.max_position_embeddings);
+  QUIRE_ASSIGN_OR_RETURN(context_tokens_, ContextTokens(options.model, own));
+  QUIRE_ASSIGN_OR_RETURN(cache::KvGeometry geometry,
+                         models::KvGeometryFor(model_->spec, options.pool.page_size,
+                                               options.pool.dtype, /*num_blocks=*/2));
+  QUIRE_ASSIGN_OR_RETURN(geometry.num_blocks, CountBlocks(options, geometry, context_tokens_));
+  const std::int64_t pool_tokens =
+      (std::int64_t{geometry.num_blocks} - 1) * options.pool.page_size;
+  if (context_tokens_ > pool_tokens) {
+    if (options.model.max_context_tokens) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("model.max_context_tokens is ", context_tokens_, ", the KV pool holds ",
+                       pool_tokens, " tokens; raise kv_cache.capacity_bytes"));
+    }
+    log::Warn("model", "context cut to what the KV pool can hold",
+              {{"max_context_tokens", pool_tokens}, {"of", context_tokens_}});
+    context_tokens_ = static_cast<std::int32_t>(pool_tokens);
+  }
+  QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
+  pool_.emplace(std::move(pool));
+  return absl::OkStatus();
+}
+
+absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* clock,
+                                     probe::Registry* metrics) {
+  engine::EngineOptions engine = options.engine;
+  const auto page_size = static_cast<std::int32_t>(options.pool.page_size);
+  const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
+  engine.model_id = ServedModelId(options.model);
+  engine.fingerprint = model_->fingerprint;
+  engine.vocab_size = vocab_size;
+  engine.max_context_tokens = context_tokens_;
+  engine.eos_token_ids = model_->config.eos_ids;
+  engine.kv_dtype = std::string(DTypeName(options.pool.dtype));
+  engine.limits.vocab_size = vocab_size;
+  engine.limits.max_tokens_per_request =
+      options.max_tokens_per_request.value_or(context_tokens_);
+  if (options.text_threads_auto) {
+    engine.text_threads = std::max(1, Machine::Detect().physical_cores() / 8);
+  }
+  // A step has at most one token of each running sequence and the prompt tokens of its cap.
+  const std::int32_t step_tokens =
+      std::min(engine.max_step_tokens, std::max(engine.max_step_prompt_tokens, page_size) +
+                                           engine.max_running_sequences);
+  QUIRE_ASSIGN_OR_RETURN(
+      runner_,
+      models::ModelRunner::Create(
+          *model_, *backend_, &*pool_,
+          {.max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
+           .max_step_tokens = static_cast<std::uint32_t>(step_tokens),
+           .max_logprobs = static_cast<std::uint32_t>(engine.limits.max_logprobs),
+           .has_text = TextMask(*tokenizer_, model_->config.vocab_size),
+           .text_vocab = static_cast<std::uint32_t>(tokenizer_->vocab_size())}));
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<cache::CacheManager> cache,
+      cache::CacheManager::Create(
+          {.geometry = pool_->geometry(),
+           .max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
+           .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
+           .prefix_caching = options.pool.prefix_caching,
+           .partial_page_reuse = options.pool.partial_page_reuse,
+           .hash_key = RandomHashKey()}));
+  QUIRE_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(engine, std::move(cache), runner_.get(),
+                                                         tokenizer_.get(), clock, metrics));
+  engine_options_ = std::move(engine);
+  return absl::OkStatus();
+}
+
+void ModelStack::Describe(const DaemonOptions& options) {
+  const engine::EngineOptions& engine = engine_options_;
+  const cache::KvGeometry& geometry = pool_->geometry();
+  TranslatorOptions translation;
+  translation.model_id = engine.model_id;
+  translation.aliases = options.model.aliases;
+  translation.sampling_defaults = ResolveSampling(model_->generation, options.sampling);
+  translation.limits = engine.limits;
+  translation.default_max_tokens = options.default_max_tokens;
+  translation.stream_interval_tokens = options.stream_interval_tokens;
+  translation.queue_timeout = engine.queue_timeout;
+  translation.max_request_duration = engine.max_request_duration;
+  ModelDescription description;
+  description.architecture = model_->architecture;
+  description.dtype = "f32";  // activations on CPUs, whatever the weights are
+  description.quantization = "none";
+  description.max_context_tokens = context_tokens_;
+  description.vocab_size = engine.vocab_size;
+  description.eos_token_ids = engine.eos_token_ids;
+  description.bos_token_id = tokenizer_->bos_token_id();
+  if (!description.bos_token_id) description.bos_token_id = model_->config.bos_id;
+  description.pad_token_id = tokenizer_->pad_token_id();
+  if (!description.pad_token_id) description.pad_token_id = model_->config.pad_id;
+  description.weights_fingerprint = model_->fingerprint;
+  description.parameter_count = model_->parameter_count;
+  description.load_time = absl::Now();
+  description.kv_page_size = static_cast<std::int32_t>(geometry.page_size);
+  description.kv_page_count = static_cast<std::int32_t>(geometry.num_blocks - 1);
+  description.kv_dtype = engine.kv_dtype;
+  description.weight_bytes = model_->weight_bytes;
+  description.pool_bytes = pool_->size_bytes();
+  description.workspace_bytes = runner_->workspace_bytes();
+  served_ = std::make_unique<ServedModel>(RequestTranslator(std::move(translation)),
+                                          std::move(description), tokenizer_.get(), engine_.get());
+}
+
+}  // namespace quire::server

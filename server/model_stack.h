@@ -1,0 +1,75 @@
+#pragma once
+
+// Everything between a model's files and a running engine: weights, tokenizer, page pool, runner, engine.
+//
+// Place:      built by the daemon once; the only code that plans memory.
+// Invariants: members are declared in the order in which they need each other, so destruction is safe.
+// Threads:    Build from one thread; what it returns is used as its parts say.
+// Lifetime:   `metrics` and `clock` outlive it.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/probe.h"
+#include "base/thread_pool.h"
+#include "cache_manager/kv_pool.h"
+#include "engine/engine.h"
+#include "kernels/backend.h"
+#include "models/model.h"
+#include "models/model_runner.h"
+#include "models/text/tokenizer.h"
+#include "server/api/serving_state.h"
+#include "server/config/options.h"
+
+namespace quire::server {
+
+// How long the parts of loading took.
+struct LoadTimes {
+  absl::Duration read, tokenizer;
+};
+
+class ModelStack {
+ public:
+  // Errors name the file or the key, its value and the limit.
+  static absl::StatusOr<std::unique_ptr<ModelStack>> Build(const DaemonOptions& options,
+                                                           const Clock* clock,
+                                                           probe::Registry* metrics);
+
+  const ServedModel& served() const { return *served_; }
+  const LoadTimes& load_times() const { return load_times_; }
+
+ private:
+  ModelStack() = default;
+
+  absl::Status Load(const DaemonOptions& options);
+  absl::Status Plan(const DaemonOptions& options);
+  absl::Status StartEngine(const DaemonOptions& options, const Clock* clock,
+                           probe::Registry* metrics);
+  void Describe(const DaemonOptions& options);
+
+  LoadTimes load_times_;
+  std::unique_ptr<ThreadPool> threads_;
+  std::optional<kernels::Backend> backend_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::int32_t context_tokens_ = 0;
+  std::optional<cache::KvPool> pool_;
+  std::unique_ptr<models::ModelRunner> runner_;
+  engine::EngineOptions engine_options_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<ServedModel> served_;
+};
+
+// What --validate does beyond the configuration itself: the model's config.json and tokenizer parse, and
+// a pool of pages fits. Loads no weights.
+absl::Status ValidateModel(const DaemonOptions& options);
+
+// The served name: model.id, else the name of the directory, else "story" for the embedded model.
+std::string ServedModelId(const ModelOptions& options);
+
+}  // namespace quire::server

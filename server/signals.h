@@ -1,0 +1,40 @@
+#pragma once
+
+// The process's signals, taken by one thread that waits for them; nobody else ever sees one.
+//
+// Place:      made by main before any other thread, so that all threads inherit the blocked set.
+// Invariants: SIGPIPE is ignored. Handlers run one after another on the signal thread, where anything may
+//             be called.
+// Threads:    its own.
+// Lifetime:   what the handlers use outlives it.
+
+#include <functional>
+#include <thread>
+
+namespace quire::server {
+
+struct SignalHandlers {
+  std::function<void()> stop;    // first SIGTERM or SIGINT; a second one ends the process with code 1
+  std::function<void()> reload;  // SIGHUP
+  std::function<void()> dump;    // SIGUSR1
+};
+
+// Blocks the signals for this thread and all that it starts. Called first in main.
+void BlockSignals();
+
+class SignalThread {
+ public:
+  // REQUIRES: BlockSignals was called before any thread was started.
+  explicit SignalThread(SignalHandlers handlers);
+  ~SignalThread();
+  SignalThread(const SignalThread&) = delete;
+  SignalThread& operator=(const SignalThread&) = delete;
+
+ private:
+  void Loop();
+
+  const SignalHandlers handlers_;
+  std::thread thread_;
+};
+
+}  // namespace quire::server
