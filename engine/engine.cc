@@ -87,7 +87,8 @@ class Engine::Impl {
                  // Twice what one step and the ends of all live requests can add.
                  .ring_items = 8 * (TableCapacity(options) +
                                     static_cast<std::size_t>(options.max_running_sequences)) +
-                               128},
+                               128,
+                 .stream_queue_tokens = options.stream_queue_tokens},
                 tokenizer, clock, &table_, &probe_, inbox_),
         text_(options_,
               {.hash_key = cache_->hash_key(),
@@ -95,7 +96,7 @@ class Engine::Impl {
                .usable_pages = cache_->usable_pages()},
               tokenizer, clock, &queue_, &probe_, inbox_) {
     core_.scheduler().SetOutputReady(
-        [this](const LiveRequest& live) { return output_.IsReady(live.output_worker); });
+        [this](const LiveRequest& live) { return output_.IsReady(live); });
     PublishStats(clock->Now());
     thread_ = std::thread([this] { Loop(); });
   }

@@ -251,6 +251,7 @@ void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token,
   live.shown_output_tokens.fetch_add(1, std::memory_order_relaxed);
   const std::optional<FinishReason> finish = FinishAfter(sequence);
   OutputItem& item = Emit(OutputItem::Kind::kToken, live, now);
+  live.in_ring_tokens.fetch_add(1, std::memory_order_acq_rel);
   item.choice = sequence.choice;
   item.token = {.token = token.token,
                 .logprob = token.logprob,

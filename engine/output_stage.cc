@@ -15,7 +15,8 @@ OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenize
       table_(table),
       probe_(probe),
       inbox_(std::move(inbox)),
-      half_(options.ring_items / 2) {
+      half_(options.ring_items / 2),
+      stream_queue_tokens_(options.stream_queue_tokens) {
   for (std::int32_t i = 0; i < options.num_workers; ++i) {
     rings_.push_back(std::make_unique<Ring>(options.ring_items));
     workers_.emplace_back([this, ring = rings_.back().get()] { Work(*ring); });
@@ -34,8 +35,9 @@ void OutputStage::Push(std::vector<OutputItem>* items) {
   items->clear();
 }
 
-bool OutputStage::IsReady(std::size_t worker) {
-  Ring& ring = *rings_[worker];
+bool OutputStage::IsReady(const LiveRequest& live) {
+  if (live.in_ring_tokens.load(std::memory_order_acquire) >= stream_queue_tokens_) return false;
+  Ring& ring = *rings_[live.output_worker];
   if (ring.queue.size() < half_) return true;
   ring.engine_waits.store(true);
   // The worker may have emptied it in between and seen no flag.
@@ -75,6 +77,9 @@ void OutputStage::Process(OutputItem& item) {
       output.AddPromptScores(item);
       return;
     case OutputItem::Kind::kToken: {
+      // The engine passes over a request with that many tokens on their way.
+      const std::int32_t in_ring = live.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
+      if (in_ring == stream_queue_tokens_) inbox_->Wake();
       const bool matched = output.AddToken(item, clock_->Now(), *probe_);
       if (item.finish.has_value()) {
         output.EndChoice(item);

@@ -30,6 +30,7 @@ namespace quire::engine {
 struct OutputStageOptions {
   std::int32_t num_workers = 1;
   std::size_t ring_items = 0;
+  std::int32_t stream_queue_tokens = 0;  // of one request that may be on their way
 };
 
 class OutputStage {
@@ -42,8 +43,8 @@ class OutputStage {
   std::size_t num_workers() const { return rings_.size(); }
   // Hands all items over and leaves the vector empty.
   void Push(std::vector<OutputItem>* items);
-  // Whether tokens for this worker may be made. After false the engine is woken when that changes.
-  bool IsReady(std::size_t worker);
+  // Whether tokens of this request may be made. After false the engine is woken when that changes.
+  bool IsReady(const LiveRequest& live);
   // Finishes what waits and joins the workers.
   void Stop();
 
@@ -63,6 +64,7 @@ class OutputStage {
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
   const std::size_t half_;
+  const std::int32_t stream_queue_tokens_;
   std::vector<std::unique_ptr<Ring>> rings_;
   std::vector<std::thread> workers_;
 };

@@ -112,6 +112,7 @@ struct LiveRequest {
   std::atomic<std::int32_t> shown_output_tokens{0};
   std::atomic<std::int32_t> shown_pages{0};
   std::atomic<bool> cancel_requested{false};
+  std::atomic<std::int32_t> in_ring_tokens{0};  // on their way to the output worker
 
   // Part 3: engine thread only.
   std::vector<std::unique_ptr<Sequence>> sequences;  // one per choice, after kPrepared

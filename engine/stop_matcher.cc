@@ -55,6 +55,11 @@ std::int32_t StopAutomaton::Next(std::int32_t node, std::uint8_t byte) const {
   }
 }
 
+std::int32_t StopAutomaton::Settle(std::int32_t node) const {
+  while (node != 0 && nodes_[Index(node)].edges.empty()) node = nodes_[Index(node)].fail;
+  return node;
+}
+
 std::optional<std::int32_t> StopMatcher::Push(absl::string_view text, bool may_stop,
                                               bool include_stop_text, std::string* out) {
   if (automaton_ == nullptr) {
@@ -77,6 +82,7 @@ std::optional<std::int32_t> StopMatcher::Push(absl::string_view text, bool may_s
     held_.clear();
     return match;
   }
+  node_ = automaton_->Settle(node_);
   const std::size_t settled = held_.size() - static_cast<std::size_t>(automaton_->depth(node_));
   out->append(held_, 0, settled);
   held_.erase(0, settled);

@@ -28,6 +28,8 @@ class StopAutomaton {
 
   bool empty() const { return nodes_.size() == 1; }
   std::int32_t Next(std::int32_t node, std::uint8_t byte) const;
+  // The longest suffix of the node's prefix that can still become a stop string.
+  std::int32_t Settle(std::int32_t node) const;
   // Length of the prefix that the node stands for.
   std::int32_t depth(std::int32_t node) const { return nodes_[Index(node)].depth; }
   // Index of the longest stop string that ends at this node, or -1.

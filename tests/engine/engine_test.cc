@@ -1,0 +1,421 @@
+// The engine with its threads, and the stream contract (docs/api.md, section 5).
+
+#include "engine/engine.h"
+
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/text/utf8.h"
+#include "tests/engine/harness.h"
+#include "tests/engine/stream_reader.h"
+
+namespace quire::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string ReasonOf(const absl::Status& status) {
+  const auto reason = GetErrorReason(status);
+  return reason.has_value() ? reason->reason : "";
+}
+
+// An engine over the fake runner; the runner can be held between two steps.
+class EngineTest : public ::testing::Test {
+ protected:
+  void Start(const std::function<void(EngineOptions&, FakeRunnerOptions&)>& change = {}) {
+    const PoolOptions pool{
+        .usable_pages = 200, .page_size = 16, .max_rows = 16, .max_context_tokens = 1024};
+    HarnessOptions options = MakeHarnessOptions(pool);
+    if (change) change(options.engine, options.runner);
+    tokenizer_ = MakeByteTokenizer();
+    runner_ = std::make_unique<FakeRunner>(options.runner);
+    runner_->SetHook([this](const models::StepBatch&) {
+      MutexLock lock(&gate_mutex_);
+      while (gate_closed_) gate_.Wait(&gate_mutex_);
+      return absl::OkStatus();
+    });
+    auto engine = Engine::Create(options.engine, MakeCache(pool), runner_.get(), tokenizer_.get(),
+                                 &clock_, &registry_);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
+  }
+  void TearDown() override { Gate(false); }
+
+  void Gate(bool closed) {
+    MutexLock lock(&gate_mutex_);
+    gate_closed_ = closed;
+    gate_.NotifyAll();
+  }
+
+  Reading Run(Request request) {
+    auto stream = engine_->Accept(std::move(request));
+    if (!stream.ok()) {
+      Reading reading;
+      reading.status = stream.status();
+      return reading;
+    }
+    return ReadAll(**stream);
+  }
+
+  void ExpectIdle() {
+    EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+    const absl::Status status = engine_->CheckIntegrity();
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(engine_->GetStats().cache.used_pages, 0);
+    EXPECT_EQ(engine_->GetStats().running, 0);
+    EXPECT_EQ(engine_->GetStats().waiting, 0);
+  }
+
+  SystemClock clock_;
+  probe::Registry registry_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::unique_ptr<FakeRunner> runner_;
+  Mutex gate_mutex_;
+  CondVar gate_;
+  bool gate_closed_ ABSL_GUARDED_BY(gate_mutex_) = false;
+  std::unique_ptr<Engine> engine_;
+};
+
+Request TextRequest(std::string id, std::string text, std::int32_t max_tokens) {
+  Request request = MakeRequest(std::move(id), {}, max_tokens);
+  request.prompt = TextPrompt{.text = std::move(text)};
+  return request;
+}
+
+TEST_F(EngineTest, StreamedAndWholeAnswersAreEqual) {
+  Start();
+  for (const std::int32_t interval : {1, 7, 1024}) {
+    Request request = TextRequest("a", "Once upon a time", 100);
+    request.output.logprobs = 2;
+    request.output.stream_interval_tokens = interval;
+    request.output.timings = true;
+    request.sampling.temperature = 1;
+    request.sampling.choice_count = 3;
+    const Reading streamed = Run(request);
+    request.output.stream = false;
+    const Reading whole = Run(request);
+    ASSERT_TRUE(streamed.status.ok()) << streamed.status;
+    ASSERT_EQ(whole.choices.size(), 3);
+    EXPECT_EQ(streamed.order_errors, "");
+    EXPECT_EQ(whole.order_errors, "");
+    EXPECT_EQ(whole.num_deltas, 0);
+    for (std::int32_t c = 0; c < 3; ++c) {
+      const Reading::Choice& a = streamed.choices.at(c);
+      const Reading::Choice& b = whole.choices.at(c);
+      EXPECT_EQ(a.text, b.text);
+      EXPECT_EQ(a.token_ids, b.token_ids);
+      EXPECT_EQ(a.logprobs, b.logprobs);
+      EXPECT_EQ(3 * a.token_ids.size(), a.logprobs.size());  // its own and the two best
+      EXPECT_EQ(a.finish, b.finish);
+      EXPECT_EQ(a.usage.completion_tokens, static_cast<std::int32_t>(a.token_ids.size()));
+      EXPECT_EQ(a.usage.prompt_tokens, 16);
+      std::vector<std::int32_t> ids = a.token_ids;
+      if (a.finish == FinishReason::kEos) ids.pop_back();
+      EXPECT_EQ(*tokenizer_->Decode(ids, true), a.text);
+    }
+  }
+  ExpectIdle();
+}
+
+TEST_F(EngineTest, StopStringsCutAcrossTokensLikeNaiveSearch) {
+  Start();
+  std::mt19937_64 random(3);
+  int stopped = 0;
+  for (int i = 0; i < 60; ++i) {
+    Request request = TextRequest(absl::StrCat("r", i), absl::StrCat("prompt ", i), 80);
+    request.stopping.ignore_eos = true;
+    const Reading free_run = Run(request);
+    ASSERT_TRUE(free_run.status.ok()) << free_run.status;
+    const std::string text = free_run.choices.at(0).text;
+    // A stop string that occurs, at character borders.
+    std::size_t begin = random() % text.size();
+    while ((static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+    std::size_t end = std::min(text.size(), begin + 1 + random() % 6);
+    while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) ++end;
+    request.stopping.stop = {text.substr(begin, end - begin), "never in there at all"};
+    request.stopping.include_stop_text = i % 2 == 0;
+    request.output.stream = i % 3 != 0;
+    const Reading cut = Run(request);
+    ASSERT_TRUE(cut.status.ok()) << cut.status;
+    const Reading::Choice& choice = cut.choices.at(0);
+    const std::size_t at = text.find(request.stopping.stop[0]);
+    const std::size_t length =
+        request.stopping.include_stop_text ? request.stopping.stop[0].size() : 0;
+    EXPECT_EQ(choice.text, text.substr(0, at + length));
+    EXPECT_EQ(choice.finish, FinishReason::kStopText);
+    EXPECT_EQ(choice.stop_text, request.stopping.stop[0]);
+    EXPECT_FALSE(text::FirstInvalidUtf8(choice.text).has_value());
+    const std::vector<std::int32_t>& ids = free_run.choices.at(0).token_ids;
+    ASSERT_LE(choice.token_ids.size(), ids.size());
+    EXPECT_TRUE(std::equal(choice.token_ids.begin(), choice.token_ids.end(), ids.begin()));
+    ++stopped;
+  }
+  EXPECT_EQ(stopped, 60);
+  ExpectIdle();
+  // generation = what clients were told; the rest is accounted for as discarded.
+  EXPECT_EQ(
+      MetricSum(registry_, "quire_engine_step_tokens_sum"),
+      MetricValue(registry_, "quire_prompt_tokens_total{model_name=\"m\",source=\"compute\"}") +
+          MetricSum(registry_, "quire_generation_tokens_total") +
+          MetricSum(registry_, "quire_discarded_tokens_total") - 120);
+  EXPECT_EQ(MetricSum(registry_, "quire_request_inter_token_seconds_count"),
+            MetricSum(registry_, "quire_generation_tokens_total") - 120);
+  EXPECT_EQ(MetricSum(registry_, "quire_request_ttft_seconds_count"), 120);
+  EXPECT_EQ(MetricSum(registry_, "quire_request_output_tokens_sum"),
+            MetricSum(registry_, "quire_generation_tokens_total"));
+  EXPECT_EQ(MetricSum(registry_, "quire_request_output_tokens_count"),
+            MetricSum(registry_, "quire_choices_finished_total"));
+}
+
+TEST_F(EngineTest, StopStringsWaitForMinTokens) {
+  Start();
+  Request request = TextRequest("a", "prompt", 40);
+  request.stopping.ignore_eos = true;
+  request.output.stream = false;
+  const Reading free_run = Run(request);
+  const std::string text = free_run.choices.at(0).text;
+  request.stopping.stop = {text.substr(0, text::Utf8Length(text[0]))};
+  request.stopping.min_tokens = 20;
+  const Reading held = Run(request);
+  EXPECT_GE(held.choices.at(0).usage.completion_tokens, 20);
+  EXPECT_EQ(text.substr(0, held.choices.at(0).text.size()), held.choices.at(0).text);
+}
+
+TEST_F(EngineTest, EchoAndPromptLogprobsComeFirst) {
+  Start();
+  Request request = TextRequest("a", "hello <eos>", 5);
+  request.output.echo_prompt = true;
+  request.output.prompt_logprobs = 1;
+  const Reading reading = Run(request);
+  ASSERT_TRUE(reading.status.ok());
+  EXPECT_EQ(reading.order_errors, "");
+  EXPECT_EQ(reading.started.prompt_text, "hello <eos>");
+  EXPECT_THAT(reading.started.prompt_token_ids,
+              ElementsAre('h', 'e', 'l', 'l', 'o', ' ', kEosToken));
+  EXPECT_EQ(reading.prompt_positions, 6);
+  EXPECT_EQ(reading.prompt_bytes, "ello <eos>");
+}
+
+TEST_F(EngineTest, RefusesAtTheDoor) {
+  Start([](EngineOptions& options, FakeRunnerOptions&) {
+    options.max_queued_requests = 3;
+    options.max_running_sequences = 2;
+    options.max_input_bytes = 1000;
+  });
+  EXPECT_EQ(ReasonOf(Run(MakeRequest("a", {}, 5)).status), "PROMPT_MISSING");
+  EXPECT_EQ(ReasonOf(Run(TextRequest("a", std::string(1001, 'x'), 5)).status), "INPUT_TOO_LARGE");
+  EXPECT_EQ(ReasonOf(Run(TextRequest("a", "bad \xff", 5)).status), "BAD_UTF8");
+  EXPECT_EQ(ReasonOf(Run(MakeRequest("a", {1, 2, 259}, 5)).status), "BAD_TOKEN_ID");
+  EXPECT_EQ(ReasonOf(Run(MakeRequest("a", {1, 2, -1}, 5)).status), "BAD_TOKEN_ID");
+  Request late = MakeRequest("a", {1}, 5);
+  late.deadline = clock_.Now();
+  EXPECT_EQ(ReasonOf(Run(late).status), "TIMEOUT");
+  Request wide = MakeRequest("a", {1}, 5);
+  wide.sampling.choice_count = 3;
+  EXPECT_EQ(ReasonOf(Run(wide).status), "BAD_SAMPLING_PARAM");
+  Request bad = MakeRequest("a", {1}, 5);
+  bad.sampling.top_p = 0;
+  EXPECT_EQ(ReasonOf(Run(bad).status), "BAD_SAMPLING_PARAM");
+
+  Gate(true);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  absl::Status refused;
+  while (refused.ok() && streams.size() < 20) {
+    auto stream = engine_->Accept(MakeRequest(absl::StrCat("q", streams.size()), {1, 2, 3}, 5));
+    if (stream.ok()) {
+      streams.push_back(*std::move(stream));
+    } else {
+      refused = stream.status();
+    }
+  }
+  EXPECT_EQ(ReasonOf(refused), "QUEUE_FULL");
+  EXPECT_TRUE(GetErrorReason(refused)->retry_delay.has_value());
+  EXPECT_EQ(ReasonOf(engine_->Accept(MakeRequest("q0", {1}, 5)).status()), "REQUEST_ID_IN_USE");
+  Request other = MakeRequest("q0", {1}, 5);
+  other.principal = "someone else";
+  EXPECT_NE(ReasonOf(engine_->Accept(other).status()), "REQUEST_ID_IN_USE");
+  Gate(false);
+  for (const auto& stream : streams) EXPECT_TRUE(ReadAll(*stream).status.ok());
+  ExpectIdle();
+  EXPECT_EQ(MetricSum(registry_, "quire_requests_received_total"),
+            MetricSum(registry_, "quire_requests_accepted_total") +
+                MetricSum(registry_, "quire_requests_rejected_total"));
+}
+
+TEST_F(EngineTest, CancelAbortAndListSeeLiveRequests) {
+  Start();
+  Gate(true);
+  std::map<std::string, std::shared_ptr<TokenStream>> streams;
+  for (const char* id : {"a", "b", "c"}) {
+    Request request = MakeRequest(id, {1, 2, 3}, 500);
+    request.tenant = id;
+    request.labels["k"] = id;
+    request.stopping.ignore_eos = true;
+    streams[id] = *engine_->Accept(std::move(request));
+  }
+  const std::vector<RequestInfo> infos = engine_->ListRequests();
+  ASSERT_EQ(infos.size(), 3);
+  EXPECT_EQ(infos[0].principal, "p");
+  EXPECT_FALSE(engine_->Cancel("p", "x", CancelSource::kApi));
+  EXPECT_FALSE(engine_->Cancel("q", "a", CancelSource::kApi));
+  EXPECT_TRUE(engine_->Cancel("p", "a", CancelSource::kApi));
+  EXPECT_EQ(ReasonOf(engine_->Abort({}).status()), "SELECTION_EMPTY");
+  const auto aborted =
+      engine_->Abort({.ids = {"b", "nobody"}, .tenant = {}, .reason_text = "maintenance"});
+  ASSERT_TRUE(aborted.ok());
+  EXPECT_EQ(aborted->aborted, 1);
+  EXPECT_THAT(aborted->unknown_ids, ElementsAre("nobody"));
+  Gate(false);
+  EXPECT_EQ(ReasonOf(ReadAll(*streams["a"]).status), "CANCELLED_BY_CALLER");
+  const absl::Status b = ReadAll(*streams["b"]).status;
+  EXPECT_EQ(ReasonOf(b), "ABORTED_BY_ADMIN");
+  EXPECT_EQ(GetErrorReason(b)->Find("reason_text"), "maintenance");
+  EXPECT_TRUE(ReadAll(*streams["c"]).status.ok());
+  ExpectIdle();
+}
+
+TEST_F(EngineTest, DrainRefusesNewRequestsAndFinishesLiveOnes) {
+  Start();
+  Gate(true);
+  const auto stream = *engine_->Accept(MakeRequest("a", {1, 2, 3}, 20));
+  engine_->Drain();
+  const absl::Status refused = engine_->Accept(MakeRequest("b", {1}, 5)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(refused), "SERVER_DRAINING");
+  EXPECT_EQ(engine_->GetStats().state, EngineState::kDraining);
+  EXPECT_FALSE(engine_->WaitIdle(absl::InfinitePast()));
+  Gate(false);
+  EXPECT_TRUE(ReadAll(*stream).status.ok());
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  engine_->Resume();
+  EXPECT_TRUE(Run(MakeRequest("c", {1}, 5)).status.ok());
+}
+
+TEST_F(EngineTest, ShutdownEndsEveryStream) {
+  Start();
+  Gate(true);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (int i = 0; i < 30; ++i) {
+    Request request = MakeRequest(absl::StrCat("r", i), {1, 2, 3}, 900);
+    request.stopping.ignore_eos = true;
+    streams.push_back(*engine_->Accept(std::move(request)));
+  }
+  std::thread opener([this] { Gate(false); });
+  engine_.reset();
+  opener.join();
+  for (const auto& stream : streams) {
+    const Reading reading = ReadAll(*stream);
+    if (!reading.status.ok()) {
+      EXPECT_EQ(ReasonOf(reading.status), "SERVER_SHUTDOWN");
+      EXPECT_EQ(reading.status.code(), absl::StatusCode::kUnavailable);
+    }
+  }
+}
+
+TEST_F(EngineTest, FlushForgetsPrefixesWhenIdle) {
+  Start();
+  EXPECT_EQ(Run(MakeRequest("a", MakePrompt(1, 100), 1)).choices.at(0).usage.cached_tokens, 0);
+  EXPECT_GE(Run(MakeRequest("b", MakePrompt(1, 100), 1)).choices.at(0).usage.cached_tokens, 96);
+  const auto counts = engine_->FlushCache(absl::Seconds(60));
+  ASSERT_TRUE(counts.ok());
+  EXPECT_GE(counts->freed_pages, 6);
+  EXPECT_EQ(Run(MakeRequest("c", MakePrompt(1, 100), 1)).choices.at(0).usage.cached_tokens, 0);
+  Gate(true);
+  const auto stream = *engine_->Accept(MakeRequest("d", {1, 2}, 5));
+  EXPECT_EQ(ReasonOf(engine_->FlushCache(absl::Milliseconds(1)).status()), "NOT_IDLE");
+  Gate(false);
+  EXPECT_TRUE(ReadAll(*stream).status.ok());
+}
+
+TEST_F(EngineTest, SaltAndTenantSeparatePrefixes) {
+  Start();
+  auto cached = [&](const std::string& tenant, const std::string& salt) {
+    Request request = MakeRequest("a", MakePrompt(1, 100), 1);
+    request.tenant = tenant;
+    request.cache.salt = salt;
+    return Run(std::move(request)).choices.at(0).usage.cached_tokens;
+  };
+  EXPECT_EQ(cached("t1", ""), 0);
+  EXPECT_EQ(cached("t2", ""), 0);
+  EXPECT_EQ(cached("t1", "s"), 0);
+  EXPECT_GE(cached("t1", ""), 96);
+  EXPECT_GE(cached("t1", "s"), 96);
+}
+
+TEST_F(EngineTest, SlowReaderStopsAndGoesOnWithoutPolling) {
+  Start([](EngineOptions& options, FakeRunnerOptions&) { options.stream_queue_tokens = 16; });
+  Request request = MakeRequest("slow", {1, 2, 3}, 200);
+  request.stopping.ignore_eos = true;
+  const auto stream = *engine_->Accept(request);
+  while (engine_->ListRequests().at(0).state != RequestState::kStalled) std::this_thread::yield();
+  EXPECT_LT(engine_->ListRequests().at(0).output_tokens, 150);
+  EXPECT_TRUE(engine_->IsAlive(absl::ZeroDuration()) || engine_->IsAlive(absl::Seconds(30)));
+  const Reading reading = ReadAll(*stream);
+  EXPECT_TRUE(reading.status.ok());
+  EXPECT_EQ(reading.choices.at(0).token_ids.size(), 200);
+  ExpectIdle();
+}
+
+TEST_F(EngineTest, ScrapeKeepsTheConservationRules) {
+  Start([](EngineOptions& options, FakeRunnerOptions&) {
+    options.admission = AdmissionMode::kOvercommit;
+  });
+  std::atomic<bool> done{false};
+  std::thread scraper([&] {
+    while (!done) {
+      const absl::StatusOr<std::string> text = registry_.Expose();
+      ASSERT_TRUE(text.ok());
+      auto value = [&](const std::string& family) { return SumOfFamily(*text, family); };
+      ASSERT_EQ(value("quire_requests_accepted_total"),
+                value("quire_requests_completed_total") + value("quire_requests_failed_total") +
+                    value("quire_requests_cancelled_total") + value("quire_requests_running") +
+                    value("quire_requests_waiting"));
+      ASSERT_EQ(value("quire_kv_cache_pages"), 200);
+      ASSERT_LE(value("quire_prefix_cache_hits_tokens_total"),
+                value("quire_prefix_cache_queries_tokens_total"));
+    }
+  });
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 4; ++c) {
+    clients.emplace_back([&, c] {
+      for (int i = 0; i < 40; ++i) {
+        auto stream = engine_->Accept(
+            MakeRequest(absl::StrCat(c, "-", i), MakePrompt(static_cast<unsigned>(i % 5), 60), 30));
+        ASSERT_TRUE(stream.ok());
+        if (i % 4 == 0) engine_->Cancel("p", absl::StrCat(c, "-", i), CancelSource::kClient);
+        ReadAll(**stream);
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  done = true;
+  scraper.join();
+  ExpectIdle();
+}
+
+TEST(EngineCreateTest, RefusesOptionsThatCannotMakeProgress) {
+  const PoolOptions pool;
+  const auto tokenizer = MakeByteTokenizer();
+  FakeRunner runner(MakeHarnessOptions(pool).runner);
+  const SystemClock clock;
+  auto create = [&](const std::function<void(EngineOptions&)>& change) {
+    EngineOptions options = MakeOptions(pool);
+    change(options);
+    return Engine::Create(options, MakeCache(pool), &runner, tokenizer.get(), &clock, nullptr)
+        .status();
+  };
+  EXPECT_TRUE(create([](EngineOptions&) {}).ok());
+  EXPECT_THAT(std::string(create([](EngineOptions& o) { o.prefill_chunk_tokens = 15; }).message()),
+              HasSubstr("scheduler.prefill_chunk_tokens is 15, must be at least 16"));
+  EXPECT_THAT(std::string(create([](EngineOptions& o) { o.max_step_tokens = 79; }).message()),
+              HasSubstr("scheduler.max_step_tokens is 79, must be at least 80"));
+  EXPECT_FALSE(create([](EngineOptions& o) { o.eos_token_ids = {kByteVocab}; }).ok());
+}
+
+}  // namespace
+}  // namespace quire::engine

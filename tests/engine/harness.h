@@ -1,0 +1,101 @@
+#pragma once
+
+// What the engine's tests share: a byte-level tokenizer, a pool, requests, and an EngineCore that a
+// test drives step by step.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cache_manager/cache_manager.h"
+#include "engine/engine_core.h"
+#include "engine/text_stage.h"
+#include "models/text/tokenizer.h"
+#include "tests/engine/fake_runner.h"
+#include "tests/testing/fake_clock.h"
+
+namespace quire::engine {
+
+// Ids 0..255 are the bytes, 256 is "<eos>", 257 "<bos>", 258 "<poison>", all three special.
+inline constexpr std::int32_t kByteVocab = 259;
+inline constexpr std::int32_t kEosToken = 256;
+inline constexpr std::int32_t kPoisonToken = 258;
+std::unique_ptr<text::Tokenizer> MakeByteTokenizer();
+
+struct PoolOptions {
+  std::uint32_t usable_pages = 64;
+  std::uint32_t page_size = 16;
+  std::uint32_t max_rows = 64;
+  std::uint32_t max_context_tokens = 1024;
+};
+std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options);
+
+// Options for a pool, with the byte tokenizer's vocabulary and no prompt cap.
+EngineOptions MakeOptions(const PoolOptions& pool);
+
+Request MakeRequest(std::string id, std::vector<std::int32_t> prompt, std::int32_t max_tokens);
+// `length` tokens of the alphabet below 256, a function of `seed`.
+std::vector<std::int32_t> MakePrompt(std::uint64_t seed, std::size_t length);
+
+// The value of a series in the exposition, such as `quire_requests_waiting{model_name="m"}`; 0 if
+// absent.
+double MetricValue(const probe::Registry& registry, const std::string& series);
+// The sum over all series of a family.
+double MetricSum(const probe::Registry& registry, const std::string& family);
+
+struct HarnessOptions {
+  PoolOptions pool;
+  EngineOptions engine;
+  FakeRunnerOptions runner;
+};
+HarnessOptions MakeHarnessOptions(const PoolOptions& pool);
+
+// Requests are prepared on the spot, and items are kept, not written to streams.
+class Harness {
+ public:
+  struct Output {
+    std::map<std::int32_t, std::vector<std::int32_t>> tokens;  // by choice
+    std::map<std::int32_t, std::vector<float>> logprobs;
+    std::map<std::int32_t, FinishReason> finish;
+    std::vector<std::int32_t> prompt_positions;  // of prompt log-probabilities, in order
+    std::vector<float> prompt_logprobs;
+    bool started = false;
+    bool ended = false;
+    absl::Status status;
+    std::int32_t cached_tokens = 0;
+  };
+
+  explicit Harness(const HarnessOptions& options);
+
+  std::shared_ptr<LiveRequest> Submit(Request request);
+  // Only the arrival: the request stays in PREPARING.
+  std::shared_ptr<LiveRequest> Arrive(Request request);
+  void Prepare(const std::shared_ptr<LiveRequest>& live);
+  void Cancel(const std::shared_ptr<LiveRequest>& live, CancelSource source);
+  // Expires, then runs one step, and checks the integrity of everything.
+  bool Step();
+  void RunUntilIdle();
+  const Output& output(const std::string& id) { return outputs_[id]; }
+
+  std::unique_ptr<cache::CacheManager> cache;
+  FakeRunner runner;
+  testing::FakeClock clock;
+  std::unique_ptr<text::Tokenizer> tokenizer;
+  EngineOptions options;
+  probe::Registry registry;
+  EngineProbe probe;
+  AdmissionQueue queue;
+  EngineCore core;
+
+ private:
+  void TakeItems();
+
+  std::uint64_t next_arrival_ = 1;
+  std::vector<OutputItem> items_;
+  std::map<std::string, Output> outputs_;
+};
+
+}  // namespace quire::engine
