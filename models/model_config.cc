@@ -49,8 +49,9 @@ absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConf
     family = FindFamilyByArchitecture(architectures->front());
     if (family == nullptr) {
       return absl::UnimplementedError(
-          absl::StrCat(reader.label(), ": architectures \"", architectures->front(),
-                       "\" is not supported (supported: ", SupportedArchitectures(), ")"));
+          absl::StrCat(reader.label(), ": architectures \"", architectures->front(), "\"",
+                       model_type ? absl::StrCat(" with model_type \"", *model_type, "\"") : "",
+                       " is not supported (supported: ", SupportedArchitectures(), ")"));
     }
     config->architecture = architectures->front();
   }

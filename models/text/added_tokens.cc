@@ -120,17 +120,17 @@ absl::Status AddedTokens::Add(const JsonValue& config, const Bpe& model) {
   if (by_content_.contains(token.content)) {
     return content.Error(absl::StrCat("\"", token.content, "\" stands there twice"));
   }
-  // The original ignores the id of the file: content of the vocabulary has the vocabulary's id, anything
-  // else the next free one. A file that says otherwise has no clear meaning.
+  // The original ignores the id of the file: content of the vocabulary has the vocabulary's id,
+  // anything else the next free one. A file that says otherwise has no clear meaning.
   const auto in_vocabulary = model.TokenToId(token.content);
   const std::int64_t expected = in_vocabulary ? *in_vocabulary : next_id_;
   if (id_value != expected) {
-    const std::string place = in_vocabulary
-                                  ? "in model.vocab"
-                                  : absl::StrCat("behind the ", model.vocabulary_size(),
-                                                 " entries of model.vocab and earlier added tokens");
-    return id.Error(absl::StrCat("is ", id_value, ", but \"", token.content, "\" has ", expected, " ",
-                                 place));
+    const std::string place =
+        in_vocabulary ? "in model.vocab"
+                      : absl::StrCat("behind the ", model.vocabulary_size(),
+                                     " entries of model.vocab and earlier added tokens");
+    return id.Error(
+        absl::StrCat("is ", id_value, ", but \"", token.content, "\" has ", expected, " ", place));
   }
   token.id = static_cast<std::int32_t>(id_value);
   if (!in_vocabulary) ++next_id_;

@@ -1,10 +1,12 @@
 #pragma once
 
-// The added tokens of tokenizer.json: strings that are cut out of the text before the model sees it.
+// The added tokens of tokenizer.json: strings that are cut out of the text before the model sees
+// it.
 //
 // Place:      first stage of encoding (raw text), and again behind the normalizer.
-// Invariants: matches are leftmost, then longest. A match that single_word rejects is consumed: shorter
-//             tokens inside it are not tried. Ids are those of the vocabulary or follow it in file order.
+// Invariants: matches are leftmost, then longest. A match that single_word rejects is consumed:
+//             shorter tokens inside it are not tried. Ids are those of the vocabulary or follow it
+//             in file order.
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `tokenizer::added_vocabulary`.
 
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -50,8 +53,8 @@ class StringTrie {
     std::size_t end;
     std::size_t value;
   };
-  // Leftmost, then longest, at or behind `from`. Takes O(distance + length of the longest string) for
-  // texts where few places begin a string.
+  // Leftmost, then longest, at or behind `from`. Takes O(distance + length of the longest string)
+  // for texts where few places begin a string.
   std::optional<Match> Find(absl::string_view text, std::size_t from) const;
 
  private:
@@ -59,8 +62,8 @@ class StringTrie {
 
   std::int32_t Child(std::int32_t node, unsigned char byte) const;
 
-  std::array<std::int32_t, 256> roots_;                            // node of each first byte, -1: none
-  std::vector<std::size_t> values_;                                // of each node
+  std::array<std::int32_t, 256> roots_;                        // node of each first byte, -1: none
+  std::vector<std::size_t> values_;                            // of each node
   absl::flat_hash_map<std::uint64_t, std::int32_t> children_;  // key: node << 8 | byte
 };
 
@@ -78,8 +81,8 @@ class AddedTokens {
                                               const Normalizer& normalizer, RegexScratch& scratch);
 
   // Cuts raw text at the tokens that are not normalized, or normalized text at those that are. Text
-  // that rstrip swallowed may begin a further token, so cuts of tokens may overlap; text never does.
-  // `parse_special` false leaves special tokens in the text.
+  // that rstrip swallowed may begin a further token, so cuts of tokens may overlap; text never
+  // does. `parse_special` false leaves special tokens in the text.
   absl::Status CutRaw(absl::string_view text, bool parse_special, RegexScratch& scratch,
                       std::vector<Cut>& cuts) const {
     return CutBy(raw_, text, parse_special, scratch, cuts);

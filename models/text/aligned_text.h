@@ -3,8 +3,8 @@
 // Text that is being rewritten, and for each of its bytes the place in the input it came from.
 //
 // Place:      the value that normalizer and splitter pass on.
-// Invariants: either untracked (spans empty) or spans().size() == text().size(), and then a character's
-//             bytes all carry the span of the input characters that it stands for.
+// Invariants: either untracked (spans empty) or spans().size() == text().size(), and then a
+//             character's bytes all carry the span of the input characters that it stands for.
 // Threads:    a value.
 // Source:     NormalizedString of huggingface/tokenizers 0.23.
 

@@ -32,8 +32,8 @@ absl::Status CheckType(const JsonValue& config) {
   if (!config.Find("type") && config.Find("merges")) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
   if (type == "BPE") return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(config.PathOf("type"), " \"", type,
-                                               "\" is not supported, must be BPE"));
+  return absl::UnimplementedError(
+      absl::StrCat(config.PathOf("type"), " \"", type, "\" is not supported, must be BPE"));
 }
 
 }  // namespace
@@ -134,7 +134,8 @@ absl::Status Bpe::AddMerge(const JsonValue& merge, std::uint32_t rank) {
     QUIRE_ASSIGN_OR_RETURN(right, merge.At(1).AsString());
   }
   for (const std::string& part : {left, right}) {
-    if (!TokenToId(part)) return merge.Error(absl::StrCat("part \"", part, "\" is not in model.vocab"));
+    if (!TokenToId(part))
+      return merge.Error(absl::StrCat("part \"", part, "\" is not in model.vocab"));
   }
   if (!absl::StartsWith(right, prefix_)) {
     return merge.Error(
@@ -142,7 +143,8 @@ absl::Status Bpe::AddMerge(const JsonValue& merge, std::uint32_t rank) {
   }
   const std::string joined = left + right.substr(prefix_.size());
   const auto new_id = TokenToId(joined);
-  if (!new_id) return merge.Error(absl::StrCat("gives \"", joined, "\", which is not in model.vocab"));
+  if (!new_id)
+    return merge.Error(absl::StrCat("gives \"", joined, "\", which is not in model.vocab"));
   merges_[PairKey(*TokenToId(left), *TokenToId(right))] = {rank, *new_id};
   return absl::OkStatus();
 }
@@ -156,9 +158,9 @@ absl::Status Bpe::ReadByteTokens(const JsonValue& config) {
     if (id) {
       byte_ids_[static_cast<std::size_t>(byte)] = *id;
     } else if (unk_id_ < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(config.PathOf("byte_fallback"), " is true, but model.vocab lacks \"", name,
-                       "\" and there is no unk_token"));
+      return absl::InvalidArgumentError(absl::StrCat(config.PathOf("byte_fallback"),
+                                                     " is true, but model.vocab lacks \"", name,
+                                                     "\" and there is no unk_token"));
     }
   }
   return absl::OkStatus();
@@ -201,9 +203,9 @@ void Bpe::Encode(absl::string_view piece, BpeScratch& scratch, std::vector<BpeTo
   if (static_cast<std::int64_t>(scratch.cache_.size()) >= scratch.cache_entries_) {
     scratch.cache_.clear();
   }
-  scratch.cache_.emplace(std::string(piece),
-                         std::vector<BpeToken>(out.begin() + static_cast<std::ptrdiff_t>(first),
-                                               out.end()));
+  scratch.cache_.emplace(
+      std::string(piece),
+      std::vector<BpeToken>(out.begin() + static_cast<std::ptrdiff_t>(first), out.end()));
 }
 
 std::int32_t Bpe::CharacterId(absl::string_view character, bool is_first, bool is_last,
@@ -220,8 +222,9 @@ std::int32_t Bpe::CharacterId(absl::string_view character, bool is_first, bool i
   return TokenToId(buffer).value_or(-1);
 }
 
-// An unknown character that may still be fused with the next one waits. Only a character of the vocabulary
-// or the end lets it go, so byte-fallback tokens overtake it; that is what Hugging Face's code does.
+// An unknown character that may still be fused with the next one waits. Only a character of the
+// vocabulary or the end lets it go, so byte-fallback tokens overtake it; that is what Hugging
+// Face's code does.
 void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols_;
   symbols.clear();
@@ -235,9 +238,10 @@ void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
     const std::size_t size = Utf8Length(piece[i]);
     const absl::string_view character = piece.substr(i, size);
     const std::int32_t id = CharacterId(character, i == 0, i + size == piece.size(), buffer);
-    // With a prefix or suffix the bytes of the decorated character are looked up, which `buffer` holds.
-    const bool decorated = (i > 0 && !prefix_.empty()) ||
-                           (i + size == piece.size() && !suffix_.empty());
+    // With a prefix or suffix the bytes of the decorated character are looked up, which `buffer`
+    // holds.
+    const bool decorated =
+        (i > 0 && !prefix_.empty()) || (i + size == piece.size() && !suffix_.empty());
     i += size;
     if (id >= 0) {
       if (unk_bytes > 0) add(unk_id_, std::exchange(unk_bytes, 0));
@@ -246,7 +250,9 @@ void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
     }
     if (byte_fallback_) {
       const absl::string_view bytes = decorated ? absl::string_view(buffer) : character;
-      const auto byte_id = [this](char byte) { return byte_ids_[static_cast<unsigned char>(byte)]; };
+      const auto byte_id = [this](char byte) {
+        return byte_ids_[static_cast<unsigned char>(byte)];
+      };
       if (std::all_of(bytes.begin(), bytes.end(), [&](char b) { return byte_id(b) >= 0; })) {
         for (const char byte : bytes) add(byte_id(byte), 1);
         continue;
@@ -287,7 +293,8 @@ void Bpe::MergeByScanning(BpeScratch& scratch) const {
     symbols[best].id = rules[best].new_id;
     symbols[best].size_bytes += symbols[best + 1].size_bytes;
     symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(best) + 1);
-    std::copy(rules.begin() + best + 2, rules.begin() + symbols.size() + 1, rules.begin() + best + 1);
+    std::copy(rules.begin() + best + 2, rules.begin() + symbols.size() + 1,
+              rules.begin() + best + 1);
     look_up(best);
     if (best > 0) look_up(best - 1);
   }

@@ -3,8 +3,8 @@
 // Byte-pair encoding of one piece, by the vocabulary and the merges of tokenizer.json.
 //
 // Place:      behind the splitter. Knows UTF-8 strings and ids, no offsets in the input.
-// Invariants: merging takes O(n log n) for a piece of n characters. A cached piece gives the same ids as a
-//             piece that is merged. Of duplicate merge pairs the last counts.
+// Invariants: merging takes O(n log n) for a piece of n characters. A cached piece gives the same
+//             ids as a piece that is merged. Of duplicate merge pairs the last counts.
 // Threads:    immutable; a BpeScratch serves one thread at a time, and one Bpe only.
 // Source:     huggingface/tokenizers 0.23, `models::bpe`.
 
@@ -21,11 +21,12 @@
 
 namespace quire::text {
 
-// Ids are below this. The largest published vocabularies have 262144 entries; the limit keeps a number in
-// a file from deciding how much memory the table of tokens takes.
+// Ids are below this. The largest published vocabularies have 262144 entries; the limit keeps a
+// number in a file from deciding how much memory the table of tokens takes.
 inline constexpr std::int32_t kMaxTokenIds = 1 << 22;
 
-// A token and the bytes of the piece that it stands for. Byte-fallback tokens stand for one byte each.
+// A token and the bytes of the piece that it stands for. Byte-fallback tokens stand for one byte
+// each.
 struct BpeToken {
   std::int32_t id;
   std::uint32_t size_bytes;

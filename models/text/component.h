@@ -28,7 +28,8 @@ absl::StatusOr<Regex> PatternOf(const JsonValue& config);
 absl::StatusOr<std::string> CharacterOf(const JsonValue& config, absl::string_view key);
 
 // Whether a Metaspace component, in its new or old form, puts a sign in front: "always", "first" or
-// "never" in `prepend_scheme`; the old `add_prefix_space` true means always, and false demands never.
+// "never" in `prepend_scheme`; the old `add_prefix_space` true means always, and false demands
+// never.
 enum class PrependScheme { kAlways, kFirst, kNever };
 absl::StatusOr<PrependScheme> PrependSchemeOf(const JsonValue& config);
 

@@ -19,7 +19,8 @@ constexpr std::int64_t kMaxStrip = 1 << 20;
 
 int HexDigit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
-  if (absl::ascii_isxdigit(static_cast<unsigned char>(c))) return absl::ascii_tolower(static_cast<unsigned char>(c)) - 'a' + 10;
+  if (absl::ascii_isxdigit(static_cast<unsigned char>(c)))
+    return absl::ascii_tolower(static_cast<unsigned char>(c)) - 'a' + 10;
   return -1;
 }
 
@@ -47,7 +48,8 @@ std::string FromByteLevel(std::string token) {
 
 std::string Strip(absl::string_view token, absl::string_view content, std::uint32_t start,
                   std::uint32_t stop) {
-  for (; start > 0 && absl::StartsWith(token, content); --start) token.remove_prefix(content.size());
+  for (; start > 0 && absl::StartsWith(token, content); --start)
+    token.remove_prefix(content.size());
   for (; stop > 0 && absl::EndsWith(token, content); --stop) token.remove_suffix(content.size());
   return std::string(token);
 }
@@ -90,7 +92,8 @@ absl::StatusOr<Decoder> Decoder::FromJson(const JsonValue& config, std::vector<T
 absl::Status Decoder::AddStage(const JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
   if (type == "Sequence") {
-    return ForEachPart(config, "decoders", [this](const JsonValue& part) { return AddStage(part); });
+    return ForEachPart(config, "decoders",
+                       [this](const JsonValue& part) { return AddStage(part); });
   }
   if (type == "Fuse") {
     fused_ = true;
@@ -98,8 +101,8 @@ absl::Status Decoder::AddStage(const JsonValue& config) {
   }
   if (type == "Strip") return AddStrip(config);
   // Text that was streamed cannot be taken back, so nothing may look across tokens.
-  const bool is_known = type == "Replace" || type == "ByteFallback" || type == "ByteLevel" ||
-                        type == "Metaspace";
+  const bool is_known =
+      type == "Replace" || type == "ByteFallback" || type == "ByteLevel" || type == "Metaspace";
   if (is_known && (fused_ || (has_bytes_ && type == "Replace"))) {
     return absl::UnimplementedError(absl::StrCat(config.PathOf("type"), " \"", type, "\" behind ",
                                                  fused_ ? "Fuse" : "a decoder of bytes",
@@ -141,8 +144,9 @@ absl::Status Decoder::AddStrip(const JsonValue& config) {
     return absl::OkStatus();
   }
   if (stage.stop > 0) {
-    return absl::UnimplementedError(absl::StrCat(
-        stop.path(), " is ", stop_count, ", must be 0 behind Fuse: the end of a stream is not known"));
+    return absl::UnimplementedError(
+        absl::StrCat(stop.path(), " is ", stop_count,
+                     ", must be 0 behind Fuse: the end of a stream is not known"));
   }
   if (strip_count_ > 0) {
     return absl::UnimplementedError(
@@ -183,8 +187,8 @@ absl::StatusOr<std::string> Decoder::Apply(std::string token, bool is_first,
         if (!FirstInvalidUtf8(token)) token = FromByteLevel(std::move(token));
         break;
       case Stage::Kind::kMetaspace:
-        token = absl::StrReplaceAll(
-            token, {{stage.content, is_first && stage.strips_first ? "" : " "}});
+        token = absl::StrReplaceAll(token,
+                                    {{stage.content, is_first && stage.strips_first ? "" : " "}});
         break;
     }
   }

@@ -3,9 +3,10 @@
 // The decoder of tokenizer.json: token strings to bytes.
 //
 // Place:      below Tokenizer and Detokenizer. Knows token strings, not UTF-8 repair.
-// Invariants: the bytes of a token depend on the token alone, except for three rules about the start of
-//             the text: Metaspace (no sign in the first token), Strip behind Fuse (characters at the
-//             start of the text) and no decoder at all (a space before every token but the first).
+// Invariants: the bytes of a token depend on the token alone, except for three rules about the
+//             start of the text: Metaspace (no sign in the first token), Strip behind Fuse
+//             (characters at the start of the text) and no decoder at all (a space before every
+//             token but the first).
 // Threads:    Decoder is immutable; DecoderStream: one thread at a time.
 // Lifetime:   a Decoder must outlive its streams.
 // Source:     huggingface/tokenizers 0.23, `decoders`.
@@ -24,8 +25,8 @@ namespace quire::text {
 
 // One token as the decoder needs it.
 struct TokenText {
-  std::string text;      // UTF-8; for a normalized added token its normalized content
-  bool known = false;    // false: an id that no token has
+  std::string text;    // UTF-8; for a normalized added token its normalized content
+  bool known = false;  // false: an id that no token has
   bool special = false;
 };
 
@@ -50,7 +51,7 @@ class Decoder {
     std::string content;           // kReplace: replacement; kStrip: the character; kMetaspace: sign
     std::uint32_t start = 0;       // kStrip: characters at each end
     std::uint32_t stop = 0;
-    bool strips_first = false;     // kMetaspace: the first token loses its signs
+    bool strips_first = false;  // kMetaspace: the first token loses its signs
   };
 
   absl::Status AddStage(const JsonValue& config);
@@ -65,10 +66,11 @@ class Decoder {
   std::vector<std::string> bytes_;
   std::vector<std::string> first_bytes_;  // of the first token of a text; empty: the same
   std::vector<Stage> stages_;
-  bool has_bytes_ = false;  // while loading: a stage has turned text into bytes, or has joined tokens
-  bool fused_ = false;      // while loading: a Fuse was seen
+  bool has_bytes_ =
+      false;            // while loading: a stage has turned text into bytes, or has joined tokens
+  bool fused_ = false;  // while loading: a Fuse was seen
   bool joins_with_space_ = false;
-  std::string strip_;            // Strip behind Fuse: this character,
+  std::string strip_;              // Strip behind Fuse: this character,
   std::uint32_t strip_count_ = 0;  // at most so often
 };
 

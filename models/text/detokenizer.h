@@ -3,8 +3,8 @@
 // Token ids to text, one at a time: emits every character as soon as its last byte is there.
 //
 // Place:      output workers, one per choice; before stop-string matching.
-// Invariants: everything returned is UTF-8. Bytes that cannot become a character turn into U+FFFD at
-//             once, one per maximal invalid part (Unicode 14, table 3-8); at most 3 bytes wait.
+// Invariants: everything returned is UTF-8. Bytes that cannot become a character turn into U+FFFD
+//             at once, one per maximal invalid part (Unicode 14, table 3-8); at most 3 bytes wait.
 //             Joined output of Push and Finish = Tokenizer::Decode of all ids.
 // Threads:    one thread at a time.
 // Lifetime:   the tokenizer must outlive it.

@@ -101,8 +101,8 @@ absl::StatusOr<std::vector<EncodedToken>> Encoder::Encode(absl::string_view text
 
 absl::Status Encoder::EncodeText(absl::string_view text, Call& call) const {
   std::vector<Cut> cuts;
-  QUIRE_RETURN_IF_ERROR(parts_.added.CutRaw(text, call.options.parse_special_tokens,
-                                            call.scratch.regex, cuts));
+  QUIRE_RETURN_IF_ERROR(
+      parts_.added.CutRaw(text, call.options.parse_special_tokens, call.scratch.regex, cuts));
   for (const Cut& cut : cuts) {
     const auto begin = static_cast<std::int32_t>(cut.begin);
     if (cut.id >= 0) {

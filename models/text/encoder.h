@@ -34,8 +34,8 @@ struct EncoderParts {
   PostProcessor post_processor;
 };
 
-// `span` is where the token stands in the input; -1 to -1 for tokens of the post-processor and when spans
-// were not asked for.
+// `span` is where the token stands in the input; -1 to -1 for tokens of the post-processor and when
+// spans were not asked for.
 struct EncodedToken {
   std::int32_t id;
   InputSpan span;

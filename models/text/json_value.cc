@@ -33,8 +33,8 @@ absl::string_view KindName(const json& value) {
   }
 }
 
-// Builds the tree from parser events. nlohmann's own builder takes duplicate keys in silence and any
-// depth; this one also knows where it is, so that every error can say so.
+// Builds the tree from parser events. nlohmann's own builder takes duplicate keys in silence and
+// any depth; this one also knows where it is, so that every error can say so.
 class TreeBuilder : public json::json_sax_t {
  public:
   json& root() { return root_; }
@@ -97,7 +97,8 @@ class TreeBuilder : public json::json_sax_t {
     if (!error_.empty()) return false;
     std::string path = Path();
     if (path.size() > kMaxPathBytes) path = path.substr(0, kMaxPathBytes) + "...";
-    error_ = path.empty() ? absl::StrCat("the document ", problem) : absl::StrCat(path, " ", problem);
+    error_ =
+        path.empty() ? absl::StrCat("the document ", problem) : absl::StrCat(path, " ", problem);
     return false;
   }
 
@@ -140,11 +141,21 @@ class TreeBuilder : public json::json_sax_t {
 
 }  // namespace
 
-bool JsonValue::is_null() const { return value_->is_null(); }
-bool JsonValue::is_string() const { return value_->is_string(); }
-bool JsonValue::is_object() const { return value_->is_object(); }
-bool JsonValue::is_array() const { return value_->is_array(); }
-bool JsonValue::is_number() const { return value_->is_number(); }
+bool JsonValue::is_null() const {
+  return value_->is_null();
+}
+bool JsonValue::is_string() const {
+  return value_->is_string();
+}
+bool JsonValue::is_object() const {
+  return value_->is_object();
+}
+bool JsonValue::is_array() const {
+  return value_->is_array();
+}
+bool JsonValue::is_number() const {
+  return value_->is_number();
+}
 
 absl::Status JsonValue::Error(absl::string_view problem) const {
   return absl::InvalidArgumentError(
@@ -185,7 +196,9 @@ absl::Status JsonValue::CheckArray() const {
   return value_->is_array() ? absl::OkStatus() : WrongKind("an array");
 }
 
-std::size_t JsonValue::size() const { return value_->size(); }
+std::size_t JsonValue::size() const {
+  return value_->size();
+}
 
 JsonValue JsonValue::At(std::size_t index) const {
   return JsonValue((*value_)[index], absl::StrCat(path_, "[", index, "]"));
@@ -236,8 +249,7 @@ absl::StatusOr<std::optional<std::string>> JsonValue::GetOptionalString(
 
 absl::StatusOr<JsonDocument> JsonDocument::Parse(absl::string_view text) {
   if (const auto offset = FirstInvalidUtf8(text)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the document is not UTF-8 at byte ", *offset));
+    return absl::InvalidArgumentError(absl::StrCat("the document is not UTF-8 at byte ", *offset));
   }
   TreeBuilder builder;
   if (!json::sax_parse(text.begin(), text.end(), &builder)) {
@@ -251,6 +263,8 @@ JsonDocument::~JsonDocument() = default;
 JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
 JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;
 
-JsonValue JsonDocument::root() const { return JsonValue(*root_, ""); }
+JsonValue JsonDocument::root() const {
+  return JsonValue(*root_, "");
+}
 
 }  // namespace quire::text

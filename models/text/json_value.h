@@ -39,7 +39,8 @@ class JsonValue {
   bool is_array() const;
   bool is_number() const;
 
-  // Each returns INVALID_ARGUMENT that names the path and both kinds when the value is of another kind.
+  // Each returns INVALID_ARGUMENT that names the path and both kinds when the value is of another
+  // kind.
   absl::StatusOr<std::string> AsString() const;
   absl::StatusOr<bool> AsBool() const;
   // An integer in [low, high].

@@ -129,9 +129,8 @@ class Composer {
 
 AlignedText ToNormalForm(const AlignedText& text, NormalForm form) {
   const std::string& bytes = text.text();
-  const bool is_ascii = std::all_of(bytes.begin(), bytes.end(), [](char c) {
-    return static_cast<unsigned char>(c) < 0x80;
-  });
+  const bool is_ascii = std::all_of(bytes.begin(), bytes.end(),
+                                    [](char c) { return static_cast<unsigned char>(c) < 0x80; });
   return is_ascii ? text : Composer(text, form).Run();
 }
 

@@ -2,8 +2,8 @@
 
 // Unicode normal forms of aligned text.
 //
-// Place:      below Normalizer; uses utf8proc's tables, but not its reordering, which takes quadratic time
-//             for long runs of combining marks.
+// Place:      below Normalizer; uses utf8proc's tables, but not its reordering, which takes
+//             quadratic time for long runs of combining marks.
 // Invariants: a character of the result carries the span of the whole cluster that was rewritten.
 // Threads:    pure.
 // Source:     Unicode Standard Annex 15.

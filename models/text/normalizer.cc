@@ -69,21 +69,22 @@ void Strip(AlignedText& text, bool left, bool right) {
   text = std::move(result);
 }
 
-// What replaces a match stands for the match's last character, what replaces nothing for the character
-// before it; so the first piece of a text whose beginning was replaced does not start at offset 0 of
-// the input (Metaspace with scheme first depends on it).
+// What replaces a match stands for the match's last character, what replaces nothing for the
+// character before it; so the first piece of a text whose beginning was replaced does not start at
+// offset 0 of the input (Metaspace with scheme first depends on it).
 absl::Status Replace(AlignedText& text, const Regex& pattern, absl::string_view content,
                      RegexScratch& scratch) {
   AlignedText result = text.EmptyLike();
   std::size_t done = 0;
-  QUIRE_RETURN_IF_ERROR(pattern.ForEachMatch(
-      text.text(), scratch, [&](std::size_t begin, std::size_t end) {
+  QUIRE_RETURN_IF_ERROR(
+      pattern.ForEachMatch(text.text(), scratch, [&](std::size_t begin, std::size_t end) {
         result.AppendFrom(text, done, begin);
         if (end > 0) {
           result.AppendLike(content, text, end - 1);
         } else {
           InputSpan start;
-          if (text.tracked() && !text.text().empty()) start = {text.span(0).begin, text.span(0).begin};
+          if (text.tracked() && !text.text().empty())
+            start = {text.span(0).begin, text.span(0).begin};
           result.Append(content, start);
         }
         done = end;
@@ -115,7 +116,8 @@ absl::Status Normalizer::AddStep(const JsonValue& config) {
   QUIRE_RETURN_IF_ERROR(type_or.status());
   const std::string& type = *type_or;
   if (type == "Sequence") {
-    return ForEachPart(config, "normalizers", [this](const JsonValue& part) { return AddStep(part); });
+    return ForEachPart(config, "normalizers",
+                       [this](const JsonValue& part) { return AddStep(part); });
   }
   Step step;
   if (type == "NFC") {

@@ -45,9 +45,9 @@ class Normalizer {
   };
   struct Step {
     Kind kind;
-    std::optional<Regex> pattern;       // kReplace
-    std::string content;                // kReplace, kPrepend
-    bool strip_left = false;            // kStrip
+    std::optional<Regex> pattern;  // kReplace
+    std::string content;           // kReplace, kPrepend
+    bool strip_left = false;       // kStrip
     bool strip_right = false;
     std::optional<PrecompiledMap> map;  // kPrecompiled
   };

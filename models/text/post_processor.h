@@ -29,8 +29,8 @@ class PostProcessor {
 
   // `config` is the value of "post_processor" (null: nothing is added). `is_known` says whether the
   // tokenizer has an id.
-  static absl::StatusOr<PostProcessor> FromJson(
-      const JsonValue& config, const std::function<bool(std::int32_t)>& is_known);
+  static absl::StatusOr<PostProcessor> FromJson(const JsonValue& config,
+                                                const std::function<bool(std::int32_t)>& is_known);
 
   // In order of output; without a template just the text.
   const std::vector<Item>& items() const { return items_; }

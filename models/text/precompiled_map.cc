@@ -20,10 +20,18 @@ std::uint32_t ReadLittleEndian32(absl::string_view bytes, std::size_t at) {
 }
 
 // Fields of a darts-clone unit.
-bool HasLeaf(std::uint32_t unit) { return ((unit >> 8) & 1) != 0; }
-std::uint32_t Value(std::uint32_t unit) { return unit & 0x7FFFFFFFU; }
-std::uint32_t Label(std::uint32_t unit) { return unit & 0x800000FFU; }
-std::uint32_t Offset(std::uint32_t unit) { return (unit >> 10) << ((unit & (1U << 9)) >> 6); }
+bool HasLeaf(std::uint32_t unit) {
+  return ((unit >> 8) & 1) != 0;
+}
+std::uint32_t Value(std::uint32_t unit) {
+  return unit & 0x7FFFFFFFU;
+}
+std::uint32_t Label(std::uint32_t unit) {
+  return unit & 0x800000FFU;
+}
+std::uint32_t Offset(std::uint32_t unit) {
+  return (unit >> 10) << ((unit & (1U << 9)) >> 6);
+}
 
 }  // namespace
 
@@ -88,7 +96,8 @@ AlignedText PrecompiledMap::Apply(const AlignedText& text) const {
     while (end < bytes.size()) {
       const Utf8Char next = DecodeUtf8At(bytes, end);
       if (utf8proc_grapheme_break_stateful(static_cast<utf8proc_int32_t>(last.code_point),
-                                           static_cast<utf8proc_int32_t>(next.code_point), &state)) {
+                                           static_cast<utf8proc_int32_t>(next.code_point),
+                                           &state)) {
         break;
       }
       last = next;

@@ -5,8 +5,9 @@
 // Place:      below Normalizer.
 // Invariants: every look-up stays inside the map, whatever its bytes say.
 // Threads:    immutable.
-// Source:     sentencepiece, builder of normalization rules (a darts-clone double array and a text with a
-//             zero byte behind each replacement); huggingface/spm_precompiled for how it is applied.
+// Source:     sentencepiece, builder of normalization rules (a darts-clone double array and a text
+//             with a zero byte behind each replacement); huggingface/spm_precompiled for how it is
+//             applied.
 
 #include <cstdint>
 #include <optional>
@@ -21,11 +22,13 @@ namespace quire::text {
 
 class PrecompiledMap {
  public:
-  // Errors: INVALID_ARGUMENT for bad Base64, sizes that do not fit, or replacements that are not UTF-8.
+  // Errors: INVALID_ARGUMENT for bad Base64, sizes that do not fit, or replacements that are not
+  // UTF-8.
   static absl::StatusOr<PrecompiledMap> FromBase64(absl::string_view base64);
 
-  // Replaces each grapheme cluster of less than six bytes by the image of the *shortest* map entry that
-  // begins it, otherwise each of its characters; as Hugging Face tokenizers, not as sentencepiece.
+  // Replaces each grapheme cluster of less than six bytes by the image of the *shortest* map entry
+  // that begins it, otherwise each of its characters; as Hugging Face tokenizers, not as
+  // sentencepiece.
   AlignedText Apply(const AlignedText& text) const;
 
  private:

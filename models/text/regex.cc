@@ -18,7 +18,8 @@ namespace {
 constexpr std::size_t kJitStackStartBytes = 32 * 1024;
 constexpr std::size_t kJitStackMaxBytes = 8 * 1024 * 1024;
 constexpr std::size_t kMaxPatternBytes = 64 * 1024;
-// PCRE2 recurses in its compiler; its own limit of 250 is kept, but set, so that it is not a build option.
+// PCRE2 recurses in its compiler; its own limit of 250 is kept, but set, so that it is not a build
+// option.
 constexpr std::uint32_t kMaxParentheses = 250;
 
 std::string PcreMessage(int code) {
@@ -34,7 +35,8 @@ struct RegexScratch::State {
   explicit State(bool jit) : use_jit(jit) {
     match_data = pcre2_match_data_create_8(1, nullptr);
     context = pcre2_match_context_create_8(nullptr);
-    stack = jit ? pcre2_jit_stack_create_8(kJitStackStartBytes, kJitStackMaxBytes, nullptr) : nullptr;
+    stack =
+        jit ? pcre2_jit_stack_create_8(kJitStackStartBytes, kJitStackMaxBytes, nullptr) : nullptr;
     constexpr std::uint32_t kNoLimit = std::numeric_limits<std::uint32_t>::max();
     // A run of spaces as long as the prompt costs one step per space, so the built-in limit of ten
     // million would refuse a legal prompt.
@@ -82,10 +84,13 @@ absl::StatusOr<Regex> Regex::FromLiteral(absl::string_view text) {
   return Compile(text, PCRE2_LITERAL);
 }
 
-absl::StatusOr<Regex> Regex::FromPcre(absl::string_view pattern) { return Compile(pattern, 0); }
+absl::StatusOr<Regex> Regex::FromPcre(absl::string_view pattern) {
+  return Compile(pattern, 0);
+}
 
 absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t options) {
-  using ContextPtr = std::unique_ptr<pcre2_compile_context_8, decltype(&pcre2_compile_context_free_8)>;
+  using ContextPtr =
+      std::unique_ptr<pcre2_compile_context_8, decltype(&pcre2_compile_context_free_8)>;
   const ContextPtr context(pcre2_compile_context_create_8(nullptr), &pcre2_compile_context_free_8);
   pcre2_set_newline_8(context.get(), PCRE2_NEWLINE_LF);
   pcre2_set_parens_nest_limit_8(context.get(), kMaxParentheses);
@@ -95,9 +100,8 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
   int error = 0;
   PCRE2_SIZE offset = 0;
   auto compiled = std::make_shared<Compiled>();
-  compiled->code =
-      pcre2_compile_8(reinterpret_cast<PCRE2_SPTR8>(pattern.data()), pattern.size(),
-                      options | ucp | PCRE2_UTF, &error, &offset, context.get());
+  compiled->code = pcre2_compile_8(reinterpret_cast<PCRE2_SPTR8>(pattern.data()), pattern.size(),
+                                   options | ucp | PCRE2_UTF, &error, &offset, context.get());
   if (compiled->code == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("regular expression: ", PcreMessage(error),
                                                    " at offset ", offset, " of ", pattern));
@@ -108,9 +112,8 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
   return Regex(std::move(compiled));
 }
 
-absl::Status Regex::ForEachMatch(
-    absl::string_view subject, RegexScratch& scratch,
-    absl::FunctionRef<void(std::size_t, std::size_t)> on_match) const {
+absl::Status Regex::ForEachMatch(absl::string_view subject, RegexScratch& scratch,
+                                 absl::FunctionRef<void(std::size_t, std::size_t)> on_match) const {
   RegexScratch::State& state = *scratch.state_;
   // An empty view may have no address, which PCRE2 takes for an error.
   const char* data = subject.empty() ? "" : subject.data();

@@ -4,9 +4,10 @@
 //
 // Place:      below normalizer, splitter and decoder; the only user of PCRE2.
 // Invariants: interpreter and JIT give the same matches; where JIT compilation is not possible the
-//             interpreter runs. Match and depth limits are off: patterns come from the model's owner.
-// Threads:    Regex is immutable; a RegexScratch serves one thread at a time, for any number of them.
-// Source:     pcre2api(3); docs/tokenizers.md has the table of rewrites.
+//             interpreter runs. Match and depth limits are off: patterns come from the model's
+//             owner.
+// Threads:    Regex is immutable; a RegexScratch serves one thread at a time, for any number of
+//             them. Source:     pcre2api(3); docs/tokenizers.md has the table of rewrites.
 
 #include <cstddef>
 #include <cstdint>
@@ -42,8 +43,9 @@ class Regex {
   static absl::StatusOr<Regex> FromLiteral(absl::string_view text);
   static absl::StatusOr<Regex> FromPcre(absl::string_view pattern);
 
-  // Calls `on_match(begin, end)` for all matches from left to right; none overlap, and none is empty
-  // where the one before it ended. REQUIRES: `subject` is UTF-8. Errors: INTERNAL if PCRE2 gives up.
+  // Calls `on_match(begin, end)` for all matches from left to right; none overlap, and none is
+  // empty where the one before it ended. REQUIRES: `subject` is UTF-8. Errors: INTERNAL if PCRE2
+  // gives up.
   absl::Status ForEachMatch(absl::string_view subject, RegexScratch& scratch,
                             absl::FunctionRef<void(std::size_t, std::size_t)> on_match) const;
 

@@ -21,8 +21,8 @@ constexpr absl::string_view kNotSpaceClass =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff})"
     R"(\x{200b}-\x{2027}\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 
-// Outside of brackets \w and \b also take the six numbers of Latin-1 for word characters: Oniguruma then
-// asks its ISO 8859-1 table (seen with tokenizers 0.23.3; inside brackets it does not).
+// Outside of brackets \w and \b also take the six numbers of Latin-1 for word characters: Oniguruma
+// then asks its ISO 8859-1 table (seen with tokenizers 0.23.3; inside brackets it does not).
 constexpr absl::string_view kLatin1Numbers = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
 constexpr absl::string_view kHexClass = "0-9A-Fa-f";
@@ -145,8 +145,8 @@ class Translator {
     while (end < in_.size() && (absl::ascii_isdigit(in_[end]) || in_[end] == ',')) ++end;
     const absl::string_view body = in_.substr(begin + 1, end - begin - 1);
     const bool closed = end < in_.size() && in_[end] == '}';
-    const bool is_interval =
-        closed && body.size() <= 11 && std::count(body.begin(), body.end(), ',') <= 1 && body != ",";
+    const bool is_interval = closed && body.size() <= 11 &&
+                             std::count(body.begin(), body.end(), ',') <= 1 && body != ",";
     if (!is_interval || body.empty()) {
       BeginAtom();
       out_ += "\\{";
@@ -290,8 +290,8 @@ class Translator {
       return Unsupported(absl::StrCat("the property ", whole), begin);
     }
     const bool is_script = !Contains(kCategories, name) && !Contains(kBinaryProperties, name);
-    return Replace(whole.size(), absl::StrCat(in_.substr(begin, 3), caret, is_script ? "sc:" : "",
-                                              name, "}"));
+    return Replace(whole.size(),
+                   absl::StrCat(in_.substr(begin, 3), caret, is_script ? "sc:" : "", name, "}"));
   }
 
   absl::Status Class() {
@@ -323,8 +323,8 @@ class Translator {
   absl::string_view in_;
   std::size_t pos_ = 0;
   std::string out_;
-  std::size_t atom_begin_ = 0;        // in out_: where the last atom begins
-  std::vector<std::size_t> groups_;   // in out_: where the open groups begin
+  std::size_t atom_begin_ = 0;       // in out_: where the last atom begins
+  std::vector<std::size_t> groups_;  // in out_: where the open groups begin
 };
 
 }  // namespace

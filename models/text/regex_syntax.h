@@ -1,7 +1,7 @@
 #pragma once
 
-// Rewrites a pattern of Oniguruma (Ruby syntax, as Hugging Face tokenizers compiles it) into one that
-// means the same for PCRE2 10.42 under UTF, UCP and MULTILINE, or refuses it.
+// Rewrites a pattern of Oniguruma (Ruby syntax, as Hugging Face tokenizers compiles it) into one
+// that means the same for PCRE2 10.42 under UTF, UCP and MULTILINE, or refuses it.
 //
 // Place:      in front of Regex::FromOniguruma only.
 // Threads:    pure.
@@ -14,17 +14,18 @@
 
 namespace quire::text {
 
-// What goes between the brackets of a class for the 25 white-space characters. PCRE2's \s under UCP has
-// U+180E as well.
+// What goes between the brackets of a class for the 25 white-space characters. PCRE2's \s under UCP
+// has U+180E as well.
 inline constexpr absl::string_view kSpaceClass =
-    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f})"
+    R"(\x{205f}\x{3000})";
 
-// Word characters of Oniguruma; the Rust crate regex adds the joiners U+200C and U+200D. PCRE2's \w under
-// UCP lacks marks and has all of \p{N}.
+// Word characters of Oniguruma; the Rust crate regex adds the joiners U+200C and U+200D. PCRE2's \w
+// under UCP lacks marks and has all of \p{N}.
 inline constexpr absl::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 
-// Errors: INVALID_ARGUMENT with the construct and its byte offset. Errors of syntax that both engines
-// share are left to PCRE2.
+// Errors: INVALID_ARGUMENT with the construct and its byte offset. Errors of syntax that both
+// engines share are left to PCRE2.
 absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);
 
 }  // namespace quire::text

@@ -19,7 +19,9 @@ constexpr absl::string_view kGpt2Pattern =
 
 }  // namespace
 
-std::string RustWordClass() { return absl::StrCat(kWordClass, R"(\x{200c}\x{200d})"); }
+std::string RustWordClass() {
+  return absl::StrCat(kWordClass, R"(\x{200c}\x{200d})");
+}
 
 absl::StatusOr<Splitter> Splitter::FromJson(const JsonValue& config) {
   Splitter splitter;
@@ -34,9 +36,9 @@ absl::StatusOr<Splitter::Behavior> Splitter::BehaviorOf(const JsonValue& config)
   if (name == "MergedWithPrevious") return Behavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return Behavior::kMergedWithNext;
   if (name == "Contiguous") return Behavior::kContiguous;
-  return absl::InvalidArgumentError(
-      absl::StrCat(config.PathOf("behavior"), " is \"", name,
-                   "\", must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      config.PathOf("behavior"), " is \"", name,
+      "\", must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous"));
 }
 
 absl::Status Splitter::AddStep(const JsonValue& config) {
@@ -238,9 +240,8 @@ void Splitter::PlaceSigns(const Step& step, PieceList& list) {
     const std::size_t begin = text.text().size();
     const absl::string_view old = list.text.view(piece.begin, piece.end);
     const bool has_sign = old[0] == ' ' || absl::StartsWith(old, step.sign);
-    const bool prepends =
-        step.scheme == PrependScheme::kAlways ||
-        (step.scheme == PrependScheme::kFirst && piece.input_begin == 0);
+    const bool prepends = step.scheme == PrependScheme::kAlways ||
+                          (step.scheme == PrependScheme::kFirst && piece.input_begin == 0);
     if (prepends && !has_sign) text.AppendLike(step.sign, list.text, piece.begin);
     for (std::size_t i = piece.begin; i < piece.end;) {
       // Looks for a space inside the piece only, else many pieces cost quadratic time.

@@ -3,8 +3,8 @@
 // The pre-tokenizer of tokenizer.json: cuts text into the pieces that the model sees one by one.
 //
 // Place:      between normalizer and BPE. Sequences are flattened while loading.
-// Invariants: pieces are in order, never empty, and do not overlap; each step sees only the pieces of the
-//             step before it, so no pattern looks across a border.
+// Invariants: pieces are in order, never empty, and do not overlap; each step sees only the pieces
+//             of the step before it, so no pattern looks across a border.
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `pre_tokenizers`; NormalizedString::split.
 
@@ -26,8 +26,8 @@ namespace quire::text {
 // Word characters of the Rust crate regex, for single_word and Whitespace.
 std::string RustWordClass();
 
-// Bytes [begin, end) of the text. `input_begin` is where the piece begins in the input; -1 when the text
-// is not tracked.
+// Bytes [begin, end) of the text. `input_begin` is where the piece begins in the input; -1 when the
+// text is not tracked.
 struct Piece {
   std::size_t begin;
   std::size_t end;
@@ -58,10 +58,10 @@ class Splitter {
     std::optional<Regex> pattern;  // kPattern; kByteLevel: absent without use_regex
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
-    bool adds_prefix_space = false;                   // kByteLevel
-    std::string sign;                                 // kMetaspace
-    PrependScheme scheme = PrependScheme::kAlways;    // kMetaspace
-    bool splits = true;                               // kMetaspace
+    bool adds_prefix_space = false;                 // kByteLevel
+    std::string sign;                               // kMetaspace
+    PrependScheme scheme = PrependScheme::kAlways;  // kMetaspace
+    bool splits = true;                             // kMetaspace
   };
   struct Range {
     std::size_t begin;

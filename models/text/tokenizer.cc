@@ -59,8 +59,7 @@ std::string Sha256(std::initializer_list<absl::string_view> contents) {
   }
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int size = 0;
-  const int done =
-      EVP_Digest(message.data(), message.size(), digest, &size, EVP_sha256(), nullptr);
+  const int done = EVP_Digest(message.data(), message.size(), digest, &size, EVP_sha256(), nullptr);
   QUIRE_CHECK(done == 1);
   return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(digest), size));
 }
@@ -71,7 +70,8 @@ std::vector<TokenText> TableOfTokens(const Bpe& model, const AddedTokens& added)
   for (const auto& [text, id] : model.ids()) max_id = std::max(max_id, id);
   for (const AddedToken& token : added.tokens()) max_id = std::max(max_id, token.id);
   std::vector<TokenText> tokens(static_cast<std::size_t>(max_id) + 1);
-  for (const auto& [text, id] : model.ids()) tokens[static_cast<std::size_t>(id)] = {text, true, false};
+  for (const auto& [text, id] : model.ids())
+    tokens[static_cast<std::size_t>(id)] = {text, true, false};
   for (const AddedToken& token : added.tokens()) {
     tokens[static_cast<std::size_t>(token.id)] = {token.normalized_content, true, token.special};
   }
@@ -96,8 +96,8 @@ JsonValue ComponentOrNull(const JsonValue& root, absl::string_view key, const Js
   return root.Find(key).value_or(null);
 }
 
-absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(
-    absl::string_view text, const TokenizerOptions& options) {
+absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_view text,
+                                                                  const TokenizerOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
   QUIRE_ASSIGN_OR_RETURN(const JsonDocument null_document, JsonDocument::Parse("null"));
   const JsonValue root = document.root();
@@ -114,15 +114,14 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(
   const JsonValue added_json = root.Find("added_tokens").value_or(empty_list.root());
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added,
                          AddedTokens::FromJson(added_json, model, normalizer, scratch));
-  QUIRE_ASSIGN_OR_RETURN(Decoder decoder,
-                         Decoder::FromJson(ComponentOrNull(root, "decoder", null),
-                                           TableOfTokens(model, added)));
+  QUIRE_ASSIGN_OR_RETURN(Decoder decoder, Decoder::FromJson(ComponentOrNull(root, "decoder", null),
+                                                            TableOfTokens(model, added)));
   QUIRE_ASSIGN_OR_RETURN(
       PostProcessor post_processor,
       PostProcessor::FromJson(ComponentOrNull(root, "post_processor", null),
                               [&decoder](std::int32_t id) { return decoder.known(id); }));
-  EncoderParts parts{std::move(added), std::move(normalizer), std::move(splitter),
-                     std::move(model), std::move(post_processor)};
+  EncoderParts parts{std::move(added), std::move(normalizer), std::move(splitter), std::move(model),
+                     std::move(post_processor)};
   return std::unique_ptr<TokenizerParts>(new TokenizerParts{
       .encoder = Encoder(std::move(parts), options.piece_cache_entries),
       .decoder = std::move(decoder),
@@ -133,8 +132,8 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(
   });
 }
 
-// "bos_token": text, or an object with "content". A name that the tokenizer does not know is no error:
-// published configurations name tokens that their tokenizer lacks.
+// "bos_token": text, or an object with "content". A name that the tokenizer does not know is no
+// error: published configurations name tokens that their tokenizer lacks.
 absl::StatusOr<std::optional<std::int32_t>> NamedToken(const JsonValue& config,
                                                        absl::string_view key,
                                                        const Encoder& encoder) {
@@ -188,7 +187,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
     absl::string_view tokenizer_json, absl::string_view tokenizer_config_json,
     const TokenizerOptions& options) {
-  absl::StatusOr<std::unique_ptr<TokenizerParts>> parts = ReadTokenizerJson(tokenizer_json, options);
+  absl::StatusOr<std::unique_ptr<TokenizerParts>> parts =
+      ReadTokenizerJson(tokenizer_json, options);
   if (!parts.ok()) return InFile("tokenizer.json", parts.status());
   if (!tokenizer_config_json.empty()) {
     const absl::Status status = ReadTokenizerConfig(tokenizer_config_json, **parts);
@@ -254,18 +254,34 @@ std::string Tokenizer::TokenBytes(std::int32_t id) const {
   return HasText(id) ? parts_->decoder.bytes(id) : std::string();
 }
 
-std::int32_t Tokenizer::vocab_size() const { return parts_->decoder.size(); }
-bool Tokenizer::HasText(std::int32_t id) const { return parts_->decoder.known(id); }
-bool Tokenizer::IsSpecial(std::int32_t id) const { return parts_->decoder.special(id); }
+std::int32_t Tokenizer::vocab_size() const {
+  return parts_->decoder.size();
+}
+bool Tokenizer::HasText(std::int32_t id) const {
+  return parts_->decoder.known(id);
+}
+bool Tokenizer::IsSpecial(std::int32_t id) const {
+  return parts_->decoder.special(id);
+}
 
 std::optional<std::int32_t> Tokenizer::TokenToId(absl::string_view token) const {
   return parts_->encoder.TokenToId(token);
 }
 
-std::optional<std::int32_t> Tokenizer::bos_token_id() const { return parts_->bos_token_id; }
-std::optional<std::int32_t> Tokenizer::eos_token_id() const { return parts_->eos_token_id; }
-std::optional<std::int32_t> Tokenizer::pad_token_id() const { return parts_->pad_token_id; }
-const std::string& Tokenizer::sha256() const { return parts_->sha256; }
-const Decoder& Tokenizer::decoder() const { return parts_->decoder; }
+std::optional<std::int32_t> Tokenizer::bos_token_id() const {
+  return parts_->bos_token_id;
+}
+std::optional<std::int32_t> Tokenizer::eos_token_id() const {
+  return parts_->eos_token_id;
+}
+std::optional<std::int32_t> Tokenizer::pad_token_id() const {
+  return parts_->pad_token_id;
+}
+const std::string& Tokenizer::sha256() const {
+  return parts_->sha256;
+}
+const Decoder& Tokenizer::decoder() const {
+  return parts_->decoder;
+}
 
 }  // namespace quire::text

@@ -4,10 +4,11 @@
 //
 // Place:      top of models/text; strings together the stages of one tokenizer.json: added tokens,
 //             normalizer, splitter, BPE, post-processor; and the decoder on the way back.
-// Invariants: ids equal those of Hugging Face tokenizers 0.23.3; what differs is in docs/tokenizers.md.
-//             An unknown component is an error of Load, never ignored.
-// Threads:    immutable after Load; every method may be called from any thread at once. Working memory
-//             of Encode comes from a small pool behind a mutex that is held for two pointer moves.
+// Invariants: ids equal those of Hugging Face tokenizers 0.23.3; what differs is in
+//             docs/tokenizers.md. An unknown component is an error of Load, never ignored.
+// Threads:    immutable after Load; every method may be called from any thread at once. Working
+//             memory of Encode comes from a small pool behind a mutex that is held for two pointer
+//             moves.
 // Lifetime:   must outlive every Detokenizer made from it.
 
 #include <cstdint>
@@ -33,9 +34,10 @@ struct EncodeOptions {
 
 struct TokenPiece {
   std::int32_t id = 0;
-  std::string piece;             // raw bytes, as TokenBytes(id)
-  std::int32_t start_byte = -1;  // half-open range of whole characters in the input text; both -1 for
-  std::int32_t end_byte = -1;    // a token that the post-processor added
+  std::string piece;  // raw bytes, as TokenBytes(id)
+  std::int32_t start_byte =
+      -1;                      // half-open range of whole characters in the input text; both -1 for
+  std::int32_t end_byte = -1;  // a token that the post-processor added
   bool special = false;
 };
 
@@ -45,16 +47,17 @@ struct TokenizerOptions {
 
 class Tokenizer {
  public:
-  // Reads tokenizer.json and, if present, tokenizer_config.json (names of BOS, EOS and padding tokens).
-  // Errors: NOT_FOUND without any tokenizer file; UNIMPLEMENTED, by name, for kinds and components that
-  // are not supported; INVALID_ARGUMENT with file and field (`model.merges[3]`) for malformed files.
+  // Reads tokenizer.json and, if present, tokenizer_config.json (names of BOS, EOS and padding
+  // tokens). Errors: NOT_FOUND without any tokenizer file; UNIMPLEMENTED, by name, for kinds and
+  // components that are not supported; INVALID_ARGUMENT with file and field (`model.merges[3]`) for
+  // malformed files.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& model_dir,
                                                          const TokenizerOptions& options = {});
 
   // The same from the files' contents. An empty `tokenizer_config_json` stands for a missing file.
-  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(absl::string_view tokenizer_json,
-                                                             absl::string_view tokenizer_config_json,
-                                                             const TokenizerOptions& options = {});
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
+      absl::string_view tokenizer_json, absl::string_view tokenizer_config_json,
+      const TokenizerOptions& options = {});
 
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
@@ -66,8 +69,8 @@ class Tokenizer {
   absl::StatusOr<std::vector<TokenPiece>> EncodeWithPieces(absl::string_view text,
                                                            const EncodeOptions& options) const;
 
-  // The text of all ids; a broken character prints U+FFFD. Equals what a Detokenizer emits in total.
-  // Errors: INVALID_ARGUMENT for an id that has no text (see HasText).
+  // The text of all ids; a broken character prints U+FFFD. Equals what a Detokenizer emits in
+  // total. Errors: INVALID_ARGUMENT for an id that has no text (see HasText).
   absl::StatusOr<std::string> Decode(std::span<const std::int32_t> ids,
                                      bool skip_special_tokens) const;
   // The same before broken characters are replaced; not always UTF-8.
@@ -77,17 +80,19 @@ class Tokenizer {
   // Raw bytes of one token as it decodes in the middle of a text; empty if !HasText(id).
   std::string TokenBytes(std::int32_t id) const;
 
-  std::int32_t vocab_size() const;  // greatest known id + 1
+  std::int32_t vocab_size() const;      // greatest known id + 1
   bool HasText(std::int32_t id) const;  // false: out of range, or an id that no token has
   bool IsSpecial(std::int32_t id) const;
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
-  // As named by tokenizer_config.json; absent where it names none or the tokenizer does not know it.
+  // As named by tokenizer_config.json; absent where it names none or the tokenizer does not know
+  // it.
   std::optional<std::int32_t> bos_token_id() const;
   std::optional<std::int32_t> eos_token_id() const;
   std::optional<std::int32_t> pad_token_id() const;
 
-  // SHA-256, lower-case hex, over both files' contents (each preceded by its length as decimal text).
+  // SHA-256, lower-case hex, over both files' contents (each preceded by its length as decimal
+  // text).
   const std::string& sha256() const;
 
   // The decoder chain, for Detokenizer.

@@ -79,7 +79,9 @@ void AppendLowercase(char32_t c, std::string& out) {
   AppendUtf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))), out);
 }
 
-char32_t ByteToChar(std::uint8_t byte) { return kByteTable.to_char[byte]; }
+char32_t ByteToChar(std::uint8_t byte) {
+  return kByteTable.to_char[byte];
+}
 
 std::optional<std::uint8_t> CharToByte(char32_t c) {
   if (c >= kTableEnd || kByteTable.to_byte[c] < 0) return std::nullopt;

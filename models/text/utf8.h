@@ -1,6 +1,7 @@
 #pragma once
 
-// UTF-8 by the Unicode standard, table 3-7: no overlong forms, no surrogates, nothing past U+10FFFF.
+// UTF-8 by the Unicode standard, table 3-7: no overlong forms, no surrogates, nothing past
+// U+10FFFF.
 //
 // Place:      bottom of models/text; also for checks of request text.
 // Threads:    free functions are pure; Utf8Repairer: one thread at a time.
@@ -20,7 +21,8 @@ inline constexpr absl::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U
 // character that the end of `text` cuts; absent if `text` is UTF-8.
 std::optional<std::size_t> FirstInvalidUtf8(absl::string_view text);
 
-// Bytes of the character that starts with `lead`. REQUIRES: `lead` starts a character of valid UTF-8.
+// Bytes of the character that starts with `lead`. REQUIRES: `lead` starts a character of valid
+// UTF-8.
 inline std::size_t Utf8Length(char lead) {
   const auto byte = static_cast<unsigned char>(lead);
   return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
@@ -39,8 +41,8 @@ Utf8Char DecodeUtf8Before(absl::string_view text, std::size_t offset);
 // REQUIRES: `code_point` is a Unicode scalar value.
 void AppendUtf8(char32_t code_point, std::string& out);
 
-// Turns any bytes into UTF-8: whole characters pass, each maximal invalid part becomes one U+FFFD, a
-// prefix that may still become a character waits (at most 3 bytes).
+// Turns any bytes into UTF-8: whole characters pass, each maximal invalid part becomes one U+FFFD,
+// a prefix that may still become a character waits (at most 3 bytes).
 class Utf8Repairer {
  public:
   // Appends to `out` what `bytes` complete.
@@ -54,7 +56,7 @@ class Utf8Repairer {
   char waiting_[3] = {};
   std::uint8_t waiting_bytes_ = 0;
   std::uint8_t missing_bytes_ = 0;
-  std::uint8_t low_ = 0x80;   // range of the next continuation byte
+  std::uint8_t low_ = 0x80;  // range of the next continuation byte
   std::uint8_t high_ = 0xBF;
 };
 

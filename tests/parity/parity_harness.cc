@@ -140,8 +140,6 @@ class Stage {
 kernels::SamplingRow GreedyRow() {
   kernels::SamplingRow row{};
   row.temperature = 0;
-  row.top_p = 1;
-  row.repetition_penalty = 1;
   row.num_logprobs = kTop;
   return row;
 }

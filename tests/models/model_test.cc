@@ -1,0 +1,148 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/weights.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(LoadModelTest, FillsTheFactsThatClientsSee) {
+  TestBackend cpu(2);
+  const auto model =
+      LoadModel(TestDataPath("models/llama-theta500k-multieos-bf16"), cpu.backend, {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->architecture, "LlamaForCausalLM");
+  EXPECT_EQ((*model)->parameter_count, 246400);
+  EXPECT_EQ((*model)->stored_dtype, DType::kBF16);
+  EXPECT_EQ((*model)->fingerprint.size(), 32u);
+  EXPECT_THAT((*model)->spec.eos_ids, testing::ElementsAre(1, 3, 4));
+  EXPECT_FLOAT_EQ(*(*model)->generation.temperature, 0.6f);
+  EXPECT_FLOAT_EQ(*(*model)->generation.top_p, 0.9f);
+  EXPECT_THAT((*model)->source, testing::EndsWith("llama-theta500k-multieos-bf16"));
+}
+
+// The plan is made from headers alone and holds to the byte.
+TEST(LoadModelTest, MemoryPlanIsExact) {
+  TestBackend cpu;
+  for (const char* folder : {"llama-bias-bf16", "llama-mha-f32", "llama-untied-f16",
+                             "llama-gqa-tied-bf16", "llama-sharded-bf16"}) {
+    const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
+    const auto plan = PlanMemory(*files, 16, DType::kBF16, 9, {.max_rows = 4, .max_step_tokens = 32});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto model = LoadModel(*files, cpu.backend, {});
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ(plan->weight_bytes, (*model)->weight_bytes) << folder;
+    EXPECT_EQ(plan->weight_bytes, (*model)->weights->size_bytes()) << folder;
+    const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kBF16, 9);
+    ASSERT_TRUE(geometry.ok());
+    EXPECT_EQ(plan->pool_bytes, 9 * geometry->page_bytes());
+    const auto& heads = (*model)->spec.layers[0].heads;
+    EXPECT_EQ(plan->page_bytes, std::int64_t{2} * 2 * 16 * heads.num_kv_heads * heads.head_size *
+                                    static_cast<std::int64_t>((*model)->spec.layers.size()));
+  }
+}
+
+TEST(LoadModelTest, WeightLimitIsCheckedBeforeLoading) {
+  TestBackend cpu;
+  const auto files = ModelFiles::FromDirectory(TestDataPath("models/tiny_base"));
+  const auto whole = LoadModel(*files, cpu.backend, {});
+  ASSERT_TRUE(whole.ok());
+  const std::int64_t bytes = (*whole)->weight_bytes;
+  EXPECT_TRUE(LoadModel(*files, cpu.backend, {.weight_limit_bytes = bytes}).ok());
+  const auto refused = LoadModel(*files, cpu.backend, {.weight_limit_bytes = bytes - 1});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr(absl::StrCat(bytes)));
+}
+
+TEST(LoadModelTest, TiedHeadInTheFileIsIgnoredWithAWarningWhenItDiffers) {
+  TestBackend cpu;
+  EditableFiles files("models/llama-extra-buffers-bf16");
+  const auto equal = LoadModel(files.Files(), cpu.backend, {});
+  ASSERT_TRUE(equal.ok()) << equal.status();
+  EXPECT_THAT((*equal)->warnings, testing::Not(testing::Contains(HasSubstr("lm_head.weight"))));
+
+  std::string weights = files.Get("model.safetensors");
+  const auto checkpoint = Checkpoint::Open(files.Files());
+  const StoredTensor* head = checkpoint->Find("lm_head.weight");
+  ASSERT_NE(head, nullptr);
+  const std::size_t offset = static_cast<std::size_t>(
+      reinterpret_cast<const char*>(head->bytes.data()) - files.Get("model.safetensors").data());
+  weights[offset] = static_cast<char>(weights[offset] ^ 1);
+  files.Set("model.safetensors", weights);
+  const auto differs = LoadModel(files.Files(), cpu.backend, {});
+  ASSERT_TRUE(differs.ok()) << differs.status();
+  EXPECT_THAT((*differs)->warnings, testing::Contains(HasSubstr("lm_head.weight")));
+}
+
+// Files with parts of different types are legal; nothing may be rounded on the way.
+TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
+  TestBackend cpu;
+  EditableFiles files("models/tiny_base");
+  const std::string file = files.Get("model.safetensors");
+  const auto checkpoint = Checkpoint::Open(files.Files());
+  ASSERT_TRUE(checkpoint.ok());
+  nlohmann::json header;
+  std::string data;
+  for (const StoredTensor& tensor : checkpoint->tensors()) {
+    std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+    std::string type = tensor.type;
+    if (tensor.name == "model.layers.0.self_attn.k_proj.weight") {
+      // bf16 as f32: two zero bytes below each value.
+      std::string wide;
+      for (std::size_t i = 0; i < bytes.size(); i += 2) {
+        wide.append(2, '\0');
+        wide.append(bytes, i, 2);
+      }
+      bytes = wide;
+      type = "F32";
+    }
+    header[tensor.name] = {{"dtype", type},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {data.size(), data.size() + bytes.size()}}};
+    data += bytes;
+  }
+  const auto original = LoadModel(files.Files(), cpu.backend, {});
+  ASSERT_TRUE(original.ok()) << original.status();
+  EditableFiles mixed = files;
+  mixed.Set("model.safetensors", SafetensorsFile(header.dump(), data));
+  const auto model = LoadModel(mixed.Files(), cpu.backend, {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  const kernels::PackedLinear& want = (*original)->weights->layers()[0].qkv.packed;
+  const kernels::PackedLinear& got = (*model)->weights->layers()[0].qkv.packed;
+  EXPECT_EQ(want.dtype(), DType::kBF16);
+  EXPECT_EQ(got.dtype(), DType::kF32);
+  for (std::uint32_t n = 0; n < want.n(); ++n) {
+    for (std::uint32_t k = 0; k < want.k(); ++k) EXPECT_EQ(got.At(n, k), want.At(n, k));
+  }
+  EXPECT_EQ((*model)->weight_bytes, (*model)->weights->size_bytes());
+}
+
+TEST(KvGeometryTest, PagesFromBytes) {
+  TestBackend cpu;
+  const auto model = LoadModel(TestDataPath("models/tiny_base"), cpu.backend, {});
+  ASSERT_TRUE(model.ok());
+  const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kF32, 2);
+  ASSERT_TRUE(geometry.ok());
+  const std::int64_t page = geometry->page_bytes();
+  EXPECT_EQ(*NumBlocksForBytes(*geometry, 10 * page + page - 1), 10u);
+  EXPECT_THAT(std::string(NumBlocksForBytes(*geometry, 2 * page - 1).status().message()),
+              HasSubstr(absl::StrCat(page, " bytes")));
+  // Rows of a view end at 2^31, whatever memory there is.
+  const auto most = NumBlocksForBytes(*geometry, std::int64_t{1} << 62);
+  ASSERT_TRUE(most.ok());
+  EXPECT_EQ(*most, geometry->max_num_blocks());
+  EXPECT_FALSE(KvGeometryFor((*model)->spec, 17, DType::kF32, 2).ok());
+}
+
+}  // namespace
+}  // namespace quire::models

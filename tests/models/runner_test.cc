@@ -1,0 +1,371 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/kv_pool.h"
+#include "models/checkpoint/checkpoint.h"
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/model_runner.h"
+#include "models/text/tokenizer.h"
+#include "tests/models/allocation_counter.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::uint32_t kRows = 4;
+constexpr std::uint32_t kStepTokens = 96;
+constexpr std::uint32_t kBlocks = 64;
+
+kernels::SamplingRow Greedy(std::int32_t num_logprobs = 0) {
+  kernels::SamplingRow row{};
+  row.temperature = 0;
+  row.num_logprobs = num_logprobs;
+  return row;
+}
+
+// A model behind the cache manager, as the engine has it.
+class RunnerTest : public testing::Test {
+ protected:
+  void SetUp() override { Load("models/llama-gqa-tied-bf16"); }
+
+  void Load(const std::string& folder, const RunnerOptions& options = DefaultOptions()) {
+    auto files = ModelFiles::FromDirectory(TestDataPath(folder));
+    ASSERT_TRUE(files.ok()) << files.status();
+    LoadFiles(*files, options);
+  }
+
+  static RunnerOptions DefaultOptions() {
+    return {.max_rows = kRows, .max_step_tokens = kStepTokens, .max_logprobs = 5};
+  }
+
+  void LoadFiles(const ModelFiles& files, const RunnerOptions& options) {
+    auto model = LoadModel(files, cpu_.backend, {});
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+    auto geometry = KvGeometryFor(model_->spec, 16, DType::kF32, kBlocks);
+    ASSERT_TRUE(geometry.ok()) << geometry.status();
+    auto pool = cache::KvPool::Create(*geometry);
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    pool_ = std::make_unique<cache::KvPool>(*std::move(pool));
+    auto runner = ModelRunner::Create(*model_, cpu_.backend, pool_.get(), options);
+    ASSERT_TRUE(runner.ok()) << runner.status();
+    runner_ = *std::move(runner);
+    auto cache = cache::CacheManager::Create({.geometry = *geometry,
+                                              .max_rows = kRows,
+                                              .max_context_tokens = model_->spec.max_position});
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    cache_ = *std::move(cache);
+  }
+
+  // Runs `count` tokens of `tokens` from `cached` on in row `row` and draws after the last one.
+  absl::StatusOr<StepToken> Advance(std::uint32_t row, const std::vector<std::int32_t>& tokens,
+                                    std::uint32_t cached, std::uint32_t count) {
+    QUIRE_RETURN_IF_ERROR(cache_->Reserve(BatchRow{row}, cached + count));
+    batch_.Clear();
+    for (std::uint32_t i = 0; i < count; ++i) batch_.token_ids.push_back(tokens[cached + i]);
+    batch_.rows.push_back({BatchRow{row}, cached, 0, count});
+    batch_.logits_tokens.push_back(count - 1);
+    batch_.draws.push_back({0, Greedy()});
+    const cache::RowStep step{BatchRow{row}, cached, count};
+    batch_.kv = &cache_->PrepareStep({&step, 1});
+    batch_.copies = cache_->TakeCopies();
+    batch_.clears = cache_->TakeClears();
+    QUIRE_RETURN_IF_ERROR(runner_->Run(batch_));
+    cache_->CompleteStep();
+    QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
+    return result->draws[0];
+  }
+
+  std::vector<std::int32_t> Generate(std::uint32_t row, std::vector<std::int32_t> tokens,
+                                     std::size_t count) {
+    std::uint32_t cached = 0;
+    std::vector<std::int32_t> drawn;
+    while (drawn.size() < count) {
+      const std::uint32_t fresh =
+          std::min<std::uint32_t>(kStepTokens, static_cast<std::uint32_t>(tokens.size()) - cached);
+      const auto token = Advance(row, tokens, cached, fresh);
+      EXPECT_TRUE(token.ok()) << token.status();
+      if (!token.ok()) return drawn;
+      cached += fresh;
+      if (cached < tokens.size()) continue;
+      tokens.push_back(token->token);
+      drawn.push_back(token->token);
+    }
+    return drawn;
+  }
+
+  // A sound batch of one row of three tokens, to be broken.
+  StepBatch SoundBatch() {
+    EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 3).ok());
+    const cache::RowStep step{BatchRow{1}, 0, 3};
+    StepBatch batch;
+    batch.kv = &cache_->PrepareStep({&step, 1});
+    batch.token_ids = {5, 6, 7};
+    batch.rows.push_back({BatchRow{1}, 0, 0, 3});
+    batch.logits_tokens = {1, 2};
+    batch.draws.push_back({1, Greedy()});
+    batch.scores.push_back({0, 7, 0});
+    return batch;
+  }
+
+  TestBackend cpu_{2};
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<cache::KvPool> pool_;
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<cache::CacheManager> cache_;
+  StepBatch batch_;
+};
+
+TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
+  const StepBatch sound = SoundBatch();
+  ASSERT_TRUE(runner_->Run(sound).ok()) << runner_->Run(sound);
+  ASSERT_TRUE(runner_->Collect().ok());
+  const std::pair<const char*, std::function<void(StepBatch&)>> cases[] = {
+      {"kv is null", [](StepBatch& b) { b.kv = nullptr; }},
+      {"token_ids[1] is 384", [](StepBatch& b) { b.token_ids[1] = 384; }},
+      {"token_ids[2] is -1", [](StepBatch& b) { b.token_ids[2] = -1; }},
+      {"batch_row is 4", [](StepBatch& b) { b.rows[0].batch_row = BatchRow{4}; }},
+      {"it must follow token 0", [](StepBatch& b) { b.rows[0].first_token = 1; }},
+      {"within 3", [](StepBatch& b) { b.rows[0].num_tokens = 4; }},
+      {"rows hold 2 tokens", [](StepBatch& b) { b.rows[0].num_tokens = 2; }},
+      {"cache_length is 1", [](StepBatch& b) { b.rows[0].cache_length = 1; }},
+      {"model context is 512", [](StepBatch& b) { b.rows[0].cache_length = 510; }},
+      {"logits_tokens[0] is 3", [](StepBatch& b) { b.logits_tokens[0] = 3; }},
+      {"draws[0].logits_index is 2", [](StepBatch& b) { b.draws[0].logits_index = 2; }},
+      {"draws[1].logits_index is 0", [](StepBatch& b) { b.draws.push_back({0, Greedy()}); }},
+      {"num_logprobs is 6", [](StepBatch& b) { b.draws[0].row.num_logprobs = 6; }},
+      {"scores[0].token is 384", [](StepBatch& b) { b.scores[0].token = 384; }},
+      {"scores[0].num_top is -1", [](StepBatch& b) { b.scores[0].num_top = -1; }},
+      {"clears[0] names page 0", [](StepBatch& b) { b.clears.push_back(BlockId{0}); }},
+      {"copies[0] names page 64",
+       [](StepBatch& b) { b.copies.push_back({BlockId{64}, BlockId{1}, 1}); }},
+      {"num_rows is 17", [](StepBatch& b) { b.copies.push_back({BlockId{3}, BlockId{1}, 17}); }},
+      {"97 tokens, at most 96", [](StepBatch& b) { b.token_ids.resize(97); }},
+      {"17 draws, at most 16", [](StepBatch& b) { b.draws.resize(17, b.draws[0]); }},
+  };
+  for (const auto& [message, change] : cases) {
+    StepBatch batch = sound;
+    change(batch);
+    const absl::Status status = runner_->Run(batch);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+    EXPECT_FALSE(runner_->Collect().ok()) << "a refused step has no result";
+  }
+}
+
+TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
+  const std::pair<const char*, RunnerOptions> cases[] = {
+      {"max_rows is 0", {.max_rows = 0, .max_step_tokens = 8}},
+      {"max_step_tokens is 0", {.max_rows = 1, .max_step_tokens = 0}},
+      {"text_vocab is 385", {.max_rows = 1, .max_step_tokens = 8, .text_vocab = 385}},
+      {"has_text has 3 entries",
+       {.max_rows = 1, .max_step_tokens = 8, .has_text = std::vector<std::uint8_t>(3, 1)}}};
+  for (const auto& [message, options] : cases) {
+    const auto runner = ModelRunner::Create(*model_, cpu_.backend, pool_.get(), options);
+    ASSERT_FALSE(runner.ok()) << message;
+    EXPECT_THAT(std::string(runner.status().message()), HasSubstr(message));
+  }
+  cache::KvGeometry other = pool_->geometry();
+  other.num_heads = 3;
+  auto pool = cache::KvPool::Create(other);
+  ASSERT_TRUE(pool.ok());
+  EXPECT_THAT(std::string(ModelRunner::Create(*model_, cpu_.backend, &*pool, DefaultOptions())
+                              .status()
+                              .message()),
+              HasSubstr("kv pool has 2 layers of 3 heads"));
+}
+
+TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
+  EXPECT_EQ(runner_->workspace_bytes(), PlanWorkspaceBytes(model_->spec, DefaultOptions()));
+}
+
+// A score and a draw of the same token under the same logits are one number.
+TEST_F(RunnerTest, DrawsAndScoresAgree) {
+  StepBatch batch = SoundBatch();
+  batch.logits_tokens = {0, 1, 2};
+  batch.draws.clear();
+  batch.scores.clear();
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    batch.draws.push_back({i, Greedy(3)});
+    batch.draws.push_back({i, Greedy(3)});
+  }
+  ASSERT_TRUE(runner_->Run(batch).ok());
+  auto drawn = runner_->Collect();
+  ASSERT_TRUE(drawn.ok());
+  const StepResult first = **drawn;
+  ASSERT_EQ(first.draws.size(), 6u);
+  for (std::uint32_t i = 0; i < 3; ++i) batch.scores.push_back({i, first.draws[2 * i].token, 3});
+  ASSERT_TRUE(runner_->Run(batch).ok());
+  const StepResult& second = **runner_->Collect();
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const StepToken& draw = second.draws[2 * i];
+    const StepToken& score = second.scores[i];
+    EXPECT_EQ(draw.token, second.draws[2 * i + 1].token);
+    EXPECT_EQ(draw.rank, 1);
+    EXPECT_EQ(score.rank, 1);
+    EXPECT_EQ(draw.logprob, score.logprob);
+    ASSERT_EQ(score.top.size(), 3u);
+    EXPECT_EQ(score.top[0].token, draw.token);
+    EXPECT_EQ(score.top[0].logprob, draw.logprob);
+    EXPECT_GE(score.top[1].logprob, score.top[2].logprob);
+  }
+}
+
+// More rows of logits than fit one block of the head.
+TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
+  std::vector<std::int32_t> tokens;
+  for (std::int32_t i = 0; i < 90; ++i) tokens.push_back((i * 37 + 5) % 300);
+  ASSERT_TRUE(cache_->Reserve(BatchRow{2}, 90).ok());
+  const cache::RowStep step{BatchRow{2}, 0, 90};
+  StepBatch batch;
+  batch.kv = &cache_->PrepareStep({&step, 1});
+  batch.token_ids = tokens;
+  batch.rows.push_back({BatchRow{2}, 0, 0, 90});
+  for (std::uint32_t i = 0; i < 90; ++i) {
+    batch.logits_tokens.push_back(i);
+    batch.scores.push_back({i, tokens[(i + 1) % 90], 1});
+  }
+  const std::size_t vocab = model_->spec.vocab_size;
+  std::vector<float> logits(90 * vocab);
+  batch.logits_out = logits.data();
+  ASSERT_TRUE(runner_->Run(batch).ok());
+  const StepResult& result = **runner_->Collect();
+  for (std::size_t i = 0; i < 90; ++i) {
+    const float* row = logits.data() + i * vocab;
+    double sum = 0;
+    for (std::size_t j = 0; j < vocab; ++j) sum += std::exp(double{row[j]});
+    const double want = row[static_cast<std::size_t>(result.scores[i].token)] - std::log(sum);
+    EXPECT_NEAR(result.scores[i].logprob, want, 1e-4) << i;
+  }
+}
+
+TEST_F(RunnerTest, IdsWithoutTextAreNeverDrawn) {
+  const std::vector<std::int32_t> prompt = {10, 20, 30};
+  const std::int32_t favourite = Generate(0, prompt, 1)[0];
+  RunnerOptions options = DefaultOptions();
+  options.has_text.assign(384, 1);
+  options.has_text[static_cast<std::size_t>(favourite)] = 0;
+  Load("models/llama-gqa-tied-bf16", options);
+  EXPECT_NE(Generate(0, prompt, 1)[0], favourite);
+  options.has_text.clear();
+  options.text_vocab = static_cast<std::uint32_t>(favourite);
+  Load("models/llama-gqa-tied-bf16", options);
+  EXPECT_LT(Generate(0, prompt, 1)[0], favourite);
+}
+
+// Large but finite weights can still overflow; the row is flagged and the others go on.
+TEST_F(RunnerTest, NonFiniteLogitsAreFlagged) {
+  EditableFiles files("models/tiny_base");
+  const auto checkpoint = Checkpoint::Open(files.Files());
+  std::string weights = files.Get("model.safetensors");
+  const StoredTensor* norm = checkpoint->Find("model.norm.weight");
+  const std::size_t offset = static_cast<std::size_t>(
+      reinterpret_cast<const char*>(norm->bytes.data()) - files.Get("model.safetensors").data());
+  for (std::size_t i = 0; i < norm->bytes.size(); i += 2) {
+    weights[offset + i] = 0x7f;
+    weights[offset + i + 1] = 0x7f;  // 3.4e38
+  }
+  files.Set("model.safetensors", weights);
+  LoadFiles(files.Files(), DefaultOptions());
+  const auto token = Advance(0, {1, 2, 3}, 0, 3);
+  ASSERT_TRUE(token.ok()) << token.status();
+  EXPECT_TRUE(token->non_finite);
+  EXPECT_EQ(token->token, -1);
+}
+
+// A shared prefix, a copied tail and a cleared page give the bits of a sequence on its own.
+TEST_F(RunnerTest, ForkedSequencesContinueLikeTheirParent) {
+  std::vector<std::int32_t> tokens;
+  for (std::int32_t i = 0; i < 21; ++i) tokens.push_back(i * 7 + 3);
+  const auto token = Advance(0, tokens, 0, 21);
+  ASSERT_TRUE(token.ok()) << token.status();
+  ASSERT_TRUE(cache_->Fork(BatchRow{0}, BatchRow{3}, 21).ok());
+  tokens.push_back(token->token);
+  const auto child = Advance(3, tokens, 21, 1);
+  ASSERT_TRUE(child.ok()) << child.status();
+  const auto parent = Advance(0, tokens, 21, 1);
+  ASSERT_TRUE(parent.ok()) << parent.status();
+  EXPECT_EQ(child->token, parent->token);
+  cache_->Free(BatchRow{0});
+  const auto alone = Advance(1, tokens, 0, 22);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->token, child->token);
+  EXPECT_TRUE(cache_->CheckIntegrity().ok());
+  EXPECT_TRUE(pool_->CheckIntegrity().ok());
+}
+
+TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
+  std::vector<std::int32_t> tokens(64);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i) + 40;
+  ASSERT_TRUE(cache_->Reserve(BatchRow{1}, 64).ok());
+  StepBatch batch;
+  std::int64_t before = 0;
+  for (std::uint32_t i = 0; i < 64; ++i) {
+    const cache::RowStep step{BatchRow{1}, i, 1};
+    batch.Clear();
+    batch.token_ids.push_back(tokens[i]);
+    batch.rows.push_back({BatchRow{1}, i, 0, 1});
+    batch.logits_tokens.push_back(0);
+    batch.draws.push_back({0, Greedy(3)});
+    batch.kv = &cache_->PrepareStep({&step, 1});
+    // The first steps grow the scratch memory of the ops, which follows the context in powers of two.
+    if (i == 32) before = AllocationCount();
+    ASSERT_TRUE(runner_->Run(batch).ok());
+    ASSERT_TRUE(runner_->Collect().ok());
+  }
+  EXPECT_EQ(AllocationCount() - before, 0);
+}
+
+TEST(StoryModelTest, TellsAStory) {
+  TestBackend cpu(2);
+  const std::string directory = absl::StrCat(QUIRE_SOURCE_DIR, "/assets/story");
+  const auto tokenizer = text::Tokenizer::Load(directory);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto model = LoadModel(directory, cpu.backend, {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_NEAR(static_cast<double>((*model)->parameter_count), 5.77e6, 1e4);
+  const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kBF16, 16);
+  auto pool = cache::KvPool::Create(*geometry);
+  ASSERT_TRUE(pool.ok());
+  auto runner =
+      ModelRunner::Create(**model, cpu.backend, &*pool, {.max_rows = 1, .max_step_tokens = 64});
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  auto cache = cache::CacheManager::Create(
+      {.geometry = *geometry, .max_rows = 1, .max_context_tokens = 128});
+  ASSERT_TRUE(cache.ok());
+  auto tokens = (*tokenizer)->Encode("Once upon a time", {});
+  ASSERT_TRUE(tokens.ok());
+  std::uint32_t cached = 0;
+  while (tokens->size() < 60) {
+    const std::uint32_t fresh = static_cast<std::uint32_t>(tokens->size()) - cached;
+    ASSERT_TRUE((*cache)->Reserve(BatchRow{0}, cached + fresh).ok());
+    const cache::RowStep step{BatchRow{0}, cached, fresh};
+    StepBatch batch;
+    batch.kv = &(*cache)->PrepareStep({&step, 1});
+    batch.token_ids.assign(tokens->begin() + cached, tokens->end());
+    batch.rows.push_back({BatchRow{0}, cached, 0, fresh});
+    batch.logits_tokens.push_back(fresh - 1);
+    batch.draws.push_back({0, Greedy()});
+    ASSERT_TRUE((*runner)->Run(batch).ok());
+    const StepResult& result = **(*runner)->Collect();
+    cached += fresh;
+    tokens->push_back(result.draws[0].token);
+    if (tokens->back() == (*model)->spec.eos_ids[0]) break;
+  }
+  const auto story = (*tokenizer)->Decode(*tokens, true);
+  ASSERT_TRUE(story.ok()) << story.status();
+  std::printf("%s\n", story->c_str());
+  EXPECT_THAT(*story, testing::StartsWith("Once upon a time, there was"));
+}
+
+}  // namespace
+}  // namespace quire::models

@@ -1,0 +1,48 @@
+#pragma once
+
+// Model files in memory that a test can change, and a small backend.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "base/thread_pool.h"
+#include "kernels/backend.h"
+#include "models/checkpoint/model_files.h"
+
+namespace quire::models {
+
+// "<tests/testdata>/<path>"
+std::string TestDataPath(absl::string_view path);
+std::string ReadTestFile(absl::string_view path);  // relative to tests/testdata
+
+// Copies of a directory's files.
+class EditableFiles {
+ public:
+  // `directory` is relative to tests/testdata.
+  explicit EditableFiles(absl::string_view directory);
+  EditableFiles() = default;
+
+  void Set(absl::string_view name, std::string text);
+  void Remove(absl::string_view name);
+  const std::string& Get(absl::string_view name) const;
+  // Valid until the next change.
+  ModelFiles Files() const;
+
+ private:
+  std::vector<std::pair<std::string, std::string>> files_;
+};
+
+// A CPU backend with its threads.
+struct TestBackend {
+  explicit TestBackend(int threads = 1);
+  ThreadPool pool;
+  kernels::Backend backend;
+};
+
+// A safetensors file: length, header, data.
+std::string SafetensorsFile(absl::string_view header, absl::string_view data);
+
+}  // namespace quire::models
