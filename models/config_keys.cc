@@ -11,26 +11,71 @@ namespace quire::models {
 namespace {
 
 // Read elsewhere.
-constexpr absl::string_view kReadKeys[] = {
-    "architectures", "attention_bias", "bos_token_id", "dtype", "eos_token_id", "head_dim",
-    "hidden_act", "hidden_activation", "hidden_size", "intermediate_size",
-    "max_position_embeddings", "mlp_bias", "model_type", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "original_max_position_embeddings", "pad_token_id",
-    "partial_rotary_factor", "quantization_config", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "tie_word_embeddings", "torch_dtype", "vocab_size"};
+constexpr absl::string_view kReadKeys[] = {"architectures",
+                                           "attention_bias",
+                                           "bos_token_id",
+                                           "dtype",
+                                           "eos_token_id",
+                                           "head_dim",
+                                           "hidden_act",
+                                           "hidden_activation",
+                                           "hidden_size",
+                                           "intermediate_size",
+                                           "max_position_embeddings",
+                                           "mlp_bias",
+                                           "model_type",
+                                           "num_attention_heads",
+                                           "num_hidden_layers",
+                                           "num_key_value_heads",
+                                           "original_max_position_embeddings",
+                                           "pad_token_id",
+                                           "partial_rotary_factor",
+                                           "quantization_config",
+                                           "rms_norm_eps",
+                                           "rope_parameters",
+                                           "rope_scaling",
+                                           "rope_theta",
+                                           "tie_word_embeddings",
+                                           "torch_dtype",
+                                           "vocab_size"};
 
 // Training, bookkeeping, or a hint for another program.
-constexpr absl::string_view kHarmlessKeys[] = {
-    "_name_or_path", "attention_dropout", "attn_implementation", "_attn_implementation",
-    "attn_pdrop", "auto_map", "classifier_dropout", "embd_pdrop", "finetuning_task",
-    "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob", "id2label",
-    "initializer_range", "is_decoder", "is_llama_config", "label2id", "max_sequence_length",
-    "output_attentions", "output_hidden_states", "pretraining_tp", "problem_type", "resid_pdrop",
-    "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "transformers.js_config",
-    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache"};
+constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
+                                               "attention_dropout",
+                                               "attn_implementation",
+                                               "_attn_implementation",
+                                               "attn_pdrop",
+                                               "auto_map",
+                                               "classifier_dropout",
+                                               "embd_pdrop",
+                                               "finetuning_task",
+                                               "gradient_checkpointing",
+                                               "hidden_dropout",
+                                               "hidden_dropout_prob",
+                                               "id2label",
+                                               "initializer_range",
+                                               "is_decoder",
+                                               "is_llama_config",
+                                               "label2id",
+                                               "max_sequence_length",
+                                               "output_attentions",
+                                               "output_hidden_states",
+                                               "pretraining_tp",
+                                               "problem_type",
+                                               "resid_pdrop",
+                                               "return_dict",
+                                               "sep_token_id",
+                                               "task_specific_params",
+                                               "tokenizer_class",
+                                               "transformers.js_config",
+                                               "transformers_version",
+                                               "unk_token_id",
+                                               "unsloth_fixed",
+                                               "unsloth_version",
+                                               "use_cache"};
 
-// Keys that change what is computed, with the values under which they do not (as JSON text; null and
-// false always are among them).
+// Keys that change what is computed, with the values under which they do not (as JSON text; null
+// and false always are among them).
 struct ForeignKey {
   absl::string_view key;
   absl::string_view neutral[2];
@@ -80,8 +125,9 @@ bool Contains(const absl::string_view (&keys)[N], absl::string_view key) {
 
 bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
   if (value == "null" || value == "false") return true;
-  return std::any_of(std::begin(foreign.neutral), std::end(foreign.neutral),
-                     [&](absl::string_view neutral) { return !neutral.empty() && value == neutral; });
+  return std::any_of(
+      std::begin(foreign.neutral), std::end(foreign.neutral),
+      [&](absl::string_view neutral) { return !neutral.empty() && value == neutral; });
 }
 
 // True when every entry of layer_types is full attention.
@@ -106,8 +152,8 @@ absl::Status CheckForeignKeys(const ConfigReader& reader, absl::string_view fami
   const absl::StatusOr<bool> full = AllLayersFull(reader);
   if (!full.ok()) return full.status();
   if (!*full) {
-    return reader.Unsupported("layer_types", absl::StrCat("by ", family, " (supported: ",
-                                                          "full_attention)"));
+    return reader.Unsupported("layer_types",
+                              absl::StrCat("by ", family, " (supported: ", "full_attention)"));
   }
   std::vector<std::string> unknown;
   for (const std::string& key : reader.Keys()) {

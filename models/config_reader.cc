@@ -49,8 +49,8 @@ absl::Status ConfigReader::Error(absl::string_view key, absl::string_view proble
 }
 
 absl::Status ConfigReader::Unsupported(absl::string_view key, absl::string_view reason) const {
-  return absl::UnimplementedError(absl::StrCat(label_, ": ", PathOf(key), " ", ValueText(key),
-                                               " is not supported ", reason));
+  return absl::UnimplementedError(
+      absl::StrCat(label_, ": ", PathOf(key), " ", ValueText(key), " is not supported ", reason));
 }
 
 absl::StatusOr<std::uint32_t> ConfigReader::Count(absl::string_view key, std::uint32_t low,
@@ -65,14 +65,16 @@ absl::StatusOr<std::uint32_t> ConfigReader::Count(absl::string_view key, std::ui
 absl::StatusOr<double> ConfigReader::Number(absl::string_view key) const {
   const absl::StatusOr<text::JsonValue> value = object_.Get(key);
   if (!value.ok()) return Label(value.status());
-  if (!value->is_number()) return Error(key, absl::StrCat("is ", ValueText(key), ", must be a number"));
+  if (!value->is_number())
+    return Error(key, absl::StrCat("is ", ValueText(key), ", must be a number"));
   const double number = value->raw().get<double>();
   if (!std::isfinite(number)) return Error(key, "is not a finite number");
   return number;
 }
 
-absl::StatusOr<std::optional<std::int64_t>> ConfigReader::OptionalInteger(
-    absl::string_view key, std::int64_t low, std::int64_t high) const {
+absl::StatusOr<std::optional<std::int64_t>> ConfigReader::OptionalInteger(absl::string_view key,
+                                                                          std::int64_t low,
+                                                                          std::int64_t high) const {
   const std::optional<text::JsonValue> value = FindSet(object_, key);
   if (!value) return std::optional<std::int64_t>();
   const absl::StatusOr<std::int64_t> integer = value->AsInteger(low, high);

@@ -15,8 +15,8 @@
 
 namespace quire::models {
 
-// A JSON object of a file. Absent and null are told apart by Has and IsNull; the Optional reads take both
-// as "not given".
+// A JSON object of a file. Absent and null are told apart by Has and IsNull; the Optional reads
+// take both as "not given".
 //
 // Threads: immutable. Lifetime: a view of the document.
 class ConfigReader {

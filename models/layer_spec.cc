@@ -18,30 +18,30 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
   if (heads.num_heads == 0 || heads.num_kv_heads == 0 || heads.head_size == 0 ||
       heads.v_head_size == 0) {
     return Invalid(index, absl::StrCat("heads ", heads.num_heads, ", KV heads ", heads.num_kv_heads,
-                                       ", head sizes ", heads.head_size, " and ",
-                                       heads.v_head_size, " must all be above 0"));
+                                       ", head sizes ", heads.head_size, " and ", heads.v_head_size,
+                                       " must all be above 0"));
   }
   if (heads.num_heads % heads.num_kv_heads != 0) {
-    return Invalid(index, absl::StrCat("num_heads is ", heads.num_heads,
-                                       ", it must be a multiple of num_kv_heads ",
-                                       heads.num_kv_heads));
+    return Invalid(index,
+                   absl::StrCat("num_heads is ", heads.num_heads,
+                                ", it must be a multiple of num_kv_heads ", heads.num_kv_heads));
   }
   if (heads.softcap != 0 && heads.has_sinks) {
     return Invalid(index, "softcap and sinks exclude each other");
   }
   if (heads.rope < 0) return absl::OkStatus();
   if (static_cast<std::size_t>(heads.rope) >= spec.rope_tables.size()) {
-    return Invalid(index, absl::StrCat("rope table is ", heads.rope, ", there are ",
-                                       spec.rope_tables.size()));
+    return Invalid(
+        index, absl::StrCat("rope table is ", heads.rope, ", there are ", spec.rope_tables.size()));
   }
   if (heads.rotary_size == 0 || heads.rotary_size % 2 != 0 ||
       heads.rotary_first + heads.rotary_size > heads.head_size) {
-    return Invalid(index, absl::StrCat("rotary_size ", heads.rotary_size, " from column ",
-                                       heads.rotary_first,
-                                       " must be even, above 0 and within head_size ",
-                                       heads.head_size));
+    return Invalid(
+        index, absl::StrCat("rotary_size ", heads.rotary_size, " from column ", heads.rotary_first,
+                            " must be even, above 0 and within head_size ", heads.head_size));
   }
-  const std::size_t entries = spec.rope_tables[static_cast<std::size_t>(heads.rope)].inv_freq.size();
+  const std::size_t entries =
+      spec.rope_tables[static_cast<std::size_t>(heads.rope)].inv_freq.size();
   if (entries != heads.rotary_size / 2) {
     return Invalid(index, absl::StrCat("rotary_size is ", heads.rotary_size, ", rope table ",
                                        heads.rope, " has ", entries, " entries"));
@@ -162,9 +162,9 @@ void AppendSet(std::string* text, absl::string_view name, bool value) {
 }
 
 std::string DumpHeads(const AttentionSpec& heads) {
-  std::string text = absl::StrCat("heads ", heads.num_heads, " kv ", heads.num_kv_heads, " size ",
-                                  heads.head_size, " v ", heads.v_head_size, " scale ", heads.scale,
-                                  " rope ", heads.rope);
+  std::string text =
+      absl::StrCat("heads ", heads.num_heads, " kv ", heads.num_kv_heads, " size ", heads.head_size,
+                   " v ", heads.v_head_size, " scale ", heads.scale, " rope ", heads.rope);
   if (heads.rope >= 0) {
     absl::StrAppend(&text, heads.rope_style == RopeStyle::kHalf ? " half " : " interleaved ",
                     heads.rotary_first, "+", heads.rotary_size);
@@ -223,7 +223,8 @@ std::string DumpLayer(const LayerSpec& layer) {
     text += "no mlp";
   }
   absl::StrAppend(&text, "; mlp_out ", DumpNorm(layer.mlp_out), "; group ", layer.cache_group);
-  AppendSet(&text, absl::StrCat("residual_scale ", layer.residual_scale), layer.residual_scale != 1);
+  AppendSet(&text, absl::StrCat("residual_scale ", layer.residual_scale),
+            layer.residual_scale != 1);
   AppendSet(&text, absl::StrCat("output_scale ", layer.output_scale), layer.output_scale != 1);
   AppendSet(&text, absl::StrCat("kv_from_layer ", layer.kv_from_layer), layer.kv_from_layer >= 0);
   return text;
@@ -246,9 +247,9 @@ void AssignCacheGroups(ModelSpec* spec) {
 
 absl::Status ValidateSpec(const ModelSpec& spec) {
   if (spec.vocab_size == 0 || spec.hidden == 0 || spec.max_position == 0 || spec.layers.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("vocab_size ", spec.vocab_size, ", hidden ", spec.hidden, ", max_position ",
-                     spec.max_position, " and ", spec.layers.size(), " layers must all be above 0"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "vocab_size ", spec.vocab_size, ", hidden ", spec.hidden, ", max_position ",
+        spec.max_position, " and ", spec.layers.size(), " layers must all be above 0"));
   }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(ValidateLayer(spec, i));
@@ -264,18 +265,19 @@ absl::Status CheckBuilt(const ModelSpec& spec) {
   if (spec.logit_scale != 1) unbuilt = absl::StrCat("logit_scale ", spec.logit_scale);
   if (spec.logit_softcap != 0) unbuilt = absl::StrCat("logit_softcap ", spec.logit_softcap);
   if (!unbuilt.empty()) {
-    return absl::UnimplementedError(absl::StrCat("model with ", unbuilt,
-                                                 " is not supported by this version"));
+    return absl::UnimplementedError(
+        absl::StrCat("model with ", unbuilt, " is not supported by this version"));
   }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     unbuilt = UnbuiltLayer(spec.layers[i]);
-    if (unbuilt.empty() && !(spec.layers[i].heads.num_kv_heads == spec.layers[0].heads.num_kv_heads &&
-                             spec.layers[i].heads.head_size == spec.layers[0].heads.head_size)) {
+    if (unbuilt.empty() &&
+        !(spec.layers[i].heads.num_kv_heads == spec.layers[0].heads.num_kv_heads &&
+          spec.layers[i].heads.head_size == spec.layers[0].heads.head_size)) {
       unbuilt = "another head geometry than layer 0";
     }
     if (!unbuilt.empty()) {
-      return absl::UnimplementedError(absl::StrCat("layer ", i, " with ", unbuilt,
-                                                   " is not supported by this version"));
+      return absl::UnimplementedError(
+          absl::StrCat("layer ", i, " with ", unbuilt, " is not supported by this version"));
     }
   }
   return absl::OkStatus();

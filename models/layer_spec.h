@@ -1,7 +1,7 @@
 #pragma once
 
-// What a model computes, as plain data: numbers, enums and indices, comparable and printable. It never
-// says which kernel, activation type or page size is used; those are chosen from it. A family
+// What a model computes, as plain data: numbers, enums and indices, comparable and printable. It
+// never says which kernel, activation type or page size is used; those are chosen from it. A family
 // (models/families) only fills these structs; no block and no kernel asks for a family's name.
 //
 //   x = E[token] * embed_scale
@@ -13,8 +13,9 @@
 //     x *= L.output_scale
 //   logits = softcap(W_head * norm(x, final_norm) * logit_scale + head_bias, logit_softcap)
 //
-// All knobs of known families are drawn here; CheckBuilt names those that this version cannot compute.
-// Notation: p absolute position, d head size. docs/adding_a_model.md explains how to fill a spec.
+// All knobs of known families are drawn here; CheckBuilt names those that this version cannot
+// compute. Notation: p absolute position, d head size. docs/adding_a_model.md explains how to fill
+// a spec.
 
 #include <cstdint>
 #include <optional>
@@ -170,10 +171,10 @@ struct LayerSpec {
   float output_scale = 1;    // on the whole stream after the layer
   AttentionKind attention = AttentionKind::kHeads;
   MlpKind mlp = MlpKind::kDense;
-  AttentionSpec heads;  // meant when attention is kHeads
-  MlaSpec mla;          // kMla
-  MlpSpec dense;        // when mlp is kDense
-  MoeSpec moe;          // kMoe
+  AttentionSpec heads;              // meant when attention is kHeads
+  MlaSpec mla;                      // kMla
+  MlpSpec dense;                    // when mlp is kDense
+  MoeSpec moe;                      // kMoe
   std::int32_t kv_from_layer = -1;  // reads the rows an earlier layer wrote; -1: writes its own
   // Computed by AssignCacheGroups: layers of equal page geometry and lifetime share a pool.
   std::uint8_t cache_group = 0;
@@ -198,20 +199,21 @@ struct ModelSpec {
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 
-// Numbers the groups of layers with equal (kind, KV heads, qk size, v size, window), in order of first
-// appearance.
+// Numbers the groups of layers with equal (kind, KV heads, qk size, v size, window), in order of
+// first appearance.
 void AssignCacheGroups(ModelSpec* spec);
 
-// Refuses a spec that contradicts itself, whatever backend would run it. Returns INVALID_ARGUMENT that
-// names the layer, the field, its value and the limit.
+// Refuses a spec that contradicts itself, whatever backend would run it. Returns INVALID_ARGUMENT
+// that names the layer, the field, its value and the limit.
 absl::Status ValidateSpec(const ModelSpec& spec);
 
 // Refuses a spec that this version cannot compute. Returns UNIMPLEMENTED that names the layer, the
 // field and its value.
 absl::Status CheckBuilt(const ModelSpec& spec);
 
-// A spec as text, one line per group of equal layers, fields at their defaults left out. Two specs with
-// equal dumps are equal but for rounding of the rope tables, of which it shows first and last entry.
+// A spec as text, one line per group of equal layers, fields at their defaults left out. Two specs
+// with equal dumps are equal but for rounding of the rope tables, of which it shows first and last
+// entry.
 std::string DumpSpec(const ModelSpec& spec);
 
 }  // namespace quire::models

@@ -36,8 +36,7 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
 
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,
                                                 std::int64_t bytes) {
-  const std::int64_t blocks =
-      std::min(bytes / geometry.page_bytes(), geometry.max_num_blocks());
+  const std::int64_t blocks = std::min(bytes / geometry.page_bytes(), geometry.max_num_blocks());
   if (blocks < 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("kv cache of ", bytes, " bytes is too small: a page takes ",

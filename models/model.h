@@ -1,7 +1,7 @@
 #pragma once
 
-// A checkpoint made runnable: what config.json says, what is computed, and the weights in the layout of
-// the kernels.
+// A checkpoint made runnable: what config.json says, what is computed, and the weights in the
+// layout of the kernels.
 //
 //   ThreadPool pool(4);
 //   QUIRE_ASSIGN_OR_RETURN(auto backend, kernels::Backend::Create(Device::Cpu(), &pool));
@@ -34,9 +34,9 @@ struct LoadOptions {
 };
 
 // Place:      between the files of a model and ModelRunner; the server shows its fields to clients.
-// Invariants: spec passed ValidateSpec and CheckBuilt; every weight is finite and has the spec's shape.
-// Threads:    immutable after LoadModel.
-// Lifetime:   outlives every ModelRunner made from it. The files may go: nothing refers to them.
+// Invariants: spec passed ValidateSpec and CheckBuilt; every weight is finite and has the spec's
+// shape. Threads:    immutable after LoadModel. Lifetime:   outlives every ModelRunner made from
+// it. The files may go: nothing refers to them.
 struct Model {
   Model();
   ~Model();
@@ -46,12 +46,12 @@ struct Model {
   ModelConfig config;
   ModelSpec spec;
   std::unique_ptr<Weights> weights;
-  GenerationDefaults generation;  // config.generation
-  std::string source;             // the directory, or "embedded model"
-  std::string architecture;       // "LlamaForCausalLM"
-  std::string fingerprint;        // 32 hex digits: weights, configuration and tokenizer
-  std::int64_t parameter_count = 0;  // a tied matrix counts once
-  std::int64_t weight_bytes = 0;     // as held in memory
+  GenerationDefaults generation;         // config.generation
+  std::string source;                    // the directory, or "embedded model"
+  std::string architecture;              // "LlamaForCausalLM"
+  std::string fingerprint;               // 32 hex digits: weights, configuration and tokenizer
+  std::int64_t parameter_count = 0;      // a tied matrix counts once
+  std::int64_t weight_bytes = 0;         // as held in memory
   DType stored_dtype = DType::kInvalid;  // of the largest tensor
   std::vector<std::string> warnings;     // for the load log
 };
@@ -63,9 +63,10 @@ struct CheckedSpec {
 };
 absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files);
 
-// Reads, checks and packs a model. Every error names the file, key or tensor, its value and the limit:
-// NOT_FOUND (missing file), INVALID_ARGUMENT (broken or contradictory), UNIMPLEMENTED (a family, format or
-// feature of another version), RESOURCE_EXHAUSTED (weight_limit_bytes, or memory).
+// Reads, checks and packs a model. Every error names the file, key or tensor, its value and the
+// limit: NOT_FOUND (missing file), INVALID_ARGUMENT (broken or contradictory), UNIMPLEMENTED (a
+// family, format or feature of another version), RESOURCE_EXHAUSTED (weight_limit_bytes, or
+// memory).
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options);

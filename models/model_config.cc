@@ -60,7 +60,8 @@ absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConf
     if (by_type == nullptr || (family != nullptr && by_type != family)) {
       return absl::UnimplementedError(absl::StrCat(
           reader.label(), ": model_type \"", *model_type, "\" is not supported",
-          family == nullptr ? "" : absl::StrCat(" with architectures \"", config->architecture, "\""),
+          family == nullptr ? ""
+                            : absl::StrCat(" with architectures \"", config->architecture, "\""),
           " (supported: ", SupportedModelTypes(), ")"));
     }
     family = by_type;
@@ -83,18 +84,17 @@ absl::Status ReadHeads(const ConfigReader& reader, ModelConfig* config) {
   config->num_key_value_heads =
       static_cast<std::uint32_t>(kv_heads.value_or(config->num_attention_heads));
   if (config->num_attention_heads % config->num_key_value_heads != 0) {
-    return reader.Error("num_key_value_heads",
-                        absl::StrCat("is ", config->num_key_value_heads,
-                                     ", it must divide num_attention_heads ",
-                                     config->num_attention_heads));
+    return reader.Error("num_key_value_heads", absl::StrCat("is ", config->num_key_value_heads,
+                                                            ", it must divide num_attention_heads ",
+                                                            config->num_attention_heads));
   }
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> head_dim,
                          reader.OptionalInteger("head_dim", 1, kMaxHeadDim));
   if (!head_dim && config->hidden_size % config->num_attention_heads != 0) {
-    return reader.Error("num_attention_heads",
-                        absl::StrCat("is ", config->num_attention_heads,
-                                     ", without head_dim it must divide hidden_size ",
-                                     config->hidden_size));
+    return reader.Error(
+        "num_attention_heads",
+        absl::StrCat("is ", config->num_attention_heads,
+                     ", without head_dim it must divide hidden_size ", config->hidden_size));
   }
   config->head_dim = static_cast<std::uint32_t>(
       head_dim.value_or(config->hidden_size / config->num_attention_heads));
@@ -130,8 +130,8 @@ absl::Status ReadActivation(const ConfigReader& reader, const Family& family, Mo
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> alias,
                          reader.OptionalString("hidden_activation"));
   if (act && alias && *act != *alias) {
-    return reader.Error("hidden_act", absl::StrCat("is \"", *act, "\", but hidden_activation is \"",
-                                                   *alias, "\""));
+    return reader.Error(
+        "hidden_act", absl::StrCat("is \"", *act, "\", but hidden_activation is \"", *alias, "\""));
   }
   config->hidden_act = act ? *act : alias ? *alias : std::string(family.defaults.hidden_act);
   return absl::OkStatus();
@@ -142,10 +142,10 @@ absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelCo
     absl::string_view key;
     bool* value;
     bool absent;
-  } flags[] = {{"attention_bias", &config->attention_bias, false},
-               {"mlp_bias", &config->mlp_bias, false},
-               {"tie_word_embeddings", &config->tie_word_embeddings,
-                family.defaults.tie_word_embeddings}};
+  } flags[] = {
+      {"attention_bias", &config->attention_bias, false},
+      {"mlp_bias", &config->mlp_bias, false},
+      {"tie_word_embeddings", &config->tie_word_embeddings, family.defaults.tie_word_embeddings}};
   for (const auto& flag : flags) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> value, reader.OptionalBool(flag.key));
     *flag.value = value.value_or(flag.absent);
@@ -198,13 +198,14 @@ absl::Status ReadIds(const ConfigReader& reader, ModelConfig* config) {
   // Early files write -1 for "no padding".
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pad,
                          reader.OptionalInteger("pad_token_id", -1, (std::int64_t{1} << 31) - 1));
-  if (pad) config->pad_id = *pad < 0 ? std::nullopt : std::optional(static_cast<std::int32_t>(*pad));
+  if (pad)
+    config->pad_id = *pad < 0 ? std::nullopt : std::optional(static_cast<std::int32_t>(*pad));
   return absl::OkStatus();
 }
 
 // A sampling default in [low, high], or (low, high] with `open`.
-absl::Status ReadSampling(const ConfigReader& reader, absl::string_view key, double low, double high,
-                          bool open, std::optional<float>* result) {
+absl::Status ReadSampling(const ConfigReader& reader, absl::string_view key, double low,
+                          double high, bool open, std::optional<float>* result) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, reader.OptionalNumber(key));
   if (!value) return absl::OkStatus();
   if (*value < low || *value > high || (open && *value == low)) {
@@ -236,8 +237,8 @@ absl::Status ReadGeneration(const ModelFiles& files, ModelConfig* config) {
 void WarnAboutIds(ModelConfig* config) {
   for (const std::int32_t id : config->eos_ids) {
     if (static_cast<std::uint32_t>(id) < config->vocab_size) continue;
-    config->warnings.push_back(absl::StrCat("eos_token_id ", id, " can never be generated: vocab_size is ",
-                                            config->vocab_size));
+    config->warnings.push_back(absl::StrCat(
+        "eos_token_id ", id, " can never be generated: vocab_size is ", config->vocab_size));
   }
 }
 

@@ -1,12 +1,13 @@
 #pragma once
 
-// config.json and generation_config.json, read strictly: every value has the right type and range, and
-// an error names file, key, value and limit.
+// config.json and generation_config.json, read strictly: every value has the right type and range,
+// and an error names file, key, value and limit.
 //
-// Absent, null and zero are three things: an absent key takes the family's default, null the documented
-// fallback, zero is a value. Both forms of rope settings are read (rope_theta with rope_scaling, and
-// rope_parameters); generation_config.json wins over config.json key by key. Keys that would change the
-// mathematics in another family are refused when set; other unknown keys become one warning.
+// Absent, null and zero are three things: an absent key takes the family's default, null the
+// documented fallback, zero is a value. Both forms of rope settings are read (rope_theta with
+// rope_scaling, and rope_parameters); generation_config.json wins over config.json key by key. Keys
+// that would change the mathematics in another family are refused when set; other unknown keys
+// become one warning.
 
 #include <cstdint>
 #include <optional>
@@ -48,7 +49,8 @@ struct ModelConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   bool tie_word_embeddings = false;
-  DType dtype = DType::kBF16;  // of activations as trained; each tensor is read in its own stored type
+  DType dtype =
+      DType::kBF16;  // of activations as trained; each tensor is read in its own stored type
   RopeConfig rope;
   std::vector<std::int32_t> eos_ids;
   std::optional<std::int32_t> bos_id;
@@ -57,8 +59,9 @@ struct ModelConfig {
   std::vector<std::string> warnings;  // for the load log, one sentence each
 };
 
-// Reads config.json and, if there is one, generation_config.json. Returns NOT_FOUND without config.json,
-// INVALID_ARGUMENT or UNIMPLEMENTED (a family, method or value that this version lacks) otherwise.
+// Reads config.json and, if there is one, generation_config.json. Returns NOT_FOUND without
+// config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a family, method or value that this version
+// lacks) otherwise.
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files);
 
 }  // namespace quire::models

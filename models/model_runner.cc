@@ -26,11 +26,11 @@ constexpr std::uint32_t kMaxRows = 1u << 16;
 constexpr std::uint32_t kMaxLogprobs = 1024;
 
 StepLimits LimitsOf(const RunnerOptions& options) {
-  return {.max_rows = options.max_rows,
-          .max_step_tokens = options.max_step_tokens,
-          .max_step_draws =
-              options.max_step_draws == 0 ? 4 * options.max_rows : options.max_step_draws,
-          .max_logprobs = options.max_logprobs};
+  return {
+      .max_rows = options.max_rows,
+      .max_step_tokens = options.max_step_tokens,
+      .max_step_draws = options.max_step_draws == 0 ? 4 * options.max_rows : options.max_step_draws,
+      .max_logprobs = options.max_logprobs};
 }
 
 absl::Status CheckOptions(const ModelSpec& spec, const RunnerOptions& options) {
@@ -47,9 +47,8 @@ absl::Status CheckOptions(const ModelSpec& spec, const RunnerOptions& options) {
                 {"text_vocab", options.text_vocab, 0, spec.vocab_size}};
   for (const auto& range : ranges) {
     if (range.value < range.low || range.value > range.high) {
-      return absl::InvalidArgumentError(absl::StrCat(range.name, " is ", range.value,
-                                                     ", it must be ", range.low, " to ",
-                                                     range.high));
+      return absl::InvalidArgumentError(absl::StrCat(
+          range.name, " is ", range.value, ", it must be ", range.low, " to ", range.high));
     }
   }
   if (!options.has_text.empty() && options.has_text.size() != spec.vocab_size) {
@@ -67,10 +66,10 @@ absl::Status CheckPool(const ModelSpec& spec, const cache::KvGeometry& pool) {
       !pool.quantized()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "kv pool has ", pool.num_layers, " layers of ", pool.num_heads, " heads of size ",
-      pool.head_size, ", the model has ", wanted.num_layers, " of ", wanted.num_heads, " of ",
-      wanted.head_size));
+  return absl::InvalidArgumentError(absl::StrCat("kv pool has ", pool.num_layers, " layers of ",
+                                                 pool.num_heads, " heads of size ", pool.head_size,
+                                                 ", the model has ", wanted.num_layers, " of ",
+                                                 wanted.num_heads, " of ", wanted.head_size));
 }
 
 }  // namespace
@@ -131,8 +130,8 @@ absl::Status ModelRunner::State::PreparePages(const StepBatch& batch,
   return absl::OkStatus();
 }
 
-// Kernels want the tokens of batch row b at row_offsets[b] .. row_offsets[b + 1]; a StepBatch may list
-// its rows in any order.
+// Kernels want the tokens of batch row b at row_offsets[b] .. row_offsets[b + 1]; a StepBatch may
+// list its rows in any order.
 void ModelRunner::State::OrderTokens(const StepBatch& batch) {
   std::uint32_t* const order = buffers.row_order;
   for (std::uint32_t i = 0; i < batch.rows.size(); ++i) order[i] = i;

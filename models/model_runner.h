@@ -20,7 +20,7 @@ struct RunnerOptions {
   std::uint32_t max_rows = 0;         // rows of a step, and the cache manager's rows
   std::uint32_t max_step_tokens = 0;  // tokens of a step; sizes the workspace
   // Most draws and scores of one step, and most best tokens that each may report.
-  std::uint32_t max_step_draws = 0;   // 0: 4 * max_rows
+  std::uint32_t max_step_draws = 0;  // 0: 4 * max_rows
   std::uint32_t max_logprobs = 20;
   // [vocab_size], 0 for ids that the tokenizer cannot decode: they are never drawn and never listed
   // among the best. Empty: every id below text_vocab has text.
@@ -28,19 +28,21 @@ struct RunnerOptions {
   std::uint32_t text_vocab = 0;  // ids from here on have no text; 0: vocab_size
 };
 
-// Computes steps on the CPU backend: copies and clears pages, runs the decoder over all rows, then the
-// head, the draws and the scores for the rows that ask for logits, in blocks, so that the workspace does
-// not grow with the number of prompt log-probabilities.
+// Computes steps on the CPU backend: copies and clears pages, runs the decoder over all rows, then
+// the head, the draws and the scores for the rows that ask for logits, in blocks, so that the
+// workspace does not grow with the number of prompt log-probabilities.
 //
 // Place:      under the engine, which knows only StepRunner; above blocks/ and kernels/.
-// Invariants: a row's results depend on its own tokens, pages and draws only, never on the other rows of
+// Invariants: a row's results depend on its own tokens, pages and draws only, never on the other
+// rows of
 //             the step, the chunking of its prompt or the number of threads. In steady state a step
 //             allocates nothing. A refused batch writes nothing.
 // Threads:    Create anywhere; then the engine thread only.
 // Lifetime:   model, backend and pool outlive it.
 class ModelRunner : public StepRunner {
  public:
-  // Returns INVALID_ARGUMENT when the pool's geometry is not the model's or an option is out of range.
+  // Returns INVALID_ARGUMENT when the pool's geometry is not the model's or an option is out of
+  // range.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const Model& model,
                                                              const kernels::Backend& backend,
                                                              cache::KvPool* pool,

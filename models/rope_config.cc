@@ -18,15 +18,26 @@ constexpr double kMaxFactor = 1e6;
 constexpr std::uint32_t kMaxPositions = 1u << 30;
 
 // Keys that a rope dictionary may hold; "finetuned" is a remark of some publishers.
-constexpr absl::string_view kKnownKeys[] = {
-    "type", "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
-    "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "attention_factor",
-    "mscale", "mscale_all_dim", "partial_rotary_factor", "finetuned"};
+constexpr absl::string_view kKnownKeys[] = {"type",
+                                            "rope_type",
+                                            "rope_theta",
+                                            "factor",
+                                            "low_freq_factor",
+                                            "high_freq_factor",
+                                            "original_max_position_embeddings",
+                                            "beta_fast",
+                                            "beta_slow",
+                                            "truncate",
+                                            "attention_factor",
+                                            "mscale",
+                                            "mscale_all_dim",
+                                            "partial_rotary_factor",
+                                            "finetuned"};
 
 absl::Status CheckKeys(const ConfigReader& rope, absl::string_view family) {
   for (const std::string& key : rope.Keys()) {
-    const bool known = std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) !=
-                       std::end(kKnownKeys);
+    const bool known =
+        std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys);
     if (!known && !rope.IsNull(key)) {
       return rope.Unsupported(key, absl::StrCat("by ", family));
     }
@@ -53,16 +64,16 @@ absl::StatusOr<RopeKind> ReadKind(const ConfigReader& rope, absl::string_view fa
   for (const RopeKind kind : kKinds) {
     if (given == RopeKindName(kind)) return kind;
   }
-  return absl::UnimplementedError(
-      absl::StrCat(rope.label(), ": ", rope.PathOf("rope_type"), " \"", given,
-                   "\" is not supported by ", family, " (supported: ", kSupportedKinds, ")"));
+  return absl::UnimplementedError(absl::StrCat(rope.label(), ": ", rope.PathOf("rope_type"), " \"",
+                                               given, "\" is not supported by ", family,
+                                               " (supported: ", kSupportedKinds, ")"));
 }
 
 absl::StatusOr<double> ReadPositive(const ConfigReader& rope, absl::string_view key) {
   QUIRE_ASSIGN_OR_RETURN(const double value, rope.Number(key));
   if (value <= 0 || value > kMaxFactor) {
-    return rope.Error(key, absl::StrCat("is ", value, ", it must be above 0 and at most ",
-                                        kMaxFactor));
+    return rope.Error(key,
+                      absl::StrCat("is ", value, ", it must be above 0 and at most ", kMaxFactor));
   }
   return value;
 }
@@ -145,8 +156,8 @@ absl::Status CheckPartial(const ConfigReader& reader, absl::string_view family) 
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> partial,
                          reader.OptionalNumber("partial_rotary_factor"));
   if (partial && *partial != 1) {
-    return reader.Unsupported("partial_rotary_factor", absl::StrCat("by ", family,
-                                                                    " (supported: 1)"));
+    return reader.Unsupported("partial_rotary_factor",
+                              absl::StrCat("by ", family, " (supported: 1)"));
   }
   return absl::OkStatus();
 }
@@ -181,7 +192,8 @@ absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigRea
 
 absl::StatusOr<RopeConfig> ReadRopeConfig(const ConfigReader& config, const RopeContext& context,
                                           std::vector<std::string>* warnings) {
-  QUIRE_ASSIGN_OR_RETURN(std::optional<ConfigReader> scaling, config.OptionalObject("rope_scaling"));
+  QUIRE_ASSIGN_OR_RETURN(std::optional<ConfigReader> scaling,
+                         config.OptionalObject("rope_scaling"));
   QUIRE_ASSIGN_OR_RETURN(std::optional<ConfigReader> parameters,
                          config.OptionalObject("rope_parameters"));
   if (scaling && scaling->Keys().empty()) scaling.reset();
@@ -190,14 +202,15 @@ absl::StatusOr<RopeConfig> ReadRopeConfig(const ConfigReader& config, const Rope
     const ConfigReader* rope = scaling ? &*scaling : parameters ? &*parameters : nullptr;
     return Interpret(config, rope, context, warnings);
   }
-  QUIRE_ASSIGN_OR_RETURN(const RopeConfig old_form, Interpret(config, &*scaling, context, warnings));
+  QUIRE_ASSIGN_OR_RETURN(const RopeConfig old_form,
+                         Interpret(config, &*scaling, context, warnings));
   QUIRE_ASSIGN_OR_RETURN(const RopeConfig new_form,
                          Interpret(config, &*parameters, context, warnings));
   if (!(old_form == new_form)) {
-    return config.Error("rope_scaling", absl::StrCat(config.ValueText("rope_scaling"),
-                                                     " and rope_parameters ",
-                                                     config.ValueText("rope_parameters"),
-                                                     " mean different things"));
+    return config.Error(
+        "rope_scaling",
+        absl::StrCat(config.ValueText("rope_scaling"), " and rope_parameters ",
+                     config.ValueText("rope_parameters"), " mean different things"));
   }
   return old_form;
 }

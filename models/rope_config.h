@@ -5,10 +5,10 @@
 //   old   rope_theta, rope_scaling {type or rope_type, ...}, partial_rotary_factor at the top
 //   new   rope_parameters {rope_theta, rope_type, ...}
 //
-// A non-empty rope_scaling wins over rope_parameters; when both are there and mean different things the
-// file is refused. theta is taken from the chosen dictionary, else from the top, else from the family's
-// default, with a warning. A top-level original_max_position_embeddings beats the nested one; without
-// either it is max_position_embeddings.
+// A non-empty rope_scaling wins over rope_parameters; when both are there and mean different things
+// the file is refused. theta is taken from the chosen dictionary, else from the top, else from the
+// family's default, with a warning. A top-level original_max_position_embeddings beats the nested
+// one; without either it is max_position_embeddings.
 
 #include <cstdint>
 #include <string>

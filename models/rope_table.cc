@@ -36,8 +36,7 @@ float Llama3Frequency(const RopeConfig& config, float frequency) {
 
 // The dimension whose wavelength makes `rotations` turns over the trained length.
 double YarnDimension(const RopeConfig& config, double rotations, std::uint32_t rotary_size) {
-  return rotary_size *
-         std::log(config.original_max_position / (rotations * 2 * std::numbers::pi)) /
+  return rotary_size * std::log(config.original_max_position / (rotations * 2 * std::numbers::pi)) /
          (2 * std::log(config.theta));
 }
 
@@ -54,9 +53,9 @@ std::vector<float> YarnFrequencies(const RopeConfig& config, std::uint32_t rotar
   const std::vector<float> powers = PositionPowers(config.theta, rotary_size);
   std::vector<float> frequencies(powers.size());
   for (std::size_t i = 0; i < powers.size(); ++i) {
-    const float ramp = std::clamp((static_cast<float>(i) - static_cast<float>(low)) /
-                                      static_cast<float>(high - low),
-                                  0.0f, 1.0f);
+    const float ramp = std::clamp(
+        (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0f,
+        1.0f);
     const float kept = 1 - ramp;
     const float interpolated = 1.0f / (static_cast<float>(config.factor) * powers[i]);
     frequencies[i] = interpolated * (1 - kept) + 1.0f / powers[i] * kept;

@@ -1,12 +1,12 @@
 #pragma once
 
-// Rotation frequencies of rotary position embeddings. All scaling is done here, at load: kernels see a
-// table and know nothing of scaling kinds.
+// Rotation frequencies of rotary position embeddings. All scaling is done here, at load: kernels
+// see a table and know nothing of scaling kinds.
 //
 //   angle = float(p) * inv_freq[i];  cos and sin of it times attention_factor
 //
-// Source: the functions of Hugging Face transformers, modeling_rope_utils.py, whose order of float32
-// operations is kept (exponent, power, reciprocal), so that tables agree to a rounding.
+// Source: the functions of Hugging Face transformers, modeling_rope_utils.py, whose order of
+// float32 operations is kept (exponent, power, reciprocal), so that tables agree to a rounding.
 
 #include <cstdint>
 #include <optional>
@@ -22,10 +22,10 @@ namespace quire::models {
 enum class RopeKind : std::uint8_t {
   kDefault,  // f_i
   kLinear,   // f_i / factor
-  kDynamic,  // f_i up to the trained length; longer contexts are refused, since a base that moves with
-             // the length would contradict cached keys
-  kLlama3,   // f_i / factor for long wavelengths, f_i for short ones, a linear blend between
-  kYarn,     // a ramp from f_i / factor to f_i over the dimensions
+  kDynamic,  // f_i up to the trained length; longer contexts are refused, since a base that moves
+             // with the length would contradict cached keys
+  kLlama3,  // f_i / factor for long wavelengths, f_i for short ones, a linear blend between
+  kYarn,    // a ramp from f_i / factor to f_i over the dimensions
 };
 
 absl::string_view RopeKindName(RopeKind kind);  // as config.json spells it
@@ -35,10 +35,10 @@ struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
   double theta = 10000;
   double factor = 1;
-  double low_freq_factor = 0;                 // kLlama3
-  double high_freq_factor = 0;                // kLlama3
-  std::uint32_t original_max_position = 0;    // kLlama3, kYarn
-  double beta_fast = 32;                      // kYarn from here on
+  double low_freq_factor = 0;               // kLlama3
+  double high_freq_factor = 0;              // kLlama3
+  std::uint32_t original_max_position = 0;  // kLlama3, kYarn
+  double beta_fast = 32;                    // kYarn from here on
   double beta_slow = 1;
   bool truncate = true;
   std::optional<double> attention_factor;
@@ -53,8 +53,8 @@ struct RopeTable {
   friend bool operator==(const RopeTable&, const RopeTable&) = default;
 };
 
-// REQUIRES: `config` passed ReadModelConfig's checks. Returns INVALID_ARGUMENT when rotary_size is odd or
-// 0, or an entry is not finite.
+// REQUIRES: `config` passed ReadModelConfig's checks. Returns INVALID_ARGUMENT when rotary_size is
+// odd or 0, or an entry is not finite.
 absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t rotary_size);
 
 }  // namespace quire::models

@@ -56,8 +56,8 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
   // Few rows and no memory to remember them in: each is compared with those before it.
   for (std::size_t earlier = 0; earlier < index; ++earlier) {
     if (batch.rows[earlier].batch_row == row.batch_row) {
-      return Refuse(absl::StrCat("rows[", index, "].batch_row ", batch_row, " is also rows[",
-                                 earlier, "]"));
+      return Refuse(
+          absl::StrCat("rows[", index, "].batch_row ", batch_row, " is also rows[", earlier, "]"));
     }
   }
   return absl::OkStatus();
@@ -154,8 +154,8 @@ absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const
     next_token += batch.rows[i].num_tokens;
   }
   if (next_token != batch.token_ids.size()) {
-    return Refuse(absl::StrCat("rows hold ", next_token, " tokens, token_ids ",
-                               batch.token_ids.size()));
+    return Refuse(
+        absl::StrCat("rows hold ", next_token, " tokens, token_ids ", batch.token_ids.size()));
   }
   QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec));
   QUIRE_RETURN_IF_ERROR(CheckDraws(batch, spec, limits));

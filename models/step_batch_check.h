@@ -11,8 +11,8 @@
 namespace quire::models {
 
 // Returns INVALID_ARGUMENT that names the entry, its value and the limit: rows that do not cover
-// token_ids in order, a token outside the vocabulary, a position behind the context, an index out of range
-// or not ascending, a page outside the pool, more than the limits allow.
+// token_ids in order, a token outside the vocabulary, a position behind the context, an index out
+// of range or not ascending, a page outside the pool, more than the limits allow.
 absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
                             const cache::KvGeometry& pool);
 

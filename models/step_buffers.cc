@@ -73,8 +73,8 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
   buffers->gate_up = buffers->qkv;
   buffers->head_in = cutter.Take<float>(std::int64_t{kHeadRows} * spec.hidden);
   buffers->logits = cutter.Take<float>(std::int64_t{kHeadRows} * spec.vocab_size);
-  buffers->draw_top = cutter.Take<kernels::TopLogprob>(std::int64_t{limits.max_step_draws} *
-                                                       limits.max_logprobs);
+  buffers->draw_top =
+      cutter.Take<kernels::TopLogprob>(std::int64_t{limits.max_step_draws} * limits.max_logprobs);
   buffers->score_top = cutter.Take<kernels::TopLogprob>(tokens * limits.max_logprobs);
   return cutter.used();
 }

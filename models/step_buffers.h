@@ -23,7 +23,8 @@ inline constexpr std::uint32_t kHeadRows = 64;
 // Every array of a step, cut from one allocation. T = max_step_tokens.
 //
 // Place:      owned by ModelRunner, used by the blocks.
-// Invariants: arrays start at multiples of 64 bytes and do not overlap, except that gate_up shares its
+// Invariants: arrays start at multiples of 64 bytes and do not overlap, except that gate_up shares
+// its
 //             memory with qkv and attended, which are dead by then.
 // Threads:    the engine thread and the ops it runs. Lifetime: movable, addresses stay.
 struct StepBuffers {
@@ -32,21 +33,21 @@ struct StepBuffers {
   static std::int64_t BytesFor(const ModelSpec& spec, const StepLimits& limits);
 
   DeviceBuffer memory;
-  std::int32_t* tokens = nullptr;          // [T] in order of batch rows
-  std::int32_t* positions = nullptr;       // [T]
-  std::uint32_t* batch_index = nullptr;    // [T] index into StepBatch::token_ids
-  std::uint32_t* step_index = nullptr;     // [T] the inverse of batch_index
-  std::uint32_t* row_offsets = nullptr;    // [max_rows + 1]
-  std::uint32_t* row_order = nullptr;      // [max_rows] StepBatch::rows by batch row
-  float* cosines = nullptr;                // [rope tables][T, entries], one table after the other
-  float* sines = nullptr;                  // likewise
-  float* x = nullptr;                      // [T, hidden] the residual stream
-  float* normed = nullptr;                 // [T, hidden]
-  float* qkv = nullptr;                    // [T, (heads + 2 kv_heads) * d]
-  float* attended = nullptr;               // [T, heads * d]
-  float* gate_up = nullptr;                // [T, 2 * intermediate]
-  float* head_in = nullptr;                // [kHeadRows, hidden]
-  float* logits = nullptr;                 // [kHeadRows, vocab]
+  std::int32_t* tokens = nullptr;            // [T] in order of batch rows
+  std::int32_t* positions = nullptr;         // [T]
+  std::uint32_t* batch_index = nullptr;      // [T] index into StepBatch::token_ids
+  std::uint32_t* step_index = nullptr;       // [T] the inverse of batch_index
+  std::uint32_t* row_offsets = nullptr;      // [max_rows + 1]
+  std::uint32_t* row_order = nullptr;        // [max_rows] StepBatch::rows by batch row
+  float* cosines = nullptr;                  // [rope tables][T, entries], one table after the other
+  float* sines = nullptr;                    // likewise
+  float* x = nullptr;                        // [T, hidden] the residual stream
+  float* normed = nullptr;                   // [T, hidden]
+  float* qkv = nullptr;                      // [T, (heads + 2 kv_heads) * d]
+  float* attended = nullptr;                 // [T, heads * d]
+  float* gate_up = nullptr;                  // [T, 2 * intermediate]
+  float* head_in = nullptr;                  // [kHeadRows, hidden]
+  float* logits = nullptr;                   // [kHeadRows, vocab]
   kernels::TopLogprob* draw_top = nullptr;   // [max_step_draws, max_logprobs]
   kernels::TopLogprob* score_top = nullptr;  // [T, max_logprobs]
 };

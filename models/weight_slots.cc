@@ -43,15 +43,15 @@ class SlotFinder {
       keys.push_back(extent.keys);
     }
     if (tensor->shape != shape) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          tensor->file, ": tensor ", name, ": shape is ", tensor->ShapeText(),
-          ", config.json asks for [", absl::StrJoin(shape, ", "), "] (", absl::StrJoin(keys, ", "),
-          ")"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(tensor->file, ": tensor ", name, ": shape is ", tensor->ShapeText(),
+                       ", config.json asks for [", absl::StrJoin(shape, ", "), "] (",
+                       absl::StrJoin(keys, ", "), ")"));
     }
     if (!IsWeightType(tensor->dtype)) {
-      return absl::UnimplementedError(absl::StrCat(tensor->file, ": tensor ", name, ": dtype ",
-                                                   tensor->type,
-                                                   " is not supported (supported: F32, F16, BF16)"));
+      return absl::UnimplementedError(
+          absl::StrCat(tensor->file, ": tensor ", name, ": dtype ", tensor->type,
+                       " is not supported (supported: F32, F16, BF16)"));
     }
     used_.insert(tensor);
     return tensor;
@@ -139,8 +139,8 @@ std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
   return number;
 }
 
-// Tensors that publishers leave in files and that no family computes with: buffers, and layers behind the
-// last one, which hold heads for predicting several tokens.
+// Tensors that publishers leave in files and that no family computes with: buffers, and layers
+// behind the last one, which hold heads for predicting several tokens.
 bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
          absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
@@ -173,9 +173,9 @@ absl::Status FindHead(SlotFinder& finder, const ModelSpec& spec, const TensorNam
   const std::string weight_name = absl::StrCat(names.head, ".weight");
   if (!spec.tie_embeddings) {
     QUIRE_ASSIGN_OR_RETURN(
-        slots->head, FindLinear(finder,
-                                {{std::string(names.head), {spec.vocab_size, "vocab_size"}, false}},
-                                {spec.hidden, "hidden_size"}));
+        slots->head,
+        FindLinear(finder, {{std::string(names.head), {spec.vocab_size, "vocab_size"}, false}},
+                   {spec.hidden, "hidden_size"}));
     return absl::OkStatus();
   }
   slots->head.parts = {slots->embedding};
@@ -230,16 +230,15 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
                                         const Checkpoint& checkpoint) {
   SlotFinder finder(checkpoint);
   WeightSlots slots;
-  QUIRE_ASSIGN_OR_RETURN(slots.embedding,
-                         finder.Find(absl::StrCat(names.embedding, ".weight"),
-                                     {{spec.vocab_size, "vocab_size"}, {spec.hidden, "hidden_size"}}));
+  QUIRE_ASSIGN_OR_RETURN(slots.embedding, finder.Find(absl::StrCat(names.embedding, ".weight"),
+                                                      {{spec.vocab_size, "vocab_size"},
+                                                       {spec.hidden, "hidden_size"}}));
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     QUIRE_ASSIGN_OR_RETURN(LayerSlots layer, FindLayer(finder, spec, names, i));
     slots.layers.push_back(std::move(layer));
   }
-  QUIRE_ASSIGN_OR_RETURN(slots.final_norm,
-                         finder.Find(absl::StrCat(names.final_norm, ".weight"),
-                                     {{spec.hidden, "hidden_size"}}));
+  QUIRE_ASSIGN_OR_RETURN(slots.final_norm, finder.Find(absl::StrCat(names.final_norm, ".weight"),
+                                                       {{spec.hidden, "hidden_size"}}));
   QUIRE_RETURN_IF_ERROR(FindHead(finder, spec, names, checkpoint, &slots));
   QUIRE_RETURN_IF_ERROR(CheckUnused(finder, spec, names, checkpoint, &slots));
   CountParameters(finder, spec, names, &slots);

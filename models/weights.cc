@@ -142,9 +142,9 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
   Weights weights;
   const StoredTensor& embedding = *slots.embedding;
   QUIRE_RETURN_IF_ERROR(CheckFinite(embedding, backend));
-  QUIRE_ASSIGN_OR_RETURN(weights.embedding_,
-                         DeviceBuffer::Allocate(MemoryKind::kHost,
-                                                static_cast<std::int64_t>(embedding.bytes.size())));
+  QUIRE_ASSIGN_OR_RETURN(
+      weights.embedding_,
+      DeviceBuffer::Allocate(MemoryKind::kHost, static_cast<std::int64_t>(embedding.bytes.size())));
   std::memcpy(weights.embedding_.data(), embedding.bytes.data(), embedding.bytes.size());
   weights.embedding_dtype_ = embedding.dtype;
   weights.layers_.reserve(slots.layers.size());

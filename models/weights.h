@@ -16,8 +16,8 @@
 
 namespace quire::models {
 
-// One matrix of a checkpoint's layer, or several that share their input and are computed as one: the
-// rows of the parts lie one below the other.
+// One matrix of a checkpoint's layer, or several that share their input and are computed as one:
+// the rows of the parts lie one below the other.
 struct LinearSlot {
   std::vector<const StoredTensor*> parts;   // [rows, k] each
   std::vector<const StoredTensor*> biases;  // [rows] each; empty: no bias
@@ -30,8 +30,8 @@ struct LayerSlots {
   const StoredTensor* attn_in = nullptr;  // [hidden]
   LinearSlot qkv;                         // q, k, v
   LinearSlot o;
-  const StoredTensor* mlp_in = nullptr;   // [hidden]
-  LinearSlot gate_up;                     // gate, up
+  const StoredTensor* mlp_in = nullptr;  // [hidden]
+  LinearSlot gate_up;                    // gate, up
   LinearSlot down;
 };
 

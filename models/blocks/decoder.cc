@@ -42,7 +42,8 @@ absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
 }
 
 // Row `index` of hidden_out, in the order of StepBatch.
-void WriteHidden(const ModelSpec& spec, const DecoderStep& step, const float* x, std::size_t index) {
+void WriteHidden(const ModelSpec& spec, const DecoderStep& step, const float* x,
+                 std::size_t index) {
   if (step.hidden_out == nullptr) return;
   float* out = step.hidden_out + index * step.num_tokens * spec.hidden;
   for (std::uint32_t i = 0; i < step.num_tokens; ++i) {
@@ -66,7 +67,8 @@ absl::Status FinalNorm(const ModelSpec& spec, const Weights& weights,
 
 }  // namespace
 
-absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights, const DecoderStep& step) {
+absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
+                            const DecoderStep& step) {
   StepBuffers& b = *step.buffers;
   QUIRE_RETURN_IF_ERROR(kernels::Embedding(*step.backend, {.table = weights.embedding(),
                                                            .tokens = b.tokens,

@@ -14,7 +14,8 @@ const float* OrNull(const std::vector<float>& values) {
 
 }  // namespace
 
-absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights) {
+absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
+                      const LayerWeights& weights) {
   const StepBuffers& b = *step.buffers;
   const std::int64_t hidden = step.hidden;
   const std::int64_t inner = layer.dense.intermediate;
@@ -34,15 +35,14 @@ absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const Lay
                                                         .x_stride = hidden,
                                                         .y_stride = 2 * inner,
                                                         .num_rows = step.num_tokens}));
-  QUIRE_RETURN_IF_ERROR(
-      kernels::SiluProduct(*step.backend, {.gate = b.gate_up,
-                                           .up = b.gate_up + inner,
-                                           .y = b.gate_up,
-                                           .gate_stride = 2 * inner,
-                                           .up_stride = 2 * inner,
-                                           .y_stride = 2 * inner,
-                                           .num_rows = step.num_tokens,
-                                           .columns = layer.dense.intermediate}));
+  QUIRE_RETURN_IF_ERROR(kernels::SiluProduct(*step.backend, {.gate = b.gate_up,
+                                                             .up = b.gate_up + inner,
+                                                             .y = b.gate_up,
+                                                             .gate_stride = 2 * inner,
+                                                             .up_stride = 2 * inner,
+                                                             .y_stride = 2 * inner,
+                                                             .num_rows = step.num_tokens,
+                                                             .columns = layer.dense.intermediate}));
   return kernels::Linear(*step.backend, {.x = b.gate_up,
                                          .weight = &weights.down.packed,
                                          .bias = OrNull(weights.down.bias),

@@ -16,7 +16,8 @@ struct RopeAngles {
   const float* sines;
 };
 
-// Tokens of the step lie in order of their batch rows: row b owns [row_offsets[b], row_offsets[b + 1]).
+// Tokens of the step lie in order of their batch rows: row b owns [row_offsets[b], row_offsets[b +
+// 1]).
 struct StepContext {
   const kernels::Backend* backend;
   const kernels::AnyKvCollection* kv;

@@ -86,12 +86,12 @@ absl::Status NoWeights(const ModelFiles& files) {
           "Hugging Face layout (model*.safetensors and config.json)"));
     }
     if (absl::StartsWith(name, "model-") && absl::EndsWith(name, ".safetensors")) {
-      return absl::NotFoundError(absl::StrCat(files.LabelOf(kIndexFile),
-                                              ": no such file, but there is a shard ", name));
+      return absl::NotFoundError(
+          absl::StrCat(files.LabelOf(kIndexFile), ": no such file, but there is a shard ", name));
     }
   }
-  return absl::NotFoundError(absl::StrCat(files.source(), ": holds neither ", kSingleFile, " nor ",
-                                          kIndexFile));
+  return absl::NotFoundError(
+      absl::StrCat(files.source(), ": holds neither ", kSingleFile, " nor ", kIndexFile));
 }
 
 }  // namespace
@@ -125,9 +125,8 @@ absl::Status Checkpoint::AddShards(const ModelFiles& files) {
   for (const auto& [tensor, shard] : index.weight_map) shards.insert(shard);
   for (const std::string& shard : shards) {
     if (!files.Has(shard)) {
-      return absl::NotFoundError(absl::StrCat(files.LabelOf(shard),
-                                              ": no such file, but weight_map of ", kIndexFile,
-                                              " names it"));
+      return absl::NotFoundError(absl::StrCat(
+          files.LabelOf(shard), ": no such file, but weight_map of ", kIndexFile, " names it"));
     }
     QUIRE_RETURN_IF_ERROR(AddFile(files, shard));
   }

@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file name and nothing else: joined to the directory it stays inside (a symbolic link of that name may
-// still lead elsewhere, as in a cache snapshot).
+// A file name and nothing else: joined to the directory it stays inside (a symbolic link of that
+// name may still lead elsewhere, as in a cache snapshot).
 bool IsPlainName(absl::string_view name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(absl::string_view("/\\\0", 3)) == absl::string_view::npos;
@@ -30,8 +30,9 @@ absl::Status NotADirectory(absl::string_view path) {
     hint = "name the directory that holds it";
   } else if (absl::EndsWith(path, ".bin") || absl::EndsWith(path, ".pth") ||
              absl::EndsWith(path, ".pt")) {
-    hint = "pickled weights are not read, since loading them may run code; convert them to "
-           "safetensors and name the directory";
+    hint =
+        "pickled weights are not read, since loading them may run code; convert them to "
+        "safetensors and name the directory";
   }
   return absl::InvalidArgumentError(absl::StrCat(path, ": not a directory: ", hint));
 }

@@ -39,7 +39,8 @@ class ModelFile {
 // Place:      under every reader of a model, the tokenizer's files included.
 // Invariants: names are plain file names; a name that leaves the directory is refused.
 // Threads:    const methods from any thread.
-// Lifetime:   an opened ModelFile does not need the ModelFiles. FromMemory's bytes must outlive both.
+// Lifetime:   an opened ModelFile does not need the ModelFiles. FromMemory's bytes must outlive
+// both.
 class ModelFiles {
  public:
   struct MemoryFile {
@@ -47,8 +48,8 @@ class ModelFiles {
     std::span<const std::byte> bytes;
   };
 
-  // A Hugging Face directory, or a cache snapshot whose files are symbolic links. Returns NOT_FOUND or
-  // INVALID_ARGUMENT (not a directory, with a hint for a single weight file).
+  // A Hugging Face directory, or a cache snapshot whose files are symbolic links. Returns NOT_FOUND
+  // or INVALID_ARGUMENT (not a directory, with a hint for a single weight file).
   static absl::StatusOr<ModelFiles> FromDirectory(absl::string_view path);
   static ModelFiles FromMemory(absl::string_view source, std::vector<MemoryFile> files);
 
@@ -60,8 +61,8 @@ class ModelFiles {
   // For messages; the file need not exist.
   std::string LabelOf(absl::string_view name) const;
 
-  // Returns NOT_FOUND for an absent file, INVALID_ARGUMENT for an empty one; the message starts with the
-  // file's label.
+  // Returns NOT_FOUND for an absent file, INVALID_ARGUMENT for an empty one; the message starts
+  // with the file's label.
   absl::StatusOr<ModelFile> Open(absl::string_view name) const;
 
  private:

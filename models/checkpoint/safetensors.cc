@@ -28,16 +28,16 @@ struct StoredType {
 
 // Every type that the format has, so that a file holding one beside the weights is still readable.
 constexpr StoredType kStoredTypes[] = {
-    {"F64", 64, DType::kF64},         {"F32", 32, DType::kF32},
-    {"F16", 16, DType::kF16},         {"BF16", 16, DType::kBF16},
-    {"F8_E4M3", 8, DType::kF8E4M3},   {"F8_E5M2", 8, DType::kInvalid},
-    {"F8_E8M0", 8, DType::kInvalid},  {"F4", 4, DType::kInvalid},
-    {"F6_E2M3", 6, DType::kInvalid},  {"F6_E3M2", 6, DType::kInvalid},
-    {"I64", 64, DType::kI64},         {"I32", 32, DType::kI32},
-    {"I16", 16, DType::kInvalid},     {"I8", 8, DType::kI8},
-    {"U64", 64, DType::kInvalid},     {"U32", 32, DType::kInvalid},
-    {"U16", 16, DType::kInvalid},     {"U8", 8, DType::kU8},
-    {"BOOL", 8, DType::kBool},        {"C64", 64, DType::kInvalid},
+    {"F64", 64, DType::kF64},        {"F32", 32, DType::kF32},
+    {"F16", 16, DType::kF16},        {"BF16", 16, DType::kBF16},
+    {"F8_E4M3", 8, DType::kF8E4M3},  {"F8_E5M2", 8, DType::kInvalid},
+    {"F8_E8M0", 8, DType::kInvalid}, {"F4", 4, DType::kInvalid},
+    {"F6_E2M3", 6, DType::kInvalid}, {"F6_E3M2", 6, DType::kInvalid},
+    {"I64", 64, DType::kI64},        {"I32", 32, DType::kI32},
+    {"I16", 16, DType::kInvalid},    {"I8", 8, DType::kI8},
+    {"U64", 64, DType::kInvalid},    {"U32", 32, DType::kInvalid},
+    {"U16", 16, DType::kInvalid},    {"U8", 8, DType::kU8},
+    {"BOOL", 8, DType::kBool},       {"C64", 64, DType::kInvalid},
 };
 
 const StoredType* FindStoredType(absl::string_view name) {
@@ -123,15 +123,15 @@ absl::StatusOr<Entry> ReadEntry(absl::string_view label, absl::string_view name,
                                      " has no whole number of bytes below 2^63"));
   }
   if (entry->begin > entry->end) {
-    return RefuseTensor(label, name,
-                        absl::StrCat("data_offsets begin at ", entry->begin,
-                                     ", behind their end at ", entry->end));
+    return RefuseTensor(
+        label, name,
+        absl::StrCat("data_offsets begin at ", entry->begin, ", behind their end at ", entry->end));
   }
   if (entry->end - entry->begin != bytes) {
-    return RefuseTensor(label, name,
-                        absl::StrCat("shape ", tensor.ShapeText(), " of ", tensor.type, " takes ",
-                                     bytes, " bytes, data_offsets hold ",
-                                     entry->end - entry->begin));
+    return RefuseTensor(
+        label, name,
+        absl::StrCat("shape ", tensor.ShapeText(), " of ", tensor.type, " takes ", bytes,
+                     " bytes, data_offsets hold ", entry->end - entry->begin));
   }
   return entry;
 }
@@ -175,7 +175,8 @@ absl::Status CheckPlaces(absl::string_view label, std::int64_t data_bytes,
     last = name;
   }
   if (covered != data_bytes) {
-    return Refuse(label, absl::StrCat("data is ", data_bytes, " bytes, the tensors take ", covered));
+    return Refuse(label,
+                  absl::StrCat("data is ", data_bytes, " bytes, the tensors take ", covered));
   }
   return absl::OkStatus();
 }

@@ -6,9 +6,9 @@
 //   n bytes   JSON: {"name": {"dtype": "BF16", "shape": [4, 8], "data_offsets": [begin, end]}, ...}
 //   rest      data; the tensors cover it without gap and without overlap
 //
-// Nothing in the header is believed: every number is checked against the file's size before it is used,
-// and nothing is allocated from a number alone.
-// Source: github.com/huggingface/safetensors, README.md, section "Format".
+// Nothing in the header is believed: every number is checked against the file's size before it is
+// used, and nothing is allocated from a number alone. Source: github.com/huggingface/safetensors,
+// README.md, section "Format".
 
 #include <cstddef>
 #include <cstdint>
@@ -24,8 +24,8 @@ namespace quire::models {
 
 struct StoredTensor {
   std::string name;
-  std::string type;                // as stored: "BF16"
-  DType dtype = DType::kInvalid;   // kInvalid: a type that no weight may have, such as C64
+  std::string type;               // as stored: "BF16"
+  DType dtype = DType::kInvalid;  // kInvalid: a type that no weight may have, such as C64
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;  // into the file; not necessarily aligned
   std::string file;                  // label of the file, for messages
@@ -34,8 +34,8 @@ struct StoredTensor {
   std::string ShapeText() const;  // "[4, 8]"
 };
 
-// The tensors in order of their data. `label` begins every message. Returns INVALID_ARGUMENT that names
-// the tensor and the numbers.
+// The tensors in order of their data. `label` begins every message. Returns INVALID_ARGUMENT that
+// names the tensor and the numbers.
 absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::byte> file,
                                                           absl::string_view label);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which families of models this version knows: everything that is special to one is an entry here and a
-// file beside this one. docs/adding_a_model.md walks through a new entry.
+// Which families of models this version knows: everything that is special to one is an entry here
+// and a file beside this one. docs/adding_a_model.md walks through a new entry.
 
 #include <cstdint>
 #include <span>
@@ -23,8 +23,8 @@ struct ConfigDefaults {
   bool tie_word_embeddings = false;
 };
 
-// Names of a family's tensors; empty: the family has no such slot. Weights and biases end in ".weight"
-// and ".bias". Names of a layer follow `layer_prefix`, the layer's number and a dot.
+// Names of a family's tensors; empty: the family has no such slot. Weights and biases end in
+// ".weight" and ".bias". Names of a layer follow `layer_prefix`, the layer's number and a dot.
 struct TensorNames {
   absl::string_view embedding = "model.embed_tokens";
   absl::string_view final_norm = "model.norm";

@@ -14,11 +14,17 @@ void* operator new(std::size_t size) {
   if (memory == nullptr) std::abort();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
 
 namespace quire::models {
 
-std::int64_t AllocationCount() { return count.load(); }
+std::int64_t AllocationCount() {
+  return count.load();
+}
 
 }  // namespace quire::models

@@ -1,7 +1,7 @@
 #pragma once
 
-// Counts every operator new of a program that links allocation_counter.cc, to prove that something makes
-// none.
+// Counts every operator new of a program that links allocation_counter.cc, to prove that something
+// makes none.
 
 #include <cstdint>
 

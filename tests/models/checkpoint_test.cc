@@ -1,3 +1,5 @@
+#include "models/checkpoint/checkpoint.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -7,7 +9,6 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "models/checkpoint/checkpoint.h"
 #include "models/checkpoint/fingerprint.h"
 #include "tests/models/test_files.h"
 
@@ -17,7 +18,9 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
+std::string MessageOf(const absl::Status& status) {
+  return std::string(status.message());
+}
 
 TEST(SafetensorsTest, ReadsTensorsInOrderOfTheirData) {
   const std::string file = SafetensorsFile(
@@ -36,13 +39,13 @@ TEST(SafetensorsTest, ReadsTensorsInOrderOfTheirData) {
 }
 
 TEST(SafetensorsTest, ReadsTypesThatNoWeightMayHave) {
-  const std::string file = SafetensorsFile(
-      R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}})", "ab");
+  const std::string file =
+      SafetensorsFile(R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}})", "ab");
   const auto tensors = ReadSafetensors(std::as_bytes(std::span(file)), "x");
   ASSERT_TRUE(tensors.ok()) << tensors.status();
   EXPECT_EQ((*tensors)[0].dtype, DType::kInvalid);
-  const std::string odd = SafetensorsFile(
-      R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", "ab");
+  const std::string odd =
+      SafetensorsFile(R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", "ab");
   EXPECT_THAT(MessageOf(ReadSafetensors(std::as_bytes(std::span(odd)), "x").status()),
               HasSubstr("no whole number of bytes"));
 }

@@ -12,10 +12,12 @@
 namespace quire::models {
 namespace {
 
-using testing::HasSubstr;
 using nlohmann::json;
+using testing::HasSubstr;
 
-json BaseConfig() { return json::parse(ReadTestFile("models/tiny_base/config.json")); }
+json BaseConfig() {
+  return json::parse(ReadTestFile("models/tiny_base/config.json"));
+}
 
 absl::StatusOr<ModelConfig> Read(const json& config, const json& generation = nullptr) {
   EditableFiles files;
@@ -64,7 +66,10 @@ TEST(ModelConfigTest, OldAndNewRopeFormsAgree) {
   const json kinds[] = {
       {{"rope_type", "linear"}, {"factor", 2.5}},
       {{"rope_type", "dynamic"}, {"factor", 2.0}},
-      {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+      {{"rope_type", "llama3"},
+       {"factor", 8.0},
+       {"low_freq_factor", 1.0},
+       {"high_freq_factor", 4.0},
        {"original_max_position_embeddings", 32}},
       {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}}};
   std::vector<std::string> dumps;
@@ -121,8 +126,8 @@ TEST(ModelConfigTest, ThetaHasThreeSources) {
 
 TEST(ModelConfigTest, TopLevelOriginalLengthWins) {
   json config = BaseConfig();
-  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0},
-                            {"original_max_position_embeddings", 32}};
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}};
   EXPECT_EQ(Read(config)->rope.original_max_position, 32u);
   config["original_max_position_embeddings"] = 16;
   EXPECT_EQ(Read(config)->rope.original_max_position, 16u);
@@ -130,8 +135,8 @@ TEST(ModelConfigTest, TopLevelOriginalLengthWins) {
   config["rope_scaling"].erase("original_max_position_embeddings");
   EXPECT_EQ(Read(config)->rope.original_max_position, 64u) << "max_position_embeddings";
   // A null factor is the ratio of the lengths.
-  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", nullptr},
-                            {"original_max_position_embeddings", 32}};
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 32}};
   EXPECT_EQ(Read(config)->rope.factor, 2);
 }
 
@@ -171,8 +176,11 @@ TEST(ModelConfigTest, GenerationConfigWinsKeyByKey) {
   config["eos_token_id"] = 5;
   config["bos_token_id"] = 6;
   config["pad_token_id"] = -1;
-  const json generation = {{"eos_token_id", {1, 3, 4}}, {"temperature", 0.6}, {"top_k", 40},
-                           {"top_p", 0.9}, {"do_sample", true}};
+  const json generation = {{"eos_token_id", {1, 3, 4}},
+                           {"temperature", 0.6},
+                           {"top_k", 40},
+                           {"top_p", 0.9},
+                           {"do_sample", true}};
   const auto read = Read(config, generation);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_THAT(read->eos_ids, testing::ElementsAre(1, 3, 4));
@@ -183,9 +191,9 @@ TEST(ModelConfigTest, GenerationConfigWinsKeyByKey) {
   EXPECT_EQ(read->generation.top_k, 40);
   EXPECT_FLOAT_EQ(*read->generation.top_p, 0.9f);
   EXPECT_EQ(read->generation.min_p, std::nullopt);
-  for (const json& broken : {json{{"top_p", 0.0}}, json{{"top_k", -1}}, json{{"temperature", -0.5}},
-                             json{{"min_p", 2}}, json{{"repetition_penalty", 0}},
-                             json{{"temperature", "hot"}}}) {
+  for (const json& broken :
+       {json{{"top_p", 0.0}}, json{{"top_k", -1}}, json{{"temperature", -0.5}}, json{{"min_p", 2}},
+        json{{"repetition_penalty", 0}}, json{{"temperature", "hot"}}}) {
     const auto refused = Read(config, broken);
     ASSERT_FALSE(refused.ok()) << broken;
     EXPECT_THAT(std::string(refused.status().message()), HasSubstr("generation_config.json"));
@@ -220,8 +228,8 @@ TEST(ModelConfigTest, OtherFamiliesAreRefusedByName) {
   for (const auto& entry :
        std::filesystem::directory_iterator(TestDataPath("models/other_families"))) {
     ++count;
-    const json config = json::parse(
-        ReadTestFile("models/other_families/" + entry.path().filename().string()));
+    const json config =
+        json::parse(ReadTestFile("models/other_families/" + entry.path().filename().string()));
     const std::string error = ErrorOf(config);
     EXPECT_THAT(error, HasSubstr(config["architectures"][0].get<std::string>()));
     EXPECT_THAT(error, HasSubstr("supported: LlamaForCausalLM"));
@@ -233,13 +241,24 @@ TEST(ModelConfigTest, OtherFamiliesAreRefusedByName) {
 // Keys that would change the mathematics are never ignored.
 TEST(ModelConfigTest, ForeignKeysAreRefusedUnlessNeutral) {
   const std::pair<const char*, json> refused[] = {
-      {"sliding_window", 4096},     {"logit_scale", 0.0625},      {"attn_logit_softcapping", 50.0},
-      {"final_logit_softcapping", 30.0}, {"clip_qkv", 8.0},        {"attention_multiplier", 0.01},
-      {"embedding_multiplier", 12}, {"residual_multiplier", 0.2}, {"logits_scaling", 8.0},
-      {"num_local_experts", 8},     {"n_routed_experts", 64},     {"is_encoder_decoder", true},
-      {"position_embedding_type", "alibi"}, {"use_bidirectional_attention", true},
-      {"partial_rotary_factor", 0.5}, {"layer_types", json::array({"sliding_attention"})},
-      {"query_pre_attn_scalar", 256}, {"hidden_activation", "gelu"},
+      {"sliding_window", 4096},
+      {"logit_scale", 0.0625},
+      {"attn_logit_softcapping", 50.0},
+      {"final_logit_softcapping", 30.0},
+      {"clip_qkv", 8.0},
+      {"attention_multiplier", 0.01},
+      {"embedding_multiplier", 12},
+      {"residual_multiplier", 0.2},
+      {"logits_scaling", 8.0},
+      {"num_local_experts", 8},
+      {"n_routed_experts", 64},
+      {"is_encoder_decoder", true},
+      {"position_embedding_type", "alibi"},
+      {"use_bidirectional_attention", true},
+      {"partial_rotary_factor", 0.5},
+      {"layer_types", json::array({"sliding_attention"})},
+      {"query_pre_attn_scalar", 256},
+      {"hidden_activation", "gelu"},
       {"text_config", json::object({{"hidden_size", 8}})}};
   for (const auto& [key, value] : refused) {
     json config = BaseConfig();
@@ -248,10 +267,14 @@ TEST(ModelConfigTest, ForeignKeysAreRefusedUnlessNeutral) {
     ASSERT_FALSE(read.ok()) << key;
     EXPECT_THAT(std::string(read.status().message()), HasSubstr(key));
   }
-  const std::pair<const char*, json> neutral[] = {
-      {"sliding_window", nullptr},  {"logits_scaling", 1.0}, {"clip_qkv", nullptr},
-      {"is_encoder_decoder", false}, {"num_local_experts", 0}, {"partial_rotary_factor", 1.0},
-      {"position_embedding_type", "rope"}, {"layer_types", json::array({"full_attention"})}};
+  const std::pair<const char*, json> neutral[] = {{"sliding_window", nullptr},
+                                                  {"logits_scaling", 1.0},
+                                                  {"clip_qkv", nullptr},
+                                                  {"is_encoder_decoder", false},
+                                                  {"num_local_experts", 0},
+                                                  {"partial_rotary_factor", 1.0},
+                                                  {"position_embedding_type", "rope"},
+                                                  {"layer_types", json::array({"full_attention"})}};
   for (const auto& [key, value] : neutral) {
     json config = BaseConfig();
     config[key] = value;
@@ -270,8 +293,8 @@ TEST(ModelConfigTest, UnknownKeysAreNamedOnce) {
 
 TEST(ModelConfigTest, RopeKeysOfOtherKindsAreRefused) {
   json config = BaseConfig();
-  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0},
-                            {"short_factor", json::array({1.0})}};
+  config["rope_scaling"] = {
+      {"rope_type", "linear"}, {"factor", 2.0}, {"short_factor", json::array({1.0})}};
   EXPECT_THAT(ErrorOf(config), HasSubstr("rope_scaling.short_factor"));
   config["rope_scaling"] = {{"rope_type", "longrope"}, {"factor", 2.0}};
   EXPECT_THAT(ErrorOf(config), HasSubstr("\"longrope\" is not supported by llama"));

@@ -1,9 +1,9 @@
+#include "models/layer_spec.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
-
-#include "models/layer_spec.h"
 
 namespace quire::models {
 namespace {

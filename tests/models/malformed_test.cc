@@ -1,5 +1,5 @@
-// Every broken file of tests/testdata/{safetensors,config} is refused with the field that its index says;
-// controls load; and files cut or changed at any place never do more than fail.
+// Every broken file of tests/testdata/{safetensors,config} is refused with the field that its index
+// says; controls load; and files cut or changed at any place never do more than fail.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,9 @@ struct Case {
   std::string accept;  // "no", "either", "yes"
 };
 
-void PrintTo(const Case& test_case, std::ostream* stream) { *stream << test_case.file; }
+void PrintTo(const Case& test_case, std::ostream* stream) {
+  *stream << test_case.file;
+}
 
 std::vector<Case> Cases(const std::string& folder) {
   std::vector<Case> cases;
@@ -106,11 +108,13 @@ TEST_P(MalformedTest, IsRefusedWithTheField) {
 
 std::string CaseName(const testing::TestParamInfo<Case>& info) {
   std::string name;
-  for (const char c : info.param.file) name += absl::ascii_isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  for (const char c : info.param.file)
+    name += absl::ascii_isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Safetensors, MalformedTest, testing::ValuesIn(Cases("safetensors")), CaseName);
+INSTANTIATE_TEST_SUITE_P(Safetensors, MalformedTest, testing::ValuesIn(Cases("safetensors")),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(Config, MalformedTest, testing::ValuesIn(Cases("config")), CaseName);
 
 TEST(MalformedListTest, HasEveryCase) {
@@ -167,11 +171,15 @@ void FlipBits(const std::string& name, std::size_t first_byte, std::size_t last_
 
 TEST(BitFlipTest, WeightsHeader) {
   const std::string file = ReadTestFile("models/tiny_base/model.safetensors");
-  FlipBits("model.safetensors", 0, 8 + static_cast<unsigned char>(file[0]) +
-                                       256 * static_cast<unsigned char>(file[1]));
+  FlipBits("model.safetensors", 0,
+           8 + static_cast<unsigned char>(file[0]) + 256 * static_cast<unsigned char>(file[1]));
 }
-TEST(BitFlipTest, WeightsData) { FlipBits("model.safetensors", 6000, 6384); }
-TEST(BitFlipTest, Configuration) { FlipBits("config.json", 0, 4096); }
+TEST(BitFlipTest, WeightsData) {
+  FlipBits("model.safetensors", 6000, 6384);
+}
+TEST(BitFlipTest, Configuration) {
+  FlipBits("config.json", 0, 4096);
+}
 
 }  // namespace
 }  // namespace quire::models

@@ -1,3 +1,5 @@
+#include "models/model.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "models/memory_plan.h"
-#include "models/model.h"
 #include "models/weights.h"
 #include "tests/models/test_files.h"
 
@@ -37,7 +38,8 @@ TEST(LoadModelTest, MemoryPlanIsExact) {
   for (const char* folder : {"llama-bias-bf16", "llama-mha-f32", "llama-untied-f16",
                              "llama-gqa-tied-bf16", "llama-sharded-bf16"}) {
     const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
-    const auto plan = PlanMemory(*files, 16, DType::kBF16, 9, {.max_rows = 4, .max_step_tokens = 32});
+    const auto plan =
+        PlanMemory(*files, 16, DType::kBF16, 9, {.max_rows = 4, .max_step_tokens = 32});
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto model = LoadModel(*files, cpu.backend, {});
     ASSERT_TRUE(model.ok()) << model.status();

@@ -1,10 +1,11 @@
+#include "models/rope_table.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 
 #include "models/checkpoint/checkpoint.h"
-#include "models/rope_table.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {
@@ -34,7 +35,8 @@ TEST(RopeTableTest, EqualsTheTableStoredByUpstream) {
   const RopeTable table = MustBuild({}, static_cast<std::uint32_t>(2 * want.size()));
   EXPECT_EQ(table.attention_factor, 1.0f);
   ASSERT_EQ(table.inv_freq.size(), want.size());
-  for (std::size_t i = 0; i < want.size(); ++i) EXPECT_LE(Ulps(table.inv_freq[i], want[i]), 1.0) << i;
+  for (std::size_t i = 0; i < want.size(); ++i)
+    EXPECT_LE(Ulps(table.inv_freq[i], want[i]), 1.0) << i;
 }
 
 TEST(RopeTableTest, DefaultAndLinearFollowTheFormula) {
@@ -53,7 +55,8 @@ TEST(RopeTableTest, DefaultAndLinearFollowTheFormula) {
   }
 }
 
-// A base that moved with the length would contradict cached keys: up to the trained length it is default.
+// A base that moved with the length would contradict cached keys: up to the trained length it is
+// default.
 TEST(RopeTableTest, DynamicIsDefault) {
   RopeConfig config;
   config.kind = RopeKind::kDynamic;
@@ -108,7 +111,8 @@ TEST(RopeTableTest, YarnRampsBetweenKeptAndStretched) {
   for (int i = 0; i < 64; ++i) {
     const double f = std::pow(1e6, -2.0 * i / 128);
     const double g = std::min(1.0, std::max(0.0, (i - low) / (high - low)));
-    EXPECT_LE(Ulps(table.inv_freq[static_cast<std::size_t>(i)], f * (1 - g) + f / 4 * g), 64.0) << i;
+    EXPECT_LE(Ulps(table.inv_freq[static_cast<std::size_t>(i)], f * (1 - g) + f / 4 * g), 64.0)
+        << i;
   }
   EXPECT_FLOAT_EQ(table.attention_factor, static_cast<float>(0.1 * std::log(4.0) + 1));
 }

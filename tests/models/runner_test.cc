@@ -141,14 +141,22 @@ TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
       {"model context is 512", [](StepBatch& b) { b.rows[0].cache_length = 510; }},
       {"logits_tokens[0] is 3", [](StepBatch& b) { b.logits_tokens[0] = 3; }},
       {"draws[0].logits_index is 2", [](StepBatch& b) { b.draws[0].logits_index = 2; }},
-      {"draws[1].logits_index is 0", [](StepBatch& b) { b.draws.push_back({0, Greedy()}); }},
+      {"draws[1].logits_index is 0",
+       [](StepBatch& b) {
+         b.draws.push_back({0, Greedy()});
+       }},
       {"num_logprobs is 6", [](StepBatch& b) { b.draws[0].row.num_logprobs = 6; }},
       {"scores[0].token is 384", [](StepBatch& b) { b.scores[0].token = 384; }},
       {"scores[0].num_top is -1", [](StepBatch& b) { b.scores[0].num_top = -1; }},
       {"clears[0] names page 0", [](StepBatch& b) { b.clears.push_back(BlockId{0}); }},
       {"copies[0] names page 64",
-       [](StepBatch& b) { b.copies.push_back({BlockId{64}, BlockId{1}, 1}); }},
-      {"num_rows is 17", [](StepBatch& b) { b.copies.push_back({BlockId{3}, BlockId{1}, 17}); }},
+       [](StepBatch& b) {
+         b.copies.push_back({BlockId{64}, BlockId{1}, 1});
+       }},
+      {"num_rows is 17",
+       [](StepBatch& b) {
+         b.copies.push_back({BlockId{3}, BlockId{1}, 17});
+       }},
       {"97 tokens, at most 96", [](StepBatch& b) { b.token_ids.resize(97); }},
       {"17 draws, at most 16", [](StepBatch& b) { b.draws.resize(17, b.draws[0]); }},
   };
@@ -178,10 +186,10 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
   other.num_heads = 3;
   auto pool = cache::KvPool::Create(other);
   ASSERT_TRUE(pool.ok());
-  EXPECT_THAT(std::string(ModelRunner::Create(*model_, cpu_.backend, &*pool, DefaultOptions())
-                              .status()
-                              .message()),
-              HasSubstr("kv pool has 2 layers of 3 heads"));
+  EXPECT_THAT(
+      std::string(
+          ModelRunner::Create(*model_, cpu_.backend, &*pool, DefaultOptions()).status().message()),
+      HasSubstr("kv pool has 2 layers of 3 heads"));
 }
 
 TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
@@ -317,7 +325,8 @@ TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
     batch.logits_tokens.push_back(0);
     batch.draws.push_back({0, Greedy(3)});
     batch.kv = &cache_->PrepareStep({&step, 1});
-    // The first steps grow the scratch memory of the ops, which follows the context in powers of two.
+    // The first steps grow the scratch memory of the ops, which follows the context in powers of
+    // two.
     if (i == 32) before = AllocationCount();
     ASSERT_TRUE(runner_->Run(batch).ok());
     ASSERT_TRUE(runner_->Collect().ok());

@@ -1,5 +1,5 @@
-// Numeric parity with Hugging Face transformers for every Llama fixture, read from the runner that the
-// daemon uses. Tolerances and the figures that they come from: tests/testdata/models/README.md.
+// Numeric parity with Hugging Face transformers for every Llama fixture, read from the runner that
+// the daemon uses. Tolerances and the figures that they come from: tests/testdata/models/README.md.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,12 +18,21 @@
 namespace quire::models::parity {
 namespace {
 
-const char* const kFolders[] = {
-    "llama-bias-bf16",        "llama-extra-buffers-bf16",     "llama-gqa-hd80-bf16",
-    "llama-gqa-tied-bf16",    "llama-headdim-bf16",           "llama-mha-f32",
-    "llama-newstyle-bf16",    "llama-rope-linear-bf16",       "llama-rope-llama3-bf16",
-    "llama-rope-yarn-bf16",   "llama-rope-yarn-newstyle-bf16", "llama-sharded-bf16",
-    "llama-theta500k-multieos-bf16", "llama-untied-f16",      "llama-vocab-padded-bf16"};
+const char* const kFolders[] = {"llama-bias-bf16",
+                                "llama-extra-buffers-bf16",
+                                "llama-gqa-hd80-bf16",
+                                "llama-gqa-tied-bf16",
+                                "llama-headdim-bf16",
+                                "llama-mha-f32",
+                                "llama-newstyle-bf16",
+                                "llama-rope-linear-bf16",
+                                "llama-rope-llama3-bf16",
+                                "llama-rope-yarn-bf16",
+                                "llama-rope-yarn-newstyle-bf16",
+                                "llama-sharded-bf16",
+                                "llama-theta500k-multieos-bf16",
+                                "llama-untied-f16",
+                                "llama-vocab-padded-bf16"};
 
 // Text of a fixture's file.
 std::string ReadText(const std::string& path) {
@@ -84,8 +93,8 @@ TEST_P(LlamaParityTest, Float32PagesGiveTheReferenceTokensAndLogits) {
   for (const int threads : {1, 2}) {
     const auto got = MustReplay(files_, {.threads = threads});
     const Deviation deviation = CompareLogits(got, reference_);
-    std::printf("%s: %d threads, logits differ by %.2e relative, %.2e at most\n", GetParam(), threads,
-                deviation.relative, deviation.max_abs);
+    std::printf("%s: %d threads, logits differ by %.2e relative, %.2e at most\n", GetParam(),
+                threads, deviation.relative, deviation.max_abs);
     EXPECT_LE(deviation.relative, kMaxRelative);
     EXPECT_LE(deviation.max_abs, kMaxAbsolute);
     for (std::size_t i = 0; i < got.size(); ++i) {
@@ -98,7 +107,8 @@ TEST_P(LlamaParityTest, Float32PagesGiveTheReferenceTokensAndLogits) {
       for (std::size_t step = 0; step < want.top5_ids.size(); ++step) {
         EXPECT_EQ(got[i].top_ids[step][0], want.top5_ids[step][0]);
         for (std::size_t rank = 0; rank < want.top5_ids[step].size(); ++rank) {
-          EXPECT_NEAR(got[i].top_logprobs[step][rank], want.top5_logprobs[step][rank], kMaxAbsolute);
+          EXPECT_NEAR(got[i].top_logprobs[step][rank], want.top5_logprobs[step][rank],
+                      kMaxAbsolute);
         }
       }
     }
@@ -107,7 +117,8 @@ TEST_P(LlamaParityTest, Float32PagesGiveTheReferenceTokensAndLogits) {
 }
 
 TEST_P(LlamaParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
-  const auto got = MustReplay(files_, {.kv_dtype = DType::kBF16, .threads = 2, .feed_reference = true});
+  const auto got =
+      MustReplay(files_, {.kv_dtype = DType::kBF16, .threads = 2, .feed_reference = true});
   const Deviation deviation = CompareLogits(got, reference_);
   std::printf("%s: bf16 pages differ by %.2e relative, recorded %.2e\n", GetParam(),
               deviation.relative, reference_.bf16_cache_error);
@@ -152,7 +163,8 @@ TEST_P(LlamaParityTest, HiddenStatesOfEveryLayerAgree) {
   EXPECT_LE(Compare(*hidden, prompt.hidden).relative, kMaxRelative);
 }
 
-// A comparison that passes whatever is computed proves nothing: three small lies, each must be seen.
+// A comparison that passes whatever is computed proves nothing: three small lies, each must be
+// seen.
 TEST_P(LlamaParityTest, OneChangedWeightIsSeen) {
   EditableFiles edited(GetParam());
   auto checkpoint = Checkpoint::Open(edited.Files());

@@ -46,13 +46,14 @@ class Stage {
                            kernels::Backend::Create(Device::Cpu(), stage->threads_.get()));
     stage->backend_ = std::make_unique<kernels::Backend>(std::move(backend));
     QUIRE_ASSIGN_OR_RETURN(stage->model_, LoadModel(files, *stage->backend_, {}));
-    // Twice the rows and pages that are needed, so that tables have gaps and most ids are elsewhere.
+    // Twice the rows and pages that are needed, so that tables have gaps and most ids are
+    // elsewhere.
     stage->max_rows_ = 2 * num_rows;
     const std::uint32_t row_pages = (row_tokens + kPageSize - 1) / kPageSize;
     const std::uint32_t num_pages = 1 + 2 * num_rows * row_pages;
-    QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
-                           KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype,
-                                         num_pages));
+    QUIRE_ASSIGN_OR_RETURN(
+        const cache::KvGeometry geometry,
+        KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages));
     QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
     stage->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
     QUIRE_ASSIGN_OR_RETURN(
@@ -106,8 +107,8 @@ class Stage {
     inputs_.lookup_stride = (row_pages + 7) / 8 * 8 + cache::kMaxTilePages;
     inputs_.max_rows = max_rows_;
     QUIRE_ASSIGN_OR_RETURN(
-        table_, DeviceBuffer::Allocate(MemoryKind::kHost, std::int64_t{4} * max_rows_ *
-                                                              inputs_.lookup_stride));
+        table_, DeviceBuffer::Allocate(MemoryKind::kHost,
+                                       std::int64_t{4} * max_rows_ * inputs_.lookup_stride));
     lengths_.assign(max_rows_, 0);
     inputs_.lookup_table = table();
     inputs_.cache_lengths = lengths_.data();
@@ -226,8 +227,7 @@ class Replayer {
       const std::size_t position = cached_[i] + j;
       batch_.token_ids.push_back(tokens_[i][position]);
       const bool last_of_prompt = position + 1 == prefill;
-      const bool recorded =
-          position < prefill && (prompt(i).all_positions || last_of_prompt);
+      const bool recorded = position < prefill && (prompt(i).all_positions || last_of_prompt);
       const bool draws = position + 1 >= prefill;
       if (!recorded && !draws) continue;
       wanted_.push_back({i, recorded, draws});
@@ -338,10 +338,9 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
   const std::vector<std::size_t> which = Selected(reference, options);
   std::size_t longest = 0;
   for (const std::size_t i : which) longest = std::max(longest, reference.prompts[i].tokens.size());
-  QUIRE_ASSIGN_OR_RETURN(
-      std::unique_ptr<Stage> stage,
-      Stage::Create(files, static_cast<std::uint32_t>(which.size()),
-                    static_cast<std::uint32_t>(longest) + kGenerated, options));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Stage> stage,
+                         Stage::Create(files, static_cast<std::uint32_t>(which.size()),
+                                       static_cast<std::uint32_t>(longest) + kGenerated, options));
   return Replayer(stage.get(), reference, options, which).Run();
 }
 

@@ -17,8 +17,8 @@ namespace quire::models::parity {
 struct ReferencePrompt {
   std::string id;  // "p04"
   std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> greedy;       // 64 tokens
-  std::vector<float> greedy_logprobs;     // of each
+  std::vector<std::int32_t> greedy;                 // 64 tokens
+  std::vector<float> greedy_logprobs;               // of each
   std::vector<std::vector<std::int32_t>> top5_ids;  // of the first steps, best first
   std::vector<std::vector<float>> top5_logprobs;
   bool all_positions = false;  // logits of every position, else of the last one
@@ -29,7 +29,7 @@ struct ReferencePrompt {
 struct Reference {
   std::vector<ReferencePrompt> prompts;
   std::uint32_t vocab_size = 0;
-  double bf16_cache_error = 0;    // relative, of a correct engine with such pages
+  double bf16_cache_error = 0;  // relative, of a correct engine with such pages
   double bf16_cache_max_abs = 0;
   std::int64_t num_parameters = 0;
 };
@@ -41,25 +41,25 @@ absl::StatusOr<Reference> ReadReference(const std::string& folder);
 struct ReplayOptions {
   DType kv_dtype = DType::kF32;
   int threads = 1;
-  std::uint32_t chunk = 16;        // most prompt tokens of one row in a step
-  bool feed_reference = false;     // after the prompt feed the recorded tokens, else the drawn ones
-  std::uint32_t seed = 1;          // of page ids, batch rows and the order of rows
+  std::uint32_t chunk = 16;     // most prompt tokens of one row in a step
+  bool feed_reference = false;  // after the prompt feed the recorded tokens, else the drawn ones
+  std::uint32_t seed = 1;       // of page ids, batch rows and the order of rows
   std::vector<std::size_t> only = {};  // indices of prompts; empty: all in one batch
-  // Called once, when every prompt is cached and before anything is generated: one entry of the lookup
-  // table is exchanged for a page of another sequence.
+  // Called once, when every prompt is cached and before anything is generated: one entry of the
+  // lookup table is exchanged for a page of another sequence.
   bool swap_one_page = false;
 };
 
 struct ReplayedPrompt {
-  std::vector<std::int32_t> drawn;      // 64 tokens
-  std::vector<float> logprobs;          // of drawn, or of the fed token
+  std::vector<std::int32_t> drawn;                 // 64 tokens
+  std::vector<float> logprobs;                     // of drawn, or of the fed token
   std::vector<std::vector<std::int32_t>> top_ids;  // 5 of each step
   std::vector<std::vector<float>> top_logprobs;
-  std::vector<float> logits;            // as ReferencePrompt::logits
+  std::vector<float> logits;  // as ReferencePrompt::logits
 };
 
-// All prompts, prefilled in chunks and continued for 64 tokens in one batch over shuffled pages of 16
-// tokens; pages that nobody owns hold NaN.
+// All prompts, prefilled in chunks and continued for 64 tokens in one batch over shuffled pages of
+// 16 tokens; pages that nobody owns hold NaN.
 absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
                                                    const Reference& reference,
                                                    const ReplayOptions& options);
