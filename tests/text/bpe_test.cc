@@ -51,7 +51,8 @@ json RandomModel(std::mt19937& random) {
   return {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", merges}};
 }
 
-// The definition: again and again the pair of lowest rank, leftmost first; of equal pairs the last rank.
+// The definition: again and again the pair of lowest rank, leftmost first; of equal pairs the last
+// rank.
 Ids MergeByDefinition(const json& model, absl::string_view piece) {
   std::vector<std::string> parts;
   for (const char c : piece) parts.emplace_back(1, c);
@@ -146,7 +147,8 @@ TEST(BpeTest, RefusesByteFallbackWithoutAllBytesOrUnk) {
 }
 
 TEST(BpeTest, RefusesDropoutButTakesZero) {
-  json model = {{"type", "BPE"}, {"vocab", {{"a", 0}}}, {"merges", json::array()}, {"dropout", 0.0}};
+  json model = {
+      {"type", "BPE"}, {"vocab", {{"a", 0}}}, {"merges", json::array()}, {"dropout", 0.0}};
   EXPECT_TRUE(MakeBpe(model).ok());
   model["dropout"] = 0.1;
   EXPECT_TRUE(absl::StrContains(MakeBpe(model).status().message(), "dropout is 0.1"));

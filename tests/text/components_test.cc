@@ -52,10 +52,12 @@ TEST(NormalizerTest, CharactersKeepTheirPlaceInTheInput) {
   AlignedText text = Normalized({{"type", "NFC"}}, "ae\xCC\x81z", 10);
   EXPECT_EQ(text.text(), "a\xC3\xA9z");
   EXPECT_EQ(Spans(text), "10-11 11-14 14-15");
-  text = Normalized({{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}}, " \xC2\xA0x ");
+  text =
+      Normalized({{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}}, " \xC2\xA0x ");
   EXPECT_EQ(text.text(), "x");
   EXPECT_EQ(Spans(text), "3-4");
-  text = Normalized({{"type", "Replace"}, {"pattern", {{"String", "bb"}}}, {"content", "c"}}, "bbx");
+  text =
+      Normalized({{"type", "Replace"}, {"pattern", {{"String", "bb"}}}, {"content", "c"}}, "bbx");
   EXPECT_EQ(text.text(), "cx");
   EXPECT_EQ(Spans(text), "1-2 2-3");
   text = Normalized({{"type", "Prepend"}, {"prepend", "_-"}}, "xy");
@@ -151,7 +153,9 @@ std::string DecodeAll(const Decoder& decoder) {
   return out;
 }
 
-json Sequence(const std::vector<json>& parts) { return {{"type", "Sequence"}, {"decoders", parts}}; }
+json Sequence(const std::vector<json>& parts) {
+  return {{"type", "Sequence"}, {"decoders", parts}};
+}
 
 json StripOf(absl::string_view content, int start, int stop) {
   return {{"type", "Strip"}, {"content", std::string(content)}, {"start", start}, {"stop", stop}};
@@ -159,8 +163,8 @@ json StripOf(absl::string_view content, int start, int stop) {
 
 TEST(DecoderTest, StripsAWideCharacterAcrossTokens) {
   // The sign U+2581 as three byte tokens, stripped once; the second sign stays.
-  const JsonDocument config = Parsed(Sequence(
-      {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}, StripOf("\xE2\x96\x81", 1, 0)}));
+  const JsonDocument config = Parsed(
+      Sequence({{{"type", "ByteFallback"}}, {{"type", "Fuse"}}, StripOf("\xE2\x96\x81", 1, 0)}));
   const std::vector<std::string> sign = {"<0xE2>", "<0x96>", "<0x81>"};
   std::vector<std::string> twice = sign;
   twice.insert(twice.end(), sign.begin(), sign.end());
@@ -173,7 +177,8 @@ TEST(DecoderTest, StripsAWideCharacterAcrossTokens) {
 
 TEST(DecoderTest, StripPerTokenTakesBothEnds) {
   const JsonDocument config = Parsed(Sequence({StripOf("_", 1, 2)}));
-  EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"__a___", "_", "", "b_"}))), "_a_b");
+  EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"__a___", "_", "", "b_"}))),
+            "_a_b");
 }
 
 TEST(DecoderTest, RefusesWhatCannotBeStreamed) {
@@ -198,7 +203,8 @@ TEST(PostProcessorTest, RefusesASecondTemplate) {
                     {"special_tokens", json::object()}};
   const JsonDocument document =
       Parsed({{"type", "Sequence"}, {"processors", json::array({one, one})}});
-  const auto processor = PostProcessor::FromJson(document.root(), [](std::int32_t) { return true; });
+  const auto processor =
+      PostProcessor::FromJson(document.root(), [](std::int32_t) { return true; });
   EXPECT_TRUE(absl::StrContains(processor.status().message(), "processors[1] is a second"))
       << processor.status();
 }
@@ -211,7 +217,8 @@ TEST(SplitterTest, OldFormWithoutPrefixDemandsNever) {
 
 TEST(JsonValueTest, BoundsDepthAndRefusesDuplicates) {
   const std::string deep(100, '[');
-  EXPECT_TRUE(absl::StrContains(JsonDocument::Parse(deep).status().message(), "nests more than 64"));
+  EXPECT_TRUE(
+      absl::StrContains(JsonDocument::Parse(deep).status().message(), "nests more than 64"));
   EXPECT_TRUE(JsonDocument::Parse(std::string(64, '[') + std::string(64, ']')).ok());
   const auto twice = JsonDocument::Parse(R"({"a":{"b":[0,{"c":1,"c":2}]}})");
   EXPECT_TRUE(absl::StrContains(twice.status().message(), "a.b[1] has the key \"c\" twice"))

@@ -1,5 +1,5 @@
-// Every recorded case of every BPE tokenizer: ids, decoded text and stream equal the reference. The other
-// kinds are refused by name.
+// Every recorded case of every BPE tokenizer: ids, decoded text and stream equal the reference. The
+// other kinds are refused by name.
 
 #include <gtest/gtest.h>
 
@@ -41,8 +41,8 @@ struct Outcome {
 std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
   return out << "ids " << testing::PrintToString(outcome.ids) << "\ndecode "
              << Escaped(outcome.decode) << "\nskip   " << Escaped(outcome.decode_skip)
-             << "\nstream " << testing::PrintToString(AllEscaped(outcome.stream)) << "\nstream_skip "
-             << testing::PrintToString(AllEscaped(outcome.stream_skip)) << "\n";
+             << "\nstream " << testing::PrintToString(AllEscaped(outcome.stream))
+             << "\nstream_skip " << testing::PrintToString(AllEscaped(outcome.stream_skip)) << "\n";
 }
 
 std::vector<std::string> Stream(const Tokenizer& tokenizer, const Ids& ids, bool skip) {
@@ -86,8 +86,7 @@ class ConformanceTest : public testing::TestWithParam<std::string> {
     const auto ids = recorded.at("ids").get<std::vector<std::int64_t>>();
     Ids narrow;
     for (const std::int64_t id : ids) narrow.push_back(static_cast<std::int32_t>(id));
-    EXPECT_EQ(tokenizer_->Decode(narrow, false).status().code(),
-              absl::StatusCode::kInvalidArgument)
+    EXPECT_EQ(tokenizer_->Decode(narrow, false).status().code(), absl::StatusCode::kInvalidArgument)
         << recorded.at("name");
   }
 

@@ -1,5 +1,5 @@
-// Broken tokenizer.json files: refused with a message that names the field; truncations and flipped bits
-// of good files end in an error or in a tokenizer that works.
+// Broken tokenizer.json files: refused with a message that names the field; truncations and flipped
+// bits of good files end in an error or in a tokenizer that works.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,9 @@ namespace {
 
 using nlohmann::json;
 
-std::filesystem::path Malformed() { return TokenizerData() / "malformed"; }
+std::filesystem::path Malformed() {
+  return TokenizerData() / "malformed";
+}
 
 constexpr absl::string_view kSample = "Hello world, 123 \xE6\xBC\xA2\xF0\x9F\x98\x80 <s>A\n";
 
@@ -145,9 +147,16 @@ TEST(MalformedFilesTest, FlippedBitsNeverDoHarm) {
 TEST(MalformedFilesTest, SwappedValuesNeverDoHarm) {
   const json good =
       json::parse(ReadTestFile(TokenizerData() / "cases" / "llama2-style" / "tokenizer.json"));
-  const std::vector<json> values = {nullptr,        true, -1,           0,
-                                    1e300,          "",   "\xE2\x96\x81", json::array(),
-                                    json::object(), json::array({json::object()}),
+  const std::vector<json> values = {nullptr,
+                                    true,
+                                    -1,
+                                    0,
+                                    1e300,
+                                    "",
+                                    "\xE2\x96\x81",
+                                    json::array(),
+                                    json::object(),
+                                    json::array({json::object()}),
                                     18446744073709551615ULL};
   std::vector<json::json_pointer> places;  // of every value outside vocabulary and merges
   const json flat = good.flatten();

@@ -39,7 +39,9 @@ std::vector<std::string> MatchTexts(absl::string_view pattern, absl::string_view
 using Texts = std::vector<std::string>;
 
 TEST(RegexTest, SpaceIsWhiteSpaceWithoutMongolianVowelSeparator) {
-  const std::string text = "a\xE1\xA0\x8E\xE3\x80\x80" "b";  // U+180E, U+3000
+  const std::string text =
+      "a\xE1\xA0\x8E\xE3\x80\x80"
+      "b";  // U+180E, U+3000
   EXPECT_EQ(MatchTexts(R"(\s)", text), Texts({"\xE3\x80\x80"}));
   EXPECT_EQ(MatchTexts(R"(\S+)", text), Texts({"a\xE1\xA0\x8E", "b"}));
   EXPECT_EQ(MatchTexts(R"([\sb])", text), Texts({"\xE3\x80\x80", "b"}));
@@ -96,11 +98,35 @@ TEST(RegexTest, LiteralsAreLiteral) {
 }
 
 TEST(RegexTest, RefusesWhatItCannotTranslate) {
-  for (const char* pattern :
-       {"[a&&b]", "[[:punct:]]", "[a[bc]]", R"(\p{Punct})", R"(\p{Nonsense})", "(?m:.)", "(?s)a",
-        "(?x) a", "(?P<n>x)", "(?<n>x)", "x{,3}", "x{3}?", R"(\K)", R"(\R)", R"(\X)", R"(\1)", "[]a]",
-        "[a", "(a", "a)", "a**", "(?<=a*)b", "a{2,1}", R"([\p{L}--[a-z]])", R"(\u12)", R"(\p)", "\\",
-        "(*UCP)a", "(?i"}) {
+  for (const char* pattern : {"[a&&b]",
+                              "[[:punct:]]",
+                              "[a[bc]]",
+                              R"(\p{Punct})",
+                              R"(\p{Nonsense})",
+                              "(?m:.)",
+                              "(?s)a",
+                              "(?x) a",
+                              "(?P<n>x)",
+                              "(?<n>x)",
+                              "x{,3}",
+                              "x{3}?",
+                              R"(\K)",
+                              R"(\R)",
+                              R"(\X)",
+                              R"(\1)",
+                              "[]a]",
+                              "[a",
+                              "(a",
+                              "a)",
+                              "a**",
+                              "(?<=a*)b",
+                              "a{2,1}",
+                              R"([\p{L}--[a-z]])",
+                              R"(\u12)",
+                              R"(\p)",
+                              "\\",
+                              "(*UCP)a",
+                              "(?i"}) {
     const auto regex = Regex::FromOniguruma(pattern);
     EXPECT_EQ(regex.status().code(), absl::StatusCode::kInvalidArgument) << pattern;
     EXPECT_TRUE(absl::StrContains(regex.status().message(), "regular expression")) << pattern;
@@ -140,13 +166,12 @@ TEST(RegexTest, JitEqualsInterpreter) {
   ASSERT_GT(texts.size(), 100U);
   for (const char* family : {"llama3-style", "qwen2-style", "qwen35-style", "deepseek-style",
                              "o200k-style", "tekken-style", "cl100k-pattern"}) {
-    const auto parsed = nlohmann::json::parse(
-        ReadTestFile(TokenizerData() / "cases" / family / "tokenizer.json"));
+    const auto parsed =
+        nlohmann::json::parse(ReadTestFile(TokenizerData() / "cases" / family / "tokenizer.json"));
     int patterns = 0;
     for (const auto& part : parsed.at("pre_tokenizer").at("pretokenizers")) {
       if (part.at("type") != "Split") continue;
-      const auto regex =
-          Regex::FromOniguruma(part.at("pattern").at("Regex").get<std::string>());
+      const auto regex = Regex::FromOniguruma(part.at("pattern").at("Regex").get<std::string>());
       ASSERT_TRUE(regex.ok()) << regex.status();
       ++patterns;
       for (const std::string& text : texts) {

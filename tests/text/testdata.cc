@@ -35,6 +35,8 @@ std::vector<nlohmann::json> ReadJsonLines(const std::filesystem::path& path) {
   return values;
 }
 
-std::string Escaped(absl::string_view text) { return absl::CHexEscape(text); }
+std::string Escaped(absl::string_view text) {
+  return absl::CHexEscape(text);
+}
 
 }  // namespace quire::text

@@ -33,7 +33,8 @@ std::unique_ptr<Tokenizer> LoadCase(absl::string_view name, const TokenizerOptio
   return LoadFrom(TokenizerData() / "cases" / std::string(name), options);
 }
 
-Ids EncodeOk(const Tokenizer& tokenizer, absl::string_view text, const EncodeOptions& options = {}) {
+Ids EncodeOk(const Tokenizer& tokenizer, absl::string_view text,
+             const EncodeOptions& options = {}) {
   const auto ids = tokenizer.Encode(text, options);
   EXPECT_TRUE(ids.ok()) << ids.status();
   return ids.value_or(Ids{});
@@ -41,7 +42,7 @@ Ids EncodeOk(const Tokenizer& tokenizer, absl::string_view text, const EncodeOpt
 
 // Any scalar value, with those that matter more often than by chance.
 std::string RandomText(std::mt19937& random, std::size_t characters) {
-  static const char32_t kOften[] = {U' ', U'\n', U'\r', U'\t', U'\'', U's', U'1', U'.',
+  static const char32_t kOften[] = {U' ',  U'\n',  U'\r',   U'\t',  U'\'',  U's',   U'1',   U'.',
                                     0x301, 0x200D, 0x1F600, 0x6F22, 0xAC00, 0x180E, 0x2029, 0xE9};
   std::string text;
   for (std::size_t i = 0; i < characters; ++i) {
@@ -116,7 +117,8 @@ TEST(TokenizerTest, IdsWithoutTextAreErrorsOfDecode) {
 
 TEST(TokenizerTest, HolesInTheVocabularyHaveNoText) {
   const auto tokenizer = Tokenizer::FromJson(
-      R"({"model":{"type":"BPE","vocab":{"a":0,"b":2},"merges":[]},"decoder":{"type":"Fuse"}})", "");
+      R"({"model":{"type":"BPE","vocab":{"a":0,"b":2},"merges":[]},"decoder":{"type":"Fuse"}})",
+      "");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ((*tokenizer)->vocab_size(), 3);
   EXPECT_TRUE((*tokenizer)->HasText(2));
@@ -125,10 +127,12 @@ TEST(TokenizerTest, HolesInTheVocabularyHaveNoText) {
 
 TEST(TokenizerTest, ConfigurationNamesTheSpecialIds) {
   const auto tokenizer = LoadFrom(TokenizerData() / "malformed" / "base");
-  const json config = json::parse(
-      ReadTestFile(TokenizerData() / "malformed" / "base" / "tokenizer_config.json"));
-  EXPECT_EQ(tokenizer->bos_token_id(), tokenizer->TokenToId(config.at("bos_token").get<std::string>()));
-  EXPECT_EQ(tokenizer->eos_token_id(), tokenizer->TokenToId(config.at("eos_token").get<std::string>()));
+  const json config =
+      json::parse(ReadTestFile(TokenizerData() / "malformed" / "base" / "tokenizer_config.json"));
+  EXPECT_EQ(tokenizer->bos_token_id(),
+            tokenizer->TokenToId(config.at("bos_token").get<std::string>()));
+  EXPECT_EQ(tokenizer->eos_token_id(),
+            tokenizer->TokenToId(config.at("eos_token").get<std::string>()));
   EXPECT_TRUE(tokenizer->bos_token_id().has_value());
 }
 
@@ -143,7 +147,8 @@ TEST(TokenizerTest, FingerprintDependsOnBothFiles) {
   EXPECT_NE((*a)->sha256(), (*c)->sha256());
 }
 
-// Prompts of the small Llama models and of the embedded one, with the ids of Hugging Face tokenizers.
+// Prompts of the small Llama models and of the embedded one, with the ids of Hugging Face
+// tokenizers.
 TEST(TokenizerTest, ModelPromptsHaveTheRecordedIds) {
   const std::filesystem::path story = std::filesystem::path(QUIRE_SOURCE_DIR) / "assets" / "story";
   int models = 0;
@@ -155,7 +160,8 @@ TEST(TokenizerTest, ModelPromptsHaveTheRecordedIds) {
     const auto tokenizer = LoadFrom(folder);
     for (const json& prompt : ReadJsonLines(prompts / "prompts.jsonl")) {
       const std::string text = prompt.at("text");
-      EXPECT_EQ(EncodeOk(*tokenizer, text), prompt.at("token_ids").get<Ids>()) << name << " " << text;
+      EXPECT_EQ(EncodeOk(*tokenizer, text), prompt.at("token_ids").get<Ids>())
+          << name << " " << text;
     }
     ++models;
   }
@@ -182,8 +188,8 @@ TEST(TokenizerPropertyTest, StreamEqualsWholeForRandomIds) {
     for (int round = 0; round < 40; ++round) {
       Ids ids;
       for (std::size_t size = random() % 30; size > 0; --size) {
-        const auto id =
-            static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(tokenizer->vocab_size()));
+        const auto id = static_cast<std::int32_t>(
+            random() % static_cast<std::uint32_t>(tokenizer->vocab_size()));
         if (tokenizer->HasText(id)) ids.push_back(id);
       }
       for (const bool skip : {false, true}) {
@@ -222,14 +228,13 @@ TEST(TokenizerPropertyTest, CacheAndThreadsDoNotChangeIds) {
   }
 }
 
-// 256 KiB cost 68 billion steps in a stage with quadratic time, and some milliseconds in a good one. The bound
-// tells these apart on any machine.
+// 256 KiB cost 68 billion steps in a stage with quadratic time, and some milliseconds in a good
+// one. The bound tells these apart on any machine.
 TEST(TokenizerTimeTest, LongRunsOfOneKindTakeNoQuadraticTime) {
   constexpr std::size_t kBytes = 1 << 18;
   std::vector<std::string> texts;
-  for (const absl::string_view unit :
-       {"a", " ", "!", "\n", "\xE6\xBC\xA2", "Aa", "1", "a ", "\xCC\x81", "ab", "\xF0\x9F\x98\x80",
-        "<", "\t\n", "'s"}) {
+  for (const absl::string_view unit : {"a", " ", "!", "\n", "\xE6\xBC\xA2", "Aa", "1", "a ",
+                                       "\xCC\x81", "ab", "\xF0\x9F\x98\x80", "<", "\t\n", "'s"}) {
     std::string text;
     while (text.size() < kBytes) text.append(unit.data(), unit.size());
     texts.push_back(std::move(text));
