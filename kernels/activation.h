@@ -27,8 +27,7 @@ absl::Status SiluProduct(const Backend& backend, const SiluProductParams& params
 namespace internal {
 
 void SiluProductCpu(const SiluProductParams& params, std::int64_t row_begin, std::int64_t row_end);
-void SiluProductSimd(const SiluProductParams& params, std::int64_t row_begin,
-                     std::int64_t row_end);
+void SiluProductSimd(const SiluProductParams& params, std::int64_t row_begin, std::int64_t row_end);
 
 }  // namespace internal
 }  // namespace quire::kernels

@@ -6,8 +6,7 @@
 
 namespace quire::kernels::internal {
 
-void SiluProductCpu(const SiluProductParams& params, std::int64_t row_begin,
-                    std::int64_t row_end) {
+void SiluProductCpu(const SiluProductParams& params, std::int64_t row_begin, std::int64_t row_end) {
   for (std::int64_t m = row_begin; m < row_end; ++m) {
     const float* const gate = params.gate + m * params.gate_stride;  // [columns]
     const float* const up = params.up + m * params.up_stride;        // [columns]

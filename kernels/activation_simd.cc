@@ -1,5 +1,6 @@
-// Traffic: 8 bytes in and 4 out per element. Bound by exp and the division, about 30 instructions per
-// register. The tail of a row goes through a padded register, so that every element sees the same exp.
+// Traffic: 8 bytes in and 4 out per element. Bound by exp and the division, about 30 instructions
+// per register. The tail of a row goes through a padded register, so that every element sees the
+// same exp.
 
 #include <cstddef>
 #include <cstdint>

@@ -12,12 +12,16 @@ namespace {
 
 // Query rows of an item: enough for K and V tiles to be widened once for many, few enough that the
 // states stay in L2. Any choice gives the same bits.
-std::uint32_t RowsPerItem(std::uint32_t group) { return std::clamp(64 / group, 1u, 16u); }
+std::uint32_t RowsPerItem(std::uint32_t group) {
+  return std::clamp(64 / group, 1u, 16u);
+}
 
-std::uint32_t SpansOf(std::uint32_t keys) { return (keys + kAttentionSpan - 1) / kAttentionSpan; }
+std::uint32_t SpansOf(std::uint32_t keys) {
+  return (keys + kAttentionSpan - 1) / kAttentionSpan;
+}
 
-// The work list of one call. Blocks of rows are listed from each sequence's end, where causal rows are
-// longest. With too few blocks for the threads, long ones are cut along their spans.
+// The work list of one call. Blocks of rows are listed from each sequence's end, where causal rows
+// are longest. With too few blocks for the threads, long ones are cut along their spans.
 class Plan {
  public:
   Plan(const AttentionParams& params, const KvShape& shape, const std::uint32_t* cache_lengths,
@@ -72,7 +76,8 @@ class Plan {
 
   // Nanoseconds of an average item, roughly.
   double work() const {
-    return static_cast<double>(spans_) / static_cast<double>(std::max<std::int64_t>(num_items(), 1)) *
+    return static_cast<double>(spans_) /
+           static_cast<double>(std::max<std::int64_t>(num_items(), 1)) *
            static_cast<double>(group_ * shape_.head_size) * 10;
   }
 
@@ -134,11 +139,13 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
   auto* const items = reinterpret_cast<internal::AttentionItem*>(memory);
   auto* const folds = items + plan.num_items();
-  const std::size_t lists = reinterpret_cast<std::byte*>(folds + (plan.split() ? plan.num_blocks() : 0)) - memory;
+  const std::size_t lists =
+      reinterpret_cast<std::byte*>(folds + (plan.split() ? plan.num_blocks() : 0)) - memory;
   plan.Fill(items, folds, reinterpret_cast<float*>(memory + (lists + 63) / 64 * 64));
 
   const std::size_t scratch =
       internal::AttentionScratchBytes(shape.head_size, plan.states_per_block());
+  backend.ReserveWorkspaces(scratch);
   backend.ParallelItems(plan.num_items(), plan.work(), [&](std::int64_t i, int part) {
     internal::AttentionSimd(params, items[i], backend.workspace(part).Reserve(scratch));
   });

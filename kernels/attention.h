@@ -1,7 +1,7 @@
 #pragma once
 
-// Causal attention of new rows over paged K and V: prefill and decode in one op, any head size, grouped
-// or single KV heads.
+// Causal attention of new rows over paged K and V: prefill and decode in one op, any head size,
+// grouped or single KV heads.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,10 +29,10 @@ struct AttentionParams {
 //   out[h] = sum_j softmax_j(scale * q[h] . k_j) v_j, with KV head h / (num_heads / kv_heads).
 //
 // f32 throughout, in a tree that depends on p alone, so chunks, batch, page ids and threads cannot
-// change a bit: tiles of 16 tokens at multiples of 16 in order inside a span of 512, spans folded left
-// to right. A score has 16 virtual lanes over the columns and a fixed tree over the lanes; a tile is one
-// online-softmax step. Keys beyond p are never read. Returns INVALID_ARGUMENT as CheckKvStep, for
-// head counts that do not divide, or a stride below the heads.
+// change a bit: tiles of 16 tokens at multiples of 16 in order inside a span of 512, spans folded
+// left to right. A score has 16 virtual lanes over the columns and a fixed tree over the lanes; a
+// tile is one online-softmax step. Keys beyond p are never read. Returns INVALID_ARGUMENT as
+// CheckKvStep, for head counts that do not divide, or a stride below the heads.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {
@@ -48,16 +48,20 @@ struct AttentionItem {
   std::uint32_t num_rows;
   std::uint32_t span_begin;
   std::uint32_t span_end;
-  // Where the states of these spans go when they are folded later, one span partial_stride floats after
-  // the other, [row][head in group][StateFloats] each; null: fold here and write the output.
+  // Where the states of these spans go when they are folded later, one span partial_stride floats
+  // after the other, [row][head in group][StateFloats] each; null: fold here and write the output.
   float* partial;
   std::size_t partial_stride;
 };
 
 // Columns of a head in scratch memory: a multiple of the 16 virtual lanes.
-constexpr std::uint32_t PaddedColumns(std::uint32_t head_size) { return (head_size + 15) / 16 * 16; }
+constexpr std::uint32_t PaddedColumns(std::uint32_t head_size) {
+  return (head_size + 15) / 16 * 16;
+}
 // Floats of a state: columns, maximum, sum, and a gap that keeps the next one aligned.
-constexpr std::size_t StateFloats(std::uint32_t head_size) { return PaddedColumns(head_size) + 16; }
+constexpr std::size_t StateFloats(std::uint32_t head_size) {
+  return PaddedColumns(head_size) + 16;
+}
 // Scratch of one item.
 std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t states);
 

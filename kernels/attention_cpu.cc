@@ -1,5 +1,5 @@
-// The plain attention: for each row and head all scores, their maximum, their exponentials, then the sum
-// of values. Memory is reached through the view's load.
+// The plain attention: for each row and head all scores, their maximum, their exponentials, then
+// the sum of values. Memory is reached through the view's load.
 
 #include <algorithm>
 #include <cmath>

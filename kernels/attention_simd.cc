@@ -1,7 +1,8 @@
-// Traffic: K and V of a sequence once per KV head and block of query rows, widened to f32 once per tile
-// into L1 scratch that serves all rows and all heads of the group. A score is one register per 16 columns
-// and key, reduced by a tree of two extracts and a 4 x 4 transposing addition; V rows are added with
-// lanes along the columns. Rescaling is skipped while the maximum stands, which is exact (factor 1).
+// Traffic: K and V of a sequence once per KV head and block of query rows, widened to f32 once per
+// tile into L1 scratch that serves all rows and all heads of the group. A score is one register per
+// 16 columns and key, reduced by a tree of two extracts and a 4 x 4 transposing addition; V rows
+// are added with lanes along the columns. Rescaling is skipped while the maximum stands, which is
+// exact (factor 1).
 
 #include <algorithm>
 #include <cstddef>
@@ -107,7 +108,9 @@ HWY_INLINE void Rescale(float* state, std::size_t columns, float factor) {
   state[columns + 1] = state[columns + 1] * factor;
 }
 
-HWY_INLINE float ScalarExp(float x) { return hn::GetLane(Exp(hn::Set(DF(), x))); }
+HWY_INLINE float ScalarExp(float x) {
+  return hn::GetLane(Exp(hn::Set(DF(), x)));
+}
 
 // sums[0 .. kRows * 16) += p[j] v[j][..] for j ascending.
 template <std::size_t kRows>
@@ -228,8 +231,8 @@ void WriteOutput(const Rows& rows, std::uint32_t num_rows, const float* states) 
   }
 }
 
-// The rows of a tile on their way to L1: pages lie anywhere and heads leave gaps, so the hardware does not
-// see the next tile coming.
+// The rows of a tile on their way to L1: pages lie anywhere and heads leave gaps, so the hardware
+// does not see the next tile coming.
 template <typename T>
 HWY_INLINE void PrefetchTile(const KvView<const T>& view, const internal::AttentionItem& item,
                              std::uint32_t t) {
@@ -304,7 +307,8 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item, 
                                       : span_states;
     for (std::size_t i = 0; i < num_states; ++i) ClearState(states + i * stride, columns);
     AttendSpan<T>(rows, item, keys, values, span * internal::kAttentionSpan,
-                  std::min(all_keys, (span + 1) * internal::kAttentionSpan), queries, tiles, states);
+                  std::min(all_keys, (span + 1) * internal::kAttentionSpan), queries, tiles,
+                  states);
     if (states != span_states) continue;
     for (std::size_t i = 0; i < num_states; ++i) {
       Fold(folded + i * stride, states + i * stride, columns);

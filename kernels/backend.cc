@@ -21,7 +21,9 @@ constexpr std::align_val_t kAlign{64};
 
 }  // namespace
 
-void Workspace::Free::operator()(std::byte* p) const { ::operator delete[](p, kAlign); }
+void Workspace::Free::operator()(std::byte* p) const {
+  ::operator delete[](p, kAlign);
+}
 
 std::byte* Workspace::Reserve(std::size_t bytes) {
   if (bytes > capacity_) {
@@ -34,8 +36,8 @@ std::byte* Workspace::Reserve(std::size_t bytes) {
 
 absl::StatusOr<Backend> Backend::Create(const Device& device, ThreadPool* pool) {
   if (!device.is_cpu()) {
-    return absl::UnimplementedError(
-        absl::StrCat("device ", device.name, " needs CUDA kernels, this build holds CPU kernels only"));
+    return absl::UnimplementedError(absl::StrCat(
+        "device ", device.name, " needs CUDA kernels, this build holds CPU kernels only"));
   }
   QUIRE_CHECK(pool != nullptr);
   return Backend(device, pool);
@@ -44,11 +46,20 @@ absl::StatusOr<Backend> Backend::Create(const Device& device, ThreadPool* pool) 
 Backend::Backend(const Device& device, ThreadPool* pool)
     : device_(device),
       pool_(pool),
-      workspaces_(std::make_unique<std::vector<Workspace>>(static_cast<std::size_t>(pool->size()) + 1)) {}
+      workspaces_(
+          std::make_unique<std::vector<Workspace>>(static_cast<std::size_t>(pool->size()) + 1)) {}
 
-absl::string_view Backend::isa() const { return internal::ChosenIsa(); }
+absl::string_view Backend::isa() const {
+  return internal::ChosenIsa();
+}
 
-absl::Status SelectCpuIsa(absl::string_view isa) { return internal::ChooseIsa(isa); }
+absl::Status SelectCpuIsa(absl::string_view isa) {
+  return internal::ChooseIsa(isa);
+}
+
+void Backend::ReserveWorkspaces(std::size_t bytes) const {
+  for (int part = 0; part < num_threads(); ++part) workspace(part).Reserve(bytes);
+}
 
 void Backend::ParallelFor(
     std::int64_t n, double work,

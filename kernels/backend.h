@@ -39,8 +39,8 @@ class Workspace {
 // Lifetime:   the thread pool outlives it. Movable; not while an op runs.
 class Backend {
  public:
-  // Returns UNIMPLEMENTED for a CUDA device: this build holds CPU kernels only. REQUIRES: pool is not
-  // null for the CPU.
+  // Returns UNIMPLEMENTED for a CUDA device: this build holds CPU kernels only. REQUIRES: pool is
+  // not null for the CPU.
   static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool);
 
   Backend(Backend&&) = default;
@@ -52,10 +52,11 @@ class Backend {
   absl::string_view isa() const;
 
   // Runs fn(begin, end) over disjoint ranges that cover [0, n). `work` is the cost of one item,
-  // roughly in nanoseconds; when all of it is too little to share, the caller does it alone. Ops whose
-  // bits depend on how a range is cut must not use it.
-  void ParallelFor(std::int64_t n, double work,
-                   absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn) const;
+  // roughly in nanoseconds; when all of it is too little to share, the caller does it alone. Ops
+  // whose bits depend on how a range is cut must not use it.
+  void ParallelFor(
+      std::int64_t n, double work,
+      absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn) const;
 
   // Runs fn(item, part) for every item in [0, n), each on whichever thread is free next.
   void ParallelItems(std::int64_t n, double work,
@@ -64,6 +65,8 @@ class Backend {
   // Scratch of one thread inside ParallelFor and ParallelItems, and of the whole op outside them.
   Workspace& workspace(int part) const { return (*workspaces_)[static_cast<std::size_t>(part)]; }
   Workspace& op_workspace() const { return workspaces_->back(); }
+  // Grows the scratch of every thread, so that it does not matter later which of them takes an item.
+  void ReserveWorkspaces(std::size_t bytes) const;
 
  private:
   Backend(const Device& device, ThreadPool* pool);
@@ -74,9 +77,10 @@ class Backend {
   std::unique_ptr<std::vector<Workspace>> workspaces_;
 };
 
-// Makes the kernels of this process run with an instruction set below the best one: "auto", "avx512",
-// "avx2", "sse4", "neon" or "scalar". For configuration and tests, before or between ops. Returns
-// INVALID_ARGUMENT for a name that is not listed, FAILED_PRECONDITION when the CPU lacks it.
+// Makes the kernels of this process run with an instruction set below the best one: "auto",
+// "avx512", "avx2", "sse4", "neon" or "scalar". For configuration and tests, before or between ops.
+// Returns INVALID_ARGUMENT for a name that is not listed, FAILED_PRECONDITION when the CPU lacks
+// it.
 absl::Status SelectCpuIsa(absl::string_view isa);
 
 }  // namespace quire::kernels

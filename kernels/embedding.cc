@@ -6,9 +6,8 @@ namespace quire::kernels {
 
 absl::Status Embedding(const Backend& backend, const EmbeddingParams& params) {
   if (params.dtype != DType::kF32 && params.dtype != DType::kBF16 && params.dtype != DType::kF16) {
-    return absl::InvalidArgumentError(absl::StrCat("embedding weights are ",
-                                                   DTypeName(params.dtype),
-                                                   ", supported are f32, bf16 and f16"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "embedding weights are ", DTypeName(params.dtype), ", supported are f32, bf16 and f16"));
   }
   if (params.y_stride < params.hidden) {
     return absl::InvalidArgumentError(

@@ -9,18 +9,17 @@ absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
     return absl::InvalidArgumentError("key and value views differ in shape");
   }
   if (batch_size > shape.batch_size) {
-    return absl::InvalidArgumentError(absl::StrCat("step has ", batch_size,
-                                                   " sequences, the views hold ",
-                                                   shape.batch_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("step has ", batch_size, " sequences, the views hold ", shape.batch_size));
   }
   const std::uint32_t* const lengths =
       std::visit([](const auto& view) { return view.cache_lengths; }, keys);
   const std::uint64_t room = std::uint64_t{shape.lookup_stride} * shape.page_size;
   for (std::uint32_t b = 0; b < batch_size; ++b) {
     if (row_offsets[b + 1] < row_offsets[b]) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("row_offsets[", b + 1, "] is ", row_offsets[b + 1], ", below ",
-                       row_offsets[b], " before it"));
+      return absl::InvalidArgumentError(absl::StrCat("row_offsets[", b + 1, "] is ",
+                                                     row_offsets[b + 1], ", below ", row_offsets[b],
+                                                     " before it"));
     }
     const std::uint64_t keys_of_row =
         std::uint64_t{lengths[b]} + (row_offsets[b + 1] - row_offsets[b]);

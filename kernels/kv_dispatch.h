@@ -1,8 +1,8 @@
 #pragma once
 
 // The one list of KV element types that kernels are built for, and what is made of it: views and
-// collections whose element type is chosen at run time. Heads, head size and page size are fields, so
-// only the element multiplies instantiations.
+// collections whose element type is chosen at run time. Heads, head size and page size are fields,
+// so only the element multiplies instantiations.
 
 #include <cstdint>
 #include <type_traits>
@@ -63,8 +63,7 @@ inline AnyKvView KeyView(const AnyKvCollection& collection, std::uint32_t layer)
   return std::visit([&](const auto& c) { return AnyKvView(c.get_key_cache(layer)); }, collection);
 }
 inline AnyKvView ValueView(const AnyKvCollection& collection, std::uint32_t layer) {
-  return std::visit([&](const auto& c) { return AnyKvView(c.get_value_cache(layer)); },
-                    collection);
+  return std::visit([&](const auto& c) { return AnyKvView(c.get_value_cache(layer)); }, collection);
 }
 
 inline DType KvDType(const AnyKvView& view) {
@@ -90,8 +89,9 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
       view);
 }
 
-// Returns INVALID_ARGUMENT unless both views have one shape, and every row b of [0, batch_size) keeps its
-// cached tokens and the new ones, row_offsets[b + 1] - row_offsets[b], inside the lookup table.
+// Returns INVALID_ARGUMENT unless both views have one shape, and every row b of [0, batch_size)
+// keeps its cached tokens and the new ones, row_offsets[b + 1] - row_offsets[b], inside the lookup
+// table.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);
 

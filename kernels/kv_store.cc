@@ -13,13 +13,11 @@ absl::Status KvStore(const Backend& backend, const KvStoreParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
   const std::int64_t columns = std::int64_t{shape.num_heads} * shape.head_size;
   if (std::min(params.k_stride, params.v_stride) < columns) {
-    return absl::InvalidArgumentError(absl::StrCat("kv rows are ", params.k_stride, " and ",
-                                                   params.v_stride, " apart, heads take ",
-                                                   columns));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "kv rows are ", params.k_stride, " and ", params.v_stride, " apart, heads take ", columns));
   }
   const std::uint32_t first = params.row_offsets[0];
-  backend.ParallelFor(params.row_offsets[params.batch_size] - first,
-                      static_cast<double>(columns),
+  backend.ParallelFor(params.row_offsets[params.batch_size] - first, static_cast<double>(columns),
                       [&](std::int64_t begin, std::int64_t end, int) {
                         internal::KvStoreCpu(params, first + begin, first + end);
                       });

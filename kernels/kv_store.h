@@ -11,19 +11,19 @@
 namespace quire::kernels {
 
 struct KvStoreParams {
-  const AnyKvView* keys;             // one layer
-  const AnyKvView* values;           // the same layer
-  const float* k;                    // [num_rows, kv_heads, head_size], rotated; rows k_stride apart
-  const float* v;                    // [num_rows, kv_heads, head_size], rows v_stride apart
+  const AnyKvView* keys;    // one layer
+  const AnyKvView* values;  // the same layer
+  const float* k;           // [num_rows, kv_heads, head_size], rotated; rows k_stride apart
+  const float* v;           // [num_rows, kv_heads, head_size], rows v_stride apart
   const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1
   std::int64_t k_stride;
   std::int64_t v_stride;
   std::uint32_t batch_size;
 };
 
-// Row i of sequence b goes to position cache_length(b) + i, rounded to the pages' type (to nearest, ties
-// to even). A token without a page is not written. Returns INVALID_ARGUMENT as CheckKvStep, or for a
-// stride below the heads.
+// Row i of sequence b goes to position cache_length(b) + i, rounded to the pages' type (to nearest,
+// ties to even). A token without a page is not written. Returns INVALID_ARGUMENT as CheckKvStep, or
+// for a stride below the heads.
 absl::Status KvStore(const Backend& backend, const KvStoreParams& params);
 
 namespace internal {

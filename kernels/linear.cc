@@ -16,8 +16,8 @@ class LinearPacker {
                                            std::uint32_t k);
 
  private:
-  // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. Rows are read a cache line
-  // at a time, because rows a power of two apart would evict each other.
+  // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. Rows are read a cache
+  // line at a time, because rows a power of two apart would evict each other.
   static void TransposeUnits(const std::byte* const (&rows)[PackedLinear::kPanel],
                              std::size_t units, std::byte* dst) {
     constexpr std::size_t kLine = 16;
@@ -41,8 +41,8 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
                                                 std::span<const WeightRows> sources, DType dtype,
                                                 std::uint32_t k) {
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
-    return absl::InvalidArgumentError(absl::StrCat("linear weights are ", DTypeName(dtype),
-                                                   ", supported are f32, bf16 and f16"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear weights are ", DTypeName(dtype), ", supported are f32, bf16 and f16"));
   }
   std::int64_t n = 0;
   for (const WeightRows& source : sources) n += source.num_rows;
@@ -69,23 +69,25 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
     }
     return nullptr;
   };
-  backend.ParallelFor(packed.num_panels(), static_cast<double>(row_bytes) * 4,
-                      [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t panel = begin; panel < end; ++panel) {
-      std::byte* const dst = base + panel * packed.panel_bytes();
-      const std::byte* rows[PackedLinear::kPanel];
-      for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
-        rows[r] = row_of(static_cast<std::uint32_t>(panel) * PackedLinear::kPanel + r);
-      }
-      TransposeUnits(rows, row_bytes / 4, dst);
-      if (row_bytes % 4 == 0) continue;
-      // An odd K of a 16-bit type: the last unit is half full.
-      for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
-        if (rows[r] == nullptr) continue;
-        std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4, rows[r] + row_bytes - 2, 2);
-      }
-    }
-  });
+  backend.ParallelFor(
+      packed.num_panels(), static_cast<double>(row_bytes) * 4,
+      [&](std::int64_t begin, std::int64_t end, int) {
+        for (std::int64_t panel = begin; panel < end; ++panel) {
+          std::byte* const dst = base + panel * packed.panel_bytes();
+          const std::byte* rows[PackedLinear::kPanel];
+          for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
+            rows[r] = row_of(static_cast<std::uint32_t>(panel) * PackedLinear::kPanel + r);
+          }
+          TransposeUnits(rows, row_bytes / 4, dst);
+          if (row_bytes % 4 == 0) continue;
+          // An odd K of a 16-bit type: the last unit is half full.
+          for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
+            if (rows[r] == nullptr) continue;
+            std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4,
+                        rows[r] + row_bytes - 2, 2);
+          }
+        }
+      });
   return packed;
 }
 
@@ -123,13 +125,12 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
         ", residual ", params.residual_stride, ", each must hold a row"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
-  // A weight is streamed at about 10 GB/s or used at about 20 multiply-adds per nanosecond.
-  const double work = static_cast<double>(params.weight->panel_bytes()) * 0.1 +
-                      static_cast<double>(k) * params.num_rows * 0.8;
-  backend.ParallelFor(params.weight->num_panels(), work,
-                      [&](std::int64_t begin, std::int64_t end, int) {
-                        internal::LinearSimd(params, begin, end);
-                      });
+  // A weight is streamed at about 20 GB/s, or used at about 40 multiply-adds per nanosecond.
+  const double work = static_cast<double>(params.weight->panel_bytes()) * 0.05 +
+                      static_cast<double>(k) * params.num_rows * 0.4;
+  backend.ParallelFor(
+      params.weight->num_panels(), work,
+      [&](std::int64_t begin, std::int64_t end, int) { internal::LinearSimd(params, begin, end); });
   return absl::OkStatus();
 }
 

@@ -13,11 +13,11 @@
 
 namespace quire::kernels {
 
-// A weight matrix [N, K] cut into panels of 16 output features, so that a thread streams whole panels
-// and vector lanes run along N. The same bytes for every instruction set.
+// A weight matrix [N, K] cut into panels of 16 output features, so that a thread streams whole
+// panels and vector lanes run along N. The same bytes for every instruction set.
 //
-//   panel p, 16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j and 2j + 1 side by side
-//   panel p, f32:           [ceil(K/2)*2][16]
+//   panel p, 16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j and 2j + 1 side by
+//   side panel p, f32:           [ceil(K/2)*2][16]
 //
 // Place:      made once at load by PackLinearWeight, read by Linear.
 // Invariants: features beyond N and an input beyond an odd K are zero.
@@ -49,15 +49,16 @@ class PackedLinear {
   DeviceBuffer data_;
 };
 
-// Rows of a stored matrix, [num_rows, K] without gaps; any alignment, for mapped files promise none.
+// Rows of a stored matrix, [num_rows, K] without gaps; any alignment, for mapped files promise
+// none.
 struct WeightRows {
   const void* data;
   std::uint32_t num_rows;
 };
 
 // Packs matrices that share K and dtype one below the other, such as Q, K and V, so that one Linear
-// computes them all. Returns INVALID_ARGUMENT for a dtype other than f32, bf16, f16, for no rows, or
-// for K = 0.
+// computes them all. Returns INVALID_ARGUMENT for a dtype other than f32, bf16, f16, for no rows,
+// or for K = 0.
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k);
@@ -68,18 +69,19 @@ struct LinearParams {
   const float* x;               // [num_rows, K], rows x_stride apart
   const PackedLinear* weight;   // [N, K]
   const float* bias = nullptr;  // [N]; null: none
-  const float* residual = nullptr;  // [num_rows, N], rows residual_stride apart; null: none; may be y
-  float* y;                     // [num_rows, N], rows y_stride apart; overlaps no input but residual
-  std::int64_t x_stride;        // elements, at least K
+  const float* residual =
+      nullptr;            // [num_rows, N], rows residual_stride apart; null: none; may be y
+  float* y;               // [num_rows, N], rows y_stride apart; overlaps no input but residual
+  std::int64_t x_stride;  // elements, at least K
   std::int64_t residual_stride = 0;  // elements, at least N when there is a residual
-  std::int64_t y_stride;        // elements, at least N
+  std::int64_t y_stride;             // elements, at least N
   std::uint32_t num_rows;
 };
 
-// y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], weights widened to f32. K is cut into
-// parts of 256; inside a part one chain of fused multiply-adds with k ascending; parts are added in
-// order. So an output has the same bits whatever num_rows, the row's place and the thread count.
-// Returns INVALID_ARGUMENT on a stride below its row.
+// y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], weights widened to f32. K is cut
+// into parts of 256; inside a part one chain of fused multiply-adds with k ascending; parts are
+// added in order. So an output has the same bits whatever num_rows, the row's place and the thread
+// count. Returns INVALID_ARGUMENT on a stride below its row.
 absl::Status Linear(const Backend& backend, const LinearParams& params);
 
 namespace internal {

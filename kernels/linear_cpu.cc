@@ -1,5 +1,5 @@
-// The plain linear: three loops, one accumulator per part of K. It has the part structure of the fast
-// path but no fused multiply-add, so it differs from it in the last bits.
+// The plain linear: three loops, one accumulator per part of K. It has the part structure of the
+// fast path but no fused multiply-add, so it differs from it in the last bits.
 
 #include <algorithm>
 

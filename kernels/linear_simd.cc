@@ -1,8 +1,9 @@
-// Traffic: each weight is read from memory once for all rows, 2 bytes (f32: 4), widened in registers;
-// x and y are small beside it. Lanes run along N, so every output is one chain of multiply-adds and no
-// horizontal sum exists. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators, 4 weights, 2 broadcasts),
-// AVX2 4 x 1, below that 2 x 1; few rows take more panels, so that enough chains hide the latency of a
-// multiply-add. A group of panels stays in L2 while all row blocks pass over it.
+// Traffic: each weight is read from memory once for all rows, 2 bytes (f32: 4), widened in
+// registers; x and y are small beside it. Lanes run along N, so every output is one chain of
+// multiply-adds and no horizontal sum exists. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators,
+// 4 weights, 2 broadcasts), AVX2 4 x 1, below that 2 x 1; few rows take more panels, so that enough
+// chains hide the latency of a multiply-add. A group of panels stays in L2 while all row blocks
+// pass over it.
 
 #include <algorithm>
 #include <cstddef>
@@ -72,26 +73,28 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
       weight[c] = Read::Even(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes);
     }
     for (std::size_t r = 0; r < R; ++r) {
-      const VF a = hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(2 * j)]);
+      const VF a =
+          hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(2 * j)]);
       for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
     }
     for (std::size_t c = 0; c < kColumns; ++c) {
       weight[c] = Read::Odd(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes);
     }
     for (std::size_t r = 0; r < R; ++r) {
-      const VF a =
-          hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(2 * j + 1)]);
+      const VF a = hn::Set(
+          d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(2 * j + 1)]);
       for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
     }
   }
   if (count % 2 != 0) {
     const typename Read::Unit* const unit = w + count / 2 * Read::kUnit;
     for (std::size_t r = 0; r < R; ++r) {
-      const VF a =
-          hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(count - 1)]);
+      const VF a = hn::Set(
+          d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(count - 1)]);
       for (std::size_t c = 0; c < kColumns; ++c) {
-        acc[r][c] = hn::MulAdd(
-            a, Read::Even(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes), acc[r][c]);
+        acc[r][c] =
+            hn::MulAdd(a, Read::Even(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes),
+                       acc[r][c]);
       }
     }
   }
@@ -104,8 +107,8 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
 }
 
 // y = total + bias + residual for the `count` real features of one panel.
-HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias, const float* residual,
-                           float* y, std::size_t count) {
+HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias,
+                           const float* residual, float* y, std::size_t count) {
   const DF d;
   if (count == kPanel) {
     for (std::size_t lane = 0; lane < kPanel; lane += kLanes) {
@@ -141,12 +144,13 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
   for (std::size_t r = 0; r < R; ++r) {
     const std::int64_t m = row + static_cast<std::int64_t>(r);
     for (std::size_t p = 0; p < P; ++p) {
-      const std::int64_t n = (panel + static_cast<std::int64_t>(p)) * static_cast<std::int64_t>(kPanel);
-      StorePanel(totals + (r * P + p) * kPanel, params.bias == nullptr ? nullptr : params.bias + n,
-                 params.residual == nullptr ? nullptr
-                                            : params.residual + m * params.residual_stride + n,
-                 params.y + m * params.y_stride + n,
-                 std::min<std::size_t>(kPanel, weight.n() - static_cast<std::size_t>(n)));
+      const std::int64_t n =
+          (panel + static_cast<std::int64_t>(p)) * static_cast<std::int64_t>(kPanel);
+      StorePanel(
+          totals + (r * P + p) * kPanel, params.bias == nullptr ? nullptr : params.bias + n,
+          params.residual == nullptr ? nullptr : params.residual + m * params.residual_stride + n,
+          params.y + m * params.y_stride + n,
+          std::min<std::size_t>(kPanel, weight.n() - static_cast<std::size_t>(n)));
     }
   }
 }

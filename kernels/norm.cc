@@ -8,10 +8,9 @@ absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params) {
   const std::int64_t hidden = params.hidden;
   if (hidden == 0 || params.x_stride < hidden || params.y_stride < hidden ||
       (params.residual != nullptr && params.residual_stride < hidden)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("norm of ", hidden, " elements has strides x ", params.x_stride, ", y ",
-                     params.y_stride, ", residual ", params.residual_stride,
-                     ", each must hold a row of at least 1"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "norm of ", hidden, " elements has strides x ", params.x_stride, ", y ", params.y_stride,
+        ", residual ", params.residual_stride, ", each must hold a row of at least 1"));
   }
   backend.ParallelFor(params.num_rows, static_cast<double>(hidden) * 0.15,
                       [&](std::int64_t begin, std::int64_t end, int) {

@@ -23,9 +23,9 @@ struct RmsNormParams {
   float weight_offset = 0;  // 1 for Gemma
 };
 
-// s = x + residual; y = s * (1 / sqrt(mean(s^2) + epsilon)) * (weight + weight_offset), row by row in
-// f32. The sum of squares has 16 virtual lanes (element i in lane i mod 16, ascending) and a fixed tree
-// over them. Returns INVALID_ARGUMENT for hidden 0 or a stride below it.
+// s = x + residual; y = s * (1 / sqrt(mean(s^2) + epsilon)) * (weight + weight_offset), row by row
+// in f32. The sum of squares has 16 virtual lanes (element i in lane i mod 16, ascending) and a
+// fixed tree over them. Returns INVALID_ARGUMENT for hidden 0 or a stride below it.
 absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params);
 
 namespace internal {

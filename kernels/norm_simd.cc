@@ -1,5 +1,5 @@
-// Traffic: 8 bytes in and 4 out per element with a residual, 4 and 4 without; a row stays in L1 between
-// the two passes. The residual sum is fused because the row is read here anyway.
+// Traffic: 8 bytes in and 4 out per element with a residual, 4 and 4 without; a row stays in L1
+// between the two passes. The residual sum is fused because the row is read here anyway.
 
 #include <cmath>
 #include <cstddef>

@@ -1,8 +1,9 @@
 #pragma once
 
-// Table of contents: every op, one line each. An op is a params struct of pointers and strides in, an
-// absl::Status out; x.h is its contract, x.cc checks and dispatches, x_cpu.cc is the plain reference,
-// x_simd.cc the fast path where one pays. docs/kernels.md explains the numerics they share.
+// Table of contents: every op, one line each. An op is a params struct of pointers and strides in,
+// an absl::Status out; x.h is its contract, x.cc checks and dispatches, x_cpu.cc is the plain
+// reference, x_simd.cc the fast path where one pays. docs/kernels.md explains the numerics they
+// share.
 
 #include "kernels/activation.h"   // SiluProduct: gate / (1 + exp(-gate)) * up
 #include "kernels/attention.h"    // PagedAttention: causal, grouped heads, prefill and decode

@@ -10,9 +10,9 @@ namespace {
 
 absl::Status CheckPage(const cache::KvGeometry& geometry, std::uint32_t page, bool writable) {
   if (page >= geometry.num_blocks || (writable && page == cache::kNullPage)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("page ", page, " is not ", writable ? "a writable" : "a", " page of a pool of ",
-                     geometry.num_blocks, writable ? ", ids start at 1" : ""));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "page ", page, " is not ", writable ? "a writable" : "a", " page of a pool of ",
+        geometry.num_blocks, writable ? ", ids start at 1" : ""));
   }
   return absl::OkStatus();
 }
@@ -21,8 +21,8 @@ const cache::KvGeometry& GeometryOf(const AnyKvCollection& pool) {
   return std::visit([](const auto& c) -> const cache::KvGeometry& { return c.geometry(); }, pool);
 }
 
-// Calls fn(view) for K and V of each layer, where row 0 of the view's table is `source` and row 1 is
-// `destination`: copies reach pages as all kernels do, through a lookup table.
+// Calls fn(view) for K and V of each layer, where row 0 of the view's table is `source` and row 1
+// is `destination`: copies reach pages as all kernels do, through a lookup table.
 template <typename Fn>
 void ForEachView(const Backend& backend, const AnyKvCollection& pool, std::uint32_t source,
                  std::uint32_t destination, Fn&& fn) {
@@ -34,16 +34,16 @@ void ForEachView(const Backend& backend, const AnyKvCollection& pool, std::uint3
                                                  DTypeSize(geometry.dtype));
         backend.ParallelFor(2 * std::int64_t{geometry.num_layers}, bytes * 0.1,
                             [&](std::int64_t begin, std::int64_t end, int) {
-          for (std::int64_t i = begin; i < end; ++i) {
-            const auto layer = static_cast<std::uint32_t>(i / 2);
-            auto view = i % 2 == 0 ? collection.get_key_cache(layer)
-                                   : collection.get_value_cache(layer);
-            view.lookup_table = table;
-            view.lookup_stride = 1;
-            view.batch_size = 2;
-            fn(view);
-          }
-        });
+                              for (std::int64_t i = begin; i < end; ++i) {
+                                const auto layer = static_cast<std::uint32_t>(i / 2);
+                                auto view = i % 2 == 0 ? collection.get_key_cache(layer)
+                                                       : collection.get_value_cache(layer);
+                                view.lookup_table = table;
+                                view.lookup_stride = 1;
+                                view.batch_size = 2;
+                                fn(view);
+                              }
+                            });
       },
       pool);
 }
@@ -60,13 +60,13 @@ absl::Status CopyPage(const Backend& backend, const PageCopyParams& params) {
   QUIRE_RETURN_IF_ERROR(CheckPage(geometry, params.source, false));
   QUIRE_RETURN_IF_ERROR(CheckPage(geometry, params.destination, true));
   if (params.num_rows > geometry.page_size) {
-    return absl::InvalidArgumentError(absl::StrCat("copy of ", params.num_rows,
-                                                   " tokens, a page holds ", geometry.page_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("copy of ", params.num_rows, " tokens, a page holds ", geometry.page_size));
   }
   if (params.source == params.destination) return absl::OkStatus();
   ForEachView(backend, *params.pool, params.source, params.destination, [&](const auto& view) {
-    std::memcpy(view.template block_paged_ptr<1>(1, 0, 0), view.template block_paged_ptr<1>(0, 0, 0),
-                RowBytes(view, params.num_rows));
+    std::memcpy(view.template block_paged_ptr<1>(1, 0, 0),
+                view.template block_paged_ptr<1>(0, 0, 0), RowBytes(view, params.num_rows));
   });
   return absl::OkStatus();
 }

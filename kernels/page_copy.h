@@ -18,7 +18,8 @@ struct PageCopyParams {
 };
 
 // The first num_rows tokens of a page, K and V of all layers; the rest of the destination stays.
-// Returns INVALID_ARGUMENT for a page outside the pool, the null page as destination, or too many rows.
+// Returns INVALID_ARGUMENT for a page outside the pool, the null page as destination, or too many
+// rows.
 absl::Status CopyPage(const Backend& backend, const PageCopyParams& params);
 
 // Every byte of a page's K and V in all layers to zero. Errors as above.

@@ -30,10 +30,9 @@ absl::Status Rope(const Backend& backend, const RopeParams& params) {
     return absl::InvalidArgumentError(
         absl::StrCat("rope rows are ", params.x_stride, " apart, heads take ", columns));
   }
-  backend.ParallelFor(params.num_rows, static_cast<double>(columns) * 0.5,
-                      [&](std::int64_t begin, std::int64_t end, int) {
-                        internal::RopeCpu(params, begin, end);
-                      });
+  backend.ParallelFor(
+      params.num_rows, static_cast<double>(columns) * 0.5,
+      [&](std::int64_t begin, std::int64_t end, int) { internal::RopeCpu(params, begin, end); });
   return absl::OkStatus();
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Rotary position embedding: angles once per step, rotation once per layer. Scaling kinds are already
-// in the table (inv_freq and the attention factor); kernels know nothing of them.
+// Rotary position embedding: angles once per step, rotation once per layer. Scaling kinds are
+// already in the table (inv_freq and the attention factor); kernels know nothing of them.
 
 #include <cstdint>
 
@@ -20,8 +20,8 @@ struct RopeAnglesParams {
   float attention_factor = 1;
 };
 
-// angle = float(position) * inv_freq[i] in f32; cosines = cos(angle) * attention_factor, sines likewise.
-// Returns INVALID_ARGUMENT for a negative position.
+// angle = float(position) * inv_freq[i] in f32; cosines = cos(angle) * attention_factor, sines
+// likewise. Returns INVALID_ARGUMENT for a negative position.
 absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params);
 
 // Which two columns form a pair: (i, i + r/2), or (2i, 2i + 1); r is the rotary size.

@@ -1,5 +1,5 @@
-// 8 bytes read and written per rotated element, from L1. Less than 1 % of a layer, so the compiler's
-// own vectors do.
+// 8 bytes read and written per rotated element, from L1. Less than 1 % of a layer, so the
+// compiler's own vectors do.
 
 #include <cmath>
 #include <cstddef>
@@ -41,8 +41,8 @@ void RopeCpu(const RopeParams& params, std::int64_t row_begin, std::int64_t row_
     const float* const cosines = params.cosines + m * static_cast<std::int64_t>(pairs);
     const float* const sines = params.sines + m * static_cast<std::int64_t>(pairs);
     for (std::uint32_t h = 0; h < params.num_heads; ++h) {
-      float* const x = params.x + m * params.x_stride +
-                       std::int64_t{h} * params.head_size + params.rotary_first;
+      float* const x =
+          params.x + m * params.x_stride + std::int64_t{h} * params.head_size + params.rotary_first;
       if (params.style == RopeStyle::kHalf) {
         RotateHead(x, cosines, sines, pairs, 1, pairs);
       } else {

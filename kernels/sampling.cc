@@ -19,8 +19,8 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// Below the best candidate by this much a token has mass 0 in top-p and cannot win the draw: its weight is
-// at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
+// Below the best candidate by this much a token has mass 0 in top-p and cannot win the draw: its
+// weight is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
 constexpr float kReach = 28.0f;
 
 // Purpose word of the Philox counter.
@@ -42,7 +42,9 @@ std::uint32_t OrderedKey(float x) {
 }
 
 // floor(w * 2^40): sums of these have no order.
-std::uint64_t Mass(float w) { return static_cast<std::uint64_t>(w * 0x1p40f); }
+std::uint64_t Mass(float w) {
+  return static_cast<std::uint64_t>(w * 0x1p40f);
+}
 
 // Rank in order of (x descending, id ascending), as one number; larger comes first.
 std::uint64_t OrderKey(float x, std::int32_t id) {
@@ -75,15 +77,15 @@ float KeepFirst(Candidates& c, std::size_t k) {
   return x;
 }
 
-// Step 7, and the candidates within reach of the best one. A running k-th best drops nearly everything
-// while the row is read.
+// Step 7, and the candidates within reach of the best one. A running k-th best drops nearly
+// everything while the row is read.
 void Collect(const float* x, std::size_t vocab, float max, std::size_t k, Candidates& c) {
   constexpr std::size_t kChunk = 128;
   float cut = std::max(max - kReach, -kLargest);
   c.count = 0;
   for (std::size_t at = 0; at < vocab; at += kChunk) {
-    c.count += internal::CollectAtLeast(x, {at, std::min(vocab, at + kChunk)}, cut,
-                                        c.ids + c.count, c.x + c.count);
+    c.count += internal::CollectAtLeast(x, {at, std::min(vocab, at + kChunk)}, cut, c.ids + c.count,
+                                        c.x + c.count);
     if (k > 0 && c.count >= 4 * k + kChunk) cut = KeepFirst(c, k);
   }
   if (k > 0 && c.count > k) KeepFirst(c, k);
@@ -95,13 +97,11 @@ struct Border {
   std::uint64_t ties;  // of those that are equal, this many with the lowest ids
 };
 
-// By radix digits of the ordered key, so that equal sums come from any order of addition. REQUIRES: the
-// mass of all candidates reaches the target.
+// By radix digits of the ordered key, so that equal sums come from any order of addition. REQUIRES:
+// the mass of all candidates reaches the target.
 Border FindBorder(const Candidates& c, double target) {
   constexpr int kBits = 11;
-  const auto reached = [target](std::uint64_t mass) {
-    return static_cast<double>(mass) >= target;
-  };
+  const auto reached = [target](std::uint64_t mass) { return static_cast<double>(mass) >= target; };
   std::array<std::uint64_t, 1 << kBits> sums;
   std::uint32_t prefix = 0;
   std::uint32_t mask = 0;
@@ -129,13 +129,16 @@ Border FindBorder(const Candidates& c, double target) {
 
 // Step 8.
 void KeepTopP(float top_p, float max, Candidates& c) {
-  // Masses of nested sets of the best candidates: the prefix lies within the first that reaches the target.
+  // Masses of nested sets of the best candidates: the prefix lies within the first that reaches the
+  // target.
   constexpr std::array<float, 4> kDepths = {4.0f, 8.0f, 16.0f, kReach};
   std::array<std::uint64_t, 4> masses{};
   for (std::size_t i = 0; i < c.count; ++i) {
     const float depth = max - c.x[i];
-    masses[depth <= kDepths[0] ? 0 : depth <= kDepths[1] ? 1 : depth <= kDepths[2] ? 2 : 3] +=
-        Mass(c.w[i]);
+    masses[depth <= kDepths[0]   ? 0
+           : depth <= kDepths[1] ? 1
+           : depth <= kDepths[2] ? 2
+                                 : 3] += Mass(c.w[i]);
   }
   const double target = static_cast<double>(top_p) *
                         static_cast<double>(masses[0] + masses[1] + masses[2] + masses[3]);
@@ -182,8 +185,8 @@ std::int32_t Draw(const SamplingRow& row, const Candidates& c) {
     // 1 - u, exact; -ln u is never below it, so most tokens lose without a logarithm.
     const double rest = (4294967295.5 - static_cast<double>(r)) * 0x1p-32;
     if (static_cast<float>(rest) * 0.999f > best * c.w[i]) continue;
-    const double e = r >= 0x80000000u ? -std::log1p(-rest)
-                                      : -std::log((static_cast<double>(r) + 0.5) * 0x1p-32);
+    const double e =
+        r >= 0x80000000u ? -std::log1p(-rest) : -std::log((static_cast<double>(r) + 0.5) * 0x1p-32);
     const float score = static_cast<float>(e) / c.w[i];
     if (score < best) {
       best = score;
@@ -276,7 +279,8 @@ class RawRow {
   const double log_sum_;
 };
 
-// Steps 2 to 10; -1 when nothing survives. `x` [vocab] is a copy of the logits, `c` has room for them.
+// Steps 2 to 10; -1 when nothing survives. `x` [vocab] is a copy of the logits, `c` has room for
+// them.
 std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float* x, Candidates& c) {
   Adjust(row, vocab, x);
   if (row.temperature < 0.001f) {
@@ -289,6 +293,11 @@ std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float* x, Candi
   return Draw(row, c);
 }
 
+// Keys, a copy of the logits, and ids, x and w of the candidates, which are at most all tokens.
+std::size_t SampleScratchBytes(std::uint32_t vocab) {
+  return std::size_t{vocab} * (8 + 4 * 4);
+}
+
 void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace,
                SampledRow& sampled) {
   sampled = {-1, 0.0f, 0, false, false, 0, sampled.top};
@@ -297,9 +306,8 @@ void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace
     sampled.non_finite = true;
     return;
   }
-  // Keys, a copy of the logits, and ids, x and w of the candidates, which are at most all tokens.
   const std::size_t n = vocab;
-  auto* const keys = reinterpret_cast<std::uint64_t*>(workspace.Reserve(n * (8 + 4 * 4)));
+  auto* const keys = reinterpret_cast<std::uint64_t*>(workspace.Reserve(SampleScratchBytes(vocab)));
   auto* const x = reinterpret_cast<float*>(keys + n);
   std::copy(row.logits, row.logits + vocab, x);
   Candidates c{reinterpret_cast<std::int32_t*>(x + 3 * n), x + n, x + 2 * n, keys, 0};
@@ -331,8 +339,7 @@ absl::Status CheckRow(const SamplingRow& row, const SampledRow& sampled, std::ui
                                    row.temperature >= 0 && row.temperature <= 100, "0 to 100"));
   QUIRE_RETURN_IF_ERROR(
       CheckRange("top_p", row.top_p, row.top_p > 0 && row.top_p <= 1, "above 0, at most 1"));
-  QUIRE_RETURN_IF_ERROR(
-      CheckRange("min_p", row.min_p, row.min_p >= 0 && row.min_p <= 1, "0 to 1"));
+  QUIRE_RETURN_IF_ERROR(CheckRange("min_p", row.min_p, row.min_p >= 0 && row.min_p <= 1, "0 to 1"));
   QUIRE_RETURN_IF_ERROR(CheckRange("repetition_penalty", row.repetition_penalty,
                                    row.repetition_penalty > 0 && row.repetition_penalty <= kLargest,
                                    "above 0 and finite"));
@@ -347,8 +354,8 @@ absl::Status CheckRow(const SamplingRow& row, const SampledRow& sampled, std::ui
   }
   for (std::uint32_t i = 0; i < row.bias_size; ++i) {
     QUIRE_RETURN_IF_ERROR(CheckToken("logit bias", row.bias[i].token, vocab));
-    QUIRE_RETURN_IF_ERROR(CheckRange("logit bias", row.bias[i].bias,
-                                     std::isfinite(row.bias[i].bias), "finite"));
+    QUIRE_RETURN_IF_ERROR(
+        CheckRange("logit bias", row.bias[i].bias, std::isfinite(row.bias[i].bias), "finite"));
   }
   for (std::uint32_t i = 0; i < row.banned_size; ++i) {
     QUIRE_RETURN_IF_ERROR(CheckToken("banned", row.banned[i], vocab));
@@ -371,6 +378,7 @@ absl::Status Sample(const Backend& backend, const SampleParams& params) {
   for (std::size_t i = 0; i < params.rows.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(CheckRow(params.rows[i], params.sampled[i], params.vocab));
   }
+  backend.ReserveWorkspaces(SampleScratchBytes(params.vocab));
   backend.ParallelItems(static_cast<std::int64_t>(params.rows.size()),
                         static_cast<double>(params.vocab) * 3, [&](std::int64_t i, int part) {
                           const auto row = static_cast<std::size_t>(i);

@@ -1,8 +1,8 @@
 #pragma once
 
-// From logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, and raw
-// log-probabilities. A drawn token is a pure function of its SamplingRow; nothing else enters, least
-// of all the other rows of the call.
+// From logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, and
+// raw log-probabilities. A drawn token is a pure function of its SamplingRow; nothing else enters,
+// least of all the other rows of the call.
 //
 // One row, all in f32 unless said otherwise; z starts as the logits:
 //   0 check        NaN or +inf anywhere, or nothing but -inf: non_finite, and no token
@@ -14,13 +14,15 @@
 //   6 temperature  below 0.001 the largest z wins, ties by lower id; else x = z * (1 / T)
 //   7 top-k        the k largest x; equal x at the border: lower ids first. 0: off
 //   8 top-p        shortest prefix in order of (x descending, id ascending) whose mass reaches
-//                  p * total (compared in f64); masses are floor(exp(x - max x) * 2^40) in u64. 1: off
+//                  p * total, compared in f64. 1: off
+//                  Masses are floor(exp(x - max x) * 2^40) in u64, so sums have no order
 //   9 min-p        x >= max x + ln(min_p). 0: off
-//  10 draw         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id. u is (r + 0.5) / 2^32
-//                  with r = word token % 4 of Philox4x32(counter {token / 4, position, choice, 0}, seed)
+//  10 draw         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id
+//                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
+//                  {token / 4, position, choice, 0} as counter
 //
-// Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts add up in order,
-// in f64. exp is the polynomial of cpu/simd_math-inl.h at every instruction set.
+// Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts add up in
+// order, in f64. exp is the polynomial of cpu/simd_math-inl.h at every instruction set.
 
 #include <cstdint>
 #include <span>
@@ -53,13 +55,13 @@ struct SamplingRow {
   float frequency_penalty = 0;    // 0: off
   std::int32_t top_k = 0;         // 0: off
   std::uint64_t seed = 0;
-  std::uint32_t choice = 0;    // index of the choice within its request
-  std::uint32_t position = 0;  // absolute index of the token being drawn
+  std::uint32_t choice = 0;             // index of the choice within its request
+  std::uint32_t position = 0;           // absolute index of the token being drawn
   const TokenCount* history = nullptr;  // [history_size] distinct tokens of prompt and output
   std::uint32_t history_size = 0;
   const LogitBias* bias = nullptr;  // [bias_size]
   std::uint32_t bias_size = 0;
-  const std::int32_t* banned = nullptr;  // [banned_size] ids held back, such as EOS before min_tokens
+  const std::int32_t* banned = nullptr;  // [banned_size] held back, such as EOS before min_tokens
   std::uint32_t banned_size = 0;
   std::uint32_t text_vocab = 0;  // ids from here on have no text and are masked: usually vocab
   // [vocab], 0: masked; null: every id below text_vocab has text.
@@ -75,12 +77,13 @@ struct TopLogprob {
 
 // `top` points at room for num_logprobs entries; the rest is written by Sample.
 struct SampledRow {
-  std::int32_t token = -1;     // -1 when non_finite or no_survivor
-  float logprob = 0;           // raw; 0 unless asked for
-  std::int32_t rank = 0;       // 1 + ids with text that are likelier, ties by lower id; 0 unless asked for
-  bool non_finite = false;     // the logits hold NaN or +inf, or nothing but -inf
-  bool no_survivor = false;    // penalties, bias and masks left no finite value
-  std::uint32_t num_top = 0;   // entries of `top`, best first
+  std::int32_t token = -1;  // -1 when non_finite or no_survivor
+  float logprob = 0;        // raw; 0 unless asked for
+  // 1 + ids with text that are likelier, ties by lower id; 0 unless asked for.
+  std::int32_t rank = 0;
+  bool non_finite = false;    // the logits hold NaN or +inf, or nothing but -inf
+  bool no_survivor = false;   // penalties, bias and masks left no finite value
+  std::uint32_t num_top = 0;  // entries of `top`, best first
   TopLogprob* top = nullptr;
 };
 
@@ -97,10 +100,10 @@ absl::Status Sample(const Backend& backend, const SampleParams& params);
 // What the model thinks of a token that is already known.
 struct ScoredToken {
   // In.
-  std::int32_t token = 0;          // [0, vocab)
-  std::int32_t num_logprobs = 0;   // n best to report
-  const float* logits = nullptr;   // [vocab], the row that predicts the token
-  TopLogprob* top = nullptr;       // room for num_logprobs entries
+  std::int32_t token = 0;         // [0, vocab)
+  std::int32_t num_logprobs = 0;  // n best to report
+  const float* logits = nullptr;  // [vocab], the row that predicts the token
+  TopLogprob* top = nullptr;      // room for num_logprobs entries
   // Out, as in SampledRow; 0 when non_finite.
   float logprob = 0;
   std::int32_t rank = 0;

@@ -1,4 +1,5 @@
-// Plain reference: every step over the whole vocabulary, one sort, exponentials and logarithms in f64.
+// Plain reference: every step over the whole vocabulary, one sort, exponentials and logarithms in
+// f64.
 
 #include <algorithm>
 #include <cmath>
@@ -38,7 +39,9 @@ std::vector<float> Adjusted(const SamplingRow& row, std::uint32_t vocab) {
   return z;
 }
 
-std::uint64_t Mass(double w) { return static_cast<std::uint64_t>(w * 0x1p40); }
+std::uint64_t Mass(double w) {
+  return static_cast<std::uint64_t>(w * 0x1p40);
+}
 
 // Step 8 over survivors in order.
 void KeepTopP(float top_p, const std::vector<double>& w, ReferenceDraw& draw) {
@@ -59,9 +62,8 @@ void KeepTopP(float top_p, const std::vector<double>& w, ReferenceDraw& draw) {
 // Step 9.
 void KeepMinP(float min_p, const std::vector<float>& x, float max, ReferenceDraw& draw) {
   const float threshold = max + std::log(min_p);
-  std::erase_if(draw.survivors, [&](std::int32_t id) {
-    return !(x[static_cast<std::size_t>(id)] >= threshold);
-  });
+  std::erase_if(draw.survivors,
+                [&](std::int32_t id) { return !(x[static_cast<std::size_t>(id)] >= threshold); });
 }
 
 // Step 10.
@@ -90,9 +92,9 @@ void Race(const SamplingRow& row, const std::vector<double>& w, ReferenceDraw& d
 ReferenceDraw SampleCpu(const SamplingRow& row, std::uint32_t vocab) {
   ReferenceDraw draw;
   const float top = *std::max_element(row.logits, row.logits + vocab);
-  draw.non_finite =
-      top == kNothing || std::any_of(row.logits, row.logits + vocab,
-                                     [](float z) { return std::isnan(z) || z > kLargest; });
+  draw.non_finite = top == kNothing || std::any_of(row.logits, row.logits + vocab, [](float z) {
+                      return std::isnan(z) || z > kLargest;
+                    });
   if (draw.non_finite) return draw;
   double sum = 0;
   for (std::uint32_t i = 0; i < vocab; ++i) sum += std::exp(double{row.logits[i]} - double{top});

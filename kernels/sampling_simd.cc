@@ -1,6 +1,6 @@
-// Each pass reads the row once, 4 bytes per token: from L2 after the first one for vocabularies up to
-// about 128 000. Candidates within 28 nats of the best one are compacted here, so that everything that
-// follows works on tens or hundreds of tokens instead of the vocabulary.
+// Each pass reads the row once, 4 bytes per token: from L2 after the first one for vocabularies up
+// to about 128 000. Candidates within 28 nats of the best one are compacted here, so that
+// everything that follows works on tens or hundreds of tokens instead of the vocabulary.
 
 #include <algorithm>
 #include <cstddef>
@@ -71,8 +71,8 @@ double SumExp(const float* z, std::size_t count, float max) {
 
 HWY_INLINE VF ScaleFinite(VF x, VF factor) {
   const DF d;
-  const VF scaled = hn::Min(hn::Max(hn::Mul(x, factor), hn::Set(d, -kLargest)),
-                            hn::Set(d, kLargest));
+  const VF scaled =
+      hn::Min(hn::Max(hn::Mul(x, factor), hn::Set(d, -kLargest)), hn::Set(d, kLargest));
   const VF nothing = hn::Set(d, -kInfinity);
   return hn::IfThenElse(hn::Eq(x, nothing), nothing, scaled);
 }

@@ -1,5 +1,5 @@
-// Time and rates of the CPU kernels beside the ruler of the machine, one process, so that a figure on a
-// busy machine is read as a share of what the machine gave at that moment:
+// Time and rates of the CPU kernels beside the ruler of the machine, one process, so that a figure
+// on a busy machine is read as a share of what the machine gave at that moment:
 //
 //   bench_kernels --benchmark_filter='DramRead|Linear'
 //
@@ -95,8 +95,8 @@ void BM_Linear(benchmark::State& state) {
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(static_cast<std::int64_t>(Total(state, static_cast<double>(bytes))));
-  state.counters["FLOP/s"] = benchmark::Counter(
-      Total(state, 2.0 * n * k * rows), benchmark::Counter::kIsRate);
+  state.counters["FLOP/s"] =
+      benchmark::Counter(Total(state, 2.0 * n * k * rows), benchmark::Counter::kIsRate);
 }
 void LinearShapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"dtype", "n", "k", "m", "threads"})->UseRealTime();
@@ -120,12 +120,12 @@ void BM_Pack(benchmark::State& state) {
   for (auto _ : state) {
     benchmark::DoNotOptimize(PackLinearWeight(bench.backend, w.data(), DType::kBF16, kN, kK));
   }
-  state.SetBytesProcessed(
-      static_cast<std::int64_t>(Total(state, 2.0 * kN * kK)));
+  state.SetBytesProcessed(static_cast<std::int64_t>(Total(state, 2.0 * kN * kK)));
 }
 BENCHMARK(BM_Pack)->Arg(1)->Arg(2)->ArgName("threads")->UseRealTime();
 
-// Arguments: sequences, cached tokens, new rows per sequence, threads. bf16 pages, 16 / 4 heads of 64.
+// Arguments: sequences, cached tokens, new rows per sequence, threads. bf16 pages, 16 / 4 heads
+// of 64.
 void BM_Attention(benchmark::State& state) {
   Bench bench(state.range(3));
   constexpr std::uint32_t kHeads = 16, kKvHeads = 4, kHeadSize = 64, kPage = 16;
@@ -140,8 +140,8 @@ void BM_Attention(benchmark::State& state) {
                              .num_heads = kKvHeads,
                              .head_size = kHeadSize,
                              .dtype = DType::kBF16};
-  const auto pool = *DeviceBuffer::Allocate(MemoryKind::kHost,
-                                            geometry.num_blocks * geometry.page_bytes());
+  const auto pool =
+      *DeviceBuffer::Allocate(MemoryKind::kHost, geometry.num_blocks * geometry.page_bytes());
   const auto noise = Random(static_cast<std::size_t>(pool.size_bytes()) / 2);
   for (std::size_t i = 0; i < noise.size(); ++i) {
     static_cast<BF16*>(pool.data())[i] = BF16::FromFloat(noise[i]);
@@ -154,8 +154,8 @@ void BM_Attention(benchmark::State& state) {
     for (std::uint32_t i = 0; i < pages; ++i) ids[b * stride + i] = 1 + i * batch + b;
   }
   const std::uint32_t keys = cached + rows;
-  const auto collection = *MakeKvCollection(
-      geometry, pool.data(), {ids, lengths.data(), stride, batch, rows, keys, keys});
+  const auto collection = *MakeKvCollection(geometry, pool.data(),
+                                            {ids, lengths.data(), stride, batch, rows, keys, keys});
   const AnyKvView k = KeyView(collection, 0);
   const AnyKvView v = ValueView(collection, 0);
   const auto q = Random(std::size_t{batch} * rows * kHeads * kHeadSize);
@@ -174,12 +174,11 @@ void BM_Attention(benchmark::State& state) {
                     .ok());
     benchmark::ClobberMemory();
   }
-  state.SetBytesProcessed(static_cast<std::int64_t>(
-      Total(state, 2.0 * 2 * batch * keys * kKvHeads * kHeadSize)));
+  state.SetBytesProcessed(
+      static_cast<std::int64_t>(Total(state, 2.0 * 2 * batch * keys * kKvHeads * kHeadSize)));
   const double seen = rows * (cached + (rows + 1) / 2.0);
-  state.counters["FLOP/s"] =
-      benchmark::Counter(Total(state, 4.0 * batch * seen * kHeads * kHeadSize),
-                         benchmark::Counter::kIsRate);
+  state.counters["FLOP/s"] = benchmark::Counter(
+      Total(state, 4.0 * batch * seen * kHeads * kHeadSize), benchmark::Counter::kIsRate);
 }
 BENCHMARK(BM_Attention)
     ->ArgNames({"batch", "cached", "rows", "threads"})
@@ -217,8 +216,8 @@ void BM_SiluProduct(benchmark::State& state) {
   const auto x = Random(columns);
   std::vector<float> y(columns);
   for (auto _ : state) {
-    QUIRE_CHECK(SiluProduct(bench.backend, {x.data(), x.data(), y.data(), columns, columns, columns,
-                                            1, columns})
+    QUIRE_CHECK(SiluProduct(bench.backend,
+                            {x.data(), x.data(), y.data(), columns, columns, columns, 1, columns})
                     .ok());
     benchmark::ClobberMemory();
   }

@@ -40,8 +40,8 @@ absl::Status ChooseIsa(absl::string_view isa) {
     if (level.name == isa) {
       known = true;
       if ((usable & level.target) == 0) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("instruction set ", isa, " is not available on this CPU or in this build"));
+        return absl::FailedPreconditionError(absl::StrCat(
+            "instruction set ", isa, " is not available on this CPU or in this build"));
       }
       allowed |= usable & level.target;
     } else if (allowed != 0) {

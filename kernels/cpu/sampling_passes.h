@@ -1,7 +1,7 @@
 #pragma once
 
-// The passes of the sampler that touch a whole row of the vocabulary, one function each, compiled per
-// instruction set. Results do not depend on the width of a register.
+// The passes of the sampler that touch a whole row of the vocabulary, one function each, compiled
+// per instruction set. Results do not depend on the width of a register.
 
 #include <cstddef>
 #include <cstdint>

@@ -14,8 +14,8 @@ struct ReferenceDraw {
   bool non_finite = false;
   bool no_survivor = false;
   std::vector<std::int32_t> survivors;  // after step 9, best first
-  // How near the nearest decision was, relative: top-p and min-p borders and the race. The fast sampler may
-  // differ when this is within its rounding of exp, 1e-6.
+  // How near the nearest decision was, relative: top-p and min-p borders and the race. The fast
+  // sampler may differ when this is within its rounding of exp, 1e-6.
   double margin = 1;
   std::vector<double> logprobs;  // [vocab] raw
 };

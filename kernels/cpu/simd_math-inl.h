@@ -1,9 +1,9 @@
-// Vector mathematics shared by the *_simd.cc units; compiled once per instruction set, so the guard is
-// Highway's toggle in place of a pragma.
+// Vector mathematics shared by the *_simd.cc units; compiled once per instruction set, so the guard
+// is Highway's toggle in place of a pragma.
 //
-// Width: every sum over a row has 16 virtual lanes (element i belongs to lane i mod 16), held in one,
-// two, four or 16 registers, so that AVX2 and AVX-512 give the same bits. SSE4 and the scalar level
-// have no fused multiply-add and are levels of their own.
+// Width: every sum over a row has 16 virtual lanes (element i belongs to lane i mod 16), held in
+// one, two, four or 16 registers, so that AVX2 and AVX-512 give the same bits. SSE4 and the scalar
+// level have no fused multiply-add and are levels of their own.
 
 #if defined(QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_
@@ -71,7 +71,9 @@ HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
 }
 
 // The two bf16 (or f16) values of every 32-bit lane, widened. bf16 is the upper half of an f32.
-HWY_INLINE VF EvenBF16(VU pairs) { return hn::BitCast(DF(), hn::ShiftLeft<16>(pairs)); }
+HWY_INLINE VF EvenBF16(VU pairs) {
+  return hn::BitCast(DF(), hn::ShiftLeft<16>(pairs));
+}
 HWY_INLINE VF OddBF16(VU pairs) {
   return hn::BitCast(DF(), hn::And(pairs, hn::Set(DU(), 0xffff0000u)));
 }
@@ -89,17 +91,25 @@ HWY_INLINE VF WidenF16(VU low_halves) {
   return hn::BitCast(d, hn::Or(hn::Or(hn::BitCast(du, value), special), sign));
 }
 // kLanes elements of a row, widened.
-HWY_INLINE VF LoadWide(const float* from) { return hn::LoadU(DF(), from); }
+HWY_INLINE VF LoadWide(const float* from) {
+  return hn::LoadU(DF(), from);
+}
 HWY_INLINE VU LoadHalves(const std::uint16_t* from) {
   return hn::PromoteTo(DU(), hn::LoadU(hn::Rebind<std::uint16_t, DF>(), from));
 }
 HWY_INLINE VF LoadWide(const BF16* from) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(LoadHalves(&from->bits)));
 }
-HWY_INLINE VF LoadWide(const F16* from) { return WidenF16(LoadHalves(&from->bits)); }
+HWY_INLINE VF LoadWide(const F16* from) {
+  return WidenF16(LoadHalves(&from->bits));
+}
 
-HWY_INLINE VF EvenF16(VU pairs) { return WidenF16(hn::And(pairs, hn::Set(DU(), 0xffffu))); }
-HWY_INLINE VF OddF16(VU pairs) { return WidenF16(hn::ShiftRight<16>(pairs)); }
+HWY_INLINE VF EvenF16(VU pairs) {
+  return WidenF16(hn::And(pairs, hn::Set(DU(), 0xffffu)));
+}
+HWY_INLINE VF OddF16(VU pairs) {
+  return WidenF16(hn::ShiftRight<16>(pairs));
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace quire::kernels

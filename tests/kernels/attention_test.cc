@@ -76,8 +76,8 @@ std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::uint32_t 
   return out;
 }
 
-// Everything before cached[b] is in the pages; rows cached[b] .. + fresh[b] are stored and attended in one
-// step. Returns the packed output rows.
+// Everything before cached[b] is in the pages; rows cached[b] .. + fresh[b] are stored and attended
+// in one step. Returns the packed output rows.
 std::vector<float> RunStep(const Backend& backend, TestPool& pool, const Sequences& s,
                            const std::vector<std::uint32_t>& cached,
                            const std::vector<std::uint32_t>& fresh, bool fast = true) {
@@ -146,21 +146,21 @@ TEST_P(AttentionParityTest, EqualsReferenceAndDouble) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, AttentionParityTest,
-    testing::Values(AttentionCase{DType::kF32, 1, 1, 8, 16, 1},
-                    AttentionCase{DType::kF32, 4, 2, 64, 16, 2},
-                    AttentionCase{DType::kBF16, 4, 1, 32, 32, 3},
-                    AttentionCase{DType::kF16, 2, 2, 80, 16, 1},
-                    AttentionCase{DType::kBF16, 6, 2, 20, 64, 7},
-                    AttentionCase{DType::kF32, 8, 1, 128, 128, 2},
-                    AttentionCase{DType::kBF16, 3, 1, 1, 16, 1},
-                    AttentionCase{DType::kF16, 16, 2, 100, 16, 2}),
-    [](const auto& info) {
-      const AttentionCase& c = info.param;
-      return absl::StrCat(DTypeName(c.dtype), "_h", c.heads, "_kv", c.kv_heads, "_d", c.head_size,
-                          "_p", c.page_size, "_t", c.threads);
-    });
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionParityTest,
+                         testing::Values(AttentionCase{DType::kF32, 1, 1, 8, 16, 1},
+                                         AttentionCase{DType::kF32, 4, 2, 64, 16, 2},
+                                         AttentionCase{DType::kBF16, 4, 1, 32, 32, 3},
+                                         AttentionCase{DType::kF16, 2, 2, 80, 16, 1},
+                                         AttentionCase{DType::kBF16, 6, 2, 20, 64, 7},
+                                         AttentionCase{DType::kF32, 8, 1, 128, 128, 2},
+                                         AttentionCase{DType::kBF16, 3, 1, 1, 16, 1},
+                                         AttentionCase{DType::kF16, 16, 2, 100, 16, 2}),
+                         [](const auto& info) {
+                           const AttentionCase& c = info.param;
+                           return absl::StrCat(DTypeName(c.dtype), "_h", c.heads, "_kv", c.kv_heads,
+                                               "_d", c.head_size, "_p", c.page_size, "_t",
+                                               c.threads);
+                         });
 
 TEST(AttentionLongTest, FoldsSpansRight) {
   const AttentionCase c{DType::kBF16, 4, 2, 16, 16, 1};
@@ -281,9 +281,16 @@ TEST(AttentionErrorTest, NamesWhatIsWrong) {
   const AnyKvView keys = pool.keys();
   const AnyKvView values = pool.values();
   std::vector<float> q(1024), out(1024);
-  AttentionParams params{.keys = &keys, .values = &values, .q = q.data(), .out = out.data(),
-                         .row_offsets = pool.row_offsets(), .q_stride = 48, .out_stride = 48,
-                         .batch_size = 1, .num_heads = 3, .scale = 1};
+  AttentionParams params{.keys = &keys,
+                         .values = &values,
+                         .q = q.data(),
+                         .out = out.data(),
+                         .row_offsets = pool.row_offsets(),
+                         .q_stride = 48,
+                         .out_stride = 48,
+                         .batch_size = 1,
+                         .num_heads = 3,
+                         .scale = 1};
   EXPECT_THAT(PagedAttention(*backend, params).message(), testing::HasSubstr("3 query heads"));
   params.num_heads = 4;
   EXPECT_THAT(PagedAttention(*backend, params).message(), testing::HasSubstr("48"));

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the kernel tests share: seeded data, guarded buffers, error measures, backends by thread count,
-// and a paged pool with shuffled pages and NaN wherever nothing may be read.
+// What the kernel tests share: seeded data, guarded buffers, error measures, backends by thread
+// count, and a paged pool with shuffled pages and NaN wherever nothing may be read.
 
 #include <cstdint>
 #include <memory>
@@ -36,7 +36,8 @@ class TestBackend {
 // Normal values with the given deviation.
 std::vector<float> RandomFloats(std::size_t count, std::uint32_t seed, float deviation = 1.0f);
 
-// `values` rounded to dtype, as bytes. One extra byte in front makes the data misaligned when asked for.
+// `values` rounded to dtype, as bytes. One extra byte in front makes the data misaligned when asked
+// for.
 std::vector<std::byte> Encode(std::span<const float> values, DType dtype);
 // What the encoded values are worth.
 std::vector<float> Rounded(std::span<const float> values, DType dtype);
@@ -44,8 +45,8 @@ std::vector<float> Rounded(std::span<const float> values, DType dtype);
 // |a - b| / |b| by norm; infinity when a is not finite.
 double RelativeError(std::span<const float> a, std::span<const double> b);
 
-// A matrix of rows `stride` apart filled with NaN, so that an op that skips an element or leaves its rows
-// is seen.
+// A matrix of rows `stride` apart filled with NaN, so that an op that skips an element or leaves
+// its rows is seen.
 class GuardedRows {
  public:
   GuardedRows(std::uint32_t rows, std::uint32_t columns, std::uint32_t gap = 3);

@@ -49,8 +49,8 @@ TEST_P(LinearParityTest, EqualsReferenceAndDoubleOnEveryInstructionSet) {
   auto packed = PackLinearWeight(*backend, bytes.data(), c.dtype, c.n, c.k);
   ASSERT_TRUE(packed.ok()) << packed.status();
   for (const bool extras : {false, true}) {
-    const auto exact = Exact(x, rounded, extras ? bias.data() : nullptr,
-                             extras ? residual.data() : nullptr, c);
+    const auto exact =
+        Exact(x, rounded, extras ? bias.data() : nullptr, extras ? residual.data() : nullptr, c);
     const auto run = [&](bool fast) {
       GuardedRows y(c.rows, c.n);
       const LinearParams params{.x = x.data(),
@@ -187,7 +187,8 @@ TEST(LinearWideningTest, EveryHalfPrecisionValueIsExact) {
                                     .num_rows = 1})
                       .ok());
       for (std::uint32_t i = 0; i < 65536; ++i) {
-        const float expected = dtype == DType::kBF16 ? BF16{bits[i]}.ToFloat() : F16{bits[i]}.ToFloat();
+        const float expected =
+            dtype == DType::kBF16 ? BF16{bits[i]}.ToFloat() : F16{bits[i]}.ToFloat();
         if (std::isnan(expected)) {
           ASSERT_TRUE(std::isnan(y[i])) << isa << " bits " << i;
         } else {
@@ -227,12 +228,18 @@ TEST(LinearErrorTest, NamesWhatIsWrong) {
   EXPECT_FALSE(PackLinearWeight(*backend, bytes.data(), DType::kF32, 2, 0).ok());
   const auto packed = PackLinearWeight(*backend, bytes.data(), DType::kF32, 4, 4);
   float x[4] = {}, y[4];
-  EXPECT_EQ(Linear(*backend, {.x = x, .weight = &*packed, .y = y, .x_stride = 3, .y_stride = 4,
+  EXPECT_EQ(
+      Linear(*backend,
+             {.x = x, .weight = &*packed, .y = y, .x_stride = 3, .y_stride = 4, .num_rows = 1})
+          .code(),
+      absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Linear(*backend, {.x = x,
+                              .weight = &*packed,
+                              .residual = x,
+                              .y = y,
+                              .x_stride = 4,
+                              .y_stride = 4,
                               .num_rows = 1})
-                .code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Linear(*backend, {.x = x, .weight = &*packed, .residual = x, .y = y, .x_stride = 4,
-                              .y_stride = 4, .num_rows = 1})
                 .code(),
             absl::StatusCode::kInvalidArgument);
 }
@@ -244,8 +251,12 @@ TEST(LinearErrorTest, KeepsNotANumberOfOneRowOutOfTheOthers) {
   auto x = RandomFloats(9 * 16, 12);
   x[4 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> y(9 * 32);
-  ASSERT_TRUE(Linear(*backend, {.x = x.data(), .weight = &*packed, .y = y.data(), .x_stride = 16,
-                                .y_stride = 32, .num_rows = 9})
+  ASSERT_TRUE(Linear(*backend, {.x = x.data(),
+                                .weight = &*packed,
+                                .y = y.data(),
+                                .x_stride = 16,
+                                .y_stride = 32,
+                                .num_rows = 9})
                   .ok());
   for (std::uint32_t i = 0; i < 9 * 32; ++i) EXPECT_EQ(std::isnan(y[i]), i / 32 == 4) << i;
 }

@@ -120,7 +120,8 @@ TEST_P(RowOpsTest, EmbeddingGathersExactly) {
   constexpr std::uint32_t kVocab = 37;
   const auto table = RandomFloats(std::size_t{kVocab} * c.columns, 6);
   std::vector<std::int32_t> tokens;
-  for (std::uint32_t m = 0; m < c.rows; ++m) tokens.push_back(static_cast<std::int32_t>(m * 7 % kVocab));
+  for (std::uint32_t m = 0; m < c.rows; ++m)
+    tokens.push_back(static_cast<std::int32_t>(m * 7 % kVocab));
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     auto bytes = Encode(table, dtype);
     bytes.insert(bytes.begin(), std::byte{0});  // a mapped file promises no alignment
@@ -169,9 +170,13 @@ TEST(RowOpsInvarianceTest, BitsDoNotDependOnRowsThreadsOrWidth) {
       for (std::uint32_t m = 0; m < kRows; m += step) {
         const std::uint32_t rows = std::min(step, kRows - m);
         const std::size_t at = std::size_t{m} * kColumns;
-        ASSERT_TRUE(RmsNorm(*backend, {.x = x.data() + at, .y = norm[i].data() + at,
-                                       .x_stride = kColumns, .y_stride = kColumns,
-                                       .num_rows = rows, .hidden = kColumns, .epsilon = 1e-6f})
+        ASSERT_TRUE(RmsNorm(*backend, {.x = x.data() + at,
+                                       .y = norm[i].data() + at,
+                                       .x_stride = kColumns,
+                                       .y_stride = kColumns,
+                                       .num_rows = rows,
+                                       .hidden = kColumns,
+                                       .epsilon = 1e-6f})
                         .ok());
         ASSERT_TRUE(SiluProduct(*backend, {x.data() + at, up.data() + at, silu[i].data() + at,
                                            kColumns, kColumns, kColumns, rows, kColumns})
@@ -223,7 +228,8 @@ TEST_P(RopeTest, RotatesPairsAndPassesTheRest) {
   const std::uint32_t pairs = c.rotary_size / 2;
   std::vector<float> inv_freq;
   for (std::uint32_t i = 0; i < pairs; ++i) {
-    inv_freq.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(c.rotary_size)));
+    inv_freq.push_back(
+        std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(c.rotary_size)));
   }
   const std::int32_t positions[kRows] = {0, 1, 17, 511, 100000};
   std::vector<float> cosines(kRows * pairs), sines(kRows * pairs);
@@ -235,10 +241,16 @@ TEST_P(RopeTest, RotatesPairsAndPassesTheRest) {
   for (std::uint32_t m = 0; m < kRows; ++m) {
     std::copy_n(x.begin() + m * kHeads * c.head_size, kHeads * c.head_size, y.row(m).begin());
   }
-  ASSERT_TRUE(Rope(*backend, {.x = y.data(), .cosines = cosines.data(), .sines = sines.data(),
-                              .x_stride = y.stride(), .num_rows = kRows, .num_heads = kHeads,
-                              .head_size = c.head_size, .rotary_size = c.rotary_size,
-                              .rotary_first = c.rotary_first, .style = c.style})
+  ASSERT_TRUE(Rope(*backend, {.x = y.data(),
+                              .cosines = cosines.data(),
+                              .sines = sines.data(),
+                              .x_stride = y.stride(),
+                              .num_rows = kRows,
+                              .num_heads = kHeads,
+                              .head_size = c.head_size,
+                              .rotary_size = c.rotary_size,
+                              .rotary_first = c.rotary_first,
+                              .style = c.style})
                   .ok());
   EXPECT_TRUE(y.GuardsIntact());
   std::vector<double> exact(x.begin(), x.end());
@@ -270,25 +282,60 @@ TEST(RowOpsErrorTest, NamesWhatIsWrong) {
   const TestBackend backend(1);
   float x[16] = {};
   const std::int32_t tokens[1] = {5};
-  EXPECT_THAT(Embedding(*backend, {.table = x, .tokens = tokens, .y = x, .y_stride = 4,
-                                   .dtype = DType::kF32, .vocab = 4, .hidden = 4, .num_rows = 1})
+  EXPECT_THAT(Embedding(*backend, {.table = x,
+                                   .tokens = tokens,
+                                   .y = x,
+                                   .y_stride = 4,
+                                   .dtype = DType::kF32,
+                                   .vocab = 4,
+                                   .hidden = 4,
+                                   .num_rows = 1})
                   .message(),
               testing::HasSubstr("token 5 in row 0 is outside the vocabulary of 4"));
-  EXPECT_FALSE(Embedding(*backend, {.table = x, .tokens = tokens, .y = x, .y_stride = 4,
-                                    .dtype = DType::kI8, .vocab = 40, .hidden = 4, .num_rows = 1})
+  EXPECT_FALSE(Embedding(*backend, {.table = x,
+                                    .tokens = tokens,
+                                    .y = x,
+                                    .y_stride = 4,
+                                    .dtype = DType::kI8,
+                                    .vocab = 40,
+                                    .hidden = 4,
+                                    .num_rows = 1})
                    .ok());
-  EXPECT_FALSE(RmsNorm(*backend, {.x = x, .y = x, .x_stride = 4, .y_stride = 3, .num_rows = 1,
-                                  .hidden = 4, .epsilon = 1e-5f})
+  EXPECT_FALSE(RmsNorm(*backend, {.x = x,
+                                  .y = x,
+                                  .x_stride = 4,
+                                  .y_stride = 3,
+                                  .num_rows = 1,
+                                  .hidden = 4,
+                                  .epsilon = 1e-5f})
                    .ok());
-  EXPECT_FALSE(RmsNorm(*backend, {.x = x, .y = x, .x_stride = 4, .y_stride = 4, .num_rows = 1,
-                                  .hidden = 0, .epsilon = 1e-5f})
+  EXPECT_FALSE(RmsNorm(*backend, {.x = x,
+                                  .y = x,
+                                  .x_stride = 4,
+                                  .y_stride = 4,
+                                  .num_rows = 1,
+                                  .hidden = 0,
+                                  .epsilon = 1e-5f})
                    .ok());
   EXPECT_FALSE(SiluProduct(*backend, {x, x, x, 4, 3, 4, 1, 4}).ok());
-  EXPECT_FALSE(Rope(*backend, {.x = x, .cosines = x, .sines = x, .x_stride = 16, .num_rows = 1,
-                               .num_heads = 1, .head_size = 8, .rotary_size = 3})
+  EXPECT_FALSE(Rope(*backend, {.x = x,
+                               .cosines = x,
+                               .sines = x,
+                               .x_stride = 16,
+                               .num_rows = 1,
+                               .num_heads = 1,
+                               .head_size = 8,
+                               .rotary_size = 3})
                    .ok());
-  EXPECT_FALSE(Rope(*backend, {.x = x, .cosines = x, .sines = x, .x_stride = 16, .num_rows = 1,
-                               .num_heads = 1, .head_size = 8, .rotary_size = 6, .rotary_first = 4})
+  EXPECT_FALSE(Rope(*backend, {.x = x,
+                               .cosines = x,
+                               .sines = x,
+                               .x_stride = 16,
+                               .num_rows = 1,
+                               .num_heads = 1,
+                               .head_size = 8,
+                               .rotary_size = 6,
+                               .rotary_first = 4})
                    .ok());
   const std::int32_t negative[1] = {-1};
   EXPECT_FALSE(RopeAngles(*backend, {negative, x, x, x, 1, 2}).ok());

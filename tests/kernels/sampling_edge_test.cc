@@ -217,8 +217,8 @@ TEST_F(SamplingEdgeTest, TopLogprobsLeaveOutIdsWithoutText) {
   EXPECT_EQ(top_[0].token, 1);
   EXPECT_EQ(top_[2].token, 3);
   // The sum is over all rows of the matrix, text or not.
-  EXPECT_NEAR(top_[0].logprob,
-              -std::log(std::exp(1.0) + 1 + std::exp(-1.0) + std::exp(-2.0)), 1e-6);
+  EXPECT_NEAR(top_[0].logprob, -std::log(std::exp(1.0) + 1 + std::exp(-1.0) + std::exp(-2.0)),
+              1e-6);
   EXPECT_EQ(sampled.logprob, top_[0].logprob);
 }
 
@@ -245,10 +245,20 @@ TEST_F(SamplingEdgeTest, RefusesParametersOutOfRange) {
   EXPECT_THAT(message([&](auto& r) { r.repetition_penalty = 0; }), HasSubstr("repetition"));
   EXPECT_THAT(message([&](auto& r) { r.presence_penalty = nan; }), HasSubstr("presence"));
   EXPECT_THAT(message([&](auto& r) { r.frequency_penalty = kInfinity; }), HasSubstr("frequency"));
-  EXPECT_THAT(message([&](auto& r) { r.history = history; r.history_size = 1; }),
+  EXPECT_THAT(message([&](auto& r) {
+                r.history = history;
+                r.history_size = 1;
+              }),
               HasSubstr("history token 8"));
-  EXPECT_THAT(message([&](auto& r) { r.bias = bias; r.bias_size = 1; }), HasSubstr("bias"));
-  EXPECT_THAT(message([&](auto& r) { r.banned = banned; r.banned_size = 1; }),
+  EXPECT_THAT(message([&](auto& r) {
+                r.bias = bias;
+                r.bias_size = 1;
+              }),
+              HasSubstr("bias"));
+  EXPECT_THAT(message([&](auto& r) {
+                r.banned = banned;
+                r.banned_size = 1;
+              }),
               HasSubstr("banned token -1"));
   EXPECT_THAT(message([&](auto& r) { r.num_logprobs = 2; }), HasSubstr("room"));
 }

@@ -29,12 +29,16 @@ SamplingRow PlainRow(const float* logits, std::uint32_t vocab) {
 struct RandomRow {
   RandomRow(std::uint32_t seed, std::uint32_t vocab_size) : vocab(vocab_size) {
     std::mt19937 rng(seed);
-    const auto coin = [&](int sides) { return std::uniform_int_distribution<int>(0, sides - 1)(rng) == 0; };
+    const auto coin = [&](int sides) {
+      return std::uniform_int_distribution<int>(0, sides - 1)(rng) == 0;
+    };
     const auto uniform = [&](float low, float high) {
       return std::uniform_real_distribution<float>(low, high)(rng);
     };
-    const auto token = [&] { return std::uniform_int_distribution<std::int32_t>(
-                                 0, static_cast<std::int32_t>(vocab) - 1)(rng); };
+    const auto token = [&] {
+      return std::uniform_int_distribution<std::int32_t>(0,
+                                                         static_cast<std::int32_t>(vocab) - 1)(rng);
+    };
     logits = RandomFloats(vocab, seed + 1, uniform(0.5f, 6.0f));
     if (coin(3)) {
       for (float& z : logits) z = std::round(z * 2) / 2;  // many ties
@@ -97,7 +101,8 @@ void CheckLogprobs(const RandomRow& r, const SampledRow& sampled,
     return;
   }
   const auto token = static_cast<std::size_t>(sampled.token);
-  EXPECT_NEAR(sampled.logprob, exact.logprobs[token], 2e-6 + 1e-6 * std::abs(exact.logprobs[token]));
+  EXPECT_NEAR(sampled.logprob, exact.logprobs[token],
+              2e-6 + 1e-6 * std::abs(exact.logprobs[token]));
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 0; i < r.vocab; ++i) {
     if (HasText(r.row, i)) order.push_back(i);
@@ -107,7 +112,8 @@ void CheckLogprobs(const RandomRow& r, const SampledRow& sampled,
   const auto at = std::find(order.begin(), order.end(), token) - order.begin();
   EXPECT_EQ(sampled.rank, at + 1);
   std::erase_if(order, [&](std::uint32_t id) { return std::isinf(r.logits[id]); });
-  ASSERT_EQ(sampled.num_top, std::min<std::size_t>(static_cast<std::size_t>(r.row.num_logprobs), order.size()));
+  ASSERT_EQ(sampled.num_top,
+            std::min<std::size_t>(static_cast<std::size_t>(r.row.num_logprobs), order.size()));
   for (std::uint32_t i = 0; i < sampled.num_top; ++i) {
     EXPECT_EQ(sampled.top[i].token, static_cast<std::int32_t>(order[i]));
     EXPECT_NEAR(sampled.top[i].logprob, exact.logprobs[order[i]],
@@ -141,7 +147,8 @@ TEST(SamplingParityTest, EqualsTheSortedReferenceOnRandomRows) {
         ++near_decisions;
         continue;
       }
-      ASSERT_EQ(sampled.token, exact.token) << isa << " seed " << seed << " margin " << exact.margin;
+      ASSERT_EQ(sampled.token, exact.token)
+          << isa << " seed " << seed << " margin " << exact.margin;
       CheckLogprobs(r, sampled, exact);
     }
   }
@@ -179,7 +186,8 @@ TEST(SamplingParityTest, RowsDoNotInfluenceEachOther) {
       EXPECT_EQ(std::memcmp(&sampled[i].logprob, &expected.logprob, 4), 0);
       EXPECT_EQ(sampled[i].rank, expected.rank);
       ASSERT_EQ(sampled[i].num_top, expected.num_top);
-      EXPECT_EQ(std::memcmp(sampled[i].top, expected.top, expected.num_top * sizeof(TopLogprob)), 0);
+      EXPECT_EQ(std::memcmp(sampled[i].top, expected.top, expected.num_top * sizeof(TopLogprob)),
+                0);
     }
   }
 }
@@ -196,8 +204,8 @@ TEST(SamplingParityTest, ScoreGivesTheBitsOfSample) {
     row.seed = seed;
     SampledRow sampled{.top = top};
     ASSERT_TRUE(Sample(*backend, {{&row, 1}, {&sampled, 1}, kVocab}).ok());
-    ScoredToken scored{.token = sampled.token, .num_logprobs = 5, .logits = logits.data(),
-                       .top = score_top};
+    ScoredToken scored{
+        .token = sampled.token, .num_logprobs = 5, .logits = logits.data(), .top = score_top};
     ASSERT_TRUE(ScoreTokens(*backend, {{&scored, 1}, kVocab, 4800, nullptr}).ok());
     EXPECT_EQ(std::memcmp(&scored.logprob, &sampled.logprob, 4), 0);
     EXPECT_EQ(scored.rank, sampled.rank);

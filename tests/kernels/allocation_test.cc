@@ -1,0 +1,124 @@
+// Counts heap allocations of this program: ops must not allocate once their scratch memory has grown.
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "kernels/ops.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace {
+std::atomic<int> allocations{0};
+
+void* Counted(std::size_t bytes, std::size_t alignment) {
+  ++allocations;
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* const memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return Counted(bytes, alignof(std::max_align_t));
+}
+void* operator new[](std::size_t bytes) {
+  return Counted(bytes, alignof(std::max_align_t));
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return Counted(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return Counted(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+namespace quire::kernels {
+namespace {
+
+TEST(AllocationTest, OpsReuseTheirScratchMemory) {
+  constexpr std::uint32_t kRows = 20, kHeads = 4, kKvHeads = 2, kHeadSize = 32, kVocab = 5000;
+  constexpr std::uint32_t kHidden = kHeads * kHeadSize;
+  const TestBackend backend(3);
+  TestPool pool({DType::kBF16, 1, kKvHeads, kHeadSize, 16}, {1000, 0}, {kRows - 1, 1}, 1);
+  const auto cached = RandomFloats(kKvHeads * kHeadSize, 2);
+  for (std::uint32_t t = 0; t < 1000; ++t) pool.Put(0, t, cached.data(), cached.data());
+  const AnyKvView keys = pool.keys();
+  const AnyKvView values = pool.values();
+  const auto x = RandomFloats(kRows * kHidden, 3);
+  const auto logits = RandomFloats(kVocab, 4, 3.0f);
+  const auto w = RandomFloats(kHidden * kHidden, 5, 0.1f);
+  const auto packed = PackLinearWeight(*backend, w.data(), DType::kF32, kHidden, kHidden);
+  ASSERT_TRUE(packed.ok());
+  std::vector<float> y(kRows * kHidden);
+  std::vector<SamplingRow> rows(
+      8, {.logits = logits.data(), .top_p = 0.9f, .text_vocab = kVocab, .num_logprobs = 0});
+  std::vector<SampledRow> sampled(8);
+
+  const auto step = [&] {
+    bool ok = Linear(*backend, {.x = x.data(),
+                                .weight = &*packed,
+                                .y = y.data(),
+                                .x_stride = kHidden,
+                                .y_stride = kHidden,
+                                .num_rows = kRows})
+                  .ok();
+    ok &= RmsNorm(*backend, {.x = y.data(),
+                             .y = y.data(),
+                             .x_stride = kHidden,
+                             .y_stride = kHidden,
+                             .num_rows = kRows,
+                             .hidden = kHidden,
+                             .epsilon = 1e-5f})
+              .ok();
+    ok &= KvStore(*backend,
+                  {&keys, &values, x.data(), x.data(), pool.row_offsets(), kHidden, kHidden, 2})
+              .ok();
+    ok &= PagedAttention(*backend, {.keys = &keys,
+                                    .values = &values,
+                                    .q = x.data(),
+                                    .out = y.data(),
+                                    .row_offsets = pool.row_offsets(),
+                                    .q_stride = kHidden,
+                                    .out_stride = kHidden,
+                                    .batch_size = 2,
+                                    .num_heads = kHeads,
+                                    .scale = 0.1f})
+              .ok();
+    ok &= SiluProduct(*backend,
+                      {y.data(), x.data(), y.data(), kHidden, kHidden, kHidden, kRows, kHidden})
+              .ok();
+    ok &= Sample(*backend, {rows, sampled, kVocab}).ok();
+    return ok;
+  };
+  ASSERT_TRUE(step());
+  const int before = allocations;
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(step());
+  EXPECT_EQ(allocations, before);
+}
+
+}  // namespace
+}  // namespace quire::kernels
