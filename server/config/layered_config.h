@@ -29,10 +29,10 @@ class Config;
 namespace quire::server {
 
 struct ConfigSources {
-  std::vector<std::string> files;  // --config, left to right
-  std::vector<std::string> sets;   // --set, "path=value", left to right
-  std::vector<std::pair<std::string, std::string>> environment;  // only QUIRE__... are read
-  std::vector<std::string> profile_dirs;  // where `profile: NAME` is looked for, in this order
+  std::vector<std::string> files = {};  // --config, left to right
+  std::vector<std::string> sets = {};   // --set, "path=value", left to right
+  std::vector<std::pair<std::string, std::string>> environment = {};  // only QUIRE__... are read
+  std::vector<std::string> profile_dirs = {};  // where `profile: NAME` is looked for, in this order
 };
 
 // QUIRE__... variables of this process.
