@@ -30,7 +30,7 @@ DISABLED = re.compile(r"\bDISABLED_|^\s*#\s*if\s+0\b|\bDISABLED\s+(TRUE|ON)\b|ma
 # Applied to code without comments and strings.
 BANNED = [
     (re.compile(r"\bthrow\b"), "we never throw; return absl::Status"),
-    (re.compile(r"\busing\s+namespace\b"), "no `using namespace`"),
+    (re.compile(r"\busing\s+namespace\s+(?!std::(\w+_)?literals\b)"), "no `using namespace`"),
     (re.compile(r"\bstd::format\b|\bstd::views\b|\bco_(await|yield|return)\b"),
      "not accepted by every compiler that we support"),
     (re.compile(r"\babsl::Mutex\b"), "use base/mutex.h, which ThreadSanitizer understands"),

@@ -150,116 +150,152 @@ TEST_F(BlockPoolTest, StateNames) {
   EXPECT_EQ(PageStateName(PageState::kQuarantined), "quarantined");
 }
 
-TEST(BlockPoolModelTest, FollowsANaiveModel) {
-  Random random;
-  SCOPED_TRACE(::testing::Message() << "seed " << random.seed());
-  constexpr std::uint32_t kBlocks = 12;
-  struct Model {
+// A pool beside the plainest description of it: who holds each page, and the two lists in order.
+class BlockPoolModelTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t kBlocks = 12;
+  struct Page {
     std::uint32_t requests = 0, transfers = 0;
     bool node = false, spoiled = false;
+    bool is_referenced() const { return requests + transfers > 0; }
   };
-  std::map<std::uint32_t, Model> model;
-  std::vector<std::uint32_t> free, cached, quarantined;  // free: last one is taken first
-  for (std::uint32_t page = kBlocks - 1; page > 0; --page) free.push_back(page);
 
-  std::vector<std::uint32_t> evicted;  // by the last Allocate
-  BlockPool pool(kBlocks);
-  pool.SetEvictionHandler([&](BlockId page) {
-    evicted.push_back(page.value());
-    pool.DetachNode(page);
-  });
-  const auto settle = [&](std::uint32_t page, std::uint32_t before) {
-    const Model& state = model[page];
-    if (state.requests + state.transfers > 0) return;
+  BlockPoolModelTest() : pool_(kBlocks) {
+    for (std::uint32_t page = kBlocks - 1; page > 0; --page) free_.push_back(page);
+    pool_.SetEvictionHandler([this](BlockId page) {
+      evicted_.push_back(page.value());
+      pool_.DetachNode(page);
+    });
+  }
+
+  bool IsCached(std::uint32_t page) const { return std::ranges::count(cached_, page) > 0; }
+
+  // Where a page goes that lost a reference, when it was the last one.
+  void Settle(std::uint32_t page, std::uint32_t before) {
+    const Page& state = model_[page];
+    if (state.is_referenced()) return;
     if (state.spoiled) {
-      quarantined.push_back(page);
+      quarantined_.push_back(page);
     } else if (!state.node) {
-      free.push_back(page);
+      free_.push_back(page);
     } else {
-      cached.insert(before == 0 ? cached.end() : std::ranges::find(cached, before), page);
+      cached_.insert(before == 0 ? cached_.end() : std::ranges::find(cached_, before), page);
     }
-  };
-  for (int operation = 0; operation < 50000; ++operation) {
-    const std::uint32_t page = random.Below(kBlocks - 1) + 1;
-    Model& state = model[page];
-    const bool referenced = state.requests + state.transfers > 0;
-    const bool is_cached = std::ranges::count(cached, page) > 0;
-    const std::uint32_t before =
-        cached.empty() || random.OneIn(2) ? 0 : cached[random.Below(cached.size())];
-    switch (random.Below(9)) {
-      case 0: {
-        std::vector<BlockId> out(random.Below(4) + 1);
-        const bool fits = out.size() <= free.size() + cached.size();
-        evicted.clear();
-        ASSERT_EQ(pool.Allocate(std::span(out)).ok(), fits);
-        ASSERT_LE(evicted.size(), fits ? cached.size() : 0);
-        ASSERT_TRUE(std::equal(evicted.begin(), evicted.end(), cached.begin()));
-        for (std::size_t i = 0; fits && i < out.size(); ++i) {
-          if (free.empty()) {
-            model[cached.front()].node = false;
-            free.push_back(cached.front());
-            cached.erase(cached.begin());
-          }
-          ASSERT_EQ(out[i].value(), free.back());
-          model[free.back()].requests = 1;
-          free.pop_back();
-        }
-        break;
+  }
+
+  void Allocate() {
+    std::vector<BlockId> out(random_.Below(4) + 1);
+    const bool fits = out.size() <= free_.size() + cached_.size();
+    evicted_.clear();
+    ASSERT_EQ(pool_.Allocate(std::span(out)).ok(), fits);
+    ASSERT_LE(evicted_.size(), fits ? cached_.size() : 0);
+    ASSERT_TRUE(std::equal(evicted_.begin(), evicted_.end(), cached_.begin()));
+    for (std::size_t i = 0; fits && i < out.size(); ++i) {
+      if (free_.empty()) {
+        model_[cached_.front()].node = false;
+        free_.push_back(cached_.front());
+        cached_.erase(cached_.begin());
       }
+      ASSERT_EQ(out[i].value(), free_.back());
+      model_[free_.back()].requests = 1;
+      free_.pop_back();
+    }
+  }
+
+  void AddReference(std::uint32_t page) {
+    if (!model_[page].is_referenced() && !IsCached(page)) return;
+    std::erase(cached_, page);
+    if (random_.OneIn(2)) {
+      pool_.AddRequest(BlockId{page});
+      ++model_[page].requests;
+    } else {
+      pool_.AddTransfer(BlockId{page});
+      ++model_[page].transfers;
+    }
+  }
+
+  void DropRequest(std::uint32_t page, std::uint32_t before) {
+    if (model_[page].requests == 0) return;
+    pool_.DropRequest(BlockId{page}, BlockId{before});
+    --model_[page].requests;
+    Settle(page, before);
+  }
+
+  void DropTransfer(std::uint32_t page, std::uint32_t before) {
+    if (model_[page].transfers == 0) return;
+    pool_.DropTransfer(BlockId{page}, BlockId{before});
+    --model_[page].transfers;
+    Settle(page, before);
+  }
+
+  void AttachNode(std::uint32_t page) {
+    Page& state = model_[page];
+    if (!state.is_referenced() || state.node || state.spoiled) return;
+    pool_.AttachNode(BlockId{page}, NodeId{page});
+    state.node = true;
+  }
+
+  void DetachNode(std::uint32_t page) {
+    if (!model_[page].node) return;
+    pool_.DetachNode(BlockId{page});
+    model_[page].node = false;
+    if (std::erase(cached_, page) > 0) free_.push_back(page);
+  }
+
+  void SpoilOrFreeQuarantined(std::uint32_t page) {
+    Page& state = model_[page];
+    if (state.is_referenced() && !state.node && random_.OneIn(4)) {
+      pool_.MarkSpoiled(BlockId{page});
+      state.spoiled = true;
+    } else if (!quarantined_.empty()) {
+      pool_.FreeQuarantined(BlockId{quarantined_.front()});
+      model_[quarantined_.front()].spoiled = false;
+      free_.push_back(quarantined_.front());
+      quarantined_.erase(quarantined_.begin());
+    }
+  }
+
+  void DoSomething() {
+    const std::uint32_t page = random_.Below(kBlocks - 1) + 1;
+    const std::uint32_t before =
+        cached_.empty() || random_.OneIn(2) ? 0 : cached_[random_.Below(cached_.size())];
+    switch (random_.Below(9)) {
+      case 0:
+        return Allocate();
       case 1:
       case 2:
-        if (!referenced && !is_cached) break;
-        if (is_cached) std::erase(cached, page);
-        if (random.OneIn(2)) {
-          pool.AddRequest(BlockId{page});
-          ++state.requests;
-        } else {
-          pool.AddTransfer(BlockId{page});
-          ++state.transfers;
-        }
-        break;
+        return AddReference(page);
       case 3:
       case 4:
-        if (state.requests == 0) break;
-        pool.DropRequest(BlockId{page}, BlockId{before});
-        --state.requests;
-        settle(page, before);
-        break;
+        return DropRequest(page, before);
       case 5:
-        if (state.transfers == 0) break;
-        pool.DropTransfer(BlockId{page}, BlockId{before});
-        --state.transfers;
-        settle(page, before);
-        break;
+        return DropTransfer(page, before);
       case 6:
-        if (!referenced || state.node || state.spoiled) break;
-        pool.AttachNode(BlockId{page}, NodeId{page});
-        state.node = true;
-        break;
+        return AttachNode(page);
       case 7:
-        if (!state.node) break;
-        pool.DetachNode(BlockId{page});
-        state.node = false;
-        if (is_cached) {
-          std::erase(cached, page);
-          free.push_back(page);
-        }
-        break;
+        return DetachNode(page);
       default:
-        if (referenced && !state.node && random.OneIn(4)) {
-          pool.MarkSpoiled(BlockId{page});
-          state.spoiled = true;
-        } else if (!quarantined.empty()) {
-          pool.FreeQuarantined(BlockId{quarantined.front()});
-          model[quarantined.front()].spoiled = false;
-          free.push_back(quarantined.front());
-          quarantined.erase(quarantined.begin());
-        }
+        return SpoilOrFreeQuarantined(page);
     }
-    ASSERT_EQ(pool.CheckIntegrity(), absl::OkStatus()) << "operation " << operation;
-    ASSERT_EQ(pool.num_free(), free.size());
-    ASSERT_EQ(pool.num_quarantined(), quarantined.size());
-    ASSERT_TRUE(std::ranges::equal(pool.EvictionOrder(), cached, {}, &BlockId::value));
+  }
+
+  Random random_;
+  BlockPool pool_;
+  std::map<std::uint32_t, Page> model_;
+  std::vector<std::uint32_t> free_;    // the last one is taken first
+  std::vector<std::uint32_t> cached_;  // the first one is evicted first
+  std::vector<std::uint32_t> quarantined_;
+  std::vector<std::uint32_t> evicted_;  // by the last Allocate
+};
+
+TEST_F(BlockPoolModelTest, FollowsANaiveModel) {
+  SCOPED_TRACE(::testing::Message() << "seed " << random_.seed());
+  for (int operation = 0; operation < 50000; ++operation) {
+    ASSERT_NO_FATAL_FAILURE(DoSomething()) << "operation " << operation;
+    ASSERT_EQ(pool_.CheckIntegrity(), absl::OkStatus()) << "operation " << operation;
+    ASSERT_EQ(pool_.num_free(), free_.size());
+    ASSERT_EQ(pool_.num_quarantined(), quarantined_.size());
+    ASSERT_TRUE(std::ranges::equal(pool_.EvictionOrder(), cached_, {}, &BlockId::value));
   }
 }
 

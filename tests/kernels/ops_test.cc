@@ -318,6 +318,11 @@ TEST(RowOpsErrorTest, NamesWhatIsWrong) {
                                   .epsilon = 1e-5f})
                    .ok());
   EXPECT_FALSE(SiluProduct(*backend, {x, x, x, 4, 3, 4, 1, 4}).ok());
+}
+
+TEST(RowOpsErrorTest, RefusesBadRotations) {
+  const TestBackend backend(1);
+  float x[16] = {};
   EXPECT_FALSE(Rope(*backend, {.x = x,
                                .cosines = x,
                                .sines = x,
