@@ -39,6 +39,16 @@ absl::StatusOr<text::JsonDocument> ParseObject(const ModelFile& file) {
   return document;
 }
 
+absl::Status NoConfig(const ModelFiles& files) {
+  absl::string_view hint = "";
+  if (files.Has("snapshots")) {
+    hint = "; this is the root of a download cache, name one of the directories in snapshots";
+  } else if (files.Has("params.json")) {
+    hint = "; the layout with params.json is not supported, use the Hugging Face one";
+  }
+  return absl::NotFoundError(absl::StrCat(files.LabelOf("config.json"), ": no such file", hint));
+}
+
 absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConfig* config) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> architectures,
                          reader.OptionalStrings("architectures"));
@@ -245,6 +255,7 @@ void WarnAboutIds(ModelConfig* config) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
+  if (!files.Has("config.json")) return NoConfig(files);
   QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("config.json"));
   QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));
   const ConfigReader reader(file.label(), document.root());

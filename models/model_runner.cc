@@ -43,8 +43,7 @@ absl::Status CheckOptions(const ModelSpec& spec, const RunnerOptions& options) {
   } ranges[] = {{"max_rows", limits.max_rows, 1, kMaxRows},
                 {"max_step_tokens", limits.max_step_tokens, 1, kMaxStepTokens},
                 {"max_step_draws", limits.max_step_draws, 1, kMaxStepTokens},
-                {"max_logprobs", limits.max_logprobs, 0, kMaxLogprobs},
-                {"text_vocab", options.text_vocab, 0, spec.vocab_size}};
+                {"max_logprobs", limits.max_logprobs, 0, kMaxLogprobs}};
   for (const auto& range : ranges) {
     if (range.value < range.low || range.value > range.high) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -91,7 +90,8 @@ struct ModelRunner::State {
     return buffers.logits + std::size_t{logits_index - block_begin} * model.spec.vocab_size;
   }
   std::uint32_t text_vocab() const {
-    return options.text_vocab == 0 ? model.spec.vocab_size : options.text_vocab;
+    const std::uint32_t vocab = model.spec.vocab_size;
+    return options.text_vocab == 0 ? vocab : std::min(options.text_vocab, vocab);
   }
   const std::uint8_t* has_text() const {
     return options.has_text.empty() ? nullptr : options.has_text.data();

@@ -25,7 +25,8 @@ struct RunnerOptions {
   // [vocab_size], 0 for ids that the tokenizer cannot decode: they are never drawn and never listed
   // among the best. Empty: every id below text_vocab has text.
   std::vector<std::uint8_t> has_text = {};
-  std::uint32_t text_vocab = 0;  // ids from here on have no text; 0: vocab_size
+  // Ids from here on have no text; 0: vocab_size. A tokenizer may know more ids than the model.
+  std::uint32_t text_vocab = 0;
 };
 
 // Computes steps on the CPU backend: copies and clears pages, runs the decoder over all rows, then

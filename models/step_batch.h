@@ -29,7 +29,8 @@ struct StepRow {
   std::uint32_t num_tokens = 0;    // >= 1
 };
 
-// One token to draw. The runner sets `row.logits`; everything else, pointers included, is the engine's.
+// One token to draw. The runner sets `row.logits`, `row.text_vocab` and `row.has_text`; everything else,
+// pointers included, is the engine's.
 struct StepDraw {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;

@@ -301,8 +301,15 @@ TEST(ModelConfigTest, RopeKeysOfOtherKindsAreRefused) {
 }
 
 TEST(ModelConfigTest, MissingFileIsNamed) {
-  EXPECT_THAT(std::string(ReadModelConfig(EditableFiles().Files()).status().message()),
-              HasSubstr("config.json"));
+  EditableFiles files;
+  const auto message = [&] {
+    return std::string(ReadModelConfig(files.Files()).status().message());
+  };
+  EXPECT_THAT(message(), HasSubstr("config.json: no such file"));
+  files.Set("params.json", "{}");
+  EXPECT_THAT(message(), HasSubstr("params.json is not supported"));
+  files.Set("snapshots", "");
+  EXPECT_THAT(message(), HasSubstr("one of the directories in snapshots"));
 }
 
 }  // namespace
