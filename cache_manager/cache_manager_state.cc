@@ -44,6 +44,10 @@ void CacheManager::State::QueueCopy(BlockId source, BlockId target, std::uint32_
   pending_copies.push_back({.source = source, .target = target, .num_rows = num_rows});
 }
 
+bool CacheManager::State::AwaitsCopy(BlockId page) const {
+  return std::ranges::any_of(pending_copies, [&](const PageCopy& c) { return c.target == page; });
+}
+
 void CacheManager::State::FreeRow(BatchRow row) {
   // Last column first, so that the tail of a sequence is evicted before its head.
   while (num_columns(row) > 0) DropRequest(table.PopBack(row));
@@ -88,7 +92,7 @@ bool CacheManager::State::PublishColumn(BatchRow row, std::uint32_t column,
                                         const PageKey& key) {
   const BlockId page = table.page(row, column);
   if (pool.node(page) != kNoNode) return true;  // a row that shares it was first
-  if (pool.is_spoiled(page)) return false;
+  if (pool.is_spoiled(page) || AwaitsCopy(page)) return false;
   const NodeId parent = NodeBefore(row, column);
   const PrefixCache::Child twin = prefixes.FindChild(parent, key, page_tokens);
   if (twin.collision) {
@@ -127,6 +131,7 @@ void CacheManager::State::KeepTail(BatchRow row, std::span<const std::int32_t> t
   if (row_state(row).num_published != column) return;
   const BlockId page = table.page(row, column);
   if (pool.requests(page) != 1 || pool.node(page) != kNoNode || pool.is_spoiled(page)) return;
+  if (AwaitsCopy(page)) return;
   const auto held = tokens.subspan(std::size_t{column} * page_size, filled);
   const NodeId parent = NodeBefore(row, column);
   const PrefixCache::Beginning known = prefixes.FindBeginning(parent, held);

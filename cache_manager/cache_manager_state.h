@@ -59,6 +59,8 @@ struct CacheManager::State {
   // Cancels the copy into a page that nobody refers to any more.
   void SettleAbandoned(BlockId page);
   void QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows);
+  // Whether a copy into the page was queued but not taken: it does not hold what it will hold.
+  bool AwaitsCopy(BlockId page) const;
   void FreeRow(BatchRow row);
 
   bool CanPublish(BatchRow row);

@@ -251,9 +251,6 @@ class Storm {
     if (!sequence.live) return;
     const auto keys = KeysOf(options_, sequence.root, sequence.tokens);
     const std::size_t cached = model_.cached().size();
-    const bool waiting = cache_->has_step_work();
-    // A tail that is still to be copied into has nothing to keep.
-    if (waiting) return;
     cache_->FreeKeepingTail(BatchRow{row}, sequence.tokens, keys, sequence.computed);
     model_.FreeKeepingTail(row, sequence.tokens, keys, sequence.computed);
     coverage_.kept_tails += model_.cached().size() > cached;

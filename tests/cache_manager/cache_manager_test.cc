@@ -345,6 +345,16 @@ TEST_F(CacheManagerTest, NextTurnContinuesInTheKeptTail) {
   EXPECT_EQ(Match(turn + Count(20, 900)).num_tokens, kP);
 }
 
+TEST_F(CacheManagerTest, KeepsNoTailWhoseCopyHasNotRun) {
+  StartAndPublish(kA, Count(kP));
+  const Tokens prompt = Count(10) + Count(10, 500);
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, true, 20).ok());
+  FreeKeepingTail(kB, Count(10));
+  EXPECT_FALSE(cache_->has_step_work());
+  EXPECT_EQ(cache_->stats().cached_pages, 0u);
+  EXPECT_EQ(Match(prompt).partial_source, PageOf(kA, 0));
+}
+
 TEST_F(CacheManagerTest, KeepsNoTailThatIsKnownOrTooShort) {
   const Tokens turn = Count(kP + 7);
   StartAndPublish(kA, turn);

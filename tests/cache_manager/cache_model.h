@@ -172,6 +172,7 @@ class CacheModel {
     for (std::uint32_t column = 0; keeps && column < full; ++column) {
       keeps = nodes_.contains(state.pages[column]);
     }
+    for (const Copy& copy : waiting_) keeps = keeps && copy.target != state.pages[full];
     if (keeps && Requests(state.pages[full]) == 1 && !nodes_.contains(state.pages[full])) {
       const auto held = tokens.subspan(std::size_t{full} * size_, filled);
       const std::uint32_t parent = full == 0 ? 0 : state.pages[full - 1];
