@@ -29,8 +29,8 @@ TEST(KvMhaOperandTest, OperandTakesTokenBeforeHead) {
       Collection::Create(g, {.blocks = pool.data(), .scales = scales.data()}, steps.inputs);
   ASSERT_TRUE(collection.ok()) << collection.status();
   const auto cache = collection->get_key_cache(0);
-  const KVCacheMHAOperand operand(cache);
-  const KVCacheScalesMHAOperand scale_operand(cache);
+  const KVCacheMHAOperand operand{cache};
+  const KVCacheScalesMHAOperand scale_operand{cache};
   for (std::uint32_t t = 0; t < 16; ++t) {
     for (std::uint32_t h = 0; h < 3; ++h) {
       for (std::uint32_t s = 0; s < 5; ++s) {
@@ -133,8 +133,8 @@ std::vector<float> AttendPaged(std::uint32_t page_size, std::uint32_t seed) {
   const auto collection = Collection::Create(g, {.blocks = pool.data()}, steps.inputs);
   EXPECT_TRUE(collection.ok()) << collection.status();
   FillCache(collection->get_key_cache(1), collection->get_value_cache(1));
-  const KVCacheMHAOperand k(collection->get_key_cache(1));
-  const KVCacheMHAOperand v(collection->get_value_cache(1));
+  const KVCacheMHAOperand k{collection->get_key_cache(1)};
+  const KVCacheMHAOperand v{collection->get_value_cache(1)};
   EXPECT_EQ(num_keys(k, 2, kNew), 64);
   return AttendAll(k, v);
 }
@@ -151,8 +151,8 @@ std::vector<float> AttendContinuous() {
   const auto collection = Collection::Create(g, pool.data(), steps.inputs);
   EXPECT_TRUE(collection.ok()) << collection.status();
   FillCache(collection->get_key_cache(1), collection->get_value_cache(1));
-  return AttendAll(KVCacheMHAOperand(collection->get_key_cache(1)),
-                   KVCacheMHAOperand(collection->get_value_cache(1)));
+  return AttendAll(KVCacheMHAOperand{collection->get_key_cache(1)},
+                   KVCacheMHAOperand{collection->get_value_cache(1)});
 }
 
 // A tensor [B, S_max, H, D] with lengths, and the same tokens packed as [T, H, D].
