@@ -17,7 +17,6 @@
 
 namespace {
 
-using namespace std::string_literals;  // NOLINT: literals only
 using quire::server::LayeredConfig;
 
 struct Flags {
@@ -63,7 +62,7 @@ int main(int argc, char** argv) {
   quire::server::BlockSignals();
   Flags flags;
   CLI::App app("quired: LLM inference server", "quired");
-  app.set_version_flag("--version", "quired "s + quire::server::kVersion);
+  app.set_version_flag("--version", std::string("quired ") + quire::server::kVersion);
   app.add_option("model", flags.model, "model directory, short for --set model.path=MODEL");
   app.add_option("--config", flags.sources.files, "YAML file, repeatable")->allow_extra_args(false);
   app.add_option("--set", flags.sources.sets, "KEY=VALUE, repeatable")->allow_extra_args(false);

@@ -18,6 +18,7 @@
 #include "cache_manager/cache_manager.h"
 #include "models/families/registry.h"
 #include "models/memory_plan.h"
+#include "models/step_batch.h"
 #include "server/embedded_model.h"
 
 namespace quire::server {
@@ -140,6 +141,32 @@ std::vector<std::uint8_t> TextMask(const text::Tokenizer& tokenizer, std::uint32
   return mask;
 }
 
+// One greedy step over one token, before anybody is let in: what cannot answer is never READY.
+absl::Status RunOneToken(cache::CacheManager* cache, models::ModelRunner* runner) {
+  const BatchRow row(0);
+  QUIRE_RETURN_IF_ERROR(cache->Reserve(row, 1));
+  const cache::RowStep step{.row = row, .cache_length = 0, .new_tokens = 1};
+  models::StepBatch batch;
+  batch.token_ids = {0};
+  batch.rows = {{.batch_row = row, .cache_length = 0, .first_token = 0, .num_tokens = 1}};
+  batch.logits_tokens = {0};
+  batch.draws.resize(1);
+  batch.draws[0].row.temperature = 0;
+  batch.draws[0].row.position = 1;
+  batch.copies = cache->TakeCopies();
+  batch.clears = cache->TakeClears();
+  batch.kv = &cache->PrepareStep({&step, 1});
+  QUIRE_RETURN_IF_ERROR(runner->Run(batch));
+  QUIRE_ASSIGN_OR_RETURN(const models::StepResult* result, runner->Collect());
+  const bool non_finite = result->draws[0].non_finite;
+  cache->CompleteStep();
+  cache->Free(row);
+  if (non_finite) {
+    return absl::InvalidArgumentError("the first step of the model gave NaN or infinite logits");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string ServedModelId(const ModelOptions& options) {
@@ -195,9 +222,8 @@ absl::Status ModelStack::Load(const DaemonOptions& options) {
   load_times_.tokenizer = absl::Now() - start;
   const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
   if (tokenizer_->vocab_size() > vocab_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(model_->source, "/tokenizer.json: the vocabulary has ",
-                     tokenizer_->vocab_size(), " ids, config.json says vocab_size ", vocab_size));
+    log::Warn("model", "the tokenizer has ids that the model lacks; text that gives them is refused",
+              {{"tokenizer", tokenizer_->vocab_size()}, {"model", vocab_size}});
   }
   return absl::OkStatus();
 }
@@ -255,7 +281,8 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
            .max_step_tokens = static_cast<std::uint32_t>(step_tokens),
            .max_logprobs = static_cast<std::uint32_t>(engine.limits.max_logprobs),
            .has_text = TextMask(*tokenizer_, model_->config.vocab_size),
-           .text_vocab = static_cast<std::uint32_t>(tokenizer_->vocab_size())}));
+           .text_vocab = static_cast<std::uint32_t>(
+               std::min(tokenizer_->vocab_size(), vocab_size))}));
   QUIRE_ASSIGN_OR_RETURN(
       std::unique_ptr<cache::CacheManager> cache,
       cache::CacheManager::Create(
@@ -265,6 +292,7 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
            .prefix_caching = options.pool.prefix_caching,
            .partial_page_reuse = options.pool.partial_page_reuse,
            .hash_key = RandomHashKey()}));
+  QUIRE_RETURN_IF_ERROR(RunOneToken(cache.get(), runner_.get()));
   QUIRE_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(engine, std::move(cache), runner_.get(),
                                                          tokenizer_.get(), clock, metrics));
   engine_options_ = std::move(engine);

@@ -1,5 +1,7 @@
 #include "server/grpc/grpc_listener.h"
 
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -18,6 +20,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/logging.h"
 #include "base/status.h"
 #include "server/config/validator.h"
 
@@ -80,10 +83,24 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
   for (const auto& [name, value] : arguments) builder->AddChannelArgument(name, value);
 }
 
-// Both plugins are settings of the process.
-void InitPlugins(bool reflection) {
+// What gRPC has to say goes through our log; its levels are debug, info and error.
+void LogGrpc(gpr_log_func_args* line) {
+  const log::Level level = line->severity == GPR_LOG_SEVERITY_ERROR ? log::Level::kWarn
+                                                                    : log::Level::kDebug;
+  log::Write(level, "grpc", "library", {{"text", line->message}});
+}
+
+// Protobuf complains about every message that does not parse; the client gets that answer anyway.
+void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string& text) {
+  log::Debug("protobuf", "library", {{"text", text}});
+}
+
+// Settings of the process, not of one server.
+void InitLibraries(bool reflection) {
   static std::once_flag once;
   std::call_once(once, [reflection] {
+    gpr_set_log_function(&LogGrpc);
+    google::protobuf::SetLogHandler(&LogProtobuf);
     grpc::EnableDefaultHealthCheckService(true);
     if (reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
@@ -118,7 +135,7 @@ GrpcListener::~GrpcListener() {
 
 absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
     const GrpcListenerOptions& options, const std::vector<grpc::Service*>& services) {
-  InitPlugins(options.transport.reflection);
+  InitLibraries(options.transport.reflection);
   auto state = std::make_unique<State>();
   grpc::ServerBuilder builder;
   ApplyTransport(options.transport, &builder);

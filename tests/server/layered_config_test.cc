@@ -1,0 +1,267 @@
+#include "server/config/layered_config.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "quire/config/v1/config.pb.h"
+#include "quire/config/v1/options.pb.h"
+#include "server/config/options.h"
+#include "server/config/validator.h"
+
+namespace quire::server {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class LayeredConfigTest : public ::testing::Test {
+ protected:
+  LayeredConfigTest() : dir_(::testing::TempDir() + "/layered_config") {
+    std::filesystem::remove_all(dir_);
+    std::filesystem::create_directories(dir_);
+  }
+
+  std::string File(const std::string& name, const std::string& text) {
+    const std::string path = dir_ + "/" + name;
+    std::ofstream(path) << text;
+    return path;
+  }
+
+  std::unique_ptr<LayeredConfig> Load(const ConfigSources& sources) {
+    errors_.clear();
+    return LayeredConfig::Load(sources, &errors_);
+  }
+
+  const std::string dir_;
+  std::vector<std::string> errors_;
+};
+
+TEST_F(LayeredConfigTest, LaterLayersWin) {
+  const std::string profile = File("fast.yaml", "limits: {max_choices: 2, max_logprobs: 2}\n");
+  const std::string first = File("a.yaml", "limits: {max_logprobs: 3, max_stop_bytes: 3}\n");
+  const std::string second = File("b.yaml", "limits: {max_stop_bytes: 4, max_stop_sequences: 4}\n");
+  ConfigSources sources;
+  sources.files = {first, second};
+  sources.environment = {{"QUIRE__LIMITS__MAX_STOP_SEQUENCES", "5"},
+                         {"QUIRE__LIMITS__MAX_LOGIT_BIAS_ENTRIES", "5"},
+                         {"QUIRE__PROFILE", "fast"},
+                         {"UNRELATED", "x"}};
+  sources.sets = {"limits.max_logit_bias_entries=6"};
+  sources.profile_dirs = {dir_};
+  const auto config = Load(sources);
+  ASSERT_NE(config, nullptr) << errors_[0];
+  const auto& limits = config->config().limits();
+  EXPECT_EQ(limits.max_choices(), 2);
+  EXPECT_EQ(limits.max_logprobs(), 3);
+  EXPECT_EQ(limits.max_stop_bytes(), 4);
+  EXPECT_EQ(limits.max_stop_sequences(), 5);
+  EXPECT_EQ(limits.max_logit_bias_entries(), 6);
+  EXPECT_EQ(config->origins().at("limits.max_choices").ToString(), profile + ":1:23");
+  EXPECT_EQ(config->origins().at("limits.max_stop_sequences").ToString(),
+            "env QUIRE__LIMITS__MAX_STOP_SEQUENCES");
+}
+
+TEST_F(LayeredConfigTest, UnknownVariablesFilesAndProfilesAreErrors) {
+  EXPECT_EQ(Load({.environment = {{"QUIRE__LIMITS__MAX_CHOICE", "1"}}}), nullptr);
+  EXPECT_THAT(errors_[0], HasSubstr("did you mean \"max_choices\""));
+  EXPECT_EQ(Load({.files = {dir_ + "/none.yaml"}}), nullptr);
+  EXPECT_THAT(errors_[0], HasSubstr("none.yaml: cannot be read"));
+  EXPECT_EQ(Load({.sets = {"profile=none"}, .profile_dirs = {dir_}}), nullptr);
+  EXPECT_THAT(errors_[0], HasSubstr("profile \"none\""));
+  EXPECT_EQ(Load({.sets = {"limits.max_choices"}}), nullptr);
+  EXPECT_THAT(errors_[0], HasSubstr("write PATH=VALUE"));
+}
+
+TEST_F(LayeredConfigTest, AProfileCannotNameAnother) {
+  File("one.yaml", "profile: two\n");
+  EXPECT_EQ(Load({.sets = {"profile=one"}, .profile_dirs = {dir_}}), nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr("a profile cannot name another one")));
+}
+
+TEST_F(LayeredConfigTest, CollectsAtMostFiftyErrors) {
+  std::string yaml = "limits:\n";
+  for (int i = 0; i < 60; ++i) absl::StrAppend(&yaml, "  no_such_key_", i, ": 1\n");
+  EXPECT_EQ(Load({.files = {File("many.yaml", yaml)}}), nullptr);
+  ASSERT_EQ(errors_.size(), 51u);
+  EXPECT_EQ(errors_.back(), "and 10 more errors");
+}
+
+TEST_F(LayeredConfigTest, CrossFieldRulesNameBothSides) {
+  EXPECT_EQ(Load({.sets = {"scheduler.prefill_chunk_tokens=4096",
+                           "scheduler.max_step_tokens=2048"}}),
+            nullptr);
+  EXPECT_THAT(errors_,
+              ElementsAre("--set: scheduler.prefill_chunk_tokens (4096) is larger than "
+                          "scheduler.max_step_tokens (2048, from --set)"));
+}
+
+TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"kv_cache.dtype=fp8_e4m3", "fp8_e4m3 pages are not served"},
+      {"kv_cache.dtype=int8", "int8 pages are not served"},
+      {"scheduler.step_time_target=30ms", "no step-time model"},
+      {"server.admin.listen=[0.0.0.0:1]", "not a loopback address"},
+      {"server.grpc.listen=[nonsense]", "is not host:port or unix:PATH"},
+      {"server.grpc.listen=[]", "the list is empty"},
+      {"server.http.listen=127.0.0.1:50051", "is used twice"},
+      {"server.admin.socket_mode=0999", "permission bits"},
+      {"model.path=/no/such/folder", "does not exist"},
+      {"model.aliases=[a, a]", "is empty or used twice"},
+      {"limits={}", "is a section"},
+      {"scheduler.prefill_chunk_tokens=16", "is smaller than kv_cache.page_size (64, the default)"},
+      {"scheduler.max_step_tokens=64", "max_running_sequences (256, the default)"},
+  };
+  for (const auto& [set, text] : cases) {
+    EXPECT_EQ(Load({.sets = {set}}), nullptr) << set;
+    EXPECT_THAT(errors_, ::testing::Contains(HasSubstr(text))) << set;
+  }
+}
+
+TEST_F(LayeredConfigTest, PrintedConfigurationIsInputThatGivesTheSameOne) {
+  const auto config = Load({.sets = {"limits.max_request_duration=90m", "model.id=\"a \\\"b\\\"\"",
+                                     "sampling_defaults.temperature=0.1",
+                                     "kv_cache.capacity_bytes=3000000"}});
+  ASSERT_NE(config, nullptr) << errors_[0];
+  for (const Spelling spelling : {Spelling::kYaml, Spelling::kJson}) {
+    const auto again = Load({.files = {File("printed", config->Print(spelling))}});
+    ASSERT_NE(again, nullptr) << errors_[0];
+    EXPECT_EQ(again->Sha256(), config->Sha256());
+  }
+  EXPECT_THAT(config->Print(Spelling::kYaml), HasSubstr("temperature: 0.1  # --set"));
+  EXPECT_THAT(config->Print(Spelling::kYaml, /*include_defaults=*/false),
+              ::testing::Not(HasSubstr("max_logprobs")));
+}
+
+TEST_F(LayeredConfigTest, EveryShippedFileIsValidAndDefaultYamlSetsNothing) {
+  const std::string configs = QUIRE_SOURCE_DIR "/configs";
+  const auto defaults = Load({});
+  ASSERT_NE(defaults, nullptr);
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(configs)) {
+    const auto config = Load({.files = {entry.path().string()}});
+    ASSERT_NE(config, nullptr) << errors_[0];
+    ++files;
+    if (entry.path().filename() != "default.yaml") continue;
+    EXPECT_EQ(config->Sha256(), defaults->Sha256());
+    EXPECT_EQ(config->origins().size(), AllPaths(config->config()).size());
+    for (const auto& [path, origin] : config->origins()) EXPECT_GT(origin.line, 0) << path;
+  }
+  EXPECT_EQ(files, 4);
+}
+
+// The rules of the schema itself, for every key.
+void CheckSchema(const Descriptor* section) {
+  for (int i = 0; i < section->field_count(); ++i) {
+    const FieldDescriptor* field = section->field(i);
+    EXPECT_EQ(field->name().find("__"), std::string::npos) << field->full_name();
+    if (IsSection(field)) {
+      CheckSchema(field->message_type());
+      continue;
+    }
+    ASSERT_TRUE(field->options().HasExtension(config::v1::rule)) << field->full_name();
+    const config::v1::FieldRule& rule = RuleOf(field);
+    const auto type = field->cpp_type();
+    const bool number = type == FieldDescriptor::CPPTYPE_INT32 ||
+                        type == FieldDescriptor::CPPTYPE_INT64 ||
+                        type == FieldDescriptor::CPPTYPE_FLOAT ||
+                        type == FieldDescriptor::CPPTYPE_DOUBLE ||
+                        type == FieldDescriptor::CPPTYPE_MESSAGE;
+    if (number) {
+      EXPECT_TRUE((rule.has_min() && rule.has_max()) || !rule.allowed().empty())
+          << field->full_name();
+    }
+    if (type == FieldDescriptor::CPPTYPE_INT32 && rule.has_max()) {
+      EXPECT_LE(rule.max(), 2147483647.0) << field->full_name();
+    }
+    if (field->has_optional_keyword()) {
+      EXPECT_TRUE(rule.absent_word() == "auto" || rule.absent_word() == "none")
+          << field->full_name();
+    }
+    // Lists hold texts: the reader knows no other.
+    if (field->is_repeated()) {
+      EXPECT_EQ(type, FieldDescriptor::CPPTYPE_STRING);
+    }
+  }
+}
+
+TEST(ConfigSchemaTest, EveryKeyHasItsRule) { CheckSchema(config::v1::Config::descriptor()); }
+
+TEST(ConfigSchemaTest, EveryDefaultSatisfiesItsRule) {
+  config::v1::Config config;
+  Origins origins;
+  std::vector<std::string> errors;
+  ApplyDefaults(&config, &origins, &errors);
+  EXPECT_THAT(errors, IsEmpty());
+  EXPECT_EQ(origins.size(), AllPaths(config).size());
+}
+
+TEST(OptionsTest, CarriesValuesOfEverySection) {
+  std::vector<std::string> errors;
+  const auto config = LayeredConfig::Load(
+      {.sets = {"server.grpc.listen=127.0.0.1:1", "server.grpc.max_concurrent_streams=7",
+                "server.grpc.keepalive.time=61s", "server.admin.socket_mode=\"0600\"",
+                "server.http.threads=3", "health.engine_stall_timeout=5s",
+                "limits.max_queued_requests=9", "limits.max_tokens_per_request=2000",
+                "model.id=m", "model.max_context_tokens=77", "tokenizer.threads=2",
+                "device.cpu.threads=3", "device.cpu.kv_memory_share=0.25", "kv_cache.page_size=16",
+                "kv_cache.dtype=f16", "kv_cache.prefix_caching=false",
+                "scheduler.admission=overcommit", "scheduler.queue_timeout=3s",
+                "engine.determinism=strict", "sampling_defaults.top_k=5", "stream.queue_tokens=99",
+                "shutdown.force_timeout=1s", "logging.level=warn", "metrics.enabled=false"}},
+      &errors);
+  ASSERT_NE(config, nullptr) << errors[0];
+  const DaemonOptions options = ToOptions(*config);
+  EXPECT_THAT(options.grpc_listen, ElementsAre("127.0.0.1:1"));
+  EXPECT_EQ(options.transport.max_concurrent_streams, 7);
+  EXPECT_EQ(options.transport.keepalive.time, absl::Seconds(61));
+  EXPECT_EQ(options.transport.max_connection_age, absl::InfiniteDuration());
+  EXPECT_EQ(options.admin_socket_mode, 0600u);
+  EXPECT_TRUE(options.admin_listen_is_default);
+  EXPECT_EQ(options.http.threads, 3);
+  EXPECT_FALSE(options.metrics_enabled);
+  EXPECT_EQ(options.engine_stall_timeout, absl::Seconds(5));
+  EXPECT_EQ(options.engine.max_queued_requests, 9);
+  EXPECT_EQ(options.max_tokens_per_request, 2000);
+  EXPECT_EQ(options.model.id, "m");
+  EXPECT_EQ(options.model.max_context_tokens, 77);
+  EXPECT_EQ(options.engine.text_threads, 2);
+  EXPECT_EQ(options.compute_threads, 3);
+  EXPECT_EQ(options.pool.memory_share, 0.25);
+  EXPECT_EQ(options.pool.page_size, 16u);
+  EXPECT_EQ(options.pool.dtype, DType::kF16);
+  EXPECT_FALSE(options.pool.prefix_caching);
+  EXPECT_EQ(options.engine.max_step_prompt_tokens, 512);
+  EXPECT_EQ(options.engine.admission, engine::AdmissionMode::kOvercommit);
+  EXPECT_EQ(options.engine.queue_timeout, absl::Seconds(3));
+  EXPECT_EQ(options.determinism, "strict");
+  EXPECT_EQ(options.sampling.top_k, 5);
+  EXPECT_FALSE(options.sampling.top_p.has_value());
+  EXPECT_EQ(options.engine.stream_queue_tokens, 99);
+  EXPECT_EQ(options.shutdown.force_timeout, absl::Seconds(1));
+  EXPECT_EQ(options.logging.level, log::Level::kWarn);
+}
+
+TEST(ListenAddressTest, TakesAddressesApart) {
+  ListenAddress address;
+  EXPECT_TRUE(ParseListenAddress("unix:/tmp/a", &address));
+  EXPECT_TRUE(address.is_unix && address.is_loopback());
+  EXPECT_TRUE(ParseListenAddress("[::1]:80", &address));
+  EXPECT_TRUE(address.host == "::1" && address.port == 80 && address.is_loopback());
+  EXPECT_TRUE(ParseListenAddress("0.0.0.0:0", &address));
+  EXPECT_TRUE(address.is_wildcard() && !address.is_loopback());
+  for (const char* bad : {"", "unix:", "host", ":80", "host:", "host:70000", "::1:80", "host:-1"}) {
+    EXPECT_FALSE(ParseListenAddress(bad, &address)) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace quire::server

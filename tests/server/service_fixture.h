@@ -1,0 +1,75 @@
+#pragma once
+
+// The services of quired in the test's own process: the embedded model, real listeners on free ports, a
+// client for each service.
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/probe.h"
+#include "quire/v1/admin.grpc.pb.h"
+#include "quire/v1/generation.grpc.pb.h"
+#include "server/api/drain_control.h"
+#include "server/config/layered_config.h"
+#include "server/grpc/admin_service.h"
+#include "server/grpc/generation_service.h"
+#include "server/grpc/grpc_listener.h"
+#include "server/model_stack.h"
+
+namespace quire::server {
+
+// One Generate call, from the first message to its status.
+struct Answer {
+  std::vector<v1::GenerateResponse> messages;
+  grpc::Status status;
+  std::multimap<std::string, std::string> initial, trailers;
+
+  // The joined output of a choice, from deltas and its completion.
+  std::string Text(int index = 0) const;
+  std::vector<std::int32_t> Ids(int index = 0) const;
+  const v1::Started* started() const;
+  const v1::Completed* completed(int index = 0) const;
+  int CountDeltas() const;
+  // ErrorInfo.reason, found in the bytes of the details.
+  bool HasReason(const std::string& reason) const;
+};
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  // Keys over a small default: f32 pages of 16 tokens, one compute thread.
+  explicit ServiceTest(std::vector<std::string> sets = {});
+  ~ServiceTest() override;
+
+  // A greedy request for `max_tokens` tokens after `text`.
+  static v1::GenerateRequest Request(const std::string& text, int max_tokens);
+
+  Answer Generate(const v1::GenerateRequest& request, grpc::ClientContext* context) const;
+  Answer Generate(const v1::GenerateRequest& request) const;
+
+  v1::Stats Stats() const;
+  // Waits until nothing is live and returns the pages that are still used.
+  int UsedPagesWhenIdle() const;
+  double Metric(const std::string& line_start) const;
+
+  const ServedModel& served() const { return stack_->served(); }
+
+  SystemClock clock_;
+  probe::Registry registry_;
+  std::unique_ptr<LayeredConfig> config_;
+  std::unique_ptr<ModelStack> stack_;
+  std::unique_ptr<ServingState> state_;
+  std::unique_ptr<ServerProbe> probe_;
+  std::unique_ptr<DrainControl> drain_;
+  std::unique_ptr<GenerationService> generation_service_;
+  std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<GrpcListener> listener_;
+  std::unique_ptr<v1::GenerationService::Stub> generation_;
+  std::unique_ptr<v1::AdminService::Stub> admin_;
+};
+
+}  // namespace quire::server

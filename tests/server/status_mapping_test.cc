@@ -1,0 +1,112 @@
+#include "server/api/status_mapping.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "base/error_reason.h"
+#include "server/api/access_log.h"
+
+namespace quire::server {
+namespace {
+
+// HTTP statuses that a code may have (docs/api.md, Errors).
+const std::set<int>& HttpOf(absl::StatusCode code) {
+  static const auto* table = new std::map<absl::StatusCode, std::set<int>>{
+      {absl::StatusCode::kInvalidArgument, {400, 413}},
+      {absl::StatusCode::kNotFound, {404}},
+      {absl::StatusCode::kAlreadyExists, {409}},
+      {absl::StatusCode::kResourceExhausted, {429}},
+      {absl::StatusCode::kUnavailable, {503}},
+      {absl::StatusCode::kFailedPrecondition, {400, 409}},
+      {absl::StatusCode::kUnimplemented, {501}},
+      {absl::StatusCode::kDeadlineExceeded, {504}},
+      {absl::StatusCode::kCancelled, {0, 499, 503}},
+      {absl::StatusCode::kDataLoss, {500}},
+      {absl::StatusCode::kInternal, {500}}};
+  return table->at(code);
+}
+
+TEST(StatusMappingTest, EveryReasonKeepsItsCodeAndStatus) {
+  std::set<std::string> seen;
+  for (const ReasonRow& row : ReasonTable()) {
+    SCOPED_TRACE(row.reason);
+    EXPECT_TRUE(seen.insert(row.reason).second);
+    EXPECT_EQ(FindReason(row.reason), &row);
+    EXPECT_TRUE(HttpOf(row.code).contains(row.http_status));
+    if (row.code == absl::StatusCode::kInternal) continue;
+    const WireError error = ToWireError(
+        WithReason(absl::Status(row.code, "what went wrong"), row.reason, {{"field", "a.b"}}));
+    EXPECT_EQ(error.code, row.code);
+    EXPECT_EQ(error.reason, row.reason);
+    EXPECT_EQ(error.http_status, row.http_status);
+    EXPECT_EQ(error.message, "what went wrong");
+    EXPECT_EQ(error.Find("field"), "a.b");
+    EXPECT_EQ(error.retry_delay.has_value(), row.extra == Extra::kRetryInfo);
+    // Overload must not look like UNAVAILABLE: blind retries would amplify it.
+    EXPECT_EQ(row.http_status == 429, row.code == absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(row.extra == Extra::kPrecondition, row.code == absl::StatusCode::kFailedPrecondition);
+    EXPECT_FALSE(row.retry == Retry::kNo && row.extra == Extra::kRetryInfo);
+  }
+}
+
+TEST(StatusMappingTest, EveryReasonIsInTheApiPage) {
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/api.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  for (const ReasonRow& row : ReasonTable()) {
+    EXPECT_TRUE(absl::StrContains(page, row.reason)) << row.reason;
+  }
+}
+
+TEST(StatusMappingTest, WhatCarriesNoReasonIsInternalAndKeepsItsTextToItself) {
+  for (const absl::Status& status :
+       {absl::InternalError("secret"), absl::UnknownError("secret"), absl::AbortedError("secret"),
+        absl::UnavailableError("secret"), absl::NotFoundError("secret"),
+        WithReason(absl::NotFoundError("secret"), "NO_SUCH_REASON")}) {
+    const WireError error = ToWireError(status);
+    EXPECT_EQ(error.code, absl::StatusCode::kInternal) << status;
+    EXPECT_EQ(error.reason, "ENGINE_ERROR");
+    EXPECT_FALSE(absl::StrContains(error.message, "secret"));
+    EXPECT_EQ(error.Find("incident_id").size(), 16u);
+  }
+  EXPECT_EQ(ToWireError(absl::InvalidArgumentError("x")).reason, "BAD_PARAMETER");
+  EXPECT_EQ(ToWireError(absl::DeadlineExceededError("x")).reason, "TIMEOUT");
+}
+
+TEST(StatusMappingTest, SealedStatusesKeepTheirIncident) {
+  const absl::Status sealed = Seal(absl::InternalError("secret"));
+  EXPECT_EQ(ToWireError(sealed).Find("incident_id"), ToWireError(sealed).Find("incident_id"));
+  EXPECT_EQ(Seal(sealed), sealed);
+  EXPECT_TRUE(Seal(absl::OkStatus()).ok());
+}
+
+TEST(StatusMappingTest, LongTextsAreCutBetweenCharacters) {
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += "\xC3\xA4";  // two bytes each
+  std::vector<std::pair<std::string, std::string>> metadata;
+  for (int i = 0; i < 100; ++i) metadata.emplace_back("key" + std::to_string(i), text);
+  const WireError error =
+      ToWireError(WithReason(absl::InvalidArgumentError("x" + text), "BAD_PARAMETER", metadata));
+  EXPECT_LE(error.message.size(), 1024u);
+  EXPECT_EQ(error.message.size() % 2, 1u);
+  std::size_t bytes = error.message.size();
+  for (const auto& [key, value] : error.metadata) bytes += key.size() + value.size();
+  EXPECT_LT(bytes, 3500u);
+  EXPECT_FALSE(error.metadata.empty());
+}
+
+TEST(StatusMappingTest, CodesAreSpelledAsGrpcDoes) {
+  EXPECT_EQ(GrpcCodeName(0), "OK");
+  EXPECT_EQ(GrpcCodeName(8), "RESOURCE_EXHAUSTED");
+  EXPECT_EQ(GrpcCodeName(16), "UNAUTHENTICATED");
+  EXPECT_EQ(GrpcCodeName(99), "UNKNOWN");
+}
+
+}  // namespace
+}  // namespace quire::server

@@ -1,0 +1,238 @@
+// S12 of the stream contract, and the calls beside Generate.
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/server/service_fixture.h"
+
+namespace quire::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+class BatchTest : public ServiceTest {};
+
+// S12: every item of a batch equals its own call; half-close lets them finish.
+TEST_F(BatchTest, S12ItemsAreIndependent) {
+  grpc::ClientContext context;
+  const auto stream = generation_->BatchGenerate(&context);
+  std::map<std::string, v1::GenerateRequest> requests;
+  for (int i = 0; i < 12; ++i) {
+    const std::string id = absl::StrCat("item-", i);
+    v1::GenerateRequest request = Request(absl::StrCat("Story number ", i), 10 + i);
+    request.mutable_output()->set_stream(i % 2 == 0);
+    requests[id] = request;
+    v1::BatchGenerateRequest command;
+    *command.mutable_generate() = request;
+    command.mutable_generate()->set_request_id(id);
+    ASSERT_TRUE(stream->Write(command));
+  }
+  v1::BatchGenerateRequest bad;
+  *bad.mutable_generate() = Request("x", 1);
+  bad.mutable_generate()->set_request_id("bad");
+  bad.mutable_generate()->mutable_sampling()->set_top_p(7);
+  ASSERT_TRUE(stream->Write(bad));
+  bad.mutable_generate()->set_request_id("");
+  ASSERT_TRUE(stream->Write(bad));
+  stream->WritesDone();
+
+  std::map<std::string, Answer> answers;
+  std::map<std::string, std::string> errors;
+  std::set<std::string> done;
+  v1::BatchGenerateResponse response;
+  while (stream->Read(&response)) {
+    const std::string& id = response.request_id();
+    EXPECT_FALSE(done.contains(id) || errors.contains(id)) << "something follows the end of " << id;
+    if (response.has_response()) {
+      EXPECT_EQ(response.response().request_id(), id);
+      answers[id].messages.push_back(response.response());
+    } else if (response.has_done()) {
+      done.insert(id);
+    } else {
+      errors[id] = response.error().reason();
+      EXPECT_EQ(response.error().code(), 3);
+    }
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(errors, (std::map<std::string, std::string>{{"bad", "BAD_SAMPLING_PARAM"},
+                                                        {"", "BAD_PARAMETER"}}));
+  ASSERT_EQ(done.size(), requests.size());
+  for (const auto& [id, request] : requests) {
+    EXPECT_EQ(answers[id].Ids(), Generate(request).Ids()) << id;
+    EXPECT_NE(answers[id].started(), nullptr);
+  }
+  EXPECT_EQ(UsedPagesWhenIdle(), 0);
+}
+
+TEST_F(BatchTest, AnItemCanBeCancelledAndItsIdCannotBeUsedTwice) {
+  grpc::ClientContext context;
+  const auto stream = generation_->BatchGenerate(&context);
+  v1::BatchGenerateRequest command;
+  *command.mutable_generate() = Request("Once", 480);
+  command.mutable_generate()->set_request_id("long");
+  command.mutable_generate()->mutable_output()->set_stream(true);
+  ASSERT_TRUE(stream->Write(command));
+  v1::BatchGenerateResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_TRUE(stream->Write(command));  // the same id again
+  v1::BatchGenerateRequest cancel;
+  bool refused = false;
+  while (!refused && stream->Read(&response)) {
+    refused = response.has_error() && response.error().reason() == "REQUEST_ID_IN_USE";
+  }
+  EXPECT_TRUE(refused);
+  cancel.set_cancel_request_id("long");
+  ASSERT_TRUE(stream->Write(cancel));
+  stream->WritesDone();
+  std::string reason;
+  int completion_tokens = 0;
+  while (stream->Read(&response)) {
+    if (!response.has_error()) continue;
+    reason = response.error().reason();
+    completion_tokens = response.error().usage().completion_tokens();
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_THAT(reason, HasSubstr("CANCELLED"));
+  EXPECT_GT(completion_tokens, 0);
+  EXPECT_EQ(UsedPagesWhenIdle(), 0);
+}
+
+TEST_F(BatchTest, ClosingTheStreamCancelsAllItems) {
+  {
+    grpc::ClientContext context;
+    const auto stream = generation_->BatchGenerate(&context);
+    for (int i = 0; i < 4; ++i) {
+      v1::BatchGenerateRequest command;
+      *command.mutable_generate() = Request("Once", 480);
+      command.mutable_generate()->set_request_id(absl::StrCat("long-", i));
+      command.mutable_generate()->mutable_output()->set_stream(true);
+      ASSERT_TRUE(stream->Write(command));
+    }
+    v1::BatchGenerateResponse response;
+    ASSERT_TRUE(stream->Read(&response));
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_EQ(UsedPagesWhenIdle(), 0);
+}
+
+TEST_F(BatchTest, AnEmptyCommandEndsTheStream) {
+  grpc::ClientContext context;
+  const auto stream = generation_->BatchGenerate(&context);
+  ASSERT_TRUE(stream->Write(v1::BatchGenerateRequest()));
+  v1::BatchGenerateResponse response;
+  EXPECT_FALSE(stream->Read(&response));
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_details(), HasSubstr("PROMPT_MISSING"));
+}
+
+TEST_F(BatchTest, TokenizeAndDetokenizeGoBothWays) {
+  grpc::ClientContext context;
+  v1::TokenizeRequest request;
+  v1::TokenizeResponse response;
+  request.set_text("Once upon a time");
+  request.set_with_pieces(true);
+  ASSERT_TRUE(generation_->Tokenize(&context, request, &response).ok());
+  ASSERT_EQ(response.pieces_size(), response.token_ids_size());
+  EXPECT_EQ(response.pieces(0).start_byte(), -1);  // added by the tokenizer
+  EXPECT_EQ(response.max_context_tokens(), 512);
+  grpc::ClientContext back_context;
+  v1::DetokenizeRequest back;
+  v1::DetokenizeResponse text;
+  *back.mutable_token_ids() = response.token_ids();
+  back.set_skip_special_tokens(true);
+  ASSERT_TRUE(generation_->Detokenize(&back_context, back, &text).ok());
+  EXPECT_EQ(text.text(), "Once upon a time");
+  EXPECT_EQ(text.raw(), "Once upon a time");
+  grpc::ClientContext bad_context;
+  back.add_token_ids(4096);
+  const grpc::Status status = generation_->Detokenize(&bad_context, back, &text);
+  EXPECT_THAT(status.error_details(), HasSubstr("BAD_TOKEN_ID"));
+}
+
+TEST_F(BatchTest, ListRequestsPagesThroughLiveOnes) {
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>>> readers;
+  for (int i = 0; i < 5; ++i) {
+    v1::GenerateRequest request = Request("Once", 480);
+    request.set_request_id(absl::StrCat("live-", i));
+    request.mutable_output()->set_stream(true);
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    readers.push_back(generation_->Generate(contexts.back().get(), request));
+    v1::GenerateResponse started;
+    ASSERT_TRUE(readers.back()->Read(&started));
+  }
+  std::vector<std::string> ids;
+  v1::ListRequestsRequest request;
+  request.set_page_size(2);
+  for (int page = 0; page < 3; ++page) {
+    grpc::ClientContext context;
+    v1::ListRequestsResponse response;
+    ASSERT_TRUE(admin_->ListRequests(&context, request, &response).ok());
+    for (const auto& info : response.requests()) ids.push_back(info.request_id());
+    request.set_page_token(response.next_page_token());
+  }
+  EXPECT_EQ(request.page_token(), "");
+  EXPECT_THAT(ids, ::testing::ElementsAre("live-0", "live-1", "live-2", "live-3", "live-4"));
+  for (const auto& context : contexts) context->TryCancel();
+  for (const auto& reader : readers) reader->Finish();
+  EXPECT_EQ(UsedPagesWhenIdle(), 0);
+}
+
+TEST_F(BatchTest, DrainRefusesAndResumeAdmits) {
+  grpc::ClientContext drain_context;
+  v1::DrainRequest drain;
+  v1::DrainResponse drained;
+  drain.set_wait(true);
+  ASSERT_TRUE(admin_->Drain(&drain_context, drain, &drained).ok());
+  EXPECT_TRUE(drained.drained());
+  const Answer refused = Generate(Request("Once", 1));
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(refused.HasReason("SERVER_DRAINING"));
+  grpc::ClientContext resume_context;
+  v1::ResumeResponse resumed;
+  ASSERT_TRUE(admin_->Resume(&resume_context, {}, &resumed).ok());
+  EXPECT_EQ(resumed.state(), v1::SERVER_STATE_READY);
+  EXPECT_TRUE(Generate(Request("Once", 1)).status.ok());
+}
+
+TEST_F(BatchTest, ADrainThatRunsOutOfTimeEndsTheRest) {
+  v1::GenerateRequest request = Request("Once", 480);
+  request.mutable_output()->set_stream(true);
+  request.mutable_sampling()->set_choice_count(4);
+  grpc::ClientContext context;
+  const auto reader = generation_->Generate(&context, request);
+  v1::GenerateResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  ASSERT_TRUE(drain_->Begin(absl::ZeroDuration(), /*exit_after=*/false).ok());
+  drain_->Tick();
+  while (reader->Read(&message)) {
+  }
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_details(), HasSubstr("SERVER_SHUTDOWN"));
+  EXPECT_TRUE(drain_->WaitDrained());
+  state_->SetExiting();
+  grpc::ClientContext resume_context;
+  v1::ResumeResponse resumed;
+  const grpc::Status resume = admin_->Resume(&resume_context, {}, &resumed);
+  EXPECT_EQ(resume.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(resume.error_details(), HasSubstr("SHUTTING_DOWN"));
+}
+
+TEST_F(BatchTest, ModelLoadingIsSaidBeforeThereIsAModel) {
+  state_->Publish(nullptr);
+  const Answer answer = Generate(Request("Once", 1));
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(answer.HasReason("MODEL_LOADING"));
+  state_->Publish(&served());
+}
+
+}  // namespace
+}  // namespace quire::server
