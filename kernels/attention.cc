@@ -139,8 +139,9 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
   auto* const items = reinterpret_cast<internal::AttentionItem*>(memory);
   auto* const folds = items + plan.num_items();
-  const std::size_t lists =
-      reinterpret_cast<std::byte*>(folds + (plan.split() ? plan.num_blocks() : 0)) - memory;
+  const auto lists =
+      static_cast<std::size_t>(plan.num_items() + (plan.split() ? plan.num_blocks() : 0)) *
+      sizeof(internal::AttentionItem);
   plan.Fill(items, folds, reinterpret_cast<float*>(memory + (lists + 63) / 64 * 64));
 
   const std::size_t scratch =
