@@ -221,8 +221,8 @@ void Engine::Impl::Loop() {
     core_.Expire(now);
     const bool ran = core_.Step(now);
     core_.TakeOutput(&items_);
+    PublishStats(clock_->Now());  // first: whoever sees a request end finds it in the numbers
     output_.Push(&items_);
-    PublishStats(clock_->Now());
     if (stops) return;
     if (!ran) Sleep();
   }

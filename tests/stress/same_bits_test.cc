@@ -1,0 +1,164 @@
+// 64 prompts, half greedy and half seeded at temperature 1: alone, then all at once in random order
+// from 16 clients in a tiny pool with overcommit. Tokens and log-probabilities must be the same
+// bits.
+
+#include <algorithm>
+#include <bit>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/engine/stream_reader.h"
+#include "tests/stress/stress_model.h"
+
+namespace quire::engine {
+namespace {
+
+constexpr int kPrompts = 64;
+constexpr int kClients = 16;
+
+std::vector<Request> MakeRequests(std::int32_t vocab) {
+  std::mt19937_64 random(20261121);
+  auto tokens = [&](std::size_t count) {
+    std::vector<std::int32_t> ids(count);
+    for (std::int32_t& id : ids) {
+      id = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocab));
+    }
+    return ids;
+  };
+  std::vector<std::vector<std::int32_t>> starts;
+  for (int i = 0; i < 6; ++i) starts.push_back(tokens(32 + random() % 17));
+  std::vector<Request> requests;
+  for (int i = 0; i < kPrompts; ++i) {
+    std::vector<std::int32_t> prompt = starts[static_cast<std::size_t>(i) % starts.size()];
+    const std::vector<std::int32_t> rest = tokens(1 + random() % 20);
+    prompt.insert(prompt.end(), rest.begin(), rest.end());
+    Request request;
+    request.id = absl::StrCat("r", i);
+    request.principal = std::string("p");
+    request.model = std::string("m");
+    request.prompt = std::move(prompt);
+    request.sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
+    request.sampling.seed = random();
+    if (i % 8 == 5) request.sampling.repetition_penalty = 1.2f;
+    request.stopping.max_tokens = 60 + static_cast<std::int32_t>(random() % 50);
+    request.stopping.ignore_eos = true;
+    request.output.stream = i % 3 != 0;
+    request.output.token_ids = true;
+    request.output.logprobs = i % 4;
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+struct Running {
+  Running(StressModel& model, const StressPool& pool, AdmissionMode mode)
+      : runner(model.MakeRunner(pool)) {
+    EngineOptions options = model.Options(pool);
+    options.admission = mode;
+    auto made = Engine::Create(options, model.MakeCacheManager(pool), runner.get(),
+                               &model.tokenizer(), &clock, nullptr);
+    EXPECT_TRUE(made.ok()) << made.status();
+    engine = *std::move(made);
+  }
+  SystemClock clock;
+  std::unique_ptr<models::StepRunner> runner;
+  std::unique_ptr<Engine> engine;
+};
+
+std::vector<Reading> RunAlone(StressModel& model, const std::vector<Request>& requests) {
+  Running running(model, {.usable_pages = 64, .max_rows = 4, .max_context_tokens = 512},
+                  AdmissionMode::kSafe);
+  std::vector<Reading> readings;
+  for (Request request : requests) {
+    request.cache.skip_read = true;
+    auto stream = running.engine->Accept(std::move(request));
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    readings.push_back(ReadAll(**stream));
+  }
+  return readings;
+}
+
+std::vector<Reading> RunPooled(StressModel& model, const std::vector<Request>& requests,
+                               EngineStats* stats) {
+  Running running(model, {.usable_pages = 52, .max_rows = 16, .max_context_tokens = 512},
+                  AdmissionMode::kOvercommit);
+  std::vector<std::size_t> order(requests.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(std::random_device{}()));
+  std::vector<Reading> readings(requests.size());
+  std::vector<std::thread> clients;
+  for (std::size_t c = 0; c < kClients; ++c) {
+    clients.emplace_back([&, c] {
+      std::vector<std::shared_ptr<TokenStream>> streams;
+      for (std::size_t i = c; i < order.size(); i += kClients) {
+        auto stream = running.engine->Accept(requests[order[i]]);
+        ASSERT_TRUE(stream.ok()) << stream.status();
+        streams.push_back(*std::move(stream));
+      }
+      for (std::size_t i = 0; i < streams.size(); ++i) {
+        readings[order[c + i * kClients]] = ReadAll(*streams[i]);
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_TRUE(running.engine->WaitIdle(absl::InfiniteFuture()));
+  const absl::Status integrity = running.engine->CheckIntegrity();
+  EXPECT_TRUE(integrity.ok()) << integrity;
+  *stats = running.engine->GetStats();
+  return readings;
+}
+
+std::vector<std::uint32_t> Bits(const std::vector<float>& values) {
+  std::vector<std::uint32_t> bits;
+  for (const float value : values) bits.push_back(std::bit_cast<std::uint32_t>(value));
+  return bits;
+}
+
+void ExpectSameBits(StressModel& alone, StressModel& pooled) {
+  const std::vector<Request> requests = MakeRequests(alone.prompt_vocab());
+  const std::vector<Reading> expected = RunAlone(alone, requests);
+  EngineStats stats;
+  const std::vector<Reading> got = RunPooled(pooled, requests, &stats);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(requests[i].id);
+    ASSERT_TRUE(expected[i].status.ok()) << expected[i].status;
+    ASSERT_TRUE(got[i].status.ok()) << got[i].status;
+    EXPECT_EQ(got[i].order_errors, "");
+    const Reading::Choice& a = expected[i].choices.at(0);
+    const Reading::Choice& b = got[i].choices.at(0);
+    ASSERT_EQ(a.token_ids.size(), static_cast<std::size_t>(requests[i].stopping.max_tokens));
+    EXPECT_EQ(a.token_ids, b.token_ids);
+    EXPECT_EQ(a.text, b.text);
+    EXPECT_EQ(Bits(a.logprobs), Bits(b.logprobs));
+  }
+  // What the pooled run must have gone through to mean anything.
+  EXPECT_GE(stats.preemptions, 20);
+  EXPECT_GE(stats.chunked_prefills, 100);
+  EXPECT_GE(stats.cache.hit_tokens, 500);
+  EXPECT_GE(stats.max_step_sequences, 8);
+  std::printf("preemptions %lld, chunked prefills %lld, hit tokens %llu, sequences in a step %d\n",
+              static_cast<long long>(stats.preemptions),
+              static_cast<long long>(stats.chunked_prefills),
+              static_cast<unsigned long long>(stats.cache.hit_tokens), stats.max_step_sequences);
+}
+
+TEST(SameBitsTest, FakeModel) {
+  const auto model = MakeFakeModel();
+  ExpectSameBits(*model, *model);
+}
+
+TEST(SameBitsTest, StoryModelOnOneThread) {
+  const auto model = MakeStoryModel(1);
+  ExpectSameBits(*model, *model);
+}
+
+TEST(SameBitsTest, StoryModelAloneOnOneThreadPooledOnThree) {
+  const auto alone = MakeStoryModel(1);
+  const auto pooled = MakeStoryModel(3);
+  ExpectSameBits(*alone, *pooled);
+}
+
+}  // namespace
+}  // namespace quire::engine

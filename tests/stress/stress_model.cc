@@ -1,0 +1,134 @@
+#include "tests/stress/stress_model.h"
+
+#include <cstdlib>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "cache_manager/kv_pool.h"
+#include "gtest/gtest.h"
+#include "kernels/backend.h"
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/model_runner.h"
+#include "tests/engine/harness.h"
+
+namespace quire::engine {
+namespace {
+
+// A stress test without its model has nothing to say.
+template <typename T>
+T OrDie(absl::StatusOr<T> value, const char* what) {
+  if (!value.ok()) {
+    ADD_FAILURE() << what << ": " << value.status();
+    std::abort();
+  }
+  return *std::move(value);
+}
+
+PoolOptions ToPool(const StressPool& pool) {
+  return {.usable_pages = pool.usable_pages,
+          .page_size = kStressPageSize,
+          .max_rows = pool.max_rows,
+          .max_context_tokens = pool.max_context_tokens};
+}
+
+void SetCommonOptions(EngineOptions& options) {
+  options.prefill_chunk_tokens = 16;
+  options.max_step_tokens = 256;
+  options.max_step_prompt_tokens = 96;
+  options.text_threads = 2;
+}
+
+class FakeModel : public StressModel {
+ public:
+  std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
+    return std::make_unique<FakeRunner>(FakeRunnerOptions{.num_blocks = pool.usable_pages + 1,
+                                                          .page_size = kStressPageSize,
+                                                          .vocab_size = kByteVocab,
+                                                          .poison_token = kPoisonToken});
+  }
+  std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
+    return MakeCache(ToPool(pool));
+  }
+  EngineOptions Options(const StressPool& pool) const override {
+    EngineOptions options = MakeOptions(ToPool(pool));
+    SetCommonOptions(options);
+    return options;
+  }
+  const text::Tokenizer& tokenizer() const override { return *tokenizer_; }
+  std::int32_t prompt_vocab() const override { return 256; }
+
+ private:
+  const std::unique_ptr<text::Tokenizer> tokenizer_ = MakeByteTokenizer();
+};
+
+class StoryModel : public StressModel {
+ public:
+  explicit StoryModel(int threads) : threads_(threads) {}
+
+  std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
+    pool_ = OrDie(cache::KvPool::Create(Geometry(pool)), "pool");
+    std::vector<std::uint8_t> has_text(model_->config.vocab_size);
+    for (std::size_t i = 0; i < has_text.size(); ++i) {
+      has_text[i] = tokenizer_->HasText(static_cast<std::int32_t>(i)) ? 1 : 0;
+    }
+    return OrDie(models::ModelRunner::Create(*model_, backend_, &*pool_,
+                                             {.max_rows = pool.max_rows,
+                                              .max_step_tokens = 256,
+                                              .max_step_draws = 0,
+                                              .max_logprobs = 20,
+                                              .has_text = std::move(has_text),
+                                              .text_vocab = 0}),
+                 "runner");
+  }
+  std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
+    cache::CacheManagerOptions options;
+    options.geometry = Geometry(pool);
+    options.max_rows = pool.max_rows;
+    options.max_context_tokens = pool.max_context_tokens;
+    return OrDie(cache::CacheManager::Create(options), "cache manager");
+  }
+  EngineOptions Options(const StressPool& pool) const override {
+    EngineOptions options;
+    options.model_id = std::string("story");
+    options.fingerprint = model_->fingerprint;
+    options.vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
+    options.limits.vocab_size = options.vocab_size;
+    options.max_context_tokens = static_cast<std::int32_t>(pool.max_context_tokens);
+    options.eos_token_ids = model_->config.eos_ids;
+    options.max_running_sequences = static_cast<std::int32_t>(pool.max_rows);
+    SetCommonOptions(options);
+    return options;
+  }
+  const text::Tokenizer& tokenizer() const override { return *tokenizer_; }
+  std::int32_t prompt_vocab() const override {
+    return static_cast<std::int32_t>(model_->config.vocab_size);
+  }
+
+ private:
+  cache::KvGeometry Geometry(const StressPool& pool) const {
+    return OrDie(
+        models::KvGeometryFor(model_->spec, kStressPageSize, DType::kF32, pool.usable_pages + 1),
+        "geometry");
+  }
+
+  ThreadPool threads_;
+  const kernels::Backend backend_ =
+      OrDie(kernels::Backend::Create(Device::Cpu(), &threads_), "backend");
+  const std::unique_ptr<models::Model> model_ =
+      OrDie(models::LoadModel(QUIRE_SOURCE_DIR "/assets/story", backend_, {}), "model");
+  const std::unique_ptr<text::Tokenizer> tokenizer_ =
+      OrDie(text::Tokenizer::Load(QUIRE_SOURCE_DIR "/assets/story"), "tokenizer");
+  std::optional<cache::KvPool> pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<StressModel> MakeFakeModel() {
+  return std::make_unique<FakeModel>();
+}
+std::unique_ptr<StressModel> MakeStoryModel(int threads) {
+  return std::make_unique<StoryModel>(threads);
+}
+
+}  // namespace quire::engine

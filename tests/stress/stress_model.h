@@ -1,0 +1,57 @@
+#pragma once
+
+// The models that stress tests run on: the fake runner, or the story model of assets/ behind the
+// very ModelRunner that the daemon links.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cache_manager/cache_manager.h"
+#include "engine/engine.h"
+#include "models/step_runner.h"
+#include "models/text/tokenizer.h"
+
+namespace quire::engine {
+
+struct StressPool {
+  std::uint32_t usable_pages = 64;
+  std::uint32_t max_rows = 16;
+  std::uint32_t max_context_tokens = 512;
+};
+inline constexpr std::uint32_t kStressPageSize = 16;
+
+// Everything an engine needs; the engine must go first.
+class StressModel {
+ public:
+  virtual ~StressModel() = default;
+  virtual std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) = 0;
+  virtual std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) = 0;
+  virtual EngineOptions Options(const StressPool& pool) const = 0;
+  virtual const text::Tokenizer& tokenizer() const = 0;
+  // Prompt tokens are drawn from [0, prompt_vocab()).
+  virtual std::int32_t prompt_vocab() const = 0;
+};
+
+std::unique_ptr<StressModel> MakeFakeModel();
+// `threads` of the CPU backend.
+std::unique_ptr<StressModel> MakeStoryModel(int threads);
+
+// Calls a function before each step.
+class HookedRunner : public models::StepRunner {
+ public:
+  HookedRunner(models::StepRunner* runner, std::function<void()> hook)
+      : runner_(runner), hook_(std::move(hook)) {}
+  absl::Status Run(const models::StepBatch& batch) override {
+    hook_();
+    return runner_->Run(batch);
+  }
+  absl::StatusOr<const models::StepResult*> Collect() override { return runner_->Collect(); }
+
+ private:
+  models::StepRunner* const runner_;
+  const std::function<void()> hook_;
+};
+
+}  // namespace quire::engine
