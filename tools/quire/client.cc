@@ -4,6 +4,8 @@
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/grpcpp.h>
+#include <unistd.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -11,7 +13,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <system_error>
+#include <system_error>
 #include <thread>
+#include <vector>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -74,13 +80,21 @@ sigset_t InterruptSet() {
 
 }  // namespace
 
+// The places of server/daemon.cc, in its order.
 std::string DefaultAdminAddress() {
-  const std::string system_socket = "/run/quire/admin.sock";
-  const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
-  if (runtime_dir == nullptr || std::filesystem::exists(system_socket)) {
-    return absl::StrCat("unix:", system_socket);
+  std::vector<std::string> folders = {"/run/quire"};
+  if (const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR")) {
+    folders.push_back(absl::StrCat(runtime_dir, "/quire"));
   }
-  return absl::StrCat("unix:", runtime_dir, "/quire/admin.sock");
+  std::error_code error;
+  const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
+  folders.push_back(absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid()));
+  for (const std::string& folder : folders) {
+    if (std::filesystem::exists(folder + "/admin.sock", error)) {
+      return absl::StrCat("unix:", folder, "/admin.sock");
+    }
+  }
+  return absl::StrCat("unix:", folders.front(), "/admin.sock");
 }
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& address) {

@@ -32,7 +32,8 @@ inline constexpr int kWrongUsage = 2;
 inline constexpr int kCannotConnect = 3;
 
 // Where quired puts its admin socket when nothing is configured (docs/config.md,
-// server.admin.listen): /run/quire, or $XDG_RUNTIME_DIR/quire where that does not exist.
+// server.admin.listen): /run/quire, $XDG_RUNTIME_DIR/quire or quire-UID in the temporary directory,
+// whichever has it.
 std::string DefaultAdminAddress();
 
 // Options that stand before or after any sub-command.
