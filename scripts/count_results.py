@@ -18,7 +18,9 @@ def junit_cases(path):
     for case in ElementTree.parse(path).iter("testcase"):
         name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
         tags = {child.tag for child in case}
-        if tags & {"failure", "error"} or case.get("status") == "fail":
+        skip = case.find("skipped")
+        is_missing = skip is not None and "Unable to find" in skip.get("message", "")
+        if tags & {"failure", "error"} or case.get("status") == "fail" or is_missing:
             yield name, "failed"
         elif "skipped" in tags or case.get("result") == "skipped" or case.get("status") == "notrun":
             yield name, "skipped"

@@ -60,6 +60,11 @@ class CountResultsTest(unittest.TestCase):
         status, last, _ = self.count({"ctest.xml": self.ctest(b="fail", b_child="<failure/>")})
         self.assertEqual((status, last), (1, "2 passed, 1 failed"))
 
+    def test_a_binary_that_was_not_built_counts(self):
+        child = '<skipped message="Unable to find executable"/>'
+        status, last, _ = self.count({"ctest.xml": self.ctest(b="notrun", b_child=child)})
+        self.assertEqual((status, last), (1, "2 passed, 1 failed"))
+
     def test_python_failures_and_errors_count(self):
         for child in ("<failure/>", "<error/>"):
             status, last, _ = self.count({"pytest.xml": PYTEST.format(child=child)})
