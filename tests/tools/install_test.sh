@@ -6,6 +6,8 @@ trap 'rm -rf "$prefix"' EXIT
 cmake --install "$1" --prefix "$prefix" >"$prefix/log" 2>&1 || { cat "$prefix/log"; exit 1; }
 "$prefix/bin/quired" --version
 "$prefix/bin/quire" --version
+# Profiles are found relative to the program.
+QUIRE__PROFILE=ci-tiny "$prefix/bin/quired" --print-effective-config | grep -q 'page_size: 16 '
 for file in share/doc/quire/LICENSE share/doc/quire/README.md \
             share/quire/proto/quire/v1/generation.proto share/quire/configs/default.yaml; do
   [ -s "$prefix/$file" ] || { echo "not installed: $file"; exit 1; }
