@@ -98,6 +98,7 @@ class Engine::Impl {
     core_.scheduler().SetOutputReady(
         [this](const LiveRequest& live) { return output_.IsReady(live); });
     PublishStats(clock->Now());
+    heartbeat_.store(absl::ToUnixNanos(clock->Now()));
     thread_ = std::thread([this] { Loop(); });
   }
 
@@ -210,6 +211,7 @@ class Engine::Impl {
 
 // Everything that the engine does, in its order.
 void Engine::Impl::Loop() {
+  is_waiting_.store(false, std::memory_order_release);
   while (true) {
     inbox_->Drain(&signals_);
     const absl::Time now = clock_->Now();

@@ -87,6 +87,7 @@ class Scheduler {
   LiveRequest* BestWaiting(absl::Time now) const;
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total) const;
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
+  void GivePagesBack(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence);
   void TakeRow(Sequence& sequence);

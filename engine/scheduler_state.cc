@@ -57,14 +57,20 @@ void Scheduler::SetPages(Sequence& sequence, std::uint32_t pages) {
   sequence.pages = pages;
 }
 
-void Scheduler::Preempt(Sequence& sequence) {
-  LiveRequest& request = *sequence.request;
-  if (request.request.cache.skip_write) {
+// The last page stays findable too, unless what it should hold has not been copied yet.
+void Scheduler::GivePagesBack(Sequence& sequence) {
+  const LiveRequest& request = *sequence.request;
+  if (request.request.cache.skip_write || request.has_pending_copy) {
     cache_->Free(*sequence.row);
   } else {
     cache_->FreeKeepingTail(*sequence.row, sequence.tokens, sequence.keys, sequence.computed);
   }
   ReleaseRow(sequence);
+}
+
+void Scheduler::Preempt(Sequence& sequence) {
+  LiveRequest& request = *sequence.request;
+  GivePagesBack(sequence);
   std::erase(running_, &sequence);
   sequence.state = SequenceState::kPreempted;
   sequence.computed = 0;
@@ -119,12 +125,7 @@ void Scheduler::Finish(Sequence& sequence) {
   LiveRequest& request = *sequence.request;
   QUIRE_CHECK(sequence.row.has_value() || sequence.state == SequenceState::kPreempted);
   if (sequence.row.has_value()) {
-    if (request.request.cache.skip_write) {
-      cache_->Free(*sequence.row);
-    } else {
-      cache_->FreeKeepingTail(*sequence.row, sequence.tokens, sequence.keys, sequence.computed);
-    }
-    ReleaseRow(sequence);
+    GivePagesBack(sequence);
     std::erase(running_, &sequence);
   } else {
     std::erase(preempted_, &sequence);
