@@ -67,8 +67,8 @@ int main(int argc, char** argv) {
   app.add_option("--config", flags.sources.files, "YAML file, repeatable")->allow_extra_args(false);
   app.add_option("--set", flags.sources.sets, "KEY=VALUE, repeatable")->allow_extra_args(false);
   app.add_flag("--validate", flags.validate, "check everything short of loading; exit 0 or 78");
-  app.add_option("--print-effective-config", flags.print_format, "yaml or json")
-      ->expected(0, 1)->default_str("yaml")->check(CLI::IsMember({"yaml", "json"}));
+  app.add_flag("--print-effective-config{yaml}", flags.print_format, "or =json; print and exit")
+      ->check(CLI::IsMember({"yaml", "json"}));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

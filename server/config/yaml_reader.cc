@@ -120,7 +120,8 @@ class Walker {
   void ReadField(const YAML::Node& node, const YAML::Mark& key_mark, const std::string& path,
                  const FieldDescriptor* field, Message* message) {
     if (node.IsNull()) {
-      return Error(key_mark, path, "has no value; write the value or drop the line");
+      return Error(key_mark, path, named_ ? "has no value; write the value or drop the line"
+                                          : "has no value; write \"\" for an empty text");
     }
     if (IsSection(field)) {
       if (!node.IsMap()) return Error(node.Mark(), path, "is a section; write keys below it");

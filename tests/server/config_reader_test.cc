@@ -169,6 +169,7 @@ TEST(ConfigReaderTest, OverridesNameTheirLayer) {
   ReadOverride("limits", "0", set, &loaded.config, &loaded.origins, &loaded.errors);
   ReadOverride("limits.max_choices.deep", "0", set, &loaded.config, &loaded.origins,
                &loaded.errors);
+  ReadOverride("server.http.listen", "", set, &loaded.config, &loaded.origins, &loaded.errors);
   ReadOverride("limit.max_choices", "0", set, &loaded.config, &loaded.origins, &loaded.errors);
   EXPECT_THAT(loaded.errors,
               ElementsAre("env QUIRE__SCHEDULER__MAX_STEP_TOKENS: \"64k\" is not an integer",
@@ -176,6 +177,7 @@ TEST(ConfigReaderTest, OverridesNameTheirLayer) {
                           "--set limits: limits is a section; name a key of it",
                           "--set limits.max_choices.deep: limits.max_choices.deep is below a "
                           "single key",
+                          "--set server.http.listen: has no value; write \"\" for an empty text",
                           "--set limit.max_choices: unknown field \"limit\"; did you mean "
                           "\"limits\"?"));
 }
