@@ -16,8 +16,9 @@ namespace quire {
 //
 // Place:      between threads: admission and control inboxes, text jobs, output rings.
 // Invariants: 0 <= size() <= capacity(). After Close no push succeeds; what is inside can still be
-// popped. Threads:    every method from any thread. Lifetime:   outlives every thread that waits in
-// it.
+//             popped.
+// Threads:    every method from any thread.
+// Lifetime:   outlives every thread that waits in it.
 template <typename T>
 class BoundedQueue {
  public:

@@ -25,8 +25,7 @@ struct ThreadPoolOptions {
 //
 // Place:      below the CPU kernels; one per model runner. Knows nothing of what it runs.
 // Invariants: part i of a Run is always executed by thread i, so a static partition touches the
-// same
-//             memory from the same core; results cannot depend on timing.
+//             same memory from the same core; results cannot depend on timing.
 // Threads:    Run and ParallelFor from one thread at a time, and never from inside a part.
 // Lifetime:   the destructor joins the workers; no Run may be in progress.
 class ThreadPool {

@@ -16,9 +16,8 @@
 //
 // Place:      above KvPool's ids, BlockPool, LookupTable and PrefixCache; below the scheduler.
 // Invariants: docs/kv_cache.md, I1 to I11 as far as one tier and one layer group go. In each row
-// the
-//             pages with nodes come first, and each one's node continues the one before it, so who
-//             refers to a page refers to its whole prefix. CheckIntegrity().
+//             the pages with nodes come first, and each one's node continues the one before it, so
+//             who refers to a page refers to its whole prefix. CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run anywhere.
 // Lifetime:   must outlive every step that reads its arrays.
 

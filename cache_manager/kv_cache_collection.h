@@ -5,8 +5,7 @@
 //
 // Place:      between the cache manager, which owns pool and step arrays, and the kernels.
 // Invariants: Create proved geometry, limits, alignment and the step inputs' shape; views need no
-// more
-//             checks than those of their own arguments.
+//             more checks than those of their own arguments.
 // Threads:    immutable values.
 // Lifetime:   none; valid while the pool and the step arrays are.
 

@@ -8,8 +8,8 @@
 //   scale(b, t, h, d)   = scale base + scale row * H*S + h*S + d / G
 //
 // Place:      below the cache manager and all kernels; knows memory, never ownership or page
-// states. Invariants: R is the distance between two pages of one view in rows, a run-time value,
-// since it
+//             states.
+// Invariants: R is the distance between two pages of one view in rows, a run-time value, since it
 //             depends on the layers of the 6-D pool; element offsets are int64. Page 0 is the null
 //             page: loads through it read zeros, stores through it write nothing.
 // Threads:    immutable values; concurrent stores to different rows are independent.

@@ -32,8 +32,7 @@ struct PrefixCacheOptions {
 // two histories with one key the second stays unpublished.
 //
 // Place:      above BlockPool, whose pages it names; below CacheManager. Knows tokens and ids,
-// never
-//             rows or memory.
+//             never rows or memory.
 // Invariants: a node has one page and that page has this node; its parents up to the root exist. A
 //             root has a child. Eviction is leaf first: a cached page has no child that a row
 //             refers to and no child that is evicted later. A node's tokens hash to its key; the

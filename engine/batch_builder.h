@@ -5,8 +5,7 @@
 //
 // Place:      between EngineCore and StepRunner.
 // Invariants: draws and scores are in the order of owners() and scored(); pointers in the draws
-// stay valid
-//             until the sequences change, which is after Collect.
+//             stay valid until the sequences change, which is after Collect.
 // Threads:    engine thread only.
 // Lifetime:   the cache outlives it.
 

@@ -9,9 +9,9 @@
 //   a finish
 //
 // Place:      above StepRunner and CacheManager; below the server, which knows it only by this
-// header. Invariants: every accepted request ends exactly once, in its stream's Finish; all of its
-// pages are back by
-//             then; the conservation rules of docs/metrics.md hold.
+//             header.
+// Invariants: every accepted request ends exactly once, in its stream's Finish; all of its pages
+//             are back by then; the conservation rules of docs/metrics.md hold.
 // Threads:    Create and the destructor from one thread; everything else from any.
 // Lifetime:   the runner, tokenizer and clock outlive the engine.
 

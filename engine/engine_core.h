@@ -5,8 +5,7 @@
 //
 // Place:      under Engine, above Scheduler, CacheManager and StepRunner.
 // Invariants: a request ends exactly once, as kRequestEnd, and holds no page by then; no request
-// past its
-//             deadline enters a step; a failing request takes nobody with it.
+//             past its deadline enters a step; a failing request takes nobody with it.
 // Threads:    one (the engine thread; in tests the test's).
 // Lifetime:   everything it points to outlives it.
 

@@ -4,9 +4,9 @@
 // conservation rules true in every scrape.
 //
 // Place:      told by the engine thread, Accept and the output workers; read by the registry's
-// scrape. Invariants: accepted = completed + failed + cancelled + running + waiting; page states
-// add up to all
-//             pages; computed and cached prompt tokens move together with the hit counters.
+//             scrape.
+// Invariants: accepted = completed + failed + cancelled + running + waiting; page states add up to
+//             all pages; computed and cached prompt tokens move together with the hit counters.
 // Threads:    every method from any thread; lock-free.
 // Lifetime:   the registry outlives it.
 

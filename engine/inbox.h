@@ -3,9 +3,9 @@
 // What other threads tell the engine thread.
 //
 // Place:      into the engine thread: from Accept, text workers, output workers, readers and
-// control calls. Invariants: bounded without refusing: a live request posts one kArrived, one
-// kPrepared, at most one
-//             kCancel and one kStopMatched per choice, and live requests are bounded at Accept;
+//             control calls.
+// Invariants: bounded without refusing: a live request posts one kArrived, one kPrepared, at most
+//             one kCancel and one kStopMatched per choice, and live requests are bounded at Accept;
 //             every control call waits for its answer.
 // Threads:    Post and Wake from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.

@@ -3,7 +3,8 @@
 // All live requests by who sent them and their id: from Accept until the stream is finished.
 //
 // Place:      asked by Accept, Cancel, AbortRequests and ListRequests; the last output item
-// removes. Invariants: at most one live request per principal and id; at most `capacity` of them.
+//             removes.
+// Invariants: at most one live request per principal and id; at most `capacity` of them.
 // Threads:    every method from any thread.
 // Lifetime:   the engine's.
 

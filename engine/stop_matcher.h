@@ -3,10 +3,11 @@
 // Finds stop strings in text that arrives in pieces, and holds back what may become one.
 //
 // Place:      output workers, behind the detokenizer; one automaton per request, one matcher per
-// choice. Invariants: text given out + text held back = text pushed, until a match. Held back is
-// the longest
-//             suffix of the text that begins a stop string, so it is shorter than the longest of
-//             them. The earliest end of a match wins; of matches that end together, the longest.
+//             choice.
+// Invariants: text given out + text held back = text pushed, until a match. Held back is the
+//             longest suffix of the text that begins a stop string, so it is shorter than the
+//             longest of them. The earliest end of a match wins; of matches that end together, the
+//             longest.
 // Threads:    StopAutomaton is immutable; StopMatcher: one thread at a time.
 // Lifetime:   the automaton outlives its matchers.
 // Source:     Aho, Corasick, "Efficient string matching", CACM 18 (1975) 333-340.

@@ -4,9 +4,8 @@
 //
 // Place:      between the output stage and the transport (a gRPC reactor, a test).
 // Invariants: one StartedEvent first; deltas of an index in order; at most one CompletedEvent per
-// index;
-//             nothing after Finish. Consecutive deltas of one index that were not taken yet are
-//             merged, so the memory of a slow reader is bounded by its tokens, and those by the
+//             index; nothing after Finish. Consecutive deltas of one index that were not taken yet
+//             are merged, so the memory of a slow reader is bounded by its tokens, and those by the
 //             scheduler, which does not run a sequence whose stream holds `capacity_tokens` unread
 //             tokens.
 // Threads:    all methods thread-safe.

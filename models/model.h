@@ -35,8 +35,9 @@ struct LoadOptions {
 
 // Place:      between the files of a model and ModelRunner; the server shows its fields to clients.
 // Invariants: spec passed ValidateSpec and CheckBuilt; every weight is finite and has the spec's
-// shape. Threads:    immutable after LoadModel. Lifetime:   outlives every ModelRunner made from
-// it. The files may go: nothing refers to them.
+//             shape.
+// Threads:    immutable after LoadModel.
+// Lifetime:   outlives every ModelRunner made from it. The files may go: nothing refers to them.
 struct Model {
   Model();
   ~Model();

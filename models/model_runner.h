@@ -35,9 +35,8 @@ struct RunnerOptions {
 //
 // Place:      under the engine, which knows only StepRunner; above blocks/ and kernels/.
 // Invariants: a row's results depend on its own tokens, pages and draws only, never on the other
-// rows of
-//             the step, the chunking of its prompt or the number of threads. In steady state a step
-//             allocates nothing. A refused batch writes nothing.
+//             rows of the step, the chunking of its prompt or the number of threads. In steady
+//             state a step allocates nothing. A refused batch writes nothing.
 // Threads:    Create anywhere; then the engine thread only.
 // Lifetime:   model, backend and pool outlive it.
 class ModelRunner : public StepRunner {

@@ -24,9 +24,9 @@ inline constexpr std::uint32_t kHeadRows = 64;
 //
 // Place:      owned by ModelRunner, used by the blocks.
 // Invariants: arrays start at multiples of 64 bytes and do not overlap, except that gate_up shares
-// its
-//             memory with qkv and attended, which are dead by then.
-// Threads:    the engine thread and the ops it runs. Lifetime: movable, addresses stay.
+//             its memory with qkv and attended, which are dead by then.
+// Threads:    the engine thread and the ops it runs.
+// Lifetime:   movable, addresses stay.
 struct StepBuffers {
   static absl::StatusOr<StepBuffers> Allocate(const ModelSpec& spec, const StepLimits& limits);
   // Bytes that Allocate takes.

@@ -16,9 +16,8 @@ namespace quire::models {
 //
 // Place:      between the file readers and Weights.
 // Invariants: names are unique. The headers of the files decide where a tensor is; the index of a
-// sharded
-//             checkpoint only names the files, and a tensor that it promises must be in one of
-//             them.
+//             sharded checkpoint only names the files, and a tensor that it promises must be in one
+//             of them.
 // Threads:    immutable.
 // Lifetime:   keeps the files open (mapped); tensor bytes are valid as long as it lives.
 class Checkpoint {

@@ -40,7 +40,7 @@ class ModelFile {
 // Invariants: names are plain file names; a name that leaves the directory is refused.
 // Threads:    const methods from any thread.
 // Lifetime:   an opened ModelFile does not need the ModelFiles. FromMemory's bytes must outlive
-// both.
+//             both.
 class ModelFiles {
  public:
   struct MemoryFile {
