@@ -19,7 +19,7 @@
 #include "base/probe.h"
 #include "base/status.h"
 #include "server/api/drain_control.h"
-#include "server/api/live_request.h"
+#include "server/api/generation.h"
 #include "server/api/server_probe.h"
 #include "server/api/serving_state.h"
 #include "server/build_info.h"

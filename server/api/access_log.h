@@ -2,7 +2,7 @@
 
 // One line per finished request.
 //
-// Place:      written by live_request.h at the end of a request.
+// Place:      written by generation.h at the end of a request.
 // Invariants: no text of prompts or outputs.
 // Threads:    any.
 

@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "server/api/drain_control.h"
-#include "server/api/live_request.h"
+#include "server/api/generation.h"
 #include "server/config/layered_config.h"
 
 namespace grpc {

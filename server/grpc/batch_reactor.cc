@@ -44,7 +44,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
 
  private:
   struct Item {
-    std::unique_ptr<LiveRequest> request;
+    std::unique_ptr<Generation> request;
     bool has_news = false;  // since its stream was last found empty
   };
   using Items = std::map<std::string, std::shared_ptr<Item>>;
@@ -168,7 +168,7 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
   }
   CallInfo info = ReadCallInfo(*call_, context_.clock->Now());
   info.request_id_required = true;
-  auto request = LiveRequest::Start(context_, "BatchGenerate",
+  auto request = Generation::Start(context_, "BatchGenerate",
                                     MetadataValue(*call_, "traceparent"), message, info);
   if (!request.ok()) return QueueError(id, request.status());
   auto item = std::make_shared<Item>();

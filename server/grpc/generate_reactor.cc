@@ -29,7 +29,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       context_.probe->CountRefused(ToWireError(status).reason);
       return End(status);
     }
-    auto request = LiveRequest::Start(context_, "Generate", MetadataValue(*call_, "traceparent"),
+    auto request = Generation::Start(context_, "Generate", MetadataValue(*call_, "traceparent"),
                                       message, ReadCallInfo(*call_, context_.clock->Now()));
     if (!request.ok()) return End(request.status());
     call_->AddInitialMetadata("quire-request-id", (*request)->id());
@@ -58,7 +58,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
   void OnCancel() override {
-    std::shared_ptr<LiveRequest> request;
+    std::shared_ptr<Generation> request;
     {
       MutexLock lock(&mutex_);
       cancelled_ = true;
@@ -69,7 +69,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
   void OnDone() override {
-    std::shared_ptr<LiveRequest> request;
+    std::shared_ptr<Generation> request;
     {
       MutexLock lock(&mutex_);
       request = std::move(request_);
@@ -135,7 +135,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
 
   Mutex mutex_;
   // Set before the first Pump and taken away after the last one; Pump itself needs no lock for it.
-  std::shared_ptr<LiveRequest> request_;
+  std::shared_ptr<Generation> request_;
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
   bool again_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;

@@ -14,7 +14,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
-#include "server/api/live_request.h"
+#include "server/api/generation.h"
 
 namespace grpc {
 class CallbackServerContext;

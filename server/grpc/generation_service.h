@@ -13,7 +13,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "server/api/live_request.h"
+#include "server/api/generation.h"
 
 namespace grpc {
 class Service;

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "server/api/live_request.h"
+#include "server/api/generation.h"
 #include "server/grpc/call_worker.h"
 #include "server/grpc/error_details.h"
 

@@ -9,7 +9,7 @@
 
 #include <grpcpp/support/server_callback.h>
 
-#include "server/api/live_request.h"
+#include "server/api/generation.h"
 
 namespace quire::v1 {
 class Stats;

@@ -236,7 +236,14 @@ def test_validate_and_effective_config(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("profile", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
+PROFILES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+
+
+def test_there_are_profiles():
+    assert "default.yaml" in PROFILES
+
+
+@pytest.mark.parametrize("profile", PROFILES)
 def test_every_shipped_profile_is_valid(tmp_path, profile):
     command = [str(QUIRED), "--validate", "--config", str(ROOT / "configs" / profile)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)

@@ -3,7 +3,7 @@
 // One generation from acceptance to its last message, without any transport: a Generate call or an item
 // of a batch.
 //
-//   GenerationService -> LiveRequest::Start -> Engine::Accept -> TokenStream
+//   GenerationService -> Generation::Start -> Engine::Accept -> TokenStream
 //   reactor: SetReadyCallback; while (TakeResponse(&message)) ...; if finished(): Close()
 //
 // Place:      between the reactors and the engine; owns the reader's end of the stream, the access log
@@ -41,10 +41,10 @@ struct HandlerContext {
   bool access_log = true;
 };
 
-class LiveRequest {
+class Generation {
  public:
   // Translates, checks and hands the request to the engine. A refusal is counted and logged here.
-  static absl::StatusOr<std::unique_ptr<LiveRequest>> Start(const HandlerContext& context,
+  static absl::StatusOr<std::unique_ptr<Generation>> Start(const HandlerContext& context,
                                                             absl::string_view method,
                                                             const std::string& traceparent,
                                                             const v1::GenerateRequest& message,
@@ -67,7 +67,7 @@ class LiveRequest {
   absl::Status Close();
 
  private:
-  LiveRequest(const HandlerContext& context, const ServedModel* model,
+  Generation(const HandlerContext& context, const ServedModel* model,
               std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
               absl::Time accept_time, absl::Time deadline);
 

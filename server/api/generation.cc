@@ -1,4 +1,4 @@
-#include "server/api/live_request.h"
+#include "server/api/generation.h"
 
 #include <utility>
 #include <variant>
@@ -43,7 +43,7 @@ void SetOutcome(const absl::Status& status, AccessRecord* record) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LiveRequest>> LiveRequest::Start(
+absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(
     const HandlerContext& context, absl::string_view method, const std::string& traceparent,
     const v1::GenerateRequest& message, const CallInfo& call) {
   AccessRecord record;
@@ -63,13 +63,13 @@ absl::StatusOr<std::unique_ptr<LiveRequest>> LiveRequest::Start(
     if (context.access_log) WriteAccessLog(record);
     return status;
   }
-  return std::unique_ptr<LiveRequest>(new LiveRequest(context, accepted->model,
+  return std::unique_ptr<Generation>(new Generation(context, accepted->model,
                                                       std::move(accepted->stream),
                                                       std::move(record), call.accept_time,
                                                       accepted->deadline));
 }
 
-LiveRequest::LiveRequest(const HandlerContext& context, const ServedModel* model,
+Generation::Generation(const HandlerContext& context, const ServedModel* model,
                          std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
                          absl::Time accept_time, absl::Time deadline)
     : context_(context),
@@ -79,11 +79,11 @@ LiveRequest::LiveRequest(const HandlerContext& context, const ServedModel* model
       deadline_(deadline),
       record_(std::move(record)) {}
 
-void LiveRequest::SetReadyCallback(std::function<void()> callback) {
+void Generation::SetReadyCallback(std::function<void()> callback) {
   stream_->SetReadyCallback(std::move(callback));
 }
 
-bool LiveRequest::TakeResponse(v1::GenerateResponse* message) {
+bool Generation::TakeResponse(v1::GenerateResponse* message) {
   std::optional<engine::OutputEvent> event = stream_->Take();
   if (!event) return false;
   const bool has_output = std::holds_alternative<engine::DeltaEvent>(*event) ||
@@ -95,14 +95,14 @@ bool LiveRequest::TakeResponse(v1::GenerateResponse* message) {
   return true;
 }
 
-void LiveRequest::Cancel() {
+void Generation::Cancel() {
   const bool expired = context_.clock->Now() >= deadline_;
   model_->engine->Cancel(record_.principal, record_.request_id,
                          expired ? engine::CancelSource::kDeadline
                                  : engine::CancelSource::kClient);
 }
 
-absl::Status LiveRequest::Close() {
+absl::Status Generation::Close() {
   QUIRE_CHECK(finished());
   absl::Status status = Seal(stream_->status());
   SetOutcome(status, &record_);
