@@ -1,5 +1,7 @@
 #include "tests/server/service_fixture.h"
 
+#include <thread>
+
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
@@ -148,6 +150,15 @@ int ServiceTest::UsedPagesWhenIdle() const {
   EXPECT_TRUE(served().engine->WaitIdle(absl::Now() + absl::Seconds(20)));
   EXPECT_TRUE(served().engine->CheckIntegrity().ok());
   return Stats().used_kv_page_count();
+}
+
+bool ServiceTest::MetricBecomes(const std::string& line_start, double value) const {
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (Metric(line_start) != value) {
+    if (absl::Now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 double ServiceTest::Metric(const std::string& line_start) const {

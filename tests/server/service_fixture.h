@@ -55,6 +55,8 @@ class ServiceTest : public ::testing::Test {
   // Waits until nothing is live and returns the pages that are still used.
   int UsedPagesWhenIdle() const;
   double Metric(const std::string& line_start) const;
+  // Waits, for what the server counts after the client has its status: a call is done on its side later.
+  bool MetricBecomes(const std::string& line_start, double value) const;
 
   const ServedModel& served() const { return stack_->served(); }
 
