@@ -4,7 +4,8 @@
 // knows the schema; nothing above it reads a default of its own.
 //
 // Place:      between LayeredConfig and the daemon.
-// Invariants: every key of the schema is read here; a test changes each one and looks for a difference.
+// Invariants: every key of the schema is read here, but `profile` and `schema_version`, which LayeredConfig
+//             reads; the test config_keys compares the names.
 // Threads:    values.
 // Lifetime:   values.
 

@@ -1,0 +1,28 @@
+"""Every key of configs/default.yaml is named in server/config/options.cc: no key that nothing reads."""
+
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Read by LayeredConfig itself.
+ELSEWHERE = {"profile", "schema_version"}
+
+
+def unread(yaml, source):
+    keys = set(re.findall(r"^ *([a-z_]+):", yaml, re.MULTILINE)) - ELSEWHERE
+    assert keys, "no keys at all"
+    return sorted(key for key in keys if not re.search(rf"\b(has_)?{key}\(", source))
+
+
+class ConfigKeysTest(unittest.TestCase):
+    def test_every_key_is_read(self):
+        yaml = (ROOT / "configs" / "default.yaml").read_text()
+        self.assertEqual(unread(yaml, (ROOT / "server" / "config" / "options.cc").read_text()), [])
+
+    def test_a_key_that_nothing_reads_is_found(self):
+        self.assertEqual(unread("a:\n  b: 1\n  c: 2\n", "x.a().b();"), ["c"])
+
+
+if __name__ == "__main__":
+    unittest.main()
