@@ -63,15 +63,20 @@ function(quire_binary)
 endfunction()
 
 # quire_test(NAME cache_manager_test SRCS x_test.cc DEPS quire::cache LABELS unit TIMEOUT 60)
-# The binary runs in tests/<folder>; QUIRE_TESTDATA names the folder of committed test data.
+# The binary runs in tests/<folder>; QUIRE_TESTDATA names the folder of committed test data. EMULATED: CUDA
+# devices are emulated (cmake/cuda.cmake); the test may include tests/cuda_emulator/emulator.h.
 function(quire_test)
-  cmake_parse_arguments(TEST "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "EMULATED" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 300)
   endif()
   add_executable(${TEST_NAME} ${TEST_SRCS})
   target_include_directories(${TEST_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${TEST_NAME} PRIVATE ${TEST_DEPS} GTest::gmock GTest::gtest_main)
+  if(TEST_EMULATED)
+    set_target_properties(${TEST_NAME} PROPERTIES QUIRE_EMULATED ON)
+    target_link_libraries(${TEST_NAME} PRIVATE quire_cuda_emulator)
+  endif()
   target_compile_definitions(${TEST_NAME} PRIVATE
                              QUIRE_TESTDATA="${PROJECT_SOURCE_DIR}/tests/testdata"
                              QUIRE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")

@@ -6,13 +6,14 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "kernels/float_ptr.h"
 
 namespace quire::kernels {
 
 struct SiluProductParams {
-  const float* gate;  // [num_rows, columns], rows gate_stride apart
-  const float* up;    // [num_rows, columns], rows up_stride apart
-  float* y;           // [num_rows, columns], rows y_stride apart; may be gate or up
+  ConstFloatPtr gate;  // [num_rows, columns], rows gate_stride apart
+  ConstFloatPtr up;    // [num_rows, columns], rows up_stride apart
+  FloatPtr y;          // [num_rows, columns], rows y_stride apart; may be gate or up
   std::int64_t gate_stride;
   std::int64_t up_stride;
   std::int64_t y_stride;

@@ -24,9 +24,9 @@ void SiluProductRows(const SiluProductParams& params, std::int64_t row_begin,
                      std::int64_t row_end) {
   const DF d;
   for (std::int64_t m = row_begin; m < row_end; ++m) {
-    const float* const gate = params.gate + m * params.gate_stride;
-    const float* const up = params.up + m * params.up_stride;
-    float* const y = params.y + m * params.y_stride;
+    const float* const gate = params.gate.f32() + m * params.gate_stride;
+    const float* const up = params.up.f32() + m * params.up_stride;
+    float* const y = params.y.f32() + m * params.y_stride;
     const std::size_t columns = params.columns;
     std::size_t i = 0;
     for (; i + kLanes <= columns; i += kLanes) {

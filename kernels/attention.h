@@ -7,7 +7,9 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/attention_plan.h"
 #include "kernels/backend.h"
+#include "kernels/float_ptr.h"
 #include "kernels/kv_dispatch.h"
 
 namespace quire::kernels {
@@ -15,14 +17,16 @@ namespace quire::kernels {
 struct AttentionParams {
   const AnyKvView* keys;             // one layer, with this step's rows already stored
   const AnyKvView* values;           // the same layer
-  const float* q;                    // [num_rows, num_heads, head_size], rows q_stride apart
-  float* out;                        // [num_rows, num_heads, head_size], rows out_stride apart
+  ConstFloatPtr q;                   // [num_rows, num_heads, head_size], rows q_stride apart
+  FloatPtr out;                      // [num_rows, num_heads, head_size], rows out_stride apart
   const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1
   std::int64_t q_stride;
   std::int64_t out_stride;
   std::uint32_t batch_size;
   std::uint32_t num_heads;  // query heads, a multiple of the views' heads
   float scale;              // on q . k, usually head_size^-0.5
+  // CUDA: the plan that PlanAttention made of this step's rows. Null on the CPU.
+  const AttentionPlan* plan = nullptr;
 };
 
 // Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p:

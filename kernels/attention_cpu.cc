@@ -18,8 +18,8 @@ void AttendRow(const AttentionParams& params, const View& keys, const View& valu
   const std::uint32_t count = keys.cache_length(b) + i + 1;  // keys that this row sees
   const std::int64_t m = params.row_offsets[b] + i;
   for (std::uint32_t h = 0; h < params.num_heads; ++h) {
-    const float* const q = params.q + m * params.q_stride + std::int64_t{h} * d;  // [d]
-    float* const out = params.out + m * params.out_stride + std::int64_t{h} * d;  // [d]
+    const float* const q = params.q.f32() + m * params.q_stride + std::int64_t{h} * d;  // [d]
+    float* const out = params.out.f32() + m * params.out_stride + std::int64_t{h} * d;  // [d]
     p.resize(count);
     for (std::uint32_t t = 0; t < count; ++t) {
       float score = 0;

@@ -198,10 +198,10 @@ struct Rows {
         keys(cached + item.row_begin + 1) {}
 
   const float* Query(std::uint32_t r, std::uint32_t g) const {
-    return params.q + (first + r) * params.q_stride + column + std::int64_t{g} * head_size;
+    return params.q.f32() + (first + r) * params.q_stride + column + std::int64_t{g} * head_size;
   }
   float* Out(std::uint32_t r, std::uint32_t g) const {
-    return params.out + (first + r) * params.out_stride + column + std::int64_t{g} * head_size;
+    return params.out.f32() + (first + r) * params.out_stride + column + std::int64_t{g} * head_size;
   }
   std::uint32_t KeysOf(std::uint32_t r) const { return keys + r; }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "kernels/cpu/isa.h"
@@ -35,12 +36,33 @@ std::byte* Workspace::Reserve(std::size_t bytes) {
 }
 
 absl::StatusOr<Backend> Backend::Create(const Device& device, ThreadPool* pool) {
-  if (!device.is_cpu()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "device ", device.name, " needs CUDA kernels, this build holds CPU kernels only"));
-  }
-  QUIRE_CHECK(pool != nullptr);
+  QUIRE_CHECK(device.is_cpu() && pool != nullptr);
   return Backend(device, pool);
+}
+
+absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism determinism,
+                                            ThreadPool* pool) {
+  const Device& device = stream.device();
+  if (device.is_cpu() || !HasCuda()) {
+    return absl::UnimplementedError(absl::StrCat("device ", device.name,
+                                                 " has no CUDA kernels: this build was made without "
+                                                 "CUDA (QUIRE_CUDA)"));
+  }
+  // No kernel of this build has run on a GPU yet (docs/benchmarks/gpu_queue.md). The emulator of the tests is where
+  // they are proven so far.
+  const char* const unproven = std::getenv("QUIRE_UNPROVEN");
+  if (!absl::StartsWith(device.name, "emulated") &&
+      (unproven == nullptr || absl::string_view(unproven) != "1")) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "device ", device.name, ": the CUDA kernels of this version have not been proven on a GPU; "
+        "set QUIRE_UNPROVEN=1 to run them all the same"));
+  }
+  Backend backend(device, pool);
+  backend.cuda_ = CudaContext{.stream = &stream,
+                              .num_sms = device.num_sms,
+                              .compute_capability = device.compute_capability,
+                              .determinism = determinism};
+  return backend;
 }
 
 Backend::Backend(const Device& device, ThreadPool* pool)

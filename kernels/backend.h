@@ -3,13 +3,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/device.h"
+#include "base/stream.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/context.h"
 
 namespace quire::kernels {
 
@@ -39,14 +42,22 @@ class Workspace {
 // Lifetime:   the thread pool outlives it. Movable; not while an op runs.
 class Backend {
  public:
-  // Returns UNIMPLEMENTED for a CUDA device: this build holds CPU kernels only. REQUIRES: pool is
-  // not null for the CPU.
+  // The CPU. REQUIRES: device is the CPU, pool is not null.
   static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool);
+
+  // The GPU of `stream`, on which every op is enqueued; the pool serves the host's part of loading. Returns
+  // UNIMPLEMENTED in a build without CUDA; FAILED_PRECONDITION when the kernels of this build have not been proven
+  // on such a device and QUIRE_UNPROVEN=1 is not in the environment.
+  static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
+                                            ThreadPool* pool);
 
   Backend(Backend&&) = default;
   Backend& operator=(Backend&&) = default;
 
   const Device& device() const { return device_; }
+  // Null on the CPU. On a GPU every op only enqueues; its pointers are device or pinned memory unless its header says
+  // otherwise, and no op allocates.
+  const CudaContext* cuda() const { return cuda_ ? &*cuda_ : nullptr; }
   int num_threads() const { return pool_->size(); }
   // "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
   absl::string_view isa() const;
@@ -72,6 +83,7 @@ class Backend {
   Backend(const Device& device, ThreadPool* pool);
 
   Device device_;
+  std::optional<CudaContext> cuda_;
   ThreadPool* pool_;
   // One per thread, and one for the op.
   std::unique_ptr<std::vector<Workspace>> workspaces_;

@@ -13,6 +13,9 @@ absl::Status Embedding(const Backend& backend, const EmbeddingParams& params) {
     return absl::InvalidArgumentError(
         absl::StrCat("embedding rows are ", params.y_stride, " apart, hidden is ", params.hidden));
   }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::EmbeddingCuda(*backend.cuda(), params);
+  }
   for (std::uint32_t m = 0; m < params.num_rows; ++m) {
     if (params.tokens[m] < 0 || static_cast<std::uint32_t>(params.tokens[m]) >= params.vocab) {
       return absl::InvalidArgumentError(absl::StrCat("token ", params.tokens[m], " in row ", m,

@@ -23,11 +23,12 @@ struct EmbeddingParams {
 };
 
 // y[m] = table[tokens[m]] * scale, widened to f32. Returns INVALID_ARGUMENT for a token outside
-// [0, vocab), another dtype, or a stride below hidden.
+// [0, vocab), another dtype, or a stride below hidden. On a GPU tokens are not looked at here.
 absl::Status Embedding(const Backend& backend, const EmbeddingParams& params);
 
 namespace internal {
 
+absl::Status EmbeddingCuda(const CudaContext& context, const EmbeddingParams& params);
 void EmbeddingCpu(const EmbeddingParams& params, std::int64_t row_begin, std::int64_t row_end);
 
 }  // namespace internal

@@ -10,6 +10,7 @@
 #include "base/device_buffer.h"
 #include "base/dtype.h"
 #include "kernels/backend.h"
+#include "kernels/float_ptr.h"
 
 namespace quire::kernels {
 
@@ -66,12 +67,12 @@ absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void
                                               std::uint32_t n, std::uint32_t k);
 
 struct LinearParams {
-  const float* x;               // [num_rows, K], rows x_stride apart
+  ConstFloatPtr x;              // [num_rows, K], rows x_stride apart
   const PackedLinear* weight;   // [N, K]
   const float* bias = nullptr;  // [N]; null: none
   const float* residual =
       nullptr;            // [num_rows, N], rows residual_stride apart; null: none; may be y
-  float* y;               // [num_rows, N], rows y_stride apart; overlaps no input but residual
+  FloatPtr y;             // [num_rows, N], rows y_stride apart; overlaps no input but residual
   std::int64_t x_stride;  // elements, at least K
   std::int64_t residual_stride = 0;  // elements, at least N when there is a residual
   std::int64_t y_stride;             // elements, at least N

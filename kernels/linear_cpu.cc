@@ -10,8 +10,8 @@ namespace quire::kernels::internal {
 void LinearCpu(const LinearParams& params) {
   const PackedLinear& w = *params.weight;
   for (std::uint32_t m = 0; m < params.num_rows; ++m) {
-    const float* const x = params.x + m * params.x_stride;  // [K]
-    float* const y = params.y + m * params.y_stride;        // [N]
+    const float* const x = params.x.f32() + m * params.x_stride;  // [K]
+    float* const y = params.y.f32() + m * params.y_stride;        // [N]
     for (std::uint32_t n = 0; n < w.n(); ++n) {
       float total = 0;
       for (std::uint32_t k0 = 0; k0 < w.k(); k0 += kLinearPart) {

@@ -135,7 +135,7 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
   const std::size_t panel_stride = (k + 1) / 2 * Read::kUnit;
   const auto* const w = static_cast<const typename Read::Unit*>(weight.data()) +
                         static_cast<std::size_t>(panel) * panel_stride;
-  const float* const x = params.x + row * params.x_stride;
+  const float* const x = params.x.f32() + row * params.x_stride;
   HWY_ALIGN float totals[R * P * kPanel];
   for (std::size_t k0 = 0; k0 < k; k0 += internal::kLinearPart) {
     AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / 2 * Read::kUnit, panel_stride,
@@ -149,7 +149,7 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
       StorePanel(
           totals + (r * P + p) * kPanel, params.bias == nullptr ? nullptr : params.bias + n,
           params.residual == nullptr ? nullptr : params.residual + m * params.residual_stride + n,
-          params.y + m * params.y_stride + n,
+          params.y.f32() + m * params.y_stride + n,
           std::min<std::size_t>(kPanel, weight.n() - static_cast<std::size_t>(n)));
     }
   }

@@ -6,14 +6,15 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "kernels/float_ptr.h"
 
 namespace quire::kernels {
 
 struct RmsNormParams {
-  const float* x;                 // [num_rows, hidden], rows x_stride apart
+  ConstFloatPtr x;                // [num_rows, hidden], rows x_stride apart
   const float* weight = nullptr;  // [hidden]; null: ones
   float* residual = nullptr;  // [num_rows, hidden], read, added and written back; null: no residual
-  float* y;                   // [num_rows, hidden], rows y_stride apart; may be x
+  FloatPtr y;                 // [num_rows, hidden], rows y_stride apart; may be x
   std::int64_t x_stride;
   std::int64_t residual_stride = 0;
   std::int64_t y_stride;

@@ -8,8 +8,8 @@ namespace quire::kernels::internal {
 
 void RmsNormCpu(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end) {
   for (std::int64_t m = row_begin; m < row_end; ++m) {
-    const float* const x = params.x + m * params.x_stride;  // [hidden]
-    float* const y = params.y + m * params.y_stride;        // [hidden]
+    const float* const x = params.x.f32() + m * params.x_stride;  // [hidden]
+    float* const y = params.y.f32() + m * params.y_stride;        // [hidden]
     float* const residual =
         params.residual == nullptr ? nullptr : params.residual + m * params.residual_stride;
     float sum = 0;

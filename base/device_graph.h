@@ -1,0 +1,40 @@
+#pragma once
+
+// Work captured once and launched many times as one unit.
+
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/stream.h"
+
+struct CUgraphExec_st;
+
+namespace quire {
+
+// Threads: one at a time. Lifetime: move-only; the memory that its kernels read and write outlives it.
+class DeviceGraph {
+ public:
+  // Calls `enqueue`, which puts work on `stream` only, and keeps that work without running it. Returns the error
+  // of `enqueue` or what CudaStatus says; the stream is usable afterwards in any case. REQUIRES: a CUDA stream.
+  static absl::StatusOr<DeviceGraph> Capture(const Stream& stream,
+                                             absl::FunctionRef<absl::Status()> enqueue);
+
+  DeviceGraph(DeviceGraph&& other) noexcept;
+  DeviceGraph& operator=(DeviceGraph&& other) noexcept;
+  ~DeviceGraph();
+
+  // Enqueues the captured work.
+  absl::Status Launch(const Stream& stream) const;
+  std::int64_t num_nodes() const { return num_nodes_; }
+
+ private:
+  DeviceGraph(CUgraphExec_st* graph, std::int64_t num_nodes)
+      : graph_(graph), num_nodes_(num_nodes) {}
+
+  CUgraphExec_st* graph_ = nullptr;
+  std::int64_t num_nodes_ = 0;
+};
+
+}  // namespace quire

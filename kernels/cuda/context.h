@@ -1,0 +1,38 @@
+#pragma once
+
+// What an op needs to run on a GPU: plain values, chosen once in Backend::Create.
+
+#include <cstdint>
+
+namespace quire {
+class Stream;
+}
+
+namespace quire::kernels {
+
+// Whether this build holds CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so that a build without them needs
+// no stand-ins.
+#ifdef QUIRE_HAS_CUDA
+inline constexpr bool kHasCuda = true;
+#else
+inline constexpr bool kHasCuda = false;
+#endif
+
+// How far bits may depend on what else is in a step (docs/kernels.md).
+enum class Determinism : std::uint8_t {
+  kFast,            // library matrix products with their own choice of algorithm
+  kBatchInvariant,  // fixed trees
+  kStrict,          // fixed trees, and the row class is part of a page's key
+};
+
+// Threads: read-only. Lifetime: the stream outlives it.
+struct CudaContext {
+  const Stream* stream = nullptr;
+  std::uint32_t num_sms = 0;
+  std::int32_t compute_capability = 0;  // 90 for 9.0
+  Determinism determinism = Determinism::kBatchInvariant;
+  // The kernels compiled for 9.0a run on that capability only.
+  bool has_sm90a() const { return compute_capability == 90; }
+};
+
+}  // namespace quire::kernels

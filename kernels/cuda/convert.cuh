@@ -1,0 +1,113 @@
+#pragma once
+
+// Numbers in registers: arithmetic whose rounding is written down, and conversions in pairs.
+// A pair lies in a 32-bit register with the first value in the low half.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+namespace quire::kernels::cuda {
+
+// Products and sums that no compiler fuses or splits: the same bits in masked and unmasked loops.
+__device__ __forceinline__ float Fma(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
+__device__ __forceinline__ float Mul(float a, float b) {
+  return __fmul_rn(a, b);
+}
+__device__ __forceinline__ float Add(float a, float b) {
+  return __fadd_rn(a, b);
+}
+__device__ __forceinline__ float Sub(float a, float b) {
+  return __fsub_rn(a, b);
+}
+__device__ __forceinline__ float Div(float a, float b) {
+  return __fdiv_rn(a, b);
+}
+__device__ __forceinline__ float Sqrt(float a) {
+  return __fsqrt_rn(a);
+}
+__device__ __forceinline__ float Max(float a, float b) {
+  return fmaxf(a, b);
+}
+__device__ __forceinline__ float Min(float a, float b) {
+  return fminf(a, b);
+}
+// 2^x by the special function unit: 2 ulp, subnormal results are 0, 2^-inf is 0.
+__device__ __forceinline__ float Exp2Approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ std::uint32_t PackBF16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(pair);
+}
+__device__ __forceinline__ std::uint32_t PackF16(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(pair);
+}
+__device__ __forceinline__ float2 UnpackBF16(std::uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+__device__ __forceinline__ float2 UnpackF16(std::uint32_t pair) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+// Two e4m3 in the low 16 bits to a pair of f16, exactly. One instruction from compute capability
+// 8.9 on.
+__device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
+#if __CUDA_ARCH__ >= 890
+  std::uint32_t pair;
+  const auto low = static_cast<std::uint16_t>(two);
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(low));
+  return pair;
+#else
+  // Sign to bit 15, exponent and mantissa to bits 13..7: an f16 that is 2^-8 times the value, subnormals
+  // included; NaN is not a value that pages hold.
+  const std::uint32_t wide = (two & 0xffu) | ((two & 0xff00u) << 8);
+  const std::uint32_t bits = ((wide & 0x00800080u) << 8) | ((wide & 0x007f007fu) << 7);
+  const __half2 scale = __floats2half2_rn(256.0f, 256.0f);
+  const __half2 value = __hmul2(reinterpret_cast<const __half2&>(bits), scale);
+  return reinterpret_cast<const std::uint32_t&>(value);
+#endif
+}
+// Saturating to +-448, to nearest even; a NaN stays one.
+__device__ __forceinline__ std::uint8_t FloatToE4M3(float x) {
+  return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+}
+__device__ __forceinline__ std::uint32_t MulF16(std::uint32_t a, std::uint32_t b) {
+  const __half2 y = __hmul2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+  return reinterpret_cast<const std::uint32_t&>(y);
+}
+__device__ __forceinline__ std::uint32_t SubF16(std::uint32_t a, std::uint32_t b) {
+  const __half2 y = __hsub2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+  return reinterpret_cast<const std::uint32_t&>(y);
+}
+__device__ __forceinline__ std::uint32_t FmaF16(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const __half2 y = __hfma2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b),
+                            reinterpret_cast<const __half2&>(c));
+  return reinterpret_cast<const std::uint32_t&>(y);
+}
+// Byte i of the result is byte (selector >> 4 i) & 7 of b:a, a being the low four bytes.
+__device__ __forceinline__ std::uint32_t BytePermute(std::uint32_t a, std::uint32_t b,
+                                                     std::uint32_t selector) {
+  return __byte_perm(a, b, selector);
+}
+__device__ __forceinline__ std::uint32_t FloatBits(float x) {
+  return __float_as_uint(x);
+}
+__device__ __forceinline__ float BitsFloat(std::uint32_t x) {
+  return __uint_as_float(x);
+}
+__device__ __forceinline__ std::uint32_t CountBits(std::uint32_t x) {
+  return static_cast<std::uint32_t>(__popc(x));
+}
+__device__ __forceinline__ std::uint32_t LeadingZeros(std::uint32_t x) {
+  return static_cast<std::uint32_t>(__clz(static_cast<int>(x)));
+}
+
+}  // namespace quire::kernels::cuda

@@ -1,0 +1,55 @@
+#pragma once
+
+// The checked launch: the only way a kernel is started.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "base/cuda_status.h"
+#include "base/stream.h"
+#include "kernels/cuda/context.h"
+
+namespace quire::kernels::cuda {
+
+struct LaunchShape {
+  std::uint32_t blocks_x = 1;  // no block at all: nothing is launched
+  std::uint32_t blocks_y = 1;
+  std::uint32_t threads = 0;
+  // Dynamic shared memory; a kernel that calls SharedMemory() adds kSharedAlignment here.
+  std::uint32_t shared_bytes = 0;
+  // The kernel may start before the one in front of it on the stream has ended; it calls DependencyWait
+  // before it reads what that one wrote. Ignored below compute capability 9.0.
+  bool programmatic = false;
+};
+
+// Enqueues kernel(args...) on the context's stream. `name` is for messages. Returns what
+// CudaStatus makes of a refused launch; errors inside the kernel appear when the stream is waited for.
+template <typename... P, typename... A>
+absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
+                    const LaunchShape& shape, A&&... args) {
+  if (shape.blocks_x == 0 || shape.blocks_y == 0) return absl::OkStatus();
+  constexpr std::uint32_t kDefaultShared = 48 * 1024;
+  if (shape.shared_bytes > kDefaultShared) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shape.shared_bytes));
+    if (error != cudaSuccess) return CudaStatus(error, name);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(shape.blocks_x, shape.blocks_y);
+  config.blockDim = dim3(shape.threads);
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = context.stream->cuda();
+  if (shape.programmatic && context.compute_capability >= 90) {
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  return CudaStatus(cudaLaunchKernelEx(&config, kernel, P(static_cast<A&&>(args))...), name);
+}
+
+}  // namespace quire::kernels::cuda

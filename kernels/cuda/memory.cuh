@@ -1,0 +1,54 @@
+#pragma once
+
+// Loads that say how the caches should treat them, and cp.async copies from global to shared
+// memory.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace quire::kernels::cuda {
+
+// 16 bytes read once and never again: not kept in L1, first to leave L2. `p` is 16-byte aligned.
+__device__ __forceinline__ uint4 LoadStreaming(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.L2::evict_first.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+// A value that another block wrote in this launch: read at L2.
+__device__ __forceinline__ std::uint32_t LoadAtL2(const std::uint32_t* p) {
+  return __ldcg(p);
+}
+__device__ __forceinline__ float LoadAtL2(const float* p) {
+  return __ldcg(p);
+}
+
+// Copies 16 (4) bytes to shared memory, aligned as long as they are; when `valid` is false the
+// destination is filled with zeros and `global` is not read, but must be a valid address.
+__device__ __forceinline__ void CpAsync16(void* shared, const void* global, bool valid = true) {
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void CpAsync4(void* shared, const void* global, bool valid = true) {
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
+// Closes a group of the calling thread's copies.
+__device__ __forceinline__ void CpAsyncCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until at most `kPending` groups of the calling thread are under way. Other threads see the
+// data after a barrier.
+template <int kPending>
+__device__ __forceinline__ void CpAsyncWait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace quire::kernels::cuda

@@ -1,0 +1,77 @@
+#pragma once
+
+// mbarrier: arrivals of threads and bytes of bulk copies, counted by phase. A barrier starts in
+// phase 0; BarrierWait(b, p) returns once phase p (its parity) is complete, so the first wait on
+// an "empty" barrier, which nobody has completed, uses parity 1 and returns at once.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace quire::kernels::cuda {
+
+// In shared memory.
+struct alignas(8) Barrier {
+  std::uint64_t state;
+};
+
+__device__ __forceinline__ void BarrierInit(Barrier* barrier, std::uint32_t arrivals) {
+  const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+// Makes the initial state visible to bulk copies; a SyncBlock follows.
+__device__ __forceinline__ void BarrierInitFence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void BarrierArrive(Barrier* barrier) {
+  const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+// One arrival, and `bytes` more to come in this phase.
+__device__ __forceinline__ void BarrierExpect(Barrier* barrier, std::uint32_t bytes) {
+  const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
+               : "memory");
+}
+// One arrival when the calling thread's cp.async copies so far are done, counted as one of the
+// barrier's expected arrivals.
+__device__ __forceinline__ void BarrierArriveAfterCpAsync(Barrier* barrier) {
+  const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void BarrierWait(Barrier* barrier, std::uint32_t parity) {
+  const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "QUIRE_RETRY_%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra QUIRE_DONE_%=;\n"
+      "bra QUIRE_RETRY_%=;\n"
+      "QUIRE_DONE_%=:\n"
+      "}" ::"r"(at),
+      "r"(parity)
+      : "memory");
+}
+// Ordinary writes of this thread to shared memory become visible to bulk copies and wgmma; a barrier
+// between the threads follows.
+__device__ __forceinline__ void FenceAsyncShared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Register budget of a warpgroup; all its warps call it.
+template <int kRegisters>
+__device__ __forceinline__ void RaiseRegisters() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ __forceinline__ void LowerRegisters() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
+}  // namespace quire::kernels::cuda

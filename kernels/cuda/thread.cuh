@@ -1,0 +1,131 @@
+#pragma once
+
+// Who and where a thread is, and how the threads of a block meet: the builtins of CUDA under names
+// of their own, so that the same kernel source also runs in the emulator of tests/cuda_emulator.
+// Kernels use these functions only: no builtin variable, no asm, no static __shared__ array.
+// Blocks are one-dimensional.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace quire::kernels::cuda {
+
+inline constexpr std::uint32_t kWarpSize = 32;
+inline constexpr std::uint32_t kFullMask = 0xffffffffu;
+
+__device__ __forceinline__ std::uint32_t ThreadIndex() {
+  return threadIdx.x;
+}
+__device__ __forceinline__ std::uint32_t BlockThreads() {
+  return blockDim.x;
+}
+__device__ __forceinline__ std::uint32_t BlockX() {
+  return blockIdx.x;
+}
+__device__ __forceinline__ std::uint32_t BlockY() {
+  return blockIdx.y;
+}
+__device__ __forceinline__ std::uint32_t GridX() {
+  return gridDim.x;
+}
+__device__ __forceinline__ std::uint32_t GridY() {
+  return gridDim.y;
+}
+__device__ __forceinline__ std::uint32_t Lane() {
+  return threadIdx.x % kWarpSize;
+}
+// The same value in all lanes, which the compiler learns from the shuffle.
+__device__ __forceinline__ std::uint32_t Warp() {
+  return __shfl_sync(kFullMask, threadIdx.x / kWarpSize, 0);
+}
+
+// The dynamic shared memory of the block, aligned to 1024 bytes when the launch reserved
+// kSharedAlignment bytes more than the kernel needs.
+inline constexpr std::uint32_t kSharedAlignment = 1024;
+__device__ __forceinline__ std::byte* SharedMemory() {
+  extern __shared__ std::byte quire_shared_memory[];
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(quire_shared_memory));
+  return quire_shared_memory + ((kSharedAlignment - address % kSharedAlignment) % kSharedAlignment);
+}
+// The same without rounding: 16-byte aligned.
+__device__ __forceinline__ std::byte* SharedMemory16() {
+  extern __shared__ std::byte quire_shared_memory[];
+  return quire_shared_memory;
+}
+
+__device__ __forceinline__ void SyncBlock() {
+  __syncthreads();
+}
+__device__ __forceinline__ void SyncWarp(std::uint32_t mask = kFullMask) {
+  __syncwarp(mask);
+}
+// Named barriers 1 to 15 (0 is SyncBlock's): `threads`, a multiple of 32, meet at `id`. Sync waits for all, Arrive
+// counts without waiting.
+__device__ __forceinline__ void NamedSync(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void NamedArrive(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// All lanes of `mask` call these together. T has 4 or 8 bytes.
+template <typename T>
+__device__ __forceinline__ T ShuffleXor(T value, std::uint32_t lane_mask,
+                                        std::uint32_t mask = kFullMask) {
+  return __shfl_xor_sync(mask, value, static_cast<int>(lane_mask));
+}
+template <typename T>
+__device__ __forceinline__ T Shuffle(T value, std::uint32_t lane, std::uint32_t mask = kFullMask) {
+  return __shfl_sync(mask, value, static_cast<int>(lane));
+}
+template <typename T>
+__device__ __forceinline__ T ShuffleUp(T value, std::uint32_t delta,
+                                       std::uint32_t mask = kFullMask) {
+  return __shfl_up_sync(mask, value, delta);
+}
+__device__ __forceinline__ std::uint32_t Ballot(bool value, std::uint32_t mask = kFullMask) {
+  return __ballot_sync(mask, value ? 1 : 0);
+}
+__device__ __forceinline__ bool AnyLane(bool value) {
+  return __any_sync(kFullMask, value ? 1 : 0) != 0;
+}
+
+// Relaxed atomics on global or shared memory; each returns the value before.
+__device__ __forceinline__ std::uint32_t AtomicAdd(std::uint32_t* p, std::uint32_t x) {
+  return atomicAdd(p, x);
+}
+__device__ __forceinline__ std::uint64_t AtomicAdd(std::uint64_t* p, std::uint64_t x) {
+  return atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
+}
+__device__ __forceinline__ std::uint32_t AtomicMax(std::uint32_t* p, std::uint32_t x) {
+  return atomicMax(p, x);
+}
+__device__ __forceinline__ std::uint64_t AtomicMax(std::uint64_t* p, std::uint64_t x) {
+  return atomicMax(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
+}
+__device__ __forceinline__ std::uint64_t AtomicMin(std::uint64_t* p, std::uint64_t x) {
+  return atomicMin(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
+}
+__device__ __forceinline__ std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
+  return atomicOr(p, x);
+}
+// Writes before it are seen by whoever sees writes after it, on the whole device.
+__device__ __forceinline__ void DeviceFence() {
+  __threadfence();
+}
+
+// Programmatic dependent launch: what follows Wait sees all writes of the kernel before; Launch lets the next
+// kernel start. Both do nothing when the launch was an ordinary one, and below compute capability 9.0.
+__device__ __forceinline__ void DependencyWait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void DependencyLaunch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace quire::kernels::cuda
