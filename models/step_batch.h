@@ -27,6 +27,10 @@ struct StepRow {
   std::uint32_t cache_length = 0;  // tokens of the row whose K and V are in its pages
   std::uint32_t first_token = 0;   // index into token_ids
   std::uint32_t num_tokens = 0;    // >= 1
+  // Of num_tokens, how many (the first ones) are prompt tokens; the rest were generated. A GPU computes the
+  // two classes with different kernels, and a token keeps its class when it is computed again. The CPU
+  // ignores it.
+  std::uint32_t prompt_tokens = 0;
 };
 
 // One token to draw. The runner sets `row.logits`, `row.text_vocab` and `row.has_text`; everything else,
@@ -44,7 +48,10 @@ struct StepScore {
 };
 
 struct StepBatch {
-  std::vector<std::int32_t> token_ids;  // [num_tokens]
+  // [num_tokens]. Below 0: the token that draw -(id + 1) of the step launched just before this one draws; only
+  // with StepRunner::max_steps_in_flight() > 1. If that draw gives no token, the row computes with token 0
+  // and its results mean nothing.
+  std::vector<std::int32_t> token_ids;
   std::vector<StepRow> rows;
   std::vector<std::uint32_t> logits_tokens;
   std::vector<StepDraw> draws;    // logits_index ascending
