@@ -12,10 +12,17 @@ if(NOT QUIRE_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know the flag of nvcc 12 on
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     find_package(CUDAToolkit 13.0 REQUIRED)
     set(QUIRE_HAS_CUDA ON)
-    if(QUIRE_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
-      set(CMAKE_CUDA_COMPILER_LAUNCHER ${QUIRE_CCACHE})
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/cmake/nvcc_report.sh)
+    if(QUIRE_CCACHE)
+      list(APPEND CMAKE_CUDA_COMPILER_LAUNCHER ${QUIRE_CCACHE})
     endif()
   elseif(QUIRE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "QUIRE_CUDA=ON, but no nvcc was found; put it on PATH or set CUDACXX")
@@ -27,12 +34,11 @@ else()
   message(STATUS "CUDA: no (QUIRE_CUDA=${QUIRE_CUDA}), the build holds the CPU backend only")
 endif()
 
-# Architectures are written out: CMake's own list cannot express "90a for these files only", and its
-# CUDA_STANDARD 20 adds no flag (CMake 3.25).
+# Architectures are written out: CMake's own list cannot express "90a for these files only".
 set(QUIRE_PORTABLE_ARCHS "-gencode=arch=compute_80,code=[sm_80,compute_80]"
                          "-gencode=arch=compute_90,code=sm_90")
 set(QUIRE_SM90_ARCHS "-gencode=arch=compute_90a,code=sm_90a")
-set(QUIRE_NVCC_FLAGS -std=c++20 --expt-relaxed-constexpr --Werror=all-warnings
+set(QUIRE_NVCC_FLAGS --expt-relaxed-constexpr --Werror=all-warnings
                      -Xcompiler=-Wall,-Wextra -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)
 
 # quire_cuda_kernels(PORTABLE x_cuda.cu SM90 x_sm90.cu DEPS quire::base): the two libraries.
@@ -43,7 +49,6 @@ function(quire_cuda_kernels)
   set_target_properties(quire_kernels_cuda PROPERTIES CUDA_ARCHITECTURES OFF)
   target_include_directories(quire_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
   target_compile_options(quire_kernels_cuda PRIVATE ${QUIRE_NVCC_FLAGS})
-  # One report of ptxas per unit, read by tools/ptxas_report.py.
   foreach(source IN LISTS KERNELS_PORTABLE)
     set_property(SOURCE ${source} PROPERTY COMPILE_OPTIONS "${QUIRE_PORTABLE_ARCHS}")
   endforeach()
