@@ -41,11 +41,11 @@ set(QUIRE_SM90_ARCHS "-gencode=arch=compute_90a,code=sm_90a")
 set(QUIRE_NVCC_FLAGS --expt-relaxed-constexpr --Werror=all-warnings
                      -Xcompiler=-Wall,-Wextra -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)
 
-# quire_cuda_kernels(PORTABLE x_cuda.cu SM90 x_sm90.cu DEPS quire::base): the two libraries.
+# quire_cuda_kernels(HDRS cuda/x.cuh PORTABLE x_cuda.cu SM90 x_sm90.cu DEPS quire::base): the two libraries.
 function(quire_cuda_kernels)
-  cmake_parse_arguments(KERNELS "" "" "PORTABLE;SM90;DEPS" ${ARGN})
+  cmake_parse_arguments(KERNELS "" "" "HDRS;PORTABLE;SM90;DEPS" ${ARGN})
   set(all ${KERNELS_PORTABLE} ${KERNELS_SM90})
-  add_library(quire_kernels_cuda STATIC ${all})
+  add_library(quire_kernels_cuda STATIC ${all} ${KERNELS_HDRS})
   set_target_properties(quire_kernels_cuda PROPERTIES CUDA_ARCHITECTURES OFF)
   target_include_directories(quire_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
   target_compile_options(quire_kernels_cuda PRIVATE ${QUIRE_NVCC_FLAGS})
