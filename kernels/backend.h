@@ -16,6 +16,8 @@
 
 namespace quire::kernels {
 
+class Uploader;
+
 // Grow-only scratch memory of one thread, so that ops allocate nothing after the first step.
 class Workspace {
  public:
@@ -58,6 +60,12 @@ class Backend {
   // Null on the CPU. On a GPU every op only enqueues; its pointers are device or pinned memory unless its header says
   // otherwise, and no op allocates.
   const CudaContext* cuda() const { return cuda_ ? &*cuda_ : nullptr; }
+  // CUDA: how PackLinearWeights brings host memory to the device (kernels/cuda/uploader.h). LoadModel lends one
+  // for the time of loading and takes it back with null.
+  Uploader* uploader() const { return uploader_; }
+  void LendUploader(Uploader* uploader) const { uploader_ = uploader; }
+
+  ThreadPool* pool() const { return pool_; }
   int num_threads() const { return pool_->size(); }
   // "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
   absl::string_view isa() const;
@@ -85,6 +93,7 @@ class Backend {
   Device device_;
   std::optional<CudaContext> cuda_;
   ThreadPool* pool_;
+  mutable Uploader* uploader_ = nullptr;
   // One per thread, and one for the op.
   std::unique_ptr<std::vector<Workspace>> workspaces_;
 };
