@@ -76,6 +76,7 @@ function(quire_test)
   if(TEST_EMULATED)
     set_target_properties(${TEST_NAME} PROPERTIES QUIRE_EMULATED ON)
     target_link_libraries(${TEST_NAME} PRIVATE quire_cuda_emulator)
+    list(APPEND TEST_LABELS emulated)
   endif()
   target_compile_definitions(${TEST_NAME} PRIVATE
                              QUIRE_TESTDATA="${PROJECT_SOURCE_DIR}/tests/testdata"

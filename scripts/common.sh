@@ -30,3 +30,24 @@ install_packages() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y -q --no-install-recommends "${missing[@]}"
 }
+
+# The Python packages of tests and checks, in versions that are written down, in build/venv.
+make_venv() {
+  local lists=(tests/e2e/requirements.txt tools/cuda_requirements.txt) wanted
+  wanted=$(cat "${lists[@]}" | sha256sum)
+  [ "$(cat build/venv/installed 2>/dev/null)" = "$wanted" ] && return
+  rm -rf build/venv &&
+    /usr/bin/python3 -m venv build/venv &&
+    build/venv/bin/pip install --quiet --disable-pip-version-check "${lists[@]/#/-r}" &&
+    echo "$wanted" >build/venv/installed
+}
+
+# Whether the build folder was configured with CUDA.
+has_cuda() { grep -q '^CMAKE_CUDA_COMPILER:[A-Z]*=.*nvcc' "$1/CMakeCache.txt"; }
+
+# Reports of ptxas and machine code of the kernels in a build folder; needs make_venv.
+cuda_gate() {
+  local cuobjdump
+  cuobjdump=$(echo build/venv/lib/python3*/site-packages/nvidia/cu13/bin/cuobjdump)
+  /usr/bin/python3 tools/cuda_gate.py "$1" --cuobjdump "$cuobjdump"
+}
