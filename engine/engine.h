@@ -17,6 +17,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -74,6 +75,15 @@ struct EngineOptions {
   absl::Duration slow_client_timeout = absl::Seconds(30);
   // tokenizer.*
   std::int32_t text_threads = 1;  // text workers, and as many output workers
+  // Steps launched before the oldest is collected: the lesser of this and what the runner can do.
+  std::int32_t max_steps_in_flight = 2;
+  // The engine cannot go on; each is called once, on the engine thread, and may do nothing that
+  // waits for the engine. First on_failing, with everything still unanswered: health turns. Then
+  // every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage and a retry delay; then
+  // on_fatal: the process should end. The status is the runner's (IsDeviceLost of
+  // base/cuda_status.h: reason DEVICE_LOST), or INTERNAL / ENGINE_DIED when the engine thread
+  // itself came to an end.
+  std::function<void(const absl::Status&)> on_failing, on_fatal;
 };
 
 // A line of ListRequests.
@@ -85,7 +95,8 @@ struct RequestInfo {
   std::map<std::string, std::string> labels;
 };
 
-enum class EngineState : std::uint8_t { kReady, kDraining, kStopped };
+// kFailed is final: Accept answers UNAVAILABLE / DEVICE_ERROR.
+enum class EngineState : std::uint8_t { kReady, kDraining, kStopped, kFailed };
 
 // Requests that ended early, by the state they were in (RequestState) and the cause (CancelSource).
 using EndCounts = std::array<std::array<std::int64_t, kNumCancelSources>, kNumRequestStates>;
@@ -97,6 +108,7 @@ struct EngineStats {
   cache::CacheStats cache;
   double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
   std::int64_t steps = 0, preemptions = 0;
+  std::int64_t steps_ahead = 0;         // launched while another was in flight
   std::int64_t chunked_prefills = 0;    // chunks that did not complete their prompt
   std::int32_t max_step_sequences = 0;  // most sequences in one step so far
   absl::Duration last_step_age;
