@@ -95,6 +95,7 @@ PROLOGUE = """// Written by tools/write_kv_cache_docs.py; compiling it is the ch
 #include <type_traits>
 
 #include "cache_manager/kv_cache_concepts.h"
+#include "kernels/cuda/tma_descriptor.h"
 
 namespace quire::cache {
 namespace {

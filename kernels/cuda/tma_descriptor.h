@@ -1,0 +1,103 @@
+#pragma once
+
+// Tensor maps of KV caches, encoded by the driver. tma_plan.h says what each of them contains and how a
+// kernel addresses it.
+//
+// Place:      as tma_plan.h; the functions are part of builds with CUDA only, the header needs none.
+// Invariants: the encoder comes from the driver by name, so nothing links against libcuda.
+// Threads:    any, on a machine whose device is open (base/device.h).
+// Lifetime:   tiles are values; the memory that they describe must stay mapped.
+//
+// Every builder returns FAILED_PRECONDITION that names both compute capabilities on a device that lacks
+// the copies, and INVALID_ARGUMENT that names the rule for a geometry that no map can hold.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "base/device.h"
+#include "base/status.h"
+#include "kernels/cuda/tma_plan.h"
+
+struct CUtensorMap_st;
+
+namespace quire::kernels::cuda {
+
+// A map and what one stage of it fills.
+struct TmaTile {
+  alignas(128) std::array<std::byte, 128> descriptor{};
+  std::array<std::uint32_t, 3> tile_shape{};           // rows, heads, columns
+  std::array<std::uint32_t, kMaxTmaRank> box_shape{};  // of one copy, fastest first
+  std::uint32_t rank = 0;
+  std::int64_t bytes = 0;      // of the tile: what a barrier expects
+  std::int64_t box_bytes = 0;  // of one copy
+
+  const CUtensorMap_st& map() const {
+    return *reinterpret_cast<const CUtensorMap_st*>(descriptor.data());
+  }
+};
+
+// A map through which a kernel copies the first n rows of a tile.
+struct RaggedTmaTile {
+  TmaTile tile;
+  std::uint32_t tile_rows = 0;
+  std::uint32_t num_heads = 0;
+
+  // Coordinates of the copy of `rows` rows from `start` on. REQUIRES: rows <= tile_rows.
+  std::array<std::int32_t, 3> coordinates(std::uint32_t column, std::uint32_t head,
+                                          std::uint32_t start, std::uint32_t rows) const {
+    return {static_cast<std::int32_t>(column), static_cast<std::int32_t>(tile_rows - rows),
+            static_cast<std::int32_t>((start + rows) * num_heads + head)};
+  }
+};
+
+// Encodes a plan for `device`.
+absl::StatusOr<TmaTile> EncodeTma(const Device& device, const TmaPlan& plan);
+
+template <TmaReadable C>
+absl::StatusOr<TmaTile> CreateTmaTile(const Device& device, const C& cache,
+                                      const TmaTileSpec& spec) {
+  QUIRE_ASSIGN_OR_RETURN(const TmaPlan plan, PlanTmaTile(TmaSourceOf(cache), spec));
+  return EncodeTma(device, plan);
+}
+template <TmaPagedReadable C>
+absl::StatusOr<TmaTile> CreatePagedTmaTile(const Device& device, const C& cache,
+                                           const TmaTileSpec& spec) {
+  QUIRE_ASSIGN_OR_RETURN(const TmaPlan plan, PlanPagedTmaTile(TmaSourceOf(cache), spec));
+  return EncodeTma(device, plan);
+}
+template <TmaReadable C>
+absl::StatusOr<RaggedTmaTile> CreateRaggedTmaTile(const Device& device, const C& cache,
+                                                  const RaggedTmaTileSpec& spec) {
+  const TmaSource source = TmaSourceOf(cache);
+  QUIRE_ASSIGN_OR_RETURN(const TmaPlan plan, PlanRaggedTmaTile(source, spec));
+  QUIRE_ASSIGN_OR_RETURN(const TmaTile tile, EncodeTma(device, plan));
+  return RaggedTmaTile{tile, spec.tile_rows, source.num_heads};
+}
+template <TmaReadable C>
+absl::StatusOr<TmaTile> CreateGather4TmaTile(const Device& device, const C& cache,
+                                             const Gather4TmaTileSpec& spec) {
+  QUIRE_ASSIGN_OR_RETURN(const TmaPlan plan, PlanGather4TmaTile(TmaSourceOf(cache), spec));
+  return EncodeTma(device, plan);
+}
+template <TmaRopeReadable C>
+absl::StatusOr<TmaTile> CreateRopeTmaTile(const Device& device, const C& cache,
+                                          const RopeTmaTileSpec& spec) {
+  QUIRE_ASSIGN_OR_RETURN(const TmaPlan plan, PlanRopeTmaTile(TmaSourceOf(cache), spec));
+  return EncodeTma(device, plan);
+}
+template <TmaRopeReadable C>
+absl::StatusOr<TmaTile> CreateRopeGather4TmaTile(const Device& device, const C& cache,
+                                                 const RopeGather4TmaTileSpec& spec) {
+  QUIRE_ASSIGN_OR_RETURN(const TmaPlan plan, PlanRopeGather4TmaTile(TmaSourceOf(cache), spec));
+  return EncodeTma(device, plan);
+}
+template <TmaScaleReadable C>
+absl::StatusOr<TmaTile> CreateScaleTmaTile(const Device& device, const C& cache,
+                                           const ScaleTmaTileSpec& spec) {
+  QUIRE_ASSIGN_OR_RETURN(const TmaPlan plan, PlanScaleTmaTile(TmaSourceOf(cache), spec));
+  return EncodeTma(device, plan);
+}
+
+}  // namespace quire::kernels::cuda

@@ -1,0 +1,570 @@
+#include "kernels/cuda/tma_plan.h"
+
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/kv_dispatch.h"
+#include "tests/cache_manager/kv_test_util.h"
+#include "tests/kernels/tma_emulation.h"
+
+namespace quire::kernels::cuda {
+namespace {
+
+using cache::testing::AlignedArray;
+using cache::testing::LookupStride;
+using cache::testing::MakeGeometry;
+using cache::testing::PoolElements;
+using cache::testing::PoolScales;
+using cache::testing::StepArrays;
+using cache::testing::WithScales;
+using testing::LoadBox;
+using testing::SharedTile;
+using testing::SwizzleByte;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+constexpr TmaSwizzle kSwizzles[] = {TmaSwizzle::kNone, TmaSwizzle::k32B, TmaSwizzle::k64B,
+                                    TmaSwizzle::k128B};
+
+std::uint32_t ElementBytes(const std::string& dtype) {
+  return dtype == "float32" ? 4 : dtype == "bfloat16" ? 2 : 1;
+}
+
+// What the library behind the reference documents evaluates at compile time, line by line.
+TEST(TmaTables, EveryLine) {
+  std::ifstream file(std::string(QUIRE_TESTDATA) + "/kv_cache/tma_tables.jsonl");
+  std::string line;
+  int lines = 0;
+  for (; std::getline(file, line); ++lines) {
+    const Json j = Json::parse(line);
+    const std::string table = j["table"];
+    SCOPED_TRACE(line);
+    const std::uint32_t e = j.contains("dtype") ? ElementBytes(j["dtype"]) : 4;
+    if (table == "tile") {
+      const std::string bytes = j["swizzle"];
+      const TmaSwizzle swizzle = bytes == "128B"  ? TmaSwizzle::k128B
+                                 : bytes == "64B" ? TmaSwizzle::k64B
+                                                  : TmaSwizzle::k32B;
+      const std::uint32_t depth = j["depth"];
+      EXPECT_EQ(TmaUnit(e, swizzle), j["swizzle_granularity"]);
+      EXPECT_EQ(PaddedDepth(e, swizzle, depth), j["padded_depth"]);
+      alignas(16) static std::byte memory[16];
+      const TmaSource source{.base = memory,
+                             .dtype = e == 4   ? DType::kF32
+                                      : e == 2 ? DType::kBF16
+                                               : DType::kF8E4M3,
+                             .num_heads = 16,  // so that every stride is a multiple of 16 bytes
+                             .head_size = 16 * depth,
+                             .content_size = depth,
+                             .num_rows = 1000,
+                             .name = "table"};
+      const auto plan = PlanTmaTile(source, {.tile_rows = 64, .swizzle = swizzle});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_EQ(Json(plan->tile), j["tile_shape_of_64x1xdepth"]);
+      EXPECT_EQ(Json({plan->box[2], plan->box[1], plan->box[0]}), j["box_shape"]);
+    } else if (table == "gather4_box_width") {
+      const std::uint32_t width = j["tile_width"];
+      EXPECT_EQ(Gather4BoxWidth(e, width, TmaSwizzle::kNone), j["none"]);
+      EXPECT_EQ(Gather4BoxWidth(e, width, TmaSwizzle::k32B), j["32B"]);
+      EXPECT_EQ(Gather4BoxWidth(e, width, TmaSwizzle::k64B), j["64B"]);
+      EXPECT_EQ(Gather4BoxWidth(e, width, TmaSwizzle::k128B), j["128B"]);
+    } else if (table == "sub_tiles") {
+      const std::uint32_t rows = j["BN"];
+      EXPECT_EQ(TmaBoxRows(rows, j["page_size"]), j["sub_tile_rows"]);
+      EXPECT_EQ(rows / TmaBoxRows(rows, j["page_size"]), j["num_sub_tiles"]);
+    } else if (table == "fold_chunks") {
+      // The original also asks that the box lies in one page; a box of quire always does.
+      const std::uint32_t page = j["page_size"];
+      const std::uint32_t box = TmaBoxRows(j["box_rows"], page);
+      EXPECT_EQ(TmaFoldChunks(e, j["row_major"].get<bool>() ? TmaFold::kRows : TmaFold::kTile,
+                              j["BK"], j["head_size"], box, j["smem_BN"]),
+                j["fold_chunks"]);
+    } else {
+      ASSERT_EQ(table, "flat_scale_window");
+      EXPECT_EQ(TmaScaleWindow(j["TILE"]), j["window"]);
+      EXPECT_EQ(kScaleAlignment, j["scale_align_elems"]);
+    }
+  }
+  EXPECT_EQ(lines, 140);
+}
+
+TEST(TmaSwizzle, IsABijectionAndTheOneOfTheInstruction) {
+  for (const TmaSwizzle swizzle : kSwizzles) {
+    std::set<std::uint32_t> seen;
+    for (std::uint32_t i = 0; i < 4096; ++i) {
+      const std::uint32_t to = TmaSwizzledByte(i, swizzle);
+      EXPECT_EQ(to, SwizzleByte(i, swizzle));
+      EXPECT_EQ(to / 128, i / 128);
+      EXPECT_EQ(to % 16, i % 16);
+      seen.insert(to);
+    }
+    EXPECT_EQ(seen.size(), 4096u);
+  }
+  EXPECT_EQ(TmaSwizzledByte(128, TmaSwizzle::k128B), 128u + 16);
+  EXPECT_EQ(TmaSwizzledByte(7 * 128 + 112, TmaSwizzle::k128B), 7u * 128);
+}
+
+// A pool of one layer group with distinct elements, between guards; two sequences over shuffled pages.
+template <typename C>
+struct Pool {
+  using Element = typename C::Cache::Element;
+  cache::KvGeometry geometry;
+  std::size_t guard;
+  AlignedArray<Element> memory;
+  AlignedArray<float> scales;
+  StepArrays arrays;
+  C collection;
+
+  // REQUIRES: the geometry is the collection's.
+  static Pool Make(const cache::KvGeometry& geometry) {
+    const std::size_t guard = cache::kGuardRows * static_cast<std::size_t>(geometry.row_elements());
+    AlignedArray<Element> memory(2 * guard + PoolElements(geometry));
+    auto* const bytes = reinterpret_cast<std::uint8_t*>(memory.data());
+    for (std::size_t i = 0; i < memory.size() * sizeof(Element); ++i) {
+      bytes[i] = static_cast<std::uint8_t>((i * 2654435761u) >> 13) & 0x77;  // no NaN in any type
+    }
+    AlignedArray<float> scales(std::max<std::size_t>(PoolScales(geometry), 1));
+    std::iota(scales.begin(), scales.end(), 1.0f);
+    const std::uint32_t columns = (geometry.num_blocks - 1) / 2;
+    StepArrays arrays(2, LookupStride(columns));
+    for (std::uint32_t b = 0; b < 2; ++b) {
+      arrays.SetLength(b, columns * geometry.page_size - 3);
+      for (std::uint32_t c = 0; c < columns; ++c) {
+        arrays.page(b, c) = 1 + (c * 5 + 2 + b * columns) % (2 * columns);
+      }
+    }
+    cache::KvPoolPointers<Element, typename C::Cache::Scale> pointers{};
+    pointers.blocks = memory.data() + guard;
+    if constexpr (C::Cache::kQuantized) pointers.scales = scales.data();
+    auto collection = C::Create(geometry, pointers, arrays.inputs);
+    QUIRE_CHECK(collection.ok());
+    return {geometry,          guard, std::move(memory), std::move(scales), std::move(arrays),
+            *std::move(collection)};
+  }
+};
+
+template <typename T, typename Params, std::uint32_t P, typename Scale = Unquantized,
+          std::uint32_t G = 1>
+using Paged = cache::PagedKVCacheCollection<T, Params, P, Scale, G>;
+template <typename T>
+using DynamicPaged = Paged<T, KvParams, cache::kDynamicExtent>;
+
+// Byte of element (row, column) in a tile.
+std::int64_t TileByte(const TmaPlan& plan, TmaFold fold, std::int64_t row, std::int64_t column) {
+  const std::int64_t e = DTypeSize(plan.dtype);
+  const std::int64_t unit = plan.box[0];
+  const std::int64_t chunk = column / unit;
+  const std::int64_t line = fold == TmaFold::kRows
+                                ? (row / 8 * (plan.tile[2] / unit) + chunk) * 8 + row % 8
+                                : chunk * plan.tile[0] + row;
+  return SwizzleByte((line * unit + column % unit) * e, plan.swizzle);
+}
+
+template <typename T>
+T At(const SharedTile& tile, std::int64_t byte) {
+  T value;
+  std::memcpy(&value, tile.bytes.data() + byte, sizeof(T));
+  return value;
+}
+
+// Issues the copies of a tile as tma_plan.h says.
+template <typename View>
+void IssueTile(const View& view, const TmaPlan& plan, TmaFold fold, std::uint32_t b,
+               std::uint32_t base, std::uint32_t head, bool paged, SharedTile* tile) {
+  const std::uint32_t rows = plan.tile[0];
+  const std::uint32_t box_rows = TmaBoxRows(rows, view.page_size());
+  const std::int64_t unit_bytes = plan.box[0] * DTypeSize(plan.dtype);
+  const std::uint32_t chunks = plan.tile[2] / plan.box[0];
+  for (std::uint32_t p = 0; p < rows / box_rows; ++p) {
+    const std::int64_t row = view.row_idx(b, base + p * box_rows);
+    if (fold == TmaFold::kTile) {
+      LoadBox(plan, {0, row, 0, head}, 0, tile);
+    } else if (fold == TmaFold::kRows) {
+      LoadBox(plan, {0, 0, 0, row / 8, head}, p * box_rows * chunks * unit_bytes, tile);
+    } else {
+      for (std::uint32_t j = 0; j < chunks; ++j) {
+        const auto at = view.kv_tma_coords(b, base + p * box_rows);
+        std::vector<std::int64_t> coordinates{j * plan.box[0], head, row};
+        if (paged) coordinates = {j * plan.box[0], head, at.row, at.page};
+        LoadBox(plan, coordinates, (std::int64_t{j} * rows + p * box_rows) * unit_bytes, tile);
+      }
+    }
+  }
+}
+
+template <typename View>
+void ExpectTile(const View& view, const TmaPlan& plan, TmaFold fold, std::uint32_t b,
+                std::uint32_t base, std::uint32_t head, const SharedTile& tile) {
+  using Element = typename View::Element;
+  for (const int writes : tile.writes) ASSERT_EQ(writes, 1);
+  for (std::uint32_t r = 0; r < plan.tile[0]; ++r) {
+    for (std::uint32_t d = 0; d < plan.tile[2]; ++d) {
+      const auto got = At<Element>(tile, TileByte(plan, fold, r, d));
+      Element want{};
+      if (d < view.head_size()) want = view.template load<1>(b, head, base + r, d).lane[0];
+      ASSERT_EQ(std::memcmp(&got, &want, sizeof(Element)), 0)
+          << "row " << r << " column " << d << " of head " << head;
+    }
+  }
+}
+
+constexpr std::uint32_t kHeadSizes[] = {64, 72, 80, 96, 128, 256, 576, 640};
+
+TEST(TmaTile, BringsWhatTheViewLoads) {
+  for (const std::uint32_t d : kHeadSizes) {
+    for (const std::uint32_t page : {16u, 64u, 128u}) {
+      const auto pool = Pool<DynamicPaged<BF16>>::Make(
+          MakeGeometry(d > 256 ? 5 : 9, 2, 2, page, d > 256 ? 1 : 3, d, DType::kBF16));
+      for (const auto& view : {pool.collection.get_key_cache(1), pool.collection.get_value_cache(0)}) {
+        for (const std::uint32_t rows : {16u, 64u}) {
+          const std::uint32_t base = std::max(rows, page) == page ? page - rows : 0;
+          for (const TmaSwizzle swizzle : kSwizzles) {
+            const auto plan = PlanTmaTile(TmaSourceOf(view), {.tile_rows = rows, .swizzle = swizzle});
+            ASSERT_TRUE(plan.ok()) << plan.status();
+            if (base + rows > 2 * page) continue;  // assigned pages only
+            SCOPED_TRACE(absl::StrCat("d ", d, " page ", page, " rows ", rows, " swizzle ",
+                                      static_cast<int>(swizzle)));
+            SharedTile tile(plan->tile_bytes());
+            IssueTile(view, *plan, TmaFold::kNone, 1, base, view.num_heads() - 1, false, &tile);
+            ExpectTile(view, *plan, TmaFold::kNone, 1, base, view.num_heads() - 1, tile);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(TmaTile, ByPageFoldedAndInHalves) {
+  const auto pool =
+      Pool<DynamicPaged<F16>>::Make(MakeGeometry(9, 2, 2, 32, 2, 128, DType::kF16));
+  const auto view = pool.collection.get_value_cache(1);
+  const TmaSource source = TmaSourceOf(view);
+  const auto check = [&](const absl::StatusOr<TmaPlan>& plan, TmaFold fold, bool paged) {
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    SharedTile tile(plan->tile_bytes());
+    IssueTile(view, *plan, fold, 0, 32, 1, paged, &tile);
+    ExpectTile(view, *plan, fold, 0, 32, 1, tile);
+  };
+  check(PlanPagedTmaTile(source, {.tile_rows = 64}), TmaFold::kNone, true);
+  check(PlanTmaTile(source, {.tile_rows = 32, .fold = TmaFold::kTile}), TmaFold::kTile, false);
+  check(PlanTmaTile(source, {.tile_rows = 64, .fold = TmaFold::kRows}), TmaFold::kRows, false);
+  check(PlanTmaTile(source, {.tile_rows = 64, .tile_columns = 64}), TmaFold::kNone, false);
+}
+
+TEST(TmaTile, RowsOutsideTheViewAndTheNullPageReadAsZero) {
+  auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(9, 2, 1, 16, 2, 64, DType::kBF16));
+  const auto view = pool.collection.get_key_cache(0);
+  std::memset(static_cast<void*>(view.blocks), 0, 16 * 128 * sizeof(BF16));  // page 0
+  const auto plan = PlanTmaTile(TmaSourceOf(view), {.tile_rows = 16});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const std::int64_t row : {std::int64_t{0}, std::int64_t{-16}, view.num_kv_rows()}) {
+    SharedTile tile(plan->tile_bytes());
+    LoadBox(*plan, {0, 1, row}, 0, &tile);
+    for (const std::byte b : tile.bytes) ASSERT_EQ(b, std::byte{0}) << row;
+  }
+}
+
+TEST(TmaTile, TensorsWithoutPages) {
+  constexpr std::uint32_t kHeads = 2, kDepth = 72;
+  AlignedArray<float> data(3 * 40 * kHeads * kDepth);
+  std::iota(data.begin(), data.end(), 1.0f);
+  const cache::ContiguousMHAOperand<float> contiguous{data.data(), nullptr, 3, 40, kHeads, kDepth};
+  const std::vector<std::uint32_t> offsets{0, 13, 50, 120};
+  const cache::RaggedMHAOperand<float> ragged{data.data(), offsets.data(), 3, 120, kHeads, kDepth, 70};
+  const auto check = [&](const auto& operand, std::uint32_t b, std::uint32_t t) {
+    const auto plan = PlanTmaTile(TmaSourceOf(operand), {.tile_rows = 16});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    SharedTile tile(plan->tile_bytes());
+    for (std::uint32_t j = 0; j < plan->tile[2] / plan->box[0]; ++j) {
+      LoadBox(*plan, {j * plan->box[0], 1, operand.row_idx(b, t)},
+              std::int64_t{j} * 16 * plan->box[0] * 4, &tile);
+    }
+    for (const int writes : tile.writes) ASSERT_EQ(writes, 1);
+    for (std::uint32_t r = 0; r < 16; ++r) {
+      for (std::uint32_t d = 0; d < plan->tile[2]; ++d) {
+        const std::uint32_t row = operand.row_idx(b, t) + r;
+        const float want = d < kDepth && row < 120 ? data[(row * kHeads + 1) * kDepth + d] : 0.0f;
+        ASSERT_EQ(At<float>(tile, TileByte(*plan, TmaFold::kNone, r, d)), want) << r << " " << d;
+      }
+    }
+  };
+  check(contiguous, 1, 3);
+  check(contiguous, 2, 30);  // past the tensor
+  check(ragged, 1, 2);
+  check(ragged, 2, 60);
+}
+
+// Rows from n on are outside for loads and stores, for each n.
+TEST(RaggedTmaTile, FirstRowsOnly) {
+  constexpr std::uint32_t kRows = 16;
+  for (const std::uint32_t d : {64u, 80u}) {
+    auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(5, 2, 1, 32, 3, d, DType::kBF16));
+    const auto view = pool.collection.get_key_cache(0);
+    const auto plan = PlanRaggedTmaTile(TmaSourceOf(view), {.tile_rows = kRows});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const std::uint32_t chunks = plan->tile[2] / plan->box[0];
+    for (const std::uint32_t start : {0u, view.row_idx(1, 4)}) {
+      for (std::uint32_t n = 0; n <= kRows; ++n) {
+        SharedTile tile(plan->tile_bytes());
+        std::vector<std::byte> before(pool.memory.size() * sizeof(BF16));
+        std::memcpy(before.data(), pool.memory.data(), before.size());
+        std::set<std::uintptr_t> stored;
+        for (std::uint32_t j = 0; j < chunks; ++j) {
+          const std::vector<std::int64_t> at{j * plan->box[0], kRows - n, (start + n) * 3 + 2};
+          const std::int64_t to = std::int64_t{j} * kRows * plan->box[0] * 2;
+          LoadBox(*plan, at, to, &tile);
+          testing::ForEachByte(*plan, at, to, [&](std::int64_t, std::uintptr_t address) {
+            if (address != 0) stored.insert(address);
+          });
+        }
+        std::set<std::uintptr_t> want;
+        for (const int writes : tile.writes) ASSERT_EQ(writes, 1);
+        for (std::uint32_t r = 0; r < kRows; ++r) {
+          for (std::uint32_t c = 0; c < plan->tile[2]; ++c) {
+            const BF16* const element = view.blocks + ((start + r) * 3 + 2) * d + c;
+            const bool inside = r < n && c < d;
+            const auto got = At<BF16>(tile, TileByte(*plan, TmaFold::kNone, r, c));
+            ASSERT_EQ(got.bits, inside ? element->bits : 0) << n << " " << r << " " << c;
+            if (!inside) continue;
+            want.insert(reinterpret_cast<std::uintptr_t>(element));
+            want.insert(reinterpret_cast<std::uintptr_t>(element) + 1);
+          }
+        }
+        ASSERT_EQ(stored, want) << n;
+      }
+    }
+  }
+}
+
+// Four rows per copy; a row of -1 reads as zero.
+void Gather(const TmaPlan& plan, const std::vector<std::int64_t>& rows, SharedTile* tile) {
+  const std::int64_t width = plan.box[0] * DTypeSize(plan.dtype);
+  for (std::uint32_t j = 0; j < plan.tile[2] / plan.box[0]; ++j) {
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      LoadBox(plan, {j * plan.box[0], rows[r]},
+              (j * static_cast<std::int64_t>(rows.size()) + static_cast<std::int64_t>(r)) * width, tile);
+    }
+  }
+}
+
+TEST(Gather4TmaTile, AnyRowsInAnyType) {
+  const auto pool =
+      Pool<Paged<F8E4M3, cache::KVCacheStaticParams<1, 576>, 64, float, 576>>::Make(
+          WithScales(MakeGeometry(5, 2, 2, 64, 1, 576), DType::kF8E4M3, 576));
+  const auto view = pool.collection.get_key_cache(1);
+  const std::vector<std::int64_t> rows{view.sparse_tma_row(1, 70), -1, view.sparse_tma_row(0, 3),
+                                       view.sparse_tma_row(1, 0),  -1, view.sparse_tma_row(0, 100),
+                                       view.sparse_tma_row(0, 1),  view.sparse_tma_row(1, 5)};
+  const Gather4TmaTileSpec specs[] = {
+      {.tile_width = 576, .tile_height = 8, .swizzle = TmaSwizzle::k128B},
+      {.tile_width = 576, .tile_stride = 576, .tile_height = 8, .swizzle = TmaSwizzle::k64B},
+      {.tile_width = 72, .tile_height = 8, .dtype = DType::kI64},
+      {.tile_width = 64, .tile_height = 8, .swizzle = TmaSwizzle::k32B, .dtype = DType::kI64}};
+  for (const Gather4TmaTileSpec& spec : specs) {
+    const auto plan = PlanGather4TmaTile(TmaSourceOf(view), spec);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->compute_capability, 100);
+    SharedTile tile(plan->tile_bytes());
+    Gather(*plan, rows, &tile);
+    for (const int writes : tile.writes) ASSERT_EQ(writes, 1);
+    const std::int64_t e = DTypeSize(plan->dtype);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      for (std::int64_t byte = 0; byte < plan->tile[2] * e; ++byte) {
+        const auto at = TileByte(*plan, TmaFold::kNone, static_cast<std::int64_t>(r), byte / e) + byte % e;
+        const auto* const row = reinterpret_cast<const std::byte*>(view.blocks) + rows[r] * 576;
+        ASSERT_EQ(tile.bytes[static_cast<std::size_t>(at)],
+                  rows[r] < 0 || byte >= 576 ? std::byte{0} : row[byte])
+            << r << " " << byte;
+      }
+    }
+  }
+}
+
+TEST(RopeTmaTile, RopeValuesOfRopeAwareRows) {
+  const auto pool =
+      Pool<Paged<F8E4M3, cache::KVCacheStaticParams<1, 640, true, 64>, 64, float, 640>>::Make(
+          WithScales(MakeGeometry(5, 1, 2, 64, 1, 640), DType::kF8E4M3, 640));
+  const auto view = pool.collection.get_key_cache(1);
+  const auto plan = PlanRopeTmaTile(TmaSourceOf(view),
+                                    {.tile_rows = 128, .tile_columns = 64, .padded_depth = 512});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // The last row ends where the view does.
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(plan->base) +
+                (plan->extents[2] - 1) * plan->strides[1] + 128,
+            reinterpret_cast<std::uintptr_t>(view.blocks + view.num_kv_rows() * 640));
+  SharedTile tile(plan->tile_bytes());
+  IssueTile(view, *plan, TmaFold::kNone, 1, 0, 0, false, &tile);
+  for (const int writes : tile.writes) ASSERT_EQ(writes, 1);
+  for (std::uint32_t r = 0; r < 128; ++r) {
+    for (std::uint32_t d = 0; d < 64; ++d) {
+      ASSERT_EQ(At<BF16>(tile, TileByte(*plan, TmaFold::kNone, r, d)).bits,
+                view.template load_rope<1>(1, r, d).lane[0].bits);
+    }
+  }
+  const auto content = PlanTmaTile(TmaSourceOf(view), {.tile_rows = 64});
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_EQ(content->extents[0], 512u);  // a content tile never reads rope values
+  EXPECT_EQ(content->strides[1], 640u);
+
+  const auto gather =
+      PlanRopeGather4TmaTile(TmaSourceOf(view), {.tile_width = 64, .padded_depth = 512});
+  ASSERT_TRUE(gather.ok()) << gather.status();
+  EXPECT_EQ(gather->compute_capability, 100);
+  SharedTile four(gather->tile_bytes());
+  const std::uint32_t tokens[] = {99, 1, 64, 7};
+  Gather(*gather, {view.row_idx(0, 99), view.row_idx(0, 1), view.row_idx(0, 64), view.row_idx(0, 7)},
+         &four);
+  for (std::uint32_t r = 0; r < 4; ++r) {
+    for (std::uint32_t d = 0; d < 64; ++d) {
+      ASSERT_EQ(At<BF16>(four, TileByte(*gather, TmaFold::kNone, r, d)).bits,
+                view.template load_rope<1>(0, tokens[r], d).lane[0].bits);
+    }
+  }
+}
+
+TEST(ScaleTmaTile, OneScalePerRow) {
+  const auto pool =
+      Pool<Paged<std::int8_t, cache::KVCacheStaticParams<1, 64>, 32, float, 64>>::Make(
+          WithScales(MakeGeometry(7, 2, 3, 32, 1, 64), DType::kI8, 64));
+  const auto view = pool.collection.get_value_cache(2);
+  for (const std::uint32_t tile_rows : {16u, 32u}) {
+    const auto plan = PlanScaleTmaTile(TmaSourceOf(view), {.tile_rows = tile_rows});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    for (std::uint32_t t = 0; t + tile_rows <= 96; t += tile_rows) {
+      SharedTile tile(plan->tile_bytes());
+      const std::uint32_t row = view.scale_row_idx(1, t);
+      LoadBox(*plan, {row / 4 * 4}, 0, &tile);
+      for (std::uint32_t r = 0; r < tile_rows; ++r) {
+        ASSERT_EQ(At<float>(tile, (row % 4 + r) * 4),
+                  view.template load_scale<1>(1, 0, t + r, 0).lane[0]);
+      }
+    }
+  }
+  AlignedArray<float> flat(2 * 20);
+  std::iota(flat.begin(), flat.end(), 5.0f);
+  const cache::ContiguousMHAOperand<float> operand{flat.data(), nullptr, 2, 20, 1, 1};
+  const auto plan = PlanScaleTmaTile(TmaSourceOf(operand), {.tile_rows = 16});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  SharedTile tile(plan->tile_bytes());
+  LoadBox(*plan, {operand.row_idx(1, 8)}, 0, &tile);
+  for (std::uint32_t r = 0; r < 16; ++r) {
+    EXPECT_EQ(At<float>(tile, r * 4), r < 12 ? flat[28 + r] : 0.0f);
+  }
+}
+
+Device Gpu(std::int32_t capability) {
+  Device device;
+  device.kind = DeviceKind::kCuda;
+  device.compute_capability = capability;
+  device.name = "a GPU";
+  return device;
+}
+
+TEST(TmaRefusals, GenerationOfTheDevice) {
+  TmaPlan plan;
+  plan.builder = "CreateTmaTile";
+  EXPECT_TRUE(CheckTmaDevice(Gpu(90), plan).ok());
+  EXPECT_TRUE(CheckTmaDevice(Gpu(120), plan).ok());
+  for (const auto& [device, text] :
+       {std::pair{Gpu(80), "9.0, the device is a GPU of 8.0"}, {Gpu(89), "of 8.9"},
+        {Device::Cpu(), "compute capability 9.0, the device is cpu"}}) {
+    const absl::Status status = CheckTmaDevice(device, plan);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  }
+  plan.compute_capability = 100;
+  const absl::Status status = CheckTmaDevice(Gpu(90), plan);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("10.0, the device is a GPU of 9.0"));
+}
+
+TEST(TmaRefusals, RulesOfTheEncoder) {
+  alignas(16) static std::byte memory[32];
+  TmaPlan good;
+  good.builder = "x";
+  good.base = memory;
+  good.dtype = DType::kBF16;
+  good.rank = 2;
+  good.extents = {64, 100};
+  good.strides = {128};
+  good.box = {64, 256};
+  good.swizzle = TmaSwizzle::k128B;
+  EXPECT_TRUE(CheckTmaPlan(good).ok()) << CheckTmaPlan(good);
+  const auto refused = [&](const char* text, auto change) {
+    TmaPlan plan = good;
+    change(plan);
+    const absl::Status status = CheckTmaPlan(plan);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  };
+  refused("rank is 0", [](TmaPlan& p) { p.rank = 0; });
+  refused("rank is 6", [](TmaPlan& p) { p.rank = 6; });
+  refused("base address", [](TmaPlan& p) { p.base = memory + 8; });
+  refused("base address 0", [](TmaPlan& p) { p.base = nullptr; });
+  refused("extent 1 is 0", [](TmaPlan& p) { p.extents[1] = 0; });
+  refused("1 to 2^32", [](TmaPlan& p) { p.extents[1] = (1ull << 32) + 1; });
+  refused("signed 32-bit", [](TmaPlan& p) { p.extents[1] = (1ull << 31) - 255; });
+  refused("multiple of 16 below 2^40", [](TmaPlan& p) { p.strides[0] = 136; });
+  refused("multiple of 16 below 2^40", [](TmaPlan& p) { p.strides[0] = 1ull << 40; });
+  refused("box extent 1 is 257", [](TmaPlan& p) { p.box[1] = 257; });
+  refused("box extent 1 is 0", [](TmaPlan& p) { p.box[1] = 0; });
+  refused("a box row is 8 bytes", [](TmaPlan& p) { p.box[0] = 4; });
+  refused("the swizzle spans 128", [](TmaPlan& p) { p.box[0] = 72; });
+  refused("the swizzle spans 32", [](TmaPlan& p) { p.swizzle = TmaSwizzle::k32B; });
+  TmaPlan edge = good;
+  edge.extents[1] = (1ull << 31) - 256;
+  EXPECT_TRUE(CheckTmaPlan(edge).ok());
+}
+
+TEST(TmaRefusals, ArgumentsOfTheBuilders) {
+  const auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(5, 2, 1, 64, 2, 72, DType::kBF16));
+  const TmaSource source = TmaSourceOf(pool.collection.get_key_cache(0));
+  const auto refused = [](const absl::StatusOr<TmaPlan>& plan, const char* text) {
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(plan.status().message()), HasSubstr(text));
+  };
+  refused(PlanTmaTile(source, {.tile_rows = 0}), "tile_rows is 0");
+  refused(PlanTmaTile(source, {.tile_rows = 96}), "divisor of the page size 64");
+  refused(PlanTmaTile(source, {.tile_rows = 64, .tile_columns = 72}), "multiple of 64");
+  refused(PlanTmaTile(source, {.tile_rows = 64, .fold = TmaFold::kTile}), "cannot fold");
+  refused(PlanPagedTmaTile(source, {.tile_rows = 64, .fold = TmaFold::kRows}), "cannot fold");
+  refused(PlanRaggedTmaTile(source, {.tile_rows = 257}), "1 to 256");
+  refused(PlanGather4TmaTile(source, {.tile_width = 64, .tile_height = 6}), "multiple of 4");
+  refused(PlanGather4TmaTile(source, {.tile_width = 0}), "tile_width is 0");
+  refused(PlanGather4TmaTile(source, {.tile_width = 72, .tile_stride = 72}), "rows of 144 elements");
+  refused(PlanGather4TmaTile(source, {.tile_width = 145}), "rows of 144 elements");
+  refused(PlanScaleTmaTile(source, {.tile_rows = 16}), "has no f32 scales");
+  TmaSource odd = source;
+  odd.head_size = odd.content_size = 36;  // rows of 144 bytes, heads of 72
+  refused(PlanTmaTile(odd, {.tile_rows = 64}), "multiple of 16 below 2^40");
+  TmaSource wide = source;
+  wide.num_rows = (std::int64_t{1} << 31) - 255;
+  refused(PlanTmaTile(wide, {.tile_rows = 64}), "signed 32-bit");
+  wide.num_rows = std::int64_t{1} << 30;  // the ragged map counts rows of heads
+  refused(PlanRaggedTmaTile(wide, {.tile_rows = 64}), "signed 32-bit");
+
+  const auto fp8 = Pool<Paged<F8E4M3, cache::KVCacheStaticParams<2, 576>, 64, float, 576>>::Make(
+      WithScales(MakeGeometry(3, 2, 1, 64, 2, 576), DType::kF8E4M3, 576));
+  const TmaSource two_heads = TmaSourceOf(fp8.collection.get_key_cache(0));
+  refused(PlanScaleTmaTile(two_heads, {.tile_rows = 16}), "2 scales per row");
+  refused(PlanGather4TmaTile(two_heads, {.tile_width = 576}), "box extent 0 is 576");
+  TmaSource one = two_heads;
+  one.scales_per_row = 1;
+  refused(PlanScaleTmaTile(one, {.tile_rows = 128}), "divide the page size 64");
+  refused(PlanRopeTmaTile(two_heads, {.tile_rows = 64, .tile_columns = 64, .padded_depth = 512}),
+          "are not the row of");
+  AlignedArray<float> flat(16);
+  const cache::ContiguousMHAOperand<float> operand{flat.data(), nullptr, 1, 13, 1, 1};
+  refused(PlanScaleTmaTile(TmaSourceOf(operand), {.tile_rows = 8}), "multiple of 4");
+}
+
+}  // namespace
+}  // namespace quire::kernels::cuda
