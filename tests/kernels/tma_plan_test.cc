@@ -566,5 +566,51 @@ TEST(TmaRefusals, ArgumentsOfTheBuilders) {
   refused(PlanScaleTmaTile(TmaSourceOf(operand), {.tile_rows = 8}), "multiple of 4");
 }
 
+// Rows of tests/testdata/kv_cache/differences.md.
+TEST(TmaDifferences, D33ScalesOfACacheAreAListOfRankOne) {
+  const auto pool =
+      Pool<Paged<std::int8_t, cache::KVCacheStaticParams<1, 64>, 32, float, 64>>::Make(
+          WithScales(MakeGeometry(3, 2, 1, 32, 1, 64), DType::kI8, 64));
+  const auto view = pool.collection.get_key_cache(0);
+  const auto plan = PlanScaleTmaTile(TmaSourceOf(view), {.tile_rows = 32});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rank, 1u);
+  EXPECT_EQ(plan->extents[0], static_cast<std::uint64_t>(view.num_scale_rows()));
+  EXPECT_EQ(plan->box[0], 36u);
+}
+
+TEST(TmaDifferences, D34RaggedRowsAndHeadsShareADimension) {
+  const auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(5, 2, 1, 32, 3, 64, DType::kBF16));
+  const auto view = pool.collection.get_key_cache(0);
+  const auto plan = PlanRaggedTmaTile(TmaSourceOf(view), {.tile_rows = 128});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rank, 3u);
+  EXPECT_EQ(plan->extents[2], 3u * static_cast<std::uint64_t>(view.num_kv_rows() + 1));
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(plan->base) + 128 * 3 * 64 * 2,
+            reinterpret_cast<std::uintptr_t>(view.blocks));
+}
+
+TEST(TmaDifferences, D35GatheredRowsHaveTheirTrueWidth) {
+  const auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(5, 2, 1, 32, 3, 64, DType::kBF16));
+  const TmaSource source = TmaSourceOf(pool.collection.get_key_cache(0));
+  const auto plan = PlanGather4TmaTile(source, {.tile_width = 64, .swizzle = TmaSwizzle::k128B});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->extents[0], 192u);
+  EXPECT_EQ(plan->strides[0], 384u);
+  EXPECT_FALSE(PlanGather4TmaTile(source, {.tile_width = 64, .tile_stride = 256}).ok());
+}
+
+TEST(TmaDifferences, D36RopeExtentIsItsValues) {
+  const auto pool =
+      Pool<Paged<F8E4M3, cache::KVCacheStaticParams<1, 640, true, 64>, 64, float, 640>>::Make(
+          WithScales(MakeGeometry(3, 1, 1, 64, 1, 640), DType::kF8E4M3, 640));
+  const auto plan = PlanRopeTmaTile(TmaSourceOf(pool.collection.get_key_cache(0)),
+                                    {.tile_rows = 64, .tile_columns = 64, .padded_depth = 512});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->extents[0], 64u);
+  EXPECT_EQ(plan->extents[1], 1u);
+  EXPECT_EQ(plan->strides[1], 640u);
+}
+
 }  // namespace
 }  // namespace quire::kernels::cuda
