@@ -12,6 +12,9 @@ absl::Status SiluProduct(const Backend& backend, const SiluProductParams& params
         "gated product of ", params.columns, " columns has strides gate ", params.gate_stride,
         ", up ", params.up_stride, ", y ", params.y_stride, ", each must hold a row"));
   }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::SiluProductCuda(*backend.cuda(), params);
+  }
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.8,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         internal::SiluProductSimd(params, begin, end);

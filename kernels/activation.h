@@ -21,12 +21,14 @@ struct SiluProductParams {
   std::uint32_t columns;
 };
 
-// y = gate / (1 + exp(-gate)) * up, element by element in f32, with the one exp of all kernels.
-// Returns INVALID_ARGUMENT for a stride below columns.
+// y = gate / (1 + exp(-gate)) * up, element by element in f32, with the one exp of all kernels. On a
+// GPU all three are f32 or all are bf16. Returns INVALID_ARGUMENT for a stride below columns or other
+// element types.
 absl::Status SiluProduct(const Backend& backend, const SiluProductParams& params);
 
 namespace internal {
 
+absl::Status SiluProductCuda(const CudaContext& context, const SiluProductParams& params);
 void SiluProductCpu(const SiluProductParams& params, std::int64_t row_begin, std::int64_t row_end);
 void SiluProductSimd(const SiluProductParams& params, std::int64_t row_begin, std::int64_t row_end);
 

@@ -12,6 +12,9 @@ absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params) {
         "norm of ", hidden, " elements has strides x ", params.x_stride, ", y ", params.y_stride,
         ", residual ", params.residual_stride, ", each must hold a row of at least 1"));
   }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::RmsNormCuda(*backend.cuda(), params);
+  }
   backend.ParallelFor(params.num_rows, static_cast<double>(hidden) * 0.15,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         internal::RmsNormSimd(params, begin, end);

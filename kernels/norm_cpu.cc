@@ -8,10 +8,11 @@ namespace quire::kernels::internal {
 
 void RmsNormCpu(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end) {
   for (std::int64_t m = row_begin; m < row_end; ++m) {
-    const float* const x = params.x.f32() + m * params.x_stride;  // [hidden]
-    float* const y = params.y.f32() + m * params.y_stride;        // [hidden]
+    const std::int64_t from = params.row_indices == nullptr ? m : params.row_indices[m];
+    const float* const x = params.x.f32() + from * params.x_stride;  // [hidden]
+    float* const y = params.y.f32() + m * params.y_stride;           // [hidden]
     float* const residual =
-        params.residual == nullptr ? nullptr : params.residual + m * params.residual_stride;
+        params.residual == nullptr ? nullptr : params.residual + from * params.residual_stride;
     float sum = 0;
     for (std::uint32_t i = 0; i < params.hidden; ++i) {
       const float s = residual == nullptr ? x[i] : x[i] + residual[i];

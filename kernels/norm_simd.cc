@@ -56,10 +56,11 @@ void RmsNormRows(const RmsNormParams& params, std::int64_t row_begin, std::int64
   const std::size_t hidden = params.hidden;
   const VF offset = hn::Set(d, params.weight_offset);
   for (std::int64_t m = row_begin; m < row_end; ++m) {
+    const std::int64_t from = params.row_indices == nullptr ? m : params.row_indices[m];
     float* const y = params.y.f32() + m * params.y_stride;
     float* const residual =
-        params.residual == nullptr ? nullptr : params.residual + m * params.residual_stride;
-    const float sum = AddAndSquare(params.x.f32() + m * params.x_stride, residual, y, hidden);
+        params.residual == nullptr ? nullptr : params.residual + from * params.residual_stride;
+    const float sum = AddAndSquare(params.x.f32() + from * params.x_stride, residual, y, hidden);
     const float inverse =
         1.0f / std::sqrt(sum / static_cast<float>(params.hidden) + params.epsilon);
     const VF scale = hn::Set(d, inverse);

@@ -55,29 +55,56 @@ std::size_t RowBytes(const View& view, std::uint32_t rows) {
 
 }  // namespace
 
-absl::Status CopyPage(const Backend& backend, const PageCopyParams& params) {
-  const cache::KvGeometry& geometry = GeometryOf(*params.pool);
-  QUIRE_RETURN_IF_ERROR(CheckPage(geometry, params.source, false));
-  QUIRE_RETURN_IF_ERROR(CheckPage(geometry, params.destination, true));
-  if (params.num_rows > geometry.page_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("copy of ", params.num_rows, " tokens, a page holds ", geometry.page_size));
+absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
+                       std::span<const PageCopyItem> items) {
+  const cache::KvGeometry& geometry = GeometryOf(pool);
+  for (const PageCopyItem& item : items) {
+    QUIRE_RETURN_IF_ERROR(CheckPage(geometry, item.source, false));
+    QUIRE_RETURN_IF_ERROR(CheckPage(geometry, item.destination, true));
+    if (item.num_rows > geometry.page_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("copy of ", item.num_rows, " tokens, a page holds ", geometry.page_size));
+    }
   }
-  if (params.source == params.destination) return absl::OkStatus();
-  ForEachView(backend, *params.pool, params.source, params.destination, [&](const auto& view) {
-    std::memcpy(view.template block_paged_ptr<1>(1, 0, 0),
-                view.template block_paged_ptr<1>(0, 0, 0), RowBytes(view, params.num_rows));
-  });
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::CopyPagesCuda(*backend.cuda(), pool, items);
+  }
+  QUIRE_RETURN_IF_ERROR(CheckCpuKvDType(geometry.dtype));
+  for (const PageCopyItem& item : items) {
+    if (item.source == item.destination) continue;
+    ForEachView(backend, pool, item.source, item.destination, [&](const auto& view) {
+      std::memcpy(view.template block_paged_ptr<1>(1, 0, 0),
+                  view.template block_paged_ptr<1>(0, 0, 0), RowBytes(view, item.num_rows));
+    });
+  }
   return absl::OkStatus();
 }
 
-absl::Status ZeroPage(const Backend& backend, const AnyKvCollection& pool, std::uint32_t page) {
-  QUIRE_RETURN_IF_ERROR(CheckPage(GeometryOf(pool), page, true));
-  ForEachView(backend, pool, cache::kNullPage, page, [&](const auto& view) {
-    std::memset(static_cast<void*>(view.template block_paged_ptr<1>(1, 0, 0)), 0,
-                RowBytes(view, view.page_size()));
-  });
+absl::Status ZeroPages(const Backend& backend, const AnyKvCollection& pool,
+                       std::span<const std::uint32_t> pages) {
+  for (const std::uint32_t page : pages) {
+    QUIRE_RETURN_IF_ERROR(CheckPage(GeometryOf(pool), page, true));
+  }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::ZeroPagesCuda(*backend.cuda(), pool, pages);
+  }
+  QUIRE_RETURN_IF_ERROR(CheckCpuKvDType(GeometryOf(pool).dtype));
+  for (const std::uint32_t page : pages) {
+    ForEachView(backend, pool, cache::kNullPage, page, [&](const auto& view) {
+      std::memset(static_cast<void*>(view.template block_paged_ptr<1>(1, 0, 0)), 0,
+                  RowBytes(view, view.page_size()));
+    });
+  }
   return absl::OkStatus();
+}
+
+absl::Status CopyPage(const Backend& backend, const PageCopyParams& params) {
+  const PageCopyItem item{params.source, params.destination, params.num_rows};
+  return CopyPages(backend, *params.pool, {&item, 1});
+}
+
+absl::Status ZeroPage(const Backend& backend, const AnyKvCollection& pool, std::uint32_t page) {
+  return ZeroPages(backend, pool, {&page, 1});
 }
 
 }  // namespace quire::kernels

@@ -6,6 +6,9 @@
 namespace quire::kernels {
 
 absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params) {
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::QkvStoreCuda(*backend.cuda(), params);
+  }
   const KvShape shape = KvShapeOf(*params.keys);
   float* const q = params.qkv.f32();
   float* const k = q + std::int64_t{params.num_heads} * shape.head_size;

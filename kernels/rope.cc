@@ -5,6 +5,9 @@
 namespace quire::kernels {
 
 absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params) {
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::RopeAnglesCuda(*backend.cuda(), params);
+  }
   for (std::uint32_t m = 0; m < params.num_rows; ++m) {
     if (params.positions[m] < 0) {
       return absl::InvalidArgumentError(
@@ -19,6 +22,9 @@ absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params) 
 }
 
 absl::Status Rope(const Backend& backend, const RopeParams& params) {
+  if (backend.cuda() != nullptr) {
+    return absl::InvalidArgumentError("rope on a GPU is part of the KV store");
+  }
   if (params.rotary_size % 2 != 0 || params.rotary_first > params.head_size ||
       params.rotary_size > params.head_size - params.rotary_first) {
     return absl::InvalidArgumentError(

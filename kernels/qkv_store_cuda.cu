@@ -1,0 +1,247 @@
+// Between the QKV product and attention: one warp per (token, head) reads the head once, rotates it in f32, and writes
+// a q head back in place or a k or v head into its page. A lane owns four neighbouring columns, and the other column of
+// each of its pairs is read as well (from L1), before any lane of the warp writes. The group of a quantised page is one
+// head, so its largest magnitude is a butterfly over the warp.
+//
+// A launch of its own, so that attention never reads through TMA what its own kernel wrote. Bound by memory: a token's
+// QKV row in, its q row and its page rows out.
+
+#include <cstdint>
+#include <limits>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "base/vec.h"
+#include "cache_manager/kv_quantize.h"
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/qkv_store.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
+constexpr std::uint32_t kColumns = 4;  // of a lane, side by side
+// Pieces of 32 lanes x 4 columns that a head may have.
+constexpr std::uint32_t kPieces = 2;
+constexpr std::uint32_t kMaxHeadSize = kPieces * kColumns * cuda::kWarpSize;
+
+// A head's columns, four per lane and piece.
+using HeadValues = float[kPieces][kColumns];
+
+template <typename T, typename E>
+struct QkvStoreArgs {
+  KvView<E> keys;
+  KvView<E> values;
+  T* qkv;
+  const float* cosines;
+  const float* sines;
+  const std::int32_t* token_rows;
+  const std::int32_t* positions;
+  std::int64_t qkv_stride;
+  std::uint32_t num_heads;
+  std::uint32_t rotary_size;
+  std::uint32_t rotary_first;
+  RopeStyle style;
+};
+
+__device__ __forceinline__ std::uint32_t FirstColumn(std::uint32_t piece) {
+  return kColumns * (cuda::Lane() + piece * cuda::kWarpSize);
+}
+
+// Column d of the head, rotated; `own` is what lies there.
+template <typename T, typename E>
+__device__ __forceinline__ float Rotated(const QkvStoreArgs<T, E>& args, const T* head,
+                                         std::int64_t row, std::uint32_t d, float own) {
+  const std::uint32_t i = d - args.rotary_first;  // wraps below the first column
+  const std::uint32_t pairs = args.rotary_size / 2;
+  if (i >= args.rotary_size) return own;
+  const bool half = args.style == RopeStyle::kHalf;
+  const bool second = half ? i >= pairs : i % 2 != 0;
+  const std::uint32_t distance = half ? pairs : 1;
+  const std::uint32_t pair = half ? (second ? i - pairs : i) : i / 2;
+  const float other = ToFloat(head[second ? d - distance : d + distance]);
+  const std::int64_t at = row * pairs + pair;
+  const float turned = cuda::Mul(other, args.sines[at]);
+  const float kept = cuda::Mul(own, args.cosines[at]);
+  return second ? cuda::Add(kept, turned) : cuda::Sub(kept, turned);
+}
+
+// Reads a head, rotated unless it is one of v's.
+template <typename T, typename E>
+__device__ __forceinline__ void ReadHead(const QkvStoreArgs<T, E>& args, const T* head,
+                                         std::int64_t row, bool rotate, HeadValues& x) {
+#pragma unroll
+  for (std::uint32_t j = 0; j < kPieces; ++j) {
+    const std::uint32_t d = FirstColumn(j);
+    Vec<T, kColumns> own{};
+    const bool inside = d < args.keys.head_size();
+    if (inside) own = cache::LoadVector<kColumns>(head + d);
+#pragma unroll
+    for (std::uint32_t c = 0; c < kColumns; ++c) {
+      x[j][c] = ToFloat(own.lane[c]);
+      if (inside && rotate) x[j][c] = Rotated(args, head, row, d + c, x[j][c]);
+    }
+  }
+}
+
+struct PagePlace {
+  std::uint32_t row;   // of the batch
+  std::uint32_t head;  // of the cache
+  std::uint32_t token;
+};
+
+template <typename E>
+__device__ __forceinline__ void StoreHead(const KvView<E>& view, const PagePlace& place,
+                                          const HeadValues& x) {
+  float scale = 1.0f;
+  bool zero = false;
+  if constexpr (kQuantizedKv<E>) {
+    // As cache::QuantizeGroup: the largest magnitude has no order.
+    float amax = 0.0f;
+    bool finite = true;
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPieces; ++j) {
+#pragma unroll
+      for (std::uint32_t c = 0; c < kColumns; ++c) {
+        finite = finite && fabsf(x[j][c]) <= std::numeric_limits<float>::max();
+        amax = cuda::Max(amax, fabsf(x[j][c]));
+      }
+    }
+#pragma unroll
+    for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
+      amax = cuda::Max(amax, cuda::ShuffleXor(amax, mask));
+    }
+    zero = cuda::AnyLane(!finite) || amax == 0.0f;
+    if (!zero) scale = cuda::Max(cuda::Div(amax, cache::kQuantizedMax<E>), 0x1p-126f);
+    if (cuda::Lane() == 0) {
+      view.template store_scale<1>(place.row, place.head, place.token, 0, {scale});
+    }
+  }
+#pragma unroll
+  for (std::uint32_t j = 0; j < kPieces; ++j) {
+    const std::uint32_t d = FirstColumn(j);
+    if (d >= view.head_size()) break;
+    Vec<E, kColumns> out{};
+#pragma unroll
+    for (std::uint32_t c = 0; c < kColumns; ++c) {
+      if constexpr (kQuantizedKv<E>) {
+        if (!zero) out.lane[c] = cache::QuantizeValue<E>(x[j][c], scale);
+      } else {
+        out.lane[c] = FromFloat<E>(x[j][c]);
+      }
+    }
+    view.template store<kColumns>(place.row, place.head, place.token, d, out);
+  }
+}
+
+template <typename T, typename E>
+__global__ void __launch_bounds__(kThreads)
+    QkvStoreKernel(const __grid_constant__ QkvStoreArgs<T, E> args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::int64_t row = cuda::BlockX();
+  const std::uint32_t head = cuda::BlockY() * kWarps + cuda::Warp();
+  const std::uint32_t kv_heads = args.keys.num_heads();
+  const std::uint32_t head_size = args.keys.head_size();
+  const std::int32_t batch_row = args.token_rows[row];
+  if (batch_row < 0 || head >= args.num_heads + 2 * kv_heads) return;
+  T* const x = args.qkv + row * args.qkv_stride + std::int64_t{head} * head_size;
+  HeadValues values;
+  ReadHead(args, x, row, head < args.num_heads + kv_heads, values);
+  cuda::SyncWarp();
+  if (head < args.num_heads) {
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPieces; ++j) {
+      const std::uint32_t d = FirstColumn(j);
+      if (d >= head_size) break;
+      Vec<T, kColumns> out;
+#pragma unroll
+      for (std::uint32_t c = 0; c < kColumns; ++c) out.lane[c] = FromFloat<T>(values[j][c]);
+      cache::StoreVector<kColumns>(x + d, out);
+    }
+    return;
+  }
+  const bool is_key = head < args.num_heads + kv_heads;
+  StoreHead<E>(is_key ? args.keys : args.values,
+               {static_cast<std::uint32_t>(batch_row),
+                head - args.num_heads - (is_key ? 0 : kv_heads),
+                static_cast<std::uint32_t>(args.positions[row])},
+               values);
+}
+
+template <typename T, typename E>
+absl::Status LaunchQkvStore(const CudaContext& context, const QkvStoreParams& params,
+                            const KvView<E>& keys) {
+  const std::uint32_t heads = params.num_heads + 2 * keys.num_heads();
+  return cuda::Launch(
+      context, "qkv_store", QkvStoreKernel<T, E>,
+      {.blocks_x = params.num_rows,
+       .blocks_y = (heads + kWarps - 1) / kWarps,
+       .threads = kThreads,
+       .programmatic = true},
+      QkvStoreArgs<T, E>{keys, std::get<KvView<E>>(*params.values), params.qkv.as<T>(),
+                         params.cosines, params.sines, params.token_rows, params.positions,
+                         params.qkv_stride, params.num_heads, params.rotary_size,
+                         params.rotary_first, params.style});
+}
+
+absl::Status CheckShapes(const QkvStoreParams& params, const KvShape& shape) {
+  if (!(shape == KvShapeOf(*params.values))) {
+    return absl::InvalidArgumentError("key and value views differ in shape");
+  }
+  if (shape.head_size % kColumns != 0 || shape.head_size > kMaxHeadSize) {
+    return absl::InvalidArgumentError(absl::StrCat("head size ", shape.head_size,
+                                                   " is not a multiple of ", kColumns, " up to ",
+                                                   kMaxHeadSize));
+  }
+  if (params.rotary_size % 2 != 0 || params.rotary_first > shape.head_size ||
+      params.rotary_size > shape.head_size - params.rotary_first) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rotary size ", params.rotary_size, " from column ", params.rotary_first,
+                     " must be even and inside the head of ", shape.head_size));
+  }
+  const std::int64_t columns =
+      (std::int64_t{params.num_heads} + 2 * std::int64_t{shape.num_heads}) * shape.head_size;
+  if (params.qkv_stride < columns) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("qkv rows are ", params.qkv_stride, " apart, heads take ", columns));
+  }
+  if (params.token_rows == nullptr || params.positions == nullptr) {
+    return absl::InvalidArgumentError("qkv store on a GPU needs token_rows and positions");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status QkvStoreCuda(const CudaContext& context, const QkvStoreParams& params) {
+  const KvShape shape = KvShapeOf(*params.keys);
+  if (absl::Status status = CheckShapes(params, shape); !status.ok()) return status;
+  const absl::Status other = absl::InvalidArgumentError(absl::StrCat(
+      "qkv of ", DTypeName(params.qkv.dtype()), " does not go into pages of ",
+      DTypeName(shape.dtype), " with ", shape.granularity,
+      " columns per scale; supported are f32 into f32, and bf16 into bf16, f16, fp8_e4m3 and int8 with one "
+      "scale per head"));
+  return std::visit(
+      [&]<typename View>(const View& keys) -> absl::Status {
+        using E = typename View::Element;
+        if (View::kQuantized && shape.granularity != shape.head_size) return other;
+        if constexpr (std::is_same_v<E, float>) {
+          if (params.qkv.is_f32()) return LaunchQkvStore<float, E>(context, params, keys);
+        } else {
+          if (params.qkv.dtype() == DType::kBF16) {
+            return LaunchQkvStore<BF16, E>(context, params, keys);
+          }
+        }
+        return other;
+      },
+      *params.keys);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels
