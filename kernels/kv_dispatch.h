@@ -21,27 +21,41 @@ namespace quire::kernels {
 
 using KvParams = cache::KVCacheStaticParams<cache::kDynamicExtent, cache::kDynamicExtent>;
 
+// One-byte elements are quantised, with f32 scales.
+template <typename T>
+inline constexpr bool kQuantizedKv = sizeof(T) == 1;
+template <typename T>
+using KvScale = std::conditional_t<kQuantizedKv<T>, float, Unquantized>;
+template <typename T>
+inline constexpr std::uint32_t kKvGranularity = kQuantizedKv<T> ? cache::kDynamicExtent : 1;
+
 // K or V of one layer.
 template <typename T>
-using KvView = cache::PagedKVCache<T, KvParams, cache::kDynamicExtent>;
+using KvView =
+    cache::PagedKVCache<T, KvParams, cache::kDynamicExtent, KvScale<T>, kKvGranularity<T>>;
 template <typename T>
-using KvCollection = cache::PagedKVCacheCollection<T, KvParams, cache::kDynamicExtent>;
+using KvCollection = cache::PagedKVCacheCollection<T, KvParams, cache::kDynamicExtent, KvScale<T>,
+                                                   kKvGranularity<T>>;
 
-// The list. An element type joins here and nowhere else.
+// The list. An element type joins here and nowhere else. The CPU has no ops on the quantised ones.
 template <template <typename> typename Of>
-using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>>;
+using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>, Of<F8E4M3>, Of<std::int8_t>>;
 
 using AnyKvView = OverKvElements<KvView>;
 using AnyKvCollection = OverKvElements<KvCollection>;
 
-// The collection for geometry.dtype over the pool at `blocks` (page 0 of layer 0's K). Returns
-// INVALID_ARGUMENT for a dtype that is not in the list, or what the collection's own checks find.
+// The collection for geometry.dtype over the pool at `blocks` (page 0 of layer 0's K) and, for a quantised one, its
+// `scales`. Returns INVALID_ARGUMENT for a dtype that is not in the list, or what the collection's own checks find.
 inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry& geometry,
                                                         void* blocks,
-                                                        const cache::KvStepInputs& inputs) {
+                                                        const cache::KvStepInputs& inputs,
+                                                        void* scales = nullptr) {
   const auto make = [&]<typename T>(std::type_identity<T>) -> absl::StatusOr<AnyKvCollection> {
+    cache::KvPoolPointers<T, KvScale<T>> pool;
+    pool.blocks = static_cast<T*>(blocks);
+    pool.scales = static_cast<decltype(pool.scales)>(scales);
     QUIRE_ASSIGN_OR_RETURN(KvCollection<T> collection,
-                           KvCollection<T>::Create(geometry, {static_cast<T*>(blocks)}, inputs));
+                           KvCollection<T>::Create(geometry, pool, inputs));
     return AnyKvCollection(std::move(collection));
   };
   switch (geometry.dtype) {
@@ -51,10 +65,14 @@ inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry&
       return make(std::type_identity<BF16>());
     case DType::kF16:
       return make(std::type_identity<F16>());
+    case DType::kF8E4M3:
+      return make(std::type_identity<F8E4M3>());
+    case DType::kI8:
+      return make(std::type_identity<std::int8_t>());
     default:
       return absl::InvalidArgumentError(absl::StrCat("kv cache dtype ", DTypeName(geometry.dtype),
-                                                     " has no kernels, supported are f32, bf16 "
-                                                     "and f16"));
+                                                     " has no kernels, supported are f32, "
+                                                     "bf16, f16, fp8_e4m3 and int8"));
   }
 }
 
@@ -78,20 +96,24 @@ struct KvShape {
   std::uint32_t page_size;
   std::uint32_t batch_size;
   std::uint32_t lookup_stride;
+  std::uint32_t granularity;  // columns per scale; 1 when not quantised
   friend bool operator==(const KvShape&, const KvShape&) = default;
 };
 inline KvShape KvShapeOf(const AnyKvView& view) {
   return std::visit(
       [](const auto& v) {
-        return KvShape{v.kDType,      v.num_heads(), v.head_size(),
-                       v.page_size(), v.batch_size,  v.lookup_stride};
+        return KvShape{v.kDType,     v.num_heads(),   v.head_size(),  v.page_size(),
+                       v.batch_size, v.lookup_stride, v.granularity()};
       },
       view);
 }
 
-// Returns INVALID_ARGUMENT unless both views have one shape, and every row b of [0, batch_size)
-// keeps its cached tokens and the new ones, row_offsets[b + 1] - row_offsets[b], inside the lookup
-// table.
+// Returns INVALID_ARGUMENT for a quantised dtype, which the CPU has no ops on.
+absl::Status CheckCpuKvDType(DType dtype);
+
+// For the CPU, since it reads the step's lengths. Returns INVALID_ARGUMENT unless both views have one shape that
+// CheckCpuKvDType accepts, and every row b of [0, batch_size) keeps its cached tokens and the new ones,
+// row_offsets[b + 1] - row_offsets[b], inside the lookup table.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);
 

@@ -162,13 +162,15 @@ void TestPool::Put(std::uint32_t b, std::uint32_t t, const float* k, const float
   std::visit(
       [&](const auto& view) {
         using View = std::decay_t<decltype(view)>;
-        using T = typename View::Element;
-        const View& other = std::get<View>(any_values);
-        for (std::uint32_t h = 0; h < view.num_heads(); ++h) {
-          for (std::uint32_t d = 0; d < view.head_size(); ++d) {
-            const std::size_t i = h * view.head_size() + d;
-            view.template store<1>(b, h, t, d, Vec<T, 1>{{FromFloat<T>(k[i])}});
-            other.template store<1>(b, h, t, d, Vec<T, 1>{{FromFloat<T>(v[i])}});
+        if constexpr (!View::kQuantized) {
+          using T = typename View::Element;
+          const View& other = std::get<View>(any_values);
+          for (std::uint32_t h = 0; h < view.num_heads(); ++h) {
+            for (std::uint32_t d = 0; d < view.head_size(); ++d) {
+              const std::size_t i = h * view.head_size() + d;
+              view.template store<1>(b, h, t, d, Vec<T, 1>{{FromFloat<T>(k[i])}});
+              other.template store<1>(b, h, t, d, Vec<T, 1>{{FromFloat<T>(v[i])}});
+            }
           }
         }
       },

@@ -2,6 +2,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/attention.h"
 #include "kernels/kv_store.h"
 #include "kernels/page_copy.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -105,9 +107,45 @@ TEST(PageOpsErrorTest, RefusesPagesOutsideThePool) {
 TEST(KvDispatchTest, RefusesElementsWithoutKernels) {
   TestPool pool({DType::kF32, 1, 1, 16, 16}, {0}, {16}, 9);
   cache::KvGeometry geometry = pool.geometry();
-  geometry.dtype = DType::kF8E4M3;
+  geometry.dtype = DType::kI32;
   EXPECT_THAT(MakeKvCollection(geometry, nullptr, {}).status().message(),
-              testing::HasSubstr("fp8_e4m3 has no kernels, supported are f32, bf16 and f16"));
+              testing::HasSubstr("int32 has no kernels, supported are f32, bf16, f16, fp8_e4m3 and "
+                                 "int8"));
+}
+
+// Quantised pages are for GPUs: each op of the CPU says so instead of misreading them.
+TEST(KvDispatchTest, CpuOpsRefuseQuantisedPages) {
+  const TestBackend backend(1);
+  TestPool pool({DType::kBF16, 1, 1, 16, 16}, {0}, {16}, 9);
+  for (const DType dtype : {DType::kF8E4M3, DType::kI8}) {
+    cache::KvGeometry geometry = pool.geometry();
+    geometry.dtype = dtype;
+    geometry.scale_dtype = DType::kF32;
+    geometry.granularity = geometry.head_size;
+    const cache::KvStepInputs inputs = std::visit(
+        [](const auto& c) {
+          return cache::KvStepInputs{c.lookup_table(), c.cache_lengths(), 24, 1, 16, 16, 0};
+        },
+        pool.collection());
+    alignas(256) static std::byte scales[4096];
+    const auto made = MakeKvCollection(geometry, pool.bytes().data(), inputs, scales);
+    ASSERT_TRUE(made.ok()) << made.status();
+    const AnyKvView keys = KeyView(*made, 0);
+    const AnyKvView values = ValueView(*made, 0);
+    const std::string refusal = absl::StrCat("kv cache dtype ", DTypeName(dtype),
+                                             " has no kernels on the cpu");
+    std::vector<float> row(16 * 16);
+    EXPECT_THAT(KvStore(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(), 16,
+                                   16, 1})
+                    .message(),
+                testing::HasSubstr(refusal));
+    EXPECT_THAT(PagedAttention(*backend, {&keys, &values, row.data(), row.data(),
+                                          pool.row_offsets(), 16, 16, 1, 1, 1.0f})
+                    .message(),
+                testing::HasSubstr(refusal));
+    EXPECT_THAT(CopyPage(*backend, {&*made, 1, 2, 16}).message(), testing::HasSubstr(refusal));
+    EXPECT_THAT(ZeroPage(*backend, *made, 1).message(), testing::HasSubstr(refusal));
+  }
 }
 
 TEST(KvDispatchTest, RefusesStepsThatBreakTheTable) {

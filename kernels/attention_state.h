@@ -1,0 +1,71 @@
+#pragma once
+
+// States of online softmax and how two of them become one. The same function folds states inside a CTA and
+// in the merge kernel, so that where a row was cut leaves no trace in its bits: a fold along the fixed tree of
+// docs/kernels.md (tiles, spans, groups) is a chain of these steps.
+//
+// A state of some keys: max of their scores, sum of 2^(score - max), and per column the values weighted by the same
+// powers, not yet divided by the sum. Scores are in units of log2, so a power is one ex2. No keys: max -inf, sum 0,
+// values 0; folding with such a state is exact.
+//
+// Idea: the merge of partial softmax states of Milakov and Gimelshein (2018), as used by FlashAttention's split KV.
+
+#include <limits>
+
+#ifdef __CUDACC__
+#define QUIRE_STATE_INLINE __device__ __forceinline__
+#else
+#define QUIRE_STATE_INLINE inline
+#endif
+
+namespace quire::kernels {
+
+// Math names a type Real and the functions Exp2, Mul, Fma (a b + c) and Max on it, whose rounding is fixed.
+template <typename Math>
+struct AttentionState {
+  using Real = typename Math::Real;
+  Real max = -std::numeric_limits<Real>::infinity();
+  Real sum = 0;
+};
+
+// What to multiply the values of the left and of the right state with.
+template <typename Math>
+struct AttentionFold {
+  typename Math::Real left;
+  typename Math::Real right;
+};
+
+// The subtrahend of scores below the maximum `max`: 0 when there is no key, so that -inf minus it is not NaN.
+template <typename Math>
+QUIRE_STATE_INLINE typename Math::Real ScoreBase(typename Math::Real max) {
+  return max == -std::numeric_limits<typename Math::Real>::infinity() ? typename Math::Real{0} : max;
+}
+
+// *left becomes the state of the keys of both.
+template <typename Math>
+QUIRE_STATE_INLINE AttentionFold<Math> FoldState(AttentionState<Math>* left,
+                                                 const AttentionState<Math>& right) {
+  const typename Math::Real max = Math::Max(left->max, right.max);
+  const typename Math::Real base = ScoreBase<Math>(max);
+  const AttentionFold<Math> fold{Math::Exp2(left->max - base), Math::Exp2(right.max - base)};
+  left->max = max;
+  left->sum = Math::Fma(right.sum, fold.right, Math::Mul(left->sum, fold.left));
+  return fold;
+}
+
+// One column of it.
+template <typename Math>
+QUIRE_STATE_INLINE typename Math::Real FoldValue(const AttentionFold<Math>& fold,
+                                                 typename Math::Real left,
+                                                 typename Math::Real right) {
+  return Math::Fma(right, fold.right, Math::Mul(left, fold.left));
+}
+
+// A column of the result; 0 where a row saw no key.
+template <typename Math>
+QUIRE_STATE_INLINE typename Math::Real FinishValue(const AttentionState<Math>& state,
+                                                   typename Math::Real value) {
+  return state.sum > 0 ? value / state.sum : typename Math::Real{0};
+}
+
+}  // namespace quire::kernels
