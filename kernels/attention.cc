@@ -118,10 +118,19 @@ std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t states) {
 
 }  // namespace internal
 
-absl::Status PagedAttention(const Backend& backend, const AttentionParams& params) {
-  QUIRE_RETURN_IF_ERROR(
-      CheckKvStep(*params.keys, *params.values, params.row_offsets, params.batch_size));
+namespace {
+
+// What follows from shapes alone, on every backend.
+absl::Status CheckShapes(const AttentionParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
+  if (!(shape == KvShapeOf(*params.values))) {
+    return absl::InvalidArgumentError("key and value views differ in shape");
+  }
+  if (params.batch_size > shape.batch_size) {
+    return absl::InvalidArgumentError(absl::StrCat("step has ", params.batch_size,
+                                                   " sequences, the views hold ",
+                                                   shape.batch_size));
+  }
   if (params.num_heads == 0 || params.num_heads % shape.num_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("attention has ", params.num_heads,
                                                    " query heads, not a multiple of ",
@@ -133,6 +142,19 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
                                                    params.out_stride, " apart, heads take ",
                                                    columns));
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status PagedAttention(const Backend& backend, const AttentionParams& params) {
+  QUIRE_RETURN_IF_ERROR(CheckShapes(params));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::PagedAttentionCuda(*backend.cuda(), params);
+  }
+  QUIRE_RETURN_IF_ERROR(
+      CheckKvStep(*params.keys, *params.values, params.row_offsets, params.batch_size));
+  const KvShape shape = KvShapeOf(*params.keys);
   const std::uint32_t* const lengths =
       std::visit([](const auto& view) { return view.cache_lengths; }, *params.keys);
   const internal::Plan plan(params, shape, lengths, backend.num_threads());

@@ -37,6 +37,12 @@ struct AttentionParams {
 // left to right. A score has 16 virtual lanes over the columns and a fixed tree over the lanes; a
 // tile is one online-softmax step. Keys beyond p are never read. Returns INVALID_ARGUMENT as
 // CheckKvStep, for head counts that do not divide, or a stride below the heads.
+//
+// CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one type. bf16 over bf16, f16,
+// or one-byte pages with one scale per token and head, for heads of 16 to 128 columns in steps of 16, runs on tensor
+// cores: products of 16-bit values, f32 sums, in the trees of attention_work.h, which differ between prompt rows and
+// generated rows; q and out rows are aligned to 8 bytes. Everything else runs in the scalar kernel, heads up to 576
+// columns, which needs no plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {
@@ -68,6 +74,8 @@ constexpr std::size_t StateFloats(std::uint32_t head_size) {
 }
 // Scratch of one item.
 std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t states);
+
+absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParams& params);
 
 // Plain reference: the whole op, one thread, two passes of softmax.
 void AttentionCpu(const AttentionParams& params);

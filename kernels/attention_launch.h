@@ -1,0 +1,36 @@
+#pragma once
+
+// One launcher per kernel, each defined in the unit that instantiates it: a kernel's host stub is internal to its
+// unit. The suffix of a unit names the pages' element.
+
+#include "absl/status/status.h"
+#include "kernels/attention.h"
+#include "kernels/attention_tile.cuh"
+#include "kernels/cuda/context.h"
+
+namespace quire::kernels::attention {
+
+// Head sizes that the tensor-core kernels are built for; a head runs in the smallest that holds it.
+template <typename T>
+absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
+                          std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
+                           std::uint32_t blocks);
+
+// One warp for a row and head: any head size up to kMaxScalarHead, any pages, f32 or bf16 activations.
+inline constexpr std::uint32_t kMaxScalarHead = 576;
+absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
+
+// Decode rows from their partial results.
+struct MergeArgs {
+  BF16* out;
+  std::int64_t out_stride;
+  AttentionWorkLists lists;
+  std::uint32_t group;
+  std::uint32_t head_size;
+  std::uint32_t columns;  // of a partial
+};
+absl::Status LaunchMerge(const CudaContext& context, const MergeArgs& args, std::uint32_t blocks);
+
+}  // namespace quire::kernels::attention
