@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -37,14 +38,15 @@ std::span<std::byte> KvPool::Region::page(BlockId id) const {
 }
 
 std::span<std::byte> KvPool::Region::leading_guard() const {
-  return buffer.bytes().first(static_cast<std::size_t>(guard_bytes));
+  return {static_cast<std::byte*>(buffer.data()), static_cast<std::size_t>(guard_bytes)};
 }
 
 std::span<std::byte> KvPool::Region::trailing_guard() const {
-  return buffer.bytes().subspan(static_cast<std::size_t>(guard_bytes + num_pages * page_bytes));
+  return {base() + num_pages * page_bytes, static_cast<std::size_t>(guard_bytes)};
 }
 
-absl::Status KvPool::Region::CheckIntegrity(const char* name, std::byte pattern) const {
+absl::Status KvPool::Region::CheckIntegrity(const char* name, std::byte pattern,
+                                            const Stream* stream) const {
   if (num_pages == 0) return absl::OkStatus();
   const struct {
     const char* what;
@@ -54,7 +56,16 @@ absl::Status KvPool::Region::CheckIntegrity(const char* name, std::byte pattern)
                {"leading guard", leading_guard(), pattern},
                {"trailing guard", trailing_guard(), pattern}};
   for (const auto& area : areas) {
-    const std::int64_t offset = FindOther(area.bytes, area.expected);
+    std::span<const std::byte> bytes = area.bytes;
+    std::vector<std::byte> copy;
+    if (stream != nullptr) {
+      copy.resize(bytes.size());
+      QUIRE_RETURN_IF_ERROR(
+          stream->Copy(copy.data(), bytes.data(), static_cast<std::int64_t>(bytes.size())));
+      QUIRE_RETURN_IF_ERROR(stream->Synchronize());
+      bytes = copy;
+    }
+    const std::int64_t offset = FindOther(bytes, area.expected);
     if (offset >= 0) {
       return absl::InternalError(
           absl::StrCat(name, ": byte ", offset, " of the ", area.what, " was overwritten"));
@@ -63,39 +74,60 @@ absl::Status KvPool::Region::CheckIntegrity(const char* name, std::byte pattern)
   return absl::OkStatus();
 }
 
-absl::StatusOr<KvPool::Region> KvPool::Map(std::int64_t page_bytes, std::int64_t row_bytes,
-                                           std::uint32_t num_pages) {
+KvPool::Region KvPool::Measure(std::int64_t page_bytes, std::int64_t row_bytes,
+                               std::uint32_t num_pages) {
   Region region;
   region.page_bytes = page_bytes;
   region.num_pages = num_pages;
   // Whole system pages, so that the first KV page starts at an aligned address.
   region.guard_bytes = RoundUp(std::int64_t{kGuardRows} * row_bytes, DeviceBuffer::kAlignment);
-  QUIRE_ASSIGN_OR_RETURN(
-      region.buffer,
-      DeviceBuffer::Allocate(MemoryKind::kHost, 2 * region.guard_bytes + num_pages * page_bytes));
   return region;
+}
+
+KvPool::Region KvPool::MeasureBlocks(const KvGeometry& geometry) {
+  const std::int64_t element = DTypeSize(geometry.dtype);
+  return Measure(geometry.block_stride() * element, geometry.row_elements() * element,
+                 geometry.num_blocks);
+}
+
+KvPool::Region KvPool::MeasureScales(const KvGeometry& geometry) {
+  if (!geometry.quantized()) return Region();
+  const std::int64_t scale = DTypeSize(geometry.scale_dtype);
+  return Measure(geometry.scale_block_stride() * scale, geometry.scale_row_elements() * scale,
+                 geometry.num_blocks);
+}
+
+std::int64_t KvPool::BytesFor(const KvGeometry& geometry) {
+  return MeasureBlocks(geometry).total_bytes() + MeasureScales(geometry).total_bytes();
+}
+
+absl::Status KvPool::Fill(std::span<std::byte> guard) const {
+  if (options_.stream == nullptr) {
+    std::memset(guard.data(), 0xff, guard.size());
+    return absl::OkStatus();
+  }
+  const std::vector<std::byte> pattern(guard.size(), std::byte{0xff});
+  QUIRE_RETURN_IF_ERROR(options_.stream->Copy(guard.data(), pattern.data(),
+                                              static_cast<std::int64_t>(pattern.size())));
+  return options_.stream->Synchronize();
+}
+
+absl::Status KvPool::Map(Region* region) const {
+  if (region->num_pages == 0) return absl::OkStatus();
+  const MemoryKind kind = options_.stream == nullptr ? MemoryKind::kHost : MemoryKind::kDevice;
+  QUIRE_ASSIGN_OR_RETURN(region->buffer, DeviceBuffer::Allocate(kind, region->total_bytes()));
+  if (!options_.guard_canary) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(Fill(region->leading_guard()));
+  return Fill(region->trailing_guard());
 }
 
 absl::StatusOr<KvPool> KvPool::Create(const KvGeometry& geometry, const KvPoolOptions& options) {
   QUIRE_RETURN_IF_ERROR(geometry.Validate());
   KvPool pool(geometry, options);
-  const std::int64_t element = DTypeSize(geometry.dtype);
-  QUIRE_ASSIGN_OR_RETURN(pool.blocks_, Map(geometry.block_stride() * element,
-                                           geometry.row_elements() * element, geometry.num_blocks));
-  if (geometry.quantized()) {
-    const std::int64_t scale = DTypeSize(geometry.scale_dtype);
-    QUIRE_ASSIGN_OR_RETURN(pool.scales_,
-                           Map(geometry.scale_block_stride() * scale,
-                               geometry.scale_row_elements() * scale, geometry.num_blocks));
-  }
-  if (options.guard_canary) {
-    for (const Region* region : {&pool.blocks_, &pool.scales_}) {
-      if (region->num_pages == 0) continue;
-      for (const std::span<std::byte> guard : {region->leading_guard(), region->trailing_guard()}) {
-        std::memset(guard.data(), 0xff, guard.size());
-      }
-    }
-  }
+  pool.blocks_ = MeasureBlocks(geometry);
+  pool.scales_ = MeasureScales(geometry);
+  QUIRE_RETURN_IF_ERROR(pool.Map(&pool.blocks_));
+  QUIRE_RETURN_IF_ERROR(pool.Map(&pool.scales_));
   return pool;
 }
 
@@ -104,8 +136,8 @@ std::int64_t KvPool::size_bytes() const {
 }
 
 absl::Status KvPool::CheckIntegrity() const {
-  QUIRE_RETURN_IF_ERROR(blocks_.CheckIntegrity("blocks", guard_pattern()));
-  return scales_.CheckIntegrity("scales", guard_pattern());
+  QUIRE_RETURN_IF_ERROR(blocks_.CheckIntegrity("blocks", guard_pattern(), options_.stream));
+  return scales_.CheckIntegrity("scales", guard_pattern(), options_.stream);
 }
 
 }  // namespace quire::cache

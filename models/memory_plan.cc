@@ -30,6 +30,10 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
   geometry.num_heads = spec.layers[0].heads.num_kv_heads;
   geometry.head_size = spec.layers[0].heads.head_size;
   geometry.dtype = kv_dtype;
+  if (kv_dtype == DType::kI8 || kv_dtype == DType::kF8E4M3) {
+    geometry.scale_dtype = DType::kF32;
+    geometry.granularity = geometry.head_size;
+  }
   QUIRE_RETURN_IF_ERROR(geometry.Validate());
   return geometry;
 }
@@ -56,7 +60,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          KvGeometryFor(checked.spec, page_size, kv_dtype, num_blocks));
   MemoryPlan plan;
-  plan.weight_bytes = WeightBytes(slots);
+  plan.weight_bytes = WeightBytes(slots, {});
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options);

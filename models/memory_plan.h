@@ -1,19 +1,24 @@
 #pragma once
 
-// Exact bytes of a model, its KV pages and its workspace, before any of them is allocated.
+// Exact bytes of a model, its KV pages and its workspace, before any of them is allocated: on the host
+// (PlanMemory) and on a GPU (PlanDeviceMemory, which needs none).
 
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "cache_manager/kv_params.h"
 #include "models/checkpoint/model_files.h"
 #include "models/layer_spec.h"
-#include "models/model_runner.h"
+#include "models/model.h"
+#include "models/runner_options.h"
 
 namespace quire::models {
 
-// The pages of a model. num_blocks counts pages with the null page. Returns UNIMPLEMENTED when the
+// The pages of a model. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks counts pages with the null page. Returns UNIMPLEMENTED when the
 // layers need more than one group of pages, INVALID_ARGUMENT from KvGeometry::Validate otherwise.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
                                                 DType kv_dtype, std::uint32_t num_blocks);
@@ -40,5 +45,46 @@ struct MemoryPlan {
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t page_size,
                                       DType kv_dtype, std::uint32_t num_blocks,
                                       const RunnerOptions& options);
+
+// What a CudaRunner allocates by itself.
+struct RunnerMemory {
+  std::int64_t activation_bytes = 0;  // activations, logits, step arrays, lookup table
+  std::int64_t attention_bytes = 0;   // work lists and partial results
+  std::int64_t sampler_bytes = 0;
+  std::int64_t linear_bytes = 0;  // scratch of matrix products
+  std::int64_t graph_bytes = 0;   // share of captured graphs: an upper bound, taken as they are captured
+  std::int64_t pinned_bytes = 0;  // host memory
+  std::int64_t device_bytes() const {
+    return activation_bytes + attention_bytes + sampler_bytes + linear_bytes + graph_bytes;
+  }
+};
+
+struct DevicePlanOptions {
+  std::uint32_t page_size = 64;
+  DType kv_dtype = DType::kBF16;
+  std::uint32_t num_blocks = 0;         // pages with the null page; 0: as many as fit
+  std::int64_t device_memory_bytes = 0;  // what may be used
+  std::uint32_t num_sms = 132;
+  LoadMode load_mode = LoadMode::kReal;
+  RunnerOptions runner;
+};
+
+struct DeviceMemoryPlan {
+  std::int64_t device_memory_bytes = 0;  // the limit
+  std::int64_t weight_bytes = 0;         // equals Model::weight_bytes after loading
+  std::int64_t page_bytes = 0;           // of one page
+  std::uint32_t num_blocks = 0;          // pages with the null page
+  std::int64_t pool_bytes = 0;           // all pages and the guards around them
+  RunnerMemory runner;
+  std::int64_t total_bytes() const { return weight_bytes + pool_bytes + runner.device_bytes(); }
+  // Name and bytes of each part of the total, in the order above, then "total" and "limit".
+  std::vector<std::pair<std::string, std::int64_t>> Lines() const;
+};
+
+// Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing, needs no GPU.
+// Returns RESOURCE_EXHAUSTED with every part when the total is more than the limit, or when not even two pages fit;
+// other errors as LoadModel, KvGeometryFor and CudaRunner::Create.
+absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
+                                                  const DevicePlanOptions& options);
 
 }  // namespace quire::models

@@ -5,7 +5,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/cuda/uploader.h"
 #include "models/checkpoint/checkpoint.h"
+#include "models/checkpoint/dummy_checkpoint.h"
 #include "models/checkpoint/fingerprint.h"
 #include "models/families/registry.h"
 #include "models/weights.h"
@@ -30,6 +32,26 @@ absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files) {
   return checked;
 }
 
+namespace {
+
+// On a GPU with an uploader, which exists for as long as this takes.
+absl::StatusOr<Weights> LoadWeights(const WeightSlots& slots, const kernels::Backend& backend,
+                                    DType activation, std::int64_t weight_bytes) {
+  if (backend.cuda() == nullptr) return Weights::Load(slots, backend);
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<kernels::Uploader> uploader,
+      kernels::Uploader::Create(*backend.cuda()->stream, backend.pool(),
+                                kernels::Uploader::kPieceBytes, weight_bytes));
+  backend.LendUploader(uploader.get());
+  absl::StatusOr<Weights> weights = Weights::Load(slots, backend, activation);
+  backend.LendUploader(nullptr);
+  const absl::Status finished = uploader->Finish();
+  if (weights.ok() && !finished.ok()) return finished;
+  return weights;
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options) {
@@ -38,19 +60,25 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
   model->config = std::move(checked.config);
   model->spec = std::move(checked.spec);
   const Family& family = FamilyNamed(model->config.family);
-  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(files));
+  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                         options.mode == LoadMode::kDummy
+                             ? DummyCheckpoint(model->config, model->spec, family.names,
+                                               /*with_values=*/true)
+                             : Checkpoint::Open(files));
   absl::StatusOr<WeightSlots> slots = FindWeights(model->spec, family.names, checkpoint);
   if (!slots.ok()) {
     return absl::Status(slots.status().code(),
                         absl::StrCat(files.source(), ": ", slots.status().message()));
   }
-  model->weight_bytes = WeightBytes(*slots);
+  model->weight_bytes =
+      WeightBytes(*slots, {.cuda = backend.cuda() != nullptr, .activation = options.activation});
   if (options.weight_limit_bytes > 0 && model->weight_bytes > options.weight_limit_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(files.source(), ": weights take ",
                                                      model->weight_bytes, " bytes, the limit is ",
                                                      options.weight_limit_bytes));
   }
-  QUIRE_ASSIGN_OR_RETURN(Weights weights, Weights::Load(*slots, backend));
+  QUIRE_ASSIGN_OR_RETURN(Weights weights,
+                         LoadWeights(*slots, backend, options.activation, model->weight_bytes));
   model->weights = std::make_unique<Weights>(std::move(weights));
   QUIRE_ASSIGN_OR_RETURN(model->fingerprint, Fingerprint(files, checkpoint));
   model->generation = model->config.generation;

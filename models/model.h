@@ -28,7 +28,17 @@ namespace quire::models {
 
 class Weights;
 
+enum class LoadMode : std::uint8_t {
+  kReal,
+  // Weights made up from the tensors' names, of the shapes that config.json asks for; no tensor file is needed. For
+  // measurements with models that are not at hand.
+  kDummy,
+};
+
 struct LoadOptions {
+  LoadMode mode = LoadMode::kReal;
+  // The RunnerOptions::activation that the model will run with; the CPU has f32 only.
+  DType activation = DType::kF32;
   // Refuses, before anything is loaded, a model whose weights take more than this. 0: no limit.
   std::int64_t weight_limit_bytes = 0;
 };

@@ -16,70 +16,16 @@
 #include "models/model.h"
 #include "models/step_batch_check.h"
 #include "models/step_buffers.h"
+#include "models/step_order.h"
 #include "models/weights.h"
 
 namespace quire::models {
-namespace {
-
-constexpr std::uint32_t kMaxStepTokens = 1u << 20;
-constexpr std::uint32_t kMaxRows = 1u << 16;
-constexpr std::uint32_t kMaxLogprobs = 1024;
-
-StepLimits LimitsOf(const RunnerOptions& options) {
-  return {
-      .max_rows = options.max_rows,
-      .max_step_tokens = options.max_step_tokens,
-      .max_step_draws = options.max_step_draws == 0 ? 4 * options.max_rows : options.max_step_draws,
-      .max_logprobs = options.max_logprobs};
-}
-
-absl::Status CheckOptions(const ModelSpec& spec, const RunnerOptions& options) {
-  const StepLimits limits = LimitsOf(options);
-  const struct {
-    const char* name;
-    std::uint32_t value;
-    std::uint32_t low;
-    std::uint32_t high;
-  } ranges[] = {{"max_rows", limits.max_rows, 1, kMaxRows},
-                {"max_step_tokens", limits.max_step_tokens, 1, kMaxStepTokens},
-                {"max_step_draws", limits.max_step_draws, 1, kMaxStepTokens},
-                {"max_logprobs", limits.max_logprobs, 0, kMaxLogprobs}};
-  for (const auto& range : ranges) {
-    if (range.value < range.low || range.value > range.high) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          range.name, " is ", range.value, ", it must be ", range.low, " to ", range.high));
-    }
-  }
-  if (!options.has_text.empty() && options.has_text.size() != spec.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat("has_text has ", options.has_text.size(),
-                                                   " entries, vocab_size is ", spec.vocab_size));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckPool(const ModelSpec& spec, const cache::KvGeometry& pool) {
-  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry wanted,
-                         KvGeometryFor(spec, pool.page_size, pool.dtype, pool.num_blocks));
-  if (pool.kv_dim == wanted.kv_dim && pool.num_layers == wanted.num_layers &&
-      pool.num_heads == wanted.num_heads && pool.head_size == wanted.head_size &&
-      !pool.quantized()) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("kv pool has ", pool.num_layers, " layers of ",
-                                                 pool.num_heads, " heads of size ", pool.head_size,
-                                                 ", the model has ", wanted.num_layers, " of ",
-                                                 wanted.num_heads, " of ", wanted.head_size));
-}
-
-}  // namespace
-
 struct ModelRunner::State {
   State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
-      : model(m), backend(b), pool(p), options(o), limits(LimitsOf(o)) {}
+      : model(m), backend(b), pool(p), options(o), limits(LimitsOf(o)), order(limits) {}
 
   // The steps of Run, in order.
   absl::Status PreparePages(const StepBatch& batch, const kernels::AnyKvCollection& kv);
-  void OrderTokens(const StepBatch& batch);
   absl::Status Forward(const StepBatch& batch, const kernels::AnyKvCollection& kv);
   absl::Status Head(const StepBatch& batch);
   // Draws and scores whose logits lie in rows [begin, end) of logits_tokens.
@@ -102,8 +48,8 @@ struct ModelRunner::State {
   cache::KvPool* const pool;
   const RunnerOptions options;
   const StepLimits limits;
+  StepOrder order;
   StepBuffers buffers;
-  std::uint32_t batch_size = 0;  // 1 + the last scheduled batch row
 
   // Filled for the draws and scores of one block of logits.
   std::vector<kernels::SamplingRow> sampling_rows;
@@ -130,54 +76,33 @@ absl::Status ModelRunner::State::PreparePages(const StepBatch& batch,
   return absl::OkStatus();
 }
 
-// Kernels want the tokens of batch row b at row_offsets[b] .. row_offsets[b + 1]; a StepBatch may
-// list its rows in any order.
-void ModelRunner::State::OrderTokens(const StepBatch& batch) {
-  std::uint32_t* const order = buffers.row_order;
-  for (std::uint32_t i = 0; i < batch.rows.size(); ++i) order[i] = i;
-  std::sort(order, order + batch.rows.size(), [&](std::uint32_t a, std::uint32_t b) {
-    return batch.rows[a].batch_row < batch.rows[b].batch_row;
-  });
-  std::uint32_t next_row = 0;
-  std::uint32_t token = 0;
-  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
-    const StepRow& row = batch.rows[order[i]];
-    while (next_row <= row.batch_row.value()) buffers.row_offsets[next_row++] = token;
-    for (std::uint32_t j = 0; j < row.num_tokens; ++j, ++token) {
-      const std::uint32_t source = row.first_token + j;
-      buffers.tokens[token] = batch.token_ids[source];
-      buffers.positions[token] = static_cast<std::int32_t>(row.cache_length + j);
-      buffers.batch_index[token] = source;
-      buffers.step_index[source] = token;
-    }
-  }
-  buffers.row_offsets[next_row] = token;
-  batch_size = next_row;
-}
-
 absl::Status ModelRunner::State::Forward(const StepBatch& batch,
                                          const kernels::AnyKvCollection& kv) {
-  OrderTokens(batch);
+  const std::uint32_t batch_size =
+      order.Order(batch, {.tokens = buffers.tokens,
+                          .positions = buffers.positions,
+                          .row_offsets = buffers.row_offsets});
   return DecoderForward(model.spec, *model.weights,
                         {.backend = &backend,
                          .kv = &kv,
                          .buffers = &buffers,
                          .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
                          .batch_size = batch_size,
-                         .hidden_out = batch.hidden_out});
+                         .hidden_out = batch.hidden_out,
+                         .batch_index = order.batch_index()});
 }
 
 absl::Status ModelRunner::State::Head(const StepBatch& batch) {
   const std::size_t vocab = model.spec.vocab_size;
   const std::uint32_t total = static_cast<std::uint32_t>(batch.logits_tokens.size());
-  std::uint32_t tokens[kHeadRows];
+  std::uint32_t* const tokens = buffers.head_tokens;
   for (std::uint32_t begin = 0; begin < total; begin += kHeadRows) {
     const std::uint32_t end = std::min(total, begin + kHeadRows);
     for (std::uint32_t i = begin; i < end; ++i) {
-      tokens[i - begin] = buffers.step_index[batch.logits_tokens[i]];
+      tokens[i - begin] = order.step_index()[batch.logits_tokens[i]];
     }
     QUIRE_RETURN_IF_ERROR(
-        DecoderHead(model.spec, *model.weights, backend, &buffers, {tokens, end - begin}));
+        DecoderHead(model.spec, *model.weights, backend, &buffers, tokens, end - begin));
     if (batch.logits_out != nullptr) {
       std::copy_n(buffers.logits, (end - begin) * vocab, batch.logits_out + begin * vocab);
     }
@@ -256,8 +181,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
                                                                  const kernels::Backend& backend,
                                                                  cache::KvPool* pool,
                                                                  const RunnerOptions& options) {
-  QUIRE_RETURN_IF_ERROR(CheckOptions(model.spec, options));
-  QUIRE_RETURN_IF_ERROR(CheckPool(model.spec, pool->geometry()));
+  QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
+  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
+  QUIRE_RETURN_IF_ERROR(kernels::CheckCpuKvDType(pool->geometry().dtype));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
   state->sampling_rows.reserve(state->limits.max_step_draws);

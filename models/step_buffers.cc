@@ -16,15 +16,18 @@ class Cutter {
 
   template <typename T>
   T* Take(std::int64_t count) {
-    used_ = (used_ + kAlignment - 1) / kAlignment * kAlignment;
+    used_ = RoundUp(used_);
     T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
     used_ += count * static_cast<std::int64_t>(sizeof(T));
     return piece;
   }
   std::int64_t used() const { return used_; }
+  static std::int64_t RoundUp(std::int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
  private:
-  static constexpr std::int64_t kAlignment = 64;
+  static constexpr std::int64_t kAlignment = 256;
   std::byte* base_;
   std::int64_t used_ = 0;
 };
@@ -52,30 +55,63 @@ Widths WidthsOf(const ModelSpec& spec) {
   return widths;
 }
 
+kernels::FloatPtr TakeFloats(Cutter& cutter, DType dtype, std::int64_t count) {
+  return {cutter.Take<std::byte>(count * DTypeSize(dtype)), dtype};
+}
+
+// The memory of qkv and attended, and of gate_up after them.
+void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
+              StepBuffers* buffers) {
+  const std::int64_t tokens = limits.max_step_tokens;
+  const std::int64_t element = DTypeSize(limits.activation);
+  const std::int64_t attended_at = Cutter::RoundUp(tokens * widths.qkv * element);
+  const std::int64_t attention = attended_at + tokens * widths.attended * element;
+  std::byte* const base =
+      cutter.Take<std::byte>(std::max(attention, tokens * widths.gate_up * element));
+  if (base == nullptr) return;
+  buffers->qkv = {base, limits.activation};
+  buffers->attended = {base + attended_at, limits.activation};
+  buffers->gate_up = buffers->qkv;
+}
+
+void CutHost(Cutter& cutter, const StepLimits& limits, StepBuffers* buffers) {
+  const std::int64_t logprobs = limits.max_logprobs;
+  buffers->draw_top = cutter.Take<kernels::TopLogprob>(limits.max_step_draws * logprobs);
+  buffers->score_top = cutter.Take<kernels::TopLogprob>(limits.max_step_tokens * logprobs);
+}
+
+void CutDevice(Cutter& cutter, const Widths& widths, const StepLimits& limits,
+               StepBuffers* buffers) {
+  const std::int64_t rows = limits.max_rows;
+  buffers->token_rows = cutter.Take<std::int32_t>(limits.max_step_tokens);
+  buffers->cache_lengths = cutter.Take<std::uint32_t>(rows);
+  buffers->prompt_rows = cutter.Take<std::uint32_t>(rows);
+  buffers->lookup_table = cutter.Take<std::uint32_t>(rows * limits.lookup_stride);
+  buffers->inv_freq = cutter.Take<float>(widths.angles);
+}
+
 std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limits,
                  StepBuffers* buffers) {
   const std::int64_t tokens = limits.max_step_tokens;
+  const std::int64_t head_rows = limits.head_rows;
   const Widths widths = WidthsOf(spec);
   Cutter cutter(base);
   buffers->tokens = cutter.Take<std::int32_t>(tokens);
   buffers->positions = cutter.Take<std::int32_t>(tokens);
-  buffers->batch_index = cutter.Take<std::uint32_t>(tokens);
-  buffers->step_index = cutter.Take<std::uint32_t>(tokens);
   buffers->row_offsets = cutter.Take<std::uint32_t>(std::int64_t{limits.max_rows} + 1);
-  buffers->row_order = cutter.Take<std::uint32_t>(limits.max_rows);
   buffers->cosines = cutter.Take<float>(tokens * widths.angles);
   buffers->sines = cutter.Take<float>(tokens * widths.angles);
   buffers->x = cutter.Take<float>(tokens * spec.hidden);
-  buffers->normed = cutter.Take<float>(tokens * spec.hidden);
-  const std::int64_t attention = tokens * (widths.qkv + widths.attended);
-  buffers->qkv = cutter.Take<float>(std::max(attention, tokens * widths.gate_up));
-  buffers->attended = base == nullptr ? nullptr : buffers->qkv + tokens * widths.qkv;
-  buffers->gate_up = buffers->qkv;
-  buffers->head_in = cutter.Take<float>(std::int64_t{kHeadRows} * spec.hidden);
-  buffers->logits = cutter.Take<float>(std::int64_t{kHeadRows} * spec.vocab_size);
-  buffers->draw_top =
-      cutter.Take<kernels::TopLogprob>(std::int64_t{limits.max_step_draws} * limits.max_logprobs);
-  buffers->score_top = cutter.Take<kernels::TopLogprob>(tokens * limits.max_logprobs);
+  buffers->normed = TakeFloats(cutter, limits.activation, tokens * spec.hidden);
+  CutLayer(cutter, widths, limits, buffers);
+  buffers->head_tokens = cutter.Take<std::uint32_t>(tokens);
+  buffers->head_in = TakeFloats(cutter, limits.activation, head_rows * spec.hidden);
+  buffers->logits = cutter.Take<float>(head_rows * spec.vocab_size);
+  if (limits.memory == MemoryKind::kHost) {
+    CutHost(cutter, limits, buffers);
+  } else {
+    CutDevice(cutter, widths, limits, buffers);
+  }
   return cutter.used();
 }
 
@@ -89,7 +125,7 @@ std::int64_t StepBuffers::BytesFor(const ModelSpec& spec, const StepLimits& limi
 absl::StatusOr<StepBuffers> StepBuffers::Allocate(const ModelSpec& spec, const StepLimits& limits) {
   StepBuffers buffers;
   QUIRE_ASSIGN_OR_RETURN(buffers.memory,
-                         DeviceBuffer::Allocate(MemoryKind::kHost, BytesFor(spec, limits)));
+                         DeviceBuffer::Allocate(limits.memory, BytesFor(spec, limits)));
   Cut(static_cast<std::byte*>(buffers.memory.data()), spec, limits, &buffers);
   return buffers;
 }

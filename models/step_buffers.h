@@ -4,10 +4,15 @@
 
 #include "absl/status/statusor.h"
 #include "base/device_buffer.h"
+#include "base/dtype.h"
+#include "kernels/float_ptr.h"
 #include "kernels/sampling.h"
 #include "models/layer_spec.h"
 
 namespace quire::models {
+
+// Logits of this many tokens are held at once on the CPU.
+inline constexpr std::uint32_t kHeadRows = 64;
 
 // What the buffers of a runner are sized by.
 struct StepLimits {
@@ -15,15 +20,16 @@ struct StepLimits {
   std::uint32_t max_step_tokens = 0;
   std::uint32_t max_step_draws = 0;
   std::uint32_t max_logprobs = 0;
+  std::uint32_t head_rows = kHeadRows;  // rows of logits held at once
+  DType activation = DType::kF32;       // f32, or bf16 on a GPU
+  MemoryKind memory = MemoryKind::kHost;
+  std::uint32_t lookup_stride = 0;  // of the lookup table on a GPU
 };
 
-// Logits of this many tokens are held at once.
-inline constexpr std::uint32_t kHeadRows = 64;
-
-// Every array of a step, cut from one allocation. T = max_step_tokens.
+// Every array of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
 //
-// Place:      owned by ModelRunner, used by the blocks.
-// Invariants: arrays start at multiples of 64 bytes and do not overlap, except that gate_up shares
+// Place:      owned by a runner, used by the blocks.
+// Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up shares
 //             its memory with qkv and attended, which are dead by then.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable, addresses stay.
@@ -33,23 +39,30 @@ struct StepBuffers {
   static std::int64_t BytesFor(const ModelSpec& spec, const StepLimits& limits);
 
   DeviceBuffer memory;
-  std::int32_t* tokens = nullptr;            // [T] in order of batch rows
-  std::int32_t* positions = nullptr;         // [T]
-  std::uint32_t* batch_index = nullptr;      // [T] index into StepBatch::token_ids
-  std::uint32_t* step_index = nullptr;       // [T] the inverse of batch_index
-  std::uint32_t* row_offsets = nullptr;      // [max_rows + 1]
-  std::uint32_t* row_order = nullptr;        // [max_rows] StepBatch::rows by batch row
-  float* cosines = nullptr;                  // [rope tables][T, entries], one table after the other
-  float* sines = nullptr;                    // likewise
-  float* x = nullptr;                        // [T, hidden] the residual stream
-  float* normed = nullptr;                   // [T, hidden]
-  float* qkv = nullptr;                      // [T, (heads + 2 kv_heads) * d]
-  float* attended = nullptr;                 // [T, heads * d]
-  float* gate_up = nullptr;                  // [T, 2 * intermediate]
-  float* head_in = nullptr;                  // [kHeadRows, hidden]
-  float* logits = nullptr;                   // [kHeadRows, vocab]
+  std::int32_t* tokens = nullptr;        // [T] in order of batch rows
+  std::int32_t* positions = nullptr;     // [T]
+  std::uint32_t* row_offsets = nullptr;  // [max_rows + 1]
+  float* cosines = nullptr;              // [rope tables][T, entries], one table after the other
+  float* sines = nullptr;                // likewise
+  float* x = nullptr;                    // [T, hidden] the residual stream
+  kernels::FloatPtr normed;              // [T, hidden]
+  kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d]
+  kernels::FloatPtr attended;            // [T, heads * d]
+  kernels::FloatPtr gate_up;             // [T, 2 * intermediate]
+  std::uint32_t* head_tokens = nullptr;  // [T] which tokens get logits, in order of logits_tokens
+  kernels::FloatPtr head_in;             // [head_rows, hidden]
+  float* logits = nullptr;               // [head_rows, vocab]
+
+  // Host memory only.
   kernels::TopLogprob* draw_top = nullptr;   // [max_step_draws, max_logprobs]
   kernels::TopLogprob* score_top = nullptr;  // [T, max_logprobs]
+
+  // Device memory only; null on the CPU.
+  std::int32_t* token_rows = nullptr;      // [T] batch row of each token, -1: padding
+  std::uint32_t* cache_lengths = nullptr;  // [max_rows]
+  std::uint32_t* prompt_rows = nullptr;    // [max_rows] prompt tokens of each row of the step
+  std::uint32_t* lookup_table = nullptr;   // [max_rows, lookup_stride]
+  float* inv_freq = nullptr;               // of all rope tables, one after the other
 };
 
 }  // namespace quire::models

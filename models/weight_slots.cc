@@ -211,17 +211,32 @@ void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const Tens
   slots->stored_dtype = kTypes[most];
 }
 
-std::int64_t NormBytes(const StoredTensor* tensor) {
-  return tensor->num_elements() * static_cast<std::int64_t>(sizeof(float));
-}
-
-std::int64_t LinearBytes(const LinearSlot& slot) {
+std::int64_t MatrixBytes(const LinearSlot& slot, const WeightTarget& target) {
+  if (target.cuda) {
+    const DType dtype = target.activation == DType::kBF16 ? DType::kBF16 : slot.dtype;
+    return std::int64_t{slot.n} * slot.k * DTypeSize(dtype);
+  }
   constexpr std::int64_t kPanel = kernels::PackedLinear::kPanel;
   const std::int64_t panels = (std::int64_t{slot.n} + kPanel - 1) / kPanel;
   const std::int64_t columns = (std::int64_t{slot.k} + 1) / 2 * 2;
-  const std::int64_t bias =
-      slot.biases.empty() ? 0 : std::int64_t{slot.n} * static_cast<std::int64_t>(sizeof(float));
-  return panels * kPanel * columns * DTypeSize(slot.dtype) + bias;
+  return panels * kPanel * columns * DTypeSize(slot.dtype);
+}
+
+// Calls fn(elements) for each norm and each bias.
+template <typename Fn>
+void ForEachVector(const WeightSlots& slots, Fn&& fn) {
+  const auto linear = [&](const LinearSlot& slot) {
+    if (!slot.biases.empty()) fn(std::int64_t{slot.n});
+  };
+  for (const LayerSlots& layer : slots.layers) {
+    fn(layer.attn_in->num_elements());
+    fn(layer.mlp_in->num_elements());
+    for (const LinearSlot* slot : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      linear(*slot);
+    }
+  }
+  fn(slots.final_norm->num_elements());
+  linear(slots.head);
 }
 
 }  // namespace
@@ -245,12 +260,20 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   return slots;
 }
 
-std::int64_t WeightBytes(const WeightSlots& slots) {
+std::int64_t VectorFloats(const WeightSlots& slots) {
+  std::int64_t floats = 0;
+  ForEachVector(slots, [&](std::int64_t count) { floats += PaddedVector(count); });
+  return floats;
+}
+
+std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target) {
   std::int64_t bytes = static_cast<std::int64_t>(slots.embedding->bytes.size()) +
-                       NormBytes(slots.final_norm) + LinearBytes(slots.head);
+                       VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float)) +
+                       MatrixBytes(slots.head, target);
   for (const LayerSlots& layer : slots.layers) {
-    bytes += NormBytes(layer.attn_in) + LinearBytes(layer.qkv) + LinearBytes(layer.o) +
-             NormBytes(layer.mlp_in) + LinearBytes(layer.gate_up) + LinearBytes(layer.down);
+    for (const LinearSlot* slot : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      bytes += MatrixBytes(*slot, target);
+    }
   }
   return bytes;
 }

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/cuda/uploader.h"
 
 namespace quire::models {
 namespace {
@@ -86,82 +87,124 @@ void AppendWidened(const StoredTensor& tensor, std::vector<float>* values) {
   for (std::int64_t i = 0; i < elements; ++i) values->push_back(Element(tensor, i));
 }
 
-absl::StatusOr<std::vector<float>> LoadVector(const StoredTensor& tensor,
-                                              const kernels::Backend& backend) {
-  QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend));
-  std::vector<float> values;
-  AppendWidened(tensor, &values);
-  return values;
+// Memory of the backend with the bytes at `from` in it.
+absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
+                                   const kernels::Backend& backend) {
+  const bool cuda = backend.cuda() != nullptr;
+  QUIRE_ASSIGN_OR_RETURN(
+      DeviceBuffer buffer,
+      DeviceBuffer::Allocate(cuda ? MemoryKind::kDevice : MemoryKind::kHost, bytes));
+  if (cuda) {
+    QUIRE_RETURN_IF_ERROR(backend.uploader()->Copy(buffer.data(), from, bytes));
+  } else {
+    std::memcpy(buffer.data(), from, static_cast<std::size_t>(bytes));
+  }
+  return buffer;
 }
 
-absl::StatusOr<LinearWeights> LoadLinear(const LinearSlot& slot, const kernels::Backend& backend) {
-  std::vector<kernels::WeightRows> rows;
-  std::vector<std::vector<float>> widened(slot.parts.size());
-  for (std::size_t i = 0; i < slot.parts.size(); ++i) {
-    const StoredTensor& part = *slot.parts[i];
-    QUIRE_RETURN_IF_ERROR(CheckFinite(part, backend));
-    const void* data = part.bytes.data();
-    if (part.dtype != slot.dtype) {
-      AppendWidened(part, &widened[i]);
-      data = widened[i].data();
+// Loads matrices at once, and collects norms and biases, which are small, to be placed together.
+class Loader {
+ public:
+  Loader(const kernels::Backend& backend, DType activation, std::int64_t vector_floats)
+      : backend_(backend), activation_(activation) {
+    vectors_.reserve(static_cast<std::size_t>(vector_floats));
+  }
+
+  // The offset of a vector in the collection, which Resolve turns into a pointer.
+  absl::Status AddVector(std::span<const StoredTensor* const> parts, const float** where) {
+    offsets_.push_back({where, vectors_.size()});
+    std::int64_t elements = 0;
+    for (const StoredTensor* part : parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
+      AppendWidened(*part, &vectors_);
+      elements += part->num_elements();
     }
-    rows.push_back({data, static_cast<std::uint32_t>(part.shape[0])});
+    vectors_.resize(vectors_.size() + static_cast<std::size_t>(PaddedVector(elements) - elements));
+    return absl::OkStatus();
   }
-  LinearWeights weights;
-  QUIRE_ASSIGN_OR_RETURN(weights.packed,
-                         kernels::PackLinearWeights(backend, rows, slot.dtype, slot.k));
-  for (const StoredTensor* bias : slot.biases) {
-    QUIRE_RETURN_IF_ERROR(CheckFinite(*bias, backend));
-    AppendWidened(*bias, &weights.bias);
+
+  absl::Status LoadLinear(const LinearSlot& slot, LinearWeights* weights) {
+    std::vector<kernels::WeightRows> rows;
+    std::vector<std::vector<float>> widened(slot.parts.size());
+    for (std::size_t i = 0; i < slot.parts.size(); ++i) {
+      const StoredTensor& part = *slot.parts[i];
+      QUIRE_RETURN_IF_ERROR(CheckFinite(part, backend_));
+      const void* data = part.bytes.data();
+      if (part.dtype != slot.dtype) {
+        AppendWidened(part, &widened[i]);
+        data = widened[i].data();
+      }
+      rows.push_back({data, static_cast<std::uint32_t>(part.shape[0])});
+    }
+    QUIRE_ASSIGN_OR_RETURN(weights->packed, kernels::PackLinearWeights(backend_, rows, slot.dtype,
+                                                                       slot.k, activation_));
+    if (slot.biases.empty()) return absl::OkStatus();
+    return AddVector(slot.biases, &weights->bias);
   }
-  return weights;
-}
 
-absl::StatusOr<LayerWeights> LoadLayer(const LayerSlots& slots, const kernels::Backend& backend) {
-  LayerWeights weights;
-  QUIRE_ASSIGN_OR_RETURN(weights.attn_in, LoadVector(*slots.attn_in, backend));
-  QUIRE_ASSIGN_OR_RETURN(weights.qkv, LoadLinear(slots.qkv, backend));
-  QUIRE_ASSIGN_OR_RETURN(weights.o, LoadLinear(slots.o, backend));
-  QUIRE_ASSIGN_OR_RETURN(weights.mlp_in, LoadVector(*slots.mlp_in, backend));
-  QUIRE_ASSIGN_OR_RETURN(weights.gate_up, LoadLinear(slots.gate_up, backend));
-  QUIRE_ASSIGN_OR_RETURN(weights.down, LoadLinear(slots.down, backend));
-  return weights;
-}
+  absl::Status LoadLayer(const LayerSlots& slots, LayerWeights* weights) {
+    QUIRE_RETURN_IF_ERROR(AddVector({&slots.attn_in, 1}, &weights->attn_in));
+    QUIRE_RETURN_IF_ERROR(LoadLinear(slots.qkv, &weights->qkv));
+    QUIRE_RETURN_IF_ERROR(LoadLinear(slots.o, &weights->o));
+    QUIRE_RETURN_IF_ERROR(AddVector({&slots.mlp_in, 1}, &weights->mlp_in));
+    QUIRE_RETURN_IF_ERROR(LoadLinear(slots.gate_up, &weights->gate_up));
+    return LoadLinear(slots.down, &weights->down);
+  }
 
-std::int64_t VectorBytes(const std::vector<float>& values) {
-  return static_cast<std::int64_t>(values.size() * sizeof(float));
-}
+  // All vectors in one allocation.
+  absl::StatusOr<DeviceBuffer> PlaceVectors() {
+    QUIRE_ASSIGN_OR_RETURN(
+        DeviceBuffer buffer,
+        Place(vectors_.data(), static_cast<std::int64_t>(vectors_.size() * sizeof(float)),
+              backend_));
+    for (const Offset& offset : offsets_) {
+      *offset.where = static_cast<const float*>(buffer.data()) + offset.floats;
+    }
+    return buffer;
+  }
 
-std::int64_t LinearBytes(const LinearWeights& weights) {
-  return weights.packed.size_bytes() + VectorBytes(weights.bias);
-}
+ private:
+  struct Offset {
+    const float** where;
+    std::size_t floats;
+  };
+
+  const kernels::Backend& backend_;
+  const DType activation_;
+  std::vector<float> vectors_;
+  std::vector<Offset> offsets_;
+};
 
 }  // namespace
 
-absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::Backend& backend) {
+absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::Backend& backend,
+                                      DType activation) {
   Weights weights;
   const StoredTensor& embedding = *slots.embedding;
   QUIRE_RETURN_IF_ERROR(CheckFinite(embedding, backend));
   QUIRE_ASSIGN_OR_RETURN(
       weights.embedding_,
-      DeviceBuffer::Allocate(MemoryKind::kHost, static_cast<std::int64_t>(embedding.bytes.size())));
-  std::memcpy(weights.embedding_.data(), embedding.bytes.data(), embedding.bytes.size());
+      Place(embedding.bytes.data(), static_cast<std::int64_t>(embedding.bytes.size()), backend));
   weights.embedding_dtype_ = embedding.dtype;
-  weights.layers_.reserve(slots.layers.size());
-  for (const LayerSlots& layer : slots.layers) {
-    QUIRE_ASSIGN_OR_RETURN(LayerWeights loaded, LoadLayer(layer, backend));
-    weights.layers_.push_back(std::move(loaded));
+  Loader loader(backend, activation, VectorFloats(slots));
+  // Sized once: the loader keeps addresses of its members.
+  weights.layers_.resize(slots.layers.size());
+  for (std::size_t i = 0; i < slots.layers.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(loader.LoadLayer(slots.layers[i], &weights.layers_[i]));
   }
-  QUIRE_ASSIGN_OR_RETURN(weights.final_norm_, LoadVector(*slots.final_norm, backend));
-  QUIRE_ASSIGN_OR_RETURN(weights.head_, LoadLinear(slots.head, backend));
+  QUIRE_RETURN_IF_ERROR(loader.AddVector({&slots.final_norm, 1}, &weights.final_norm_));
+  QUIRE_RETURN_IF_ERROR(loader.LoadLinear(slots.head, &weights.head_));
+  QUIRE_ASSIGN_OR_RETURN(weights.vectors_, loader.PlaceVectors());
   return weights;
 }
 
 std::int64_t Weights::size_bytes() const {
-  std::int64_t bytes = embedding_.size_bytes() + VectorBytes(final_norm_) + LinearBytes(head_);
+  std::int64_t bytes =
+      embedding_.size_bytes() + vectors_.size_bytes() + head_.packed.size_bytes();
   for (const LayerWeights& layer : layers_) {
-    bytes += VectorBytes(layer.attn_in) + LinearBytes(layer.qkv) + LinearBytes(layer.o) +
-             VectorBytes(layer.mlp_in) + LinearBytes(layer.gate_up) + LinearBytes(layer.down);
+    for (const LinearWeights* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      bytes += linear->packed.size_bytes();
+    }
   }
   return bytes;
 }

@@ -52,25 +52,38 @@ struct WeightSlots {
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint);
 
+// Where weights go: the CPU, or a GPU whose activations have a type of their own.
+struct WeightTarget {
+  bool cuda = false;
+  DType activation = DType::kF32;
+};
+
+// Floats that a norm or bias takes: each starts at a multiple of 256 bytes.
+constexpr std::int64_t PaddedVector(std::int64_t elements) {
+  return (elements + 63) / 64 * 64;
+}
+// Of all norms and biases.
+std::int64_t VectorFloats(const WeightSlots& slots);
+
 // Bytes that Weights::Load will hold.
-std::int64_t WeightBytes(const WeightSlots& slots);
+std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);
 
 // A packed matrix and its bias.
 struct LinearWeights {
   kernels::PackedLinear packed;  // [n, k]
-  std::vector<float> bias;       // [n], or empty
+  const float* bias = nullptr;   // [n], or null
 };
 
 struct LayerWeights {
-  std::vector<float> attn_in;  // [hidden]
-  LinearWeights qkv;           // [(heads + 2 kv_heads) * d, hidden]
-  LinearWeights o;             // [hidden, heads * d]
-  std::vector<float> mlp_in;   // [hidden]
-  LinearWeights gate_up;       // [2 * intermediate, hidden]
-  LinearWeights down;          // [hidden, intermediate]
+  const float* attn_in = nullptr;  // [hidden]
+  LinearWeights qkv;               // [(heads + 2 kv_heads) * d, hidden]
+  LinearWeights o;                 // [hidden, heads * d]
+  const float* mlp_in = nullptr;   // [hidden]
+  LinearWeights gate_up;           // [2 * intermediate, hidden]
+  LinearWeights down;              // [hidden, intermediate]
 };
 
-// All weights in the layout of the kernels.
+// All weights in the layout of the kernels and in the memory of the backend.
 //
 // Place:      made by LoadModel, read by Decoder.
 // Invariants: every value is finite.
@@ -80,12 +93,15 @@ class Weights {
  public:
   // Returns INVALID_ARGUMENT that names the tensor, the element and its value when one is NaN or
   // infinite; RESOURCE_EXHAUSTED without memory.
-  static absl::StatusOr<Weights> Load(const WeightSlots& slots, const kernels::Backend& backend);
+  // `activation` is what the matrices will be multiplied with; the CPU has f32 only. On a GPU the backend has
+  // an uploader.
+  static absl::StatusOr<Weights> Load(const WeightSlots& slots, const kernels::Backend& backend,
+                                      DType activation = DType::kF32);
 
   const void* embedding() const { return embedding_.data(); }  // [vocab, hidden]
   DType embedding_dtype() const { return embedding_dtype_; }
   std::span<const LayerWeights> layers() const { return layers_; }
-  std::span<const float> final_norm() const { return final_norm_; }
+  const float* final_norm() const { return final_norm_; }  // [hidden]
   const LinearWeights& head() const { return head_; }
   std::int64_t size_bytes() const;
 
@@ -94,8 +110,9 @@ class Weights {
 
   DeviceBuffer embedding_;
   DType embedding_dtype_ = DType::kInvalid;
+  DeviceBuffer vectors_;  // norms and biases
   std::vector<LayerWeights> layers_;
-  std::vector<float> final_norm_;
+  const float* final_norm_ = nullptr;
   LinearWeights head_;
 };
 

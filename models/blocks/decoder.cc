@@ -1,7 +1,7 @@
 #include "models/blocks/decoder.h"
 
-#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -24,11 +24,12 @@ absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
   QUIRE_CHECK(spec.rope_tables.size() <= kMaxRopeTables);
   float* cosines = step.buffers->cosines;
   float* sines = step.buffers->sines;
+  const float* device_freq = step.buffers->inv_freq;
   for (std::size_t i = 0; i < spec.rope_tables.size(); ++i) {
     const RopeTable& table = spec.rope_tables[i];
     QUIRE_RETURN_IF_ERROR(kernels::RopeAngles(
         *step.backend, {.positions = step.buffers->positions,
-                        .inv_freq = table.inv_freq.data(),
+                        .inv_freq = device_freq ? device_freq : table.inv_freq.data(),
                         .cosines = cosines,
                         .sines = sines,
                         .num_rows = step.num_tokens,
@@ -37,32 +38,45 @@ absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
     (*angles)[i] = {cosines, sines};
     cosines += step.num_tokens * table.inv_freq.size();
     sines += step.num_tokens * table.inv_freq.size();
+    if (device_freq != nullptr) device_freq += table.inv_freq.size();
   }
   return absl::OkStatus();
 }
 
 // Row `index` of hidden_out, in the order of StepBatch.
-void WriteHidden(const ModelSpec& spec, const DecoderStep& step, const float* x,
-                 std::size_t index) {
-  if (step.hidden_out == nullptr) return;
-  float* out = step.hidden_out + index * step.num_tokens * spec.hidden;
-  for (std::uint32_t i = 0; i < step.num_tokens; ++i) {
-    std::copy_n(x + std::size_t{i} * spec.hidden, spec.hidden,
-                out + std::size_t{step.buffers->batch_index[i]} * spec.hidden);
+absl::Status WriteHidden(const ModelSpec& spec, const DecoderStep& step, kernels::ConstFloatPtr x,
+                         std::size_t index) {
+  if (step.hidden_out == nullptr) return absl::OkStatus();
+  const std::size_t elements = std::size_t{step.num_tokens} * spec.hidden;
+  std::vector<std::byte> copy;
+  if (step.backend->cuda() != nullptr) {
+    const Stream& stream = *step.backend->cuda()->stream;
+    copy.resize(elements * static_cast<std::size_t>(DTypeSize(x.dtype())));
+    QUIRE_RETURN_IF_ERROR(
+        stream.Copy(copy.data(), x.data(), static_cast<std::int64_t>(copy.size())));
+    QUIRE_RETURN_IF_ERROR(stream.Synchronize());
+    x = {copy.data(), x.dtype()};
   }
+  float* out = step.hidden_out + index * elements;
+  for (std::size_t i = 0; i < elements; ++i) {
+    const std::size_t to = std::size_t{step.batch_index[i / spec.hidden]} * spec.hidden;
+    out[to + i % spec.hidden] = x.is_f32() ? x.f32()[i] : x.as<BF16>()[i].ToFloat();
+  }
+  return absl::OkStatus();
 }
 
 absl::Status FinalNorm(const ModelSpec& spec, const Weights& weights,
-                       const kernels::Backend& backend, const float* x, float* y,
-                       std::uint32_t num_rows) {
+                       const kernels::Backend& backend, const float* x, kernels::FloatPtr y,
+                       std::uint32_t num_rows, const std::uint32_t* row_indices) {
   return kernels::RmsNorm(backend, {.x = x,
-                                    .weight = weights.final_norm().data(),
+                                    .weight = weights.final_norm(),
                                     .y = y,
                                     .x_stride = spec.hidden,
                                     .y_stride = spec.hidden,
                                     .num_rows = num_rows,
                                     .hidden = spec.hidden,
-                                    .epsilon = spec.final_norm.eps});
+                                    .epsilon = spec.final_norm.eps,
+                                    .row_indices = row_indices});
 }
 
 }  // namespace
@@ -79,11 +93,12 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                                                            .hidden = spec.hidden,
                                                            .num_rows = step.num_tokens,
                                                            .scale = spec.embed_scale}));
-  WriteHidden(spec, step, b.x, 0);
+  QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, 0));
   std::array<RopeAngles, kMaxRopeTables> angles{};
   QUIRE_RETURN_IF_ERROR(ComputeAngles(spec, step, &angles));
   const StepContext context{.backend = step.backend,
                             .kv = step.kv,
+                            .plan = step.plan,
                             .buffers = step.buffers,
                             .angles = {angles.data(), spec.rope_tables.size()},
                             .num_tokens = step.num_tokens,
@@ -94,25 +109,19 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
     QUIRE_RETURN_IF_ERROR(
         AttentionBlock(context, spec.layers[i], layer, static_cast<std::uint32_t>(i)));
     QUIRE_RETURN_IF_ERROR(MlpBlock(context, spec.layers[i], layer));
-    WriteHidden(spec, step, b.x, i + 1);
+    QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, i + 1));
   }
   if (step.hidden_out == nullptr) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(FinalNorm(spec, weights, *step.backend, b.x, b.normed, step.num_tokens));
-  WriteHidden(spec, step, b.normed, spec.layers.size() + 1);
-  return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(FinalNorm(spec, weights, *step.backend, b.x, b.normed, step.num_tokens,
+                                  /*row_indices=*/nullptr));
+  return WriteHidden(spec, step, b.normed, spec.layers.size() + 1);
 }
 
 absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,
                          const kernels::Backend& backend, StepBuffers* buffers,
-                         std::span<const std::uint32_t> tokens) {
-  QUIRE_CHECK(tokens.size() <= kHeadRows);
-  const std::uint32_t num_rows = static_cast<std::uint32_t>(tokens.size());
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    std::copy_n(buffers->x + std::size_t{tokens[i]} * spec.hidden, spec.hidden,
-                buffers->head_in + i * spec.hidden);
-  }
+                         const std::uint32_t* tokens, std::uint32_t num_rows) {
   QUIRE_RETURN_IF_ERROR(
-      FinalNorm(spec, weights, backend, buffers->head_in, buffers->head_in, num_rows));
+      FinalNorm(spec, weights, backend, buffers->x, buffers->head_in, num_rows, tokens));
   return kernels::Linear(backend, {.x = buffers->head_in,
                                    .weight = &weights.head().packed,
                                    .y = buffers->logits,

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "kernels/attention_plan.h"
 #include "kernels/backend.h"
 #include "kernels/kv_dispatch.h"
 #include "models/layer_spec.h"
@@ -14,23 +15,27 @@
 
 namespace quire::models {
 
-// A step whose tokens, positions, batch_index and row_offsets are filled in `buffers`.
+// A step whose tokens, positions and row_offsets are filled in `buffers`; on a GPU its other arrays, too.
 struct DecoderStep {
   const kernels::Backend* backend;
   const kernels::AnyKvCollection* kv;
+  const kernels::AttentionPlan* plan = nullptr;  // of this step; null on the CPU
   StepBuffers* buffers;
   std::uint32_t num_tokens;
   std::uint32_t batch_size;
-  // [layers + 2, num_tokens, hidden] in the order of StepBatch, or null.
-  float* hidden_out;
+  // Host memory [layers + 2, num_tokens, hidden] in the order of StepBatch, or null. On a GPU it makes the host
+  // wait after every layer.
+  float* hidden_out = nullptr;
+  std::span<const std::uint32_t> batch_index = {};  // StepOrder's; for hidden_out
 };
 
 // Leaves the output of the last layer in buffers->x. Returns the first error of an op.
 absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights, const DecoderStep& step);
 
-// logits[i] = head(norm(x[tokens[i]])) for at most kHeadRows tokens, into buffers->logits.
+// logits[i] = head(norm(x[tokens[i]])) for at most limits.head_rows tokens, into buffers->logits. `tokens` is memory of
+// the backend.
 absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,
                          const kernels::Backend& backend, StepBuffers* buffers,
-                         std::span<const std::uint32_t> tokens);
+                         const std::uint32_t* tokens, std::uint32_t num_rows);
 
 }  // namespace quire::models

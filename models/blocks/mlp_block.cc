@@ -6,14 +6,6 @@
 #include "kernels/norm.h"
 
 namespace quire::models {
-namespace {
-
-const float* OrNull(const std::vector<float>& values) {
-  return values.empty() ? nullptr : values.data();
-}
-
-}  // namespace
-
 absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
                       const LayerWeights& weights) {
   const StepBuffers& b = *step.buffers;
@@ -21,7 +13,7 @@ absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
   const std::int64_t inner = layer.dense.intermediate;
 
   QUIRE_RETURN_IF_ERROR(kernels::RmsNorm(*step.backend, {.x = b.x,
-                                                         .weight = weights.mlp_in.data(),
+                                                         .weight = weights.mlp_in,
                                                          .y = b.normed,
                                                          .x_stride = hidden,
                                                          .y_stride = hidden,
@@ -30,7 +22,7 @@ absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
                                                          .epsilon = layer.mlp_in.eps}));
   QUIRE_RETURN_IF_ERROR(kernels::Linear(*step.backend, {.x = b.normed,
                                                         .weight = &weights.gate_up.packed,
-                                                        .bias = OrNull(weights.gate_up.bias),
+                                                        .bias = weights.gate_up.bias,
                                                         .y = b.gate_up,
                                                         .x_stride = hidden,
                                                         .y_stride = 2 * inner,
@@ -45,7 +37,7 @@ absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
                                                              .columns = layer.dense.intermediate}));
   return kernels::Linear(*step.backend, {.x = b.gate_up,
                                          .weight = &weights.down.packed,
-                                         .bias = OrNull(weights.down.bias),
+                                         .bias = weights.down.bias,
                                          .residual = b.x,
                                          .y = b.x,
                                          .x_stride = 2 * inner,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/attention_plan.h"
 #include "kernels/backend.h"
 #include "kernels/kv_dispatch.h"
 #include "models/step_buffers.h"
@@ -21,6 +22,7 @@ struct RopeAngles {
 struct StepContext {
   const kernels::Backend* backend;
   const kernels::AnyKvCollection* kv;
+  const kernels::AttentionPlan* plan;  // null on the CPU
   StepBuffers* buffers;
   std::span<const RopeAngles> angles;  // one per rope table
   std::uint32_t num_tokens;

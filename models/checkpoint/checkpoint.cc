@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "models/text/json_value.h"
 
@@ -166,6 +167,15 @@ absl::Status Checkpoint::Finish() {
     total_bytes_ += static_cast<std::int64_t>(tensor.bytes.size());
   }
   return absl::OkStatus();
+}
+
+Checkpoint Checkpoint::FromTensors(std::vector<StoredTensor> tensors,
+                                   std::shared_ptr<const void> memory) {
+  Checkpoint checkpoint;
+  checkpoint.tensors_ = std::move(tensors);
+  checkpoint.memory_ = std::move(memory);
+  QUIRE_CHECK(checkpoint.Finish().ok());
+  return checkpoint;
 }
 
 const StoredTensor* Checkpoint::Find(absl::string_view name) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,10 @@ class Checkpoint {
   // INVALID_ARGUMENT, with a hint when the directory holds weights of a format that is not read.
   static absl::StatusOr<Checkpoint> Open(const ModelFiles& files);
 
+  // Tensors whose bytes lie in `memory`. REQUIRES: names are unique.
+  static Checkpoint FromTensors(std::vector<StoredTensor> tensors,
+                                std::shared_ptr<const void> memory);
+
   // Sorted by name.
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   // Null when there is none.
@@ -40,6 +45,7 @@ class Checkpoint {
   absl::Status Finish();
 
   std::vector<ModelFile> files_;
+  std::shared_ptr<const void> memory_;
   std::vector<StoredTensor> tensors_;
   absl::flat_hash_map<std::string, std::size_t> by_name_;
   std::int64_t total_bytes_ = 0;

@@ -1,0 +1,62 @@
+#include "models/runner_options.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/memory_plan.h"
+
+namespace quire::models {
+namespace {
+
+constexpr std::uint32_t kMaxStepTokens = 1u << 20;
+constexpr std::uint32_t kMaxRows = 1u << 16;
+constexpr std::uint32_t kMaxLogprobs = 1024;
+
+}  // namespace
+
+StepLimits LimitsOf(const RunnerOptions& options) {
+  return {
+      .max_rows = options.max_rows,
+      .max_step_tokens = options.max_step_tokens,
+      .max_step_draws = options.max_step_draws == 0 ? 4 * options.max_rows : options.max_step_draws,
+      .max_logprobs = options.max_logprobs};
+}
+
+absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options) {
+  const StepLimits limits = LimitsOf(options);
+  const struct {
+    const char* name;
+    std::uint32_t value;
+    std::uint32_t low;
+    std::uint32_t high;
+  } ranges[] = {{"max_rows", limits.max_rows, 1, kMaxRows},
+                {"max_step_tokens", limits.max_step_tokens, 1, kMaxStepTokens},
+                {"max_step_draws", limits.max_step_draws, 1, kMaxStepTokens},
+                {"max_logprobs", limits.max_logprobs, 0, kMaxLogprobs}};
+  for (const auto& range : ranges) {
+    if (range.value < range.low || range.value > range.high) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          range.name, " is ", range.value, ", it must be ", range.low, " to ", range.high));
+    }
+  }
+  if (!options.has_text.empty() && options.has_text.size() != spec.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat("has_text has ", options.has_text.size(),
+                                                   " entries, vocab_size is ", spec.vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool) {
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry wanted,
+                         KvGeometryFor(spec, pool.page_size, pool.dtype, pool.num_blocks));
+  if (pool.kv_dim == wanted.kv_dim && pool.num_layers == wanted.num_layers &&
+      pool.num_heads == wanted.num_heads && pool.head_size == wanted.head_size &&
+      pool.scale_dtype == wanted.scale_dtype && pool.granularity == wanted.granularity) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("kv pool has ", pool.num_layers, " layers of ",
+                                                 pool.num_heads, " heads of size ", pool.head_size,
+                                                 ", the model has ", wanted.num_layers, " of ",
+                                                 wanted.num_heads, " of ", wanted.head_size));
+}
+
+}  // namespace quire::models

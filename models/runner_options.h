@@ -1,0 +1,47 @@
+#pragma once
+
+// What a runner is made with, on either backend.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/dtype.h"
+#include "cache_manager/kv_params.h"
+#include "models/layer_spec.h"
+#include "models/step_buffers.h"
+
+namespace quire::models {
+
+struct RunnerOptions {
+  std::uint32_t max_rows = 0;         // rows of a step, and the cache manager's rows
+  std::uint32_t max_step_tokens = 0;  // tokens of a step; sizes the workspace
+  // Most draws and scores of one step, and most best tokens that each may report.
+  std::uint32_t max_step_draws = 0;  // 0: 4 * max_rows
+  std::uint32_t max_logprobs = 20;
+  // [vocab_size], 0 for ids that the tokenizer cannot decode: they are never drawn and never listed
+  // among the best. Empty: every id below text_vocab has text.
+  std::vector<std::uint8_t> has_text = {};
+  // Ids from here on have no text; 0: vocab_size. A tokenizer may know more ids than the model.
+  std::uint32_t text_vocab = 0;
+
+  // CUDA only from here on.
+  // Of activations other than the residual stream: kF32 or kBF16. f32 pages go with kF32, all others with
+  // kBF16.
+  DType activation = DType::kF32;
+  // The cache manager's limit, which gives the stride of the lookup table; 0: the model's own.
+  std::uint32_t max_context_tokens = 0;
+  // Decode steps run as captured graphs. The bits are the same either way.
+  bool graphs = true;
+};
+
+// The sizes in `options`, defaults filled in.
+StepLimits LimitsOf(const RunnerOptions& options);
+
+// Returns INVALID_ARGUMENT that names the option, its value and the limits.
+absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options);
+
+// Returns INVALID_ARGUMENT when a pool of this geometry cannot hold the model's K and V.
+absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool);
+
+}  // namespace quire::models
