@@ -1,0 +1,120 @@
+#include "tests/cuda_emulator/barrier.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/cuda_emulator/shared_memory.h"
+#include "tests/cuda_emulator/simt.h"
+
+namespace quire::cuda_emulator {
+namespace {
+
+constexpr char kWaits[] = "mbarrier at shared address";
+constexpr std::uint32_t kMaxCount = (1u << 20) - 1;  // of arrivals and of bytes, PTX ISA
+constexpr std::uint32_t kInitialised = 2;
+
+// 20 + 20 + 21 + 1 + 2 bits.
+struct State {
+  std::uint32_t expected;  // arrivals per phase
+  std::uint32_t missing;   // arrivals
+  std::int32_t bytes;      // announced and not landed; negative when they land first
+  std::uint32_t parity;
+};
+
+std::uint64_t Encode(const State& state) {
+  return std::uint64_t{state.expected} | std::uint64_t{state.missing} << 20 |
+         static_cast<std::uint64_t>(static_cast<std::uint32_t>(state.bytes) & 0x1fffffu) << 40 |
+         std::uint64_t{state.parity} << 61 | std::uint64_t{kInitialised} << 62;
+}
+
+State Load(std::uint32_t at) {
+  std::uint64_t bits;
+  std::memcpy(&bits, SharedPointer(at, 8, 8, "mbarrier"), sizeof(bits));
+  if (bits >> 62 != kInitialised || (bits & kMaxCount) == 0) {
+    Fatal("the mbarrier at shared address " + std::to_string(at) +
+          " is not initialised, or was overwritten");
+  }
+  // The shifts extend the sign of the 21 bits.
+  const auto bytes = static_cast<std::int32_t>(static_cast<std::uint32_t>(bits >> 40) << 11) >> 11;
+  return {.expected = static_cast<std::uint32_t>(bits & kMaxCount),
+          .missing = static_cast<std::uint32_t>(bits >> 20 & kMaxCount),
+          .bytes = bytes,
+          .parity = static_cast<std::uint32_t>(bits >> 61 & 1)};
+}
+
+void Store(std::uint32_t at, const State& state) {
+  const std::uint64_t bits = Encode(state);
+  std::memcpy(SharedPointer(at, 8, 8, "mbarrier"), &bits, sizeof(bits));
+}
+
+void WakeWaiters(std::uint32_t at) {
+  std::vector<Thread>& threads = Threads();
+  for (std::uint32_t i = 0; i < NumThreads(); ++i) {
+    if (threads[i].waits_for == kWaits && threads[i].waits_detail == at) Wake(&threads[i]);
+  }
+}
+
+// Stores the state, in the next phase if this one is complete.
+void Settle(std::uint32_t at, State state) {
+  if (state.missing == 0 && state.bytes < 0) {
+    Fatal("mbarrier at shared address " + std::to_string(at) + ": " +
+          std::to_string(-state.bytes) + " bytes more landed than were announced");
+  }
+  const bool complete = state.missing == 0 && state.bytes == 0;
+  if (complete) {
+    state.missing = state.expected;
+    state.parity ^= 1;
+  }
+  Store(at, state);
+  if (complete) WakeWaiters(at);
+}
+
+void CheckBytes(std::uint32_t at, std::int64_t bytes) {
+  if (bytes >= -std::int64_t{kMaxCount} && bytes <= std::int64_t{kMaxCount}) return;
+  Fatal("mbarrier at shared address " + std::to_string(at) + ": " + std::to_string(bytes) +
+        " bytes under way, the limit is " + std::to_string(kMaxCount));
+}
+
+}  // namespace
+
+std::uint32_t BarrierAddress(const void* barrier) {
+  return SharedAddress(barrier, 8, 8, "mbarrier");
+}
+
+void InitBarrier(void* barrier, std::uint32_t arrivals) {
+  if (arrivals == 0 || arrivals > kMaxCount) {
+    Fatal("an mbarrier of " + std::to_string(arrivals) + " arrivals, 1 to " +
+          std::to_string(kMaxCount) + " are possible");
+  }
+  Store(BarrierAddress(barrier),
+        {.expected = arrivals, .missing = arrivals, .bytes = 0, .parity = 0});
+}
+
+void ArriveBarrier(void* barrier, std::uint32_t bytes) {
+  const std::uint32_t at = BarrierAddress(barrier);
+  State state = Load(at);
+  if (state.missing == 0) {
+    Fatal("an arrival beyond the " + std::to_string(state.expected) +
+          " of this phase at the mbarrier at shared address " + std::to_string(at));
+  }
+  CheckBytes(at, std::int64_t{state.bytes} + bytes);
+  state.bytes += static_cast<std::int32_t>(bytes);
+  --state.missing;
+  Settle(at, state);
+}
+
+void WaitBarrier(void* barrier, std::uint32_t parity) {
+  if (parity > 1) Fatal("a wait for parity " + std::to_string(parity));
+  const std::uint32_t at = BarrierAddress(barrier);
+  while (Load(at).parity == parity) Wait(kWaits, at);
+}
+
+void CompleteBytes(std::uint32_t barrier, std::uint32_t bytes) {
+  State state = Load(barrier);
+  CheckBytes(barrier, std::int64_t{state.bytes} - bytes);
+  state.bytes -= static_cast<std::int32_t>(bytes);
+  Settle(barrier, state);
+}
+
+}  // namespace quire::cuda_emulator

@@ -1,0 +1,20 @@
+#pragma once
+
+// mbarrier, after the PTX ISA: arrivals still to come, bytes still to come, and the parity of the phase, all in the 64
+// bits in shared memory, so that a kernel that overwrites or forgets to initialise one is caught.
+
+#include <cstdint>
+
+namespace quire::cuda_emulator {
+
+void InitBarrier(void* barrier, std::uint32_t arrivals);
+// One arrival, after `bytes` were added to what this phase waits for.
+void ArriveBarrier(void* barrier, std::uint32_t bytes);
+// Returns once the phase of this parity is complete.
+void WaitBarrier(void* barrier, std::uint32_t parity);
+
+// Bytes of a bulk copy have landed.
+void CompleteBytes(std::uint32_t barrier, std::uint32_t bytes);
+std::uint32_t BarrierAddress(const void* barrier);
+
+}  // namespace quire::cuda_emulator

@@ -1,0 +1,55 @@
+#pragma once
+
+// What tests set up and ask: the device that is emulated, faults, counters.
+//
+// Threads: any; the state is one for the process.
+
+#include <driver_types.h>
+
+#include <cstdint>
+#include <string>
+
+namespace quire::cuda_emulator {
+
+struct EmulatorOptions {
+  // Of the order of threads and blocks, and of when bytes land. QUIRE_EMULATOR_SEED sets the default.
+  std::uint64_t seed = 1;
+  int num_devices = 1;
+  int compute_capability = 90;
+  int num_sms = 4;
+  // 0: no driver.
+  int driver_version = 13000;
+  std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+  // Whether work on streams runs only when somebody waits for it.
+  bool deferred = true;
+};
+
+EmulatorOptions GetOptions();
+void SetOptions(const EmulatorOptions& options);
+
+// A failure to come.
+struct Fault {
+  // "cudaMalloc": the call fails. "kernel:NAME": the kernel of this name fails when it runs, so that the error
+  // appears where somebody waits.
+  std::string where;
+  cudaError_t error = cudaErrorUnknown;
+  std::uint32_t after = 0;  // calls that still succeed
+  // The device is lost: every later call fails with this error too. Always so for kernels.
+  bool sticky = false;
+};
+// Each fault strikes once.
+void InjectFault(const Fault& fault);
+
+// Since the start of the process or Reset().
+std::uint64_t LaunchCount(const std::string& kernel);
+std::uint64_t LaunchCount();
+// Collectives that warps have met in, since the start of the process.
+std::uint64_t CollectiveCount();
+// Operations that wait on streams for somebody to wait for them.
+std::uint64_t QueuedOperations();
+std::uint64_t DeviceBytesAllocated();
+
+// Default options, no faults, a device that works, counters at 0. Memory and streams stay.
+void Reset();
+
+}  // namespace quire::cuda_emulator

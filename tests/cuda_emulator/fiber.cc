@@ -1,0 +1,104 @@
+#include "tests/cuda_emulator/fiber.h"
+
+#include <sys/mman.h>
+
+#include <boost/context/detail/fcontext.hpp>
+#include <cstdio>
+#include <cstdlib>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace quire::cuda_emulator {
+namespace {
+
+namespace context = boost::context::detail;
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kStack = 256 * 1024;
+constexpr std::size_t kSlot = kStack + kPage;  // a page below each that nobody may touch
+
+std::byte* Stacks() {
+  static std::byte* const stacks = [] {
+    void* p = mmap(nullptr, kSlot * kMaxThreads, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+    if (p == MAP_FAILED) {
+      std::perror("stacks of emulated threads");
+      std::abort();
+    }
+    auto* const base = static_cast<std::byte*>(p);
+    for (std::size_t i = 0; i < kMaxThreads; ++i) mprotect(base + i * kSlot, kPage, PROT_NONE);
+    return base;
+  }();
+  return stacks;
+}
+
+// Frames of all threads would lie at the same offset of a page, and fight for the same lines of the cache.
+std::size_t Stagger(std::uint32_t index) {
+  return (index * 7 % 32) * 320;
+}
+
+void (*fiber_entry)() = nullptr;
+
+#ifdef __SANITIZE_ADDRESS__
+const void* main_stack = nullptr;
+std::size_t main_stack_size = 0;
+
+void BeforeSwitch(Thread* self, const Thread* next, bool ends) {
+  const bool to_main = next->index == kMaxThreads;
+  __sanitizer_start_switch_fiber(
+      ends ? nullptr : &self->fake_stack,
+      to_main ? main_stack : Stacks() + next->index * kSlot + kPage, to_main ? main_stack_size : kStack);
+}
+void AfterSwitch(Thread* self, const Thread* from) {
+  const void* bottom = nullptr;
+  std::size_t size = 0;
+  __sanitizer_finish_switch_fiber(self->fake_stack, &bottom, &size);
+  if (from != nullptr && from->index == kMaxThreads) {
+    main_stack = bottom;
+    main_stack_size = size;
+  }
+}
+#else
+void BeforeSwitch(Thread*, const Thread*, bool) {}
+void AfterSwitch(Thread*, const Thread*) {}
+#endif
+
+void Arrived(Thread* self, const context::transfer_t& from) {
+  auto* const left = static_cast<Thread*>(from.data);
+  if (left != nullptr) left->context = from.fctx;
+  AfterSwitch(self, left);
+}
+
+void FiberMain(context::transfer_t from) {
+  Arrived(current_thread, from);
+  fiber_entry();
+  std::abort();
+}
+
+}  // namespace
+
+void PrepareFiber(Thread* thread, void (*entry)()) {
+  fiber_entry = entry;
+  thread->fake_stack = nullptr;
+  std::byte* const top =
+      Stacks() + (thread->index + std::size_t{1}) * kSlot - Stagger(thread->index);
+  thread->context = context::make_fcontext(top, kStack - Stagger(thread->index), FiberMain);
+}
+
+void SwitchFiber(Thread* self, Thread* next, bool ends) {
+  BeforeSwitch(self, next, ends);
+  current_thread = next;
+  const context::transfer_t from =
+      context::jump_fcontext(next->context, ends ? nullptr : static_cast<void*>(self));
+  Arrived(self, from);
+}
+
+std::uint32_t StackOf(const void* address) {
+  const std::ptrdiff_t at = static_cast<const std::byte*>(address) - Stacks();
+  if (at < 0 || at >= static_cast<std::ptrdiff_t>(kSlot * kMaxThreads)) return kMaxThreads;
+  return static_cast<std::uint32_t>(static_cast<std::size_t>(at) / kSlot);
+}
+
+}  // namespace quire::cuda_emulator

@@ -1,0 +1,20 @@
+#pragma once
+
+// Stacks, and the switch from one fiber to another.
+
+#include <cstdint>
+
+#include "tests/cuda_emulator/simt.h"
+
+namespace quire::cuda_emulator {
+
+// Gives `thread` a fresh fiber on stack `thread->index` of the pool; `entry` runs on it and never returns.
+void PrepareFiber(Thread* thread, void (*entry)());
+
+// Goes from `self` to where `next` stands; returns when somebody goes to `self` again. With `ends`, nobody does.
+void SwitchFiber(Thread* self, Thread* next, bool ends);
+
+// The thread whose stack holds `address`, kMaxThreads when none does.
+std::uint32_t StackOf(const void* address);
+
+}  // namespace quire::cuda_emulator

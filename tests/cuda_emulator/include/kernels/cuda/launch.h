@@ -1,0 +1,43 @@
+#pragma once
+
+// The emulator's twin of kernels/cuda/launch.h: same names, same contracts.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <tuple>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "base/cuda_status.h"
+#include "base/stream.h"
+#include "kernels/cuda/context.h"
+#include "tests/cuda_emulator/launch.h"
+
+namespace quire::kernels::cuda {
+
+struct LaunchShape {
+  std::uint32_t blocks_x = 1;
+  std::uint32_t blocks_y = 1;
+  std::uint32_t threads = 0;
+  std::uint32_t shared_bytes = 0;
+  bool programmatic = false;
+};
+
+template <typename... P, typename... A>
+absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
+                    const LaunchShape& shape, A&&... args) {
+  if (shape.blocks_x == 0 || shape.blocks_y == 0) return absl::OkStatus();
+  cuda_emulator::KernelLaunch launch{.name = name,
+                                     .blocks_x = shape.blocks_x,
+                                     .blocks_y = shape.blocks_y,
+                                     .threads = shape.threads,
+                                     .shared_bytes = shape.shared_bytes,
+                                     .body = {}};
+  launch.body = [kernel, values = std::tuple<P...>(P(static_cast<A&&>(args))...)] {
+    std::apply(kernel, values);
+  };
+  return CudaStatus(cuda_emulator::EnqueueKernel(context.stream->cuda(), std::move(launch)), name);
+}
+
+}  // namespace quire::kernels::cuda

@@ -1,0 +1,45 @@
+#pragma once
+
+// The emulator's twin of kernels/cuda/sm90/barrier.cuh: same names, same contracts.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "tests/cuda_emulator/async_copy.h"
+#include "tests/cuda_emulator/barrier.h"
+
+namespace quire::kernels::cuda {
+
+struct alignas(8) Barrier {
+  std::uint64_t state;
+};
+
+inline void BarrierInit(Barrier* barrier, std::uint32_t arrivals) {
+  cuda_emulator::InitBarrier(barrier, arrivals);
+}
+inline void BarrierInitFence() {}
+inline void BarrierArrive(Barrier* barrier) {
+  cuda_emulator::ArriveBarrier(barrier, 0);
+}
+inline void BarrierExpect(Barrier* barrier, std::uint32_t bytes) {
+  cuda_emulator::ArriveBarrier(barrier, bytes);
+}
+inline void BarrierArriveAfterCpAsync(Barrier* barrier) {
+  cuda_emulator::ArriveAfterCopies(barrier);
+}
+inline void BarrierWait(Barrier* barrier, std::uint32_t parity) {
+  cuda_emulator::WaitBarrier(barrier, parity);
+}
+inline void FenceAsyncShared() {}
+
+template <int kRegisters>
+void RaiseRegisters() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+}
+template <int kRegisters>
+void LowerRegisters() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+}
+
+}  // namespace quire::kernels::cuda

@@ -1,0 +1,51 @@
+#pragma once
+
+// The emulator's twin of kernels/cuda/sm90/wgmma.cuh: same names, same contracts.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "tests/cuda_emulator/shared_memory.h"
+#include "tests/cuda_emulator/warpgroup.h"
+
+namespace quire::kernels::cuda {
+
+enum class SharedSwizzle : std::uint64_t { k128B = 1, k64B = 2, k32B = 3 };
+
+inline std::uint64_t WgmmaDescriptor(const void* shared, std::uint32_t leading_bytes,
+                                     std::uint32_t stride_bytes, SharedSwizzle swizzle) {
+  const std::uint64_t at = cuda_emulator::SharedAddress(shared, 16, 16, "wgmma descriptor");
+  return ((at & 0x3ffff) >> 4) | (static_cast<std::uint64_t>(leading_bytes >> 4) << 16) |
+         (static_cast<std::uint64_t>(stride_bytes >> 4) << 32) |
+         (static_cast<std::uint64_t>(swizzle) << 62);
+}
+
+inline void WgmmaFence() {
+  cuda_emulator::FenceProducts();
+}
+inline void WgmmaCommit() {
+  cuda_emulator::CommitProducts();
+}
+template <int kPending>
+void WgmmaWait() {
+  cuda_emulator::WaitProducts(kPending);
+}
+
+template <typename T, int kN, int kTransB = 0>
+void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  constexpr bool kBF16 = kDTypeOf<T> == DType::kBF16;
+  static_assert((kBF16 || kDTypeOf<T> == DType::kF16) && (kN == 64 || kN == 128));
+  cuda_emulator::IssueProduct(d, kN, kBF16, kTransB != 0, a, nullptr, b, accumulate);
+}
+
+template <typename T, int kN, int kTransB = 0>
+void WgmmaRegisters(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b,
+                    bool accumulate) {
+  constexpr bool kBF16 = kDTypeOf<T> == DType::kBF16;
+  static_assert((kBF16 || kDTypeOf<T> == DType::kF16) && (kN == 64 || kN == 128));
+  cuda_emulator::IssueProduct(d, kN, kBF16, kTransB != 0, 0, a, b, accumulate);
+}
+
+}  // namespace quire::kernels::cuda

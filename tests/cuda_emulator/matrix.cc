@@ -1,0 +1,125 @@
+#include "tests/cuda_emulator/matrix.h"
+
+#include <cstddef>
+#include <cstring>
+
+#include "base/dtype.h"
+#include "tests/cuda_emulator/shared_memory.h"
+#include "tests/cuda_emulator/simt.h"
+
+namespace quire::cuda_emulator {
+namespace {
+
+struct LoadOperand {
+  std::uint32_t* registers;
+  const void* row;
+};
+
+std::uint32_t Pair(std::uint16_t low, std::uint16_t high) {
+  return low | static_cast<std::uint32_t>(high) << 16;
+}
+
+std::uint16_t Half(std::uint32_t pair, std::uint32_t index) {
+  return static_cast<std::uint16_t>(pair >> (16 * index));
+}
+
+// argument: count, and 16 for transposed.
+void LoadAll(void* const* operands, std::uint32_t, std::uint64_t argument) {
+  const auto count = static_cast<std::uint32_t>(argument & 7);
+  const bool transposed = (argument & 16) != 0;
+  for (std::uint32_t m = 0; m < count; ++m) {
+    std::uint16_t matrix[8][8];
+    for (std::uint32_t row = 0; row < 8; ++row) {
+      const auto* const operand = static_cast<const LoadOperand*>(operands[8 * m + row]);
+      SharedAddress(operand->row, 16, 16, "ldmatrix");
+      std::memcpy(matrix[row], operand->row, 16);
+    }
+    for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
+      const std::uint32_t r = lane / 4;
+      const std::uint32_t c = 2 * (lane % 4);
+      static_cast<const LoadOperand*>(operands[lane])->registers[m] =
+          transposed ? Pair(matrix[c][r], matrix[c + 1][r]) : Pair(matrix[r][c], matrix[r][c + 1]);
+    }
+  }
+}
+
+void TransposeAll(void* const* operands, std::uint32_t, std::uint64_t) {
+  std::uint16_t matrix[8][8];
+  for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
+    const std::uint32_t pair = *static_cast<const std::uint32_t*>(operands[lane]);
+    matrix[lane / 4][2 * (lane % 4)] = Half(pair, 0);
+    matrix[lane / 4][2 * (lane % 4) + 1] = Half(pair, 1);
+  }
+  for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
+    const std::uint32_t c = 2 * (lane % 4);
+    *static_cast<std::uint32_t*>(operands[lane]) =
+        Pair(matrix[c][lane / 4], matrix[c + 1][lane / 4]);
+  }
+}
+
+struct MultiplyOperand {
+  float* d;
+  const std::uint32_t* a;
+  const std::uint32_t* b;
+};
+
+void MultiplyAll(void* const* operands, std::uint32_t, std::uint64_t is_bf16) {
+  float a[16][16];
+  double b[16][8];
+  double d[16][8];
+  const auto element = [&](std::uint32_t pair, std::uint32_t i) {
+    return Element16(Half(pair, i), is_bf16 != 0);
+  };
+  for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
+    const auto& own = *static_cast<const MultiplyOperand*>(operands[lane]);
+    const std::uint32_t g = lane / 4;
+    const std::uint32_t c = 2 * (lane % 4);
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      a[g][c + i] = element(own.a[0], i);
+      a[g + 8][c + i] = element(own.a[1], i);
+      a[g][c + 8 + i] = element(own.a[2], i);
+      a[g + 8][c + 8 + i] = element(own.a[3], i);
+      b[c + i][g] = element(own.b[0], i);
+      b[c + 8 + i][g] = element(own.b[1], i);
+      d[g][c + i] = own.d[i];
+      d[g + 8][c + i] = own.d[2 + i];
+    }
+  }
+  for (std::size_t m = 0; m < 16; ++m) {
+    for (std::size_t k = 0; k < 16; ++k) {
+      const double factor = a[m][k];
+      for (std::size_t n = 0; n < 8; ++n) d[m][n] += factor * b[k][n];
+    }
+  }
+  for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
+    float* const out = static_cast<const MultiplyOperand*>(operands[lane])->d;
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      out[i] = static_cast<float>(d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]);
+    }
+  }
+}
+
+}  // namespace
+
+float Element16(std::uint16_t bits, bool is_bf16) {
+  return is_bf16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
+}
+
+void LoadMatrices(std::uint32_t* registers, std::uint32_t count, bool transposed,
+                  const void* row) {
+  LoadOperand operand{.registers = registers, .row = row};
+  WarpCollective("ldmatrix", LoadAll, count | (transposed ? 16u : 0u), 0xffffffffu, &operand,
+                 /*all_live=*/true);
+}
+
+std::uint32_t TransposeMatrix(std::uint32_t fragment) {
+  WarpCollective("movmatrix", TransposeAll, 0, 0xffffffffu, &fragment, /*all_live=*/true);
+  return fragment;
+}
+
+void MultiplyAdd(float* d, const std::uint32_t* a, const std::uint32_t* b, bool is_bf16) {
+  MultiplyOperand operand{.d = d, .a = a, .b = b};
+  WarpCollective("mma", MultiplyAll, is_bf16 ? 1 : 0, 0xffffffffu, &operand, /*all_live=*/true);
+}
+
+}  // namespace quire::cuda_emulator

@@ -1,0 +1,62 @@
+// The same tests on a real GPU: emulator.h without an emulator. Options that the GPU has by itself are reported, others
+// change nothing; a test that injects faults or counts launches asks IsEmulated() first.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+
+#include "base/device.h"
+#include "tests/cuda_emulator/emulator.h"
+
+namespace quire::cuda_emulator {
+
+bool IsEmulated() {
+  return false;
+}
+
+EmulatorOptions GetOptions() {
+  EmulatorOptions options;
+  if (const absl::StatusOr<Device> device = OpenCudaDevice(0); device.ok()) {
+    options.compute_capability = device->compute_capability;
+    options.num_sms = static_cast<int>(device->num_sms);
+    options.driver_version = device->driver_version;
+    options.memory_bytes = static_cast<std::uint64_t>(device->memory_bytes);
+  }
+  return options;
+}
+void SetOptions(const EmulatorOptions& /*options*/) {}
+void InjectFault(const Fault& fault) {
+  ADD_FAILURE() << "a fault at " << fault.where << " can be injected into the emulator only";
+}
+std::uint64_t LaunchCount(const std::string& /*kernel*/) {
+  return 0;
+}
+std::uint64_t LaunchCount() {
+  return 0;
+}
+std::uint64_t CollectiveCount() {
+  return 0;
+}
+std::uint64_t QueuedOperations() {
+  return 0;
+}
+std::uint64_t DeviceBytesAllocated() {
+  return 0;
+}
+void Reset() {}
+
+}  // namespace quire::cuda_emulator
+
+// CTest reads 77 as skipped.
+int main(int argc, char** argv) {
+  testing::InitGoogleMock(&argc, argv);
+  const absl::StatusOr<quire::Device> device = quire::OpenCudaDevice(0);
+  if (!device.ok()) {
+    std::printf("skipped, no GPU: %s\n", device.status().ToString().c_str());
+    return 77;
+  }
+  std::printf("on %s\n", device->name.c_str());
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,249 @@
+#include "tests/cuda_emulator/runtime_state.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "tests/cuda_emulator/device_memory.h"
+#include "tests/cuda_emulator/launch.h"
+#include "tests/cuda_emulator/simt.h"
+
+namespace quire::cuda_emulator {
+namespace {
+
+EmulatorOptions DefaultOptions() {
+  EmulatorOptions options;
+  if (const char* const seed = std::getenv("QUIRE_EMULATOR_SEED"); seed != nullptr) {
+    options.seed = std::strtoull(seed, nullptr, 10);
+  }
+  return options;
+}
+
+std::uint32_t MaxSharedBytes(int compute_capability) {
+  return compute_capability >= 90 ? kMaxSharedBytes : 163 * 1024;
+}
+
+cudaError_t RunOne(Runtime& runtime, CUstream_st* stream) {
+  const Operation operation = std::move(stream->queue.front());
+  stream->queue.pop_front();
+  const cudaError_t error = operation();
+  if (error != cudaSuccess) {
+    runtime.sticky = error;
+    stream->queue.clear();
+  }
+  return error;
+}
+
+cudaError_t RunLaunch(const KernelLaunch& launch) {
+  Runtime& runtime = TheRuntime();
+  const cudaError_t fault =
+      TakeFault(runtime, "kernel:" + launch.name, /*always_sticky=*/true);
+  if (fault != cudaSuccess) return fault;
+  ++runtime.launches[launch.name];
+  InstallFaultMessage();
+  RunKernel(launch, runtime.options.seed * 0x100000001b3u + runtime.kernels_run++);
+  return cudaSuccess;
+}
+
+cudaError_t CheckShape(const Runtime& runtime, const KernelLaunch& launch) {
+  if (launch.threads == 0 || launch.threads > kMaxThreads || launch.blocks_x > 0x7fffffffu ||
+      launch.blocks_y > 65535) {
+    return cudaErrorInvalidConfiguration;
+  }
+  if (launch.shared_bytes > MaxSharedBytes(runtime.options.compute_capability)) {
+    return cudaErrorInvalidValue;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t Guarded(Runtime& runtime, const char* name, bool needs_device,
+                    const std::function<cudaError_t(Runtime&)>& body) {
+  if (needs_device && runtime.options.driver_version < CUDART_VERSION / 1000 * 1000) {
+    return cudaErrorInsufficientDriver;
+  }
+  if (needs_device && runtime.options.num_devices == 0) return cudaErrorNoDevice;
+  if (runtime.sticky != cudaSuccess) return runtime.sticky;
+  const cudaError_t fault = TakeFault(runtime, name, /*always_sticky=*/false);
+  return fault != cudaSuccess ? fault : body(runtime);
+}
+
+cudaError_t CallAny(const char* name, bool needs_device,
+                    const std::function<cudaError_t(Runtime&)>& body) {
+  Runtime& runtime = TheRuntime();
+  const std::lock_guard<std::mutex> lock(runtime.mutex);
+  const cudaError_t error = Guarded(runtime, name, needs_device, body);
+  // Not an error, only an answer.
+  if (error != cudaSuccess && error != cudaErrorNotReady) LastError() = error;
+  return error;
+}
+
+}  // namespace
+
+Runtime& TheRuntime() {
+  static Runtime& runtime = []() -> Runtime& {
+    auto& made = *new Runtime;
+    made.options = DefaultOptions();
+    return made;
+  }();
+  return runtime;
+}
+
+cudaError_t& LastError() {
+  thread_local cudaError_t last = cudaSuccess;
+  return last;
+}
+
+cudaError_t TakeFault(Runtime& runtime, const std::string& where, bool always_sticky) {
+  for (auto fault = runtime.faults.begin(); fault != runtime.faults.end(); ++fault) {
+    if (fault->where != where) continue;
+    if (fault->after > 0) {
+      --fault->after;
+      continue;
+    }
+    const Fault taken = *fault;
+    runtime.faults.erase(fault);
+    if (taken.sticky || always_sticky) runtime.sticky = taken.error;
+    return taken.error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t Call(const char* name, const std::function<cudaError_t(Runtime&)>& body) {
+  return CallAny(name, /*needs_device=*/true, body);
+}
+
+cudaError_t CallWithoutDevice(const char* name, const std::function<cudaError_t(Runtime&)>& body) {
+  return CallAny(name, /*needs_device=*/false, body);
+}
+
+CUstream_st* FindStream(Runtime& runtime, cudaStream_t handle) {
+  if (handle == nullptr || handle == cudaStreamLegacy) return &runtime.default_stream;
+  return runtime.streams.contains(handle) ? handle : nullptr;
+}
+
+cudaError_t Enqueue(Runtime& runtime, CUstream_st* stream, Operation operation) {
+  if (stream->capture != nullptr) {
+    if (stream->capture->invalid) return cudaErrorStreamCaptureInvalidated;
+    stream->capture->nodes.push_back(std::move(operation));
+    return cudaSuccess;
+  }
+  stream->queue.push_back(std::move(operation));
+  if (runtime.options.deferred) return cudaSuccess;
+  // Errors of the work itself appear at the next call.
+  (void)Drain(runtime, stream);
+  return cudaSuccess;
+}
+
+cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark) {
+  if (stream == &runtime.default_stream) {
+    for (CUstream_st* other : runtime.streams) {
+      if (!other->blocking) continue;
+      const cudaError_t error = Drain(runtime, other);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  while (!stream->queue.empty() && (mark == nullptr || !mark->done)) {
+    const cudaError_t error = RunOne(runtime, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t DrainAll(Runtime& runtime) {
+  for (CUstream_st* stream : runtime.streams) {
+    const cudaError_t error = Drain(runtime, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return Drain(runtime, &runtime.default_stream);
+}
+
+cudaError_t Progress(Runtime& runtime, CUstream_st* stream) {
+  return stream->queue.empty() ? cudaSuccess : RunOne(runtime, stream);
+}
+
+cudaError_t CheckUnsafeCall(Runtime& runtime) {
+  bool unsafe = false;
+  for (CUstream_st* stream : runtime.streams) {
+    Capture* const capture = stream->capture.get();
+    if (capture == nullptr || capture->mode == cudaStreamCaptureModeRelaxed) continue;
+    if (capture->mode == cudaStreamCaptureModeThreadLocal &&
+        capture->thread != std::this_thread::get_id()) {
+      continue;
+    }
+    capture->invalid = true;
+    unsafe = true;
+  }
+  return unsafe ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+cudaError_t EnqueueKernel(cudaStream_t handle, KernelLaunch launch) {
+  return Call("cudaLaunchKernelExC", [&](Runtime& runtime) {
+    const cudaError_t shape = CheckShape(runtime, launch);
+    if (shape != cudaSuccess) return shape;
+    CUstream_st* const stream = FindStream(runtime, handle);
+    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    return Enqueue(runtime, stream, [launch = std::move(launch)] { return RunLaunch(launch); });
+  });
+}
+
+EmulatorOptions GetOptions() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return TheRuntime().options;
+}
+
+void SetOptions(const EmulatorOptions& options) {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  TheRuntime().options = options;
+}
+
+void InjectFault(const Fault& fault) {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  TheRuntime().faults.push_back(fault);
+}
+
+std::uint64_t LaunchCount(const std::string& kernel) {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  const auto found = TheRuntime().launches.find(kernel);
+  return found == TheRuntime().launches.end() ? 0 : found->second;
+}
+
+std::uint64_t LaunchCount() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  std::uint64_t sum = 0;
+  for (const auto& [name, count] : TheRuntime().launches) sum += count;
+  return sum;
+}
+
+std::uint64_t CollectiveCount() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return GetSimtCounters().collectives;
+}
+
+std::uint64_t QueuedOperations() {
+  Runtime& runtime = TheRuntime();
+  const std::lock_guard<std::mutex> lock(runtime.mutex);
+  std::uint64_t sum = runtime.default_stream.queue.size();
+  for (const CUstream_st* stream : runtime.streams) sum += stream->queue.size();
+  return sum;
+}
+
+std::uint64_t DeviceBytesAllocated() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return DeviceBytesInUse();
+}
+
+void Reset() {
+  Runtime& runtime = TheRuntime();
+  const std::lock_guard<std::mutex> lock(runtime.mutex);
+  runtime.options = DefaultOptions();
+  runtime.faults.clear();
+  runtime.sticky = cudaSuccess;
+  runtime.launches.clear();
+  runtime.kernels_run = 0;
+  for (CUstream_st* stream : runtime.streams) {
+    stream->queue.clear();
+    stream->capture.reset();
+  }
+  LastError() = cudaSuccess;
+}
+
+}  // namespace quire::cuda_emulator

@@ -1,0 +1,116 @@
+#include "tests/cuda_emulator/shared_memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/cuda_emulator/simt.h"
+
+namespace quire::cuda_emulator {
+namespace {
+
+constexpr std::uint32_t kWindow = 256 * 1024;
+constexpr std::uint32_t kPoison = 0xff;
+constexpr std::uint32_t kGuard = 4096;  // checked behind the block's bytes
+constexpr std::uint32_t kFirst = 1024;  // the block's bytes start behind this much guard
+
+struct Window {
+  std::byte* base = nullptr;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+
+Window& TheWindow() {
+  static Window window = [] {
+    // The window, its alignment, and pages behind it that nobody may touch.
+    void* raw = mmap(nullptr, 3 * kWindow, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) {
+      std::perror("shared memory of emulated blocks");
+      std::abort();
+    }
+    const auto at = reinterpret_cast<std::uintptr_t>(raw);
+    auto* base = static_cast<std::byte*>(raw) + (kWindow - at % kWindow) % kWindow;
+    if (mprotect(base, kWindow, PROT_READ | PROT_WRITE) != 0) std::abort();
+    std::memset(base, kPoison, kWindow);
+    return Window{.base = base};
+  }();
+  return window;
+}
+
+std::uint32_t GuardEnd(const Window& window) {
+  return window.end + kGuard < kWindow ? window.end + kGuard : kWindow;
+}
+
+}  // namespace
+
+void PrepareShared(std::uint32_t bytes, std::uint32_t start_choice) {
+  Window& window = TheWindow();
+  window.begin = kFirst + 16 * (1 + start_choice % 63);
+  window.end = window.begin + bytes;
+  std::memset(window.base, kPoison, GuardEnd(window));
+}
+
+void CheckSharedGuards() {
+  const Window& window = TheWindow();
+  const auto check = [&](std::uint32_t begin, std::uint32_t end, const char* where) {
+    for (std::uint32_t i = begin; i < end; ++i) {
+      if (window.base[i] == std::byte{kPoison}) continue;
+      Fatal("shared memory " + std::string(where) + " the " +
+            std::to_string(window.end - window.begin) + " bytes of the block was written, at byte " +
+            std::to_string(static_cast<std::int64_t>(i) - window.begin));
+    }
+  };
+  check(0, window.begin, "before");
+  check(window.end, GuardEnd(window), "behind");
+}
+
+std::byte* SharedStart() {
+  const Window& window = TheWindow();
+  return window.base + window.begin;
+}
+
+std::byte* SharedStartAligned() {
+  const Window& window = TheWindow();
+  const std::uint32_t aligned = (window.begin + 1023) / 1024 * 1024;
+  if (aligned > window.end) {
+    Fatal("SharedMemory() needs kSharedAlignment bytes more than the kernel uses, the launch reserved " +
+          std::to_string(window.end - window.begin));
+  }
+  return window.base + aligned;
+}
+
+std::uint32_t SharedAddress(const void* p, std::uint32_t bytes, std::uint32_t alignment,
+                            const char* what) {
+  const Window& window = TheWindow();
+  const std::int64_t at = static_cast<const std::byte*>(p) - window.base;
+  if (at < window.begin || at + bytes > window.end) {
+    Fatal(std::string(what) + ": " + std::to_string(bytes) + " bytes at byte " +
+          std::to_string(at - window.begin) + " are outside the " +
+          std::to_string(window.end - window.begin) + " bytes of shared memory");
+  }
+  if (at % alignment != 0) {
+    Fatal(std::string(what) + ": shared address " + std::to_string(at) + " is not a multiple of " +
+          std::to_string(alignment));
+  }
+  return static_cast<std::uint32_t>(at);
+}
+
+std::byte* SharedPointer(std::uint32_t address, std::uint32_t bytes, std::uint32_t alignment,
+                         const char* what) {
+  std::byte* p = TheWindow().base + address;
+  SharedAddress(p, bytes, alignment, what);
+  return p;
+}
+
+void Poison(std::uint32_t address, std::uint32_t bytes) {
+  std::memset(TheWindow().base + address, kPoison, bytes);
+}
+
+bool IsSharedPointer(const void* p) {
+  const std::int64_t at = static_cast<const std::byte*>(p) - TheWindow().base;
+  return at >= 0 && at < kWindow;
+}
+
+}  // namespace quire::cuda_emulator

@@ -1,0 +1,137 @@
+#pragma once
+
+// The machine that runs emulated kernels: one block at a time, every thread of it a fiber. A fiber
+// runs until it meets others (a warp collective, a barrier) and has to wait for them; who goes on then
+// is drawn from the seed, so that a missing synchronisation shows under some seeds.
+//
+// Place:   below the twins of kernels/cuda/*.cuh in include/, which are the only callers besides the
+//          emulated runtime.
+// Threads: one block at a time in the process; the runtime holds its lock while a kernel runs.
+// Errors:  what no kernel may do ends the process with a message that names the kernel, the block and
+//          the thread.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/cuda_emulator/random.h"
+
+namespace quire::cuda_emulator {
+
+inline constexpr std::uint32_t kWarpSize = 32;
+inline constexpr std::uint32_t kMaxThreads = 1024;
+inline constexpr std::uint32_t kMaxWarps = kMaxThreads / kWarpSize;
+inline constexpr std::uint32_t kMaxSharedBytes = 227 * 1024;
+
+// A kernel with its arguments.
+struct KernelLaunch {
+  std::string name;
+  std::uint32_t blocks_x = 1;
+  std::uint32_t blocks_y = 1;
+  std::uint32_t threads = 0;
+  std::uint32_t shared_bytes = 0;
+  std::function<void()> body;  // one thread
+};
+
+// A product of a warpgroup that was issued and not waited for (warpgroup.h).
+struct PendingProduct {
+  std::uint32_t columns = 0;
+  bool is_bf16 = false;
+  bool transposed_b = false;
+  bool a_in_registers = false;
+  bool accumulate = false;
+  std::uint64_t a = 0;
+  std::uint64_t b = 0;
+  std::uint32_t a_registers[4] = {};
+  float* d = nullptr;
+  // Accumulators as they were before the first pending product on `d`; empty for the others.
+  std::vector<float> before;
+  std::uint32_t group = 0;  // of the commit that closed it; 0 while open
+};
+
+// A cp.async that was issued and whose bytes have not landed.
+struct PendingCopy {
+  std::uint32_t to = 0;  // shared address
+  const void* from = nullptr;
+  std::uint32_t bytes = 0;
+  bool valid = true;
+  std::uint32_t group = 0;  // 0 while open
+};
+
+struct Thread {
+  void* context = nullptr;  // where its fiber stands
+  void* fake_stack = nullptr;  // of the address sanitizer
+  std::uint32_t index = 0;
+  std::uint32_t lane = 0;
+  std::uint32_t warp = 0;
+  // What it waits for, for messages; null while it can run.
+  const char* waits_for = nullptr;
+  std::uint32_t waits_detail = 0;
+  // The collective it has joined.
+  const void* collective = nullptr;
+  std::uint64_t collective_argument = 0;
+  std::uint32_t collective_mask = 0;
+  void* operand = nullptr;
+
+  std::vector<PendingCopy> copies;
+  std::uint32_t copy_groups = 0;  // committed so far
+  std::vector<PendingProduct> products;
+  std::uint32_t product_groups = 0;
+  bool product_fence = false;
+  // In WgmmaWait, for this many products.
+  bool products_waited = false;
+  std::size_t products_done = 0;
+};
+
+// The thread that runs now; null outside kernels.
+extern Thread* current_thread;
+
+// Runs every block of the launch. REQUIRES: the shape was checked by the runtime.
+void RunKernel(const KernelLaunch& launch, std::uint64_t seed);
+
+// Whether a kernel runs now, and where: for messages.
+bool InKernel();
+std::string Where();
+// "<message>; kernel <name>, block (x, y), thread t" to standard error, and abort().
+[[noreturn]] void Fatal(const std::string& message);
+
+// The launch and the block that run now.
+const KernelLaunch& CurrentLaunch();
+std::uint32_t CurrentBlockX();
+std::uint32_t CurrentBlockY();
+Random& BlockRandom();
+
+// Computes the result of a collective for all lanes at once: operands[lane] is what the lane passed, null for lanes
+// outside `mask` and for lanes that have ended.
+using CollectiveFunction = void (*)(void* const* operands, std::uint32_t mask,
+                                    std::uint64_t argument);
+// All lanes of `mask` that have not ended call this with the same function, argument and mask; the last one computes.
+// `all_live`: lanes that have ended are an error, as for the .aligned instructions.
+void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t argument,
+                    std::uint32_t mask, void* operand, bool all_live);
+
+// All threads of the block that have not ended.
+void SyncBlock();
+// Named barriers 1 .. 15.
+void NamedBarrier(std::uint32_t id, std::uint32_t threads, bool wait);
+
+// Lets the calling thread wait until Wake: `what` and `detail` are for the message of a deadlock.
+void Wait(const char* what, std::uint32_t detail);
+void Wake(Thread* thread);
+std::vector<Thread>& Threads();
+std::uint32_t NumThreads();
+
+// Work that the hardware does on its own, the bytes of bulk copies: at once, some time later or when nobody can
+// run, by chance; mostly as late as that. A block that ends before is an error.
+void AddLateWork(std::function<void()> work);
+
+// Collectives and switches since the start of the process.
+struct SimtCounters {
+  std::uint64_t collectives = 0;
+  std::uint64_t switches = 0;
+};
+SimtCounters GetSimtCounters();
+
+}  // namespace quire::cuda_emulator
