@@ -2,11 +2,18 @@
 
 #include <sys/mman.h>
 
-#include <cerrno>
+#include <cstring>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
+#ifdef QUIRE_HAS_CUDA
+#include <cuda_runtime_api.h>
+
+#include "base/cuda_status.h"
+#endif
 
 namespace quire {
 namespace {
@@ -32,22 +39,11 @@ std::size_t MappedSize(std::int64_t size_bytes) {
   return (static_cast<std::size_t>(size_bytes) + page - 1) / page * page;
 }
 
-}  // namespace
-
-absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(MemoryKind kind, std::int64_t size_bytes) {
-  if (kind != MemoryKind::kHost) {
-    return absl::UnimplementedError(
-        absl::StrCat(kind == MemoryKind::kPinned ? "page-locked" : "device",
-                     " memory needs CUDA, which is not part of this version"));
-  }
-  if (size_bytes < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("buffer of ", size_bytes, " bytes"));
-  }
-  if (size_bytes == 0) return DeviceBuffer();
+absl::StatusOr<void*> AllocateHost(std::int64_t size_bytes) {
   void* data = MAP_FAILED;
-  if (size_bytes < std::numeric_limits<std::int64_t>::max() - 2 * kHugePageBytes) {
+  if (size_bytes < std::numeric_limits<std::int64_t>::max() - 2 * DeviceBuffer::kHugePageBytes) {
     const std::size_t size = MappedSize(size_bytes);
-    data = size_bytes >= kHugePageBytes
+    data = size_bytes >= DeviceBuffer::kHugePageBytes
                ? MapHugeAligned(size)
                : mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   }
@@ -55,6 +51,93 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(MemoryKind kind, std::int64_
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot allocate ", size_bytes, " bytes of host memory"));
   }
+  return data;
+}
+
+#ifdef QUIRE_HAS_CUDA
+
+std::string Wanted(MemoryKind kind, std::int64_t size_bytes) {
+  return absl::StrCat(size_bytes, " bytes of ",
+                      kind == MemoryKind::kPinned ? "page-locked" : "device", " memory");
+}
+
+absl::StatusOr<void*> AllocatePinned(std::int64_t size_bytes) {
+  void* data = nullptr;
+  const auto size = static_cast<std::size_t>(size_bytes);
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(&data, size, cudaHostAllocPortable),
+                                   Wanted(MemoryKind::kPinned, size_bytes)));
+  std::memset(data, 0, size);
+  return data;
+}
+
+absl::StatusOr<void*> AllocateDevice(std::int64_t size_bytes) {
+  void* data = nullptr;
+  const auto size = static_cast<std::size_t>(size_bytes);
+  const std::string what = Wanted(MemoryKind::kDevice, size_bytes);
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, size), what));
+  absl::Status zeroed = CudaStatus(cudaMemset(data, 0, size), what);
+  // The fill may still be under way, and streams are not ordered behind it.
+  if (zeroed.ok()) zeroed = CudaStatus(cudaStreamSynchronize(nullptr), what);
+  if (!zeroed.ok()) {
+    (void)cudaFree(data);
+    (void)cudaGetLastError();
+    return zeroed;
+  }
+  return data;
+}
+
+void Free(MemoryKind kind, void* data, std::int64_t size_bytes) {
+  switch (kind) {
+    case MemoryKind::kHost:
+      munmap(data, MappedSize(size_bytes));
+      return;
+    case MemoryKind::kPinned:
+      (void)cudaFreeHost(data);
+      break;
+    case MemoryKind::kDevice:
+      (void)cudaFree(data);
+      break;
+  }
+  (void)cudaGetLastError();
+}
+
+#else
+
+absl::StatusOr<void*> AllocatePinned(std::int64_t) {
+  return absl::UnimplementedError(
+      "page-locked memory needs a build with CUDA, this one was made without (QUIRE_CUDA)");
+}
+
+absl::StatusOr<void*> AllocateDevice(std::int64_t) {
+  return absl::UnimplementedError(
+      "device memory needs a build with CUDA, this one was made without (QUIRE_CUDA)");
+}
+
+void Free(MemoryKind, void* data, std::int64_t size_bytes) {
+  munmap(data, MappedSize(size_bytes));
+}
+
+#endif
+
+absl::StatusOr<void*> AllocateAny(MemoryKind kind, std::int64_t size_bytes) {
+  switch (kind) {
+    case MemoryKind::kPinned:
+      return AllocatePinned(size_bytes);
+    case MemoryKind::kDevice:
+      return AllocateDevice(size_bytes);
+    default:
+      return AllocateHost(size_bytes);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(MemoryKind kind, std::int64_t size_bytes) {
+  if (size_bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("buffer of ", size_bytes, " bytes"));
+  }
+  if (size_bytes == 0) return DeviceBuffer(kind, nullptr, 0);
+  QUIRE_ASSIGN_OR_RETURN(void* const data, AllocateAny(kind, size_bytes));
   return DeviceBuffer(kind, data, size_bytes);
 }
 
@@ -71,7 +154,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) munmap(data_, MappedSize(size_bytes_));
+  if (data_ != nullptr) Free(kind_, data_, size_bytes_);
 }
 
 }  // namespace quire

@@ -1,0 +1,62 @@
+#include "base/cuda_status.h"
+
+#include <cuda_runtime_api.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+
+namespace quire {
+namespace {
+
+constexpr absl::string_view kDeviceLost = "DEVICE_LOST";
+
+absl::StatusCode CodeOf(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return absl::StatusCode::kResourceExhausted;
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorSystemNotReady:
+    case cudaErrorSystemDriverMismatch:
+    case cudaErrorCompatNotSupportedOnDevice:
+    case cudaErrorDevicesUnavailable:
+      return absl::StatusCode::kFailedPrecondition;
+    // The errors that the runtime's reference calls sticky: the context is broken and every later call returns them.
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorExternalDevice:
+    case cudaErrorTensorMemoryLeak:
+      return absl::StatusCode::kUnavailable;
+    default:
+      return absl::StatusCode::kInternal;
+  }
+}
+
+}  // namespace
+
+absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  (void)cudaGetLastError();
+  const absl::Status status(
+      CodeOf(error),
+      absl::StrCat(what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+  return status.code() == absl::StatusCode::kUnavailable ? WithReason(status, kDeviceLost) : status;
+}
+
+bool IsDeviceLost(const absl::Status& status) {
+  const std::optional<ErrorReason> reason = GetErrorReason(status);
+  return reason.has_value() && reason->reason == kDeviceLost;
+}
+
+}  // namespace quire

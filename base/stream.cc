@@ -1,0 +1,176 @@
+#include "base/stream.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#ifdef QUIRE_HAS_CUDA
+#include <cuda_runtime_api.h>
+
+#include "base/cuda_status.h"
+#endif
+
+namespace quire {
+
+#ifdef QUIRE_HAS_CUDA
+
+absl::StatusOr<Stream> Stream::Create(const Device& device) {
+  Stream stream(device);
+  if (device.is_cpu()) return stream;
+  QUIRE_RETURN_IF_ERROR(UseDevice(device));
+  // Not ordered behind the default stream, which nothing here uses.
+  QUIRE_RETURN_IF_ERROR(
+      CudaStatus(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking),
+                 absl::StrCat("stream on CUDA device ", device.ordinal)));
+  return stream;
+}
+
+Stream::~Stream() {
+  if (stream_ == nullptr) return;
+  // The owner has seen the errors that matter when it waited; one of the last work has nobody to go to.
+  (void)cudaStreamSynchronize(stream_);
+  (void)cudaStreamDestroy(stream_);
+  (void)cudaGetLastError();
+}
+
+absl::Status Stream::Synchronize() const {
+  if (stream_ == nullptr) return absl::OkStatus();
+  return CudaStatus(cudaStreamSynchronize(stream_), "wait for a stream");
+}
+
+absl::Status Stream::Copy(void* to, const void* from, std::int64_t bytes) const {
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("copy of ", bytes, " bytes"));
+  if (bytes == 0) return absl::OkStatus();
+  if (stream_ == nullptr) {
+    std::memmove(to, from, static_cast<std::size_t>(bytes));
+    return absl::OkStatus();
+  }
+  const cudaError_t error =
+      cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_);
+  if (error == cudaSuccess) return absl::OkStatus();
+  return CudaStatus(error, absl::StrCat("copy of ", bytes, " bytes"));
+}
+
+absl::Status Stream::Zero(void* to, std::int64_t bytes) const {
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("zeros for ", bytes, " bytes"));
+  if (bytes == 0) return absl::OkStatus();
+  if (stream_ == nullptr) {
+    std::memset(to, 0, static_cast<std::size_t>(bytes));
+    return absl::OkStatus();
+  }
+  const cudaError_t error = cudaMemsetAsync(to, 0, static_cast<std::size_t>(bytes), stream_);
+  if (error == cudaSuccess) return absl::OkStatus();
+  return CudaStatus(error, absl::StrCat("zeros for ", bytes, " bytes"));
+}
+
+absl::Status Stream::WaitFor(const Event& event) const {
+  if (stream_ == nullptr || event.cuda() == nullptr) return absl::OkStatus();
+  return CudaStatus(cudaStreamWaitEvent(stream_, event.cuda(), 0), "wait of a stream for an event");
+}
+
+absl::StatusOr<Event> Event::Create(const Device& device) {
+  Event event;
+  if (device.is_cpu()) return event;
+  QUIRE_RETURN_IF_ERROR(UseDevice(device));
+  QUIRE_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming),
+                 absl::StrCat("event on CUDA device ", device.ordinal)));
+  return event;
+}
+
+Event::~Event() {
+  if (event_ == nullptr) return;
+  (void)cudaEventDestroy(event_);
+  (void)cudaGetLastError();
+}
+
+absl::Status Event::Record(const Stream& stream) {
+  if (event_ == nullptr || stream.cuda() == nullptr) return absl::OkStatus();
+  return CudaStatus(cudaEventRecord(event_, stream.cuda()), "mark in a stream");
+}
+
+absl::Status Event::Synchronize() const {
+  if (event_ == nullptr) return absl::OkStatus();
+  return CudaStatus(cudaEventSynchronize(event_), "wait for an event");
+}
+
+absl::StatusOr<bool> Event::IsDone() const {
+  if (event_ == nullptr) return true;
+  const cudaError_t error = cudaEventQuery(event_);
+  if (error == cudaErrorNotReady) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  QUIRE_RETURN_IF_ERROR(CudaStatus(error, "state of an event"));
+  return true;
+}
+
+#else
+
+absl::StatusOr<Stream> Stream::Create(const Device& device) {
+  QUIRE_RETURN_IF_ERROR(UseDevice(device));
+  return Stream(device);
+}
+
+Stream::~Stream() = default;
+
+absl::Status Stream::Synchronize() const {
+  return absl::OkStatus();
+}
+
+absl::Status Stream::Copy(void* to, const void* from, std::int64_t bytes) const {
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("copy of ", bytes, " bytes"));
+  if (bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status Stream::Zero(void* to, std::int64_t bytes) const {
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("zeros for ", bytes, " bytes"));
+  if (bytes > 0) std::memset(to, 0, static_cast<std::size_t>(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status Stream::WaitFor(const Event&) const {
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Event> Event::Create(const Device& device) {
+  QUIRE_RETURN_IF_ERROR(UseDevice(device));
+  return Event();
+}
+
+Event::~Event() = default;
+
+absl::Status Event::Record(const Stream&) {
+  return absl::OkStatus();
+}
+
+absl::Status Event::Synchronize() const {
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Event::IsDone() const {
+  return true;
+}
+
+#endif
+
+Stream::Stream(Stream&& other) noexcept
+    : device_(std::move(other.device_)), stream_(std::exchange(other.stream_, nullptr)) {}
+
+Stream& Stream::operator=(Stream&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(stream_, other.stream_);
+  return *this;
+}
+
+Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(event_, other.event_);
+  return *this;
+}
+
+}  // namespace quire
