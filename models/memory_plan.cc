@@ -6,7 +6,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "cache_manager/kv_pool.h"
 #include "models/checkpoint/checkpoint.h"
+#include "models/checkpoint/dummy_checkpoint.h"
+#include "models/cuda_sizes.h"
 #include "models/families/registry.h"
 #include "models/model.h"
 #include "models/step_buffers.h"
@@ -64,6 +67,82 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options);
+  return plan;
+}
+
+std::vector<std::pair<std::string, std::int64_t>> DeviceMemoryPlan::Lines() const {
+  return {{"weights", weight_bytes},
+          {"pages", pool_bytes},
+          {"activations", runner.activation_bytes},
+          {"attention", runner.attention_bytes},
+          {"sampler", runner.sampler_bytes},
+          {"linear", runner.linear_bytes},
+          {"graphs", runner.graph_bytes},
+          {"total", total_bytes()},
+          {"limit", device_memory_bytes}};
+}
+
+namespace {
+
+absl::StatusOr<std::int64_t> DeviceWeightBytes(const ModelFiles& files, const CheckedSpec& checked,
+                                               const DevicePlanOptions& options) {
+  const TensorNames& names = FamilyNamed(checked.config.family).names;
+  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                         options.load_mode == LoadMode::kDummy
+                             ? DummyCheckpoint(checked.config, checked.spec, names,
+                                               /*with_values=*/false)
+                             : Checkpoint::Open(files));
+  QUIRE_ASSIGN_OR_RETURN(const WeightSlots slots, FindWeights(checked.spec, names, checkpoint));
+  return WeightBytes(slots, {.cuda = true, .activation = options.runner.activation});
+}
+
+absl::Status DoesNotFit(const DeviceMemoryPlan& plan, absl::string_view why) {
+  std::string parts;
+  for (const auto& [name, bytes] : plan.Lines()) absl::StrAppend(&parts, ", ", name, " ", bytes);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("device memory: ", why, " (bytes: ", parts.substr(2), ")"));
+}
+
+// Sets the pool: the pages asked for, or as many as what is left holds.
+absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
+                      DeviceMemoryPlan* plan) {
+  plan->page_bytes = geometry.page_bytes();
+  geometry.num_blocks = 2;
+  const std::int64_t guards = cache::KvPool::BytesFor(geometry) - 2 * geometry.page_bytes();
+  const std::int64_t left = plan->device_memory_bytes - plan->total_bytes() - guards;
+  std::int64_t blocks = num_blocks;
+  if (blocks == 0) blocks = std::min(left / geometry.page_bytes(), geometry.max_num_blocks());
+  plan->num_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(blocks, 0));
+  plan->pool_bytes = guards + plan->num_blocks * geometry.page_bytes();
+  if (plan->num_blocks < 2) {
+    return DoesNotFit(*plan, absl::StrCat("at least 2 pages of ", plan->page_bytes,
+                                          " bytes are needed, there is room for ",
+                                          plan->num_blocks));
+  }
+  if (plan->total_bytes() > plan->device_memory_bytes) {
+    return DoesNotFit(*plan, absl::StrCat(plan->total_bytes(), " bytes are needed, the limit is ",
+                                          plan->device_memory_bytes));
+  }
+  geometry.num_blocks = plan->num_blocks;
+  return geometry.Validate();
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
+                                                  const DevicePlanOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files));
+  QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(checked.spec, options.runner));
+  QUIRE_RETURN_IF_ERROR(CheckActivation(options.runner.activation, options.kv_dtype));
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                         KvGeometryFor(checked.spec, options.page_size, options.kv_dtype,
+                                       std::max(options.num_blocks, 2u)));
+  DeviceMemoryPlan plan;
+  plan.device_memory_bytes = options.device_memory_bytes;
+  QUIRE_ASSIGN_OR_RETURN(plan.weight_bytes, DeviceWeightBytes(files, checked, options));
+  plan.runner = RunnerMemoryFor(
+      checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner), options.num_sms);
+  QUIRE_RETURN_IF_ERROR(PlanPool(geometry, options.num_blocks, &plan));
   return plan;
 }
 

@@ -44,6 +44,10 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
                                row.num_tokens, ", it must follow token ", next_token, " within ",
                                batch.token_ids.size()));
   }
+  if (row.prompt_tokens > row.num_tokens) {
+    return Refuse(absl::StrCat("rows[", index, "].prompt_tokens is ", row.prompt_tokens,
+                               ", the row has ", row.num_tokens, " tokens"));
+  }
   if (std::uint64_t{row.cache_length} + row.num_tokens > spec.max_position) {
     return Refuse(absl::StrCat("rows[", index, "] reaches ",
                                std::uint64_t{row.cache_length} + row.num_tokens,
@@ -63,9 +67,16 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
   return absl::OkStatus();
 }
 
-absl::Status CheckTokens(const StepBatch& batch, const ModelSpec& spec) {
+absl::Status CheckTokens(const StepBatch& batch, const ModelSpec& spec,
+                         std::uint32_t previous_draws) {
   for (std::size_t i = 0; i < batch.token_ids.size(); ++i) {
     const std::int32_t token = batch.token_ids[i];
+    if (token < 0 && previous_draws > 0) {
+      const auto draw = static_cast<std::uint32_t>(-(token + 1));
+      if (draw < previous_draws) continue;
+      return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", draw ", draw,
+                                 " of the step before, which has ", previous_draws));
+    }
     if (token < 0 || static_cast<std::uint32_t>(token) >= spec.vocab_size) {
       return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", it must be in [0, ",
                                  spec.vocab_size, ")"));
@@ -144,7 +155,7 @@ absl::Status CheckPages(const StepBatch& batch, const cache::KvGeometry& pool) {
 }  // namespace
 
 absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
-                            const cache::KvGeometry& pool) {
+                            const cache::KvGeometry& pool, std::uint32_t previous_draws) {
   QUIRE_RETURN_IF_ERROR(CheckCounts(batch, limits));
   const bool needs_cache = !batch.rows.empty() || !batch.clears.empty() || !batch.copies.empty();
   if (needs_cache && batch.kv == nullptr) return Refuse("kv is null");
@@ -157,7 +168,7 @@ absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const
     return Refuse(
         absl::StrCat("rows hold ", next_token, " tokens, token_ids ", batch.token_ids.size()));
   }
-  QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec));
+  QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec, previous_draws));
   QUIRE_RETURN_IF_ERROR(CheckDraws(batch, spec, limits));
   return CheckPages(batch, pool);
 }

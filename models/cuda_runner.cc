@@ -1,0 +1,419 @@
+#include "models/cuda_runner.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/stream.h"
+#include "base/status.h"
+#include "cache_manager/kv_pool.h"
+#include "kernels/attention_plan.h"
+#include "kernels/device_sampler.h"
+#include "kernels/kv_dispatch.h"
+#include "kernels/page_copy.h"
+#include "models/blocks/decoder.h"
+#include "models/cuda_sizes.h"
+#include "models/cuda_step_inputs.h"
+#include "models/model.h"
+#include "models/step_batch_check.h"
+#include "models/step_graphs.h"
+#include "models/step_order.h"
+#include "models/weights.h"
+
+namespace quire::models {
+
+struct CudaRunner::State {
+  static constexpr std::uint32_t kSlots = 2;
+
+  // A step that was launched: its event, its drawn tokens and what Collect needs.
+  struct Slot {
+    Event done;
+    std::int32_t* tokens = nullptr;  // device [max_step_draws]
+    std::uint32_t num_draws = 0;
+    StepResult result;
+  };
+
+  State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
+      : model(m),
+        backend(b),
+        pool(p),
+        options(o),
+        sizes(CudaSizesFor(m.spec, p->geometry().page_size, o)),
+        order(sizes.buffers),
+        graphs(b.cuda()->stream, sizes.graph_bytes) {}
+
+  const Stream& stream() const { return *backend.cuda()->stream; }
+
+  // The parts of Create.
+  absl::Status Allocate();
+  absl::Status MakeCollection();
+  absl::Status UploadRopeTables();
+
+  // The parts of Run, in order.
+  absl::Status Launch(const StepBatch& batch, std::uint32_t slot);
+  absl::Status PreparePages(const StepBatch& batch);
+  absl::Status Compute(const StepBatch& batch, const PackedStep& step, std::uint32_t slot);
+  absl::Status Forward(const StepBatch& batch, const PackedStep& step);
+  // The decoder and the head of a whole bucket, as one graph when it exists.
+  absl::Status RunGraph(std::uint32_t bucket);
+  absl::Status EnqueueBucket(std::uint32_t bucket);
+  absl::Status Head(std::uint32_t begin, std::uint32_t end);
+  // Logits, draws and scores of rows [begin, end) of logits_tokens, which lie in the buffer of logits.
+  absl::Status Finish(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
+                      std::uint32_t slot);
+  absl::Status Draw(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
+                    std::uint32_t slot);
+  absl::Status Score(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
+                     std::uint32_t slot);
+
+  // The bucket of a step that runs as a graph, or 0.
+  std::uint32_t BucketOf(const StepBatch& batch) const;
+  std::uint32_t text_vocab() const {
+    const std::uint32_t vocab = model.spec.vocab_size;
+    return options.text_vocab == 0 ? vocab : std::min(options.text_vocab, vocab);
+  }
+  const std::uint8_t* has_text() const {
+    return options.has_text.empty() ? nullptr : options.has_text.data();
+  }
+  const float* LogitsRow(std::uint32_t logits_index, std::uint32_t block_begin) const {
+    return buffers.logits + std::size_t{logits_index - block_begin} * model.spec.vocab_size;
+  }
+
+  const Model& model;
+  const kernels::Backend& backend;
+  cache::KvPool* const pool;
+  const RunnerOptions options;
+  const CudaSizes sizes;
+  RunnerMemory memory;
+  StepOrder order;
+  StepBuffers buffers;
+  DeviceBuffer drawn;  // [kSlots, max_step_draws]
+  std::optional<CudaStepInputs> inputs;
+  std::optional<kernels::AnyKvCollection> collection;
+  std::unique_ptr<kernels::AttentionPlan> plan;
+  std::unique_ptr<kernels::DeviceSampler> sampler;
+  StepGraphs graphs;
+  std::uint64_t graph_steps = 0;
+
+  std::vector<Slot> slots;
+  std::uint32_t next_slot = 0;
+  std::uint32_t in_flight = 0;
+  std::uint32_t previous_draws = 0;  // of the step in the other slot
+  // Filled for one step or for one block of logits.
+  std::vector<std::uint32_t> clears;
+  std::vector<kernels::PageCopyItem> copies;
+  std::vector<kernels::SamplingRow> sampling_rows;
+  std::vector<kernels::ScoredToken> scored;
+  std::size_t next_draw = 0;
+  std::size_t next_score = 0;
+};
+
+absl::Status CudaRunner::State::Allocate() {
+  const ModelSpec& spec = model.spec;
+  memory = RunnerMemoryFor(spec, sizes, backend.cuda()->num_sms);
+  QUIRE_ASSIGN_OR_RETURN(buffers, StepBuffers::Allocate(spec, sizes.buffers));
+  const std::int64_t slot_tokens = sizes.limits.max_step_draws;
+  QUIRE_ASSIGN_OR_RETURN(
+      drawn, DeviceBuffer::Allocate(MemoryKind::kDevice,
+                                    kSlots * slot_tokens *
+                                        static_cast<std::int64_t>(sizeof(std::int32_t))));
+  QUIRE_ASSIGN_OR_RETURN(inputs, CudaStepInputs::Create(backend, sizes.buffers,
+                                                        pool->geometry().page_size));
+  QUIRE_ASSIGN_OR_RETURN(plan, kernels::AttentionPlan::Create(backend, sizes.attention));
+  QUIRE_ASSIGN_OR_RETURN(sampler, kernels::DeviceSampler::Create(backend, sizes.sampler,
+                                                                 options.has_text, text_vocab()));
+  for (std::uint32_t i = 0; i < kSlots; ++i) {
+    QUIRE_ASSIGN_OR_RETURN(Event done, Event::Create(backend.device()));
+    slots.push_back({.done = std::move(done),
+                     .tokens = static_cast<std::int32_t*>(drawn.data()) + i * slot_tokens,
+                     .result = {}});
+    slots.back().result.draws.reserve(sizes.limits.max_step_draws);
+    slots.back().result.scores.reserve(sizes.limits.max_step_tokens);
+  }
+  clears.reserve(pool->geometry().num_blocks);
+  copies.reserve(pool->geometry().num_blocks);
+  sampling_rows.reserve(sizes.limits.max_step_draws);
+  scored.reserve(sizes.limits.max_step_tokens);
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::State::MakeCollection() {
+  const cache::KvStepInputs step{.lookup_table = buffers.lookup_table,
+                                 .cache_lengths = buffers.cache_lengths,
+                                 .lookup_stride = sizes.limits.lookup_stride,
+                                 .max_rows = sizes.limits.max_rows,
+                                 .max_seq_length = sizes.limits.max_step_tokens,
+                                 .max_cache_length = sizes.max_context,
+                                 .max_history_length = sizes.max_context};
+  QUIRE_ASSIGN_OR_RETURN(collection, kernels::MakeKvCollection(pool->geometry(), pool->blocks(),
+                                                               step, pool->scales()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::State::UploadRopeTables() {
+  float* to = buffers.inv_freq;
+  for (const RopeTable& table : model.spec.rope_tables) {
+    const auto bytes = static_cast<std::int64_t>(table.inv_freq.size() * sizeof(float));
+    QUIRE_RETURN_IF_ERROR(stream().Copy(to, table.inv_freq.data(), bytes));
+    to += table.inv_freq.size();
+  }
+  return stream().Synchronize();
+}
+
+std::uint32_t CudaRunner::State::BucketOf(const StepBatch& batch) const {
+  const auto num_rows = static_cast<std::uint32_t>(batch.rows.size());
+  if (num_rows == 0 || num_rows > sizes.max_graph_rows || batch.logits_tokens.empty() ||
+      batch.logits_tokens.size() > num_rows || batch.hidden_out != nullptr) {
+    return 0;
+  }
+  const bool decodes = std::all_of(batch.rows.begin(), batch.rows.end(), [](const StepRow& row) {
+    return row.num_tokens == 1 && row.prompt_tokens == 0;
+  });
+  return decodes ? GraphBucket(num_rows) : 0;
+}
+
+absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
+  clears.clear();
+  copies.clear();
+  for (const BlockId page : batch.clears) clears.push_back(page.value());
+  for (const cache::PageCopy& copy : batch.copies) {
+    copies.push_back({.source = copy.source.value(),
+                      .destination = copy.target.value(),
+                      .num_rows = copy.num_rows});
+  }
+  if (!clears.empty()) QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, *collection, clears));
+  if (!copies.empty()) QUIRE_RETURN_IF_ERROR(kernels::CopyPages(backend, *collection, copies));
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
+  QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend,
+                                               {.row_offsets = buffers.row_offsets,
+                                                .cache_lengths = buffers.cache_lengths,
+                                                .prompt_rows = buffers.prompt_rows,
+                                                .batch_size = sizes.limits.max_rows,
+                                                .has_prompt_rows = false,
+                                                .has_generated_rows = true},
+                                               plan.get()));
+  QUIRE_RETURN_IF_ERROR(DecoderForward(model.spec, *model.weights,
+                                       {.backend = &backend,
+                                        .kv = &*collection,
+                                        .plan = plan.get(),
+                                        .buffers = &buffers,
+                                        .num_tokens = bucket,
+                                        .batch_size = sizes.limits.max_rows}));
+  return Head(0, bucket);
+}
+
+absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
+  if (const DeviceGraph* graph = graphs.Find(bucket)) {
+    ++graph_steps;
+    return graph->Launch(stream());
+  }
+  // The first step of a bucket runs as it is, so that whatever is loaded or set up at first use is so before the
+  // capture, and the device has work meanwhile.
+  QUIRE_RETURN_IF_ERROR(EnqueueBucket(bucket));
+  return graphs.Capture(bucket, [&] { return EnqueueBucket(bucket); });
+}
+
+absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep& step) {
+  QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend,
+                                               {.row_offsets = buffers.row_offsets,
+                                                .cache_lengths = buffers.cache_lengths,
+                                                .prompt_rows = buffers.prompt_rows,
+                                                .batch_size = step.batch_size,
+                                                .has_prompt_rows = step.has_prompt_rows,
+                                                .has_generated_rows = step.has_generated_rows},
+                                               plan.get()));
+  return DecoderForward(model.spec, *model.weights,
+                        {.backend = &backend,
+                         .kv = &*collection,
+                         .plan = plan.get(),
+                         .buffers = &buffers,
+                         .num_tokens = step.num_tokens,
+                         .batch_size = step.batch_size,
+                         .hidden_out = batch.hidden_out,
+                         .batch_index = order.batch_index()});
+}
+
+absl::Status CudaRunner::State::Head(std::uint32_t begin, std::uint32_t end) {
+  return DecoderHead(model.spec, *model.weights, backend, &buffers, buffers.head_tokens + begin,
+                     end - begin);
+}
+
+absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t begin,
+                                       std::uint32_t end, std::uint32_t slot) {
+  if (batch.logits_out != nullptr) {
+    const std::size_t vocab = model.spec.vocab_size;
+    QUIRE_RETURN_IF_ERROR(
+        stream().Copy(batch.logits_out + begin * vocab, buffers.logits,
+                      static_cast<std::int64_t>((end - begin) * vocab * sizeof(float))));
+    QUIRE_RETURN_IF_ERROR(stream().Synchronize());
+  }
+  QUIRE_RETURN_IF_ERROR(Draw(batch, begin, end, slot));
+  return Score(batch, begin, end, slot);
+}
+
+absl::Status CudaRunner::State::Draw(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
+                                     std::uint32_t slot) {
+  sampling_rows.clear();
+  const std::size_t first = next_draw;
+  for (; next_draw < batch.draws.size() && batch.draws[next_draw].logits_index < end; ++next_draw) {
+    const StepDraw& draw = batch.draws[next_draw];
+    kernels::SamplingRow& row = sampling_rows.emplace_back(draw.row);
+    row.logits = LogitsRow(draw.logits_index, begin);
+    row.text_vocab = text_vocab();
+    row.has_text = has_text();
+  }
+  if (sampling_rows.empty()) return absl::OkStatus();
+  return sampler->Sample(sampling_rows, slots[slot].tokens + first, static_cast<int>(slot));
+}
+
+absl::Status CudaRunner::State::Score(const StepBatch& batch, std::uint32_t begin,
+                                      std::uint32_t end, std::uint32_t slot) {
+  scored.clear();
+  for (; next_score < batch.scores.size() && batch.scores[next_score].logits_index < end;
+       ++next_score) {
+    const StepScore& score = batch.scores[next_score];
+    kernels::ScoredToken& token = scored.emplace_back();
+    token.token = score.token;
+    token.num_logprobs = score.num_top;
+    token.logits = LogitsRow(score.logits_index, begin);
+  }
+  if (scored.empty()) return absl::OkStatus();
+  return sampler->Score(scored, static_cast<int>(slot));
+}
+
+absl::Status CudaRunner::State::Compute(const StepBatch& batch, const PackedStep& step,
+                                        std::uint32_t slot) {
+  const auto num_logits = static_cast<std::uint32_t>(batch.logits_tokens.size());
+  if (const std::uint32_t bucket = BucketOf(batch); bucket > 0) {
+    QUIRE_RETURN_IF_ERROR(RunGraph(bucket));
+    return Finish(batch, 0, num_logits, slot);
+  }
+  QUIRE_RETURN_IF_ERROR(Forward(batch, step));
+  for (std::uint32_t begin = 0; begin < num_logits; begin += sizes.buffers.head_rows) {
+    const std::uint32_t end = std::min(num_logits, begin + sizes.buffers.head_rows);
+    QUIRE_RETURN_IF_ERROR(Head(begin, end));
+    QUIRE_RETURN_IF_ERROR(Finish(batch, begin, end, slot));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slot) {
+  sampler->Reset(static_cast<int>(slot));
+  next_draw = 0;
+  next_score = 0;
+  QUIRE_RETURN_IF_ERROR(PreparePages(batch));
+  if (batch.rows.empty()) return slots[slot].done.Record(stream());
+  const PackedStep step = inputs->Pack(batch, static_cast<int>(slot), &order);
+  const std::uint32_t bucket = BucketOf(batch);
+  StepPadding padding;
+  if (bucket > 0) {
+    padding = {.tokens = bucket, .head_tokens = bucket, .rows = sizes.limits.max_rows};
+  }
+  QUIRE_RETURN_IF_ERROR(inputs->Upload(
+      step, static_cast<int>(slot), static_cast<std::uint32_t>(batch.logits_tokens.size()), padding,
+      slots[(slot + 1) % kSlots].tokens, previous_draws, &buffers));
+  QUIRE_RETURN_IF_ERROR(Compute(batch, step, slot));
+  return slots[slot].done.Record(stream());
+}
+
+CudaRunner::CudaRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+CudaRunner::~CudaRunner() {
+  // Nothing can be done about an error here; who waits for a step sees it in Collect.
+  state_->stream().Synchronize().IgnoreError();
+}
+
+absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& model,
+                                                               const kernels::Backend& backend,
+                                                               cache::KvPool* pool,
+                                                               const RunnerOptions& options) {
+  QUIRE_CHECK(backend.cuda() != nullptr && pool->memory_kind() == MemoryKind::kDevice);
+  QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
+  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
+  QUIRE_RETURN_IF_ERROR(CheckActivation(options.activation, pool->geometry().dtype));
+  auto state = std::make_unique<State>(model, backend, pool, options);
+  QUIRE_RETURN_IF_ERROR(state->Allocate());
+  QUIRE_RETURN_IF_ERROR(state->MakeCollection());
+  QUIRE_RETURN_IF_ERROR(state->UploadRopeTables());
+  return std::unique_ptr<CudaRunner>(new CudaRunner(std::move(state)));
+}
+
+int CudaRunner::max_steps_in_flight() const {
+  return State::kSlots;
+}
+
+absl::Status CudaRunner::Run(const StepBatch& batch) {
+  State& s = *state_;
+  if (s.in_flight == State::kSlots) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(s.in_flight, " steps are launched and not collected"));
+  }
+  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(),
+                                       s.previous_draws));
+  if (batch.kv != nullptr && batch.kv->lookup_stride != s.sizes.limits.lookup_stride) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step batch: lookup_stride is ", batch.kv->lookup_stride,
+                     ", the runner was made for ", s.sizes.limits.lookup_stride));
+  }
+  const std::uint32_t slot = s.next_slot;
+  if (absl::Status status = s.Launch(batch, slot); !status.ok()) {
+    // Pinned memory of the slot is used again by the next step.
+    s.stream().Synchronize().IgnoreError();
+    s.inputs->Forget();
+    return status;
+  }
+  s.slots[slot].num_draws = static_cast<std::uint32_t>(batch.draws.size());
+  s.previous_draws = s.slots[slot].num_draws;
+  s.next_slot = (slot + 1) % State::kSlots;
+  ++s.in_flight;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const StepResult*> CudaRunner::Collect() {
+  State& s = *state_;
+  if (s.in_flight == 0) return absl::FailedPreconditionError("no step was launched");
+  const std::uint32_t index = (s.next_slot + State::kSlots - s.in_flight) % State::kSlots;
+  State::Slot& slot = s.slots[index];
+  --s.in_flight;
+  QUIRE_RETURN_IF_ERROR(slot.done.Synchronize());
+  slot.result.draws.clear();
+  slot.result.scores.clear();
+  for (const kernels::SampledRow& row : s.sampler->draws(static_cast<int>(index))) {
+    slot.result.draws.push_back({.token = row.token,
+                                 .logprob = row.logprob,
+                                 .rank = row.rank,
+                                 .non_finite = row.non_finite,
+                                 .no_survivor = row.no_survivor,
+                                 .top = {row.top, row.num_top}});
+  }
+  for (const kernels::ScoredToken& token : s.sampler->scores(static_cast<int>(index))) {
+    slot.result.scores.push_back({.token = token.token,
+                                  .logprob = token.logprob,
+                                  .rank = token.rank,
+                                  .non_finite = token.non_finite,
+                                  .no_survivor = false,
+                                  .top = {token.top, token.num_top}});
+  }
+  return &slot.result;
+}
+
+const RunnerMemory& CudaRunner::memory() const {
+  return state_->memory;
+}
+
+std::uint64_t CudaRunner::graph_steps() const {
+  return state_->graph_steps;
+}
+
+std::uint32_t CudaRunner::num_graphs() const {
+  return state_->graphs.size();
+}
+
+}  // namespace quire::models

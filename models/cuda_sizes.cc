@@ -1,0 +1,108 @@
+#include "models/cuda_sizes.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "cache_manager/lookup_table.h"
+#include "kernels/linear_tree.h"
+#include "models/cuda_step_inputs.h"
+
+namespace quire::models {
+namespace {
+
+// Device memory that a graph's node takes, at most: its arguments and what the driver keeps beside them.
+constexpr std::int64_t kGraphNodeBytes = 32 << 10;
+// Nodes of a layer and of everything around the layers, at most.
+constexpr std::int64_t kNodesPerLayer = 12;
+constexpr std::int64_t kOtherNodes = 16;
+
+// Entries that the sampler holds for all draws of a step. Only draws with penalties have a history, so this is
+// far above what is seen; a step beyond it is refused with the numbers.
+constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
+constexpr std::int64_t kMaxBiasPerDraw = 1024;
+constexpr std::int64_t kMaxBannedPerDraw = 64;
+
+std::uint32_t NumBuckets(std::uint32_t max_rows) {
+  std::uint32_t buckets = 0;
+  for (std::uint32_t rows = 1; rows <= GraphBucket(max_rows); rows = GraphBucket(rows + 1)) {
+    ++buckets;
+  }
+  return buckets;
+}
+
+std::uint32_t LookupStride(std::uint32_t max_context, std::uint32_t page_size) {
+  const std::uint32_t pages = (max_context + page_size - 1) / page_size;
+  return (pages + 7) / 8 * 8 + cache::LookupTable::kPaddingColumns;
+}
+
+kernels::DeviceSamplerLimits SamplerLimits(const ModelSpec& spec, const StepLimits& limits,
+                                           std::uint32_t max_context) {
+  const std::int64_t draws = limits.max_step_draws;
+  const std::int64_t distinct = std::min(spec.vocab_size, max_context);
+  return {.max_draws = limits.max_step_draws,
+          .max_scores = limits.max_step_tokens,
+          .vocab = spec.vocab_size,
+          .max_logprobs = limits.max_logprobs,
+          .max_history = static_cast<std::uint32_t>(std::min(draws * distinct, kMaxHistory)),
+          .max_bias = static_cast<std::uint32_t>(draws * kMaxBiasPerDraw),
+          .max_banned = static_cast<std::uint32_t>(draws * kMaxBannedPerDraw)};
+}
+
+}  // namespace
+
+CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
+                       const RunnerOptions& options) {
+  CudaSizes sizes;
+  sizes.max_context = options.max_context_tokens == 0
+                          ? spec.max_position
+                          : std::min(options.max_context_tokens, spec.max_position);
+  sizes.limits = LimitsOf(options);
+  sizes.limits.activation = options.activation;
+  sizes.limits.memory = MemoryKind::kDevice;
+  sizes.limits.lookup_stride = LookupStride(sizes.max_context, page_size);
+  if (options.graphs) {
+    sizes.max_graph_rows = std::min({options.max_rows, options.max_step_tokens, kMaxGraphRows});
+  }
+  sizes.buffers = sizes.limits;
+  sizes.buffers.max_step_tokens =
+      std::max(options.max_step_tokens, GraphBucket(sizes.max_graph_rows));
+  sizes.buffers.head_rows = std::max(kHeadRows, GraphBucket(sizes.max_graph_rows));
+  sizes.attention = {.max_rows = options.max_rows,
+                     .max_step_tokens = sizes.buffers.max_step_tokens,
+                     .max_length = sizes.max_context,
+                     .num_heads = spec.layers[0].heads.num_heads,
+                     .num_kv_heads = spec.layers[0].heads.num_kv_heads,
+                     .head_size = spec.layers[0].heads.head_size};
+  sizes.sampler = SamplerLimits(spec, sizes.limits, sizes.max_context);
+  const std::int64_t nodes =
+      kNodesPerLayer * static_cast<std::int64_t>(spec.layers.size()) + kOtherNodes;
+  sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) * nodes * kGraphNodeBytes;
+  return sizes;
+}
+
+RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms) {
+  RunnerMemory memory;
+  memory.activation_bytes =
+      StepBuffers::BytesFor(spec, sizes.buffers) + CudaStepInputs::DeviceBytesFor(sizes.buffers) +
+      CudaStepInputs::kSlots * std::int64_t{sizes.limits.max_step_draws} *
+          static_cast<std::int64_t>(sizeof(std::int32_t));
+  memory.attention_bytes = kernels::AttentionPlan::BytesFor(sizes.attention, num_sms);
+  memory.sampler_bytes = kernels::DeviceSampler::BytesFor(sizes.sampler);
+  memory.linear_bytes = kernels::cuda::kLinearWorkspaceBytes;
+  memory.graph_bytes = sizes.graph_bytes;
+  memory.pinned_bytes = CudaStepInputs::PinnedBytesFor(sizes.buffers);
+  return memory;
+}
+
+absl::Status CheckActivation(DType activation, DType kv_dtype) {
+  if (activation != DType::kF32 && activation != DType::kBF16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("activations are ", DTypeName(activation), ", a GPU computes f32 and bf16"));
+  }
+  if ((activation == DType::kF32) == (kv_dtype == DType::kF32)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("activations are ", DTypeName(activation),
+                                                 " and the kv cache ", DTypeName(kv_dtype),
+                                                 ": f32 goes with f32 only"));
+}
+
+}  // namespace quire::models

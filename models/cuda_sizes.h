@@ -1,0 +1,45 @@
+#pragma once
+
+// How large everything is that a CudaRunner allocates: one place for the plan and for the runner.
+
+#include <cstdint>
+
+#include "cache_manager/kv_params.h"
+#include "kernels/attention_plan.h"
+#include "kernels/device_sampler.h"
+#include "models/layer_spec.h"
+#include "models/memory_plan.h"
+#include "models/runner_options.h"
+#include "models/step_buffers.h"
+
+namespace quire::models {
+
+// Rows of the largest step that runs as a graph.
+inline constexpr std::uint32_t kMaxGraphRows = 256;
+
+// The bucket of a step: the smallest of 1, 2, 4, 8, 16, 24, 32, ... that is not below num_rows.
+constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
+  if (num_rows <= 2) return num_rows;
+  return num_rows <= 4 ? 4 : (num_rows + 7) / 8 * 8;
+}
+
+struct CudaSizes {
+  StepLimits limits;              // of a step's batch
+  StepLimits buffers;             // the same, with room for the padding of graphs
+  std::uint32_t max_context = 0;  // tokens of a sequence
+  std::uint32_t max_graph_rows = 0;  // 0: no graphs
+  kernels::AttentionPlanLimits attention;
+  kernels::DeviceSamplerLimits sampler;
+  std::int64_t graph_bytes = 0;  // the graphs' share
+};
+
+// REQUIRES: CheckRunnerOptions(spec, options) is OK.
+CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
+                       const RunnerOptions& options);
+
+RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms);
+
+// Returns INVALID_ARGUMENT unless activations and pages go together.
+absl::Status CheckActivation(DType activation, DType kv_dtype);
+
+}  // namespace quire::models

@@ -1,0 +1,140 @@
+#include "models/cuda_step_inputs.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "kernels/step_inputs.h"
+
+namespace quire::models {
+namespace {
+
+constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
+
+// The largest step: tokens and head tokens, rows, one range a row with all its entries.
+std::int64_t BlockWords(const StepLimits& limits) {
+  const std::int64_t rows = limits.max_rows;
+  return 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 + 3 * rows +
+         rows * limits.lookup_stride;
+}
+
+}  // namespace
+
+std::int64_t CudaStepInputs::DeviceBytesFor(const StepLimits& limits) {
+  return BlockWords(limits) * static_cast<std::int64_t>(sizeof(std::uint32_t));
+}
+
+std::int64_t CudaStepInputs::PinnedBytesFor(const StepLimits& limits) {
+  return kSlots * DeviceBytesFor(limits);
+}
+
+absl::StatusOr<CudaStepInputs> CudaStepInputs::Create(const kernels::Backend& backend,
+                                                      const StepLimits& limits,
+                                                      std::uint32_t page_size) {
+  CudaStepInputs inputs(limits);
+  inputs.backend_ = &backend;
+  inputs.page_size_ = page_size;
+  QUIRE_ASSIGN_OR_RETURN(inputs.device_,
+                         DeviceBuffer::Allocate(MemoryKind::kDevice, DeviceBytesFor(limits)));
+  QUIRE_ASSIGN_OR_RETURN(inputs.pinned_,
+                         DeviceBuffer::Allocate(MemoryKind::kPinned, PinnedBytesFor(limits)));
+  // Device memory starts as zeros, and so does the mirror.
+  inputs.mirror_.assign(std::size_t{limits.max_rows} * limits.lookup_stride, 0);
+  inputs.mirror_used_.assign(limits.max_rows, 0);
+  return inputs;
+}
+
+void CudaStepInputs::Forget() {
+  std::fill(mirror_.begin(), mirror_.end(), kUnknown);
+  std::fill(mirror_used_.begin(), mirror_used_.end(), limits_.lookup_stride);
+}
+
+void CudaStepInputs::PackRow(const StepBatch& batch, const StepRow& row, std::uint32_t* block,
+                             std::uint32_t* ranges, PackedStep* step) {
+  const std::uint32_t index = row.batch_row.value();
+  const std::uint32_t stride = limits_.lookup_stride;
+  const std::uint32_t* const table = batch.kv->lookup_table + std::size_t{index} * stride;
+  std::uint32_t* const mirror = mirror_.data() + std::size_t{index} * stride;
+  // Columns of the step's tokens, and whatever pages follow them.
+  std::uint32_t used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
+  while (used < stride && table[used] != 0) ++used;
+  const std::uint32_t compared = std::max(used, mirror_used_[index]);
+  mirror_used_[index] = used;
+  const auto first = static_cast<std::uint32_t>(
+      std::mismatch(table, table + compared, mirror).first - table);
+  if (first == compared) return;
+  std::uint32_t end = compared;
+  while (table[end - 1] == mirror[end - 1]) --end;
+  std::uint32_t* const range = ranges + 3 * std::size_t{step->num_ranges++};
+  range[0] = index * stride + first;
+  range[1] = static_cast<std::uint32_t>(step->words);
+  range[2] = end - first;
+  std::copy(table + first, table + end, block + step->words);
+  std::copy(table + first, table + end, mirror + first);
+  step->words += end - first;
+}
+
+PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* order) {
+  QUIRE_CHECK(batch.kv->lookup_stride == limits_.lookup_stride);
+  PackedStep step;
+  step.num_tokens = static_cast<std::uint32_t>(batch.token_ids.size());
+  for (const StepRow& row : batch.rows) {
+    step.batch_size = std::max(step.batch_size, row.batch_row.value() + 1);
+    step.has_prompt_rows |= row.prompt_tokens > 0;
+    step.has_generated_rows |= row.prompt_tokens < row.num_tokens;
+  }
+  auto* const block = static_cast<std::uint32_t*>(pinned_.data()) +
+                      std::size_t(slot) * static_cast<std::size_t>(BlockWords(limits_));
+  std::uint32_t* const heads = block + 3 * std::size_t{step.num_tokens};
+  std::uint32_t* const offsets = heads + batch.logits_tokens.size();
+  std::uint32_t* const lengths = offsets + step.batch_size + 1;
+  order->Order(batch, {.tokens = reinterpret_cast<std::int32_t*>(block),
+                       .positions = reinterpret_cast<std::int32_t*>(block + step.num_tokens),
+                       .row_offsets = offsets,
+                       .token_rows = reinterpret_cast<std::int32_t*>(block + 2 * step.num_tokens),
+                       .cache_lengths = lengths,
+                       .prompt_rows = lengths + step.batch_size});
+  for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
+    heads[i] = order->step_index()[batch.logits_tokens[i]];
+  }
+  // Room for one range a row; the kernel finds entries by their index, so the gap behind the last range is no harm.
+  std::uint32_t* const ranges = lengths + 2 * std::size_t{step.batch_size};
+  step.words = (ranges - block) + 3 * static_cast<std::int64_t>(batch.rows.size());
+  for (const StepRow& row : batch.rows) PackRow(batch, row, block, ranges, &step);
+  return step;
+}
+
+absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot,
+                                    std::uint32_t num_head_tokens, const StepPadding& padding,
+                                    const std::int32_t* previous_tokens, std::uint32_t num_previous,
+                                    StepBuffers* buffers) {
+  const auto bytes = step.words * static_cast<std::int64_t>(sizeof(std::uint32_t));
+  const std::byte* const block =
+      static_cast<const std::byte*>(pinned_.data()) + slot * DeviceBytesFor(limits_);
+  QUIRE_RETURN_IF_ERROR(backend_->cuda()->stream->Copy(device_.data(), block, bytes));
+  if constexpr (kernels::kHasCuda) {
+    return kernels::internal::StepInputsCuda(
+        *backend_->cuda(), {.block = static_cast<const std::uint32_t*>(device_.data()),
+                            .num_tokens = step.num_tokens,
+                            .num_head_tokens = num_head_tokens,
+                            .batch_size = step.batch_size,
+                            .num_ranges = step.num_ranges,
+                            .padded_tokens = std::max(padding.tokens, step.num_tokens),
+                            .padded_head_tokens = std::max(padding.head_tokens, num_head_tokens),
+                            .padded_rows = std::max(padding.rows, step.batch_size),
+                            .previous_tokens = previous_tokens,
+                            .num_previous = num_previous,
+                            .tokens = buffers->tokens,
+                            .positions = buffers->positions,
+                            .token_rows = buffers->token_rows,
+                            .head_tokens = buffers->head_tokens,
+                            .row_offsets = buffers->row_offsets,
+                            .cache_lengths = buffers->cache_lengths,
+                            .prompt_rows = buffers->prompt_rows,
+                            .lookup_table = buffers->lookup_table});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::models
