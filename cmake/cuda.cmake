@@ -70,7 +70,7 @@ function(quire_cuda_kernels)
                                PRIVATE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator/include)
     target_include_directories(quire_kernels_cuda_emulated PRIVATE ${PROJECT_SOURCE_DIR})
     target_compile_options(quire_kernels_cuda_emulated PRIVATE -Wall -Wextra -Werror
-                           -Wno-unknown-pragmas -ffp-contract=off)
+                           -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off)
     target_link_libraries(quire_kernels_cuda_emulated PUBLIC ${KERNELS_DEPS}
                           PRIVATE quire_cuda_emulator)
   endif()

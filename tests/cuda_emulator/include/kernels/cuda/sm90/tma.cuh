@@ -10,9 +10,6 @@
 #include "kernels/cuda/sm90/barrier.cuh"
 #include "tests/cuda_emulator/tensor_map.h"
 
-// Maps are passed by value; that GCC once passed them otherwise does not matter here.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 namespace quire::kernels::cuda {
 
 enum class L2Hint : std::uint64_t {
