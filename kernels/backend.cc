@@ -7,10 +7,13 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cuda/cublaslt.h"
+#include "kernels/linear_tree.h"
+#include "kernels/proven.h"
 
 namespace quire::kernels {
 namespace {
@@ -48,20 +51,29 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
                                                  " has no CUDA kernels: this build was made without "
                                                  "CUDA (QUIRE_CUDA)"));
   }
-  // No kernel of this build has run on a GPU yet (docs/benchmarks/gpu_queue.md). The emulator of the tests is where
-  // they are proven so far.
   const char* const unproven = std::getenv("QUIRE_UNPROVEN");
-  if (!absl::StartsWith(device.name, "emulated") &&
+  if (!AreKernelsProvenOn(device) &&
       (unproven == nullptr || absl::string_view(unproven) != "1")) {
     return absl::FailedPreconditionError(absl::StrCat(
         "device ", device.name, ": the CUDA kernels of this version have not been proven on a GPU; "
         "set QUIRE_UNPROVEN=1 to run them all the same"));
   }
   Backend backend(device, pool);
+  QUIRE_ASSIGN_OR_RETURN(
+      backend.linear_workspace_,
+      DeviceBuffer::Allocate(MemoryKind::kDevice, cuda::kLinearWorkspaceBytes));
+  if constexpr (kHasCuda) {
+    if (determinism == Determinism::kFast) {
+      QUIRE_ASSIGN_OR_RETURN(backend.cublaslt_, cuda::CublasLt::Open(stream));
+    }
+  }
   backend.cuda_ = CudaContext{.stream = &stream,
                               .num_sms = device.num_sms,
                               .compute_capability = device.compute_capability,
-                              .determinism = determinism};
+                              .determinism = determinism,
+                              .linear_workspace =
+                                  static_cast<std::byte*>(backend.linear_workspace_.data()),
+                              .cublaslt = backend.cublaslt_.get()};
   return backend;
 }
 

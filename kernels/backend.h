@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/device.h"
+#include "base/device_buffer.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/context.h"
@@ -92,6 +93,9 @@ class Backend {
 
   Device device_;
   std::optional<CudaContext> cuda_;
+  // What cuda_ points to.
+  DeviceBuffer linear_workspace_;
+  std::shared_ptr<cuda::CublasLt> cublaslt_;
   ThreadPool* pool_;
   mutable Uploader* uploader_ = nullptr;
   // One per thread, and one for the op.

@@ -13,7 +13,7 @@ class LinearPacker {
  public:
   static absl::StatusOr<PackedLinear> Pack(const Backend& backend,
                                            std::span<const WeightRows> sources, DType dtype,
-                                           std::uint32_t k);
+                                           std::uint32_t k, DType activations);
 
  private:
   // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. Rows are read a cache
@@ -39,7 +39,7 @@ class LinearPacker {
 
 absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
                                                 std::span<const WeightRows> sources, DType dtype,
-                                                std::uint32_t k) {
+                                                std::uint32_t k, DType activations) {
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
     return absl::InvalidArgumentError(
         absl::StrCat("linear weights are ", DTypeName(dtype), ", supported are f32, bf16 and f16"));
@@ -50,12 +50,25 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
     return absl::InvalidArgumentError(
         absl::StrCat("linear weights are [", n, ", ", k, "], both must be 1 to ", INT32_MAX));
   }
+  if (activations != DType::kF32 && activations != DType::kBF16) {
+    return absl::InvalidArgumentError(absl::StrCat("linear weights for activations of ",
+                                                   DTypeName(activations),
+                                                   ", supported are f32 and bf16"));
+  }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) {
+      return internal::PackLinearCuda(backend, sources, dtype, static_cast<std::uint32_t>(n), k,
+                                      activations);
+    }
+  }
   PackedLinear packed;
   packed.n_ = static_cast<std::uint32_t>(n);
   packed.k_ = k;
+  packed.group_ = k;
   packed.dtype_ = dtype;
-  QUIRE_ASSIGN_OR_RETURN(packed.data_,
-                         DeviceBuffer::Allocate(MemoryKind::kHost, packed.size_bytes()));
+  QUIRE_ASSIGN_OR_RETURN(
+      packed.data_, DeviceBuffer::Allocate(MemoryKind::kHost,
+                                           packed.num_panels() * packed.panel_bytes()));
 
   const std::size_t element = static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t row_bytes = k * element;
@@ -93,14 +106,40 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
 
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
-                                               std::uint32_t k) {
-  return LinearPacker::Pack(backend, sources, dtype, k);
+                                               std::uint32_t k, DType activations) {
+  return LinearPacker::Pack(backend, sources, dtype, k, activations);
 }
 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
-                                              std::uint32_t n, std::uint32_t k) {
+                                              std::uint32_t n, std::uint32_t k,
+                                              DType activations) {
   const WeightRows source{w, n};
-  return LinearPacker::Pack(backend, {&source, 1}, dtype, k);
+  return LinearPacker::Pack(backend, {&source, 1}, dtype, k, activations);
+}
+
+absl::StatusOr<PackedLinear> PackQuantizedLinear(const Backend& backend,
+                                                 const QuantizedWeight& weight, std::uint32_t n,
+                                                 std::uint32_t k) {
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::PackQuantizedCuda(backend, weight, n, k);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("linear weights in ",
+                                                 WeightFormatName(weight.format),
+                                                 " need a CUDA device"));
+}
+
+absl::string_view WeightFormatName(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kPlain:
+      return "plain";
+    case WeightFormat::kInt8:
+      return "int8";
+    case WeightFormat::kFp8E4M3:
+      return "fp8_e4m3";
+    case WeightFormat::kInt4:
+      return "int4";
+  }
+  return "unknown";
 }
 
 float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
@@ -125,6 +164,9 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
         ", residual ", params.residual_stride, ", each must hold a row"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::LinearCuda(*backend.cuda(), params);
+  }
   // A weight is streamed at about 20 GB/s, or used at about 40 multiply-adds per nanosecond.
   const double work = static_cast<double>(params.weight->panel_bytes()) * 0.05 +
                       static_cast<double>(k) * params.num_rows * 0.4;

@@ -1,12 +1,14 @@
 #pragma once
 
-// y = x W^T + bias + residual for weights of 16 and 32 bits, and the packed form those are kept in.
+// y = x W^T + bias + residual, and the packed forms that weights are kept in: 16 and 32 bits on both
+// backends, 8 and 4 bits on CUDA.
 
 #include <cstdint>
 #include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/device_buffer.h"
 #include "base/dtype.h"
 #include "kernels/backend.h"
@@ -14,14 +16,31 @@
 
 namespace quire::kernels {
 
-// A weight matrix [N, K] cut into panels of 16 output features, so that a thread streams whole
-// panels and vector lanes run along N. The same bytes for every instruction set.
+namespace cuda {
+struct LtPlans;
+}
+
+// How the elements of a weight matrix are coded.
+enum class WeightFormat : std::uint8_t {
+  kPlain,    // a PackedLinear's dtype
+  kInt8,     // -128..127 times a scale per output feature
+  kFp8E4M3,  // e4m3 times a scale per output feature
+  kInt4,     // -8..7 times a scale per output feature and group of inputs
+};
+absl::string_view WeightFormatName(WeightFormat format);
+
+// A weight matrix [N, K], in the form that the backend it was made for reads.
 //
-//   panel p, 16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j and 2j + 1 side by
-//   side panel p, f32:           [ceil(K/2)*2][16]
+// CPU: cut into panels of 16 output features, so that a thread streams whole panels and vector
+// lanes run along N. The same bytes for every instruction set.
+//   panel p, 16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j and 2j + 1 side by side
+//   panel p, f32:           [ceil(K/2)*2][16]
 //
-// Place:      made once at load by PackLinearWeight, read by Linear.
-// Invariants: features beyond N and an input beyond an odd K are zero.
+// CUDA, in device memory: kPlain is [N, K] row by row; the others lie in the order in which the
+// lanes of a warp hold them (linear_tree.h), with their scales beside them.
+//
+// Place:      made once at load by PackLinearWeights and PackQuantizedLinear, read by Linear.
+// Invariants: in panels, features beyond N and an input beyond an odd K are zero.
 // Threads:    immutable.
 // Lifetime:   owns its memory; movable.
 class PackedLinear {
@@ -32,22 +51,35 @@ class PackedLinear {
 
   std::uint32_t n() const { return n_; }
   std::uint32_t k() const { return k_; }
+  WeightFormat format() const { return format_; }
+  // Of the elements when the format is kPlain, of the scales otherwise.
   DType dtype() const { return dtype_; }
+  // Inputs that share a scale; K unless the format is kInt4.
+  std::uint32_t group() const { return group_; }
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
   std::int64_t panel_bytes() const {
     return (std::int64_t{k_} + 1) / 2 * 2 * kPanel * DTypeSize(dtype_);
   }
-  std::int64_t size_bytes() const { return num_panels() * panel_bytes(); }
+  std::int64_t size_bytes() const { return data_.size_bytes() + scales_.size_bytes(); }
   const void* data() const { return data_.data(); }
-  // W[n][k] as f32: for references and tests.
+  // Null for kPlain.
+  const void* scales() const { return scales_.data(); }
+  // The library's algorithms for this shape; null unless determinism is kFast.
+  const cuda::LtPlans* library_plans() const { return library_plans_; }
+  // W[n][k] as f32: for references and tests. REQUIRES: made for the CPU.
   float At(std::uint32_t n, std::uint32_t k) const;
 
  private:
   friend class LinearPacker;
+  friend class CudaLinearPacker;
   std::uint32_t n_ = 0;
   std::uint32_t k_ = 0;
+  std::uint32_t group_ = 0;
+  WeightFormat format_ = WeightFormat::kPlain;
   DType dtype_ = DType::kInvalid;
   DeviceBuffer data_;
+  DeviceBuffer scales_;
+  const cuda::LtPlans* library_plans_ = nullptr;
 };
 
 // Rows of a stored matrix, [num_rows, K] without gaps; any alignment, for mapped files promise
@@ -58,13 +90,34 @@ struct WeightRows {
 };
 
 // Packs matrices that share K and dtype one below the other, such as Q, K and V, so that one Linear
-// computes them all. Returns INVALID_ARGUMENT for a dtype other than f32, bf16, f16, for no rows,
-// or for K = 0.
+// computes them all. `activations` is the type of x that Linear will be given: on CUDA the tensor
+// cores multiply equal types, so for bf16 the weights of other types are rounded to bf16 here. The
+// CPU ignores it. Returns INVALID_ARGUMENT for a dtype other than f32, bf16, f16, for no rows, for
+// K = 0, or for activations of another type than f32 and bf16; RESOURCE_EXHAUSTED without memory.
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
-                                               std::uint32_t k);
+                                               std::uint32_t k, DType activations = DType::kF32);
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
-                                              std::uint32_t n, std::uint32_t k);
+                                              std::uint32_t n, std::uint32_t k,
+                                              DType activations = DType::kF32);
+
+// A stored quantised matrix, all without gaps; any alignment.
+struct QuantizedWeight {
+  WeightFormat format;  // not kPlain
+  // kInt8: [N, K] signed bytes. kFp8E4M3: [N, K] e4m3. kInt4: [N, K / 2] bytes, the even input in the
+  // low half, each half the value plus 8.
+  const void* values;
+  // kInt8, kFp8E4M3: [N]. kInt4: [N, K / group].
+  const void* scales;
+  DType scale_dtype;  // f32, bf16, f16; for kInt4 not f32
+  std::uint32_t group = 0;  // kInt4: 32, 64 or 128, a divisor of K; otherwise not looked at
+};
+
+// Returns INVALID_ARGUMENT on the CPU, for K not a multiple of 8, a NaN among e4m3 values, or what
+// the fields above exclude.
+absl::StatusOr<PackedLinear> PackQuantizedLinear(const Backend& backend,
+                                                 const QuantizedWeight& weight, std::uint32_t n,
+                                                 std::uint32_t k);
 
 struct LinearParams {
   ConstFloatPtr x;              // [num_rows, K], rows x_stride apart
@@ -79,10 +132,16 @@ struct LinearParams {
   std::uint32_t num_rows;
 };
 
-// y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], weights widened to f32. K is cut
-// into parts of 256; inside a part one chain of fused multiply-adds with k ascending; parts are
-// added in order. So an output has the same bits whatever num_rows, the row's place and the thread
-// count. Returns INVALID_ARGUMENT on a stride below its row.
+// y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], weights widened to f32. An output has
+// the same bits whatever num_rows, the row's place and the thread count. Returns INVALID_ARGUMENT on
+// a stride below its row.
+//
+// f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
+// multiply-adds with k ascending; parts are added in order.
+//
+// bf16 x, CUDA only; y bf16 or f32; weights bf16 or quantised. K % 8 == 0: sums by tensor cores along
+// the tree of linear_tree.h; x and its rows must be 16-byte aligned, or INVALID_ARGUMENT. Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights
+// whose N and K are multiples of 8, unless y is bf16 and there is a bias or a residual.
 absl::Status Linear(const Backend& backend, const LinearParams& params);
 
 namespace internal {
@@ -91,6 +150,17 @@ inline constexpr std::uint32_t kLinearPart = 256;
 
 // The plain reference, one thread.
 void LinearCpu(const LinearParams& params);
+absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
+                                            std::span<const WeightRows> sources, DType dtype,
+                                            std::uint32_t n, std::uint32_t k, DType activations);
+absl::StatusOr<PackedLinear> PackQuantizedCuda(const Backend& backend,
+                                               const QuantizedWeight& weight, std::uint32_t n,
+                                               std::uint32_t k);
+// Picks one of the three below.
+absl::Status LinearCuda(const CudaContext& context, const LinearParams& params);
+absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params);
+absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
+
 // Panels [panel_begin, panel_end) of all rows.
 void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end);
 

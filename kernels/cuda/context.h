@@ -2,6 +2,7 @@
 
 // What an op needs to run on a GPU: plain values, chosen once in Backend::Create.
 
+#include <cstddef>
 #include <cstdint>
 
 namespace quire {
@@ -9,6 +10,10 @@ class Stream;
 }
 
 namespace quire::kernels {
+
+namespace cuda {
+class CublasLt;
+}
 
 // Whether this build holds CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so that a build without them needs
 // no stand-ins.
@@ -31,6 +36,10 @@ struct CudaContext {
   std::uint32_t num_sms = 0;
   std::int32_t compute_capability = 0;  // 90 for 9.0
   Determinism determinism = Determinism::kBatchInvariant;
+  // kLinearWorkspaceBytes of device memory, zeroed once (kernels/linear_tree.h).
+  std::byte* linear_workspace = nullptr;
+  // Null unless determinism is kFast.
+  cuda::CublasLt* cublaslt = nullptr;
   // The kernels compiled for 9.0a run on that capability only.
   bool has_sm90a() const { return compute_capability == 90; }
 };

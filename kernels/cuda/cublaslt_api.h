@@ -1,0 +1,29 @@
+#pragma once
+
+// The functions of cuBLASLt that quire calls, as a table: the library is opened at run time, and tests
+// put functions of their own here. Part of builds with CUDA only.
+
+#include <cublasLt.h>
+
+namespace quire::kernels::cuda {
+
+struct CublasLtApi {
+  decltype(&cublasLtCreate) create;
+  decltype(&cublasLtDestroy) destroy;
+  decltype(&cublasLtGetStatusString) status_string;
+  decltype(&cublasLtMatmulDescCreate) desc_create;
+  decltype(&cublasLtMatmulDescDestroy) desc_destroy;
+  decltype(&cublasLtMatmulDescSetAttribute) desc_set;
+  decltype(&cublasLtMatrixLayoutCreate) layout_create;
+  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy;
+  decltype(&cublasLtMatrixLayoutSetAttribute) layout_set;
+  decltype(&cublasLtMatmulPreferenceCreate) preference_create;
+  decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+  decltype(&cublasLtMatmulAlgoConfigGetAttribute) algo_config_get;
+  decltype(&cublasLtMatmulAlgoCheck) algo_check;
+  decltype(&cublasLtMatmul) matmul;
+};
+
+}  // namespace quire::kernels::cuda

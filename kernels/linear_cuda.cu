@@ -1,0 +1,574 @@
+// Linear by tensor cores, any number of rows, weights of 16, 8 and 4 bits.
+//
+// Weights are the row operand of the MMA and tokens the column operand, so that a batch of one row
+// wastes seven columns and not fifteen, and one tree of sums serves every batch (linear_tree.h). A
+// block of 8 warps computes 128 features x kTokens rows; cp.async fills a ring of stages of 64 inputs
+// each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; quantised weights lie in
+// fragment order already and become bf16, exactly, in registers. Up to 64 rows each sub-range of K
+// has a block of its own, and the last block of a feature tile to arrive adds their sums in index
+// order; above, a block adds its sub-ranges itself, in the same order. Weights of the first stages
+// are requested before the wait for the previous kernel.
+//
+// Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
+// Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/memory.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/linear.h"
+#include "kernels/linear_tree.h"
+
+namespace quire::kernels {
+namespace {
+
+using cuda::kLinearTileK;
+using cuda::kLinearTileN;
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
+constexpr std::uint32_t kRowBytes = kLinearTileK * 2;  // of a bf16 tile
+constexpr std::uint32_t kChunk = 16;
+constexpr std::uint32_t kSteps = kLinearTileK / 16;
+// Floats between tokens in the output tile: 4 more than a multiple of 32, so that the fragments of a
+// warp go to 32 different banks.
+constexpr std::uint32_t kOutPitch = kLinearTileN + 4;
+
+struct LinearArgs {
+  const std::byte* w;
+  const std::byte* scales;
+  const BF16* x;
+  const float* bias;
+  const float* residual;
+  void* y;
+  float* partials;          // [feature tile][split of the grid][register][thread]
+  std::uint32_t* counters;  // [feature tile], 0 between launches
+  std::int64_t x_stride;
+  std::int64_t residual_stride;
+  std::int64_t y_stride;
+  std::uint32_t n;
+  std::uint32_t k;
+  std::uint32_t num_rows;
+  std::uint32_t tiles_per_split;
+  std::uint32_t grid_splits;  // blocks along K
+  std::uint32_t group;        // kInt4: inputs of a scale
+  bool y_is_bf16;
+  bool scale_is_bf16;  // kInt4: otherwise f16
+};
+
+// Sizes that follow from the template parameters.
+template <WeightFormat kFormat, std::uint32_t kTokens>
+struct Shape {
+  static constexpr bool kPlain = kFormat == WeightFormat::kPlain;
+  static constexpr bool kFourBits = kFormat == WeightFormat::kInt4;
+  // Warps along features and along tokens, MMA tiles of a warp.
+  static constexpr std::uint32_t kWarpsN = kTokens >= 32 ? 4 : 8;
+  static constexpr std::uint32_t kWarpsM = kWarps / kWarpsN;
+  static constexpr std::uint32_t kTilesN = kLinearTileN / 16 / kWarpsN;
+  static constexpr std::uint32_t kTilesM = kTokens / 8 / kWarpsM;
+  static constexpr std::uint32_t kWeightBytes =
+      kLinearTileN * kLinearTileK * (kPlain ? 16 : kFourBits ? 4 : 8) / 8;
+  // Two groups of scales of 16 bits at most.
+  static constexpr std::uint32_t kScaleBytes = kFourBits ? 2 * kLinearTileN * 2 : 0;
+  static constexpr std::uint32_t kTokenBytes = kTokens * kRowBytes;
+  static constexpr std::uint32_t kStageBytes =
+      (kWeightBytes + kScaleBytes + kTokenBytes + 1023) / 1024 * 1024;
+  static constexpr std::uint32_t kStages = kTokens == 128 ? 3 : kTokens == 64 ? 4 : 5;
+  static constexpr std::uint32_t kOutBytes = kTokens * kOutPitch * 4;
+  static constexpr std::uint32_t kSharedBytes =
+      std::max(kStages * kStageBytes, kOutBytes) + cuda::kSharedAlignment;
+  using Sums = float[kTilesN][kTilesM][4];
+};
+
+// What this block computes.
+struct Work {
+  std::uint32_t feature_tile;
+  std::uint32_t split;  // of the grid
+  std::uint32_t n0;
+  std::uint32_t m0;
+  std::uint32_t tile_begin;
+  std::uint32_t tile_end;
+};
+
+template <std::uint32_t kTokens>
+__device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
+  Work work;
+  work.feature_tile = cuda::BlockX() / args.grid_splits;
+  work.split = cuda::BlockX() % args.grid_splits;
+  work.n0 = work.feature_tile * kLinearTileN;
+  work.m0 = cuda::BlockY() * kTokens;
+  const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
+  const std::uint32_t each = args.grid_splits == 1 ? tiles : args.tiles_per_split;
+  work.tile_begin = work.split * each;
+  work.tile_end = work.tile_begin + each < tiles ? work.tile_begin + each : tiles;
+  return work;
+}
+
+// Byte of 16-byte chunk `chunk` of `row` in a bf16 tile.
+__device__ __forceinline__ std::uint32_t Swizzled(std::uint32_t row, std::uint32_t chunk) {
+  return row * kRowBytes + (chunk ^ (row % 8)) * kChunk;
+}
+
+// Rows first .. of a bf16 matrix, inputs of K tile `tile`, zeros outside.
+template <std::uint32_t kRows>
+__device__ __forceinline__ void CopyRows(std::byte* to, const BF16* from, std::int64_t stride,
+                                         std::uint32_t first, std::uint32_t rows,
+                                         std::uint32_t tile, std::uint32_t k) {
+  constexpr std::uint32_t kRowsPerPass = kThreads / 8;  // a multiple of 8, so that swizzles repeat
+  const std::uint32_t row = cuda::ThreadIndex() / 8;
+  const std::uint32_t chunk = cuda::ThreadIndex() % 8;
+  const std::uint32_t input = tile * kLinearTileK + chunk * 8;
+  const std::uint32_t left = input < k ? rows - first : 0;
+  const BF16* source = from + (first + row) * stride + input;
+  to += Swizzled(row, chunk);
+#pragma unroll
+  for (std::uint32_t pass = 0; pass < (kRows + kRowsPerPass - 1) / kRowsPerPass; ++pass) {
+    if (kRows < kRowsPerPass && row >= kRows) break;
+    const bool inside = row + pass * kRowsPerPass < left;
+    cuda::CpAsync16(to + pass * kRowsPerPass * kRowBytes, inside ? source : from, inside);
+    source += kRowsPerPass * stride;
+  }
+}
+
+template <std::uint32_t kBytes>
+__device__ __forceinline__ void CopyBytes(std::byte* to, const std::byte* from) {
+  constexpr std::uint32_t kChunks = kBytes / kChunk;
+#pragma unroll
+  for (std::uint32_t i = 0; i < (kChunks + kThreads - 1) / kThreads; ++i) {
+    const std::uint32_t index = cuda::ThreadIndex() + i * kThreads;
+    if (kChunks % kThreads != 0 && index >= kChunks) break;
+    cuda::CpAsync16(to + index * kChunk, from + index * kChunk);
+  }
+}
+
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void CopyWeights(std::byte* stage, const LinearArgs& args,
+                                            const Work& work, std::uint32_t tile) {
+  using S = Shape<kFormat, kTokens>;
+  if constexpr (S::kPlain) {
+    CopyRows<kLinearTileN>(stage, reinterpret_cast<const BF16*>(args.w), args.k, work.n0, args.n,
+                           tile, args.k);
+    return;
+  }
+  const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
+  const std::int64_t index = static_cast<std::int64_t>(work.feature_tile) * tiles + tile;
+  CopyBytes<S::kWeightBytes>(stage, args.w + index * S::kWeightBytes);
+  if constexpr (S::kFourBits) {
+    // Inputs beyond K have zero weights, and their scales are those of the last group.
+    constexpr std::uint32_t kScaleRow = kLinearTileN * 2;
+    const std::uint32_t chunk = cuda::ThreadIndex();
+    if (chunk < S::kScaleBytes / kChunk) {
+      const std::uint32_t half = chunk / (kScaleRow / kChunk);
+      std::uint32_t group = (tile * kLinearTileK + half * (kLinearTileK / 2)) / args.group;
+      const std::uint32_t groups = args.k / args.group;
+      if (group >= groups) group = groups - 1;
+      const std::int64_t padded_n =
+          static_cast<std::int64_t>((args.n + kLinearTileN - 1) / kLinearTileN) * kLinearTileN;
+      cuda::CpAsync16(stage + S::kWeightBytes + chunk * kChunk,
+                      args.scales + (group * padded_n + work.n0) * 2 +
+                          chunk % (kScaleRow / kChunk) * kChunk);
+    }
+  }
+}
+
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void CopyTokens(std::byte* stage, const LinearArgs& args,
+                                           const Work& work, std::uint32_t tile) {
+  using S = Shape<kFormat, kTokens>;
+  CopyRows<kTokens>(stage + S::kWeightBytes + S::kScaleBytes, args.x, args.x_stride, work.m0,
+                    args.num_rows, tile, args.k);
+}
+
+// The A fragment of one MMA step from eight (four) bytes of the packed order.
+template <WeightFormat kFormat>
+__device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t low,
+                                           std::uint32_t high) {
+  // 2^23 + u is a float whose low bits are u, so subtracting 2^23 and the offset is exact.
+  constexpr std::uint32_t kMagic = 0x4b000000u;
+#pragma unroll
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    if constexpr (kFormat == WeightFormat::kInt4) {
+      constexpr float kOffset = 8388608.0f + 8.0f;
+      const float first = cuda::BitsFloat(kMagic | ((low >> (8 * i)) & 0xfu));
+      const float second = cuda::BitsFloat(kMagic | ((low >> (8 * i + 4)) & 0xfu));
+      a[i] = cuda::PackBF16(cuda::Sub(first, kOffset), cuda::Sub(second, kOffset));
+    } else {
+      const std::uint32_t word = i < 2 ? low : high;
+      if constexpr (kFormat == WeightFormat::kInt8) {
+        constexpr float kOffset = 8388608.0f + 128.0f;
+        const std::uint32_t byte = i % 2 * 2;
+        const float first = cuda::BitsFloat(cuda::BytePermute(word, kMagic, 0x7440u + byte));
+        const float second = cuda::BitsFloat(cuda::BytePermute(word, kMagic, 0x7441u + byte));
+        a[i] = cuda::PackBF16(cuda::Sub(first, kOffset), cuda::Sub(second, kOffset));
+      } else {
+        const float2 pair = cuda::UnpackF16(cuda::E4M3ToF16((word >> (i % 2 * 16)) & 0xffffu));
+        a[i] = cuda::PackBF16(pair.x, pair.y);
+      }
+    }
+  }
+}
+
+// sums += weights x tokens of MMA step `step`.
+template <typename S>
+__device__ __forceinline__ void MultiplyStep(typename S::Sums& sums,
+                                             const std::uint32_t (&a)[S::kTilesN][4],
+                                             const std::byte* tokens, std::uint32_t step,
+                                             std::uint32_t warp) {
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t first = warp / S::kWarpsN * (S::kTilesM * 8);
+  if constexpr (S::kTilesM == 1) {
+    std::uint32_t b[2];
+    cuda::LdMatrixX2(b, tokens + Swizzled(first + lane % 8, step * 2 + lane / 8 % 2));
+#pragma unroll
+    for (std::uint32_t n = 0; n < S::kTilesN; ++n) cuda::MmaBF16(sums[n][0], a[n], b);
+  } else {
+#pragma unroll
+    for (std::uint32_t m = 0; m < S::kTilesM; m += 2) {
+      std::uint32_t r[4];
+      cuda::LdMatrixX4(r, tokens + Swizzled(first + m * 8 + lane / 16 * 8 + lane % 8,
+                                            step * 2 + lane / 8 % 2));
+      const std::uint32_t b0[2] = {r[0], r[1]};
+      const std::uint32_t b1[2] = {r[2], r[3]};
+#pragma unroll
+      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+        cuda::MmaBF16(sums[n][m], a[n], b0);
+        cuda::MmaBF16(sums[n][m + 1], a[n], b1);
+      }
+    }
+  }
+}
+
+// kInt4: total += sums * scale of each feature; sums = 0. `scales`: of 128 features, 16 bits each.
+template <typename S>
+__device__ __forceinline__ void FoldGroup(typename S::Sums& total, typename S::Sums& sums,
+                                          const std::byte* scales, bool scale_is_bf16,
+                                          std::uint32_t warp) {
+  const std::uint32_t first = warp % S::kWarpsN * (S::kTilesN * 16) + cuda::Lane() / 4;
+#pragma unroll
+  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+    float scale[2];
+#pragma unroll
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      const std::uint32_t bits =
+          reinterpret_cast<const std::uint16_t*>(scales)[first + n * 16 + half * 8];
+      scale[half] = scale_is_bf16 ? cuda::UnpackBF16(bits).x : cuda::UnpackF16(bits).x;
+    }
+#pragma unroll
+    for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        total[n][m][i] = cuda::Fma(sums[n][m][i], scale[i / 2], total[n][m][i]);
+        sums[n][m][i] = 0;
+      }
+    }
+  }
+}
+
+// One K tile. kInt4 leaves its result in `total`, the others in `sums`.
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void MultiplyTile(
+    typename Shape<kFormat, kTokens>::Sums& sums, typename Shape<kFormat, kTokens>::Sums& total,
+    const std::byte* stage, const LinearArgs& args, std::uint32_t warp) {
+  using S = Shape<kFormat, kTokens>;
+  const std::byte* const tokens = stage + S::kWeightBytes + S::kScaleBytes;
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t first = warp % S::kWarpsN * S::kTilesN;  // block of 16 features
+  std::uint32_t a[S::kTilesN][4];
+  if constexpr (S::kPlain) {
+    // Not wholly unrolled for the largest tile: fragments loaded ahead would not fit in registers.
+    [[maybe_unused]] constexpr std::uint32_t kUnroll = kTokens == 128 ? 2 : kSteps;
+#pragma unroll kUnroll
+    for (std::uint32_t step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+        cuda::LdMatrixX4(a[n],
+                         stage + Swizzled((first + n) * 16 + lane % 16, step * 2 + lane / 16));
+      }
+      MultiplyStep<S>(sums, a, tokens, step, warp);
+    }
+  } else {
+    constexpr std::uint32_t kStepsPerLoad = S::kFourBits ? 4 : 2;
+    const auto* const packed = reinterpret_cast<const uint4*>(stage);
+#pragma unroll
+    for (std::uint32_t load = 0; load < kSteps / kStepsPerLoad; ++load) {
+      uint4 raw[S::kTilesN];
+#pragma unroll
+      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+        raw[n] = packed[(load * 8 + first + n) * 32 + lane];
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < kStepsPerLoad; ++i) {
+#pragma unroll
+        for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+          if constexpr (S::kFourBits) {
+            const std::uint32_t word = i == 0   ? raw[n].x
+                                       : i == 1 ? raw[n].y
+                                       : i == 2 ? raw[n].z
+                                                : raw[n].w;
+            Dequantize<kFormat>(a[n], word, 0);
+          } else if (i == 0) {
+            Dequantize<kFormat>(a[n], raw[n].x, raw[n].y);
+          } else {
+            Dequantize<kFormat>(a[n], raw[n].z, raw[n].w);
+          }
+        }
+        MultiplyStep<S>(sums, a, tokens, load * kStepsPerLoad + i, warp);
+        if constexpr (S::kFourBits) {
+          if (i == 3 || (i == 1 && args.group == kLinearTileK / 2)) {
+            FoldGroup<S>(total, sums, stage + S::kWeightBytes + (i / 2) * (kLinearTileN * 2),
+                         args.scale_is_bf16, warp);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Adds the sums of all sub-ranges of this feature tile in index order, in the block that comes last;
+// returns false in the others. `flag` is shared memory.
+template <typename S>
+__device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, const Work& work,
+                            std::uint32_t* flag) {
+  constexpr std::uint32_t kValues = S::kTilesN * S::kTilesM * 4;
+  float* const tile = args.partials + static_cast<std::int64_t>(work.feature_tile) *
+                                          args.grid_splits * kValues * kThreads;
+  float* const own = tile + work.split * kValues * kThreads + cuda::ThreadIndex();
+#pragma unroll
+  for (std::uint32_t v = 0; v < kValues; ++v) {
+    own[v * kThreads] = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+  }
+  cuda::DeviceFence();
+  cuda::SyncBlock();
+  if (cuda::ThreadIndex() == 0) *flag = cuda::AtomicAdd(args.counters + work.feature_tile, 1u);
+  cuda::SyncBlock();
+  if (*flag + 1 != args.grid_splits) return false;
+  cuda::DeviceFence();
+  if (cuda::ThreadIndex() == 0) args.counters[work.feature_tile] = 0;
+  for (std::uint32_t split = 0; split < args.grid_splits; ++split) {
+    const float* const from = tile + split * kValues * kThreads + cuda::ThreadIndex();
+#pragma unroll
+    for (std::uint32_t v = 0; v < kValues; ++v) {
+      float& sum = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+      const float part = cuda::LoadAtL2(from + v * kThreads);
+      sum = split == 0 ? part : cuda::Add(sum, part);
+    }
+  }
+  return true;
+}
+
+// Through shared memory, so that rows of y, bias and residual are touched in whole lines.
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Sums& sums,
+                                      float* tile, const LinearArgs& args, const Work& work,
+                                      std::uint32_t warp) {
+  using S = Shape<kFormat, kTokens>;
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t feature0 = warp % S::kWarpsN * (S::kTilesN * 16) + lane / 4;
+  const std::uint32_t token0 = warp / S::kWarpsN * (S::kTilesM * 8) + lane % 4 * 2;
+#pragma unroll
+  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+#pragma unroll
+    for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        tile[(token0 + m * 8 + i % 2) * kOutPitch + feature0 + n * 16 + i / 2 * 8] = sums[n][m][i];
+      }
+    }
+  }
+  cuda::SyncBlock();
+  const std::uint32_t column = cuda::ThreadIndex() % kLinearTileN;
+  const std::uint32_t feature = work.n0 + column;
+  if (feature >= args.n) return;
+  const float bias = args.bias != nullptr ? args.bias[feature] : 0.0f;
+  float scale = 1.0f;
+  if constexpr (kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kFp8E4M3) {
+    scale = reinterpret_cast<const float*>(args.scales)[feature];
+  }
+  for (std::uint32_t token = cuda::ThreadIndex() / kLinearTileN; token < kTokens;
+       token += kThreads / kLinearTileN) {
+    const std::int64_t row = work.m0 + token;
+    if (row >= args.num_rows) break;
+    float y = tile[token * kOutPitch + column];
+    if constexpr (kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kFp8E4M3) {
+      y = cuda::Mul(y, scale);
+    }
+    if (args.bias != nullptr) y = cuda::Add(y, bias);
+    if (args.residual != nullptr) {
+      y = cuda::Add(y, args.residual[row * args.residual_stride + feature]);
+    }
+    if (args.y_is_bf16) {
+      static_cast<BF16*>(args.y)[row * args.y_stride + feature] = BF16::FromFloat(y);
+    } else {
+      static_cast<float*>(args.y)[row * args.y_stride + feature] = y;
+    }
+  }
+}
+
+template <typename S>
+__device__ __forceinline__ void Promote(typename S::Sums& total, typename S::Sums& sums,
+                                        bool first) {
+#pragma unroll
+  for (std::uint32_t v = 0; v < S::kTilesN * S::kTilesM * 4; ++v) {
+    float& sum = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+    float& to = total[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+    to = first ? sum : cuda::Add(to, sum);
+    sum = 0;
+  }
+}
+
+// kPromote: the block adds several sub-ranges itself.
+template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
+__global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
+    LinearKernel(const __grid_constant__ LinearArgs args) {
+  using S = Shape<kFormat, kTokens>;
+  constexpr bool kTwoSums = kPromote || S::kFourBits;
+  cuda::DependencyLaunch();
+  std::byte* const shared = cuda::SharedMemory();
+  const Work work = WorkOf<kTokens>(args);
+  const std::uint32_t warp = cuda::Warp();
+  const auto stage = [&](std::uint32_t tile) {
+    return shared + (tile - work.tile_begin) % S::kStages * S::kStageBytes;
+  };
+#pragma unroll
+  for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
+    const std::uint32_t tile = work.tile_begin + i;
+    if (tile < work.tile_end) CopyWeights<kFormat, kTokens>(stage(tile), args, work, tile);
+  }
+  cuda::DependencyWait();
+#pragma unroll
+  for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
+    const std::uint32_t tile = work.tile_begin + i;
+    if (tile < work.tile_end) CopyTokens<kFormat, kTokens>(stage(tile), args, work, tile);
+    cuda::CpAsyncCommit();
+  }
+  typename S::Sums sums = {};
+  typename S::Sums total = {};
+  for (std::uint32_t tile = work.tile_begin; tile < work.tile_end; ++tile) {
+    cuda::CpAsyncWait<S::kStages - 2>();
+    cuda::SyncBlock();
+    const std::uint32_t ahead = tile + S::kStages - 1;
+    if (ahead < work.tile_end) {
+      CopyWeights<kFormat, kTokens>(stage(ahead), args, work, ahead);
+      CopyTokens<kFormat, kTokens>(stage(ahead), args, work, ahead);
+    }
+    cuda::CpAsyncCommit();
+    MultiplyTile<kFormat, kTokens>(sums, total, stage(tile), args, warp);
+    if constexpr (kPromote) {
+      const std::uint32_t done = tile + 1;
+      if (done % args.tiles_per_split == 0 || done == work.tile_end) {
+        Promote<S>(total, sums, done <= args.tiles_per_split);
+      }
+    }
+  }
+  // Every thread is past its last stage, so the ring becomes the output tile.
+  cuda::CpAsyncWait<0>();
+  cuda::SyncBlock();
+  auto& result = kTwoSums ? total : sums;
+  if constexpr (kTokens <= cuda::kLinearSmallRows) {
+    if (args.grid_splits > 1 &&
+        !AddPartials<S>(result, args, work, reinterpret_cast<std::uint32_t*>(shared))) {
+      return;
+    }
+    if (args.grid_splits > 1) cuda::SyncBlock();
+  }
+  Store<kFormat, kTokens>(result, reinterpret_cast<float*>(shared), args, work, warp);
+}
+
+template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
+absl::Status LaunchTile(const CudaContext& context, LinearArgs args) {
+  using S = Shape<kFormat, kTokens>;
+  const cuda::LinearTree tree = cuda::LinearTreeOf(args.n, args.k);
+  args.tiles_per_split = tree.tiles_per_split;
+  args.grid_splits = kTokens <= cuda::kLinearSmallRows ? tree.splits : 1;
+  return cuda::Launch(context, "linear", LinearKernel<kFormat, kTokens, kPromote>,
+                      {.blocks_x = cuda::LinearTilesN(args.n) * args.grid_splits,
+                       .blocks_y = (args.num_rows + kTokens - 1) / kTokens,
+                       .threads = kThreads,
+                       .shared_bytes = S::kSharedBytes,
+                       .programmatic = true},
+                      args);
+}
+
+absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args) {
+  constexpr WeightFormat kFormat = WeightFormat::kPlain;
+  if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
+  if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
+  if (args.num_rows <= 32) return LaunchTile<kFormat, 32>(context, args);
+  if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
+  if (cuda::LinearTreeOf(args.n, args.k).splits == 1) {
+    return LaunchTile<kFormat, 128>(context, args);
+  }
+  return LaunchTile<kFormat, 128, true>(context, args);
+}
+
+// kLinearSmallRows rows a launch: made for few rows, where reading the weights is all the work.
+template <WeightFormat kFormat>
+absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args) {
+  if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
+  const std::uint32_t num_rows = args.num_rows;
+  const std::int64_t y_bytes = args.y_stride * (args.y_is_bf16 ? 2 : 4);
+  for (std::uint32_t row = 0; row < num_rows; row += cuda::kLinearSmallRows) {
+    args.num_rows = std::min(num_rows - row, cuda::kLinearSmallRows);
+    QUIRE_RETURN_IF_ERROR((LaunchTile<kFormat, 64>(context, args)));
+    args.x += args.x_stride * cuda::kLinearSmallRows;
+    args.y = static_cast<std::byte*>(args.y) + y_bytes * cuda::kLinearSmallRows;
+    if (args.residual != nullptr) args.residual += args.residual_stride * cuda::kLinearSmallRows;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const auto x = reinterpret_cast<std::uintptr_t>(params.x.data());
+  if (x % kChunk != 0 || (params.x_stride % 8 != 0 && params.num_rows > 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear [", weight.n(), ", ", weight.k(), "] has x at byte ", x % kChunk,
+                     " of 16 with rows ", params.x_stride,
+                     " elements apart, needed are 16-byte aligned rows"));
+  }
+  std::byte* const workspace = context.linear_workspace;
+  const LinearArgs args{
+      .w = static_cast<const std::byte*>(weight.data()),
+      .scales = static_cast<const std::byte*>(weight.scales()),
+      .x = params.x.as<BF16>(),
+      .bias = params.bias,
+      .residual = params.residual,
+      .y = params.y.data(),
+      .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounters * 4),
+      .counters = reinterpret_cast<std::uint32_t*>(workspace),
+      .x_stride = params.x_stride,
+      .residual_stride = params.residual_stride,
+      .y_stride = params.y_stride,
+      .n = weight.n(),
+      .k = weight.k(),
+      .num_rows = params.num_rows,
+      .tiles_per_split = 0,
+      .grid_splits = 1,
+      .group = weight.group(),
+      .y_is_bf16 = params.y.dtype() == DType::kBF16,
+      .scale_is_bf16 = weight.dtype() == DType::kBF16};
+  switch (weight.format()) {
+    case WeightFormat::kPlain:
+      return LaunchPlain(context, args);
+    case WeightFormat::kInt8:
+      return LaunchQuantized<WeightFormat::kInt8>(context, args);
+    case WeightFormat::kFp8E4M3:
+      return LaunchQuantized<WeightFormat::kFp8E4M3>(context, args);
+    case WeightFormat::kInt4:
+      break;
+  }
+  return LaunchQuantized<WeightFormat::kInt4>(context, args);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,84 @@
+#pragma once
+
+// Facts of linear on CUDA that packing, launch, kernel and tests share: tiles, the order in which a
+// row's products are summed, and the order of quantised weights in memory. Host and device.
+//
+// The sum over K: tiles of 64 inputs; `splits` sub-ranges of `tiles_per_split` tiles each (the last
+// one may be shorter); inside a sub-range MMA steps of 16 inputs ascending, from zero; sub-ranges
+// added in index order. kInt4 adds once more in between: the steps of one scale and tile are summed
+// from zero, multiplied by the scale and added to the sub-range's sum. All of it follows from N and
+// K, so any kernel may give the sub-ranges to one block or to several.
+
+#include <cstdint>
+
+#include "base/host_device.h"
+
+namespace quire::kernels::cuda {
+
+inline constexpr std::uint32_t kLinearTileN = 128;  // output features of a block
+inline constexpr std::uint32_t kLinearTileK = 64;   // inputs of a pipeline stage
+// Rows up to which sub-ranges go to blocks of their own.
+inline constexpr std::uint32_t kLinearSmallRows = 64;
+// Blocks that fill a large GPU: enough to keep its memory busy.
+inline constexpr std::uint32_t kLinearFillBlocks = 128;
+inline constexpr std::uint32_t kLinearMaxSplits = 16;
+inline constexpr std::uint32_t kLinearMinTilesPerSplit = 4;
+
+struct LinearTree {
+  std::uint32_t splits;
+  std::uint32_t tiles_per_split;
+};
+
+constexpr std::uint32_t LinearTilesN(std::uint32_t n) {
+  return (n + kLinearTileN - 1) / kLinearTileN;
+}
+constexpr std::uint32_t LinearTilesK(std::uint32_t k) {
+  return (k + kLinearTileK - 1) / kLinearTileK;
+}
+
+// As many sub-ranges, a power of two, as make kLinearFillBlocks blocks, but none shorter than
+// kLinearMinTilesPerSplit tiles.
+constexpr LinearTree LinearTreeOf(std::uint32_t n, std::uint32_t k) {
+  const std::uint32_t tiles = LinearTilesK(k);
+  std::uint32_t splits = 1;
+  while (LinearTilesN(n) * splits < kLinearFillBlocks && splits < kLinearMaxSplits &&
+         tiles / (2 * splits) >= kLinearMinTilesPerSplit) {
+    splits *= 2;
+  }
+  const std::uint32_t each = (tiles + splits - 1) / splits;
+  return {(tiles + each - 1) / each, each};
+}
+
+// Device memory that blocks exchange partial sums through, zeroed once: a counter per feature tile,
+// then per block a tile of f32 sums. There are sub-ranges only while a step of doubling starts below
+// kLinearFillBlocks, so fewer than twice as many blocks.
+inline constexpr std::uint32_t kLinearCounters = 2 * kLinearFillBlocks;
+inline constexpr std::int64_t kLinearWorkspaceBytes =
+    std::int64_t{kLinearCounters} * 4 +
+    std::int64_t{kLinearCounters} * kLinearTileN * kLinearSmallRows * 4;
+
+// Quantised weights in memory: [feature tile][K tile][bytes of a tile], padded with zeros. In a tile
+// every lane finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:
+//   8 bits  [2 halves of 32 inputs][8 feature blocks][32 lanes][2 MMA steps][8 values]
+//   4 bits  [8 feature blocks][32 lanes][4 MMA steps][8 values, the first in the lowest bits]
+// Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l % 4) + (v & 1) + (v & 4 ? 8 : 0) of
+// the step. int8 and int4 are stored with 128 and 8 added. Scales of kInt4: [K / group][padded N].
+struct LinearPlace {
+  std::uint32_t feature;  // inside the tile
+  std::uint32_t input;
+};
+constexpr LinearPlace LinearPlaceOf(std::uint32_t bits, std::uint32_t value_index) {
+  const std::uint32_t value = value_index % 8;
+  std::uint32_t rest = value_index / 8;
+  const std::uint32_t steps = bits == 8 ? 2 : 4;
+  std::uint32_t step = rest % steps;
+  rest /= steps;
+  const std::uint32_t lane = rest % 32;
+  rest /= 32;
+  const std::uint32_t block = rest % 8;
+  step += rest / 8 * steps;
+  return {block * 16 + lane / 4 + ((value & 2) != 0 ? 8u : 0u),
+          step * 16 + lane % 4 * 2 + (value & 1) + ((value & 4) != 0 ? 8u : 0u)};
+}
+
+}  // namespace quire::kernels::cuda
