@@ -128,7 +128,8 @@ __device__ __forceinline__ float BlockSum(float sum) {
   for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
     sum = cuda::Add(sum, cuda::ShuffleXor(sum, mask));
   }
-  if (cuda::Lane() == 0) sums[cuda::Warp()] = sum;
+  const std::uint32_t warp = cuda::Warp();
+  if (cuda::Lane() == 0) sums[warp] = sum;
   cuda::SyncBlock();
   float total = sums[0];
 #pragma unroll

@@ -12,6 +12,7 @@
 #include "base/philox.h"
 #include "base/status.h"
 #include "kernels/cpu/sampling_passes.h"
+#include "kernels/exact_math.h"
 
 namespace quire::kernels {
 namespace {
@@ -185,9 +186,7 @@ std::int32_t Draw(const SamplingRow& row, const Candidates& c) {
     // 1 - u, exact; -ln u is never below it, so most tokens lose without a logarithm.
     const double rest = (4294967295.5 - static_cast<double>(r)) * 0x1p-32;
     if (static_cast<float>(rest) * 0.999f > best * c.w[i]) continue;
-    const double e =
-        r >= 0x80000000u ? -std::log1p(-rest) : -std::log((static_cast<double>(r) + 0.5) * 0x1p-32);
-    const float score = static_cast<float>(e) / c.w[i];
+    const float score = ExponentialVariate(r) / c.w[i];
     if (score < best) {
       best = score;
       token = c.ids[i];
@@ -334,7 +333,11 @@ absl::Status CheckRange(absl::string_view what, float value, bool valid, absl::s
   return absl::InvalidArgumentError(absl::StrCat(what, " is ", value, ", it must be ", range));
 }
 
-absl::Status CheckRow(const SamplingRow& row, const SampledRow& sampled, std::uint32_t vocab) {
+}  // namespace
+
+namespace internal {
+
+absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab) {
   QUIRE_RETURN_IF_ERROR(CheckRange("temperature", row.temperature,
                                    row.temperature >= 0 && row.temperature <= 100, "0 to 100"));
   QUIRE_RETURN_IF_ERROR(
@@ -360,11 +363,24 @@ absl::Status CheckRow(const SamplingRow& row, const SampledRow& sampled, std::ui
   for (std::uint32_t i = 0; i < row.banned_size; ++i) {
     QUIRE_RETURN_IF_ERROR(CheckToken("banned", row.banned[i], vocab));
   }
-  if (row.num_logprobs > 0 && sampled.top == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(row.num_logprobs, " log-probabilities are asked for without room for them"));
-  }
   return absl::OkStatus();
+}
+
+absl::Status CheckScoredToken(const ScoredToken& token, std::uint32_t vocab) {
+  QUIRE_RETURN_IF_ERROR(CheckToken("scored", token.token, vocab));
+  if (token.num_logprobs >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(token.num_logprobs, " log-probabilities are asked for, it must be 0 or more"));
+}
+
+}  // namespace internal
+
+namespace {
+
+absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
+  if (num_logprobs <= 0 || top != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(num_logprobs, " log-probabilities are asked for without room for them"));
 }
 
 }  // namespace
@@ -376,7 +392,8 @@ absl::Status Sample(const Backend& backend, const SampleParams& params) {
                                                    " results and a vocabulary of ", params.vocab));
   }
   for (std::size_t i = 0; i < params.rows.size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(CheckRow(params.rows[i], params.sampled[i], params.vocab));
+    QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(params.rows[i], params.vocab));
+    QUIRE_RETURN_IF_ERROR(CheckRoom(params.rows[i].num_logprobs, params.sampled[i].top));
   }
   backend.ReserveWorkspaces(SampleScratchBytes(params.vocab));
   backend.ParallelItems(static_cast<std::int64_t>(params.rows.size()),
@@ -390,11 +407,8 @@ absl::Status Sample(const Backend& backend, const SampleParams& params) {
 
 absl::Status ScoreTokens(const Backend& backend, const ScoreParams& params) {
   for (const ScoredToken& token : params.tokens) {
-    QUIRE_RETURN_IF_ERROR(CheckToken("scored", token.token, params.vocab));
-    if (token.num_logprobs < 0 || (token.num_logprobs > 0 && token.top == nullptr)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          token.num_logprobs, " log-probabilities are asked for, it must be 0 or have room"));
-    }
+    QUIRE_RETURN_IF_ERROR(internal::CheckScoredToken(token, params.vocab));
+    QUIRE_RETURN_IF_ERROR(CheckRoom(token.num_logprobs, token.top));
   }
   backend.ParallelItems(
       static_cast<std::int64_t>(params.tokens.size()), static_cast<double>(params.vocab) * 3,

@@ -122,4 +122,12 @@ struct ScoreParams {
 // Returns INVALID_ARGUMENT for a token outside the vocabulary.
 absl::Status ScoreTokens(const Backend& backend, const ScoreParams& params);
 
+namespace internal {
+
+// What Sample checks of a row, apart from the room for its results.
+absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab);
+// What ScoreTokens checks of a token.
+absl::Status CheckScoredToken(const ScoredToken& token, std::uint32_t vocab);
+
+}  // namespace internal
 }  // namespace quire::kernels

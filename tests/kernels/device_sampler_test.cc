@@ -1,0 +1,383 @@
+// The sampler of a GPU against that of the CPU, row by row and to the bit.
+
+#include "kernels/device_sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/sampling_passes.h"
+#include "kernels/exact_math.h"
+#include "tests/kernels/cuda_test_util.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int32_t kMostLogprobs = 24;
+
+// Bits are equal where the CPU's exp has a fused multiply-add.
+bool CpuHasFma() {
+  const TestBackend cpu(1);
+  const absl::string_view isa = (*cpu).isa();
+  return isa == "avx512" || isa == "avx2" || isa == "neon";
+}
+
+// A random row with everything that it points at; logits are host memory.
+struct HostRow {
+  HostRow(std::uint32_t seed, std::uint32_t vocab) {
+    std::mt19937 rng(seed);
+    const auto one_in = [&](int sides) {
+      return std::uniform_int_distribution<int>(0, sides - 1)(rng) == 0;
+    };
+    const auto uniform = [&](float low, float high) {
+      return std::uniform_real_distribution<float>(low, high)(rng);
+    };
+    const auto token = [&] { return static_cast<std::int32_t>(rng() % vocab); };
+    logits = RandomFloats(vocab, seed + 1, uniform(0.3f, 7.0f));
+    if (one_in(3)) {
+      for (float& z : logits) z = std::round(z);  // many ties, 0 and -0 among them
+    }
+    if (one_in(4)) {
+      for (float& z : logits) z = one_in(3) ? -kInfinity : z;
+    }
+    if (one_in(10)) std::fill(logits.begin(), logits.end(), 1.25f);
+    if (one_in(12)) logits[rng() % vocab] = std::numeric_limits<float>::quiet_NaN();
+    if (one_in(12)) logits[rng() % vocab] = kInfinity;
+    if (one_in(16)) std::fill(logits.begin(), logits.end(), -kInfinity);
+    row.temperature = one_in(5) ? 0.0f : uniform(0.05f, 2.5f);
+    if (one_in(2)) {
+      row.top_k = static_cast<std::int32_t>(one_in(3) ? 1 + rng() % (vocab + 5) : 1 + rng() % 60);
+    }
+    if (one_in(2)) row.top_p = uniform(0.01f, 1.0f);
+    if (one_in(3)) row.min_p = uniform(0.0f, 0.5f);
+    if (one_in(3)) row.repetition_penalty = uniform(0.5f, 2.0f);
+    if (one_in(3)) row.presence_penalty = uniform(-2.0f, 2.0f);
+    if (one_in(3)) row.frequency_penalty = uniform(-2.0f, 2.0f);
+    std::map<std::int32_t, std::int32_t> seen;
+    for (int i = 0; i < 30; ++i) seen[token()] = static_cast<std::int32_t>(rng() % 6);
+    for (const auto& [id, count] : seen) history.push_back({id, count});
+    std::shuffle(history.begin(), history.end(), rng);
+    for (int i = 0; i < 8; ++i) bias.push_back({token(), uniform(-10.0f, 10.0f)});
+    bias.push_back({bias[0].token, 0.1f});  // one token twice, apart
+    for (int i = 0; i < 4; ++i) banned.push_back(token());
+    row.history = history.data();
+    row.history_size = static_cast<std::uint32_t>(history.size());
+    row.bias = bias.data();
+    row.bias_size = one_in(2) ? static_cast<std::uint32_t>(bias.size()) : 0;
+    row.banned = banned.data();
+    row.banned_size = one_in(2) ? static_cast<std::uint32_t>(banned.size()) : 0;
+    row.seed = std::uint64_t{rng()} << 32 | rng();
+    row.position = static_cast<std::uint32_t>(rng());
+    row.choice = rng() % 4;
+    row.num_logprobs = static_cast<std::int32_t>(rng() % (kMostLogprobs + 2)) - 1;
+    row.text_vocab = vocab;
+  }
+
+  std::vector<float> logits;
+  std::vector<TokenCount> history;
+  std::vector<LogitBias> bias;
+  std::vector<std::int32_t> banned;
+  SamplingRow row;
+};
+
+// A vocabulary and the sampler for it.
+class SamplerSetup {
+ public:
+  SamplerSetup(std::uint64_t emulator_seed, std::uint32_t vocab, std::uint32_t text_vocab, bool with_table)
+      : cuda_(emulator_seed), vocab_(vocab), text_vocab_(text_vocab) {
+    if (with_table) {
+      std::mt19937 rng(vocab);
+      has_text_.resize(vocab);
+      for (std::uint8_t& text : has_text_) text = rng() % 9 != 0;
+    }
+    limits_ = {.max_draws = 64,
+               .max_scores = 40,
+               .vocab = vocab,
+               .max_logprobs = kMostLogprobs,
+               .max_history = 64 * 30,
+               .max_bias = 64 * 9,
+               .max_banned = 64 * 4};
+    auto made = DeviceSampler::Create(*cuda_, limits_, has_text_, text_vocab);
+    EXPECT_TRUE(made.ok()) << made.status();
+    sampler_ = *std::move(made);
+  }
+
+  const EmulatedBackend& cuda() const { return cuda_; }
+  DeviceSampler& sampler() const { return *sampler_; }
+  std::uint32_t vocab() const { return vocab_; }
+  const DeviceSamplerLimits& limits() const { return limits_; }
+  SamplingRow Adapt(SamplingRow row) const {
+    row.text_vocab = text_vocab_;
+    row.has_text = has_text_.empty() ? nullptr : has_text_.data();
+    return row;
+  }
+
+  // Rows with their logits one after the other in device memory.
+  std::vector<SamplingRow> OnDevice(const std::vector<HostRow>& rows,
+                                    DeviceArray<float>& logits) const {
+    std::vector<float> all;
+    std::vector<SamplingRow> moved;
+    for (const HostRow& row : rows) {
+      moved.push_back(Adapt(row.row));
+      moved.back().logits = logits.data() + all.size();
+      all.insert(all.end(), row.logits.begin(), row.logits.end());
+    }
+    logits.Put(all);
+    return moved;
+  }
+
+ private:
+  EmulatedBackend cuda_;
+  std::uint32_t vocab_;
+  std::uint32_t text_vocab_;
+  std::vector<std::uint8_t> has_text_;
+  DeviceSamplerLimits limits_;
+  std::unique_ptr<DeviceSampler> sampler_;
+};
+
+// What the CPU draws of rows whose logits are host memory.
+struct Expected {
+  Expected(const SamplerSetup& setup, const std::vector<HostRow>& hosts)
+      : tops(hosts.size() * kMostLogprobs) {
+    for (std::size_t i = 0; i < hosts.size(); ++i) {
+      rows.push_back(setup.Adapt(hosts[i].row));
+      rows.back().logits = hosts[i].logits.data();
+      sampled.emplace_back();
+      sampled.back().top = tops.data() + i * kMostLogprobs;
+    }
+    const TestBackend cpu(1);
+    EXPECT_TRUE(Sample(*cpu, {rows, sampled, setup.vocab()}).ok());
+  }
+  std::vector<TopLogprob> tops;
+  std::vector<SamplingRow> rows;
+  std::vector<SampledRow> sampled;
+};
+
+template <typename Result>
+void ExpectSameLogprobs(const Result& got, const Result& want) {
+  EXPECT_EQ(got.non_finite, want.non_finite);
+  EXPECT_EQ(got.logprob, want.logprob);
+  EXPECT_EQ(got.rank, want.rank);
+  ASSERT_EQ(got.num_top, want.num_top);
+  for (std::uint32_t i = 0; i < got.num_top; ++i) {
+    EXPECT_EQ(got.top[i].token, want.top[i].token) << i;
+    EXPECT_EQ(got.top[i].logprob, want.top[i].logprob) << i;
+  }
+}
+
+void ExpectSameDraw(const SampledRow& got, const SampledRow& want) {
+  EXPECT_EQ(got.token, want.token);
+  EXPECT_EQ(got.no_survivor, want.no_survivor);
+  ExpectSameLogprobs(got, want);
+}
+
+struct Case {
+  std::uint64_t emulator_seed;
+  std::uint32_t vocab;
+  std::uint32_t text_vocab;
+  bool with_table;
+  int num_rows;
+};
+
+class DeviceSamplerTest : public testing::TestWithParam<Case> {
+  void SetUp() override {
+    if (!CpuHasFma()) GTEST_SKIP() << "the CPU's exp has no fused multiply-add";
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Vocabularies, DeviceSamplerTest,
+                         testing::Values(Case{1, 1, 1, false, 8}, Case{1, 37, 37, true, 64},
+                                         Case{1, 1000, 1000, false, 64},
+                                         Case{2, 1000, 1000, false, 64},
+                                         Case{2, 1003, 900, true, 64},
+                                         Case{3, 1003, 900, true, 64},
+                                         Case{1, 5000, 5000, true, 64},
+                                         Case{2, 9001, 9001, false, 40}));
+
+TEST_P(DeviceSamplerTest, DrawsWhatTheCpuDraws) {
+  const Case& of = GetParam();
+  const SamplerSetup setup(of.emulator_seed, of.vocab, of.text_vocab, of.with_table);
+  std::vector<HostRow> hosts;
+  for (int i = 0; i < of.num_rows; ++i) {
+    hosts.emplace_back(static_cast<std::uint32_t>(1000 * of.vocab + 7 * i + of.emulator_seed),
+                       of.vocab);
+  }
+  const Expected expected(setup, hosts);
+  DeviceArray<float> logits(setup.cuda(), hosts.size() * of.vocab);
+  const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
+  DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
+  // Two calls of one slot.
+  const std::size_t first = rows.size() / 8;
+  const std::span<const SamplingRow> all(rows);
+  ASSERT_TRUE(setup.sampler().Sample(all.first(first), tokens.data(), 1).ok());
+  ASSERT_TRUE(setup.sampler().Sample(all.subspan(first), tokens.data() + first, 1).ok());
+  const std::vector<std::int32_t> ids = tokens.Get();
+  const std::span<const SampledRow> sampled = setup.sampler().draws(1);
+  ASSERT_EQ(sampled.size(), rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("row ", i));
+    EXPECT_EQ(ids[i], expected.sampled[i].token);
+    ExpectSameDraw(sampled[i], expected.sampled[i]);
+  }
+  EXPECT_EQ(setup.sampler().draws(0).size(), 0u);
+}
+
+TEST_P(DeviceSamplerTest, ScoresWhatTheCpuScores) {
+  const Case& of = GetParam();
+  const SamplerSetup setup(of.emulator_seed, of.vocab, of.text_vocab, of.with_table);
+  std::vector<HostRow> hosts;
+  for (std::uint32_t i = 0; i < 12; ++i) hosts.emplace_back(500 + i, of.vocab);
+  DeviceArray<float> logits(setup.cuda(), hosts.size() * of.vocab);
+  const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
+  std::vector<ScoredToken> scored;
+  std::vector<ScoredToken> expected;
+  std::vector<TopLogprob> tops(hosts.size() * kMostLogprobs);
+  for (std::uint32_t i = 0; i < hosts.size(); ++i) {
+    const auto token = static_cast<std::int32_t>(i * 97 % of.vocab);
+    scored.push_back({token, static_cast<std::int32_t>(i * 2), rows[i].logits, nullptr});
+    expected.push_back({token, static_cast<std::int32_t>(i * 2), hosts[i].logits.data(),
+                        tops.data() + i * kMostLogprobs});
+  }
+  const TestBackend cpu(1);
+  ASSERT_TRUE(
+      ScoreTokens(*cpu, {expected, of.vocab, rows[0].text_vocab, rows[0].has_text}).ok());
+  ASSERT_TRUE(setup.sampler().Score(scored, 0).ok());
+  setup.cuda().Wait();
+  const std::span<const ScoredToken> got = setup.sampler().scores(0);
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("token ", i));
+    EXPECT_EQ(got[i].token, expected[i].token);
+    ExpectSameLogprobs(got[i], expected[i]);
+  }
+}
+
+TEST(DeviceSamplerUseTest, SlotsAreIndependentAndCanBeUsedAgain) {
+  const SamplerSetup setup(3, 200, 200, false);
+  std::vector<HostRow> hosts;
+  for (std::uint32_t i = 0; i < 9; ++i) hosts.emplace_back(90 + i, 200);
+  const Expected expected(setup, hosts);
+  DeviceArray<float> logits(setup.cuda(), hosts.size() * 200);
+  const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
+  DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
+  for (int step = 0; step < 5; ++step) {
+    SCOPED_TRACE(step);
+    const int slot = step % 2;
+    setup.sampler().Reset(slot);
+    // The next step is enqueued before the results of this one are read.
+    ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), slot).ok());
+    setup.cuda().Wait();
+    setup.sampler().Reset(1 - slot);
+    ASSERT_TRUE(
+        setup.sampler().Sample(std::span(rows).first(2), tokens.data(), 1 - slot).ok());
+    const std::span<const SampledRow> sampled = setup.sampler().draws(slot);
+    ASSERT_EQ(sampled.size(), rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) ExpectSameDraw(sampled[i], expected.sampled[i]);
+    setup.cuda().Wait();
+  }
+}
+
+TEST(DeviceSamplerUseTest, AGreedyRowTakesTwoKernels) {
+  const SamplerSetup setup(1, 300, 300, false);
+  HostRow host(5, 300);
+  host.logits = RandomFloats(300, 5);
+  host.row = {};
+  host.row.temperature = 0;
+  DeviceArray<float> logits(setup.cuda(), 300);
+  const auto rows = setup.OnDevice({host}, logits);
+  DeviceArray<std::int32_t> tokens(setup.cuda(), 1);
+  const std::uint64_t before = cuda_emulator::LaunchCount();
+  ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), 0).ok());
+  const auto best = std::max_element(host.logits.begin(), host.logits.end());
+  EXPECT_EQ(tokens.Get()[0], best - host.logits.begin());
+  EXPECT_EQ(cuda_emulator::LaunchCount() - before, 2u);
+  EXPECT_EQ(setup.sampler().draws(0)[0].rank, 0);
+}
+
+TEST(DeviceSamplerUseTest, RefusesWhatExceedsItsLimits) {
+  const SamplerSetup setup(1, 50, 50, false);
+  HostRow host(5, 50);
+  host.logits.assign(50, 1.0f);
+  host.row = {};
+  DeviceArray<float> logits(setup.cuda(), 50);
+  const auto rows = setup.OnDevice({host}, logits);
+  DeviceArray<std::int32_t> tokens(setup.cuda(), 65);
+  const auto refused = [&](auto change) {
+    SamplingRow row = rows[0];
+    change(row);
+    return absl::IsInvalidArgument(setup.sampler().Sample({&row, 1}, tokens.data(), 0));
+  };
+  const std::vector<TokenCount> history(64 * 30 + 1, {1, 1});
+  const std::vector<LogitBias> bias(64 * 9 + 1, {1, 1.0f});
+  const std::vector<std::int32_t> banned(64 * 4 + 1, 1);
+  const std::vector<std::uint8_t> other_table(50, 1);
+  EXPECT_TRUE(refused([&](SamplingRow& row) {
+    row.history = history.data();
+    row.history_size = static_cast<std::uint32_t>(history.size());
+    row.presence_penalty = 1;
+  }));
+  EXPECT_TRUE(refused([&](SamplingRow& row) {
+    row.bias = bias.data();
+    row.bias_size = static_cast<std::uint32_t>(bias.size());
+  }));
+  EXPECT_TRUE(refused([&](SamplingRow& row) {
+    row.banned = banned.data();
+    row.banned_size = static_cast<std::uint32_t>(banned.size());
+  }));
+  EXPECT_TRUE(refused([&](SamplingRow& row) { row.num_logprobs = kMostLogprobs + 1; }));
+  EXPECT_TRUE(refused([&](SamplingRow& row) { row.text_vocab = 49; }));
+  EXPECT_TRUE(refused([&](SamplingRow& row) { row.has_text = other_table.data(); }));
+  EXPECT_TRUE(refused([&](SamplingRow& row) { row.top_p = 0; }));
+  const std::vector<SamplingRow> many(65, rows[0]);
+  EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().Sample(many, tokens.data(), 0)));
+  const std::vector<ScoredToken> scores(41, {.token = 1, .logits = logits.data()});
+  EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().Score(scores, 0)));
+  const ScoredToken outside{.token = 50, .logits = logits.data()};
+  EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().Score({&outside, 1}, 0)));
+  // Nothing of that was kept.
+  EXPECT_TRUE(setup.sampler().draws(0).empty());
+  const TestBackend cpu(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      DeviceSampler::Create(*cpu, setup.limits(), {}, 50).status()));
+  EXPECT_GT(DeviceSampler::BytesFor(setup.limits()), 32 * 50 * 12);
+}
+
+// exact_math.h against f64, and against the CPU's exp.
+TEST(ExactMathTest, ExpIsTheCpusToTheBit) {
+  std::vector<float> x = RandomFloats(20000, 1, 30.0f);
+  for (const float special : {0.0f, -0.0f, -86.0f, -86.00001f, -200.0f, -kInfinity, 80.0f, 89.0f}) {
+    x.push_back(special);
+  }
+  std::vector<float> w(x.size());
+  const bool has_fma = CpuHasFma();
+  internal::ExpMinus(x.data(), x.size(), 0.0f, w.data());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (has_fma) {
+      ASSERT_EQ(ExactExp(x[i]), w[i]) << x[i];
+    }
+    if (x[i] < -86.0f || x[i] > 88.0f) continue;
+    const double exact = std::exp(static_cast<double>(x[i]));
+    EXPECT_NEAR(ExactExp(x[i]), exact, 2.4e-7 * exact) << x[i];
+  }
+  EXPECT_TRUE(std::isnan(ExactExp(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(ExactMathTest, VariateIsMinusLogOfTheWord) {
+  std::mt19937 rng(3);
+  std::vector<std::uint32_t> words = {0, 1, 2, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff};
+  for (int i = 0; i < 100000; ++i) words.push_back(static_cast<std::uint32_t>(rng()));
+  for (const std::uint32_t r : words) {
+    const long double rest = (4294967295.5L - r) * 0x1p-32L;
+    const auto exact = static_cast<double>(-std::log1p(-rest));
+    EXPECT_NEAR(ExponentialVariate(r), exact, 6.0e-8 * exact) << r;
+  }
+}
+
+}  // namespace
+}  // namespace quire::kernels

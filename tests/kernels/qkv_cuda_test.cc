@@ -1,0 +1,386 @@
+// The fused QKV store and page copies on the emulated GPU: every byte of the pool against an image that the test makes.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "cache_manager/kv_quantize.h"
+#include "kernels/page_copy.h"
+#include "kernels/qkv_store.h"
+#include "tests/kernels/cuda_test_util.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kLookupStride = 24;
+
+cache::KvGeometry Geometry(DType dtype, std::uint32_t heads, std::uint32_t head_size) {
+  cache::KvGeometry geometry;
+  geometry.num_blocks = 9;
+  geometry.num_layers = 2;
+  geometry.page_size = 16;
+  geometry.num_heads = heads;
+  geometry.head_size = head_size;
+  geometry.dtype = dtype;
+  if (dtype == DType::kI8 || dtype == DType::kF8E4M3) {
+    geometry.scale_dtype = DType::kF32;
+    geometry.granularity = head_size;
+  }
+  return geometry;
+}
+
+// A pool in device memory, page 0 zero and all else poison, with a lookup table; and its bytes on the host.
+class DevicePool {
+ public:
+  DevicePool(const EmulatedBackend& cuda, const cache::KvGeometry& geometry,
+             const std::vector<std::uint32_t>& table)
+      : geometry_(geometry),
+        bytes_(Total(geometry.block_stride() * DTypeSize(geometry.dtype)), std::byte{0xff}),
+        scales_(geometry.quantized() ? Total(geometry.scale_block_stride() * 4) : 256,
+                std::byte{0xff}),
+        device_bytes_(cuda, bytes_.size()),
+        device_scales_(cuda, scales_.size()),
+        table_(cuda, table),
+        lengths_(cuda, std::vector<std::uint32_t>(table.size() / kLookupStride, 0)) {
+    std::memset(bytes_.data(), 0, bytes_.size() / geometry.num_blocks);
+    if (geometry.quantized()) std::memset(scales_.data(), 0, scales_.size() / geometry.num_blocks);
+    Upload();
+    const cache::KvStepInputs inputs{table_.data(),
+                                     lengths_.data(),
+                                     kLookupStride,
+                                     static_cast<std::uint32_t>(table.size() / kLookupStride),
+                                     64,
+                                     64,
+                                     64};
+    auto made = MakeKvCollection(geometry, device_bytes_.data(), inputs,
+                                 geometry.quantized() ? device_scales_.data() : nullptr);
+    EXPECT_TRUE(made.ok()) << made.status();
+    collection_.emplace(*std::move(made));
+  }
+
+  const AnyKvCollection& collection() const { return *collection_; }
+  std::vector<std::byte>& bytes() { return bytes_; }
+  std::vector<std::byte>& scales() { return scales_; }
+  void Upload() {
+    device_bytes_.Put(bytes_);
+    device_scales_.Put(scales_);
+  }
+  void ExpectDeviceIsAsHere() const {
+    EXPECT_EQ(std::memcmp(device_bytes_.Get().data(), bytes_.data(), bytes_.size()), 0);
+    EXPECT_EQ(std::memcmp(device_scales_.Get().data(), scales_.data(), scales_.size()), 0);
+  }
+  // Element (page, kv, layer, token, head, 0), and its group's scale.
+  std::byte* Head(std::uint32_t page, std::uint32_t kv, std::uint32_t layer, std::uint32_t token,
+                  std::uint32_t head) {
+    return bytes_.data() + (Row(page, kv, layer, token) * geometry_.num_heads + head) *
+                               geometry_.head_size * DTypeSize(geometry_.dtype);
+  }
+  float* Scale(std::uint32_t page, std::uint32_t kv, std::uint32_t layer, std::uint32_t token,
+               std::uint32_t head) {
+    return reinterpret_cast<float*>(scales_.data()) +
+           Row(page, kv, layer, token) * geometry_.num_heads + head;
+  }
+
+ private:
+  std::size_t Total(std::int64_t page_bytes) const {
+    return static_cast<std::size_t>(page_bytes * geometry_.num_blocks);
+  }
+  std::int64_t Row(std::uint32_t page, std::uint32_t kv, std::uint32_t layer,
+                   std::uint32_t token) const {
+    return ((std::int64_t{page} * 2 + kv) * geometry_.num_layers + layer) * geometry_.page_size +
+           token;
+  }
+
+  cache::KvGeometry geometry_;
+  std::vector<std::byte> bytes_;
+  std::vector<std::byte> scales_;
+  DeviceArray<std::byte> device_bytes_;
+  DeviceArray<std::byte> device_scales_;
+  DeviceArray<std::uint32_t> table_;
+  DeviceArray<std::uint32_t> lengths_;
+  std::optional<AnyKvCollection> collection_;
+};
+
+struct QkvCase {
+  DType dtype;  // of the pages; activations are f32 for f32 pages and bf16 for all others
+  std::uint32_t heads;
+  std::uint32_t kv_heads;
+  std::uint32_t head_size;
+  std::uint32_t rotary_size;
+  std::uint32_t rotary_first;
+  RopeStyle style;
+};
+
+class QkvStoreCudaTest : public testing::TestWithParam<QkvCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, QkvStoreCudaTest,
+    testing::Values(QkvCase{DType::kF32, 2, 1, 16, 16, 0, RopeStyle::kHalf},
+                    QkvCase{DType::kF32, 3, 3, 20, 10, 4, RopeStyle::kInterleaved},
+                    QkvCase{DType::kBF16, 8, 2, 128, 128, 0, RopeStyle::kHalf},
+                    QkvCase{DType::kBF16, 4, 4, 256, 256, 0, RopeStyle::kHalf},
+                    QkvCase{DType::kBF16, 2, 1, 64, 32, 32, RopeStyle::kInterleaved},
+                    QkvCase{DType::kBF16, 2, 2, 80, 0, 0, RopeStyle::kHalf},
+                    QkvCase{DType::kF16, 2, 1, 96, 46, 0, RopeStyle::kHalf},
+                    QkvCase{DType::kI8, 4, 2, 128, 128, 0, RopeStyle::kHalf},
+                    QkvCase{DType::kI8, 1, 3, 64, 64, 0, RopeStyle::kInterleaved},
+                    QkvCase{DType::kF8E4M3, 4, 2, 128, 128, 0, RopeStyle::kHalf},
+                    QkvCase{DType::kF8E4M3, 2, 2, 256, 128, 64, RopeStyle::kHalf}));
+
+// Column d of a head after rope, products rounded one by one; d and its partner by the definition of a pair.
+float Rotate(const QkvCase& of, const std::vector<float>& head, const float* cosines,
+             const float* sines, std::uint32_t d) {
+  const std::uint32_t pairs = of.rotary_size / 2;
+  for (std::uint32_t i = 0; i < pairs; ++i) {
+    const bool half = of.style == RopeStyle::kHalf;
+    const std::uint32_t a = of.rotary_first + (half ? i : 2 * i);
+    const std::uint32_t b = half ? a + pairs : a + 1;
+    const float x0 = head[a], x1 = head[b];
+    if (d == a) return x0 * cosines[i] - x1 * sines[i];
+    if (d == b) return x1 * cosines[i] + x0 * sines[i];
+  }
+  return head[d];
+}
+
+template <typename E>
+void PutHead(const std::vector<float>& x, std::byte* to, float* scale) {
+  std::vector<E> out(x.size());
+  if constexpr (kQuantizedKv<E>) {
+    *scale = cache::QuantizeGroup(x.data(), static_cast<std::uint32_t>(x.size()), out.data()).scale;
+  } else {
+    std::transform(x.begin(), x.end(), out.begin(), [](float v) { return FromFloat<E>(v); });
+  }
+  std::memcpy(to, out.data(), out.size() * sizeof(E));
+}
+
+// T: activations, E: pages.
+template <typename T, typename E>
+void CheckQkvStore(const QkvCase& of) {
+  // Sequence 0 writes tokens 14..18 over two pages, 1 writes token 3, 2 a token without a page; rows 1 and 6
+  // are padding with positions that mean nothing.
+  const std::vector<std::int32_t> token_rows = {0, -1, 0, 1, 0, 0, -1, 2, 0};
+  const std::vector<std::int32_t> positions = {14, 77777, 15, 3, 16, 17, 0, 5, 18};
+  const auto rows = static_cast<std::uint32_t>(token_rows.size());
+  std::vector<std::uint32_t> table(3 * kLookupStride, 0);
+  table[0] = 7;
+  table[1] = 2;
+  table[kLookupStride] = 5;
+  const EmulatedBackend cuda(of.head_size);
+  DevicePool pool(cuda, Geometry(of.dtype, of.kv_heads, of.head_size), table);
+  const std::uint32_t all_heads = of.heads + 2 * of.kv_heads;
+  const std::uint32_t stride = all_heads * of.head_size + 5;
+  auto values = RandomFloats(rows * stride, 3, 2.0f);
+  // A head of zeros, one with an infinity, and one of tiny values.
+  std::fill_n(&values[2 * stride + of.heads * of.head_size], of.head_size, 0.0f);
+  values[4 * stride + of.heads * of.head_size + 1] = std::numeric_limits<float>::infinity();
+  for (std::uint32_t d = 0; d < of.head_size; ++d) {
+    values[3 * stride + (all_heads - 1) * of.head_size + d] *= 1e-38f;
+  }
+  std::vector<T> qkv;
+  for (const float v : values) qkv.push_back(FromFloat<T>(v));
+  const std::uint32_t pairs = std::max(of.rotary_size / 2, 1u);
+  std::vector<float> cosines(rows * pairs), sines(rows * pairs);
+  for (std::size_t i = 0; i < cosines.size(); ++i) {
+    cosines[i] = std::cos(static_cast<float>(i));
+    sines[i] = std::sin(static_cast<float>(i));
+  }
+  DeviceArray<T> device_qkv(cuda, qkv);
+  DeviceArray<float> device_cos(cuda, cosines), device_sin(cuda, sines);
+  DeviceArray<std::int32_t> device_rows(cuda, token_rows), device_positions(cuda, positions);
+  const AnyKvView keys = KeyView(pool.collection(), 1);
+  const AnyKvView view_values = ValueView(pool.collection(), 1);
+  const absl::Status status = QkvStore(*cuda, {.keys = &keys,
+                                               .values = &view_values,
+                                               .qkv = device_qkv.data(),
+                                               .qkv_stride = stride,
+                                               .cosines = device_cos.data(),
+                                               .sines = device_sin.data(),
+                                               .row_offsets = nullptr,
+                                               .token_rows = device_rows.data(),
+                                               .positions = device_positions.data(),
+                                               .batch_size = 3,
+                                               .num_rows = rows,
+                                               .num_heads = of.heads,
+                                               .rotary_size = of.rotary_size,
+                                               .rotary_first = of.rotary_first,
+                                               .style = of.style});
+  ASSERT_TRUE(status.ok()) << status;
+  // What must come out: q heads in place, k and v in the image of the pool.
+  for (std::uint32_t m = 0; m < rows; ++m) {
+    if (token_rows[m] < 0) continue;
+    const auto t = static_cast<std::uint32_t>(positions[m]);
+    const std::uint32_t page =
+        table[static_cast<std::uint32_t>(token_rows[m]) * kLookupStride + t / 16];
+    for (std::uint32_t h = 0; h < all_heads; ++h) {
+      T* const at = &qkv[m * stride + h * of.head_size];
+      std::vector<float> head(of.head_size), out(of.head_size);
+      std::transform(at, at + of.head_size, head.begin(), [](T v) { return ToFloat(v); });
+      const bool is_value = h >= of.heads + of.kv_heads;
+      for (std::uint32_t d = 0; d < of.head_size; ++d) {
+        out[d] = is_value ? head[d] : Rotate(of, head, &cosines[m * pairs], &sines[m * pairs], d);
+      }
+      if (h < of.heads) {
+        std::transform(out.begin(), out.end(), at, [](float v) { return FromFloat<T>(v); });
+      } else if (page != 0) {
+        const std::uint32_t kv_head = h - of.heads - (is_value ? of.kv_heads : 0);
+        PutHead<E>(out, pool.Head(page, is_value, 1, t % 16, kv_head),
+                   kQuantizedKv<E> ? pool.Scale(page, is_value, 1, t % 16, kv_head) : nullptr);
+      }
+    }
+  }
+  const std::vector<T> got = device_qkv.Get();
+  EXPECT_EQ(std::memcmp(got.data(), qkv.data(), qkv.size() * sizeof(T)), 0);
+  pool.ExpectDeviceIsAsHere();
+}
+
+TEST_P(QkvStoreCudaTest, WritesItsBytesAndNoOthers) {
+  switch (GetParam().dtype) {
+    case DType::kF32:
+      return CheckQkvStore<float, float>(GetParam());
+    case DType::kBF16:
+      return CheckQkvStore<BF16, BF16>(GetParam());
+    case DType::kF16:
+      return CheckQkvStore<BF16, F16>(GetParam());
+    case DType::kI8:
+      return CheckQkvStore<BF16, std::int8_t>(GetParam());
+    default:
+      return CheckQkvStore<BF16, F8E4M3>(GetParam());
+  }
+}
+
+TEST(QkvStoreCudaRefusalTest, OtherCombinations) {
+  const EmulatedBackend cuda;
+  const std::vector<std::uint32_t> table(kLookupStride, 0);
+  DeviceArray<float> qkv(cuda, 3 * 288);
+  DeviceArray<std::int32_t> rows(cuda, 1);
+  const auto refused = [&](DType dtype, std::uint32_t head_size, auto change) {
+    DevicePool pool(cuda, Geometry(dtype, 1, head_size), table);
+    const AnyKvView keys = KeyView(pool.collection(), 0);
+    const AnyKvView values = ValueView(pool.collection(), 0);
+    QkvStoreParams params{.keys = &keys,
+                          .values = &values,
+                          .qkv = qkv.data(),
+                          .qkv_stride = 3 * head_size,
+                          .cosines = nullptr,
+                          .sines = nullptr,
+                          .row_offsets = nullptr,
+                          .token_rows = rows.data(),
+                          .positions = rows.data(),
+                          .batch_size = 1,
+                          .num_rows = 1,
+                          .num_heads = 1,
+                          .rotary_size = 0};
+    change(params);
+    return absl::IsInvalidArgument(QkvStore(*cuda, params));
+  };
+  const auto as_is = [](QkvStoreParams&) {};
+  EXPECT_TRUE(refused(DType::kBF16, 16, as_is));  // f32 activations
+  EXPECT_TRUE(refused(DType::kI8, 16, as_is));
+  EXPECT_TRUE(refused(DType::kF32, 288, as_is));
+  EXPECT_TRUE(refused(DType::kF32, 18, as_is));
+  EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.rotary_size = 3; }));
+  EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.rotary_size = 18; }));
+  EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.qkv_stride = 47; }));
+  EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.token_rows = nullptr; }));
+}
+
+class PageCopyCudaTest : public testing::TestWithParam<DType> {};
+
+INSTANTIATE_TEST_SUITE_P(Elements, PageCopyCudaTest,
+                         testing::Values(DType::kF32, DType::kBF16, DType::kF16, DType::kI8,
+                                         DType::kF8E4M3),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+// The first rows of K and V of both layers, bytes and scales, on the image.
+void CopyOnHost(DevicePool& pool, const cache::KvGeometry& geometry, const PageCopyItem& item) {
+  for (std::uint32_t kv = 0; kv < 2; ++kv) {
+    for (std::uint32_t layer = 0; layer < 2; ++layer) {
+      std::memmove(pool.Head(item.destination, kv, layer, 0, 0),
+                   pool.Head(item.source, kv, layer, 0, 0),
+                   static_cast<std::size_t>(item.num_rows * geometry.row_elements() *
+                                            DTypeSize(geometry.dtype)));
+      if (!geometry.quantized()) continue;
+      std::memmove(pool.Scale(item.destination, kv, layer, 0, 0),
+                   pool.Scale(item.source, kv, layer, 0, 0),
+                   item.num_rows * geometry.num_heads * sizeof(float));
+    }
+  }
+}
+
+void FillRandom(DevicePool& pool, std::uint32_t num_blocks) {
+  std::mt19937 rng(9);
+  const auto fill = [&](std::vector<std::byte>& bytes) {
+    const std::size_t page = bytes.size() / num_blocks;
+    for (std::size_t i = page; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(rng());
+  };
+  fill(pool.bytes());
+  fill(pool.scales());
+  pool.Upload();
+}
+
+TEST_P(PageCopyCudaTest, CopiesListsInOrder) {
+  // Head sizes whose rows are whole 16-byte, 4-byte and single-byte units.
+  for (const std::uint32_t head_size : {32u, 12u, 3u}) {
+    SCOPED_TRACE(head_size);
+    const EmulatedBackend cuda(head_size);
+    const cache::KvGeometry geometry = Geometry(GetParam(), head_size == 3 ? 1 : 3, head_size);
+    DevicePool pool(cuda, geometry, std::vector<std::uint32_t>(kLookupStride, 0));
+    FillRandom(pool, geometry.num_blocks);
+    // Chains, a swap through a third page, equal destinations, the null page, nothing, a page onto itself.
+    std::vector<PageCopyItem> items = {{1, 2, 16}, {2, 3, 7},  {4, 5, 1}, {5, 6, 16}, {6, 4, 16},
+                                       {7, 8, 3},  {3, 8, 16}, {0, 7, 2}, {1, 2, 0},  {3, 3, 16}};
+    std::mt19937 rng(head_size);
+    for (int i = 0; i < 30; ++i) {
+      items.push_back({static_cast<std::uint32_t>(rng() % 9),
+                       static_cast<std::uint32_t>(1 + rng() % 8),
+                       static_cast<std::uint32_t>(rng() % 17)});
+    }
+    ASSERT_TRUE(CopyPages(*cuda, pool.collection(), items).ok());
+    for (const PageCopyItem& item : items) CopyOnHost(pool, geometry, item);
+    pool.ExpectDeviceIsAsHere();
+
+    const std::vector<std::uint32_t> zeroed = {3, 8, 3};
+    ASSERT_TRUE(ZeroPages(*cuda, pool.collection(), zeroed).ok());
+    for (const std::uint32_t page : zeroed) CopyOnHost(pool, geometry, {0, page, 16});
+    pool.ExpectDeviceIsAsHere();
+    ASSERT_TRUE(ZeroPage(*cuda, pool.collection(), 1).ok());
+    CopyOnHost(pool, geometry, {0, 1, 16});
+    ASSERT_TRUE(CopyPage(*cuda, {&pool.collection(), 2, 1, 5}).ok());
+    CopyOnHost(pool, geometry, {2, 1, 5});
+    pool.ExpectDeviceIsAsHere();
+  }
+}
+
+TEST_P(PageCopyCudaTest, OneLaunchForManyPagesAndNoneForBadOnes) {
+  const EmulatedBackend cuda;
+  cache::KvGeometry geometry = Geometry(GetParam(), 1, 16);
+  geometry.num_blocks = 80;
+  DevicePool pool(cuda, geometry, std::vector<std::uint32_t>(kLookupStride, 0));
+  FillRandom(pool, geometry.num_blocks);
+  std::vector<PageCopyItem> items;
+  for (std::uint32_t i = 1; i < 36; ++i) items.push_back({i, i + 40, i % 17});
+  const std::uint64_t before = cuda_emulator::LaunchCount();
+  ASSERT_TRUE(CopyPages(*cuda, pool.collection(), items).ok());
+  const std::uint64_t launches = geometry.quantized() ? 4 : 2;
+  EXPECT_EQ(cuda_emulator::LaunchCount() - before, launches);
+  for (const PageCopyItem& item : items) CopyOnHost(pool, geometry, item);
+  for (const PageCopyItem& bad :
+       {PageCopyItem{80, 1, 1}, PageCopyItem{1, 80, 1}, PageCopyItem{1, 0, 1},
+        PageCopyItem{1, 2, 17}}) {
+    const std::vector<PageCopyItem> list = {{1, 2, 16}, bad};
+    EXPECT_TRUE(absl::IsInvalidArgument(CopyPages(*cuda, pool.collection(), list)));
+  }
+  const std::vector<std::uint32_t> bad_zero = {2, 0};
+  EXPECT_TRUE(absl::IsInvalidArgument(ZeroPages(*cuda, pool.collection(), bad_zero)));
+  ASSERT_TRUE(CopyPages(*cuda, pool.collection(), {}).ok());
+  EXPECT_EQ(cuda_emulator::LaunchCount() - before, launches);
+  pool.ExpectDeviceIsAsHere();
+}
+
+}  // namespace
+}  // namespace quire::kernels
