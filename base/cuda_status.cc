@@ -22,7 +22,8 @@ absl::StatusCode CodeOf(cudaError_t error) {
     case cudaErrorCompatNotSupportedOnDevice:
     case cudaErrorDevicesUnavailable:
       return absl::StatusCode::kFailedPrecondition;
-    // The errors that the runtime's reference calls sticky: the context is broken and every later call returns them.
+    // The errors that the runtime's reference calls sticky: the context is broken and every later
+    // call returns them.
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorContained:
@@ -48,9 +49,8 @@ absl::StatusCode CodeOf(cudaError_t error) {
 absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
   (void)cudaGetLastError();
-  const absl::Status status(
-      CodeOf(error),
-      absl::StrCat(what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+  const absl::Status status(CodeOf(error), absl::StrCat(what, ": ", cudaGetErrorName(error), ", ",
+                                                        cudaGetErrorString(error)));
   return status.code() == absl::StatusCode::kUnavailable ? WithReason(status, kDeviceLost) : status;
 }
 

@@ -32,14 +32,15 @@ absl::StatusOr<int> CheckDriver() {
   int version = 0;
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaDriverGetVersion(&version), "version of the CUDA driver"));
   if (version == 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "no CUDA driver is installed, this build needs one for CUDA ", CudaVersion(CUDART_VERSION)));
+    return absl::FailedPreconditionError(
+        absl::StrCat("no CUDA driver is installed, this build needs one for CUDA ",
+                     CudaVersion(CUDART_VERSION)));
   }
   // Within a major version an older driver runs newer code.
   if (version / 1000 < CUDART_VERSION / 1000) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("driver supports CUDA ", CudaVersion(version), ", this build needs ",
-                     CudaVersion(CUDART_VERSION / 1000 * 1000)));
+    return absl::FailedPreconditionError(absl::StrCat("driver supports CUDA ", CudaVersion(version),
+                                                      ", this build needs ",
+                                                      CudaVersion(CUDART_VERSION / 1000 * 1000)));
   }
   return version;
 }

@@ -14,20 +14,20 @@ enum class MemoryKind : std::uint8_t { kHost, kPinned, kDevice };
 // Owns a block of zeroed memory.
 //
 // Place:      under KvPool, weights and workspaces.
-// Invariants: host memory is aligned to kAlignment, from kHugePageBytes on to kHugePageBytes, where the
-//             system is also asked for huge pages; its pages cost nothing until they are touched.
-//             Memory of the other kinds is aligned to 256 bytes.
-// Threads:    none of its own; the bytes are the owner's business. Device memory belongs to the GPU that
-//             is current for the thread that allocates it (UseDevice).
+// Invariants: host memory is aligned to kAlignment, from kHugePageBytes on to kHugePageBytes, where
+//             the system is also asked for huge pages; its pages cost nothing until they are
+//             touched. Memory of the other kinds is aligned to 256 bytes.
+// Threads:    none of its own; the bytes are the owner's business. Device memory belongs to the GPU
+//             that is current for the thread that allocates it (UseDevice).
 // Lifetime:   moving keeps data() valid. Destroying memory that a GPU has work on waits for that work.
 class DeviceBuffer {
  public:
   static constexpr std::int64_t kAlignment = 4096;
   static constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;
 
-  // Returns INVALID_ARGUMENT for a negative size, RESOURCE_EXHAUSTED when the system or the GPU has no such
-  // block, UNIMPLEMENTED for a kind that needs CUDA in a build without, and what CudaStatus says otherwise. Zero bytes
-  // give an empty buffer.
+  // Returns INVALID_ARGUMENT for a negative size, RESOURCE_EXHAUSTED when the system or the GPU has
+  // no such block, UNIMPLEMENTED for a kind that needs CUDA in a build without, and what CudaStatus
+  // says otherwise. Zero bytes give an empty buffer.
   static absl::StatusOr<DeviceBuffer> Allocate(MemoryKind kind, std::int64_t size_bytes);
 
   DeviceBuffer() = default;

@@ -62,8 +62,7 @@ absl::Status DeviceGraph::Launch(const Stream& stream) const {
 
 #else
 
-absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream&,
-                                                 absl::FunctionRef<absl::Status()>) {
+absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream&, absl::FunctionRef<absl::Status()>) {
   return absl::UnimplementedError(
       "captured graphs need a build with CUDA, this one was made without (QUIRE_CUDA)");
 }

@@ -29,7 +29,8 @@ absl::StatusOr<Stream> Stream::Create(const Device& device) {
 
 Stream::~Stream() {
   if (stream_ == nullptr) return;
-  // The owner has seen the errors that matter when it waited; one of the last work has nobody to go to.
+  // The owner has seen the errors that matter when it waited; one of the last work has nobody to go
+  // to.
   (void)cudaStreamSynchronize(stream_);
   (void)cudaStreamDestroy(stream_);
   (void)cudaGetLastError();
@@ -74,9 +75,8 @@ absl::StatusOr<Event> Event::Create(const Device& device) {
   Event event;
   if (device.is_cpu()) return event;
   QUIRE_RETURN_IF_ERROR(UseDevice(device));
-  QUIRE_RETURN_IF_ERROR(
-      CudaStatus(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming),
-                 absl::StrCat("event on CUDA device ", device.ordinal)));
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming),
+                                   absl::StrCat("event on CUDA device ", device.ordinal)));
   return event;
 }
 

@@ -162,6 +162,7 @@ absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t c
   }
   RowState& state = state_->row_state(child);
   state = state_->row_state(parent);
+  state.last_step = 0;
   state.num_published = std::min(state.num_published, shared);
   return absl::OkStatus();
 }
@@ -199,6 +200,7 @@ const KvStepInputs& CacheManager::PrepareStep(std::span<const RowStep> rows) {
   state.scheduled.clear();
   KvStepInputs& inputs = state.inputs;
   ++state.step;
+  state.in_flight.push_back(std::exchange(state.taken, {}));
   inputs.max_seq_length = inputs.max_cache_length = inputs.max_history_length = 0;
   for (const RowStep& step : rows) {
     const std::uint32_t end = step.cache_length + step.new_tokens;
@@ -220,33 +222,42 @@ const KvStepInputs& CacheManager::PrepareStep(std::span<const RowStep> rows) {
 }
 
 std::vector<PageCopy> CacheManager::TakeCopies() {
-  state_->copies_in_flight.insert(state_->copies_in_flight.end(), state_->pending_copies.begin(),
-                                  state_->pending_copies.end());
-  std::vector<PageCopy> taken = state_->pending_copies;
+  std::vector<PageCopy> copies = state_->pending_copies;
   state_->pending_copies.clear();
-  return taken;
+  std::vector<PageCopy>& taken = state_->taken.copies;
+  taken.insert(taken.end(), copies.begin(), copies.end());
+  return copies;
 }
 
 std::vector<BlockId> CacheManager::TakeClears() {
-  std::vector<BlockId>& in_flight = state_->clears_in_flight;
-  if (state_->pool.num_quarantined() == in_flight.size()) return {};
-  std::vector<BlockId> all = state_->pool.quarantined_pages();
-  std::vector<BlockId> taken(all.begin() + static_cast<std::ptrdiff_t>(in_flight.size()),
-                             all.end());
-  in_flight = std::move(all);
-  return taken;
+  std::size_t& num_taken = state_->num_clears_taken;
+  if (state_->pool.num_quarantined() == num_taken) return {};
+  const std::vector<BlockId> all = state_->pool.quarantined_pages();
+  std::vector<BlockId> clears(all.begin() + static_cast<std::ptrdiff_t>(num_taken), all.end());
+  num_taken = all.size();
+  std::vector<BlockId>& taken = state_->taken.clears;
+  taken.insert(taken.end(), clears.begin(), clears.end());
+  return clears;
 }
 
-void CacheManager::CompleteStep() {
-  for (const PageCopy& copy : state_->copies_in_flight) state_->DropTransfer(copy.source);
-  state_->copies_in_flight.clear();
-  for (const BlockId page : state_->clears_in_flight) state_->pool.FreeQuarantined(page);
-  state_->clears_in_flight.clear();
+void CacheManager::CompleteStep(bool spoil_held) {
+  std::vector<StepWork>& in_flight = state_->in_flight;
+  if (!in_flight.empty()) {
+    StepWork work = std::move(in_flight.front());
+    in_flight.erase(in_flight.begin());
+    state_->Release(work, spoil_held);
+  }
+  // With one step at a time its work may also be taken after PrepareStep.
+  if (in_flight.empty()) state_->Release(state_->taken, spoil_held);
+}
+
+std::uint32_t CacheManager::steps_in_flight() const {
+  return static_cast<std::uint32_t>(state_->in_flight.size());
 }
 
 bool CacheManager::has_step_work() const {
   return !state_->pending_copies.empty() ||
-         state_->pool.num_quarantined() > state_->clears_in_flight.size();
+         state_->pool.num_quarantined() > state_->num_clears_taken;
 }
 
 FlushCounts CacheManager::Flush() {

@@ -10,7 +10,7 @@
 //   cache->Reserve(row, tokens_after_this_step);       fresh pages, all or nothing
 //   inputs = cache->PrepareStep(rows);                 lookup table and lengths for the kernels
 //   clears, copies = cache->TakeClears(), TakeCopies() the runner does both, then computes
-//   cache->CompleteStep();                             the step has run
+//   cache->CompleteStep();                             the oldest step in flight has run
 //   cache->Publish(row, tokens, &keys, computed);      full pages become findable
 //   cache->Free(row);                                  reverse order; published pages stay hittable
 //
@@ -153,9 +153,17 @@ class CacheManager {
   // a copy may read what an earlier one wrote. The lists are emptied by TakeCopies and TakeClears;
   // sources stay referenced and cleared pages quarantined until CompleteStep() says that the step
   // has run.
+  //
+  // A step is in flight from its PrepareStep to its CompleteStep; the oldest completes first. Work
+  // belongs to the step that is prepared next; with no more than one step in flight it may also be
+  // taken after PrepareStep. A page that a row lets go of while a step in flight names it is held:
+  // it may stay or become findable, but is not handed out before every step launched until then has
+  // completed. `spoil_held`: the completing step wrote NaN or infinity into a row that has ended
+  // meanwhile; what is held for it is quarantined as after Scrub.
   std::vector<PageCopy> TakeCopies();
   std::vector<BlockId> TakeClears();
-  void CompleteStep();
+  void CompleteStep(bool spoil_held = false);
+  std::uint32_t steps_in_flight() const;
   // Whether copies or clears wait to be taken. Quarantined pages come back only through a step, so
   // an idle engine runs one without rows when this is true.
   bool has_step_work() const;

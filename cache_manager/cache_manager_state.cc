@@ -48,9 +48,42 @@ bool CacheManager::State::AwaitsCopy(BlockId page) const {
   return std::ranges::any_of(pending_copies, [&](const PageCopy& c) { return c.target == page; });
 }
 
+bool CacheManager::State::IsBeingCopied(BlockId page) const {
+  return std::ranges::any_of(in_flight, [&](const StepWork& work) {
+    return std::ranges::any_of(work.copies, [&](const PageCopy& c) { return c.target == page; });
+  });
+}
+
+void CacheManager::State::Hold(BlockId page) {
+  pool.AddTransfer(page);
+  in_flight.back().held.push_back(page);
+}
+
+void CacheManager::State::Release(StepWork& work, bool spoil_held) {
+  for (const PageCopy& copy : work.copies) DropTransfer(copy.source);
+  for (const BlockId page : work.held) {
+    if (spoil_held) {
+      if (pool.node(page) != kNoNode) prefixes.DropSubtree(pool.node(page));
+      pool.MarkSpoiled(page);
+    }
+    DropTransfer(page);
+  }
+  for (const BlockId page : work.clears) pool.FreeQuarantined(page);
+  num_clears_taken -= work.clears.size();
+  work.copies.clear();
+  work.held.clear();
+  work.clears.clear();
+}
+
 void CacheManager::State::FreeRow(BatchRow row) {
+  const bool is_in_flight = IsInFlight(row);
   // Last column first, so that the tail of a sequence is evicted before its head.
-  while (num_columns(row) > 0) DropRequest(table.PopBack(row));
+  while (num_columns(row) > 0) {
+    const BlockId page = table.PopBack(row);
+    // No step that was launched names a page that still awaits its copy.
+    if ((is_in_flight || IsBeingCopied(page)) && !AwaitsCopy(page)) Hold(page);
+    DropRequest(page);
+  }
   table.SetLength(row, 0);
   row_state(row) = RowState{};
 }
@@ -76,6 +109,7 @@ NodeId CacheManager::State::NodeBefore(BatchRow row, std::uint32_t column) const
 void CacheManager::State::Adopt(BatchRow row, std::uint32_t column, BlockId twin) {
   const BlockId own = table.page(row, column);
   const auto replace = [&](BatchRow holder) {
+    if (IsInFlight(holder)) Hold(own);
     pool.AddRequest(twin);
     table.Replace(holder, column, twin);
     DropRequest(own);
@@ -152,16 +186,21 @@ absl::Status CacheManager::State::CheckReferences() const {
       ++requests[page];
     }
   }
-  for (const auto* copies : {&pending_copies, &copies_in_flight}) {
-    for (const PageCopy& copy : *copies) ++transfers[copy.source.value()];
-  }
+  for (const PageCopy& copy : pending_copies) ++transfers[copy.source.value()];
+  const auto count = [&](const StepWork& work) {
+    for (const PageCopy& copy : work.copies) ++transfers[copy.source.value()];
+    for (const BlockId page : work.held) ++transfers[page.value()];
+  };
+  count(taken);
+  for (const StepWork& work : in_flight) count(work);
   for (std::uint32_t page = 1; page < pool.num_blocks(); ++page) {
     const std::uint32_t counted = pool.requests(BlockId{page});
     const std::uint32_t copying = pool.transfers(BlockId{page});
     if (counted != requests[page] || copying != transfers[page]) {
       return absl::InternalError(absl::StrCat("page ", page, " counts ", counted, " requests and ",
                                               copying, " transfers, but ", requests[page],
-                                              " columns and ", transfers[page], " copies name it"));
+                                              " columns and ", transfers[page],
+                                              " copies and steps in flight name it"));
     }
   }
   return absl::OkStatus();
@@ -189,10 +228,20 @@ absl::Status CacheManager::State::CheckRow(BatchRow row) const {
 }
 
 absl::Status CacheManager::State::CheckStepWork() const {
+  std::vector<BlockId> clears;
+  for (const StepWork& work : in_flight) {
+    clears.insert(clears.end(), work.clears.begin(), work.clears.end());
+    for (const PageCopy& copy : work.copies) {
+      if (pool.is_referenced(copy.target)) continue;
+      return absl::InternalError(absl::StrCat("page ", copy.target.value(),
+                                              " was let go while a step in flight copies into it"));
+    }
+  }
+  clears.insert(clears.end(), taken.clears.begin(), taken.clears.end());
   const std::vector<BlockId> quarantined = pool.quarantined_pages();
-  if (clears_in_flight.size() > quarantined.size() ||
-      !std::equal(clears_in_flight.begin(), clears_in_flight.end(), quarantined.begin())) {
-    return absl::InternalError(absl::StrCat(clears_in_flight.size(),
+  if (clears.size() != num_clears_taken || clears.size() > quarantined.size() ||
+      !std::equal(clears.begin(), clears.end(), quarantined.begin())) {
+    return absl::InternalError(absl::StrCat(clears.size(),
                                             " pages are being cleared that are not the first of ",
                                             quarantined.size(), " quarantined ones"));
   }

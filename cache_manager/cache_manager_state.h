@@ -30,6 +30,14 @@ struct RowState {
   std::uint64_t last_step = 0;      // the PrepareStep that scheduled it last
 };
 
+// What the launched step does besides computing rows, and the pages that it names although no row
+// holds them any more. Each source and each held page has a transfer reference.
+struct StepWork {
+  std::vector<PageCopy> copies;
+  std::vector<BlockId> clears;
+  std::vector<BlockId> held;
+};
+
 struct CacheManager::State {
   State(const CacheManagerOptions& manager_options, LookupTable lookup_table)
       : options(manager_options),
@@ -43,7 +51,7 @@ struct CacheManager::State {
     fresh.reserve(table.max_pages());
     scheduled.reserve(options.max_rows);
     pending_copies.reserve(options.max_rows);
-    copies_in_flight.reserve(options.max_rows);
+    in_flight.reserve(4);
     inputs.lookup_table = table.pages();
     inputs.cache_lengths = table.lengths();
     inputs.lookup_stride = table.stride();
@@ -62,6 +70,16 @@ struct CacheManager::State {
   // Whether a copy into the page was queued but not taken: it does not hold what it will hold.
   bool AwaitsCopy(BlockId page) const;
   void FreeRow(BatchRow row);
+  // Whether a step in flight reads or writes the row.
+  bool IsInFlight(BatchRow row) const {
+    return rows[row.value()].last_step > step - in_flight.size();
+  }
+  // Whether a copy into the page has been launched and not completed.
+  bool IsBeingCopied(BlockId page) const;
+  // Keeps the page, which a row is about to let go, until the steps in flight have completed.
+  void Hold(BlockId page);
+  // The step that does `work` has run.
+  void Release(StepWork& work, bool spoil_held);
 
   bool CanPublish(BatchRow row);
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
@@ -83,9 +101,10 @@ struct CacheManager::State {
   PrefixCache prefixes;
   std::vector<RowState> rows;
 
-  std::vector<PageCopy> pending_copies;    // not taken yet; each holds a transfer reference
-  std::vector<PageCopy> copies_in_flight;  // taken, not completed; these too
-  std::vector<BlockId> clears_in_flight;   // the first quarantined pages, taken, not completed
+  std::vector<PageCopy> pending_copies;  // not taken yet; each source has a transfer reference
+  StepWork taken;                        // of the step that is being made
+  std::vector<StepWork> in_flight;       // of the steps launched and not completed, oldest first
+  std::size_t num_clears_taken = 0;      // that many quarantined pages, the first ones
 
   KvStepInputs inputs;
   std::uint64_t step = 0;           // calls of PrepareStep

@@ -64,24 +64,48 @@ endfunction()
 
 # quire_test(NAME cache_manager_test SRCS x_test.cc DEPS quire::cache LABELS unit TIMEOUT 60)
 # The binary runs in tests/<folder>; QUIRE_TESTDATA names the folder of committed test data. EMULATED: CUDA
-# devices are emulated (cmake/cuda.cmake); the test may include tests/cuda_emulator/emulator.h.
+# devices are emulated (cmake/cuda.cmake); the test may include tests/cuda_emulator/emulator.h. GPU: as EMULATED, and the
+# same objects once more as NAME_gpu on a real GPU, label gpu, skipped without one.
 function(quire_test)
-  cmake_parse_arguments(TEST "EMULATED" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "EMULATED;GPU" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 300)
   endif()
-  add_executable(${TEST_NAME} ${TEST_SRCS})
-  target_include_directories(${TEST_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${TEST_NAME} PRIVATE ${TEST_DEPS} GTest::gmock GTest::gtest_main)
-  if(TEST_EMULATED)
-    set_target_properties(${TEST_NAME} PROPERTIES QUIRE_EMULATED ON)
-    target_link_libraries(${TEST_NAME} PRIVATE quire_cuda_emulator)
-    list(APPEND TEST_LABELS emulated)
+  if(NOT TEST_EMULATED AND NOT TEST_GPU)
+    _quire_test_binary(${TEST_NAME} "${TEST_SRCS}" "${TEST_DEPS};GTest::gmock;GTest::gtest_main"
+                       "${TEST_LABELS}" ${TEST_TIMEOUT})
+    return()
   endif()
-  target_compile_definitions(${TEST_NAME} PRIVATE
+  set(sources ${TEST_SRCS})
+  if(TEST_GPU)
+    add_library(${TEST_NAME}_objects OBJECT ${TEST_SRCS})
+    _quire_test_options(${TEST_NAME}_objects)
+    target_link_libraries(${TEST_NAME}_objects PRIVATE ${TEST_DEPS} GTest::gmock)
+    set(sources $<TARGET_OBJECTS:${TEST_NAME}_objects>)
+    _quire_test_binary(${TEST_NAME}_gpu "${sources}" "${TEST_DEPS};GTest::gmock;quire_real_device"
+                       gpu ${TEST_TIMEOUT})
+    set_tests_properties(${TEST_NAME}_gpu PROPERTIES SKIP_RETURN_CODE 77
+                         ENVIRONMENT QUIRE_UNPROVEN=1 RUN_SERIAL ON)
+  endif()
+  _quire_test_binary(${TEST_NAME} "${sources}"
+                     "${TEST_DEPS};GTest::gmock;GTest::gtest_main;quire_cuda_emulator"
+                     "${TEST_LABELS};emulated" ${TEST_TIMEOUT})
+  set_target_properties(${TEST_NAME} PROPERTIES QUIRE_EMULATED ON)
+endfunction()
+
+function(_quire_test_options target)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(${target} PRIVATE
                              QUIRE_TESTDATA="${PROJECT_SOURCE_DIR}/tests/testdata"
                              QUIRE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  _quire_common_options(${TEST_NAME})
-  add_test(NAME ${TEST_NAME} COMMAND ${TEST_NAME})
-  set_tests_properties(${TEST_NAME} PROPERTIES LABELS "${TEST_LABELS}" TIMEOUT ${TEST_TIMEOUT})
+  _quire_common_options(${target})
+endfunction()
+
+function(_quire_test_binary name sources libraries labels timeout)
+  add_executable(${name} ${sources})
+  target_link_libraries(${name} PRIVATE ${libraries})
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+  _quire_test_options(${name})
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout})
 endfunction()

@@ -1,11 +1,11 @@
 #pragma once
 
-// Writes a StepPlan into the ragged arrays of a StepBatch, and remembers which draw and which score
-// belongs to whom.
+// Writes the plan of a Flight into the ragged arrays of its StepBatch, and remembers which draw and
+// which score belongs to whom. A token that the step before draws is named by its draw.
 //
 // Place:      between EngineCore and StepRunner.
-// Invariants: draws and scores are in the order of owners() and scored(); pointers in the draws
-//             stay valid until the sequences change, which is after Collect.
+// Invariants: pointers in the draws stay valid until the sequences change; a sequence with a history
+//             changes only while no step in flight draws for it.
 // Threads:    engine thread only.
 // Lifetime:   the cache outlives it.
 
@@ -13,45 +13,33 @@
 #include <vector>
 
 #include "cache_manager/cache_manager.h"
+#include "engine/flight.h"
 #include "engine/step_plan.h"
 #include "models/step_batch.h"
 
 namespace quire::engine {
 
-struct DrawOwner {
-  Sequence* sequence;  // the choice that gets the token
-};
-
-struct ScoreOwner {
-  LiveRequest* request;
-  std::uint32_t position;  // of the prompt token that is scored
-};
-
 class BatchBuilder {
  public:
   explicit BatchBuilder(cache::CacheManager* cache) : cache_(cache) {}
 
-  // The batch is valid until the next call.
-  const models::StepBatch& Fill(const StepPlan& plan);
-  // Only what the cache wants copied and cleared; no rows. Null when there is nothing.
-  const models::StepBatch* FillCacheWork();
+  // From flight->plan on; the sequences count what they have in flight.
+  void Fill(Flight* flight);
+  // Only what the cache wants copied and cleared; no rows. False when there is nothing.
+  bool FillCacheWork(Flight* flight);
   // The step did not run: its clears must precede the next one.
-  void KeepClears();
-
-  const std::vector<DrawOwner>& draw_owners() const { return draw_owners_; }
-  const std::vector<ScoreOwner>& score_owners() const { return score_owners_; }
+  void KeepClears(const Flight& flight);
 
  private:
+  void Begin(Flight* flight);
   void AddRow(Sequence& sequence, std::uint32_t num_tokens);
   void AddScores(Sequence& sequence, std::uint32_t first_token, std::uint32_t num_tokens);
-  void AddDraw(Sequence& sequence);
+  void AddDraw(Sequence& sequence, std::uint32_t position);
   void TakeCacheWork();
 
   cache::CacheManager* const cache_;
-  models::StepBatch batch_;
+  Flight* flight_ = nullptr;  // that is being filled
   std::vector<cache::RowStep> row_steps_;
-  std::vector<DrawOwner> draw_owners_;
-  std::vector<ScoreOwner> score_owners_;
   std::vector<BlockId> kept_clears_;
 };
 

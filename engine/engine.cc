@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <future>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
+#include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine_core.h"
@@ -56,6 +58,9 @@ std::size_t TableCapacity(const EngineOptions& options) {
          4 * static_cast<std::size_t>(options.max_running_sequences);
 }
 
+// How long the last answers may take before the process ends.
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(5);
+
 std::int64_t InputBytes(const Request& request) {
   if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
     return static_cast<std::int64_t>(text->text.size());
@@ -99,7 +104,7 @@ class Engine::Impl {
         [this](const LiveRequest& live) { return output_.IsReady(live); });
     PublishStats(clock->Now());
     heartbeat_.store(absl::ToUnixNanos(clock->Now()));
-    thread_ = std::thread([this] { Loop(); });
+    thread_ = std::thread([this] { Run(); });
   }
 
   ~Impl() {
@@ -159,11 +164,12 @@ class Engine::Impl {
                         "NOT_IDLE");
     }
     cache::FlushCounts counts;
-    OnEngineThread([&] { counts = core_.FlushCache(); });
+    if (!OnEngineThread([&] { counts = core_.FlushCache(); })) return DeviceError();
     return counts;
   }
 
   bool IsAlive(absl::Duration stall_timeout) const {
+    if (state_.load() == EngineState::kFailed) return false;
     if (is_waiting_.load(std::memory_order_acquire)) return true;
     const absl::Time beat = absl::FromUnixNanos(heartbeat_.load(std::memory_order_acquire));
     return clock_->Now() - beat < stall_timeout;
@@ -171,7 +177,7 @@ class Engine::Impl {
 
   absl::Status CheckIntegrity() {
     absl::Status status;
-    OnEngineThread([&] { status = core_.CheckIntegrity(); });
+    if (!OnEngineThread([&] { status = core_.CheckIntegrity(); })) return DeviceError();
     return status;
   }
 
@@ -180,8 +186,16 @@ class Engine::Impl {
   absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
   std::shared_ptr<LiveRequest> MakeLive(Request request);
   void PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source, std::string text);
-  void OnEngineThread(const std::function<void()>& call);
+  // False, and nothing was called, when the engine thread has died.
+  bool OnEngineThread(const std::function<void()>& call);
+  void Run();
   void Loop();
+  void HandleSignals(absl::Time now);
+  void Deliver();
+  void BeginFailure(const absl::Status& status);
+  void FailDevice(absl::Time now);
+  void FailThread(const std::string& what);
+  void EndWithoutCore();
   void Sleep();
   void PublishStats(absl::Time now);
 
@@ -198,6 +212,7 @@ class Engine::Impl {
 
   std::atomic<EngineState> state_{EngineState::kReady};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> died_{false};  // the core is not to be used any more
   std::atomic<std::uint64_t> next_arrival_{1};
   std::atomic<bool> is_waiting_{true};
   std::atomic<std::int64_t> heartbeat_{0};  // Unix nanoseconds of the last pass of the loop
@@ -209,6 +224,20 @@ class Engine::Impl {
   std::thread thread_;
 };
 
+// The project throws nothing, but what it calls may: an allocation above all.
+void Engine::Impl::Run() {
+  std::string what;
+  try {
+    Loop();
+    return;
+  } catch (const std::exception& error) {
+    what = error.what();
+  } catch (...) {
+    what = "unknown exception";
+  }
+  FailThread(what);
+}
+
 // Everything that the engine does, in its order.
 void Engine::Impl::Loop() {
   is_waiting_.store(false, std::memory_order_release);
@@ -216,18 +245,98 @@ void Engine::Impl::Loop() {
     inbox_->Drain(&signals_);
     const absl::Time now = clock_->Now();
     heartbeat_.store(absl::ToUnixNanos(now), std::memory_order_release);
-    for (Signal& signal : signals_) core_.Handle(signal, now);
-    signals_.clear();
+    HandleSignals(now);
     const bool stops = stopping_.load();
-    if (stops) core_.EndAll(now);
+    if (stops) {
+      core_.Settle();
+      core_.EndAll(now);
+    }
     core_.Expire(now);
     const bool ran = core_.Step(now);
-    core_.TakeOutput(&items_);
-    PublishStats(clock_->Now());  // first: whoever sees a request end finds it in the numbers
-    output_.Push(&items_);
+    Deliver();
+    if (!core_.fatal().ok()) FailDevice(now);
     if (stops) return;
     if (!ran) Sleep();
   }
+}
+
+void Engine::Impl::HandleSignals(absl::Time now) {
+  for (Signal& signal : signals_) {
+    if (signal.kind == Signal::Kind::kCall) {  // between two steps, with none in flight
+      core_.Settle();
+      PublishStats(clock_->Now());
+    }
+    core_.Handle(signal, now);
+    signal.call = nullptr;
+  }
+  signals_.clear();
+}
+
+void Engine::Impl::Deliver() {
+  core_.TakeOutput(&items_);
+  PublishStats(clock_->Now());  // first: whoever sees a request end finds it in the numbers
+  output_.Push(&items_);
+}
+
+void Engine::Impl::BeginFailure(const absl::Status& status) {
+  state_.store(EngineState::kFailed);
+  log::Error("engine", "the engine cannot go on", {{"status", status.ToString()}});
+  if (options_.on_failing) options_.on_failing(status);
+}
+
+// The device is gone, the engine's own state is sound: requests end as always. Those that were
+// accepted in the same moment come later, so the loop goes on.
+void Engine::Impl::FailDevice(absl::Time now) {
+  const bool is_first = state_.load() != EngineState::kFailed;
+  if (is_first) BeginFailure(core_.fatal());
+  core_.FailAll(now);
+  Deliver();
+  if (!is_first) return;
+  output_.WaitDone(kAnswerTimeout);
+  if (options_.on_fatal) options_.on_fatal(core_.fatal());
+}
+
+// Who calls from now on is answered here, until the engine is destroyed.
+void Engine::Impl::FailThread(const std::string& what) {
+  died_.store(true);
+  const absl::Status status = WithReason(
+      absl::InternalError(absl::StrCat("the engine thread ended: ", what)), "ENGINE_DIED");
+  BeginFailure(status);
+  is_waiting_.store(true, std::memory_order_release);
+  items_.clear();
+  EndWithoutCore();
+  output_.WaitDone(kAnswerTimeout);
+  if (options_.on_fatal) options_.on_fatal(status);
+  while (true) {  // first what was not handled when it ended
+    for (Signal& signal : signals_) {
+      if (signal.call) signal.call();
+    }
+    EndWithoutCore();
+    if (stopping_.load()) return;
+    inbox_->Wait(absl::InfiniteDuration());
+    inbox_->Drain(&signals_);
+  }
+}
+
+// What has no end on its way to the output worker gets one.
+void Engine::Impl::EndWithoutCore() {
+  if (!output_.WaitDone(kAnswerTimeout)) return;
+  for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
+    const absl::Status status = DeviceError();
+    if (live->prepared && !live->ended) {
+      probe_.Failed(live->counted_running, status.code());
+    } else if (!live->ended) {
+      probe_.Rejected("DEVICE_ERROR");
+    }
+    OutputItem& item = items_.emplace_back();
+    item.kind = OutputItem::Kind::kRequestEnd;
+    item.request = live;
+    item.time = clock_->Now();
+    item.status = status;
+    item.was_accepted = live->prepared;
+    live->ended = true;
+  }
+  output_.Push(&items_);
 }
 
 void Engine::Impl::Sleep() {
@@ -247,13 +356,14 @@ void Engine::Impl::PublishStats(absl::Time now) {
   stats_time_ = now;
 }
 
-void Engine::Impl::OnEngineThread(const std::function<void()>& call) {
-  std::promise<void> done;
+bool Engine::Impl::OnEngineThread(const std::function<void()>& call) {
+  std::promise<bool> done;
   inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [&] {
-                  call();
-                  done.set_value();
+                  const bool is_alive = !died_.load();
+                  if (is_alive) call();
+                  done.set_value(is_alive);
                 }});
-  done.get_future().wait();
+  return done.get_future().get();
 }
 
 absl::Status Engine::Impl::CheckRequest(const Request& request) const {
@@ -266,6 +376,7 @@ absl::Status Engine::Impl::CheckRequest(const Request& request) const {
         {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(options_.max_input_bytes)}});
   }
   const EngineState state = state_.load();
+  if (state == EngineState::kFailed) return DeviceError();
   if (state != EngineState::kReady) {
     const bool drains = state == EngineState::kDraining;
     return WithReason(

@@ -27,6 +27,11 @@ std::int32_t OutputTokens(const LiveRequest& live) {
 
 }  // namespace
 
+absl::Status DeviceError() {
+  return WithReason(absl::UnavailableError("the engine has failed, the process is ending"),
+                    "DEVICE_ERROR", {}, kRetryAfterFailure);
+}
+
 EngineCore::EngineCore(const EngineOptions& options, cache::CacheManager* cache,
                        models::StepRunner* runner, const Clock* clock, AdmissionQueue* queue,
                        EngineProbe* probe)
@@ -39,6 +44,9 @@ EngineCore::EngineCore(const EngineOptions& options, cache::CacheManager* cache,
       scheduler_(options, cache),
       builder_(cache),
       plan_(&empty_plan_),
+      max_in_flight_(static_cast<std::size_t>(
+          std::clamp(std::min(options.max_steps_in_flight, runner->max_steps_in_flight()), 1,
+                     static_cast<std::int32_t>(kMaxStepsInFlight)))),
       last_step_(clock->Now()) {}
 
 void EngineCore::Handle(Signal& signal, absl::Time now) {
@@ -206,6 +214,7 @@ void EngineCore::End(LiveRequest& live, absl::Status status, bool was_accepted, 
   OutputItem& item = Emit(OutputItem::Kind::kRequestEnd, live, now);
   item.status = std::move(status);
   item.was_accepted = was_accepted;
+  if (num_in_flight_ > 0) flight(num_in_flight_ - 1).ended.push_back(item.request);
   live_.erase(live.arrival);
 }
 
@@ -275,6 +284,18 @@ void EngineCore::EndAll(absl::Time now) {
   }
 }
 
+void EngineCore::FailAll(absl::Time now) {
+  while (!live_.empty()) {
+    LiveRequest& live = *live_.begin()->second;
+    if (live.prepared) {
+      Fail(live, DeviceError(), /*scrub=*/false, now);
+    } else {
+      probe_->Rejected("DEVICE_ERROR");
+      End(live, DeviceError(), /*was_accepted=*/false, now);
+    }
+  }
+}
+
 cache::FlushCounts EngineCore::FlushCache() {
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   const cache::FlushCounts counts = cache_->Flush();
@@ -293,6 +314,7 @@ EngineStats EngineCore::Stats(absl::Time now) const {
   stats.prompt_tokens_per_second = prompt_rate_.PerSecond(now);
   stats.generation_tokens_per_second = generation_rate_.PerSecond(now);
   stats.steps = steps_;
+  stats.steps_ahead = steps_ahead_;
   stats.preemptions = probe_->preemptions();
   stats.chunked_prefills = chunked_prefills_;
   stats.max_step_sequences = max_step_sequences_;
@@ -304,10 +326,19 @@ EngineStats EngineCore::Stats(absl::Time now) const {
 absl::Status EngineCore::CheckIntegrity() const {
   absl::Status status = scheduler_.CheckIntegrity();
   if (status.ok()) status = queue_->CheckIntegrity();
+  if (status.ok() && cache_->steps_in_flight() != num_in_flight_) {
+    status = absl::InternalError(absl::StrCat(num_in_flight_, " steps are in flight, the cache knows ",
+                                              cache_->steps_in_flight()));
+  }
   for (const auto& [arrival, live] : live_) {
     if (!status.ok()) break;
     status = live->stream->CheckIntegrity();
     if (live->ended) status = absl::InternalError("an ended request is still live");
+    for (const auto& sequence : live->sequences) {
+      if (num_in_flight_ > 0 || (sequence->in_flight == 0 && sequence->pending_draws == 0)) continue;
+      status = absl::InternalError(absl::StrCat("request ", live->request.id,
+                                                " waits for a step although none is in flight"));
+    }
   }
   if (!status.ok()) probe_->InvariantViolated();
   return status;

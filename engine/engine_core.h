@@ -3,12 +3,20 @@
 // The engine without threads: what happens between two steps, and one step. The engine thread calls
 // Handle, Expire and Step; everything that must leave appears in TakeOutput.
 //
+// With a runner that allows it the engine runs one step ahead: while step n is in flight, step n + 1
+// is planned and launched on the assumption that nothing ends in n, then n is collected. What did
+// end has a surplus row in n + 1, whose result nobody sees. Tokens, log-probabilities and finish
+// reasons are those of one step at a time.
+//
 // Place:      under Engine, above Scheduler, CacheManager and StepRunner.
-// Invariants: a request ends exactly once, as kRequestEnd, and holds no page by then; no request
-//             past its deadline enters a step; a failing request takes nobody with it.
+// Invariants: a request ends exactly once, as kRequestEnd, and holds no page by then but those that
+//             the step in flight names; no request past its deadline enters a step; a failing
+//             request takes nobody with it; steps launched - steps collected = steps in flight,
+//             between 0 and kMaxStepsInFlight.
 // Threads:    one (the engine thread; in tests the test's).
 // Lifetime:   everything it points to outlives it.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -26,6 +34,7 @@
 #include "engine/batch_builder.h"
 #include "engine/engine.h"
 #include "engine/engine_probe.h"
+#include "engine/flight.h"
 #include "engine/inbox.h"
 #include "engine/output_item.h"
 #include "engine/scheduler.h"
@@ -33,17 +42,32 @@
 
 namespace quire::engine {
 
+// Ends that are not the request's fault say when the process may be back.
+inline constexpr absl::Duration kRetryAfterFailure = absl::Seconds(10);
+// UNAVAILABLE / DEVICE_ERROR with that delay.
+absl::Status DeviceError();
+
 class EngineCore {
  public:
+  static constexpr std::size_t kMaxStepsInFlight = 2;
+
   EngineCore(const EngineOptions& options, cache::CacheManager* cache, models::StepRunner* runner,
              const Clock* clock, AdmissionQueue* queue, EngineProbe* probe);
 
   void Handle(Signal& signal, absl::Time now);
   // Ends every request whose deadline, queue timeout or reader's patience is over.
   void Expire(absl::Time now);
-  // Plans and runs one step. False when there was nothing to run.
+  // Plans and launches one step, if there is work for one, and collects the oldest one when no more
+  // may be in flight or nothing was launched. False when there was nothing to do.
   bool Step(absl::Time now);
+  // Collects every step in flight.
+  void Settle();
   void EndAll(absl::Time now);
+  // Not OK once the device is lost: nothing runs any more.
+  const absl::Status& fatal() const { return fatal_; }
+  // Ends every live request, because of an error that is not its own. Accepted ones count as
+  // failed, others as rejected.
+  void FailAll(absl::Time now);
   cache::FlushCounts FlushCache();
 
   // When Expire has something to do next.
@@ -52,6 +76,7 @@ class EngineCore {
   bool has_work() const { return scheduler_.has_work(); }
   Scheduler& scheduler() { return scheduler_; }
   const StepPlan& last_plan() const { return *plan_; }
+  std::size_t steps_in_flight() const { return num_in_flight_; }
 
   // Items since the last call, in order; swaps with `out`, so capacity is reused.
   void TakeOutput(std::vector<OutputItem>* out);
@@ -73,14 +98,18 @@ class EngineCore {
   absl::Status InternalError(absl::string_view what);
 
   void StartPlanned(absl::Time now);
+  Flight& flight(std::size_t index) { return flights_[(oldest_ + index) % kMaxStepsInFlight]; }
+  void Launch(absl::Time start, absl::Time planned);
+  void CollectOldest();
   bool RunCacheWork(absl::Time now);
-  void FailStep(const absl::Status& error, absl::Time now);
-  void ForgetCopies(const models::StepBatch& batch);
-  void Collect(const models::StepResult& result, absl::Time now);
-  void FailBadRows(const models::StepResult& result, absl::Time now);
-  void Advance(Sequence& sequence, std::uint32_t num_tokens);
-  void CollectScores(const models::StepResult& result, absl::Time now);
-  void CollectDraws(const models::StepResult& result, absl::Time now);
+  void LoseDevice(const absl::Status& error);
+  void FailStep(const Flight& flight, const absl::Status& error, absl::Time now);
+  void Collect(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void FailBadRows(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void Advance(Sequence& sequence, const models::StepRow& row);
+  void CollectScores(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void CollectDraws(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void ForkRequest(LiveRequest& live);
   void AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now);
   std::optional<FinishReason> FinishAfter(const Sequence& sequence) const;
   void FinishChoice(Sequence& sequence, absl::Time now);
@@ -88,7 +117,7 @@ class EngineCore {
   void RefreshGauge(LiveRequest& live);
   OutputItem& Emit(OutputItem::Kind kind, LiveRequest& live, absl::Time now);
   void EraseTimers(const LiveRequest& live);
-  void AfterStep(absl::Time start, absl::Time planned, absl::Time launched, absl::Time collected);
+  void AfterStep(const Flight& flight, absl::Time collected);
 
   const EngineOptions& options_;
   cache::CacheManager* const cache_;
@@ -100,6 +129,11 @@ class EngineCore {
   BatchBuilder builder_;
   const StepPlan* plan_;
   StepPlan empty_plan_;
+  const std::size_t max_in_flight_;
+  std::array<Flight, kMaxStepsInFlight> flights_;  // a ring
+  std::size_t oldest_ = 0;
+  std::size_t num_in_flight_ = 0;
+  absl::Status fatal_;
   std::map<std::uint64_t, std::shared_ptr<LiveRequest>> live_;  // by arrival
   std::set<TimerKey> timers_;
   std::vector<LiveRequest*> to_fail_;
@@ -107,6 +141,7 @@ class EngineCore {
   RateMeter prompt_rate_, generation_rate_;
   EndCounts early_ends_{};
   std::int64_t steps_ = 0;
+  std::int64_t steps_ahead_ = 0;
   std::int64_t chunked_prefills_ = 0;
   std::int32_t max_step_sequences_ = 0;
   std::int32_t running_ = 0;  // accepted requests by gauge

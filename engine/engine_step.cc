@@ -11,38 +11,110 @@
 
 namespace quire::engine {
 
-bool EngineCore::Step(absl::Time now) {
-  const absl::Time start = clock_->Now();
-  plan_ = &scheduler_.Plan(now);
-  StartPlanned(now);
-  const absl::Time planned = clock_->Now();
-  if (plan_->empty()) {
-    if (scheduler_.stuck() != nullptr) {
-      Fail(*scheduler_.stuck(), InternalError("a request is blocked although nobody runs"),
-           /*scrub=*/false, now);
-      return true;
-    }
-    return RunCacheWork(now);
+namespace {
+
+bool IsDeviceLost(const absl::Status& status) {
+  const auto reason = GetErrorReason(status);
+  return reason.has_value() && reason->reason == "DEVICE_LOST";
+}
+
+// A row of a request that has ended since the launch wrote what is not finite.
+bool SpoilsHeldPages(const Flight& flight, const models::StepResult& result) {
+  for (std::size_t i = 0; i < flight.draw_owners.size(); ++i) {
+    const Sequence& sequence = *flight.draw_owners[i].sequence;
+    if (!result.draws[i].non_finite || sequence.scrubbed) continue;
+    if (sequence.state == SequenceState::kFinished) return true;
   }
-  const models::StepBatch& batch = builder_.Fill(*plan_);
-  const absl::Time launched = clock_->Now();
-  absl::Status error = runner_->Run(batch);
+  return false;
+}
+
+}  // namespace
+
+bool EngineCore::Step(absl::Time now) {
+  if (!fatal_.ok()) return false;
+  const absl::Time start = clock_->Now();
+  const bool ahead = num_in_flight_ > 0;
+  plan_ = &scheduler_.Plan(now, ahead);
+  StartPlanned(now);
+  if (!plan_->empty()) {
+    Launch(start, clock_->Now());
+    return true;
+  }
+  if (ahead) {
+    CollectOldest();
+    return true;
+  }
+  if (scheduler_.stuck() != nullptr) {
+    Fail(*scheduler_.stuck(), InternalError("a request is blocked although nobody runs"),
+         /*scrub=*/false, now);
+    return true;
+  }
+  return RunCacheWork(now);
+}
+
+void EngineCore::Launch(absl::Time start, absl::Time planned) {
+  Flight& next = flight(num_in_flight_);
+  next.plan = *plan_;
+  next.number = scheduler_.StepLaunched();
+  next.start = start;
+  next.planned = planned;
+  builder_.Fill(&next);
+  next.launched = clock_->Now();
+  next.launch_error = runner_->Run(next.batch);
+  steps_ahead_ += num_in_flight_ > 0 ? 1 : 0;
+  ++num_in_flight_;
+  // Nothing may build on a step that was refused.
+  if (!next.launch_error.ok()) Settle();
+  if (num_in_flight_ >= max_in_flight_) CollectOldest();
+}
+
+void EngineCore::Settle() {
+  while (num_in_flight_ > 0) CollectOldest();
+}
+
+void EngineCore::CollectOldest() {
+  Flight& oldest = flight(0);
+  absl::Status error = oldest.launch_error;
   const models::StepResult* result = nullptr;
   if (error.ok()) {
     const absl::StatusOr<const models::StepResult*> collected = runner_->Collect();
     error = collected.status();
     if (error.ok()) result = *collected;
   }
-  cache_->CompleteStep();
+  if (IsDeviceLost(error)) {
+    LoseDevice(error);
+    return;
+  }
+  oldest_ = (oldest_ + 1) % kMaxStepsInFlight;
+  --num_in_flight_;
+  cache_->CompleteStep(result != nullptr && SpoilsHeldPages(oldest, *result));
+  scheduler_.StepCompleted();
   const absl::Time collected = clock_->Now();
   if (result == nullptr) {
-    FailStep(error, collected);
+    FailStep(oldest, error, collected);
   } else {
-    Collect(*result, collected);
-    ForgetCopies(batch);
+    Collect(oldest, *result, collected);
   }
-  AfterStep(start, planned, launched, collected);
-  return true;
+  AfterStep(oldest, collected);
+  oldest.ended.clear();
+}
+
+// No call to the runner would succeed: the steps in flight are given up, and with them what their
+// requests have in flight.
+void EngineCore::LoseDevice(const absl::Status& error) {
+  log::Error("engine", "device lost", {{"status", error.ToString()}});
+  fatal_ = error;
+  for (; num_in_flight_ > 0; --num_in_flight_) {
+    flight(num_in_flight_ - 1).ended.clear();
+    cache_->CompleteStep();
+    scheduler_.StepCompleted();
+  }
+  for (const auto& [arrival, live] : live_) {
+    for (const auto& sequence : live->sequences) {
+      sequence->in_flight = 0;
+      sequence->pending_draws = 0;
+    }
+  }
 }
 
 // Tells everybody what the plan has changed, before the step runs.
@@ -91,61 +163,66 @@ void EngineCore::RefreshGauge(LiveRequest& live) {
 // Pages that wait to be cleared are not available; without rows to run, nothing else would clear
 // them.
 bool EngineCore::RunCacheWork(absl::Time now) {
-  const models::StepBatch* batch = scheduler_.has_work() ? builder_.FillCacheWork() : nullptr;
-  if (batch == nullptr) return false;
-  absl::Status error = runner_->Run(*batch);
+  Flight& next = flight(0);
+  next.plan.Clear();
+  if (!scheduler_.has_work() || !builder_.FillCacheWork(&next)) return false;
+  next.number = scheduler_.StepLaunched();
+  absl::Status error = runner_->Run(next.batch);
   if (error.ok()) error = runner_->Collect().status();
   cache_->CompleteStep();
-  if (error.ok()) {
-    ForgetCopies(*batch);
-  } else {
-    FailStep(error, now);
+  scheduler_.StepCompleted();
+  if (IsDeviceLost(error)) {
+    LoseDevice(error);
+  } else if (!error.ok()) {
+    FailStep(next, error, now);
   }
   return true;
 }
 
-void EngineCore::ForgetCopies(const models::StepBatch& batch) {
-  if (batch.copies.empty()) return;
-  for (const auto& [arrival, live] : live_) live->has_pending_copy = false;
-}
-
 // Nothing of the step counts. Requests whose pages were to be copied in it have lost them too.
-void EngineCore::FailStep(const absl::Status& error, absl::Time now) {
+void EngineCore::FailStep(const Flight& flight, const absl::Status& error, absl::Time now) {
   log::Error("engine", "step failed", {{"status", error.ToString()}});
-  builder_.KeepClears();
+  builder_.KeepClears(flight);
   to_fail_.clear();
+  auto lose = [&](Sequence& sequence, std::uint32_t num_tokens) {
+    sequence.in_flight -= num_tokens;
+    if (sequence.state != SequenceState::kFinished) to_fail_.push_back(sequence.request);
+  };
+  for (Sequence* sequence : flight.plan.decodes) lose(*sequence, 1);
+  for (const PlannedChunk& chunk : flight.plan.chunks) lose(*chunk.sequence, chunk.num_tokens);
+  for (const DrawOwner& owner : flight.draw_owners) --owner.sequence->pending_draws;
   for (const auto& [arrival, live] : live_) {
-    bool affected = live->has_pending_copy;
-    for (const auto& sequence : live->sequences) {
-      affected |= std::find(plan_->decodes.begin(), plan_->decodes.end(), sequence.get()) !=
-                  plan_->decodes.end();
-      affected |= std::any_of(plan_->chunks.begin(), plan_->chunks.end(),
-                              [&](const auto& chunk) { return chunk.sequence == sequence.get(); });
-    }
-    if (affected) to_fail_.push_back(live.get());
+    const bool is_copied =
+        live->first_copy_step <= flight.number && flight.number <= live->last_copy_step;
+    if (is_copied) to_fail_.push_back(live.get());
   }
+  std::sort(to_fail_.begin(), to_fail_.end(),
+            [](const LiveRequest* a, const LiveRequest* b) { return a->arrival < b->arrival; });
+  to_fail_.erase(std::unique(to_fail_.begin(), to_fail_.end()), to_fail_.end());
   for (LiveRequest* live : to_fail_) {
     Fail(*live, InternalError(error.message()), /*scrub=*/false, now);
   }
 }
 
-void EngineCore::Collect(const models::StepResult& result, absl::Time now) {
-  QUIRE_CHECK(result.draws.size() == builder_.draw_owners().size());
-  QUIRE_CHECK(result.scores.size() == builder_.score_owners().size());
+void EngineCore::Collect(const Flight& flight, const models::StepResult& result, absl::Time now) {
+  QUIRE_CHECK(result.draws.size() == flight.draw_owners.size());
+  QUIRE_CHECK(result.scores.size() == flight.score_owners.size());
   ++steps_;
-  FailBadRows(result, now);
-  for (Sequence* sequence : plan_->decodes) Advance(*sequence, 1);
-  for (const PlannedChunk& chunk : plan_->chunks) Advance(*chunk.sequence, chunk.num_tokens);
-  CollectScores(result, now);
-  CollectDraws(result, now);
+  FailBadRows(flight, result, now);
+  std::size_t row = 0;
+  for (Sequence* sequence : flight.plan.decodes) Advance(*sequence, flight.batch.rows[row++]);
+  for (const PlannedChunk& chunk : flight.plan.chunks) {
+    Advance(*chunk.sequence, flight.batch.rows[row++]);
+  }
+  CollectScores(flight, result, now);
+  CollectDraws(flight, result, now);
 }
 
 // Before anything of the step is published.
-void EngineCore::FailBadRows(const models::StepResult& result, absl::Time now) {
-  auto check = [&](const models::StepToken& token, LiveRequest& live, bool in_decode) {
+void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& result,
+                             absl::Time now) {
+  auto check = [&](const models::StepToken& token, LiveRequest& live) {
     if (live.ended || (!token.non_finite && !token.no_survivor)) return;
-    // The computed token has no successor; it balances the sum of step tokens (docs/metrics.md).
-    if (in_decode) probe_->AddDiscarded(DiscardCause::kCancelled, 1);
     if (token.non_finite) {
       probe_->NonFinite();
       Fail(live,
@@ -162,19 +239,19 @@ void EngineCore::FailBadRows(const models::StepResult& result, absl::Time now) {
   };
   // A request that fails here is freed only with its output item, so the owners stay valid.
   for (std::size_t i = 0; i < result.scores.size(); ++i) {
-    check(result.scores[i], *builder_.score_owners()[i].request, false);
+    check(result.scores[i], *flight.score_owners[i].request);
   }
   for (std::size_t i = 0; i < result.draws.size(); ++i) {
-    const Sequence& sequence = *builder_.draw_owners()[i].sequence;
-    check(result.draws[i], *sequence.request, sequence.request->forked);
+    const Sequence& sequence = *flight.draw_owners[i].sequence;
+    // The surplus row of a choice that has ended says nothing about the others.
+    if (sequence.state != SequenceState::kFinished) check(result.draws[i], *sequence.request);
   }
 }
 
-// Tokens [computed, computed + num_tokens) of the sequence now have K and V.
-void EngineCore::Advance(Sequence& sequence, std::uint32_t num_tokens) {
-  if (sequence.state == SequenceState::kFinished) return;
-  const std::uint32_t begin = sequence.computed;
-  const std::uint32_t end = begin + num_tokens;
+// The row's tokens now have K and V. They count for whom they were computed, even if it has ended.
+void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
+  const std::uint32_t begin = row.cache_length;
+  const std::uint32_t end = begin + row.num_tokens;
   const std::uint32_t again =
       std::min(end, sequence.high_water) - std::min(begin, sequence.high_water);
   const std::uint32_t in_prompt =
@@ -185,17 +262,20 @@ void EngineCore::Advance(Sequence& sequence, std::uint32_t num_tokens) {
     sequence.recomputed_tokens += static_cast<std::int32_t>(again);
   }
   if (end > sequence.high_water && in_prompt > 0) probe_->PromptComputed(in_prompt);
+  sequence.in_flight -= row.num_tokens;
+  sequence.high_water = std::max(sequence.high_water, end);
+  if (sequence.state == SequenceState::kFinished) return;
   if (end < sequence.total()) ++chunked_prefills_;
   sequence.computed = end;
-  sequence.high_water = std::max(sequence.high_water, end);
   const std::uint32_t page_size = cache_->page_size();
   if (begin / page_size != end / page_size) {
     cache_->Publish(*sequence.row, sequence.tokens, &sequence.keys, end);
   }
 }
 
-void EngineCore::CollectScores(const models::StepResult& result, absl::Time now) {
-  const std::vector<ScoreOwner>& owners = builder_.score_owners();
+void EngineCore::CollectScores(const Flight& flight, const models::StepResult& result,
+                               absl::Time now) {
+  const std::vector<ScoreOwner>& owners = flight.score_owners;
   OutputItem* item = nullptr;
   for (std::size_t i = 0; i < owners.size(); ++i) {
     LiveRequest& live = *owners[i].request;
@@ -213,34 +293,46 @@ void EngineCore::CollectScores(const models::StepResult& result, absl::Time now)
   }
 }
 
-void EngineCore::CollectDraws(const models::StepResult& result, absl::Time now) {
-  const std::vector<DrawOwner>& owners = builder_.draw_owners();
+void EngineCore::CollectDraws(const Flight& flight, const models::StepResult& result,
+                              absl::Time now) {
+  const std::vector<DrawOwner>& owners = flight.draw_owners;
+  for (const DrawOwner& owner : owners) --owner.sequence->pending_draws;
   for (std::size_t i = 0; i < owners.size();) {
-    LiveRequest& live = *owners[i].sequence->request;
-    if (live.forked || live.ended) {
-      if (!live.ended) AppendToken(*owners[i].sequence, result.draws[i], now);
+    Sequence& sequence = *owners[i].sequence;
+    LiveRequest& live = *sequence.request;
+    if (sequence.state == SequenceState::kFinished) {
+      // It balances the sum of step tokens (docs/metrics.md), where a first token has no part.
+      if (flight.batch.draws[i].row.position > sequence.prompt_tokens) {
+        probe_->AddDiscarded(
+            sequence.completed ? DiscardCause::kAfterStop : DiscardCause::kCancelled, 1);
+      }
       ++i;
       continue;
     }
-    // The first tokens of all choices, drawn from one row of logits.
-    const std::size_t count = live.sequences.size();
-    const Sequence& parent = live.first();
-    for (std::size_t c = 1; c < count; ++c) {
-      Sequence& child = *live.sequences[c];
-      child.tokens.reserve(parent.tokens.capacity());
-      child.tokens.assign(parent.tokens.begin(), parent.tokens.end());
-      child.keys = parent.keys;
-      child.history = parent.history;
-      child.history_index = parent.history_index;
+    if (live.forked) {
+      AppendToken(sequence, result.draws[i], now);
+      ++i;
+      continue;
     }
-    scheduler_.Fork(live);
-    for (const auto& choice : live.sequences) {
-      if (choice->state == SequenceState::kPreempted) probe_->Preempted();
-    }
-    for (std::size_t c = 0; c < count; ++c) {
-      AppendToken(*live.sequences[c], result.draws[i + c], now);
-    }
-    i += count;
+    ForkRequest(live);
+    for (const auto& choice : live.sequences) AppendToken(*choice, result.draws[i++], now);
+  }
+}
+
+// The prompt is computed, and the first tokens of all choices are drawn from one row of logits.
+void EngineCore::ForkRequest(LiveRequest& live) {
+  const Sequence& parent = live.first();
+  for (std::size_t c = 1; c < live.sequences.size(); ++c) {
+    Sequence& child = *live.sequences[c];
+    child.tokens.reserve(parent.tokens.capacity());
+    child.tokens.assign(parent.tokens.begin(), parent.tokens.end());
+    child.keys = parent.keys;
+    child.history = parent.history;
+    child.history_index = parent.history_index;
+  }
+  scheduler_.Fork(live);
+  for (const auto& choice : live.sequences) {
+    if (choice->state == SequenceState::kPreempted) probe_->Preempted();
   }
 }
 
@@ -301,27 +393,28 @@ void EngineCore::FinishChoice(Sequence& sequence, absl::Time now) {
   End(live, absl::OkStatus(), /*was_accepted=*/true, now);
 }
 
-void EngineCore::AfterStep(absl::Time start, absl::Time planned, absl::Time launched,
-                           absl::Time collected) {
+// A step that was launched ahead begins for the clock when the one before it has ended.
+void EngineCore::AfterStep(const Flight& flight, absl::Time collected) {
   const absl::Time now = clock_->Now();
-  const StepKind kind = plan_->chunks.empty()    ? StepKind::kDecode
-                        : plan_->decodes.empty() ? StepKind::kPrefill
+  const StepPlan& plan = flight.plan;
+  const StepKind kind = plan.chunks.empty()    ? StepKind::kDecode
+                        : plan.decodes.empty() ? StepKind::kPrefill
                                                  : StepKind::kMixed;
-  const std::size_t sequences = plan_->decodes.size() + plan_->chunks.size();
+  const std::size_t sequences = plan.decodes.size() + plan.chunks.size();
   max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
   probe_->StepRan({.kind = kind,
-                   .num_tokens = plan_->num_tokens,
+                   .num_tokens = plan.num_tokens,
                    .num_sequences = static_cast<std::uint32_t>(sequences),
-                   .wall = now - start,
-                   .schedule = planned - start,
-                   .prepare = launched - planned,
+                   .wall = now - std::max(flight.start, last_step_),
+                   .schedule = flight.planned - flight.start,
+                   .prepare = flight.launched - flight.planned,
                    .output = now - collected},
                   now);
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
-  const std::uint32_t decodes = static_cast<std::uint32_t>(plan_->decodes.size());
-  prompt_rate_.Add(now, plan_->num_tokens - decodes);
-  generation_rate_.Add(now, static_cast<std::int64_t>(builder_.draw_owners().size()));
+  const std::uint32_t decodes = static_cast<std::uint32_t>(plan.decodes.size());
+  prompt_rate_.Add(now, plan.num_tokens - decodes);
+  generation_rate_.Add(now, static_cast<std::int64_t>(flight.draw_owners.size()));
   queue_->Update(scheduler_.waiting_uncached_tokens(),
                  prompt_rate_.PerSecond(now) + generation_rate_.PerSecond(now));
   last_step_ = now;

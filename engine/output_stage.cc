@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "base/check.h"
 #include "engine/request_output.h"
 
@@ -31,6 +32,7 @@ void OutputStage::Push(std::vector<OutputItem>* items) {
   for (OutputItem& item : *items) {
     const std::size_t worker = item.request->output_worker;
     QUIRE_CHECK(rings_[worker]->queue.TryPush(std::move(item)));
+    ++rings_[worker]->pushed;
   }
   items->clear();
 }
@@ -42,6 +44,17 @@ bool OutputStage::IsReady(const LiveRequest& live) {
   ring.engine_waits.store(true);
   // The worker may have emptied it in between and seen no flag.
   return ring.queue.size() < half_;
+}
+
+bool OutputStage::WaitDone(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  for (const auto& ring : rings_) {
+    while (ring->done.load(std::memory_order_acquire) != ring->pushed) {
+      if (absl::Now() >= deadline) return false;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  return true;
 }
 
 void OutputStage::Stop() {
@@ -57,6 +70,7 @@ void OutputStage::Work(Ring& ring) {
   items.reserve(kBatch);
   while (ring.queue.WaitPopAll(kBatch, &items) > 0) {
     for (OutputItem& item : items) Process(item);
+    ring.done.fetch_add(items.size(), std::memory_order_release);
     items.clear();
     if (ring.engine_waits.load() && ring.queue.size() < half_) {
       ring.engine_waits.store(false);

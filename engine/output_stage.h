@@ -44,6 +44,9 @@ class OutputStage {
   void Push(std::vector<OutputItem>* items);
   // Whether tokens of this request may be made. After false the engine is woken when that changes.
   bool IsReady(const LiveRequest& live);
+  // Waits until the workers have done everything that was pushed; false when `timeout` passes
+  // first. From the pushing thread.
+  bool WaitDone(absl::Duration timeout);
   // Finishes what waits and joins the workers.
   void Stop();
 
@@ -52,6 +55,8 @@ class OutputStage {
     explicit Ring(std::size_t items) : queue(items) {}
     BoundedQueue<OutputItem> queue;
     std::atomic<bool> engine_waits{false};
+    std::uint64_t pushed = 0;  // items
+    std::atomic<std::uint64_t> done{0};
   };
 
   void Work(Ring& ring);

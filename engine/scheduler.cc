@@ -36,14 +36,19 @@ void Scheduler::Add(LiveRequest* request) {
   RefreshState(*request);
 }
 
-const StepPlan& Scheduler::Plan(absl::Time now) {
+const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
   plan_.Clear();
   stuck_ = nullptr;
+  must_wait_ = false;
   budget_ = static_cast<std::uint32_t>(options_.max_step_tokens);
   prompt_budget_ =
       std::max(static_cast<std::uint32_t>(options_.max_step_prompt_tokens), page_size_);
   MarkSkips(now);
-  PlanDecodes();
+  PlanDecodes(ahead);
+  if (must_wait_) {
+    plan_.Clear();
+    return plan_;
+  }
   PlanChunks();
   Admit(now);
   return plan_;
@@ -69,21 +74,41 @@ void Scheduler::MarkSkips(absl::Time now) {
   for (Sequence* sequence : preempted_) mark(sequence);
 }
 
+// One token is left to compute, drawn already or by a step in flight, and it is not the last one.
+bool Scheduler::CanDecode(const Sequence& sequence) const {
+  if (sequence.state != SequenceState::kDecode && sequence.pending_draws == 0) return false;
+  return sequence.active() && sequence.launched() + 1 == sequence.known() &&
+         sequence.output_tokens() + static_cast<std::int32_t>(sequence.pending_draws) <
+             sequence.request->max_tokens;
+}
+
+// The token in flight is not enough: the next draw needs all tokens by number, or the choices of the
+// request are still to part.
+bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
+  const LiveRequest& request = *sequence.request;
+  return sequence.pending_draws > 0 &&
+         (request.uses_history() || (!request.forked && request.choices() > 1));
+}
+
 // Pages are taken for all decode rows before any is planned: a row that was planned cannot become
 // the victim of a later one.
-void Scheduler::PlanDecodes() {
+void Scheduler::PlanDecodes(bool ahead) {
   scratch_.clear();
   bool has_prefill = !waiting_.empty() || !preempted_.empty();
   for (Sequence* sequence : running_) {
-    if (sequence->state == SequenceState::kPrefill) has_prefill = true;
-    if (sequence->state == SequenceState::kDecode && !sequence->skips) scratch_.push_back(sequence);
+    if (sequence->state == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
+      has_prefill = true;
+    }
+    if (sequence->skips || !CanDecode(*sequence)) continue;
+    must_wait_ |= NeedsOutcome(*sequence);
+    scratch_.push_back(sequence);
   }
+  if (must_wait_) return;
   std::vector<Sequence*>& ready = plan_.decodes;
   for (Sequence* sequence : scratch_) {
-    if (sequence->state == SequenceState::kDecode && Grow(*sequence)) ready.push_back(sequence);
+    if (sequence->active() && Grow(*sequence, ahead)) ready.push_back(sequence);
   }
-  std::erase_if(ready,
-                [](const Sequence* sequence) { return sequence->state != SequenceState::kDecode; });
+  std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
   const std::uint32_t share = has_prefill && budget_ > page_size_ ? budget_ - page_size_ : budget_;
   if (ready.size() > share) ready.resize(share);
   budget_ -= static_cast<std::uint32_t>(ready.size());
@@ -91,17 +116,21 @@ void Scheduler::PlanDecodes() {
 }
 
 // Takes the page for one more token. False: the row sits out this step, or was preempted itself. In
-// safe mode a page can be missing only while pages are being cleared or copied, which ends with the
-// next step.
-bool Scheduler::Grow(Sequence& sequence) {
-  if (sequence.computed < sequence.pages * page_size_) return true;
+// safe mode a page can be missing only while pages are being cleared, copied or held by a step in
+// flight, which ends with the next step.
+bool Scheduler::Grow(Sequence& sequence, bool ahead) {
+  if (sequence.launched() < sequence.pages * page_size_) return true;
   while (true) {
-    const absl::Status status = cache_->Reserve(*sequence.row, sequence.computed + 1);
+    const absl::Status status = cache_->Reserve(*sequence.row, sequence.launched() + 1);
     if (status.ok()) {
       SetPages(sequence, cache_->pages_of(*sequence.row));
       return true;
     }
     if (options_.admission == AdmissionMode::kSafe) return false;
+    if (ahead) {  // a victim would be in flight, and its pages of no use before it has landed
+      must_wait_ = true;
+      return false;
+    }
     Sequence* victim = ChooseVictim(running_, page_size_);
     if (victim == nullptr) return false;
     Preempt(*victim);
@@ -129,7 +158,8 @@ void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
 void Scheduler::PlanChunks() {
   for (Sequence* sequence : running_) {
     if (sequence->state != SequenceState::kPrefill || sequence->skips) continue;
-    const std::uint32_t chunk = ChunkTokens(sequence->computed, sequence->total());
+    if (sequence->launched() == sequence->total()) continue;
+    const std::uint32_t chunk = ChunkTokens(sequence->launched(), sequence->total());
     if (chunk == 0) {
       budget_ = 0;  // nobody behind it passes
       return;
@@ -230,7 +260,7 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   if (sequence.admission == 0) sequence.admission = next_admission_++;
   sequence.state = SequenceState::kPrefill;
   sequence.computed = match.num_tokens;
-  request.has_pending_copy |= match.partial_rows > 0;
+  if (match.partial_rows > 0) NoteCopy(request);
   std::erase(preempted_, &sequence);
   InsertByAdmission(running_, &sequence);
   for (std::size_t i = 1; !request.forked && i < request.sequences.size(); ++i) {

@@ -10,6 +10,10 @@
 //   takes
 //                the pages of a victim (preemption.h), which is computed again.
 //
+// A plan may be made while the step before it is in flight ("ahead"): every sequence in it that
+// draws a token is taken to go on, unless that token is its last whatever it is. Nobody is preempted
+// ahead, and where the coming step needs the outcome of the one in flight, the plan says so instead.
+//
 // Order of admission: preempted sequences by age, then requests by (priority - steps aged,
 // deadline, arrival). The first that is blocked blocks the rest; one whose reader is behind steps
 // aside.
@@ -40,8 +44,14 @@ class Scheduler {
   // A request that is prepared and fits the pool. REQUIRES: its sequences are made.
   void Add(LiveRequest* request);
 
-  // Plans the coming step and takes the pages for it. Valid until the next call.
-  const StepPlan& Plan(absl::Time now);
+  // Plans the coming step and takes the pages for it. Valid until the next call. `ahead`: a step is
+  // in flight.
+  const StepPlan& Plan(absl::Time now, bool ahead);
+  // Whether the last plan, made ahead, is empty because it must be made after the step in flight.
+  bool must_wait() const { return must_wait_; }
+  // A step begins, with the number that is returned; the oldest one has ended, well or not.
+  std::uint64_t StepLaunched() { return ++launched_; }
+  void StepCompleted() { ++completed_; }
 
   // The prompt is computed: from here on the choices go on alone. The others share the first one's
   // full pages and get a copy of the last; one for which there is no page is preempted. REQUIRES:
@@ -74,8 +84,10 @@ class Scheduler {
   enum class Admission : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
 
   void MarkSkips(absl::Time now);
-  bool Grow(Sequence& sequence);
-  void PlanDecodes();
+  bool Grow(Sequence& sequence, bool ahead);
+  void PlanDecodes(bool ahead);
+  bool CanDecode(const Sequence& sequence) const;
+  bool NeedsOutcome(const Sequence& sequence) const;
   void PlanChunks();
   void Admit(absl::Time now);
   Admission TryAdmit(Sequence& sequence);
@@ -93,6 +105,10 @@ class Scheduler {
   void TakeRow(Sequence& sequence);
   void ReleaseRow(Sequence& sequence);
   void SetPages(Sequence& sequence, std::uint32_t pages);
+  void NoteCopy(LiveRequest& request);
+  bool HasPendingCopy(const LiveRequest& request) const {
+    return request.last_copy_step > completed_;
+  }
   void EndChoice(Sequence& sequence);
   std::uint32_t PagesFor(std::uint32_t tokens) const {
     return (tokens + page_size_ - 1) / page_size_;
@@ -112,6 +128,9 @@ class Scheduler {
   std::int64_t waiting_uncached_tokens_ = 0;
   std::uint32_t budget_ = 0;         // tokens left in the step being planned
   std::uint32_t prompt_budget_ = 0;  // of those, for prompts
+  std::uint64_t launched_ = 0;       // steps
+  std::uint64_t completed_ = 0;
+  bool must_wait_ = false;
   LiveRequest* stuck_ = nullptr;
   std::function<bool(const LiveRequest&)> is_output_ready_;
 };

@@ -57,10 +57,16 @@ void Scheduler::SetPages(Sequence& sequence, std::uint32_t pages) {
   sequence.pages = pages;
 }
 
+// The copies that are queued now go with the step that is launched next.
+void Scheduler::NoteCopy(LiveRequest& request) {
+  if (!HasPendingCopy(request)) request.first_copy_step = launched_ + 1;
+  request.last_copy_step = launched_ + 1;
+}
+
 // The last page stays findable too, unless what it should hold has not been copied yet.
 void Scheduler::GivePagesBack(Sequence& sequence) {
   const LiveRequest& request = *sequence.request;
-  if (request.request.cache.skip_write || request.has_pending_copy) {
+  if (request.request.cache.skip_write || HasPendingCopy(request)) {
     cache_->Free(*sequence.row);
   } else {
     cache_->FreeKeepingTail(*sequence.row, sequence.tokens, sequence.keys, sequence.computed);
@@ -70,6 +76,7 @@ void Scheduler::GivePagesBack(Sequence& sequence) {
 
 void Scheduler::Preempt(Sequence& sequence) {
   LiveRequest& request = *sequence.request;
+  QUIRE_CHECK(sequence.in_flight == 0 && sequence.pending_draws == 0);
   GivePagesBack(sequence);
   std::erase(running_, &sequence);
   sequence.state = SequenceState::kPreempted;
@@ -97,7 +104,7 @@ void Scheduler::Fork(LiveRequest& request) {
     if (cache_->Fork(*parent.row, *child.row, parent.computed).ok()) {
       child.state = SequenceState::kDecode;
       SetPages(child, cache_->pages_of(*child.row));
-      request.has_pending_copy = true;
+      NoteCopy(request);
       continue;
     }
     ReleaseRow(child);
@@ -131,6 +138,7 @@ void Scheduler::Finish(Sequence& sequence) {
     std::erase(preempted_, &sequence);
   }
   sequence.state = SequenceState::kFinished;
+  sequence.completed = true;
   EndChoice(sequence);
   RefreshState(request);
 }
@@ -147,6 +155,7 @@ void Scheduler::Remove(LiveRequest& request, bool scrub) {
     }
     std::erase(running_, sequence.get());
     std::erase(preempted_, sequence.get());
+    sequence->scrubbed |= scrub;
     sequence->state = SequenceState::kFinished;
   }
   reserved_pages_ -= request.reserved_pages;
@@ -177,6 +186,11 @@ absl::Status Scheduler::CheckIntegrity() const {
     if (s.state == SequenceState::kDecode && s.computed + 1 != s.total()) {
       return absl::InternalError(
           absl::StrCat(name, " decodes with ", s.total() - s.computed, " tokens to compute"));
+    }
+    if (has_pages && (s.launched() > s.known() || s.pending_draws > s.in_flight)) {
+      return absl::InternalError(absl::StrCat(name, " has launched ", s.launched(),
+                                              " tokens and draws ", s.pending_draws, " after ",
+                                              s.total()));
     }
     if (s.request != last) reserved += s.request->reserved_pages;
     last = s.request;

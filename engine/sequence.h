@@ -2,8 +2,11 @@
 
 // The engine's own state of a request and of each of its choices.
 //
-//   0 ........ computed ........ tokens.size()
-//   K and V in pages   known, not computed yet; the last one always belongs here
+//   0 ........ computed ........ launched() ........ tokens.size() ........ known()
+//   K and V in pages    in a step in flight    known, not launched    drawn by a step in flight
+//
+// With nothing in flight computed = launched() < tokens.size() = known(): the last token is always
+// still to be computed. A step that is launched ahead computes a token that it does not know yet.
 //
 // A sequence in kDecode has exactly one token to compute; one in kPrefill has more, or has just
 // been admitted. After a preemption computed is 0 (or what the cache still holds) and high_water
@@ -55,18 +58,25 @@ struct Sequence {
   std::vector<cache::PageKey> keys;  // of full pages, as far as known
   std::uint32_t prompt_tokens = 0;
   std::uint32_t computed = 0;
-  std::uint32_t high_water = 0;  // greatest computed so far; the parent's for a fork
+  std::uint32_t in_flight = 0;      // tokens that steps in flight compute, from `computed` on
+  std::uint32_t pending_draws = 0;  // tokens that they draw
+  std::uint32_t draw_index = 0;     // of the last one, in its step
+  std::uint32_t high_water = 0;     // greatest computed so far; the parent's for a fork
   std::uint32_t pages = 0;       // as the cache manager says
   std::uint64_t admission = 0;   // number of the first admission; smaller is older
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
-  bool skips = false;  // its stream or output ring is full: not scheduled, pages kept
+  bool skips = false;      // its stream or output ring is full: not scheduled, pages kept
+  bool completed = false;  // kFinished because it came to its own end
+  bool scrubbed = false;   // kFinished because of its logits
 
   // Kept only when a penalty asks for it; `history_index` finds the entry of a token.
   std::vector<kernels::TokenCount> history;
   absl::flat_hash_map<std::int32_t, std::uint32_t> history_index;
 
   std::uint32_t total() const { return static_cast<std::uint32_t>(tokens.size()); }
+  std::uint32_t launched() const { return computed + in_flight; }
+  std::uint32_t known() const { return total() + pending_draws; }
   std::int32_t output_tokens() const {
     return static_cast<std::int32_t>(tokens.size()) - static_cast<std::int32_t>(prompt_tokens);
   }
@@ -120,9 +130,11 @@ struct LiveRequest {
   bool counted_running = false;  // in requests_running, else in requests_waiting
   bool holds_queue_slot = true;  // counts against limits.max_queued_requests
   bool was_scheduled = false;
-  bool forked = false;            // the choices run on their own
-  bool has_pending_copy = false;  // a page copy for it was planned and no step has run since
+  bool forked = false;  // the choices run on their own
   bool ended = false;
+  // Numbers of the first and the last step, of those not completed, that carry page copies for it.
+  std::uint64_t first_copy_step = 0;
+  std::uint64_t last_copy_step = 0;
   std::uint32_t reserved_pages = 0;
   std::uint32_t uncached_tokens =
       0;  // in requests_waiting_tokens while it waits for its first step

@@ -11,7 +11,7 @@ namespace quire::engine {
 
 struct PlannedChunk {
   Sequence* sequence;
-  std::uint32_t num_tokens;  // from sequence->computed on
+  std::uint32_t num_tokens;  // from sequence->launched() on
 };
 
 // The vectors keep their capacity from step to step.

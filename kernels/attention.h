@@ -13,6 +13,9 @@
 #include "kernels/kv_dispatch.h"
 
 namespace quire::kernels {
+namespace cuda {
+class KvTensorMaps;
+}
 
 struct AttentionParams {
   const AnyKvView* keys;             // one layer, with this step's rows already stored
@@ -27,6 +30,10 @@ struct AttentionParams {
   float scale;              // on q . k, usually head_size^-0.5
   // CUDA: the plan that PlanAttention made of this step's rows. Null on the CPU.
   const AttentionPlan* plan = nullptr;
+  // CUDA: the tensor maps of the pool (kernels/cuda/kv_tensor_maps.h) and which of its layers the views are. Null: the
+  // kernels that need none run.
+  const cuda::KvTensorMaps* maps = nullptr;
+  std::uint32_t layer = 0;
 };
 
 // Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p:
@@ -41,7 +48,8 @@ struct AttentionParams {
 // CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one type. bf16 over bf16, f16,
 // or one-byte pages with one scale per token and head, for heads of 16 to 128 columns in steps of 16, runs on tensor
 // cores: products of 16-bit values, f32 sums, in the trees of attention_work.h, which differ between prompt rows and
-// generated rows; q and out rows are aligned to 8 bytes. Everything else runs in the scalar kernel, heads up to 576
+// generated rows; q and out rows are aligned to 8 bytes. With tensor maps, compute capability 9.0 and rows aligned to 16
+// bytes, prompt rows over bf16 or f16 pages run in a kernel of their own, with its own tree. Everything else runs in the scalar kernel, heads up to 576
 // columns, which needs no plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/attention_launch.h"
+#include "kernels/attention_launch_sm90.h"
 #include "kernels/cuda/launch.h"
 
 namespace quire::kernels {
@@ -17,6 +18,7 @@ constexpr std::uint32_t kMergeThreads = RowFold<128>::kThreads;
 
 __device__ void MergeRows(const MergeArgs& args, const AttentionMerge& merge) {
   constexpr std::uint32_t kPerThread = RowFold<128>::kPerThread;
+  const std::uint32_t columns = args.lists.partial_columns;
   const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
   RowFold<128> fold;
   fold.Clear();
@@ -27,10 +29,10 @@ __device__ void MergeRows(const MergeArgs& args, const AttentionMerge& merge) {
     float values[kPerThread];
 #pragma unroll
     for (std::uint32_t j = 0; j < kPerThread; ++j) {
-      values[j] = 16 * j < args.columns ? partial[cuda::ThreadIndex() + kMergeThreads * j] : 0;
+      values[j] = 16 * j < columns ? partial[cuda::ThreadIndex() + kMergeThreads * j] : 0;
     }
-    fold.Add(State{partial[args.columns * kDecodeRows + row],
-                   partial[(args.columns + 1) * kDecodeRows + row]},
+    fold.Add(State{partial[columns * kDecodeRows + row],
+                   partial[(columns + 1) * kDecodeRows + row]},
              values);
     const std::uint32_t spans = (i + 1) * merge.spans_per_partial;
     if (spans % kSpansPerGroup == 0 || i + 1 == merge.num_partials) fold.EndGroup();
@@ -108,6 +110,26 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   return absl::OkStatus();
 }
 
+// Whether prompt rows run in the kernel of compute capability 9.0.
+bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
+  const auto aligned = [](const void* p, std::int64_t stride) {
+    return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
+  };
+  return params.maps != nullptr && context.has_sm90a() && params.scale > 0 &&
+         aligned(params.q.data(), params.q_stride) && aligned(params.out.data(), params.out_stride);
+}
+
+template <typename T>
+absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& params,
+                          const attention::TileArgs<T>& args, std::uint32_t blocks) {
+  if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
+    if (UsesTensorMaps(context, params)) {
+      return attention::LaunchPrefillSm90(context, args, params.maps->layer(params.layer), blocks);
+    }
+  }
+  return attention::LaunchPrefill(context, args, blocks);
+}
+
 template <typename T>
 absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& params,
                          const KvView<T>& keys, const KvView<T>& values) {
@@ -125,14 +147,14 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
                                     params.scale * attention::kLog2E};
   // Blocks beyond the work of a step find none and end.
   if (plan.params().has_prompt_rows) {
-    QUIRE_RETURN_IF_ERROR(attention::LaunchPrefill(context, args,
-                                                   std::min(bounds.prefill, context.num_sms)));
+    QUIRE_RETURN_IF_ERROR(
+        LaunchPrompt(context, params, args, std::min(bounds.prefill, context.num_sms)));
   }
   if (!plan.params().has_generated_rows) return absl::OkStatus();
   const std::uint32_t blocks = std::min(bounds.decode, 2 * context.num_sms);
   QUIRE_RETURN_IF_ERROR(attention::LaunchDecode(context, args, blocks));
-  const attention::MergeArgs merge{args.out,         args.out_stride,  args.lists, args.group,
-                                   keys.head_size(), PartialColumns(keys.head_size())};
+  const attention::MergeArgs merge{args.out, args.out_stride, args.lists, args.group,
+                                   keys.head_size()};
   return attention::LaunchMerge(context, merge, blocks);
 }
 

@@ -332,15 +332,16 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows, const RowFol
     }
     return;
   }
+  const std::uint32_t columns = args.lists.partial_columns;
   float* const partial =
       args.lists.partials + std::int64_t{rows.item.partial} * args.lists.partial_floats;
 #pragma unroll
   for (std::uint32_t j = 0; j < RowFold<kColumns>::kPerThread; ++j) {
-    partial[cuda::ThreadIndex() + kDecodeThreads * j] = fold.row_values[j];
+    if (16 * j < columns) partial[cuda::ThreadIndex() + kDecodeThreads * j] = fold.row_values[j];
   }
   if (cuda::ThreadIndex() < kDecodeRows) {
-    partial[kColumns * kDecodeRows + row] = fold.row.max;
-    partial[(kColumns + 1) * kDecodeRows + row] = fold.row.sum;
+    partial[columns * kDecodeRows + row] = fold.row.max;
+    partial[(columns + 1) * kDecodeRows + row] = fold.row.sum;
   }
 }
 

@@ -29,7 +29,6 @@ struct MergeArgs {
   AttentionWorkLists lists;
   std::uint32_t group;
   std::uint32_t head_size;
-  std::uint32_t columns;  // of a partial
 };
 absl::Status LaunchMerge(const CudaContext& context, const MergeArgs& args, std::uint32_t blocks);
 

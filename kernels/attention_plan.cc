@@ -19,6 +19,9 @@ std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }
 
+std::uint32_t PartialColumns(std::uint32_t head_size) {
+  return CeilDiv(head_size, 16) * 16;
+}
 std::uint32_t PartialFloats(std::uint32_t head_size) {
   return kDecodeRows * (PartialColumns(head_size) + 2);
 }
@@ -225,6 +228,7 @@ AttentionWorkLists AttentionPlanAccess::Lists(const AttentionPlan& plan) {
   lists.decode = reinterpret_cast<AttentionWork*>(memory + layout.decode);
   lists.merge = reinterpret_cast<AttentionMerge*>(memory + layout.merge);
   lists.partials = reinterpret_cast<float*>(memory + layout.partials);
+  lists.partial_columns = PartialColumns(plan.limits_.head_size);
   lists.partial_floats = PartialFloats(plan.limits_.head_size);
   return lists;
 }

@@ -102,7 +102,8 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) ScalarKernel(const __grid_constant__ ScalarArgs<T> args) {
+__global__ void __launch_bounds__(kThreads, 4)
+    ScalarKernel(const __grid_constant__ ScalarArgs<T> args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   WarpMemory& memory =

@@ -85,21 +85,17 @@ struct AttentionWorkShape {
   std::uint32_t num_sms;
 };
 
-// Pointers into the memory of a plan. Partial i lies at partials + i * partial_floats: values [columns][kDecodeRows],
-// then maxima [kDecodeRows], then sums [kDecodeRows].
+// Pointers into the memory of a plan. Partial i lies at partials + i * partial_floats: values
+// [partial_columns][kDecodeRows], then maxima [kDecodeRows], then sums [kDecodeRows].
 struct AttentionWorkLists {
   AttentionWorkCounts* counts;
   AttentionWork* prefill;
   AttentionWork* decode;
   AttentionMerge* merge;
   float* partials;
+  std::uint32_t partial_columns;  // of a head, rounded up to 16
   std::uint32_t partial_floats;
 };
-
-// Columns of a head in a partial: those of the smallest decode kernel that holds it.
-constexpr std::uint32_t PartialColumns(std::uint32_t head_size) {
-  return head_size <= 64 ? 64 : head_size <= 96 ? 96 : 128;
-}
 
 struct AttentionPlanAccess {
   static AttentionWorkLists Lists(const AttentionPlan& plan);

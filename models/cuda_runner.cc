@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "cache_manager/kv_pool.h"
 #include "kernels/attention_plan.h"
+#include "kernels/cuda/kv_tensor_maps.h"
 #include "kernels/device_sampler.h"
 #include "kernels/kv_dispatch.h"
 #include "kernels/page_copy.h"
@@ -95,6 +96,7 @@ struct CudaRunner::State {
   std::optional<CudaStepInputs> inputs;
   std::optional<kernels::AnyKvCollection> collection;
   std::unique_ptr<kernels::AttentionPlan> plan;
+  std::unique_ptr<kernels::cuda::KvTensorMaps> maps;
   std::unique_ptr<kernels::DeviceSampler> sampler;
   StepGraphs graphs;
   std::uint64_t graph_steps = 0;
@@ -151,6 +153,10 @@ absl::Status CudaRunner::State::MakeCollection() {
                                  .max_history_length = sizes.max_context};
   QUIRE_ASSIGN_OR_RETURN(collection, kernels::MakeKvCollection(pool->geometry(), pool->blocks(),
                                                                step, pool->scales()));
+  if constexpr (kernels::kHasCuda) {
+    QUIRE_ASSIGN_OR_RETURN(maps,
+                           kernels::cuda::KvTensorMaps::Create(backend.device(), *collection));
+  }
   return absl::OkStatus();
 }
 
@@ -203,6 +209,7 @@ absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
                                        {.backend = &backend,
                                         .kv = &*collection,
                                         .plan = plan.get(),
+                                        .maps = maps.get(),
                                         .buffers = &buffers,
                                         .num_tokens = bucket,
                                         .batch_size = sizes.limits.max_rows}));
@@ -233,6 +240,7 @@ absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep
                         {.backend = &backend,
                          .kv = &*collection,
                          .plan = plan.get(),
+                         .maps = maps.get(),
                          .buffers = &buffers,
                          .num_tokens = step.num_tokens,
                          .batch_size = step.batch_size,

@@ -7,7 +7,15 @@ namespace quire::server {
 
 const char* const kVersion = QUIRE_VERSION;
 const char* const kGitCommit = QUIRE_GIT_COMMIT;
+#ifdef QUIRE_HAS_CUDA
+const char* const kBackends = "cpu cuda";
+const char* const kCudaVersion = QUIRE_CUDA_VERSION;
+const char* const kBuildType = QUIRE_BUILD_TYPE " cpu cuda";
+#else
+const char* const kBackends = "cpu";
+const char* const kCudaVersion = "none";
 const char* const kBuildType = QUIRE_BUILD_TYPE " cpu";
+#endif
 
 std::string GrpcVersion() { return GRPC_CPP_VERSION_STRING; }
 

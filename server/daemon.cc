@@ -23,6 +23,7 @@
 #include "server/api/server_probe.h"
 #include "server/api/serving_state.h"
 #include "server/build_info.h"
+#include "server/compute_device.h"
 #include "server/config/options.h"
 #include "server/config/validator.h"
 #include "server/grpc/admin_service.h"
@@ -102,6 +103,10 @@ class Daemon::Impl {
   absl::Status Listen();
   void LogListening() const;
   void Load();
+  void OnFailing(const absl::Status& status);
+  void OnFatal(const absl::Status& status);
+  void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsLoading();
   void Housekeep();
   void WaitForEnd();
   void WaitUntil(absl::Time deadline);
@@ -118,11 +123,6 @@ class Daemon::Impl {
   ServerProbe probe_;
   DrainControl drain_;
   const HandlerContext context_;
-  std::unique_ptr<ModelStack> stack_;
-  std::unique_ptr<GenerationService> generation_;
-  std::unique_ptr<AdminService> admin_;
-  std::unique_ptr<GrpcListener> data_listener_, admin_listener_;
-  std::unique_ptr<HttpListener> http_listener_;
 
   Mutex health_mutex_;
   std::unique_ptr<HealthService> health_ ABSL_GUARDED_BY(health_mutex_);
@@ -133,6 +133,13 @@ class Daemon::Impl {
   bool loaded_ ABSL_GUARDED_BY(mutex_) = false;  // the loading thread is done, well or not
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   int exit_code_ ABSL_GUARDED_BY(mutex_) = kExitOk;
+
+  // Its engine's thread calls OnFailing and OnFatal until it is gone.
+  std::unique_ptr<ModelStack> stack_;
+  std::unique_ptr<GenerationService> generation_;
+  std::unique_ptr<AdminService> admin_;
+  std::unique_ptr<GrpcListener> data_listener_, admin_listener_;
+  std::unique_ptr<HttpListener> http_listener_;
 };
 
 int Daemon::Impl::Run() {
@@ -146,7 +153,9 @@ int Daemon::Impl::Run() {
   std::thread housekeeper([this] { Housekeep(); });
   std::thread loader([this] { Load(); });
   WaitForEnd();
-  loader.join();
+  // Loading can take minutes and holds nothing that outlives the process, so nobody waits for it.
+  const bool is_loading = IsLoading();
+  if (!is_loading) loader.join();
   Drain();
   {
     MutexLock lock(&mutex_);
@@ -156,12 +165,12 @@ int Daemon::Impl::Run() {
   housekeeper.join();
   Close();
   MutexLock lock(&mutex_);
-  log::Info("server", "ended", {{"exit_code", exit_code_}});
+  log::Info("server", "ended", {{"exit_code", exit_code_}, {"while_loading", is_loading}});
+  if (is_loading) std::_Exit(exit_code_);
   return exit_code_;
 }
 
 absl::Status Daemon::Impl::Listen() {
-  const Machine machine = Machine::Detect();
   generation_ = std::make_unique<GenerationService>(
       context_, ServerDescription{
                     .version = kVersion,
@@ -169,8 +178,6 @@ absl::Status Daemon::Impl::Listen() {
                     .build_type = kBuildType,
                     .start_time = start_time_,
                     .config_sha256 = config_->Sha256(),
-                    .device_name = machine.cpu_model(),
-                    .device_isa = machine.isa(),
                     .max_receive_message_bytes = options_.transport.max_receive_message_bytes,
                     .max_input_bytes = options_.engine.max_input_bytes});
   admin_ = std::make_unique<AdminService>(context_, &drain_, config_.get());
@@ -214,9 +221,34 @@ void Daemon::Impl::LogListening() const {
              {"version", kVersion}});
 }
 
+// On the engine's thread, before anybody has an answer.
+void Daemon::Impl::OnFailing(const absl::Status& status) {
+  log::Error("server", "the engine cannot go on", {{"error", status.message()}});
+  state_.SetState(LifeState::kFailed);
+  UpdateHealth();
+}
+
+// On the engine's thread, once everybody has.
+void Daemon::Impl::OnFatal(const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  Fail(status);
+}
+
+// A defect, a device that is lost or cannot be opened, or a configuration that cannot be served.
+void Daemon::Impl::Fail(const absl::Status& status) {
+  exit_code_ = kExitConfig;
+  if (absl::IsInternal(status)) exit_code_ = kExitEngine;
+  if (IsDeviceError(status)) exit_code_ = kExitDevice;
+  stop_ = true;
+  changed_.NotifyAll();
+}
+
 void Daemon::Impl::Load() {
+  DaemonOptions options = options_;
+  options.engine.on_failing = [this](const absl::Status& status) { OnFailing(status); };
+  options.engine.on_fatal = [this](const absl::Status& status) { OnFatal(status); };
   absl::StatusOr<std::unique_ptr<ModelStack>> stack =
-      ModelStack::Build(options_, &clock_, &registry_);
+      ModelStack::Build(options, &clock_, &registry_);
   if (stack.ok()) {
     stack_ = *std::move(stack);
     ExportModel(*stack_, &registry_);
@@ -238,12 +270,10 @@ void Daemon::Impl::Load() {
     log::Error("server", "cannot load the model",
                {{"path", options_.model.path}, {"error", stack.status().message()}});
     state_.SetState(LifeState::kFailed);
+    UpdateHealth();
   }
   MutexLock lock(&mutex_);
-  if (!stack.ok()) {
-    exit_code_ = absl::IsInternal(stack.status()) ? kExitEngine : kExitConfig;
-    stop_ = true;
-  }
+  if (!stack.ok()) Fail(stack.status());
   loaded_ = true;
   changed_.NotifyAll();
 }
@@ -269,6 +299,11 @@ void Daemon::Impl::Housekeep() {
 void Daemon::Impl::WaitForEnd() {
   MutexLock lock(&mutex_);
   while (!stop_) changed_.Wait(&mutex_);
+}
+
+bool Daemon::Impl::IsLoading() {
+  MutexLock lock(&mutex_);
+  return !loaded_;
 }
 
 void Daemon::Impl::WaitUntil(absl::Time deadline) {

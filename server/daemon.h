@@ -21,6 +21,7 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitForced = 1;
 inline constexpr int kExitUsage = 64;
 inline constexpr int kExitEngine = 70;
+inline constexpr int kExitDevice = 71;
 inline constexpr int kExitConfig = 78;
 
 class Daemon {
@@ -28,7 +29,8 @@ class Daemon {
   explicit Daemon(std::unique_ptr<LayeredConfig> config);
   ~Daemon();
 
-  // Serves until a stop is asked for or something fails; returns the exit code.
+  // Serves until a stop is asked for or something fails; returns the exit code. A stop while the model loads ends the
+  // process here, with kExitOk, without waiting for the loading thread.
   int Run();
 
   // Begins the end: not ready at once, no admission after shutdown.pre_drain_delay, then the drain.

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "server/build_info.h"
 
@@ -53,10 +54,10 @@ void ExportProcess(const ServingState* state, absl::Time start_time, probe::Regi
       ->AddGauge("quire_build_info", "What is running; always 1.",
                  {{"version", kVersion},
                   {"commit", kGitCommit},
-                  {"backends", "cpu"},
+                  {"backends", kBackends},
                   {"grpc", GrpcVersion()},
                   {"protobuf", ProtobufVersion()},
-                  {"cuda", "none"}})
+                  {"cuda", kCudaVersion}})
       .Set(1);
   for (int i = 0; i < kNumLifeStates; ++i) {
     const auto life = static_cast<LifeState>(i);
@@ -79,15 +80,15 @@ void ExportProcess(const ServingState* state, absl::Time start_time, probe::Regi
 
 void ExportModel(const ModelStack& stack, probe::Registry* registry) {
   const ServedModel& served = stack.served();
-  const auto add_memory = [&](const char* kind, std::int64_t bytes) {
+  const Device& device = served.device.device;
+  const std::string device_name =
+      device.is_cpu() ? "cpu" : absl::StrCat("cuda:", device.ordinal);
+  for (const auto& [kind, bytes] : stack.memory()) {
     registry
         ->AddGauge("quire_device_memory_bytes", "Planned memory by use.",
-                   {{"device", "cpu"}, {"kind", kind}})
+                   {{"device", device_name}, {"kind", kind}})
         .Set(static_cast<double>(bytes));
-  };
-  add_memory("weights", served.description.weight_bytes);
-  add_memory("kv", served.description.pool_bytes);
-  add_memory("workspace", served.description.workspace_bytes);
+  }
   const auto add_time = [&](const char* phase, absl::Duration time) {
     registry
         ->AddGauge("quire_model_load_seconds", "How long loading took, by phase.",

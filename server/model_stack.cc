@@ -17,12 +17,16 @@
 #include "base/status.h"
 #include "cache_manager/cache_manager.h"
 #include "models/families/registry.h"
+#include "models/cuda_runner.h"
 #include "models/memory_plan.h"
+#include "models/model_runner.h"
 #include "models/step_batch.h"
 #include "server/embedded_model.h"
 
 namespace quire::server {
 namespace {
+
+constexpr char kContextCut[] = "context cut to what the KV pool can hold";
 
 // The first number of a file such as /sys/fs/cgroup/memory.max; nothing for "max" or without the file.
 std::optional<std::int64_t> ReadNumber(const char* path) {
@@ -50,7 +54,7 @@ std::int64_t FreeMemoryBytes() {
   return std::max<std::int64_t>(available, 0);
 }
 
-// Pages of the pool, the null page included.
+// Pages of the pool in host memory, the null page included.
 absl::StatusOr<std::uint32_t> CountBlocks(const DaemonOptions& options,
                                           const cache::KvGeometry& geometry,
                                           std::int32_t context_tokens) {
@@ -71,10 +75,8 @@ absl::StatusOr<std::uint32_t> CountBlocks(const DaemonOptions& options,
         "device.cpu.kv_memory_share is ", options.pool.memory_share, ": ",
         fit.status().message()));
   }
-  const std::int64_t pages_per_context =
-      (std::int64_t{context_tokens} + geometry.page_size - 1) / geometry.page_size;
-  const std::int64_t useful = pages_per_context * options.engine.max_running_sequences + 1;
-  return static_cast<std::uint32_t>(std::min<std::int64_t>(*fit, useful));
+  return static_cast<std::uint32_t>(
+      std::min<std::int64_t>(*fit, UsefulBlocks(options, context_tokens)));
 }
 
 absl::StatusOr<models::ModelFiles> OpenModelFiles(const ModelOptions& options) {
@@ -82,16 +84,7 @@ absl::StatusOr<models::ModelFiles> OpenModelFiles(const ModelOptions& options) {
   return models::ModelFiles::FromDirectory(options.path);
 }
 
-// model.max_context_tokens, or the model's own context.
-absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own) {
-  if (!options.max_context_tokens) return own;
-  if (*options.max_context_tokens <= own) return *options.max_context_tokens;
-  return absl::InvalidArgumentError(absl::StrCat("model.max_context_tokens is ",
-                                                 *options.max_context_tokens,
-                                                 ", the model's own context is ", own));
-}
-
-absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizer(const ModelOptions& options,
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOptions& options,
                                                                const models::ModelFiles& files) {
   if (options.path != "embedded") return text::Tokenizer::Load(options.path);
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFile tokenizer, files.Open("tokenizer.json"));
@@ -141,8 +134,45 @@ std::vector<std::uint8_t> TextMask(const text::Tokenizer& tokenizer, std::uint32
   return mask;
 }
 
+// What the tokenizer makes of a draw.
+void CompleteRunnerOptions(const text::Tokenizer& tokenizer, const models::Model& model,
+                           models::RunnerOptions* options) {
+  const std::uint32_t vocab_size = model.config.vocab_size;
+  options->has_text = TextMask(tokenizer, vocab_size);
+  options->text_vocab =
+      std::min(static_cast<std::uint32_t>(tokenizer.vocab_size()), vocab_size);
+}
+
+// One line before anything is loaded.
+void LogPlan(const DevicePlan& plan) {
+  const models::RunnerMemory& runner = plan.memory.runner;
+  log::Info("model", "memory plan",
+            {{"weight_bytes", plan.memory.weight_bytes},
+             {"pool_bytes", plan.memory.pool_bytes},
+             {"pages", plan.memory.num_blocks - 1},
+             {"page_bytes", plan.memory.page_bytes},
+             {"activation_bytes", runner.activation_bytes},
+             {"attention_bytes", runner.attention_bytes},
+             {"sampler_bytes", runner.sampler_bytes},
+             {"linear_bytes", runner.linear_bytes},
+             {"graph_bytes", runner.graph_bytes},
+             {"total_bytes", plan.memory.total_bytes()},
+             {"reserve_bytes", plan.reserve_bytes},
+             {"free_bytes", plan.free_bytes},
+             {"pinned_host_bytes", runner.pinned_bytes},
+             {"max_context_tokens", plan.context_tokens}});
+}
+
+// The memory plan, where a GPU is present; a machine without one can still check the rest.
+absl::Status ValidateOnGpu(const DaemonOptions& options, const models::ModelFiles& files) {
+  const absl::StatusOr<Device> device = OpenCudaDevice(options.device.cuda_ordinal);
+  if (!device.ok()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t free_bytes, FreeDeviceMemory(*device));
+  return PlanDevice(options, files, free_bytes, device->num_sms).status();
+}
+
 // One greedy step over one token, before anybody is let in: what cannot answer is never READY.
-absl::Status RunOneToken(cache::CacheManager* cache, models::ModelRunner* runner) {
+absl::Status RunOneToken(cache::CacheManager* cache, models::StepRunner* runner) {
   const BatchRow row(0);
   QUIRE_RETURN_IF_ERROR(cache->Reserve(row, 1));
   const cache::RowStep step{.row = row, .cache_length = 0, .new_tokens = 1};
@@ -179,16 +209,16 @@ std::string ServedModelId(const ModelOptions& options) {
 
 absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
-  QUIRE_ASSIGN_OR_RETURN(const models::ModelConfig config, models::ReadModelConfig(files));
-  QUIRE_ASSIGN_OR_RETURN(const models::ModelSpec spec,
-                         models::FamilyNamed(config.family).build_spec(config));
-  QUIRE_RETURN_IF_ERROR(LoadTokenizer(options.model, files).status());
+  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files));
+  QUIRE_RETURN_IF_ERROR(OpenTokenizer(options.model, files).status());
+  if (options.device.type == DeviceChoice::kCuda) return ValidateOnGpu(options, files);
   QUIRE_ASSIGN_OR_RETURN(
       const std::int32_t context,
-      ContextTokens(options.model, static_cast<std::int32_t>(config.max_position_embeddings)));
+      ContextTokens(options.model,
+                    static_cast<std::int32_t>(model.config.max_position_embeddings)));
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
-                         models::KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
-                                               /*num_blocks=*/2));
+                         models::KvGeometryFor(model.spec, options.pool.page_size,
+                                               options.pool.dtype, /*num_blocks=*/2));
   return CountBlocks(options, geometry, context).status();
 }
 
@@ -196,30 +226,39 @@ absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(const DaemonOption
                                                               const Clock* clock,
                                                               probe::Registry* metrics) {
   std::unique_ptr<ModelStack> stack(new ModelStack());
-  QUIRE_RETURN_IF_ERROR(stack->Load(options));
-  QUIRE_RETURN_IF_ERROR(stack->Plan(options));
+  const int threads = options.compute_threads ? *options.compute_threads
+                                              : Machine::Detect().physical_cores();
+  stack->threads_ = std::make_unique<ThreadPool>(threads);
+  QUIRE_ASSIGN_OR_RETURN(stack->device_, ComputeDevice::Open(options, stack->threads_.get()));
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
+  QUIRE_RETURN_IF_ERROR(stack->LoadTokenizer(options, files));
+  QUIRE_RETURN_IF_ERROR(stack->device_->is_cpu() ? stack->PrepareCpu(options, files)
+                                                 : stack->PrepareCuda(options, files));
   QUIRE_RETURN_IF_ERROR(stack->StartEngine(options, clock, metrics));
   stack->Describe(options);
   return stack;
 }
 
-absl::Status ModelStack::Load(const DaemonOptions& options) {
-  const int threads = options.compute_threads ? *options.compute_threads
-                                              : Machine::Detect().physical_cores();
-  threads_ = std::make_unique<ThreadPool>(threads);
-  QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
-                         kernels::Backend::Create(Device::Cpu(), threads_.get()));
-  backend_.emplace(std::move(backend));
-  absl::Time start = absl::Now();
-  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
-  QUIRE_ASSIGN_OR_RETURN(model_, models::LoadModel(files, *backend_, {}));
+absl::Status ModelStack::LoadTokenizer(const DaemonOptions& options,
+                                       const models::ModelFiles& files) {
+  const absl::Time start = absl::Now();
+  QUIRE_ASSIGN_OR_RETURN(tokenizer_, OpenTokenizer(options.model, files));
+  load_times_.tokenizer = absl::Now() - start;
+  return absl::OkStatus();
+}
+
+absl::Status ModelStack::LoadWeights(const DaemonOptions& options, const models::ModelFiles& files,
+                                     std::int64_t weight_limit_bytes) {
+  const absl::Time start = absl::Now();
+  QUIRE_ASSIGN_OR_RETURN(
+      model_, models::LoadModel(files, device_->backend(),
+                                {.mode = options.model.dummy_weights ? models::LoadMode::kDummy
+                                                                     : models::LoadMode::kReal,
+                                 .weight_limit_bytes = weight_limit_bytes}));
+  load_times_.read = absl::Now() - start;
   for (const std::string& warning : model_->warnings) {
     log::Warn("model", "while loading", {{"text", warning}});
   }
-  load_times_.read = absl::Now() - start;
-  start = absl::Now();
-  QUIRE_ASSIGN_OR_RETURN(tokenizer_, LoadTokenizer(options.model, files));
-  load_times_.tokenizer = absl::Now() - start;
   const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
   if (tokenizer_->vocab_size() > vocab_size) {
     log::Warn("model", "the tokenizer has ids that the model lacks; text that gives them is refused",
@@ -228,7 +267,7 @@ absl::Status ModelStack::Load(const DaemonOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status ModelStack::Plan(const DaemonOptions& options) {
+absl::StatusOr<cache::KvGeometry> ModelStack::PlanCpuPool(const DaemonOptions& options) {
   const auto own = static_cast<std::int32_t>(model_->config.max_position_embeddings);
   QUIRE_ASSIGN_OR_RETURN(context_tokens_, ContextTokens(options.model, own));
   QUIRE_ASSIGN_OR_RETURN(cache::KvGeometry geometry,
@@ -243,19 +282,72 @@ absl::Status ModelStack::Plan(const DaemonOptions& options) {
           absl::StrCat("model.max_context_tokens is ", context_tokens_, ", the KV pool holds ",
                        pool_tokens, " tokens; raise kv_cache.capacity_bytes"));
     }
-    log::Warn("model", "context cut to what the KV pool can hold",
+    log::Warn("model", kContextCut,
               {{"max_context_tokens", pool_tokens}, {"of", context_tokens_}});
     context_tokens_ = static_cast<std::int32_t>(pool_tokens);
   }
+  return geometry;
+}
+
+absl::Status ModelStack::PrepareCpu(const DaemonOptions& options,
+                                    const models::ModelFiles& files) {
+  if (options.model.dtype == DType::kBF16) {
+    return absl::InvalidArgumentError("model.dtype is bf16, and the CPU computes in f32 only");
+  }
+  QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, /*weight_limit_bytes=*/0));
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry, PlanCpuPool(options));
   QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
   pool_.emplace(std::move(pool));
+  models::RunnerOptions runner;
+  runner.max_rows = static_cast<std::uint32_t>(options.engine.max_running_sequences);
+  runner.max_step_tokens = static_cast<std::uint32_t>(
+      StepTokens(options.engine, static_cast<std::int32_t>(options.pool.page_size)));
+  runner.max_logprobs = static_cast<std::uint32_t>(options.engine.limits.max_logprobs);
+  CompleteRunnerOptions(*tokenizer_, *model_, &runner);
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<models::ModelRunner> created,
+                         models::ModelRunner::Create(*model_, device_->backend(), &*pool_, runner));
+  workspace_bytes_ = created->workspace_bytes();
+  runner_ = std::move(created);
+  memory_ = {{"weights", model_->weight_bytes},
+             {"kv", pool_->size_bytes()},
+             {"workspace", workspace_bytes_}};
+  return absl::OkStatus();
+}
+
+absl::Status ModelStack::PrepareCuda(const DaemonOptions& options,
+                                     const models::ModelFiles& files) {
+  const Device& device = device_->device();
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t free_bytes, FreeDeviceMemory(device));
+  QUIRE_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(options, files, free_bytes, device.num_sms));
+  LogPlan(plan);
+  context_tokens_ = plan.context_tokens;
+  if (plan.context_was_cut) {
+    log::Warn("model", kContextCut, {{"max_context_tokens", context_tokens_}});
+  }
+  QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, plan.memory.weight_bytes));
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                         models::KvGeometryFor(model_->spec, plan.page_size, plan.kv_dtype,
+                                               plan.memory.num_blocks));
+  QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool,
+                         cache::KvPool::Create(geometry, {.stream = device_->backend().cuda()->stream}));
+  pool_.emplace(std::move(pool));
+  CompleteRunnerOptions(*tokenizer_, *model_, &plan.runner);
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<models::CudaRunner> created,
+      models::CudaRunner::Create(*model_, device_->backend(), &*pool_, plan.runner));
+  const models::RunnerMemory& memory = created->memory();
+  workspace_bytes_ = memory.device_bytes();
+  memory_ = {{"weights", model_->weight_bytes},     {"kv", pool_->size_bytes()},
+             {"activations", memory.activation_bytes}, {"attention", memory.attention_bytes},
+             {"sampler", memory.sampler_bytes},     {"linear", memory.linear_bytes},
+             {"graphs", memory.graph_bytes},        {"pinned", memory.pinned_bytes}};
+  runner_ = std::move(created);
   return absl::OkStatus();
 }
 
 absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* clock,
                                      probe::Registry* metrics) {
   engine::EngineOptions engine = options.engine;
-  const auto page_size = static_cast<std::int32_t>(options.pool.page_size);
   const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
   engine.model_id = ServedModelId(options.model);
   engine.fingerprint = model_->fingerprint;
@@ -266,23 +358,10 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
   engine.limits.vocab_size = vocab_size;
   engine.limits.max_tokens_per_request =
       options.max_tokens_per_request.value_or(context_tokens_);
+  if (!device_->is_cpu()) engine.max_step_prompt_tokens = engine.max_step_tokens;
   if (options.text_threads_auto) {
     engine.text_threads = std::max(1, Machine::Detect().physical_cores() / 8);
   }
-  // A step has at most one token of each running sequence and the prompt tokens of its cap.
-  const std::int32_t step_tokens =
-      std::min(engine.max_step_tokens, std::max(engine.max_step_prompt_tokens, page_size) +
-                                           engine.max_running_sequences);
-  QUIRE_ASSIGN_OR_RETURN(
-      runner_,
-      models::ModelRunner::Create(
-          *model_, *backend_, &*pool_,
-          {.max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
-           .max_step_tokens = static_cast<std::uint32_t>(step_tokens),
-           .max_logprobs = static_cast<std::uint32_t>(engine.limits.max_logprobs),
-           .has_text = TextMask(*tokenizer_, model_->config.vocab_size),
-           .text_vocab = static_cast<std::uint32_t>(
-               std::min(tokenizer_->vocab_size(), vocab_size))}));
   QUIRE_ASSIGN_OR_RETURN(
       std::unique_ptr<cache::CacheManager> cache,
       cache::CacheManager::Create(
@@ -313,7 +392,10 @@ void ModelStack::Describe(const DaemonOptions& options) {
   translation.max_request_duration = engine.max_request_duration;
   ModelDescription description;
   description.architecture = model_->architecture;
-  description.dtype = "f32";  // activations on CPUs, whatever the weights are
+  // On CPUs whatever the weights are.
+  description.dtype = std::string(
+      device_->is_cpu() ? "f32" : DTypeName(CudaActivationType(options)));
+  description.batch_invariant = device_->is_cpu() || options.determinism != "fast";
   description.quantization = "none";
   description.max_context_tokens = context_tokens_;
   description.vocab_size = engine.vocab_size;
@@ -330,9 +412,10 @@ void ModelStack::Describe(const DaemonOptions& options) {
   description.kv_dtype = engine.kv_dtype;
   description.weight_bytes = model_->weight_bytes;
   description.pool_bytes = pool_->size_bytes();
-  description.workspace_bytes = runner_->workspace_bytes();
+  description.workspace_bytes = workspace_bytes_;
   served_ = std::make_unique<ServedModel>(RequestTranslator(std::move(translation)),
-                                          std::move(description), tokenizer_.get(), engine_.get());
+                                          std::move(description), device_->Describe(),
+                                          tokenizer_.get(), engine_.get());
 }
 
 }  // namespace quire::server

@@ -2,7 +2,10 @@
 
 // Everything between a model's files and a running engine: weights, tokenizer, page pool, runner, engine.
 //
-// Place:      built by the daemon once; the only code that plans memory.
+//   CPU   open, load, plan, pool, runner, one token, engine
+//   GPU   open, plan (all of it, and refuse), load, pool, runner, one token, engine
+//
+// Place:      built by the daemon once.
 // Invariants: members are declared in the order in which they need each other, so destruction is safe.
 // Threads:    Build from one thread; what it returns is used as its parts say.
 // Lifetime:   `metrics` and `clock` outlive it.
@@ -11,6 +14,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -19,11 +24,12 @@
 #include "base/thread_pool.h"
 #include "cache_manager/kv_pool.h"
 #include "engine/engine.h"
-#include "kernels/backend.h"
 #include "models/model.h"
-#include "models/model_runner.h"
+#include "models/step_runner.h"
 #include "models/text/tokenizer.h"
 #include "server/api/serving_state.h"
+#include "server/compute_device.h"
+#include "server/config/device_plan.h"
 #include "server/config/options.h"
 
 namespace quire::server {
@@ -42,24 +48,33 @@ class ModelStack {
 
   const ServedModel& served() const { return *served_; }
   const LoadTimes& load_times() const { return load_times_; }
+  // Uses and bytes of the device's memory, in order.
+  const std::vector<std::pair<std::string, std::int64_t>>& memory() const { return memory_; }
 
  private:
   ModelStack() = default;
 
-  absl::Status Load(const DaemonOptions& options);
-  absl::Status Plan(const DaemonOptions& options);
+  absl::Status LoadTokenizer(const DaemonOptions& options, const models::ModelFiles& files);
+  absl::Status LoadWeights(const DaemonOptions& options, const models::ModelFiles& files,
+                           std::int64_t weight_limit_bytes);
+  // Weights, pool and runner.
+  absl::Status PrepareCpu(const DaemonOptions& options, const models::ModelFiles& files);
+  absl::Status PrepareCuda(const DaemonOptions& options, const models::ModelFiles& files);
+  absl::StatusOr<cache::KvGeometry> PlanCpuPool(const DaemonOptions& options);
   absl::Status StartEngine(const DaemonOptions& options, const Clock* clock,
                            probe::Registry* metrics);
   void Describe(const DaemonOptions& options);
 
   LoadTimes load_times_;
   std::unique_ptr<ThreadPool> threads_;
-  std::optional<kernels::Backend> backend_;
+  std::unique_ptr<ComputeDevice> device_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::int32_t context_tokens_ = 0;
   std::optional<cache::KvPool> pool_;
-  std::unique_ptr<models::ModelRunner> runner_;
+  std::unique_ptr<models::StepRunner> runner_;
+  std::int64_t workspace_bytes_ = 0;
+  std::vector<std::pair<std::string, std::int64_t>> memory_;
   engine::EngineOptions engine_options_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<ServedModel> served_;

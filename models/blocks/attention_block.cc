@@ -70,7 +70,9 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
                                                  .batch_size = step.batch_size,
                                                  .num_heads = heads.num_heads,
                                                  .scale = heads.scale,
-                                                 .plan = step.plan});
+                                                 .plan = step.plan,
+                                                 .maps = step.maps,
+                                                 .layer = cache_layer});
 }
 
 }  // namespace

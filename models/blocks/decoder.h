@@ -6,6 +6,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "kernels/attention.h"
 #include "kernels/attention_plan.h"
 #include "kernels/backend.h"
 #include "kernels/kv_dispatch.h"
@@ -19,7 +20,8 @@ namespace quire::models {
 struct DecoderStep {
   const kernels::Backend* backend;
   const kernels::AnyKvCollection* kv;
-  const kernels::AttentionPlan* plan = nullptr;  // of this step; null on the CPU
+  const kernels::AttentionPlan* plan = nullptr;        // of this step; null on the CPU
+  const kernels::cuda::KvTensorMaps* maps = nullptr;  // of the pool; null where no kernel reads through maps
   StepBuffers* buffers;
   std::uint32_t num_tokens;
   std::uint32_t batch_size;

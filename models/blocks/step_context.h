@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/attention.h"
 #include "kernels/attention_plan.h"
 #include "kernels/backend.h"
 #include "kernels/kv_dispatch.h"
@@ -22,7 +23,8 @@ struct RopeAngles {
 struct StepContext {
   const kernels::Backend* backend;
   const kernels::AnyKvCollection* kv;
-  const kernels::AttentionPlan* plan;  // null on the CPU
+  const kernels::AttentionPlan* plan;        // null on the CPU
+  const kernels::cuda::KvTensorMaps* maps;  // null where no kernel reads through maps
   StepBuffers* buffers;
   std::span<const RopeAngles> angles;  // one per rope table
   std::uint32_t num_tokens;

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/device.h"
 #include "engine/engine.h"
 #include "server/api/request_translator.h"
 
@@ -37,6 +38,7 @@ struct ModelDescription {
   std::string architecture;
   std::string dtype;         // of the activations
   std::string quantization;  // "none"
+  bool batch_invariant = true;  // bits never depend on what else is in a step
   std::int32_t max_context_tokens = 0;
   std::int32_t vocab_size = 0;
   std::vector<std::int32_t> eos_token_ids;
@@ -50,11 +52,21 @@ struct ModelDescription {
   std::int64_t weight_bytes = 0, pool_bytes = 0, workspace_bytes = 0;
 };
 
+// What GetServerInfo says about the device that computes the model.
+struct DeviceDescription {
+  Device device;
+  std::string name;          // of the processor or the GPU
+  std::string architecture;  // "avx512", or the compute capability "9.0"
+  bool unproven_kernels = false;
+};
+
 struct ServedModel {
   ServedModel(RequestTranslator the_translator, ModelDescription the_description,
-              const text::Tokenizer* the_tokenizer, engine::Engine* the_engine)
+              DeviceDescription the_device, const text::Tokenizer* the_tokenizer,
+              engine::Engine* the_engine)
       : translator(std::move(the_translator)),
         description(std::move(the_description)),
+        device(std::move(the_device)),
         tokenizer(the_tokenizer),
         engine(the_engine) {}
 
@@ -62,6 +74,7 @@ struct ServedModel {
 
   RequestTranslator translator;
   ModelDescription description;
+  DeviceDescription device;
   const text::Tokenizer* tokenizer;
   engine::Engine* engine;
 };

@@ -57,15 +57,29 @@ DType ToDType(config::v1::KvDataType type) {
   }
 }
 
+void ReadDevice(const Config& config, DeviceOptions* options) {
+  const auto& device = config.device();
+  switch (device.type()) {
+    case config::v1::DEVICE_TYPE_CPU: options->type = DeviceChoice::kCpu; break;
+    case config::v1::DEVICE_TYPE_CUDA: options->type = DeviceChoice::kCuda; break;
+    default: options->type = DeviceChoice::kAuto;
+  }
+  // The validator refuses lists of another length.
+  options->cuda_ordinal = device.ids(0);
+  options->reserve_bytes = device.reserve_bytes();
+}
+
 void ReadModel(const Config& config, DaemonOptions* options) {
   const auto& model = config.model();
   options->model.path = model.path();
+  if (model.dtype() == config::v1::MODEL_DATA_TYPE_BF16) options->model.dtype = DType::kBF16;
+  if (model.dtype() == config::v1::MODEL_DATA_TYPE_F32) options->model.dtype = DType::kF32;
+  options->model.dummy_weights = model.load_mode() == config::v1::LOAD_MODE_DUMMY;
   if (model.has_id()) options->model.id = model.id();
   options->model.aliases = ToVector(model.aliases());
   if (model.has_max_context_tokens()) {
     options->model.max_context_tokens = model.max_context_tokens();
   }
-  options->device = config.device().type() == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";
   if (config.device().cpu().has_threads()) {
     options->compute_threads = config.device().cpu().threads();
   }
@@ -81,6 +95,8 @@ void ReadModel(const Config& config, DaemonOptions* options) {
     case config::v1::DETERMINISM_FAST: options->determinism = "fast"; break;
     default: options->determinism = "batch_invariant";
   }
+  options->engine.max_steps_in_flight = config.engine().overlap_scheduling() ? 2 : 1;
+  options->cuda_graphs = config.engine().cuda_graphs().enabled();
 }
 
 void ReadEngine(const Config& config, DaemonOptions* options) {
@@ -155,6 +171,7 @@ DaemonOptions ToOptions(const LayeredConfig& layered) {
   const auto origin = layered.origins().find("server.admin.listen");
   options.admin_listen_is_default =
       origin == layered.origins().end() || origin->second.layer == "default";
+  ReadDevice(config, &options.device);
   ReadModel(config, &options);
   ReadEngine(config, &options);
   ReadSampling(config, &options.sampling);

@@ -45,10 +45,20 @@ struct HttpOptions {
   std::int32_t threads = 0;
 };
 
+enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
+
+struct DeviceOptions {
+  DeviceChoice type = DeviceChoice::kAuto;
+  std::int32_t cuda_ordinal = 0;    // of the only GPU
+  std::int64_t reserve_bytes = 0;   // of a GPU, left to others when the pool's size is not given
+};
+
 struct ModelOptions {
   std::string path;              // a directory; "embedded": the model in the binary
   std::optional<std::string> id;  // absent: name of the directory
   std::vector<std::string> aliases;
+  std::optional<DType> dtype;  // of activations, kBF16 or kF32; absent: the device's own
+  bool dummy_weights = false;  // random numbers instead of the files'
   std::optional<std::int32_t> max_context_tokens;
 };
 
@@ -90,8 +100,9 @@ struct DaemonOptions {
   std::optional<std::int32_t> max_tokens_per_request;  // absent: the context
   std::int32_t default_max_tokens = 0;
   std::int32_t stream_interval_tokens = 0;
-  std::string device;       // "auto" or "cpu"
-  std::string determinism;  // all levels are one on CPUs; shown to clients
+  DeviceOptions device;
+  bool cuda_graphs = true;
+  std::string determinism;  // "strict", "batch_invariant" or "fast"; all are one on CPUs
   SamplingDefaults sampling;
   ShutdownOptions shutdown;
   log::Options logging;

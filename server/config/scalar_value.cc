@@ -12,7 +12,6 @@
 #include <limits>
 #include <optional>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -73,29 +72,6 @@ absl::StatusOr<double> ParseReal(absl::string_view text) {
     return Bad(text, "is not a number");
   }
   return value;
-}
-
-absl::StatusOr<std::int64_t> ParseBytes(absl::string_view text) {
-  for (const NamedUnit& unit : kByteUnits) {
-    absl::string_view digits = text;
-    if (!absl::ConsumeSuffix(&digits, unit.name)) continue;
-    std::int64_t count = 0;
-    if (!IsDigits(digits)) return Bad(text, "is not a number of bytes");
-    if (!absl::SimpleAtoi(digits, &count) ||
-        count > std::numeric_limits<std::int64_t>::max() / unit.factor) {
-      return Bad(text, "does not fit into 64 bits");
-    }
-    return count * unit.factor;
-  }
-  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-  const std::string suffix = absl::AsciiStrToUpper(text.substr(digits));
-  if (digits > 0 && !suffix.empty() && absl::string_view("KMGT").find(suffix[0]) != text.npos &&
-      (suffix.size() == 1 || suffix.substr(1) == "B" || suffix.substr(1) == "IB")) {
-    return Bad(text, absl::StrCat("is ambiguous; write ", text.substr(0, digits),
-                                  suffix.substr(0, 1), "iB or a number of bytes"));
-  }
-  if (!IsDigits(text)) return Bad(text, "is not a number of bytes");
-  return ParseInteger(text);
 }
 
 // Nanoseconds.
@@ -263,6 +239,29 @@ std::string PrintText(const Message& message, const FieldDescriptor* field, int 
 }
 
 }  // namespace
+
+absl::StatusOr<std::int64_t> ParseBytes(absl::string_view text) {
+  for (const NamedUnit& unit : kByteUnits) {
+    absl::string_view digits = text;
+    if (!absl::ConsumeSuffix(&digits, unit.name)) continue;
+    std::int64_t count = 0;
+    if (!IsDigits(digits)) return Bad(text, "is not a number of bytes");
+    if (!absl::SimpleAtoi(digits, &count) ||
+        count > std::numeric_limits<std::int64_t>::max() / unit.factor) {
+      return Bad(text, "does not fit into 64 bits");
+    }
+    return count * unit.factor;
+  }
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string suffix = absl::AsciiStrToUpper(text.substr(digits));
+  if (digits > 0 && !suffix.empty() && absl::string_view("KMGT").find(suffix[0]) != text.npos &&
+      (suffix.size() == 1 || suffix.substr(1) == "B" || suffix.substr(1) == "IB")) {
+    return Bad(text, absl::StrCat("is ambiguous; write ", text.substr(0, digits),
+                                  suffix.substr(0, 1), "iB or a number of bytes"));
+  }
+  if (!IsDigits(text)) return Bad(text, "is not a number of bytes");
+  return ParseInteger(text);
+}
 
 const FieldRule& RuleOf(const FieldDescriptor* field) {
   return field->options().GetExtension(config::v1::rule);

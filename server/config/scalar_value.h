@@ -9,10 +9,12 @@
 // Threads:    any.
 // Lifetime:   none.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace google::protobuf {
@@ -39,6 +41,9 @@ std::vector<std::string> EnumNames(const google::protobuf::FieldDescriptor* fiel
 absl::Status SetScalar(google::protobuf::Message* message,
                        const google::protobuf::FieldDescriptor* field, absl::string_view text,
                        bool quoted);
+
+// A number of bytes, as keys of bytes are written: an integer, or one with KiB, MiB, GiB or TiB.
+absl::StatusOr<std::int64_t> ParseBytes(absl::string_view text);
 
 enum class Spelling { kYaml, kJson };
 

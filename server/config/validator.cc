@@ -62,13 +62,57 @@ class Rules {
     }
   }
 
-  void CheckCache() {
-    const auto dtype = config_.kv_cache().dtype();
-    if (dtype == config::v1::KV_DATA_TYPE_FP8_E4M3 || dtype == config::v1::KV_DATA_TYPE_INT8) {
+  void CheckDevice() {
+    const auto& device = config_.device();
+    if (device.tensor_parallel() > 1) {
+      return Error("device.tensor_parallel",
+                   absl::StrCat(Value("device.tensor_parallel", device.tensor_parallel()),
+                                ": this version serves a model on one GPU; write 1"));
+    }
+    if (device.ids_size() != device.tensor_parallel()) {
+      Error("device.ids", absl::StrCat("device.ids has ", device.ids_size(), " numbers, ",
+                                       Other("device.tensor_parallel", device.tensor_parallel()),
+                                       " needs as many as that"));
+    }
+  }
+
+  void CheckActivations(config::v1::KvDataType kv) {
+    const bool f32_pages = kv == config::v1::KV_DATA_TYPE_F32;
+    const auto dtype = config_.model().dtype();
+    if (dtype == config::v1::MODEL_DATA_TYPE_F32 && !f32_pages) {
+      Error("model.dtype",
+            "model.dtype: f32 activations go with f32 pages on GPUs; write kv_cache.dtype f32 too");
+    }
+    if (dtype == config::v1::MODEL_DATA_TYPE_BF16 && f32_pages) {
+      Error("model.dtype",
+            "model.dtype: bf16 activations do not go with kv_cache.dtype f32; write auto or f32");
+    }
+  }
+
+  // Keys that only kernels of a GPU serve. `auto` may turn out to be the CPU, so it is not enough.
+  void CheckDeviceTypes() {
+    const auto type = config_.device().type();
+    const char* const word = type == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";
+    const auto kv = config_.kv_cache().dtype();
+    if (type == config::v1::DEVICE_TYPE_CUDA) return CheckActivations(kv);
+    if (kv == config::v1::KV_DATA_TYPE_FP8_E4M3 || kv == config::v1::KV_DATA_TYPE_INT8) {
       Error("kv_cache.dtype",
             absl::StrCat("kv_cache.dtype: ",
-                         dtype == config::v1::KV_DATA_TYPE_INT8 ? "int8" : "fp8_e4m3",
-                         " pages are not served by this version; write f32, bf16 or f16"));
+                         kv == config::v1::KV_DATA_TYPE_INT8 ? "int8" : "fp8_e4m3",
+                         " pages are served on GPUs only, and device.type is ", word,
+                         "; write f32, bf16 or f16, or device.type cuda"));
+    }
+    if (config_.model().dtype() == config::v1::MODEL_DATA_TYPE_BF16) {
+      Error("model.dtype",
+            absl::StrCat("model.dtype: bf16 activations are served on GPUs only, and device.type is ",
+                         word, "; write auto or f32, or device.type cuda"));
+    }
+  }
+
+  void CheckEngine() {
+    if (config_.engine().on_fatal() == config::v1::ON_FATAL_RESTART_ENGINE) {
+      Error("engine.on_fatal",
+            "engine.on_fatal: this version cannot build the engine again; write exit");
     }
   }
 
@@ -197,7 +241,9 @@ void ValidateConfig(const Config& config, const Origins& origins,
   Rules rules(config, origins, errors);
   rules.CheckScheduler();
   rules.CheckLimits();
-  rules.CheckCache();
+  rules.CheckDevice();
+  rules.CheckDeviceTypes();
+  rules.CheckEngine();
   rules.CheckListeners();
   rules.CheckSocketMode();
   rules.CheckModel();

@@ -35,6 +35,25 @@ using RawService = Base::WithRawCallbackMethod_Generate<
 constexpr std::size_t kMaxWaitingTextCalls = 256;
 constexpr std::int32_t kMaxPageSize = 1000;
 
+void FillDevice(const DeviceDescription& description, v1::Device* device) {
+  const Device& used = description.device;
+  device->set_kind(used.is_cpu() ? "cpu" : "cuda");
+  device->set_ordinal(0);  // the index among those in use, of which there is one
+  device->set_name(description.name);
+  device->set_architecture(description.architecture);
+  device->set_unproven_kernels(description.unproven_kernels);
+  if (!used.is_cpu()) {
+    device->set_memory_total_bytes(used.memory_bytes);
+    const absl::StatusOr<std::int64_t> free_bytes = FreeDeviceMemory(used);
+    if (free_bytes.ok()) device->set_memory_free_bytes(*free_bytes);
+    return;
+  }
+  struct sysinfo info = {};
+  if (sysinfo(&info) != 0) return;
+  device->set_memory_total_bytes(static_cast<std::int64_t>(info.totalram) * info.mem_unit);
+  device->set_memory_free_bytes(static_cast<std::int64_t>(info.freeram) * info.mem_unit);
+}
+
 void FillModel(const ServedModel& served, v1::Model* model) {
   const ModelDescription& description = served.description;
   const TranslatorOptions& options = served.translator.options();
@@ -52,7 +71,7 @@ void FillModel(const ServedModel& served, v1::Model* model) {
   model->set_tokenizer_sha256(served.tokenizer->sha256());
   model->set_weights_fingerprint(description.weights_fingerprint);
   model->add_capabilities("generate");
-  model->add_capabilities("batch_invariant");
+  if (description.batch_invariant) model->add_capabilities("batch_invariant");
   ToProto(options.sampling_defaults, model->mutable_sampling_defaults());
   model->set_parameter_count(description.parameter_count);
   ToProto(description.load_time, model->mutable_load_time());
@@ -237,19 +256,11 @@ class GenerationService::Impl final : public RawService {
     ToProto(description_.start_time, response->mutable_start_time());
     response->set_state(ToProto(context_.state->state()));
     response->set_config_sha256(description_.config_sha256);
-    v1::Device* device = response->add_devices();
-    device->set_kind("cpu");
-    device->set_name(description_.device_name);
-    device->set_architecture(description_.device_isa);
-    struct sysinfo info = {};
-    if (sysinfo(&info) == 0) {
-      device->set_memory_total_bytes(static_cast<std::int64_t>(info.totalram) * info.mem_unit);
-      device->set_memory_free_bytes(static_cast<std::int64_t>(info.freeram) * info.mem_unit);
-    }
     v1::Limits* limits = response->mutable_limits();
     limits->set_max_receive_message_bytes(description_.max_receive_message_bytes);
     const ServedModel* served = context_.state->model();
     if (served == nullptr) return;
+    FillDevice(served->device, response->add_devices());
     const TranslatorOptions& options = served->translator.options();
     limits->set_max_context_tokens(served->description.max_context_tokens);
     limits->set_max_choices(options.limits.max_choices);

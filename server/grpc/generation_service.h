@@ -26,8 +26,6 @@ struct ServerDescription {
   std::string version, git_commit, build_type;
   absl::Time start_time;
   std::string config_sha256;
-  std::string device_name;
-  std::string device_isa;
   std::int64_t max_receive_message_bytes = 0;
   std::int64_t max_input_bytes = 0;  // of a text to tokenize
 };

@@ -1,4 +1,5 @@
-// The device layer on an emulated GPU: what is refused and how, when copies happen, captured work, lost devices.
+// The device layer on an emulated GPU: what is refused and how, when copies happen, captured work,
+// lost devices.
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -89,8 +90,8 @@ TEST_F(DeviceCudaTest, RefusesWithNumbers) {
 }
 
 TEST_F(DeviceCudaTest, PassesOnWhatTheRuntimeSays) {
-  for (const char* call : {"cudaDriverGetVersion", "cudaGetDeviceCount", "cudaGetDeviceProperties",
-                           "cudaSetDevice"}) {
+  for (const char* call :
+       {"cudaDriverGetVersion", "cudaGetDeviceCount", "cudaGetDeviceProperties", "cudaSetDevice"}) {
     InjectFault({.where = call, .error = cudaErrorSystemNotReady});
     EXPECT_THAT(Refusal(), AllOf(HasSubstr("cudaErrorSystemNotReady"),
                                  HasSubstr("system not yet initialized")))
@@ -142,8 +143,7 @@ TEST_F(DeviceCudaTest, BuffersOfEveryKindAreZero) {
     DeviceBuffer moved = std::move(buffer);
     EXPECT_EQ(moved.data(), bytes);
     EXPECT_EQ(Make(kind, 0).data(), nullptr);
-    EXPECT_EQ(DeviceBuffer::Allocate(kind, -1).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(DeviceBuffer::Allocate(kind, -1).status().code(), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(cuda_emulator::DeviceBytesAllocated(), before);
 }
@@ -289,13 +289,12 @@ TEST_F(StreamCudaTest, CapturesThatFailLeaveTheStreamUsable) {
   EXPECT_EQ(DeviceGraph::Capture(*stream_, [&] { return stream_->Synchronize(); }).status().code(),
             absl::StatusCode::kInternal);
   char host[4] = {};
-  EXPECT_THAT(std::string(
-                  DeviceGraph::Capture(*stream_, [&] { return stream_->Copy(memory(), host, 4); })
+  EXPECT_THAT(
+      std::string(DeviceGraph::Capture(*stream_, [&] { return stream_->Copy(memory(), host, 4); })
                       .status()
                       .message()),
-              HasSubstr("cudaErrorStreamCaptureUnsupported"));
-  for (const char* call :
-       {"cudaStreamBeginCapture", "cudaGraphGetNodes", "cudaGraphInstantiate"}) {
+      HasSubstr("cudaErrorStreamCaptureUnsupported"));
+  for (const char* call : {"cudaStreamBeginCapture", "cudaGraphGetNodes", "cudaGraphInstantiate"}) {
     InjectFault({.where = call, .error = cudaErrorMemoryAllocation});
     EXPECT_EQ(DeviceGraph::Capture(*stream_, enqueue).status().code(),
               absl::StatusCode::kResourceExhausted)
@@ -317,7 +316,8 @@ TEST_F(StreamCudaTest, ALostDeviceStaysLost) {
   EXPECT_TRUE(IsDeviceLost(Stream::Create(device_).status()));
   EXPECT_TRUE(IsDeviceLost(DeviceBuffer::Allocate(MemoryKind::kDevice, 16).status()));
   EXPECT_TRUE(IsDeviceLost(FreeDeviceMemory(device_).status()));
-  EXPECT_TRUE(IsDeviceLost(DeviceGraph::Capture(*stream_, [] { return absl::OkStatus(); }).status()));
+  EXPECT_TRUE(
+      IsDeviceLost(DeviceGraph::Capture(*stream_, [] { return absl::OkStatus(); }).status()));
   // Destructors run without a device.
   { const DeviceBuffer dropped = std::move(memory_); }
 }

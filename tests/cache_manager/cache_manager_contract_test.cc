@@ -30,7 +30,7 @@ TEST_F(CacheManagerIntegrityTest, SoundBeforehand) {
 
 TEST_F(CacheManagerIntegrityTest, RequestCount) {
   state().pool.AddRequest(PageOf(kA, 0));
-  ExpectReport("counts 3 requests and 0 transfers, but 2 columns and 0 copies name it");
+  ExpectReport("counts 3 requests and 0 transfers, but 2 columns and 0 copies and steps in flight name it");
 }
 
 TEST_F(CacheManagerIntegrityTest, TransferCount) {
@@ -75,8 +75,23 @@ TEST_F(CacheManagerIntegrityTest, CopyIntoAFreePage) {
 }
 
 TEST_F(CacheManagerIntegrityTest, ClearOfAPageThatIsNotQuarantined) {
-  state().clears_in_flight.push_back(PageOf(kA, 2));
+  state().taken.clears.push_back(PageOf(kA, 2));
   ExpectReport("1 pages are being cleared that are not the first of 0 quarantined ones");
+  state().taken.clears.clear();
+  state().num_clears_taken = 1;
+  ExpectReport("0 pages are being cleared that are not the first of 0 quarantined ones");
+}
+
+TEST_F(CacheManagerIntegrityTest, PagesOfStepsInFlight) {
+  const RowStep step{kA, 40, 1};
+  cache_->PrepareStep(std::span(&step, 1));
+  const BlockId page = PageOf(kA, 2);
+  state().in_flight[0].held.push_back(page);
+  ExpectReport("counts 1 requests and 0 transfers, but 1 columns and 1 copies and steps in flight");
+  state().in_flight[0].held.clear();
+  state().pool.AddTransfer(PageOf(kA, 0));
+  state().in_flight[0].copies.push_back({PageOf(kA, 0), BlockId{19}, 3});
+  ExpectReport("page 19 was let go while a step in flight copies into it");
 }
 
 TEST_F(CacheManagerIntegrityTest, DamageOfThePartsIsReportedToo) {

@@ -12,13 +12,16 @@ namespace {
 
 struct Coverage {
   std::uint64_t exhausted = 0, outdated = 0, shared_pages = 0, partial_copies = 0, adopted = 0,
-                forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0;
+                forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0,
+                held = 0, spoiled = 0;
 };
 
 class Storm {
  public:
-  Storm(const CacheManagerOptions& options, std::uint32_t seed)
+  // Up to `max_in_flight` steps run before the oldest completes.
+  Storm(const CacheManagerOptions& options, std::uint32_t seed, std::size_t max_in_flight = 1)
       : options_(options),
+        max_in_flight_(max_in_flight),
         random_(seed),
         cache_(MakeCache(options)),
         model_(options),
@@ -32,8 +35,10 @@ class Storm {
       RunOne();
       ASSERT_NO_FATAL_FAILURE(Verify()) << "operation " << operation;
     }
+    while (!in_flight_.empty()) Complete();
     for (std::uint32_t row = 0; row < sequences_.size(); ++row) Free(row);
     Step();
+    while (!in_flight_.empty()) Complete();
     ASSERT_NO_FATAL_FAILURE(Verify());
     EXPECT_EQ(cache_->available_pages(), cache_->usable_pages());
   }
@@ -51,6 +56,12 @@ class Storm {
     Tokens tokens;
     std::vector<PageKey> keys;
     std::uint32_t computed = 0;
+    std::uint32_t launched = 0;  // computed when all steps in flight have completed
+  };
+  struct LaunchedStep {
+    std::vector<RowStep> plan;
+    std::vector<std::uint64_t> serials;
+    std::vector<std::uint32_t> named;  // pages that it reads, writes or copies into
   };
 
   Tokens RandomTokens(std::size_t size) {
@@ -119,7 +130,7 @@ class Storm {
       model_.SetPublish(row, false);
     }
     if (random_.OneIn(3)) sequence.keys.clear();  // Publish computes the missing ones
-    sequence.computed = match.num_tokens;
+    sequence.computed = sequence.launched = match.num_tokens;
     sequences_[row] = std::move(sequence);
   }
 
@@ -155,17 +166,17 @@ class Storm {
     for (std::uint32_t row = 0; row < sequences_.size(); ++row) {
       Sequence& sequence = sequences_[row];
       if (!sequence.live || random_.OneIn(3)) continue;
-      if (sequence.computed == sequence.tokens.size()) {
+      if (sequence.launched == sequence.tokens.size()) {
         if (sequence.tokens.size() >= options_.max_context_tokens) continue;
         sequence.tokens = sequence.tokens + RandomTokens(1);
       }
-      const auto left = static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.computed;
+      const auto left = static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.launched;
       const std::uint32_t count = random_.Below(std::min(left, 40u)) + 1;
-      const absl::Status status = cache_->Reserve(BatchRow{row}, sequence.computed + count);
-      const bool fits = model_.Reserve(row, sequence.computed + count);
+      const absl::Status status = cache_->Reserve(BatchRow{row}, sequence.launched + count);
+      const bool fits = model_.Reserve(row, sequence.launched + count);
       EXPECT_EQ(status.code(), fits ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted);
       coverage_.exhausted += !fits;
-      if (fits) plan.push_back({BatchRow{row}, sequence.computed, count});
+      if (fits) plan.push_back({BatchRow{row}, sequence.launched, count});
     }
     return plan;
   }
@@ -184,6 +195,7 @@ class Storm {
       ASSERT_EQ(copies[i].source, expected[i].source);
       ASSERT_EQ(copies[i].target, expected[i].target);
       ASSERT_EQ(copies[i].num_rows, expected[i].num_rows);
+      in_flight_.back().named.push_back(copies[i].target.value());
       ++coverage_.partial_copies;
       for (std::uint32_t at = 0; at < copies[i].num_rows; ++at) {
         cell(copies[i].target.value(), at) = cell(copies[i].source.value(), at);
@@ -205,24 +217,47 @@ class Storm {
       std::uint64_t& value = cell(pages[at / kTestPageSize], at % kTestPageSize);
       if (at >= step.cache_length) value = expected[at];
       ASSERT_EQ(value, expected[at]) << "row " << step.row.value() << " token " << at;
+      if (at % kTestPageSize == 0) in_flight_.back().named.push_back(pages[at / kTestPageSize]);
     }
   }
 
+  // Memory changes when a step is launched, since steps run one after the other; what the
+  // bookkeeping may believe of it changes when it completes.
   void Step() {
     const std::vector<RowStep> plan = PlanStep();
-    std::vector<std::uint64_t> serials;
-    for (const RowStep& step : plan) serials.push_back(sequences_[step.row.value()].serial);
+    LaunchedStep& launched = in_flight_.emplace_back();
+    launched.plan = plan;
+    for (const RowStep& step : plan) launched.serials.push_back(sequences_[step.row.value()].serial);
+    const bool work_first = max_in_flight_ > 1;
+    if (work_first) {
+      ASSERT_NO_FATAL_FAILURE(RunClearsAndCopies());
+    }
     const KvStepInputs& inputs = cache_->PrepareStep(plan);
-    ASSERT_NO_FATAL_FAILURE(RunClearsAndCopies());
-    for (const RowStep& step : plan) ASSERT_NO_FATAL_FAILURE(Compute(inputs, step));
+    model_.PrepareStep(plan);
+    if (!work_first) {
+      ASSERT_NO_FATAL_FAILURE(RunClearsAndCopies());
+    }
+    for (const RowStep& step : plan) {
+      ASSERT_NO_FATAL_FAILURE(Compute(inputs, step));
+      sequences_[step.row.value()].launched += step.new_tokens;
+    }
     if (random_.OneIn(4)) Free(RandomRow());  // while its copies are still in flight
-    cache_->CompleteStep();
-    model_.CompleteStep();
-    for (std::size_t i = 0; i < plan.size(); ++i) {
-      const std::uint32_t row = plan[i].row.value();
+    if (in_flight_.size() == max_in_flight_) Complete();
+  }
+
+  void Complete() {
+    const LaunchedStep step = std::move(in_flight_.front());
+    in_flight_.erase(in_flight_.begin());
+    const bool spoils = max_in_flight_ > 1 && random_.OneIn(50);
+    coverage_.spoiled += spoils;
+    cache_->CompleteStep(spoils);
+    model_.CompleteStep(spoils);
+    ASSERT_EQ(cache_->steps_in_flight(), in_flight_.size());
+    for (std::size_t i = 0; i < step.plan.size(); ++i) {
+      const std::uint32_t row = step.plan[i].row.value();
       Sequence& sequence = sequences_[row];
-      if (!sequence.live || sequence.serial != serials[i]) continue;
-      sequence.computed += plan[i].new_tokens;
+      if (!sequence.live || sequence.serial != step.serials[i]) continue;
+      sequence.computed += step.plan[i].new_tokens;
       if (!random_.OneIn(5)) Publish(row);
     }
   }
@@ -270,6 +305,7 @@ class Storm {
     if (!fits) return;
     ++coverage_.forks;
     sequence.serial = ++serial_;
+    sequence.computed = sequence.launched = computed;
     sequence.tokens.resize(computed);
     sequence.tokens = sequence.tokens + RandomTokens(1);
     sequence.keys.resize(std::min<std::size_t>(sequence.keys.size(), computed / kTestPageSize));
@@ -280,7 +316,7 @@ class Storm {
     Sequence& sequence = sequences_[row];
     if (!sequence.live || cache_->has_step_work()) return;
     const std::uint32_t first = random_.Below(sequence.computed + 1);
-    if (model_.PrivatePages(row) == model_.pages(row).size()) {
+    if (in_flight_.empty() && model_.PrivatePages(row) == model_.pages(row).size()) {
       for (std::uint32_t at = first; at < sequence.computed; ++at) {
         cell(model_.pages(row)[at / kTestPageSize], at % kTestPageSize) = 0xbad;
       }
@@ -303,6 +339,13 @@ class Storm {
     ASSERT_FALSE(::testing::Test::HasFailure());
     ASSERT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
     ASSERT_EQ(cache_->available_pages(), model_.available());
+    for (const LaunchedStep& step : in_flight_) {
+      for (const std::uint32_t page : step.named) {
+        ASSERT_TRUE(CacheManagerPeer::state(*cache_).pool.is_referenced(BlockId{page}))
+            << "page " << page << " may be handed out while a step in flight names it";
+        coverage_.held += model_.IsHeld(page);
+      }
+    }
     auto& state = CacheManagerPeer::state(*cache_);
     ASSERT_TRUE(
         std::ranges::equal(state.pool.EvictionOrder(), model_.cached(), {}, &BlockId::value));
@@ -325,6 +368,8 @@ class Storm {
   }
 
   const CacheManagerOptions options_;
+  const std::size_t max_in_flight_;
+  std::vector<LaunchedStep> in_flight_;  // oldest first
   Random random_;
   std::unique_ptr<CacheManager> cache_;
   CacheModel model_;
@@ -358,6 +403,22 @@ TEST(CacheManagerRandomTest, FollowsTheModelOver100000Operations) {
   EXPECT_GT(seen.kept_tails, 100u);
   EXPECT_GT(storm.stats().evicted_pages, 1000u);
   EXPECT_EQ(storm.stats().collisions, 0u);
+}
+
+TEST(CacheManagerRandomTest, TwoStepsInFlightFollowTheModel) {
+  const std::uint32_t seed = Random().seed();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Storm storm(StormOptions(), seed, /*max_in_flight=*/2);
+  storm.Run(50000);
+  const Coverage& seen = storm.coverage();
+  EXPECT_GT(seen.shared_pages, 500u);
+  EXPECT_GT(seen.partial_copies, 500u);
+  EXPECT_GT(seen.adopted, 50u);
+  EXPECT_GT(seen.cleared, 50u);
+  EXPECT_GT(seen.kept_tails, 50u);
+  EXPECT_GT(seen.held, 1000u);
+  EXPECT_GT(seen.spoiled, 50u);
+  EXPECT_GT(storm.stats().evicted_pages, 500u);
 }
 
 TEST(CacheManagerRandomTest, CollidingKeysNeverShareAWrongPage) {

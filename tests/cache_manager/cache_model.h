@@ -30,6 +30,7 @@ class CacheModel {
     std::vector<std::uint32_t> pages;
     Hash128 root;
     bool attached = false, publishing = true, blocked = false;
+    std::uint64_t last_step = 0;
   };
   struct Match {
     std::vector<std::uint32_t> pages;
@@ -127,7 +128,11 @@ class CacheModel {
       }
       if (twin != 0) {
         std::erase(cached_, twin);
-        for (Row& other : rows_) std::ranges::replace(other.pages, page, twin);
+        for (Row& other : rows_) {
+          if (other.pages.size() <= column || other.pages[column] != page) continue;
+          if (IsInFlight(other)) steps_.back().held.push_back(page);
+          other.pages[column] = twin;
+        }
         Settle(page);
         nodes_.at(twin).recency = ++clock_;
       } else {
@@ -144,6 +149,7 @@ class CacheModel {
     const Row copy = rows_[parent];
     const std::uint32_t tail = computed % size_ != 0 ? Take() : 0;
     rows_[child] = copy;
+    rows_[child].last_step = 0;
     rows_[child].pages.assign(copy.pages.begin(), copy.pages.begin() + full);
     if (tail != 0) {
       rows_[child].pages.push_back(tail);
@@ -156,6 +162,12 @@ class CacheModel {
     while (!rows_[row].pages.empty()) {
       const std::uint32_t page = rows_[row].pages.back();
       rows_[row].pages.pop_back();
+      bool named = IsInFlight(rows_[row]);
+      for (const Step& step : steps_) {
+        for (const Copy& copy : step.copies) named = named || copy.target == page;
+      }
+      for (const Copy& copy : waiting_) named = named && copy.target != page;
+      if (named) steps_.back().held.push_back(page);
       Settle(page);
     }
     rows_[row] = Row{};
@@ -200,7 +212,7 @@ class CacheModel {
     std::vector<PageCopy> copies;
     for (const Copy& copy : waiting_) {
       copies.push_back({BlockId{copy.source}, BlockId{copy.target}, copy.rows});
-      in_flight_.push_back(copy);
+      taken_.copies.push_back(copy);
     }
     waiting_.clear();
     return copies;
@@ -209,19 +221,23 @@ class CacheModel {
     std::vector<std::uint32_t> taken(
         quarantined_.begin() + static_cast<std::ptrdiff_t>(num_clearing_), quarantined_.end());
     num_clearing_ = quarantined_.size();
+    taken_.num_clears += taken.size();
     return taken;
   }
-  void CompleteStep() {
-    while (!in_flight_.empty()) {
-      const std::uint32_t source = in_flight_.front().source;
-      in_flight_.erase(in_flight_.begin());
-      Settle(source);
-    }
-    for (; num_clearing_ > 0; --num_clearing_) {
-      spoiled_.erase(quarantined_.front());
-      free_.push_back(quarantined_.front());
-      quarantined_.erase(quarantined_.begin());
-    }
+  void PrepareStep(std::span<const RowStep> rows) {
+    ++step_;
+    for (const RowStep& row : rows) rows_[row.row.value()].last_step = step_;
+    steps_.push_back(std::exchange(taken_, {}));
+  }
+  void CompleteStep(bool spoil_held) {
+    Complete(steps_.front(), spoil_held);
+    steps_.erase(steps_.begin());
+    if (steps_.empty()) Complete(taken_, spoil_held);
+  }
+  // Whether a step in flight reads, writes or copies into the page.
+  bool IsHeld(std::uint32_t page) const {
+    return std::ranges::any_of(
+        steps_, [&](const Step& step) { return std::ranges::count(step.held, page) > 0; });
   }
 
   FlushCounts Flush() {
@@ -247,6 +263,35 @@ class CacheModel {
   struct Copy {
     std::uint32_t source, target, rows;
   };
+  struct Step {
+    std::vector<Copy> copies;
+    std::size_t num_clears = 0;
+    std::vector<std::uint32_t> held;
+  };
+
+  bool IsInFlight(const Row& row) const { return row.last_step + steps_.size() > step_; }
+
+  void Complete(Step& step, bool spoil_held) {
+    while (!step.copies.empty()) {
+      const std::uint32_t source = step.copies.front().source;
+      step.copies.erase(step.copies.begin());
+      Settle(source);
+    }
+    while (!step.held.empty()) {
+      const std::uint32_t page = step.held.front();
+      if (spoil_held) {
+        if (nodes_.contains(page)) Drop(page);
+        spoiled_.insert(page);
+      }
+      step.held.erase(step.held.begin());
+      Settle(page);
+    }
+    for (; step.num_clears > 0; --step.num_clears, --num_clearing_) {
+      spoiled_.erase(quarantined_.front());
+      free_.push_back(quarantined_.front());
+      quarantined_.erase(quarantined_.begin());
+    }
+  }
 
   bool IsCached(std::uint32_t page) const { return std::ranges::count(cached_, page) > 0; }
   std::uint32_t Requests(std::uint32_t page) const {
@@ -256,8 +301,10 @@ class CacheModel {
   }
   bool IsReferenced(std::uint32_t page) const {
     const auto reads = [&](const Copy& copy) { return copy.source == page; };
-    return Requests(page) > 0 || std::ranges::any_of(waiting_, reads) ||
-           std::ranges::any_of(in_flight_, reads);
+    return Requests(page) > 0 || IsHeld(page) || std::ranges::any_of(waiting_, reads) ||
+           std::ranges::any_of(taken_.copies, reads) ||
+           std::ranges::any_of(
+               steps_, [&](const Step& step) { return std::ranges::any_of(step.copies, reads); });
   }
 
   std::uint32_t FindChild(const Hash128& root, std::uint32_t parent, const PageKey& key,
@@ -354,7 +401,10 @@ class CacheModel {
   std::size_t num_clearing_ = 0;  // the first of quarantined_
   std::set<std::uint32_t> spoiled_;
   std::set<std::uint32_t> lost_;  // pages that had a node and may not get it back
-  std::vector<Copy> waiting_, in_flight_;
+  std::vector<Copy> waiting_;
+  Step taken_;
+  std::vector<Step> steps_;  // in flight, oldest first
+  std::uint64_t step_ = 0;
   std::uint64_t clock_ = 0, evicted_ = 0, removals_ = 0;
 };
 

@@ -25,8 +25,8 @@ void Land(const PendingCopy& copy) {
 
 void CheckGlobal(const void* p, std::uint64_t bytes, const char* what) {
   if (IsDeviceReadable(p, bytes)) return;
-  Fatal(std::string(what) + ": " + std::to_string(bytes) + " bytes at " +
-        DescribeAddress(p) + " are not in device or pinned memory");
+  Fatal(std::string(what) + ": " + std::to_string(bytes) + " bytes at " + DescribeAddress(p) +
+        " are not in device or pinned memory");
 }
 
 void CheckAligned(const void* p, std::uint32_t alignment, const char* what) {

@@ -58,8 +58,8 @@ void WakeWaiters(std::uint32_t at) {
 // Stores the state, in the next phase if this one is complete.
 void Settle(std::uint32_t at, State state) {
   if (state.missing == 0 && state.bytes < 0) {
-    Fatal("mbarrier at shared address " + std::to_string(at) + ": " +
-          std::to_string(-state.bytes) + " bytes more landed than were announced");
+    Fatal("mbarrier at shared address " + std::to_string(at) + ": " + std::to_string(-state.bytes) +
+          " bytes more landed than were announced");
   }
   const bool complete = state.missing == 0 && state.bytes == 0;
   if (complete) {

@@ -1,7 +1,8 @@
 #pragma once
 
-// mbarrier, after the PTX ISA: arrivals still to come, bytes still to come, and the parity of the phase, all in the 64
-// bits in shared memory, so that a kernel that overwrites or forgets to initialise one is caught.
+// mbarrier, after the PTX ISA: arrivals still to come, bytes still to come, and the parity of the
+// phase, all in the 64 bits in shared memory, so that a kernel that overwrites or forgets to
+// initialise one is caught.
 
 #include <cstdint>
 

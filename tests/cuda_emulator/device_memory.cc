@@ -67,7 +67,9 @@ void CheckGuards(std::uintptr_t first, const Allocation& allocation) {
 }
 
 const char* Name(MemoryKind kind) {
-  return kind == MemoryKind::kDevice ? "device" : kind == MemoryKind::kPinned ? "pinned" : "pageable";
+  return kind == MemoryKind::kDevice   ? "device"
+         : kind == MemoryKind::kPinned ? "pinned"
+                                       : "pageable";
 }
 
 void OnFault(int signal_number, siginfo_t* info, void*) {
@@ -160,7 +162,6 @@ std::string DescribeAddress(const void* p) {
 }
 
 void InstallFaultMessage() {
-#ifndef __SANITIZE_ADDRESS__
   thread_local std::byte stack[64 * 1024];  // the fiber's own may be what overflowed
   stack_t alternate{};
   alternate.ss_sp = stack;
@@ -173,7 +174,6 @@ void InstallFaultMessage() {
     return sigaction(SIGSEGV, &action, nullptr) == 0;
   }();
   (void)installed;
-#endif
 }
 
 }  // namespace quire::cuda_emulator

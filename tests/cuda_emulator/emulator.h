@@ -11,6 +11,10 @@
 
 namespace quire::cuda_emulator {
 
+// False in the binaries that run the same tests on a real GPU (real_device.cc): there options are what the GPU has,
+// faults cannot be injected and nothing is counted.
+bool IsEmulated();
+
 struct EmulatorOptions {
   // Of the order of threads and blocks, and of when bytes land. QUIRE_EMULATOR_SEED sets the default.
   std::uint64_t seed = 1;

@@ -6,10 +6,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/common_interface_defs.h>
-#endif
-
 namespace quire::cuda_emulator {
 namespace {
 
@@ -34,45 +30,21 @@ std::byte* Stacks() {
   return stacks;
 }
 
-// Frames of all threads would lie at the same offset of a page, and fight for the same lines of the cache.
+// Frames of all threads would lie at the same offset of a page, and fight for the same lines of the
+// cache.
 std::size_t Stagger(std::uint32_t index) {
   return (index * 7 % 32) * 320;
 }
 
 void (*fiber_entry)() = nullptr;
 
-#ifdef __SANITIZE_ADDRESS__
-const void* main_stack = nullptr;
-std::size_t main_stack_size = 0;
-
-void BeforeSwitch(Thread* self, const Thread* next, bool ends) {
-  const bool to_main = next->index == kMaxThreads;
-  __sanitizer_start_switch_fiber(
-      ends ? nullptr : &self->fake_stack,
-      to_main ? main_stack : Stacks() + next->index * kSlot + kPage, to_main ? main_stack_size : kStack);
-}
-void AfterSwitch(Thread* self, const Thread* from) {
-  const void* bottom = nullptr;
-  std::size_t size = 0;
-  __sanitizer_finish_switch_fiber(self->fake_stack, &bottom, &size);
-  if (from != nullptr && from->index == kMaxThreads) {
-    main_stack = bottom;
-    main_stack_size = size;
-  }
-}
-#else
-void BeforeSwitch(Thread*, const Thread*, bool) {}
-void AfterSwitch(Thread*, const Thread*) {}
-#endif
-
-void Arrived(Thread* self, const context::transfer_t& from) {
+void Arrived(const context::transfer_t& from) {
   auto* const left = static_cast<Thread*>(from.data);
   if (left != nullptr) left->context = from.fctx;
-  AfterSwitch(self, left);
 }
 
 void FiberMain(context::transfer_t from) {
-  Arrived(current_thread, from);
+  Arrived(from);
   fiber_entry();
   std::abort();
 }
@@ -81,18 +53,16 @@ void FiberMain(context::transfer_t from) {
 
 void PrepareFiber(Thread* thread, void (*entry)()) {
   fiber_entry = entry;
-  thread->fake_stack = nullptr;
   std::byte* const top =
       Stacks() + (thread->index + std::size_t{1}) * kSlot - Stagger(thread->index);
   thread->context = context::make_fcontext(top, kStack - Stagger(thread->index), FiberMain);
 }
 
 void SwitchFiber(Thread* self, Thread* next, bool ends) {
-  BeforeSwitch(self, next, ends);
   current_thread = next;
   const context::transfer_t from =
       context::jump_fcontext(next->context, ends ? nullptr : static_cast<void*>(self));
-  Arrived(self, from);
+  Arrived(from);
 }
 
 std::uint32_t StackOf(const void* address) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Stacks, and the switch from one fiber to another.
+// Stacks, and the switch from one fiber to another. The sanitizers do not know of these switches,
+// so emulated tests are not among those that run under them.
 
 #include <cstdint>
 
@@ -8,10 +9,12 @@
 
 namespace quire::cuda_emulator {
 
-// Gives `thread` a fresh fiber on stack `thread->index` of the pool; `entry` runs on it and never returns.
+// Gives `thread` a fresh fiber on stack `thread->index` of the pool; `entry` runs on it and never
+// returns.
 void PrepareFiber(Thread* thread, void (*entry)());
 
-// Goes from `self` to where `next` stands; returns when somebody goes to `self` again. With `ends`, nobody does.
+// Goes from `self` to where `next` stands; returns when somebody goes to `self` again. With `ends`,
+// nobody does.
 void SwitchFiber(Thread* self, Thread* next, bool ends);
 
 // The thread whose stack holds `address`, kMaxThreads when none does.

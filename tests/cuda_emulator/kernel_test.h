@@ -1,6 +1,7 @@
 #pragma once
 
-// What the emulator's own tests share: a stream, arrays on the emulated device, a launch that waits.
+// What the emulator's own tests share: a stream, arrays on the emulated device, a launch that
+// waits.
 
 #include <gtest/gtest.h>
 
@@ -18,12 +19,14 @@
 
 namespace quire::cuda_emulator {
 
-// n elements of device memory, which host code may touch here: the emulated device shares the address space.
+// n elements of device memory, which host code may touch here: the emulated device shares the
+// address space.
 template <typename T>
 class DeviceArray {
  public:
   explicit DeviceArray(std::size_t n) : n_(n) {
-    auto buffer = DeviceBuffer::Allocate(MemoryKind::kDevice, static_cast<std::int64_t>(n * sizeof(T)));
+    auto buffer =
+        DeviceBuffer::Allocate(MemoryKind::kDevice, static_cast<std::int64_t>(n * sizeof(T)));
     if (!buffer.ok()) std::abort();
     buffer_ = *std::move(buffer);
   }

@@ -105,8 +105,7 @@ float Element16(std::uint16_t bits, bool is_bf16) {
   return is_bf16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
 }
 
-void LoadMatrices(std::uint32_t* registers, std::uint32_t count, bool transposed,
-                  const void* row) {
+void LoadMatrices(std::uint32_t* registers, std::uint32_t count, bool transposed, const void* row) {
   LoadOperand operand{.registers = registers, .row = row};
   WarpCollective("ldmatrix", LoadAll, count | (transposed ? 16u : 0u), 0xffffffffu, &operand,
                  /*all_live=*/true);

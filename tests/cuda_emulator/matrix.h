@@ -1,8 +1,8 @@
 #pragma once
 
 // Tensor core instructions of a warp, after the PTX ISA: "Matrix fragments for mma.m16n8k16",
-// "ldmatrix", "movmatrix". Products are exact and summed in double, k ascending, and rounded to f32 once
-// per instruction, so that the same sums come out whatever instruction shape computes them.
+// "ldmatrix", "movmatrix". Products are exact and summed in double, k ascending, and rounded to f32
+// once per instruction, so that the same sums come out whatever instruction shape computes them.
 
 #include <cstdint>
 

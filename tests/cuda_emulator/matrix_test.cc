@@ -63,8 +63,9 @@ TEST_F(MatrixTest, LoadsAndTransposes) {
   }
 }
 
-// A [16][16] and B [16][8] row by row; d [16][8] is added to. The fragments are those of the PTX ISA's tables: a0..a7
-// by (row, column) = (g + 8 for i in {2, 3, 6, 7}, 2 c + i % 2 + 8 for i >= 4), b0..b3 alike, c0..c3.
+// A [16][16] and B [16][8] row by row; d [16][8] is added to. The fragments are those of the PTX
+// ISA's tables: a0..a7 by (row, column) = (g + 8 for i in {2, 3, 6, 7}, 2 c + i % 2 + 8 for i >=
+// 4), b0..b3 alike, c0..c3.
 template <typename T>
 __global__ void Product(const T* a, const T* b, float* d) {
   const std::uint32_t g = Lane() / 4;
@@ -75,13 +76,13 @@ __global__ void Product(const T* a, const T* b, float* d) {
   for (std::uint32_t i = 0; i < 8; i += 2) {
     const std::uint32_t row = g + (i % 4 >= 2 ? 8 : 0);
     const std::uint32_t column = c * 2 + (i >= 4 ? 8 : 0);
-    fragment_a[i / 2] = a[row * 16 + column].bits |
-                        static_cast<std::uint32_t>(a[row * 16 + column + 1].bits) << 16;
+    fragment_a[i / 2] =
+        a[row * 16 + column].bits | static_cast<std::uint32_t>(a[row * 16 + column + 1].bits) << 16;
   }
   for (std::uint32_t i = 0; i < 4; i += 2) {
     const std::uint32_t row = c * 2 + (i >= 2 ? 8 : 0);
-    fragment_b[i / 2] =
-        b[row * 8 + g].bits | static_cast<std::uint32_t>(b[(row + 1) * 8 + g].bits) << 16;
+    fragment_b[i / 2] = b[row * 8 + g].bits | static_cast<std::uint32_t>(b[(row + 1) * 8 + g].bits)
+                                                  << 16;
   }
   for (std::uint32_t i = 0; i < 4; ++i) {
     fragment_d[i] = d[(g + (i >= 2 ? 8 : 0)) * 8 + c * 2 + i % 2];

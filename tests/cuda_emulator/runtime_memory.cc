@@ -39,7 +39,8 @@ void CopyRows(const CopyShape& copy) {
   }
 }
 
-// What a copy kind says about one end. Page-locked memory counts as host memory, and as device memory by its address.
+// What a copy kind says about one end. Page-locked memory counts as host memory, and as device
+// memory by its address.
 bool FitsKind(MemoryKind memory, bool must_be_device) {
   return must_be_device ? memory != MemoryKind::kPageable : memory != MemoryKind::kDevice;
 }
@@ -61,7 +62,8 @@ cudaError_t CheckCopy(const CopyShape& copy, cudaMemcpyKind kind) {
   return fits ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Pinned and device ends are touched when the copy runs; pageable bytes are taken or delivered before the call returns.
+// Pinned and device ends are touched when the copy runs; pageable bytes are taken or delivered
+// before the call returns.
 cudaError_t EnqueueCopy(Runtime& runtime, const CopyShape& copy, cudaMemcpyKind kind,
                         cudaStream_t handle) {
   CUstream_st* const stream = emulator::FindStream(runtime, handle);
@@ -87,8 +89,7 @@ cudaError_t EnqueueCopy(Runtime& runtime, const CopyShape& copy, cudaMemcpyKind 
     });
   }
   const auto* const from = static_cast<const std::byte*>(copy.from);
-  auto taken =
-      std::make_shared<std::vector<std::byte>>(from, from + Extent(copy.from_pitch, copy));
+  auto taken = std::make_shared<std::vector<std::byte>>(from, from + Extent(copy.from_pitch, copy));
   return emulator::Enqueue(runtime, stream, [copy, taken] {
     CopyShape own = copy;
     own.from = taken->data();

@@ -231,6 +231,10 @@ std::uint64_t DeviceBytesAllocated() {
   return DeviceBytesInUse();
 }
 
+bool IsEmulated() {
+  return true;
+}
+
 void Reset() {
   Runtime& runtime = TheRuntime();
   const std::lock_guard<std::mutex> lock(runtime.mutex);

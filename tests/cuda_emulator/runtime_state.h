@@ -72,8 +72,8 @@ struct Runtime {
 // Never destroyed.
 Runtime& TheRuntime();
 
-// Runs `body` under the lock unless the device is lost, absent, or a fault strikes `name`; keeps what the calling
-// thread's cudaGetLastError returns.
+// Runs `body` under the lock unless the device is lost, absent, or a fault strikes `name`; keeps
+// what the calling thread's cudaGetLastError returns.
 cudaError_t Call(const char* name, const std::function<cudaError_t(Runtime&)>& body);
 // The same for the few calls that also work without a device.
 cudaError_t CallWithoutDevice(const char* name, const std::function<cudaError_t(Runtime&)>& body);
@@ -86,14 +86,14 @@ cudaError_t& LastError();
 CUstream_st* FindStream(Runtime& runtime, cudaStream_t handle);
 // Appends to the stream, or to its capture. Runs it at once when nothing is deferred.
 cudaError_t Enqueue(Runtime& runtime, CUstream_st* stream, Operation operation);
-// Runs what the stream holds, all of it or until `mark` is done, and for the default stream what it is ordered
-// behind. Returns the first error, which is sticky.
+// Runs what the stream holds, all of it or until `mark` is done, and for the default stream what it
+// is ordered behind. Returns the first error, which is sticky.
 cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark = nullptr);
 cudaError_t DrainAll(Runtime& runtime);
 // Runs one operation, as a device does while the host polls.
 cudaError_t Progress(Runtime& runtime, CUstream_st* stream);
-// cudaErrorStreamCaptureUnsupported, and the end of the captures, when the calling thread may not make a call that
-// waits or allocates because of a capture.
+// cudaErrorStreamCaptureUnsupported, and the end of the captures, when the calling thread may not
+// make a call that waits or allocates because of a capture.
 cudaError_t CheckUnsafeCall(Runtime& runtime);
 
 }  // namespace quire::cuda_emulator

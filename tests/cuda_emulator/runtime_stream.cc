@@ -62,9 +62,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   Runtime& runtime = emulator::TheRuntime();
   const std::lock_guard<std::mutex> lock(runtime.mutex);
   if (!runtime.streams.contains(handle)) return cudaErrorInvalidResourceHandle;
-  const cudaError_t error = runtime.sticky != cudaSuccess
-                                ? runtime.sticky
-                                : emulator::Drain(runtime, handle);
+  const cudaError_t error =
+      runtime.sticky != cudaSuccess ? runtime.sticky : emulator::Drain(runtime, handle);
   runtime.streams.erase(handle);
   delete handle;
   return error;
@@ -203,7 +202,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   return Call("cudaStreamIsCapturing", [&](Runtime& runtime) {
     const CUstream_st* const stream = emulator::FindStream(runtime, handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-    *status = stream->capture == nullptr    ? cudaStreamCaptureStatusNone
+    *status = stream->capture == nullptr ? cudaStreamCaptureStatusNone
               : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated
                                          : cudaStreamCaptureStatusActive;
     return cudaSuccess;

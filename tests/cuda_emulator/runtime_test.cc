@@ -118,9 +118,7 @@ TEST_F(RuntimeTest, CapturesForbidWhatTheRuntimeForbids) {
   void* p = nullptr;
   ASSERT_EQ(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
   // Another thread may allocate meanwhile.
-  std::thread([&] {
-    EXPECT_EQ(cudaMalloc(&p, 16), cudaSuccess);
-  }).join();
+  std::thread([&] { EXPECT_EQ(cudaMalloc(&p, 16), cudaSuccess); }).join();
   EXPECT_EQ(cudaFree(nullptr), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream()), cudaErrorStreamCaptureUnsupported);
   EXPECT_EQ(cudaMemsetAsync(value.data(), 0, 4, stream()), cudaErrorStreamCaptureInvalidated);
@@ -158,8 +156,9 @@ TEST_F(RuntimeTest, DeviceThatIsAskedFor) {
 TEST_F(RuntimeTest, DriverEntryPoints) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
-  ASSERT_EQ(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, 0, &result),
-            cudaSuccess);
+  ASSERT_EQ(
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, 0, &result),
+      cudaSuccess);
   EXPECT_EQ(result, cudaDriverEntryPointSuccess);
   EXPECT_EQ(function, reinterpret_cast<void*>(&EncodeTiled));
   EXPECT_EQ(cudaGetDriverEntryPointByVersion("cuNothing", &function, 12000, 0, &result),

@@ -58,7 +58,8 @@ void CheckSharedGuards() {
     for (std::uint32_t i = begin; i < end; ++i) {
       if (window.base[i] == std::byte{kPoison}) continue;
       Fatal("shared memory " + std::string(where) + " the " +
-            std::to_string(window.end - window.begin) + " bytes of the block was written, at byte " +
+            std::to_string(window.end - window.begin) +
+            " bytes of the block was written, at byte " +
             std::to_string(static_cast<std::int64_t>(i) - window.begin));
     }
   };
@@ -75,8 +76,10 @@ std::byte* SharedStartAligned() {
   const Window& window = TheWindow();
   const std::uint32_t aligned = (window.begin + 1023) / 1024 * 1024;
   if (aligned > window.end) {
-    Fatal("SharedMemory() needs kSharedAlignment bytes more than the kernel uses, the launch reserved " +
-          std::to_string(window.end - window.begin));
+    Fatal(
+        "SharedMemory() needs kSharedAlignment bytes more than the kernel uses, the launch "
+        "reserved " +
+        std::to_string(window.end - window.begin));
   }
   return window.base + aligned;
 }

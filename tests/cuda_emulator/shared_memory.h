@@ -1,8 +1,9 @@
 #pragma once
 
-// The shared memory of the block that runs: one buffer inside a window whose base behaves as aligned to
-// 256 KiB, so that shared addresses (offsets in the window) and pointers agree in their low bits. The
-// block's bytes start at a multiple of 16 that is never one of 1024, and hold 0xFF when a block starts.
+// The shared memory of the block that runs: one buffer inside a window whose base behaves as
+// aligned to 256 KiB, so that shared addresses (offsets in the window) and pointers agree in their
+// low bits. The block's bytes start at a multiple of 16 that is never one of 1024, and hold 0xFF
+// when a block starts.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,11 +17,12 @@ void CheckSharedGuards();
 
 // First byte, 16-byte aligned.
 std::byte* SharedStart();
-// The same rounded up to a multiple of 1024. Ends the process when the launch reserved nothing for that.
+// The same rounded up to a multiple of 1024. Ends the process when the launch reserved nothing for
+// that.
 std::byte* SharedStartAligned();
 
-// The shared address of `bytes` bytes at p; ends the process when one of them lies outside the block's
-// shared memory, or p is not aligned to `alignment`.
+// The shared address of `bytes` bytes at p; ends the process when one of them lies outside the
+// block's shared memory, or p is not aligned to `alignment`.
 std::uint32_t SharedAddress(const void* p, std::uint32_t bytes, std::uint32_t alignment,
                             const char* what);
 // The bytes behind a shared address, with the same checks.

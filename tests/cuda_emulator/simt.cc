@@ -40,8 +40,8 @@ struct LateWork {
 
 // How the threads of one block take turns, drawn once per block.
 struct Turns {
-  bool descending = false;       // lanes of a warp
-  std::uint32_t stay = 1;        // a warp goes on past a collective with chance 1 - 1 / stay; 1: never
+  bool descending = false;  // lanes of a warp
+  std::uint32_t stay = 1;   // a warp goes on past a collective with chance 1 - 1 / stay; 1: never
 };
 
 struct Block {
@@ -107,7 +107,8 @@ std::string Waiting() {
       const Thread& thread = threads[index];
       std::string what = "have ended";
       if ((block.warps[w].live >> lane & 1u) != 0) {
-        what = thread.waits_for == nullptr ? "can run" : absl::StrCat("wait for ", thread.waits_for);
+        what =
+            thread.waits_for == nullptr ? "can run" : absl::StrCat("wait for ", thread.waits_for);
         if (thread.waits_for != nullptr && thread.collective != nullptr) {
           absl::StrAppend(&what, " of lanes ", Lanes(thread.collective_mask));
         } else if (thread.waits_for != nullptr && thread.waits_detail != kNoDetail) {
@@ -271,7 +272,8 @@ void RunBlock(std::uint32_t x, std::uint32_t y, std::uint64_t seed) {
   StartThreads();
   main_thread.index = kMaxThreads;
   current_thread = &main_thread;
-  SwitchFiber(&main_thread, Take(NextBit(block.ready, block.random.Below(32)), block.random.Below(32)),
+  SwitchFiber(&main_thread,
+              Take(NextBit(block.ready, block.random.Below(32)), block.random.Below(32)),
               /*ends=*/false);
   current_thread = nullptr;
   CheckSharedGuards();
@@ -384,8 +386,8 @@ void NamedBarrier(std::uint32_t id, std::uint32_t count, bool wait) {
   }
   NamedBarrierState& barrier = block.named[id];
   if (barrier.threads != 0 && barrier.threads != count) {
-    Fatal("named barrier " + std::to_string(id) + ": " + std::to_string(count) +
-          " threads here, " + std::to_string(barrier.threads) + " elsewhere");
+    Fatal("named barrier " + std::to_string(id) + ": " + std::to_string(count) + " threads here, " +
+          std::to_string(barrier.threads) + " elsewhere");
   }
   barrier.threads = count;
   if (++barrier.arrived == count) {

@@ -1,14 +1,14 @@
 #pragma once
 
 // The machine that runs emulated kernels: one block at a time, every thread of it a fiber. A fiber
-// runs until it meets others (a warp collective, a barrier) and has to wait for them; who goes on then
-// is drawn from the seed, so that a missing synchronisation shows under some seeds.
+// runs until it meets others (a warp collective, a barrier) and has to wait for them; who goes on
+// then is drawn from the seed, so that a missing synchronisation shows under some seeds.
 //
-// Place:   below the twins of kernels/cuda/*.cuh in include/, which are the only callers besides the
-//          emulated runtime.
+// Place:   below the twins of kernels/cuda/*.cuh in include/, which are the only callers besides
+//          the emulated runtime.
 // Threads: one block at a time in the process; the runtime holds its lock while a kernel runs.
-// Errors:  what no kernel may do ends the process with a message that names the kernel, the block and
-//          the thread.
+// Errors:  what no kernel may do ends the process with a message that names the kernel, the block
+//          and the thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -62,7 +62,6 @@ struct PendingCopy {
 
 struct Thread {
   void* context = nullptr;  // where its fiber stands
-  void* fake_stack = nullptr;  // of the address sanitizer
   std::uint32_t index = 0;
   std::uint32_t lane = 0;
   std::uint32_t warp = 0;
@@ -103,12 +102,13 @@ std::uint32_t CurrentBlockX();
 std::uint32_t CurrentBlockY();
 Random& BlockRandom();
 
-// Computes the result of a collective for all lanes at once: operands[lane] is what the lane passed, null for lanes
-// outside `mask` and for lanes that have ended.
+// Computes the result of a collective for all lanes at once: operands[lane] is what the lane
+// passed, null for lanes outside `mask` and for lanes that have ended.
 using CollectiveFunction = void (*)(void* const* operands, std::uint32_t mask,
                                     std::uint64_t argument);
-// All lanes of `mask` that have not ended call this with the same function, argument and mask; the last one computes.
-// `all_live`: lanes that have ended are an error, as for the .aligned instructions.
+// All lanes of `mask` that have not ended call this with the same function, argument and mask; the
+// last one computes. `all_live`: lanes that have ended are an error, as for the .aligned
+// instructions.
 void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t argument,
                     std::uint32_t mask, void* operand, bool all_live);
 
@@ -123,8 +123,8 @@ void Wake(Thread* thread);
 std::vector<Thread>& Threads();
 std::uint32_t NumThreads();
 
-// Work that the hardware does on its own, the bytes of bulk copies: at once, some time later or when nobody can
-// run, by chance; mostly as late as that. A block that ends before is an error.
+// Work that the hardware does on its own, the bytes of bulk copies: at once, some time later or
+// when nobody can run, by chance; mostly as late as that. A block that ends before is an error.
 void AddLateWork(std::function<void()> work);
 
 // Collectives and switches since the start of the process.

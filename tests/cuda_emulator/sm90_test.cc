@@ -28,11 +28,11 @@ class Sm90Test : public KernelTest {
     for (std::size_t i = 0; i + 1 < dims.size(); ++i) strides.push_back(stride *= dims[i]);
     const cuuint32_t steps[] = {1, 1, 1, 1, 1};
     CUtensorMap map;
-    EXPECT_EQ(EncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                          static_cast<cuuint32_t>(dims.size()), p, dims.data(), strides.data(),
-                          box.data(), steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-              CUDA_SUCCESS);
+    EXPECT_EQ(
+        EncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(dims.size()), p,
+                    dims.data(), strides.data(), box.data(), steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        CUDA_SUCCESS);
     return map;
   }
   static DeviceArray<std::uint16_t> Numbered(std::size_t n) {
@@ -134,8 +134,8 @@ TEST_F(Sm90Test, BoxesWithZerosOutside) {
   const CUtensorMap map = Encode(tensor.data(), {40, 6}, {16, 4}, CU_TENSOR_MAP_SWIZZLE_NONE);
   for (const auto& [x, y] : {std::pair(8, 1), std::pair(32, 4), std::pair(-8, -2)}) {
     DeviceArray<std::uint16_t> out(64);
-    Run(LoadTile<When::kWaited>, {.threads = 32, .shared_bytes = kSharedAlignment + 256}, map, x,
-        y, -1, 128u, out.data());
+    Run(LoadTile<When::kWaited>, {.threads = 32, .shared_bytes = kSharedAlignment + 256}, map, x, y,
+        -1, 128u, out.data());
     for (int i = 0; i < 64; ++i) {
       const int column = x + i % 16;
       const int row = y + i / 16;
@@ -184,8 +184,8 @@ TEST_F(Sm90Test, MissingWaitReadsNaN) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     UseSeed(seed);
     DeviceArray<std::uint16_t> out(64);
-    Run(LoadTile<When::kNotWaited>, {.threads = 32, .shared_bytes = kSharedAlignment + 256}, map,
-        0, 0, -1, 128u, out.data());
+    Run(LoadTile<When::kNotWaited>, {.threads = 32, .shared_bytes = kSharedAlignment + 256}, map, 0,
+        0, -1, 128u, out.data());
     seen = seen || out[0] == 0xffff;
   }
   EXPECT_TRUE(seen);
@@ -199,8 +199,7 @@ TEST_F(Sm90DeathTest, BoxesThatNoDeviceLoads) {
                "3 coordinates through a map of 2");
   EXPECT_DEATH(Run(LoadTile<When::kWaited>, shape, map, 0, 0, -1, 256u, tensor.data()),
                "more landed than were announced|not initialised");
-  EXPECT_DEATH(Run(LoadTile<When::kWaited>, shape, map, 0, 0, -1, 640u, tensor.data()),
-               "deadlock");
+  EXPECT_DEATH(Run(LoadTile<When::kWaited>, shape, map, 0, 0, -1, 640u, tensor.data()), "deadlock");
 }
 
 TEST(EncodeTest, RefusesWhatTheDriverRefuses) {
@@ -270,14 +269,16 @@ TEST_F(Sm90Test, BulkRunsAndCopiesOnOneBarrier) {
 
 enum class Operands { kShared, kRegisters };
 
-// Element (row, column) of a tile of 64 16-bit columns under the 128-byte swizzle, further columns `slab_bytes` on.
+// Element (row, column) of a tile of 64 16-bit columns under the 128-byte swizzle, further columns
+// `slab_bytes` on.
 __device__ __forceinline__ std::uint32_t SwizzledByte(std::uint32_t row, std::uint32_t column,
                                                       std::uint32_t slab_bytes) {
   const std::uint32_t chunk = column % 64 / 8 ^ row % 8;
   return column / 64 * slab_bytes + row * 128 + chunk * 16 + column % 8 * 2;
 }
 
-// d [64][kN] = a [64][64] b + d, b as [kN][64] (K-major) or [64][kN] (MN-major): four products of K 16 in two groups.
+// d [64][kN] = a [64][64] b + d, b as [kN][64] (K-major) or [64][kN] (MN-major): four products of K
+// 16 in two groups.
 template <typename T, int kN, int kTransB, Operands kOperands>
 __global__ void Warpgroup(const T* a, const T* b, float* d, std::uint32_t* poison) {
   std::byte* const tile_a = SharedMemory();
@@ -301,8 +302,7 @@ __global__ void Warpgroup(const T* a, const T* b, float* d, std::uint32_t* poiso
   WgmmaFence();
   for (std::uint32_t k = 0; k < 4; ++k) {
     const std::byte* const from_b = tile_b + (kTransB != 0 ? k * 16 * 128 : k * 32);
-    const std::uint64_t desc_b =
-        WgmmaDescriptor(from_b, kBRows * 128, 1024, SharedSwizzle::k128B);
+    const std::uint64_t desc_b = WgmmaDescriptor(from_b, kBRows * 128, 1024, SharedSwizzle::k128B);
     if constexpr (kOperands == Operands::kShared) {
       WgmmaShared<T, kN, kTransB>(
           sums, WgmmaDescriptor(tile_a + k * 32, 0, 1024, SharedSwizzle::k128B), desc_b, true);

@@ -107,8 +107,8 @@ const Map& Decode(const CUtensorMap* map, std::uint32_t rank) {
   return decoded;
 }
 
-// Where byte `offset` of a box lands: the number of its 16-byte chunk inside the row of the pattern, XOR the
-// row's own number, as bits of the shared address.
+// Where byte `offset` of a box lands: the number of its 16-byte chunk inside the row of the
+// pattern, XOR the row's own number, as bits of the shared address.
 std::uint32_t Swizzle(std::uint32_t address, std::uint32_t swizzle_bytes) {
   if (swizzle_bytes == 0) return address;
   const std::uint32_t chunks = swizzle_bytes / 16;
@@ -224,7 +224,8 @@ void LoadBox(void* shared, const CUtensorMap* map, std::uint32_t barrier, std::u
     Fatal("a box with rows of " + std::to_string(row_bytes) + " bytes under a swizzle of " +
           std::to_string(box.map.swizzle_bytes) + " bytes is not emulated");
   }
-  // The pattern repeats every 8 rows; a destination inside it would be legal, and read wrongly by wgmma.
+  // The pattern repeats every 8 rows; a destination inside it would be legal, and read wrongly by
+  // wgmma.
   const std::uint32_t alignment =
       std::max<std::uint32_t>(128, std::uint32_t{box.map.swizzle_bytes} * 8);
   box.to = SharedAddress(shared, BoxBytes(box), alignment, "bulk tensor copy");

@@ -36,8 +36,8 @@ Descriptor Decode(std::uint64_t bits) {
                      .stride_bytes = field(32),
                      .row_bytes = kRowBytes[bits >> 62]};
   if (d.row_bytes == 0) Fatal("a wgmma descriptor without swizzle is not emulated");
-  // "Base offset": 0 when the pattern starts at a multiple of its 8 rows; then only an advance inside the first row
-  // is left in the low bits of the start.
+  // "Base offset": 0 when the pattern starts at a multiple of its 8 rows; then only an advance
+  // inside the first row is left in the low bits of the start.
   if ((bits >> 49 & 7) != 0) Fatal("a wgmma descriptor with a base offset is not emulated");
   if (d.start % (8 * d.row_bytes) >= d.row_bytes) {
     Fatal("wgmma operand at shared address " + std::to_string(d.start) +
@@ -49,7 +49,8 @@ Descriptor Decode(std::uint64_t bits) {
 
 // The 16-bit element at `mn` along M or N and `k`. Canonical layouts in bytes, before the swizzle:
 //   K-major    row mn % 8 of a pattern, patterns stride_bytes apart; k along the row
-//   MN-major   row k % 8 of a pattern, patterns stride_bytes apart; mn along the row, leading_bytes to the next rows
+//   MN-major   row k % 8 of a pattern, patterns stride_bytes apart; mn along the row, the next rows
+//              leading_bytes on
 std::uint16_t Element(const Descriptor& d, bool mn_major, std::uint32_t mn, std::uint32_t k) {
   std::uint32_t at = d.start;
   if (mn_major) {
@@ -132,8 +133,8 @@ void Multiply(const PendingProduct* const* products, double* sums) {
   }
 }
 
-// Computes product `index` of every thread of the group. A product that is the first on its registers brings their
-// values along; for the others an earlier one has just put them there.
+// Computes product `index` of every thread of the group. A product that is the first on its
+// registers brings their values along; for the others an earlier one has just put them there.
 void Compute(Thread* group, std::size_t index) {
   const PendingProduct* products[kGroupThreads];
   for (std::uint32_t t = 0; t < kGroupThreads; ++t) {
@@ -154,8 +155,7 @@ void Compute(Thread* group, std::size_t index) {
   Multiply(products, sums);
   for (std::uint32_t t = 0; t < kGroupThreads; ++t) {
     for (std::uint32_t i = 0; i < registers; ++i) {
-      products[t]->d[i] =
-          static_cast<float>(sums[RowOf(t, i) * first.columns + ColumnOf(t, i)]);
+      products[t]->d[i] = static_cast<float>(sums[RowOf(t, i) * first.columns + ColumnOf(t, i)]);
     }
   }
 }
@@ -164,16 +164,16 @@ void PoisonRegisters(const PendingProduct& product) {
   std::fill_n(product.d, product.columns / 2, std::numeric_limits<float>::quiet_NaN());
 }
 
-// Computes the first `count` products. Registers that a later one still owns become NaN again, their values move there.
+// Computes the first `count` products. Registers that a later one still owns become NaN again,
+// their values move there.
 void ComputeFirst(Thread* group, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) Compute(group, i);
   for (std::uint32_t t = 0; t < kGroupThreads; ++t) {
     auto& products = group[t].products;
     products.erase(products.begin(), products.begin() + static_cast<std::ptrdiff_t>(count));
     for (auto next = products.begin(); next != products.end(); ++next) {
-      const bool first_on_d = std::none_of(products.begin(), next, [&](const PendingProduct& p) {
-        return p.d == next->d;
-      });
+      const bool first_on_d = std::none_of(products.begin(), next,
+                                           [&](const PendingProduct& p) { return p.d == next->d; });
       if (!first_on_d || !next->before.empty()) continue;
       next->before.assign(next->d, next->d + next->columns / 2);
       PoisonRegisters(*next);
@@ -182,8 +182,7 @@ void ComputeFirst(Thread* group, std::size_t count) {
 }
 
 std::size_t CountDone(const Thread& thread, std::uint32_t pending) {
-  const std::uint32_t last =
-      thread.product_groups > pending ? thread.product_groups - pending : 0;
+  const std::uint32_t last = thread.product_groups > pending ? thread.product_groups - pending : 0;
   return static_cast<std::size_t>(
       std::count_if(thread.products.begin(), thread.products.end(),
                     [&](const PendingProduct& p) { return p.group != 0 && p.group <= last; }));

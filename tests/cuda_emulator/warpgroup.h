@@ -1,8 +1,8 @@
 #pragma once
 
-// wgmma, after the PTX ISA ("Asynchronous warpgroup level matrix instructions"). A product is remembered when it is
-// issued and computed when its group is waited for: until then its accumulators are NaN, and shared memory that is
-// overwritten too early gives wrong sums.
+// wgmma, after the PTX ISA ("Asynchronous warpgroup level matrix instructions"). A product is
+// remembered when it is issued and computed when its group is waited for: until then its
+// accumulators are NaN, and shared memory that is overwritten too early gives wrong sums.
 
 #include <cstdint>
 

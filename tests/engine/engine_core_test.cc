@@ -37,9 +37,14 @@ void ExpectAllPagesBack(const Harness& harness) {
   EXPECT_EQ(MetricSum(harness.registry, "quire_expired_request_tokens_total"), 0);
 }
 
-HarnessOptions Tiny(AdmissionMode mode) {
+// Every test runs one step at a time, and one step ahead.
+class EngineCoreTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(StepsInFlight, EngineCoreTest, ::testing::Values(1, 2));
+
+HarnessOptions Tiny(AdmissionMode mode, int steps_in_flight) {
   HarnessOptions options = MakeHarnessOptions(
-      {.usable_pages = 22, .page_size = 16, .max_rows = 16, .max_context_tokens = 320});
+      {.usable_pages = 22, .page_size = 16, .max_rows = 16, .max_context_tokens = 320},
+      steps_in_flight);
   options.engine.admission = mode;
   options.engine.prefill_chunk_tokens = 32;
   options.engine.max_step_tokens = 96;
@@ -47,9 +52,9 @@ HarnessOptions Tiny(AdmissionMode mode) {
   return options;
 }
 
-// Alone in a large pool.
+// Alone in a large pool, one step at a time.
 Harness::Output RunAlone(const Request& request) {
-  HarnessOptions options = Tiny(AdmissionMode::kSafe);
+  HarnessOptions options = Tiny(AdmissionMode::kSafe, 1);
   options.pool.usable_pages = 400;
   options.runner.num_blocks = 401;
   options.engine.max_step_tokens = 1000;
@@ -69,11 +74,11 @@ void ExpectSameOutput(const Harness::Output& a, const Harness::Output& b) {
   EXPECT_EQ(a.prompt_logprobs, b.prompt_logprobs);
 }
 
-TEST(EngineCoreTest, OutputDoesNotDependOnPoolOrNeighbours) {
+TEST_P(EngineCoreTest, OutputDoesNotDependOnPoolOrNeighbours) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 6; ++round) {
     HarnessOptions options =
-        Tiny(round % 3 == 0 ? AdmissionMode::kSafe : AdmissionMode::kOvercommit);
+        Tiny(round % 3 == 0 ? AdmissionMode::kSafe : AdmissionMode::kOvercommit, GetParam());
     Harness harness(options);
     std::vector<Request> requests;
     for (int i = 0; i < 24; ++i) {
@@ -108,8 +113,8 @@ TEST(EngineCoreTest, OutputDoesNotDependOnPoolOrNeighbours) {
   }
 }
 
-TEST(EngineCoreTest, TokenCountsBalance) {
-  HarnessOptions options = Tiny(AdmissionMode::kOvercommit);
+TEST_P(EngineCoreTest, TokenCountsBalance) {
+  HarnessOptions options = Tiny(AdmissionMode::kOvercommit, GetParam());
   Harness harness(options);
   std::int64_t tokens = 0, choices = 0;
   for (int i = 0; i < 20; ++i) {
@@ -138,8 +143,8 @@ TEST(EngineCoreTest, TokenCountsBalance) {
             computed + recomputed + static_cast<double>(tokens - choices));
 }
 
-TEST(EngineCoreTest, ChoicesShareOnePrefill) {
-  Harness harness(Tiny(AdmissionMode::kSafe));
+TEST_P(EngineCoreTest, ChoicesShareOnePrefill) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   Request request = MakeRequest("n", MakePrompt(3, 20), 6);
   request.sampling.temperature = 1;
   request.sampling.choice_count = 4;
@@ -163,8 +168,8 @@ struct Staged {
   std::shared_ptr<LiveRequest> victim;
 };
 
-Staged Stage(RequestState state, absl::Time deadline) {
-  HarnessOptions options = Tiny(AdmissionMode::kOvercommit);
+Staged Stage(RequestState state, absl::Time deadline, int steps_in_flight) {
+  HarnessOptions options = Tiny(AdmissionMode::kOvercommit, steps_in_flight);
   options.engine.slow_client_timeout = absl::Seconds(5);
   auto harness = std::make_unique<Harness>(options);
   auto long_request = [&](std::string id) {
@@ -192,6 +197,7 @@ Staged Stage(RequestState state, absl::Time deadline) {
                                               .num_tokens = options.engine.stream_queue_tokens,
                                               .usage = {}});
       harness->Step();
+      harness->Settle();
     }
   } else {
     Request neighbour = MakeRequest("neighbour", MakePrompt(8, 80), 220);
@@ -211,12 +217,12 @@ const RequestState kStates[] = {RequestState::kPreparing, RequestState::kQueued,
                                 RequestState::kPrefill,   RequestState::kDecode,
                                 RequestState::kPreempted, RequestState::kStalled};
 
-TEST(EngineCoreTest, EveryCancelEndsEveryStateAtOnce) {
+TEST_P(EngineCoreTest, EveryCancelEndsEveryStateAtOnce) {
   for (const RequestState state : kStates) {
     for (int source = 0; source < kNumCancelSources; ++source) {
       SCOPED_TRACE(
           absl::StrCat("state ", std::string(RequestStateName(state)), ", source ", source));
-      Staged staged = Stage(state, absl::InfiniteFuture());
+      Staged staged = Stage(state, absl::InfiniteFuture(), GetParam());
       ASSERT_EQ(staged.victim->state.load(), state);
       staged.harness->Cancel(staged.victim, static_cast<CancelSource>(source));
       EXPECT_EQ(staged.victim->shown_pages.load(), 0);
@@ -234,11 +240,11 @@ TEST(EngineCoreTest, EveryCancelEndsEveryStateAtOnce) {
   }
 }
 
-TEST(EngineCoreTest, DeadlineEndsEveryState) {
+TEST_P(EngineCoreTest, DeadlineEndsEveryState) {
   for (const RequestState state : kStates) {
     SCOPED_TRACE(std::string(RequestStateName(state)));
     const absl::Time deadline = testing::FakeClock().Now() + absl::Seconds(3);
-    Staged staged = Stage(state, deadline);
+    Staged staged = Stage(state, deadline, GetParam());
     ASSERT_EQ(staged.victim->state.load(), state);
     EXPECT_LE(staged.harness->core.NextWake(), deadline);
     staged.harness->clock.Advance(absl::Seconds(3));
@@ -253,8 +259,8 @@ TEST(EngineCoreTest, DeadlineEndsEveryState) {
   }
 }
 
-TEST(EngineCoreTest, QueueTimeoutCountsOnlyUntilTheFirstStep) {
-  HarnessOptions options = Tiny(AdmissionMode::kSafe);
+TEST_P(EngineCoreTest, QueueTimeoutCountsOnlyUntilTheFirstStep) {
+  HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.engine.max_running_sequences = 1;
   Harness harness(options);
   for (const char* id : {"runs", "waits"}) {
@@ -272,8 +278,8 @@ TEST(EngineCoreTest, QueueTimeoutCountsOnlyUntilTheFirstStep) {
   ExpectAllPagesBack(harness);
 }
 
-TEST(EngineCoreTest, SlowReaderIsSkippedThenCancelled) {
-  Staged staged = Stage(RequestState::kStalled, absl::InfiniteFuture());
+TEST_P(EngineCoreTest, SlowReaderIsSkippedThenCancelled) {
+  Staged staged = Stage(RequestState::kStalled, absl::InfiniteFuture(), GetParam());
   Harness& harness = *staged.harness;
   const std::int32_t pages = staged.victim->shown_pages.load();
   EXPECT_GT(pages, 0);
@@ -289,8 +295,8 @@ TEST(EngineCoreTest, SlowReaderIsSkippedThenCancelled) {
   ExpectAllPagesBack(harness);
 }
 
-TEST(EngineCoreTest, SlowReaderGoesOnWhenItReads) {
-  Staged staged = Stage(RequestState::kStalled, absl::InfiniteFuture());
+TEST_P(EngineCoreTest, SlowReaderGoesOnWhenItReads) {
+  Staged staged = Stage(RequestState::kStalled, absl::InfiniteFuture(), GetParam());
   EXPECT_TRUE(staged.victim->stream->Take().has_value());
   staged.harness->RunUntilIdle();
   const Harness::Output& output = staged.harness->output("victim");
@@ -298,8 +304,8 @@ TEST(EngineCoreTest, SlowReaderGoesOnWhenItReads) {
   EXPECT_EQ(output.tokens, RunAlone(staged.victim->request).tokens);
 }
 
-TEST(EngineCoreTest, MinTokensHoldsBackEndOfSequenceAndStopIds) {
-  HarnessOptions options = Tiny(AdmissionMode::kSafe);
+TEST_P(EngineCoreTest, MinTokensHoldsBackEndOfSequenceAndStopIds) {
+  HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.runner.end_token = kEosToken;
   options.runner.end_period = 2;
   for (const bool ignore : {false, true}) {
@@ -324,7 +330,7 @@ TEST(EngineCoreTest, MinTokensHoldsBackEndOfSequenceAndStopIds) {
   }
 }
 
-TEST(EngineCoreTest, StopTokenEndsTheChoice) {
+TEST_P(EngineCoreTest, StopTokenEndsTheChoice) {
   const Request plain = MakeRequest("a", MakePrompt(4, 12), 30);
   const std::vector<std::int32_t> tokens = RunAlone(plain).tokens.at(0);
   Request request = plain;
@@ -335,8 +341,8 @@ TEST(EngineCoreTest, StopTokenEndsTheChoice) {
   EXPECT_EQ(output.finish.at(0), FinishReason::kStopToken);
 }
 
-TEST(EngineCoreTest, ContextBoundsTheAnswer) {
-  Harness harness(Tiny(AdmissionMode::kSafe));
+TEST_P(EngineCoreTest, ContextBoundsTheAnswer) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   harness.Submit(MakeRequest("full", MakePrompt(1, 310), 100));
   harness.Submit(MakeRequest("exact", MakePrompt(2, 310), 10));
   harness.Submit(MakeRequest("long", MakePrompt(3, 320), 10));
@@ -354,8 +360,8 @@ TEST(EngineCoreTest, ContextBoundsTheAnswer) {
   EXPECT_EQ(harness.output("truncated").tokens, RunAlone(MakeRequest("t", prompt, 20)).tokens);
 }
 
-TEST(EngineCoreTest, PromptLogprobsCoverEveryPositionOnce) {
-  Harness harness(Tiny(AdmissionMode::kSafe));
+TEST_P(EngineCoreTest, PromptLogprobsCoverEveryPositionOnce) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   harness.Submit(MakeRequest("warm", MakePrompt(5, 50), 1));
   harness.RunUntilIdle();
   Request request = MakeRequest("scored", MakePrompt(5, 50), 4);
@@ -373,8 +379,8 @@ TEST(EngineCoreTest, PromptLogprobsCoverEveryPositionOnce) {
   EXPECT_EQ(output.prompt_logprobs, RunAlone(request).prompt_logprobs);
 }
 
-TEST(EngineCoreTest, NonFiniteLogitsEndOneRequestAndLeaveNothing) {
-  Harness harness(Tiny(AdmissionMode::kSafe));
+TEST_P(EngineCoreTest, NonFiniteLogitsEndOneRequestAndLeaveNothing) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   std::vector<std::int32_t> poisoned = MakePrompt(1, 40);
   poisoned[20] = kPoisonToken;
   harness.Submit(MakeRequest("sick", poisoned, 10));
@@ -394,10 +400,10 @@ TEST(EngineCoreTest, NonFiniteLogitsEndOneRequestAndLeaveNothing) {
   ExpectAllPagesBack(harness);
 }
 
-TEST(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
+TEST_P(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
   // The sick request holds every page; the next needs them all, and only an empty step can clear
   // them.
-  Harness harness(Tiny(AdmissionMode::kSafe));
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   std::vector<std::int32_t> poisoned = MakePrompt(1, 310);
   poisoned[309] = kPoisonToken;
   harness.Submit(MakeRequest("sick", poisoned, 10));
@@ -408,8 +414,8 @@ TEST(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
   ExpectSameOutput(harness.output("next"), RunAlone(next));
 }
 
-TEST(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
-  HarnessOptions options = Tiny(AdmissionMode::kSafe);
+TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
+  HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.engine.max_running_sequences = 2;
   Harness harness(options);
   int runs = 0;
@@ -431,7 +437,7 @@ TEST(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
   ExpectAllPagesBack(harness);
 }
 
-TEST(EngineCoreTest, QueueLimitsRefuseWithNumbers) {
+TEST(AdmissionQueueTest, QueueLimitsRefuseWithNumbers) {
   AdmissionQueue queue(2, 100);
   EXPECT_TRUE(queue.EnterRequest().ok());
   EXPECT_TRUE(queue.EnterRequest().ok());
@@ -449,7 +455,7 @@ TEST(EngineCoreTest, QueueLimitsRefuseWithNumbers) {
   EXPECT_TRUE(queue.AddTokens(100).ok());
 }
 
-TEST(EngineCoreTest, RateIsTheMeanOfTheLastTenSeconds) {
+TEST(AdmissionQueueTest, RateIsTheMeanOfTheLastTenSeconds) {
   RateMeter meter;
   absl::Time now = absl::FromUnixSeconds(100);
   EXPECT_EQ(meter.PerSecond(now), 0);
@@ -461,10 +467,10 @@ TEST(EngineCoreTest, RateIsTheMeanOfTheLastTenSeconds) {
   EXPECT_EQ(meter.PerSecond(now + absl::Seconds(20)), 0);
 }
 
-TEST(EngineCoreTest, RandomRunKeepsEveryInvariant) {
+TEST_P(EngineCoreTest, RandomRunKeepsEveryInvariant) {
   std::mt19937_64 random(42);
   for (int round = 0; round < 4; ++round) {
-    Harness harness(Tiny(round % 2 == 0 ? AdmissionMode::kOvercommit : AdmissionMode::kSafe));
+    Harness harness(Tiny(round % 2 == 0 ? AdmissionMode::kOvercommit : AdmissionMode::kSafe, GetParam()));
     harness.runner.SetHook([&](const models::StepBatch&) {
       return random() % 200 == 0 ? absl::InternalError("random failure") : absl::OkStatus();
     });

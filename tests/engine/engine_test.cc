@@ -2,6 +2,7 @@
 
 #include "engine/engine.h"
 
+#include <new>
 #include <random>
 #include <thread>
 
@@ -25,12 +26,12 @@ std::string ReasonOf(const absl::Status& status) {
 }
 
 // An engine over the fake runner; the runner can be held between two steps.
-class EngineTest : public ::testing::Test {
+class EngineTest : public ::testing::TestWithParam<int> {
  protected:
   void Start(const std::function<void(EngineOptions&, FakeRunnerOptions&)>& change = {}) {
     const PoolOptions pool{
         .usable_pages = 200, .page_size = 16, .max_rows = 16, .max_context_tokens = 1024};
-    HarnessOptions options = MakeHarnessOptions(pool);
+    HarnessOptions options = MakeHarnessOptions(pool, GetParam());
     if (change) change(options.engine, options.runner);
     tokenizer_ = MakeByteTokenizer();
     runner_ = std::make_unique<FakeRunner>(options.runner);
@@ -81,13 +82,15 @@ class EngineTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
+INSTANTIATE_TEST_SUITE_P(StepsInFlight, EngineTest, ::testing::Values(1, 2));
+
 Request TextRequest(std::string id, std::string text, std::int32_t max_tokens) {
   Request request = MakeRequest(std::move(id), {}, max_tokens);
   request.prompt = TextPrompt{.text = std::move(text)};
   return request;
 }
 
-TEST_F(EngineTest, StreamedAndWholeAnswersAreEqual) {
+TEST_P(EngineTest, StreamedAndWholeAnswersAreEqual) {
   Start();
   for (const std::int32_t interval : {1, 7, 1024}) {
     Request request = TextRequest("a", "Once upon a time", 100);
@@ -122,7 +125,7 @@ TEST_F(EngineTest, StreamedAndWholeAnswersAreEqual) {
   ExpectIdle();
 }
 
-TEST_F(EngineTest, StopStringsCutAcrossTokensLikeNaiveSearch) {
+TEST_P(EngineTest, StopStringsCutAcrossTokensLikeNaiveSearch) {
   Start();
   std::mt19937_64 random(3);
   int stopped = 0;
@@ -172,7 +175,7 @@ TEST_F(EngineTest, StopStringsCutAcrossTokensLikeNaiveSearch) {
             MetricSum(registry_, "quire_choices_finished_total"));
 }
 
-TEST_F(EngineTest, StopStringsWaitForMinTokens) {
+TEST_P(EngineTest, StopStringsWaitForMinTokens) {
   Start();
   Request request = TextRequest("a", "prompt", 40);
   request.stopping.ignore_eos = true;
@@ -186,7 +189,7 @@ TEST_F(EngineTest, StopStringsWaitForMinTokens) {
   EXPECT_EQ(text.substr(0, held.choices.at(0).text.size()), held.choices.at(0).text);
 }
 
-TEST_F(EngineTest, EchoAndPromptLogprobsComeFirst) {
+TEST_P(EngineTest, EchoAndPromptLogprobsComeFirst) {
   Start();
   Request request = TextRequest("a", "hello <eos>", 5);
   request.output.echo_prompt = true;
@@ -201,7 +204,7 @@ TEST_F(EngineTest, EchoAndPromptLogprobsComeFirst) {
   EXPECT_EQ(reading.prompt_bytes, "ello <eos>");
 }
 
-TEST_F(EngineTest, RefusesAtTheDoor) {
+TEST_P(EngineTest, RefusesAtTheDoor) {
   Start([](EngineOptions& options, FakeRunnerOptions&) {
     options.max_queued_requests = 3;
     options.max_running_sequences = 2;
@@ -247,7 +250,7 @@ TEST_F(EngineTest, RefusesAtTheDoor) {
                 MetricSum(registry_, "quire_requests_rejected_total"));
 }
 
-TEST_F(EngineTest, CancelAbortAndListSeeLiveRequests) {
+TEST_P(EngineTest, CancelAbortAndListSeeLiveRequests) {
   Start();
   Gate(true);
   std::map<std::string, std::shared_ptr<TokenStream>> streams;
@@ -279,7 +282,7 @@ TEST_F(EngineTest, CancelAbortAndListSeeLiveRequests) {
   ExpectIdle();
 }
 
-TEST_F(EngineTest, DrainRefusesNewRequestsAndFinishesLiveOnes) {
+TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesLiveOnes) {
   Start();
   Gate(true);
   const auto stream = *engine_->Accept(MakeRequest("a", {1, 2, 3}, 20));
@@ -296,7 +299,7 @@ TEST_F(EngineTest, DrainRefusesNewRequestsAndFinishesLiveOnes) {
   EXPECT_TRUE(Run(MakeRequest("c", {1}, 5)).status.ok());
 }
 
-TEST_F(EngineTest, ShutdownEndsEveryStream) {
+TEST_P(EngineTest, ShutdownEndsEveryStream) {
   Start();
   Gate(true);
   std::vector<std::shared_ptr<TokenStream>> streams;
@@ -317,7 +320,7 @@ TEST_F(EngineTest, ShutdownEndsEveryStream) {
   }
 }
 
-TEST_F(EngineTest, FlushForgetsPrefixesWhenIdle) {
+TEST_P(EngineTest, FlushForgetsPrefixesWhenIdle) {
   Start();
   EXPECT_EQ(Run(MakeRequest("a", MakePrompt(1, 100), 1)).choices.at(0).usage.cached_tokens, 0);
   EXPECT_GE(Run(MakeRequest("b", MakePrompt(1, 100), 1)).choices.at(0).usage.cached_tokens, 96);
@@ -332,7 +335,7 @@ TEST_F(EngineTest, FlushForgetsPrefixesWhenIdle) {
   EXPECT_TRUE(ReadAll(*stream).status.ok());
 }
 
-TEST_F(EngineTest, SaltAndTenantSeparatePrefixes) {
+TEST_P(EngineTest, SaltAndTenantSeparatePrefixes) {
   Start();
   auto cached = [&](const std::string& tenant, const std::string& salt) {
     Request request = MakeRequest("a", MakePrompt(1, 100), 1);
@@ -347,7 +350,7 @@ TEST_F(EngineTest, SaltAndTenantSeparatePrefixes) {
   EXPECT_GE(cached("t1", "s"), 96);
 }
 
-TEST_F(EngineTest, SlowReaderStopsAndGoesOnWithoutPolling) {
+TEST_P(EngineTest, SlowReaderStopsAndGoesOnWithoutPolling) {
   Start([](EngineOptions& options, FakeRunnerOptions&) { options.stream_queue_tokens = 16; });
   Request request = MakeRequest("slow", {1, 2, 3}, 200);
   request.stopping.ignore_eos = true;
@@ -361,7 +364,7 @@ TEST_F(EngineTest, SlowReaderStopsAndGoesOnWithoutPolling) {
   ExpectIdle();
 }
 
-TEST_F(EngineTest, ScrapeKeepsTheConservationRules) {
+TEST_P(EngineTest, ScrapeKeepsTheConservationRules) {
   Start([](EngineOptions& options, FakeRunnerOptions&) {
     options.admission = AdmissionMode::kOvercommit;
   });
@@ -396,6 +399,125 @@ TEST_F(EngineTest, ScrapeKeepsTheConservationRules) {
   done = true;
   scraper.join();
   ExpectIdle();
+}
+
+// What happens to an engine that cannot go on, in order.
+struct Failure {
+  std::string order;
+  absl::Status status;
+  EngineState state_at_failing = EngineState::kReady;
+  std::size_t unanswered_at_fatal = 0;
+};
+
+class EngineFailureTest : public EngineTest {
+ protected:
+  void StartFailing() {
+    Start([this](EngineOptions& options, FakeRunnerOptions&) {
+      options.on_failing = [this](const absl::Status&) {
+        MutexLock lock(&failure_mutex_);
+        failure_.order += "failing ";
+        failure_.state_at_failing = engine_->GetStats().state;
+        for (const auto& stream : streams_) EXPECT_FALSE(stream->finished());
+      };
+      options.on_fatal = [this](const absl::Status& status) {
+        MutexLock lock(&failure_mutex_);
+        failure_.order += "fatal ";
+        failure_.status = status;
+        failure_.unanswered_at_fatal = engine_->ListRequests().size();
+        has_failed_ = true;
+        failed_.NotifyAll();
+      };
+    });
+    Gate(true);
+    for (int i = 0; i < 4; ++i) {
+      Request request =
+          MakeRequest(absl::StrCat("r", i), MakePrompt(static_cast<unsigned>(i), 20), 900);
+      request.stopping.ignore_eos = true;
+      streams_.push_back(*engine_->Accept(std::move(request)));
+    }
+  }
+
+  // Every stream has tokens, then an end that says when to come back.
+  void ExpectAnswered() {
+    {
+      MutexLock lock(&failure_mutex_);
+      while (!has_failed_) failed_.Wait(&failure_mutex_);
+      EXPECT_EQ(failure_.order, "failing fatal ");
+      EXPECT_EQ(failure_.state_at_failing, EngineState::kFailed);
+      EXPECT_EQ(failure_.unanswered_at_fatal, 0);
+    }
+    std::int32_t tokens = 0;
+    for (const auto& stream : streams_) {
+      const Reading reading = ReadAll(*stream);
+      EXPECT_EQ(reading.status.code(), absl::StatusCode::kUnavailable);
+      EXPECT_EQ(ReasonOf(reading.status), "DEVICE_ERROR");
+      EXPECT_EQ(GetErrorReason(reading.status)->retry_delay, absl::Seconds(10));
+      EXPECT_EQ(stream->usage().prompt_tokens, 20);
+      tokens += stream->usage().completion_tokens;
+    }
+    EXPECT_GT(tokens, 0);
+    EXPECT_FALSE(engine_->IsAlive(absl::InfiniteDuration()));
+    const absl::Status late = engine_->Accept(MakeRequest("late", {1}, 5)).status();
+    EXPECT_EQ(ReasonOf(late), "DEVICE_ERROR");
+    EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+    EXPECT_EQ(MetricSum(registry_, "quire_requests_failed_total"), 4);
+    EXPECT_EQ(MetricSum(registry_, "quire_requests_running"), 0);
+    EXPECT_EQ(MetricSum(registry_, "quire_generation_tokens_total"), tokens);
+  }
+
+  std::vector<std::shared_ptr<TokenStream>> streams_;
+  Mutex failure_mutex_;
+  CondVar failed_;
+  bool has_failed_ ABSL_GUARDED_BY(failure_mutex_) = false;
+  Failure failure_ ABSL_GUARDED_BY(failure_mutex_);
+};
+INSTANTIATE_TEST_SUITE_P(StepsInFlight, EngineFailureTest, ::testing::Values(1, 2));
+
+absl::Status LostDevice() {
+  return WithReason(absl::UnavailableError("an illegal memory access was encountered"),
+                    "DEVICE_LOST");
+}
+
+TEST_P(EngineFailureTest, DeviceLostAtLaunch) {
+  StartFailing();
+  std::atomic<int> runs{0};
+  runner_->SetHook([&](const models::StepBatch&) {
+    return ++runs < 20 ? absl::OkStatus() : LostDevice();
+  });
+  Gate(false);
+  ExpectAnswered();
+  MutexLock lock(&failure_mutex_);
+  EXPECT_EQ(failure_.status, LostDevice());
+  EXPECT_TRUE(engine_->CheckIntegrity().ok());
+}
+
+TEST_P(EngineFailureTest, DeviceLostAtCollect) {
+  StartFailing();
+  std::atomic<int> collects{0};
+  runner_->SetCollectHook([&] { return ++collects < 20 ? absl::OkStatus() : LostDevice(); });
+  Gate(false);
+  ExpectAnswered();
+  EXPECT_EQ(collects, 20) << "a lost device is not asked again";
+  MutexLock lock(&failure_mutex_);
+  EXPECT_EQ(failure_.status, LostDevice());
+  EXPECT_TRUE(engine_->CheckIntegrity().ok());
+  EXPECT_EQ(engine_->GetStats().cache.used_pages, 0);
+}
+
+TEST_P(EngineFailureTest, EngineThreadDies) {
+  StartFailing();
+  std::atomic<int> runs{0};
+  runner_->SetCollectHook([&]() -> absl::Status {
+    if (++runs == 20) throw std::bad_alloc();
+    return absl::OkStatus();
+  });
+  Gate(false);
+  ExpectAnswered();
+  MutexLock lock(&failure_mutex_);
+  EXPECT_EQ(failure_.status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(ReasonOf(failure_.status), "ENGINE_DIED");
+  EXPECT_EQ(ReasonOf(engine_->CheckIntegrity()), "DEVICE_ERROR");
+  EXPECT_EQ(ReasonOf(engine_->FlushCache(absl::ZeroDuration()).status()), "DEVICE_ERROR");
 }
 
 TEST(EngineCreateTest, RefusesOptionsThatCannotMakeProgress) {

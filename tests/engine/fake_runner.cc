@@ -18,6 +18,26 @@ float LogprobOf(std::uint64_t state, std::int32_t token) {
   return -static_cast<float>(Mix(state, static_cast<std::uint64_t>(token)) % 100000) / 10000.0f;
 }
 
+// What the draws point to.
+std::uint64_t FingerprintOf(const models::StepBatch& batch) {
+  std::uint64_t sum = batch.draws.size();
+  for (const models::StepDraw& draw : batch.draws) {
+    const kernels::SamplingRow& row = draw.row;
+    sum = Mix(sum, row.position);
+    for (std::uint32_t i = 0; i < row.history_size; ++i) {
+      sum = Mix(sum, static_cast<std::uint64_t>(row.history[i].token));
+      sum = Mix(sum, static_cast<std::uint64_t>(row.history[i].output_count));
+    }
+    for (std::uint32_t i = 0; i < row.bias_size; ++i) {
+      sum = Mix(sum, static_cast<std::uint64_t>(row.bias[i].token));
+    }
+    for (std::uint32_t i = 0; i < row.banned_size; ++i) {
+      sum = Mix(sum, static_cast<std::uint64_t>(row.banned[i]));
+    }
+  }
+  return sum;
+}
+
 }  // namespace
 
 FakeRunner::FakeRunner(const FakeRunnerOptions& options)
@@ -25,19 +45,151 @@ FakeRunner::FakeRunner(const FakeRunnerOptions& options)
       rows_(std::size_t{options.num_blocks} * options.page_size),
       poisoned_(rows_.size()) {}
 
-std::uint64_t& FakeRunner::At(const models::StepBatch& batch, const models::StepRow& row,
+std::uint64_t& FakeRunner::At(const Launch& launch, const models::StepRow& row,
                               std::uint32_t position) {
-  const cache::KvStepInputs& kv = *batch.kv;
   const std::uint32_t column = position / options_.page_size;
-  QUIRE_CHECK(column < kv.lookup_stride && row.batch_row.value() < kv.max_rows);
-  const std::uint32_t page = kv.lookup_table[row.batch_row.value() * kv.lookup_stride + column];
+  QUIRE_CHECK(column < launch.stride && row.batch_row.value() < launch.lengths.size());
+  const std::uint32_t page = launch.table[row.batch_row.value() * launch.stride + column];
   QUIRE_CHECK(page != 0 && page < options_.num_blocks);
   return rows_[std::size_t{page} * options_.page_size + position % options_.page_size];
 }
 
 absl::Status FakeRunner::Run(const models::StepBatch& batch) {
+  QUIRE_CHECK(in_flight_.size() < static_cast<std::size_t>(options_.max_steps_in_flight));
   if (hook_) {
     if (const absl::Status status = hook_(batch); !status.ok()) return status;
+  }
+  in_flight_.push_back(Snapshot(batch));
+  if (records_) {
+    FakeStep& step = steps_.emplace_back();
+    for (const models::StepRow& row : batch.rows) {
+      step.rows.emplace_back(row.cache_length, row.num_tokens);
+      step.num_tokens += row.num_tokens;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const models::StepResult*> FakeRunner::Collect() {
+  QUIRE_CHECK(!in_flight_.empty());
+  Launch launch = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  if (collect_hook_) {
+    if (const absl::Status status = collect_hook_(); !status.ok()) {
+      last_draws_.assign(launch.batch->draws.size(), -1);
+      return status;
+    }
+  }
+  Execute(launch);
+  return &result_;
+}
+
+FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
+  Launch launch;
+  const cache::KvStepInputs& kv = *batch.kv;
+  launch.batch = &batch;
+  launch.tokens = batch.token_ids;
+  launch.rows = batch.rows;
+  launch.stride = kv.lookup_stride;
+  launch.table.assign(kv.lookup_table, kv.lookup_table + std::size_t{kv.max_rows} * kv.lookup_stride);
+  launch.lengths.assign(kv.cache_lengths, kv.cache_lengths + kv.max_rows);
+  launch.fingerprint = FingerprintOf(batch);
+  if (options_.max_steps_in_flight > 1) {
+    ListUses(batch, &launch);
+    CheckPages(launch);
+  }
+  CheckFeedback(launch);
+  return launch;
+}
+
+void FakeRunner::ListUses(const models::StepBatch& batch, Launch* launch) const {
+  const std::uint32_t size = options_.page_size;
+  for (const models::StepRow& row : batch.rows) {
+    const std::uint32_t end = row.cache_length + row.num_tokens;
+    for (std::uint32_t column = 0; column * size < end; ++column) {
+      const std::uint32_t begin = column * size;
+      const std::uint32_t cached = std::clamp(row.cache_length, begin, begin + size) - begin;
+      launch->uses.push_back({.page = launch->table[row.batch_row.value() * launch->stride + column],
+                              .row = row.batch_row.value(),
+                              .column = column,
+                              .read_end = cached,
+                              .write_begin = cached,
+                              .write_end = std::min(end - begin, size)});
+    }
+  }
+  for (const cache::PageCopy& copy : batch.copies) {
+    launch->uses.push_back({.page = copy.source.value(), .read_end = copy.num_rows});
+    launch->uses.push_back({.page = copy.target.value(), .write_end = copy.num_rows});
+  }
+  for (const BlockId page : batch.clears) {
+    launch->uses.push_back({.page = page.value(), .write_end = size});
+  }
+}
+
+// A page changes hands only when no step in flight names it.
+void FakeRunner::CheckPages(const Launch& launch) const {
+  const auto overlap = [](std::uint32_t a, std::uint32_t a_end, std::uint32_t b,
+                          std::uint32_t b_end) { return a < a_end && b < b_end && a < b_end && b < a_end; };
+  for (const Launch& earlier : in_flight_) {
+    const auto continues = [&](std::uint32_t row) {
+      const auto find = [row](const Launch& step) {
+        return std::find_if(step.rows.begin(), step.rows.end(), [row](const models::StepRow& r) {
+          return r.batch_row.value() == row;
+        });
+      };
+      const auto now = find(launch), before = find(earlier);
+      return now->cache_length == before->cache_length + before->num_tokens;
+    };
+    for (const PageUse& now : launch.uses) {
+      for (const PageUse& before : earlier.uses) {
+        if (now.page != before.page) continue;
+        const bool are_rows = now.row != PageUse::kCopy && before.row != PageUse::kCopy;
+        const bool writes = now.write_begin < now.write_end || before.write_begin < before.write_end;
+        if (are_rows) {
+          QUIRE_CHECK(!writes || (now.row == before.row && now.column == before.column &&
+                                  continues(now.row)));
+        } else if (before.row != PageUse::kCopy) {  // copied or cleared now
+          QUIRE_CHECK(now.write_begin == now.write_end);
+          QUIRE_CHECK(!overlap(0, now.read_end, before.write_begin, before.write_end));
+        } else {  // the copy is for the row, or reads what it has no reason to write
+          QUIRE_CHECK(!overlap(now.write_begin, now.write_end, 0, before.read_end));
+        }
+      }
+    }
+  }
+}
+
+// A token below 0 names the draw of the step before that lands at its own place.
+void FakeRunner::CheckFeedback(const Launch& launch) const {
+  for (const models::StepRow& row : launch.rows) {
+    for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
+      const std::int32_t token = launch.tokens[row.first_token + i];
+      QUIRE_CHECK(token < options_.vocab_size);
+      if (token >= 0) continue;
+      QUIRE_CHECK(!in_flight_.empty());
+      const models::StepBatch& before = *in_flight_.back().batch;
+      const auto index = static_cast<std::size_t>(-(token + 1));
+      QUIRE_CHECK(index < before.draws.size());
+      const models::StepDraw& draw = before.draws[index];
+      QUIRE_CHECK(draw.row.position == row.cache_length + i);
+      const std::uint32_t drawn_at = before.logits_tokens[draw.logits_index];
+      const auto drawn_for = std::find_if(
+          before.rows.begin(), before.rows.end(), [drawn_at](const models::StepRow& r) {
+            return r.first_token <= drawn_at && drawn_at < r.first_token + r.num_tokens;
+          });
+      QUIRE_CHECK(drawn_for != before.rows.end() && drawn_for->batch_row == row.batch_row);
+    }
+  }
+}
+
+void FakeRunner::Execute(Launch& launch) {
+  const models::StepBatch& batch = *launch.batch;
+  QUIRE_CHECK(batch.token_ids == launch.tokens && batch.rows.size() == launch.rows.size());
+  QUIRE_CHECK(FingerprintOf(batch) == launch.fingerprint);
+  for (std::int32_t& token : launch.tokens) {
+    if (token >= 0) continue;
+    const std::int32_t drawn = last_draws_.at(static_cast<std::size_t>(-(token + 1)));
+    token = std::max(drawn, 0);
   }
   for (const BlockId page : batch.clears) {
     const std::size_t begin = std::size_t{page.value()} * options_.page_size;
@@ -52,50 +204,45 @@ absl::Status FakeRunner::Run(const models::StepBatch& batch) {
       poisoned_[to] = poisoned_[from];
     }
   }
-  for (const models::StepRow& row : batch.rows) ComputeRow(batch, row);
+  for (const models::StepRow& row : launch.rows) ComputeRow(launch, row);
   result_.draws.clear();
   result_.scores.clear();
   top_.clear();
   top_.reserve((batch.draws.size() + batch.scores.size()) * 20);
-  for (const models::StepDraw& draw : batch.draws) result_.draws.push_back(Draw(batch, draw));
-  for (const models::StepScore& score : batch.scores) result_.scores.push_back(Score(batch, score));
-  if (records_) {
-    FakeStep& step = steps_.emplace_back();
-    for (const models::StepRow& row : batch.rows) {
-      step.rows.emplace_back(row.cache_length, row.num_tokens);
-      step.num_tokens += row.num_tokens;
-    }
+  last_draws_.clear();
+  for (const models::StepDraw& draw : batch.draws) {
+    result_.draws.push_back(Draw(launch, draw));
+    last_draws_.push_back(result_.draws.back().token);
   }
-  return absl::OkStatus();
+  for (const models::StepScore& score : batch.scores) result_.scores.push_back(Score(launch, score));
 }
 
-void FakeRunner::ComputeRow(const models::StepBatch& batch, const models::StepRow& row) {
-  QUIRE_CHECK(row.num_tokens >= 1);
-  QUIRE_CHECK(batch.kv->cache_lengths[row.batch_row.value()] == row.cache_length);
-  std::uint64_t before = row.cache_length == 0 ? 1 : At(batch, row, row.cache_length - 1);
+void FakeRunner::ComputeRow(const Launch& launch, const models::StepRow& row) {
+  QUIRE_CHECK(row.num_tokens >= 1 && row.prompt_tokens <= row.num_tokens);
+  QUIRE_CHECK(launch.lengths[row.batch_row.value()] == row.cache_length);
+  std::uint64_t before = row.cache_length == 0 ? 1 : At(launch, row, row.cache_length - 1);
   for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
-    const std::int32_t token = batch.token_ids[row.first_token + i];
-    QUIRE_CHECK(token >= 0 && token < options_.vocab_size);
-    std::uint64_t& cell = At(batch, row, row.cache_length + i);
+    const std::int32_t token = launch.tokens[row.first_token + i];
+    std::uint64_t& cell = At(launch, row, row.cache_length + i);
     cell = Mix(before, Mix(static_cast<std::uint64_t>(token), row.cache_length + i));
     poisoned_[static_cast<std::size_t>(&cell - rows_.data())] = token == options_.poison_token;
     before = cell;
   }
 }
 
-std::uint64_t FakeRunner::ReadBack(const models::StepBatch& batch, std::uint32_t logits_index,
+std::uint64_t FakeRunner::ReadBack(const Launch& launch, std::uint32_t logits_index,
                                    bool* poisoned) {
-  const std::uint32_t token = batch.logits_tokens[logits_index];
+  const std::uint32_t token = launch.batch->logits_tokens[logits_index];
   auto row = std::upper_bound(
-      batch.rows.begin(), batch.rows.end(), token,
+      launch.rows.begin(), launch.rows.end(), token,
       [](std::uint32_t value, const models::StepRow& r) { return value < r.first_token; });
-  QUIRE_CHECK(row != batch.rows.begin());
+  QUIRE_CHECK(row != launch.rows.begin());
   --row;
   const std::uint32_t last = row->cache_length + token - row->first_token;
   std::uint64_t state = 0;
   *poisoned = false;
   for (std::uint32_t position = 0; position <= last; ++position) {
-    const std::uint64_t& cell = At(batch, *row, position);
+    const std::uint64_t& cell = At(launch, *row, position);
     state = Mix(state, cell);
     *poisoned |= poisoned_[static_cast<std::size_t>(&cell - rows_.data())] != 0;
   }
@@ -114,9 +261,9 @@ void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, models::StepT
 
 // Greedy rows depend on the state alone; others on seed, choice and position too. Penalties are
 // stood for by a sum over the history, which has no order.
-models::StepToken FakeRunner::Draw(const models::StepBatch& batch, const models::StepDraw& draw) {
+models::StepToken FakeRunner::Draw(const Launch& launch, const models::StepDraw& draw) {
   models::StepToken result;
-  const std::uint64_t state = ReadBack(batch, draw.logits_index, &result.non_finite);
+  const std::uint64_t state = ReadBack(launch, draw.logits_index, &result.non_finite);
   const kernels::SamplingRow& row = draw.row;
   if (result.non_finite) {
     result.token = -1;
@@ -156,19 +303,14 @@ models::StepToken FakeRunner::Draw(const models::StepBatch& batch, const models:
   return result;
 }
 
-models::StepToken FakeRunner::Score(const models::StepBatch& batch,
-                                    const models::StepScore& score) {
+models::StepToken FakeRunner::Score(const Launch& launch, const models::StepScore& score) {
   models::StepToken result;
-  const std::uint64_t state = ReadBack(batch, score.logits_index, &result.non_finite);
+  const std::uint64_t state = ReadBack(launch, score.logits_index, &result.non_finite);
   result.token = score.token;
   result.logprob = LogprobOf(state, score.token);
   result.rank = 1 + static_cast<std::int32_t>(Mix(state, 9) % 50);
   ListBest(state, score.num_top, &result);
   return result;
-}
-
-absl::StatusOr<const models::StepResult*> FakeRunner::Collect() {
-  return &result_;
 }
 
 }  // namespace quire::engine

@@ -6,8 +6,14 @@
 // before it, read back through the lookup table. A draw reads the numbers of all rows of its
 // sequence again. So a wrong page id, a missing copy, a page handed out twice or a token computed
 // at the wrong place changes the tokens that follow.
+//
+// With two steps in flight it computes as late as is legal, at Collect, from copies of the tables as
+// they were at Run, and checks what an engine that runs ahead could do wrong: a page that a step in
+// flight names must not belong to somebody else in the next one, a fed-back token must be the one
+// drawn at that very position, and nothing that a launched batch points to may change.
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <span>
 #include <vector>
@@ -26,6 +32,7 @@ struct FakeRunnerOptions {
   // Drawn with a chance of one in `end_period` instead of the hashed token. 0: never.
   std::int32_t end_token = -1;
   std::uint32_t end_period = 0;
+  int max_steps_in_flight = 1;
 };
 
 // What a step computed: rows as (tokens before, new tokens), in the batch's order.
@@ -40,30 +47,59 @@ class FakeRunner : public models::StepRunner {
 
   absl::Status Run(const models::StepBatch& batch) override;
   absl::StatusOr<const models::StepResult*> Collect() override;
+  int max_steps_in_flight() const override { return options_.max_steps_in_flight; }
 
   // Called at the start of each Run; an error is what Run returns, with nothing computed.
   void SetHook(std::function<absl::Status(const models::StepBatch&)> hook) {
     hook_ = std::move(hook);
   }
+  // The same at the start of each Collect: the oldest step is lost, and nothing of it computed.
+  void SetCollectHook(std::function<absl::Status()> hook) { collect_hook_ = std::move(hook); }
   void RecordSteps(bool on) { records_ = on; }
   const std::vector<FakeStep>& steps() const { return steps_; }
 
  private:
-  std::uint64_t& At(const models::StepBatch& batch, const models::StepRow& row,
-                    std::uint32_t position);
-  void ComputeRow(const models::StepBatch& batch, const models::StepRow& row);
-  std::uint64_t ReadBack(const models::StepBatch& batch, std::uint32_t logits_index,
-                         bool* poisoned);
-  models::StepToken Draw(const models::StepBatch& batch, const models::StepDraw& draw);
-  models::StepToken Score(const models::StepBatch& batch, const models::StepScore& score);
+  // A part of a page that a step reads or writes, for a row at a column or for a page copy.
+  struct PageUse {
+    static constexpr std::uint32_t kCopy = 0xffffffffu;
+    std::uint32_t page = 0;
+    std::uint32_t row = kCopy;
+    std::uint32_t column = 0;
+    std::uint32_t read_end = 0;                 // reads page rows [0, read_end)
+    std::uint32_t write_begin = 0, write_end = 0;
+  };
+  // A step as it was when it was launched.
+  struct Launch {
+    const models::StepBatch* batch = nullptr;
+    std::vector<std::int32_t> tokens;
+    std::vector<models::StepRow> rows;
+    std::vector<std::uint32_t> table, lengths;
+    std::uint32_t stride = 0;
+    std::vector<PageUse> uses;
+    std::uint64_t fingerprint = 0;  // of what the draws point to
+  };
+
+  Launch Snapshot(const models::StepBatch& batch) const;
+  void ListUses(const models::StepBatch& batch, Launch* launch) const;
+  void CheckPages(const Launch& launch) const;
+  void CheckFeedback(const Launch& launch) const;
+  void Execute(Launch& launch);
+  std::uint64_t& At(const Launch& launch, const models::StepRow& row, std::uint32_t position);
+  void ComputeRow(const Launch& launch, const models::StepRow& row);
+  std::uint64_t ReadBack(const Launch& launch, std::uint32_t logits_index, bool* poisoned);
+  models::StepToken Draw(const Launch& launch, const models::StepDraw& draw);
+  models::StepToken Score(const Launch& launch, const models::StepScore& score);
   void ListBest(std::uint64_t state, std::int32_t count, models::StepToken* token);
 
   const FakeRunnerOptions options_;
   std::vector<std::uint64_t> rows_;     // [num_blocks, page_size]
   std::vector<std::uint8_t> poisoned_;  // the same
   std::vector<kernels::TopLogprob> top_;
+  std::deque<Launch> in_flight_;        // oldest first
+  std::vector<std::int32_t> last_draws_;  // of the step that was collected last
   models::StepResult result_;
   std::function<absl::Status(const models::StepBatch&)> hook_;
+  std::function<absl::Status()> collect_hook_;
   std::vector<FakeStep> steps_;
   bool records_ = false;
 };

@@ -139,13 +139,14 @@ double MetricSum(const probe::Registry& registry, const std::string& family) {
   return sum;
 }
 
-HarnessOptions MakeHarnessOptions(const PoolOptions& pool) {
+HarnessOptions MakeHarnessOptions(const PoolOptions& pool, int max_steps_in_flight) {
   return {.pool = pool,
           .engine = MakeOptions(pool),
           .runner = {.num_blocks = pool.usable_pages + 1,
                      .page_size = pool.page_size,
                      .vocab_size = kByteVocab,
-                     .poison_token = kPoisonToken}};
+                     .poison_token = kPoisonToken,
+                     .max_steps_in_flight = max_steps_in_flight}};
 }
 
 Harness::Harness(const HarnessOptions& harness_options)
@@ -214,6 +215,14 @@ void Harness::RunUntilIdle() {
     ASSERT_LT(steps, 100000) << "the engine does not come to an end";
     ASSERT_TRUE(Step()) << "requests are live, but there is nothing to run";
   }
+  Settle();
+}
+
+void Harness::Settle() {
+  core.Settle();
+  TakeItems();
+  const absl::Status status = core.CheckIntegrity();
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 void Harness::TakeItems() {

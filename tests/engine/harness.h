@@ -51,7 +51,7 @@ struct HarnessOptions {
   EngineOptions engine;
   FakeRunnerOptions runner;
 };
-HarnessOptions MakeHarnessOptions(const PoolOptions& pool);
+HarnessOptions MakeHarnessOptions(const PoolOptions& pool, int max_steps_in_flight = 1);
 
 // Requests are prepared on the spot, and items are kept, not written to streams.
 class Harness {
@@ -78,7 +78,10 @@ class Harness {
   // Expires, then runs one step, and checks the integrity of everything.
   bool Step();
   void RunUntilIdle();
+  // Collects what is in flight.
+  void Settle();
   const Output& output(const std::string& id) { return outputs_[id]; }
+  const std::map<std::string, Output>& outputs() const { return outputs_; }
 
   std::unique_ptr<cache::CacheManager> cache;
   FakeRunner runner;

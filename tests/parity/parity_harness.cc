@@ -1,21 +1,25 @@
 #include "tests/parity/parity_harness.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/device_buffer.h"
 #include "base/status.h"
+#include "base/stream.h"
 #include "base/thread_pool.h"
 #include "cache_manager/kv_pool.h"
 #include "kernels/backend.h"
 #include "models/checkpoint/safetensors.h"
+#include "models/cuda_runner.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"
@@ -42,10 +46,9 @@ class Stage {
                                                        const ReplayOptions& options) {
     auto stage = std::make_unique<Stage>();
     stage->threads_ = std::make_unique<ThreadPool>(options.threads);
-    QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
-                           kernels::Backend::Create(Device::Cpu(), stage->threads_.get()));
-    stage->backend_ = std::make_unique<kernels::Backend>(std::move(backend));
-    QUIRE_ASSIGN_OR_RETURN(stage->model_, LoadModel(files, *stage->backend_, {}));
+    QUIRE_RETURN_IF_ERROR(stage->MakeBackend(options));
+    QUIRE_ASSIGN_OR_RETURN(
+        stage->model_, LoadModel(files, *stage->backend_, {.activation = options.activation}));
     // Twice the rows and pages that are needed, so that tables have gaps and most ids are
     // elsewhere.
     stage->max_rows_ = 2 * num_rows;
@@ -54,20 +57,24 @@ class Stage {
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
         KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages));
-    QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
-    stage->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
     QUIRE_ASSIGN_OR_RETURN(
-        stage->runner_,
-        ModelRunner::Create(*stage->model_, *stage->backend_, stage->pool_.get(),
-                            {.max_rows = stage->max_rows_,
-                             .max_step_tokens = num_rows * std::max(options.chunk, 1u),
-                             .max_logprobs = kTop}));
+        cache::KvPool pool,
+        cache::KvPool::Create(geometry, {.stream = options.cuda ? &*stage->stream_ : nullptr}));
+    stage->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
+    QUIRE_RETURN_IF_ERROR(stage->MakeRunner({.max_rows = stage->max_rows_,
+                                             .max_step_tokens = num_rows * std::max(options.chunk, 1u),
+                                             .max_logprobs = kTop,
+                                             .activation = options.activation,
+                                             .max_context_tokens = row_pages * kPageSize,
+                                             .graphs = options.graphs}));
     QUIRE_RETURN_IF_ERROR(stage->MakeTables(num_rows, row_pages, options.seed));
     return stage;
   }
 
   const Model& model() const { return *model_; }
-  ModelRunner& runner() { return *runner_; }
+  StepRunner& runner() { return *runner_; }
+  // Null on the CPU.
+  const CudaRunner* cuda_runner() const { return cuda_runner_; }
   BatchRow batch_row(std::size_t i) const { return BatchRow{rows_[i]}; }
 
   // The arrays for a step in which prompt i has `cached[i]` tokens; fills in the maxima.
@@ -94,6 +101,53 @@ class Stage {
  private:
   std::uint32_t* table() { return static_cast<std::uint32_t*>(table_.data()); }
 
+  absl::Status MakeBackend(const ReplayOptions& options) {
+    if (!options.cuda) {
+      QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                             kernels::Backend::Create(Device::Cpu(), threads_.get()));
+      backend_ = std::make_unique<kernels::Backend>(std::move(backend));
+      return absl::OkStatus();
+    }
+    QUIRE_ASSIGN_OR_RETURN(const Device device, OpenCudaDevice(0));
+    QUIRE_ASSIGN_OR_RETURN(stream_, Stream::Create(device));
+    QUIRE_ASSIGN_OR_RETURN(
+        kernels::Backend backend,
+        kernels::Backend::CreateCuda(*stream_, kernels::Determinism::kBatchInvariant,
+                                     threads_.get()));
+    backend_ = std::make_unique<kernels::Backend>(std::move(backend));
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeRunner(const RunnerOptions& options) {
+    if (!stream_) {
+      QUIRE_ASSIGN_OR_RETURN(runner_,
+                             ModelRunner::Create(*model_, *backend_, pool_.get(), options));
+      return absl::OkStatus();
+    }
+    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRunner> runner,
+                           CudaRunner::Create(*model_, *backend_, pool_.get(), options));
+    cuda_runner_ = runner.get();
+    runner_ = std::move(runner);
+    return absl::OkStatus();
+  }
+
+  // Bytes 0xff are NaN in f32, bf16 and fp8_e4m3: whoever reads an unwritten row spoils its logits.
+  absl::Status SpoilPages(const std::vector<std::uint32_t>& pages) {
+    for (const std::uint32_t page : pages) {
+      for (const std::span<std::byte> bytes :
+           {pool_->page_blocks(BlockId{page}), pool_->page_scales(BlockId{page})}) {
+        if (!stream_) {
+          std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
+          continue;
+        }
+        const std::vector<std::byte> spoiled(bytes.size(), std::byte{0xff});
+        QUIRE_RETURN_IF_ERROR(stream_->Copy(bytes.data(), spoiled.data(),
+                                            static_cast<std::int64_t>(spoiled.size())));
+      }
+    }
+    return stream_ ? stream_->Synchronize() : absl::OkStatus();
+  }
+
   absl::Status MakeTables(std::uint32_t num_rows, std::uint32_t row_pages, std::uint32_t seed) {
     std::mt19937 random(seed);
     std::vector<std::uint32_t> pages(pool_->geometry().num_blocks - 1);
@@ -118,19 +172,16 @@ class Stage {
         table()[row * inputs_.lookup_stride + column] = pages[next++];
       }
     }
-    // Bytes 0xff are NaN in f32 and bf16: whoever reads an unwritten row spoils its logits.
-    for (const std::uint32_t page : pages) {
-      const std::span<std::byte> bytes = pool_->page_blocks(BlockId{page});
-      std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
-    }
-    return absl::OkStatus();
+    return SpoilPages(pages);
   }
 
   std::unique_ptr<ThreadPool> threads_;
+  std::optional<Stream> stream_;  // of the GPU
   std::unique_ptr<kernels::Backend> backend_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<cache::KvPool> pool_;
-  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<StepRunner> runner_;
+  const CudaRunner* cuda_runner_ = nullptr;
   std::uint32_t max_rows_ = 0;
   std::vector<std::uint32_t> rows_;  // batch row of each prompt
   DeviceBuffer table_;
@@ -156,6 +207,10 @@ class Replayer {
         which_(std::move(which)),
         random_(options.seed + 17),
         cached_(which_.size(), 0),
+        recorded_(which_.size(), 0),
+        pending_(which_.size(), -1),
+        pending_step_(which_.size(), 0),
+        preempted_(which_.size(), false),
         results_(which_.size()) {
     for (const std::size_t i : which_) tokens_.push_back(reference.prompts[i].tokens);
   }
@@ -167,16 +222,45 @@ class Replayer {
         stage_.SwapFirstPage(which_.size() - 1, which_.size() - 2);
         swapped = true;
       }
-      QUIRE_RETURN_IF_ERROR(Step());
+      if (launched_ > 0 && !options_.overlap) QUIRE_RETURN_IF_ERROR(Collect());
+      if (!Done()) QUIRE_RETURN_IF_ERROR(Step());
+      if (launched_ > 1) QUIRE_RETURN_IF_ERROR(Collect());
     }
+    while (launched_ > 0) QUIRE_RETURN_IF_ERROR(Collect());
     return std::move(results_);
   }
 
+  std::uint64_t steps() const { return steps_; }
+
  private:
+  // One row of logits_tokens.
+  struct Wanted {
+    std::size_t prompt;
+    bool recorded;  // the reference has its logits
+    bool draws;     // it has a draw and a score
+  };
+
+  struct Launched {
+    StepBatch batch;
+    std::vector<Wanted> wanted;  // one per logits_tokens
+    std::vector<float> logits;
+  };
+
   const ReferencePrompt& prompt(std::size_t i) const { return reference_.prompts[which_[i]]; }
+  // Draws of prompt i, with those under way.
+  std::size_t Drawn(std::size_t i) const {
+    return results_[i].drawn.size() + (pending_[i] >= 0 ? 1 : 0);
+  }
+  // Tokens of prompt i that a step may hold, with one that is under way.
+  std::uint32_t Known(std::size_t i) const {
+    return static_cast<std::uint32_t>(tokens_[i].size()) + (pending_[i] >= 0 ? 1 : 0);
+  }
+  // Nothing more to launch.
   bool Done() const {
-    return std::all_of(results_.begin(), results_.end(),
-                       [](const ReplayedPrompt& p) { return p.drawn.size() == kGenerated; });
+    for (std::size_t i = 0; i < which_.size(); ++i) {
+      if (Drawn(i) < kGenerated) return false;
+    }
+    return true;
   }
   bool AllPrefilled() const {
     for (std::size_t i = 0; i < which_.size(); ++i) {
@@ -185,14 +269,15 @@ class Replayer {
     return true;
   }
   // New tokens of prompt i in this step. With a swap to come, finished prompts wait for the others.
-  std::uint32_t Fresh(std::size_t i) const {
-    const std::size_t prefill = prompt(i).tokens.size();
-    if (results_[i].drawn.size() == kGenerated) return 0;
-    if (cached_[i] < prefill) {
-      return std::min<std::uint32_t>(options_.chunk,
-                                     static_cast<std::uint32_t>(prefill) - cached_[i]);
+  std::uint32_t Fresh(std::size_t i) {
+    if (Drawn(i) == kGenerated) return 0;
+    if (Drawn(i) == options_.preempt_at && options_.preempt_at > 0 && !preempted_[i]) {
+      preempted_[i] = true;
+      cached_[i] = 0;
     }
-    return options_.swap_one_page && !AllPrefilled() ? 0 : 1;
+    const auto prefill = static_cast<std::uint32_t>(prompt(i).tokens.size());
+    if (options_.swap_one_page && cached_[i] >= prefill && !AllPrefilled()) return 0;
+    return std::min(options_.chunk, Known(i) - cached_[i]);
   }
 
   absl::Status Step() {
@@ -203,52 +288,77 @@ class Replayer {
       if (fresh[i] > 0) order.push_back(i);
     }
     std::shuffle(order.begin(), order.end(), random_);
-    batch_.Clear();
-    wanted_.clear();
-    for (const std::size_t i : order) AddRow(i, fresh[i]);
-    batch_.kv = &stage_.Inputs(cached_, fresh);
-    std::vector<float> logits(batch_.logits_tokens.size() * reference_.vocab_size);
-    batch_.logits_out = logits.data();
-    QUIRE_RETURN_IF_ERROR(stage_.runner().Run(batch_));
-    QUIRE_ASSIGN_OR_RETURN(const StepResult* result, stage_.runner().Collect());
-    Take(*result, logits);
+    Launched& step = steps_in_flight_[steps_ % 2];
+    step.batch.Clear();
+    step.wanted.clear();
+    for (const std::size_t i : order) AddRow(i, fresh[i], &step);
+    step.batch.kv = &stage_.Inputs(cached_, fresh);
+    step.logits.assign(step.batch.logits_tokens.size() * reference_.vocab_size, 0);
+    step.batch.logits_out = step.logits.data();
+    QUIRE_RETURN_IF_ERROR(stage_.runner().Run(step.batch));
+    // What the next step may name; the step before is collected first.
+    std::int32_t draw = 0;
+    for (const Wanted& wanted : step.wanted) {
+      if (!wanted.draws) continue;
+      pending_[wanted.prompt] = draw++;
+      pending_step_[wanted.prompt] = steps_;
+    }
     for (const std::size_t i : order) cached_[i] += fresh[i];
+    ++steps_;
+    ++launched_;
     return absl::OkStatus();
   }
 
-  void AddRow(std::size_t i, std::uint32_t count) {
-    const std::uint32_t first = static_cast<std::uint32_t>(batch_.token_ids.size());
-    batch_.rows.push_back({.batch_row = stage_.batch_row(i),
-                           .cache_length = cached_[i],
-                           .first_token = first,
-                           .num_tokens = count});
-    const std::size_t prefill = prompt(i).tokens.size();
+  void AddRow(std::size_t i, std::uint32_t count, Launched* step) {
+    StepBatch& batch = step->batch;
+    const std::uint32_t first = static_cast<std::uint32_t>(batch.token_ids.size());
+    const auto prefill = static_cast<std::uint32_t>(prompt(i).tokens.size());
+    batch.rows.push_back({.batch_row = stage_.batch_row(i),
+                          .cache_length = cached_[i],
+                          .first_token = first,
+                          .num_tokens = count,
+                          .prompt_tokens = std::min(count, prefill - std::min(prefill, cached_[i]))});
     for (std::uint32_t j = 0; j < count; ++j) {
-      const std::size_t position = cached_[i] + j;
-      batch_.token_ids.push_back(tokens_[i][position]);
+      const std::uint32_t position = cached_[i] + j;
+      batch.token_ids.push_back(position < tokens_[i].size() ? tokens_[i][position]
+                                                             : -(pending_[i] + 1));
       const bool last_of_prompt = position + 1 == prefill;
-      const bool recorded = position < prefill && (prompt(i).all_positions || last_of_prompt);
-      const bool draws = position + 1 >= prefill;
+      const bool recorded = position < prefill && position >= recorded_[i] &&
+                            (prompt(i).all_positions || last_of_prompt);
+      const bool draws = position + 1 == Known(i);
       if (!recorded && !draws) continue;
-      wanted_.push_back({i, recorded, draws});
-      const std::uint32_t index = static_cast<std::uint32_t>(batch_.logits_tokens.size());
-      batch_.logits_tokens.push_back(first + j);
+      if (recorded) recorded_[i] = position + 1;
+      step->wanted.push_back({i, recorded, draws});
+      const std::uint32_t index = static_cast<std::uint32_t>(batch.logits_tokens.size());
+      batch.logits_tokens.push_back(first + j);
       if (!draws) continue;
-      batch_.draws.push_back({.logits_index = index, .row = GreedyRow()});
-      batch_.draws.back().row.position = static_cast<std::uint32_t>(position + 1);
-      const std::size_t step = position + 1 - prefill;
-      batch_.scores.push_back(
-          {.logits_index = index, .token = prompt(i).greedy[step], .num_top = kTop});
+      batch.draws.push_back({.logits_index = index, .row = GreedyRow()});
+      batch.draws.back().row.position = position + 1;
+      batch.scores.push_back({.logits_index = index,
+                              .token = prompt(i).greedy[position + 1 - prefill],
+                              .num_top = kTop});
     }
   }
 
-  void Take(const StepResult& result, const std::vector<float>& logits) {
+  // Takes the results of the oldest step.
+  absl::Status Collect() {
+    const std::uint64_t index = steps_ - launched_;
+    QUIRE_ASSIGN_OR_RETURN(const StepResult* result, stage_.runner().Collect());
+    Take(*result, steps_in_flight_[index % 2]);
+    for (std::size_t i = 0; i < which_.size(); ++i) {
+      if (pending_step_[i] == index) pending_[i] = -1;
+    }
+    --launched_;
+    return absl::OkStatus();
+  }
+
+  void Take(const StepResult& result, const Launched& step) {
     const std::size_t vocab = reference_.vocab_size;
     std::size_t draw = 0;
-    for (std::size_t row = 0; row < wanted_.size(); ++row) {
-      const Wanted& wanted = wanted_[row];
+    for (std::size_t row = 0; row < step.wanted.size(); ++row) {
+      const Wanted& wanted = step.wanted[row];
       ReplayedPrompt& out = results_[wanted.prompt];
-      const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(row * vocab);
+      const auto begin = step.logits.begin() + static_cast<std::ptrdiff_t>(row * vocab);
       if (wanted.recorded) {
         out.logits.insert(out.logits.end(), begin, begin + static_cast<std::ptrdiff_t>(vocab));
       }
@@ -268,13 +378,6 @@ class Replayer {
     }
   }
 
-  // One row of logits_tokens.
-  struct Wanted {
-    std::size_t prompt;
-    bool recorded;  // the reference has its logits
-    bool draws;     // it has a draw and a score
-  };
-
   Stage& stage_;
   const Reference& reference_;
   const ReplayOptions& options_;
@@ -282,9 +385,15 @@ class Replayer {
   std::mt19937 random_;
   std::vector<std::uint32_t> cached_;
   std::vector<std::vector<std::int32_t>> tokens_;  // prompt and what followed
+  std::vector<std::uint32_t> recorded_;            // positions whose logits were taken
+  // Draw of the step launched last that gives the next token of a prompt, while that is not collected; or -1.
+  std::vector<std::int32_t> pending_;
+  std::vector<std::uint64_t> pending_step_;
+  std::vector<bool> preempted_;
   std::vector<ReplayedPrompt> results_;
-  StepBatch batch_;
-  std::vector<Wanted> wanted_;
+  std::array<Launched, 2> steps_in_flight_;
+  std::uint64_t steps_ = 0;
+  std::uint64_t launched_ = 0;  // steps that are not collected
 };
 
 std::vector<std::size_t> Selected(const Reference& reference, const ReplayOptions& options) {
@@ -314,6 +423,7 @@ absl::StatusOr<Reference> ReadReference(const std::string& folder) {
   const auto& accuracy = json["accuracy"]["bfloat16_cache_vs_float32"];
   reference.bf16_cache_error = accuracy["relative_error"].get<double>();
   reference.bf16_cache_max_abs = accuracy["max_abs"].get<double>();
+  reference.half_error = json["accuracy"]["half_vs_float32"]["relative_error"].get<double>();
   for (const auto& entry : json["prompts"]) {
     ReferencePrompt prompt;
     prompt.id = entry["id"].get<std::string>();
@@ -334,14 +444,23 @@ absl::StatusOr<Reference> ReadReference(const std::string& folder) {
 
 absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
                                                    const Reference& reference,
-                                                   const ReplayOptions& options) {
+                                                   const ReplayOptions& options,
+                                                   ReplayCounters* counters) {
   const std::vector<std::size_t> which = Selected(reference, options);
   std::size_t longest = 0;
   for (const std::size_t i : which) longest = std::max(longest, reference.prompts[i].tokens.size());
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Stage> stage,
                          Stage::Create(files, static_cast<std::uint32_t>(which.size()),
                                        static_cast<std::uint32_t>(longest) + kGenerated, options));
-  return Replayer(stage.get(), reference, options, which).Run();
+  Replayer replayer(stage.get(), reference, options, which);
+  absl::StatusOr<std::vector<ReplayedPrompt>> replayed = replayer.Run();
+  if (counters != nullptr) {
+    const CudaRunner* const cuda = stage->cuda_runner();
+    *counters = {.steps = replayer.steps(),
+                 .graph_steps = cuda == nullptr ? 0 : cuda->graph_steps(),
+                 .graphs = cuda == nullptr ? 0 : cuda->num_graphs()};
+  }
+  return replayed;
 }
 
 absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,
@@ -356,11 +475,12 @@ absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,
     const std::uint32_t fresh = std::min(options.chunk, count - done);
     StepBatch batch;
     for (std::uint32_t j = 0; j < fresh; ++j) batch.token_ids.push_back(prompt.tokens[done + j]);
-    batch.rows.push_back({stage->batch_row(0), done, 0, fresh});
+    batch.rows.push_back({stage->batch_row(0), done, 0, fresh, fresh});
     batch.kv = &stage->Inputs({done}, {fresh});
     std::vector<float> part(planes * fresh * spec.hidden);
     batch.hidden_out = part.data();
     QUIRE_RETURN_IF_ERROR(stage->runner().Run(batch));
+    QUIRE_RETURN_IF_ERROR(stage->runner().Collect().status());
     for (std::size_t plane = 0; plane < planes; ++plane) {
       std::copy_n(part.data() + plane * fresh * spec.hidden, std::size_t{fresh} * spec.hidden,
                   hidden.data() + (plane * count + done) * spec.hidden);

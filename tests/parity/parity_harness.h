@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs a model fixture through ModelRunner and compares with its recorded reference.
+// Runs a model fixture through ModelRunner or CudaRunner and compares with its recorded reference.
 
 #include <cstdint>
 #include <functional>
@@ -31,6 +31,7 @@ struct Reference {
   std::uint32_t vocab_size = 0;
   double bf16_cache_error = 0;  // relative, of a correct engine with such pages
   double bf16_cache_max_abs = 0;
+  double half_error = 0;  // relative, of half precision throughout
   std::int64_t num_parameters = 0;
 };
 
@@ -48,6 +49,23 @@ struct ReplayOptions {
   // Called once, when every prompt is cached and before anything is generated: one entry of the
   // lookup table is exchanged for a page of another sequence.
   bool swap_one_page = false;
+  // When a sequence has drawn this many tokens its pages are forgotten, once, and prompt and drawn tokens are computed
+  // again. 0: never.
+  std::uint32_t preempt_at = 0;
+
+  // On GPU 0, through CudaRunner; what `threads` says is the host's part then.
+  bool cuda = false;
+  DType activation = DType::kF32;
+  bool graphs = true;
+  // Launches each step before the one before it is collected; not with feed_reference.
+  bool overlap = false;
+};
+
+// What a replay on a GPU did besides.
+struct ReplayCounters {
+  std::uint64_t steps = 0;
+  std::uint64_t graph_steps = 0;
+  std::uint32_t graphs = 0;
 };
 
 struct ReplayedPrompt {
@@ -62,7 +80,8 @@ struct ReplayedPrompt {
 // 16 tokens; pages that nobody owns hold NaN.
 absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
                                                    const Reference& reference,
-                                                   const ReplayOptions& options);
+                                                   const ReplayOptions& options,
+                                                   ReplayCounters* counters = nullptr);
 
 // hidden states of one prompt, as ReferencePrompt::hidden.
 absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,

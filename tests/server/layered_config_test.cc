@@ -106,8 +106,17 @@ TEST_F(LayeredConfigTest, CrossFieldRulesNameBothSides) {
 
 TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
   const std::pair<const char*, const char*> cases[] = {
-      {"kv_cache.dtype=fp8_e4m3", "fp8_e4m3 pages are not served"},
-      {"kv_cache.dtype=int8", "int8 pages are not served"},
+      {"kv_cache.dtype=fp8_e4m3",
+       "kv_cache.dtype: fp8_e4m3 pages are served on GPUs only, and device.type is auto; write f32, bf16 or f16"},
+      {"kv_cache.dtype=int8", "int8 pages are served on GPUs only"},
+      {"model.dtype=bf16", "bf16 activations are served on GPUs only"},
+      {"device.tensor_parallel=2", "device.tensor_parallel (2): this version serves a model on one GPU"},
+      {"device.ids=[0, 1]", "device.ids has 2 numbers, device.tensor_parallel (1, the default)"},
+      {"device.ids=[]", "device.ids has 0 numbers"},
+      {"device.ids=[64]", "64"},
+      {"device.type=gpu", "auto, cpu, cuda"},
+      {"model.load_mode=real", "mmap, dummy"},
+      {"engine.on_fatal=restart_engine", "cannot build the engine again"},
       {"scheduler.step_time_target=30ms", "no step-time model"},
       {"server.admin.listen=[0.0.0.0:1]", "not a loopback address"},
       {"server.grpc.listen=[nonsense]", "is not host:port or unix:PATH"},
@@ -124,6 +133,63 @@ TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
     EXPECT_EQ(Load({.sets = {set}}), nullptr) << set;
     EXPECT_THAT(errors_, ::testing::Contains(HasSubstr(text))) << set;
   }
+}
+
+TEST_F(LayeredConfigTest, ActivationsAndPagesGoTogetherOnGpus) {
+  const struct {
+    const char* pages;
+    const char* activations;
+    const char* error;  // null: served
+  } cases[] = {{"bf16", "auto", nullptr},
+               {"bf16", "bf16", nullptr},
+               {"f16", "bf16", nullptr},
+               {"int8", "bf16", nullptr},
+               {"fp8_e4m3", "auto", nullptr},
+               {"f32", "f32", nullptr},
+               {"f32", "auto", nullptr},
+               {"bf16", "f32", "f32 activations go with f32 pages"},
+               {"int8", "f32", "f32 activations go with f32 pages"},
+               {"f32", "bf16", "bf16 activations do not go with kv_cache.dtype f32"}};
+  for (const auto& c : cases) {
+    const auto config = Load({.sets = {"device.type=cuda", absl::StrCat("kv_cache.dtype=", c.pages),
+                                       absl::StrCat("model.dtype=", c.activations)}});
+    if (c.error == nullptr) {
+      EXPECT_NE(config, nullptr) << c.pages << " " << c.activations << ": " << errors_[0];
+    } else {
+      EXPECT_EQ(config, nullptr) << c.pages << " " << c.activations;
+      EXPECT_THAT(errors_, ElementsAre(HasSubstr(c.error)));
+    }
+  }
+}
+
+TEST_F(LayeredConfigTest, KeysOfDevicesReachTheOptions) {
+  const auto defaults = Load({});
+  ASSERT_NE(defaults, nullptr);
+  DaemonOptions options = ToOptions(*defaults);
+  EXPECT_EQ(options.device.type, DeviceChoice::kAuto);
+  EXPECT_EQ(options.device.cuda_ordinal, 0);
+  EXPECT_EQ(options.device.reserve_bytes, std::int64_t{1} << 30);
+  EXPECT_FALSE(options.model.dtype.has_value());
+  EXPECT_FALSE(options.model.dummy_weights);
+  EXPECT_EQ(options.engine.max_steps_in_flight, 2);
+  EXPECT_TRUE(options.cuda_graphs);
+  EXPECT_EQ(options.determinism, "batch_invariant");
+  const auto config = Load({.sets = {"device.type=cuda", "device.ids=[3]",
+                                     "device.reserve_bytes=2MiB", "model.dtype=f32",
+                                     "kv_cache.dtype=f32", "model.load_mode=dummy",
+                                     "engine.overlap_scheduling=false",
+                                     "engine.cuda_graphs.enabled=false",
+                                     "engine.determinism=fast"}});
+  ASSERT_NE(config, nullptr) << errors_[0];
+  options = ToOptions(*config);
+  EXPECT_EQ(options.device.type, DeviceChoice::kCuda);
+  EXPECT_EQ(options.device.cuda_ordinal, 3);
+  EXPECT_EQ(options.device.reserve_bytes, 2 << 20);
+  EXPECT_EQ(options.model.dtype, DType::kF32);
+  EXPECT_TRUE(options.model.dummy_weights);
+  EXPECT_EQ(options.engine.max_steps_in_flight, 1);
+  EXPECT_FALSE(options.cuda_graphs);
+  EXPECT_EQ(options.determinism, "fast");
 }
 
 TEST_F(LayeredConfigTest, PrintedConfigurationIsInputThatGivesTheSameOne) {

@@ -149,6 +149,12 @@ TEST(SameBitsTest, FakeModel) {
   ExpectSameBits(*model, *model);
 }
 
+TEST(SameBitsTest, FakeModelOneStepAhead) {
+  const auto alone = MakeFakeModel();
+  const auto pooled = MakeFakeModel(/*max_steps_in_flight=*/2);
+  ExpectSameBits(*alone, *pooled);
+}
+
 TEST(SameBitsTest, StoryModelOnOneThread) {
   const auto model = MakeStoryModel(1);
   ExpectSameBits(*model, *model);

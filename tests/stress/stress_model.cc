@@ -41,11 +41,15 @@ void SetCommonOptions(EngineOptions& options) {
 
 class FakeModel : public StressModel {
  public:
+  explicit FakeModel(int max_steps_in_flight) : max_steps_in_flight_(max_steps_in_flight) {}
+
   std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
     return std::make_unique<FakeRunner>(FakeRunnerOptions{.num_blocks = pool.usable_pages + 1,
                                                           .page_size = kStressPageSize,
                                                           .vocab_size = kByteVocab,
-                                                          .poison_token = kPoisonToken});
+                                                          .poison_token = kPoisonToken,
+                                                          .max_steps_in_flight =
+                                                              max_steps_in_flight_});
   }
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     return MakeCache(ToPool(pool));
@@ -59,6 +63,7 @@ class FakeModel : public StressModel {
   std::int32_t prompt_vocab() const override { return 256; }
 
  private:
+  const int max_steps_in_flight_;
   const std::unique_ptr<text::Tokenizer> tokenizer_ = MakeByteTokenizer();
 };
 
@@ -124,8 +129,8 @@ class StoryModel : public StressModel {
 
 }  // namespace
 
-std::unique_ptr<StressModel> MakeFakeModel() {
-  return std::make_unique<FakeModel>();
+std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight) {
+  return std::make_unique<FakeModel>(max_steps_in_flight);
 }
 std::unique_ptr<StressModel> MakeStoryModel(int threads) {
   return std::make_unique<StoryModel>(threads);

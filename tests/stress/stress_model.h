@@ -34,7 +34,7 @@ class StressModel {
   virtual std::int32_t prompt_vocab() const = 0;
 };
 
-std::unique_ptr<StressModel> MakeFakeModel();
+std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight = 1);
 // `threads` of the CPU backend.
 std::unique_ptr<StressModel> MakeStoryModel(int threads);
 
@@ -48,6 +48,7 @@ class HookedRunner : public models::StepRunner {
     return runner_->Run(batch);
   }
   absl::StatusOr<const models::StepResult*> Collect() override { return runner_->Collect(); }
+  int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
 
  private:
   models::StepRunner* const runner_;

@@ -82,6 +82,7 @@ void AddInspect(CLI::App* app, const CommonOptions* common,
 void AddControl(CLI::App* app, const CommonOptions* common,
                 int* exit_code);  // cancel, abort, drain,
                                   // resume, flush
+void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code);  // plan, make-model
 void AddBench(CLI::App* app, const CommonOptions* common, int* exit_code);
 
 }  // namespace quire::client

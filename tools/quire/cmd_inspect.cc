@@ -45,6 +45,8 @@ int RunModels(const CommonOptions& common) {
   return kOk;
 }
 
+double InGiB(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
 int RunInfo(const CommonOptions& common) {
   const auto stub = v1::GenerationService::NewStub(Connect(common.address));
   grpc::ClientContext context;
@@ -59,8 +61,10 @@ int RunInfo(const CommonOptions& common) {
   std::printf("version %s (%s, %s)\nstate %s\n", info.version().c_str(), info.git_commit().c_str(),
               info.build_type().c_str(), v1::ServerState_Name(info.state()).c_str());
   for (const v1::Device& device : info.devices()) {
-    std::printf("device %s %d: %s %s\n", device.kind().c_str(), device.ordinal(),
-                device.name().c_str(), device.architecture().c_str());
+    std::printf("device %s %d: %s %s, %.1f of %.1f GiB free%s\n", device.kind().c_str(),
+                device.ordinal(), device.name().c_str(), device.architecture().c_str(),
+                InGiB(device.memory_free_bytes()), InGiB(device.memory_total_bytes()),
+                device.unproven_kernels() ? "; UNPROVEN kernels (QUIRE_UNPROVEN=1)" : "");
   }
   std::printf("context %d tokens, output %d tokens unless asked for\n",
               info.limits().max_context_tokens(), info.limits().default_max_tokens());

@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   quire::client::AddText(&app, &common, &exit_code);
   quire::client::AddInspect(&app, &common, &exit_code);
   quire::client::AddControl(&app, &common, &exit_code);
+  quire::client::AddLocal(&app, &common, &exit_code);
   quire::client::AddBench(&app, &common, &exit_code);
   try {
     app.parse(argc, argv);

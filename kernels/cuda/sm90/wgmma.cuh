@@ -6,7 +6,8 @@
 // + 1, and 4 j + {2, 3} the same columns of row g + 8 (PTX ISA, "wgmma.mma_async m64nNk16 register
 // fragments"). A from registers has the layout of mma.m16n8k16, per warp.
 //
-// Order: WgmmaFence, products, WgmmaCommit, WgmmaWait; accumulators are not touched in between.
+// Order: WgmmaPin and WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin; accumulators and A in registers are not
+// touched in between.
 
 #include <cuda_runtime.h>
 
@@ -43,6 +44,19 @@ __device__ __forceinline__ void WgmmaCommit() {
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Holds every use of the registers on its side of this place: before a fence, so that they are written by then; after a
+// wait, so that nobody reads or overwrites them while a product is under way.
+template <int kN>
+__device__ __forceinline__ void WgmmaPin(float (&registers)[kN]) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+template <int kN>
+__device__ __forceinline__ void WgmmaPin(std::uint32_t (&registers)[kN]) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
 // d = A B, plus d when `accumulate`; A [64, 16] and B [16, kN] in shared memory, A K-major. kTransB 0: B is

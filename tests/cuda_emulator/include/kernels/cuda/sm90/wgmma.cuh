@@ -33,6 +33,11 @@ void WgmmaWait() {
   cuda_emulator::WaitProducts(kPending);
 }
 
+template <int kN>
+void WgmmaPin(float (&)[kN]) {}
+template <int kN>
+void WgmmaPin(std::uint32_t (&)[kN]) {}
+
 template <typename T, int kN, int kTransB = 0>
 void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, bool accumulate) {
   constexpr bool kBF16 = kDTypeOf<T> == DType::kBF16;

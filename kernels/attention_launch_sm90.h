@@ -1,0 +1,20 @@
+#pragma once
+
+// The attention kernel of compute capability 9.0 and when it runs.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/attention_tile.cuh"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/kv_tensor_maps.h"
+
+namespace quire::kernels::attention {
+
+// Prefill of the work list over pages of T, bf16 or f16, on the GPU of `maps`. A row's query and output heads are
+// 16-byte aligned.
+template <typename T>
+absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& args,
+                               const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+
+}  // namespace quire::kernels::attention

@@ -1,0 +1,51 @@
+#pragma once
+
+// The device that computes, opened as the configuration asks.
+//
+// Place:      below ModelStack.
+// Invariants: device.type cuda gives a GPU or an error, never the CPU; auto falls to the CPU only when no GPU is
+//             usable or its kernels are not proven, and says why in the log.
+// Threads:    Open from one thread; then read-only.
+// Lifetime:   the pool outlives it; it outlives model, pool and runner.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/stream.h"
+#include "base/thread_pool.h"
+#include "kernels/backend.h"
+#include "server/api/serving_state.h"
+#include "server/config/options.h"
+
+namespace quire::server {
+
+class ComputeDevice {
+ public:
+  // Errors of opening a GPU carry the reason DEVICE_ERROR. Those of a build without CUDA or of kernels that are not
+  // proven do not: they are the operator's to change.
+  static absl::StatusOr<std::unique_ptr<ComputeDevice>> Open(const DaemonOptions& options,
+                                                             ThreadPool* threads);
+
+  const kernels::Backend& backend() const { return *backend_; }
+  const Device& device() const { return backend_->device(); }
+  bool is_cpu() const { return device().is_cpu(); }
+  DeviceDescription Describe() const;
+
+ private:
+  ComputeDevice() = default;
+
+  // Leaves nothing behind when it fails.
+  absl::Status OpenCuda(const DaemonOptions& options, ThreadPool* threads);
+
+  std::optional<Stream> stream_;
+  std::optional<kernels::Backend> backend_;
+};
+
+// Whether a device is what the error is about: it cannot be opened, or it was lost.
+bool IsDeviceError(const absl::Status& status);
+
+}  // namespace quire::server

@@ -1,0 +1,146 @@
+#include "server/config/device_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace quire::server {
+namespace {
+
+std::int32_t ClampToInt(std::int64_t value) {
+  return static_cast<std::int32_t>(
+      std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max()));
+}
+
+models::DevicePlanOptions PlanOptions(const DaemonOptions& options, const DevicePlan& plan,
+                                      std::uint32_t num_sms) {
+  models::DevicePlanOptions request;
+  request.page_size = plan.page_size;
+  request.kv_dtype = plan.kv_dtype;
+  request.device_memory_bytes = plan.free_bytes - plan.reserve_bytes;
+  request.num_sms = num_sms;
+  request.load_mode =
+      options.model.dummy_weights ? models::LoadMode::kDummy : models::LoadMode::kReal;
+  request.runner = plan.runner;
+  return request;
+}
+
+// The pool that the configuration asks for; 0: as large as memory allows.
+absl::StatusOr<std::uint32_t> ConfiguredBlocks(const DaemonOptions& options,
+                                               const models::ModelSpec& spec) {
+  if (!options.pool.capacity_bytes) return 0;
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                         models::KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
+                                               /*num_blocks=*/2));
+  absl::StatusOr<std::uint32_t> blocks =
+      models::NumBlocksForBytes(geometry, *options.pool.capacity_bytes);
+  if (blocks.ok()) return blocks;
+  return absl::InvalidArgumentError(
+      absl::StrCat("kv_cache.capacity_bytes: ", blocks.status().message()));
+}
+
+// The context that the pool holds; then the lookup table is planned again for the shorter one.
+absl::Status CutContext(const DaemonOptions& options, const models::ModelFiles& files,
+                        models::DevicePlanOptions request, DevicePlan* plan) {
+  if (plan->context_tokens <= plan->pool_tokens()) return absl::OkStatus();
+  if (options.model.max_context_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model.max_context_tokens is ", plan->context_tokens, ", the KV pool holds ",
+        plan->pool_tokens(), " tokens; lower it, or raise kv_cache.capacity_bytes"));
+  }
+  plan->context_was_cut = true;
+  plan->context_tokens = ClampToInt(plan->pool_tokens());
+  plan->runner.max_context_tokens = static_cast<std::uint32_t>(plan->context_tokens);
+  request.runner.max_context_tokens = plan->runner.max_context_tokens;
+  request.num_blocks = plan->memory.num_blocks;
+  QUIRE_ASSIGN_OR_RETURN(plan->memory, models::PlanDeviceMemory(files, request));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own) {
+  if (!options.max_context_tokens) return own;
+  if (*options.max_context_tokens <= own) return *options.max_context_tokens;
+  return absl::InvalidArgumentError(absl::StrCat("model.max_context_tokens is ",
+                                                 *options.max_context_tokens,
+                                                 ", the model's own context is ", own));
+}
+
+DType CudaActivationType(const DaemonOptions& options) {
+  if (options.model.dtype) return *options.model.dtype;
+  return options.pool.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+}
+
+std::int32_t StepTokens(const engine::EngineOptions& engine, std::int32_t page_size) {
+  const std::int64_t prompt = std::max(engine.max_step_prompt_tokens, page_size);
+  return ClampToInt(
+      std::min<std::int64_t>(engine.max_step_tokens, prompt + engine.max_running_sequences));
+}
+
+std::int64_t UsefulBlocks(const DaemonOptions& options, std::int32_t context_tokens) {
+  const std::int64_t page_size = options.pool.page_size;
+  const std::int64_t pages_per_context = (context_tokens + page_size - 1) / page_size;
+  return pages_per_context * options.engine.max_running_sequences + 1;
+}
+
+absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
+                                      const models::ModelFiles& files, std::int64_t free_bytes,
+                                      std::uint32_t num_sms) {
+  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files));
+  DevicePlan plan;
+  plan.free_bytes = free_bytes;
+  plan.reserve_bytes = options.pool.capacity_bytes ? 0 : options.device.reserve_bytes;
+  plan.page_size = options.pool.page_size;
+  plan.kv_dtype = options.pool.dtype;
+  const auto own = static_cast<std::int32_t>(model.config.max_position_embeddings);
+  QUIRE_ASSIGN_OR_RETURN(plan.context_tokens, ContextTokens(options.model, own));
+  // Nothing bounds the prompt tokens of a step but its own size.
+  engine::EngineOptions engine = options.engine;
+  engine.max_step_prompt_tokens = engine.max_step_tokens;
+  plan.runner.max_rows = static_cast<std::uint32_t>(engine.max_running_sequences);
+  plan.runner.max_step_tokens = static_cast<std::uint32_t>(
+      StepTokens(engine, static_cast<std::int32_t>(options.pool.page_size)));
+  plan.runner.max_logprobs = static_cast<std::uint32_t>(engine.limits.max_logprobs);
+  plan.runner.has_text.assign(model.config.vocab_size, 1);
+  plan.runner.activation = CudaActivationType(options);
+  plan.runner.max_context_tokens = static_cast<std::uint32_t>(plan.context_tokens);
+  plan.runner.graphs = options.cuda_graphs;
+
+  if (plan.reserve_bytes >= free_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("device.reserve_bytes is ", plan.reserve_bytes, ", the GPU has ", free_bytes,
+                     " bytes free"));
+  }
+  models::DevicePlanOptions request = PlanOptions(options, plan, num_sms);
+  QUIRE_ASSIGN_OR_RETURN(request.num_blocks, ConfiguredBlocks(options, model.spec));
+  QUIRE_ASSIGN_OR_RETURN(plan.memory, models::PlanDeviceMemory(files, request));
+  const std::int64_t useful = UsefulBlocks(options, plan.context_tokens);
+  if (!options.pool.capacity_bytes && plan.memory.num_blocks > useful) {
+    request.num_blocks = static_cast<std::uint32_t>(useful);
+    QUIRE_ASSIGN_OR_RETURN(plan.memory, models::PlanDeviceMemory(files, request));
+  }
+  QUIRE_RETURN_IF_ERROR(CutContext(options, files, request, &plan));
+  return plan;
+}
+
+std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan) {
+  const models::RunnerMemory& runner = plan.memory.runner;
+  return {{"weights", plan.memory.weight_bytes},
+          {"kv", plan.memory.pool_bytes},
+          {"activations", runner.activation_bytes},
+          {"attention", runner.attention_bytes},
+          {"sampler", runner.sampler_bytes},
+          {"linear", runner.linear_bytes},
+          {"graphs", runner.graph_bytes},
+          {"total", plan.memory.total_bytes()},
+          {"reserve", plan.reserve_bytes},
+          {"free", plan.free_bytes},
+          {"pinned", runner.pinned_bytes}};
+}
+
+}  // namespace quire::server

@@ -1,0 +1,61 @@
+#pragma once
+
+// What a configuration makes of a GPU's memory: the same sums for the daemon and for `quire plan`, which needs
+// no GPU.
+//
+// Place:      between DaemonOptions and models/memory_plan.h.
+// Invariants: nothing is loaded; what it returns is what the daemon allocates.
+// Threads:    any.
+// Lifetime:   values.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/dtype.h"
+#include "models/memory_plan.h"
+#include "models/model_config.h"
+#include "server/config/options.h"
+
+namespace quire::server {
+
+struct DevicePlan {
+  models::DeviceMemoryPlan memory;  // its limit is what is left after the reserve
+  std::int64_t free_bytes = 0;      // of the GPU, before anything is loaded
+  std::int64_t reserve_bytes = 0;   // device.reserve_bytes; 0 when kv_cache.capacity_bytes is set
+  std::uint32_t page_size = 0;
+  DType kv_dtype = DType::kInvalid;
+  std::int32_t context_tokens = 0;  // longest sequence
+  bool context_was_cut = false;     // to what the pool holds
+  models::RunnerOptions runner;     // has_text is the caller's to fill in
+
+  std::int64_t pool_tokens() const {
+    return (std::int64_t{memory.num_blocks} - 1) * page_size;
+  }
+};
+
+// Plans a GPU of which `free_bytes` are unused. `num_sms`: its multiprocessors. Returns RESOURCE_EXHAUSTED, with
+// every part, when weights, workspace and the smallest pool do not fit; INVALID_ARGUMENT that names the key when
+// options contradict each other or the model; what models::PlanDeviceMemory returns otherwise.
+absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
+                                      const models::ModelFiles& files, std::int64_t free_bytes,
+                                      std::uint32_t num_sms);
+
+// Each use of the GPU's memory with its bytes, then "total", "reserve", "free" and, on the host, "pinned".
+std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan);
+
+// model.max_context_tokens, or the model's own context. Returns INVALID_ARGUMENT when the first is larger.
+absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own);
+
+// Type of the activations on a GPU: model.dtype, or what goes with the pages.
+DType CudaActivationType(const DaemonOptions& options);
+
+// Most tokens of one step: one of each running sequence and the prompt tokens of their cap.
+std::int32_t StepTokens(const engine::EngineOptions& engine, std::int32_t page_size);
+
+// Pages, the null page included, that max_running_sequences sequences of this context can ever use.
+std::int64_t UsefulBlocks(const DaemonOptions& options, std::int32_t context_tokens);
+
+}  // namespace quire::server

@@ -1,0 +1,119 @@
+"""Which device computes, what is said of it, and what happens when there is none; models without weights."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import time
+
+import pytest
+from daemon import QUIRE, QUIRED, Daemon
+
+NO_DRIVER = not pathlib.Path("/proc/driver/nvidia/version").exists()
+without_driver = pytest.mark.skipif(not NO_DRIVER, reason="this machine has an NVIDIA driver")
+
+
+def has_cuda():
+    return b"cudaStreamBeginCapture" in QUIRED.read_bytes()
+
+
+def quire(*arguments, code=0):
+    done = subprocess.run([str(QUIRE), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+@without_driver
+@pytest.mark.parametrize("type", ["cuda", "auto"])
+def test_without_a_driver(api, tmp_path, type):
+    with Daemon(tmp_path, settings=[f"device.type={type}"]) as daemon:
+        if type == "cuda":  # never the CPU
+            assert daemon.wait(60) == (71 if has_cuda() else 78), daemon.log
+            assert ("driver" if has_cuda() else "without CUDA") in daemon.log
+            assert '"ready"' not in daemon.log
+            return
+        daemon.wait_serving()
+        assert "computing on the CPU" in daemon.log and "no GPU will do" in daemon.log
+        with daemon.channel() as channel:
+            info = api.GenerationServiceStub(channel).GetServerInfo(api.GetServerInfoRequest())
+        assert ("cuda" in info.build_type.split()) == has_cuda()
+        (device,) = info.devices
+        assert device.kind == "cpu" and device.name and device.architecture and not device.unproven_kernels
+        assert 0 < device.memory_free_bytes < device.memory_total_bytes
+        shown = quire("--address", daemon.grpc_address, "info")
+        assert f"device cpu 0: {device.name} {device.architecture}" in shown and "UNPROVEN" not in shown
+
+
+@without_driver
+def test_validate_needs_no_gpu(tmp_path):
+    for setting, code in (("kv_cache.dtype=int8", 0), ("device.tensor_parallel=2", 78)):
+        done = subprocess.run(
+            [str(QUIRED), "--validate", "--set", "device.type=cuda", "--set", setting],
+            capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        )
+        assert done.returncode == code, done.stderr
+
+
+def test_a_model_without_weights_is_served(api, tmp_path):
+    model = tmp_path / "tiny"
+    quire("make-model", "--shape", "tiny", "--out", model)
+    assert "exists" in quire("make-model", "--shape", "tiny", "--out", model, code=1)
+    assert "llama-3.1-8b, tiny" in quire("make-model", "--shape", "large", "--out", tmp_path / "x", code=1)
+    with Daemon(tmp_path, str(model)) as daemon:  # weights are asked for and are not there
+        assert daemon.wait(60) == 78, daemon.log
+    with Daemon(tmp_path, str(model), settings=["model.load_mode=dummy"]) as daemon:
+        daemon.wait_serving()
+        request = api.GenerateRequest(text="any text at all")
+        request.stopping.max_tokens = 16
+        request.stopping.ignore_eos = True
+        request.output.token_ids = True
+        request.output.text = True
+        with daemon.channel() as channel:
+            stub = api.GenerationServiceStub(channel)
+            completed = [list(stub.Generate(request, timeout=30))[-1].completed for _ in range(2)]
+        assert completed[0].usage.completion_tokens == 16 and len(completed[0].token_ids) == 16
+        daemon.terminate()
+        assert daemon.wait(60) == 0, daemon.log
+
+
+def test_plan_of_llama_8b(tmp_path):
+    model = tmp_path / "llama"
+    quire("make-model", "--shape", "llama-3.1-8b", "--out", model)
+    arguments = ["plan", "--model", model, "--set", "model.load_mode=dummy"]
+    plan = json.loads(quire("--json", *arguments, "--device-memory", "80GiB"))
+    uses = ("weights", "kv", "activations", "attention", "sampler", "linear", "graphs")
+    assert plan["total_bytes"] == sum(plan[f"{use}_bytes"] for use in uses)
+    assert plan["free_bytes"] == 80 << 30 and plan["reserve_bytes"] == 1 << 30
+    left = plan["free_bytes"] - plan["reserve_bytes"] - plan["total_bytes"]
+    page = 2 * 32 * 64 * 8 * 128 * 2  # K and V, layers, tokens, heads, head size, bf16
+    assert plan["page_bytes"] == page and 0 <= left < page
+    assert plan["pages"] * page < plan["kv_bytes"] < (plan["pages"] + 3) * page
+    matrices = 2 * 128256 * 4096 + 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
+    assert 2 * matrices < plan["weights_bytes"] < 1.001 * 2 * matrices
+    table = quire(*arguments, "--device-memory", "80GiB")
+    assert re.search(rf"^weights +{plan['weights_bytes']} ", table, re.M) and f"{plan['pages']} pages of 64" in table
+
+    int8 = json.loads(quire("--json", *arguments, "--device-memory", "80GiB", "--set", "kv_cache.dtype=int8"))
+    assert int8["page_bytes"] == page // 2 + 2 * 32 * 64 * 8 * 4  # a scale of 4 bytes per token and head
+    small = quire(*arguments, "--device-memory", "8GiB", code=1)
+    assert str(plan["weights_bytes"]) in small and str(7 << 30) in small
+    assert "device.reserve_bytes" in quire(*arguments, "--device-memory", "1GiB", code=1)
+    assert "ambiguous" in quire(*arguments, "--device-memory", "80G", code=1)
+    assert "max_runing" in quire(*arguments, "--device-memory", "80GiB", "--set", "scheduler.max_runing=1", code=1)
+
+
+def test_sigterm_while_loading_does_not_wait(tmp_path):
+    model = tmp_path / "slow"
+    quire("make-model", "--shape", "tiny", "--out", model)
+    (model / "tokenizer.json").unlink()
+    os.mkfifo(model / "tokenizer.json")  # whoever reads it waits for a writer that never comes
+    with Daemon(tmp_path, str(model), settings=["model.load_mode=dummy"]) as daemon:
+        daemon.wait_listening()
+        time.sleep(0.3)
+        start = time.monotonic()
+        daemon.terminate()
+        assert daemon.wait(10) == 0, daemon.log
+        assert time.monotonic() - start < 5
+        assert '"while_loading":true' in daemon.log
+        assert not pathlib.Path(daemon.admin.removeprefix("unix:")).exists()

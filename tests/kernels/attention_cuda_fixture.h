@@ -1,0 +1,111 @@
+#pragma once
+
+// Paged attention on the emulated GPU: sequences of random K, V and queries in a pool whose every other byte is NaN, steps
+// over them, and the same attention in double precision over the values that the pages hold.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/device_buffer.h"
+#include "base/stream.h"
+#include "base/thread_pool.h"
+#include "gtest/gtest.h"
+#include "kernels/attention.h"
+#include "kernels/attention_plan.h"
+#include "kernels/backend.h"
+#include "kernels/kv_dispatch.h"
+
+namespace quire::kernels {
+
+// An emulated device with a stream and a backend.
+class CudaBackend {
+ public:
+  // A device of so many multiprocessors; threads and blocks run in the order of `seed`.
+  explicit CudaBackend(int num_sms = 4, std::uint64_t seed = 1);
+  const Backend& operator*() const { return *backend_; }
+  const Stream& stream() const { return *stream_; }
+  std::uint32_t num_sms() const { return backend_->cuda()->num_sms; }
+
+ private:
+  ThreadPool pool_;
+  std::unique_ptr<Stream> stream_;
+  std::optional<Backend> backend_;
+};
+
+// Device memory with a copy of `values`.
+template <typename T>
+class DeviceArray {
+ public:
+  DeviceArray(const CudaBackend& cuda, const std::vector<T>& values)
+      : buffer_(*DeviceBuffer::Allocate(MemoryKind::kDevice, Bytes(values))) {
+    EXPECT_TRUE(cuda.stream().Copy(buffer_.data(), values.data(), Bytes(values)).ok());
+  }
+  T* data() const { return static_cast<T*>(buffer_.data()); }
+  void Read(const CudaBackend& cuda, std::vector<T>* values) const {
+    EXPECT_TRUE(cuda.stream().Copy(values->data(), buffer_.data(), Bytes(*values)).ok());
+    const absl::Status status = cuda.stream().Synchronize();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+ private:
+  static std::int64_t Bytes(const std::vector<T>& values) {
+    return static_cast<std::int64_t>(values.size() * sizeof(T));
+  }
+  DeviceBuffer buffer_;
+};
+
+struct AttentionShape {
+  std::uint32_t heads = 8;
+  std::uint32_t kv_heads = 2;
+  std::uint32_t head_size = 64;
+  std::uint32_t page_size = 16;
+  DType kv = DType::kBF16;
+  DType activations = DType::kBF16;
+  std::uint32_t granularity = 0;  // of one-byte pages; 0: the head
+  bool tensor_maps = false;
+};
+
+// Rows of one sequence in a step.
+struct StepRows {
+  std::uint32_t sequence;
+  std::uint32_t cached;
+  std::uint32_t prompt;
+  std::uint32_t generated;
+};
+
+class AttentionRig {
+ public:
+  // Sequences of these many tokens, all stored.
+  AttentionRig(const AttentionShape& shape, std::vector<std::uint32_t> lengths, std::uint32_t seed);
+
+  // One step: what PagedAttention writes, row after row, [heads, head_size] each.
+  std::vector<float> Run(const CudaBackend& cuda, const std::vector<StepRows>& step) const;
+  // The same in double precision.
+  std::vector<double> Exact(const std::vector<StepRows>& step) const;
+
+  const AttentionShape& shape() const { return shape_; }
+  std::size_t row_size() const { return std::size_t{shape_.heads} * shape_.head_size; }
+
+ private:
+  std::uint32_t PagesOf(std::uint32_t sequence) const;
+  std::vector<std::uint32_t> Table(const std::vector<StepRows>& step) const;
+  // The views of the pool in host memory, one row per sequence.
+  AnyKvCollection HostCollection() const;
+  void Fill(const AnyKvView& view, std::uint32_t seed);
+
+  AttentionShape shape_;
+  std::vector<std::uint32_t> lengths_;
+  cache::KvGeometry geometry_;
+  std::uint32_t lookup_stride_ = 0;
+  std::vector<std::vector<std::uint32_t>> pages_;  // of each sequence
+  mutable std::vector<std::uint32_t> host_table_;
+  std::vector<std::uint32_t> zeros_;
+  std::vector<std::byte> blocks_;
+  std::vector<std::byte> scales_;
+  std::vector<std::vector<float>> queries_;  // of each sequence, as the activations hold them
+};
+
+}  // namespace quire::kernels

@@ -1,0 +1,224 @@
+// Attention on the emulated GPU: against double precision over the same pages, and its bits against themselves under
+// every change that must not show.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/kernels/attention_cuda_fixture.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace quire::kernels {
+namespace {
+
+// Bit by bit, NaN included.
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+double Tolerance(DType kv) {
+  return kv == DType::kF8E4M3 || kv == DType::kI8 ? 6e-3 : 4e-3;
+}
+
+std::string Describe(const AttentionShape& s, const std::vector<StepRows>& step) {
+  std::string text =
+      absl::StrCat("heads ", s.heads, "/", s.kv_heads, " of ", s.head_size, ", pages of ",
+                   s.page_size, " ", DTypeName(s.kv), ":");
+  for (const StepRows& r : step) {
+    absl::StrAppend(&text, " {", r.cached, " + ", r.prompt, " + ", r.generated, "}");
+  }
+  return text;
+}
+
+void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
+                 const std::vector<StepRows>& step, double tolerance) {
+  SCOPED_TRACE(Describe(shape, step));
+  std::vector<std::uint32_t> lengths;
+  for (const StepRows& r : step) lengths.push_back(r.cached + r.prompt + r.generated);
+  const AttentionRig rig(shape, lengths, 11);
+  const std::vector<float> once = rig.Run(cuda, step);
+  EXPECT_LE(RelativeError(once, rig.Exact(step)), tolerance);
+  EXPECT_TRUE(SameBits(once, rig.Run(cuda, step))) << "another run has other bits";
+}
+
+struct Heads {
+  std::uint32_t heads;
+  std::uint32_t kv_heads;
+};
+constexpr Heads kHeads[] = {{8, 8}, {8, 2}, {7, 1}, {16, 1}};
+constexpr std::uint32_t kHeadSizes[] = {64, 128, 80, 96};
+constexpr std::uint32_t kPageSizes[] = {16, 32, 64, 128};
+constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8};
+
+// Lengths at and around pages, tiles, spans and groups; every value of the other axes with each other in turn.
+TEST(AttentionCudaTest, GeneratedRowsEqualDoublePrecision) {
+  const CudaBackend cuda(1);
+  const std::uint32_t lengths[] = {1,   15,  16,  17,  63,  64,   65,   127,
+                                   129, 511, 512, 513, 577, 1000, 2047, 2049};
+  const std::uint32_t rows[] = {1, 2, 5};
+  std::uint32_t i = 0;
+  for (const std::uint32_t length : lengths) {
+    AttentionShape shape;
+    shape.heads = kHeads[(i / 4 + i) % 4].heads;
+    shape.kv_heads = length > 1000 ? 1 : kHeads[(i / 4 + i) % 4].kv_heads;
+    shape.heads = length > 1000 ? 7 : shape.heads;
+    shape.head_size = kHeadSizes[i % 4];
+    shape.page_size = kPageSizes[(i / 2) % 4];
+    shape.kv = kElements[(i + i / 4) % 4];
+    const std::uint32_t count = std::min(rows[i % 3], length);
+    ExpectExact(cuda, shape, {{0, length - count, 0, count}, {1, 33, 0, 1}}, Tolerance(shape.kv));
+    ++i;
+  }
+}
+
+TEST(AttentionCudaTest, EveryDecodeKernelEqualsDoublePrecision) {
+  const CudaBackend cuda;
+  for (const DType kv : kElements) {
+    for (const std::uint32_t head_size : {16u, 64u, 80u, 96u, 112u, 128u}) {
+      AttentionShape shape{8, 2, head_size, 32, kv, DType::kBF16, 0};
+      ExpectExact(cuda, shape, {{0, 98, 0, 3}}, Tolerance(kv));
+    }
+  }
+}
+
+TEST(AttentionCudaTest, EveryPrefillKernelEqualsDoublePrecision) {
+  const CudaBackend cuda;
+  for (const DType kv : kElements) {
+    for (const std::uint32_t head_size : {48u, 64u, 80u, 128u}) {
+      AttentionShape shape{4, 2, head_size, 16, kv, DType::kBF16, 0};
+      ExpectExact(cuda, shape, {{0, 67, 70, 0}}, Tolerance(kv));
+    }
+  }
+}
+
+TEST(AttentionCudaTest, PromptRowsEqualDoublePrecision) {
+  const CudaBackend cuda(2);
+  const struct {
+    Heads heads;
+    std::uint32_t cached;
+    std::uint32_t prompt;
+  } cases[] = {{{8, 8}, 0, 1},   {{7, 1}, 0, 64},   {{16, 1}, 15, 5},  {{8, 2}, 0, 130},
+               {{7, 1}, 449, 64}, {{16, 1}, 511, 2}, {{4, 2}, 127, 65}, {{2, 1}, 960, 70}};
+  std::uint32_t i = 0;
+  for (const auto& c : cases) {
+    AttentionShape shape{c.heads.heads, c.heads.kv_heads, kHeadSizes[(i + i / 4) % 4],
+                         kPageSizes[i % 4], i % 2 == 0 ? DType::kBF16 : DType::kF16,
+                         DType::kBF16, 0};
+    ExpectExact(cuda, shape, {{0, c.cached, c.prompt, 0}}, Tolerance(shape.kv));
+    ++i;
+  }
+}
+
+// Prompt rows and generated rows of one sequence, sequences without rows, and both classes in one step.
+TEST(AttentionCudaTest, MixedStepsEqualDoublePrecision) {
+  const CudaBackend cuda;
+  const AttentionShape shape;
+  ExpectExact(cuda, shape, {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 600, 0, 1}, {4, 5, 9, 0}},
+              Tolerance(shape.kv));
+}
+
+TEST(AttentionCudaTest, StepWithoutRowsWritesNothing) {
+  const CudaBackend cuda;
+  const AttentionRig rig({}, {16, 16}, 5);
+  EXPECT_TRUE(rig.Run(cuda, {{0, 7, 0, 0}, {1, 0, 0, 0}}).empty());
+}
+
+TEST(AttentionCudaTest, ScalarKernelEqualsDoublePrecision) {
+  const CudaBackend cuda;
+  for (const DType kv : {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8}) {
+    for (const std::uint32_t head_size : {16u, 200u, 576u}) {
+      AttentionShape shape{4, 2, head_size, 16, kv, DType::kF32, 0};
+      ExpectExact(cuda, shape, {{0, 40, 3, 1}, {1, 0, 0, 0}, {2, 0, 1, 0}}, 1e-5);
+    }
+  }
+  // What bf16 activations cannot do elsewhere.
+  ExpectExact(cuda, {4, 2, 40, 16, DType::kBF16, DType::kBF16, 0}, {{0, 30, 5, 2}}, 4e-3);
+  ExpectExact(cuda, {4, 2, 64, 16, DType::kF32, DType::kBF16, 0}, {{0, 30, 5, 2}}, 4e-3);
+  ExpectExact(cuda, {4, 2, 64, 16, DType::kI8, DType::kBF16, 16}, {{0, 30, 5, 2}}, 4e-3);
+}
+
+// The bits of a sequence's rows in a step of its own.
+std::vector<float> Alone(const CudaBackend& cuda, const AttentionRig& rig, const StepRows& rows) {
+  return rig.Run(cuda, {rows});
+}
+
+TEST(AttentionBitsTest, RowsDoNotDependOnTheBatch) {
+  const CudaBackend cuda;
+  for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
+    AttentionShape shape{14, 2, 64, 32, kv, DType::kBF16, 0};
+    const AttentionRig rig(shape, {700, 40, 130, 9}, 3);
+    const std::vector<StepRows> step = {{0, 696, 0, 4}, {1, 10, 20, 0}, {2, 129, 0, 1}, {3, 0, 7, 2}};
+    const std::vector<float> together = rig.Run(cuda, step);
+    std::vector<float> alone;
+    for (const StepRows& rows : step) {
+      const std::vector<float> out = Alone(cuda, rig, rows);
+      alone.insert(alone.end(), out.begin(), out.end());
+    }
+    EXPECT_TRUE(SameBits(together, alone)) << DTypeName(kv);
+  }
+}
+
+// Generated rows one step after the other, as they were first made, and all in one step, as after preemption.
+TEST(AttentionBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
+  const CudaBackend cuda;
+  for (const DType kv : kElements) {
+    AttentionShape shape{7, 1, 64, 16, kv, DType::kBF16, 0};
+    const AttentionRig rig(shape, {517}, 8);
+    const std::vector<float> together = rig.Run(cuda, {{0, 509, 0, 8}});
+    std::vector<float> alone;
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      const std::vector<float> out = Alone(cuda, rig, {0, 509 + i, 0, 1});
+      alone.insert(alone.end(), out.begin(), out.end());
+    }
+    EXPECT_TRUE(SameBits(together, alone)) << DTypeName(kv);
+  }
+}
+
+TEST(AttentionBitsTest, ChunksOfAPromptDoNotShow) {
+  const CudaBackend cuda;
+  for (const DType kv : {DType::kBF16, DType::kI8}) {
+    AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0};
+    const AttentionRig rig(shape, {150}, 9);
+    const std::vector<float> once = rig.Run(cuda, {{0, 0, 150, 0}});
+    std::vector<float> chunks;
+    for (const auto& [first, count] : {std::pair{0u, 50u}, {50u, 1u}, {51u, 80u}, {131u, 19u}}) {
+      const std::vector<float> out = rig.Run(cuda, {{0, first, count, 0}});
+      chunks.insert(chunks.end(), out.begin(), out.end());
+    }
+    EXPECT_TRUE(SameBits(once, chunks)) << DTypeName(kv);
+  }
+}
+
+// More multiprocessors cut the same rows into single spans, fewer into groups, one into none at all.
+TEST(AttentionBitsTest, CutsOfARowDoNotShow) {
+  AttentionShape shape{8, 1, 64, 64, DType::kBF16, DType::kBF16, 0};
+  std::vector<std::uint32_t> lengths = {2200};
+  std::vector<StepRows> step = {{0, 2199, 0, 1}};
+  for (std::uint32_t s = 1; s < 35; ++s) {
+    lengths.push_back(s == 1 ? 1100 : 20 + s);
+    step.push_back({s, lengths.back() - 1, 0, 1});
+  }
+  const AttentionRig rig(shape, lengths, 4);
+  const std::vector<float> spans = rig.Run(CudaBackend(64), step);
+  const std::vector<float> groups = rig.Run(CudaBackend(8), step);
+  const std::vector<float> rows = rig.Run(CudaBackend(1), step);
+  EXPECT_TRUE(SameBits(spans, groups));
+  EXPECT_TRUE(SameBits(spans, rows));
+  EXPECT_LE(RelativeError(spans, rig.Exact(step)), 4e-3);
+}
+
+TEST(AttentionBitsTest, OrderOfThreadsDoesNotShow) {
+  for (const DType kv : {DType::kBF16, DType::kI8}) {
+    AttentionShape shape{8, 2, 128, 16, kv, DType::kBF16, 0};
+    const AttentionRig rig(shape, {530, 90}, 6);
+    const std::vector<StepRows> step = {{0, 529, 0, 1}, {1, 20, 70, 0}};
+    EXPECT_TRUE(SameBits(rig.Run(CudaBackend(4, 1), step), rig.Run(CudaBackend(4, 77), step)))
+        << DTypeName(kv);
+  }
+}
+
+}  // namespace
+}  // namespace quire::kernels

@@ -1,0 +1,155 @@
+// Prefill of compute capability 9.0 on the emulated GPU: against double precision over the same pages, and its bits
+// against themselves under every change that must not show. All bytes of the pool that no sequence owns are NaN.
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/kv_tensor_maps.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/kernels/attention_cuda_fixture.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace quire::kernels {
+namespace {
+
+// P is rounded to 16 bits, and so is the output.
+constexpr double kTolerance = 4e-3;
+constexpr char kKernel[] = "attention prefill sm_90a";
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && !a.empty() &&
+         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+AttentionShape Shape(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t head_size,
+                     std::uint32_t page_size, DType kv = DType::kBF16) {
+  return {heads, kv_heads, head_size, page_size, kv, DType::kBF16, 0, true};
+}
+
+void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
+                 const std::vector<StepRows>& step) {
+  std::string text = absl::StrCat("heads ", shape.heads, "/", shape.kv_heads, " of ",
+                                  shape.head_size, ", pages of ", shape.page_size, ":");
+  std::vector<std::uint32_t> lengths;
+  for (const StepRows& r : step) {
+    lengths.push_back(r.cached + r.prompt + r.generated);
+    absl::StrAppend(&text, " {", r.cached, " + ", r.prompt, " + ", r.generated, "}");
+  }
+  SCOPED_TRACE(text);
+  const AttentionRig rig(shape, lengths, 11);
+  const std::uint64_t before = cuda_emulator::LaunchCount(kKernel);
+  const std::vector<float> out = rig.Run(cuda, step);
+  EXPECT_EQ(cuda_emulator::LaunchCount(kKernel), before + 1);
+  EXPECT_LE(RelativeError(out, rig.Exact(step)), kTolerance);
+}
+
+// Lengths and chunks at and around the borders of tiles, pages and blocks of rows.
+TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
+  const CudaBackend cuda(2);
+  const struct {
+    std::uint32_t heads, kv_heads, cached, prompt;
+  } cases[] = {{2, 2, 0, 1},   {8, 2, 0, 63},  {7, 1, 0, 64},   {4, 1, 0, 65},    {2, 1, 0, 127},
+               {1, 1, 0, 128}, {2, 1, 0, 129}, {16, 1, 15, 5},  {7, 1, 449, 30},  {4, 2, 127, 65},
+               {4, 4, 128, 1}, {3, 1, 255, 2}, {2, 1, 383, 130}, {16, 1, 511, 17}};
+  constexpr std::uint32_t kPages[] = {16, 64, 128, 32};
+  constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
+  std::uint32_t i = 0;
+  for (const auto& c : cases) {
+    ExpectExact(cuda, Shape(c.heads, c.kv_heads, kHeadSizes[(i + i / 4) % 4], kPages[i % 4],
+                            i % 5 == 4 ? DType::kF16 : DType::kBF16),
+                {{0, c.cached, c.prompt, 0}});
+    ++i;
+  }
+}
+
+TEST(AttentionSm90Test, EveryKernelEqualsDoublePrecision) {
+  const CudaBackend cuda;
+  for (const DType kv : {DType::kBF16, DType::kF16}) {
+    for (const std::uint32_t head_size : {64u, 128u}) {
+      ExpectExact(cuda, Shape(4, 2, head_size, 16, kv), {{0, 97, 70, 0}});
+    }
+  }
+}
+
+// Several items for each block, sequences without rows, generated rows beside prompt rows.
+TEST(AttentionSm90Test, MixedStepsEqualDoublePrecision) {
+  ExpectExact(CudaBackend(2), Shape(8, 2, 64, 16),
+              {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 200, 0, 1}, {4, 5, 9, 0}, {5, 0, 150, 0}});
+}
+
+TEST(AttentionSm90Test, FewerItemsThanBlocks) {
+  ExpectExact(CudaBackend(16), Shape(2, 1, 64, 64), {{0, 0, 3, 0}});
+}
+
+TEST(AttentionSm90Test, ChunksOfAPromptDoNotShow) {
+  const CudaBackend cuda;
+  const AttentionRig rig(Shape(6, 2, 64, 16), {300}, 9);
+  const std::vector<float> once = rig.Run(cuda, {{0, 0, 300, 0}});
+  std::vector<float> chunks;
+  for (const auto& [first, count] :
+       {std::pair{0u, 50u}, {50u, 1u}, {51u, 80u}, {131u, 125u}, {256u, 44u}}) {
+    const std::vector<float> out = rig.Run(cuda, {{0, first, count, 0}});
+    chunks.insert(chunks.end(), out.begin(), out.end());
+  }
+  EXPECT_TRUE(SameBits(once, chunks));
+}
+
+TEST(AttentionSm90Test, RowsDoNotDependOnTheBatch) {
+  const CudaBackend cuda;
+  const AttentionRig rig(Shape(14, 2, 64, 32), {200, 40, 130}, 3);
+  const std::vector<StepRows> step = {{0, 190, 10, 0}, {1, 10, 20, 0}, {2, 0, 130, 0}};
+  const std::vector<float> together = rig.Run(cuda, step);
+  std::vector<float> alone;
+  for (const StepRows& rows : step) {
+    const std::vector<float> out = rig.Run(cuda, {rows});
+    alone.insert(alone.end(), out.begin(), out.end());
+  }
+  EXPECT_TRUE(SameBits(together, alone));
+}
+
+// Boxes of other sizes bring the same tile.
+TEST(AttentionSm90Test, OrderOfThreadsAndMultiprocessorsDoNotShow) {
+  const AttentionRig rig(Shape(8, 2, 128, 16), {140, 90}, 6);
+  const std::vector<StepRows> step = {{0, 0, 140, 0}, {1, 20, 70, 0}};
+  const std::vector<float> out = rig.Run(CudaBackend(4, 1), step);
+  EXPECT_TRUE(SameBits(out, rig.Run(CudaBackend(4, 77), step)));
+  EXPECT_TRUE(SameBits(out, rig.Run(CudaBackend(1, 5), step)));
+}
+
+TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
+  const CudaBackend cuda;
+  const auto create = [](std::int32_t capability, std::uint32_t head_size, DType dtype) {
+    cache::KvGeometry geometry;
+    geometry.num_blocks = 4;
+    geometry.num_layers = 3;
+    geometry.page_size = 16;
+    geometry.num_heads = 2;
+    geometry.head_size = head_size;
+    geometry.dtype = dtype;
+    alignas(256) static std::byte memory[256];
+    alignas(32) static std::uint32_t table[64] = {};
+    auto collection =
+        MakeKvCollection(geometry, memory, {table, table, 24, 1, 1, 16, 0});
+    EXPECT_TRUE(collection.ok()) << collection.status();
+    Device device = *OpenCudaDevice(0);
+    device.compute_capability = capability;
+    auto maps = cuda::KvTensorMaps::Create(device, *collection);
+    EXPECT_TRUE(maps.ok()) << maps.status();
+    return *std::move(maps);
+  };
+  const auto maps = create(90, 64, DType::kBF16);
+  ASSERT_NE(maps, nullptr);
+  EXPECT_EQ(maps->num_layers(), 3u);
+  EXPECT_EQ(maps->layer(2).keys.bytes, 128 * 64 * 2);
+  EXPECT_EQ(maps->layer(0).values.box_bytes, 16 * 64 * 2);
+  EXPECT_NE(std::memcmp(&maps->layer(0).keys, &maps->layer(0).values, sizeof(cuda::TmaTile)), 0);
+  EXPECT_NE(create(90, 128, DType::kF16), nullptr);
+  EXPECT_EQ(create(80, 64, DType::kBF16), nullptr);
+  EXPECT_EQ(create(100, 64, DType::kBF16), nullptr);
+  EXPECT_EQ(create(90, 32, DType::kBF16), nullptr);
+  EXPECT_EQ(create(90, 256, DType::kBF16), nullptr);
+  EXPECT_EQ(create(90, 64, DType::kF32), nullptr);
+}
+
+}  // namespace
+}  // namespace quire::kernels

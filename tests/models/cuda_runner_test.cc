@@ -1,0 +1,362 @@
+// CudaRunner on an emulated GPU: what it allocates, what it does with pages and errors, and its tokens against the CPU's.
+
+#include "models/cuda_runner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/cuda_status.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/kv_pool.h"
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/model_runner.h"
+#include "models/weights.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::uint32_t kRows = 4;
+constexpr std::uint32_t kStepTokens = 64;
+constexpr std::uint32_t kBlocks = 64;
+constexpr std::uint32_t kPageSize = 16;
+
+RunnerOptions Options(DType activation) {
+  return {.max_rows = kRows,
+          .max_step_tokens = kStepTokens,
+          .max_logprobs = 5,
+          .activation = activation};
+}
+
+// A model on one device, behind the cache manager, as the engine has it.
+class Stage {
+ public:
+  explicit Stage(bool cuda, DType dtype = DType::kF32, int threads = 1)
+      : threads_(threads), dtype_(dtype) {
+    if (cuda) {
+      stream_.emplace(*Stream::Create(*OpenCudaDevice(0)));
+      backend_.emplace(*kernels::Backend::CreateCuda(
+          *stream_, kernels::Determinism::kBatchInvariant, &threads_));
+    } else {
+      backend_.emplace(*kernels::Backend::Create(Device::Cpu(), &threads_));
+    }
+  }
+
+  absl::Status Load(const ModelFiles& files, LoadMode mode = LoadMode::kReal) {
+    QUIRE_ASSIGN_OR_RETURN(model_,
+                           LoadModel(files, *backend_, {.mode = mode, .activation = dtype_}));
+    return absl::OkStatus();
+  }
+
+  absl::Status MakePool() {
+    QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                           KvGeometryFor(model_->spec, kPageSize, dtype_, kBlocks));
+    QUIRE_ASSIGN_OR_RETURN(
+        cache::KvPool pool,
+        cache::KvPool::Create(geometry, {.guard_canary = true,
+                                         .stream = stream_ ? &*stream_ : nullptr}));
+    pool_ = std::make_unique<cache::KvPool>(std::move(pool));
+    QUIRE_ASSIGN_OR_RETURN(cache_,
+                           cache::CacheManager::Create(
+                               {.geometry = geometry,
+                                .max_rows = kRows,
+                                .max_context_tokens = model_->spec.max_position}));
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeRunner(RunnerOptions options) {
+    if (!stream_) {
+      QUIRE_ASSIGN_OR_RETURN(runner_,
+                             ModelRunner::Create(*model_, *backend_, pool_.get(), options));
+      return absl::OkStatus();
+    }
+    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRunner> runner,
+                           CudaRunner::Create(*model_, *backend_, pool_.get(), options));
+    cuda_ = runner.get();
+    runner_ = std::move(runner);
+    return absl::OkStatus();
+  }
+
+  absl::Status Start(const ModelFiles& files, LoadMode mode = LoadMode::kReal) {
+    QUIRE_RETURN_IF_ERROR(Load(files, mode));
+    QUIRE_RETURN_IF_ERROR(MakePool());
+    return MakeRunner(Options(dtype_));
+  }
+
+  // Row `row` goes on with tokens [cached, cached + count) of `tokens`, of which `prompt` are the prompt's; one
+  // greedy draw after the last.
+  absl::Status Launch(std::uint32_t row, const std::vector<std::int32_t>& tokens,
+                      std::uint32_t cached, std::uint32_t count, std::uint32_t prompt) {
+    QUIRE_RETURN_IF_ERROR(cache_->Reserve(BatchRow{row}, cached + count));
+    batch_.Clear();
+    for (std::uint32_t i = 0; i < count; ++i) batch_.token_ids.push_back(tokens[cached + i]);
+    batch_.rows.push_back({.batch_row = BatchRow{row},
+                           .cache_length = cached,
+                           .num_tokens = count,
+                           .prompt_tokens = std::min(count, prompt - std::min(prompt, cached))});
+    batch_.logits_tokens.push_back(count - 1);
+    kernels::SamplingRow greedy{};
+    greedy.temperature = 0;
+    batch_.draws.push_back({0, greedy});
+    const cache::RowStep step{BatchRow{row}, cached, count};
+    batch_.kv = &cache_->PrepareStep({&step, 1});
+    batch_.copies = cache_->TakeCopies();
+    batch_.clears = cache_->TakeClears();
+    QUIRE_RETURN_IF_ERROR(runner_->Run(batch_));
+    cache_->CompleteStep();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<std::int32_t>> Generate(std::uint32_t row,
+                                                     std::vector<std::int32_t> tokens,
+                                                     std::size_t count) {
+    const auto prompt = static_cast<std::uint32_t>(tokens.size());
+    std::uint32_t cached = 0;
+    std::vector<std::int32_t> drawn;
+    while (drawn.size() < count) {
+      const auto fresh = std::min<std::uint32_t>(
+          kStepTokens, static_cast<std::uint32_t>(tokens.size()) - cached);
+      QUIRE_RETURN_IF_ERROR(Launch(row, tokens, cached, fresh, prompt));
+      QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
+      cached += fresh;
+      if (cached < tokens.size()) continue;
+      tokens.push_back(result->draws[0].token);
+      drawn.push_back(result->draws[0].token);
+    }
+    return drawn;
+  }
+
+  const Model& model() const { return *model_; }
+  StepRunner& runner() { return *runner_; }
+  const CudaRunner& cuda() const { return *cuda_; }
+  cache::KvPool& pool() { return *pool_; }
+  StepBatch& batch() { return batch_; }
+  const kernels::Backend& backend() const { return *backend_; }
+
+ private:
+  ThreadPool threads_;
+  const DType dtype_;
+  std::optional<Stream> stream_;
+  std::optional<kernels::Backend> backend_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<cache::KvPool> pool_;
+  std::unique_ptr<cache::CacheManager> cache_;
+  std::unique_ptr<StepRunner> runner_;
+  const CudaRunner* cuda_ = nullptr;
+  StepBatch batch_;
+};
+
+class CudaRunnerTest : public testing::Test {
+ protected:
+  void SetUp() override { cuda_emulator::Reset(); }
+
+  static ModelFiles Fixture() {
+    return *ModelFiles::FromDirectory(TestDataPath("models/llama-gqa-tied-bf16"));
+  }
+};
+
+// Every byte that Create and LoadModel take is in the plan, and none is in it that they do not take.
+TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
+    Stage stage(true, dtype);
+    const ModelFiles files = Fixture();
+    const auto plan = PlanDeviceMemory(files, {.page_size = kPageSize,
+                                               .kv_dtype = dtype,
+                                               .num_blocks = kBlocks,
+                                               .device_memory_bytes = std::int64_t{1} << 30,
+                                               .num_sms = stage.backend().device().num_sms,
+                                               .runner = Options(dtype)});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto taken = [&] {
+      const std::uint64_t now = cuda_emulator::DeviceBytesAllocated();
+      return static_cast<std::int64_t>(now - std::exchange(before, now));
+    };
+    EXPECT_EQ(taken(), plan->runner.linear_bytes);
+    ASSERT_TRUE(stage.Load(files).ok());
+    EXPECT_EQ(taken(), plan->weight_bytes);
+    EXPECT_EQ(stage.model().weight_bytes, plan->weight_bytes);
+    EXPECT_EQ(stage.model().weights->size_bytes(), plan->weight_bytes);
+    ASSERT_TRUE(stage.MakePool().ok());
+    EXPECT_EQ(taken(), plan->pool_bytes);
+    ASSERT_TRUE(stage.MakeRunner(Options(dtype)).ok());
+    EXPECT_EQ(taken(), plan->runner.activation_bytes + plan->runner.attention_bytes +
+                           plan->runner.sampler_bytes);
+    EXPECT_EQ(stage.cuda().memory().device_bytes(), plan->runner.device_bytes());
+    // A step allocates nothing.
+    ASSERT_TRUE(stage.Generate(1, {5, 6, 7}, 4).ok());
+    EXPECT_EQ(taken(), 0);
+    EXPECT_TRUE(stage.pool().CheckIntegrity().ok()) << stage.pool().CheckIntegrity();
+  }
+  EXPECT_EQ(cuda_emulator::QueuedOperations(), 0u);
+}
+
+TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
+  DevicePlanOptions options{.page_size = kPageSize,
+                            .kv_dtype = DType::kBF16,
+                            .device_memory_bytes = std::int64_t{1} << 30,
+                            .runner = Options(DType::kBF16)};
+  const auto whole = PlanDeviceMemory(Fixture(), options);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_LE(whole->total_bytes(), options.device_memory_bytes);
+  EXPECT_GT(whole->total_bytes() + whole->page_bytes, options.device_memory_bytes);
+  // One byte less for one page more than fits.
+  options.num_blocks = whole->num_blocks;
+  options.device_memory_bytes = whole->total_bytes();
+  EXPECT_TRUE(PlanDeviceMemory(Fixture(), options).ok());
+  --options.device_memory_bytes;
+  const absl::Status refused = PlanDeviceMemory(Fixture(), options).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  for (const auto& [name, bytes] : whole->Lines()) {
+    if (name == "limit") continue;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat(name, " ", bytes)));
+  }
+  options.num_blocks = 0;
+  options.device_memory_bytes = whole->total_bytes() - whole->pool_bytes;
+  EXPECT_THAT(std::string(PlanDeviceMemory(Fixture(), options).status().message()),
+              HasSubstr("at least 2 pages"));
+}
+
+TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
+  EXPECT_THAT(std::string(PlanDeviceMemory(Fixture(), {.page_size = kPageSize,
+                                                       .kv_dtype = DType::kBF16,
+                                                       .device_memory_bytes = 1 << 30,
+                                                       .runner = Options(DType::kF32)})
+                              .status()
+                              .message()),
+              HasSubstr("f32 goes with f32 only"));
+  Stage stage(true, DType::kF32);
+  ASSERT_TRUE(stage.Load(Fixture()).ok());
+  ASSERT_TRUE(stage.MakePool().ok());
+  RunnerOptions options = Options(DType::kBF16);
+  EXPECT_EQ(stage.MakeRunner(options).code(), absl::StatusCode::kInvalidArgument);
+  options = Options(DType::kF32);
+  options.max_rows = 0;
+  EXPECT_THAT(std::string(stage.MakeRunner(options).message()), HasSubstr("max_rows is 0"));
+}
+
+TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {
+  const auto files = ModelFiles::FromDirectory(QUIRE_SOURCE_DIR "/assets/story");
+  ASSERT_TRUE(files.ok()) << files.status();
+  const std::vector<std::int32_t> prompt = {0, 403, 262, 640, 264, 1023, 17, 350, 44};
+  Stage cpu(false);
+  Stage gpu(true);
+  for (Stage* stage : {&cpu, &gpu}) {
+    const absl::Status started = stage->Start(*files);
+    ASSERT_TRUE(started.ok()) << started;
+  }
+  const auto want = cpu.Generate(2, prompt, 6);
+  const auto got = gpu.Generate(2, prompt, 6);
+  ASSERT_TRUE(want.ok() && got.ok()) << got.status();
+  EXPECT_EQ(*got, *want);
+  EXPECT_TRUE(gpu.pool().CheckIntegrity().ok());
+}
+
+TEST_F(CudaRunnerTest, MadeUpWeightsAreTheSameOnBothDevices) {
+  EditableFiles only_config;
+  only_config.Set("config.json", EditableFiles("models/llama-gqa-tied-bf16").Get("config.json"));
+  Stage cpu(false);
+  Stage gpu(true);
+  for (Stage* stage : {&cpu, &gpu}) {
+    const absl::Status started = stage->Start(only_config.Files(), LoadMode::kDummy);
+    ASSERT_TRUE(started.ok()) << started;
+  }
+  EXPECT_EQ(cpu.model().fingerprint, gpu.model().fingerprint);
+  const auto want = cpu.Generate(0, {1, 2, 3}, 8);
+  const auto got = gpu.Generate(0, {1, 2, 3}, 8);
+  ASSERT_TRUE(want.ok() && got.ok()) << got.status();
+  EXPECT_EQ(*got, *want);
+}
+
+// The shape that the GPU is measured with, planned where there is none.
+TEST_F(CudaRunnerTest, ThePlanOfAnEightBillionModelNeedsNoTensors) {
+  EditableFiles files;
+  files.Set("config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+      "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+      "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+      "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "bfloat16"})");
+  const auto plan = PlanDeviceMemory(files.Files(), {.device_memory_bytes = std::int64_t{80} << 30,
+                                                     .load_mode = LoadMode::kDummy,
+                                                     .runner = {.max_rows = 256,
+                                                                .max_step_tokens = 8192,
+                                                                .activation = DType::kBF16}});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // 8.03e9 parameters of two bytes, and norms of four.
+  EXPECT_NEAR(static_cast<double>(plan->weight_bytes), 16.06e9, 0.01e9);
+  EXPECT_EQ(plan->page_bytes, 8 << 20);
+  EXPECT_GT(plan->num_blocks, 6000u);
+  for (const auto& [name, bytes] : plan->Lines()) {
+    std::printf("%-12s %12lld\n", name.c_str(), static_cast<long long>(bytes));
+  }
+}
+
+TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
+  Stage stage(true);
+  ASSERT_TRUE(stage.Start(Fixture()).ok());
+  EXPECT_EQ(stage.runner().max_steps_in_flight(), 2);
+  EXPECT_EQ(stage.runner().Collect().status().code(), absl::StatusCode::kFailedPrecondition);
+  // Nothing was drawn before.
+  EXPECT_THAT(std::string(stage.Launch(0, {-1}, 0, 1, 1).message()), HasSubstr("token_ids[0] is -1"));
+  ASSERT_TRUE(stage.Launch(0, {5, 6}, 0, 2, 2).ok());
+  EXPECT_THAT(std::string(stage.Launch(0, {5, 6, -2}, 2, 1, 2).message()),
+              HasSubstr("draw 1 of the step before, which has 1"));
+  ASSERT_TRUE(stage.Launch(0, {5, 6, -1}, 2, 1, 2).ok());
+  EXPECT_EQ(stage.Launch(0, {5, 6, 0, -1}, 3, 1, 2).code(), absl::StatusCode::kFailedPrecondition);
+  const auto first = stage.runner().Collect();
+  ASSERT_TRUE(first.ok());
+  const std::int32_t token = (*first)->draws[0].token;
+  const auto second = stage.runner().Collect();
+  ASSERT_TRUE(second.ok());
+  // The token that was fed back on the device is the one that the first step drew.
+  Stage again(true);
+  ASSERT_TRUE(again.Start(Fixture()).ok());
+  const auto want = again.Generate(0, {5, 6}, 2);
+  ASSERT_TRUE(want.ok());
+  EXPECT_EQ(std::vector<std::int32_t>({token, (*second)->draws[0].token}), *want);
+}
+
+TEST_F(CudaRunnerTest, AFaultOnTheDeviceIsReportedAsItsLoss) {
+  Stage stage(true);
+  ASSERT_TRUE(stage.Start(Fixture()).ok());
+  ASSERT_TRUE(stage.Generate(0, {5, 6}, 2).ok());
+  cuda_emulator::InjectFault({.where = "kernel:rms norm", .error = cudaErrorIllegalAddress, .sticky = true});
+  const absl::Status status = stage.Generate(1, {5, 6, 7}, 2).status();
+  EXPECT_TRUE(IsDeviceLost(status)) << status;
+  // It stays lost.
+  EXPECT_TRUE(IsDeviceLost(stage.Generate(2, {5}, 1).status()));
+  cuda_emulator::Reset();
+}
+
+TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
+  Stage stage(true);
+  ASSERT_TRUE(stage.Load(Fixture()).ok());
+  ASSERT_TRUE(stage.MakePool().ok());
+  cuda_emulator::InjectFault({.where = "cudaMalloc", .error = cudaErrorMemoryAllocation});
+  const absl::Status status = stage.MakeRunner(Options(DType::kF32));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+TEST_F(CudaRunnerTest, WeightsThatAreNotFiniteAreNamed) {
+  EditableFiles files("models/llama-mha-f32");
+  std::string tensors = files.Get("model.safetensors");
+  // The last element of the file becomes a NaN.
+  for (std::size_t i = tensors.size() - 4; i < tensors.size(); ++i) tensors[i] = '\x7f';
+  tensors[tensors.size() - 2] = '\xff';
+  files.Set("model.safetensors", tensors);
+  Stage stage(true);
+  const absl::Status status = stage.Load(files.Files());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("weights must be finite"));
+}
+
+}  // namespace
+}  // namespace quire::models

@@ -1,0 +1,183 @@
+// Random steps through CudaStepInputs: afterwards the device has what the host has.
+
+#include "models/cuda_step_inputs.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "models/layer_spec.h"
+#include "tests/cuda_emulator/emulator.h"
+
+namespace quire::models {
+namespace {
+
+constexpr std::uint32_t kPageSize = 16;
+constexpr std::uint32_t kMaxPages = 12;
+constexpr std::uint32_t kStride = 32;
+
+class CudaStepInputsTest : public testing::Test {
+ protected:
+  CudaStepInputsTest()
+      : pool_(1),
+        stream_(*Stream::Create(*OpenCudaDevice(0))),
+        backend_(*kernels::Backend::CreateCuda(stream_, kernels::Determinism::kBatchInvariant,
+                                               &pool_)),
+        inputs_(*CudaStepInputs::Create(backend_, kLimits, kPageSize)),
+        order_(kLimits) {
+    spec_.hidden = 8;
+    spec_.vocab_size = 16;
+    spec_.layers.resize(1);
+    buffers_ = *StepBuffers::Allocate(spec_, kLimits);
+    table_.assign(kLimits.max_rows * kStride, 0);
+    lengths_.assign(kLimits.max_rows, 0);
+    kv_ = {.lookup_table = table_.data(),
+           .cache_lengths = lengths_.data(),
+           .lookup_stride = kStride,
+           .max_rows = kLimits.max_rows};
+  }
+
+  template <typename T>
+  std::vector<T> Read(const T* device, std::size_t count) {
+    std::vector<T> host(count);
+    EXPECT_TRUE(stream_.Copy(host.data(), device, static_cast<std::int64_t>(count * sizeof(T))).ok());
+    EXPECT_TRUE(stream_.Synchronize().ok());
+    return host;
+  }
+
+  // A step of random rows, each with random pages and lengths; rows that are not in it may change, too.
+  StepBatch RandomStep(std::mt19937* random) {
+    const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>((*random)() % n); };
+    StepBatch batch;
+    batch.kv = &kv_;
+    std::vector<std::uint32_t> rows(kLimits.max_rows);
+    std::iota(rows.begin(), rows.end(), 0u);
+    std::shuffle(rows.begin(), rows.end(), *random);
+    rows.resize(1 + below(kLimits.max_rows));
+    for (const std::uint32_t row : rows) {
+      std::uint32_t* const pages = table_.data() + row * kStride;
+      // Mostly a row grows or keeps its pages; sometimes it belongs to a new, shorter sequence.
+      std::uint32_t used = static_cast<std::uint32_t>(std::count_if(
+          pages, pages + kStride, [](std::uint32_t page) { return page != 0; }));
+      if (used == 0 || below(4) == 0) {
+        used = 1 + below(kMaxPages);
+        for (std::uint32_t c = 0; c < kStride; ++c) pages[c] = c < used ? 1 + below(1000) : 0;
+      } else if (used < kMaxPages && below(2) == 0) {
+        pages[used++] = 1 + below(1000);
+      }
+      const std::uint32_t count = 1 + below(3);
+      lengths_[row] = below(used * kPageSize - count + 1);
+      batch.rows.push_back({.batch_row = BatchRow{row},
+                            .cache_length = lengths_[row],
+                            .first_token = static_cast<std::uint32_t>(batch.token_ids.size()),
+                            .num_tokens = count,
+                            .prompt_tokens = below(count + 1)});
+      for (std::uint32_t i = 0; i < count; ++i) {
+        batch.token_ids.push_back(static_cast<std::int32_t>(below(6)) - 2);
+      }
+    }
+    for (std::uint32_t i = 0; i < batch.token_ids.size(); ++i) {
+      if (below(2) == 0) batch.logits_tokens.push_back(i);
+    }
+    return batch;
+  }
+
+  void Check(const StepBatch& batch, const PackedStep& step, const StepPadding& padding,
+             const std::vector<std::int32_t>& previous) {
+    const auto tokens = Read(buffers_.tokens, padding.tokens);
+    const auto positions = Read(buffers_.positions, padding.tokens);
+    const auto token_rows = Read(buffers_.token_rows, padding.tokens);
+    const auto offsets = Read(buffers_.row_offsets, padding.rows + 1);
+    const auto lengths = Read(buffers_.cache_lengths, padding.rows);
+    const auto prompts = Read(buffers_.prompt_rows, padding.rows);
+    const auto heads = Read(buffers_.head_tokens, padding.head_tokens);
+    const auto table = Read(buffers_.lookup_table, table_.size());
+    std::vector<std::uint32_t> place(batch.token_ids.size());
+    std::uint32_t seen = 0;
+    for (std::uint32_t row = 0; row < padding.rows; ++row) {
+      const auto it = std::find_if(batch.rows.begin(), batch.rows.end(), [&](const StepRow& r) {
+        return r.batch_row.value() == row;
+      });
+      ASSERT_EQ(offsets[row], seen);
+      ASSERT_EQ(lengths[row], it == batch.rows.end() ? 0 : it->cache_length);
+      ASSERT_EQ(prompts[row], it == batch.rows.end() ? 0 : it->prompt_tokens);
+      if (it == batch.rows.end()) continue;
+      for (std::uint32_t c = 0; c < kStride; ++c) {
+        ASSERT_EQ(table[row * kStride + c], table_[row * kStride + c]) << row << " " << c;
+      }
+      for (std::uint32_t i = 0; i < it->num_tokens; ++i, ++seen) {
+        std::int32_t token = batch.token_ids[it->first_token + i];
+        if (token < 0) token = std::max(previous[static_cast<std::size_t>(-(token + 1))], 0);
+        ASSERT_EQ(tokens[seen], token);
+        ASSERT_EQ(positions[seen], static_cast<std::int32_t>(it->cache_length + i));
+        ASSERT_EQ(token_rows[seen], static_cast<std::int32_t>(row));
+        place[it->first_token + i] = seen;
+      }
+    }
+    ASSERT_EQ(offsets[padding.rows], step.num_tokens);
+    for (std::uint32_t i = step.num_tokens; i < padding.tokens; ++i) {
+      ASSERT_EQ(tokens[i], 0);
+      ASSERT_EQ(positions[i], 0);
+      ASSERT_EQ(token_rows[i], -1);
+    }
+    for (std::uint32_t i = 0; i < padding.head_tokens; ++i) {
+      ASSERT_EQ(heads[i], i < batch.logits_tokens.size() ? place[batch.logits_tokens[i]] : 0u);
+    }
+  }
+
+  static constexpr StepLimits kLimits{.max_rows = 9,
+                                      .max_step_tokens = 40,
+                                      .max_step_draws = 4,
+                                      .memory = MemoryKind::kDevice,
+                                      .lookup_stride = kStride};
+  ThreadPool pool_;
+  Stream stream_;
+  kernels::Backend backend_;
+  CudaStepInputs inputs_;
+  StepOrder order_;
+  ModelSpec spec_;
+  StepBuffers buffers_;
+  std::vector<std::uint32_t> table_;
+  std::vector<std::uint32_t> lengths_;
+  cache::KvStepInputs kv_;
+};
+
+TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
+  std::mt19937 random(11);
+  // Draw 1 gave no token.
+  const std::vector<std::int32_t> previous = {5, -1};
+  auto drawn = DeviceBuffer::Allocate(MemoryKind::kDevice, 8);
+  ASSERT_TRUE(drawn.ok());
+  ASSERT_TRUE(stream_.Copy(drawn->data(), previous.data(), 8).ok());
+  std::int64_t words = 0;
+  for (int i = 0; i < 200; ++i) {
+    const StepBatch batch = RandomStep(&random);
+    const int slot = i % 2;
+    const PackedStep step = inputs_.Pack(batch, slot, &order_);
+    words += step.words;
+    const auto num_heads = static_cast<std::uint32_t>(batch.logits_tokens.size());
+    const StepPadding padding{.tokens = 40, .head_tokens = 40, .rows = 9};
+    ASSERT_TRUE(inputs_
+                    .Upload(step, slot, num_heads, padding,
+                            static_cast<const std::int32_t*>(drawn->data()), 2, &buffers_)
+                    .ok());
+    Check(batch, step, padding, previous);
+    if (i == 100) inputs_.Forget();
+  }
+  // Changed parts only: whole tables alone would be 5 * 32 words a step, on top of about 80.
+  EXPECT_LT(words / 200, 150);
+}
+
+TEST_F(CudaStepInputsTest, AnUnchangedTableIsNotSent) {
+  std::mt19937 random(12);
+  const StepBatch batch = RandomStep(&random);
+  EXPECT_GT(inputs_.Pack(batch, 0, &order_).num_ranges, 0u);
+  EXPECT_EQ(inputs_.Pack(batch, 0, &order_).num_ranges, 0u);
+  inputs_.Forget();
+  EXPECT_EQ(inputs_.Pack(batch, 0, &order_).num_ranges, batch.rows.size());
+}
+
+}  // namespace
+}  // namespace quire::models

@@ -1,0 +1,259 @@
+// The whole daemon on the emulated GPU: listeners, model, engine and the CUDA runner in the test's own process.
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/logging.h"
+#include "quire/v1/admin.grpc.pb.h"
+#include "quire/v1/generation.grpc.pb.h"
+#include "server/config/layered_config.h"
+#include "server/daemon.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/testing/temp_dir.h"
+#include "tools/quire/synthetic_model.h"
+
+namespace quire::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A daemon from its configuration to its exit code.
+class RunningDaemon {
+ public:
+  RunningDaemon(const std::string& folder, const std::vector<std::string>& sets)
+      : address_(absl::StrCat("unix:", folder, "/grpc.sock")) {
+    std::vector<std::string> all = {absl::StrCat("server.grpc.listen=[", address_, "]"),
+                                    absl::StrCat("server.admin.listen=[unix:", folder, "/admin]"),
+                                    "server.http.listen=\"\"",
+                                    "device.cpu.threads=1",
+                                    "scheduler.max_running_sequences=4",
+                                    "scheduler.max_step_tokens=64",
+                                    "scheduler.prefill_chunk_tokens=32",
+                                    "kv_cache.page_size=16",
+                                    "kv_cache.capacity_bytes=1MiB",
+                                    "shutdown.pre_drain_delay=0s"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    std::vector<std::string> errors;
+    auto config = LayeredConfig::Load({.sets = all}, &errors);
+    EXPECT_NE(config, nullptr) << (errors.empty() ? "" : errors[0]);
+    if (config == nullptr) return;
+    daemon_ = std::make_unique<Daemon>(std::move(config));
+    thread_ = std::thread([this] { exit_code_ = daemon_->Run(); });
+    stub_ = v1::GenerationService::NewStub(
+        grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+  }
+  ~RunningDaemon() { Stop(); }
+
+  v1::GetServerInfoResponse Info() const {
+    v1::GetServerInfoResponse info;
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    EXPECT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
+    return info;
+  }
+
+  void WaitUntilReady() const {
+    const absl::Time end = absl::Now() + absl::Seconds(120);
+    while (Info().state() != v1::SERVER_STATE_READY) {
+      ASSERT_LT(absl::Now(), end) << "not ready";
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+  }
+
+  struct Answer {
+    std::vector<std::int32_t> ids;
+    grpc::Status status;
+    std::multimap<grpc::string_ref, grpc::string_ref> trailers;
+    std::unique_ptr<grpc::ClientContext> context;  // owns the trailers
+  };
+  Answer Generate(const std::string& text, int max_tokens) const {
+    Answer answer;
+    answer.context = std::make_unique<grpc::ClientContext>();
+    v1::GenerateRequest request;
+    request.set_text(text);
+    request.mutable_sampling()->set_temperature(0);
+    request.mutable_stopping()->set_max_tokens(max_tokens);
+    request.mutable_stopping()->set_ignore_eos(true);
+    request.mutable_output()->set_token_ids(true);
+    const auto reader = stub_->Generate(answer.context.get(), request);
+    v1::GenerateResponse message;
+    while (reader->Read(&message)) {
+      for (const std::int32_t id : message.completed().token_ids()) answer.ids.push_back(id);
+    }
+    answer.status = reader->Finish();
+    answer.trailers = answer.context->GetServerTrailingMetadata();
+    return answer;
+  }
+
+  // Waits for an end that comes by itself.
+  int Wait() {
+    if (thread_.joinable()) thread_.join();
+    return exit_code_;
+  }
+  int Stop() {
+    if (daemon_ != nullptr) daemon_->RequestStop();
+    return Wait();
+  }
+
+ private:
+  const std::string address_;
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<v1::GenerationService::Stub> stub_;
+  int exit_code_ = -1;
+  std::thread thread_;
+};
+
+class CudaDaemonTest : public ::testing::Test {
+ protected:
+  CudaDaemonTest() {
+    cuda_emulator::Reset();
+    QUIRE_CHECK(log::Configure({.file = dir_.path() + "/log"}).ok());
+    QUIRE_CHECK(client::WriteSyntheticModel("tiny", dir_.path() + "/tiny").ok());
+  }
+  ~CudaDaemonTest() override {
+    cuda_emulator::Reset();
+    QUIRE_CHECK(log::Configure({}).ok());
+  }
+
+  // The tiny model with weights that are made up.
+  std::vector<std::string> Tiny(std::vector<std::string> sets) const {
+    sets.push_back(absl::StrCat("model.path=", dir_.path(), "/tiny"));
+    sets.push_back("model.load_mode=dummy");
+    return sets;
+  }
+
+  std::string Log() const {
+    std::ifstream file(dir_.path() + "/log");
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+
+  // Starts a daemon that cannot start, and returns its exit code.
+  int Refused(const std::vector<std::string>& sets) const {
+    RunningDaemon daemon(dir_.path(), Tiny(sets));
+    return daemon.Wait();
+  }
+
+  const testing::TempDir dir_;
+};
+
+TEST_F(CudaDaemonTest, ServesTheStoryModelWithTheTokensOfTheCpu) {
+  constexpr int kTokens = 6;
+  const std::string prompt = "Once upon a time";
+  std::vector<std::int32_t> expected;
+  {
+    RunningDaemon cpu(dir_.path(), {"device.type=cpu", "kv_cache.dtype=f32"});
+    cpu.WaitUntilReady();
+    expected = cpu.Generate(prompt, kTokens).ids;
+    ASSERT_EQ(expected.size(), std::size_t{kTokens});
+    EXPECT_EQ(cpu.Stop(), kExitOk);
+  }
+  RunningDaemon gpu(dir_.path(), {"device.type=cuda", "kv_cache.dtype=f32"});
+  gpu.WaitUntilReady();
+  const v1::GetServerInfoResponse info = gpu.Info();
+  ASSERT_EQ(info.devices_size(), 1);
+  EXPECT_EQ(info.devices(0).kind(), "cuda");
+  EXPECT_THAT(info.devices(0).name(), HasSubstr("emulated"));
+  EXPECT_EQ(info.devices(0).architecture(), "9.0");
+  EXPECT_FALSE(info.devices(0).unproven_kernels());
+  EXPECT_EQ(info.devices(0).memory_total_bytes(), std::int64_t{1} << 30);
+  EXPECT_LT(info.devices(0).memory_free_bytes(), std::int64_t{1} << 30);
+  const RunningDaemon::Answer answer = gpu.Generate(prompt, kTokens);
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  EXPECT_EQ(answer.ids, expected);
+  EXPECT_GT(cuda_emulator::LaunchCount(), 0u);
+  EXPECT_EQ(gpu.Stop(), kExitOk);
+  EXPECT_THAT(Log(), AllOf(HasSubstr("computing on a GPU"), HasSubstr("memory plan")));
+}
+
+TEST_F(CudaDaemonTest, GivesTheSameTokensWithAndWithoutGraphsAndOverlap) {
+  std::vector<std::int32_t> first;
+  for (const char* pages : {"bf16", "int8"}) {
+    for (const char* on : {"true", "false"}) {
+      RunningDaemon daemon(dir_.path(),
+                           Tiny({"device.type=cuda", absl::StrCat("kv_cache.dtype=", pages),
+                                 absl::StrCat("engine.cuda_graphs.enabled=", on),
+                                 absl::StrCat("engine.overlap_scheduling=", on)}));
+      daemon.WaitUntilReady();
+      const RunningDaemon::Answer answer = daemon.Generate("some words", 5);
+      ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+      EXPECT_EQ(answer.ids.size(), 5u);
+      if (absl::string_view(on) == "true") first = answer.ids;
+      EXPECT_EQ(answer.ids, first) << pages;
+      EXPECT_EQ(daemon.Stop(), kExitOk);
+    }
+  }
+}
+
+TEST_F(CudaDaemonTest, ADeviceThatCannotBeOpenedEndsWith71AndItsNumbers) {
+  const auto refused = [this](const cuda_emulator::EmulatorOptions& options, const char* text,
+                              const std::vector<std::string>& sets = {"device.type=cuda"}) {
+    cuda_emulator::SetOptions(options);
+    EXPECT_EQ(Refused(sets), kExitDevice) << text;
+    EXPECT_THAT(Log(), HasSubstr(text));
+  };
+  refused({.driver_version = 0}, "no CUDA driver is installed");
+  refused({.driver_version = 12080}, "driver supports CUDA 12.8, this build needs 13.0");
+  refused({.num_devices = 0}, "there is no CUDA device 0, this machine shows 0");
+  refused({}, "there is no CUDA device 5, this machine shows 1",
+          {"device.type=cuda", "device.ids=[5]"});
+  refused({.compute_capability = 75}, "has compute capability 7.5, this build needs 8.0");
+}
+
+TEST_F(CudaDaemonTest, AutoTakesTheGpuWhenThereIsOneAndTheCpuOtherwise) {
+  for (const int devices : {1, 0}) {
+    cuda_emulator::SetOptions({.num_devices = devices});
+    RunningDaemon daemon(dir_.path(), Tiny({"device.type=auto"}));
+    daemon.WaitUntilReady();
+    EXPECT_EQ(daemon.Info().devices(0).kind(), devices == 1 ? "cuda" : "cpu");
+    EXPECT_EQ(daemon.Stop(), kExitOk);
+  }
+  EXPECT_THAT(Log(), HasSubstr("no GPU will do: there is no CUDA device 0"));
+}
+
+TEST_F(CudaDaemonTest, APlanThatDoesNotFitIsRefusedBeforeAnythingIsLoaded) {
+  cuda_emulator::SetOptions({.memory_bytes = 1 << 20});
+  EXPECT_EQ(Refused({"device.type=cuda"}), kExitConfig);
+  EXPECT_THAT(Log(), AllOf(HasSubstr("weights"), HasSubstr("1048576"), Not(HasSubstr("ready"))));
+  EXPECT_EQ(cuda_emulator::LaunchCount(), 0u);
+}
+
+TEST_F(CudaDaemonTest, MemoryThatIsGoneAfterThePlanIsNamed) {
+  cuda_emulator::InjectFault(
+      {.where = "cudaMalloc", .error = cudaErrorMemoryAllocation, .after = 3});
+  EXPECT_EQ(Refused({"device.type=cuda"}), kExitConfig);
+  EXPECT_THAT(Log(), HasSubstr("out of memory"));
+}
+
+TEST_F(CudaDaemonTest, ALostDeviceAnswersRequestsAndEndsWith71) {
+  RunningDaemon daemon(dir_.path(), Tiny({"device.type=cuda"}));
+  daemon.WaitUntilReady();
+  ASSERT_TRUE(daemon.Generate("some words", 2).status.ok());
+  cuda_emulator::InjectFault({.where = "cudaEventRecord",
+                              .error = cudaErrorIllegalAddress,
+                              .after = 2,
+                              .sticky = true});
+  const RunningDaemon::Answer answer = daemon.Generate("some words", 200);
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(answer.status.error_details(), HasSubstr("DEVICE_ERROR"));
+  EXPECT_EQ(answer.trailers.count("quire-usage-bin"), 1u);
+  EXPECT_EQ(daemon.Wait(), kExitDevice);
+  EXPECT_THAT(Log(), HasSubstr("the engine cannot go on"));
+}
+
+}  // namespace
+}  // namespace quire::server
