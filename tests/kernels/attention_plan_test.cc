@@ -21,6 +21,18 @@
 namespace quire::kernels {
 namespace {
 
+// Seeded numbers below a bound.
+class Random {
+ public:
+  explicit Random(std::uint32_t seed) : engine_(seed) {}
+  std::uint32_t operator()(std::uint32_t bound) {
+    return static_cast<std::uint32_t>(engine_()) % bound;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
 struct Batch {
   std::vector<std::uint32_t> cached;
   std::vector<std::uint32_t> prompt;
@@ -36,17 +48,17 @@ struct Batch {
   std::uint32_t size() const { return static_cast<std::uint32_t>(cached.size()); }
 };
 
-Batch RandomBatch(std::uint32_t size, std::uint32_t longest, std::mt19937& random) {
+Batch RandomBatch(std::uint32_t size, std::uint32_t longest, Random& random) {
   Batch batch;
   for (std::uint32_t i = 0; i < size; ++i) {
-    const std::uint32_t kind = random() % 8;
-    const std::uint32_t cached = kind == 0 ? 0 : random() % longest;
+    const std::uint32_t kind = random(8);
+    const std::uint32_t cached = kind == 0 ? 0 : random(longest);
     if (kind == 1) {
       batch.Add(cached, 0, 0);
     } else if (kind == 2) {
-      batch.Add(cached, random() % 300, random() % 20);
+      batch.Add(cached, random(300), random(20));
     } else {
-      batch.Add(cached, 0, kind == 3 ? random() % 9 : 1);
+      batch.Add(cached, 0, kind == 3 ? random(9) : 1);
     }
   }
   return batch;
@@ -187,13 +199,13 @@ void ExpectPartialsDense(const HostLists& lists) {
 }
 
 TEST(AttentionPlanTest, ListsKeepTheirLaws) {
-  std::mt19937 random(5);
+  Random random(5);
   const std::uint32_t sizes[] = {1, 2, 7, 64, 300, 4096};
   std::set<bool> cut;
   for (const std::uint32_t size : sizes) {
     for (const std::uint32_t longest : {100u, 700u, 9000u}) {
       if (size == 4096 && longest == 9000) continue;  // the maps of this test would take seconds
-      const AttentionWorkShape shape{1 + random() % 3, 1 + random() % 9, 1 + random() % 132};
+      const AttentionWorkShape shape{1 + random(3), 1 + random(9), 1 + random(132)};
       SCOPED_TRACE(absl::StrCat(size, " sequences up to ", longest));
       const Batch batch = RandomBatch(size, longest, random);
       const HostLists lists(batch, shape);
@@ -217,11 +229,11 @@ TEST(AttentionPlanTest, CutFollowsTheWork) {
 // Where a row may be cut depends on the row; whether it is cut there, on the load alone. So the borders of any two plans
 // that hold the row are multiples of a span, and of a group wherever an item has more than one span.
 TEST(AttentionPlanTest, BordersOfARowDoNotDependOnOtherRows) {
-  std::mt19937 random(6);
+  Random random(6);
   for (int round = 0; round < 20; ++round) {
-    Batch batch = RandomBatch(1 + random() % 40, 6000, random);
+    Batch batch = RandomBatch(1 + random(40), 6000, random);
     batch.Add(5000, 0, 2);
-    const HostLists lists(batch, {2, 3, 1 + random() % 64});
+    const HostLists lists(batch, {2, 3, 1 + random(64)});
     for (const auto& [row, runs] : SpansOf(lists.decode)) {
       if (std::get<0>(row) + 1 != batch.size()) continue;
       EXPECT_TRUE(runs.size() == 10 || runs.size() == 3 || runs.size() == 1) << runs.size();
@@ -269,7 +281,7 @@ void ExpectDeviceListsEqual(const CudaBackend& cuda, const Batch& batch, std::ui
 }
 
 TEST(AttentionPlanTest, DeviceFormEqualsHostForm) {
-  std::mt19937 random(7);
+  Random random(7);
   for (const int num_sms : {1, 16, 132}) {
     const CudaBackend cuda(num_sms);
     for (const std::uint32_t size : {1u, 2u, 3u, 31u, 64u, 65u, 257u, 600u}) {
@@ -359,9 +371,9 @@ TEST(AttentionStateTest, FoldOfPiecesEqualsOnePass) {
     const std::vector<Sample> samples = Samples(seed, 500, seed % 2 == 0 ? 1 : 40);
     const Piece<DoubleMath> all = OnePass<DoubleMath>(samples, 0, samples.size());
     Piece<DoubleMath> folded;
-    std::mt19937 random(seed);
+    Random random(seed);
     for (std::size_t at = 0; at < samples.size();) {
-      const std::size_t end = std::min(samples.size(), at + random() % 90);
+      const std::size_t end = std::min(samples.size(), at + random(90));
       folded.Add(OnePass<DoubleMath>(samples, at, end));  // empty now and then
       at = end;
     }
