@@ -231,7 +231,8 @@ void CheckSilu(const EmulatedBackend& cuda, std::uint32_t columns, std::uint32_t
       const double g = ToFloat(both[m * stride + i]);
       const double want = g / (1 + std::exp(-g)) * double{ToFloat(both[m * stride + columns + i])};
       const double unit = std::is_same_v<T, float> ? 1e-6 : 0x1p-8 * 1.001;
-      ASSERT_NEAR(ToFloat(value), want, unit * std::abs(want) + 1e-37) << m << " " << i << " " << g;
+      // exp is infinite from 88.7 on, where the product is below 1e-36 of up.
+      ASSERT_NEAR(ToFloat(value), want, unit * std::abs(want) + 1e-34) << m << " " << i << " " << g;
     }
   }
   params.y = in.data();

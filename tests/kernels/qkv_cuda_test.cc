@@ -366,6 +366,7 @@ TEST_P(PageCopyCudaTest, OneLaunchForManyPagesAndNoneForBadOnes) {
   for (std::uint32_t i = 1; i < 36; ++i) items.push_back({i, i + 40, i % 17});
   const std::uint64_t before = cuda_emulator::LaunchCount();
   ASSERT_TRUE(CopyPages(*cuda, pool.collection(), items).ok());
+  cuda.Wait();
   const std::uint64_t launches = geometry.quantized() ? 4 : 2;
   EXPECT_EQ(cuda_emulator::LaunchCount() - before, launches);
   for (const PageCopyItem& item : items) CopyOnHost(pool, geometry, item);
@@ -378,6 +379,7 @@ TEST_P(PageCopyCudaTest, OneLaunchForManyPagesAndNoneForBadOnes) {
   const std::vector<std::uint32_t> bad_zero = {2, 0};
   EXPECT_TRUE(absl::IsInvalidArgument(ZeroPages(*cuda, pool.collection(), bad_zero)));
   ASSERT_TRUE(CopyPages(*cuda, pool.collection(), {}).ok());
+  cuda.Wait();
   EXPECT_EQ(cuda_emulator::LaunchCount() - before, launches);
   pool.ExpectDeviceIsAsHere();
 }
