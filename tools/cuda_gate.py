@@ -2,7 +2,7 @@
 """What the compiled CUDA kernels must be, checked without a GPU.
 
 From the reports of ptxas that cmake/nvcc_report.sh keeps beside the objects: no spill, no stack, registers and static
-shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 64
+shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 72
 kernels per architecture. With --cuobjdump also from the machine code: the instructions that each unit must hold are
 there, and no kernel reads or writes local memory.
 
@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 
-MAX_KERNELS = 64  # per architecture (docs/kernels.md)
+MAX_KERNELS = 72  # per architecture (docs/kernels.md)
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "kernels" / "cuda" / "resources.json"
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
@@ -87,7 +87,8 @@ def update_table(units):
             rows.setdefault(name, {})[arch] = [use["registers"], use["shared"]]
         table[unit] = {"instructions": old.get(unit, {}).get("instructions", []), "kernels": rows}
     text = json.dumps(table, indent=1)
-    text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)
+    # Lists on one line.
+    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{re.sub(chr(10) + ' *', ' ', m[1])}]", text)
     TABLE.write_text(text + "\n", encoding="utf-8")
 
 

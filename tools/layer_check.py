@@ -66,7 +66,7 @@ THIRD_PARTY = [
     (r"nlohmann/", ["models/*", "engine/constraint/*", "engine/trace.cc", "server/http/*",
                     "tools/quire/*"]),
     (r"pcre2|utf8proc|sentencepiece", ["models/text/*"]),
-    (r"benchmark/", ["tools/bench_kernels.cc"]),
+    (r"benchmark/", ["tools/bench_kernels.cc", "tools/bench_kernels_cuda.cc"]),
     (r"g(test|mock)/", []),
 ]
 
