@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "base/dtype.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/simt.h"
 
@@ -85,12 +84,7 @@ void MultiplyAll(void* const* operands, std::uint32_t, std::uint64_t is_bf16) {
       d[g + 8][c + i] = own.d[2 + i];
     }
   }
-  for (std::size_t m = 0; m < 16; ++m) {
-    for (std::size_t k = 0; k < 16; ++k) {
-      const double factor = a[m][k];
-      for (std::size_t n = 0; n < 8; ++n) d[m][n] += factor * b[k][n];
-    }
-  }
+  AddProduct(d[0], a[0], b[0], 16, 8);
   for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
     float* const out = static_cast<const MultiplyOperand*>(operands[lane])->d;
     for (std::uint32_t i = 0; i < 4; ++i) {
@@ -101,8 +95,18 @@ void MultiplyAll(void* const* operands, std::uint32_t, std::uint64_t is_bf16) {
 
 }  // namespace
 
-float Element16(std::uint16_t bits, bool is_bf16) {
-  return is_bf16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
+// Wider registers where there are some; no instruction set fuses what is written apart, so the bits
+// are the same.
+__attribute__((target_clones("avx2", "default"), optimize("fp-contract=off"))) void AddProduct(
+    double* sums, const float* a, const double* b, std::uint32_t rows, std::uint32_t columns) {
+  for (std::size_t m = 0; m < rows; ++m) {
+    double* const row = sums + m * columns;
+    for (std::size_t k = 0; k < 16; ++k) {
+      const double factor = a[m * 16 + k];
+      const double* const from = b + k * columns;
+      for (std::size_t n = 0; n < columns; ++n) row[n] += factor * from[n];
+    }
+  }
 }
 
 void LoadMatrices(std::uint32_t* registers, std::uint32_t count, bool transposed, const void* row) {

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
+
 namespace quire::cuda_emulator {
 
 // `count` is 1, 2 or 4; `row` of lane l belongs to row l % 8 of matrix l / 8.
@@ -14,6 +16,12 @@ std::uint32_t TransposeMatrix(std::uint32_t fragment);
 // d += A B for bf16 or f16 A [16, 16] and B [16, 8].
 void MultiplyAdd(float* d, const std::uint32_t* a, const std::uint32_t* b, bool is_bf16);
 
-float Element16(std::uint16_t bits, bool is_bf16);
+inline float Element16(std::uint16_t bits, bool is_bf16) {
+  return is_bf16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
+}
+
+// sums[m][n] += sum over k of a[m][k] b[k][n], k ascending, for rows of `columns` elements.
+void AddProduct(double* sums, const float* a, const double* b, std::uint32_t rows,
+                std::uint32_t columns);
 
 }  // namespace quire::cuda_emulator

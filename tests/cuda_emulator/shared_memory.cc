@@ -55,6 +55,12 @@ void PrepareShared(std::uint32_t bytes, std::uint32_t start_choice) {
 void CheckSharedGuards() {
   const Window& window = TheWindow();
   const auto check = [&](std::uint32_t begin, std::uint32_t end, const char* where) {
+    // Each byte equals the next one, and the first is right.
+    if (begin == end ||
+        (window.base[begin] == std::byte{kPoison} &&
+         std::memcmp(window.base + begin, window.base + begin + 1, end - begin - 1) == 0)) {
+      return;
+    }
     for (std::uint32_t i = begin; i < end; ++i) {
       if (window.base[i] == std::byte{kPoison}) continue;
       Fatal("shared memory " + std::string(where) + " the " +

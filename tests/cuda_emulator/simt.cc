@@ -25,6 +25,9 @@ struct Warp {
   std::uint32_t runnable = 0;  // lanes that could run now
   std::uint32_t live = 0;      // lanes that have not ended
   std::uint32_t joined = 0;    // lanes that wait in a collective
+  // Whether all of them wait in the same one, and the first lane there.
+  bool same = true;
+  std::uint32_t first_joined = 0;
 };
 
 struct NamedBarrierState {
@@ -165,20 +168,33 @@ void MaybeYield() {
   Leave(/*other_warp=*/true, /*ends=*/false);
 }
 
-void CheckSameCollective(const Warp& warp, const Thread& self, std::uint32_t lanes,
-                         std::uint32_t warp_index) {
+bool SameCollective(const Thread& a, const Thread& b) {
+  return a.collective == b.collective && a.collective_mask == b.collective_mask &&
+         a.collective_argument == b.collective_argument;
+}
+
+// Ends the process when one of `lanes` has joined another collective than `self`.
+void CheckSameCollective(const Warp& warp, const Thread& self, std::uint32_t lanes) {
   for (std::uint32_t rest = lanes & warp.joined; rest != 0; rest &= rest - 1) {
-    const Thread& other =
-        threads[warp_index * kWarpSize + static_cast<std::uint32_t>(std::countr_zero(rest))];
-    if (other.collective == self.collective && other.collective_mask == self.collective_mask &&
-        other.collective_argument == self.collective_argument) {
-      continue;
-    }
-    Fatal("lanes of one warp meet in different collectives: lane " + std::to_string(self.lane) +
-          " in " + self.waits_for + " of " + Lanes(self.collective_mask) + ", lane " +
-          std::to_string(other.lane) + " in " + other.waits_for + " of " +
-          Lanes(other.collective_mask));
+    const auto lane = static_cast<std::uint32_t>(std::countr_zero(rest));
+    const Thread& other = threads[self.warp * kWarpSize + lane];
+    if (SameCollective(self, other)) continue;
+    Fatal(absl::StrCat("lanes of one warp meet in different collectives: lane ", self.lane, " in ",
+                       self.waits_for, " of ", Lanes(self.collective_mask), ", lane ", other.lane,
+                       " in ", other.waits_for, " of ", Lanes(other.collective_mask)));
   }
+}
+
+// Adds the lane to those that wait.
+void Join(Warp* warp, const Thread& self) {
+  if (warp->joined == 0) {
+    warp->same = true;
+    warp->first_joined = self.lane;
+  } else if (warp->same) {
+    warp->same = SameCollective(self, threads[self.warp * kWarpSize + warp->first_joined]);
+  }
+  if (!warp->same) CheckSameCollective(*warp, self, self.collective_mask & warp->live);
+  warp->joined |= 1u << self.lane;
 }
 
 // Runs the collective that `first` has joined if all lanes it needs are there.
@@ -186,7 +202,7 @@ bool CompleteCollective(const Thread& first) {
   Warp& warp = block.warps[first.warp];
   const std::uint32_t lanes = first.collective_mask & warp.live;
   if (lanes == 0 || (warp.joined & lanes) != lanes) return false;
-  CheckSameCollective(warp, first, lanes, first.warp);
+  if (!warp.same) CheckSameCollective(warp, first, lanes);
   const void* const function = first.collective;
   const std::uint64_t argument = first.collective_argument;
   void* operands[kWarpSize] = {};
@@ -354,8 +370,7 @@ void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t
   self.collective_argument = argument;
   self.collective_mask = mask;
   self.operand = operand;
-  CheckSameCollective(warp, self, mask & warp.live, self.warp);
-  warp.joined |= 1u << self.lane;
+  Join(&warp, self);
   if (CompleteCollective(self)) {
     // The caller is runnable again; it goes on, or another warp does.
     if (block.random.Below(block.turns.stay) != 0) {

@@ -116,21 +116,15 @@ void Multiply(const PendingProduct* const* products, double* sums) {
   const PendingProduct& first = *products[0];
   const std::uint32_t n = first.columns;
   static float a[kRows][kDepth];
-  static double b[kDepth][256];
+  static double b[kDepth * 256];
   GatherA(products, a);
   const Descriptor d = Decode(first.b);
   for (std::uint32_t k = 0; k < kDepth; ++k) {
     for (std::uint32_t c = 0; c < n; ++c) {
-      b[k][c] = Element16(Element(d, first.transposed_b, c, k), first.is_bf16);
+      b[k * n + c] = Element16(Element(d, first.transposed_b, c, k), first.is_bf16);
     }
   }
-  for (std::uint32_t m = 0; m < kRows; ++m) {
-    double* const row = sums + std::size_t{m} * n;
-    for (std::uint32_t k = 0; k < kDepth; ++k) {
-      const double factor = a[m][k];
-      for (std::uint32_t c = 0; c < n; ++c) row[c] += factor * b[k][c];
-    }
-  }
+  AddProduct(sums, a[0], b, kRows, n);
 }
 
 // Computes product `index` of every thread of the group. A product that is the first on its
