@@ -7,6 +7,22 @@
 #include "base/status.h"
 
 namespace quire::kernels {
+namespace {
+
+absl::Status CheckTypes(DType dtype, DType activations) {
+  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear weights are ", DTypeName(dtype), ", supported are f32, bf16 and f16"));
+  }
+  if (activations != DType::kF32 && activations != DType::kBF16) {
+    return absl::InvalidArgumentError(absl::StrCat("linear weights for activations of ",
+                                                   DTypeName(activations),
+                                                   ", supported are f32 and bf16"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 // Writes the panels of a PackedLinear.
 class LinearPacker {
@@ -40,20 +56,12 @@ class LinearPacker {
 absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
                                                 std::span<const WeightRows> sources, DType dtype,
                                                 std::uint32_t k, DType activations) {
-  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("linear weights are ", DTypeName(dtype), ", supported are f32, bf16 and f16"));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, activations));
   std::int64_t n = 0;
   for (const WeightRows& source : sources) n += source.num_rows;
   if (n == 0 || n > INT32_MAX || k == 0 || k > INT32_MAX) {
     return absl::InvalidArgumentError(
         absl::StrCat("linear weights are [", n, ", ", k, "], both must be 1 to ", INT32_MAX));
-  }
-  if (activations != DType::kF32 && activations != DType::kBF16) {
-    return absl::InvalidArgumentError(absl::StrCat("linear weights for activations of ",
-                                                   DTypeName(activations),
-                                                   ", supported are f32 and bf16"));
   }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) {

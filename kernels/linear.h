@@ -141,7 +141,7 @@ struct LinearParams {
 //
 // bf16 x, CUDA only; y bf16 or f32; weights bf16 or quantised. K % 8 == 0: sums by tensor cores along
 // the tree of linear_tree.h; x and its rows must be 16-byte aligned, or INVALID_ARGUMENT. Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights
-// whose N and K are multiples of 8, unless y is bf16 and there is a bias or a residual.
+// whose N and K are multiples of 8, unless there is a bias, or a residual and a bf16 y.
 absl::Status Linear(const Backend& backend, const LinearParams& params);
 
 namespace internal {

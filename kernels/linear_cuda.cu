@@ -4,9 +4,9 @@
 // wastes seven columns and not fifteen, and one tree of sums serves every batch (linear_tree.h). A
 // block of 8 warps computes 128 features x kTokens rows; cp.async fills a ring of stages of 64 inputs
 // each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; quantised weights lie in
-// fragment order already and become bf16, exactly, in registers. Up to 64 rows each sub-range of K
-// has a block of its own, and the last block of a feature tile to arrive adds their sums in index
-// order; above, a block adds its sub-ranges itself, in the same order. Weights of the first stages
+// fragment order already and become bf16, exactly, in registers. While rows are few each sub-range of
+// K has a block of its own, and the last block of an output tile to arrive adds their sums in index
+// order; otherwise a block adds its sub-ranges itself, in the same order. Weights of the first stages
 // are requested before the wait for the previous kernel.
 //
 // Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
@@ -47,8 +47,8 @@ struct LinearArgs {
   const float* bias;
   const float* residual;
   void* y;
-  float* partials;          // [feature tile][split of the grid][register][thread]
-  std::uint32_t* counters;  // [feature tile], 0 between launches
+  float* partials;          // [output tile][split of the grid][register][thread]
+  std::uint32_t* counters;  // [output tile], 0 between launches
   std::int64_t x_stride;
   std::int64_t residual_stride;
   std::int64_t y_stride;
@@ -330,14 +330,16 @@ __device__ __forceinline__ void MultiplyTile(
   }
 }
 
-// Adds the sums of all sub-ranges of this feature tile in index order, in the block that comes last;
+// Adds the sums of all sub-ranges of this output tile in index order, in the block that comes last;
 // returns false in the others. `flag` is shared memory.
 template <typename S>
 __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, const Work& work,
                             std::uint32_t* flag) {
   constexpr std::uint32_t kValues = S::kTilesN * S::kTilesM * 4;
-  float* const tile = args.partials + static_cast<std::int64_t>(work.feature_tile) *
-                                          args.grid_splits * kValues * kThreads;
+  const std::uint32_t output = cuda::BlockY() * (cuda::GridX() / args.grid_splits) +
+                               work.feature_tile;
+  float* const tile = args.partials +
+                      static_cast<std::int64_t>(output) * args.grid_splits * kValues * kThreads;
   float* const own = tile + work.split * kValues * kThreads + cuda::ThreadIndex();
 #pragma unroll
   for (std::uint32_t v = 0; v < kValues; ++v) {
@@ -345,11 +347,11 @@ __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, cons
   }
   cuda::DeviceFence();
   cuda::SyncBlock();
-  if (cuda::ThreadIndex() == 0) *flag = cuda::AtomicAdd(args.counters + work.feature_tile, 1u);
+  if (cuda::ThreadIndex() == 0) *flag = cuda::AtomicAdd(args.counters + output, 1u);
   cuda::SyncBlock();
   if (*flag + 1 != args.grid_splits) return false;
   cuda::DeviceFence();
-  if (cuda::ThreadIndex() == 0) args.counters[work.feature_tile] = 0;
+  if (cuda::ThreadIndex() == 0) args.counters[output] = 0;
   for (std::uint32_t split = 0; split < args.grid_splits; ++split) {
     const float* const from = tile + split * kValues * kThreads + cuda::ThreadIndex();
 #pragma unroll
@@ -495,30 +497,42 @@ absl::Status LaunchTile(const CudaContext& context, LinearArgs args) {
                       args);
 }
 
+// Rows, a multiple of kLinearSmallRows, whose partial sums fit in the workspace.
+std::uint32_t MaxSplitRows(std::uint32_t n, std::uint32_t splits) {
+  return cuda::kLinearSmallRows * (cuda::kLinearMaxPartials / (cuda::LinearTilesN(n) * splits));
+}
+
 absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args) {
   constexpr WeightFormat kFormat = WeightFormat::kPlain;
   if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
   if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
   if (args.num_rows <= 32) return LaunchTile<kFormat, 32>(context, args);
   if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
-  if (cuda::LinearTreeOf(args.n, args.k).splits == 1) {
-    return LaunchTile<kFormat, 128>(context, args);
+  const std::uint32_t splits = cuda::LinearTreeOf(args.n, args.k).splits;
+  if (splits == 1) return LaunchTile<kFormat, 128>(context, args);
+  // Blocks that do not split K, if they would leave SMs idle.
+  const std::uint32_t whole_blocks = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
+  if (whole_blocks < context.num_sms && args.num_rows <= MaxSplitRows(args.n, splits)) {
+    return LaunchTile<kFormat, 64>(context, args);
   }
   return LaunchTile<kFormat, 128, true>(context, args);
 }
 
-// kLinearSmallRows rows a launch: made for few rows, where reading the weights is all the work.
+// As many rows a launch as the workspace has room for: made for few rows, where reading the weights is
+// all the work.
 template <WeightFormat kFormat>
 absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args) {
   if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
   const std::uint32_t num_rows = args.num_rows;
+  const std::uint32_t splits = cuda::LinearTreeOf(args.n, args.k).splits;
+  const std::uint32_t step = splits == 1 ? num_rows : MaxSplitRows(args.n, splits);
   const std::int64_t y_bytes = args.y_stride * (args.y_is_bf16 ? 2 : 4);
-  for (std::uint32_t row = 0; row < num_rows; row += cuda::kLinearSmallRows) {
-    args.num_rows = std::min(num_rows - row, cuda::kLinearSmallRows);
+  for (std::uint32_t row = 0; row < num_rows; row += step) {
+    args.num_rows = std::min(num_rows - row, step);
     QUIRE_RETURN_IF_ERROR((LaunchTile<kFormat, 64>(context, args)));
-    args.x += args.x_stride * cuda::kLinearSmallRows;
-    args.y = static_cast<std::byte*>(args.y) + y_bytes * cuda::kLinearSmallRows;
-    if (args.residual != nullptr) args.residual += args.residual_stride * cuda::kLinearSmallRows;
+    args.x += args.x_stride * step;
+    args.y = static_cast<std::byte*>(args.y) + y_bytes * step;
+    if (args.residual != nullptr) args.residual += args.residual_stride * step;
   }
   return absl::OkStatus();
 }
@@ -544,7 +558,7 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
       .bias = params.bias,
       .residual = params.residual,
       .y = params.y.data(),
-      .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounters * 4),
+      .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes),
       .counters = reinterpret_cast<std::uint32_t*>(workspace),
       .x_stride = params.x_stride,
       .residual_stride = params.residual_stride,

@@ -256,8 +256,8 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
   const bool tensor_core =
       !plain || (x == DType::kBF16 && weight.dtype() == DType::kBF16 && weight.k() % 8 == 0);
   if (!tensor_core) return LinearScalarCuda(context, params);
-  if (weight.library_plans() != nullptr &&
-      (y == DType::kF32 || (params.bias == nullptr && params.residual == nullptr))) {
+  if (weight.library_plans() != nullptr && params.bias == nullptr &&
+      (y == DType::kF32 || params.residual == nullptr)) {
     return context.cublaslt->Matmul(*weight.library_plans(), params);
   }
   return LinearTensorCoreCuda(context, params);

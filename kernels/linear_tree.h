@@ -17,7 +17,7 @@ namespace quire::kernels::cuda {
 
 inline constexpr std::uint32_t kLinearTileN = 128;  // output features of a block
 inline constexpr std::uint32_t kLinearTileK = 64;   // inputs of a pipeline stage
-// Rows up to which sub-ranges go to blocks of their own.
+// Rows of the largest block that works on a part of K only; fewer rows always split K.
 inline constexpr std::uint32_t kLinearSmallRows = 64;
 // Blocks that fill a large GPU: enough to keep its memory busy.
 inline constexpr std::uint32_t kLinearFillBlocks = 128;
@@ -49,13 +49,14 @@ constexpr LinearTree LinearTreeOf(std::uint32_t n, std::uint32_t k) {
   return {(tiles + each - 1) / each, each};
 }
 
-// Device memory that blocks exchange partial sums through, zeroed once: a counter per feature tile,
-// then per block a tile of f32 sums. There are sub-ranges only while a step of doubling starts below
-// kLinearFillBlocks, so fewer than twice as many blocks.
-inline constexpr std::uint32_t kLinearCounters = 2 * kLinearFillBlocks;
+// Device memory that blocks exchange partial sums through, zeroed once: counters, then tiles of f32
+// sums, one of kLinearTileN x kLinearSmallRows per block of a launch that splits K over blocks. That is
+// fewer than 2 * kLinearFillBlocks up to kLinearSmallRows rows, and room for some more.
+inline constexpr std::uint32_t kLinearMaxPartials = 4 * kLinearFillBlocks;
+inline constexpr std::int64_t kLinearCounterBytes = std::int64_t{kLinearMaxPartials} * 4;
 inline constexpr std::int64_t kLinearWorkspaceBytes =
-    std::int64_t{kLinearCounters} * 4 +
-    std::int64_t{kLinearCounters} * kLinearTileN * kLinearSmallRows * 4;
+    kLinearCounterBytes +
+    std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
 
 // Quantised weights in memory: [feature tile][K tile][bytes of a tile], padded with zeros. In a tile
 // every lane finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:

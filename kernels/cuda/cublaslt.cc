@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -51,6 +53,50 @@ bool Resolve(void* library, const char* name, F& function, std::string& missing)
 
 bool IsAligned(const void* p, std::int64_t stride_bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % kAlignment == 0 && stride_bytes % kAlignment == 0;
+}
+
+// What the library offers for plans.x's number of rows, best first.
+absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(
+    const CublasLtApi& api, cublasLtHandle_t handle, const LtPlans& plans, cublasLtMatrixLayout_t c,
+    cublasLtMatrixLayout_t y) {
+  cublasLtMatmulPreference_t preference = nullptr;
+  QUIRE_RETURN_IF_ERROR(LtStatus(api, api.preference_create(&preference), "preference"));
+  const std::uint64_t workspace = CublasLt::kWorkspaceBytes;
+  cublasStatus_t status = api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &workspace, sizeof workspace);
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, std::uint32_t value) {
+    if (status == CUBLAS_STATUS_SUCCESS) {
+      status = api.preference_set(preference, attribute, &value, sizeof value);
+    }
+  };
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_NONE);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, kAlignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, kAlignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, kAlignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, kAlignment);
+  std::vector<cublasLtMatmulHeuristicResult_t> results(16);
+  int found = 0;
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    status = api.heuristic(handle, plans.product, plans.w, plans.x, c, y, preference,
+                           static_cast<int>(results.size()), results.data(), &found);
+  }
+  api.preference_destroy(preference);
+  if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED) {
+    return LtStatus(api, status, "choice of an algorithm");
+  }
+  results.resize(static_cast<std::size_t>(found));
+  return results;
+}
+
+// Whether the algorithm leaves K whole and fits in the workspace.
+bool IsWhole(const CublasLtApi& api, const cublasLtMatmulHeuristicResult_t& candidate) {
+  std::int32_t splits = 0;
+  std::size_t written = 0;
+  return candidate.state == CUBLAS_STATUS_SUCCESS &&
+         candidate.workspaceSize <= std::size_t{CublasLt::kWorkspaceBytes} &&
+         api.algo_config_get(&candidate.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
+                             sizeof splits, &written) == CUBLAS_STATUS_SUCCESS &&
+         (splits == 0 || splits == 1);
 }
 
 }  // namespace
@@ -155,63 +201,27 @@ absl::Status CublasLt::Choose(LtPlans* plans, bool y_is_bf16) const {
   LtPlans::Plan& plan = y_is_bf16 ? plans->bf16 : plans->f32;
   const cublasLtMatrixLayout_t c = y_is_bf16 ? plan.y : plans->residual;
   const auto handle = static_cast<cublasLtHandle_t>(handle_);
-  cublasLtMatmulPreference_t preference = nullptr;
-  QUIRE_RETURN_IF_ERROR(LtStatus(*api_, api_->preference_create(&preference), "preference"));
-  const std::uint64_t workspace = kWorkspaceBytes;
-  const std::uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
-  constexpr int kCandidates = 16;
-  cublasLtMatmulHeuristicResult_t candidates[kCandidates] = {};
-  int found = 0;
-  // Settings of a preference fail for wrong arguments only; the heuristic then says so.
-  cublasStatus_t status = api_->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                               &workspace, sizeof workspace);
-  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, std::uint32_t value) {
-    if (status == CUBLAS_STATUS_SUCCESS) {
-      status = api_->preference_set(preference, attribute, &value, sizeof value);
-    }
-  };
-  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, no_reduction);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, kAlignment);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, kAlignment);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, kAlignment);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, kAlignment);
-  if (status == CUBLAS_STATUS_SUCCESS) {
-    status = api_->heuristic(handle, plans->product, plans->w, plans->x, c, plan.y, preference,
-                             kCandidates, candidates, &found);
-  }
-  api_->preference_destroy(preference);
-  if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED) {
-    return LtStatus(*api_, status, "choice of an algorithm");
-  }
-  for (int i = 0; i < found; ++i) {
-    const cublasLtMatmulAlgo_t& algorithm = candidates[i].algo;
-    std::int32_t splits = 1;
-    std::size_t written = 0;
-    if (candidates[i].state != CUBLAS_STATUS_SUCCESS ||
-        candidates[i].workspaceSize > kWorkspaceBytes ||
-        api_->algo_config_get(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits,
-                              &written) != CUBLAS_STATUS_SUCCESS ||
-        (splits != 0 && splits != 1)) {
-      continue;
-    }
+  QUIRE_ASSIGN_OR_RETURN(const auto candidates, Candidates(*api_, handle, *plans, c, plan.y));
+  for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
+    if (!IsWhole(*api_, candidate)) continue;
     bool serves_all = true;
     for (const std::uint32_t rows : {1u, 7u, 64u, 4 * kPinnedRows}) {
       QUIRE_RETURN_IF_ERROR(SetRows(*plans, rows, plans->k, plans->n, plans->n));
       cublasLtMatmulHeuristicResult_t checked{};
       serves_all = serves_all &&
                    api_->algo_check(handle, plans->product, plans->w, plans->x, c, plan.y,
-                                    &algorithm, &checked) == CUBLAS_STATUS_SUCCESS &&
-                   checked.workspaceSize <= kWorkspaceBytes;
+                                    &candidate.algo, &checked) == CUBLAS_STATUS_SUCCESS &&
+                   checked.workspaceSize <= std::size_t{kWorkspaceBytes};
     }
     QUIRE_RETURN_IF_ERROR(SetRows(*plans, kPinnedRows, plans->k, plans->n, plans->n));
     if (!serves_all) continue;
-    plan.algorithm = algorithm;
+    plan.algorithm = candidate.algo;
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("cuBLASLt has no algorithm for [", plans->n, ", ", plans->k, "] and ",
-                   y_is_bf16 ? "bf16" : "f32", " results among ", found,
-                   " that serves every number of rows"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "cuBLASLt has no algorithm for [", plans->n, ", ", plans->k, "] and ",
+      y_is_bf16 ? "bf16" : "f32", " results among ", candidates.size(),
+      " that serves every number of rows"));
 }
 
 absl::StatusOr<const LtPlans*> CublasLt::Pin(std::uint32_t n, std::uint32_t k) {

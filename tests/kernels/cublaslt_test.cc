@@ -97,8 +97,7 @@ cublasStatus_t Multiply(cublasLtHandle_t, cublasLtMatmulDesc_t product, const vo
   return CUBLAS_STATUS_SUCCESS;
 }
 
-CublasLtApi FakeApi() {
-  CublasLtApi api{};
+void SetObjects(CublasLtApi& api) {
   api.create = [](cublasLtHandle_t* handle) {
     *handle = reinterpret_cast<cublasLtHandle_t>(&fake);
     ++fake.handles;
@@ -149,6 +148,9 @@ CublasLtApi FakeApi() {
     return CUBLAS_STATUS_SUCCESS;
   };
   api.preference_destroy = [](cublasLtMatmulPreference_t p) { return Destroy<int>(p); };
+}
+
+void SetChoice(CublasLtApi& api) {
   api.preference_set = [](cublasLtMatmulPreference_t,
                           cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
                           std::size_t size) {
@@ -188,6 +190,12 @@ CublasLtApi FakeApi() {
     const bool refused = algorithm->data[0] == 1 && Of(x)->columns == fake.refused_rows;
     return refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
   };
+}
+
+CublasLtApi FakeApi() {
+  CublasLtApi api{};
+  SetObjects(api);
+  SetChoice(api);
   api.matmul = Multiply;
   return api;
 }
@@ -232,14 +240,6 @@ TEST_F(CublasLtTest, PinsOneUnsplitAlgorithmPerShapeAndTypeAndUsesItForAllRows) 
   ASSERT_TRUE(plans.ok()) << plans.status();
   EXPECT_EQ(fake.heuristic_calls, 2);  // y f32 and y bf16
   EXPECT_EQ(fake.heuristic_rows, CublasLt::kPinnedRows);
-  EXPECT_EQ(fake.preferences[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES],
-            std::uint64_t{CublasLt::kWorkspaceBytes});
-  EXPECT_EQ(fake.preferences[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK],
-            std::uint64_t{CUBLASLT_REDUCTION_SCHEME_NONE});
-  for (int attribute = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
-       attribute <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; ++attribute) {
-    EXPECT_EQ(fake.preferences[attribute], 16u);
-  }
   EXPECT_EQ(*library_->Pin(kN, kK), *plans);
   EXPECT_EQ(fake.heuristic_calls, 2);
 
@@ -289,6 +289,18 @@ TEST_F(CublasLtTest, PinsOneUnsplitAlgorithmPerShapeAndTypeAndUsesItForAllRows) 
   EXPECT_LE(RelativeError(got16, exact16), 3e-3);
 }
 
+TEST_F(CublasLtTest, AsksForWholeSumsInAFixedWorkspace) {
+  ASSERT_TRUE(library_->Pin(kN, kK).ok());
+  EXPECT_EQ(fake.preferences[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES],
+            std::uint64_t{CublasLt::kWorkspaceBytes});
+  EXPECT_EQ(fake.preferences[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK],
+            std::uint64_t{CUBLASLT_REDUCTION_SCHEME_NONE});
+  for (int attribute = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+       attribute <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; ++attribute) {
+    EXPECT_EQ(fake.preferences[attribute], 16u);
+  }
+}
+
 TEST_F(CublasLtTest, PassesOverAlgorithmsThatRefuseANumberOfRows) {
   fake.splits = {4, 1, 1};
   fake.refused_rows = 7;
@@ -325,6 +337,45 @@ TEST_F(CublasLtTest, NamesWhatItCannotCompute) {
   const absl::Status status = library_->Matmul(**plans, good);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(status.message(), HasSubstr("product [24, 16] of 3 rows: refused"));
+}
+
+TEST_F(CublasLtTest, LinearUsesItForWhatItComputes) {
+  // As Backend::CreateCuda does in kFast, with the stand-in for the library.
+  const_cast<CudaContext*>(backend_.cuda())->cublaslt = library_.get();
+  const auto w = RandomFloats(kN * kK, 1);
+  const auto pack = [&](std::uint32_t n, std::uint32_t k, DType activations) {
+    const auto bytes = Encode({w.data(), std::size_t{n} * k}, DType::kBF16);
+    auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, n, k, activations);
+    EXPECT_TRUE(packed.ok()) << packed.status();
+    return *std::move(packed);
+  };
+  const PackedLinear even = pack(kN, kK, DType::kBF16);
+  EXPECT_EQ(fake.heuristic_calls, 2);
+  const PackedLinear odd = pack(kN - 1, kK, DType::kBF16);
+  EXPECT_EQ(fake.heuristic_calls, 2);
+  const BF16* const x = Place<BF16>(RandomFloats(kRows * kXStride, 2));
+  const float* const wide = Place<float>(RandomFloats(kRows * kXStride, 2));
+  float* const y = Place<float>(std::vector<float>(kRows * kYStride));
+  BF16* const y16 = Place<BF16>(std::vector<float>(kRows * kYStride));
+  const auto products = [&](const PackedLinear& weight, ConstFloatPtr from, FloatPtr to,
+                            const float* bias) {
+    fake.used.clear();
+    const absl::Status status = Linear(backend_, {.x = from,
+                                                  .weight = &weight,
+                                                  .bias = bias,
+                                                  .y = to,
+                                                  .x_stride = kXStride,
+                                                  .y_stride = kYStride,
+                                                  .num_rows = kRows});
+    EXPECT_TRUE(status.ok()) << status;
+    return fake.used.size();
+  };
+  EXPECT_EQ(products(even, x, y, nullptr), 1u);
+  EXPECT_EQ(products(even, x, y16, nullptr), 1u);
+  EXPECT_EQ(products(even, x, y, wide), 0u) << "a bias";
+  EXPECT_EQ(products(odd, x, y, nullptr), 0u) << "23 features";
+  EXPECT_EQ(products(even, wide, y, nullptr), 0u) << "f32";
+  EXPECT_TRUE(stream_.Synchronize().ok());
 }
 
 TEST_F(CublasLtTest, MissingLibraryIsNamed) {
