@@ -49,7 +49,8 @@ struct AttentionParams {
 // or one-byte pages with one scale per token and head, for heads of 16 to 128 columns in steps of 16, runs on tensor
 // cores: products of 16-bit values, f32 sums, in the trees of attention_work.h, which differ between prompt rows and
 // generated rows; q and out rows are aligned to 8 bytes. With tensor maps, compute capability 9.0 and rows aligned to 16
-// bytes, prompt rows over bf16 or f16 pages run in a kernel of their own, with its own tree. Everything else runs in the scalar kernel, heads up to 576
+// bytes, rows over bf16 or f16 pages run in kernels of their own: prompt rows in another tree, generated rows with the same
+// bits. Everything else runs in the scalar kernel, heads up to 576
 // columns, which needs no plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 

@@ -110,7 +110,7 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   return absl::OkStatus();
 }
 
-// Whether prompt rows run in the kernel of compute capability 9.0.
+// Whether the kernels of compute capability 9.0 run.
 bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
   const auto aligned = [](const void* p, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
@@ -128,6 +128,17 @@ absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& par
     }
   }
   return attention::LaunchPrefill(context, args, blocks);
+}
+
+template <typename T>
+absl::Status LaunchGenerated(const CudaContext& context, const AttentionParams& params,
+                             const attention::TileArgs<T>& args, std::uint32_t blocks) {
+  if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
+    if (UsesTensorMaps(context, params)) {
+      return attention::LaunchDecodeSm90(context, args, params.maps->layer(params.layer), blocks);
+    }
+  }
+  return attention::LaunchDecode(context, args, blocks);
 }
 
 template <typename T>
@@ -152,7 +163,7 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
   }
   if (!plan.params().has_generated_rows) return absl::OkStatus();
   const std::uint32_t blocks = std::min(bounds.decode, 2 * context.num_sms);
-  QUIRE_RETURN_IF_ERROR(attention::LaunchDecode(context, args, blocks));
+  QUIRE_RETURN_IF_ERROR(LaunchGenerated(context, params, args, blocks));
   const attention::MergeArgs merge{args.out, args.out_stride, args.lists, args.group,
                                    keys.head_size()};
   return attention::LaunchMerge(context, merge, blocks);

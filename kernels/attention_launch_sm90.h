@@ -1,6 +1,6 @@
 #pragma once
 
-// The attention kernel of compute capability 9.0 and when it runs.
+// The attention kernels of compute capability 9.0, which read K and V through tensor maps.
 
 #include <cstdint>
 
@@ -16,5 +16,10 @@ namespace quire::kernels::attention {
 template <typename T>
 absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& args,
                                const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+
+// Decode of the work list, with the bits of LaunchDecode.
+template <typename T>
+absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
+                              const cuda::KvLayerMaps& maps, std::uint32_t blocks);
 
 }  // namespace quire::kernels::attention

@@ -27,7 +27,7 @@ constexpr std::uint32_t kConsumers = 2;
 constexpr std::uint32_t kThreads = (1 + kConsumers) * kGroupThreads;
 constexpr std::uint32_t kConsumerThreads = kConsumers * kGroupThreads;
 constexpr std::uint32_t kGroupRows = 64;
-constexpr std::uint32_t kKeys = kPrefillTileSm90;
+constexpr std::uint32_t kKeys = 128;  // of a tile
 constexpr std::uint32_t kStages = 2;
 constexpr std::uint32_t kSlabBytes = kKeys * 128;  // 64 columns of a tile
 static_assert(kConsumers * kGroupRows == kPrefillRows);
@@ -94,10 +94,12 @@ __device__ __forceinline__ void IssueTile(const TileArgs<T>& args, const Attenti
                                           const CUtensorMap* map, std::uint32_t first_key,
                                           Pipeline* pipeline, const Turn& turn, std::byte* tile) {
   const std::uint32_t page = args.keys.page_size();
-  const std::uint32_t box_rows = page < kKeys ? page : kKeys;
+  const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
   const std::uint32_t boxes = kKeys / box_rows;
   const std::uint32_t slab = cuda::Lane() / boxes;
   const std::uint32_t row = cuda::Lane() % boxes * box_rows;
+  // Before the wait, which hides the read of the table.
+  const std::uint32_t from = args.keys.row_idx(item.sequence, first_key + row);
   cuda::BarrierWait(&pipeline->empty[turn.stage], turn.parity ^ 1);
   if (cuda::Lane() == 0) {
     cuda::BarrierExpect(&pipeline->full[turn.stage], Layout<kColumns>::kTileBytes);
@@ -106,8 +108,7 @@ __device__ __forceinline__ void IssueTile(const TileArgs<T>& args, const Attenti
   if (slab < Layout<kColumns>::kSlabs) {
     cuda::TmaLoad3D(tile + slab * kSlabBytes + row * 128, map, &pipeline->full[turn.stage],
                     static_cast<std::int32_t>(slab * 64), static_cast<std::int32_t>(item.kv_head),
-                    static_cast<std::int32_t>(args.keys.row_idx(item.sequence, first_key + row)),
-                    cuda::L2Hint::kEvictLast);
+                    static_cast<std::int32_t>(from), cuda::L2Hint::kEvictLast);
   }
 }
 

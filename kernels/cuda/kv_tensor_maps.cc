@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "base/status.h"
+#include "kernels/attention_work.h"
 
 namespace quire::kernels::cuda {
 
@@ -22,7 +23,7 @@ absl::StatusOr<std::unique_ptr<KvTensorMaps>> KvTensorMaps::Create(
     return std::visit(
         [&device](const auto& v) {
           return CreateTmaTile(device, v,
-                               {.tile_rows = kPrefillTileSm90, .l2 = TmaL2Promotion::k128B});
+                               {.tile_rows = kKvTile, .l2 = TmaL2Promotion::k128B});
         },
         view);
   };

@@ -19,11 +19,9 @@
 
 namespace quire::kernels {
 
-// Keys of a tile of the prefill kernel.
-inline constexpr std::uint32_t kPrefillTileSm90 = 128;
-
 namespace cuda {
 
+// Boxes are 64 columns of one head in TmaBoxRows(kKvTile, page size) rows, swizzled in 128 bytes.
 struct KvLayerMaps {
   TmaTile keys;
   TmaTile values;

@@ -1,4 +1,4 @@
-// Prefill of compute capability 9.0 on the emulated GPU, or a real one: against double precision over the same pages, and its bits
+// Prefill and decode of compute capability 9.0 on the emulated GPU, or a real one: against double precision over the same pages, and its bits
 // against themselves under every change that must not show. All bytes of the pool that no sequence owns are NaN.
 
 #include <cstring>
@@ -14,7 +14,8 @@ namespace {
 
 // P is rounded to 16 bits, and so is the output.
 constexpr double kTolerance = 4e-3;
-constexpr char kKernel[] = "attention prefill sm_90a";
+constexpr char kPrefill[] = "attention prefill sm_90a";
+constexpr char kDecode[] = "attention decode sm_90a";
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && !a.empty() &&
@@ -37,10 +38,19 @@ void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
   }
   SCOPED_TRACE(text);
   const AttentionRig rig(shape, lengths, 11);
-  const std::uint64_t before = cuda_emulator::LaunchCount(kKernel);
+  const auto launches = [] {
+    return cuda_emulator::LaunchCount(kPrefill) + cuda_emulator::LaunchCount(kDecode);
+  };
+  const std::uint64_t before = launches();
   const std::vector<float> out = rig.Run(cuda, step);
+  bool prompt = false;
+  bool generated = false;
+  for (const StepRows& r : step) {
+    prompt |= r.prompt > 0;
+    generated |= r.generated > 0;
+  }
   if (cuda_emulator::IsEmulated()) {
-    EXPECT_EQ(cuda_emulator::LaunchCount(kKernel), before + 1);
+    EXPECT_EQ(launches(), before + (prompt ? 1 : 0) + (generated ? 1 : 0));
   }
   EXPECT_LE(RelativeError(out, rig.Exact(step)), kTolerance);
 }
@@ -118,6 +128,28 @@ TEST(AttentionSm90Test, OrderOfThreadsAndMultiprocessorsDoNotShow) {
   EXPECT_TRUE(SameBits(out, rig.Run(CudaBackend(1, 5), step)));
 }
 
+// Lengths at and around pages, tiles, spans and groups, as the kernel without tensor maps has them.
+TEST(AttentionSm90Test, GeneratedRowsHaveTheBitsOfThePortableKernel) {
+  const std::uint32_t lengths[] = {1, 16, 17, 63, 64, 65, 127, 129, 511, 512, 513, 577, 1000, 2049};
+  constexpr std::uint32_t kPages[] = {16, 64, 128, 32};
+  constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
+  std::uint32_t i = 0;
+  for (const std::uint32_t length : lengths) {
+    AttentionShape shape = Shape(i % 3 == 0 ? 7 : 4, i % 3 == 0 ? 1 : 2, kHeadSizes[(i + i / 4) % 4],
+                                 kPages[i % 4], i % 3 == 1 ? DType::kF16 : DType::kBF16);
+    const std::uint32_t count = std::min(1 + i % 4, length);
+    const std::vector<StepRows> step = {{0, length - count, 0, count}, {1, 33, 0, 1}, {2, 7, 0, 0}};
+    const CudaBackend cuda(1 + static_cast<int>(i % 3), 20 + i);
+    ExpectExact(cuda, shape, step);
+    const std::vector<std::uint32_t> tokens = {length, 34, 7};
+    const std::vector<float> out = AttentionRig(shape, tokens, 11).Run(cuda, step);
+    shape.tensor_maps = false;
+    EXPECT_TRUE(SameBits(out, AttentionRig(shape, tokens, 11).Run(cuda, step)))
+        << length << " keys, heads of " << shape.head_size << ", pages of " << shape.page_size;
+    ++i;
+  }
+}
+
 TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
   const CudaBackend cuda;
   const auto create = [](std::int32_t capability, std::uint32_t head_size, DType dtype) {
@@ -142,7 +174,7 @@ TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
   const auto maps = create(90, 64, DType::kBF16);
   ASSERT_NE(maps, nullptr);
   EXPECT_EQ(maps->num_layers(), 3u);
-  EXPECT_EQ(maps->layer(2).keys.bytes, 128 * 64 * 2);
+  EXPECT_EQ(maps->layer(2).keys.bytes, 64 * 64 * 2);
   EXPECT_EQ(maps->layer(0).values.box_bytes, 16 * 64 * 2);
   EXPECT_NE(std::memcmp(&maps->layer(0).keys, &maps->layer(0).values, sizeof(cuda::TmaTile)), 0);
   EXPECT_NE(create(90, 128, DType::kF16), nullptr);
