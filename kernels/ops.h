@@ -14,5 +14,6 @@
 #include "kernels/linear.h"       // Linear: x W^T + bias + residual; PackLinearWeights
 #include "kernels/norm.h"         // RmsNorm: with the residual sum before it
 #include "kernels/page_copy.h"    // CopyPage, ZeroPage
+#include "kernels/qkv_store.h"    // QkvStore: rope on q and k, then K and V into their pages
 #include "kernels/rope.h"         // RopeAngles once per step, Rope once per layer
 #include "kernels/sampling.h"     // Sample, ScoreTokens: logits to tokens and log-probabilities
