@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,8 @@ namespace {
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kAlignment = 256;
 constexpr int kPoison = 0xff;
+// Poisoned at each end of a block. What lies between costs no memory until it is written, and reads as zeros.
+constexpr std::uint64_t kPoisonedBytes = std::uint64_t{512} << 20;
 
 struct Allocation {
   MemoryKind kind;
@@ -95,7 +98,9 @@ void* AllocateMemory(MemoryKind kind, std::uint64_t bytes) {
     munmap(raw, page_bytes + 2 * kPage);
     return nullptr;
   }
-  std::memset(pages, kPoison, page_bytes);
+  const std::uint64_t poisoned = std::min(page_bytes, kPoisonedBytes);
+  std::memset(pages, kPoison, poisoned);
+  std::memset(pages + page_bytes - poisoned, kPoison, poisoned);
   std::byte* const first = pages + page_bytes - RoundUp(bytes, kAlignment);
   last_block = nullptr;
   Allocations()[reinterpret_cast<std::uintptr_t>(first)] = {

@@ -1,5 +1,7 @@
 #include "tests/kernels/attention_cuda_fixture.h"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -7,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "base/status.h"
 #include "cache_manager/kv_quantize.h"
 #include "kernels/cuda/kv_tensor_maps.h"
 #include "tests/cuda_emulator/emulator.h"
@@ -28,6 +31,31 @@ DType ScaleDType(DType kv) {
   return kv == DType::kF8E4M3 || kv == DType::kI8 ? DType::kF32 : DType::kInvalid;
 }
 
+// What a step's arrays hold.
+struct StepArrays {
+  std::vector<std::uint32_t> offsets{0};
+  std::vector<std::uint32_t> cached;
+  std::vector<std::uint32_t> prompt;
+  std::uint32_t longest = 1;
+  explicit StepArrays(const std::vector<StepRows>& step) {
+    for (const StepRows& rows : step) {
+      offsets.push_back(offsets.back() + rows.prompt + rows.generated);
+      cached.push_back(rows.cached);
+      prompt.push_back(rows.prompt);
+      longest = std::max(longest, rows.cached + rows.prompt + rows.generated);
+    }
+  }
+};
+
+std::uint32_t RowsOf(const std::vector<StepRows>& step) {
+  return StepArrays(step).offsets.back();
+}
+
+std::vector<std::byte> Poison(std::size_t elements, DType dtype) {
+  return std::vector<std::byte>(elements * static_cast<std::size_t>(DTypeSize(dtype)),
+                                std::byte{0xff});
+}
+
 // One row of a head from f32 values, quantised where the pages are.
 template <typename View>
 void StoreRow(const View& view, std::uint32_t b, std::uint32_t t, std::uint32_t h,
@@ -47,16 +75,12 @@ void StoreRow(const View& view, std::uint32_t b, std::uint32_t t, std::uint32_t 
   }
 }
 
-double Exp(double x) {
-  return std::exp(x);
-}
-
 // One row and head: softmax in two passes.
 template <typename View>
 void ExactHead(const View& keys, const View& values, std::uint32_t b, std::uint32_t h,
                std::uint32_t position, const float* q, double* out) {
   const std::uint32_t columns = keys.head_size();
-  const double scale = 1 / std::sqrt(double{1} * columns);
+  const double scale = 1 / std::sqrt(static_cast<double>(columns));
   std::vector<double> p;
   for (std::uint32_t t = 0; t <= position; ++t) {
     double score = 0;
@@ -67,7 +91,7 @@ void ExactHead(const View& keys, const View& values, std::uint32_t b, std::uint3
   }
   const double max = *std::max_element(p.begin(), p.end());
   double sum = 0;
-  for (double& x : p) sum += x = Exp(x - max);
+  for (double& x : p) sum += x = std::exp(x - max);
   std::fill(out, out + columns, 0.0);
   for (std::uint32_t t = 0; t <= position; ++t) {
     for (std::uint32_t d = 0; d < columns; ++d) {
@@ -181,105 +205,10 @@ AnyKvCollection AttentionRig::HostCollection() const {
 
 std::vector<float> AttentionRig::Run(const CudaBackend& cuda,
                                      const std::vector<StepRows>& step) const {
-  const auto batch = static_cast<std::uint32_t>(step.size());
-  std::vector<std::uint32_t> offsets{0};
-  std::vector<std::uint32_t> cached;
-  std::vector<std::uint32_t> prompt;
-  std::vector<float> q;
-  AttentionPlanParams planned{};
-  AttentionPlanLimits limits{batch, 0, 1, shape_.heads, shape_.kv_heads, shape_.head_size};
-  for (const StepRows& rows : step) {
-    const std::uint32_t count = rows.prompt + rows.generated;
-    offsets.push_back(offsets.back() + count);
-    cached.push_back(rows.cached);
-    prompt.push_back(rows.prompt);
-    planned.has_prompt_rows |= rows.prompt > 0;
-    planned.has_generated_rows |= rows.generated > 0;
-    const auto from = queries_[rows.sequence].begin() +
-                      static_cast<std::ptrdiff_t>(rows.cached * row_size());
-    q.insert(q.end(), from, from + static_cast<std::ptrdiff_t>(count * row_size()));
-    limits.max_length = std::max(limits.max_length, rows.cached + count);
-  }
-  const std::uint32_t num_rows = offsets.back();
-  limits.max_step_tokens = std::max(num_rows, 1u);
-
-  const auto table_values = Table(step);
-  auto& blocks_host = const_cast<std::vector<std::byte>&>(blocks_);
-  auto& scales_host = const_cast<std::vector<std::byte>&>(scales_);
-  const auto aligned_copy = [](std::vector<std::byte>& from) {
-    const std::byte* const begin = Align(from, kAlignment);
-    return std::vector<std::byte>(begin, begin + from.size() - kAlignment);
-  };
-  const DeviceArray<std::byte> blocks(cuda, aligned_copy(blocks_host));
-  std::vector<std::byte> scale_bytes = aligned_copy(scales_host);
-  scale_bytes.resize(std::max<std::size_t>(scale_bytes.size(), 16));
-  const DeviceArray<std::byte> scales(cuda, scale_bytes);
-  const DeviceArray<std::uint32_t> table(cuda, table_values);
-  const DeviceArray<std::uint32_t> device_cached(cuda, cached);
-  const DeviceArray<std::uint32_t> device_prompt(cuda, prompt);
-  const DeviceArray<std::uint32_t> device_offsets(cuda, offsets);
-  const DeviceArray<std::byte> device_q(cuda, Encode(q, shape_.activations));
-  const std::size_t out_stride = row_size() + kOutGap;
-  std::vector<std::byte> out(
-      (num_rows + 1) * out_stride * static_cast<std::size_t>(DTypeSize(shape_.activations)),
-      std::byte{0xff});
-  const DeviceArray<std::byte> device_out(cuda, out);
-
-  auto made = MakeKvCollection(
-      geometry_, blocks.data(),
-      {table.data(), device_cached.data(), lookup_stride_, batch, num_rows, limits.max_length, 0},
-      geometry_.quantized() ? scales.data() : nullptr);
-  EXPECT_TRUE(made.ok()) << made.status();
-  const AnyKvView keys = KeyView(*made, 0);
-  const AnyKvView values = ValueView(*made, 0);
-  planned.row_offsets = device_offsets.data();
-  planned.cache_lengths = device_cached.data();
-  planned.prompt_rows = device_prompt.data();
-  planned.batch_size = batch;
-  auto plan = AttentionPlan::Create(*cuda, limits);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  EXPECT_TRUE(PlanAttention(*cuda, planned, plan->get()).ok());
-  AttentionParams params{};
-  params.keys = &keys;
-  params.values = &values;
-  params.q = ConstFloatPtr(device_q.data(), shape_.activations);
-  params.out = FloatPtr(device_out.data(), shape_.activations);
-  params.row_offsets = device_offsets.data();
-  params.q_stride = static_cast<std::int64_t>(row_size());
-  params.out_stride = static_cast<std::int64_t>(out_stride);
-  params.batch_size = batch;
-  params.num_heads = shape_.heads;
-  params.scale = 1 / std::sqrt(static_cast<float>(shape_.head_size));
-  params.plan = plan->get();
-  std::unique_ptr<quire::kernels::cuda::KvTensorMaps> maps;
-  if (shape_.tensor_maps) {
-    auto made_maps = quire::kernels::cuda::KvTensorMaps::Create(cuda.stream().device(), *made);
-    EXPECT_TRUE(made_maps.ok()) << made_maps.status();
-    maps = *std::move(made_maps);
-    EXPECT_NE(maps, nullptr);
-  }
-  params.maps = maps.get();
-  const absl::Status status = PagedAttention(*cuda, params);
+  DeviceStep device(*this, cuda, step);
+  const absl::Status status = device.Enqueue();
   EXPECT_TRUE(status.ok()) << status;
-  device_out.Read(cuda, &out);
-
-  std::vector<float> result;
-  for (std::size_t i = 0; i < (num_rows + 1) * out_stride; ++i) {
-    float x;
-    if (shape_.activations == DType::kF32) {
-      std::memcpy(&x, out.data() + i * 4, 4);
-    } else {
-      BF16 bits;
-      std::memcpy(&bits, out.data() + i * 2, 2);
-      x = bits.ToFloat();
-    }
-    if (i < num_rows * out_stride && i % out_stride < row_size()) {
-      result.push_back(x);
-    } else {
-      EXPECT_TRUE(std::isnan(x)) << "written between or behind the rows, at element " << i;
-    }
-  }
-  return result;
+  return device.Read();
 }
 
 std::vector<double> AttentionRig::Exact(const std::vector<StepRows>& step) const {
@@ -306,6 +235,144 @@ std::vector<double> AttentionRig::Exact(const std::vector<StepRows>& step) const
       },
       KeyView(host, 0));
   return all;
+}
+
+DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
+                       const std::vector<StepRows>& step, std::uint32_t max_rows)
+    : rig_(rig),
+      cuda_(cuda),
+      blocks_(nullptr, [](std::byte* p) { EXPECT_EQ(cudaFree(p), cudaSuccess); }),
+      scales_(cuda, std::vector<std::byte>(rig.scales_.begin(), rig.scales_.end())),
+      table_(cuda, std::vector<std::uint32_t>(step.size() * rig.lookup_stride_)),
+      cached_(cuda, std::vector<std::uint32_t>(step.size())),
+      prompt_(cuda, std::vector<std::uint32_t>(step.size())),
+      offsets_(cuda, std::vector<std::uint32_t>(step.size() + 1)),
+      q_(cuda, Poison(std::max({max_rows, RowsOf(step), 1u}) * rig.row_size(),
+                      rig.shape_.activations)),
+      out_(cuda, Poison((std::max({max_rows, RowsOf(step), 1u}) + 1) * (rig.row_size() + kOutGap),
+                        rig.shape_.activations)) {
+  const auto batch = static_cast<std::uint32_t>(step.size());
+  max_rows = std::max({max_rows, RowsOf(step), 1u});
+  out_host_ = Poison((max_rows + 1) * (rig.row_size() + kOutGap), rig.shape_.activations);
+  UploadPool();
+  MakeViews(batch, max_rows);
+  planned_.row_offsets = offsets_.data();
+  planned_.cache_lengths = cached_.data();
+  planned_.prompt_rows = prompt_.data();
+  planned_.batch_size = batch;
+  auto plan = AttentionPlan::Create(*cuda, {batch, max_rows, 1, rig.shape_.heads,
+                                            rig.shape_.kv_heads, rig.shape_.head_size});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  plan_ = *std::move(plan);
+  Set(step);
+}
+
+// The null page at the front, the others behind first_page pages that stay as the allocator left them.
+void DeviceStep::UploadPool() {
+  const auto page = static_cast<std::size_t>(rig_.geometry_.block_stride() *
+                                             DTypeSize(rig_.shape_.kv));
+  const std::size_t pages = rig_.geometry_.num_blocks;
+  const std::byte* const from = Align(const_cast<std::vector<std::byte>&>(rig_.blocks_), kAlignment);
+  void* memory = nullptr;
+  ASSERT_EQ(cudaMalloc(&memory, (pages + rig_.shape_.first_page) * page), cudaSuccess);
+  blocks_.reset(static_cast<std::byte*>(memory));
+  const auto copy = [&](std::size_t to_page, std::size_t from_page, std::size_t count) {
+    EXPECT_TRUE(cuda_.stream()
+                    .Copy(blocks_.get() + to_page * page, from + from_page * page,
+                          static_cast<std::int64_t>(count * page))
+                    .ok());
+  };
+  copy(0, 0, 1);
+  copy(rig_.shape_.first_page + 1, 1, pages - 1);
+  const std::byte* const scales =
+      Align(const_cast<std::vector<std::byte>&>(rig_.scales_), kAlignment);
+  scales_.Write(cuda_, std::vector<std::byte>(scales, scales + rig_.scales_.size() - kAlignment));
+}
+
+void DeviceStep::MakeViews(std::uint32_t batch, std::uint32_t max_rows) {
+  cache::KvGeometry geometry = rig_.geometry_;
+  geometry.num_blocks += rig_.shape_.first_page;
+  auto made = MakeKvCollection(geometry, blocks_.get(),
+                               {table_.data(), cached_.data(), rig_.lookup_stride_, batch, max_rows,
+                                1, 0},
+                               geometry.quantized() ? scales_.data() : nullptr);
+  EXPECT_TRUE(made.ok()) << made.status();
+  collection_.emplace(*std::move(made));
+  keys_ = KeyView(*collection_, 0);
+  values_ = ValueView(*collection_, 0);
+  if (rig_.shape_.tensor_maps) {
+    auto maps = cuda::KvTensorMaps::Create(cuda_.stream().device(), *collection_);
+    EXPECT_TRUE(maps.ok()) << maps.status();
+    maps_ = *std::move(maps);
+    EXPECT_NE(maps_, nullptr);
+  }
+}
+
+void DeviceStep::Set(const std::vector<StepRows>& step) {
+  const StepArrays arrays(step);
+  std::vector<float> q;
+  planned_.has_prompt_rows = false;
+  planned_.has_generated_rows = false;
+  for (const StepRows& rows : step) {
+    planned_.has_prompt_rows |= rows.prompt > 0;
+    planned_.has_generated_rows |= rows.generated > 0;
+    const auto from = rig_.queries_[rows.sequence].begin() +
+                      static_cast<std::ptrdiff_t>(rows.cached * rig_.row_size());
+    q.insert(q.end(), from,
+             from + static_cast<std::ptrdiff_t>((rows.prompt + rows.generated) * rig_.row_size()));
+  }
+  std::vector<std::uint32_t> table = rig_.Table(step);
+  for (std::uint32_t& page : table) page += page != 0 ? rig_.shape_.first_page : 0;
+  num_rows_ = arrays.offsets.back();
+  table_.Write(cuda_, table);
+  cached_.Write(cuda_, arrays.cached);
+  prompt_.Write(cuda_, arrays.prompt);
+  offsets_.Write(cuda_, arrays.offsets);
+  q_.Write(cuda_, Encode(q, rig_.shape_.activations));
+  std::fill(out_host_.begin(), out_host_.end(), std::byte{0xff});
+  out_.Write(cuda_, out_host_);
+}
+
+absl::Status DeviceStep::Enqueue() const {
+  const AttentionShape& shape = rig_.shape_;
+  QUIRE_RETURN_IF_ERROR(PlanAttention(*cuda_, planned_, plan_.get()));
+  AttentionParams params{};
+  params.keys = &*keys_;
+  params.values = &*values_;
+  params.q = ConstFloatPtr(q_.data(), shape.activations);
+  params.out = FloatPtr(out_.data(), shape.activations);
+  params.row_offsets = offsets_.data();
+  params.q_stride = static_cast<std::int64_t>(rig_.row_size());
+  params.out_stride = static_cast<std::int64_t>(rig_.row_size() + kOutGap);
+  params.batch_size = planned_.batch_size;
+  params.num_heads = shape.heads;
+  params.scale = 1 / std::sqrt(static_cast<float>(shape.head_size));
+  params.plan = plan_.get();
+  params.maps = maps_.get();
+  return PagedAttention(*cuda_, params);
+}
+
+std::vector<float> DeviceStep::Read() {
+  out_.Read(cuda_, &out_host_);
+  const std::size_t stride = rig_.row_size() + kOutGap;
+  const auto size = static_cast<std::size_t>(DTypeSize(rig_.shape_.activations));
+  std::vector<float> result;
+  for (std::size_t i = 0; i < out_host_.size() / size; ++i) {
+    float x;
+    if (rig_.shape_.activations == DType::kF32) {
+      std::memcpy(&x, out_host_.data() + i * 4, 4);
+    } else {
+      BF16 bits;
+      std::memcpy(&bits, out_host_.data() + i * 2, 2);
+      x = bits.ToFloat();
+    }
+    if (i < num_rows_ * stride && i % stride < rig_.row_size()) {
+      result.push_back(x);
+    } else {
+      EXPECT_TRUE(std::isnan(x)) << "written between or behind the rows, at element " << i;
+    }
+  }
+  return result;
 }
 
 }  // namespace quire::kernels

@@ -16,6 +16,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_plan.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/kv_tensor_maps.h"
 #include "kernels/kv_dispatch.h"
 
 namespace quire::kernels {
@@ -44,6 +45,10 @@ class DeviceArray {
     EXPECT_TRUE(cuda.stream().Copy(buffer_.data(), values.data(), Bytes(values)).ok());
   }
   T* data() const { return static_cast<T*>(buffer_.data()); }
+  // REQUIRES: no more values than at first.
+  void Write(const CudaBackend& cuda, const std::vector<T>& values) const {
+    EXPECT_TRUE(cuda.stream().Copy(buffer_.data(), values.data(), Bytes(values)).ok());
+  }
   void Read(const CudaBackend& cuda, std::vector<T>* values) const {
     EXPECT_TRUE(cuda.stream().Copy(values->data(), buffer_.data(), Bytes(*values)).ok());
     const absl::Status status = cuda.stream().Synchronize();
@@ -66,6 +71,7 @@ struct AttentionShape {
   DType activations = DType::kBF16;
   std::uint32_t granularity = 0;  // of one-byte pages; 0: the head
   bool tensor_maps = false;
+  std::uint32_t first_page = 0;  // added to the page ids on the device, behind pages that no step names
 };
 
 // Rows of one sequence in a step.
@@ -75,6 +81,8 @@ struct StepRows {
   std::uint32_t prompt;
   std::uint32_t generated;
 };
+
+class DeviceStep;
 
 class AttentionRig {
  public:
@@ -90,6 +98,8 @@ class AttentionRig {
   std::size_t row_size() const { return std::size_t{shape_.heads} * shape_.head_size; }
 
  private:
+  friend class DeviceStep;
+
   std::uint32_t PagesOf(std::uint32_t sequence) const;
   std::vector<std::uint32_t> Table(const std::vector<StepRows>& step) const;
   // The views of the pool in host memory, one row per sequence.
@@ -106,6 +116,43 @@ class AttentionRig {
   std::vector<std::byte> blocks_;
   std::vector<std::byte> scales_;
   std::vector<std::vector<float>> queries_;  // of each sequence, as the activations hold them
+};
+
+// A rig's pool in device memory, and steps of one batch size over it whose inputs lie at fixed addresses.
+class DeviceStep {
+ public:
+  // Room for steps of `max_rows` rows, 0: those of `step`.
+  DeviceStep(const AttentionRig& rig, const CudaBackend& cuda, const std::vector<StepRows>& step,
+             std::uint32_t max_rows = 0);
+  // Other rows for the same addresses; the output becomes NaN.
+  void Set(const std::vector<StepRows>& step);
+  // The planner and the op.
+  absl::Status Enqueue() const;
+  // What was written; all else is checked to be NaN still.
+  std::vector<float> Read();
+
+ private:
+  void UploadPool();
+  void MakeViews(std::uint32_t batch, std::uint32_t max_rows);
+
+  const AttentionRig& rig_;
+  const CudaBackend& cuda_;
+  std::uint32_t num_rows_ = 0;
+  std::unique_ptr<std::byte, void (*)(std::byte*)> blocks_;
+  DeviceArray<std::byte> scales_;
+  DeviceArray<std::uint32_t> table_;
+  DeviceArray<std::uint32_t> cached_;
+  DeviceArray<std::uint32_t> prompt_;
+  DeviceArray<std::uint32_t> offsets_;
+  DeviceArray<std::byte> q_;
+  DeviceArray<std::byte> out_;
+  std::vector<std::byte> out_host_;
+  AttentionPlanParams planned_{};
+  std::unique_ptr<AttentionPlan> plan_;
+  std::optional<AnyKvCollection> collection_;
+  std::optional<AnyKvView> keys_;
+  std::optional<AnyKvView> values_;
+  std::unique_ptr<cuda::KvTensorMaps> maps_;
 };
 
 }  // namespace quire::kernels

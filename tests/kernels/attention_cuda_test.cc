@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/device_graph.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/attention_cuda_fixture.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -48,7 +49,7 @@ struct Heads {
   std::uint32_t heads;
   std::uint32_t kv_heads;
 };
-constexpr Heads kHeads[] = {{8, 8}, {8, 2}, {7, 1}, {16, 1}};
+constexpr Heads kHeads[] = {{8, 8}, {32, 8}, {28, 4}, {16, 1}};
 constexpr std::uint32_t kHeadSizes[] = {64, 128, 80, 96};
 constexpr std::uint32_t kPageSizes[] = {16, 32, 64, 128};
 constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8};
@@ -56,15 +57,15 @@ constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType:
 // Lengths at and around pages, tiles, spans and groups; every value of the other axes with each other in turn.
 TEST(AttentionCudaTest, GeneratedRowsEqualDoublePrecision) {
   const CudaBackend cuda(1);
-  const std::uint32_t lengths[] = {1,   15,  16,  17,  63,  64,   65,   127,
-                                   129, 511, 512, 513, 577, 1000, 2047, 2049};
+  const std::uint32_t lengths[] = {1,   15,  16,  17,  63,   64,   65,   127, 129,
+                                   511, 512, 513, 577, 1000, 2047, 2049, 4097};
   const std::uint32_t rows[] = {1, 2, 5};
   std::uint32_t i = 0;
   for (const std::uint32_t length : lengths) {
+    const Heads heads = length > 600 ? Heads{7, 1} : kHeads[(i / 4 + i) % 4];
     AttentionShape shape;
-    shape.heads = kHeads[(i / 4 + i) % 4].heads;
-    shape.kv_heads = length > 1000 ? 1 : kHeads[(i / 4 + i) % 4].kv_heads;
-    shape.heads = length > 1000 ? 7 : shape.heads;
+    shape.heads = heads.heads;
+    shape.kv_heads = heads.kv_heads;
     shape.head_size = kHeadSizes[i % 4];
     shape.page_size = kPageSizes[(i / 2) % 4];
     shape.kv = kElements[(i + i / 4) % 4];
@@ -218,6 +219,52 @@ TEST(AttentionBitsTest, OrderOfThreadsDoesNotShow) {
     EXPECT_TRUE(SameBits(rig.Run(CudaBackend(4, 1), step), rig.Run(CudaBackend(4, 77), step)))
         << DTypeName(kv);
   }
+}
+
+// Planner and attention captured once follow the lengths that they find in device memory.
+TEST(AttentionBitsTest, CapturedStepsFollowTheLengths) {
+  const CudaBackend cuda;
+  const AttentionRig rig({8, 2, 64, 16, DType::kBF16, DType::kBF16, 0}, {900, 200, 60}, 12);
+  const std::vector<StepRows> first = {{0, 30, 0, 1}, {1, 2, 9, 0}, {2, 0, 0, 0}};
+  DeviceStep device(rig, cuda, first, 160);
+  auto graph = DeviceGraph::Capture(cuda.stream(), [&] { return device.Enqueue(); });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  const std::vector<StepRows> steps[] = {
+      first,
+      {{0, 899, 0, 1}, {1, 60, 140, 0}, {2, 59, 0, 1}},
+      {{2, 10, 20, 3}, {0, 510, 0, 5}, {1, 0, 0, 0}},
+      {{0, 2, 0, 1}, {1, 0, 1, 0}, {2, 0, 0, 0}}};
+  for (const std::vector<StepRows>& step : steps) {
+    device.Set(step);
+    ASSERT_TRUE(graph->Launch(cuda.stream()).ok());
+    EXPECT_TRUE(SameBits(device.Read(), rig.Run(cuda, step))) << Describe(rig.shape(), step);
+  }
+}
+
+// Pages more than 2^32 bytes, and 2^31 elements, behind the first.
+TEST(AttentionBitsTest, PagesBeyondFourGigabytes) {
+  AttentionShape shape{8, 8, 128, 128, DType::kBF16, DType::kBF16, 0};
+  const std::vector<StepRows> step = {{0, 150, 0, 1}, {1, 20, 30, 0}};
+  const CudaBackend cuda;
+  const std::vector<float> near = AttentionRig(shape, {151, 50}, 13).Run(cuda, step);
+  shape.first_page = (1u << 20) / shape.page_size;  // a token takes 4096 bytes
+  cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+  options.memory_bytes = std::uint64_t{8} << 30;
+  cuda_emulator::SetOptions(options);
+  const std::vector<float> far = AttentionRig(shape, {151, 50}, 13).Run(cuda, step);
+  EXPECT_TRUE(SameBits(near, far));
+}
+
+TEST(AttentionErrorTest, NamesWhatIsWrong) {
+  const CudaBackend cuda;
+  const auto message = [&](const AttentionShape& shape) {
+    const AttentionRig rig(shape, {20}, 2);
+    return std::string(DeviceStep(rig, cuda, {{0, 19, 0, 1}}).Enqueue().message());
+  };
+  EXPECT_EQ(message({2, 1, 592, 16, DType::kBF16, DType::kF32, 0}),
+            "attention has heads of 592 columns, the limit is 576");
+  EXPECT_EQ(message({2, 1, 64, 16, DType::kBF16, DType::kF16, 0}),
+            "attention has queries in f16 and output in f16, supported are f32 or bf16 for both");
 }
 
 }  // namespace
