@@ -370,6 +370,8 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
         absl::StrCat("step batch: lookup_stride is ", batch.kv->lookup_stride,
                      ", the runner was made for ", s.sizes.limits.lookup_stride));
   }
+  // The thread that runs steps is not the one that opened the device.
+  QUIRE_RETURN_IF_ERROR(UseDevice(s.stream().device()));
   const std::uint32_t slot = s.next_slot;
   if (absl::Status status = s.Launch(batch, slot); !status.ok()) {
     // Pinned memory of the slot is used again by the next step.

@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "cache_manager/cache_manager.h"
 #include "models/families/registry.h"
+#include "kernels/linear_tree.h"
 #include "models/cuda_runner.h"
 #include "models/memory_plan.h"
 #include "models/model_runner.h"
@@ -317,7 +318,9 @@ absl::Status ModelStack::PrepareCpu(const DaemonOptions& options,
 absl::Status ModelStack::PrepareCuda(const DaemonOptions& options,
                                      const models::ModelFiles& files) {
   const Device& device = device_->device();
-  QUIRE_ASSIGN_OR_RETURN(const std::int64_t free_bytes, FreeDeviceMemory(device));
+  QUIRE_ASSIGN_OR_RETURN(std::int64_t free_bytes, FreeDeviceMemory(device));
+  // The backend has taken its part of the plan already.
+  free_bytes += kernels::cuda::kLinearWorkspaceBytes;
   QUIRE_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(options, files, free_bytes, device.num_sms));
   LogPlan(plan);
   context_tokens_ = plan.context_tokens;

@@ -140,9 +140,14 @@ absl::Status SetInteger(Message* message, const FieldDescriptor* field, absl::st
   const auto* reflection = message->GetReflection();
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
     reflection->SetInt64(message, field, value);
+    return absl::OkStatus();
+  }
+  // Every int32 field has a range within 32 bits; a test walks the schema.
+  const auto number = static_cast<std::int32_t>(value);
+  if (field->is_repeated()) {
+    reflection->AddInt32(message, field, number);
   } else {
-    // Every int32 field has a range within 32 bits; a test walks the schema.
-    reflection->SetInt32(message, field, static_cast<std::int32_t>(value));
+    reflection->SetInt32(message, field, number);
   }
   return absl::OkStatus();
 }
@@ -326,7 +331,8 @@ std::string PrintScalar(const Message& message, const FieldDescriptor* field, in
   const bool bytes = rule.unit() == config::v1::UNIT_BYTES && !json;
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32: {
-      const std::int32_t value = reflection->GetInt32(message, field);
+      const std::int32_t value = index >= 0 ? reflection->GetRepeatedInt32(message, field, index)
+                                            : reflection->GetInt32(message, field);
       return bytes ? PrintBytes(value) : absl::StrCat(value);
     }
     case FieldDescriptor::CPPTYPE_INT64: {

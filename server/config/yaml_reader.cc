@@ -161,10 +161,7 @@ class Walker {
       if (!status.ok()) return Error(element.Mark(), path, status.message());
     }
     message->GetReflection()->ClearField(message, field);
-    const auto* reflection = message->GetReflection();
-    for (int i = 0; i < reflection->FieldSize(*fresh, field); ++i) {
-      reflection->AddString(message, field, reflection->GetRepeatedString(*fresh, field, i));
-    }
+    message->MergeFrom(*fresh);
     SetOrigin(path, node.Mark());
   }
 

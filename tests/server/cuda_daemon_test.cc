@@ -226,9 +226,10 @@ TEST_F(CudaDaemonTest, AutoTakesTheGpuWhenThereIsOneAndTheCpuOtherwise) {
 }
 
 TEST_F(CudaDaemonTest, APlanThatDoesNotFitIsRefusedBeforeAnythingIsLoaded) {
-  cuda_emulator::SetOptions({.memory_bytes = 1 << 20});
-  EXPECT_EQ(Refused({"device.type=cuda"}), kExitConfig);
-  EXPECT_THAT(Log(), AllOf(HasSubstr("weights"), HasSubstr("1048576"), Not(HasSubstr("ready"))));
+  // More pages than the emulated GPU has memory.
+  EXPECT_EQ(Refused({"device.type=cuda", "kv_cache.capacity_bytes=2GiB"}), kExitConfig);
+  EXPECT_THAT(Log(), AllOf(HasSubstr("device memory: "), HasSubstr("weights "), HasSubstr("limit "),
+                           Not(HasSubstr("memory plan"))));
   EXPECT_EQ(cuda_emulator::LaunchCount(), 0u);
 }
 
@@ -237,6 +238,12 @@ TEST_F(CudaDaemonTest, MemoryThatIsGoneAfterThePlanIsNamed) {
       {.where = "cudaMalloc", .error = cudaErrorMemoryAllocation, .after = 3});
   EXPECT_EQ(Refused({"device.type=cuda"}), kExitConfig);
   EXPECT_THAT(Log(), HasSubstr("out of memory"));
+}
+
+TEST_F(CudaDaemonTest, ADefectEndsWith70) {
+  cuda_emulator::InjectFault({.where = "cudaMalloc", .error = cudaErrorInvalidValue, .after = 3});
+  EXPECT_EQ(Refused({"device.type=cuda"}), kExitEngine);
+  EXPECT_THAT(Log(), HasSubstr("invalid argument"));
 }
 
 TEST_F(CudaDaemonTest, ALostDeviceAnswersRequestsAndEndsWith71) {
