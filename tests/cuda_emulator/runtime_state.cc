@@ -35,8 +35,7 @@ cudaError_t RunOne(Runtime& runtime, CUstream_st* stream) {
 
 cudaError_t RunLaunch(const KernelLaunch& launch) {
   Runtime& runtime = TheRuntime();
-  const cudaError_t fault =
-      TakeFault(runtime, "kernel:" + launch.name, /*always_sticky=*/true);
+  const cudaError_t fault = TakeFault(runtime, "kernel:" + launch.name);
   if (fault != cudaSuccess) return fault;
   ++runtime.launches[launch.name];
   InstallFaultMessage();
@@ -62,7 +61,7 @@ cudaError_t Guarded(Runtime& runtime, const char* name, bool needs_device,
   }
   if (needs_device && runtime.options.num_devices == 0) return cudaErrorNoDevice;
   if (runtime.sticky != cudaSuccess) return runtime.sticky;
-  const cudaError_t fault = TakeFault(runtime, name, /*always_sticky=*/false);
+  const cudaError_t fault = TakeFault(runtime, name);
   return fault != cudaSuccess ? fault : body(runtime);
 }
 
@@ -92,7 +91,7 @@ cudaError_t& LastError() {
   return last;
 }
 
-cudaError_t TakeFault(Runtime& runtime, const std::string& where, bool always_sticky) {
+cudaError_t TakeFault(Runtime& runtime, const std::string& where) {
   for (auto fault = runtime.faults.begin(); fault != runtime.faults.end(); ++fault) {
     if (fault->where != where) continue;
     if (fault->after > 0) {
@@ -101,7 +100,7 @@ cudaError_t TakeFault(Runtime& runtime, const std::string& where, bool always_st
     }
     const Fault taken = *fault;
     runtime.faults.erase(fault);
-    if (taken.sticky || always_sticky) runtime.sticky = taken.error;
+    if (taken.sticky) runtime.sticky = taken.error;
     return taken.error;
   }
   return cudaSuccess;

@@ -78,7 +78,7 @@ cudaError_t Call(const char* name, const std::function<cudaError_t(Runtime&)>& b
 // The same for the few calls that also work without a device.
 cudaError_t CallWithoutDevice(const char* name, const std::function<cudaError_t(Runtime&)>& body);
 // The fault at `where` whose time has come; cudaSuccess without one.
-cudaError_t TakeFault(Runtime& runtime, const std::string& where, bool always_sticky);
+cudaError_t TakeFault(Runtime& runtime, const std::string& where);
 // The calling thread's last error.
 cudaError_t& LastError();
 

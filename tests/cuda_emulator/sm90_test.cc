@@ -316,8 +316,9 @@ __global__ void Warpgroup(const T* a, const T* b, float* d, std::uint32_t* poiso
     }
     if (k % 2 == 1) WgmmaCommit();
   }
+  if (sums[0] != sums[0]) poison[ThreadIndex()] += 1;
   WgmmaWait<1>();
-  if (poison != nullptr) poison[ThreadIndex()] = sums[0] != sums[0] ? 1 : 0;
+  if (sums[kN / 2 - 1] != sums[kN / 2 - 1]) poison[ThreadIndex()] += 1;
   WgmmaWait<0>();
   for (std::uint32_t i = 0; i < kN / 2; ++i) {
     d[(row + i / 2 % 2 * 8) * kN + i / 4 * 8 + column + i % 2] = sums[i];
@@ -354,7 +355,7 @@ class WarpgroupTest : public Sm90Test {
       }
     }
     // Accumulators that a product under way owns cannot be read.
-    for (std::uint32_t t = 0; t < 128; ++t) EXPECT_EQ(poison[t], 1u);
+    for (std::uint32_t t = 0; t < 128; ++t) EXPECT_EQ(poison[t], 2u);
   }
 };
 
@@ -381,6 +382,7 @@ __global__ void Unordered(std::uint32_t how) {
   }
   WgmmaCommit();
   if (how != 2) WgmmaWait<0>();
+  if (how == 4) WgmmaShared<BF16, 64>(d, a, a, true);
 }
 
 TEST_F(Sm90DeathTest, ProductsOutOfOrder) {
@@ -389,7 +391,8 @@ TEST_F(Sm90DeathTest, ProductsOutOfOrder) {
   EXPECT_DEATH(Run(Unordered, shape, 1u), "different wgmma products");
   EXPECT_DEATH(Run(Unordered, shape, 2u), "ends with wgmma products under way");
   EXPECT_DEATH(Run(Unordered, shape, 3u), "does not start in the first row of a pattern");
-  EXPECT_DEATH(Run(Unordered, {.threads = 64, .shared_bytes = shape.shared_bytes}, 4u),
+  EXPECT_DEATH(Run(Unordered, shape, 4u), "without WgmmaFence after the last WgmmaWait");
+  EXPECT_DEATH(Run(Unordered, {.threads = 64, .shared_bytes = shape.shared_bytes}, 5u),
                "full warpgroup");
 }
 
