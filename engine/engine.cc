@@ -219,7 +219,8 @@ class Engine::Impl {
   mutable Mutex stats_mutex_;
   EngineStats stats_ ABSL_GUARDED_BY(stats_mutex_);
   absl::Time stats_time_ ABSL_GUARDED_BY(stats_mutex_);
-  std::vector<Signal> signals_;  // engine thread, as the next one
+  std::vector<Signal> signals_;  // engine thread, as the next two
+  bool has_failed_ = false;      // on_failing was called
   std::vector<OutputItem> items_;
   std::thread thread_;
 };
@@ -279,6 +280,7 @@ void Engine::Impl::Deliver() {
 }
 
 void Engine::Impl::BeginFailure(const absl::Status& status) {
+  has_failed_ = true;
   state_.store(EngineState::kFailed);
   log::Error("engine", "the engine cannot go on", {{"status", status.ToString()}});
   if (options_.on_failing) options_.on_failing(status);
@@ -287,7 +289,7 @@ void Engine::Impl::BeginFailure(const absl::Status& status) {
 // The device is gone, the engine's own state is sound: requests end as always. Those that were
 // accepted in the same moment come later, so the loop goes on.
 void Engine::Impl::FailDevice(absl::Time now) {
-  const bool is_first = state_.load() != EngineState::kFailed;
+  const bool is_first = !has_failed_;
   if (is_first) BeginFailure(core_.fatal());
   core_.FailAll(now);
   Deliver();

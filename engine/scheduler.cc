@@ -82,12 +82,13 @@ bool Scheduler::CanDecode(const Sequence& sequence) const {
              sequence.request->max_tokens;
 }
 
-// The token in flight is not enough: the next draw needs all tokens by number, or the choices of the
-// request are still to part.
+// The token in flight is not enough: the choices of the request part with it, for which pages must
+// not be missing, or the next draw needs all tokens by number.
 bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
   const LiveRequest& request = *sequence.request;
-  return sequence.pending_draws > 0 &&
-         (request.uses_history() || (!request.forked && request.choices() > 1));
+  if (sequence.pending_draws == 0) return false;
+  if (!request.forked && request.choices() > 1) return true;
+  return request.uses_history() && !sequence.skips && CanDecode(sequence);
 }
 
 // Pages are taken for all decode rows before any is planned: a row that was planned cannot become
@@ -99,9 +100,8 @@ void Scheduler::PlanDecodes(bool ahead) {
     if (sequence->state == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
       has_prefill = true;
     }
-    if (sequence->skips || !CanDecode(*sequence)) continue;
     must_wait_ |= NeedsOutcome(*sequence);
-    scratch_.push_back(sequence);
+    if (!sequence->skips && CanDecode(*sequence)) scratch_.push_back(sequence);
   }
   if (must_wait_) return;
   std::vector<Sequence*>& ready = plan_.decodes;

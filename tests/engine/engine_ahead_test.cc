@@ -77,7 +77,9 @@ std::vector<Request> MixedRequests(std::uint64_t seed, int count) {
       }
     }
     if (i % 9 == 8) request.stopping.ignore_eos = true;
-    if (i % 3 == 0) request.sampling.logit_bias[static_cast<std::int32_t>(random() % 256)] = 2;
+    if (i % 3 == 0) {
+      request.sampling.logit_bias.emplace_back(static_cast<std::int32_t>(random() % 256), 2.0f);
+    }
     request.output.logprobs = i % 3 - 1;
     requests.push_back(std::move(request));
   }

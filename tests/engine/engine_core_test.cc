@@ -140,7 +140,8 @@ TEST_P(EngineCoreTest, TokenCountsBalance) {
   EXPECT_GT(cached, 0);
   EXPECT_GT(recomputed, 0);
   EXPECT_EQ(MetricSum(harness.registry, "quire_engine_step_tokens_sum"),
-            computed + recomputed + static_cast<double>(tokens - choices));
+            computed + recomputed + static_cast<double>(tokens - choices) +
+                MetricSum(harness.registry, "quire_discarded_tokens_total"));
 }
 
 TEST_P(EngineCoreTest, ChoicesShareOnePrefill) {
