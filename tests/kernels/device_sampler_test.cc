@@ -44,7 +44,11 @@ struct HostRow {
       for (float& z : logits) z = std::round(z);  // many ties, 0 and -0 among them
     }
     if (one_in(4)) {
-      for (float& z : logits) z = one_in(3) ? -kInfinity : z;
+      const bool most = one_in(2);
+      for (float& z : logits) z = one_in(3) != most ? -kInfinity : z;
+    }
+    if (one_in(8)) {
+      for (float& z : logits) z *= 4e37f;  // the temperature takes it out of range
     }
     if (one_in(10)) std::fill(logits.begin(), logits.end(), 1.25f);
     if (one_in(12)) logits[rng() % vocab] = std::numeric_limits<float>::quiet_NaN();
@@ -76,6 +80,7 @@ struct HostRow {
     row.position = static_cast<std::uint32_t>(rng());
     row.choice = rng() % 4;
     row.num_logprobs = static_cast<std::int32_t>(rng() % (kMostLogprobs + 2)) - 1;
+    if (one_in(4)) row.num_logprobs = kMostLogprobs;
     row.text_vocab = vocab;
   }
 
@@ -280,6 +285,36 @@ TEST(DeviceSamplerUseTest, SlotsAreIndependentAndCanBeUsedAgain) {
     ASSERT_EQ(sampled.size(), rows.size());
     for (std::size_t i = 0; i < rows.size(); ++i) ExpectSameDraw(sampled[i], expected.sampled[i]);
     setup.cuda().Wait();
+  }
+}
+
+TEST(DeviceSamplerUseTest, LogitsAtTheEndsOfTheRange) {
+  constexpr std::uint32_t kVocab = 70;
+  const SamplerSetup setup(1, kVocab, kVocab, false);
+  std::vector<HostRow> hosts;
+  for (const float sign : {-1.0f, 1.0f}) {
+    for (const std::int32_t top_k : {0, 3}) {
+      hosts.emplace_back(77u, kVocab);
+      HostRow& host = hosts.back();
+      host.row = {};
+      host.row.temperature = 0.05f;
+      host.row.top_k = top_k;
+      host.row.seed = 5;
+      host.row.num_logprobs = 2;
+      for (std::uint32_t i = 0; i < kVocab; ++i) {
+        host.logits[i] = sign * (3e38f + 1e35f * static_cast<float>(i));
+      }
+    }
+  }
+  const Expected expected(setup, hosts);
+  DeviceArray<float> logits(setup.cuda(), hosts.size() * kVocab);
+  const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
+  DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
+  ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), 0).ok());
+  setup.cuda().Wait();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_GE(expected.sampled[i].token, 0);
+    ExpectSameDraw(setup.sampler().draws(0)[i], expected.sampled[i]);
   }
 }
 

@@ -91,6 +91,32 @@ TEST_P(PageOpsTest, ZeroPageClearsOnePage) {
   EXPECT_TRUE(std::ranges::equal(pool.bytes(), expected));
 }
 
+TEST_P(PageOpsTest, ListsGoItemByItem) {
+  const TestBackend backend(2);
+  TestPool pool({GetParam(), 2, 1, 16, 16}, {0}, {64}, 12);
+  auto* const bytes = reinterpret_cast<unsigned char*>(pool.bytes().data());
+  const auto page_bytes = static_cast<std::size_t>(pool.geometry().page_bytes());
+  for (std::size_t i = page_bytes; i < pool.bytes().size(); ++i) {
+    bytes[i] = static_cast<unsigned char>(i * 31 >> 3);
+  }
+  std::vector<unsigned char> expected(bytes, bytes + pool.bytes().size());
+  const std::vector<PageCopyItem> items = {{1, 2, 16}, {2, 3, 16}, {4, 1, 16}, {3, 3, 16}};
+  for (const PageCopyItem& item : items) {
+    std::memmove(&expected[item.destination * page_bytes], &expected[item.source * page_bytes],
+                 page_bytes);
+  }
+  ASSERT_TRUE(CopyPages(*backend, pool.collection(), items).ok());
+  EXPECT_EQ(std::memcmp(expected.data(), bytes, expected.size()), 0);
+  // One bad item: nothing happens at all.
+  const std::vector<PageCopyItem> bad = {{1, 4, 16}, {1, 0, 1}};
+  EXPECT_TRUE(absl::IsInvalidArgument(CopyPages(*backend, pool.collection(), bad)));
+  EXPECT_EQ(std::memcmp(expected.data(), bytes, expected.size()), 0);
+  const std::vector<std::uint32_t> pages = {4, 2};
+  for (const std::uint32_t page : pages) std::memset(&expected[page * page_bytes], 0, page_bytes);
+  ASSERT_TRUE(ZeroPages(*backend, pool.collection(), pages).ok());
+  EXPECT_EQ(std::memcmp(expected.data(), bytes, expected.size()), 0);
+}
+
 TEST(PageOpsErrorTest, RefusesPagesOutsideThePool) {
   const TestBackend backend(1);
   TestPool pool({DType::kF32, 1, 1, 16, 16}, {0}, {16}, 8);
