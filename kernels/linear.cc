@@ -75,8 +75,8 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
   packed.group_ = k;
   packed.dtype_ = dtype;
   QUIRE_ASSIGN_OR_RETURN(
-      packed.data_, DeviceBuffer::Allocate(MemoryKind::kHost,
-                                           packed.num_panels() * packed.panel_bytes()));
+      packed.data_,
+      DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * packed.panel_bytes()));
 
   const std::size_t element = static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t row_bytes = k * element;
@@ -119,8 +119,7 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
 }
 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
-                                              std::uint32_t n, std::uint32_t k,
-                                              DType activations) {
+                                              std::uint32_t n, std::uint32_t k, DType activations) {
   const WeightRows source{w, n};
   return LinearPacker::Pack(backend, {&source, 1}, dtype, k, activations);
 }
@@ -131,9 +130,8 @@ absl::StatusOr<PackedLinear> PackQuantizedLinear(const Backend& backend,
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::PackQuantizedCuda(backend, weight, n, k);
   }
-  return absl::InvalidArgumentError(absl::StrCat("linear weights in ",
-                                                 WeightFormatName(weight.format),
-                                                 " need a CUDA device"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("linear weights in ", WeightFormatName(weight.format), " need a CUDA device"));
 }
 
 absl::string_view WeightFormatName(WeightFormat format) {

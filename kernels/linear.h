@@ -109,7 +109,7 @@ struct QuantizedWeight {
   const void* values;
   // kInt8, kFp8E4M3: [N]. kInt4: [N, K / group].
   const void* scales;
-  DType scale_dtype;  // f32, bf16, f16; for kInt4 not f32
+  DType scale_dtype;        // f32, bf16, f16; for kInt4 not f32
   std::uint32_t group = 0;  // kInt4: 32, 64 or 128, a divisor of K; otherwise not looked at
 };
 

@@ -72,17 +72,19 @@ struct Shape {
   static constexpr std::uint32_t kWarpsM = kWarps / kWarpsN;
   static constexpr std::uint32_t kTilesN = kLinearTileN / 16 / kWarpsN;
   static constexpr std::uint32_t kTilesM = kTokens / 8 / kWarpsM;
-  static constexpr std::uint32_t kWeightBytes =
-      kLinearTileN * kLinearTileK * (kPlain ? 16 : kFourBits ? 4 : 8) / 8;
+  static constexpr std::uint32_t kBits = kFourBits ? 4 : kPlain ? 16 : 8;
+  static constexpr std::uint32_t kWeightBytes = kLinearTileN * kLinearTileK * kBits / 8;
   // Two groups of scales of 16 bits at most.
   static constexpr std::uint32_t kScaleBytes = kFourBits ? 2 * kLinearTileN * 2 : 0;
   static constexpr std::uint32_t kTokenBytes = kTokens * kRowBytes;
   static constexpr std::uint32_t kStageBytes =
       (kWeightBytes + kScaleBytes + kTokenBytes + 1023) / 1024 * 1024;
-  static constexpr std::uint32_t kStages = kTokens == 128 ? 3 : kTokens == 64 ? 4 : 5;
+  static constexpr std::uint32_t kStages = kTokens == 128 ? 3 : kTokens >= 32 ? 4 : 5;
   static constexpr std::uint32_t kOutBytes = kTokens * kOutPitch * 4;
   static constexpr std::uint32_t kSharedBytes =
       std::max(kStages * kStageBytes, kOutBytes) + cuda::kSharedAlignment;
+  // What a block may have on the smallest of the GPUs that are supported, 8.6 and 8.9.
+  static_assert(kSharedBytes <= 99 * 1024);
   using Sums = float[kTilesN][kTilesM][4];
 };
 
@@ -170,9 +172,9 @@ __device__ __forceinline__ void CopyWeights(std::byte* stage, const LinearArgs& 
       if (group >= groups) group = groups - 1;
       const std::int64_t padded_n =
           static_cast<std::int64_t>((args.n + kLinearTileN - 1) / kLinearTileN) * kLinearTileN;
-      cuda::CpAsync16(stage + S::kWeightBytes + chunk * kChunk,
-                      args.scales + (group * padded_n + work.n0) * 2 +
-                          chunk % (kScaleRow / kChunk) * kChunk);
+      cuda::CpAsync16(
+          stage + S::kWeightBytes + chunk * kChunk,
+          args.scales + (group * padded_n + work.n0) * 2 + chunk % (kScaleRow / kChunk) * kChunk);
     }
   }
 }
@@ -231,8 +233,8 @@ __device__ __forceinline__ void MultiplyStep(typename S::Sums& sums,
 #pragma unroll
     for (std::uint32_t m = 0; m < S::kTilesM; m += 2) {
       std::uint32_t r[4];
-      cuda::LdMatrixX4(r, tokens + Swizzled(first + m * 8 + lane / 16 * 8 + lane % 8,
-                                            step * 2 + lane / 8 % 2));
+      cuda::LdMatrixX4(
+          r, tokens + Swizzled(first + m * 8 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
       const std::uint32_t b0[2] = {r[0], r[1]};
       const std::uint32_t b1[2] = {r[2], r[3]};
 #pragma unroll
@@ -272,9 +274,10 @@ __device__ __forceinline__ void FoldGroup(typename S::Sums& total, typename S::S
 
 // One K tile. kInt4 leaves its result in `total`, the others in `sums`.
 template <WeightFormat kFormat, std::uint32_t kTokens>
-__device__ __forceinline__ void MultiplyTile(
-    typename Shape<kFormat, kTokens>::Sums& sums, typename Shape<kFormat, kTokens>::Sums& total,
-    const std::byte* stage, const LinearArgs& args, std::uint32_t warp) {
+__device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::Sums& sums,
+                                             typename Shape<kFormat, kTokens>::Sums& total,
+                                             const std::byte* stage, const LinearArgs& args,
+                                             std::uint32_t warp) {
   using S = Shape<kFormat, kTokens>;
   const std::byte* const tokens = stage + S::kWeightBytes + S::kScaleBytes;
   const std::uint32_t lane = cuda::Lane();
@@ -336,10 +339,10 @@ template <typename S>
 __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, const Work& work,
                             std::uint32_t* flag) {
   constexpr std::uint32_t kValues = S::kTilesN * S::kTilesM * 4;
-  const std::uint32_t output = cuda::BlockY() * (cuda::GridX() / args.grid_splits) +
-                               work.feature_tile;
-  float* const tile = args.partials +
-                      static_cast<std::int64_t>(output) * args.grid_splits * kValues * kThreads;
+  const std::uint32_t output =
+      cuda::BlockY() * (cuda::GridX() / args.grid_splits) + work.feature_tile;
+  float* const tile =
+      args.partials + static_cast<std::int64_t>(output) * args.grid_splits * kValues * kThreads;
   float* const own = tile + work.split * kValues * kThreads + cuda::ThreadIndex();
 #pragma unroll
   for (std::uint32_t v = 0; v < kValues; ++v) {
@@ -545,32 +548,30 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
   const PackedLinear& weight = *params.weight;
   const auto x = reinterpret_cast<std::uintptr_t>(params.x.data());
   if (x % kChunk != 0 || (params.x_stride % 8 != 0 && params.num_rows > 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("linear [", weight.n(), ", ", weight.k(), "] has x at byte ", x % kChunk,
-                     " of 16 with rows ", params.x_stride,
-                     " elements apart, needed are 16-byte aligned rows"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "linear [", weight.n(), ", ", weight.k(), "] has x at byte ", x % kChunk,
+        " of 16 with rows ", params.x_stride, " elements apart, needed are 16-byte aligned rows"));
   }
   std::byte* const workspace = context.linear_workspace;
-  const LinearArgs args{
-      .w = static_cast<const std::byte*>(weight.data()),
-      .scales = static_cast<const std::byte*>(weight.scales()),
-      .x = params.x.as<BF16>(),
-      .bias = params.bias,
-      .residual = params.residual,
-      .y = params.y.data(),
-      .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes),
-      .counters = reinterpret_cast<std::uint32_t*>(workspace),
-      .x_stride = params.x_stride,
-      .residual_stride = params.residual_stride,
-      .y_stride = params.y_stride,
-      .n = weight.n(),
-      .k = weight.k(),
-      .num_rows = params.num_rows,
-      .tiles_per_split = 0,
-      .grid_splits = 1,
-      .group = weight.group(),
-      .y_is_bf16 = params.y.dtype() == DType::kBF16,
-      .scale_is_bf16 = weight.dtype() == DType::kBF16};
+  const LinearArgs args{.w = static_cast<const std::byte*>(weight.data()),
+                        .scales = static_cast<const std::byte*>(weight.scales()),
+                        .x = params.x.as<BF16>(),
+                        .bias = params.bias,
+                        .residual = params.residual,
+                        .y = params.y.data(),
+                        .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes),
+                        .counters = reinterpret_cast<std::uint32_t*>(workspace),
+                        .x_stride = params.x_stride,
+                        .residual_stride = params.residual_stride,
+                        .y_stride = params.y_stride,
+                        .n = weight.n(),
+                        .k = weight.k(),
+                        .num_rows = params.num_rows,
+                        .tiles_per_split = 0,
+                        .grid_splits = 1,
+                        .group = weight.group(),
+                        .y_is_bf16 = params.y.dtype() == DType::kBF16,
+                        .scale_is_bf16 = weight.dtype() == DType::kBF16};
   switch (weight.format()) {
     case WeightFormat::kPlain:
       return LaunchPlain(context, args);

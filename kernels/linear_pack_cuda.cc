@@ -60,16 +60,15 @@ absl::Status CheckQuantized(const QuantizedWeight& weight, std::uint32_t n, std:
     return absl::InvalidArgumentError("linear weights that are plain are not quantised");
   }
   if (n == 0 || n > INT32_MAX || k == 0 || k > INT32_MAX || k % 8 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("linear weights in ", name, " are [", n, ", ", k, "], both must be 1 to ",
-                     INT32_MAX, " and the second a multiple of 8"));
+    return absl::InvalidArgumentError(absl::StrCat("linear weights in ", name, " are [", n, ", ", k,
+                                                   "], both must be 1 to ", INT32_MAX,
+                                                   " and the second a multiple of 8"));
   }
   if (weight.scale_dtype != DType::kBF16 && weight.scale_dtype != DType::kF16 &&
       (four_bits || weight.scale_dtype != DType::kF32)) {
-    return absl::InvalidArgumentError(absl::StrCat("scales of ", name, " weights are ",
-                                                   DTypeName(weight.scale_dtype),
-                                                   ", supported are bf16, f16",
-                                                   four_bits ? "" : ", f32"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("scales of ", name, " weights are ", DTypeName(weight.scale_dtype),
+                     ", supported are bf16, f16", four_bits ? "" : ", f32"));
   }
   if (four_bits && ((weight.group != 32 && weight.group != 64 && weight.group != 128) ||
                     k % weight.group != 0)) {
@@ -162,8 +161,8 @@ class CudaLinearPacker {
     for (const WeightRows& source : sources) {
       const std::int64_t elements = std::int64_t{source.num_rows} * k;
       if (round) {
-        QUIRE_RETURN_IF_ERROR(UploadRounded(backend, reinterpret_cast<BF16*>(to), source.data,
-                                            dtype, elements));
+        QUIRE_RETURN_IF_ERROR(
+            UploadRounded(backend, reinterpret_cast<BF16*>(to), source.data, dtype, elements));
       } else {
         QUIRE_RETURN_IF_ERROR(Upload(backend, to, source.data, source.num_rows * row_bytes));
       }
@@ -211,10 +210,9 @@ class CudaLinearPacker {
           if (!PackTile(weight, n, k, n0, k0, piece.data() + i * tile_bytes)) numbers = false;
         }
       });
-      QUIRE_RETURN_IF_ERROR(Upload(backend,
-                                   static_cast<std::byte*>(packed.data_.data()) +
-                                       first * tile_bytes,
-                                   piece.data(), count * tile_bytes));
+      QUIRE_RETURN_IF_ERROR(
+          Upload(backend, static_cast<std::byte*>(packed.data_.data()) + first * tile_bytes,
+                 piece.data(), count * tile_bytes));
     }
     if (!numbers) {
       return absl::InvalidArgumentError(
@@ -249,9 +247,9 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
                                                    ", supported are f32 and f32, bf16 and either"));
   }
   if (!plain && x != DType::kBF16) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "linear has x ", DTypeName(x), " and weights in ", WeightFormatName(weight.format()),
-        ", which need bf16"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear has x ", DTypeName(x), " and weights in ",
+                     WeightFormatName(weight.format()), ", which need bf16"));
   }
   const bool tensor_core =
       !plain || (x == DType::kBF16 && weight.dtype() == DType::kBF16 && weight.k() % 8 == 0);

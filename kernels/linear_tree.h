@@ -55,8 +55,7 @@ constexpr LinearTree LinearTreeOf(std::uint32_t n, std::uint32_t k) {
 inline constexpr std::uint32_t kLinearMaxPartials = 4 * kLinearFillBlocks;
 inline constexpr std::int64_t kLinearCounterBytes = std::int64_t{kLinearMaxPartials} * 4;
 inline constexpr std::int64_t kLinearWorkspaceBytes =
-    kLinearCounterBytes +
-    std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
+    kLinearCounterBytes + std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
 
 // Quantised weights in memory: [feature tile][K tile][bytes of a tile], padded with zeros. In a tile
 // every lane finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:

@@ -56,9 +56,11 @@ bool IsAligned(const void* p, std::int64_t stride_bytes) {
 }
 
 // What the library offers for plans.x's number of rows, best first.
-absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(
-    const CublasLtApi& api, cublasLtHandle_t handle, const LtPlans& plans, cublasLtMatrixLayout_t c,
-    cublasLtMatrixLayout_t y) {
+absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(const CublasLtApi& api,
+                                                                        cublasLtHandle_t handle,
+                                                                        const LtPlans& plans,
+                                                                        cublasLtMatrixLayout_t c,
+                                                                        cublasLtMatrixLayout_t y) {
   cublasLtMatmulPreference_t preference = nullptr;
   QUIRE_RETURN_IF_ERROR(LtStatus(api, api.preference_create(&preference), "preference"));
   const std::uint64_t workspace = CublasLt::kWorkspaceBytes;
@@ -169,10 +171,10 @@ absl::Status CublasLt::Describe(LtPlans* plans) const {
   QUIRE_RETURN_IF_ERROR(LtStatus(
       *api_, api_->desc_create(&plans->product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "product"));
   const std::int32_t transpose = CUBLAS_OP_T;
-  QUIRE_RETURN_IF_ERROR(LtStatus(*api_,
-                                 api_->desc_set(plans->product, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                &transpose, sizeof transpose),
-                                 "transpose"));
+  QUIRE_RETURN_IF_ERROR(LtStatus(
+      *api_,
+      api_->desc_set(plans->product, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose),
+      "transpose"));
   QUIRE_RETURN_IF_ERROR(layout(&plans->w, CUDA_R_16BF, k, n));
   QUIRE_RETURN_IF_ERROR(layout(&plans->x, CUDA_R_16BF, k, kPinnedRows));
   QUIRE_RETURN_IF_ERROR(layout(&plans->residual, CUDA_R_32F, n, kPinnedRows));
@@ -218,10 +220,10 @@ absl::Status CublasLt::Choose(LtPlans* plans, bool y_is_bf16) const {
     plan.algorithm = candidate.algo;
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "cuBLASLt has no algorithm for [", plans->n, ", ", plans->k, "] and ",
-      y_is_bf16 ? "bf16" : "f32", " results among ", candidates.size(),
-      " that serves every number of rows"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("cuBLASLt has no algorithm for [", plans->n, ", ", plans->k, "] and ",
+                   y_is_bf16 ? "bf16" : "f32", " results among ", candidates.size(),
+                   " that serves every number of rows"));
 }
 
 absl::StatusOr<const LtPlans*> CublasLt::Pin(std::uint32_t n, std::uint32_t k) {

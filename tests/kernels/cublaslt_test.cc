@@ -33,7 +33,7 @@ struct Fake {
   int heuristic_calls = 0;
   std::uint64_t heuristic_rows = 0;
   std::map<int, std::uint64_t> preferences;
-  std::vector<std::uint64_t> used;  // algorithms of products
+  std::vector<std::uint64_t> used;            // algorithms of products
   std::vector<std::int32_t> splits = {4, 1};  // of the candidates, the best first
   std::uint64_t refused_rows = 0;             // by the first unsplit candidate
   bool refuse_product = false;
@@ -76,10 +76,11 @@ cublasStatus_t Multiply(cublasLtHandle_t, cublasLtMatmulDesc_t product, const vo
     for (std::uint64_t row = 0; row < yd.rows; ++row) {
       double sum = 0;
       for (std::uint64_t k = 0; k < wa.rows; ++k) {
-        sum += double{Load(a, wa.type, static_cast<std::int64_t>(row) * wa.stride +
-                                           static_cast<std::int64_t>(k))} *
-               Load(b, xb.type, static_cast<std::int64_t>(column) * xb.stride +
-                                    static_cast<std::int64_t>(k));
+        sum += double{Load(
+                   a, wa.type,
+                   static_cast<std::int64_t>(row) * wa.stride + static_cast<std::int64_t>(k))} *
+               Load(b, xb.type,
+                    static_cast<std::int64_t>(column) * xb.stride + static_cast<std::int64_t>(k));
       }
       sum *= *static_cast<const float*>(alpha);
       const auto i = static_cast<std::int64_t>(row);
@@ -245,8 +246,7 @@ TEST_F(CublasLtTest, PinsOneUnsplitAlgorithmPerShapeAndTypeAndUsesItForAllRows) 
 
   const auto w = RandomFloats(kN * kK, 1, 0.1f);
   const auto bytes = Encode(w, DType::kBF16);
-  const auto packed =
-      PackLinearWeight(backend_, bytes.data(), DType::kBF16, kN, kK, DType::kBF16);
+  const auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, kN, kK, DType::kBF16);
   ASSERT_TRUE(packed.ok());
   const BF16* const x = Place<BF16>(RandomFloats(kRows * kXStride, 2));
   const auto residual = RandomFloats(kRows * kResidualStride, 3);
@@ -315,8 +315,7 @@ TEST_F(CublasLtTest, NamesWhatItCannotCompute) {
   const auto plans = library_->Pin(kN, kK);
   ASSERT_TRUE(plans.ok());
   const auto bytes = Encode(RandomFloats(kN * kK, 1), DType::kBF16);
-  const auto packed =
-      PackLinearWeight(backend_, bytes.data(), DType::kBF16, kN, kK, DType::kBF16);
+  const auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, kN, kK, DType::kBF16);
   ASSERT_TRUE(packed.ok());
   const BF16* const x = Place<BF16>(RandomFloats(kRows * kXStride, 2));
   float* const y = Place<float>(std::vector<float>(kRows * kYStride));
@@ -383,8 +382,7 @@ TEST_F(CublasLtTest, MissingLibraryIsNamed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("libquire-absent.so.13"));
   // The C library is there, without the functions.
-  EXPECT_THAT(CublasLt::Open(stream_, "libc.so.6").status().message(),
-              HasSubstr("cublasLtCreate"));
+  EXPECT_THAT(CublasLt::Open(stream_, "libc.so.6").status().message(), HasSubstr("cublasLtCreate"));
 }
 
 }  // namespace

@@ -86,8 +86,8 @@ class DeviceRows {
     for (std::uint32_t m = 0; m < rows_; ++m) {
       std::fill_n(Row(m), columns_ * Size(), std::byte{0xff});
     }
-    const bool intact = std::all_of(bytes_.begin(), bytes_.end(),
-                                    [](std::byte b) { return b == std::byte{0xff}; });
+    const bool intact =
+        std::all_of(bytes_.begin(), bytes_.end(), [](std::byte b) { return b == std::byte{0xff}; });
     bytes_.swap(copy);
     return intact;
   }
@@ -164,16 +164,17 @@ std::vector<float> Compute(const CudaBackend& cuda, const PackedLinear& weight,
                                      std::size_t{rows} * n};
   residual.Put(added);
   if (run.in_place) y.Put(added);
-  const LinearParams params{
-      .x = x.ptr(),
-      .weight = &weight,
-      .bias = run.extras ? bias.f32() : nullptr,
-      .residual = run.in_place ? y.f32() : run.extras ? residual.f32() : nullptr,
-      .y = y.ptr(),
-      .x_stride = x.stride(),
-      .residual_stride = run.in_place ? y.stride() : residual.stride(),
-      .y_stride = y.stride(),
-      .num_rows = rows};
+  const LinearParams params{.x = x.ptr(),
+                            .weight = &weight,
+                            .bias = run.extras ? bias.f32() : nullptr,
+                            .residual = run.in_place ? y.f32()
+                                        : run.extras ? residual.f32()
+                                                     : nullptr,
+                            .y = y.ptr(),
+                            .x_stride = x.stride(),
+                            .residual_stride = run.in_place ? y.stride() : residual.stride(),
+                            .y_stride = y.stride(),
+                            .num_rows = rows};
   const absl::Status status = Linear(*cuda, params);
   EXPECT_TRUE(status.ok()) << status;
   std::vector<float> result = y.Get();
@@ -203,25 +204,22 @@ struct Case {
 TEST(LinearCudaTest, TensorCoresAgreeWithDouble) {
   const CudaBackend cuda;
   // One tile and less; K of a piece of a tile; two sub-ranges, the second shorter; several feature tiles.
-  for (const Case& c : std::vector<Case>{{5, 8, {1, 9}},
-                                         {128, 64, {8, 33}},
-                                         {130, 584, {1, 7, 17, 60, 130}},
-                                         {300, 264, {65}}}) {
+  for (const Case& c : std::vector<Case>{
+           {5, 8, {1, 9}}, {128, 64, {8, 33}}, {130, 584, {1, 7, 17, 60, 130}}, {300, 264, {65}}}) {
     const auto w = RandomFloats(std::size_t{c.n} * c.k, 1, 0.05f);
     const PackedLinear packed = Pack(cuda, w, DType::kBF16, c.n, c.k);
     for (const std::uint32_t rows : c.rows) {
       const Inputs in(rows, c.n, c.k, DType::kBF16);
       const auto plain = Exact(in.x, Rounded(w, DType::kBF16), {}, {}, rows, c.n, c.k);
-      const auto full =
-          Exact(in.x, Rounded(w, DType::kBF16), in.bias, in.residual, rows, c.n, c.k);
+      const auto full = Exact(in.x, Rounded(w, DType::kBF16), in.bias, in.residual, rows, c.n, c.k);
       for (const DType y_dtype : {DType::kF32, DType::kBF16}) {
         SCOPED_TRACE(absl::StrCat(c.n, "x", c.k, " rows ", rows, " y ", DTypeName(y_dtype)));
         EXPECT_LE(RelativeError(Compute(cuda, packed, in, {.y_dtype = y_dtype}, 0, rows), plain),
                   Tolerance(y_dtype));
-        EXPECT_LE(RelativeError(
-                      Compute(cuda, packed, in, {.y_dtype = y_dtype, .extras = true}, 0, rows),
-                      full),
-                  Tolerance(y_dtype));
+        EXPECT_LE(
+            RelativeError(Compute(cuda, packed, in, {.y_dtype = y_dtype, .extras = true}, 0, rows),
+                          full),
+            Tolerance(y_dtype));
       }
     }
   }
@@ -235,8 +233,8 @@ TEST(LinearCudaTest, ResidualMayBeTheResult) {
     const PackedLinear packed = Pack(cuda, w, DType::kBF16, kN, kK, x_dtype);
     const Inputs in(5, kN, kK, x_dtype);
     const auto exact = Exact(in.x, Rounded(w, DType::kBF16), {}, in.residual, 5, kN, kK);
-    EXPECT_LE(RelativeError(
-                  Compute(cuda, packed, in, {.x_dtype = x_dtype, .in_place = true}, 0, 5), exact),
+    EXPECT_LE(RelativeError(Compute(cuda, packed, in, {.x_dtype = x_dtype, .in_place = true}, 0, 5),
+                            exact),
               1e-5);
   }
 }
@@ -310,11 +308,10 @@ TEST(LinearCudaTest, ScalarPathHasTheBitsOfTheCpu) {
       const auto on_cpu = PackLinearWeight(*cpu, bytes.data(), dtype, c.n, c.k);
       for (const std::uint32_t rows : c.rows) {
         const Inputs in(rows, c.n, c.k, DType::kF32);
-        const auto y =
-            Compute(cuda, packed, in, {.x_dtype = DType::kF32, .extras = true}, 0, rows);
-        EXPECT_LE(RelativeError(
-                      y, Exact(in.x, Rounded(w, dtype), in.bias, in.residual, rows, c.n, c.k)),
-                  1e-6);
+        const auto y = Compute(cuda, packed, in, {.x_dtype = DType::kF32, .extras = true}, 0, rows);
+        EXPECT_LE(
+            RelativeError(y, Exact(in.x, Rounded(w, dtype), in.bias, in.residual, rows, c.n, c.k)),
+            1e-6);
         std::vector<float> expected(y.size());
         ASSERT_TRUE(Linear(*cpu, {.x = in.x.data(),
                                   .weight = &*on_cpu,
@@ -342,9 +339,10 @@ TEST(LinearCudaTest, AnyNumberOfInputsWorksForBf16) {
     const PackedLinear packed = Pack(cuda, w, DType::kBF16, 33, k);
     const Inputs in(3, 33, k, DType::kBF16);
     for (const DType y_dtype : {DType::kF32, DType::kBF16}) {
-      EXPECT_LE(RelativeError(Compute(cuda, packed, in, {.y_dtype = y_dtype, .extras = true}, 0, 3),
-                              Exact(in.x, Rounded(w, DType::kBF16), in.bias, in.residual, 3, 33, k)),
-                Tolerance(y_dtype));
+      EXPECT_LE(
+          RelativeError(Compute(cuda, packed, in, {.y_dtype = y_dtype, .extras = true}, 0, 3),
+                        Exact(in.x, Rounded(w, DType::kBF16), in.bias, in.residual, 3, 33, k)),
+          Tolerance(y_dtype));
     }
   }
 }
@@ -359,9 +357,9 @@ TEST(LinearCudaTest, WeightsForBf16ActivationsAreRoundedToBf16) {
     EXPECT_EQ(packed.dtype(), DType::kBF16);
     EXPECT_EQ(packed.size_bytes(), kN * kK * 2);
     const auto rounded = Rounded(Rounded(w, dtype), DType::kBF16);
-    EXPECT_LE(RelativeError(Compute(cuda, packed, in, {}, 0, 2),
-                            Exact(in.x, rounded, {}, {}, 2, kN, kK)),
-              1e-6);
+    EXPECT_LE(
+        RelativeError(Compute(cuda, packed, in, {}, 0, 2), Exact(in.x, rounded, {}, {}, 2, kN, kK)),
+        1e-6);
   }
 }
 
@@ -444,15 +442,15 @@ TEST(LinearCudaTest, QuantisedWeightsAgreeWithDouble) {
     std::uint32_t n;
     std::uint32_t k;
   };
-  for (const QuantizedCase& c : std::vector<QuantizedCase>{
-           {WeightFormat::kInt8, DType::kF32, 0, 130, 584},
-           {WeightFormat::kInt8, DType::kBF16, 0, 5, 8},
-           {WeightFormat::kFp8E4M3, DType::kF32, 0, 130, 584},
-           {WeightFormat::kFp8E4M3, DType::kF16, 0, 128, 72},
-           {WeightFormat::kInt4, DType::kF16, 32, 130, 544},
-           {WeightFormat::kInt4, DType::kBF16, 64, 130, 576},
-           {WeightFormat::kInt4, DType::kF16, 128, 130, 640},
-           {WeightFormat::kInt4, DType::kBF16, 32, 3, 32}}) {
+  for (const QuantizedCase& c :
+       std::vector<QuantizedCase>{{WeightFormat::kInt8, DType::kF32, 0, 130, 584},
+                                  {WeightFormat::kInt8, DType::kBF16, 0, 5, 8},
+                                  {WeightFormat::kFp8E4M3, DType::kF32, 0, 130, 584},
+                                  {WeightFormat::kFp8E4M3, DType::kF16, 0, 128, 72},
+                                  {WeightFormat::kInt4, DType::kF16, 32, 130, 544},
+                                  {WeightFormat::kInt4, DType::kBF16, 64, 130, 576},
+                                  {WeightFormat::kInt4, DType::kF16, 128, 130, 640},
+                                  {WeightFormat::kInt4, DType::kBF16, 32, 3, 32}}) {
     SCOPED_TRACE(absl::StrCat(WeightFormatName(c.format), " group ", c.group, " ", c.n, "x", c.k));
     const Quantized q = MakeQuantized(c.format, c.scale_dtype, c.group, c.n, c.k);
     const auto packed = PackQuantizedLinear(*cuda, q.weight, c.n, c.k);
@@ -461,10 +459,10 @@ TEST(LinearCudaTest, QuantisedWeightsAgreeWithDouble) {
       const Inputs in(rows, c.n, c.k, DType::kBF16);
       const auto exact = Exact(in.x, q.worth, in.bias, in.residual, rows, c.n, c.k);
       for (const DType y_dtype : {DType::kF32, DType::kBF16}) {
-        EXPECT_LE(RelativeError(
-                      Compute(cuda, *packed, in, {.y_dtype = y_dtype, .extras = true}, 0, rows),
-                      exact),
-                  Tolerance(y_dtype))
+        EXPECT_LE(
+            RelativeError(Compute(cuda, *packed, in, {.y_dtype = y_dtype, .extras = true}, 0, rows),
+                          exact),
+            Tolerance(y_dtype))
             << "rows " << rows;
       }
     }
