@@ -92,7 +92,7 @@ struct CudaRunner::State {
   RunnerMemory memory;
   StepOrder order;
   StepBuffers buffers;
-  DeviceBuffer drawn;  // [kSlots, max_step_draws]
+  DeviceBuffer drawn;  // [kSlots, drawn_stride]
   std::optional<CudaStepInputs> inputs;
   std::optional<kernels::AnyKvCollection> collection;
   std::unique_ptr<kernels::AttentionPlan> plan;
@@ -118,10 +118,9 @@ absl::Status CudaRunner::State::Allocate() {
   const ModelSpec& spec = model.spec;
   memory = RunnerMemoryFor(spec, sizes, backend.cuda()->num_sms);
   QUIRE_ASSIGN_OR_RETURN(buffers, StepBuffers::Allocate(spec, sizes.buffers));
-  const std::int64_t slot_tokens = sizes.limits.max_step_draws;
   QUIRE_ASSIGN_OR_RETURN(
       drawn, DeviceBuffer::Allocate(MemoryKind::kDevice,
-                                    kSlots * slot_tokens *
+                                    kSlots * sizes.drawn_stride *
                                         static_cast<std::int64_t>(sizeof(std::int32_t))));
   QUIRE_ASSIGN_OR_RETURN(inputs, CudaStepInputs::Create(backend, sizes.buffers,
                                                         pool->geometry().page_size));
@@ -131,7 +130,7 @@ absl::Status CudaRunner::State::Allocate() {
   for (std::uint32_t i = 0; i < kSlots; ++i) {
     QUIRE_ASSIGN_OR_RETURN(Event done, Event::Create(backend.device()));
     slots.push_back({.done = std::move(done),
-                     .tokens = static_cast<std::int32_t*>(drawn.data()) + i * slot_tokens,
+                     .tokens = static_cast<std::int32_t*>(drawn.data()) + i * sizes.drawn_stride,
                      .result = {}});
     slots.back().result.draws.reserve(sizes.limits.max_step_draws);
     slots.back().result.scores.reserve(sizes.limits.max_step_tokens);

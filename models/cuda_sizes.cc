@@ -74,6 +74,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
                      .num_kv_heads = spec.layers[0].heads.num_kv_heads,
                      .head_size = spec.layers[0].heads.head_size};
   sizes.sampler = SamplerLimits(spec, sizes.limits, sizes.max_context);
+  sizes.drawn_stride = (std::int64_t{sizes.limits.max_step_draws} + 63) / 64 * 64;
   const std::int64_t nodes =
       kNodesPerLayer * static_cast<std::int64_t>(spec.layers.size()) + kOtherNodes;
   sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) * nodes * kGraphNodeBytes;
@@ -84,8 +85,7 @@ RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std:
   RunnerMemory memory;
   memory.activation_bytes =
       StepBuffers::BytesFor(spec, sizes.buffers) + CudaStepInputs::DeviceBytesFor(sizes.buffers) +
-      CudaStepInputs::kSlots * std::int64_t{sizes.limits.max_step_draws} *
-          static_cast<std::int64_t>(sizeof(std::int32_t));
+      CudaStepInputs::kSlots * sizes.drawn_stride * static_cast<std::int64_t>(sizeof(std::int32_t));
   memory.attention_bytes = kernels::AttentionPlan::BytesFor(sizes.attention, num_sms);
   memory.sampler_bytes = kernels::DeviceSampler::BytesFor(sizes.sampler);
   memory.linear_bytes = kernels::cuda::kLinearWorkspaceBytes;

@@ -30,7 +30,8 @@ struct CudaSizes {
   std::uint32_t max_graph_rows = 0;  // 0: no graphs
   kernels::AttentionPlanLimits attention;
   kernels::DeviceSamplerLimits sampler;
-  std::int64_t graph_bytes = 0;  // the graphs' share
+  std::int64_t drawn_stride = 0;  // tokens that a slot draws, room included
+  std::int64_t graph_bytes = 0;   // the graphs' share
 };
 
 // REQUIRES: CheckRunnerOptions(spec, options) is OK.

@@ -12,11 +12,12 @@ namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
-// The largest step: tokens and head tokens, rows, one range a row with all its entries.
+// The largest step: tokens and head tokens, rows, one range a row with all its entries; whole units of 256 bytes.
 std::int64_t BlockWords(const StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
-  return 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 + 3 * rows +
-         rows * limits.lookup_stride;
+  const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 + 3 * rows +
+                             rows * limits.lookup_stride;
+  return (words + 63) / 64 * 64;
 }
 
 }  // namespace

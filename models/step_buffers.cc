@@ -112,7 +112,7 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
   } else {
     CutDevice(cutter, widths, limits, buffers);
   }
-  return cutter.used();
+  return Cutter::RoundUp(cutter.used());
 }
 
 }  // namespace

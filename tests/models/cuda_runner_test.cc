@@ -328,12 +328,29 @@ TEST_F(CudaRunnerTest, AFaultOnTheDeviceIsReportedAsItsLoss) {
   Stage stage(true);
   ASSERT_TRUE(stage.Start(Fixture()).ok());
   ASSERT_TRUE(stage.Generate(0, {5, 6}, 2).ok());
-  cuda_emulator::InjectFault({.where = "kernel:rms norm", .error = cudaErrorIllegalAddress, .sticky = true});
+  cuda_emulator::InjectFault({.where = "kernel:linear_scalar", .error = cudaErrorIllegalAddress, .sticky = true});
   const absl::Status status = stage.Generate(1, {5, 6, 7}, 2).status();
   EXPECT_TRUE(IsDeviceLost(status)) << status;
   // It stays lost.
   EXPECT_TRUE(IsDeviceLost(stage.Generate(2, {5}, 1).status()));
   cuda_emulator::Reset();
+}
+
+TEST_F(CudaRunnerTest, WhatCannotBeCapturedRunsWithoutAGraph) {
+  Stage with(true);
+  Stage without(true);
+  ASSERT_TRUE(with.Start(Fixture()).ok());
+  ASSERT_TRUE(without.Start(Fixture()).ok());
+  const auto want = with.Generate(0, {5, 6}, 6);
+  EXPECT_EQ(with.cuda().num_graphs(), 1u);
+  // The prompt, then one step before the capture.
+  EXPECT_EQ(with.cuda().graph_steps(), 4u);
+  cuda_emulator::InjectFault({.where = "cudaGraphInstantiate", .error = cudaErrorNotSupported});
+  const auto got = without.Generate(0, {5, 6}, 6);
+  ASSERT_TRUE(want.ok() && got.ok()) << got.status();
+  EXPECT_EQ(*got, *want);
+  EXPECT_EQ(without.cuda().num_graphs(), 0u);
+  EXPECT_EQ(without.cuda().graph_steps(), 0u);
 }
 
 TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/match.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/parity/parity_harness.h"
 
@@ -70,7 +71,7 @@ void ExpectSameBits(const std::vector<ReplayedPrompt>& a, const std::vector<Repl
 
 TEST_P(LlamaCudaParityTest, ScalarPathGivesTheReferenceTokensAndLogits) {
   ReplayCounters counters;
-  const auto got = MustReplay({}, &counters);
+  const auto got = MustReplay({.logprobs = false}, &counters);
   const Deviation deviation = CompareLogits(got, reference_);
   std::printf("%s: f32 logits differ by %.2e relative, %.2e at most\n", GetParam(),
               deviation.relative, deviation.max_abs);
@@ -80,12 +81,18 @@ TEST_P(LlamaCudaParityTest, ScalarPathGivesTheReferenceTokensAndLogits) {
 }
 
 TEST_P(LlamaCudaParityTest, HalfPathStaysWithinTwiceTheRecordedError) {
-  const auto got = MustReplay(
-      {.kv_dtype = DType::kBF16, .feed_reference = true, .activation = DType::kBF16});
+  // Recorded logits are those of prompts, so nothing needs to be generated behind them.
+  const auto got = MustReplay({.kv_dtype = DType::kBF16,
+                               .feed_reference = true,
+                               .generated = 4,
+                               .logprobs = false,
+                               .activation = DType::kBF16});
   const Deviation deviation = CompareLogits(got, reference_);
   std::printf("%s: bf16 logits differ by %.2e relative, recorded %.2e\n", GetParam(),
               deviation.relative, reference_.half_error);
-  EXPECT_LE(deviation.relative, 2 * reference_.half_error);
+  // The figure was recorded in the fixture's own half type; a step of bf16 is eight of f16.
+  const double steps = absl::EndsWith(GetParam(), "-f16") ? 8 : 1;
+  EXPECT_LE(deviation.relative, 2 * steps * reference_.half_error);
   // Rounding must show, else the activations were not bf16.
   EXPECT_GT(deviation.relative, kMaxRelative);
 }
@@ -101,7 +108,12 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, LlamaCudaParityTest, testing::ValuesIn(kFolde
 class LlamaCudaBitsTest : public LlamaCudaParityTest {
  protected:
   static ReplayOptions With(DType dtype) {
-    return {.kv_dtype = dtype, .chunk = 16, .seed = 3, .only = kSome, .activation = dtype};
+    return {.kv_dtype = dtype,
+            .chunk = 16,
+            .seed = 3,
+            .only = kSome,
+            .generated = 20,
+            .activation = dtype};
   }
   static constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
 };
@@ -133,7 +145,7 @@ TEST_P(LlamaCudaBitsTest, GraphsDoNotMatter) {
     options.graphs = false;
     const auto plain = MustReplay(options, &without);
     ExpectSameBits(graphs, plain);
-    EXPECT_GT(with.graph_steps, 50u);
+    EXPECT_GT(with.graph_steps, 10u);
     EXPECT_GE(with.graphs, 1u);
     EXPECT_EQ(without.graph_steps, 0u);
   }
@@ -146,7 +158,7 @@ TEST_P(LlamaCudaBitsTest, StepsInFlightDoNotMatter) {
     options.overlap = true;
     ReplayCounters counters;
     ExpectSameBits(one, MustReplay(options, &counters));
-    EXPECT_GT(counters.graph_steps, 50u);
+    EXPECT_GT(counters.graph_steps, 10u);
   }
 }
 
@@ -154,7 +166,7 @@ TEST_P(LlamaCudaBitsTest, RecomputationAfterPreemptionDoesNotMatter) {
   for (const DType dtype : kTypes) {
     const auto undisturbed = MustReplay(With(dtype));
     ReplayOptions options = With(dtype);
-    options.preempt_at = 20;
+    options.preempt_at = 10;
     options.chunk = 24;  // so that a step holds both classes of rows of one sequence
     ExpectSameBits(undisturbed, MustReplay(options));
   }
@@ -169,9 +181,13 @@ TEST_P(LlamaCudaBitsTest, HiddenStatesOfEveryLayerAgree) {
 }
 
 TEST_P(LlamaCudaBitsTest, OneChangedPageIdIsSeen) {
-  const auto got = MustReplay({.swap_one_page = true});
-  EXPECT_FALSE(Passes(got, reference_));
-  EXPECT_EQ(CountTokenMismatches(got, reference_), 1u) << "only the prompt with the wrong page";
+  const auto untouched = MustReplay(With(DType::kF32));
+  ReplayOptions options = With(DType::kF32);
+  options.swap_one_page = true;
+  const auto got = MustReplay(options);
+  ASSERT_EQ(got.size(), kSome.size());
+  for (std::size_t i = 0; i + 1 < got.size(); ++i) EXPECT_EQ(got[i].drawn, untouched[i].drawn);
+  EXPECT_NE(got.back().drawn, untouched.back().drawn) << "the prompt with the wrong page";
 }
 
 TEST_P(LlamaCudaBitsTest, QuantisedPagesAreCloseAndKeepTheirBits) {
@@ -179,6 +195,7 @@ TEST_P(LlamaCudaBitsTest, QuantisedPagesAreCloseAndKeepTheirBits) {
     ReplayOptions options = With(DType::kBF16);
     options.kv_dtype = kv;
     options.feed_reference = true;
+    options.generated = 4;
     const auto got = MustReplay(options);
     ASSERT_EQ(got.size(), kSome.size());
     Reference some = reference_;
@@ -187,8 +204,9 @@ TEST_P(LlamaCudaBitsTest, QuantisedPagesAreCloseAndKeepTheirBits) {
     const Deviation deviation = CompareLogits(got, some);
     std::printf("%s: %s pages differ by %.2e relative\n", GetParam(),
                 std::string(DTypeName(kv)).c_str(), deviation.relative);
-    // An element is off by at most 2^-4 of itself (e4m3) or 1/254 of the largest of its row (int8).
-    EXPECT_LE(deviation.relative, kv == DType::kI8 ? 0.02 : 0.08);
+    // On top of bf16 activations an element is off by at most 2^-4 of itself (e4m3) or 1/254 of the largest of its row
+    // (int8).
+    EXPECT_LE(deviation.relative, 2 * reference_.half_error + (kv == DType::kI8 ? 1.0 / 127 : 0.0625));
     EXPECT_GT(deviation.relative, kMaxRelative);
     options.graphs = false;
     options.chunk = 5;

@@ -28,7 +28,6 @@ namespace quire::models::parity {
 namespace {
 
 constexpr std::uint32_t kPageSize = 16;
-constexpr std::uint32_t kGenerated = 64;
 constexpr std::uint32_t kTop = 5;
 
 std::vector<float> Floats(const StoredTensor& tensor) {
@@ -189,10 +188,10 @@ class Stage {
   cache::KvStepInputs inputs_;
 };
 
-kernels::SamplingRow GreedyRow() {
+kernels::SamplingRow GreedyRow(bool logprobs) {
   kernels::SamplingRow row{};
   row.temperature = 0;
-  row.num_logprobs = kTop;
+  row.num_logprobs = logprobs ? kTop : -1;
   return row;
 }
 
@@ -258,7 +257,7 @@ class Replayer {
   // Nothing more to launch.
   bool Done() const {
     for (std::size_t i = 0; i < which_.size(); ++i) {
-      if (Drawn(i) < kGenerated) return false;
+      if (Drawn(i) < options_.generated) return false;
     }
     return true;
   }
@@ -270,7 +269,7 @@ class Replayer {
   }
   // New tokens of prompt i in this step. With a swap to come, finished prompts wait for the others.
   std::uint32_t Fresh(std::size_t i) {
-    if (Drawn(i) == kGenerated) return 0;
+    if (Drawn(i) == options_.generated) return 0;
     if (Drawn(i) == options_.preempt_at && options_.preempt_at > 0 && !preempted_[i]) {
       preempted_[i] = true;
       cached_[i] = 0;
@@ -332,8 +331,9 @@ class Replayer {
       const std::uint32_t index = static_cast<std::uint32_t>(batch.logits_tokens.size());
       batch.logits_tokens.push_back(first + j);
       if (!draws) continue;
-      batch.draws.push_back({.logits_index = index, .row = GreedyRow()});
+      batch.draws.push_back({.logits_index = index, .row = GreedyRow(options_.logprobs)});
       batch.draws.back().row.position = position + 1;
+      if (!options_.logprobs) continue;
       batch.scores.push_back({.logits_index = index,
                               .token = prompt(i).greedy[position + 1 - prefill],
                               .num_top = kTop});
@@ -364,17 +364,18 @@ class Replayer {
       }
       if (!wanted.draws) continue;
       const StepToken& token = result.draws[draw];
-      const StepToken& score = result.scores[draw];
+      const float scored = options_.logprobs ? result.scores[draw].logprob : 0;
       ++draw;
+      const std::int32_t recorded = prompt(wanted.prompt).greedy[out.drawn.size()];
       out.drawn.push_back(token.token);
-      out.logprobs.push_back(options_.feed_reference ? score.logprob : token.logprob);
+      out.logprobs.push_back(options_.feed_reference ? scored : token.logprob);
       out.top_ids.emplace_back();
       out.top_logprobs.emplace_back();
       for (const kernels::TopLogprob& top : token.top) {
         out.top_ids.back().push_back(top.token);
         out.top_logprobs.back().push_back(top.logprob);
       }
-      tokens_[wanted.prompt].push_back(options_.feed_reference ? score.token : token.token);
+      tokens_[wanted.prompt].push_back(options_.feed_reference ? recorded : token.token);
     }
   }
 
@@ -451,7 +452,7 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
   for (const std::size_t i : which) longest = std::max(longest, reference.prompts[i].tokens.size());
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Stage> stage,
                          Stage::Create(files, static_cast<std::uint32_t>(which.size()),
-                                       static_cast<std::uint32_t>(longest) + kGenerated, options));
+                                       static_cast<std::uint32_t>(longest) + options.generated, options));
   Replayer replayer(stage.get(), reference, options, which);
   absl::StatusOr<std::vector<ReplayedPrompt>> replayed = replayer.Run();
   if (counters != nullptr) {

@@ -49,6 +49,8 @@ struct ReplayOptions {
   // Called once, when every prompt is cached and before anything is generated: one entry of the
   // lookup table is exchanged for a page of another sequence.
   bool swap_one_page = false;
+  std::uint32_t generated = 64;  // tokens to draw, at most as many as the reference has
+  bool logprobs = true;          // ask for log-probabilities of drawn and recorded tokens
   // When a sequence has drawn this many tokens its pages are forgotten, once, and prompt and drawn tokens are computed
   // again. 0: never.
   std::uint32_t preempt_at = 0;
@@ -69,14 +71,14 @@ struct ReplayCounters {
 };
 
 struct ReplayedPrompt {
-  std::vector<std::int32_t> drawn;                 // 64 tokens
-  std::vector<float> logprobs;                     // of drawn, or of the fed token
+  std::vector<std::int32_t> drawn;                 // ReplayOptions::generated tokens
+  std::vector<float> logprobs;                     // of drawn, or of the fed token; 0 unless asked for
   std::vector<std::vector<std::int32_t>> top_ids;  // 5 of each step
   std::vector<std::vector<float>> top_logprobs;
   std::vector<float> logits;  // as ReferencePrompt::logits
 };
 
-// All prompts, prefilled in chunks and continued for 64 tokens in one batch over shuffled pages of
+// All prompts, prefilled in chunks and continued in one batch over shuffled pages of
 // 16 tokens; pages that nobody owns hold NaN.
 absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
                                                    const Reference& reference,
