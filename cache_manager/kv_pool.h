@@ -58,8 +58,8 @@ class KvPool {
   std::int64_t size_bytes() const;
   MemoryKind memory_kind() const { return blocks_.buffer.kind(); }
 
-  // Proves that the null page is zero and that the guards are untouched, in O(page + guards). In device memory it
-  // waits for the stream and reads them back.
+  // Proves that the null page is zero and that the guards are untouched, in O(page + guards). In
+  // device memory it waits for the stream and reads them back.
   absl::Status CheckIntegrity() const;
 
  private:

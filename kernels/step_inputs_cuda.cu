@@ -1,5 +1,6 @@
-// Scatters the packed arrays of a step: one pass over each array by all threads of the grid, then the changed ranges of
-// the lookup table, one block each in turn. A few KB in all: the time is that of the launch.
+// Scatters the packed arrays of a step: one pass over each array by all threads of the grid, then
+// the changed ranges of the lookup table, one block each in turn. A few KB in all: the time is that
+// of the launch.
 
 #include <cstdint>
 

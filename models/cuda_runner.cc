@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/stream.h"
 #include "base/status.h"
+#include "base/stream.h"
 #include "cache_manager/kv_pool.h"
 #include "kernels/attention_plan.h"
 #include "kernels/cuda/kv_tensor_maps.h"
@@ -63,7 +63,8 @@ struct CudaRunner::State {
   absl::Status RunGraph(std::uint32_t bucket);
   absl::Status EnqueueBucket(std::uint32_t bucket);
   absl::Status Head(std::uint32_t begin, std::uint32_t end);
-  // Logits, draws and scores of rows [begin, end) of logits_tokens, which lie in the buffer of logits.
+  // Logits, draws and scores of rows [begin, end) of logits_tokens, which lie in the buffer of
+  // logits.
   absl::Status Finish(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
                       std::uint32_t slot);
   absl::Status Draw(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
@@ -119,11 +120,11 @@ absl::Status CudaRunner::State::Allocate() {
   memory = RunnerMemoryFor(spec, sizes, backend.cuda()->num_sms);
   QUIRE_ASSIGN_OR_RETURN(buffers, StepBuffers::Allocate(spec, sizes.buffers));
   QUIRE_ASSIGN_OR_RETURN(
-      drawn, DeviceBuffer::Allocate(MemoryKind::kDevice,
-                                    kSlots * sizes.drawn_stride *
-                                        static_cast<std::int64_t>(sizeof(std::int32_t))));
-  QUIRE_ASSIGN_OR_RETURN(inputs, CudaStepInputs::Create(backend, sizes.buffers,
-                                                        pool->geometry().page_size));
+      drawn, DeviceBuffer::Allocate(
+                 MemoryKind::kDevice,
+                 kSlots * sizes.drawn_stride * static_cast<std::int64_t>(sizeof(std::int32_t))));
+  QUIRE_ASSIGN_OR_RETURN(
+      inputs, CudaStepInputs::Create(backend, sizes.buffers, pool->geometry().page_size));
   QUIRE_ASSIGN_OR_RETURN(plan, kernels::AttentionPlan::Create(backend, sizes.attention));
   QUIRE_ASSIGN_OR_RETURN(sampler, kernels::DeviceSampler::Create(backend, sizes.sampler,
                                                                  options.has_text, text_vocab()));
@@ -220,8 +221,8 @@ absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
     ++graph_steps;
     return graph->Launch(stream());
   }
-  // The first step of a bucket runs as it is, so that whatever is loaded or set up at first use is so before the
-  // capture, and the device has work meanwhile.
+  // The first step of a bucket runs as it is, so that whatever is loaded or set up at first use is
+  // so before the capture, and the device has work meanwhile.
   QUIRE_RETURN_IF_ERROR(EnqueueBucket(bucket));
   return graphs.Capture(bucket, [&] { return EnqueueBucket(bucket); });
 }
@@ -362,8 +363,8 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
     return absl::FailedPreconditionError(
         absl::StrCat(s.in_flight, " steps are launched and not collected"));
   }
-  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(),
-                                       s.previous_draws));
+  QUIRE_RETURN_IF_ERROR(
+      CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(), s.previous_draws));
   if (batch.kv != nullptr && batch.kv->lookup_stride != s.sizes.limits.lookup_stride) {
     return absl::InvalidArgumentError(
         absl::StrCat("step batch: lookup_stride is ", batch.kv->lookup_stride,

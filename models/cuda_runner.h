@@ -18,28 +18,32 @@ namespace quire::models {
 
 struct Model;
 
-// Computes steps on a GPU, up to two ahead of the host: one copy from rotating pinned buffers brings tokens, lengths
-// and the changed parts of the lookup table; pages, planner, decoder, head and sampler follow on one stream; an event
-// marks the end. Tokens that the step before draws are put in their places on the device.
+// Computes steps on a GPU, up to two ahead of the host: one copy from rotating pinned buffers
+// brings tokens, lengths and the changed parts of the lookup table; pages, planner, decoder, head
+// and sampler follow on one stream; an event marks the end. Tokens that the step before draws are
+// put in their places on the device.
 //
 //   Run(n)      check, order, pack | copy, scatter | pages, plan, decoder, head, draws | event
 //   Run(n + 1)  the same, while the device is busy with n
 //   Collect()   waits for n's event, reads its slot of results
 //
-// A step in which every row has one generated token runs its decoder and head as a captured graph, one per bucket of
-// rows (1, 2, 4, 8, 16, 24, ...), captured after the first step of that size has run without one.
+// A step in which every row has one generated token runs its decoder and head as a captured graph,
+// one per bucket of rows (1, 2, 4, 8, 16, 24, ...), captured after the first step of that size has
+// run without one.
 //
-// Place:      under the engine, which knows only StepRunner; beside ModelRunner; above blocks/ and kernels/.
-// Invariants: a row's results depend on its own tokens, their class, its pages and draws only: never on the
-//             other rows, the chunking of its prompt, graphs, or how many steps are in flight. Create
-//             allocates everything that PlanDeviceMemory counts, a step nothing; graphs stay inside their share.
+// Place:      under the engine, which knows only StepRunner; beside ModelRunner; above blocks/ and
+//             kernels/.
+// Invariants: a row's results depend on its own tokens, their class, its pages and draws only:
+//             never on the other rows, the chunking of its prompt, graphs, or how many steps are in
+//             flight. Create allocates everything that PlanDeviceMemory counts, a step nothing;
+//             graphs stay inside their share.
 // Threads:    Create anywhere; then the engine thread only.
 // Lifetime:   model, backend and pool outlive it. What was launched has ended when it is destroyed.
 class CudaRunner : public StepRunner {
  public:
-  // Returns INVALID_ARGUMENT when the pool's geometry is not the model's, an option is out of range, or
-  // activations and pages do not go together; RESOURCE_EXHAUSTED without memory. REQUIRES: a CUDA backend, on
-  // which the model was loaded, and a pool in device memory.
+  // Returns INVALID_ARGUMENT when the pool's geometry is not the model's, an option is out of
+  // range, or activations and pages do not go together; RESOURCE_EXHAUSTED without memory.
+  // REQUIRES: a CUDA backend, on which the model was loaded, and a pool in device memory.
   static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const Model& model,
                                                             const kernels::Backend& backend,
                                                             cache::KvPool* pool,

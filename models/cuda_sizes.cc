@@ -10,14 +10,15 @@
 namespace quire::models {
 namespace {
 
-// Device memory that a graph's node takes, at most: its arguments and what the driver keeps beside them.
+// Device memory that a graph's node takes, at most: its arguments and what the driver keeps beside
+// them.
 constexpr std::int64_t kGraphNodeBytes = 32 << 10;
 // Nodes of a layer and of everything around the layers, at most.
 constexpr std::int64_t kNodesPerLayer = 12;
 constexpr std::int64_t kOtherNodes = 16;
 
-// Entries that the sampler holds for all draws of a step. Only draws with penalties have a history, so this is
-// far above what is seen; a step beyond it is refused with the numbers.
+// Entries that the sampler holds for all draws of a step. Only draws with penalties have a history,
+// so this is far above what is seen; a step beyond it is refused with the numbers.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxBiasPerDraw = 1024;
 constexpr std::int64_t kMaxBannedPerDraw = 64;

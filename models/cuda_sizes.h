@@ -24,9 +24,9 @@ constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
 }
 
 struct CudaSizes {
-  StepLimits limits;              // of a step's batch
-  StepLimits buffers;             // the same, with room for the padding of graphs
-  std::uint32_t max_context = 0;  // tokens of a sequence
+  StepLimits limits;                 // of a step's batch
+  StepLimits buffers;                // the same, with room for the padding of graphs
+  std::uint32_t max_context = 0;     // tokens of a sequence
   std::uint32_t max_graph_rows = 0;  // 0: no graphs
   kernels::AttentionPlanLimits attention;
   kernels::DeviceSamplerLimits sampler;

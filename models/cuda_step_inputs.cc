@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
-// The largest step: tokens and head tokens, rows, one range a row with all its entries; whole units of 256 bytes.
+// The largest step: tokens and head tokens, rows, one range a row with all its entries; whole units
+// of 256 bytes.
 std::int64_t BlockWords(const StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
   const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 + 3 * rows +
@@ -62,8 +63,8 @@ void CudaStepInputs::PackRow(const StepBatch& batch, const StepRow& row, std::ui
   while (used < stride && table[used] != 0) ++used;
   const std::uint32_t compared = std::max(used, mirror_used_[index]);
   mirror_used_[index] = used;
-  const auto first = static_cast<std::uint32_t>(
-      std::mismatch(table, table + compared, mirror).first - table);
+  const auto first =
+      static_cast<std::uint32_t>(std::mismatch(table, table + compared, mirror).first - table);
   if (first == compared) return;
   std::uint32_t end = compared;
   while (table[end - 1] == mirror[end - 1]) --end;
@@ -99,17 +100,17 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
   for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
     heads[i] = order->step_index()[batch.logits_tokens[i]];
   }
-  // Room for one range a row; the kernel finds entries by their index, so the gap behind the last range is no harm.
+  // Room for one range a row; the kernel finds entries by their index, so the gap behind the last
+  // range is no harm.
   std::uint32_t* const ranges = lengths + 2 * std::size_t{step.batch_size};
   step.words = (ranges - block) + 3 * static_cast<std::int64_t>(batch.rows.size());
   for (const StepRow& row : batch.rows) PackRow(batch, row, block, ranges, &step);
   return step;
 }
 
-absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot,
-                                    std::uint32_t num_head_tokens, const StepPadding& padding,
-                                    const std::int32_t* previous_tokens, std::uint32_t num_previous,
-                                    StepBuffers* buffers) {
+absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,
+                                    const StepPadding& padding, const std::int32_t* previous_tokens,
+                                    std::uint32_t num_previous, StepBuffers* buffers) {
   const auto bytes = step.words * static_cast<std::int64_t>(sizeof(std::uint32_t));
   const std::byte* const block =
       static_cast<const std::byte*>(pinned_.data()) + slot * DeviceBytesFor(limits_);

@@ -31,14 +31,16 @@ struct StepPadding {
   std::uint32_t rows = 0;
 };
 
-// Brings a step's host arrays to the device: packs them into one of two pinned buffers, copies that block once, and
-// has a kernel put each array in its place. Of the lookup table only what has changed since the last step goes.
+// Brings a step's host arrays to the device: packs them into one of two pinned buffers, copies that
+// block once, and has a kernel put each array in its place. Of the lookup table only what has
+// changed since the last step goes.
 //
 // Place:      part of CudaRunner.
-// Invariants: after Upload the rows of the step in the device's table equal the host's, columns without a page
-//             included; `mirror` is what the device has.
+// Invariants: after Upload the rows of the step in the device's table equal the host's, columns
+//             without a page included; `mirror` is what the device has.
 // Threads:    the engine thread.
-// Lifetime:   backend and buffers outlive it; a pinned buffer is free again when the step that used it has ended.
+// Lifetime:   backend and buffers outlive it; a pinned buffer is free again when the step that used
+//             it has ended.
 class CudaStepInputs {
  public:
   static constexpr int kSlots = 2;
@@ -53,7 +55,8 @@ class CudaStepInputs {
   // REQUIRES: CheckStepBatch(batch) is OK; the step that used `slot` before has ended.
   PackedStep Pack(const StepBatch& batch, int slot, StepOrder* order);
 
-  // Enqueues copy and kernel. `previous_tokens` [num_previous] are what token ids below 0 stand for.
+  // Enqueues copy and kernel. `previous_tokens` [num_previous] are what token ids below 0 stand
+  // for.
   absl::Status Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,
                       const StepPadding& padding, const std::int32_t* previous_tokens,
                       std::uint32_t num_previous, StepBuffers* buffers);
@@ -64,7 +67,8 @@ class CudaStepInputs {
  private:
   explicit CudaStepInputs(const StepLimits& limits) : limits_(limits) {}
 
-  // Appends the changed part of a row's table to the block at `words`, whose ranges begin at `ranges`.
+  // Appends the changed part of a row's table to the block at `words`, whose ranges begin at
+  // `ranges`.
   void PackRow(const StepBatch& batch, const StepRow& row, std::uint32_t* block,
                std::uint32_t* ranges, PackedStep* step);
 

@@ -115,9 +115,9 @@ absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
   plan->num_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(blocks, 0));
   plan->pool_bytes = guards + plan->num_blocks * geometry.page_bytes();
   if (plan->num_blocks < 2) {
-    return DoesNotFit(*plan, absl::StrCat("at least 2 pages of ", plan->page_bytes,
-                                          " bytes are needed, there is room for ",
-                                          plan->num_blocks));
+    return DoesNotFit(*plan,
+                      absl::StrCat("at least 2 pages of ", plan->page_bytes,
+                                   " bytes are needed, there is room for ", plan->num_blocks));
   }
   if (plan->total_bytes() > plan->device_memory_bytes) {
     return DoesNotFit(*plan, absl::StrCat(plan->total_bytes(), " bytes are needed, the limit is ",

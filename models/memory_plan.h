@@ -1,7 +1,7 @@
 #pragma once
 
-// Exact bytes of a model, its KV pages and its workspace, before any of them is allocated: on the host
-// (PlanMemory) and on a GPU (PlanDeviceMemory, which needs none).
+// Exact bytes of a model, its KV pages and its workspace, before any of them is allocated: on the
+// host (PlanMemory) and on a GPU (PlanDeviceMemory, which needs none).
 
 #include <cstdint>
 #include <string>
@@ -18,8 +18,9 @@
 
 namespace quire::models {
 
-// The pages of a model. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks counts pages with the null page. Returns UNIMPLEMENTED when the
-// layers need more than one group of pages, INVALID_ARGUMENT from KvGeometry::Validate otherwise.
+// The pages of a model. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks
+// counts pages with the null page. Returns UNIMPLEMENTED when the layers need more than one group
+// of pages, INVALID_ARGUMENT from KvGeometry::Validate otherwise.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
                                                 DType kv_dtype, std::uint32_t num_blocks);
 
@@ -52,7 +53,7 @@ struct RunnerMemory {
   std::int64_t attention_bytes = 0;   // work lists and partial results
   std::int64_t sampler_bytes = 0;
   std::int64_t linear_bytes = 0;  // scratch of matrix products
-  std::int64_t graph_bytes = 0;   // share of captured graphs: an upper bound, taken as they are captured
+  std::int64_t graph_bytes = 0;   // the share of captured graphs, an upper bound
   std::int64_t pinned_bytes = 0;  // host memory
   std::int64_t device_bytes() const {
     return activation_bytes + attention_bytes + sampler_bytes + linear_bytes + graph_bytes;
@@ -62,7 +63,7 @@ struct RunnerMemory {
 struct DevicePlanOptions {
   std::uint32_t page_size = 64;
   DType kv_dtype = DType::kBF16;
-  std::uint32_t num_blocks = 0;         // pages with the null page; 0: as many as fit
+  std::uint32_t num_blocks = 0;          // pages with the null page; 0: as many as fit
   std::int64_t device_memory_bytes = 0;  // what may be used
   std::uint32_t num_sms = 132;
   LoadMode load_mode = LoadMode::kReal;
@@ -81,9 +82,9 @@ struct DeviceMemoryPlan {
   std::vector<std::pair<std::string, std::int64_t>> Lines() const;
 };
 
-// Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing, needs no GPU.
-// Returns RESOURCE_EXHAUSTED with every part when the total is more than the limit, or when not even two pages fit;
-// other errors as LoadModel, KvGeometryFor and CudaRunner::Create.
+// Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing,
+// needs no GPU. Returns RESOURCE_EXHAUSTED with every part when the total is more than the limit,
+// or when not even two pages fit; other errors as LoadModel, KvGeometryFor and CudaRunner::Create.
 absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
                                                   const DevicePlanOptions& options);
 

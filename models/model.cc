@@ -38,10 +38,9 @@ namespace {
 absl::StatusOr<Weights> LoadWeights(const WeightSlots& slots, const kernels::Backend& backend,
                                     DType activation, std::int64_t weight_bytes) {
   if (backend.cuda() == nullptr) return Weights::Load(slots, backend);
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<kernels::Uploader> uploader,
-      kernels::Uploader::Create(*backend.cuda()->stream, backend.pool(),
-                                kernels::Uploader::kPieceBytes, weight_bytes));
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Uploader> uploader,
+                         kernels::Uploader::Create(*backend.cuda()->stream, backend.pool(),
+                                                   kernels::Uploader::kPieceBytes, weight_bytes));
   backend.LendUploader(uploader.get());
   absl::StatusOr<Weights> weights = Weights::Load(slots, backend, activation);
   backend.LendUploader(nullptr);

@@ -30,8 +30,8 @@ class Weights;
 
 enum class LoadMode : std::uint8_t {
   kReal,
-  // Weights made up from the tensors' names, of the shapes that config.json asks for; no tensor file is needed. For
-  // measurements with models that are not at hand.
+  // Weights made up from the tensors' names, of the shapes that config.json asks for; no tensor
+  // file is needed. For measurements with models that are not at hand.
   kDummy,
 };
 

@@ -26,8 +26,8 @@ struct RunnerOptions {
   std::uint32_t text_vocab = 0;
 
   // CUDA only from here on.
-  // Of activations other than the residual stream: kF32 or kBF16. f32 pages go with kF32, all others with
-  // kBF16.
+  // Of activations other than the residual stream: kF32 or kBF16. f32 pages go with kF32, all
+  // others with kBF16.
   DType activation = DType::kF32;
   // The cache manager's limit, which gives the stride of the lookup table; 0: the model's own.
   std::uint32_t max_context_tokens = 0;

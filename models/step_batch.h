@@ -8,7 +8,8 @@
 //   draws         one or more per logits row (choices of one request draw from the same row)
 //   scores        prompt log-probabilities: the given next token under a logits row
 //
-// Threads: filled by the engine thread; unchanged from StepRunner::Run to Collect. The vectors keep their
+// Threads: filled by the engine thread; unchanged from StepRunner::Run to Collect. The vectors keep
+//          their
 // capacity from step to step.
 
 #include <cstdint>
@@ -27,14 +28,14 @@ struct StepRow {
   std::uint32_t cache_length = 0;  // tokens of the row whose K and V are in its pages
   std::uint32_t first_token = 0;   // index into token_ids
   std::uint32_t num_tokens = 0;    // >= 1
-  // Of num_tokens, how many (the first ones) are prompt tokens; the rest were generated. A GPU computes the
-  // two classes with different kernels, and a token keeps its class when it is computed again. The CPU
-  // ignores it.
+  // Of num_tokens, how many (the first ones) are prompt tokens; the rest were generated. A GPU
+  // computes the two classes with different kernels, and a token keeps its class when it is
+  // computed again. The CPU ignores it.
   std::uint32_t prompt_tokens = 0;
 };
 
-// One token to draw. The runner sets `row.logits`, `row.text_vocab` and `row.has_text`; everything else,
-// pointers included, is the engine's.
+// One token to draw. The runner sets `row.logits`, `row.text_vocab` and `row.has_text`; everything
+// else, pointers included, is the engine's.
 struct StepDraw {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;
@@ -48,22 +49,22 @@ struct StepScore {
 };
 
 struct StepBatch {
-  // [num_tokens]. Below 0: the token that draw -(id + 1) of the step launched just before this one draws; only
-  // with StepRunner::max_steps_in_flight() > 1. If that draw gives no token, the row computes with token 0
-  // and its results mean nothing.
+  // [num_tokens]. Below 0: the token that draw -(id + 1) of the step launched just before this one
+  // draws; only with StepRunner::max_steps_in_flight() > 1. If that draw gives no token, the row
+  // computes with token 0 and its results mean nothing.
   std::vector<std::int32_t> token_ids;
   std::vector<StepRow> rows;
   std::vector<std::uint32_t> logits_tokens;
-  std::vector<StepDraw> draws;    // logits_index ascending
-  std::vector<StepScore> scores;  // logits_index ascending
+  std::vector<StepDraw> draws;          // logits_index ascending
+  std::vector<StepScore> scores;        // logits_index ascending
   std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after the clears
   std::vector<BlockId> clears;
   const cache::KvStepInputs* kv = nullptr;
 
   // For tests that compare logits: [logits_tokens.size(), vocab] or null.
   float* logits_out = nullptr;
-  // For tests that compare layers: [layers + 2, num_tokens, hidden] or null. Row 0: embeddings; row i:
-  // output of layer i; last: after the final norm.
+  // For tests that compare layers: [layers + 2, num_tokens, hidden] or null. Row 0: embeddings; row
+  // i: output of layer i; last: after the final norm.
   float* hidden_out = nullptr;
 
   void Clear() {
@@ -84,9 +85,9 @@ struct StepBatch {
 struct StepToken {
   std::int32_t token = 0;
   float logprob = 0;
-  std::int32_t rank = 0;      // from 1, raw distribution; 0 when no log-probability was asked for
-  bool non_finite = false;    // the row's logits hold NaN or +inf, or are all -inf
-  bool no_survivor = false;   // masks left no token
+  std::int32_t rank = 0;     // from 1, raw distribution; 0 when no log-probability was asked for
+  bool non_finite = false;   // the row's logits hold NaN or +inf, or are all -inf
+  bool no_survivor = false;  // masks left no token
   std::span<const kernels::TopLogprob> top;
 };
 

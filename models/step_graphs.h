@@ -13,7 +13,8 @@ namespace quire::models {
 // The captured decode steps of a runner, by bucket of rows.
 //
 // Place:      part of CudaRunner.
-// Invariants: memory that captures were seen to take stays within the share; beyond it nothing more is captured.
+// Invariants: memory that captures were seen to take stays within the share; beyond it nothing more
+//             is captured.
 // Threads:    the engine thread. Lifetime: what the graphs read and write outlives them.
 class StepGraphs {
  public:
@@ -22,8 +23,8 @@ class StepGraphs {
 
   // Null when there is none (yet).
   const DeviceGraph* Find(std::uint32_t bucket) const;
-  // Captures what `enqueue` enqueues, unless the share is used up. A capture that fails is logged once and ends
-  // capturing; only an error that IsDeviceLost is returned.
+  // Captures what `enqueue` enqueues, unless the share is used up. A capture that fails is logged
+  // once and ends capturing; only an error that IsDeviceLost is returned.
   absl::Status Capture(std::uint32_t bucket, absl::FunctionRef<absl::Status()> enqueue);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(graphs_.size()); }

@@ -11,16 +11,16 @@ namespace quire::models {
 
 // Host arrays that StepOrder fills; the last three may be null.
 struct StepArrays {
-  std::int32_t* tokens;        // [num_tokens]
-  std::int32_t* positions;     // [num_tokens]
-  std::uint32_t* row_offsets;  // [max_rows + 1]
+  std::int32_t* tokens;                    // [num_tokens]
+  std::int32_t* positions;                 // [num_tokens]
+  std::uint32_t* row_offsets;              // [max_rows + 1]
   std::int32_t* token_rows = nullptr;      // [num_tokens] batch row of each token
   std::uint32_t* cache_lengths = nullptr;  // [max_rows] of scheduled rows, 0 for others
   std::uint32_t* prompt_rows = nullptr;    // [max_rows] likewise
 };
 
-// Kernels want the tokens of batch row b at row_offsets[b] .. row_offsets[b + 1]; a StepBatch may list its rows in
-// any order.
+// Kernels want the tokens of batch row b at row_offsets[b] .. row_offsets[b + 1]; a StepBatch may
+// list its rows in any order.
 //
 // Place:      host logic that both runners share.
 // Threads:    the engine thread. Lifetime: none; allocates in the constructor only.
@@ -28,7 +28,8 @@ class StepOrder {
  public:
   explicit StepOrder(const StepLimits& limits);
 
-  // Returns the batch size: 1 + the last scheduled batch row. REQUIRES: CheckStepBatch(batch) is OK.
+  // Returns the batch size: 1 + the last scheduled batch row. REQUIRES: CheckStepBatch(batch) is
+  // OK.
   std::uint32_t Order(const StepBatch& batch, const StepArrays& out);
 
   // Of the last Order. Index into StepBatch::token_ids by place in the step, and the inverse.

@@ -14,17 +14,18 @@ class StepRunner {
  public:
   virtual ~StepRunner() = default;
 
-  // Launches the step. `batch` stays unchanged and alive until the matching Collect; what batch.kv points at
-  // (lengths and lookup table) may change as soon as Run returns. An error means that nothing of the step
-  // counts: no page was written in a way that a later step could read. REQUIRES: fewer than
-  // max_steps_in_flight() steps are launched and not collected.
+  // Launches the step. `batch` stays unchanged and alive until the matching Collect; what batch.kv
+  // points at (lengths and lookup table) may change as soon as Run returns. An error means that
+  // nothing of the step counts: no page was written in a way that a later step could read.
+  // REQUIRES: fewer than max_steps_in_flight() steps are launched and not collected.
   virtual absl::Status Run(const StepBatch& batch) = 0;
 
-  // Results of the oldest launched step; valid until the next Run or Collect. REQUIRES: a launched step.
+  // Results of the oldest launched step; valid until the next Run or Collect. REQUIRES: a launched
+  // step.
   virtual absl::StatusOr<const StepResult*> Collect() = 0;
 
-  // How many steps may be launched before the oldest is collected. With more than one, a step may name
-  // tokens that the step before it draws (StepBatch::token_ids).
+  // How many steps may be launched before the oldest is collected. With more than one, a step may
+  // name tokens that the step before it draws (StepBatch::token_ids).
   virtual int max_steps_in_flight() const { return 1; }
 };
 

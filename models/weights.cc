@@ -199,8 +199,7 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
 }
 
 std::int64_t Weights::size_bytes() const {
-  std::int64_t bytes =
-      embedding_.size_bytes() + vectors_.size_bytes() + head_.packed.size_bytes();
+  std::int64_t bytes = embedding_.size_bytes() + vectors_.size_bytes() + head_.packed.size_bytes();
   for (const LayerWeights& layer : layers_) {
     for (const LinearWeights* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
       bytes += linear->packed.size_bytes();

@@ -93,8 +93,8 @@ class Weights {
  public:
   // Returns INVALID_ARGUMENT that names the tensor, the element and its value when one is NaN or
   // infinite; RESOURCE_EXHAUSTED without memory.
-  // `activation` is what the matrices will be multiplied with; the CPU has f32 only. On a GPU the backend has
-  // an uploader.
+  // `activation` is what the matrices will be multiplied with; the CPU has f32 only. On a GPU the
+  // backend has an uploader.
   static absl::StatusOr<Weights> Load(const WeightSlots& slots, const kernels::Backend& backend,
                                       DType activation = DType::kF32);
 

@@ -1,7 +1,8 @@
 #pragma once
 
-// Host memory, often a mapped file, to a device: the threads of a pool copy pieces into pinned staging buffers, two
-// per thread, and each piece leaves for the device while the next one is staged.
+// Host memory, often a mapped file, to a device: the threads of a pool copy pieces into pinned
+// staging buffers, two per thread, and each piece leaves for the device while the next one is
+// staged.
 
 #include <cstdint>
 #include <memory>
@@ -20,13 +21,15 @@ namespace quire::kernels {
 // Place:      made by LoadModel for the time of loading, lent to PackLinearWeights by the Backend.
 // Invariants: bytes arrive unchanged; at most 2 * threads * piece_bytes of pinned memory.
 // Threads:    one at a time; uses the pool.
-// Lifetime:   stream and pool outlive it. Finish before what was copied is used elsewhere than on the stream.
+// Lifetime:   stream and pool outlive it. Finish before what was copied is used elsewhere than on
+//             the stream.
 class Uploader {
  public:
   // The usual piece: large enough to keep a link busy while the next one is staged.
   static constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
 
-  // Returns RESOURCE_EXHAUSTED without pinned memory. `total_bytes` is for the progress line, 0 when unknown.
+  // Returns RESOURCE_EXHAUSTED without pinned memory. `total_bytes` is for the progress line, 0
+  // when unknown.
   // REQUIRES: a CUDA stream, piece_bytes > 0.
   static absl::StatusOr<std::unique_ptr<Uploader>> Create(const Stream& stream, ThreadPool* pool,
                                                           std::int64_t piece_bytes,

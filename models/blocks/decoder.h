@@ -16,17 +16,19 @@
 
 namespace quire::models {
 
-// A step whose tokens, positions and row_offsets are filled in `buffers`; on a GPU its other arrays, too.
+// A step whose tokens, positions and row_offsets are filled in `buffers`; on a GPU its other
+// arrays, too.
 struct DecoderStep {
   const kernels::Backend* backend;
   const kernels::AnyKvCollection* kv;
-  const kernels::AttentionPlan* plan = nullptr;        // of this step; null on the CPU
-  const kernels::cuda::KvTensorMaps* maps = nullptr;  // of the pool; null where no kernel reads through maps
+  const kernels::AttentionPlan* plan = nullptr;  // of this step; null on the CPU
+  const kernels::cuda::KvTensorMaps* maps =
+      nullptr;  // of the pool; null where no kernel reads through maps
   StepBuffers* buffers;
   std::uint32_t num_tokens;
   std::uint32_t batch_size;
-  // Host memory [layers + 2, num_tokens, hidden] in the order of StepBatch, or null. On a GPU it makes the host
-  // wait after every layer.
+  // Host memory [layers + 2, num_tokens, hidden] in the order of StepBatch, or null. On a GPU it
+  // makes the host wait after every layer.
   float* hidden_out = nullptr;
   std::span<const std::uint32_t> batch_index = {};  // StepOrder's; for hidden_out
 };
@@ -34,8 +36,8 @@ struct DecoderStep {
 // Leaves the output of the last layer in buffers->x. Returns the first error of an op.
 absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights, const DecoderStep& step);
 
-// logits[i] = head(norm(x[tokens[i]])) for at most limits.head_rows tokens, into buffers->logits. `tokens` is memory of
-// the backend.
+// logits[i] = head(norm(x[tokens[i]])) for at most limits.head_rows tokens, into buffers->logits.
+// `tokens` is memory of the backend.
 absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,
                          const kernels::Backend& backend, StepBuffers* buffers,
                          const std::uint32_t* tokens, std::uint32_t num_rows);

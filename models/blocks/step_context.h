@@ -23,7 +23,7 @@ struct RopeAngles {
 struct StepContext {
   const kernels::Backend* backend;
   const kernels::AnyKvCollection* kv;
-  const kernels::AttentionPlan* plan;        // null on the CPU
+  const kernels::AttentionPlan* plan;       // null on the CPU
   const kernels::cuda::KvTensorMaps* maps;  // null where no kernel reads through maps
   StepBuffers* buffers;
   std::span<const RopeAngles> angles;  // one per rope table

@@ -1,4 +1,5 @@
-// CudaRunner on an emulated GPU: what it allocates, what it does with pages and errors, and its tokens against the CPU's.
+// CudaRunner on an emulated GPU: what it allocates, what it does with pages and errors, and its
+// tokens against the CPU's.
 
 #include "models/cuda_runner.h"
 
@@ -61,14 +62,13 @@ class Stage {
                            KvGeometryFor(model_->spec, kPageSize, dtype_, kBlocks));
     QUIRE_ASSIGN_OR_RETURN(
         cache::KvPool pool,
-        cache::KvPool::Create(geometry, {.guard_canary = true,
-                                         .stream = stream_ ? &*stream_ : nullptr}));
+        cache::KvPool::Create(geometry,
+                              {.guard_canary = true, .stream = stream_ ? &*stream_ : nullptr}));
     pool_ = std::make_unique<cache::KvPool>(std::move(pool));
-    QUIRE_ASSIGN_OR_RETURN(cache_,
-                           cache::CacheManager::Create(
-                               {.geometry = geometry,
-                                .max_rows = kRows,
-                                .max_context_tokens = model_->spec.max_position}));
+    QUIRE_ASSIGN_OR_RETURN(
+        cache_, cache::CacheManager::Create({.geometry = geometry,
+                                             .max_rows = kRows,
+                                             .max_context_tokens = model_->spec.max_position}));
     return absl::OkStatus();
   }
 
@@ -91,8 +91,8 @@ class Stage {
     return MakeRunner(Options(dtype_));
   }
 
-  // Row `row` goes on with tokens [cached, cached + count) of `tokens`, of which `prompt` are the prompt's; one
-  // greedy draw after the last.
+  // Row `row` goes on with tokens [cached, cached + count) of `tokens`, of which `prompt` are the
+  // prompt's; one greedy draw after the last.
   absl::Status Launch(std::uint32_t row, const std::vector<std::int32_t>& tokens,
                       std::uint32_t cached, std::uint32_t count, std::uint32_t prompt) {
     QUIRE_RETURN_IF_ERROR(cache_->Reserve(BatchRow{row}, cached + count));
@@ -122,8 +122,8 @@ class Stage {
     std::uint32_t cached = 0;
     std::vector<std::int32_t> drawn;
     while (drawn.size() < count) {
-      const auto fresh = std::min<std::uint32_t>(
-          kStepTokens, static_cast<std::uint32_t>(tokens.size()) - cached);
+      const auto fresh =
+          std::min<std::uint32_t>(kStepTokens, static_cast<std::uint32_t>(tokens.size()) - cached);
       QUIRE_RETURN_IF_ERROR(Launch(row, tokens, cached, fresh, prompt));
       QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
       cached += fresh;
@@ -163,7 +163,8 @@ class CudaRunnerTest : public testing::Test {
   }
 };
 
-// Every byte that Create and LoadModel take is in the plan, and none is in it that they do not take.
+// Every byte that Create and LoadModel take is in the plan, and none is in it that they do not
+// take.
 TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
@@ -284,11 +285,11 @@ TEST_F(CudaRunnerTest, ThePlanOfAnEightBillionModelNeedsNoTensors) {
       "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
       "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
       "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "bfloat16"})");
-  const auto plan = PlanDeviceMemory(files.Files(), {.device_memory_bytes = std::int64_t{80} << 30,
-                                                     .load_mode = LoadMode::kDummy,
-                                                     .runner = {.max_rows = 256,
-                                                                .max_step_tokens = 8192,
-                                                                .activation = DType::kBF16}});
+  const auto plan = PlanDeviceMemory(
+      files.Files(),
+      {.device_memory_bytes = std::int64_t{80} << 30,
+       .load_mode = LoadMode::kDummy,
+       .runner = {.max_rows = 256, .max_step_tokens = 8192, .activation = DType::kBF16}});
   ASSERT_TRUE(plan.ok()) << plan.status();
   // 8.03e9 parameters of two bytes, and norms of four.
   EXPECT_NEAR(static_cast<double>(plan->weight_bytes), 16.06e9, 0.01e9);
@@ -305,7 +306,8 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   EXPECT_EQ(stage.runner().max_steps_in_flight(), 2);
   EXPECT_EQ(stage.runner().Collect().status().code(), absl::StatusCode::kFailedPrecondition);
   // Nothing was drawn before.
-  EXPECT_THAT(std::string(stage.Launch(0, {-1}, 0, 1, 1).message()), HasSubstr("token_ids[0] is -1"));
+  EXPECT_THAT(std::string(stage.Launch(0, {-1}, 0, 1, 1).message()),
+              HasSubstr("token_ids[0] is -1"));
   ASSERT_TRUE(stage.Launch(0, {5, 6}, 0, 2, 2).ok());
   EXPECT_THAT(std::string(stage.Launch(0, {5, 6, -2}, 2, 1, 2).message()),
               HasSubstr("draw 1 of the step before, which has 1"));
@@ -328,7 +330,8 @@ TEST_F(CudaRunnerTest, AFaultOnTheDeviceIsReportedAsItsLoss) {
   Stage stage(true);
   ASSERT_TRUE(stage.Start(Fixture()).ok());
   ASSERT_TRUE(stage.Generate(0, {5, 6}, 2).ok());
-  cuda_emulator::InjectFault({.where = "kernel:linear_scalar", .error = cudaErrorIllegalAddress, .sticky = true});
+  cuda_emulator::InjectFault(
+      {.where = "kernel:linear_scalar", .error = cudaErrorIllegalAddress, .sticky = true});
   const absl::Status status = stage.Generate(1, {5, 6, 7}, 2).status();
   EXPECT_TRUE(IsDeviceLost(status)) << status;
   // It stays lost.

@@ -23,8 +23,8 @@ class CudaStepInputsTest : public testing::Test {
   CudaStepInputsTest()
       : pool_(1),
         stream_(*Stream::Create(*OpenCudaDevice(0))),
-        backend_(*kernels::Backend::CreateCuda(stream_, kernels::Determinism::kBatchInvariant,
-                                               &pool_)),
+        backend_(
+            *kernels::Backend::CreateCuda(stream_, kernels::Determinism::kBatchInvariant, &pool_)),
         inputs_(*CudaStepInputs::Create(backend_, kLimits, kPageSize)),
         order_(kLimits) {
     spec_.hidden = 8;
@@ -42,12 +42,14 @@ class CudaStepInputsTest : public testing::Test {
   template <typename T>
   std::vector<T> Read(const T* device, std::size_t count) {
     std::vector<T> host(count);
-    EXPECT_TRUE(stream_.Copy(host.data(), device, static_cast<std::int64_t>(count * sizeof(T))).ok());
+    EXPECT_TRUE(
+        stream_.Copy(host.data(), device, static_cast<std::int64_t>(count * sizeof(T))).ok());
     EXPECT_TRUE(stream_.Synchronize().ok());
     return host;
   }
 
-  // A step of random rows, each with random pages and lengths; rows that are not in it may change, too.
+  // A step of random rows, each with random pages and lengths; rows that are not in it may change,
+  // too.
   StepBatch RandomStep(std::mt19937* random) {
     const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>((*random)() % n); };
     StepBatch batch;
@@ -59,8 +61,8 @@ class CudaStepInputsTest : public testing::Test {
     for (const std::uint32_t row : rows) {
       std::uint32_t* const pages = table_.data() + row * kStride;
       // Mostly a row grows or keeps its pages; sometimes it belongs to a new, shorter sequence.
-      std::uint32_t used = static_cast<std::uint32_t>(std::count_if(
-          pages, pages + kStride, [](std::uint32_t page) { return page != 0; }));
+      std::uint32_t used = static_cast<std::uint32_t>(
+          std::count_if(pages, pages + kStride, [](std::uint32_t page) { return page != 0; }));
       if (used == 0 || below(4) == 0) {
         used = 1 + below(kMaxPages);
         for (std::uint32_t c = 0; c < kStride; ++c) pages[c] = c < used ? 1 + below(1000) : 0;
@@ -97,9 +99,8 @@ class CudaStepInputsTest : public testing::Test {
     std::vector<std::uint32_t> place(batch.token_ids.size());
     std::uint32_t seen = 0;
     for (std::uint32_t row = 0; row < padding.rows; ++row) {
-      const auto it = std::find_if(batch.rows.begin(), batch.rows.end(), [&](const StepRow& r) {
-        return r.batch_row.value() == row;
-      });
+      const auto it = std::find_if(batch.rows.begin(), batch.rows.end(),
+                                   [&](const StepRow& r) { return r.batch_row.value() == row; });
       ASSERT_EQ(offsets[row], seen);
       ASSERT_EQ(lengths[row], it == batch.rows.end() ? 0 : it->cache_length);
       ASSERT_EQ(prompts[row], it == batch.rows.end() ? 0 : it->prompt_tokens);

@@ -24,11 +24,13 @@ TEST_P(UploaderTest, BytesArriveUnchangedWhateverTheirSize) {
   std::mt19937_64 random(7);
   std::vector<std::byte> source(200000);
   for (std::byte& b : source) b = static_cast<std::byte>(random());
-  auto buffer = DeviceBuffer::Allocate(MemoryKind::kDevice, static_cast<std::int64_t>(source.size()));
+  auto buffer =
+      DeviceBuffer::Allocate(MemoryKind::kDevice, static_cast<std::int64_t>(source.size()));
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   auto uploader = Uploader::Create(stream_, &pool_, kPiece, 0);
   ASSERT_TRUE(uploader.ok()) << uploader.status();
-  // Sizes around a piece and around what all staging buffers hold, one after the other, from odd addresses.
+  // Sizes around a piece and around what all staging buffers hold, one after the other, from odd
+  // addresses.
   std::int64_t at = 0;
   for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{1}, kPiece - 1, kPiece, kPiece + 1,
                                    2 * kPiece * GetParam() + 5, std::int64_t{100001}}) {
@@ -53,7 +55,8 @@ TEST_P(UploaderTest, AFailedCopyIsReported) {
   auto uploader = Uploader::Create(stream_, &pool_, 1024, 0);
   ASSERT_TRUE(buffer.ok() && uploader.ok());
   const std::vector<std::byte> host(8192);
-  cuda_emulator::InjectFault({.where = "cudaMemcpyAsync", .error = cudaErrorInvalidValue, .after = 2});
+  cuda_emulator::InjectFault(
+      {.where = "cudaMemcpyAsync", .error = cudaErrorInvalidValue, .after = 2});
   EXPECT_FALSE((*uploader)->Copy(buffer->data(), host.data(), 8192).ok());
   cuda_emulator::Reset();
 }

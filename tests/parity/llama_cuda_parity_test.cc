@@ -1,5 +1,5 @@
-// The Llama fixtures on an emulated GPU: the same kernels and the same host code as on a real one, judged against
-// Hugging Face transformers, and against each other where bits must not change.
+// The Llama fixtures on an emulated GPU: the same kernels and the same host code as on a real one,
+// judged against Hugging Face transformers, and against each other where bits must not change.
 
 #include <gtest/gtest.h>
 
@@ -204,9 +204,10 @@ TEST_P(LlamaCudaBitsTest, QuantisedPagesAreCloseAndKeepTheirBits) {
     const Deviation deviation = CompareLogits(got, some);
     std::printf("%s: %s pages differ by %.2e relative\n", GetParam(),
                 std::string(DTypeName(kv)).c_str(), deviation.relative);
-    // On top of bf16 activations an element is off by at most 2^-4 of itself (e4m3) or 1/254 of the largest of its row
-    // (int8).
-    EXPECT_LE(deviation.relative, 2 * reference_.half_error + (kv == DType::kI8 ? 1.0 / 127 : 0.0625));
+    // On top of bf16 activations an element is off by at most 2^-4 of itself (e4m3) or 1/254 of the
+    // largest of its row (int8).
+    EXPECT_LE(deviation.relative,
+              2 * reference_.half_error + (kv == DType::kI8 ? 1.0 / 127 : 0.0625));
     EXPECT_GT(deviation.relative, kMaxRelative);
     options.graphs = false;
     options.chunk = 5;
@@ -215,8 +216,8 @@ TEST_P(LlamaCudaBitsTest, QuantisedPagesAreCloseAndKeepTheirBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixture, LlamaCudaBitsTest,
-                         testing::Values("llama-rope-llama3-bf16"), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Fixture, LlamaCudaBitsTest, testing::Values("llama-rope-llama3-bf16"),
+                         [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;

@@ -46,8 +46,8 @@ class Stage {
     auto stage = std::make_unique<Stage>();
     stage->threads_ = std::make_unique<ThreadPool>(options.threads);
     QUIRE_RETURN_IF_ERROR(stage->MakeBackend(options));
-    QUIRE_ASSIGN_OR_RETURN(
-        stage->model_, LoadModel(files, *stage->backend_, {.activation = options.activation}));
+    QUIRE_ASSIGN_OR_RETURN(stage->model_,
+                           LoadModel(files, *stage->backend_, {.activation = options.activation}));
     // Twice the rows and pages that are needed, so that tables have gaps and most ids are
     // elsewhere.
     stage->max_rows_ = 2 * num_rows;
@@ -60,12 +60,13 @@ class Stage {
         cache::KvPool pool,
         cache::KvPool::Create(geometry, {.stream = options.cuda ? &*stage->stream_ : nullptr}));
     stage->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
-    QUIRE_RETURN_IF_ERROR(stage->MakeRunner({.max_rows = stage->max_rows_,
-                                             .max_step_tokens = num_rows * std::max(options.chunk, 1u),
-                                             .max_logprobs = kTop,
-                                             .activation = options.activation,
-                                             .max_context_tokens = row_pages * kPageSize,
-                                             .graphs = options.graphs}));
+    QUIRE_RETURN_IF_ERROR(
+        stage->MakeRunner({.max_rows = stage->max_rows_,
+                           .max_step_tokens = num_rows * std::max(options.chunk, 1u),
+                           .max_logprobs = kTop,
+                           .activation = options.activation,
+                           .max_context_tokens = row_pages * kPageSize,
+                           .graphs = options.graphs}));
     QUIRE_RETURN_IF_ERROR(stage->MakeTables(num_rows, row_pages, options.seed));
     return stage;
   }
@@ -109,10 +110,9 @@ class Stage {
     }
     QUIRE_ASSIGN_OR_RETURN(const Device device, OpenCudaDevice(0));
     QUIRE_ASSIGN_OR_RETURN(stream_, Stream::Create(device));
-    QUIRE_ASSIGN_OR_RETURN(
-        kernels::Backend backend,
-        kernels::Backend::CreateCuda(*stream_, kernels::Determinism::kBatchInvariant,
-                                     threads_.get()));
+    QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                           kernels::Backend::CreateCuda(
+                               *stream_, kernels::Determinism::kBatchInvariant, threads_.get()));
     backend_ = std::make_unique<kernels::Backend>(std::move(backend));
     return absl::OkStatus();
   }
@@ -140,8 +140,8 @@ class Stage {
           continue;
         }
         const std::vector<std::byte> spoiled(bytes.size(), std::byte{0xff});
-        QUIRE_RETURN_IF_ERROR(stream_->Copy(bytes.data(), spoiled.data(),
-                                            static_cast<std::int64_t>(spoiled.size())));
+        QUIRE_RETURN_IF_ERROR(
+            stream_->Copy(bytes.data(), spoiled.data(), static_cast<std::int64_t>(spoiled.size())));
       }
     }
     return stream_ ? stream_->Synchronize() : absl::OkStatus();
@@ -312,11 +312,12 @@ class Replayer {
     StepBatch& batch = step->batch;
     const std::uint32_t first = static_cast<std::uint32_t>(batch.token_ids.size());
     const auto prefill = static_cast<std::uint32_t>(prompt(i).tokens.size());
-    batch.rows.push_back({.batch_row = stage_.batch_row(i),
-                          .cache_length = cached_[i],
-                          .first_token = first,
-                          .num_tokens = count,
-                          .prompt_tokens = std::min(count, prefill - std::min(prefill, cached_[i]))});
+    batch.rows.push_back(
+        {.batch_row = stage_.batch_row(i),
+         .cache_length = cached_[i],
+         .first_token = first,
+         .num_tokens = count,
+         .prompt_tokens = std::min(count, prefill - std::min(prefill, cached_[i]))});
     for (std::uint32_t j = 0; j < count; ++j) {
       const std::uint32_t position = cached_[i] + j;
       batch.token_ids.push_back(position < tokens_[i].size() ? tokens_[i][position]
@@ -387,7 +388,8 @@ class Replayer {
   std::vector<std::uint32_t> cached_;
   std::vector<std::vector<std::int32_t>> tokens_;  // prompt and what followed
   std::vector<std::uint32_t> recorded_;            // positions whose logits were taken
-  // Draw of the step launched last that gives the next token of a prompt, while that is not collected; or -1.
+  // Draw of the step launched last that gives the next token of a prompt, while that is not
+  // collected; or -1.
   std::vector<std::int32_t> pending_;
   std::vector<std::uint64_t> pending_step_;
   std::vector<bool> preempted_;
@@ -450,9 +452,10 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
   const std::vector<std::size_t> which = Selected(reference, options);
   std::size_t longest = 0;
   for (const std::size_t i : which) longest = std::max(longest, reference.prompts[i].tokens.size());
-  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Stage> stage,
-                         Stage::Create(files, static_cast<std::uint32_t>(which.size()),
-                                       static_cast<std::uint32_t>(longest) + options.generated, options));
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Stage> stage,
+      Stage::Create(files, static_cast<std::uint32_t>(which.size()),
+                    static_cast<std::uint32_t>(longest) + options.generated, options));
   Replayer replayer(stage.get(), reference, options, which);
   absl::StatusOr<std::vector<ReplayedPrompt>> replayed = replayer.Run();
   if (counters != nullptr) {

@@ -51,8 +51,8 @@ struct ReplayOptions {
   bool swap_one_page = false;
   std::uint32_t generated = 64;  // tokens to draw, at most as many as the reference has
   bool logprobs = true;          // ask for log-probabilities of drawn and recorded tokens
-  // When a sequence has drawn this many tokens its pages are forgotten, once, and prompt and drawn tokens are computed
-  // again. 0: never.
+  // When a sequence has drawn this many tokens its pages are forgotten, once, and prompt and drawn
+  // tokens are computed again. 0: never.
   std::uint32_t preempt_at = 0;
 
   // On GPU 0, through CudaRunner; what `threads` says is the host's part then.
@@ -71,8 +71,8 @@ struct ReplayCounters {
 };
 
 struct ReplayedPrompt {
-  std::vector<std::int32_t> drawn;                 // ReplayOptions::generated tokens
-  std::vector<float> logprobs;                     // of drawn, or of the fed token; 0 unless asked for
+  std::vector<std::int32_t> drawn;  // ReplayOptions::generated tokens
+  std::vector<float> logprobs;      // of drawn, or of the fed token; 0 unless asked for
   std::vector<std::vector<std::int32_t>> top_ids;  // 5 of each step
   std::vector<std::vector<float>> top_logprobs;
   std::vector<float> logits;  // as ReferencePrompt::logits
