@@ -7,8 +7,8 @@
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
 #include "models/checkpoint/checkpoint.h"
-#include "models/checkpoint/dummy_checkpoint.h"
 #include "models/checkpoint/fingerprint.h"
+#include "models/dummy_checkpoint.h"
 #include "models/families/registry.h"
 #include "models/weights.h"
 

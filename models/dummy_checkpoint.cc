@@ -1,4 +1,4 @@
-#include "models/checkpoint/dummy_checkpoint.h"
+#include "models/dummy_checkpoint.h"
 
 #include <algorithm>
 #include <cstring>
