@@ -1,6 +1,7 @@
-// Decode on compute capability 9.0 over bf16 and f16 pages: the arithmetic of attention_decode.cuh, with its bits, fed by
-// TMA. Four warps consume; a fifth one produces and runs ahead over the borders of items, so that the pipeline does not
-// drain between them. See docs/kernels.md, "Decode, Hopper".
+// Decode on compute capability 9.0 over bf16 and f16 pages: the arithmetic of attention_decode.cuh,
+// with its bits, fed by TMA. Four warps consume; a fifth one produces and runs ahead over the
+// borders of items, so that the pipeline does not drain between them. See docs/kernels.md, "Decode,
+// Hopper".
 
 #include <cuda.h>
 
@@ -66,8 +67,7 @@ struct TileRange {
 // The producer warp: of the lanes that have a box, the lower half brings K, the upper half V.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
-                                        const CUtensorMap* values,
-                                        Pipeline<T, kColumns> pipeline) {
+                                        const CUtensorMap* values, Pipeline<T, kColumns> pipeline) {
   using Shape = Pipeline<T, kColumns>;
   const std::uint32_t page = args.keys.page_size();
   const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
@@ -86,18 +86,17 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
       if (cuda::Lane() == 0) cuda::BarrierExpect(pipeline.full(), Shape::kStageBytes);
       cuda::SyncWarp();
       if (slab < 2 * Shape::kSlabs) {
-        cuda::TmaLoad3D(pipeline.now() + slab * Shape::kSlabBytes + row * 128, map,
-                        pipeline.full(), static_cast<std::int32_t>(column),
-                        static_cast<std::int32_t>(item.kv_head), static_cast<std::int32_t>(from),
-                        cuda::L2Hint::kEvictFirst);
+        cuda::TmaLoad3D(pipeline.now() + slab * Shape::kSlabBytes + row * 128, map, pipeline.full(),
+                        static_cast<std::int32_t>(column), static_cast<std::int32_t>(item.kv_head),
+                        static_cast<std::int32_t>(from), cuda::L2Hint::kEvictFirst);
       }
       pipeline.Advance();
     }
   }
 }
 
-// V of the warp's own 16 tokens from keys_end on becomes zeros: a page may hold another sequence's old bytes there, and
-// 0 x NaN is NaN. Scores of such tokens are replaced by the mask.
+// V of the warp's own 16 tokens from keys_end on becomes zeros: a page may hold another sequence's
+// old bytes there, and 0 x NaN is NaN. Scores of such tokens are replaced by the mask.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid) {
   using Shape = Pipeline<T, kColumns>;

@@ -1,13 +1,14 @@
-// Prefill on compute capability 9.0: 128 packed rows of one KV head against all keys that they see, K and V by TMA,
-// products by wgmma. See docs/kernels.md, "Prefill, Hopper".
+// Prefill on compute capability 9.0: 128 packed rows of one KV head against all keys that they see,
+// K and V by TMA, products by wgmma. See docs/kernels.md, "Prefill, Hopper".
 //
-// One warpgroup produces: a warp issues one box per page and 128-byte slab. Two warpgroups consume, 64 rows each: S =
-// Q K^T from shared memory, P V with P in registers. K and V have pipelines of their own. Tiles of 128 keys at
-// absolute multiples of 128 go from the last one that a row of the item sees back to the first; a tile that a row
-// does not see changes none of its bits, so a row's bits depend neither on the chunk nor on the block.
+// One warpgroup produces: a warp issues one box per page and 128-byte slab. Two warpgroups consume,
+// 64 rows each: S = Q K^T from shared memory, P V with P in registers. K and V have pipelines of
+// their own. Tiles of 128 keys at absolute multiples of 128 go from the last one that a row of the
+// item sees back to the first; a tile that a row does not see changes none of its bits, so a row's
+// bits depend neither on the chunk nor on the block.
 //
-// Ideas: warp roles, separate K and V stages, S(n) under P V(n + 1) and the turns of the two warpgroups are
-// FlashAttention-3's; the packed rows are FlashInfer's.
+// Ideas: warp roles, separate K and V stages, S(n) under P V(n + 1) and the turns of the two
+// warpgroups are FlashAttention-3's; the packed rows are FlashInfer's.
 
 #include <cuda.h>
 
@@ -32,8 +33,8 @@ constexpr std::uint32_t kStages = 2;
 constexpr std::uint32_t kSlabBytes = kKeys * 128;  // 64 columns of a tile
 static_assert(kConsumers * kGroupRows == kPrefillRows);
 
-// Named barriers: the threads of consumer group g meet at kGroupBarrier + g, both groups at kBothBarrier, and group g
-// waits for its turn at kTurnBarrier + g.
+// Named barriers: the threads of consumer group g meet at kGroupBarrier + g, both groups at
+// kBothBarrier, and group g waits for its turn at kTurnBarrier + g.
 constexpr std::uint32_t kGroupBarrier = 1;
 constexpr std::uint32_t kBothBarrier = 3;
 constexpr std::uint32_t kTurnBarrier = 4;
@@ -114,8 +115,7 @@ __device__ __forceinline__ void IssueTile(const TileArgs<T>& args, const Attenti
 
 template <std::uint32_t kColumns, typename T>
 __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
-                                        const CUtensorMap* values,
-                                        const Layout<kColumns>& layout) {
+                                        const CUtensorMap* values, const Layout<kColumns>& layout) {
   Turn turn;
   const std::uint32_t count = args.lists.counts->prefill;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
@@ -152,7 +152,10 @@ struct Consumer {
   std::uint32_t p[kKeys / 16][4];
 
   __device__ __forceinline__ Consumer(const Shape& shared, std::uint32_t index, float scale)
-      : layout(shared), group(index), thread(cuda::ThreadIndex() % kGroupThreads), scale_log2(scale) {}
+      : layout(shared),
+        group(index),
+        thread(cuda::ThreadIndex() % kGroupThreads),
+        scale_log2(scale) {}
 
   __device__ __forceinline__ void SyncGroup() const {
     cuda::NamedSync(kGroupBarrier + group, kGroupThreads);
@@ -186,8 +189,7 @@ struct Consumer {
     }
     cuda::FenceAsyncShared();
     SyncGroup();
-    const std::uint32_t row =
-        group * kGroupRows + thread / cuda::kWarpSize * 16 + cuda::Lane() / 4;
+    const std::uint32_t row = group * kGroupRows + thread / cuda::kWarpSize * 16 + cuda::Lane() / 4;
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
       position[half] = rows.Position(row + 8 * half);
@@ -235,8 +237,8 @@ struct Consumer {
     value_turn.Advance();
   }
 
-  // Scores of the tile at `first_key` become probabilities in place. The arithmetic is that of both kinds of tiles: a
-  // mask only replaces scores.
+  // Scores of the tile at `first_key` become probabilities in place. The arithmetic is that of both
+  // kinds of tiles: a mask only replaces scores.
   template <bool kMasked>
   __device__ __forceinline__ void Softmax(std::uint32_t first_key) {
     float largest[2] = {kNoScore, kNoScore};
@@ -287,8 +289,8 @@ struct Consumer {
     for (std::uint32_t i = 0; i < kColumns / 2; ++i) o[i] = cuda::Mul(o[i], rescale[i / 2 % 2]);
   }
 
-  // The last tile: its scores and probabilities. V rows from keys_end on become zeros, as a page may hold another
-  // sequence's old bytes there, and 0 x NaN is NaN.
+  // The last tile: its scores and probabilities. V rows from keys_end on become zeros, as a page
+  // may hold another sequence's old bytes there, and 0 x NaN is NaN.
   __device__ __forceinline__ void First(std::uint32_t first_key, std::uint32_t keys_end) {
     cuda::BarrierWait(&layout.key_pipeline()->full[key_turn.stage], key_turn.parity);
     cuda::WgmmaPin(s);
@@ -376,7 +378,8 @@ struct Consumer {
       const std::uint32_t column = i % kPieces * 8;
       const std::uint32_t of_item = group * kGroupRows + row;
       if (of_item >= rows.item.num_rows || column >= rows.args.keys.head_size()) continue;
-      *reinterpret_cast<uint4*>(rows.args.out + rows.Offset(of_item, rows.args.out_stride) + column) =
+      *reinterpret_cast<uint4*>(rows.args.out + rows.Offset(of_item, rows.args.out_stride) +
+                                column) =
           *reinterpret_cast<const uint4*>(staged + Piece(row, i % kPieces));
     }
   }
@@ -425,7 +428,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const std::uint32_t group = warp / 4 - 1;
     Consumer<T, kColumns> consumer(layout, group, args.scale_log2);
     const std::uint32_t count = args.lists.counts->prefill;
-    // Nothing follows the loop: ptxas would bound the registers of all of it by those of the launch.
+    // Nothing follows the loop: ptxas would bound the registers of all of it by those of the
+    // launch.
     for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
       // The first turn is the first group's, and the second group's last one ends with it.
       if (group == 1 && i < cuda::GridX()) cuda::NamedArrive(kTurnBarrier, kConsumerThreads);

@@ -22,8 +22,7 @@ absl::StatusOr<std::unique_ptr<KvTensorMaps>> KvTensorMaps::Create(
   const auto create = [&device](const AnyKvView& view) {
     return std::visit(
         [&device](const auto& v) {
-          return CreateTmaTile(device, v,
-                               {.tile_rows = kKvTile, .l2 = TmaL2Promotion::k128B});
+          return CreateTmaTile(device, v, {.tile_rows = kKvTile, .l2 = TmaL2Promotion::k128B});
         },
         view);
   };

@@ -70,14 +70,14 @@ absl::StatusOr<TmaTile> EncodeTma(const Device& device, const TmaPlan& plan) {
   CUtensorMap map;
   static_assert(sizeof(map) == sizeof(TmaTile::descriptor) && alignof(CUtensorMap) <= 128);
   // The enumerators of swizzle and promotion have the encoder's numbers.
-  const CUresult result = encode(
-      &map, type, plan.rank, const_cast<void*>(plan.base), extents.data(), strides.data(),
-      box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-      static_cast<CUtensorMapSwizzle>(plan.swizzle), static_cast<CUtensorMapL2promotion>(plan.l2),
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, type, plan.rank, const_cast<void*>(plan.base), extents.data(), strides.data(),
+             box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+             static_cast<CUtensorMapSwizzle>(plan.swizzle),
+             static_cast<CUtensorMapL2promotion>(plan.l2), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    return absl::InternalError(absl::StrCat(plan.builder, ": the driver refused the tensor map, error ",
-                                            static_cast<int>(result)));
+    return absl::InternalError(absl::StrCat(
+        plan.builder, ": the driver refused the tensor map, error ", static_cast<int>(result)));
   }
   TmaTile tile;
   std::memcpy(tile.descriptor.data(), &map, sizeof(map));

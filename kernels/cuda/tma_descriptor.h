@@ -1,15 +1,15 @@
 #pragma once
 
-// Tensor maps of KV caches, encoded by the driver. tma_plan.h says what each of them contains and how a
-// kernel addresses it.
+// Tensor maps of KV caches, encoded by the driver. tma_plan.h says what each of them contains and
+// how a kernel addresses it.
 //
-// Place:      as tma_plan.h; the functions are part of builds with CUDA only, the header needs none.
-// Invariants: the encoder comes from the driver by name, so nothing links against libcuda.
+// Place:      as tma_plan.h; the functions are part of builds with CUDA only, the header needs
+// none. Invariants: the encoder comes from the driver by name, so nothing links against libcuda.
 // Threads:    any, on a machine whose device is open (base/device.h).
 // Lifetime:   tiles are values; the memory that they describe must stay mapped.
 //
-// Every builder returns FAILED_PRECONDITION that names both compute capabilities on a device that lacks
-// the copies, and INVALID_ARGUMENT that names the rule for a geometry that no map can hold.
+// Every builder returns FAILED_PRECONDITION that names both compute capabilities on a device that
+// lacks the copies, and INVALID_ARGUMENT that names the rule for a geometry that no map can hold.
 
 #include <array>
 #include <cstddef>

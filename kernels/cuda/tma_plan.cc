@@ -57,8 +57,7 @@ absl::StatusOr<std::uint32_t> TileColumns(absl::string_view builder, const TmaSo
   return columns;
 }
 
-absl::Status CheckTileRows(absl::string_view builder, const TmaSource& source,
-                           std::uint32_t rows) {
+absl::Status CheckTileRows(absl::string_view builder, const TmaSource& source, std::uint32_t rows) {
   if (rows == 0) return Refuse(builder, "tile_rows is 0, it must be at least 1");
   const std::uint32_t page = source.page_size;
   if (page != 0 && rows % page != 0 && page % rows != 0) {
@@ -176,7 +175,8 @@ absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileS
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t columns,
                          TileColumns(plan.builder, source, spec.tile_columns, spec.swizzle));
   if (source.page_size == 0 || spec.fold != TmaFold::kNone) {
-    return Refuse(plan.builder, source.name, source.page_size == 0 ? " has no pages" : " cannot fold");
+    return Refuse(plan.builder, source.name,
+                  source.page_size == 0 ? " has no pages" : " cannot fold");
   }
   const std::uint32_t e = source.element_bytes();
   const std::uint64_t row = Unsigned(source.row_bytes());
@@ -199,7 +199,8 @@ absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedT
                          TileColumns(plan.builder, source, spec.tile_columns, spec.swizzle));
   const std::uint32_t e = source.element_bytes();
   const std::int64_t before = spec.tile_rows * source.row_bytes();
-  // An address that may lie before the allocation's first element, so it is not formed as a pointer into it.
+  // An address that may lie before the allocation's first element, so it is not formed as a pointer
+  // into it.
   plan.base = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(source.base) -
                                             static_cast<std::uintptr_t>(before));
   plan.tile = {spec.tile_rows, 1, columns};
@@ -231,15 +232,16 @@ absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source,
 }
 
 absl::StatusOr<TmaPlan> PlanRopeTmaTile(const TmaSource& source, const RopeTmaTileSpec& spec) {
-  TmaPlan plan = StartPlan("CreateRopeTmaTile", kHopper, source, spec.swizzle, TmaL2Promotion::kNone);
+  TmaPlan plan =
+      StartPlan("CreateRopeTmaTile", kHopper, source, spec.swizzle, TmaL2Promotion::kNone);
   QUIRE_RETURN_IF_ERROR(CheckTileRows(plan.builder, source, spec.tile_rows));
   QUIRE_RETURN_IF_ERROR(CheckRopeRow(plan.builder, source, spec.padded_depth, spec.tile_columns));
   plan.dtype = DType::kBF16;
   plan.base = static_cast<const std::byte*>(source.base) + spec.padded_depth;
   const std::uint32_t unit = TmaUnit(sizeof(BF16), spec.swizzle);
   if (spec.tile_columns % unit != 0) {
-    return Refuse(plan.builder, "tile_columns is ", spec.tile_columns, ", it must be a multiple of ",
-                  unit);
+    return Refuse(plan.builder, "tile_columns is ", spec.tile_columns,
+                  ", it must be a multiple of ", unit);
   }
   const std::uint64_t row = Unsigned(source.row_bytes());
   plan.tile = {spec.tile_rows, 1, spec.tile_columns};
@@ -262,8 +264,8 @@ absl::StatusOr<TmaPlan> PlanRopeGather4TmaTile(const TmaSource& source,
 }
 
 absl::StatusOr<TmaPlan> PlanScaleTmaTile(const TmaSource& source, const ScaleTmaTileSpec& spec) {
-  TmaPlan plan = StartPlan("CreateScaleTmaTile", kHopper, source, TmaSwizzle::kNone,
-                           TmaL2Promotion::kNone);
+  TmaPlan plan =
+      StartPlan("CreateScaleTmaTile", kHopper, source, TmaSwizzle::kNone, TmaL2Promotion::kNone);
   QUIRE_RETURN_IF_ERROR(CheckTileRows(plan.builder, source, spec.tile_rows));
   QUIRE_RETURN_IF_ERROR(CheckScales(plan.builder, source));
   if (source.scales_are_paged && source.page_size % spec.tile_rows != 0) {

@@ -1,17 +1,18 @@
 #pragma once
 
-// What a tensor map says, in numbers: extents, strides, box and base of the copies that bring tiles of a
-// KV cache into shared memory. No CUDA header, so that plans are proven on machines without one;
-// tma_descriptor.h encodes them.
+// What a tensor map says, in numbers: extents, strides, box and base of the copies that bring tiles
+// of a KV cache into shared memory. No CUDA header, so that plans are proven on machines without
+// one; tma_descriptor.h encodes them.
 //
 // Place:      above the views and operands of cache_manager, below the kernels that issue copies.
-// Invariants: a plan that was returned keeps every rule of the encoder (cuTensorMapEncodeTiled, CUDA
+// Invariants: a plan that was returned keeps every rule of the encoder (cuTensorMapEncodeTiled,
+// CUDA
 //             13.0). It depends on base, rows and types only, so maps are made once, at start.
 // Threads:    values.
 // Lifetime:   none; `base` must stay mapped while a map of the plan is in use.
 //
-// SOURCE: the builders, their names and tile shapes are those of the KV cache of Modular MAX; where they
-// differ, docs/kv_cache.md says how.
+// SOURCE: the builders, their names and tile shapes are those of the KV cache of Modular MAX; where
+// they differ, docs/kv_cache.md says how.
 
 #include <array>
 #include <cstdint>
@@ -33,9 +34,9 @@ namespace quire::kernels::cuda {
 enum class TmaSwizzle : std::uint8_t { kNone, k32B, k64B, k128B };
 enum class TmaL2Promotion : std::uint8_t { kNone, k64B, k128B, k256B };
 
-// How the 128-byte column chunks of a row come in one copy. kNone: one copy per chunk. kTile: one box of
-// all chunks, [chunk][row][unit] in shared memory as with kNone. kRows: the same in groups of 8 rows,
-// [row / 8][chunk][row % 8][unit], which lets every page of a tile come in one copy.
+// How the 128-byte column chunks of a row come in one copy. kNone: one copy per chunk. kTile: one
+// box of all chunks, [chunk][row][unit] in shared memory as with kNone. kRows: the same in groups
+// of 8 rows, [row / 8][chunk][row % 8][unit], which lets every page of a tile come in one copy.
 enum class TmaFold : std::uint8_t { kNone, kTile, kRows };
 
 // Elements of one swizzle span; of 16 bytes, the least box row, without a swizzle.
@@ -63,8 +64,8 @@ constexpr std::uint32_t TmaFoldChunks(std::uint32_t element_bytes, TmaFold fold,
                                       std::uint32_t tile_columns, std::uint32_t head_size,
                                       std::uint32_t box_rows, std::uint32_t tile_rows) {
   const std::uint32_t unit = TmaUnit(element_bytes, TmaSwizzle::k128B);
-  const bool whole = tile_columns % unit == 0 && tile_columns >= 2 * unit &&
-                     head_size % tile_columns == 0;
+  const bool whole =
+      tile_columns % unit == 0 && tile_columns >= 2 * unit && head_size % tile_columns == 0;
   const bool placed = fold == TmaFold::kRows   ? box_rows % 8 == 0
                       : fold == TmaFold::kTile ? box_rows == tile_rows
                                                : false;
@@ -99,9 +100,7 @@ struct TmaSource {
   std::string name;  // for messages
 
   std::uint32_t element_bytes() const { return static_cast<std::uint32_t>(DTypeSize(dtype)); }
-  std::int64_t row_bytes() const {
-    return std::int64_t{num_heads} * head_size * DTypeSize(dtype);
-  }
+  std::int64_t row_bytes() const { return std::int64_t{num_heads} * head_size * DTypeSize(dtype); }
 };
 
 template <typename T, typename Params, std::uint32_t P, typename Scale, std::uint32_t G>
@@ -189,8 +188,8 @@ concept TmaPagedReadable = TmaReadable<C> && C::kPageSize != 0;
 
 inline constexpr std::uint32_t kMaxTmaRank = 5;
 
-// Arguments of the encoder, and what a kernel does with the map. Extents, strides and boxes are fastest
-// first; interleave none, element strides 1, out of bounds reads zero.
+// Arguments of the encoder, and what a kernel does with the map. Extents, strides and boxes are
+// fastest first; interleave none, element strides 1, out of bounds reads zero.
 struct TmaPlan {
   absl::string_view builder;             // for messages
   std::int32_t compute_capability = 90;  // the least, 90 for 9.0
@@ -226,10 +225,10 @@ absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& 
 // pages instead of the rows of the whole view.
 absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileSpec& spec);
 
-// Loads or stores the first n of tile_rows rows from row `start` on: coordinates (column, tile_rows - n,
-// (start + n) H + head), so that rows from n on fall outside extent 1. Extents {D, tile_rows, H (rows +
-// 1)}, whose strides overlap on purpose; the base lies tile_rows rows before the first one, in memory
-// that must be mapped (kGuardRows).
+// Loads or stores the first n of tile_rows rows from row `start` on: coordinates (column, tile_rows
+// - n, (start + n) H + head), so that rows from n on fall outside extent 1. Extents {D, tile_rows,
+// H (rows + 1)}, whose strides overlap on purpose; the base lies tile_rows rows before the first
+// one, in memory that must be mapped (kGuardRows).
 struct RaggedTmaTileSpec {
   std::uint32_t tile_rows = 0;
   std::uint32_t tile_columns = 0;  // whole units; 0: all of the content
@@ -237,7 +236,8 @@ struct RaggedTmaTileSpec {
 };
 absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedTmaTileSpec& spec);
 
-// Four arbitrary rows per copy, all heads of a row in one: extents {row, rows}. Compute capability 10.0.
+// Four arbitrary rows per copy, all heads of a row in one: extents {row, rows}. Compute
+// capability 10.0.
 struct Gather4TmaTileSpec {
   std::uint32_t tile_width = 0;   // elements of `dtype`
   std::uint32_t tile_stride = 0;  // 0, or the width of a row
@@ -246,8 +246,7 @@ struct Gather4TmaTileSpec {
   DType dtype = DType::kInvalid;  // a wider type reads the same bytes; kInvalid: the source's
   TmaL2Promotion l2 = TmaL2Promotion::kNone;
 };
-absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source,
-                                           const Gather4TmaTileSpec& spec);
+absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source, const Gather4TmaTileSpec& spec);
 
 // The BF16 rope values of rope-aware rows, as PlanTmaTile. padded_depth is the bytes before them.
 struct RopeTmaTileSpec {
@@ -269,8 +268,8 @@ struct RopeGather4TmaTileSpec {
 absl::StatusOr<TmaPlan> PlanRopeGather4TmaTile(const TmaSource& source,
                                                const RopeGather4TmaTileSpec& spec);
 
-// f32 scales of consecutive rows, one per row. Of a cache the box is TmaScaleWindow(tile_rows) scales and
-// starts at the scale row rounded down to 16 bytes; of a tensor it is tile_rows scales.
+// f32 scales of consecutive rows, one per row. Of a cache the box is TmaScaleWindow(tile_rows)
+// scales and starts at the scale row rounded down to 16 bytes; of a tensor it is tile_rows scales.
 struct ScaleTmaTileSpec {
   std::uint32_t tile_rows = 0;
 };

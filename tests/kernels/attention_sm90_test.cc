@@ -1,5 +1,6 @@
-// Prefill and decode of compute capability 9.0 on the emulated GPU, or a real one: against double precision over the same pages, and its bits
-// against themselves under every change that must not show. All bytes of the pool that no sequence owns are NaN.
+// Prefill and decode of compute capability 9.0 on the emulated GPU, or a real one: against double
+// precision over the same pages, and its bits against themselves under every change that must not
+// show. All bytes of the pool that no sequence owns are NaN.
 
 #include <cstring>
 
@@ -60,15 +61,16 @@ TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
   const CudaBackend cuda(2);
   const struct {
     std::uint32_t heads, kv_heads, cached, prompt;
-  } cases[] = {{2, 2, 0, 1},   {8, 2, 0, 63},  {7, 1, 0, 64},   {4, 1, 0, 65},    {2, 1, 0, 127},
-               {1, 1, 0, 128}, {2, 1, 0, 129}, {16, 1, 15, 5},  {7, 1, 449, 30},  {4, 2, 127, 65},
+  } cases[] = {{2, 2, 0, 1},   {8, 2, 0, 63},  {7, 1, 0, 64},    {4, 1, 0, 65},   {2, 1, 0, 127},
+               {1, 1, 0, 128}, {2, 1, 0, 129}, {16, 1, 15, 5},   {7, 1, 449, 30}, {4, 2, 127, 65},
                {4, 4, 128, 1}, {3, 1, 255, 2}, {2, 1, 383, 130}, {16, 1, 511, 17}};
   constexpr std::uint32_t kPages[] = {16, 64, 128, 32};
   constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
   std::uint32_t i = 0;
   for (const auto& c : cases) {
-    ExpectExact(cuda, Shape(c.heads, c.kv_heads, kHeadSizes[(i + i / 4) % 4], kPages[i % 4],
-                            i % 5 == 4 ? DType::kF16 : DType::kBF16),
+    ExpectExact(cuda,
+                Shape(c.heads, c.kv_heads, kHeadSizes[(i + i / 4) % 4], kPages[i % 4],
+                      i % 5 == 4 ? DType::kF16 : DType::kBF16),
                 {{0, c.cached, c.prompt, 0}});
     ++i;
   }
@@ -85,8 +87,9 @@ TEST(AttentionSm90Test, EveryKernelEqualsDoublePrecision) {
 
 // Several items for each block, sequences without rows, generated rows beside prompt rows.
 TEST(AttentionSm90Test, MixedStepsEqualDoublePrecision) {
-  ExpectExact(CudaBackend(2), Shape(8, 2, 64, 16),
-              {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 200, 0, 1}, {4, 5, 9, 0}, {5, 0, 150, 0}});
+  ExpectExact(
+      CudaBackend(2), Shape(8, 2, 64, 16),
+      {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 200, 0, 1}, {4, 5, 9, 0}, {5, 0, 150, 0}});
 }
 
 TEST(AttentionSm90Test, FewerItemsThanBlocks) {
@@ -135,8 +138,9 @@ TEST(AttentionSm90Test, GeneratedRowsHaveTheBitsOfThePortableKernel) {
   constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
   std::uint32_t i = 0;
   for (const std::uint32_t length : lengths) {
-    AttentionShape shape = Shape(i % 3 == 0 ? 7 : 4, i % 3 == 0 ? 1 : 2, kHeadSizes[(i + i / 4) % 4],
-                                 kPages[i % 4], i % 3 == 1 ? DType::kF16 : DType::kBF16);
+    AttentionShape shape =
+        Shape(i % 3 == 0 ? 7 : 4, i % 3 == 0 ? 1 : 2, kHeadSizes[(i + i / 4) % 4], kPages[i % 4],
+              i % 3 == 1 ? DType::kF16 : DType::kBF16);
     const std::uint32_t count = std::min(1 + i % 4, length);
     const std::vector<StepRows> step = {{0, length - count, 0, count}, {1, 33, 0, 1}, {2, 7, 0, 0}};
     const CudaBackend cuda(1 + static_cast<int>(i % 3), 20 + i);
@@ -162,8 +166,7 @@ TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
     geometry.dtype = dtype;
     alignas(256) static std::byte memory[256];
     alignas(32) static std::uint32_t table[64] = {};
-    auto collection =
-        MakeKvCollection(geometry, memory, {table, table, 24, 1, 1, 16, 0});
+    auto collection = MakeKvCollection(geometry, memory, {table, table, 24, 1, 1, 16, 0});
     EXPECT_TRUE(collection.ok()) << collection.status();
     Device device = *OpenCudaDevice(0);
     device.compute_capability = capability;

@@ -1,5 +1,5 @@
-// Tensor maps encoded by the emulated driver, and copies through them in a kernel of the emulator against what the views
-// load. Compiled as kernels are, against the emulator's headers.
+// Tensor maps encoded by the emulated driver, and copies through them in a kernel of the emulator
+// against what the views load. Compiled as kernels are, against the emulator's headers.
 
 #include "kernels/cuda/tma_descriptor.h"
 
@@ -92,8 +92,7 @@ class TmaDescriptorTest : public cuda_emulator::KernelTest {
   using Rope = cache::PagedKVCacheCollection<F8E4M3, cache::KVCacheStaticParams<1, 640, true, 64>,
                                              64, float, 640>;
   Rope RopeAware() {
-    return Collection<Rope>(
-        WithScales(MakeGeometry(5, 1, 2, 64, 1, 640), DType::kF8E4M3, 640));
+    return Collection<Rope>(WithScales(MakeGeometry(5, 1, 2, 64, 1, 640), DType::kF8E4M3, 640));
   }
 
   std::vector<std::byte> Load(const TmaTile& tile, const Boxes& boxes) {
@@ -129,8 +128,8 @@ TEST_F(TmaDescriptorTest, TileOfAPagedView) {
         const std::uint32_t rows = page == 16 ? 32 : 64;
         const auto tile = CreateTmaTile(device_, view, {.tile_rows = rows, .swizzle = swizzle});
         ASSERT_TRUE(tile.ok()) << tile.status();
-        EXPECT_EQ(tile->tile_shape, (std::array<std::uint32_t, 3>{
-                                        rows, 1, PaddedDepth(2, swizzle, head_size)}));
+        EXPECT_EQ(tile->tile_shape,
+                  (std::array<std::uint32_t, 3>{rows, 1, PaddedDepth(2, swizzle, head_size)}));
         const std::uint32_t unit = tile->box_shape[0];
         Boxes boxes;
         for (std::uint32_t p = 0; p < rows / tile->box_shape[2]; ++p) {
@@ -175,8 +174,8 @@ TEST_F(TmaDescriptorTest, FirstRowsOfARaggedTile) {
 TEST_F(TmaDescriptorTest, RopeValues) {
   const auto collection = RopeAware();
   const auto view = collection.get_key_cache(1);
-  const auto tile = CreateRopeTmaTile(
-      device_, view, {.tile_rows = 64, .tile_columns = 64, .padded_depth = 512});
+  const auto tile =
+      CreateRopeTmaTile(device_, view, {.tile_rows = 64, .tile_columns = 64, .padded_depth = 512});
   ASSERT_TRUE(tile.ok()) << tile.status();
   Boxes boxes;
   boxes.Add(0, 0, view.row_idx(0, 64), 0);
@@ -209,16 +208,18 @@ TEST_F(TmaDescriptorTest, EveryBuilderByGeneration) {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << name;
       EXPECT_THAT(std::string(status.message()), HasSubstr(name));
       EXPECT_THAT(std::string(status.message()), HasSubstr(least == 90 ? "9.0" : "10.0"));
-      EXPECT_THAT(std::string(status.message()),
-                  HasSubstr(capability == 0 ? "cpu" : capability == 80 ? "8.0" : "9.0"));
+      EXPECT_THAT(std::string(status.message()), HasSubstr(capability == 0    ? "cpu"
+                                                           : capability == 80 ? "8.0"
+                                                                              : "9.0"));
     }
   };
   expect(90, "CreateTmaTile",
          [&](const Device& d) { return CreateTmaTile(d, operand, {.tile_rows = 64}).status(); });
   expect(90, "CreatePagedTmaTile",
          [&](const Device& d) { return CreatePagedTmaTile(d, plain, {.tile_rows = 64}).status(); });
-  expect(90, "CreateRaggedTmaTile",
-         [&](const Device& d) { return CreateRaggedTmaTile(d, plain, {.tile_rows = 64}).status(); });
+  expect(90, "CreateRaggedTmaTile", [&](const Device& d) {
+    return CreateRaggedTmaTile(d, plain, {.tile_rows = 64}).status();
+  });
   expect(90, "CreateRopeTmaTile", [&](const Device& d) {
     return CreateRopeTmaTile(d, rope, {.tile_rows = 64, .tile_columns = 64, .padded_depth = 512})
         .status();
@@ -226,7 +227,8 @@ TEST_F(TmaDescriptorTest, EveryBuilderByGeneration) {
   expect(90, "CreateScaleTmaTile",
          [&](const Device& d) { return CreateScaleTmaTile(d, rope, {.tile_rows = 64}).status(); });
   expect(100, "CreateGather4TmaTile", [&](const Device& d) {
-    return CreateGather4TmaTile(d, plain, {.tile_width = 64, .swizzle = TmaSwizzle::k128B}).status();
+    return CreateGather4TmaTile(d, plain, {.tile_width = 64, .swizzle = TmaSwizzle::k128B})
+        .status();
   });
   expect(100, "CreateRopeGather4TmaTile", [&](const Device& d) {
     return CreateRopeGather4TmaTile(d, rope, {.tile_width = 64, .padded_depth = 512}).status();

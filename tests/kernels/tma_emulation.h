@@ -21,8 +21,8 @@ struct SharedTile {
         writes(static_cast<std::size_t>(size), 0) {}
 };
 
-// Byte b of a swizzled span of 32, 64 or 128 bytes: the 16-byte piece is XORed with the number of the
-// 128-byte line, as far as the span has pieces.
+// Byte b of a swizzled span of 32, 64 or 128 bytes: the 16-byte piece is XORed with the number of
+// the 128-byte line, as far as the span has pieces.
 inline std::int64_t SwizzleByte(std::int64_t address, TmaSwizzle swizzle) {
   const std::int64_t pieces = std::int64_t{1} << static_cast<int>(swizzle);
   const std::int64_t line = address / 128;
@@ -31,7 +31,8 @@ inline std::int64_t SwizzleByte(std::int64_t address, TmaSwizzle swizzle) {
   return (piece - in_span + (in_span ^ (line % pieces))) * 16 + address % 16;
 }
 
-// Calls fn(shared byte, global address or 0 when it lies outside the tensor) for each byte of a copy.
+// Calls fn(shared byte, global address or 0 when it lies outside the tensor) for each byte of a
+// copy.
 inline void ForEachByte(const TmaPlan& plan, const std::vector<std::int64_t>& at,
                         std::int64_t shared,
                         const std::function<void(std::int64_t, std::uintptr_t)>& fn) {

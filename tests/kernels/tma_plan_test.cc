@@ -9,26 +9,22 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/kv_dispatch.h"
-#include "tests/cache_manager/kv_test_util.h"
 #include "tests/kernels/tma_emulation.h"
+#include "tests/kernels/tma_pool.h"
 
 namespace quire::kernels::cuda {
 namespace {
 
 using cache::testing::AlignedArray;
-using cache::testing::LookupStride;
 using cache::testing::MakeGeometry;
-using cache::testing::PoolElements;
-using cache::testing::PoolScales;
-using cache::testing::StepArrays;
 using cache::testing::WithScales;
+using testing::DynamicPaged;
 using testing::LoadBox;
+using testing::Paged;
+using testing::Pool;
 using testing::SharedTile;
 using testing::SwizzleByte;
-using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
 constexpr TmaSwizzle kSwizzles[] = {TmaSwizzle::kNone, TmaSwizzle::k32B, TmaSwizzle::k64B,
@@ -112,51 +108,6 @@ TEST(TmaSwizzle, IsABijectionAndTheOneOfTheInstruction) {
   EXPECT_EQ(TmaSwizzledByte(7 * 128 + 112, TmaSwizzle::k128B), 7u * 128);
 }
 
-// A pool of one layer group with distinct elements, between guards; two sequences over shuffled pages.
-template <typename C>
-struct Pool {
-  using Element = typename C::Cache::Element;
-  cache::KvGeometry geometry;
-  std::size_t guard;
-  AlignedArray<Element> memory;
-  AlignedArray<float> scales;
-  StepArrays arrays;
-  C collection;
-
-  // REQUIRES: the geometry is the collection's.
-  static Pool Make(const cache::KvGeometry& geometry) {
-    const std::size_t guard = cache::kGuardRows * static_cast<std::size_t>(geometry.row_elements());
-    AlignedArray<Element> memory(2 * guard + PoolElements(geometry));
-    auto* const bytes = reinterpret_cast<std::uint8_t*>(memory.data());
-    for (std::size_t i = 0; i < memory.size() * sizeof(Element); ++i) {
-      bytes[i] = static_cast<std::uint8_t>((i * 2654435761u) >> 13) & 0x77;  // no NaN in any type
-    }
-    AlignedArray<float> scales(std::max<std::size_t>(PoolScales(geometry), 1));
-    std::iota(scales.begin(), scales.end(), 1.0f);
-    const std::uint32_t columns = (geometry.num_blocks - 1) / 2;
-    StepArrays arrays(2, LookupStride(columns));
-    for (std::uint32_t b = 0; b < 2; ++b) {
-      arrays.SetLength(b, columns * geometry.page_size - 3);
-      for (std::uint32_t c = 0; c < columns; ++c) {
-        arrays.page(b, c) = 1 + (c * 5 + 2 + b * columns) % (2 * columns);
-      }
-    }
-    cache::KvPoolPointers<Element, typename C::Cache::Scale> pointers{};
-    pointers.blocks = memory.data() + guard;
-    if constexpr (C::Cache::kQuantized) pointers.scales = scales.data();
-    auto collection = C::Create(geometry, pointers, arrays.inputs);
-    QUIRE_CHECK(collection.ok());
-    return {geometry,          guard, std::move(memory), std::move(scales), std::move(arrays),
-            *std::move(collection)};
-  }
-};
-
-template <typename T, typename Params, std::uint32_t P, typename Scale = Unquantized,
-          std::uint32_t G = 1>
-using Paged = cache::PagedKVCacheCollection<T, Params, P, Scale, G>;
-template <typename T>
-using DynamicPaged = Paged<T, KvParams, cache::kDynamicExtent>;
-
 // Byte of element (row, column) in a tile.
 std::int64_t TileByte(const TmaPlan& plan, TmaFold fold, std::int64_t row, std::int64_t column) {
   const std::int64_t e = DTypeSize(plan.dtype);
@@ -223,11 +174,13 @@ TEST(TmaTile, BringsWhatTheViewLoads) {
     for (const std::uint32_t page : {16u, 64u, 128u}) {
       const auto pool = Pool<DynamicPaged<BF16>>::Make(
           MakeGeometry(d > 256 ? 5 : 9, 2, 2, page, d > 256 ? 1 : 3, d, DType::kBF16));
-      for (const auto& view : {pool.collection.get_key_cache(1), pool.collection.get_value_cache(0)}) {
+      for (const auto& view :
+           {pool.collection.get_key_cache(1), pool.collection.get_value_cache(0)}) {
         for (const std::uint32_t rows : {16u, 64u}) {
           const std::uint32_t base = std::max(rows, page) == page ? page - rows : 0;
           for (const TmaSwizzle swizzle : kSwizzles) {
-            const auto plan = PlanTmaTile(TmaSourceOf(view), {.tile_rows = rows, .swizzle = swizzle});
+            const auto plan =
+                PlanTmaTile(TmaSourceOf(view), {.tile_rows = rows, .swizzle = swizzle});
             ASSERT_TRUE(plan.ok()) << plan.status();
             if (base + rows > 2 * page) continue;  // assigned pages only
             SCOPED_TRACE(absl::StrCat("d ", d, " page ", page, " rows ", rows, " swizzle ",
@@ -243,8 +196,7 @@ TEST(TmaTile, BringsWhatTheViewLoads) {
 }
 
 TEST(TmaTile, ByPageFoldedAndInHalves) {
-  const auto pool =
-      Pool<DynamicPaged<F16>>::Make(MakeGeometry(9, 2, 2, 32, 2, 128, DType::kF16));
+  const auto pool = Pool<DynamicPaged<F16>>::Make(MakeGeometry(9, 2, 2, 32, 2, 128, DType::kF16));
   const auto view = pool.collection.get_value_cache(1);
   const TmaSource source = TmaSourceOf(view);
   const auto check = [&](const absl::StatusOr<TmaPlan>& plan, TmaFold fold, bool paged) {
@@ -278,7 +230,8 @@ TEST(TmaTile, TensorsWithoutPages) {
   std::iota(data.begin(), data.end(), 1.0f);
   const cache::ContiguousMHAOperand<float> contiguous{data.data(), nullptr, 3, 40, kHeads, kDepth};
   const std::vector<std::uint32_t> offsets{0, 13, 50, 120};
-  const cache::RaggedMHAOperand<float> ragged{data.data(), offsets.data(), 3, 120, kHeads, kDepth, 70};
+  const cache::RaggedMHAOperand<float> ragged{data.data(), offsets.data(), 3, 120,
+                                              kHeads,      kDepth,         70};
   const auto check = [&](const auto& operand, std::uint32_t b, std::uint32_t t) {
     const auto plan = PlanTmaTile(TmaSourceOf(operand), {.tile_rows = 16});
     ASSERT_TRUE(plan.ok()) << plan.status();
@@ -350,19 +303,24 @@ void Gather(const TmaPlan& plan, const std::vector<std::int64_t>& rows, SharedTi
   for (std::uint32_t j = 0; j < plan.tile[2] / plan.box[0]; ++j) {
     for (std::size_t r = 0; r < rows.size(); ++r) {
       LoadBox(plan, {j * plan.box[0], rows[r]},
-              (j * static_cast<std::int64_t>(rows.size()) + static_cast<std::int64_t>(r)) * width, tile);
+              (j * static_cast<std::int64_t>(rows.size()) + static_cast<std::int64_t>(r)) * width,
+              tile);
     }
   }
 }
 
 TEST(Gather4TmaTile, AnyRowsInAnyType) {
-  const auto pool =
-      Pool<Paged<F8E4M3, cache::KVCacheStaticParams<1, 576>, 64, float, 576>>::Make(
-          WithScales(MakeGeometry(5, 2, 2, 64, 1, 576), DType::kF8E4M3, 576));
+  const auto pool = Pool<Paged<F8E4M3, cache::KVCacheStaticParams<1, 576>, 64, float, 576>>::Make(
+      WithScales(MakeGeometry(5, 2, 2, 64, 1, 576), DType::kF8E4M3, 576));
   const auto view = pool.collection.get_key_cache(1);
-  const std::vector<std::int64_t> rows{view.sparse_tma_row(1, 70), -1, view.sparse_tma_row(0, 3),
-                                       view.sparse_tma_row(1, 0),  -1, view.sparse_tma_row(0, 100),
-                                       view.sparse_tma_row(0, 1),  view.sparse_tma_row(1, 5)};
+  const std::vector<std::int64_t> rows{view.sparse_tma_row(1, 70),
+                                       -1,
+                                       view.sparse_tma_row(0, 3),
+                                       view.sparse_tma_row(1, 0),
+                                       -1,
+                                       view.sparse_tma_row(0, 100),
+                                       view.sparse_tma_row(0, 1),
+                                       view.sparse_tma_row(1, 5)};
   const Gather4TmaTileSpec specs[] = {
       {.tile_width = 576, .tile_height = 8, .swizzle = TmaSwizzle::k128B},
       {.tile_width = 576, .tile_stride = 576, .tile_height = 8, .swizzle = TmaSwizzle::k64B},
@@ -378,7 +336,8 @@ TEST(Gather4TmaTile, AnyRowsInAnyType) {
     const std::int64_t e = DTypeSize(plan->dtype);
     for (std::size_t r = 0; r < rows.size(); ++r) {
       for (std::int64_t byte = 0; byte < plan->tile[2] * e; ++byte) {
-        const auto at = TileByte(*plan, TmaFold::kNone, static_cast<std::int64_t>(r), byte / e) + byte % e;
+        const auto at =
+            TileByte(*plan, TmaFold::kNone, static_cast<std::int64_t>(r), byte / e) + byte % e;
         const auto* const row = reinterpret_cast<const std::byte*>(view.blocks) + rows[r] * 576;
         ASSERT_EQ(tile.bytes[static_cast<std::size_t>(at)],
                   rows[r] < 0 || byte >= 576 ? std::byte{0} : row[byte])
@@ -420,8 +379,8 @@ TEST(RopeTmaTile, RopeValuesOfRopeAwareRows) {
   EXPECT_EQ(gather->compute_capability, 100);
   SharedTile four(gather->tile_bytes());
   const std::uint32_t tokens[] = {99, 1, 64, 7};
-  Gather(*gather, {view.row_idx(0, 99), view.row_idx(0, 1), view.row_idx(0, 64), view.row_idx(0, 7)},
-         &four);
+  Gather(*gather,
+         {view.row_idx(0, 99), view.row_idx(0, 1), view.row_idx(0, 64), view.row_idx(0, 7)}, &four);
   for (std::uint32_t r = 0; r < 4; ++r) {
     for (std::uint32_t d = 0; d < 64; ++d) {
       ASSERT_EQ(At<BF16>(four, TileByte(*gather, TmaFold::kNone, r, d)).bits,
@@ -458,158 +417,6 @@ TEST(ScaleTmaTile, OneScalePerRow) {
   for (std::uint32_t r = 0; r < 16; ++r) {
     EXPECT_EQ(At<float>(tile, r * 4), r < 12 ? flat[28 + r] : 0.0f);
   }
-}
-
-Device Gpu(std::int32_t capability) {
-  Device device;
-  device.kind = DeviceKind::kCuda;
-  device.compute_capability = capability;
-  device.name = "a GPU";
-  return device;
-}
-
-TEST(TmaRefusals, GenerationOfTheDevice) {
-  TmaPlan plan;
-  plan.builder = "CreateTmaTile";
-  EXPECT_TRUE(CheckTmaDevice(Gpu(90), plan).ok());
-  EXPECT_TRUE(CheckTmaDevice(Gpu(120), plan).ok());
-  for (const auto& [device, text] :
-       {std::pair{Gpu(80), "9.0, the device is a GPU of 8.0"}, {Gpu(89), "of 8.9"},
-        {Device::Cpu(), "compute capability 9.0, the device is cpu"}}) {
-    const absl::Status status = CheckTmaDevice(device, plan);
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
-  }
-  plan.compute_capability = 100;
-  const absl::Status status = CheckTmaDevice(Gpu(90), plan);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("10.0, the device is a GPU of 9.0"));
-}
-
-TEST(TmaRefusals, RulesOfTheEncoder) {
-  alignas(16) static std::byte memory[32];
-  TmaPlan good;
-  good.builder = "x";
-  good.base = memory;
-  good.dtype = DType::kBF16;
-  good.rank = 2;
-  good.extents = {64, 100};
-  good.strides = {128};
-  good.box = {64, 256};
-  good.swizzle = TmaSwizzle::k128B;
-  EXPECT_TRUE(CheckTmaPlan(good).ok()) << CheckTmaPlan(good);
-  const auto refused = [&](const char* text, auto change) {
-    TmaPlan plan = good;
-    change(plan);
-    const absl::Status status = CheckTmaPlan(plan);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
-  };
-  refused("rank is 0", [](TmaPlan& p) { p.rank = 0; });
-  refused("rank is 6", [](TmaPlan& p) { p.rank = 6; });
-  refused("base address", [](TmaPlan& p) { p.base = memory + 8; });
-  refused("base address 0", [](TmaPlan& p) { p.base = nullptr; });
-  refused("extent 1 is 0", [](TmaPlan& p) { p.extents[1] = 0; });
-  refused("1 to 2^32", [](TmaPlan& p) { p.extents[1] = (1ull << 32) + 1; });
-  refused("signed 32-bit", [](TmaPlan& p) { p.extents[1] = (1ull << 31) - 255; });
-  refused("multiple of 16 below 2^40", [](TmaPlan& p) { p.strides[0] = 136; });
-  refused("multiple of 16 below 2^40", [](TmaPlan& p) { p.strides[0] = 1ull << 40; });
-  refused("box extent 1 is 257", [](TmaPlan& p) { p.box[1] = 257; });
-  refused("box extent 1 is 0", [](TmaPlan& p) { p.box[1] = 0; });
-  refused("a box row is 8 bytes", [](TmaPlan& p) { p.box[0] = 4; });
-  refused("the swizzle spans 128", [](TmaPlan& p) { p.box[0] = 72; });
-  refused("the swizzle spans 32", [](TmaPlan& p) { p.swizzle = TmaSwizzle::k32B; });
-  TmaPlan edge = good;
-  edge.extents[1] = (1ull << 31) - 256;
-  EXPECT_TRUE(CheckTmaPlan(edge).ok());
-}
-
-TEST(TmaRefusals, ArgumentsOfTheBuilders) {
-  const auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(5, 2, 1, 64, 2, 72, DType::kBF16));
-  const TmaSource source = TmaSourceOf(pool.collection.get_key_cache(0));
-  const auto refused = [](const absl::StatusOr<TmaPlan>& plan, const char* text) {
-    EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument) << text;
-    EXPECT_THAT(std::string(plan.status().message()), HasSubstr(text));
-  };
-  refused(PlanTmaTile(source, {.tile_rows = 0}), "tile_rows is 0");
-  refused(PlanTmaTile(source, {.tile_rows = 96}), "divisor of the page size 64");
-  refused(PlanTmaTile(source, {.tile_rows = 64, .tile_columns = 72}), "multiple of 64");
-  refused(PlanTmaTile(source, {.tile_rows = 64, .fold = TmaFold::kTile}), "cannot fold");
-  refused(PlanPagedTmaTile(source, {.tile_rows = 64, .fold = TmaFold::kRows}), "cannot fold");
-  refused(PlanRaggedTmaTile(source, {.tile_rows = 257}), "1 to 256");
-  refused(PlanGather4TmaTile(source, {.tile_width = 64, .tile_height = 6}), "multiple of 4");
-  refused(PlanGather4TmaTile(source, {.tile_width = 0}), "tile_width is 0");
-  refused(PlanGather4TmaTile(source, {.tile_width = 72, .tile_stride = 72}), "rows of 144 elements");
-  refused(PlanGather4TmaTile(source, {.tile_width = 145}), "rows of 144 elements");
-  refused(PlanScaleTmaTile(source, {.tile_rows = 16}), "has no f32 scales");
-  TmaSource odd = source;
-  odd.head_size = odd.content_size = 36;  // rows of 144 bytes, heads of 72
-  refused(PlanTmaTile(odd, {.tile_rows = 64}), "multiple of 16 below 2^40");
-  TmaSource wide = source;
-  wide.num_rows = (std::int64_t{1} << 31) - 255;
-  refused(PlanTmaTile(wide, {.tile_rows = 64}), "signed 32-bit");
-  wide.num_rows = std::int64_t{1} << 30;  // the ragged map counts rows of heads
-  refused(PlanRaggedTmaTile(wide, {.tile_rows = 64}), "signed 32-bit");
-
-  const auto fp8 = Pool<Paged<F8E4M3, cache::KVCacheStaticParams<2, 576>, 64, float, 576>>::Make(
-      WithScales(MakeGeometry(3, 2, 1, 64, 2, 576), DType::kF8E4M3, 576));
-  const TmaSource two_heads = TmaSourceOf(fp8.collection.get_key_cache(0));
-  refused(PlanScaleTmaTile(two_heads, {.tile_rows = 16}), "2 scales per row");
-  refused(PlanGather4TmaTile(two_heads, {.tile_width = 576}), "box extent 0 is 576");
-  TmaSource one = two_heads;
-  one.scales_per_row = 1;
-  refused(PlanScaleTmaTile(one, {.tile_rows = 128}), "divide the page size 64");
-  refused(PlanRopeTmaTile(two_heads, {.tile_rows = 64, .tile_columns = 64, .padded_depth = 512}),
-          "are not the row of");
-  AlignedArray<float> flat(16);
-  const cache::ContiguousMHAOperand<float> operand{flat.data(), nullptr, 1, 13, 1, 1};
-  refused(PlanScaleTmaTile(TmaSourceOf(operand), {.tile_rows = 8}), "multiple of 4");
-}
-
-// Rows of tests/testdata/kv_cache/differences.md.
-TEST(TmaDifferences, D33ScalesOfACacheAreAListOfRankOne) {
-  const auto pool =
-      Pool<Paged<std::int8_t, cache::KVCacheStaticParams<1, 64>, 32, float, 64>>::Make(
-          WithScales(MakeGeometry(3, 2, 1, 32, 1, 64), DType::kI8, 64));
-  const auto view = pool.collection.get_key_cache(0);
-  const auto plan = PlanScaleTmaTile(TmaSourceOf(view), {.tile_rows = 32});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->rank, 1u);
-  EXPECT_EQ(plan->extents[0], static_cast<std::uint64_t>(view.num_scale_rows()));
-  EXPECT_EQ(plan->box[0], 36u);
-}
-
-TEST(TmaDifferences, D34RaggedRowsAndHeadsShareADimension) {
-  const auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(5, 2, 1, 32, 3, 64, DType::kBF16));
-  const auto view = pool.collection.get_key_cache(0);
-  const auto plan = PlanRaggedTmaTile(TmaSourceOf(view), {.tile_rows = 128});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->rank, 3u);
-  EXPECT_EQ(plan->extents[2], 3u * static_cast<std::uint64_t>(view.num_kv_rows() + 1));
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(plan->base) + 128 * 3 * 64 * 2,
-            reinterpret_cast<std::uintptr_t>(view.blocks));
-}
-
-TEST(TmaDifferences, D35GatheredRowsHaveTheirTrueWidth) {
-  const auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(5, 2, 1, 32, 3, 64, DType::kBF16));
-  const TmaSource source = TmaSourceOf(pool.collection.get_key_cache(0));
-  const auto plan = PlanGather4TmaTile(source, {.tile_width = 64, .swizzle = TmaSwizzle::k128B});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->extents[0], 192u);
-  EXPECT_EQ(plan->strides[0], 384u);
-  EXPECT_FALSE(PlanGather4TmaTile(source, {.tile_width = 64, .tile_stride = 256}).ok());
-}
-
-TEST(TmaDifferences, D36RopeExtentIsItsValues) {
-  const auto pool =
-      Pool<Paged<F8E4M3, cache::KVCacheStaticParams<1, 640, true, 64>, 64, float, 640>>::Make(
-          WithScales(MakeGeometry(3, 1, 1, 64, 1, 640), DType::kF8E4M3, 640));
-  const auto plan = PlanRopeTmaTile(TmaSourceOf(pool.collection.get_key_cache(0)),
-                                    {.tile_rows = 64, .tile_columns = 64, .padded_depth = 512});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->extents[0], 64u);
-  EXPECT_EQ(plan->extents[1], 1u);
-  EXPECT_EQ(plan->strides[1], 640u);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 // + 1, and 4 j + {2, 3} the same columns of row g + 8 (PTX ISA, "wgmma.mma_async m64nNk16 register
 // fragments"). A from registers has the layout of mma.m16n8k16, per warp.
 //
-// Order: WgmmaPin and WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin; accumulators and A in registers are not
-// touched in between.
+// Order: WgmmaPin and WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin; accumulators and A in
+// registers are not touched in between.
 
 #include <cuda_runtime.h>
 
@@ -46,8 +46,9 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Holds every use of the registers on its side of this place: before a fence, so that they are written by then; after a
-// wait, so that nobody reads or overwrites them while a product is under way.
+// Holds every use of the registers on its side of this place: before a fence, so that they are
+// written by then; after a wait, so that nobody reads or overwrites them while a product is under
+// way.
 template <int kN>
 __device__ __forceinline__ void WgmmaPin(float (&registers)[kN]) {
 #pragma unroll
@@ -59,8 +60,8 @@ __device__ __forceinline__ void WgmmaPin(std::uint32_t (&registers)[kN]) {
   for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// d = A B, plus d when `accumulate`; A [64, 16] and B [16, kN] in shared memory, A K-major. kTransB 0: B is
-// K-major (rows of N, K contiguous); 1: MN-major (rows of K, N contiguous).
+// d = A B, plus d when `accumulate`; A [64, 16] and B [16, kN] in shared memory, A K-major. kTransB
+// 0: B is K-major (rows of N, K contiguous); 1: MN-major (rows of K, N contiguous).
 template <typename T, int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                             bool accumulate) {
