@@ -24,6 +24,7 @@
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
+#include "kernels/cuda/kv_tensor_maps.h"
 #include "kernels/device_sampler.h"
 #include "kernels/ops.h"
 
@@ -212,8 +213,8 @@ struct Sequences {
   std::optional<AnyKvCollection> collection;
 };
 
-// Arguments: sequences, cached tokens, rows of each, heads, KV heads, head size. bf16; one row is a decode step, more
-// are a prompt.
+// Arguments: sequences, cached tokens, rows of each, heads, KV heads, head size, and whether tensor maps are given, so
+// that the kernels of compute capability 9.0 run, or the portable ones. bf16; one row is a decode step, more are a prompt.
 void BM_Attention(benchmark::State& state) {
   Gpu* const gpu = GpuOrSkip(state);
   if (gpu == nullptr) return;
@@ -240,6 +241,11 @@ void BM_Attention(benchmark::State& state) {
       .has_generated_rows = !is_prompt};
   const AnyKvView k = KeyView(*sequences.collection, 0);
   const AnyKvView v = ValueView(*sequences.collection, 0);
+  std::unique_ptr<cuda::KvTensorMaps> maps;
+  if (state.range(6) != 0) {
+    maps = *cuda::KvTensorMaps::Create(gpu->stream.device(), *sequences.collection);
+    if (maps == nullptr) return state.SkipWithError("no tensor maps on this device");
+  }
   const std::int64_t width = std::int64_t{heads} * d;
   const DeviceBuffer q = Random<BF16>(*gpu, batch * rows * width);
   const DeviceBuffer out = Random<BF16>(*gpu, batch * rows * width);
@@ -260,22 +266,32 @@ void BM_Attention(benchmark::State& state) {
                                                  .batch_size = batch,
                                                  .num_heads = heads,
                                                  .scale = 0.088f,
-                                                 .plan = plan.get()});
+                                                 .plan = plan.get(),
+                                                 .maps = maps.get()});
           });
 }
-BENCHMARK(BM_Attention)
-    ->ArgNames({"batch", "cached", "rows", "heads", "kv_heads", "d"})
-    ->Args({1, 1024, 1, 32, 8, 128})
-    ->Args({32, 4096, 1, 32, 8, 128})
-    ->Args({64, 8192, 1, 32, 8, 128})
-    ->Args({32, 4096, 1, 32, 32, 64})
-    ->Args({1, 0, 2048, 32, 8, 128})
-    ->Args({1, 0, 8192, 32, 8, 128})
-    ->Args({1, 0, 8192, 32, 8, 64})
-    ->Args({1, 24576, 8192, 32, 8, 128})
-    ->UseManualTime();
-BENCHMARK(BM_Attention)->Name("BM_Attention/tiny/decode")->Args({2, 70, 1, 4, 2, 64})->UseManualTime();
-BENCHMARK(BM_Attention)->Name("BM_Attention/tiny/prompt")->Args({1, 3, 70, 4, 2, 64})->UseManualTime();
+void AttentionShapes(Benchmark* benchmark) {
+  benchmark->ArgNames({"batch", "cached", "rows", "heads", "kv_heads", "d", "maps"})
+      ->UseManualTime();
+  for (const int maps : {0, 1}) {
+    benchmark->Args({1, 1024, 1, 32, 8, 128, maps})
+        ->Args({32, 4096, 1, 32, 8, 128, maps})
+        ->Args({64, 8192, 1, 32, 8, 128, maps})
+        ->Args({32, 4096, 1, 32, 32, 64, maps})
+        ->Args({1, 0, 2048, 32, 8, 128, maps})
+        ->Args({1, 0, 8192, 32, 8, 128, maps})
+        ->Args({1, 0, 8192, 32, 8, 64, maps})
+        ->Args({1, 24576, 8192, 32, 8, 128, maps});
+  }
+}
+void TinyAttention(Benchmark* benchmark) {
+  benchmark->UseManualTime();
+  for (const int maps : {0, 1}) {
+    benchmark->Args({2, 70, 1, 4, 2, 64, maps})->Args({1, 3, 70, 4, 2, 64, maps});
+  }
+}
+BENCHMARK(BM_Attention)->Apply(AttentionShapes);
+BENCHMARK(BM_Attention)->Name("BM_Attention/tiny")->Apply(TinyAttention);
 
 // Argument: sequences of a decode step at 4096 tokens.
 void BM_PlanAttention(benchmark::State& state) {

@@ -57,7 +57,8 @@ def attention_peers(torch):
                                                   enable_gqa=heads != kv_heads))
         name = (f"BM_Attention/batch:{batch}/cached:{cached}/rows:{rows}/heads:{heads}"
                 f"/kv_heads:{kv_heads}/d:{d}")
-        yield name, "torch SDPA, contiguous", seconds
+        for maps in (0, 1):
+            yield f"{name}/maps:{maps}", "torch SDPA, contiguous", seconds
 
 
 def main():
