@@ -67,6 +67,8 @@ std::vector<Thread> threads;
 // The thread that starts kernels, with an index that no other has.
 Thread main_thread;
 SimtCounters counters;
+// Whether a thread of the launch has waited for the kernel in front.
+bool waited_in_front = false;
 
 void MakeRunnable(Thread* thread) {
   thread->waits_for = nullptr;
@@ -299,6 +301,7 @@ void RunBlock(std::uint32_t x, std::uint32_t y, std::uint64_t seed) {
 
 void RunKernel(const KernelLaunch& launch, std::uint64_t seed) {
   block.launch = &launch;
+  waited_in_front = false;
   Random random(seed);
   std::vector<std::uint32_t> order(launch.blocks_x * launch.blocks_y);
   std::iota(order.begin(), order.end(), 0u);
@@ -308,7 +311,14 @@ void RunKernel(const KernelLaunch& launch, std::uint64_t seed) {
   for (const std::uint32_t i : order) {
     RunBlock(i % launch.blocks_x, i / launch.blocks_x, random.Next());
   }
+  if (launch.programmatic && !waited_in_front) {
+    Fatal("launched to overlap the kernel in front, but no thread has called DependencyWait");
+  }
   block.launch = nullptr;
+}
+
+void WaitForKernelInFront() {
+  waited_in_front = true;
 }
 
 bool InKernel() {

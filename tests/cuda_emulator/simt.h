@@ -32,6 +32,9 @@ struct KernelLaunch {
   std::uint32_t blocks_y = 1;
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
+  // It may start before the kernel in front of it has ended: some thread must wait for that one, or
+  // the kernel behind could overtake both.
+  bool programmatic = false;
   std::function<void()> body;  // one thread
 };
 
@@ -122,6 +125,9 @@ void Wait(const char* what, std::uint32_t detail);
 void Wake(Thread* thread);
 std::vector<Thread>& Threads();
 std::uint32_t NumThreads();
+
+// The calling thread waits for the kernel in front, which has always ended here.
+void WaitForKernelInFront();
 
 // Work that the hardware does on its own, the bytes of bulk copies: at once, some time later or
 // when nobody can run, by chance; mostly as late as that. A block that ends before is an error.

@@ -256,6 +256,19 @@ TEST_F(SimtDeathTest, GlobalMemoryOutOfBounds) {
       "a byte was written at .*0 bytes behind a block of 240 bytes");
 }
 
+__global__ void Overlaps(std::uint32_t waits) {
+  if (BlockX() >= waits) return;
+  DependencyLaunch();
+  DependencyWait();
+}
+
+TEST_F(SimtDeathTest, SomeThreadWaitsForTheKernelInFront) {
+  Run(Overlaps, {.blocks_x = 2, .threads = 32, .programmatic = true}, 1u);
+  Run(Overlaps, {.blocks_x = 2, .threads = 32}, 0u);
+  EXPECT_DEATH(Run(Overlaps, {.blocks_x = 2, .threads = 32, .programmatic = true}, 0u),
+               "no thread has called DependencyWait");
+}
+
 TEST_F(SimtTest, LaunchesThatNoDeviceTakes) {
   const auto launch = [&](const LaunchShape& shape) {
     return Launch(context_, "test_kernel", OneWarpStays, shape).code();

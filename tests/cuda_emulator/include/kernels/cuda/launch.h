@@ -28,12 +28,14 @@ template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {
   if (shape.blocks_x == 0 || shape.blocks_y == 0) return absl::OkStatus();
-  cuda_emulator::KernelLaunch launch{.name = name,
-                                     .blocks_x = shape.blocks_x,
-                                     .blocks_y = shape.blocks_y,
-                                     .threads = shape.threads,
-                                     .shared_bytes = shape.shared_bytes,
-                                     .body = {}};
+  cuda_emulator::KernelLaunch launch{
+      .name = name,
+      .blocks_x = shape.blocks_x,
+      .blocks_y = shape.blocks_y,
+      .threads = shape.threads,
+      .shared_bytes = shape.shared_bytes,
+      .programmatic = shape.programmatic && context.compute_capability >= 90,
+      .body = {}};
   launch.body = [kernel, values = std::tuple<P...>(P(static_cast<A&&>(args))...)] {
     std::apply(kernel, values);
   };

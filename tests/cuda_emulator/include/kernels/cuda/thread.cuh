@@ -112,7 +112,9 @@ inline std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
 }
 inline void DeviceFence() {}
 
-inline void DependencyWait() {}
+inline void DependencyWait() {
+  emulator::WaitForKernelInFront();
+}
 inline void DependencyLaunch() {}
 
 }  // namespace quire::kernels::cuda
