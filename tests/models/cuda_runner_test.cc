@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -138,7 +139,7 @@ class Stage {
   StepRunner& runner() { return *runner_; }
   const CudaRunner& cuda() const { return *cuda_; }
   cache::KvPool& pool() { return *pool_; }
-  StepBatch& batch() { return batch_; }
+  cache::CacheManager& cache() { return *cache_; }
   const kernels::Backend& backend() const { return *backend_; }
 
  private:
@@ -324,6 +325,50 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   const auto want = again.Generate(0, {5, 6}, 2);
   ASSERT_TRUE(want.ok());
   EXPECT_EQ(std::vector<std::int32_t>({token, (*second)->draws[0].token}), *want);
+}
+
+// A fork copies the page that both sequences would write; a cleared page is zero, scales included.
+TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    std::vector<std::int32_t> tokens(22);
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      tokens[i] = static_cast<std::int32_t>(3 * i + 1);
+    Stage stage(true, dtype);
+    ASSERT_TRUE(stage.Start(Fixture()).ok());
+    ASSERT_TRUE(stage.Launch(0, tokens, 0, 21, 22).ok());
+    ASSERT_TRUE(stage.runner().Collect().ok());
+    ASSERT_TRUE(stage.cache().Fork(BatchRow{0}, BatchRow{3}, 21).ok());
+    std::vector<std::int32_t> drawn;
+    for (const std::uint32_t row : {3u, 0u}) {
+      ASSERT_TRUE(stage.Launch(row, tokens, 21, 1, 22).ok());
+      const auto result = stage.runner().Collect();
+      ASSERT_TRUE(result.ok()) << result.status();
+      drawn.push_back((*result)->draws[0].token);
+    }
+    EXPECT_EQ(drawn[0], drawn[1]);
+    Stage alone(true, dtype);
+    ASSERT_TRUE(alone.Start(Fixture()).ok());
+    EXPECT_EQ(alone.Generate(1, tokens, 1)->front(), drawn[0]);
+
+    StepBatch clear;
+    clear.clears = {BlockId{1}, BlockId{2}};
+    const cache::KvStepInputs& inputs = stage.cache().PrepareStep({});
+    clear.kv = &inputs;
+    ASSERT_TRUE(stage.runner().Run(clear).ok());
+    stage.cache().CompleteStep();
+    ASSERT_TRUE(stage.runner().Collect().ok());
+    for (const BlockId page : clear.clears) {
+      const std::span<std::byte> bytes = stage.pool().page_blocks(page);
+      std::vector<std::byte> copy(bytes.size(), std::byte{1});
+      const Stream& stream = *stage.backend().cuda()->stream;
+      ASSERT_TRUE(
+          stream.Copy(copy.data(), bytes.data(), static_cast<std::int64_t>(copy.size())).ok());
+      ASSERT_TRUE(stream.Synchronize().ok());
+      EXPECT_EQ(std::count(copy.begin(), copy.end(), std::byte{0}),
+                static_cast<std::ptrdiff_t>(copy.size()));
+    }
+    EXPECT_TRUE(stage.pool().CheckIntegrity().ok());
+  }
 }
 
 TEST_F(CudaRunnerTest, AFaultOnTheDeviceIsReportedAsItsLoss) {
