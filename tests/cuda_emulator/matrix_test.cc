@@ -14,7 +14,8 @@
 namespace quire::kernels::cuda {
 namespace {
 
-using namespace quire::cuda_emulator;  // NOLINT
+using cuda_emulator::DeviceArray;
+using cuda_emulator::KernelTest;
 
 class MatrixTest : public KernelTest {};
 using MatrixDeathTest = MatrixTest;

@@ -13,7 +13,16 @@
 namespace quire::kernels::cuda {
 namespace {
 
-using namespace quire::cuda_emulator;  // NOLINT
+using cuda_emulator::DeviceArray;
+using cuda_emulator::DeviceBytesAllocated;
+using cuda_emulator::EmulatorOptions;
+using cuda_emulator::EncodeTiled;
+using cuda_emulator::GetOptions;
+using cuda_emulator::InjectFault;
+using cuda_emulator::KernelTest;
+using cuda_emulator::QueuedOperations;
+using cuda_emulator::Reset;
+using cuda_emulator::SetOptions;
 
 class RuntimeTest : public KernelTest {
  protected:

@@ -11,7 +11,11 @@
 namespace quire::kernels::cuda {
 namespace {
 
-using namespace quire::cuda_emulator;  // NOLINT
+using cuda_emulator::CollectiveCount;
+using cuda_emulator::DeviceArray;
+using cuda_emulator::KernelTest;
+using cuda_emulator::LaunchCount;
+using cuda_emulator::Reset;
 
 class SimtTest : public KernelTest {};
 using SimtDeathTest = SimtTest;

@@ -16,7 +16,9 @@
 namespace quire::kernels::cuda {
 namespace {
 
-using namespace quire::cuda_emulator;  // NOLINT
+using cuda_emulator::DeviceArray;
+using cuda_emulator::EncodeTiled;
+using cuda_emulator::KernelTest;
 
 class Sm90Test : public KernelTest {
  protected:
