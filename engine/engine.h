@@ -64,6 +64,10 @@ struct EngineOptions {
   AdmissionMode admission = AdmissionMode::kSafe;
   absl::Duration queue_timeout = absl::InfiniteDuration();
   absl::Duration priority_aging_interval = absl::Seconds(10);
+  // Prompts may find pages with generated tokens. False where the two are computed differently and a
+  // warm cache must give the bits of a cold one: then only the sequence that generated them, and
+  // choices that share its tokens, find them again.
+  bool share_generated_pages = true;
   // limits.*
   ParamLimits limits;
   std::int32_t max_queued_requests = 1024;

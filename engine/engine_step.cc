@@ -269,7 +269,7 @@ void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
   sequence.computed = end;
   const std::uint32_t page_size = cache_->page_size();
   if (begin / page_size != end / page_size) {
-    cache_->Publish(*sequence.row, sequence.tokens, &sequence.keys, end);
+    cache_->Publish(*sequence.row, sequence.cache_tokens(), &sequence.keys, end);
   }
 }
 
@@ -326,6 +326,7 @@ void EngineCore::ForkRequest(LiveRequest& live) {
     Sequence& child = *live.sequences[c];
     child.tokens.reserve(parent.tokens.capacity());
     child.tokens.assign(parent.tokens.begin(), parent.tokens.end());
+    child.marked_tokens = parent.marked_tokens;
     child.keys = parent.keys;
     child.history = parent.history;
     child.history_index = parent.history_index;
@@ -338,7 +339,7 @@ void EngineCore::ForkRequest(LiveRequest& live) {
 
 void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now) {
   LiveRequest& live = *sequence.request;
-  sequence.tokens.push_back(token.token);
+  sequence.Append(token.token);
   if (live.uses_history()) AddToHistory(sequence, token.token, /*in_output=*/true);
   live.shown_output_tokens.fetch_add(1, std::memory_order_relaxed);
   const std::optional<FinishReason> finish = FinishAfter(sequence);

@@ -69,7 +69,8 @@ void Scheduler::GivePagesBack(Sequence& sequence) {
   if (request.request.cache.skip_write || HasPendingCopy(request)) {
     cache_->Free(*sequence.row);
   } else {
-    cache_->FreeKeepingTail(*sequence.row, sequence.tokens, sequence.keys, sequence.computed);
+    cache_->FreeKeepingTail(*sequence.row, sequence.cache_tokens(), sequence.keys,
+                            sequence.computed);
   }
   ReleaseRow(sequence);
 }

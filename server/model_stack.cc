@@ -361,7 +361,10 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
   engine.limits.vocab_size = vocab_size;
   engine.limits.max_tokens_per_request =
       options.max_tokens_per_request.value_or(context_tokens_);
-  if (!device_->is_cpu()) engine.max_step_prompt_tokens = engine.max_step_tokens;
+  if (!device_->is_cpu()) {
+    engine.max_step_prompt_tokens = engine.max_step_tokens;
+    engine.share_generated_pages = options.determinism != "strict";
+  }
   if (options.text_threads_auto) {
     engine.text_threads = std::max(1, Machine::Detect().physical_cores() / 8);
   }

@@ -77,15 +77,24 @@ class RunningDaemon {
 
   struct Answer {
     std::vector<std::int32_t> ids;
+    int cached_tokens = 0;
     grpc::Status status;
     std::multimap<grpc::string_ref, grpc::string_ref> trailers;
     std::unique_ptr<grpc::ClientContext> context;  // owns the trailers
   };
   Answer Generate(const std::string& text, int max_tokens) const {
-    Answer answer;
-    answer.context = std::make_unique<grpc::ClientContext>();
     v1::GenerateRequest request;
     request.set_text(text);
+    return Generate(request, max_tokens);
+  }
+  Answer GenerateAfter(const std::vector<std::int32_t>& ids, int max_tokens) const {
+    v1::GenerateRequest request;
+    request.mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
+    return Generate(request, max_tokens);
+  }
+  Answer Generate(v1::GenerateRequest request, int max_tokens) const {
+    Answer answer;
+    answer.context = std::make_unique<grpc::ClientContext>();
     request.mutable_sampling()->set_temperature(0);
     request.mutable_stopping()->set_max_tokens(max_tokens);
     request.mutable_stopping()->set_ignore_eos(true);
@@ -94,6 +103,7 @@ class RunningDaemon {
     v1::GenerateResponse message;
     while (reader->Read(&message)) {
       for (const std::int32_t id : message.completed().token_ids()) answer.ids.push_back(id);
+      if (message.has_completed()) answer.cached_tokens = message.completed().usage().cached_tokens();
     }
     answer.status = reader->Finish();
     answer.trailers = answer.context->GetServerTrailingMetadata();
@@ -197,6 +207,36 @@ TEST_F(CudaDaemonTest, GivesTheSameTokensWithAndWithoutGraphsAndOverlap) {
       EXPECT_EQ(daemon.Stop(), kExitOk);
     }
   }
+}
+
+TEST_F(CudaDaemonTest, StrictFindsNoPagesOfGeneratedTokens) {
+  std::vector<std::int32_t> turn;
+  for (int i = 0; i < 20; ++i) turn.push_back(100 + i);
+  std::vector<std::int32_t> warm;
+  for (const char* level : {"batch_invariant", "strict"}) {
+    RunningDaemon daemon(dir_.path(), Tiny({"device.type=cuda",
+                                            absl::StrCat("engine.determinism=", level)}));
+    daemon.WaitUntilReady();
+    const std::vector<std::int32_t> output = daemon.GenerateAfter(turn, 20).ids;
+    ASSERT_EQ(output.size(), 20u);
+    std::vector<std::int32_t> next = turn;
+    next.insert(next.end(), output.begin(), output.end());
+    const RunningDaemon::Answer answer = daemon.GenerateAfter(next, 3);
+    ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+    if (absl::string_view(level) == "strict") {
+      EXPECT_LE(answer.cached_tokens, 20);
+      EXPECT_GE(answer.cached_tokens, 16);
+      warm = answer.ids;
+      turn = next;
+    } else {
+      EXPECT_GE(answer.cached_tokens, 32);
+    }
+    EXPECT_EQ(daemon.Stop(), kExitOk);
+  }
+  RunningDaemon cold(dir_.path(), Tiny({"device.type=cuda", "engine.determinism=strict"}));
+  cold.WaitUntilReady();
+  EXPECT_EQ(cold.GenerateAfter(turn, 3).ids, warm);
+  EXPECT_EQ(cold.Stop(), kExitOk);
 }
 
 TEST_F(CudaDaemonTest, ADeviceThatCannotBeOpenedEndsWith71AndItsNumbers) {
