@@ -44,6 +44,11 @@ absl::Status CheckOptions(const EngineOptions& options, const cache::CacheManage
   if (options.max_queued_requests < 1) {
     return too_small("limits.max_queued_requests", options.max_queued_requests, 1);
   }
+  if (options.vocab_size > kGeneratedMark) {
+    return absl::InvalidArgumentError(absl::StrCat("the vocabulary has ", options.vocab_size,
+                                                   " tokens, at most ", kGeneratedMark,
+                                                   " are possible"));
+  }
   for (const std::int32_t token : options.eos_token_ids) {
     if (token >= 0 && token < options.vocab_size) continue;
     return absl::InvalidArgumentError(absl::StrCat("end-of-sequence token ", token,

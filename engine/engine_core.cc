@@ -117,6 +117,7 @@ void EngineCore::Prepare(LiveRequest& live, absl::Time now) {
   }
   Sequence& first = live.first();
   first.tokens = std::move(live.prompt);
+  if (!options_.share_generated_pages) first.marked_tokens = first.tokens;
   first.keys = std::move(live.keys);
   first.tokens.reserve(first.tokens.size() +
                        static_cast<std::size_t>(std::min(live.max_tokens, 4096)));

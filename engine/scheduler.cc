@@ -223,7 +223,7 @@ cache::PrefixMatch Scheduler::MatchPrefix(const Sequence& sequence) const {
     limit = std::min(limit, request.scored_tokens - 1);
   }
   if (request.was_scheduled) limit = std::min(limit, sequence.high_water);
-  return cache_->Match(sequence.tokens, sequence.keys, request.root, limit);
+  return cache_->Match(sequence.cache_tokens(), sequence.keys, request.root, limit);
 }
 
 Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {

@@ -49,6 +49,9 @@ enum class SequenceState : std::uint8_t {
   kFinished
 };
 
+// Above every vocabulary.
+inline constexpr std::int32_t kGeneratedMark = 1 << 30;
+
 struct Sequence {
   LiveRequest* request = nullptr;
   std::int32_t choice = 0;
@@ -70,10 +73,22 @@ struct Sequence {
   bool completed = false;  // kFinished because it came to its own end
   bool scrubbed = false;   // kFinished because of its logits
 
+  // Without EngineOptions::share_generated_pages, what the cache is told instead of `tokens`:
+  // generated tokens carry kGeneratedMark. So page keys, comparisons of tokens and partial matches
+  // tell the classes apart, and the cache needs to know nothing of them. Empty otherwise.
+  std::vector<std::int32_t> marked_tokens;
+
   // Kept only when a penalty asks for it; `history_index` finds the entry of a token.
   std::vector<kernels::TokenCount> history;
   absl::flat_hash_map<std::int32_t, std::uint32_t> history_index;
 
+  const std::vector<std::int32_t>& cache_tokens() const {
+    return marked_tokens.empty() ? tokens : marked_tokens;
+  }
+  void Append(std::int32_t token) {
+    tokens.push_back(token);
+    if (!marked_tokens.empty()) marked_tokens.push_back(token | kGeneratedMark);
+  }
   std::uint32_t total() const { return static_cast<std::uint32_t>(tokens.size()); }
   std::uint32_t launched() const { return computed + in_flight; }
   std::uint32_t known() const { return total() + pending_draws; }

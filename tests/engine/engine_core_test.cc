@@ -468,6 +468,60 @@ TEST(AdmissionQueueTest, RateIsTheMeanOfTheLastTenSeconds) {
   EXPECT_EQ(meter.PerSecond(now + absl::Seconds(20)), 0);
 }
 
+// A second turn of a conversation: the first prompt, its answer, and something new.
+TEST_P(EngineCoreTest, StrictRowClassesKeepGeneratedPagesFromPrompts) {
+  for (const bool strict : {false, true}) {
+    HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
+    options.engine.share_generated_pages = !strict;
+    Harness harness(options);
+    Request first = MakeRequest("first", MakePrompt(1, 40), 60);
+    first.stopping.ignore_eos = true;
+    harness.Submit(first);
+    harness.RunUntilIdle();
+    std::vector<std::int32_t> turn = MakePrompt(1, 40);
+    const std::vector<std::int32_t>& answer = harness.output("first").tokens.at(0);
+    turn.insert(turn.end(), answer.begin(), answer.end());
+    turn.push_back(7);
+    for (const char* id : {"second", "third"}) {
+      harness.Submit(MakeRequest(id, turn, 5));
+      harness.RunUntilIdle();
+    }
+    // The last token of the answer has no K and V. With classes the match ends with the prompt.
+    EXPECT_EQ(harness.output("second").cached_tokens, strict ? 40 : 99);
+    EXPECT_EQ(harness.output("third").cached_tokens, 100) << "prompt rows are found by prompts";
+    EXPECT_EQ(harness.output("second").tokens, RunAlone(MakeRequest("s", turn, 5)).tokens);
+    EXPECT_EQ(harness.output("third").tokens, harness.output("second").tokens);
+  }
+}
+
+TEST_P(EngineCoreTest, StrictRowClassesLetPreemptedSequencesFindTheirOwnPages) {
+  HarnessOptions options = Tiny(AdmissionMode::kOvercommit, GetParam());
+  options.engine.share_generated_pages = false;
+  Harness harness(options);
+  std::uint32_t resumed = 0;
+  harness.runner.SetHook([&](const models::StepBatch& batch) {
+    for (const models::StepRow& row : batch.rows) {
+      // Several tokens behind cached ones that were generated: a sequence that came back.
+      resumed += row.cache_length > 40 && row.num_tokens > 1;
+    }
+    return absl::OkStatus();
+  });
+  std::vector<Request> requests;
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back(
+        MakeRequest(absl::StrCat("r", i), MakePrompt(static_cast<unsigned>(i), 40), 120));
+    requests.back().sampling.choice_count = 1 + i % 2;
+    harness.Submit(requests.back());
+  }
+  harness.RunUntilIdle();
+  EXPECT_GT(harness.probe.preemptions(), 5);
+  EXPECT_GT(resumed, 0);
+  for (const Request& request : requests) {
+    ExpectSameOutput(harness.output(request.id), RunAlone(request));
+  }
+  ExpectAllPagesBack(harness);
+}
+
 TEST_P(EngineCoreTest, RandomRunKeepsEveryInvariant) {
   std::mt19937_64 random(42);
   for (int round = 0; round < 4; ++round) {
