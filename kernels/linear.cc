@@ -65,8 +65,7 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
   }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) {
-      return internal::PackLinearCuda(backend, sources, dtype, static_cast<std::uint32_t>(n), k,
-                                      activations);
+      return internal::PackLinearCuda(backend, sources, dtype, k, activations);
     }
   }
   PackedLinear packed;
@@ -119,9 +118,9 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
 }
 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
-                                              std::uint32_t n, std::uint32_t k, DType activations) {
+                                              std::uint32_t n, std::uint32_t k) {
   const WeightRows source{w, n};
-  return LinearPacker::Pack(backend, {&source, 1}, dtype, k, activations);
+  return LinearPacker::Pack(backend, {&source, 1}, dtype, k, DType::kF32);
 }
 
 absl::StatusOr<PackedLinear> PackQuantizedLinear(const Backend& backend,

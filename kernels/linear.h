@@ -97,9 +97,9 @@ struct WeightRows {
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, DType activations = DType::kF32);
+// One matrix for f32 activations.
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
-                                              std::uint32_t n, std::uint32_t k,
-                                              DType activations = DType::kF32);
+                                              std::uint32_t n, std::uint32_t k);
 
 // A stored quantised matrix, all without gaps; any alignment.
 struct QuantizedWeight {
@@ -152,7 +152,7 @@ inline constexpr std::uint32_t kLinearPart = 256;
 void LinearCpu(const LinearParams& params);
 absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
-                                            std::uint32_t n, std::uint32_t k, DType activations);
+                                            std::uint32_t k, DType activations);
 absl::StatusOr<PackedLinear> PackQuantizedCuda(const Backend& backend,
                                                const QuantizedWeight& weight, std::uint32_t n,
                                                std::uint32_t k);

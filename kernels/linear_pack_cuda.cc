@@ -95,17 +95,23 @@ std::uint8_t ZeroOf(WeightFormat format) {
   return format == WeightFormat::kInt8 ? 0x80 : 0;
 }
 
+// Of a matrix, or of where a part of it begins.
+struct Extents {
+  std::uint32_t n;
+  std::uint32_t k;
+};
+
 // The bytes of one tile in the order of linear_tree.h; false when there is a NaN among them.
-bool PackTile(const QuantizedWeight& weight, std::uint32_t n, std::uint32_t k, std::uint32_t n0,
-              std::uint32_t k0, std::uint8_t* to) {
+bool PackTile(const QuantizedWeight& weight, Extents size, Extents first, std::uint8_t* to) {
   const std::uint32_t bits = weight.format == WeightFormat::kInt4 ? 4 : 8;
   bool is_number = true;
   for (std::uint32_t i = 0; i < cuda::kLinearTileN * cuda::kLinearTileK; ++i) {
     const cuda::LinearPlace place = cuda::LinearPlaceOf(bits, i);
-    const std::int64_t row = std::int64_t{n0} + place.feature;
-    const std::int64_t column = std::int64_t{k0} + place.input;
-    const std::uint8_t code =
-        row < n && column < k ? CodeOf(weight, row * k + column) : ZeroOf(weight.format);
+    const std::int64_t row = std::int64_t{first.n} + place.feature;
+    const std::int64_t column = std::int64_t{first.k} + place.input;
+    const std::uint8_t code = row < size.n && column < size.k
+                                  ? CodeOf(weight, row * size.k + column)
+                                  : ZeroOf(weight.format);
     if (weight.format == WeightFormat::kFp8E4M3 && (code & 0x7f) == 0x7f) is_number = false;
     if (bits == 8) {
       to[i] = code;
@@ -147,8 +153,10 @@ class CudaLinearPacker {
  public:
   static absl::StatusOr<PackedLinear> Plain(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
-                                            std::uint32_t n, std::uint32_t k, DType activations) {
+                                            std::uint32_t k, DType activations) {
     const bool round = activations == DType::kBF16 && dtype != DType::kBF16;
+    std::uint32_t n = 0;
+    for (const WeightRows& source : sources) n += source.num_rows;
     PackedLinear packed;
     packed.n_ = n;
     packed.k_ = k;
@@ -207,7 +215,7 @@ class CudaLinearPacker {
         for (std::int64_t i = begin; i < end; ++i) {
           const auto n0 = static_cast<std::uint32_t>((first + i) / tiles_k * cuda::kLinearTileN);
           const auto k0 = static_cast<std::uint32_t>((first + i) % tiles_k * cuda::kLinearTileK);
-          if (!PackTile(weight, n, k, n0, k0, piece.data() + i * tile_bytes)) numbers = false;
+          if (!PackTile(weight, {n, k}, {n0, k0}, piece.data() + i * tile_bytes)) numbers = false;
         }
       });
       QUIRE_RETURN_IF_ERROR(
@@ -226,8 +234,8 @@ namespace internal {
 
 absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
-                                            std::uint32_t n, std::uint32_t k, DType activations) {
-  return CudaLinearPacker::Plain(backend, sources, dtype, n, k, activations);
+                                            std::uint32_t k, DType activations) {
+  return CudaLinearPacker::Plain(backend, sources, dtype, k, activations);
 }
 
 absl::StatusOr<PackedLinear> PackQuantizedCuda(const Backend& backend,

@@ -109,7 +109,8 @@ absl::StatusOr<std::shared_ptr<CublasLt>> CublasLt::Open(const Stream& stream,
   void* const opened = dlopen(std::string(library).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("engine.determinism fast needs ", library, ": ", dlerror()));
+        absl::StrCat("engine.determinism fast needs ", library, ": ",
+                     dlerror()));  // NOLINT(concurrency-mt-unsafe): of this thread
   }
   CublasLtApi api{};
   std::string missing;
@@ -201,7 +202,7 @@ absl::Status CublasLt::SetRows(const LtPlans& plans, std::uint32_t num_rows, std
 
 absl::Status CublasLt::Choose(LtPlans* plans, bool y_is_bf16) const {
   LtPlans::Plan& plan = y_is_bf16 ? plans->bf16 : plans->f32;
-  const cublasLtMatrixLayout_t c = y_is_bf16 ? plan.y : plans->residual;
+  auto* const c = y_is_bf16 ? plan.y : plans->residual;
   const auto handle = static_cast<cublasLtHandle_t>(handle_);
   QUIRE_ASSIGN_OR_RETURN(const auto candidates, Candidates(*api_, handle, *plans, c, plan.y));
   for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
@@ -246,8 +247,7 @@ absl::StatusOr<const LtPlans*> CublasLt::Pin(std::uint32_t n, std::uint32_t k) {
 
 void CublasLt::Destroy(LtPlans* plans) const {
   if (plans == nullptr) return;
-  for (const cublasLtMatrixLayout_t layout :
-       {plans->w, plans->x, plans->residual, plans->f32.y, plans->bf16.y}) {
+  for (auto* const layout : {plans->w, plans->x, plans->residual, plans->f32.y, plans->bf16.y}) {
     if (layout != nullptr) api_->layout_destroy(layout);
   }
   if (plans->product != nullptr) api_->desc_destroy(plans->product);

@@ -246,7 +246,7 @@ TEST_F(CublasLtTest, PinsOneUnsplitAlgorithmPerShapeAndTypeAndUsesItForAllRows) 
 
   const auto w = RandomFloats(kN * kK, 1, 0.1f);
   const auto bytes = Encode(w, DType::kBF16);
-  const auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, kN, kK, DType::kBF16);
+  const auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, kN, kK);
   ASSERT_TRUE(packed.ok());
   const BF16* const x = Place<BF16>(RandomFloats(kRows * kXStride, 2));
   const auto residual = RandomFloats(kRows * kResidualStride, 3);
@@ -315,7 +315,7 @@ TEST_F(CublasLtTest, NamesWhatItCannotCompute) {
   const auto plans = library_->Pin(kN, kK);
   ASSERT_TRUE(plans.ok());
   const auto bytes = Encode(RandomFloats(kN * kK, 1), DType::kBF16);
-  const auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, kN, kK, DType::kBF16);
+  const auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, kN, kK);
   ASSERT_TRUE(packed.ok());
   const BF16* const x = Place<BF16>(RandomFloats(kRows * kXStride, 2));
   float* const y = Place<float>(std::vector<float>(kRows * kYStride));
@@ -342,15 +342,15 @@ TEST_F(CublasLtTest, LinearUsesItForWhatItComputes) {
   // As Backend::CreateCuda does in kFast, with the stand-in for the library.
   const_cast<CudaContext*>(backend_.cuda())->cublaslt = library_.get();
   const auto w = RandomFloats(kN * kK, 1);
-  const auto pack = [&](std::uint32_t n, std::uint32_t k, DType activations) {
+  const auto pack = [&](std::uint32_t n, std::uint32_t k) {
     const auto bytes = Encode({w.data(), std::size_t{n} * k}, DType::kBF16);
-    auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, n, k, activations);
+    auto packed = PackLinearWeight(backend_, bytes.data(), DType::kBF16, n, k);
     EXPECT_TRUE(packed.ok()) << packed.status();
     return *std::move(packed);
   };
-  const PackedLinear even = pack(kN, kK, DType::kBF16);
+  const PackedLinear even = pack(kN, kK);
   EXPECT_EQ(fake.heuristic_calls, 2);
-  const PackedLinear odd = pack(kN - 1, kK, DType::kBF16);
+  const PackedLinear odd = pack(kN - 1, kK);
   EXPECT_EQ(fake.heuristic_calls, 2);
   const BF16* const x = Place<BF16>(RandomFloats(kRows * kXStride, 2));
   const float* const wide = Place<float>(RandomFloats(kRows * kXStride, 2));

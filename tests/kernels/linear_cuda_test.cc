@@ -185,7 +185,8 @@ std::vector<float> Compute(const CudaBackend& cuda, const PackedLinear& weight,
 PackedLinear Pack(const CudaBackend& cuda, std::span<const float> w, DType dtype, std::uint32_t n,
                   std::uint32_t k, DType activations = DType::kBF16) {
   const auto bytes = Encode(w, dtype);
-  auto packed = PackLinearWeight(*cuda, bytes.data(), dtype, n, k, activations);
+  const WeightRows rows{bytes.data(), n};
+  auto packed = PackLinearWeights(*cuda, {&rows, 1}, dtype, k, activations);
   EXPECT_TRUE(packed.ok()) << packed.status();
   return *std::move(packed);
 }
