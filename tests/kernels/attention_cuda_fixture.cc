@@ -19,7 +19,6 @@ namespace quire::kernels {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-constexpr std::uint32_t kOutGap = 8;  // columns between rows of the output
 
 template <typename T>
 T* Align(std::vector<T>& storage, std::size_t alignment) {
@@ -105,7 +104,9 @@ void ExactHead(const View& keys, const View& values, std::uint32_t b, std::uint3
 CudaBackend::CudaBackend(int num_sms, std::uint64_t seed) : pool_(1) {
   cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
   options.num_sms = num_sms;
-  options.seed = seed;
+  // QUIRE_EMULATOR_SEED moves every order that the tests ask for.
+  static const std::uint64_t first = options.seed;
+  options.seed = first - 1 + seed;
   cuda_emulator::SetOptions(options);
   stream_ = std::make_unique<Stream>(*Stream::Create(*OpenCudaDevice(0)));
   backend_.emplace(*Backend::CreateCuda(*stream_, Determinism::kBatchInvariant, &pool_));
@@ -152,20 +153,38 @@ AttentionRig::AttentionRig(const AttentionShape& shape, std::vector<std::uint32_
         Rounded(RandomFloats(lengths_[s] * row_size(), seed + 100 + s), shape.activations));
   }
   const AnyKvCollection host = HostCollection();
-  Fill(KeyView(host, 0), seed + 1);
-  Fill(ValueView(host, 0), seed + 2);
+  Fill(KeyView(host, 0), false, seed + 1);
+  Fill(ValueView(host, 0), true, seed + 2);
 }
 
 std::uint32_t AttentionRig::PagesOf(std::uint32_t sequence) const {
   return (lengths_[sequence] + shape_.page_size - 1) / shape_.page_size;
 }
 
-void AttentionRig::Fill(const AnyKvView& view, std::uint32_t seed) {
+void AttentionRig::Cancel(std::uint32_t sequence, bool is_values, std::vector<float>* x) const {
+  const std::size_t row = std::size_t{shape_.kv_heads} * shape_.head_size;
+  const std::uint32_t half = lengths_[sequence] / 2;
+  for (std::uint32_t t = 0; t < lengths_[sequence]; ++t) {
+    for (std::size_t i = 0; i < row; ++i) {
+      float& value = (*x)[t * row + i];
+      if (!is_values) {
+        value = 0;
+      } else if (t >= half && t < 2 * half) {
+        value = -(*x)[(t - half) * row + i];
+      } else {
+        value = std::ldexp(value, static_cast<int>(t * 37 % 25) - 12);
+      }
+    }
+  }
+}
+
+void AttentionRig::Fill(const AnyKvView& view, bool is_values, std::uint32_t seed) {
   std::visit(
       [&](const auto& v) {
         for (std::uint32_t s = 0; s < lengths_.size(); ++s) {
           const std::size_t row = std::size_t{shape_.kv_heads} * shape_.head_size;
-          const std::vector<float> x = RandomFloats(lengths_[s] * row, seed + 1000 * s);
+          std::vector<float> x = RandomFloats(lengths_[s] * row, seed + 1000 * s);
+          if (shape_.cancelling) Cancel(s, is_values, &x);
           for (std::uint32_t t = 0; t < lengths_[s]; ++t) {
             for (std::uint32_t h = 0; h < shape_.kv_heads; ++h) {
               StoreRow(v, s, t, h, x.data() + t * row + std::size_t{h} * shape_.head_size);
@@ -249,11 +268,11 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
       offsets_(cuda, std::vector<std::uint32_t>(step.size() + 1)),
       q_(cuda, Poison(std::max({max_rows, RowsOf(step), 1u}) * rig.row_size(),
                       rig.shape_.activations)),
-      out_(cuda, Poison((std::max({max_rows, RowsOf(step), 1u}) + 1) * (rig.row_size() + kOutGap),
+      out_(cuda, Poison((std::max({max_rows, RowsOf(step), 1u}) + 1) * (rig.row_size() + rig.shape_.out_gap),
                         rig.shape_.activations)) {
   const auto batch = static_cast<std::uint32_t>(step.size());
   max_rows = std::max({max_rows, RowsOf(step), 1u});
-  out_host_ = Poison((max_rows + 1) * (rig.row_size() + kOutGap), rig.shape_.activations);
+  out_host_ = Poison((max_rows + 1) * (rig.row_size() + rig.shape_.out_gap), rig.shape_.activations);
   UploadPool();
   MakeViews(batch, max_rows);
   planned_.row_offsets = offsets_.data();
@@ -343,7 +362,7 @@ absl::Status DeviceStep::Enqueue() const {
   params.out = FloatPtr(out_.data(), shape.activations);
   params.row_offsets = offsets_.data();
   params.q_stride = static_cast<std::int64_t>(rig_.row_size());
-  params.out_stride = static_cast<std::int64_t>(rig_.row_size() + kOutGap);
+  params.out_stride = static_cast<std::int64_t>(rig_.row_size() + rig_.shape_.out_gap);
   params.batch_size = planned_.batch_size;
   params.num_heads = shape.heads;
   params.scale = 1 / std::sqrt(static_cast<float>(shape.head_size));
@@ -354,7 +373,7 @@ absl::Status DeviceStep::Enqueue() const {
 
 std::vector<float> DeviceStep::Read() {
   out_.Read(cuda_, &out_host_);
-  const std::size_t stride = rig_.row_size() + kOutGap;
+  const std::size_t stride = rig_.row_size() + rig_.shape_.out_gap;
   const auto size = static_cast<std::size_t>(DTypeSize(rig_.shape_.activations));
   std::vector<float> result;
   for (std::size_t i = 0; i < out_host_.size() / size; ++i) {

@@ -71,6 +71,11 @@ struct AttentionShape {
   DType activations = DType::kBF16;
   std::uint32_t granularity = 0;  // of one-byte pages; 0: the head
   bool tensor_maps = false;
+  std::uint32_t out_gap = 8;  // columns between rows of the output
+  // All keys are zero, values differ by powers of two from token to token, and those of a sequence's second half undo
+  // those of its first. What its last row is left with is the rounding of its sums, so that any change of their order
+  // shows, even in bf16.
+  bool cancelling = false;
   std::uint32_t first_page = 0;  // added to the page ids on the device, behind pages that no step names
 };
 
@@ -104,7 +109,9 @@ class AttentionRig {
   std::vector<std::uint32_t> Table(const std::vector<StepRows>& step) const;
   // The views of the pool in host memory, one row per sequence.
   AnyKvCollection HostCollection() const;
-  void Fill(const AnyKvView& view, std::uint32_t seed);
+  void Fill(const AnyKvView& view, bool is_values, std::uint32_t seed);
+  // Token t of a sequence in x, a row to a token.
+  void Cancel(std::uint32_t sequence, bool is_values, std::vector<float>* x) const;
 
   AttentionShape shape_;
   std::vector<std::uint32_t> lengths_;

@@ -25,7 +25,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 
 AttentionShape Shape(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t head_size,
                      std::uint32_t page_size, DType kv = DType::kBF16) {
-  return {heads, kv_heads, head_size, page_size, kv, DType::kBF16, 0, true};
+  return {heads, kv_heads, head_size, page_size, kv, DType::kBF16, 0, true, 8};
 }
 
 void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
@@ -152,6 +152,20 @@ TEST(AttentionSm90Test, GeneratedRowsHaveTheBitsOfThePortableKernel) {
         << length << " keys, heads of " << shape.head_size << ", pages of " << shape.page_size;
     ++i;
   }
+}
+
+// Rows that are not aligned to 16 bytes run in the portable kernels, tensor maps or not.
+TEST(AttentionSm90Test, OtherRowsRunInThePortableKernels) {
+  const CudaBackend cuda;
+  AttentionShape shape = Shape(4, 2, 64, 16);
+  shape.out_gap = 4;
+  const std::vector<StepRows> step = {{0, 20, 70, 2}};
+  const std::uint64_t before =
+      cuda_emulator::LaunchCount(kPrefill) + cuda_emulator::LaunchCount(kDecode);
+  const std::vector<float> out = AttentionRig(shape, {92}, 3).Run(cuda, step);
+  EXPECT_EQ(cuda_emulator::LaunchCount(kPrefill) + cuda_emulator::LaunchCount(kDecode), before);
+  shape.tensor_maps = false;
+  EXPECT_TRUE(SameBits(out, AttentionRig(shape, {92}, 3).Run(cuda, step)));
 }
 
 TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
