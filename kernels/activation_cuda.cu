@@ -1,5 +1,5 @@
-// The gated product: bound by memory (bf16: 4 bytes in, 2 out), one 16-byte access per operand and thread where
-// addresses allow it. Grid: rows by blocks of columns.
+// The gated product: bound by memory (bf16: 4 bytes in, 2 out), one 16-byte access per operand and
+// thread where addresses allow it. Grid: rows by blocks of columns.
 
 #include <cstdint>
 
@@ -64,14 +64,14 @@ __global__ void __launch_bounds__(kThreads) SiluProductKernel(const SiluProductA
 template <typename T>
 absl::Status LaunchSiluProduct(const CudaContext& context, const SiluProductParams& params) {
   constexpr std::uint32_t kColumns = kThreads * kWidth<T>;
-  return cuda::Launch(context, "silu_product", SiluProductKernel<T>,
-                      {.blocks_x = params.num_rows,
-                       .blocks_y = params.columns / kColumns + (params.columns % kColumns != 0),
-                       .threads = kThreads,
-                       .programmatic = true},
-                      SiluProductArgs<T>{params.gate.as<T>(), params.up.as<T>(), params.y.as<T>(),
-                                         params.gate_stride, params.up_stride, params.y_stride,
-                                         params.columns});
+  return cuda::Launch(
+      context, "silu_product", SiluProductKernel<T>,
+      {.blocks_x = params.num_rows,
+       .blocks_y = params.columns / kColumns + (params.columns % kColumns != 0),
+       .threads = kThreads,
+       .programmatic = true},
+      SiluProductArgs<T>{params.gate.as<T>(), params.up.as<T>(), params.y.as<T>(),
+                         params.gate_stride, params.up_stride, params.y_stride, params.columns});
 }
 
 }  // namespace
@@ -84,9 +84,9 @@ absl::Status SiluProductCuda(const CudaContext& context, const SiluProductParams
     if (dtype == DType::kF32) return LaunchSiluProduct<float>(context, params);
     if (dtype == DType::kBF16) return LaunchSiluProduct<BF16>(context, params);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "gated product of ", DTypeName(dtype), " and ", DTypeName(params.up.dtype()), " to ",
-      DTypeName(params.y.dtype()), ", on a GPU all are f32 or all are bf16"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("gated product of ", DTypeName(dtype), " and ", DTypeName(params.up.dtype()),
+                   " to ", DTypeName(params.y.dtype()), ", on a GPU all are f32 or all are bf16"));
 }
 
 }  // namespace internal

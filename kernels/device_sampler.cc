@@ -21,7 +21,8 @@ using internal::DeviceRow;
 using internal::DeviceSampled;
 using internal::SamplerState;
 
-// Offsets in bytes. The slots lie at the start of device and pinned memory alike; the rest is on the device only.
+// Offsets in bytes. The slots lie at the start of device and pinned memory alike; the rest is on
+// the device only.
 struct Layout {
   std::int64_t results;  // in a slot
   std::int64_t tops;     // in a slot
@@ -145,15 +146,14 @@ struct DeviceSampler::State {
   std::byte* gpu(std::int64_t offset) const {
     return static_cast<std::byte*>(device.data()) + offset;
   }
-  const std::uint8_t* text_table() const {
-    return has_text.empty() ? nullptr : has_text.data();
-  }
+  const std::uint8_t* text_table() const { return has_text.empty() ? nullptr : has_text.data(); }
 
   Staged Reserve(std::size_t num_rows, const ListSizes& sizes, int slot);
   void StageDraw(const SamplingRow& row, DeviceRow& to, ListSizes& at, const Staged& staged) const;
   absl::Status Enqueue(const Staged& staged, std::span<const DeviceRow> rows,
                        const ListSizes& sizes, int slot);
-  absl::Status EnqueueGroup(std::span<const DeviceRow> rows, const internal::SamplerArgs& args) const;
+  absl::Status EnqueueGroup(std::span<const DeviceRow> rows,
+                            const internal::SamplerArgs& args) const;
   absl::StatusOr<ListSizes> SizesOf(std::span<const SamplingRow> rows, const Slot& slot) const;
   const DeviceSampled& Sampled(int slot, std::size_t index) const {
     return reinterpret_cast<const DeviceSampled*>(host(slot) + layout.results)[index];
@@ -177,9 +177,8 @@ absl::StatusOr<ListSizes> DeviceSampler::State::SizesOf(std::span<const Sampling
                        text_vocab, " and its own table"));
     }
     const std::int32_t best = std::max(row.num_logprobs, 0);
-    QUIRE_RETURN_IF_ERROR(
-        CheckLimit("log-probabilities of a row", static_cast<std::uint64_t>(best),
-                   limits.max_logprobs));
+    QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", static_cast<std::uint64_t>(best),
+                                     limits.max_logprobs));
     if (HasPenalties(row)) history += row.history_size;
     bias += row.bias_size;
     banned += row.banned_size;
@@ -223,8 +222,7 @@ void DeviceSampler::State::StageDraw(const SamplingRow& row, DeviceRow& to, List
                  ? static_cast<std::uint32_t>(row.top_k)
                  : 0;
   to.top_p = static_cast<double>(row.top_p);
-  to.log_min_p =
-      row.min_p > 0.0f ? std::log(row.min_p) : -std::numeric_limits<float>::infinity();
+  to.log_min_p = row.min_p > 0.0f ? std::log(row.min_p) : -std::numeric_limits<float>::infinity();
   to.filtered = !to.greedy && (to.top_k > 0 || to.top_p < 1.0);
   to.repetition_penalty = row.repetition_penalty;
   to.presence_penalty = row.presence_penalty;
@@ -278,15 +276,13 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
   const auto on_device = [&]<typename T>(const T* p) {
     return reinterpret_cast<const T*>(to + (reinterpret_cast<const std::byte*>(p) - from));
   };
-  QUIRE_RETURN_IF_ERROR(
-      stream.Copy(to + (staged.begin - from), staged.begin, staged.bytes));
+  QUIRE_RETURN_IF_ERROR(stream.Copy(to + (staged.begin - from), staged.begin, staged.bytes));
   internal::SamplerArgs args{};
   args.history = on_device(staged.history);
   args.bias = on_device(staged.bias);
   args.banned = on_device(staged.banned);
-  args.has_text = has_text.empty()
-                      ? nullptr
-                      : reinterpret_cast<const std::uint8_t*>(gpu(layout.has_text));
+  args.has_text =
+      has_text.empty() ? nullptr : reinterpret_cast<const std::uint8_t*>(gpu(layout.has_text));
   args.states = reinterpret_cast<SamplerState*>(gpu(layout.states));
   args.buckets = reinterpret_cast<std::uint64_t*>(gpu(layout.buckets));
   args.x = reinterpret_cast<float*>(gpu(layout.x));
@@ -308,9 +304,8 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
   const auto back = [&](std::int64_t offset, std::int64_t bytes) {
     return bytes == 0 ? absl::OkStatus() : stream.Copy(from + offset, to + offset, bytes);
   };
-  QUIRE_RETURN_IF_ERROR(
-      back(layout.results + rows[0].result * std::int64_t{sizeof(DeviceSampled)},
-           static_cast<std::int64_t>(rows.size() * sizeof(DeviceSampled))));
+  QUIRE_RETURN_IF_ERROR(back(layout.results + rows[0].result * std::int64_t{sizeof(DeviceSampled)},
+                             static_cast<std::int64_t>(rows.size() * sizeof(DeviceSampled))));
   return back(layout.tops + rows[0].top * std::int64_t{sizeof(TopLogprob)},
               sizes.tops * std::int64_t{sizeof(TopLogprob)});
 }
@@ -356,14 +351,13 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   }
   if (limits.vocab == 0 || limits.vocab > (1u << 30) ||
       limits.max_logprobs > internal::kMaxDeviceLogprobs) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device sampler for a vocabulary of ", limits.vocab, " and ",
-                     limits.max_logprobs, " log-probabilities, limits are 1 to 2^30 and ",
-                     internal::kMaxDeviceLogprobs));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "device sampler for a vocabulary of ", limits.vocab, " and ", limits.max_logprobs,
+        " log-probabilities, limits are 1 to 2^30 and ", internal::kMaxDeviceLogprobs));
   }
   if (!has_text.empty() && has_text.size() != limits.vocab) {
-    return absl::InvalidArgumentError(absl::StrCat("has_text has ", has_text.size(),
-                                                   " entries, the vocabulary ", limits.vocab));
+    return absl::InvalidArgumentError(
+        absl::StrCat("has_text has ", has_text.size(), " entries, the vocabulary ", limits.vocab));
   }
   const Layout layout = LayoutFor(limits);
   QUIRE_ASSIGN_OR_RETURN(DeviceBuffer device,
@@ -423,8 +417,7 @@ absl::Status DeviceSampler::Score(std::span<const ScoredToken> tokens, int slot)
     QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", best, limits.max_logprobs));
     sizes.tops += best;
   }
-  QUIRE_RETURN_IF_ERROR(
-      CheckLimit("scores", of.scores.size() + tokens.size(), limits.max_scores));
+  QUIRE_RETURN_IF_ERROR(CheckLimit("scores", of.scores.size() + tokens.size(), limits.max_scores));
   if (tokens.empty()) return absl::OkStatus();
   const Staged staged = state_->Reserve(tokens.size(), sizes, slot);
   std::uint32_t top = of.used.tops;

@@ -32,9 +32,9 @@ QUIRE_HOST_DEVICE inline float ExactExp(float x) {
   return (p + p) * std::bit_cast<float>(exponent << 23);
 }
 
-// Random word r as an exponential variate: -ln u with u = (r + 0.5) / 2^32, which f64 holds exactly,
-// rounded to f32 from a relative error below 1e-15. u = m 2^k with m near 1, and ln m = 2 atanh(s),
-// s = (m - 1) / (m + 1), by its series: s^2 is at most 0.0295, so ten terms leave 2e-17.
+// Random word r as an exponential variate: -ln u with u = (r + 0.5) / 2^32, which f64 holds
+// exactly, rounded to f32 from a relative error below 1e-15. u = m 2^k with m near 1, and ln m = 2
+// atanh(s), s = (m - 1) / (m + 1), by its series: s^2 is at most 0.0295, so ten terms leave 2e-17.
 QUIRE_HOST_DEVICE inline float ExponentialVariate(std::uint32_t r) {
   const double u = (static_cast<double>(r) + 0.5) * 0x1p-32;
   const auto bits = std::bit_cast<std::uint64_t>(u);
@@ -66,9 +66,9 @@ struct CosSin {
   float sin;
 };
 
-// Cosine and sine of any |angle| below 2^31, each within 1.5e-7. The angle loses multiples of pi / 2
-// in f64, where two pieces of pi / 2 leave an error far below an f32's; what remains, at most pi / 4, goes
-// into Taylor polynomials in f32 (remainders 2e-9).
+// Cosine and sine of any |angle| below 2^31, each within 1.5e-7. The angle loses multiples of pi /
+// 2 in f64, where two pieces of pi / 2 leave an error far below an f32's; what remains, at most pi
+// / 4, goes into Taylor polynomials in f32 (remainders 2e-9).
 QUIRE_HOST_DEVICE inline CosSin ExactCosSin(float angle) {
   const auto a = static_cast<double>(angle);
   const double n = rint(a * 0.6366197723675814);

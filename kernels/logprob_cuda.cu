@@ -1,6 +1,7 @@
-// Raw log-probabilities of rows whose token is known: the sum of exponentials with the tree of the CPU (parts of 4096
-// logits, 16 virtual lanes, parts in order in f64), the token's rank, and the n best ids by the digit search of the draws.
-// The logarithm is taken on the host, so the figures are those of the CPU to the bit.
+// Raw log-probabilities of rows whose token is known: the sum of exponentials with the tree of the
+// CPU (parts of 4096 logits, 16 virtual lanes, parts in order in f64), the token's rank, and the n
+// best ids by the digit search of the draws. The logarithm is taken on the host, so the figures are
+// those of the CPU to the bit.
 
 #include <cstdint>
 
@@ -60,8 +61,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const std::uint64_t token_key = OrderKey(row.logits[token], token);
   std::uint32_t better = 0;
   const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end;
-       i += kSamplerThreads) {
+  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
     if (!HasText(args, i)) continue;
     const float logit = row.logits[i];
     const std::uint64_t key = OrderKey(logit, i);
@@ -113,12 +113,13 @@ struct TopSearch {
   std::uint32_t num_best;
 };
 
-// The n best ids, best first: the border, what lies above it in any order, and each one's place by counting.
+// The n best ids, best first: the border, what lies above it in any order, and each one's place by
+// counting.
 __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, const DeviceRow& row,
                                                    TopSearch& search, std::uint32_t count) {
   const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockX()} * args.vocab;
-  const std::uint64_t border = FindBorder(search.digits, keys, count, 0,
-                                          static_cast<double>(row.num_logprobs), OfOne{});
+  const std::uint64_t border =
+      FindBorder(search.digits, keys, count, 0, static_cast<double>(row.num_logprobs), OfOne{});
   if (cuda::ThreadIndex() == 0) search.num_best = 0;
   cuda::SyncBlock();
   for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
@@ -144,14 +145,13 @@ __global__ void __launch_bounds__(kSamplerThreads)
   if (!Asked(row, state)) return;
   std::uint32_t num_top = 0;
   if (row.num_logprobs > 0) {
-    num_top = WriteTops(args, row, *reinterpret_cast<TopSearch*>(cuda::SharedMemory16()),
-                        state.top_kept);
+    num_top =
+        WriteTops(args, row, *reinterpret_cast<TopSearch*>(cuda::SharedMemory16()), state.top_kept);
   }
   if (cuda::ThreadIndex() != 0) return;
   double sum = 0;
   for (std::uint32_t i = 0; i < args.num_parts; ++i) {
-    sum += static_cast<double>(
-        args.part_sums[std::int64_t{cuda::BlockX()} * args.num_parts + i]);
+    sum += static_cast<double>(args.part_sums[std::int64_t{cuda::BlockX()} * args.num_parts + i]);
   }
   DeviceSampled& result = args.results[row.result];
   result.sum = sum;

@@ -1,10 +1,11 @@
 // The norm: one block a row, the row in registers between its two passes.
 //
-// Thread t owns elements 4 (t + 256 j) .. + 3 for j = 0, 1, ...; it adds their squares in that order, a warp adds its
-// lanes by a butterfly, and the eight sums of the warps are added in order. Nothing of that depends on the batch, on
-// addresses or on how many elements fit into registers.
+// Thread t owns elements 4 (t + 256 j) .. + 3 for j = 0, 1, ...; it adds their squares in that
+// order, a warp adds its lanes by a butterfly, and the eight sums of the warps are added in order.
+// Nothing of that depends on the batch, on addresses or on how many elements fit into registers.
 //
-// Bound by memory: 8 bytes in and 6 (f32 results: 8) out per element with a residual, 4 and 2 (4) without.
+// Bound by memory: 8 bytes in and 6 (f32 results: 8) out per element with a residual, 4 and 2 (4)
+// without.
 
 #include <cstdint>
 
@@ -19,7 +20,8 @@ namespace {
 
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
-// Groups of four elements that a thread keeps in registers: rows up to 8192. What is longer is read twice.
+// Groups of four elements that a thread keeps in registers: rows up to 8192. What is longer is read
+// twice.
 constexpr std::uint32_t kHeld = 8;
 
 template <typename Y>
@@ -173,12 +175,11 @@ bool IsAligned(const void* pointer, std::int64_t stride_bytes, std::uintptr_t by
 
 template <typename Y>
 absl::Status LaunchRmsNorm(const CudaContext& context, const RmsNormParams& params) {
-  const bool aligned = params.hidden % 4 == 0 &&
-                       IsAligned(params.x.data(), params.x_stride * 4, 16) &&
-                       IsAligned(params.weight, 0, 16) &&
-                       IsAligned(params.residual, params.residual_stride * 4, 16) &&
-                       IsAligned(params.y.data(), params.y_stride * std::int64_t{sizeof(Y)},
-                                 4 * sizeof(Y));
+  const bool aligned =
+      params.hidden % 4 == 0 && IsAligned(params.x.data(), params.x_stride * 4, 16) &&
+      IsAligned(params.weight, 0, 16) &&
+      IsAligned(params.residual, params.residual_stride * 4, 16) &&
+      IsAligned(params.y.data(), params.y_stride * std::int64_t{sizeof(Y)}, 4 * sizeof(Y));
   return cuda::Launch(
       context, "rms_norm", RmsNormKernel<Y>,
       {.blocks_x = params.num_rows,
@@ -199,9 +200,9 @@ absl::Status RmsNormCuda(const CudaContext& context, const RmsNormParams& params
   if (params.x.is_f32() && params.y.dtype() == DType::kBF16) {
     return LaunchRmsNorm<BF16>(context, params);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("norm of ", DTypeName(params.x.dtype()), " to ", DTypeName(params.y.dtype()),
-                   ", on a GPU it is f32 to f32 or bf16"));
+  return absl::InvalidArgumentError(absl::StrCat("norm of ", DTypeName(params.x.dtype()), " to ",
+                                                 DTypeName(params.y.dtype()),
+                                                 ", on a GPU it is f32 to f32 or bf16"));
 }
 
 }  // namespace internal

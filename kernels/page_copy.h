@@ -1,7 +1,7 @@
 #pragma once
 
-// Page copies inside one pool: the tail of a forked sequence, and clean pages. The scales of a quantised
-// pool go with the values.
+// Page copies inside one pool: the tail of a forked sequence, and clean pages. The scales of a
+// quantised pool go with the values.
 
 #include <cstdint>
 #include <span>
@@ -18,10 +18,10 @@ struct PageCopyItem {
   std::uint32_t num_rows;     // first tokens of the page to copy, at most the page size
 };
 
-// For each item, in order, the first num_rows tokens of a page, K and V of all layers; the rest of the
-// destination stays. An item sees what the items before it copied. Returns INVALID_ARGUMENT, with nothing
-// copied, for a page outside the pool, the null page as destination, too many rows, or a quantised pool
-// on the CPU.
+// For each item, in order, the first num_rows tokens of a page, K and V of all layers; the rest of
+// the destination stays. An item sees what the items before it copied. Returns INVALID_ARGUMENT,
+// with nothing copied, for a page outside the pool, the null page as destination, too many rows, or
+// a quantised pool on the CPU.
 absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
                        std::span<const PageCopyItem> items);
 

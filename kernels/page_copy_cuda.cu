@@ -1,6 +1,7 @@
-// Page copies: the items of a launch are a kernel argument, so that nothing is staged. A page is (K, V) x layers runs
-// of page_size rows, of which the first rows are copied; blocks go over (item, run) and their threads along the run.
-// Grid and block are small: a copy runs beside decode and must not starve it.
+// Page copies: the items of a launch are a kernel argument, so that nothing is staged. A page is
+// (K, V) x layers runs of page_size rows, of which the first rows are copied; blocks go over (item,
+// run) and their threads along the run. Grid and block are small: a copy runs beside decode and
+// must not starve it.
 
 #include <algorithm>
 #include <array>
@@ -54,10 +55,9 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Unit>
 absl::Status LaunchCopy(const CudaContext& context, const CopyList& list, const CopyLayout& layout,
                         bool zero) {
-  return cuda::Launch(
-      context, "page_copy", CopyPagesKernel<Unit>,
-      {.blocks_x = layout.num_runs, .blocks_y = list.count, .threads = kThreads}, list, layout,
-      zero);
+  return cuda::Launch(context, "page_copy", CopyPagesKernel<Unit>,
+                      {.blocks_x = layout.num_runs, .blocks_y = list.count, .threads = kThreads},
+                      list, layout, zero);
 }
 
 absl::Status LaunchLayout(const CudaContext& context, const CopyList& list,
@@ -83,11 +83,10 @@ absl::Status LaunchList(const CudaContext& context, const AnyKvCollection& pool,
                   geometry.page_size * row_elements * size, row_elements * size,
                   geometry.kv_dim * geometry.num_layers};
         };
-        QUIRE_RETURN_IF_ERROR(
-            LaunchLayout(context, list,
-                         layout(collection.blocks(), geometry.block_stride(),
-                                geometry.row_elements(), geometry.dtype),
-                         zero));
+        QUIRE_RETURN_IF_ERROR(LaunchLayout(context, list,
+                                           layout(collection.blocks(), geometry.block_stride(),
+                                                  geometry.row_elements(), geometry.dtype),
+                                           zero));
         if constexpr (std::decay_t<decltype(collection)>::kQuantized) {
           return LaunchLayout(context, list,
                               layout(collection.scales(), geometry.scale_block_stride(),
@@ -101,12 +100,11 @@ absl::Status LaunchList(const CudaContext& context, const AnyKvCollection& pool,
 
 // Whether `item` may not run beside those of the list.
 bool DependsOn(const PageCopyItem& item, const CopyList& list) {
-  return std::any_of(list.items.begin(), list.items.begin() + list.count,
-                     [&](const PageCopyItem& other) {
-                       return item.source == other.destination ||
-                              item.destination == other.source ||
-                              item.destination == other.destination;
-                     });
+  return std::any_of(
+      list.items.begin(), list.items.begin() + list.count, [&](const PageCopyItem& other) {
+        return item.source == other.destination || item.destination == other.source ||
+               item.destination == other.destination;
+      });
 }
 
 }  // namespace
@@ -129,8 +127,7 @@ absl::Status CopyPagesCuda(const CudaContext& context, const AnyKvCollection& po
 
 absl::Status ZeroPagesCuda(const CudaContext& context, const AnyKvCollection& pool,
                            std::span<const std::uint32_t> pages) {
-  const std::uint32_t rows =
-      std::visit([](const auto& c) { return c.geometry().page_size; }, pool);
+  const std::uint32_t rows = std::visit([](const auto& c) { return c.geometry().page_size; }, pool);
   for (std::size_t at = 0; at < pages.size(); at += kMaxItems) {
     CopyList list{};
     for (const std::uint32_t page :

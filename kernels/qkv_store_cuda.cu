@@ -1,10 +1,11 @@
-// Between the QKV product and attention: one warp per (token, head) reads the head once, rotates it in f32, and writes
-// a q head back in place or a k or v head into its page. A lane owns four neighbouring columns, and the other column of
-// each of its pairs is read as well (from L1), before any lane of the warp writes. The group of a quantised page is one
-// head, so its largest magnitude is a butterfly over the warp.
+// Between the QKV product and attention: one warp per (token, head) reads the head once, rotates it
+// in f32, and writes a q head back in place or a k or v head into its page. A lane owns four
+// neighbouring columns, and the other column of each of its pairs is read as well (from L1), before
+// any lane of the warp writes. The group of a quantised page is one head, so its largest magnitude
+// is a butterfly over the warp.
 //
-// A launch of its own, so that attention never reads through TMA what its own kernel wrote. Bound by memory: a token's
-// QKV row in, its q row and its page rows out.
+// A launch of its own, so that attention never reads through TMA what its own kernel wrote. Bound
+// by memory: a token's QKV row in, its q row and its page rows out.
 
 #include <cstdint>
 #include <limits>
@@ -165,11 +166,11 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const bool is_key = head < args.num_heads + kv_heads;
-  StoreHead<E>(is_key ? args.keys : args.values,
-               {static_cast<std::uint32_t>(batch_row),
-                head - args.num_heads - (is_key ? 0 : kv_heads),
-                static_cast<std::uint32_t>(args.positions[row])},
-               values);
+  StoreHead<E>(
+      is_key ? args.keys : args.values,
+      {static_cast<std::uint32_t>(batch_row), head - args.num_heads - (is_key ? 0 : kv_heads),
+       static_cast<std::uint32_t>(args.positions[row])},
+      values);
 }
 
 template <typename T, typename E>
@@ -222,11 +223,12 @@ namespace internal {
 absl::Status QkvStoreCuda(const CudaContext& context, const QkvStoreParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
   if (absl::Status status = CheckShapes(params, shape); !status.ok()) return status;
-  const absl::Status other = absl::InvalidArgumentError(absl::StrCat(
-      "qkv of ", DTypeName(params.qkv.dtype()), " does not go into pages of ",
-      DTypeName(shape.dtype), " with ", shape.granularity,
-      " columns per scale; supported are f32 into f32, and bf16 into bf16, f16, fp8_e4m3 and int8 with one "
-      "scale per head"));
+  const absl::Status other = absl::InvalidArgumentError(
+      absl::StrCat("qkv of ", DTypeName(params.qkv.dtype()), " does not go into pages of ",
+                   DTypeName(shape.dtype), " with ", shape.granularity,
+                   " columns per scale; supported are f32 into f32, and bf16 into bf16, f16, "
+                   "fp8_e4m3 and int8 with one "
+                   "scale per head"));
   return std::visit(
       [&]<typename View>(const View& keys) -> absl::Status {
         using E = typename View::Element;

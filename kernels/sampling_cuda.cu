@@ -1,10 +1,12 @@
-// Draws: steps 0 and 2 to 10 of sampling.h without a sort. kSamplerSplits blocks share a row where all of it is read;
-// what they find meets in SamplerState by maxima and integer sums, so no result depends on their order.
+// Draws: steps 0 and 2 to 10 of sampling.h without a sort. kSamplerSplits blocks share a row where
+// all of it is read; what they find meets in SamplerState by maxima and integer sums, so no result
+// depends on their order.
 //
-//   scan       the logits, once from memory: flags, maximum, masks; adjusted and scaled x to scratch (L2)
+//   scan       the logits, once from memory: flags, maximum, masks; scaled x to scratch (L2)
 //   edit       penalties, bias and banned ids, which are few: one block a row; then scale once more
 //   buckets    top-k or top-p: counts or masses by the first 11 bits of the ordered key
-//   keep       without filters the race itself; with them the keys from the border's bucket on, a short list
+//   keep       without filters the race itself; with them a short list: keys from the border's
+//              bucket on
 //   choose     exact borders of top-k, top-p and min-p on that list, and the race
 //   finish     tokens and flags
 //
@@ -38,8 +40,7 @@ __device__ __forceinline__ bool Alive(const SamplerState& state) {
 struct OfMass {
   float max;
   __device__ __forceinline__ std::uint64_t operator()(std::uint64_t key) const {
-    return static_cast<std::uint64_t>(
-        cuda::Mul(ExactExp(cuda::Sub(KeyValue(key), max)), 0x1p40f));
+    return static_cast<std::uint64_t>(cuda::Mul(ExactExp(cuda::Sub(KeyValue(key), max)), 0x1p40f));
   }
 };
 
@@ -88,8 +89,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   std::uint32_t raw_max = 0;
   std::uint64_t best = 0;
   const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end;
-       i += kSamplerThreads) {
+  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
     const float logit = row.logits[i];
     bad = bad || !(logit <= kLargestLogit);
     const std::uint32_t key = OrderedKey(logit);
@@ -160,8 +160,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   float* const x = args.x + cuda::BlockY() * args.x_stride;
   std::uint64_t best = 0;
   const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end;
-       i += kSamplerThreads) {
+  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
     float z = x[i];
     if (!row.greedy) {
       z = ScaleLogit(z, row.factor);
@@ -191,8 +190,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const OfMass mass{KeyValue(state.best)};
   const std::uint32_t reach = ReachKey(mass.max);
   const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end;
-       i += kSamplerThreads) {
+  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
     const std::uint64_t key = OrderKey(x[i], i);
     if (key >> 32 < reach) continue;
     cuda::AtomicAdd(&search.sums[key >> 53], row.top_k > 0 ? 1 : mass(key));
@@ -308,8 +306,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
       }
       total = BlockScan(search, total).total;
     } else {
-      total = SumOfBuckets(
-          search, args.buckets + std::int64_t{cuda::BlockX()} * kSamplerBuckets);
+      total = SumOfBuckets(search, args.buckets + std::int64_t{cuda::BlockX()} * kSamplerBuckets);
     }
     border = FindBorder(search, keys, count, border, TopPTarget(row, total), mass);
   }
@@ -375,8 +372,7 @@ absl::Status LaunchDraws(const CudaContext& context, const SamplerArgs& args,
   QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scan", SamplerScanKernel, splits, args));
   if (needs.edits) {
     QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_edit", SamplerEditKernel, rows, args));
-    QUIRE_RETURN_IF_ERROR(
-        cuda::Launch(context, "sampler_scale", SamplerScaleKernel, splits, args));
+    QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scale", SamplerScaleKernel, splits, args));
   }
   if (needs.filters) {
     QUIRE_RETURN_IF_ERROR(

@@ -1,8 +1,8 @@
 #pragma once
 
-// Device functions of the sampler's kernels: order keys, and selection by digits without a sort. The
-// idea of keys whose integer order is that of the floats, searched digit by digit with histograms, is
-// radix selection as in RadiK (Li et al., ICS 2024) and the top-k kernels of RAFT.
+// Device functions of the sampler's kernels: order keys, and selection by digits without a sort.
+// The idea of keys whose integer order is that of the floats, searched digit by digit with
+// histograms, is radix selection as in RadiK (Li et al., ICS 2024) and the top-k kernels of RAFT.
 
 #include <cstdint>
 #include <limits>
@@ -113,8 +113,9 @@ __device__ __forceinline__ bool Reached(std::uint64_t sum, double target) {
   return static_cast<double>(sum) >= target;
 }
 
-// Largest bucket at which `above` and the sums from the top on reach the target, and what is above it; bucket 0
-// when they never do. `sums` has kSamplerBuckets entries in any memory. All threads call it.
+// Largest bucket at which `above` and the sums from the top on reach the target, and what is above
+// it; bucket 0 when they never do. `sums` has kSamplerBuckets entries in any memory. All threads
+// call it.
 struct Bucket {
   std::uint64_t above;
   std::uint64_t sum;
@@ -159,8 +160,9 @@ struct OfOne {
   __device__ __forceinline__ std::uint64_t operator()(std::uint64_t) const { return 1; }
 };
 
-// The smallest key of the shortest prefix, in order of the keys in the list from `lowest` on, whose weights reach
-// the target; 0 when all of them do not. Six digits: three of the value, three of the id. All threads call it.
+// The smallest key of the shortest prefix, in order of the keys in the list from `lowest` on, whose
+// weights reach the target; 0 when all of them do not. Six digits: three of the value, three of the
+// id. All threads call it.
 template <typename Weight>
 __device__ __forceinline__ std::uint64_t FindBorder(DigitSearch& search, const std::uint64_t* keys,
                                                     std::uint32_t count, std::uint64_t lowest,

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the host side of DeviceSampler and its kernels share: rows of a call as the device reads them,
-// scratch, results, and the launches in their order.
+// What the host side of DeviceSampler and its kernels share: rows of a call as the device reads
+// them, scratch, results, and the launches in their order.
 
 #include <cstdint>
 
@@ -23,43 +23,43 @@ inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 
 // A draw, or a score when scored_token is not -1.
 struct DeviceRow {
-  const float* logits;       // [vocab]
-  std::int32_t* token;       // where the drawn token goes; null for a score
+  const float* logits;  // [vocab]
+  std::int32_t* token;  // where the drawn token goes; null for a score
   std::uint64_t seed;
-  double top_p;              // 1: off
-  float factor;              // 1 / temperature
-  float log_min_p;           // -infinity: off
+  double top_p;     // 1: off
+  float factor;     // 1 / temperature
+  float log_min_p;  // -infinity: off
   float repetition_penalty;
   float presence_penalty;
   float frequency_penalty;
-  std::uint32_t top_k;       // 0: off
+  std::uint32_t top_k;  // 0: off
   std::uint32_t choice;
   std::uint32_t position;
   std::uint32_t history_begin;  // into the call's arrays; sizes are 0 where nothing is to be done
   std::uint32_t history_size;
-  std::uint32_t bias_begin;     // equal tokens lie together, in the caller's order
+  std::uint32_t bias_begin;  // equal tokens lie together, in the caller's order
   std::uint32_t bias_size;
   std::uint32_t banned_begin;
   std::uint32_t banned_size;
   std::int32_t scored_token;
   std::int32_t num_logprobs;
-  std::uint32_t result;         // index of its result
-  std::uint32_t top;            // index of its first best id
+  std::uint32_t result;  // index of its result
+  std::uint32_t top;     // index of its first best id
   bool greedy;
-  bool edited;                  // history, bias or banned ids change logits
-  bool filtered;                // top-k or top-p
+  bool edited;    // history, bias or banned ids change logits
+  bool filtered;  // top-k or top-p
 };
 
-// Of a row while it is worked on; zero at the start. Everything is a maximum or an integer sum, so the
-// order in which blocks arrive does not matter.
+// Of a row while it is worked on; zero at the start. Everything is a maximum or an integer sum, so
+// the order in which blocks arrive does not matter.
 struct SamplerState {
-  std::uint64_t best;       // largest order key of x; 0: nothing survived
-  std::uint64_t race;       // complement of the smallest (score, id)
-  std::uint32_t raw_max;    // largest ordered key of the logits
+  std::uint64_t best;     // largest order key of x; 0: nothing survived
+  std::uint64_t race;     // complement of the smallest (score, id)
+  std::uint32_t raw_max;  // largest ordered key of the logits
   std::uint32_t non_finite;
-  std::uint32_t kept;       // keys that were kept for the draw
-  std::uint32_t top_kept;   // and for the best ids
-  std::uint32_t better;     // ids with text that are likelier than the token
+  std::uint32_t kept;      // keys that were kept for the draw
+  std::uint32_t top_kept;  // and for the best ids
+  std::uint32_t better;    // ids with text that are likelier than the token
   std::int32_t token;
 };
 
@@ -106,12 +106,12 @@ struct SamplerNeeds {
   bool tops = false;
 };
 
-// Steps 0 and 2 to 10 of sampling.h; results hold tokens and flags. states are zero, and buckets when
-// there are filters.
+// Steps 0 and 2 to 10 of sampling.h; results hold tokens and flags. states are zero, and buckets
+// when there are filters.
 absl::Status LaunchDraws(const CudaContext& context, const SamplerArgs& args,
                          const SamplerNeeds& needs);
-// Sums, ranks and best ids of rows that asked for log-probabilities, after LaunchDraws. buckets are zero
-// when there are tops.
+// Sums, ranks and best ids of rows that asked for log-probabilities, after LaunchDraws. buckets are
+// zero when there are tops.
 absl::Status LaunchLogprobs(const CudaContext& context, const SamplerArgs& args,
                             const SamplerNeeds& needs);
 

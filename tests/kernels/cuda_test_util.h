@@ -85,8 +85,7 @@ class DeviceArray {
  private:
   std::size_t bytes() const { return count_ * sizeof(T); }
   void PutBytes(const void* from) {
-    ASSERT_TRUE(
-        cuda_.stream().Copy(buffer_.data(), from, static_cast<std::int64_t>(bytes())).ok());
+    ASSERT_TRUE(cuda_.stream().Copy(buffer_.data(), from, static_cast<std::int64_t>(bytes())).ok());
     cuda_.Wait();
   }
 

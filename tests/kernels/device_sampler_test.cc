@@ -94,7 +94,8 @@ struct HostRow {
 // A vocabulary and the sampler for it.
 class SamplerSetup {
  public:
-  SamplerSetup(std::uint64_t emulator_seed, std::uint32_t vocab, std::uint32_t text_vocab, bool with_table)
+  SamplerSetup(std::uint64_t emulator_seed, std::uint32_t vocab, std::uint32_t text_vocab,
+               bool with_table)
       : cuda_(emulator_seed), vocab_(vocab), text_vocab_(text_vocab) {
     if (with_table) {
       std::mt19937 rng(vocab);
@@ -200,8 +201,7 @@ INSTANTIATE_TEST_SUITE_P(Vocabularies, DeviceSamplerTest,
                          testing::Values(Case{1, 1, 1, false, 8}, Case{1, 37, 37, true, 64},
                                          Case{1, 1000, 1000, false, 64},
                                          Case{2, 1000, 1000, false, 64},
-                                         Case{2, 1003, 900, true, 64},
-                                         Case{3, 1003, 900, true, 64},
+                                         Case{2, 1003, 900, true, 64}, Case{3, 1003, 900, true, 64},
                                          Case{1, 5000, 5000, true, 64},
                                          Case{2, 9001, 9001, false, 40}));
 
@@ -250,8 +250,7 @@ TEST_P(DeviceSamplerTest, ScoresWhatTheCpuScores) {
                         tops.data() + i * kMostLogprobs});
   }
   const TestBackend cpu(1);
-  ASSERT_TRUE(
-      ScoreTokens(*cpu, {expected, of.vocab, rows[0].text_vocab, rows[0].has_text}).ok());
+  ASSERT_TRUE(ScoreTokens(*cpu, {expected, of.vocab, rows[0].text_vocab, rows[0].has_text}).ok());
   ASSERT_TRUE(setup.sampler().Score(scored, 0).ok());
   setup.cuda().Wait();
   const std::span<const ScoredToken> got = setup.sampler().scores(0);
@@ -279,8 +278,7 @@ TEST(DeviceSamplerUseTest, SlotsAreIndependentAndCanBeUsedAgain) {
     ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), slot).ok());
     setup.cuda().Wait();
     setup.sampler().Reset(1 - slot);
-    ASSERT_TRUE(
-        setup.sampler().Sample(std::span(rows).first(2), tokens.data(), 1 - slot).ok());
+    ASSERT_TRUE(setup.sampler().Sample(std::span(rows).first(2), tokens.data(), 1 - slot).ok());
     const std::span<const SampledRow> sampled = setup.sampler().draws(slot);
     ASSERT_EQ(sampled.size(), rows.size());
     for (std::size_t i = 0; i < rows.size(); ++i) ExpectSameDraw(sampled[i], expected.sampled[i]);
@@ -378,8 +376,8 @@ TEST(DeviceSamplerUseTest, RefusesWhatExceedsItsLimits) {
   // Nothing of that was kept.
   EXPECT_TRUE(setup.sampler().draws(0).empty());
   const TestBackend cpu(1);
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      DeviceSampler::Create(*cpu, setup.limits(), {}, 50).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(DeviceSampler::Create(*cpu, setup.limits(), {}, 50).status()));
   EXPECT_GT(DeviceSampler::BytesFor(setup.limits()), 32 * 50 * 12);
 }
 

@@ -1,4 +1,5 @@
-// The fused QKV store and page copies on the emulated GPU: every byte of the pool against an image that the test makes.
+// The fused QKV store and page copies on the emulated GPU: every byte of the pool against an image
+// that the test makes.
 
 #include <algorithm>
 #include <cmath>
@@ -34,7 +35,8 @@ cache::KvGeometry Geometry(DType dtype, std::uint32_t heads, std::uint32_t head_
   return geometry;
 }
 
-// A pool in device memory, page 0 zero and all else poison, with a lookup table; and its bytes on the host.
+// A pool in device memory, page 0 zero and all else poison, with a lookup table; and its bytes on
+// the host.
 class DevicePool {
  public:
   DevicePool(const EmulatedBackend& cuda, const cache::KvGeometry& geometry,
@@ -132,7 +134,8 @@ INSTANTIATE_TEST_SUITE_P(
                     QkvCase{DType::kF8E4M3, 4, 2, 128, 128, 0, RopeStyle::kHalf},
                     QkvCase{DType::kF8E4M3, 2, 2, 256, 128, 64, RopeStyle::kHalf}));
 
-// Column d of a head after rope, products rounded one by one; d and its partner by the definition of a pair.
+// Column d of a head after rope, products rounded one by one; d and its partner by the definition
+// of a pair.
 float Rotate(const QkvCase& of, const std::vector<float>& head, const float* cosines,
              const float* sines, std::uint32_t d) {
   const std::uint32_t pairs = of.rotary_size / 2;
@@ -161,8 +164,8 @@ void PutHead(const std::vector<float>& x, std::byte* to, float* scale) {
 // T: activations, E: pages.
 template <typename T, typename E>
 void CheckQkvStore(const QkvCase& of) {
-  // Sequence 0 writes tokens 14..18 over two pages, 1 writes token 3, 2 a token without a page; rows 1 and 6
-  // are padding with positions that mean nothing.
+  // Sequence 0 writes tokens 14..18 over two pages, 1 writes token 3, 2 a token without a page;
+  // rows 1 and 6 are padding with positions that mean nothing.
   const std::vector<std::int32_t> token_rows = {0, -1, 0, 1, 0, 0, -1, 2, 0};
   const std::vector<std::int32_t> positions = {14, 77777, 15, 3, 16, 17, 0, 5, 18};
   const auto rows = static_cast<std::uint32_t>(token_rows.size());
@@ -331,7 +334,8 @@ TEST_P(PageCopyCudaTest, CopiesListsInOrder) {
     const cache::KvGeometry geometry = Geometry(GetParam(), head_size == 3 ? 1 : 3, head_size);
     DevicePool pool(cuda, geometry, std::vector<std::uint32_t>(kLookupStride, 0));
     FillRandom(pool, geometry.num_blocks);
-    // Chains, a swap through a third page, equal destinations, the null page, nothing, a page onto itself.
+    // Chains, a swap through a third page, equal destinations, the null page, nothing, a page onto
+    // itself.
     std::vector<PageCopyItem> items = {{1, 2, 16}, {2, 3, 7},  {4, 5, 1}, {5, 6, 16}, {6, 4, 16},
                                        {7, 8, 3},  {3, 8, 16}, {0, 7, 2}, {1, 2, 0},  {3, 3, 16}};
     std::mt19937 rng(head_size);
@@ -370,9 +374,8 @@ TEST_P(PageCopyCudaTest, OneLaunchForManyPagesAndNoneForBadOnes) {
   const std::uint64_t launches = geometry.quantized() ? 4 : 2;
   EXPECT_EQ(cuda_emulator::LaunchCount() - before, launches);
   for (const PageCopyItem& item : items) CopyOnHost(pool, geometry, item);
-  for (const PageCopyItem& bad :
-       {PageCopyItem{80, 1, 1}, PageCopyItem{1, 80, 1}, PageCopyItem{1, 0, 1},
-        PageCopyItem{1, 2, 17}}) {
+  for (const PageCopyItem& bad : {PageCopyItem{80, 1, 1}, PageCopyItem{1, 80, 1},
+                                  PageCopyItem{1, 0, 1}, PageCopyItem{1, 2, 17}}) {
     const std::vector<PageCopyItem> list = {{1, 2, 16}, bad};
     EXPECT_TRUE(absl::IsInvalidArgument(CopyPages(*cuda, pool.collection(), list)));
   }
