@@ -197,10 +197,9 @@ absl::Status CacheManager::State::CheckReferences() const {
     const std::uint32_t counted = pool.requests(BlockId{page});
     const std::uint32_t copying = pool.transfers(BlockId{page});
     if (counted != requests[page] || copying != transfers[page]) {
-      return absl::InternalError(absl::StrCat("page ", page, " counts ", counted, " requests and ",
-                                              copying, " transfers, but ", requests[page],
-                                              " columns and ", transfers[page],
-                                              " copies and steps in flight name it"));
+      return absl::InternalError(absl::StrCat(
+          "page ", page, " counts ", counted, " requests and ", copying, " transfers, but ",
+          requests[page], " columns and ", transfers[page], " copies and steps in flight name it"));
     }
   }
   return absl::OkStatus();

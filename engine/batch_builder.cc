@@ -56,7 +56,8 @@ void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
     QUIRE_CHECK(end == end_in_tokens + 1 && sequence.pending_draws == 1);
     batch.token_ids.push_back(-static_cast<std::int32_t>(sequence.draw_index) - 1);
   }
-  const std::uint32_t prompt_tokens = sequence.prompt_tokens - std::min(begin, sequence.prompt_tokens);
+  const std::uint32_t prompt_tokens =
+      sequence.prompt_tokens - std::min(begin, sequence.prompt_tokens);
   batch.rows.push_back({.batch_row = *sequence.row,
                         .cache_length = begin,
                         .first_token = first_token,
@@ -85,10 +86,9 @@ void BatchBuilder::AddScores(Sequence& sequence, std::uint32_t first_token,
   for (std::uint32_t i = 0; i < num_tokens; ++i) {
     const std::uint32_t position = sequence.launched() + i + 1;
     if (position >= sequence.prompt_tokens || position < request.scored_tokens) continue;
-    batch.scores.push_back(
-        {.logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size()),
-         .token = sequence.tokens[position],
-         .num_top = num_top});
+    batch.scores.push_back({.logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size()),
+                            .token = sequence.tokens[position],
+                            .num_top = num_top});
     flight_->score_owners.push_back({&request, position});
     batch.logits_tokens.push_back(first_token + i);
   }
@@ -101,8 +101,8 @@ void BatchBuilder::AddDraw(Sequence& sequence, std::uint32_t position) {
   const Sequence& known = live.forked ? sequence : *live.sequences.front();
   QUIRE_CHECK(known.history.empty() || position == known.total());
   const SamplingParams& params = live.request.sampling;
-  const bool holds_end = static_cast<std::int32_t>(position - known.prompt_tokens) <
-                         live.request.stopping.min_tokens;
+  const bool holds_end =
+      static_cast<std::int32_t>(position - known.prompt_tokens) < live.request.stopping.min_tokens;
   models::StepBatch& batch = flight_->batch;
   sequence.draw_index = static_cast<std::uint32_t>(batch.draws.size());
   ++sequence.pending_draws;

@@ -328,15 +328,16 @@ absl::Status EngineCore::CheckIntegrity() const {
   absl::Status status = scheduler_.CheckIntegrity();
   if (status.ok()) status = queue_->CheckIntegrity();
   if (status.ok() && cache_->steps_in_flight() != num_in_flight_) {
-    status = absl::InternalError(absl::StrCat(num_in_flight_, " steps are in flight, the cache knows ",
-                                              cache_->steps_in_flight()));
+    status = absl::InternalError(absl::StrCat(
+        num_in_flight_, " steps are in flight, the cache knows ", cache_->steps_in_flight()));
   }
   for (const auto& [arrival, live] : live_) {
     if (!status.ok()) break;
     status = live->stream->CheckIntegrity();
     if (live->ended) status = absl::InternalError("an ended request is still live");
     for (const auto& sequence : live->sequences) {
-      if (num_in_flight_ > 0 || (sequence->in_flight == 0 && sequence->pending_draws == 0)) continue;
+      if (num_in_flight_ > 0 || (sequence->in_flight == 0 && sequence->pending_draws == 0))
+        continue;
       status = absl::InternalError(absl::StrCat("request ", live->request.id,
                                                 " waits for a step although none is in flight"));
     }

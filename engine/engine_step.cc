@@ -400,7 +400,7 @@ void EngineCore::AfterStep(const Flight& flight, absl::Time collected) {
   const StepPlan& plan = flight.plan;
   const StepKind kind = plan.chunks.empty()    ? StepKind::kDecode
                         : plan.decodes.empty() ? StepKind::kPrefill
-                                                 : StepKind::kMixed;
+                                               : StepKind::kMixed;
   const std::size_t sequences = plan.decodes.size() + plan.chunks.size();
   max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
   probe_->StepRan({.kind = kind,

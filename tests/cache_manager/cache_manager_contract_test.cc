@@ -30,7 +30,8 @@ TEST_F(CacheManagerIntegrityTest, SoundBeforehand) {
 
 TEST_F(CacheManagerIntegrityTest, RequestCount) {
   state().pool.AddRequest(PageOf(kA, 0));
-  ExpectReport("counts 3 requests and 0 transfers, but 2 columns and 0 copies and steps in flight name it");
+  ExpectReport(
+      "counts 3 requests and 0 transfers, but 2 columns and 0 copies and steps in flight name it");
 }
 
 TEST_F(CacheManagerIntegrityTest, TransferCount) {

@@ -12,8 +12,8 @@ namespace {
 
 struct Coverage {
   std::uint64_t exhausted = 0, outdated = 0, shared_pages = 0, partial_copies = 0, adopted = 0,
-                forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0,
-                held = 0, spoiled = 0;
+                forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0, held = 0,
+                spoiled = 0;
 };
 
 class Storm {
@@ -227,7 +227,8 @@ class Storm {
     const std::vector<RowStep> plan = PlanStep();
     LaunchedStep& launched = in_flight_.emplace_back();
     launched.plan = plan;
-    for (const RowStep& step : plan) launched.serials.push_back(sequences_[step.row.value()].serial);
+    for (const RowStep& step : plan)
+      launched.serials.push_back(sequences_[step.row.value()].serial);
     const bool work_first = max_in_flight_ > 1;
     if (work_first) {
       ASSERT_NO_FATAL_FAILURE(RunClearsAndCopies());

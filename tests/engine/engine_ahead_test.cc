@@ -22,11 +22,9 @@ std::string ReasonOf(const absl::Status& status) {
 }
 
 HarnessOptions Small(int steps_in_flight, std::uint32_t usable_pages = 30) {
-  HarnessOptions options = MakeHarnessOptions({.usable_pages = usable_pages,
-                                               .page_size = 16,
-                                               .max_rows = 12,
-                                               .max_context_tokens = 320},
-                                              steps_in_flight);
+  HarnessOptions options = MakeHarnessOptions(
+      {.usable_pages = usable_pages, .page_size = 16, .max_rows = 12, .max_context_tokens = 320},
+      steps_in_flight);
   options.engine.prefill_chunk_tokens = 32;
   options.engine.max_step_tokens = 96;
   options.engine.max_step_prompt_tokens = 64;
@@ -108,8 +106,8 @@ TEST(EngineAheadTest, AnswersAreThoseOfOneStepAtATime) {
         continue;
       }
       EXPECT_GT(StepsAhead(harness), harness.core.Stats(harness.clock.Now()).steps / 8);
-      surplus += static_cast<std::int64_t>(
-          MetricSum(harness.registry, "quire_discarded_tokens_total"));
+      surplus +=
+          static_cast<std::int64_t>(MetricSum(harness.registry, "quire_discarded_tokens_total"));
       for (const auto& [id, output] : harness.outputs()) {
         SCOPED_TRACE(absl::StrCat("round ", round, ", request ", id));
         ASSERT_TRUE(output.status.ok()) << output.status;
@@ -345,8 +343,7 @@ TEST(EngineAheadTest, RowsSayWhichTokensAreOfThePrompt) {
     harness.runner.SetHook([&](const models::StepBatch& batch) {
       for (const models::StepRow& row : batch.rows) {
         const std::uint32_t end = row.cache_length + row.num_tokens;
-        EXPECT_EQ(row.prompt_tokens,
-                  std::min(end, 40u) - std::min(row.cache_length, 40u));
+        EXPECT_EQ(row.prompt_tokens, std::min(end, 40u) - std::min(row.cache_length, 40u));
         mixed += row.prompt_tokens > 0 && row.prompt_tokens < row.num_tokens;
       }
       return absl::OkStatus();

@@ -525,7 +525,8 @@ TEST_P(EngineCoreTest, StrictRowClassesLetPreemptedSequencesFindTheirOwnPages) {
 TEST_P(EngineCoreTest, RandomRunKeepsEveryInvariant) {
   std::mt19937_64 random(42);
   for (int round = 0; round < 4; ++round) {
-    Harness harness(Tiny(round % 2 == 0 ? AdmissionMode::kOvercommit : AdmissionMode::kSafe, GetParam()));
+    Harness harness(
+        Tiny(round % 2 == 0 ? AdmissionMode::kOvercommit : AdmissionMode::kSafe, GetParam()));
     harness.runner.SetHook([&](const models::StepBatch&) {
       return random() % 200 == 0 ? absl::InternalError("random failure") : absl::OkStatus();
     });

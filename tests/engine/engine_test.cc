@@ -481,9 +481,8 @@ absl::Status LostDevice() {
 TEST_P(EngineFailureTest, DeviceLostAtLaunch) {
   StartFailing();
   std::atomic<int> runs{0};
-  runner_->SetHook([&](const models::StepBatch&) {
-    return ++runs < 20 ? absl::OkStatus() : LostDevice();
-  });
+  runner_->SetHook(
+      [&](const models::StepBatch&) { return ++runs < 20 ? absl::OkStatus() : LostDevice(); });
   Gate(false);
   ExpectAnswered();
   MutexLock lock(&failure_mutex_);

@@ -91,7 +91,8 @@ FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
   launch.tokens = batch.token_ids;
   launch.rows = batch.rows;
   launch.stride = kv.lookup_stride;
-  launch.table.assign(kv.lookup_table, kv.lookup_table + std::size_t{kv.max_rows} * kv.lookup_stride);
+  launch.table.assign(kv.lookup_table,
+                      kv.lookup_table + std::size_t{kv.max_rows} * kv.lookup_stride);
   launch.lengths.assign(kv.cache_lengths, kv.cache_lengths + kv.max_rows);
   launch.fingerprint = FingerprintOf(batch);
   if (options_.max_steps_in_flight > 1) {
@@ -109,12 +110,13 @@ void FakeRunner::ListUses(const models::StepBatch& batch, Launch* launch) const 
     for (std::uint32_t column = 0; column * size < end; ++column) {
       const std::uint32_t begin = column * size;
       const std::uint32_t cached = std::clamp(row.cache_length, begin, begin + size) - begin;
-      launch->uses.push_back({.page = launch->table[row.batch_row.value() * launch->stride + column],
-                              .row = row.batch_row.value(),
-                              .column = column,
-                              .read_end = cached,
-                              .write_begin = cached,
-                              .write_end = std::min(end - begin, size)});
+      launch->uses.push_back(
+          {.page = launch->table[row.batch_row.value() * launch->stride + column],
+           .row = row.batch_row.value(),
+           .column = column,
+           .read_end = cached,
+           .write_begin = cached,
+           .write_end = std::min(end - begin, size)});
     }
   }
   for (const cache::PageCopy& copy : batch.copies) {
@@ -129,13 +131,14 @@ void FakeRunner::ListUses(const models::StepBatch& batch, Launch* launch) const 
 // A page changes hands only when no step in flight names it.
 void FakeRunner::CheckPages(const Launch& launch) const {
   const auto overlap = [](std::uint32_t a, std::uint32_t a_end, std::uint32_t b,
-                          std::uint32_t b_end) { return a < a_end && b < b_end && a < b_end && b < a_end; };
+                          std::uint32_t b_end) {
+    return a < a_end && b < b_end && a < b_end && b < a_end;
+  };
   for (const Launch& earlier : in_flight_) {
     const auto continues = [&](std::uint32_t row) {
       const auto find = [row](const Launch& step) {
-        return std::find_if(step.rows.begin(), step.rows.end(), [row](const models::StepRow& r) {
-          return r.batch_row.value() == row;
-        });
+        return std::find_if(step.rows.begin(), step.rows.end(),
+                            [row](const models::StepRow& r) { return r.batch_row.value() == row; });
       };
       const auto now = find(launch), before = find(earlier);
       return now->cache_length == before->cache_length + before->num_tokens;
@@ -144,10 +147,11 @@ void FakeRunner::CheckPages(const Launch& launch) const {
       for (const PageUse& before : earlier.uses) {
         if (now.page != before.page) continue;
         const bool are_rows = now.row != PageUse::kCopy && before.row != PageUse::kCopy;
-        const bool writes = now.write_begin < now.write_end || before.write_begin < before.write_end;
+        const bool writes =
+            now.write_begin < now.write_end || before.write_begin < before.write_end;
         if (are_rows) {
-          QUIRE_CHECK(!writes || (now.row == before.row && now.column == before.column &&
-                                  continues(now.row)));
+          QUIRE_CHECK(!writes ||
+                      (now.row == before.row && now.column == before.column && continues(now.row)));
         } else if (before.row != PageUse::kCopy) {  // copied or cleared now
           QUIRE_CHECK(now.write_begin == now.write_end);
           QUIRE_CHECK(!overlap(0, now.read_end, before.write_begin, before.write_end));
@@ -214,7 +218,8 @@ void FakeRunner::Execute(Launch& launch) {
     result_.draws.push_back(Draw(launch, draw));
     last_draws_.push_back(result_.draws.back().token);
   }
-  for (const models::StepScore& score : batch.scores) result_.scores.push_back(Score(launch, score));
+  for (const models::StepScore& score : batch.scores)
+    result_.scores.push_back(Score(launch, score));
 }
 
 void FakeRunner::ComputeRow(const Launch& launch, const models::StepRow& row) {

@@ -65,7 +65,7 @@ class FakeRunner : public models::StepRunner {
     std::uint32_t page = 0;
     std::uint32_t row = kCopy;
     std::uint32_t column = 0;
-    std::uint32_t read_end = 0;                 // reads page rows [0, read_end)
+    std::uint32_t read_end = 0;  // reads page rows [0, read_end)
     std::uint32_t write_begin = 0, write_end = 0;
   };
   // A step as it was when it was launched.
@@ -95,7 +95,7 @@ class FakeRunner : public models::StepRunner {
   std::vector<std::uint64_t> rows_;     // [num_blocks, page_size]
   std::vector<std::uint8_t> poisoned_;  // the same
   std::vector<kernels::TopLogprob> top_;
-  std::deque<Launch> in_flight_;        // oldest first
+  std::deque<Launch> in_flight_;          // oldest first
   std::vector<std::int32_t> last_draws_;  // of the step that was collected last
   models::StepResult result_;
   std::function<absl::Status(const models::StepBatch&)> hook_;

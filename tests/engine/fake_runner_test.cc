@@ -23,7 +23,8 @@ class FakeRunnerDeathTest : public ::testing::Test {
             std::vector<std::int32_t> tokens) {
     const auto count = static_cast<std::uint32_t>(tokens.size());
     batch->token_ids = std::move(tokens);
-    batch->rows = {{.batch_row = row, .cache_length = cached, .first_token = 0, .num_tokens = count}};
+    batch->rows = {
+        {.batch_row = row, .cache_length = cached, .first_token = 0, .num_tokens = count}};
     batch->logits_tokens = {count - 1};
     batch->draws.resize(1);
     batch->draws[0].row.position = cached + count;
@@ -35,8 +36,8 @@ class FakeRunnerDeathTest : public ::testing::Test {
     runner_.Run(second_).IgnoreError();
   }
 
-  std::unique_ptr<cache::CacheManager> cache_ = MakeCache(
-      {.usable_pages = 4, .page_size = kP, .max_rows = 2, .max_context_tokens = 4 * kP});
+  std::unique_ptr<cache::CacheManager> cache_ =
+      MakeCache({.usable_pages = 4, .page_size = kP, .max_rows = 2, .max_context_tokens = 4 * kP});
   FakeRunner runner_{{.num_blocks = 5, .page_size = kP, .max_steps_in_flight = 2}};
   models::StepBatch first_, second_;
 };

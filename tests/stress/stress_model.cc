@@ -44,12 +44,12 @@ class FakeModel : public StressModel {
   explicit FakeModel(int max_steps_in_flight) : max_steps_in_flight_(max_steps_in_flight) {}
 
   std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
-    return std::make_unique<FakeRunner>(FakeRunnerOptions{.num_blocks = pool.usable_pages + 1,
-                                                          .page_size = kStressPageSize,
-                                                          .vocab_size = kByteVocab,
-                                                          .poison_token = kPoisonToken,
-                                                          .max_steps_in_flight =
-                                                              max_steps_in_flight_});
+    return std::make_unique<FakeRunner>(
+        FakeRunnerOptions{.num_blocks = pool.usable_pages + 1,
+                          .page_size = kStressPageSize,
+                          .vocab_size = kByteVocab,
+                          .poison_token = kPoisonToken,
+                          .max_steps_in_flight = max_steps_in_flight_});
   }
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     return MakeCache(ToPool(pool));
