@@ -24,16 +24,15 @@ __device__ void MergeRows(const MergeArgs& args, const AttentionMerge& merge) {
   fold.Clear();
   for (std::uint32_t i = 0; i < merge.num_partials; ++i) {
     const float* const partial =
-        args.lists.partials +
-        (std::int64_t{merge.first_partial} + i) * args.lists.partial_floats;
+        args.lists.partials + (std::int64_t{merge.first_partial} + i) * args.lists.partial_floats;
     float values[kPerThread];
 #pragma unroll
     for (std::uint32_t j = 0; j < kPerThread; ++j) {
       values[j] = 16 * j < columns ? partial[cuda::ThreadIndex() + kMergeThreads * j] : 0;
     }
-    fold.Add(State{partial[columns * kDecodeRows + row],
-                   partial[(columns + 1) * kDecodeRows + row]},
-             values);
+    fold.Add(
+        State{partial[columns * kDecodeRows + row], partial[(columns + 1) * kDecodeRows + row]},
+        values);
     const std::uint32_t spans = (i + 1) * merge.spans_per_partial;
     if (spans % kSpansPerGroup == 0 || i + 1 == merge.num_partials) fold.EndGroup();
   }
@@ -77,9 +76,9 @@ bool HasTileKernels(const KvShape& shape) {
 absl::Status CheckActivations(const AttentionParams& params) {
   const DType dtype = params.q.dtype();
   if ((dtype != DType::kF32 && dtype != DType::kBF16) || params.out.dtype() != dtype) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "attention has queries in ", DTypeName(dtype), " and output in ",
-        DTypeName(params.out.dtype()), ", supported are f32 or bf16 for both"));
+    return absl::InvalidArgumentError(absl::StrCat("attention has queries in ", DTypeName(dtype),
+                                                   " and output in ", DTypeName(params.out.dtype()),
+                                                   ", supported are f32 or bf16 for both"));
   }
   return absl::OkStatus();
 }
@@ -89,7 +88,8 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   const auto aligned = [](const void* p, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 8 == 0 && stride % 4 == 0;
   };
-  if (!aligned(params.q.data(), params.q_stride) || !aligned(params.out.data(), params.out_stride)) {
+  if (!aligned(params.q.data(), params.q_stride) ||
+      !aligned(params.out.data(), params.out_stride)) {
     return absl::InvalidArgumentError(absl::StrCat("attention rows are ", params.q_stride, " and ",
                                                    params.out_stride,
                                                    " apart, they must be aligned to 8 bytes"));
@@ -98,10 +98,9 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   const AttentionPlanLimits& limits = params.plan->limits();
   if (limits.num_heads != params.num_heads || limits.num_kv_heads != shape.num_heads ||
       limits.head_size != shape.head_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("attention has ", params.num_heads, " and ", shape.num_heads, " heads of ",
-                     shape.head_size, ", its plan ", limits.num_heads, " and ",
-                     limits.num_kv_heads, " of ", limits.head_size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attention has ", params.num_heads, " and ", shape.num_heads, " heads of ", shape.head_size,
+        ", its plan ", limits.num_heads, " and ", limits.num_kv_heads, " of ", limits.head_size));
   }
   const AttentionPlanParams& planned = params.plan->params();
   if (planned.row_offsets != params.row_offsets || planned.batch_size != params.batch_size) {

@@ -189,8 +189,7 @@ struct DecodeWarp {
         float scale = scale_log2;
         if constexpr (Shape::kScaled) scale = cuda::Mul(k_scales[row + 8 * t], scale);
         const float score = cuda::Mul(s[2 * t + j], scale);
-        s[2 * t + j] =
-            CausalVisible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoScore;
+        s[2 * t + j] = CausalVisible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoScore;
       }
       const float before = max[j];
       max[j] = cuda::Max(max[j], LaneMax(cuda::Max(s[j], s[j + 2])));

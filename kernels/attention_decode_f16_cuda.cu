@@ -24,7 +24,7 @@ absl::Status Launch(const CudaContext& context, const TileArgs<Element>& args,
 
 template <>
 absl::Status LaunchDecode<Element>(const CudaContext& context, const TileArgs<Element>& args,
-                             std::uint32_t blocks) {
+                                   std::uint32_t blocks) {
   if (args.keys.head_size() <= 64) return Launch<64>(context, args, blocks);
   if (args.keys.head_size() <= 96) return Launch<96>(context, args, blocks);
   return Launch<128>(context, args, blocks);

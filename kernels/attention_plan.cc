@@ -40,8 +40,8 @@ Layout LayoutOf(const AttentionPlanLimits& limits, std::uint32_t num_sms) {
   Layout layout;
   const auto append = [&layout](std::uint64_t count, std::uint64_t size) {
     const std::int64_t at = layout.bytes;
-    layout.bytes += (static_cast<std::int64_t>(count * size) + kPartAlignment - 1) / kPartAlignment *
-                    kPartAlignment;
+    layout.bytes += (static_cast<std::int64_t>(count * size) + kPartAlignment - 1) /
+                    kPartAlignment * kPartAlignment;
     return at;
   };
   append(1, sizeof(AttentionWorkCounts));
@@ -89,8 +89,8 @@ AttentionWorkCounts WorkBounds(const AttentionPlanLimits& limits, std::uint32_t 
   // An item that is cut makes two at least.
   bounds.merge = bounds.partials / 2;
   bounds.prefill = (CeilDiv(packed, kPrefillRows) + limits.max_rows) * limits.num_kv_heads;
-  bounds.decode = std::max(
-      bounds.partials, (CeilDiv(packed, kDecodeRows) + limits.max_rows) * limits.num_kv_heads);
+  bounds.decode = std::max(bounds.partials,
+                           (CeilDiv(packed, kDecodeRows) + limits.max_rows) * limits.num_kv_heads);
   return bounds;
 }
 
@@ -148,7 +148,7 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
           item.partial = first + run;
           ++counts.partials;
           if (run == 0) {
-            lists.merge[counts.merge++] = {item.sequence,  head,  item.base_row, item.first_row,
+            lists.merge[counts.merge++] = {item.sequence, head,  item.base_row, item.first_row,
                                            item.num_rows, first, runs,          spans_per_item};
           }
         }
@@ -183,8 +183,8 @@ void PlanWorkHost(const AttentionPlanParams& params, const AttentionWorkShape& s
   const std::vector<Sequence> sequences = LongestFirst(params);
   std::uint64_t groups = 0;
   for (const Sequence& s : sequences) {
-    groups += std::uint64_t{s.DecodeBlocks(shape.group)} * shape.num_kv_heads *
-              CeilDiv(s.keys, kKvGroup);
+    groups +=
+        std::uint64_t{s.DecodeBlocks(shape.group)} * shape.num_kv_heads * CeilDiv(s.keys, kKvGroup);
   }
   const std::uint64_t limit = std::uint64_t{MaxPartials(shape.num_sms)} + 1;
   const AttentionCut cut =
@@ -213,9 +213,9 @@ absl::StatusOr<std::unique_ptr<AttentionPlan>> AttentionPlan::Create(
   std::unique_ptr<AttentionPlan> plan(new AttentionPlan());
   plan->limits_ = limits;
   plan->num_sms_ = backend.cuda()->num_sms;
-  QUIRE_ASSIGN_OR_RETURN(plan->memory_,
-                         DeviceBuffer::Allocate(MemoryKind::kDevice,
-                                                LayoutOf(limits, plan->num_sms_).bytes));
+  QUIRE_ASSIGN_OR_RETURN(
+      plan->memory_,
+      DeviceBuffer::Allocate(MemoryKind::kDevice, LayoutOf(limits, plan->num_sms_).bytes));
   return plan;
 }
 

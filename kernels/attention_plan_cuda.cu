@@ -142,8 +142,9 @@ __device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape,
   DecodeGrid grid;
   grid.blocks = CeilDiv(s.generated_rows * shape.group, kDecodeRows);
   grid.spans = CeilDiv(s.keys, kKvSpan);
-  grid.spans_per_item =
-      cut == AttentionCut::kSpan ? 1 : cut == AttentionCut::kGroup ? kSpansPerGroup : grid.spans;
+  grid.spans_per_item = cut == AttentionCut::kSpan    ? 1
+                        : cut == AttentionCut::kGroup ? kSpansPerGroup
+                                                      : grid.spans;
   grid.runs = grid.blocks == 0 ? 0 : CeilDiv(grid.spans, grid.spans_per_item);
   return grid;
 }

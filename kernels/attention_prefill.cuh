@@ -83,8 +83,7 @@ __device__ __forceinline__ void ConvertTile(const TileArgs<T>& args, const Atten
     const std::uint32_t column = i % kPieces * 16;
     const bool valid = token < keys_end && column < args.keys.head_size();
     ConvertPiece<T, kColumns>(args.keys, item, token, column, valid, stage);
-    ConvertPiece<T, kColumns>(args.values, item, token, column, valid,
-                              stage + Shape::Tile::kBytes);
+    ConvertPiece<T, kColumns>(args.values, item, token, column, valid, stage + Shape::Tile::kBytes);
   }
 }
 
@@ -203,8 +202,7 @@ struct PrefillWarp {
   }
 
   // o += P V.
-  __device__ __forceinline__ void AddValues(const std::byte* values,
-                                            const float (&s)[kTokens][4]) {
+  __device__ __forceinline__ void AddValues(const std::byte* values, const float (&s)[kTokens][4]) {
     const std::uint32_t lane = cuda::Lane();
     const std::uint32_t row = lane % 16;
 #pragma unroll
@@ -241,8 +239,8 @@ struct PrefillWarp {
       state.sum = cuda::Add(state.sum, cuda::ShuffleXor(state.sum, 2));
       const std::uint32_t row = cuda::Warp() * 16 + cuda::Lane() / 4 + 8 * half;
       if (row >= rows.item.num_rows) continue;
-      auto* const to = reinterpret_cast<std::uint32_t*>(
-          rows.args.out + rows.Offset(row, rows.args.out_stride));
+      auto* const to =
+          reinterpret_cast<std::uint32_t*>(rows.args.out + rows.Offset(row, rows.args.out_stride));
 #pragma unroll
       for (std::uint32_t i = 0; i < 2 * kSteps; ++i) {
         if (i * 8 >= head_size) continue;

@@ -1,7 +1,7 @@
 // Prefill over fp8 pages: attention_prefill.cuh.
 
-#include "kernels/attention_prefill.cuh"
 #include "kernels/attention_launch.h"
+#include "kernels/attention_prefill.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace quire::kernels::attention {
@@ -24,7 +24,7 @@ absl::Status Launch(const CudaContext& context, const TileArgs<Element>& args,
 
 template <>
 absl::Status LaunchPrefill<Element>(const CudaContext& context, const TileArgs<Element>& args,
-                             std::uint32_t blocks) {
+                                    std::uint32_t blocks) {
   if (args.keys.head_size() <= 64) return Launch<64>(context, args, blocks);
   return Launch<128>(context, args, blocks);
 }

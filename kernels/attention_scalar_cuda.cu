@@ -66,7 +66,8 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
     if (CausalVisible(position, token)) {
       float dot = 0;
       for (std::uint32_t d = 0; d < head_size; ++d) {
-        dot = cuda::Fma(memory.q[d], args.keys.template load<1, float>(sequence, kv_head, token, d)[0], dot);
+        dot = cuda::Fma(memory.q[d],
+                        args.keys.template load<1, float>(sequence, kv_head, token, d)[0], dot);
       }
       score = cuda::Mul(dot, args.scale_log2);
     }
@@ -91,8 +92,9 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
     for (std::uint32_t d = lane; d < head_size; d += cuda::kWarpSize) {
       float sum = cuda::Mul(memory.o[d], factor);
       for (std::uint32_t t = 0; t < count; ++t) {
-        sum = cuda::Fma(memory.p[t],
-                        args.values.template load<1, float>(sequence, kv_head, first + t, d)[0], sum);
+        sum =
+            cuda::Fma(memory.p[t],
+                      args.values.template load<1, float>(sequence, kv_head, first + t, d)[0], sum);
       }
       memory.o[d] = sum;
     }
@@ -146,15 +148,15 @@ absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& par
       [&](const auto& keys) {
         using View = std::decay_t<decltype(keys)>;
         using T = typename View::Element;
-        return cuda::Launch(context, "attention scalar", ScalarKernel<T>,
-                            {.blocks_x = kBlocksPerSm * context.num_sms,
-                             .threads = kThreads,
-                             .shared_bytes = kWarps * sizeof(WarpMemory),
-                             .programmatic = true},
-                            ScalarArgs<T>{keys, std::get<View>(*params.values), params.q.data(),
-                                          params.out.data(), params.q_stride, params.out_stride,
-                                          params.row_offsets, params.batch_size, params.num_heads,
-                                          params.scale * kLog2E, params.q.is_f32()});
+        return cuda::Launch(
+            context, "attention scalar", ScalarKernel<T>,
+            {.blocks_x = kBlocksPerSm * context.num_sms,
+             .threads = kThreads,
+             .shared_bytes = kWarps * sizeof(WarpMemory),
+             .programmatic = true},
+            ScalarArgs<T>{keys, std::get<View>(*params.values), params.q.data(), params.out.data(),
+                          params.q_stride, params.out_stride, params.row_offsets, params.batch_size,
+                          params.num_heads, params.scale * kLog2E, params.q.is_f32()});
       },
       *params.keys);
 }

@@ -38,7 +38,8 @@ struct AttentionFold {
 // The subtrahend of scores below the maximum `max`: 0 when there is no key, so that -inf minus it is not NaN.
 template <typename Math>
 QUIRE_STATE_INLINE typename Math::Real ScoreBase(typename Math::Real max) {
-  return max == -std::numeric_limits<typename Math::Real>::infinity() ? typename Math::Real{0} : max;
+  return max == -std::numeric_limits<typename Math::Real>::infinity() ? typename Math::Real{0}
+                                                                      : max;
 }
 
 // *left becomes the state of the keys of both.

@@ -21,8 +21,8 @@ inline constexpr std::uint32_t kSpansPerGroup = 4;  // 2048 keys
 inline constexpr std::uint32_t kKvSpan = kKvTile * kTilesPerSpan;
 inline constexpr std::uint32_t kKvGroup = kKvSpan * kSpansPerGroup;
 
-inline constexpr std::uint32_t kDecodeRows = 8;     // packed rows of a decode item: columns of its MMA
-inline constexpr std::uint32_t kPrefillRows = 128;  // packed rows of a prefill item
+inline constexpr std::uint32_t kDecodeRows = 8;  // packed rows of a decode item: columns of its MMA
+inline constexpr std::uint32_t kPrefillRows = 128;   // packed rows of a prefill item
 inline constexpr std::uint32_t kMaxPlanRows = 4096;  // sequences of a step
 
 // Most partial results, and with it most items of a step whose rows are cut: beyond, there is enough work without.
@@ -36,12 +36,14 @@ struct AttentionWork {
 
   std::uint32_t sequence;
   std::uint32_t kv_head;
-  std::uint32_t base_row;    // row of the step that holds packed rows 0 .. group - 1 of the class
-  std::uint32_t first_row;   // packed
-  std::uint32_t num_rows;    // packed
-  std::uint32_t first_span;  // decode: keys [first_span * 512, (first_span + num_spans) * 512), those that exist
+  std::uint32_t base_row;   // row of the step that holds packed rows 0 .. group - 1 of the class
+  std::uint32_t first_row;  // packed
+  std::uint32_t num_rows;   // packed
+  std::uint32_t
+      first_span;  // decode: keys [first_span * 512, (first_span + num_spans) * 512), those that exist
   std::uint32_t num_spans;
-  std::uint32_t partial;  // decode: where the state goes; kNoPartial: the item sees all keys and writes the output
+  std::uint32_t
+      partial;  // decode: where the state goes; kNoPartial: the item sees all keys and writes the output
   friend bool operator==(const AttentionWork&, const AttentionWork&) = default;
 };
 

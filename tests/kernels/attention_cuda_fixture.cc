@@ -133,8 +133,7 @@ AttentionRig::AttentionRig(const AttentionShape& shape, std::vector<std::uint32_
     geometry_.granularity = shape.granularity != 0 ? shape.granularity : shape.head_size;
   }
   // 0xff is NaN in every floating-point type; a one-byte integer gets its NaN from the scale.
-  const auto block_bytes =
-      static_cast<std::size_t>(geometry_.block_stride() * DTypeSize(shape.kv));
+  const auto block_bytes = static_cast<std::size_t>(geometry_.block_stride() * DTypeSize(shape.kv));
   const auto scale_bytes =
       geometry_.quantized() ? static_cast<std::size_t>(geometry_.scale_block_stride()) * 4 : 0;
   blocks_.assign(geometry_.num_blocks * block_bytes + kAlignment, std::byte{0xff});
@@ -172,7 +171,8 @@ void AttentionRig::Cancel(std::uint32_t sequence, bool is_values, std::vector<fl
       } else if (t >= half && t < 2 * half) {
         value = -(*x)[(t - half) * row + i];
       } else {
-        value = std::ldexp(value, static_cast<int>(t * 37 % 25) - 12);
+        const int large = shape_.kv == DType::kF16 ? 13 : 30;
+        value = std::ldexp(value, t < half ? static_cast<int>(t * 37 % 25) - 12 : large);
       }
     }
   }
@@ -214,10 +214,10 @@ AnyKvCollection AttentionRig::HostCollection() const {
   std::copy(table.begin(), table.end(), aligned);
   auto& blocks = const_cast<std::vector<std::byte>&>(blocks_);
   auto& scales = const_cast<std::vector<std::byte>&>(scales_);
-  auto made = MakeKvCollection(
-      geometry_, Align(blocks, kAlignment),
-      {aligned, zeros_.data(), lookup_stride_, static_cast<std::uint32_t>(lengths_.size()), 1, 1, 0},
-      geometry_.quantized() ? Align(scales, kAlignment) : nullptr);
+  auto made = MakeKvCollection(geometry_, Align(blocks, kAlignment),
+                               {aligned, zeros_.data(), lookup_stride_,
+                                static_cast<std::uint32_t>(lengths_.size()), 1, 1, 0},
+                               geometry_.quantized() ? Align(scales, kAlignment) : nullptr);
   EXPECT_TRUE(made.ok()) << made.status();
   return *std::move(made);
 }
@@ -266,21 +266,23 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
       cached_(cuda, std::vector<std::uint32_t>(step.size())),
       prompt_(cuda, std::vector<std::uint32_t>(step.size())),
       offsets_(cuda, std::vector<std::uint32_t>(step.size() + 1)),
-      q_(cuda, Poison(std::max({max_rows, RowsOf(step), 1u}) * rig.row_size(),
-                      rig.shape_.activations)),
-      out_(cuda, Poison((std::max({max_rows, RowsOf(step), 1u}) + 1) * (rig.row_size() + rig.shape_.out_gap),
+      q_(cuda,
+         Poison(std::max({max_rows, RowsOf(step), 1u}) * rig.row_size(), rig.shape_.activations)),
+      out_(cuda, Poison((std::max({max_rows, RowsOf(step), 1u}) + 1) *
+                            (rig.row_size() + rig.shape_.out_gap),
                         rig.shape_.activations)) {
   const auto batch = static_cast<std::uint32_t>(step.size());
   max_rows = std::max({max_rows, RowsOf(step), 1u});
-  out_host_ = Poison((max_rows + 1) * (rig.row_size() + rig.shape_.out_gap), rig.shape_.activations);
+  out_host_ =
+      Poison((max_rows + 1) * (rig.row_size() + rig.shape_.out_gap), rig.shape_.activations);
   UploadPool();
   MakeViews(batch, max_rows);
   planned_.row_offsets = offsets_.data();
   planned_.cache_lengths = cached_.data();
   planned_.prompt_rows = prompt_.data();
   planned_.batch_size = batch;
-  auto plan = AttentionPlan::Create(*cuda, {batch, max_rows, 1, rig.shape_.heads,
-                                            rig.shape_.kv_heads, rig.shape_.head_size});
+  auto plan = AttentionPlan::Create(
+      *cuda, {batch, max_rows, 1, rig.shape_.heads, rig.shape_.kv_heads, rig.shape_.head_size});
   EXPECT_TRUE(plan.ok()) << plan.status();
   plan_ = *std::move(plan);
   Set(step);
@@ -288,10 +290,11 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
 
 // The null page at the front, the others behind first_page pages that stay as the allocator left them.
 void DeviceStep::UploadPool() {
-  const auto page = static_cast<std::size_t>(rig_.geometry_.block_stride() *
-                                             DTypeSize(rig_.shape_.kv));
+  const auto page =
+      static_cast<std::size_t>(rig_.geometry_.block_stride() * DTypeSize(rig_.shape_.kv));
   const std::size_t pages = rig_.geometry_.num_blocks;
-  const std::byte* const from = Align(const_cast<std::vector<std::byte>&>(rig_.blocks_), kAlignment);
+  const std::byte* const from =
+      Align(const_cast<std::vector<std::byte>&>(rig_.blocks_), kAlignment);
   void* memory = nullptr;
   ASSERT_EQ(cudaMalloc(&memory, (pages + rig_.shape_.first_page) * page), cudaSuccess);
   blocks_.reset(static_cast<std::byte*>(memory));
@@ -311,10 +314,10 @@ void DeviceStep::UploadPool() {
 void DeviceStep::MakeViews(std::uint32_t batch, std::uint32_t max_rows) {
   cache::KvGeometry geometry = rig_.geometry_;
   geometry.num_blocks += rig_.shape_.first_page;
-  auto made = MakeKvCollection(geometry, blocks_.get(),
-                               {table_.data(), cached_.data(), rig_.lookup_stride_, batch, max_rows,
-                                1, 0},
-                               geometry.quantized() ? scales_.data() : nullptr);
+  auto made =
+      MakeKvCollection(geometry, blocks_.get(),
+                       {table_.data(), cached_.data(), rig_.lookup_stride_, batch, max_rows, 1, 0},
+                       geometry.quantized() ? scales_.data() : nullptr);
   EXPECT_TRUE(made.ok()) << made.status();
   collection_.emplace(*std::move(made));
   keys_ = KeyView(*collection_, 0);

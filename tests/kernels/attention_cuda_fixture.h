@@ -73,10 +73,11 @@ struct AttentionShape {
   bool tensor_maps = false;
   std::uint32_t out_gap = 8;  // columns between rows of the output
   // All keys are zero, values differ by powers of two from token to token, and those of a sequence's second half undo
-  // those of its first. What its last row is left with is the rounding of its sums, so that any change of their order
-  // shows, even in bf16.
+  // those of its first. The row of the last of these is left with the rounding of its sums, so that any change of their
+  // order shows, even in bf16. A token more, in sequences of odd length, is larger than all.
   bool cancelling = false;
-  std::uint32_t first_page = 0;  // added to the page ids on the device, behind pages that no step names
+  std::uint32_t first_page =
+      0;  // added to the page ids on the device, behind pages that no step names
 };
 
 // Rows of one sequence in a step.

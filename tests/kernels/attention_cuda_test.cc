@@ -25,9 +25,8 @@ double Tolerance(DType kv) {
 }
 
 std::string Describe(const AttentionShape& s, const std::vector<StepRows>& step) {
-  std::string text =
-      absl::StrCat("heads ", s.heads, "/", s.kv_heads, " of ", s.head_size, ", pages of ",
-                   s.page_size, " ", DTypeName(s.kv), ":");
+  std::string text = absl::StrCat("heads ", s.heads, "/", s.kv_heads, " of ", s.head_size,
+                                  ", pages of ", s.page_size, " ", DTypeName(s.kv), ":");
   for (const StepRows& r : step) {
     absl::StrAppend(&text, " {", r.cached, " + ", r.prompt, " + ", r.generated, "}");
   }
@@ -101,13 +100,17 @@ TEST(AttentionCudaTest, PromptRowsEqualDoublePrecision) {
     Heads heads;
     std::uint32_t cached;
     std::uint32_t prompt;
-  } cases[] = {{{8, 8}, 0, 1},   {{7, 1}, 0, 64},   {{16, 1}, 15, 5},  {{8, 2}, 0, 130},
+  } cases[] = {{{8, 8}, 0, 1},    {{7, 1}, 0, 64},   {{16, 1}, 15, 5},  {{8, 2}, 0, 130},
                {{7, 1}, 449, 64}, {{16, 1}, 511, 2}, {{4, 2}, 127, 65}, {{2, 1}, 960, 70}};
   std::uint32_t i = 0;
   for (const auto& c : cases) {
-    AttentionShape shape{c.heads.heads, c.heads.kv_heads, kHeadSizes[(i + i / 4) % 4],
-                         kPageSizes[i % 4], i % 2 == 0 ? DType::kBF16 : DType::kF16,
-                         DType::kBF16, 0};
+    AttentionShape shape{c.heads.heads,
+                         c.heads.kv_heads,
+                         kHeadSizes[(i + i / 4) % 4],
+                         kPageSizes[i % 4],
+                         i % 2 == 0 ? DType::kBF16 : DType::kF16,
+                         DType::kBF16,
+                         0};
     ExpectExact(cuda, shape, {{0, c.cached, c.prompt, 0}}, Tolerance(shape.kv));
     ++i;
   }
@@ -117,7 +120,8 @@ TEST(AttentionCudaTest, PromptRowsEqualDoublePrecision) {
 TEST(AttentionCudaTest, MixedStepsEqualDoublePrecision) {
   const CudaBackend cuda;
   const AttentionShape shape;
-  ExpectExact(cuda, shape, {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 600, 0, 1}, {4, 5, 9, 0}},
+  ExpectExact(cuda, shape,
+              {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 600, 0, 1}, {4, 5, 9, 0}},
               Tolerance(shape.kv));
 }
 
@@ -151,7 +155,8 @@ TEST(AttentionBitsTest, RowsDoNotDependOnTheBatch) {
   for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
     AttentionShape shape{14, 2, 64, 32, kv, DType::kBF16, 0};
     const AttentionRig rig(shape, {700, 40, 130, 9}, 3);
-    const std::vector<StepRows> step = {{0, 696, 0, 4}, {1, 10, 20, 0}, {2, 129, 0, 1}, {3, 0, 7, 2}};
+    const std::vector<StepRows> step = {
+        {0, 696, 0, 4}, {1, 10, 20, 0}, {2, 129, 0, 1}, {3, 0, 7, 2}};
     const std::vector<float> together = rig.Run(cuda, step);
     std::vector<float> alone;
     for (const StepRows& rows : step) {
@@ -187,10 +192,11 @@ TEST(AttentionBitsTest, ChunksOfAPromptDoNotShow) {
     for (const bool cancelling : {false, true}) {
       AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0};
       shape.cancelling = cancelling;
-      const AttentionRig rig(shape, {150}, 9);
-      const std::vector<float> once = rig.Run(cuda, {{0, 0, 150, 0}});
+      const AttentionRig rig(shape, {151}, 9);
+      const std::vector<float> once = rig.Run(cuda, {{0, 0, 151, 0}});
       std::vector<float> chunks;
-      for (const auto& [first, count] : {std::pair{0u, 50u}, {50u, 1u}, {51u, 80u}, {131u, 19u}}) {
+      for (const auto& [first, count] :
+           {std::pair{0u, 50u}, {50u, 1u}, {51u, 80u}, {131u, 19u}, {150u, 1u}}) {
         const std::vector<float> out = rig.Run(cuda, {{0, first, count, 0}});
         chunks.insert(chunks.end(), out.begin(), out.end());
       }
@@ -240,11 +246,10 @@ TEST(AttentionBitsTest, CapturedStepsFollowTheLengths) {
   DeviceStep device(rig, cuda, first, 160);
   auto graph = DeviceGraph::Capture(cuda.stream(), [&] { return device.Enqueue(); });
   ASSERT_TRUE(graph.ok()) << graph.status();
-  const std::vector<StepRows> steps[] = {
-      first,
-      {{0, 899, 0, 1}, {1, 60, 140, 0}, {2, 59, 0, 1}},
-      {{2, 10, 20, 3}, {0, 510, 0, 5}, {1, 0, 0, 0}},
-      {{0, 2, 0, 1}, {1, 0, 1, 0}, {2, 0, 0, 0}}};
+  const std::vector<StepRows> steps[] = {first,
+                                         {{0, 899, 0, 1}, {1, 60, 140, 0}, {2, 59, 0, 1}},
+                                         {{2, 10, 20, 3}, {0, 510, 0, 5}, {1, 0, 0, 0}},
+                                         {{0, 2, 0, 1}, {1, 0, 1, 0}, {2, 0, 0, 0}}};
   for (const std::vector<StepRows>& step : steps) {
     device.Set(step);
     ASSERT_TRUE(graph->Launch(cuda.stream()).ok());

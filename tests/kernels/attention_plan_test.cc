@@ -67,7 +67,8 @@ Batch RandomBatch(std::uint32_t size, std::uint32_t longest, Random& random) {
 // Lists in host memory with guards behind each.
 struct HostLists {
   HostLists(const Batch& batch, const AttentionWorkShape& shape) : shape(shape) {
-    const AttentionPlanLimits limits{std::max(batch.size(), 1u), std::max(batch.offsets.back(), 1u),
+    const AttentionPlanLimits limits{std::max(batch.size(), 1u),
+                                     std::max(batch.offsets.back(), 1u),
                                      1,
                                      shape.num_kv_heads * shape.group,
                                      shape.num_kv_heads,
@@ -154,8 +155,8 @@ void ExpectItemsInPlace(const Batch& batch, const HostLists& lists) {
   for (const AttentionWork& item : lists.decode) {
     ASSERT_EQ(item.base_row, batch.offsets[item.sequence] + batch.prompt[item.sequence]);
     ASSERT_LE(item.num_rows, kDecodeRows);
-    const std::uint32_t keys = batch.cached[item.sequence] + batch.prompt[item.sequence] +
-                               batch.generated[item.sequence];
+    const std::uint32_t keys =
+        batch.cached[item.sequence] + batch.prompt[item.sequence] + batch.generated[item.sequence];
     ASSERT_LE(keys, keys_before) << "longest first";
     keys_before = keys;
     // A run begins with a group, or is one span, or is the whole row.
@@ -188,10 +189,9 @@ void ExpectPartialsDense(const HostLists& lists) {
     for (std::uint32_t i = 0; i < merge.num_partials; ++i) {
       const AttentionWork* const item = writers[merge.first_partial + i];
       ASSERT_NE(item, nullptr);
-      ASSERT_EQ(std::tie(item->sequence, item->kv_head, item->base_row, item->first_row,
-                         item->num_rows),
-                std::tie(merge.sequence, merge.kv_head, merge.base_row, merge.first_row,
-                         merge.num_rows));
+      ASSERT_EQ(
+          std::tie(item->sequence, item->kv_head, item->base_row, item->first_row, item->num_rows),
+          std::tie(merge.sequence, merge.kv_head, merge.base_row, merge.first_row, merge.num_rows));
       ASSERT_EQ(item->first_span, i * merge.spans_per_partial);
     }
   }
@@ -259,16 +259,14 @@ void ExpectDeviceListsEqual(const CudaBackend& cuda, const Batch& batch, std::ui
   auto plan = AttentionPlan::Create(
       *cuda, {batch.size(), std::max(batch.offsets.back(), 1u), 1, heads, kv_heads, 64});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  const absl::Status planned =
-      PlanAttention(*cuda, {offsets.data(), cached.data(), prompt.data(), batch.size(), true, true},
-                    plan->get());
+  const absl::Status planned = PlanAttention(
+      *cuda, {offsets.data(), cached.data(), prompt.data(), batch.size(), true, true}, plan->get());
   ASSERT_TRUE(planned.ok()) << planned;
   const AttentionWorkLists lists = AttentionPlanAccess::Lists(**plan);
   const auto read = [&](auto* from, std::size_t count) {
     std::vector<std::decay_t<decltype(*from)>> values(count);
     EXPECT_TRUE(cuda.stream()
-                    .Copy(values.data(), from,
-                          static_cast<std::int64_t>(count * sizeof(values[0])))
+                    .Copy(values.data(), from, static_cast<std::int64_t>(count * sizeof(values[0])))
                     .ok());
     const absl::Status status = cuda.stream().Synchronize();
     EXPECT_TRUE(status.ok()) << status;
@@ -301,7 +299,8 @@ TEST(AttentionPlanTest, RefusesWhatItCannotHold) {
             "attention plan: 8 query heads, not a multiple of 3 kv heads");
   bad = good;
   bad.max_length = 0;
-  EXPECT_EQ(AttentionPlan::Create(*cuda, bad).status().message(), "attention plan: max_length is 0");
+  EXPECT_EQ(AttentionPlan::Create(*cuda, bad).status().message(),
+            "attention plan: max_length is 0");
   bad = good;
   bad.max_rows = 4097;
   EXPECT_EQ(AttentionPlan::Create(*cuda, bad).status().message(),
@@ -347,7 +346,8 @@ std::vector<Sample> Samples(std::uint32_t seed, std::size_t count, double spread
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
   std::vector<Sample> samples;
-  for (std::size_t i = 0; i < count; ++i) samples.push_back({spread * normal(random), normal(random)});
+  for (std::size_t i = 0; i < count; ++i)
+    samples.push_back({spread * normal(random), normal(random)});
   return samples;
 }
 
