@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/device.h"
 #include "base/status.h"
 #include "base/stream.h"
 #include "cache_manager/kv_pool.h"
@@ -50,6 +51,7 @@ struct CudaRunner::State {
   const Stream& stream() const { return *backend.cuda()->stream; }
 
   // The parts of Create.
+  absl::Status CheckRoom() const;
   absl::Status Allocate();
   absl::Status MakeCollection();
   absl::Status UploadRopeTables();
@@ -115,9 +117,22 @@ struct CudaRunner::State {
   std::size_t next_score = 0;
 };
 
+// The graphs' share counts, since they must find room later.
+absl::Status CudaRunner::State::CheckRoom() const {
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t free, FreeDeviceMemory(backend.device()));
+  // The backend has its scratch already.
+  const std::int64_t needed = memory.device_bytes() - memory.linear_bytes;
+  if (needed <= free) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "device memory: the runner needs ", needed, " bytes (activations ", memory.activation_bytes,
+      ", attention ", memory.attention_bytes, ", sampler ", memory.sampler_bytes, ", graphs ",
+      memory.graph_bytes, "), ", free, " are free"));
+}
+
 absl::Status CudaRunner::State::Allocate() {
   const ModelSpec& spec = model.spec;
   memory = RunnerMemoryFor(spec, sizes, backend.cuda()->num_sms);
+  QUIRE_RETURN_IF_ERROR(CheckRoom());
   QUIRE_ASSIGN_OR_RETURN(buffers, StepBuffers::Allocate(spec, sizes.buffers));
   QUIRE_ASSIGN_OR_RETURN(
       drawn, DeviceBuffer::Allocate(

@@ -408,6 +408,22 @@ TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
   cuda_emulator::InjectFault({.where = "cudaMalloc", .error = cudaErrorMemoryAllocation});
   const absl::Status status = stage.MakeRunner(Options(DType::kF32));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+
+  // The graphs would not find room later.
+  ASSERT_TRUE(stage.MakeRunner(Options(DType::kF32)).ok());
+  const RunnerMemory memory = stage.cuda().memory();
+  Stage full(true);
+  ASSERT_TRUE(full.Load(Fixture()).ok());
+  ASSERT_TRUE(full.MakePool().ok());
+  cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+  const auto room = static_cast<std::uint64_t>(memory.device_bytes() - memory.linear_bytes);
+  options.memory_bytes = cuda_emulator::DeviceBytesAllocated() + room - 1;
+  cuda_emulator::SetOptions(options);
+  EXPECT_THAT(std::string(full.MakeRunner(Options(DType::kF32)).message()),
+              HasSubstr(absl::StrCat("graphs ", memory.graph_bytes, "), ", room - 1, " are free")));
+  ++options.memory_bytes;
+  cuda_emulator::SetOptions(options);
+  EXPECT_TRUE(full.MakeRunner(Options(DType::kF32)).ok());
 }
 
 TEST_F(CudaRunnerTest, WeightsThatAreNotFiniteAreNamed) {
