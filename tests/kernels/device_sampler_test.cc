@@ -329,7 +329,9 @@ TEST(DeviceSamplerUseTest, AGreedyRowTakesTwoKernels) {
   ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), 0).ok());
   const auto best = std::max_element(host.logits.begin(), host.logits.end());
   EXPECT_EQ(tokens.Get()[0], best - host.logits.begin());
-  EXPECT_EQ(cuda_emulator::LaunchCount() - before, 2u);
+  if (cuda_emulator::IsEmulated()) {
+    EXPECT_EQ(cuda_emulator::LaunchCount() - before, 2u);
+  }
   EXPECT_EQ(setup.sampler().draws(0)[0].rank, 0);
 }
 

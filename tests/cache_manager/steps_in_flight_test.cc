@@ -1,0 +1,123 @@
+#include <cstdint>
+#include <span>
+
+#include "cache_manager/cache_manager.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cache_manager/cache_manager_fixture.h"
+
+namespace quire::cache {
+namespace {
+
+// Begins a step over the tokens after `computed` of the row.
+class StepsInFlightTest : public CacheManagerTest {
+ protected:
+  void Launch(BatchRow row, std::uint32_t computed, std::uint32_t new_tokens) {
+    ASSERT_TRUE(cache_->Reserve(row, computed + new_tokens).ok());
+    const RowStep step{row, computed, new_tokens};
+    cache_->TakeClears();
+    cache_->TakeCopies();
+    cache_->PrepareStep(std::span(&step, 1));
+  }
+  void ExpectAvailable(std::uint32_t pages) {
+    EXPECT_EQ(cache_->available_pages(), pages);
+    EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+  }
+};
+
+TEST_F(StepsInFlightTest, PagesOfAnEndedRowComeBackWithTheLastStepThatNamesThem) {
+  Start(kA, Count(20));
+  Start(kB, Count(20, 100));
+  Launch(kA, 20, 1);
+  Launch(kA, 21, 1);
+  cache_->Free(kA);
+  EXPECT_EQ(cache_->pages_of(kA), 0u);
+  ExpectAvailable(15);
+  cache_->Free(kB);  // no step names it
+  ExpectAvailable(17);
+  cache_->CompleteStep();
+  EXPECT_EQ(cache_->steps_in_flight(), 1u);
+  ExpectAvailable(17);
+  cache_->CompleteStep();
+  ExpectAvailable(19);
+}
+
+TEST_F(StepsInFlightTest, HeldPagesAreFoundButNotHandedOut) {
+  const Tokens prompt = Count(2 * kP + 5);
+  StartAndPublish(kA, prompt);
+  Launch(kA, 2 * kP + 5, 1);
+  FreeKeepingTail(kA, prompt);
+  EXPECT_EQ(MatchedTokens(prompt + Count(3, 500)), 2 * kP + 5);
+  Fill(kB);
+  EXPECT_EQ(cache_->pages_of(kB), 16u);
+  cache_->CompleteStep();
+  ExpectAvailable(3);
+}
+
+TEST_F(StepsInFlightTest, TargetOfACopyInFlightIsHeldThoughItsRowIsNot) {
+  Start(kA, Count(20));
+  ASSERT_TRUE(cache_->Fork(kA, kB, 20).ok());
+  Launch(kA, 20, 1);
+  cache_->Free(kB);
+  ExpectAvailable(16);
+  cache_->CompleteStep();
+  ExpectAvailable(17);
+}
+
+TEST_F(StepsInFlightTest, AbandonedCopyThatNoStepCarriesIsNotHeld) {
+  Start(kA, Count(20));
+  Launch(kA, 20, 1);
+  ASSERT_TRUE(cache_->Fork(kA, kB, 20).ok());
+  cache_->Free(kB);
+  EXPECT_FALSE(cache_->has_step_work());
+  ExpectAvailable(17);
+  cache_->CompleteStep();
+}
+
+TEST_F(StepsInFlightTest, AdoptedTwinKeepsTheOwnPageUntilTheStepHasRun) {
+  const Tokens tokens = Count(kP + 3);
+  Start(kA, tokens);
+  Start(kB, tokens);
+  const BlockId own = PageOf(kB, 0);
+  Publish(kA, tokens);
+  Launch(kB, kP + 3, 1);
+  Publish(kB, tokens);
+  EXPECT_EQ(PageOf(kB, 0), PageOf(kA, 0));
+  EXPECT_EQ(CacheManagerPeer::state(*cache_).pool.state(own), PageState::kInTransit);
+  ExpectAvailable(15);
+  cache_->CompleteStep();
+  ExpectAvailable(16);
+}
+
+TEST_F(StepsInFlightTest, EachStepCompletesItsOwnCopiesAndClears) {
+  Start(kA, Count(20));
+  Start(kB, Count(20, 100));
+  cache_->Scrub(kB, 0);
+  Launch(kA, 20, 1);  // clears both pages of B
+  ASSERT_TRUE(cache_->Fork(kA, kC, 20).ok());
+  Launch(kA, 21, 1);  // copies the tail of A
+  EXPECT_FALSE(cache_->has_step_work());
+  ExpectAvailable(14);
+  cache_->CompleteStep();
+  ExpectAvailable(16);
+  cache_->Free(kA);
+  cache_->Free(kC);
+  cache_->CompleteStep();
+  ExpectAvailable(19);
+}
+
+TEST_F(StepsInFlightTest, SpoiledHeldPagesAreClearedBeforeTheyComeBack) {
+  const Tokens prompt = Count(kP + 5);
+  StartAndPublish(kA, prompt);
+  Launch(kA, kP + 5, 1);
+  FreeKeepingTail(kA, prompt);
+  cache_->CompleteStep(/*spoil_held=*/true);
+  EXPECT_EQ(MatchedTokens(prompt + Count(1)), 0u);
+  ExpectAvailable(17);
+  EXPECT_EQ(cache_->TakeClears().size(), 2u);
+  cache_->CompleteStep();
+  ExpectAvailable(19);
+}
+
+}  // namespace
+}  // namespace quire::cache
