@@ -96,7 +96,9 @@ TEST_P(LlamaCudaParityTest, HalfPathStaysWithinTwiceTheRecordedError) {
   EXPECT_GT(deviation.relative, kMaxRelative);
   const std::string folder = GetParam();
   if (folder == "llama-rope-llama3-bf16") {
-    EXPECT_GT(cuda_emulator::LaunchCount("attention prefill sm_90a"), 0u);
+    if (cuda_emulator::IsEmulated()) {
+      EXPECT_GT(cuda_emulator::LaunchCount("attention prefill sm_90a"), 0u);
+    }
   }
 }
 
@@ -152,8 +154,12 @@ TEST_P(LlamaCudaBitsTest, PortableKernelsStayWithinTwiceTheRecordedError) {
   const Deviation deviation = CompareLogits(got, reference_);
   EXPECT_LE(deviation.relative, 2 * reference_.half_error);
   EXPECT_GT(deviation.relative, kMaxRelative);
-  EXPECT_GT(cuda_emulator::LaunchCount("attention prefill"), 0u);
-  EXPECT_EQ(cuda_emulator::LaunchCount("attention prefill sm_90a"), 0u);
+  if (cuda_emulator::IsEmulated()) {
+    EXPECT_GT(cuda_emulator::LaunchCount("attention prefill"), 0u);
+  }
+  if (cuda_emulator::IsEmulated()) {
+    EXPECT_EQ(cuda_emulator::LaunchCount("attention prefill sm_90a"), 0u);
+  }
 }
 
 TEST_P(LlamaCudaBitsTest, GraphsDoNotMatter) {
