@@ -38,6 +38,9 @@ absl::StatusCode CodeOf(cudaError_t error) {
     case cudaErrorLaunchFailure:
     case cudaErrorExternalDevice:
     case cudaErrorTensorMemoryLeak:
+    // What a GPU that is gone from the bus often reports.
+    case cudaErrorUnknown:
+    case cudaErrorContextIsDestroyed:
       return absl::StatusCode::kUnavailable;
     default:
       return absl::StatusCode::kInternal;

@@ -46,7 +46,11 @@ absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream& stream,
       enqueued.ok() ? Instantiate(graph) : absl::StatusOr<Executable>(enqueued);
   (void)cudaGraphDestroy(graph);
   QUIRE_RETURN_IF_ERROR(made.status());
-  return DeviceGraph(made->first, made->second);
+  DeviceGraph captured(made->first, made->second);
+  // Device memory of the graph is taken here, not at its first launch, where nobody would count it.
+  QUIRE_RETURN_IF_ERROR(
+      CudaStatus(cudaGraphUpload(captured.graph_, stream.cuda()), "upload of a captured graph"));
+  return captured;
 }
 
 DeviceGraph::~DeviceGraph() {

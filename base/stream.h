@@ -33,8 +33,7 @@ class Stream {
   // Waits until everything enqueued so far is done, and returns the first error of it.
   absl::Status Synchronize() const;
   // Copies between pinned or pageable host memory and the device, or on the device; the direction
-  // follows from the addresses. Pinned memory must stay unchanged until the copy is done; from pageable
-  // memory the bytes are taken before the call returns.
+  // follows from the addresses. The source must stay unchanged until the stream was waited for.
   absl::Status Copy(void* to, const void* from, std::int64_t bytes) const;
   absl::Status Zero(void* to, std::int64_t bytes) const;
   // Later work on this stream waits for `event`.

@@ -94,7 +94,7 @@ class Engine::Impl {
         table_(TableCapacity(options)),
         core_(options_, cache_.get(), runner, clock, &queue_, &probe_),
         output_({.num_workers = options.text_threads,
-                 // Twice what one step and the ends of all live requests can add.
+                 // More than two steps and the ends of all live requests can add, twice.
                  .ring_items = 8 * (TableCapacity(options) +
                                     static_cast<std::size_t>(options.max_running_sequences)) +
                                128,

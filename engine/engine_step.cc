@@ -25,6 +25,10 @@ bool SpoilsHeldPages(const Flight& flight, const models::StepResult& result) {
     if (!result.draws[i].non_finite || sequence.scrubbed) continue;
     if (sequence.state == SequenceState::kFinished) return true;
   }
+  for (std::size_t i = 0; i < flight.score_owners.size(); ++i) {
+    const LiveRequest& live = *flight.score_owners[i].request;
+    if (result.scores[i].non_finite && live.ended && !live.sequences.front()->scrubbed) return true;
+  }
   return false;
 }
 

@@ -5,7 +5,7 @@
 //
 // Place:      between the engine thread and the TokenStreams.
 // Invariants: all items of a request go to one worker. A ring never overflows: the engine does not
-//             run rows whose ring is half full, and the other half holds whatever one step and all
+//             run rows whose ring is half full, and the other half holds whatever two steps and all
 //             live requests can still add.
 // Threads:    Push and IsReady from the engine thread; owns `num_workers` threads.
 // Lifetime:   tokenizer, table and probe outlive it.

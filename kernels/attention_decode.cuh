@@ -17,8 +17,10 @@
 // Ideas: swapped operands as in XQA (TensorRT-LLM), the scale folding and split KV of FlashInfer and
 // FlashAttention.
 
+#include "kernels/attention_launch.h"
 #include "kernels/attention_mask.h"
 #include "kernels/attention_tile.cuh"
+#include "kernels/cuda/launch.h"
 
 namespace quire::kernels::attention {
 
@@ -406,6 +408,27 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     DecodeItem<T, kColumns>(args, args.lists.decode[i]);
     cuda::SyncBlock();  // the stages are free for the next item
   }
+}
+
+template <typename T, std::uint32_t kColumns>
+absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& args,
+                           std::uint32_t blocks) {
+  return cuda::Launch(context, "attention decode", DecodeKernel<T, kColumns>,
+                      {.blocks_x = blocks,
+                       .threads = kDecodeThreads,
+                       .shared_bytes = DecodeShape<T, kColumns>::kSharedBytes,
+                       .programmatic = true},
+                      args);
+}
+
+// Each unit instantiates this for its element, so that no unit compiles for long.
+template <typename T>
+absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args, std::uint32_t blocks) {
+  if (args.keys.head_size() <= 64) return LaunchDecodeColumns<T, 64>(context, args, blocks);
+  if constexpr (sizeof(T) == 2) {
+    if (args.keys.head_size() <= 96) return LaunchDecodeColumns<T, 96>(context, args, blocks);
+  }
+  return LaunchDecodeColumns<T, 128>(context, args, blocks);
 }
 
 }  // namespace quire::kernels::attention

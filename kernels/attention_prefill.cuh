@@ -13,8 +13,10 @@
 //
 // Ideas: FlashAttention-2's loop; rows that pack the heads of a group as in FlashInfer.
 
+#include "kernels/attention_launch.h"
 #include "kernels/attention_mask.h"
 #include "kernels/attention_tile.cuh"
+#include "kernels/cuda/launch.h"
 
 namespace quire::kernels::attention {
 
@@ -307,6 +309,27 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     PrefillItem<T, kColumns>(args, args.lists.prefill[i]);
     cuda::SyncBlock();  // the stages are free for the next item
   }
+}
+
+template <typename T, std::uint32_t kColumns>
+absl::Status LaunchPrefillColumns(const CudaContext& context, const TileArgs<T>& args,
+                           std::uint32_t blocks) {
+  return cuda::Launch(context, "attention prefill", PrefillKernel<T, kColumns>,
+                      {.blocks_x = blocks,
+                       .threads = kPrefillThreads,
+                       .shared_bytes = PrefillShape<T, kColumns>::kSharedBytes,
+                       .programmatic = true},
+                      args);
+}
+
+// Each unit instantiates this for its element, so that no unit compiles for long.
+template <typename T>
+absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args, std::uint32_t blocks) {
+  if (args.keys.head_size() <= 64) return LaunchPrefillColumns<T, 64>(context, args, blocks);
+  if constexpr (sizeof(T) == 2) {
+    if (args.keys.head_size() <= 96) return LaunchPrefillColumns<T, 96>(context, args, blocks);
+  }
+  return LaunchPrefillColumns<T, 128>(context, args, blocks);
 }
 
 }  // namespace quire::kernels::attention

@@ -343,6 +343,10 @@ std::int64_t DeviceSampler::BytesFor(const DeviceSamplerLimits& limits) {
   return LayoutFor(limits).total;
 }
 
+std::int64_t DeviceSampler::PinnedBytesFor(const DeviceSamplerLimits& limits) {
+  return LayoutFor(limits).slot_bytes * kSlots;
+}
+
 absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
     const Backend& backend, const DeviceSamplerLimits& limits,
     std::span<const std::uint8_t> has_text, std::uint32_t text_vocab) {

@@ -42,6 +42,8 @@ class DeviceSampler {
 
   // Device memory that Create allocates.
   static std::int64_t BytesFor(const DeviceSamplerLimits& limits);
+  // Pinned memory that Create allocates.
+  static std::int64_t PinnedBytesFor(const DeviceSamplerLimits& limits);
 
   // `has_text` [vocab] is host memory; empty: every id below text_vocab has text. Returns
   // INVALID_ARGUMENT for a backend that is no GPU, an empty vocabulary, too many log-probabilities,

@@ -17,7 +17,9 @@ namespace {
 
 absl::Status Upload(const Backend& backend, void* to, const void* from, std::int64_t bytes) {
   if (backend.uploader() != nullptr) return backend.uploader()->Copy(to, from, bytes);
-  return backend.cuda()->stream->Copy(to, from, bytes);
+  // The source may go as soon as this returns.
+  QUIRE_RETURN_IF_ERROR(backend.cuda()->stream->Copy(to, from, bytes));
+  return backend.cuda()->stream->Synchronize();
 }
 
 // Element `index` of an array of any alignment.

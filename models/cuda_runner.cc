@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/device.h"
+#include "base/error_reason.h"
 #include "base/status.h"
 #include "base/stream.h"
 #include "cache_manager/kv_pool.h"
@@ -27,6 +28,17 @@
 #include "models/weights.h"
 
 namespace quire::models {
+namespace {
+
+// What is found while waiting happened on the device after a launch that it took: pages and sampler are in no known
+// state, whatever CUDA calls the error.
+absl::Status DeviceLost(const absl::Status& status) {
+  const std::optional<ErrorReason> reason = GetErrorReason(status);
+  if (reason.has_value() && reason->reason == "DEVICE_LOST") return status;
+  return WithReason(absl::UnavailableError(status.message()), "DEVICE_LOST");
+}
+
+}  // namespace
 
 struct CudaRunner::State {
   static constexpr std::uint32_t kSlots = 2;
@@ -389,10 +401,10 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
   QUIRE_RETURN_IF_ERROR(UseDevice(s.stream().device()));
   const std::uint32_t slot = s.next_slot;
   if (absl::Status status = s.Launch(batch, slot); !status.ok()) {
-    // Pinned memory of the slot is used again by the next step.
-    s.stream().Synchronize().IgnoreError();
+    // Pinned memory of the slot is used again by the next step. What fails while waiting failed on the device.
+    const absl::Status waited = s.stream().Synchronize();
     s.inputs->Forget();
-    return status;
+    return waited.ok() ? status : DeviceLost(waited);
   }
   s.slots[slot].num_draws = static_cast<std::uint32_t>(batch.draws.size());
   s.previous_draws = s.slots[slot].num_draws;
@@ -407,7 +419,7 @@ absl::StatusOr<const StepResult*> CudaRunner::Collect() {
   const std::uint32_t index = (s.next_slot + State::kSlots - s.in_flight) % State::kSlots;
   State::Slot& slot = s.slots[index];
   --s.in_flight;
-  QUIRE_RETURN_IF_ERROR(slot.done.Synchronize());
+  if (absl::Status status = slot.done.Synchronize(); !status.ok()) return DeviceLost(status);
   slot.result.draws.clear();
   slot.result.scores.clear();
   for (const kernels::SampledRow& row : s.sampler->draws(static_cast<int>(index))) {

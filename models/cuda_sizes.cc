@@ -91,7 +91,8 @@ RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std:
   memory.sampler_bytes = kernels::DeviceSampler::BytesFor(sizes.sampler);
   memory.linear_bytes = kernels::cuda::kLinearWorkspaceBytes;
   memory.graph_bytes = sizes.graph_bytes;
-  memory.pinned_bytes = CudaStepInputs::PinnedBytesFor(sizes.buffers);
+  memory.pinned_bytes = CudaStepInputs::PinnedBytesFor(sizes.buffers) +
+                        kernels::DeviceSampler::PinnedBytesFor(sizes.sampler);
   return memory;
 }
 

@@ -249,6 +249,16 @@ void Daemon::Impl::Load() {
   options.engine.on_fatal = [this](const absl::Status& status) { OnFatal(status); };
   absl::StatusOr<std::unique_ptr<ModelStack>> stack =
       ModelStack::Build(options, &clock_, &registry_);
+  {
+    // Asked to stop meanwhile: the drain is over or does not know of this model, so nobody gets to see it.
+    MutexLock lock(&mutex_);
+    if (stop_) {
+      loaded_ = true;
+      if (stack.ok()) stack_ = *std::move(stack);
+      changed_.NotifyAll();
+      return;
+    }
+  }
   if (stack.ok()) {
     stack_ = *std::move(stack);
     ExportModel(*stack_, &registry_);

@@ -1,5 +1,7 @@
 // quired: reads flags and configuration, then hands over to the daemon.
 
+#include <stdlib.h>
+
 #include <CLI/CLI.hpp>
 
 #include <iostream>
@@ -59,6 +61,9 @@ int Run(Flags flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // All kernels are loaded when the device is opened, before the memory plan asks what is free; loaded lazily, the
+  // first request that needs one would take memory after ready.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   quire::server::BlockSignals();
   Flags flags;
   CLI::App app("quired: LLM inference server", "quired");

@@ -255,6 +255,8 @@ absl::Status ModelStack::LoadWeights(const DaemonOptions& options, const models:
       model_, models::LoadModel(files, device_->backend(),
                                 {.mode = options.model.dummy_weights ? models::LoadMode::kDummy
                                                                      : models::LoadMode::kReal,
+                                 .activation = device_->is_cpu() ? DType::kF32
+                                                                 : CudaActivationType(options),
                                  .weight_limit_bytes = weight_limit_bytes}));
   load_times_.read = absl::Now() - start;
   for (const std::string& warning : model_->warnings) {

@@ -20,7 +20,8 @@ struct LaunchShape {
   // Dynamic shared memory; a kernel that calls SharedMemory() adds kSharedAlignment here.
   std::uint32_t shared_bytes = 0;
   // The kernel may start before the one in front of it on the stream has ended; it calls DependencyWait
-  // before it reads what that one wrote. Ignored below compute capability 9.0.
+  // before it reads what that one wrote. Only on compute capability 9.0: later GPUs run the PTX of 8.0, in which
+  // DependencyWait is empty.
   bool programmatic = false;
 };
 
@@ -45,7 +46,7 @@ absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = context.stream->cuda();
-  if (shape.programmatic && context.compute_capability >= 90) {
+  if (shape.programmatic && context.compute_capability == 90) {
     config.attrs = &attribute;
     config.numAttrs = 1;
   }

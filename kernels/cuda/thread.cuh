@@ -44,13 +44,13 @@ __device__ __forceinline__ std::uint32_t Warp() {
 // kSharedAlignment bytes more than the kernel needs.
 inline constexpr std::uint32_t kSharedAlignment = 1024;
 __device__ __forceinline__ std::byte* SharedMemory() {
-  extern __shared__ std::byte quire_shared_memory[];
+  extern __shared__ __align__(16) std::byte quire_shared_memory[];
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(quire_shared_memory));
   return quire_shared_memory + ((kSharedAlignment - address % kSharedAlignment) % kSharedAlignment);
 }
 // The same without rounding: 16-byte aligned.
 __device__ __forceinline__ std::byte* SharedMemory16() {
-  extern __shared__ std::byte quire_shared_memory[];
+  extern __shared__ __align__(16) std::byte quire_shared_memory[];
   return quire_shared_memory;
 }
 

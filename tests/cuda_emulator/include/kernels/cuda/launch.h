@@ -34,7 +34,7 @@ absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)
       .blocks_y = shape.blocks_y,
       .threads = shape.threads,
       .shared_bytes = shape.shared_bytes,
-      .programmatic = shape.programmatic && context.compute_capability >= 90,
+      .programmatic = shape.programmatic && context.compute_capability == 90,
       .body = {}};
   launch.body = [kernel, values = std::tuple<P...>(P(static_cast<A&&>(args))...)] {
     std::apply(kernel, values);
