@@ -3,8 +3,8 @@
 
 From the reports of ptxas that cmake/nvcc_report.sh keeps beside the objects: no spill, no stack, registers and static
 shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 72
-kernels per architecture. With --cuobjdump also from the machine code: the instructions that each unit must hold are
-there, and no kernel reads or writes local memory.
+kernels per architecture. With --cuobjdump also from machine code and PTX: the instructions that each unit must hold
+are there, portable units carry PTX for later GPUs, and no kernel reads or writes local memory.
 
     tools/cuda_gate.py build/ci                         the reports
     tools/cuda_gate.py build/ci --cuobjdump PATH        and the machine code
@@ -27,6 +27,8 @@ ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+# What an instruction of the machine code is in the PTX that portable units carry for later GPUs.
+IN_PTX = {"HMMA": "mma.sync", "LDSM": "ldmatrix", "LDGSTS": "cp.async"}
 
 
 def short_name(demangled):
@@ -143,6 +145,15 @@ def check_code(build, table, cuobjdump):
             checks += 1
             if not re.search(rf"\b{instruction}\b", code):
                 errors.append(f"{unit}: no {instruction} in the machine code")
+        ptx = subprocess.run([cuobjdump, "-ptx", str(found[0])], capture_output=True, text=True,
+                             check=True).stdout
+        if ".version" in ptx:
+            for instruction in filter(IN_PTX.get, row["instructions"]):
+                checks += 1
+                if IN_PTX[instruction] not in ptx:
+                    errors.append(f"{unit}: no {IN_PTX[instruction]} in the PTX")
+        elif "_sm90" not in unit:
+            errors.append(f"{unit}: no PTX, later GPUs cannot run it")
         for instruction in ("LDL", "STL"):
             checks += 1
             if re.search(rf"\b{instruction}\b", code):

@@ -83,8 +83,12 @@ class CudaGateTest(unittest.TestCase):
     def test_machine_code(self):
         tool = self.build / "cuobjdump"
         (self.objects / "x_cuda.cu.o").write_text("")
-        for code, status in (("Function : K\n HMMA.16816 R1\n", 0), ("Function : K\n FFMA\n", 1),
-                             ("Function : K\n HMMA.1 R1\n STL [R1]\n", 1), ("", 1)):
+        ptx = ".version 9.0\n mma.sync.aligned\n"
+        for code, status in (("Function : K\n HMMA.16816 R1\n" + ptx, 0),
+                             ("Function : K\n FFMA\n" + ptx, 1),
+                             ("Function : K\n HMMA.1 R1\n.version 9.0\n", 1),
+                             ("Function : K\n HMMA.1 R1\n", 1),
+                             ("Function : K\n HMMA.1 R1\n STL [R1]\n" + ptx, 1), ("", 1)):
             tool.write_text(f"#!/bin/sh\ncat <<'END'\n{code}\nEND\n")
             tool.chmod(0o755)
             self.assertEqual(
