@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/logging.h"
@@ -206,6 +207,23 @@ TEST_F(CudaDaemonTest, GivesTheSameTokensWithAndWithoutGraphsAndOverlap) {
       EXPECT_EQ(answer.ids, first) << pages;
       EXPECT_EQ(daemon.Stop(), kExitOk);
     }
+  }
+}
+
+// Weights of any stored type become bf16 on their way to the GPU, in the plan and in memory.
+TEST_F(CudaDaemonTest, ServesCheckpointsOfEveryType) {
+  const std::string path = dir_.path() + "/tiny/config.json";
+  std::ifstream file(path);
+  const std::string config{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  ASSERT_THAT(config, HasSubstr("bfloat16"));
+  for (const char* type : {"float16", "float32"}) {
+    std::ofstream(path) << absl::StrReplaceAll(config, {{"bfloat16", type}});
+    RunningDaemon daemon(dir_.path(), Tiny({"device.type=cuda"}));
+    daemon.WaitUntilReady();
+    const RunningDaemon::Answer answer = daemon.Generate("one two", 2);
+    EXPECT_TRUE(answer.status.ok()) << type << ": " << answer.status.error_message();
+    EXPECT_EQ(answer.ids.size(), 2u) << type;
+    EXPECT_EQ(daemon.Stop(), kExitOk) << type << Log();
   }
 }
 
