@@ -96,17 +96,17 @@ TEST_F(DeviceCudaTest, PassesOnWhatTheRuntimeSays) {
     EXPECT_THAT(Refusal(), AllOf(HasSubstr("cudaErrorSystemNotReady"),
                                  HasSubstr("system not yet initialized")))
         << call;
-    InjectFault({.where = call, .error = cudaErrorUnknown});
+    InjectFault({.where = call, .error = cudaErrorNotSupported});
     EXPECT_EQ(OpenCudaDevice(0).status().code(), absl::StatusCode::kInternal) << call;
   }
   const Device device = OpenCudaDevice(0).value();
   for (const char* call : {"cudaStreamCreateWithFlags", "cudaSetDevice"}) {
-    InjectFault({.where = call, .error = cudaErrorUnknown});
+    InjectFault({.where = call, .error = cudaErrorNotSupported});
     EXPECT_EQ(Stream::Create(device).status().code(), absl::StatusCode::kInternal);
   }
-  InjectFault({.where = "cudaEventCreateWithFlags", .error = cudaErrorUnknown});
+  InjectFault({.where = "cudaEventCreateWithFlags", .error = cudaErrorNotSupported});
   EXPECT_EQ(Event::Create(device).status().code(), absl::StatusCode::kInternal);
-  InjectFault({.where = "cudaMemGetInfo", .error = cudaErrorUnknown});
+  InjectFault({.where = "cudaMemGetInfo", .error = cudaErrorNotSupported});
   EXPECT_EQ(FreeDeviceMemory(device).status().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // nothing is left behind for others
 }
@@ -159,7 +159,7 @@ TEST_F(DeviceCudaTest, BuffersThatDoNotFit) {
             absl::StatusCode::kResourceExhausted);
   // A block whose zeros could not be written is given back.
   const std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
-  InjectFault({.where = "cudaMemset", .error = cudaErrorUnknown});
+  InjectFault({.where = "cudaMemset", .error = cudaErrorNotSupported});
   EXPECT_EQ(DeviceBuffer::Allocate(MemoryKind::kDevice, 16).status().code(),
             absl::StatusCode::kInternal);
   EXPECT_EQ(cuda_emulator::DeviceBytesAllocated(), before);
