@@ -8,13 +8,12 @@
 namespace quire::kernels {
 namespace {
 
-TEST(BackendTest, RefusesCudaByName) {
-  Device device;
-  device.kind = DeviceKind::kCuda;
-  device.name = "cuda:0";
-  const auto backend = Backend::Create(device, nullptr);
+TEST(BackendTest, ACudaBackendNeedsAStreamOfAGpu) {
+  const Stream stream = *Stream::Create(Device::Cpu());
+  ThreadPool pool(1);
+  const auto backend = Backend::CreateCuda(stream, Determinism::kBatchInvariant, &pool);
   EXPECT_EQ(backend.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(backend.status().message(), testing::HasSubstr("cuda:0"));
+  EXPECT_THAT(backend.status().message(), testing::HasSubstr("device cpu has no CUDA kernels"));
 }
 
 TEST(BackendTest, WorkspaceGrowsAndKeepsItsMemory) {
