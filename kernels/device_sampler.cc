@@ -106,6 +106,14 @@ bool HasPenalties(const SamplingRow& row) {
          row.presence_penalty != 0.0f;
 }
 
+// What a row takes of the slot's lists; penalties that are off take nothing.
+ListSizes ListsOf(const SamplingRow& row) {
+  return {.history = HasPenalties(row) ? row.history_size : 0,
+          .bias = row.bias_size,
+          .banned = row.banned_size,
+          .tops = static_cast<std::uint32_t>(std::max(row.num_logprobs, 0))};
+}
+
 // Equal tokens side by side, in their order: the first of them adds them all.
 void StageBias(const SamplingRow& row, LogitBias* to) {
   std::copy_n(row.bias, row.bias_size, to);
@@ -154,7 +162,12 @@ struct DeviceSampler::State {
                        const ListSizes& sizes, int slot);
   absl::Status EnqueueGroup(std::span<const DeviceRow> rows,
                             const internal::SamplerArgs& args) const;
-  absl::StatusOr<ListSizes> SizesOf(std::span<const SamplingRow> rows, const Slot& slot) const;
+  absl::Status CheckRows(std::span<const SamplingRow> rows, const Slot& slot) const;
+  std::size_t CountFitting(std::span<const SamplingRow> rows, const Slot& slot,
+                           ListSizes* sizes) const;
+  absl::Status FreeLists(Slot* slot) const;
+  absl::Status SampleFitting(std::span<const SamplingRow> rows, const ListSizes& sizes,
+                             std::int32_t* tokens, int slot);
   const DeviceSampled& Sampled(int slot, std::size_t index) const {
     return reinterpret_cast<const DeviceSampled*>(host(slot) + layout.results)[index];
   }
@@ -163,11 +176,8 @@ struct DeviceSampler::State {
   void Finish(int slot, std::size_t index, Result& result);
 };
 
-// What the rows take of the slot's lists; penalties that are off take nothing.
-absl::StatusOr<ListSizes> DeviceSampler::State::SizesOf(std::span<const SamplingRow> rows,
-                                                        const Slot& slot) const {
-  std::uint64_t history = slot.used.history, bias = slot.used.bias, banned = slot.used.banned,
-                tops = slot.used.tops;
+absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
+                                             const Slot& slot) const {
   for (const SamplingRow& row : rows) {
     QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(row, limits.vocab));
     if (row.text_vocab != text_vocab || row.has_text != text_table()) {
@@ -176,22 +186,40 @@ absl::StatusOr<ListSizes> DeviceSampler::State::SizesOf(std::span<const Sampling
                        " ids with text or a table of its own, this sampler was made for ",
                        text_vocab, " and its own table"));
     }
-    const std::int32_t best = std::max(row.num_logprobs, 0);
-    QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", static_cast<std::uint64_t>(best),
-                                     limits.max_logprobs));
-    if (HasPenalties(row)) history += row.history_size;
-    bias += row.bias_size;
-    banned += row.banned_size;
-    tops += static_cast<std::uint64_t>(best);
+    const ListSizes lists = ListsOf(row);
+    QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", lists.tops, limits.max_logprobs));
+    QUIRE_RETURN_IF_ERROR(CheckLimit("history entries of a row", lists.history, limits.max_history));
+    QUIRE_RETURN_IF_ERROR(CheckLimit("logit biases of a row", lists.bias, limits.max_bias));
+    QUIRE_RETURN_IF_ERROR(CheckLimit("banned ids of a row", lists.banned, limits.max_banned));
   }
-  QUIRE_RETURN_IF_ERROR(CheckLimit("draws", slot.draws.size() + rows.size(), limits.max_draws));
-  QUIRE_RETURN_IF_ERROR(CheckLimit("history entries", history, limits.max_history));
-  QUIRE_RETURN_IF_ERROR(CheckLimit("logit biases", bias, limits.max_bias));
-  QUIRE_RETURN_IF_ERROR(CheckLimit("banned ids", banned, limits.max_banned));
-  return ListSizes{static_cast<std::uint32_t>(history - slot.used.history),
-                   static_cast<std::uint32_t>(bias - slot.used.bias),
-                   static_cast<std::uint32_t>(banned - slot.used.banned),
-                   static_cast<std::uint32_t>(tops - slot.used.tops)};
+  return CheckLimit("draws", slot.draws.size() + rows.size(), limits.max_draws);
+}
+
+// How many of the first rows find room for their lists, and what these take.
+std::size_t DeviceSampler::State::CountFitting(std::span<const SamplingRow> rows, const Slot& slot,
+                                               ListSizes* sizes) const {
+  *sizes = {};
+  std::size_t count = 0;
+  for (const SamplingRow& row : rows) {
+    const ListSizes lists = ListsOf(row);
+    if (std::uint64_t{slot.used.history} + sizes->history + lists.history > limits.max_history ||
+        std::uint64_t{slot.used.bias} + sizes->bias + lists.bias > limits.max_bias ||
+        std::uint64_t{slot.used.banned} + sizes->banned + lists.banned > limits.max_banned) {
+      break;
+    }
+    *sizes = {sizes->history + lists.history, sizes->bias + lists.bias,
+              sizes->banned + lists.banned, sizes->tops + lists.tops};
+    ++count;
+  }
+  return count;
+}
+
+// Waits until the lists of earlier calls have been read, so that their memory is free.
+absl::Status DeviceSampler::State::FreeLists(Slot* slot) const {
+  QUIRE_RETURN_IF_ERROR(backend.cuda()->stream->Synchronize());
+  slot->input_used = 0;
+  slot->used = {.tops = slot->used.tops};
+  return absl::OkStatus();
 }
 
 Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& sizes, int slot) {
@@ -387,17 +415,16 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   return std::unique_ptr<DeviceSampler>(new DeviceSampler(std::move(state)));
 }
 
-absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32_t* tokens,
-                                   int slot) {
-  QUIRE_CHECK(slot >= 0 && slot < kSlots);
-  State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
-  QUIRE_ASSIGN_OR_RETURN(const ListSizes sizes, state_->SizesOf(rows, of));
-  if (rows.empty()) return absl::OkStatus();
-  const Staged staged = state_->Reserve(rows.size(), sizes, slot);
+// REQUIRES: the rows' lists fit.
+absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> rows,
+                                                 const ListSizes& sizes, std::int32_t* tokens,
+                                                 int slot) {
+  Slot& of = slots[static_cast<std::size_t>(slot)];
+  const Staged staged = Reserve(rows.size(), sizes, slot);
   ListSizes at;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     DeviceRow& to = staged.rows[i];
-    state_->StageDraw(rows[i], to, at, staged);
+    StageDraw(rows[i], to, at, staged);
     to.token = tokens + i;
     to.result = static_cast<std::uint32_t>(of.draws.size());
     to.top = of.used.tops + at.tops;
@@ -407,7 +434,26 @@ absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32
   }
   of.used = {of.used.history + sizes.history, of.used.bias + sizes.bias,
              of.used.banned + sizes.banned, of.used.tops + sizes.tops};
-  return state_->Enqueue(staged, {staged.rows, rows.size()}, sizes, slot);
+  return Enqueue(staged, {staged.rows, rows.size()}, sizes, slot);
+}
+
+absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32_t* tokens,
+                                   int slot) {
+  QUIRE_CHECK(slot >= 0 && slot < kSlots);
+  State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
+  QUIRE_RETURN_IF_ERROR(state_->CheckRows(rows, of));
+  while (!rows.empty()) {
+    ListSizes sizes;
+    const std::size_t count = state_->CountFitting(rows, of, &sizes);
+    if (count == 0) {
+      QUIRE_RETURN_IF_ERROR(state_->FreeLists(&of));
+      continue;
+    }
+    QUIRE_RETURN_IF_ERROR(state_->SampleFitting(rows.first(count), sizes, tokens, slot));
+    rows = rows.subspan(count);
+    tokens += count;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DeviceSampler::Score(std::span<const ScoredToken> tokens, int slot) {

@@ -23,15 +23,16 @@
 
 namespace quire::kernels {
 
-// What one slot holds between two Resets, in all.
+// What one slot holds between two Resets. Of the three lists it is what the slot holds at a time: any single row must
+// fit; a step whose rows do not fit together is sampled in pieces, with a wait for the stream between them.
 struct DeviceSamplerLimits {
   std::uint32_t max_draws = 0;
   std::uint32_t max_scores = 0;
   std::uint32_t vocab = 0;         // rows of the output matrix
   std::uint32_t max_logprobs = 0;  // best ids of one row, at most 1024
-  std::uint32_t max_history = 0;   // TokenCount entries over all draws
-  std::uint32_t max_bias = 0;      // LogitBias entries over all draws
-  std::uint32_t max_banned = 0;    // banned ids over all draws
+  std::uint32_t max_history = 0;   // TokenCount entries
+  std::uint32_t max_bias = 0;      // LogitBias entries
+  std::uint32_t max_banned = 0;    // banned ids
 };
 
 class DeviceSampler {

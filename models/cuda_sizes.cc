@@ -17,10 +17,12 @@ constexpr std::int64_t kGraphNodeBytes = 32 << 10;
 constexpr std::int64_t kNodesPerLayer = 12;
 constexpr std::int64_t kOtherNodes = 16;
 
-// Entries that the sampler holds for all draws of a step. Only draws with penalties have a history,
-// so this is far above what is seen; a step beyond it is refused with the numbers.
+// Entries that the sampler holds at a time. Only draws with penalties have a history, so this is far above what is seen;
+// a step beyond it is sampled in pieces. One draw always fits: a history has no more entries than a context or a
+// vocabulary, and kMaxBias is the most that limits.max_logit_bias_entries may allow.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
-constexpr std::int64_t kMaxBiasPerDraw = 1024;
+constexpr std::int64_t kMaxBias = 65536;
+constexpr std::int64_t kMaxBiasPerDraw = 64;
 constexpr std::int64_t kMaxBannedPerDraw = 64;
 
 std::uint32_t NumBuckets(std::uint32_t max_rows) {
@@ -44,8 +46,9 @@ kernels::DeviceSamplerLimits SamplerLimits(const ModelSpec& spec, const StepLimi
           .max_scores = limits.max_step_tokens,
           .vocab = spec.vocab_size,
           .max_logprobs = limits.max_logprobs,
-          .max_history = static_cast<std::uint32_t>(std::min(draws * distinct, kMaxHistory)),
-          .max_bias = static_cast<std::uint32_t>(draws * kMaxBiasPerDraw),
+          .max_history = static_cast<std::uint32_t>(
+              std::max(std::min(draws * distinct, kMaxHistory), distinct)),
+          .max_bias = static_cast<std::uint32_t>(std::max(draws * kMaxBiasPerDraw, kMaxBias)),
           .max_banned = static_cast<std::uint32_t>(draws * kMaxBannedPerDraw)};
 }
 

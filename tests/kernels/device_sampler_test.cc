@@ -335,6 +335,57 @@ TEST(DeviceSamplerUseTest, AGreedyRowTakesTwoKernels) {
   EXPECT_EQ(setup.sampler().draws(0)[0].rank, 0);
 }
 
+// Lists that do not fit together: the draws are those of the CPU all the same, and results of earlier calls stay.
+TEST(DeviceSamplerUseTest, SamplesInPiecesWhatDoesNotFitAtOnce) {
+  constexpr std::uint32_t kVocab = 300;
+  const SamplerSetup setup(1, kVocab, kVocab, false);
+  std::vector<TokenCount> history;
+  std::vector<LogitBias> bias;
+  for (std::int32_t i = 0; i < 250; ++i) history.push_back({i, i % 3});
+  for (std::int32_t i = 0; i < 100; ++i) bias.push_back({i * 2, 0.25f * static_cast<float>(i % 7)});
+  const std::vector<std::int32_t> banned(100, 17);
+  std::vector<HostRow> hosts;
+  for (std::uint32_t i = 0; i < 40; ++i) {
+    HostRow& host = hosts.emplace_back(i, kVocab);
+    host.logits = RandomFloats(kVocab, i, 2.0f);
+    host.row = {.seed = i, .num_logprobs = 2};
+    host.row.presence_penalty = 0.5f;
+    host.row.frequency_penalty = 0.25f;
+    host.row.history = history.data();
+    host.row.history_size = static_cast<std::uint32_t>(history.size());
+    host.row.bias = bias.data();
+    host.row.bias_size = static_cast<std::uint32_t>(bias.size());
+    host.row.banned = banned.data();
+    host.row.banned_size = static_cast<std::uint32_t>(banned.size());
+  }
+  ASSERT_GT(hosts.size() * history.size(), 4 * setup.limits().max_history);
+  DeviceArray<float> logits(setup.cuda(), hosts.size() * kVocab);
+  const auto rows = setup.OnDevice(hosts, logits);
+  DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
+  const std::span<const SamplingRow> all(rows);
+  ASSERT_TRUE(setup.sampler().Sample(all.first(3), tokens.data(), 0).ok());
+  ASSERT_TRUE(setup.sampler().Sample(all.subspan(3), tokens.data() + 3, 0).ok());
+  const TestBackend cpu(1);
+  std::vector<SamplingRow> expected_rows;
+  std::vector<TopLogprob> tops(2 * hosts.size());
+  std::vector<SampledRow> expected(hosts.size());
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    expected_rows.push_back(setup.Adapt(hosts[i].row));
+    expected_rows.back().logits = hosts[i].logits.data();
+    expected[i].top = &tops[2 * i];
+  }
+  ASSERT_TRUE(Sample(*cpu, {expected_rows, expected, kVocab}).ok());
+  const std::vector<std::int32_t> got = tokens.Get();
+  const std::span<const SampledRow> draws = setup.sampler().draws(0);
+  ASSERT_EQ(draws.size(), hosts.size());
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    EXPECT_EQ(got[i], expected[i].token) << i;
+    EXPECT_EQ(draws[i].token, expected[i].token) << i;
+    EXPECT_FLOAT_EQ(draws[i].logprob, expected[i].logprob) << i;
+    EXPECT_EQ(draws[i].top[1].token, expected[i].top[1].token) << i;
+  }
+}
+
 TEST(DeviceSamplerUseTest, RefusesWhatExceedsItsLimits) {
   const SamplerSetup setup(1, 50, 50, false);
   HostRow host(5, 50);
