@@ -76,6 +76,7 @@ void CacheManager::State::Release(StepWork& work, bool spoil_held) {
 }
 
 void CacheManager::State::FreeRow(BatchRow row) {
+  RowState& state = row_state(row);
   const bool is_in_flight = IsInFlight(row);
   // Last column first, so that the tail of a sequence is evicted before its head.
   while (num_columns(row) > 0) {
@@ -85,7 +86,7 @@ void CacheManager::State::FreeRow(BatchRow row) {
     DropRequest(page);
   }
   table.SetLength(row, 0);
-  row_state(row) = RowState{};
+  state = RowState{};
 }
 
 bool CacheManager::State::CanPublish(BatchRow row) {

@@ -200,7 +200,7 @@ class Engine::Impl {
   void BeginFailure(const absl::Status& status);
   void FailDevice(absl::Time now);
   void FailThread(const std::string& what);
-  void EndWithoutCore();
+  bool EndWithoutCore();
   void Sleep();
   void PublishStats(absl::Time now);
 
@@ -318,16 +318,17 @@ void Engine::Impl::FailThread(const std::string& what) {
     for (Signal& signal : signals_) {
       if (signal.call) signal.call();
     }
-    EndWithoutCore();
+    const bool have_ended = EndWithoutCore();
     if (stopping_.load()) return;
-    inbox_->Wait(absl::InfiniteDuration());
+    inbox_->Wait(have_ended ? absl::InfiniteDuration() : absl::Milliseconds(100));
     inbox_->Drain(&signals_);
   }
 }
 
-// What has no end on its way to the output worker gets one.
-void Engine::Impl::EndWithoutCore() {
-  if (!output_.WaitDone(kAnswerTimeout)) return;
+// What has no end on its way to the output worker gets one. False when a worker is too slow to tell
+// what has.
+bool Engine::Impl::EndWithoutCore() {
+  if (!output_.WaitDone(kAnswerTimeout)) return false;
   for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
     const absl::Status status = DeviceError();
     if (live->prepared && !live->ended) {
@@ -344,6 +345,7 @@ void Engine::Impl::EndWithoutCore() {
     live->ended = true;
   }
   output_.Push(&items_);
+  return true;
 }
 
 void Engine::Impl::Sleep() {

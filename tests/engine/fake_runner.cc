@@ -56,8 +56,13 @@ std::uint64_t& FakeRunner::At(const Launch& launch, const models::StepRow& row,
 
 absl::Status FakeRunner::Run(const models::StepBatch& batch) {
   QUIRE_CHECK(in_flight_.size() < static_cast<std::size_t>(options_.max_steps_in_flight));
-  if (hook_) {
-    if (const absl::Status status = hook_(batch); !status.ok()) return status;
+  std::shared_ptr<const RunHook> hook;
+  {
+    MutexLock lock(&hook_mutex_);
+    hook = hook_;
+  }
+  if (hook) {
+    if (const absl::Status status = (*hook)(batch); !status.ok()) return status;
   }
   in_flight_.push_back(Snapshot(batch));
   if (records_) {
@@ -74,8 +79,13 @@ absl::StatusOr<const models::StepResult*> FakeRunner::Collect() {
   QUIRE_CHECK(!in_flight_.empty());
   Launch launch = std::move(in_flight_.front());
   in_flight_.pop_front();
-  if (collect_hook_) {
-    if (const absl::Status status = collect_hook_(); !status.ok()) {
+  std::shared_ptr<const CollectHook> hook;
+  {
+    MutexLock lock(&hook_mutex_);
+    hook = collect_hook_;
+  }
+  if (hook) {
+    if (const absl::Status status = (*hook)(); !status.ok()) {
       last_draws_.assign(launch.batch->draws.size(), -1);
       return status;
     }

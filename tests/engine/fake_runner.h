@@ -15,10 +15,13 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "models/step_runner.h"
 
 namespace quire::engine {
@@ -43,6 +46,9 @@ struct FakeStep {
 
 class FakeRunner : public models::StepRunner {
  public:
+  using RunHook = std::function<absl::Status(const models::StepBatch&)>;
+  using CollectHook = std::function<absl::Status()>;
+
   explicit FakeRunner(const FakeRunnerOptions& options);
 
   absl::Status Run(const models::StepBatch& batch) override;
@@ -50,11 +56,16 @@ class FakeRunner : public models::StepRunner {
   int max_steps_in_flight() const override { return options_.max_steps_in_flight; }
 
   // Called at the start of each Run; an error is what Run returns, with nothing computed.
-  void SetHook(std::function<absl::Status(const models::StepBatch&)> hook) {
-    hook_ = std::move(hook);
+  // From any thread; a hook that is running ends before it is destroyed.
+  void SetHook(RunHook hook) {
+    MutexLock lock(&hook_mutex_);
+    hook_ = std::make_shared<const RunHook>(std::move(hook));
   }
   // The same at the start of each Collect: the oldest step is lost, and nothing of it computed.
-  void SetCollectHook(std::function<absl::Status()> hook) { collect_hook_ = std::move(hook); }
+  void SetCollectHook(CollectHook hook) {
+    MutexLock lock(&hook_mutex_);
+    collect_hook_ = std::make_shared<const CollectHook>(std::move(hook));
+  }
   void RecordSteps(bool on) { records_ = on; }
   const std::vector<FakeStep>& steps() const { return steps_; }
 
@@ -98,8 +109,9 @@ class FakeRunner : public models::StepRunner {
   std::deque<Launch> in_flight_;          // oldest first
   std::vector<std::int32_t> last_draws_;  // of the step that was collected last
   models::StepResult result_;
-  std::function<absl::Status(const models::StepBatch&)> hook_;
-  std::function<absl::Status()> collect_hook_;
+  Mutex hook_mutex_;
+  std::shared_ptr<const RunHook> hook_ ABSL_GUARDED_BY(hook_mutex_);
+  std::shared_ptr<const CollectHook> collect_hook_ ABSL_GUARDED_BY(hook_mutex_);
   std::vector<FakeStep> steps_;
   bool records_ = false;
 };

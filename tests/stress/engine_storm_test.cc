@@ -308,7 +308,7 @@ void Storm::CheckEnd() {
   EXPECT_EQ(stats_.cache.used_pages, 0);
   EXPECT_EQ(stats_.running, 0);
   EXPECT_EQ(stats_.waiting, 0);
-  EXPECT_EQ(stats_.steps_ahead > stats_.steps / 20, runner_->max_steps_in_flight() > 1);
+  EXPECT_EQ(stats_.steps_ahead > 0, runner_->max_steps_in_flight() > 1);
   std::printf("steps: %lld, launched ahead: %lld\n", static_cast<long long>(stats_.steps),
               static_cast<long long>(stats_.steps_ahead));
   EXPECT_TRUE(engine_->ListRequests().empty());
