@@ -23,7 +23,7 @@ struct LtPlans;
 // How the elements of a weight matrix are coded.
 enum class WeightFormat : std::uint8_t {
   kPlain,    // a PackedLinear's dtype
-  kInt8,     // -128..127 times a scale per output feature
+  kInt8,     // -128..127 times a scale per output feature; on the CPU also per group of inputs
   kFp8E4M3,  // e4m3 times a scale per output feature
   kInt4,     // -8..7 times a scale per output feature and group of inputs
 };
@@ -35,6 +35,12 @@ absl::string_view WeightFormatName(WeightFormat format);
 // lanes run along N. The same bytes for every instruction set.
 //   panel p, 16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j and 2j + 1 side by side
 //   panel p, f32:           [ceil(K/2)*2][16]
+//
+//   panel p, kInt8:         [ceil(K/4)][16][4] bytes u = q + 128 (with mins: u = q)
+//   panel p, kInt4:         [K/8][16][4] bytes, low half inputs 8j .. 8j + 3, high half 8j + 4 .. 8j + 7,
+//                           each q + 8 (with mins: q)
+//   scales:                 one per feature: [panels * 16] f32; groups: [panels][K/group][16] f16, with
+//                           mins [panels][K/group][2][16], scales first
 //
 // CUDA, in device memory: kPlain is [N, K] row by row; the others lie in the order in which the
 // lanes of a warp hold them (linear_tree.h), with their scales beside them.
@@ -54,8 +60,10 @@ class PackedLinear {
   WeightFormat format() const { return format_; }
   // Of the elements when the format is kPlain, of the scales otherwise.
   DType dtype() const { return dtype_; }
-  // Inputs that share a scale; K unless the format is kInt4.
+  // Inputs that share a scale; K: one per output feature.
   std::uint32_t group() const { return group_; }
+  // Weights are scale * q + min. CPU only.
+  bool has_min() const { return has_min_; }
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
   std::int64_t panel_bytes() const {
     return (std::int64_t{k_} + 1) / 2 * 2 * kPanel * DTypeSize(dtype_);
@@ -66,15 +74,18 @@ class PackedLinear {
   const void* scales() const { return scales_.data(); }
   // The library's algorithms for this shape; null unless determinism is kFast.
   const cuda::LtPlans* library_plans() const { return library_plans_; }
-  // W[n][k] as f32: for references and tests. REQUIRES: made for the CPU.
+  // W[n][k] as f32, for references and tests; of a quantised matrix what is stored. REQUIRES: made for the
+  // CPU.
   float At(std::uint32_t n, std::uint32_t k) const;
 
  private:
   friend class LinearPacker;
   friend class CudaLinearPacker;
+  friend class QuantizedPacker;
   std::uint32_t n_ = 0;
   std::uint32_t k_ = 0;
   std::uint32_t group_ = 0;
+  bool has_min_ = false;
   WeightFormat format_ = WeightFormat::kPlain;
   DType dtype_ = DType::kInvalid;
   DeviceBuffer data_;

@@ -1,0 +1,56 @@
+#pragma once
+
+// Integer weight matrices on the CPU: how they come to be, and what they compute. Linear
+// (linear.h) multiplies with them like with any other.
+//
+// A weight is scale * q, or scale * q + min, with a scale (and min) per output feature or per group
+// of inputs of it. Activations are quantised to int8 as they come in, and products are summed as
+// integers inside a group, so every instruction set gets the same bits.
+
+#include <cstdint>
+#include <span>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/linear.h"
+
+namespace quire::kernels {
+
+struct QuantizedShape {
+  WeightFormat format;  // kInt8 or kInt4
+  std::uint32_t n;      // output features
+  std::uint32_t k;      // inputs, at most 65536
+  // Inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32, 64 or 128.
+  // kInt4: 32, 64 or 128.
+  std::uint32_t group;
+  // A weight is scale * q + min and q is not negative. Not with one scale per feature.
+  bool has_min = false;
+};
+
+// INVALID_ARGUMENT that names what of the shape is not as above.
+absl::Status CheckQuantizedShape(const QuantizedShape& shape);
+// What PackQuantizedRows will allocate.
+std::int64_t QuantizedBytes(const QuantizedShape& shape);
+
+// One output feature, as a source writes it.
+struct QuantizedRow {
+  // [k]. kInt8: -128 .. 127, with mins the bytes of 0 .. 255; kInt4: -8 .. 7, with mins 0 .. 15.
+  std::span<std::int8_t> q;
+  std::span<float> scales;  // [k / group], rounded to f16 when the group is not k
+  std::span<float> mins;    // likewise; empty without has_min
+};
+
+// Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
+// several threads. Returns INVALID_ARGUMENT as CheckQuantizedShape, or RESOURCE_EXHAUSTED. REQUIRES:
+// the backend is the CPU.
+absl::StatusOr<PackedLinear> PackQuantizedRows(
+    const Backend& backend, const QuantizedShape& shape,
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source);
+
+// Quantises one row without a min. kInt8: scale = largest magnitude / 127. kInt4: the scale, of those
+// tried, with the least sum of squared errors of the group.
+void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float> row,
+                 const QuantizedRow& out);
+
+}  // namespace quire::kernels
