@@ -19,15 +19,19 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/dtype.h"
+#include "models/checkpoint/ggml_blocks.h"
 
 namespace quire::models {
 
 struct StoredTensor {
   std::string name;
   std::string type;               // as stored: "BF16"
-  DType dtype = DType::kInvalid;  // kInvalid: a type that no weight may have, such as C64
+  DType dtype = DType::kInvalid;  // kInvalid: blocks, or a type that no weight may have, such as C64
+  // Set when a GGUF file holds the rows as blocks; each row then takes GgmlRowBytes.
+  GgmlType blocks = GgmlType::kNone;
+  // Rows are in the order of Hugging Face checkpoints, whatever the file's is.
   std::vector<std::int64_t> shape;
-  std::span<const std::byte> bytes;  // into the file; not necessarily aligned
+  std::span<const std::byte> bytes;  // into the file or a copy; not necessarily aligned
   std::string file;                  // label of the file, for messages
 
   std::int64_t num_elements() const;
