@@ -108,7 +108,7 @@ absl::StatusOr<std::shared_ptr<CublasLt>> CublasLt::Open(const Stream& stream,
   // Never closed: its handles and its threads may outlive this object.
   void* const opened = dlopen(std::string(library).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
-    return absl::FailedPreconditionError(
+    return absl::NotFoundError(
         absl::StrCat("engine.determinism fast needs ", library, ": ",
                      dlerror()));  // NOLINT(concurrency-mt-unsafe): of this thread
   }
@@ -132,7 +132,7 @@ absl::StatusOr<std::shared_ptr<CublasLt>> CublasLt::Open(const Stream& stream,
       Resolve(opened, "cublasLtMatmulAlgoCheck", api.algo_check, missing) &&
       Resolve(opened, "cublasLtMatmul", api.matmul, missing);
   if (!complete) {
-    return absl::FailedPreconditionError(
+    return absl::NotFoundError(
         absl::StrCat("engine.determinism fast needs ", missing, ", which ", library, " lacks"));
   }
   return Create(stream, api);

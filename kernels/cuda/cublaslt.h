@@ -33,7 +33,7 @@ class CublasLt {
   static constexpr std::int64_t kWorkspaceBytes = std::int64_t{32} << 20;
   static constexpr std::uint32_t kPinnedRows = 2048;
 
-  // Opens the library. Returns FAILED_PRECONDITION, with its name, when it or a function of it is
+  // Opens the library. Returns NOT_FOUND, with its name, when it or a function of it is
   // missing; RESOURCE_EXHAUSTED without memory for the workspace.
   static absl::StatusOr<std::shared_ptr<CublasLt>> Open(const Stream& stream,
                                                         absl::string_view library = kLibrary);
