@@ -1,0 +1,263 @@
+#include "models/checkpoint/ggml_blocks.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/dtype.h"
+
+namespace quire::models {
+namespace {
+
+// Every format that files of today may have: those that are not read are refused by name.
+constexpr GgmlFormat kFormats[] = {
+    {0, "F32", true, 1, 4},         {1, "F16", true, 1, 2},         {2, "Q4_0", true, 32, 18},
+    {3, "Q4_1", true, 32, 20},      {6, "Q5_0", true, 32, 22},      {7, "Q5_1", true, 32, 24},
+    {8, "Q8_0", true, 32, 34},      {9, "Q8_1", false, 32, 36},     {10, "Q2_K", false, 256, 84},
+    {11, "Q3_K", false, 256, 110},  {12, "Q4_K", true, 256, 144},   {13, "Q5_K", true, 256, 176},
+    {14, "Q6_K", true, 256, 210},   {15, "Q8_K", false, 256, 292},  {16, "IQ2_XXS", false, 256, 66},
+    {17, "IQ2_XS", false, 256, 74}, {18, "IQ3_XXS", false, 256, 98}, {19, "IQ1_S", false, 256, 50},
+    {20, "IQ4_NL", false, 32, 18},  {21, "IQ3_S", false, 256, 110}, {22, "IQ2_S", false, 256, 82},
+    {23, "IQ4_XS", false, 256, 136}, {24, "I8", false, 1, 1},       {25, "I16", false, 1, 2},
+    {26, "I32", false, 1, 4},       {27, "I64", false, 1, 8},       {28, "F64", false, 1, 8},
+    {29, "IQ1_M", false, 256, 56},  {30, "BF16", true, 1, 2},       {34, "TQ1_0", false, 256, 54},
+    {35, "TQ2_0", false, 256, 66},  {39, "MXFP4", false, 32, 17},
+};
+
+// Small blocks have one scale, large ones eight or sixteen.
+constexpr int kSmallBlock = 32;
+constexpr int kLargeBlock = 256;
+
+int Byte(const std::byte* at) {
+  return std::to_integer<int>(*at);
+}
+
+int SignedByte(const std::byte* at) {
+  return std::bit_cast<std::int8_t>(*at);
+}
+
+float Half(const std::byte* at) {
+  return F16{static_cast<std::uint16_t>(Byte(at) | Byte(at + 1) << 8)}.ToFloat();
+}
+
+// Element i of `count` nibbles: the low nibbles of count / 2 bytes, then the high ones.
+int Nibble(const std::byte* at, int i, int count) {
+  const int half = count / 2;
+  return i < half ? Byte(at + i) & 15 : Byte(at + i - half) >> 4;
+}
+
+int Bit(const std::byte* at, int i) {
+  return Byte(at + i / 8) >> (i % 8) & 1;
+}
+
+// Where a block's values go. A value is scale * q + min of its group.
+struct BlockOut {
+  std::int8_t* q;  // those of 128 to 255 wrap, though no format here has them
+  float* scales;
+  float* mins;  // null: the format has none
+};
+
+using DecodeBlockFn = void (*)(const std::byte* block, const BlockOut& out);
+
+void SetQ(const BlockOut& out, int i, int q) {
+  out.q[i] = static_cast<std::int8_t>(q);
+}
+
+void DecodeQ8_0(const std::byte* block, const BlockOut& out) {
+  out.scales[0] = Half(block);
+  for (int i = 0; i < kSmallBlock; ++i) SetQ(out, i, SignedByte(block + 2 + i));
+}
+
+void DecodeQ4_0(const std::byte* block, const BlockOut& out) {
+  out.scales[0] = Half(block);
+  for (int i = 0; i < kSmallBlock; ++i) SetQ(out, i, Nibble(block + 2, i, kSmallBlock) - 8);
+}
+
+void DecodeQ4_1(const std::byte* block, const BlockOut& out) {
+  out.scales[0] = Half(block);
+  out.mins[0] = Half(block + 2);
+  for (int i = 0; i < kSmallBlock; ++i) SetQ(out, i, Nibble(block + 4, i, kSmallBlock));
+}
+
+void DecodeQ5_0(const std::byte* block, const BlockOut& out) {
+  out.scales[0] = Half(block);
+  for (int i = 0; i < kSmallBlock; ++i) {
+    SetQ(out, i, Nibble(block + 6, i, kSmallBlock) + 16 * Bit(block + 2, i) - 16);
+  }
+}
+
+void DecodeQ5_1(const std::byte* block, const BlockOut& out) {
+  out.scales[0] = Half(block);
+  out.mins[0] = Half(block + 2);
+  for (int i = 0; i < kSmallBlock; ++i) {
+    SetQ(out, i, Nibble(block + 8, i, kSmallBlock) + 16 * Bit(block + 4, i));
+  }
+}
+
+// Scales and mins of Q4_K and Q5_K: d and dmin, then 6 bits each in 12 bytes, eight groups of 32.
+void DecodeScalesAndMins(const std::byte* block, const BlockOut& out) {
+  const float d = Half(block);
+  const float dmin = Half(block + 2);
+  const std::byte* s = block + 4;
+  for (int j = 0; j < 8; ++j) {
+    const int scale =
+        j < 4 ? Byte(s + j) & 63 : (Byte(s + j + 4) & 15) | Byte(s + j - 4) >> 6 << 4;
+    const int min = j < 4 ? Byte(s + j + 4) & 63 : Byte(s + j + 4) >> 4 | Byte(s + j) >> 6 << 4;
+    out.scales[j] = d * static_cast<float>(scale);
+    out.mins[j] = -(dmin * static_cast<float>(min));
+  }
+}
+
+void DecodeQ4_K(const std::byte* block, const BlockOut& out) {
+  DecodeScalesAndMins(block, out);
+  for (int i = 0; i < kLargeBlock; ++i) {
+    SetQ(out, i, Nibble(block + 16 + 32 * (i / 64), i % 64, 64));
+  }
+}
+
+void DecodeQ5_K(const std::byte* block, const BlockOut& out) {
+  DecodeScalesAndMins(block, out);
+  for (int i = 0; i < kLargeBlock; ++i) {
+    const int high = Byte(block + 16 + i % 32) >> (i / 32) & 1;
+    SetQ(out, i, Nibble(block + 48 + 32 * (i / 64), i % 64, 64) + 16 * high);
+  }
+}
+
+void DecodeQ6_K(const std::byte* block, const BlockOut& out) {
+  const float d = Half(block + 208);
+  for (int g = 0; g < 16; ++g) {
+    out.scales[g] = d * static_cast<float>(SignedByte(block + 192 + g));
+  }
+  for (int i = 0; i < kLargeBlock; ++i) {
+    const int half = i / 128;
+    const int j = i % 128;
+    const int low = Nibble(block + 64 * half, j, 128);
+    const int high = Byte(block + 128 + 32 * half + j % 32) >> (2 * (j / 32)) & 3;
+    SetQ(out, i, low + 16 * high - 32);
+  }
+}
+
+struct BlockFormat {
+  GgmlType type;
+  kernels::WeightFormat format;
+  int group;
+  bool has_min;
+  DecodeBlockFn decode;
+};
+
+constexpr BlockFormat kBlockFormats[] = {
+    {GgmlType::kQ8_0, kernels::WeightFormat::kInt8, 32, false, DecodeQ8_0},
+    {GgmlType::kQ4_0, kernels::WeightFormat::kInt4, 32, false, DecodeQ4_0},
+    {GgmlType::kQ4_1, kernels::WeightFormat::kInt4, 32, true, DecodeQ4_1},
+    {GgmlType::kQ5_0, kernels::WeightFormat::kInt8, 32, false, DecodeQ5_0},
+    {GgmlType::kQ5_1, kernels::WeightFormat::kInt8, 32, true, DecodeQ5_1},
+    {GgmlType::kQ4_K, kernels::WeightFormat::kInt4, 32, true, DecodeQ4_K},
+    {GgmlType::kQ5_K, kernels::WeightFormat::kInt8, 32, true, DecodeQ5_K},
+    {GgmlType::kQ6_K, kernels::WeightFormat::kInt8, 16, false, DecodeQ6_K},
+};
+
+const BlockFormat& BlockFormatOf(GgmlType type) {
+  const auto* found = std::find_if(std::begin(kBlockFormats), std::end(kBlockFormats),
+                                   [&](const BlockFormat& format) { return format.type == type; });
+  QUIRE_CHECK(found != std::end(kBlockFormats));
+  return *found;
+}
+
+void DequantizePlain(GgmlType type, std::span<const std::byte> row, std::span<float> out) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (type == GgmlType::kF32) {
+      const std::byte* at = row.data() + 4 * i;
+      const auto bits = static_cast<std::uint32_t>(Byte(at)) |
+                        static_cast<std::uint32_t>(Byte(at + 1)) << 8 |
+                        static_cast<std::uint32_t>(Byte(at + 2)) << 16 |
+                        static_cast<std::uint32_t>(Byte(at + 3)) << 24;
+      out[i] = std::bit_cast<float>(bits);
+      continue;
+    }
+    const std::byte* at = row.data() + 2 * i;
+    const auto bits = static_cast<std::uint16_t>(Byte(at) | Byte(at + 1) << 8);
+    out[i] = type == GgmlType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
+  }
+}
+
+}  // namespace
+
+const GgmlFormat* FindGgmlFormat(std::uint32_t number) {
+  for (const GgmlFormat& format : kFormats) {
+    if (format.number == number) return &format;
+  }
+  return nullptr;
+}
+
+const GgmlFormat& FormatOf(GgmlType type) {
+  const GgmlFormat* format = FindGgmlFormat(static_cast<std::uint32_t>(type));
+  QUIRE_CHECK(format != nullptr);
+  return *format;
+}
+
+std::string ReadableGgmlTypes() {
+  std::vector<absl::string_view> names;
+  for (const GgmlFormat& format : kFormats) {
+    if (format.is_read) names.push_back(format.name);
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+std::int64_t GgmlRowBytes(GgmlType type, std::int64_t k) {
+  const GgmlFormat& format = FormatOf(type);
+  QUIRE_CHECK(k % format.elements == 0);
+  return k / format.elements * format.bytes;
+}
+
+void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<float> out) {
+  QUIRE_CHECK(static_cast<std::int64_t>(row.size()) ==
+              GgmlRowBytes(type, static_cast<std::int64_t>(out.size())));
+  const GgmlFormat& format = FormatOf(type);
+  if (format.elements == 1) return DequantizePlain(type, row, out);
+  const BlockFormat& block_format = BlockFormatOf(type);
+  const auto elements = static_cast<std::size_t>(format.elements);
+  const auto group = static_cast<std::size_t>(block_format.group);
+  std::array<std::int8_t, kLargeBlock> q;
+  std::array<float, 16> scales;
+  std::array<float, 16> mins;
+  const BlockOut block_out{q.data(), scales.data(), block_format.has_min ? mins.data() : nullptr};
+  const std::byte* block = row.data();
+  for (std::size_t begin = 0; begin < out.size(); begin += elements, block += format.bytes) {
+    block_format.decode(block, block_out);
+    for (std::size_t i = 0; i < elements; ++i) {
+      const float product = scales[i / group] * static_cast<float>(q[i]);
+      out[begin + i] = block_format.has_min ? product + mins[i / group] : product;
+    }
+  }
+}
+
+kernels::QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k) {
+  const BlockFormat& format = BlockFormatOf(type);
+  return {.format = format.format,
+          .n = n,
+          .k = k,
+          .group = static_cast<std::uint32_t>(format.group),
+          .has_min = format.has_min};
+}
+
+void DecodeRow(GgmlType type, std::span<const std::byte> row, const kernels::QuantizedRow& out) {
+  const BlockFormat& block_format = BlockFormatOf(type);
+  const GgmlFormat& format = FormatOf(type);
+  const auto elements = static_cast<std::size_t>(format.elements);
+  const std::size_t groups = elements / static_cast<std::size_t>(block_format.group);
+  QUIRE_CHECK(static_cast<std::int64_t>(row.size()) ==
+              GgmlRowBytes(type, static_cast<std::int64_t>(out.q.size())));
+  QUIRE_CHECK(out.scales.size() == out.q.size() / elements * groups);
+  QUIRE_CHECK(out.mins.size() == (block_format.has_min ? out.scales.size() : 0));
+  const std::byte* block = row.data();
+  for (std::size_t b = 0; b < out.q.size() / elements; ++b, block += format.bytes) {
+    block_format.decode(block,
+                        {out.q.data() + b * elements, out.scales.data() + b * groups,
+                         block_format.has_min ? out.mins.data() + b * groups : nullptr});
+  }
+}
+
+}  // namespace quire::models
