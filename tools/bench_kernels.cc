@@ -1,10 +1,11 @@
-// Time and rates of the CPU kernels beside the ruler of the machine, one process, so that a figure
-// on a busy machine is read as a share of what the machine gave at that moment:
+// Time and rates of the CPU kernels as shares of what the machine can do, measured in the same process, since
+// hosts are shared and identical runs differ:
 //
-//   bench_kernels --benchmark_filter='DramRead|Linear'
+//   bench_kernels --benchmark_filter='Rulers|Linear'
 //
-// bytes_per_second counts weights (linear), K and V (attention decode) or logits (sampler) once;
-// FLOP/s counts a multiply-add as two.
+// bytes_per_second counts weights with their scales (linear), K and V (attention) or logits (sampler) once;
+// FLOP/s counts a multiply-add as two. share_B, share_F and share_V are a kernel's part of the rulers of
+// bench_rulers.h at as many threads.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +13,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <vector>
 
@@ -20,6 +20,7 @@
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
 #include "kernels/ops.h"
+#include "tools/bench_rulers.h"
 
 namespace quire::kernels {
 namespace {
@@ -46,22 +47,40 @@ double Total(const benchmark::State& state, double amount) {
   return amount * static_cast<double>(state.iterations());
 }
 
-// B: 512 MB read by all threads.
-void BM_DramRead(benchmark::State& state) {
-  Bench bench(state.range(0));
-  const std::vector<std::uint64_t> data(std::size_t{64} << 20, 1);
-  const auto count = static_cast<std::int64_t>(data.size());
-  std::vector<std::uint64_t> sums(static_cast<std::size_t>(state.range(0)) * 8);
-  for (auto _ : state) {
-    bench.backend.ParallelFor(count, 1, [&](std::int64_t begin, std::int64_t end, int part) {
-      sums[static_cast<std::size_t>(part) * 8] =
-          std::accumulate(data.begin() + begin, data.begin() + end, std::uint64_t{0});
-    });
-    benchmark::DoNotOptimize(sums.data());
+// What a kernel did per iteration, as shares of the rulers.
+struct Work {
+  double bytes = 0;       // read from memory
+  double float_ops = 0;
+  double int8_ops = 0;
+};
+void CountWork(benchmark::State& state, const Work& work, std::int64_t threads) {
+  const auto count = static_cast<int>(threads);
+  const auto share = [&](const char* name, double amount, double ruler) {
+    if (amount <= 0 || ruler <= 0) return;
+    state.counters[name] =
+        benchmark::Counter(Total(state, amount) / ruler, benchmark::Counter::kIsRate);
+  };
+  state.SetBytesProcessed(static_cast<std::int64_t>(Total(state, work.bytes)));
+  if (work.float_ops + work.int8_ops > 0) {
+    const char* const name = work.int8_ops > 0 ? "OP/s" : "FLOP/s";
+    state.counters[name] = benchmark::Counter(Total(state, work.float_ops + work.int8_ops),
+                                              benchmark::Counter::kIsRate);
   }
-  state.SetBytesProcessed(static_cast<std::int64_t>(Total(state, static_cast<double>(count) * 8)));
+  share("share_B", work.bytes, rulers::DramRead(count));
+  share("share_F", work.float_ops, rulers::FloatPeak(count));
+  share("share_V", work.int8_ops, rulers::Int8Peak(count));
 }
-BENCHMARK(BM_DramRead)->Arg(1)->Arg(2)->ArgName("threads")->UseRealTime();
+
+// The rulers themselves, so that a report holds them.
+void BM_Rulers(benchmark::State& state) {
+  const auto threads = static_cast<int>(state.range(0));
+  for (auto _ : state) benchmark::ClobberMemory();
+  state.counters["B_bytes/s"] = rulers::DramRead(threads);
+  state.counters["F_FLOP/s"] = rulers::FloatPeak(threads);
+  state.counters["V_OP/s"] = rulers::Int8Peak(threads);
+  state.SetLabel(rulers::Int8PeakName());
+}
+BENCHMARK(BM_Rulers)->Arg(1)->Arg(2)->ArgName("threads")->Iterations(1);
 
 // Arguments: dtype, N, K, rows, threads.
 void BM_Linear(benchmark::State& state) {
@@ -94,9 +113,8 @@ void BM_Linear(benchmark::State& state) {
                     .ok());
     benchmark::ClobberMemory();
   }
-  state.SetBytesProcessed(static_cast<std::int64_t>(Total(state, static_cast<double>(bytes))));
-  state.counters["FLOP/s"] =
-      benchmark::Counter(Total(state, 2.0 * n * k * rows), benchmark::Counter::kIsRate);
+  CountWork(state, {.bytes = static_cast<double>(bytes), .float_ops = 2.0 * n * k * rows},
+            state.range(4));
 }
 void LinearShapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"dtype", "n", "k", "m", "threads"})->UseRealTime();
@@ -123,71 +141,6 @@ void BM_Pack(benchmark::State& state) {
   state.SetBytesProcessed(static_cast<std::int64_t>(Total(state, 2.0 * kN * kK)));
 }
 BENCHMARK(BM_Pack)->Arg(1)->Arg(2)->ArgName("threads")->UseRealTime();
-
-// Arguments: sequences, cached tokens, new rows per sequence, threads. bf16 pages, 16 / 4 heads
-// of 64.
-void BM_Attention(benchmark::State& state) {
-  Bench bench(state.range(3));
-  constexpr std::uint32_t kHeads = 16, kKvHeads = 4, kHeadSize = 64, kPage = 16;
-  const auto batch = static_cast<std::uint32_t>(state.range(0));
-  const auto cached = static_cast<std::uint32_t>(state.range(1));
-  const auto rows = static_cast<std::uint32_t>(state.range(2));
-  const std::uint32_t pages = (cached + rows + kPage - 1) / kPage;
-  const std::uint32_t stride = (pages + 7) / 8 * 8 + 16;
-  cache::KvGeometry geometry{.num_blocks = batch * pages + 1,
-                             .num_layers = 1,
-                             .page_size = kPage,
-                             .num_heads = kKvHeads,
-                             .head_size = kHeadSize,
-                             .dtype = DType::kBF16};
-  const auto pool =
-      *DeviceBuffer::Allocate(MemoryKind::kHost, geometry.num_blocks * geometry.page_bytes());
-  const auto noise = Random(static_cast<std::size_t>(pool.size_bytes()) / 2);
-  for (std::size_t i = 0; i < noise.size(); ++i) {
-    static_cast<BF16*>(pool.data())[i] = BF16::FromFloat(noise[i]);
-  }
-  const auto table = *DeviceBuffer::Allocate(MemoryKind::kHost, std::int64_t{batch} * stride * 4);
-  auto* const ids = static_cast<std::uint32_t*>(table.data());
-  std::vector<std::uint32_t> lengths(batch, cached), offsets(batch + 1);
-  for (std::uint32_t b = 0; b < batch; ++b) {
-    offsets[b + 1] = offsets[b] + rows;
-    for (std::uint32_t i = 0; i < pages; ++i) ids[b * stride + i] = 1 + i * batch + b;
-  }
-  const std::uint32_t keys = cached + rows;
-  const auto collection = *MakeKvCollection(geometry, pool.data(),
-                                            {ids, lengths.data(), stride, batch, rows, keys, keys});
-  const AnyKvView k = KeyView(collection, 0);
-  const AnyKvView v = ValueView(collection, 0);
-  const auto q = Random(std::size_t{batch} * rows * kHeads * kHeadSize);
-  std::vector<float> out(q.size());
-  for (auto _ : state) {
-    QUIRE_CHECK(PagedAttention(bench.backend, {.keys = &k,
-                                               .values = &v,
-                                               .q = q.data(),
-                                               .out = out.data(),
-                                               .row_offsets = offsets.data(),
-                                               .q_stride = kHeads * kHeadSize,
-                                               .out_stride = kHeads * kHeadSize,
-                                               .batch_size = batch,
-                                               .num_heads = kHeads,
-                                               .scale = 0.125f})
-                    .ok());
-    benchmark::ClobberMemory();
-  }
-  state.SetBytesProcessed(
-      static_cast<std::int64_t>(Total(state, 2.0 * 2 * batch * keys * kKvHeads * kHeadSize)));
-  const double seen = rows * (cached + (rows + 1) / 2.0);
-  state.counters["FLOP/s"] = benchmark::Counter(
-      Total(state, 4.0 * batch * seen * kHeads * kHeadSize), benchmark::Counter::kIsRate);
-}
-BENCHMARK(BM_Attention)
-    ->ArgNames({"batch", "cached", "rows", "threads"})
-    ->Args({1, 4096, 1, 1})
-    ->Args({1, 4096, 1, 2})
-    ->Args({32, 1024, 1, 2})
-    ->Args({1, 0, 512, 1})
-    ->Args({1, 0, 512, 2})
-    ->UseRealTime();
 
 void BM_RmsNorm(benchmark::State& state) {
   Bench bench(1);
