@@ -68,7 +68,7 @@ class Backend {
 
   ThreadPool* pool() const { return pool_; }
   int num_threads() const { return pool_->size(); }
-  // "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
+  // "avx512_vnni", "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
   absl::string_view isa() const;
 
   // Runs fn(begin, end) over disjoint ranges that cover [0, n). `work` is the cost of one item,
@@ -102,10 +102,10 @@ class Backend {
   std::unique_ptr<std::vector<Workspace>> workspaces_;
 };
 
-// Makes the kernels of this process run with an instruction set below the best one: "auto",
-// "avx512", "avx2", "sse4", "neon" or "scalar". For configuration and tests, before or between ops.
-// Returns INVALID_ARGUMENT for a name that is not listed, FAILED_PRECONDITION when the CPU lacks
-// it.
+// Makes the kernels of this process run with an instruction set below the best one: "auto", "amx",
+// "avx512_bf16", "avx512_vnni", "avx512", "avx2", "sse4", "neon" or "scalar". For configuration and
+// tests, before or between ops. Returns INVALID_ARGUMENT for a name that is not listed,
+// FAILED_PRECONDITION when the CPU lacks it or this build has no kernels for it.
 absl::Status SelectCpuIsa(absl::string_view isa);
 
 }  // namespace quire::kernels

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/quantized_linear.h"
 
 namespace quire::kernels {
 namespace {
@@ -147,7 +148,28 @@ absl::string_view WeightFormatName(WeightFormat format) {
   return "unknown";
 }
 
+float PackedLinear::QuantizedAt(std::uint32_t n, std::uint32_t k) const {
+  const auto* const panel =
+      static_cast<const std::uint8_t*>(data_.data()) + n / kPanel * panel_bytes();
+  const std::size_t r = n % kPanel;
+  int q = 0;
+  if (format_ == WeightFormat::kInt4) {
+    const int both = panel[(std::size_t{k} / 8 * kPanel + r) * 4 + k % 4];
+    q = (k % 8 < 4 ? both & 15 : both >> 4) - (has_min_ ? 0 : 8);
+  } else {
+    q = panel[(std::size_t{k} / 4 * kPanel + r) * 4 + k % 4] - (has_min_ ? 0 : 128);
+  }
+  const auto value = static_cast<float>(q);
+  if (dtype_ == DType::kF32) return value * static_cast<const float*>(scales_.data())[n];
+  const std::size_t parts = has_min_ ? 2 : 1;
+  const F16* const scale =
+      static_cast<const F16*>(scales_.data()) +
+      ((std::size_t{n} / kPanel * (k_ / group_) + k / group_) * parts) * kPanel + r;
+  return has_min_ ? value * scale->ToFloat() + scale[kPanel].ToFloat() : value * scale->ToFloat();
+}
+
 float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
+  if (format_ != WeightFormat::kPlain) return QuantizedAt(n, k);
   const std::byte* const panel =
       static_cast<const std::byte*>(data_.data()) + n / kPanel * panel_bytes();
   const std::size_t r = n % kPanel;
@@ -171,6 +193,10 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   if (params.num_rows == 0) return absl::OkStatus();
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::LinearCuda(*backend.cuda(), params);
+  }
+  if (params.weight->format() != WeightFormat::kPlain) {
+    internal::LinearQuantized(backend, params);
+    return absl::OkStatus();
   }
   // A weight is streamed at about 20 GB/s, or used at about 40 multiply-adds per nanosecond.
   const double work = static_cast<double>(params.weight->panel_bytes()) * 0.05 +

@@ -46,7 +46,7 @@ absl::string_view WeightFormatName(WeightFormat format);
 // lanes of a warp hold them (linear_tree.h), with their scales beside them.
 //
 // Place:      made once at load by PackLinearWeights and PackQuantizedLinear, read by Linear.
-// Invariants: in panels, features beyond N and an input beyond an odd K are zero.
+// Invariants: in panels, features beyond N and inputs beyond K have the value zero.
 // Threads:    immutable.
 // Lifetime:   owns its memory; movable.
 class PackedLinear {
@@ -65,7 +65,10 @@ class PackedLinear {
   // Weights are scale * q + min. CPU only.
   bool has_min() const { return has_min_; }
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
+  // CPU only.
   std::int64_t panel_bytes() const {
+    if (format_ == WeightFormat::kInt8) return (std::int64_t{k_} + 3) / 4 * 4 * kPanel;
+    if (format_ == WeightFormat::kInt4) return std::int64_t{k_} / 2 * kPanel;
     return (std::int64_t{k_} + 1) / 2 * 2 * kPanel * DTypeSize(dtype_);
   }
   std::int64_t size_bytes() const { return data_.size_bytes() + scales_.size_bytes(); }
@@ -82,6 +85,8 @@ class PackedLinear {
   friend class LinearPacker;
   friend class CudaLinearPacker;
   friend class QuantizedPacker;
+  float QuantizedAt(std::uint32_t n, std::uint32_t k) const;
+
   std::uint32_t n_ = 0;
   std::uint32_t k_ = 0;
   std::uint32_t group_ = 0;
@@ -149,6 +154,10 @@ struct LinearParams {
 //
 // f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
 // multiply-adds with k ascending; parts are added in order.
+//
+// Integer weights on the CPU: x is quantised to int8 per row and group of inputs, products are summed
+// exactly inside a group, groups are added in order (kernels/cpu/int_linear.h). A group of inputs with a
+// NaN or infinity makes its row NaN.
 //
 // bf16 x, CUDA only; y bf16 or f32; weights bf16 or quantised. K % 8 == 0: sums by tensor cores along
 // the tree of linear_tree.h; x and its rows must be 16-byte aligned, or INVALID_ARGUMENT. Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights

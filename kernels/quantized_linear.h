@@ -7,10 +7,12 @@
 // of inputs of it. Activations are quantised to int8 as they come in, and products are summed as
 // integers inside a group, so every instruction set gets the same bits.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/linear.h"
@@ -24,33 +26,50 @@ struct QuantizedShape {
   // Inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32, 64 or 128.
   // kInt4: 32, 64 or 128.
   std::uint32_t group;
-  // A weight is scale * q + min and q is not negative. Not with one scale per feature.
+  // A weight is scale * q + min and q is not negative. Not with one scale per feature, unless k is
+  // itself one of the groups above.
   bool has_min = false;
+
+  // One f32 scale per feature instead of f16 scales per group.
+  bool scale_per_feature() const {
+    return format == WeightFormat::kInt8 && group == k && !has_min;
+  }
 };
 
 // INVALID_ARGUMENT that names what of the shape is not as above.
 absl::Status CheckQuantizedShape(const QuantizedShape& shape);
-// What PackQuantizedRows will allocate.
+// What PackQuantizedRows will allocate. REQUIRES: CheckQuantizedShape accepts the shape.
 std::int64_t QuantizedBytes(const QuantizedShape& shape);
 
 // One output feature, as a source writes it.
 struct QuantizedRow {
   // [k]. kInt8: -128 .. 127, with mins the bytes of 0 .. 255; kInt4: -8 .. 7, with mins 0 .. 15.
   std::span<std::int8_t> q;
-  std::span<float> scales;  // [k / group], rounded to f16 when the group is not k
+  std::span<float> scales;  // [k / group], rounded to f16 unless scale_per_feature
   std::span<float> mins;    // likewise; empty without has_min
 };
 
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
-// several threads. Returns INVALID_ARGUMENT as CheckQuantizedShape, or RESOURCE_EXHAUSTED. REQUIRES:
-// the backend is the CPU.
+// several threads. Returns INVALID_ARGUMENT as CheckQuantizedShape, or RESOURCE_EXHAUSTED.
+// REQUIRES: the backend is the CPU.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source);
 
-// Quantises one row without a min. kInt8: scale = largest magnitude / 127. kInt4: the scale, of those
-// tried, with the least sum of squared errors of the group.
+// Quantises one row without a min. kInt8: scale = largest magnitude / 127. kInt4: the scale, of
+// those tried, with the least sum of squared errors of the group. Scales of groups are values of
+// f16. A group with a NaN or infinity has scale NaN.
 void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float> row,
                  const QuantizedRow& out);
 
+// Grows the backend's scratch memory to what Linear needs for up to `num_rows` rows of up to `k`
+// inputs in any integer format, so that no later call allocates. REQUIRES: the backend is the CPU.
+void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k);
+
+namespace internal {
+
+// Linear of a CPU backend and integer weights; arguments are checked.
+void LinearQuantized(const Backend& backend, const LinearParams& params);
+
+}  // namespace internal
 }  // namespace quire::kernels

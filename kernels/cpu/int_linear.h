@@ -1,41 +1,48 @@
 #pragma once
 
-// What the integer matrix kernels of one instruction set are given. Plain types only: these units are
-// compiled with wider flags than the rest, and an inline function that they share with it could be
-// the copy that the linker keeps for the whole program.
+// What the integer matrix kernels of one instruction set are given. Plain types only: these units
+// are compiled with wider flags than the rest, and an inline function that they share with it could
+// be the copy that the linker keeps for the whole program.
 
 #include <cstdint>
 
 namespace quire::kernels::internal {
 
-// Rows of activations as int8. Rows are packed in blocks of 8, then of 4, 2 and 1: a block of R rows
-// that starts at row r lies at byte r * k_padded, as [k_padded / 4][R][4]. k_padded is k rounded up to 4
-// (inputs beyond k are zero).
+// Rows of activations as int8. Rows are packed in blocks of 8, then of 4, 2 and 1: a block of R
+// rows that starts at row r lies at byte r * k_padded, as [k_padded / 4][R][4]. k_padded is k
+// rounded up to 4 (inputs beyond k are zero).
 //
-//   scale = max |x| / 127 of the row's group, q = x * (127 / max |x|) rounded to nearest even; a group of
-//   zeros has scale 0; a group with a NaN or infinity has scale NaN and q 0.
+//   scale = max |x| / 127 of the row's group, q = x * (127 / max |x|) rounded to nearest even; a
+//   group with max |x| < 2^-100 counts as zeros: scale 0 and q 0; a group with a NaN or infinity
+//   has scale NaN and q 0.
 //
-// A group is that of the weights, but at least 32 inputs.
+// A group of activations is max(group of the weights, 32) inputs; the last one of a row may be
+// shorter. `sums` and `scales` are aligned to 64 bytes, and so is `q`.
 struct IntRows {
   std::int8_t* q;
-  float* scales;       // [num_rows][k / group of activations]
+  float* scales;       // [num_rows][ceil(k / group of activations)]
   std::int32_t* sums;  // [num_rows][k / group of weights] sums of q
 };
 
-// y[m][n] = (total + bias[n]) + residual[m][n]. With s the weight's scale and a the activations', I the sum of
-// u * q over a group and O the offset of the stored bytes u (int8: 128, int4: 8, with mins: 0):
+// y[m][n] = (total + bias[n]) + residual[m][n]. With s the weight's scale and a the activations', I
+// the sum of u * q over a group and O the offset of the stored bytes u (int8: 128, int4: 8, with
+// mins: 0):
 //
 //   one scale per feature: total = float(I - O * sum) * (a * s)
 //   groups, ascending:     total = fma(float(I - O * sum), a * s, total); with mins then
 //                          total = fma(float(sum), a * min, total)
 //
-// where fma rounds once. Levels without fma (sse4) round twice and are levels of their own.
+// where total starts at 0 and fma rounds once. Levels without fma (sse4) round twice and are levels
+// of their own.
 struct IntLinearArgs {
-  const std::uint8_t* panels;  // of 16 features; see PackedLinear
-  std::int64_t panel_bytes;
-  const void* scales;  // [panels][16] f32, or [panels][k / group][1 or 2][16] f16: scales, then mins
+  const std::uint8_t* panels;  // of 16 features; see PackedLinear; aligned to 64 bytes
+  std::int64_t panel_bytes;    // a multiple of 64
+  // [panels][16] f32 when `scale_per_feature`, else [panels][k / group][1 or 2][16] f16: scales,
+  // then mins. Aligned to 64 bytes.
+  const void* scales;
   std::uint32_t n, k;
-  std::uint32_t group;  // of the weights; k: one scale per feature
+  std::uint32_t group;     // of the weights; k when `scale_per_feature`
+  bool scale_per_feature;  // then neither is_int4 nor has_min
   bool is_int4;
   bool has_min;
   IntRows x;
@@ -47,11 +54,12 @@ struct IntLinearArgs {
   std::int64_t y_stride;
 };
 
-// Rows [row_begin, row_end) of x, [num_rows][k] floats x_stride apart, into `rows`. row_begin is the start of a
-// block.
+// Rows [row_begin, row_end) of x, [num_rows][k] floats x_stride apart, into `rows`. row_begin is
+// the start of a block, row_end the start of another or num_rows.
 using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride, std::uint32_t k,
-                                std::uint32_t group, std::uint32_t num_rows, std::uint32_t row_begin,
-                                std::uint32_t row_end, const IntRows& rows);
+                                std::uint32_t group, std::uint32_t num_rows,
+                                std::uint32_t row_begin, std::uint32_t row_end,
+                                const IntRows& rows);
 // Panels [panel_begin, panel_end) of all rows.
 using IntLinearFn = void (*)(const IntLinearArgs& args, std::int64_t panel_begin,
                              std::int64_t panel_end);
@@ -62,7 +70,8 @@ struct IntLinearKernels {
   IntLinearFn linear;
 };
 
-// One per instruction set; null functions in a build for another architecture. "scalar" is the reference.
+// One per instruction set; null functions in a build for another architecture. "scalar" is the
+// reference.
 extern const IntLinearKernels kIntLinearScalar;
 extern const IntLinearKernels kIntLinearSse4;
 extern const IntLinearKernels kIntLinearAvx2;

@@ -4,11 +4,14 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "kernels/cpu/int_linear.h"
 
 namespace quire::kernels::internal {
 
 // Place: under backend.h, which documents both.
 absl::string_view ChosenIsa();
 absl::Status ChooseIsa(absl::string_view isa);
+// The integer matrix kernels of the chosen instruction set.
+const IntLinearKernels& ChosenIntLinear();
 
 }  // namespace quire::kernels::internal

@@ -87,7 +87,7 @@ bool GuardedRows::GuardsIntact() const {
 
 std::vector<std::string> AvailableIsas() {
   std::vector<std::string> isas;
-  for (const char* isa : {"avx512", "avx2", "sse4", "neon", "scalar"}) {
+  for (const char* isa : {"avx512_vnni", "avx512", "avx2", "sse4", "neon", "scalar"}) {
     if (SelectCpuIsa(isa).ok()) isas.push_back(isa);
   }
   EXPECT_TRUE(SelectCpuIsa("auto").ok());
