@@ -23,6 +23,7 @@
 #include "models/checkpoint/model_files.h"
 #include "models/layer_spec.h"
 #include "models/model_config.h"
+#include "models/quantization.h"
 
 namespace quire::models {
 
@@ -39,6 +40,10 @@ struct LoadOptions {
   LoadMode mode = LoadMode::kReal;
   // The RunnerOptions::activation that the model will run with; the CPU has f32 only.
   DType activation = DType::kF32;
+  // How matrices are held; GPUs have kAuto and kNone only.
+  Quantization quantization = Quantization::kAuto;
+  // Where packed weights are kept between starts; empty: nowhere. The CPU's only.
+  std::string packed_dir = {};
   // Refuses, before anything is loaded, a model whose weights take more than this. 0: no limit.
   std::int64_t weight_limit_bytes = 0;
 };
@@ -58,12 +63,13 @@ struct Model {
   ModelSpec spec;
   std::unique_ptr<Weights> weights;
   GenerationDefaults generation;         // config.generation
-  std::string source;                    // the directory, or "embedded model"
+  std::string source;                    // the path, or "embedded model"
   std::string architecture;              // "LlamaForCausalLM"
   std::string fingerprint;               // 32 hex digits: weights, configuration and tokenizer
   std::int64_t parameter_count = 0;      // a tied matrix counts once
   std::int64_t weight_bytes = 0;         // as held in memory
-  DType stored_dtype = DType::kInvalid;  // of the largest tensor
+  DType stored_dtype = DType::kInvalid;  // of most parameters; kInvalid: blocks of a GGUF file
+  std::string quantization;              // "none", or the form of most weights: "int4_g32"
   std::vector<std::string> warnings;     // for the load log
 };
 
@@ -77,12 +83,12 @@ absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files);
 // Reads, checks and packs a model. Every error names the file, key or tensor, its value and the
 // limit: NOT_FOUND (missing file), INVALID_ARGUMENT (broken or contradictory), UNIMPLEMENTED (a
 // family, format or feature of another version), RESOURCE_EXHAUSTED (weight_limit_bytes, or
-// memory).
+// memory). A packed file that cannot be used or written is a line of the log, not an error.
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options);
-// The same for a Hugging Face directory or cache snapshot.
-absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view directory,
+// The same for a path as of ModelFiles::FromPath.
+absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view path,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options);
 

@@ -12,20 +12,12 @@
 #include "models/config_keys.h"
 #include "models/config_reader.h"
 #include "models/families/registry.h"
+#include "models/gguf_config.h"
 #include "models/rope_config.h"
 #include "models/text/json_value.h"
 
 namespace quire::models {
 namespace {
-
-// Limits keep every product of two of them far below 2^63.
-constexpr std::uint32_t kMaxHidden = 1u << 20;
-constexpr std::uint32_t kMaxIntermediate = 1u << 22;
-constexpr std::uint32_t kMaxLayers = 1024;
-constexpr std::uint32_t kMaxHeads = 4096;
-constexpr std::uint32_t kMaxHeadDim = 4096;
-constexpr std::uint32_t kMaxVocab = 1u << 24;
-constexpr std::uint32_t kMaxPositions = 1u << 30;
 
 absl::StatusOr<text::JsonDocument> ParseObject(const ModelFile& file) {
   absl::StatusOr<text::JsonDocument> document = text::JsonDocument::Parse(file.text());
@@ -255,6 +247,7 @@ void WarnAboutIds(ModelConfig* config) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
+  if (!files.gguf().empty()) return ReadGgufConfig(files);
   if (!files.Has("config.json")) return NoConfig(files);
   QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("config.json"));
   QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));

@@ -32,10 +32,20 @@ struct GenerationDefaults {
   std::optional<float> repetition_penalty;  // > 0
 };
 
+// Limits keep every product of two of them far below 2^63.
+inline constexpr std::uint32_t kMaxHidden = 1u << 20;
+inline constexpr std::uint32_t kMaxIntermediate = 1u << 22;
+inline constexpr std::uint32_t kMaxLayers = 1024;
+inline constexpr std::uint32_t kMaxHeads = 4096;
+inline constexpr std::uint32_t kMaxHeadDim = 4096;
+inline constexpr std::uint32_t kMaxVocab = 1u << 24;
+inline constexpr std::uint32_t kMaxPositions = 1u << 30;
+
 struct ModelConfig {
   std::string family;        // "llama": the entry of families/registry.h that reads this model
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;    // "llama"
+  bool is_gguf = false;      // from a GGUF file, where tensors have names of their own
   std::uint32_t vocab_size = 0;
   std::uint32_t hidden_size = 0;
   std::uint32_t intermediate_size = 0;
@@ -59,8 +69,8 @@ struct ModelConfig {
   std::vector<std::string> warnings;  // for the load log, one sentence each
 };
 
-// Reads config.json and, if there is one, generation_config.json. Returns NOT_FOUND without
-// config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a family, method or value that this version
+// Reads config.json and, if there is one, generation_config.json; or the metadata of a GGUF file
+// (gguf_config.h). Returns NOT_FOUND without config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a family, method or value that this version
 // lacks) otherwise.
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files);
 

@@ -100,6 +100,10 @@ absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t
     return absl::InvalidArgumentError(
         absl::StrCat("rotary size is ", rotary_size, ", it must be even and at least 2"));
   }
+  if (!config.factors.empty() && config.factors.size() != rotary_size / 2) {
+    return absl::InvalidArgumentError(absl::StrCat("there are ", config.factors.size(),
+                                                   " rope factors, it must be ", rotary_size / 2));
+  }
   RopeTable table;
   if (config.kind == RopeKind::kYarn) {
     table.inv_freq = YarnFrequencies(config, rotary_size);
@@ -112,6 +116,7 @@ absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t
       if (config.kind == RopeKind::kLlama3) value = Llama3Frequency(config, value);
     }
   }
+  for (std::size_t i = 0; i < config.factors.size(); ++i) table.inv_freq[i] /= config.factors[i];
   for (std::size_t i = 0; i < table.inv_freq.size(); ++i) {
     if (!std::isfinite(table.inv_freq[i])) {
       return absl::InvalidArgumentError(

@@ -30,7 +30,7 @@ enum class RopeKind : std::uint8_t {
 
 absl::string_view RopeKindName(RopeKind kind);  // as config.json spells it
 
-// Checked values of config.json's rope_scaling or rope_parameters.
+// Checked values of config.json's rope_scaling or rope_parameters, or of a GGUF file's keys.
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
   double theta = 10000;
@@ -44,6 +44,8 @@ struct RopeConfig {
   std::optional<double> attention_factor;
   std::optional<double> mscale;
   std::optional<double> mscale_all_dim;
+  // kDefault: each f_i is divided by the i-th, [rotary_size / 2]; empty: none. GGUF files state kLlama3 so.
+  std::vector<float> factors;
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
@@ -54,7 +56,7 @@ struct RopeTable {
 };
 
 // REQUIRES: `config` passed ReadModelConfig's checks. Returns INVALID_ARGUMENT when rotary_size is
-// odd or 0, or an entry is not finite.
+// odd or 0, `factors` are of another size, or an entry is not finite.
 absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t rotary_size);
 
 }  // namespace quire::models

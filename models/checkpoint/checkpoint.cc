@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "models/checkpoint/gguf.h"
 #include "models/text/json_value.h"
 
 namespace quire::models {
@@ -78,8 +79,8 @@ absl::Status NoWeights(const ModelFiles& files) {
           "convert them to safetensors (save_pretrained of transformers does)"));
     }
     if (absl::EndsWith(name, ".gguf")) {
-      return absl::UnimplementedError(
-          absl::StrCat(files.LabelOf(name), ": GGUF files are not supported by this version"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          files.LabelOf(name), ": a GGUF file is a model of its own; name the file, not its directory"));
     }
     if (absl::StartsWith(name, "consolidated") && absl::EndsWith(name, ".safetensors")) {
       return absl::UnimplementedError(absl::StrCat(
@@ -99,7 +100,9 @@ absl::Status NoWeights(const ModelFiles& files) {
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelFiles& files) {
   Checkpoint checkpoint;
-  if (files.Has(kSingleFile)) {
+  if (!files.gguf().empty()) {
+    QUIRE_RETURN_IF_ERROR(checkpoint.AddGguf(files));
+  } else if (files.Has(kSingleFile)) {
     QUIRE_RETURN_IF_ERROR(checkpoint.AddFile(files, kSingleFile));
   } else if (files.Has(kIndexFile)) {
     QUIRE_RETURN_IF_ERROR(checkpoint.AddShards(files));
@@ -116,6 +119,15 @@ absl::Status Checkpoint::AddFile(const ModelFiles& files, absl::string_view name
                          ReadSafetensors(file.bytes(), file.label()));
   files_.push_back(std::move(file));
   std::move(tensors.begin(), tensors.end(), std::back_inserter(tensors_));
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::AddGguf(const ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(OpenedGguf opened, OpenGguf(files));
+  QUIRE_ASSIGN_OR_RETURN(GgufTensors read, LoadGgufTensors(opened));
+  tensors_ = std::move(read.tensors);
+  memory_ = std::move(read.memory);
+  files_.push_back(std::move(opened.file));
   return absl::OkStatus();
 }
 

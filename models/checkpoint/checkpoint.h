@@ -23,7 +23,7 @@ namespace quire::models {
 // Lifetime:   keeps the files open (mapped); tensor bytes are valid as long as it lives.
 class Checkpoint {
  public:
-  // Reads model.safetensors, else model.safetensors.index.json and its shards. Returns NOT_FOUND or
+  // Reads the GGUF file if files.gguf() names one, else model.safetensors, else model.safetensors.index.json and its shards. Returns NOT_FOUND or
   // INVALID_ARGUMENT, with a hint when the directory holds weights of a format that is not read.
   static absl::StatusOr<Checkpoint> Open(const ModelFiles& files);
 
@@ -42,6 +42,7 @@ class Checkpoint {
  private:
   absl::Status AddFile(const ModelFiles& files, absl::string_view name);
   absl::Status AddShards(const ModelFiles& files);
+  absl::Status AddGguf(const ModelFiles& files);
   absl::Status Finish();
 
   std::vector<ModelFile> files_;

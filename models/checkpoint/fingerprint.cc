@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "base/keyed_hash.h"
 #include "base/status.h"
+#include "models/checkpoint/gguf.h"
 
 namespace quire::models {
 namespace {
@@ -43,6 +44,15 @@ void AddSamples(KeyedHasher* hasher, std::span<const std::byte> bytes) {
 
 absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoint& checkpoint) {
   KeyedHasher hasher(kFingerprintKey);
+  if (!files.gguf().empty()) {
+    // The header, which configuration and tokenizer come from, and what no tensor below holds.
+    QUIRE_ASSIGN_OR_RETURN(const OpenedGguf opened, OpenGguf(files));
+    const std::span<const std::byte> file = opened.file.bytes();
+    AddField(&hasher,
+             file.first(std::min<std::uint64_t>(opened.gguf.data_offset(), file.size())));
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors, ReadRopeFactors(opened));
+    AddField(&hasher, std::as_bytes(std::span<const float>(factors)));
+  }
   for (const char* name : {"config.json", "tokenizer.json"}) {
     AddText(&hasher, name);
     if (!files.Has(name)) continue;

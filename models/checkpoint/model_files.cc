@@ -23,10 +23,8 @@ bool IsPlainName(absl::string_view name) {
 }
 
 absl::Status NotADirectory(absl::string_view path) {
-  absl::string_view hint = "it must be a Hugging Face model directory";
-  if (absl::EndsWith(path, ".gguf")) {
-    hint = "GGUF files are not supported by this version; name a Hugging Face model directory";
-  } else if (absl::EndsWith(path, ".safetensors") || absl::EndsWith(path, ".json")) {
+  absl::string_view hint = "it must be a Hugging Face model directory or a .gguf file";
+  if (absl::EndsWith(path, ".safetensors") || absl::EndsWith(path, ".json")) {
     hint = "name the directory that holds it";
   } else if (absl::EndsWith(path, ".bin") || absl::EndsWith(path, ".pth") ||
              absl::EndsWith(path, ".pt")) {
@@ -37,7 +35,28 @@ absl::Status NotADirectory(absl::string_view path) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": not a directory: ", hint));
 }
 
+bool IsGgufName(absl::string_view name) {
+  return absl::EndsWithIgnoreCase(name, ".gguf");
+}
+
 }  // namespace
+
+absl::StatusOr<ModelFiles> ModelFiles::FromPath(absl::string_view path) {
+  std::error_code error;
+  const fs::path file{std::string(path)};
+  if (!IsGgufName(path) || fs::status(file, error).type() != fs::file_type::regular) {
+    return FromDirectory(path);
+  }
+  if (fs::file_size(file, error) == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": magic is missing, the file is empty"));
+  }
+  ModelFiles files;
+  files.source_ = std::string(path);
+  files.gguf_ = file.filename().string();
+  files.prefix_ = files.source_.substr(0, files.source_.size() - files.gguf_.size());
+  files.names_ = {files.gguf_};
+  return files;
+}
 
 absl::StatusOr<ModelFiles> ModelFiles::FromDirectory(absl::string_view path) {
   std::error_code error;
@@ -52,6 +71,7 @@ absl::StatusOr<ModelFiles> ModelFiles::FromDirectory(absl::string_view path) {
   ModelFiles files;
   files.source_ = std::string(path);
   while (files.source_.size() > 1 && files.source_.back() == '/') files.source_.pop_back();
+  files.prefix_ = absl::StrCat(files.source_, "/");
   fs::directory_iterator it(directory, error);
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     files.names_.push_back(it->path().filename().string());
@@ -64,7 +84,9 @@ absl::StatusOr<ModelFiles> ModelFiles::FromDirectory(absl::string_view path) {
 ModelFiles ModelFiles::FromMemory(absl::string_view source, std::vector<MemoryFile> files) {
   ModelFiles result;
   result.source_ = std::string(source);
+  result.prefix_ = absl::StrCat(source, "/");
   result.in_memory_ = true;
+  if (files.size() == 1 && IsGgufName(files.front().name)) result.gguf_ = files.front().name;
   std::sort(files.begin(), files.end(),
             [](const MemoryFile& a, const MemoryFile& b) { return a.name < b.name; });
   for (const MemoryFile& file : files) result.names_.push_back(file.name);
@@ -78,7 +100,7 @@ bool ModelFiles::Has(absl::string_view name) const {
 }
 
 std::string ModelFiles::LabelOf(absl::string_view name) const {
-  return absl::StrCat(source_, "/", name);
+  return absl::StrCat(prefix_, name);
 }
 
 absl::StatusOr<ModelFile> ModelFiles::Open(absl::string_view name) const {

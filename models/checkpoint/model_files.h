@@ -34,7 +34,7 @@ class ModelFile {
   std::span<const std::byte> bytes_;
 };
 
-// Where a model's files come from: a directory, or bytes that are part of the program.
+// Where a model's files come from: a directory, one GGUF file, or bytes that are part of the program.
 //
 // Place:      under every reader of a model, the tokenizer's files included.
 // Invariants: names are plain file names; a name that leaves the directory is refused.
@@ -48,13 +48,19 @@ class ModelFiles {
     std::span<const std::byte> bytes;
   };
 
+  // A directory, as FromDirectory, or a file whose name ends in ".gguf".
+  static absl::StatusOr<ModelFiles> FromPath(absl::string_view path);
   // A Hugging Face directory, or a cache snapshot whose files are symbolic links. Returns NOT_FOUND
   // or INVALID_ARGUMENT (not a directory, with a hint for a single weight file).
   static absl::StatusOr<ModelFiles> FromDirectory(absl::string_view path);
+  // One file alone whose name ends in ".gguf" is a GGUF file as from FromPath.
   static ModelFiles FromMemory(absl::string_view source, std::vector<MemoryFile> files);
 
-  // The directory, or the name given to FromMemory.
+  // The directory, the GGUF file, or the name given to FromMemory.
   const std::string& source() const { return source_; }
+  // Name of the one file that holds configuration, tokenizer and weights; empty: files in Hugging Face
+  // layout.
+  const std::string& gguf() const { return gguf_; }
   // Names of all files, sorted.
   const std::vector<std::string>& names() const { return names_; }
   bool Has(absl::string_view name) const;
@@ -67,6 +73,8 @@ class ModelFiles {
 
  private:
   std::string source_;
+  std::string prefix_;  // of every file's label
+  std::string gguf_;
   bool in_memory_ = false;
   std::vector<std::string> names_;
   std::vector<MemoryFile> files_;  // sorted by name; empty for a directory

@@ -13,6 +13,19 @@ namespace {
 
 constexpr absl::string_view kArchitectures[] = {"LlamaForCausalLM"};
 constexpr absl::string_view kModelTypes[] = {"llama"};
+constexpr TensorNames kGgufNames{.embedding = "token_embd",
+                                 .final_norm = "output_norm",
+                                 .head = "output",
+                                 .layer_prefix = "blk.",
+                                 .attn_in = "attn_norm",
+                                 .mlp_in = "ffn_norm",
+                                 .q = "attn_q",
+                                 .k = "attn_k",
+                                 .v = "attn_v",
+                                 .o = "attn_output",
+                                 .gate = "ffn_gate",
+                                 .up = "ffn_up",
+                                 .down = "ffn_down"};
 
 // Positions up to which the scaled table is meant to hold.
 std::uint32_t MaxPosition(const ModelConfig& config) {
@@ -80,6 +93,8 @@ const Family& LlamaFamily() {
                               .model_types = kModelTypes,
                               .defaults = {},
                               .names = {},
+                              .gguf_architecture = "llama",
+                              .gguf_names = kGgufNames,
                               .build_spec = BuildSpec};
   return kFamily;
 }

@@ -35,6 +35,13 @@ const Family* FindFamilyByModelType(absl::string_view model_type) {
   return nullptr;
 }
 
+const Family* FindFamilyByGgufArchitecture(absl::string_view architecture) {
+  for (const Family* family : AllFamilies()) {
+    if (!architecture.empty() && family->gguf_architecture == architecture) return family;
+  }
+  return nullptr;
+}
+
 const Family& FamilyNamed(absl::string_view name) {
   const Family* found = nullptr;
   for (const Family* family : AllFamilies()) {
@@ -42,6 +49,11 @@ const Family& FamilyNamed(absl::string_view name) {
   }
   QUIRE_CHECK(found != nullptr);
   return *found;
+}
+
+const TensorNames& TensorNamesOf(const ModelConfig& config) {
+  const Family& family = FamilyNamed(config.family);
+  return config.is_gguf ? family.gguf_names : family.names;
 }
 
 std::string SupportedArchitectures() {
@@ -56,6 +68,14 @@ std::string SupportedModelTypes() {
   std::vector<absl::string_view> names;
   for (const Family* family : AllFamilies()) {
     names.insert(names.end(), family->model_types.begin(), family->model_types.end());
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+std::string SupportedGgufArchitectures() {
+  std::vector<absl::string_view> names;
+  for (const Family* family : AllFamilies()) {
+    if (!family->gguf_architecture.empty()) names.push_back(family->gguf_architecture);
   }
   return absl::StrJoin(names, ", ");
 }

@@ -49,6 +49,8 @@ struct Family {
   std::span<const absl::string_view> model_types;
   ConfigDefaults defaults;
   TensorNames names;
+  absl::string_view gguf_architecture;  // general.architecture of GGUF files; empty: none are read
+  TensorNames gguf_names;
   // A checked configuration as data. Returns UNIMPLEMENTED or INVALID_ARGUMENT naming the key.
   absl::StatusOr<ModelSpec> (*build_spec)(const ModelConfig& config);
 };
@@ -56,10 +58,14 @@ struct Family {
 // Null when no family has it.
 const Family* FindFamilyByArchitecture(absl::string_view architecture);
 const Family* FindFamilyByModelType(absl::string_view model_type);
+const Family* FindFamilyByGgufArchitecture(absl::string_view architecture);
 // By ModelConfig::family. REQUIRES: the family exists.
 const Family& FamilyNamed(absl::string_view name);
+// Names of the tensors in the files that a configuration comes from.
+const TensorNames& TensorNamesOf(const ModelConfig& config);
 // "LlamaForCausalLM, ...", for messages.
 std::string SupportedArchitectures();
 std::string SupportedModelTypes();
+std::string SupportedGgufArchitectures();
 
 }  // namespace quire::models

@@ -1,0 +1,228 @@
+#include "models/checkpoint/gguf.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace quire::models {
+namespace {
+
+constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
+constexpr absl::string_view kRopeFactors = "rope_freqs.weight";
+constexpr std::int64_t kMaxHeads = 4096;
+
+absl::Status Refuse(const text::GgufFile& gguf, absl::string_view name,
+                    absl::string_view problem) {
+  return gguf.Error(absl::StrCat("tensor ", name), problem);
+}
+
+DType PlainType(GgmlType type) {
+  switch (type) {
+    case GgmlType::kF32:
+      return DType::kF32;
+    case GgmlType::kF16:
+      return DType::kF16;
+    case GgmlType::kBF16:
+      return DType::kBF16;
+    default:
+      return DType::kInvalid;
+  }
+}
+
+absl::StatusOr<const GgmlFormat*> FormatOfTensor(const text::GgufFile& gguf,
+                                                 const text::GgufTensor& tensor) {
+  const GgmlFormat* format = FindGgmlFormat(tensor.type);
+  if (format == nullptr) {
+    return Refuse(gguf, tensor.name, absl::StrCat("has type ", tensor.type, ", which is unknown"));
+  }
+  if (!format->is_read) {
+    return absl::UnimplementedError(
+        absl::StrCat(gguf.label(), ": tensor ", tensor.name, " has type ", format->name,
+                     ", which is not supported (supported: ", ReadableGgmlTypes(), ")"));
+  }
+  if (tensor.extents.front() % format->elements != 0) {
+    return Refuse(gguf, tensor.name,
+                  absl::StrCat("has rows of ", tensor.extents.front(), " elements, blocks of ",
+                               format->name, " have ", format->elements));
+  }
+  return format;
+}
+
+// Bytes of a tensor. REQUIRES: rows are whole blocks.
+absl::StatusOr<std::uint64_t> BytesOfTensor(const text::GgufFile& gguf,
+                                            const text::GgufTensor& tensor,
+                                            const GgmlFormat& format) {
+  std::int64_t bytes = format.bytes;
+  for (std::size_t i = 0; i < tensor.extents.size(); ++i) {
+    const std::int64_t extent =
+        i == 0 ? tensor.extents[i] / format.elements : tensor.extents[i];
+    if (extent > kMaxInt64 / bytes) {
+      return Refuse(gguf, tensor.name, "takes 2^63 bytes or more");
+    }
+    bytes *= extent;
+  }
+  return static_cast<std::uint64_t>(bytes);
+}
+
+absl::Status CheckPlace(const text::GgufFile& gguf, const text::GgufTensor& tensor,
+                        std::uint64_t bytes, std::uint64_t data_bytes) {
+  if (tensor.offset % gguf.alignment() != 0) {
+    return Refuse(gguf, tensor.name,
+                  absl::StrCat("has offset ", tensor.offset,
+                               ", which is no multiple of general.alignment ", gguf.alignment()));
+  }
+  if (tensor.offset > data_bytes || bytes > data_bytes - tensor.offset) {
+    return Refuse(gguf, tensor.name,
+                  absl::StrCat("takes ", bytes, " bytes from offset ", tensor.offset,
+                               ", the file has ", data_bytes, " bytes of data"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOverlaps(const text::GgufFile& gguf, const std::vector<StoredTensor>& tensors) {
+  std::vector<const StoredTensor*> order;
+  for (const StoredTensor& tensor : tensors) order.push_back(&tensor);
+  std::stable_sort(order.begin(), order.end(), [](const StoredTensor* a, const StoredTensor* b) {
+    return a->bytes.data() < b->bytes.data();
+  });
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    const StoredTensor& before = *order[i - 1];
+    if (order[i]->bytes.data() >= before.bytes.data() + before.bytes.size()) continue;
+    return Refuse(gguf, order[i]->name,
+                  absl::StrCat("begins inside the data of tensor ", before.name));
+  }
+  return absl::OkStatus();
+}
+
+// Heads whose rows a tensor holds in the order for rotating neighbours; 0: rows are as they should be.
+absl::StatusOr<std::int64_t> InterleavedHeads(const text::GgufFile& gguf, absl::string_view name) {
+  const bool q = absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
+  const bool k = absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
+  if (!q && !k) return 0;
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t heads,
+                         gguf.Integer("llama.attention.head_count", 1, kMaxHeads));
+  if (q) return heads;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
+                         gguf.OptionalInteger("llama.attention.head_count_kv", 1, kMaxHeads));
+  return kv_heads.value_or(heads);
+}
+
+// Copies rows of equal size, each head's even rows first.
+void CopyHalves(std::span<const std::byte> from, std::int64_t rows, std::int64_t head_size,
+                std::byte* to) {
+  const std::size_t row_bytes = from.size() / static_cast<std::size_t>(rows);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t j = row % head_size;
+    const std::int64_t place = row - j + j / 2 + (j % 2) * (head_size / 2);
+    std::memcpy(to + static_cast<std::size_t>(place) * row_bytes,
+                from.data() + static_cast<std::size_t>(row) * row_bytes, row_bytes);
+  }
+}
+
+absl::Status RestoreRows(const text::GgufFile& gguf, GgufTensors* result) {
+  std::vector<std::pair<StoredTensor*, std::int64_t>> moved;
+  std::size_t total = 0;
+  for (StoredTensor& tensor : result->tensors) {
+    QUIRE_ASSIGN_OR_RETURN(const std::int64_t heads, InterleavedHeads(gguf, tensor.name));
+    if (heads == 0) continue;
+    const std::int64_t rows = tensor.shape.front();
+    if (rows % (2 * heads) != 0) {
+      return Refuse(gguf, tensor.name,
+                    absl::StrCat("has ", rows, " rows, ", heads, " heads need an even number each"));
+    }
+    moved.push_back({&tensor, rows / heads});
+    total += tensor.bytes.size();
+  }
+  if (total == 0) return absl::OkStatus();
+  std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[total]);
+  if (memory == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(gguf.label(), ": no memory for the ", total, " bytes of attn_q and attn_k"));
+  }
+  std::byte* to = memory.get();
+  for (const auto& [tensor, head_size] : moved) {
+    CopyHalves(tensor->bytes, tensor->shape.front(), head_size, to);
+    tensor->bytes = {to, tensor->bytes.size()};
+    to += tensor->bytes.size();
+  }
+  result->memory = std::move(memory);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files) {
+  QUIRE_CHECK(!files.gguf().empty());
+  QUIRE_ASSIGN_OR_RETURN(ModelFile file, files.Open(files.gguf()));
+  QUIRE_ASSIGN_OR_RETURN(text::GgufFile gguf, text::GgufFile::Parse(file.bytes(), file.label()));
+  return OpenedGguf{std::move(file), std::move(gguf)};
+}
+
+absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened) {
+  const text::GgufFile& gguf = opened.gguf;
+  const std::span<const std::byte> file = opened.file.bytes();
+  const std::uint64_t data_offset = std::min<std::uint64_t>(gguf.data_offset(), file.size());
+  const std::span<const std::byte> data = file.subspan(data_offset);
+  std::vector<StoredTensor> tensors;
+  for (const text::GgufTensor& row : gguf.tensors()) {
+    QUIRE_ASSIGN_OR_RETURN(const GgmlFormat* format, FormatOfTensor(gguf, row));
+    QUIRE_ASSIGN_OR_RETURN(const std::uint64_t bytes, BytesOfTensor(gguf, row, *format));
+    QUIRE_RETURN_IF_ERROR(CheckPlace(gguf, row, bytes, data.size()));
+    const auto type = static_cast<GgmlType>(format->number);
+    StoredTensor tensor;
+    tensor.name = std::string(row.name);
+    tensor.type = std::string(format->name);
+    tensor.dtype = PlainType(type);
+    tensor.blocks = tensor.dtype == DType::kInvalid ? type : GgmlType::kNone;
+    tensor.shape.assign(row.extents.rbegin(), row.extents.rend());
+    tensor.bytes = data.subspan(row.offset, bytes);
+    tensor.file = gguf.label();
+    tensors.push_back(std::move(tensor));
+  }
+  QUIRE_RETURN_IF_ERROR(CheckOverlaps(gguf, tensors));
+  return tensors;
+}
+
+absl::StatusOr<std::vector<float>> ReadRopeFactors(const OpenedGguf& opened) {
+  if (opened.gguf.FindTensor(kRopeFactors) == nullptr) return std::vector<float>();
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<StoredTensor> tensors, ReadGgufTensors(opened));
+  const auto tensor =
+      std::find_if(tensors.begin(), tensors.end(),
+                   [](const StoredTensor& candidate) { return candidate.name == kRopeFactors; });
+  if (tensor->dtype != DType::kF32 || tensor->shape.size() != 1) {
+    return Refuse(opened.gguf, kRopeFactors,
+                  absl::StrCat("is ", tensor->type, " ", tensor->ShapeText(),
+                               ", it must be F32 of one dimension"));
+  }
+  std::vector<float> factors(static_cast<std::size_t>(tensor->num_elements()));
+  DequantizeRow(GgmlType::kF32, tensor->bytes, factors);
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    if (std::isfinite(factors[i]) && factors[i] > 0) continue;
+    return Refuse(opened.gguf, kRopeFactors,
+                  absl::StrCat("has element ", i, " of value ", factors[i],
+                               ", it must be positive and finite"));
+  }
+  return factors;
+}
+
+absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened) {
+  GgufTensors result;
+  QUIRE_ASSIGN_OR_RETURN(result.tensors, ReadGgufTensors(opened));
+  std::erase_if(result.tensors,
+                [](const StoredTensor& tensor) { return tensor.name == kRopeFactors; });
+  QUIRE_RETURN_IF_ERROR(RestoreRows(opened.gguf, &result));
+  return result;
+}
+
+}  // namespace quire::models
