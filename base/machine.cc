@@ -41,16 +41,21 @@ std::vector<int> AllowedCpus() {
   return cpus;
 }
 
-int CountCores(const std::vector<int>& cpus) {
+std::vector<int> FirstOfEachCore(const std::string& root, const std::vector<int>& cpus) {
   std::set<std::string> cores;  // "package/core"
+  std::vector<int> first;
   for (const int cpu : cpus) {
-    const std::string base = absl::StrCat("/sys/devices/system/cpu/cpu", cpu, "/topology/");
+    const std::string base = absl::StrCat(root, "/sys/devices/system/cpu/cpu", cpu, "/topology/");
     const auto package = ReadFirstLine(base + "physical_package_id");
     const auto core = ReadFirstLine(base + "core_id");
     // Without a topology every CPU counts as a core.
-    cores.insert(package && core ? absl::StrCat(*package, "/", *core) : absl::StrCat("cpu", cpu));
+    const bool is_new = cores
+                            .insert(package && core ? absl::StrCat(*package, "/", *core)
+                                                    : absl::StrCat("cpu", cpu))
+                            .second;
+    if (is_new) first.push_back(cpu);
   }
-  return static_cast<int>(cores.size());
+  return first;
 }
 
 // CPUs that a quota and its period allow, rounded up; nothing when there is no limit.
@@ -65,18 +70,19 @@ std::optional<int> QuotaOf(absl::string_view quota, absl::string_view period) {
 
 // The tightest CPU quota of this process's cgroup and its parents: cpu.max of version 2, else
 // cpu.cfs_quota_us of version 1.
-std::optional<int> CgroupQuota() {
+std::optional<int> CgroupQuota(const std::string& root) {
   std::optional<int> least;
   const auto consider = [&least](std::optional<int> quota) {
     if (quota && (!least || *quota < *least)) least = quota;
   };
-  std::ifstream groups("/proc/self/cgroup");
+  std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3) continue;
     const bool is_v2 = parts[0] == "0";
     if (!is_v2 && !absl::StrContains(absl::StrCat(",", parts[1], ","), ",cpu,")) continue;
-    const std::string mount = is_v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+    // Version 1 has one folder for each controller, or for each set of them that is mounted as one.
+    const std::string mount = absl::StrCat(root, "/sys/fs/cgroup", is_v2 ? "" : "/cpu");
     std::string group = parts[2];
     while (true) {
       const std::string base = mount + (group == "/" ? "" : group);
@@ -95,14 +101,14 @@ std::optional<int> CgroupQuota() {
   return least;
 }
 
-std::string DetectIsa() {
+std::string DetectIsa(const std::string& root) {
 #if defined(__x86_64__)
   // These look at CPUID and at the register state that the system saves.
   __builtin_cpu_init();
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const auto flags = [] {
-    std::ifstream file("/proc/cpuinfo");
+  const auto flags = [&root] {
+    std::ifstream file(root + "/proc/cpuinfo");
     for (std::string line; std::getline(file, line);) {
       if (absl::StartsWith(line, "flags")) return absl::StrCat(line, " ");
     }
@@ -120,8 +126,8 @@ std::string DetectIsa() {
 #endif
 }
 
-std::string DetectCpuModel() {
-  std::ifstream file("/proc/cpuinfo");
+std::string DetectCpuModel(const std::string& root) {
+  std::ifstream file(root + "/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
     if (!absl::StartsWith(line, "model name")) continue;
     const std::size_t colon = line.find(':');
@@ -133,14 +139,22 @@ std::string DetectCpuModel() {
 
 }  // namespace
 
-Machine Machine::Detect() {
+Machine Machine::Detect(const MachineSource& source) {
   Machine machine;
-  machine.cpus_ = AllowedCpus();
-  const int cores = CountCores(machine.cpus_);
-  machine.physical_cores_ = std::max(1, std::min(cores, CgroupQuota().value_or(cores)));
-  machine.isa_ = DetectIsa();
-  machine.cpu_model_ = DetectCpuModel();
+  machine.cpus_ = source.cpus ? *source.cpus : AllowedCpus();
+  machine.core_cpus_ = FirstOfEachCore(source.root, machine.cpus_);
+  const int cores = static_cast<int>(machine.core_cpus_.size());
+  machine.physical_cores_ =
+      std::max(1, std::min(cores, CgroupQuota(source.root).value_or(cores)));
+  machine.isa_ = DetectIsa(source.root);
+  machine.cpu_model_ = DetectCpuModel(source.root);
   return machine;
+}
+
+std::vector<int> Machine::CpusToBind(int num_threads) const {
+  const int cores = static_cast<int>(core_cpus_.size());
+  if (num_threads != cores || physical_cores_ < cores) return {};
+  return core_cpus_;
 }
 
 }  // namespace quire

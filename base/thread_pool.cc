@@ -3,9 +3,10 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <utility>
+
 #include "absl/time/clock.h"
 #include "base/check.h"
-#include "base/machine.h"
 
 namespace quire {
 namespace {
@@ -34,27 +35,51 @@ bool SpinUntil(absl::Duration limit, const Done& done) {
 }
 
 // Best effort: a CPU that was taken offline meanwhile leaves the thread where it was.
-void PinTo(std::thread& thread, int cpu) {
+void BindTo(pthread_t thread, int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<std::size_t>(cpu), &set);
-  (void)pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
+  (void)pthread_setaffinity_np(thread, sizeof(set), &set);
 }
+
+// Rounding, masked exceptions and the treatment of subnormal numbers of the calling thread.
+#if defined(__x86_64__)
+std::uint64_t FloatModes() { return __builtin_ia32_stmxcsr() & ~0x3fu; }  // without sticky flags
+void SetFloatModes(std::uint64_t modes) {
+  if (modes != FloatModes()) __builtin_ia32_ldmxcsr(static_cast<unsigned>(modes));
+}
+#elif defined(__aarch64__)
+std::uint64_t FloatModes() {
+  std::uint64_t modes;
+  asm volatile("mrs %0, fpcr" : "=r"(modes));
+  return modes;
+}
+void SetFloatModes(std::uint64_t modes) {
+  if (modes != FloatModes()) asm volatile("msr fpcr, %0" ::"r"(modes));
+}
+#else
+std::uint64_t FloatModes() { return 0; }
+void SetFloatModes(std::uint64_t) {}
+#endif
 
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads, ThreadPoolOptions options)
-    : size_(num_threads), options_(options) {
+    : size_(num_threads), options_(std::move(options)) {
   QUIRE_CHECK(num_threads >= 1);
+  const std::vector<int>& cpus = options_.cpus;
+  QUIRE_CHECK(cpus.empty() || cpus.size() == static_cast<std::size_t>(num_threads));
   workers_.reserve(static_cast<std::size_t>(num_threads - 1));
   for (int part = 1; part < num_threads; ++part) {
     workers_.emplace_back([this, part] { WorkerLoop(part); });
   }
-  if (!options_.pin_threads) return;
-  const std::vector<int> cpus = Machine::Detect().cpus();
-  for (std::size_t i = 0; i < workers_.size(); ++i) {
-    PinTo(workers_[i], cpus[(i + 1) % cpus.size()]);
+  for (std::size_t i = 0; !cpus.empty() && i < workers_.size(); ++i) {
+    BindTo(workers_[i].native_handle(), cpus[i + 1]);
   }
+}
+
+void ThreadPool::BindCaller() const {
+  if (!options_.cpus.empty()) BindTo(pthread_self(), options_.cpus.front());
 }
 
 ThreadPool::~ThreadPool() {
@@ -78,6 +103,7 @@ void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
   }
   QUIRE_DCHECK(running_.load() == 0);
   work_ = &fn;
+  float_modes_ = FloatModes();
   running_.store(size_ - 1);
   generation_.fetch_add(1);
   if (sleeping_workers_.load() > 0) {
@@ -108,6 +134,7 @@ void ThreadPool::WorkerLoop(int part) {
     }
     if (stopping_.load()) return;
     seen = generation_.load();
+    SetFloatModes(float_modes_);
     (*work_)(part);
     if (running_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
       { MutexLock lock(&mutex_); }

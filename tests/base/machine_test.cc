@@ -2,14 +2,51 @@
 
 #include <sched.h>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace quire {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// A /proc and a /sys of the test's own.
+class FakeMachineTest : public ::testing::Test {
+ protected:
+  FakeMachineTest()
+      : root_(std::filesystem::path(::testing::TempDir()) /
+              ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    std::filesystem::remove_all(root_);
+  }
+  ~FakeMachineTest() override { std::filesystem::remove_all(root_); }
+
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = root_ / path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text << "\n";
+  }
+  void WriteCore(int cpu, int package, int core) {
+    const std::string base = absl::StrCat("sys/devices/system/cpu/cpu", cpu, "/topology/");
+    Write(base + "physical_package_id", absl::StrCat(package));
+    Write(base + "core_id", absl::StrCat(core));
+  }
+  // CPUs 0 to 7: two packages of two cores of two threads, siblings 4 apart.
+  Machine EightCpus(std::vector<int> allowed = {0, 1, 2, 3, 4, 5, 6, 7}) {
+    for (int cpu = 0; cpu < 8; ++cpu) WriteCore(cpu, cpu % 4 / 2, cpu % 2);
+    return Machine::Detect({.root = root_.string(), .cpus = std::move(allowed)});
+  }
+
+  std::filesystem::path root_;
+};
 
 TEST(MachineTest, NamesWhatThisProcessMayUse) {
   const Machine machine = Machine::Detect();
@@ -30,10 +67,71 @@ TEST(MachineTest, ObeysTheAffinityMask) {
     CPU_SET(static_cast<std::size_t>(only), &set);
     ASSERT_EQ(sched_setaffinity(0, sizeof(set), &set), 0);
     const Machine machine = Machine::Detect();
-    EXPECT_THAT(machine.cpus(), ::testing::ElementsAre(only));
+    EXPECT_THAT(machine.cpus(), ElementsAre(only));
     EXPECT_EQ(machine.physical_cores(), 1);
   });
   bound.join();
+}
+
+TEST_F(FakeMachineTest, CountsCoresNotThreads) {
+  const Machine machine = EightCpus();
+  EXPECT_EQ(machine.physical_cores(), 4);
+  EXPECT_THAT(machine.core_cpus(), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(machine.CpusToBind(4), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(machine.CpusToBind(3), IsEmpty());
+  EXPECT_THAT(machine.CpusToBind(8), IsEmpty());
+}
+
+TEST_F(FakeMachineTest, MaskWithHalfOfACore) {
+  const Machine machine = EightCpus({1, 5, 6});
+  EXPECT_EQ(machine.physical_cores(), 2);
+  EXPECT_THAT(machine.CpusToBind(2), ElementsAre(1, 6));
+}
+
+TEST_F(FakeMachineTest, EveryCpuIsACoreWithoutATopology) {
+  const Machine machine = Machine::Detect({.root = root_.string(), .cpus = std::vector{0, 1, 2}});
+  EXPECT_EQ(machine.physical_cores(), 3);
+  EXPECT_EQ(machine.cpu_model(), "unknown");
+}
+
+TEST_F(FakeMachineTest, QuotaOfVersion2RoundsUp) {
+  Write("proc/self/cgroup", "0::/pod/box");
+  Write("sys/fs/cgroup/pod/box/cpu.max", "250000 100000");
+  const Machine machine = EightCpus();
+  EXPECT_EQ(machine.physical_cores(), 3);
+  EXPECT_THAT(machine.CpusToBind(3), IsEmpty());
+  EXPECT_THAT(machine.CpusToBind(4), IsEmpty());
+}
+
+TEST_F(FakeMachineTest, AParentsQuotaCounts) {
+  Write("proc/self/cgroup", "0::/pod/box");
+  Write("sys/fs/cgroup/pod/box/cpu.max", "max 100000");
+  Write("sys/fs/cgroup/pod/cpu.max", "100000 100000");
+  EXPECT_EQ(EightCpus().physical_cores(), 1);
+}
+
+// Inside a container the names of the host's groups are shown, but only the own group is mounted.
+TEST_F(FakeMachineTest, QuotaAtTheMountOfAContainer) {
+  Write("proc/self/cgroup", "0::/docker/0123");
+  Write("sys/fs/cgroup/cpu.max", "200000 100000");
+  EXPECT_EQ(EightCpus().physical_cores(), 2);
+}
+
+TEST_F(FakeMachineTest, QuotaOfVersion1) {
+  Write("proc/self/cgroup", "7:memory:/m\n4:cpu,cpuacct:/pod/box\n1:name=systemd:/");
+  Write("sys/fs/cgroup/cpu/pod/box/cpu.cfs_quota_us", "-1");
+  Write("sys/fs/cgroup/cpu/pod/box/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(EightCpus().physical_cores(), 4);
+  Write("sys/fs/cgroup/cpu/pod/box/cpu.cfs_quota_us", "50000");
+  EXPECT_EQ(EightCpus().physical_cores(), 1);
+}
+
+TEST_F(FakeMachineTest, AQuotaThatMakesNoSenseIsNone) {
+  Write("proc/self/cgroup", "0::/");
+  for (const char* bad : {"", "max", "abc 100000", "100000 0", "-5 100000", "1 2 3"}) {
+    Write("sys/fs/cgroup/cpu.max", bad);
+    EXPECT_EQ(EightCpus().physical_cores(), 4) << bad;
+  }
 }
 
 }  // namespace

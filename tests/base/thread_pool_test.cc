@@ -1,6 +1,9 @@
 #include "base/thread_pool.h"
 
+#include <sched.h>
+
 #include <atomic>
+#include <cfenv>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -72,7 +75,7 @@ TEST_P(ThreadPoolTest, ParallelForCoversTheRangeOnce) {
 // Workers asleep, workers spinning, the caller last, the caller first: all the hand-overs.
 TEST_P(ThreadPoolTest, SurvivesEveryKindOfPause) {
   for (const absl::Duration spin : {absl::ZeroDuration(), absl::Microseconds(20)}) {
-    ThreadPool pool(GetParam(), {.spin = spin, .pin_threads = true});
+    ThreadPool pool(GetParam(), {.spin = spin});
     std::mt19937 random(7);
     std::atomic<std::int64_t> parts{0};
     const int runs = 1000;
@@ -95,12 +98,78 @@ TEST_P(ThreadPoolTest, SurvivesEveryKindOfPause) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ThreadPoolTest, ::testing::Values(1, 2, 3, 8));
 
+std::vector<int> MaskOfThisThread() {
+  std::vector<int> cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  EXPECT_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+  for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(static_cast<int>(cpu));
+  }
+  return cpus;
+}
+
+TEST(ThreadPoolTest, BindsWorkersAndOnRequestTheCaller) {
+  // In a thread of its own, since a binding stays.
+  std::thread([] {
+    const std::vector<int> all = MaskOfThisThread();
+    const std::vector<int> cpus = {all.front(), all.back(), all.front()};
+    ThreadPool pool(3, {.cpus = cpus});
+    std::vector<std::vector<int>> masks(3);
+    const auto look = [&](int part) {
+      masks[static_cast<std::size_t>(part)] = MaskOfThisThread();
+    };
+    pool.Run(look);
+    EXPECT_EQ(masks[0], all);
+    EXPECT_EQ(masks[1], std::vector{cpus[1]});
+    EXPECT_EQ(masks[2], std::vector{cpus[2]});
+    pool.BindCaller();
+    pool.Run(look);
+    EXPECT_EQ(masks[0], std::vector{cpus[0]});
+  }).join();
+}
+
+TEST(ThreadPoolTest, WithoutCpusNobodyIsBound) {
+  const std::vector<int> all = MaskOfThisThread();
+  ThreadPool pool(2);
+  pool.BindCaller();
+  std::atomic<int> same{0};
+  pool.Run([&](int) { same += MaskOfThisThread() == all ? 1 : 0; });
+  EXPECT_EQ(same.load(), 2);
+}
+
+// A library may switch the modes of the thread that loads it; then all parts must differ from the
+// usual in the same way.
+TEST(ThreadPoolTest, PartsComputeWithTheCallersModes) {
+  ThreadPool pool(3);
+  const auto thirds = [&pool] {
+    std::vector<double> result(3);
+    pool.Run([&](int part) {
+      volatile double one = 1;
+      volatile double three = 3;
+      result[static_cast<std::size_t>(part)] = one / three;
+    });
+    return result;
+  };
+  const std::vector<double> nearest = thirds();
+  ASSERT_EQ(std::fesetround(FE_UPWARD), 0);
+  const std::vector<double> upward = thirds();
+  ASSERT_EQ(std::fesetround(FE_TONEAREST), 0);
+  for (std::size_t part = 0; part < 3; ++part) {
+    EXPECT_EQ(nearest[part], nearest[0]);
+    EXPECT_EQ(upward[part], upward[0]);
+    EXPECT_LT(nearest[part], upward[part]);
+  }
+  EXPECT_EQ(thirds(), nearest);
+}
+
 TEST(ThreadPoolTest, StartsAndStopsWithoutWork) {
   for (int i = 0; i < 50; ++i) ThreadPool pool(4);
 }
 
 TEST(ThreadPoolDeathTest, NeedsAThread) {
   EXPECT_DEATH(ThreadPool pool(0), "check failed");
+  EXPECT_DEATH(ThreadPool pool(2, {.cpus = {0}}), "check failed");
 }
 
 }  // namespace
