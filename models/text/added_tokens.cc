@@ -75,10 +75,10 @@ std::optional<StringTrie::Match> StringTrie::Find(absl::string_view text, std::s
 }
 
 absl::StatusOr<AddedTokens> AddedTokens::FromJson(const JsonValue& config, const Bpe& model,
-                                                  const Normalizer& normalizer,
+                                                  const Normalizer& normalizer, Ids ids,
                                                   RegexScratch& scratch) {
   QUIRE_ASSIGN_OR_RETURN(Regex word, Regex::FromPcre(absl::StrCat("[", RustWordClass(), "]")));
-  AddedTokens added(std::move(word));
+  AddedTokens added(std::move(word), ids);
   added.next_id_ = static_cast<std::int64_t>(model.vocabulary_size());
   QUIRE_RETURN_IF_ERROR(config.CheckArray());
   for (std::size_t i = 0; i < config.size(); ++i) {
@@ -123,7 +123,8 @@ absl::Status AddedTokens::Add(const JsonValue& config, const Bpe& model) {
   // The original ignores the id of the file: content of the vocabulary has the vocabulary's id,
   // anything else the next free one. A file that says otherwise has no clear meaning.
   const auto in_vocabulary = model.TokenToId(token.content);
-  const std::int64_t expected = in_vocabulary ? *in_vocabulary : next_id_;
+  const std::int64_t free_id = ids_ == Ids::kAsGiven ? id_value : next_id_;
+  const std::int64_t expected = in_vocabulary ? *in_vocabulary : free_id;
   if (id_value != expected) {
     const std::string place =
         in_vocabulary ? "in model.vocab"

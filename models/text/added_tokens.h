@@ -5,8 +5,8 @@
 //
 // Place:      first stage of encoding (raw text), and again behind the normalizer.
 // Invariants: matches are leftmost, then longest. A match that single_word rejects is consumed:
-//             shorter tokens inside it are not tried. Ids are those of the vocabulary or follow it
-//             in file order.
+//             shorter tokens inside it are not tried. Ids are those of the vocabulary or, for
+//             tokenizer.json, follow it in file order.
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `tokenizer::added_vocabulary`.
 
@@ -76,9 +76,16 @@ struct Cut {
 
 class AddedTokens {
  public:
+  // Where the id of a token outside the model's vocabulary comes from.
+  enum class Ids {
+    kFollowVocabulary,  // tokenizer.json: the next one behind the vocabulary, in file order
+    kAsGiven,
+  };
+
   // `config` is the value of "added_tokens".
   static absl::StatusOr<AddedTokens> FromJson(const JsonValue& config, const Bpe& model,
-                                              const Normalizer& normalizer, RegexScratch& scratch);
+                                              const Normalizer& normalizer, Ids ids,
+                                              RegexScratch& scratch);
 
   // Cuts raw text at the tokens that are not normalized, or normalized text at those that are. Text
   // that rstrip swallowed may begin a further token, so cuts of tokens may overlap; text never
@@ -96,7 +103,7 @@ class AddedTokens {
   std::optional<std::int32_t> TokenToId(absl::string_view content) const;
 
  private:
-  explicit AddedTokens(Regex word) : word_(std::move(word)) {}
+  AddedTokens(Regex word, Ids ids) : ids_(ids), word_(std::move(word)) {}
   absl::Status Add(const JsonValue& config, const Bpe& model);
   absl::Status CutBy(const StringTrie& trie, absl::string_view text, bool parse_special,
                      RegexScratch& scratch, std::vector<Cut>& cuts) const;
@@ -106,6 +113,7 @@ class AddedTokens {
   std::vector<AddedToken> tokens_;
   absl::flat_hash_map<std::string, std::size_t> by_content_;
   absl::flat_hash_map<std::int32_t, std::size_t> by_id_;
+  Ids ids_;
   std::int64_t next_id_ = -1;  // while loading: the id of the next token outside the vocabulary
   StringTrie raw_;
   StringTrie normalized_;

@@ -44,13 +44,24 @@ absl::StatusOr<Bpe> Bpe::FromJson(const JsonValue& config) {
   QUIRE_RETURN_IF_ERROR(bpe.ReadVocabulary(config));
   QUIRE_RETURN_IF_ERROR(bpe.ReadOptions(config));
   QUIRE_RETURN_IF_ERROR(bpe.ReadMerges(config));
-  QUIRE_RETURN_IF_ERROR(bpe.ReadByteTokens(config));
-  bpe.short_ids_.fill(-1);
-  for (const auto& [token, id] : bpe.ids_) {
-    if (token.empty() || token.size() > 2 || Utf8Length(token[0]) != token.size()) continue;
-    bpe.short_ids_[DecodeUtf8At(token, 0).code_point] = id;
-  }
+  bpe.IndexByteTokens();
+  QUIRE_RETURN_IF_ERROR(bpe.CheckByteTokens(config));
+  bpe.IndexShortTokens();
   return bpe;
+}
+
+Bpe::Bpe(BpeParts parts)
+    : ids_(std::move(parts.ids)),
+      unk_id_(parts.unk_id.value_or(-1)),
+      fuse_unk_(parts.fuse_unk),
+      byte_fallback_(parts.byte_fallback),
+      ignore_merges_(parts.ignore_merges) {
+  merges_.reserve(parts.merges.size());
+  for (const BpeMerge& merge : parts.merges) {
+    merges_[PairKey(merge.left, merge.right)] = {merge.rank, merge.new_id};
+  }
+  IndexByteTokens();
+  IndexShortTokens();
 }
 
 absl::Status Bpe::ReadVocabulary(const JsonValue& config) {
@@ -149,19 +160,29 @@ absl::Status Bpe::AddMerge(const JsonValue& merge, std::uint32_t rank) {
   return absl::OkStatus();
 }
 
-absl::Status Bpe::ReadByteTokens(const JsonValue& config) {
+void Bpe::IndexShortTokens() {
+  short_ids_.fill(-1);
+  for (const auto& [token, id] : ids_) {
+    if (token.empty() || token.size() > 2 || Utf8Length(token[0]) != token.size()) continue;
+    short_ids_[DecodeUtf8At(token, 0).code_point] = id;
+  }
+}
+
+void Bpe::IndexByteTokens() {
   byte_ids_.fill(-1);
-  if (!byte_fallback_) return absl::OkStatus();
-  for (int byte = 0; byte < 256; ++byte) {
-    const std::string name = absl::StrFormat("<0x%02X>", byte);
-    const auto id = TokenToId(name);
-    if (id) {
-      byte_ids_[static_cast<std::size_t>(byte)] = *id;
-    } else if (unk_id_ < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(config.PathOf("byte_fallback"),
-                                                     " is true, but model.vocab lacks \"", name,
-                                                     "\" and there is no unk_token"));
-    }
+  if (!byte_fallback_) return;
+  for (std::size_t byte = 0; byte < byte_ids_.size(); ++byte) {
+    byte_ids_[byte] = TokenToId(absl::StrFormat("<0x%02X>", byte)).value_or(-1);
+  }
+}
+
+absl::Status Bpe::CheckByteTokens(const JsonValue& config) const {
+  if (!byte_fallback_ || unk_id_ >= 0) return absl::OkStatus();
+  for (std::size_t byte = 0; byte < byte_ids_.size(); ++byte) {
+    if (byte_ids_[byte] >= 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        config.PathOf("byte_fallback"), " is true, but model.vocab lacks \"",
+        absl::StrFormat("<0x%02X>", byte), "\" and there is no unk_token"));
   }
   return absl::OkStatus();
 }

@@ -58,8 +58,27 @@ class BpeScratch {
   absl::flat_hash_map<std::string, std::vector<BpeToken>> cache_;
 };
 
+struct BpeMerge {
+  std::int32_t left;
+  std::int32_t right;
+  std::int32_t new_id;
+  std::uint32_t rank;  // lower first; of equal ranks the leftmost pair first
+};
+
+// A model that does not come from tokenizer.json.
+struct BpeParts {
+  absl::flat_hash_map<std::string, std::int32_t> ids;  // below kMaxTokenIds, each once
+  std::vector<BpeMerge> merges;                        // of ids of the vocabulary
+  std::optional<std::int32_t> unk_id;
+  bool fuse_unk = false;
+  bool byte_fallback = false;
+  bool ignore_merges = false;
+};
+
 class Bpe {
  public:
+  explicit Bpe(BpeParts parts);
+
   // `config` is the value of "model". Errors name the field, such as `model.merges[3]`.
   static absl::StatusOr<Bpe> FromJson(const JsonValue& config);
 
@@ -71,6 +90,8 @@ class Bpe {
   const absl::flat_hash_map<std::string, std::int32_t>& ids() const { return ids_; }
 
  private:
+  Bpe() = default;
+
   struct MergeRule {
     std::uint32_t rank;
     std::int32_t new_id;
@@ -80,7 +101,9 @@ class Bpe {
   absl::Status ReadOptions(const JsonValue& config);
   absl::Status ReadMerges(const JsonValue& config);
   absl::Status AddMerge(const JsonValue& merge, std::uint32_t rank);
-  absl::Status ReadByteTokens(const JsonValue& config);
+  absl::Status CheckByteTokens(const JsonValue& config) const;
+  void IndexShortTokens();
+  void IndexByteTokens();
 
   void Merge(BpeScratch& scratch) const;
   void MergeByScanning(BpeScratch& scratch) const;

@@ -16,6 +16,8 @@
 #include "models/text/bpe.h"
 #include "models/text/decoder.h"
 #include "models/text/encoder.h"
+#include "models/text/gguf_tokenizer.h"
+#include "models/text/gguf_vocabulary.h"
 #include "models/text/json_value.h"
 #include "models/text/post_processor.h"
 #include "models/text/utf8.h"
@@ -96,15 +98,12 @@ JsonValue ComponentOrNull(const JsonValue& root, absl::string_view key, const Js
   return root.Find(key).value_or(null);
 }
 
-absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_view text,
-                                                                  const TokenizerOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
+// The stages around `model`; `root` is a tokenizer.json, or has its components.
+absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(Bpe model, const JsonValue& root,
+                                                         AddedTokens::Ids ids,
+                                                         const TokenizerOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const JsonDocument null_document, JsonDocument::Parse("null"));
-  const JsonValue root = document.root();
   const JsonValue null = null_document.root();
-  QUIRE_RETURN_IF_ERROR(root.CheckObject());
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue model_json, root.Get("model"));
-  QUIRE_ASSIGN_OR_RETURN(Bpe model, Bpe::FromJson(model_json));
   QUIRE_ASSIGN_OR_RETURN(Normalizer normalizer,
                          Normalizer::FromJson(ComponentOrNull(root, "normalizer", null)));
   QUIRE_ASSIGN_OR_RETURN(Splitter splitter,
@@ -113,7 +112,7 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_v
   QUIRE_ASSIGN_OR_RETURN(const JsonDocument empty_list, JsonDocument::Parse("[]"));
   const JsonValue added_json = root.Find("added_tokens").value_or(empty_list.root());
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added,
-                         AddedTokens::FromJson(added_json, model, normalizer, scratch));
+                         AddedTokens::FromJson(added_json, model, normalizer, ids, scratch));
   QUIRE_ASSIGN_OR_RETURN(Decoder decoder, Decoder::FromJson(ComponentOrNull(root, "decoder", null),
                                                             TableOfTokens(model, added)));
   QUIRE_ASSIGN_OR_RETURN(
@@ -130,6 +129,16 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_v
       .pad_token_id = {},
       .sha256 = {},
   });
+}
+
+absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_view text,
+                                                                  const TokenizerOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
+  const JsonValue root = document.root();
+  QUIRE_RETURN_IF_ERROR(root.CheckObject());
+  QUIRE_ASSIGN_OR_RETURN(const JsonValue model_json, root.Get("model"));
+  QUIRE_ASSIGN_OR_RETURN(Bpe model, Bpe::FromJson(model_json));
+  return Assemble(std::move(model), root, AddedTokens::Ids::kFollowVocabulary, options);
 }
 
 // "bos_token": text, or an object with "content". A name that the tokenizer does not know is no
@@ -195,6 +204,21 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
     if (!status.ok()) return InFile("tokenizer_config.json", status);
   }
   (*parts)->sha256 = Sha256({tokenizer_json, tokenizer_config_json});
+  return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabulary& vocabulary,
+                                                               const TokenizerOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(GgufPipeline pipeline, BuildGgufPipeline(vocabulary));
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument components,
+                         JsonDocument::Parse(pipeline.components_json));
+  absl::StatusOr<std::unique_ptr<TokenizerParts>> parts = Assemble(
+      std::move(pipeline.model), components.root(), AddedTokens::Ids::kAsGiven, options);
+  if (!parts.ok()) return InFile(vocabulary.label, parts.status());
+  (*parts)->bos_token_id = pipeline.bos_id;
+  (*parts)->eos_token_id = pipeline.eos_id;
+  (*parts)->pad_token_id = pipeline.pad_id;
+  (*parts)->sha256 = Sha256({pipeline.identity});
   return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
 }
 

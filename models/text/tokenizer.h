@@ -1,8 +1,9 @@
 #pragma once
 
-// Text to token ids and back, as the model's own tokenizer.json says (model type BPE).
+// Text to token ids and back, as the model's own tokenizer.json (model type BPE) or the metadata of
+// its GGUF file say.
 //
-// Place:      top of models/text; strings together the stages of one tokenizer.json: added tokens,
+// Place:      top of models/text; strings together the stages of one tokenizer: added tokens,
 //             normalizer, splitter, BPE, post-processor; and the decoder on the way back.
 // Invariants: ids equal those of Hugging Face tokenizers 0.23.3; what differs is in
 //             docs/tokenizers.md. An unknown component is an error of Load, never ignored.
@@ -25,6 +26,7 @@
 namespace quire::text {
 
 class Decoder;
+struct GgufVocabulary;
 struct TokenizerParts;
 
 struct EncodeOptions {
@@ -59,6 +61,10 @@ class Tokenizer {
       absl::string_view tokenizer_json, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
 
+  // The tokenizer of a GGUF file (ReadGgufVocabulary). Errors: as BuildGgufPipeline.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromGguf(const GgufVocabulary& vocabulary,
+                                                             const TokenizerOptions& options = {});
+
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
@@ -85,14 +91,14 @@ class Tokenizer {
   bool IsSpecial(std::int32_t id) const;
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
-  // As named by tokenizer_config.json; absent where it names none or the tokenizer does not know
-  // it.
+  // As named by tokenizer_config.json or the GGUF file; absent where it names none or the tokenizer
+  // does not know it.
   std::optional<std::int32_t> bos_token_id() const;
   std::optional<std::int32_t> eos_token_id() const;
   std::optional<std::int32_t> pad_token_id() const;
 
   // SHA-256, lower-case hex, over both files' contents (each preceded by its length as decimal
-  // text).
+  // text); for a GGUF file over whatever in its metadata decides ids and text.
   const std::string& sha256() const;
 
   // The decoder chain, for Detokenizer.
