@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
@@ -32,6 +33,14 @@ absl::StatusOr<text::JsonDocument> ParseObject(const ModelFile& file) {
 }
 
 absl::Status NoConfig(const ModelFiles& files) {
+  const auto gguf = std::find_if(
+      files.names().begin(), files.names().end(),
+      [](const std::string& name) { return absl::EndsWithIgnoreCase(name, ".gguf"); });
+  if (gguf != files.names().end()) {
+    return absl::NotFoundError(absl::StrCat(files.LabelOf("config.json"),
+                                            ": no such file; the directory holds a GGUF file, name ",
+                                            files.LabelOf(*gguf)));
+  }
   absl::string_view hint = "";
   if (files.Has("snapshots")) {
     hint = "; this is the root of a download cache, name one of the directories in snapshots";

@@ -47,7 +47,9 @@ class Stage {
     stage->threads_ = std::make_unique<ThreadPool>(options.threads);
     QUIRE_RETURN_IF_ERROR(stage->MakeBackend(options));
     QUIRE_ASSIGN_OR_RETURN(stage->model_,
-                           LoadModel(files, *stage->backend_, {.activation = options.activation}));
+                           LoadModel(files, *stage->backend_,
+                                     {.activation = options.activation,
+                                      .quantization = options.quantization}));
     // Twice the rows and pages that are needed, so that tables have gaps and most ids are
     // elsewhere.
     stage->max_rows_ = 2 * num_rows;
@@ -439,6 +441,35 @@ absl::StatusOr<Reference> ReadReference(const std::string& folder) {
     for (const StoredTensor& tensor : tensors) {
       if (tensor.name == prompt.id + ".logits") prompt.logits = Floats(tensor);
       if (tensor.name == prompt.id + ".hidden") prompt.hidden = Floats(tensor);
+    }
+    reference.prompts.push_back(std::move(prompt));
+  }
+  return reference;
+}
+
+std::string GgufFixturePath(const std::string& folder) {
+  return absl::StrCat(QUIRE_TESTDATA, "/gguf/models/", folder);
+}
+
+absl::StatusOr<Reference> ReadGgufReference(const std::string& folder) {
+  const std::string path = GgufFixturePath(folder);
+  std::ifstream stream(path + "/reference.json");
+  const nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
+  if (json.is_discarded()) return absl::InvalidArgumentError(folder + ": no reference.json");
+  QUIRE_ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::FromDirectory(path));
+  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("reference.safetensors"));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<StoredTensor> tensors,
+                         ReadSafetensors(file.bytes(), file.label()));
+  Reference reference;
+  reference.vocab_size = json["hyper_parameters"]["vocab_size"].get<std::uint32_t>();
+  for (const auto& entry : json["prompts"]) {
+    ReferencePrompt prompt;
+    prompt.id = entry["id"].get<std::string>();
+    prompt.tokens = entry["token_ids"].get<std::vector<std::int32_t>>();
+    prompt.greedy = entry["greedy_token_ids"].get<std::vector<std::int32_t>>();
+    prompt.greedy_logprobs = entry["greedy_logprobs"].get<std::vector<float>>();
+    for (const StoredTensor& tensor : tensors) {
+      if (tensor.name == prompt.id + ".logits") prompt.logits = Floats(tensor);
     }
     reference.prompts.push_back(std::move(prompt));
   }

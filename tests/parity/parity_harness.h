@@ -11,13 +11,14 @@
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "models/checkpoint/model_files.h"
+#include "models/quantization.h"
 
 namespace quire::models::parity {
 
 struct ReferencePrompt {
   std::string id;  // "p04"
   std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> greedy;                 // 64 tokens
+  std::vector<std::int32_t> greedy;                 // 64 tokens, 48 of GGUF fixtures
   std::vector<float> greedy_logprobs;               // of each
   std::vector<std::vector<std::int32_t>> top5_ids;  // of the first steps, best first
   std::vector<std::vector<float>> top5_logprobs;
@@ -38,6 +39,9 @@ struct Reference {
 // `folder` is a name under tests/testdata/models.
 std::string FixturePath(const std::string& folder);
 absl::StatusOr<Reference> ReadReference(const std::string& folder);
+// The same under tests/testdata/gguf/models: 48 tokens, logits of last positions, nothing else.
+std::string GgufFixturePath(const std::string& folder);
+absl::StatusOr<Reference> ReadGgufReference(const std::string& folder);
 
 struct ReplayOptions {
   DType kv_dtype = DType::kF32;
@@ -58,6 +62,7 @@ struct ReplayOptions {
   // On GPU 0, through CudaRunner; what `threads` says is the host's part then.
   bool cuda = false;
   DType activation = DType::kF32;
+  Quantization quantization = Quantization::kAuto;
   bool graphs = true;
   // Launches each step before the one before it is collected; not with feed_reference.
   bool overlap = false;

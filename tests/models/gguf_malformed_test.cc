@@ -1,0 +1,145 @@
+// Every broken file of tests/testdata/gguf/malformed is refused with the field that its index says;
+// controls load; and files cut or changed at any place never do more than fail.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/checkpoint/gguf.h"
+#include "models/model.h"
+#include "models/text/gguf_vocabulary.h"
+#include "models/text/tokenizer.h"
+#include "tests/models/model_check.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+struct Case {
+  std::string file;
+  std::string field;   // empty: none
+  std::string accept;  // "no", "either", "yes"
+};
+
+void PrintTo(const Case& test_case, std::ostream* stream) {
+  *stream << test_case.file;
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  const nlohmann::json index = nlohmann::json::parse(ReadTestFile("gguf/malformed/index.json"));
+  for (const auto& entry : index["cases"]) {
+    cases.push_back({entry["file"].get<std::string>(),
+                     entry["field"].is_null() ? "" : entry["field"].get<std::string>(),
+                     entry["accept"].get<std::string>()});
+  }
+  return cases;
+}
+
+struct Loaded {
+  std::unique_ptr<Model> model;
+  std::unique_ptr<text::Tokenizer> tokenizer;
+};
+
+// What a daemon reads of a file before it serves.
+absl::StatusOr<Loaded> Load(const ModelFiles& files, const kernels::Backend& backend) {
+  Loaded loaded;
+  QUIRE_ASSIGN_OR_RETURN(loaded.model, LoadModel(files, backend, {}));
+  QUIRE_ASSIGN_OR_RETURN(const OpenedGguf opened, OpenGguf(files));
+  QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
+                         text::ReadGgufVocabulary(opened.gguf));
+  QUIRE_ASSIGN_OR_RETURN(loaded.tokenizer, text::Tokenizer::FromGguf(vocabulary));
+  return loaded;
+}
+
+void ExpectWorks(const Loaded& loaded, const kernels::Backend& backend, bool sound = true) {
+  ExpectWorks(*loaded.model, backend, sound);
+  const auto ids = loaded.tokenizer->Encode("ab a", {});
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  const auto text = loaded.tokenizer->Decode(*ids, /*skip_special_tokens=*/false);
+  ASSERT_TRUE(text.ok()) << text.status();
+}
+
+class GgufMalformedTest : public testing::TestWithParam<Case> {};
+
+TEST_P(GgufMalformedTest, IsRefusedWithTheField) {
+  const Case& test_case = GetParam();
+  const std::string path = TestDataPath("gguf/malformed/" + test_case.file);
+  TestBackend cpu;
+  absl::StatusOr<ModelFiles> files = ModelFiles::FromPath(path);
+  const absl::StatusOr<Loaded> loaded =
+      files.ok() ? Load(*files, cpu.backend) : absl::StatusOr<Loaded>(files.status());
+  if (test_case.accept == "yes") {
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+  } else if (test_case.accept == "no") {
+    ASSERT_FALSE(loaded.ok());
+  }
+  if (loaded.ok()) {
+    ExpectWorks(*loaded, cpu.backend);
+    return;
+  }
+  const std::string message(loaded.status().message());
+  std::printf("%s\n", message.substr(std::min(message.size(), TestDataPath("").size())).c_str());
+  EXPECT_THAT(message, testing::HasSubstr(test_case.field));
+  // One sentence that begins with the place, not a dump.
+  EXPECT_LT(message.size(), 500u);
+  EXPECT_THAT(message, testing::StartsWith(path));
+}
+
+std::string CaseName(const testing::TestParamInfo<Case>& info) {
+  std::string name;
+  for (const char c : info.param.file) {
+    name += absl::ascii_isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  }
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Gguf, GgufMalformedTest, testing::ValuesIn(Cases()), CaseName);
+
+TEST(GgufMalformedListTest, HasEveryCase) {
+  EXPECT_EQ(Cases().size(), 151u);
+}
+
+TEST(GgufTruncationTest, NoPrefixLoads) {
+  const std::string whole = ReadTestFile("gguf/malformed/good.gguf");
+  TestBackend cpu;
+  for (std::size_t length = 0; length < whole.size(); ++length) {
+    EditableFiles files;
+    files.Set("model.gguf", whole.substr(0, length));
+    EXPECT_FALSE(LoadModel(files.Files(), cpu.backend, {}).ok()) << length << " bytes";
+  }
+}
+
+// One changed bit anywhere: loading fails with a message or gives a model and a tokenizer that work. A
+// weight whose exponent changed may be so large that the logits overflow.
+TEST(GgufBitFlipTest, FailsOrWorks) {
+  const std::string whole = ReadTestFile("gguf/malformed/good.gguf");
+  TestBackend cpu;
+  int num_loaded = 0;
+  int num_refused = 0;
+  for (std::size_t byte = 0; byte < whole.size(); ++byte) {
+    for (int bit = 0; bit < 8; bit += 1 + static_cast<int>(byte % 3)) {
+      std::string changed = whole;
+      changed[byte] = static_cast<char>(changed[byte] ^ (1 << bit));
+      EditableFiles files;
+      files.Set("model.gguf", std::move(changed));
+      const auto loaded = Load(files.Files(), cpu.backend);
+      if (loaded.ok()) {
+        ++num_loaded;
+        ExpectWorks(*loaded, cpu.backend, /*sound=*/false);
+      } else {
+        ++num_refused;
+        EXPECT_FALSE(loaded.status().message().empty());
+      }
+    }
+  }
+  EXPECT_GT(num_refused, 1000);
+  EXPECT_GT(num_loaded, 100);
+  std::printf("%d changes load, %d are refused\n", num_loaded, num_refused);
+}
+
+}  // namespace
+}  // namespace quire::models

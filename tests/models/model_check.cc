@@ -1,0 +1,37 @@
+#include "tests/models/model_check.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "cache_manager/kv_pool.h"
+#include "models/memory_plan.h"
+#include "models/model_runner.h"
+
+namespace quire::models {
+
+void ExpectWorks(const Model& model, const kernels::Backend& backend, bool sound) {
+  const auto geometry = KvGeometryFor(model.spec, 16, DType::kF32, 2);
+  ASSERT_TRUE(geometry.ok()) << geometry.status();
+  auto pool = cache::KvPool::Create(*geometry);
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  auto runner = ModelRunner::Create(model, backend, &*pool, {.max_rows = 1, .max_step_tokens = 3});
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  alignas(64) std::uint32_t table[24] = {1};
+  const std::uint32_t length = 0;
+  const cache::KvStepInputs inputs{table, &length, 24, 1, 3, 3, 0};
+  StepBatch batch;
+  batch.token_ids = {0, 1, 2};
+  batch.rows.push_back({BatchRow{0}, 0, 0, 3});
+  batch.logits_tokens = {2};
+  batch.kv = &inputs;
+  std::vector<float> logits(model.spec.vocab_size);
+  batch.logits_out = logits.data();
+  const absl::Status status = (*runner)->Run(batch);
+  ASSERT_TRUE(status.ok()) << status;
+  for (const float value : logits) ASSERT_TRUE(!sound || std::isfinite(value));
+}
+
+}  // namespace quire::models

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "kernels/backend.h"
+#include "models/model.h"
+
+namespace quire::models {
+
+// Three tokens through the model; with sound weights the logits are finite.
+void ExpectWorks(const Model& model, const kernels::Backend& backend, bool sound = true);
+
+}  // namespace quire::models
