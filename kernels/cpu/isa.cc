@@ -41,8 +41,8 @@ constexpr std::array<Level, 8> kLevels = {{
     {"avx512_bf16", 0, Never, nullptr},
     {"avx512_vnni", HWY_AVX3, HasVnni, nullptr},
     {"avx512", HWY_AVX3, Always, nullptr},
-    {"avx2", HWY_AVX2, Always, nullptr},
-    {"sse4", HWY_SSE4, Always, nullptr},
+    {"avx2", HWY_AVX2, Always, &kIntLinearAvx2},
+    {"sse4", HWY_SSE4, Always, &kIntLinearSse4},
     {"neon", HWY_NEON, Always, nullptr},
     {"scalar", HWY_EMU128 | HWY_SCALAR, Always, &kIntLinearScalar},
 }};
