@@ -234,6 +234,7 @@ class Engine::Impl {
 void Engine::Impl::Run() {
   std::string what;
   try {
+    if (options_.on_engine_thread) options_.on_engine_thread();
     Loop();
     return;
   } catch (const std::exception& error) {

@@ -20,6 +20,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,8 +59,12 @@ struct EngineOptions {
   // scheduler.*
   std::int32_t max_step_tokens = 8192;
   std::int32_t prefill_chunk_tokens = 512;
-  std::int32_t max_step_prompt_tokens =
-      512;  // what step_time_target "auto" means until the step model lands
+  std::int32_t max_step_prompt_tokens = 512;  // prompt tokens in one step
+  // While rows decode, prompts share a step only as far as it is expected to end within this. Absent:
+  // no target, or with `auto_step_time_target` 4 times what the rows alone are expected to take,
+  // within 50 and 500 ms.
+  std::optional<absl::Duration> step_time_target;
+  bool auto_step_time_target = false;
   std::int32_t max_running_sequences = 64;
   AdmissionMode admission = AdmissionMode::kSafe;
   absl::Duration queue_timeout = absl::InfiniteDuration();
@@ -81,6 +86,8 @@ struct EngineOptions {
   std::int32_t text_threads = 1;  // text workers, and as many output workers
   // Steps launched before the oldest is collected: the lesser of this and what the runner can do.
   std::int32_t max_steps_in_flight = 2;
+  // Called once on the engine thread before anything else. May be empty.
+  std::function<void()> on_engine_thread;
   // The engine cannot go on; each is called once, on the engine thread, and may do nothing that
   // waits for the engine. First on_failing, with everything still unanswered: health turns. Then
   // every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage and a retry delay; then

@@ -19,6 +19,7 @@ constexpr double kLatency[] = {.05, .1, .2, .3, .5, .8, 1,   1.5, 2,   2.5, 5,
 constexpr double kMicros[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, .001,
                               .002, .005, .01,  .02,  .05,  .1,   1};
 constexpr double kStep[] = {.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1};
+constexpr double kPredictionRatio[] = {.5, .7, .8, .9, .95, 1, 1.05, 1.1, 1.25, 1.5, 2};
 
 std::vector<double> Sizes(std::int32_t max) {
   std::vector<double> borders;
@@ -140,6 +141,9 @@ void EngineProbe::AddStepFamilies(const probe::Labels& model) {
                                          PowersOfTwo(16384), model);
   batch_size_ = registry_->AddHistogram("quire_engine_batch_size", "Sequences of a step.",
                                         PowersOfTwo(4096), model);
+  prediction_ratio_ = registry_->AddHistogram("quire_engine_step_prediction_ratio",
+                                              "Wall time of a step over the expected one.",
+                                              kPredictionRatio, model);
   constexpr absl::string_view kStages[] = {"schedule", "prepare", "sample", "output"};
   for (const std::size_t i : {0U, 1U, 3U}) {
     host_seconds_[i] =
@@ -263,6 +267,9 @@ void EngineProbe::StepRan(const StepNumbers& step, absl::Time now) {
   step_seconds_[kind].Observe(Seconds(step.wall));
   step_tokens_.Observe(step.num_tokens);
   batch_size_.Observe(step.num_sequences);
+  if (step.expected > absl::ZeroDuration()) {
+    prediction_ratio_.Observe(absl::FDivDuration(step.wall, step.expected));
+  }
   host_seconds_[0].Observe(Seconds(step.schedule));
   host_seconds_[1].Observe(Seconds(step.prepare));
   host_seconds_[3].Observe(Seconds(step.output));

@@ -38,6 +38,7 @@ struct StepNumbers {
   std::uint32_t num_tokens = 0;
   std::uint32_t num_sequences = 0;
   absl::Duration wall, schedule, prepare, output;  // the rest of wall is the runner's
+  absl::Duration expected;  // what wall was expected to be; zero: nothing was known
 };
 
 class EngineProbe {
@@ -121,7 +122,7 @@ class EngineProbe {
   std::array<probe::Counter, 3> steps_;
   std::array<probe::Histogram, 3> step_seconds_;
   std::array<probe::Histogram, 4> host_seconds_;
-  probe::Histogram step_tokens_, batch_size_;
+  probe::Histogram step_tokens_, batch_size_, prediction_ratio_;
   probe::Gauge last_step_;
   probe::Counter non_finite_, violations_;
 };

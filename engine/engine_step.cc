@@ -62,6 +62,7 @@ void EngineCore::Launch(absl::Time start, absl::Time planned) {
   next.number = scheduler_.StepLaunched();
   next.start = start;
   next.planned = planned;
+  next.expected = scheduler_.PredictStep(next.plan.work);
   builder_.Fill(&next);
   next.launched = clock_->Now();
   next.launch_error = runner_->Run(next.batch);
@@ -407,13 +408,16 @@ void EngineCore::AfterStep(const Flight& flight, absl::Time collected) {
                                                : StepKind::kMixed;
   const std::size_t sequences = plan.decodes.size() + plan.chunks.size();
   max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
+  const absl::Duration wall = now - std::max(flight.start, last_step_);
+  if (flight.launch_error.ok()) scheduler_.LearnStepTime(plan.work, wall);
   probe_->StepRan({.kind = kind,
                    .num_tokens = plan.num_tokens,
                    .num_sequences = static_cast<std::uint32_t>(sequences),
-                   .wall = now - std::max(flight.start, last_step_),
+                   .wall = wall,
                    .schedule = flight.planned - flight.start,
                    .prepare = flight.launched - flight.planned,
-                   .output = now - collected},
+                   .output = now - collected,
+                   .expected = flight.expected},
                   now);
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());

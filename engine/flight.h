@@ -38,6 +38,7 @@ struct Flight {
   std::vector<std::shared_ptr<LiveRequest>> ended;
   absl::Status launch_error;  // not OK: the runner refused it, there is nothing to collect
   absl::Time start, planned, launched;
+  absl::Duration expected;  // wall time by the step-time model; zero: nothing is known yet
 };
 
 }  // namespace quire::engine

@@ -8,6 +8,13 @@
 namespace quire::engine {
 namespace {
 
+// The automatic target: so many steps without prompts, between these two.
+constexpr int kAutoTargetSteps = 4;
+constexpr absl::Duration kLeastAutoTarget = absl::Milliseconds(50);
+constexpr absl::Duration kMostAutoTarget = absl::Milliseconds(500);
+// Steps are planned for this share of the target, since some take longer than expected.
+constexpr double kAimedShare = 0.9;
+
 cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {
   match.num_tokens -= match.partial_rows;
   match.partial_rows = 0;
@@ -49,6 +56,7 @@ const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
     plan_.Clear();
     return plan_;
   }
+  time_target_ = StepTimeTarget();
   PlanChunks();
   Admit(now);
   return plan_;
@@ -111,6 +119,7 @@ void Scheduler::PlanDecodes(bool ahead) {
   std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
   const std::uint32_t share = has_prefill && budget_ > page_size_ ? budget_ - page_size_ : budget_;
   if (ready.size() > share) ready.resize(share);
+  for (const Sequence* sequence : ready) plan_.work.AddDecode(sequence->launched());
   budget_ -= static_cast<std::uint32_t>(ready.size());
   plan_.num_tokens += static_cast<std::uint32_t>(ready.size());
 }
@@ -138,11 +147,26 @@ bool Scheduler::Grow(Sequence& sequence, bool ahead) {
   }
 }
 
+// Infinite where nobody waits for the step but those whose prompts are in it.
+absl::Duration Scheduler::StepTimeTarget() const {
+  if (plan_.decodes.empty()) return absl::InfiniteDuration();
+  if (options_.step_time_target.has_value()) return *options_.step_time_target;
+  if (!options_.auto_step_time_target) return absl::InfiniteDuration();
+  return std::clamp(kAutoTargetSteps * step_time_.Predict(plan_.work), kLeastAutoTarget,
+                    kMostAutoTarget);
+}
+
 std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total) const {
   const std::uint32_t remaining = total - computed;
   std::uint32_t chunk =
       std::min(remaining, static_cast<std::uint32_t>(options_.prefill_chunk_tokens));
   chunk = std::min({chunk, budget_, prompt_budget_});
+  if (time_target_ != absl::InfiniteDuration()) {
+    const absl::Duration left = time_target_ * kAimedShare - step_time_.Predict(plan_.work);
+    std::uint32_t in_time = step_time_.PromptTokensWithin(left, computed);
+    if (plan_.chunks.empty()) in_time = std::max(in_time, page_size_);
+    chunk = std::min(chunk, in_time);
+  }
   if (chunk == remaining) return chunk;
   const std::uint32_t past_page = (computed + chunk) % page_size_;
   return chunk > past_page ? chunk - past_page : 0;
@@ -150,6 +174,7 @@ std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total
 
 void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
   plan_.chunks.push_back({&sequence, num_tokens});
+  plan_.work.AddPrompt(sequence.launched(), num_tokens);
   plan_.num_tokens += num_tokens;
   budget_ -= num_tokens;
   prompt_budget_ -= num_tokens;

@@ -14,6 +14,9 @@
 // draws a token is taken to go on, unless that token is its last whatever it is. Nobody is preempted
 // ahead, and where the coming step needs the outcome of the one in flight, the plan says so instead.
 //
+// While rows decode, a step-time target bounds the prompt tokens of a step by the time that they are
+// expected to take (step_time_model.h). The first prompt of a step gets a page even so.
+//
 // Order of admission: preempted sequences by age, then requests by (priority - steps aged,
 // deadline, arrival). The first that is blocked blocks the rest; one whose reader is behind steps
 // aside.
@@ -34,6 +37,7 @@
 #include "engine/engine.h"
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
+#include "engine/step_time_model.h"
 
 namespace quire::engine {
 
@@ -52,6 +56,9 @@ class Scheduler {
   // A step begins, with the number that is returned; the oldest one has ended, well or not.
   std::uint64_t StepLaunched() { return ++launched_; }
   void StepCompleted() { ++completed_; }
+  // What a step of `work` is expected to take, and what it took.
+  absl::Duration PredictStep(const StepWork& work) const { return step_time_.Predict(work); }
+  void LearnStepTime(const StepWork& work, absl::Duration time) { step_time_.Learn(work, time); }
 
   // The prompt is computed: from here on the choices go on alone. The others share the first one's
   // full pages and get a copy of the last; one for which there is no page is preempted. REQUIRES:
@@ -97,6 +104,7 @@ class Scheduler {
   bool FitsBesides(const Sequence& sequence) const;
   cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
   LiveRequest* BestWaiting(absl::Time now) const;
+  absl::Duration StepTimeTarget() const;
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total) const;
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
   void GivePagesBack(Sequence& sequence);
@@ -128,6 +136,8 @@ class Scheduler {
   std::int64_t waiting_uncached_tokens_ = 0;
   std::uint32_t budget_ = 0;         // tokens left in the step being planned
   std::uint32_t prompt_budget_ = 0;  // of those, for prompts
+  StepTimeModel step_time_;
+  absl::Duration time_target_;  // of the step being planned
   std::uint64_t launched_ = 0;       // steps
   std::uint64_t completed_ = 0;
   bool must_wait_ = false;

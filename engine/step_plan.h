@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/sequence.h"
+#include "engine/step_time_model.h"
 
 namespace quire::engine {
 
@@ -21,6 +22,7 @@ struct StepPlan {
   std::vector<LiveRequest*> started;  // admitted for the first time
   std::vector<Sequence*> preempted;   // lost their pages while this plan was made
   std::uint32_t num_tokens = 0;       // of decodes and chunks
+  StepWork work;                      // the same, as the step-time model counts it
 
   bool empty() const { return decodes.empty() && chunks.empty(); }
   void Clear() {
@@ -29,6 +31,7 @@ struct StepPlan {
     started.clear();
     preempted.clear();
     num_tokens = 0;
+    work = {};
   }
 };
 

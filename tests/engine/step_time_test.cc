@@ -1,0 +1,323 @@
+// The step-time model against times that follow a known rule, and the scheduler that plans by it on
+// a clock that the runner moves.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/step_time_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/harness.h"
+
+namespace quire::engine {
+namespace {
+
+// Seconds for a step, per unit of work.
+struct Truth {
+  double constant = 0.015, decode_row = 0.0004, decode_key = 2e-7, prompt_token = 0.0006,
+         prompt_pair = 4e-8;
+
+  double Seconds(const StepWork& work) const {
+    return constant + decode_row * work.decode_rows + decode_key * work.decode_keys +
+           prompt_token * work.prompt_tokens + prompt_pair * work.prompt_pairs;
+  }
+};
+
+std::uint32_t Below(std::mt19937& random, std::uint32_t limit) {
+  return std::uniform_int_distribution<std::uint32_t>(0, limit - 1)(random);
+}
+
+StepWork DecodeWork(std::mt19937& random) {
+  StepWork work;
+  const std::uint32_t rows = 1 + Below(random, 32);
+  for (std::uint32_t i = 0; i < rows; ++i) work.AddDecode(Below(random, 4000));
+  return work;
+}
+
+StepWork MixedWork(std::mt19937& random) {
+  StepWork work = DecodeWork(random);
+  work.AddPrompt(Below(random, 6000), 64 * (1 + Below(random, 8)));
+  return work;
+}
+
+StepTimeModel Trained(const Truth& truth, int steps = 200, std::uint32_t outlier_period = 0) {
+  std::mt19937 random(3);
+  StepTimeModel model;
+  for (int i = 0; i < steps; ++i) {
+    const StepWork work = i % 3 == 0 ? MixedWork(random) : DecodeWork(random);
+    double seconds = truth.Seconds(work);
+    if (outlier_period > 0 && Below(random, outlier_period) == 0) seconds *= 30;
+    model.Learn(work, absl::Seconds(seconds));
+  }
+  return model;
+}
+
+// The largest relative error over steps of both kinds.
+double WorstError(const StepTimeModel& model, const Truth& truth) {
+  std::mt19937 random(11);
+  double worst = 0;
+  for (int i = 0; i < 200; ++i) {
+    const StepWork work = i % 2 == 0 ? MixedWork(random) : DecodeWork(random);
+    const double ratio = absl::ToDoubleSeconds(model.Predict(work)) / truth.Seconds(work);
+    worst = std::max(worst, std::abs(ratio - 1));
+  }
+  return worst;
+}
+
+TEST(StepTimeModelTest, KnowsNothingAtFirst) {
+  StepTimeModel model;
+  std::mt19937 random(1);
+  EXPECT_EQ(model.Predict(MixedWork(random)), absl::ZeroDuration());
+  EXPECT_EQ(model.PromptTokensWithin(absl::Seconds(10), 0), 0u);
+  // Steps without prompts do not say what prompts cost.
+  for (int i = 0; i < 20; ++i) model.Learn(DecodeWork(random), absl::Milliseconds(5));
+  EXPECT_EQ(model.PromptTokensWithin(absl::Seconds(10), 0), 0u);
+}
+
+TEST(StepTimeModelTest, FindsTheRuleBehindTheTimes) {
+  const Truth truth;
+  EXPECT_LT(WorstError(Trained(truth), truth), 0.03);
+}
+
+TEST(StepTimeModelTest, OneStepWithAPromptBoundsTheNextChunk) {
+  StepTimeModel model;
+  StepWork work;
+  work.AddPrompt(0, 512);
+  model.Learn(work, absl::Milliseconds(400));
+  // The whole time is taken for that of the tokens.
+  EXPECT_NEAR(model.PromptTokensWithin(absl::Milliseconds(100), 0), 128, 8);
+}
+
+TEST(StepTimeModelTest, HiccupsOfTheMachineMoveItLittle) {
+  const Truth truth;
+  EXPECT_LT(WorstError(Trained(truth, 400, /*outlier_period=*/20), truth), 0.5);
+}
+
+TEST(StepTimeModelTest, FollowsAMachineThatHasBecomeSlower) {
+  StepTimeModel model = Trained(Truth());
+  const Truth slow{.constant = 0.15, .decode_row = 0.004, .decode_key = 2e-6,
+                   .prompt_token = 0.006, .prompt_pair = 4e-7};
+  std::mt19937 random(5);
+  for (int i = 0; i < 300; ++i) {
+    const StepWork work = i % 3 == 0 ? MixedWork(random) : DecodeWork(random);
+    model.Learn(work, absl::Seconds(slow.Seconds(work)));
+  }
+  EXPECT_LT(WorstError(model, slow), 0.15);
+}
+
+TEST(StepTimeModelTest, DecodingForLongDoesNotForgetPrompts) {
+  const Truth truth;
+  StepTimeModel model = Trained(truth);
+  const std::uint32_t before = model.PromptTokensWithin(absl::Milliseconds(100), 1000);
+  std::mt19937 random(9);
+  for (int i = 0; i < 20000; ++i) {
+    const StepWork work = DecodeWork(random);
+    model.Learn(work, absl::Seconds(truth.Seconds(work)));
+  }
+  EXPECT_NEAR(model.PromptTokensWithin(absl::Milliseconds(100), 1000), before, 0.1 * before);
+}
+
+TEST(StepTimeModelTest, ChunksAreTheLargestThatFit) {
+  const StepTimeModel model = Trained(Truth());
+  for (const std::uint32_t stored : {0u, 100u, 5000u, 100000u}) {
+    for (const int millis : {1, 10, 50, 400}) {
+      const absl::Duration time = absl::Milliseconds(millis);
+      const std::uint32_t tokens = model.PromptTokensWithin(time, stored);
+      const auto cost = [&](std::uint32_t count) {
+        StepWork work;
+        work.AddPrompt(stored, count);
+        return model.Predict(work) - model.Predict(StepWork());
+      };
+      EXPECT_LE(cost(tokens), time + absl::Nanoseconds(10)) << stored << " " << millis;
+      EXPECT_GT(cost(tokens + 1), time - absl::Nanoseconds(10)) << stored << " " << millis;
+    }
+  }
+}
+
+TEST(StepTimeModelTest, StaysFiniteWhateverItIsTold) {
+  std::mt19937 random(17);
+  StepTimeModel model;
+  constexpr std::uint32_t kMost = 0xffffffff;
+  const absl::Duration times[] = {absl::ZeroDuration(),     -absl::Seconds(1),
+                                  absl::Nanoseconds(1),     absl::Milliseconds(20),
+                                  absl::Hours(1000),        absl::InfiniteDuration(),
+                                  -absl::InfiniteDuration()};
+  for (int i = 0; i < 5000; ++i) {
+    StepWork work;
+    const std::uint32_t rows = Below(random, 4) * Below(random, 1024);
+    for (std::uint32_t row = 0; row < rows; ++row) work.AddDecode(Below(random, kMost));
+    if (i % 2 == 0) work.AddPrompt(Below(random, kMost), Below(random, 131072));
+    model.Learn(work, times[Below(random, std::size(times))]);
+    const absl::Duration time = model.Predict(work);
+    EXPECT_GE(time, absl::ZeroDuration());
+    EXPECT_LE(time, absl::Hours(3));
+    EXPECT_LE(model.PromptTokensWithin(times[Below(random, std::size(times))], Below(random, kMost)), 1u << 20);
+  }
+}
+
+// A pool of pages of 64 tokens, and a runner whose steps take what `truth` says, give or take 5 %.
+class TimedEngine {
+ public:
+  TimedEngine(const Truth& truth, std::optional<absl::Duration> target, bool is_auto = false,
+              double noise = 0.05)
+      : harness(Options(target, is_auto)) {
+    harness.runner.SetHook([this, truth, noise](const models::StepBatch& batch) {
+      StepWork work;
+      for (const models::StepRow& row : batch.rows) {
+        if (row.num_tokens == 1) {
+          work.AddDecode(row.cache_length);
+        } else {
+          work.AddPrompt(row.cache_length, row.num_tokens);
+        }
+      }
+      const double factor = std::uniform_real_distribution(1 - noise, 1 + noise)(random_);
+      harness.clock.Advance(absl::Seconds(truth.Seconds(work) * factor));
+      return absl::OkStatus();
+    });
+  }
+
+  static HarnessOptions Options(std::optional<absl::Duration> target, bool is_auto) {
+    HarnessOptions options = MakeHarnessOptions(
+        {.usable_pages = 1024, .page_size = 64, .max_rows = 64, .max_context_tokens = 16384});
+    options.engine.max_step_tokens = 2048;
+    options.engine.prefill_chunk_tokens = 2048;
+    options.engine.max_step_prompt_tokens = 2048;
+    options.engine.step_time_target = target;
+    options.engine.auto_step_time_target = is_auto;
+    return options;
+  }
+
+  // Four streams that run to the end, and a long prompt every 40 steps.
+  void ServeStreamsAndPrompts() {
+    for (int i = 0; i < 4; ++i) {
+      harness.Submit(MakeRequest(absl::StrCat("stream", i), MakePrompt(static_cast<std::uint64_t>(100 + i), 300), 400));
+    }
+    for (int step = 0; !harness.core.idle(); ++step) {
+      if (step % 40 == 10 && step < 300) {
+        harness.Submit(MakeRequest(absl::StrCat("prompt", step),
+                                   MakePrompt(static_cast<std::uint64_t>(step), 3000), 3));
+      }
+      Step();
+    }
+  }
+
+  void Step() {
+    const absl::Time before = harness.clock.Now();
+    ASSERT_TRUE(harness.Step());
+    const StepPlan& plan = harness.core.last_plan();
+    const absl::Duration took = harness.clock.Now() - before;
+    if (plan.decodes.empty()) return;
+    (plan.chunks.empty() ? decode_steps : mixed_steps).push_back(took);
+  }
+
+  Harness harness;
+  // Each is a gap in every running stream.
+  std::vector<absl::Duration> decode_steps, mixed_steps;
+
+ private:
+  std::mt19937 random_{23};
+};
+
+absl::Duration Longest(const std::vector<absl::Duration>& times) {
+  return times.empty() ? absl::ZeroDuration() : *std::max_element(times.begin(), times.end());
+}
+
+absl::Duration Mean(const std::vector<absl::Duration>& times) {
+  absl::Duration sum;
+  for (const absl::Duration time : times) sum += time;
+  return sum / static_cast<std::int64_t>(times.size());
+}
+
+TEST(StepTimeTargetTest, GapsOfStreamsStayBelowTheTargetWhilePromptsArrive) {
+  const absl::Duration target = absl::Milliseconds(150);
+  TimedEngine timed(Truth(), target);
+  timed.ServeStreamsAndPrompts();
+  ASSERT_GT(timed.mixed_steps.size(), 100u);
+  EXPECT_LE(Longest(timed.mixed_steps), target);
+  // The time is used, too.
+  EXPECT_GT(Mean(timed.mixed_steps), 0.6 * target);
+
+  TimedEngine free(Truth(), std::nullopt);
+  free.ServeStreamsAndPrompts();
+  EXPECT_GT(Longest(free.mixed_steps), 8 * target);
+  // Who gets which token does not depend on the target.
+  ASSERT_EQ(timed.harness.outputs().size(), free.harness.outputs().size());
+  for (const auto& [id, output] : free.harness.outputs()) {
+    EXPECT_EQ(timed.harness.output(id).tokens, output.tokens) << id;
+    EXPECT_EQ(timed.harness.output(id).logprobs, output.logprobs) << id;
+  }
+  EXPECT_GT(MetricSum(timed.harness.registry, "quire_engine_step_prediction_ratio_count"), 200);
+}
+
+TEST(StepTimeTargetTest, AutoIsFourStepsWithoutPrompts) {
+  TimedEngine timed(Truth(), std::nullopt, /*is_auto=*/true);
+  timed.ServeStreamsAndPrompts();
+  const absl::Duration target = 4 * Mean(timed.decode_steps);
+  EXPECT_LE(Longest(timed.mixed_steps), 1.05 * target);
+  EXPECT_GT(Mean(timed.mixed_steps), 0.5 * target);
+}
+
+TEST(StepTimeTargetTest, AutoHasBounds) {
+  // A step without prompts takes 1.1 ms: 50 ms are aimed at.
+  const Truth fast{.constant = 0.001, .decode_row = 2e-5, .decode_key = 1e-8,
+                   .prompt_token = 1e-4, .prompt_pair = 1e-8};
+  TimedEngine low(fast, std::nullopt, /*is_auto=*/true);
+  low.ServeStreamsAndPrompts();
+  EXPECT_LE(Longest(low.mixed_steps), absl::Milliseconds(50));
+  EXPECT_GT(Mean(low.mixed_steps), absl::Milliseconds(25));
+  // It takes 300 ms: 500 ms are.
+  const Truth slow{.constant = 0.3, .decode_row = 2e-4, .decode_key = 1e-8,
+                   .prompt_token = 1e-3, .prompt_pair = 1e-8};
+  TimedEngine high(slow, std::nullopt, /*is_auto=*/true);
+  high.ServeStreamsAndPrompts();
+  EXPECT_LE(Longest(high.mixed_steps), absl::Milliseconds(500));
+  EXPECT_GT(Mean(high.mixed_steps), absl::Milliseconds(390));
+}
+
+TEST(StepTimeTargetTest, TheOldestPromptGetsAPageInEveryStep) {
+  TimedEngine timed(Truth(), absl::Milliseconds(1));
+  Harness& harness = timed.harness;
+  harness.Submit(MakeRequest("stream", MakePrompt(1, 100), 300));
+  timed.Step();
+  timed.Step();
+  harness.Submit(MakeRequest("a", MakePrompt(2, 1000), 1));
+  harness.Submit(MakeRequest("b", MakePrompt(3, 1000), 1));
+  for (int step = 0; step < 32; ++step) {
+    timed.Step();
+    ASSERT_EQ(harness.core.last_plan().decodes.size(), 1u);
+    ASSERT_EQ(harness.core.last_plan().chunks.size(), 1u);
+    const PlannedChunk& chunk = harness.core.last_plan().chunks[0];
+    EXPECT_EQ(chunk.sequence->request->request.id, step < 16 ? "a" : "b");
+    EXPECT_EQ(chunk.num_tokens, step % 16 < 15 ? 64u : 40u);
+  }
+}
+
+TEST(StepTimeTargetTest, WithoutARunningStreamNothingIsShrunk) {
+  TimedEngine timed(Truth(), absl::Milliseconds(1));
+  timed.harness.Submit(MakeRequest("a", MakePrompt(1, 5000), 3));
+  timed.harness.RunUntilIdle();
+  std::vector<std::uint32_t> tokens;
+  for (const FakeStep& step : timed.harness.runner.steps()) tokens.push_back(step.num_tokens);
+  EXPECT_THAT(tokens, ::testing::ElementsAre(2048, 2048, 904, 1, 1));
+}
+
+// A machine whose speed jumps about makes the model wrong; it must cost time only.
+TEST(StepTimeTargetTest, AWrongModelChangesNoToken) {
+  TimedEngine steady(Truth(), absl::Milliseconds(150));
+  steady.ServeStreamsAndPrompts();
+  TimedEngine wild(Truth(), absl::Milliseconds(150), /*is_auto=*/false, /*noise=*/0.98);
+  wild.ServeStreamsAndPrompts();
+  for (const auto& [id, output] : steady.harness.outputs()) {
+    EXPECT_EQ(wild.harness.output(id).tokens, output.tokens) << id;
+  }
+}
+
+}  // namespace
+}  // namespace quire::engine
