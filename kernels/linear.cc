@@ -23,11 +23,18 @@ absl::Status CheckTypes(DType dtype, DType activations) {
   return absl::OkStatus();
 }
 
+absl::Status CheckExtents(std::int64_t n, std::int64_t k) {
+  if (n > 0 && n <= INT32_MAX && k > 0 && k <= INT32_MAX) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("linear weights are [", n, ", ", k, "], both must be 1 to ", INT32_MAX));
+}
+
 }  // namespace
 
 // Writes the panels of a PackedLinear.
 class LinearPacker {
  public:
+  static absl::StatusOr<PackedLinear> Allocate(DType dtype, std::uint32_t n, std::uint32_t k);
   static absl::StatusOr<PackedLinear> Pack(const Backend& backend,
                                            std::span<const WeightRows> sources, DType dtype,
                                            std::uint32_t k, DType activations);
@@ -54,29 +61,34 @@ class LinearPacker {
   }
 };
 
-absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
-                                                std::span<const WeightRows> sources, DType dtype,
-                                                std::uint32_t k, DType activations) {
-  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, activations));
-  std::int64_t n = 0;
-  for (const WeightRows& source : sources) n += source.num_rows;
-  if (n == 0 || n > INT32_MAX || k == 0 || k > INT32_MAX) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("linear weights are [", n, ", ", k, "], both must be 1 to ", INT32_MAX));
-  }
-  if constexpr (kHasCuda) {
-    if (backend.cuda() != nullptr) {
-      return internal::PackLinearCuda(backend, sources, dtype, k, activations);
-    }
-  }
+absl::StatusOr<PackedLinear> LinearPacker::Allocate(DType dtype, std::uint32_t n,
+                                                    std::uint32_t k) {
+  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, DType::kF32));
+  QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
   PackedLinear packed;
-  packed.n_ = static_cast<std::uint32_t>(n);
+  packed.n_ = n;
   packed.k_ = k;
   packed.group_ = k;
   packed.dtype_ = dtype;
   QUIRE_ASSIGN_OR_RETURN(
       packed.data_,
       DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * packed.panel_bytes()));
+  return packed;
+}
+
+absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
+                                                std::span<const WeightRows> sources, DType dtype,
+                                                std::uint32_t k, DType activations) {
+  std::int64_t n = 0;
+  for (const WeightRows& source : sources) n += source.num_rows;
+  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, activations));
+  QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) {
+      return internal::PackLinearCuda(backend, sources, dtype, k, activations);
+    }
+  }
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, static_cast<std::uint32_t>(n), k));
 
   const std::size_t element = static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t row_bytes = k * element;
@@ -116,6 +128,10 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, DType activations) {
   return LinearPacker::Pack(backend, sources, dtype, k, activations);
+}
+
+absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k) {
+  return LinearPacker::Allocate(dtype, n, k);
 }
 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,

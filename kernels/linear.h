@@ -3,6 +3,7 @@
 // y = x W^T + bias + residual, and the packed forms that weights are kept in: 16 and 32 bits on both
 // backends, 8 and 4 bits on CUDA.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -75,6 +76,10 @@ class PackedLinear {
   const void* data() const { return data_.data(); }
   // Null for kPlain.
   const void* scales() const { return scales_.data(); }
+  // The memory of data() and scales(), to be written to files and read back. REQUIRES: made for the
+  // CPU.
+  std::span<std::byte> element_memory() const { return data_.bytes(); }
+  std::span<std::byte> scale_memory() const { return scales_.bytes(); }
   // The library's algorithms for this shape; null unless determinism is kFast.
   const cuda::LtPlans* library_plans() const { return library_plans_; }
   // W[n][k] as f32, for references and tests; of a quantised matrix what is stored. REQUIRES: made for the
@@ -113,6 +118,9 @@ struct WeightRows {
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, DType activations = DType::kF32);
+// A matrix of zeros in the CPU's layout, for bytes that PackLinearWeights once made of [n, k]. Errors
+// as there.
+absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k);
 // One matrix for f32 activations.
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
                                               std::uint32_t n, std::uint32_t k);

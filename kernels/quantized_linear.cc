@@ -76,6 +76,7 @@ std::int64_t QuantizedBytes(const QuantizedShape& shape) {
 // Writes the panels and scales of one PackedLinear.
 class QuantizedPacker {
  public:
+  static absl::StatusOr<PackedLinear> Allocate(const QuantizedShape& shape);
   static absl::StatusOr<PackedLinear> Pack(
       const Backend& backend, const QuantizedShape& shape,
       absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source);
@@ -154,10 +155,7 @@ void QuantizedPacker::PackPanel(
   }
 }
 
-absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
-    const Backend& backend, const QuantizedShape& shape,
-    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source) {
-  QUIRE_CHECK(backend.cuda() == nullptr);
+absl::StatusOr<PackedLinear> QuantizedPacker::Allocate(const QuantizedShape& shape) {
   QUIRE_RETURN_IF_ERROR(CheckQuantizedShape(shape));
   PackedLinear packed;
   packed.n_ = shape.n;
@@ -172,6 +170,14 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
   QUIRE_ASSIGN_OR_RETURN(
       packed.scales_,
       DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * ScaleBytes(shape)));
+  return packed;
+}
+
+absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
+    const Backend& backend, const QuantizedShape& shape,
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source) {
+  QUIRE_CHECK(backend.cuda() == nullptr);
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(shape));
   backend.ParallelFor(packed.num_panels(), static_cast<double>(shape.k) * kPanel,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         const std::size_t groups = shape.k / shape.group;
@@ -189,6 +195,10 @@ absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source) {
   return QuantizedPacker::Pack(backend, shape, source);
+}
+
+absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape) {
+  return QuantizedPacker::Allocate(shape);
 }
 
 namespace {

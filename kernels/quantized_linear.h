@@ -56,6 +56,10 @@ absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source);
 
+// What PackQuantizedRows allocates, all bytes zero, for bytes that it once made of such a shape. Errors
+// as there.
+absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape);
+
 // Quantises one row without a min. kInt8: scale = largest magnitude / 127. kInt4: the scale, of
 // those tried, with the least sum of squared errors of the group. Scales of groups are values of
 // f16. A group with a NaN or infinity has scale NaN.

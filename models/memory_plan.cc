@@ -54,16 +54,18 @@ absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometr
 
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t page_size,
                                       DType kv_dtype, std::uint32_t num_blocks,
-                                      const RunnerOptions& options) {
+                                      const RunnerOptions& options, Quantization quantization) {
   QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files));
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(files));
+  const WeightTarget target{.quantization = quantization};
   QUIRE_ASSIGN_OR_RETURN(
       const WeightSlots slots,
-      FindWeights(checked.spec, FamilyNamed(checked.config.family).names, checkpoint));
+      FindWeights(checked.spec, TensorNamesOf(checked.config), checkpoint, target));
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          KvGeometryFor(checked.spec, page_size, kv_dtype, num_blocks));
   MemoryPlan plan;
-  plan.weight_bytes = WeightBytes(slots, {});
+  plan.weight_bytes = WeightBytes(slots, target);
+  plan.weight_format = slots.integer_format.empty() ? "none" : slots.integer_format;
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options);
@@ -86,14 +88,18 @@ namespace {
 
 absl::StatusOr<std::int64_t> DeviceWeightBytes(const ModelFiles& files, const CheckedSpec& checked,
                                                const DevicePlanOptions& options) {
-  const TensorNames& names = FamilyNamed(checked.config.family).names;
+  const TensorNames& names = TensorNamesOf(checked.config);
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                          options.load_mode == LoadMode::kDummy
                              ? DummyCheckpoint(checked.config, checked.spec, names,
                                                /*with_values=*/false)
                              : Checkpoint::Open(files));
-  QUIRE_ASSIGN_OR_RETURN(const WeightSlots slots, FindWeights(checked.spec, names, checkpoint));
-  return WeightBytes(slots, {.cuda = true, .activation = options.runner.activation});
+  const WeightTarget target{.cuda = true,
+                            .activation = options.runner.activation,
+                            .quantization = options.quantization};
+  QUIRE_ASSIGN_OR_RETURN(const WeightSlots slots,
+                         FindWeights(checked.spec, names, checkpoint, target));
+  return WeightBytes(slots, target);
 }
 
 absl::Status DoesNotFit(const DeviceMemoryPlan& plan, absl::string_view why) {

@@ -36,6 +36,7 @@ std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& opti
 
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
+  std::string weight_format;      // Model::quantization
   std::int64_t page_bytes = 0;    // of one page
   std::int64_t pool_bytes = 0;    // of all pages, the null page included
   std::int64_t workspace_bytes = 0;
@@ -45,7 +46,8 @@ struct MemoryPlan {
 // Reads configuration and headers, loads nothing. Errors as LoadModel and KvGeometryFor.
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t page_size,
                                       DType kv_dtype, std::uint32_t num_blocks,
-                                      const RunnerOptions& options);
+                                      const RunnerOptions& options,
+                                      Quantization quantization = Quantization::kAuto);
 
 // What a CudaRunner allocates by itself.
 struct RunnerMemory {
@@ -67,6 +69,7 @@ struct DevicePlanOptions {
   std::int64_t device_memory_bytes = 0;  // what may be used
   std::uint32_t num_sms = 132;
   LoadMode load_mode = LoadMode::kReal;
+  Quantization quantization = Quantization::kAuto;
   RunnerOptions runner;
 };
 

@@ -1,15 +1,19 @@
 #include "models/model.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/logging.h"
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/checkpoint/fingerprint.h"
 #include "models/dummy_checkpoint.h"
 #include "models/families/registry.h"
+#include "models/packed_file.h"
 #include "models/weights.h"
 
 namespace quire::models {
@@ -25,8 +29,8 @@ absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files) {
   if (status.ok()) status = ValidateSpec(*spec);
   if (status.ok()) status = CheckBuilt(*spec);
   if (!status.ok()) {
-    return absl::Status(status.code(),
-                        absl::StrCat(files.LabelOf("config.json"), ": ", status.message()));
+    const std::string label = files.gguf().empty() ? files.LabelOf("config.json") : files.source();
+    return absl::Status(status.code(), absl::StrCat(label, ": ", status.message()));
   }
   checked.spec = *std::move(spec);
   return checked;
@@ -36,16 +40,57 @@ namespace {
 
 // On a GPU with an uploader, which exists for as long as this takes.
 absl::StatusOr<Weights> LoadWeights(const WeightSlots& slots, const kernels::Backend& backend,
-                                    DType activation, std::int64_t weight_bytes) {
-  if (backend.cuda() == nullptr) return Weights::Load(slots, backend);
+                                    const WeightTarget& target, std::int64_t weight_bytes) {
+  if (backend.cuda() == nullptr) return Weights::Load(slots, backend, target);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Uploader> uploader,
                          kernels::Uploader::Create(*backend.cuda()->stream, backend.pool(),
                                                    kernels::Uploader::kPieceBytes, weight_bytes));
   backend.LendUploader(uploader.get());
-  absl::StatusOr<Weights> weights = Weights::Load(slots, backend, activation);
+  absl::StatusOr<Weights> weights = Weights::Load(slots, backend, target);
   backend.LendUploader(nullptr);
   const absl::Status finished = uploader->Finish();
   if (weights.ok() && !finished.ok()) return finished;
+  return weights;
+}
+
+// Weights from the packed file, if there is one that serves.
+std::optional<Weights> ReadPacked(const std::string& path, const PackedFileKey& key,
+                                  const WeightSlots& slots, Quantization quantization,
+                                  const kernels::Backend& backend) {
+  const absl::Time start = absl::Now();
+  absl::StatusOr<Weights> weights = Weights::Allocate(slots, quantization);
+  absl::Status status = weights.status();
+  if (status.ok()) status = ReadPackedFile(path, key, weights->Sections(), backend);
+  if (status.ok()) {
+    log::Info("model", "packed weights read",
+              {{"path", path}, {"bytes", weights->size_bytes()}, {"seconds", absl::Now() - start}});
+    return *std::move(weights);
+  }
+  if (!absl::IsNotFound(status)) {
+    log::Warn("model", "packed weights are made again", {{"why", status.message()}});
+  }
+  return std::nullopt;
+}
+
+// LoadWeights, or what an earlier start made of the same model and left in `directory`.
+absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::string& directory,
+                                          const std::string& fingerprint,
+                                          const WeightTarget& target, std::int64_t weight_bytes,
+                                          const kernels::Backend& backend) {
+  if (directory.empty() || target.cuda) return LoadWeights(slots, backend, target, weight_bytes);
+  const PackedFileKey key{fingerprint, QuantizationName(target.quantization)};
+  const std::string path = PackedFilePath(directory, key);
+  std::optional<Weights> read = ReadPacked(path, key, slots, target.quantization, backend);
+  if (read) return *std::move(read);
+  QUIRE_ASSIGN_OR_RETURN(Weights weights, LoadWeights(slots, backend, target, weight_bytes));
+  const absl::Time start = absl::Now();
+  const absl::Status written = WritePackedFile(path, key, weights.Sections(), backend);
+  if (written.ok()) {
+    log::Info("model", "packed weights written",
+              {{"path", path}, {"bytes", weights.size_bytes()}, {"seconds", absl::Now() - start}});
+  } else {
+    log::Warn("model", "packed weights are not kept", {{"why", written.message()}});
+  }
   return weights;
 }
 
@@ -58,33 +103,37 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
   auto model = std::make_unique<Model>();
   model->config = std::move(checked.config);
   model->spec = std::move(checked.spec);
-  const Family& family = FamilyNamed(model->config.family);
-  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                         options.mode == LoadMode::kDummy
-                             ? DummyCheckpoint(model->config, model->spec, family.names,
-                                               /*with_values=*/true)
-                             : Checkpoint::Open(files));
-  absl::StatusOr<WeightSlots> slots = FindWeights(model->spec, family.names, checkpoint);
+  const TensorNames& names = TensorNamesOf(model->config);
+  absl::StatusOr<Checkpoint> opened =
+      options.mode == LoadMode::kDummy
+          ? DummyCheckpoint(model->config, model->spec, names, /*with_values=*/true)
+          : Checkpoint::Open(files);
+  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, std::move(opened));
+  const WeightTarget target{.cuda = backend.cuda() != nullptr,
+                            .activation = options.activation,
+                            .quantization = options.quantization};
+  absl::StatusOr<WeightSlots> slots = FindWeights(model->spec, names, checkpoint, target);
   if (!slots.ok()) {
     return absl::Status(slots.status().code(),
                         absl::StrCat(files.source(), ": ", slots.status().message()));
   }
-  model->weight_bytes =
-      WeightBytes(*slots, {.cuda = backend.cuda() != nullptr, .activation = options.activation});
+  model->weight_bytes = WeightBytes(*slots, target);
   if (options.weight_limit_bytes > 0 && model->weight_bytes > options.weight_limit_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(files.source(), ": weights take ",
                                                      model->weight_bytes, " bytes, the limit is ",
                                                      options.weight_limit_bytes));
   }
-  QUIRE_ASSIGN_OR_RETURN(Weights weights,
-                         LoadWeights(*slots, backend, options.activation, model->weight_bytes));
-  model->weights = std::make_unique<Weights>(std::move(weights));
   QUIRE_ASSIGN_OR_RETURN(model->fingerprint, Fingerprint(files, checkpoint));
+  QUIRE_ASSIGN_OR_RETURN(Weights weights,
+                         LoadOrReadWeights(*slots, options.packed_dir, model->fingerprint, target,
+                                           model->weight_bytes, backend));
+  model->weights = std::make_unique<Weights>(std::move(weights));
   model->generation = model->config.generation;
   model->source = files.source();
   model->architecture = model->config.architecture;
   model->parameter_count = slots->parameter_count;
   model->stored_dtype = slots->stored_dtype;
+  model->quantization = slots->integer_format.empty() ? "none" : slots->integer_format;
   model->warnings = model->config.warnings;
   for (const auto* more : {&checkpoint.warnings(), &std::as_const(slots->warnings)}) {
     model->warnings.insert(model->warnings.end(), more->begin(), more->end());
@@ -92,10 +141,10 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
   return model;
 }
 
-absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view directory,
+absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view path,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::FromDirectory(directory));
+  QUIRE_ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::FromPath(path));
   return LoadModel(files, backend, options);
 }
 

@@ -1,91 +1,79 @@
 #include "models/weights.h"
 
-#include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/logging.h"
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
+#include "kernels/quantized_linear.h"
+#include "models/stored_rows.h"
 
 namespace quire::models {
 namespace {
 
-// Elements of one unit of the search for values that are not finite.
-constexpr std::int64_t kScanElements = std::int64_t{1} << 16;
-
-// Element i of a stored tensor; the bytes need not be aligned.
-float Element(const StoredTensor& tensor, std::int64_t i) {
-  const std::byte* at = tensor.bytes.data() + i * DTypeSize(tensor.dtype);
-  if (tensor.dtype == DType::kF32) {
-    float value;
-    std::memcpy(&value, at, sizeof(value));
-    return value;
+// Says in the log how far loading is, about once a second. Any thread may add; on a GPU the
+// uploader's lines say it.
+class Progress {
+ public:
+  Progress(const WeightSlots& slots, bool is_cpu)
+      : is_cpu_(is_cpu), start_(absl::Now()), next_line_(absl::ToUnixNanos(start_) + kInterval) {
+    ForEachStored(slots, [&](const StoredTensor& tensor) {
+      total_ += static_cast<std::int64_t>(tensor.bytes.size());
+    });
   }
-  std::uint16_t bits;
-  std::memcpy(&bits, at, sizeof(bits));
-  return tensor.dtype == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
-}
 
-// True when one of `count` values has an exponent of all ones: NaN or an infinity.
-template <typename Bits, Bits kExponent>
-bool AnyNotFinite(const std::byte* values, std::int64_t count) {
-  Bits found = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    Bits bits;
-    std::memcpy(&bits, values + i * static_cast<std::int64_t>(sizeof(Bits)), sizeof(Bits));
-    found = static_cast<Bits>(found | ((bits & kExponent) == kExponent ? 1 : 0));
+  void Add(std::int64_t stored_bytes) {
+    const std::int64_t done = done_.fetch_add(stored_bytes) + stored_bytes;
+    const std::int64_t now = absl::GetCurrentTimeNanos();
+    std::int64_t next = next_line_.load();
+    if (now >= next && next_line_.compare_exchange_strong(next, now + kInterval)) {
+      Line("packing weights", done);
+    }
   }
-  return found != 0;
-}
 
-bool AnyNotFinite(const StoredTensor& tensor, std::int64_t begin, std::int64_t end) {
-  const std::byte* values = tensor.bytes.data() + begin * DTypeSize(tensor.dtype);
-  switch (tensor.dtype) {
-    case DType::kBF16:
-      return AnyNotFinite<std::uint16_t, 0x7f80>(values, end - begin);
-    case DType::kF16:
-      return AnyNotFinite<std::uint16_t, 0x7c00>(values, end - begin);
-    default:
-      return AnyNotFinite<std::uint32_t, 0x7f800000>(values, end - begin);
+  void Finish() { Line("weights packed", done_.load()); }
+
+ private:
+  static constexpr std::int64_t kInterval = 1'000'000'000;
+
+  template <typename Fn>
+  static void ForEachStored(const WeightSlots& slots, Fn&& fn) {
+    const auto linear = [&](const LinearSlot& slot) {
+      for (const MatrixSlot& matrix : slot.matrices) {
+        for (const StoredTensor* part : matrix.parts) fn(*part);
+      }
+    };
+    fn(*slots.embedding);
+    for (const LayerSlots& layer : slots.layers) {
+      for (const LinearSlot* slot : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+        linear(*slot);
+      }
+    }
+    linear(slots.head);
   }
-}
 
-absl::Status CheckFinite(const StoredTensor& tensor, const kernels::Backend& backend) {
-  const std::int64_t elements = tensor.num_elements();
-  const std::int64_t units = (elements + kScanElements - 1) / kScanElements;
-  std::atomic<std::int64_t> first_bad{units};
-  backend.ParallelFor(units, static_cast<double>(kScanElements) / 4,
-                      [&](std::int64_t begin, std::int64_t end, int) {
-                        for (std::int64_t unit = begin; unit < end; ++unit) {
-                          const std::int64_t last = std::min(elements, (unit + 1) * kScanElements);
-                          if (!AnyNotFinite(tensor, unit * kScanElements, last)) continue;
-                          std::int64_t seen = first_bad.load();
-                          while (unit < seen && !first_bad.compare_exchange_weak(seen, unit)) {
-                          }
-                          return;
-                        }
-                      });
-  for (std::int64_t i = first_bad.load() * kScanElements; i < elements; ++i) {
-    const float value = Element(tensor, i);
-    if (std::isfinite(value)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
-                                                   ": element ", i, " of ", elements, " is ", value,
-                                                   ", weights must be finite"));
+  void Line(absl::string_view message, std::int64_t done) const {
+    if (!is_cpu_) return;
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start_);
+    log::Info("model", message,
+              {{"bytes", done},
+               {"of", total_},
+               {"seconds", seconds},
+               {"gb_per_second", seconds > 0 ? static_cast<double>(done) / seconds / 1e9 : 0.0}});
   }
-  return absl::OkStatus();
-}
 
-void AppendWidened(const StoredTensor& tensor, std::vector<float>* values) {
-  const std::int64_t elements = tensor.num_elements();
-  values->reserve(values->size() + static_cast<std::size_t>(elements));
-  for (std::int64_t i = 0; i < elements; ++i) values->push_back(Element(tensor, i));
-}
+  const bool is_cpu_;
+  const absl::Time start_;
+  std::int64_t total_ = 0;
+  std::atomic<std::int64_t> done_{0};
+  std::atomic<std::int64_t> next_line_;
+};
 
 // Memory of the backend with the bytes at `from` in it.
 absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
@@ -102,109 +90,295 @@ absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
   return buffer;
 }
 
-// Loads matrices at once, and collects norms and biases, which are small, to be placed together.
-class Loader {
- public:
-  Loader(const kernels::Backend& backend, DType activation, std::int64_t vector_floats)
-      : backend_(backend), activation_(activation) {
-    vectors_.reserve(static_cast<std::size_t>(vector_floats));
-  }
+// A norm or a bias: its tensors one behind the other, and who points to it.
+struct VectorSlot {
+  std::span<const StoredTensor* const> parts;
+  const float** where;
+};
 
-  // The offset of a vector in the collection, which Resolve turns into a pointer.
-  absl::Status AddVector(std::span<const StoredTensor* const> parts, const float** where) {
-    offsets_.push_back({where, vectors_.size()});
-    std::int64_t elements = 0;
-    for (const StoredTensor* part : parts) {
-      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
-      AppendWidened(*part, &vectors_);
-      elements += part->num_elements();
+// In the order in which they lie in memory.
+std::vector<VectorSlot> VectorSlots(const WeightSlots& slots, std::span<LayerWeights> layers,
+                                    const float** final_norm, LinearWeights* head) {
+  std::vector<VectorSlot> vectors;
+  const auto bias = [&](const LinearSlot& slot, LinearWeights* weights) {
+    if (!slot.biases.empty()) vectors.push_back({slot.biases, &weights->bias});
+  };
+  for (std::size_t i = 0; i < slots.layers.size(); ++i) {
+    const LayerSlots& slot = slots.layers[i];
+    vectors.push_back({{&slot.attn_in, 1}, &layers[i].attn_in});
+    vectors.push_back({{&slot.mlp_in, 1}, &layers[i].mlp_in});
+    bias(slot.qkv, &layers[i].qkv);
+    bias(slot.o, &layers[i].o);
+    bias(slot.gate_up, &layers[i].gate_up);
+    bias(slot.down, &layers[i].down);
+  }
+  vectors.push_back({{&slots.final_norm, 1}, final_norm});
+  bias(slots.head, head);
+  return vectors;
+}
+
+std::int64_t Elements(const VectorSlot& vector) {
+  std::int64_t elements = 0;
+  for (const StoredTensor* part : vector.parts) elements += part->num_elements();
+  return elements;
+}
+
+void PointInto(const void* memory, std::span<const VectorSlot> vectors) {
+  const auto* at = static_cast<const float*>(memory);
+  for (const VectorSlot& vector : vectors) {
+    *vector.where = at;
+    at += PaddedVector(Elements(vector));
+  }
+}
+
+absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorSlot> vectors,
+                                               std::int64_t floats,
+                                               const kernels::Backend& backend) {
+  std::vector<float> values(static_cast<std::size_t>(floats));
+  std::size_t at = 0;
+  for (const VectorSlot& vector : vectors) {
+    std::size_t part_at = at;
+    for (const StoredTensor* part : vector.parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend));
+      const auto elements = static_cast<std::size_t>(part->num_elements());
+      WidenRow(*part, 0, {values.data() + part_at, elements});
+      part_at += elements;
     }
-    vectors_.resize(vectors_.size() + static_cast<std::size_t>(PaddedVector(elements) - elements));
+    at += static_cast<std::size_t>(PaddedVector(Elements(vector)));
+  }
+  return values;
+}
+
+// Packs the matrices of one model.
+class Packer {
+ public:
+  Packer(const kernels::Backend& backend, DType activation, Progress* progress)
+      : backend_(backend), activation_(activation), progress_(progress) {}
+
+  absl::Status Load(const LinearSlot& slot, LinearWeights* weights) {
+    for (const MatrixSlot& matrix : slot.matrices) {
+      QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed, matrix.form.is_plain()
+                                                               ? PackPlain(matrix)
+                                                               : PackInteger(matrix));
+      weights->matrices.push_back(std::move(packed));
+    }
     return absl::OkStatus();
   }
 
-  absl::Status LoadLinear(const LinearSlot& slot, LinearWeights* weights) {
+  // Rows of the embedding, as stored or, of blocks, in the type given.
+  absl::StatusOr<DeviceBuffer> LoadEmbedding(const StoredTensor& tensor, DType dtype) {
+    QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend_));
+    progress_->Add(static_cast<std::int64_t>(tensor.bytes.size()));
+    if (tensor.blocks == GgmlType::kNone) {
+      return Place(tensor.bytes.data(), static_cast<std::int64_t>(tensor.bytes.size()), backend_);
+    }
+    const std::vector<float> wide = WidenRows(tensor, backend_);
+    const auto elements = static_cast<std::int64_t>(wide.size());
+    if (dtype == DType::kF32) return Place(wide.data(), elements * 4, backend_);
+    std::vector<F16> half(wide.size());
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      half[i] = F16::FromFloat(wide[i]);
+      if (!std::isfinite(half[i].ToFloat())) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            tensor.file, ": tensor ", tensor.name, ": element ", i, " of ", elements, " is ",
+            wide[i], ", beyond f16; model.quantization none holds it as f32"));
+      }
+    }
+    return Place(half.data(), elements * 2, backend_);
+  }
+
+ private:
+  absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot) {
     std::vector<kernels::WeightRows> rows;
     std::vector<std::vector<float>> widened(slot.parts.size());
     for (std::size_t i = 0; i < slot.parts.size(); ++i) {
       const StoredTensor& part = *slot.parts[i];
       QUIRE_RETURN_IF_ERROR(CheckFinite(part, backend_));
       const void* data = part.bytes.data();
-      if (part.dtype != slot.dtype) {
-        AppendWidened(part, &widened[i]);
+      if (part.dtype != slot.form.dtype) {
+        widened[i] = WidenRows(part, backend_);
         data = widened[i].data();
       }
       rows.push_back({data, static_cast<std::uint32_t>(part.shape[0])});
+      progress_->Add(static_cast<std::int64_t>(part.bytes.size()));
     }
-    QUIRE_ASSIGN_OR_RETURN(weights->packed, kernels::PackLinearWeights(backend_, rows, slot.dtype,
-                                                                       slot.k, activation_));
-    if (slot.biases.empty()) return absl::OkStatus();
-    return AddVector(slot.biases, &weights->bias);
+    return kernels::PackLinearWeights(backend_, rows, slot.form.dtype, slot.k, activation_);
   }
 
-  absl::Status LoadLayer(const LayerSlots& slots, LayerWeights* weights) {
-    QUIRE_RETURN_IF_ERROR(AddVector({&slots.attn_in, 1}, &weights->attn_in));
-    QUIRE_RETURN_IF_ERROR(LoadLinear(slots.qkv, &weights->qkv));
-    QUIRE_RETURN_IF_ERROR(LoadLinear(slots.o, &weights->o));
-    QUIRE_RETURN_IF_ERROR(AddVector({&slots.mlp_in, 1}, &weights->mlp_in));
-    QUIRE_RETURN_IF_ERROR(LoadLinear(slots.gate_up, &weights->gate_up));
-    return LoadLinear(slots.down, &weights->down);
-  }
-
-  // All vectors in one allocation.
-  absl::StatusOr<DeviceBuffer> PlaceVectors() {
+  absl::StatusOr<kernels::PackedLinear> PackInteger(const MatrixSlot& slot) {
+    for (const StoredTensor* part : slot.parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
+    }
+    const kernels::QuantizedShape shape = slot.form.ShapeOf(slot.n, slot.k);
+    // Lowest row with a scale or min that f16 cannot hold.
+    std::atomic<std::uint32_t> first_bad{slot.n};
     QUIRE_ASSIGN_OR_RETURN(
-        DeviceBuffer buffer,
-        Place(vectors_.data(), static_cast<std::int64_t>(vectors_.size() * sizeof(float)),
-              backend_));
-    for (const Offset& offset : offsets_) {
-      *offset.where = static_cast<const float*>(buffer.data()) + offset.floats;
-    }
-    return buffer;
+        kernels::PackedLinear packed,
+        kernels::PackQuantizedRows(
+            backend_, shape, [&](std::uint32_t row, const kernels::QuantizedRow& out) {
+              const auto [part, part_row] = Locate(slot, row);
+              IntegerRow(*part, slot.form, part_row, out);
+              if (!shape.scale_per_feature() && !FitF16(out)) {
+                std::uint32_t seen = first_bad.load();
+                while (row < seen && !first_bad.compare_exchange_weak(seen, row)) {
+                }
+              }
+              progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
+            }));
+    if (first_bad.load() == slot.n) return packed;
+    const auto [part, part_row] = Locate(slot, first_bad.load());
+    return absl::InvalidArgumentError(absl::StrCat(
+        part->file, ": tensor ", part->name, ": row ", part_row, " of ", part->shape[0], " has ",
+        FormName(slot.form), " scales beyond f16; write model.quantization none"));
   }
 
- private:
-  struct Offset {
-    const float** where;
-    std::size_t floats;
-  };
+  static std::pair<const StoredTensor*, std::int64_t> Locate(const MatrixSlot& slot,
+                                                             std::uint32_t row) {
+    std::int64_t left = row;
+    std::size_t i = 0;
+    for (; left >= slot.parts[i]->shape[0]; ++i) left -= slot.parts[i]->shape[0];
+    return {slot.parts[i], left};
+  }
+
+  static bool FitF16(const kernels::QuantizedRow& row) {
+    constexpr float kBeyond = 65520;  // rounds to infinity
+    for (const float scale : row.scales) {
+      if (!(std::fabs(scale) < kBeyond)) return false;
+    }
+    for (const float min : row.mins) {
+      if (!(std::fabs(min) < kBeyond)) return false;
+    }
+    return true;
+  }
 
   const kernels::Backend& backend_;
   const DType activation_;
-  std::vector<float> vectors_;
-  std::vector<Offset> offsets_;
+  Progress* const progress_;
 };
+
+absl::Status AllocateMatrices(const LinearSlot& slot, LinearWeights* weights) {
+  for (const MatrixSlot& matrix : slot.matrices) {
+    absl::StatusOr<kernels::PackedLinear> packed =
+        matrix.form.is_plain()
+            ? kernels::AllocatePackedLinear(matrix.form.dtype, matrix.n, matrix.k)
+            : kernels::AllocateQuantizedLinear(matrix.form.ShapeOf(matrix.n, matrix.k));
+    if (!packed.ok()) return packed.status();
+    weights->matrices.push_back(*std::move(packed));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
+absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
+                         kernels::LinearParams params) {
+  params.bias = weights.bias;
+  for (const kernels::PackedLinear& matrix : weights.matrices) {
+    params.weight = &matrix;
+    QUIRE_RETURN_IF_ERROR(kernels::Linear(backend, params));
+    params.y = params.y + matrix.n();
+    if (params.bias != nullptr) params.bias += matrix.n();
+    if (params.residual != nullptr) params.residual += matrix.n();
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::Backend& backend,
-                                      DType activation) {
+                                      const WeightTarget& target) {
   Weights weights;
-  const StoredTensor& embedding = *slots.embedding;
-  QUIRE_RETURN_IF_ERROR(CheckFinite(embedding, backend));
-  QUIRE_ASSIGN_OR_RETURN(
-      weights.embedding_,
-      Place(embedding.bytes.data(), static_cast<std::int64_t>(embedding.bytes.size()), backend));
-  weights.embedding_dtype_ = embedding.dtype;
-  Loader loader(backend, activation, VectorFloats(slots));
-  // Sized once: the loader keeps addresses of its members.
+  Progress progress(slots, backend.cuda() == nullptr);
+  Packer packer(backend, target.activation, &progress);
+  weights.embedding_dtype_ = EmbeddingDType(*slots.embedding, target.quantization);
+  QUIRE_ASSIGN_OR_RETURN(weights.embedding_,
+                         packer.LoadEmbedding(*slots.embedding, weights.embedding_dtype_));
+  // Sized once: vectors are pointed to from inside.
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(loader.LoadLayer(slots.layers[i], &weights.layers_[i]));
+    const LayerSlots& slot = slots.layers[i];
+    LayerWeights& layer = weights.layers_[i];
+    QUIRE_RETURN_IF_ERROR(packer.Load(slot.qkv, &layer.qkv));
+    QUIRE_RETURN_IF_ERROR(packer.Load(slot.o, &layer.o));
+    QUIRE_RETURN_IF_ERROR(packer.Load(slot.gate_up, &layer.gate_up));
+    QUIRE_RETURN_IF_ERROR(packer.Load(slot.down, &layer.down));
   }
-  QUIRE_RETURN_IF_ERROR(loader.AddVector({&slots.final_norm, 1}, &weights.final_norm_));
-  QUIRE_RETURN_IF_ERROR(loader.LoadLinear(slots.head, &weights.head_));
-  QUIRE_ASSIGN_OR_RETURN(weights.vectors_, loader.PlaceVectors());
+  QUIRE_RETURN_IF_ERROR(packer.Load(slots.head, &weights.head_));
+  const std::vector<VectorSlot> vectors =
+      VectorSlots(slots, weights.layers_, &weights.final_norm_, &weights.head_);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> values,
+                         ReadVectors(vectors, VectorFloats(slots), backend));
+  QUIRE_ASSIGN_OR_RETURN(
+      weights.vectors_,
+      Place(values.data(), static_cast<std::int64_t>(values.size() * sizeof(float)), backend));
+  PointInto(weights.vectors_.data(), vectors);
+  progress.Finish();
   return weights;
 }
 
+absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization quantization) {
+  Weights weights;
+  weights.embedding_dtype_ = EmbeddingDType(*slots.embedding, quantization);
+  QUIRE_ASSIGN_OR_RETURN(
+      weights.embedding_,
+      DeviceBuffer::Allocate(MemoryKind::kHost, slots.embedding->num_elements() *
+                                                    DTypeSize(weights.embedding_dtype_)));
+  weights.layers_.resize(slots.layers.size());
+  for (std::size_t i = 0; i < slots.layers.size(); ++i) {
+    const LayerSlots& slot = slots.layers[i];
+    LayerWeights& layer = weights.layers_[i];
+    QUIRE_RETURN_IF_ERROR(AllocateMatrices(slot.qkv, &layer.qkv));
+    QUIRE_RETURN_IF_ERROR(AllocateMatrices(slot.o, &layer.o));
+    QUIRE_RETURN_IF_ERROR(AllocateMatrices(slot.gate_up, &layer.gate_up));
+    QUIRE_RETURN_IF_ERROR(AllocateMatrices(slot.down, &layer.down));
+  }
+  QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.head, &weights.head_));
+  QUIRE_ASSIGN_OR_RETURN(
+      weights.vectors_,
+      DeviceBuffer::Allocate(MemoryKind::kHost,
+                             VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float))));
+  PointInto(weights.vectors_.data(),
+            VectorSlots(slots, weights.layers_, &weights.final_norm_, &weights.head_));
+  return weights;
+}
+
+std::vector<Weights::Section> Weights::Sections() const {
+  std::vector<Section> sections = {
+      {absl::StrCat("embedding ", DTypeName(embedding_dtype_)), embedding_.bytes()},
+      {"vectors f32", vectors_.bytes()}};
+  const auto add = [&](const LinearWeights& linear, absl::string_view name) {
+    for (const kernels::PackedLinear& matrix : linear.matrices) {
+      const MatrixForm form{.format = matrix.format(),
+                            .dtype = matrix.dtype(),
+                            .group = matrix.group() == matrix.k() ? 0 : matrix.group(),
+                            .has_min = matrix.has_min()};
+      const std::string what =
+          absl::StrCat(name, " ", FormName(form), " [", matrix.n(), ", ", matrix.k(), "]");
+      sections.push_back({what, matrix.element_memory()});
+      if (!matrix.scale_memory().empty()) {
+        sections.push_back({absl::StrCat(what, " scales"), matrix.scale_memory()});
+      }
+    }
+  };
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    add(layers_[i].qkv, absl::StrCat("layers.", i, ".qkv"));
+    add(layers_[i].o, absl::StrCat("layers.", i, ".o"));
+    add(layers_[i].gate_up, absl::StrCat("layers.", i, ".gate_up"));
+    add(layers_[i].down, absl::StrCat("layers.", i, ".down"));
+  }
+  add(head_, "head");
+  return sections;
+}
+
 std::int64_t Weights::size_bytes() const {
-  std::int64_t bytes = embedding_.size_bytes() + vectors_.size_bytes() + head_.packed.size_bytes();
+  std::int64_t bytes = embedding_.size_bytes() + vectors_.size_bytes();
+  const auto add = [&](const LinearWeights& linear) {
+    for (const kernels::PackedLinear& matrix : linear.matrices) bytes += matrix.size_bytes();
+  };
   for (const LayerWeights& layer : layers_) {
     for (const LinearWeights* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-      bytes += linear->packed.size_bytes();
+      add(*linear);
     }
   }
+  add(head_);
   return bytes;
 }
 

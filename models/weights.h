@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -13,17 +14,26 @@
 #include "models/checkpoint/checkpoint.h"
 #include "models/families/registry.h"
 #include "models/layer_spec.h"
+#include "models/quantization.h"
 
 namespace quire::models {
 
-// One matrix of a checkpoint's layer, or several that share their input and are computed as one:
-// the rows of the parts lie one below the other.
-struct LinearSlot {
-  std::vector<const StoredTensor*> parts;   // [rows, k] each
-  std::vector<const StoredTensor*> biases;  // [rows] each; empty: no bias
-  std::uint32_t n = 0;                      // rows of all parts
+// One matrix as it will lie in memory: the rows of its parts one below the other.
+struct MatrixSlot {
+  std::vector<const StoredTensor*> parts;  // [rows, k] each
+  std::uint32_t n = 0;                     // rows of all parts
   std::uint32_t k = 0;
-  DType dtype = DType::kInvalid;  // of the packed form: that of the parts, f32 when they differ
+  MatrixForm form;
+};
+
+// What of a layer shares its input and is computed together, such as q, k and v. One matrix, unless
+// the parts are held in different forms, as mixtures of block types in GGUF files are: then one for
+// each run of parts of one form.
+struct LinearSlot {
+  std::vector<MatrixSlot> matrices;
+  std::vector<const StoredTensor*> biases;  // [rows] each; empty: no bias
+  std::uint32_t n = 0;                      // rows of all matrices
+  std::uint32_t k = 0;
 };
 
 struct LayerSlots {
@@ -42,21 +52,25 @@ struct WeightSlots {
   const StoredTensor* final_norm = nullptr;  // [hidden]
   LinearSlot head;                           // the embedding when tied
   std::int64_t parameter_count = 0;          // a tied matrix counts once
-  DType stored_dtype = DType::kInvalid;      // of most parameters
+  DType stored_dtype = DType::kInvalid;      // of most parameters; kInvalid: blocks
+  std::string integer_format;                // of most weights of layers: "int4_g32"; empty: none
   std::vector<std::string> warnings;
 };
 
-// Finds every tensor, checks shapes and types, and refuses tensors that the model has no place for.
-// Returns INVALID_ARGUMENT that names the tensor, both shapes and the keys behind them. REQUIRES:
-// CheckBuilt(spec) is OK.
-absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
-                                        const Checkpoint& checkpoint);
-
-// Where weights go: the CPU, or a GPU whose activations have a type of their own.
+// Where weights go, the CPU or a GPU whose activations have a type of their own, and what they
+// become on the way.
 struct WeightTarget {
   bool cuda = false;
   DType activation = DType::kF32;
+  Quantization quantization = Quantization::kAuto;
 };
+
+// Finds every tensor, checks shapes and types, refuses tensors that the model has no place for, and
+// chooses the form of every matrix. Returns INVALID_ARGUMENT that names the tensor, both shapes and
+// the keys behind them, or the tensor, its inputs and what model.quantization needs; UNIMPLEMENTED
+// for a type that is not read, or as CheckQuantization. REQUIRES: CheckBuilt(spec) is OK.
+absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
+                                        const Checkpoint& checkpoint, const WeightTarget& target);
 
 // Floats that a norm or bias takes: each starts at a multiple of 256 bytes.
 constexpr std::int64_t PaddedVector(std::int64_t elements) {
@@ -65,14 +79,21 @@ constexpr std::int64_t PaddedVector(std::int64_t elements) {
 // Of all norms and biases.
 std::int64_t VectorFloats(const WeightSlots& slots);
 
+// Type of the rows of the embedding in memory: as stored; of blocks f16, and f32 for kNone.
+DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization);
+
 // Bytes that Weights::Load will hold.
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);
 
-// A packed matrix and its bias.
+// Packed matrices that share their input, with outputs one behind the other, and their bias.
 struct LinearWeights {
-  kernels::PackedLinear packed;  // [n, k]
-  const float* bias = nullptr;   // [n], or null
+  std::vector<kernels::PackedLinear> matrices;  // [n, k] each; rarely more than one
+  const float* bias = nullptr;                  // of all outputs, or null
 };
+
+// y = W x + bias + residual over all matrices; params as of kernels::Linear, without weight and bias.
+absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
+                         kernels::LinearParams params);
 
 struct LayerWeights {
   const float* attn_in = nullptr;  // [hidden]
@@ -91,12 +112,23 @@ struct LayerWeights {
 // Lifetime:   owns its memory; the checkpoint may go.
 class Weights {
  public:
-  // Returns INVALID_ARGUMENT that names the tensor, the element and its value when one is NaN or
-  // infinite; RESOURCE_EXHAUSTED without memory.
-  // `activation` is what the matrices will be multiplied with; the CPU has f32 only. On a GPU the
-  // backend has an uploader.
+  // Reads and packs with all threads, and logs how far it is. Returns INVALID_ARGUMENT that names
+  // the tensor, the element and its value when one is NaN or infinite, or the row when a scale is
+  // beyond f16; RESOURCE_EXHAUSTED without memory. The slots were found for the same target. On a
+  // GPU the backend has an uploader.
   static absl::StatusOr<Weights> Load(const WeightSlots& slots, const kernels::Backend& backend,
-                                      DType activation = DType::kF32);
+                                      const WeightTarget& target);
+
+  // The memory that Load would fill, all zero, for what an earlier process packed. CPU only.
+  static absl::StatusOr<Weights> Allocate(const WeightSlots& slots, Quantization quantization);
+
+  // A piece of memory and what lies in it: "layers.3.down int4_g32 [2048, 8192]".
+  struct Section {
+    std::string label;
+    std::span<std::byte> bytes;
+  };
+  // All memory, in a fixed order. REQUIRES: made for the CPU.
+  std::vector<Section> Sections() const;
 
   const void* embedding() const { return embedding_.data(); }  // [vocab, hidden]
   DType embedding_dtype() const { return embedding_dtype_; }

@@ -1,5 +1,7 @@
 #include "server/model_stack.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -16,12 +19,14 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "cache_manager/cache_manager.h"
+#include "models/checkpoint/gguf.h"
 #include "models/families/registry.h"
 #include "kernels/linear_tree.h"
 #include "models/cuda_runner.h"
 #include "models/memory_plan.h"
 #include "models/model_runner.h"
 #include "models/step_batch.h"
+#include "models/text/gguf_vocabulary.h"
 #include "server/embedded_model.h"
 
 namespace quire::server {
@@ -82,11 +87,17 @@ absl::StatusOr<std::uint32_t> CountBlocks(const DaemonOptions& options,
 
 absl::StatusOr<models::ModelFiles> OpenModelFiles(const ModelOptions& options) {
   if (options.path == "embedded") return EmbeddedModelFiles();
-  return models::ModelFiles::FromDirectory(options.path);
+  return models::ModelFiles::FromPath(options.path);
 }
 
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOptions& options,
                                                                const models::ModelFiles& files) {
+  if (!files.gguf().empty()) {
+    QUIRE_ASSIGN_OR_RETURN(const models::OpenedGguf opened, models::OpenGguf(files));
+    QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
+                           text::ReadGgufVocabulary(opened.gguf));
+    return text::Tokenizer::FromGguf(vocabulary);
+  }
   if (options.path != "embedded") return text::Tokenizer::Load(options.path);
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFile tokenizer, files.Open("tokenizer.json"));
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFile config, files.Open("tokenizer_config.json"));
@@ -198,6 +209,26 @@ absl::Status RunOneToken(cache::CacheManager* cache, models::StepRunner* runner)
   return absl::OkStatus();
 }
 
+// Binds the thread for a while to where part 0 of every op will be computed, so that it is the first
+// to touch what it packs there: memory then lies at its node.
+class LoadBinding {
+ public:
+  explicit LoadBinding(const ThreadPool& pool) {
+    CPU_ZERO(&before_);
+    is_known_ = sched_getaffinity(0, sizeof(before_), &before_) == 0;
+    if (is_known_) pool.BindCaller();
+  }
+  ~LoadBinding() {
+    if (is_known_) (void)sched_setaffinity(0, sizeof(before_), &before_);
+  }
+  LoadBinding(const LoadBinding&) = delete;
+  LoadBinding& operator=(const LoadBinding&) = delete;
+
+ private:
+  cpu_set_t before_;
+  bool is_known_ = false;
+};
+
 }  // namespace
 
 std::string ServedModelId(const ModelOptions& options) {
@@ -205,6 +236,8 @@ std::string ServedModelId(const ModelOptions& options) {
   if (options.path == "embedded") return "story";
   std::filesystem::path path(options.path);
   if (!path.has_filename()) path = path.parent_path();  // a trailing slash
+  // A file's extension is no part of the model's name; a directory may have dots in its own.
+  if (absl::EndsWithIgnoreCase(path.native(), ".gguf")) path = path.stem();
   return path.filename().string();
 }
 
@@ -227,9 +260,14 @@ absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(const DaemonOption
                                                               const Clock* clock,
                                                               probe::Registry* metrics) {
   std::unique_ptr<ModelStack> stack(new ModelStack());
-  const int threads = options.compute_threads ? *options.compute_threads
-                                              : Machine::Detect().physical_cores();
-  stack->threads_ = std::make_unique<ThreadPool>(threads);
+  const Machine machine = Machine::Detect();
+  const int threads = options.compute_threads.value_or(machine.physical_cores());
+  ThreadPoolOptions pool;
+  if (options.pin_threads) pool.cpus = machine.CpusToBind(threads);
+  log::Info("device", "compute threads",
+            {{"threads", threads}, {"cores", machine.physical_cores()},
+             {"bound", !pool.cpus.empty()}});
+  stack->threads_ = std::make_unique<ThreadPool>(threads, std::move(pool));
   QUIRE_ASSIGN_OR_RETURN(stack->device_, ComputeDevice::Open(options, stack->threads_.get()));
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
   QUIRE_RETURN_IF_ERROR(stack->LoadTokenizer(options, files));
@@ -251,12 +289,15 @@ absl::Status ModelStack::LoadTokenizer(const DaemonOptions& options,
 absl::Status ModelStack::LoadWeights(const DaemonOptions& options, const models::ModelFiles& files,
                                      std::int64_t weight_limit_bytes) {
   const absl::Time start = absl::Now();
+  const LoadBinding binding(*threads_);
   QUIRE_ASSIGN_OR_RETURN(
       model_, models::LoadModel(files, device_->backend(),
                                 {.mode = options.model.dummy_weights ? models::LoadMode::kDummy
                                                                      : models::LoadMode::kReal,
                                  .activation = device_->is_cpu() ? DType::kF32
                                                                  : CudaActivationType(options),
+                                 .quantization = options.model.quantization,
+                                 .packed_dir = options.model.packed_dir,
                                  .weight_limit_bytes = weight_limit_bytes}));
   load_times_.read = absl::Now() - start;
   for (const std::string& warning : model_->warnings) {
@@ -366,6 +407,10 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
   if (!device_->is_cpu()) {
     engine.max_step_prompt_tokens = engine.max_step_tokens;
     engine.share_generated_pages = options.determinism != "strict";
+  } else {
+    engine.auto_step_time_target = !engine.step_time_target.has_value();
+    // The engine thread computes the first part of every op.
+    engine.on_engine_thread = [pool = threads_.get()] { pool->BindCaller(); };
   }
   if (options.text_threads_auto) {
     engine.text_threads = std::max(1, Machine::Detect().physical_cores() / 8);
@@ -404,7 +449,7 @@ void ModelStack::Describe(const DaemonOptions& options) {
   description.dtype = std::string(
       device_->is_cpu() ? "f32" : DTypeName(CudaActivationType(options)));
   description.batch_invariant = device_->is_cpu() || options.determinism != "fast";
-  description.quantization = "none";
+  description.quantization = model_->quantization;
   description.max_context_tokens = context_tokens_;
   description.vocab_size = engine.vocab_size;
   description.eos_token_ids = engine.eos_token_ids;

@@ -30,13 +30,13 @@ absl::Status Project(const StepContext& step, const LayerSpec& layer, const Laye
                                                          .num_rows = step.num_tokens,
                                                          .hidden = step.hidden,
                                                          .epsilon = layer.attn_in.eps}));
-  return kernels::Linear(*step.backend, {.x = b.normed,
-                                         .weight = &weights.qkv.packed,
-                                         .bias = weights.qkv.bias,
-                                         .y = b.qkv,
-                                         .x_stride = step.hidden,
-                                         .y_stride = layout.width,
-                                         .num_rows = step.num_tokens});
+  return ApplyLinear(*step.backend, weights.qkv,
+                     {.x = b.normed,
+                      .weight = nullptr,
+                      .y = b.qkv,
+                      .x_stride = step.hidden,
+                      .y_stride = layout.width,
+                      .num_rows = step.num_tokens});
 }
 
 // Rotates q and k, writes K and V of the step, then attended = attention(q, cache).
@@ -83,15 +83,15 @@ absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
   const StepBuffers& b = *step.buffers;
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, layout));
   QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, cache_layer, layout));
-  return kernels::Linear(*step.backend, {.x = b.attended,
-                                         .weight = &weights.o.packed,
-                                         .bias = weights.o.bias,
-                                         .residual = b.x,
-                                         .y = b.x,
-                                         .x_stride = layout.q_width,
-                                         .residual_stride = step.hidden,
-                                         .y_stride = step.hidden,
-                                         .num_rows = step.num_tokens});
+  return ApplyLinear(*step.backend, weights.o,
+                     {.x = b.attended,
+                      .weight = nullptr,
+                      .residual = b.x,
+                      .y = b.x,
+                      .x_stride = layout.q_width,
+                      .residual_stride = step.hidden,
+                      .y_stride = step.hidden,
+                      .num_rows = step.num_tokens});
 }
 
 }  // namespace quire::models

@@ -123,12 +123,13 @@ absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,
                          const std::uint32_t* tokens, std::uint32_t num_rows) {
   QUIRE_RETURN_IF_ERROR(
       FinalNorm(spec, weights, backend, buffers->x, buffers->head_in, num_rows, tokens));
-  return kernels::Linear(backend, {.x = buffers->head_in,
-                                   .weight = &weights.head().packed,
-                                   .y = buffers->logits,
-                                   .x_stride = spec.hidden,
-                                   .y_stride = spec.vocab_size,
-                                   .num_rows = num_rows});
+  return ApplyLinear(backend, weights.head(),
+                     {.x = buffers->head_in,
+                      .weight = nullptr,
+                      .y = buffers->logits,
+                      .x_stride = spec.hidden,
+                      .y_stride = spec.vocab_size,
+                      .num_rows = num_rows});
 }
 
 }  // namespace quire::models

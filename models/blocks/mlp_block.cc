@@ -20,13 +20,13 @@ absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
                                                          .num_rows = step.num_tokens,
                                                          .hidden = step.hidden,
                                                          .epsilon = layer.mlp_in.eps}));
-  QUIRE_RETURN_IF_ERROR(kernels::Linear(*step.backend, {.x = b.normed,
-                                                        .weight = &weights.gate_up.packed,
-                                                        .bias = weights.gate_up.bias,
-                                                        .y = b.gate_up,
-                                                        .x_stride = hidden,
-                                                        .y_stride = 2 * inner,
-                                                        .num_rows = step.num_tokens}));
+  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.gate_up,
+                                    {.x = b.normed,
+                                     .weight = nullptr,
+                                     .y = b.gate_up,
+                                     .x_stride = hidden,
+                                     .y_stride = 2 * inner,
+                                     .num_rows = step.num_tokens}));
   QUIRE_RETURN_IF_ERROR(kernels::SiluProduct(*step.backend, {.gate = b.gate_up,
                                                              .up = b.gate_up + inner,
                                                              .y = b.gate_up,
@@ -35,15 +35,15 @@ absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
                                                              .y_stride = 2 * inner,
                                                              .num_rows = step.num_tokens,
                                                              .columns = layer.dense.intermediate}));
-  return kernels::Linear(*step.backend, {.x = b.gate_up,
-                                         .weight = &weights.down.packed,
-                                         .bias = weights.down.bias,
-                                         .residual = b.x,
-                                         .y = b.x,
-                                         .x_stride = 2 * inner,
-                                         .residual_stride = hidden,
-                                         .y_stride = hidden,
-                                         .num_rows = step.num_tokens});
+  return ApplyLinear(*step.backend, weights.down,
+                     {.x = b.gate_up,
+                      .weight = nullptr,
+                      .residual = b.x,
+                      .y = b.x,
+                      .x_stride = 2 * inner,
+                      .residual_stride = hidden,
+                      .y_stride = hidden,
+                      .num_rows = step.num_tokens});
 }
 
 }  // namespace quire::models

@@ -25,6 +25,7 @@ models::DevicePlanOptions PlanOptions(const DaemonOptions& options, const Device
   request.num_sms = num_sms;
   request.load_mode =
       options.model.dummy_weights ? models::LoadMode::kDummy : models::LoadMode::kReal;
+  request.quantization = options.model.quantization;
   request.runner = plan.runner;
   return request;
 }

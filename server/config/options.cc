@@ -69,11 +69,27 @@ void ReadDevice(const Config& config, DeviceOptions* options) {
   options->reserve_bytes = device.reserve_bytes();
 }
 
+models::Quantization ToQuantization(config::v1::Quantization quantization) {
+  switch (quantization) {
+    case config::v1::QUANTIZATION_NONE: return models::Quantization::kNone;
+    case config::v1::QUANTIZATION_INT8: return models::Quantization::kInt8;
+    case config::v1::QUANTIZATION_INT8_G32: return models::Quantization::kInt8G32;
+    case config::v1::QUANTIZATION_INT8_G64: return models::Quantization::kInt8G64;
+    case config::v1::QUANTIZATION_INT8_G128: return models::Quantization::kInt8G128;
+    case config::v1::QUANTIZATION_INT4_G32: return models::Quantization::kInt4G32;
+    case config::v1::QUANTIZATION_INT4_G64: return models::Quantization::kInt4G64;
+    case config::v1::QUANTIZATION_INT4_G128: return models::Quantization::kInt4G128;
+    default: return models::Quantization::kAuto;
+  }
+}
+
 void ReadModel(const Config& config, DaemonOptions* options) {
   const auto& model = config.model();
   options->model.path = model.path();
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_BF16) options->model.dtype = DType::kBF16;
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_F32) options->model.dtype = DType::kF32;
+  options->model.quantization = ToQuantization(model.quantization());
+  options->model.packed_dir = model.packed_dir();
   options->model.dummy_weights = model.load_mode() == config::v1::LOAD_MODE_DUMMY;
   if (model.has_id()) options->model.id = model.id();
   options->model.aliases = ToVector(model.aliases());
@@ -83,6 +99,7 @@ void ReadModel(const Config& config, DaemonOptions* options) {
   if (config.device().cpu().has_threads()) {
     options->compute_threads = config.device().cpu().threads();
   }
+  options->pin_threads = config.device().cpu().pin_threads();
   const auto& cache = config.kv_cache();
   options->pool.page_size = static_cast<std::uint32_t>(cache.page_size());
   options->pool.dtype = ToDType(cache.dtype());
@@ -104,9 +121,11 @@ void ReadEngine(const Config& config, DaemonOptions* options) {
   const auto& scheduler = config.scheduler();
   engine.max_step_tokens = scheduler.max_step_tokens();
   engine.prefill_chunk_tokens = scheduler.prefill_chunk_tokens();
-  // step_time_target auto; the validator refuses every other value.
-  engine.max_step_prompt_tokens =
-      scheduler.has_step_time_target() ? std::numeric_limits<std::int32_t>::max() : 512;
+  // More rows make no product of the CPU faster; on a GPU nothing but the step's size bounds them.
+  engine.max_step_prompt_tokens = 512;
+  if (scheduler.has_step_time_target()) {
+    engine.step_time_target = ToDuration(scheduler.step_time_target());
+  }
   engine.max_running_sequences = scheduler.max_running_sequences();
   engine.admission = scheduler.admission() == config::v1::ADMISSION_OVERCOMMIT
                          ? engine::AdmissionMode::kOvercommit

@@ -18,6 +18,7 @@
 #include "base/dtype.h"
 #include "base/logging.h"
 #include "engine/engine.h"
+#include "models/quantization.h"
 #include "server/config/layered_config.h"
 
 namespace quire::server {
@@ -58,6 +59,8 @@ struct ModelOptions {
   std::optional<std::string> id;  // absent: name of the directory
   std::vector<std::string> aliases;
   std::optional<DType> dtype;  // of activations, kBF16 or kF32; absent: the device's own
+  models::Quantization quantization = models::Quantization::kAuto;
+  std::string packed_dir;  // of packed weights; empty: none
   bool dummy_weights = false;  // random numbers instead of the files'
   std::optional<std::int32_t> max_context_tokens;
 };
@@ -93,6 +96,7 @@ struct DaemonOptions {
   absl::Duration engine_stall_timeout;
   ModelOptions model;
   std::optional<std::int32_t> compute_threads;  // absent: physical cores
+  bool pin_threads = true;                      // where each of them has a core of its own
   PoolOptions pool;
   // scheduler, limits, stream, tokenizer; what depends on the model is filled in by the daemon.
   engine::EngineOptions engine;

@@ -45,10 +45,6 @@ class Rules {
                          Other("scheduler.max_running_sequences", running), " and ",
                          Other("kv_cache.page_size", page)));
     }
-    if (scheduler.has_step_time_target()) {
-      Error("scheduler.step_time_target",
-            "scheduler.step_time_target: this version has no step-time model; write auto");
-    }
   }
 
   void CheckLimits() {
@@ -89,18 +85,24 @@ class Rules {
     }
   }
 
+  void CheckQuantization() {
+    const auto quantization = config_.model().quantization();
+    if (quantization == config::v1::QUANTIZATION_AUTO ||
+        quantization == config::v1::QUANTIZATION_NONE) {
+      return;
+    }
+    Error("model.quantization",
+          "model.quantization: weights are converted on CPUs only, and device.type is cuda; write "
+          "auto or none, or device.type cpu");
+  }
+
   // Keys that only kernels of a GPU serve. `auto` may turn out to be the CPU, so it is not enough.
   void CheckDeviceTypes() {
     const auto type = config_.device().type();
     const char* const word = type == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";
-    const auto kv = config_.kv_cache().dtype();
-    if (type == config::v1::DEVICE_TYPE_CUDA) return CheckActivations(kv);
-    if (kv == config::v1::KV_DATA_TYPE_FP8_E4M3 || kv == config::v1::KV_DATA_TYPE_INT8) {
-      Error("kv_cache.dtype",
-            absl::StrCat("kv_cache.dtype: ",
-                         kv == config::v1::KV_DATA_TYPE_INT8 ? "int8" : "fp8_e4m3",
-                         " pages are served on GPUs only, and device.type is ", word,
-                         "; write f32, bf16 or f16, or device.type cuda"));
+    if (type == config::v1::DEVICE_TYPE_CUDA) {
+      CheckQuantization();
+      return CheckActivations(config_.kv_cache().dtype());
     }
     if (config_.model().dtype() == config::v1::MODEL_DATA_TYPE_BF16) {
       Error("model.dtype",
@@ -170,8 +172,12 @@ class Rules {
     if (model.has_id() && model.id().empty()) {
       Error("model.id", "model.id: an empty name; write auto or a name");
     }
-    if (model.path() == "embedded") return;
     std::error_code error;
+    if (!model.packed_dir().empty() && !std::filesystem::is_directory(model.packed_dir(), error)) {
+      Error("model.packed_dir",
+            absl::StrCat("model.packed_dir: \"", model.packed_dir(), "\" is not a directory"));
+    }
+    if (model.path() == "embedded") return;
     if (model.path().empty() || !std::filesystem::exists(model.path(), error)) {
       Error("model.path", absl::StrCat("model.path: \"", model.path(), "\" does not exist"));
     } else if (access(model.path().c_str(), R_OK) != 0) {

@@ -119,8 +119,8 @@ TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
   mixed.Set("model.safetensors", SafetensorsFile(header.dump(), data));
   const auto model = LoadModel(mixed.Files(), cpu.backend, {});
   ASSERT_TRUE(model.ok()) << model.status();
-  const kernels::PackedLinear& want = (*original)->weights->layers()[0].qkv.packed;
-  const kernels::PackedLinear& got = (*model)->weights->layers()[0].qkv.packed;
+  const kernels::PackedLinear& want = (*original)->weights->layers()[0].qkv.matrices[0];
+  const kernels::PackedLinear& got = (*model)->weights->layers()[0].qkv.matrices[0];
   EXPECT_EQ(want.dtype(), DType::kBF16);
   EXPECT_EQ(got.dtype(), DType::kF32);
   for (std::uint32_t n = 0; n < want.n(); ++n) {

@@ -166,5 +166,13 @@ TEST(SameBitsTest, StoryModelAloneOnOneThreadPooledOnThree) {
   ExpectSameBits(*alone, *pooled);
 }
 
+TEST(SameBitsTest, QuantizedStoryModelAloneOnOneThreadPooledOnThree) {
+  for (const auto quantization : {models::Quantization::kInt8, models::Quantization::kInt4G32}) {
+    const auto alone = MakeStoryModel(1, quantization);
+    const auto pooled = MakeStoryModel(3, quantization);
+    ExpectSameBits(*alone, *pooled);
+  }
+}
+
 }  // namespace
 }  // namespace quire::engine

@@ -69,7 +69,8 @@ class FakeModel : public StressModel {
 
 class StoryModel : public StressModel {
  public:
-  explicit StoryModel(int threads) : threads_(threads) {}
+  StoryModel(int threads, models::Quantization quantization)
+      : quantization_(quantization), threads_(threads) {}
 
   std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
     pool_ = OrDie(cache::KvPool::Create(Geometry(pool)), "pool");
@@ -117,11 +118,14 @@ class StoryModel : public StressModel {
         "geometry");
   }
 
+  const models::Quantization quantization_;
   ThreadPool threads_;
   const kernels::Backend backend_ =
       OrDie(kernels::Backend::Create(Device::Cpu(), &threads_), "backend");
   const std::unique_ptr<models::Model> model_ =
-      OrDie(models::LoadModel(QUIRE_SOURCE_DIR "/assets/story", backend_, {}), "model");
+      OrDie(models::LoadModel(QUIRE_SOURCE_DIR "/assets/story", backend_,
+                              {.quantization = quantization_}),
+            "model");
   const std::unique_ptr<text::Tokenizer> tokenizer_ =
       OrDie(text::Tokenizer::Load(QUIRE_SOURCE_DIR "/assets/story"), "tokenizer");
   std::optional<cache::KvPool> pool_;
@@ -132,8 +136,8 @@ class StoryModel : public StressModel {
 std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight) {
   return std::make_unique<FakeModel>(max_steps_in_flight);
 }
-std::unique_ptr<StressModel> MakeStoryModel(int threads) {
-  return std::make_unique<StoryModel>(threads);
+std::unique_ptr<StressModel> MakeStoryModel(int threads, models::Quantization quantization) {
+  return std::make_unique<StoryModel>(threads, quantization);
 }
 
 }  // namespace quire::engine

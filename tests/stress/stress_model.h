@@ -10,6 +10,7 @@
 
 #include "cache_manager/cache_manager.h"
 #include "engine/engine.h"
+#include "models/quantization.h"
 #include "models/step_runner.h"
 #include "models/text/tokenizer.h"
 
@@ -36,7 +37,8 @@ class StressModel {
 
 std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight = 1);
 // `threads` of the CPU backend.
-std::unique_ptr<StressModel> MakeStoryModel(int threads);
+std::unique_ptr<StressModel> MakeStoryModel(
+    int threads, models::Quantization quantization = models::Quantization::kAuto);
 
 // Calls a function before each step.
 class HookedRunner : public models::StepRunner {

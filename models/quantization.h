@@ -1,0 +1,64 @@
+#pragma once
+
+// How weights are held: what model.quantization asks for, and the form of one matrix that follows
+// from it.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "base/dtype.h"
+#include "kernels/linear.h"
+#include "kernels/quantized_linear.h"
+
+namespace quire::models {
+
+// The values of model.quantization. All but the first two convert the matrices of the layers while
+// loading, and the output head to int8_g32; the embedding, norms and biases are not converted.
+enum class Quantization : std::uint8_t {
+  kAuto,  // as the files say: blocks of GGUF files as integers, other types unquantised
+  kNone,  // unquantised, blocks of GGUF files as f32
+  kInt8,  // one scale per output feature
+  kInt8G32,
+  kInt8G64,
+  kInt8G128,
+  kInt4G32,
+  kInt4G64,
+  kInt4G128,
+};
+inline constexpr Quantization kAllQuantizations[] = {
+    Quantization::kAuto,    Quantization::kNone,     Quantization::kInt8,
+    Quantization::kInt8G32, Quantization::kInt8G64,  Quantization::kInt8G128,
+    Quantization::kInt4G32, Quantization::kInt4G64,  Quantization::kInt4G128};
+
+// "auto", "int8_g32": the spelling of configuration and messages.
+absl::string_view QuantizationName(Quantization quantization);
+std::optional<Quantization> QuantizationFromName(absl::string_view name);
+
+// Returns UNIMPLEMENTED, with what is served, for a value that GPUs do not serve.
+absl::Status CheckQuantization(Quantization quantization, bool cuda);
+
+// How one matrix lies in memory.
+struct MatrixForm {
+  kernels::WeightFormat format = kernels::WeightFormat::kPlain;
+  DType dtype = DType::kInvalid;  // kPlain
+  std::uint32_t group = 0;        // inputs that share a scale; 0: one scale per output feature
+  bool has_min = false;           // a weight is scale * q + min
+
+  bool is_plain() const { return format == kernels::WeightFormat::kPlain; }
+  // REQUIRES: not plain.
+  kernels::QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
+    return {.format = format, .n = n, .k = k, .group = group == 0 ? k : group, .has_min = has_min};
+  }
+  friend bool operator==(const MatrixForm&, const MatrixForm&) = default;
+};
+
+// "bf16", "int8", "int4_g32", "int4_g32_min".
+std::string FormName(const MatrixForm& form);
+
+// What matrices are converted to; nothing: they stay as stored.
+std::optional<MatrixForm> ConvertedForm(Quantization quantization, bool is_head);
+
+}  // namespace quire::models

@@ -1,0 +1,183 @@
+#include "models/stored_rows.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::models {
+namespace {
+
+// Elements of one unit of the search for values that are not finite.
+constexpr std::int64_t kScanElements = std::int64_t{1} << 16;
+
+bool IsBlocks(const StoredTensor& tensor) { return tensor.blocks != GgmlType::kNone; }
+
+std::int64_t RowElements(const StoredTensor& tensor) { return tensor.shape.back(); }
+
+std::span<const std::byte> RowBytes(const StoredTensor& tensor, std::int64_t row) {
+  const std::int64_t k = RowElements(tensor);
+  const std::int64_t bytes =
+      IsBlocks(tensor) ? GgmlRowBytes(tensor.blocks, k) : k * DTypeSize(tensor.dtype);
+  return tensor.bytes.subspan(static_cast<std::size_t>(row * bytes),
+                              static_cast<std::size_t>(bytes));
+}
+
+// F16::ToFloat without its branches, so that compilers use vectors. Of finite values.
+float FiniteF16(std::uint16_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+  const float magnitude =
+      std::bit_cast<float>(static_cast<std::uint32_t>(bits & 0x7fffu) << 13) * 0x1p112f;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | sign);
+}
+
+// Element i of a stored tensor of a plain type; the bytes need not be aligned.
+float Element(const StoredTensor& tensor, std::int64_t i) {
+  const std::byte* at = tensor.bytes.data() + i * DTypeSize(tensor.dtype);
+  if (tensor.dtype == DType::kF32) {
+    float value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  return tensor.dtype == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
+}
+
+// True when one of `count` values has an exponent of all ones: NaN or an infinity.
+template <typename Bits, Bits kExponent>
+bool AnyNotFinite(const std::byte* values, std::int64_t count) {
+  Bits found = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Bits bits;
+    std::memcpy(&bits, values + i * static_cast<std::int64_t>(sizeof(Bits)), sizeof(Bits));
+    found = static_cast<Bits>(found | ((bits & kExponent) == kExponent ? 1 : 0));
+  }
+  return found != 0;
+}
+
+bool AnyNotFinite(const StoredTensor& tensor, std::int64_t begin, std::int64_t end) {
+  const std::byte* values = tensor.bytes.data() + begin * DTypeSize(tensor.dtype);
+  switch (tensor.dtype) {
+    case DType::kBF16:
+      return AnyNotFinite<std::uint16_t, 0x7f80>(values, end - begin);
+    case DType::kF16:
+      return AnyNotFinite<std::uint16_t, 0x7c00>(values, end - begin);
+    default:
+      return AnyNotFinite<std::uint32_t, 0x7f800000>(values, end - begin);
+  }
+}
+
+// The first of `units` for which is_bad(unit) is true, or `units`.
+template <typename IsBad>
+std::int64_t FirstBad(const kernels::Backend& backend, std::int64_t units, double work,
+                      IsBad&& is_bad) {
+  std::atomic<std::int64_t> first{units};
+  backend.ParallelFor(units, work, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      if (!is_bad(unit)) continue;
+      std::int64_t seen = first.load();
+      while (unit < seen && !first.compare_exchange_weak(seen, unit)) {
+      }
+      return;
+    }
+  });
+  return first.load();
+}
+
+absl::Status NotFinite(const StoredTensor& tensor, std::int64_t element, float value) {
+  return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
+                                                 ": element ", element, " of ",
+                                                 tensor.num_elements(), " is ", value,
+                                                 ", weights must be finite"));
+}
+
+absl::Status CheckFiniteBlocks(const StoredTensor& tensor, const kernels::Backend& backend) {
+  const std::int64_t k = RowElements(tensor);
+  const std::int64_t rows = tensor.num_elements() / k;
+  const auto bad_element = [&](std::int64_t row, std::vector<float>* values) {
+    values->resize(static_cast<std::size_t>(k));
+    WidenRow(tensor, row, *values);
+    const auto is_bad = [](float value) { return !std::isfinite(value); };
+    return std::find_if(values->begin(), values->end(), is_bad) - values->begin();
+  };
+  const std::int64_t bad =
+      FirstBad(backend, rows, static_cast<double>(k), [&](std::int64_t row) {
+        std::vector<float> values;
+        return bad_element(row, &values) < k;
+      });
+  if (bad == rows) return absl::OkStatus();
+  std::vector<float> values;
+  const std::int64_t column = bad_element(bad, &values);
+  return NotFinite(tensor, bad * k + column, values[static_cast<std::size_t>(column)]);
+}
+
+}  // namespace
+
+void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out) {
+  const std::span<const std::byte> bytes = RowBytes(tensor, row);
+  if (IsBlocks(tensor)) return DequantizeRow(tensor.blocks, bytes, out);
+  if (tensor.dtype == DType::kF32) {
+    std::memcpy(out.data(), bytes.data(), bytes.size());
+    return;
+  }
+  const bool bf16 = tensor.dtype == DType::kBF16;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    std::uint16_t bits;
+    std::memcpy(&bits, bytes.data() + 2 * i, sizeof(bits));
+    out[i] = bf16 ? BF16{bits}.ToFloat() : FiniteF16(bits);
+  }
+}
+
+std::vector<float> WidenRows(const StoredTensor& tensor, const kernels::Backend& backend) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
+  const auto k = static_cast<std::size_t>(RowElements(tensor));
+  const auto rows = static_cast<std::int64_t>(values.size() / k);
+  backend.ParallelFor(rows, static_cast<double>(k) / 2,
+                      [&](std::int64_t begin, std::int64_t end, int) {
+                        for (std::int64_t row = begin; row < end; ++row) {
+                          WidenRow(tensor, row,
+                                   {values.data() + static_cast<std::size_t>(row) * k, k});
+                        }
+                      });
+  return values;
+}
+
+MatrixForm StoredForm(const StoredTensor& tensor) {
+  if (!IsBlocks(tensor)) return {.dtype = tensor.dtype};
+  const auto shape = IntegerShapeOf(tensor.blocks, static_cast<std::uint32_t>(tensor.shape[0]),
+                                    static_cast<std::uint32_t>(tensor.shape[1]));
+  return {.format = shape.format, .group = shape.group, .has_min = shape.has_min};
+}
+
+void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
+                const kernels::QuantizedRow& out) {
+  if (IsBlocks(tensor) && form == StoredForm(tensor)) {
+    return DecodeRow(tensor.blocks, RowBytes(tensor, row), out);
+  }
+  std::vector<float> values(out.q.size());
+  WidenRow(tensor, row, values);
+  const auto k = static_cast<std::uint32_t>(values.size());
+  kernels::QuantizeRow(form.format, form.group == 0 ? k : form.group, values, out);
+}
+
+absl::Status CheckFinite(const StoredTensor& tensor, const kernels::Backend& backend) {
+  if (IsBlocks(tensor)) return CheckFiniteBlocks(tensor, backend);
+  const std::int64_t elements = tensor.num_elements();
+  const std::int64_t units = (elements + kScanElements - 1) / kScanElements;
+  const std::int64_t bad = FirstBad(
+      backend, units, static_cast<double>(kScanElements) / 4, [&](std::int64_t unit) {
+        return AnyNotFinite(tensor, unit * kScanElements,
+                            std::min(elements, (unit + 1) * kScanElements));
+      });
+  for (std::int64_t i = bad * kScanElements; i < elements; ++i) {
+    const float value = Element(tensor, i);
+    if (!std::isfinite(value)) return NotFinite(tensor, i, value);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::models

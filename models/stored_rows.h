@@ -1,0 +1,36 @@
+#pragma once
+
+// Values of stored tensors, row by row, in the types that weights are made of.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+#include "kernels/quantized_linear.h"
+#include "models/checkpoint/safetensors.h"
+#include "models/quantization.h"
+
+namespace quire::models {
+
+// Row `row` of [rows, k] as f32; of a vector, row 0 is all of it. REQUIRES: the tensor has a plain
+// type or blocks that are read.
+void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out);
+
+// The same for all rows, with all threads of the backend.
+std::vector<float> WidenRows(const StoredTensor& tensor, const kernels::Backend& backend);
+
+// The form that holds a matrix as it is stored: its own type, or the integers of its blocks.
+MatrixForm StoredForm(const StoredTensor& tensor);
+
+// One row in an integer form: decoded when that is the form of its blocks, else widened and
+// quantised. `out` has the sizes of the form; a value that is not finite gives a scale or min that
+// is not.
+void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
+                const kernels::QuantizedRow& out);
+
+// INVALID_ARGUMENT that names the tensor, the element and its value when one is NaN or infinite.
+absl::Status CheckFinite(const StoredTensor& tensor, const kernels::Backend& backend);
+
+}  // namespace quire::models
