@@ -194,6 +194,8 @@ void Scheduler::PlanChunks() {
 }
 
 void Scheduler::Admit(absl::Time now) {
+  // Under overload this is the rule; somebody runs then, so nobody is stuck.
+  if (free_rows_.empty() || budget_ == 0 || prompt_budget_ == 0) return;
   scratch_ = preempted_;
   for (Sequence* sequence : scratch_) {
     if (sequence->skips) continue;
@@ -221,18 +223,20 @@ void Scheduler::NoteBlocked(LiveRequest* request) {
 }
 
 LiveRequest* Scheduler::BestWaiting(absl::Time now) const {
+  // Whole numbers: this runs over all that wait, in every step that could admit one.
+  const std::int64_t interval = absl::ToInt64Nanoseconds(options_.priority_aging_interval);
   auto key = [&](const LiveRequest& request) {
-    std::int64_t aged = 0;
-    if (options_.priority_aging_interval > absl::ZeroDuration()) {
-      absl::Duration rest;
-      aged = absl::IDivDuration(now - request.request.accept_time, options_.priority_aging_interval,
-                                &rest);
-    }
+    const std::int64_t aged =
+        interval > 0 ? absl::ToInt64Nanoseconds(now - request.request.accept_time) / interval : 0;
     return std::tuple(request.request.priority - aged, request.request.deadline, request.arrival);
   };
   LiveRequest* best = waiting_.front();
+  auto best_key = key(*best);
   for (LiveRequest* request : waiting_) {
-    if (key(*request) < key(*best)) best = request;
+    const auto request_key = key(*request);
+    if (request_key >= best_key) continue;
+    best = request;
+    best_key = request_key;
   }
   return best;
 }
