@@ -1,0 +1,269 @@
+// What weights lose when they are held as integers: perplexity of a text, and how far the
+// distributions of next tokens are from those of unquantised weights.
+//
+//   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
+//   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
+//
+// The text is cut into runs of `context` tokens, each computed by itself; within one every token but
+// the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats, p of the
+// reference and q of the format; "same best" is the share of predictions whose likeliest token is
+// the same.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/kv_pool.h"
+#include "kernels/backend.h"
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/model_runner.h"
+#include "models/text/tokenizer.h"
+
+namespace quire {
+namespace {
+
+constexpr std::uint32_t kPageTokens = 16;
+constexpr std::uint32_t kChunk = 64;  // tokens of a step: bounds the logits in memory
+
+struct Arguments {
+  std::string model, reference, text, tokenizer;
+  std::vector<std::string> formats = {"int8",     "int8_g32", "int8_g64", "int8_g128",
+                                      "int4_g32", "int4_g64", "int4_g128"};
+  std::size_t tokens = 20480;
+  std::size_t skip_bytes = 0;
+  std::uint32_t context = 512;
+  int threads = 1;
+};
+
+// A model that can compute the logits of a run of tokens.
+class Subject {
+ public:
+  static absl::StatusOr<std::unique_ptr<Subject>> Load(const std::string& path,
+                                                       models::Quantization quantization,
+                                                       std::uint32_t context,
+                                                       const kernels::Backend& backend) {
+    auto subject = std::make_unique<Subject>();
+    QUIRE_ASSIGN_OR_RETURN(
+        subject->model_, models::LoadModel(path, backend, {.quantization = quantization}));
+    const std::uint32_t pages = (context + kPageTokens - 1) / kPageTokens + 1;
+    QUIRE_ASSIGN_OR_RETURN(
+        const cache::KvGeometry geometry,
+        models::KvGeometryFor(subject->model_->spec, kPageTokens, DType::kF32, pages));
+    QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
+    subject->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
+    QUIRE_ASSIGN_OR_RETURN(
+        subject->runner_,
+        models::ModelRunner::Create(*subject->model_, backend, subject->pool_.get(),
+                                    {.max_rows = 1, .max_step_tokens = kChunk}));
+    QUIRE_ASSIGN_OR_RETURN(subject->cache_,
+                           cache::CacheManager::Create({.geometry = geometry,
+                                                        .max_rows = 1,
+                                                        .max_context_tokens = context,
+                                                        .prefix_caching = false}));
+    subject->logits_.resize(std::size_t{kChunk} * subject->model_->spec.vocab_size);
+    return subject;
+  }
+
+  const models::Model& model() const { return *model_; }
+
+  // Logits [count, vocab] of tokens [begin, begin + count) of `run`, which follow those before.
+  absl::StatusOr<const float*> Logits(const std::vector<std::int32_t>& run, std::uint32_t begin,
+                                      std::uint32_t count) {
+    const BatchRow row(0);
+    QUIRE_RETURN_IF_ERROR(cache_->Reserve(row, begin + count));
+    models::StepBatch batch;
+    batch.token_ids.assign(run.begin() + begin, run.begin() + begin + count);
+    batch.rows.push_back({.batch_row = row,
+                          .cache_length = begin,
+                          .first_token = 0,
+                          .num_tokens = count});
+    for (std::uint32_t i = 0; i < count; ++i) batch.logits_tokens.push_back(i);
+    const cache::RowStep step{.row = row, .cache_length = begin, .new_tokens = count};
+    batch.copies = cache_->TakeCopies();
+    batch.clears = cache_->TakeClears();
+    batch.kv = &cache_->PrepareStep({&step, 1});
+    batch.logits_out = logits_.data();
+    QUIRE_RETURN_IF_ERROR(runner_->Run(batch));
+    QUIRE_RETURN_IF_ERROR(runner_->Collect().status());
+    cache_->CompleteStep();
+    return logits_.data();
+  }
+
+  void EndRun() { cache_->Free(BatchRow(0)); }
+
+ private:
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<cache::KvPool> pool_;
+  std::unique_ptr<models::ModelRunner> runner_;
+  std::unique_ptr<cache::CacheManager> cache_;
+  std::vector<float> logits_;
+};
+
+// log(sum exp(logits)).
+double LogSum(const float* logits, std::size_t vocab) {
+  const double largest = *std::max_element(logits, logits + vocab);
+  double sum = 0;
+  for (std::size_t i = 0; i < vocab; ++i) sum += std::exp(double{logits[i]} - largest);
+  return largest + std::log(sum);
+}
+
+struct Score {
+  double loss = 0;  // sum over predictions, nats
+  double divergence = 0;
+  std::int64_t same_best = 0;
+  std::int64_t predictions = 0;
+  std::int64_t divergences = 0;  // predictions and the last token of each run
+
+  // Of one position: `next` < 0 at the last token of a run, which predicts nothing known.
+  void Add(const float* p, double p_sum, const float* q, std::size_t vocab, std::int32_t next) {
+    const double q_sum = LogSum(q, vocab);
+    for (std::size_t i = 0; i < vocab; ++i) {
+      const double log_p = double{p[i]} - p_sum;
+      divergence += std::exp(log_p) * (log_p - (double{q[i]} - q_sum));
+    }
+    same_best += std::max_element(p, p + vocab) - p == std::max_element(q, q + vocab) - q ? 1 : 0;
+    ++divergences;
+    if (next < 0) return;
+    loss += q_sum - double{q[next]};
+    ++predictions;
+  }
+};
+
+absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments) {
+  std::ifstream file(arguments.text, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrCat(arguments.text, ": cannot read"));
+  std::ostringstream content;
+  content << file.rdbuf();
+  std::string text = content.str().substr(std::min(arguments.skip_bytes, content.str().size()));
+  // No token is longer than this on average.
+  constexpr std::size_t kMostBytesPerToken = 16;
+  text.resize(std::min(text.size(), arguments.tokens * kMostBytesPerToken));
+  const std::string& path =
+      arguments.tokenizer.empty() ? arguments.reference : arguments.tokenizer;
+  QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::Load(path));
+  QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,
+                         tokenizer->Encode(text, {.add_special_tokens = true}));
+  tokens.resize(std::min(tokens.size(), arguments.tokens));
+  return tokens;
+}
+
+// All subjects over all runs; the first is the reference.
+absl::StatusOr<std::vector<Score>> Measure(
+    const Arguments& arguments, const std::vector<std::int32_t>& tokens,
+    const std::vector<std::unique_ptr<Subject>>& subjects) {
+  std::vector<Score> scores(subjects.size());
+  const std::size_t vocab = subjects[0]->model().spec.vocab_size;
+  for (std::size_t at = 0; at + 1 < tokens.size(); at += arguments.context) {
+    const std::size_t end = std::min(tokens.size(), at + arguments.context);
+    const std::vector<std::int32_t> run(tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                                        tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    const auto length = static_cast<std::uint32_t>(run.size());
+    for (std::uint32_t begin = 0; begin < length; begin += kChunk) {
+      const std::uint32_t count = std::min(kChunk, length - begin);
+      QUIRE_ASSIGN_OR_RETURN(const float* const p, subjects[0]->Logits(run, begin, count));
+      std::vector<double> p_sums(count);
+      for (std::uint32_t i = 0; i < count; ++i) p_sums[i] = LogSum(p + i * vocab, vocab);
+      for (std::size_t s = 0; s < subjects.size(); ++s) {
+        const float* q = p;
+        if (s > 0) {
+          QUIRE_ASSIGN_OR_RETURN(q, subjects[s]->Logits(run, begin, count));
+        }
+        for (std::uint32_t i = 0; i < count; ++i) {
+          const std::int32_t next = begin + i + 1 < length ? run[begin + i + 1] : -1;
+          scores[s].Add(p + i * vocab, p_sums[i], q + i * vocab, vocab, next);
+        }
+      }
+    }
+    for (const auto& subject : subjects) subject->EndRun();
+  }
+  return scores;
+}
+
+absl::Status Run(const Arguments& arguments) {
+  ThreadPool threads(arguments.threads);
+  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend backend,
+                         kernels::Backend::Create(Device::Cpu(), &threads));
+  std::vector<std::unique_ptr<Subject>> subjects;
+  QUIRE_ASSIGN_OR_RETURN(auto reference,
+                         Subject::Load(arguments.reference, models::Quantization::kNone,
+                                       arguments.context, backend));
+  subjects.push_back(std::move(reference));
+  std::vector<std::string> names = {"none, the reference"};
+  for (const std::string& format : arguments.formats) {
+    const auto quantization = models::QuantizationFromName(format);
+    if (!quantization) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--formats: \"", format, "\" is no value of model.quantization"));
+    }
+    absl::StatusOr<std::unique_ptr<Subject>> subject =
+        Subject::Load(arguments.model, *quantization, arguments.context, backend);
+    if (!subject.ok()) {
+      std::fprintf(stderr, "%s: not measured: %s\n", format.c_str(),
+                   std::string(subject.status().message()).c_str());
+      continue;
+    }
+    if ((*subject)->model().spec.vocab_size != subjects[0]->model().spec.vocab_size) {
+      return absl::InvalidArgumentError("--model and --reference differ in vocab_size");
+    }
+    subjects.push_back(*std::move(subject));
+    names.push_back(format);
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> tokens, ReadTokens(arguments));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<Score> scores, Measure(arguments, tokens, subjects));
+  const auto perplexity = [](const Score& score) {
+    return std::exp(score.loss / static_cast<double>(score.predictions));
+  };
+  std::printf("%s, %lld predictions, context %u\n\n", arguments.model.c_str(),
+              static_cast<long long>(scores[0].predictions), arguments.context);
+  std::printf("| model.quantization | weights MiB | perplexity | lost | KL, nats | same best |\n");
+  std::printf("|---|---|---|---|---|---|\n");
+  for (std::size_t s = 0; s < subjects.size(); ++s) {
+    const double places = static_cast<double>(scores[s].divergences);
+    std::printf("| %s | %.2f | %.4f | %+.3f %% | %.2e | %.2f %% |\n", names[s].c_str(),
+                static_cast<double>(subjects[s]->model().weight_bytes) / (1 << 20),
+                perplexity(scores[s]), 100 * (perplexity(scores[s]) / perplexity(scores[0]) - 1),
+                scores[s].divergence / places,
+                100 * static_cast<double>(scores[s].same_best) / places);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace quire
+
+int main(int argc, char** argv) {
+  quire::Arguments arguments;
+  CLI::App app("accuracy of weights held as integers");
+  app.add_option("--model", arguments.model, "directory or GGUF file")->required();
+  app.add_option("--reference", arguments.reference,
+                 "model that is held unquantised to compare with; that of --model unless given");
+  app.add_option("--tokenizer", arguments.tokenizer, "directory; the reference unless given");
+  app.add_option("--text", arguments.text, "what is predicted")->required();
+  app.add_option("--skip-bytes", arguments.skip_bytes, "of the text");
+  app.add_option("--tokens", arguments.tokens, "of the text, from its start");
+  app.add_option("--context", arguments.context, "tokens of a run")->check(CLI::Range(2, 131072));
+  app.add_option("--formats", arguments.formats, "values of model.quantization")->delimiter(',');
+  app.add_option("--threads", arguments.threads, "compute threads")->check(CLI::Range(1, 1024));
+  CLI11_PARSE(app, argc, argv);
+  if (arguments.reference.empty()) arguments.reference = arguments.model;
+  quire::log::SetLevel("", quire::log::Level::kWarn);
+  const absl::Status status = quire::Run(arguments);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "accuracy: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
