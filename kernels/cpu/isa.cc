@@ -6,6 +6,15 @@
 #include <cstdint>
 #include <string>
 
+#if defined(__linux__)
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#endif
+#endif
+
 #include "absl/strings/str_cat.h"
 #include "hwy/highway.h"
 
@@ -16,6 +25,28 @@ namespace {
 bool HasVnni() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512vnni") != 0;
+#else
+  return false;
+#endif
+}
+// The kernel lends a process the tiles on request only.
+bool HasAmx() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
+  return HasVnni() && __builtin_cpu_supports("amx-tile") != 0 &&
+         __builtin_cpu_supports("amx-int8") != 0 &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+// The integer kernels need more than Highway's level does; a CPU without is served by "scalar".
+bool HasDotProducts() {
+#if defined(__aarch64__) && defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__aarch64__)
+  return true;
 #else
   return false;
 #endif
@@ -33,17 +64,19 @@ struct Level {
   std::int64_t target;               // of Highway
   bool (*available)();               // besides that target
   const IntLinearKernels* integers;  // null: those of the next level
+  // Its tests have run on such a machine; otherwise it is chosen by name only.
+  bool proven = true;
 };
 
 // Best first; a level may use itself and everything after it.
 constexpr std::array<Level, 8> kLevels = {{
-    {"amx", 0, Never, nullptr},
-    {"avx512_bf16", 0, Never, nullptr},
-    {"avx512_vnni", HWY_AVX3, HasVnni, nullptr},
-    {"avx512", HWY_AVX3, Always, nullptr},
+    {"amx", HWY_AVX3, HasAmx, &kIntLinearAmx, false},
+    {"avx512_bf16", 0, Never, nullptr, false},
+    {"avx512_vnni", HWY_AVX3, HasVnni, &kIntLinearAvx512Vnni},
+    {"avx512", HWY_AVX3, Always, &kIntLinearAvx512},
     {"avx2", HWY_AVX2, Always, &kIntLinearAvx2},
     {"sse4", HWY_SSE4, Always, &kIntLinearSse4},
-    {"neon", HWY_NEON, Always, nullptr},
+    {"neon", HWY_NEON, HasDotProducts, &kIntLinearNeon},
     {"scalar", HWY_EMU128 | HWY_SCALAR, Always, &kIntLinearScalar},
 }};
 
@@ -51,11 +84,11 @@ bool IsUsable(const Level& level, std::int64_t targets) {
   return (targets & level.target) != 0 && level.available();
 }
 
-// The best level of this CPU and build.
+// The best proven level of this CPU and build.
 std::size_t BestLevel() {
   const std::int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
   for (std::size_t i = 0; i < kLevels.size(); ++i) {
-    if (IsUsable(kLevels[i], targets)) return i;
+    if (kLevels[i].proven && IsUsable(kLevels[i], targets)) return i;
   }
   return kLevels.size() - 1;
 }
