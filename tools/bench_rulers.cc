@@ -98,8 +98,8 @@ __attribute__((target("avx2"))) void Int16Loop256() {
 
 // vpmaddubsw, vpmaddwd with ones, vpaddd: 32 products.
 __attribute__((target("avx2"))) void Int8Loop256() {
-#define QUIRE_STEP(i)                                                             \
-  "vpmaddubsw %%ymm14, %%ymm15, %%ymm13\nvpmaddwd %%ymm12, %%ymm13, %%ymm13\n"     \
+#define QUIRE_STEP(i)                                                          \
+  "vpmaddubsw %%ymm14, %%ymm15, %%ymm13\nvpmaddwd %%ymm12, %%ymm13, %%ymm13\n" \
   "vpaddd %%ymm13, %%ymm" #i ", %%ymm" #i "\n"
   int steps = kSteps;
   asm volatile("1:\n" QUIRE_CHAINS(QUIRE_STEP) "dec %0\n"
@@ -140,7 +140,8 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) void VnniLoop512() {
 }
 #undef QUIRE_CHAINS
 
-__attribute__((target("avx512f"))) std::uint64_t Sum512(const std::uint64_t* data, std::size_t count) {
+__attribute__((target("avx512f"))) std::uint64_t Sum512(const std::uint64_t* data,
+                                                        std::size_t count) {
   __m512i sums[8] = {};
   for (std::size_t i = 0; i + 64 <= count; i += 64) {
     for (std::size_t j = 0; j < 8; ++j) {
@@ -226,7 +227,8 @@ const Peak* BestInt8Loop() {
 
 double MeasureDramRead(int threads) {
   constexpr std::size_t kBytes = std::size_t{512} << 20;
-  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   QUIRE_CHECK(memory != MAP_FAILED);
   madvise(memory, kBytes, MADV_HUGEPAGE);  // small pages where there are no huge ones
   auto* const data = static_cast<std::uint64_t*>(memory);

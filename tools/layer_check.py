@@ -60,6 +60,7 @@ THIRD_PARTY = [
     (r"grpc|google/|quire/(config/)?v\d", ["server/*", "tools/quire/*"]),
     (r"yaml-cpp/", ["server/config/*"]),
     (r"civetweb|CivetServer", ["server/http/*", "tools/quire/*"]),
+    (r"curl/", ["tools/quire/*"]),
     (r"CLI/", ["server/main.cc", "tools/quire/*", "tools/bench_kernels.cc"]),
     (r"spdlog/|fmt/", ["base/logging.cc"]),
     (r"prometheus/", ["base/probe.cc", "server/metrics_exporter.cc"]),

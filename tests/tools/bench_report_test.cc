@@ -52,6 +52,74 @@ TEST(BenchReportTest, DefinitionsAndFieldNames) {
   EXPECT_THAT(ReportTable(run), HasSubstr("2 completed, 1 failed"));
 }
 
+TEST(BenchReportTest, ItlPerTokenIsCountedOncePerToken) {
+  BenchRun run{.model_id = "m", .concurrency = 1, .duration_seconds = 1, .samples = {}};
+  RequestSample sample = Sample(0.1, 0.5, 5, {0.4, 0.1});
+  sample.itl_tokens = {4, 1};  // 0.1 a token, four times, and 0.1
+  sample.messages = 3;
+  run.samples = {sample};
+  const auto json = nlohmann::json::parse(ReportJson(run));
+  EXPECT_NEAR(json["mean_itl_ms"].get<double>(), 250, 1e-9);
+  EXPECT_NEAR(json["max_itl_ms"].get<double>(), 400, 1e-9);
+  EXPECT_NEAR(json["mean_itl_per_token_ms"].get<double>(), 100, 1e-9);
+  EXPECT_NEAR(json["max_itl_per_token_ms"].get<double>(), 100, 1e-9);
+  EXPECT_NEAR(json["tokens_per_message"].get<double>(), 5.0 / 3, 1e-9);
+}
+
+TEST(BenchReportTest, GoodputCountsRequestsThatMeetEveryLimit) {
+  BenchRun run{.model_id = "m", .concurrency = 1, .duration_seconds = 2, .samples = {}};
+  // TPOT 0.1, 0.3 and 0.1; the third is too late with its first token.
+  run.samples = {Sample(0.1, 0.2, 3, {}), Sample(0.1, 0.6, 3, {}), Sample(0.6, 0.2, 3, {})};
+  run.service_level = *ParseServiceLevel("ttft=500ms,tpot=200ms");
+  EXPECT_NEAR(nlohmann::json::parse(ReportJson(run))["request_goodput"].get<double>(), 0.5, 1e-9);
+  run.service_level = *ParseServiceLevel("e2e=750ms");
+  EXPECT_NEAR(nlohmann::json::parse(ReportJson(run))["request_goodput"].get<double>(), 1, 1e-9);
+  EXPECT_THAT(ReportTable(run), HasSubstr("goodput 1.00"));
+  for (const char* const text : {"", "ttft", "ttft=5", "ttft=-5ms", "x=5ms", "ttft=5ms,"}) {
+    EXPECT_FALSE(ParseServiceLevel(text).ok()) << text;
+  }
+}
+
+TEST(BenchReportTest, OpenLoopReportsLateSendsAndCancelledOnes) {
+  BenchRun run{.model_id = "m", .request_rate = 4, .duration_seconds = 1, .samples = {}};
+  run.samples = {Sample(0.1, 0.2, 3, {}), Sample(0.1, 0.2, 3, {}), RequestSample{}};
+  run.samples[0].late_seconds = 0.002;
+  run.samples[1].late_seconds = 0.25;
+  run.samples[2].cancelled = true;
+  const auto json = nlohmann::json::parse(ReportJson(run));
+  EXPECT_EQ(json["request_rate"], 4);
+  EXPECT_EQ(json["late_sends"], 1);
+  EXPECT_NEAR(json["max_send_delay_ms"].get<double>(), 250, 1e-9);
+  EXPECT_EQ(json["completed"], 2);
+  EXPECT_EQ(json["failed"], 0);
+  EXPECT_EQ(json["cancelled"], 1);
+  EXPECT_THAT(ReportTable(run), HasSubstr("1 sent late"));
+}
+
+TEST(BenchReportTest, ComparisonTakesMediansAndRatios) {
+  const auto run = [](const char* backend, std::int64_t tokens, std::int64_t bytes) {
+    return BenchRun{.backend = backend,
+                    .model_id = "m",
+                    .concurrency = 1,
+                    .duration_seconds = 1,
+                    .peak_pss_bytes = bytes,
+                    .samples = {Sample(0.1, 0.2, tokens, {})}};
+  };
+  const std::vector<BenchRun> ours = {run("quire", 30, 7), run("quire", 60, 7),
+                                      run("quire", 50, 7)};
+  const std::vector<BenchRun> peer = {run("openai", 20, 0), run("openai", 10, 0),
+                                      run("openai", 90, 0)};
+  const auto json = nlohmann::json::parse(ComparisonJson(ours, peer));
+  EXPECT_EQ(json["rounds"], 3);
+  EXPECT_EQ(json["ours"].size(), 3u);
+  EXPECT_EQ(json["peer"][2]["total_output_tokens"], 90);
+  EXPECT_EQ(json["median"]["ours"]["output_throughput"], 50);
+  EXPECT_EQ(json["median"]["peer"]["output_throughput"], 20);
+  EXPECT_NEAR(json["median"]["ratio"]["output_throughput"].get<double>(), 2.5, 1e-9);
+  EXPECT_FALSE(json["median"]["ratio"].contains("peak_pss_bytes"));
+  EXPECT_THAT(ComparisonTable(ours, peer), HasSubstr("openai"));
+}
+
 TEST(BenchReportTest, NothingCompletedIsZeroEverywhere) {
   BenchRun run{.model_id = "m", .concurrency = 1, .duration_seconds = 1, .samples = {{}}};
   const auto json = nlohmann::json::parse(ReportJson(run));

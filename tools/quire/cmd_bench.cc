@@ -1,114 +1,159 @@
-// quire bench: closed loop with fixed lengths. Each of `--concurrency` threads has a connection of
-// its own and sends its next request when the last one has ended.
+// quire bench: load on quired, and on another server in turn with it.
 
 #include <grpcpp/grpcpp.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <memory>
-#include <random>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "quire/v1/generation.grpc.pb.h"
+#include "tools/quire/bench_counters.h"
+#include "tools/quire/bench_load.h"
 #include "tools/quire/bench_report.h"
+#include "tools/quire/bench_run.h"
+#include "tools/quire/bench_target.h"
+#include "tools/quire/bench_trace.h"
 #include "tools/quire/client.h"
 
 namespace quire::client {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
+// As the command line has them.
 struct BenchOptions {
-  std::int64_t requests = 64;
+  std::int64_t requests = 0;  // 0: 64, or all of the trace
   std::int64_t warmup = 0;
-  std::int64_t concurrency = 8;
-  std::int64_t input_tokens = 128;
-  std::int64_t output_tokens = 64;
-  std::uint64_t seed = 1;
-  std::string output_file;
+  std::int64_t concurrency = 0;  // 0: 8 clients; open loop: at most 4096 requests in flight
+  std::string input = "128", output = "64";
+  std::string arrival = "poisson";
+  LoadOptions load;
+  std::string slo, trace, output_file;
+  double speed = 1;
+  std::string metrics;
+  std::string peer, peer_model;
+  std::int64_t rounds = 1;
+  int pid = 0, peer_pid = 0;
 };
 
-double SecondsBetween(SteadyClock::time_point from, SteadyClock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
+// The same, understood.
+struct BenchPlan {
+  LoadOptions load;
+  std::vector<TraceEntry> trace;
+  std::int64_t requests = 0, warmup = 0, concurrency = 0;
+  ServiceLevel service_level;
+  std::optional<PeerAddress> peer;
+};
+
+// One server under test.
+struct Subject {
+  std::string backend, model_id;
+  TargetFactory targets;
+  int pid = 0;
+  std::string metrics;  // address; empty: its counters are not read
+};
+
+absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options) {
+  BenchPlan plan;
+  plan.load = options.load;
+  QUIRE_ASSIGN_OR_RETURN(plan.load.input, ParseLengths(options.input));
+  QUIRE_ASSIGN_OR_RETURN(plan.load.output, ParseLengths(options.output));
+  if (options.load.rate > 0) {
+    plan.load.arrival = options.arrival == "poisson" ? Arrival::kPoisson
+                        : options.arrival == "gamma" ? Arrival::kGamma
+                                                     : Arrival::kConstant;
+  }
+  if (!options.slo.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(plan.service_level, ParseServiceLevel(options.slo));
+  }
+  if (!options.peer.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(plan.peer, ParsePeer(options.peer));
+  }
+  plan.requests = options.requests > 0 ? options.requests : 64;
+  if (!options.trace.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(plan.trace, ReadTrace(options.trace, options.speed));
+    const auto length = static_cast<std::int64_t>(plan.trace.size());
+    plan.requests = options.requests > 0 ? std::min(options.requests, length) : length;
+  }
+  const bool is_open = options.load.rate > 0 || !plan.trace.empty();
+  plan.concurrency = options.concurrency > 0 ? options.concurrency : is_open ? 4096 : 8;
+  plan.warmup = options.warmup;
+  return plan;
 }
 
-// Random ids, another prompt for every request, so that no prompt is answered from the prefix
-// cache.
-v1::GenerateRequest MakeRequest(const BenchOptions& options, std::int32_t vocab_size,
-                                std::int64_t number) {
-  v1::GenerateRequest request;
-  std::mt19937_64 random(options.seed * 1'000'003 + static_cast<std::uint64_t>(number));
-  for (std::int64_t i = 0; i < options.input_tokens; ++i) {
-    request.mutable_token_ids()->add_ids(
-        static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocab_size)));
-  }
-  request.mutable_sampling()->set_temperature(0);
-  request.mutable_stopping()->set_max_tokens(static_cast<std::int32_t>(options.output_tokens));
-  request.mutable_stopping()->set_ignore_eos(true);
-  request.mutable_output()->set_stream(true);
-  request.mutable_output()->set_token_ids(true);
-  return request;
+absl::StatusOr<ServerCounters> ReadCounters(const std::string& url) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, HttpGet(url));
+  return ParseCounters(text);
 }
 
-RequestSample RunOne(const CommonOptions& common, v1::GenerationService::Stub* stub,
-                     const v1::GenerateRequest& request) {
-  RequestSample sample;
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  const auto start = SteadyClock::now();
-  const auto reader = stub->Generate(&context, request);
-  v1::GenerateResponse response;
-  SteadyClock::time_point first;
-  SteadyClock::time_point last;
-  while (reader->Read(&response)) {
-    if (response.has_completed()) {
-      sample.input_tokens = response.completed().usage().prompt_tokens();
-    }
-    if (!response.has_delta() || response.delta().token_ids().empty()) continue;
-    const auto now = SteadyClock::now();
-    if (sample.output_tokens == 0) {
-      first = now;
-    } else {
-      sample.itl_seconds.push_back(SecondsBetween(last, now));
-    }
-    last = now;
-    sample.output_tokens += response.delta().token_ids_size();
+// The server ends a request after the client has its answer: rules that do not hold are tried again for two
+// seconds.
+absl::StatusOr<std::vector<std::string>> BrokenRules(const std::string& url,
+                                                     const ServerCounters& before,
+                                                     const std::vector<RequestSample>& samples) {
+  std::vector<std::string> broken;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    QUIRE_ASSIGN_OR_RETURN(const ServerCounters after, ReadCounters(url));
+    broken = CheckConservation(before, after, samples);
+    if (broken.empty()) break;
   }
-  const grpc::Status status = reader->Finish();
-  sample.e2e_seconds = SecondsBetween(start, SteadyClock::now());
-  sample.ok = status.ok();
-  if (!sample.ok) sample.error = absl::StrCat(ReasonOf(status), ": ", status.error_message());
-  if (sample.output_tokens > 0) {
-    sample.ttft_seconds = SecondsBetween(start, first);
-    sample.first_to_last_token_seconds = SecondsBetween(first, last);
-  }
-  return sample;
+  return broken;
 }
 
-// Sends requests [first, first + count) from `concurrency` threads; false in `*stop` ends it early.
-std::vector<RequestSample> RunLoop(const CommonOptions& common, const BenchOptions& options,
-                                   std::int32_t vocab_size, std::int64_t first, std::int64_t count,
-                                   const std::atomic<bool>& stop) {
-  std::vector<RequestSample> samples(static_cast<std::size_t>(count));
-  std::atomic<std::int64_t> next{0};
-  std::vector<std::thread> threads;
-  for (std::int64_t t = 0; t < std::min(options.concurrency, count); ++t) {
-    threads.emplace_back([&] {
-      const auto stub = v1::GenerationService::NewStub(Connect(common.address));
-      for (std::int64_t i = next++; i < count && !stop.load(); i = next++) {
-        samples[static_cast<std::size_t>(i)] =
-            RunOne(common, stub.get(), MakeRequest(options, vocab_size, first + i));
-      }
-    });
+// One run of `plan` on one server. `round` decides the prompts, so that a round meets no prefix of another.
+absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
+                                 std::int32_t vocab_size, std::int64_t round,
+                                 const std::atomic<bool>& stop) {
+  LoadOptions load = plan.load;
+  load.seed = plan.load.seed + static_cast<std::uint64_t>(round) * 1'000'003;
+  const Workload workload(load, vocab_size, plan.trace);
+  if (round == 0 && plan.warmup > 0) {
+    RunLoad(Workload(load, vocab_size), subject.targets,
+            {.first = plan.requests,
+             .count = plan.warmup,
+             .concurrency = std::min<std::int64_t>(plan.concurrency, 64),
+             .closed = true},
+            stop);
   }
-  for (std::thread& thread : threads) thread.join();
-  return samples;
+  ServerCounters before;
+  if (!subject.metrics.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(before, ReadCounters(subject.metrics));
+  }
+  MemoryWatch memory(subject.pid);
+  RunResult result = RunLoad(workload, subject.targets,
+                             {.count = plan.requests, .concurrency = plan.concurrency}, stop);
+  BenchRun run{.backend = subject.backend,
+               .model_id = subject.model_id,
+               .concurrency = plan.concurrency,
+               .duration_seconds = result.duration_seconds,
+               .service_level = plan.service_level,
+               .peak_pss_bytes = memory.Stop(),
+               .samples = std::move(result.samples)};
+  if (workload.is_open()) {
+    // Of a trace: what it offers on average.
+    const double span = workload.SendTimes(plan.requests).back();
+    run.request_rate = plan.trace.empty() ? load.rate
+                       : span > 0         ? static_cast<double>(plan.requests - 1) / span
+                                          : static_cast<double>(plan.requests);
+    run.burstiness = load.burstiness;
+  }
+  if (subject.metrics.empty() || stop.load()) return run;
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> broken,
+                         BrokenRules(subject.metrics, before, run.samples));
+  if (broken.empty()) return run;
+  return absl::DataLossError(
+      absl::StrCat("the server's counters do not add up: ", absl::StrJoin(broken, "; ")));
 }
 
 void WriteReport(const std::string& path, const std::string& report) {
@@ -121,7 +166,51 @@ void WriteReport(const std::string& path, const std::string& report) {
   std::fclose(file);
 }
 
+// Exit code 1 when a request failed.
+int Verdict(const std::vector<std::vector<BenchRun>>& runs) {
+  for (const std::vector<BenchRun>& of_subject : runs) {
+    for (const BenchRun& run : of_subject) {
+      for (const RequestSample& sample : run.samples) {
+        if (sample.ok || sample.cancelled) continue;
+        std::fprintf(stderr, "quire: first failure (%s): %s\n", run.backend.c_str(),
+                     sample.error.c_str());
+        return kRequestFailed;
+      }
+    }
+  }
+  return kOk;
+}
+
+void Print(const CommonOptions& common, const BenchOptions& options,
+           const std::vector<std::vector<BenchRun>>& runs) {
+  const bool compares = runs.size() > 1;
+  std::string json, table;
+  if (compares) {
+    json = ComparisonJson(runs[0], runs[1]);
+    table = ComparisonTable(runs[0], runs[1]);
+  } else if (runs[0].size() == 1) {
+    json = ReportJson(runs[0][0]);
+    table = ReportTable(runs[0][0]);
+  } else {
+    std::vector<std::string> lines;
+    for (const BenchRun& run : runs[0]) {
+      lines.push_back(ReportJson(run));
+      table += ReportTable(run);
+    }
+    json = absl::StrJoin(lines, "\n");
+  }
+  std::printf("%s%s", common.json ? json.c_str() : table.c_str(), common.json ? "\n" : "");
+  if (!options.output_file.empty()) WriteReport(options.output_file, json);
+}
+
+int FailWith(const absl::Status& status, int code) {
+  std::fprintf(stderr, "quire: %s\n", std::string(status.message()).c_str());
+  return code;
+}
+
 int RunBench(const CommonOptions& common, const BenchOptions& options) {
+  const absl::StatusOr<BenchPlan> plan = MakePlan(options);
+  if (!plan.ok()) return FailWith(plan.status(), kWrongUsage);
   const auto stub = v1::GenerationService::NewStub(Connect(common.address));
   v1::GetModelResponse model;
   grpc::ClientContext context;
@@ -129,49 +218,108 @@ int RunBench(const CommonOptions& common, const BenchOptions& options) {
   const grpc::Status status = stub->GetModel(&context, {}, &model);
   if (!status.ok()) return Fail(status, common.address);
 
+  std::vector<Subject> subjects = {{"quire", model.model().id(),
+                                    GrpcTargets(common.address, common.timeout_seconds),
+                                    options.pid, options.metrics}};
+  if (plan->peer.has_value()) {
+    std::string peer_model = options.peer_model;
+    if (peer_model.empty()) {
+      const absl::StatusOr<std::string> found = PeerModel(*plan->peer);
+      if (!found.ok()) return FailWith(found.status(), kCannotConnect);
+      peer_model = *found;
+    }
+    subjects.push_back({std::string(PeerKindName(plan->peer->kind)), peer_model,
+                        HttpTargets(*plan->peer, peer_model, common.timeout_seconds),
+                        options.peer_pid, ""});
+  }
   std::atomic<bool> stop{false};
   InterruptGuard guard([&stop] { stop.store(true); });
-  const std::int32_t vocab_size = model.model().vocab_size();
-  RunLoop(common, options, vocab_size, options.requests, options.warmup, stop);
-  BenchRun run;
-  run.model_id = model.model().id();
-  run.concurrency = options.concurrency;
-  const auto start = SteadyClock::now();
-  run.samples = RunLoop(common, options, vocab_size, 0, options.requests, stop);
-  run.duration_seconds = SecondsBetween(start, SteadyClock::now());
+  std::vector<std::vector<BenchRun>> runs(subjects.size());
+  for (std::int64_t round = 0; round < options.rounds && !stop.load(); ++round) {
+    for (std::size_t i = 0; i < subjects.size(); ++i) {
+      absl::StatusOr<BenchRun> run =
+          RunOnce(*plan, subjects[i], model.model().vocab_size(), round, stop);
+      if (!run.ok()) return FailWith(run.status(), kRequestFailed);
+      runs[i].push_back(*std::move(run));
+    }
+  }
+  Print(common, options, runs);
+  return Verdict(runs);
+}
 
-  std::printf("%s",
-              common.json ? absl::StrCat(ReportJson(run), "\n").c_str() : ReportTable(run).c_str());
-  if (!options.output_file.empty()) WriteReport(options.output_file, ReportJson(run));
-  const auto failed = std::find_if(run.samples.begin(), run.samples.end(),
-                                   [](const RequestSample& sample) { return !sample.ok; });
-  if (failed == run.samples.end()) return kOk;
-  std::fprintf(stderr, "quire: first failure: %s\n", failed->error.c_str());
-  return kRequestFailed;
+void AddLoadOptions(CLI::App* cmd, BenchOptions* options) {
+  cmd->add_option("--requests", options->requests, "requests to measure; 64, or all of a trace")
+      ->check(CLI::Range(1, 10'000'000));
+  cmd->add_option("--warmup", options->warmup, "requests sent before, not measured")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 10'000'000));
+  cmd->add_option(
+         "--concurrency", options->concurrency,
+         "clients of the closed loop (8), or the most requests in flight of the open one (4096)")
+      ->check(CLI::Range(1, 4096));
+  cmd->add_option("--input-tokens", options->input,
+                  "prompt lengths: 128, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MOST")
+      ->capture_default_str();
+  cmd->add_option("--output-tokens", options->output, "answer lengths, likewise")
+      ->capture_default_str();
+  cmd->add_option("--rate", options->load.rate, "requests per second: the open loop")
+      ->check(CLI::PositiveNumber);
+  cmd->add_option("--arrival", options->arrival, "of the open loop: poisson, gamma or constant")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"poisson", "gamma", "constant"}));
+  cmd->add_option("--burstiness", options->load.burstiness,
+                  "shape of --arrival gamma; 1 is poisson, below 1 burstier")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  cmd->add_option(
+      "--trace", options->trace,
+      "send at the times and with the lengths of this file (Azure CSV, Mooncake JSON lines)");
+  cmd->add_option("--speed", options->speed, "of the trace, 2 is twice as fast")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  cmd->add_option("--prefix-count", options->load.prefix_count, "different shared prefixes")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1'000'000));
+  cmd->add_option("--prefix-tokens", options->load.prefix_tokens, "length of the shared prefixes")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 10'000'000));
+  cmd->add_option("--prefix-share", options->load.prefix_share, "share of prompts that have one")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  cmd->add_option("--cancel-ratio", options->load.cancel_ratio,
+                  "share of requests cancelled after some of their tokens")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  cmd->add_option("--seed", options->load.seed, "lengths, prompts and times are functions of it")
+      ->capture_default_str();
+}
+
+void AddMeasureOptions(CLI::App* cmd, BenchOptions* options) {
+  cmd->add_option("--slo", options->slo,
+                  "limits for the goodput: ttft=500ms,tpot=50ms,e2e=10s, any of them");
+  cmd->add_option("--rounds", options->rounds, "runs of the whole; with --peer in turn")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  cmd->add_option("--peer", options->peer,
+                  "the same load on another server: openai=URL or llamacpp=URL");
+  cmd->add_option("--peer-model", options->peer_model, "its model; the first of its /v1/models");
+  cmd->add_option(
+      "--metrics", options->metrics,
+      "metrics address of quired, http://127.0.0.1:9464/metrics: check that its counters add up");
+  cmd->add_option("--pid", options->pid, "process of quired: report its peak memory (PSS)")
+      ->check(CLI::PositiveNumber);
+  cmd->add_option("--peer-pid", options->peer_pid, "process of the other server, likewise")
+      ->check(CLI::PositiveNumber);
+  cmd->add_option("--output-file", options->output_file, "write the JSON report here");
 }
 
 }  // namespace
 
 void AddBench(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* cmd = app->add_subcommand("bench", "closed-loop load with fixed lengths");
-  cmd->add_option("--requests", options->requests, "requests to measure")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 10'000'000));
-  cmd->add_option("--warmup", options->warmup, "requests sent before, not measured")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 10'000'000));
-  cmd->add_option("--concurrency", options->concurrency, "requests in flight")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
-  cmd->add_option("--input-tokens", options->input_tokens, "prompt length")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 10'000'000));
-  cmd->add_option("--output-tokens", options->output_tokens, "answer length")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 10'000'000));
-  cmd->add_option("--seed", options->seed, "prompts are a function of it")->capture_default_str();
-  cmd->add_option("--output-file", options->output_file, "write the JSON report here");
+  CLI::App* cmd = app->add_subcommand("bench", "load test, alone or in turn with another server");
+  AddLoadOptions(cmd, options.get());
+  AddMeasureOptions(cmd, options.get());
   cmd->callback([=] { *exit_code = RunBench(*common, *options); });
 }
 

@@ -17,6 +17,7 @@
 #include "server/config/scalar_value.h"
 #include "tools/quire/client.h"
 #include "tools/quire/synthetic_model.h"
+#include "tools/quire/synthetic_weights.h"
 
 namespace quire::client {
 namespace {
@@ -40,7 +41,7 @@ absl::StatusOr<server::DevicePlan> Plan(const PlanOptions& options,
     return absl::InvalidArgumentError(absl::StrCat("--device-memory: ", bytes.status().message()));
   }
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files,
-                         models::ModelFiles::FromDirectory(options.model));
+                         models::ModelFiles::FromPath(options.model));
   return server::PlanDevice(daemon, files, *bytes, options.num_sms);
 }
 
@@ -88,11 +89,27 @@ int RunPlan(const CommonOptions& common, PlanOptions options) {
   return kOk;
 }
 
-int RunMakeModel(const std::string& shape, const std::string& directory) {
-  const absl::Status status = WriteSyntheticModel(shape, directory);
+struct MakeOptions {
+  std::string shape, directory, gguf;
+  bool weights = false;
+  std::uint64_t seed = 1;
+};
+
+absl::Status MakeModel(const MakeOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const ModelShape shape, FindShape(options.shape));
+  QUIRE_RETURN_IF_ERROR(WriteSyntheticModel(options.shape, options.directory));
+  if (options.weights) {
+    QUIRE_RETURN_IF_ERROR(WriteSyntheticWeights(shape, options.seed, options.directory));
+  }
+  if (options.gguf.empty()) return absl::OkStatus();
+  return WriteSyntheticGguf(shape, options.seed, options.gguf);
+}
+
+int RunMakeModel(const MakeOptions& options) {
+  const absl::Status status = MakeModel(options);
   if (!status.ok()) return FailWith(status.message());
-  std::printf("%s; serve it with: quired %s --set model.load_mode=dummy\n", directory.c_str(),
-              directory.c_str());
+  std::printf("%s; serve it with: quired %s%s\n", options.directory.c_str(),
+              options.directory.c_str(), options.weights ? "" : " --set model.load_mode=dummy");
   return kOk;
 }
 
@@ -114,15 +131,17 @@ void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
       ->allow_extra_args(false);
   plan->callback([=] { *exit_code = RunPlan(*common, *options); });
 
-  struct MakeOptions {
-    std::string shape, directory;
-  };
   auto make = std::make_shared<MakeOptions>();
   CLI::App* make_model = app->add_subcommand(
-      "make-model", "files of a model without its weights, for model.load_mode dummy");
-  make_model->add_option("--shape", make->shape, "llama-3.1-8b or tiny")->required();
+      "make-model", "files of a model without its weights, for model.load_mode dummy, or with random ones");
+  make_model->add_option("--shape", make->shape, "llama-3.1-8b, tiny, llama-0.5b or llama-1.1b")
+      ->required();
   make_model->add_option("--out", make->directory, "directory to write")->required();
-  make_model->callback([=] { *exit_code = RunMakeModel(make->shape, make->directory); });
+  make_model->add_flag("--weights", make->weights, "random weights too (bf16, model.safetensors)");
+  make_model->add_option("--gguf", make->gguf, "the same weights as a GGUF file of this name");
+  make_model->add_option("--seed", make->seed, "weights are a function of it")
+      ->capture_default_str();
+  make_model->callback([=] { *exit_code = RunMakeModel(*make); });
 }
 
 }  // namespace quire::client

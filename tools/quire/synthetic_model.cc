@@ -56,10 +56,7 @@ std::string Word(std::uint32_t index) {
 json Tokenizer(const ModelShape& shape) {
   json vocab = json::object();
   std::uint32_t id = 0;
-  for (const std::string& character : ByteCharacters()) vocab[character] = id++;
-  for (std::uint32_t word = 0; id < shape.vocab_size - 2; ++word) vocab[Word(word)] = id++;
-  vocab[kBegin] = shape.vocab_size - 2;
-  vocab[kEnd] = shape.vocab_size - 1;
+  for (const std::string& text : SyntheticVocabulary(shape)) vocab[text] = id++;
   json added = json::array();
   for (const auto& [text, token] : {std::pair{kBegin, shape.vocab_size - 2},
                                     std::pair{kEnd, shape.vocab_size - 1}}) {
@@ -163,20 +160,49 @@ const std::vector<ModelShape>& KnownShapes() {
        .num_kv_heads = 1,
        .head_dim = 64,
        .vocab_size = 512,
-       .max_position_embeddings = 512}};
+       .max_position_embeddings = 512},
+      {.name = "llama-0.5b",
+       .hidden_size = 1024,
+       .intermediate_size = 4864,
+       .num_layers = 24,
+       .num_heads = 16,
+       .num_kv_heads = 4,
+       .head_dim = 64,
+       .vocab_size = 32000,
+       .max_position_embeddings = 4096},
+      {.name = "llama-1.1b",
+       .hidden_size = 2048,
+       .intermediate_size = 5632,
+       .num_layers = 22,
+       .num_heads = 32,
+       .num_kv_heads = 4,
+       .head_dim = 64,
+       .vocab_size = 32000,
+       .max_position_embeddings = 4096}};
   return shapes;
 }
 
-absl::Status WriteSyntheticModel(absl::string_view shape_name, const std::string& directory) {
-  const ModelShape* shape = nullptr;
+absl::StatusOr<ModelShape> FindShape(absl::string_view name) {
   for (const ModelShape& known : KnownShapes()) {
-    if (known.name == shape_name) shape = &known;
+    if (known.name == name) return known;
   }
-  if (shape == nullptr) {
-    const auto name = [](std::string* out, const ModelShape& known) { out->append(known.name); };
-    return absl::NotFoundError(absl::StrCat("no shape \"", shape_name, "\"; there are ",
-                                            absl::StrJoin(KnownShapes(), ", ", name)));
+  const auto append = [](std::string* out, const ModelShape& known) { out->append(known.name); };
+  return absl::NotFoundError(absl::StrCat("no shape \"", name, "\"; there are ",
+                                          absl::StrJoin(KnownShapes(), ", ", append)));
+}
+
+std::vector<std::string> SyntheticVocabulary(const ModelShape& shape) {
+  std::vector<std::string> texts = ByteCharacters();
+  for (std::uint32_t word = 0; texts.size() < shape.vocab_size - 2; ++word) {
+    texts.push_back(Word(word));
   }
+  texts.push_back(kBegin);
+  texts.push_back(kEnd);
+  return texts;
+}
+
+absl::Status WriteSyntheticModel(absl::string_view shape_name, const std::string& directory) {
+  QUIRE_ASSIGN_OR_RETURN(const ModelShape shape, FindShape(shape_name));
   const std::filesystem::path path(directory);
   std::error_code error;
   std::filesystem::create_directories(path, error);
@@ -184,17 +210,17 @@ absl::Status WriteSyntheticModel(absl::string_view shape_name, const std::string
     return absl::FailedPreconditionError(
         absl::StrCat("cannot make ", directory, ": ", error.message()));
   }
-  QUIRE_RETURN_IF_ERROR(WriteFile(path / "config.json", Config(*shape)));
+  QUIRE_RETURN_IF_ERROR(WriteFile(path / "config.json", Config(shape)));
   QUIRE_RETURN_IF_ERROR(WriteFile(path / "generation_config.json",
-                                  {{"bos_token_id", shape->vocab_size - 2},
-                                   {"eos_token_id", shape->vocab_size - 1}}));
-  QUIRE_RETURN_IF_ERROR(WriteFile(path / "tokenizer.json", Tokenizer(*shape)));
+                                  {{"bos_token_id", shape.vocab_size - 2},
+                                   {"eos_token_id", shape.vocab_size - 1}}));
+  QUIRE_RETURN_IF_ERROR(WriteFile(path / "tokenizer.json", Tokenizer(shape)));
   return WriteFile(path / "tokenizer_config.json",
                    {{"tokenizer_class", "PreTrainedTokenizerFast"},
                     {"bos_token", kBegin},
                     {"eos_token", kEnd},
                     {"clean_up_tokenization_spaces", false},
-                    {"model_max_length", shape->max_position_embeddings}});
+                    {"model_max_length", shape.max_position_embeddings}});
 }
 
 }  // namespace quire::client

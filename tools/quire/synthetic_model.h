@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace quire::client {
@@ -28,12 +29,17 @@ struct ModelShape {
   bool tie_word_embeddings = false;
 };
 
-// "llama-3.1-8b", and "tiny", which a CPU computes in no time.
+// "llama-3.1-8b"; "tiny", which a CPU computes in no time; and "llama-0.5b" and "llama-1.1b", the shapes of the
+// CPU benchmarks.
 const std::vector<ModelShape>& KnownShapes();
+// NOT_FOUND for a name that KnownShapes lacks, with the names.
+absl::StatusOr<ModelShape> FindShape(absl::string_view name);
+
+// The text of each id as tokenizers write it: the 256 bytes, words, begin and end.
+std::vector<std::string> SyntheticVocabulary(const ModelShape& shape);
 
 // Writes config.json, generation_config.json, tokenizer.json and tokenizer_config.json into `directory`, which is
-// made. Returns NOT_FOUND for a name that KnownShapes lacks, with the names; FAILED_PRECONDITION when one of the
-// files exists or cannot be written.
+// made. Returns NOT_FOUND as FindShape; FAILED_PRECONDITION when one of the files exists or cannot be written.
 absl::Status WriteSyntheticModel(absl::string_view shape_name, const std::string& directory);
 
 }  // namespace quire::client

@@ -1,0 +1,281 @@
+// Servers with an HTTP interface as targets of `quire bench`, over libcurl.
+
+#include <curl/curl.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status.h"
+#include "tools/quire/bench_target.h"
+#include "tools/quire/sse.h"
+
+namespace quire::client {
+namespace {
+
+using nlohmann::json;
+
+struct CurlDeleter {
+  void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
+  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
+};
+using CurlPtr = std::unique_ptr<CURL, CurlDeleter>;
+using HeaderPtr = std::unique_ptr<curl_slist, CurlDeleter>;
+
+CurlPtr NewCurl() {
+  [[maybe_unused]] static const CURLcode initialised = curl_global_init(CURL_GLOBAL_DEFAULT);
+  CurlPtr curl(curl_easy_init());
+  curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);  // other threads resolve names too
+  curl_easy_setopt(curl.get(), CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+  curl_easy_setopt(curl.get(), CURLOPT_NOPROXY, "*");
+  return curl;
+}
+
+long ResponseCode(CURL* curl) {
+  long code = 0;
+  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &code);
+  return code;
+}
+
+std::int64_t IntegerOr0(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_number_integer() ? it->get<std::int64_t>() : 0;
+}
+
+bool HasText(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() && !it->get_ref<const std::string&>().empty();
+}
+
+// One answer while it comes in.
+class Answer {
+ public:
+  Answer(PeerAddress::Kind kind, std::int64_t cancel_after, CURL* curl)
+      : kind_(kind), cancel_after_(cancel_after), curl_(curl) {}
+
+  // False ends the transfer.
+  bool Take(absl::string_view bytes) {
+    if (ResponseCode(curl_) != 200) {
+      if (body_.size() < 500) body_.append(bytes.data(), bytes.size());
+      return true;
+    }
+    for (const std::string& data : parser_.Feed(bytes)) {
+      if (data == "[DONE]") continue;
+      const absl::StatusOr<PeerEvent> event = ParsePeerEvent(kind_, data);
+      error_ = event.ok() ? event->error : std::string(event.status().message());
+      if (!error_.empty()) return false;
+      if (event->tokens > 0) clock_.OnTokens(event->tokens);
+      if (event->prompt_tokens > 0) prompt_tokens_ = event->prompt_tokens;
+      if (event->total_tokens > 0) total_tokens_ = event->total_tokens;
+      if (cancel_after_ > 0 && clock_.tokens() >= cancel_after_) {
+        cancelled_ = true;
+        return false;
+      }
+    }
+    return true;
+  }
+
+  RequestSample End(CURLcode result) {
+    RequestSample sample = clock_.End();
+    sample.input_tokens = prompt_tokens_;
+    // A server may send several tokens as one piece of text, or none for half a character; its own count holds.
+    if (total_tokens_ > 0) sample.output_tokens = total_tokens_;
+    sample.cancelled = cancelled_;
+    if (cancelled_) return sample;
+    if (!error_.empty()) {
+      sample.error = error_;
+    } else if (result != CURLE_OK) {
+      sample.error = curl_easy_strerror(result);
+    } else if (ResponseCode(curl_) != 200) {
+      sample.error = absl::StrCat("HTTP ", ResponseCode(curl_), ": ", body_);
+    } else if (sample.output_tokens == 0) {
+      sample.error = "an answer without a token";
+    }
+    sample.ok = sample.error.empty();
+    return sample;
+  }
+
+ private:
+  PeerAddress::Kind kind_;
+  std::int64_t cancel_after_;
+  CURL* curl_;
+  SampleClock clock_;
+  SseParser parser_;
+  std::string body_;
+  std::string error_;
+  std::int64_t prompt_tokens_ = 0;
+  std::int64_t total_tokens_ = 0;
+  bool cancelled_ = false;
+};
+
+std::size_t OnAnswerBytes(char* bytes, std::size_t size, std::size_t count, void* answer) {
+  const std::size_t length = size * count;
+  return static_cast<Answer*>(answer)->Take({bytes, length}) ? length : 0;
+}
+
+std::size_t OnBodyBytes(char* bytes, std::size_t size, std::size_t count, void* body) {
+  static_cast<std::string*>(body)->append(bytes, size * count);
+  return size * count;
+}
+
+class HttpTarget : public Target {
+ public:
+  HttpTarget(const PeerAddress& peer, const std::string& model, double timeout_seconds)
+      : kind_(peer.kind), model_(model), curl_(NewCurl()) {
+    headers_.reset(curl_slist_append(nullptr, "Content-Type: application/json"));
+    // Long bodies would wait for "100 Continue".
+    headers_.reset(curl_slist_append(headers_.release(), "Expect:"));
+    const char* const path =
+        kind_ == PeerAddress::Kind::kOpenAi ? "/v1/completions" : "/completion";
+    curl_easy_setopt(curl_.get(), CURLOPT_URL, absl::StrCat(peer.url, path).c_str());
+    curl_easy_setopt(curl_.get(), CURLOPT_HTTPHEADER, headers_.get());
+    curl_easy_setopt(curl_.get(), CURLOPT_WRITEFUNCTION, OnAnswerBytes);
+    curl_easy_setopt(curl_.get(), CURLOPT_TIMEOUT_MS, static_cast<long>(timeout_seconds * 1e3));
+  }
+
+  RequestSample Send(const LoadRequest& request) override {
+    const std::string body = PeerRequest(kind_, model_, request);
+    curl_easy_setopt(curl_.get(), CURLOPT_POSTFIELDSIZE_LARGE,
+                     static_cast<curl_off_t>(body.size()));
+    curl_easy_setopt(curl_.get(), CURLOPT_POSTFIELDS, body.c_str());
+    Answer answer(kind_, request.cancel_after, curl_.get());
+    curl_easy_setopt(curl_.get(), CURLOPT_WRITEDATA, &answer);
+    const CURLcode result = curl_easy_perform(curl_.get());
+    return answer.End(result);
+  }
+
+ private:
+  PeerAddress::Kind kind_;
+  std::string model_;
+  HeaderPtr headers_;  // outlives curl_
+  CurlPtr curl_;
+};
+
+std::string ErrorOf(const json& event) {
+  const auto error = event.find("error");
+  if (error == event.end() || error->is_null()) return "";
+  if (error->is_object() && HasText(*error, "message")) return (*error)["message"];
+  return error->dump();
+}
+
+PeerEvent FromLlamaCpp(const json& event) {
+  PeerEvent result;
+  const auto tokens = event.find("tokens");
+  if (tokens != event.end() && tokens->is_array()) {
+    result.tokens = static_cast<std::int64_t>(tokens->size());
+  } else {
+    result.tokens = HasText(event, "content") ? 1 : 0;
+  }
+  if (event.value("stop", false)) {
+    result.tokens = 0;  // repeats nothing, and ends the stream
+    result.prompt_tokens = IntegerOr0(event, "tokens_evaluated");
+    result.total_tokens = IntegerOr0(event, "tokens_predicted");
+  }
+  return result;
+}
+
+PeerEvent FromOpenAi(const json& event) {
+  PeerEvent result;
+  const auto choices = event.find("choices");
+  if (choices != event.end() && choices->is_array() && !choices->empty()) {
+    result.tokens = HasText((*choices)[0], "text") ? 1 : 0;
+  }
+  const auto usage = event.find("usage");
+  if (usage != event.end() && usage->is_object()) {
+    result.prompt_tokens = IntegerOr0(*usage, "prompt_tokens");
+    result.total_tokens = IntegerOr0(*usage, "completion_tokens");
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<PeerAddress> ParsePeer(absl::string_view text) {
+  PeerAddress peer;
+  if (absl::ConsumePrefix(&text, "llamacpp=")) {
+    peer.kind = PeerAddress::Kind::kLlamaCpp;
+  } else if (!absl::ConsumePrefix(&text, "openai=")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is neither openai=URL nor llamacpp=URL"));
+  }
+  if (!absl::StartsWith(text, "http://") && !absl::StartsWith(text, "https://")) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no http:// address"));
+  }
+  peer.url = std::string(absl::StripSuffix(text, "/"));
+  return peer;
+}
+
+absl::string_view PeerKindName(PeerAddress::Kind kind) {
+  return kind == PeerAddress::Kind::kOpenAi ? "openai" : "llamacpp";
+}
+
+absl::StatusOr<std::string> HttpGet(const std::string& url) {
+  const CurlPtr curl = NewCurl();
+  std::string body;
+  curl_easy_setopt(curl.get(), CURLOPT_URL, url.c_str());
+  curl_easy_setopt(curl.get(), CURLOPT_WRITEFUNCTION, OnBodyBytes);
+  curl_easy_setopt(curl.get(), CURLOPT_WRITEDATA, &body);
+  curl_easy_setopt(curl.get(), CURLOPT_TIMEOUT_MS, 10'000L);
+  const CURLcode result = curl_easy_perform(curl.get());
+  if (result != CURLE_OK) {
+    return absl::UnavailableError(absl::StrCat(url, ": ", curl_easy_strerror(result)));
+  }
+  if (ResponseCode(curl.get()) != 200) {
+    return absl::UnavailableError(absl::StrCat(url, ": HTTP ", ResponseCode(curl.get())));
+  }
+  return body;
+}
+
+absl::StatusOr<std::string> PeerModel(const PeerAddress& peer) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string body, HttpGet(absl::StrCat(peer.url, "/v1/models")));
+  const json answer = json::parse(body, nullptr, /*allow_exceptions=*/false);
+  if (answer.is_object() && answer.contains("data") && answer["data"].is_array() &&
+      !answer["data"].empty() && answer["data"][0].is_object() &&
+      HasText(answer["data"][0], "id")) {
+    return answer["data"][0]["id"].get<std::string>();
+  }
+  return absl::UnavailableError(absl::StrCat(peer.url, "/v1/models names no model"));
+}
+
+TargetFactory HttpTargets(const PeerAddress& peer, const std::string& model,
+                          double timeout_seconds) {
+  return [=]() -> std::unique_ptr<Target> {
+    return std::make_unique<HttpTarget>(peer, model, timeout_seconds);
+  };
+}
+
+absl::StatusOr<PeerEvent> ParsePeerEvent(PeerAddress::Kind kind, absl::string_view data) {
+  const json event = json::parse(data, nullptr, /*allow_exceptions=*/false);
+  if (!event.is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an event that is no JSON object: ", data.substr(0, 100)));
+  }
+  PeerEvent result = kind == PeerAddress::Kind::kLlamaCpp ? FromLlamaCpp(event) : FromOpenAi(event);
+  result.error = ErrorOf(event);
+  return result;
+}
+
+std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
+                        const LoadRequest& request) {
+  json body = {
+      {"prompt", request.prompt}, {"stream", true}, {"temperature", 0}, {"ignore_eos", true}};
+  if (kind == PeerAddress::Kind::kLlamaCpp) {
+    body["n_predict"] = request.output_tokens;
+    body["cache_prompt"] = true;
+    body["return_tokens"] = true;
+    // Greedy at the least cost: no other sampler of its chain runs.
+    body["samplers"] = {"top_k"};
+    body["top_k"] = 1;
+  } else {
+    body["model"] = model;
+    body["max_tokens"] = request.output_tokens;
+    body["stream_options"] = {{"include_usage", true}};
+  }
+  return body.dump();
+}
+
+}  // namespace quire::client

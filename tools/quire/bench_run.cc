@@ -1,0 +1,218 @@
+#include "tools/quire/bench_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+
+namespace quire::client {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+double SecondsSince(SteadyClock::time_point start) {
+  return std::chrono::duration<double>(SteadyClock::now() - start).count();
+}
+
+std::vector<RequestSample> Sent(std::vector<std::optional<RequestSample>> slots) {
+  std::vector<RequestSample> samples;
+  for (std::optional<RequestSample>& slot : slots) {
+    if (slot.has_value()) samples.push_back(*std::move(slot));
+  }
+  return samples;
+}
+
+RunResult RunClosed(const Workload& workload, const TargetFactory& targets,
+                    const RunOptions& options, const std::atomic<bool>& stop) {
+  std::vector<std::optional<RequestSample>> slots(static_cast<std::size_t>(options.count));
+  std::atomic<std::int64_t> next{0};
+  std::vector<std::thread> threads;
+  const auto start = SteadyClock::now();
+  for (std::int64_t t = 0; t < std::min(options.concurrency, options.count); ++t) {
+    threads.emplace_back([&] {
+      const std::unique_ptr<Target> target = targets();
+      for (std::int64_t i = next++; i < options.count && !stop.load(); i = next++) {
+        slots[static_cast<std::size_t>(i)] = target->Send(workload.Request(options.first + i));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return {SecondsSince(start), Sent(std::move(slots))};
+}
+
+// Hands requests to threads that wait for one; starts another thread when none waits.
+class OpenLoop {
+ public:
+  OpenLoop(const TargetFactory& targets, std::int64_t most_threads, std::int64_t count)
+      : targets_(targets), most_threads_(most_threads), slots_(static_cast<std::size_t>(count)) {}
+
+  struct Job {
+    std::size_t slot;
+    LoadRequest request;
+    SteadyClock::time_point time;
+  };
+
+  void Hand(Job job) {
+    MutexLock lock(&mutex_);
+    jobs_.push_back(std::move(job));
+    if (idle_ < static_cast<std::int64_t>(jobs_.size()) &&
+        static_cast<std::int64_t>(threads_.size()) < most_threads_) {
+      threads_.emplace_back([this] { Work(); });
+    }
+    has_job_.NotifyOne();
+  }
+
+  std::vector<RequestSample> End() {
+    {
+      MutexLock lock(&mutex_);
+      ended_ = true;
+      has_job_.NotifyAll();
+    }
+    for (std::thread& thread : threads_) thread.join();
+    return Sent(std::move(slots_));
+  }
+
+ private:
+  void Work() {
+    const std::unique_ptr<Target> target = targets_();
+    while (true) {
+      std::optional<Job> job;
+      {
+        MutexLock lock(&mutex_);
+        ++idle_;
+        while (jobs_.empty() && !ended_) has_job_.Wait(&mutex_);
+        --idle_;
+        if (jobs_.empty()) return;
+        job = std::move(jobs_.front());
+        jobs_.pop_front();
+      }
+      const double late = SecondsSince(job->time);
+      slots_[job->slot] = target->Send(job->request);
+      slots_[job->slot]->late_seconds = late;
+    }
+  }
+
+  const TargetFactory& targets_;
+  const std::int64_t most_threads_;
+  std::vector<std::optional<RequestSample>> slots_;  // each written by one thread
+  Mutex mutex_;
+  CondVar has_job_;
+  std::deque<Job> jobs_;
+  std::int64_t idle_ = 0;
+  bool ended_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// Waits until `time` unless told to stop; a tenth of a second at most goes by after that.
+bool WaitUntil(SteadyClock::time_point time, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    const auto now = SteadyClock::now();
+    if (now >= time) return true;
+    std::this_thread::sleep_until(std::min(time, now + std::chrono::milliseconds(100)));
+  }
+  return false;
+}
+
+RunResult RunOpen(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
+                  const std::atomic<bool>& stop) {
+  const std::vector<double> times = workload.SendTimes(options.count);
+  OpenLoop loop(targets, options.concurrency, options.count);
+  const auto start = SteadyClock::now();
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    // Made before its time, since a long prompt takes a while.
+    LoadRequest request = workload.Request(options.first + static_cast<std::int64_t>(i));
+    const auto time = start + std::chrono::duration_cast<SteadyClock::duration>(
+                                  std::chrono::duration<double>(times[i]));
+    if (!WaitUntil(time, stop)) break;
+    loop.Hand({i, std::move(request), time});
+  }
+  std::vector<RequestSample> samples = loop.End();
+  return {SecondsSince(start), std::move(samples)};
+}
+
+// Process id -> its parent's.
+std::vector<std::pair<int, int>> Parents() {
+  std::vector<std::pair<int, int>> parents;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    int pid = 0;
+    if (!absl::SimpleAtoi(entry.path().filename().string(), &pid)) continue;
+    std::ifstream file(entry.path() / "stat");
+    std::string line;
+    std::getline(file, line);
+    // pid (name, which may hold anything) state ppid ...
+    const std::size_t end = line.rfind(')');
+    if (end == std::string::npos) continue;
+    std::istringstream rest(line.substr(end + 1));
+    std::string state;
+    int parent = 0;
+    if (rest >> state >> parent) parents.emplace_back(pid, parent);
+  }
+  return parents;
+}
+
+std::int64_t PssOfProcess(int pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/smaps_rollup"));
+  std::string word;
+  while (file >> word) {
+    std::int64_t kib = 0;
+    if (word == "Pss:" && file >> kib) return kib * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+RunResult RunLoad(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
+                  const std::atomic<bool>& stop) {
+  return options.closed || !workload.is_open() ? RunClosed(workload, targets, options, stop)
+                                               : RunOpen(workload, targets, options, stop);
+}
+
+std::int64_t PssBytes(int pid) {
+  const std::vector<std::pair<int, int>> parents = Parents();
+  std::vector<int> family = {pid};
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < family.size(); ++i) {
+    bytes += PssOfProcess(family[i]);
+    for (const auto& [child, parent] : parents) {
+      if (parent == family[i]) family.push_back(child);
+    }
+  }
+  return bytes;
+}
+
+MemoryWatch::MemoryWatch(int pid) : pid_(pid) {
+  if (pid == 0) return;
+  thread_ = std::thread([this] {
+    while (!stopping_.load()) {
+      peak_ = std::max(peak_, PssBytes(pid_));
+      for (int i = 0; i < 10 && !stopping_.load(); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+    }
+    peak_ = std::max(peak_, PssBytes(pid_));
+  });
+}
+
+MemoryWatch::~MemoryWatch() {
+  Stop();
+}
+
+std::int64_t MemoryWatch::Stop() {
+  stopping_.store(true);
+  if (thread_.joinable()) thread_.join();
+  return peak_;
+}
+
+}  // namespace quire::client
