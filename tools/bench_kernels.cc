@@ -14,12 +14,14 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
 #include "kernels/ops.h"
+#include "kernels/quantized_linear.h"
 #include "tools/bench_rulers.h"
 
 namespace quire::kernels {
@@ -49,7 +51,7 @@ double Total(const benchmark::State& state, double amount) {
 
 // What a kernel did per iteration, as shares of the rulers.
 struct Work {
-  double bytes = 0;       // read from memory
+  double bytes = 0;  // read from memory
   double float_ops = 0;
   double int8_ops = 0;
 };
@@ -129,6 +131,54 @@ void LinearShapes(benchmark::internal::Benchmark* benchmark) {
   }
 }
 BENCHMARK(BM_Linear)->Apply(LinearShapes);
+
+// Arguments: bits, group (0: one scale per feature), N, K, rows, threads. Integer weights; activations
+// are quantised inside.
+void BM_IntLinear(benchmark::State& state) {
+  Bench bench(state.range(5));
+  const auto n = static_cast<std::uint32_t>(state.range(2));
+  const auto k = static_cast<std::uint32_t>(state.range(3));
+  const auto rows = static_cast<std::uint32_t>(state.range(4));
+  const auto format = state.range(0) == 4 ? WeightFormat::kInt4 : WeightFormat::kInt8;
+  const auto group = state.range(1) == 0 ? k : static_cast<std::uint32_t>(state.range(1));
+  const QuantizedShape shape{.format = format, .n = n, .k = k, .group = group};
+  const auto row = Random(k, 0.05f);
+  const std::int64_t bytes = QuantizedBytes(shape);
+  const std::int64_t copies = bytes < (4 << 20) ? 1 : (192 << 20) / bytes + 1;
+  std::vector<PackedLinear> weights;
+  for (std::int64_t i = 0; i < copies; ++i) {
+    weights.push_back(*PackQuantizedRows(
+        bench.backend, shape,
+        [&](std::uint32_t, const QuantizedRow& out) { QuantizeRow(format, group, row, out); }));
+  }
+  ReserveQuantizedLinear(bench.backend, rows, k);
+  const auto x = Random(std::size_t{rows} * k);
+  std::vector<float> y(std::size_t{rows} * n);
+  std::size_t next = 0;
+  for (auto _ : state) {
+    QUIRE_CHECK(Linear(bench.backend, {.x = x.data(),
+                                       .weight = &weights[next++ % weights.size()],
+                                       .y = y.data(),
+                                       .x_stride = k,
+                                       .y_stride = n,
+                                       .num_rows = rows})
+                    .ok());
+    benchmark::ClobberMemory();
+  }
+  CountWork(state, {.bytes = static_cast<double>(bytes), .int8_ops = 2.0 * n * k * rows},
+            state.range(5));
+}
+void IntLinearShapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"bits", "group", "n", "k", "m", "threads"})->UseRealTime();
+  for (const auto& [bits, group] : {std::pair{8, 0}, std::pair{8, 32}, std::pair{4, 32}}) {
+    for (const std::int64_t rows : {1, 8, 32, 512}) {
+      benchmark->Args({bits, group, 5632, 2048, rows, 2});
+    }
+    benchmark->Args({bits, group, 5632, 2048, 1, 1});
+    benchmark->Args({bits, group, 5632, 2048, 512, 1});
+  }
+}
+BENCHMARK(BM_IntLinear)->Apply(IntLinearShapes);
 
 // Packing 128 MB of weights, as at load.
 void BM_Pack(benchmark::State& state) {

@@ -61,13 +61,13 @@ THIRD_PARTY = [
     (r"yaml-cpp/", ["server/config/*"]),
     (r"civetweb|CivetServer", ["server/http/*", "tools/quire/*"]),
     (r"curl/", ["tools/quire/*"]),
-    (r"CLI/", ["server/main.cc", "tools/quire/*", "tools/bench_kernels.cc"]),
+    (r"CLI/", ["server/main.cc", "tools/*"]),
     (r"spdlog/|fmt/", ["base/logging.cc"]),
     (r"prometheus/", ["base/probe.cc", "server/metrics_exporter.cc"]),
     (r"nlohmann/", ["models/*", "engine/constraint/*", "engine/trace.cc", "server/http/*",
                     "tools/quire/*"]),
     (r"pcre2|utf8proc|sentencepiece", ["models/text/*"]),
-    (r"benchmark/", ["tools/bench_kernels.cc", "tools/bench_kernels_cuda.cc"]),
+    (r"benchmark/", ["tools/bench_*.cc"]),
     (r"g(test|mock)/", []),
 ]
 
