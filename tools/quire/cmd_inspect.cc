@@ -34,8 +34,10 @@ int RunModels(const CommonOptions& common) {
         continue;
       }
       std::printf(
-          "%s  %s  %s  %.1f M parameters  context %d  vocabulary %d  %d pages of %d tokens (%s)\n",
+          "%s  %s  %s, weights %s  %.1f M parameters  context %d  vocabulary %d  %d pages of %d "
+          "tokens (%s)\n",
           model.id().c_str(), model.architecture().c_str(), model.dtype().c_str(),
+          model.quantization() == "none" ? "unquantised" : model.quantization().c_str(),
           1e-6 * static_cast<double>(model.parameter_count()), model.max_context_tokens(),
           model.vocab_size(), model.kv_page_count(), model.kv_page_size(),
           model.kv_dtype().c_str());
