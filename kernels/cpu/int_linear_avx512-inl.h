@@ -324,8 +324,9 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Pla
   std::int64_t ahead[P];
   std::int64_t offset = static_cast<std::int64_t>(at.k0) * kInputBytes;
   FindAhead<P>(args, at, offset, ahead);
-  for (std::uint32_t k = at.k0; k < at.k1; k += args.group) {
-    scales.inputs = args.x.scales + static_cast<std::int64_t>(at.row) * wides + k / wide;
+  for (std::uint32_t k = at.k0, g = first; k < at.k1; k += args.group, ++g) {
+    scales.inputs = args.x.scales + static_cast<std::int64_t>(at.row) * wides +
+                    (args.group < 32 ? g / 2 : g);
     __m512i acc[R * P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -340,6 +341,8 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Pla
     AddProducts<Isa, R, P, kInt4>(acc, args.panels + at.panel * args.panel_bytes + offset,
                                   args.panel_bytes, ahead, Inputs<R>::At(args, at, k),
                                   args.group / (kInt4 ? 8 : 4));
+    // Keeps the compiler from holding totals in registers that it does not have.
+    if constexpr (R * P > 12) asm volatile("" ::: "memory");
     AddGroup<R, P, kMin>(scales, acc, totals);
     offset += args.group * kInputBytes;
     scales.weights += kGroupScales;
