@@ -52,7 +52,7 @@ class SlotFinder {
     if (tensor->shape != shape) {
       return absl::InvalidArgumentError(
           absl::StrCat(tensor->file, ": tensor ", name, ": shape is ", tensor->ShapeText(),
-                       ", config.json asks for [", absl::StrJoin(shape, ", "), "] (",
+                       ", the configuration asks for [", absl::StrJoin(shape, ", "), "] (",
                        absl::StrJoin(keys, ", "), ")"));
     }
     if (!IsWeightType(tensor->dtype) && !(IsBlocks(*tensor) && shape.size() == 2)) {

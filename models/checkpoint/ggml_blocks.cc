@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <vector>
 
 #include "absl/strings/str_join.h"
@@ -43,16 +44,6 @@ float Half(const std::byte* at) {
   return F16{static_cast<std::uint16_t>(Byte(at) | Byte(at + 1) << 8)}.ToFloat();
 }
 
-// Element i of `count` nibbles: the low nibbles of count / 2 bytes, then the high ones.
-int Nibble(const std::byte* at, int i, int count) {
-  const int half = count / 2;
-  return i < half ? Byte(at + i) & 15 : Byte(at + i - half) >> 4;
-}
-
-int Bit(const std::byte* at, int i) {
-  return Byte(at + i / 8) >> (i % 8) & 1;
-}
-
 // Where a block's values go. A value is scale * q + min of its group.
 struct BlockOut {
   std::int8_t* q;  // those of 128 to 255 wrap, though no format here has them
@@ -62,39 +53,48 @@ struct BlockOut {
 
 using DecodeBlockFn = void (*)(const std::byte* block, const BlockOut& out);
 
-void SetQ(const BlockOut& out, int i, int q) {
-  out.q[i] = static_cast<std::int8_t>(q);
+// 2 * count nibbles of `count` bytes: the low ones, then the high ones, plus `add`.
+void Nibbles(const std::byte* from, int count, int add, std::int8_t* q) {
+  for (int i = 0; i < count; ++i) {
+    q[i] = static_cast<std::int8_t>((Byte(from + i) & 15) + add);
+    q[i + count] = static_cast<std::int8_t>((Byte(from + i) >> 4) + add);
+  }
+}
+
+// Adds 16 where bit i of four bytes is set.
+void AddFifthBits(const std::byte* from, std::int8_t* q) {
+  for (int i = 0; i < kSmallBlock; ++i) {
+    q[i] = static_cast<std::int8_t>(q[i] + (Byte(from + i / 8) >> (i % 8) & 1) * 16);
+  }
 }
 
 void DecodeQ8_0(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
-  for (int i = 0; i < kSmallBlock; ++i) SetQ(out, i, SignedByte(block + 2 + i));
+  std::memcpy(out.q, block + 2, kSmallBlock);
 }
 
 void DecodeQ4_0(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
-  for (int i = 0; i < kSmallBlock; ++i) SetQ(out, i, Nibble(block + 2, i, kSmallBlock) - 8);
+  Nibbles(block + 2, kSmallBlock / 2, -8, out.q);
 }
 
 void DecodeQ4_1(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
   out.mins[0] = Half(block + 2);
-  for (int i = 0; i < kSmallBlock; ++i) SetQ(out, i, Nibble(block + 4, i, kSmallBlock));
+  Nibbles(block + 4, kSmallBlock / 2, 0, out.q);
 }
 
 void DecodeQ5_0(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
-  for (int i = 0; i < kSmallBlock; ++i) {
-    SetQ(out, i, Nibble(block + 6, i, kSmallBlock) + 16 * Bit(block + 2, i) - 16);
-  }
+  Nibbles(block + 6, kSmallBlock / 2, -16, out.q);
+  AddFifthBits(block + 2, out.q);
 }
 
 void DecodeQ5_1(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
   out.mins[0] = Half(block + 2);
-  for (int i = 0; i < kSmallBlock; ++i) {
-    SetQ(out, i, Nibble(block + 8, i, kSmallBlock) + 16 * Bit(block + 4, i));
-  }
+  Nibbles(block + 8, kSmallBlock / 2, 0, out.q);
+  AddFifthBits(block + 4, out.q);
 }
 
 // Scales and mins of Q4_K and Q5_K: d and dmin, then 6 bits each in 12 bytes, eight groups of 32.
@@ -113,16 +113,17 @@ void DecodeScalesAndMins(const std::byte* block, const BlockOut& out) {
 
 void DecodeQ4_K(const std::byte* block, const BlockOut& out) {
   DecodeScalesAndMins(block, out);
-  for (int i = 0; i < kLargeBlock; ++i) {
-    SetQ(out, i, Nibble(block + 16 + 32 * (i / 64), i % 64, 64));
-  }
+  for (int run = 0; run < 4; ++run) Nibbles(block + 16 + 32 * run, 32, 0, out.q + 64 * run);
 }
 
 void DecodeQ5_K(const std::byte* block, const BlockOut& out) {
   DecodeScalesAndMins(block, out);
-  for (int i = 0; i < kLargeBlock; ++i) {
-    const int high = Byte(block + 16 + i % 32) >> (i / 32) & 1;
-    SetQ(out, i, Nibble(block + 48 + 32 * (i / 64), i % 64, 64) + 16 * high);
+  for (int run = 0; run < 4; ++run) Nibbles(block + 48 + 32 * run, 32, 0, out.q + 64 * run);
+  for (int group = 0; group < 8; ++group) {
+    std::int8_t* q = out.q + 32 * group;
+    for (int i = 0; i < 32; ++i) {
+      q[i] = static_cast<std::int8_t>(q[i] + (Byte(block + 16 + i) >> group & 1) * 16);
+    }
   }
 }
 
@@ -131,12 +132,16 @@ void DecodeQ6_K(const std::byte* block, const BlockOut& out) {
   for (int g = 0; g < 16; ++g) {
     out.scales[g] = d * static_cast<float>(SignedByte(block + 192 + g));
   }
-  for (int i = 0; i < kLargeBlock; ++i) {
-    const int half = i / 128;
-    const int j = i % 128;
-    const int low = Nibble(block + 64 * half, j, 128);
-    const int high = Byte(block + 128 + 32 * half + j % 32) >> (2 * (j / 32)) & 3;
-    SetQ(out, i, low + 16 * high - 32);
+  for (int half = 0; half < 2; ++half) {
+    std::int8_t* q = out.q + 128 * half;
+    Nibbles(block + 64 * half, 64, -32, q);
+    for (int group = 0; group < 4; ++group) {
+      const std::byte* high = block + 128 + 32 * half;
+      for (int i = 0; i < 32; ++i) {
+        std::int8_t& element = q[32 * group + i];
+        element = static_cast<std::int8_t>(element + (Byte(high + i) >> (2 * group) & 3) * 16);
+      }
+    }
   }
 }
 
@@ -227,9 +232,14 @@ void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<floa
   const std::byte* block = row.data();
   for (std::size_t begin = 0; begin < out.size(); begin += elements, block += format.bytes) {
     block_format.decode(block, block_out);
-    for (std::size_t i = 0; i < elements; ++i) {
-      const float product = scales[i / group] * static_cast<float>(q[i]);
-      out[begin + i] = block_format.has_min ? product + mins[i / group] : product;
+    for (std::size_t g = 0; g * group < elements; ++g) {
+      float* values = out.data() + begin + g * group;
+      const std::int8_t* integers = q.data() + g * group;
+      for (std::size_t i = 0; i < group; ++i) {
+        values[i] = scales[g] * static_cast<float>(integers[i]);
+      }
+      if (!block_format.has_min) continue;
+      for (std::size_t i = 0; i < group; ++i) values[i] += mins[g];
     }
   }
 }
