@@ -63,8 +63,11 @@ void Nibbles(const std::byte* from, int count, int add, std::int8_t* q) {
 
 // Adds 16 where bit i of four bytes is set.
 void AddFifthBits(const std::byte* from, std::int8_t* q) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(Byte(from) | Byte(from + 1) << 8 |
+                                                        Byte(from + 2) << 16) |
+                             static_cast<std::uint32_t>(Byte(from + 3)) << 24;
   for (int i = 0; i < kSmallBlock; ++i) {
-    q[i] = static_cast<std::int8_t>(q[i] + (Byte(from + i / 8) >> (i % 8) & 1) * 16);
+    q[i] = static_cast<std::int8_t>(q[i] + static_cast<int>((bits >> i & 1u) * 16));
   }
 }
 
