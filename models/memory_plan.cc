@@ -52,11 +52,24 @@ absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometr
   return static_cast<std::uint32_t>(blocks);
 }
 
+namespace {
+
+// The headers of the files, or what would be made up instead of them.
+absl::StatusOr<Checkpoint> OpenHeaders(const ModelFiles& files, const CheckedSpec& checked,
+                                       LoadMode load_mode) {
+  if (load_mode == LoadMode::kReal) return Checkpoint::Open(files);
+  return DummyCheckpoint(checked.config, checked.spec, TensorNamesOf(checked.config),
+                         /*with_values=*/false);
+}
+
+}  // namespace
+
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t page_size,
                                       DType kv_dtype, std::uint32_t num_blocks,
-                                      const RunnerOptions& options, Quantization quantization) {
+                                      const RunnerOptions& options, Quantization quantization,
+                                      LoadMode load_mode) {
   QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files));
-  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(files));
+  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenHeaders(files, checked, load_mode));
   const WeightTarget target{.quantization = quantization};
   QUIRE_ASSIGN_OR_RETURN(
       const WeightSlots slots,
@@ -90,10 +103,7 @@ absl::StatusOr<std::int64_t> DeviceWeightBytes(const ModelFiles& files, const Ch
                                                const DevicePlanOptions& options) {
   const TensorNames& names = TensorNamesOf(checked.config);
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                         options.load_mode == LoadMode::kDummy
-                             ? DummyCheckpoint(checked.config, checked.spec, names,
-                                               /*with_values=*/false)
-                             : Checkpoint::Open(files));
+                         OpenHeaders(files, checked, options.load_mode));
   const WeightTarget target{.cuda = true,
                             .activation = options.runner.activation,
                             .quantization = options.quantization};

@@ -43,11 +43,13 @@ struct MemoryPlan {
   std::int64_t total_bytes() const { return weight_bytes + pool_bytes + workspace_bytes; }
 };
 
-// Reads configuration and headers, loads nothing. Errors as LoadModel and KvGeometryFor.
+// Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing.
+// Errors as LoadModel and KvGeometryFor.
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t page_size,
                                       DType kv_dtype, std::uint32_t num_blocks,
                                       const RunnerOptions& options,
-                                      Quantization quantization = Quantization::kAuto);
+                                      Quantization quantization = Quantization::kAuto,
+                                      LoadMode load_mode = LoadMode::kReal);
 
 // What a CudaRunner allocates by itself.
 struct RunnerMemory {

@@ -10,6 +10,7 @@
 #include "cache_manager/kv_pool.h"
 #include "kernels/kv_dispatch.h"
 #include "kernels/page_copy.h"
+#include "kernels/quantized_linear.h"
 #include "kernels/sampling.h"
 #include "models/blocks/decoder.h"
 #include "models/memory_plan.h"
@@ -177,13 +178,26 @@ absl::Status ModelRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_
 ModelRunner::ModelRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
 ModelRunner::~ModelRunner() = default;
 
+namespace {
+
+// Inputs of the widest matrix.
+std::uint32_t MostInputs(const ModelSpec& spec) {
+  std::uint32_t inputs = spec.hidden;
+  for (const LayerSpec& layer : spec.layers) {
+    inputs = std::max({inputs, layer.heads.num_heads * layer.heads.head_size,
+                       layer.dense.intermediate});
+  }
+  return inputs;
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& model,
                                                                  const kernels::Backend& backend,
                                                                  cache::KvPool* pool,
                                                                  const RunnerOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
-  QUIRE_RETURN_IF_ERROR(kernels::CheckCpuKvDType(pool->geometry().dtype));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
   state->sampling_rows.reserve(state->limits.max_step_draws);
@@ -191,6 +205,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   state->scored.reserve(state->limits.max_step_tokens);
   state->result.draws.reserve(state->limits.max_step_draws);
   state->result.scores.reserve(state->limits.max_step_tokens);
+  if (model.quantization != "none") {
+    kernels::ReserveQuantizedLinear(backend, state->limits.max_step_tokens,
+                                    MostInputs(model.spec));
+  }
   return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(state)));
 }
 
@@ -205,7 +223,7 @@ absl::Status ModelRunner::Run(const StepBatch& batch) {
   if (batch.kv != nullptr) {
     QUIRE_ASSIGN_OR_RETURN(
         const kernels::AnyKvCollection kv,
-        kernels::MakeKvCollection(s.pool->geometry(), s.pool->blocks(), *batch.kv));
+        kernels::MakeKvCollection(s.pool->geometry(), s.pool->blocks(), *batch.kv, s.pool->scales()));
     QUIRE_RETURN_IF_ERROR(s.PreparePages(batch, kv));
     if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(s.Forward(batch, kv));
   }

@@ -129,6 +129,22 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
   return plan;
 }
 
+absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
+                                           const models::ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files));
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks, ConfiguredBlocks(options, model.spec));
+  models::RunnerOptions runner;
+  runner.max_rows = static_cast<std::uint32_t>(options.engine.max_running_sequences);
+  runner.max_step_tokens = static_cast<std::uint32_t>(
+      StepTokens(options.engine, static_cast<std::int32_t>(options.pool.page_size)));
+  runner.max_logprobs = static_cast<std::uint32_t>(options.engine.limits.max_logprobs);
+  runner.has_text.assign(model.config.vocab_size, 1);
+  return models::PlanMemory(files, options.pool.page_size, options.pool.dtype,
+                            std::max(blocks, 2u), runner, options.model.quantization,
+                            options.model.dummy_weights ? models::LoadMode::kDummy
+                                                        : models::LoadMode::kReal);
+}
+
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan) {
   const models::RunnerMemory& runner = plan.memory.runner;
   return {{"weights", plan.memory.weight_bytes},

@@ -43,6 +43,11 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
                                       const models::ModelFiles& files, std::int64_t free_bytes,
                                       std::uint32_t num_sms);
 
+// The same for the CPU, with as many pages as kv_cache.capacity_bytes holds; without that key the null page
+// and one more, since the rest depends on the memory that is free at start.
+absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
+                                           const models::ModelFiles& files);
+
 // Each use of the GPU's memory with its bytes, then "total", "reserve", "free" and, on the host, "pinned".
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan);
 

@@ -77,6 +77,23 @@ def test_a_model_without_weights_is_served(api, tmp_path):
         assert daemon.wait(60) == 0, daemon.log
 
 
+def test_cpu_plan_of_llama_8b(tmp_path):
+    model = tmp_path / "llama"
+    quire("make-model", "--shape", "llama-3.1-8b", "--out", model)
+    arguments = ["plan", "--model", model, "--cpu", "--set", "model.load_mode=dummy"]
+    layers = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
+    embedding = 128256 * 4096
+    vectors = (2 * 32 + 1) * 4096 * 4
+    # Integers and one f16 scale for 32 of them; the head is int8_g32, the embedding stays bf16.
+    for quantization, of_layers, of_head in (("auto", 2, 2), ("int8_g32", 34 / 32, 34 / 32), ("int4_g32", 18 / 32, 34 / 32)):
+        plan = json.loads(quire("--json", *arguments, "--set", f"model.quantization={quantization}"))
+        assert plan["weights_bytes"] == layers * of_layers + embedding * (2 + of_head) + vectors
+        assert plan["weight_format"] == ("none" if quantization == "auto" else quantization)
+    table = quire(*arguments, "--set", "model.quantization=int4_g32", "--set", "kv_cache.capacity_bytes=1GiB")
+    assert re.search(rf"^weights +{plan['weights_bytes']} .*most as int4_g32$", table, re.M)
+    assert re.search(r"^kv +\d+ ", table, re.M)
+
+
 def test_plan_of_llama_8b(tmp_path):
     model = tmp_path / "llama"
     quire("make-model", "--shape", "llama-3.1-8b", "--out", model)

@@ -106,9 +106,6 @@ TEST_F(LayeredConfigTest, CrossFieldRulesNameBothSides) {
 
 TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
   const std::pair<const char*, const char*> cases[] = {
-      {"kv_cache.dtype=fp8_e4m3",
-       "kv_cache.dtype: fp8_e4m3 pages are served on GPUs only, and device.type is auto; write f32, bf16 or f16"},
-      {"kv_cache.dtype=int8", "int8 pages are served on GPUs only"},
       {"model.dtype=bf16", "bf16 activations are served on GPUs only"},
       {"device.tensor_parallel=2", "device.tensor_parallel (2): this version serves a model on one GPU"},
       {"device.ids=[0, 1]", "device.ids has 2 numbers, device.tensor_parallel (1, the default)"},
@@ -117,7 +114,8 @@ TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
       {"device.type=gpu", "auto, cpu, cuda"},
       {"model.load_mode=real", "mmap, dummy"},
       {"engine.on_fatal=restart_engine", "cannot build the engine again"},
-      {"scheduler.step_time_target=30ms", "no step-time model"},
+      {"scheduler.step_time_target=30us", "30us"},
+      {"scheduler.step_time_target=11s", "10s"},
       {"server.admin.listen=[0.0.0.0:1]", "not a loopback address"},
       {"server.grpc.listen=[nonsense]", "is not host:port or unix:PATH"},
       {"server.grpc.listen=[]", "the list is empty"},
@@ -190,6 +188,25 @@ TEST_F(LayeredConfigTest, KeysOfDevicesReachTheOptions) {
   EXPECT_EQ(options.engine.max_steps_in_flight, 1);
   EXPECT_FALSE(options.cuda_graphs);
   EXPECT_EQ(options.determinism, "fast");
+}
+
+TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
+  for (const models::Quantization quantization : models::kAllQuantizations) {
+    const auto config = Load({.sets = {absl::StrCat("model.quantization=",
+                                                    models::QuantizationName(quantization)),
+                                       absl::StrCat("model.packed_dir=", dir_)}});
+    ASSERT_NE(config, nullptr) << errors_[0];
+    EXPECT_EQ(ToOptions(*config).model.quantization, quantization);
+    EXPECT_EQ(ToOptions(*config).model.packed_dir, dir_);
+  }
+  EXPECT_EQ(Load({.sets = {"model.quantization=int8", "device.type=cuda"}}), nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr("--set: model.quantization: weights are converted on "
+                                             "CPUs only, and device.type is cuda")));
+  EXPECT_NE(Load({.sets = {"model.quantization=none", "device.type=cuda"}}), nullptr);
+  const std::string file = File("packed", "x");
+  EXPECT_EQ(Load({.sets = {absl::StrCat("model.packed_dir=", file)}}), nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr(
+                           absl::StrCat("model.packed_dir: \"", file, "\" is not a directory"))));
 }
 
 TEST_F(LayeredConfigTest, PrintedConfigurationIsInputThatGivesTheSameOne) {
@@ -279,7 +296,8 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
                 "server.http.threads=3", "health.engine_stall_timeout=5s",
                 "limits.max_queued_requests=9", "limits.max_tokens_per_request=2000",
                 "model.id=m", "model.max_context_tokens=77", "tokenizer.threads=2",
-                "device.cpu.threads=3", "device.cpu.kv_memory_share=0.25", "kv_cache.page_size=16",
+                "device.cpu.threads=3", "device.cpu.pin_threads=false",
+                "scheduler.step_time_target=30ms", "device.cpu.kv_memory_share=0.25", "kv_cache.page_size=16",
                 "kv_cache.dtype=f16", "kv_cache.prefix_caching=false",
                 "scheduler.admission=overcommit", "scheduler.queue_timeout=3s",
                 "engine.determinism=strict", "sampling_defaults.top_k=5", "stream.queue_tokens=99",
@@ -302,6 +320,8 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_EQ(options.model.max_context_tokens, 77);
   EXPECT_EQ(options.engine.text_threads, 2);
   EXPECT_EQ(options.compute_threads, 3);
+  EXPECT_FALSE(options.pin_threads);
+  EXPECT_EQ(options.engine.step_time_target, absl::Milliseconds(30));
   EXPECT_EQ(options.pool.memory_share, 0.25);
   EXPECT_EQ(options.pool.page_size, 16u);
   EXPECT_EQ(options.pool.dtype, DType::kF16);

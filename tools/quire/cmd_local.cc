@@ -23,6 +23,7 @@ namespace quire::client {
 namespace {
 
 struct PlanOptions {
+  bool cpu = false;
   std::string model;
   std::string device_memory;
   std::uint32_t num_sms = 132;
@@ -69,16 +70,51 @@ void PrintPlanJson(const server::DevicePlan& plan) {
   std::printf("%s\n", json.dump().c_str());
 }
 
-// The configuration that `quired` with the same files, environment and --set would have on a GPU.
+void PrintLine(absl::string_view name, std::int64_t bytes, absl::string_view what) {
+  std::printf("%-12s %15lld  %12.2f MiB%s\n", std::string(name).c_str(),
+              static_cast<long long>(bytes), static_cast<double>(bytes) / (1 << 20),
+              std::string(what).c_str());
+}
+
+int RunCpuPlan(const CommonOptions& common, const PlanOptions& options,
+               const server::DaemonOptions& daemon) {
+  const auto files = models::ModelFiles::FromPath(options.model);
+  if (!files.ok()) return FailWith(files.status().message());
+  const absl::StatusOr<models::MemoryPlan> plan = server::PlanCpu(daemon, *files);
+  if (!plan.ok()) return FailWith(plan.status().message());
+  const bool has_pool = daemon.pool.capacity_bytes.has_value();
+  if (common.json) {
+    nlohmann::json json = {{"weights_bytes", plan->weight_bytes},
+                           {"weight_format", plan->weight_format},
+                           {"workspace_bytes", plan->workspace_bytes},
+                           {"page_bytes", plan->page_bytes},
+                           {"page_tokens", daemon.pool.page_size},
+                           {"kv_dtype", DTypeName(daemon.pool.dtype)}};
+    if (has_pool) json["kv_bytes"] = plan->pool_bytes;
+    std::printf("%s\n", json.dump().c_str());
+    return kOk;
+  }
+  PrintLine("weights", plan->weight_bytes,
+            plan->weight_format == "none" ? ", unquantised"
+                                          : absl::StrCat(", most as ", plan->weight_format));
+  PrintLine("workspace", plan->workspace_bytes, "");
+  if (has_pool) PrintLine("kv", plan->pool_bytes, "");
+  PrintLine("page", plan->page_bytes,
+            absl::StrCat(", ", daemon.pool.page_size, " tokens as ", DTypeName(daemon.pool.dtype)));
+  return kOk;
+}
+
+// The configuration that `quired` with the same files, environment and --set would have on the device.
 int RunPlan(const CommonOptions& common, PlanOptions options) {
   options.sources.sets.push_back(absl::StrCat("model.path=", options.model));
-  options.sources.sets.push_back("device.type=cuda");
+  options.sources.sets.push_back(options.cpu ? "device.type=cpu" : "device.type=cuda");
   options.sources.environment = server::ConfigEnvironment();
   options.sources.profile_dirs = server::InstalledProfileDirs();
   std::vector<std::string> errors;
   const auto config = server::LayeredConfig::Load(options.sources, &errors);
   for (const std::string& error : errors) FailWith(error);
   if (config == nullptr) return kRequestFailed;
+  if (options.cpu) return RunCpuPlan(common, options, server::ToOptions(*config));
   const absl::StatusOr<server::DevicePlan> plan = Plan(options, server::ToOptions(*config));
   if (!plan.ok()) return FailWith(plan.status().message());
   if (common.json) {
@@ -117,11 +153,11 @@ int RunMakeModel(const MakeOptions& options) {
 
 void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App* plan = app->add_subcommand("plan", "what a model needs of a GPU's memory; needs no GPU");
+  CLI::App* plan = app->add_subcommand("plan", "what a model needs of memory; loads nothing, needs no GPU");
   plan->add_option("--model", options->model, "model directory")->required();
   plan->add_option("--device-memory", options->device_memory,
-                   "memory of the GPU that is free before the model is loaded, such as 80GiB")
-      ->required();
+                   "memory of the GPU that is free before the model is loaded, such as 80GiB");
+  plan->add_flag("--cpu", options->cpu, "what it needs on the CPU instead");
   plan->add_option("--sms", options->num_sms, "multiprocessors of the GPU")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -129,7 +165,11 @@ void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
       ->allow_extra_args(false);
   plan->add_option("--set", options->sources.sets, "as of quired, repeatable")
       ->allow_extra_args(false);
-  plan->callback([=] { *exit_code = RunPlan(*common, *options); });
+  plan->callback([=] {
+    *exit_code = options->cpu || !options->device_memory.empty()
+                     ? RunPlan(*common, *options)
+                     : FailWith("--device-memory is missing; give it, or --cpu");
+  });
 
   auto make = std::make_shared<MakeOptions>();
   CLI::App* make_model = app->add_subcommand(
