@@ -1,4 +1,4 @@
-// The integer linear with SSE4.2; see int_linear_x86-inl.h. No fused multiply-add, so the bits are
+// The integer linear with SSE4.2; see int_linear_tiles-inl.h. No fused multiply-add, so the bits are
 // this level's own.
 
 #include "kernels/cpu/int_linear.h"
@@ -125,12 +125,12 @@ QUIRE_OP std::uint32_t NarrowQuad(const std::int32_t* from) {
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm_packs_epi16(halves, halves)));
 }
 
-#undef QUIRE_OP
-
 }  // namespace
 }  // namespace quire::kernels::internal
 
 #include "kernels/cpu/int_linear_x86-inl.h"
+// Needs what is above.
+#include "kernels/cpu/int_linear_tiles-inl.h"
 
 namespace quire::kernels::internal {
 const IntLinearKernels kIntLinearSse4 = {"sse4", Quantize, Linear};
