@@ -78,8 +78,8 @@ class GgufConfigReader {
     QUIRE_RETURN_IF_ERROR(CheckSplit());
     QUIRE_RETURN_IF_ERROR(CheckForeignKeys());
     QUIRE_RETURN_IF_ERROR(ReadSizes());
-    QUIRE_RETURN_IF_ERROR(ReadHeads());
     QUIRE_RETURN_IF_ERROR(ReadVocab());
+    QUIRE_RETURN_IF_ERROR(ReadHeads());
     QUIRE_RETURN_IF_ERROR(ReadEpsilon());
     QUIRE_RETURN_IF_ERROR(ReadRope());
     QUIRE_RETURN_IF_ERROR(ReadIds());
@@ -228,6 +228,11 @@ class GgufConfigReader {
   absl::Status ReadVocab() {
     const text::GgufTensor* embedding = gguf_.FindTensor(kEmbedding);
     if (embedding == nullptr) return gguf_.Error(absl::StrCat("tensor ", kEmbedding), "is missing");
+    if (embedding->extents.front() != config_.hidden_size) {
+      return gguf_.Error(absl::StrCat("tensor ", kEmbedding),
+                         absl::StrCat("has rows of ", embedding->extents.front(), " elements, ",
+                                      Key("embedding_length"), " is ", config_.hidden_size));
+    }
     const std::int64_t rows = embedding->extents.size() == 2 ? embedding->extents[1] : 0;
     if (rows < 1 || rows > kMaxVocab) {
       return gguf_.Error(absl::StrCat("tensor ", kEmbedding),

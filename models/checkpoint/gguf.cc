@@ -75,8 +75,9 @@ absl::StatusOr<std::uint64_t> BytesOfTensor(const text::GgufFile& gguf,
   return static_cast<std::uint64_t>(bytes);
 }
 
+// `before` is the tensor in front of it in the table, which is whole, or empty.
 absl::Status CheckPlace(const text::GgufFile& gguf, const text::GgufTensor& tensor,
-                        std::uint64_t bytes, std::uint64_t data_bytes) {
+                        std::uint64_t bytes, std::uint64_t data_bytes, absl::string_view before) {
   if (tensor.offset % gguf.alignment() != 0) {
     return Refuse(gguf, tensor.name,
                   absl::StrCat("has offset ", tensor.offset,
@@ -85,7 +86,8 @@ absl::Status CheckPlace(const text::GgufFile& gguf, const text::GgufTensor& tens
   if (tensor.offset > data_bytes || bytes > data_bytes - tensor.offset) {
     return Refuse(gguf, tensor.name,
                   absl::StrCat("takes ", bytes, " bytes from offset ", tensor.offset,
-                               ", the file has ", data_bytes, " bytes of data"));
+                               ", the file has ", data_bytes, " bytes of data",
+                               before.empty() ? "" : ", enough up to tensor ", before));
   }
   return absl::OkStatus();
 }
@@ -178,7 +180,8 @@ absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& open
   for (const text::GgufTensor& row : gguf.tensors()) {
     QUIRE_ASSIGN_OR_RETURN(const GgmlFormat* format, FormatOfTensor(gguf, row));
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t bytes, BytesOfTensor(gguf, row, *format));
-    QUIRE_RETURN_IF_ERROR(CheckPlace(gguf, row, bytes, data.size()));
+    QUIRE_RETURN_IF_ERROR(CheckPlace(
+        gguf, row, bytes, data.size(), tensors.empty() ? "" : absl::string_view(tensors.back().name)));
     const auto type = static_cast<GgmlType>(format->number);
     StoredTensor tensor;
     tensor.name = std::string(row.name);
