@@ -180,8 +180,8 @@ absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& open
   for (const text::GgufTensor& row : gguf.tensors()) {
     QUIRE_ASSIGN_OR_RETURN(const GgmlFormat* format, FormatOfTensor(gguf, row));
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t bytes, BytesOfTensor(gguf, row, *format));
-    QUIRE_RETURN_IF_ERROR(CheckPlace(
-        gguf, row, bytes, data.size(), tensors.empty() ? "" : absl::string_view(tensors.back().name)));
+    const std::string before = tensors.empty() ? "" : tensors.back().name;
+    QUIRE_RETURN_IF_ERROR(CheckPlace(gguf, row, bytes, data.size(), before));
     const auto type = static_cast<GgmlType>(format->number);
     StoredTensor tensor;
     tensor.name = std::string(row.name);
