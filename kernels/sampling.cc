@@ -5,14 +5,13 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "base/philox.h"
 #include "base/status.h"
 #include "kernels/cpu/sampling_passes.h"
-#include "kernels/exact_math.h"
 
 namespace quire::kernels {
 namespace {
@@ -24,10 +23,12 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 // weight is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
 constexpr float kReach = 28.0f;
 
-// Purpose word of the Philox counter.
-constexpr std::uint32_t kPurposeDraw = 0;
+// Up to this many tokens a border is looked for one by one.
+constexpr std::size_t kFewTokens = 256;
+// A round makes the range of values a quarter; more do not help where values are equal.
+constexpr int kMaxRounds = 8;
 
-// Candidates in order of ascending id; arrays lie in a workspace.
+// Some tokens in order of ascending id; arrays lie in a workspace.
 struct Candidates {
   std::int32_t* ids;
   float* x;
@@ -42,6 +43,10 @@ std::uint32_t OrderedKey(float x) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
+float ValueOfKey(std::uint32_t key) {
+  return std::bit_cast<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
 // floor(w * 2^40): sums of these have no order.
 std::uint64_t Mass(float w) {
   return static_cast<std::uint64_t>(w * 0x1p40f);
@@ -52,61 +57,47 @@ std::uint64_t OrderKey(float x, std::int32_t id) {
   return std::uint64_t{OrderedKey(x)} << 32 | ~static_cast<std::uint32_t>(id);
 }
 
-template <typename Keep>
-void KeepIf(Candidates& c, Keep keep) {
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < c.count; ++i) {
-    if (!keep(i)) continue;
-    c.ids[kept] = c.ids[i];
-    c.x[kept] = c.x[i];
-    c.w[kept] = c.w[i];
-    ++kept;
-  }
-  c.count = kept;
-}
-
-// Keeps the k first in order; returns the x of the last of them. REQUIRES: 0 < k <= count.
-float KeepFirst(Candidates& c, std::size_t k) {
+// Keeps the k first in order. REQUIRES: 0 < k <= count.
+internal::Prefix KeepFirst(Candidates& c, std::size_t k) {
   for (std::size_t i = 0; i < c.count; ++i) c.keys[i] = OrderKey(c.x[i], c.ids[i]);
   std::nth_element(c.keys, c.keys + (k - 1), c.keys + c.count, std::greater<>());
   const std::uint64_t last = c.keys[k - 1];
-  float x = 0;
+  std::size_t kept = 0;
   for (std::size_t i = 0; i < c.count; ++i) {
-    if (OrderKey(c.x[i], c.ids[i]) == last) x = c.x[i];
+    if (OrderKey(c.x[i], c.ids[i]) < last) continue;
+    c.ids[kept] = c.ids[i];
+    c.x[kept] = c.x[i];
+    ++kept;
   }
-  KeepIf(c, [&](std::size_t i) { return OrderKey(c.x[i], c.ids[i]) >= last; });
-  return x;
+  c.count = kept;
+  return {ValueOfKey(static_cast<std::uint32_t>(last >> 32)),
+          static_cast<std::int32_t>(~static_cast<std::uint32_t>(last))};
 }
 
-// Step 7, and the candidates within reach of the best one. A running k-th best drops nearly
-// everything while the row is read.
-void Collect(const float* x, std::size_t vocab, float max, std::size_t k, Candidates& c) {
-  constexpr std::size_t kChunk = 128;
-  float cut = std::max(max - kReach, -kLargest);
+// Step 7. A running k-th best drops nearly everything while the row is read.
+internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
+                             internal::Prefix reach, Candidates& c) {
+  constexpr std::size_t kChunk = 512;
+  internal::Prefix prefix = reach;
   c.count = 0;
   for (std::size_t at = 0; at < vocab; at += kChunk) {
-    c.count += internal::CollectAtLeast(x, {at, std::min(vocab, at + kChunk)}, cut, c.ids + c.count,
-                                        c.x + c.count);
-    if (k > 0 && c.count >= 4 * k + kChunk) cut = KeepFirst(c, k);
+    const std::size_t size = std::min(vocab - at, kChunk);
+    c.count += internal::CollectBetween({nullptr, static_cast<std::int32_t>(at), x + at, size},
+                                        {prefix.x}, c.ids + c.count, c.x + c.count);
+    if (c.count >= 4 * k + kChunk) prefix = KeepFirst(c, k);
   }
-  if (k > 0 && c.count > k) KeepFirst(c, k);
+  return c.count >= k ? KeepFirst(c, k) : reach;
 }
 
-// The shortest prefix whose mass reaches a target.
-struct Border {
-  std::uint32_t key;   // everything above is in
-  std::uint64_t ties;  // of those that are equal, this many with the lowest ids
-};
-
-// By radix digits of the ordered key, so that equal sums come from any order of addition. REQUIRES:
-// the mass of all candidates reaches the target.
-Border FindBorder(const Candidates& c, double target) {
+// Where the mass of the first candidates reaches a target, by radix digits of the ordered key, so that
+// equal sums come from any order of addition. `above` is the mass of what comes before all candidates.
+// REQUIRES: the mass of all candidates reaches the target.
+internal::Prefix FindBorder(const Candidates& c, double target, std::uint64_t above) {
   constexpr int kBits = 11;
   const auto reached = [target](std::uint64_t mass) { return static_cast<double>(mass) >= target; };
   std::array<std::uint64_t, 1 << kBits> sums;
   std::uint32_t prefix = 0;
   std::uint32_t mask = 0;
-  std::uint64_t above = 0;
   for (const int shift : {21, 10, 0}) {
     const std::uint32_t digit = shift == 0 ? (1u << 10) - 1 : (1u << kBits) - 1;
     sums.fill(0);
@@ -119,90 +110,107 @@ Border FindBorder(const Candidates& c, double target) {
     prefix |= bucket << shift;
     mask |= digit << shift;
   }
+  internal::Prefix border{ValueOfKey(prefix), -1};
   for (std::size_t i = 0; i < c.count; ++i) {
     if (OrderedKey(c.x[i]) != prefix) continue;
-    std::uint64_t ties = 1;
-    while (ties < c.count && !reached(above + ties * Mass(c.w[i]))) ++ties;
-    return {prefix, ties};
+    border.last_tie = c.ids[i];
+    above += Mass(c.w[i]);
+    if (reached(above)) break;
   }
-  return {prefix, 0};
+  return border;
 }
 
-// Step 8.
-void KeepTopP(float top_p, float max, Candidates& c) {
-  // Masses of nested sets of the best candidates: the prefix lies within the first that reaches the
-  // target.
-  constexpr std::array<float, 4> kDepths = {4.0f, 8.0f, 16.0f, kReach};
-  std::array<std::uint64_t, 4> masses{};
-  for (std::size_t i = 0; i < c.count; ++i) {
-    const float depth = max - c.x[i];
-    masses[depth <= kDepths[0]   ? 0
-           : depth <= kDepths[1] ? 1
-           : depth <= kDepths[2] ? 2
-                                 : 3] += Mass(c.w[i]);
+// Step 8 over `from`, whose best token has the value `max`. `c` takes the tokens around the border; it
+// may hold `from`. Sets of tokens above one value are nested, and masses have no order, so the border
+// is closed in on by values before anything is sorted.
+internal::Prefix ReachMass(float top_p, float max, const internal::IdsAndValues& from,
+                           Candidates& c) {
+  internal::MassCuts cuts = {max - 2.0f, max - 5.0f, max - 10.0f,
+                             std::max(max - kReach, -kLargest)};
+  internal::Masses masses = internal::MassesAtLeast(from.values, from.count, max, cuts);
+  const double target = static_cast<double>(top_p) * static_cast<double>(masses.back());
+  std::uint64_t above = 0;
+  internal::ValueRange range{-kLargest};
+  // The first set that reaches the target holds the border, the one before it does not.
+  const auto narrow = [&] {
+    std::size_t set = 0;
+    while (set + 1 < cuts.size() && static_cast<double>(above + masses[set]) < target) ++set;
+    if (set > 0) {
+      above += masses[set - 1];
+      range.high = cuts[set - 1];
+    }
+    range.low = cuts[set];
+  };
+  narrow();
+  c.count = internal::CollectBetween(from, range, c.ids, c.x);
+  for (int round = 0; round < kMaxRounds && c.count > kFewTokens; ++round) {
+    const float width = std::min(range.high, max) - range.low;
+    cuts = {range.low + 0.75f * width, range.low + 0.5f * width, range.low + 0.25f * width,
+            range.low};
+    masses = internal::MassesAtLeast(c.x, c.count, max, cuts);
+    narrow();
+    c.count = internal::CollectBetween({c.ids, 0, c.x, c.count}, range, c.ids, c.x);
   }
-  const double target = static_cast<double>(top_p) *
-                        static_cast<double>(masses[0] + masses[1] + masses[2] + masses[3]);
-  std::size_t set = 0;
-  for (std::uint64_t mass = masses[0]; set < 3 && static_cast<double>(mass) < target;) {
-    mass += masses[++set];
-  }
-  if (set < 3) KeepIf(c, [&](std::size_t i) { return max - c.x[i] <= kDepths[set]; });
-  Border border = FindBorder(c, target);
-  KeepIf(c, [&](std::size_t i) {
-    const std::uint32_t key = OrderedKey(c.x[i]);
-    if (key != border.key) return key > border.key;
-    if (border.ties == 0) return false;
-    --border.ties;
-    return true;
-  });
+  internal::ExpMinus(c.x, c.count, max, c.w);
+  return FindBorder(c, target, above);
 }
 
 // Steps 7 to 9.
-void Filter(const SamplingRow& row, const float* x, std::size_t vocab, float max, Candidates& c) {
+internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t vocab, float max,
+                        Candidates& c) {
+  internal::Prefix prefix{std::max(max - kReach, -kLargest)};
+  internal::IdsAndValues survivors{nullptr, 0, x, vocab};
   const auto k = static_cast<std::size_t>(row.top_k);
-  Collect(x, vocab, max, k < vocab ? k : 0, c);
-  internal::ExpMinus(c.x, c.count, max, c.w);
-  if (row.top_p < 1.0f) KeepTopP(row.top_p, max, c);
+  if (k > 0 && k < vocab) {
+    prefix = FirstTokens(x, vocab, k, prefix, c);
+    survivors = {c.ids, 0, c.x, c.count};
+  }
+  if (row.top_p < 1.0f) prefix = ReachMass(row.top_p, max, survivors, c);
   if (row.min_p > 0.0f) {
     const float threshold = max + std::log(row.min_p);
-    KeepIf(c, [&](std::size_t i) { return c.x[i] >= threshold; });
+    if (threshold > prefix.x) prefix = {threshold};
   }
+  return prefix;
 }
 
-// Step 10.
-std::int32_t Draw(const SamplingRow& row, const Candidates& c) {
-  float best = std::numeric_limits<float>::infinity();
-  std::int32_t token = c.ids[0];
-  std::uint32_t block = 0xffffffffu;
-  std::array<std::uint32_t, 4> words{};
-  for (std::size_t i = 0; i < c.count; ++i) {
-    const auto id = static_cast<std::uint32_t>(c.ids[i]);
-    if (id / 4 != block) {
-      block = id / 4;
-      words = Philox4x32({block, row.position, row.choice, kPurposeDraw}, row.seed);
-    }
-    const std::uint32_t r = words[id % 4];
-    // 1 - u, exact; -ln u is never below it, so most tokens lose without a logarithm.
-    const double rest = (4294967295.5 - static_cast<double>(r)) * 0x1p-32;
-    if (static_cast<float>(rest) * 0.999f > best * c.w[i]) continue;
-    const float score = ExponentialVariate(r) / c.w[i];
-    if (score < best) {
-      best = score;
-      token = c.ids[i];
-    }
+// Steps 7 to 10.
+std::int32_t Draw(const SamplingRow& row, const float* x, std::size_t vocab, float max,
+                  Candidates& c) {
+  const internal::RaceKey key{row.seed, row.position, row.choice};
+  const internal::Prefix prefix = Filter(row, x, vocab, max, c);
+  // Without a filter nearly all tokens are in.
+  if (row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f) {
+    c.count = internal::CollectBetween({nullptr, 0, x, vocab}, {prefix.x}, c.ids, c.x);
+    if (c.count < vocab / 4) return internal::RaceAmong({c.ids, 0, c.x, c.count}, max, prefix, key);
   }
-  return token;
+  return internal::Race(x, vocab, max, prefix, key);
 }
 
 bool HasText(std::uint32_t token, std::uint32_t text_vocab, const std::uint8_t* has_text) {
   return token < text_vocab && (has_text == nullptr || has_text[token] != 0);
 }
 
+// Calls `act` for the ids below `count` that have no text: few, so the mask is searched, not walked.
+template <typename Act>
+void ForEachWithoutText(const std::uint8_t* has_text, std::size_t count, Act act) {
+  if (has_text == nullptr) return;
+  for (const std::uint8_t* at = has_text; at < has_text + count; ++at) {
+    const auto left = static_cast<std::size_t>(has_text + count - at);
+    at = static_cast<const std::uint8_t*>(std::memchr(at, 0, left));
+    if (at == nullptr) return;
+    act(static_cast<std::size_t>(at - has_text));
+  }
+}
+
+bool HasPenalties(const SamplingRow& row) {
+  return row.history_size > 0 &&
+         (row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
+          row.presence_penalty != 0.0f);
+}
+
 // Steps 2 to 5, in place.
 void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
-  const bool penalties = row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
-                         row.presence_penalty != 0.0f;
+  const bool penalties = HasPenalties(row);
   for (std::uint32_t i = 0; penalties && i < row.history_size; ++i) {
     const TokenCount& seen = row.history[i];
     float& value = z[seen.token];
@@ -220,10 +228,16 @@ void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
   }
   for (std::uint32_t i = 0; i < row.banned_size; ++i) z[row.banned[i]] = kNothing;
   if (row.text_vocab < vocab) std::fill(z + row.text_vocab, z + vocab, kNothing);
-  if (row.has_text == nullptr) return;
-  for (std::uint32_t i = 0; i < vocab; ++i) {
-    if (row.has_text[i] == 0) z[i] = kNothing;
-  }
+  ForEachWithoutText(row.has_text, std::min(row.text_vocab, vocab),
+                     [z](std::size_t token) { z[token] = kNothing; });
+}
+
+// Into the n best so far, by logit; equal ones stay behind the lower ids before them.
+void InsertTop(TopLogprob entry, std::uint32_t n, TopLogprob* top, std::uint32_t* count) {
+  if (*count == n && !(entry.logprob > top[n - 1].logprob)) return;
+  std::uint32_t at = *count < n ? (*count)++ : n - 1;
+  for (; at > 0 && top[at - 1].logprob < entry.logprob; --at) top[at] = top[at - 1];
+  top[at] = entry;
 }
 
 // Raw log-probabilities of one row: step 1.
@@ -244,26 +258,31 @@ class RawRow {
 
   std::int32_t Rank(std::int32_t token) const {
     const float z = logits_[token];
-    std::int32_t rank = 1;
-    for (std::uint32_t i = 0; i < std::min(vocab_, text_vocab_); ++i) {
-      const bool better =
-          logits_[i] > z || (logits_[i] == z && i < static_cast<std::uint32_t>(token));
-      if (better && HasText(i, text_vocab_, has_text_)) ++rank;
-    }
-    return rank;
+    const std::size_t count = std::min(vocab_, text_vocab_);
+    const std::size_t id = std::min(static_cast<std::size_t>(token), count);
+    std::size_t better = internal::CountBefore(logits_, count, z, id);
+    ForEachWithoutText(has_text_, count, [&](std::size_t i) {
+      if (logits_[i] > z || (logits_[i] == z && i < id)) --better;
+    });
+    return static_cast<std::int32_t>(better) + 1;
   }
 
   // The n best ids with text and a finite logit, best first; returns how many there are.
   std::uint32_t Top(std::uint32_t n, TopLogprob* top) const {
+    constexpr std::size_t kChunk = 64;
+    std::array<std::int32_t, kChunk> ids;
+    std::array<float, kChunk> values;
+    const std::size_t vocab = std::min(vocab_, text_vocab_);
     std::uint32_t count = 0;
-    for (std::uint32_t i = 0; n > 0 && i < std::min(vocab_, text_vocab_); ++i) {
-      const float z = logits_[i];
-      if (z == kNothing || (count == n && !(z > top[n - 1].logprob))) continue;
-      if (!HasText(i, text_vocab_, has_text_)) continue;
-      // Insertion by logit; equal ones stay behind the lower ids before them.
-      std::uint32_t at = count < n ? count++ : n - 1;
-      for (; at > 0 && top[at - 1].logprob < z; --at) top[at] = top[at - 1];
-      top[at] = {static_cast<std::int32_t>(i), z};
+    for (std::size_t at = 0; n > 0 && at < vocab; at += kChunk) {
+      const float cut = count == n ? top[n - 1].logprob : -kLargest;
+      const std::size_t found = internal::CollectBetween(
+          {nullptr, static_cast<std::int32_t>(at), logits_ + at, std::min(kChunk, vocab - at)},
+          {cut}, ids.data(), values.data());
+      for (std::size_t i = 0; i < found; ++i) {
+        if (!HasText(static_cast<std::uint32_t>(ids[i]), text_vocab_, has_text_)) continue;
+        InsertTop({ids[i], values[i]}, n, top, &count);
+      }
     }
     for (std::uint32_t i = 0; i < count; ++i) top[i].logprob = LogProb(top[i].logprob);
     return count;
@@ -278,18 +297,37 @@ class RawRow {
   const double log_sum_;
 };
 
-// Steps 2 to 10; -1 when nothing survives. `x` [vocab] is a copy of the logits, `c` has room for
-// them.
-std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float* x, Candidates& c) {
-  Adjust(row, vocab, x);
-  if (row.temperature < 0.001f) {
-    const float max = internal::ScanLogits(x, vocab).max;
-    return max == kNothing ? -1 : static_cast<std::int32_t>(std::find(x, x + vocab, max) - x);
+// The greedy token without a copy of the row: the best logit, when only masks apply and they spare it.
+// -1: not known this way.
+std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max) {
+  if (HasPenalties(row) || row.bias_size > 0) return -1;
+  const auto best =
+      static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));
+  const bool banned = std::find(row.banned, row.banned + row.banned_size, best) !=
+                      row.banned + row.banned_size;
+  if (banned || !HasText(static_cast<std::uint32_t>(best), row.text_vocab, row.has_text)) return -1;
+  return best;
+}
+
+// Steps 2 to 10; -1 when nothing survives. `x` [vocab] and `c` have room for all tokens; `max` is the
+// best logit.
+std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x,
+                    Candidates& c) {
+  const bool greedy = row.temperature < 0.001f;
+  if (greedy) {
+    const std::int32_t best = BestUnmasked(row, vocab, max);
+    if (best >= 0) return best;
   }
-  const float max = internal::ScaleLogits(x, vocab, 1.0f / row.temperature);
-  if (max == kNothing) return -1;
-  Filter(row, x, vocab, max, c);
-  return Draw(row, c);
+  std::copy(row.logits, row.logits + vocab, x);
+  Adjust(row, vocab, x);
+  if (greedy) {
+    const float best = internal::ScanLogits(x, vocab).max;
+    return best == kNothing ? -1
+                            : static_cast<std::int32_t>(internal::FindFirst(x, vocab, best));
+  }
+  const float best = internal::ScaleLogits(x, vocab, 1.0f / row.temperature);
+  if (best == kNothing) return -1;
+  return Draw(row, x, vocab, best, c);
 }
 
 // Keys, a copy of the logits, and ids, x and w of the candidates, which are at most all tokens.
@@ -308,9 +346,8 @@ void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace
   const std::size_t n = vocab;
   auto* const keys = reinterpret_cast<std::uint64_t*>(workspace.Reserve(SampleScratchBytes(vocab)));
   auto* const x = reinterpret_cast<float*>(keys + n);
-  std::copy(row.logits, row.logits + vocab, x);
   Candidates c{reinterpret_cast<std::int32_t*>(x + 3 * n), x + n, x + 2 * n, keys, 0};
-  sampled.token = Choose(row, vocab, x, c);
+  sampled.token = Choose(row, vocab, scan.max, x, c);
   if (sampled.token < 0) {
     sampled.no_survivor = true;
     return;
