@@ -1,10 +1,12 @@
 // Counts heap allocations of this program: ops must not allocate once their scratch memory has grown.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
 #include "kernels/ops.h"
+#include "kernels/quantized_linear.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace {
@@ -118,6 +120,34 @@ TEST(AllocationTest, OpsReuseTheirScratchMemory) {
   const int before = allocations;
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(step());
   EXPECT_EQ(allocations, before);
+}
+
+TEST(AllocationTest, IntegerLinearUsesWhatWasReserved) {
+  constexpr std::uint32_t kRows = 40, kInputs = 512, kFeatures = 96;
+  const auto x = RandomFloats(kRows * kInputs, 1);
+  std::vector<float> y(kRows * kFeatures);
+  for (const std::uint32_t group : {16u, kInputs}) {
+    const TestBackend backend(3);
+    const auto packed = PackQuantizedRows(
+        *backend, {WeightFormat::kInt8, kFeatures, kInputs, group},
+        [](std::uint32_t, const QuantizedRow& out) {
+          std::fill(out.q.begin(), out.q.end(), std::int8_t{1});
+          std::fill(out.scales.begin(), out.scales.end(), 1.0f);
+        });
+    ASSERT_TRUE(packed.ok());
+    ReserveQuantizedLinear(*backend, kRows, kInputs);
+    const int before = allocations;
+    for (const std::uint32_t rows : {1u, 3u, 8u, 9u, kRows}) {
+      ASSERT_TRUE(Linear(*backend, {.x = x.data(),
+                                    .weight = &*packed,
+                                    .y = y.data(),
+                                    .x_stride = kInputs,
+                                    .y_stride = kFeatures,
+                                    .num_rows = rows})
+                      .ok());
+    }
+    EXPECT_EQ(allocations, before) << group;
+  }
 }
 
 }  // namespace

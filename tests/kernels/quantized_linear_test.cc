@@ -1,0 +1,397 @@
+#include "kernels/quantized_linear.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace quire::kernels {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::string NameOf(const QuantizedShape& shape) {
+  return absl::StrCat(WeightFormatName(shape.format), "_g", shape.group,
+                      shape.has_min ? "_min" : "", "_n", shape.n, "_k", shape.k);
+}
+
+// A matrix with every integer that its format has, and what it is worth in double.
+struct TestMatrix {
+  QuantizedShape shape;
+  PackedLinear packed;
+  std::vector<double> values;  // [n][k]
+};
+
+TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape, std::uint32_t seed) {
+  const std::uint32_t groups = shape.k / shape.group;
+  std::mt19937 rng(seed);
+  const bool is_int4 = shape.format == WeightFormat::kInt4;
+  const int low = shape.has_min ? 0 : is_int4 ? -8 : -128;
+  std::uniform_int_distribution<int> integer(low, low + (is_int4 ? 15 : 255));
+  std::uniform_real_distribution<float> scale(0.001f, 0.02f);
+  std::vector<int> q(std::size_t{shape.n} * shape.k);
+  for (int& value : q) value = integer(rng);
+  std::vector<float> scales(std::size_t{shape.n} * groups);
+  for (float& value : scales) value = scale(rng);
+  std::vector<float> mins(shape.has_min ? scales.size() : 0);
+  for (float& value : mins) value = -8 * scale(rng);
+  auto packed = PackQuantizedRows(backend, shape, [&](std::uint32_t row, const QuantizedRow& out) {
+    EXPECT_EQ(out.q.size(), shape.k);
+    EXPECT_EQ(out.scales.size(), groups);
+    EXPECT_EQ(out.mins.size(), shape.has_min ? groups : 0);
+    for (std::uint32_t k = 0; k < shape.k; ++k) {
+      out.q[k] = static_cast<std::int8_t>(q[std::size_t{row} * shape.k + k]);
+    }
+    std::copy_n(scales.begin() + row * groups, groups, out.scales.begin());
+    if (shape.has_min) std::copy_n(mins.begin() + row * groups, groups, out.mins.begin());
+  });
+  EXPECT_TRUE(packed.ok()) << packed.status();
+  TestMatrix matrix{shape, *std::move(packed), {}};
+  const auto stored = [&](float value) {
+    return double{shape.scale_per_feature() ? value : F16::FromFloat(value).ToFloat()};
+  };
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    const std::size_t g = i / shape.k * groups + i % shape.k / shape.group;
+    matrix.values.push_back(q[i] * stored(scales[g]) + (shape.has_min ? stored(mins[g]) : 0.0));
+  }
+  return matrix;
+}
+
+// What the activations are worth after their quantisation, in double; NaN for a group that has a
+// value that is not finite.
+std::vector<double> QuantizedInputs(std::span<const float> x, std::uint32_t k,
+                                    std::uint32_t group) {
+  const std::uint32_t wide = std::max(group, 32u);
+  std::vector<double> values(x.begin(), x.end());
+  for (std::size_t row = 0; row < x.size() / k; ++row) {
+    for (std::size_t begin = row * k; begin < (row + 1) * k; begin += wide) {
+      const std::size_t end = std::min(begin + wide, (row + 1) * k);
+      float largest = 0;
+      for (std::size_t i = begin; i < end; ++i) {
+        largest = std::isfinite(x[i]) ? std::max(largest, std::fabs(x[i])) : kNan;
+        if (std::isnan(largest)) break;
+      }
+      for (std::size_t i = begin; i < end; ++i) {
+        if (largest < 0x1p-100f) {
+          values[i] = 0;
+        } else {
+          // The factor is the one of the contract, rounded once to f32, or ties could differ.
+          values[i] = std::nearbyint(x[i] * (127.0f / largest)) * double{largest / 127.0f};
+        }
+      }
+    }
+  }
+  return values;
+}
+
+std::vector<double> Product(std::span<const double> x, const TestMatrix& matrix) {
+  const std::size_t k = matrix.shape.k;
+  std::vector<double> y;
+  for (std::size_t m = 0; m < x.size() / k; ++m) {
+    for (std::size_t n = 0; n < matrix.shape.n; ++n) {
+      double sum = 0;
+      for (std::size_t i = 0; i < k; ++i) sum += x[m * k + i] * matrix.values[n * k + i];
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+std::vector<float> Multiply(const Backend& backend, const PackedLinear& weight,
+                       std::span<const float> x) {
+  const std::size_t rows = x.size() / weight.k();
+  std::vector<float> y(rows * weight.n(), kNan);
+  EXPECT_TRUE(Linear(backend, {.x = x.data(),
+                               .weight = &weight,
+                               .y = y.data(),
+                               .x_stride = weight.k(),
+                               .y_stride = weight.n(),
+                               .num_rows = static_cast<std::uint32_t>(rows)})
+                  .ok());
+  return y;
+}
+
+std::vector<QuantizedShape> Shapes() {
+  using enum WeightFormat;
+  return {{kInt8, 37, 333, 333},        {kInt8, 5, 30, 30},
+          {kInt8, 130, 1152, 1152},     {kInt8, 64, 48, 16},
+          {kInt8, 50, 1040, 16},        {kInt8, 37, 352, 32},
+          {kInt8, 133, 1056, 32},       {kInt8, 20, 704, 64},
+          {kInt8, 17, 640, 128},        {kInt8, 35, 48, 16, true},
+          {kInt8, 37, 672, 32, true},   {kInt8, 19, 32, 32, true},
+          {kInt4, 37, 352, 32},         {kInt4, 133, 1056, 32},
+          {kInt4, 20, 704, 64},         {kInt4, 50, 640, 128},
+          {kInt4, 3, 32, 32},           {kInt4, 37, 672, 32, true},
+          {kInt4, 66, 1088, 64, true}};
+}
+
+class QuantizedLinearTest : public testing::TestWithParam<QuantizedShape> {};
+
+TEST_P(QuantizedLinearTest, StoresWhatTheSourceGave) {
+  const TestBackend backend(3);
+  const TestMatrix matrix = MakeMatrix(*backend, GetParam(), 1);
+  const PackedLinear& packed = matrix.packed;
+  EXPECT_EQ(packed.size_bytes(), QuantizedBytes(GetParam()));
+  EXPECT_EQ(packed.n(), GetParam().n);
+  EXPECT_EQ(packed.k(), GetParam().k);
+  EXPECT_EQ(packed.group(), GetParam().group);
+  EXPECT_EQ(packed.has_min(), GetParam().has_min);
+  for (std::uint32_t n = 0; n < packed.n(); ++n) {
+    for (std::uint32_t k = 0; k < packed.k(); ++k) {
+      const double value = matrix.values[std::size_t{n} * packed.k() + k];
+      ASSERT_NEAR(packed.At(n, k), value, 1e-6 * std::fabs(value) + 1e-7) << n << ", " << k;
+    }
+  }
+}
+
+TEST_P(QuantizedLinearTest, ScalarReferenceEqualsDoubleOverTheQuantisedValues) {
+  const TestBackend backend(2);
+  const ScopedIsa scalar("scalar");
+  const TestMatrix matrix = MakeMatrix(*backend, GetParam(), 2);
+  const auto x = RandomFloats(std::size_t{9} * GetParam().k, 3);
+  const auto exact = Product(QuantizedInputs(x, GetParam().k, GetParam().group), matrix);
+  EXPECT_LE(RelativeError(Multiply(*backend, matrix.packed, x), exact), 1e-6);
+}
+
+TEST_P(QuantizedLinearTest, QuantisingActivationsCostsLittle) {
+  const TestBackend backend(1);
+  const TestMatrix matrix = MakeMatrix(*backend, GetParam(), 4);
+  const auto x = RandomFloats(std::size_t{8} * GetParam().k, 5);
+  const std::vector<double> wide(x.begin(), x.end());
+  // Half a step of 1/127 of the largest of a group, evenly spread: sqrt(1/12) * 4 / 127 at 4
+  // deviations.
+  EXPECT_LE(RelativeError(Multiply(*backend, matrix.packed, x), Product(wide, matrix)), 0.012);
+}
+
+// A row's bits are those of the scalar reference on every level with fused multiply-adds, and on every
+// level the same whatever the number of rows and threads.
+TEST_P(QuantizedLinearTest, BitsDependOnNothingButTheRow) {
+  constexpr std::uint32_t kRows = 64;
+  const QuantizedShape& shape = GetParam();
+  const std::int64_t x_stride = shape.k + 3;
+  const auto x = RandomFloats(static_cast<std::size_t>(kRows * x_stride), 6);
+  const auto bias = RandomFloats(shape.n, 7);
+  const auto residual = RandomFloats(std::size_t{kRows} * shape.n, 8);
+  const TestBackend one(1);
+  const TestMatrix matrix = MakeMatrix(*one, shape, 9);
+  const auto run = [&](const Backend& backend, std::uint32_t rows, bool extras) {
+    GuardedRows y(rows, shape.n);
+    // The residual is y itself.
+    for (std::uint32_t m = 0; extras && m < rows; ++m) {
+      std::copy_n(residual.begin() + m * shape.n, shape.n, y.row(m).begin());
+    }
+    EXPECT_TRUE(Linear(backend, {.x = x.data(),
+                                 .weight = &matrix.packed,
+                                 .bias = extras ? bias.data() : nullptr,
+                                 .residual = extras ? y.data() : nullptr,
+                                 .y = y.data(),
+                                 .x_stride = x_stride,
+                                 .residual_stride = y.stride(),
+                                 .y_stride = y.stride(),
+                                 .num_rows = rows})
+                    .ok());
+    EXPECT_TRUE(y.GuardsIntact());
+    return y.Packed();
+  };
+  std::map<bool, std::vector<float>> reference;
+  for (const bool extras : {false, true}) {
+    const ScopedIsa scalar("scalar");
+    reference[extras] = run(*one, kRows, extras);
+  }
+  for (const std::string& isa : AvailableIsas()) {
+    if (isa == "scalar") continue;
+    const ScopedIsa scoped(isa);
+    auto expected = reference;
+    if (isa == "sse4") {
+      for (auto& [extras, y] : expected) {
+        const std::vector<double> exact(y.begin(), y.end());
+        y = run(*one, kRows, extras);
+        EXPECT_LE(RelativeError(y, exact), 1e-6);
+      }
+    }
+    for (const int threads : {1, 2, 3, 7}) {
+      const TestBackend backend(threads);
+      for (const std::uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 17u, 64u}) {
+        const bool extras = rows % 2 == 1;
+        const auto y = run(*backend, rows, extras);
+        ASSERT_EQ(std::memcmp(y.data(), expected[extras].data(), y.size() * 4), 0)
+            << isa << " threads " << threads << " rows " << rows;
+      }
+    }
+  }
+}
+
+TEST_P(QuantizedLinearTest, ARowThatIsNotFiniteIsNanAndDisturbsNoOther) {
+  const QuantizedShape& shape = GetParam();
+  const TestBackend backend(2);
+  const TestMatrix matrix = MakeMatrix(*backend, shape, 10);
+  constexpr std::size_t kRows = 11;
+  const auto x = RandomFloats(kRows * shape.k, 11);
+  auto broken = x;
+  broken[1 * shape.k + 3] = kNan;
+  broken[4 * shape.k + shape.k - 1] = kInfinity;
+  broken[9 * shape.k] = -kInfinity;
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    const auto clean = Multiply(*backend, matrix.packed, x);
+    const auto y = Multiply(*backend, matrix.packed, broken);
+    for (std::size_t m = 0; m < kRows; ++m) {
+      for (std::size_t n = 0; n < shape.n; ++n) {
+        const std::size_t i = m * shape.n + n;
+        if (m == 1 || m == 4 || m == 9) {
+          ASSERT_TRUE(std::isnan(y[i])) << isa << " row " << m;
+        } else {
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(y[i]), std::bit_cast<std::uint32_t>(clean[i]))
+              << isa << " row " << m;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(QuantizedLinearTest, RowsOfExtremeMagnitudes) {
+  const QuantizedShape& shape = GetParam();
+  const TestBackend backend(2);
+  const TestMatrix matrix = MakeMatrix(*backend, shape, 12);
+  auto x = RandomFloats(std::size_t{3} * shape.k, 13);
+  for (std::uint32_t i = 0; i < shape.k; ++i) {
+    x[i] = i % 3 == 0 ? 0.0f : -0.0f;
+    x[shape.k + i] *= 1e-40f;
+    x[2 * shape.k + i] *= 1e30f;
+  }
+  const auto exact = Product(QuantizedInputs(x, shape.k, shape.group), matrix);
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    const auto y = Multiply(*backend, matrix.packed, x);
+    for (std::size_t i = 0; i < 2 * shape.n; ++i) ASSERT_EQ(y[i], 0.0f) << isa;
+    EXPECT_LE(RelativeError(std::span(y).subspan(2 * shape.n),
+                            std::span(exact).subspan(2 * shape.n)),
+              1e-6)
+        << isa;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, QuantizedLinearTest, testing::ValuesIn(Shapes()),
+                         [](const auto& info) { return NameOf(info.param); });
+
+TEST(QuantizedShapeTest, RefusesWhatKernelsDoNotHave) {
+  using enum WeightFormat;
+  const std::vector<std::pair<QuantizedShape, std::string>> refused = {
+      {{kPlain, 16, 64, 32}, "plain"},
+      {{kFp8E4M3, 16, 64, 64}, "fp8_e4m3"},
+      {{kInt8, 0, 64, 64}, "[0, 64]"},
+      {{kInt8, 16, 0, 0}, "[16, 0]"},
+      {{kInt8, 16, 65540, 65540}, "65536"},
+      {{kInt8, 16, 96, 48}, "groups of 48"},
+      {{kInt8, 16, 80, 32}, "of 80 inputs"},
+      {{kInt8, 16, 80, 80, true}, "with minimums"},
+      {{kInt4, 16, 64, 16}, "32, 64 or 128"},
+      {{kInt4, 16, 256, 256}, "groups of 256"}};
+  const TestBackend backend(1);
+  for (const auto& [shape, part] : refused) {
+    const absl::Status status = CheckQuantizedShape(shape);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+    EXPECT_EQ(PackQuantizedRows(*backend, shape, [](std::uint32_t, const QuantizedRow&) {}).status(),
+              status);
+  }
+  for (const QuantizedShape& shape : Shapes()) {
+    EXPECT_TRUE(CheckQuantizedShape(shape).ok()) << NameOf(shape);
+  }
+}
+
+struct Quantized {
+  std::vector<std::int8_t> q;
+  std::vector<float> scales;
+};
+
+Quantized QuantizeOne(WeightFormat format, std::uint32_t group, std::span<const float> row) {
+  Quantized result{std::vector<std::int8_t>(row.size()), std::vector<float>(row.size() / group)};
+  QuantizeRow(format, group, row, {result.q, result.scales, {}});
+  return result;
+}
+
+double SquaredError(std::span<const float> row, const Quantized& quantized, std::uint32_t group) {
+  double error = 0;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const double difference = row[i] - double{quantized.scales[i / group]} * quantized.q[i];
+    error += difference * difference;
+  }
+  return error;
+}
+
+TEST(QuantizeRowTest, Int8IsWithinHalfAStep) {
+  constexpr std::uint32_t kInputs = 512;
+  const auto row = RandomFloats(kInputs, 20, 0.02f);
+  for (const std::uint32_t group : {16u, 32u, 64u, 128u, kInputs}) {
+    const Quantized quantized = QuantizeOne(WeightFormat::kInt8, group, row);
+    for (std::uint32_t i = 0; i < kInputs; ++i) {
+      const float scale = quantized.scales[i / group];
+      // f16 scales are off by up to 2^-11 of themselves, which 127 steps multiply.
+      EXPECT_LE(std::fabs(row[i] - scale * static_cast<float>(quantized.q[i])), 0.57f * scale);
+      if (group != kInputs) {
+        EXPECT_EQ(F16::FromFloat(scale).ToFloat(), scale);
+      }
+    }
+  }
+}
+
+TEST(QuantizeRowTest, Int4IsBetterThanTheScaleOfTheLargestValue) {
+  constexpr std::uint32_t kInputs = 4096;
+  const auto row = RandomFloats(kInputs, 21, 0.02f);
+  for (const std::uint32_t group : {32u, 64u, 128u}) {
+    Quantized plain{std::vector<std::int8_t>(kInputs), std::vector<float>(kInputs / group)};
+    for (std::uint32_t i = 0; i < kInputs; i += group) {
+      float extreme = 0;
+      for (std::uint32_t j = i; j < i + group; ++j) {
+        if (std::fabs(row[j]) > std::fabs(extreme)) extreme = row[j];
+      }
+      const float scale = extreme / -8;
+      plain.scales[i / group] = scale;
+      for (std::uint32_t j = i; j < i + group; ++j) {
+        plain.q[j] = static_cast<std::int8_t>(std::clamp(std::round(row[j] / scale), -8.0f, 7.0f));
+      }
+    }
+    const Quantized best = QuantizeOne(WeightFormat::kInt4, group, row);
+    EXPECT_LT(SquaredError(row, best, group), 0.93 * SquaredError(row, plain, group));
+    double power = 0;
+    for (const float value : row) power += double{value} * value;
+    EXPECT_LE(std::sqrt(SquaredError(row, best, group) / power), group == 32 ? 0.085 : 0.105);
+  }
+}
+
+TEST(QuantizeRowTest, KeepsWhatItsIntegersCanSay) {
+  std::vector<float> row(64);
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = (static_cast<float>(i % 16) - 8) * 0.25f;
+  const Quantized int4 = QuantizeOne(WeightFormat::kInt4, 32, row);
+  EXPECT_EQ(SquaredError(row, int4, 32), 0);
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = (static_cast<float>(i * 4) - 127) * 0.5f;
+  row[63] = 63.5f;
+  const Quantized int8 = QuantizeOne(WeightFormat::kInt8, 64, row);
+  EXPECT_EQ(SquaredError(row, int8, 64), 0);
+}
+
+TEST(QuantizeRowTest, ZerosAndValuesThatAreNotFinite) {
+  for (const WeightFormat format : {WeightFormat::kInt8, WeightFormat::kInt4}) {
+    std::vector<float> row(96, 0.0f);
+    row[40] = kNan;
+    row[41] = 1.0f;
+    row[70] = kInfinity;
+    const Quantized quantized = QuantizeOne(format, 32, row);
+    EXPECT_EQ(quantized.scales[0], 0.0f);
+    EXPECT_TRUE(std::isnan(quantized.scales[1]));
+    EXPECT_TRUE(std::isnan(quantized.scales[2]));
+    EXPECT_EQ(quantized.q, std::vector<std::int8_t>(96, 0));
+  }
+}
+
+}  // namespace
+}  // namespace quire::kernels
