@@ -101,9 +101,9 @@ class GgufConfigReader {
                            gguf_.String("general.architecture"));
     family_ = FindFamilyByGgufArchitecture(architecture);
     if (family_ == nullptr) {
-      return absl::UnimplementedError(absl::StrCat(
-          gguf_.label(), ": general.architecture \"", architecture,
-          "\" is not supported (supported: ", SupportedGgufArchitectures(), ")"));
+      return absl::UnimplementedError(
+          absl::StrCat(gguf_.label(), ": general.architecture \"", architecture,
+                       "\" is not supported (supported: ", SupportedGgufArchitectures(), ")"));
     }
     prefix_ = absl::StrCat(architecture, ".");
     config_.is_gguf = true;
@@ -150,17 +150,16 @@ class GgufConfigReader {
       if (!gguf_.Has(key)) continue;
       QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, AnyNumber(key));
       if (value && (*value == foreign.neutral || *value == foreign.also_neutral)) continue;
-      return absl::UnimplementedError(
-          absl::StrCat(gguf_.label(), ": ", key, value ? absl::StrCat(" ", *value) : "",
-                       " is not supported by ", family_->name));
+      return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", key,
+                                                   value ? absl::StrCat(" ", *value) : "",
+                                                   " is not supported by ", family_->name));
     }
     std::vector<absl::string_view> unknown;
     for (const absl::string_view key : gguf_.keys()) {
       if (!absl::StartsWith(key, prefix_)) continue;
       const absl::string_view suffix = key.substr(prefix_.size());
       const bool known =
-          std::find(std::begin(kKnownKeys), std::end(kKnownKeys), suffix) !=
-              std::end(kKnownKeys) ||
+          std::find(std::begin(kKnownKeys), std::end(kKnownKeys), suffix) != std::end(kKnownKeys) ||
           std::any_of(std::begin(kForeignKeys), std::end(kForeignKeys),
                       [&](const ForeignKey& foreign) { return foreign.key == suffix; });
       if (!known) unknown.push_back(key);
@@ -173,8 +172,7 @@ class GgufConfigReader {
   }
 
   absl::Status ReadSizes() {
-    QUIRE_ASSIGN_OR_RETURN(config_.max_position_embeddings,
-                           Count("context_length", kMaxPositions));
+    QUIRE_ASSIGN_OR_RETURN(config_.max_position_embeddings, Count("context_length", kMaxPositions));
     QUIRE_ASSIGN_OR_RETURN(config_.hidden_size, Count("embedding_length", kMaxHidden));
     QUIRE_ASSIGN_OR_RETURN(config_.num_hidden_layers, Count("block_count", kMaxLayers));
     QUIRE_ASSIGN_OR_RETURN(config_.intermediate_size,
@@ -183,17 +181,16 @@ class GgufConfigReader {
   }
 
   absl::Status ReadHeads() {
-    QUIRE_ASSIGN_OR_RETURN(config_.num_attention_heads,
-                           Count("attention.head_count", kMaxHeads));
+    QUIRE_ASSIGN_OR_RETURN(config_.num_attention_heads, Count("attention.head_count", kMaxHeads));
     const std::uint32_t heads = config_.num_attention_heads;
     const std::string kv_key = Key("attention.head_count_kv");
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
                            gguf_.OptionalInteger(kv_key, 1, kMaxHeads));
     config_.num_key_value_heads = static_cast<std::uint32_t>(kv_heads.value_or(heads));
     if (heads % config_.num_key_value_heads != 0) {
-      return gguf_.Error(kv_key, absl::StrCat("is ", config_.num_key_value_heads,
-                                              ", it must divide ", Key("attention.head_count"),
-                                              " ", heads));
+      return gguf_.Error(kv_key,
+                         absl::StrCat("is ", config_.num_key_value_heads, ", it must divide ",
+                                      Key("attention.head_count"), " ", heads));
     }
     const std::string size_key = Key("attention.key_length");
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> head_size,
@@ -203,8 +200,7 @@ class GgufConfigReader {
                          absl::StrCat("is ", heads, ", without ", size_key, " it must divide ",
                                       Key("embedding_length"), " ", config_.hidden_size));
     }
-    config_.head_dim =
-        static_cast<std::uint32_t>(head_size.value_or(config_.hidden_size / heads));
+    config_.head_dim = static_cast<std::uint32_t>(head_size.value_or(config_.hidden_size / heads));
     if (config_.head_dim % 2 != 0 || config_.head_dim > kMaxHeadDim) {
       return gguf_.Error(head_size ? size_key : Key("attention.head_count"),
                          absl::StrCat("gives heads of ", config_.head_dim,
@@ -219,10 +215,9 @@ class GgufConfigReader {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
                            gguf_.OptionalInteger(key, 1, kMaxHeadDim));
     if (!size || *size == config_.head_dim) return absl::OkStatus();
-    return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", key, " ", *size,
-                                                 " is not supported by ", family_->name,
-                                                 " (supported: the head size ", config_.head_dim,
-                                                 ")"));
+    return absl::UnimplementedError(
+        absl::StrCat(gguf_.label(), ": ", key, " ", *size, " is not supported by ", family_->name,
+                     " (supported: the head size ", config_.head_dim, ")"));
   }
 
   absl::Status ReadVocab() {
@@ -250,8 +245,8 @@ class GgufConfigReader {
     }
     const std::uint64_t tokens = gguf_.ArrayCount(kTokens);
     if (tokens == config_.vocab_size) return absl::OkStatus();
-    return gguf_.Error(kTokens, absl::StrCat("has ", tokens, " elements, ", kEmbedding, " has ",
-                                             rows, " rows"));
+    return gguf_.Error(
+        kTokens, absl::StrCat("has ", tokens, " elements, ", kEmbedding, " has ", rows, " rows"));
   }
 
   absl::Status ReadEpsilon() {
@@ -282,8 +277,8 @@ class GgufConfigReader {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<double> base, gguf_.OptionalNumber(base_key));
     rope.theta = base.value_or(family_->defaults.rope_theta);
     if (rope.theta <= 1 || rope.theta > 1e12) {
-      return gguf_.Error(
-          base_key, absl::StrCat("is ", rope.theta, ", it must be above 1 and at most 1e12"));
+      return gguf_.Error(base_key,
+                         absl::StrCat("is ", rope.theta, ", it must be above 1 and at most 1e12"));
     }
     QUIRE_RETURN_IF_ERROR(ReadRopeScaling(&rope));
     QUIRE_ASSIGN_OR_RETURN(rope.factors, ReadRopeFactors(opened_));
@@ -294,9 +289,9 @@ class GgufConfigReader {
                                       config_.head_dim / 2));
     }
     if (rope.kind == RopeKind::kDefault) return absl::OkStatus();
-    return absl::UnimplementedError(absl::StrCat(
-        gguf_.label(), ": ", Key("rope.scaling.type"), " \"", RopeKindName(rope.kind),
-        "\" together with tensor rope_freqs.weight is not supported"));
+    return absl::UnimplementedError(
+        absl::StrCat(gguf_.label(), ": ", Key("rope.scaling.type"), " \"", RopeKindName(rope.kind),
+                     "\" together with tensor rope_freqs.weight is not supported"));
   }
 
   absl::Status ReadRopeScaling(RopeConfig* rope) {
@@ -308,9 +303,9 @@ class GgufConfigReader {
     const absl::string_view kind = type.value_or(factor == 1 ? "none" : "linear");
     if (kind == "none") return absl::OkStatus();
     if (kind != "linear" && kind != "yarn") {
-      return absl::UnimplementedError(absl::StrCat(
-          gguf_.label(), ": ", key, " \"", kind, "\" is not supported by ", family_->name,
-          " (supported: none, linear, yarn)"));
+      return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", key, " \"", kind,
+                                                   "\" is not supported by ", family_->name,
+                                                   " (supported: none, linear, yarn)"));
     }
     rope->kind = kind == "linear" ? RopeKind::kLinear : RopeKind::kYarn;
     rope->factor = factor;
@@ -331,10 +326,9 @@ class GgufConfigReader {
   }
 
   absl::StatusOr<std::optional<std::int32_t>> Id(absl::string_view name) const {
-    QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> id,
-        gguf_.OptionalInteger(absl::StrCat("tokenizer.ggml.", name), 0,
-                              std::int64_t{config_.vocab_size} - 1));
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> id,
+                           gguf_.OptionalInteger(absl::StrCat("tokenizer.ggml.", name), 0,
+                                                 std::int64_t{config_.vocab_size} - 1));
     if (!id) return std::nullopt;
     return static_cast<std::int32_t>(*id);
   }
@@ -360,8 +354,7 @@ class GgufConfigReader {
     config_.attention_bias =
         has_bias(names.q) || has_bias(names.k) || has_bias(names.v) || has_bias(names.o);
     config_.mlp_bias = has_bias(names.gate) || has_bias(names.up) || has_bias(names.down);
-    config_.tie_word_embeddings =
-        gguf_.FindTensor(absl::StrCat(names.head, ".weight")) == nullptr;
+    config_.tie_word_embeddings = gguf_.FindTensor(absl::StrCat(names.head, ".weight")) == nullptr;
     const std::uint32_t type = gguf_.FindTensor(kEmbedding)->type;
     if (type == static_cast<std::uint32_t>(GgmlType::kF32)) config_.dtype = DType::kF32;
     if (type == static_cast<std::uint32_t>(GgmlType::kF16)) config_.dtype = DType::kF16;

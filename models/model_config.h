@@ -70,8 +70,8 @@ struct ModelConfig {
 };
 
 // Reads config.json and, if there is one, generation_config.json; or the metadata of a GGUF file
-// (gguf_config.h). Returns NOT_FOUND without config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a family, method or value that this version
-// lacks) otherwise.
+// (gguf_config.h). Returns NOT_FOUND without config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a
+// family, method or value that this version lacks) otherwise.
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files);
 
 }  // namespace quire::models

@@ -15,17 +15,22 @@ namespace {
 
 // Every format that files of today may have: those that are not read are refused by name.
 constexpr GgmlFormat kFormats[] = {
-    {0, "F32", true, 1, 4},         {1, "F16", true, 1, 2},         {2, "Q4_0", true, 32, 18},
-    {3, "Q4_1", true, 32, 20},      {6, "Q5_0", true, 32, 22},      {7, "Q5_1", true, 32, 24},
-    {8, "Q8_0", true, 32, 34},      {9, "Q8_1", false, 32, 36},     {10, "Q2_K", false, 256, 84},
-    {11, "Q3_K", false, 256, 110},  {12, "Q4_K", true, 256, 144},   {13, "Q5_K", true, 256, 176},
-    {14, "Q6_K", true, 256, 210},   {15, "Q8_K", false, 256, 292},  {16, "IQ2_XXS", false, 256, 66},
-    {17, "IQ2_XS", false, 256, 74}, {18, "IQ3_XXS", false, 256, 98}, {19, "IQ1_S", false, 256, 50},
-    {20, "IQ4_NL", false, 32, 18},  {21, "IQ3_S", false, 256, 110}, {22, "IQ2_S", false, 256, 82},
-    {23, "IQ4_XS", false, 256, 136}, {24, "I8", false, 1, 1},       {25, "I16", false, 1, 2},
-    {26, "I32", false, 1, 4},       {27, "I64", false, 1, 8},       {28, "F64", false, 1, 8},
-    {29, "IQ1_M", false, 256, 56},  {30, "BF16", true, 1, 2},       {34, "TQ1_0", false, 256, 54},
-    {35, "TQ2_0", false, 256, 66},  {39, "MXFP4", false, 32, 17},
+    {0, "F32", true, 1, 4},          {1, "F16", true, 1, 2},
+    {2, "Q4_0", true, 32, 18},       {3, "Q4_1", true, 32, 20},
+    {6, "Q5_0", true, 32, 22},       {7, "Q5_1", true, 32, 24},
+    {8, "Q8_0", true, 32, 34},       {9, "Q8_1", false, 32, 36},
+    {10, "Q2_K", false, 256, 84},    {11, "Q3_K", false, 256, 110},
+    {12, "Q4_K", true, 256, 144},    {13, "Q5_K", true, 256, 176},
+    {14, "Q6_K", true, 256, 210},    {15, "Q8_K", false, 256, 292},
+    {16, "IQ2_XXS", false, 256, 66}, {17, "IQ2_XS", false, 256, 74},
+    {18, "IQ3_XXS", false, 256, 98}, {19, "IQ1_S", false, 256, 50},
+    {20, "IQ4_NL", false, 32, 18},   {21, "IQ3_S", false, 256, 110},
+    {22, "IQ2_S", false, 256, 82},   {23, "IQ4_XS", false, 256, 136},
+    {24, "I8", false, 1, 1},         {25, "I16", false, 1, 2},
+    {26, "I32", false, 1, 4},        {27, "I64", false, 1, 8},
+    {28, "F64", false, 1, 8},        {29, "IQ1_M", false, 256, 56},
+    {30, "BF16", true, 1, 2},        {34, "TQ1_0", false, 256, 54},
+    {35, "TQ2_0", false, 256, 66},   {39, "MXFP4", false, 32, 17},
 };
 
 // Small blocks have one scale, large ones eight or sixteen.
@@ -63,9 +68,9 @@ void Nibbles(const std::byte* from, int count, int add, std::int8_t* q) {
 
 // Adds 16 where bit i of four bytes is set.
 void AddFifthBits(const std::byte* from, std::int8_t* q) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(Byte(from) | Byte(from + 1) << 8 |
-                                                        Byte(from + 2) << 16) |
-                             static_cast<std::uint32_t>(Byte(from + 3)) << 24;
+  const std::uint32_t bits =
+      static_cast<std::uint32_t>(Byte(from) | Byte(from + 1) << 8 | Byte(from + 2) << 16) |
+      static_cast<std::uint32_t>(Byte(from + 3)) << 24;
   for (int i = 0; i < kSmallBlock; ++i) {
     q[i] = static_cast<std::int8_t>(q[i] + static_cast<int>((bits >> i & 1u) * 16));
   }
@@ -106,8 +111,7 @@ void DecodeScalesAndMins(const std::byte* block, const BlockOut& out) {
   const float dmin = Half(block + 2);
   const std::byte* s = block + 4;
   for (int j = 0; j < 8; ++j) {
-    const int scale =
-        j < 4 ? Byte(s + j) & 63 : (Byte(s + j + 4) & 15) | Byte(s + j - 4) >> 6 << 4;
+    const int scale = j < 4 ? Byte(s + j) & 63 : (Byte(s + j + 4) & 15) | Byte(s + j - 4) >> 6 << 4;
     const int min = j < 4 ? Byte(s + j + 4) & 63 : Byte(s + j + 4) >> 4 | Byte(s + j) >> 6 << 4;
     out.scales[j] = d * static_cast<float>(scale);
     out.mins[j] = -(dmin * static_cast<float>(min));
@@ -267,9 +271,8 @@ void DecodeRow(GgmlType type, std::span<const std::byte> row, const kernels::Qua
   QUIRE_CHECK(out.mins.size() == (block_format.has_min ? out.scales.size() : 0));
   const std::byte* block = row.data();
   for (std::size_t b = 0; b < out.q.size() / elements; ++b, block += format.bytes) {
-    block_format.decode(block,
-                        {out.q.data() + b * elements, out.scales.data() + b * groups,
-                         block_format.has_min ? out.mins.data() + b * groups : nullptr});
+    block_format.decode(block, {out.q.data() + b * elements, out.scales.data() + b * groups,
+                                block_format.has_min ? out.mins.data() + b * groups : nullptr});
   }
 }
 

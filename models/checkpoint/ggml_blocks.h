@@ -1,7 +1,7 @@
 #pragma once
 
-// Weights in GGML's block formats, as GGUF files hold them: a row is a run of blocks, each of which has
-// scales of its own and 32 or 256 small integers.
+// Weights in GGML's block formats, as GGUF files hold them: a row is a run of blocks, each of which
+// has scales of its own and 32 or 256 small integers.
 //
 // Source: the layout tables of github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h.
 
@@ -49,12 +49,12 @@ std::string ReadableGgmlTypes();
 // Bytes of a row of k elements. REQUIRES: k is a multiple of the block's elements.
 std::int64_t GgmlRowBytes(GgmlType type, std::int64_t k);
 
-// The values of one row, row.size() == GgmlRowBytes(type, out.size()). Products are exact, so that only
-// the addition of a minimum rounds. A NaN or infinite scale gives values that are not finite.
+// The values of one row, row.size() == GgmlRowBytes(type, out.size()). Products are exact, so that
+// only the addition of a minimum rounds. A NaN or infinite scale gives values that are not finite.
 void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<float> out);
 
-// How a matrix of [n, k] weights is held by the integer kernels: without loss in q, with scales and mins
-// that kernels round to f16.
+// How a matrix of [n, k] weights is held by the integer kernels: without loss in q, with scales and
+// mins that kernels round to f16.
 //
 //   Q8_0 int8 g32;  Q4_0 int4 g32;  Q4_1, Q4_K int4 g32 with mins;  Q5_0 int8 g32;
 //   Q5_1, Q5_K int8 g32 with mins;  Q6_K int8 g16
@@ -62,8 +62,8 @@ void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<floa
 // REQUIRES: `type` is a block format (elements > 1).
 kernels::QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
 
-// One row in that form. Scales and mins are exact in f32: those of Q4_K, Q5_K and Q6_K are products of a
-// half and a small integer, which f16 rounds (or, from 65520 on, makes infinite). REQUIRES: as
+// One row in that form. Scales and mins are exact in f32: those of Q4_K, Q5_K and Q6_K are products
+// of a half and a small integer, which f16 rounds (or, from 65520 on, makes infinite). REQUIRES: as
 // DequantizeRow, and the spans of `out` have the sizes of IntegerShapeOf.
 void DecodeRow(GgmlType type, std::span<const std::byte> row, const kernels::QuantizedRow& out);
 

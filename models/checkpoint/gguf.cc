@@ -22,8 +22,7 @@ constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
 constexpr absl::string_view kRopeFactors = "rope_freqs.weight";
 constexpr std::int64_t kMaxHeads = 4096;
 
-absl::Status Refuse(const text::GgufFile& gguf, absl::string_view name,
-                    absl::string_view problem) {
+absl::Status Refuse(const text::GgufFile& gguf, absl::string_view name, absl::string_view problem) {
   return gguf.Error(absl::StrCat("tensor ", name), problem);
 }
 
@@ -65,8 +64,7 @@ absl::StatusOr<std::uint64_t> BytesOfTensor(const text::GgufFile& gguf,
                                             const GgmlFormat& format) {
   std::int64_t bytes = format.bytes;
   for (std::size_t i = 0; i < tensor.extents.size(); ++i) {
-    const std::int64_t extent =
-        i == 0 ? tensor.extents[i] / format.elements : tensor.extents[i];
+    const std::int64_t extent = i == 0 ? tensor.extents[i] / format.elements : tensor.extents[i];
     if (extent > kMaxInt64 / bytes) {
       return Refuse(gguf, tensor.name, "takes 2^63 bytes or more");
     }
@@ -107,7 +105,8 @@ absl::Status CheckOverlaps(const text::GgufFile& gguf, const std::vector<StoredT
   return absl::OkStatus();
 }
 
-// Heads whose rows a tensor holds in the order for rotating neighbours; 0: rows are as they should be.
+// Heads whose rows a tensor holds in the order for rotating neighbours; 0: rows are as they should
+// be.
 absl::StatusOr<std::int64_t> InterleavedHeads(const text::GgufFile& gguf, absl::string_view name) {
   const bool q = absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
   const bool k = absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
@@ -140,8 +139,9 @@ absl::Status RestoreRows(const text::GgufFile& gguf, GgufTensors* result) {
     if (heads == 0) continue;
     const std::int64_t rows = tensor.shape.front();
     if (rows % (2 * heads) != 0) {
-      return Refuse(gguf, tensor.name,
-                    absl::StrCat("has ", rows, " rows, ", heads, " heads need an even number each"));
+      return Refuse(
+          gguf, tensor.name,
+          absl::StrCat("has ", rows, " rows, ", heads, " heads need an even number each"));
     }
     moved.push_back({&tensor, rows / heads});
     total += tensor.bytes.size();

@@ -22,10 +22,10 @@ struct OpenedGguf {
 // REQUIRES: files.gguf() is not empty. Errors as ModelFiles::Open and GgufFile::Parse.
 absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files);
 
-// The tensors in file order, shapes slowest dimension first. Returns INVALID_ARGUMENT that names the
-// tensor when its type is unknown, its rows are no whole blocks, or its bytes are misaligned, outside
-// the file or those of another tensor; UNIMPLEMENTED, by name, for types that are not read. Unused
-// bytes between tensors and behind the last are let be.
+// The tensors in file order, shapes slowest dimension first. Returns INVALID_ARGUMENT that names
+// the tensor when its type is unknown, its rows are no whole blocks, or its bytes are misaligned,
+// outside the file or those of another tensor; UNIMPLEMENTED, by name, for types that are not read.
+// Unused bytes between tensors and behind the last are let be.
 absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened);
 
 // rope_freqs.weight, which divides the rotation frequencies: [head size / 2], positive and finite.
@@ -38,10 +38,10 @@ struct GgufTensors {
   std::shared_ptr<const void> memory;  // of those that are not in the file as they are
 };
 
-// ReadGgufTensors without rope_freqs.weight, and with the rows of attn_q and attn_k put back into the
-// order of Hugging Face checkpoints: of each head of d rows, file row 2j becomes row j and 2j + 1 becomes
-// j + d/2, so that rope rotates halves. Whole rows move, blocks stay whole. Errors as ReadGgufTensors;
-// RESOURCE_EXHAUSTED without memory for the copies.
+// ReadGgufTensors without rope_freqs.weight, and with the rows of attn_q and attn_k put back into
+// the order of Hugging Face checkpoints: of each head of d rows, file row 2j becomes row j and
+// 2j + 1 becomes j + d/2, so that rope rotates halves. Whole rows move, blocks stay whole. Errors as
+// ReadGgufTensors; RESOURCE_EXHAUSTED without memory for the copies.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
 }  // namespace quire::models

@@ -34,7 +34,8 @@ class ModelFile {
   std::span<const std::byte> bytes_;
 };
 
-// Where a model's files come from: a directory, one GGUF file, or bytes that are part of the program.
+// Where a model's files come from: a directory, one GGUF file, or bytes that are part of the
+// program.
 //
 // Place:      under every reader of a model, the tokenizer's files included.
 // Invariants: names are plain file names; a name that leaves the directory is refused.
@@ -58,8 +59,8 @@ class ModelFiles {
 
   // The directory, the GGUF file, or the name given to FromMemory.
   const std::string& source() const { return source_; }
-  // Name of the one file that holds configuration, tokenizer and weights; empty: files in Hugging Face
-  // layout.
+  // Name of the one file that holds configuration, tokenizer and weights; empty: files in Hugging
+  // Face layout.
   const std::string& gguf() const { return gguf_; }
   // Names of all files, sorted.
   const std::vector<std::string>& names() const { return names_; }

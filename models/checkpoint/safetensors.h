@@ -25,8 +25,9 @@ namespace quire::models {
 
 struct StoredTensor {
   std::string name;
-  std::string type;               // as stored: "BF16"
-  DType dtype = DType::kInvalid;  // kInvalid: blocks, or a type that no weight may have, such as C64
+  std::string type;  // as stored: "BF16"
+  // kInvalid: blocks, or a type that no weight may have, such as C64.
+  DType dtype = DType::kInvalid;
   // Set when a GGUF file holds the rows as blocks; each row then takes GgmlRowBytes.
   GgmlType blocks = GgmlType::kNone;
   // Rows are in the order of Hugging Face checkpoints, whatever the file's is.

@@ -47,9 +47,9 @@ std::uint64_t ScalarBytes(GgufType type) {
 }
 
 absl::string_view TypeName(GgufType type) {
-  constexpr absl::string_view kNames[] = {"uint8",  "int8",   "uint16",  "int16", "uint32",
+  constexpr absl::string_view kNames[] = {"uint8",  "int8",    "uint16", "int16",  "uint32",
                                           "int32",  "float32", "bool",   "string", "array",
-                                          "uint64", "int64",  "float64"};
+                                          "uint64", "int64",   "float64"};
   return kNames[static_cast<std::size_t>(type)];
 }
 
@@ -161,12 +161,11 @@ class GgufParser {
     return CheckCount("kv_count", *kv_count);
   }
 
-  // Refuses a count that no file of this size has. One that is wrong by less is found where the file
-  // ends, so that the message of a cut file names the place of the cut.
+  // Refuses a count that no file of this size has. One that is wrong by less is found where the
+  // file ends, so that the message of a cut file names the place of the cut.
   absl::Status CheckCount(absl::string_view field, std::uint64_t count) const {
     if (count <= bytes_.size()) return absl::OkStatus();
-    return Refuse(field,
-                  absl::StrCat("is ", count, ", the file has ", bytes_.size(), " bytes"));
+    return Refuse(field, absl::StrCat("is ", count, ", the file has ", bytes_.size(), " bytes"));
   }
 
   absl::Status ReadKey(std::uint64_t index) {
@@ -244,9 +243,9 @@ class GgufParser {
     if (value.type != GgufType::kU32) return file_.WrongType(kAlignmentKey, value, "uint32");
     const std::uint64_t alignment = LittleEndian(value.bytes.data(), 4);
     if (!std::has_single_bit(alignment) || alignment < 8 || alignment > kMaxAlignment) {
-      return Refuse(kAlignmentKey,
-                    absl::StrCat("is ", alignment, ", it must be a power of two from 8 to ",
-                                 kMaxAlignment));
+      return Refuse(
+          kAlignmentKey,
+          absl::StrCat("is ", alignment, ", it must be a power of two from 8 to ", kMaxAlignment));
     }
     file_.alignment_ = alignment;
     return absl::OkStatus();
@@ -278,8 +277,7 @@ class GgufParser {
   absl::Status TakeExtents(absl::string_view field, std::vector<std::int64_t>* extents) {
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t rank, TakeNumber(4, field));
     if (rank < 1 || rank > kMaxRank) {
-      return Refuse(field,
-                    absl::StrCat("has ", rank, " dimensions, it must have 1 to ", kMaxRank));
+      return Refuse(field, absl::StrCat("has ", rank, " dimensions, it must have 1 to ", kMaxRank));
     }
     for (std::uint64_t i = 0; i < rank; ++i) {
       QUIRE_ASSIGN_OR_RETURN(const std::uint64_t extent, TakeNumber(8, field));
@@ -297,8 +295,7 @@ class GgufParser {
   GgufFile file_;
 };
 
-absl::StatusOr<GgufFile> GgufFile::Parse(std::span<const std::byte> file,
-                                         absl::string_view label) {
+absl::StatusOr<GgufFile> GgufFile::Parse(std::span<const std::byte> file, absl::string_view label) {
   return GgufParser(file, label).Run();
 }
 
@@ -322,10 +319,9 @@ absl::Status GgufFile::Missing(absl::string_view key) const {
 
 absl::Status GgufFile::WrongType(absl::string_view key, const Value& value,
                                  absl::string_view wanted) const {
-  const std::string type =
-      value.type == GgufType::kArray
-          ? absl::StrCat("an array of ", TypeName(value.element_type))
-          : std::string(TypeName(value.type));
+  const std::string type = value.type == GgufType::kArray
+                               ? absl::StrCat("an array of ", TypeName(value.element_type))
+                               : std::string(TypeName(value.type));
   return Error(key, absl::StrCat("is ", type, ", it must be ", wanted));
 }
 
@@ -365,8 +361,7 @@ absl::StatusOr<std::optional<std::int64_t>> GgufFile::OptionalInteger(absl::stri
 
 absl::StatusOr<std::int64_t> GgufFile::Integer(absl::string_view key, std::int64_t low,
                                                std::int64_t high) const {
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> number,
-                         OptionalInteger(key, low, high));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> number, OptionalInteger(key, low, high));
   if (!number) return Missing(key);
   return *number;
 }
@@ -428,8 +423,7 @@ absl::StatusOr<std::optional<std::vector<absl::string_view>>> GgufFile::Optional
 }
 
 absl::StatusOr<std::vector<absl::string_view>> GgufFile::Strings(absl::string_view key) const {
-  QUIRE_ASSIGN_OR_RETURN(std::optional<std::vector<absl::string_view>> texts,
-                         OptionalStrings(key));
+  QUIRE_ASSIGN_OR_RETURN(std::optional<std::vector<absl::string_view>> texts, OptionalStrings(key));
   if (!texts) return Missing(key);
   return *std::move(texts);
 }

@@ -9,8 +9,8 @@
 //
 //   string = u64 length, bytes;  array = u32 element type, u64 count, elements
 //
-// Nothing in the file is believed: every number is checked against the bytes that are there before it
-// is used, and nothing is allocated from a number alone. Source: github.com/ggml-org/ggml,
+// Nothing in the file is believed: every number is checked against the bytes that are there before
+// it is used, and nothing is allocated from a number alone. Source: github.com/ggml-org/ggml,
 // docs/gguf.md.
 
 #include <cstddef>
@@ -52,17 +52,17 @@ struct GgufTensor {
 };
 
 // Place:      below the readers of a GGUF file's configuration, tokenizer and weights.
-// Invariants: keys and tensor names are unique; every value lies inside the file. Strings are checked
-//             for UTF-8 when they are asked for.
+// Invariants: keys and tensor names are unique; every value lies inside the file. Strings are
+//             checked for UTF-8 when they are asked for.
 // Threads:    immutable.
 // Lifetime:   a view of the file's bytes, which must outlive it and all strings it returns.
 class GgufFile {
  public:
-  // `label` begins every message. Returns INVALID_ARGUMENT that names the field: "magic", "version",
-  // "tensor_count", "kv_count", a key, a tensor's name, or "kv 6" and "tensor 2" (counted from 0)
-  // where there is no name yet. Refused are versions other than 2 and 3, big-endian files, unknown
-  // value types, nested arrays, bools other than 0 and 1, and keys that are empty, twice there or not
-  // UTF-8.
+  // `label` begins every message. Returns INVALID_ARGUMENT that names the field: "magic",
+  // "version", "tensor_count", "kv_count", a key, a tensor's name, or "kv 6" and "tensor 2"
+  // (counted from 0) where there is no name yet. Refused are versions other than 2 and 3,
+  // big-endian files, unknown value types, nested arrays, bools other than 0 and 1, and keys that
+  // are empty, twice there or not UTF-8.
   static absl::StatusOr<GgufFile> Parse(std::span<const std::byte> file, absl::string_view label);
 
   const std::string& label() const { return label_; }
@@ -78,8 +78,8 @@ class GgufFile {
 
   bool Has(absl::string_view key) const { return values_.contains(key); }
 
-  // The reads below return INVALID_ARGUMENT that names the key: wrong type, out of range, not UTF-8.
-  // An absent key gives nothing in the Optional ones and is an error in the others.
+  // The reads below return INVALID_ARGUMENT that names the key: wrong type, out of range, not
+  // UTF-8. An absent key gives nothing in the Optional ones and is an error in the others.
 
   absl::StatusOr<std::optional<absl::string_view>> OptionalString(absl::string_view key) const;
   absl::StatusOr<absl::string_view> String(absl::string_view key) const;

@@ -134,8 +134,7 @@ TEST(GgmlFormatTest, OthersAreKnownByNameOrNotAtAll) {
   for (const std::uint32_t number : {4u, 5u, 31u, 200u, 0xffffffffu}) {
     EXPECT_EQ(FindGgmlFormat(number), nullptr) << number;
   }
-  EXPECT_EQ(ReadableGgmlTypes(),
-            "F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16");
+  EXPECT_EQ(ReadableGgmlTypes(), "F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16");
 }
 
 TEST(GgmlFormatTest, PlainTypes) {

@@ -113,8 +113,8 @@ TEST(GgufTruncationTest, NoPrefixLoads) {
   }
 }
 
-// One changed bit anywhere: loading fails with a message or gives a model and a tokenizer that work. A
-// weight whose exponent changed may be so large that the logits overflow.
+// One changed bit anywhere: loading fails with a message or gives a model and a tokenizer that
+// work. A weight whose exponent changed may be so large that the logits overflow.
 TEST(GgufBitFlipTest, FailsOrWorks) {
   const std::string whole = ReadTestFile("gguf/malformed/good.gguf");
   TestBackend cpu;

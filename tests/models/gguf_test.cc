@@ -22,12 +22,27 @@
 namespace quire::models {
 namespace {
 
-const char* const kFolders[] = {
-    "llama-align64",   "llama-bf16", "llama-bias",        "llama-f16",       "llama-f32",
-    "llama-metadata",  "llama-q4_0", "llama-q4_1",        "llama-q4_k",      "llama-q4_k_m",
-    "llama-q4_k_m-odd-rows", "llama-q5_0", "llama-q5_k",  "llama-q5_k_m",    "llama-q6_k",
-    "llama-q8_0",      "llama-rope-linear", "llama-rope-llama3", "llama-rope-yarn", "llama-spm",
-    "llama-tied"};
+const char* const kFolders[] = {"llama-align64",
+                                "llama-bf16",
+                                "llama-bias",
+                                "llama-f16",
+                                "llama-f32",
+                                "llama-metadata",
+                                "llama-q4_0",
+                                "llama-q4_1",
+                                "llama-q4_k",
+                                "llama-q4_k_m",
+                                "llama-q4_k_m-odd-rows",
+                                "llama-q5_0",
+                                "llama-q5_k",
+                                "llama-q5_k_m",
+                                "llama-q6_k",
+                                "llama-q8_0",
+                                "llama-rope-linear",
+                                "llama-rope-llama3",
+                                "llama-rope-yarn",
+                                "llama-spm",
+                                "llama-tied"};
 
 std::string ModelPath(absl::string_view folder) {
   return TestDataPath(absl::StrCat("gguf/models/", folder, "/model.gguf"));
@@ -102,9 +117,8 @@ void ExpectValue(const text::GgufFile& gguf, const nlohmann::json& want) {
   } else if (type == "float32" || type == "float64") {
     const bool is_double = type == "float64";
     const auto bits = std::stoull(want["value"]["bits"].get<std::string>(), nullptr, 16);
-    const double number = is_double
-                              ? std::bit_cast<double>(static_cast<std::uint64_t>(bits))
-                              : std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    const double number = is_double ? std::bit_cast<double>(static_cast<std::uint64_t>(bits))
+                                    : std::bit_cast<float>(static_cast<std::uint32_t>(bits));
     const auto got = gguf.OptionalNumber(key);
     ASSERT_EQ(got.ok(), std::isfinite(number));
     if (got.ok()) {
@@ -250,13 +264,13 @@ absl::StatusOr<text::GgufFile> Parse(const std::string& file) {
 }
 
 TEST(GgufFileTest, TypedReads) {
-  const std::string file = absl::StrCat(
-      Header(6), Text("a"), Number(0, 4), Number(200, 1), Text("b"), Number(5, 4),
-      Number(0xffffffff, 4), Text("words"), Number(9, 4), Number(8, 4), Number(2, 8), Text("x"),
-      Text("\xff"), Text("ids"), Number(9, 4), Number(11, 4), Number(2, 8), Number(7, 8),
-      Number(std::uint64_t{1} << 31, 8), Text("scores"), Number(9, 4), Number(6, 4), Number(2, 8),
-      Number(0x3fc00000, 4), Number(0x7fc00000, 4), Text("none"), Number(9, 4), Number(10, 4),
-      Number(0, 8));
+  const std::string file =
+      absl::StrCat(Header(6), Text("a"), Number(0, 4), Number(200, 1), Text("b"), Number(5, 4),
+                   Number(0xffffffff, 4), Text("words"), Number(9, 4), Number(8, 4), Number(2, 8),
+                   Text("x"), Text("\xff"), Text("ids"), Number(9, 4), Number(11, 4), Number(2, 8),
+                   Number(7, 8), Number(std::uint64_t{1} << 31, 8), Text("scores"), Number(9, 4),
+                   Number(6, 4), Number(2, 8), Number(0x3fc00000, 4), Number(0x7fc00000, 4),
+                   Text("none"), Number(9, 4), Number(10, 4), Number(0, 8));
   const auto gguf = Parse(file);
   ASSERT_TRUE(gguf.ok()) << gguf.status();
   EXPECT_EQ(*gguf->Integer("a", 0, 255), 200);
@@ -309,8 +323,7 @@ TEST(GgufFileTest, FingerprintCoversTheWholeFile) {
   };
   const std::string unchanged = fingerprint(whole);
   EXPECT_EQ(fingerprint(whole), unchanged);
-  const auto data =
-      ReferenceOf("llama-rope-llama3")["header"]["data_offset"].get<std::size_t>();
+  const auto data = ReferenceOf("llama-rope-llama3")["header"]["data_offset"].get<std::size_t>();
   for (const std::size_t at : {whole.find("quire fixture"), data, data + 64, whole.size() - 1}) {
     std::string changed = whole;
     changed[at] = static_cast<char>(changed[at] ^ 1);

@@ -131,7 +131,8 @@ TEST_P(GgufParityTest, AsStoredIsCloseAndTheSameForAllThreadsAndChunks) {
   } else {
     EXPECT_LE(CompareLogits(got, reference_).relative, kMaxRelative);
   }
-  const auto other = MustReplay(files_, {.threads = 2, .chunk = 7, .feed_reference = true, .seed = 5});
+  const auto other =
+      MustReplay(files_, {.threads = 2, .chunk = 7, .feed_reference = true, .seed = 5});
   ASSERT_EQ(other.size(), got.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(other[i].logits, got[i].logits);
