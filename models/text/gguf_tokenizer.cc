@@ -78,6 +78,12 @@ class PipelineBuilder {
     if (!v_.token_types) return GgufTokenType::kNormal;
     return static_cast<GgufTokenType>((*v_.token_types)[id]);
   }
+  // Whether scores make pairs of it: user-defined tokens too, as in llama.cpp and in tokenizer.json, where
+  // such a token may stand for spaces and be written with their sign.
+  bool IsScored(std::size_t id) const {
+    const GgufTokenType type = TypeOf(id);
+    return type == GgufTokenType::kNormal || type == GgufTokenType::kUserDefined;
+  }
   bool IsAdded(std::size_t id) const {
     const GgufTokenType type = TypeOf(id);
     return type == GgufTokenType::kControl || type == GgufTokenType::kUserDefined ||
@@ -221,7 +227,9 @@ absl::Status PipelineBuilder::ReadLlama() {
   }
   QUIRE_RETURN_IF_ERROR(ReadByteTokens());
   MergeByScores();
-  AddVocabulary(std::vector<bool>(v_.tokens.size()));
+  std::vector<bool> in_merges(v_.tokens.size());
+  for (std::size_t id = 0; id < in_merges.size(); ++id) in_merges[id] = IsScored(id);
+  AddVocabulary(in_merges);
 
   const bool adds_space = v_.add_space_prefix.value_or(true);
   json normalizers = json::array();
@@ -267,7 +275,7 @@ absl::Status PipelineBuilder::CheckScores() const {
       return ElementError("scores", id,
                           absl::StrCat("is ", (*v_.scores)[id], ", must be finite"));
     }
-    if (TypeOf(id) == GgufTokenType::kNormal && v_.tokens[id].size() > kMaxScoredBytes) {
+    if (IsScored(id) && v_.tokens[id].size() > kMaxScoredBytes) {
       return ElementError("tokens", id, absl::StrCat("has ", v_.tokens[id].size(),
                                                      " bytes, the limit is ", kMaxScoredBytes));
     }
@@ -278,9 +286,9 @@ absl::Status PipelineBuilder::CheckScores() const {
 // SentencePiece merges the pair whose text has the best score, whichever its two halves are; equal
 // scores have one rank, so the leftmost pair is first there too.
 void PipelineBuilder::MergeByScores() {
-  std::vector<std::int32_t> order;  // normal tokens, best score first
+  std::vector<std::int32_t> order;  // best score first
   for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
-    if (TypeOf(id) == GgufTokenType::kNormal) order.push_back(static_cast<std::int32_t>(id));
+    if (IsScored(id)) order.push_back(static_cast<std::int32_t>(id));
   }
   const auto score = [this](std::int32_t id) { return (*v_.scores)[static_cast<std::size_t>(id)]; };
   std::stable_sort(order.begin(), order.end(),
@@ -288,7 +296,7 @@ void PipelineBuilder::MergeByScores() {
   const auto find = [this](absl::string_view text) {
     const auto it = id_of_.find(text);
     if (it == id_of_.end()) return -1;
-    return TypeOf(static_cast<std::size_t>(it->second)) == GgufTokenType::kNormal ? it->second : -1;
+    return IsScored(static_cast<std::size_t>(it->second)) ? it->second : -1;
   };
   std::uint32_t rank = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
