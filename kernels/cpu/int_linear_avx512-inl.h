@@ -43,72 +43,113 @@ QUIRE_INLINE __mmask16 FirstLanes(std::uint32_t count) {
 }
 
 // Largest |x| as bits: numbers in order, then infinity, then NaN.
+template <bool kWhole>
 QUIRE_INLINE std::uint32_t LargestBits(const float* x, std::uint32_t count) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512i largest = _mm512_setzero_si512();
   for (std::uint32_t i = 0; i < count; i += 16) {
-    const __m512i bits =
-        _mm512_castps_si512(_mm512_maskz_loadu_ps(FirstLanes(count - i), x + i));
-    largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, magnitude));
+    const __m512 values =
+        kWhole ? _mm512_loadu_ps(x + i) : _mm512_maskz_loadu_ps(FirstLanes(count - i), x + i);
+    largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(values), magnitude));
   }
   return _mm512_reduce_max_epu32(largest);
 }
 
-// Inputs [k0, k0 + count) of a row into its places, 4 bytes every `step` bytes. Returns their sum.
-QUIRE_INLINE std::int32_t PutRow(const float* x, std::uint32_t count, float inverse,
-                                 std::uint32_t step, std::int8_t* q) {
+// `count` inputs into their places, 4 bytes every `step` bytes. Returns their sum. kWhole: count is
+// a multiple of 16. An inverse of 0 makes everything 0, NaN included.
+template <bool kWhole>
+QUIRE_INLINE std::int32_t PutInputs(const float* x, std::uint32_t count, float inverse,
+                                    std::uint32_t step, std::int8_t* q) {
   const __m512 factor = _mm512_set1_ps(inverse);
-  const bool is_zero = inverse == 0;
+  const __mmask16 any = inverse == 0 ? __mmask16{0} : __mmask16{0xffff};
   __m512i sum = _mm512_setzero_si512();
   for (std::uint32_t i = 0; i < count; i += 16) {
-    const __mmask16 lanes = is_zero ? __mmask16{0} : FirstLanes(count - i);
+    const auto lanes = kWhole ? any : static_cast<__mmask16>(any & FirstLanes(count - i));
     const __m512i values = _mm512_maskz_cvtps_epi32(
         lanes, _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), factor));
     sum = _mm512_add_epi32(sum, values);
     const __m128i bytes = _mm512_cvtepi32_epi8(values);
-    std::int8_t* const out = q + i / 4 * step;
-    const std::uint32_t units = (Least(count - i, 16) + 3) / 4;
-    _mm_storeu_si32(out, bytes);
-    if (units > 1) _mm_storeu_si32(out + step, _mm_srli_si128(bytes, 4));
-    if (units > 2) _mm_storeu_si32(out + 2 * step, _mm_srli_si128(bytes, 8));
-    if (units > 3) _mm_storeu_si32(out + 3 * step, _mm_srli_si128(bytes, 12));
+    const std::uint32_t units = kWhole ? 4 : (Least(count - i, 16) + 3) / 4;
+    if (kWhole && step == 4) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(q), bytes);
+    } else {
+      _mm_storeu_si32(q, bytes);
+      if (units > 1) _mm_storeu_si32(q + step, _mm_srli_si128(bytes, 4));
+      if (units > 2) _mm_storeu_si32(q + 2 * step, _mm_srli_si128(bytes, 8));
+      if (units > 3) _mm_storeu_si32(q + 3 * step, _mm_srli_si128(bytes, 12));
+    }
+    q += 4 * step;
   }
   return _mm512_reduce_add_epi32(sum);
+}
+
+struct RowPlace {
+  std::uint32_t first;  // row of the block
+  std::uint32_t count;  // rows of it
+};
+
+QUIRE_INLINE RowPlace PlaceOf(std::uint32_t row, std::uint32_t num_rows) {
+  RowPlace place = {row / 8 * 8, 0};
+  place.count = BlockRows(num_rows - place.first);
+  while (place.first + place.count <= row) {
+    place.first += place.count;
+    place.count = BlockRows(num_rows - place.first);
+  }
+  return place;
+}
+
+// 16 groups at a time: finding, dividing and placing apart keeps their latencies from adding up.
+template <bool kWhole>
+QUIRE_INLINE void QuantizeOneRow(const float* x, std::uint32_t k, std::uint32_t group,
+                                 std::uint32_t step, std::int8_t* q, float* scales,
+                                 std::int32_t* sums) {
+  const std::uint32_t wide = group < 32 ? 32 : group;
+  const std::uint32_t wides = (k + wide - 1) / wide;
+  alignas(64) std::uint32_t bits[16] = {};
+  alignas(64) float inverses[16];
+  for (std::uint32_t w0 = 0; w0 < wides; w0 += 16) {
+    const std::uint32_t count = Least(16, wides - w0);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint32_t k0 = (w0 + i) * wide;
+      bits[i] = LargestBits<kWhole>(x + k0, Least(wide, k - k0));
+    }
+    const __m512i largest_bits = _mm512_load_si512(bits);
+    const __m512 largest = _mm512_castsi512_ps(largest_bits);
+    const __mmask16 finite =
+        _mm512_cmplt_epu32_mask(largest_bits, _mm512_set1_epi32(0x7f800000));
+    const __mmask16 used =
+        _mm512_mask_cmp_ps_mask(finite, largest, _mm512_set1_ps(0x1p-100f), _CMP_GE_OQ);
+    const __m512 steps = _mm512_set1_ps(127.0f);
+    const __m512 scale = _mm512_mask_mov_ps(_mm512_set1_ps(__builtin_nanf("")), finite,
+                                            _mm512_maskz_div_ps(used, largest, steps));
+    _mm512_mask_storeu_ps(scales + w0, FirstLanes(count), scale);
+    _mm512_store_ps(inverses, _mm512_maskz_div_ps(used, steps, largest));
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint32_t end = Least((w0 + i + 1) * wide, k);
+      for (std::uint32_t k0 = (w0 + i) * wide; k0 < end; k0 += group) {
+        *sums++ = PutInputs<kWhole>(x + k0, Least(group, end - k0), inverses[i], step,
+                                    q + static_cast<std::int64_t>(k0) / 4 * step);
+      }
+    }
+  }
 }
 
 void Quantize(const float* x, std::int64_t x_stride, std::uint32_t k, std::uint32_t group,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
-  const std::uint32_t k_padded = (k + 3) / 4 * 4;
+  const std::int64_t k_padded = (k + 3) / 4 * 4;
   const std::uint32_t wide = group < 32 ? 32 : group;
-  const std::uint32_t wides = (k + wide - 1) / wide;
+  const std::int64_t wides = (k + wide - 1) / wide;
   for (std::uint32_t row = row_begin; row < row_end; ++row) {
-    const std::uint32_t block = row / 8 * 8 + 8 <= num_rows ? 8 : 0;
-    std::uint32_t first = row / 8 * 8;
-    std::uint32_t count = block;
-    if (count == 0) {
-      for (count = BlockRows(num_rows - first); first + count <= row;) {
-        first += count;
-        count = BlockRows(num_rows - first);
-      }
-    }
+    const RowPlace place = PlaceOf(row, num_rows);
     const float* const in = x + static_cast<std::int64_t>(row) * x_stride;
-    std::int8_t* const q =
-        rows.q + static_cast<std::int64_t>(first) * k_padded + (row - first) * 4;
-    float* const scales = rows.scales + static_cast<std::int64_t>(row) * wides;
+    std::int8_t* const q = rows.q + place.first * k_padded + (row - place.first) * 4;
+    float* const scales = rows.scales + row * wides;
     std::int32_t* const sums = rows.sums + static_cast<std::int64_t>(row) * (k / group);
-    for (std::uint32_t k0 = 0; k0 < k; k0 += wide) {
-      const std::uint32_t inputs = Least(wide, k - k0);
-      const std::uint32_t bits = LargestBits(in + k0, inputs);
-      const float largest = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(bits))));
-      const bool finite = bits < 0x7f800000u;
-      const bool zero = finite && largest < 0x1p-100f;
-      scales[k0 / wide] = !finite ? __builtin_nanf("") : zero ? 0.0f : largest / 127.0f;
-      const float inverse = !finite || zero ? 0.0f : 127.0f / largest;
-      for (std::uint32_t k1 = k0; k1 < k0 + inputs; k1 += group) {
-        sums[k1 / group] = PutRow(in + k1, Least(group, k0 + inputs - k1), inverse, count * 4,
-                                  q + static_cast<std::int64_t>(k1) / 4 * count * 4);
-      }
+    if (group % 16 == 0) {
+      QuantizeOneRow<true>(in, k, group, place.count * 4, q, scales, sums);
+    } else {
+      QuantizeOneRow<false>(in, k, group, place.count * 4, q, scales, sums);
     }
   }
 }
