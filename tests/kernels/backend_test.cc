@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
+#include <vector>
 
 #include "tests/kernels/kernel_test_util.h"
 
@@ -45,6 +47,24 @@ TEST(BackendTest, EveryIndexIsVisitedOnceForAnyThreadCount) {
         };
         EXPECT_TRUE(once(range));
         EXPECT_TRUE(once(items));
+      }
+    }
+  }
+}
+
+// Packing and computing cut the panels of a matrix alike, so that on a machine of several nodes a
+// thread computes with the memory that it was the first to touch.
+TEST(BackendTest, TheCutDoesNotDependOnTheWork) {
+  const TestBackend backend(3);
+  for (const std::int64_t n : {3, 7, 64, 1001}) {
+    for (const double work : {1e5, 1e9}) {
+      std::vector<std::pair<std::int64_t, std::int64_t>> ranges(3);
+      (*backend).ParallelFor(n, work, [&](std::int64_t begin, std::int64_t end, int part) {
+        ranges[static_cast<std::size_t>(part)] = {begin, end};
+      });
+      for (std::int64_t part = 0; part < 3; ++part) {
+        EXPECT_EQ(ranges[static_cast<std::size_t>(part)],
+                  std::pair(n * part / 3, n * (part + 1) / 3));
       }
     }
   }
