@@ -8,9 +8,9 @@
 //   kTilePanels                                            of the tile of 8 rows
 //
 // Up to 8 rows: one panel after the other, all rows in one tile, so that memory is one stream per
-// thread. More rows: kTilePanels panels at a time; of them 64 rows; of those a part of K, small enough for
-// the first cache; of that the blocks of rows. A tile keeps its integer sums in registers; sums of
-// f32 live in memory, for there are not enough registers for both.
+// thread. More rows: kTilePanels panels at a time; of them 64 rows; of those a part of K, small
+// enough for the first cache; of that the blocks of rows. A tile keeps its integer sums in
+// registers; sums of f32 live in memory, for there are not enough registers for both.
 
 #include <immintrin.h>
 
@@ -28,6 +28,7 @@ constexpr std::uint32_t kFewRows = 8;
 constexpr std::uint32_t kPart = 512;
 // How far ahead of one stream its memory is fetched.
 constexpr std::int64_t kAheadBytes = 8192;
+constexpr std::int64_t kAheadScaleBytes = 1024;
 
 QUIRE_INLINE std::uint32_t Least(std::uint32_t a, std::uint32_t b) {
   return a < b ? a : b;
@@ -163,8 +164,8 @@ struct Place {
   std::uint32_t passes;      // how many there are
 };
 
-// The quantised inputs of R rows, which are one block of 8, or a block of 4, one of 2 and one of 1 as
-// R has them.
+// The quantised inputs of R rows, which are one block of 8, or a block of 4, one of 2 and one of 1
+// as R has them.
 template <int R>
 struct Inputs {
   const std::int8_t* block;  // of 8 or 4 rows
@@ -192,8 +193,8 @@ struct Inputs {
 };
 
 // What is fetched while a tile reads the bytes from `offset` on of its panels. One panel: what
-// follows it in memory. More: the next part of the same panel, beyond its end the beginning of the same
-// panel of the next group; the blocks of rows share the panels out.
+// follows it in memory. More: the next part of the same panel, beyond its end the beginning of the
+// same panel of the next group; the blocks of rows share the panels out.
 template <int P>
 QUIRE_INLINE void FindAhead(const IntLinearArgs& args, const Place& at, std::int64_t offset,
                             std::int64_t (&ahead)[P]) {
@@ -330,7 +331,9 @@ QUIRE_INLINE void AddGroup(const GroupScales& group, const __m512i (&acc)[R * P]
   for (int r = 0; r < R; ++r) {
     const __m512 a = _mm512_set1_ps(group.inputs[r * group.row_stride]);
     __m512 sum;
-    if constexpr (kMin) sum = _mm512_cvtepi32_ps(_mm512_set1_epi32(group.sums[r * group.sums_stride]));
+    if constexpr (kMin) {
+      sum = _mm512_cvtepi32_ps(_mm512_set1_epi32(group.sums[r * group.sums_stride]));
+    }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
       float* const at = totals + (r * P + p) * kPanel;
@@ -339,6 +342,21 @@ QUIRE_INLINE void AddGroup(const GroupScales& group, const __m512i (&acc)[R * P]
       if constexpr (kMin) total = _mm512_fmadd_ps(sum, _mm512_mul_ps(a, min[p]), total);
       _mm512_store_ps(at, total);
     }
+  }
+}
+
+// -O * sum, where the integer sums of a group start.
+template <int R, int P, bool kInt4, bool kMin>
+QUIRE_INLINE void StartGroup(const GroupScales& group, __m512i (&acc)[R * P]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    __m512i start = _mm512_setzero_si512();
+    if constexpr (!kMin) {
+      const __m512i sum = _mm512_set1_epi32(group.sums[r * group.sums_stride]);
+      start = _mm512_sub_epi32(start, _mm512_slli_epi32(sum, kInt4 ? 3 : 7));
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) acc[r * P + p] = start;
   }
 }
 
@@ -355,13 +373,14 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Pla
   const std::uint32_t wide = args.group < 32 ? 32 : args.group;
   const std::uint32_t wides = (args.k + wide - 1) / wide;
   const std::uint32_t first = at.k0 / args.group;
-  GroupScales scales;
-  scales.panel_stride = static_cast<std::int64_t>(groups) * kGroupScales;
-  scales.weights = static_cast<const std::uint16_t*>(args.scales) +
-                   at.panel * scales.panel_stride + first * kGroupScales;
-  scales.row_stride = wides;
-  scales.sums_stride = groups;
-  scales.sums = args.x.sums + static_cast<std::int64_t>(at.row) * groups + first;
+  const std::int64_t panel_stride = static_cast<std::int64_t>(groups) * kGroupScales;
+  GroupScales scales = {static_cast<const std::uint16_t*>(args.scales) + at.panel * panel_stride +
+                            first * kGroupScales,
+                        panel_stride,
+                        nullptr,
+                        wides,
+                        args.x.sums + static_cast<std::int64_t>(at.row) * groups + first,
+                        groups};
   std::int64_t ahead[P];
   std::int64_t offset = static_cast<std::int64_t>(at.k0) * kInputBytes;
   FindAhead<P>(args, at, offset, ahead);
@@ -369,21 +388,15 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Pla
     scales.inputs = args.x.scales + static_cast<std::int64_t>(at.row) * wides +
                     (args.group < 32 ? g / 2 : g);
     __m512i acc[R * P];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      __m512i start = _mm512_setzero_si512();
-      if constexpr (!kMin) {
-        const __m512i sum = _mm512_set1_epi32(scales.sums[r * scales.sums_stride]);
-        start = _mm512_sub_epi32(start, _mm512_slli_epi32(sum, kInt4 ? 3 : 7));
-      }
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) acc[r * P + p] = start;
-    }
+    StartGroup<R, P, kInt4, kMin>(scales, acc);
     AddProducts<Isa, R, P, kInt4>(acc, args.panels + at.panel * args.panel_bytes + offset,
                                   args.panel_bytes, ahead, Inputs<R>::At(args, at, k),
                                   args.group / (kInt4 ? 8 : 4));
     // Keeps the compiler from holding totals in registers that it does not have.
     if constexpr (R * P > 12) asm volatile("" ::: "memory");
+    if constexpr (P == 1) {
+      _mm_prefetch(reinterpret_cast<const char*>(scales.weights) + kAheadScaleBytes, _MM_HINT_T0);
+    }
     AddGroup<R, P, kMin>(scales, acc, totals);
     offset += args.group * kInputBytes;
     scales.weights += kGroupScales;

@@ -171,8 +171,8 @@ TEST_P(QuantizedLinearTest, QuantisingActivationsCostsLittle) {
   EXPECT_LE(RelativeError(Multiply(*backend, matrix.packed, x), Product(wide, matrix)), 0.012);
 }
 
-// A row's bits are those of the scalar reference on every level with fused multiply-adds, and on every
-// level the same whatever the number of rows and threads.
+// A row's bits are those of the scalar reference on every level with fused multiply-adds, and on
+// every level the same whatever the number of rows and threads.
 TEST_P(QuantizedLinearTest, BitsDependOnNothingButTheRow) {
   constexpr std::uint32_t kRows = 64;
   const QuantizedShape& shape = GetParam();
@@ -300,8 +300,8 @@ TEST(QuantizedShapeTest, RefusesWhatKernelsDoNotHave) {
     const absl::Status status = CheckQuantizedShape(shape);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(part));
-    EXPECT_EQ(PackQuantizedRows(*backend, shape, [](std::uint32_t, const QuantizedRow&) {}).status(),
-              status);
+    const auto nothing = [](std::uint32_t, const QuantizedRow&) {};
+    EXPECT_EQ(PackQuantizedRows(*backend, shape, nothing).status(), status);
   }
   for (const QuantizedShape& shape : Shapes()) {
     EXPECT_TRUE(CheckQuantizedShape(shape).ok()) << NameOf(shape);
