@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -10,18 +11,20 @@ namespace quire::kernels {
 namespace internal {
 namespace {
 
-// Query rows of an item: enough for K and V tiles to be widened once for many, few enough that the
-// states stay in L2. Any choice gives the same bits.
-std::uint32_t RowsPerItem(std::uint32_t group) {
-  return std::clamp(64 / group, 1u, 16u);
-}
+// Packed rows of an item, over its KV heads: enough that turning and widening a tile is a small part
+// of the work on it, few enough that the states stay in L2. Any choice gives the same bits.
+constexpr std::uint32_t kMostPackedRows = 128;
+constexpr std::uint32_t kLeastPackedRows = 16;
+// Items that a thread should find, so that the last one ends with the others.
+constexpr std::int64_t kItemsPerThread = 4;
 
 std::uint32_t SpansOf(std::uint32_t keys) {
   return (keys + kAttentionSpan - 1) / kAttentionSpan;
 }
 
-// The work list of one call. Blocks of rows are listed from each sequence's end, where causal rows
-// are longest. With too few blocks for the threads, long ones are cut along their spans.
+// The work list of one call: blocks of rows of one sequence on one KV head, or on several where rows
+// are few: in a page the heads of a token lie side by side. A block that is long beside what a
+// thread should do is cut along its spans.
 class Plan {
  public:
   Plan(const AttentionParams& params, const KvShape& shape, const std::uint32_t* cache_lengths,
@@ -30,69 +33,122 @@ class Plan {
         shape_(shape),
         cache_lengths_(cache_lengths),
         group_(params.num_heads / shape.num_heads),
-        rows_per_item_(RowsPerItem(group_)) {
-    std::int64_t blocks = 0;
+        rows_per_item_(std::clamp(kMostPackedRows / group_, 1u, kMostPackedRows)),
+        heads_per_item_(shape.num_heads) {
+    const std::int64_t wanted = num_threads == 1 ? 1 : num_threads * kItemsPerThread;
+    while (heads_per_item_ > 1 && CountSpans() < wanted) {
+      heads_per_item_ = (heads_per_item_ + 1) / 2;
+    }
+    while (rows_per_item_ > 1 && rows_per_item_ * group_ > kLeastPackedRows &&
+           CountSpans() < wanted) {
+      rows_per_item_ = (rows_per_item_ + 1) / 2;
+    }
+    ForEachBlock([&](const AttentionItem& block) { total_ += Cost(block); });
+    longest_ = num_threads == 1 ? total_ : std::max<std::int64_t>(total_ / wanted, 1);
     ForEachBlock([&](const AttentionItem& block) {
-      ++blocks;
-      spans_ += block.span_end;
+      most_rows_ = std::max(most_rows_, PackedRows(block));
+      const std::uint32_t run = SpansPerRun(block);
+      num_items_ += (block.span_end + run - 1) / run;
+      if (run == block.span_end) return;
+      ++num_folds_;
+      partial_floats_ += block.span_end * block.partial_stride;
     });
-    blocks_ = blocks;
-    split_ = num_threads > 1 && blocks < 2 * num_threads && spans_ > blocks;
   }
 
-  std::int64_t num_blocks() const { return blocks_; }
-  std::int64_t num_items() const { return split_ ? spans_ : blocks_; }
-  bool split() const { return split_; }
-  std::size_t states_per_block() const { return std::size_t{rows_per_item_} * group_; }
-  std::size_t partial_floats() const {
-    return split_ ? static_cast<std::size_t>(spans_) * states_per_block() *
-                        StateFloats(shape_.head_size)
-                  : 0;
+  std::int64_t num_items() const { return num_items_; }
+  std::int64_t num_folds() const { return num_folds_; }
+  // Of the largest item.
+  std::size_t packed_rows() const { return most_rows_; }
+  std::size_t list_bytes() const {
+    const auto entries = static_cast<std::size_t>(num_items_ + num_folds_);
+    return (entries * sizeof(AttentionItem) + 63) / 64 * 64;
   }
   std::size_t memory_bytes() const {
-    return static_cast<std::size_t>(num_items() + (split_ ? blocks_ : 0)) * sizeof(AttentionItem) +
-           64 + partial_floats() * sizeof(float);
+    return list_bytes() + partial_floats_ * sizeof(float);
   }
 
-  // Fills items[num_items()] and, when split, folds[num_blocks()].
+  // Fills items[num_items()], the longest first, and folds[num_folds()].
   void Fill(AttentionItem* items, AttentionItem* folds, float* partial) const {
+    AttentionItem* item = items;
     ForEachBlock([&](AttentionItem block) {
-      if (!split_) {
-        *items++ = block;
+      const std::uint32_t run = SpansPerRun(block);
+      if (run == block.span_end) {
+        *item++ = block;
         return;
       }
       block.partial = partial;
       *folds++ = block;
-      for (std::uint32_t span = 0; span < block.span_end; ++span) {
-        AttentionItem item = block;
-        item.span_begin = span;
-        item.span_end = span + 1;
-        item.partial = partial;
-        *items++ = item;
-        partial += block.partial_stride;
+      for (std::uint32_t span = 0; span < block.span_end; span += run) {
+        *item = block;
+        item->span_begin = span;
+        item->span_end = std::min(block.span_end, span + run);
+        item->partial = partial + span * block.partial_stride;
+        ++item;
       }
+      partial += block.span_end * block.partial_stride;
+    });
+    // Heads of the same tokens stay neighbours: one thread's reads help the other.
+    std::sort(items, item, [&](const AttentionItem& a, const AttentionItem& b) {
+      const std::int64_t cost_a = Cost(a), cost_b = Cost(b);
+      if (cost_a != cost_b) return cost_a > cost_b;
+      return std::tie(a.sequence, a.row_begin, a.span_begin, a.kv_head) <
+             std::tie(b.sequence, b.row_begin, b.span_begin, b.kv_head);
     });
   }
 
   // Nanoseconds of an average item, roughly.
   double work() const {
-    return static_cast<double>(spans_) /
-           static_cast<double>(std::max<std::int64_t>(num_items(), 1)) *
-           static_cast<double>(group_ * shape_.head_size) * 10;
+    return static_cast<double>(total_) /
+           static_cast<double>(std::max<std::int64_t>(num_items_, 1)) * shape_.head_size * 0.02;
   }
 
  private:
+  std::size_t PackedRows(const AttentionItem& block) const {
+    return std::size_t{block.num_rows} * group_ * block.num_kv_heads;
+  }
+
+  // Tokens times what each costs: its rows, and being read.
+  std::int64_t Cost(const AttentionItem& item) const {
+    constexpr std::int64_t kReadAsRows = 8;
+    const std::uint32_t keys = cache_lengths_[item.sequence] + item.row_begin + item.num_rows;
+    const std::uint32_t begin = item.span_begin * kAttentionSpan;
+    const std::uint32_t end = std::min(keys, item.span_end * kAttentionSpan);
+    return std::int64_t{end - begin} * item.num_kv_heads *
+           (std::int64_t{item.num_rows} * group_ + kReadAsRows);
+  }
+
+  // Spans of an item of this block: all of them, unless that takes too long.
+  std::uint32_t SpansPerRun(const AttentionItem& block) const {
+    const std::int64_t cost = Cost(block);
+    if (cost <= longest_) return block.span_end;
+    const std::int64_t runs = (cost + longest_ - 1) / longest_;
+    return static_cast<std::uint32_t>((block.span_end + runs - 1) / runs);
+  }
+
+  std::uint32_t HeadsPerItem(std::uint32_t rows) const {
+    return std::clamp(kMostPackedRows / (rows * group_), 1u, heads_per_item_);
+  }
+
+  // The most items that there can be.
+  std::int64_t CountSpans() const {
+    std::int64_t spans = 0;
+    ForEachBlock([&](const AttentionItem& block) { spans += block.span_end; });
+    return spans;
+  }
+
   template <typename Fn>
   void ForEachBlock(Fn&& fn) const {
     for (std::uint32_t b = 0; b < params_.batch_size; ++b) {
       const std::uint32_t rows = params_.row_offsets[b + 1] - params_.row_offsets[b];
-      for (std::uint32_t end = rows; end > 0;) {
-        const std::uint32_t begin = (end - 1) / rows_per_item_ * rows_per_item_;
-        for (std::uint32_t h = 0; h < shape_.num_heads; ++h) {
-          fn(AttentionItem{b, h, begin, end - begin, 0, SpansOf(cache_lengths_[b] + end), nullptr,
-                           states_per_block() * StateFloats(shape_.head_size)});
+      for (std::uint32_t begin = 0; begin < rows; begin += rows_per_item_) {
+        const std::uint32_t count = std::min(rows_per_item_, rows - begin);
+        const std::uint32_t heads = HeadsPerItem(count);
+        for (std::uint32_t h = 0; h < shape_.num_heads; h += heads) {
+          AttentionItem block{b, h, std::min(heads, shape_.num_heads - h), begin, count, 0,
+                              SpansOf(cache_lengths_[b] + begin + count), nullptr, 0};
+          block.partial_stride = PackedRows(block) * StateFloats(shape_.head_size);
+          fn(block);
         }
-        end = begin;
       }
     }
   }
@@ -101,18 +157,25 @@ class Plan {
   const KvShape& shape_;
   const std::uint32_t* const cache_lengths_;
   const std::uint32_t group_;
-  const std::uint32_t rows_per_item_;
-  std::int64_t blocks_ = 0;
-  std::int64_t spans_ = 0;
-  bool split_ = false;
+  std::uint32_t rows_per_item_;
+  std::uint32_t heads_per_item_;
+  std::size_t most_rows_ = 0;
+  std::size_t partial_floats_ = 0;
+  std::int64_t total_ = 0;
+  std::int64_t longest_ = 0;
+  std::int64_t num_items_ = 0;
+  std::int64_t num_folds_ = 0;
 };
 
 }  // namespace
 
-std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t states) {
+std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows) {
   const std::size_t columns = PaddedColumns(head_size);
-  // K and V tile, queries, and two states for each row and head: the span's and the folded one.
-  return (2 * kAttentionTile * columns + states * (columns + 2 * StateFloats(head_size))) *
+  // Turned keys, widened values, a strip on its way; weights of a block and scales of a tile;
+  // queries, and two states for each row: the span's and the folded one.
+  return ((2 * kAttentionTile + kAttentionStrip) * columns +
+          (kAttentionBlockRows + 2) * kAttentionTile +
+          packed_rows * (columns + 2 * StateFloats(head_size))) *
          sizeof(float);
 }
 
@@ -161,22 +224,17 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
   auto* const items = reinterpret_cast<internal::AttentionItem*>(memory);
   auto* const folds = items + plan.num_items();
-  const auto lists =
-      static_cast<std::size_t>(plan.num_items() + (plan.split() ? plan.num_blocks() : 0)) *
-      sizeof(internal::AttentionItem);
-  plan.Fill(items, folds, reinterpret_cast<float*>(memory + (lists + 63) / 64 * 64));
+  plan.Fill(items, folds, reinterpret_cast<float*>(memory + plan.list_bytes()));
 
   const std::size_t scratch =
-      internal::AttentionScratchBytes(shape.head_size, plan.states_per_block());
+      internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
   backend.ReserveWorkspaces(scratch);
   backend.ParallelItems(plan.num_items(), plan.work(), [&](std::int64_t i, int part) {
     internal::AttentionSimd(params, items[i], backend.workspace(part).Reserve(scratch));
   });
-  if (plan.split()) {
-    backend.ParallelItems(plan.num_blocks(), plan.work(), [&](std::int64_t i, int) {
-      internal::AttentionFoldSimd(params, folds[i]);
-    });
-  }
+  backend.ParallelItems(plan.num_folds(), plan.work(), [&](std::int64_t i, int) {
+    internal::AttentionFoldSimd(params, folds[i]);
+  });
   return absl::OkStatus();
 }
 

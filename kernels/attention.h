@@ -40,10 +40,13 @@ struct AttentionParams {
 //   out[h] = sum_j softmax_j(scale * q[h] . k_j) v_j, with KV head h / (num_heads / kv_heads).
 //
 // f32 throughout, in a tree that depends on p alone, so chunks, batch, page ids and threads cannot
-// change a bit: tiles of 16 tokens at multiples of 16 in order inside a span of 512, spans folded
-// left to right. A score has 16 virtual lanes over the columns and a fixed tree over the lanes; a
-// tile is one online-softmax step. Keys beyond p are never read. Returns INVALID_ARGUMENT as
-// CheckKvStep, for head counts that do not divide, or a stride below the heads.
+// change a bit. A score is one chain of FMAs over the columns ascending, of q times scale / ln 2. A
+// tile of 64 tokens at a multiple of 64 is one online-softmax step in powers of two: token j adds
+// its weight to part j mod 16 of the sum, ascending, and its value to each column, ascending. A span
+// of 512 tokens has a state of its own; spans are folded left to right, and the parts of the sum
+// become one at the end. Keys beyond p are never read. int8 and fp8_e4m3 pages have one scale per
+// token and head, which multiplies the score, and the weight before it meets the value. Returns
+// INVALID_ARGUMENT as CheckKvStep, for head counts that do not divide, or a stride below the heads.
 //
 // CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one type. bf16 over bf16, f16,
 // or one-byte pages with one scale per token and head, for heads of 16 to 128 columns in steps of 16, runs on tensor
@@ -56,19 +59,22 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
 
 namespace internal {
 
-inline constexpr std::uint32_t kAttentionTile = 16;
+inline constexpr std::uint32_t kAttentionTile = 64;
+inline constexpr std::uint32_t kAttentionStrip = 16;  // tokens whose keys are turned together
 inline constexpr std::uint32_t kAttentionSpan = 512;
+inline constexpr std::uint32_t kAttentionBlockRows = 8;  // most query rows that share registers
 
-// Some rows of one sequence on one KV head, over some spans.
+// Some rows of one sequence on some KV heads, over some spans.
 struct AttentionItem {
   std::uint32_t sequence;
   std::uint32_t kv_head;
+  std::uint32_t num_kv_heads;
   std::uint32_t row_begin;  // inside the sequence
   std::uint32_t num_rows;
   std::uint32_t span_begin;
   std::uint32_t span_end;
   // Where the states of these spans go when they are folded later, one span partial_stride floats
-  // after the other, [row][head in group][StateFloats] each; null: fold here and write the output.
+  // after the other, [KV head][row][head in group][StateFloats] each; null: fold here and write the output.
   float* partial;
   std::size_t partial_stride;
 };
@@ -77,12 +83,13 @@ struct AttentionItem {
 constexpr std::uint32_t PaddedColumns(std::uint32_t head_size) {
   return (head_size + 15) / 16 * 16;
 }
-// Floats of a state: columns, maximum, sum, and a gap that keeps the next one aligned.
+// Floats of a state: columns, maximum with a gap that keeps what follows aligned, 16 parts of the
+// sum.
 constexpr std::size_t StateFloats(std::uint32_t head_size) {
-  return PaddedColumns(head_size) + 16;
+  return PaddedColumns(head_size) + 2 * kAttentionStrip;
 }
-// Scratch of one item.
-std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t states);
+// Scratch of one item of that many packed rows: query rows times query heads.
+std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows);
 
 absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParams& params);
 

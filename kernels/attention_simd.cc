@@ -1,170 +1,26 @@
-// Traffic: K and V of a sequence once per KV head and block of query rows, widened to f32 once per
-// tile into L1 scratch that serves all rows and all heads of the group. A score is one register per
-// 16 columns and key, reduced by a tree of two extracts and a 4 x 4 transposing addition; V rows
-// are added with lanes along the columns. Rescaling is skipped while the maximum stands, which is
-// exact (factor 1).
+// Traffic: K and V of a sequence once per KV head and block of query rows. With few query rows
+// (generated tokens) values are widened in registers on their way from the pages; with many, a tile
+// is turned and widened once into scratch memory of the second cache level, which all rows and
+// heads of the group read (kernels/cpu/attention_tile-inl.h). Rescaling is skipped while the
+// maximum stands, which is exact (factor 1).
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <cstring>
 
-#include "hwy/cache_control.h"
 #include "kernels/attention.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention_simd.cc"
 #include "hwy/foreach_target.h"
-#include "kernels/cpu/simd_math-inl.h"
+#include "kernels/cpu/attention_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kTile = internal::kAttentionTile;
-static_assert(kTile == kVirtualLanes);
-constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
-
-// The end of a row whose columns are no multiple of a register: the rest widened, then zeros.
-template <typename T>
-HWY_NOINLINE void WidenTail(const T* from, std::size_t i, std::size_t count, std::size_t padded,
-                            float* to) {
-  for (; i < count; ++i) to[i] = ToFloat(from[i]);
-  for (; i < padded; ++i) to[i] = 0.0f;
-}
-
-// to[padded] = from[count] widened, zeros after it.
-template <typename T>
-HWY_INLINE void WidenRow(const T* HWY_RESTRICT from, std::size_t count, std::size_t padded,
-                         float* HWY_RESTRICT to) {
-  std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) hn::Store(LoadWide(from + i), DF(), to + i);
-  if (i < padded) WidenTail(from, i, count, padded, to);
-}
-
-#if HWY_TARGET == HWY_SCALAR
-// s[0..3] = q . k for four keys.
-void FourScores(const float* HWY_RESTRICT q, const float* HWY_RESTRICT k, std::size_t columns,
-                float* HWY_RESTRICT s) {
-  for (std::size_t j = 0; j < 4; ++j) {
-    float lanes[kVirtualLanes] = {};
-    for (std::size_t i = 0; i < columns; ++i) lanes[i % kVirtualLanes] += q[i] * k[j * columns + i];
-    s[j] = SumLanes(lanes);
-  }
-}
-#else
-using D4 = hn::FixedTag<float, 4>;
-using V4 = hn::Vec<D4>;
-
-// 16 virtual lanes to 4: lane i with i + 8, then with i + 4.
-HWY_INLINE V4 FoldTo4(const VF (&v)[kRegisters]) {
-  const D4 d4;
-#if HWY_MAX_BYTES >= 64
-  const hn::Half<DF> d8;
-  const auto half = hn::Add(hn::LowerHalf(d8, v[0]), hn::UpperHalf(d8, v[0]));
-  return hn::Add(hn::LowerHalf(d4, half), hn::UpperHalf(d4, half));
-#elif HWY_MAX_BYTES == 32
-  const VF half = hn::Add(v[0], v[1]);
-  return hn::Add(hn::LowerHalf(d4, half), hn::UpperHalf(d4, half));
-#else
-  (void)d4;
-  return hn::Add(hn::Add(v[0], v[2]), hn::Add(v[1], v[3]));
-#endif
-}
-
-// s[0..3] = q . k for four keys.
-HWY_INLINE void FourScores(const float* HWY_RESTRICT q, const float* HWY_RESTRICT k,
-                           std::size_t columns, float* HWY_RESTRICT s) {
-  const DF d;
-  const D4 d4;
-  VF acc[4][kRegisters];
-  for (std::size_t j = 0; j < 4; ++j) {
-    for (std::size_t c = 0; c < kRegisters; ++c) acc[j][c] = hn::Zero(d);
-  }
-  for (std::size_t i = 0; i < columns; i += kVirtualLanes) {
-    for (std::size_t c = 0; c < kRegisters; ++c) {
-      const VF x = hn::Load(d, q + i + c * kLanes);
-      for (std::size_t j = 0; j < 4; ++j) {
-        acc[j][c] = hn::MulAdd(x, hn::Load(d, k + j * columns + i + c * kLanes), acc[j][c]);
-      }
-    }
-  }
-  const V4 t0 = FoldTo4(acc[0]);
-  const V4 t1 = FoldTo4(acc[1]);
-  const V4 t2 = FoldTo4(acc[2]);
-  const V4 t3 = FoldTo4(acc[3]);
-  const V4 a = hn::Add(hn::InterleaveLower(d4, t0, t1), hn::InterleaveUpper(d4, t0, t1));
-  const V4 b = hn::Add(hn::InterleaveLower(d4, t2, t3), hn::InterleaveUpper(d4, t2, t3));
-  hn::Store(hn::Add(hn::ConcatLowerLower(d4, b, a), hn::ConcatUpperUpper(d4, b, a)), d4, s);
-}
-#endif  // HWY_TARGET
-
-// state *= factor, the maximum excepted.
-HWY_INLINE void Rescale(float* state, std::size_t columns, float factor) {
-  const DF d;
-  const VF f = hn::Set(d, factor);
-  for (std::size_t i = 0; i < columns; i += kLanes) {
-    hn::Store(hn::Mul(hn::Load(d, state + i), f), d, state + i);
-  }
-  state[columns + 1] = state[columns + 1] * factor;
-}
-
-HWY_INLINE float ScalarExp(float x) {
-  return hn::GetLane(Exp(hn::Set(DF(), x)));
-}
-
-// sums[0 .. kRows * 16) += p[j] v[j][..] for j ascending.
-template <std::size_t kRows>
-HWY_INLINE void AddValues(const float* HWY_RESTRICT p, const float* HWY_RESTRICT v,
-                          std::size_t columns, std::size_t valid, float* HWY_RESTRICT sums) {
-  const DF d;
-  constexpr std::size_t kCount = kRows * kRegisters;
-  VF acc[kCount];
-  for (std::size_t c = 0; c < kCount; ++c) acc[c] = hn::Load(d, sums + c * kLanes);
-  for (std::size_t j = 0; j < valid; ++j) {
-    const VF weight = hn::Set(d, p[j]);
-    for (std::size_t c = 0; c < kCount; ++c) {
-      acc[c] = hn::MulAdd(weight, hn::Load(d, v + j * columns + c * kLanes), acc[c]);
-    }
-  }
-  for (std::size_t c = 0; c < kCount; ++c) hn::Store(acc[c], d, sums + c * kLanes);
-}
-
-// One online-softmax step: the first `valid` keys of a tile join the state of one row and head.
-HWY_INLINE void AttendTile(const float* HWY_RESTRICT q, const float* HWY_RESTRICT k,
-                           const float* HWY_RESTRICT v, std::size_t columns, std::size_t valid,
-                           float scale, float* HWY_RESTRICT state) {
-  const DF d;
-  HWY_ALIGN float p[kTile];
-  for (std::size_t j = 0; j < valid; j += 4) FourScores(q, k + j * columns, columns, p + j);
-  VF max = hn::Set(d, kNoMaximum);
-  for (std::size_t j = valid; j < kTile; ++j) p[j] = kNoMaximum;
-  for (std::size_t j = 0; j < kTile; j += kLanes) {
-    const VF s = hn::Mul(hn::Load(d, p + j), hn::Set(d, scale));
-    hn::Store(s, d, p + j);
-    max = hn::Max(max, s);
-  }
-  // A negative scale turns the marks of unseen keys around.
-  for (std::size_t j = valid; j < kTile; ++j) p[j] = kNoMaximum;
-  const float old_max = state[columns];
-  const float new_max = std::max(old_max, hn::GetLane(hn::MaxOfLanes(d, max)));
-  if (new_max != old_max) {
-    Rescale(state, columns, ScalarExp(old_max - new_max));
-    state[columns] = new_max;
-  }
-  for (std::size_t j = 0; j < kTile; j += kLanes) {
-    hn::Store(Exp(hn::Sub(hn::Load(d, p + j), hn::Set(d, new_max))), d, p + j);
-  }
-  state[columns + 1] = state[columns + 1] + SumLanes(p);
-  constexpr std::size_t kRows = kRegisters >= 4 ? 2 : 4;
-  std::size_t i = 0;
-  for (; i + kRows * kVirtualLanes <= columns; i += kRows * kVirtualLanes) {
-    AddValues<kRows>(p, v + i, columns, valid, state + i);
-  }
-  for (; i < columns; i += kVirtualLanes) AddValues<1>(p, v + i, columns, valid, state + i);
-}
-
 HWY_INLINE void ClearState(float* state, std::size_t columns) {
-  std::fill(state, state + columns + 2, 0.0f);
+  std::fill(state, state + columns + 2 * kStrip, 0.0f);
   state[columns] = kNoMaximum;
 }
 
@@ -172,173 +28,421 @@ HWY_INLINE void ClearState(float* state, std::size_t columns) {
 HWY_INLINE void Fold(float* HWY_RESTRICT folded, const float* HWY_RESTRICT span,
                      std::size_t columns) {
   const DF d;
-  if (span[columns] == kNoMaximum && span[columns + 1] == 0.0f) return;
+  if (span[columns] == kNoMaximum && span[columns + kStrip] == 0.0f) return;
   const float max = std::max(folded[columns], span[columns]);
-  const float a = ScalarExp(folded[columns] - max);
-  const float b = ScalarExp(span[columns] - max);
-  const VF va = hn::Set(d, a);
-  const VF vb = hn::Set(d, b);
-  for (std::size_t i = 0; i < columns; i += kLanes) {
-    const VF left = hn::Mul(hn::Load(d, folded + i), va);
-    hn::Store(hn::MulAdd(hn::Load(d, span + i), vb, left), d, folded + i);
-  }
-  folded[columns + 1] = folded[columns + 1] * a + span[columns + 1] * b;
+  const VF left = hn::Set(d, ScalarExp2(folded[columns] - max));
+  const VF right = hn::Set(d, ScalarExp2(span[columns] - max));
+  const auto join = [&](std::size_t i) HWY_ATTR {
+    const VF scaled = hn::Mul(hn::Load(d, folded + i), left);
+    hn::Store(hn::MulAdd(hn::Load(d, span + i), right, scaled), d, folded + i);
+  };
+  for (std::size_t i = 0; i < columns; i += kLanes) join(i);
+  for (std::size_t i = 0; i < kStrip; i += kLanes) join(columns + kStrip + i);
   folded[columns] = max;
 }
 
-// Where the rows of an item lie in q and out, and how many keys each sees.
+// Where the rows of an item on one KV head lie in q and out, and how many keys each sees. Packed
+// row i is query row i / group and head i mod group of the KV head.
 struct Rows {
   Rows(const AttentionParams& p, const internal::AttentionItem& item, const KvShape& shape,
        std::uint32_t cached)
       : params(p),
         head_size(shape.head_size),
+        columns(internal::PaddedColumns(shape.head_size)),
+        state_floats(internal::StateFloats(shape.head_size)),
         group(p.num_heads / shape.num_heads),
+        packed(std::size_t{item.num_rows} * group),
         first(std::int64_t{p.row_offsets[item.sequence]} + item.row_begin),
         column(std::int64_t{item.kv_head} * group * head_size),
         keys(cached + item.row_begin + 1) {}
 
-  const float* Query(std::uint32_t r, std::uint32_t g) const {
-    return params.q.f32() + (first + r) * params.q_stride + column + std::int64_t{g} * head_size;
+  // The same rows on the head-th KV head of the item.
+  Rows OfHead(std::uint32_t head) const {
+    Rows rows = *this;
+    rows.column += std::int64_t{head} * group * head_size;
+    return rows;
   }
-  float* Out(std::uint32_t r, std::uint32_t g) const {
-    return params.out.f32() + (first + r) * params.out_stride + column + std::int64_t{g} * head_size;
+  std::int64_t Column(std::size_t i) const {
+    return column + static_cast<std::int64_t>(i % group) * head_size;
   }
-  std::uint32_t KeysOf(std::uint32_t r) const { return keys + r; }
+  std::int64_t Row(std::size_t i) const { return first + static_cast<std::int64_t>(i / group); }
+  std::uint32_t KeysOf(std::size_t i) const { return keys + static_cast<std::uint32_t>(i / group); }
+  std::size_t query_floats() const { return packed * columns; }
+  std::size_t states_floats() const { return packed * state_floats; }
 
   const AttentionParams& params;
-  const std::uint32_t head_size;
-  const std::uint32_t group;
-  const std::int64_t first;
-  const std::int64_t column;
-  const std::uint32_t keys;
+  std::uint32_t head_size;
+  std::size_t columns;
+  std::size_t state_floats;
+  std::uint32_t group;
+  std::size_t packed;
+  std::int64_t first;
+  std::int64_t column;
+  std::uint32_t keys;  // of the first row
 };
 
-void WriteOutput(const Rows& rows, std::uint32_t num_rows, const float* states) {
+// Rows of the next block when `left` packed rows are left.
+HWY_INLINE std::size_t BlockRows(std::size_t left) {
+  std::size_t rows = kMaxBlockRows;
+  while (rows > left) rows /= 2;
+  return rows;
+}
+
+// Queries times the factor of the scores, in blocks of [columns][rows], zeros beyond the head.
+void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
+  // Powers of two are cheaper than powers of e.
+  const float factor = rows.params.scale * 1.44269504f;
+  for (std::size_t i = 0; i < rows.packed;) {
+    const std::size_t block = BlockRows(rows.packed - i);
+    for (std::size_t r = 0; r < block; ++r) {
+      const float* const q = rows.params.q.f32() + rows.Row(i + r) * rows.params.q_stride +
+                             rows.Column(i + r);
+      for (std::size_t c = 0; c < rows.columns; ++c) {
+        to[c * block + r] = c < rows.head_size ? q[c] * factor : 0.0f;
+      }
+    }
+    to += block * rows.columns;
+    i += block;
+  }
+}
+
+void WriteHead(const Rows& rows, const float* states) {
   const DF d;
-  const std::size_t columns = internal::PaddedColumns(rows.head_size);
-  const std::size_t stride = internal::StateFloats(rows.head_size);
-  for (std::uint32_t r = 0; r < num_rows; ++r) {
-    for (std::uint32_t g = 0; g < rows.group; ++g) {
-      const float* const state = states + (std::size_t{r} * rows.group + g) * stride;
-      const float inverse = 1.0f / state[columns + 1];
-      float* const out = rows.Out(r, g);
-      std::size_t i = 0;
-      for (; i + kLanes <= rows.head_size; i += kLanes) {
-        hn::StoreU(hn::Mul(hn::Load(d, state + i), hn::Set(d, inverse)), d, out + i);
+  for (std::size_t i = 0; i < rows.packed; ++i) {
+    const float* const state = states + i * rows.state_floats;
+    const float inverse = 1.0f / SumLanes(state + rows.columns + kStrip);
+    float* const out =
+        rows.params.out.f32() + rows.Row(i) * rows.params.out_stride + rows.Column(i);
+    std::size_t c = 0;
+    for (; c + kLanes <= rows.head_size; c += kLanes) {
+      hn::StoreU(hn::Mul(hn::Load(d, state + c), hn::Set(d, inverse)), d, out + c);
+    }
+    for (; c < rows.head_size; ++c) out[c] = state[c] * inverse;
+  }
+}
+
+void WriteOutput(const Rows& rows, std::uint32_t kv_heads, const float* states) {
+  for (std::uint32_t head = 0; head < kv_heads; ++head) {
+    WriteHead(rows.OfHead(head), states + head * rows.states_floats());
+  }
+}
+
+// Memory of one item; see internal::AttentionScratchBytes.
+struct Scratch {
+  Scratch(const Rows& rows, std::uint32_t kv_heads, float* memory)
+      : turned(memory),
+        values(turned + kTile * rows.columns),
+        staging(values + kTile * rows.columns),
+        weights(staging + kStrip * rows.columns),
+        k_scales(weights + internal::kAttentionBlockRows * kTile),
+        v_scales(k_scales + kTile),
+        queries(v_scales + kTile),
+        folded(queries + kv_heads * rows.query_floats()),
+        span(folded + kv_heads * rows.states_floats()) {}
+
+  float* turned;   // [strips][words or columns][16]
+  float* values;   // [64][columns], widened
+  float* staging;  // [16][columns] elements of a strip that ends early or has odd columns
+  float* weights;  // [rows of a block][64]
+  float* k_scales;
+  float* v_scales;
+  float* queries;  // [KV heads][blocks][columns][rows]
+  float* folded;   // [KV heads][packed rows][state floats]
+  float* span;     // the same
+};
+static_assert(kMaxBlockRows <= internal::kAttentionBlockRows);
+
+// A tile in the form that blocks of rows read: elements E and pointers to the rows of values.
+template <typename E>
+struct Tile {
+  const float* turned;
+  std::size_t strip_floats;
+  const E* values[kStrips];
+  std::int64_t value_stride;
+  TileScales scales;
+  std::uint32_t begin;  // position of its first token
+};
+
+// One online-softmax step of kRows packed rows from `first` on.
+template <typename E, bool kScaled, std::size_t kRows, typename Fetch>
+HWY_NOINLINE void AttendBlock(const Rows& rows, const Tile<E>& tile, std::size_t first,
+                              const float* queries, Fetch& fetch, float* p, float* states) {
+  std::size_t valid[kRows];
+  const std::uint32_t most = rows.KeysOf(first + kRows - 1);
+  if (most <= tile.begin) return;
+  for (std::size_t r = 0; r < kRows; ++r) valid[r] = kTile;
+  if (rows.KeysOf(first) < tile.begin + kTile) {
+    for (std::size_t r = 0; r < kRows; ++r) {
+      const std::uint32_t keys = rows.KeysOf(first + r);
+      valid[r] = keys <= tile.begin ? 0 : std::min<std::size_t>(kTile, keys - tile.begin);
+    }
+  }
+  constexpr std::size_t kWidth = kBlockWidth<kRows>;
+  for (std::size_t s = 0; s * kStrip < valid[kRows - 1]; s += kWidth) {
+    ScoreStrips<E, kRows, kWidth>(queries + first * rows.columns,
+                                  tile.turned + s * tile.strip_floats, tile.strip_floats,
+                                  rows.columns, fetch, p + s * kStrip);
+  }
+  float* const state = states + first * rows.state_floats;
+  for (std::size_t r = 0; r < kRows; ++r) {
+    if (valid[r] == 0) continue;
+    SoftmaxTile<kScaled>(valid[r], rows.columns, tile.scales, p + r * kTile,
+                         state + r * rows.state_floats);
+  }
+  // Together as far as the first row sees; a row never multiplies a token that it does not see.
+  AddValues<E, kRows>(p, tile.values, rows.columns, tile.value_stride, 0, valid[0], fetch, state,
+                      rows.state_floats);
+  for (std::size_t r = 1; r < kRows; ++r) {
+    AddValues<E, 1>(p + r * kTile, tile.values, rows.columns, tile.value_stride, valid[0],
+                    valid[r], fetch, state + r * rows.state_floats, rows.state_floats);
+  }
+}
+
+template <typename E, bool kScaled, typename Fetch>
+void AttendTile(const Rows& rows, const Tile<E>& tile, const float* queries, Fetch& fetch,
+                float* weights, float* states) {
+  for (std::size_t i = 0; i < rows.packed;) {
+    const std::size_t block = BlockRows(rows.packed - i);
+    if constexpr (kMaxBlockRows >= 8) {
+      if (block == 8) {
+        AttendBlock<E, kScaled, 8>(rows, tile, i, queries, fetch, weights, states);
       }
-      for (; i < rows.head_size; ++i) out[i] = state[i] * inverse;
+    }
+    if constexpr (kMaxBlockRows >= 4) {
+      if (block == 4) {
+        AttendBlock<E, kScaled, 4>(rows, tile, i, queries, fetch, weights, states);
+      }
+      if (block == 2) {
+        AttendBlock<E, kScaled, 2>(rows, tile, i, queries, fetch, weights, states);
+      }
+    }
+    if (block == 1) {
+      AttendBlock<E, kScaled, 1>(rows, tile, i, queries, fetch, weights, states);
+    }
+    i += block;
+  }
+}
+
+// K and V of the KV heads of an item.
+template <typename T>
+struct Pages {
+  KvView<const T> keys;
+  KvView<const T> values;
+  std::uint32_t sequence;
+  std::uint32_t first_head;
+  std::uint32_t num_heads;
+
+  // 16 rows row_elements() apart.
+  const T* RowsAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
+    return view.template block_paged_ptr<kStrip>(sequence, t, first_head + head);
+  }
+  void LoadScales(const KvView<const T>& view, std::uint32_t t, std::uint32_t head,
+                  std::uint32_t count, float* to) const {
+    const auto* const scales = view.scales_block_paged_ptr(sequence, t, first_head + head);
+    const std::int64_t stride = view.scale_row_elements();
+    for (std::uint32_t j = 0; j < count; ++j) to[j] = scales[j * stride];
+  }
+};
+
+// Brings the tokens of a tile on their way into the second cache level, two lines a step: pages lie
+// anywhere, so the hardware does not see them coming. Not into the first: the rows of one head are
+// a power of two apart and evict each other there.
+template <typename T>
+class TileFetch {
+ public:
+  explicit TileFetch(const Pages<T>& pages)
+      : pages_(pages),
+        row_bytes_(std::int64_t{pages.num_heads} * pages.keys.head_size() *
+                   static_cast<std::int64_t>(sizeof(T))),
+        // Rows without gaps are as good as one.
+        tokens_per_run_(pages.num_heads == pages.keys.num_heads() ? kStrip : 1) {}
+
+  // Tokens [t, end), at most a tile.
+  void Start(std::uint32_t t, std::uint32_t end) {
+    next_ = t;
+    end_ = std::min(end, t + static_cast<std::uint32_t>(kTile));
+    of_values_ = false;
+    Next();
+  }
+  HWY_INLINE void Step() {
+    if (at_ >= stop_) return;
+    // Locality 2 of 3: not the first level.
+    __builtin_prefetch(at_, 0, 2);
+    __builtin_prefetch(at_ + 64, 0, 2);
+    at_ += 128;
+    if (at_ >= stop_) Next();
+  }
+
+ private:
+  HWY_NOINLINE void Next() {
+    at_ = stop_ = nullptr;
+    if (next_ >= end_) return;
+    const KvView<const T>& view = of_values_ ? pages_.values : pages_.keys;
+    const T* const row = view.template block_paged_ptr<1>(pages_.sequence, next_,
+                                                          pages_.first_head);
+    const std::uint32_t tokens = std::min(tokens_per_run_, end_ - next_);
+    at_ = reinterpret_cast<const std::uint8_t*>(row);
+    stop_ = at_ + tokens * row_bytes_;
+    if (of_values_) next_ += tokens;
+    of_values_ = !of_values_;
+  }
+
+  const Pages<T>& pages_;
+  const std::int64_t row_bytes_;
+  const std::uint32_t tokens_per_run_;
+  std::uint32_t next_ = 0;
+  std::uint32_t end_ = 0;
+  bool of_values_ = false;
+  const std::uint8_t* at_ = nullptr;
+  const std::uint8_t* stop_ = nullptr;
+};
+
+// The first `count` of 16 rows, zeros after them and beyond their columns.
+template <typename T>
+HWY_NOINLINE const T* StageStrip(const T* from, std::int64_t stride, std::uint32_t count,
+                                 const Rows& rows, float* staging) {
+  T* const to = reinterpret_cast<T*>(staging);
+  std::memset(static_cast<void*>(to), 0, kStrip * rows.columns * sizeof(T));
+  for (std::uint32_t j = 0; j < count; ++j) {
+    std::memcpy(static_cast<void*>(to + j * rows.columns), from + j * stride,
+                rows.head_size * sizeof(T));
+  }
+  return to;
+}
+
+// `count` rows of a strip widened.
+template <typename T>
+HWY_INLINE void WidenStrip(const T* HWY_RESTRICT from, std::int64_t stride, std::uint32_t count,
+                           const Rows& rows, float* HWY_RESTRICT to) {
+  for (std::uint32_t j = 0; j < count; ++j) {
+    for (std::size_t c = 0; c < rows.columns; c += kLanes) {
+      hn::Store(LoadWide(from + j * stride + c), DF(), to + j * rows.columns + c);
     }
   }
 }
 
-// The rows of a tile on their way to L1: pages lie anywhere and heads leave gaps, so the hardware
-// does not see the next tile coming.
-template <typename T>
-HWY_INLINE void PrefetchTile(const KvView<const T>& view, const internal::AttentionItem& item,
-                             std::uint32_t t) {
-  const std::int64_t row_elements = view.row_elements();
-  const T* const rows = view.template block_paged_ptr<kTile>(item.sequence, t, item.kv_head);
-  for (std::size_t j = 0; j < kTile; ++j) {
-    for (std::size_t i = 0; i < view.head_size(); i += 64 / sizeof(T)) {
-      hwy::Prefetch(rows + static_cast<std::int64_t>(j) * row_elements + i);
+// Reads the tokens [t, min(t + 64, end)) of one head into `tile` and scratch memory. kWide: through
+// widened copies, which rows of many blocks share.
+template <typename T, bool kWide, typename E, typename Fetch>
+HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t head,
+                         std::uint32_t t, std::uint32_t end, const Scratch& scratch, Fetch& fetch,
+                         Tile<E>* tile) {
+  const std::int64_t stride = pages.keys.row_elements();
+  const auto padded = static_cast<std::int64_t>(rows.columns);
+  const bool odd = rows.head_size != rows.columns;
+  tile->begin = t;
+  tile->value_stride = kWide ? padded : stride;
+  for (std::uint32_t s = 0; s < kStrips && t + s * kStrip < end; ++s) {
+    const std::uint32_t at = t + s * internal::kAttentionStrip;
+    const std::uint32_t count = std::min<std::uint32_t>(kStrip, end - at);
+    const T* const k = pages.RowsAt(pages.keys, at, head);
+    float* const turned = scratch.turned + s * tile->strip_floats;
+    if (count < kStrip || odd) {
+      TurnStrip<T, kWide>(StageStrip(k, stride, count, rows, scratch.staging), padded,
+                          rows.columns, fetch, turned);
+    } else {
+      TurnStrip<T, kWide>(k, stride, rows.columns, fetch, turned);
+    }
+    const T* const v = pages.RowsAt(pages.values, at, head);
+    if constexpr (kWide) {
+      float* const wide = scratch.values + s * kStrip * rows.columns;
+      if (odd) {
+        WidenStrip(StageStrip(v, stride, count, rows, scratch.staging), padded, count, rows, wide);
+      } else {
+        WidenStrip(v, stride, count, rows, wide);
+      }
+      tile->values[s] = wide;
+    } else {
+      tile->values[s] = v;
+    }
+    if constexpr (kQuantizedKv<T>) {
+      pages.LoadScales(pages.keys, at, head, count, scratch.k_scales + s * kStrip);
+      pages.LoadScales(pages.values, at, head, count, scratch.v_scales + s * kStrip);
     }
   }
 }
 
-// Keys [begin, end) of one span join the states of all rows that see them.
-template <typename T>
-void AttendSpan(const Rows& rows, const internal::AttentionItem& item, const KvView<const T>& keys,
-                const KvView<const T>& values, std::uint32_t begin, std::uint32_t end,
-                const float* queries, float* tiles, float* states) {
-  const std::size_t columns = internal::PaddedColumns(rows.head_size);
-  const std::size_t stride = internal::StateFloats(rows.head_size);
-  const std::int64_t row_elements = keys.row_elements();
-  float* const k = tiles;
-  float* const v = tiles + kTile * columns;
+// Tokens [begin, end) of one span join the states of all rows that see them.
+template <typename T, bool kWide>
+void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t begin, std::uint32_t end,
+                const Scratch& scratch, float* states) {
+  using E = std::conditional_t<kWide, float, T>;
+  Tile<E> tile;
+  tile.turned = scratch.turned;
+  tile.strip_floats = kStrip * rows.columns * sizeof(E) / sizeof(float);
+  tile.scales = {scratch.k_scales, scratch.v_scales};
+  std::conditional_t<kWide, NoFetch, TileFetch<T>> fetch(pages);
   for (std::uint32_t t = begin; t < end; t += kTile) {
-    const std::uint32_t count = std::min<std::uint32_t>(kTile, end - t);
-    const T* const k_rows = keys.template block_paged_ptr<kTile>(item.sequence, t, item.kv_head);
-    const T* const v_rows = values.template block_paged_ptr<kTile>(item.sequence, t, item.kv_head);
-    if (t + kTile < end) {
-      PrefetchTile(keys, item, t + kTile);
-      PrefetchTile(values, item, t + kTile);
-    }
-    for (std::uint32_t j = 0; j < count; ++j) {
-      WidenRow(k_rows + j * row_elements, rows.head_size, columns, k + j * columns);
-      WidenRow(v_rows + j * row_elements, rows.head_size, columns, v + j * columns);
-    }
-    for (std::uint32_t r = 0; r < item.num_rows; ++r) {
-      if (rows.KeysOf(r) <= t) continue;
-      const std::size_t valid = std::min<std::size_t>(kTile, rows.KeysOf(r) - t);
-      for (std::uint32_t g = 0; g < rows.group; ++g) {
-        const std::size_t index = std::size_t{r} * rows.group + g;
-        AttendTile(queries + index * columns, k, v, columns, valid, rows.params.scale,
-                   states + index * stride);
-      }
+    fetch.Start(t + kTile, end);
+    for (std::uint32_t head = 0; head < pages.num_heads; ++head) {
+      LoadTile<T, kWide>(rows, pages, head, t, end, scratch, fetch, &tile);
+      AttendTile<E, kQuantizedKv<T>>(rows, tile, scratch.queries + head * rows.query_floats(), fetch,
+                                     scratch.weights, states + head * rows.states_floats());
     }
   }
 }
 
 template <typename T>
-void Attend(const AttentionParams& params, const internal::AttentionItem& item, float* scratch) {
-  const KvView<const T> keys = std::get<KvView<T>>(*params.keys);
-  const KvView<const T> values = std::get<KvView<T>>(*params.values);
-  const Rows rows(params, item, KvShapeOf(*params.keys), keys.cache_length(item.sequence));
-  const std::size_t columns = internal::PaddedColumns(rows.head_size);
-  const std::size_t stride = internal::StateFloats(rows.head_size);
-  const std::size_t num_states = std::size_t{item.num_rows} * rows.group;
-
-  float* const tiles = scratch;
-  float* const queries = tiles + 2 * kTile * columns;
-  float* const folded = queries + num_states * columns;
-  float* const span_states = folded + num_states * stride;
-  std::fill(tiles, queries, 0.0f);
-  for (std::uint32_t r = 0; r < item.num_rows; ++r) {
-    for (std::uint32_t g = 0; g < rows.group; ++g) {
-      WidenRow(rows.Query(r, g), rows.head_size, columns,
-               queries + (std::size_t{r} * rows.group + g) * columns);
-    }
+void Attend(const AttentionParams& params, const internal::AttentionItem& item, float* memory) {
+  const Pages<T> pages{std::get<KvView<T>>(*params.keys), std::get<KvView<T>>(*params.values),
+                       item.sequence, item.kv_head, item.num_kv_heads};
+  const Rows rows(params, item, KvShapeOf(*params.keys), pages.keys.cache_length(item.sequence));
+  const Scratch scratch(rows, item.num_kv_heads, memory);
+  for (std::uint32_t head = 0; head < item.num_kv_heads; ++head) {
+    PackQueries(rows.OfHead(head), scratch.queries + head * rows.query_floats());
   }
-  const std::uint32_t all_keys = rows.KeysOf(item.num_rows - 1);
+  const bool wide = rows.packed > kMaxBlockRows || rows.head_size != rows.columns;
+  const std::size_t num_states = item.num_kv_heads * rows.packed;
+  const std::uint32_t all_keys = rows.KeysOf(rows.packed - 1);
   for (std::uint32_t span = item.span_begin; span < item.span_end; ++span) {
     float* const states = item.partial != nullptr
                               ? item.partial + (span - item.span_begin) * item.partial_stride
-                          : span == 0 ? folded
-                                      : span_states;
-    for (std::size_t i = 0; i < num_states; ++i) ClearState(states + i * stride, columns);
-    AttendSpan<T>(rows, item, keys, values, span * internal::kAttentionSpan,
-                  std::min(all_keys, (span + 1) * internal::kAttentionSpan), queries, tiles,
-                  states);
-    if (states != span_states) continue;
+                          : span == 0 ? scratch.folded
+                                      : scratch.span;
     for (std::size_t i = 0; i < num_states; ++i) {
-      Fold(folded + i * stride, states + i * stride, columns);
+      ClearState(states + i * rows.state_floats, rows.columns);
+    }
+    const std::uint32_t begin = span * internal::kAttentionSpan;
+    const std::uint32_t end = std::min(all_keys, begin + internal::kAttentionSpan);
+    if (wide) {
+      AttendSpan<T, true>(rows, pages, begin, end, scratch, states);
+    } else {
+      AttendSpan<T, false>(rows, pages, begin, end, scratch, states);
+    }
+    if (states != scratch.span) continue;
+    for (std::size_t i = 0; i < num_states; ++i) {
+      const std::size_t at = i * rows.state_floats;
+      Fold(scratch.folded + at, states + at, rows.columns);
     }
   }
-  if (item.partial == nullptr) WriteOutput(rows, item.num_rows, folded);
+  if (item.partial == nullptr) WriteOutput(rows, item.num_kv_heads, scratch.folded);
 }
 
 void AttentionRun(const AttentionParams& params, const internal::AttentionItem& item,
                   float* scratch) {
-  if (std::holds_alternative<KvView<float>>(*params.keys)) {
-    Attend<float>(params, item, scratch);
-  } else if (std::holds_alternative<KvView<BF16>>(*params.keys)) {
-    Attend<BF16>(params, item, scratch);
-  } else {
-    Attend<F16>(params, item, scratch);
+  switch (KvDType(*params.keys)) {
+    case DType::kF32:
+      return Attend<float>(params, item, scratch);
+    case DType::kBF16:
+      return Attend<BF16>(params, item, scratch);
+    case DType::kF16:
+      return Attend<F16>(params, item, scratch);
+    case DType::kI8:
+      return Attend<std::int8_t>(params, item, scratch);
+    default:
+      return Attend<F8E4M3>(params, item, scratch);
   }
 }
 
 void AttentionFold(const AttentionParams& params, const internal::AttentionItem& item) {
   const Rows rows(params, item, KvShapeOf(*params.keys), 0);
-  const std::size_t columns = internal::PaddedColumns(rows.head_size);
-  const std::size_t stride = internal::StateFloats(rows.head_size);
   for (std::uint32_t span = 1; span < item.span_end; ++span) {
-    for (std::size_t i = 0; i < std::size_t{item.num_rows} * rows.group; ++i) {
-      Fold(item.partial + i * stride, item.partial + span * item.partial_stride + i * stride,
-           columns);
+    for (std::size_t i = 0; i < item.num_kv_heads * rows.packed; ++i) {
+      const std::size_t at = i * rows.state_floats;
+      Fold(item.partial + at, item.partial + span * item.partial_stride + at, rows.columns);
     }
   }
-  WriteOutput(rows, item.num_rows, item.partial);
+  WriteOutput(rows, item.num_kv_heads, item.partial);
 }
 
 }  // namespace quire::kernels::HWY_NAMESPACE

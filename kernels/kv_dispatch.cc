@@ -2,22 +2,17 @@
 
 namespace quire::kernels {
 
-absl::Status CheckCpuKvDType(DType dtype) {
-  if (dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("kv cache dtype ", DTypeName(dtype),
-                                                 " has no kernels on the cpu, supported are f32, "
-                                                 "bf16 and f16"));
-}
-
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size) {
   const KvShape shape = KvShapeOf(keys);
   if (!(shape == KvShapeOf(values))) {
     return absl::InvalidArgumentError("key and value views differ in shape");
   }
-  QUIRE_RETURN_IF_ERROR(CheckCpuKvDType(shape.dtype));
+  if (DTypeSize(shape.dtype) == 1 && shape.granularity < shape.head_size) {
+    return absl::InvalidArgumentError(absl::StrCat("kv cache has a scale per ", shape.granularity,
+                                                   " columns, the cpu reads one per token and head "
+                                                   "of ", shape.head_size));
+  }
   if (batch_size > shape.batch_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("step has ", batch_size, " sequences, the views hold ", shape.batch_size));

@@ -37,7 +37,7 @@ template <typename T>
 using KvCollection = cache::PagedKVCacheCollection<T, KvParams, cache::kDynamicExtent, KvScale<T>,
                                                    kKvGranularity<T>>;
 
-// The list. An element type joins here and nowhere else. The CPU has no ops on the quantised ones.
+// The list. An element type joins here and nowhere else.
 template <template <typename> typename Of>
 using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>, Of<F8E4M3>, Of<std::int8_t>>;
 
@@ -108,11 +108,8 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
       view);
 }
 
-// Returns INVALID_ARGUMENT for a quantised dtype, which the CPU has no ops on.
-absl::Status CheckCpuKvDType(DType dtype);
-
-// For the CPU, since it reads the step's lengths. Returns INVALID_ARGUMENT unless both views have one shape that
-// CheckCpuKvDType accepts, and every row b of [0, batch_size) keeps its cached tokens and the new ones,
+// For the CPU, since it reads the step's lengths. Returns INVALID_ARGUMENT unless both views have one shape, a quantised
+// one with one scale per token and head, and every row b of [0, batch_size) keeps its cached tokens and the new ones,
 // row_offsets[b + 1] - row_offsets[b], inside the lookup table.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);

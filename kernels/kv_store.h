@@ -2,6 +2,7 @@
 
 // Writes the K and V rows of a step into their pages: the only writer of KV values.
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -22,11 +23,18 @@ struct KvStoreParams {
 };
 
 // Row i of sequence b goes to position cache_length(b) + i, rounded to the pages' type (to nearest,
-// ties to even). A token without a page is not written. Returns INVALID_ARGUMENT as CheckKvStep, or
+// ties to even), or quantised with one scale per head as QuantizeGroup of
+// cache_manager/kv_quantize.h does, bit for bit. A token without a page is not written. Returns INVALID_ARGUMENT as CheckKvStep, or
 // for a stride below the heads.
 absl::Status KvStore(const Backend& backend, const KvStoreParams& params);
 
 namespace internal {
+
+// One head as QuantizeGroup makes it; returns its scale.
+float QuantizeHeadSimd(const float* x, std::size_t count, std::int8_t* q);
+float QuantizeHeadSimd(const float* x, std::size_t count, F8E4M3* q);
+// BF16::FromFloat of each.
+void NarrowSimd(const float* x, std::size_t count, BF16* to);
 
 // Rows [row_begin, row_end) of the whole step.
 void KvStoreCpu(const KvStoreParams& params, std::int64_t row_begin, std::int64_t row_end);

@@ -1,6 +1,7 @@
 #include "kernels/page_copy.h"
 
 #include <cstring>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -52,6 +53,10 @@ template <typename View>
 std::size_t RowBytes(const View& view, std::uint32_t rows) {
   return static_cast<std::size_t>(rows * view.row_elements()) * sizeof(typename View::Element);
 }
+template <typename View>
+std::size_t ScaleBytes(const View& view, std::uint32_t rows) {
+  return static_cast<std::size_t>(rows * view.scale_row_elements()) * sizeof(typename View::Scale);
+}
 
 }  // namespace
 
@@ -69,12 +74,15 @@ absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::CopyPagesCuda(*backend.cuda(), pool, items);
   }
-  QUIRE_RETURN_IF_ERROR(CheckCpuKvDType(geometry.dtype));
   for (const PageCopyItem& item : items) {
     if (item.source == item.destination) continue;
     ForEachView(backend, pool, item.source, item.destination, [&](const auto& view) {
       std::memcpy(view.template block_paged_ptr<1>(1, 0, 0),
                   view.template block_paged_ptr<1>(0, 0, 0), RowBytes(view, item.num_rows));
+      if constexpr (std::decay_t<decltype(view)>::kQuantized) {
+        std::memcpy(view.scales_block_paged_ptr(1, 0, 0), view.scales_block_paged_ptr(0, 0, 0),
+                    ScaleBytes(view, item.num_rows));
+      }
     });
   }
   return absl::OkStatus();
@@ -88,11 +96,13 @@ absl::Status ZeroPages(const Backend& backend, const AnyKvCollection& pool,
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::ZeroPagesCuda(*backend.cuda(), pool, pages);
   }
-  QUIRE_RETURN_IF_ERROR(CheckCpuKvDType(GeometryOf(pool).dtype));
   for (const std::uint32_t page : pages) {
     ForEachView(backend, pool, cache::kNullPage, page, [&](const auto& view) {
       std::memset(static_cast<void*>(view.template block_paged_ptr<1>(1, 0, 0)), 0,
                   RowBytes(view, view.page_size()));
+      if constexpr (std::decay_t<decltype(view)>::kQuantized) {
+        std::memset(view.scales_block_paged_ptr(1, 0, 0), 0, ScaleBytes(view, view.page_size()));
+      }
     });
   }
   return absl::OkStatus();

@@ -20,12 +20,11 @@ struct PageCopyItem {
 
 // For each item, in order, the first num_rows tokens of a page, K and V of all layers; the rest of
 // the destination stays. An item sees what the items before it copied. Returns INVALID_ARGUMENT,
-// with nothing copied, for a page outside the pool, the null page as destination, too many rows, or
-// a quantised pool on the CPU.
+// with nothing copied, for a page outside the pool, the null page as destination, or too many rows.
 absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
                        std::span<const PageCopyItem> items);
 
-// Every byte of the pages' K and V in all layers to zero. Errors as above.
+// Every byte of the pages' K and V in all layers, and of their scales, to zero. Errors as above.
 absl::Status ZeroPages(const Backend& backend, const AnyKvCollection& pool,
                        std::span<const std::uint32_t> pages);
 

@@ -163,8 +163,7 @@ def test_http_port_in_use_exits_78(tmp_path):
     [
         ("scheduler.max_runing_sequences=4", ["max_runing_sequences", "max_running_sequences"]),
         ("kv_cache.page_size=48", ["kv_cache.page_size", "48", "16, 32, 64, 128"]),
-        ("kv_cache.dtype=int8", ["kv_cache.dtype", "int8", "f32, bf16 or f16"]),
-        ("kv_cache.dtype=fp8_e4m3", ["kv_cache.dtype", "fp8_e4m3"]),
+        ("kv_cache.dtype=fp4", ["kv_cache.dtype", "fp4", "f32, bf16, f16, fp8_e4m3, int8"]),
         ("device.tensor_parallel=2", ["device.tensor_parallel", "2", "one GPU"]),
         ("model.dtype=bf16", ["model.dtype", "bf16", "device.type"]),
         ("engine.on_fatal=restart_engine", ["engine.on_fatal", "exit"]),

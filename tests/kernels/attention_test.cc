@@ -30,6 +30,8 @@ struct Sequences {
     k = RandomFloats(std::size_t{total} * kv_columns(), seed);
     v = RandomFloats(std::size_t{total} * kv_columns(), seed + 1);
     q = RandomFloats(std::size_t{total} * q_columns(), seed + 2);
+    stored_k = AsStored(k, c.dtype, c.head_size);
+    stored_v = AsStored(v, c.dtype, c.head_size);
   }
   std::uint32_t kv_columns() const { return shape.kv_heads * shape.head_size; }
   std::uint32_t q_columns() const { return shape.heads * shape.head_size; }
@@ -40,13 +42,10 @@ struct Sequences {
   AttentionCase shape;
   std::vector<std::uint32_t> lengths;
   std::vector<float> k, v, q;
+  std::vector<float> stored_k, stored_v;  // as the pages hold them
 };
 
-double Value(const std::vector<float>& values, std::size_t i, DType dtype) {
-  return Rounded({&values[i], 1}, dtype)[0];
-}
-
-// Softmax in two passes in double, from the values as the pages round them.
+// Softmax in two passes in double, from the values as the pages hold them.
 std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::uint32_t position,
                              float scale) {
   const AttentionCase& c = s.shape;
@@ -58,7 +57,7 @@ std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::uint32_t 
       double score = 0;
       for (std::uint32_t d = 0; d < c.head_size; ++d) {
         score += double{s.q[s.token(b, position) * s.q_columns() + h * c.head_size + d]} *
-                 Value(s.k, s.token(b, t) * s.kv_columns() + kv + d, c.dtype);
+                 s.stored_k[s.token(b, t) * s.kv_columns() + kv + d];
       }
       p.push_back(score * scale);
     }
@@ -68,7 +67,7 @@ std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::uint32_t 
     for (std::uint32_t d = 0; d < c.head_size; ++d) {
       double total = 0;
       for (std::uint32_t t = 0; t <= position; ++t) {
-        total += p[t] * Value(s.v, s.token(b, t) * s.kv_columns() + kv + d, c.dtype);
+        total += p[t] * s.stored_v[s.token(b, t) * s.kv_columns() + kv + d];
       }
       out.push_back(total / sum);
     }
@@ -154,6 +153,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionParityTest,
                                          AttentionCase{DType::kBF16, 6, 2, 20, 64, 7},
                                          AttentionCase{DType::kF32, 8, 1, 128, 128, 2},
                                          AttentionCase{DType::kBF16, 3, 1, 1, 16, 1},
+                                         AttentionCase{DType::kBF16, 20, 1, 64, 16, 2},
+                                         AttentionCase{DType::kBF16, 7, 7, 48, 16, 3},
+                                         AttentionCase{DType::kI8, 4, 2, 64, 16, 2},
+                                         AttentionCase{DType::kI8, 6, 2, 20, 32, 3},
+                                         AttentionCase{DType::kI8, 16, 1, 96, 16, 1},
+                                         AttentionCase{DType::kF8E4M3, 8, 4, 128, 64, 2},
+                                         AttentionCase{DType::kF8E4M3, 3, 3, 36, 16, 1},
+                                         AttentionCase{DType::kF8E4M3, 16, 2, 32, 16, 7},
                                          AttentionCase{DType::kF16, 16, 2, 100, 16, 2}),
                          [](const auto& info) {
                            const AttentionCase& c = info.param;
@@ -162,8 +169,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionParityTest,
                                                c.threads);
                          });
 
-TEST(AttentionLongTest, FoldsSpansRight) {
-  const AttentionCase c{DType::kBF16, 4, 2, 16, 16, 1};
+class AttentionTypeTest : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, AttentionTypeTest,
+                         testing::Values(DType::kBF16, DType::kI8, DType::kF8E4M3),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+TEST_P(AttentionTypeTest, FoldsSpansRight) {
+  const AttentionCase c{GetParam(), 4, 2, 16, 16, 1};
   const Sequences s(c, {1100, 600}, 5);
   for (const int threads : {1, 7}) {
     const TestBackend backend(threads);
@@ -183,8 +195,8 @@ TEST(AttentionLongTest, FoldsSpansRight) {
 }
 
 // Row (b, t) of the one-shot output against the same row computed in any other way.
-TEST(AttentionInvarianceTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
-  const AttentionCase c{DType::kBF16, 6, 2, 48, 16, 1};
+TEST_P(AttentionTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
+  const AttentionCase c{GetParam(), 6, 2, 48, 16, 1};
   const Sequences s(c, {700, 40, 129}, 7);
   const std::size_t columns = s.q_columns();
   for (const std::string& isa : AvailableIsas()) {
@@ -231,12 +243,14 @@ TEST(AttentionInvarianceTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
   }
 }
 
-TEST(AttentionInvarianceTest, WidthsWithFusedMultiplyAddGiveTheSameBits) {
+TEST_P(AttentionTypeTest, WidthsWithFusedMultiplyAddGiveTheSameBits) {
   const auto isas = AvailableIsas();
   if (std::count(isas.begin(), isas.end(), "avx512") == 0) {
     GTEST_SKIP() << "needs a machine with AVX-512";
   }
-  const Sequences s({DType::kF16, 4, 2, 40, 16, 1}, {600}, 20);
+  // f16 stands in for bf16: both are widened in registers, f16 by more steps.
+  const DType dtype = GetParam() == DType::kBF16 ? DType::kF16 : GetParam();
+  const Sequences s({dtype, 4, 2, 48, 16, 1}, {600}, 20);
   const TestBackend backend(2);
   std::vector<float> out[2];
   for (int i = 0; i < 2; ++i) {
@@ -272,6 +286,69 @@ TEST(AttentionTest, NotANumberInAKeyMakesTheRowNotANumber) {
     EXPECT_TRUE(std::isfinite(out[4 * 16])) << isa;
     EXPECT_TRUE(std::isnan(out[5 * 16])) << isa;
     EXPECT_TRUE(std::isnan(out[39 * 16])) << isa;
+  }
+}
+
+// Few rows go through registers, many through widened copies, in blocks of 8, 4, 2 and 1: one row
+// must not notice. Also whatever else is in the step, and where its page ends.
+TEST_P(AttentionTypeTest, BitsDoNotDependOnHeadsOfOtherBlocks) {
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    for (const std::uint32_t group : {1u, 3u, 5u, 8u, 15u}) {
+      const AttentionCase c{GetParam(), 2 * group, 2, 32, 16, 1};
+      const Sequences s(c, {150}, 40 + group);
+      const TestBackend backend(2);
+      TestPool pool = MakePool(s, 41);
+      const auto whole = RunStep(*backend, pool, s, {0}, {150});
+      for (const std::uint32_t t : {0u, 15u, 16u, 63u, 64u, 65u, 127u, 128u, 149u}) {
+        const auto row = RunStep(*backend, pool, s, {t}, {1});
+        EXPECT_EQ(std::memcmp(row.data(), whole.data() + t * s.q_columns(), s.q_columns() * 4), 0)
+            << isa << " group " << group << " position " << t;
+      }
+    }
+  }
+}
+
+// A long sequence among short ones is cut along its spans, the others are not.
+TEST_P(AttentionTypeTest, LongAndShortSequencesShareAStep) {
+  const AttentionCase c{GetParam(), 4, 1, 32, 64, 1};
+  const Sequences s(c, {2100, 5, 600, 1}, 50);
+  std::vector<float> first;
+  for (const int threads : {1, 2, 3, 7}) {
+    const TestBackend backend(threads);
+    TestPool pool = MakePool(s, 51 + static_cast<std::uint32_t>(threads));
+    RunStep(*backend, pool, s, {0, 0, 0, 0}, {2098, 0, 590, 0});
+    const auto out = RunStep(*backend, pool, s, {2098, 0, 590, 0}, {2, 5, 10, 1});
+    if (threads == 1) {
+      first = out;
+      std::vector<double> exact;
+      for (const auto& [b, t] : {std::pair{0u, 2098u}, {0u, 2099u}, {1u, 0u}}) {
+        const auto row = ExactRow(s, b, t, 1.0f / std::sqrt(32.0f));
+        exact.insert(exact.end(), row.begin(), row.end());
+      }
+      EXPECT_LE(RelativeError({out.data(), exact.size()}, exact), 1e-6);
+    }
+    EXPECT_EQ(std::memcmp(out.data(), first.data(), first.size() * 4), 0) << threads;
+  }
+}
+
+// Against values that were never quantised: what int8 and fp8 pages cost by themselves.
+TEST(AttentionErrorBoundTest, QuantisedPagesLoseWhatTheirElementsLose) {
+  for (const auto& [dtype, bound] : {std::pair{DType::kI8, 0.012}, {DType::kF8E4M3, 0.04}}) {
+    Sequences s({dtype, 8, 2, 64, 16, 1}, {300}, 60);
+    const TestBackend backend(2);
+    TestPool pool = MakePool(s, 61);
+    const auto out = RunStep(*backend, pool, s, {0}, {300});
+    s.stored_k = s.k;
+    s.stored_v = s.v;
+    std::vector<double> exact;
+    for (std::uint32_t t = 0; t < 300; ++t) {
+      const auto row = ExactRow(s, 0, t, 0.125f);
+      exact.insert(exact.end(), row.begin(), row.end());
+    }
+    const double error = RelativeError(out, exact);
+    EXPECT_LE(error, bound) << DTypeName(dtype);
+    EXPECT_GE(error, bound / 4) << DTypeName(dtype);
   }
 }
 

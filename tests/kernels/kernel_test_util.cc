@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "cache_manager/kv_quantize.h"
+
 namespace quire::kernels {
 namespace {
 
@@ -49,6 +51,27 @@ std::vector<float> Rounded(std::span<const float> values, DType dtype) {
   return {values.begin(), values.end()};
 }
 
+namespace {
+
+template <typename T>
+std::vector<float> QuantizedAndBack(std::span<const float> values, std::uint32_t group) {
+  std::vector<float> stored;
+  std::vector<T> q(group);
+  for (std::size_t i = 0; i < values.size(); i += group) {
+    const float scale = cache::QuantizeGroup<T>(&values[i], group, q.data()).scale;
+    for (const T x : q) stored.push_back(cache::DequantizeValue<T>(x, scale));
+  }
+  return stored;
+}
+
+}  // namespace
+
+std::vector<float> AsStored(std::span<const float> values, DType dtype, std::uint32_t group) {
+  if (dtype == DType::kI8) return QuantizedAndBack<std::int8_t>(values, group);
+  if (dtype == DType::kF8E4M3) return QuantizedAndBack<F8E4M3>(values, group);
+  return Rounded(values, dtype);
+}
+
 double RelativeError(std::span<const float> a, std::span<const double> b) {
   EXPECT_EQ(a.size(), b.size());
   double difference = 0;
@@ -87,7 +110,7 @@ bool GuardedRows::GuardsIntact() const {
 
 std::vector<std::string> AvailableIsas() {
   std::vector<std::string> isas;
-  for (const char* isa : {"avx512_vnni", "avx512", "avx2", "sse4", "neon", "scalar"}) {
+  for (const char* isa : {"amx", "avx512_vnni", "avx512", "avx2", "sse4", "neon", "scalar"}) {
     if (SelectCpuIsa(isa).ok()) isas.push_back(isa);
   }
   EXPECT_TRUE(SelectCpuIsa("auto").ok());
@@ -111,12 +134,24 @@ TestPool::TestPool(const Shape& shape, std::vector<std::uint32_t> cached,
   geometry_.num_heads = shape.heads;
   geometry_.head_size = shape.head_size;
   geometry_.dtype = shape.dtype;
+  const bool quantised = DTypeSize(shape.dtype) == 1;
+  if (quantised) {
+    geometry_.scale_dtype = DType::kF32;
+    geometry_.granularity = shape.head_size;
+  }
 
-  const auto page_bytes = static_cast<std::size_t>(geometry_.page_bytes());
+  const auto page_bytes =
+      static_cast<std::size_t>(geometry_.block_stride() * DTypeSize(geometry_.dtype));
   blocks_bytes_ = geometry_.num_blocks * page_bytes;
   // Bytes of 0xff are NaN in every element type.
   storage_.assign(blocks_bytes_ + 256, std::byte{0xff});
   std::memset(blocks(), 0, page_bytes);
+  if (quantised) {
+    const auto page_scales = static_cast<std::size_t>(geometry_.scale_block_stride() * 4);
+    scales_bytes_ = geometry_.num_blocks * page_scales;
+    scale_storage_.assign(scales_bytes_ + 256, std::byte{0xff});
+    std::memset(scales(), 0, page_scales);
+  }
 
   std::vector<std::uint32_t> ids(geometry_.num_blocks - 1);
   std::iota(ids.begin(), ids.end(), 1u);
@@ -137,7 +172,7 @@ TestPool::TestPool(const Shape& shape, std::vector<std::uint32_t> cached,
                                    longest * shape.page_size,
                                    longest * shape.page_size,
                                    longest * shape.page_size};
-  auto made = MakeKvCollection(geometry_, blocks(), inputs);
+  auto made = MakeKvCollection(geometry_, blocks(), inputs, quantised ? scales() : nullptr);
   EXPECT_TRUE(made.ok()) << made.status();
   collection_.emplace(*std::move(made));
   SetStep(std::move(cached), std::move(fresh));
@@ -153,6 +188,11 @@ void TestPool::SetStep(std::vector<std::uint32_t> cached, std::vector<std::uint3
 std::byte* TestPool::blocks() const {
   const auto at = reinterpret_cast<std::uintptr_t>(storage_.data());
   return const_cast<std::byte*>(storage_.data()) + ((at + 255) / 256 * 256 - at);
+}
+
+std::byte* TestPool::scales() const {
+  const auto at = reinterpret_cast<std::uintptr_t>(scale_storage_.data());
+  return const_cast<std::byte*>(scale_storage_.data()) + ((at + 255) / 256 * 256 - at);
 }
 
 void TestPool::Put(std::uint32_t b, std::uint32_t t, const float* k, const float* v,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -41,6 +42,8 @@ std::vector<float> RandomFloats(std::size_t count, std::uint32_t seed, float dev
 std::vector<std::byte> Encode(std::span<const float> values, DType dtype);
 // What the encoded values are worth.
 std::vector<float> Rounded(std::span<const float> values, DType dtype);
+// What pages of that type make of the values: rounded, or quantised and back in groups of `group`.
+std::vector<float> AsStored(std::span<const float> values, DType dtype, std::uint32_t group);
 
 // |a - b| / |b| by norm; infinity when a is not finite.
 double RelativeError(std::span<const float> a, std::span<const double> b);
@@ -77,7 +80,8 @@ class ScopedIsa {
   ~ScopedIsa() { EXPECT_TRUE(SelectCpuIsa("auto").ok()); }
 };
 
-// One layer group of `layers` layers, its pages in shuffled order, all elements NaN except page 0.
+// One layer group of `layers` layers, its pages in shuffled order, all elements and scales NaN except page 0.
+// One-byte types have a scale per token and head.
 class TestPool {
  public:
   struct Shape {
@@ -100,6 +104,7 @@ class TestPool {
   std::uint32_t batch_size() const { return static_cast<std::uint32_t>(cached_.size()); }
   const cache::KvGeometry& geometry() const { return geometry_; }
   std::span<std::byte> bytes() { return {blocks(), blocks_bytes_}; }
+  std::span<std::byte> scale_bytes() { return {scales(), scales_bytes_}; }
 
   // Writes token t of sequence b, [heads, head_size] each.
   void Put(std::uint32_t b, std::uint32_t t, const float* k, const float* v,
@@ -109,13 +114,16 @@ class TestPool {
 
  private:
   std::byte* blocks() const;
+  std::byte* scales() const;
 
   cache::KvGeometry geometry_;
   std::vector<std::uint32_t> cached_;
   std::vector<std::uint32_t> row_offsets_;
   std::vector<std::uint32_t> table_storage_;
   std::vector<std::byte> storage_;
+  std::vector<std::byte> scale_storage_;
   std::size_t blocks_bytes_ = 0;
+  std::size_t scales_bytes_ = 0;
   std::optional<AnyKvCollection> collection_;
 };
 

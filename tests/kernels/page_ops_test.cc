@@ -139,39 +139,65 @@ TEST(KvDispatchTest, RefusesElementsWithoutKernels) {
                                  "int8"));
 }
 
-// Quantised pages are for GPUs: each op of the CPU says so instead of misreading them.
-TEST(KvDispatchTest, CpuOpsRefuseQuantisedPages) {
-  const TestBackend backend(1);
-  TestPool pool({DType::kBF16, 1, 1, 16, 16}, {0}, {16}, 9);
-  for (const DType dtype : {DType::kF8E4M3, DType::kI8}) {
-    cache::KvGeometry geometry = pool.geometry();
-    geometry.dtype = dtype;
-    geometry.scale_dtype = DType::kF32;
-    geometry.granularity = geometry.head_size;
-    const cache::KvStepInputs inputs = std::visit(
-        [](const auto& c) {
-          return cache::KvStepInputs{c.lookup_table(), c.cache_lengths(), 24, 1, 16, 16, 0};
-        },
-        pool.collection());
-    alignas(256) static std::byte scales[4096];
-    const auto made = MakeKvCollection(geometry, pool.bytes().data(), inputs, scales);
-    ASSERT_TRUE(made.ok()) << made.status();
-    const AnyKvView keys = KeyView(*made, 0);
-    const AnyKvView values = ValueView(*made, 0);
-    const std::string refusal = absl::StrCat("kv cache dtype ", DTypeName(dtype),
-                                             " has no kernels on the cpu");
-    std::vector<float> row(16 * 16);
-    EXPECT_THAT(KvStore(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(), 16,
-                                   16, 1})
-                    .message(),
-                testing::HasSubstr(refusal));
-    EXPECT_THAT(PagedAttention(*backend, {&keys, &values, row.data(), row.data(),
-                                          pool.row_offsets(), 16, 16, 1, 1, 1.0f})
-                    .message(),
-                testing::HasSubstr(refusal));
-    EXPECT_THAT(CopyPage(*backend, {&*made, 1, 2, 16}).message(), testing::HasSubstr(refusal));
-    EXPECT_THAT(ZeroPage(*backend, *made, 1).message(), testing::HasSubstr(refusal));
+// Scales go with their values, and a page that was zeroed has none left.
+TEST(PageOpsTest, ScalesAreCopiedAndZeroed) {
+  const TestBackend backend(2);
+  for (const DType dtype : {DType::kI8, DType::kF8E4M3}) {
+    TestPool pool({dtype, 2, 3, 16, 16}, {0}, {48}, 8);
+    const auto fill = [](std::span<std::byte> bytes, unsigned factor) {
+      for (std::size_t i = 0; i < bytes.size(); ++i) {
+        bytes[i] = static_cast<std::byte>(i * factor >> 3);
+      }
+    };
+    fill(pool.bytes(), 31);
+    fill(pool.scale_bytes(), 37);
+    const std::size_t blocks = pool.geometry().num_blocks;
+    const std::size_t page = pool.bytes().size() / blocks;
+    const std::size_t scales = pool.scale_bytes().size() / blocks;
+    std::vector<std::byte> expected(pool.scale_bytes().begin(), pool.scale_bytes().end());
+    std::memmove(&expected[2 * scales], &expected[scales], scales);
+    ASSERT_TRUE(CopyPage(*backend, {&pool.collection(), 1, 2, 16}).ok());
+    EXPECT_EQ(std::memcmp(expected.data(), pool.scale_bytes().data(), expected.size()), 0);
+    EXPECT_EQ(std::memcmp(&pool.bytes()[2 * page], &pool.bytes()[page], page), 0);
+    // Five tokens: the first five rows of scales in K and V of both layers.
+    const std::size_t part = scales / 4;
+    for (std::size_t i = 0; i < 4; ++i) {
+      std::memmove(&expected[3 * scales + i * part], &expected[scales + i * part], 5 * 3 * 4);
+    }
+    ASSERT_TRUE(CopyPage(*backend, {&pool.collection(), 1, 3, 5}).ok());
+    EXPECT_EQ(std::memcmp(expected.data(), pool.scale_bytes().data(), expected.size()), 0);
+    std::memset(&expected[scales], 0, scales);
+    ASSERT_TRUE(ZeroPage(*backend, pool.collection(), 1).ok());
+    EXPECT_EQ(std::memcmp(expected.data(), pool.scale_bytes().data(), expected.size()), 0);
   }
+}
+
+// One scale per token and head is what the kernels read.
+TEST(KvDispatchTest, CpuOpsRefuseFinerScales) {
+  const TestBackend backend(1);
+  TestPool pool({DType::kI8, 1, 1, 32, 16}, {0}, {16}, 9);
+  cache::KvGeometry geometry = pool.geometry();
+  geometry.granularity = 16;
+  const cache::KvStepInputs inputs = std::visit(
+      [](const auto& c) {
+        return cache::KvStepInputs{c.lookup_table(), c.cache_lengths(), 24, 1, 16, 16, 0};
+      },
+      pool.collection());
+  alignas(256) static std::byte scales[4096];
+  const auto made = MakeKvCollection(geometry, pool.bytes().data(), inputs, scales);
+  ASSERT_TRUE(made.ok()) << made.status();
+  const AnyKvView keys = KeyView(*made, 0);
+  const AnyKvView values = ValueView(*made, 0);
+  std::vector<float> row(16 * 32);
+  const auto refusal = testing::HasSubstr("a scale per 16 columns");
+  EXPECT_THAT(KvStore(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(), 32, 32,
+                                 1})
+                  .message(),
+              refusal);
+  EXPECT_THAT(PagedAttention(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(),
+                                        32, 32, 1, 1, 1.0f})
+                  .message(),
+              refusal);
 }
 
 TEST(KvDispatchTest, RefusesStepsThatBreakTheTable) {

@@ -1,0 +1,199 @@
+// Attention over pages on the CPU, beside the rulers of bench_rulers.cc in the same process:
+//
+//   bench_kernels --benchmark_filter='DramRead|Attention'
+//
+// bytes_per_second counts K and V of the cached tokens once, scales included; FLOP/s counts a
+// multiply-add as two.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "base/check.h"
+#include "base/thread_pool.h"
+#include "benchmark/benchmark.h"
+#include "kernels/attention.h"
+#include "kernels/kv_store.h"
+
+namespace quire::kernels {
+namespace {
+
+struct Shape {
+  DType dtype;
+  std::uint32_t heads;
+  std::uint32_t kv_heads;
+  std::uint32_t head_size;
+  std::uint32_t batch;
+  std::uint32_t cached;
+  std::uint32_t rows;
+  std::uint32_t page_size;
+  bool shuffled;
+};
+
+// One layer whose cached tokens have been stored, and a step on top of it.
+class Step {
+ public:
+  Step(const Backend& backend, const Shape& shape) : backend_(backend), shape_(shape) {
+    const std::uint32_t keys = shape.cached + shape.rows;
+    const std::uint32_t pages = (keys + shape.page_size - 1) / shape.page_size;
+    const std::uint32_t stride = (pages + 7) / 8 * 8 + 16;
+    geometry_.num_blocks = shape.batch * pages + 1;
+    geometry_.num_layers = 1;
+    geometry_.page_size = shape.page_size;
+    geometry_.num_heads = shape.kv_heads;
+    geometry_.head_size = shape.head_size;
+    geometry_.dtype = shape.dtype;
+    if (DTypeSize(shape.dtype) == 1) {
+      geometry_.scale_dtype = DType::kF32;
+      geometry_.granularity = shape.head_size;
+    }
+    blocks_ = *DeviceBuffer::Allocate(MemoryKind::kHost,
+                                      geometry_.num_blocks * geometry_.page_bytes());
+    table_ = *DeviceBuffer::Allocate(MemoryKind::kHost, std::int64_t{shape.batch} * stride * 4);
+    std::vector<std::uint32_t> ids(shape.batch * pages);
+    std::iota(ids.begin(), ids.end(), 1u);
+    if (shape.shuffled) std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
+    for (std::uint32_t i = 0; i < ids.size(); ++i) {
+      static_cast<std::uint32_t*>(table_.data())[i / pages * stride + i % pages] = ids[i];
+    }
+    lengths_.assign(shape.batch, 0);
+    const std::int64_t scale_bytes =
+        geometry_.num_blocks * std::int64_t{2} * shape.page_size * shape.kv_heads * 4;
+    scales_ = *DeviceBuffer::Allocate(MemoryKind::kHost, scale_bytes);
+    collection_ = *MakeKvCollection(geometry_, blocks_.data(),
+                                    {static_cast<const std::uint32_t*>(table_.data()),
+                                     lengths_.data(), stride, shape.batch, keys, keys, keys},
+                                    geometry_.granularity > 1 ? scales_.data() : nullptr);
+    keys_ = KeyView(*collection_, 0);
+    values_ = ValueView(*collection_, 0);
+    Fill(keys);
+    for (std::uint32_t b = 0; b <= shape.batch; ++b) offsets_.push_back(b * shape.rows);
+    q_ = Random(std::size_t{shape.batch} * shape.rows * shape.heads * shape.head_size, 2);
+    out_.resize(q_.size());
+  }
+
+  void Run() {
+    const std::int64_t stride = std::int64_t{shape_.heads} * shape_.head_size;
+    QUIRE_CHECK(PagedAttention(backend_, {.keys = &*keys_,
+                                          .values = &*values_,
+                                          .q = q_.data(),
+                                          .out = out_.data(),
+                                          .row_offsets = offsets_.data(),
+                                          .q_stride = stride,
+                                          .out_stride = stride,
+                                          .batch_size = shape_.batch,
+                                          .num_heads = shape_.heads,
+                                          .scale = 0.125f})
+                    .ok());
+  }
+
+  double bytes() const {
+    const double per_head = static_cast<double>(shape_.head_size * DTypeSize(shape_.dtype)) +
+                            (geometry_.granularity > 1 ? 4.0 : 0.0);
+    return 2.0 * shape_.batch * (shape_.cached + shape_.rows) * shape_.kv_heads * per_head;
+  }
+  double flops() const {
+    const double seen = shape_.rows * (shape_.cached + (shape_.rows + 1) / 2.0);
+    return 4.0 * shape_.batch * seen * shape_.heads * shape_.head_size;
+  }
+
+ private:
+  static std::vector<float> Random(std::size_t count, std::uint32_t seed) {
+    std::mt19937 generator(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(count);
+    for (float& x : values) x = normal(generator);
+    return values;
+  }
+
+  // All tokens of all sequences through KvStore, one position a step.
+  void Fill(std::uint32_t keys) {
+    const std::int64_t columns = std::int64_t{shape_.kv_heads} * shape_.head_size;
+    const std::size_t rows = std::size_t{shape_.batch} * keys;
+    const std::vector<float> values = Random(rows * static_cast<std::size_t>(columns), 3);
+    std::vector<std::uint32_t> offsets;
+    for (std::uint32_t b = 0; b <= shape_.batch; ++b) offsets.push_back(b * keys);
+    QUIRE_CHECK(KvStore(backend_, {.keys = &*keys_,
+                                   .values = &*values_,
+                                   .k = values.data(),
+                                   .v = values.data(),
+                                   .row_offsets = offsets.data(),
+                                   .k_stride = columns,
+                                   .v_stride = columns,
+                                   .batch_size = shape_.batch})
+                    .ok());
+    std::fill(lengths_.begin(), lengths_.end(), shape_.cached);
+  }
+
+  const Backend& backend_;
+  const Shape shape_;
+  cache::KvGeometry geometry_;
+  DeviceBuffer blocks_, table_, scales_;
+  std::vector<std::uint32_t> lengths_, offsets_;
+  std::optional<AnyKvCollection> collection_;
+  std::optional<AnyKvView> keys_, values_;
+  std::vector<float> q_, out_;
+};
+
+// Arguments: dtype, heads, kv heads, head size, sequences, cached tokens, new rows per sequence,
+// page size (negative: pages in order, else shuffled), threads.
+void BM_Attention(benchmark::State& state) {
+  ThreadPool pool(static_cast<int>(state.range(8)));
+  const Backend backend = *Backend::Create(Device::Cpu(), &pool);
+  const auto at = [&](int i) { return static_cast<std::uint32_t>(state.range(i)); };
+  const auto page = state.range(7);
+  Step step(backend, {.dtype = static_cast<DType>(state.range(0)),
+                      .heads = at(1),
+                      .kv_heads = at(2),
+                      .head_size = at(3),
+                      .batch = at(4),
+                      .cached = at(5),
+                      .rows = at(6),
+                      .page_size = static_cast<std::uint32_t>(page < 0 ? -page : page),
+                      .shuffled = page > 0});
+  for (auto _ : state) {
+    step.Run();
+    benchmark::ClobberMemory();
+  }
+  const auto total = [&](double x) { return x * static_cast<double>(state.iterations()); };
+  state.SetBytesProcessed(static_cast<std::int64_t>(total(step.bytes())));
+  state.counters["FLOP/s"] =
+      benchmark::Counter(total(step.flops()), benchmark::Counter::kIsRate);
+}
+
+void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark
+      ->ArgNames({"dtype", "heads", "kv", "d", "batch", "cached", "rows", "page", "threads"})
+      ->UseRealTime();
+  const auto bf16 = static_cast<std::int64_t>(DType::kBF16);
+  for (const std::int64_t heads : {16, 32}) {
+    for (const std::int64_t d : {64, 128}) {
+      for (const std::int64_t page : {64, -128}) {  // a batch larger than the caches
+        benchmark->Args({bf16, heads, 4, d, 16, 4096, 1, page, 2});
+      }
+    }
+  }
+  benchmark->Args({bf16, 16, 4, 64, 1, 4096, 1, 64, 1})->Args({bf16, 16, 4, 64, 1, 4096, 1, 64, 2});
+  benchmark->Args({bf16, 16, 4, 64, 32, 1024, 1, 64, 2});
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kI8, DType::kF8E4M3}) {
+    for (const std::int64_t heads : {16, 32}) {
+      benchmark->Args({static_cast<std::int64_t>(dtype), heads, 4, 128, 8, 8192, 1, 64, 2});
+    }
+    benchmark->Args({static_cast<std::int64_t>(dtype), 16, 4, 64, 8, 8192, 1, 64, 2});
+  }
+  for (const std::int64_t rows : {512, 2048}) {
+    for (const std::int64_t threads : {1, 2}) {
+      benchmark->Args({bf16, 16, 4, 64, 1, 0, rows, 64, threads});
+    }
+    benchmark->Args({bf16, 32, 4, 128, 1, 0, rows, 64, 2});
+    benchmark->Args({static_cast<std::int64_t>(DType::kI8), 16, 4, 64, 1, 0, rows, 64, 2});
+  }
+}
+BENCHMARK(BM_Attention)->Apply(AttentionShapes);
+
+}  // namespace
+}  // namespace quire::kernels
