@@ -30,6 +30,7 @@ constexpr std::uint64_t kTrusted = 4;
 constexpr std::array<std::size_t, 5> kOrder = {3, 0, 1, 2, 4};
 constexpr std::array<double, 5> kRidge = {1e-4, 1e-3, 1e-3, 1e-6, 1e-3};
 constexpr int kSweeps = 32;
+constexpr double kSettled = 1e-4;  // of a coefficient
 
 constexpr double kLeastSeconds = 1e-6;
 constexpr double kMostSeconds = 1e4;
@@ -87,7 +88,9 @@ void StepTimeModel::Fit() {
     }
     targets[i] = decodes_.targets[i] + prompts_.targets[i];
   }
-  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+  bool moves = true;
+  for (int sweep = 0; moves && sweep < kSweeps; ++sweep) {
+    moves = false;
     for (const std::size_t i : kOrder) {
       const double scale = products[i][i] * (1 + kRidge[i]);
       if (!(scale > std::numeric_limits<double>::min())) continue;  // never seen
@@ -95,7 +98,9 @@ void StepTimeModel::Fit() {
       for (std::size_t j = 0; j < kTerms; ++j) {
         if (j != i) rest -= products[i][j] * coefficients_[j];
       }
-      coefficients_[i] = std::clamp(rest / scale, 0.0, kMostSeconds);
+      const double best = std::clamp(rest / scale, 0.0, kMostSeconds);
+      moves |= std::abs(best - coefficients_[i]) > kSettled * best;
+      coefficients_[i] = best;
     }
   }
 }
