@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/logging.h"
@@ -114,8 +115,10 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
                             .quantization = options.quantization};
   absl::StatusOr<WeightSlots> slots = FindWeights(model->spec, names, checkpoint, target);
   if (!slots.ok()) {
-    return absl::Status(slots.status().code(),
-                        absl::StrCat(files.source(), ": ", slots.status().message()));
+    // Messages about a tensor begin with its file, those about an absent one with nothing.
+    const absl::string_view message = slots.status().message();
+    if (absl::StartsWith(message, files.source())) return slots.status();
+    return absl::Status(slots.status().code(), absl::StrCat(files.source(), ": ", message));
   }
   model->weight_bytes = WeightBytes(*slots, target);
   if (options.weight_limit_bytes > 0 && model->weight_bytes > options.weight_limit_bytes) {
