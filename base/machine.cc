@@ -49,10 +49,10 @@ std::vector<int> FirstOfEachCore(const std::string& root, const std::vector<int>
     const auto package = ReadFirstLine(base + "physical_package_id");
     const auto core = ReadFirstLine(base + "core_id");
     // Without a topology every CPU counts as a core.
-    const bool is_new = cores
-                            .insert(package && core ? absl::StrCat(*package, "/", *core)
-                                                    : absl::StrCat("cpu", cpu))
-                            .second;
+    const bool is_new =
+        cores
+            .insert(package && core ? absl::StrCat(*package, "/", *core) : absl::StrCat("cpu", cpu))
+            .second;
     if (is_new) first.push_back(cpu);
   }
   return first;
@@ -144,8 +144,7 @@ Machine Machine::Detect(const MachineSource& source) {
   machine.cpus_ = source.cpus ? *source.cpus : AllowedCpus();
   machine.core_cpus_ = FirstOfEachCore(source.root, machine.cpus_);
   const int cores = static_cast<int>(machine.core_cpus_.size());
-  machine.physical_cores_ =
-      std::max(1, std::min(cores, CgroupQuota(source.root).value_or(cores)));
+  machine.physical_cores_ = std::max(1, std::min(cores, CgroupQuota(source.root).value_or(cores)));
   machine.isa_ = DetectIsa(source.root);
   machine.cpu_model_ = DetectCpuModel(source.root);
   return machine;

@@ -44,7 +44,9 @@ void BindTo(pthread_t thread, int cpu) {
 
 // Rounding, masked exceptions and the treatment of subnormal numbers of the calling thread.
 #if defined(__x86_64__)
-std::uint64_t FloatModes() { return __builtin_ia32_stmxcsr() & ~0x3fu; }  // without sticky flags
+std::uint64_t FloatModes() {
+  return __builtin_ia32_stmxcsr() & ~0x3fu;
+}  // without sticky flags
 void SetFloatModes(std::uint64_t modes) {
   if (modes != FloatModes()) __builtin_ia32_ldmxcsr(static_cast<unsigned>(modes));
 }
@@ -58,7 +60,9 @@ void SetFloatModes(std::uint64_t modes) {
   if (modes != FloatModes()) asm volatile("msr fpcr, %0" ::"r"(modes));
 }
 #else
-std::uint64_t FloatModes() { return 0; }
+std::uint64_t FloatModes() {
+  return 0;
+}
 void SetFloatModes(std::uint64_t) {}
 #endif
 

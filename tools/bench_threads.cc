@@ -27,8 +27,7 @@ void BM_ForkJoin(benchmark::State& state) {
     }
     const auto begin = BenchClock::now();
     pool.Run([](int) {});
-    state.SetIterationTime(
-        std::chrono::duration<double>(BenchClock::now() - begin).count());
+    state.SetIterationTime(std::chrono::duration<double>(BenchClock::now() - begin).count());
   }
 }
 BENCHMARK(BM_ForkJoin)

@@ -116,9 +116,7 @@ TEST(ThreadPoolTest, BindsWorkersAndOnRequestTheCaller) {
     const std::vector<int> cpus = {all.front(), all.back(), all.front()};
     ThreadPool pool(3, {.cpus = cpus});
     std::vector<std::vector<int>> masks(3);
-    const auto look = [&](int part) {
-      masks[static_cast<std::size_t>(part)] = MaskOfThisThread();
-    };
+    const auto look = [&](int part) { masks[static_cast<std::size_t>(part)] = MaskOfThisThread(); };
     pool.Run(look);
     EXPECT_EQ(masks[0], all);
     EXPECT_EQ(masks[1], std::vector{cpus[1]});

@@ -102,8 +102,11 @@ TEST(StepTimeModelTest, HiccupsOfTheMachineMoveItLittle) {
 
 TEST(StepTimeModelTest, FollowsAMachineThatHasBecomeSlower) {
   StepTimeModel model = Trained(Truth());
-  const Truth slow{.constant = 0.15, .decode_row = 0.004, .decode_key = 2e-6,
-                   .prompt_token = 0.006, .prompt_pair = 4e-7};
+  const Truth slow{.constant = 0.15,
+                   .decode_row = 0.004,
+                   .decode_key = 2e-6,
+                   .prompt_token = 0.006,
+                   .prompt_pair = 4e-7};
   std::mt19937 random(5);
   for (int i = 0; i < 300; ++i) {
     const StepWork work = i % 3 == 0 ? MixedWork(random) : DecodeWork(random);
@@ -158,7 +161,9 @@ TEST(StepTimeModelTest, StaysFiniteWhateverItIsTold) {
     const absl::Duration time = model.Predict(work);
     EXPECT_GE(time, absl::ZeroDuration());
     EXPECT_LE(time, absl::Hours(3));
-    EXPECT_LE(model.PromptTokensWithin(times[Below(random, std::size(times))], Below(random, kMost)), 1u << 20);
+    EXPECT_LE(
+        model.PromptTokensWithin(times[Below(random, std::size(times))], Below(random, kMost)),
+        1u << 20);
   }
 }
 
@@ -197,7 +202,8 @@ class TimedEngine {
   // Four streams that run to the end, and a long prompt every 40 steps.
   void ServeStreamsAndPrompts() {
     for (int i = 0; i < 4; ++i) {
-      harness.Submit(MakeRequest(absl::StrCat("stream", i), MakePrompt(static_cast<std::uint64_t>(100 + i), 300), 400));
+      harness.Submit(MakeRequest(absl::StrCat("stream", i),
+                                 MakePrompt(static_cast<std::uint64_t>(100 + i), 300), 400));
     }
     for (int step = 0; !harness.core.idle(); ++step) {
       if (step % 40 == 10 && step < 300) {
@@ -266,15 +272,21 @@ TEST(StepTimeTargetTest, AutoIsFourStepsWithoutPrompts) {
 
 TEST(StepTimeTargetTest, AutoHasBounds) {
   // A step without prompts takes 1.1 ms: 50 ms are aimed at.
-  const Truth fast{.constant = 0.001, .decode_row = 2e-5, .decode_key = 1e-8,
-                   .prompt_token = 1e-4, .prompt_pair = 1e-8};
+  const Truth fast{.constant = 0.001,
+                   .decode_row = 2e-5,
+                   .decode_key = 1e-8,
+                   .prompt_token = 1e-4,
+                   .prompt_pair = 1e-8};
   TimedEngine low(fast, std::nullopt, /*is_auto=*/true);
   low.ServeStreamsAndPrompts();
   EXPECT_LE(Longest(low.mixed_steps), absl::Milliseconds(50));
   EXPECT_GT(Mean(low.mixed_steps), absl::Milliseconds(25));
   // It takes 300 ms: 500 ms are.
-  const Truth slow{.constant = 0.3, .decode_row = 2e-4, .decode_key = 1e-8,
-                   .prompt_token = 1e-3, .prompt_pair = 1e-8};
+  const Truth slow{.constant = 0.3,
+                   .decode_row = 2e-4,
+                   .decode_key = 1e-8,
+                   .prompt_token = 1e-3,
+                   .prompt_pair = 1e-8};
   TimedEngine high(slow, std::nullopt, /*is_auto=*/true);
   high.ServeStreamsAndPrompts();
   EXPECT_LE(Longest(high.mixed_steps), absl::Milliseconds(500));
