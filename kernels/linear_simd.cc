@@ -3,7 +3,7 @@
 // multiply-adds and no horizontal sum exists. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators,
 // 4 weights, 2 broadcasts), AVX2 4 x 1, below that 2 x 1; few rows take more panels, so that enough
 // chains hide the latency of a multiply-add. A group of panels stays in L2 while all row blocks
-// pass over it.
+// pass over it; the first block fetches the next part of K.
 
 #include <algorithm>
 #include <cstddef>
@@ -33,6 +33,7 @@ struct ReadF32 {
   static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
     return hn::Load(DF(), unit + kPanel + lane);
   }
+  static HWY_INLINE VF Sort(VF sum) { return sum; }
 };
 struct ReadBF16 {
   using Unit = std::uint32_t;
@@ -43,23 +44,71 @@ struct ReadBF16 {
   static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
     return OddBF16(hn::Load(DU(), unit + lane));
   }
+  static HWY_INLINE VF Sort(VF sum) { return sum; }
 };
 struct ReadF16 {
   using Unit = std::uint32_t;
   static constexpr std::size_t kUnit = kPanel;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  // One conversion instruction for even and odd inputs. They part within 128 bits, which leaves
+  // pairs of features out of order; sums are sorted.
+  static HWY_INLINE VF Half(const Unit* unit, std::size_t lane, std::size_t half) {
+    const auto* const pairs = reinterpret_cast<const hwy::float16_t*>(unit + lane);
+    return hn::PromoteTo(DF(), hn::Load(hn::Rebind<hwy::float16_t, DF>(), pairs + half * kLanes));
+  }
+  template <int kPattern>
+  static HWY_INLINE VF Part(const Unit* unit, std::size_t lane) {
+    const VF low = Half(unit, lane, 0);
+    const VF high = Half(unit, lane, 1);
+#if HWY_TARGET == HWY_AVX2
+    return VF{_mm256_shuffle_ps(low.raw, high.raw, kPattern)};
+#else
+    return VF{_mm512_shuffle_ps(low.raw, high.raw, kPattern)};
+#endif
+  }
+  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
+    return Part<0x88>(unit, lane);
+  }
+  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
+    return Part<0xdd>(unit, lane);
+  }
+  static HWY_INLINE VF Sort(VF sum) {
+#if HWY_TARGET == HWY_AVX2
+    return VF{_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(sum.raw), 0xd8))};
+#else
+    const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+    return VF{_mm512_castpd_ps(_mm512_permutexvar_pd(order, _mm512_castps_pd(sum.raw)))};
+#endif
+  }
+#else
   static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
     return EvenF16(hn::Load(DU(), unit + lane));
   }
   static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
     return OddF16(hn::Load(DU(), unit + lane));
   }
+  static HWY_INLINE VF Sort(VF sum) {
+    return sum;
+  }
+#endif
 };
 
-// totals[R][P * 16] (+)= x[R][k0 .. k0 + count) times P panels.
+template <class Read>
+HWY_INLINE void Fetch(const typename Read::Unit* unit) {
+  constexpr std::size_t kLine = 64;
+  const auto* const bytes = reinterpret_cast<const char*>(unit);
+  for (std::size_t at = 0; at < Read::kUnit * sizeof(*unit); at += kLine) {
+    __builtin_prefetch(bytes + at, 0, 2);
+  }
+}
+
+// totals[R][P * 16] (+)= x[R][k0 .. k0 + count) times P panels. Unless null, `next` is what this
+// tile reads afterwards, fetched meanwhile.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
                         const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,
-                        std::size_t count, bool first, float* HWY_RESTRICT totals) {
+                        std::size_t count, bool first, const typename Read::Unit* next,
+                        float* HWY_RESTRICT totals) {
   constexpr std::size_t kColumns = P * kRegisters;
   const DF d;
   VF acc[R][kColumns];
@@ -68,6 +117,9 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   }
   for (std::size_t j = 0; j < count / 2; ++j) {
     const typename Read::Unit* const unit = w + j * Read::kUnit;
+    if (next != nullptr) {
+      for (std::size_t p = 0; p < P; ++p) Fetch<Read>(next + p * panel_stride + j * Read::kUnit);
+    }
     VF weight[kColumns];
     for (std::size_t c = 0; c < kColumns; ++c) {
       weight[c] = Read::Even(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes);
@@ -101,7 +153,8 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   for (std::size_t r = 0; r < R; ++r) {
     for (std::size_t c = 0; c < kColumns; ++c) {
       float* const total = totals + (r * kColumns + c) * kLanes;
-      hn::Store(first ? acc[r][c] : hn::Add(hn::Load(d, total), acc[r][c]), d, total);
+      const VF sum = Read::Sort(acc[r][c]);
+      hn::Store(first ? sum : hn::Add(hn::Load(d, total), sum), d, total);
     }
   }
 }
@@ -138,8 +191,14 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
   const float* const x = params.x.f32() + row * params.x_stride;
   HWY_ALIGN float totals[R * P * kPanel];
   for (std::size_t k0 = 0; k0 < k; k0 += internal::kLinearPart) {
+    // From the second block of rows on the panels are in L2; few rows leave the processor time to
+    // read ahead by itself.
+    const std::size_t k1 = k0 + internal::kLinearPart;
+    const typename Read::Unit* next = nullptr;
+    if (R >= 4 && row == 0) next = k1 < k ? w + k1 / 2 * Read::kUnit : w + P * panel_stride;
     AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / 2 * Read::kUnit, panel_stride,
-                        std::min<std::size_t>(k - k0, internal::kLinearPart), k0 == 0, totals);
+                        std::min<std::size_t>(k - k0, internal::kLinearPart), k0 == 0, next,
+                        totals);
   }
   for (std::size_t r = 0; r < R; ++r) {
     const std::int64_t m = row + static_cast<std::int64_t>(r);

@@ -3,8 +3,8 @@
 // From 16 rows on and where K is a multiple of 64, products go through tiles, in every format; all
 // else is the AVX-512 VNNI level's, whose bits are the same. 16 lines of a panel, 4 inputs of 16
 // features each, are a tile as they lie; 4-bit weights are unpacked into one. Activations are kept
-// row by row, not in the blocks of int_linear.h. Tiles: 0 - 3 are sums of 16 rows and one panel each,
-// 4 activations, 5 and 6 weights. A step is a group, or the 64 inputs that fit a tile.
+// row by row, not in the blocks of int_linear.h. Tiles: 0 - 3 are sums of 16 rows and one panel
+// each, 4 activations, 5 and 6 weights. A step is a group, or the 64 inputs that fit a tile.
 
 #include "kernels/cpu/int_linear.h"
 

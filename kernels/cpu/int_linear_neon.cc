@@ -1,7 +1,7 @@
 // The integer linear with the dot product instructions of ARMv8.2; see int_linear_tiles-inl.h.
 //
-// They multiply signed by signed bytes: an 8-bit weight u is read as u - 128, a 4-bit one as stored.
-// A tile is 4 rows x 16 features: 16 accumulators, 4 weights, 1 broadcast of 32 registers.
+// They multiply signed by signed bytes: an 8-bit weight u is read as u - 128, a 4-bit one as
+// stored. A tile is 4 rows x 16 features: 16 accumulators, 4 weights, 1 broadcast of 32 registers.
 
 #include "kernels/cpu/int_linear.h"
 

@@ -1,5 +1,5 @@
-// The integer linear with SSE4.2; see int_linear_tiles-inl.h. No fused multiply-add, so the bits are
-// this level's own.
+// The integer linear with SSE4.2; see int_linear_tiles-inl.h. No fused multiply-add, so the bits
+// are this level's own.
 
 #include "kernels/cpu/int_linear.h"
 

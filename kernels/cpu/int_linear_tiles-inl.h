@@ -1,6 +1,6 @@
-// The integer linear of the instruction sets with 128 or 256 bits, included by their units; each has
-// named before: kLanes, I, F and operations on them, kColumns, kCentredBytes, Inputs, Prepare, Dot8
-// and Dot4.
+// The integer linear of the instruction sets with 128 or 256 bits, included by their units. Each
+// has named before: kLanes, I, F and operations on them, kColumns, kCentredBytes, Inputs, Prepare,
+// Dot8 and Dot4.
 //
 // Traffic: every weight is read from memory once for all rows of the call; a group of panels stays
 // in L2 while all rows pass over it, a chunk of 256 inputs of a panel in L1 while a block of 8 rows

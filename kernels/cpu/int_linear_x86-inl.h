@@ -22,8 +22,8 @@ constexpr bool kCentredBytes = false;
 // Registers of features in a tile.
 constexpr std::size_t kColumns = 2;
 
-// sum += v, at this place of the order: left alone, g++ 12 regroups such sums and keeps all products
-// of an unrolled loop on the stack.
+// sum += v, at this place of the order: left alone, g++ 12 regroups such sums and keeps all
+// products of an unrolled loop on the stack.
 QUIRE_OP void Accumulate16(I& sum, I v) {
   sum = Add16(sum, v);
   asm("" : "+x"(sum));
