@@ -1,0 +1,32 @@
+#!/bin/sh
+# Units compiled for one instruction set must share no inline function with the rest of the program:
+# the linker could keep their copy for all processors. So their objects define no weak symbol.
+# Usage: isa_units_test.sh FOLDER, where the objects of quire_kernels lie.
+set -eu
+
+weak() {
+  nm --defined-only "$1" | grep -E ' [VWuvw] ' || true
+}
+
+units=$(find "$1" -name 'int_linear_*.cc.o' ! -name '*_scalar.cc.o')
+count=$(printf '%s\n' "$units" | wc -l)
+if [ "$count" -lt 6 ]; then
+  echo "expected the objects of 6 instruction sets under $1, found: $units"
+  exit 1
+fi
+# An ordinary unit has such symbols; if none is seen there, this test looks for the wrong thing.
+ordinary=$(find "$1" -name 'backend.cc.o')
+if [ -z "$(weak "$ordinary")" ]; then
+  echo "no weak symbol in $ordinary, where some are expected"
+  exit 1
+fi
+status=0
+for unit in $units; do
+  symbols=$(weak "$unit")
+  if [ -n "$symbols" ]; then
+    echo "$unit defines:"
+    echo "$symbols"
+    status=1
+  fi
+done
+exit $status
