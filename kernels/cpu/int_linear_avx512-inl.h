@@ -6,6 +6,7 @@
 //   Inputs Spread(const std::int8_t* a);                   4 signed bytes, in every lane
 //   void Dot(__m512i& acc, Weights w, Inputs a);           acc += sum of 4 products, per lane
 //   kTilePanels                                            of the tile of 8 rows
+//   ForInt4                                                the Isa of 4-bit weights
 //
 // Up to 8 rows: one panel after the other, all rows in one tile, so that memory is one stream per
 // thread. More rows: kTilePanels panels at a time; of them 64 rows; of those a part of K, small
@@ -507,8 +508,9 @@ void Panels(const IntLinearArgs& args, std::int64_t panel, std::int64_t panel_en
 template <class Isa>
 void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   if (args.is_int4) {
-    if (args.has_min) return Panels<Isa, Form::kInt4Min>(args, panel_begin, panel_end);
-    return Panels<Isa, Form::kInt4>(args, panel_begin, panel_end);
+    using Int4 = typename Isa::ForInt4;
+    if (args.has_min) return Panels<Int4, Form::kInt4Min>(args, panel_begin, panel_end);
+    return Panels<Int4, Form::kInt4>(args, panel_begin, panel_end);
   }
   if (args.scale_per_feature) return Panels<Isa, Form::kFeature>(args, panel_begin, panel_end);
   if (args.has_min) return Panels<Isa, Form::kInt8Min>(args, panel_begin, panel_end);

@@ -12,6 +12,7 @@ namespace quire::kernels::internal {
 namespace {
 
 struct Vnni {
+  using ForInt4 = Vnni;
   using Weights = __m512i;
   using Inputs = __m512i;
   // 24 accumulators, 3 weights, 1 input.
