@@ -183,9 +183,14 @@ void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::s
     for (std::size_t panel = begin; panel < end; ++panel) {
       const std::uint8_t* const w =
           args.panels + panel * panel_bytes + chunk.k0 / kChunk * chunk_bytes;
-      // What is wanted next: this chunk of the next panel, or the first panel's next chunk.
-      const std::uint8_t* const next =
-          panel + 1 < end ? w + panel_bytes : w - (end - begin - 1) * panel_bytes + chunk_bytes;
+      // What is wanted next: this chunk of the next panel, the next chunk of the first panel, or
+      // the next group of panels.
+      const std::uint8_t* next = w + panel_bytes;
+      if (panel + 1 == end && chunk.k0 + kChunk < k_padded) {
+        next = w - (end - begin - 1) * panel_bytes + chunk_bytes;
+      } else if (panel + 1 == end) {
+        next = args.panels + end * panel_bytes;
+      }
       for (std::size_t first = 0; first < B; first += kRows) {
         for (std::size_t lane = 0; lane < kPanel; lane += kPieceLanes) {
           if constexpr (K == Kind::kFeature8) {
