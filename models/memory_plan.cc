@@ -104,9 +104,8 @@ absl::StatusOr<std::int64_t> DeviceWeightBytes(const ModelFiles& files, const Ch
   const TensorNames& names = TensorNamesOf(checked.config);
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                          OpenHeaders(files, checked, options.load_mode));
-  const WeightTarget target{.cuda = true,
-                            .activation = options.runner.activation,
-                            .quantization = options.quantization};
+  const WeightTarget target{
+      .cuda = true, .activation = options.runner.activation, .quantization = options.quantization};
   QUIRE_ASSIGN_OR_RETURN(const WeightSlots slots,
                          FindWeights(checked.spec, names, checkpoint, target));
   return WeightBytes(slots, target);

@@ -68,8 +68,7 @@ absl::Status SystemError(absl::string_view what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot ", what));
 }
 
-absl::Status ReadAt(int fd, std::int64_t offset, std::span<std::byte> to,
-                    const std::string& path) {
+absl::Status ReadAt(int fd, std::int64_t offset, std::span<std::byte> to, const std::string& path) {
   while (!to.empty()) {
     const ssize_t got = pread(fd, to.data(), to.size(), offset);
     if (got < 0 && errno == EINTR) continue;
@@ -128,10 +127,10 @@ Layout LayOut(const PackedFileKey& key, std::span<const Weights::Section> sectio
     const auto size = static_cast<std::int64_t>(sections[i].bytes.size());
     for (std::int64_t at = 0; at < size; at += kPieceBytes) {
       const std::int64_t bytes = std::min(kPieceBytes, size - at);
-      layout.pieces.push_back({offset + at,
-                               sections[i].bytes.subspan(static_cast<std::size_t>(at),
-                                                         static_cast<std::size_t>(bytes)),
-                               i});
+      layout.pieces.push_back(
+          {offset + at,
+           sections[i].bytes.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(bytes)),
+           i});
     }
     offset += size;
   }
@@ -205,7 +204,8 @@ absl::StatusOr<std::vector<std::uint64_t>> ReadHead(int fd, const std::string& p
 absl::StatusOr<OpenFile> OpenTemporary(const std::string& temporary) {
   OpenFile file(open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (file.fd() < 0) return SystemError("create", temporary);
-  struct stat ours {}, named {};
+  struct stat ours {
+  }, named{};
   const bool locked = flock(file.fd(), LOCK_EX | LOCK_NB) == 0;
   if (!locked && errno != EWOULDBLOCK) return SystemError("lock", temporary);
   // Another writer may have renamed it between the opening and the lock.
@@ -250,8 +250,7 @@ absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
   const OpenFile file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.fd() < 0) return SystemError("open", path);
   const Layout layout = LayOut(key, sections);
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> sums,
-                         ReadHead(file.fd(), path, layout));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> sums, ReadHead(file.fd(), path, layout));
   std::vector<absl::Status> errors(layout.pieces.size());
   std::atomic<bool> failed{false};
   backend.ParallelItems(

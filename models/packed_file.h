@@ -10,9 +10,9 @@
 //   sections                          in order, each at a multiple of 4096 bytes
 //
 // The reader knows what the text must say, so it compares instead of parsing, and a line that
-// differs says why the file does not serve. Sections are read into memory of the process rather than
-// mapped: every byte is read for its checksum anyway, huge pages hold weights of the process only,
-// and nobody can change or truncate them under a running model.
+// differs says why the file does not serve. Sections are read into memory of the process rather
+// than mapped: every byte is read for its checksum anyway, huge pages hold weights of the process
+// only, and nobody can change or truncate them under a running model.
 //
 // Place:      used by LoadModel around Weights.
 // Invariants: a file under its final name is whole: it is written beside it, synchronised, renamed.
@@ -36,7 +36,7 @@ inline constexpr int kPackedFileVersion = 1;
 
 // What the weights in a file are.
 struct PackedFileKey {
-  std::string fingerprint;     // Model::fingerprint
+  std::string fingerprint;         // Model::fingerprint
   absl::string_view quantization;  // QuantizationName
 };
 

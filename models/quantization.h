@@ -29,9 +29,9 @@ enum class Quantization : std::uint8_t {
   kInt4G128,
 };
 inline constexpr Quantization kAllQuantizations[] = {
-    Quantization::kAuto,    Quantization::kNone,     Quantization::kInt8,
-    Quantization::kInt8G32, Quantization::kInt8G64,  Quantization::kInt8G128,
-    Quantization::kInt4G32, Quantization::kInt4G64,  Quantization::kInt4G128};
+    Quantization::kAuto,    Quantization::kNone,    Quantization::kInt8,
+    Quantization::kInt8G32, Quantization::kInt8G64, Quantization::kInt8G128,
+    Quantization::kInt4G32, Quantization::kInt4G64, Quantization::kInt4G128};
 
 // "auto", "int8_g32": the spelling of configuration and messages.
 absl::string_view QuantizationName(Quantization quantization);

@@ -14,9 +14,13 @@ namespace {
 // Elements of one unit of the search for values that are not finite.
 constexpr std::int64_t kScanElements = std::int64_t{1} << 16;
 
-bool IsBlocks(const StoredTensor& tensor) { return tensor.blocks != GgmlType::kNone; }
+bool IsBlocks(const StoredTensor& tensor) {
+  return tensor.blocks != GgmlType::kNone;
+}
 
-std::int64_t RowElements(const StoredTensor& tensor) { return tensor.shape.back(); }
+std::int64_t RowElements(const StoredTensor& tensor) {
+  return tensor.shape.back();
+}
 
 std::span<const std::byte> RowBytes(const StoredTensor& tensor, std::int64_t row) {
   const std::int64_t k = RowElements(tensor);
@@ -89,10 +93,9 @@ std::int64_t FirstBad(const kernels::Backend& backend, std::int64_t units, doubl
 }
 
 absl::Status NotFinite(const StoredTensor& tensor, std::int64_t element, float value) {
-  return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
-                                                 ": element ", element, " of ",
-                                                 tensor.num_elements(), " is ", value,
-                                                 ", weights must be finite"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(tensor.file, ": tensor ", tensor.name, ": element ", element, " of ",
+                   tensor.num_elements(), " is ", value, ", weights must be finite"));
 }
 
 absl::Status CheckFiniteBlocks(const StoredTensor& tensor, const kernels::Backend& backend) {
@@ -104,11 +107,10 @@ absl::Status CheckFiniteBlocks(const StoredTensor& tensor, const kernels::Backen
     const auto is_bad = [](float value) { return !std::isfinite(value); };
     return std::find_if(values->begin(), values->end(), is_bad) - values->begin();
   };
-  const std::int64_t bad =
-      FirstBad(backend, rows, static_cast<double>(k), [&](std::int64_t row) {
-        std::vector<float> values;
-        return bad_element(row, &values) < k;
-      });
+  const std::int64_t bad = FirstBad(backend, rows, static_cast<double>(k), [&](std::int64_t row) {
+    std::vector<float> values;
+    return bad_element(row, &values) < k;
+  });
   if (bad == rows) return absl::OkStatus();
   std::vector<float> values;
   const std::int64_t column = bad_element(bad, &values);
@@ -136,13 +138,12 @@ std::vector<float> WidenRows(const StoredTensor& tensor, const kernels::Backend&
   std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
   const auto k = static_cast<std::size_t>(RowElements(tensor));
   const auto rows = static_cast<std::int64_t>(values.size() / k);
-  backend.ParallelFor(rows, static_cast<double>(k) / 2,
-                      [&](std::int64_t begin, std::int64_t end, int) {
-                        for (std::int64_t row = begin; row < end; ++row) {
-                          WidenRow(tensor, row,
-                                   {values.data() + static_cast<std::size_t>(row) * k, k});
-                        }
-                      });
+  backend.ParallelFor(
+      rows, static_cast<double>(k) / 2, [&](std::int64_t begin, std::int64_t end, int) {
+        for (std::int64_t row = begin; row < end; ++row) {
+          WidenRow(tensor, row, {values.data() + static_cast<std::size_t>(row) * k, k});
+        }
+      });
   return values;
 }
 
@@ -168,8 +169,8 @@ absl::Status CheckFinite(const StoredTensor& tensor, const kernels::Backend& bac
   if (IsBlocks(tensor)) return CheckFiniteBlocks(tensor, backend);
   const std::int64_t elements = tensor.num_elements();
   const std::int64_t units = (elements + kScanElements - 1) / kScanElements;
-  const std::int64_t bad = FirstBad(
-      backend, units, static_cast<double>(kScanElements) / 4, [&](std::int64_t unit) {
+  const std::int64_t bad =
+      FirstBad(backend, units, static_cast<double>(kScanElements) / 4, [&](std::int64_t unit) {
         return AnyNotFinite(tensor, unit * kScanElements,
                             std::min(elements, (unit + 1) * kScanElements));
       });

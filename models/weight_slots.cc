@@ -24,7 +24,9 @@ bool IsWeightType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-bool IsBlocks(const StoredTensor& tensor) { return tensor.blocks != GgmlType::kNone; }
+bool IsBlocks(const StoredTensor& tensor) {
+  return tensor.blocks != GgmlType::kNone;
+}
 
 // An extent that a tensor must have, and the keys of config.json that it comes from.
 struct Extent {
@@ -119,8 +121,7 @@ class FormChooser {
   }
 
  private:
-  absl::Status CheckInputs(const StoredTensor& tensor, const MatrixForm& form,
-                           bool is_head) const {
+  absl::Status CheckInputs(const StoredTensor& tensor, const MatrixForm& form, bool is_head) const {
     const std::int64_t k = tensor.shape[1];
     std::string needs;
     if (form.group != 0 && k % form.group != 0) {
@@ -132,8 +133,9 @@ class FormChooser {
     }
     return absl::InvalidArgumentError(absl::StrCat(
         tensor.file, ": tensor ", tensor.name, ": model.quantization ",
-        QuantizationName(target_.quantization), is_head ? " holds the output head as " : " means ",
-        FormName(form), ", where a matrix has ", needs, " inputs; this one has ", k));
+        QuantizationName(target_.quantization),
+        is_head ? absl::StrCat(" holds the output head as ", FormName(form), ", which") : "",
+        " needs ", needs, " inputs, this matrix has ", k));
   }
 
   const WeightTarget& target_;
@@ -181,8 +183,8 @@ absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& choo
                                                 {name(names.k), kv_rows, heads.k_bias},
                                                 {name(names.v), kv_rows, heads.v_bias}},
                                                hidden));
-  QUIRE_ASSIGN_OR_RETURN(slots.o,
-                         FindLinear(finder, chooser, {{name(names.o), hidden, heads.o_bias}}, q_rows));
+  QUIRE_ASSIGN_OR_RETURN(
+      slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, heads.o_bias}}, q_rows));
   QUIRE_ASSIGN_OR_RETURN(slots.mlp_in,
                          finder.Find(absl::StrCat(name(names.mlp_in), ".weight"), {hidden}));
   QUIRE_ASSIGN_OR_RETURN(slots.gate_up,
@@ -191,7 +193,8 @@ absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& choo
                                      {name(names.up), inner, layer.dense.up_bias}},
                                     hidden));
   QUIRE_ASSIGN_OR_RETURN(
-      slots.down, FindLinear(finder, chooser, {{name(names.down), hidden, layer.dense.down_bias}}, inner));
+      slots.down,
+      FindLinear(finder, chooser, {{name(names.down), hidden, layer.dense.down_bias}}, inner));
   return slots;
 }
 
@@ -235,14 +238,13 @@ absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const 
 }
 
 absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
-                      const TensorNames& names, const Checkpoint& checkpoint,
-                      WeightSlots* slots) {
+                      const TensorNames& names, const Checkpoint& checkpoint, WeightSlots* slots) {
   const std::string weight_name = absl::StrCat(names.head, ".weight");
   if (!spec.tie_embeddings) {
     QUIRE_ASSIGN_OR_RETURN(
-        slots->head,
-        FindLinear(finder, chooser, {{std::string(names.head), {spec.vocab_size, "vocab_size"}, false}},
-                   {spec.hidden, "hidden_size"}, /*is_head=*/true));
+        slots->head, FindLinear(finder, chooser,
+                                {{std::string(names.head), {spec.vocab_size, "vocab_size"}, false}},
+                                {spec.hidden, "hidden_size"}, /*is_head=*/true));
     return absl::OkStatus();
   }
   QUIRE_ASSIGN_OR_RETURN(slots->head.matrices,
@@ -386,8 +388,7 @@ std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target) {
   std::int64_t bytes = VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float)) +
                        slots.embedding->num_elements() *
                            DTypeSize(EmbeddingDType(*slots.embedding, target.quantization));
-  ForEachMatrix(slots,
-                [&](const MatrixSlot& slot, bool) { bytes += MatrixBytes(slot, target); });
+  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { bytes += MatrixBytes(slot, target); });
   return bytes;
 }
 

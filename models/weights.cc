@@ -157,9 +157,8 @@ class Packer {
 
   absl::Status Load(const LinearSlot& slot, LinearWeights* weights) {
     for (const MatrixSlot& matrix : slot.matrices) {
-      QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed, matrix.form.is_plain()
-                                                               ? PackPlain(matrix)
-                                                               : PackInteger(matrix));
+      QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed,
+                             matrix.form.is_plain() ? PackPlain(matrix) : PackInteger(matrix));
       weights->matrices.push_back(std::move(packed));
     }
     return absl::OkStatus();
@@ -179,9 +178,9 @@ class Packer {
     for (std::size_t i = 0; i < wide.size(); ++i) {
       half[i] = F16::FromFloat(wide[i]);
       if (!std::isfinite(half[i].ToFloat())) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            tensor.file, ": tensor ", tensor.name, ": element ", i, " of ", elements, " is ",
-            wide[i], ", beyond f16; model.quantization none holds it as f32"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(tensor.file, ": tensor ", tensor.name, ": element ", i, " of ", elements,
+                         " is ", wide[i], ", beyond f16; model.quantization none holds it as f32"));
       }
     }
     return Place(half.data(), elements * 2, backend_);

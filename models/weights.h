@@ -91,7 +91,8 @@ struct LinearWeights {
   const float* bias = nullptr;                  // of all outputs, or null
 };
 
-// y = W x + bias + residual over all matrices; params as of kernels::Linear, without weight and bias.
+// y = W x + bias + residual over all matrices; params as of kernels::Linear, whose weight and bias
+// are filled in here.
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
                          kernels::LinearParams params);
 

@@ -4,8 +4,8 @@
 //   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
 //   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
 //
-// The text is cut into runs of `context` tokens, each computed by itself; within one every token but
-// the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats, p of the
+// The text is cut into runs of `context` tokens, each computed by itself; within one every token
+// but the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats, p of the
 // reference and q of the format; "same best" is the share of predictions whose likeliest token is
 // the same.
 
@@ -58,18 +58,17 @@ class Subject {
                                                        std::uint32_t context,
                                                        const kernels::Backend& backend) {
     auto subject = std::make_unique<Subject>();
-    QUIRE_ASSIGN_OR_RETURN(
-        subject->model_, models::LoadModel(path, backend, {.quantization = quantization}));
+    QUIRE_ASSIGN_OR_RETURN(subject->model_,
+                           models::LoadModel(path, backend, {.quantization = quantization}));
     const std::uint32_t pages = (context + kPageTokens - 1) / kPageTokens + 1;
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
         models::KvGeometryFor(subject->model_->spec, kPageTokens, DType::kF32, pages));
     QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
     subject->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
-    QUIRE_ASSIGN_OR_RETURN(
-        subject->runner_,
-        models::ModelRunner::Create(*subject->model_, backend, subject->pool_.get(),
-                                    {.max_rows = 1, .max_step_tokens = kChunk}));
+    QUIRE_ASSIGN_OR_RETURN(subject->runner_, models::ModelRunner::Create(
+                                                 *subject->model_, backend, subject->pool_.get(),
+                                                 {.max_rows = 1, .max_step_tokens = kChunk}));
     QUIRE_ASSIGN_OR_RETURN(subject->cache_,
                            cache::CacheManager::Create({.geometry = geometry,
                                                         .max_rows = 1,
@@ -88,10 +87,8 @@ class Subject {
     QUIRE_RETURN_IF_ERROR(cache_->Reserve(row, begin + count));
     models::StepBatch batch;
     batch.token_ids.assign(run.begin() + begin, run.begin() + begin + count);
-    batch.rows.push_back({.batch_row = row,
-                          .cache_length = begin,
-                          .first_token = 0,
-                          .num_tokens = count});
+    batch.rows.push_back(
+        {.batch_row = row, .cache_length = begin, .first_token = 0, .num_tokens = count});
     for (std::uint32_t i = 0; i < count; ++i) batch.logits_tokens.push_back(i);
     const cache::RowStep step{.row = row, .cache_length = begin, .new_tokens = count};
     batch.copies = cache_->TakeCopies();
@@ -153,8 +150,7 @@ absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments)
   // No token is longer than this on average.
   constexpr std::size_t kMostBytesPerToken = 16;
   text.resize(std::min(text.size(), arguments.tokens * kMostBytesPerToken));
-  const std::string& path =
-      arguments.tokenizer.empty() ? arguments.reference : arguments.tokenizer;
+  const std::string& path = arguments.tokenizer.empty() ? arguments.reference : arguments.tokenizer;
   QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::Load(path));
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,
                          tokenizer->Encode(text, {.add_special_tokens = true}));
@@ -163,9 +159,9 @@ absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments)
 }
 
 // All subjects over all runs; the first is the reference.
-absl::StatusOr<std::vector<Score>> Measure(
-    const Arguments& arguments, const std::vector<std::int32_t>& tokens,
-    const std::vector<std::unique_ptr<Subject>>& subjects) {
+absl::StatusOr<std::vector<Score>> Measure(const Arguments& arguments,
+                                           const std::vector<std::int32_t>& tokens,
+                                           const std::vector<std::unique_ptr<Subject>>& subjects) {
   std::vector<Score> scores(subjects.size());
   const std::size_t vocab = subjects[0]->model().spec.vocab_size;
   for (std::size_t at = 0; at + 1 < tokens.size(); at += arguments.context) {
@@ -199,9 +195,9 @@ absl::Status Run(const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const kernels::Backend backend,
                          kernels::Backend::Create(Device::Cpu(), &threads));
   std::vector<std::unique_ptr<Subject>> subjects;
-  QUIRE_ASSIGN_OR_RETURN(auto reference,
-                         Subject::Load(arguments.reference, models::Quantization::kNone,
-                                       arguments.context, backend));
+  QUIRE_ASSIGN_OR_RETURN(
+      auto reference,
+      Subject::Load(arguments.reference, models::Quantization::kNone, arguments.context, backend));
   subjects.push_back(std::move(reference));
   std::vector<std::string> names = {"none, the reference"};
   for (const std::string& format : arguments.formats) {

@@ -2,9 +2,9 @@
 
 #include "models/packed_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -127,8 +127,8 @@ TEST_F(PackedFileTest, TheSecondStartReadsWhatTheFirstPacked) {
       SCOPED_TRACE(absl::StrCat(folder, " ", QuantizationName(quantization)));
       TakeLog();
       const auto first = Load(folder, quantization);
-      EXPECT_THAT(TakeLog(), testing::AllOf(HasSubstr("weights packed"),
-                                            HasSubstr("packed weights written")));
+      EXPECT_THAT(TakeLog(),
+                  testing::AllOf(HasSubstr("weights packed"), HasSubstr("packed weights written")));
       const auto second = Load(folder, quantization);
       EXPECT_THAT(TakeLog(), testing::AllOf(HasSubstr("packed weights read"),
                                             testing::Not(HasSubstr("weights packed"))));
@@ -200,8 +200,7 @@ TEST_F(PackedFileTest, AWriteThatFailsLeavesNothingBehind) {
   const PackedFileKey key{"f", "int8"};
   const std::string path = PackedFilePath(packed_dir(), key);
   std::filesystem::create_directories(path + "/in_the_way");  // the rename fails
-  const absl::Status status =
-      WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
+  const absl::Status status = WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot rename"));
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
 }
@@ -212,8 +211,8 @@ TEST_F(PackedFileTest, OneOfSeveralWritersWrites) {
   const std::string path = PackedFilePath(packed_dir(), key);
   const int fd = open((path + ".tmp").c_str(), O_RDWR | O_CREAT, 0644);
   ASSERT_EQ(flock(fd, LOCK_EX), 0);
-  EXPECT_TRUE(absl::IsAborted(
-      WritePackedFile(path, key, model->weights->Sections(), cpu_.backend)));
+  EXPECT_TRUE(
+      absl::IsAborted(WritePackedFile(path, key, model->weights->Sections(), cpu_.backend)));
   close(fd);
   // What a process that died left behind is in nobody's way.
   WriteWhole(path + ".tmp", std::string(1 << 20, 'x'));
@@ -234,9 +233,9 @@ TEST_F(PackedFileTest, ConcurrentStartsAllHaveTheSameWeights) {
     for (std::unique_ptr<Model>& model : models) {
       starts.emplace_back([&] {
         const TestBackend own;
-        auto loaded = LoadModel(
-            TestDataPath("models/llama-bias-bf16"), own.backend,
-            {.quantization = Quantization::kInt4G32, .packed_dir = packed_dir()});
+        auto loaded =
+            LoadModel(TestDataPath("models/llama-bias-bf16"), own.backend,
+                      {.quantization = Quantization::kInt4G32, .packed_dir = packed_dir()});
         ASSERT_TRUE(loaded.ok()) << loaded.status();
         model = *std::move(loaded);
       });

@@ -99,15 +99,17 @@ TEST(QuantizationTest, MatricesAndHeadAreConvertedAndNothingElse) {
         EXPECT_EQ(std::memcmp(got.mlp_in, want.mlp_in, hidden * sizeof(float)), 0);
         ASSERT_EQ(got.qkv.bias == nullptr, want.qkv.bias == nullptr);
         const std::pair<const LinearWeights*, const LinearWeights*> linears[] = {
-            {&got.qkv, &want.qkv}, {&got.o, &want.o},
-            {&got.gate_up, &want.gate_up}, {&got.down, &want.down}};
+            {&got.qkv, &want.qkv},
+            {&got.o, &want.o},
+            {&got.gate_up, &want.gate_up},
+            {&got.down, &want.down}};
         for (const auto& [a, b] : linears) {
           ASSERT_EQ(a->matrices.size(), 1u);
-          EXPECT_EQ(FormName(*ConvertedForm(quantization, false)),
-                    FormName({.format = a->matrices[0].format(),
-                              .group = quantization == Quantization::kInt8
-                                           ? 0
-                                           : a->matrices[0].group()}));
+          EXPECT_EQ(
+              FormName(*ConvertedForm(quantization, false)),
+              FormName(
+                  {.format = a->matrices[0].format(),
+                   .group = quantization == Quantization::kInt8 ? 0 : a->matrices[0].group()}));
           ExpectClose(a->matrices[0], b->matrices[0]);
           if (b->bias == nullptr) continue;
           EXPECT_EQ(std::memcmp(a->bias, b->bias, b->matrices[0].n() * sizeof(float)), 0);
@@ -130,8 +132,8 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
       const auto model = LoadModel(files, cpu.backend, {.quantization = quantization});
       ASSERT_EQ(plan.ok(), model.ok());
       if (!plan.ok()) {
-        EXPECT_EQ(plan.status().message(), absl::StripPrefix(model.status().message(),
-                                                             absl::StrCat(files.source(), ": ")));
+        EXPECT_EQ(plan.status().message(),
+                  absl::StripPrefix(model.status().message(), absl::StrCat(files.source(), ": ")));
         continue;
       }
       EXPECT_EQ(plan->weight_bytes, (*model)->weight_bytes);
@@ -157,28 +159,27 @@ TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
     EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(model.status().message());
   };
-  EXPECT_THAT(message("llama-untied-f16", Quantization::kInt4G64),
-              HasSubstr("model.safetensors: tensor model.layers.0.self_attn.q_proj.weight: "
-                        "model.quantization int4_g64 means int4_g64, where a matrix has a multiple "
-                        "of 64 inputs; this one has 96"));
+  EXPECT_THAT(
+      message("llama-untied-f16", Quantization::kInt4G64),
+      HasSubstr("model.safetensors: tensor model.layers.0.self_attn.q_proj.weight: "
+                "model.quantization int4_g64 needs a multiple of 64 inputs, this matrix has 96"));
   EXPECT_THAT(message("llama-mha-f32", Quantization::kInt8G128),
-              testing::AllOf(HasSubstr("multiple of 128 inputs"), HasSubstr("has 64")));
+              testing::AllOf(HasSubstr("multiple of 128 inputs"), HasSubstr("this matrix has 64")));
   // A scale per feature takes any number of inputs, but the head has groups of 32.
   EXPECT_THAT(message("tiny_base", Quantization::kInt8),
-              HasSubstr("lm_head.weight: model.quantization int8 holds the output head as int8_g32, "
-                        "where a matrix has a multiple of 32 inputs; this one has 8"));
+              HasSubstr("embed_tokens.weight: model.quantization int8 holds the output head as "
+                        "int8_g32, which needs a multiple of 32 inputs, this matrix has 8"));
 }
 
 TEST(QuantizationTest, GpusServeAutoAndNone) {
   EXPECT_TRUE(CheckQuantization(Quantization::kAuto, /*cuda=*/true).ok());
   EXPECT_TRUE(CheckQuantization(Quantization::kNone, /*cuda=*/true).ok());
   EXPECT_TRUE(CheckQuantization(Quantization::kInt4G32, /*cuda=*/false).ok());
-  const auto plan = PlanDeviceMemory(Folder("llama-bias-bf16"),
-                                     {.device_memory_bytes = std::int64_t{1} << 30,
-                                      .quantization = Quantization::kInt8G32,
-                                      .runner = {.max_rows = 4,
-                                                 .max_step_tokens = 32,
-                                                 .activation = DType::kBF16}});
+  const auto plan = PlanDeviceMemory(
+      Folder("llama-bias-bf16"),
+      {.device_memory_bytes = std::int64_t{1} << 30,
+       .quantization = Quantization::kInt8G32,
+       .runner = {.max_rows = 4, .max_step_tokens = 32, .activation = DType::kBF16}});
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(plan.status().message()),
               HasSubstr("model.quantization is int8_g32, which is served on CPUs only; on GPUs "
@@ -220,8 +221,7 @@ TEST(QuantizationTest, ScalesBeyondF16AreRefused) {
   EXPECT_THAT(std::string(model.status().message()),
               HasSubstr("model.layers.1.self_attn.k_proj.weight: row 3 of 32 has int8_g32 scales "
                         "beyond f16"));
-  EXPECT_TRUE(
-      LoadModel(files.Files(), cpu.backend, {.quantization = Quantization::kInt8}).ok());
+  EXPECT_TRUE(LoadModel(files.Files(), cpu.backend, {.quantization = Quantization::kInt8}).ok());
 }
 
 }  // namespace

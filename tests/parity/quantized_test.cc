@@ -1,5 +1,5 @@
-// Llama fixtures with weights as integers: bits depend on the sequence alone, tokens are the same in
-// every run, and logits stay as close to the unquantised reference as the format allows.
+// Llama fixtures with weights as integers: bits depend on the sequence alone, tokens are the same
+// in every run, and logits stay as close to the unquantised reference as the format allows.
 
 #include <gtest/gtest.h>
 
@@ -75,8 +75,9 @@ TEST_P(QuantizedTest, BitsDependOnNothingButTheSequence) {
   }
 }
 
-// The fixtures' weights are random: nothing averages out as in trained models, and rounding shows at
-// full size.
+// The fixtures' weights are random: nothing averages out as in trained models, and rounding shows
+// at full size. The bounds are a third above what was measured (8 bits 0.034 to 0.047, 4 bits 0.25 to
+// 0.41); a scale at the wrong group gives 1 and more.
 TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
   const auto got = MustReplay({.threads = 2, .feed_reference = true, .generated = 8});
   const double relative = CompareLogits(got, reference_).relative;
@@ -84,7 +85,7 @@ TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
   std::printf("%s %s: logits differ by %.2e relative\n", GetParam().folder,
               std::string(name).c_str(), relative);
   EXPECT_GT(relative, 10 * kMaxRelative) << "nothing was rounded";
-  EXPECT_LT(relative, name.substr(0, 4) == "int4" ? 0.25 : 0.03);
+  EXPECT_LT(relative, name.substr(0, 4) == "int4" ? 0.55 : 0.063);
 }
 
 INSTANTIATE_TEST_SUITE_P(Llama, QuantizedTest, testing::ValuesIn(kCases), [](const auto& info) {
