@@ -122,9 +122,35 @@ std::size_t Before(const float* x, std::size_t count, float value, std::size_t b
   return found;
 }
 
-// A register is stored whole, so up to kLanes - 1 values behind the last kept one are overwritten: they
-// have been read, since the outputs never run ahead of the inputs. Compress and store apart, since a
-// compressing store takes hundreds of cycles on Zen 4.
+// Writes the lanes in `keep`, and leaves anything in the kLanes places behind them; returns how many.
+HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std::int32_t* ids,
+                                   float* values) {
+  const DF d;
+  const DI di;
+#if HWY_TARGET <= HWY_AVX3
+  // In a register first: a compressing store takes hundreds of cycles on Zen 4.
+  hn::StoreU(hn::Compress(x, keep), d, values);
+  hn::StoreU(hn::Compress(id, hn::RebindMask(di, keep)), di, ids);
+  return hn::CountTrue(d, keep);
+#else
+  // Highway's Compress would do, but g++ 12 copies its table of permutations to the stack each time.
+  HWY_ALIGN float x_lanes[kLanes];
+  HWY_ALIGN std::int32_t id_lanes[kLanes];
+  HWY_ALIGN std::int32_t kept_lanes[kLanes];
+  hn::Store(x, d, x_lanes);
+  hn::Store(id, di, id_lanes);
+  hn::Store(hn::IfThenElseZero(hn::RebindMask(di, keep), hn::Set(di, 1)), di, kept_lanes);
+  std::size_t kept = 0;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    values[kept] = x_lanes[lane];
+    ids[kept] = id_lanes[lane];
+    kept += static_cast<std::size_t>(kept_lanes[lane]);
+  }
+  return kept;
+#endif
+}
+
+// What AppendLanes overwrites has been read, since the outputs never run ahead of the inputs.
 std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange range,
                     std::int32_t* ids, float* values) {
   const DF d;
@@ -141,9 +167,7 @@ std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange ran
     const auto id = from.ids != nullptr
                         ? hn::LoadU(di, from.ids + i)
                         : hn::Add(lanes, hn::Set(di, from.first_id + static_cast<std::int32_t>(i)));
-    hn::StoreU(hn::Compress(x, keep), d, values + kept);
-    hn::StoreU(hn::Compress(id, hn::RebindMask(di, keep)), di, ids + kept);
-    kept += hn::CountTrue(d, keep);
+    kept += AppendLanes(x, id, keep, ids + kept, values + kept);
   }
   for (; i < from.count; ++i) {
     const float x = from.values[i];
@@ -156,7 +180,13 @@ std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange ran
   return kept;
 }
 
-// Of kSumPart values at most. floor(w * 2^40) = a * 2^24 + b with a = floor(w * 2^16), in 32-bit lanes.
+// An integer below 2^23 as such.
+HWY_INLINE hn::Vec<DI> ToInteger(VF whole) {
+  const DI di;
+  return hn::And(hn::BitCast(di, hn::Add(whole, hn::Set(DF(), 0x1p23f))), hn::Set(di, 0x7fffff));
+}
+
+// Of kSumPart values at most. floor(w * 2^40) = a * 2^22 + b with a = floor(w * 2^18), in 32-bit lanes.
 HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
                           const internal::MassCuts& cuts, internal::Masses& masses) {
   constexpr std::size_t kCarry = 64;  // registers after which the sums of b are carried into those of a
@@ -167,10 +197,10 @@ HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
   hn::Vec<DI> b_sum[internal::kMassCuts];
   for (std::size_t s = 0; s < internal::kMassCuts; ++s) a_sum[s] = b_sum[s] = hn::Zero(di);
   const auto add = [&](VF value) HWY_ATTR {
-    const VF scaled = hn::Mul(Exp(hn::Sub(value, m)), hn::Set(d, 0x1p16f));
-    const auto a = hn::ConvertTo(di, scaled);
-    const VF rest = hn::Sub(scaled, hn::ConvertTo(d, a));
-    const auto b = hn::ConvertTo(di, hn::Mul(rest, hn::Set(d, 0x1p24f)));
+    const VF scaled = hn::Mul(Exp(hn::Sub(value, m)), hn::Set(d, 0x1p18f));
+    const VF whole = hn::Floor(scaled);
+    const auto a = ToInteger(whole);
+    const auto b = ToInteger(hn::Floor(hn::Mul(hn::Sub(scaled, whole), hn::Set(d, 0x1p22f))));
     for (std::size_t s = 0; s < internal::kMassCuts; ++s) {
       const auto in = hn::RebindMask(di, hn::Ge(value, hn::Set(d, cuts[s])));
       a_sum[s] = hn::Add(a_sum[s], hn::IfThenElseZero(in, a));
@@ -179,8 +209,8 @@ HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
   };
   const auto carry = [&]() HWY_ATTR {
     for (std::size_t s = 0; s < internal::kMassCuts; ++s) {
-      a_sum[s] = hn::Add(a_sum[s], hn::ShiftRight<24>(b_sum[s]));
-      b_sum[s] = hn::And(b_sum[s], hn::Set(di, 0xffffff));
+      a_sum[s] = hn::Add(a_sum[s], hn::ShiftRight<22>(b_sum[s]));
+      b_sum[s] = hn::And(b_sum[s], hn::Set(di, 0x3fffff));
     }
   };
   std::size_t i = 0;
@@ -199,7 +229,7 @@ HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
     hn::Store(a_sum[s], di, a);
     hn::Store(b_sum[s], di, b);
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      masses[s] += (static_cast<std::uint64_t>(a[lane]) << 24) + static_cast<std::uint64_t>(b[lane]);
+      masses[s] += (static_cast<std::uint64_t>(a[lane]) << 22) + static_cast<std::uint64_t>(b[lane]);
     }
   }
 }
