@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/machine.h"
 #include "base/thread_pool.h"
 
 #if defined(__x86_64__)
@@ -41,8 +42,6 @@ double ShortestSeconds(ThreadPool* pool, int trials, Fn&& fn) {
   return shortest;
 }
 
-constexpr ThreadPoolOptions kPinned{.pin_threads = true};
-
 // A loop of `kSteps` rounds that does `operations` per round.
 struct Peak {
   void (*loop)();
@@ -53,7 +52,7 @@ constexpr int kSteps = 2'000'000;
 constexpr int kChains = 12;  // more than latency times ports of any machine of today
 
 double OperationsPerSecond(const Peak& peak, int threads) {
-  ThreadPool pool(threads, kPinned);
+  ThreadPool pool(threads, {.cpus = Machine::Detect().CpusToBind(threads)});
   const double seconds = ShortestSeconds(&pool, 5, [&](int) { peak.loop(); });
   return peak.operations * kSteps * threads / seconds;
 }
@@ -233,7 +232,7 @@ double MeasureDramRead(int threads) {
   madvise(memory, kBytes, MADV_HUGEPAGE);  // small pages where there are no huge ones
   auto* const data = static_cast<std::uint64_t*>(memory);
   const std::size_t part_size = kBytes / sizeof(std::uint64_t) / static_cast<std::size_t>(threads);
-  ThreadPool pool(threads, kPinned);
+  ThreadPool pool(threads, {.cpus = Machine::Detect().CpusToBind(threads)});
   pool.Run([&](int part) {
     std::fill_n(data + static_cast<std::size_t>(part) * part_size, part_size, std::uint64_t{1});
   });
