@@ -391,7 +391,8 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item, 
   for (std::uint32_t head = 0; head < item.num_kv_heads; ++head) {
     PackQueries(rows.OfHead(head), scratch.queries + head * rows.query_floats());
   }
-  const bool wide = rows.packed > kMaxBlockRows || rows.head_size != rows.columns;
+  // Two blocks widen twice, which is still cheaper than writing widened copies and reading them.
+  const bool wide = rows.packed > 2 * kMaxBlockRows || rows.head_size != rows.columns;
   const std::size_t num_states = item.num_kv_heads * rows.packed;
   const std::uint32_t all_keys = rows.KeysOf(rows.packed - 1);
   for (std::uint32_t span = item.span_begin; span < item.span_end; ++span) {
