@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "models/checkpoint/checkpoint.h"
@@ -150,6 +151,48 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
       }
     }
   }
+}
+
+// Blocks as integers, as f32, and rounded again; mixtures make several matrices of one slot.
+TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
+  const TestBackend cpu(2);
+  const std::pair<const char*, const char*> cases[] = {
+      {"llama-q4_0", "int4_g32"},      {"llama-q4_1", "int4_g32_min"},
+      {"llama-q4_k", "int4_g32_min"},  {"llama-q5_0", "int8_g32"},
+      {"llama-q5_k", "int8_g32_min"},  {"llama-q6_k", "int8_g16"},
+      {"llama-q8_0", "int8_g32"},      {"llama-q4_k_m", "int4_g32_min"},
+      {"llama-q5_k_m", "int8_g32_min"}};
+  bool has_several = false;
+  for (const auto& [folder, form] : cases) {
+    SCOPED_TRACE(folder);
+    const auto files =
+        ModelFiles::FromPath(TestDataPath(absl::StrCat("gguf/models/", folder, "/model.gguf")));
+    ASSERT_TRUE(files.ok()) << files.status();
+    for (const Quantization quantization :
+         {Quantization::kAuto, Quantization::kNone, Quantization::kInt8G32}) {
+      const auto plan = PlanMemory(*files, 16, DType::kBF16, 9,
+                                   {.max_rows = 4, .max_step_tokens = 32}, quantization);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const auto model = Load(*files, cpu, quantization);
+      ASSERT_NE(model, nullptr);
+      EXPECT_EQ(plan->weight_bytes, model->weights->size_bytes());
+      bool warned = false;
+      for (const std::string& warning : model->warnings) {
+        warned |= absl::StrContains(warning, "rounds weights again");
+      }
+      if (quantization == Quantization::kAuto) {
+        EXPECT_EQ(model->quantization, form);
+        for (const LayerWeights& layer : model->weights->layers()) {
+          has_several |= layer.qkv.matrices.size() > 1;
+        }
+      }
+      // Q8_0 and Q5_0 are int8_g32 already.
+      const bool rounds_again =
+          quantization == Quantization::kInt8G32 && absl::string_view(form) != "int8_g32";
+      EXPECT_EQ(warned, rounds_again) << QuantizationName(quantization);
+    }
+  }
+  EXPECT_TRUE(has_several) << "no mixture of block types in q, k and v";
 }
 
 TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
