@@ -28,8 +28,8 @@ constexpr std::uint32_t kFewRows = 8;
 // Inputs of a part of K: a multiple of every group.
 constexpr std::uint32_t kPart = 512;
 // How far ahead of one stream its memory is fetched.
-constexpr std::int64_t kAheadBytes = 8192;
-constexpr std::int64_t kAheadScaleBytes = 1024;
+constexpr std::int64_t kAheadBytes = 4096;
+constexpr std::int64_t kAheadScaleBytes = 512;
 
 QUIRE_INLINE std::uint32_t Least(std::uint32_t a, std::uint32_t b) {
   return a < b ? a : b;
