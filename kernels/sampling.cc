@@ -89,9 +89,9 @@ internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
   return c.count >= k ? KeepFirst(c, k) : reach;
 }
 
-// Where the mass of the first candidates reaches a target, by radix digits of the ordered key, so that
-// equal sums come from any order of addition. `above` is the mass of what comes before all candidates.
-// REQUIRES: the mass of all candidates reaches the target.
+// Where the mass of the first candidates reaches a target, by radix digits of the ordered key, so
+// that equal sums come from any order of addition. `above` is the mass of what comes before all
+// candidates. REQUIRES: the mass of all candidates reaches the target.
 internal::Prefix FindBorder(const Candidates& c, double target, std::uint64_t above) {
   constexpr int kBits = 11;
   const auto reached = [target](std::uint64_t mass) { return static_cast<double>(mass) >= target; };
@@ -120,9 +120,9 @@ internal::Prefix FindBorder(const Candidates& c, double target, std::uint64_t ab
   return border;
 }
 
-// Step 8 over `from`, whose best token has the value `max`. `c` takes the tokens around the border; it
-// may hold `from`. Sets of tokens above one value are nested, and masses have no order, so the border
-// is closed in on by values before anything is sorted.
+// Step 8 over `from`, whose best token has the value `max`. `c` takes the tokens around the border;
+// it may hold `from`. Sets of tokens above one value are nested, and masses have no order, so the
+// border is closed in on by values before anything is sorted.
 internal::Prefix ReachMass(float top_p, float max, const internal::IdsAndValues& from,
                            Candidates& c) {
   internal::MassCuts cuts = {max - 2.0f, max - 5.0f, max - 10.0f,
@@ -190,7 +190,8 @@ bool HasText(std::uint32_t token, std::uint32_t text_vocab, const std::uint8_t* 
   return token < text_vocab && (has_text == nullptr || has_text[token] != 0);
 }
 
-// Calls `act` for the ids below `count` that have no text: few, so the mask is searched, not walked.
+// Calls `act` for the ids below `count` that have no text: few, so the mask is searched, not
+// walked.
 template <typename Act>
 void ForEachWithoutText(const std::uint8_t* has_text, std::size_t count, Act act) {
   if (has_text == nullptr) return;
@@ -203,9 +204,8 @@ void ForEachWithoutText(const std::uint8_t* has_text, std::size_t count, Act act
 }
 
 bool HasPenalties(const SamplingRow& row) {
-  return row.history_size > 0 &&
-         (row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
-          row.presence_penalty != 0.0f);
+  return row.history_size > 0 && (row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
+                                  row.presence_penalty != 0.0f);
 }
 
 // Steps 2 to 5, in place.
@@ -297,20 +297,19 @@ class RawRow {
   const double log_sum_;
 };
 
-// The greedy token without a copy of the row: the best logit, when only masks apply and they spare it.
-// -1: not known this way.
+// The greedy token without a copy of the row: the best logit, when only masks apply and they spare
+// it. -1: not known this way.
 std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max) {
   if (HasPenalties(row) || row.bias_size > 0) return -1;
-  const auto best =
-      static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));
-  const bool banned = std::find(row.banned, row.banned + row.banned_size, best) !=
-                      row.banned + row.banned_size;
+  const auto best = static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));
+  const bool banned =
+      std::find(row.banned, row.banned + row.banned_size, best) != row.banned + row.banned_size;
   if (banned || !HasText(static_cast<std::uint32_t>(best), row.text_vocab, row.has_text)) return -1;
   return best;
 }
 
-// Steps 2 to 10; -1 when nothing survives. `x` [vocab] and `c` have room for all tokens; `max` is the
-// best logit.
+// Steps 2 to 10; -1 when nothing survives. `x` [vocab] and `c` have room for all tokens; `max` is
+// the best logit.
 std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x,
                     Candidates& c) {
   const bool greedy = row.temperature < 0.001f;
@@ -322,8 +321,7 @@ std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float max, floa
   Adjust(row, vocab, x);
   if (greedy) {
     const float best = internal::ScanLogits(x, vocab).max;
-    return best == kNothing ? -1
-                            : static_cast<std::int32_t>(internal::FindFirst(x, vocab, best));
+    return best == kNothing ? -1 : static_cast<std::int32_t>(internal::FindFirst(x, vocab, best));
   }
   const float best = internal::ScaleLogits(x, vocab, 1.0f / row.temperature);
   if (best == kNothing) return -1;

@@ -122,7 +122,8 @@ std::size_t Before(const float* x, std::size_t count, float value, std::size_t b
   return found;
 }
 
-// Writes the lanes in `keep`, and leaves anything in the kLanes places behind them; returns how many.
+// Writes the lanes in `keep`, and leaves anything in the kLanes places behind them; returns how
+// many.
 HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std::int32_t* ids,
                                    float* values) {
   const DF d;
@@ -133,7 +134,8 @@ HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std:
   hn::StoreU(hn::Compress(id, hn::RebindMask(di, keep)), di, ids);
   return hn::CountTrue(d, keep);
 #else
-  // Highway's Compress would do, but g++ 12 copies its table of permutations to the stack each time.
+  // Highway's Compress would do, but g++ 12 copies its table of permutations to the stack each
+  // time.
   HWY_ALIGN float x_lanes[kLanes];
   HWY_ALIGN std::int32_t id_lanes[kLanes];
   HWY_ALIGN std::int32_t kept_lanes[kLanes];
@@ -172,8 +174,7 @@ std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange ran
   for (; i < from.count; ++i) {
     const float x = from.values[i];
     if (!(x >= range.low && x < range.high)) continue;
-    ids[kept] =
-        from.ids != nullptr ? from.ids[i] : from.first_id + static_cast<std::int32_t>(i);
+    ids[kept] = from.ids != nullptr ? from.ids[i] : from.first_id + static_cast<std::int32_t>(i);
     values[kept] = x;
     ++kept;
   }
@@ -186,10 +187,12 @@ HWY_INLINE hn::Vec<DI> ToInteger(VF whole) {
   return hn::And(hn::BitCast(di, hn::Add(whole, hn::Set(DF(), 0x1p23f))), hn::Set(di, 0x7fffff));
 }
 
-// Of kSumPart values at most. floor(w * 2^40) = a * 2^22 + b with a = floor(w * 2^18), in 32-bit lanes.
+// Of kSumPart values at most. floor(w * 2^40) = a * 2^22 + b with a = floor(w * 2^18), in 32-bit
+// lanes.
 HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
                           const internal::MassCuts& cuts, internal::Masses& masses) {
-  constexpr std::size_t kCarry = 64;  // registers after which the sums of b are carried into those of a
+  constexpr std::size_t kCarry =
+      64;  // registers after which the sums of b are carried into those of a
   const DF d;
   const DI di;
   const VF m = hn::Set(d, max);
@@ -229,7 +232,8 @@ HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
     hn::Store(a_sum[s], di, a);
     hn::Store(b_sum[s], di, b);
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      masses[s] += (static_cast<std::uint64_t>(a[lane]) << 22) + static_cast<std::uint64_t>(b[lane]);
+      masses[s] +=
+          (static_cast<std::uint64_t>(a[lane]) << 22) + static_cast<std::uint64_t>(b[lane]);
     }
   }
 }
@@ -259,7 +263,8 @@ void ExpOf(const float* x, std::size_t count, float max, float* w) {
 // Tokens that one call of RandomWords serves.
 constexpr std::size_t kGroup = 4 * kLanes;
 
-// The random words of kGroup tokens from a multiple of kGroup on; and those of kLanes tokens anywhere.
+// The random words of kGroup tokens from a multiple of kGroup on; and those of kLanes tokens
+// anywhere.
 #if HWY_TARGET == HWY_SCALAR
 HWY_INLINE void RandomWords(std::uint32_t first, const internal::RaceKey& key,
                             std::uint32_t* HWY_RESTRICT words) {
@@ -329,8 +334,8 @@ struct Best {
   std::int32_t token = -1;
 };
 
-// One register of tokens. -ln u >= 1 - u, so most tokens lose without a logarithm; the bound is 0.1 %
-// lower, which is more than all roundings of it and of the score together.
+// One register of tokens. -ln u >= 1 - u, so most tokens lose without a logarithm; the bound is 0.1
+// % lower, which is more than all roundings of it and of the score together.
 HWY_INLINE void RaceLanes(const float* HWY_RESTRICT x, const std::uint32_t* HWY_RESTRICT tokens,
                           VU words, float max, const internal::Prefix& prefix, Best& best) {
   const DF d;
@@ -339,8 +344,7 @@ HWY_INLINE void RaceLanes(const float* HWY_RESTRICT x, const std::uint32_t* HWY_
   const VF value = hn::LoadU(d, x);
   const VF w = Exp(hn::Sub(value, hn::Set(d, max)));
   const VU rest = hn::ShiftRight<1>(hn::Not(words));
-  const VF bound =
-      hn::Mul(hn::ConvertTo(d, hn::BitCast(di, rest)), hn::Set(d, 0.999f * 0x1p-31f));
+  const VF bound = hn::Mul(hn::ConvertTo(d, hn::BitCast(di, rest)), hn::Set(d, 0.999f * 0x1p-31f));
   // In this sense a NaN, from an infinite score and a weight of 0, does not lose.
   const auto loses = hn::Gt(bound, hn::Mul(hn::Set(d, best.score), w));
   const auto open = hn::AndNot(loses, hn::Ge(value, hn::Set(d, prefix.x)));
@@ -381,8 +385,8 @@ HWY_INLINE void RaceGroup(const float* HWY_RESTRICT x, std::uint32_t first, floa
   }
 }
 
-std::int32_t RaceSome(const internal::IdsAndValues& from, float max,
-                      const internal::Prefix& prefix, const internal::RaceKey& key) {
+std::int32_t RaceSome(const internal::IdsAndValues& from, float max, const internal::Prefix& prefix,
+                      const internal::RaceKey& key) {
   const DU du;
   Best best;
   for (std::size_t i = 0; i < from.count; i += kLanes) {

@@ -44,7 +44,8 @@ struct IdsAndValues {
 std::size_t CollectBetween(const IdsAndValues& from, ValueRange range, std::int32_t* ids,
                            float* values);
 
-// Sums of floor(exp(x - max) * 2^40) over the x at or above each cut. REQUIRES: max is the largest x.
+// Sums of floor(exp(x - max) * 2^40) over the x at or above each cut. REQUIRES: max is the largest
+// x.
 inline constexpr std::size_t kMassCuts = 4;
 using MassCuts = std::array<float, kMassCuts>;
 using Masses = std::array<std::uint64_t, kMassCuts>;
@@ -55,12 +56,12 @@ void ExpMinus(const float* x, std::size_t count, float max, float* w);
 
 // The first tokens in order of (x descending, id ascending).
 struct Prefix {
-  float x;                                                              // everything above is in,
+  float x;                                                           // everything above is in,
   std::int32_t last_tie = std::numeric_limits<std::int32_t>::max();  // and equal ones up to this id
 };
 
-// Step 10 of sampling.h among the tokens of the prefix. REQUIRES: there are some, prefix.x is finite,
-// and max is the largest x.
+// Step 10 of sampling.h among the tokens of the prefix. REQUIRES: there are some, prefix.x is
+// finite, and max is the largest x.
 struct RaceKey {
   std::uint64_t seed;
   std::uint32_t position;
@@ -68,8 +69,8 @@ struct RaceKey {
 };
 std::int32_t Race(const float* x, std::size_t count, float max, const Prefix& prefix,
                   const RaceKey& key);
-// The same among `from`, ids ascending and not null, which holds the whole prefix. A token costs four
-// times as much here, since four neighbours of a row share their random words.
+// The same among `from`, ids ascending and not null, which holds the whole prefix. A token costs
+// four times as much here, since four neighbours of a row share their random words.
 std::int32_t RaceAmong(const IdsAndValues& from, float max, const Prefix& prefix,
                        const RaceKey& key);
 

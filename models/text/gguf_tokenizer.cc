@@ -10,7 +10,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "models/text/gguf_splits.h"
 #include "models/text/utf8.h"
@@ -78,8 +77,8 @@ class PipelineBuilder {
     if (!v_.token_types) return GgufTokenType::kNormal;
     return static_cast<GgufTokenType>((*v_.token_types)[id]);
   }
-  // Whether scores make pairs of it: user-defined tokens too, as in llama.cpp and in tokenizer.json, where
-  // such a token may stand for spaces and be written with their sign.
+  // Whether scores make pairs of it: user-defined tokens too, as in llama.cpp and in
+  // tokenizer.json, where such a token may stand for spaces and be written with their sign.
   bool IsScored(std::size_t id) const {
     const GgufTokenType type = TypeOf(id);
     return type == GgufTokenType::kNormal || type == GgufTokenType::kUserDefined;
@@ -171,8 +170,8 @@ absl::Status PipelineBuilder::ReadMerges() {
     const absl::string_view line = (*v_.merges)[i];
     const std::size_t space = line.find(' ');
     if (space == absl::string_view::npos || line.find(' ', space + 1) != absl::string_view::npos) {
-      return ElementError("merges", i, absl::StrCat("is \"", line,
-                                                    "\", must be two parts with a space between"));
+      return ElementError(
+          "merges", i, absl::StrCat("is \"", line, "\", must be two parts with a space between"));
     }
     const std::string joined = absl::StrCat(line.substr(0, space), line.substr(space + 1));
     std::int32_t ids[3];
@@ -181,8 +180,8 @@ absl::Status PipelineBuilder::ReadMerges() {
       const auto it = id_of_.find(texts[part]);
       if (it == id_of_.end()) {
         return ElementError("merges", i,
-                            absl::StrCat("is \"", line, "\", but \"", texts[part],
-                                         "\" is not in ", kPrefix, "tokens"));
+                            absl::StrCat("is \"", line, "\", but \"", texts[part], "\" is not in ",
+                                         kPrefix, "tokens"));
       }
       ids[part] = it->second;
       in_merges[static_cast<std::size_t>(it->second)] = true;
@@ -233,15 +232,15 @@ absl::Status PipelineBuilder::ReadLlama() {
 
   const bool adds_space = v_.add_space_prefix.value_or(true);
   json normalizers = json::array();
-  json decoders = json::array({{{"type", "Replace"}, {"pattern", {{"String", kSign}}}, {"content", " "}},
-                               {{"type", "ByteFallback"}},
-                               {{"type", "Fuse"}}});
+  json decoders =
+      json::array({{{"type", "Replace"}, {"pattern", {{"String", kSign}}}, {"content", " "}},
+                   {{"type", "ByteFallback"}},
+                   {{"type", "Fuse"}}});
   if (adds_space) {
     normalizers.push_back({{"type", "Prepend"}, {"prepend", kSign}});
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   }
-  normalizers.push_back(
-      {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSign}});
+  normalizers.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSign}});
   components_["normalizer"] = {{"type", "Sequence"}, {"normalizers", normalizers}};
   components_["decoder"] = {{"type", "Sequence"}, {"decoders", decoders}};
   return absl::OkStatus();
@@ -272,12 +271,12 @@ absl::Status PipelineBuilder::CheckScores() const {
   QUIRE_RETURN_IF_ERROR(CheckCount("scores", v_.scores->size()));
   for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
     if (!std::isfinite((*v_.scores)[id])) {
-      return ElementError("scores", id,
-                          absl::StrCat("is ", (*v_.scores)[id], ", must be finite"));
+      return ElementError("scores", id, absl::StrCat("is ", (*v_.scores)[id], ", must be finite"));
     }
     if (IsScored(id) && v_.tokens[id].size() > kMaxScoredBytes) {
-      return ElementError("tokens", id, absl::StrCat("has ", v_.tokens[id].size(),
-                                                     " bytes, the limit is ", kMaxScoredBytes));
+      return ElementError(
+          "tokens", id,
+          absl::StrCat("has ", v_.tokens[id].size(), " bytes, the limit is ", kMaxScoredBytes));
     }
   }
   return absl::OkStatus();
@@ -302,7 +301,8 @@ void PipelineBuilder::MergeByScores() {
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (i > 0 && score(order[i]) != score(order[i - 1])) ++rank;
     const absl::string_view token = v_.tokens[static_cast<std::size_t>(order[i])];
-    for (std::size_t cut = Utf8Length(token[0]); cut < token.size(); cut += Utf8Length(token[cut])) {
+    for (std::size_t cut = Utf8Length(token[0]); cut < token.size();
+         cut += Utf8Length(token[cut])) {
       const std::int32_t left = find(token.substr(0, cut));
       const std::int32_t right = left < 0 ? -1 : find(token.substr(cut));
       if (right >= 0) parts_.merges.push_back({left, right, order[i], rank});
@@ -337,12 +337,13 @@ absl::Status PipelineBuilder::AddTemplate() {
 }
 
 std::string PipelineBuilder::Identity(absl::string_view components_json) const {
-  std::string identity = absl::StrCat(components_json, "\n", parts_.ignore_merges ? 1 : 0,
-                                      parts_.byte_fallback ? 1 : 0, " unk ",
-                                      parts_.unk_id.value_or(-1), "\n");
+  std::string identity =
+      absl::StrCat(components_json, "\n", parts_.ignore_merges ? 1 : 0,
+                   parts_.byte_fallback ? 1 : 0, " unk ", parts_.unk_id.value_or(-1), "\n");
   for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
     const absl::string_view token = v_.tokens[id];
-    absl::StrAppend(&identity, token.size(), ":", token, static_cast<std::int32_t>(TypeOf(id)), ",");
+    absl::StrAppend(&identity, token.size(), ":", token, static_cast<std::int32_t>(TypeOf(id)),
+                    ",");
   }
   for (const BpeMerge& merge : parts_.merges) {
     absl::StrAppend(&identity, merge.left, "+", merge.right, "@", merge.rank, ",");

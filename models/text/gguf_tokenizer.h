@@ -3,7 +3,7 @@
 // Turns the vocabulary of a GGUF file into the parts of a tokenizer.
 //
 //   gpt2   byte-level BPE: merges in their order, text split as tokenizer.ggml.pre says
-//   llama  SentencePiece BPE: of all pairs whose text is a token, the one with the best score first;
+//   llama  SentencePiece BPE: of the pairs whose text is a token, the best score first;
 //          spaces become U+2581, characters outside the vocabulary their bytes
 //
 // Control and unknown tokens become special added tokens, user-defined tokens plain added tokens;
@@ -37,9 +37,9 @@ struct GgufPipeline {
   std::string identity;
 };
 
-// Errors begin with the label and name the key: INVALID_ARGUMENT for duplicate or empty tokens, wrong
-// types, scores that are no numbers, arrays of other lengths than the tokens, broken merges, ids that
-// no token has; UNIMPLEMENTED for another model or pre, with what is supported.
+// Errors begin with the label and name the key: INVALID_ARGUMENT for duplicate or empty tokens,
+// wrong types, scores that are no numbers, arrays of other lengths than the tokens, broken merges,
+// ids that no token has; UNIMPLEMENTED for another model or pre, with what is supported.
 absl::StatusOr<GgufPipeline> BuildGgufPipeline(const GgufVocabulary& vocabulary);
 
 }  // namespace quire::text

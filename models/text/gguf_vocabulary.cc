@@ -11,9 +11,8 @@ namespace {
 // An id of `num_tokens` tokens, or nothing.
 absl::Status ReadId(const GgufFile& file, absl::string_view key, std::size_t num_tokens,
                     std::optional<std::int32_t>* id) {
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::optional<std::int64_t> value,
-      file.OptionalInteger(key, 0, static_cast<std::int64_t>(num_tokens) - 1));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> value,
+                         file.OptionalInteger(key, 0, static_cast<std::int64_t>(num_tokens) - 1));
   if (value) *id = static_cast<std::int32_t>(*value);
   return absl::OkStatus();
 }
@@ -23,7 +22,8 @@ absl::Status NotFollowed(const GgufFile& file, absl::string_view key) {
       absl::StrCat(file.label(), ": ", key, " changes the text, which is not supported"));
 }
 
-// Normalization of Unigram models; a BPE model with it has other ids than its bare vocabulary gives.
+// Normalization of Unigram models; a BPE model with it has other ids than its bare vocabulary
+// gives.
 absl::Status CheckNothingIsIgnored(const GgufFile& file) {
   constexpr absl::string_view kRemoveSpaces = "tokenizer.ggml.remove_extra_whitespaces";
   constexpr absl::string_view kCharsMap = "tokenizer.ggml.precompiled_charsmap";

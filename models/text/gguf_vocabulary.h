@@ -31,13 +31,13 @@ enum class GgufTokenType : std::int32_t {
 
 // Keys begin with "tokenizer.ggml."; absent keys are empty optionals.
 struct GgufVocabulary {
-  std::string label;                                      // begins every message
-  absl::string_view model;                                // "gpt2", "llama"
-  std::optional<absl::string_view> pre;                   // how gpt2 splits text
-  std::vector<absl::string_view> tokens;                  // by id
-  std::optional<std::vector<float>> scores;               // of each token
-  std::optional<std::vector<std::int32_t>> token_types;   // GgufTokenType of each token
-  std::optional<std::vector<absl::string_view>> merges;   // "left right", best first
+  std::string label;                                     // begins every message
+  absl::string_view model;                               // "gpt2", "llama"
+  std::optional<absl::string_view> pre;                  // how gpt2 splits text
+  std::vector<absl::string_view> tokens;                 // by id
+  std::optional<std::vector<float>> scores;              // of each token
+  std::optional<std::vector<std::int32_t>> token_types;  // GgufTokenType of each token
+  std::optional<std::vector<absl::string_view>> merges;  // "left right", best first
   std::optional<std::int32_t> bos_id, eos_id, pad_id, unk_id;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };

@@ -1,6 +1,8 @@
 // Tokenizers from GGUF metadata: the recorded ids of llama.cpp and Hugging Face for vocabularies in
 // GGUF form, the ids of tokenizer.json files turned into that form, and every refusal by name.
 
+#include "models/text/gguf_tokenizer.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +20,6 @@
 #include "models/text/detokenizer.h"
 #include "models/text/gguf.h"
 #include "models/text/gguf_splits.h"
-#include "models/text/gguf_tokenizer.h"
 #include "models/text/gguf_vocabulary.h"
 #include "models/text/tokenizer.h"
 #include "tests/text/testdata.h"
@@ -115,10 +116,9 @@ void AddTokens(const json& file, Converted* c) {
   for (const json& added : file["added_tokens"]) {
     const auto id = added["id"].get<std::size_t>();
     c->tokens[id] = added["content"];
-    types[id] = static_cast<std::int32_t>(
-        added["content"] == unk ? GgufTokenType::kUnknown
-                                : added["special"] ? GgufTokenType::kControl
-                                                   : GgufTokenType::kUserDefined);
+    types[id] = static_cast<std::int32_t>(added["content"] == unk ? GgufTokenType::kUnknown
+                                          : added["special"]      ? GgufTokenType::kControl
+                                                                  : GgufTokenType::kUserDefined);
   }
   c->vocabulary.token_types = std::move(types);
 }
@@ -221,21 +221,20 @@ TEST_P(GgufConvertedTest, IdsEqualThoseOfTokenizerJson) {
   EXPECT_LE(normalized, drops_nfc ? 20 : 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Families, GgufConvertedTest,
-    testing::Values(Family{"gpt2-bytelevel", "gpt2", "gpt-2"},
-                    Family{"llama3-style", "gpt2", "llama-bpe"},
-                    Family{"qwen2-style", "gpt2", "qwen2"},
-                    Family{"qwen35-style", "gpt2", "qwen35"},
-                    Family{"deepseek-style", "gpt2", "deepseek-v3"},
-                    Family{"o200k-style", "gpt2", "gpt-4o"},
-                    Family{"tekken-style", "gpt2", "tekken"},
-                    Family{"llama2-style", "llama", "default"}),
-    [](const testing::TestParamInfo<Family>& info) {
-      std::string name = info.param.folder;
-      std::replace(name.begin(), name.end(), '-', '_');
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Families, GgufConvertedTest,
+                         testing::Values(Family{"gpt2-bytelevel", "gpt2", "gpt-2"},
+                                         Family{"llama3-style", "gpt2", "llama-bpe"},
+                                         Family{"qwen2-style", "gpt2", "qwen2"},
+                                         Family{"qwen35-style", "gpt2", "qwen35"},
+                                         Family{"deepseek-style", "gpt2", "deepseek-v3"},
+                                         Family{"o200k-style", "gpt2", "gpt-4o"},
+                                         Family{"tekken-style", "gpt2", "tekken"},
+                                         Family{"llama2-style", "llama", "default"}),
+                         [](const testing::TestParamInfo<Family>& info) {
+                           std::string name = info.param.folder;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 TEST(GgufSplitsTest, EveryNameOfTheListIsFound) {
   const std::string names = GgufSplitNames();
@@ -348,7 +347,8 @@ GgufVocabulary SmallGpt2() {
   return v;
 }
 
-Ids Encoded(const GgufVocabulary& v, absl::string_view text, const EncodeOptions& options = kPlain) {
+Ids Encoded(const GgufVocabulary& v, absl::string_view text,
+            const EncodeOptions& options = kPlain) {
   const auto tokenizer = BuildOrFail(v);
   if (tokenizer == nullptr) return {};
   return tokenizer->Encode(text, options).value_or(Ids{-1});
