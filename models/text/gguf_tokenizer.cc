@@ -68,7 +68,7 @@ class PipelineBuilder {
   absl::Status CheckCount(absl::string_view key, std::size_t count) const {
     if (count == v_.tokens.size()) return absl::OkStatus();
     return Error(key, absl::StrCat("has ", count, " elements, must have one for each of the ",
-                                   v_.tokens.size(), " tokens"));
+                                   v_.tokens.size(), " of ", kPrefix, "tokens"));
   }
 
   GgufTokenType TypeOf(std::size_t id) const {
