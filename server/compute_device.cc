@@ -35,6 +35,13 @@ bool IsDeviceError(const absl::Status& status) {
   return reason && (reason->reason == "DEVICE_ERROR" || reason->reason == "DEVICE_LOST");
 }
 
+absl::Status SelectIsa(const DaemonOptions& options) {
+  const absl::Status status = kernels::SelectCpuIsa(options.cpu_isa);
+  if (status.ok()) return status;
+  return DeviceError(absl::Status(status.code(),
+                                  absl::StrCat("device.cpu.isa: ", status.message())));
+}
+
 absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DaemonOptions& options,
                                                                    ThreadPool* threads) {
   std::unique_ptr<ComputeDevice> opened(new ComputeDevice());
@@ -57,6 +64,7 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DaemonO
     if (choice == DeviceChoice::kCuda || !no_gpu) return status;
     why = absl::StrCat("device.type is auto and no GPU will do: ", status.message());
   }
+  QUIRE_RETURN_IF_ERROR(SelectIsa(options));
   QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
                          kernels::Backend::Create(Device::Cpu(), threads));
   opened->backend_.emplace(std::move(backend));

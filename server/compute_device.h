@@ -48,4 +48,7 @@ class ComputeDevice {
 // Whether a device is what the error is about: it cannot be opened, or it was lost.
 bool IsDeviceError(const absl::Status& status);
 
+// Makes the CPU kernels of this process run with device.cpu.isa, or says why not.
+absl::Status SelectIsa(const DaemonOptions& options);
+
 }  // namespace quire::server

@@ -242,6 +242,7 @@ std::string ServedModelId(const ModelOptions& options) {
 }
 
 absl::Status ValidateModel(const DaemonOptions& options) {
+  if (options.device.type != DeviceChoice::kCuda) QUIRE_RETURN_IF_ERROR(SelectIsa(options));
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
   QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files));
   QUIRE_RETURN_IF_ERROR(OpenTokenizer(options.model, files).status());

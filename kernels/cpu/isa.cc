@@ -54,10 +54,6 @@ bool HasDotProducts() {
 bool Always() {
   return true;
 }
-// Levels without kernels of their own in this build.
-bool Never() {
-  return false;
-}
 
 struct Level {
   absl::string_view name;
@@ -69,9 +65,8 @@ struct Level {
 };
 
 // Best first; a level may use itself and everything after it.
-constexpr std::array<Level, 8> kLevels = {{
+constexpr std::array<Level, 7> kLevels = {{
     {"amx", HWY_AVX3, HasAmx, &kIntLinearAmx, false},
-    {"avx512_bf16", 0, Never, nullptr, false},
     {"avx512_vnni", HWY_AVX3, HasVnni, &kIntLinearAvx512Vnni},
     {"avx512", HWY_AVX3, Always, &kIntLinearAvx512},
     {"avx2", HWY_AVX2, Always, &kIntLinearAvx2},

@@ -69,6 +69,19 @@ void ReadDevice(const Config& config, DeviceOptions* options) {
   options->reserve_bytes = device.reserve_bytes();
 }
 
+std::string ToIsaName(config::v1::CpuIsa isa) {
+  switch (isa) {
+    case config::v1::CPU_ISA_SCALAR: return "scalar";
+    case config::v1::CPU_ISA_SSE4: return "sse4";
+    case config::v1::CPU_ISA_AVX2: return "avx2";
+    case config::v1::CPU_ISA_AVX512: return "avx512";
+    case config::v1::CPU_ISA_AVX512_VNNI: return "avx512_vnni";
+    case config::v1::CPU_ISA_AMX: return "amx";
+    case config::v1::CPU_ISA_NEON: return "neon";
+    default: return "auto";
+  }
+}
+
 models::Quantization ToQuantization(config::v1::Quantization quantization) {
   switch (quantization) {
     case config::v1::QUANTIZATION_NONE: return models::Quantization::kNone;
@@ -100,6 +113,7 @@ void ReadModel(const Config& config, DaemonOptions* options) {
     options->compute_threads = config.device().cpu().threads();
   }
   options->pin_threads = config.device().cpu().pin_threads();
+  options->cpu_isa = ToIsaName(config.device().cpu().isa());
   const auto& cache = config.kv_cache();
   options->pool.page_size = static_cast<std::uint32_t>(cache.page_size());
   options->pool.dtype = ToDType(cache.dtype());

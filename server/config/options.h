@@ -97,6 +97,7 @@ struct DaemonOptions {
   ModelOptions model;
   std::optional<std::int32_t> compute_threads;  // absent: physical cores
   bool pin_threads = true;                      // where each of them has a core of its own
+  std::string cpu_isa = "auto";                 // a name of kernels::SelectCpuIsa
   PoolOptions pool;
   // scheduler, limits, stream, tokenizer; what depends on the model is filled in by the daemon.
   engine::EngineOptions engine;

@@ -55,6 +55,17 @@ def test_validate_needs_no_gpu(tmp_path):
         assert done.returncode == code, done.stderr
 
 
+def test_instruction_sets_are_forced_or_refused(tmp_path):
+    flags = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii")
+    lacking = "neon" if "sse4_2" in flags else "avx2"
+    with Daemon(tmp_path / "lacking", settings=[f"device.cpu.isa={lacking}", "device.type=cpu"]) as daemon:
+        assert daemon.wait(60) == 71, daemon.log
+        assert f"device.cpu.isa: instruction set {lacking} is not available" in daemon.log
+    with Daemon(tmp_path / "scalar", settings=["device.cpu.isa=scalar", "device.type=cpu"]) as daemon:
+        daemon.wait_serving()
+        assert '"isa":"scalar"' in daemon.log
+
+
 def test_a_model_without_weights_is_served(api, tmp_path):
     model = tmp_path / "tiny"
     quire("make-model", "--shape", "tiny", "--out", model)

@@ -296,7 +296,7 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
                 "server.http.threads=3", "health.engine_stall_timeout=5s",
                 "limits.max_queued_requests=9", "limits.max_tokens_per_request=2000",
                 "model.id=m", "model.max_context_tokens=77", "tokenizer.threads=2",
-                "device.cpu.threads=3", "device.cpu.pin_threads=false",
+                "device.cpu.threads=3", "device.cpu.pin_threads=false", "device.cpu.isa=avx512_vnni",
                 "scheduler.step_time_target=30ms", "device.cpu.kv_memory_share=0.25", "kv_cache.page_size=16",
                 "kv_cache.dtype=f16", "kv_cache.prefix_caching=false",
                 "scheduler.admission=overcommit", "scheduler.queue_timeout=3s",
@@ -321,6 +321,7 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_EQ(options.engine.text_threads, 2);
   EXPECT_EQ(options.compute_threads, 3);
   EXPECT_FALSE(options.pin_threads);
+  EXPECT_EQ(options.cpu_isa, "avx512_vnni");
   EXPECT_EQ(options.engine.step_time_target, absl::Milliseconds(30));
   EXPECT_EQ(options.pool.memory_share, 0.25);
   EXPECT_EQ(options.pool.page_size, 16u);
