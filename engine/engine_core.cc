@@ -180,6 +180,7 @@ void EngineCore::EndEarly(LiveRequest& live, CancelSource source, absl::Time now
              {"output_tokens", OutputTokens(live)},
              {"detail", std::string(status.message())}});
   scheduler_.Remove(live, /*scrub=*/false);
+  probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   if (live.prepared) {
     probe_->Cancelled(live.counted_running, source);
   } else {
@@ -196,7 +197,7 @@ void EngineCore::Fail(LiveRequest& live, absl::Status status, bool scrub, absl::
               {"status", status.ToString()}});
   if (scrub) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   scheduler_.Remove(live, scrub);
-  if (scrub) probe_->ShowCache(cache_->stats(), EvictionCause::kScrub);
+  probe_->ShowCache(cache_->stats(), scrub ? EvictionCause::kScrub : EvictionCause::kAllocation);
   probe_->Failed(live.counted_running, status.code());
   End(live, std::move(status), /*was_accepted=*/true, now);
 }

@@ -17,6 +17,7 @@
 namespace quire::engine {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -280,6 +281,24 @@ TEST_P(EngineTest, CancelAbortAndListSeeLiveRequests) {
   EXPECT_EQ(GetErrorReason(b)->Find("reason_text"), "maintenance");
   EXPECT_TRUE(ReadAll(*streams["c"]).status.ok());
   ExpectIdle();
+}
+
+// No step follows that would show the pages it gave back.
+TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {
+  Start();
+  Gate(true);
+  Request request = MakeRequest("a", MakePrompt(1, 40), 500);
+  request.stopping.ignore_eos = true;
+  const std::shared_ptr<TokenStream> stream = *engine_->Accept(std::move(request));
+  while (engine_->ListRequests().at(0).state != RequestState::kPrefill) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(engine_->Cancel("p", "a", CancelSource::kApi));
+  Gate(false);
+  EXPECT_EQ(ReasonOf(ReadAll(*stream).status), "CANCELLED_BY_CALLER");
+  ExpectIdle();
+  EXPECT_THAT(*registry_.Expose(),
+              ContainsRegex("quire_kv_cache_pages\\{[^}]*state=\"used\"[^}]*\\} 0"));
 }
 
 TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesLiveOnes) {
