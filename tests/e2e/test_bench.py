@@ -190,18 +190,18 @@ def test_peer_that_is_not_there(daemon):
 
 
 def greedy(folder, model):
-    """Token ids of a model's answer."""
+    """A model's answer; into how many messages the server merges it differs from run to run."""
     with Daemon(folder, str(model), settings=["model.quantization=none"]) as daemon:
         daemon.wait_serving()
         lines = quire("--address", daemon.grpc_address, "--json", "generate", "abc", "--max-tokens", 12, "--temperature", 0)
-    return [json.loads(line).get("delta", {}).get("text") for line in lines.splitlines()]
+    return "".join(json.loads(line).get("delta", {}).get("text", "") for line in lines.splitlines())
 
 
 def test_random_weights_are_the_same_in_both_formats(tmp_path):
     folder, gguf = tmp_path / "tiny", tmp_path / "tiny.gguf"
     quire("make-model", "--shape", "tiny", "--out", folder, "--weights", "--gguf", gguf)
     ours = greedy(tmp_path, folder)
-    assert len("".join(filter(None, ours))) > 3
+    assert len(ours) > 3
     assert greedy(tmp_path, gguf) == ours
     quire("make-model", "--shape", "tiny", "--out", tmp_path / "other", "--weights", "--seed", 2)
     assert (tmp_path / "other/model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
