@@ -115,7 +115,7 @@ std::string DetectIsa(const std::string& root) {
     return std::string();
   }();
   if (has_avx512 && absl::StrContains(flags, " amx_tile ")) return "amx";
-  if (has_avx512 && __builtin_cpu_supports("avx512vnni")) return "avx512vnni";
+  if (has_avx512 && __builtin_cpu_supports("avx512vnni")) return "avx512_vnni";
   if (has_avx512) return "avx512";
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
   return "baseline";

@@ -39,8 +39,9 @@ class Plan {
     while (heads_per_item_ > 1 && CountSpans() < wanted) {
       heads_per_item_ = (heads_per_item_ + 1) / 2;
     }
+    // Not spans: a block that is cut along them keeps a state of all its rows for each.
     while (rows_per_item_ > 1 && rows_per_item_ * group_ > kLeastPackedRows &&
-           CountSpans() < wanted) {
+           CountBlocks() < wanted) {
       rows_per_item_ = (rows_per_item_ + 1) / 2;
     }
     ForEachBlock([&](const AttentionItem& block) { total_ += Cost(block); });
@@ -134,6 +135,12 @@ class Plan {
     std::int64_t spans = 0;
     ForEachBlock([&](const AttentionItem& block) { spans += block.span_end; });
     return spans;
+  }
+
+  std::int64_t CountBlocks() const {
+    std::int64_t blocks = 0;
+    ForEachBlock([&](const AttentionItem&) { ++blocks; });
+    return blocks;
   }
 
   template <typename Fn>

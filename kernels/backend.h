@@ -50,7 +50,7 @@ class Backend {
 
   // The GPU of `stream`, on which every op is enqueued; the pool serves the host's part of loading. Returns
   // UNIMPLEMENTED in a build without CUDA; FAILED_PRECONDITION when the kernels of this build have not been proven
-  // on such a device and QUIRE_UNPROVEN=1 is not in the environment.
+  // on such a device and QUIRE_UNPROVEN=1 is not in the environment; NOT_FOUND for kFast without cuBLASLt.
   static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
                                             ThreadPool* pool);
 
@@ -68,7 +68,7 @@ class Backend {
 
   ThreadPool* pool() const { return pool_; }
   int num_threads() const { return pool_->size(); }
-  // "avx512_vnni", "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
+  // "amx", "avx512_vnni", "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
   absl::string_view isa() const;
 
   // Runs fn(begin, end) over disjoint ranges that cover [0, n). `work` is the cost of one item,

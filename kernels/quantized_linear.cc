@@ -285,8 +285,8 @@ constexpr std::array<float, 4> kExtremes = {-7.2f, -7.8f, -8.5f, -9.3f};
 
 float ScaleOfInt4(std::span<const float> x, float extreme) {
   if (extreme == 0) return 0;
-  float best = 0;
   float least = std::numeric_limits<float>::infinity();
+  float best = least;  // beyond f16, which whoever asked refuses
   for (const float at : kExtremes) {
     const float scale = BestScaleFor(x, extreme / at);
     const float error = ErrorOf(x, scale);

@@ -190,6 +190,19 @@ std::uint32_t MostInputs(const ModelSpec& spec) {
   return inputs;
 }
 
+// Of the head too, which may have a form of its own.
+bool HasIntegers(const Weights& weights) {
+  const auto has = [](const LinearWeights& linear) {
+    return std::any_of(linear.matrices.begin(), linear.matrices.end(), [](const auto& matrix) {
+      return matrix.format() != kernels::WeightFormat::kPlain;
+    });
+  };
+  return has(weights.head()) ||
+         std::any_of(weights.layers().begin(), weights.layers().end(), [&](const auto& layer) {
+           return has(layer.qkv) || has(layer.o) || has(layer.gate_up) || has(layer.down);
+         });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& model,
@@ -205,7 +218,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   state->scored.reserve(state->limits.max_step_tokens);
   state->result.draws.reserve(state->limits.max_step_draws);
   state->result.scores.reserve(state->limits.max_step_tokens);
-  if (model.quantization != "none") {
+  if (HasIntegers(*model.weights)) {
     kernels::ReserveQuantizedLinear(backend, state->limits.max_step_tokens,
                                     MostInputs(model.spec));
   }

@@ -259,11 +259,12 @@ TEST(QuantizationTest, ScalesBeyondF16AreRefused) {
   const BF16 large = BF16::FromFloat(1e9f);
   std::memcpy(weights.data() + offset + 2 * (3 * 128 + 5), &large, 2);
   files.Set("model.safetensors", weights);
-  const auto model =
-      LoadModel(files.Files(), cpu.backend, {.quantization = Quantization::kInt8G32});
-  EXPECT_THAT(std::string(model.status().message()),
-              HasSubstr("model.layers.1.self_attn.k_proj.weight: row 3 of 32 has int8_g32 scales "
-                        "beyond f16"));
+  for (const Quantization quantization : {Quantization::kInt8G32, Quantization::kInt4G32}) {
+    const auto model = LoadModel(files.Files(), cpu.backend, {.quantization = quantization});
+    EXPECT_THAT(std::string(model.status().message()),
+                HasSubstr(absl::StrCat("model.layers.1.self_attn.k_proj.weight: row 3 of 32 has ",
+                                       QuantizationName(quantization), " scales beyond f16")));
+  }
   EXPECT_TRUE(LoadModel(files.Files(), cpu.backend, {.quantization = Quantization::kInt8}).ok());
 }
 
