@@ -98,7 +98,7 @@ TEST_F(CheckpointTest, RefusesOtherFormatsWithAHint) {
   const std::pair<const char*, const char*> cases[] = {
       {"pytorch_model.bin", "convert them to safetensors"},
       {"consolidated.00.pth", "convert them to safetensors"},
-      {"model.q4_0.gguf", "GGUF files are not supported"},
+      {"model.q4_0.gguf", "name the file, not its directory"},
       {"consolidated.safetensors", "Hugging Face layout"},
       {"model-00001-of-00002.safetensors", "model.safetensors.index.json"},
       {"training_args.bin", "holds neither model.safetensors nor"},
@@ -115,7 +115,7 @@ TEST_F(CheckpointTest, RefusesOtherFormatsWithAHint) {
 TEST_F(CheckpointTest, RefusesAPathThatIsNoDirectory) {
   Write("model.gguf", "x");
   Write("model.bin", "x");
-  EXPECT_THAT(MessageOf(OpenAt("model.gguf").status()), HasSubstr("GGUF"));
+  EXPECT_THAT(MessageOf(OpenAt("model.gguf").status()), HasSubstr("or a .gguf file"));
   EXPECT_THAT(MessageOf(OpenAt("model.bin").status()), HasSubstr("convert them to safetensors"));
   EXPECT_EQ(OpenAt("nowhere").status().code(), absl::StatusCode::kNotFound);
 }
