@@ -29,9 +29,12 @@
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/kv_pool.h"
 #include "kernels/backend.h"
+#include "models/checkpoint/gguf.h"
+#include "models/checkpoint/model_files.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"
+#include "models/text/gguf_vocabulary.h"
 #include "models/text/tokenizer.h"
 
 namespace quire {
@@ -141,20 +144,47 @@ struct Score {
   }
 };
 
+// A directory with tokenizer.json, or a GGUF file with its vocabulary.
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const std::string& path) {
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, models::ModelFiles::FromPath(path));
+  if (files.gguf().empty()) return text::Tokenizer::Load(path);
+  QUIRE_ASSIGN_OR_RETURN(const models::OpenedGguf opened, models::OpenGguf(files));
+  QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
+                         text::ReadGgufVocabulary(opened.gguf));
+  return text::Tokenizer::FromGguf(vocabulary);
+}
+
+bool IsInsideCharacter(const std::string& text, std::size_t at) {
+  return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
+}
+
+// The text of [begin, begin + length), less the parts of UTF-8 characters at its ends.
+std::string Piece(const std::string& text, std::size_t begin, std::size_t length) {
+  begin = std::min(begin, text.size());
+  std::size_t end = begin + std::min(length, text.size() - begin);
+  while (IsInsideCharacter(text, begin)) ++begin;
+  while (end > begin && IsInsideCharacter(text, end)) --end;
+  return end > begin ? text.substr(begin, end - begin) : "";
+}
+
 absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments) {
   std::ifstream file(arguments.text, std::ios::binary);
   if (!file) return absl::NotFoundError(absl::StrCat(arguments.text, ": cannot read"));
   std::ostringstream content;
   content << file.rdbuf();
-  std::string text = content.str().substr(std::min(arguments.skip_bytes, content.str().size()));
   // No token is longer than this on average.
   constexpr std::size_t kMostBytesPerToken = 16;
-  text.resize(std::min(text.size(), arguments.tokens * kMostBytesPerToken));
+  const std::string text =
+      Piece(content.str(), arguments.skip_bytes, arguments.tokens * kMostBytesPerToken);
   const std::string& path = arguments.tokenizer.empty() ? arguments.reference : arguments.tokenizer;
-  QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::Load(path));
+  QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(path));
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,
                          tokenizer->Encode(text, {.add_special_tokens = true}));
   tokens.resize(std::min(tokens.size(), arguments.tokens));
+  if (text.empty() || tokens.size() < 2) {
+    return absl::InvalidArgumentError(absl::StrCat(arguments.text, ": nothing to predict: ", text.size(),
+                                                   " bytes, ", tokens.size(), " tokens"));
+  }
   return tokens;
 }
 
@@ -191,6 +221,7 @@ absl::StatusOr<std::vector<Score>> Measure(const Arguments& arguments,
 }
 
 absl::Status Run(const Arguments& arguments) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> tokens, ReadTokens(arguments));
   ThreadPool threads(arguments.threads);
   QUIRE_ASSIGN_OR_RETURN(const kernels::Backend backend,
                          kernels::Backend::Create(Device::Cpu(), &threads));
@@ -199,6 +230,12 @@ absl::Status Run(const Arguments& arguments) {
       auto reference,
       Subject::Load(arguments.reference, models::Quantization::kNone, arguments.context, backend));
   subjects.push_back(std::move(reference));
+  const auto vocab_size = static_cast<std::int64_t>(subjects[0]->model().spec.vocab_size);
+  const std::int32_t largest = *std::max_element(tokens.begin(), tokens.end());
+  if (largest >= vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the tokenizer's id ", largest, " is beyond vocab_size ", vocab_size));
+  }
   std::vector<std::string> names = {"none, the reference"};
   for (const std::string& format : arguments.formats) {
     const auto quantization = models::QuantizationFromName(format);
@@ -219,7 +256,6 @@ absl::Status Run(const Arguments& arguments) {
     subjects.push_back(*std::move(subject));
     names.push_back(format);
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> tokens, ReadTokens(arguments));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Score> scores, Measure(arguments, tokens, subjects));
   const auto perplexity = [](const Score& score) {
     return std::exp(score.loss / static_cast<double>(score.predictions));
@@ -248,10 +284,11 @@ int main(int argc, char** argv) {
   app.add_option("--model", arguments.model, "directory or GGUF file")->required();
   app.add_option("--reference", arguments.reference,
                  "model that is held unquantised to compare with; that of --model unless given");
-  app.add_option("--tokenizer", arguments.tokenizer, "directory; the reference unless given");
+  app.add_option("--tokenizer", arguments.tokenizer, "directory or GGUF file; the reference unless given");
   app.add_option("--text", arguments.text, "what is predicted")->required();
-  app.add_option("--skip-bytes", arguments.skip_bytes, "of the text");
-  app.add_option("--tokens", arguments.tokens, "of the text, from its start");
+  app.add_option("--skip-bytes", arguments.skip_bytes, "of the text, to the next character");
+  app.add_option("--tokens", arguments.tokens, "of the text, from its start")
+      ->check(CLI::Range(2, 1'000'000'000));
   app.add_option("--context", arguments.context, "tokens of a run")->check(CLI::Range(2, 131072));
   app.add_option("--formats", arguments.formats, "values of model.quantization")->delimiter(',');
   app.add_option("--threads", arguments.threads, "compute threads")->check(CLI::Range(1, 1024));

@@ -14,10 +14,12 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/machine.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
 #include "kernels/ops.h"
@@ -82,7 +84,17 @@ void BM_Rulers(benchmark::State& state) {
   state.counters["V_OP/s"] = rulers::Int8Peak(threads);
   state.SetLabel(rulers::Int8PeakName());
 }
-BENCHMARK(BM_Rulers)->Arg(1)->Arg(2)->ArgName("threads")->Iterations(1);
+BENCHMARK(BM_Rulers)
+    ->Apply([](benchmark::internal::Benchmark* bench) {
+      // A quota of CPUs may allow fewer threads than there are cores.
+      const Machine machine = Machine::Detect();
+      for (const int threads : std::set<int>{1, 2, machine.physical_cores(),
+                                             static_cast<int>(machine.core_cpus().size())}) {
+        bench->Arg(threads);
+      }
+    })
+    ->ArgName("threads")
+    ->Iterations(1);
 
 // Arguments: dtype, N, K, rows, threads.
 void BM_Linear(benchmark::State& state) {

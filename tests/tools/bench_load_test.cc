@@ -218,6 +218,13 @@ TEST(TraceTest, WrongLinesAreNamed) {
   for (const char* const text : wrong) {
     EXPECT_THAT(ParseTrace(text, 1).status().message(), HasSubstr("line 2 ")) << text;
   }
+  constexpr char kLong[] =
+      "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1}\n"
+      "{\"timestamp\": 3e12, \"input_length\": 1, \"output_length\": 1}\n";
+  EXPECT_THAT(ParseTrace(kLong, 1).status().message(), HasSubstr("lasts 3e+09 s"));
+  EXPECT_TRUE(ParseTrace(kLong, 4).ok());
+  EXPECT_FALSE(ParseTrace(kLong, 1e-320).ok());
+  EXPECT_FALSE(ParseTrace("infinite-future,1,1\n", 1).ok());
   EXPECT_THAT(ParseTrace("", 1).status().message(), HasSubstr("without requests"));
   EXPECT_EQ(ReadTrace("/nonexistent", 1).status().code(), absl::StatusCode::kNotFound);
 }

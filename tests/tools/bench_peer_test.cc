@@ -61,11 +61,24 @@ TEST(PeerTest, LlamaCppEvents) {
   EXPECT_EQ(end->total_tokens, 64);
   EXPECT_EQ(end->prompt_tokens, 300);
   EXPECT_EQ(ParsePeerEvent(Kind::kLlamaCpp, R"({"content":"x"})")->tokens, 1);
+  for (const char* const stop : {"0", "null", "\"eos\"", "[true]", "{}"}) {
+    const auto odd = ParsePeerEvent(
+        Kind::kLlamaCpp, std::string(R"({"content":"x","tokens_predicted":9,"stop":)") + stop + "}");
+    ASSERT_TRUE(odd.ok()) << stop;
+    EXPECT_EQ(odd->tokens, 1) << stop;
+    EXPECT_EQ(odd->total_tokens, 0) << stop;
+  }
 }
 
 TEST(PeerTest, OpenAiEvents) {
   EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, R"({"choices":[{"text":"a"}],"usage":null})")->tokens, 1);
-  EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, R"({"choices":[{"text":""}]})")->tokens, 0);
+  for (const char* const data :
+       {R"({"choices":[{"text":""}]})", R"({"choices":[7]})", R"({"choices":{"text":"a"}})",
+        R"({"choices":[{"text":7}],"usage":[1]})", R"({"usage":{"completion_tokens":"5"}})"}) {
+    ASSERT_TRUE(ParsePeerEvent(Kind::kOpenAi, data).ok()) << data;
+    EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, data)->tokens, 0) << data;
+    EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, data)->total_tokens, 0) << data;
+  }
   const auto end = ParsePeerEvent(
       Kind::kOpenAi, R"({"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}})");
   ASSERT_TRUE(end.ok());
@@ -94,6 +107,7 @@ TEST(PeerTest, RequestsAskForTheSame) {
   EXPECT_EQ(openai["prompt"], (std::vector<int>{5, 6, 7}));
   EXPECT_EQ(openai["max_tokens"], 9);
   EXPECT_EQ(openai["model"], "m");
+  EXPECT_THAT(PeerRequest(Kind::kOpenAi, "a\xff", request), HasSubstr("\"a\xef\xbf\xbd\""));
 }
 
 constexpr char kMetrics[] =
@@ -145,6 +159,19 @@ TEST(CountersTest, WhatAddsUp) {
   wrong = after;
   wrong.accepted += 1;
   EXPECT_THAT(CheckConservation(before, wrong, samples), ElementsAre(HasSubstr("3 and 2")));
+}
+
+TEST(CountersTest, OnlyWhatIsTooMuchStaysWrong) {
+  ServerCounters after;
+  after.accepted = after.completed = 1;
+  after.prompt_tokens = 10;
+  after.generation_tokens = 8;
+  EXPECT_FALSE(CountedTooMuch({}, after, {Completed(10, 8)}));
+  EXPECT_FALSE(CountedTooMuch({}, after, {Completed(10, 9)}));
+  EXPECT_TRUE(CountedTooMuch({}, after, {Completed(10, 7)}));
+  EXPECT_TRUE(CountedTooMuch({}, after, {Completed(9, 8)}));
+  EXPECT_TRUE(CountedTooMuch({}, after, {}));
+  EXPECT_FALSE(CountedTooMuch({}, after, {Completed(10, 7), RequestSample{}}));
 }
 
 TEST(CountersTest, CancelledRequestsMayHaveCostMore) {

@@ -17,6 +17,7 @@ RequestSample Sample(double ttft, double first_to_last, std::int64_t output_toke
   sample.ok = true;
   sample.input_tokens = 10;
   sample.output_tokens = output_tokens;
+  sample.messages = output_tokens > 1 ? 2 : 1;
   sample.ttft_seconds = ttft;
   sample.e2e_seconds = ttft + first_to_last;
   sample.first_to_last_token_seconds = first_to_last;
@@ -78,6 +79,34 @@ TEST(BenchReportTest, GoodputCountsRequestsThatMeetEveryLimit) {
   for (const char* const text : {"", "ttft", "ttft=5", "ttft=-5ms", "x=5ms", "ttft=5ms,"}) {
     EXPECT_FALSE(ParseServiceLevel(text).ok()) << text;
   }
+}
+
+TEST(BenchReportTest, WhatNoMessageShowedHasNoLatency) {
+  BenchRun run{.model_id = "m", .concurrency = 1, .duration_seconds = 1, .samples = {}};
+  RequestSample silent = Sample(0, 0, 5, {});  // counted by the server alone
+  silent.messages = 0;
+  RequestSample at_once = Sample(0.2, 0, 5, {});
+  at_once.messages = 1;
+  run.samples = {Sample(0.4, 0.4, 5, {0.4}), silent, at_once};
+  run.service_level = *ParseServiceLevel("ttft=500ms,tpot=50ms");
+  const auto json = nlohmann::json::parse(ReportJson(run));
+  EXPECT_EQ(json["completed"], 3);
+  EXPECT_EQ(json["total_output_tokens"], 15);
+  EXPECT_NEAR(json["median_ttft_ms"].get<double>(), 300, 1e-9);
+  EXPECT_NEAR(json["median_tpot_ms"].get<double>(), 100, 1e-9);
+  // The first has a TPOT of 100 ms and the second no first token.
+  EXPECT_NEAR(json["request_goodput"].get<double>(), 1, 1e-9);
+}
+
+TEST(BenchReportTest, InterruptedIsMarked) {
+  BenchRun run{.model_id = "a\xff", .concurrency = 1, .duration_seconds = 1, .samples = {{}}};
+  EXPECT_FALSE(nlohmann::json::parse(ReportJson(run)).contains("interrupted"));
+  run.interrupted = true;
+  EXPECT_EQ(nlohmann::json::parse(ReportJson(run))["interrupted"], true);
+  EXPECT_THAT(ReportTable(run), HasSubstr("interrupted"));
+  EXPECT_EQ(nlohmann::json::parse(ComparisonJson({run}, {run}, true))["interrupted"], true);
+  EXPECT_FALSE(nlohmann::json::parse(ComparisonJson({run}, {run})).contains("interrupted"));
+  EXPECT_THAT(ComparisonTable({run}, {run}, true), HasSubstr("interrupted"));
 }
 
 TEST(BenchReportTest, OpenLoopReportsLateSendsAndCancelledOnes) {

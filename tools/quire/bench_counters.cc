@@ -97,4 +97,13 @@ std::vector<std::string> CheckConservation(const ServerCounters& before,
   return broken;
 }
 
+bool CountedTooMuch(const ServerCounters& before, const ServerCounters& after,
+                    const std::vector<RequestSample>& samples) {
+  const ClientCounts client = Count(samples);
+  if (client.cancelled + client.failed > 0) return false;
+  return after.completed - before.completed > client.completed ||
+         after.prompt_tokens - before.prompt_tokens > client.input_tokens ||
+         after.generation_tokens - before.generation_tokens > client.output_tokens;
+}
+
 }  // namespace quire::client

@@ -30,4 +30,9 @@ std::vector<std::string> CheckConservation(const ServerCounters& before,
                                            const ServerCounters& after,
                                            const std::vector<RequestSample>& samples);
 
+// Whether the server counted more than the client saw although no request failed or was cancelled:
+// counters only grow, so that a rule which this breaks stays broken.
+bool CountedTooMuch(const ServerCounters& before, const ServerCounters& after,
+                    const std::vector<RequestSample>& samples);
+
 }  // namespace quire::client

@@ -51,9 +51,9 @@ class GrpcTarget : public Target {
       if (response.has_completed()) {
         prompt_tokens = response.completed().usage().prompt_tokens();
       }
-      if (cancelled || !response.has_delta() || response.delta().token_ids().empty()) continue;
+      if (!response.has_delta() || response.delta().token_ids().empty()) continue;
       clock.OnTokens(response.delta().token_ids_size());
-      if (load.cancel_after > 0 && clock.tokens() >= load.cancel_after) {
+      if (!cancelled && load.cancel_after > 0 && clock.tokens() >= load.cancel_after) {
         cancelled = true;
         context.TryCancel();
       }

@@ -170,7 +170,8 @@ PeerEvent FromLlamaCpp(const json& event) {
   } else {
     result.tokens = HasText(event, "content") ? 1 : 0;
   }
-  if (event.value("stop", false)) {
+  const auto stop = event.find("stop");
+  if (stop != event.end() && stop->is_boolean() && stop->get<bool>()) {
     result.tokens = 0;  // repeats nothing, and ends the stream
     result.prompt_tokens = IntegerOr0(event, "tokens_evaluated");
     result.total_tokens = IntegerOr0(event, "tokens_predicted");
@@ -275,7 +276,8 @@ std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
     body["max_tokens"] = request.output_tokens;
     body["stream_options"] = {{"include_usage", true}};
   }
-  return body.dump();
+  // A model's name from the command line may be anything.
+  return body.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace quire::client

@@ -60,7 +60,7 @@ struct LoadOptions {
   // length drawn for it: a shorter one begins with a part of the text, and its last token is its own.
   std::int64_t prefix_count = 1;
   std::int64_t prefix_tokens = 0;
-  double prefix_share = 0;
+  double prefix_share = 1;
   double cancel_ratio = 0;
   std::uint64_t seed = 1;
 };

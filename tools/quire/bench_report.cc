@@ -60,13 +60,18 @@ struct Summary {
   Distribution ttft, tpot, itl, itl_per_token, e2e;
 };
 
+// A server may count tokens that no message showed, or send all in one.
+bool HasTimePerOutputToken(const RequestSample& sample) {
+  return sample.output_tokens > 1 && sample.messages > 1;
+}
+
 double TimePerOutputToken(const RequestSample& sample) {
   return sample.first_to_last_token_seconds / static_cast<double>(sample.output_tokens - 1);
 }
 
 bool Meets(const ServiceLevel& level, const RequestSample& sample) {
-  if (level.ttft && sample.ttft_seconds > *level.ttft) return false;
-  if (level.tpot && sample.output_tokens > 1 && TimePerOutputToken(sample) > *level.tpot) {
+  if (level.ttft && (sample.messages == 0 || sample.ttft_seconds > *level.ttft)) return false;
+  if (level.tpot && HasTimePerOutputToken(sample) && TimePerOutputToken(sample) > *level.tpot) {
     return false;
   }
   return !level.e2e || sample.e2e_seconds <= *level.e2e;
@@ -77,8 +82,8 @@ struct Series {
 };
 
 void AddLatencies(const RequestSample& sample, Series* series) {
-  if (sample.output_tokens > 0) series->ttft.push_back(sample.ttft_seconds);
-  if (sample.output_tokens > 1) series->tpot.push_back(TimePerOutputToken(sample));
+  if (sample.messages > 0) series->ttft.push_back(sample.ttft_seconds);
+  if (HasTimePerOutputToken(sample)) series->tpot.push_back(TimePerOutputToken(sample));
   for (std::size_t i = 0; i < sample.itl_seconds.size(); ++i) {
     const std::int64_t tokens = i < sample.itl_tokens.size() ? sample.itl_tokens[i] : 1;
     series->itl.push_back(sample.itl_seconds[i]);
@@ -150,6 +155,7 @@ ordered_json Report(const BenchRun& run) {
   json["date"] = absl::FormatTime("%Y%m%d-%H%M%S", absl::Now(), absl::UTCTimeZone());
   json["backend"] = run.backend;
   json["model_id"] = run.model_id;
+  if (run.interrupted) json["interrupted"] = true;
   json["num_prompts"] = run.samples.size();
   AddOpenLoop(run, summary, &json);
   json["duration"] = run.duration_seconds;
@@ -177,6 +183,11 @@ ordered_json Report(const BenchRun& run) {
   return json;
 }
 
+// A model's name may be anything.
+std::string Text(const ordered_json& json) {
+  return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 std::vector<ordered_json> Reports(const std::vector<BenchRun>& runs) {
   std::vector<ordered_json> reports;
   for (const BenchRun& run : runs) reports.push_back(Report(run));
@@ -198,9 +209,11 @@ ordered_json Medians(const std::vector<ordered_json>& reports) {
   return medians;
 }
 
-ordered_json Comparison(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer) {
+ordered_json Comparison(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
+                        bool interrupted) {
   ordered_json json;
   json["rounds"] = ours.size();
+  if (interrupted) json["interrupted"] = true;
   json["ours"] = Reports(ours);
   json["peer"] = Reports(peer);
   const ordered_json our_medians = Medians(json["ours"].get<std::vector<ordered_json>>());
@@ -246,7 +259,7 @@ absl::StatusOr<ServiceLevel> ParseServiceLevel(absl::string_view text) {
 }
 
 std::string ReportJson(const BenchRun& run) {
-  return Report(run).dump();
+  return Text(Report(run));
 }
 
 std::string ReportTable(const BenchRun& run) {
@@ -256,6 +269,7 @@ std::string ReportTable(const BenchRun& run) {
       run.request_rate > 0 ? absl::StrFormat("%.2f requests/s offered", run.request_rate)
                            : absl::StrFormat("concurrency %d", run.concurrency),
       run.duration_seconds, summary.completed, summary.failed);
+  if (run.interrupted) out += ", interrupted";
   if (summary.cancelled > 0) absl::StrAppendFormat(&out, ", %d cancelled", summary.cancelled);
   if (summary.late > 0) {
     absl::StrAppendFormat(&out, ", %d sent late (by up to %.0f ms)", summary.late,
@@ -291,14 +305,17 @@ std::string ReportTable(const BenchRun& run) {
   return out;
 }
 
-std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer) {
-  return Comparison(ours, peer).dump();
+std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
+                           bool interrupted) {
+  return Text(Comparison(ours, peer, interrupted));
 }
 
-std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer) {
-  const ordered_json median = Comparison(ours, peer)["median"];
-  std::string out = absl::StrFormat("medians of %d rounds in turn\n%-26s %14s %14s %10s\n",
-                                    ours.size(), "", "quire", peer.front().backend, "ratio");
+std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
+                            bool interrupted) {
+  const ordered_json median = Comparison(ours, peer, interrupted)["median"];
+  std::string out = absl::StrFormat("medians of %d rounds in turn%s\n%-26s %14s %14s %10s\n",
+                                    ours.size(), interrupted ? ", interrupted" : "", "", "quire",
+                                    peer.front().backend, "ratio");
   for (const char* const key :
        {"completed", "failed", "request_throughput", "request_goodput", "output_throughput",
         "total_token_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms",

@@ -4,9 +4,10 @@
 // summary in the field names of `vllm bench serve`, so that existing scripts can plot it.
 //
 // Definitions (docs/operations.md): TTFT is request sent to first message with a token; E2E is
-// request sent to status received; TPOT is (last token - first token) / (n - 1) for n >= 2; ITL is
-// the gap between consecutive messages with tokens; ITL per token is that gap divided by the tokens
-// of the message that ends it, counted once per token. Threads: none of its own.
+// request sent to status received; TPOT is (last token - first token) / (n - 1) for n >= 2 tokens
+// in two messages or more; ITL is the gap between consecutive messages with tokens; ITL per token is
+// that gap divided by the tokens of the message that ends it, counted once per token. An answer of
+// which no message had a token has no TTFT. Threads: none of its own.
 
 #include <cstdint>
 #include <optional>
@@ -48,6 +49,7 @@ struct BenchRun {
   double request_rate = 0;       // open loop; 0: closed
   double burstiness = 1;
   double duration_seconds = 0;
+  bool interrupted = false;  // not all requests were sent
   ServiceLevel service_level = {};
   std::int64_t peak_pss_bytes = 0;  // of the server; 0: not measured
   std::vector<RequestSample> samples;
@@ -63,8 +65,11 @@ std::string ReportTable(const BenchRun& run);
 
 // Rounds of the same load on our server and on another one, in turn: {"rounds": N, "ours": [...], "peer":
 // [...], "median": {"ours": {...}, "peer": {...}, "ratio": {...}}}, ratio = ours / peer, absent where the
-// peer's median is 0. REQUIRES: as many of one as of the other, at least one.
-std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer);
-std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer);
+// peer's median is 0; "interrupted": true where rounds are missing. REQUIRES: as many of one as of the other,
+// at least one.
+std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
+                           bool interrupted = false);
+std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
+                            bool interrupted = false);
 
 }  // namespace quire::client

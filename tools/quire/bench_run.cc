@@ -20,6 +20,9 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
+// Thirty years. The clock counts nanoseconds in 64 bits and would overflow at ten times that.
+constexpr double kMostSeconds = 1e9;
+
 double SecondsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
@@ -53,8 +56,12 @@ RunResult RunClosed(const Workload& workload, const TargetFactory& targets,
 // Hands requests to threads that wait for one; starts another thread when none waits.
 class OpenLoop {
  public:
-  OpenLoop(const TargetFactory& targets, std::int64_t most_threads, std::int64_t count)
-      : targets_(targets), most_threads_(most_threads), slots_(static_cast<std::size_t>(count)) {}
+  OpenLoop(const TargetFactory& targets, std::int64_t most_threads, std::int64_t count,
+           const std::atomic<bool>& stop)
+      : targets_(targets),
+        most_threads_(most_threads),
+        stop_(stop),
+        slots_(static_cast<std::size_t>(count)) {}
 
   struct Job {
     std::size_t slot;
@@ -96,6 +103,7 @@ class OpenLoop {
         job = std::move(jobs_.front());
         jobs_.pop_front();
       }
+      if (stop_.load()) continue;  // its time has come, but it waited for a connection
       const double late = SecondsSince(job->time);
       slots_[job->slot] = target->Send(job->request);
       slots_[job->slot]->late_seconds = late;
@@ -104,6 +112,7 @@ class OpenLoop {
 
   const TargetFactory& targets_;
   const std::int64_t most_threads_;
+  const std::atomic<bool>& stop_;
   std::vector<std::optional<RequestSample>> slots_;  // each written by one thread
   Mutex mutex_;
   CondVar has_job_;
@@ -126,13 +135,13 @@ bool WaitUntil(SteadyClock::time_point time, const std::atomic<bool>& stop) {
 RunResult RunOpen(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
                   const std::atomic<bool>& stop) {
   const std::vector<double> times = workload.SendTimes(options.count);
-  OpenLoop loop(targets, options.concurrency, options.count);
+  OpenLoop loop(targets, options.concurrency, options.count, stop);
   const auto start = SteadyClock::now();
   for (std::size_t i = 0; i < times.size(); ++i) {
     // Made before its time, since a long prompt takes a while.
     LoadRequest request = workload.Request(options.first + static_cast<std::int64_t>(i));
     const auto time = start + std::chrono::duration_cast<SteadyClock::duration>(
-                                  std::chrono::duration<double>(times[i]));
+                                  std::chrono::duration<double>(std::min(times[i], kMostSeconds)));
     if (!WaitUntil(time, stop)) break;
     loop.Hand({i, std::move(request), time});
   }

@@ -18,6 +18,7 @@ namespace {
 
 constexpr char kAzureHeader[] = "TIMESTAMP,ContextTokens,GeneratedTokens";
 constexpr std::int64_t kMostTokens = 10'000'000;
+constexpr double kMostSeconds = 1e9;
 
 bool IsLength(std::int64_t tokens) {
   return tokens >= 0 && tokens <= kMostTokens;
@@ -86,6 +87,11 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, doubl
                    [](const TraceEntry& a, const TraceEntry& b) { return a.seconds < b.seconds; });
   const double start = entries.front().seconds;
   for (TraceEntry& entry : entries) entry.seconds = (entry.seconds - start) / speed;
+  // Not a number, when times are infinite, is refused too.
+  if (!(entries.back().seconds <= kMostSeconds)) {
+    return absl::InvalidArgumentError(absl::StrCat("a trace that lasts ", entries.back().seconds,
+                                                   " s, of at most ", kMostSeconds));
+  }
   return entries;
 }
 

@@ -17,7 +17,7 @@
 namespace quire::client {
 
 // Requests in the order of their times; the first is at 0, the others `speed` times sooner than recorded.
-// INVALID_ARGUMENT with the line that is wrong. REQUIRES: speed > 0.
+// INVALID_ARGUMENT with the line that is wrong, or for a trace of more than 1e9 s. REQUIRES: speed > 0.
 absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, double speed);
 // The same of a file; NOT_FOUND when it cannot be read.
 absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& path, double speed);

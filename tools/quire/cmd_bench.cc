@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
@@ -29,6 +31,8 @@
 
 namespace quire::client {
 namespace {
+
+constexpr int kInterrupted = 130;  // as shells report SIGINT
 
 // As the command line has them.
 struct BenchOptions {
@@ -68,6 +72,9 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options) {
   plan.load = options.load;
   QUIRE_ASSIGN_OR_RETURN(plan.load.input, ParseLengths(options.input));
   QUIRE_ASSIGN_OR_RETURN(plan.load.output, ParseLengths(options.output));
+  if (options.load.burstiness != 1 && options.arrival != "gamma") {
+    return absl::InvalidArgumentError("--burstiness is of --arrival gamma alone");
+  }
   if (options.load.rate > 0) {
     plan.load.arrival = options.arrival == "poisson" ? Arrival::kPoisson
                         : options.arrival == "gamma" ? Arrival::kGamma
@@ -93,28 +100,34 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options) {
 
 absl::StatusOr<ServerCounters> ReadCounters(const std::string& url) {
   QUIRE_ASSIGN_OR_RETURN(const std::string text, HttpGet(url));
+  if (!absl::StrContains(text, "quire_requests_accepted_total")) {
+    return absl::InvalidArgumentError(absl::StrCat(url, ": no counters of quired"));
+  }
   return ParseCounters(text);
 }
 
-// The server ends a request after the client has its answer: rules that do not hold are tried again for two
-// seconds.
-absl::StatusOr<std::vector<std::string>> BrokenRules(const std::string& url,
-                                                     const ServerCounters& before,
-                                                     const std::vector<RequestSample>& samples) {
-  std::vector<std::string> broken;
-  for (int attempt = 0; attempt < 20; ++attempt) {
-    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+// The server ends a request after the client has its answer, on a busy machine a while after: rules that do not
+// hold are tried again for half a minute, unless no time can mend them. DATA_LOSS with the rules that are broken.
+absl::Status CheckCounters(const std::string& url, const ServerCounters& before,
+                           const std::vector<RequestSample>& samples) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (true) {
     QUIRE_ASSIGN_OR_RETURN(const ServerCounters after, ReadCounters(url));
-    broken = CheckConservation(before, after, samples);
-    if (broken.empty()) break;
+    const std::vector<std::string> broken = CheckConservation(before, after, samples);
+    if (broken.empty()) return absl::OkStatus();
+    if (CountedTooMuch(before, after, samples) || std::chrono::steady_clock::now() >= end) {
+      return absl::DataLossError(
+          absl::StrCat("the server's counters do not add up: ", absl::StrJoin(broken, "; ")));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  return broken;
 }
 
 // One run of `plan` on one server. `round` decides the prompts, so that a round meets no prefix of another.
+// `*check` is what its counters say afterwards.
 absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
                                  std::int32_t vocab_size, std::int64_t round,
-                                 const std::atomic<bool>& stop) {
+                                 const std::atomic<bool>& stop, absl::Status* check) {
   LoadOptions load = plan.load;
   load.seed = plan.load.seed + static_cast<std::uint64_t>(round) * 1'000'003;
   const Workload workload(load, vocab_size, plan.trace);
@@ -137,6 +150,7 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
                .model_id = subject.model_id,
                .concurrency = plan.concurrency,
                .duration_seconds = result.duration_seconds,
+               .interrupted = static_cast<std::int64_t>(result.samples.size()) < plan.requests,
                .service_level = plan.service_level,
                .peak_pss_bytes = memory.Stop(),
                .samples = std::move(result.samples)};
@@ -148,23 +162,39 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
                                           : static_cast<double>(plan.requests);
     run.burstiness = load.burstiness;
   }
-  if (subject.metrics.empty() || stop.load()) return run;
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> broken,
-                         BrokenRules(subject.metrics, before, run.samples));
-  if (broken.empty()) return run;
-  return absl::DataLossError(
-      absl::StrCat("the server's counters do not add up: ", absl::StrJoin(broken, "; ")));
+  if (!subject.metrics.empty() && !run.interrupted) {
+    *check = CheckCounters(subject.metrics, before, run.samples);
+  }
+  return run;
 }
 
-void WriteReport(const std::string& path, const std::string& report) {
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  if (file == nullptr) {
-    std::fprintf(stderr, "quire: cannot write %s\n", path.c_str());
-    return;
+// Where --output-file goes; opened before the load, which may take hours.
+class OutputFile {
+ public:
+  explicit OutputFile(const std::string& path)
+      : path_(path), file_(path.empty() ? nullptr : std::fopen(path.c_str(), "w")) {}
+  ~OutputFile() {
+    if (file_ != nullptr) std::fclose(file_);
   }
-  std::fprintf(file, "%s\n", report.c_str());
-  std::fclose(file);
-}
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  absl::Status status() const { return path_.empty() || file_ != nullptr ? absl::OkStatus() : Error(); }
+  absl::Status Write(const std::string& report) {
+    if (file_ == nullptr) return status();
+    const bool written = std::fprintf(file_, "%s\n", report.c_str()) >= 0;
+    const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
+    return written && closed ? absl::OkStatus() : Error();
+  }
+
+ private:
+  absl::Status Error() const {
+    return absl::FailedPreconditionError(absl::StrCat("cannot write ", path_));
+  }
+
+  std::string path_;
+  std::FILE* file_;
+};
 
 // Exit code 1 when a request failed.
 int Verdict(const std::vector<std::vector<BenchRun>>& runs) {
@@ -181,13 +211,14 @@ int Verdict(const std::vector<std::vector<BenchRun>>& runs) {
   return kOk;
 }
 
-void Print(const CommonOptions& common, const BenchOptions& options,
-           const std::vector<std::vector<BenchRun>>& runs) {
+// REQUIRES: a run of each subject.
+absl::Status Print(const CommonOptions& common, OutputFile* output,
+                   const std::vector<std::vector<BenchRun>>& runs, bool interrupted) {
   const bool compares = runs.size() > 1;
   std::string json, table;
   if (compares) {
-    json = ComparisonJson(runs[0], runs[1]);
-    table = ComparisonTable(runs[0], runs[1]);
+    json = ComparisonJson(runs[0], runs[1], interrupted);
+    table = ComparisonTable(runs[0], runs[1], interrupted);
   } else if (runs[0].size() == 1) {
     json = ReportJson(runs[0][0]);
     table = ReportTable(runs[0][0]);
@@ -200,12 +231,57 @@ void Print(const CommonOptions& common, const BenchOptions& options,
     json = absl::StrJoin(lines, "\n");
   }
   std::printf("%s%s", common.json ? json.c_str() : table.c_str(), common.json ? "\n" : "");
-  if (!options.output_file.empty()) WriteReport(options.output_file, json);
+  return output->Write(json);
 }
 
 int FailWith(const absl::Status& status, int code) {
   std::fprintf(stderr, "quire: %s\n", std::string(status.message()).c_str());
   return code;
+}
+
+// Appends a run of each subject to `runs`. Of a comparison, a round that was interrupted is left out: medians
+// are of whole rounds. Sets `*interrupted` when requests were not sent.
+absl::Status RunRound(const BenchPlan& plan, const std::vector<Subject>& subjects,
+                      std::int32_t vocab_size, std::int64_t round, const std::atomic<bool>& stop,
+                      std::vector<std::vector<BenchRun>>* runs, bool* interrupted) {
+  absl::Status check;
+  std::vector<BenchRun> of_round;
+  for (const Subject& subject : subjects) {
+    absl::Status of_subject;
+    QUIRE_ASSIGN_OR_RETURN(BenchRun run,
+                           RunOnce(plan, subject, vocab_size, round, stop, &of_subject));
+    check.Update(of_subject);
+    of_round.push_back(std::move(run));
+    *interrupted = of_round.back().interrupted;
+    if (*interrupted) break;
+  }
+  if (*interrupted && subjects.size() > 1) return check;
+  for (std::size_t i = 0; i < subjects.size(); ++i) (*runs)[i].push_back(std::move(of_round[i]));
+  return check;
+}
+
+int RunRounds(const CommonOptions& common, const BenchOptions& options, const BenchPlan& plan,
+              const std::vector<Subject>& subjects, std::int32_t vocab_size) {
+  OutputFile output(options.output_file);
+  if (!output.status().ok()) return FailWith(output.status(), kRequestFailed);
+  std::atomic<bool> stop{false};
+  InterruptGuard guard([&stop] { stop.store(true); });
+  std::vector<std::vector<BenchRun>> runs(subjects.size());
+  bool interrupted = false;
+  absl::Status failure;
+  for (std::int64_t round = 0; round < options.rounds && failure.ok() && !interrupted; ++round) {
+    interrupted = stop.load();
+    if (interrupted) break;
+    failure = RunRound(plan, subjects, vocab_size, round, stop, &runs, &interrupted);
+  }
+  // What was measured is shown whatever came after it.
+  absl::Status written;
+  if (!runs[0].empty()) written = Print(common, &output, runs, interrupted);
+  if (interrupted && runs[0].empty()) std::fprintf(stderr, "quire: interrupted in the first round\n");
+  if (!failure.ok()) return FailWith(failure, kRequestFailed);
+  if (!written.ok()) return FailWith(written, kRequestFailed);
+  const int verdict = Verdict(runs);
+  return interrupted ? kInterrupted : verdict;
 }
 
 int RunBench(const CommonOptions& common, const BenchOptions& options) {
@@ -232,19 +308,58 @@ int RunBench(const CommonOptions& common, const BenchOptions& options) {
                         HttpTargets(*plan->peer, peer_model, common.timeout_seconds),
                         options.peer_pid, ""});
   }
-  std::atomic<bool> stop{false};
-  InterruptGuard guard([&stop] { stop.store(true); });
-  std::vector<std::vector<BenchRun>> runs(subjects.size());
-  for (std::int64_t round = 0; round < options.rounds && !stop.load(); ++round) {
-    for (std::size_t i = 0; i < subjects.size(); ++i) {
-      absl::StatusOr<BenchRun> run =
-          RunOnce(*plan, subjects[i], model.model().vocab_size(), round, stop);
-      if (!run.ok()) return FailWith(run.status(), kRequestFailed);
-      runs[i].push_back(*std::move(run));
-    }
-  }
-  Print(common, options, runs);
-  return Verdict(runs);
+  return RunRounds(common, options, *plan, subjects, model.model().vocab_size());
+}
+
+// Those of the prompts, which a trace has itself.
+std::vector<CLI::Option*> AddPromptOptions(CLI::App* cmd, BenchOptions* options) {
+  CLI::Option* const input =
+      cmd->add_option("--input-tokens", options->input,
+                      "prompt lengths: 128, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MOST")
+          ->capture_default_str();
+  CLI::Option* const output =
+      cmd->add_option("--output-tokens", options->output, "answer lengths, likewise")
+          ->capture_default_str();
+  CLI::Option* const prefix = cmd->add_option("--prefix-tokens", options->load.prefix_tokens,
+                                              "length of the shared prefixes")
+                                  ->capture_default_str()
+                                  ->check(CLI::Range(0, 10'000'000));
+  cmd->add_option("--prefix-count", options->load.prefix_count, "different shared prefixes")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1'000'000))
+      ->needs(prefix);
+  cmd->add_option("--prefix-share", options->load.prefix_share, "share of prompts that have one")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0))
+      ->needs(prefix);
+  return {input, output, prefix};
+}
+
+// When requests go out. An option that would have no effect is refused.
+void AddArrivalOptions(CLI::App* cmd, BenchOptions* options,
+                       const std::vector<CLI::Option*>& prompt_options) {
+  CLI::Option* const rate = cmd->add_option("--rate", options->load.rate,
+                                            "requests per second, 0.001 to 1000000: the open loop")
+                                ->check(CLI::Range(1e-3, 1e6));
+  cmd->add_option("--arrival", options->arrival, "of the open loop: poisson, gamma or constant")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"poisson", "gamma", "constant"}))
+      ->needs(rate);
+  cmd->add_option("--burstiness", options->load.burstiness,
+                  "shape of --arrival gamma, 0.001 to 1000; 1 is poisson, below 1 burstier")
+      ->capture_default_str()
+      ->check(CLI::Range(1e-3, 1e3))
+      ->needs(rate);
+  CLI::Option* const trace =
+      cmd->add_option(
+             "--trace", options->trace,
+             "send at the times and with the lengths of this file (Azure CSV, Mooncake JSON lines)")
+          ->excludes(rate);
+  for (CLI::Option* const option : prompt_options) trace->excludes(option);
+  cmd->add_option("--speed", options->speed, "of the trace, 2 is twice as fast")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->needs(trace);
 }
 
 void AddLoadOptions(CLI::App* cmd, BenchOptions* options) {
@@ -257,35 +372,7 @@ void AddLoadOptions(CLI::App* cmd, BenchOptions* options) {
          "--concurrency", options->concurrency,
          "clients of the closed loop (8), or the most requests in flight of the open one (4096)")
       ->check(CLI::Range(1, 4096));
-  cmd->add_option("--input-tokens", options->input,
-                  "prompt lengths: 128, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MOST")
-      ->capture_default_str();
-  cmd->add_option("--output-tokens", options->output, "answer lengths, likewise")
-      ->capture_default_str();
-  cmd->add_option("--rate", options->load.rate, "requests per second: the open loop")
-      ->check(CLI::PositiveNumber);
-  cmd->add_option("--arrival", options->arrival, "of the open loop: poisson, gamma or constant")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"poisson", "gamma", "constant"}));
-  cmd->add_option("--burstiness", options->load.burstiness,
-                  "shape of --arrival gamma; 1 is poisson, below 1 burstier")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  cmd->add_option(
-      "--trace", options->trace,
-      "send at the times and with the lengths of this file (Azure CSV, Mooncake JSON lines)");
-  cmd->add_option("--speed", options->speed, "of the trace, 2 is twice as fast")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  cmd->add_option("--prefix-count", options->load.prefix_count, "different shared prefixes")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1'000'000));
-  cmd->add_option("--prefix-tokens", options->load.prefix_tokens, "length of the shared prefixes")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 10'000'000));
-  cmd->add_option("--prefix-share", options->load.prefix_share, "share of prompts that have one")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
+  AddArrivalOptions(cmd, options, AddPromptOptions(cmd, options));
   cmd->add_option("--cancel-ratio", options->load.cancel_ratio,
                   "share of requests cancelled after some of their tokens")
       ->capture_default_str()
@@ -300,16 +387,18 @@ void AddMeasureOptions(CLI::App* cmd, BenchOptions* options) {
   cmd->add_option("--rounds", options->rounds, "runs of the whole; with --peer in turn")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  cmd->add_option("--peer", options->peer,
-                  "the same load on another server: openai=URL or llamacpp=URL");
-  cmd->add_option("--peer-model", options->peer_model, "its model; the first of its /v1/models");
+  CLI::Option* const peer = cmd->add_option(
+      "--peer", options->peer, "the same load on another server: openai=URL or llamacpp=URL");
+  cmd->add_option("--peer-model", options->peer_model, "its model; the first of its /v1/models")
+      ->needs(peer);
   cmd->add_option(
       "--metrics", options->metrics,
       "metrics address of quired, http://127.0.0.1:9464/metrics: check that its counters add up");
   cmd->add_option("--pid", options->pid, "process of quired: report its peak memory (PSS)")
       ->check(CLI::PositiveNumber);
   cmd->add_option("--peer-pid", options->peer_pid, "process of the other server, likewise")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->needs(peer);
   cmd->add_option("--output-file", options->output_file, "write the JSON report here");
 }
 

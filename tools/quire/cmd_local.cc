@@ -133,6 +133,10 @@ struct MakeOptions {
 
 absl::Status MakeModel(const MakeOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const ModelShape shape, FindShape(options.shape));
+  // Before gigabytes are written.
+  if (!options.gguf.empty()) {
+    QUIRE_RETURN_IF_ERROR(CheckGguf(shape, options.gguf));
+  }
   QUIRE_RETURN_IF_ERROR(WriteSyntheticModel(options.shape, options.directory));
   if (options.weights) {
     QUIRE_RETURN_IF_ERROR(WriteSyntheticWeights(shape, options.seed, options.directory));

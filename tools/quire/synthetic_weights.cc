@@ -102,11 +102,14 @@ void WriteRow(const Tensor& tensor, std::uint64_t stream, std::uint64_t row, std
              static_cast<std::streamsize>(values.size() * sizeof(BF16)));
 }
 
-absl::StatusOr<std::ofstream> Create(const std::filesystem::path& path) {
+absl::Status CheckAbsent(const std::filesystem::path& path) {
   std::error_code error;
-  if (std::filesystem::exists(path, error)) {
-    return absl::FailedPreconditionError(absl::StrCat(path.string(), " exists"));
-  }
+  if (!std::filesystem::exists(path, error)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(path.string(), " exists"));
+}
+
+absl::StatusOr<std::ofstream> Create(const std::filesystem::path& path) {
+  QUIRE_RETURN_IF_ERROR(CheckAbsent(path));
   std::ofstream file(path, std::ios::binary);
   if (!file) return absl::FailedPreconditionError(absl::StrCat("cannot write ", path.string()));
   return file;
@@ -260,12 +263,17 @@ absl::Status WriteSyntheticWeights(const ModelShape& shape, std::uint64_t seed,
   return Close(&file, path.string());
 }
 
-absl::Status WriteSyntheticGguf(const ModelShape& shape, std::uint64_t seed,
-                                const std::string& path) {
+absl::Status CheckGguf(const ModelShape& shape, const std::string& path) {
   if (shape.original_max_position_embeddings > 0) {
     return absl::UnimplementedError(
         absl::StrCat(shape.name, " has scaled RoPE, which --gguf does not write"));
   }
+  return CheckAbsent(path);
+}
+
+absl::Status WriteSyntheticGguf(const ModelShape& shape, std::uint64_t seed,
+                                const std::string& path) {
+  QUIRE_RETURN_IF_ERROR(CheckGguf(shape, path));
   const std::vector<Tensor> tensors = Tensors(shape);
   GgufHeader metadata, infos, start;
   AddMetadata(shape, &metadata);

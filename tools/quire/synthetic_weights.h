@@ -22,6 +22,7 @@ absl::Status WriteSyntheticWeights(const ModelShape& shape, std::uint64_t seed,
 
 // Writes a GGUF file of version 3 with the same weights and vocabulary: matrices BF16, norms F32.
 // FAILED_PRECONDITION as above; UNIMPLEMENTED for a shape with scaled RoPE.
+absl::Status CheckGguf(const ModelShape& shape, const std::string& path);  // the same, writes nothing
 absl::Status WriteSyntheticGguf(const ModelShape& shape, std::uint64_t seed,
                                 const std::string& path);
 

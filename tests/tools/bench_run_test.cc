@@ -1,0 +1,49 @@
+#include "tools/quire/bench_run.h"
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "gtest/gtest.h"
+
+namespace quire::client {
+namespace {
+
+// Answers after a while, and then wants the load to stop.
+class StoppingTarget : public Target {
+ public:
+  explicit StoppingTarget(std::atomic<bool>* stop) : stop_(stop) {}
+  RequestSample Send(const LoadRequest&) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    stop_->store(true);
+    RequestSample sample;
+    sample.ok = true;
+    return sample;
+  }
+
+ private:
+  std::atomic<bool>* stop_;
+};
+
+std::size_t SentUntilStopped(const LoadOptions& load, std::int64_t count,
+                             std::int64_t concurrency = 1) {
+  std::atomic<bool> stop{false};
+  const RunResult result = RunLoad(
+      Workload(load, 100), [&stop] { return std::make_unique<StoppingTarget>(&stop); },
+      {.count = count, .concurrency = concurrency}, stop);
+  return result.samples.size();
+}
+
+TEST(RunLoadTest, StopDropsWhatWaitsForAConnection) {
+  // All are due long before the one connection has its first answer.
+  EXPECT_EQ(SentUntilStopped({.arrival = Arrival::kConstant, .rate = 1e5}, 20), 1u);
+  EXPECT_EQ(SentUntilStopped({}, 20), 1u);
+}
+
+TEST(RunLoadTest, TimesBeyondTheClockAreWaitedFor) {
+  EXPECT_EQ(SentUntilStopped({.arrival = Arrival::kConstant, .rate = 1e-12}, 2, 2), 1u);
+}
+
+}  // namespace
+}  // namespace quire::client
