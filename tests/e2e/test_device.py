@@ -58,6 +58,8 @@ def test_validate_needs_no_gpu(tmp_path):
 def test_instruction_sets_are_forced_or_refused(tmp_path):
     flags = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii")
     lacking = "neon" if "sse4_2" in flags else "avx2"
+    for folder in ("lacking", "scalar"):
+        (tmp_path / folder).mkdir()
     with Daemon(tmp_path / "lacking", settings=[f"device.cpu.isa={lacking}", "device.type=cpu"]) as daemon:
         assert daemon.wait(60) == 71, daemon.log
         assert f"device.cpu.isa: instruction set {lacking} is not available" in daemon.log
