@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
   Flags flags;
   CLI::App app("quired: LLM inference server", "quired");
   app.set_version_flag("--version", std::string("quired ") + quire::server::kVersion);
-  app.add_option("model", flags.model, "model directory, short for --set model.path=MODEL");
+  app.add_option("model", flags.model, "model directory or GGUF file, short for --set model.path=MODEL");
   app.add_option("--config", flags.sources.files, "YAML file, repeatable")->allow_extra_args(false);
   app.add_option("--set", flags.sources.sets, "KEY=VALUE, repeatable")->allow_extra_args(false);
   app.add_flag("--validate", flags.validate, "check everything short of loading; exit 0 or 78");

@@ -5,7 +5,7 @@
 set -eu
 
 weak() {
-  nm --defined-only "$1" | grep -E ' [VWuvw] ' || true
+  symbols_of=$(nm --defined-only "$1") && printf '%s\n' "$symbols_of" | awk '$2 ~ /^[VWuvw]$/'
 }
 
 units=$(find "$1" -name 'int_linear_*.cc.o' ! -name '*_scalar.cc.o')
