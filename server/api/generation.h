@@ -33,11 +33,14 @@ class GenerateResponse;
 
 namespace quire::server {
 
+class Authenticator;
+
 // What handlers share. Plain pointers: the daemon owns all of it.
 struct HandlerContext {
   ServingState* state = nullptr;
   ServerProbe* probe = nullptr;
   const Clock* clock = nullptr;
+  const Authenticator* authenticator = nullptr;  // never null where handlers run
   bool access_log = true;
 };
 

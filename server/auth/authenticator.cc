@@ -1,0 +1,298 @@
+#include "server/auth/authenticator.h"
+
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/check.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+
+namespace quire::server {
+namespace {
+
+using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
+
+// Every call is compared with every line: so many take about a tenth of a millisecond.
+constexpr std::size_t kMaxTokens = 10000;
+constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
+constexpr std::size_t kMaxTenantBytes = 64;
+constexpr std::size_t kShownDigestBytes = 8;  // of the hash, in the principal
+
+constexpr absl::string_view kTokenPrefix = "token:";
+constexpr absl::string_view kCertificatePrefix = "cert:";
+constexpr absl::string_view kLocalPrincipal = "local";
+
+struct TokenLine {
+  Digest digest;
+  std::string principal;
+  std::string tenant;
+  ScopeSet scopes;
+};
+
+absl::string_view AsText(const Digest& digest) {
+  return absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size());
+}
+
+Digest Hash(absl::string_view token) {
+  Digest digest;
+  SHA256(reinterpret_cast<const unsigned char*>(token.data()), token.size(), digest.data());
+  return digest;
+}
+
+// A name that fits a log line and a label: 1 to 64 bytes, none of them a control character.
+bool IsTenantName(absl::string_view name) {
+  return !name.empty() && name.size() <= kMaxTenantBytes &&
+         std::none_of(name.begin(), name.end(), [](char c) { return absl::ascii_iscntrl(c); });
+}
+
+absl::Status Missing(absl::string_view text) {
+  return WithReason(absl::UnauthenticatedError(text), "TOKEN_MISSING");
+}
+
+absl::Status Invalid(absl::string_view text) {
+  return WithReason(absl::UnauthenticatedError(text), "TOKEN_INVALID");
+}
+
+absl::Status LacksScope(absl::string_view who, Scope scope) {
+  return WithReason(absl::PermissionDeniedError(
+                        absl::StrCat(who, " lacks the scope ", ScopeName(scope))),
+                    "SCOPE", {{"scope", std::string(ScopeName(scope))}});
+}
+
+absl::StatusOr<ScopeSet> ParseScopes(absl::string_view text) {
+  ScopeSet scopes;
+  for (const absl::string_view name : absl::StrSplit(text, ',')) {
+    const std::optional<Scope> scope = ScopeFromName(name);
+    if (!scope) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", name.substr(0, 64), "\" is not generate, admin or metrics"));
+    }
+    scopes.Add(*scope);
+  }
+  return scopes;
+}
+
+// `line` has something in it.
+absl::StatusOr<TokenLine> ParseLine(absl::string_view line) {
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
+  if (words.size() != 3) {
+    return absl::InvalidArgumentError(absl::StrCat("the line has ", words.size(),
+                                                   " words, not \"sha256-hex tenant scopes\""));
+  }
+  TokenLine token;
+  const bool is_hex = words[0].size() == 2 * token.digest.size() &&
+                      std::all_of(words[0].begin(), words[0].end(),
+                                  [](char c) { return absl::ascii_isxdigit(c); });
+  // What stands there may be the token itself, so it is not shown.
+  if (!is_hex) {
+    return absl::InvalidArgumentError(absl::StrCat("the first word is not a SHA-256 in ",
+                                                   2 * token.digest.size(), " hex digits"));
+  }
+  const std::string bytes = absl::HexStringToBytes(words[0]);
+  std::memcpy(token.digest.data(), bytes.data(), token.digest.size());
+  if (!IsTenantName(words[1])) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the tenant has ", words[1].size(), " bytes, at most ", kMaxTenantBytes,
+                     " printable ones are allowed"));
+  }
+  token.tenant = std::string(words[1]);
+  QUIRE_ASSIGN_OR_RETURN(token.scopes, ParseScopes(words[2]));
+  token.principal = absl::StrCat(
+      kTokenPrefix, absl::BytesToHexString(AsText(token.digest).substr(0, kShownDigestBytes)));
+  return token;
+}
+
+absl::Status FileError(const std::string& path, absl::string_view text) {
+  return absl::InvalidArgumentError(absl::StrCat("auth.tokens_file: ", path, text));
+}
+
+absl::StatusOr<std::vector<TokenLine>> ParseTokens(const std::string& path,
+                                                   absl::string_view content) {
+  std::vector<TokenLine> tokens;
+  std::set<std::string> known;  // principals
+  int number = 0;
+  for (const absl::string_view raw : absl::StrSplit(content, '\n')) {
+    ++number;
+    const absl::string_view line = absl::StripAsciiWhitespace(raw);
+    if (line.empty() || line[0] == '#') continue;
+    absl::StatusOr<TokenLine> token = ParseLine(line);
+    if (!token.ok()) {
+      return FileError(path, absl::StrCat(":", number, ": ", token.status().message()));
+    }
+    if (!known.insert(token->principal).second) {
+      return FileError(path, absl::StrCat(":", number, ": the token is listed twice"));
+    }
+    if (tokens.size() == kMaxTokens) {
+      return FileError(path, absl::StrCat(": more than ", kMaxTokens, " tokens"));
+    }
+    tokens.push_back(*std::move(token));
+  }
+  return tokens;
+}
+
+absl::StatusOr<std::vector<TokenLine>> ReadTokens(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return FileError(path, absl::StrCat(" cannot be read: ", std::strerror(errno)));
+  std::string content(kMaxFileBytes + 1, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  if (file.bad()) return FileError(path, " cannot be read");
+  content.resize(static_cast<std::size_t>(file.gcount()));
+  if (content.size() > kMaxFileBytes) {
+    return FileError(path, absl::StrCat(" has more than ", kMaxFileBytes, " bytes"));
+  }
+  return ParseTokens(path, content);
+}
+
+}  // namespace
+
+struct AuthRules {
+  AuthOptions options;
+  std::vector<TokenLine> tokens;
+
+  // All lines are looked at, whichever matches.
+  const TokenLine* Find(absl::string_view token) const {
+    const Digest digest = Hash(token);
+    const TokenLine* found = nullptr;
+    for (const TokenLine& line : tokens) {
+      if (CRYPTO_memcmp(line.digest.data(), digest.data(), digest.size()) == 0) found = &line;
+    }
+    return found;
+  }
+};
+
+namespace {
+
+absl::StatusOr<Identity> ByToken(const AuthRules& rules, const Credentials& credentials,
+                                 Scope needed) {
+  if (credentials.bearer_token.empty()) {
+    Identity anonymous{.principal = "", .scopes = rules.options.anonymous_scopes};
+    if (anonymous.scopes.Has(needed)) return anonymous;
+    return Missing("the call has no bearer token");
+  }
+  const TokenLine* line = rules.Find(credentials.bearer_token);
+  if (line == nullptr) return Invalid("the bearer token is not known");
+  if (!line->scopes.Has(needed)) return LacksScope("the token", needed);
+  return Identity{.principal = line->principal, .tenant = line->tenant, .scopes = line->scopes};
+}
+
+absl::StatusOr<Identity> ByCertificate(const Credentials& credentials) {
+  const std::string& name = credentials.certificate_name;
+  if (name.empty()) return Missing("the call has no client certificate with a common name");
+  if (!IsTenantName(name)) {
+    return Invalid(absl::StrCat("the common name of the certificate has ", name.size(),
+                                " bytes, at most ", kMaxTenantBytes,
+                                " printable ones make a tenant"));
+  }
+  return Identity{.principal = absl::StrCat(kCertificatePrefix, name),
+                  .tenant = name,
+                  .scopes = ScopeSet::All()};
+}
+
+absl::StatusOr<Identity> Identify(const AuthRules& rules, const Credentials& credentials,
+                                  Scope needed) {
+  // The mode of the socket says who may connect; that is its authentication.
+  if (needed == Scope::kAdmin && credentials.is_local_socket) {
+    return Identity{.principal = std::string(kLocalPrincipal), .scopes = ScopeSet::All()};
+  }
+  switch (rules.options.mode) {
+    case AuthMode::kToken: return ByToken(rules, credentials, needed);
+    case AuthMode::kMtls:
+      // The HTTP listener for metrics asks for no certificates; it is open unless tokens guard it.
+      if (needed != Scope::kMetrics) return ByCertificate(credentials);
+      break;
+    case AuthMode::kNone: break;
+  }
+  return Identity{.principal = "", .scopes = ScopeSet::All()};
+}
+
+}  // namespace
+
+Authenticator::Authenticator(std::shared_ptr<const AuthRules> rules) : rules_(std::move(rules)) {}
+Authenticator::~Authenticator() = default;
+
+absl::StatusOr<std::shared_ptr<const AuthRules>> Authenticator::Read(const AuthOptions& options) {
+  auto rules = std::make_shared<AuthRules>();
+  rules->options = options;
+  if (options.mode == AuthMode::kToken) {
+    QUIRE_ASSIGN_OR_RETURN(rules->tokens, ReadTokens(options.tokens_file));
+  }
+  return rules;
+}
+
+absl::StatusOr<std::unique_ptr<Authenticator>> Authenticator::Create(const AuthOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const AuthRules> rules, Read(options));
+  return std::unique_ptr<Authenticator>(new Authenticator(std::move(rules)));
+}
+
+std::shared_ptr<const AuthRules> Authenticator::rules() const {
+  MutexLock lock(&mutex_);
+  return rules_;
+}
+
+void Authenticator::Apply(std::shared_ptr<const AuthRules> rules) {
+  QUIRE_CHECK(rules != nullptr);
+  MutexLock lock(&mutex_);
+  rules_.swap(rules);
+}
+
+absl::Status Authenticator::Reload(const AuthOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const AuthRules> rules, Read(options));
+  Apply(std::move(rules));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Identity> Authenticator::Authenticate(const Credentials& credentials,
+                                                     Scope needed) const {
+  const std::shared_ptr<const AuthRules> rules = this->rules();
+  QUIRE_ASSIGN_OR_RETURN(Identity identity, Identify(*rules, credentials, needed));
+  const std::string& tenant = credentials.tenant_metadata;
+  if (!rules->options.trust_tenant_metadata || tenant.empty()) return identity;
+  if (!IsTenantName(tenant)) {
+    const std::string range = absl::StrCat("1 to ", kMaxTenantBytes, " printable bytes");
+    return WithReason(
+        absl::InvalidArgumentError(absl::StrCat("metadata quire-tenant must be ", range)),
+        "BAD_PARAMETER",
+        {{"field", "quire-tenant"}, {"value", absl::StrCat(tenant.size(), " bytes")},
+         {"range", range}});
+  }
+  identity.tenant = tenant;
+  return identity;
+}
+
+bool Authenticator::StillHolds(absl::string_view principal, Scope needed) const {
+  const std::shared_ptr<const AuthRules> rules = this->rules();
+  if (rules->options.mode != AuthMode::kToken || principal == kLocalPrincipal) return true;
+  if (principal.empty()) return rules->options.anonymous_scopes.Has(needed);
+  for (const TokenLine& line : rules->tokens) {
+    if (line.principal == principal) return line.scopes.Has(needed);
+  }
+  return false;
+}
+
+absl::string_view BearerToken(absl::string_view authorization) {
+  constexpr absl::string_view kScheme = "bearer ";
+  if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return "";
+  return absl::StripAsciiWhitespace(authorization.substr(kScheme.size()));
+}
+
+absl::Status RevokedError() {
+  return Invalid("the token was revoked while the call ran");
+}
+
+}  // namespace quire::server
