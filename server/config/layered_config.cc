@@ -20,7 +20,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/check.h"
 #include "quire/config/v1/config.pb.h"
+#include "quire/config/v1/options.pb.h"
 #include "server/config/validator.h"
 
 namespace quire::server {
@@ -215,6 +217,18 @@ std::string LayeredConfig::Print(Spelling spelling, bool include_defaults) const
   std::string out;
   PrintYaml(*config_, "", 0, include_defaults, origins_, &out);
   return out;
+}
+
+std::string LayeredConfig::PrintValue(absl::string_view path, Spelling spelling) const {
+  const Message* section = config_.get();
+  const FieldDescriptor* field = nullptr;
+  for (const absl::string_view name : absl::StrSplit(path, '.')) {
+    if (field != nullptr) section = &section->GetReflection()->GetMessage(*section, field);
+    field = section->GetDescriptor()->FindFieldByName(std::string(name));
+    QUIRE_CHECK(field != nullptr);
+  }
+  if (RuleOf(field).sensitive()) return "<redacted>";
+  return PrintField(*section, field, spelling);
 }
 
 std::string LayeredConfig::Sha256() const {

@@ -55,6 +55,9 @@ class LayeredConfig {
   // `include_defaults` values that no layer set are left out.
   std::string Print(Spelling spelling, bool include_defaults = true) const;
 
+  // The value of one key, as Print spells it; "<redacted>" for secrets. REQUIRES: the schema has the key.
+  std::string PrintValue(absl::string_view path, Spelling spelling) const;
+
   // SHA-256 of all values, in lower-case hex; equal for equal configurations whatever the layers were.
   std::string Sha256() const;
 

@@ -1,0 +1,203 @@
+#include "server/config/live_config.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/util/message_differencer.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/logging.h"
+#include "quire/config/v1/config.pb.h"
+#include "server/config/scalar_value.h"
+
+namespace quire::server {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::util::MessageDifferencer;
+
+// Hot keys that may go down, and up to their value at start: memory was planned for that.
+struct StartBound {
+  absl::string_view path;
+  std::int64_t (*value)(const DaemonOptions& o);
+};
+constexpr StartBound kStartBounds[] = {
+    {"limits.max_logprobs",
+     [](const DaemonOptions& o) { return std::int64_t{o.engine.limits.max_logprobs}; }},
+    {"scheduler.max_running_sequences",
+     [](const DaemonOptions& o) { return std::int64_t{o.engine.max_running_sequences}; }},
+    {"scheduler.max_step_tokens",
+     [](const DaemonOptions& o) { return std::int64_t{o.engine.max_step_tokens}; }},
+};
+
+// The field itself if it is there, for a comparison of this field only.
+std::vector<const FieldDescriptor*> Present(const Message& section, const FieldDescriptor* field) {
+  const auto* reflection = section.GetReflection();
+  const bool has = field->is_repeated() ? reflection->FieldSize(section, field) > 0
+                                        : reflection->HasField(section, field);
+  return has ? std::vector<const FieldDescriptor*>{field} : std::vector<const FieldDescriptor*>{};
+}
+
+// Compares values, not what is printed of them: secrets are printed alike.
+void Compare(const Message& old, const Message& next, const std::string& prefix,
+             std::vector<std::pair<std::string, const FieldDescriptor*>>* different) {
+  for (int i = 0; i < old.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = old.GetDescriptor()->field(i);
+    const std::string path = prefix + field->name();
+    if (IsSection(field)) {
+      Compare(old.GetReflection()->GetMessage(old, field),
+              next.GetReflection()->GetMessage(next, field), path + ".", different);
+      continue;
+    }
+    MessageDifferencer differencer;
+    if (!differencer.CompareWithFields(old, next, Present(old, field), Present(next, field))) {
+      different->emplace_back(path, field);
+    }
+  }
+}
+
+std::string LocationOf(const LayeredConfig& config, const std::string& path) {
+  const auto origin = config.origins().find(path);
+  return origin == config.origins().end() ? "default" : origin->second.ToString();
+}
+
+// Why this change cannot take effect, or nothing.
+std::string Refusal(const ConfigChange& change, const DaemonOptions& start,
+                    const DaemonOptions& next) {
+  if (!change.hot) {
+    return absl::StrCat(change.location, ": ", change.path, " (", change.new_value, "; ",
+                        change.old_value, " in effect) changes by a restart only");
+  }
+  for (const StartBound& bound : kStartBounds) {
+    if (bound.path != change.path || bound.value(next) <= bound.value(start)) continue;
+    return absl::StrCat(change.location, ": ", change.path, " (", bound.value(next),
+                        ") is larger than its value at start (", bound.value(start),
+                        "), for which memory was planned; a larger one needs a restart");
+  }
+  return "";
+}
+
+std::string Paths(const std::vector<ConfigChange>& changes) {
+  return absl::StrJoin(changes, ",", [](std::string* out, const ConfigChange& change) {
+    absl::StrAppend(out, change.path);
+  });
+}
+
+}  // namespace
+
+std::vector<ConfigChange> CompareConfigs(const LayeredConfig& old, const LayeredConfig& next) {
+  std::vector<std::pair<std::string, const FieldDescriptor*>> different;
+  Compare(old.config(), next.config(), "", &different);
+  std::vector<ConfigChange> changes;
+  for (const auto& [path, field] : different) {
+    changes.push_back({.path = path,
+                       .old_value = old.PrintValue(path, Spelling::kYaml),
+                       .new_value = next.PrintValue(path, Spelling::kYaml),
+                       .location = LocationOf(next, path),
+                       .hot = RuleOf(field).hot()});
+  }
+  return changes;
+}
+
+LiveConfig::LiveConfig(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
+                       probe::Registry* metrics)
+    : sources_(std::move(sources)),
+      start_options_(ToOptions(*config)),
+      metrics_(metrics),
+      version_(Version{.config = std::shared_ptr<const LayeredConfig>(std::move(config)),
+                       .options = std::make_shared<const DaemonOptions>(start_options_)}) {
+  if (metrics_ == nullptr) return;
+  for (const char* result : {"applied", "unchanged", "rejected"}) CountReload(result, 0);
+  ShowLoadTime();
+}
+
+std::shared_ptr<const LayeredConfig> LiveConfig::config() const { return version_.Get()->config; }
+
+std::shared_ptr<const DaemonOptions> LiveConfig::options() const { return version_.Get()->options; }
+
+absl::Status LiveConfig::Subscribe(std::string name, Prepare prepare) {
+  MutexLock lock(&mutex_);
+  absl::StatusOr<Apply> apply = prepare(*options());
+  if (!apply.ok()) return apply.status();
+  (*apply)();
+  parts_.push_back({.name = std::move(name), .prepare = std::move(prepare)});
+  return absl::OkStatus();
+}
+
+ReloadResult LiveConfig::Reload(bool dry_run) {
+  MutexLock lock(&mutex_);
+  ReloadResult result = ReloadLocked(dry_run);
+  result.config_sha256 = config()->Sha256();
+  if (!dry_run) Report(result);
+  return result;
+}
+
+ReloadResult LiveConfig::ReloadLocked(bool dry_run) {
+  ReloadResult result;
+  std::shared_ptr<const LayeredConfig> next = LayeredConfig::Load(sources_, &result.errors);
+  if (next == nullptr) return result;
+  auto options = std::make_shared<const DaemonOptions>(ToOptions(*next));
+  for (ConfigChange& change : CompareConfigs(*config(), *next)) {
+    std::string refusal = Refusal(change, start_options_, *options);
+    (refusal.empty() ? result.changed : result.rejected).push_back(std::move(change));
+    if (!refusal.empty()) result.errors.push_back(std::move(refusal));
+  }
+  if (!result.ok()) return result;
+  std::vector<Apply> applies;
+  for (const Part& part : parts_) {
+    absl::StatusOr<Apply> apply = part.prepare(*options);
+    if (apply.ok()) {
+      applies.push_back(*std::move(apply));
+    } else {
+      result.errors.push_back(absl::StrCat(part.name, ": ", apply.status().message()));
+    }
+  }
+  if (dry_run || !result.ok()) return result;
+  version_.Set(Version{.config = std::move(next), .options = std::move(options)});
+  for (const Apply& apply : applies) apply();
+  return result;
+}
+
+void LiveConfig::ShowLoadTime() {
+  metrics_
+      ->AddGauge("quire_config_last_reload_success_timestamp_seconds",
+                 "Unix time when the configuration in effect was loaded.")
+      .Set(absl::ToDoubleSeconds(config()->load_time() - absl::UnixEpoch()));
+}
+
+void LiveConfig::CountReload(absl::string_view result, double by) {
+  metrics_
+      ->AddCounter("quire_config_reloads_total", "Reloads of the configuration by their outcome.",
+                   {{"result", std::string(result)}})
+      .Increment(by);
+}
+
+// After the change, so that lines about it have the new level and place.
+void LiveConfig::Report(const ReloadResult& result) {
+  const char* const outcome =
+      !result.ok() ? "rejected" : result.changed.empty() ? "unchanged" : "applied";
+  if (metrics_ != nullptr) {
+    CountReload(outcome, 1);
+    if (result.ok()) ShowLoadTime();
+  }
+  for (const ConfigChange& change : result.ok() ? result.changed : std::vector<ConfigChange>()) {
+    log::Info("config", "changed",
+              {{"key", change.path}, {"from", change.old_value}, {"to", change.new_value},
+               {"location", change.location}});
+  }
+  for (const std::string& error : result.errors) {
+    log::Error("config", "reload refused", {{"error", error}});
+  }
+  log::Info("config", "reload",
+            {{"result", outcome},
+             {"changed", Paths(result.changed)},
+             {"rejected", Paths(result.rejected)},
+             {"errors", static_cast<std::int64_t>(result.errors.size())},
+             {"config_sha256", result.config_sha256}});
+}
+
+}  // namespace quire::server
