@@ -27,12 +27,13 @@ struct Device {
 };
 
 // Opens GPU `ordinal` for this process and makes it current for the calling thread. Never another
-// device, never the CPU. Returns UNIMPLEMENTED in a build without CUDA; FAILED_PRECONDITION, with the
-// numbers, without a driver, with a driver older than this build's CUDA, without such a device, or below
-// compute capability 8.0; what CudaStatus says otherwise.
+// device, never the CPU. Returns UNIMPLEMENTED in a build without CUDA; FAILED_PRECONDITION, with
+// the numbers, without a driver, with a driver older than this build's CUDA, without such a device,
+// or below compute capability 8.0; what CudaStatus says otherwise.
 absl::StatusOr<Device> OpenCudaDevice(std::int32_t ordinal);
 
-// Makes the device current for the calling thread: every thread that allocates or enqueues calls it once.
+// Makes the device current for the calling thread: every thread that allocates or enqueues calls it
+// once.
 absl::Status UseDevice(const Device& device);
 
 // Bytes that can still be allocated. REQUIRES: a CUDA device.

@@ -19,7 +19,8 @@ enum class MemoryKind : std::uint8_t { kHost, kPinned, kDevice };
 //             touched. Memory of the other kinds is aligned to 256 bytes.
 // Threads:    none of its own; the bytes are the owner's business. Device memory belongs to the GPU
 //             that is current for the thread that allocates it (UseDevice).
-// Lifetime:   moving keeps data() valid. Destroying memory that a GPU has work on waits for that work.
+// Lifetime:   moving keeps data() valid. Destroying memory that a GPU has work on waits for that
+//             work.
 class DeviceBuffer {
  public:
   static constexpr std::int64_t kAlignment = 4096;

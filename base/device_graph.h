@@ -13,11 +13,13 @@ struct CUgraphExec_st;
 
 namespace quire {
 
-// Threads: one at a time. Lifetime: move-only; the memory that its kernels read and write outlives it.
+// Threads: one at a time. Lifetime: move-only; the memory that its kernels read and write outlives
+//          it.
 class DeviceGraph {
  public:
-  // Calls `enqueue`, which puts work on `stream` only, and keeps that work without running it. Returns the error
-  // of `enqueue` or what CudaStatus says; the stream is usable afterwards in any case. REQUIRES: a CUDA stream.
+  // Calls `enqueue`, which puts work on `stream` only, and keeps that work without running it.
+  // Returns the error of `enqueue` or what CudaStatus says; the stream is usable afterwards in any
+  // case. REQUIRES: a CUDA stream.
   static absl::StatusOr<DeviceGraph> Capture(const Stream& stream,
                                              absl::FunctionRef<absl::Status()> enqueue);
 

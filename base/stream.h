@@ -1,7 +1,7 @@
 #pragma once
 
-// An order of work on one device, and marks in it. On the CPU every op is done when it returns, so there is nothing
-// to wait for; the types exist so that callers are written for both.
+// An order of work on one device, and marks in it. On the CPU every op is done when it returns, so
+// there is nothing to wait for; the types exist so that callers are written for both.
 
 #include <cstdint>
 

@@ -85,8 +85,8 @@ struct PagedRowIndices {
     QUIRE_DCHECK(offset < BN / kCtaGroup);
     return get_row(offset + (IsLeader ? 0 : BN / 2));
   }
-  // Table of the SubBN rows from `offset` on. A part of one entry may start anywhere, and its entry is
-  // good up to the end of that page; a part of several entries starts at a page.
+  // Table of the SubBN rows from `offset` on. A part of one entry may start anywhere, and its entry
+  // is good up to the end of that page; a part of several entries starts at a page.
   template <std::uint32_t SubBN>
   requires(SubBN <= BN && ValidTile(SubBN, P, false))
       QUIRE_HOST_DEVICE constexpr PagedRowIndices<SubBN, P> sub_rows(std::uint32_t offset) const {

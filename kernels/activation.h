@@ -21,9 +21,9 @@ struct SiluProductParams {
   std::uint32_t columns;
 };
 
-// y = gate / (1 + exp(-gate)) * up, element by element in f32, with the one exp of all kernels. On a
-// GPU all three are f32 or all are bf16. Returns INVALID_ARGUMENT for a stride below columns or other
-// element types.
+// y = gate / (1 + exp(-gate)) * up, element by element in f32, with the one exp of all kernels. On
+// a GPU all three are f32 or all are bf16. Returns INVALID_ARGUMENT for a stride below columns or
+// other element types.
 absl::Status SiluProduct(const Backend& backend, const SiluProductParams& params);
 
 namespace internal {

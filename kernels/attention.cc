@@ -11,8 +11,8 @@ namespace quire::kernels {
 namespace internal {
 namespace {
 
-// Packed rows of an item, over its KV heads: enough that turning and widening a tile is a small part
-// of the work on it, few enough that the states stay in L2. Any choice gives the same bits.
+// Packed rows of an item, over its KV heads: enough that turning and widening a tile is a small
+// part of the work on it, few enough that the states stay in L2. Any choice gives the same bits.
 constexpr std::uint32_t kMostPackedRows = 128;
 constexpr std::uint32_t kLeastPackedRows = 16;
 // Items that a thread should find, so that the last one ends with the others.
@@ -22,8 +22,8 @@ std::uint32_t SpansOf(std::uint32_t keys) {
   return (keys + kAttentionSpan - 1) / kAttentionSpan;
 }
 
-// The work list of one call: blocks of rows of one sequence on one KV head, or on several where rows
-// are few: in a page the heads of a token lie side by side. A block that is long beside what a
+// The work list of one call: blocks of rows of one sequence on one KV head, or on several where
+// rows are few: in a page the heads of a token lie side by side. A block that is long beside what a
 // thread should do is cut along its spans.
 class Plan {
  public:

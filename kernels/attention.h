@@ -30,8 +30,8 @@ struct AttentionParams {
   float scale;              // on q . k, usually head_size^-0.5
   // CUDA: the plan that PlanAttention made of this step's rows. Null on the CPU.
   const AttentionPlan* plan = nullptr;
-  // CUDA: the tensor maps of the pool (kernels/cuda/kv_tensor_maps.h) and which of its layers the views are. Null: the
-  // kernels that need none run.
+  // CUDA: the tensor maps of the pool (kernels/cuda/kv_tensor_maps.h) and which of its layers the
+  // views are. Null: the kernels that need none run.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
 };
@@ -42,19 +42,20 @@ struct AttentionParams {
 // f32 throughout, in a tree that depends on p alone, so chunks, batch, page ids and threads cannot
 // change a bit. A score is one chain of FMAs over the columns ascending, of q times scale / ln 2. A
 // tile of 64 tokens at a multiple of 64 is one online-softmax step in powers of two: token j adds
-// its weight to part j mod 16 of the sum, ascending, and its value to each column, ascending. A span
-// of 512 tokens has a state of its own; spans are folded left to right, and the parts of the sum
-// become one at the end. Keys beyond p are never read. int8 and fp8_e4m3 pages have one scale per
-// token and head, which multiplies the score, and the weight before it meets the value. Returns
+// its weight to part j mod 16 of the sum, ascending, and its value to each column, ascending. A
+// span of 512 tokens has a state of its own; spans are folded left to right, and the parts of the
+// sum become one at the end. Keys beyond p are never read. int8 and fp8_e4m3 pages have one scale
+// per token and head, which multiplies the score, and the weight before it meets the value. Returns
 // INVALID_ARGUMENT as CheckKvStep, for head counts that do not divide, or a stride below the heads.
 //
-// CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one type. bf16 over bf16, f16,
-// or one-byte pages with one scale per token and head, for heads of 16 to 128 columns in steps of 16, runs on tensor
-// cores: products of 16-bit values, f32 sums, in the trees of attention_work.h, which differ between prompt rows and
-// generated rows; q and out rows are aligned to 8 bytes. With tensor maps, compute capability 9.0 and rows aligned to 16
-// bytes, rows over bf16 or f16 pages run in kernels of their own: prompt rows in another tree, generated rows with the same
-// bits. Everything else runs in the scalar kernel, heads up to 576
-// columns, which needs no plan.
+// CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one
+// type. bf16 over bf16, f16, or one-byte pages with one scale per token and head, for heads of 16
+// to 128 columns in steps of 16, runs on tensor cores: products of 16-bit values, f32 sums, in the
+// trees of attention_work.h, which differ between prompt rows and generated rows; q and out rows
+// are aligned to 8 bytes. With tensor maps, compute capability 9.0 and rows aligned to 16 bytes,
+// rows over bf16 or f16 pages run in kernels of their own: prompt rows in another tree, generated
+// rows with the same bits. Everything else runs in the scalar kernel, heads up to 576 columns,
+// which needs no plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {
@@ -74,7 +75,8 @@ struct AttentionItem {
   std::uint32_t span_begin;
   std::uint32_t span_end;
   // Where the states of these spans go when they are folded later, one span partial_stride floats
-  // after the other, [KV head][row][head in group][StateFloats] each; null: fold here and write the output.
+  // after the other, [KV head][row][head in group][StateFloats] each; null: fold here and write the
+  // output.
   float* partial;
   std::size_t partial_stride;
 };

@@ -5,17 +5,19 @@
 //   S^T [16 tokens, 8 rows] = K Q^T      K through ldmatrix is A, Q^T stays in registers as B
 //   O^T [16 columns, 8 rows] += V^T P^T  V through ldmatrix.trans is A, P^T through movmatrix is B
 //
-// so that the padded dimension of the MMA is 8, not 16, and heads that share K and V share its loads. Four warps take 16
-// tokens each of a tile and keep their own states over a span of eight tiles; these fold in warp order at its end.
-// Traffic: K and V once; cp.async keeps kStages - 1 tiles in flight.
+// so that the padded dimension of the MMA is 8, not 16, and heads that share K and V share its
+// loads. Four warps take 16 tokens each of a tile and keep their own states over a span of eight
+// tiles; these fold in warp order at its end. Traffic: K and V once; cp.async keeps kStages - 1
+// tiles in flight.
 //
-// One-byte pages: elements are converted to f16 and multiplied unscaled. K's scale multiplies a token's scores. V's
-// scale joins P after the sum was taken, divided by s, the largest of the tile's scales as a power of two, so
-// that P stays within f16; s rides in the rescale of O. Both permutations that ldmatrix leaves of bytes are undone
-// where they are free: in the order that Q's columns are loaded, and in the order that O's columns are stored.
+// One-byte pages: elements are converted to f16 and multiplied unscaled. K's scale multiplies a
+// token's scores. V's scale joins P after the sum was taken, divided by s, the largest of the
+// tile's scales as a power of two, so that P stays within f16; s rides in the rescale of O. Both
+// permutations that ldmatrix leaves of bytes are undone where they are free: in the order that Q's
+// columns are loaded, and in the order that O's columns are stored.
 //
-// Ideas: swapped operands as in XQA (TensorRT-LLM), the scale folding and split KV of FlashInfer and
-// FlashAttention.
+// Ideas: swapped operands as in XQA (TensorRT-LLM), the scale folding and split KV of FlashInfer
+// and FlashAttention.
 
 #include "kernels/attention_launch.h"
 #include "kernels/attention_mask.h"
@@ -65,8 +67,8 @@ __device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
   }
 }
 
-// What one thread keeps of its warp's 16 tokens a tile: rows 2 (lane % 4) .. + 1 of the item, and of each 16 columns
-// those of its MMA fragment.
+// What one thread keeps of its warp's 16 tokens a tile: rows 2 (lane % 4) .. + 1 of the item, and
+// of each 16 columns those of its MMA fragment.
 template <typename T, std::uint32_t kColumns>
 struct DecodeWarp {
   using Shape = DecodeShape<T, kColumns>;
@@ -214,8 +216,8 @@ struct DecodeWarp {
     AddValues(stage + Tile::kBytes, p);
   }
 
-  // P takes V's scales. Only tokens that a row sees take part in its unit, or a row's bits would depend on those
-  // after it.
+  // P takes V's scales. Only tokens that a row sees take part in its unit, or a row's bits would
+  // depend on those after it.
   __device__ __forceinline__ void FoldValueScales(const float* scales, std::uint32_t first,
                                                   std::uint32_t row, float (&p)[4],
                                                   float (&factor)[2]) {
@@ -242,7 +244,8 @@ struct DecodeWarp {
     return x;
   }
 
-  // The warp's state of the span: values [columns][rows], maxima and sums of the warps after all values.
+  // The warp's state of the span: values [columns][rows], maxima and sums of the warps after all
+  // values.
   __device__ __forceinline__ void StoreState(float* scratch) {
     const std::uint32_t fragment_row = cuda::Lane() / 4;
     const std::uint32_t row = 2 * (cuda::Lane() % 4);
@@ -423,7 +426,8 @@ absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& 
 
 // Each unit instantiates this for its element, so that no unit compiles for long.
 template <typename T>
-absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args, std::uint32_t blocks) {
+absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
+                          std::uint32_t blocks) {
   if (args.keys.head_size() <= 64) return LaunchDecodeColumns<T, 64>(context, args, blocks);
   if constexpr (sizeof(T) == 2) {
     if (args.keys.head_size() <= 96) return LaunchDecodeColumns<T, 96>(context, args, blocks);

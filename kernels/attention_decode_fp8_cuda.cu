@@ -4,7 +4,8 @@
 
 namespace quire::kernels::attention {
 
-template absl::Status LaunchDecode<F8E4M3>(const CudaContext& context, const TileArgs<F8E4M3>& args,
-                                   std::uint32_t blocks);
+template absl::Status LaunchDecode<F8E4M3>(const CudaContext& context,
+                                           const TileArgs<F8E4M3>& args,
+                                           std::uint32_t blocks);
 
 }  // namespace quire::kernels::attention

@@ -4,7 +4,8 @@
 
 namespace quire::kernels::attention {
 
-template absl::Status LaunchDecode<std::int8_t>(const CudaContext& context, const TileArgs<std::int8_t>& args,
-                                   std::uint32_t blocks);
+template absl::Status LaunchDecode<std::int8_t>(const CudaContext& context,
+                                                const TileArgs<std::int8_t>& args,
+                                                std::uint32_t blocks);
 
 }  // namespace quire::kernels::attention

@@ -1,7 +1,7 @@
 #pragma once
 
-// One launcher per kernel, each defined in the unit that instantiates it: a kernel's host stub is internal to its
-// unit. The suffix of a unit names the pages' element.
+// One launcher per kernel, each defined in the unit that instantiates it: a kernel's host stub is
+// internal to its unit. The suffix of a unit names the pages' element.
 
 #include "absl/status/status.h"
 #include "kernels/attention.h"
@@ -18,7 +18,8 @@ template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks);
 
-// One warp for a row and head: any head size up to kMaxScalarHead, any pages, f32 or bf16 activations.
+// One warp for a row and head: any head size up to kMaxScalarHead, any pages, f32 or bf16
+// activations.
 inline constexpr std::uint32_t kMaxScalarHead = 576;
 absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// Which keys a query sees, one definition for host and device. Positions are absolute, so a mask does not
-// depend on how a prompt was cut into steps. The order of what is done to a score is fixed: scale, softcap, mask; a
-// sink joins the denominator at the end.
+// Which keys a query sees, one definition for host and device. Positions are absolute, so a mask
+// does not depend on how a prompt was cut into steps. The order of what is done to a score is
+// fixed: scale, softcap, mask; a sink joins the denominator at the end.
 
 #include <cstdint>
 

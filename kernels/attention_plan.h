@@ -1,11 +1,11 @@
 #pragma once
 
-// The division of a step's attention into work items. The CPU makes its own inside PagedAttention; on a GPU the list
-// is made on the device, once per step, and all layers read it.
+// The division of a step's attention into work items. The CPU makes its own inside PagedAttention;
+// on a GPU the list is made on the device, once per step, and all layers read it.
 //
-// A sequence's rows are of two classes: prompt rows, which come first, and generated rows. A row keeps
-// its class when it is computed again, because the two run through different kernels with different trees
-// (docs/kernels.md, numerics).
+// A sequence's rows are of two classes: prompt rows, which come first, and generated rows. A row
+// keeps its class when it is computed again, because the two run through different kernels with
+// different trees (docs/kernels.md, numerics).
 
 #include <cstdint>
 #include <memory>
@@ -28,15 +28,15 @@ struct AttentionPlanLimits {
   std::uint32_t head_size = 0;
 };
 
-// Lengths of a step. All pointers are device memory at addresses that stay for the life of the plan, so that the
-// planner can be part of a captured graph.
+// Lengths of a step. All pointers are device memory at addresses that stay for the life of the
+// plan, so that the planner can be part of a captured graph.
 struct AttentionPlanParams {
   const std::uint32_t* row_offsets;    // [batch_size + 1]
   const std::uint32_t* cache_lengths;  // [batch_size] tokens cached before the step
   const std::uint32_t* prompt_rows;    // [batch_size] rows of the step that are prompt rows
   std::uint32_t batch_size;
-  // Whether any sequence of the step has prompt (generated) rows, known on the host: kernels of an empty class are
-  // not launched.
+  // Whether any sequence of the step has prompt (generated) rows, known on the host: kernels of an
+  // empty class are not launched.
   bool has_prompt_rows;
   bool has_generated_rows;
 };
@@ -45,15 +45,16 @@ struct AttentionPlanParams {
 //
 // Place:      made by the CUDA runner, one per layer group; filled by PlanAttention; read by
 //             PagedAttention.
-// Invariants: docs/kernels.md, "Planner": every (row, KV tile) is covered once; how a row is cut depends on that
-//             row alone.
+// Invariants: docs/kernels.md, "Planner": every (row, KV tile) is covered once; how a row is cut
+//             depends on that row alone.
 // Threads:    the thread that enqueues.
 // Lifetime:   outlives every step that was enqueued with it.
 class AttentionPlan {
  public:
   // Bytes of device memory that Create takes.
   static std::int64_t BytesFor(const AttentionPlanLimits& limits, std::uint32_t num_sms);
-  // Returns INVALID_ARGUMENT for limits of 0 or heads that do not divide, RESOURCE_EXHAUSTED. REQUIRES: a CUDA backend.
+  // Returns INVALID_ARGUMENT for limits of 0 or heads that do not divide, RESOURCE_EXHAUSTED.
+  // REQUIRES: a CUDA backend.
   static absl::StatusOr<std::unique_ptr<AttentionPlan>> Create(const Backend& backend,
                                                                const AttentionPlanLimits& limits);
 
@@ -74,8 +75,8 @@ class AttentionPlan {
   DeviceBuffer memory_;
 };
 
-// Enqueues the planner: before the first layer's PagedAttention of the step. Returns INVALID_ARGUMENT for a batch
-// beyond the plan's limits.
+// Enqueues the planner: before the first layer's PagedAttention of the step. Returns
+// INVALID_ARGUMENT for a batch beyond the plan's limits.
 absl::Status PlanAttention(const Backend& backend, const AttentionPlanParams& params,
                            AttentionPlan* plan);
 

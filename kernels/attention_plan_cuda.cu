@@ -1,6 +1,7 @@
-// The work lists of a step, made by one block: sequences are sorted by length in shared memory (bitonic), the items
-// of each are counted and scanned, and each item then finds its sequence by bisection. Bound by barriers, not
-// by memory: a sort of 512 sequences is 45 of them. Order and fields are those of PlanWorkHost, item by item.
+// The work lists of a step, made by one block: sequences are sorted by length in shared memory
+// (bitonic), the items of each are counted and scanned, and each item then finds its sequence by
+// bisection. Bound by barriers, not by memory: a sort of 512 sequences is 45 of them. Order and
+// fields are those of PlanWorkHost, item by item.
 
 #include <cstdint>
 

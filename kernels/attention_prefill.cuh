@@ -1,15 +1,18 @@
 #pragma once
 
-// Prefill: 128 packed rows of one KV head against all keys that they see. See docs/kernels.md, "Prefill".
+// Prefill: 128 packed rows of one KV head against all keys that they see. See docs/kernels.md,
+// "Prefill".
 //
-// Eight warps own 16 rows each; queries and output stay in registers (at 128 columns 32 and 64 of them), S is the
-// accumulator layout of m16n8k16, which converted to 16 bits is the A operand of P V. Tiles of 64 tokens at absolute
-// multiples of 64 go from the first key to the last: key 0 is visible to every row, so no row ever meets a
-// maximum of -inf, and a tile that a row does not see changes none of its bits. So a row's bits do not
-// depend on the chunk or the block that it is computed in.
+// Eight warps own 16 rows each; queries and output stay in registers (at 128 columns 32 and 64 of
+// them), S is the accumulator layout of m16n8k16, which converted to 16 bits is the A operand of P
+// V. Tiles of 64 tokens at absolute multiples of 64 go from the first key to the last: key 0 is
+// visible to every row, so no row ever meets a maximum of -inf, and a tile that a row does not see
+// changes none of its bits. So a row's bits do not depend on the chunk or the block that it is
+// computed in.
 //
-// 16-bit pages arrive by cp.async, kStages - 1 tiles ahead. One-byte pages go through registers: each element times its
-// scale, rounded to bf16, into the same tile; loading and arithmetic do not overlap there.
+// 16-bit pages arrive by cp.async, kStages - 1 tiles ahead. One-byte pages go through registers:
+// each element times its scale, rounded to bf16, into the same tile; loading and arithmetic do not
+// overlap there.
 //
 // Ideas: FlashAttention-2's loop; rows that pack the heads of a group as in FlashInfer.
 
@@ -324,7 +327,8 @@ absl::Status LaunchPrefillColumns(const CudaContext& context, const TileArgs<T>&
 
 // Each unit instantiates this for its element, so that no unit compiles for long.
 template <typename T>
-absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args, std::uint32_t blocks) {
+absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
+                           std::uint32_t blocks) {
   if (args.keys.head_size() <= 64) return LaunchPrefillColumns<T, 64>(context, args, blocks);
   if constexpr (sizeof(T) == 2) {
     if (args.keys.head_size() <= 96) return LaunchPrefillColumns<T, 96>(context, args, blocks);

@@ -1,8 +1,9 @@
-// Attention without tensor cores: one warp for a row and query head. The path of f32 activations and f32 pages and of
-// head sizes that the other kernels lack, and the plain implementation that they are compared with on a device. Lanes
-// are 32 tokens for the scores and columns for the values; a step of online softmax takes 32 tokens at
-// multiples of 32, so a row's bits depend on its position alone. Every element goes through the view's load.
-// Speed is no aim: K rows are read by one lane each.
+// Attention without tensor cores: one warp for a row and query head. The path of f32 activations
+// and f32 pages and of head sizes that the other kernels lack, and the plain implementation that
+// they are compared with on a device. Lanes are 32 tokens for the scores and columns for the
+// values; a step of online softmax takes 32 tokens at multiples of 32, so a row's bits depend on
+// its position alone. Every element goes through the view's load. Speed is no aim: K rows are read
+// by one lane each.
 
 #include "kernels/attention_launch.h"
 #include "kernels/attention_mask.h"

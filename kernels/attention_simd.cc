@@ -376,8 +376,9 @@ void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t begin, st
     fetch.Start(t + kTile, end);
     for (std::uint32_t head = 0; head < pages.num_heads; ++head) {
       LoadTile<T, kWide>(rows, pages, head, t, end, scratch, fetch, &tile);
-      AttendTile<E, kQuantizedKv<T>>(rows, tile, scratch.queries + head * rows.query_floats(), fetch,
-                                     scratch.weights, states + head * rows.states_floats());
+      AttendTile<E, kQuantizedKv<T>>(rows, tile, scratch.queries + head * rows.query_floats(),
+                                     fetch, scratch.weights,
+                                     states + head * rows.states_floats());
     }
   }
 }

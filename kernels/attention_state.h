@@ -1,14 +1,15 @@
 #pragma once
 
-// States of online softmax and how two of them become one. The same function folds states inside a CTA and
-// in the merge kernel, so that where a row was cut leaves no trace in its bits: a fold along the fixed tree of
-// docs/kernels.md (tiles, spans, groups) is a chain of these steps.
+// States of online softmax and how two of them become one. The same function folds states inside a
+// CTA and in the merge kernel, so that where a row was cut leaves no trace in its bits: a fold
+// along the fixed tree of docs/kernels.md (tiles, spans, groups) is a chain of these steps.
 //
-// A state of some keys: max of their scores, sum of 2^(score - max), and per column the values weighted by the same
-// powers, not yet divided by the sum. Scores are in units of log2, so a power is one ex2. No keys: max -inf, sum 0,
-// values 0; folding with such a state is exact.
+// A state of some keys: max of their scores, sum of 2^(score - max), and per column the values
+// weighted by the same powers, not yet divided by the sum. Scores are in units of log2, so a power
+// is one ex2. No keys: max -inf, sum 0, values 0; folding with such a state is exact.
 //
-// Idea: the merge of partial softmax states of Milakov and Gimelshein (2018), as used by FlashAttention's split KV.
+// Idea: the merge of partial softmax states of Milakov and Gimelshein (2018), as used by
+// FlashAttention's split KV.
 
 #include <limits>
 
@@ -20,7 +21,8 @@
 
 namespace quire::kernels {
 
-// Math names a type Real and the functions Exp2, Mul, Fma (a b + c) and Max on it, whose rounding is fixed.
+// Math names a type Real and the functions Exp2, Mul, Fma (a b + c) and Max on it, whose rounding
+// is fixed.
 template <typename Math>
 struct AttentionState {
   using Real = typename Math::Real;
@@ -35,7 +37,8 @@ struct AttentionFold {
   typename Math::Real right;
 };
 
-// The subtrahend of scores below the maximum `max`: 0 when there is no key, so that -inf minus it is not NaN.
+// The subtrahend of scores below the maximum `max`: 0 when there is no key, so that -inf minus it
+// is not NaN.
 template <typename Math>
 QUIRE_STATE_INLINE typename Math::Real ScoreBase(typename Math::Real max) {
   return max == -std::numeric_limits<typename Math::Real>::infinity() ? typename Math::Real{0}

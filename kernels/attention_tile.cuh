@@ -1,11 +1,12 @@
 #pragma once
 
-// What the attention kernels for sm_80 share: KV tiles of 64 tokens in shared memory, queries in registers, and the
-// fold of states along the tree of attention_work.h.
+// What the attention kernels for sm_80 share: KV tiles of 64 tokens in shared memory, queries in
+// registers, and the fold of states along the tree of attention_work.h.
 //
-// A tile's row is a token's columns of one head, in 16-byte pieces. Pieces are permuted inside 128 bytes (piece
-// XOR row mod 8, the order that TMA and wgmma call 128-byte swizzle), so that eight rows at one piece lie in different
-// banks and ldmatrix runs without conflicts; rows above 128 bytes are two such slabs, one after the other.
+// A tile's row is a token's columns of one head, in 16-byte pieces. Pieces are permuted inside 128
+// bytes (piece XOR row mod 8, the order that TMA and wgmma call 128-byte swizzle), so that eight
+// rows at one piece lie in different banks and ldmatrix runs without conflicts; rows above 128
+// bytes are two such slabs, one after the other.
 
 #include <cstdint>
 
@@ -68,8 +69,8 @@ struct TileShape {
   }
 };
 
-// Starts the copies of one tile of K and V. Tokens from `keys_end` on and columns beyond the head become zeros: a page
-// may hold another sequence's old bytes there, and 0 x NaN is NaN.
+// Starts the copies of one tile of K and V. Tokens from `keys_end` on and columns beyond the head
+// become zeros: a page may hold another sequence's old bytes there, and 0 x NaN is NaN.
 template <typename T, std::uint32_t kColumns, std::uint32_t kThreads>
 __device__ __forceinline__ void CopyTile(const TileArgs<T>& args, const AttentionWork& item,
                                          std::uint32_t tile, std::uint32_t keys_end,
@@ -159,8 +160,8 @@ __device__ __forceinline__ std::uint32_t QueryPair(std::uint32_t pair) {
   }
 }
 
-// The states of kDecodeRows rows, spread over a block of 128 threads: thread t has row t % 8 and columns t / 8 + 16 j.
-// Spans are added in order; groups of four become part of the row.
+// The states of kDecodeRows rows, spread over a block of 128 threads: thread t has row t % 8 and
+// columns t / 8 + 16 j. Spans are added in order; groups of four become part of the row.
 template <std::uint32_t kColumns>
 struct RowFold {
   static constexpr std::uint32_t kThreads = 128;

@@ -1,11 +1,11 @@
 #pragma once
 
-// The work lists of attention on a GPU: what the planner writes and the kernels read, and the fixed tree along which
-// rows may be cut (docs/kernels.md, "Planner").
+// The work lists of attention on a GPU: what the planner writes and the kernels read, and the fixed
+// tree along which rows may be cut (docs/kernels.md, "Planner").
 //
-// A sequence's rows are numbered per KV head as packed rows: packed row p of a class is row p / group of that class
-// and query head kv_head * group + p % group, with group query heads to a KV head. So a block of packed rows
-// shares its KV head whatever the group is.
+// A sequence's rows are numbered per KV head as packed rows: packed row p of a class is row p /
+// group of that class and query head kv_head * group + p % group, with group query heads to a KV
+// head. So a block of packed rows shares its KV head whatever the group is.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,8 @@ inline constexpr std::uint32_t kDecodeRows = 8;  // packed rows of a decode item
 inline constexpr std::uint32_t kPrefillRows = 128;   // packed rows of a prefill item
 inline constexpr std::uint32_t kMaxPlanRows = 4096;  // sequences of a step
 
-// Most partial results, and with it most items of a step whose rows are cut: beyond, there is enough work without.
+// Most partial results, and with it most items of a step whose rows are cut: beyond, there is
+// enough work without.
 constexpr std::uint32_t MaxPartials(std::uint32_t num_sms) {
   return 32 * num_sms;
 }
@@ -39,16 +40,17 @@ struct AttentionWork {
   std::uint32_t base_row;   // row of the step that holds packed rows 0 .. group - 1 of the class
   std::uint32_t first_row;  // packed
   std::uint32_t num_rows;   // packed
-  std::uint32_t
-      first_span;  // decode: keys [first_span * 512, (first_span + num_spans) * 512), those that exist
+  // Decode: keys [first_span * 512, (first_span + num_spans) * 512), those that exist.
+  std::uint32_t first_span;
   std::uint32_t num_spans;
-  std::uint32_t
-      partial;  // decode: where the state goes; kNoPartial: the item sees all keys and writes the output
+  // Decode: where the state goes; kNoPartial: the item sees all keys and writes the output.
+  std::uint32_t partial;
   friend bool operator==(const AttentionWork&, const AttentionWork&) = default;
 };
 
-// The partial results of the decode items that share packed rows, `num_partials` from `first_partial` on, in the order
-// of their keys, each of `spans_per_partial` spans (1, or 4: a group).
+// The partial results of the decode items that share packed rows, `num_partials` from
+// `first_partial` on, in the order of their keys, each of `spans_per_partial` spans (1, or 4: a
+// group).
 struct AttentionMerge {
   std::uint32_t sequence;
   std::uint32_t kv_head;
@@ -73,8 +75,8 @@ struct AttentionWorkCounts {
 // How much of a row one decode item takes.
 enum class AttentionCut : std::uint32_t { kSpan, kGroup, kWholeRow };
 
-// Few items to share out: single spans. So many groups that their partials would not fit: whole rows. `groups` is the
-// number of items that groups would make.
+// Few items to share out: single spans. So many groups that their partials would not fit: whole
+// rows. `groups` is the number of items that groups would make.
 QUIRE_HOST_DEVICE constexpr AttentionCut ChooseCut(std::uint32_t groups, std::uint32_t num_sms) {
   if (groups < 2 * num_sms) return AttentionCut::kSpan;
   return groups <= MaxPartials(num_sms) ? AttentionCut::kGroup : AttentionCut::kWholeRow;
@@ -109,7 +111,8 @@ namespace internal {
 // Most entries of each list.
 AttentionWorkCounts WorkBounds(const AttentionPlanLimits& limits, std::uint32_t num_sms);
 
-// The lists in host memory from lengths in host memory: the definition that the device's form is tested against.
+// The lists in host memory from lengths in host memory: the definition that the device's form is
+// tested against.
 // REQUIRES: the lists have WorkBounds entries.
 void PlanWorkHost(const AttentionPlanParams& params, const AttentionWorkShape& shape,
                   const AttentionWorkLists& lists);

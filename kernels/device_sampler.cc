@@ -187,8 +187,10 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
                        text_vocab, " and its own table"));
     }
     const ListSizes lists = ListsOf(row);
-    QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", lists.tops, limits.max_logprobs));
-    QUIRE_RETURN_IF_ERROR(CheckLimit("history entries of a row", lists.history, limits.max_history));
+    QUIRE_RETURN_IF_ERROR(
+        CheckLimit("log-probabilities of a row", lists.tops, limits.max_logprobs));
+    QUIRE_RETURN_IF_ERROR(
+        CheckLimit("history entries of a row", lists.history, limits.max_history));
     QUIRE_RETURN_IF_ERROR(CheckLimit("logit biases of a row", lists.bias, limits.max_bias));
     QUIRE_RETURN_IF_ERROR(CheckLimit("banned ids of a row", lists.banned, limits.max_banned));
   }

@@ -23,8 +23,9 @@
 
 namespace quire::kernels {
 
-// What one slot holds between two Resets. Of the three lists it is what the slot holds at a time: any single row must
-// fit; a step whose rows do not fit together is sampled in pieces, with a wait for the stream between them.
+// What one slot holds between two Resets. Of the three lists it is what the slot holds at a time:
+// any single row must fit; a step whose rows do not fit together is sampled in pieces, with a wait
+// for the stream between them.
 struct DeviceSamplerLimits {
   std::uint32_t max_draws = 0;
   std::uint32_t max_scores = 0;

@@ -1,5 +1,5 @@
-// Rows of the embedding matrix: one block a token, columns strided over the threads. Bound by the copy of one row,
-// 8 KB at most, so nothing but the launch counts.
+// Rows of the embedding matrix: one block a token, columns strided over the threads. Bound by the
+// copy of one row, 8 KB at most, so nothing but the launch counts.
 
 #include <cstdint>
 

@@ -44,8 +44,9 @@ using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>, Of<F8E4M3>, Of
 using AnyKvView = OverKvElements<KvView>;
 using AnyKvCollection = OverKvElements<KvCollection>;
 
-// The collection for geometry.dtype over the pool at `blocks` (page 0 of layer 0's K) and, for a quantised one, its
-// `scales`. Returns INVALID_ARGUMENT for a dtype that is not in the list, or what the collection's own checks find.
+// The collection for geometry.dtype over the pool at `blocks` (page 0 of layer 0's K) and, for a
+// quantised one, its `scales`. Returns INVALID_ARGUMENT for a dtype that is not in the list, or
+// what the collection's own checks find.
 inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry& geometry,
                                                         void* blocks,
                                                         const cache::KvStepInputs& inputs,
@@ -108,9 +109,10 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
       view);
 }
 
-// For the CPU, since it reads the step's lengths. Returns INVALID_ARGUMENT unless both views have one shape, a quantised
-// one with one scale per token and head, and every row b of [0, batch_size) keeps its cached tokens and the new ones,
-// row_offsets[b + 1] - row_offsets[b], inside the lookup table.
+// For the CPU, since it reads the step's lengths. Returns INVALID_ARGUMENT unless both views have
+// one shape, a quantised one with one scale per token and head, and every row b of [0, batch_size)
+// keeps its cached tokens and the new ones, row_offsets[b + 1] - row_offsets[b], inside the lookup
+// table.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);
 

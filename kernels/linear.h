@@ -1,7 +1,7 @@
 #pragma once
 
-// y = x W^T + bias + residual, and the packed forms that weights are kept in: 16 and 32 bits on both
-// backends, 8 and 4 bits on CUDA.
+// y = x W^T + bias + residual, and the packed forms that weights are kept in: 16 and 32 bits on
+// both backends, 8 and 4 bits on CUDA.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,14 +34,14 @@ absl::string_view WeightFormatName(WeightFormat format);
 //
 // CPU: cut into panels of 16 output features, so that a thread streams whole panels and vector
 // lanes run along N. The same bytes for every instruction set.
-//   panel p, 16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j and 2j + 1 side by side
+//   panel p, 16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j, 2j + 1 side by side
 //   panel p, f32:           [ceil(K/2)*2][16]
 //
 //   panel p, kInt8:         [ceil(K/4)][16][4] bytes u = q + 128 (with mins: u = q)
-//   panel p, kInt4:         [K/8][16][4] bytes, low half inputs 8j .. 8j + 3, high half 8j + 4 .. 8j + 7,
-//                           each q + 8 (with mins: q)
-//   scales:                 one per feature: [panels * 16] f32; groups: [panels][K/group][16] f16, with
-//                           mins [panels][K/group][2][16], scales first
+//   panel p, kInt4:         [K/8][16][4] bytes, low half inputs 8j .. 8j + 3, high half
+//                           8j + 4 .. 8j + 7, each q + 8 (with mins: q)
+//   scales:                 one per feature: [panels * 16] f32; groups: [panels][K/group][16] f16,
+//                           with mins [panels][K/group][2][16], scales first
 //
 // CUDA, in device memory: kPlain is [N, K] row by row; the others lie in the order in which the
 // lanes of a warp hold them (linear_tree.h), with their scales beside them.
@@ -82,8 +82,8 @@ class PackedLinear {
   std::span<std::byte> scale_memory() const { return scales_.bytes(); }
   // The library's algorithms for this shape; null unless determinism is kFast.
   const cuda::LtPlans* library_plans() const { return library_plans_; }
-  // W[n][k] as f32, for references and tests; of a quantised matrix what is stored. REQUIRES: made for the
-  // CPU.
+  // W[n][k] as f32, for references and tests; of a quantised matrix what is stored. REQUIRES: made
+  // for the CPU.
   float At(std::uint32_t n, std::uint32_t k) const;
 
  private:
@@ -118,8 +118,8 @@ struct WeightRows {
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, DType activations = DType::kF32);
-// A matrix of zeros in the CPU's layout, for bytes that PackLinearWeights once made of [n, k]. Errors
-// as there.
+// A matrix of zeros in the CPU's layout, for bytes that PackLinearWeights once made of [n, k].
+// Errors as there.
 absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k);
 // One matrix for f32 activations.
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
@@ -128,8 +128,8 @@ absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void
 // A stored quantised matrix, all without gaps; any alignment.
 struct QuantizedWeight {
   WeightFormat format;  // not kPlain
-  // kInt8: [N, K] signed bytes. kFp8E4M3: [N, K] e4m3. kInt4: [N, K / 2] bytes, the even input in the
-  // low half, each half the value plus 8.
+  // kInt8: [N, K] signed bytes. kFp8E4M3: [N, K] e4m3. kInt4: [N, K / 2] bytes, the even input in
+  // the low half, each half the value plus 8.
   const void* values;
   // kInt8, kFp8E4M3: [N]. kInt4: [N, K / group].
   const void* scales;
@@ -156,20 +156,21 @@ struct LinearParams {
   std::uint32_t num_rows;
 };
 
-// y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], weights widened to f32. An output has
-// the same bits whatever num_rows, the row's place and the thread count. Returns INVALID_ARGUMENT on
-// a stride below its row.
+// y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], weights widened to f32. An output
+// has the same bits whatever num_rows, the row's place and the thread count. Returns
+// INVALID_ARGUMENT on a stride below its row.
 //
 // f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
 // multiply-adds with k ascending; parts are added in order.
 //
-// Integer weights on the CPU: x is quantised to int8 per row and group of inputs, products are summed
-// exactly inside a group, groups are added in order (kernels/cpu/int_linear.h). A group of inputs with a
-// NaN or infinity makes its row NaN.
+// Integer weights on the CPU: x is quantised to int8 per row and group of inputs, products are
+// summed exactly inside a group, groups are added in order (kernels/cpu/int_linear.h). A group of
+// inputs with a NaN or infinity makes its row NaN.
 //
-// bf16 x, CUDA only; y bf16 or f32; weights bf16 or quantised. K % 8 == 0: sums by tensor cores along
-// the tree of linear_tree.h; x and its rows must be 16-byte aligned, or INVALID_ARGUMENT. Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights
-// whose N and K are multiples of 8, unless there is a bias, or a residual and a bf16 y.
+// bf16 x, CUDA only; y bf16 or f32; weights bf16 or quantised. K % 8 == 0: sums by tensor cores
+// along the tree of linear_tree.h; x and its rows must be 16-byte aligned, or INVALID_ARGUMENT.
+// Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights whose N and K are
+// multiples of 8, unless there is a bias, or a residual and a bf16 y.
 absl::Status Linear(const Backend& backend, const LinearParams& params);
 
 namespace internal {

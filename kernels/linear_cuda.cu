@@ -2,12 +2,12 @@
 //
 // Weights are the row operand of the MMA and tokens the column operand, so that a batch of one row
 // wastes seven columns and not fifteen, and one tree of sums serves every batch (linear_tree.h). A
-// block of 8 warps computes 128 features x kTokens rows; cp.async fills a ring of stages of 64 inputs
-// each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; quantised weights lie in
-// fragment order already and become bf16, exactly, in registers. While rows are few each sub-range of
-// K has a block of its own, and the last block of an output tile to arrive adds their sums in index
-// order; otherwise a block adds its sub-ranges itself, in the same order. Weights of the first stages
-// are requested before the wait for the previous kernel.
+// block of 8 warps computes 128 features x kTokens rows; cp.async fills a ring of stages of 64
+// inputs each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; quantised weights
+// lie in fragment order already and become bf16, exactly, in registers. While rows are few each
+// sub-range of K has a block of its own, and the last block of an output tile to arrive adds their
+// sums in index order; otherwise a block adds its sub-ranges itself, in the same order. Weights of
+// the first stages are requested before the wait for the previous kernel.
 //
 // Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
 // Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.
@@ -36,8 +36,8 @@ constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 constexpr std::uint32_t kRowBytes = kLinearTileK * 2;  // of a bf16 tile
 constexpr std::uint32_t kChunk = 16;
 constexpr std::uint32_t kSteps = kLinearTileK / 16;
-// Floats between tokens in the output tile: 4 more than a multiple of 32, so that the fragments of a
-// warp go to 32 different banks.
+// Floats between tokens in the output tile: 4 more than a multiple of 32, so that the fragments of
+// a warp go to 32 different banks.
 constexpr std::uint32_t kOutPitch = kLinearTileN + 4;
 
 struct LinearArgs {
@@ -521,8 +521,8 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args) {
   return LaunchTile<kFormat, 128, true>(context, args);
 }
 
-// As many rows a launch as the workspace has room for: made for few rows, where reading the weights is
-// all the work.
+// As many rows a launch as the workspace has room for: made for few rows, where reading the weights
+// is all the work.
 template <WeightFormat kFormat>
 absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args) {
   if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);

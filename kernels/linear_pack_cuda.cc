@@ -126,7 +126,8 @@ bool PackTile(const QuantizedWeight& weight, Extents size, Extents first, std::u
   return is_number;
 }
 
-// int8, fp8: f32 [padded N]. int4: [K / group][padded N] of 16 bits. Zeros where there is no feature.
+// int8, fp8: f32 [padded N]. int4: [K / group][padded N] of 16 bits. Zeros where there is no
+// feature.
 std::vector<std::byte> PackScales(const QuantizedWeight& weight, std::uint32_t n, std::uint32_t k) {
   const std::size_t padded = std::size_t{cuda::LinearTilesN(n)} * cuda::kLinearTileN;
   if (weight.format != WeightFormat::kInt4) {

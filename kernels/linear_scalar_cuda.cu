@@ -1,6 +1,7 @@
 // Linear without tensor cores, for f32 activations and for any K: a block computes 32 features x 32
-// rows from tiles of 32 inputs in shared memory. The arithmetic, products and their order, is that of
-// the CPU's linear_simd.cc, so it yields the same bits; it is the oracle on the device, not fast.
+// rows from tiles of 32 inputs in shared memory. The arithmetic, products and their order, is that
+// of the CPU's linear_simd.cc, so it yields the same bits; it is the oracle on the device, not
+// fast.
 
 #include <cstdint>
 

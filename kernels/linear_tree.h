@@ -50,19 +50,21 @@ constexpr LinearTree LinearTreeOf(std::uint32_t n, std::uint32_t k) {
 }
 
 // Device memory that blocks exchange partial sums through, zeroed once: counters, then tiles of f32
-// sums, one of kLinearTileN x kLinearSmallRows per block of a launch that splits K over blocks. That is
-// fewer than 2 * kLinearFillBlocks up to kLinearSmallRows rows, and room for some more.
+// sums, one of kLinearTileN x kLinearSmallRows per block of a launch that splits K over blocks.
+// That is fewer than 2 * kLinearFillBlocks up to kLinearSmallRows rows, and room for some more.
 inline constexpr std::uint32_t kLinearMaxPartials = 4 * kLinearFillBlocks;
 inline constexpr std::int64_t kLinearCounterBytes = std::int64_t{kLinearMaxPartials} * 4;
 inline constexpr std::int64_t kLinearWorkspaceBytes =
     kLinearCounterBytes + std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
 
-// Quantised weights in memory: [feature tile][K tile][bytes of a tile], padded with zeros. In a tile
-// every lane finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:
+// Quantised weights in memory: [feature tile][K tile][bytes of a tile], padded with zeros. In a
+// tile every lane finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16
+// features:
 //   8 bits  [2 halves of 32 inputs][8 feature blocks][32 lanes][2 MMA steps][8 values]
 //   4 bits  [8 feature blocks][32 lanes][4 MMA steps][8 values, the first in the lowest bits]
-// Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l % 4) + (v & 1) + (v & 4 ? 8 : 0) of
-// the step. int8 and int4 are stored with 128 and 8 added. Scales of kInt4: [K / group][padded N].
+// Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l % 4) + (v & 1) + (v & 4 ? 8 : 0)
+// of the step. int8 and int4 are stored with 128 and 8 added. Scales of kInt4: [K / group][padded
+// N].
 struct LinearPlace {
   std::uint32_t feature;  // inside the tile
   std::uint32_t input;

@@ -7,8 +7,8 @@
 
 namespace quire::kernels {
 
-// No kernel has run on a GPU yet (docs/benchmarks/gpu_queue.md): the emulator of the tests, whose devices are named
-// "emulated ...", is where they are proven so far. REQUIRES: a CUDA device.
+// No kernel has run on a GPU yet (docs/benchmarks/gpu_queue.md): the emulator of the tests, whose
+// devices are named "emulated ...", is where they are proven so far. REQUIRES: a CUDA device.
 inline bool AreKernelsProvenOn(const Device& device) {
   return absl::StartsWith(device.name, "emulated");
 }

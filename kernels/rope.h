@@ -21,8 +21,8 @@ struct RopeAnglesParams {
 };
 
 // angle = float(position) * inv_freq[i] in f32; cosines = cos(angle) * attention_factor, sines
-// likewise. Returns INVALID_ARGUMENT for a negative position. On a GPU positions are not looked at here,
-// and cos and sin are within 1.5e-7 for every angle below 2^31 (exact_math.h).
+// likewise. Returns INVALID_ARGUMENT for a negative position. On a GPU positions are not looked at
+// here, and cos and sin are within 1.5e-7 for every angle below 2^31 (exact_math.h).
 absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params);
 
 // Which two columns form a pair: (i, i + r/2), or (2i, 2i + 1); r is the rotary size.
@@ -42,8 +42,8 @@ struct RopeParams {
 };
 
 // For each pair: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, products rounded one by one in f32.
-// Returns INVALID_ARGUMENT for an odd or too large rotary size, or a stride below the heads; on a GPU
-// always, since there QkvStore rotates.
+// Returns INVALID_ARGUMENT for an odd or too large rotary size, or a stride below the heads; on a
+// GPU always, since there QkvStore rotates.
 absl::Status Rope(const Backend& backend, const RopeParams& params);
 
 namespace internal {

@@ -30,8 +30,8 @@
 namespace quire::models {
 namespace {
 
-// What is found while waiting happened on the device after a launch that it took: pages and sampler are in no known
-// state, whatever CUDA calls the error.
+// What is found while waiting happened on the device after a launch that it took: pages and sampler
+// are in no known state, whatever CUDA calls the error.
 absl::Status DeviceLost(const absl::Status& status) {
   const std::optional<ErrorReason> reason = GetErrorReason(status);
   if (reason.has_value() && reason->reason == "DEVICE_LOST") return status;
@@ -401,7 +401,8 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
   QUIRE_RETURN_IF_ERROR(UseDevice(s.stream().device()));
   const std::uint32_t slot = s.next_slot;
   if (absl::Status status = s.Launch(batch, slot); !status.ok()) {
-    // Pinned memory of the slot is used again by the next step. What fails while waiting failed on the device.
+    // Pinned memory of the slot is used again by the next step. What fails while waiting failed on
+    // the device.
     const absl::Status waited = s.stream().Synchronize();
     s.inputs->Forget();
     return waited.ok() ? status : DeviceLost(waited);

@@ -17,9 +17,10 @@ constexpr std::int64_t kGraphNodeBytes = 32 << 10;
 constexpr std::int64_t kNodesPerLayer = 12;
 constexpr std::int64_t kOtherNodes = 16;
 
-// Entries that the sampler holds at a time. Only draws with penalties have a history, so this is far above what is seen;
-// a step beyond it is sampled in pieces. One draw always fits: a history has no more entries than a context or a
-// vocabulary, and kMaxBias is the most that limits.max_logit_bias_entries may allow.
+// Entries that the sampler holds at a time. Only draws with penalties have a history, so this is
+// far above what is seen; a step beyond it is sampled in pieces. One draw always fits: a history
+// has no more entries than a context or a vocabulary, and kMaxBias is the most that
+// limits.max_logit_bias_entries may allow.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxBias = 65536;
 constexpr std::int64_t kMaxBiasPerDraw = 64;

@@ -37,9 +37,9 @@ absl::Status NoConfig(const ModelFiles& files) {
       files.names().begin(), files.names().end(),
       [](const std::string& name) { return absl::EndsWithIgnoreCase(name, ".gguf"); });
   if (gguf != files.names().end()) {
-    return absl::NotFoundError(absl::StrCat(files.LabelOf("config.json"),
-                                            ": no such file; the directory holds a GGUF file, name ",
-                                            files.LabelOf(*gguf)));
+    return absl::NotFoundError(absl::StrCat(
+        files.LabelOf("config.json"), ": no such file; the directory holds a GGUF file, name ",
+        files.LabelOf(*gguf)));
   }
   absl::string_view hint = "";
   if (files.Has("snapshots")) {

@@ -236,7 +236,8 @@ absl::Status ModelRunner::Run(const StepBatch& batch) {
   if (batch.kv != nullptr) {
     QUIRE_ASSIGN_OR_RETURN(
         const kernels::AnyKvCollection kv,
-        kernels::MakeKvCollection(s.pool->geometry(), s.pool->blocks(), *batch.kv, s.pool->scales()));
+        kernels::MakeKvCollection(s.pool->geometry(), s.pool->blocks(), *batch.kv,
+                                   s.pool->scales()));
     QUIRE_RETURN_IF_ERROR(s.PreparePages(batch, kv));
     if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(s.Forward(batch, kv));
   }

@@ -50,7 +50,8 @@ absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
                             const kernels::Backend& backend);
 
 // Writes or replaces the file. Returns the system's error with the path, or ABORTED when another
-// process is writing it; then nothing has changed, unless only the folder could not be synchronised.
+// process is writing it; then nothing has changed, unless only the folder could not be
+// synchronised.
 absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
                              std::span<const Weights::Section> sections,
                              const kernels::Backend& backend);

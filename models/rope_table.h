@@ -44,8 +44,8 @@ struct RopeConfig {
   std::optional<double> attention_factor;
   std::optional<double> mscale;
   std::optional<double> mscale_all_dim;
-  // [rotary_size / 2], with kDefault only: f_i is divided by the i-th; empty: none. GGUF files state
-  // kLlama3 so.
+  // [rotary_size / 2], with kDefault only: f_i is divided by the i-th; empty: none. GGUF files
+  // state kLlama3 so.
   std::vector<float> factors;
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };

@@ -3,8 +3,8 @@
 // The device that computes, opened as the configuration asks.
 //
 // Place:      below ModelStack.
-// Invariants: device.type cuda gives a GPU or an error, never the CPU; auto falls to the CPU only when no GPU is
-//             usable or its kernels are not proven, and says why in the log.
+// Invariants: device.type cuda gives a GPU or an error, never the CPU; auto falls to the CPU only
+//             when no GPU is usable or its kernels are not proven, and says why in the log.
 // Threads:    Open from one thread; then read-only.
 // Lifetime:   the pool outlives it; it outlives model, pool and runner.
 
@@ -25,8 +25,8 @@ namespace quire::server {
 
 class ComputeDevice {
  public:
-  // Errors of opening a GPU carry the reason DEVICE_ERROR. Those of a build without CUDA or of kernels that are not
-  // proven do not: they are the operator's to change.
+  // Errors of opening a GPU carry the reason DEVICE_ERROR. Those of a build without CUDA or of
+  // kernels that are not proven do not: they are the operator's to change.
   static absl::StatusOr<std::unique_ptr<ComputeDevice>> Open(const DaemonOptions& options,
                                                              ThreadPool* threads);
 

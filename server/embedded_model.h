@@ -1,6 +1,7 @@
 #pragma once
 
-// The model that is part of the binary (assets/story), so that a bare `quired` serves something real.
+// The model that is part of the binary (assets/story), so that a bare `quired` serves something
+// real.
 //
 // Place:      server/, beside model_stack.h, its only user.
 // Threads:    any.

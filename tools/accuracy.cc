@@ -182,8 +182,9 @@ absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments)
                          tokenizer->Encode(text, {.add_special_tokens = true}));
   tokens.resize(std::min(tokens.size(), arguments.tokens));
   if (text.empty() || tokens.size() < 2) {
-    return absl::InvalidArgumentError(absl::StrCat(arguments.text, ": nothing to predict: ", text.size(),
-                                                   " bytes, ", tokens.size(), " tokens"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(arguments.text, ": nothing to predict: ", text.size(), " bytes, ",
+                     tokens.size(), " tokens"));
   }
   return tokens;
 }
@@ -284,7 +285,8 @@ int main(int argc, char** argv) {
   app.add_option("--model", arguments.model, "directory or GGUF file")->required();
   app.add_option("--reference", arguments.reference,
                  "model that is held unquantised to compare with; that of --model unless given");
-  app.add_option("--tokenizer", arguments.tokenizer, "directory or GGUF file; the reference unless given");
+  app.add_option("--tokenizer", arguments.tokenizer,
+                 "directory or GGUF file; the reference unless given");
   app.add_option("--text", arguments.text, "what is predicted")->required();
   app.add_option("--skip-bytes", arguments.skip_bytes, "of the text, to the next character");
   app.add_option("--tokens", arguments.tokens, "of the text, from its start")

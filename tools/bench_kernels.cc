@@ -1,11 +1,11 @@
-// Time and rates of the CPU kernels as shares of what the machine can do, measured in the same process, since
-// hosts are shared and identical runs differ:
+// Time and rates of the CPU kernels as shares of what the machine can do, measured in the same
+// process, since hosts are shared and identical runs differ:
 //
 //   bench_kernels --benchmark_filter='Rulers|Linear'
 //
-// bytes_per_second counts weights with their scales (linear), K and V (attention) or logits (sampler) once;
-// FLOP/s counts a multiply-add as two. share_B, share_F and share_V are a kernel's part of the rulers of
-// bench_rulers.h at as many threads.
+// bytes_per_second counts weights with their scales (linear), K and V (attention) or logits
+// (sampler) once; FLOP/s counts a multiply-add as two. share_B, share_F and share_V are a kernel's
+// part of the rulers of bench_rulers.h at as many threads.
 
 #include <algorithm>
 #include <cmath>
@@ -144,8 +144,8 @@ void LinearShapes(benchmark::internal::Benchmark* benchmark) {
 }
 BENCHMARK(BM_Linear)->Apply(LinearShapes);
 
-// Arguments: bits, group (0: one scale per feature), N, K, rows, threads. Integer weights; activations
-// are quantised inside.
+// Arguments: bits, group (0: one scale per feature), N, K, rows, threads. Integer weights;
+// activations are quantised inside.
 void BM_IntLinear(benchmark::State& state) {
   Bench bench(state.range(5));
   const auto n = static_cast<std::uint32_t>(state.range(2));

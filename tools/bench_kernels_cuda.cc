@@ -3,10 +3,11 @@
 //   bench_kernels_cuda --benchmark_filter='DeviceCopy|Decode'
 //   bench_kernels_cuda --benchmark_filter=/tiny                   each op once, on any device
 //
-// An op is captured 20 times in a graph, over memory that together passes the L2 cache where the op is
-// bound by memory, so that neither launches nor caches flatter it; the time is that of whole graphs.
-// bytes_per_second counts weights (linear), K and V (decode), rows in and out (element-wise), logits (sampler)
-// once; FLOP/s counts a multiply-add as two, causal attention half. Inputs are random: zeros run faster.
+// An op is captured 20 times in a graph, over memory that together passes the L2 cache where the op
+// is bound by memory, so that neither launches nor caches flatter it; the time is that of whole
+// graphs. bytes_per_second counts weights (linear), K and V (decode), rows in and out
+// (element-wise), logits (sampler) once; FLOP/s counts a multiply-add as two, causal attention
+// half. Inputs are random: zeros run faster.
 
 #include <algorithm>
 #include <chrono>
@@ -145,7 +146,9 @@ void BM_Linear(benchmark::State& state) {
   const auto rows = static_cast<std::uint32_t>(state.range(2));
   const std::int64_t bytes = std::int64_t{n} * k * 2;
   const std::size_t copies =
-      gpu->emulated() ? 1 : static_cast<std::size_t>(std::max<std::int64_t>(1, (256 << 20) / bytes));
+      gpu->emulated()
+          ? 1
+          : static_cast<std::size_t>(std::max<std::int64_t>(1, (256 << 20) / bytes));
   std::vector<BF16> host(static_cast<std::size_t>(n) * k);
   std::mt19937 generator(2);
   std::normal_distribution<float> normal(0.0f, 0.05f);
@@ -177,7 +180,8 @@ void LinearShapes(Benchmark* benchmark) {
 BENCHMARK(BM_Linear)->Apply(LinearShapes);
 BENCHMARK(BM_Linear)->Name("BM_Linear/tiny")->Args({128, 64, 3})->UseManualTime();
 
-// Pages and lengths of `batch` sequences, each with `cached` tokens before the step and `rows` in it.
+// Pages and lengths of `batch` sequences, each with `cached` tokens before the step and `rows` in
+// it.
 struct Sequences {
   Sequences(const Gpu& gpu, DType dtype, std::uint32_t batch, std::uint32_t cached,
             std::uint32_t rows, std::uint32_t kv_heads, std::uint32_t head_size, bool is_prompt)
@@ -213,8 +217,9 @@ struct Sequences {
   std::optional<AnyKvCollection> collection;
 };
 
-// Arguments: sequences, cached tokens, rows of each, heads, KV heads, head size, and whether tensor maps are given, so
-// that the kernels of compute capability 9.0 run, or the portable ones. bf16; one row is a decode step, more are a prompt.
+// Arguments: sequences, cached tokens, rows of each, heads, KV heads, head size, and whether tensor
+// maps are given, so that the kernels of compute capability 9.0 run, or the portable ones. bf16;
+// one row is a decode step, more are a prompt.
 void BM_Attention(benchmark::State& state) {
   Gpu* const gpu = GpuOrSkip(state);
   if (gpu == nullptr) return;
@@ -254,7 +259,8 @@ void BM_Attention(benchmark::State& state) {
           {.bytes = 4.0 * batch * (cached + rows) * kv_heads * d,
            .flops = 4.0 * batch * rows * keys * heads * d},
           [&](int) -> absl::Status {
-            // Items are taken from a counter that the planner resets, so each launch needs its plan.
+            // Items are taken from a counter that the planner resets, so each launch needs its
+            // plan.
             QUIRE_RETURN_IF_ERROR(PlanAttention(gpu->backend, lengths, plan.get()));
             return PagedAttention(gpu->backend, {.keys = &k,
                                                  .values = &v,
@@ -343,7 +349,11 @@ void BM_RmsNorm(benchmark::State& state) {
                                   .epsilon = 1e-5f});
   });
 }
-BENCHMARK(BM_RmsNorm)->Args({1, 4096})->Args({8192, 4096})->ArgNames({"rows", "hidden"})->UseManualTime();
+BENCHMARK(BM_RmsNorm)
+    ->Args({1, 4096})
+    ->Args({8192, 4096})
+    ->ArgNames({"rows", "hidden"})
+    ->UseManualTime();
 BENCHMARK(BM_RmsNorm)->Name("BM_RmsNorm/tiny")->Args({2, 64})->UseManualTime();
 
 // Arguments: rows, intermediate size.
@@ -361,7 +371,11 @@ void BM_SiluProduct(benchmark::State& state) {
                                       rows, columns});
   });
 }
-BENCHMARK(BM_SiluProduct)->Args({1, 14336})->Args({4096, 14336})->ArgNames({"rows", "n"})->UseManualTime();
+BENCHMARK(BM_SiluProduct)
+    ->Args({1, 14336})
+    ->Args({4096, 14336})
+    ->ArgNames({"rows", "n"})
+    ->UseManualTime();
 BENCHMARK(BM_SiluProduct)->Name("BM_SiluProduct/tiny")->Args({2, 64})->UseManualTime();
 
 // Arguments: sequences of one new token each. Heads of Llama 3.1 8B.
@@ -408,9 +422,9 @@ void BM_Sample(benchmark::State& state) {
   const auto rows = static_cast<std::uint32_t>(state.range(0));
   const auto vocab = static_cast<std::uint32_t>(state.range(1));
   const auto sampler =
-      *DeviceSampler::Create(gpu->backend,
-                             {.max_draws = rows, .max_scores = 1, .vocab = vocab, .max_logprobs = 0},
-                             {}, vocab);
+      *DeviceSampler::Create(
+          gpu->backend,
+          {.max_draws = rows, .max_scores = 1, .vocab = vocab, .max_logprobs = 0}, {}, vocab);
   const DeviceBuffer logits = Random<float>(*gpu, std::int64_t{rows} * vocab, 3.0f);
   const auto tokens = *DeviceBuffer::Allocate(MemoryKind::kDevice, rows * 4);
   std::vector<SamplingRow> draws(rows);

@@ -28,8 +28,8 @@ inline void Keep(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
 }
 
-// The shortest of `trials` runs of fn(part) on all threads. The shortest, since a ruler is what the machine
-// can do and not what its neighbours left over.
+// The shortest of `trials` runs of fn(part) on all threads. The shortest, since a ruler is what the
+// machine can do and not what its neighbours left over.
 template <typename Fn>
 double ShortestSeconds(ThreadPool* pool, int trials, Fn&& fn) {
   double shortest = 0;
@@ -61,8 +61,8 @@ using SumFn = std::uint64_t (*)(const std::uint64_t* data, std::size_t count);
 
 #if defined(__x86_64__)
 
-// Each round of a peak loop is one step of kChains sums that do not wait for each other. Assembly, since a
-// compiler may keep sums in memory, and sees that they are all equal.
+// Each round of a peak loop is one step of kChains sums that do not wait for each other. Assembly,
+// since a compiler may keep sums in memory, and sees that they are all equal.
 #define QUIRE_CHAINS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
 __attribute__((target("avx2,fma"))) void FmaLoop256() {
@@ -75,8 +75,8 @@ __attribute__((target("avx2,fma"))) void FmaLoop256() {
                "jnz 1b\n"
                : "+r"(steps)
                :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                 "xmm10", "xmm11", "xmm14", "xmm15");
+               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
+                 "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");
 #undef QUIRE_STEP
 #undef QUIRE_CLEAR
 }
@@ -90,8 +90,8 @@ __attribute__((target("avx2"))) void Int16Loop256() {
                "jnz 1b\n"
                : "+r"(steps)
                :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                 "xmm10", "xmm11", "xmm13", "xmm14", "xmm15");
+               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
+                 "xmm9", "xmm10", "xmm11", "xmm13", "xmm14", "xmm15");
 #undef QUIRE_STEP
 }
 
@@ -105,8 +105,8 @@ __attribute__((target("avx2"))) void Int8Loop256() {
                "jnz 1b\n"
                : "+r"(steps)
                :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                 "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
+                 "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
 #undef QUIRE_STEP
 }
 
@@ -120,8 +120,8 @@ __attribute__((target("avx512f"))) void FmaLoop512() {
                "jnz 1b\n"
                : "+r"(steps)
                :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                 "xmm10", "xmm11", "xmm14", "xmm15");
+               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
+                 "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");
 #undef QUIRE_STEP
 #undef QUIRE_CLEAR
 }
@@ -133,8 +133,8 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) void VnniLoop512() {
                "jnz 1b\n"
                : "+r"(steps)
                :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                 "xmm10", "xmm11", "xmm14", "xmm15");
+               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
+                 "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");
 #undef QUIRE_STEP
 }
 #undef QUIRE_CHAINS

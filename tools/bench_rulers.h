@@ -8,16 +8,17 @@
 
 namespace quire::rulers {
 
-// Bytes per second that `threads` threads read from memory, each its own part of 512 MiB in huge pages.
+// Bytes per second that `threads` threads read from memory, each its own part of 512 MiB in huge
+// pages.
 double DramRead(int threads);
 
-// Multiply-adds of f32 per second, counted as two operations, in the widest registers of the machine.
-// 0 where this program has no loop for the architecture.
+// Multiply-adds of f32 per second, counted as two operations, in the widest registers of the
+// machine. 0 where this program has no loop for the architecture.
 double FloatPeak(int threads);
 
-// Products of int8 and sums of them per second, counted as two operations: vpdpbusd of 512 bits where the
-// machine has it, else the better of vpmaddwd on 16-bit values and vpmaddubsw with vpmaddwd, both of 256
-// bits. 0 where this program has no loop for the architecture.
+// Products of int8 and sums of them per second, counted as two operations: vpdpbusd of 512 bits
+// where the machine has it, else the better of vpmaddwd on 16-bit values and vpmaddubsw with
+// vpmaddwd, both of 256 bits. 0 where this program has no loop for the architecture.
 double Int8Peak(int threads);
 
 // The instructions behind Int8Peak: "vpdpbusd, 512 bits".

@@ -15,8 +15,8 @@ namespace cuda {
 class CublasLt;
 }
 
-// Whether this build holds CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so that a build without them needs
-// no stand-ins.
+// Whether this build holds CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so that a build
+// without them needs no stand-ins.
 #ifdef QUIRE_HAS_CUDA
 inline constexpr bool kHasCuda = true;
 #else

@@ -73,8 +73,8 @@ __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(low));
   return pair;
 #else
-  // Sign to bit 15, exponent and mantissa to bits 13..7: an f16 that is 2^-8 times the value, subnormals
-  // included; NaN is not a value that pages hold.
+  // Sign to bit 15, exponent and mantissa to bits 13..7: an f16 that is 2^-8 times the value,
+  // subnormals included; NaN is not a value that pages hold.
   const std::uint32_t wide = (two & 0xffu) | ((two & 0xff00u) << 8);
   const std::uint32_t bits = ((wide & 0x00800080u) << 8) | ((wide & 0x007f007fu) << 7);
   const __half2 scale = __floats2half2_rn(256.0f, 256.0f);
@@ -87,16 +87,19 @@ __device__ __forceinline__ std::uint8_t FloatToE4M3(float x) {
   return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
 }
 __device__ __forceinline__ std::uint32_t MulF16(std::uint32_t a, std::uint32_t b) {
-  const __half2 y = __hmul2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+  const __half2 y =
+      __hmul2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
   return reinterpret_cast<const std::uint32_t&>(y);
 }
 __device__ __forceinline__ std::uint32_t SubF16(std::uint32_t a, std::uint32_t b) {
-  const __half2 y = __hsub2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+  const __half2 y =
+      __hsub2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
   return reinterpret_cast<const std::uint32_t&>(y);
 }
 __device__ __forceinline__ std::uint32_t FmaF16(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  const __half2 y = __hfma2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b),
-                            reinterpret_cast<const __half2&>(c));
+  const __half2 y =
+      __hfma2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b),
+              reinterpret_cast<const __half2&>(c));
   return reinterpret_cast<const std::uint32_t&>(y);
 }
 // Byte i of the result is byte (selector >> 4 i) & 7 of b:a, a being the low four bytes.

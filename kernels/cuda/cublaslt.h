@@ -23,8 +23,8 @@ struct CublasLtApi;
 
 // Place:      owned by a Backend in kFast, used by Linear and PackLinearWeights.
 // Invariants: one algorithm per (N, K, type of y), chosen by Pin with the library's heuristic for
-//             kPinnedRows rows and kept for every number of rows; no split of K. Nothing is chosen or
-//             allocated by Matmul.
+//             kPinnedRows rows and kept for every number of rows; no split of K. Nothing is chosen
+//             or allocated by Matmul.
 // Threads:    Pin from any thread; Matmul from one at a time, that of the stream.
 // Lifetime:   the stream outlives it; plans live as long as it does.
 class CublasLt {
@@ -44,11 +44,12 @@ class CublasLt {
   // Whether products with this weight go to the library: bf16, N and K multiples of 8.
   static bool Computes(const PackedLinear& weight);
 
-  // Returns FAILED_PRECONDITION when the library knows no algorithm that serves every number of rows.
+  // Returns FAILED_PRECONDITION when the library knows no algorithm that serves every number of
+  // rows.
   absl::StatusOr<const LtPlans*> Pin(std::uint32_t n, std::uint32_t k);
 
-  // Enqueues Linear of bf16 x. Returns INVALID_ARGUMENT for a bias, a residual with bf16 y, or rows of
-  // x, y or residual that are not 16-byte aligned; INTERNAL when the library refuses.
+  // Enqueues Linear of bf16 x. Returns INVALID_ARGUMENT for a bias, a residual with bf16 y, or rows
+  // of x, y or residual that are not 16-byte aligned; INTERNAL when the library refuses.
   absl::Status Matmul(const LtPlans& plans, const LinearParams& params);
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// The functions of cuBLASLt that quire calls, as a table: the library is opened at run time, and tests
-// put functions of their own here. Part of builds with CUDA only.
+// The functions of cuBLASLt that quire calls, as a table: the library is opened at run time, and
+// tests put functions of their own here. Part of builds with CUDA only.
 
 #include <cublasLt.h>
 

@@ -19,14 +19,15 @@ struct LaunchShape {
   std::uint32_t threads = 0;
   // Dynamic shared memory; a kernel that calls SharedMemory() adds kSharedAlignment here.
   std::uint32_t shared_bytes = 0;
-  // The kernel may start before the one in front of it on the stream has ended; it calls DependencyWait
-  // before it reads what that one wrote. Only on compute capability 9.0: later GPUs run the PTX of 8.0, in which
-  // DependencyWait is empty.
+  // The kernel may start before the one in front of it on the stream has ended; it calls
+  // DependencyWait before it reads what that one wrote. Only on compute capability 9.0: later GPUs
+  // run the PTX of 8.0, in which DependencyWait is empty.
   bool programmatic = false;
 };
 
 // Enqueues kernel(args...) on the context's stream. `name` is for messages. Returns what
-// CudaStatus makes of a refused launch; errors inside the kernel appear when the stream is waited for.
+// CudaStatus makes of a refused launch; errors inside the kernel appear when the stream is waited
+// for.
 template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {

@@ -3,7 +3,8 @@
 // Tensor core instructions of compute capability 8.0, one wrapper each. Fragment layouts are those
 // of the PTX ISA, section "Matrix fragments for mma.m16n8k16"; g = lane / 4, c = lane % 4:
 //
-//   A [16, 16] 16-bit   a0 (g, 2c..+1)  a1 (g + 8, 2c..+1)  a2 (g, 2c + 8..+9)  a3 (g + 8, 2c + 8..+9)
+//   A [16, 16] 16-bit   a0 (g, 2c..+1)       a1 (g + 8, 2c..+1)
+//                       a2 (g, 2c + 8..+9)   a3 (g + 8, 2c + 8..+9)
 //   B [16, 8]  16-bit   b0 (k = 2c..+1, n = g)              b1 (k = 2c + 8..+9, n = g)
 //   C [16, 8]  f32      c0, c1 (g, 2c..+1)                  c2, c3 (g + 8, 2c..+1)
 
@@ -13,8 +14,9 @@
 
 namespace quire::kernels::cuda {
 
-// Four (two) 8x8 matrices of 16-bit elements: lane l gives the shared address of row l % 8 of matrix
-// l / 8, 16-byte aligned; register i holds row lane / 4, columns 2 (lane % 4) .. + 1 of matrix i.
+// Four (two) 8x8 matrices of 16-bit elements: lane l gives the shared address of row l % 8 of
+// matrix l / 8, 16-byte aligned; register i holds row lane / 4, columns 2 (lane % 4) .. + 1 of
+// matrix i.
 __device__ __forceinline__ void LdMatrixX4(std::uint32_t (&r)[4], const void* row) {
   const auto from = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

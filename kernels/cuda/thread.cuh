@@ -60,8 +60,8 @@ __device__ __forceinline__ void SyncBlock() {
 __device__ __forceinline__ void SyncWarp(std::uint32_t mask = kFullMask) {
   __syncwarp(mask);
 }
-// Named barriers 1 to 15 (0 is SyncBlock's): `threads`, a multiple of 32, meet at `id`. Sync waits for all, Arrive
-// counts without waiting.
+// Named barriers 1 to 15 (0 is SyncBlock's): `threads`, a multiple of 32, meet at `id`. Sync waits
+// for all, Arrive counts without waiting.
 __device__ __forceinline__ void NamedSync(std::uint32_t id, std::uint32_t threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -115,8 +115,9 @@ __device__ __forceinline__ void DeviceFence() {
   __threadfence();
 }
 
-// Programmatic dependent launch: what follows Wait sees all writes of the kernel before; Launch lets the next
-// kernel start. Both do nothing when the launch was an ordinary one, and below compute capability 9.0.
+// Programmatic dependent launch: what follows Wait sees all writes of the kernel before; Launch
+// lets the next kernel start. Both do nothing when the launch was an ordinary one, and below
+// compute capability 9.0.
 __device__ __forceinline__ void DependencyWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -80,7 +80,8 @@ absl::Status NoWeights(const ModelFiles& files) {
     }
     if (absl::EndsWith(name, ".gguf")) {
       return absl::InvalidArgumentError(absl::StrCat(
-          files.LabelOf(name), ": a GGUF file is a model of its own; name the file, not its directory"));
+          files.LabelOf(name), 
+          ": a GGUF file is a model of its own; name the file, not its directory"));
     }
     if (absl::StartsWith(name, "consolidated") && absl::EndsWith(name, ".safetensors")) {
       return absl::UnimplementedError(absl::StrCat(

@@ -23,8 +23,9 @@ namespace quire::models {
 // Lifetime:   keeps the files open (mapped); tensor bytes are valid as long as it lives.
 class Checkpoint {
  public:
-  // Reads the GGUF file if files.gguf() names one, else model.safetensors, else model.safetensors.index.json and its shards. Returns NOT_FOUND or
-  // INVALID_ARGUMENT, with a hint when the directory holds weights of a format that is not read.
+  // Reads the GGUF file if files.gguf() names one, else model.safetensors, else
+  // model.safetensors.index.json and its shards. Returns NOT_FOUND or INVALID_ARGUMENT, with a hint
+  // when the directory holds weights of a format that is not read.
   static absl::StatusOr<Checkpoint> Open(const ModelFiles& files);
 
   // Tensors whose bytes lie in `memory`. REQUIRES: names are unique.

@@ -40,8 +40,8 @@ struct GgufTensors {
 
 // ReadGgufTensors without rope_freqs.weight, and with the rows of attn_q and attn_k put back into
 // the order of Hugging Face checkpoints: of each head of d rows, file row 2j becomes row j and
-// 2j + 1 becomes j + d/2, so that rope rotates halves. Whole rows move, blocks stay whole. Errors as
-// ReadGgufTensors; RESOURCE_EXHAUSTED without memory for the copies.
+// 2j + 1 becomes j + d/2, so that rope rotates halves. Whole rows move, blocks stay whole. Errors
+// as ReadGgufTensors; RESOURCE_EXHAUSTED without memory for the copies.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
 }  // namespace quire::models

@@ -3,8 +3,8 @@
 // Drain and Resume, whoever asks: a signal, or AdminService.
 //
 // Place:      owned by the daemon; changes ServingState and the engine together.
-// Invariants: state DRAINING exactly while the engine refuses new requests for it. What is still live at
-//             the deadline ends with UNAVAILABLE / SERVER_SHUTDOWN.
+// Invariants: state DRAINING exactly while the engine refuses new requests for it. What is still
+//             live at the deadline ends with UNAVAILABLE / SERVER_SHUTDOWN.
 // Threads:    any.
 // Lifetime:   the state and its model outlive it.
 
@@ -26,9 +26,11 @@ class DrainControl {
 
   absl::Duration default_timeout() const { return default_timeout_; }
 
-  // Stops admission. Repeated calls set a new deadline. UNAVAILABLE / MODEL_LOADING without a model.
+  // Stops admission. Repeated calls set a new deadline. UNAVAILABLE / MODEL_LOADING without a
+  // model.
   absl::Status Begin(absl::Duration timeout, bool exit_after);
-  // FAILED_PRECONDITION / SHUTTING_DOWN once the process is ending; else OK, also when nothing was to do.
+  // FAILED_PRECONDITION / SHUTTING_DOWN once the process is ending; else OK, also when nothing was
+  // to do.
   absl::Status Resume();
   // True when nothing is live; waits until then, or until the deadline of Begin has ended the rest.
   bool WaitDrained();

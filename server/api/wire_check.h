@@ -1,7 +1,7 @@
 #pragma once
 
-// Why a request message did not parse. Protobuf says only that it did not; a client with text that is not
-// UTF-8 deserves the field and the offset.
+// Why a request message did not parse. Protobuf says only that it did not; a client with text that
+// is not UTF-8 deserves the field and the offset.
 //
 // Place:      used by handlers that take their requests as bytes.
 // Threads:    any.
@@ -17,8 +17,9 @@ class Descriptor;
 
 namespace quire::server {
 
-// INVALID_ARGUMENT / BAD_UTF8 with field path and byte offset when a text field of `type` holds bytes that
-// are not UTF-8; else INVALID_ARGUMENT / BAD_PARAMETER. REQUIRES: parsing `bytes` as `type` failed.
+// INVALID_ARGUMENT / BAD_UTF8 with field path and byte offset when a text field of `type` holds
+// bytes that are not UTF-8; else INVALID_ARGUMENT / BAD_PARAMETER. REQUIRES: parsing `bytes` as
+// `type` failed.
 absl::Status ExplainParseFailure(const google::protobuf::Descriptor* type,
                                  const std::string& bytes);
 

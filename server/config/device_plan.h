@@ -1,7 +1,7 @@
 #pragma once
 
-// What a configuration makes of a GPU's memory: the same sums for the daemon and for `quire plan`, which needs
-// no GPU.
+// What a configuration makes of a GPU's memory: the same sums for the daemon and for `quire plan`,
+// which needs no GPU.
 //
 // Place:      between DaemonOptions and models/memory_plan.h.
 // Invariants: nothing is loaded; what it returns is what the daemon allocates.
@@ -36,22 +36,25 @@ struct DevicePlan {
   }
 };
 
-// Plans a GPU of which `free_bytes` are unused. `num_sms`: its multiprocessors. Returns RESOURCE_EXHAUSTED, with
-// every part, when weights, workspace and the smallest pool do not fit; INVALID_ARGUMENT that names the key when
-// options contradict each other or the model; what models::PlanDeviceMemory returns otherwise.
+// Plans a GPU of which `free_bytes` are unused. `num_sms`: its multiprocessors. Returns
+// RESOURCE_EXHAUSTED, with every part, when weights, workspace and the smallest pool do not fit;
+// INVALID_ARGUMENT that names the key when options contradict each other or the model; what
+// models::PlanDeviceMemory returns otherwise.
 absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
                                       const models::ModelFiles& files, std::int64_t free_bytes,
                                       std::uint32_t num_sms);
 
-// The same for the CPU, with as many pages as kv_cache.capacity_bytes holds; without that key the null page
-// and one more, since the rest depends on the memory that is free at start.
+// The same for the CPU, with as many pages as kv_cache.capacity_bytes holds; without that key the
+// null page and one more, since the rest depends on the memory that is free at start.
 absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
                                            const models::ModelFiles& files);
 
-// Each use of the GPU's memory with its bytes, then "total", "reserve", "free" and, on the host, "pinned".
+// Each use of the GPU's memory with its bytes, then "total", "reserve", "free" and, on the host,
+// "pinned".
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan);
 
-// model.max_context_tokens, or the model's own context. Returns INVALID_ARGUMENT when the first is larger.
+// model.max_context_tokens, or the model's own context. Returns INVALID_ARGUMENT when the first is
+// larger.
 absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own);
 
 // Type of the activations on a GPU: model.dtype, or what goes with the pages.

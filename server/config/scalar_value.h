@@ -1,10 +1,10 @@
 #pragma once
 
-// One value of the configuration between its YAML spelling and a Protobuf field, under the field's rule
-// (proto/quire/config/v1/options.proto).
+// One value of the configuration between its YAML spelling and a Protobuf field, under the field's
+// rule (proto/quire/config/v1/options.proto).
 //
-// Place:      below the YAML reader; the only code that knows how numbers, sizes, times and names are
-//             spelled.
+// Place:      below the YAML reader; the only code that knows how numbers, sizes, times and names
+//             are spelled.
 // Invariants: printing a value and reading it again gives the same value.
 // Threads:    any.
 // Lifetime:   none.
@@ -47,7 +47,8 @@ absl::StatusOr<std::int64_t> ParseBytes(absl::string_view text);
 
 enum class Spelling { kYaml, kJson };
 
-// The value of a field, element `index` of a list (-1: not a list). An absent optional gives its word.
+// The value of a field, element `index` of a list (-1: not a list). An absent optional gives its
+// word.
 std::string PrintScalar(const google::protobuf::Message& message,
                         const google::protobuf::FieldDescriptor* field, int index,
                         Spelling spelling);

@@ -106,8 +106,8 @@ class Rules {
     }
     if (config_.model().dtype() == config::v1::MODEL_DATA_TYPE_BF16) {
       Error("model.dtype",
-            absl::StrCat("model.dtype: bf16 activations are served on GPUs only, and device.type is ",
-                         word, "; write auto or f32, or device.type cuda"));
+            absl::StrCat("model.dtype: bf16 activations are served on GPUs only, and device.type ",
+                         "is ", word, "; write auto or f32, or device.type cuda"));
     }
   }
 

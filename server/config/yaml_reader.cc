@@ -53,8 +53,8 @@ void CollectPaths(const Descriptor* section, const std::string& prefix,
   }
 }
 
-// What the writer of an unknown name may have meant: a name of this section within two edits, else a key
-// of the same last name elsewhere. Empty: no idea.
+// What the writer of an unknown name may have meant: a name of this section within two edits, else
+// a key of the same last name elsewhere. Empty: no idea.
 std::string Suggestion(const Descriptor* root, const Descriptor* section, absl::string_view name) {
   std::string best;
   int best_distance = 3;

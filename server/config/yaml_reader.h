@@ -1,11 +1,11 @@
 #pragma once
 
-// YAML and single overrides against the configuration schema. The walk goes over the yaml-cpp tree and
-// the descriptors side by side, so that every message has a place: `file:line:column: text`.
+// YAML and single overrides against the configuration schema. The walk goes over the yaml-cpp tree
+// and the descriptors side by side, so that every message has a place: `file:line:column: text`.
 //
 // Place:      between the layers of layered_config.h and scalar_value.h.
-// Invariants: a value that is refused leaves its field as it was; reading goes on, so one run reports
-//             every error.
+// Invariants: a value that is refused leaves its field as it was; reading goes on, so one run
+//             reports every error.
 // Threads:    any, on different messages.
 // Lifetime:   none.
 
@@ -43,8 +43,8 @@ void ReadYaml(absl::string_view text, absl::string_view file_name,
               google::protobuf::Message* config, Origins* origins,
               std::vector<std::string>* errors);
 
-// Lays one `path = value` over `config`. `value` is a YAML scalar or flow list; for a list of texts a
-// scalar is a list of one. `origin.layer` is "env NAME" or "--set".
+// Lays one `path = value` over `config`. `value` is a YAML scalar or flow list; for a list of texts
+// a scalar is a list of one. `origin.layer` is "env NAME" or "--set".
 void ReadOverride(absl::string_view path, absl::string_view value, const Origin& origin,
                   google::protobuf::Message* config, Origins* origins,
                   std::vector<std::string>* errors);

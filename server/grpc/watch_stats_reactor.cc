@@ -59,7 +59,8 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
     StartWrite(&response_);
   }
 
-  // One link of write -> timer -> timer -> write; each starts the next, so nothing runs side by side.
+  // One link of write -> timer -> timer -> write; each starts the next, so nothing runs side by
+  // side.
   void Sleep() {
     if (cancelled_) return End(absl::CancelledError("the caller has gone"));
     if (context_.state->exiting()) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// AdminService.WatchStats: the same numbers again and again until the caller cancels or the server ends.
+// AdminService.WatchStats: the same numbers again and again until the caller cancels or the server
+// ends.
 //
 // Place:      made by admin_service.cc for each call.
 // Invariants: Finish exactly once, when no write and no timer is under way.

@@ -19,7 +19,8 @@ namespace {
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kAlignment = 256;
 constexpr int kPoison = 0xff;
-// Poisoned at each end of a block. What lies between costs no memory until it is written, and reads as zeros.
+// Poisoned at each end of a block. What lies between costs no memory until it is written, and reads
+// as zeros.
 constexpr std::uint64_t kPoisonedBytes = std::uint64_t{512} << 20;
 
 struct Allocation {

@@ -11,12 +11,13 @@
 
 namespace quire::cuda_emulator {
 
-// False in the binaries that run the same tests on a real GPU (real_device.cc): there options are what the GPU has,
-// faults cannot be injected and nothing is counted.
+// False in the binaries that run the same tests on a real GPU (real_device.cc): there options are
+// what the GPU has, faults cannot be injected and nothing is counted.
 bool IsEmulated();
 
 struct EmulatorOptions {
-  // Of the order of threads and blocks, and of when bytes land. QUIRE_EMULATOR_SEED sets the default.
+  // Of the order of threads and blocks, and of when bytes land. QUIRE_EMULATOR_SEED sets the
+  // default.
   std::uint64_t seed = 1;
   int num_devices = 1;
   int compute_capability = 90;
@@ -33,8 +34,8 @@ void SetOptions(const EmulatorOptions& options);
 
 // A failure to come.
 struct Fault {
-  // "cudaMalloc": the call fails. "kernel:NAME": the kernel of this name fails when it runs, so that the error
-  // appears where somebody waits.
+  // "cudaMalloc": the call fails. "kernel:NAME": the kernel of this name fails when it runs, so
+  // that the error appears where somebody waits.
   std::string where;
   cudaError_t error = cudaErrorUnknown;
   std::uint32_t after = 0;  // calls that still succeed

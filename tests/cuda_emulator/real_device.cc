@@ -1,5 +1,6 @@
-// The same tests on a real GPU: emulator.h without an emulator. Options that the GPU has by itself are reported, others
-// change nothing; a test that injects faults or counts launches asks IsEmulated() first.
+// The same tests on a real GPU: emulator.h without an emulator. Options that the GPU has by itself
+// are reported, others change nothing; a test that injects faults or counts launches asks
+// IsEmulated() first.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Counts heap allocations of this program: ops must not allocate once their scratch memory has grown.
+// Counts heap allocations of this program: ops must not allocate once their scratch memory has
+// grown.
 
 #include <algorithm>
 #include <atomic>

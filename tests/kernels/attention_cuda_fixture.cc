@@ -288,7 +288,8 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
   Set(step);
 }
 
-// The null page at the front, the others behind first_page pages that stay as the allocator left them.
+// The null page at the front, the others behind first_page pages that stay as the allocator left
+// them.
 void DeviceStep::UploadPool() {
   const auto page =
       static_cast<std::size_t>(rig_.geometry_.block_stride() * DTypeSize(rig_.shape_.kv));

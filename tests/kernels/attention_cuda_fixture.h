@@ -1,7 +1,8 @@
 #pragma once
 
-// Paged attention on the emulated GPU: sequences of random K, V and queries in a pool whose every other byte is NaN, steps
-// over them, and the same attention in double precision over the values that the pages hold.
+// Paged attention on the emulated GPU: sequences of random K, V and queries in a pool whose every
+// other byte is NaN, steps over them, and the same attention in double precision over the values
+// that the pages hold.
 
 #include <cstdint>
 #include <memory>
@@ -72,9 +73,10 @@ struct AttentionShape {
   std::uint32_t granularity = 0;  // of one-byte pages; 0: the head
   bool tensor_maps = false;
   std::uint32_t out_gap = 8;  // columns between rows of the output
-  // All keys are zero, values differ by powers of two from token to token, and those of a sequence's second half undo
-  // those of its first. The row of the last of these is left with the rounding of its sums, so that any change of their
-  // order shows, even in bf16. A token more, in sequences of odd length, is larger than all.
+  // All keys are zero, values differ by powers of two from token to token, and those of a
+  // sequence's second half undo those of its first. The row of the last of these is left with the
+  // rounding of its sums, so that any change of their order shows, even in bf16. A token more, in
+  // sequences of odd length, is larger than all.
   bool cancelling = false;
   std::uint32_t first_page =
       0;  // added to the page ids on the device, behind pages that no step names
@@ -126,7 +128,8 @@ class AttentionRig {
   std::vector<std::vector<float>> queries_;  // of each sequence, as the activations hold them
 };
 
-// A rig's pool in device memory, and steps of one batch size over it whose inputs lie at fixed addresses.
+// A rig's pool in device memory, and steps of one batch size over it whose inputs lie at fixed
+// addresses.
 class DeviceStep {
  public:
   // Room for steps of `max_rows` rows, 0: those of `step`.

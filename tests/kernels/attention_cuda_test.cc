@@ -1,5 +1,5 @@
-// Attention on the emulated GPU: against double precision over the same pages, and its bits against themselves under
-// every change that must not show.
+// Attention on the emulated GPU: against double precision over the same pages, and its bits against
+// themselves under every change that must not show.
 
 #include <algorithm>
 #include <cmath>
@@ -53,7 +53,8 @@ constexpr std::uint32_t kHeadSizes[] = {64, 128, 80, 96};
 constexpr std::uint32_t kPageSizes[] = {16, 32, 64, 128};
 constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8};
 
-// Lengths at and around pages, tiles, spans and groups; every value of the other axes with each other in turn.
+// Lengths at and around pages, tiles, spans and groups; every value of the other axes with each
+// other in turn.
 TEST(AttentionCudaTest, GeneratedRowsEqualDoublePrecision) {
   const CudaBackend cuda(1);
   const std::uint32_t lengths[] = {1,   15,  16,  17,  63,   64,   65,   127, 129,
@@ -116,7 +117,8 @@ TEST(AttentionCudaTest, PromptRowsEqualDoublePrecision) {
   }
 }
 
-// Prompt rows and generated rows of one sequence, sequences without rows, and both classes in one step.
+// Prompt rows and generated rows of one sequence, sequences without rows, and both classes in one
+// step.
 TEST(AttentionCudaTest, MixedStepsEqualDoublePrecision) {
   const CudaBackend cuda;
   const AttentionShape shape;
@@ -167,7 +169,8 @@ TEST(AttentionBitsTest, RowsDoNotDependOnTheBatch) {
   }
 }
 
-// Generated rows one step after the other, as they were first made, and all in one step, as after preemption.
+// Generated rows one step after the other, as they were first made, and all in one step, as after
+// preemption.
 TEST(AttentionBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
   const CudaBackend cuda;
   for (const DType kv : kElements) {
@@ -205,7 +208,8 @@ TEST(AttentionBitsTest, ChunksOfAPromptDoNotShow) {
   }
 }
 
-// More multiprocessors cut the same rows into single spans, fewer into groups, one into none at all.
+// More multiprocessors cut the same rows into single spans, fewer into groups, one into none at
+// all.
 TEST(AttentionBitsTest, CutsOfARowDoNotShow) {
   for (const bool cancelling : {false, true}) {
     AttentionShape shape{8, 1, 64, 64, DType::kBF16, DType::kBF16, 0};

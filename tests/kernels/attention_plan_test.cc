@@ -1,5 +1,5 @@
-// The work lists: their laws by brute force, and the device's form against the host's. The fold of states against one
-// pass. The masks against their definitions.
+// The work lists: their laws by brute force, and the device's form against the host's. The fold of
+// states against one pass. The masks against their definitions.
 
 #include "kernels/attention_plan.h"
 
@@ -170,7 +170,8 @@ void ExpectItemsInPlace(const Batch& batch, const HostLists& lists) {
   }
 }
 
-// Partials are numbered without gaps, each is written once, and merged with its neighbours in the order of their keys.
+// Partials are numbered without gaps, each is written once, and merged with its neighbours in the
+// order of their keys.
 void ExpectPartialsDense(const HostLists& lists) {
   std::vector<const AttentionWork*> writers(lists.counts.partials, nullptr);
   for (const AttentionWork& item : lists.decode) {
@@ -226,8 +227,9 @@ TEST(AttentionPlanTest, CutFollowsTheWork) {
   EXPECT_EQ(ChooseCut(MaxPartials(132) + 1, 132), AttentionCut::kWholeRow);
 }
 
-// Where a row may be cut depends on the row; whether it is cut there, on the load alone. So the borders of any two plans
-// that hold the row are multiples of a span, and of a group wherever an item has more than one span.
+// Where a row may be cut depends on the row; whether it is cut there, on the load alone. So the
+// borders of any two plans that hold the row are multiples of a span, and of a group wherever an
+// item has more than one span.
 TEST(AttentionPlanTest, BordersOfARowDoNotDependOnOtherRows) {
   Random random(6);
   for (int round = 0; round < 20; ++round) {

@@ -335,7 +335,8 @@ TEST(DeviceSamplerUseTest, AGreedyRowTakesTwoKernels) {
   EXPECT_EQ(setup.sampler().draws(0)[0].rank, 0);
 }
 
-// Lists that do not fit together: the draws are those of the CPU all the same, and results of earlier calls stay.
+// Lists that do not fit together: the draws are those of the CPU all the same, and results of
+// earlier calls stay.
 TEST(DeviceSamplerUseTest, SamplesInPiecesWhatDoesNotFitAtOnce) {
   constexpr std::uint32_t kVocab = 300;
   const SamplerSetup setup(1, kVocab, kVocab, false);

@@ -80,8 +80,8 @@ class ScopedIsa {
   ~ScopedIsa() { EXPECT_TRUE(SelectCpuIsa("auto").ok()); }
 };
 
-// One layer group of `layers` layers, its pages in shuffled order, all elements and scales NaN except page 0.
-// One-byte types have a scale per token and head.
+// One layer group of `layers` layers, its pages in shuffled order, all elements and scales NaN
+// except page 0. One-byte types have a scale per token and head.
 class TestPool {
  public:
   struct Shape {

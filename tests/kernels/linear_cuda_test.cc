@@ -204,7 +204,8 @@ struct Case {
 
 TEST(LinearCudaTest, TensorCoresAgreeWithDouble) {
   const CudaBackend cuda;
-  // One tile and less; K of a piece of a tile; two sub-ranges, the second shorter; several feature tiles.
+  // One tile and less; K of a piece of a tile; two sub-ranges, the second shorter; several feature
+  // tiles.
   for (const Case& c : std::vector<Case>{
            {5, 8, {1, 9}}, {128, 64, {8, 33}}, {130, 584, {1, 7, 17, 60, 130}}, {300, 264, {65}}}) {
     const auto w = RandomFloats(std::size_t{c.n} * c.k, 1, 0.05f);
@@ -240,8 +241,8 @@ TEST(LinearCudaTest, ResidualMayBeTheResult) {
   }
 }
 
-// Bits of one row, whatever is beside it and however the work is cut: the tiles for 8, 16, 32, 64 and 128
-// rows, sub-ranges in blocks of their own and in one.
+// Bits of one row, whatever is beside it and however the work is cut: the tiles for 8, 16, 32, 64
+// and 128 rows, sub-ranges in blocks of their own and in one.
 void ExpectRowsInvariant(const CudaBackend& cuda, const PackedLinear& packed, const Run& run,
                          std::uint32_t all, std::span<const std::uint32_t> counts) {
   const std::uint32_t n = packed.n();

@@ -220,7 +220,8 @@ struct RopeCase {
   int threads;
 };
 
-// Rotated in double, times 1.25. The angle is an f32 by contract; only its functions are taken in double.
+// Rotated in double, times 1.25. The angle is an f32 by contract; only its functions are taken in
+// double.
 std::vector<double> ExactRope(const std::vector<float>& x, std::span<const std::int32_t> positions,
                               const std::vector<float>& inv_freq, std::uint32_t heads,
                               const RopeCase& c) {

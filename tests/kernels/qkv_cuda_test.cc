@@ -161,8 +161,8 @@ void PutHead(const std::vector<float>& x, std::byte* to, float* scale) {
   std::memcpy(to, out.data(), out.size() * sizeof(E));
 }
 
-// A step's inputs: sequence 0 writes tokens 14..18 over two pages, 1 writes token 3, 2 a token without a page;
-// rows 1 and 6 are padding with positions that mean nothing.
+// A step's inputs: sequence 0 writes tokens 14..18 over two pages, 1 writes token 3, 2 a token
+// without a page; rows 1 and 6 are padding with positions that mean nothing.
 const std::vector<std::int32_t> kTokenRows = {0, -1, 0, 1, 0, 0, -1, 2, 0};
 const std::vector<std::int32_t> kPositions = {14, 77777, 15, 3, 16, 17, 0, 5, 18};
 

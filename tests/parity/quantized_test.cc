@@ -76,8 +76,8 @@ TEST_P(QuantizedTest, BitsDependOnNothingButTheSequence) {
 }
 
 // The fixtures' weights are random: nothing averages out as in trained models, and rounding shows
-// at full size. The bounds are a third above what was measured (8 bits 0.034 to 0.047, 4 bits 0.25 to
-// 0.41); a scale at the wrong group gives 1 and more.
+// at full size. The bounds are a third above what was measured (8 bits 0.034 to 0.047, 4 bits 0.25
+// to 0.41); a scale at the wrong group gives 1 and more.
 TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
   const auto got = MustReplay({.threads = 2, .feed_reference = true, .generated = 8});
   const double relative = CompareLogits(got, reference_).relative;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The conservation check of `quire bench`: what the server counted between two readings of its metrics must
-// add up, and agree with what the client saw.
+// The conservation check of `quire bench`: what the server counted between two readings of its
+// metrics must add up, and agree with what the client saw.
 //
 // Place:   behind `quire bench --metrics`.
 // Threads: any.

@@ -17,7 +17,8 @@
 namespace quire::client {
 namespace {
 
-// A connection has a limit of streams (server.grpc.max_concurrent_streams), and a thread of its own.
+// A connection has a limit of streams (server.grpc.max_concurrent_streams), and a thread of its
+// own.
 constexpr std::size_t kChannels = 16;
 
 v1::GenerateRequest ToProto(const LoadRequest& load) {

@@ -82,7 +82,8 @@ class Answer {
   RequestSample End(CURLcode result) {
     RequestSample sample = clock_.End();
     sample.input_tokens = prompt_tokens_;
-    // A server may send several tokens as one piece of text, or none for half a character; its own count holds.
+    // A server may send several tokens as one piece of text, or none for half a character; its own
+    // count holds.
     if (total_tokens_ > 0) sample.output_tokens = total_tokens_;
     sample.cancelled = cancelled_;
     if (cancelled_) return sample;

@@ -29,8 +29,8 @@ struct LengthDistribution {
   double sigma = 0;       // log-normal: standard deviation of the logarithm
 };
 
-// "128", "uniform:LOW:HIGH" or "lognormal:MEDIAN:SIGMA:MOST". INVALID_ARGUMENT otherwise, with what is
-// wrong.
+// "128", "uniform:LOW:HIGH" or "lognormal:MEDIAN:SIGMA:MOST". INVALID_ARGUMENT otherwise, with what
+// is wrong.
 absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text);
 std::int64_t DrawLength(const LengthDistribution& lengths, Random& random);
 
@@ -56,8 +56,9 @@ struct LoadOptions {
   double burstiness = 1;
   LengthDistribution input = {};
   LengthDistribution output = {};
-  // `prefix_share` of the prompts begin with one of `prefix_count` texts of `prefix_tokens`. A prompt keeps the
-  // length drawn for it: a shorter one begins with a part of the text, and its last token is its own.
+  // `prefix_share` of the prompts begin with one of `prefix_count` texts of `prefix_tokens`. A
+  // prompt keeps the length drawn for it: a shorter one begins with a part of the text, and its
+  // last token is its own.
   std::int64_t prefix_count = 1;
   std::int64_t prefix_tokens = 0;
   double prefix_share = 1;

@@ -5,9 +5,9 @@
 //
 // Definitions (docs/operations.md): TTFT is request sent to first message with a token; E2E is
 // request sent to status received; TPOT is (last token - first token) / (n - 1) for n >= 2 tokens
-// in two messages or more; ITL is the gap between consecutive messages with tokens; ITL per token is
-// that gap divided by the tokens of the message that ends it, counted once per token. An answer of
-// which no message had a token has no TTFT. Threads: none of its own.
+// in two messages or more; ITL is the gap between consecutive messages with tokens; ITL per token
+// is that gap divided by the tokens of the message that ends it, counted once per token. An answer
+// of which no message had a token has no TTFT. Threads: none of its own.
 
 #include <cstdint>
 #include <optional>
@@ -63,10 +63,10 @@ double Percentile(const std::vector<double>& sorted, double p);
 std::string ReportJson(const BenchRun& run);
 std::string ReportTable(const BenchRun& run);
 
-// Rounds of the same load on our server and on another one, in turn: {"rounds": N, "ours": [...], "peer":
-// [...], "median": {"ours": {...}, "peer": {...}, "ratio": {...}}}, ratio = ours / peer, absent where the
-// peer's median is 0; "interrupted": true where rounds are missing. REQUIRES: as many of one as of the other,
-// at least one.
+// Rounds of the same load on our server and on another one, in turn: {"rounds": N, "ours": [...],
+// "peer": [...], "median": {"ours": {...}, "peer": {...}, "ratio": {...}}}, ratio = ours / peer,
+// absent where the peer's median is 0; "interrupted": true where rounds are missing. REQUIRES: as
+// many of one as of the other, at least one.
 std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
                            bool interrupted = false);
 std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,

@@ -1,7 +1,8 @@
 #pragma once
 
-// Runs a load against a server: the closed loop (each of so many clients sends its next request when the
-// last has ended) and the open loop (requests go out at their times, however slow the answers are).
+// Runs a load against a server: the closed loop (each of so many clients sends its next request
+// when the last has ended) and the open loop (requests go out at their times, however slow the
+// answers are).
 //
 // Place:   behind `quire bench`.
 // Threads: one for each request in flight, ended on return.
@@ -32,8 +33,8 @@ struct RunResult {
   std::vector<RequestSample> samples;
 };
 
-// True in `stop` sends no further request; those in flight end by themselves. Requests that were not sent are
-// not in the samples.
+// True in `stop` sends no further request; those in flight end by themselves. Requests that were
+// not sent are not in the samples.
 RunResult RunLoad(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
                   const std::atomic<bool>& stop);
 

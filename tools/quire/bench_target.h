@@ -3,7 +3,8 @@
 // A server under test as `quire bench` sees it: one request in, its tokens' times out.
 //
 // Place:      under bench_run; GRPC is quired, the others are servers to compare with.
-// Invariants: the same LoadRequest asks every server for the same tokens: greedy, the whole answer length.
+// Invariants: the same LoadRequest asks every server for the same tokens: greedy, the whole answer
+//             length.
 // Threads:    a Target is one connection of one thread; a factory may be called from any.
 
 #include <chrono>

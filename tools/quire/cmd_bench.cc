@@ -106,8 +106,9 @@ absl::StatusOr<ServerCounters> ReadCounters(const std::string& url) {
   return ParseCounters(text);
 }
 
-// The server ends a request after the client has its answer, on a busy machine a while after: rules that do not
-// hold are tried again for half a minute, unless no time can mend them. DATA_LOSS with the rules that are broken.
+// The server ends a request after the client has its answer, on a busy machine a while after: rules
+// that do not hold are tried again for half a minute, unless no time can mend them. DATA_LOSS with
+// the rules that are broken.
 absl::Status CheckCounters(const std::string& url, const ServerCounters& before,
                            const std::vector<RequestSample>& samples) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -123,8 +124,8 @@ absl::Status CheckCounters(const std::string& url, const ServerCounters& before,
   }
 }
 
-// One run of `plan` on one server. `round` decides the prompts, so that a round meets no prefix of another.
-// `*check` is what its counters say afterwards.
+// One run of `plan` on one server. `round` decides the prompts, so that a round meets no prefix of
+// another. `*check` is what its counters say afterwards.
 absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
                                  std::int32_t vocab_size, std::int64_t round,
                                  const std::atomic<bool>& stop, absl::Status* check) {
@@ -179,7 +180,9 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  absl::Status status() const { return path_.empty() || file_ != nullptr ? absl::OkStatus() : Error(); }
+  absl::Status status() const {
+    return path_.empty() || file_ != nullptr ? absl::OkStatus() : Error();
+  }
   absl::Status Write(const std::string& report) {
     if (file_ == nullptr) return status();
     const bool written = std::fprintf(file_, "%s\n", report.c_str()) >= 0;
@@ -239,8 +242,8 @@ int FailWith(const absl::Status& status, int code) {
   return code;
 }
 
-// Appends a run of each subject to `runs`. Of a comparison, a round that was interrupted is left out: medians
-// are of whole rounds. Sets `*interrupted` when requests were not sent.
+// Appends a run of each subject to `runs`. Of a comparison, a round that was interrupted is left
+// out: medians are of whole rounds. Sets `*interrupted` when requests were not sent.
 absl::Status RunRound(const BenchPlan& plan, const std::vector<Subject>& subjects,
                       std::int32_t vocab_size, std::int64_t round, const std::atomic<bool>& stop,
                       std::vector<std::vector<BenchRun>>* runs, bool* interrupted) {
@@ -277,7 +280,9 @@ int RunRounds(const CommonOptions& common, const BenchOptions& options, const Be
   // What was measured is shown whatever came after it.
   absl::Status written;
   if (!runs[0].empty()) written = Print(common, &output, runs, interrupted);
-  if (interrupted && runs[0].empty()) std::fprintf(stderr, "quire: interrupted in the first round\n");
+  if (interrupted && runs[0].empty()) {
+    std::fprintf(stderr, "quire: interrupted in the first round\n");
+  }
   if (!failure.ok()) return FailWith(failure, kRequestFailed);
   if (!written.ok()) return FailWith(written, kRequestFailed);
   const int verdict = Verdict(runs);

@@ -104,7 +104,8 @@ int RunCpuPlan(const CommonOptions& common, const PlanOptions& options,
   return kOk;
 }
 
-// The configuration that `quired` with the same files, environment and --set would have on the device.
+// The configuration that `quired` with the same files, environment and --set would have on the
+// device.
 int RunPlan(const CommonOptions& common, PlanOptions options) {
   options.sources.sets.push_back(absl::StrCat("model.path=", options.model));
   options.sources.sets.push_back(options.cpu ? "device.type=cpu" : "device.type=cuda");
@@ -157,7 +158,8 @@ int RunMakeModel(const MakeOptions& options) {
 
 void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App* plan = app->add_subcommand("plan", "what a model needs of memory; loads nothing, needs no GPU");
+  CLI::App* plan =
+      app->add_subcommand("plan", "what a model needs of memory; loads nothing, needs no GPU");
   plan->add_option("--model", options->model, "model directory")->required();
   plan->add_option("--device-memory", options->device_memory,
                    "memory of the GPU that is free before the model is loaded, such as 80GiB");
@@ -177,7 +179,8 @@ void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
 
   auto make = std::make_shared<MakeOptions>();
   CLI::App* make_model = app->add_subcommand(
-      "make-model", "files of a model without its weights, for model.load_mode dummy, or with random ones");
+      "make-model",
+      "files of a model without its weights, for model.load_mode dummy, or with random ones");
   make_model->add_option("--shape", make->shape, "llama-3.1-8b, tiny, llama-0.5b or llama-1.1b")
       ->required();
   make_model->add_option("--out", make->directory, "directory to write")->required();

@@ -23,8 +23,9 @@ std::string Utf8(std::uint32_t point) {
   return {static_cast<char>(0xc0 | (point >> 6)), static_cast<char>(0x80 | (point & 0x3f))};
 }
 
-// The printable character that stands for each byte in a byte-level vocabulary (the mapping of GPT-2's tokenizer):
-// printable bytes stand for themselves, the others for the code points from 256 on.
+// The printable character that stands for each byte in a byte-level vocabulary (the mapping of
+// GPT-2's tokenizer): printable bytes stand for themselves, the others for the code points from 256
+// on.
 std::vector<std::string> ByteCharacters() {
   std::vector<std::string> characters;
   std::uint32_t next = 256;

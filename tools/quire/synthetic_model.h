@@ -1,7 +1,7 @@
 #pragma once
 
-// Writes the files of a model without its weights: enough for `quired --set model.load_mode=dummy`, which makes
-// them up, and so for measurements of a shape that is not at hand.
+// Writes the files of a model without its weights: enough for `quired --set model.load_mode=dummy`,
+// which makes them up, and so for measurements of a shape that is not at hand.
 //
 // Place:      behind `quire make-model`.
 // Invariants: every id of the vocabulary has text, so that any draw is legal.
@@ -29,8 +29,8 @@ struct ModelShape {
   bool tie_word_embeddings = false;
 };
 
-// "llama-3.1-8b"; "tiny", which a CPU computes in no time; and "llama-0.5b" and "llama-1.1b", the shapes of the
-// CPU benchmarks.
+// "llama-3.1-8b"; "tiny", which a CPU computes in no time; and "llama-0.5b" and "llama-1.1b", the
+// shapes of the CPU benchmarks.
 const std::vector<ModelShape>& KnownShapes();
 // NOT_FOUND for a name that KnownShapes lacks, with the names.
 absl::StatusOr<ModelShape> FindShape(absl::string_view name);
@@ -38,8 +38,9 @@ absl::StatusOr<ModelShape> FindShape(absl::string_view name);
 // The text of each id as tokenizers write it: the 256 bytes, words, begin and end.
 std::vector<std::string> SyntheticVocabulary(const ModelShape& shape);
 
-// Writes config.json, generation_config.json, tokenizer.json and tokenizer_config.json into `directory`, which is
-// made. Returns NOT_FOUND as FindShape; FAILED_PRECONDITION when one of the files exists or cannot be written.
+// Writes config.json, generation_config.json, tokenizer.json and tokenizer_config.json into
+// `directory`, which is made. Returns NOT_FOUND as FindShape; FAILED_PRECONDITION when one of the
+// files exists or cannot be written.
 absl::Status WriteSyntheticModel(absl::string_view shape_name, const std::string& directory);
 
 }  // namespace quire::client

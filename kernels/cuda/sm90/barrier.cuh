@@ -54,8 +54,8 @@ __device__ __forceinline__ void BarrierWait(Barrier* barrier, std::uint32_t pari
       "r"(parity)
       : "memory");
 }
-// Ordinary writes of this thread to shared memory become visible to bulk copies and wgmma; a barrier
-// between the threads follows.
+// Ordinary writes of this thread to shared memory become visible to bulk copies and wgmma; a
+// barrier between the threads follows.
 __device__ __forceinline__ void FenceAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

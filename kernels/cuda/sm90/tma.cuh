@@ -24,8 +24,8 @@ __device__ __forceinline__ void TmaPrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// A box at (x, y, z), fastest extent first, to 128-byte aligned shared memory (1024 for the 128-byte
-// swizzle).
+// A box at (x, y, z), fastest extent first, to 128-byte aligned shared memory (1024 for the
+// 128-byte swizzle).
 __device__ __forceinline__ void TmaLoad3D(void* shared, const CUtensorMap* map, Barrier* barrier,
                                           std::int32_t x, std::int32_t y, std::int32_t z,
                                           L2Hint hint) {

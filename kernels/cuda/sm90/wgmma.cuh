@@ -1,10 +1,10 @@
 #pragma once
 
-// Warpgroup matrix products of compute capability 9.0a. A warpgroup is four neighbouring warps whose
-// first has an index that is a multiple of 4. d [64, N] f32: warp w of the group holds rows 16 w ..
-// 16 w + 15; with g = lane / 4, c = lane % 4, register 4 j + {0, 1} is row g, columns 8 j + 2 c ..
-// + 1, and 4 j + {2, 3} the same columns of row g + 8 (PTX ISA, "wgmma.mma_async m64nNk16 register
-// fragments"). A from registers has the layout of mma.m16n8k16, per warp.
+// Warpgroup matrix products of compute capability 9.0a. A warpgroup is four neighbouring warps
+// whose first has an index that is a multiple of 4. d [64, N] f32: warp w of the group holds rows
+// 16 w .. 16 w + 15; with g = lane / 4, c = lane % 4, register 4 j + {0, 1} is row g, columns 8 j +
+// 2 c .. + 1, and 4 j + {2, 3} the same columns of row g + 8 (PTX ISA, "wgmma.mma_async m64nNk16
+// register fragments"). A from registers has the layout of mma.m16n8k16, per warp.
 //
 // Order: WgmmaPin and WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin; accumulators and A in
 // registers are not touched in between.
