@@ -34,6 +34,7 @@
 #include "server/http/ops_handlers.h"
 #include "server/metrics_exporter.h"
 #include "server/model_stack.h"
+#include "server/notify.h"
 
 namespace quire::server {
 namespace {
@@ -122,6 +123,7 @@ class Daemon::Impl {
   ServingState state_;
   ServerProbe probe_;
   DrainControl drain_;
+  Notifier notifier_{NotifyTargetFromEnvironment()};
   const HandlerContext context_;
 
   Mutex health_mutex_;
@@ -150,6 +152,7 @@ int Daemon::Impl::Run() {
     return kExitConfig;
   }
   LogListening();
+  notifier_.Status("loading the model");
   std::thread housekeeper([this] { Housekeep(); });
   std::thread loader([this] { Load(); });
   WaitForEnd();
@@ -226,6 +229,7 @@ void Daemon::Impl::OnFailing(const absl::Status& status) {
   log::Error("server", "the engine cannot go on", {{"error", status.message()}});
   state_.SetState(LifeState::kFailed);
   UpdateHealth();
+  notifier_.Status("the engine has failed");
 }
 
 // On the engine's thread, once everybody has.
@@ -276,6 +280,7 @@ void Daemon::Impl::Load() {
                {"kv_dtype", served.description.kv_dtype},
                {"determinism", options_.determinism},
                {"since_start", clock_.Now() - start_time_}});
+    notifier_.Ready(absl::StrCat("serving ", served.id()));
   } else {
     log::Error("server", "cannot load the model",
                {{"path", options_.model.path}, {"error", stack.status().message()}});
@@ -294,6 +299,7 @@ void Daemon::Impl::Housekeep() {
   for (;;) {
     UpdateHealth();
     drain_.Tick();
+    if (state_.is_live()) notifier_.KeepAlive(clock_.Now());
     if (clock_.Now() >= next_poll) {
       data_listener_->KeepPolling();
       if (admin_listener_ != nullptr) admin_listener_->KeepPolling();
@@ -325,6 +331,7 @@ void Daemon::Impl::Drain() {
   state_.SetLeaving(true);
   state_.SetExiting();
   UpdateHealth();
+  notifier_.Stopping();
   if (state_.state() == LifeState::kReady) {
     log::Info("server", "not ready any more, still admitting",
               {{"for", options_.shutdown.pre_drain_delay}});
