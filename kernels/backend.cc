@@ -23,6 +23,29 @@ constexpr double kMinSharedWork = 10000;
 
 constexpr std::align_val_t kAlign{64};
 
+struct Range {
+  std::uint32_t begin, end;
+};
+
+std::uint64_t PackRange(Range range) {
+  return std::uint64_t{range.begin} << 32 | range.end;
+}
+
+// Takes a quarter of what is left, from the front: long pieces first, since memory is read best in
+// long runs, short ones last, since everybody waits for the last one. Empty when nothing is left.
+Range TakeFront(std::atomic<std::uint64_t>* left) {
+  std::uint64_t seen = left->load(std::memory_order_relaxed);
+  for (;;) {
+    const Range range = {static_cast<std::uint32_t>(seen >> 32), static_cast<std::uint32_t>(seen)};
+    if (range.begin == range.end) return range;
+    const std::uint32_t middle = range.begin + (range.end - range.begin + 3) / 4;
+    if (left->compare_exchange_weak(seen, PackRange({middle, range.end}),
+                                    std::memory_order_relaxed)) {
+      return {range.begin, middle};
+    }
+  }
+}
+
 }  // namespace
 
 void Workspace::Free::operator()(std::byte* p) const {
@@ -81,7 +104,8 @@ Backend::Backend(const Device& device, ThreadPool* pool)
     : device_(device),
       pool_(pool),
       workspaces_(
-          std::make_unique<std::vector<Workspace>>(static_cast<std::size_t>(pool->size()) + 1)) {}
+          std::make_unique<std::vector<Workspace>>(static_cast<std::size_t>(pool->size()) + 1)),
+      shares_(std::make_unique<Share[]>(static_cast<std::size_t>(pool->size()))) {}
 
 absl::string_view Backend::isa() const {
   return internal::ChosenIsa();
@@ -95,6 +119,12 @@ void Backend::ReserveWorkspaces(std::size_t bytes) const {
   for (int part = 0; part < num_threads(); ++part) workspace(part).Reserve(bytes);
 }
 
+std::int64_t Backend::scratch_bytes() const {
+  std::size_t bytes = 0;
+  for (const Workspace& workspace : *workspaces_) bytes += workspace.size_bytes();
+  return static_cast<std::int64_t>(bytes);
+}
+
 void Backend::ParallelFor(
     std::int64_t n, double work,
     absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn) const {
@@ -104,10 +134,20 @@ void Backend::ParallelFor(
     fn(0, n, 0);
     return;
   }
+  QUIRE_CHECK(n < std::int64_t{1} << 32);
+  for (std::int64_t part = 0; part < parts; ++part) {
+    shares_[static_cast<std::size_t>(part)].left.store(
+        PackRange({static_cast<std::uint32_t>(n * part / parts),
+                   static_cast<std::uint32_t>(n * (part + 1) / parts)}),
+        std::memory_order_relaxed);
+  }
   pool_->Run([&](int part) {
-    const std::int64_t begin = n * part / parts;
-    const std::int64_t end = n * (part + 1) / parts;
-    if (begin < end) fn(begin, end, part);
+    for (std::int64_t i = 0; i < parts; ++i) {
+      std::atomic<std::uint64_t>& left = shares_[static_cast<std::size_t>((part + i) % parts)].left;
+      for (Range range = TakeFront(&left); range.begin < range.end; range = TakeFront(&left)) {
+        fn(range.begin, range.end, part);
+      }
+    }
   });
 }
 

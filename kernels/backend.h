@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,7 @@ class Workspace {
 
   // At least `bytes` bytes, 64-byte aligned, valid until the next call; contents are unspecified.
   std::byte* Reserve(std::size_t bytes);
+  std::size_t size_bytes() const { return capacity_; }
 
  private:
   struct Free {
@@ -48,9 +50,10 @@ class Backend {
   // The CPU. REQUIRES: device is the CPU, pool is not null.
   static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool);
 
-  // The GPU of `stream`, on which every op is enqueued; the pool serves the host's part of loading. Returns
-  // UNIMPLEMENTED in a build without CUDA; FAILED_PRECONDITION when the kernels of this build have not been proven
-  // on such a device and QUIRE_UNPROVEN=1 is not in the environment; NOT_FOUND for kFast without cuBLASLt.
+  // The GPU of `stream`, on which every op is enqueued; the pool serves the host's part of loading.
+  // Returns UNIMPLEMENTED in a build without CUDA; FAILED_PRECONDITION when the kernels of this
+  // build have not been proven on such a device and QUIRE_UNPROVEN=1 is not in the environment;
+  // NOT_FOUND for kFast without cuBLASLt.
   static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
                                             ThreadPool* pool);
 
@@ -58,11 +61,11 @@ class Backend {
   Backend& operator=(Backend&&) = default;
 
   const Device& device() const { return device_; }
-  // Null on the CPU. On a GPU every op only enqueues; its pointers are device or pinned memory unless its header says
-  // otherwise, and no op allocates.
+  // Null on the CPU. On a GPU every op only enqueues; its pointers are device or pinned memory
+  // unless its header says otherwise, and no op allocates.
   const CudaContext* cuda() const { return cuda_ ? &*cuda_ : nullptr; }
-  // CUDA: how PackLinearWeights brings host memory to the device (kernels/cuda/uploader.h). LoadModel lends one
-  // for the time of loading and takes it back with null.
+  // CUDA: how PackLinearWeights brings host memory to the device (kernels/cuda/uploader.h).
+  // LoadModel lends one for the time of loading and takes it back with null.
   Uploader* uploader() const { return uploader_; }
   void LendUploader(Uploader* uploader) const { uploader_ = uploader; }
 
@@ -71,9 +74,11 @@ class Backend {
   // "amx", "avx512_vnni", "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
   absl::string_view isa() const;
 
-  // Runs fn(begin, end) over disjoint ranges that cover [0, n). `work` is the cost of one item,
-  // roughly in nanoseconds; when all of it is too little to share, the caller does it alone. Ops
-  // whose bits depend on how a range is cut must not use it.
+  // Runs fn(begin, end, part) over disjoint ranges that cover [0, n). `work` is the cost of one item,
+  // roughly in nanoseconds; when all of it is too little to share, the caller does it alone. Each
+  // thread walks its own share in shrinking pieces and then helps the others with theirs, so that a
+  // thread that was interrupted is not waited for. Ops whose bits depend on how a range is cut must
+  // not use it. REQUIRES: n < 2^32.
   void ParallelFor(
       std::int64_t n, double work,
       absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn) const;
@@ -85,10 +90,18 @@ class Backend {
   // Scratch of one thread inside ParallelFor and ParallelItems, and of the whole op outside them.
   Workspace& workspace(int part) const { return (*workspaces_)[static_cast<std::size_t>(part)]; }
   Workspace& op_workspace() const { return workspaces_->back(); }
-  // Grows the scratch of every thread, so that it does not matter later which of them takes an item.
+  // Grows the scratch of every thread, so that it does not matter later which of them takes an
+  // item.
   void ReserveWorkspaces(std::size_t bytes) const;
+  // Of all scratch memory, as it has grown until now.
+  std::int64_t scratch_bytes() const;
 
  private:
+  // What a thread has left of a range, as begin << 32 | end.
+  struct alignas(64) Share {
+    std::atomic<std::uint64_t> left{0};
+  };
+
   Backend(const Device& device, ThreadPool* pool);
 
   Device device_;
@@ -100,6 +113,7 @@ class Backend {
   mutable Uploader* uploader_ = nullptr;
   // One per thread, and one for the op.
   std::unique_ptr<std::vector<Workspace>> workspaces_;
+  std::unique_ptr<Share[]> shares_;  // one per thread
 };
 
 // Makes the kernels of this process run with an instruction set below the best one: "auto", "amx",

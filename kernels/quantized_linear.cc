@@ -23,8 +23,6 @@ namespace {
 
 constexpr std::uint32_t kMaxInputs = 65536;
 constexpr std::uint32_t kPanel = PackedLinear::kPanel;
-// Up to so many rows every thread quantises all of them.
-constexpr std::uint32_t kSelfRows = 8;
 
 std::int64_t Padded(std::int64_t bytes) {
   return (bytes + 63) / 64 * 64;
@@ -283,12 +281,22 @@ float ErrorOf(std::span<const float> x, float scale) {
 // clipped. Of normal weights these four lose 0.5 % more than the best of eight, in half the time.
 constexpr std::array<float, 4> kExtremes = {-7.2f, -7.8f, -8.5f, -9.3f};
 
+// f16 that is rounded up where the nearest would clip the extreme value by more than half a step,
+// which only scales below the normal numbers do.
+float GroupScaleOfInt8(float magnitude) {
+  F16 scale = F16::FromFloat(magnitude / 127.0f);
+  if (magnitude > 127.5f * scale.ToFloat()) ++scale.bits;
+  return scale.ToFloat();
+}
+
 float ScaleOfInt4(std::span<const float> x, float extreme) {
+  constexpr float kLeastF16 = 0x1p-24f;
   if (extreme == 0) return 0;
   float least = std::numeric_limits<float>::infinity();
   float best = least;  // beyond f16, which whoever asked refuses
   for (const float at : kExtremes) {
-    const float scale = BestScaleFor(x, extreme / at);
+    float scale = BestScaleFor(x, extreme / at);
+    if (scale == 0) scale = std::copysign(kLeastF16, extreme / at);
     const float error = ErrorOf(x, scale);
     if (error < least) {
       least = error;
@@ -313,8 +321,10 @@ void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float
       std::fill_n(q, group, std::int8_t{0});
       continue;
     }
-    float scale = std::fabs(extreme) / 127.0f;
-    if (!per_feature) scale = is_int4 ? ScaleOfInt4(x, extreme) : RoundToF16(scale);
+    const float magnitude = std::fabs(extreme);
+    const float scale = is_int4       ? ScaleOfInt4(x, extreme)
+                        : per_feature ? magnitude / 127.0f
+                                      : GroupScaleOfInt8(magnitude);
     out.scales[g] = scale;
     if (is_int4) {
       PutNearest(x, Inverse(scale), -8, 7, q);
@@ -365,14 +375,15 @@ internal::IntLinearArgs ArgsOf(const LinearParams& params) {
 
 }  // namespace
 
+std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
+  // Groups of 16 have the most scales and sums.
+  return LayoutOf(num_rows, (std::int64_t{k} + 15) / 16 * 16, 16).bytes;
+}
+
 void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k) {
   QUIRE_CHECK(backend.cuda() == nullptr);
-  // Groups of 16 have the most scales and sums.
-  const std::int64_t inputs = (std::int64_t{k} + 15) / 16 * 16;
-  backend.ReserveWorkspaces(static_cast<std::size_t>(LayoutOf(kSelfRows, inputs, 16).bytes));
-  if (num_rows > kSelfRows) {
-    backend.op_workspace().Reserve(static_cast<std::size_t>(LayoutOf(num_rows, inputs, 16).bytes));
-  }
+  const std::int64_t bytes = QuantizedLinearScratchBytes(num_rows, k);
+  backend.op_workspace().Reserve(static_cast<std::size_t>(bytes));
 }
 
 namespace internal {
@@ -385,29 +396,15 @@ void LinearQuantized(const Backend& backend, const LinearParams& params) {
   // nanosecond.
   const double work = static_cast<double>(args.panel_bytes) * 0.05 +
                       static_cast<double>(args.k) * rows * (kPanel * 0.005);
-  const auto quantize = [&](const IntRows& into, std::uint32_t begin, std::uint32_t end) {
-    kernels.quantize(params.x.f32(), params.x_stride, args.k, args.group, rows, begin, end, into);
-  };
-  if (rows <= kSelfRows) {
-    ReserveQuantizedLinear(backend, rows, args.k);
-    const RowsLayout layout = LayoutOf(rows, args.k, args.group);
-    backend.ParallelFor(params.weight->num_panels(), work,
-                        [&](std::int64_t begin, std::int64_t end, int part) {
-                          IntLinearArgs own = args;
-                          own.x = RowsAt(backend.workspace(part).Reserve(
-                                             static_cast<std::size_t>(layout.bytes)),
-                                         layout);
-                          quantize(own.x, 0, rows);
-                          kernels.linear(own, begin, end);
-                        });
-    return;
-  }
   const RowsLayout layout = LayoutOf(rows, args.k, args.group);
   args.x = RowsAt(backend.op_workspace().Reserve(static_cast<std::size_t>(layout.bytes)), layout);
+  // Rows are packed eight at a time (IntRows).
   backend.ParallelFor((rows + 7) / 8, static_cast<double>(args.k) * 8 * 0.3,
                       [&](std::int64_t begin, std::int64_t end, int) {
-                        quantize(args.x, static_cast<std::uint32_t>(begin) * 8,
-                                 std::min(rows, static_cast<std::uint32_t>(end) * 8));
+                        kernels.quantize(params.x.f32(), params.x_stride, args.k, args.group, rows,
+                                         static_cast<std::uint32_t>(begin) * 8,
+                                         std::min(rows, static_cast<std::uint32_t>(end) * 8),
+                                         args.x);
                       });
   backend.ParallelFor(
       params.weight->num_panels(), work,

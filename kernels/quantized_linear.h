@@ -60,15 +60,20 @@ absl::StatusOr<PackedLinear> PackQuantizedRows(
 // as there.
 absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape);
 
-// Quantises one row without a min. kInt8: scale = largest magnitude / 127. kInt4: the scale, of
-// those tried, with the least sum of squared errors of the group. Scales of groups are values of
-// f16. A group with a NaN or infinity has scale NaN.
+// Quantises one row without a min. kInt8: scale = largest magnitude M / 127, and every value is
+// within half its scale. kInt4: the scale, of those tried, with the least sum of squared errors of
+// the group. Scales of groups are values of f16, and integers are chosen for the rounded scale.
+// Below its normal numbers, M / 127 < 6.1e-5, f16 goes in steps of 2^-24: no scale but that of a
+// group of zeros is less than that, and int8 is within M / 254 + 2^-25 even there. A group with a
+// NaN or infinity has scale NaN.
 void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float> row,
                  const QuantizedRow& out);
 
 // Grows the backend's scratch memory to what Linear needs for up to `num_rows` rows of up to `k`
 // inputs in any integer format, so that no later call allocates. REQUIRES: the backend is the CPU.
 void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k);
+// What that takes of a backend without scratch memory.
+std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
 

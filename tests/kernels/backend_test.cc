@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <utility>
+#include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {
@@ -54,20 +56,40 @@ TEST(BackendTest, EveryIndexIsVisitedOnceForAnyThreadCount) {
 
 // Packing and computing cut the panels of a matrix alike, so that on a machine of several nodes a
 // thread computes with the memory that it was the first to touch.
-TEST(BackendTest, TheCutDoesNotDependOnTheWork) {
+TEST(BackendTest, EveryThreadBeginsWithItsOwnShare) {
   const TestBackend backend(3);
   for (const std::int64_t n : {3, 7, 64, 1001}) {
-    for (const double work : {1e5, 1e9}) {
-      std::vector<std::pair<std::int64_t, std::int64_t>> ranges(3);
-      (*backend).ParallelFor(n, work, [&](std::int64_t begin, std::int64_t end, int part) {
-        ranges[static_cast<std::size_t>(part)] = {begin, end};
-      });
-      for (std::int64_t part = 0; part < 3; ++part) {
-        EXPECT_EQ(ranges[static_cast<std::size_t>(part)],
-                  std::pair(n * part / 3, n * (part + 1) / 3));
-      }
+    std::vector<std::int64_t> begins(3, -1);
+    std::atomic<int> arrived{0};
+    (*backend).ParallelFor(n, 1e9, [&](std::int64_t begin, std::int64_t, int part) {
+      std::int64_t& mine = begins[static_cast<std::size_t>(part)];
+      if (mine >= 0) return;
+      mine = begin;
+      ++arrived;
+      while (arrived < 3) std::this_thread::yield();
+    });
+    for (std::int64_t part = 0; part < 3; ++part) {
+      EXPECT_EQ(begins[static_cast<std::size_t>(part)], n * part / 3);
     }
   }
+}
+
+TEST(BackendTest, AThreadThatIsHeldUpIsHelped) {
+  constexpr std::int64_t kItems = 100;
+  const TestBackend backend(2);
+  std::atomic<std::int64_t> done{0};
+  std::int64_t held = 0;  // items of the piece that the caller is held up in
+  (*backend).ParallelFor(kItems, 1e9, [&](std::int64_t begin, std::int64_t end, int part) {
+    if (part == 0 && held == 0) {
+      held = end - begin;
+      const absl::Time give_up = absl::Now() + absl::Seconds(20);
+      while (done < kItems - held && absl::Now() < give_up) std::this_thread::yield();
+      EXPECT_EQ(done, kItems - held) << "nobody took the rest of this thread's share";
+    }
+    done += end - begin;
+  });
+  EXPECT_EQ(done, kItems);
+  EXPECT_LT(held, kItems / 4);
 }
 
 TEST(IsaTest, SelectsByNameAndRefusesTheRest) {
