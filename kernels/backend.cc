@@ -127,25 +127,27 @@ std::int64_t Backend::scratch_bytes() const {
 
 void Backend::ParallelFor(
     std::int64_t n, double work,
-    absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn) const {
+    absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn,
+    std::int64_t grain) const {
   if (n <= 0) return;
+  QUIRE_CHECK(n < std::int64_t{1} << 32 && grain >= 1);
   const std::int64_t parts = pool_->size();
-  if (parts == 1 || n == 1 || static_cast<double>(n) * work < kMinSharedWork) {
+  const std::int64_t grains = (n + grain - 1) / grain;
+  if (parts == 1 || grains == 1 || static_cast<double>(n) * work < kMinSharedWork) {
     fn(0, n, 0);
     return;
   }
-  QUIRE_CHECK(n < std::int64_t{1} << 32);
   for (std::int64_t part = 0; part < parts; ++part) {
     shares_[static_cast<std::size_t>(part)].left.store(
-        PackRange({static_cast<std::uint32_t>(n * part / parts),
-                   static_cast<std::uint32_t>(n * (part + 1) / parts)}),
+        PackRange({static_cast<std::uint32_t>(grains * part / parts),
+                   static_cast<std::uint32_t>(grains * (part + 1) / parts)}),
         std::memory_order_relaxed);
   }
   pool_->Run([&](int part) {
     for (std::int64_t i = 0; i < parts; ++i) {
       std::atomic<std::uint64_t>& left = shares_[static_cast<std::size_t>((part + i) % parts)].left;
       for (Range range = TakeFront(&left); range.begin < range.end; range = TakeFront(&left)) {
-        fn(range.begin, range.end, part);
+        fn(range.begin * grain, std::min(n, range.end * grain), part);
       }
     }
   });

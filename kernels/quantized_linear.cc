@@ -23,6 +23,8 @@ namespace {
 
 constexpr std::uint32_t kMaxInputs = 65536;
 constexpr std::uint32_t kPanel = PackedLinear::kPanel;
+// Panels that the widest tile of the kernels computes at once; narrower rests are slower.
+constexpr std::int64_t kTilePanels = 3;
 
 std::int64_t Padded(std::int64_t bytes) {
   return (bytes + 63) / 64 * 64;
@@ -408,7 +410,8 @@ void LinearQuantized(const Backend& backend, const LinearParams& params) {
                       });
   backend.ParallelFor(
       params.weight->num_panels(), work,
-      [&](std::int64_t begin, std::int64_t end, int) { kernels.linear(args, begin, end); });
+      [&](std::int64_t begin, std::int64_t end, int) { kernels.linear(args, begin, end); },
+      kTilePanels);
 }
 
 }  // namespace internal

@@ -48,6 +48,14 @@ TEST(BackendTest, EveryIndexIsVisitedOnceForAnyThreadCount) {
           return std::all_of(visits.begin(), visits.end(), [](const auto& v) { return v == 1; });
         };
         EXPECT_TRUE(once(range));
+        (*backend).ParallelFor(
+            n, work,
+            [&](std::int64_t begin, std::int64_t end, int) {
+              EXPECT_EQ(begin % 3, 0);
+              for (std::int64_t i = begin; i < end; ++i) --range[static_cast<std::size_t>(i)];
+            },
+            /*grain=*/3);
+        EXPECT_TRUE(std::all_of(range.begin(), range.end(), [](const auto& v) { return v == 0; }));
         EXPECT_TRUE(once(items));
       }
     }
