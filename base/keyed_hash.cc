@@ -4,10 +4,17 @@
 #include <bit>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace quire {
 namespace {
 
 using Lanes = std::array<std::uint64_t, 4>;
+
+constexpr std::size_t kPacketBytes = 32;
+constexpr int kFinalRounds = 6;
 
 static_assert(std::endian::native == std::endian::little,
               "packets are read as little-endian words");
@@ -49,18 +56,8 @@ constexpr std::uint64_t RotateHalves(std::uint64_t word, int by) {
   return std::rotl(low, by) | std::uint64_t{std::rotl(high, by)} << 32;
 }
 
-}  // namespace
-
-KeyedHasher::KeyedHasher(const HashKey& key) {
-  for (std::size_t i = 0; i < 4; ++i) {
-    state_.mul0[i] = kInit0[i];
-    state_.mul1[i] = kInit1[i];
-    state_.v0[i] = kInit0[i] ^ key.words[i];
-    state_.v1[i] = kInit1[i] ^ std::rotl(key.words[i], 32);
-  }
-}
-
-void KeyedHasher::Mix(State& s, const Lanes& lanes) {
+template <typename State>
+void Mix(State& s, const Lanes& lanes) {
   for (std::size_t i = 0; i < 4; ++i) {
     s.v1[i] += s.mul0[i] + lanes[i];
     s.mul0[i] ^= (s.v1[i] & 0xffffffff) * (s.v0[i] >> 32);
@@ -71,21 +68,121 @@ void KeyedHasher::Mix(State& s, const Lanes& lanes) {
   AddZipped(s.v0, s.v1);
 }
 
-void KeyedHasher::MixPacket(State& state, const std::byte* packet) {
-  Lanes lanes;
-  std::memcpy(lanes.data(), packet, sizeof(lanes));
-  Mix(state, lanes);
+#if defined(__x86_64__)
+
+#define QUIRE_AVX2 __attribute__((target("avx2")))
+
+// The state of KeyedHasher, a lane of each word in each quarter.
+struct Vectors {
+  __m256i v0, v1, mul0, mul1;
+};
+
+QUIRE_AVX2 inline __m256i Load(const void* words) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(words));
+}
+
+template <typename State>
+QUIRE_AVX2 inline Vectors LoadState(const State& s) {
+  return {Load(s.v0.data()), Load(s.v1.data()), Load(s.mul0.data()), Load(s.mul1.data())};
+}
+
+QUIRE_AVX2 inline void Store(__m256i value, Lanes& lanes) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes.data()), value);
+}
+
+template <typename State>
+QUIRE_AVX2 inline void StoreState(const Vectors& v, State& s) {
+  Store(v.v0, s.v0);
+  Store(v.v1, s.v1);
+  Store(v.mul0, s.mul0);
+  Store(v.mul1, s.mul1);
+}
+
+// Mix of all lanes; the shuffle is ZipLow and ZipHigh of both pairs.
+QUIRE_AVX2 inline void MixVectors(Vectors& v, __m256i lanes) {
+  const __m256i zip = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7));
+  v.v1 = _mm256_add_epi64(v.v1, _mm256_add_epi64(v.mul0, lanes));
+  v.mul0 = _mm256_xor_si256(v.mul0, _mm256_mul_epu32(v.v1, _mm256_srli_epi64(v.v0, 32)));
+  v.v0 = _mm256_add_epi64(v.v0, v.mul1);
+  v.mul1 = _mm256_xor_si256(v.mul1, _mm256_mul_epu32(v.v0, _mm256_srli_epi64(v.v1, 32)));
+  v.v0 = _mm256_add_epi64(v.v0, _mm256_shuffle_epi8(v.v1, zip));
+  v.v1 = _mm256_add_epi64(v.v1, _mm256_shuffle_epi8(v.v0, zip));
+}
+
+template <typename State>
+QUIRE_AVX2 void MixPacketsAvx2(State& state, const std::byte* packets, std::size_t count) {
+  Vectors v = LoadState(state);
+  for (; count > 0; --count, packets += kPacketBytes) MixVectors(v, Load(packets));
+  StoreState(v, state);
+}
+
+template <typename State>
+QUIRE_AVX2 void MixFinalRoundsAvx2(State& state) {
+  Vectors v = LoadState(state);
+  // Lanes 2 3 0 1, the halves of each exchanged.
+  const __m256i order = _mm256_setr_epi32(5, 4, 7, 6, 1, 0, 3, 2);
+  for (int round = 0; round < kFinalRounds; ++round) {
+    MixVectors(v, _mm256_permutevar8x32_epi32(v.v0, order));
+  }
+  StoreState(v, state);
+}
+
+#else
+
+// Never called: HasVectors() is false.
+template <typename State>
+void MixPacketsAvx2(State&, const std::byte*, std::size_t) {}
+template <typename State>
+void MixFinalRoundsAvx2(State&) {}
+
+#endif
+
+}  // namespace
+
+bool KeyedHasher::HasVectors() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") != 0;
+#else
+  return false;
+#endif
+}
+
+KeyedHasher::KeyedHasher(const HashKey& key, bool vectors) : vectors_(vectors) {
+  for (std::size_t i = 0; i < 4; ++i) {
+    state_.mul0[i] = kInit0[i];
+    state_.mul1[i] = kInit1[i];
+    state_.v0[i] = kInit0[i] ^ key.words[i];
+    state_.v1[i] = kInit1[i] ^ std::rotl(key.words[i], 32);
+  }
+}
+
+void KeyedHasher::MixPackets(State& state, const std::byte* packets, std::size_t count) const {
+  if (vectors_) return MixPacketsAvx2(state, packets, count);
+  for (; count > 0; --count, packets += kPacketBytes) {
+    Lanes lanes;
+    std::memcpy(lanes.data(), packets, sizeof(lanes));
+    Mix(state, lanes);
+  }
+}
+
+void KeyedHasher::MixFinalRounds(State& s) const {
+  if (vectors_) return MixFinalRoundsAvx2(s);
+  for (int round = 0; round < kFinalRounds; ++round) {
+    Mix(s, {std::rotl(s.v0[2], 32), std::rotl(s.v0[3], 32), std::rotl(s.v0[0], 32),
+            std::rotl(s.v0[1], 32)});
+  }
 }
 
 // The last 1 to 31 bytes: whole 4-byte words stay in place, the 0 to 3 bytes after them go to a
 // fixed place, and the length enters the state, so that trailing zeros make a difference.
-void KeyedHasher::MixRemainder(State& state, std::span<const std::byte> rest) {
+void KeyedHasher::MixRemainder(State& state, std::span<const std::byte> rest) const {
   const std::size_t size = rest.size();
   for (std::size_t i = 0; i < 4; ++i) {
     state.v0[i] += (std::uint64_t{size} << 32) + size;
     state.v1[i] = RotateHalves(state.v1[i], static_cast<int>(size));
   }
-  std::array<std::byte, 32> packet{};
+  std::array<std::byte, kPacketBytes> packet{};
   const std::size_t tail = size % 4;
   const std::size_t words = size - tail;
   std::copy_n(rest.begin(), words, packet.begin());
@@ -96,7 +193,7 @@ void KeyedHasher::MixRemainder(State& state, std::span<const std::byte> rest) {
     packet[17] = rest[words + tail / 2];
     packet[18] = rest[size - 1];
   }
-  MixPacket(state, packet.data());
+  MixPackets(state, packet.data(), 1);
 }
 
 KeyedHasher& KeyedHasher::Update(std::span<const std::byte> bytes) {
@@ -106,10 +203,12 @@ KeyedHasher& KeyedHasher::Update(std::span<const std::byte> bytes) {
     num_pending_ += take;
     bytes = bytes.subspan(take);
     if (num_pending_ < pending_.size()) return *this;
-    MixPacket(state_, pending_.data());
+    MixPackets(state_, pending_.data(), 1);
     num_pending_ = 0;
   }
-  for (; bytes.size() >= 32; bytes = bytes.subspan(32)) MixPacket(state_, bytes.data());
+  const std::size_t whole = bytes.size() / kPacketBytes;
+  if (whole > 0) MixPackets(state_, bytes.data(), whole);
+  bytes = bytes.subspan(whole * kPacketBytes);
   std::copy(bytes.begin(), bytes.end(), pending_.begin());
   num_pending_ = bytes.size();
   return *this;
@@ -122,10 +221,7 @@ KeyedHasher& KeyedHasher::Update(absl::string_view text) {
 Hash128 KeyedHasher::Finish() const {
   State s = state_;
   if (num_pending_ > 0) MixRemainder(s, std::span(pending_).first(num_pending_));
-  for (int round = 0; round < 6; ++round) {
-    Mix(s, {std::rotl(s.v0[2], 32), std::rotl(s.v0[3], 32), std::rotl(s.v0[0], 32),
-            std::rotl(s.v0[1], 32)});
-  }
+  MixFinalRounds(s);
   return {s.v0[0] + s.mul0[0] + s.v1[2] + s.mul1[2], s.v0[1] + s.mul0[1] + s.v1[3] + s.mul1[3]};
 }
 

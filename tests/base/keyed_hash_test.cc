@@ -43,6 +43,8 @@ TEST(KeyedHashTest, GivesThePublishedAnswers) {
                             {64, {0x98BB1F7198D4C4F2, 0xE0BC0571DE918FC8}}};
   for (const Answer& answer : answers) {
     EXPECT_EQ(KeyedHash(kKey, Counting(answer.size)), answer.hash) << answer.size;
+    KeyedHasher one_by_one(kKey, /*vectors=*/false);
+    EXPECT_EQ(one_by_one.Update(Counting(answer.size)).Finish(), answer.hash) << answer.size;
   }
 }
 
@@ -58,6 +60,19 @@ TEST(KeyedHashTest, AnySplitGivesTheSameHash) {
       at += take;
     }
     ASSERT_EQ(hasher.Finish(), whole);
+  }
+}
+
+TEST(KeyedHashTest, VectorsGiveTheHashOfSingleLanes) {
+  if (!KeyedHasher::HasVectors()) GTEST_SKIP() << "this processor has no AVX2";
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 500; ++trial) {
+    std::vector<std::byte> bytes(random() % 300);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    const HashKey key{{random(), random() * 0x9e3779b97f4a7c15, ~std::uint64_t{random()}, random()}};
+    KeyedHasher one_by_one(key, /*vectors=*/false);
+    KeyedHasher at_once(key, /*vectors=*/true);
+    ASSERT_EQ(at_once.Update(bytes).Finish(), one_by_one.Update(bytes).Finish()) << bytes.size();
   }
 }
 
