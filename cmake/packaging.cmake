@@ -1,22 +1,27 @@
-# cmake --install, and CPack's deb and tgz. Only what was built is installed: a build without tools has no
-# `quire`.
+# cmake --install, and CPack's deb and tgz. Only what was built is installed: a build without tools has no `quire`.
+# Components: binaries; configs; assets (schema, licence, where the embedded model comes from); docs.
 include(GNUInstallDirs)
 
 foreach(program quired quire)
   if(TARGET ${program})
-    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT binaries)
   endif()
 endforeach()
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
-        DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/configs FILES_MATCHING PATTERN "*.yaml")
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/configs COMPONENT configs
+        FILES_MATCHING PATTERN "*.yaml")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/quire
-        DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/proto FILES_MATCHING PATTERN "*.proto")
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/proto COMPONENT assets
+        FILES_MATCHING PATTERN "*.proto")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT assets)
+install(FILES ${PROJECT_SOURCE_DIR}/assets/story/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        RENAME embedded_model.md COMPONENT assets)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs
         PATTERN "*.in.md" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
-              ${PROJECT_SOURCE_DIR}/SECURITY.md ${PROJECT_SOURCE_DIR}/LICENSE
-        DESTINATION ${CMAKE_INSTALL_DOCDIR})
+              ${PROJECT_SOURCE_DIR}/SECURITY.md
+        DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs)
 
 set(CPACK_GENERATOR DEB TGZ)
 set(CPACK_PACKAGE_NAME quire)

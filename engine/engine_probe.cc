@@ -65,6 +65,15 @@ void EngineProbe::AddRequestFamilies(const probe::Labels& model, std::int32_t ma
                                     "Requests admitted to the queue.", model);
   completed_ = registry_->AddCounter("quire_requests_completed_total",
                                      "Requests whose choices all finished.", model);
+  // Kinds that are counted when they occur (Rejected, Failed). The usual ones stand at 0 from the
+  // start: a rate over a series that appears with its first event does not see that event.
+  registry_->AddCounter("quire_requests_rejected_total", "Requests refused before acceptance.",
+                        {{"reason", "QUEUE_FULL"}});
+  for (const auto code : {absl::StatusCode::kInternal, absl::StatusCode::kUnavailable}) {
+    registry_->AddCounter("quire_requests_failed_total",
+                          "Accepted requests that ended with an error.",
+                          With(model, "code", CodeName(code)));
+  }
   for (int i = 0; i < kNumCancelSources; ++i) {
     const auto source = static_cast<CancelSource>(i);
     cancelled_[static_cast<std::size_t>(i)] = registry_->AddCounter(

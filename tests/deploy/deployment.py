@@ -1,0 +1,120 @@
+"""What the checks of deployment files share: the files, and what quired itself says of its configuration."""
+
+import functools
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+
+from daemon import QUIRE, QUIRED, Daemon  # noqa: E402
+
+__all__ = ["QUIRE", "QUIRED", "ROOT", "Daemon"]
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "m": 60, "h": 3600}
+
+
+def seconds(text):
+    """`45s`, `30min`, `1m30s`, or a plain number of seconds."""
+    if re.fullmatch(r"[0-9.]+", str(text)):
+        return float(text)
+    parts = re.findall(r"([0-9.]+)(us|ms|min|s|m|h)", text)
+    assert parts and "".join(a + b for a, b in parts) == text, f"no duration: {text}"
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+@functools.cache
+def effective(*files):
+    """The configuration that quired has with these files over the image's profile."""
+    command = [str(QUIRED), "--print-effective-config=json", "--set", f"profile={ROOT}/configs/container.yaml"]
+    for name in files:
+        command += ["--config", str(ROOT / name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def port(address):
+    return int(address.rsplit(":", 1)[1])
+
+
+def ports(config):
+    """(gRPC, HTTP), both reachable from other machines."""
+    grpc, http = config["server"]["grpc"]["listen"], config["server"]["http"]["listen"]
+    assert len(grpc) == 1 and grpc[0].startswith("0.0.0.0:") and http.startswith("0.0.0.0:")
+    return port(grpc[0]), port(http)
+
+
+def stop_seconds(config):
+    """The longest that an orderly end takes."""
+    times = config["shutdown"]
+    return sum(seconds(times[name]) for name in ("pre_drain_delay", "drain_timeout", "force_timeout"))
+
+
+def read_yaml(name):
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def dockerfile():
+    """[(stage, instruction, arguments)], lines that go on joined."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "docker" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    stage, found = "", []
+    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+        if not line.strip():
+            continue
+        instruction, arguments = line.split(None, 1)
+        if instruction == "FROM":
+            stage = re.fullmatch(r"\S+ AS (\S+)", arguments).group(1)
+        found.append((stage, instruction, arguments))
+    return found
+
+
+def of_stage(stage, instruction):
+    return [arguments for where, what, arguments in dockerfile() if where == stage and what == instruction]
+
+
+def image_user():
+    (user,) = set(of_stage("cpu", "USER") + of_stage("cuda", "USER"))
+    return user
+
+
+def needs(program):
+    """Skips the test where the program is not installed."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    return program
+
+
+def scrape(address):
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def quire(daemon, *arguments, code=0):
+    command = [str(QUIRE), "--address", daemon.grpc_address, "--admin", daemon.admin, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def metric_names(expression):
+    """Names of the metrics that a PromQL expression reads, recorded ones (with a colon) included."""
+    without_strings = re.sub(r'"(?:\\.|[^"\\])*"', '""', expression)
+    without_labels = re.sub(r"\{[^}]*\}|\b(?:by|on|without|ignoring)\s*\([^)]*\)", "", without_strings)
+    return set(re.findall(r"\b(?:quire[:_]|process_)[a-z0-9_:]+", without_labels)) | set(
+        re.findall(r"\bup\b", without_labels))
+
+
+def rules():
+    """[(file, rule)] of the rules for Prometheus."""
+    return [(path.name, rule)
+            for path in sorted((ROOT / "deploy" / "prometheus").glob("*.yml"))
+            for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]

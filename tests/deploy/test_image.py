@@ -1,0 +1,205 @@
+"""The files that make the container image and compose, without an engine; scripts/test_container builds and runs them."""
+
+import json
+import os
+import re
+import subprocess
+import time
+
+import pytest
+from deployment import (QUIRE, QUIRED, ROOT, dockerfile, effective, image_user, needs, of_stage, ports, read_yaml, seconds,
+                        stop_seconds)
+
+COMPOSE = "docker/compose.yaml"
+GPU = "docker/compose.gpu.yaml"
+
+
+def test_stages_stand_in_the_order_that_the_legacy_builder_needs():
+    stages = list(dict.fromkeys(stage for stage, _, _ in dockerfile() if stage))
+    assert stages == ["build", "test", "runtime", "cpu", "cuda-build", "cuda"]
+
+
+def test_only_instructions_that_every_builder_knows():
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    for unknown in (r"^#\s*syntax=", r"<<[A-Z]", r"--mount=", r"--link\b", r"--chmod="):
+        assert not re.search(unknown, text, re.MULTILINE), unknown
+    known = {"ARG", "FROM", "RUN", "COPY", "WORKDIR", "ENV", "ENTRYPOINT", "STOPSIGNAL", "EXPOSE", "HEALTHCHECK", "LABEL", "USER"}
+    assert {instruction for _, instruction, _ in dockerfile()} <= known
+
+
+def test_every_layer_that_installs_leaves_no_package_lists():
+    installs = [arguments for _, what, arguments in dockerfile() if what == "RUN" and "apt-get install" in arguments]
+    assert installs
+    for arguments in installs:
+        assert "--no-install-recommends" in arguments and "apt-get clean" in arguments
+        assert "rm -rf /var/lib/apt/lists/*" in arguments
+
+
+def test_ports_profile_and_user_are_those_of_the_configuration():
+    grpc, http = ports(effective())
+    assert of_stage("runtime", "EXPOSE") == [f"{grpc} {http}"]
+    (profile,) = of_stage("runtime", "ENV")
+    assert profile == "QUIRE__PROFILE=container" and (ROOT / "configs" / "container.yaml").exists()
+    assert image_user() == "10001:10001"
+    assert of_stage("runtime", "ENTRYPOINT") == ['["/usr/bin/quired"]']
+    assert of_stage("runtime", "STOPSIGNAL") == ["SIGTERM"]
+
+
+def test_health_check_calls_the_client_itself():
+    (check,) = of_stage("runtime", "HEALTHCHECK")
+    options, command = check.split(" CMD ")
+    assert json.loads(command) == ["/usr/bin/quire", "health"]
+    times = dict(re.findall(r"--([a-z-]+)=(\S+)", options))
+    # As the startup probe of deploy/k8s: the time that loading may take.
+    assert seconds(times["start-period"]) == 600 and seconds(times["interval"]) == 5
+
+
+def test_the_socket_of_health_is_where_the_image_can_write():
+    (socket,) = effective()["server"]["admin"]["listen"]
+    folder = os.path.dirname(socket.removeprefix("unix:"))
+    assert any(f"-o 10001 -g 10001 -m 0750 {folder}" in run for run in of_stage("runtime", "RUN"))
+    (mount,) = read_yaml(COMPOSE)["services"]["quired"]["tmpfs"]
+    assert mount.startswith(f"{folder}:uid=10001,gid=10001,")
+
+
+def packages(group):
+    return set(re.findall(rf"^{group} (\S+)$", (ROOT / "scripts" / "packages.txt").read_text(), re.MULTILINE))
+
+
+def test_runtime_packages_are_the_libraries_that_the_programs_name():
+    paths = set()
+    for program in (QUIRED, QUIRE):
+        named = subprocess.run(["readelf", "-d", str(program)], capture_output=True, text=True, check=True).stdout
+        named = set(re.findall(r"NEEDED.*\[(.*)\]", named))
+        loaded = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
+        paths |= {path for name, path in re.findall(r"(\S+) => (/\S+)", loaded) if name in named}
+    owners = set()
+    for path in paths:
+        # dpkg knows a library by its name before or after /lib became a link to /usr/lib.
+        for name in (os.path.realpath(path), os.path.realpath(path).removeprefix("/usr")):
+            found = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True)
+            if found.returncode == 0:
+                owners.add(found.stdout.split(":")[0])
+                break
+        else:
+            raise AssertionError(f"no package has {path}")
+    in_every_system = {"libc6", "libgcc-s1"}
+    assert owners - in_every_system == packages("runtime")
+
+
+def bill(tmp_path, epoch="1700000000"):
+    built = tmp_path / "build-packages.txt"
+    built.write_text("libcli11-dev 2.1.2+ds-1 all\nlibfoo++-dev 1:2.0~rc1-3 amd64\nnobody-asked 1 all\n")
+    wanted = tmp_path / "packages.txt"
+    wanted.write_text("# list\nbuild libcli11-dev\nbuild libfoo++-dev\ntest nobody-asked\n")
+    done = subprocess.run(["sh", str(ROOT / "scripts" / "sbom"), "quire", "0.1.0", str(built), str(wanted)],
+                          capture_output=True, text=True, timeout=60, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_bill_of_materials_is_spdx(tmp_path):
+    document = json.loads(bill(tmp_path))
+    assert document["spdxVersion"] == "SPDX-2.3" and document["dataLicense"] == "CC0-1.0"
+    assert document["creationInfo"]["created"] == "2023-11-14T22:13:20Z"
+    ids = [package["SPDXID"] for package in document["packages"]]
+    assert len(ids) == len(set(ids)) and all(re.fullmatch(r"SPDXRef-[A-Za-z0-9.-]+", name) for name in ids)
+    of_dpkg = subprocess.run(["dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package} ${Version}\n"],
+                             capture_output=True, text=True, check=True).stdout
+    installed = {tuple(line.split()[1:]) for line in of_dpkg.splitlines() if line.startswith("ii")}
+    named = {(package["name"], package["versionInfo"]) for package in document["packages"]
+             if package["SPDXID"].startswith("SPDXRef-deb-")}
+    assert named == installed
+    relations = {(r["spdxElementId"], r["relationshipType"], r["relatedSpdxElement"]) for r in document["relationships"]}
+    assert ("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-quire") in relations
+    assert len(relations) == len(document["packages"]) == len(document["relationships"])
+    assert all({left, right} <= {*ids, "SPDXRef-DOCUMENT"} for left, _, right in relations)
+    built = {package["name"]: package for package in document["packages"] if package["SPDXID"].startswith("SPDXRef-build-")}
+    assert set(built) == {"libcli11-dev", "libfoo++-dev"}
+    (reference,) = built["libfoo++-dev"]["externalRefs"]
+    assert reference["referenceLocator"] == "pkg:deb/debian/libfoo%2B%2B-dev@1%3A2.0~rc1-3?arch=amd64"
+
+
+def test_equal_images_have_equal_bills(tmp_path):
+    assert bill(tmp_path) == bill(tmp_path)
+    assert bill(tmp_path) != bill(tmp_path, epoch="1700000001")
+
+
+def compose_config(*files):
+    needs("docker-compose")
+    command = ["docker-compose"]
+    for name in files:
+        command += ["--file", str(ROOT / name)]
+    return subprocess.run([*command, "config"], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("files", [(COMPOSE,), (COMPOSE, GPU)])
+def test_compose_files_have_no_key_that_compose_does_not_know(files):
+    done = compose_config(*files)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compose_agrees_with_the_configuration():
+    services = read_yaml(COMPOSE)["services"]
+    grpc, http = ports(effective())
+    quired = services["quired"]
+    assert quired["ports"] == [f"127.0.0.1:{number}:{number}" for number in (grpc, http)]
+    assert seconds(quired["stop_grace_period"]) > stop_seconds(effective())
+    assert f"quired:{grpc}" in services["check"]["entrypoint"]
+    assert quired["image"] == services["check"]["image"]
+    (job,) = read_yaml("docker/prometheus.yml")["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"quired:{http}"]}]
+    for service in services.values():
+        assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges"]
+        assert all(text.startswith("127.0.0.1:") for text in service.get("ports", []))
+    build = quired["build"]
+    assert (ROOT / "docker" / build["context"] / build["dockerfile"]).samefile(ROOT / "docker" / "Dockerfile")
+    assert build["target"] == "cpu" and read_yaml(GPU)["services"]["quired"]["build"]["target"] == "cuda"
+
+
+def test_files_that_compose_mounts_exist_where_others_look_for_them():
+    services = read_yaml(COMPOSE)["services"]
+    mounts = {}
+    for service in ("prometheus", "grafana"):
+        for volume in services[service]["volumes"]:
+            source, target = volume.split(":")[:2]
+            if source.startswith("."):
+                assert (ROOT / "docker" / source).exists(), volume
+                mounts[target] = (ROOT / "docker" / source).resolve()
+
+    def inside(path):
+        """The file of this repository at a path of the container."""
+        (target,) = [target for target in mounts if path == target or path.startswith(target + "/")]
+        return mounts[target] / path[len(target):].lstrip("/") if path != target else mounts[target]
+
+    for rule_file in read_yaml("docker/prometheus.yml")["rule_files"]:
+        assert inside(rule_file).is_file(), rule_file
+    assert inside(services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]).is_file()
+    (provider,) = read_yaml("deploy/grafana/provisioning/dashboards/quire.yaml")["providers"]
+    assert f"{provider['options']['path']}/dashboard.json" in mounts
+    (source,) = read_yaml("deploy/grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090" and "prometheus" in services
+
+
+def test_yaml_files_are_clean():
+    needs("yamllint")
+    done = subprocess.run(["yamllint", "--strict", "--config-file", str(ROOT / "deploy" / "yamllint.yaml"), "docker", "deploy",
+                           "configs", "tests/deploy"], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_health_answers_soon_after_the_start(tmp_path):
+    """What the image's HEALTHCHECK runs, within two seconds of the start of the embedded model."""
+    socket = tmp_path / "admin.sock"
+    start = time.monotonic()
+    with subprocess.Popen([str(QUIRED), "--set", "server.grpc.listen=[127.0.0.1:0]", "--set", "server.http.listen=127.0.0.1:0",
+                           "--set", f"server.admin.listen=[unix:{socket}]", "--set", "shutdown.pre_drain_delay=0s"],
+                          stderr=subprocess.DEVNULL) as process:
+        try:
+            while subprocess.run([str(QUIRE), "--admin", f"unix:{socket}", "health"], capture_output=True).returncode != 0:
+                assert time.monotonic() - start < 10 and process.poll() is None
+                time.sleep(0.02)
+            assert time.monotonic() - start < 2
+        finally:
+            process.terminate()
+        assert process.wait(30) == 0

@@ -1,0 +1,186 @@
+"""Dashboard, alerts and recording rules against the metrics that a running quired really has."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+import yaml
+from deployment import ROOT, Daemon, metric_names, needs, quire, read_yaml, rules, scrape
+
+SUFFIXES = ("_bucket", "_sum", "_count")
+DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    """The embedded model after a request of each outcome that can be had at will."""
+    with Daemon(tmp_path_factory.mktemp("quired"), settings=["shutdown.pre_drain_delay=0s"]) as running:
+        running.wait_serving()
+        quire(running, "generate", "Once upon a time", "--max-tokens", "8", "--quiet")
+        quire(running, "generate", "x", "--temperature", "1000", code=1)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def families(daemon):
+    """{name: type} of one scrape; histograms under the names of their series too."""
+    found = dict(re.findall(r"^# TYPE (\S+) (\S+)$", scrape(daemon.http_address), re.MULTILINE))
+    assert len(found) > 40
+    return found
+
+
+def is_served(name, families):
+    for suffix in SUFFIXES:
+        if name.endswith(suffix) and families.get(name.removesuffix(suffix)) == "histogram":
+            return True
+    return families.get(name) in ("counter", "gauge")
+
+
+def dashboard_queries():
+    dashboard = json.loads(DASHBOARD.read_text())
+    queries = [(panel["title"], target["expr"]) for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            queries.append((variable["name"], re.fullmatch(r"label_values\((.*), \w+\)", variable["definition"]).group(1)))
+    return queries
+
+
+def test_every_metric_of_the_dashboard_exists_in_a_scrape(families):
+    queries = dashboard_queries()
+    assert len(queries) > 40
+    for title, expression in queries:
+        names = metric_names(expression)
+        assert names, f"{title}: no metric in {expression}"
+        for name in names:
+            assert is_served(name, families), f"{title}: {name}"
+
+
+def test_every_metric_of_the_dashboard_is_documented():
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    for _, expression in dashboard_queries():
+        for name in metric_names(expression):
+            base = re.sub(r"(_bucket|_sum|_count)$", "", name)
+            assert f"`{base.removeprefix('quire_')}`" in text, base
+
+
+def test_labels_of_the_dashboard_exist(daemon):
+    text = scrape(daemon.http_address)
+    known = set(re.findall(r'[{,]([a-z_]+)="', text)) | {"job", "instance"}
+    used = set()
+    for _, expression in dashboard_queries():
+        for labels in re.findall(r"\bby \(([^)]*)\)", expression):
+            used |= set(re.split(r",\s*", labels))
+        for labels in re.findall(r"\{([^}]*)\}", expression):
+            used |= set(re.findall(r'(\w+)=', labels))
+    legends = " ".join(target["legendFormat"] for panel in json.loads(DASHBOARD.read_text())["panels"]
+                       for target in panel.get("targets", []))
+    used |= set(re.findall(r"\{\{(\w+)\}\}", legends))
+    assert used <= known, used - known
+
+
+def test_panels_do_not_overlap_and_have_numbers_of_their_own():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        assert not cells & taken and place["x"] + place["w"] <= 24, panel["title"]
+        taken |= cells
+
+
+def test_every_metric_of_the_rules_exists_in_a_scrape_or_is_recorded(families):
+    recorded = {rule["record"] for _, rule in rules() if "record" in rule}
+    assert recorded
+    for file, rule in rules():
+        names = metric_names(rule["expr"])
+        assert names
+        for name in names - recorded - {"up"}:
+            assert is_served(name, families), f"{file}: {rule.get('alert', rule.get('record'))}: {name}"
+
+
+def test_hints_of_alerts_name_what_exists(families):
+    """Metrics and configuration keys in the texts that a person reads at night."""
+    reference = (ROOT / "docs" / "reference" / "config.md").read_text()
+    for _, rule in rules():
+        text = " ".join(rule.get("annotations", {}).values())
+        for name in re.findall(r"\bquire_[a-z_]+\b", text):
+            assert is_served(name, families), name
+        for key in re.findall(r"\b(?:limits|scheduler|kv_cache|shutdown|model)\.[a-z_]+\b", text):
+            assert f"`{key}`" in reference, key
+
+
+def test_every_alert_has_a_unit_test():
+    tested = {case["alertname"] for test in read_yaml("tests/deploy/rules_test.yml")["tests"]
+              for case in test.get("alert_rule_test", []) if case["exp_alerts"]}
+    assert tested == {rule["alert"] for _, rule in rules() if "alert" in rule}
+
+
+def test_promtool_accepts_rules_and_their_tests():
+    needs("promtool")
+    files = sorted(str(path) for path in (ROOT / "deploy" / "prometheus").glob("*.yml"))
+    for command in (["check", "rules", *files], ["test", "rules", str(ROOT / "tests" / "deploy" / "rules_test.yml")]):
+        done = subprocess.run(["promtool", *command], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def ask(port, path, **parameters):
+    url = f"http://127.0.0.1:{port}/api/v1/{path}?" + urllib.parse.urlencode(parameters)
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return json.load(answer)["data"]
+
+
+def wait_for(what, question, seconds=25):
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if answer := question():
+                return answer
+        except (OSError, ValueError):  # not there yet
+            pass
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def test_prometheus_evaluates_the_rules_of_a_live_daemon(daemon, tmp_path):
+    """The files as they are shipped, but for the target and the time between two looks."""
+    needs("prometheus")
+    port = free_port()
+    config = read_yaml("docker/prometheus.yml")
+    config["global"] = {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"}
+    names = [path.rsplit("/", 1)[1] for path in config["rule_files"]]
+    for name in names:
+        text = (ROOT / "deploy" / "prometheus" / name).read_text().replace("interval: 15s", "interval: 200ms")
+        (tmp_path / name).write_text(text)
+    config["rule_files"] = [str(tmp_path / name) for name in names]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [daemon.http_address, f"127.0.0.1:{free_port()}"]}]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
+               f"--web.listen-address=127.0.0.1:{port}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path) as prometheus:
+        try:
+            wait_for("the target is up", lambda: any(
+                target["health"] == "up" for target in ask(port, "targets")["activeTargets"]))
+            wait_for("a rule is recorded", lambda: ask(
+                port, "query", query="quire:tokens_generated:rate1m")["result"])
+            # The second target answers nobody: its alert waits for the minute that it must last.
+            pending = wait_for("the alert is raised", lambda: ask(port, "alerts")["alerts"])
+            assert {(alert["labels"]["alertname"], alert["state"]) for alert in pending} == {("QuireDown", "pending")}
+            evaluated = [rule for group in ask(port, "rules")["groups"] for rule in group["rules"]]
+            assert len(evaluated) == len(rules()) and all(rule["health"] in ("ok", "unknown") for rule in evaluated)
+        finally:
+            prometheus.send_signal(signal.SIGTERM)
+        assert prometheus.wait(20) == 0

@@ -1,0 +1,121 @@
+"""deploy/systemd/quired.service, and quired under a supervisor that speaks systemd's protocol."""
+
+import configparser
+import re
+import signal
+import socket
+import subprocess
+
+import pytest
+from deployment import QUIRED, ROOT, Daemon, effective, needs, seconds, stop_seconds
+
+UNIT = ROOT / "deploy" / "systemd" / "quired.service"
+
+
+def service():
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str
+    parser.read_string(UNIT.read_text())
+    return dict(parser["Service"])
+
+
+def test_times_agree_with_the_configuration():
+    unit, config = service(), effective()
+    assert seconds(unit["TimeoutStopSec"]) > stop_seconds(config)
+    # The daemon calls itself dead before the supervisor would.
+    assert seconds(unit["WatchdogSec"]) > seconds(config["health"]["engine_stall_timeout"])
+    assert unit["Type"] == "notify" and unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
+
+
+def test_exit_codes_that_another_start_does_not_change():
+    codes = dict(re.findall(r"constexpr int kExit(\w+) = (\d+);", (ROOT / "server" / "daemon.h").read_text()))
+    assert service()["RestartPreventExitStatus"].split() == [codes["Usage"], codes["Config"]]
+
+
+def test_the_admin_socket_is_in_the_runtime_directory():
+    (socket_path,) = effective()["server"]["admin"]["listen"]
+    assert socket_path.startswith(f"unix:/run/{service()['RuntimeDirectory']}/")
+
+
+def test_systemd_understands_the_unit(tmp_path):
+    needs("systemd-analyze")
+    text = UNIT.read_text()
+    assert "/usr/bin/quired " in text
+    copy = tmp_path / "quired.service"
+    copy.write_text(text.replace("/usr/bin/quired ", f"{QUIRED} "))
+    done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "quired.service" in line]
+    assert done.returncode == 0 and not said, done.stderr
+
+
+@pytest.fixture(params=["path", "abstract"])
+def supervisor(request, tmp_path):
+    """(socket, value of NOTIFY_SOCKET)."""
+    name = f"{tmp_path}/notify" if request.param == "path" else f"@quire-test/{tmp_path.name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.bind(name if request.param == "path" else "\0" + name[1:])
+        end.settimeout(20)
+        yield end, name
+
+
+def read(end):
+    return dict(line.split("=", 1) for line in end.recv(4096).decode().splitlines())
+
+
+def read_until(end, key):
+    """The messages up to the first that has `key`."""
+    seen = []
+    while not seen or key not in seen[-1]:
+        seen.append(read(end))
+    return seen
+
+
+def test_quired_tells_its_supervisor_where_it_is(supervisor, tmp_path):
+    end, name = supervisor
+    # The address of the embedded model's daemon, with a watchdog of one second.
+    env = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000000", "PATH": "/usr/bin:/bin"}
+    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=1s"], env=env) as daemon:
+        before = read_until(end, "READY")
+        assert before[0] == {"STATUS": "loading the model"}
+        assert before[-1] == {"READY": "1", "STATUS": "serving story"}
+        daemon.wait_serving()
+        signs = [read(end) for _ in range(3)]
+        assert signs == [{"WATCHDOG": "1"}] * 3
+        daemon.terminate()
+        assert read_until(end, "STOPPING")[-1] == {"STOPPING": "1", "STATUS": "draining"}
+        # Alive until the end, else the supervisor would kill what drains.
+        assert read(end) == {"WATCHDOG": "1"}
+        assert daemon.wait(30) == 0
+
+
+def test_a_process_that_stands_still_is_silent(tmp_path):
+    """What the watchdog is for; the supervisor then sends SIGABRT."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.bind(f"{tmp_path}/notify")
+        end.settimeout(20)
+        env = {"NOTIFY_SOCKET": f"{tmp_path}/notify", "WATCHDOG_USEC": "400000", "PATH": "/usr/bin:/bin"}
+        with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=0s"], env=env) as daemon:
+            read_until(end, "READY")
+            read_until(end, "WATCHDOG")
+            daemon.process.send_signal(signal.SIGSTOP)
+            end.settimeout(0.8)
+            with pytest.raises(socket.timeout):
+                for _ in range(4):  # those that were on their way
+                    read(end)
+            daemon.process.send_signal(signal.SIGCONT)
+            end.settimeout(20)
+            assert "WATCHDOG" in read(end)
+            daemon.terminate()
+            assert daemon.wait(30) == 0
+
+
+def test_a_configuration_that_is_refused_never_says_ready(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.bind(f"{tmp_path}/notify")
+        end.settimeout(0.5)
+        env = {"NOTIFY_SOCKET": f"{tmp_path}/notify", "PATH": "/usr/bin:/bin"}
+        with Daemon(tmp_path, settings=[f"model.path={tmp_path}/no-model"], env=env) as daemon:
+            assert daemon.wait(30) == 78
+        with pytest.raises(socket.timeout):
+            while True:
+                assert "READY" not in read(end)
