@@ -174,7 +174,7 @@ TEST_P(QuantizedLinearTest, QuantisingActivationsCostsLittle) {
 // A row's bits are those of the scalar reference on every level with fused multiply-adds, and on
 // every level the same whatever the number of rows and threads.
 TEST_P(QuantizedLinearTest, BitsDependOnNothingButTheRow) {
-  constexpr std::uint32_t kRows = 64;
+  constexpr std::uint32_t kRows = 71;
   const QuantizedShape& shape = GetParam();
   const std::int64_t x_stride = shape.k + 3;
   const auto x = RandomFloats(static_cast<std::size_t>(kRows * x_stride), 6);
@@ -219,7 +219,7 @@ TEST_P(QuantizedLinearTest, BitsDependOnNothingButTheRow) {
     }
     for (const int threads : {1, 2, 3, 7}) {
       const TestBackend backend(threads);
-      for (const std::uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 17u, 64u}) {
+      for (const std::uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 15u, 20u, 64u, 71u}) {
         const bool extras = rows % 2 == 1;
         const auto y = run(*backend, rows, extras);
         ASSERT_EQ(std::memcmp(y.data(), expected[extras].data(), y.size() * 4), 0)
@@ -233,12 +233,13 @@ TEST_P(QuantizedLinearTest, ARowThatIsNotFiniteIsNanAndDisturbsNoOther) {
   const QuantizedShape& shape = GetParam();
   const TestBackend backend(2);
   const TestMatrix matrix = MakeMatrix(*backend, shape, 10);
-  constexpr std::size_t kRows = 11;
+  constexpr std::size_t kRows = 15;  // blocks of 8, 4, 2 and 1
   const auto x = RandomFloats(kRows * shape.k, 11);
   auto broken = x;
   broken[1 * shape.k + 3] = kNan;
   broken[4 * shape.k + shape.k - 1] = kInfinity;
   broken[9 * shape.k] = -kInfinity;
+  broken[13 * shape.k + 1] = kNan;
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
     const auto clean = Multiply(*backend, matrix.packed, x);
@@ -246,7 +247,7 @@ TEST_P(QuantizedLinearTest, ARowThatIsNotFiniteIsNanAndDisturbsNoOther) {
     for (std::size_t m = 0; m < kRows; ++m) {
       for (std::size_t n = 0; n < shape.n; ++n) {
         const std::size_t i = m * shape.n + n;
-        if (m == 1 || m == 4 || m == 9) {
+        if (m == 1 || m == 4 || m == 9 || m == 13) {
           ASSERT_TRUE(std::isnan(y[i])) << isa << " row " << m;
         } else {
           ASSERT_EQ(std::bit_cast<std::uint32_t>(y[i]), std::bit_cast<std::uint32_t>(clean[i]))
@@ -261,21 +262,37 @@ TEST_P(QuantizedLinearTest, RowsOfExtremeMagnitudes) {
   const QuantizedShape& shape = GetParam();
   const TestBackend backend(2);
   const TestMatrix matrix = MakeMatrix(*backend, shape, 12);
-  auto x = RandomFloats(std::size_t{3} * shape.k, 13);
-  for (std::uint32_t i = 0; i < shape.k; ++i) {
-    x[i] = i % 3 == 0 ? 0.0f : -0.0f;
-    x[shape.k + i] *= 1e-40f;
-    x[2 * shape.k + i] *= 1e30f;
+  // Blocks of 8 and 4 rows: zeros and next to nothing by turns, alone and beside numbers.
+  constexpr std::size_t kRows = 12;
+  auto x = RandomFloats(kRows * shape.k, 13);
+  const auto vanishes = [](std::size_t row) { return row < 6 || row == 9; };
+  for (std::size_t row = 0; row < kRows; ++row) {
+    for (std::uint32_t i = 0; i < shape.k; ++i) {
+      float& value = x[row * shape.k + i];
+      if (!vanishes(row)) {
+        value *= 1e30f;
+      } else if (row % 2 == 0) {
+        value = i % 3 == 0 ? 0.0f : -0.0f;
+      } else {
+        value *= 1e-40f;
+      }
+    }
   }
   const auto exact = Product(QuantizedInputs(x, shape.k, shape.group), matrix);
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
     const auto y = Multiply(*backend, matrix.packed, x);
-    for (std::size_t i = 0; i < 2 * shape.n; ++i) ASSERT_EQ(y[i], 0.0f) << isa;
-    EXPECT_LE(RelativeError(std::span(y).subspan(2 * shape.n),
-                            std::span(exact).subspan(2 * shape.n)),
-              1e-6)
-        << isa;
+    for (std::size_t row = 0; row < kRows; ++row) {
+      const std::size_t first = row * shape.n;
+      for (std::size_t i = first; vanishes(row) && i < first + shape.n; ++i) {
+        ASSERT_EQ(y[i], 0.0f) << isa << " row " << row;
+      }
+      if (vanishes(row)) continue;
+      EXPECT_LE(RelativeError(std::span(y).subspan(first, shape.n),
+                              std::span(exact).subspan(first, shape.n)),
+                1e-6)
+          << isa << " row " << row;
+    }
   }
 }
 
@@ -365,6 +382,59 @@ TEST(QuantizeRowTest, Int4IsBetterThanTheScaleOfTheLargestValue) {
     double power = 0;
     for (const float value : row) power += double{value} * value;
     EXPECT_LE(std::sqrt(SquaredError(row, best, group) / power), group == 32 ? 0.085 : 0.105);
+  }
+}
+
+// From groups whose scale is a normal number of f16 down to those that it cannot tell from zero.
+TEST(QuantizeRowTest, Int8OfTinyValuesIsWithinItsBound) {
+  const auto unit = RandomFloats(256, 22);  // more than a group, or the scale would be f32
+  for (const std::uint32_t group : {16u, 32u, 128u}) {
+    for (double size = 1e-2; size > 1e-9; size *= 0.7) {
+      std::vector<float> row(unit.size());
+      double largest = 0;
+      for (std::size_t i = 0; i < row.size(); ++i) row[i] = unit[i] * static_cast<float>(size);
+      const Quantized quantized = QuantizeOne(WeightFormat::kInt8, group, row);
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        if (i % group == 0) {
+          largest = 0;
+          for (std::size_t j = i; j < i + group; ++j) {
+            largest = std::max(largest, std::fabs(double{row[j]}));
+          }
+        }
+        const double scale = quantized.scales[i / group];
+        const double error = std::fabs(row[i] - scale * quantized.q[i]);
+        ASSERT_GE(scale, 0x1p-24);
+        ASSERT_LE(error, 0.5001 * scale) << size;
+        ASSERT_LE(error, (largest / 254 + 0x1p-25) * (1 + 0x1p-10)) << size;
+      }
+    }
+  }
+}
+
+// Against all scales that f16 has for such values.
+TEST(QuantizeRowTest, Int4OfTinyValuesIsNearTheBestScale) {
+  constexpr std::uint32_t kGroup = 32;
+  const auto unit = RandomFloats(kGroup, 23);
+  for (double size = 2e-5; size > 1e-9; size *= 0.8) {
+    std::vector<float> row(kGroup);
+    double zero = 0;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      row[i] = unit[i] * static_cast<float>(size);
+      zero += double{row[i]} * row[i];
+    }
+    double best = zero;
+    for (int step = -200; step <= 200; ++step) {
+      const double scale = step * 0x1p-24;
+      double error = 0;
+      for (const float value : row) {
+        const double q = step == 0 ? 0 : std::clamp(std::nearbyint(value / scale), -8.0, 7.0);
+        error += (value - scale * q) * (value - scale * q);
+      }
+      best = std::min(best, error);
+    }
+    const double error = SquaredError(row, QuantizeOne(WeightFormat::kInt4, kGroup, row), kGroup);
+    EXPECT_LE(error, zero) << size;
+    EXPECT_LE(error, 1.5 * best) << size;
   }
 }
 
