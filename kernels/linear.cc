@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "kernels/quantized_linear.h"
 
@@ -38,12 +39,17 @@ class LinearPacker {
   static absl::StatusOr<PackedLinear> Pack(const Backend& backend,
                                            std::span<const WeightRows> sources, DType dtype,
                                            std::uint32_t k, DType activations);
+  static absl::StatusOr<PackedLinear> PackRows(
+      const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
+      absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
 
  private:
+  // Null rows are features beyond N.
+  using PanelRows = const std::byte* [PackedLinear::kPanel];
+
   // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. Rows are read a cache
   // line at a time, because rows a power of two apart would evict each other.
-  static void TransposeUnits(const std::byte* const (&rows)[PackedLinear::kPanel],
-                             std::size_t units, std::byte* dst) {
+  static void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
     constexpr std::size_t kLine = 16;
     std::uint32_t tile[PackedLinear::kPanel][kLine] = {};
     for (std::size_t unit = 0; unit < units; unit += kLine) {
@@ -57,6 +63,16 @@ class LinearPacker {
           out[i * PackedLinear::kPanel + r] = tile[r][i];
         }
       }
+    }
+  }
+
+  static void PackPanel(const PanelRows& rows, std::size_t row_bytes, std::byte* dst) {
+    TransposeUnits(rows, row_bytes / 4, dst);
+    if (row_bytes % 4 == 0) return;
+    // An odd K of a 16-bit type: the last unit is half full.
+    for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
+      if (rows[r] == nullptr) continue;
+      std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4, rows[r] + row_bytes - 2, 2);
     }
   }
 };
@@ -106,19 +122,43 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
       packed.num_panels(), static_cast<double>(row_bytes) * 4,
       [&](std::int64_t begin, std::int64_t end, int) {
         for (std::int64_t panel = begin; panel < end; ++panel) {
-          std::byte* const dst = base + panel * packed.panel_bytes();
-          const std::byte* rows[PackedLinear::kPanel];
+          PanelRows rows;
           for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
             rows[r] = row_of(static_cast<std::uint32_t>(panel) * PackedLinear::kPanel + r);
           }
-          TransposeUnits(rows, row_bytes / 4, dst);
-          if (row_bytes % 4 == 0) continue;
-          // An odd K of a 16-bit type: the last unit is half full.
-          for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
-            if (rows[r] == nullptr) continue;
-            std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4,
-                        rows[r] + row_bytes - 2, 2);
+          PackPanel(rows, row_bytes, base + panel * packed.panel_bytes());
+        }
+      });
+  return packed;
+}
+
+absl::StatusOr<PackedLinear> LinearPacker::PackRows(
+    const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
+    absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source) {
+  QUIRE_CHECK(backend.cuda() == nullptr);
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, n, k));
+  const std::size_t row_bytes = std::size_t{k} * static_cast<std::size_t>(DTypeSize(dtype));
+  const auto stride = static_cast<std::int64_t>((row_bytes + 63) / 64 * 64);
+  // Rows of one panel for each thread.
+  QUIRE_ASSIGN_OR_RETURN(
+      const DeviceBuffer scratch,
+      DeviceBuffer::Allocate(MemoryKind::kHost,
+                             backend.num_threads() * PackedLinear::kPanel * stride));
+  std::byte* const base = static_cast<std::byte*>(packed.data_.data());
+  backend.ParallelFor(
+      packed.num_panels(), static_cast<double>(row_bytes) * 4,
+      [&](std::int64_t begin, std::int64_t end, int part) {
+        std::byte* const own =
+            scratch.bytes().data() + part * std::int64_t{PackedLinear::kPanel} * stride;
+        for (std::int64_t panel = begin; panel < end; ++panel) {
+          PanelRows rows = {};
+          for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
+            const std::int64_t row = panel * PackedLinear::kPanel + r;
+            if (row >= std::int64_t{n}) break;
+            source(static_cast<std::uint32_t>(row), own + r * stride);
+            rows[r] = own + r * stride;
           }
+          PackPanel(rows, row_bytes, base + panel * packed.panel_bytes());
         }
       });
   return packed;
@@ -128,6 +168,12 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, DType activations) {
   return LinearPacker::Pack(backend, sources, dtype, k, activations);
+}
+
+absl::StatusOr<PackedLinear> PackPlainRows(
+    const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
+    absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source) {
+  return LinearPacker::PackRows(backend, dtype, n, k, source);
 }
 
 absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k) {

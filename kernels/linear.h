@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -118,6 +119,12 @@ struct WeightRows {
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, DType activations = DType::kF32);
+// The same row by row, for rows that lie nowhere as a whole: `source` writes the K elements of row
+// `row` of [0, n) and is called once for each, from several threads. `out` is 64-byte aligned.
+// REQUIRES: the backend is the CPU.
+absl::StatusOr<PackedLinear> PackPlainRows(
+    const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
+    absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
 // A matrix of zeros in the CPU's layout, for bytes that PackLinearWeights once made of [n, k].
 // Errors as there.
 absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k);

@@ -291,6 +291,24 @@ float GroupScaleOfInt8(float magnitude) {
   return scale.ToFloat();
 }
 
+// The least squared error makes groups smaller than they were, by half of what it loses: outputs lean
+// towards zero, and models lose more perplexity than they must. So the last step takes the scale
+// with which a group keeps its projection on what it was, sum (scale q) x = sum x^2. Below the normal
+// numbers of f16, whose steps are wider than that, the scale stays.
+float KeepProjection(std::span<const float> x, float scale) {
+  constexpr float kLeastNormalF16 = 0x1p-14f;
+  if (!(std::fabs(scale) >= kLeastNormalF16 && std::isfinite(scale))) return scale;
+  const float inverse = 1.0f / BestScaleFor(x, scale);
+  Lanes xq = {};
+  Lanes xx = {};
+  for (std::size_t i = 0; i < x.size(); i += kLanes) {
+    const Lanes values = Load(x.data() + i);
+    xq += values * NearestIntegers(values * inverse, -8, 7);
+    xx += values * values;
+  }
+  return RoundToF16(Sum(xx) / Sum(xq));
+}
+
 float ScaleOfInt4(std::span<const float> x, float extreme) {
   constexpr float kLeastF16 = 0x1p-24f;
   if (extreme == 0) return 0;
@@ -305,7 +323,7 @@ float ScaleOfInt4(std::span<const float> x, float extreme) {
       best = scale;
     }
   }
-  return best;
+  return KeepProjection(x, best);
 }
 
 }  // namespace

@@ -62,7 +62,8 @@ absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape
 
 // Quantises one row without a min. kInt8: scale = largest magnitude M / 127, and every value is
 // within half its scale. kInt4: the scale, of those tried, with the least sum of squared errors of
-// the group. Scales of groups are values of f16, and integers are chosen for the rounded scale.
+// the group, then raised until the group keeps its projection on what it was. Scales of groups are
+// values of f16, and integers are chosen for the rounded scale.
 // Below its normal numbers, M / 127 < 6.1e-5, f16 goes in steps of 2^-24: no scale but that of a
 // group of zeros is less than that, and int8 is within M / 254 + 2^-25 even there. A group with a
 // NaN or infinity has scale NaN.

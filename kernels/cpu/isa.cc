@@ -41,7 +41,7 @@ bool HasAmx() {
   return false;
 #endif
 }
-// The integer kernels need more than Highway's level does; a CPU without is served by "scalar".
+// The integer kernels of "neon" need more than Highway's level, which every 64-bit ARM has.
 bool HasDotProducts() {
 #if defined(__aarch64__) && defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
@@ -59,9 +59,11 @@ struct Level {
   absl::string_view name;
   std::int64_t target;               // of Highway
   bool (*available)();               // besides that target
-  const IntLinearKernels* integers;  // null: those of the next level
+  const IntLinearKernels* integers;
   // Its tests have run on such a machine; otherwise it is chosen by name only.
   bool proven = true;
+  // What its integer kernels need besides; without, those of the next level serve.
+  bool (*integers_available)() = Always;
 };
 
 // Best first; a level may use itself and everything after it.
@@ -71,7 +73,7 @@ constexpr std::array<Level, 7> kLevels = {{
     {"avx512", HWY_AVX3, Always, &kIntLinearAvx512},
     {"avx2", HWY_AVX2, Always, &kIntLinearAvx2},
     {"sse4", HWY_SSE4, Always, &kIntLinearSse4},
-    {"neon", HWY_NEON, HasDotProducts, &kIntLinearNeon},
+    {"neon", HWY_NEON, Always, &kIntLinearNeon, true, HasDotProducts},
     {"scalar", HWY_EMU128 | HWY_SCALAR, Always, &kIntLinearScalar},
 }};
 
@@ -108,7 +110,7 @@ absl::string_view ChosenIsa() {
 
 const IntLinearKernels& ChosenIntLinear() {
   const Level* level = &Chosen();
-  while (level->integers == nullptr || level->integers->linear == nullptr) ++level;
+  while (level->integers->linear == nullptr || !level->integers_available()) ++level;
   return *level->integers;
 }
 

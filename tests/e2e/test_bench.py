@@ -137,6 +137,16 @@ def test_open_loop_sends_on_time_and_cancels(daemon, arrival):
     assert report["duration"] > 0.1
 
 
+def test_every_request_may_be_cancelled(daemon):
+    # Each is cancelled after at most 399 of its 400 tokens. The last few may be under way by then, so that it completes;
+    # that all ten cancels are drawn from the last tokens is out of the question, and the seed is fixed.
+    report = bench(daemon, "--requests", 10, "--concurrency", 5, "--input-tokens", 16, "--output-tokens", 400,
+                   "--cancel-ratio", 1, "--seed", 1)
+    assert report["completed"] + report["cancelled"] == 10 and report["failed"] == 0
+    assert report["cancelled"] >= 1
+    assert report["total_output_tokens"] == 400 * report["completed"]
+
+
 def test_trace(daemon, tmp_path):
     azure = tmp_path / "azure.csv"
     azure.write_text(

@@ -219,6 +219,26 @@ TEST(LinearPackingTest, JoinsMatricesAndReadsMisalignedRows) {
   }
 }
 
+TEST(LinearPackingTest, RowByRowIsTheSame) {
+  const TestBackend backend(3);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const auto& [n, k] : {std::pair{37u, 33u}, {16u, 8u}, {1u, 1u}, {200u, 5u}}) {
+      const auto bytes = Encode(RandomFloats(std::size_t{n} * k, 13), dtype);
+      const std::size_t row_bytes = bytes.size() / n;
+      const auto whole = PackLinearWeight(*backend, bytes.data(), dtype, n, k);
+      ASSERT_TRUE(whole.ok());
+      const auto packed =
+          PackPlainRows(*backend, dtype, n, k, [&](std::uint32_t row, std::byte* out) {
+            std::memcpy(out, bytes.data() + row * row_bytes, row_bytes);
+          });
+      ASSERT_TRUE(packed.ok()) << packed.status();
+      EXPECT_EQ(packed->n(), n);
+      EXPECT_EQ(packed->k(), k);
+      EXPECT_TRUE(std::ranges::equal(packed->element_memory(), whole->element_memory()));
+    }
+  }
+}
+
 TEST(LinearErrorTest, NamesWhatIsWrong) {
   const TestBackend backend(1);
   const std::vector<std::byte> bytes(64);
