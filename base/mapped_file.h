@@ -36,6 +36,10 @@ class MappedFile {
   }
   const std::string& path() const { return path_; }
 
+  // Lets the system take the memory of the whole pages inside `part`; the next access reads them
+  // from the file, or its cache, again. REQUIRES: `part` lies in the mapping of a MappedFile.
+  static void Forget(std::span<const std::byte> part);
+
  private:
   MappedFile(std::string path, std::span<const std::byte> bytes);
 

@@ -81,7 +81,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
   plan.weight_format = slots.integer_format.empty() ? "none" : slots.integer_format;
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
-  plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options);
+  plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options, HasIntegers(slots));
   return plan;
 }
 

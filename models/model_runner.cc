@@ -51,6 +51,7 @@ struct ModelRunner::State {
   const StepLimits limits;
   StepOrder order;
   StepBuffers buffers;
+  std::int64_t scratch_bytes = 0;  // reserved in the backend
 
   // Filled for the draws and scores of one block of logits.
   std::vector<kernels::SamplingRow> sampling_rows;
@@ -219,8 +220,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   state->result.draws.reserve(state->limits.max_step_draws);
   state->result.scores.reserve(state->limits.max_step_tokens);
   if (HasIntegers(*model.weights)) {
-    kernels::ReserveQuantizedLinear(backend, state->limits.max_step_tokens,
-                                    MostInputs(model.spec));
+    const std::uint32_t inputs = MostInputs(model.spec);
+    kernels::ReserveQuantizedLinear(backend, state->limits.max_step_tokens, inputs);
+    state->scratch_bytes =
+        kernels::QuantizedLinearScratchBytes(state->limits.max_step_tokens, inputs);
   }
   return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(state)));
 }
@@ -253,11 +256,15 @@ absl::StatusOr<const StepResult*> ModelRunner::Collect() {
 }
 
 std::int64_t ModelRunner::workspace_bytes() const {
-  return state_->buffers.memory.size_bytes();
+  return state_->buffers.memory.size_bytes() + state_->scratch_bytes;
 }
 
-std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options) {
-  return StepBuffers::BytesFor(spec, LimitsOf(options));
+std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
+                                bool has_integers) {
+  const StepLimits limits = LimitsOf(options);
+  const std::int64_t buffers = StepBuffers::BytesFor(spec, limits);
+  if (!has_integers) return buffers;
+  return buffers + kernels::QuantizedLinearScratchBytes(limits.max_step_tokens, MostInputs(spec));
 }
 
 }  // namespace quire::models

@@ -40,7 +40,7 @@ class ModelRunner : public StepRunner {
   absl::Status Run(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
 
-  // Bytes of activations and scratch that it holds.
+  // Bytes of activations that it holds and of scratch that it has reserved.
   std::int64_t workspace_bytes() const;
 
  private:

@@ -31,8 +31,9 @@
 
 namespace quire::models {
 
-// Of the text and of the packed forms in it. Grows when either changes.
-inline constexpr int kPackedFileVersion = 1;
+// Of the text, of the packed forms in it and of how weights are rounded to them. Grows when one of
+// them changes.
+inline constexpr int kPackedFileVersion = 2;
 
 // What the weights in a file are.
 struct PackedFileKey {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 
 namespace quire::models {
 namespace {
@@ -98,6 +99,20 @@ absl::Status NotFinite(const StoredTensor& tensor, std::int64_t element, float v
                    tensor.num_elements(), " is ", value, ", weights must be finite"));
 }
 
+// REQUIRES: the row has such an element.
+absl::Status BeyondF16(const StoredTensor& tensor, std::int64_t row) {
+  std::vector<float> wide(static_cast<std::size_t>(RowElements(tensor)));
+  WidenRow(tensor, row, wide);
+  const auto at = std::find_if(wide.begin(), wide.end(), [](float value) {
+    return !std::isfinite(F16::FromFloat(value).ToFloat());
+  });
+  QUIRE_CHECK(at != wide.end());
+  return absl::InvalidArgumentError(absl::StrCat(
+      tensor.file, ": tensor ", tensor.name, ": element ",
+      row * RowElements(tensor) + (at - wide.begin()), " of ", tensor.num_elements(), " is ", *at,
+      ", beyond f16; model.quantization none holds it as f32"));
+}
+
 absl::Status CheckFiniteBlocks(const StoredTensor& tensor, const kernels::Backend& backend) {
   const std::int64_t k = RowElements(tensor);
   const std::int64_t rows = tensor.num_elements() / k;
@@ -134,17 +149,33 @@ void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out
   }
 }
 
-std::vector<float> WidenRows(const StoredTensor& tensor, const kernels::Backend& backend) {
-  std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
+absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t begin,
+                         std::int64_t end, const kernels::Backend& backend, void* out) {
+  QUIRE_CHECK(dtype == DType::kF32 || dtype == DType::kF16);
   const auto k = static_cast<std::size_t>(RowElements(tensor));
-  const auto rows = static_cast<std::int64_t>(values.size() / k);
-  backend.ParallelFor(
-      rows, static_cast<double>(k) / 2, [&](std::int64_t begin, std::int64_t end, int) {
-        for (std::int64_t row = begin; row < end; ++row) {
-          WidenRow(tensor, row, {values.data() + static_cast<std::size_t>(row) * k, k});
-        }
-      });
-  return values;
+  const double work = static_cast<double>(k) / 2;
+  if (dtype == DType::kF32) {
+    auto* const to = static_cast<float*>(out);
+    backend.ParallelFor(end - begin, work, [&](std::int64_t first, std::int64_t last, int) {
+      for (std::int64_t row = first; row < last; ++row) {
+        WidenRow(tensor, begin + row, {to + static_cast<std::size_t>(row) * k, k});
+      }
+    });
+    return absl::OkStatus();
+  }
+  auto* const to = static_cast<F16*>(out);
+  const std::int64_t bad = FirstBad(backend, end - begin, work, [&](std::int64_t row) {
+    std::vector<float> wide(k);
+    WidenRow(tensor, begin + row, wide);
+    bool is_bad = false;
+    for (std::size_t i = 0; i < k; ++i) {
+      const F16 half = F16::FromFloat(wide[i]);
+      to[static_cast<std::size_t>(row) * k + i] = half;
+      is_bad |= !std::isfinite(half.ToFloat());
+    }
+    return is_bad;
+  });
+  return bad == end - begin ? absl::OkStatus() : BeyondF16(tensor, begin + bad);
 }
 
 MatrixForm StoredForm(const StoredTensor& tensor) {

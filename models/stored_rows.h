@@ -18,8 +18,11 @@ namespace quire::models {
 // type or blocks that are read.
 void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out);
 
-// The same for all rows, with all threads of the backend.
-std::vector<float> WidenRows(const StoredTensor& tensor, const kernels::Backend& backend);
+// Rows [begin, end) of [rows, k] in `dtype`, f32 or f16, one behind the other at `out`, with all
+// threads of the backend and no memory but a row for each of them. Returns INVALID_ARGUMENT that
+// names the tensor, the element and its value when it is beyond f16.
+absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t begin,
+                         std::int64_t end, const kernels::Backend& backend, void* out);
 
 // The form that holds a matrix as it is stored: its own type, or the integers of its blocks.
 MatrixForm StoredForm(const StoredTensor& tensor);

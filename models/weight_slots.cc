@@ -384,6 +384,12 @@ DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization) {
   return quantization == Quantization::kNone ? DType::kF32 : DType::kF16;
 }
 
+bool HasIntegers(const WeightSlots& slots) {
+  bool has = false;
+  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { has |= !slot.form.is_plain(); });
+  return has;
+}
+
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target) {
   std::int64_t bytes = VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float)) +
                        slots.embedding->num_elements() *

@@ -1,5 +1,6 @@
 #include "models/weights.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -8,7 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/check.h"
 #include "base/logging.h"
+#include "base/mapped_file.h"
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
 #include "kernels/quantized_linear.h"
@@ -160,48 +163,93 @@ class Packer {
       QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed,
                              matrix.form.is_plain() ? PackPlain(matrix) : PackInteger(matrix));
       weights->matrices.push_back(std::move(packed));
+      for (const StoredTensor* part : matrix.parts) Forget(*part);
     }
     return absl::OkStatus();
   }
 
   // Rows of the embedding, as stored or, of blocks, in the type given.
   absl::StatusOr<DeviceBuffer> LoadEmbedding(const StoredTensor& tensor, DType dtype) {
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer rows, ReadEmbedding(tensor, dtype));
+    Forget(tensor);
+    return rows;
+  }
+
+ private:
+  // Files need no memory beside the weights that were made of them.
+  static void Forget(const StoredTensor& tensor) {
+    if (tensor.is_mapped) MappedFile::Forget(tensor.bytes);
+  }
+
+  absl::StatusOr<DeviceBuffer> ReadEmbedding(const StoredTensor& tensor, DType dtype) {
     QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend_));
     progress_->Add(static_cast<std::int64_t>(tensor.bytes.size()));
     if (tensor.blocks == GgmlType::kNone) {
       return Place(tensor.bytes.data(), static_cast<std::int64_t>(tensor.bytes.size()), backend_);
     }
-    const std::vector<float> wide = WidenRows(tensor, backend_);
-    const auto elements = static_cast<std::int64_t>(wide.size());
-    if (dtype == DType::kF32) return Place(wide.data(), elements * 4, backend_);
-    std::vector<F16> half(wide.size());
-    for (std::size_t i = 0; i < wide.size(); ++i) {
-      half[i] = F16::FromFloat(wide[i]);
-      if (!std::isfinite(half[i].ToFloat())) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(tensor.file, ": tensor ", tensor.name, ": element ", i, " of ", elements,
-                         " is ", wide[i], ", beyond f16; model.quantization none holds it as f32"));
-      }
+    const std::int64_t rows = tensor.shape[0];
+    const std::int64_t row_bytes = tensor.shape[1] * DTypeSize(dtype);
+    const bool cuda = backend_.cuda() != nullptr;
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer buffer,
+                           DeviceBuffer::Allocate(cuda ? MemoryKind::kDevice : MemoryKind::kHost,
+                                                  rows * row_bytes));
+    if (!cuda) {
+      QUIRE_RETURN_IF_ERROR(ConvertRows(tensor, dtype, 0, rows, backend_, buffer.data()));
+      return buffer;
     }
-    return Place(half.data(), elements * 2, backend_);
+    const std::int64_t most = std::clamp<std::int64_t>(kStagingBytes / row_bytes, 1, rows);
+    QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer staging,
+                           DeviceBuffer::Allocate(MemoryKind::kHost, most * row_bytes));
+    for (std::int64_t begin = 0; begin < rows; begin += most) {
+      const std::int64_t end = std::min(rows, begin + most);
+      QUIRE_RETURN_IF_ERROR(ConvertRows(tensor, dtype, begin, end, backend_, staging.data()));
+      QUIRE_RETURN_IF_ERROR(
+          backend_.uploader()->Copy(static_cast<std::byte*>(buffer.data()) + begin * row_bytes,
+                                    staging.data(), (end - begin) * row_bytes));
+    }
+    return buffer;
   }
 
- private:
+  // Of blocks on their way to a GPU.
+  static constexpr std::int64_t kStagingBytes = std::int64_t{8} << 20;
+
+  // On the CPU nothing is held beside the result but the rows of a panel for each thread. On a GPU a
+  // matrix that is not of the type wanted is widened as a whole before it is uploaded.
   absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot) {
+    bool as_stored = true;
+    for (const StoredTensor* part : slot.parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
+      as_stored &= part->dtype == slot.form.dtype;
+    }
+    QUIRE_CHECK(as_stored || slot.form.dtype == DType::kF32);
+    if (!as_stored && backend_.cuda() == nullptr) return WidenAndPack(slot);
     std::vector<kernels::WeightRows> rows;
-    std::vector<std::vector<float>> widened(slot.parts.size());
-    for (std::size_t i = 0; i < slot.parts.size(); ++i) {
-      const StoredTensor& part = *slot.parts[i];
-      QUIRE_RETURN_IF_ERROR(CheckFinite(part, backend_));
-      const void* data = part.bytes.data();
-      if (part.dtype != slot.form.dtype) {
-        widened[i] = WidenRows(part, backend_);
-        data = widened[i].data();
+    std::vector<DeviceBuffer> widened;
+    for (const StoredTensor* part : slot.parts) {
+      const void* data = part->bytes.data();
+      if (part->dtype != slot.form.dtype) {
+        QUIRE_ASSIGN_OR_RETURN(
+            DeviceBuffer wide,
+            DeviceBuffer::Allocate(MemoryKind::kHost, part->num_elements() *
+                                                          DTypeSize(DType::kF32)));
+        QUIRE_RETURN_IF_ERROR(
+            ConvertRows(*part, DType::kF32, 0, part->shape[0], backend_, wide.data()));
+        data = wide.data();
+        widened.push_back(std::move(wide));
       }
-      rows.push_back({data, static_cast<std::uint32_t>(part.shape[0])});
-      progress_->Add(static_cast<std::int64_t>(part.bytes.size()));
+      rows.push_back({data, static_cast<std::uint32_t>(part->shape[0])});
+      progress_->Add(static_cast<std::int64_t>(part->bytes.size()));
     }
     return kernels::PackLinearWeights(backend_, rows, slot.form.dtype, slot.k, activation_);
+  }
+
+  absl::StatusOr<kernels::PackedLinear> WidenAndPack(const MatrixSlot& slot) {
+    return kernels::PackPlainRows(
+        backend_, DType::kF32, slot.n, slot.k, [&](std::uint32_t row, std::byte* out) {
+          const auto [part, part_row] = Locate(slot, row);
+          WidenRow(*part, part_row, {reinterpret_cast<float*>(out), slot.k});
+          progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
+        });
   }
 
   absl::StatusOr<kernels::PackedLinear> PackInteger(const MatrixSlot& slot) {

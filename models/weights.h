@@ -82,6 +82,9 @@ std::int64_t VectorFloats(const WeightSlots& slots);
 // Type of the rows of the embedding in memory: as stored; of blocks f16, and f32 for kNone.
 DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization);
 
+// Whether any matrix will be held as integers, the head's included.
+bool HasIntegers(const WeightSlots& slots);
+
 // Bytes that Weights::Load will hold.
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);
 

@@ -1,6 +1,7 @@
 #include "models/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -97,6 +98,12 @@ absl::Status NoWeights(const ModelFiles& files) {
       absl::StrCat(files.source(), ": holds neither ", kSingleFile, " nor ", kIndexFile));
 }
 
+bool LiesIn(std::span<const std::byte> part, std::span<const std::byte> whole) {
+  const std::less_equal<> before;  // of any pointers
+  return before(whole.data(), part.data()) &&
+         before(part.data() + part.size(), whole.data() + whole.size());
+}
+
 }  // namespace
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelFiles& files) {
@@ -172,7 +179,10 @@ absl::Status Checkpoint::Finish() {
   std::stable_sort(tensors_.begin(), tensors_.end(),
                    [](const StoredTensor& a, const StoredTensor& b) { return a.name < b.name; });
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const StoredTensor& tensor = tensors_[i];
+    StoredTensor& tensor = tensors_[i];
+    tensor.is_mapped = std::any_of(files_.begin(), files_.end(), [&](const ModelFile& file) {
+      return file.is_mapped() && LiesIn(tensor.bytes, file.bytes());
+    });
     if (!by_name_.emplace(tensor.name, i).second) {
       return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
                                                      " is also in ", tensors_[i - 1].file));

@@ -25,6 +25,8 @@ class ModelFile {
   absl::string_view text() const {
     return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()};
   }
+  // False: the bytes are part of the program, or of a test.
+  bool is_mapped() const { return mapping_.has_value(); }
   // For messages: the path, or "embedded model/config.json".
   const std::string& label() const { return label_; }
 

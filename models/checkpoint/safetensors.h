@@ -34,6 +34,8 @@ struct StoredTensor {
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;  // into the file or a copy; not necessarily aligned
   std::string file;                  // label of the file, for messages
+  // The bytes lie in a MappedFile, so that they need no memory once they have been used.
+  bool is_mapped = false;
 
   std::int64_t num_elements() const;
   std::string ShapeText() const;  // "[4, 8]"

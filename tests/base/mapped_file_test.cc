@@ -1,8 +1,10 @@
 #include "base/mapped_file.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -46,6 +48,33 @@ TEST(MappedFileTest, SpanSurvivesMoves) {
   *other = std::move(moved);
   EXPECT_EQ(other->bytes().data(), data);
   EXPECT_EQ(other->text(), "abc");
+}
+
+// Pages of files that this process has touched and holds, in bytes (proc(5), statm).
+std::int64_t ResidentFileBytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t total = 0, resident = 0, shared = 0;
+  file >> total >> resident >> shared;
+  return shared * sysconf(_SC_PAGESIZE);
+}
+
+TEST(MappedFileTest, ForgottenPagesTakeNoMemoryAndAreReadAgain) {
+  constexpr std::int64_t kBytes = 32 << 20;
+  quire::testing::TempDir dir;
+  std::string content(kBytes, '\0');
+  for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7 + i / 4096);
+  const auto file = MappedFile::Open(dir.Write("a", content));
+  ASSERT_TRUE(file.ok()) << file.status();
+  const std::int64_t before = ResidentFileBytes();
+  ASSERT_TRUE(file->text() == content);
+  EXPECT_GT(ResidentFileBytes() - before, kBytes * 9 / 10);
+  // A page at each end belongs to a neighbour too.
+  MappedFile::Forget(file->bytes().subspan(100, kBytes - 200));
+  EXPECT_LT(ResidentFileBytes() - before, kBytes / 10);
+  EXPECT_TRUE(file->text() == content);
+  MappedFile::Forget(file->bytes().subspan(4000, 50));  // no whole page
+  MappedFile::Forget({});
+  EXPECT_TRUE(file->text() == content);
 }
 
 TEST(MappedFileTest, NamesWhatIsWrong) {

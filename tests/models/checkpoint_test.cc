@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "models/checkpoint/fingerprint.h"
 #include "tests/models/test_files.h"
@@ -79,6 +80,28 @@ class CheckpointTest : public testing::Test {
 
   fs::path directory_;
 };
+
+// Only memory of files may be given back while loading: there is no other copy of the rest.
+TEST(CheckpointMappingTest, KnowsWhichBytesLieInFiles) {
+  const auto files = ModelFiles::FromDirectory(TestDataPath("models/llama-sharded-bf16"));
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto mapped = Checkpoint::Open(*files);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  for (const StoredTensor& tensor : mapped->tensors()) EXPECT_TRUE(tensor.is_mapped) << tensor.name;
+  const EditableFiles copies("models/llama-sharded-bf16");
+  const auto in_memory = Checkpoint::Open(copies.Files());
+  ASSERT_TRUE(in_memory.ok()) << in_memory.status();
+  for (const StoredTensor& tensor : in_memory->tensors()) EXPECT_FALSE(tensor.is_mapped);
+  const auto gguf = ModelFiles::FromPath(TestDataPath("gguf/models/llama-q8_0/model.gguf"));
+  ASSERT_TRUE(gguf.ok()) << gguf.status();
+  const auto rearranged = Checkpoint::Open(*gguf);
+  ASSERT_TRUE(rearranged.ok()) << rearranged.status();
+  for (const StoredTensor& tensor : rearranged->tensors()) {
+    const bool is_copy =
+        absl::StrContains(tensor.name, "attn_q.") || absl::StrContains(tensor.name, "attn_k.");
+    EXPECT_EQ(tensor.is_mapped, !is_copy) << tensor.name;
+  }
+}
 
 TEST_F(CheckpointTest, FollowsTheSymbolicLinksOfACacheSnapshot) {
   Write("blobs/0123", ReadTestFile("models/tiny_base/model.safetensors"));

@@ -12,10 +12,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "cache_manager/kv_pool.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/families/registry.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
+#include "models/model_runner.h"
+#include "models/step_buffers.h"
 #include "models/weights.h"
 #include "tests/models/test_files.h"
 
@@ -150,6 +153,50 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
         EXPECT_LT(plan->weight_bytes, of_none[folder]);
       }
     }
+  }
+}
+
+// What the plan says of scratch memory is what a runner reserves, and steps need no more of it.
+TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
+  const RunnerOptions options = {.max_rows = 4, .max_step_tokens = 40};
+  for (const Quantization quantization :
+       {Quantization::kNone, Quantization::kInt8, Quantization::kInt4G32}) {
+    SCOPED_TRACE(QuantizationName(quantization));
+    const TestBackend cpu(3);
+    const ModelFiles files = Folder("llama-theta500k-multieos-bf16");
+    const auto plan = PlanMemory(files, 16, DType::kF32, 9, options, quantization);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto model = Load(files, cpu, quantization);
+    ASSERT_NE(model, nullptr);
+    ASSERT_EQ(cpu.backend.scratch_bytes(), 0);
+    auto pool = cache::KvPool::Create(*KvGeometryFor(model->spec, 16, DType::kF32, 9));
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    const auto runner = ModelRunner::Create(*model, cpu.backend, &*pool, options);
+    ASSERT_TRUE(runner.ok()) << runner.status();
+    const std::int64_t buffers = StepBuffers::BytesFor(model->spec, LimitsOf(options));
+    EXPECT_EQ(plan->workspace_bytes, buffers + cpu.backend.scratch_bytes());
+    EXPECT_EQ((*runner)->workspace_bytes(), plan->workspace_bytes);
+    EXPECT_EQ(cpu.backend.scratch_bytes() > 0, quantization != Quantization::kNone);
+    const std::int64_t reserved = cpu.backend.scratch_bytes();
+    for (const LayerWeights& layer : model->weights->layers()) {
+      for (const LinearWeights* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+        const std::uint32_t k = linear->matrices[0].k();
+        const std::uint32_t n = linear->matrices[0].n();
+        const std::vector<float> x(std::size_t{options.max_step_tokens} * k, 1.0f);
+        std::vector<float> y(std::size_t{options.max_step_tokens} * n);
+        for (const std::uint32_t rows : {1u, 9u, options.max_step_tokens}) {
+          ASSERT_TRUE(ApplyLinear(cpu.backend, *linear,
+                                  {.x = x.data(),
+                                   .weight = nullptr,  // filled in
+                                   .y = y.data(),
+                                   .x_stride = k,
+                                   .y_stride = n,
+                                   .num_rows = rows})
+                          .ok());
+        }
+      }
+    }
+    EXPECT_EQ(cpu.backend.scratch_bytes(), reserved);
   }
 }
 

@@ -192,7 +192,9 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
 }
 
 TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
-  EXPECT_EQ(runner_->workspace_bytes(), PlanWorkspaceBytes(model_->spec, DefaultOptions()));
+  EXPECT_EQ(runner_->workspace_bytes(),
+            PlanWorkspaceBytes(model_->spec, DefaultOptions(), /*has_integers=*/false));
+  EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 
 // A score and a draw of the same token under the same logits are one number.
