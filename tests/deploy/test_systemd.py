@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 
 import pytest
 from deployment import QUIRED, ROOT, Daemon, effective, needs, seconds, stop_seconds
@@ -81,6 +82,10 @@ def test_quired_tells_its_supervisor_where_it_is(supervisor, tmp_path):
         daemon.wait_serving()
         signs = [read(end) for _ in range(3)]
         assert signs == [{"WATCHDOG": "1"}] * 3
+        daemon.process.send_signal(signal.SIGHUP)
+        reloading = read_until(end, "RELOADING")[-1]
+        assert int(reloading["MONOTONIC_USEC"]) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        assert read_until(end, "READY")[-1] == {"READY": "1", "STATUS": "serving story"}
         daemon.terminate()
         assert read_until(end, "STOPPING")[-1] == {"STOPPING": "1", "STATUS": "draining"}
         # Alive until the end, else the supervisor would kill what drains.
