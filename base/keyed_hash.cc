@@ -14,6 +14,7 @@ namespace {
 using Lanes = std::array<std::uint64_t, 4>;
 
 constexpr std::size_t kPacketBytes = 32;
+using Packet = std::array<std::byte, kPacketBytes>;
 constexpr int kFinalRounds = 6;
 
 static_assert(std::endian::native == std::endian::little,
@@ -68,6 +69,31 @@ void Mix(State& s, const Lanes& lanes) {
   AddZipped(s.v0, s.v1);
 }
 
+// Of the last 1 to 31 bytes: whole 4-byte words stay in place, the 0 to 3 bytes after them go to a
+// fixed place.
+Packet LastPacket(std::span<const std::byte> rest) {
+  Packet packet{};
+  const std::size_t size = rest.size();
+  const std::size_t tail = size % 4;
+  const std::size_t words = size - tail;
+  std::copy_n(rest.begin(), words, packet.begin());
+  if (size >= 16) {
+    std::copy_n(rest.end() - 4, 4, packet.begin() + 28);
+  } else if (tail != 0) {
+    packet[16] = rest[words];
+    packet[17] = rest[words + tail / 2];
+    packet[18] = rest[size - 1];
+  }
+  return packet;
+}
+
+template <typename State>
+void MixPacket(State& state, const std::byte* packet) {
+  Lanes lanes;
+  std::memcpy(lanes.data(), packet, sizeof(lanes));
+  Mix(state, lanes);
+}
+
 #if defined(__x86_64__)
 
 #define QUIRE_AVX2 __attribute__((target("avx2")))
@@ -117,15 +143,26 @@ QUIRE_AVX2 void MixPacketsAvx2(State& state, const std::byte* packets, std::size
   StoreState(v, state);
 }
 
+// The packet of what is pending, if anything, and the final rounds.
 template <typename State>
-QUIRE_AVX2 void MixFinalRoundsAvx2(State& state) {
+QUIRE_AVX2 Hash128 FinishAvx2(const State& state, std::size_t num_pending, const Packet& packet) {
   Vectors v = LoadState(state);
+  if (num_pending > 0) {
+    const auto size = static_cast<int>(num_pending);
+    v.v0 = _mm256_add_epi64(v.v0, _mm256_set1_epi32(size));
+    v.v1 = _mm256_or_si256(_mm256_sll_epi32(v.v1, _mm_cvtsi32_si128(size)),
+                           _mm256_srl_epi32(v.v1, _mm_cvtsi32_si128(32 - size)));
+    MixVectors(v, Load(packet.data()));
+  }
   // Lanes 2 3 0 1, the halves of each exchanged.
   const __m256i order = _mm256_setr_epi32(5, 4, 7, 6, 1, 0, 3, 2);
   for (int round = 0; round < kFinalRounds; ++round) {
     MixVectors(v, _mm256_permutevar8x32_epi32(v.v0, order));
   }
-  StoreState(v, state);
+  const __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(_mm256_add_epi64(v.v0, v.mul0)),
+                                    _mm256_extracti128_si256(_mm256_add_epi64(v.v1, v.mul1), 1));
+  return {static_cast<std::uint64_t>(_mm_extract_epi64(sum, 0)),
+          static_cast<std::uint64_t>(_mm_extract_epi64(sum, 1))};
 }
 
 #else
@@ -134,7 +171,9 @@ QUIRE_AVX2 void MixFinalRoundsAvx2(State& state) {
 template <typename State>
 void MixPacketsAvx2(State&, const std::byte*, std::size_t) {}
 template <typename State>
-void MixFinalRoundsAvx2(State&) {}
+Hash128 FinishAvx2(const State&, std::size_t, const Packet&) {
+  return {};
+}
 
 #endif
 
@@ -157,43 +196,9 @@ KeyedHasher::KeyedHasher(const HashKey& key, bool vectors) : vectors_(vectors) {
   }
 }
 
-void KeyedHasher::MixPackets(State& state, const std::byte* packets, std::size_t count) const {
-  if (vectors_) return MixPacketsAvx2(state, packets, count);
-  for (; count > 0; --count, packets += kPacketBytes) {
-    Lanes lanes;
-    std::memcpy(lanes.data(), packets, sizeof(lanes));
-    Mix(state, lanes);
-  }
-}
-
-void KeyedHasher::MixFinalRounds(State& s) const {
-  if (vectors_) return MixFinalRoundsAvx2(s);
-  for (int round = 0; round < kFinalRounds; ++round) {
-    Mix(s, {std::rotl(s.v0[2], 32), std::rotl(s.v0[3], 32), std::rotl(s.v0[0], 32),
-            std::rotl(s.v0[1], 32)});
-  }
-}
-
-// The last 1 to 31 bytes: whole 4-byte words stay in place, the 0 to 3 bytes after them go to a
-// fixed place, and the length enters the state, so that trailing zeros make a difference.
-void KeyedHasher::MixRemainder(State& state, std::span<const std::byte> rest) const {
-  const std::size_t size = rest.size();
-  for (std::size_t i = 0; i < 4; ++i) {
-    state.v0[i] += (std::uint64_t{size} << 32) + size;
-    state.v1[i] = RotateHalves(state.v1[i], static_cast<int>(size));
-  }
-  std::array<std::byte, kPacketBytes> packet{};
-  const std::size_t tail = size % 4;
-  const std::size_t words = size - tail;
-  std::copy_n(rest.begin(), words, packet.begin());
-  if (size >= 16) {
-    std::copy_n(rest.end() - 4, 4, packet.begin() + 28);
-  } else if (tail != 0) {
-    packet[16] = rest[words];
-    packet[17] = rest[words + tail / 2];
-    packet[18] = rest[size - 1];
-  }
-  MixPackets(state, packet.data(), 1);
+void KeyedHasher::MixPackets(const std::byte* packets, std::size_t count) {
+  if (vectors_) return MixPacketsAvx2(state_, packets, count);
+  for (; count > 0; --count, packets += kPacketBytes) MixPacket(state_, packets);
 }
 
 KeyedHasher& KeyedHasher::Update(std::span<const std::byte> bytes) {
@@ -203,11 +208,11 @@ KeyedHasher& KeyedHasher::Update(std::span<const std::byte> bytes) {
     num_pending_ += take;
     bytes = bytes.subspan(take);
     if (num_pending_ < pending_.size()) return *this;
-    MixPackets(state_, pending_.data(), 1);
+    MixPackets(pending_.data(), 1);
     num_pending_ = 0;
   }
   const std::size_t whole = bytes.size() / kPacketBytes;
-  if (whole > 0) MixPackets(state_, bytes.data(), whole);
+  if (whole > 0) MixPackets(bytes.data(), whole);
   bytes = bytes.subspan(whole * kPacketBytes);
   std::copy(bytes.begin(), bytes.end(), pending_.begin());
   num_pending_ = bytes.size();
@@ -218,10 +223,23 @@ KeyedHasher& KeyedHasher::Update(absl::string_view text) {
   return Update(std::as_bytes(std::span<const char>(text.data(), text.size())));
 }
 
+// The length of what is pending enters the state, so that trailing zeros make a difference.
 Hash128 KeyedHasher::Finish() const {
+  Packet packet;
+  if (num_pending_ > 0) packet = LastPacket(std::span(pending_).first(num_pending_));
+  if (vectors_) return FinishAvx2(state_, num_pending_, packet);
   State s = state_;
-  if (num_pending_ > 0) MixRemainder(s, std::span(pending_).first(num_pending_));
-  MixFinalRounds(s);
+  if (num_pending_ > 0) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      s.v0[i] += (std::uint64_t{num_pending_} << 32) + num_pending_;
+      s.v1[i] = RotateHalves(s.v1[i], static_cast<int>(num_pending_));
+    }
+    MixPacket(s, packet.data());
+  }
+  for (int round = 0; round < kFinalRounds; ++round) {
+    Mix(s, {std::rotl(s.v0[2], 32), std::rotl(s.v0[3], 32), std::rotl(s.v0[0], 32),
+            std::rotl(s.v0[1], 32)});
+  }
   return {s.v0[0] + s.mul0[0] + s.v1[2] + s.mul1[2], s.v0[1] + s.mul0[1] + s.v1[3] + s.mul1[3]};
 }
 

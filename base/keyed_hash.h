@@ -62,9 +62,7 @@ class KeyedHasher {
     std::array<std::uint64_t, 4> v0, v1, mul0, mul1;
   };
   // Whole packets of 32 bytes.
-  void MixPackets(State& state, const std::byte* packets, std::size_t count) const;
-  void MixRemainder(State& state, std::span<const std::byte> rest) const;
-  void MixFinalRounds(State& state) const;
+  void MixPackets(const std::byte* packets, std::size_t count);
 
   bool vectors_;
   State state_;

@@ -1,6 +1,8 @@
 #include "cache_manager/page_hash.h"
 
+#include <array>
 #include <cstddef>
+#include <cstring>
 
 namespace quire::cache {
 namespace {
@@ -24,9 +26,18 @@ Hash128 HashRoot(const HashKey& key, const PrefixScope& scope) {
   return hasher.Finish();
 }
 
+// The first packet of the hash is made here: parts of packets would go through its buffer.
 PageKey HashPage(const HashKey& key, const Hash128& parent, std::span<const std::int32_t> tokens) {
+  std::array<std::uint64_t, 4> head{kPageDomain, parent.lo, parent.hi};
+  constexpr std::size_t kFirstTokens = 2;
   KeyedHasher hasher(key);
-  hasher.UpdateValue(kPageDomain).UpdateValue(parent.lo).UpdateValue(parent.hi);
+  if (tokens.size() < kFirstTokens) {
+    hasher.Update(std::as_bytes(std::span(head).first(3)));
+  } else {
+    std::memcpy(&head[3], tokens.data(), sizeof(head[3]));
+    hasher.Update(std::as_bytes(std::span(head)));
+    tokens = tokens.subspan(kFirstTokens);
+  }
   return hasher.Update(std::as_bytes(tokens)).Finish();
 }
 
