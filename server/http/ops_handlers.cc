@@ -4,11 +4,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/api/status_mapping.h"
+#include "server/http/http_credentials.h"
 
 namespace quire::server {
 namespace {
 
-HttpAnswer Metrics(const probe::Registry& registry) {
+HttpAnswer Metrics(const probe::Registry& registry, const Authenticator& authenticator,
+                   const HttpRequest& request) {
+  const auto caller = authenticator.Authenticate(ReadCredentials(request), Scope::kMetrics);
+  if (!caller.ok()) {
+    const WireError error = ToWireError(caller.status());
+    HttpAnswer answer{.status = error.http_status, .body = absl::StrCat(error.message, "\n")};
+    if (error.http_status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
+    return answer;
+  }
   absl::StatusOr<std::string> text = registry.Expose();
   if (!text.ok()) {
     return {.status = 503, .body = absl::StrCat(text.status().message(), "\n")};
@@ -26,7 +36,13 @@ HttpAnswer Liveness(const ServingState& state) {
                                     : "work waits, but no step has ended in time");
 }
 
-HttpAnswer Readiness(const ServingState& state) {
+HttpAnswer Startup(const ServingState& state) {
+  return Probe(state.is_started(), "the model is loading");
+}
+
+}  // namespace
+
+HttpAnswer ReadinessAnswer(const ServingState& state) {
   absl::string_view reason = "the engine is not alive";
   if (state.state() == LifeState::kLoading) {
     reason = "the model is loading";
@@ -36,18 +52,16 @@ HttpAnswer Readiness(const ServingState& state) {
   return Probe(state.is_ready(), reason);
 }
 
-HttpAnswer Startup(const ServingState& state) {
-  return Probe(state.is_started(), "the model is loading");
-}
-
-}  // namespace
-
-HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* registry) {
-  HttpHandlers handlers = {{"/livez", [state] { return Liveness(*state); }},
-                           {"/readyz", [state] { return Readiness(*state); }},
-                           {"/startupz", [state] { return Startup(*state); }}};
+HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* registry,
+                             const Authenticator* authenticator) {
+  HttpHandlers handlers = {
+      {"/livez", [state](const HttpRequest&) { return Liveness(*state); }},
+      {"/readyz", [state](const HttpRequest&) { return ReadinessAnswer(*state); }},
+      {"/startupz", [state](const HttpRequest&) { return Startup(*state); }}};
   if (registry != nullptr) {
-    handlers["/metrics"] = [registry] { return Metrics(*registry); };
+    handlers["/metrics"] = [registry, authenticator](const HttpRequest& request) {
+      return Metrics(*registry, *authenticator, request);
+    };
   }
   return handlers;
 }

@@ -1,15 +1,12 @@
 #include "server/http/http_listener.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/http/ops_handlers.h"
+#include "tests/server/http_client.h"
+#include "tests/testing/temp_dir.h"
 
 namespace quire::server {
 namespace {
@@ -17,25 +14,11 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Everything that the server at `address` (127.0.0.1:port) answers to one request.
+// The operators' listener closes after each answer.
 std::string Ask(const std::string& address, const std::string& request) {
-  int port = 0;
-  EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
-  sockaddr_in peer = {};
-  peer.sin_family = AF_INET;
-  peer.sin_port = htons(static_cast<std::uint16_t>(port));
-  peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&peer), sizeof(peer)), 0);
-  EXPECT_EQ(send(fd, request.data(), request.size(), 0), static_cast<ssize_t>(request.size()));
-  std::string answer;
-  char buffer[4096];
-  for (ssize_t n = recv(fd, buffer, sizeof(buffer), 0); n > 0;
-       n = recv(fd, buffer, sizeof(buffer), 0)) {
-    answer.append(buffer, static_cast<std::size_t>(n));
-  }
-  close(fd);
-  return answer;
+  HttpClient client(address);
+  EXPECT_TRUE(client.Send(request));
+  return client.ReadAll();
 }
 
 std::string Get(const std::string& address, const std::string& path) {
@@ -44,7 +27,7 @@ std::string Get(const std::string& address, const std::string& path) {
 
 TEST(HttpListenerTest, ServesPathsAndRefusesTheRest) {
   auto listener = HttpListener::Start(
-      "127.0.0.1:0", 2, {{"/page", [] { return HttpAnswer{.body = "hello\n"}; }}});
+      "127.0.0.1:0", 2, {{"/page", [](const HttpRequest&) { return HttpAnswer{.body = "hello\n"}; }}});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const std::string& address = (*listener)->address();
   EXPECT_THAT(Get(address, "/page"), StartsWith("HTTP/1.1 200 OK\r\n"));
@@ -69,11 +52,14 @@ TEST(OpsHandlersTest, AnswersFollowTheState) {
   ServingState state(absl::Seconds(1));
   probe::Registry registry;
   registry.AddCounter("quire_test_total", "A test.").Increment();
-  const HttpHandlers handlers = MakeOpsHandlers(&state, &registry);
-  const auto status = [&](const char* path) { return handlers.at(path)().status; };
+  const auto authenticator = Authenticator::Create({});
+  ASSERT_TRUE(authenticator.ok());
+  const HttpHandlers handlers = MakeOpsHandlers(&state, &registry, authenticator->get());
+  const auto ask = [&](const char* path) { return handlers.at(path)({}); };
+  const auto status = [&](const char* path) { return ask(path).status; };
   EXPECT_EQ(status("/livez"), 200);
   EXPECT_EQ(status("/startupz"), 503);
-  EXPECT_EQ(handlers.at("/readyz")().body, "the model is loading\n");
+  EXPECT_EQ(ask("/readyz").body, "the model is loading\n");
   state.SetState(LifeState::kReady);
   EXPECT_EQ(status("/readyz"), 200);
   EXPECT_EQ(status("/startupz"), 200);
@@ -84,9 +70,34 @@ TEST(OpsHandlersTest, AnswersFollowTheState) {
   EXPECT_EQ(status("/livez"), 503);
   state.SetState(LifeState::kReady);  // FAILED is final
   EXPECT_EQ(state.state(), LifeState::kFailed);
-  EXPECT_THAT(handlers.at("/metrics")().body, HasSubstr("quire_test_total 1"));
-  EXPECT_THAT(handlers.at("/metrics")().content_type, HasSubstr("version=0.0.4"));
-  EXPECT_EQ(MakeOpsHandlers(&state, nullptr).count("/metrics"), 0u);
+  EXPECT_THAT(ask("/metrics").body, HasSubstr("quire_test_total 1"));
+  EXPECT_THAT(ask("/metrics").content_type, HasSubstr("version=0.0.4"));
+  EXPECT_EQ(MakeOpsHandlers(&state, nullptr, authenticator->get()).count("/metrics"), 0u);
+}
+
+// SHA-256 of "good": the metrics token, and of "other": one that may only generate.
+TEST(OpsHandlersTest, MetricsNeedTheirScopeAndHealthNeedsNone) {
+  const testing::TempDir folder;
+  const std::string tokens = folder.Write(
+      "tokens",
+      "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c ops metrics\n"
+      "d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2fcffa ops generate\n");
+  const auto authenticator =
+      Authenticator::Create({.mode = AuthMode::kToken, .tokens_file = tokens});
+  ASSERT_TRUE(authenticator.ok()) << authenticator.status();
+  ServingState state(absl::Seconds(1));
+  probe::Registry registry;
+  const HttpHandlers handlers = MakeOpsHandlers(&state, &registry, authenticator->get());
+  const auto status = [&](const char* path, const char* authorization) {
+    HttpRequest request;
+    if (*authorization != 0) request.headers.emplace_back("authorization", authorization);
+    return handlers.at(path)(request).status;
+  };
+  EXPECT_EQ(status("/metrics", ""), 401);
+  EXPECT_EQ(status("/metrics", "Bearer wrong"), 401);
+  EXPECT_EQ(status("/metrics", "Bearer other"), 403);
+  EXPECT_EQ(status("/metrics", "Bearer good"), 200);
+  EXPECT_EQ(status("/livez", ""), 200);
 }
 
 }  // namespace

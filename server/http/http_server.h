@@ -1,0 +1,66 @@
+#pragma once
+
+// An HTTP/1.1 server: connections, framing, limits and times. What requests mean is the handler's.
+//
+// No connection holds a thread, so one that is slow, idle or long holds memory and a descriptor only; the
+// bytes of a message are read by Boost.Beast's parser.
+//
+// Place:      below HttpListener (operators) and the OpenAI-compatible listener.
+// Invariants: every accepted connection has a time by which its next step must be done: handshake, head,
+//             body, each write. Above `max_connections` a connection is answered 503 and closed.
+// Threads:    `num_threads` of its own run handlers; see HttpExchange.
+// Lifetime:   the destructor waits for all exchanges, whose handlers must end them once the peer is gone.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "server/auth/certificate_store.h"
+#include "server/http/http_message.h"
+
+namespace quire::server {
+
+struct HttpServerOptions {
+  std::string address;  // host:port; port 0 takes any free one
+  int num_threads = 1;
+  int max_connections = 256;
+  bool keep_alive = true;  // false: one request a connection
+  std::uint32_t max_head_bytes = 16 << 10;
+  std::function<std::int64_t()> max_body_bytes = [] { return std::int64_t{0}; };
+  absl::Duration head_time = absl::Seconds(10);  // and of the handshake
+  absl::Duration body_time = absl::Seconds(60);
+  absl::Duration idle_time = absl::Seconds(60);   // between requests of a connection
+  // Of one answer, or one piece of a stream.
+  std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
+  // Answers that the server gives itself: 400, 408, 413, 431, 503. Null: plain text.
+  std::function<HttpAnswer(int status, absl::string_view message)> refuse;
+  const CertificateStore* certificates = nullptr;  // null: plain text
+};
+
+class HttpServer {
+ public:
+  // ALREADY_EXISTS when the port is taken, INVALID_ARGUMENT for an address that is none of this machine.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpServerOptions options,
+                                                           HttpHandler handler);
+  ~HttpServer();
+
+  // With the port that port 0 became.
+  const std::string& address() const;
+  int num_connections() const;
+
+  // Takes no more connections, closes idle ones, lets answers under way end until `deadline`, then closes
+  // what is left and waits for its handlers.
+  void Shutdown(absl::Time deadline);
+
+ private:
+  class Impl;
+  explicit HttpServer(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire::server

@@ -1,0 +1,346 @@
+#include "server/http/http_session.h"
+
+#include <boost/asio/dispatch.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/rfc7230.hpp>
+#include <boost/beast/http/status.hpp>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace quire::server {
+namespace {
+
+namespace net = boost::asio;
+namespace http = boost::beast::http;
+
+// What a peer may still send after an answer that ends the connection, and how long.
+constexpr std::size_t kMaxLingerBytes = 1 << 20;
+constexpr absl::Duration kLingerTime = absl::Seconds(2);
+
+absl::string_view View(boost::beast::string_view text) { return {text.data(), text.size()}; }
+
+int HexDigit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  const char lower = absl::ascii_tolower(static_cast<unsigned char>(c));
+  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+// A percent sign without two digits stands for itself.
+std::string DecodePercent(absl::string_view text) {
+  std::string decoded;
+  decoded.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() && HexDigit(text[i + 1]) >= 0 &&
+        HexDigit(text[i + 2]) >= 0) {
+      decoded.push_back(static_cast<char>(HexDigit(text[i + 1]) * 16 + HexDigit(text[i + 2])));
+      i += 2;
+    } else {
+      decoded.push_back(text[i]);
+    }
+  }
+  return decoded;
+}
+
+}  // namespace
+
+absl::string_view HttpRequest::Header(absl::string_view name) const {
+  for (const auto& [key, value] : headers) {
+    if (key == name) return value;
+  }
+  return "";
+}
+
+HttpSession::HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> transport,
+                         bool is_surplus)
+    : departure_{host, this},
+      host_(host),
+      transport_(std::move(transport)),
+      is_surplus_(is_surplus),
+      timer_(transport_->executor()) {}
+
+void HttpSession::Begin() {
+  net::dispatch(transport_->executor(), [self = shared_from_this()] {
+    // The server may have begun to end before it knew of this session.
+    if (self->host_->closing()) return self->Close();
+    self->Arm(self->host_->options().head_time);
+    self->transport_->Handshake([self](Error error) {
+      if (error) return self->Close();
+      self->request_.certificate_name = self->transport_->CertificateName();
+      self->BeginRequest();
+    });
+  });
+}
+
+void HttpSession::FinishSoon() {
+  Post([this] {
+    if (state_ == State::kHandshake || state_ == State::kReading) Close();
+  });
+}
+
+void HttpSession::Abort() {
+  Post([this] { Close(); });
+}
+
+void HttpSession::Post(std::function<void()> work) {
+  net::post(transport_->executor(),
+            [self = shared_from_this(), work = std::move(work)] { work(); });
+}
+
+void HttpSession::OnGone(std::function<void()> callback) {
+  if (state_ == State::kHandling) {
+    on_gone_ = std::move(callback);
+  } else if (callback) {
+    callback();
+  }
+}
+
+void HttpSession::BeginRequest() {
+  if (host_->closing()) return Close();
+  const HttpServerOptions& options = host_->options();
+  state_ = State::kReading;
+  parser_.emplace();
+  parser_->eager(true);
+  parser_->header_limit(options.max_head_bytes);
+  parser_->body_limit(static_cast<std::uint64_t>(options.max_body_bytes()));
+  has_begun_ = !input_.empty();
+  is_head_parsed_ = false;
+  Arm(served_ == 0 || has_begun_ ? options.head_time : options.idle_time);
+  if (has_begun_) return Parse();
+  ReadMore();
+}
+
+void HttpSession::ReadMore() {
+  if (is_reading_) return;
+  is_reading_ = true;
+  transport_->ReadSome(net::buffer(chunk_),
+                       [self = shared_from_this()](Error error, std::size_t size) {
+                         self->OnRead(error, size);
+                       });
+}
+
+void HttpSession::OnRead(Error error, std::size_t size) {
+  is_reading_ = false;
+  switch (state_) {
+    case State::kReading:
+      if (error) return Close();
+      input_.append(chunk_.data(), size);
+      if (!has_begun_) {
+        has_begun_ = true;
+        Arm(host_->options().head_time);
+      }
+      return Parse();
+    case State::kHandling:
+      // The peer has gone, or has sent its next request early; that waits, and no more is read.
+      if (error) return Close();
+      input_.append(chunk_.data(), size);
+      return;
+    case State::kLingering:
+      lingered_bytes_ += size;
+      if (error || lingered_bytes_ > kMaxLingerBytes) return Close();
+      return ReadMore();
+    default: return;
+  }
+}
+
+void HttpSession::Parse() {
+  while (!input_.empty()) {
+    Error error;
+    const std::size_t used = parser_->put(net::buffer(input_), error);
+    input_.erase(0, used);
+    if (error && error != http::error::need_more) return Refuse(error);
+    if (parser_->is_done()) return Handle();
+    if (!is_head_parsed_ && parser_->is_header_done()) {
+      is_head_parsed_ = true;
+      Arm(host_->options().body_time);
+      const auto expect = parser_->get().find(http::field::expect);
+      if (expect != parser_->get().end() &&
+          absl::EqualsIgnoreCase(View(expect->value()), "100-continue")) {
+        return SendContinue();
+      }
+    }
+    if (used == 0) break;
+  }
+  ReadMore();
+}
+
+void HttpSession::SendContinue() {
+  static constexpr absl::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  transport_->Write(net::buffer(kContinue.data(), kContinue.size()),
+                    [self = shared_from_this()](Error error, std::size_t) {
+                      if (self->state_ != State::kReading) return;
+                      if (error) return self->Close();
+                      self->Parse();
+                    });
+}
+
+void HttpSession::Refuse(Error error) {
+  if (error == http::error::body_limit) {
+    return RefuseWith(413, absl::StrCat("the body has more than ",
+                                        host_->options().max_body_bytes(), " bytes"));
+  }
+  if (error == http::error::header_limit) {
+    return RefuseWith(431, absl::StrCat("request line and headers have more than ",
+                                        host_->options().max_head_bytes, " bytes"));
+  }
+  RefuseWith(400, absl::StrCat("no HTTP request: ", error.message()));
+}
+
+// Answers what never became a request; nothing that follows can be understood.
+void HttpSession::RefuseWith(int status, absl::string_view message) {
+  input_.clear();
+  request_.method.clear();
+  keep_alive_ = false;
+  state_ = State::kHandling;
+  const auto& refuse = host_->options().refuse;
+  Answer(refuse ? refuse(status, message)
+                : HttpAnswer{.status = status, .body = absl::StrCat(message, "\n")});
+}
+
+void HttpSession::TakeRequest() {
+  auto message = parser_->release();
+  request_.method = std::string(View(message.method_string()));
+  const absl::string_view target = View(message.target());
+  const std::size_t mark = target.find('?');
+  request_.path = DecodePercent(target.substr(0, mark));
+  request_.query = mark == target.npos ? "" : std::string(target.substr(mark + 1));
+  request_.headers.clear();
+  for (const auto& field : message) {
+    request_.headers.emplace_back(absl::AsciiStrToLower(View(field.name_string())),
+                                  std::string(View(field.value())));
+  }
+  request_.body = std::move(message.body());
+  is_chunked_ = message.version() >= 11;
+  keep_alive_ = message.keep_alive() && host_->options().keep_alive;
+  parser_.reset();
+}
+
+void HttpSession::Handle() {
+  TakeRequest();
+  ++served_;
+  if (is_surplus_) {
+    return RefuseWith(503, absl::StrCat("all ", host_->options().max_connections,
+                                        " connections are in use"));
+  }
+  state_ = State::kHandling;
+  Disarm();
+  if (input_.empty()) ReadMore();
+  host_->Handle(shared_from_this());
+}
+
+std::string HttpSession::Head(const HttpAnswer& answer, bool has_length) const {
+  const auto reason = http::obsolete_reason(static_cast<http::status>(answer.status));
+  std::string head = absl::StrCat(
+      "HTTP/1.1 ", answer.status, " ", View(reason), "\r\nDate: ",
+      absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
+      "\r\nContent-Type: ", answer.content_type, "\r\nCache-Control: no-store\r\n");
+  for (const auto& [name, value] : answer.headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  if (has_length) {
+    absl::StrAppend(&head, "Content-Length: ", answer.body.size(), "\r\n");
+  } else if (is_chunked_) {
+    absl::StrAppend(&head, "Transfer-Encoding: chunked\r\n");
+  }
+  absl::StrAppend(&head, "Connection: ", keep_alive_ ? "keep-alive" : "close", "\r\n\r\n");
+  return head;
+}
+
+void HttpSession::Answer(HttpAnswer answer) {
+  if (state_ != State::kHandling) return;
+  if (host_->closing()) keep_alive_ = false;
+  std::string bytes = Head(answer, /*has_length=*/true);
+  if (request_.method != "HEAD") bytes += answer.body;
+  Send(std::move(bytes), [this] { EndExchange(); });
+}
+
+void HttpSession::BeginStream(HttpAnswer head) {
+  if (state_ != State::kHandling) return;
+  // Without chunks only the end of the connection ends the body.
+  if (!is_chunked_ || host_->closing()) keep_alive_ = false;
+  stream_head_ = Head(head, /*has_length=*/false);
+}
+
+void HttpSession::Write(std::string bytes, std::function<void()> on_written) {
+  if (state_ != State::kHandling) return;
+  std::string piece = std::exchange(stream_head_, "");
+  if (is_chunked_) {
+    absl::StrAppend(&piece, absl::Hex(bytes.size()), "\r\n", bytes, "\r\n");
+  } else {
+    piece += bytes;
+  }
+  Send(std::move(piece), std::move(on_written));
+}
+
+void HttpSession::EndStream(bool whole) {
+  if (state_ != State::kHandling) return;
+  std::string piece = std::exchange(stream_head_, "");
+  if (whole && is_chunked_) {
+    piece += "0\r\n\r\n";
+  } else {
+    keep_alive_ = false;
+  }
+  if (piece.empty()) return EndExchange();
+  Send(std::move(piece), [this] { EndExchange(); });
+}
+
+// `done` runs only if all was sent and the session is still open.
+void HttpSession::Send(std::string bytes, std::function<void()> done) {
+  outgoing_ = std::move(bytes);
+  Arm(host_->options().write_time());
+  transport_->Write(net::buffer(outgoing_), [self = shared_from_this(), done = std::move(done)](
+                                                Error error, std::size_t) {
+    if (self->state_ == State::kClosed) return;
+    if (error) return self->Close();
+    self->Disarm();
+    done();
+  });
+}
+
+void HttpSession::EndExchange() {
+  on_gone_ = nullptr;
+  request_.body.clear();
+  if (keep_alive_ && !host_->closing()) return BeginRequest();
+  Linger();
+}
+
+// Closing while the peer still sends would make its system drop the answer.
+void HttpSession::Linger() {
+  state_ = State::kLingering;
+  input_.clear();
+  transport_->ShutdownSend();
+  Arm(kLingerTime);
+  ReadMore();
+}
+
+void HttpSession::Close() {
+  if (state_ == State::kClosed) return;
+  state_ = State::kClosed;
+  Disarm();
+  timer_.cancel();
+  transport_->Close();
+  const std::function<void()> gone = std::exchange(on_gone_, nullptr);
+  if (gone) gone();
+}
+
+void HttpSession::Arm(absl::Duration time) {
+  is_armed_ = true;
+  timer_.expires_after(absl::ToChronoNanoseconds(time));
+  timer_.async_wait([self = shared_from_this()](Error error) {
+    if (!error) self->OnTimer();
+  });
+}
+
+void HttpSession::OnTimer() {
+  // The timer may have been set again, or not be needed any more, while this call was on its way.
+  if (!is_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
+  if (state_ == State::kReading && has_begun_) {
+    return RefuseWith(408, "the request did not arrive in time");
+  }
+  Close();
+}
+
+}  // namespace quire::server

@@ -1,0 +1,113 @@
+#pragma once
+
+// One connection: reads requests, one after the other, and is their HttpExchange.
+//
+//   handshake -> reading -> handling -> reading ... -> lingering -> closed
+//
+// Place:      made by HttpServer for each connection that it accepts.
+// Invariants: while a handler works, the connection is read too: its end, or bytes of a next request,
+//             which wait. A closed session stays closed.
+// Threads:    the sequence of its transport; Post, Begin, FinishSoon and Abort from any.
+// Lifetime:   kept by its pending operations and by handlers; `host` outlives it, and learns of its end.
+
+#include <array>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "server/http/http_server.h"
+#include "server/http/transport.h"
+
+namespace quire::server {
+
+class HttpSession;
+
+// What sessions ask of the server that they belong to.
+class HttpSessionHost {
+ public:
+  virtual const HttpServerOptions& options() const = 0;
+  virtual void Handle(const std::shared_ptr<HttpExchange>& exchange) = 0;
+  virtual bool closing() const = 0;
+  // The last call of a session.
+  virtual void Left(const HttpSession* session) = 0;
+
+ protected:
+  ~HttpSessionHost() = default;
+};
+
+class HttpSession final : public HttpExchange, public std::enable_shared_from_this<HttpSession> {
+ public:
+  // `is_surplus`: there are too many connections, every request is answered 503.
+  HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> transport, bool is_surplus);
+
+  void Begin();
+  // Closes now if no answer is under way, else behind it.
+  void FinishSoon();
+  void Abort();
+
+  const HttpRequest& request() const override { return request_; }
+  void Post(std::function<void()> work) override;
+  void Answer(HttpAnswer answer) override;
+  void BeginStream(HttpAnswer head) override;
+  void Write(std::string bytes, std::function<void()> on_written) override;
+  void EndStream(bool whole) override;
+  void OnGone(std::function<void()> callback) override;
+
+ private:
+  enum class State : std::uint8_t { kHandshake, kReading, kHandling, kLingering, kClosed };
+  using Error = Transport::Error;
+
+  void BeginRequest();
+  void ReadMore();
+  void OnRead(Error error, std::size_t size);
+  void Parse();
+  void SendContinue();
+  void Refuse(Error error);
+  void RefuseWith(int status, absl::string_view message);
+  void Handle();
+  void TakeRequest();
+  std::string Head(const HttpAnswer& answer, bool has_length) const;
+  void Send(std::string bytes, std::function<void()> done);
+  void EndExchange();
+  void Linger();
+  void Close();
+  void Arm(absl::Duration time);
+  void Disarm() { is_armed_ = false; }
+  void OnTimer();
+
+  // Declared first, so that it speaks last.
+  struct Departure {
+    ~Departure() { host->Left(session); }
+    HttpSessionHost* host;
+    const HttpSession* session;
+  };
+  const Departure departure_;
+  HttpSessionHost* const host_;
+  const std::unique_ptr<Transport> transport_;
+  const bool is_surplus_;
+  boost::asio::steady_timer timer_;
+  bool is_armed_ = false;
+
+  State state_ = State::kHandshake;
+  std::array<char, 16 << 10> chunk_;
+  bool is_reading_ = false;
+  std::string input_;  // read, not parsed
+  std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
+  bool has_begun_ = false;      // some of the request is there
+  bool is_head_parsed_ = false;
+  std::int64_t served_ = 0;
+  std::size_t lingered_bytes_ = 0;
+
+  HttpRequest request_;
+  bool keep_alive_ = false;
+  bool is_chunked_ = false;     // how a stream's body leaves
+  std::string stream_head_;     // waits for the first piece
+  std::string outgoing_;
+  std::function<void()> on_gone_;
+};
+
+}  // namespace quire::server

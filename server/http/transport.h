@@ -1,0 +1,45 @@
+#pragma once
+
+// The bytes of one connection, plain or through TLS.
+//
+// Place:      below HttpSession, which knows no sockets.
+// Invariants: at most one ReadSome and one Write under way. After Close both end with an error.
+// Threads:    the sequence of the connection, on which callbacks run too.
+// Lifetime:   the owner keeps it until the last callback has run.
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace quire::server {
+
+class Transport {
+ public:
+  using Error = boost::system::error_code;
+  using Done = std::function<void(Error, std::size_t)>;
+
+  virtual ~Transport() = default;
+
+  virtual boost::asio::any_io_executor executor() = 0;
+  virtual void Handshake(std::function<void(Error)> done) = 0;
+  virtual void ReadSome(boost::asio::mutable_buffer buffer, Done done) = 0;
+  // All of it.
+  virtual void Write(boost::asio::const_buffer buffer, Done done) = 0;
+  // The common name of the peer's certificate once the handshake has verified it, or "".
+  virtual std::string CertificateName() = 0;
+  // Tells the peer that nothing more comes; reading goes on.
+  virtual void ShutdownSend() = 0;
+  virtual void Close() = 0;
+};
+
+std::unique_ptr<Transport> NewPlainTransport(boost::asio::ip::tcp::socket socket);
+std::unique_ptr<Transport> NewTlsTransport(boost::asio::ip::tcp::socket socket,
+                                           std::shared_ptr<boost::asio::ssl::context> context);
+
+}  // namespace quire::server

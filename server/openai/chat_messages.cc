@@ -1,0 +1,167 @@
+#include "server/openai/chat_messages.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::server {
+namespace {
+
+using text::JsonValue;
+
+absl::Status BadField(const JsonValue& value, absl::string_view problem) {
+  return NameField(value.Error(problem), value);
+}
+
+absl::Status Missing(const JsonValue& object, absl::string_view key) {
+  const std::string path = object.PathOf(key);
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")), "BAD_PARAMETER",
+                    {{"field", path}});
+}
+
+absl::Status CheckObject(const JsonValue& value) {
+  return value.is_object() ? absl::OkStatus() : BadField(value, "must be an object");
+}
+
+absl::Status CheckArray(const JsonValue& value) {
+  return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
+}
+
+// A string, or a list of parts.
+absl::Status ReadContent(const JsonValue& content, std::string* joined) {
+  if (content.is_string()) {
+    QUIRE_ASSIGN_OR_RETURN(*joined, content.AsString());
+    return absl::OkStatus();
+  }
+  if (!content.is_array()) return BadField(content, "must be a string or a list of parts");
+  for (std::size_t i = 0; i < content.size(); ++i) {
+    const JsonValue part = content.At(i);
+    QUIRE_RETURN_IF_ERROR(CheckObject(part));
+    const JsonFields fields(part);
+    std::string type;
+    QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
+    if (type != "text") {
+      return BadField(part, absl::StrCat("has type \"", type.substr(0, 40),
+                                         "\", only text is supported"));
+    }
+    if (!fields.Find("text")) return Missing(part, "text");
+    QUIRE_RETURN_IF_ERROR(fields.Text("text", [&](std::string value) { *joined += value; }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadToolCall(const JsonValue& call, v1::ToolCall* message) {
+  QUIRE_RETURN_IF_ERROR(CheckObject(call));
+  const JsonFields fields(call);
+  QUIRE_RETURN_IF_ERROR(fields.Text("id", [&](std::string id) { message->set_id(id); }));
+  const auto function = fields.Find("function");
+  if (!function) return Missing(call, "function");
+  QUIRE_RETURN_IF_ERROR(CheckObject(*function));
+  const JsonFields inner(*function);
+  if (!inner.Find("name")) return Missing(*function, "name");
+  QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string name) { message->set_name(name); }));
+  return inner.Text("arguments", [&](std::string text) { message->set_arguments_json(text); });
+}
+
+absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
+  QUIRE_RETURN_IF_ERROR(CheckObject(value));
+  const JsonFields fields(value);
+  if (!fields.Find("role")) return Missing(value, "role");
+  QUIRE_RETURN_IF_ERROR(fields.Text("role", [&](std::string role) { message->set_role(role); }));
+  QUIRE_RETURN_IF_ERROR(fields.Text("name", [&](std::string name) { message->set_name(name); }));
+  QUIRE_RETURN_IF_ERROR(
+      fields.Text("tool_call_id", [&](std::string id) { message->set_tool_call_id(id); }));
+  QUIRE_RETURN_IF_ERROR(fields.Text(
+      "reasoning_content", [&](std::string text) { message->set_reasoning_content(text); }));
+  if (const auto content = fields.Find("content")) {
+    QUIRE_RETURN_IF_ERROR(ReadContent(*content, message->mutable_content()));
+  }
+  const auto calls = fields.Find("tool_calls");
+  if (!calls) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckArray(*calls));
+  for (std::size_t i = 0; i < calls->size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(ReadToolCall(calls->At(i), message->add_tool_calls()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadTool(const JsonValue& tool, v1::ToolSpec* spec) {
+  QUIRE_RETURN_IF_ERROR(CheckObject(tool));
+  const JsonFields fields(tool);
+  std::string type = "function";
+  QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
+  if (type != "function") return BadField(tool, "must be of type function");
+  const auto function = fields.Find("function");
+  if (!function) return Missing(tool, "function");
+  QUIRE_RETURN_IF_ERROR(CheckObject(*function));
+  const JsonFields inner(*function);
+  if (!inner.Find("name")) return Missing(*function, "name");
+  QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string name) { spec->set_name(name); }));
+  QUIRE_RETURN_IF_ERROR(
+      inner.Text("description", [&](std::string text) { spec->set_description(text); }));
+  if (const auto parameters = inner.Find("parameters")) {
+    QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
+    spec->set_parameters_json_schema(parameters->raw().dump());
+  }
+  return absl::OkStatus();
+}
+
+// Whether the tools are shown to the model.
+absl::Status ReadToolChoice(const JsonFields& body, bool* shows_tools) {
+  const auto choice = body.Find("tool_choice");
+  if (!choice) return absl::OkStatus();
+  std::string word;
+  if (choice->is_string()) {
+    QUIRE_ASSIGN_OR_RETURN(word, choice->AsString());
+  }
+  if (word != "none" && word != "auto") {
+    return BadField(*choice, "must be none or auto; calls cannot be forced by this version");
+  }
+  *shows_tools = word == "auto";
+  return absl::OkStatus();
+}
+
+absl::Status ReadTools(const JsonFields& body, v1::ChatPrompt* chat) {
+  bool shows_tools = true;
+  QUIRE_RETURN_IF_ERROR(ReadToolChoice(body, &shows_tools));
+  const auto tools = body.Find("tools");
+  if (!tools) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
+  for (std::size_t i = 0; i < tools->size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(ReadTool(tools->At(i), chat->add_tools()));
+  }
+  if (!shows_tools) chat->clear_tools();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadChatPrompt(const JsonFields& body, v1::ChatPrompt* chat) {
+  const auto messages = body.Find("messages");
+  if (!messages) {
+    return WithReason(absl::InvalidArgumentError("messages is missing"), "PROMPT_MISSING",
+                      {{"field", "messages"}});
+  }
+  QUIRE_RETURN_IF_ERROR(CheckArray(*messages));
+  for (std::size_t i = 0; i < messages->size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(ReadMessage(messages->At(i), chat->add_messages()));
+  }
+  QUIRE_RETURN_IF_ERROR(ReadTools(body, chat));
+  QUIRE_RETURN_IF_ERROR(body.Bool("add_generation_prompt", [&](bool add) {
+    chat->set_add_generation_prompt(add);
+  }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message", [&](bool open) {
+    chat->set_continue_final_message(open);
+  }));
+  const auto vars = body.Find("chat_template_kwargs");
+  if (!vars) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckObject(*vars));
+  const auto parsed = google::protobuf::util::JsonStringToMessage(vars->raw().dump(),
+                                                                  chat->mutable_template_vars());
+  return parsed.ok() ? absl::OkStatus() : BadField(*vars, "cannot be given to a template");
+}
+
+}  // namespace quire::server

@@ -1,0 +1,17 @@
+#pragma once
+
+// `messages`, `tools`, `tool_choice` and the template's variables of a chat call -> quire.v1.ChatPrompt.
+//
+// Place:      part of openai_request.h.
+// Invariants: as there. Content parts are joined; other types than text are refused, not dropped.
+// Threads:    any.
+
+#include "absl/status/status.h"
+#include "quire/v1/chat.pb.h"
+#include "server/openai/json_fields.h"
+
+namespace quire::server {
+
+absl::Status ReadChatPrompt(const JsonFields& body, v1::ChatPrompt* chat);
+
+}  // namespace quire::server

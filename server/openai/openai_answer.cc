@@ -1,0 +1,321 @@
+#include "server/openai/openai_answer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "models/text/utf8.h"
+
+namespace quire::server {
+namespace {
+
+using nlohmann::ordered_json;
+using TokenLogprobs = google::protobuf::RepeatedPtrField<v1::TokenLogprob>;
+
+// What clients read where the probability is 0: JSON has no infinity.
+constexpr double kNoLogprob = -9999.0;
+
+std::string Dump(const ordered_json& value) {
+  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+double Finite(float logprob) {
+  return std::isfinite(logprob) ? static_cast<double>(logprob) : kNoLogprob;
+}
+
+// Characters that begin in `bytes`, so that halves of one count once.
+std::int64_t CountCharacters(absl::string_view bytes) {
+  return std::count_if(bytes.begin(), bytes.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  });
+}
+
+// A token that is no whole text is shown by its bytes, as OpenAI's completions do.
+std::string TokenText(const std::string& bytes) {
+  if (!text::FirstInvalidUtf8(bytes)) return bytes;
+  std::string text = "bytes:";
+  for (const char c : bytes) absl::StrAppendFormat(&text, "\\x%02x", static_cast<unsigned char>(c));
+  return text;
+}
+
+const char* FinishWord(v1::FinishReason reason) {
+  return reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL ? "length"
+                                                                                        : "stop";
+}
+
+// The four lists of a completion's log-probabilities.
+class CompletionLogprobs {
+ public:
+  // A token whose probability nothing gives: the first of a prompt.
+  void AddFirst(const std::string& bytes) {
+    AddText(bytes);
+    lists_["token_logprobs"].push_back(nullptr);
+    lists_["top_logprobs"].push_back(nullptr);
+  }
+
+  void Add(const v1::TokenLogprob& token) {
+    AddText(token.token_bytes());
+    lists_["token_logprobs"].push_back(Finite(token.logprob()));
+    ordered_json best = ordered_json::object();
+    for (const v1::TopLogprob& top : token.top()) {
+      // Two tokens may have one text; the better one comes first.
+      best.emplace(TokenText(top.token_bytes()), Finite(top.logprob()));
+    }
+    best.emplace(TokenText(token.token_bytes()), Finite(token.logprob()));
+    lists_["top_logprobs"].push_back(std::move(best));
+  }
+
+  // What was added since the last call; null if nothing was.
+  ordered_json Take() {
+    if (lists_["tokens"].empty()) return nullptr;
+    return std::exchange(lists_, Empty());
+  }
+
+ private:
+  static ordered_json Empty() {
+    return {{"tokens", ordered_json::array()},
+            {"token_logprobs", ordered_json::array()},
+            {"top_logprobs", ordered_json::array()},
+            {"text_offset", ordered_json::array()}};
+  }
+
+  void AddText(const std::string& bytes) {
+    lists_["tokens"].push_back(TokenText(bytes));
+    lists_["text_offset"].push_back(offset_);
+    offset_ += CountCharacters(bytes);
+  }
+
+  ordered_json lists_ = Empty();
+  std::int64_t offset_ = 0;
+};
+
+template <typename Token>
+ordered_json ChatToken(const Token& token) {
+  ordered_json bytes = ordered_json::array();
+  for (const char c : token.token_bytes()) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", token.token_bytes()},
+          {"logprob", Finite(token.logprob())},
+          {"bytes", std::move(bytes)}};
+}
+
+ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
+  ordered_json content = ordered_json::array();
+  for (const v1::TokenLogprob& token : tokens) {
+    ordered_json entry = ChatToken(token);
+    ordered_json best = ordered_json::array();
+    for (const v1::TopLogprob& top : token.top()) best.push_back(ChatToken(top));
+    entry["top_logprobs"] = std::move(best);
+    content.push_back(std::move(entry));
+  }
+  return {{"content", std::move(content)}, {"refusal", nullptr}};
+}
+
+struct Choice {
+  bool is_open = false;  // its first chunk is out
+  CompletionLogprobs logprobs;
+  ordered_json whole;  // without a stream: the choice as the body has it
+  std::int32_t completion_tokens = 0;
+};
+
+struct Prompt {
+  std::int32_t tokens = 0;
+  std::int32_t cached_tokens = 0;
+  std::string text;             // with echo
+  std::string first_token;      // with echo and logprobs
+  std::vector<v1::TokenLogprob> logprobs;
+};
+
+}  // namespace
+
+struct OpenAiAnswer::Impl {
+  Impl(const OpenAiRequest& request, OpenAiAnswerHead the_head,
+       std::function<std::string(std::int32_t)> the_token_bytes)
+      : is_chat(request.is_chat),
+        stream(request.stream),
+        include_usage(request.include_usage),
+        echo(request.echo),
+        with_logprobs(request.logprobs),
+        hides_output(request.hides_output),
+        choices_per_prompt(static_cast<std::size_t>(request.choices)),
+        head(std::move(the_head)),
+        token_bytes(std::move(the_token_bytes)),
+        prompts(request.prompts.size()),
+        choices(prompts.size() * choices_per_prompt) {}
+
+  void Start(std::size_t prompt, const v1::Started& started, std::string* events);
+  void AddDelta(std::size_t index, const std::string& text, const TokenLogprobs& tokens,
+                std::string* events);
+  void Complete(std::size_t index, const v1::Completed& completed, std::string* events);
+
+  ordered_json Envelope(const char* object) const {
+    return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
+  }
+  ordered_json Usage() const;
+  ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool opens);
+  void AppendChunk(ordered_json choice, std::string* events) const;
+  // The choice of a chunk; `word` null while the choice goes on.
+  ordered_json ChunkChoice(std::size_t index, ordered_json content, ordered_json logprobs,
+                           const char* word) const;
+  const Prompt& PromptOf(std::size_t index) const { return prompts[index / choices_per_prompt]; }
+
+  const bool is_chat, stream, include_usage, echo, with_logprobs, hides_output;
+  const std::size_t choices_per_prompt;
+  OpenAiAnswerHead head;
+  const std::function<std::string(std::int32_t)> token_bytes;
+  std::vector<Prompt> prompts;
+  std::vector<Choice> choices;
+};
+
+ordered_json OpenAiAnswer::Impl::Usage() const {
+  std::int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  for (const Prompt& prompt : prompts) {
+    prompt_tokens += prompt.tokens;
+    cached_tokens += prompt.cached_tokens;
+  }
+  for (const Choice& choice : choices) completion_tokens += choice.completion_tokens;
+  return {{"prompt_tokens", prompt_tokens},
+          {"completion_tokens", completion_tokens},
+          {"total_tokens", prompt_tokens + completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}}};
+}
+
+ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json content,
+                                             ordered_json logprobs, const char* word) const {
+  ordered_json choice = {{"index", index}};
+  choice[is_chat ? "delta" : "text"] = std::move(content);
+  choice["logprobs"] = std::move(logprobs);
+  choice["finish_reason"] = word == nullptr ? ordered_json() : ordered_json(word);
+  return choice;
+}
+
+void OpenAiAnswer::Impl::AppendChunk(ordered_json choice, std::string* events) const {
+  ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
+  chunk["choices"] = ordered_json::array({std::move(choice)});
+  if (include_usage) chunk["usage"] = nullptr;
+  absl::StrAppend(events, SseEvent(Dump(chunk)));
+}
+
+void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
+                               std::string* events) {
+  Prompt& state = prompts[prompt];
+  state.tokens = started.prompt_tokens();
+  state.cached_tokens = started.cached_tokens();
+  state.text = started.prompt_text();
+  if (echo && with_logprobs && started.prompt_token_ids_size() > 0) {
+    state.first_token = token_bytes(started.prompt_token_ids(0));
+  }
+  if (!is_chat || !stream) return;
+  for (std::size_t c = 0; c < choices_per_prompt; ++c) {
+    const ordered_json role = {{"role", "assistant"}, {"content", ""}};
+    AppendChunk(ChunkChoice(prompt * choices_per_prompt + c, role, nullptr, nullptr), events);
+  }
+}
+
+// `opens`: these are the first of the choice, so those of an echoed prompt come before.
+ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogprobs& tokens,
+                                              bool opens) {
+  if (!with_logprobs) return nullptr;
+  if (is_chat) return ChatLogprobs(tokens);
+  CompletionLogprobs& lists = choices[index].logprobs;
+  if (opens && echo) {
+    lists.AddFirst(PromptOf(index).first_token);
+    for (const v1::TokenLogprob& token : PromptOf(index).logprobs) lists.Add(token);
+  }
+  if (!hides_output) {
+    for (const v1::TokenLogprob& token : tokens) lists.Add(token);
+  }
+  return lists.Take();
+}
+
+void OpenAiAnswer::Impl::AddDelta(std::size_t index, const std::string& text,
+                                  const TokenLogprobs& tokens, std::string* events) {
+  const bool opens = !std::exchange(choices[index].is_open, true);
+  std::string shown = opens && echo ? PromptOf(index).text : "";
+  if (!hides_output) shown += text;
+  ordered_json logprobs = MakeLogprobs(index, tokens, opens);
+  if (shown.empty() && logprobs.is_null()) return;
+  ordered_json content = is_chat ? ordered_json{{"content", shown}} : ordered_json(shown);
+  AppendChunk(ChunkChoice(index, std::move(content), std::move(logprobs), nullptr), events);
+}
+
+void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& completed,
+                                  std::string* events) {
+  Choice& choice = choices[index];
+  choice.completion_tokens = hides_output ? 0 : completed.usage().completion_tokens();
+  const char* const word = hides_output ? "length" : FinishWord(completed.finish_reason());
+  if (stream) {
+    // A choice without any output still owes its prompt.
+    if (!choice.is_open && echo) AddDelta(index, "", {}, events);
+    ordered_json nothing = is_chat ? ordered_json::object() : ordered_json("");
+    AppendChunk(ChunkChoice(index, std::move(nothing), nullptr, word), events);
+    return;
+  }
+  std::string shown = echo ? PromptOf(index).text : "";
+  if (!hides_output) shown += completed.text();
+  ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*opens=*/true);
+  choice.whole = {{"index", index}};
+  if (is_chat) {
+    choice.whole["message"] = {{"role", "assistant"}, {"content", shown}, {"refusal", nullptr}};
+  } else {
+    choice.whole["text"] = shown;
+  }
+  choice.whole["logprobs"] = std::move(logprobs);
+  choice.whole["finish_reason"] = word;
+}
+
+OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
+                           std::function<std::string(std::int32_t)> token_bytes)
+    : impl_(std::make_unique<Impl>(request, std::move(head), std::move(token_bytes))) {}
+
+OpenAiAnswer::~OpenAiAnswer() = default;
+
+void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
+                        std::string* events) {
+  const std::size_t first = prompt * impl_->choices_per_prompt;
+  switch (message.event_case()) {
+    case v1::GenerateResponse::kStarted: return impl_->Start(prompt, message.started(), events);
+    case v1::GenerateResponse::kPromptLogprobs: {
+      auto& tokens = impl_->prompts[prompt].logprobs;
+      const auto& more = message.prompt_logprobs().tokens();
+      tokens.insert(tokens.end(), more.begin(), more.end());
+      return;
+    }
+    case v1::GenerateResponse::kDelta: {
+      const v1::Delta& delta = message.delta();
+      return impl_->AddDelta(first + static_cast<std::size_t>(delta.index()), delta.text(),
+                             delta.logprobs(), events);
+    }
+    case v1::GenerateResponse::kCompleted: {
+      const v1::Completed& completed = message.completed();
+      return impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed, events);
+    }
+    default: return;
+  }
+}
+
+void OpenAiAnswer::AppendEnd(std::string* events) const {
+  if (impl_->include_usage) {
+    ordered_json chunk =
+        impl_->Envelope(impl_->is_chat ? "chat.completion.chunk" : "text_completion");
+    chunk["choices"] = ordered_json::array();
+    chunk["usage"] = impl_->Usage();
+    absl::StrAppend(events, SseEvent(Dump(chunk)));
+  }
+  absl::StrAppend(events, SseEvent("[DONE]"));
+}
+
+std::string OpenAiAnswer::Body() const {
+  ordered_json body = impl_->Envelope(impl_->is_chat ? "chat.completion" : "text_completion");
+  ordered_json list = ordered_json::array();
+  for (const Choice& choice : impl_->choices) list.push_back(choice.whole);
+  body["choices"] = std::move(list);
+  body["usage"] = impl_->Usage();
+  return Dump(body);
+}
+
+std::string SseEvent(const std::string& data) { return absl::StrCat("data: ", data, "\n\n"); }
+
+}  // namespace quire::server

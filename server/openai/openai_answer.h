@@ -1,0 +1,53 @@
+#pragma once
+
+// quire.v1.GenerateResponse -> the body, or the server-sent events, of one completions or chat call.
+//
+//   for each message: answer.Take(prompt, message, &events); answer.AppendEnd(&events)   stream
+//   for each message: answer.Take(prompt, message, nullptr); answer.Body()               else
+//
+// Place:      pure translation; OpenAiCall moves the bytes.
+// Invariants: choice c of prompt p has the index p * choices + c. Offsets count characters (code points) of
+//             the choice's text, the echoed prompt included.
+// Threads:    one at a time.
+// Lifetime:   what `token_bytes` uses outlives it.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "quire/v1/generation.pb.h"
+#include "server/openai/openai_request.h"
+
+namespace quire::server {
+
+struct OpenAiAnswerHead {
+  std::string id;     // "cmpl-..." or "chatcmpl-..."
+  std::string model;
+  std::int64_t created = 0;  // seconds since 1970
+};
+
+class OpenAiAnswer {
+ public:
+  // `token_bytes` gives the text of a token, as TokenLogprob.token_bytes.
+  OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
+               std::function<std::string(std::int32_t)> token_bytes);
+  ~OpenAiAnswer();
+
+  // Takes the next message of prompt `prompt` and, with a stream, appends the events it makes.
+  void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events);
+  // What ends a stream: the counts if they were asked for, and [DONE].
+  void AppendEnd(std::string* events) const;
+  // The whole answer. REQUIRES: no stream; every choice is completed.
+  std::string Body() const;
+
+ private:
+  struct Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+// "data: JSON" and an empty line.
+std::string SseEvent(const std::string& data);
+
+}  // namespace quire::server

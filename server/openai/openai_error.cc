@@ -1,0 +1,93 @@
+#include "server/openai/openai_error.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace quire::server {
+namespace {
+
+using nlohmann::ordered_json;
+
+// OpenAI's names for kinds of errors.
+absl::string_view TypeOf(int http_status) {
+  switch (http_status) {
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
+    case 429: return "rate_limit_error";
+    case 501: return "invalid_request_error";
+    default: return http_status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
+constexpr std::pair<absl::string_view, absl::string_view> kParams[] = {
+    {"sampling.choice_count", "n"},  {"output.prompt_logprobs", "logprobs"},
+    {"cache.salt", "cache_salt"},    {"constraint", "response_format"},
+    {"chat", "messages"},            {"text", "prompt"},
+    {"token_ids", "prompt"},
+};
+
+}  // namespace
+
+std::string OpenAiParam(absl::string_view field) {
+  for (const auto& [ours, theirs] : kParams) {
+    if (field == ours) return std::string(theirs);
+  }
+  for (const absl::string_view section : {"sampling.", "stopping.", "output."}) {
+    if (absl::ConsumePrefix(&field, section)) break;
+  }
+  return std::string(field);
+}
+
+HttpAnswer OpenAiError(int http_status, absl::string_view code, absl::string_view message,
+                       absl::string_view param) {
+  const ordered_json error = {
+      {"message", std::string(message)},
+      {"type", std::string(TypeOf(http_status))},
+      {"param", param.empty() ? ordered_json() : ordered_json(std::string(param))},
+      {"code", std::string(code)}};
+  return {.status = http_status,
+          .content_type = "application/json",
+          .body = ordered_json{{"error", error}}.dump(-1, ' ', false,
+                                                      ordered_json::error_handler_t::replace)};
+}
+
+HttpAnswer OpenAiError(const absl::Status& status) {
+  const WireError error = ToWireError(status);
+  const absl::string_view field = error.Find("field");
+  const std::string param = OpenAiParam(field);
+  std::string message = error.message;
+  if (!field.empty() && absl::StartsWith(message, field)) {
+    message = absl::StrCat(param, message.substr(field.size()));
+  }
+  // Nobody is left to read it when the table has no status.
+  HttpAnswer answer = OpenAiError(error.http_status == 0 ? 499 : error.http_status, error.reason,
+                                  message, param);
+  if (error.retry_delay) {
+    const std::int64_t seconds =
+        std::max<std::int64_t>(1, absl::ToInt64Seconds(absl::Ceil(*error.retry_delay, absl::Seconds(1))));
+    answer.headers.emplace_back("Retry-After", absl::StrCat(seconds));
+  }
+  if (answer.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return answer;
+}
+
+HttpAnswer RefuseAsOpenAi(int http_status, absl::string_view message) {
+  absl::string_view code = "BAD_REQUEST";
+  switch (http_status) {
+    case 408: code = "REQUEST_TIMEOUT"; break;
+    case 413: code = "INPUT_TOO_LARGE"; break;
+    case 431: code = "HEADERS_TOO_LARGE"; break;
+    case 503: code = "TOO_MANY_CONNECTIONS"; break;
+    default: break;
+  }
+  HttpAnswer answer = OpenAiError(http_status, code, message);
+  if (http_status == 503) answer.headers.emplace_back("Retry-After", "1");
+  return answer;
+}
+
+}  // namespace quire::server

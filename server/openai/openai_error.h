@@ -1,0 +1,32 @@
+#pragma once
+
+// Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} with the HTTP
+// status and reason of the table in server/api/status_mapping.h.
+//
+// Place:      below everything in server/openai.
+// Invariants: `code` is the reason; `param` is the field as this API names it.
+// Threads:    any.
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/api/status_mapping.h"
+#include "server/http/http_message.h"
+
+namespace quire::server {
+
+// What the HTTP side itself refuses; `code` in SCREAMING_SNAKE.
+HttpAnswer OpenAiError(int http_status, absl::string_view code, absl::string_view message,
+                       absl::string_view param = "");
+
+// REQUIRES: !status.ok().
+HttpAnswer OpenAiError(const absl::Status& status);
+
+// The field of quire.v1 that a status names, in the words of this API: sampling.choice_count is n.
+std::string OpenAiParam(absl::string_view field);
+
+// Answers that HttpServer gives itself, such as to a body that is too large.
+HttpAnswer RefuseAsOpenAi(int http_status, absl::string_view message);
+
+}  // namespace quire::server

@@ -1,0 +1,55 @@
+#include "server/openai/openai_listener.h"
+
+#include <utility>
+
+#include "base/logging.h"
+#include "base/status.h"
+#include "server/config/live_config.h"
+#include "server/config/validator.h"
+#include "server/openai/openai_error.h"
+
+namespace quire::server {
+namespace {
+
+// They parse, translate and write; generations take threads of the engine.
+constexpr int kNumThreads = 2;
+// The engine gives a reader up before its connection is.
+constexpr absl::Duration kWriteMargin = absl::Seconds(5);
+
+void WarnIfOpen(const std::string& text) {
+  ListenAddress address;
+  if (!ParseListenAddress(text, &address) || address.is_loopback()) return;
+  log::Warn("server", "OpenAI-compatible HTTP is plain text off this machine",
+            {{"address", text}, {"why", "tls.cert_file is not set"}});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
+    const HandlerContext& context, const CertificateStore* certificates) {
+  const std::shared_ptr<const DaemonOptions> options = context.config->options();
+  if (certificates == nullptr) WarnIfOpen(options->openai.listen);
+  std::unique_ptr<OpenAiListener> listener(new OpenAiListener(context));
+  HttpServerOptions server;
+  server.address = options->openai.listen;
+  server.num_threads = kNumThreads;
+  server.max_connections = options->openai.max_connections;
+  server.max_body_bytes = [config = context.config] {
+    return config->options()->openai.max_body_bytes;
+  };
+  server.write_time = [config = context.config] {
+    return config->options()->engine.slow_client_timeout + kWriteMargin;
+  };
+  server.refuse = &RefuseAsOpenAi;
+  server.certificates = certificates;
+  QUIRE_ASSIGN_OR_RETURN(
+      listener->server_,
+      HttpServer::Start(std::move(server),
+                        [service = &listener->service_](
+                            const std::shared_ptr<HttpExchange>& exchange) {
+                          service->Handle(exchange);
+                        }));
+  return listener;
+}
+
+}  // namespace quire::server

@@ -1,0 +1,42 @@
+#pragma once
+
+// The OpenAI-compatible listener: its server and its service.
+//
+// Place:      made by the daemon when openai.enabled is set.
+// Invariants: has its own threads and connections; probes on the operators' listener never wait for it.
+// Threads:    Start, Shutdown and the destructor: one at a time.
+// Lifetime:   the context's objects and the certificates outlive it.
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/api/generation.h"
+#include "server/auth/certificate_store.h"
+#include "server/http/http_server.h"
+#include "server/openai/openai_service.h"
+
+namespace quire::server {
+
+class OpenAiListener {
+ public:
+  // At the address of the configuration in effect; `certificates` null: plain text. Errors: as
+  // HttpServer::Start.
+  static absl::StatusOr<std::unique_ptr<OpenAiListener>> Start(
+      const HandlerContext& context, const CertificateStore* certificates);
+
+  const std::string& address() const { return server_->address(); }
+  // See OpenAiService.
+  void AllowStatusPage(int port) { service_.AllowStatusPage(port); }
+  // See HttpServer::Shutdown.
+  void Shutdown(absl::Time deadline) { server_->Shutdown(deadline); }
+
+ private:
+  explicit OpenAiListener(const HandlerContext& context) : service_(context) {}
+
+  OpenAiService service_;
+  std::unique_ptr<HttpServer> server_;
+};
+
+}  // namespace quire::server

@@ -1,0 +1,48 @@
+#pragma once
+
+// The OpenAI-compatible API: /v1/models, /v1/completions, /v1/chat/completions, /health.
+//
+//   HttpServer -> OpenAiService::Handle -> OpenAiCall -> Generation: no second way to the engine
+//
+// Place:      the handler of the HttpServer that openai.listen names.
+// Invariants: an endpoint or a field that this build lacks answers with an error object. A request whose
+//             Origin is not allowed is refused before anything is read of it, so that a page of another
+//             site cannot use a model on this machine.
+// Threads:    Handle on the threads of the server.
+// Lifetime:   outlives the server; the context's objects outlive it.
+
+#include <atomic>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "server/api/generation.h"
+#include "server/auth/authenticator.h"
+#include "server/http/http_message.h"
+
+namespace quire::server {
+
+class OpenAiService {
+ public:
+  explicit OpenAiService(const HandlerContext& context) : context_(context) {}
+
+  void Handle(const std::shared_ptr<HttpExchange>& exchange);
+
+  // The status page of the operators' listener at this port may call too, from the host that it was
+  // asked by itself.
+  void AllowStatusPage(int port) { status_page_port_.store(port); }
+
+ private:
+  bool IsAllowed(const HttpRequest& request, absl::string_view origin) const;
+  HttpAnswer Preflight(const HttpRequest& request, HttpHeaders headers) const;
+  HttpAnswer Get(const HttpRequest& request) const;
+  HttpAnswer Models(const HttpRequest& request) const;
+  void Post(const std::shared_ptr<HttpExchange>& exchange, HttpHeaders headers);
+  absl::StatusOr<Identity> Authorize(const HttpRequest& request) const;
+
+  const HandlerContext context_;
+  std::atomic<int> status_page_port_{0};  // 0: none
+};
+
+}  // namespace quire::server

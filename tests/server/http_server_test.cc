@@ -1,0 +1,269 @@
+#include "server/http/http_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/server/http_client.h"
+
+namespace quire::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr std::int64_t kMaxBody = 1000;
+
+// Answers /echo with the request's body, /stream in three pieces, /cut with half a stream, and holds /hold
+// until the peer has gone.
+class Site {
+ public:
+  void Handle(const std::shared_ptr<HttpExchange>& exchange) {
+    const HttpRequest& request = exchange->request();
+    if (request.path == "/stream" || request.path == "/cut") {
+      exchange->BeginStream({.content_type = "text/event-stream", .body = ""});
+      return WritePieces(exchange, 3, request.path == "/stream");
+    }
+    if (request.path == "/hold") {
+      held_.fetch_add(1);
+      return exchange->OnGone([this] { gone_.fetch_add(1); });
+    }
+    exchange->Answer({.body = absl::StrCat(request.method, " ", request.path, "?", request.query, " ",
+                                           request.Header("x-test"), " ", request.body)});
+  }
+
+  bool WaitGone(int count) const {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (gone_.load() < count && absl::Now() < deadline) std::this_thread::yield();
+    return gone_.load() == count;
+  }
+  int held() const { return held_.load(); }
+
+ private:
+  static void WritePieces(const std::shared_ptr<HttpExchange>& exchange, int left, bool whole) {
+    if (left == 0) return exchange->EndStream(whole);
+    exchange->Write(absl::StrCat("piece ", left, "\n"),
+                    [=] { WritePieces(exchange, left - 1, whole); });
+  }
+
+  std::atomic<int> held_{0}, gone_{0};
+};
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  static HttpServerOptions Options() {
+    HttpServerOptions options;
+    options.address = "127.0.0.1:0";
+    options.max_body_bytes = [] { return kMaxBody; };
+    return options;
+  }
+
+  void Start(HttpServerOptions options) {
+    auto server = HttpServer::Start(
+        std::move(options),
+        [this](const std::shared_ptr<HttpExchange>& exchange) { site_.Handle(exchange); });
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+  const std::string& address() const { return server_->address(); }
+  bool ConnectionsBecome(int count) const {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (server_->num_connections() != count && absl::Now() < deadline) std::this_thread::yield();
+    return server_->num_connections() == count;
+  }
+
+  Site site_;
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(HttpServerTest, OneConnectionCarriesManyRequests) {
+  Start(Options());
+  HttpClient client(address());
+  for (int i = 0; i < 3; ++i) {
+    const HttpReply reply =
+        client.Ask("POST", absl::StrCat("/echo%20", i, "?q=1"), "body", "X-Test: here\r\n");
+    EXPECT_EQ(reply.status, 200);
+    EXPECT_EQ(reply.body, absl::StrCat("POST /echo ", i, "?q=1 here body"));
+    EXPECT_THAT(reply.head, HasSubstr("Connection: keep-alive"));
+  }
+  EXPECT_THAT(client.Ask("GET", "/echo", "", "Connection: close\r\n").head,
+              HasSubstr("Connection: close"));
+  EXPECT_EQ(client.ReadAll(), "");
+}
+
+TEST_F(HttpServerTest, RequestsThatComeTogetherAreAnsweredInOrder) {
+  Start(Options());
+  HttpClient client(address());
+  ASSERT_TRUE(client.Send("GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b HTTP/1.1\r\nHost: x\r\n\r\n"));
+  EXPECT_EQ(client.Read().body, "GET /a?  ");
+  EXPECT_EQ(client.Read().body, "GET /b?  ");
+}
+
+TEST_F(HttpServerTest, BodiesComeByteByByteChunkedAndAfterContinue) {
+  Start(Options());
+  HttpClient slow(address());
+  for (const char c : std::string("POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")) {
+    ASSERT_TRUE(slow.Send(absl::string_view(&c, 1)));
+  }
+  EXPECT_EQ(slow.Read().body, "POST /e?  abc");
+  ASSERT_TRUE(slow.Send("POST /e HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                        "2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"));
+  EXPECT_EQ(slow.Read().body, "POST /e?  abc");
+  ASSERT_TRUE(slow.Send("POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+                        "Expect: 100-continue\r\n\r\n"));
+  EXPECT_EQ(slow.Read().status, 100);
+  ASSERT_TRUE(slow.Send("abc"));
+  EXPECT_EQ(slow.Read().body, "POST /e?  abc");
+}
+
+TEST_F(HttpServerTest, StreamsEndWithTheirMarkOrWithoutIt) {
+  Start(Options());
+  HttpClient client(address());
+  const HttpReply whole = client.Ask("GET", "/stream");
+  EXPECT_TRUE(whole.is_whole);
+  EXPECT_EQ(whole.body, "piece 3\npiece 2\npiece 1\n");
+  const HttpReply cut = client.Ask("GET", "/cut");
+  EXPECT_FALSE(cut.is_whole);
+  EXPECT_EQ(cut.body, "piece 3\npiece 2\npiece 1\n");
+  HttpClient old(address());
+  ASSERT_TRUE(old.Send("GET /stream HTTP/1.0\r\n\r\n"));
+  EXPECT_THAT(old.ReadAll(), ::testing::EndsWith("\r\n\r\npiece 3\npiece 2\npiece 1\n"));
+}
+
+TEST_F(HttpServerTest, LimitsOfHeadAndBodyAnswerAndClose) {
+  Start(Options());
+  HttpClient body(address());
+  const HttpReply large = body.Ask("POST", "/e", std::string(kMaxBody + 1, 'x'));
+  EXPECT_EQ(large.status, 413);
+  EXPECT_THAT(large.body, HasSubstr("1000"));
+  EXPECT_EQ(body.ReadAll(), "");
+  HttpClient full(address());
+  EXPECT_EQ(full.Ask("POST", "/e", std::string(kMaxBody, 'x')).status, 200);
+  HttpClient head(address());
+  EXPECT_EQ(head.Ask("GET", "/e", "", absl::StrCat("X: ", std::string(20000, 'y'), "\r\n")).status,
+            431);
+  HttpClient flood(address());
+  std::string headers;
+  for (int i = 0; i < 5000; ++i) absl::StrAppend(&headers, "H", i, ": v\r\n");
+  EXPECT_EQ(flood.Ask("GET", "/e", "", headers).status, 431);
+}
+
+TEST_F(HttpServerTest, SlowHeadsBodiesAndHandshakesEndInTime) {
+  HttpServerOptions options = Options();
+  options.head_time = absl::Milliseconds(50);
+  options.body_time = absl::Milliseconds(50);
+  options.idle_time = absl::Milliseconds(50);
+  Start(std::move(options));
+  HttpClient silent(address());
+  EXPECT_EQ(silent.ReadAll(), "");
+  HttpClient head(address());
+  ASSERT_TRUE(head.Send("GET / HTTP/1.1\r\nHos"));
+  EXPECT_THAT(head.ReadAll(), StartsWith("HTTP/1.1 408"));
+  head.Close();
+  HttpClient body(address());
+  ASSERT_TRUE(body.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"));
+  EXPECT_THAT(body.ReadAll(), StartsWith("HTTP/1.1 408"));
+  body.Close();
+  HttpClient idle(address());
+  EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
+  EXPECT_EQ(idle.ReadAll(), "");
+  EXPECT_TRUE(ConnectionsBecome(0));
+}
+
+TEST_F(HttpServerTest, HandlersLearnThatTheirPeerHasGone) {
+  Start(Options());
+  for (const bool reset : {false, true}) {
+    HttpClient client(address());
+    ASSERT_TRUE(client.SendRequest("GET", "/hold", ""));
+    while (site_.held() != (reset ? 2 : 1)) std::this_thread::yield();
+    reset ? client.Reset() : client.Close();
+    EXPECT_TRUE(site_.WaitGone(reset ? 2 : 1));
+  }
+  EXPECT_TRUE(ConnectionsBecome(0));
+}
+
+TEST_F(HttpServerTest, ConnectionsAboveTheLimitAreToldSo) {
+  HttpServerOptions options = Options();
+  options.max_connections = 2;
+  Start(std::move(options));
+  HttpClient a(address()), b(address());
+  EXPECT_EQ(a.Ask("GET", "/e").status, 200);
+  EXPECT_EQ(b.Ask("GET", "/e").status, 200);
+  HttpClient c(address());
+  const HttpReply refused = c.Ask("GET", "/e");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.body, HasSubstr("all 2 connections"));
+  a.Close();
+  EXPECT_EQ(c.ReadAll(), "");
+  c.Close();
+  EXPECT_TRUE(ConnectionsBecome(1));
+  HttpClient d(address());
+  EXPECT_EQ(d.Ask("GET", "/e").status, 200);
+}
+
+TEST_F(HttpServerTest, ShutdownLetsAnswersEndAndThenTakesAllAway) {
+  Start(Options());
+  HttpClient idle(address()), held(address());
+  EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
+  ASSERT_TRUE(held.SendRequest("GET", "/hold", ""));
+  while (site_.held() != 1) std::this_thread::yield();
+  const absl::Time begin = absl::Now();
+  server_->Shutdown(begin + absl::Milliseconds(100));
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(90));
+  EXPECT_TRUE(site_.WaitGone(1));
+  EXPECT_EQ(idle.ReadAll(), "");
+  EXPECT_EQ(server_->num_connections(), 0);
+}
+
+TEST_F(HttpServerTest, AddressesThatCannotBeServedAreErrors) {
+  Start(Options());
+  HttpServerOptions taken = Options();
+  taken.address = address();
+  EXPECT_EQ(HttpServer::Start(std::move(taken), [](const auto&) {}).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  HttpServerOptions foreign = Options();
+  foreign.address = "192.0.2.1:0";
+  EXPECT_EQ(HttpServer::Start(std::move(foreign), [](const auto&) {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+// Mutations of a good request: the server answers or closes, and serves a neighbour all the while.
+TEST_F(HttpServerTest, MalformedRequestsHarmNobody) {
+  HttpServerOptions options = Options();
+  options.head_time = absl::Milliseconds(20);
+  options.body_time = absl::Milliseconds(20);
+  Start(std::move(options));
+  const std::string good =
+      "POST /e?q HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: identity\r\n\r\nabcd";
+  std::mt19937 random(20261122);
+  for (int i = 0; i < 2000; ++i) {
+    std::string bytes = good;
+    for (auto edits = random() % 4; edits > 0; --edits) {
+      const std::size_t at = random() % bytes.size();
+      switch (random() % 3) {
+        case 0: bytes[at] = static_cast<char>(random()); break;
+        case 1: bytes.erase(at, random() % 8); break;
+        default: bytes.insert(at, std::string(random() % 8, static_cast<char>(random())));
+      }
+      if (bytes.empty()) bytes = "x";
+    }
+    HttpClient client(address());
+    client.Send(bytes);
+    client.Reset();
+    if (i % 100 == 0) {
+      HttpClient fresh(address());
+      EXPECT_EQ(fresh.Ask("GET", "/e").status, 200) << i;
+    }
+  }
+  EXPECT_TRUE(ConnectionsBecome(0)) << server_->num_connections();
+}
+
+}  // namespace
+}  // namespace quire::server

@@ -1,0 +1,192 @@
+#include "server/openai/openai_answer.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "google/protobuf/text_format.h"
+
+namespace quire::server {
+namespace {
+
+using nlohmann::json;
+
+v1::GenerateResponse Message(const std::string& text) {
+  v1::GenerateResponse message;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &message)) << text;
+  return message;
+}
+
+OpenAiRequest Parse(const std::string& body) {
+  auto parsed = absl::StrContains(body, "messages") ? ParseChatRequest(body)
+                                                    : ParseCompletionRequest(body);
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  return *std::move(parsed);
+}
+
+OpenAiAnswer Answer(const OpenAiRequest& request) {
+  return OpenAiAnswer(request, {.id = "id-1", .model = "m", .created = 5},
+                      [](std::int32_t id) { return std::string(1, static_cast<char>('a' + id)); });
+}
+
+// The data of all events; every event is one line of data and an empty line.
+std::vector<std::string> Events(const std::string& bytes) {
+  std::vector<std::string> data;
+  EXPECT_TRUE(absl::EndsWith(bytes, "\n\n"));
+  for (absl::string_view event : absl::StrSplit(absl::StripSuffix(bytes, "\n\n"), "\n\n")) {
+    EXPECT_TRUE(absl::ConsumePrefix(&event, "data: ")) << event;
+    EXPECT_FALSE(absl::StrContains(event, '\n'));
+    data.emplace_back(event);
+  }
+  return data;
+}
+
+TEST(OpenAiAnswerTest, CompletionsOfSeveralPromptsAndChoices) {
+  OpenAiAnswer answer = Answer(Parse(R"({"prompt": ["x", "y"], "n": 2})"));
+  for (std::size_t prompt : {1u, 0u}) {
+    answer.Take(prompt, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), nullptr);
+    for (int index : {1, 0}) {
+      auto message = Message("completed { finish_reason: FINISH_REASON_EOS usage { completion_tokens: 4 } }");
+      message.mutable_completed()->set_index(index);
+      message.mutable_completed()->set_text("text " + std::to_string(prompt * 2 + static_cast<std::size_t>(index)));
+      answer.Take(prompt, message, nullptr);
+    }
+  }
+  const json body = json::parse(answer.Body());
+  EXPECT_EQ(body["id"], "id-1");
+  EXPECT_EQ(body["object"], "text_completion");
+  EXPECT_EQ(body["created"], 5);
+  EXPECT_EQ(body["model"], "m");
+  ASSERT_EQ(body["choices"].size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(body["choices"][i],
+              json::parse(R"({"index": )" + std::to_string(i) + R"(, "text": "text )" + std::to_string(i) +
+                          R"(", "logprobs": null, "finish_reason": "stop"})"));
+  }
+  EXPECT_EQ(body["usage"], json::parse(R"({"prompt_tokens": 6, "completion_tokens": 16, "total_tokens": 22,
+                                           "prompt_tokens_details": {"cached_tokens": 4}})"));
+}
+
+// a "é" in two tokens: halves have no text of their own, and together they are one character.
+constexpr const char* kEchoed[] = {
+    R"(started { prompt_tokens: 3 prompt_text: "a\303\251" prompt_token_ids: [0, 1, 2] })",
+    R"(prompt_logprobs { start_position: 1
+         tokens { token_id: 1 logprob: -0.5 token_bytes: "\303"
+                  top { token_id: 9 logprob: -0.25 token_bytes: "z" } }
+         tokens { token_id: 2 logprob: -2 token_bytes: "\251"
+                  top { token_id: 2 logprob: -2 token_bytes: "\251" } } })",
+    R"(completed { text: "b" finish_reason: FINISH_REASON_LENGTH usage { completion_tokens: 1 }
+         logprobs { token_id: 1 logprob: -1 token_bytes: "b"
+                    top { token_id: 1 logprob: -1 token_bytes: "b" } } })"};
+
+TEST(OpenAiAnswerTest, EchoWithLogprobsPutsThePromptFirst) {
+  OpenAiAnswer answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
+  for (const char* const message : kEchoed) answer.Take(0, Message(message), nullptr);
+  const json choice = json::parse(answer.Body())["choices"][0];
+  EXPECT_EQ(choice["text"], "a\xc3\xa9" "b");
+  EXPECT_EQ(choice["finish_reason"], "length");
+  const json& logprobs = choice["logprobs"];
+  EXPECT_EQ(logprobs["tokens"], json::parse(R"(["a", "bytes:\\xc3", "bytes:\\xa9", "b"])"));
+  EXPECT_EQ(logprobs["token_logprobs"], json::parse("[null, -0.5, -2.0, -1.0]"));
+  EXPECT_EQ(logprobs["text_offset"], json::parse("[0, 1, 2, 2]"));
+  EXPECT_EQ(logprobs["top_logprobs"],
+            json::parse(R"([null, {"z": -0.25, "bytes:\\xc3": -0.5}, {"bytes:\\xa9": -2.0}, {"b": -1.0}])"));
+}
+
+TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {
+  OpenAiAnswer answer =
+      Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "max_tokens": 0})"));
+  for (const char* const message : kEchoed) answer.Take(0, Message(message), nullptr);
+  const json body = json::parse(answer.Body());
+  EXPECT_EQ(body["choices"][0]["text"], "a\xc3\xa9");
+  EXPECT_EQ(body["choices"][0]["logprobs"]["tokens"].size(), 3u);
+  EXPECT_EQ(body["usage"]["completion_tokens"], 0);
+}
+
+TEST(OpenAiAnswerTest, AStreamedEchoComesOnceAndOffsetsGoOn) {
+  OpenAiAnswer answer = Answer(
+      Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "stream": true})"));
+  std::string bytes;
+  answer.Take(0, Message(kEchoed[0]), &bytes);
+  answer.Take(0, Message(kEchoed[1]), &bytes);
+  EXPECT_EQ(bytes, "");
+  for (const char* const text : {"b", "c"}) {
+    auto delta = Message(R"(delta { text: "b" logprobs { logprob: -1 token_bytes: "b" } })");
+    delta.mutable_delta()->set_text(text);
+    answer.Take(0, delta, &bytes);
+  }
+  answer.Take(0, Message("completed { finish_reason: FINISH_REASON_CONTEXT_FULL }"), &bytes);
+  answer.AppendEnd(&bytes);
+  const std::vector<std::string> events = Events(bytes);
+  ASSERT_EQ(events.size(), 4u);
+  const json first = json::parse(events[0])["choices"][0];
+  EXPECT_EQ(first["text"], "a\xc3\xa9" "b");
+  EXPECT_EQ(first["logprobs"]["tokens"].size(), 4u);
+  EXPECT_TRUE(first["finish_reason"].is_null());
+  const json second = json::parse(events[1])["choices"][0];
+  EXPECT_EQ(second["text"], "c");
+  EXPECT_EQ(second["logprobs"]["text_offset"], json::parse("[3]"));
+  EXPECT_EQ(json::parse(events[2])["choices"][0],
+            json::parse(R"({"index": 0, "text": "", "logprobs": null, "finish_reason": "length"})"));
+  EXPECT_EQ(events[3], "[DONE]");
+}
+
+TEST(OpenAiAnswerTest, ChatBodyWithLogprobs) {
+  OpenAiAnswer answer = Answer(Parse(R"({"messages": [], "logprobs": true, "top_logprobs": 1})"));
+  answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
+  auto done = Message(R"(completed { text: "b" finish_reason: FINISH_REASON_STOP_TEXT
+       usage { completion_tokens: 1 }
+       logprobs { token_bytes: "\303" top { logprob: -1 token_bytes: "b" } } })");
+  done.mutable_completed()->mutable_logprobs(0)->set_logprob(-std::numeric_limits<float>::infinity());
+  answer.Take(0, done, nullptr);
+  const json body = json::parse(answer.Body());
+  EXPECT_EQ(body["object"], "chat.completion");
+  EXPECT_EQ(body["choices"][0]["message"],
+            json::parse(R"({"role": "assistant", "content": "b", "refusal": null})"));
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(body["choices"][0]["logprobs"]["content"],
+            json::parse(R"([{"token": "\ufffd", "logprob": -9999.0, "bytes": [195],
+                             "top_logprobs": [{"token": "b", "logprob": -1.0, "bytes": [98]}]}])"));
+}
+
+TEST(OpenAiAnswerTest, ChatStreamBeginsWithTheRoleAndEndsWithTheCounts) {
+  OpenAiAnswer answer = Answer(Parse(
+      R"({"messages": [], "n": 2, "stream": true, "stream_options": {"include_usage": true}})"));
+  std::string bytes;
+  answer.Take(0, Message("started { prompt_tokens: 3 cached_tokens: 1 }"), &bytes);
+  answer.Take(0, Message(R"(delta { index: 1 text: "x" })"), &bytes);
+  answer.Take(0, Message(R"(delta { index: 0 text: "" })"), &bytes);  // half a character so far
+  for (const char* const index : {"0", "1"}) {
+    answer.Take(0, Message(std::string("completed { finish_reason: FINISH_REASON_EOS usage { completion_tokens: 2 } index: ") +
+                           index + " }"),
+                &bytes);
+  }
+  answer.AppendEnd(&bytes);
+  const std::vector<std::string> events = Events(bytes);
+  ASSERT_EQ(events.size(), 7u);
+  const auto delta = [&](std::size_t i) {
+    const json event = json::parse(events[i]);
+    EXPECT_EQ(event["object"], "chat.completion.chunk");
+    EXPECT_TRUE(event["usage"].is_null());
+    EXPECT_EQ(event["choices"][0]["index"], i % 2 == 0 ? 0 : 1);
+    return event["choices"][0]["delta"];
+  };
+  EXPECT_EQ(delta(0), json::parse(R"({"role": "assistant", "content": ""})"));
+  EXPECT_EQ(delta(1), delta(0));
+  EXPECT_EQ(json::parse(events[2])["choices"][0]["delta"], json::parse(R"({"content": "x"})"));
+  EXPECT_EQ(json::parse(events[2])["choices"][0]["index"], 1);
+  EXPECT_EQ(json::parse(events[3])["choices"][0],
+            json::parse(R"({"index": 0, "delta": {}, "logprobs": null, "finish_reason": "stop"})"));
+  const json usage = json::parse(events[5]);
+  EXPECT_EQ(usage["choices"], json::array());
+  EXPECT_EQ(usage["usage"], json::parse(R"({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
+                                            "prompt_tokens_details": {"cached_tokens": 1}})"));
+  EXPECT_EQ(events[6], "[DONE]");
+}
+
+}  // namespace
+}  // namespace quire::server

@@ -1,0 +1,266 @@
+#include "server/openai/openai_request.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/error_reason.h"
+#include "google/protobuf/text_format.h"
+#include "server/openai/openai_error.h"
+
+namespace quire::server {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+v1::GenerateRequest Proto(const std::string& text) {
+  v1::GenerateRequest request;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &request));
+  return request;
+}
+
+void ExpectPrompt(const absl::StatusOr<OpenAiRequest>& parsed, const std::string& wanted,
+                  std::size_t index = 0) {
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  ASSERT_LT(index, parsed->prompts.size());
+  EXPECT_TRUE(MessageDifferencer::Equals(parsed->prompts[index], Proto(wanted)))
+      << parsed->prompts[index].DebugString();
+}
+
+// The field that a refusal names, or "" and a failure.
+std::string FieldOf(const absl::StatusOr<OpenAiRequest>& parsed) {
+  EXPECT_FALSE(parsed.ok());
+  if (parsed.ok()) return "";
+  EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument) << parsed.status();
+  const auto reason = GetErrorReason(parsed.status());
+  return reason ? reason->Find("field").value_or("") : "";
+}
+
+TEST(OpenAiRequestTest, EveryCompletionField) {
+  const auto parsed = ParseCompletionRequest(R"({
+    "model": "m", "prompt": "Once", "max_tokens": 7, "temperature": 0.5, "top_p": 0.25, "n": 2,
+    "stream": true, "stream_options": {"include_usage": true, "unknown": 1}, "logprobs": 3,
+    "echo": true, "stop": ["a", "b"], "presence_penalty": 1, "frequency_penalty": -1, "best_of": 2,
+    "logit_bias": {"5": -100, "6": 1.5}, "user": "me", "seed": -9, "top_k": 4, "min_p": 0.125,
+    "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": true, "stop_token_ids": [1, 2],
+    "include_stop_str_in_output": true, "cache_salt": "s", "priority": -3, "skip_special_tokens": false,
+    "add_special_tokens": false, "suffix": null, "nobody_knows_this": {"x": []}})");
+  ExpectPrompt(parsed, R"(
+    model: "m" text: "Once"
+    sampling { temperature: 0.5 top_p: 0.25 top_k: 4 min_p: 0.125 repetition_penalty: 1.5
+               presence_penalty: 1 frequency_penalty: -1 seed: -9 choice_count: 2
+               logit_bias { key: 5 value: -100 } logit_bias { key: 6 value: 1.5 } }
+    stopping { max_tokens: 7 min_tokens: 2 stop: "a" stop: "b" stop_token_ids: [1, 2] ignore_eos: true
+               include_stop_text: true }
+    output { stream: true text: true token_ids: true logprobs: 3 prompt_logprobs: 3 echo_prompt: true
+             skip_special_tokens: false }
+    priority: -3 cache { salt: "s" } labels { key: "user" value: "me" } add_special_tokens: false)");
+  EXPECT_TRUE(parsed->stream && parsed->include_usage && parsed->echo && parsed->logprobs);
+  EXPECT_FALSE(parsed->is_chat || parsed->hides_output);
+  EXPECT_EQ(parsed->choices, 2);
+}
+
+TEST(OpenAiRequestTest, PromptsOfEveryForm) {
+  const std::string rest = " sampling {} stopping {} output { text: true }";
+  const auto parse = [](const std::string& prompt) {
+    return ParseCompletionRequest("{\"prompt\": " + prompt + "}");
+  };
+  ExpectPrompt(parse(R"("a")"), "text: 'a'" + rest);
+  ExpectPrompt(parse(R"([1, 2])"), "token_ids { ids: [1, 2] }" + rest);
+  const auto texts = parse(R"(["a", "b"])");
+  ExpectPrompt(texts, "text: 'b'" + rest, 1);
+  const auto ids = parse(R"([[1], [2, 3], [4]])");
+  ExpectPrompt(ids, "token_ids { ids: [2, 3] }" + rest, 1);
+  EXPECT_EQ(ids->prompts.size(), 3u);
+  // What is empty is refused behind this, in its own words.
+  ExpectPrompt(parse("[]"), "token_ids {}" + rest);
+  EXPECT_EQ(FieldOf(parse("null")), "prompt");
+  EXPECT_EQ(FieldOf(parse("5")), "prompt");
+  EXPECT_EQ(FieldOf(parse(R"([1, "a"])")), "prompt[1]");
+  EXPECT_EQ(FieldOf(parse(R"([[1], [2, "b"]])")), "prompt[1][1]");
+  EXPECT_EQ(FieldOf(parse(R"([{}])")), "prompt[0]");
+}
+
+TEST(OpenAiRequestTest, AnEchoWithoutTokensIsOneHiddenToken) {
+  const auto parsed =
+      ParseCompletionRequest(R"({"prompt": "a", "echo": true, "max_tokens": 0, "logprobs": 1})");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_TRUE(parsed->hides_output);
+  EXPECT_EQ(parsed->prompts[0].stopping().max_tokens(), 1);
+  const auto plain = ParseCompletionRequest(R"({"prompt": "a", "max_tokens": 0})");
+  EXPECT_FALSE(plain->hides_output);
+  EXPECT_EQ(plain->prompts[0].stopping().max_tokens(), 0);
+}
+
+TEST(OpenAiRequestTest, EveryChatField) {
+  const auto parsed = ParseChatRequest(R"({
+    "model": "m", "max_tokens": 9, "max_completion_tokens": 5, "logprobs": true, "top_logprobs": 2,
+    "top_k": -1, "stop": "x",
+    "messages": [
+      {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind"}]},
+      {"role": "user", "content": "Hi", "name": "Ann"},
+      {"role": "assistant", "content": null, "reasoning_content": "why",
+       "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+      {"role": "tool", "content": "4", "tool_call_id": "c1"}],
+    "tools": [{"type": "function", "function": {"name": "f", "description": "d",
+               "parameters": {"type": "object"}}}],
+    "tool_choice": "auto", "chat_template_kwargs": {"enable_thinking": false},
+    "continue_final_message": true, "add_generation_prompt": false})");
+  ExpectPrompt(parsed, R"(
+    model: "m" sampling { top_k: 0 } stopping { max_tokens: 5 stop: "x" }
+    output { text: true logprobs: 2 }
+    chat {
+      messages { role: "system" content: "Be kind" }
+      messages { role: "user" content: "Hi" name: "Ann" }
+      messages { role: "assistant" reasoning_content: "why"
+                 tool_calls { id: "c1" name: "f" arguments_json: "{}" } }
+      messages { role: "tool" content: "4" tool_call_id: "c1" }
+      tools { name: "f" description: "d" parameters_json_schema: "{\"type\":\"object\"}" }
+      template_vars { fields { key: "enable_thinking" value { bool_value: false } } }
+      add_generation_prompt: false continue_final_message: true })");
+  EXPECT_TRUE(parsed->is_chat && parsed->logprobs);
+}
+
+TEST(OpenAiRequestTest, ChatRefusals) {
+  const auto with = [](const std::string& more) {
+    return ParseChatRequest(R"({"messages": [{"role": "user", "content": "a"}], )" + more + "}");
+  };
+  const auto message = [](const std::string& text) {
+    return ParseChatRequest("{\"messages\": [" + text + "]}");
+  };
+  EXPECT_EQ(FieldOf(ParseChatRequest("{}")), "messages");
+  EXPECT_EQ(FieldOf(ParseChatRequest(R"({"messages": "a"})")), "messages");
+  EXPECT_EQ(FieldOf(message("5")), "messages[0]");
+  EXPECT_EQ(FieldOf(message("{}")), "messages[0].role");
+  EXPECT_EQ(FieldOf(message(R"({"role": 1})")), "messages[0].role");
+  EXPECT_EQ(FieldOf(message(R"({"role": "user", "content": 1})")), "messages[0].content");
+  EXPECT_EQ(FieldOf(message(
+                R"({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]})")),
+            "messages[0].content[0]");
+  EXPECT_EQ(FieldOf(message(R"({"role": "a", "tool_calls": [{"function": {}}]})")),
+            "messages[0].tool_calls[0].function.name");
+  EXPECT_EQ(FieldOf(with(R"("tool_choice": "required")")), "tool_choice");
+  EXPECT_EQ(FieldOf(with(R"("tool_choice": {"type": "function", "function": {"name": "f"}})")),
+            "tool_choice");
+  EXPECT_EQ(FieldOf(with(R"("tools": [{"type": "retrieval"}])")), "tools[0]");
+  EXPECT_EQ(FieldOf(with(R"("top_logprobs": 2)")), "top_logprobs");
+  EXPECT_EQ(FieldOf(with(R"("logprobs": 2)")), "logprobs");
+  EXPECT_EQ(FieldOf(with(R"("chat_template_kwargs": [])")), "chat_template_kwargs");
+  const auto none = with(R"("tools": [{"function": {"name": "f"}}], "tool_choice": "none")");
+  ASSERT_TRUE(none.ok());
+  EXPECT_EQ(none->prompts[0].chat().tools_size(), 0);
+}
+
+TEST(OpenAiRequestTest, ResponseFormatsBecomeConstraints) {
+  const auto parse = [](const std::string& format) {
+    return ParseChatRequest(R"({"messages": [], "response_format": )" + format + "}");
+  };
+  EXPECT_FALSE(parse(R"({"type": "text"})")->prompts[0].has_constraint());
+  EXPECT_TRUE(parse(R"({"type": "json_object"})")->prompts[0].constraint().has_json_object());
+  EXPECT_EQ(parse(R"({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}})")
+                ->prompts[0]
+                .constraint()
+                .json_schema(),
+            R"({"type":"null"})");
+  EXPECT_EQ(FieldOf(parse(R"({"type": "grammar"})")), "response_format");
+}
+
+TEST(OpenAiRequestTest, WrongTypesNameTheirField) {
+  struct Bad {
+    const char* json;
+    const char* field;
+  };
+  for (const Bad& bad : {
+           Bad{R"("model": 1)", "model"}, Bad{R"("temperature": "0")", "temperature"},
+           Bad{R"("temperature": true)", "temperature"}, Bad{R"("top_p": [])", "top_p"},
+           Bad{R"("n": 1.5)", "n"}, Bad{R"("n": "1")", "n"}, Bad{R"("max_tokens": {})", "max_tokens"},
+           Bad{R"("max_tokens": 99999999999)", "max_tokens"}, Bad{R"("stream": 1)", "stream"},
+           Bad{R"("stream_options": true)", "stream_options"},
+           Bad{R"("stream_options": {"include_usage": 1})", "stream_options.include_usage"},
+           Bad{R"("logprobs": true)", "logprobs"}, Bad{R"("echo": "yes")", "echo"},
+           Bad{R"("stop": 5)", "stop"}, Bad{R"("stop": ["a", 5])", "stop[1]"},
+           Bad{R"("logit_bias": [])", "logit_bias"}, Bad{R"("logit_bias": {"a": 1})", "logit_bias"},
+           Bad{R"("logit_bias": {"1": "b"})", "logit_bias"}, Bad{R"("seed": 0.5)", "seed"},
+           Bad{R"("user": 1)", "user"}, Bad{R"("best_of": 2)", "best_of"},
+           Bad{R"("suffix": "x")", "suffix"}, Bad{R"("stop_token_ids": ["a"])", "stop_token_ids[0]"},
+           Bad{R"("cache_salt": 1)", "cache_salt"}, Bad{R"("priority": "high")", "priority"}}) {
+    EXPECT_EQ(FieldOf(ParseCompletionRequest(std::string("{\"prompt\": \"a\", ") + bad.json + "}")),
+              bad.field)
+        << bad.json;
+  }
+}
+
+TEST(OpenAiRequestTest, NullIsAbsent) {
+  const auto parsed = ParseCompletionRequest(
+      R"({"prompt": "a", "max_tokens": null, "stop": null, "logit_bias": null, "n": null,
+          "stream_options": null, "logprobs": null, "temperature": null})");
+  ExpectPrompt(parsed, "text: 'a' sampling {} stopping {} output { text: true }");
+}
+
+TEST(OpenAiRequestTest, BodiesThatAreNoObject) {
+  std::string deep;
+  for (int i = 0; i < 100; ++i) deep += "[";
+  for (const std::string& body : {std::string(), std::string("["), std::string("[]"),
+                                  std::string("\"x\""), std::string("{\"a\": 1, \"a\": 2}"),
+                                  std::string("{\"prompt\": \"\xff\"}"), std::string("{\"n\": 1e999}"),
+                                  std::string("{\"prompt\": \"a\"} x"), "{\"prompt\": " + deep}) {
+    EXPECT_EQ(FieldOf(ParseCompletionRequest(body)), "body") << body;
+    EXPECT_EQ(FieldOf(ParseChatRequest(body)), "body") << body;
+  }
+}
+
+TEST(OpenAiRequestTest, LongUsersAreCutBetweenCharacters) {
+  const auto parsed = ParseCompletionRequest("{\"prompt\": \"a\", \"user\": \"" +
+                                             std::string(63, 'u') + "\xc3\xa4\"}");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->prompts[0].labels().at("user"), std::string(63, 'u'));
+}
+
+// Edits of good bodies: each parses or is refused with a field, and nothing else happens.
+TEST(OpenAiRequestTest, MutatedBodiesAreParsedOrRefused) {
+  const std::string seeds[] = {
+      R"({"model":"m","prompt":["a","b"],"max_tokens":7,"temperature":0.5,"n":2,"stop":["a"],"echo":true,)"
+      R"("logprobs":1,"logit_bias":{"5":-1},"stream_options":{"include_usage":true},"seed":-9})",
+      R"({"messages":[{"role":"user","content":[{"type":"text","text":"x"}],"tool_calls":[{"id":"c",)"
+      R"("function":{"name":"f","arguments":"{}"}}]}],"tools":[{"function":{"name":"f","parameters":{}}}],)"
+      R"("chat_template_kwargs":{"a":[1,{"b":null}]},"response_format":{"type":"json_schema",)"
+      R"("json_schema":{"schema":{}}},"logprobs":true,"top_logprobs":1})"};
+  const std::string words[] = {"null", "true", "[]", "{}", "-1", "1e400", "\"\"", "[[", "\\u0000",
+                               "\\ud800", "99999999999999999999", "\"a\":"};
+  std::mt19937 random(6);
+  int parsed_count = 0;
+  for (int i = 0; i < 10000; ++i) {
+    std::string body = seeds[i % 2];
+    for (auto edits = 1 + random() % 3; edits > 0; --edits) {
+      const std::size_t at = random() % (body.size() + 1);
+      switch (random() % 4) {
+        case 0: body.insert(at, words[random() % std::size(words)]); break;
+        case 1: body.erase(at, random() % 6); break;
+        case 2: body.insert(at, 1, static_cast<char>(random())); break;
+        default: body.replace(at, random() % 4, words[random() % std::size(words)]);
+      }
+    }
+    for (const auto& parsed : {ParseCompletionRequest(body), ParseChatRequest(body)}) {
+      if (parsed.ok()) {
+        ++parsed_count;
+        EXPECT_FALSE(parsed->prompts.empty());
+      } else {
+        EXPECT_NE(FieldOf(parsed), "") << body;
+      }
+    }
+  }
+  EXPECT_GT(parsed_count, 0);
+}
+
+TEST(OpenAiErrorTest, FieldsHaveTheNamesOfThisApi) {
+  EXPECT_EQ(OpenAiParam("sampling.choice_count"), "n");
+  EXPECT_EQ(OpenAiParam("sampling.top_p"), "top_p");
+  EXPECT_EQ(OpenAiParam("stopping.max_tokens"), "max_tokens");
+  EXPECT_EQ(OpenAiParam("output.prompt_logprobs"), "logprobs");
+  EXPECT_EQ(OpenAiParam("messages[0].role"), "messages[0].role");
+}
+
+}  // namespace
+}  // namespace quire::server

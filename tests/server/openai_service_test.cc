@@ -1,0 +1,307 @@
+// The OpenAI-compatible listener on the embedded model: what it answers is what gRPC answers.
+
+#include "server/openai/openai_service.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "server/openai/openai_listener.h"
+#include "tests/server/http_client.h"
+#include "tests/server/service_fixture.h"
+
+namespace quire::server {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class OpenAiServiceTest : public ServiceTest {
+ protected:
+  explicit OpenAiServiceTest(std::vector<std::string> sets = {})
+      : ServiceTest(With(std::move(sets))) {
+    auto listener = OpenAiListener::Start({.state = state_.get(),
+                                           .probe = probe_.get(),
+                                           .clock = &clock_,
+                                           .authenticator = authenticator_.get(),
+                                           .config = config_.get()},
+                                          nullptr);
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    openai_ = *std::move(listener);
+  }
+
+  static std::vector<std::string> With(std::vector<std::string> sets) {
+    sets.push_back("openai.listen=127.0.0.1:0");
+    sets.push_back("openai.allowed_origins=[https://chat.example]");
+    return sets;
+  }
+
+  HttpReply Post(const std::string& path, const json& body, const std::string& headers = "") const {
+    return HttpClient(openai_->address()).Ask("POST", path, body.dump(), headers);
+  }
+  HttpReply Complete(const json& body) const { return Post("/v1/completions", body); }
+
+  // Waits until nothing runs or waits, and returns the pages that are used then.
+  bool BecomesIdle() const { return served().engine->WaitIdle(absl::Now() + absl::Seconds(20)); }
+
+  std::unique_ptr<OpenAiListener> openai_;
+};
+
+json Parsed(const HttpReply& reply) { return json::parse(reply.body, nullptr, false); }
+
+TEST_F(OpenAiServiceTest, ACompletionIsTheGenerationOfTheSameRequest) {
+  v1::GenerateRequest request = Request("Once upon a time", 12);
+  request.mutable_output()->set_logprobs(2);
+  const Answer wanted = Generate(request);
+  const HttpReply reply = Complete({{"model", served().id()},
+                                    {"prompt", "Once upon a time"},
+                                    {"max_tokens", 12},
+                                    {"temperature", 0},
+                                    {"ignore_eos", true},
+                                    {"logprobs", 2}});
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  const json body = Parsed(reply);
+  EXPECT_EQ(body["choices"][0]["text"], wanted.Text());
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(body["usage"]["prompt_tokens"], wanted.started()->prompt_tokens());
+  EXPECT_EQ(body["usage"]["completion_tokens"], 12);
+  const json& logprobs = body["choices"][0]["logprobs"];
+  ASSERT_EQ(logprobs["token_logprobs"].size(), 12u);
+  for (int i = 0; i < 12; ++i) {
+    const v1::TokenLogprob& token = wanted.completed()->logprobs(i);
+    EXPECT_EQ(logprobs["token_logprobs"][static_cast<std::size_t>(i)].get<float>(), token.logprob());
+    EXPECT_EQ(logprobs["tokens"][static_cast<std::size_t>(i)], token.token_bytes());
+  }
+}
+
+// What lm-eval's local-completions sends: log-probabilities of a prompt of ids, also when all of it is cached.
+TEST_F(OpenAiServiceTest, EchoedLogprobsAreThePromptsOwnAlsoFromAWarmCache) {
+  v1::GenerateRequest request = Request("Once upon a time there was a little girl", 1);
+  request.mutable_output()->set_prompt_logprobs(1);
+  request.mutable_output()->set_echo_prompt(true);
+  const Answer wanted = Generate(request);
+  std::vector<float> scores;
+  for (const auto& message : wanted.messages) {
+    for (const auto& token : message.prompt_logprobs().tokens()) scores.push_back(token.logprob());
+  }
+  const v1::Started& started = *wanted.started();
+  ASSERT_EQ(scores.size() + 1, static_cast<std::size_t>(started.prompt_tokens()));
+  const std::vector<std::int32_t> ids(started.prompt_token_ids().begin(),
+                                      started.prompt_token_ids().end());
+  for (const int max_tokens : {1, 0, 1}) {
+    const HttpReply reply = Complete({{"prompt", json::array({ids, ids})},
+                                      {"max_tokens", max_tokens},
+                                      {"temperature", 0},
+                                      {"logprobs", 1},
+                                      {"seed", 1234},
+                                      {"echo", true}});
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    for (const json& choice : Parsed(reply)["choices"]) {
+      const json& logprobs = choice["logprobs"];
+      ASSERT_EQ(logprobs["token_logprobs"].size(), ids.size() + static_cast<std::size_t>(max_tokens));
+      EXPECT_TRUE(logprobs["token_logprobs"][0].is_null());
+      double best_sum = 0;
+      for (std::size_t i = 0; i < scores.size(); ++i) {
+        EXPECT_EQ(logprobs["token_logprobs"][i + 1].get<float>(), scores[i]) << i;
+        for (const auto& [text, value] : logprobs["top_logprobs"][i + 1].items()) {
+          EXPECT_GE(value.get<float>(), scores[i]);
+          best_sum += value.get<double>();
+        }
+      }
+      EXPECT_LT(best_sum, 0);
+    }
+  }
+}
+
+TEST_F(OpenAiServiceTest, StreamsAddUpToTheWholeAnswer) {
+  json body = {{"prompt", {"Once", "The dog"}}, {"max_tokens", 20}, {"temperature", 0},
+               {"n", 2},                        {"ignore_eos", true}};
+  const json whole = Parsed(Complete(body));
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const HttpReply reply = Complete(body);
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  EXPECT_TRUE(reply.is_whole);
+  EXPECT_THAT(reply.head, HasSubstr("text/event-stream"));
+  std::vector<std::string> texts(4), reasons(4);
+  std::vector<std::string> events = absl::StrSplit(reply.body, "\n\n", absl::SkipEmpty());
+  ASSERT_GE(events.size(), 3u);
+  EXPECT_EQ(events.back(), "data: [DONE]");
+  events.pop_back();
+  const json last = json::parse(events.back().substr(6));
+  EXPECT_EQ(last["usage"], whole["usage"]);
+  events.pop_back();
+  for (const std::string& event : events) {
+    const json choice = json::parse(event.substr(6))["choices"][0];
+    texts[choice["index"].get<std::size_t>()] += choice["text"].get<std::string>();
+    if (!choice["finish_reason"].is_null()) {
+      reasons[choice["index"].get<std::size_t>()] = choice["finish_reason"];
+    }
+  }
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(texts[i], whole["choices"][i]["text"]) << i;
+    EXPECT_EQ(reasons[i], "length");
+  }
+}
+
+TEST_F(OpenAiServiceTest, ErrorsAreObjectsInTheWordsOfThisApi) {
+  struct Bad {
+    json body;
+    int status;
+    const char* code;
+    const char* param;
+  };
+  const json prompt = "Once";
+  for (const Bad& bad :
+       {Bad{{{"model", "other"}, {"prompt", prompt}}, 404, "MODEL_NOT_FOUND", ""},
+        Bad{{{"prompt", prompt}, {"n", 1000000000}}, 400, "BAD_SAMPLING_PARAM", "n"},
+        Bad{{{"prompt", prompt}, {"top_p", 2}}, 400, "BAD_SAMPLING_PARAM", "top_p"},
+        Bad{{{"prompt", prompt}, {"max_tokens", 0}}, 400, "BAD_PARAMETER", "max_tokens"},
+        Bad{{{"prompt", prompt}, {"temperature", "hot"}}, 400, "BAD_PARAMETER", "temperature"},
+        Bad{{{"prompt", ""}}, 400, "PROMPT_MISSING", "prompt"},
+        Bad{{{"prompt", {1, 99999999}}}, 400, "BAD_TOKEN_ID", ""},
+        Bad{{{"prompt", {"fine", ""}}}, 400, "PROMPT_MISSING", "prompt"},
+        Bad{{{"prompt", prompt}, {"response_format", {{"type", "json_object"}}}}, 501,
+            "FEATURE_UNSUPPORTED", "response_format"}}) {
+    const HttpReply reply = Complete(bad.body);
+    EXPECT_EQ(reply.status, bad.status) << bad.body << reply.body;
+    const json error = Parsed(reply)["error"];
+    EXPECT_EQ(error["code"], bad.code) << reply.body;
+    EXPECT_EQ(error["type"], "invalid_request_error");
+    if (*bad.param != 0) {
+      EXPECT_EQ(error["param"], bad.param) << reply.body;
+    }
+    EXPECT_THAT(error["message"].get<std::string>(), Not(HasSubstr("sampling.")));
+  }
+  EXPECT_TRUE(BecomesIdle());
+}
+
+TEST_F(OpenAiServiceTest, EndpointsAndMethods) {
+  HttpClient client(openai_->address());
+  EXPECT_EQ(client.Ask("GET", "/health").status, 200);
+  const json models = Parsed(client.Ask("GET", "/v1/models"));
+  EXPECT_EQ(models["object"], "list");
+  EXPECT_EQ(models["data"][0]["id"], served().id());
+  EXPECT_EQ(models["data"][0]["max_model_len"], served().description.max_context_tokens);
+  EXPECT_EQ(Parsed(client.Ask("GET", "/v1/models/" + served().id())), models["data"][0]);
+  EXPECT_EQ(client.Ask("GET", "/v1/models/none").status, 404);
+  EXPECT_EQ(client.Ask("POST", "/v1/models", "{}").status, 405);
+  EXPECT_EQ(client.Ask("GET", "/v1/completions").status, 405);
+  for (const char* const path : {"/v1/embeddings", "/v1/responses", "/v1/audio/speech"}) {
+    const HttpReply reply = client.Ask("POST", path, "{}");
+    EXPECT_EQ(reply.status, 501);
+    EXPECT_EQ(Parsed(reply)["error"]["code"], "FEATURE_UNSUPPORTED");
+  }
+  const HttpReply unknown = client.Ask("GET", "/v2/anything");
+  EXPECT_EQ(unknown.status, 404);
+  EXPECT_EQ(Parsed(unknown)["error"]["code"], "UNKNOWN_ENDPOINT");
+}
+
+TEST_F(OpenAiServiceTest, PagesOfOtherSitesAreRefused) {
+  const json body = {{"prompt", "Once"}, {"max_tokens", 1}};
+  const HttpReply refused = Post("/v1/completions", body, "Origin: https://evil.example\r\n");
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_THAT(refused.head, Not(HasSubstr("Access-Control")));
+  const HttpReply allowed = Post("/v1/completions", body, "Origin: https://chat.example\r\n");
+  EXPECT_EQ(allowed.status, 200);
+  EXPECT_THAT(allowed.head, HasSubstr("Access-Control-Allow-Origin: https://chat.example\r\n"));
+  HttpClient client(openai_->address());
+  const HttpReply asked = client.Ask("OPTIONS", "/v1/chat/completions", "",
+                                     "Origin: https://chat.example\r\n"
+                                     "Access-Control-Request-Headers: authorization\r\n");
+  EXPECT_EQ(asked.status, 200);
+  EXPECT_THAT(asked.head, HasSubstr("Access-Control-Allow-Headers: authorization\r\n"));
+  EXPECT_EQ(client.Ask("OPTIONS", "/v1/completions", "", "Origin: null\r\n").status, 403);
+}
+
+TEST_F(OpenAiServiceTest, RequestIdsComeBackAndAreUnique) {
+  const json body = {{"prompt", {"Once", "Twice"}}, {"max_tokens", 1}};
+  const HttpReply reply = Post("/v1/completions", body, "X-Request-Id: mine\r\n");
+  EXPECT_THAT(reply.head, HasSubstr("x-request-id: mine\r\n"));
+  EXPECT_EQ(Parsed(reply)["id"], "cmpl-mine");
+  EXPECT_EQ(Post("/v1/completions", body, "X-Request-Id: not good\r\n").status, 400);
+}
+
+TEST_F(OpenAiServiceTest, PeersThatGoAwayEndTheirRequests) {
+  for (const bool stream : {true, false}) {
+    for (const bool reset : {true, false}) {
+      HttpClient client(openai_->address());
+      const json body = {{"prompt", "Once"}, {"max_tokens", 200},     {"n", 4},
+                         {"ignore_eos", true}, {"stream", stream}};
+      ASSERT_TRUE(client.SendRequest("POST", "/v1/completions", body.dump()));
+      if (stream) {
+        ASSERT_TRUE(client.ReadUntil("data: "));
+      } else {
+        while (served().engine->ListRequests().empty()) std::this_thread::yield();
+      }
+      reset ? client.Reset() : client.Close();
+      EXPECT_TRUE(BecomesIdle());
+    }
+  }
+  EXPECT_TRUE(MetricBecomes("quire_rpcs_total{code=\"CANCELLED\",method=\"Completions\"}", 4));
+  EXPECT_EQ(UsedPagesWhenIdle(), 0);
+}
+
+// Mutated bodies over real connections: each gets an answer, and a neighbour's stream stays whole.
+TEST_F(OpenAiServiceTest, MalformedBodiesDisturbNobody) {
+  HttpClient neighbour(openai_->address());
+  const json story = {{"prompt", "Once"}, {"max_tokens", 200}, {"ignore_eos", true},
+                      {"stream", true},   {"temperature", 0}};
+  ASSERT_TRUE(neighbour.SendRequest("POST", "/v1/completions", story.dump()));
+  const std::string good = json({{"prompt", {"a", "b"}}, {"max_tokens", 1}, {"n", 2}, {"stop", {"x"}},
+                                 {"logprobs", 1}, {"echo", true}, {"logit_bias", {{"3", 1}}}})
+                               .dump();
+  std::mt19937 random(7);
+  HttpClient client(openai_->address());
+  int refused = 0;
+  for (int i = 0; i < 1000; ++i) {
+    std::string body = good;
+    for (auto edits = 1 + random() % 3; edits > 0; --edits) {
+      const std::size_t at = random() % body.size();
+      if (random() % 2 == 0) {
+        body[at] = static_cast<char>(random());
+      } else {
+        body.erase(at, 1 + random() % 3);
+      }
+    }
+    const HttpReply reply =
+        client.Ask("POST", i % 2 == 0 ? "/v1/completions" : "/v1/chat/completions", body);
+    EXPECT_TRUE(reply.status == 200 || (reply.status >= 400 && reply.status <= 501)) << reply.status;
+    EXPECT_TRUE(Parsed(reply).is_object()) << reply.body;
+    if (reply.status != 200) ++refused;
+  }
+  EXPECT_GT(refused, 500);
+  const HttpReply whole = neighbour.Read();
+  EXPECT_TRUE(whole.is_whole);
+  EXPECT_THAT(whole.body, HasSubstr("data: [DONE]"));
+}
+
+class SlowReaderTest : public OpenAiServiceTest {
+ protected:
+  SlowReaderTest()
+      : OpenAiServiceTest({"stream.queue_tokens=16", "stream.slow_client_timeout=1s"}) {}
+};
+
+TEST_F(SlowReaderTest, AStalledReaderIsGivenUpWithoutHoldingTheEngine) {
+  HttpClient client(openai_->address());
+  // Log-probabilities of many candidates fill the buffers of the sockets soon.
+  const json body = {{"prompt", "Once"}, {"max_tokens", 400},  {"n", 8},        {"ignore_eos", true},
+                     {"stream", true},   {"logprobs", 20}};
+  ASSERT_TRUE(client.SendRequest("POST", "/v1/completions", body.dump()));
+  ASSERT_TRUE(client.ReadUntil("data: "));
+  EXPECT_TRUE(BecomesIdle());
+  EXPECT_TRUE(MetricBecomes("quire_requests_cancelled_total{source=\"slow_client\"}", 1));
+  // What was written is there, then the error, and no [DONE].
+  const std::string rest = client.ReadAll();
+  EXPECT_THAT(rest, HasSubstr("SLOW_CLIENT"));
+  EXPECT_THAT(rest, Not(HasSubstr("[DONE]")));
+}
+
+}  // namespace
+}  // namespace quire::server
