@@ -1,7 +1,8 @@
 #pragma once
 
-// A 128-bit hash that nobody without the key can steer into a collision: HighwayHash-128. Its result
-// is the same on every instruction set; where the processor has AVX2 the four lanes are mixed at once.
+// A 128-bit hash that nobody without the key can steer into a collision: HighwayHash-128. Its
+// result is the same on every instruction set; where the processor has AVX2 the four lanes are
+// mixed at once.
 //
 // Source: Alakuijala, Cox, Wassenberg, "Fast keyed hash/pseudo-random function using SIMD multiply
 // and permute", arXiv:1612.06257; the tests carry the published known answers.

@@ -22,11 +22,11 @@ struct ScoreOwner {
   std::uint32_t position;  // of the prompt token that is scored
 };
 
-// Place:      filled by BatchBuilder, launched and collected by EngineCore, which keeps one for each
-//             step that may be in flight.
-// Invariants: batch.rows are the plan's decodes, then its chunks; batch.draws and draw_owners run in
-//             parallel, and so do scores. What it points to lives until it is collected: requests
-//             that end meanwhile are kept in `ended`.
+// Place:      filled by BatchBuilder, launched and collected by EngineCore, which keeps one for
+//             each step that may be in flight.
+// Invariants: batch.rows are the plan's decodes, then its chunks; batch.draws and draw_owners run
+//             in parallel, and so do scores. What it points to lives until it is collected:
+//             requests that end meanwhile are kept in `ended`.
 // Threads:    engine thread only.
 // Lifetime:   the vectors keep their capacity from step to step.
 struct Flight {

@@ -25,8 +25,8 @@ constexpr double kSurprise = 1.5;
 constexpr double kKeepSurprised = 0.7;
 constexpr std::uint64_t kTrusted = 4;
 
-// What the data leave open goes to the prompt tokens, which makes chunks smaller rather than larger,
-// then to the constant: the first in the order of the fit, and with the least ridge.
+// What the data leave open goes to the prompt tokens, which makes chunks smaller rather than
+// larger, then to the constant: the first in the order of the fit, and with the least ridge.
 constexpr std::array<std::size_t, 5> kOrder = {3, 0, 1, 2, 4};
 constexpr std::array<double, 5> kRidge = {1e-4, 1e-3, 1e-3, 1e-6, 1e-3};
 constexpr int kSweeps = 32;

@@ -7,12 +7,14 @@
 //                 + a_t * prompt tokens + a_h * sum over prompt rows of q * (h + (q + 1) / 2)
 //
 // for q tokens behind h that are stored already. The fit minimises the squared relative error with
-// coefficients that are not negative. Steps with and without prompt tokens are forgotten separately,
-// each by the coming of its own kind, so that an hour of decoding does not wipe out what prompts
-// cost. A time far from what was expected is cut at a factor of it, and makes earlier ones count less.
+// coefficients that are not negative. Steps with and without prompt tokens are forgotten
+// separately, each by the coming of its own kind, so that an hour of decoding does not wipe out
+// what prompts cost. A time far from what was expected is cut at a factor of it, and makes earlier
+// ones count less.
 //
-// xLLM's time predictor fits a quadratic in the prompt's length and an affine decode term and inverts
-// it for chunks (github.com/jd-opensource/xllm, core/scheduler/profile): the idea, not the code.
+// xLLM's time predictor fits a quadratic in the prompt's length and an affine decode term and
+// inverts it for chunks (github.com/jd-opensource/xllm, core/scheduler/profile): the idea, not the
+// code.
 //
 // Place:      in Scheduler; fed by EngineCore after every step.
 // Invariants: coefficients, predictions and token counts are finite and not negative. A function of
@@ -53,8 +55,8 @@ class StepTimeModel {
   // Zero before the first step.
   absl::Duration Predict(const StepWork& work) const;
 
-  // The most prompt tokens of a sequence with `stored` tokens whose share of a step's time is within
-  // `time`. 0 while no step with prompt tokens has been seen, and for times below zero.
+  // The most prompt tokens of a sequence with `stored` tokens whose share of a step's time is
+  // within `time`. 0 while no step with prompt tokens has been seen, and for times below zero.
   std::uint32_t PromptTokensWithin(absl::Duration time, std::uint32_t stored) const;
 
  private:

@@ -70,9 +70,9 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
                                             ThreadPool* pool) {
   const Device& device = stream.device();
   if (device.is_cpu() || !HasCuda()) {
-    return absl::UnimplementedError(absl::StrCat("device ", device.name,
-                                                 " has no CUDA kernels: this build was made without "
-                                                 "CUDA (QUIRE_CUDA)"));
+    return absl::UnimplementedError(
+        absl::StrCat("device ", device.name,
+                     " has no CUDA kernels: this build was made without CUDA (QUIRE_CUDA)"));
   }
   const char* const unproven = std::getenv("QUIRE_UNPROVEN");
   if (!AreKernelsProvenOn(device) &&

@@ -74,11 +74,11 @@ class Backend {
   // "amx", "avx512_vnni", "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
   absl::string_view isa() const;
 
-  // Runs fn(begin, end, part) over disjoint ranges that cover [0, n) and begin at multiples of `grain`.
-  // `work` is the cost of one item, roughly in nanoseconds; when all of it is too little to share,
-  // the caller does it alone. Each thread walks its own share in shrinking pieces and then helps the
-  // others with theirs, so that a thread that was interrupted is not waited for. Ops whose bits
-  // depend on how a range is cut must not use it. REQUIRES: n < 2^32.
+  // Runs fn(begin, end, part) over disjoint ranges that cover [0, n) and begin at multiples of
+  // `grain`. `work` is the cost of one item, roughly in nanoseconds; when all of it is too little
+  // to share, the caller does it alone. Each thread walks its own share in shrinking pieces and
+  // then helps the others with theirs, so that a thread that was interrupted is not waited for. Ops
+  // whose bits depend on how a range is cut must not use it. REQUIRES: n < 2^32.
   void ParallelFor(std::int64_t n, double work,
                    absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn,
                    std::int64_t grain = 1) const;

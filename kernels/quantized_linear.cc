@@ -59,8 +59,8 @@ absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
   if (!known || shape.k % shape.group != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         WeightFormatName(shape.format), " weights have groups of ", shape.group, " of ", shape.k,
-        " inputs", shape.has_min ? " with minimums" : "", ", a group must divide the inputs and be ",
-        is_int4 ? "" : "16, ", "32, 64 or 128",
+        " inputs", shape.has_min ? " with minimums" : "",
+        ", a group must divide the inputs and be ", is_int4 ? "" : "16, ", "32, 64 or 128",
         is_int4 || shape.has_min ? "" : ", or all inputs"));
   }
   return absl::OkStatus();
@@ -291,10 +291,10 @@ float GroupScaleOfInt8(float magnitude) {
   return scale.ToFloat();
 }
 
-// The least squared error makes groups smaller than they were, by half of what it loses: outputs lean
-// towards zero, and models lose more perplexity than they must. So the last step takes the scale
-// with which a group keeps its projection on what it was, sum (scale q) x = sum x^2. Below the normal
-// numbers of f16, whose steps are wider than that, the scale stays.
+// The least squared error makes groups smaller than they were, by half of what it loses: outputs
+// lean towards zero, and models lose more perplexity than they must. So the last step takes the
+// scale with which a group keeps its projection on what it was, sum (scale q) x = sum x^2. Below
+// the normal numbers of f16, whose steps are wider than that, the scale stays.
 float KeepProjection(std::span<const float> x, float scale) {
   constexpr float kLeastNormalF16 = 0x1p-14f;
   if (!(std::fabs(scale) >= kLeastNormalF16 && std::isfinite(scale))) return scale;

@@ -56,8 +56,8 @@ absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source);
 
-// What PackQuantizedRows allocates, all bytes zero, for bytes that it once made of such a shape. Errors
-// as there.
+// What PackQuantizedRows allocates, all bytes zero, for bytes that it once made of such a shape.
+// Errors as there.
 absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape);
 
 // Quantises one row without a min. kInt8: scale = largest magnitude M / 127, and every value is

@@ -30,9 +30,9 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,
                                                 std::int64_t bytes);
 
-// Bytes of a ModelRunner's buffers and, with weights held as integers, of the scratch memory that it
-// reserves for their products; equals workspace_bytes() of a runner made with these options. Scratch
-// that attention and sampling grow inside the Backend is not part of it.
+// Bytes of a ModelRunner's buffers and, with weights held as integers, of the scratch memory that
+// it reserves for their products; equals workspace_bytes() of a runner made with these options.
+// Scratch that attention and sampling grow inside the Backend is not part of it.
 std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
                                 bool has_integers);
 

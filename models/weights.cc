@@ -213,8 +213,8 @@ class Packer {
   // Of blocks on their way to a GPU.
   static constexpr std::int64_t kStagingBytes = std::int64_t{8} << 20;
 
-  // On the CPU nothing is held beside the result but the rows of a panel for each thread. On a GPU a
-  // matrix that is not of the type wanted is widened as a whole before it is uploaded.
+  // On the CPU nothing is held beside the result but the rows of a panel for each thread. On a GPU
+  // a matrix that is not of the type wanted is widened as a whole before it is uploaded.
   absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot) {
     bool as_stored = true;
     for (const StoredTensor* part : slot.parts) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Metric families about the process and the build, read at scrape time; the model's memory and load times.
+// Metric families about the process and the build, read at scrape time; the model's memory and load
+// times.
 //
 // Place:      called by the daemon; the registry prints, HttpListener serves.
 // Threads:    callbacks run on scraping threads and read only atomics and /proc/self.

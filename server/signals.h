@@ -3,8 +3,8 @@
 // The process's signals, taken by one thread that waits for them; nobody else ever sees one.
 //
 // Place:      made by main before any other thread, so that all threads inherit the blocked set.
-// Invariants: SIGPIPE is ignored. Handlers run one after another on the signal thread, where anything may
-//             be called.
+// Invariants: SIGPIPE is ignored. Handlers run one after another on the signal thread, where
+//             anything may be called.
 // Threads:    its own.
 // Lifetime:   what the handlers use outlives it.
 

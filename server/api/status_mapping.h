@@ -1,13 +1,13 @@
 #pragma once
 
-// The one table between statuses and the wire: reason -> gRPC code, HTTP status, and which details go
-// along (docs/api.md, Errors).
+// The one table between statuses and the wire: reason -> gRPC code, HTTP status, and which details
+// go along (docs/api.md, Errors).
 //
-// Place:      between the layers below, whose absl::Status carries a reason (base/error_reason.h), and
-//             the transports. Knows no transport itself.
-// Invariants: a wire error always has a reason of the table. What carries none, or one that the table
-//             does not know, is a bug of ours: INTERNAL / ENGINE_ERROR with an incident id, and the text
-//             goes to the log only.
+// Place:      between the layers below, whose absl::Status carries a reason (base/error_reason.h),
+//             and the transports. Knows no transport itself.
+// Invariants: a wire error always has a reason of the table. What carries none, or one that the
+//             table does not know, is a bug of ours: INTERNAL / ENGINE_ERROR with an incident id,
+//             and the text goes to the log only.
 // Threads:    any.
 // Lifetime:   the table is constant.
 
@@ -56,12 +56,13 @@ struct WireError {
   absl::string_view Find(absl::string_view key) const;
 };
 
-// What is a bug of ours, turned into ENGINE_ERROR with an incident id after its text was logged; anything
-// else, and what was sealed before, stays as it is. Seal a status once when it is used twice, else the log
-// shows two incidents.
+// What is a bug of ours, turned into ENGINE_ERROR with an incident id after its text was logged;
+// anything else, and what was sealed before, stays as it is. Seal a status once when it is used
+// twice, else the log shows two incidents.
 absl::Status Seal(absl::Status status);
 
-// REQUIRES: !status.ok(). Seals. Message and metadata are cut so that the encoded details stay below 4 KiB.
+// REQUIRES: !status.ok(). Seals. Message and metadata are cut so that the encoded details stay
+// below 4 KiB.
 WireError ToWireError(const absl::Status& status);
 
 // Statuses that handlers make themselves.

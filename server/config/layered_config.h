@@ -1,13 +1,15 @@
 #pragma once
 
-// The effective configuration: built-in defaults < profile < files < environment < command line, with the
-// origin of every value.
+// The effective configuration: built-in defaults < profile < files < environment < command line,
+// with the origin of every value.
 //
 //   std::vector<std::string> errors;
-//   auto config = LayeredConfig::Load({.files = {"prod.yaml"}, .sets = {"limits.max_choices=4"}}, &errors);
+//   auto config = LayeredConfig::Load(
+//       {.files = {"prod.yaml"}, .sets = {"limits.max_choices=4"}}, &errors);
 //   if (config == nullptr) ... print errors, exit 78
 //
-// Place:      above yaml_reader.h and validator.h; below options.h, which turns it into plain structs.
+// Place:      above yaml_reader.h and validator.h; below options.h, which turns it into plain
+//             structs.
 // Invariants: every value satisfies its rule, and the cross-field rules of validator.h hold.
 // Threads:    immutable after Load.
 // Lifetime:   owns everything it shows.
@@ -55,10 +57,12 @@ class LayeredConfig {
   // `include_defaults` values that no layer set are left out.
   std::string Print(Spelling spelling, bool include_defaults = true) const;
 
-  // The value of one key, as Print spells it; "<redacted>" for secrets. REQUIRES: the schema has the key.
+  // The value of one key, as Print spells it; "<redacted>" for secrets. REQUIRES: the schema has
+  // the key.
   std::string PrintValue(absl::string_view path, Spelling spelling) const;
 
-  // SHA-256 of all values, in lower-case hex; equal for equal configurations whatever the layers were.
+  // SHA-256 of all values, in lower-case hex; equal for equal configurations whatever the layers
+  // were.
   std::string Sha256() const;
 
  private:

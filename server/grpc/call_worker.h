@@ -1,7 +1,7 @@
 #pragma once
 
-// Threads for calls that compute or wait: tokenizing megabytes, flushing the cache, waiting for a drain.
-// gRPC's callback threads never do.
+// Threads for calls that compute or wait: tokenizing megabytes, flushing the cache, waiting for a
+// drain. gRPC's callback threads never do.
 //
 // Place:      one per service; handlers push, a worker finishes the call's reactor.
 // Invariants: every job that Run accepted is run, also during the destructor.

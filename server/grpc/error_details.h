@@ -1,13 +1,14 @@
 #pragma once
 
-// google.rpc error details as bytes, written by hand: Debian packages neither the .proto files nor a
-// library with them, and declaring the package again in our own files would clash with
+// google.rpc error details as bytes, written by hand: Debian packages neither the .proto files nor
+// a library with them, and declaring the package again in our own files would clash with
 // googleapis-common-protos in Python clients.
 //
 // Messages, by field number (googleapis, google/rpc/status.proto and error_details.proto):
 //   Status{1 int32 code, 2 string message, 3 repeated Any}   Any{1 string type_url, 2 bytes value}
 //   ErrorInfo{1 string reason, 2 string domain, 3 map<string, string> metadata}
-//   RetryInfo{1 Duration}                                    Duration{1 int64 seconds, 2 int32 nanos}
+//   RetryInfo{1 Duration}
+//   Duration{1 int64 seconds, 2 int32 nanos}
 //   BadRequest{1 repeated {1 string field, 2 string description}}
 //   PreconditionFailure{1 repeated {1 string type, 2 string subject, 3 string description}}
 //

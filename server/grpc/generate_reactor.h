@@ -1,15 +1,16 @@
 #pragma once
 
-// One Generate call: TokenStream -> messages on the wire. The engine's output worker or gRPC's own thread
-// moves it on, whoever has news; neither ever waits.
+// One Generate call: TokenStream -> messages on the wire. The engine's output worker or gRPC's own
+// thread moves it on, whoever has news; neither ever waits.
 //
 //   stream ready -> Pump -> StartWrite -> OnWriteDone -> Pump ... -> Finish -> OnDone
 //
 // Place:      made by generation_service.cc for each call.
-// Invariants: at most one write under way, so tokens that arrive meanwhile merge in the TokenStream;
-//             Finish exactly once, after the engine has let go of the request.
+// Invariants: at most one write under way, so tokens that arrive meanwhile merge in the
+//             TokenStream; Finish exactly once, after the engine has let go of the request.
 // Threads:    gRPC's callback threads and the engine's output workers; see Pump.
-// Lifetime:   keeps itself alive until OnDone and until the last callback of its stream has returned.
+// Lifetime:   keeps itself alive until OnDone and until the last callback of its stream has
+//             returned.
 
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>

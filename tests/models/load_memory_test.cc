@@ -23,8 +23,8 @@ int ValueAt(std::int64_t row, std::int64_t input) {
   return static_cast<int>((row * 31 + input * 7) % 255) - 127;
 }
 
-// A model of an embedding, which is the head too, and a final norm. The embedding is Q8_0: blocks of
-// an f16 scale and 32 signed bytes.
+// A model of an embedding, which is the head too, and a final norm. The embedding is Q8_0: blocks
+// of an f16 scale and 32 signed bytes.
 struct TinyModel {
   TinyModel() {
     const auto block_bytes = static_cast<std::size_t>(GgmlRowBytes(GgmlType::kQ8_0, 32));

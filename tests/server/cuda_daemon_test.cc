@@ -1,4 +1,5 @@
-// The whole daemon on the emulated GPU: listeners, model, engine and the CUDA runner in the test's own process.
+// The whole daemon on the emulated GPU: listeners, model, engine and the CUDA runner in the test's
+// own process.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>

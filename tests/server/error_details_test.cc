@@ -15,8 +15,8 @@ namespace {
 
 using google::protobuf::UnknownFieldSet;
 
-// The bytes are read without any declaration of google.rpc, as fields by number. Parsed anew at each
-// look: UnknownFieldSet cannot be copied.
+// The bytes are read without any declaration of google.rpc, as fields by number. Parsed anew at
+// each look: UnknownFieldSet cannot be copied.
 class Fields {
  public:
   explicit Fields(std::string bytes = "") : bytes_(std::move(bytes)) {}

@@ -147,8 +147,8 @@ TEST_F(StreamContractTest, S6ChoicesKeepTheirOwnOrder) {
   EXPECT_GT(texts.size(), 1u);
 }
 
-// S7: while a client does not read and the transport is full, tokens collect in fewer messages, and none
-// is lost.
+// S7: while a client does not read and the transport is full, tokens collect in fewer messages, and
+// none is lost.
 TEST_F(StreamContractTest, S7TokensMergeWhileAWriteIsUnderWay) {
   constexpr int kTokens = 450;
   v1::GenerateRequest request = Streaming(Request(kPrompt, kTokens));
