@@ -4,9 +4,12 @@ namespace quire::server {
 
 absl::string_view ScopeName(Scope scope) {
   switch (scope) {
-    case Scope::kGenerate: return "generate";
-    case Scope::kAdmin: return "admin";
-    case Scope::kMetrics: return "metrics";
+    case Scope::kGenerate:
+      return "generate";
+    case Scope::kAdmin:
+      return "admin";
+    case Scope::kMetrics:
+      return "metrics";
   }
   return "";
 }

@@ -38,7 +38,9 @@ class ScopeSet {
   friend constexpr bool operator==(const ScopeSet&, const ScopeSet&) = default;
 
  private:
-  static constexpr std::uint32_t Bit(Scope scope) { return 1u << static_cast<std::uint32_t>(scope); }
+  static constexpr std::uint32_t Bit(Scope scope) {
+    return 1u << static_cast<std::uint32_t>(scope);
+  }
   std::uint32_t bits_ = 0;
 };
 
@@ -47,8 +49,8 @@ enum class AuthMode : std::uint8_t { kNone, kToken, kMtls };
 // auth.*
 struct AuthOptions {
   AuthMode mode = AuthMode::kNone;
-  std::string tokens_file;    // kToken
-  ScopeSet anonymous_scopes;  // kToken: of callers without a token
+  std::string tokens_file = {};    // kToken
+  ScopeSet anonymous_scopes = {};  // kToken: of callers without a token
   bool trust_tenant_metadata = false;
 };
 

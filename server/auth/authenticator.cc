@@ -69,9 +69,9 @@ absl::Status Invalid(absl::string_view text) {
 }
 
 absl::Status LacksScope(absl::string_view who, Scope scope) {
-  return WithReason(absl::PermissionDeniedError(
-                        absl::StrCat(who, " lacks the scope ", ScopeName(scope))),
-                    "SCOPE", {{"scope", std::string(ScopeName(scope))}});
+  return WithReason(
+      absl::PermissionDeniedError(absl::StrCat(who, " lacks the scope ", ScopeName(scope))),
+      "SCOPE", {{"scope", std::string(ScopeName(scope))}});
 }
 
 absl::StatusOr<ScopeSet> ParseScopes(absl::string_view text) {
@@ -92,13 +92,13 @@ absl::StatusOr<TokenLine> ParseLine(absl::string_view line) {
   const std::vector<absl::string_view> words =
       absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
   if (words.size() != 3) {
-    return absl::InvalidArgumentError(absl::StrCat("the line has ", words.size(),
-                                                   " words, not \"sha256-hex tenant scopes\""));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the line has ", words.size(), " words, not \"sha256-hex tenant scopes\""));
   }
   TokenLine token;
-  const bool is_hex = words[0].size() == 2 * token.digest.size() &&
-                      std::all_of(words[0].begin(), words[0].end(),
-                                  [](char c) { return absl::ascii_isxdigit(c); });
+  const bool is_hex =
+      words[0].size() == 2 * token.digest.size() &&
+      std::all_of(words[0].begin(), words[0].end(), [](char c) { return absl::ascii_isxdigit(c); });
   // What stands there may be the token itself, so it is not shown.
   if (!is_hex) {
     return absl::InvalidArgumentError(absl::StrCat("the first word is not a SHA-256 in ",
@@ -107,9 +107,9 @@ absl::StatusOr<TokenLine> ParseLine(absl::string_view line) {
   const std::string bytes = absl::HexStringToBytes(words[0]);
   std::memcpy(token.digest.data(), bytes.data(), token.digest.size());
   if (!IsTenantName(words[1])) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the tenant has ", words[1].size(), " bytes, at most ", kMaxTenantBytes,
-                     " printable ones are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat("the tenant has ", words[1].size(),
+                                                   " bytes, at most ", kMaxTenantBytes,
+                                                   " printable ones are allowed"));
   }
   token.tenant = std::string(words[1]);
   QUIRE_ASSIGN_OR_RETURN(token.scopes, ParseScopes(words[2]));
@@ -211,12 +211,14 @@ absl::StatusOr<Identity> Identify(const AuthRules& rules, const Credentials& cre
     return Identity{.principal = std::string(kLocalPrincipal), .scopes = ScopeSet::All()};
   }
   switch (rules.options.mode) {
-    case AuthMode::kToken: return ByToken(rules, credentials, needed);
+    case AuthMode::kToken:
+      return ByToken(rules, credentials, needed);
     case AuthMode::kMtls:
       // The HTTP listener for metrics asks for no certificates; it is open unless tokens guard it.
       if (needed != Scope::kMetrics) return ByCertificate(credentials);
       break;
-    case AuthMode::kNone: break;
+    case AuthMode::kNone:
+      break;
   }
   return Identity{.principal = "", .scopes = ScopeSet::All()};
 }
@@ -268,7 +270,8 @@ absl::StatusOr<Identity> Authenticator::Authenticate(const Credentials& credenti
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("metadata quire-tenant must be ", range)),
         "BAD_PARAMETER",
-        {{"field", "quire-tenant"}, {"value", absl::StrCat(tenant.size(), " bytes")},
+        {{"field", "quire-tenant"},
+         {"value", absl::StrCat(tenant.size(), " bytes")},
          {"range", range}});
   }
   identity.tenant = tenant;

@@ -5,14 +5,15 @@
 //
 //   none   everybody may do everything; one principal ""
 //   token  SHA-256 of the bearer token is looked up in auth.tokens_file
-//   mtls   the common name of the client certificate, which TLS has verified, is principal and tenant
+//   mtls   the common name of the client certificate that TLS has verified is principal and tenant
 //
 // Place:      made by the daemon, in HandlerContext; asked by every handler (grpc/unary_call.h, the
 //             reactors) and by the HTTP listeners.
-// Invariants: the tenant never comes from a request field. Presented tokens are compared as SHA-256, with
-//             every line of the table, in a time that does not depend on where they differ; neither tokens
-//             nor their hashes are logged. AdminService on a Unix socket is guarded by the mode of the
-//             socket alone, in every mode; other scopes are checked on Unix sockets too.
+// Invariants: the tenant never comes from a request field. Presented tokens are compared as
+//             SHA-256, with every line of the table, in a time that does not depend on where they
+//             differ; neither tokens nor whole hashes are logged. AdminService on a Unix socket is
+//             guarded by the mode of the socket alone, in every mode; other scopes are checked on
+//             Unix sockets too.
 // Threads:    every method from any.
 // Lifetime:   outlives listeners and handlers.
 
@@ -29,15 +30,15 @@ namespace quire::server {
 
 // What a call presents. Fields that it does not have stay empty.
 struct Credentials {
-  std::string bearer_token;      // of `authorization: Bearer TOKEN`; see BearerToken
-  std::string certificate_name;  // common name of a client certificate that TLS has verified
-  std::string tenant_metadata;   // quire-tenant; used with auth.trust_tenant_metadata only
-  bool is_local_socket = false;  // the call came over a Unix socket
+  std::string bearer_token = {};      // of `authorization: Bearer TOKEN`; see BearerToken
+  std::string certificate_name = {};  // common name of a client certificate that TLS has verified
+  std::string tenant_metadata = {};   // quire-tenant; used with auth.trust_tenant_metadata only
+  bool is_local_socket = false;       // the call came over a Unix socket
 };
 
 struct Identity {
-  // Who: "" = nobody in particular, "token:" and 16 hex digits of its hash, "cert:" and the name of the
-  // certificate, "local" for the admin socket.
+  // Who: "" = nobody in particular, "token:" and 16 hex digits of its hash, "cert:" and the name of
+  // the certificate, "local" for the admin socket.
   std::string principal;
   std::string tenant = "default";
   ScopeSet scopes;
@@ -52,16 +53,17 @@ class Authenticator {
   static absl::StatusOr<std::unique_ptr<Authenticator>> Create(const AuthOptions& options);
   ~Authenticator();
 
-  // The caller, if he holds `needed`. Else UNAUTHENTICATED / TOKEN_MISSING or TOKEN_INVALID, PERMISSION_DENIED
-  // / SCOPE, or INVALID_ARGUMENT / BAD_PARAMETER for a tenant in metadata that is no name.
+  // The caller, if he holds `needed`. Else UNAUTHENTICATED / TOKEN_MISSING or TOKEN_INVALID,
+  // PERMISSION_DENIED / SCOPE, or INVALID_ARGUMENT / BAD_PARAMETER for a tenant in metadata that is
+  // no name.
   absl::StatusOr<Identity> Authenticate(const Credentials& credentials, Scope needed) const;
 
-  // Whether the principal of an earlier answer would still get `needed`. False once its token was taken out of
-  // the file or lost the scope: then streams under way end (docs/operations.md).
+  // Whether the principal of an earlier answer would still get `needed`. False once its token was
+  // taken out of the file or lost the scope: then streams under way end (docs/operations.md).
   bool StillHolds(absl::string_view principal, Scope needed) const;
 
-  // A reload in two steps, so that nothing changes when anything is wrong: Read the file, then Apply.
-  // `options.mode` and `options.trust_tenant_metadata` as at Create.
+  // A reload in two steps, so that nothing changes when anything is wrong: Read the file, then
+  // Apply. `options.mode` and `options.trust_tenant_metadata` as at Create.
   static absl::StatusOr<std::shared_ptr<const AuthRules>> Read(const AuthOptions& options);
   void Apply(std::shared_ptr<const AuthRules> rules);
   // Both at once.

@@ -1,0 +1,243 @@
+#include "server/auth/certificate_store.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/logging.h"
+#include "base/status.h"
+
+namespace quire::server {
+namespace {
+
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+
+struct Deleter {
+  void operator()(BIO* bio) const { BIO_free(bio); }
+  void operator()(X509* certificate) const { X509_free(certificate); }
+  void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
+  void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
+};
+using Bio = std::unique_ptr<BIO, Deleter>;
+using Certificate = std::unique_ptr<X509, Deleter>;
+using Key = std::unique_ptr<EVP_PKEY, Deleter>;
+
+absl::Status Bad(absl::string_view name, absl::string_view file, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(name, ": ", file, " ", what));
+}
+
+absl::StatusOr<std::string> ReadFile(absl::string_view name, const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) return Bad(name, file, absl::StrCat("cannot be read: ", std::strerror(errno)));
+  std::string content(kMaxFileBytes + 1, '\0');
+  stream.read(content.data(), static_cast<std::streamsize>(content.size()));
+  content.resize(static_cast<std::size_t>(stream.gcount()));
+  if (stream.bad()) return Bad(name, file, "cannot be read");
+  if (content.size() > kMaxFileBytes) {
+    return Bad(name, file, absl::StrCat("has more than ", kMaxFileBytes, " bytes"));
+  }
+  return content;
+}
+
+Bio AsBio(const std::string& pem) {
+  return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+}
+
+// A key with a passphrase is an error, not a question on the terminal.
+int NoPassphrase(char*, int, int, void*) {
+  return -1;
+}
+
+absl::Time ToTime(const ASN1_TIME* time) {
+  std::tm parts = {};
+  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
+  return absl::FromTimeT(timegm(&parts));
+}
+
+// At least one certificate, and nothing after them that only looks like one.
+absl::StatusOr<std::vector<Certificate>> ParseAll(absl::string_view name, const std::string& file,
+                                                  const std::string& pem) {
+  const Bio bio = AsBio(pem);
+  std::vector<Certificate> chain;
+  while (X509* one = PEM_read_bio_X509(bio.get(), nullptr, &NoPassphrase, nullptr)) {
+    chain.emplace_back(one);
+  }
+  const unsigned long last = ERR_peek_last_error();
+  ERR_clear_error();
+  // The end of the file is "no start line"; anything else is a block that does not parse.
+  const bool at_end =
+      ERR_GET_LIB(last) == ERR_LIB_PEM && ERR_GET_REASON(last) == PEM_R_NO_START_LINE;
+  if (chain.empty()) return Bad(name, file, "holds no certificate in PEM");
+  if (!at_end) {
+    return Bad(name, file,
+               absl::StrCat("holds a certificate that does not parse, after ", chain.size()));
+  }
+  return chain;
+}
+
+absl::Status CheckDates(absl::string_view name, const std::string& file, const X509* certificate,
+                        absl::Time now) {
+  const absl::Time from = ToTime(X509_get0_notBefore(certificate));
+  const absl::Time until = ToTime(X509_get0_notAfter(certificate));
+  if (now >= until) {
+    return Bad(name, file, absl::StrCat("has expired, at ", absl::FormatTime(until)));
+  }
+  if (now < from) {
+    return Bad(name, file, absl::StrCat("is not valid before ", absl::FormatTime(from)));
+  }
+  return absl::OkStatus();
+}
+
+// Every certificate of the chain counts; of several authorities one may be on its way out.
+absl::Status CheckAuthorities(const std::string& file, const std::string& pem, absl::Time now) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<Certificate> all,
+                         ParseAll("tls.client_ca_file", file, pem));
+  absl::Status status;
+  for (const Certificate& one : all) {
+    status = CheckDates("tls.client_ca_file", file, one.get(), now);
+    if (status.ok()) return status;
+  }
+  return status;
+}
+
+// What the library's security level refuses: short keys, old digests.
+absl::Status CheckUsable(const std::string& file, X509* certificate, EVP_PKEY* key) {
+  const std::unique_ptr<SSL_CTX, Deleter> context(SSL_CTX_new(TLS_server_method()));
+  if (context == nullptr) return absl::InternalError("no TLS context");
+  if (SSL_CTX_use_certificate(context.get(), certificate) == 1 &&
+      SSL_CTX_use_PrivateKey(context.get(), key) == 1) {
+    return absl::OkStatus();
+  }
+  const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
+  ERR_clear_error();
+  return Bad("tls.cert_file", file,
+             absl::StrCat("is refused by the TLS library: ", reason == nullptr ? "?" : reason));
+}
+
+absl::StatusOr<Key> ParseKey(const std::string& file, const std::string& pem) {
+  const Bio bio = AsBio(pem);
+  Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, &NoPassphrase, nullptr));
+  ERR_clear_error();
+  if (key == nullptr) {
+    return Bad("tls.key_file", file, "holds no private key in PEM, or one with a passphrase");
+  }
+  return key;
+}
+
+std::string SubjectOf(const X509* certificate) {
+  char text[256];
+  X509_NAME_oneline(X509_get_subject_name(certificate), text, sizeof(text));
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::Time now) {
+  Certificates result;
+  QUIRE_ASSIGN_OR_RETURN(result.chain, ReadFile("tls.cert_file", options.cert_file));
+  QUIRE_ASSIGN_OR_RETURN(result.private_key, ReadFile("tls.key_file", options.key_file));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
+                         ParseAll("tls.cert_file", options.cert_file, result.chain));
+  for (const Certificate& one : chain) {
+    QUIRE_RETURN_IF_ERROR(CheckDates("tls.cert_file", options.cert_file, one.get(), now));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const Key key, ParseKey(options.key_file, result.private_key));
+  if (X509_check_private_key(chain[0].get(), key.get()) != 1) {
+    ERR_clear_error();
+    return Bad("tls.key_file", options.key_file,
+               absl::StrCat("is not the key of the certificate in ", options.cert_file));
+  }
+  QUIRE_RETURN_IF_ERROR(CheckUsable(options.cert_file, chain[0].get(), key.get()));
+  result.subject = SubjectOf(chain[0].get());
+  result.not_after = ToTime(X509_get0_notAfter(chain[0].get()));
+  if (options.client_ca_file.empty()) return result;
+  QUIRE_ASSIGN_OR_RETURN(result.client_ca, ReadFile("tls.client_ca_file", options.client_ca_file));
+  QUIRE_RETURN_IF_ERROR(CheckAuthorities(options.client_ca_file, result.client_ca, now));
+  return result;
+}
+
+absl::StatusOr<std::unique_ptr<CertificateStore>> CertificateStore::Create(
+    const TlsOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(Certificates certificates, ReadCertificates(options, absl::Now()));
+  certificates.version = 1;
+  return std::unique_ptr<CertificateStore>(new CertificateStore(options, std::move(certificates)));
+}
+
+CertificateStore::CertificateStore(const TlsOptions& options, Certificates certificates)
+    : options_(options),
+      current_(std::make_shared<const Certificates>(std::move(certificates))),
+      thread_([this] { Run(); }) {}
+
+CertificateStore::~CertificateStore() {
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.join();
+}
+
+std::shared_ptr<const Certificates> CertificateStore::current() const {
+  MutexLock lock(&mutex_);
+  return current_;
+}
+
+absl::Status CertificateStore::Refresh() {
+  absl::StatusOr<Certificates> read = ReadCertificates(options_, absl::Now());
+  if (read.ok()) {
+    Publish(*std::move(read));
+    return absl::OkStatus();
+  }
+  const std::string error(read.status().message());
+  MutexLock lock(&mutex_);
+  if (error != last_error_) {
+    log::Error("tls", "the certificates are bad, the old ones stay in use",
+               {{"error", error}, {"old_ones_expire", absl::FormatTime(current_->not_after)}});
+  }
+  last_error_ = error;
+  return read.status();
+}
+
+void CertificateStore::Publish(Certificates certificates) {
+  MutexLock lock(&mutex_);
+  last_error_.clear();
+  const bool is_same = certificates.chain == current_->chain &&
+                       certificates.private_key == current_->private_key &&
+                       certificates.client_ca == current_->client_ca;
+  if (is_same) return;
+  certificates.version = current_->version + 1;
+  current_ = std::make_shared<const Certificates>(std::move(certificates));
+  log::Info("tls", "new certificates serve the next connections",
+            {{"subject", current_->subject},
+             {"expires", absl::FormatTime(current_->not_after)},
+             {"version", current_->version}});
+}
+
+// Refresh logs what is wrong.
+void CertificateStore::Run() {
+  absl::Time next = absl::Now() + options_.refresh_interval;
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      while (!stop_ && absl::Now() < next) changed_.WaitUntil(&mutex_, next);
+      if (stop_) return;
+    }
+    Refresh().IgnoreError();
+    next = absl::Now() + options_.refresh_interval;
+  }
+}
+
+}  // namespace quire::server

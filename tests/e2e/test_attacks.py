@@ -1,0 +1,303 @@
+"""Malformed and hostile traffic: nothing crashes, a neighbour's stream is not disturbed, later calls are served."""
+
+import random
+import socket
+import struct
+import threading
+import time
+
+import grpc
+import pytest
+from daemon import Daemon
+from test_security import Neighbour, failure, generate, http_get, request_of, wait_until
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM, END_HEADERS = 1, 4
+
+
+def frame(kind, flags=0, stream=0, payload=b"", length=None):
+    size = len(payload) if length is None else length
+    return struct.pack(">I", size)[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def literal(name, value):
+    """A header that no table remembers (RFC 7541, 6.2.2); lengths below 127."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+GRPC_HEADERS = b"".join(
+    literal(name, value)
+    for name, value in (
+        (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/quire.v1.GenerationService/Generate"),
+        (b":authority", b"localhost"), (b"content-type", b"application/grpc"), (b"te", b"trailers"),
+    )
+)
+
+
+def connect(address, timeout=10):
+    host, port = address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=timeout)
+
+
+def send_quietly(connection, data):
+    """False once the server has closed."""
+    try:
+        connection.sendall(data)
+        return True
+    except OSError:
+        return False
+
+
+def is_closed(connection, timeout):
+    """Whether the server closes the connection in time; what it says before is read."""
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        try:
+            if not connection.recv(65536):
+                return True
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+    return False
+
+
+@pytest.fixture
+def neighbour(api, daemon):
+    with daemon.channel() as channel:
+        one = Neighbour(api, channel)
+        yield one
+        one.check()
+    assert daemon.process.poll() is None, daemon.log
+    assert "incident_id" not in daemon.log, daemon.log
+
+
+def mutations(random_, seeds, count):
+    """Random bytes, and messages with some bytes changed, lost or repeated."""
+    for _ in range(count):
+        if random_.random() < 0.3:
+            yield random_.randbytes(random_.randrange(200))
+            continue
+        data = bytearray(random_.choice(seeds))
+        for _ in range(random_.randrange(1, 6)):
+            at = random_.randrange(len(data) + 1)
+            kind = random_.randrange(3)
+            if kind == 0 and at < len(data):
+                data[at] = random_.randrange(256)
+            elif kind == 1:
+                del data[at : at + random_.randrange(1, 9)]
+            else:
+                data[at:at] = random_.randbytes(random_.randrange(1, 9))
+        yield bytes(data)
+
+
+def seeds_of(api):
+    full = request_of(api, tokens=2, priority=3, request_id="fuzz")
+    full.sampling.temperature = 0.5
+    full.sampling.choice_count = 2
+    full.sampling.logit_bias[5] = 1.5
+    full.stopping.stop.append("dog")
+    full.output.logprobs = 2
+    full.cache.salt = "salt"
+    full.timeout.seconds = 1
+    full.labels["a"] = "b"
+    ids = api.GenerateRequest()
+    ids.token_ids.ids.extend([1, 2, 3])
+    ids.stopping.max_tokens = 1
+    batch = api.BatchGenerateRequest(generate=full)
+    return [m.SerializeToString() for m in (full, ids, batch, api.TokenizeRequest(text="abc", with_pieces=True))]
+
+
+def test_ten_thousand_malformed_requests(api, daemon, neighbour):
+    """6000 calls of every method with damaged messages, 2500 connections of damaged HTTP/2, 1500 of HTTP/1.1."""
+    random_ = random.Random(20261122)
+    fuzz_messages(api, daemon, random_, 6000)
+    fuzz_frames(daemon, random_, 2500)
+    fuzz_http1(daemon, random_, 1500)
+
+
+def fuzz_messages(api, daemon, random_, count):
+    services = [
+        (daemon.grpc_address, api.GenerateRequest.DESCRIPTOR.file.services_by_name["GenerationService"]),
+        (daemon.admin, api.DrainRequest.DESCRIPTOR.file.services_by_name["AdminService"]),
+    ]
+    # These would end what the test needs, as they should.
+    harmless = [
+        (address, f"/{service.full_name}/{method.name}")
+        for address, service in services
+        for method in service.methods
+        if method.name not in ("Drain", "AbortRequests", "SetLogLevel", "WatchStats")
+    ]
+    channels = {address: grpc.insecure_channel(address) for address, _ in services}
+    bad = []
+    gate = threading.Semaphore(32)
+
+    def call(address, path, data):
+        with gate:
+            try:
+                list(channels[address].stream_stream(path)(iter([data]), timeout=2))
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE):
+                    bad.append((path, data, error.code(), error.details()))
+
+    threads = []
+    for data in mutations(random_, seeds_of(api), count):
+        address, path = random_.choice(harmless)
+        threads.append(threading.Thread(target=call, args=(address, path, data)))
+        threads[-1].start()
+        if len(threads) >= 64:
+            threads.pop(0).join()
+    for thread in threads:
+        thread.join()
+    for channel in channels.values():
+        channel.close()
+    assert not bad, bad[:5]
+
+
+def random_frames(random_):
+    sound = [
+        frame(SETTINGS), frame(SETTINGS, flags=1), frame(HEADERS, END_HEADERS, 1, GRPC_HEADERS),
+        frame(DATA, END_STREAM, 1, b"\x00\x00\x00\x00\x02\x1a\x00"), frame(WINDOW_UPDATE, 0, 0, b"\x00\x00\x10\x00"),
+        frame(PING, 0, 0, b"12345678"), frame(RST_STREAM, 0, 1, b"\x00\x00\x00\x08"),
+    ]
+    noise = random_.randbytes(random_.randrange(64))
+    unsound = [
+        frame(random_.randrange(256), random_.randrange(256), random_.getrandbits(31), noise),
+        frame(HEADERS, END_HEADERS, 1, random_.randbytes(40)), frame(HEADERS, 0, 3, GRPC_HEADERS),
+        frame(CONTINUATION, 0, 3, GRPC_HEADERS), frame(DATA, 0, 0, b"x"), frame(DATA, 0, 99, b"x" * 10),
+        frame(SETTINGS, 0, 0, b"\x00\x04\xff\xff\xff\xff"), frame(SETTINGS, 0, 1, b"12345"),
+        frame(WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), frame(WINDOW_UPDATE, 0, 1, b"\x00\x00\x00\x00"),
+        frame(PUSH_PROMISE, END_HEADERS, 1, b"\x00\x00\x00\x02" + GRPC_HEADERS), frame(GOAWAY, 0, 0, b"\x00" * 8),
+        frame(DATA, 8, 1, b"\xff"), frame(PRIORITY, 0, 1, b"\x00\x00\x00\x01\x10"), frame(PING, 0, 0, b"123"),
+        frame(HEADERS, END_HEADERS, 2, GRPC_HEADERS), frame(DATA, 0, 1, b"", length=0xFFFFFF),
+        frame(HEADERS, END_HEADERS, 1, literal(b"x", b"\x00\r\n")), frame(HEADERS, END_HEADERS, 1, b"\xff" * 30),
+    ]
+    for _ in range(random_.randrange(1, 8)):
+        yield random_.choice(sound if random_.random() < 0.5 else unsound)
+
+
+def fuzz_frames(daemon, random_, count):
+    for _ in range(count):
+        with connect(daemon.grpc_address) as connection:
+            start = PREFACE if random_.random() < 0.9 else random_.randbytes(24)
+            send_quietly(connection, start + b"".join(random_frames(random_)))
+
+
+def fuzz_http1(daemon, random_, count):
+    lines = [
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /metrics HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /livez HTTP/9.9\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\nffffffffffffffff\r\n",
+        b"GET /livez HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"\r\n\r\n\r\n", b"GET\x00/livez\r\n\r\n",
+    ]
+    for _ in range(count):
+        data = bytearray(random_.choice(lines))
+        for _ in range(random_.randrange(4)):
+            data[random_.randrange(len(data))] = random_.randrange(256)
+        with connect(daemon.http_address) as connection:
+            send_quietly(connection, bytes(data))
+
+
+def test_messages_over_the_limit_are_refused(api, daemon, neighbour):
+    with daemon.channel() as channel:
+        request = request_of(api)
+        request.text = "a" * (17 << 20)
+        stub = api.GenerationServiceStub(channel)
+        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            error = failure(lambda compression=compression: list(stub.Generate(request, compression=compression)))
+            assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT), error
+
+
+def test_floods_of_metadata_are_refused(api, daemon, neighbour):
+    with daemon.channel() as channel:
+        flood = [(f"x-{i}", "y" * 1000) for i in range(40)]
+        error = failure(lambda: generate(api, channel, flood))
+        assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE), error
+        assert generate(api, channel)
+
+
+def test_streams_of_one_connection_are_bounded(api, tmp_path):
+    with Daemon(tmp_path, settings=["server.grpc.max_concurrent_streams=4"]) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            stub = api.GenerationServiceStub(channel)
+            calls = [stub.Generate(request_of(api, tokens=60)) for _ in range(8)]
+            most = 0
+            while any(not call.done() for call in calls[:4]):
+                _, metrics = http_get(daemon.http_address, "/metrics")
+                line = next(x for x in metrics.decode().splitlines() if x.startswith("quire_grpc_streams_active"))
+                most = max(most, int(float(line.split()[-1])))
+                if all(call.is_active() is False for call in calls):
+                    break
+                for call in calls[:4]:
+                    next(call, None)
+            assert most <= 4
+            for call in calls:
+                list(call)
+
+
+def test_connections_that_say_nothing_are_closed(api, daemon, neighbour):
+    silent = [connect(daemon.grpc_address) for _ in range(100)]
+    half = [connect(daemon.grpc_address) for _ in range(100)]
+    for connection in half:
+        connection.sendall(PREFACE[:10])
+    with daemon.channel() as channel:
+        assert generate(api, channel)
+    try:
+        deadline = time.monotonic() + 30
+        for connection in silent + half:
+            assert is_closed(connection, deadline - time.monotonic())
+    finally:
+        for connection in silent + half:
+            connection.close()
+
+
+def test_resets_and_pings_in_a_row_disturb_nobody(api, daemon, neighbour):
+    with connect(daemon.grpc_address) as connection:
+        alive = send_quietly(connection, PREFACE + frame(SETTINGS))
+        for stream in range(1, 10001, 2):
+            alive = alive and send_quietly(
+                connection,
+                frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS) + frame(RST_STREAM, 0, stream, b"\x00\x00\x00\x08"),
+            )
+    with connect(daemon.grpc_address) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS))
+        for _ in range(1000):
+            if not send_quietly(connection, frame(PING, 0, 0, b"12345678")):
+                break
+        assert is_closed(connection, 10)
+    with daemon.channel() as channel:
+        assert generate(api, channel)
+    wait_until(lambda: b"quire_requests_running{" in http_get(daemon.http_address, "/metrics")[1], "metrics answer")
+
+
+def test_slow_headers_do_not_take_the_health_port(daemon, neighbour):
+    slow = [connect(daemon.http_address) for _ in range(100)]
+    try:
+        for connection in slow:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        for _ in range(5):
+            for connection in slow:
+                send_quietly(connection, b"a")
+            start = time.monotonic()
+            assert http_get(daemon.http_address, "/livez")[0] == 200
+            assert time.monotonic() - start < 2
+            time.sleep(0.2)
+        deadline = time.monotonic() + 60
+        assert all(is_closed(connection, deadline - time.monotonic()) for connection in slow)
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_a_flood_of_http_headers_is_refused(daemon, neighbour):
+    with connect(daemon.http_address) as connection:
+        send_quietly(connection, b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+        for i in range(4000):
+            if not send_quietly(connection, b"X-%d: " % i + b"y" * 500 + b"\r\n"):
+                break
+        assert is_closed(connection, 20)
+    assert http_get(daemon.http_address, "/livez")[0] == 200

@@ -1,0 +1,615 @@
+"""Attacks on a real daemon: each is a line of docs/security_tests.md, in its order."""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import threading
+import time
+
+import grpc
+import pytest
+from certificates import HOUR, NOW, Authority
+from daemon import QUIRE, QUIRED, Daemon, reason_of
+
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+ENDLESS = 50000  # tokens
+PROMPT = "Once upon a time there was a dog that nobody else may read about"
+
+
+def token_line(token, tenant, scopes):
+    return f"{hashlib.sha256(token.encode()).hexdigest()} {tenant} {scopes}\n"
+
+
+def bearer(token):
+    return (("authorization", f"Bearer {token}"),)
+
+
+def request_of(api, tokens=4, text=PROMPT, **fields):
+    request = api.GenerateRequest(text=text, **fields)
+    request.stopping.max_tokens = tokens
+    request.stopping.ignore_eos = True
+    request.sampling.temperature = 0
+    request.output.stream = True
+    return request
+
+
+def generate(api, channel, metadata=(), **fields):
+    """The messages of a whole answer."""
+    stub = api.GenerationServiceStub(channel)
+    return list(stub.Generate(request_of(api, **fields), metadata=metadata, timeout=30))
+
+
+def failure(call):
+    with pytest.raises(grpc.RpcError) as error:
+        call()
+    return error.value
+
+
+def cached_tokens(messages):
+    return messages[0].started.cached_tokens
+
+
+def wait_until(condition, what, timeout=20):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory):
+    """Settings of a model whose answers take many seconds: random weights, a long context."""
+    model = tmp_path_factory.mktemp("model") / "endless"
+    subprocess.run([str(QUIRE), "make-model", "--shape", "tiny", "--out", str(model)], check=True, timeout=60)
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = ENDLESS + 1000
+    (model / "config.json").write_text(json.dumps(config))
+    return [f"model.path={model}", "model.load_mode=dummy", "kv_cache.capacity_bytes=512MiB"]
+
+
+def run_quired(folder, *settings):
+    """The exit code and error text of a daemon that should not start."""
+    command = [str(QUIRED), "--set", "server.http.listen=", "--set", "server.grpc.listen=[127.0.0.1:0]"]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=folder)
+    return done.returncode, done.stderr
+
+
+class Files:
+    """The files of one daemon, replaced as an operator would: written aside, then renamed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def write(self, name, content):
+        path = self.folder / name
+        aside = self.folder / (name + ".new")
+        aside.write_bytes(content if isinstance(content, bytes) else content.encode())
+        os.replace(aside, path)
+        return path
+
+    def pair(self, certificate_and_key):
+        certificate, key = certificate_and_key
+        return [f"tls.cert_file={self.write('cert.pem', certificate)}", f"tls.key_file={self.write('key.pem', key)}"]
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return Authority()
+
+
+class Neighbour:
+    """A stream that runs while others attack; it must come to its whole end."""
+
+    def __init__(self, api, channel, tokens=120):
+        self.expected = self._text(generate(api, channel, tokens=tokens))
+        self.answers = 0
+        self._stop = threading.Event()
+        self._error = None
+        self._thread = threading.Thread(target=self._run, args=(api, channel, tokens))
+        self._thread.start()
+
+    @staticmethod
+    def _text(messages):
+        return "".join(m.delta.text for m in messages if m.HasField("delta"))
+
+    def _run(self, api, channel, tokens):
+        try:
+            while not self._stop.is_set():
+                assert self._text(generate(api, channel, tokens=tokens)) == self.expected
+                self.answers += 1
+        except BaseException as error:  # handed to the test by check()
+            self._error = error
+
+    def check(self):
+        before = self.answers
+        wait_until(lambda: self.answers > before or self._error, "an answer after the attack")
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+
+# --- TLS -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tls_daemon(tmp_path_factory, authority):
+    folder = tmp_path_factory.mktemp("tls")
+    files = Files(folder)
+    settings = files.pair(authority.issue("server"))
+    with Daemon(folder, settings=["tls.refresh_interval=1s", *settings]) as running:
+        running.wait_listening()
+        running.files = files
+        with tls_channel(running, authority) as channel:
+            wait_serving(channel)
+        yield running
+        assert running.process.poll() is None, "quired died:\n" + running.log
+
+
+def tls_channel(daemon, authority, client=(None, None), host="localhost"):
+    credentials = grpc.ssl_channel_credentials(authority.pem, client[1], client[0])
+    port = daemon.grpc_address.rsplit(":", 1)[1]
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    return grpc.secure_channel(f"{host}:{port}", credentials, options=options)
+
+
+def wait_serving(channel, timeout=60):
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    for answer in health_pb2_grpc.HealthStub(channel).Watch(
+        health_pb2.HealthCheckRequest(service="readiness"), timeout=timeout, wait_for_ready=True
+    ):
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return
+
+
+def test_tls_serves_those_who_know_the_authority(api, authority, tls_daemon):
+    with tls_channel(tls_daemon, authority) as channel:
+        assert generate(api, channel)
+    with tls_channel(tls_daemon, Authority("another")) as channel:
+        assert failure(lambda: generate(api, channel)).code() == UNAVAILABLE
+    with tls_daemon.channel() as plain:
+        assert failure(lambda: generate(api, plain)).code() == UNAVAILABLE
+
+
+def test_a_certificate_for_another_host_is_refused_by_the_client(api, authority, tmp_path):
+    files = Files(tmp_path)
+    settings = files.pair(authority.issue("server", host="elsewhere.example"))
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_listening()
+        with tls_channel(daemon, authority) as channel:
+            assert failure(lambda: generate(api, channel)).code() == UNAVAILABLE
+
+
+def test_tls_1_1_is_refused(tls_daemon):
+    import ssl
+
+    host, port = tls_daemon.grpc_address.rsplit(":", 1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        assert context.wrap_socket(raw).version() == "TLSv1.2"
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with socket.create_connection((host, int(port)), timeout=10) as raw, pytest.raises((ssl.SSLError, OSError)):
+        context.wrap_socket(raw)
+
+
+@pytest.mark.parametrize(
+    "break_files, key, text",
+    [
+        (lambda f, a: f.pair(a.issue("server", not_before=NOW - 48 * HOUR, not_after=NOW - 24 * HOUR)),
+         "tls.cert_file", "has expired"),
+        (lambda f, a: f.pair(a.issue("server", not_before=NOW + 24 * HOUR, not_after=NOW + 48 * HOUR)),
+         "tls.cert_file", "is not valid before"),
+        (lambda f, a: f.pair((a.issue("server")[0], a.issue("server")[1])), "tls.key_file", "is not the key of"),
+        (lambda f, a: f.pair((b"nonsense", b"nonsense")), "tls.cert_file", "holds no certificate"),
+        (lambda f, a: ["tls.cert_file=/no/such/cert.pem", "tls.key_file=/no/such/key.pem"],
+         "tls.cert_file", "cannot be read"),
+        (lambda f, a: f.pair(a.issue("server"))[:1], "tls.cert_file", "both go together"),
+    ],
+    ids=["expired", "future", "mismatched", "nonsense", "absent", "alone"],
+)
+def test_bad_files_stop_the_start_and_validate(tmp_path, authority, break_files, key, text):
+    settings = break_files(Files(tmp_path), authority)
+    code, errors = run_quired(tmp_path, *settings)
+    assert code == 78, errors
+    assert key in errors and text in errors
+    command = [str(QUIRED), "--validate"]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 78 and key in done.stderr and text in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_key_stops_the_start(tmp_path, authority):
+    settings = Files(tmp_path).pair(authority.issue("server"))
+    (tmp_path / "key.pem").chmod(0)
+    code, errors = run_quired(tmp_path, *settings)
+    assert code == 78 and "tls.key_file" in errors and "cannot be read" in errors
+
+
+def test_certificates_rotate_under_load_and_bad_ones_change_nothing(api, authority, tls_daemon):
+    """A stream that is open goes on, new connections get the new certificate, bad files change nothing."""
+    successor = Authority("successor")
+    with tls_channel(tls_daemon, authority) as channel:
+        neighbour = Neighbour(api, channel)
+        try:
+            tls_daemon.files.write("cert.pem", b"half a file")
+            wait_until(lambda: "the certificates are bad" in tls_daemon.log, "the log names the bad file")
+            with tls_channel(tls_daemon, authority) as fresh:
+                assert generate(api, fresh)
+            tls_daemon.files.pair(successor.issue("server"))
+            wait_until(lambda: "new certificates serve" in tls_daemon.log, "the new files are taken")
+            with tls_channel(tls_daemon, successor) as fresh:
+                assert generate(api, fresh)
+            with tls_channel(tls_daemon, authority) as fresh:
+                assert failure(lambda: generate(api, fresh)).code() == UNAVAILABLE
+        finally:
+            neighbour.check()
+    tls_daemon.files.pair(authority.issue("server"))
+    wait_until(lambda: tls_daemon.log.count("new certificates serve") == 2, "the old authority is back")
+
+
+# --- client certificates -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mtls_daemon(tmp_path_factory, authority):
+    folder = tmp_path_factory.mktemp("mtls")
+    files = Files(folder)
+    settings = files.pair(authority.issue("server"))
+    settings += [
+        f"tls.client_ca_file={files.write('ca.pem', authority.pem)}",
+        "tls.require_client_cert=true",
+        "auth.mode=mtls",
+    ]
+    with Daemon(folder, settings=settings) as running:
+        running.wait_listening()
+        with tls_channel(running, authority, authority.issue("probe")) as channel:
+            wait_serving(channel)
+        yield running
+        assert running.process.poll() is None, "quired died:\n" + running.log
+
+
+def test_a_client_certificate_names_the_tenant(api, authority, mtls_daemon):
+    with tls_channel(mtls_daemon, authority, authority.issue("acme")) as channel:
+        assert generate(api, channel)
+    wait_until(lambda: '"tenant":"acme"' in mtls_daemon.log.replace('": "', '":"'), "the access log names acme")
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        lambda a: (None, None),
+        lambda a: Authority("stranger").issue("acme"),
+        lambda a: a.issue("acme", not_before=NOW - 48 * HOUR, not_after=NOW - 24 * HOUR),
+        lambda a: Authority("acme").self_signed,
+    ],
+    ids=["none", "unknown authority", "expired", "signed by itself"],
+)
+def test_other_client_certificates_are_refused(api, authority, mtls_daemon, client):
+    with tls_channel(mtls_daemon, authority, client(authority)) as channel:
+        assert failure(lambda: generate(api, channel)).code() == UNAVAILABLE
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def token_daemon(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens")
+    files = Files(folder)
+    tokens = files.write(
+        "tokens",
+        token_line("alice", "acme", "generate")
+        + token_line("bob", "globex", "generate,metrics")
+        + token_line("root", "ops", "admin"),
+    )
+    with Daemon(folder, settings=["auth.mode=token", f"auth.tokens_file={tokens}"]) as running:
+        yield running.wait_serving()
+        assert running.process.poll() is None, "quired died:\n" + running.log
+
+
+def test_absent_wrong_and_misplaced_tokens(api, token_daemon):
+    with token_daemon.channel() as channel:
+        assert generate(api, channel, bearer("alice"))
+        cases = [
+            ((), UNAUTHENTICATED, "TOKEN_MISSING"),
+            (bearer("mallory"), UNAUTHENTICATED, "TOKEN_INVALID"),
+            (bearer(""), UNAUTHENTICATED, "TOKEN_MISSING"),
+            (bearer(hashlib.sha256(b"alice").hexdigest()), UNAUTHENTICATED, "TOKEN_INVALID"),
+            ((("authorization", "Basic YWxpY2U6"),), UNAUTHENTICATED, "TOKEN_MISSING"),
+            ((("x-authorization", "Bearer alice"),), UNAUTHENTICATED, "TOKEN_MISSING"),
+            (bearer("root"), grpc.StatusCode.PERMISSION_DENIED, "SCOPE"),
+        ]
+        for metadata, code, reason in cases:
+            error = failure(lambda metadata=metadata: generate(api, channel, metadata))
+            assert (error.code(), reason_of(error)[0]) == (code, reason), metadata
+
+
+def test_every_method_asks_for_a_token(api, token_daemon):
+    """All methods that the descriptor has: none may be forgotten."""
+    data = api.GenerateRequest.DESCRIPTOR.file.services_by_name["GenerationService"]
+    assert len(data.methods) >= 11
+    with token_daemon.channel() as channel:
+        for method in data.methods:
+            path = f"/{data.full_name}/{method.name}"
+            call = channel.stream_stream(path)(iter([b""]), timeout=10)
+            error = failure(lambda call=call: list(call))
+            assert (error.code(), reason_of(error)[0]) == (UNAUTHENTICATED, "TOKEN_MISSING"), path
+
+
+def test_every_method_of_a_tcp_admin_listener_asks_for_a_token(api, tmp_path):
+    tokens = Files(tmp_path).write("tokens", token_line("root", "ops", "admin") + token_line("a", "a", "generate"))
+    settings = ["auth.mode=token", f"auth.tokens_file={tokens}", "server.admin.listen=[127.0.0.1:0]"]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        address = json.loads(next(line for line in daemon.lines if '"listening"' in line))["admin"]
+        service = api.DrainRequest.DESCRIPTOR.file.services_by_name["AdminService"]
+        assert len(service.methods) >= 15
+        with grpc.insecure_channel(address) as channel:
+            for method in service.methods:
+                path = f"/{service.full_name}/{method.name}"
+                for metadata, expected in (
+                    ((), (UNAUTHENTICATED, "TOKEN_MISSING")),
+                    (bearer("a"), (grpc.StatusCode.PERMISSION_DENIED, "SCOPE")),
+                ):
+                    call = channel.stream_stream(path)(iter([b""]), timeout=10, metadata=metadata)
+                    error = failure(lambda call=call: list(call))
+                    assert (error.code(), reason_of(error)[0]) == expected, path
+            stats = api.AdminServiceStub(channel).GetStats(api.GetStatsRequest(), metadata=bearer("root"))
+            assert stats.stats.total_kv_page_count > 0
+
+
+def test_the_admin_socket_is_guarded_by_its_mode(api, token_daemon):
+    mode = os.stat(token_daemon.admin.removeprefix("unix:")).st_mode
+    assert stat.S_IMODE(mode) == 0o660
+    with token_daemon.admin_channel() as channel:
+        assert api.AdminServiceStub(channel).GetStats(api.GetStatsRequest()).stats.total_kv_page_count > 0
+
+
+def test_a_data_socket_asks_for_tokens_too(api, tmp_path):
+    tokens = Files(tmp_path).write("tokens", token_line("alice", "acme", "generate"))
+    address = f"unix:{tmp_path}/data.sock"
+    settings = ["auth.mode=token", f"auth.tokens_file={tokens}", f"server.grpc.listen=[127.0.0.1:0, {address}]"]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        with grpc.insecure_channel(address) as channel:
+            assert reason_of(failure(lambda: generate(api, channel)))[0] == "TOKEN_MISSING"
+            assert generate(api, channel, bearer("alice"))
+
+
+def test_health_needs_no_token(token_daemon):
+    with token_daemon.channel() as channel:
+        wait_serving(channel, timeout=10)
+
+
+def http_get(address, path, headers=""):
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n".encode())
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return int(answer.split(b" ", 2)[1]), answer
+
+
+def test_metrics_need_their_scope(token_daemon):
+    address = token_daemon.http_address
+    assert http_get(address, "/metrics")[0] == 401
+    assert http_get(address, "/metrics", "Authorization: Bearer mallory\r\n")[0] == 401
+    assert http_get(address, "/metrics", "Authorization: Bearer alice\r\n")[0] == 403
+    assert http_get(address, "/metrics", "Authorization: Bearer bob\r\n")[0] == 200
+    assert http_get(address, "/livez")[0] == 200
+
+
+def test_tokens_are_not_logged(api, token_daemon):
+    with token_daemon.channel() as channel:
+        failure(lambda: generate(api, channel, bearer("a-secret-that-leaked")))
+        generate(api, channel, bearer("alice"))
+    wait_until(lambda: '"msg":"call refused"' in token_daemon.log.replace('": "', '":"'), "a refusal is logged")
+    for secret in ("a-secret-that-leaked", "Bearer", hashlib.sha256(b"alice").hexdigest()):
+        assert secret not in token_daemon.log
+
+
+def test_tenants_never_share_cached_pages(api, token_daemon):
+    ours = "The king of the small island told nobody where the treasure was, but he told it to the model"
+    with token_daemon.channel() as channel:
+        alice = bearer("alice")
+        assert cached_tokens(generate(api, channel, alice, text=ours)) == 0
+        assert cached_tokens(generate(api, channel, alice, text=ours)) > 0
+        # A caller cannot name himself another tenant.
+        sneaky = (*bearer("bob"), ("quire-tenant", "acme"))
+        assert cached_tokens(generate(api, channel, sneaky, text=ours)) == 0
+        assert cached_tokens(generate(api, channel, bearer("bob"), text=ours)) > 0  # his own by now
+
+
+def test_trusted_metadata_names_the_tenant(api, tmp_path):
+    tokens = Files(tmp_path).write("tokens", token_line("gateway", "gateway", "generate"))
+    settings = ["auth.mode=token", f"auth.tokens_file={tokens}", "auth.trust_tenant_metadata=true"]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            one = (*bearer("gateway"), ("quire-tenant", "one"))
+            two = (*bearer("gateway"), ("quire-tenant", "two"))
+            generate(api, channel, one)
+            assert cached_tokens(generate(api, channel, one)) > 0
+            assert cached_tokens(generate(api, channel, two)) == 0
+            bad = (*bearer("gateway"), ("quire-tenant", "t" * 65))
+            assert reason_of(failure(lambda: generate(api, channel, bad)))[0] == "BAD_PARAMETER"
+
+
+def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
+    lines = token_line("alice", "acme", "generate") + token_line("bob", "globex", "generate")
+    tokens = Files(tmp_path).write("tokens", lines)
+    settings = [
+        "auth.mode=token",
+        f"auth.tokens_file={tokens}",
+        "tenants.entries=[{id: globex, max_running_requests: 1, max_queued_requests: 2, max_queued_tokens: 500}]",
+        *endless,
+    ]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            stub = api.GenerationServiceStub(channel)
+            long = request_of(api, tokens=ENDLESS // 10)
+            running = stub.Generate(long, metadata=bearer("bob"))
+            next(running)  # started
+            waiting = [stub.Generate(long, metadata=bearer("bob")) for _ in range(2)]
+            wait_until(lambda: waiting_count(api, daemon) == 2, "two requests wait")
+            error = failure(lambda: list(stub.Generate(long, metadata=bearer("bob"))))
+            reason, metadata, delay = reason_of(error)
+            assert error.code() == EXHAUSTED and reason == "TENANT_LIMIT"
+            assert metadata["tenant"] == "globex" and metadata["limit"] == "2" and metadata["value"] == "2"
+            assert metadata["key"] == "max_queued_requests" and delay is not None
+            # The other tenant passes those who wait.
+            assert generate(api, channel, bearer("alice"))
+            assert waiting_count(api, daemon) == 2
+            waiting.pop().cancel()
+            wait_until(lambda: waiting_count(api, daemon) == 1, "one request waits")
+            error = failure(lambda: list(stub.Generate(request_of(api, text="word " * 600), metadata=bearer("bob"))))
+            assert reason_of(error)[1]["key"] == "max_queued_tokens"
+            for call in (running, *waiting):
+                call.cancel()
+            wait_until(lambda: waiting_count(api, daemon) == 0, "nobody waits")
+
+
+def waiting_count(api, daemon):
+    with daemon.admin_channel() as channel:
+        return api.AdminServiceStub(channel).GetStats(api.GetStatsRequest()).stats.waiting_count
+
+
+def test_another_callers_request_cannot_be_cancelled(api, tmp_path, endless):
+    lines = token_line("alice", "acme", "generate") + token_line("bob", "acme", "generate")
+    tokens = Files(tmp_path).write("tokens", lines)
+    with Daemon(tmp_path, settings=["auth.mode=token", f"auth.tokens_file={tokens}", *endless]) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            stub = api.GenerationServiceStub(channel)
+            stream = stub.Generate(request_of(api, tokens=ENDLESS, request_id="mine"), metadata=bearer("alice"))
+            next(stream)
+            cancel = api.CancelRequest(request_id="mine")
+            assert not stub.Cancel(cancel, metadata=bearer("bob")).found
+            assert stub.Cancel(cancel, metadata=bearer("alice")).found
+            assert failure(lambda: list(stream)).code() == grpc.StatusCode.CANCELLED
+
+
+def test_a_revoked_token_ends_its_streams(api, tmp_path, endless):
+    files = Files(tmp_path)
+    keep = token_line("keep", "k", "generate")
+    tokens = files.write("tokens", keep + token_line("revoke", "r", "generate"))
+    settings = ["auth.mode=token", f"auth.tokens_file={tokens}", "scheduler.max_running_sequences=2", *endless]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            stub = api.GenerationServiceStub(channel)
+            keeps = stub.Generate(request_of(api, tokens=3000), metadata=bearer("keep"))
+            runs = stub.Generate(request_of(api, tokens=ENDLESS // 10), metadata=bearer("revoke"))
+            next(keeps)
+            next(runs)
+            waits = stub.Generate(request_of(api, tokens=ENDLESS // 10), metadata=bearer("revoke"))
+            is_revoked = threading.Event()
+            items = stub.BatchGenerate(batch_commands(api, is_revoked), metadata=bearer("revoke"), timeout=60)
+            wait_until(lambda: waiting_count(api, daemon) == 2, "a call and an item wait")
+            files.write("tokens", keep)
+            daemon.process.send_signal(signal.SIGHUP)
+            for stream in (runs, waits):
+                error = failure(lambda stream=stream: list(stream))
+                assert (error.code(), reason_of(error)[0]) == (UNAUTHENTICATED, "TOKEN_INVALID")
+            is_revoked.set()
+            reasons = [item.error.reason for item in items if item.HasField("error")]
+            assert reasons == ["TOKEN_INVALID", "TOKEN_INVALID"]
+            assert reason_of(failure(lambda: generate(api, channel, bearer("revoke"))))[0] == "TOKEN_INVALID"
+            assert list(keeps)[-1].completed.usage.completion_tokens == 3000  # undisturbed
+            # A file that does not parse changes nothing, and is not shown.
+            files.write("tokens", "keep k generate\n")
+            daemon.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "auth.tokens_file" in daemon.log, "the log names the file")
+            assert generate(api, channel, bearer("keep"))
+            assert "keep k" not in daemon.log
+
+
+def batch_commands(api, is_revoked):
+    """One item before the token is revoked, one after."""
+    yield api.BatchGenerateRequest(generate=request_of(api, tokens=ENDLESS // 10, request_id="before"))
+    is_revoked.wait(60)
+    yield api.BatchGenerateRequest(generate=request_of(api, tokens=2, request_id="after"))
+
+
+def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):
+    files = Files(tmp_path)
+    tokens = files.write("tokens", token_line("alice", "acme", "generate"))
+    settings = files.pair(authority.issue("server"))
+    settings += [
+        f"tls.client_ca_file={files.write('ca.pem', authority.pem)}",
+        "tls.require_client_cert=true",
+        "auth.mode=token",
+        f"auth.tokens_file={tokens}",
+    ]
+    certificate, key = authority.issue("client")
+    client = [
+        "--tls-ca", files.write("ca.pem", authority.pem),
+        "--tls-cert", files.write("client.pem", certificate),
+        "--tls-key", files.write("client.key", key),
+    ]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_listening()
+        port = daemon.grpc_address.rsplit(":", 1)[1]
+        with tls_channel(daemon, authority, (certificate, key)) as channel:
+            wait_serving(channel)
+
+        def quire(*arguments):
+            command = [str(QUIRE), "--address", f"localhost:{port}", "--admin", daemon.admin, *map(str, arguments)]
+            return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+        token = files.write("token", "alice\n")
+        assert quire(*client, "--token-file", token, "models").returncode == 0
+        refused = quire(*client, "models")
+        assert refused.returncode == 1 and "UNAUTHENTICATED/TOKEN_MISSING" in refused.stderr
+        assert quire("--tls-ca", tmp_path / "ca.pem", "--token-file", token, "models").returncode == 3
+        assert quire("--token-file", token, "models").returncode == 3
+        assert quire("--token-file", tmp_path / "absent", "models").returncode == 2
+        # The admin socket needs neither.
+        assert quire("health").returncode == 0
+
+
+# --- what is logged ------------------------------------------------------------------------------
+
+
+def test_prompts_and_answers_are_not_logged(api, tmp_path):
+    with Daemon(tmp_path, settings=["logging.level=trace"]) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            messages = generate(api, channel, tokens=40)
+            failure(lambda: generate(api, channel, tokens=-1))
+        answer = "".join(m.delta.text for m in messages if m.HasField("delta"))
+        wait_until(lambda: daemon.log.count('"request_id"') >= 2, "both requests are logged")
+        assert len(answer) > 40
+        for secret in (PROMPT, PROMPT[:20], answer[:20], answer[-20:]):
+            assert secret not in daemon.log
+
+
+# --- exit codes of configurations that are not safe ------------------------------------------------
+
+
+def test_a_remote_admin_address_without_tls_is_refused(tmp_path):
+    code, errors = run_quired(tmp_path, "server.admin.listen=[0.0.0.0:0]")
+    assert code == 78 and "it needs tls.cert_file, and auth.mode token or mtls" in errors
+
+
+def test_an_open_address_is_warned_about_once(tmp_path):
+    with Daemon(tmp_path, settings=["server.grpc.listen=[0.0.0.0:0]"]) as daemon:
+        daemon.wait_listening()
+        assert daemon.log.count("every host that reaches this address") == 1

@@ -1,0 +1,126 @@
+#include "server/auth/certificate_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "absl/time/clock.h"
+#include "tests/server/test_certificates.h"
+#include "tests/testing/temp_dir.h"
+
+namespace quire::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CertificateStoreTest : public ::testing::Test {
+ protected:
+  CertificateStoreTest() { Write(good_, good_); }
+
+  void Write(const TestCertificate& certificate, const TestCertificate& key) {
+    WriteText(certificate.certificate_pem(), key.key_pem());
+  }
+  void WriteText(const std::string& certificate, const std::string& key) {
+    options_.cert_file = dir_.Write("cert.pem", certificate);
+    options_.key_file = dir_.Write("key.pem", key);
+  }
+
+  std::string Error() const {
+    return std::string(ReadCertificates(options_, absl::Now()).status().message());
+  }
+
+  const TestCertificate good_;
+  testing::TempDir dir_;
+  TlsOptions options_;
+};
+
+TEST_F(CertificateStoreTest, TakesAGoodPair) {
+  const auto read = ReadCertificates(options_, absl::Now());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->chain, good_.certificate_pem());
+  EXPECT_EQ(read->private_key, good_.key_pem());
+  EXPECT_EQ(read->subject, "/CN=localhost");
+  EXPECT_EQ(read->client_ca, "");
+}
+
+TEST_F(CertificateStoreTest, SaysWhichFileIsWrongAndHow) {
+  const absl::Time now = absl::Now();
+  const TestCertificate expired(
+      {.not_before = now - absl::Hours(48), .not_after = now - absl::Hours(24)});
+  const TestCertificate future(
+      {.not_before = now + absl::Hours(24), .not_after = now + absl::Hours(48)});
+  const TestCertificate weak({.rsa_bits = 1024});
+  const TestCertificate other;
+
+  Write(expired, expired);
+  EXPECT_THAT(Error(), HasSubstr("tls.cert_file: " + options_.cert_file + " has expired, at "));
+  Write(future, future);
+  EXPECT_THAT(Error(), HasSubstr("is not valid before "));
+  Write(good_, other);
+  EXPECT_THAT(Error(), HasSubstr("tls.key_file: " + options_.key_file +
+                                 " is not the key of the certificate in "));
+  Write(weak, weak);
+  EXPECT_THAT(Error(), HasSubstr("is refused by the TLS library: ee key too small"));
+  WriteText(good_.key_pem(), good_.certificate_pem());
+  EXPECT_THAT(Error(), HasSubstr("holds no certificate in PEM"));
+  WriteText(good_.certificate_pem(), "nonsense");
+  EXPECT_THAT(Error(), HasSubstr("holds no private key in PEM"));
+  WriteText("", good_.key_pem());
+  EXPECT_THAT(Error(), HasSubstr("holds no certificate in PEM"));
+  WriteText(
+      good_.certificate_pem() + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+      good_.key_pem());
+  EXPECT_THAT(Error(), HasSubstr("holds a certificate that does not parse, after 1"));
+  WriteText(good_.certificate_pem() + expired.certificate_pem(), good_.key_pem());
+  EXPECT_THAT(Error(), HasSubstr("has expired"));
+
+  Write(good_, good_);
+  options_.key_file = dir_.path() + "/absent";
+  EXPECT_THAT(Error(),
+              HasSubstr("tls.key_file: " + options_.key_file + " cannot be read: No such"));
+}
+
+TEST_F(CertificateStoreTest, OneGoodAuthorityIsEnough) {
+  const absl::Time now = absl::Now();
+  const TestCertificate expired(
+      {.not_before = now - absl::Hours(48), .not_after = now - absl::Hours(24)});
+  options_.client_ca_file =
+      dir_.Write("ca.pem", expired.certificate_pem() + good_.certificate_pem());
+  EXPECT_EQ(Error(), "");
+  options_.client_ca_file = dir_.Write("ca.pem", expired.certificate_pem());
+  EXPECT_THAT(Error(), HasSubstr("tls.client_ca_file: "));
+  options_.client_ca_file = dir_.Write("ca.pem", "x");
+  EXPECT_THAT(Error(), HasSubstr("holds no certificate in PEM"));
+}
+
+TEST_F(CertificateStoreTest, NewFilesReplaceOldOnesAndBadOnesDoNot) {
+  options_.refresh_interval = absl::Milliseconds(20);
+  const auto made = CertificateStore::Create(options_);
+  ASSERT_TRUE(made.ok()) << made.status();
+  CertificateStore& store = **made;
+  EXPECT_EQ(store.current()->version, 1);
+  const TestCertificate next({.common_name = "next"});
+
+  // A new certificate before its key: for a moment the two do not belong together.
+  dir_.Write("cert.pem", next.certificate_pem());
+  EXPECT_FALSE(store.Refresh().ok());
+  EXPECT_EQ(store.current()->chain, good_.certificate_pem());
+  dir_.Write("key.pem", next.key_pem());
+  for (int i = 0; i < 500 && store.current()->version == 1; ++i)
+    absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_EQ(store.current()->version, 2);
+  EXPECT_EQ(store.current()->chain, next.certificate_pem());
+  EXPECT_EQ(store.current()->private_key, next.key_pem());
+
+  EXPECT_TRUE(store.Refresh().ok());
+  EXPECT_EQ(store.current()->version, 2);  // the same files are nothing new
+  unlink(options_.key_file.c_str());
+  EXPECT_FALSE(store.Refresh().ok());
+  EXPECT_EQ(store.current()->version, 2);
+}
+
+}  // namespace
+}  // namespace quire::server
