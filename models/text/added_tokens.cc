@@ -167,14 +167,15 @@ absl::StatusOr<bool> AddedTokens::StandsAlone(absl::string_view text,
   return !is_word;
 }
 
-absl::Status AddedTokens::CutBy(const StringTrie& trie, absl::string_view text, bool parse_special,
-                                RegexScratch& scratch, std::vector<Cut>& cuts) const {
+absl::Status AddedTokens::CutBy(const StringTrie& trie, absl::string_view text,
+                                TakesSpecial takes_special, RegexScratch& scratch,
+                                std::vector<Cut>& cuts) const {
   std::size_t done = 0;
   std::size_t from = 0;
   while (const auto match = trie.Find(text, from)) {
     from = match->end;
     const AddedToken& token = tokens_[match->value];
-    if (token.special && !parse_special) continue;
+    if (token.special && !takes_special(match->begin, match->end)) continue;
     if (token.single_word) {
       QUIRE_ASSIGN_OR_RETURN(const bool stands_alone, StandsAlone(text, *match, scratch));
       if (!stands_alone) continue;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -89,14 +90,15 @@ class AddedTokens {
 
   // Cuts raw text at the tokens that are not normalized, or normalized text at those that are. Text
   // that rstrip swallowed may begin a further token, so cuts of tokens may overlap; text never
-  // does. `parse_special` false leaves special tokens in the text.
-  absl::Status CutRaw(absl::string_view text, bool parse_special, RegexScratch& scratch,
+  // does. Special tokens stay in the text where `takes_special` says no to their bytes.
+  using TakesSpecial = absl::FunctionRef<bool(std::size_t begin, std::size_t end)>;
+  absl::Status CutRaw(absl::string_view text, TakesSpecial takes_special, RegexScratch& scratch,
                       std::vector<Cut>& cuts) const {
-    return CutBy(raw_, text, parse_special, scratch, cuts);
+    return CutBy(raw_, text, takes_special, scratch, cuts);
   }
-  absl::Status CutNormalized(absl::string_view text, bool parse_special, RegexScratch& scratch,
-                             std::vector<Cut>& cuts) const {
-    return CutBy(normalized_, text, parse_special, scratch, cuts);
+  absl::Status CutNormalized(absl::string_view text, TakesSpecial takes_special,
+                             RegexScratch& scratch, std::vector<Cut>& cuts) const {
+    return CutBy(normalized_, text, takes_special, scratch, cuts);
   }
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
@@ -105,7 +107,7 @@ class AddedTokens {
  private:
   AddedTokens(Regex word, Ids ids) : ids_(ids), word_(std::move(word)) {}
   absl::Status Add(const JsonValue& config, const Bpe& model);
-  absl::Status CutBy(const StringTrie& trie, absl::string_view text, bool parse_special,
+  absl::Status CutBy(const StringTrie& trie, absl::string_view text, TakesSpecial takes_special,
                      RegexScratch& scratch, std::vector<Cut>& cuts) const;
   absl::StatusOr<bool> StandsAlone(absl::string_view text, const StringTrie::Match& match,
                                    RegexScratch& scratch) const;

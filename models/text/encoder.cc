@@ -51,6 +51,17 @@ struct Encoder::Call {
   Scratch& scratch;
   std::vector<EncodedToken> tokens;
 
+  // Whether a special token that stands at these bytes of the input is one.
+  bool TakesSpecial(InputSpan span) const {
+    if (!options.parse_special_tokens) return false;
+    const auto begin = static_cast<std::size_t>(span.begin);
+    const auto end = static_cast<std::size_t>(span.end);
+    const auto reaches = [begin](const ByteRange& range) { return range.end <= begin; };
+    const auto range =
+        std::partition_point(options.literal.begin(), options.literal.end(), reaches);
+    return range == options.literal.end() || range->begin >= end;
+  }
+
   void Add(std::int32_t id, InputSpan span) { tokens.push_back({id, with_spans ? span : kNoSpan}); }
 };
 
@@ -81,7 +92,7 @@ absl::StatusOr<std::vector<EncodedToken>> Encoder::Encode(absl::string_view text
   std::unique_ptr<Scratch> scratch = pool_->Take(cache_entries_);
   Call call{.options = options,
             .with_spans = with_spans,
-            .tracked = with_spans || parts_.splitter.needs_tracking(),
+            .tracked = with_spans || !options.literal.empty() || parts_.splitter.needs_tracking(),
             .scratch = *scratch,
             .tokens = {}};
   absl::Status status = absl::OkStatus();
@@ -101,8 +112,10 @@ absl::StatusOr<std::vector<EncodedToken>> Encoder::Encode(absl::string_view text
 
 absl::Status Encoder::EncodeText(absl::string_view text, Call& call) const {
   std::vector<Cut> cuts;
-  QUIRE_RETURN_IF_ERROR(
-      parts_.added.CutRaw(text, call.options.parse_special_tokens, call.scratch.regex, cuts));
+  const auto takes_special = [&](std::size_t begin, std::size_t end) {
+    return call.TakesSpecial({static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)});
+  };
+  QUIRE_RETURN_IF_ERROR(parts_.added.CutRaw(text, takes_special, call.scratch.regex, cuts));
   for (const Cut& cut : cuts) {
     const auto begin = static_cast<std::int32_t>(cut.begin);
     if (cut.id >= 0) {
@@ -121,8 +134,12 @@ absl::Status Encoder::EncodeSegment(absl::string_view segment, std::int32_t offs
   AlignedText text(segment, offset, call.tracked);
   QUIRE_RETURN_IF_ERROR(parts_.normalizer.Apply(text, call.scratch.regex));
   std::vector<Cut> cuts;
-  QUIRE_RETURN_IF_ERROR(parts_.added.CutNormalized(text.text(), call.options.parse_special_tokens,
-                                                   call.scratch.regex, cuts));
+  const auto takes_special = [&](std::size_t begin, std::size_t end) {
+    if (!text.tracked()) return call.options.parse_special_tokens;
+    return call.TakesSpecial({text.span(begin).begin, text.span(end - 1).end});
+  };
+  QUIRE_RETURN_IF_ERROR(
+      parts_.added.CutNormalized(text.text(), takes_special, call.scratch.regex, cuts));
   for (const Cut& cut : cuts) {
     if (cut.id >= 0) {
       const InputSpan span = text.tracked()

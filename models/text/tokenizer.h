@@ -12,6 +12,7 @@
 //             moves.
 // Lifetime:   must outlive every Detokenizer made from it.
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -29,9 +30,17 @@ class Decoder;
 struct GgufVocabulary;
 struct TokenizerParts;
 
+// Bytes [begin, end) of a text.
+struct ByteRange {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
 struct EncodeOptions {
   bool add_special_tokens = true;    // run the post-processor's template (BOS, EOS)
   bool parse_special_tokens = true;  // false: the text of a special token is plain text
+  // Here it is plain text anyway. In order, without overlaps; must outlive the call.
+  std::span<const ByteRange> literal = {};
 };
 
 struct TokenPiece {

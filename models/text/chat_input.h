@@ -1,0 +1,46 @@
+#pragma once
+
+// A conversation as plain values.
+//
+// Place:      between the server, which makes it of a request, and the templates.
+// Threads:    values.
+// Lifetime:   values.
+
+#include <string>
+#include <vector>
+
+namespace quire::text {
+
+struct ChatToolCall {
+  std::string id = {};
+  std::string name = {};
+  std::string arguments_json = {};  // empty: no arguments
+};
+
+// Absent fields are not there for the template either, but for role and content.
+struct ChatMessage {
+  std::string role = {};
+  std::string content = {};
+  std::string name = {};
+  std::vector<ChatToolCall> tool_calls = {};
+  std::string tool_call_id = {};
+  std::string reasoning_content = {};
+};
+
+struct ChatTool {
+  std::string name = {};
+  std::string description = {};
+  std::string parameters_json = {};  // JSON Schema; empty: none
+};
+
+// All text is UTF-8.
+struct ChatInput {
+  std::vector<ChatMessage> messages = {};
+  std::vector<ChatTool> tools = {};
+  std::string template_name = {};       // empty: the default
+  std::string template_vars_json = {};  // an object; empty: none
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+};
+
+}  // namespace quire::text

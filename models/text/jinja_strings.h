@@ -1,0 +1,60 @@
+#pragma once
+
+// Texts as Python sees them: sequences of characters, with its notion of white space and lines.
+//
+// Place:      below values and methods of the template engine.
+// Invariants: arguments and results are UTF-8; places and counts are in characters.
+// Threads:    pure.
+// Source:     documentation of Python's str type. Character data are Unicode 14, as in CPython
+//             3.11.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace quire::text::jinja {
+
+// str.isspace of one character: White_Space and U+001C to U+001F.
+bool IsPythonSpace(char32_t c);
+
+// Appends repr(text).
+void AppendStringRepr(absl::string_view text, std::string& out);
+
+enum class Side : std::uint8_t { kLeft, kRight, kBoth };
+// strip, lstrip, rstrip; `chars` absent: white space.
+absl::string_view StripChars(absl::string_view text, Side side,
+                             std::optional<absl::string_view> chars);
+
+// str.split or rsplit. `separator` absent: runs of white space; REQUIRES: it is not empty.
+// `max_splits` < 0: no limit.
+std::vector<std::string> SplitText(absl::string_view text,
+                                   std::optional<absl::string_view> separator,
+                                   std::int64_t max_splits, bool from_right);
+std::vector<std::string> SplitTextLines(absl::string_view text, bool keep_ends);
+
+// str.replace; `count` < 0: all.
+std::string ReplaceText(absl::string_view text, absl::string_view from, absl::string_view to,
+                        std::int64_t count);
+
+// Full upper case where a character becomes several only for German sharp s and the Latin
+// ligatures; lower case without the final sigma.
+std::string ToLower(absl::string_view text);
+std::string ToUpper(absl::string_view text);
+std::string Capitalize(absl::string_view text);
+// str.title.
+std::string TitleCase(absl::string_view text);
+
+// str.islower and so on; false for empty texts.
+enum class CharClass : std::uint8_t { kSpace, kAlpha, kDigit, kAlnum, kLower, kUpper };
+bool AllOfClass(absl::string_view text, CharClass wanted);
+
+// The character at `index` (from 0), and the text from character `begin` to `end`. REQUIRES: within
+// the text.
+absl::string_view CharAt(absl::string_view text, std::int64_t index);
+absl::string_view CharRange(absl::string_view text, std::int64_t begin, std::int64_t end);
+std::vector<absl::string_view> Characters(absl::string_view text);
+
+}  // namespace quire::text::jinja

@@ -1,0 +1,294 @@
+// The template engine against what jinja2 printed (tests/testdata/templates), its limits, and
+// broken templates.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "models/text/jinja_interpreter.h"
+#include "models/text/jinja_json.h"
+#include "models/text/jinja_parser.h"
+#include "models/text/utf8.h"
+#include "tests/text/testdata.h"
+
+namespace quire::text::jinja {
+namespace {
+
+using ::testing::HasSubstr;
+
+const absl::Time kNow = absl::FromUnixSeconds(1700000000);
+
+std::filesystem::path TemplateData() {
+  return std::filesystem::path(QUIRE_TESTDATA) / "templates";
+}
+
+Variables ReadVariables(const std::string& json) {
+  const absl::StatusOr<Value> value = FromJson(json);
+  EXPECT_TRUE(value.ok()) << value.status();
+  Variables variables;
+  for (const auto& [key, entry] : value->as_map()->entries) {
+    variables.emplace_back(key.as_string(), entry);
+  }
+  return variables;
+}
+
+// The output, or the error with its place.
+absl::StatusOr<std::string> RunTemplate(absl::string_view source, const Variables& variables = {},
+                                        const RenderLimits& limits = {}) {
+  const absl::StatusOr<Body> body = Parse(source);
+  if (!body.ok()) return body.status();
+  RenderResult result = Render(*body, variables, limits, kNow);
+  if (result.text.ok()) return std::move(result.text);
+  EXPECT_GT(result.error_position.line, 0) << source;
+  return absl::Status(result.text.status().code(),
+                      absl::StrCat(result.error_position.line, ":", result.error_position.column,
+                                   ": ", result.text.status().message()));
+}
+
+std::string Message(const absl::StatusOr<std::string>& result) {
+  return result.ok() ? "printed: " + *result : std::string(result.status().message());
+}
+
+class JinjaTest : public ::testing::Test {
+ protected:
+  // strftime_now prints local time.
+  static void SetUpTestSuite() { setenv("TZ", "UTC", 1); }
+};
+
+TEST_F(JinjaTest, PrintsWhatJinja2Printed) {
+  const Variables variables = ReadVariables(ReadTestFile(TemplateData() / "variables.json"));
+  int errors = 0;
+  int outputs = 0;
+  for (const nlohmann::json& test : ReadJsonLines(TemplateData() / "expressions.jsonl")) {
+    const std::string source = test.at("template");
+    SCOPED_TRACE(Escaped(source));
+    const absl::StatusOr<std::string> got = RunTemplate(source, variables);
+    if (test.contains("output")) {
+      EXPECT_TRUE(got.ok()) << got.status();
+      if (got.ok()) {
+        EXPECT_EQ(*got, test.at("output").get<std::string>());
+      }
+      ++outputs;
+      continue;
+    }
+    EXPECT_FALSE(got.ok()) << "printed " << Message(got) << ", jinja2 failed with "
+                           << test.at("error");
+    // Other messages of ours say the same in other words.
+    const std::string message = test.value("message", "");
+    if (absl::StartsWith(message, "stop:")) {
+      EXPECT_THAT(Message(got), HasSubstr(message));
+    }
+    ++errors;
+  }
+  EXPECT_GT(outputs, 900);
+  EXPECT_GT(errors, 100);
+}
+
+TEST_F(JinjaTest, MessagesNameLineAndColumn) {
+  struct Case {
+    const char* source;
+    const char* message;
+  };
+  for (const auto& [source, message] : {
+           Case{"a\n {{ 1 + }}", "line 2, column 9: unexpected '}}', expected an expression"},
+           Case{"{% if x %}\n",
+                "line 1, column 11: unexpected the end of the template, expected 'endif'"},
+           Case{"{{ x|nosuch }}", "line 1, column 6: the filter 'nosuch' is not supported"},
+           Case{"{{ x is nosuch }}", "line 1, column 9: the test 'nosuch' is not supported"},
+           Case{"{% include 'x' %}", "line 1, column 4: the statement 'include' is not supported"},
+           Case{"{% for x in y recursive %}{% endfor %}", "recursive loops are not supported"},
+           Case{"ü{# x", "line 1, column 2: the comment has no end"},
+           Case{"{{ f(*x) }}", "expected an argument without stars"},
+           Case{"{{ '%s' % 1 }}", "1:4: formatting with % is not supported"},
+           Case{"{{ 99999999999999999999 }}", "line 1, column 4: the number does not fit 64 bits"},
+           Case{"x\n{{ messages.a.b }}", "2:12: 'messages' is undefined"},
+           Case{"{% macro m() %}\n\n{{ raise_exception('no') }}{% endmacro %}{{ m() }}", "3:4: no"},
+           Case{"{{ 9223372036854775807 + 1 }}", "1:4: the result does not fit 64 bits"},
+           Case{"{{ 2 ** 64 }}", "does not fit 64 bits"},
+           Case{"{{ {}.a.b }}", "'dict object' has no attribute 'a'"},
+       }) {
+    EXPECT_THAT(Message(RunTemplate(source)), HasSubstr(message)) << source;
+  }
+}
+
+TEST_F(JinjaTest, LimitsEndRenderings) {
+  const RenderLimits small{.max_bytes = 10000, .max_steps = 20000};
+  struct Case {
+    const char* source;
+    const char* message;
+  };
+  for (const auto& [source, message] : {
+           Case{"{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}",
+                "more than 20000 steps"},
+           Case{"{% for a in range(90000) %}x{% endfor %}", "20000 steps"},
+           Case{"{{ 'x' * 10001 }}", "more than 10000 bytes"},
+           Case{"{{ 'x' * 9223372036854775807 }}", "more than 10000 bytes"},
+           Case{"{{ [1] * 9223372036854775807 }}", "steps"},
+           Case{"{% for a in range(200) %}{{ 'x' * 100 }}{% endfor %}", "more than 10000 bytes"},
+           Case{"{% set ns = namespace(s='x') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s "
+                "%}{% endfor %}",
+                "more than 10000 bytes"},
+           Case{"{% set ns = namespace(l=[1]) %}{% for a in range(99) %}{% set ns.l = ns.l + ns.l "
+                "%}{% endfor %}",
+                "steps"},
+           Case{"{% set ns = namespace(l=[1]) %}{% for a in range(40) %}{% set ns.l = [ns.l, ns.l] "
+                "%}{% endfor %}{{ ns.l }}",
+                "steps"},
+           Case{"{% set ns = namespace(l=[1]) %}{% for a in range(40) %}{% set ns.l = [ns.l, ns.l] "
+                "%}{% endfor %}{{ ns.l|tojson }}",
+                "steps"},
+           Case{"{% set ns = namespace(l=[1]) %}{% for a in range(40) %}{% set ns.l = [ns.l, ns.l] "
+                "%}{% endfor %}{{ ns.l == [ns.l[0], ns.l[1]] }}",
+                "steps"},
+           Case{"{% set ns = namespace(l=[]) %}{% for a in range(200) %}{% set ns.l = [ns.l] %}"
+                "{% endfor %}",
+                "nested more than 100 deep"},
+           Case{"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "more than 64 deep"},
+           Case{"{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}", "contains itself"},
+           Case{"{{ range(100001) }}", "100000 elements"},
+           Case{"{{ range(0, 9223372036854775807, 3) }}", "100000 elements"},
+           Case{"{{ ('a\\n' * 100)|indent(1000) }}", "more than 10000 bytes"},
+           Case{"{{ ('a' * 9000).replace('a', 'b' * 9000) }}", "steps"},
+           Case{"{{ ('a' * 5000)|list|join('b' * 5000) }}", "steps"},
+       }) {
+    EXPECT_THAT(Message(RunTemplate(source, {}, small)), HasSubstr(message)) << source;
+  }
+}
+
+TEST_F(JinjaTest, DeepTemplatesAreRefused) {
+  std::string loops, ends, ifs, ends_if;
+  for (int i = 0; i < 17; ++i) {
+    loops += "{% for a in b %}";
+    ends += "{% endfor %}";
+  }
+  EXPECT_THAT(Message(RunTemplate(loops + ends)), HasSubstr("loops are nested more than 16 deep"));
+  for (int i = 0; i < 70; ++i) {
+    ifs += "{% if a %}";
+    ends_if += "{% endif %}";
+  }
+  EXPECT_THAT(Message(RunTemplate(ifs + ends_if)),
+              HasSubstr("blocks are nested more than 64 deep"));
+  for (const char* open : {"(", "[", "{1:", "-", "a[", "f(", "not ", "a if "}) {
+    std::string source = "{{ ";
+    for (int i = 0; i < 100000; ++i) source += open;
+    EXPECT_FALSE(RunTemplate(source + " }}").ok()) << open;
+  }
+  for (const char* link : {".a", "[0]", "|list", "()", " + 1", " and 1", " ~ 1"}) {
+    std::string source = "{{ a";
+    for (int i = 0; i < 100000; ++i) source += link;
+    // Joined texts are one level, however many they are.
+    const bool may_run = absl::string_view(link) == " ~ 1";
+    EXPECT_TRUE(may_run || !RunTemplate(source + " }}").ok()) << link;
+  }
+  EXPECT_THAT(Message(RunTemplate(std::string(kMaxTemplateBytes + 1, 'x'))),
+              HasSubstr("the limit is"));
+}
+
+// A program of the most levels that the limits allow runs on a thread's usual stack.
+TEST_F(JinjaTest, TheDeepestProgramRuns) {
+  std::string sum = "1";
+  for (int i = 0; i < 190; ++i) sum += " + 1";
+  const std::string source = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{% endif %}{{ " + sum +
+                             " }} {% endmacro %}{{ m(60) }}";
+  absl::StatusOr<std::string> got;
+  std::thread([&] { got = RunTemplate(source); }).join();
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_TRUE(absl::StartsWith(*got, "191 191 "));
+}
+
+// Every template of the recorded cases, changed at random places: whatever happens, it ends, within
+// the limits, and what is printed is UTF-8.
+TEST_F(JinjaTest, BrokenTemplatesDoNoHarm) {
+  const Variables variables = ReadVariables(ReadTestFile(TemplateData() / "variables.json"));
+  std::vector<std::string> sources;
+  for (const nlohmann::json& test : ReadJsonLines(TemplateData() / "expressions.jsonl")) {
+    sources.push_back(test.at("template"));
+  }
+  for (const auto& file : std::filesystem::directory_iterator(TemplateData() / "families")) {
+    sources.push_back(ReadTestFile(file.path()));
+  }
+  std::sort(sources.begin(), sources.end());
+  const std::uint32_t seed = 20261122;
+  std::mt19937 random(seed);
+  const auto below = [&random](std::size_t limit) {
+    return static_cast<std::size_t>(random()) % limit;
+  };
+  constexpr absl::string_view kPieces[] = {
+      "{{",    "}}",   "{%",    "%}",     "{#",   "#}",        "-",  "+",  "|",
+      "(",     ")",    "[",     "]",      "'",    "\"",        "\\", "\n", " if ",
+      " for ", " in ", "endif", "endfor", "set ", "macro ",    "9",  ".",  "~",
+      "*",     "=",    ",",     ":",      "ü",    "range(99)", "s",  "m"};
+  const RenderLimits limits{.max_bytes = 20000, .max_steps = 20000};
+  int printed = 0;
+  for (int round = 0; round < 6000; ++round) {
+    std::string source = sources[below(sources.size())];
+    for (std::size_t edits = 1 + below(4); edits > 0; --edits) {
+      const std::size_t at = below(source.size() + 1);
+      const absl::string_view piece = kPieces[below(std::size(kPieces))];
+      switch (below(4)) {
+        case 0:
+          source.insert(at, piece.data(), piece.size());
+          break;
+        case 1:
+          source.erase(at, 1 + below(6));
+          break;
+        case 2:
+          source.resize(at);
+          break;
+        default:
+          source += sources[below(sources.size())].substr(0, 200);
+      }
+    }
+    if (FirstInvalidUtf8(source)) continue;  // such templates are refused before they are read
+    const absl::StatusOr<Body> body = Parse(source);
+    if (!body.ok()) continue;
+    const RenderResult result = Render(*body, variables, limits, kNow);
+    if (!result.text.ok()) continue;
+    ++printed;
+    EXPECT_LE(result.text->size(), 20000u);
+    EXPECT_FALSE(FirstInvalidUtf8(*result.text)) << "seed " << seed << ": " << Escaped(source);
+  }
+  EXPECT_GT(printed, 500);
+}
+
+TEST_F(JinjaTest, RenderingsOfOneTreeDoNotMeet) {
+  const absl::StatusOr<Body> body = Parse(
+      "{% set ns = namespace(n=0) %}{% for i in range(200) %}{% set ns.n = ns.n + x %}"
+      "{% endfor %}{{ ns.n }}{{ d|tojson }}");
+  ASSERT_TRUE(body.ok());
+  const Variables shared = ReadVariables(R"({"d": {"a": [1, "b"]}})");
+  std::vector<std::thread> threads;
+  std::vector<std::string> texts(8);
+  for (std::size_t t = 0; t < texts.size(); ++t) {
+    threads.emplace_back([&, t] {
+      Variables variables = shared;
+      variables.emplace_back("x", Value::Int(static_cast<std::int64_t>(t)));
+      for (int i = 0; i < 20; ++i) texts[t] = *Render(*body, variables, {}, kNow).text;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t t = 0; t < texts.size(); ++t) {
+    EXPECT_EQ(texts[t], absl::StrCat(200 * t, R"({"a": [1, "b"]})"));
+  }
+}
+
+TEST_F(JinjaTest, JsonIsReadStrictly) {
+  for (const char* json : {"", "{", "[1,]", "{\"a\" 1}", "nul", "1 2", "'a'", "[1e999]",
+                           "99999999999999999999", "18446744073709551615", "\"\xff\""}) {
+    EXPECT_FALSE(FromJson(json).ok()) << json;
+  }
+  EXPECT_FALSE(FromJson(std::string(65, '[') + std::string(65, ']')).ok());
+  EXPECT_TRUE(FromJson(std::string(64, '[') + std::string(64, ']')).ok());
+}
+
+}  // namespace
+}  // namespace quire::text::jinja
