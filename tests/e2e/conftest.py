@@ -23,7 +23,7 @@ def api(tmp_path_factory):
     assert protoc.main(arguments + [str(p) for p in protos]) == 0
     sys.path.insert(0, str(out))
     names = types.SimpleNamespace()
-    for name in ("generation", "sampling", "text", "model", "types", "admin"):
+    for name in ("generation", "chat", "sampling", "text", "model", "types", "admin"):
         module = importlib.import_module(f"quire.v1.{name}_pb2")
         for symbol in dir(module):
             if not symbol.startswith("_"):

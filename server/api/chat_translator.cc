@@ -1,0 +1,163 @@
+#include "server/api/chat_translator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+#include "quire/v1/chat.pb.h"
+
+namespace quire::server {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxMessages = 4096;
+constexpr int kMaxTools = 256;
+constexpr std::size_t kMaxNameBytes = 64;
+constexpr int kMaxVarsDepth = 32;
+
+absl::Status Bad(const v1::ChatPrompt& chat, absl::string_view text) {
+  return WithReason(
+      absl::InvalidArgumentError(text), "BAD_CHAT_TEMPLATE_INPUT",
+      {{"template_name", chat.template_name().substr(0, kMaxNameBytes)}, {"line", "0"}});
+}
+
+bool IsFunctionName(const std::string& name) {
+  const auto is_plain = [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+  };
+  return !name.empty() && name.size() <= kMaxNameBytes &&
+         std::all_of(name.begin(), name.end(), is_plain);
+}
+
+// Whole numbers become integers, as a client meant them: a Struct has none.
+json NumberToJson(double number) {
+  constexpr double kExact = 9007199254740992.0;  // 2^53
+  if (number == std::floor(number) && std::abs(number) <= kExact) {
+    return static_cast<std::int64_t>(number);
+  }
+  return number;
+}
+
+absl::StatusOr<json> ToJson(const google::protobuf::Value& value, int depth);
+
+absl::StatusOr<json> ToJson(const google::protobuf::Struct& message, int depth) {
+  if (depth > kMaxVarsDepth) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chat.template_vars is nested more than ", kMaxVarsDepth, " deep"));
+  }
+  // A Struct has no order; by name, so that one request always renders one prompt.
+  json object = json::object();
+  for (const auto& [key, value] : message.fields()) {
+    QUIRE_ASSIGN_OR_RETURN(object[key], ToJson(value, depth + 1));
+  }
+  return object;
+}
+
+absl::StatusOr<json> ToJson(const google::protobuf::Value& value, int depth) {
+  using google::protobuf::Value;
+  switch (value.kind_case()) {
+    case Value::kBoolValue:
+      return json(value.bool_value());
+    case Value::kStringValue:
+      return json(value.string_value());
+    case Value::kStructValue:
+      return ToJson(value.struct_value(), depth);
+    case Value::kNumberValue:
+      if (!std::isfinite(value.number_value())) {
+        return absl::InvalidArgumentError("chat.template_vars has a number that is not finite");
+      }
+      return NumberToJson(value.number_value());
+    case Value::kListValue: {
+      if (depth > kMaxVarsDepth) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("chat.template_vars is nested more than ", kMaxVarsDepth, " deep"));
+      }
+      json list = json::array();
+      for (const Value& item : value.list_value().values()) {
+        QUIRE_ASSIGN_OR_RETURN(json entry, ToJson(item, depth + 1));
+        list.push_back(std::move(entry));
+      }
+      return list;
+    }
+    default:
+      return json(nullptr);
+  }
+}
+
+absl::Status CheckCounts(const v1::ChatPrompt& chat) {
+  if (chat.messages().empty() || chat.messages_size() > kMaxMessages) {
+    return Bad(chat, absl::StrCat("chat.messages has ", chat.messages_size(), " messages, 1 to ",
+                                  kMaxMessages, " are allowed"));
+  }
+  if (chat.tools_size() > kMaxTools) {
+    return Bad(chat, absl::StrCat("chat.tools has ", chat.tools_size(), " tools, at most ",
+                                  kMaxTools, " are allowed"));
+  }
+  if (chat.template_name().size() > kMaxNameBytes) {
+    return Bad(chat, absl::StrCat("chat.template_name has ", chat.template_name().size(),
+                                  " bytes, at most ", kMaxNameBytes, " are allowed"));
+  }
+  if (chat.continue_final_message() && chat.has_add_generation_prompt() &&
+      chat.add_generation_prompt()) {
+    return Bad(chat, "chat.continue_final_message excludes add_generation_prompt");
+  }
+  return absl::OkStatus();
+}
+
+text::ChatMessage ToMessage(const v1::ChatMessage& message) {
+  text::ChatMessage result{.role = message.role(),
+                           .content = message.content(),
+                           .name = message.name(),
+                           .tool_calls = {},
+                           .tool_call_id = message.tool_call_id(),
+                           .reasoning_content = message.reasoning_content()};
+  for (const v1::ToolCall& call : message.tool_calls()) {
+    result.tool_calls.push_back(
+        {.id = call.id(), .name = call.name(), .arguments_json = call.arguments_json()});
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat) {
+  QUIRE_RETURN_IF_ERROR(CheckCounts(chat));
+  text::ChatInput input;
+  input.template_name = chat.template_name();
+  input.continue_final_message = chat.continue_final_message();
+  input.add_generation_prompt = chat.has_add_generation_prompt() ? chat.add_generation_prompt()
+                                                                 : !chat.continue_final_message();
+  for (int i = 0; i < chat.messages_size(); ++i) {
+    const std::size_t size = chat.messages(i).role().size();
+    if (size == 0 || size > kMaxNameBytes) {
+      return Bad(chat, absl::StrCat("chat.messages[", i, "].role has ", size, " bytes, 1 to ",
+                                    kMaxNameBytes, " are allowed"));
+    }
+    input.messages.push_back(ToMessage(chat.messages(i)));
+  }
+  for (int i = 0; i < chat.tools_size(); ++i) {
+    const v1::ToolSpec& tool = chat.tools(i);
+    if (!IsFunctionName(tool.name())) {
+      return Bad(chat, absl::StrCat("chat.tools[", i, "].name must be 1 to ", kMaxNameBytes,
+                                    " characters of [A-Za-z0-9_-]"));
+    }
+    input.tools.push_back({.name = tool.name(),
+                           .description = tool.description(),
+                           .parameters_json = tool.parameters_json_schema()});
+  }
+  if (chat.has_template_vars()) {
+    const absl::StatusOr<json> vars = ToJson(chat.template_vars(), 0);
+    if (!vars.ok()) return Bad(chat, vars.status().message());
+    input.template_vars_json = vars->dump();
+  }
+  return input;
+}
+
+}  // namespace quire::server

@@ -1,0 +1,27 @@
+#pragma once
+
+// The chat templates of a model and a configuration: which files may hold them, and what is said
+// about those that cannot be used.
+//
+// Place:      between the model's files and text::ChatTemplates; ModelStack calls it at the start
+//             and for every reload.
+// Threads:    any.
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "models/checkpoint/model_files.h"
+#include "models/text/chat_template.h"
+#include "models/text/tokenizer.h"
+#include "server/config/options.h"
+
+namespace quire::server {
+
+// A model without a usable template is no error; the log says what is wrong with it. Errors:
+// INVALID_ARGUMENT or NOT_FOUND that name chat.template_file, chat.default_vars or a file that
+// cannot be read.
+absl::StatusOr<std::shared_ptr<const text::ChatTemplates>> LoadChatTemplates(
+    const ChatTemplateOptions& options, const models::ModelFiles& files,
+    const text::Tokenizer& tokenizer);
+
+}  // namespace quire::server

@@ -1,0 +1,256 @@
+// quire chat: a conversation in the terminal, or one question. quire render: what the model would
+// see of a conversation.
+
+#include <google/protobuf/util/json_util.h>
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status.h"
+#include "quire/v1/generation.grpc.pb.h"
+#include "tools/quire/client.h"
+
+namespace quire::client {
+namespace {
+
+struct ChatOptions {
+  std::string message;
+  std::string system;
+  std::string messages_file, tools_file;
+  std::string template_name;
+  std::vector<std::string> vars;
+  std::string model;
+  std::optional<float> temperature, top_p;
+  std::optional<std::int32_t> top_k, max_tokens;
+  std::optional<std::int64_t> seed;
+  std::vector<std::string> stop;
+  bool quiet = false;
+  bool continue_final = false;
+  bool no_generation_prompt = false;
+  bool ids = false;
+};
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// Lays `json`, the value of `field` in the JSON form of ChatPrompt, over `chat`.
+absl::Status MergeJson(absl::string_view field, absl::string_view json, const std::string& source,
+                       v1::ChatPrompt* chat) {
+  v1::ChatPrompt part;
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      absl::StrCat("{\"", field, "\": ", json, "}"), &part);
+  if (!status.ok()) {
+    const auto& text = status.message();
+    return absl::InvalidArgumentError(
+        absl::StrCat(source, ": ", absl::string_view(text.data(), text.size())));
+  }
+  chat->MergeFrom(part);
+  return absl::OkStatus();
+}
+
+absl::Status MergeFile(absl::string_view field, const std::string& path, v1::ChatPrompt* chat) {
+  if (path.empty()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::string json, ReadFile(path));
+  return MergeJson(field, json, path, chat);
+}
+
+void AddMessage(const std::string& role, const std::string& content, v1::ChatPrompt* chat) {
+  v1::ChatMessage* message = chat->add_messages();
+  message->set_role(role);
+  message->set_content(content);
+}
+
+// Everything that the options say, the message included.
+absl::StatusOr<v1::ChatPrompt> StartChat(const ChatOptions& options) {
+  v1::ChatPrompt chat;
+  chat.set_template_name(options.template_name);
+  chat.set_continue_final_message(options.continue_final);
+  if (options.no_generation_prompt) chat.set_add_generation_prompt(false);
+  QUIRE_RETURN_IF_ERROR(MergeFile("tools", options.tools_file, &chat));
+  for (const std::string& var : options.vars) {
+    const std::size_t equals = var.find('=');
+    if (equals == std::string::npos) {
+      return absl::InvalidArgumentError(absl::StrCat("--var ", var, " has no ="));
+    }
+    QUIRE_RETURN_IF_ERROR(
+        MergeJson("templateVars",
+                  absl::StrCat("{\"", var.substr(0, equals), "\": ", var.substr(equals + 1), "}"),
+                  absl::StrCat("--var ", var), &chat));
+  }
+  if (!options.system.empty()) AddMessage("system", options.system, &chat);
+  QUIRE_RETURN_IF_ERROR(MergeFile("messages", options.messages_file, &chat));
+  if (options.message == "-") {
+    QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadFile("-"));
+    AddMessage("user", text, &chat);
+  } else if (!options.message.empty()) {
+    AddMessage("user", options.message, &chat);
+  }
+  return chat;
+}
+
+int WrongInput(const absl::Status& status) {
+  const absl::string_view text = status.message();
+  std::fprintf(stderr, "quire: %.*s\n", static_cast<int>(text.size()), text.data());
+  return kWrongUsage;
+}
+
+v1::GenerateRequest ToRequest(const ChatOptions& options, const v1::ChatPrompt& chat) {
+  v1::GenerateRequest request;
+  request.set_model(options.model);
+  *request.mutable_chat() = chat;
+  v1::SamplingParams* sampling = request.mutable_sampling();
+  if (options.temperature) sampling->set_temperature(*options.temperature);
+  if (options.top_p) sampling->set_top_p(*options.top_p);
+  if (options.top_k) sampling->set_top_k(*options.top_k);
+  if (options.seed) sampling->set_seed(*options.seed);
+  v1::StoppingParams* stopping = request.mutable_stopping();
+  if (options.max_tokens) stopping->set_max_tokens(*options.max_tokens);
+  for (const std::string& stop : options.stop) stopping->add_stop(stop);
+  request.mutable_output()->set_stream(true);
+  return request;
+}
+
+// One answer, streamed to standard output; `answer` gets its text.
+int Ask(const CommonOptions& common, const ChatOptions& options, const v1::ChatPrompt& chat,
+        v1::GenerationService::Stub* stub, std::string* answer) {
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  InterruptGuard guard([&context] { context.TryCancel(); });
+  const auto reader = stub->Generate(&context, ToRequest(options, chat));
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+    if (common.json) PrintJson(response);
+    if (!response.has_delta()) continue;
+    const std::string& text = response.delta().text();
+    *answer += text;
+    if (common.json) continue;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+  if (!common.json) std::printf("\n");
+  std::fflush(stdout);
+  const grpc::Status status = reader->Finish();
+  return status.ok() ? kOk : Fail(status, common.address);
+}
+
+// The next line that the user types; false at the end of the input.
+bool ReadLine(const ChatOptions& options, std::string* line) {
+  // Nothing runs that could be cancelled, so an interrupt is a goodbye.
+  InterruptGuard guard([] { std::_Exit(kOk); });
+  if (!options.quiet && isatty(STDIN_FILENO) != 0) {
+    std::fprintf(stderr, "> ");
+    std::fflush(stderr);
+  }
+  return static_cast<bool>(std::getline(std::cin, *line));
+}
+
+int RunChat(const CommonOptions& common, const ChatOptions& options) {
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
+  absl::StatusOr<v1::ChatPrompt> started = StartChat(options);
+  if (!started.ok()) return WrongInput(started.status());
+  v1::ChatPrompt chat = *std::move(started);
+  std::string answer;
+  if (!options.message.empty() || !options.messages_file.empty()) {
+    return Ask(common, options, chat, stub.get(), &answer);
+  }
+  int result = kOk;
+  for (std::string line; ReadLine(options, &line);) {
+    if (absl::StripAsciiWhitespace(line).empty()) continue;
+    AddMessage("user", line, &chat);
+    answer.clear();
+    result = Ask(common, options, chat, stub.get(), &answer);
+    if (result == kCannotConnect) return result;
+    if (result == kOk) {
+      AddMessage("assistant", answer, &chat);
+    } else {
+      chat.mutable_messages()->RemoveLast();  // the question may be asked again
+    }
+  }
+  return result;
+}
+
+int RunRender(const CommonOptions& common, const ChatOptions& options) {
+  absl::StatusOr<v1::ChatPrompt> chat = StartChat(options);
+  if (!chat.ok()) return WrongInput(chat.status());
+  v1::RenderChatRequest request;
+  request.set_model(options.model);
+  *request.mutable_chat() = *std::move(chat);
+  v1::RenderChatResponse response;
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
+  const grpc::Status status = stub->RenderChat(&context, request, &response);
+  if (!status.ok()) return Fail(status, common.address);
+  if (common.json) {
+    PrintJson(response);
+  } else if (options.ids) {
+    for (int i = 0; i < response.token_ids_size(); ++i) {
+      std::printf("%s%d", i == 0 ? "" : " ", response.token_ids(i));
+    }
+    std::printf("\n");
+  } else {
+    std::fwrite(response.text().data(), 1, response.text().size(), stdout);
+  }
+  return kOk;
+}
+
+void AddConversation(CLI::App* cmd, ChatOptions* options) {
+  cmd->add_option("message", options->message, "what the user says; - reads standard input");
+  cmd->add_option("--system", options->system, "system message in front of all others");
+  cmd->add_option("--messages", options->messages_file,
+                  "file with a JSON list of messages, such as [{\"role\": \"user\", \"content\": "
+                  "\"Hi\"}]");
+  cmd->add_option("--tools", options->tools_file,
+                  "file with a JSON list of tools: name, description, parametersJsonSchema");
+  cmd->add_option("--template", options->template_name, "which of the model's templates");
+  cmd->add_option("--var", options->vars, "NAME=JSON for the template; may be given again");
+  cmd->add_flag("--continue", options->continue_final, "the answer goes on with the last message");
+  cmd->add_option("--model", options->model, "model id (default: the server's)");
+}
+
+}  // namespace
+
+void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code) {
+  auto options = std::make_shared<ChatOptions>();
+  CLI::App* chat = app->add_subcommand(
+      "chat", "talk to the model; without a message, line by line until the end of the input");
+  AddConversation(chat, options.get());
+  chat->add_option("--max-tokens", options->max_tokens, "most tokens of an answer");
+  chat->add_option("--temperature", options->temperature, "0 is greedy");
+  chat->add_option("--top-p", options->top_p, "nucleus");
+  chat->add_option("--top-k", options->top_k, "best k tokens; 0 is off");
+  chat->add_option("--seed", options->seed, "same seed, same answers");
+  chat->add_option("--stop", options->stop, "text that ends an answer; may be given again");
+  chat->add_flag("--quiet", options->quiet, "no prompt on standard error");
+  chat->callback([=] { *exit_code = RunChat(*common, *options); });
+
+  auto shown = std::make_shared<ChatOptions>();
+  CLI::App* render =
+      app->add_subcommand("render", "print what the chat template makes of a conversation");
+  AddConversation(render, shown.get());
+  render->add_flag("--no-generation-prompt", shown->no_generation_prompt,
+                   "without the opening of an answer");
+  render->add_flag("--ids", shown->ids, "print token ids");
+  render->callback([=] { *exit_code = RunRender(*common, *shown); });
+}
+
+}  // namespace quire::client
