@@ -12,7 +12,7 @@
 namespace quire {
 
 // Hands values from any number of threads to any number of others, first in first out, and never
-// grows: a full queue says so, and the producer decides whom to refuse.
+// grows by itself: a full queue says so, and the producer decides whom to refuse.
 //
 // Place:      between threads: admission and control inboxes, text jobs, output rings.
 // Invariants: 0 <= size() <= capacity(). After Close no push succeeds; what is inside can still be
@@ -22,12 +22,28 @@ namespace quire {
 template <typename T>
 class BoundedQueue {
  public:
-  // REQUIRES: capacity >= 1. All memory is taken here.
+  // REQUIRES: capacity >= 1. All memory is taken here and in Reserve.
   explicit BoundedQueue(std::size_t capacity) : slots_(capacity) { QUIRE_CHECK(capacity >= 1); }
   BoundedQueue(const BoundedQueue&) = delete;
   BoundedQueue& operator=(const BoundedQueue&) = delete;
 
-  std::size_t capacity() const { return slots_.size(); }
+  std::size_t capacity() const {
+    MutexLock lock(&mutex_);
+    return slots_.size();
+  }
+
+  // Makes room for `capacity` values, if there is less. Takes memory; for configuration, not for
+  // every push.
+  void Reserve(std::size_t capacity) {
+    MutexLock lock(&mutex_);
+    if (capacity <= slots_.size()) return;
+    std::vector<std::optional<T>> slots(capacity);
+    for (std::size_t i = 0; i < size_; ++i) {
+      slots[i] = std::move(slots_[(head_ + i) % slots_.size()]);
+    }
+    slots_ = std::move(slots);
+    head_ = 0;
+  }
 
   std::size_t size() const {
     MutexLock lock(&mutex_);
@@ -118,7 +134,7 @@ class BoundedQueue {
 
   mutable Mutex mutex_;
   CondVar not_empty_;
-  std::vector<std::optional<T>> slots_;  // ring; the extent is constant, the values are guarded
+  std::vector<std::optional<T>> slots_ ABSL_GUARDED_BY(mutex_);  // ring
   std::size_t head_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t size_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -233,17 +233,24 @@ std::optional<Level> LevelFromName(absl::string_view name) {
   return std::nullopt;
 }
 
-absl::Status Configure(const Options& options) {
+absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options) {
   absl::StatusOr<Sink> sink = OpenSink(options.file);
   if (!sink.ok()) return sink.status();
-  State& state = GlobalState();
-  MutexLock lock(&state.mutex);
-  state.options = options;
-  state.sink = *std::move(sink);
-  state.single_levels.clear();
-  state.sites.clear();
-  UpdateLeastLevel(state);
-  return absl::OkStatus();
+  return [options, sink = *std::move(sink)] {
+    State& state = GlobalState();
+    MutexLock lock(&state.mutex);
+    state.options = options;
+    state.sink = sink;
+    state.single_levels.clear();
+    state.sites.clear();
+    UpdateLeastLevel(state);
+  };
+}
+
+absl::Status Configure(const Options& options) {
+  const absl::StatusOr<std::function<void()>> apply = PrepareConfigure(options);
+  if (apply.ok()) (*apply)();
+  return apply.status();
 }
 
 absl::Status Reopen() {

@@ -11,6 +11,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -72,6 +73,8 @@ using Fields = std::initializer_list<Field>;
 // Sets level, format and destination of the whole process, and drops the levels of single loggers.
 // Returns the error of opening the file; then nothing has changed.
 absl::Status Configure(const Options& options);
+// The same in two parts: opens the file, and returns what makes the change.
+absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options);
 
 // Opens the log file again under its name, after it was rotated. Standard error: nothing to do.
 absl::Status Reopen();

@@ -57,7 +57,7 @@ PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<
   }
   const std::size_t matched = match.pages.size() * page_size;
   match.num_tokens = static_cast<std::uint32_t>(matched);
-  if (!state_->options.partial_page_reuse) return match;
+  if (!state_->partial_page_reuse) return match;
   const PrefixCache::Beginning beginning = state_->prefixes.FindBeginning(
       node, tokens.subspan(matched, std::min(page_size, limit - matched)));
   if (beginning.rows >= page_size / kMinPartialShare) {
@@ -68,8 +68,7 @@ PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<
   return match;
 }
 
-absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const Hash128& root,
-                                  bool count_hit, std::uint32_t queried_tokens) {
+absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const Hash128& root) {
   BlockPool& pool = state_->pool;
   RowState& state = state_->row_state(row);
   QUIRE_CHECK(state_->num_columns(row) == 0);
@@ -106,12 +105,13 @@ absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const 
   state.root = root;
   state.is_attached = true;
   state.num_published = static_cast<std::uint32_t>(match.pages.size());
-  if (count_hit) {
-    state_->hit_tokens += match.num_tokens;
-    state_->queried_tokens += queried_tokens;
-    state_->collisions += match.collision;
-  }
   return absl::OkStatus();
+}
+
+void CacheManager::CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens) {
+  state_->hit_tokens += match.num_tokens;
+  state_->queried_tokens += queried_tokens;
+  state_->collisions += match.collision;
 }
 
 absl::Status CacheManager::Reserve(BatchRow row, std::uint32_t total_tokens) {
@@ -260,6 +260,10 @@ bool CacheManager::has_step_work() const {
          state_->pool.num_quarantined() > state_->num_clears_taken;
 }
 
+void CacheManager::SetPartialPageReuse(bool enabled) {
+  state_->partial_page_reuse = enabled;
+}
+
 FlushCounts CacheManager::Flush() {
   FlushCounts counts;
   BlockPool& pool = state_->pool;
@@ -313,6 +317,25 @@ CacheStats CacheManager::stats() const {
           .queried_tokens = state_->queried_tokens,
           .evicted_pages = pool.num_evicted(),
           .collisions = state_->collisions};
+}
+
+std::vector<PageUse> CacheManager::DescribePages() const {
+  const BlockPool& pool = state_->pool;
+  std::vector<PageUse> uses(pool.usable());
+  for (std::uint32_t i = 0; i < uses.size(); ++i) {
+    switch (pool.state(BlockId{i + 1})) {
+      case PageState::kFree: uses[i].kind = PageUse::Kind::kFree; break;
+      case PageState::kCached: uses[i].kind = PageUse::Kind::kCached; break;
+      default: uses[i].kind = PageUse::Kind::kUsed; break;
+    }
+  }
+  for (std::uint32_t row = 0; row < state_->rows.size(); ++row) {
+    for (const std::uint32_t page : state_->table.columns(BatchRow{row})) {
+      ++uses[page - 1].num_rows;
+      uses[page - 1].row = BatchRow{row};
+    }
+  }
+  return uses;
 }
 
 absl::Status CacheManager::CheckIntegrity() const {

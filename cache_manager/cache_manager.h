@@ -6,8 +6,9 @@
 // next step.
 //
 //   match = cache->Match(tokens, keys, root, limit);   pure
-//   cache->Attach(row, match, root, ...);              takes references, counts the hit
+//   cache->Attach(row, match, root);                   takes references
 //   cache->Reserve(row, tokens_after_this_step);       fresh pages, all or nothing
+//   cache->CountLookup(match, prompt_tokens);          once per request, when all that has worked
 //   inputs = cache->PrepareStep(rows);                 lookup table and lengths for the kernels
 //   clears, copies = cache->TakeClears(), TakeCopies() the runner does both, then computes
 //   cache->CompleteStep();                             the oldest step in flight has run
@@ -41,7 +42,7 @@ struct CacheManagerOptions {
   std::uint32_t max_rows = 0;            // rows of the lookup table
   std::uint32_t max_context_tokens = 0;  // most tokens of a row, those of steps ahead included
   bool prefix_caching = true;
-  bool partial_page_reuse = true;
+  bool partial_page_reuse = true;  // at first; SetPartialPageReuse
   HashKey hash_key{};                      // random per process
   PageHashFunction page_hash = &HashPage;  // what the callers' keys are made with
 };
@@ -70,10 +71,17 @@ struct CacheStats {
   std::uint32_t free_pages = 0;
   std::uint32_t cached_pages = 0;  // unreferenced and findable
   std::uint32_t used_pages = 0;    // everything else
-  std::uint64_t hit_tokens = 0;    // counted once per Attach with count_hit
+  std::uint64_t hit_tokens = 0;    // CountLookup
   std::uint64_t queried_tokens = 0;
   std::uint64_t evicted_pages = 0;
-  std::uint64_t collisions = 0;  // equal keys, different tokens: Attach with count_hit, Publish
+  std::uint64_t collisions = 0;  // equal keys, different tokens: CountLookup, Publish
+};
+
+// How one page is used, for pictures of the pool.
+struct PageUse {
+  enum class Kind : std::uint8_t { kFree, kCached, kUsed } kind = Kind::kFree;  // as CacheStats counts
+  std::uint32_t num_rows = 0;  // rows that refer to it; a used page may have none (copies, clears)
+  BatchRow row{0};             // the last of them
 };
 
 struct FlushCounts {
@@ -104,11 +112,12 @@ class CacheManager {
   // Makes the matched pages, perhaps none, the first columns of `row` and `root` the scope under
   // which it publishes. With a partial source a fresh page is taken and a PageCopy queued; the
   // source is not available until that copy has completed. Returns RESOURCE_EXHAUSTED, having done
-  // nothing, when that page is missing; ABORTED when the match is outdated. `count_hit` is true at
-  // a sequence's first admission only; `queried_tokens` is its prompt length. REQUIRES: the row has
+  // nothing, when that page is missing; ABORTED when the match is outdated. REQUIRES: the row has
   // no pages.
-  absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root, bool count_hit,
-                      std::uint32_t queried_tokens);
+  absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root);
+  // Counts a match that is used: of `queried_tokens` asked for, so many hit. For the first admission
+  // of a request, once it has succeeded.
+  void CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens);
 
   // Pages for `total_tokens` tokens in all; keeps what the row has. All or nothing:
   // RESOURCE_EXHAUSTED with reason-free text "needs N pages, M available" and nothing evicted on
@@ -168,6 +177,10 @@ class CacheManager {
   // an idle engine runs one without rows when this is true.
   bool has_step_work() const;
 
+  // Whether the common start of a page is reused by copying it: from the next Match and the next
+  // FreeKeepingTail on. What was kept before stays.
+  void SetPartialPageReuse(bool enabled);
+
   // Nothing that is cached now is found any more, nor what live rows hold: they publish no more.
   FlushCounts Flush();
 
@@ -178,6 +191,8 @@ class CacheManager {
   std::uint32_t usable_pages() const;
   const HashKey& hash_key() const;
   CacheStats stats() const;
+  // Entry i is page i + 1. O(pages + rows * columns).
+  std::vector<PageUse> DescribePages() const;
 
   // Proves I1 to I11 in O(pages + rows * columns). Called when idle and by every randomised test.
   absl::Status CheckIntegrity() const;

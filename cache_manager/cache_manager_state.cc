@@ -162,7 +162,7 @@ void CacheManager::State::KeepTail(BatchRow row, std::span<const std::int32_t> t
                                    std::uint32_t computed_tokens) {
   const std::uint32_t column = computed_tokens / page_size;
   const std::uint32_t filled = computed_tokens % page_size;
-  if (!options.partial_page_reuse || filled < page_size / kMinPartialShare) return;
+  if (!partial_page_reuse || filled < page_size / kMinPartialShare) return;
   if (row_state(row).num_published != column) return;
   const BlockId page = table.page(row, column);
   if (pool.requests(page) != 1 || pool.node(page) != kNoNode || pool.is_spoiled(page)) return;

@@ -42,6 +42,7 @@ struct CacheManager::State {
   State(const CacheManagerOptions& manager_options, LookupTable lookup_table)
       : options(manager_options),
         page_size(options.geometry.page_size),
+        partial_page_reuse(options.partial_page_reuse),
         pool(options.geometry.num_blocks),
         table(std::move(lookup_table)),
         prefixes(
@@ -96,6 +97,7 @@ struct CacheManager::State {
 
   const CacheManagerOptions options;
   const std::uint32_t page_size;
+  bool partial_page_reuse;
   BlockPool pool;
   LookupTable table;
   PrefixCache prefixes;

@@ -1,10 +1,12 @@
 #include "engine/admission_queue.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/error_reason.h"
+#include "base/status.h"
 
 namespace quire::engine {
 
@@ -43,30 +45,77 @@ absl::Status AdmissionQueue::Full(absl::string_view what, std::int64_t limit) co
                     RetryDelayLocked());
 }
 
-absl::Status AdmissionQueue::EnterRequest() {
+void AdmissionQueue::SetLimits(std::int32_t max_requests, std::int64_t max_tokens) {
   MutexLock lock(&mutex_);
-  if (requests_ >= max_requests_) return Full("requests", max_requests_);
-  ++requests_;
-  return absl::OkStatus();
+  max_requests_ = max_requests;
+  max_tokens_ = max_tokens;
+  highest_requests_ = std::max(highest_requests_, max_requests);
+  highest_tokens_ = std::max(highest_tokens_, max_tokens);
 }
 
-absl::Status AdmissionQueue::AddTokens(std::int64_t tokens) {
+void AdmissionQueue::SetTenants(const TenantOptions& tenants) {
   MutexLock lock(&mutex_);
-  if (tokens_ + tokens > max_tokens_) return Full("tokens", max_tokens_);
+  tenants_ = tenants;
+}
+
+// `more_tokens` 0: room for one more request is asked for.
+absl::Status AdmissionQueue::CheckTenant(const std::string& tenant,
+                                         std::int64_t more_tokens) const {
+  const TenantLimits& limits = tenants_.Of(tenant);
+  const auto found = waiting_.find(tenant);
+  const Waiting waiting = found == waiting_.end() ? Waiting() : found->second;
+  const bool of_tokens = more_tokens > 0;
+  const std::int64_t value = of_tokens ? waiting.tokens : waiting.requests;
+  std::int64_t limit = std::numeric_limits<std::int64_t>::max();
+  if (of_tokens && limits.max_queued_tokens) limit = *limits.max_queued_tokens;
+  if (!of_tokens && limits.max_queued_requests) limit = *limits.max_queued_requests;
+  if ((of_tokens ? more_tokens : 1) <= limit - value) return absl::OkStatus();
+  const absl::string_view unit = of_tokens ? "prompt tokens" : "requests";
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat("tenant \"", tenant, "\" has ", value, " waiting ",
+                                                unit, ", at most ", limit, " may wait")),
+      "TENANT_LIMIT",
+      {{"tenant", tenant},
+       {"limit", absl::StrCat(limit)},
+       {"value", absl::StrCat(value)},
+       {"key", of_tokens ? "max_queued_tokens" : "max_queued_requests"}},
+      RetryDelayLocked());
+}
+
+void AdmissionQueue::Count(const std::string& tenant, std::int32_t requests, std::int64_t tokens) {
+  requests_ += requests;
   tokens_ += tokens;
+  Waiting& waiting = waiting_[tenant];
+  waiting.requests += requests;
+  waiting.tokens += tokens;
+  QUIRE_CHECK(requests_ >= 0 && tokens_ >= 0 && waiting.requests >= 0 && waiting.tokens >= 0);
+  if (waiting.requests == 0 && waiting.tokens == 0) waiting_.erase(tenant);
+}
+
+absl::Status AdmissionQueue::EnterRequest(const std::string& tenant) {
+  MutexLock lock(&mutex_);
+  QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, 0));
+  if (requests_ >= max_requests_) return Full("requests", max_requests_);
+  Count(tenant, 1, 0);
   return absl::OkStatus();
 }
 
-void AdmissionQueue::LeaveRequest() {
+absl::Status AdmissionQueue::AddTokens(const std::string& tenant, std::int64_t tokens) {
   MutexLock lock(&mutex_);
-  --requests_;
-  QUIRE_CHECK(requests_ >= 0);
+  QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, tokens));
+  if (tokens > max_tokens_ - tokens_) return Full("tokens", max_tokens_);
+  Count(tenant, 0, tokens);
+  return absl::OkStatus();
 }
 
-void AdmissionQueue::RemoveTokens(std::int64_t tokens) {
+void AdmissionQueue::LeaveRequest(const std::string& tenant) {
   MutexLock lock(&mutex_);
-  tokens_ -= tokens;
-  QUIRE_CHECK(tokens_ >= 0);
+  Count(tenant, -1, 0);
+}
+
+void AdmissionQueue::RemoveTokens(const std::string& tenant, std::int64_t tokens) {
+  MutexLock lock(&mutex_);
+  Count(tenant, 0, -tokens);
 }
 
 void AdmissionQueue::Update(std::int64_t uncached_tokens, double tokens_per_second) {
@@ -97,10 +146,20 @@ std::int64_t AdmissionQueue::queued_tokens() const {
 
 absl::Status AdmissionQueue::CheckIntegrity() const {
   MutexLock lock(&mutex_);
-  if (requests_ < 0 || requests_ > max_requests_ || tokens_ < 0 || tokens_ > max_tokens_) {
+  if (requests_ < 0 || requests_ > highest_requests_ || tokens_ < 0 || tokens_ > highest_tokens_) {
     return absl::InternalError(absl::StrCat("admission queue counts ", requests_, " requests and ",
-                                            tokens_, " tokens, limits are ", max_requests_, " and ",
-                                            max_tokens_));
+                                            tokens_, " tokens, limits are ", highest_requests_,
+                                            " and ", highest_tokens_));
+  }
+  Waiting sum;
+  for (const auto& [tenant, waiting] : waiting_) {
+    sum.requests += waiting.requests;
+    sum.tokens += waiting.tokens;
+  }
+  if (sum.requests != requests_ || sum.tokens != tokens_) {
+    return absl::InternalError(absl::StrCat("tenants have ", sum.requests, " requests and ",
+                                            sum.tokens, " tokens, the queue counts ", requests_,
+                                            " and ", tokens_));
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <future>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -11,56 +12,25 @@
 #include "base/error_reason.h"
 #include "base/logging.h"
 #include "base/mutex.h"
+#include "base/published.h"
 #include "base/status.h"
 #include "engine/engine_core.h"
+#include "engine/engine_options.h"
 #include "engine/output_stage.h"
 #include "engine/text_stage.h"
 
 namespace quire::engine {
 namespace {
 
-absl::Status CheckOptions(const EngineOptions& options, const cache::CacheManager& cache) {
-  const auto page_size = static_cast<std::int32_t>(cache.page_size());
-  auto too_small = [](absl::string_view name, std::int64_t value, std::int64_t least) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, ", must be at least ", least));
-  };
-  if (options.max_running_sequences < 1) {
-    return too_small("scheduler.max_running_sequences", options.max_running_sequences, 1);
-  }
-  if (options.prefill_chunk_tokens < page_size) {
-    return too_small("scheduler.prefill_chunk_tokens", options.prefill_chunk_tokens, page_size);
-  }
-  if (options.max_step_tokens < options.max_running_sequences + page_size) {
-    return too_small("scheduler.max_step_tokens", options.max_step_tokens,
-                     options.max_running_sequences + page_size);
-  }
-  if (options.max_context_tokens < 2) {
-    return too_small("model.max_context_tokens", options.max_context_tokens, 2);
-  }
-  if (options.text_threads < 1) {
-    return too_small("tokenizer.threads", options.text_threads, 1);
-  }
-  if (options.max_queued_requests < 1) {
-    return too_small("limits.max_queued_requests", options.max_queued_requests, 1);
-  }
-  if (options.vocab_size > kGeneratedMark) {
-    return absl::InvalidArgumentError(absl::StrCat("the vocabulary has ", options.vocab_size,
-                                                   " tokens, at most ", kGeneratedMark,
-                                                   " are possible"));
-  }
-  for (const std::int32_t token : options.eos_token_ids) {
-    if (token >= 0 && token < options.vocab_size) continue;
-    return absl::InvalidArgumentError(absl::StrCat("end-of-sequence token ", token,
-                                                   " is not in the vocabulary of ",
-                                                   options.vocab_size, " tokens"));
-  }
-  return absl::OkStatus();
+// `running`: max_running_sequences at start, whatever it is now.
+std::size_t TableCapacity(const HotOptions& options, std::int32_t running) {
+  return static_cast<std::size_t>(options.max_queued_requests) +
+         4 * static_cast<std::size_t>(running);
 }
 
-std::size_t TableCapacity(const EngineOptions& options) {
-  return static_cast<std::size_t>(options.max_queued_requests) +
-         4 * static_cast<std::size_t>(options.max_running_sequences);
+// More than two steps and the ends of all live requests can add, twice.
+std::size_t RingItems(const HotOptions& options, std::int32_t running) {
+  return 8 * (TableCapacity(options, running) + static_cast<std::size_t>(running)) + 128;
 }
 
 // How long the last answers may take before the process ends.
@@ -69,6 +39,13 @@ constexpr absl::Duration kAnswerTimeout = absl::Seconds(5);
 std::int64_t InputBytes(const Request& request) {
   if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
     return static_cast<std::int64_t>(text->text.size());
+  }
+  if (const auto* prompt = std::get_if<ChatPrompt>(&request.prompt)) {
+    std::size_t bytes = prompt->chat.template_vars_json.size();
+    for (const text::ChatMessage& message : prompt->chat.messages) {
+      bytes += message.content.size() + message.reasoning_content.size();
+    }
+    return static_cast<std::int64_t>(bytes);
   }
   return static_cast<std::int64_t>(std::get<TokenPrompt>(request.prompt).size() *
                                    sizeof(std::int32_t));
@@ -91,13 +68,12 @@ class Engine::Impl {
                          .num_pages = cache_->usable_pages(),
                          .kv_dtype = options.kv_dtype}),
         queue_(options.max_queued_requests, options.max_queued_tokens),
-        table_(TableCapacity(options)),
-        core_(options_, cache_.get(), runner, clock, &queue_, &probe_),
+        table_(TableCapacity(options, options.max_running_sequences)),
+        hot_(options),
+        step_options_(options),
+        core_(step_options_, cache_.get(), runner, clock, &queue_, &probe_),
         output_({.num_workers = options.text_threads,
-                 // More than two steps and the ends of all live requests can add, twice.
-                 .ring_items = 8 * (TableCapacity(options) +
-                                    static_cast<std::size_t>(options.max_running_sequences)) +
-                               128,
+                 .ring_items = RingItems(options, options.max_running_sequences),
                  .stream_queue_tokens = options.stream_queue_tokens},
                 tokenizer, clock, &table_, &probe_, inbox_),
         text_(options_,
@@ -105,6 +81,7 @@ class Engine::Impl {
                .page_size = cache_->page_size(),
                .usable_pages = cache_->usable_pages()},
               tokenizer, clock, &queue_, &probe_, inbox_) {
+    queue_.SetTenants(options.tenants);
     core_.scheduler().SetOutputReady(
         [this](const LiveRequest& live) { return output_.IsReady(live); });
     PublishStats(clock->Now());
@@ -154,6 +131,15 @@ class Engine::Impl {
                                                                : deadline - clock_->Now());
   }
 
+  absl::Status PrepareHotOptions(const HotOptions& options);
+  void SetHotOptions(const HotOptions& options) {
+    queue_.SetLimits(options.max_queued_requests, options.max_queued_tokens);
+    queue_.SetTenants(options.tenants);
+    hot_.Set(options);
+    hot_version_.fetch_add(1, std::memory_order_release);
+    inbox_->Wake();
+  }
+
   EngineStats GetStats() const {
     MutexLock lock(&stats_mutex_);
     EngineStats stats = stats_;
@@ -180,6 +166,12 @@ class Engine::Impl {
     return clock_->Now() - beat < stall_timeout;
   }
 
+  absl::StatusOr<PagePicture> GetPagePicture() {
+    PagePicture picture;
+    if (!OnEngineThread([&] { picture = core_.DescribePages(); })) return DeviceError();
+    return picture;
+  }
+
   absl::Status CheckIntegrity() {
     absl::Status status;
     if (!OnEngineThread([&] { status = core_.CheckIntegrity(); })) return DeviceError();
@@ -187,14 +179,15 @@ class Engine::Impl {
   }
 
  private:
-  absl::Status CheckRequest(const Request& request) const;
+  absl::Status CheckRequest(const Request& request, const HotOptions& hot) const;
   absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
-  std::shared_ptr<LiveRequest> MakeLive(Request request);
+  std::shared_ptr<LiveRequest> MakeLive(Request request, const HotOptions& hot);
   void PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source, std::string text);
   // False, and nothing was called, when the engine thread has died.
   bool OnEngineThread(const std::function<void()>& call);
   void Run();
   void Loop();
+  void TakeHotOptions();
   void HandleSignals(absl::Time now);
   void Deliver();
   void BeginFailure(const absl::Status& status);
@@ -211,7 +204,11 @@ class Engine::Impl {
   EngineProbe probe_;
   AdmissionQueue queue_;
   RequestTable table_;
-  EngineCore core_;  // engine thread only
+  Published<HotOptions> hot_;
+  std::atomic<std::uint64_t> hot_version_{0};
+  std::uint64_t taken_hot_version_ = 0;  // engine thread only, as the next two
+  EngineOptions step_options_;           // options_ with the hot part as steps have it
+  EngineCore core_;
   OutputStage output_;
   TextStage text_;
 
@@ -250,6 +247,7 @@ void Engine::Impl::Loop() {
   is_waiting_.store(false, std::memory_order_release);
   while (true) {
     inbox_->Drain(&signals_);
+    TakeHotOptions();
     const absl::Time now = clock_->Now();
     heartbeat_.store(absl::ToUnixNanos(now), std::memory_order_release);
     HandleSignals(now);
@@ -265,6 +263,17 @@ void Engine::Impl::Loop() {
     if (stops) return;
     if (!ran) Sleep();
   }
+}
+
+// Between two plans, and before the first request that came after SetHotOptions. A step that is in
+// flight ends as it was planned.
+void Engine::Impl::TakeHotOptions() {
+  const std::uint64_t version = hot_version_.load(std::memory_order_acquire);
+  if (version == taken_hot_version_) return;
+  taken_hot_version_ = version;
+  static_cast<HotOptions&>(step_options_) = *hot_.Get();
+  cache_->SetPartialPageReuse(step_options_.partial_page_reuse);
+  core_.scheduler().OptionsChanged();
 }
 
 void Engine::Impl::HandleSignals(absl::Time now) {
@@ -366,6 +375,20 @@ void Engine::Impl::PublishStats(absl::Time now) {
   stats_time_ = now;
 }
 
+absl::Status Engine::Impl::PrepareHotOptions(const HotOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckHotOptions(options_, options, cache_->page_size()));
+  const std::int32_t running = options_.max_running_sequences;
+  try {
+    text_.Reserve(static_cast<std::size_t>(options.max_queued_requests));
+    output_.Reserve(RingItems(options, running));
+    table_.Reserve(TableCapacity(options, running));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for limits.max_queued_requests ", options.max_queued_requests));
+  }
+  return absl::OkStatus();
+}
+
 bool Engine::Impl::OnEngineThread(const std::function<void()>& call) {
   std::promise<bool> done;
   inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [&] {
@@ -376,14 +399,14 @@ bool Engine::Impl::OnEngineThread(const std::function<void()>& call) {
   return done.get_future().get();
 }
 
-absl::Status Engine::Impl::CheckRequest(const Request& request) const {
+absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions& hot) const {
   const std::int64_t bytes = InputBytes(request);
-  if (bytes > options_.max_input_bytes) {
+  if (bytes > hot.max_input_bytes) {
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("prompt has ", bytes, " bytes, at most ",
-                                                options_.max_input_bytes, " are allowed")),
+                                                hot.max_input_bytes, " are allowed")),
         "INPUT_TOO_LARGE",
-        {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(options_.max_input_bytes)}});
+        {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(hot.max_input_bytes)}});
   }
   const EngineState state = state_.load();
   if (state == EngineState::kFailed) return DeviceError();
@@ -396,28 +419,28 @@ absl::Status Engine::Impl::CheckRequest(const Request& request) const {
   if (bytes == 0) {
     return WithReason(absl::InvalidArgumentError("prompt is empty"), "PROMPT_MISSING");
   }
-  QUIRE_RETURN_IF_ERROR(Validate(request.sampling, options_.limits));
-  QUIRE_RETURN_IF_ERROR(Validate(request.stopping, options_.limits));
-  QUIRE_RETURN_IF_ERROR(Validate(request.output, options_.limits));
-  if (request.sampling.choice_count > options_.max_running_sequences) {
+  QUIRE_RETURN_IF_ERROR(Validate(request.sampling, hot.limits));
+  QUIRE_RETURN_IF_ERROR(Validate(request.stopping, hot.limits));
+  QUIRE_RETURN_IF_ERROR(Validate(request.output, hot.limits));
+  if (request.sampling.choice_count > hot.max_running_sequences) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat(
                           "sampling.choice_count is ", request.sampling.choice_count, ", at most ",
-                          options_.max_running_sequences, " sequences can run")),
+                          hot.max_running_sequences, " sequences can run")),
                       "BAD_SAMPLING_PARAM",
                       {{"field", "sampling.choice_count"},
                        {"value", absl::StrCat(request.sampling.choice_count)},
-                       {"range", absl::StrCat("[1, ", options_.max_running_sequences, "]")}});
+                       {"range", absl::StrCat("[1, ", hot.max_running_sequences, "]")}});
   }
   return absl::OkStatus();
 }
 
-std::shared_ptr<LiveRequest> Engine::Impl::MakeLive(Request request) {
+std::shared_ptr<LiveRequest> Engine::Impl::MakeLive(Request request, const HotOptions& hot) {
   auto live = std::make_shared<LiveRequest>();
   if (request.accept_time == absl::Time()) request.accept_time = clock_->Now();
   request.deadline =
-      std::min(request.deadline, request.accept_time + options_.max_request_duration);
+      std::min(request.deadline, request.accept_time + hot.max_request_duration);
   if (request.queue_timeout == absl::InfiniteDuration()) {
-    request.queue_timeout = options_.queue_timeout;
+    request.queue_timeout = hot.queue_timeout;
   }
   live->queue_deadline = request.accept_time + request.queue_timeout;
   live->request = std::move(request);
@@ -430,20 +453,21 @@ std::shared_ptr<LiveRequest> Engine::Impl::MakeLive(Request request) {
 }
 
 absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request request) {
-  QUIRE_RETURN_IF_ERROR(CheckRequest(request));
-  std::shared_ptr<LiveRequest> live = MakeLive(std::move(request));
+  const std::shared_ptr<const HotOptions> hot = hot_.Get();
+  QUIRE_RETURN_IF_ERROR(CheckRequest(request, *hot));
+  std::shared_ptr<LiveRequest> live = MakeLive(std::move(request), *hot);
   if (live->request.deadline <= clock_->Now()) {
     return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"), "TIMEOUT",
                       {{"stage", "queue"}, {"tokens", "0"}});
   }
   std::shared_ptr<TokenStream> stream = live->stream;
   QUIRE_RETURN_IF_ERROR(table_.Insert(live, queue_.RetryDelay()));
-  absl::Status entered = queue_.EnterRequest();
+  absl::Status entered = queue_.EnterRequest(live->request.tenant);
   if (entered.ok() && !text_.Submit(live)) {
-    queue_.LeaveRequest();
+    queue_.LeaveRequest(live->request.tenant);
     entered = WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                             options_.max_queued_requests, " prompts wait for tokenization")),
-                         "QUEUE_FULL", {{"limit", absl::StrCat(options_.max_queued_requests)}},
+                             hot->max_queued_requests, " prompts wait for tokenization")),
+                         "QUEUE_FULL", {{"limit", absl::StrCat(hot->max_queued_requests)}},
                          queue_.RetryDelay());
   }
   if (!entered.ok()) {
@@ -516,7 +540,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                                                        const text::Tokenizer* tokenizer,
                                                        const Clock* clock,
                                                        probe::Registry* metrics) {
-  QUIRE_RETURN_IF_ERROR(CheckOptions(options, *cache));
+  QUIRE_RETURN_IF_ERROR(CheckOptions(options, cache->page_size()));
   return std::unique_ptr<Engine>(new Engine(
       std::make_unique<Impl>(options, std::move(cache), runner, tokenizer, clock, metrics)));
 }
@@ -539,6 +563,12 @@ void Engine::Resume() {
 bool Engine::WaitIdle(absl::Time deadline) {
   return impl_->WaitIdle(deadline);
 }
+absl::Status Engine::PrepareHotOptions(const HotOptions& options) {
+  return impl_->PrepareHotOptions(options);
+}
+void Engine::SetHotOptions(const HotOptions& options) {
+  impl_->SetHotOptions(options);
+}
 std::vector<RequestInfo> Engine::ListRequests() const {
   return impl_->ListRequests();
 }
@@ -550,6 +580,9 @@ absl::StatusOr<cache::FlushCounts> Engine::FlushCache(absl::Duration idle_timeou
 }
 bool Engine::IsAlive(absl::Duration stall_timeout) const {
   return impl_->IsAlive(stall_timeout);
+}
+absl::StatusOr<PagePicture> Engine::GetPagePicture() {
+  return impl_->GetPagePicture();
 }
 absl::Status Engine::CheckIntegrity() {
   return impl_->CheckIntegrity();

@@ -31,6 +31,7 @@
 #include "base/clock.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/request.h"
+#include "engine/tenant_limits.h"
 #include "engine/token_stream.h"
 
 namespace quire::probe {
@@ -47,8 +48,35 @@ namespace quire::engine {
 
 enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
 
+// The part of the options that a running engine can change.
+struct HotOptions {
+  // scheduler.*
+  std::int32_t max_step_tokens = 8192;  // at most its value at Create
+  std::int32_t prefill_chunk_tokens = 512;
+  std::int32_t max_step_prompt_tokens = 512;  // prompt tokens in one step
+  // While rows decode, prompts share a step only as far as it is expected to end within this. Absent:
+  // no target, or with `auto_step_time_target` 4 times what the rows alone are expected to take,
+  // within 20 and 500 ms.
+  std::optional<absl::Duration> step_time_target;
+  bool auto_step_time_target = false;
+  std::int32_t max_running_sequences = 64;  // at most its value at Create
+  absl::Duration queue_timeout = absl::InfiniteDuration();
+  absl::Duration priority_aging_interval = absl::Seconds(10);
+  // limits.*
+  ParamLimits limits;  // max_logprobs: at most its value at Create
+  std::int32_t max_queued_requests = 1024;
+  std::int64_t max_queued_tokens = 4 << 20;
+  std::int64_t max_input_bytes = 8 << 20;
+  absl::Duration max_request_duration = absl::InfiniteDuration();
+  // stream.*
+  absl::Duration slow_client_timeout = absl::Seconds(30);
+  TenantOptions tenants;
+  // kv_cache.*; Create leaves it as the cache has it.
+  bool partial_page_reuse = true;
+};
+
 // Plain values; the server fills them from the configuration.
-struct EngineOptions {
+struct EngineOptions : HotOptions {
   // model
   std::string model_id;
   std::string fingerprint;      // roots the prefix keys
@@ -57,31 +85,13 @@ struct EngineOptions {
   std::int32_t max_context_tokens = 0;
   std::vector<std::int32_t> eos_token_ids;
   // scheduler.*
-  std::int32_t max_step_tokens = 8192;
-  std::int32_t prefill_chunk_tokens = 512;
-  std::int32_t max_step_prompt_tokens = 512;  // prompt tokens in one step
-  // While rows decode, prompts share a step only as far as it is expected to end within this. Absent:
-  // no target, or with `auto_step_time_target` 4 times what the rows alone are expected to take,
-  // within 50 and 500 ms.
-  std::optional<absl::Duration> step_time_target;
-  bool auto_step_time_target = false;
-  std::int32_t max_running_sequences = 64;
   AdmissionMode admission = AdmissionMode::kSafe;
-  absl::Duration queue_timeout = absl::InfiniteDuration();
-  absl::Duration priority_aging_interval = absl::Seconds(10);
   // Prompts may find pages with generated tokens. False where the two are computed differently and a
   // warm cache must give the bits of a cold one: then only the sequence that generated them, and
   // choices that share its tokens, find them again.
   bool share_generated_pages = true;
-  // limits.*
-  ParamLimits limits;
-  std::int32_t max_queued_requests = 1024;
-  std::int64_t max_queued_tokens = 4 << 20;
-  std::int64_t max_input_bytes = 8 << 20;
-  absl::Duration max_request_duration = absl::InfiniteDuration();
   // stream.*
   std::int32_t stream_queue_tokens = 1024;
-  absl::Duration slow_client_timeout = absl::Seconds(30);
   // tokenizer.*
   std::int32_t text_threads = 1;  // text workers, and as many output workers
   // Steps launched before the oldest is collected: the lesser of this and what the runner can do.
@@ -124,6 +134,17 @@ struct EngineStats {
   std::int32_t max_step_sequences = 0;  // most sequences in one step so far
   absl::Duration last_step_age;
   EndCounts early_ends{};
+};
+
+// Who uses which page between two steps: entry i is page i + 1.
+struct PagePicture {
+  static constexpr std::int32_t kFree = 0;
+  static constexpr std::int32_t kCached = 1;
+  static constexpr std::int32_t kShared = 2;      // by several sequences
+  static constexpr std::int32_t kWork = 3;        // by copies and clears of steps
+  static constexpr std::int32_t kFirstOwner = 4;  // + index into owners: by one sequence
+  std::vector<std::int32_t> pages;
+  std::vector<std::string> owners;  // ids of requests; one with several choices may occur repeatedly
 };
 
 // What AbortRequests selects; at least one criterion must be set.
@@ -170,8 +191,19 @@ class Engine {
   // True when no request is live; waits until then or until `deadline`.
   bool WaitIdle(absl::Time deadline);
 
+  // Whether SetHotOptions can do it; takes the memory that longer queues need. INVALID_ARGUMENT names
+  // the key, RESOURCE_EXHAUSTED the memory that is missing.
+  absl::Status PrepareHotOptions(const HotOptions& options);
+  // Replaces all of them: for requests accepted from now on at once, for steps at the next step
+  // boundary. Requests that were accepted under the old ones go on: a lower limit ends none of them.
+  // REQUIRES: PrepareHotOptions said OK to the same options.
+  void SetHotOptions(const HotOptions& options);
+
   std::vector<RequestInfo> ListRequests() const;  // by accept time, then id
   EngineStats GetStats() const;
+  // Made by the engine thread at the next step boundary, with no step in flight: for people who look,
+  // not for every scrape. UNAVAILABLE once the engine has died.
+  absl::StatusOr<PagePicture> GetPagePicture();
   // Runs at the next step boundary; waits up to `idle_timeout` for the engine to be idle (zero:
   // does not wait), else FAILED_PRECONDITION / NOT_IDLE only when idleness was asked for and did
   // not come.

@@ -95,7 +95,7 @@ void EngineCore::EraseTimers(const LiveRequest& live) {
 
 void EngineCore::Prepare(LiveRequest& live, absl::Time now) {
   if (live.ended) {  // while it was prepared
-    queue_->RemoveTokens(live.queued_tokens);
+    queue_->RemoveTokens(live.request.tenant, live.queued_tokens);
     return;
   }
   // Its cancellation is under way; the text worker did nothing.
@@ -163,6 +163,10 @@ absl::Status EngineCore::EarlyStatus(const LiveRequest& live, CancelSource sourc
           "QUEUE_TIMEOUT",
           {{"waited_ms", Millis(age)}, {"cause", live.prepared ? "queue" : "tokenize"}},
           queue_->RetryDelay());
+    case CancelSource::kRevoked:
+      return WithReason(
+          absl::UnauthenticatedError("the token was revoked while the request ran"),
+          "TOKEN_INVALID");
   }
   return absl::InternalError("unknown cause of an early end");
 }
@@ -208,8 +212,8 @@ void EngineCore::End(LiveRequest& live, absl::Status status, bool was_accepted, 
   live.state.store(RequestState::kFinished, std::memory_order_release);
   if (live.holds_queue_slot) {
     live.holds_queue_slot = false;
-    queue_->LeaveRequest();
-    if (live.prepared) queue_->RemoveTokens(live.queued_tokens);
+    queue_->LeaveRequest(live.request.tenant);
+    if (live.prepared) queue_->RemoveTokens(live.request.tenant, live.queued_tokens);
   }
   if (live.prepared && was_accepted) --(live.counted_running ? running_ : waiting_);
   EraseTimers(live);
@@ -311,8 +315,6 @@ EngineStats EngineCore::Stats(absl::Time now) const {
   stats.waiting = waiting_;
   stats.waiting_uncached_tokens = scheduler_.waiting_uncached_tokens();
   stats.cache = cache_->stats();
-  stats.cache.hit_tokens = hit_tokens_;
-  stats.cache.queried_tokens = queried_tokens_;
   stats.prompt_tokens_per_second = prompt_rate_.PerSecond(now);
   stats.generation_tokens_per_second = generation_rate_.PerSecond(now);
   stats.steps = steps_;
@@ -323,6 +325,31 @@ EngineStats EngineCore::Stats(absl::Time now) const {
   stats.last_step_age = now - last_step_;
   stats.early_ends = early_ends_;
   return stats;
+}
+
+PagePicture EngineCore::DescribePages() const {
+  PagePicture picture;
+  std::map<std::uint32_t, std::int32_t> owner_of_row;
+  for (const auto& [arrival, live] : live_) {
+    for (const auto& sequence : live->sequences) {
+      if (!sequence->row) continue;
+      owner_of_row[sequence->row->value()] =
+          PagePicture::kFirstOwner + static_cast<std::int32_t>(picture.owners.size());
+      picture.owners.push_back(live->request.id);
+    }
+  }
+  for (const cache::PageUse& use : cache_->DescribePages()) {
+    std::int32_t page = PagePicture::kFree;
+    if (use.kind == cache::PageUse::Kind::kCached) page = PagePicture::kCached;
+    if (use.kind == cache::PageUse::Kind::kUsed) {
+      const auto owner = owner_of_row.find(use.row.value());
+      page = use.num_rows > 1                                     ? PagePicture::kShared
+             : use.num_rows == 1 && owner != owner_of_row.end() ? owner->second
+                                                                 : PagePicture::kWork;
+    }
+    picture.pages.push_back(page);
+  }
+  return picture;
 }
 
 absl::Status EngineCore::CheckIntegrity() const {

@@ -3,8 +3,8 @@
 // The engine without threads: what happens between two steps, and one step. The engine thread calls
 // Handle, Expire and Step; everything that must leave appears in TakeOutput.
 //
-// With a runner that allows it the engine runs one step ahead: while step n is in flight, step n + 1
-// is planned and launched on the assumption that nothing ends in n, then n is collected. What did
+// With a runner that allows it the engine runs one step ahead: while step n is in flight, step n +
+// 1 is planned and launched on the assumption that nothing ends in n, then n is collected. What did
 // end has a surplus row in n + 1, whose result nobody sees. Tokens, log-probabilities and finish
 // reasons are those of one step at a time.
 //
@@ -81,6 +81,8 @@ class EngineCore {
   // Items since the last call, in order; swaps with `out`, so capacity is reused.
   void TakeOutput(std::vector<OutputItem>* out);
   EngineStats Stats(absl::Time now) const;
+  // REQUIRES: no step is in flight.
+  PagePicture DescribePages() const;
   absl::Status CheckIntegrity() const;
 
  private:
@@ -147,8 +149,6 @@ class EngineCore {
   std::int32_t running_ = 0;  // accepted requests by gauge
   std::int32_t waiting_ = 0;
   std::uint64_t next_incident_ = 1;
-  std::uint64_t hit_tokens_ = 0;
-  std::uint64_t queried_tokens_ = 0;
   absl::Time last_step_;
 };
 

@@ -131,14 +131,12 @@ void EngineCore::StartPlanned(absl::Time now) {
   for (LiveRequest* live : plan_->started) {
     live->schedule_time = now;
     live->holds_queue_slot = false;
-    queue_->LeaveRequest();
-    queue_->RemoveTokens(live->queued_tokens);
+    queue_->LeaveRequest(live->request.tenant);
+    queue_->RemoveTokens(live->request.tenant, live->queued_tokens);
     const std::int32_t queried =
         live->request.cache.skip_read ? 0 : static_cast<std::int32_t>(live->first().prompt_tokens);
     probe_->PrefixLookup(queried, live->cached_tokens);
     probe_->ObserveQueue(now - live->request.accept_time);
-    hit_tokens_ += static_cast<std::uint64_t>(live->cached_tokens);
-    queried_tokens_ += static_cast<std::uint64_t>(queried);
     Emit(OutputItem::Kind::kStarted, *live, now);
   }
   std::uint32_t expired = 0;

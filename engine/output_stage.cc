@@ -28,6 +28,12 @@ OutputStage::~OutputStage() {
   Stop();
 }
 
+void OutputStage::Reserve(std::size_t ring_items) {
+  for (const auto& ring : rings_) ring->queue.Reserve(ring_items);
+  // Only now: what the engine makes up to here must have its room.
+  half_.store(rings_.front()->queue.capacity() / 2);
+}
+
 void OutputStage::Push(std::vector<OutputItem>* items) {
   for (OutputItem& item : *items) {
     const std::size_t worker = item.request->output_worker;

@@ -40,6 +40,8 @@ class OutputStage {
   ~OutputStage();
 
   std::size_t num_workers() const { return rings_.size(); }
+  // Every ring holds at least so many items. From any thread.
+  void Reserve(std::size_t ring_items);
   // Hands all items over and leaves the vector empty.
   void Push(std::vector<OutputItem>* items);
   // Whether tokens of this request may be made. After false the engine is woken when that changes.
@@ -67,7 +69,7 @@ class OutputStage {
   RequestTable* const table_;
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
-  const std::size_t half_;
+  std::atomic<std::size_t> half_;  // of a ring's items
   const std::int32_t stream_queue_tokens_;
   std::vector<std::unique_ptr<Ring>> rings_;
   std::vector<std::thread> workers_;

@@ -53,6 +53,8 @@ absl::string_view CancelSourceName(CancelSource source) {
       return "shutdown";
     case CancelSource::kQueueTimeout:
       return "queue_timeout";
+    case CancelSource::kRevoked:
+      return "revoked";
   }
   return "unknown";
 }

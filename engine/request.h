@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -11,6 +12,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "engine/sampling_params.h"
+#include "models/text/chat_input.h"
+
+namespace quire::text {
+class ChatTemplates;
+}
 
 namespace quire::engine {
 
@@ -20,6 +26,12 @@ struct TextPrompt {
   bool parse_special_tokens = true;
 };
 using TokenPrompt = std::vector<std::int32_t>;
+// A conversation, with the templates that were in effect when it was accepted.
+struct ChatPrompt {
+  text::ChatInput chat;
+  std::shared_ptr<const text::ChatTemplates> templates;  // never null
+  bool parse_special_tokens = true;
+};
 
 struct CacheParams {
   bool skip_read = false;
@@ -32,7 +44,7 @@ struct Request {
   std::string principal;  // the authenticated caller
   std::string tenant = "default";
   std::string model;
-  std::variant<TextPrompt, TokenPrompt> prompt;
+  std::variant<TextPrompt, TokenPrompt, ChatPrompt> prompt;
   bool truncate_prompt = false;
   SamplingParams sampling;
   StoppingParams stopping;
@@ -68,9 +80,10 @@ enum class CancelSource : std::uint8_t {
   kDeadline,
   kSlowClient,
   kShutdown,
-  kQueueTimeout
+  kQueueTimeout,
+  kRevoked  // its caller lost the right to it
 };
-inline constexpr int kNumCancelSources = 7;
+inline constexpr int kNumCancelSources = 8;
 absl::string_view CancelSourceName(
     CancelSource source);  // the label of quire_requests_cancelled_total
 

@@ -26,6 +26,11 @@ absl::Status RequestTable::Insert(std::shared_ptr<LiveRequest> live, absl::Durat
   return absl::OkStatus();
 }
 
+void RequestTable::Reserve(std::size_t capacity) {
+  MutexLock lock(&mutex_);
+  capacity_ = std::max(capacity_, capacity);
+}
+
 void RequestTable::Remove(const LiveRequest& live) {
   MutexLock lock(&mutex_);
   requests_.erase(Key(live.request.principal, live.request.id));

@@ -27,6 +27,8 @@ class RequestTable {
  public:
   explicit RequestTable(std::size_t capacity) : capacity_(capacity) {}
 
+  // The capacity becomes at least this.
+  void Reserve(std::size_t capacity);
   // ALREADY_EXISTS / REQUEST_ID_IN_USE, or RESOURCE_EXHAUSTED / QUEUE_FULL at capacity.
   absl::Status Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay);
   void Remove(const LiveRequest& live);
@@ -38,8 +40,8 @@ class RequestTable {
  private:
   using Key = std::pair<std::string, std::string>;
 
-  const std::size_t capacity_;
   mutable Mutex mutex_;
+  std::size_t capacity_ ABSL_GUARDED_BY(mutex_);
   mutable CondVar emptied_;
   std::map<Key, std::shared_ptr<LiveRequest>> requests_ ABSL_GUARDED_BY(mutex_);
 };

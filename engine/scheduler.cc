@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "engine/preemption.h"
@@ -10,10 +11,12 @@ namespace {
 
 // The automatic target: so many steps without prompts, between these two.
 constexpr int kAutoTargetSteps = 4;
-constexpr absl::Duration kLeastAutoTarget = absl::Milliseconds(50);
+constexpr absl::Duration kLeastAutoTarget = absl::Milliseconds(20);
 constexpr absl::Duration kMostAutoTarget = absl::Milliseconds(500);
 // Steps are planned for this share of the target, since some take longer than expected.
 constexpr double kAimedShare = 0.9;
+// Where time bounds a chunk it ends on a multiple of this: rows that the CPU's tiles compute together.
+constexpr std::uint32_t kTimedChunkTokens = 8;
 
 cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {
   match.num_tokens -= match.partial_rows;
@@ -27,6 +30,7 @@ cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {
 Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
     : options_(options), cache_(cache), page_size_(cache->page_size()) {
   const auto rows = static_cast<std::uint32_t>(options.max_running_sequences);
+  num_rows_ = rows;
   for (std::uint32_t row = rows; row > 0; --row) free_rows_.push_back(row - 1);
   running_.reserve(rows);
   scratch_.reserve(rows);
@@ -40,7 +44,21 @@ void Scheduler::Add(LiveRequest* request) {
   request->uncached_tokens = first.total() - cached;
   waiting_uncached_tokens_ += request->uncached_tokens;
   waiting_.push_back(request);
+  const std::string& tenant = request->request.tenant;
+  const auto [entry, is_new] = tenants_.try_emplace(tenant);
+  if (is_new) entry->second.max_running = MaxRunning(tenant);
+  request->of_tenant = &entry->second;
+  ++request->of_tenant->live;
   RefreshState(*request);
+}
+
+std::int32_t Scheduler::MaxRunning(const std::string& tenant) const {
+  return options_.tenants.Of(tenant).max_running_requests.value_or(
+      std::numeric_limits<std::int32_t>::max());
+}
+
+void Scheduler::OptionsChanged() {
+  for (auto& [tenant, requests] : tenants_) requests.max_running = MaxRunning(tenant);
 }
 
 const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
@@ -161,15 +179,17 @@ std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total
   std::uint32_t chunk =
       std::min(remaining, static_cast<std::uint32_t>(options_.prefill_chunk_tokens));
   chunk = std::min({chunk, budget_, prompt_budget_});
+  std::uint32_t unit = page_size_;
   if (time_target_ != absl::InfiniteDuration()) {
+    unit = std::min(unit, kTimedChunkTokens);
     const absl::Duration left = time_target_ * kAimedShare - step_time_.Predict(plan_.work);
     std::uint32_t in_time = step_time_.PromptTokensWithin(left, computed);
-    if (plan_.chunks.empty()) in_time = std::max(in_time, page_size_);
+    if (plan_.chunks.empty()) in_time = std::max(in_time, unit);
     chunk = std::min(chunk, in_time);
   }
   if (chunk == remaining) return chunk;
-  const std::uint32_t past_page = (computed + chunk) % page_size_;
-  return chunk > past_page ? chunk - past_page : 0;
+  const std::uint32_t past_unit = (computed + chunk) % unit;
+  return chunk > past_unit ? chunk - past_unit : 0;
 }
 
 void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
@@ -195,7 +215,7 @@ void Scheduler::PlanChunks() {
 
 void Scheduler::Admit(absl::Time now) {
   // Under overload this is the rule; somebody runs then, so nobody is stuck.
-  if (free_rows_.empty() || budget_ == 0 || prompt_budget_ == 0) return;
+  if (!HasRows(1) || budget_ == 0 || prompt_budget_ == 0) return;
   scratch_ = preempted_;
   for (Sequence* sequence : scratch_) {
     if (sequence->skips) continue;
@@ -206,6 +226,7 @@ void Scheduler::Admit(absl::Time now) {
   }
   while (!waiting_.empty()) {
     LiveRequest* request = BestWaiting(now);
+    if (request == nullptr) return;
     const Admission admission = TryAdmit(request->first());
     if (admission != Admission::kAdmitted) {
       if (admission == Admission::kBlocked) NoteBlocked(request);
@@ -217,11 +238,20 @@ void Scheduler::Admit(absl::Time now) {
   }
 }
 
+// Within the limit as it is now, below which it may have been lowered. A request with more choices
+// was accepted under an earlier one, and runs when it has the rows for itself.
+bool Scheduler::HasRows(std::size_t rows) const {
+  const std::size_t used = num_rows_ - free_rows_.size();
+  return rows <= free_rows_.size() &&
+         (used == 0 || used + rows <= static_cast<std::size_t>(options_.max_running_sequences));
+}
+
 // With every page at hand and nobody running, waiting longer changes nothing.
 void Scheduler::NoteBlocked(LiveRequest* request) {
   if (running_.empty() && cache_->available_pages() == cache_->usable_pages()) stuck_ = request;
 }
 
+// Null when every tenant that waits has as many running as it may.
 LiveRequest* Scheduler::BestWaiting(absl::Time now) const {
   // Whole numbers: this runs over all that wait, in every step that could admit one.
   const std::int64_t interval = absl::ToInt64Nanoseconds(options_.priority_aging_interval);
@@ -230,11 +260,12 @@ LiveRequest* Scheduler::BestWaiting(absl::Time now) const {
         interval > 0 ? absl::ToInt64Nanoseconds(now - request.request.accept_time) / interval : 0;
     return std::tuple(request.request.priority - aged, request.request.deadline, request.arrival);
   };
-  LiveRequest* best = waiting_.front();
-  auto best_key = key(*best);
+  LiveRequest* best = nullptr;
+  decltype(key(*best)) best_key;
   for (LiveRequest* request : waiting_) {
+    if (!request->of_tenant->may_start()) continue;
     const auto request_key = key(*request);
-    if (request_key >= best_key) continue;
+    if (best != nullptr && request_key >= best_key) continue;
     best = request;
     best_key = request_key;
   }
@@ -258,7 +289,7 @@ cache::PrefixMatch Scheduler::MatchPrefix(const Sequence& sequence) const {
 Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
   LiveRequest& request = *sequence.request;
   const std::uint32_t rows = request.forked ? 1 : request.choices();
-  if (free_rows_.size() < rows) return Admission::kBlocked;
+  if (!HasRows(rows)) return Admission::kBlocked;
   if (options_.admission == AdmissionMode::kSafe && !request.was_scheduled &&
       reserved_pages_ + request.worst_pages() > cache_->usable_pages()) {
     return Admission::kBlocked;
@@ -301,6 +332,8 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   }
   if (request.was_scheduled) return;
   request.was_scheduled = true;
+  ++request.of_tenant->running;
+  cache_->CountLookup(match, request.request.cache.skip_read ? 0 : sequence.prompt_tokens);
   request.cached_tokens = static_cast<std::int32_t>(match.num_tokens);
   sequence.high_water = match.num_tokens;
   if (options_.admission == AdmissionMode::kSafe) {
@@ -312,10 +345,7 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
 // Attaches the match and takes the pages of all tokens, or leaves the row empty.
 bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match) {
   const LiveRequest& request = *sequence.request;
-  const absl::Status attached =
-      cache_->Attach(*sequence.row, match, request.root,
-                     /*count_hit=*/!request.was_scheduled, sequence.prompt_tokens);
-  if (!attached.ok()) return false;
+  if (!cache_->Attach(*sequence.row, match, request.root).ok()) return false;
   cache_->SetPublish(*sequence.row, !request.request.cache.skip_write);
   if (!FitsBesides(sequence) || !cache_->Reserve(*sequence.row, sequence.total()).ok()) {
     cache_->Free(*sequence.row);

@@ -15,20 +15,23 @@
 // ahead, and where the coming step needs the outcome of the one in flight, the plan says so instead.
 //
 // While rows decode, a step-time target bounds the prompt tokens of a step by the time that they are
-// expected to take (step_time_model.h). The first prompt of a step gets a page even so.
+// expected to take (step_time_model.h). The first prompt of a step gets 8 even so.
 //
 // Order of admission: preempted sequences by age, then requests by (priority - steps aged,
 // deadline, arrival). The first that is blocked blocks the rest; one whose reader is behind steps
-// aside.
+// aside, and so does one whose tenant has as many running requests as it may.
 //
 // Place:      between EngineCore and CacheManager. Takes and frees pages; never runs anything.
 // Invariants: CheckIntegrity(). A function of its calls: no clock, no hash order, no other thread.
 // Threads:    engine thread only.
-// Lifetime:   options and cache outlive it; requests stay alive while they are in it.
+// Lifetime:   options and cache outlive it; requests stay alive while they are in it. Options may
+//             change between two plans, within what engine.h allows.
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -47,6 +50,9 @@ class Scheduler {
 
   // A request that is prepared and fits the pool. REQUIRES: its sequences are made.
   void Add(LiveRequest* request);
+
+  // The options have new values.
+  void OptionsChanged();
 
   // Plans the coming step and takes the pages for it. Valid until the next call. `ahead`: a step is
   // in flight.
@@ -104,12 +110,15 @@ class Scheduler {
   bool FitsBesides(const Sequence& sequence) const;
   cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
   LiveRequest* BestWaiting(absl::Time now) const;
+  std::int32_t MaxRunning(const std::string& tenant) const;
+  void LeaveTenant(LiveRequest& request);
   absl::Duration StepTimeTarget() const;
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total) const;
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
   void GivePagesBack(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence);
+  bool HasRows(std::size_t rows) const;
   void TakeRow(Sequence& sequence);
   void ReleaseRow(Sequence& sequence);
   void SetPages(Sequence& sequence, std::uint32_t pages);
@@ -127,9 +136,11 @@ class Scheduler {
   const std::uint32_t page_size_;
   StepPlan plan_;
   std::vector<LiveRequest*> waiting_;  // never admitted, by arrival
+  std::map<std::string, TenantRequests> tenants_;  // that have a request here
   std::vector<Sequence*> preempted_;   // by admission
   std::vector<Sequence*> running_;     // by admission, then choice
   std::vector<Sequence*> scratch_;
+  std::uint32_t num_rows_ = 0;  // max_running_sequences at first; rows have their memory
   std::vector<std::uint32_t> free_rows_;
   std::uint64_t next_admission_ = 1;
   std::uint32_t reserved_pages_ = 0;  // safe mode

@@ -161,6 +161,17 @@ void Scheduler::Remove(LiveRequest& request, bool scrub) {
   }
   reserved_pages_ -= request.reserved_pages;
   request.reserved_pages = 0;
+  LeaveTenant(request);
+}
+
+void Scheduler::LeaveTenant(LiveRequest& request) {
+  if (request.of_tenant == nullptr) return;  // it never came here, or has left
+  TenantRequests& requests = *request.of_tenant;
+  request.of_tenant = nullptr;
+  --requests.live;
+  if (request.was_scheduled) --requests.running;
+  QUIRE_CHECK(requests.running >= 0 && requests.running <= requests.live);
+  if (requests.live == 0) tenants_.erase(request.request.tenant);
 }
 
 absl::Status Scheduler::CheckIntegrity() const {
@@ -196,9 +207,9 @@ absl::Status Scheduler::CheckIntegrity() const {
     if (s.request != last) reserved += s.request->reserved_pages;
     last = s.request;
   }
-  if (rows != static_cast<std::size_t>(options_.max_running_sequences)) {
+  if (rows != num_rows_) {
     return absl::InternalError(
-        absl::StrCat(rows, " rows are free or in use, there are ", options_.max_running_sequences));
+        absl::StrCat(rows, " rows are free or in use, there are ", num_rows_));
   }
   for (const Sequence* s : preempted_) {
     if (s->row.has_value() || s->pages != 0 || s->state != SequenceState::kPreempted) {

@@ -32,6 +32,7 @@
 #include "base/strong_id.h"
 #include "cache_manager/page_hash.h"
 #include "engine/request.h"
+#include "engine/tenant_limits.h"
 #include "engine/token_stream.h"
 #include "kernels/sampling.h"
 
@@ -151,6 +152,7 @@ struct LiveRequest {
   std::uint64_t first_copy_step = 0;
   std::uint64_t last_copy_step = 0;
   std::uint32_t reserved_pages = 0;
+  TenantRequests* of_tenant = nullptr;  // the scheduler's, while it has the request
   std::uint32_t uncached_tokens =
       0;  // in requests_waiting_tokens while it waits for its first step
   std::int32_t cached_tokens = 0;

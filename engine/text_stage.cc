@@ -7,14 +7,30 @@
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "cache_manager/page_hash.h"
+#include "models/text/chat_template.h"
 #include "models/text/utf8.h"
 
 namespace quire::engine {
 namespace {
 
+absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const text::Tokenizer& tokenizer,
+                                                       const Request& request,
+                                                       std::string* rendered) {
+  const auto& prompt = std::get<ChatPrompt>(request.prompt);
+  QUIRE_ASSIGN_OR_RETURN(text::RenderedChat chat,
+                         prompt.templates->Render(prompt.chat, request.accept_time));
+  *rendered = std::move(chat.text);
+  // The template prints what the tokenizer would add.
+  return tokenizer.Encode(*rendered, {.add_special_tokens = false,
+                                      .parse_special_tokens = prompt.parse_special_tokens,
+                                      .literal = chat.literal});
+}
+
+// `rendered` gets the text of a chat.
 absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
                                                    const text::Tokenizer& tokenizer,
-                                                   const Request& request) {
+                                                   const Request& request,
+                                                   std::string* rendered) {
   if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) {
     for (std::size_t i = 0; i < ids->size(); ++i) {
       const std::int32_t token = (*ids)[i];
@@ -28,6 +44,9 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
                          {"vocab_size", absl::StrCat(options.vocab_size)}});
     }
     return *ids;
+  }
+  if (std::holds_alternative<ChatPrompt>(request.prompt)) {
+    return TokensOfChat(tokenizer, request, rendered);
   }
   const auto& prompt = std::get<TextPrompt>(request.prompt);
   if (const auto offset = text::FirstInvalidUtf8(prompt.text); offset.has_value()) {
@@ -96,7 +115,8 @@ void CollectEndIds(const EngineOptions& options, LiveRequest& live) {
   }
 }
 
-absl::Status FillEcho(const text::Tokenizer& tokenizer, LiveRequest& live) {
+absl::Status FillEcho(const text::Tokenizer& tokenizer, std::string rendered,
+                      LiveRequest& live) {
   const OutputParams& output = live.request.output;
   if (!output.echo_prompt) return absl::OkStatus();
   if (output.token_ids) live.echo_ids = live.prompt;
@@ -104,6 +124,10 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, LiveRequest& live) {
   const auto* prompt = std::get_if<TextPrompt>(&live.request.prompt);
   if (prompt != nullptr && !live.request.truncate_prompt) {
     live.prompt_text = prompt->text;
+    return absl::OkStatus();
+  }
+  if (!rendered.empty() && !live.request.truncate_prompt) {
+    live.prompt_text = std::move(rendered);
     return absl::OkStatus();
   }
   QUIRE_ASSIGN_OR_RETURN(live.prompt_text,
@@ -116,7 +140,8 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, LiveRequest& live) {
 absl::Status PrepareRequest(const EngineOptions& options, const CacheShape& shape,
                             const text::Tokenizer& tokenizer, AdmissionQueue* queue,
                             LiveRequest& live) {
-  QUIRE_ASSIGN_OR_RETURN(live.prompt, TokensOf(options, tokenizer, live.request));
+  std::string rendered;
+  QUIRE_ASSIGN_OR_RETURN(live.prompt, TokensOf(options, tokenizer, live.request, &rendered));
   if (live.prompt.empty()) {
     return WithReason(absl::InvalidArgumentError("prompt has no tokens"), "PROMPT_MISSING");
   }
@@ -124,13 +149,14 @@ absl::Status PrepareRequest(const EngineOptions& options, const CacheShape& shap
   live.shown_prompt_tokens.store(static_cast<std::int32_t>(live.prompt.size()),
                                  std::memory_order_relaxed);
   QUIRE_RETURN_IF_ERROR(FitPool(shape, live));
-  QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, live));
+  QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, std::move(rendered), live));
   CollectEndIds(options, live);
   live.root = cache::HashRoot(shape.hash_key, {.tenant = live.request.tenant,
                                                .fingerprint = options.fingerprint,
                                                .salt = live.request.cache.salt});
   live.keys = cache::HashPages(shape.hash_key, live.root, live.prompt, shape.page_size);
-  QUIRE_RETURN_IF_ERROR(queue->AddTokens(static_cast<std::int64_t>(live.prompt.size())));
+  QUIRE_RETURN_IF_ERROR(
+      queue->AddTokens(live.request.tenant, static_cast<std::int64_t>(live.prompt.size())));
   live.queued_tokens = static_cast<std::int32_t>(live.prompt.size());
   return absl::OkStatus();
 }

@@ -33,7 +33,7 @@ struct CacheShape {
 };
 
 // Fills part 2 of `live`. The status is PROMPT_MISSING, PROMPT_TOO_LONG, NEVER_FITS, BAD_TOKEN_ID,
-// BAD_UTF8 or QUEUE_FULL with their numbers.
+// BAD_UTF8 or QUEUE_FULL with their numbers, or one of ChatTemplates::Render.
 absl::Status PrepareRequest(const EngineOptions& options, const CacheShape& shape,
                             const text::Tokenizer& tokenizer, AdmissionQueue* queue,
                             LiveRequest& live);
@@ -45,6 +45,8 @@ class TextStage {
             std::shared_ptr<Inbox> inbox);
   ~TextStage();
 
+  // At least so many jobs may wait.
+  void Reserve(std::size_t jobs) { jobs_.Reserve(jobs); }
   // False when too many jobs wait or the stage has stopped.
   bool Submit(std::shared_ptr<LiveRequest> live);
   // Finishes what waits and joins the workers.

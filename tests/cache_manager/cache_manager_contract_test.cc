@@ -111,7 +111,7 @@ using CacheManagerDeathTest = CacheManagerTest;
 TEST_F(CacheManagerDeathTest, BrokenContracts) {
   StartAndPublish(kA, Count(40));
   auto keys = KeysOf(options_, kRoot, Count(40));
-  EXPECT_DEATH(cache_->Attach(kA, {}, kRoot, true, 1).IgnoreError(), "check failed");
+  EXPECT_DEATH(cache_->Attach(kA, {}, kRoot).IgnoreError(), "check failed");
   EXPECT_DEATH(cache_->Reserve(kA, 257).IgnoreError(), "check failed");
   EXPECT_DEATH(cache_->Reserve(BatchRow{8}, 1).IgnoreError(), "check failed");
   EXPECT_DEATH(cache_->Publish(kA, Count(40), &keys, 41), "check failed");

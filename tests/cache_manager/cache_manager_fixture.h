@@ -33,8 +33,9 @@ class CacheManagerTest : public ::testing::Test {
   std::uint32_t Start(BatchRow row, const Tokens& tokens, const Hash128& root = kRoot) {
     const PrefixMatch match = Match(tokens, root);
     const auto size = static_cast<std::uint32_t>(tokens.size());
-    EXPECT_TRUE(cache_->Attach(row, match, root, true, size).ok());
+    EXPECT_TRUE(cache_->Attach(row, match, root).ok());
     EXPECT_TRUE(cache_->Reserve(row, size).ok());
+    cache_->CountLookup(match, size);
     const RowStep step{row, match.num_tokens, size - match.num_tokens};
     cache_->PrepareStep(std::span(&step, 1));
     RunStepWork();

@@ -110,8 +110,7 @@ class Storm {
     const std::uint64_t removals = model_.removals();
     if (random_.OneIn(8)) Step();  // may evict what was matched
     const bool outdated = match.num_tokens > 0 && model_.removals() != removals;
-    const absl::Status status =
-        cache_->Attach(BatchRow{row}, match, sequence.root, true, limit + 1);
+    const absl::Status status = cache_->Attach(BatchRow{row}, match, sequence.root);
     coverage_.outdated += outdated;
     if (outdated) {
       EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
@@ -123,6 +122,7 @@ class Storm {
     coverage_.exhausted += !attached;
     if (!attached) return;
     coverage_.shared_pages += match.pages.size();
+    cache_->CountLookup(match, limit + 1);
     hit_tokens_ += match.num_tokens;
     queried_tokens_ += limit + 1;
     if (random_.OneIn(10)) {
@@ -356,12 +356,35 @@ class Storm {
       ASSERT_EQ(cache_->private_pages_of(BatchRow{row}), model_.PrivatePages(row));
       trace_.insert(trace_.end(), model_.pages(row).begin(), model_.pages(row).end());
     }
+    VerifyPicture();
     const CacheStats stats = cache_->stats();
     ASSERT_EQ(stats.usable_pages, stats.free_pages + stats.cached_pages + stats.used_pages);
     ASSERT_EQ(stats.cached_pages, model_.cached().size());
     ASSERT_EQ(stats.evicted_pages, model_.evicted());
     ASSERT_EQ(stats.hit_tokens, hit_tokens_);
     ASSERT_EQ(stats.queried_tokens, queried_tokens_);
+  }
+
+  void VerifyPicture() {
+    const std::vector<PageUse> uses = cache_->DescribePages();
+    const CacheStats stats = cache_->stats();
+    ASSERT_EQ(uses.size(), stats.usable_pages);
+    const auto count = [&](PageUse::Kind kind) {
+      return std::ranges::count(uses, kind, &PageUse::kind);
+    };
+    ASSERT_EQ(count(PageUse::Kind::kFree), stats.free_pages);
+    ASSERT_EQ(count(PageUse::Kind::kCached), stats.cached_pages);
+    ASSERT_EQ(count(PageUse::Kind::kUsed), stats.used_pages);
+    std::vector<std::uint32_t> rows(uses.size());
+    for (std::uint32_t row = 0; row < sequences_.size(); ++row) {
+      for (const std::uint32_t page : model_.pages(row)) ++rows[page - 1];
+    }
+    for (std::uint32_t i = 0; i < uses.size(); ++i) {
+      ASSERT_EQ(uses[i].num_rows, rows[i]) << "page " << i + 1;
+      if (rows[i] == 0) continue;
+      const auto& pages = model_.pages(uses[i].row.value());
+      ASSERT_TRUE(std::ranges::find(pages, i + 1) != pages.end()) << "page " << i + 1;
+    }
   }
 
   std::uint64_t& cell(std::uint32_t page, std::uint32_t at) {

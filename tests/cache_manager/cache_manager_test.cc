@@ -74,14 +74,15 @@ TEST_F(CacheManagerTest, MatchTakesAndCountsNothing) {
   EXPECT_EQ(after.hit_tokens, before.hit_tokens);
 }
 
-TEST_F(CacheManagerTest, HitsAreCountedOnceAtAdmission) {
+TEST_F(CacheManagerTest, HitsAreCountedWhenTheCallerSaysSo) {
   StartAndPublish(kA, Count(2 * kP + 1));
   EXPECT_EQ(cache_->stats().queried_tokens, 2 * kP + 1u);
   const Tokens prompt = Count(40);
-  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, true, 40).ok());
-  EXPECT_EQ(cache_->stats().hit_tokens, 32u);
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot).ok());
   cache_->Free(kB);
-  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, false, 40).ok());
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot).ok());
+  EXPECT_EQ(cache_->stats().hit_tokens, 0u);
+  cache_->CountLookup(Match(prompt), 40);
   EXPECT_EQ(cache_->stats().hit_tokens, 32u);
   EXPECT_EQ(cache_->stats().queried_tokens, 2 * kP + 41u);
 }
@@ -125,7 +126,7 @@ TEST_F(CacheManagerTest, AttachQueuesTheCopyAndHoldsItsSource) {
   const BlockId source = PageOf(kA, 0);
   cache_->Free(kA);
   const Tokens prompt = Count(10) + Count(10, 500);
-  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, true, 20).ok());
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot).ok());
   EXPECT_TRUE(cache_->has_step_work());
   const auto copies = cache_->TakeCopies();
   ASSERT_EQ(copies.size(), 1u);
@@ -143,7 +144,7 @@ TEST_F(CacheManagerTest, AttachQueuesTheCopyAndHoldsItsSource) {
 TEST_F(CacheManagerTest, FreeCancelsCopiesThatNobodyTook) {
   StartAndPublish(kA, Count(kP));
   const Tokens prompt = Count(10) + Count(10, 500);
-  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, true, 20).ok());
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot).ok());
   // A chain: C's tail is to be copied from B's, which is itself still to be copied.
   ASSERT_TRUE(cache_->Fork(kB, kC, 10).ok());
   cache_->Free(kB);
@@ -162,7 +163,7 @@ TEST_F(CacheManagerTest, AttachWithoutAPageForTheCopyDoesNothing) {
   ASSERT_EQ(cache_->available_pages(), 2u);  // both cached, both matched
   const PrefixMatch match = Match(Count(2 * kP));
   ASSERT_EQ(match.num_tokens, 2 * kP - 1);
-  const absl::Status status = cache_->Attach(kB, match, kRoot, true, 32);
+  const absl::Status status = cache_->Attach(kB, match, kRoot);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "needs 1 pages, 0 available");
   EXPECT_EQ(cache_->pages_of(kB), 0u);
@@ -175,13 +176,13 @@ TEST_F(CacheManagerTest, OutdatedMatchIsRefused) {
   const PrefixMatch match = Match(Count(40));
   const PrefixMatch miss = Match(Count(40, 500));
   Publish(kA, Count(40));
-  EXPECT_TRUE(cache_->Attach(kB, match, kRoot, true, 40).ok());
+  EXPECT_TRUE(cache_->Attach(kB, match, kRoot).ok());
   cache_->Free(kB);
   cache_->Flush();
-  EXPECT_EQ(cache_->Attach(kB, match, kRoot, true, 40).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(cache_->Attach(kB, match, kRoot).code(), absl::StatusCode::kAborted);
   EXPECT_EQ(cache_->pages_of(kB), 0u);
-  EXPECT_TRUE(cache_->Attach(kB, miss, kRoot, true, 40).ok());  // nothing in it can be outdated
-  EXPECT_TRUE(cache_->Attach(kC, PrefixMatch{}, kRoot, true, 40).ok());
+  EXPECT_TRUE(cache_->Attach(kB, miss, kRoot).ok());  // nothing in it can be outdated
+  EXPECT_TRUE(cache_->Attach(kC, PrefixMatch{}, kRoot).ok());
 }
 
 TEST_F(CacheManagerTest, ReserveIsAllOrNothing) {
@@ -348,7 +349,7 @@ TEST_F(CacheManagerTest, NextTurnContinuesInTheKeptTail) {
 TEST_F(CacheManagerTest, KeepsNoTailWhoseCopyHasNotRun) {
   StartAndPublish(kA, Count(kP));
   const Tokens prompt = Count(10) + Count(10, 500);
-  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot, true, 20).ok());
+  ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot).ok());
   FreeKeepingTail(kB, Count(10));
   EXPECT_FALSE(cache_->has_step_work());
   EXPECT_EQ(cache_->stats().cached_pages, 0u);

@@ -440,20 +440,20 @@ TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
 
 TEST(AdmissionQueueTest, QueueLimitsRefuseWithNumbers) {
   AdmissionQueue queue(2, 100);
-  EXPECT_TRUE(queue.EnterRequest().ok());
-  EXPECT_TRUE(queue.EnterRequest().ok());
-  const absl::Status full = queue.EnterRequest();
+  EXPECT_TRUE(queue.EnterRequest("t").ok());
+  EXPECT_TRUE(queue.EnterRequest("t").ok());
+  const absl::Status full = queue.EnterRequest("t");
   EXPECT_EQ(ReasonOf(full), "QUEUE_FULL");
   EXPECT_EQ(GetErrorReason(full)->Find("limit"), "2");
   EXPECT_EQ(GetErrorReason(full)->retry_delay, absl::Seconds(10));
-  EXPECT_TRUE(queue.AddTokens(90).ok());
-  EXPECT_EQ(ReasonOf(queue.AddTokens(11)), "QUEUE_FULL");
+  EXPECT_TRUE(queue.AddTokens("t", 90).ok());
+  EXPECT_EQ(ReasonOf(queue.AddTokens("t", 11)), "QUEUE_FULL");
   queue.Update(/*uncached_tokens=*/500, /*tokens_per_second=*/200);
   EXPECT_EQ(queue.RetryDelay(), absl::Milliseconds(2500));
-  queue.LeaveRequest();
-  queue.RemoveTokens(90);
-  EXPECT_TRUE(queue.EnterRequest().ok());
-  EXPECT_TRUE(queue.AddTokens(100).ok());
+  queue.LeaveRequest("t");
+  queue.RemoveTokens("t", 90);
+  EXPECT_TRUE(queue.EnterRequest("t").ok());
+  EXPECT_TRUE(queue.AddTokens("t", 100).ok());
 }
 
 TEST(AdmissionQueueTest, RateIsTheMeanOfTheLastTenSeconds) {

@@ -283,6 +283,38 @@ TEST_P(EngineTest, CancelAbortAndListSeeLiveRequests) {
   ExpectIdle();
 }
 
+// Two requests with a page in common, one alone, and what a finished one left in the cache.
+TEST_P(EngineTest, ThePictureOfThePagesNamesWhoUsesThem) {
+  Start([](EngineOptions& options, FakeRunnerOptions&) { options.stream_queue_tokens = 16; });
+  EXPECT_TRUE(ReadAll(**engine_->Accept(MakeRequest("done", MakePrompt(7, 40), 4))).status.ok());
+  const std::int32_t cached = static_cast<std::int32_t>(engine_->GetStats().cache.cached_pages);
+  ASSERT_GT(cached, 0);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (const char* id : {"a", "b", "c"}) {
+    Request request = MakeRequest(id, MakePrompt(id[0] == 'c' ? 3 : 1, 40), 500);
+    request.stopping.ignore_eos = true;
+    streams.push_back(*engine_->Accept(std::move(request)));
+    // Nobody reads, so it stops and keeps its pages.
+    while (engine_->ListRequests().back().state != RequestState::kStalled) {
+      std::this_thread::yield();
+    }
+  }
+  const absl::StatusOr<PagePicture> picture = engine_->GetPagePicture();
+  ASSERT_TRUE(picture.ok());
+  EXPECT_THAT(picture->owners, ElementsAre("a", "b", "c"));
+  std::map<std::int32_t, int> counts;
+  for (const std::int32_t page : picture->pages) ++counts[page];
+  EXPECT_EQ(counts[PagePicture::kCached], cached);
+  EXPECT_GT(counts[PagePicture::kShared], 0);
+  for (std::int32_t owner = 0; owner < 3; ++owner) {
+    EXPECT_GT(counts[PagePicture::kFirstOwner + owner], 0) << owner;
+  }
+  EXPECT_GT(counts[PagePicture::kFree], 0);
+  for (const char* id : {"a", "b", "c"}) engine_->Cancel("p", id, CancelSource::kApi);
+  for (const auto& stream : streams) ReadAll(*stream);
+  ExpectIdle();
+}
+
 // No step follows that would show the pages it gave back.
 TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {
   Start();

@@ -172,7 +172,7 @@ std::shared_ptr<LiveRequest> Harness::Arrive(Request request) {
   live->arrival = next_arrival_++;
   live->stream = std::make_shared<TokenStream>();
   probe.Received();
-  EXPECT_TRUE(queue.EnterRequest().ok());
+  EXPECT_TRUE(queue.EnterRequest(live->request.tenant).ok());
   Signal signal{.kind = Signal::Kind::kArrived, .request = live};
   core.Handle(signal, clock.Now());
   return live;

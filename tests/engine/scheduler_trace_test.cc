@@ -107,6 +107,30 @@ TEST(SchedulerTraceTest, PromptCapBoundsAStep) {
   EXPECT_THAT(NewTokens(harness.runner.steps()[2]), ElementsAre(1, 380));
 }
 
+// A request that finds its prefix but no room for the rest is tried again in every step.
+TEST(SchedulerTraceTest, AdmissionsTriedAgainCountTheirHitsOnce) {
+  HarnessOptions options = TraceOptions(8, 2048);
+  options.engine.admission = AdmissionMode::kOvercommit;
+  Harness harness(options);
+  std::vector<std::int32_t> prompt = MakePrompt(1, 321);
+  harness.Submit(MakeRequest("a", prompt, 20));  // 6 pages
+  ASSERT_TRUE(harness.Step());
+  ASSERT_TRUE(harness.Step());
+  const std::vector<std::int32_t> rest = MakePrompt(2, 128);
+  prompt.resize(320);
+  prompt.insert(prompt.end(), rest.begin(), rest.end());
+  harness.Submit(MakeRequest("b", prompt, 20));  // 7 pages of its own, and one to grow
+  for (int step = 0; step < 10; ++step) {
+    ASSERT_TRUE(harness.Step());
+    ASSERT_FALSE(harness.output("b").started);
+  }
+  EXPECT_EQ(harness.cache->stats().hit_tokens, 0);
+  harness.RunUntilIdle();
+  EXPECT_EQ(harness.output("b").cached_tokens, 320);
+  EXPECT_EQ(harness.cache->stats().hit_tokens, 320);
+  EXPECT_EQ(harness.cache->stats().queried_tokens, 321 + 448);
+}
+
 TEST(SchedulerTraceTest, PriorityRunsFirstAndAgeCatchesUp) {
   HarnessOptions options = TraceOptions(128, 2048);
   options.engine.max_running_sequences = 1;

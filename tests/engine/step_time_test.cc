@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <random>
 #include <string>
@@ -167,23 +169,30 @@ TEST(StepTimeModelTest, StaysFiniteWhateverItIsTold) {
   }
 }
 
-// A pool of pages of 64 tokens, and a runner whose steps take what `truth` says, give or take 5 %.
+using StepSeconds = std::function<double(const StepWork&)>;
+
+StepSeconds Rule(const Truth& truth) {
+  return [truth](const StepWork& work) { return truth.Seconds(work); };
+}
+
+// A pool of pages of 64 tokens, and a runner whose steps take what `seconds` says, give or take
+// `noise`.
 class TimedEngine {
  public:
-  TimedEngine(const Truth& truth, std::optional<absl::Duration> target, bool is_auto = false,
+  TimedEngine(StepSeconds seconds, std::optional<absl::Duration> target, bool is_auto = false,
               double noise = 0.05)
       : harness(Options(target, is_auto)) {
-    harness.runner.SetHook([this, truth, noise](const models::StepBatch& batch) {
+    harness.runner.SetHook([this, seconds, noise](const models::StepBatch& batch) {
       StepWork work;
       for (const models::StepRow& row : batch.rows) {
-        if (row.num_tokens == 1) {
+        if (row.prompt_tokens == 0) {
           work.AddDecode(row.cache_length);
         } else {
           work.AddPrompt(row.cache_length, row.num_tokens);
         }
       }
       const double factor = std::uniform_real_distribution(1 - noise, 1 + noise)(random_);
-      harness.clock.Advance(absl::Seconds(truth.Seconds(work) * factor));
+      harness.clock.Advance(absl::Seconds(seconds(work) * factor));
       return absl::OkStatus();
     });
   }
@@ -243,14 +252,14 @@ absl::Duration Mean(const std::vector<absl::Duration>& times) {
 
 TEST(StepTimeTargetTest, GapsOfStreamsStayBelowTheTargetWhilePromptsArrive) {
   const absl::Duration target = absl::Milliseconds(150);
-  TimedEngine timed(Truth(), target);
+  TimedEngine timed(Rule(Truth()), target);
   timed.ServeStreamsAndPrompts();
   ASSERT_GT(timed.mixed_steps.size(), 100u);
   EXPECT_LE(Longest(timed.mixed_steps), target);
   // The time is used, too.
   EXPECT_GT(Mean(timed.mixed_steps), 0.6 * target);
 
-  TimedEngine free(Truth(), std::nullopt);
+  TimedEngine free(Rule(Truth()), std::nullopt);
   free.ServeStreamsAndPrompts();
   EXPECT_GT(Longest(free.mixed_steps), 8 * target);
   // Who gets which token does not depend on the target.
@@ -263,56 +272,56 @@ TEST(StepTimeTargetTest, GapsOfStreamsStayBelowTheTargetWhilePromptsArrive) {
 }
 
 TEST(StepTimeTargetTest, AutoIsFourStepsWithoutPrompts) {
-  TimedEngine timed(Truth(), std::nullopt, /*is_auto=*/true);
+  TimedEngine timed(Rule(Truth()), std::nullopt, /*is_auto=*/true);
   timed.ServeStreamsAndPrompts();
   const absl::Duration target = 4 * Mean(timed.decode_steps);
-  EXPECT_LE(Longest(timed.mixed_steps), 1.05 * target);
+  EXPECT_LE(Longest(timed.mixed_steps), 1.1 * target);
   EXPECT_GT(Mean(timed.mixed_steps), 0.5 * target);
 }
 
 TEST(StepTimeTargetTest, AutoHasBounds) {
-  // A step without prompts takes 1.1 ms: 50 ms are aimed at.
+  // A step without prompts takes 1.1 ms: 20 ms are aimed at.
   const Truth fast{.constant = 0.001,
                    .decode_row = 2e-5,
                    .decode_key = 1e-8,
                    .prompt_token = 1e-4,
                    .prompt_pair = 1e-8};
-  TimedEngine low(fast, std::nullopt, /*is_auto=*/true);
+  TimedEngine low(Rule(fast), std::nullopt, /*is_auto=*/true);
   low.ServeStreamsAndPrompts();
-  EXPECT_LE(Longest(low.mixed_steps), absl::Milliseconds(50));
-  EXPECT_GT(Mean(low.mixed_steps), absl::Milliseconds(25));
+  EXPECT_LE(Longest(low.mixed_steps), absl::Milliseconds(20));
+  EXPECT_GT(Mean(low.mixed_steps), absl::Milliseconds(15));
   // It takes 300 ms: 500 ms are.
   const Truth slow{.constant = 0.3,
                    .decode_row = 2e-4,
                    .decode_key = 1e-8,
                    .prompt_token = 1e-3,
                    .prompt_pair = 1e-8};
-  TimedEngine high(slow, std::nullopt, /*is_auto=*/true);
+  TimedEngine high(Rule(slow), std::nullopt, /*is_auto=*/true);
   high.ServeStreamsAndPrompts();
   EXPECT_LE(Longest(high.mixed_steps), absl::Milliseconds(500));
   EXPECT_GT(Mean(high.mixed_steps), absl::Milliseconds(390));
 }
 
-TEST(StepTimeTargetTest, TheOldestPromptGetsAPageInEveryStep) {
-  TimedEngine timed(Truth(), absl::Milliseconds(1));
+TEST(StepTimeTargetTest, TheOldestPromptGetsEightTokensInEveryStep) {
+  TimedEngine timed(Rule(Truth()), absl::Milliseconds(1));
   Harness& harness = timed.harness;
   harness.Submit(MakeRequest("stream", MakePrompt(1, 100), 300));
   timed.Step();
   timed.Step();
-  harness.Submit(MakeRequest("a", MakePrompt(2, 1000), 1));
-  harness.Submit(MakeRequest("b", MakePrompt(3, 1000), 1));
+  harness.Submit(MakeRequest("a", MakePrompt(2, 125), 1));
+  harness.Submit(MakeRequest("b", MakePrompt(3, 125), 1));
   for (int step = 0; step < 32; ++step) {
     timed.Step();
     ASSERT_EQ(harness.core.last_plan().decodes.size(), 1u);
     ASSERT_EQ(harness.core.last_plan().chunks.size(), 1u);
     const PlannedChunk& chunk = harness.core.last_plan().chunks[0];
     EXPECT_EQ(chunk.sequence->request->request.id, step < 16 ? "a" : "b");
-    EXPECT_EQ(chunk.num_tokens, step % 16 < 15 ? 64u : 40u);
+    EXPECT_EQ(chunk.num_tokens, step % 16 < 15 ? 8u : 5u);
   }
 }
 
 TEST(StepTimeTargetTest, WithoutARunningStreamNothingIsShrunk) {
-  TimedEngine timed(Truth(), absl::Milliseconds(1));
+  TimedEngine timed(Rule(Truth()), absl::Milliseconds(1));
   timed.harness.Submit(MakeRequest("a", MakePrompt(1, 5000), 3));
   timed.harness.RunUntilIdle();
   std::vector<std::uint32_t> tokens;
@@ -320,11 +329,126 @@ TEST(StepTimeTargetTest, WithoutARunningStreamNothingIsShrunk) {
   EXPECT_THAT(tokens, ::testing::ElementsAre(2048, 2048, 904, 1, 1));
 }
 
+// A machine that reads its weights in `stream` seconds, or computes for `row` seconds with each row,
+// whichever takes longer: no straight line, as the model takes it for.
+struct Machine {
+  const char* name;
+  double overhead, stream, row, key;
+};
+
+StepSeconds Rule(const Machine& machine) {
+  return [machine](const StepWork& work) {
+    const double rows = work.decode_rows + work.prompt_tokens;
+    return machine.overhead + std::max(machine.stream, machine.row * rows) +
+           machine.key * (work.decode_keys + work.prompt_pairs);
+  };
+}
+
+struct Latencies {
+  std::vector<double> gaps, first_tokens;  // seconds
+  double total = 0;
+};
+
+double Quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values.at(static_cast<std::size_t>(share * static_cast<double>(values.size() - 1)));
+}
+
+// `clients` that each ask again as soon as they have their answer: prompts of 128 to 512 tokens, half
+// of them with a common beginning of 256, and answers of 64 tokens.
+class ClosedLoop {
+ public:
+  ClosedLoop(TimedEngine* timed, int clients) : timed_(timed), clients_(clients) {}
+
+  Latencies Run(int requests) {
+    const absl::Time start = timed_->harness.clock.Now();
+    while (next_ < requests || !active_.empty()) {
+      while (next_ < requests && active_.size() < static_cast<std::size_t>(clients_)) Submit();
+      timed_->Step();
+      Collect();
+    }
+    latencies_.total = absl::ToDoubleSeconds(timed_->harness.clock.Now() - start);
+    return latencies_;
+  }
+
+ private:
+  struct Active {
+    absl::Time last;
+    std::size_t tokens = 0;
+  };
+
+  void Submit() {
+    const std::string id = absl::StrCat("r", next_);
+    const auto seed = static_cast<std::uint64_t>(next_);
+    std::vector<std::int32_t> prompt = MakePrompt(1000 + seed, 128 + Below(random_, 385));
+    if (next_ % 2 == 0) {
+      const std::vector<std::int32_t> common = MakePrompt(999, 256);
+      std::copy_n(common.begin(), std::min(common.size(), prompt.size() - 1), prompt.begin());
+    }
+    Request request = MakeRequest(id, std::move(prompt), 64);
+    request.stopping.ignore_eos = true;
+    timed_->harness.Submit(std::move(request));
+    active_[id].last = timed_->harness.clock.Now();
+    ++next_;
+  }
+
+  void Collect() {
+    const absl::Time now = timed_->harness.clock.Now();
+    for (auto it = active_.begin(); it != active_.end();) {
+      const Harness::Output& output = timed_->harness.output(it->first);
+      Active& active = it->second;
+      const auto found = output.tokens.find(0);
+      if (found != output.tokens.end() && found->second.size() > active.tokens) {
+        const double passed = absl::ToDoubleSeconds(now - active.last);
+        (active.tokens == 0 ? latencies_.first_tokens : latencies_.gaps).push_back(passed);
+        active.tokens = found->second.size();
+        active.last = now;
+      }
+      it = output.ended ? active_.erase(it) : std::next(it);
+    }
+  }
+
+  TimedEngine* const timed_;
+  const int clients_;
+  int next_ = 0;
+  std::mt19937 random_{31};
+  std::map<std::string, Active> active_;
+  Latencies latencies_;
+};
+
+TEST(StepTimeTargetTest, ServedLoadKeepsItsRhythmOnEveryMachine) {
+  // Two cores with 0.5 B and 1.1 B parameters at int8, without integer dot products, with plain
+  // weights; and a large machine.
+  const Machine machines[] = {{"0.5 B int8", 0.002, 0.015, 0.0011, 1e-7},
+                              {"1.1 B int8", 0.004, 0.036, 0.0025, 2e-7},
+                              {"0.5 B int8 without dot products", 0.002, 0.017, 0.004, 2e-7},
+                              {"0.5 B bf16", 0.002, 0.033, 0.009, 2e-7},
+                              {"0.5 B int8 on 32 cores", 0.001, 0.004, 0.0001, 1e-8}};
+  for (const Machine& machine : machines) {
+    for (const int clients : {8, 32}) {
+      SCOPED_TRACE(absl::StrCat(machine.name, ", ", clients, " clients"));
+      const int requests = clients == 8 ? 40 : 96;
+      TimedEngine free(Rule(machine), std::nullopt, /*is_auto=*/false, /*noise=*/0.1);
+      const Latencies without = ClosedLoop(&free, clients).Run(requests);
+      TimedEngine timed(Rule(machine), std::nullopt, /*is_auto=*/true, /*noise=*/0.1);
+      const Latencies with = ClosedLoop(&timed, clients).Run(requests);
+      ASSERT_EQ(with.gaps.size(), static_cast<std::size_t>(requests) * 63);
+      const double median = Quantile(with.gaps, 0.5);
+      EXPECT_LE(Quantile(with.gaps, 0.99), 5 * median);
+      // Without a target streams stand still behind prompts; with it little of the time is lost, and
+      // the last first token comes about when it came before.
+      EXPECT_GT(Quantile(without.gaps, 0.99), 2 * Quantile(with.gaps, 0.99));
+      EXPECT_LE(with.total, 1.1 * without.total);
+      EXPECT_LE(Quantile(with.first_tokens, 0.99), 1.25 * Quantile(without.first_tokens, 0.99));
+    }
+  }
+}
+
 // A machine whose speed jumps about makes the model wrong; it must cost time only.
 TEST(StepTimeTargetTest, AWrongModelChangesNoToken) {
-  TimedEngine steady(Truth(), absl::Milliseconds(150));
+  TimedEngine steady(Rule(Truth()), absl::Milliseconds(150));
   steady.ServeStreamsAndPrompts();
-  TimedEngine wild(Truth(), absl::Milliseconds(150), /*is_auto=*/false, /*noise=*/0.98);
+  TimedEngine wild(Rule(Truth()), absl::Milliseconds(150), /*is_auto=*/false, /*noise=*/0.98);
   wild.ServeStreamsAndPrompts();
   for (const auto& [id, output] : steady.harness.outputs()) {
     EXPECT_EQ(wild.harness.output(id).tokens, output.tokens) << id;

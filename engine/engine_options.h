@@ -1,0 +1,25 @@
+#pragma once
+
+// Which options an engine can work with: at start, and later.
+//
+// Place:      used by Engine.
+// Invariants: pure.
+// Threads:    any.
+// Lifetime:   none.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "engine/engine.h"
+
+namespace quire::engine {
+
+// INVALID_ARGUMENT names the key, its value and the least or the most possible.
+absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_size);
+
+// The same for an engine that was made with `start`. Memory was taken for some limits then, so they
+// may not exceed their value of that time.
+absl::Status CheckHotOptions(const EngineOptions& start, const HotOptions& next,
+                             std::uint32_t page_size);
+
+}  // namespace quire::engine
