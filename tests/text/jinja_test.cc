@@ -260,6 +260,26 @@ TEST_F(JinjaTest, BrokenTemplatesDoNoHarm) {
   EXPECT_GT(printed, 500);
 }
 
+TEST_F(JinjaTest, LongConversationsFitTheDefaultLimits) {
+  std::string messages;
+  for (int i = 0; i < 4096; ++i) {
+    absl::StrAppend(&messages, i > 0 ? "," : "", R"({"role": ")", i % 2 == 0 ? "user" : "assistant",
+                    R"(", "content": ")", std::string(1000, 'x'), "\"}");
+  }
+  const Variables variables =
+      ReadVariables(absl::StrCat(R"({"tools": null, "add_generation_prompt": true,
+                                     "bos_token": "<s>", "eos_token": "</s>", "messages": [)",
+                                 messages, "]}"));
+  int families = 0;
+  for (const auto& file : std::filesystem::directory_iterator(TemplateData() / "families")) {
+    const absl::StatusOr<std::string> got = RunTemplate(ReadTestFile(file.path()), variables);
+    ASSERT_TRUE(got.ok()) << file.path() << ": " << got.status();
+    EXPECT_GT(got->size(), 4096u * 1000u);
+    ++families;
+  }
+  EXPECT_EQ(families, 7);
+}
+
 TEST_F(JinjaTest, RenderingsOfOneTreeDoNotMeet) {
   const absl::StatusOr<Body> body = Parse(
       "{% set ns = namespace(n=0) %}{% for i in range(200) %}{% set ns.n = ns.n + x %}"
