@@ -49,6 +49,8 @@ class HttpExchange {
 
   // Valid until the exchange has ended.
   virtual const HttpRequest& request() const = 0;
+  // Moves the body out, which may be large and need not live as long as the exchange.
+  virtual std::string TakeBody() = 0;
 
   // Runs `work` on the sequence of this exchange.
   virtual void Post(std::function<void()> work) = 0;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -36,6 +37,9 @@ struct HttpServerOptions {
   absl::Duration idle_time = absl::Seconds(60);   // between requests of a connection
   // Of one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
+  // Asked with the head alone when a body is still to come; an answer refuses it, so that nobody fills
+  // memory who may not ask for anything. The handler decides again about the whole. Null: all are read.
+  std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
   // Answers that the server gives itself: 400, 408, 413, 431, 503. Null: plain text.
   std::function<HttpAnswer(int status, absl::string_view message)> refuse;
   const CertificateStore* certificates = nullptr;  // null: plain text

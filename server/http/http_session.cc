@@ -110,6 +110,7 @@ void HttpSession::BeginRequest() {
   parser_->body_limit(static_cast<std::uint64_t>(options.max_body_bytes()));
   has_begun_ = !input_.empty();
   is_head_parsed_ = false;
+  request_.method.clear();
   Arm(served_ == 0 || has_begun_ ? options.head_time : options.idle_time);
   if (has_begun_) return Parse();
   ReadMore();
@@ -158,11 +159,8 @@ void HttpSession::Parse() {
     if (!is_head_parsed_ && parser_->is_header_done()) {
       is_head_parsed_ = true;
       Arm(host_->options().body_time);
-      const auto expect = parser_->get().find(http::field::expect);
-      if (expect != parser_->get().end() &&
-          absl::EqualsIgnoreCase(View(expect->value()), "100-continue")) {
-        return SendContinue();
-      }
+      if (!TakeHead()) return;
+      if (absl::EqualsIgnoreCase(request_.Header("expect"), "100-continue")) return SendContinue();
     }
     if (used == 0) break;
   }
@@ -191,19 +189,24 @@ void HttpSession::Refuse(Error error) {
   RefuseWith(400, absl::StrCat("no HTTP request: ", error.message()));
 }
 
-// Answers what never became a request; nothing that follows can be understood.
+// Answers what never became a request.
 void HttpSession::RefuseWith(int status, absl::string_view message) {
-  input_.clear();
-  request_.method.clear();
-  keep_alive_ = false;
-  state_ = State::kHandling;
   const auto& refuse = host_->options().refuse;
-  Answer(refuse ? refuse(status, message)
-                : HttpAnswer{.status = status, .body = absl::StrCat(message, "\n")});
+  RefuseWith(refuse ? refuse(status, message)
+                    : HttpAnswer{.status = status, .body = absl::StrCat(message, "\n")});
 }
 
-void HttpSession::TakeRequest() {
-  auto message = parser_->release();
+// What follows on the connection belongs to the refused request or cannot be understood.
+void HttpSession::RefuseWith(HttpAnswer answer) {
+  input_.clear();
+  keep_alive_ = false;
+  state_ = State::kHandling;
+  Answer(std::move(answer));
+}
+
+// Reads the head that the parser has; false when the request was refused for it.
+bool HttpSession::TakeHead() {
+  const auto& message = parser_->get();
   request_.method = std::string(View(message.method_string()));
   const absl::string_view target = View(message.target());
   const std::size_t mark = target.find('?');
@@ -214,14 +217,19 @@ void HttpSession::TakeRequest() {
     request_.headers.emplace_back(absl::AsciiStrToLower(View(field.name_string())),
                                   std::string(View(field.value())));
   }
-  request_.body = std::move(message.body());
   is_chunked_ = message.version() >= 11;
   keep_alive_ = message.keep_alive() && host_->options().keep_alive;
-  parser_.reset();
+  const auto& admit = host_->options().admit;
+  if (!admit || parser_->is_done()) return true;
+  std::optional<HttpAnswer> refusal = admit(request_);
+  if (refusal) RefuseWith(*std::move(refusal));
+  return !refusal.has_value();
 }
 
 void HttpSession::Handle() {
-  TakeRequest();
+  if (!is_head_parsed_) TakeHead();
+  request_.body = std::move(parser_->get().body());
+  parser_.reset();
   ++served_;
   if (is_surplus_) {
     return RefuseWith(503, absl::StrCat("all ", host_->options().max_connections,
@@ -302,7 +310,7 @@ void HttpSession::Send(std::string bytes, std::function<void()> done) {
 
 void HttpSession::EndExchange() {
   on_gone_ = nullptr;
-  request_.body.clear();
+  TakeBody();
   if (keep_alive_ && !host_->closing()) return BeginRequest();
   Linger();
 }

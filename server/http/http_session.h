@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "server/http/http_server.h"
@@ -50,6 +51,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void Abort();
 
   const HttpRequest& request() const override { return request_; }
+  std::string TakeBody() override { return std::exchange(request_.body, ""); }
   void Post(std::function<void()> work) override;
   void Answer(HttpAnswer answer) override;
   void BeginStream(HttpAnswer head) override;
@@ -68,8 +70,9 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void SendContinue();
   void Refuse(Error error);
   void RefuseWith(int status, absl::string_view message);
+  void RefuseWith(HttpAnswer answer);
+  bool TakeHead();
   void Handle();
-  void TakeRequest();
   std::string Head(const HttpAnswer& answer, bool has_length) const;
   void Send(std::string bytes, std::function<void()> done);
   void EndExchange();

@@ -41,6 +41,9 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
     return config->options()->engine.slow_client_timeout + kWriteMargin;
   };
   server.refuse = &RefuseAsOpenAi;
+  server.admit = [service = &listener->service_](const HttpRequest& head) {
+    return service->Refusal(head);
+  };
   server.certificates = certificates;
   QUIRE_ASSIGN_OR_RETURN(
       listener->server_,

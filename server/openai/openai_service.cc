@@ -25,6 +25,14 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr absl::string_view kModelsPath = "/v1/models";
+constexpr absl::string_view kCompletionsPath = "/v1/completions";
+constexpr absl::string_view kChatPath = "/v1/chat/completions";
+
+// The name of a generating endpoint in metrics and logs; "" for others.
+absl::string_view MethodOf(absl::string_view path) {
+  if (path == kCompletionsPath) return "Completions";
+  return path == kChatPath ? "ChatCompletions" : "";
+}
 
 // Parts of OpenAI's API, and of its imitators', that this build lacks, with what is behind them.
 constexpr absl::string_view kMissing[] = {
@@ -48,6 +56,10 @@ HttpAnswer WrongMethod(absl::string_view allowed) {
   HttpAnswer answer = OpenAiError(405, "METHOD_NOT_ALLOWED", absl::StrCat("use ", allowed), "method");
   answer.headers.emplace_back("Allow", std::string(allowed));
   return answer;
+}
+
+HttpAnswer OriginError() {
+  return OpenAiError(403, "ORIGIN", "this origin is not among openai.allowed_origins", "origin");
 }
 
 ordered_json ModelObject(const ServedModel& served, const std::string& name) {
@@ -94,16 +106,33 @@ bool OpenAiService::IsAllowed(const HttpRequest& request, absl::string_view orig
   return std::find(origins.begin(), origins.end(), origin) != origins.end();
 }
 
+std::optional<HttpAnswer> OpenAiService::Refusal(const HttpRequest& head) const {
+  const absl::string_view origin = head.Header("origin");
+  if (!origin.empty() && !IsAllowed(head, origin)) return OriginError();
+  const auto caller = Authorize(head);
+  if (caller.ok()) return std::nullopt;
+  return Refuse(head, caller.status());
+}
+
+// The error, counted as the end of the call.
+HttpAnswer OpenAiService::Refuse(const HttpRequest& request, const absl::Status& status) const {
+  const absl::Status sealed = Seal(status);
+  const absl::string_view method = MethodOf(request.path);
+  if (!method.empty()) {
+    const WireError error = ToWireError(sealed);
+    context_.probe->CountRefused(error.reason);
+    context_.probe->CountRpc(method, error.code);
+  }
+  return OpenAiError(sealed);
+}
+
 void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request();
   const absl::string_view origin = request.Header("origin");
   HttpHeaders headers;
   // Only browsers send it, and they let a page read an answer only if the answer names its origin.
   if (!origin.empty()) {
-    if (!IsAllowed(request, origin)) {
-      return exchange->Answer(
-          OpenAiError(403, "ORIGIN", "this origin is not among openai.allowed_origins", "origin"));
-    }
+    if (!IsAllowed(request, origin)) return exchange->Answer(OriginError());
     headers = {{"Access-Control-Allow-Origin", std::string(origin)},
                {"Access-Control-Expose-Headers", "x-request-id, retry-after"},
                {"Vary", "Origin"}};
@@ -111,7 +140,7 @@ void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
   if (request.method == "OPTIONS") {
     return exchange->Answer(Preflight(request, std::move(headers)));
   }
-  if (request.path == "/v1/completions" || request.path == "/v1/chat/completions") {
+  if (!MethodOf(request.path).empty()) {
     if (request.method == "POST") return Post(exchange, std::move(headers));
     HttpAnswer answer = WrongMethod("POST");
     Append(std::move(headers), &answer);
@@ -176,20 +205,16 @@ absl::StatusOr<Identity> OpenAiService::Authorize(const HttpRequest& request) co
 
 void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHeaders headers) {
   const HttpRequest& request = exchange->request();
-  const bool is_chat = request.path == "/v1/chat/completions";
-  const absl::string_view method = is_chat ? "ChatCompletions" : "Completions";
   const auto refuse = [&](const absl::Status& status) {
-    const absl::Status sealed = Seal(status);
-    const WireError error = ToWireError(sealed);
-    context_.probe->CountRefused(error.reason);
-    context_.probe->CountRpc(method, error.code);
-    HttpAnswer answer = OpenAiError(sealed);
+    HttpAnswer answer = Refuse(request, status);
     Append(std::move(headers), &answer);
     exchange->Answer(std::move(answer));
   };
   const auto caller = Authorize(request);
   if (!caller.ok()) return refuse(caller.status());
-  auto parsed = is_chat ? ParseChatRequest(request.body) : ParseCompletionRequest(request.body);
+  const std::string body = exchange->TakeBody();
+  auto parsed =
+      request.path == kChatPath ? ParseChatRequest(body) : ParseCompletionRequest(body);
   if (!parsed.ok()) return refuse(parsed.status());
   std::string id(request.Header("x-request-id"));
   if (id.empty()) id = NewRequestId();
@@ -199,7 +224,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
   info.principal = caller->principal;
   info.tenant = caller->tenant;
   info.accept_time = context_.clock->Now();
-  std::make_shared<OpenAiCall>(context_, exchange, method, std::move(headers))
+  std::make_shared<OpenAiCall>(context_, exchange, MethodOf(request.path), std::move(headers))
       ->Begin(*std::move(parsed), info, id, std::string(request.Header("traceparent")));
 }
 

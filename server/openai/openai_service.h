@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -29,6 +30,9 @@ class OpenAiService {
 
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
+  // What refuses a request whose body has not been read: its origin, or its caller.
+  std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
+
   // The status page of the operators' listener at this port may call too, from the host that it was
   // asked by itself.
   void AllowStatusPage(int port) { status_page_port_.store(port); }
@@ -37,6 +41,7 @@ class OpenAiService {
   bool IsAllowed(const HttpRequest& request, absl::string_view origin) const;
   HttpAnswer Preflight(const HttpRequest& request, HttpHeaders headers) const;
   HttpAnswer Get(const HttpRequest& request) const;
+  HttpAnswer Refuse(const HttpRequest& request, const absl::Status& status) const;
   HttpAnswer Models(const HttpRequest& request) const;
   void Post(const std::shared_ptr<HttpExchange>& exchange, HttpHeaders headers);
   absl::StatusOr<Identity> Authorize(const HttpRequest& request) const;

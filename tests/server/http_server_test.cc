@@ -155,6 +155,25 @@ TEST_F(HttpServerTest, LimitsOfHeadAndBodyAnswerAndClose) {
   EXPECT_EQ(flood.Ask("GET", "/e", "", headers).status, 431);
 }
 
+TEST_F(HttpServerTest, BodiesOfUnwelcomeHeadsAreNotRead) {
+  HttpServerOptions options = Options();
+  options.admit = [](const HttpRequest& head) -> std::optional<HttpAnswer> {
+    if (head.Header("x-test") == "welcome") return std::nullopt;
+    return HttpAnswer{.status = 401, .body = "who is there?"};
+  };
+  Start(std::move(options));
+  const std::string rest = "Content-Length: 900\r\nExpect: 100-continue\r\n\r\n";
+  HttpClient stranger(address());
+  ASSERT_TRUE(stranger.Send("POST /e HTTP/1.1\r\nHost: x\r\n" + rest));
+  EXPECT_EQ(stranger.Read().status, 401);
+  EXPECT_EQ(stranger.ReadAll(), "");
+  HttpClient guest(address());
+  ASSERT_TRUE(guest.Send("POST /e HTTP/1.1\r\nHost: x\r\nX-Test: welcome\r\n" + rest));
+  EXPECT_EQ(guest.Read().status, 100);
+  ASSERT_TRUE(guest.Send(std::string(900, 'x')));
+  EXPECT_EQ(guest.Read().status, 200);
+}
+
 TEST_F(HttpServerTest, SlowHeadsBodiesAndHandshakesEndInTime) {
   HttpServerOptions options = Options();
   options.head_time = absl::Milliseconds(50);
