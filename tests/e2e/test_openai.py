@@ -155,11 +155,59 @@ def test_errors_have_the_clients_types(client, model):
     assert caught.value.status_code == 501 and caught.value.code == "FEATURE_UNSUPPORTED"
 
 
-def test_chat_is_rendered_or_refused_in_words(client, model):
-    """The embedded model has no chat template."""
-    with pytest.raises(openai.APIStatusError) as caught:
+def test_chat_without_a_template_is_refused_in_words(client, model):
+    with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hi"}])
-    assert caught.value.code in ("CHAT_TEMPLATE_MISSING", "FEATURE_UNSUPPORTED")
+    assert caught.value.code == "CHAT_TEMPLATE_MISSING"
+
+
+TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if tools %}tools: {{ tools[0].function.name }}
+{% endif %}{% if mood is defined %}{{ mood }}
+{% endif %}assistant:"""
+
+
+def test_chat_is_the_completion_of_its_rendering(tmp_path):
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    settings = ("openai.enabled=true", "openai.listen=127.0.0.1:0", f"chat.template_file={tmp_path}/template.jinja")
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Tell "}, {"type": "text", "text": "stories"}]},
+        {"role": "user", "content": "About a dog"},
+    ]
+    tools = [{"type": "function", "function": {"name": "bark", "parameters": {"type": "object"}}}]
+    with Daemon(tmp_path, settings=settings) as running:
+        running.wait_serving()
+        base_url = f"http://{listening(running)['openai']}/v1"
+        with openai.OpenAI(base_url=base_url, api_key="x", max_retries=0) as client:
+            rendered = "system: Tell stories\nuser: About a dog\ntools: bark\nhappy\nassistant:"
+            # A template writes the special tokens itself.
+            plain = {"add_special_tokens": False}
+            wanted = client.completions.create(
+                model="", prompt=rendered, max_tokens=20, temperature=0, logprobs=2, extra_body=plain
+            )
+
+            def chat(**more):
+                extra = {"chat_template_kwargs": {"mood": "happy"}}
+                return client.chat.completions.create(
+                    model="", messages=messages, tools=tools, max_completion_tokens=20, temperature=0, extra_body=extra,
+                    **more,
+                )
+
+            whole = chat(logprobs=True, top_logprobs=2)
+            assert whole.choices[0].message.role == "assistant"
+            assert whole.choices[0].message.content == wanted.choices[0].text
+            assert whole.usage.prompt_tokens == wanted.usage.prompt_tokens
+            tokens = whole.choices[0].logprobs.content
+            assert [token.logprob for token in tokens] == wanted.choices[0].logprobs.token_logprobs
+            assert all(len(token.top_logprobs) == 2 for token in tokens)
+            chunks = list(chat(stream=True, stream_options={"include_usage": True}))
+            assert chunks[0].choices[0].delta.role == "assistant"
+            assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == wanted.choices[0].text
+            assert chunks[-1].usage == whole.usage
+            assert chat(tool_choice="none").usage.prompt_tokens < whole.usage.prompt_tokens
+            for bad in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+                with pytest.raises(openai.APIStatusError):
+                    chat(**bad)
 
 
 def test_a_closed_stream_ends_its_request(client, model, stats):
