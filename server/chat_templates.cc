@@ -16,8 +16,11 @@ namespace {
 absl::StatusOr<std::optional<std::string>> ReadIfThere(const models::ModelFiles& files,
                                                        absl::string_view name) {
   if (!files.Has(name)) return std::optional<std::string>();
-  QUIRE_ASSIGN_OR_RETURN(const models::ModelFile file, files.Open(name));
-  return std::optional<std::string>(std::string(file.text()));
+  const absl::StatusOr<models::ModelFile> file = files.Open(name);
+  // An empty file is no reason not to serve the model.
+  if (absl::IsInvalidArgument(file.status())) return std::optional<std::string>("");
+  if (!file.ok()) return file.status();
+  return std::optional<std::string>(std::string(file->text()));
 }
 
 absl::StatusOr<text::TemplateFiles> ReadFiles(const models::ModelFiles& files) {

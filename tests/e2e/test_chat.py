@@ -135,6 +135,16 @@ def test_a_model_without_template_says_so(api, generation):
     assert not generation.GetModel(api.GetModelRequest()).model.has_chat_template
 
 
+def test_the_template_of_a_gguf_file_is_used(api, tmp_path):
+    path = ROOT / "tests" / "testdata" / "gguf" / "models" / "llama-f16" / "model.gguf"
+    with Daemon(tmp_path, str(path), settings=["kv_cache.dtype=f32", "kv_cache.page_size=16"]) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            service = api.GenerationServiceStub(channel)
+            chat = say(api, ("system", "be"), ("user", "hi"))
+            assert service.RenderChat(api.RenderChatRequest(chat=chat)).text == "system: be\nuser: hi\n"
+
+
 def test_the_configuration_brings_a_template_and_a_reload_changes_it(api, tmp_path):
     template = tmp_path / "own.jinja"
     template.write_text("{{ greeting }} {{ messages[0].content }}")
