@@ -59,7 +59,7 @@ class Authenticator {
   absl::StatusOr<Identity> Authenticate(const Credentials& credentials, Scope needed) const;
 
   // Whether the principal of an earlier answer would still get `needed`. False once its token was
-  // taken out of the file or lost the scope: then streams under way end (docs/operations.md).
+  // taken out of the file or lost the scope: then streams under way end (docs/security.md).
   bool StillHolds(absl::string_view principal, Scope needed) const;
 
   // A reload in two steps, so that nothing changes when anything is wrong: Read the file, then

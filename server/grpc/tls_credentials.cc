@@ -44,8 +44,10 @@ class TlsCredentials final : public grpc::ServerCredentials {
       return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     }
     const grpc_ssl_pem_key_cert_pair pair = {current->private_key.c_str(), current->chain.c_str()};
-    *config = grpc_ssl_server_certificate_config_create(
-        current->client_ca.empty() ? nullptr : current->client_ca.c_str(), &pair, 1);
+    // gRPC insists on authorities; where clients are not asked for certificates nobody uses them.
+    const std::string& authorities =
+        current->client_ca.empty() ? current->chain : current->client_ca;
+    *config = grpc_ssl_server_certificate_config_create(authorities.c_str(), &pair, 1);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }
 
