@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/machine.h"
@@ -22,8 +23,11 @@
 #include "server/api/generation.h"
 #include "server/api/server_probe.h"
 #include "server/api/serving_state.h"
+#include "server/auth/authenticator.h"
+#include "server/auth/certificate_store.h"
 #include "server/build_info.h"
 #include "server/compute_device.h"
+#include "server/config/live_config.h"
 #include "server/config/options.h"
 #include "server/config/validator.h"
 #include "server/grpc/admin_service.h"
@@ -32,8 +36,10 @@
 #include "server/grpc/health_service.h"
 #include "server/http/http_listener.h"
 #include "server/http/ops_handlers.h"
+#include "server/http/status_handlers.h"
 #include "server/metrics_exporter.h"
 #include "server/model_stack.h"
+#include "server/openai/openai_listener.h"
 #include "server/notify.h"
 
 namespace quire::server {
@@ -72,8 +78,12 @@ void WarnAboutOpenAddresses(const DaemonOptions& options) {
   for (const std::string& text : options.grpc_listen) {
     ListenAddress address;
     if (!ParseListenAddress(text, &address) || !address.is_wildcard()) continue;
-    log::Warn("server", "every host that reaches this address may use the model",
-              {{"address", text}, {"why", "this version has no TLS and no authentication"}});
+    const bool has_callers = options.auth.mode != AuthMode::kNone;
+    if (options.tls.enabled() && has_callers) return;
+    log::Warn("server", "every host that reaches this address may use the model or read along",
+              {{"address", text},
+               {"tls", options.tls.enabled() ? "on" : "off: set tls.cert_file"},
+               {"auth", has_callers ? "on" : "none: set auth.mode"}});
     return;
   }
 }
@@ -82,9 +92,9 @@ void WarnAboutOpenAddresses(const DaemonOptions& options) {
 
 class Daemon::Impl {
  public:
-  explicit Impl(std::unique_ptr<LayeredConfig> config)
-      : config_(std::move(config)),
-        options_(ToOptions(*config_)),
+  Impl(ConfigSources sources, std::unique_ptr<const LayeredConfig> config)
+      : live_(std::move(sources), std::move(config), &registry_),
+        options_(live_.start_options()),
         start_time_(absl::Now()),
         state_(options_.engine_stall_timeout),
         probe_(&registry_, ServedModelId(options_.model)),
@@ -92,16 +102,21 @@ class Daemon::Impl {
         context_{.state = &state_,
                  .probe = &probe_,
                  .clock = &clock_,
-                 .access_log = options_.access_log} {
+                 .config = &live_} {
     ExportProcess(&state_, start_time_, &registry_);
   }
 
   int Run();
   void RequestStop();
+  void Reload();
   void Dump();
 
  private:
+  absl::Status FollowConfig();
+  absl::Status SetUpSecurity();
+  void EndRevoked();
   absl::Status Listen();
+  HttpHandlers OpsHandlers();
   void LogListening() const;
   void Load();
   void OnFailing(const absl::Status& status);
@@ -115,16 +130,18 @@ class Daemon::Impl {
   void Close();
   void UpdateHealth();
 
-  const std::unique_ptr<LayeredConfig> config_;
-  const DaemonOptions options_;
+  probe::Registry registry_;
+  LiveConfig live_;
+  const DaemonOptions& options_;  // of the start
   const absl::Time start_time_;
   SystemClock clock_;
-  probe::Registry registry_;
   ServingState state_;
   ServerProbe probe_;
   DrainControl drain_;
   Notifier notifier_{NotifyTargetFromEnvironment()};
-  const HandlerContext context_;
+  std::unique_ptr<Authenticator> authenticator_;
+  std::unique_ptr<CertificateStore> certificates_;  // null: plain text
+  HandlerContext context_;  // complete once Listen makes the services
 
   Mutex health_mutex_;
   std::unique_ptr<HealthService> health_ ABSL_GUARDED_BY(health_mutex_);
@@ -142,11 +159,14 @@ class Daemon::Impl {
   std::unique_ptr<AdminService> admin_;
   std::unique_ptr<GrpcListener> data_listener_, admin_listener_;
   std::unique_ptr<HttpListener> http_listener_;
+  std::unique_ptr<OpenAiListener> openai_listener_;  // null: not enabled
 };
 
 int Daemon::Impl::Run() {
   WarnAboutOpenAddresses(options_);
-  const absl::Status listening = Listen();
+  absl::Status listening = FollowConfig();
+  if (listening.ok()) listening = SetUpSecurity();
+  if (listening.ok()) listening = Listen();
   if (!listening.ok()) {
     log::Error("server", "cannot listen", {{"error", listening.message()}});
     return kExitConfig;
@@ -180,13 +200,13 @@ absl::Status Daemon::Impl::Listen() {
                     .git_commit = kGitCommit,
                     .build_type = kBuildType,
                     .start_time = start_time_,
-                    .config_sha256 = config_->Sha256(),
-                    .max_receive_message_bytes = options_.transport.max_receive_message_bytes,
-                    .max_input_bytes = options_.engine.max_input_bytes});
-  admin_ = std::make_unique<AdminService>(context_, &drain_, config_.get());
+                    .max_receive_message_bytes = options_.transport.max_receive_message_bytes});
+  admin_ = std::make_unique<AdminService>(context_, &drain_, &live_);
   QUIRE_ASSIGN_OR_RETURN(
       data_listener_,
-      GrpcListener::Start({.addresses = options_.grpc_listen, .transport = options_.transport},
+      GrpcListener::Start({.addresses = options_.grpc_listen,
+                           .transport = options_.transport,
+                           .certificates = certificates_.get()},
                           {generation_->service()}));
   std::vector<GrpcListener*> listeners = {data_listener_.get()};
   const std::vector<std::string> admin_addresses = AdminAddresses(options_);
@@ -194,7 +214,8 @@ absl::Status Daemon::Impl::Listen() {
     QUIRE_ASSIGN_OR_RETURN(admin_listener_,
                            GrpcListener::Start({.addresses = admin_addresses,
                                                 .socket_mode = options_.admin_socket_mode,
-                                                .transport = options_.transport},
+                                                .transport = options_.transport,
+                                                .certificates = certificates_.get()},
                                                {admin_->service()}));
     listeners.push_back(admin_listener_.get());
   }
@@ -203,14 +224,37 @@ absl::Status Daemon::Impl::Listen() {
     health_ = std::make_unique<HealthService>(&state_, std::move(listeners));
   }
   UpdateHealth();
+  if (options_.openai.enabled) {
+    QUIRE_ASSIGN_OR_RETURN(openai_listener_, OpenAiListener::Start(context_, certificates_.get()));
+  }
   if (!options_.http.listen.empty()) {
     QUIRE_ASSIGN_OR_RETURN(
         http_listener_,
-        HttpListener::Start(options_.http.listen, options_.http.threads,
-                            MakeOpsHandlers(&state_,
-                                            options_.metrics_enabled ? &registry_ : nullptr)));
+        HttpListener::Start(options_.http.listen, options_.http.threads, OpsHandlers(),
+                            options_.http.tls ? certificates_.get() : nullptr));
+    ListenAddress address;
+    QUIRE_CHECK(ParseListenAddress(http_listener_->address(), &address));
+    if (openai_listener_ != nullptr) openai_listener_->AllowStatusPage(address.port);
   }
   return absl::OkStatus();
+}
+
+HttpHandlers Daemon::Impl::OpsHandlers() {
+  HttpHandlers handlers = MakeOpsHandlers(
+      &state_, options_.metrics_enabled ? &registry_ : nullptr, authenticator_.get());
+  ListenAddress address;
+  const bool is_loopback =
+      ParseListenAddress(options_.http.listen, &address) && address.is_loopback();
+  AddStatusHandlers(
+      {.state = &state_,
+       .authenticator = authenticator_.get(),
+       .version = kVersion,
+       .start_time = start_time_,
+       .is_open = is_loopback || options_.auth.mode != AuthMode::kNone,
+       .openai_address = openai_listener_ == nullptr ? "" : openai_listener_->address(),
+       .openai_has_tls = openai_listener_ != nullptr && certificates_ != nullptr},
+      &handlers);
+  return handlers;
 }
 
 void Daemon::Impl::LogListening() const {
@@ -220,6 +264,7 @@ void Daemon::Impl::LogListening() const {
                            ? std::string()
                            : absl::StrJoin(admin_listener_->addresses(), ",")},
              {"http", http_listener_ == nullptr ? std::string() : http_listener_->address()},
+             {"openai", openai_listener_ == nullptr ? std::string() : openai_listener_->address()},
              {"pid", getpid()},
              {"version", kVersion}});
 }
@@ -253,6 +298,10 @@ void Daemon::Impl::Load() {
   options.engine.on_fatal = [this](const absl::Status& status) { OnFatal(status); };
   absl::StatusOr<std::unique_ptr<ModelStack>> stack =
       ModelStack::Build(options, &clock_, &registry_);
+  if (stack.ok()) {
+    const absl::Status followed = (*stack)->Follow(&live_);
+    if (!followed.ok()) stack = followed;
+  }
   {
     // Asked to stop meanwhile: the drain is over or does not know of this model, so nobody gets to see it.
     MutexLock lock(&mutex_);
@@ -333,9 +382,10 @@ void Daemon::Impl::Drain() {
   UpdateHealth();
   notifier_.Stopping();
   if (state_.state() == LifeState::kReady) {
+    const absl::Duration delay = live_.options()->shutdown.pre_drain_delay;
     log::Info("server", "not ready any more, still admitting",
-              {{"for", options_.shutdown.pre_drain_delay}});
-    WaitUntil(clock_.Now() + options_.shutdown.pre_drain_delay);
+              {{"for", delay}});
+    WaitUntil(clock_.Now() + delay);
     const absl::Status begun = drain_.Begin(drain_.default_timeout(), /*exit_after=*/false);
     if (!begun.ok()) log::Error("server", "cannot drain", {{"error", begun.message()}});
   }
@@ -346,9 +396,10 @@ void Daemon::Impl::Drain() {
 
 // The housekeeper has ended: nobody else uses the listeners any more.
 void Daemon::Impl::Close() {
-  const absl::Time deadline = clock_.Now() + options_.shutdown.force_timeout;
+  const absl::Time deadline = clock_.Now() + live_.options()->shutdown.force_timeout;
   data_listener_->Shutdown(deadline);
   if (admin_listener_ != nullptr) admin_listener_->Shutdown(deadline);
+  if (openai_listener_ != nullptr) openai_listener_->Shutdown(deadline);
   http_listener_.reset();
 }
 
@@ -361,6 +412,64 @@ void Daemon::Impl::RequestStop() {
   MutexLock lock(&mutex_);
   stop_ = true;
   changed_.NotifyAll();
+}
+
+// The parts of the daemon itself; the model follows when it is loaded.
+absl::Status Daemon::Impl::FollowConfig() {
+  QUIRE_RETURN_IF_ERROR(live_.Subscribe(
+      "logging", [](const DaemonOptions& next) { return log::PrepareConfigure(next.logging); }));
+  return live_.Subscribe(
+      "health and shutdown", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+        return [this, stall = next.engine_stall_timeout, drain = next.shutdown.drain_timeout] {
+          state_.SetStallTimeout(stall);
+          drain_.SetDefaultTimeout(drain);
+        };
+      });
+}
+
+// Before anybody can call. Later the files are read again by every reload, certificates by their own
+// clock too.
+absl::Status Daemon::Impl::SetUpSecurity() {
+  QUIRE_ASSIGN_OR_RETURN(authenticator_, Authenticator::Create(options_.auth));
+  context_.authenticator = authenticator_.get();
+  QUIRE_RETURN_IF_ERROR(live_.Subscribe(
+      "auth", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+        QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const AuthRules> rules,
+                               Authenticator::Read(next.auth));
+        return [this, rules = std::move(rules)] {
+          authenticator_->Apply(rules);
+          EndRevoked();
+        };
+      }));
+  if (!options_.tls.enabled()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(certificates_, CertificateStore::Create(options_.tls));
+  return live_.Subscribe(
+      "tls", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+        QUIRE_ASSIGN_OR_RETURN(Certificates read, ReadCertificates(next.tls, absl::Now()));
+        return [this, read = std::move(read)] { certificates_->Publish(read); };
+      });
+}
+
+// Requests whose caller has lost the right to them; see Generation::Start for those that come now.
+void Daemon::Impl::EndRevoked() {
+  const ServedModel* served = state_.model();
+  if (served == nullptr) return;
+  for (const engine::RequestInfo& request : served->engine->ListRequests()) {
+    if (authenticator_->StillHolds(request.principal, Scope::kGenerate)) continue;
+    served->engine->Cancel(request.principal, request.id, engine::CancelSource::kRevoked);
+  }
+}
+
+void Daemon::Impl::Reload() {
+  // Between the two the supervisor's own reload lasts. While the model loads, "ready" would be a lie.
+  const bool is_up = state_.state() == LifeState::kReady && !state_.leaving();
+  if (is_up) notifier_.Reloading();
+  // A reload that takes effect opens the log too, under its new name.
+  if (!live_.Reload(/*dry_run=*/false).ok()) {
+    const absl::Status status = log::Reopen();
+    if (!status.ok()) log::Error("server", "cannot reopen the log", {{"error", status.message()}});
+  }
+  if (is_up) notifier_.Ready(absl::StrCat("serving ", state_.model()->id()));
 }
 
 void Daemon::Impl::Dump() {
@@ -389,17 +498,13 @@ void Daemon::Impl::Dump() {
   }
 }
 
-Daemon::Daemon(std::unique_ptr<LayeredConfig> config)
-    : impl_(std::make_unique<Impl>(std::move(config))) {}
+Daemon::Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config)
+    : impl_(std::make_unique<Impl>(std::move(sources), std::move(config))) {}
 Daemon::~Daemon() = default;
 int Daemon::Run() { return impl_->Run(); }
 void Daemon::RequestStop() { impl_->RequestStop(); }
 void Daemon::Dump() { impl_->Dump(); }
 
-void Daemon::ReopenLog() {
-  const absl::Status status = log::Reopen();
-  if (!status.ok()) log::Error("server", "cannot reopen the log", {{"error", status.message()}});
-  log::Warn("server", "log reopened; reload of the configuration is not built yet");
-}
+void Daemon::Reload() { impl_->Reload(); }
 
 }  // namespace quire::server

@@ -26,7 +26,8 @@ inline constexpr int kExitConfig = 78;
 
 class Daemon {
  public:
-  explicit Daemon(std::unique_ptr<LayeredConfig> config);
+  // `sources`: what `config` was loaded from, to be read again by Reload.
+  Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config);
   ~Daemon();
 
   // Serves until a stop is asked for or something fails; returns the exit code. A stop while the model loads ends the
@@ -35,8 +36,8 @@ class Daemon {
 
   // Begins the end: not ready at once, no admission after shutdown.pre_drain_delay, then the drain.
   void RequestStop();
-  // Opens the log file again.
-  void ReopenLog();
+  // Reads the configuration again (live_config.h), and opens the log file again whatever comes of it.
+  void Reload();
   // Live requests and state, to the log.
   void Dump();
 

@@ -9,7 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "base/logging.h"
+#include "base/status.h"
+#include "server/auth/authenticator.h"
+#include "server/auth/certificate_store.h"
 #include "server/build_info.h"
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
@@ -33,6 +37,13 @@ int PrintErrors(const std::vector<std::string>& errors) {
   return quire::server::kExitConfig;
 }
 
+// Tokens and certificates, as the daemon reads them when it starts.
+absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
+  QUIRE_RETURN_IF_ERROR(quire::server::Authenticator::Read(options.auth).status());
+  if (!options.tls.enabled()) return absl::OkStatus();
+  return quire::server::ReadCertificates(options.tls, absl::Now()).status();
+}
+
 int Run(Flags flags) {
   if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
   flags.sources.environment = quire::server::ConfigEnvironment();
@@ -45,15 +56,17 @@ int Run(Flags flags) {
     std::cout << config->Print(flags.print_format == "json" ? Spelling::kJson : Spelling::kYaml);
   }
   if (flags.validate) {
+    const absl::Status security = ValidateSecurity(ToOptions(*config));
+    if (!security.ok()) return PrintErrors({std::string(security.message())});
     const absl::Status status = quire::server::ValidateModel(ToOptions(*config));
     if (!status.ok()) return PrintErrors({std::string(status.message())});
   }
   if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
   const absl::Status logging = quire::log::Configure(ToOptions(*config).logging);
   if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
-  quire::server::Daemon daemon(std::move(config));
+  quire::server::Daemon daemon(std::move(flags.sources), std::move(config));
   quire::server::SignalThread signals({.stop = [&] { daemon.RequestStop(); },
-                                       .reload = [&] { daemon.ReopenLog(); },
+                                       .reload = [&] { daemon.Reload(); },
                                        .dump = [&] { daemon.Dump(); }});
   return daemon.Run();
 }

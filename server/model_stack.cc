@@ -27,6 +27,7 @@
 #include "models/model_runner.h"
 #include "models/step_batch.h"
 #include "models/text/gguf_vocabulary.h"
+#include "server/chat_templates.h"
 #include "server/embedded_model.h"
 
 namespace quire::server {
@@ -245,7 +246,9 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   if (options.device.type != DeviceChoice::kCuda) QUIRE_RETURN_IF_ERROR(SelectIsa(options));
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
   QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files));
-  QUIRE_RETURN_IF_ERROR(OpenTokenizer(options.model, files).status());
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
+                         OpenTokenizer(options.model, files));
+  QUIRE_RETURN_IF_ERROR(LoadChatTemplates(options.chat, files, *tokenizer).status());
   if (options.device.type == DeviceChoice::kCuda) return ValidateOnGpu(options, files);
   QUIRE_ASSIGN_OR_RETURN(
       const std::int32_t context,
@@ -275,7 +278,7 @@ absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(const DaemonOption
   QUIRE_RETURN_IF_ERROR(stack->device_->is_cpu() ? stack->PrepareCpu(options, files)
                                                  : stack->PrepareCuda(options, files));
   QUIRE_RETURN_IF_ERROR(stack->StartEngine(options, clock, metrics));
-  stack->Describe(options);
+  QUIRE_RETURN_IF_ERROR(stack->Describe(options));
   return stack;
 }
 
@@ -392,8 +395,7 @@ absl::Status ModelStack::PrepareCuda(const DaemonOptions& options,
   return absl::OkStatus();
 }
 
-absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* clock,
-                                     probe::Registry* metrics) {
+engine::EngineOptions ModelStack::EngineOptionsFor(const DaemonOptions& options) const {
   engine::EngineOptions engine = options.engine;
   const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
   engine.model_id = ServedModelId(options.model);
@@ -416,6 +418,13 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
   if (options.text_threads_auto) {
     engine.text_threads = std::max(1, Machine::Detect().physical_cores() / 8);
   }
+  engine.partial_page_reuse = options.pool.partial_page_reuse;
+  return engine;
+}
+
+absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* clock,
+                                     probe::Registry* metrics) {
+  const engine::EngineOptions engine = EngineOptionsFor(options);
   QUIRE_ASSIGN_OR_RETURN(
       std::unique_ptr<cache::CacheManager> cache,
       cache::CacheManager::Create(
@@ -423,18 +432,16 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
            .max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
            .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
            .prefix_caching = options.pool.prefix_caching,
-           .partial_page_reuse = options.pool.partial_page_reuse,
+           .partial_page_reuse = engine.partial_page_reuse,
            .hash_key = RandomHashKey()}));
   QUIRE_RETURN_IF_ERROR(RunOneToken(cache.get(), runner_.get()));
   QUIRE_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(engine, std::move(cache), runner_.get(),
                                                          tokenizer_.get(), clock, metrics));
-  engine_options_ = std::move(engine);
   return absl::OkStatus();
 }
 
-void ModelStack::Describe(const DaemonOptions& options) {
-  const engine::EngineOptions& engine = engine_options_;
-  const cache::KvGeometry& geometry = pool_->geometry();
+absl::StatusOr<TranslatorOptions> ModelStack::TranslationFor(const DaemonOptions& options) const {
+  const engine::EngineOptions engine = EngineOptionsFor(options);
   TranslatorOptions translation;
   translation.model_id = engine.model_id;
   translation.aliases = options.model.aliases;
@@ -444,6 +451,30 @@ void ModelStack::Describe(const DaemonOptions& options) {
   translation.stream_interval_tokens = options.stream_interval_tokens;
   translation.queue_timeout = engine.queue_timeout;
   translation.max_request_duration = engine.max_request_duration;
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
+  QUIRE_ASSIGN_OR_RETURN(translation.chat, LoadChatTemplates(options.chat, files, *tokenizer_));
+  return translation;
+}
+
+absl::Status ModelStack::Follow(LiveConfig* live) {
+  return live->Subscribe(
+      "model", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+        const engine::HotOptions hot = EngineOptionsFor(next);
+        QUIRE_RETURN_IF_ERROR(engine_->PrepareHotOptions(hot));
+        QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translated, TranslationFor(next));
+        auto translation = std::make_shared<const TranslatorOptions>(std::move(translated));
+        // Before the engine: it refuses what the translator let through under the old limits.
+        return [this, hot, translation] {
+          served_->translator.SetOptions(translation);
+          engine_->SetHotOptions(hot);
+        };
+      });
+}
+
+absl::Status ModelStack::Describe(const DaemonOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translation, TranslationFor(options));
+  const engine::EngineOptions engine = EngineOptionsFor(options);
+  const cache::KvGeometry& geometry = pool_->geometry();
   ModelDescription description;
   description.architecture = model_->architecture;
   // On CPUs whatever the weights are.
@@ -470,6 +501,7 @@ void ModelStack::Describe(const DaemonOptions& options) {
   served_ = std::make_unique<ServedModel>(RequestTranslator(std::move(translation)),
                                           std::move(description), device_->Describe(),
                                           tokenizer_.get(), engine_.get());
+  return absl::OkStatus();
 }
 
 }  // namespace quire::server

@@ -30,6 +30,7 @@
 #include "server/api/serving_state.h"
 #include "server/compute_device.h"
 #include "server/config/device_plan.h"
+#include "server/config/live_config.h"
 #include "server/config/options.h"
 
 namespace quire::server {
@@ -46,6 +47,11 @@ class ModelStack {
                                                            const Clock* clock,
                                                            probe::Registry* metrics);
 
+  // Takes the hot keys of `live` from now on, those in effect first. INVALID_ARGUMENT when they cannot
+  // be served, which is possible when they changed since Build had its options. `live` may reload as
+  // long as the stack lives.
+  absl::Status Follow(LiveConfig* live);
+
   const ServedModel& served() const { return *served_; }
   const LoadTimes& load_times() const { return load_times_; }
   // Uses and bytes of the device's memory, in order.
@@ -61,9 +67,11 @@ class ModelStack {
   absl::Status PrepareCpu(const DaemonOptions& options, const models::ModelFiles& files);
   absl::Status PrepareCuda(const DaemonOptions& options, const models::ModelFiles& files);
   absl::StatusOr<cache::KvGeometry> PlanCpuPool(const DaemonOptions& options);
+  engine::EngineOptions EngineOptionsFor(const DaemonOptions& options) const;
   absl::Status StartEngine(const DaemonOptions& options, const Clock* clock,
                            probe::Registry* metrics);
-  void Describe(const DaemonOptions& options);
+  absl::StatusOr<TranslatorOptions> TranslationFor(const DaemonOptions& options) const;
+  absl::Status Describe(const DaemonOptions& options);
 
   LoadTimes load_times_;
   std::unique_ptr<ThreadPool> threads_;
@@ -75,7 +83,6 @@ class ModelStack {
   std::unique_ptr<models::StepRunner> runner_;
   std::int64_t workspace_bytes_ = 0;
   std::vector<std::pair<std::string, std::int64_t>> memory_;
-  engine::EngineOptions engine_options_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<ServedModel> served_;
 };

@@ -56,7 +56,8 @@ NotifyTarget NotifyTargetFromEnvironment() {
   const char* socket = std::getenv("NOTIFY_SOCKET");
   if (socket == nullptr || *socket == '\0') return {};
   if (!IsAddress(socket)) {
-    log::Warn("server", "NOTIFY_SOCKET is neither a path nor @ and a name; the supervisor is told nothing",
+    log::Warn("server",
+              "NOTIFY_SOCKET is neither a path nor @ and a name; the supervisor is told nothing",
               {{"value", socket}});
     return {};
   }

@@ -1,6 +1,7 @@
 #pragma once
 
-// Tells a supervisor where the process is in its life: the datagrams of systemd's sd_notify(3), sent without libsystemd.
+// Tells a supervisor where the process is in its life: the datagrams of systemd's sd_notify(3),
+// sent without libsystemd.
 //
 //   Notifier notifier(NotifyTargetFromEnvironment());
 //   notifier.Ready("serving story");           // the model is loaded
@@ -8,8 +9,8 @@
 //   notifier.Stopping();                       // the drain begins
 //
 // Place:      used by the daemon. Without a supervisor every call does nothing.
-// Invariants: a supervisor that does not read never holds up the caller for more than a second; what cannot be sent is
-//             logged, and the daemon goes on.
+// Invariants: a supervisor that does not read never holds up the caller for more than a second;
+//             what cannot be sent is logged, and the daemon goes on.
 // Threads:    every method from any thread.
 // Lifetime:   owns its socket.
 //
@@ -31,7 +32,8 @@ struct NotifyTarget {
   absl::Duration watchdog = absl::InfiniteDuration();
 };
 
-// NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID. Values that make no sense are logged and count as absent.
+// NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID. Values that make no sense are logged and count as
+// absent.
 NotifyTarget NotifyTargetFromEnvironment();
 
 class Notifier {
@@ -41,7 +43,7 @@ class Notifier {
   Notifier(const Notifier&) = delete;
   Notifier& operator=(const Notifier&) = delete;
 
-  // The service is up, or up again after Reloading. `status` is one line for people; so in the others.
+  // The service is up, or up again after Reloading. `status` is one line for people; so below.
   void Ready(absl::string_view status);
   void Status(absl::string_view status);
   // Configuration is being read again; Ready ends it, whatever came of it.

@@ -130,12 +130,17 @@ class Key:
         self.path, self.comment, self.rule = path, field.comment, field.rule
         self.type, self.label = field.type, field.label
         self.enum = enums.get(field.type)
+        # Of a list of groups: the keys of one group.
+        entry = messages.get(field.type)
+        self.keys = [Key(f"{path}[].{f.name}", f, messages, enums) for f in entry.items] if entry else []
 
     @property
     def default(self):
         value = self.rule.get("default_value", "")
         if value:
             return value
+        if "required" in self.rule:
+            return "required"
         if "absent_word" in self.rule:
             return self.rule["absent_word"]
         if self.label == "repeated":
@@ -160,6 +165,8 @@ class Key:
             words.append(f"{low} to {self.number(self.rule['max'])}")
         elif self.type == "string":
             words.append(f"text of at most {self.rule.get('max_length', '4096')} bytes")
+        if self.keys:
+            words.append("groups of " + ", ".join(f"`{key.path.rsplit('.', 1)[-1]}`" for key in self.keys))
         if self.label == "repeated":
             words.append(f"at most {self.rule.get('max_items', '64')} of them")
         return ", ".join(words)
@@ -232,16 +239,20 @@ def config_page(config):
         "# Configuration keys",
         "",
         "Generated from `proto/quire/config/v1` by `tools/write_reference_docs.py`. How files, profiles, environment "
-        "and command line go together is in [config.md](../config.md).",
+        "and command line go together is in [config.md](../config.md). Keys with `hot` change by a "
+        "[reload](../config.md#reload), the others by a restart.",
     ]
+    head = ["| Key | Default | Values | | Meaning |", "|---|---|---|---|---|"]
     for kind, path, item in walk_config(config):
         if kind == "section":
             if "." not in path:
-                lines += ["", f"## {path}", "", item, "", "| Key | Default | Values | Meaning |", "|---|---|---|---|"]
+                lines += ["", f"## {path}", "", item, "", *head]
             continue
         if "." not in path and lines[-1] == lines[2]:
-            lines += ["", "## Top level", "", "| Key | Default | Values | Meaning |", "|---|---|---|---|"]
-        lines.append(f"| `{path}` | `{item.default}` | {item.values} | {item.comment} |")
+            lines += ["", "## Top level", "", *head]
+        for key in [item, *item.keys]:
+            hot = "hot" if key.rule.get("hot") == "true" else ""
+            lines.append(f"| `{key.path}` | `{key.default}` | {key.values} | {hot} | {key.comment} |")
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,16 @@ DrainControl::DrainControl(ServingState* state, const Clock* clock, absl::Durati
       default_timeout_(default_timeout),
       request_exit_(std::move(request_exit)) {}
 
+absl::Duration DrainControl::default_timeout() const {
+  MutexLock lock(&mutex_);
+  return default_timeout_;
+}
+
+void DrainControl::SetDefaultTimeout(absl::Duration timeout) {
+  MutexLock lock(&mutex_);
+  default_timeout_ = timeout;
+}
+
 absl::Status DrainControl::Begin(absl::Duration timeout, bool exit_after) {
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, state_->ModelOrError());
   std::function<void()> request_exit;

@@ -24,7 +24,9 @@ class DrainControl {
   DrainControl(ServingState* state, const Clock* clock, absl::Duration default_timeout,
                std::function<void()> request_exit);
 
-  absl::Duration default_timeout() const { return default_timeout_; }
+  absl::Duration default_timeout() const;
+  // For drains that begin later.
+  void SetDefaultTimeout(absl::Duration timeout);
 
   // Stops admission. Repeated calls set a new deadline. UNAVAILABLE / MODEL_LOADING without a
   // model.
@@ -43,8 +45,8 @@ class DrainControl {
 
   ServingState* const state_;
   const Clock* const clock_;
-  const absl::Duration default_timeout_;
   mutable Mutex mutex_;
+  absl::Duration default_timeout_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> request_exit_ ABSL_GUARDED_BY(mutex_);
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };

@@ -8,6 +8,8 @@
 #include "quire/v1/generation.pb.h"
 #include "server/api/response_translator.h"
 #include "server/api/status_mapping.h"
+#include "server/auth/authenticator.h"
+#include "server/config/live_config.h"
 
 namespace quire::server {
 namespace {
@@ -31,6 +33,12 @@ absl::StatusOr<Accepted> Accept(const HandlerContext& context, const v1::Generat
   record->model = request.model;
   record->labels = request.labels;
   QUIRE_ASSIGN_OR_RETURN(accepted.stream, accepted.model->engine->Accept(std::move(request)));
+  // A token that was revoked since the caller was asked: whoever revoked it may have looked for its
+  // requests before this one was there.
+  if (!context.authenticator->StillHolds(call.principal, Scope::kGenerate)) {
+    accepted.model->engine->Cancel(call.principal, record->request_id,
+                                   engine::CancelSource::kRevoked);
+  }
   return accepted;
 }
 
@@ -60,7 +68,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(
     record.duration = context.clock->Now() - call.accept_time;
     // What the engine refuses, it counts.
     if (!translated) context.probe->CountRefused(record.reason);
-    if (context.access_log) WriteAccessLog(record);
+    if (context.config->options()->access_log) WriteAccessLog(record);
     return status;
   }
   return std::unique_ptr<Generation>(new Generation(context, accepted->model,
@@ -111,7 +119,7 @@ absl::Status Generation::Close() {
   record_.cached_tokens = usage.cached_tokens;
   record_.completion_tokens = usage.completion_tokens;
   record_.duration = context_.clock->Now() - accept_time_;
-  if (context_.access_log) WriteAccessLog(record_);
+  if (context_.config->options()->access_log) WriteAccessLog(record_);
   return status;
 }
 

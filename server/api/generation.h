@@ -34,6 +34,7 @@ class GenerateResponse;
 namespace quire::server {
 
 class Authenticator;
+class LiveConfig;
 
 // What handlers share. Plain pointers: the daemon owns all of it.
 struct HandlerContext {
@@ -41,7 +42,7 @@ struct HandlerContext {
   ServerProbe* probe = nullptr;
   const Clock* clock = nullptr;
   const Authenticator* authenticator = nullptr;  // never null where handlers run
-  bool access_log = true;
+  const LiveConfig* config = nullptr;            // nor this
 };
 
 class Generation {

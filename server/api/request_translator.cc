@@ -13,6 +13,7 @@
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "quire/v1/generation.pb.h"
+#include "server/api/chat_translator.h"
 #include "server/api/status_mapping.h"
 
 namespace quire::server {
@@ -28,7 +29,8 @@ absl::Status PromptMissing(absl::string_view text) {
   return WithReason(absl::InvalidArgumentError(text), "PROMPT_MISSING", {{"field", "prompt"}});
 }
 
-absl::Status ReadPrompt(const v1::GenerateRequest& message, engine::Request* request) {
+absl::Status ReadPrompt(const v1::GenerateRequest& message, const TranslatorOptions& options,
+                        engine::Request* request) {
   switch (message.prompt_case()) {
     case v1::GenerateRequest::kText:
       if (message.text().empty()) return PromptMissing("prompt is an empty text");
@@ -44,8 +46,16 @@ absl::Status ReadPrompt(const v1::GenerateRequest& message, engine::Request* req
       request->prompt = engine::TokenPrompt(message.token_ids().ids().begin(),
                                             message.token_ids().ids().end());
       return absl::OkStatus();
-    case v1::GenerateRequest::kChat: return FeatureUnsupported("chat prompts", "chat");
-    default: return PromptMissing("prompt is missing; set one of text and token_ids");
+    case v1::GenerateRequest::kChat: {
+      engine::ChatPrompt prompt;
+      QUIRE_ASSIGN_OR_RETURN(prompt.chat, ToChatInput(message.chat()));
+      prompt.templates = options.chat;
+      prompt.parse_special_tokens =
+          message.has_parse_special_tokens() ? message.parse_special_tokens() : true;
+      request->prompt = std::move(prompt);
+      return absl::OkStatus();
+    }
+    default: return PromptMissing("prompt is missing; set one of text, token_ids and chat");
   }
 }
 
@@ -225,34 +235,44 @@ absl::StatusOr<absl::Duration> ToDuration(const google::protobuf::Duration& dura
   return value;
 }
 
-absl::Status RequestTranslator::CheckModel(absl::string_view name) const {
-  if (name.empty() || name == options_.model_id) return absl::OkStatus();
-  for (const std::string& alias : options_.aliases) {
+namespace {
+
+absl::Status CheckModelName(const TranslatorOptions& options, absl::string_view name) {
+  if (name.empty() || name == options.model_id) return absl::OkStatus();
+  for (const std::string& alias : options.aliases) {
     if (name == alias) return absl::OkStatus();
   }
   const absl::string_view shown = name.substr(0, 128);
   return WithReason(
       absl::NotFoundError(absl::StrCat("model \"", shown, "\" is not served")), "MODEL_NOT_FOUND",
-      {{"model", std::string(shown)}, {"available", options_.model_id}});
+      {{"model", std::string(shown)}, {"available", options.model_id}});
+}
+
+}  // namespace
+
+absl::Status RequestTranslator::CheckModel(absl::string_view name) const {
+  return CheckModelName(*options(), name);
 }
 
 absl::StatusOr<engine::Request> RequestTranslator::ToRequest(const v1::GenerateRequest& message,
                                                              const CallInfo& call) const {
+  const std::shared_ptr<const TranslatorOptions> current = this->options();
+  const TranslatorOptions& options = *current;
   engine::Request request;
   request.principal = call.principal;
   request.tenant = call.tenant;
   QUIRE_RETURN_IF_ERROR(ReadId(message, call, &request));
-  QUIRE_RETURN_IF_ERROR(ReadPrompt(message, &request));
+  QUIRE_RETURN_IF_ERROR(ReadPrompt(message, options, &request));
   if (message.has_constraint()) return FeatureUnsupported("structured output", "constraint");
   request.truncate_prompt = message.truncate_prompt();
 
-  request.sampling = options_.sampling_defaults;
+  request.sampling = options.sampling_defaults;
   ReadSampling(message.sampling(), &request.sampling);
-  QUIRE_RETURN_IF_ERROR(engine::Validate(request.sampling, options_.limits));
-  ReadStopping(message.stopping(), options_, &request.stopping);
-  QUIRE_RETURN_IF_ERROR(engine::Validate(request.stopping, options_.limits));
-  QUIRE_RETURN_IF_ERROR(ReadOutput(message.output(), options_, &request.output));
-  QUIRE_RETURN_IF_ERROR(engine::Validate(request.output, options_.limits));
+  QUIRE_RETURN_IF_ERROR(engine::Validate(request.sampling, options.limits));
+  ReadStopping(message.stopping(), options, &request.stopping);
+  QUIRE_RETURN_IF_ERROR(engine::Validate(request.stopping, options.limits));
+  QUIRE_RETURN_IF_ERROR(ReadOutput(message.output(), options, &request.output));
+  QUIRE_RETURN_IF_ERROR(engine::Validate(request.output, options.limits));
 
   if (message.priority() < -kMaxPriority || message.priority() > kMaxPriority) {
     return BadParameter("priority", absl::StrCat(message.priority()), "-100 to 100");
@@ -260,9 +280,9 @@ absl::StatusOr<engine::Request> RequestTranslator::ToRequest(const v1::GenerateR
   request.priority = message.priority();
   QUIRE_RETURN_IF_ERROR(ReadCache(message.cache(), &request.cache));
   QUIRE_RETURN_IF_ERROR(ReadLabels(message, &request));
-  QUIRE_RETURN_IF_ERROR(ReadTimes(message, call, options_, &request));
-  QUIRE_RETURN_IF_ERROR(CheckModel(message.model()));
-  request.model = options_.model_id;
+  QUIRE_RETURN_IF_ERROR(ReadTimes(message, call, options, &request));
+  QUIRE_RETURN_IF_ERROR(CheckModelName(options, message.model()));
+  request.model = options.model_id;
   return request;
 }
 

@@ -7,22 +7,28 @@
 // Invariants: a request that comes out satisfies every range of docs/api.md section 3 that does not need
 //             the tokens of its prompt. Fields of features that this version lacks are refused when set
 //             (UNIMPLEMENTED / FEATURE_UNSUPPORTED with metadata `field`), never ignored.
-// Threads:    immutable; any.
+// Threads:    any. Options are replaced as a whole; a request is read with one version of them.
 // Lifetime:   values.
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/published.h"
 #include "engine/request.h"
 #include "engine/sampling_params.h"
 
 namespace google::protobuf {
 class Duration;
+}
+namespace quire::text {
+class ChatTemplates;
 }
 namespace quire::v1 {
 class GenerateRequest;
@@ -40,7 +46,7 @@ struct CallInfo {
   absl::Time grpc_deadline = absl::InfiniteFuture();
 };
 
-// Fixed when the model is known.
+// Of the model and the configuration; replaced when hot keys change.
 struct TranslatorOptions {
   std::string model_id;
   std::vector<std::string> aliases;
@@ -50,11 +56,13 @@ struct TranslatorOptions {
   std::int32_t stream_interval_tokens = 1;
   absl::Duration queue_timeout = absl::InfiniteDuration();
   absl::Duration max_request_duration = absl::InfiniteDuration();
+  std::shared_ptr<const text::ChatTemplates> chat;  // null only where no chat is read
 };
 
 class RequestTranslator {
  public:
-  explicit RequestTranslator(TranslatorOptions options) : options_(std::move(options)) {}
+  explicit RequestTranslator(TranslatorOptions options)
+      : options_(std::make_unique<Published<TranslatorOptions>>(std::move(options))) {}
 
   absl::StatusOr<engine::Request> ToRequest(const v1::GenerateRequest& message,
                                             const CallInfo& call) const;
@@ -62,10 +70,14 @@ class RequestTranslator {
   // OK for "", the model's id and its aliases; else NOT_FOUND / MODEL_NOT_FOUND.
   absl::Status CheckModel(absl::string_view name) const;
 
-  const TranslatorOptions& options() const { return options_; }
+  std::shared_ptr<const TranslatorOptions> options() const { return options_->Get(); }
+  // For requests from now on. The model's id stays.
+  void SetOptions(std::shared_ptr<const TranslatorOptions> options) {
+    options_->Set(std::move(options));
+  }
 
  private:
-  TranslatorOptions options_;
+  std::unique_ptr<Published<TranslatorOptions>> options_;
 };
 
 // INVALID_ARGUMENT / BAD_PARAMETER unless `id` is 1..128 characters of [A-Za-z0-9_.:-].

@@ -24,7 +24,9 @@ void ServingState::SetState(LifeState state) {
 bool ServingState::is_live() const {
   if (state() == LifeState::kFailed) return false;
   const ServedModel* served = model();
-  return served == nullptr || served->engine->IsAlive(stall_timeout_);
+  return served == nullptr ||
+         served->engine->IsAlive(
+             absl::Nanoseconds(stall_nanos_.load(std::memory_order_acquire)));
 }
 
 absl::StatusOr<const ServedModel*> ServingState::ModelOrError() const {

@@ -64,14 +64,16 @@ struct ServedModel {
   ServedModel(RequestTranslator the_translator, ModelDescription the_description,
               DeviceDescription the_device, const text::Tokenizer* the_tokenizer,
               engine::Engine* the_engine)
-      : translator(std::move(the_translator)),
+      : model_id(the_translator.options()->model_id),
+        translator(std::move(the_translator)),
         description(std::move(the_description)),
         device(std::move(the_device)),
         tokenizer(the_tokenizer),
         engine(the_engine) {}
 
-  const std::string& id() const { return translator.options().model_id; }
+  const std::string& id() const { return model_id; }
 
+  const std::string model_id;
   RequestTranslator translator;
   ModelDescription description;
   DeviceDescription device;
@@ -81,8 +83,12 @@ struct ServedModel {
 
 class ServingState {
  public:
-  // `stall_timeout`: how long work may wait without a finished step (health.engine_stall_timeout).
-  explicit ServingState(absl::Duration stall_timeout) : stall_timeout_(stall_timeout) {}
+  explicit ServingState(absl::Duration stall_timeout) { SetStallTimeout(stall_timeout); }
+
+  // How long work may wait without a finished step (health.engine_stall_timeout).
+  void SetStallTimeout(absl::Duration timeout) {
+    stall_nanos_.store(absl::ToInt64Nanoseconds(timeout), std::memory_order_release);
+  }
 
   LifeState state() const { return state_.load(std::memory_order_acquire); }
   // FAILED is final.
@@ -106,7 +112,7 @@ class ServingState {
   absl::StatusOr<const ServedModel*> ModelOrError() const;
 
  private:
-  const absl::Duration stall_timeout_;
+  std::atomic<std::int64_t> stall_nanos_{0};
   std::atomic<LifeState> state_{LifeState::kLoading};
   std::atomic<const ServedModel*> model_{nullptr};
   std::atomic<bool> leaving_{false};

@@ -108,11 +108,31 @@ bool IsDefault(const Origins& origins, const std::string& path) {
   return origin == origins.end() || origin->second.layer == "default";
 }
 
+std::string PrintField(const Message& section, const FieldDescriptor* field, Spelling spelling);
+
+// One entry of a list of groups, on one line: YAML's flow style differs from JSON in quotes only.
+std::string PrintEntry(const Message& entry, Spelling spelling) {
+  const char* const quote = spelling == Spelling::kJson ? "\"" : "";
+  std::vector<std::string> keys;
+  for (int i = 0; i < entry.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = entry.GetDescriptor()->field(i);
+    keys.push_back(
+        absl::StrCat(quote, field->name(), quote, ": ", PrintField(entry, field, spelling)));
+  }
+  return absl::StrCat("{", absl::StrJoin(keys, ", "), "}");
+}
+
 std::string PrintField(const Message& section, const FieldDescriptor* field, Spelling spelling) {
-  if (!field->is_repeated()) return PrintScalar(section, field, -1, spelling);
+  if (!field->is_repeated()) {
+    const std::string value = PrintScalar(section, field, -1, spelling);
+    return RuleOf(field).sensitive() && value != "\"\"" ? "\"<redacted>\"" : value;
+  }
   std::vector<std::string> elements;
   for (int i = 0; i < section.GetReflection()->FieldSize(section, field); ++i) {
-    elements.push_back(PrintScalar(section, field, i, spelling));
+    elements.push_back(
+        IsEntryList(field)
+            ? PrintEntry(section.GetReflection()->GetRepeatedMessage(section, field, i), spelling)
+            : PrintScalar(section, field, i, spelling));
   }
   return absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
 }

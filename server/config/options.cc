@@ -2,6 +2,7 @@
 
 #include <google/protobuf/duration.pb.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "quire/config/v1/config.pb.h"
@@ -42,9 +43,65 @@ void ReadListeners(const Config& config, DaemonOptions* options) {
   transport.max_connection_age_grace = ToDuration(grpc.max_connection_age_grace());
   transport.reflection = grpc.reflection();
   options->http = {.listen = config.server().http().listen(),
-                   .threads = config.server().http().threads()};
+                   .threads = config.server().http().threads(),
+                   .tls = config.server().http().tls()};
+  const auto& openai = config.openai();
+  options->openai = {.enabled = openai.enabled(),
+                     .listen = openai.listen(),
+                     .max_connections = openai.max_connections(),
+                     .max_body_bytes = openai.max_body_bytes(),
+                     .allowed_origins = ToVector(openai.allowed_origins())};
   options->metrics_enabled = config.metrics().enabled();
   options->engine_stall_timeout = ToDuration(config.health().engine_stall_timeout());
+}
+
+AuthMode ToAuthMode(config::v1::AuthMode mode) {
+  switch (mode) {
+    case config::v1::AUTH_MODE_TOKEN: return AuthMode::kToken;
+    case config::v1::AUTH_MODE_MTLS: return AuthMode::kMtls;
+    default: return AuthMode::kNone;
+  }
+}
+
+Scope ToScope(int scope) {
+  switch (scope) {
+    case config::v1::AUTH_SCOPE_ADMIN: return Scope::kAdmin;
+    case config::v1::AUTH_SCOPE_METRICS: return Scope::kMetrics;
+    default: return Scope::kGenerate;
+  }
+}
+
+void ReadSecurity(const Config& config, DaemonOptions* options) {
+  const auto& tls = config.tls();
+  options->tls = {.cert_file = tls.cert_file(),
+                  .key_file = tls.key_file(),
+                  .client_ca_file = tls.client_ca_file(),
+                  .require_client_cert = tls.require_client_cert(),
+                  .refresh_interval = ToDuration(tls.refresh_interval())};
+  const auto& auth = config.auth();
+  options->auth = {.mode = ToAuthMode(auth.mode()),
+                   .tokens_file = auth.tokens_file(),
+                   .trust_tenant_metadata = auth.trust_tenant_metadata()};
+  for (const int scope : auth.anonymous_scopes()) {
+    options->auth.anonymous_scopes.Add(ToScope(scope));
+  }
+}
+
+// Of TenantLimits and TenantPolicy, which have the same keys.
+template <typename Limits>
+engine::TenantLimits ToTenantLimits(const Limits& from) {
+  engine::TenantLimits limits;
+  if (from.has_max_running_requests()) limits.max_running_requests = from.max_running_requests();
+  if (from.has_max_queued_requests()) limits.max_queued_requests = from.max_queued_requests();
+  if (from.has_max_queued_tokens()) limits.max_queued_tokens = from.max_queued_tokens();
+  return limits;
+}
+
+void ReadTenants(const Config& config, engine::TenantOptions* tenants) {
+  tenants->defaults = ToTenantLimits(config.tenants().defaults());
+  for (const auto& entry : config.tenants().entries()) {
+    tenants->entries[entry.id()] = ToTenantLimits(entry);
+  }
 }
 
 DType ToDType(config::v1::KvDataType type) {
@@ -173,6 +230,19 @@ void ReadEngine(const Config& config, DaemonOptions* options) {
   options->stream_interval_tokens = config.stream().interval_tokens();
 }
 
+void ReadChat(const Config& config, ChatTemplateOptions* options) {
+  const auto& chat = config.chat();
+  options->template_file = chat.template_file();
+  text::ChatOptions& rendering = options->rendering;
+  rendering.default_template_name = chat.default_template_name();
+  rendering.default_vars_json = chat.default_vars();
+  // A rendering is a prompt too.
+  rendering.limits.max_bytes =
+      std::min(chat.max_render_bytes(), config.tokenizer().max_input_bytes());
+  rendering.limits.max_steps = chat.max_render_steps();
+  rendering.escape_special_in_content = chat.escape_special_in_content();
+}
+
 void ReadSampling(const Config& config, SamplingDefaults* sampling) {
   const auto& from = config.sampling_defaults();
   if (from.has_temperature()) sampling->temperature = from.temperature();
@@ -204,10 +274,13 @@ DaemonOptions ToOptions(const LayeredConfig& layered) {
   const auto origin = layered.origins().find("server.admin.listen");
   options.admin_listen_is_default =
       origin == layered.origins().end() || origin->second.layer == "default";
+  ReadSecurity(config, &options);
+  ReadTenants(config, &options.engine.tenants);
   ReadDevice(config, &options.device);
   ReadModel(config, &options);
   ReadEngine(config, &options);
   ReadSampling(config, &options.sampling);
+  ReadChat(config, &options.chat);
   const auto& shutdown = config.shutdown();
   options.shutdown = {.pre_drain_delay = ToDuration(shutdown.pre_drain_delay()),
                       .drain_timeout = ToDuration(shutdown.drain_timeout()),

@@ -19,6 +19,8 @@
 #include "base/logging.h"
 #include "engine/engine.h"
 #include "models/quantization.h"
+#include "models/text/chat_template.h"
+#include "server/auth/auth_options.h"
 #include "server/config/layered_config.h"
 
 namespace quire::server {
@@ -44,6 +46,15 @@ struct GrpcTransportOptions {
 struct HttpOptions {
   std::string listen;  // empty: off
   std::int32_t threads = 0;
+  bool tls = false;
+};
+
+struct OpenAiOptions {
+  bool enabled = false;
+  std::string listen;
+  std::int32_t max_connections = 0;
+  std::int64_t max_body_bytes = 0;
+  std::vector<std::string> allowed_origins;
 };
 
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
@@ -81,6 +92,11 @@ struct SamplingDefaults {
   std::optional<float> repetition_penalty, presence_penalty, frequency_penalty;
 };
 
+struct ChatTemplateOptions {
+  std::string template_file;  // empty: the model's own
+  text::ChatOptions rendering;
+};
+
 struct ShutdownOptions {
   absl::Duration pre_drain_delay, drain_timeout, force_timeout;
 };
@@ -92,6 +108,9 @@ struct DaemonOptions {
   std::uint32_t admin_socket_mode = 0;
   GrpcTransportOptions transport;
   HttpOptions http;
+  OpenAiOptions openai;
+  TlsOptions tls;
+  AuthOptions auth;
   bool metrics_enabled = true;
   absl::Duration engine_stall_timeout;
   ModelOptions model;
@@ -109,6 +128,7 @@ struct DaemonOptions {
   bool cuda_graphs = true;
   std::string determinism;  // "strict", "batch_invariant" or "fast"; all are one on CPUs
   SamplingDefaults sampling;
+  ChatTemplateOptions chat;
   ShutdownOptions shutdown;
   log::Options logging;
   bool access_log = true;

@@ -200,10 +200,13 @@ std::string EnumName(const google::protobuf::EnumValueDescriptor* value) {
 absl::Status SetEnum(Message* message, const FieldDescriptor* field, absl::string_view text) {
   for (int i = 1; i < field->enum_type()->value_count(); ++i) {
     const auto* value = field->enum_type()->value(i);
-    if (EnumName(value) == text) {
+    if (EnumName(value) != text) continue;
+    if (field->is_repeated()) {
+      message->GetReflection()->AddEnum(message, field, value);
+    } else {
       message->GetReflection()->SetEnum(message, field, value);
-      return absl::OkStatus();
     }
+    return absl::OkStatus();
   }
   return Bad(text, absl::StrCat("is not one of ", absl::StrJoin(EnumNames(field), ", ")));
 }
@@ -277,6 +280,10 @@ bool IsSection(const FieldDescriptor* field) {
          !IsDuration(field);
 }
 
+bool IsEntryList(const FieldDescriptor* field) {
+  return field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && field->is_repeated();
+}
+
 std::vector<std::string> EnumNames(const FieldDescriptor* field) {
   std::vector<std::string> names;
   for (int i = 1; i < field->enum_type()->value_count(); ++i) {
@@ -345,7 +352,9 @@ std::string PrintScalar(const Message& message, const FieldDescriptor* field, in
     case FieldDescriptor::CPPTYPE_BOOL:
       return reflection->GetBool(message, field) ? "true" : "false";
     case FieldDescriptor::CPPTYPE_ENUM: {
-      const std::string name = EnumName(reflection->GetEnum(message, field));
+      const std::string name =
+          EnumName(index >= 0 ? reflection->GetRepeatedEnum(message, field, index)
+                              : reflection->GetEnum(message, field));
       return json ? Quote(name) : name;
     }
     case FieldDescriptor::CPPTYPE_STRING: return PrintText(message, field, index);

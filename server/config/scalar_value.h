@@ -33,6 +33,9 @@ const config::v1::FieldRule& RuleOf(const google::protobuf::FieldDescriptor* fie
 // Whether `field` is a group of further keys and not a value.
 bool IsSection(const google::protobuf::FieldDescriptor* field);
 
+// Whether `field` is a list of groups of keys.
+bool IsEntryList(const google::protobuf::FieldDescriptor* field);
+
 // Names of an enum field as YAML writes them, without the unspecified one.
 std::vector<std::string> EnumNames(const google::protobuf::FieldDescriptor* field);
 

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <set>
 
@@ -126,10 +128,10 @@ class Rules {
         return Error(path, absl::StrCat(path, ": \"", text,
                                         "\" is not host:port or unix:PATH"));
       }
-      if (is_admin && !address.is_loopback()) {
+      if (is_admin && !address.is_loopback() && !IsGuarded()) {
         Error(path, absl::StrCat(path, ": \"", text,
-                                 "\" is not a loopback address; it needs TLS and authentication, "
-                                 "which this version does not have"));
+                                 "\" is not a loopback address; it needs tls.cert_file, and "
+                                 "auth.mode token or mtls"));
       }
       const bool any_port = !address.is_unix && address.port == 0;
       if (!any_port && !seen.insert(text).second) {
@@ -142,11 +144,73 @@ class Rules {
       Error("server.grpc.listen", "server.grpc.listen: the list is empty; name one address");
     }
     for (const std::string& text : server.admin().listen()) add("server.admin.listen", text, true);
-    if (server.http().listen().empty()) return;
-    if (absl::StartsWith(server.http().listen(), "unix:")) {
-      return Error("server.http.listen", "server.http.listen: HTTP needs host:port");
+    const auto add_http = [&](const std::string& path, const std::string& text) {
+      if (absl::StartsWith(text, "unix:")) {
+        return Error(path, absl::StrCat(path, ": HTTP needs host:port"));
+      }
+      add(path, text, false);
+    };
+    if (!server.http().listen().empty()) add_http("server.http.listen", server.http().listen());
+    if (server.http().tls() && config_.tls().cert_file().empty()) {
+      Error("server.http.tls", "server.http.tls: needs tls.cert_file");
     }
-    add("server.http.listen", server.http().listen(), false);
+    if (config_.openai().enabled()) add_http("openai.listen", config_.openai().listen());
+  }
+
+  void CheckOrigins() {
+    for (const std::string& origin : config_.openai().allowed_origins()) {
+      absl::string_view rest = origin;
+      const bool has_scheme =
+          absl::ConsumePrefix(&rest, "https://") || absl::ConsumePrefix(&rest, "http://");
+      if (has_scheme && !rest.empty() && rest.find_first_of("/?# *") == rest.npos) continue;
+      Error("openai.allowed_origins",
+            absl::StrCat("openai.allowed_origins: \"", origin,
+                         "\" is not scheme://host[:port] as browsers write it"));
+    }
+  }
+
+  void CheckTls() {
+    const auto& tls = config_.tls();
+    CheckReadable("tls.cert_file", tls.cert_file());
+    // Its path is a secret of sorts: the origin says where it stands.
+    CheckReadable("tls.key_file", tls.key_file());
+    CheckReadable("tls.client_ca_file", tls.client_ca_file());
+    if (tls.cert_file().empty() != tls.key_file().empty()) {
+      const bool has_cert = !tls.cert_file().empty();
+      const char* const given = has_cert ? "tls.cert_file" : "tls.key_file";
+      const char* const missing = has_cert ? "tls.key_file" : "tls.cert_file";
+      Error(given, absl::StrCat(given, ": ", missing, " is missing; both go together"));
+    }
+    if (!tls.client_ca_file().empty() && tls.cert_file().empty()) {
+      Error("tls.client_ca_file", "tls.client_ca_file: needs tls.cert_file");
+    }
+    if (tls.require_client_cert() && tls.client_ca_file().empty()) {
+      Error("tls.require_client_cert",
+            "tls.require_client_cert: needs tls.client_ca_file, which says whose certificates count");
+    }
+  }
+
+  void CheckAuth() {
+    const auto& auth = config_.auth();
+    if (auth.mode() == config::v1::AUTH_MODE_TOKEN && auth.tokens_file().empty()) {
+      Error("auth.mode", "auth.mode: token needs auth.tokens_file");
+    }
+    CheckReadable("auth.tokens_file", auth.tokens_file());
+    const bool has_certificates =
+        !config_.tls().cert_file().empty() && config_.tls().require_client_cert();
+    if (auth.mode() == config::v1::AUTH_MODE_MTLS && !has_certificates) {
+      Error("auth.mode",
+            "auth.mode: mtls needs tls.cert_file, tls.client_ca_file and tls.require_client_cert");
+    }
+  }
+
+  void CheckTenants() {
+    std::set<std::string> ids;
+    for (const auto& entry : config_.tenants().entries()) {
+      if (ids.insert(entry.id()).second) continue;
+      Error("tenants.entries",
+            absl::StrCat("tenants.entries: \"", entry.id(), "\" is listed twice"));
+    }
   }
 
   void CheckSocketMode() {
@@ -186,6 +250,20 @@ class Rules {
   }
 
  private:
+  // Callers are known, and nobody reads along.
+  bool IsGuarded() const {
+    const auto mode = config_.auth().mode();
+    return !config_.tls().cert_file().empty() &&
+           (mode == config::v1::AUTH_MODE_TOKEN || mode == config::v1::AUTH_MODE_MTLS);
+  }
+
+  void CheckReadable(const std::string& path, const std::string& file) {
+    if (file.empty() || access(file.c_str(), R_OK) == 0) return;
+    const bool is_secret = path != "tls.cert_file" && path != "tls.client_ca_file";
+    const std::string name = is_secret ? "the file" : absl::StrCat("\"", file, "\"");
+    Error(path, absl::StrCat(path, ": ", name, " cannot be read: ", std::strerror(errno)));
+  }
+
   std::string OriginOf(const std::string& path) const {
     const auto origin = origins_.find(path);
     return origin == origins_.end() ? "default" : origin->second.ToString();
@@ -251,6 +329,10 @@ void ValidateConfig(const Config& config, const Origins& origins,
   rules.CheckDeviceTypes();
   rules.CheckEngine();
   rules.CheckListeners();
+  rules.CheckOrigins();
+  rules.CheckTls();
+  rules.CheckAuth();
+  rules.CheckTenants();
   rules.CheckSocketMode();
   rules.CheckModel();
 }

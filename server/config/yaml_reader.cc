@@ -127,6 +127,7 @@ class Walker {
       if (!node.IsMap()) return Error(node.Mark(), path, "is a section; write keys below it");
       return ReadSection(node, path, message->GetReflection()->MutableMessage(message, field));
     }
+    if (IsEntryList(field)) return ReadEntries(node, key_mark, path, field, message);
     if (field->is_repeated()) return ReadList(node, key_mark, path, field, message);
     if (!node.IsScalar()) return Error(key_mark, path, "is one value, not a list or a section");
     const absl::Status status = SetScalar(message, field, node.Scalar(), IsQuoted(node));
@@ -165,6 +166,44 @@ class Walker {
     SetOrigin(path, node.Mark());
   }
 
+  // A list of groups: [{id: a}, {id: b}], or in block style. Each entry is complete in itself.
+  void ReadEntries(const YAML::Node& node, const YAML::Mark& key_mark, const std::string& path,
+                   const FieldDescriptor* field, Message* message) {
+    if (!node.IsSequence()) return Error(key_mark, path, "is a list; write [{key: value}, ...]");
+    const auto limit = static_cast<std::size_t>(RuleOf(field).max_items());
+    if (node.size() > limit) {
+      return Error(key_mark, path, absl::StrCat("list has ", node.size(), " elements, at most ",
+                                                limit, " are allowed"));
+    }
+    Origins of_entries;  // nobody asks for the origin of a key of an entry
+    Walker inner(layer_, named_, root_, &of_entries, errors_);
+    inner.in_entry_ = true;
+    message->GetReflection()->ClearField(message, field);
+    for (std::size_t i = 0; i < node.size(); ++i) {
+      const std::string entry_path = absl::StrCat(path, "[", i, "]");
+      const YAML::Node element = node[i];
+      if (!element.IsMap()) {
+        inner.Error(element.Mark(), entry_path, "is not a group of keys; write {key: value}");
+        continue;
+      }
+      Message* entry = message->GetReflection()->AddMessage(message, field);
+      inner.ReadSection(element, entry_path, entry);
+      inner.CheckRequired(element.Mark(), entry_path, *entry);
+    }
+    SetOrigin(path, node.Mark());
+  }
+
+  // Texts that an entry must have.
+  void CheckRequired(const YAML::Mark& mark, const std::string& path, const Message& entry) {
+    for (int i = 0; i < entry.GetDescriptor()->field_count(); ++i) {
+      const FieldDescriptor* field = entry.GetDescriptor()->field(i);
+      if (!RuleOf(field).required() || !entry.GetReflection()->GetString(entry, field).empty()) {
+        continue;
+      }
+      Error(mark, path, absl::StrCat("has no ", field->name()));
+    }
+  }
+
   void SetOrigin(const std::string& path, const YAML::Mark& mark) {
     Origin origin = layer_;
     if (named_) {
@@ -179,7 +218,9 @@ class Walker {
       errors_->push_back(absl::StrCat(layer_.layer, ":", mark.line + 1, ":", mark.column + 1, ": ",
                                       path, path.empty() ? "" : ": ", text));
     } else {
-      errors_->push_back(absl::StrCat(layer_.layer, ": ", text));
+      // The layer names the list, not the key inside.
+      const std::string inside = in_entry_ && !path.empty() ? absl::StrCat(path, ": ") : "";
+      errors_->push_back(absl::StrCat(layer_.layer, ": ", inside, text));
     }
   }
 
@@ -188,6 +229,7 @@ class Walker {
   const Descriptor* const root_;
   Origins* const origins_;
   std::vector<std::string>* const errors_;
+  bool in_entry_ = false;
 };
 
 void ApplySectionDefaults(Message* message, const std::string& prefix, const Origin& origin,

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/check.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
 #include "base/mutex.h"
@@ -104,6 +105,24 @@ absl::Status AbortRequests(engine::Engine* engine, const v1::AbortRequestsReques
   return absl::OkStatus();
 }
 
+void ToProto(const std::vector<ConfigChange>& changes,
+             google::protobuf::RepeatedPtrField<v1::FieldChange>* messages) {
+  for (const ConfigChange& change : changes) {
+    v1::FieldChange* message = messages->Add();
+    message->set_path(change.path);
+    message->set_old_value(change.old_value);
+    message->set_new_value(change.new_value);
+    message->set_location(change.location);
+  }
+}
+
+void ToProto(const ReloadResult& result, v1::ReloadConfigResponse* response) {
+  ToProto(result.changed, response->mutable_changed());
+  ToProto(result.rejected, response->mutable_rejected());
+  for (const std::string& error : result.errors) response->add_errors(error);
+  response->set_config_sha256(result.config_sha256);
+}
+
 absl::Status FlushCache(engine::Engine* engine, const v1::FlushCacheRequest& request,
                         v1::FlushCacheResponse* response) {
   if (!request.tenant().empty()) return FeatureUnsupported("flushing one tenant", "tenant");
@@ -123,85 +142,104 @@ absl::Status FlushCache(engine::Engine* engine, const v1::FlushCacheRequest& req
 
 class AdminService::Impl final : public v1::AdminService::CallbackService {
  public:
-  Impl(const HandlerContext& context, DrainControl* drain, const LayeredConfig* config)
+  Impl(const HandlerContext& context, DrainControl* drain, LiveConfig* config)
       : context_(context),
         drain_(drain),
         config_(config),
-        worker_(kWaitingCalls, kMaxQueuedCalls) {}
+        worker_(kWaitingCalls, kMaxQueuedCalls) {
+    // Levels of SetLogLevel hold until the next reload, and so do their times.
+    const absl::Status status = config_->Subscribe(
+        "log levels", [this](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
+          return [this] {
+            MutexLock lock(&mutex_);
+            reverts_.clear();
+          };
+        });
+    QUIRE_CHECK(status.ok());
+  }
 
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
 
   Reactor* Drain(Context* call, const v1::DrainRequest* request,
                  v1::DrainResponse* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "Drain",
-                          [=, this] { return RunDrain(*request, response); });
+    return AnswerOnWorker(context_, &worker_, call, "Drain", kScope, [=, this](const Identity&) {
+      return RunDrain(*request, response);
+    });
   }
 
   Reactor* Resume(Context* call, const v1::ResumeRequest*, v1::ResumeResponse* response) override {
-    const absl::Status status = drain_->Resume();
-    response->set_state(ToProto(context_.state->state()));
-    return Answer(context_, call, "Resume", status);
+    return Answer(context_, call, "Resume", kScope, [&](const Identity&) {
+      const absl::Status status = drain_->Resume();
+      response->set_state(ToProto(context_.state->state()));
+      return status;
+    });
   }
 
   Reactor* GetConfig(Context* call, const v1::GetConfigRequest* request,
                      v1::GetConfigResponse* response) override {
-    response->set_yaml(config_->Print(Spelling::kYaml, request->include_defaults()));
-    for (const auto& [path, origin] : config_->origins()) {
-      if (!request->include_defaults() && origin.layer == "default") continue;
-      (*response->mutable_origins())[path] = origin.ToString();
-    }
-    response->set_config_sha256(config_->Sha256());
-    ToProto(config_->load_time(), response->mutable_load_time());
-    return Answer(context_, call, "GetConfig", absl::OkStatus());
+    return Answer(context_, call, "GetConfig", kScope, [&](const Identity&) {
+      FillConfig(*request, response);
+      return absl::OkStatus();
+    });
+  }
+
+  Reactor* ReloadConfig(Context* call, const v1::ReloadConfigRequest* request,
+                        v1::ReloadConfigResponse* response) override {
+    return AnswerOnWorker(context_, &worker_, call, "ReloadConfig", kScope,
+                          [=, this](const Identity&) {
+                            ToProto(config_->Reload(request->dry_run()), response);
+                            return absl::OkStatus();
+                          });
   }
 
   Reactor* FlushCache(Context* call, const v1::FlushCacheRequest* request,
                       v1::FlushCacheResponse* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "FlushCache", [=, this]() -> absl::Status {
-      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-      return server::FlushCache(served->engine, *request, response);
-    });
+    return AnswerOnWorker(
+        context_, &worker_, call, "FlushCache", kScope,
+        [=, this](const Identity&) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          return server::FlushCache(served->engine, *request, response);
+        });
   }
 
   Reactor* AbortRequests(Context* call, const v1::AbortRequestsRequest* request,
                          v1::AbortRequestsResponse* response) override {
-    return Answer(context_, call, "AbortRequests", WithEngine([&](engine::Engine* engine) {
-                    return server::AbortRequests(engine, *request, response);
-                  }));
+    return AnswerWithEngine(call, "AbortRequests", [&](engine::Engine* engine) {
+      return server::AbortRequests(engine, *request, response);
+    });
   }
 
   Reactor* ListRequests(Context* call, const v1::ListRequestsRequest* request,
                         v1::ListRequestsResponse* response) override {
-    return Answer(context_, call, "ListRequests", WithEngine([&](engine::Engine* engine) {
-                    return server::ListRequests(engine, *request, response);
-                  }));
+    return AnswerWithEngine(call, "ListRequests", [&](engine::Engine* engine) {
+      return server::ListRequests(engine, *request, response);
+    });
   }
 
   Reactor* GetStats(Context* call, const v1::GetStatsRequest*,
                     v1::GetStatsResponse* response) override {
-    const absl::StatusOr<const ServedModel*> served = context_.state->ModelOrError();
-    if (served.ok()) FillStats(*context_.state, **served, response->mutable_stats());
-    return Answer(context_, call, "GetStats", served.status());
+    return Answer(context_, call, "GetStats", kScope, [&](const Identity&) -> absl::Status {
+      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+      FillStats(*context_.state, *served, response->mutable_stats());
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerWriteReactor<v1::WatchStatsResponse>* WatchStats(
-      Context*, const v1::WatchStatsRequest* request) override {
-    return StartWatchStats(context_, *request);
+      Context* call, const v1::WatchStatsRequest* request) override {
+    return StartWatchStats(context_, *call, *request);
   }
 
   Reactor* SetLogLevel(Context* call, const v1::SetLogLevelRequest* request,
                        v1::SetLogLevelResponse* response) override {
-    return Answer(context_, call, "SetLogLevel", ChangeLogLevel(*request, response));
+    return Answer(context_, call, "SetLogLevel", kScope,
+                  [&](const Identity&) { return ChangeLogLevel(*request, response); });
   }
 
   // Methods of later stages.
   Reactor* Pause(Context* call, const v1::PauseRequest*, v1::PauseResponse*) override {
     return Unsupported(call, "Pause");
-  }
-  Reactor* ReloadConfig(Context* call, const v1::ReloadConfigRequest*,
-                        v1::ReloadConfigResponse*) override {
-    return Unsupported(call, "ReloadConfig");
   }
   Reactor* LoadAdapter(Context* call, const v1::LoadAdapterRequest*,
                        v1::LoadAdapterResponse*) override {
@@ -228,14 +266,30 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
   }
 
  private:
+  static constexpr Scope kScope = Scope::kAdmin;
+
   Reactor* Unsupported(Context* call, absl::string_view method) {
-    return Answer(context_, call, method, FeatureUnsupported(method, ""));
+    return Answer(context_, call, method, kScope,
+                  [&](const Identity&) { return FeatureUnsupported(method, ""); });
   }
 
   template <typename Fn>
-  absl::Status WithEngine(Fn fn) {
-    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-    return fn(served->engine);
+  Reactor* AnswerWithEngine(Context* call, absl::string_view method, Fn fn) {
+    return Answer(context_, call, method, kScope, [&](const Identity&) -> absl::Status {
+      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+      return fn(served->engine);
+    });
+  }
+
+  void FillConfig(const v1::GetConfigRequest& request, v1::GetConfigResponse* response) {
+    const std::shared_ptr<const LayeredConfig> config = config_->config();
+    response->set_yaml(config->Print(Spelling::kYaml, request.include_defaults()));
+    for (const auto& [path, origin] : config->origins()) {
+      if (!request.include_defaults() && origin.layer == "default") continue;
+      (*response->mutable_origins())[path] = origin.ToString();
+    }
+    response->set_config_sha256(config->Sha256());
+    ToProto(config->load_time(), response->mutable_load_time());
   }
 
   absl::Status RunDrain(const v1::DrainRequest& request, v1::DrainResponse* response) {
@@ -282,14 +336,14 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
 
   const HandlerContext context_;
   DrainControl* const drain_;
-  const LayeredConfig* const config_;
+  LiveConfig* const config_;
   Mutex mutex_;
   std::map<std::string, grpc::Alarm> reverts_ ABSL_GUARDED_BY(mutex_);
   CallWorker worker_;
 };
 
 AdminService::AdminService(const HandlerContext& context, DrainControl* drain,
-                           const LayeredConfig* config)
+                           LiveConfig* config)
     : impl_(std::make_unique<Impl>(context, drain, config)) {}
 
 AdminService::~AdminService() = default;

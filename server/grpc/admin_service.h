@@ -12,7 +12,7 @@
 
 #include "server/api/drain_control.h"
 #include "server/api/generation.h"
-#include "server/config/layered_config.h"
+#include "server/config/live_config.h"
 
 namespace grpc {
 class Service;
@@ -22,7 +22,7 @@ namespace quire::server {
 
 class AdminService {
  public:
-  AdminService(const HandlerContext& context, DrainControl* drain, const LayeredConfig* config);
+  AdminService(const HandlerContext& context, DrainControl* drain, LiveConfig* config);
   ~AdminService();
 
   grpc::Service* service();

@@ -1,5 +1,6 @@
-// StartBatchGenerate of generate_reactor.h: many generations over one stream. Commands are read one at a
-// time; the events of the items are written in turn, one message each, so that no item starves.
+// StartBatchGenerate of generate_reactor.h: many generations over one stream. Commands are read one
+// at a time; the events of the items are written in turn, one message each, so that no item
+// starves.
 
 #include <grpcpp/server_context.h>
 
@@ -34,6 +35,9 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
 
   void Begin(std::shared_ptr<BatchReactor> self) {
     self_ = std::move(self);
+    const absl::Status allowed =
+        Authorize(context_, *call_, "BatchGenerate", Scope::kGenerate).status();
+    if (!allowed.ok()) return Refuse(allowed);
     ReadNext();
   }
 
@@ -49,6 +53,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   };
   using Items = std::map<std::string, std::shared_ptr<Item>>;
 
+  void Refuse(const absl::Status& status);
   absl::Status Execute(const v1::BatchGenerateRequest& message);
   void StartItem(const v1::GenerateRequest& message);
   void QueueError(const std::string& id, const absl::Status& status);
@@ -133,6 +138,18 @@ void BatchReactor::OnDone() {
   const std::shared_ptr<BatchReactor> self = std::move(self_);
 }
 
+// Ends the call before anything was read.
+void BatchReactor::Refuse(const absl::Status& status) {
+  const grpc::Status answer = ToGrpcStatus(status);
+  code_ = static_cast<absl::StatusCode>(answer.error_code());
+  {
+    MutexLock lock(&mutex_);
+    reads_done_ = true;
+    ended_ = true;
+  }
+  Finish(answer);
+}
+
 // Runs a command. An error ends the whole stream; what concerns one item becomes its ItemError.
 absl::Status BatchReactor::Execute(const v1::BatchGenerateRequest& message) {
   if (message.has_generate()) {
@@ -166,7 +183,14 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
                                          "request id \"", id, "\" is in use on this stream")),
                                      "REQUEST_ID_IN_USE"));
   }
-  CallInfo info = ReadCallInfo(*call_, context_.clock->Now());
+  // Again for each item: the stream may outlive the token that opened it.
+  const absl::StatusOr<Identity> caller =
+      Authorize(context_, *call_, "BatchGenerate", Scope::kGenerate);
+  if (!caller.ok()) {
+    context_.probe->CountRefused(ToWireError(caller.status()).reason);
+    return QueueError(id, caller.status());
+  }
+  CallInfo info = ReadCallInfo(*call_, *caller, context_.clock->Now());
   info.request_id_required = true;
   auto request = Generation::Start(context_, "BatchGenerate",
                                     MetadataValue(*call_, "traceparent"), message, info);
@@ -180,8 +204,8 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
     abandoned = abandoned_;
   }
   if (abandoned) item->request->Cancel();
-  // The stream keeps its callback, and the callback both ends: OnDone breaks the circle. The item is
-  // held weakly, or an item that ended would hold itself.
+  // The stream keeps its callback, and the callback both ends: OnDone breaks the circle. The item
+  // is held weakly, or an item that ended would hold itself.
   item->request->SetReadyCallback(
       [self = self_, weak_item = std::weak_ptr<Item>(item)] {
         const std::shared_ptr<Item> news_of = weak_item.lock();

@@ -1,18 +1,48 @@
 #include "server/grpc/call_util.h"
 
 #include <google/protobuf/message.h>
+#include <grpc/grpc_security_constants.h>
+#include <grpcpp/security/auth_context.h>
 
 #include <chrono>
+#include <memory>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/time/time.h"
+#include "base/error_reason.h"
+#include "base/logging.h"
 #include "quire/v1/types.pb.h"
 #include "server/api/response_translator.h"
 #include "server/api/wire_check.h"
 
 namespace quire::server {
+namespace {
+
+// The common name of the client certificate. Only what TLS has verified is there.
+std::string CertificateName(const grpc::CallbackServerContext& call) {
+  const std::shared_ptr<const grpc::AuthContext> connection = call.auth_context();
+  if (connection == nullptr || !connection->IsPeerAuthenticated()) return "";
+  const std::vector<grpc::string_ref> names =
+      connection->FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME);
+  return names.empty() ? std::string() : std::string(names[0].data(), names[0].size());
+}
+
+Credentials ReadCredentials(const grpc::CallbackServerContext& call) {
+  return {.bearer_token = std::string(BearerToken(MetadataValue(call, "authorization"))),
+          .certificate_name = CertificateName(call),
+          .tenant_metadata = MetadataValue(call, "quire-tenant"),
+          .is_local_socket = absl::StartsWith(call.peer(), "unix:")};
+}
+
+}  // namespace
 
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
+  // The client half-closed or reset the call before it sent a message.
+  if (!bytes.Valid()) {
+    return WithReason(absl::InvalidArgumentError("the call carries no message"), "PROMPT_MISSING",
+                      {{"field", "request"}});
+  }
   std::vector<grpc::Slice> slices;
   const grpc::Status dumped = bytes.Dump(&slices);
   if (!dumped.ok()) return absl::InternalError(dumped.error_message());
@@ -37,8 +67,23 @@ std::string MetadataValue(const grpc::CallbackServerContext& call, const char* k
              : std::string(entry->second.data(), entry->second.size());
 }
 
-CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, absl::Time now) {
+absl::StatusOr<Identity> Authorize(const HandlerContext& context,
+                                   const grpc::CallbackServerContext& call,
+                                   absl::string_view method, Scope scope) {
+  absl::StatusOr<Identity> caller =
+      context.authenticator->Authenticate(ReadCredentials(call), scope);
+  if (!caller.ok()) {
+    log::Info("auth", "call refused",
+              {{"method", method}, {"peer", call.peer()}, {"why", caller.status().message()}});
+  }
+  return caller;
+}
+
+CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, const Identity& caller,
+                      absl::Time now) {
   CallInfo info;
+  info.principal = caller.principal;
+  info.tenant = caller.tenant;
   info.metadata_request_id = MetadataValue(call, "x-request-id");
   info.accept_time = now;
   const std::chrono::system_clock::time_point deadline = call.deadline();

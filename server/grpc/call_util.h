@@ -12,8 +12,12 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/token_stream.h"
+#include "server/api/generation.h"
 #include "server/api/request_translator.h"
+#include "server/auth/authenticator.h"
 
 namespace google::protobuf {
 class Message;
@@ -28,8 +32,14 @@ grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 // The first value of metadata `key`, or "".
 std::string MetadataValue(const grpc::CallbackServerContext& call, const char* key);
 
+// Who calls, if he may: every handler asks before it does anything else. Refusals are logged.
+absl::StatusOr<Identity> Authorize(const HandlerContext& context,
+                                   const grpc::CallbackServerContext& call,
+                                   absl::string_view method, Scope scope);
+
 // Principal, tenant, ids and times of a call that arrives now.
-CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, absl::Time now);
+CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, const Identity& caller,
+                      absl::Time now);
 
 // Puts quire-usage-bin into the trailers.
 void AddUsageTrailer(grpc::CallbackServerContext* call, const engine::Usage& usage);

@@ -24,13 +24,15 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   void Begin(const grpc::ByteBuffer& bytes, std::shared_ptr<GenerateReactor> self) {
     self_ = self;
     v1::GenerateRequest message;
-    absl::Status status = ParseMessage(bytes, &message);
+    const absl::StatusOr<Identity> caller =
+        Authorize(context_, *call_, "Generate", Scope::kGenerate);
+    const absl::Status status = caller.ok() ? ParseMessage(bytes, &message) : caller.status();
     if (!status.ok()) {
       context_.probe->CountRefused(ToWireError(status).reason);
       return End(status);
     }
     auto request = Generation::Start(context_, "Generate", MetadataValue(*call_, "traceparent"),
-                                      message, ReadCallInfo(*call_, context_.clock->Now()));
+                                      message, ReadCallInfo(*call_, *caller, context_.clock->Now()));
     if (!request.ok()) return End(request.status());
     call_->AddInitialMetadata("quire-request-id", (*request)->id());
     bool cancelled = false;

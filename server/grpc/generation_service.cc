@@ -9,10 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
+#include "models/text/chat_template.h"
 #include "models/text/tokenizer.h"
 #include "models/text/utf8.h"
 #include "quire/v1/generation.grpc.pb.h"
+#include "server/api/chat_translator.h"
 #include "server/api/response_translator.h"
+#include "server/config/live_config.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/call_worker.h"
 #include "server/grpc/error_details.h"
@@ -26,7 +29,7 @@ using Base = v1::GenerationService;
 // Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where.
 using RawService = Base::WithRawCallbackMethod_Generate<
     Base::WithRawCallbackMethod_BatchGenerate<Base::WithRawCallbackMethod_Tokenize<
-        Base::WithCallbackMethod_Detokenize<Base::WithCallbackMethod_RenderChat<
+        Base::WithCallbackMethod_Detokenize<Base::WithRawCallbackMethod_RenderChat<
             Base::WithCallbackMethod_Embed<Base::WithCallbackMethod_Score<
                 Base::WithCallbackMethod_GetModel<Base::WithCallbackMethod_ListModels<
                     Base::WithCallbackMethod_GetServerInfo<
@@ -56,9 +59,9 @@ void FillDevice(const DeviceDescription& description, v1::Device* device) {
 
 void FillModel(const ServedModel& served, v1::Model* model) {
   const ModelDescription& description = served.description;
-  const TranslatorOptions& options = served.translator.options();
-  model->set_id(options.model_id);
-  for (const std::string& alias : options.aliases) model->add_aliases(alias);
+  const std::shared_ptr<const TranslatorOptions> options = served.translator.options();
+  model->set_id(options->model_id);
+  for (const std::string& alias : options->aliases) model->add_aliases(alias);
   model->set_state(v1::MODEL_STATE_READY);
   model->set_architecture(description.architecture);
   model->set_dtype(description.dtype);
@@ -71,8 +74,11 @@ void FillModel(const ServedModel& served, v1::Model* model) {
   model->set_tokenizer_sha256(served.tokenizer->sha256());
   model->set_weights_fingerprint(description.weights_fingerprint);
   model->add_capabilities("generate");
+  const bool has_chat = options->chat != nullptr && options->chat->has_default();
+  model->set_has_chat_template(has_chat);
+  if (has_chat) model->add_capabilities("chat");
   if (description.batch_invariant) model->add_capabilities("batch_invariant");
-  ToProto(options.sampling_defaults, model->mutable_sampling_defaults());
+  ToProto(options->sampling_defaults, model->mutable_sampling_defaults());
   model->set_parameter_count(description.parameter_count);
   ToProto(description.load_time, model->mutable_load_time());
   model->set_kv_page_size(description.kv_page_size);
@@ -80,15 +86,39 @@ void FillModel(const ServedModel& served, v1::Model* model) {
   model->set_kv_dtype(description.kv_dtype);
 }
 
-absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes,
+absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::ChatPrompt& chat,
+                                          absl::Time accept_time) {
+  QUIRE_ASSIGN_OR_RETURN(const text::ChatInput input, ToChatInput(chat));
+  return served.translator.options()->chat->Render(input, accept_time);
+}
+
+absl::Status RenderChat(const ServedModel& served, const v1::RenderChatRequest& request,
+                        absl::Time accept_time, v1::RenderChatResponse* response) {
+  QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
+  QUIRE_ASSIGN_OR_RETURN(text::RenderedChat rendered,
+                         Render(served, request.chat(), accept_time));
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::vector<std::int32_t> ids,
+      served.tokenizer->Encode(rendered.text,
+                               {.add_special_tokens = false, .literal = rendered.literal}));
+  response->set_text(std::move(rendered.text));
+  response->mutable_token_ids()->Assign(ids.begin(), ids.end());
+  return absl::OkStatus();
+}
+
+absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::Time accept_time,
                       const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
-  if (request.has_chat()) return FeatureUnsupported("chat prompts", "chat");
-  if (!request.has_text()) {
-    return WithReason(absl::InvalidArgumentError("input is missing; set text"), "PROMPT_MISSING",
-                      {{"field", "input"}});
+  text::RenderedChat rendered;
+  if (request.has_chat()) {
+    QUIRE_ASSIGN_OR_RETURN(rendered, Render(served, request.chat(), accept_time));
+  } else if (request.has_text()) {
+    rendered.text = request.text();
+  } else {
+    return WithReason(absl::InvalidArgumentError("input is missing; set one of text and chat"),
+                      "PROMPT_MISSING", {{"field", "input"}});
   }
-  const std::string& text = request.text();
+  const std::string& text = rendered.text;
   if (static_cast<std::int64_t>(text.size()) > max_bytes) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat(
                           "text has ", text.size(), " bytes, at most ", max_bytes, " are allowed")),
@@ -96,9 +126,13 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes,
                       {{"bytes", absl::StrCat(text.size())}, {"max_bytes", absl::StrCat(max_bytes)}});
   }
   const text::EncodeOptions options{
-      .add_special_tokens = request.has_add_special_tokens() ? request.add_special_tokens() : true,
+      // The template prints what the tokenizer would add.
+      .add_special_tokens =
+          !request.has_chat() &&
+          (request.has_add_special_tokens() ? request.add_special_tokens() : true),
       .parse_special_tokens =
-          request.has_parse_special_tokens() ? request.parse_special_tokens() : true};
+          request.has_parse_special_tokens() ? request.parse_special_tokens() : true,
+      .literal = rendered.literal};
   response->set_max_context_tokens(served.description.max_context_tokens);
   if (!request.with_pieces()) {
     QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids,
@@ -143,13 +177,25 @@ absl::Status Detokenize(const ServedModel& served, const v1::DetokenizeRequest& 
 }
 
 // Waits for the end of a call that answers on a worker; bytes in, bytes out.
-absl::Status TokenizeBytes(const HandlerContext& context, std::int64_t max_bytes,
+absl::Status TokenizeBytes(const HandlerContext& context, absl::Time accept_time,
                            const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out) {
   v1::TokenizeRequest request;
   v1::TokenizeResponse response;
   QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
-  QUIRE_RETURN_IF_ERROR(Tokenize(*served, max_bytes, request, &response));
+  const std::int64_t max_bytes = context.config->options()->engine.max_input_bytes;
+  QUIRE_RETURN_IF_ERROR(Tokenize(*served, max_bytes, accept_time, request, &response));
+  *out = SerializeMessage(response);
+  return absl::OkStatus();
+}
+
+absl::Status RenderChatBytes(const HandlerContext& context, absl::Time accept_time,
+                             const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out) {
+  v1::RenderChatRequest request;
+  v1::RenderChatResponse response;
+  QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
+  QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
+  QUIRE_RETURN_IF_ERROR(RenderChat(*served, request, accept_time, &response));
   *out = SerializeMessage(response);
   return absl::OkStatus();
 }
@@ -176,52 +222,73 @@ class GenerationService::Impl final : public RawService {
 
   Reactor* Tokenize(Context* call, const grpc::ByteBuffer* request,
                     grpc::ByteBuffer* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "Tokenize", [=, this] {
-      return TokenizeBytes(context_, description_.max_input_bytes, *request, response);
-    });
+    return AnswerOnWorker(
+        context_, &worker_, call, "Tokenize", kScope,
+        [=, this, now = context_.clock->Now()](const Identity&) {
+          return TokenizeBytes(context_, now, *request, response);
+        });
   }
 
   Reactor* Detokenize(Context* call, const v1::DetokenizeRequest* request,
                       v1::DetokenizeResponse* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "Detokenize", [=, this]() -> absl::Status {
-      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-      return server::Detokenize(*served, *request, response);
-    });
+    return AnswerOnWorker(
+        context_, &worker_, call, "Detokenize", kScope,
+        [=, this](const Identity&) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          return server::Detokenize(*served, *request, response);
+        });
   }
 
-  Reactor* RenderChat(Context* call, const v1::RenderChatRequest*,
-                      v1::RenderChatResponse*) override {
-    return Answer(context_, call, "RenderChat", FeatureUnsupported("RenderChat", ""));
+  Reactor* RenderChat(Context* call, const grpc::ByteBuffer* request,
+                      grpc::ByteBuffer* response) override {
+    return AnswerOnWorker(
+        context_, &worker_, call, "RenderChat", kScope,
+        [=, this, now = context_.clock->Now()](const Identity&) {
+          return RenderChatBytes(context_, now, *request, response);
+        });
   }
   Reactor* Embed(Context* call, const v1::EmbedRequest*, v1::EmbedResponse*) override {
-    return Answer(context_, call, "Embed", FeatureUnsupported("Embed", ""));
+    return Unsupported(call, "Embed");
   }
   Reactor* Score(Context* call, const v1::ScoreRequest*, v1::ScoreResponse*) override {
-    return Answer(context_, call, "Score", FeatureUnsupported("Score", ""));
+    return Unsupported(call, "Score");
   }
 
   Reactor* GetModel(Context* call, const v1::GetModelRequest* request,
                     v1::GetModelResponse* response) override {
-    return Answer(context_, call, "GetModel", FillGetModel(*request, response));
+    return Answer(context_, call, "GetModel", kScope,
+                  [&](const Identity&) { return FillGetModel(*request, response); });
   }
 
   Reactor* ListModels(Context* call, const v1::ListModelsRequest* request,
                       v1::ListModelsResponse* response) override {
-    return Answer(context_, call, "ListModels", FillListModels(*request, response));
+    return Answer(context_, call, "ListModels", kScope,
+                  [&](const Identity&) { return FillListModels(*request, response); });
   }
 
   Reactor* GetServerInfo(Context* call, const v1::GetServerInfoRequest*,
                          v1::GetServerInfoResponse* response) override {
-    FillServerInfo(response);
-    return Answer(context_, call, "GetServerInfo", absl::OkStatus());
+    return Answer(context_, call, "GetServerInfo", kScope, [&](const Identity&) {
+      FillServerInfo(response);
+      return absl::OkStatus();
+    });
   }
 
   Reactor* Cancel(Context* call, const v1::CancelRequest* request,
                   v1::CancelResponse* response) override {
-    return Answer(context_, call, "Cancel", CancelRequest(*request, response));
+    return Answer(context_, call, "Cancel", kScope, [&](const Identity& caller) {
+      return CancelRequest(caller, *request, response);
+    });
   }
 
  private:
+  static constexpr Scope kScope = Scope::kGenerate;
+
+  Reactor* Unsupported(Context* call, absl::string_view method) {
+    return Answer(context_, call, method, kScope,
+                  [&](const Identity&) { return FeatureUnsupported(method, ""); });
+  }
+
   absl::Status FillGetModel(const v1::GetModelRequest& request, v1::GetModelResponse* response) {
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
     QUIRE_RETURN_IF_ERROR(served->translator.CheckModel(request.model()));
@@ -255,29 +322,31 @@ class GenerationService::Impl final : public RawService {
     response->set_build_type(description_.build_type);
     ToProto(description_.start_time, response->mutable_start_time());
     response->set_state(ToProto(context_.state->state()));
-    response->set_config_sha256(description_.config_sha256);
+    response->set_config_sha256(context_.config->config()->Sha256());
     v1::Limits* limits = response->mutable_limits();
     limits->set_max_receive_message_bytes(description_.max_receive_message_bytes);
     const ServedModel* served = context_.state->model();
     if (served == nullptr) return;
     FillDevice(served->device, response->add_devices());
-    const TranslatorOptions& options = served->translator.options();
+    const std::shared_ptr<const TranslatorOptions> options =
+        served->translator.options();
     limits->set_max_context_tokens(served->description.max_context_tokens);
-    limits->set_max_choices(options.limits.max_choices);
-    limits->set_max_logprobs(options.limits.max_logprobs);
-    limits->set_max_stop_sequences(options.limits.max_stop_sequences);
-    limits->set_max_logit_bias_entries(options.limits.max_logit_bias_entries);
-    limits->set_default_max_tokens(options.default_max_tokens);
-    if (options.max_request_duration != absl::InfiniteDuration()) {
-      ToProto(options.max_request_duration, limits->mutable_max_request_duration());
+    limits->set_max_choices(options->limits.max_choices);
+    limits->set_max_logprobs(options->limits.max_logprobs);
+    limits->set_max_stop_sequences(options->limits.max_stop_sequences);
+    limits->set_max_logit_bias_entries(options->limits.max_logit_bias_entries);
+    limits->set_default_max_tokens(options->default_max_tokens);
+    if (options->max_request_duration != absl::InfiniteDuration()) {
+      ToProto(options->max_request_duration, limits->mutable_max_request_duration());
     }
   }
 
-  absl::Status CancelRequest(const v1::CancelRequest& request, v1::CancelResponse* response) {
+  absl::Status CancelRequest(const Identity& caller, const v1::CancelRequest& request,
+                             v1::CancelResponse* response) {
     QUIRE_RETURN_IF_ERROR(CheckRequestId(request.request_id(), "request_id"));
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-    response->set_found(
-        served->engine->Cancel("", request.request_id(), engine::CancelSource::kApi));
+    response->set_found(served->engine->Cancel(caller.principal, request.request_id(),
+                                               engine::CancelSource::kApi));
     return absl::OkStatus();
   }
 

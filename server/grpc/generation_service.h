@@ -25,9 +25,7 @@ namespace quire::server {
 struct ServerDescription {
   std::string version, git_commit, build_type;
   absl::Time start_time;
-  std::string config_sha256;
   std::int64_t max_receive_message_bytes = 0;
-  std::int64_t max_input_bytes = 0;  // of a text to tokenize
 };
 
 class GenerationService {

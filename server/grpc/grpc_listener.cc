@@ -23,9 +23,14 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "server/config/validator.h"
+#include "server/grpc/tls_credentials.h"
 
 namespace quire::server {
 namespace {
+
+// From the connection to the client's HTTP/2 settings, TLS included. gRPC's default of two minutes
+// lets connections that say nothing pile up.
+constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
 
 int Milliseconds(absl::Duration duration) {
   return duration == absl::InfiniteDuration()
@@ -77,6 +82,7 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
        Milliseconds(keepalive.min_ping_interval)},
       {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, keepalive.permit_without_calls ? 1 : 0},
       {GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2},
+      {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTimeout)},
       {GRPC_ARG_MAX_CONNECTION_AGE_MS, Milliseconds(options.max_connection_age)},
       {GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, Milliseconds(options.max_connection_age_grace)},
   };
@@ -120,6 +126,7 @@ absl::Status BindError(const std::vector<std::string>& addresses, const std::vec
 }  // namespace
 
 struct GrpcListener::State {
+  std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials;  // outlive the server
   std::unique_ptr<grpc::Server> server;
   std::vector<std::string> addresses;
   std::vector<std::string> socket_paths;
@@ -150,7 +157,10 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
       QUIRE_RETURN_IF_ERROR(PrepareUnixSocket(options.addresses[i], address.path));
       state->socket_paths.push_back(address.path);
     }
-    builder.AddListeningPort(options.addresses[i], grpc::InsecureServerCredentials(), &ports[i]);
+    const bool is_plain = address.is_unix || options.certificates == nullptr;
+    state->credentials.push_back(is_plain ? grpc::InsecureServerCredentials()
+                                          : MakeTlsCredentials(options.certificates));
+    builder.AddListeningPort(options.addresses[i], state->credentials.back(), &ports[i]);
   }
   for (grpc::Service* service : services) builder.RegisterService(service);
   state->server = builder.BuildAndStart();

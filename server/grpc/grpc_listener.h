@@ -7,7 +7,7 @@
 //             unless reuse_port says otherwise. A Unix socket that nobody answers on is replaced; one that
 //             somebody answers on is an error. Every health name is NOT_SERVING when Start returns.
 // Threads:    Start and Shutdown from one thread; SetServing and KeepPolling from one thread.
-// Lifetime:   the services outlive it.
+// Lifetime:   the services and the certificates outlive it.
 
 #include <cstdint>
 #include <memory>
@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/auth/certificate_store.h"
 #include "server/config/options.h"
 
 namespace grpc {
@@ -28,6 +29,7 @@ struct GrpcListenerOptions {
   std::vector<std::string> addresses;  // host:port (port 0: any free one) or unix:PATH
   std::uint32_t socket_mode = 0660;    // of Unix sockets
   GrpcTransportOptions transport;
+  const CertificateStore* certificates = nullptr;  // of TCP addresses; null: plain text
 };
 
 class GrpcListener {

@@ -1,8 +1,10 @@
 #pragma once
 
-// The two ways a call with one answer ends: at once, or on a worker.
+// The two ways a call with one answer ends: at once, or on a worker. Both ask first whether the
+// caller may, so a handler that answers through here cannot forget it.
 //
 // Place:      grpc/ only.
+// Invariants: `compute` runs only for callers who hold `scope`.
 // Threads:    any.
 
 #include <grpcpp/server_context.h>
@@ -13,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "server/api/generation.h"
+#include "server/grpc/call_util.h"
 #include "server/grpc/call_worker.h"
 #include "server/grpc/error_details.h"
 
@@ -26,26 +29,33 @@ inline void FinishCall(const HandlerContext& context, grpc::ServerUnaryReactor* 
   reactor->Finish(answer);
 }
 
-inline grpc::ServerUnaryReactor* Answer(const HandlerContext& context,
-                                        grpc::CallbackServerContext* call,
-                                        absl::string_view method, const absl::Status& status) {
+// Ends the call with `compute(const Identity& caller)`, an absl::Status.
+template <typename Fn>
+grpc::ServerUnaryReactor* Answer(const HandlerContext& context, grpc::CallbackServerContext* call,
+                                 absl::string_view method, Scope scope, Fn compute) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  FinishCall(context, reactor, method, status);
+  const absl::StatusOr<Identity> caller = Authorize(context, *call, method, scope);
+  FinishCall(context, reactor, method, caller.ok() ? compute(*caller) : caller.status());
   return reactor;
 }
 
-// Ends the call with what `compute` returns on a thread of `worker`. Request and response stay valid
-// until then. `method` is a constant; `context` outlives the worker.
+// Ends the call with what `compute(const Identity& caller)` returns on a thread of `worker`.
+// Request and response stay valid until then. `method` is a constant; `context` outlives the
+// worker.
 template <typename Fn>
 grpc::ServerUnaryReactor* AnswerOnWorker(const HandlerContext& context, CallWorker* worker,
                                          grpc::CallbackServerContext* call,
-                                         absl::string_view method, Fn compute) {
+                                         absl::string_view method, Scope scope, Fn compute) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const absl::Status queued =
-      worker->Run([&context, reactor, method, compute = std::move(compute)] {
-        FinishCall(context, reactor, method, compute());
-      });
-  if (!queued.ok()) FinishCall(context, reactor, method, queued);
+  absl::StatusOr<Identity> caller = Authorize(context, *call, method, scope);
+  absl::Status status = caller.status();
+  if (status.ok()) {
+    status = worker->Run(
+        [&context, reactor, method, caller = *std::move(caller), compute = std::move(compute)] {
+          FinishCall(context, reactor, method, compute(caller));
+        });
+  }
+  if (!status.ok()) FinishCall(context, reactor, method, status);
   return reactor;
 }
 

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "quire/v1/admin.pb.h"
 #include "server/api/response_translator.h"
+#include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
 
 namespace quire::server {
@@ -33,7 +36,10 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
  public:
   explicit WatchStatsReactor(const HandlerContext& context) : context_(context) {}
 
-  void Begin(const v1::WatchStatsRequest& request) {
+  void Begin(const grpc::CallbackServerContext& call, const v1::WatchStatsRequest& request) {
+    absl::StatusOr<Identity> caller = Authorize(context_, call, "WatchStats", Scope::kAdmin);
+    if (!caller.ok()) return End(caller.status());
+    principal_ = std::move(caller->principal);
     const absl::StatusOr<absl::Duration> interval = ReadInterval(request);
     if (!interval.ok()) return End(interval.status());
     interval_ = *interval;
@@ -66,6 +72,7 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
     if (context_.state->exiting()) {
       return End(WithReason(absl::UnavailableError("the process is ending"), "SERVER_SHUTDOWN"));
     }
+    if (!context_.authenticator->StillHolds(principal_, Scope::kAdmin)) return End(RevokedError());
     const absl::Time now = absl::Now();
     if (now >= next_) return Send();
     alarm_.Set(absl::ToChronoTime(std::min(next_, now + kLongestSleep)), [this](bool) { Sleep(); });
@@ -79,6 +86,7 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
 
   const HandlerContext context_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
+  std::string principal_;
   absl::Duration interval_;
   absl::Time next_;
   v1::WatchStatsResponse response_;
@@ -97,9 +105,10 @@ void FillStats(const ServingState& state, const ServedModel& served, v1::Stats* 
 }
 
 grpc::ServerWriteReactor<v1::WatchStatsResponse>* StartWatchStats(
-    const HandlerContext& context, const v1::WatchStatsRequest& request) {
+    const HandlerContext& context, const grpc::CallbackServerContext& call,
+    const v1::WatchStatsRequest& request) {
   auto* reactor = new WatchStatsReactor(context);
-  reactor->Begin(request);
+  reactor->Begin(call, request);
   return reactor;
 }
 

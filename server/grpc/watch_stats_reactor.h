@@ -4,7 +4,8 @@
 // ends.
 //
 // Place:      made by admin_service.cc for each call.
-// Invariants: Finish exactly once, when no write and no timer is under way.
+// Invariants: ends with UNAUTHENTICATED once the caller's token is revoked; Finish exactly once,
+//             when no write and no timer is under way.
 // Threads:    gRPC's callback threads.
 // Lifetime:   deletes itself in OnDone.
 
@@ -12,6 +13,9 @@
 
 #include "server/api/generation.h"
 
+namespace grpc {
+class CallbackServerContext;
+}
 namespace quire::v1 {
 class Stats;
 class WatchStatsRequest;
@@ -23,6 +27,7 @@ namespace quire::server {
 void FillStats(const ServingState& state, const ServedModel& served, v1::Stats* stats);
 
 grpc::ServerWriteReactor<v1::WatchStatsResponse>* StartWatchStats(
-    const HandlerContext& context, const v1::WatchStatsRequest& request);
+    const HandlerContext& context, const grpc::CallbackServerContext& call,
+    const v1::WatchStatsRequest& request);
 
 }  // namespace quire::server

@@ -21,7 +21,7 @@ QUIRE = BUILD / "tools" / "quire"
 class Daemon:
     """Starts quired with ports of its own and reads them from its log."""
 
-    def __init__(self, folder, *arguments, settings=(), env=None):
+    def __init__(self, folder, *arguments, settings=(), env=None, format_in_file=False):
         self.folder = pathlib.Path(folder)
         self.admin = f"unix:{self.folder}/admin.sock"
         command = [str(QUIRED), *arguments]
@@ -29,7 +29,7 @@ class Daemon:
             "server.grpc.listen=[127.0.0.1:0]",
             f"server.admin.listen=[{self.admin}]",
             "server.http.listen=127.0.0.1:0",
-            "logging.format=json",
+            *([] if format_in_file else ["logging.format=json"]),
             *settings,
         ):
             command += ["--set", setting]

@@ -250,7 +250,7 @@ def test_every_shipped_profile_is_valid(tmp_path, profile):
     assert done.returncode == 0, done.stderr
 
 
-def test_sighup_reopens_the_log_and_says_that_reload_is_not_built(tmp_path):
+def test_sighup_reopens_the_log(tmp_path):
     log = tmp_path / "quired.log"
     # The log goes to a file, so the ports are chosen here.
     grpc_port, http_port = free_port(), free_port()

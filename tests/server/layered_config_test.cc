@@ -116,7 +116,7 @@ TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
       {"engine.on_fatal=restart_engine", "cannot build the engine again"},
       {"scheduler.step_time_target=30us", "30us"},
       {"scheduler.step_time_target=11s", "10s"},
-      {"server.admin.listen=[0.0.0.0:1]", "not a loopback address"},
+      {"server.admin.listen=[0.0.0.0:1]", "it needs tls.cert_file, and auth.mode token or mtls"},
       {"server.grpc.listen=[nonsense]", "is not host:port or unix:PATH"},
       {"server.grpc.listen=[]", "the list is empty"},
       {"server.http.listen=127.0.0.1:50051", "is used twice"},
@@ -253,6 +253,11 @@ void CheckSchema(const Descriptor* section) {
     ASSERT_TRUE(field->options().HasExtension(config::v1::rule)) << field->full_name();
     const config::v1::FieldRule& rule = RuleOf(field);
     const auto type = field->cpp_type();
+    if (IsEntryList(field)) {
+      EXPECT_GT(rule.max_items(), 0) << field->full_name();
+      CheckSchema(field->message_type());
+      continue;
+    }
     const bool number = type == FieldDescriptor::CPPTYPE_INT32 ||
                         type == FieldDescriptor::CPPTYPE_INT64 ||
                         type == FieldDescriptor::CPPTYPE_FLOAT ||
@@ -269,9 +274,10 @@ void CheckSchema(const Descriptor* section) {
       EXPECT_TRUE(rule.absent_word() == "auto" || rule.absent_word() == "none")
           << field->full_name();
     }
-    // Lists hold texts or 32-bit integers: the reader knows no other.
+    // Lists hold groups, texts, names or 32-bit integers: the reader knows no other.
     if (field->is_repeated()) {
-      EXPECT_TRUE(type == FieldDescriptor::CPPTYPE_STRING || type == FieldDescriptor::CPPTYPE_INT32)
+      EXPECT_TRUE(type == FieldDescriptor::CPPTYPE_STRING ||
+                  type == FieldDescriptor::CPPTYPE_ENUM || type == FieldDescriptor::CPPTYPE_INT32)
           << field->full_name();
     }
   }

@@ -33,7 +33,8 @@ class Supervisor {
     std::memcpy(address.sun_path, name.data(), name.size());
     if (name[0] == '@') address.sun_path[0] = '\0';
     const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
-    EXPECT_EQ(bind(fd_, reinterpret_cast<const sockaddr*>(&address), size), 0) << std::strerror(errno);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<const sockaddr*>(&address), size), 0)
+        << std::strerror(errno);
     const timeval patience = {.tv_sec = 0, .tv_usec = 50'000};
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
   }
@@ -162,7 +163,8 @@ TEST_F(NotifyEnvironmentTest, NonsenseCountsAsAbsent) {
     setenv("NOTIFY_SOCKET", bad, 1);
     EXPECT_EQ(NotifyTargetFromEnvironment().socket, "") << bad;
   }
-  setenv("NOTIFY_SOCKET", absl::StrCat("/", std::string(sizeof(sockaddr_un::sun_path), 'x')).c_str(), 1);
+  setenv("NOTIFY_SOCKET",
+         absl::StrCat("/", std::string(sizeof(sockaddr_un::sun_path), 'x')).c_str(), 1);
   EXPECT_EQ(NotifyTargetFromEnvironment().socket, "");
   setenv("NOTIFY_SOCKET", "/run/systemd/notify", 1);
   for (const char* bad : {"", "soon", "0", "-5", "1s"}) {

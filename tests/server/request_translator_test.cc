@@ -120,6 +120,46 @@ struct Bad {
   const char* field;
 };
 
+TEST(RequestTranslatorTest, ConversationsAreReadWhole) {
+  const auto request = Translate(R"(
+      parse_special_tokens: false
+      chat { messages { role: 'user' content: 'hi' name: 'ann' }
+             messages { role: 'assistant' reasoning_content: 'hm'
+                        tool_calls { id: '1' name: 'f' arguments_json: '{}' } }
+             messages { role: 'tool' content: 'ok' tool_call_id: '1' }
+             tools { name: 'f-2_X' description: 'd' parameters_json_schema: '{"type": "object"}' }
+             template_name: 'tool_use' continue_final_message: true
+             template_vars {
+               fields { key: 'b' value { number_value: 3 } }
+               fields { key: 'a' value { list_value {
+                 values { number_value: 2.5 } values { null_value: NULL_VALUE }
+                 values { struct_value { fields { key: 'x' value { bool_value: true } } } } } } } }
+           })");
+  ASSERT_TRUE(request.ok()) << request.status();
+  const auto& prompt = std::get<engine::ChatPrompt>(request->prompt);
+  EXPECT_FALSE(prompt.parse_special_tokens);
+  const text::ChatInput& chat = prompt.chat;
+  ASSERT_EQ(chat.messages.size(), 3u);
+  EXPECT_EQ(chat.messages[0].role, "user");
+  EXPECT_EQ(chat.messages[0].content, "hi");
+  EXPECT_EQ(chat.messages[0].name, "ann");
+  EXPECT_EQ(chat.messages[1].reasoning_content, "hm");
+  ASSERT_EQ(chat.messages[1].tool_calls.size(), 1u);
+  EXPECT_EQ(chat.messages[1].tool_calls[0].id, "1");
+  EXPECT_EQ(chat.messages[1].tool_calls[0].name, "f");
+  EXPECT_EQ(chat.messages[1].tool_calls[0].arguments_json, "{}");
+  EXPECT_EQ(chat.messages[2].tool_call_id, "1");
+  ASSERT_EQ(chat.tools.size(), 1u);
+  EXPECT_EQ(chat.tools[0].name, "f-2_X");
+  EXPECT_EQ(chat.tools[0].description, "d");
+  EXPECT_EQ(chat.tools[0].parameters_json, R"({"type": "object"})");
+  EXPECT_EQ(chat.template_name, "tool_use");
+  EXPECT_EQ(chat.template_vars_json, R"({"a":[2.5,null,{"x":true}],"b":3})");
+  // Unset, it follows from continue_final_message.
+  EXPECT_TRUE(chat.continue_final_message);
+  EXPECT_FALSE(chat.add_generation_prompt);
+}
+
 class BadFieldTest : public ::testing::TestWithParam<Bad> {};
 
 TEST_P(BadFieldTest, IsRefusedByName) {
@@ -142,7 +182,17 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Bad{"PROMPT", "PROMPT_MISSING", "prompt"}, Bad{"PROMPT text: ''", "PROMPT_MISSING", "prompt"},
         Bad{"PROMPT token_ids {}", "PROMPT_MISSING", "prompt"},
-        Bad{"PROMPT chat { messages { role: 'user' } }", "FEATURE_UNSUPPORTED", "chat"},
+        Bad{"PROMPT chat {}", "BAD_CHAT_TEMPLATE_INPUT", ""},
+        Bad{"PROMPT chat { messages { content: 'x' } }", "BAD_CHAT_TEMPLATE_INPUT", ""},
+        Bad{"PROMPT chat { messages { role: 'user' } tools { name: 'a b' } }",
+            "BAD_CHAT_TEMPLATE_INPUT", ""},
+        Bad{"PROMPT chat { messages { role: 'user' } tools {} }", "BAD_CHAT_TEMPLATE_INPUT", ""},
+        Bad{"PROMPT chat { messages { role: 'user' } continue_final_message: true "
+            "add_generation_prompt: true }",
+            "BAD_CHAT_TEMPLATE_INPUT", ""},
+        Bad{"PROMPT chat { messages { role: 'user' } template_vars { fields { key: 'a' "
+            "value { number_value: nan } } } }",
+            "BAD_CHAT_TEMPLATE_INPUT", ""},
         Bad{"constraint { regex: 'a' }", "FEATURE_UNSUPPORTED", "constraint"},
         Bad{"constraint {}", "FEATURE_UNSUPPORTED", "constraint"},
         Bad{"model: 'other'", "MODEL_NOT_FOUND", ""},

@@ -70,22 +70,29 @@ bool Answer::HasReason(const std::string& reason) const {
 
 ServiceTest::ServiceTest(std::vector<std::string> sets) {
   std::vector<std::string> all = {"kv_cache.page_size=16", "kv_cache.dtype=f32",
-                                  "device.cpu.threads=1", "scheduler.max_running_sequences=16"};
+                                  "device.cpu.threads=1", "scheduler.max_running_sequences=16",
+                                  "logging.access_log=false"};
   all.insert(all.end(), sets.begin(), sets.end());
   std::vector<std::string> errors;
-  config_ = LayeredConfig::Load({.sets = all}, &errors);
-  EXPECT_NE(config_, nullptr) << (errors.empty() ? "" : errors[0]);
-  const DaemonOptions options = ToOptions(*config_);
+  std::unique_ptr<LayeredConfig> config = LayeredConfig::Load({.sets = all}, &errors);
+  EXPECT_NE(config, nullptr) << (errors.empty() ? "" : errors[0]);
+  config_ = std::make_unique<LiveConfig>(ConfigSources{.sets = all}, std::move(config), &registry_);
+  const DaemonOptions options = config_->start_options();
   state_ = std::make_unique<ServingState>(options.engine_stall_timeout);
   probe_ = std::make_unique<ServerProbe>(&registry_, "story");
   drain_ = std::make_unique<DrainControl>(state_.get(), &clock_, options.shutdown.drain_timeout,
                                           [] {});
-  const HandlerContext context{
-      .state = state_.get(), .probe = probe_.get(), .clock = &clock_, .access_log = false};
+  auto authenticator = Authenticator::Create(options.auth);
+  EXPECT_TRUE(authenticator.ok()) << authenticator.status();
+  authenticator_ = *std::move(authenticator);
+  const HandlerContext context{.state = state_.get(),
+                               .probe = probe_.get(),
+                               .clock = &clock_,
+                               .authenticator = authenticator_.get(),
+                               .config = config_.get()};
   ServerDescription description;
   description.version = "test";
   description.start_time = clock_.Now();
-  description.max_input_bytes = options.engine.max_input_bytes;
   generation_service_ = std::make_unique<GenerationService>(context, description);
   admin_service_ = std::make_unique<AdminService>(context, drain_.get(), config_.get());
   auto listener = GrpcListener::Start(
@@ -100,6 +107,7 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
   auto stack = ModelStack::Build(options, &clock_, &registry_);
   EXPECT_TRUE(stack.ok()) << stack.status();
   stack_ = *std::move(stack);
+  EXPECT_TRUE(stack_->Follow(config_.get()).ok());
   state_->Publish(&stack_->served());
   state_->SetState(LifeState::kReady);
 }

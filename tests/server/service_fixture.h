@@ -15,7 +15,8 @@
 #include "quire/v1/admin.grpc.pb.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "server/api/drain_control.h"
-#include "server/config/layered_config.h"
+#include "server/auth/authenticator.h"
+#include "server/config/live_config.h"
 #include "server/grpc/admin_service.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_listener.h"
@@ -62,11 +63,12 @@ class ServiceTest : public ::testing::Test {
 
   SystemClock clock_;
   probe::Registry registry_;
-  std::unique_ptr<LayeredConfig> config_;
+  std::unique_ptr<LiveConfig> config_;
   std::unique_ptr<ModelStack> stack_;
   std::unique_ptr<ServingState> state_;
   std::unique_ptr<ServerProbe> probe_;
   std::unique_ptr<DrainControl> drain_;
+  std::unique_ptr<Authenticator> authenticator_;
   std::unique_ptr<GenerationService> generation_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<GrpcListener> listener_;

@@ -34,10 +34,8 @@ v1::GenerateRequest ToProto(const LoadRequest& load) {
 
 class GrpcTarget : public Target {
  public:
-  GrpcTarget(std::shared_ptr<grpc::Channel> channel, double timeout_seconds)
-      : stub_(v1::GenerationService::NewStub(std::move(channel))) {
-    options_.timeout_seconds = timeout_seconds;
-  }
+  GrpcTarget(const CommonOptions& options, std::shared_ptr<grpc::Channel> channel)
+      : options_(options), stub_(v1::GenerationService::NewStub(std::move(channel))) {}
 
   RequestSample Send(const LoadRequest& load) override {
     const v1::GenerateRequest request = ToProto(load);
@@ -69,22 +67,23 @@ class GrpcTarget : public Target {
   }
 
  private:
-  CommonOptions options_;
+  const CommonOptions options_;
   std::unique_ptr<v1::GenerationService::Stub> stub_;
 };
 
 }  // namespace
 
-TargetFactory GrpcTargets(const std::string& address, double timeout_seconds) {
+TargetFactory GrpcTargets(const CommonOptions& options) {
   struct Channels {
     std::vector<std::shared_ptr<grpc::Channel>> channels;
     std::atomic<std::size_t> next{0};
   };
   auto shared = std::make_shared<Channels>();
-  for (std::size_t i = 0; i < kChannels; ++i) shared->channels.push_back(Connect(address));
-  return [shared, timeout_seconds]() -> std::unique_ptr<Target> {
-    return std::make_unique<GrpcTarget>(shared->channels[shared->next++ % kChannels],
-                                        timeout_seconds);
+  for (std::size_t i = 0; i < kChannels; ++i) {
+    shared->channels.push_back(Connect(options, options.address));
+  }
+  return [shared, options]() -> std::unique_ptr<Target> {
+    return std::make_unique<GrpcTarget>(options, shared->channels[shared->next++ % kChannels]);
   };
 }
 

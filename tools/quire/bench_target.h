@@ -20,6 +20,8 @@
 
 namespace quire::client {
 
+struct CommonOptions;
+
 class Target {
  public:
   virtual ~Target() = default;
@@ -45,8 +47,8 @@ class SampleClock {
   RequestSample sample_;
 };
 
-// quired at `address`, several connections for all its targets together. `timeout_seconds` 0: none.
-TargetFactory GrpcTargets(const std::string& address, double timeout_seconds);
+// quired at the options' address, several connections for all its targets together.
+TargetFactory GrpcTargets(const CommonOptions& options);
 
 // A server with an HTTP interface: what "--peer KIND=URL" says.
 struct PeerAddress {

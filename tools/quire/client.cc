@@ -1,10 +1,11 @@
 #include "tools/quire/client.h"
 
+#include <CLI/CLI.hpp>
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/grpcpp.h>
-#include <unistd.h>
+#include <grpcpp/support/client_interceptor.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,13 +14,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <system_error>
+#include <fstream>
+#include <iterator>
+#include <memory>
 #include <system_error>
 #include <thread>
-#include <vector>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace quire::client {
 namespace {
@@ -70,6 +75,51 @@ const char* CodeName(grpc::StatusCode code) {
   return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
 }
 
+// Puts the token into the metadata of each call. gRPC's own call credentials refuse plain channels.
+class TokenSender final : public grpc::experimental::Interceptor {
+ public:
+  explicit TokenSender(const std::string& token) : header_(absl::StrCat("Bearer ", token)) {}
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(
+            grpc::experimental::InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
+      methods->GetSendInitialMetadata()->emplace("authorization", header_);
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const std::string header_;
+};
+
+class TokenSenderFactory final : public grpc::experimental::ClientInterceptorFactoryInterface {
+ public:
+  explicit TokenSenderFactory(std::string token) : token_(std::move(token)) {}
+  grpc::experimental::Interceptor* CreateClientInterceptor(
+      grpc::experimental::ClientRpcInfo*) override {
+    return new TokenSender(token_);
+  }
+
+ private:
+  const std::string token_;
+};
+
+// An option that names a file and takes its contents.
+void AddFileOption(CLI::App* app, const std::string& name, std::string* contents,
+                   const std::string& description) {
+  app->add_option_function<std::string>(
+         name,
+         [name, contents](const std::string& path) {
+           std::ifstream file(path, std::ios::binary);
+           contents->assign(std::istreambuf_iterator<char>(file), {});
+           if (!file || contents->empty()) {
+             throw CLI::ValidationError(name, path + " cannot be read, or is empty");
+           }
+         },
+         description)
+      ->take_last();
+}
+
 sigset_t InterruptSet() {
   sigset_t set;
   sigemptyset(&set);
@@ -97,12 +147,54 @@ std::string DefaultAdminAddress() {
   return absl::StrCat("unix:", folders.front(), "/admin.sock");
 }
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+void AddCommonOptions(CLI::App* app, CommonOptions* options) {
+  app->add_option("--address", options->address, "data listener, host:port or unix:PATH")
+      ->capture_default_str()
+      ->take_last();
+  app->add_option("--admin", options->admin, "admin listener, unix:PATH or host:port")
+      ->capture_default_str()
+      ->take_last();
+  app->add_option("--timeout", options->timeout_seconds, "seconds until the call is given up")
+      ->check(CLI::NonNegativeNumber)
+      ->take_last();
+  app->add_flag("--json", options->json, "answers as JSON, one object a line");
+  AddFileOption(app, "--tls-ca", &options->tls_ca,
+                "PEM file of the authorities that the server's certificate is checked against; "
+                "turns TLS on");
+  AddFileOption(app, "--tls-cert", &options->tls_cert, "PEM file of the client's certificate");
+  AddFileOption(app, "--tls-key", &options->tls_key, "PEM file of its private key");
+  app->add_option_function<std::string>(
+         "--token-file",
+         [options](const std::string& path) {
+           std::ifstream file(path);
+           std::string line;
+           std::getline(file, line);
+           options->token = std::string(absl::StripAsciiWhitespace(line));
+           if (options->token.empty()) {
+             throw CLI::ValidationError("--token-file", path + " cannot be read, or is empty");
+           }
+         },
+         "file whose first line is the bearer token")
+      ->take_last();
+}
+
+std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 << 20);
   // One connection per channel, so that `bench` threads do not share a transport.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  const bool is_plain = options.tls_ca.empty() || absl::StartsWith(address, "unix:");
+  const std::shared_ptr<grpc::ChannelCredentials> credentials =
+      is_plain ? grpc::InsecureChannelCredentials()
+               : grpc::SslCredentials({.pem_root_certs = options.tls_ca,
+                                       .pem_private_key = options.tls_key,
+                                       .pem_cert_chain = options.tls_cert});
+  std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
+  if (!options.token.empty()) {
+    interceptors.push_back(std::make_unique<TokenSenderFactory>(options.token));
+  }
+  return grpc::experimental::CreateCustomChannelWithInterceptors(address, credentials, arguments,
+                                                                 std::move(interceptors));
 }
 
 void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context) {

@@ -42,9 +42,15 @@ struct CommonOptions {
   std::string admin = DefaultAdminAddress();
   double timeout_seconds = 0;  // 0: no deadline
   bool json = false;
+  // Contents of files. TLS is used when there are authorities, but never on Unix sockets.
+  std::string tls_ca, tls_cert, tls_key;
+  std::string token;  // sent with every call, when there is one
 };
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address);
+// The options' flags, on `app`.
+void AddCommonOptions(CLI::App* app, CommonOptions* options);
+
+std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address);
 
 // Sets the gRPC deadline from --timeout.
 void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context);
@@ -75,6 +81,7 @@ class InterruptGuard {
 
 // Each registers its sub-commands; a chosen one stores its exit code in `*exit_code`.
 void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code);
+void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code);  // chat, render
 void AddText(CLI::App* app, const CommonOptions* common, int* exit_code);  // tokenize, detokenize
 void AddInspect(CLI::App* app, const CommonOptions* common,
                 int* exit_code);  // models, info, health,

@@ -292,7 +292,7 @@ int RunRounds(const CommonOptions& common, const BenchOptions& options, const Be
 int RunBench(const CommonOptions& common, const BenchOptions& options) {
   const absl::StatusOr<BenchPlan> plan = MakePlan(options);
   if (!plan.ok()) return FailWith(plan.status(), kWrongUsage);
-  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   v1::GetModelResponse model;
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
@@ -300,8 +300,7 @@ int RunBench(const CommonOptions& common, const BenchOptions& options) {
   if (!status.ok()) return Fail(status, common.address);
 
   std::vector<Subject> subjects = {{"quire", model.model().id(),
-                                    GrpcTargets(common.address, common.timeout_seconds),
-                                    options.pid, options.metrics}};
+                                    GrpcTargets(common), options.pid, options.metrics}};
   if (plan->peer.has_value()) {
     std::string peer_model = options.peer_model;
     if (peer_model.empty()) {

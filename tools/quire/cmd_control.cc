@@ -1,4 +1,4 @@
-// quire cancel, abort, drain, resume, flush: what changes the server's course.
+// quire cancel, abort, drain, resume, reload, flush: what changes the server's course.
 
 #include <google/protobuf/util/time_util.h>
 #include <grpcpp/grpcpp.h>
@@ -23,7 +23,7 @@ google::protobuf::Duration ToDuration(double seconds) {
 }
 
 int RunCancel(const CommonOptions& common, const std::string& id) {
-  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   v1::CancelRequest request;
@@ -48,7 +48,7 @@ struct AbortOptions {
 };
 
 int RunAbort(const CommonOptions& common, const AbortOptions& options) {
-  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   v1::AbortRequestsRequest request;
@@ -78,7 +78,7 @@ struct DrainOptions {
 };
 
 int RunDrain(const CommonOptions& common, const DrainOptions& options) {
-  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   v1::DrainRequest request;
@@ -100,7 +100,7 @@ int RunDrain(const CommonOptions& common, const DrainOptions& options) {
 }
 
 int RunResume(const CommonOptions& common) {
-  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   v1::ResumeResponse response;
@@ -115,7 +115,7 @@ int RunResume(const CommonOptions& common) {
 }
 
 int RunFlush(const CommonOptions& common, double idle_timeout_seconds) {
-  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   v1::FlushCacheRequest request;
@@ -129,6 +129,39 @@ int RunFlush(const CommonOptions& common, double idle_timeout_seconds) {
     std::printf("%d pages freed, %d in use\n", response.freed_page_count(),
                 response.retained_page_count());
   }
+  return kOk;
+}
+
+void PrintChanges(const char* what,
+                  const google::protobuf::RepeatedPtrField<v1::FieldChange>& changes) {
+  for (const v1::FieldChange& change : changes) {
+    std::printf("%s %s: %s -> %s  # %s\n", what, change.path().c_str(), change.old_value().c_str(),
+                change.new_value().c_str(), change.location().c_str());
+  }
+}
+
+int RunReload(const CommonOptions& common, bool dry_run) {
+  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
+  grpc::ClientContext context;
+  ApplyDeadline(common, &context);
+  v1::ReloadConfigRequest request;
+  request.set_dry_run(dry_run);
+  v1::ReloadConfigResponse response;
+  const grpc::Status status = stub->ReloadConfig(&context, request, &response);
+  if (!status.ok()) return Fail(status, common.admin);
+  const bool refused = response.errors_size() > 0;
+  if (common.json) {
+    PrintJson(response);
+    return refused ? kRequestFailed : kOk;
+  }
+  PrintChanges(refused || dry_run ? "would change" : "changed", response.changed());
+  PrintChanges("needs a restart:", response.rejected());
+  for (const std::string& error : response.errors()) std::fprintf(stderr, "%s\n", error.c_str());
+  if (refused) {
+    std::fprintf(stderr, "nothing was changed\n");
+    return kRequestFailed;
+  }
+  if (response.changed().empty()) std::printf("no key has changed\n");
   return kOk;
 }
 
@@ -160,6 +193,11 @@ void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code) {
   app->add_subcommand("resume", "take new requests again")->callback([=] {
     *exit_code = RunResume(*common);
   });
+
+  auto dry_run = std::make_shared<bool>(false);
+  CLI::App* reload = app->add_subcommand("reload", "read the configuration again");
+  reload->add_flag("--dry-run", *dry_run, "only say what would change");
+  reload->callback([=] { *exit_code = RunReload(*common, *dry_run); });
 
   auto idle_timeout = std::make_shared<double>(0);
   CLI::App* flush = app->add_subcommand("flush", "forget cached prefixes");

@@ -137,7 +137,7 @@ class TextPrinter {
 };
 
 int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
-  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   InterruptGuard guard([&context] { context.TryCancel(); });

@@ -20,7 +20,7 @@ namespace quire::client {
 namespace {
 
 int RunModels(const CommonOptions& common) {
-  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   v1::ListModelsRequest request;
   do {
     grpc::ClientContext context;
@@ -50,7 +50,7 @@ int RunModels(const CommonOptions& common) {
 double InGiB(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 int RunInfo(const CommonOptions& common) {
-  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   v1::GetServerInfoResponse info;
@@ -86,7 +86,7 @@ grpc::Status CheckHealth(const CommonOptions& common, const std::string& address
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   grpc::CompletionQueue queue;
-  grpc::GenericStub stub(Connect(address));
+  grpc::GenericStub stub(Connect(common, address));
   const auto call =
       stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request, &queue);
   call->StartCall();
@@ -118,7 +118,7 @@ int RunHealth(const CommonOptions& common, const std::string& service) {
 }
 
 int RunStats(const CommonOptions& common) {
-  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   v1::GetStatsResponse response;
@@ -143,7 +143,7 @@ int RunStats(const CommonOptions& common) {
 }
 
 int RunRequests(const CommonOptions& common) {
-  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
   v1::ListRequestsRequest request;
   do {
     grpc::ClientContext context;
@@ -167,7 +167,7 @@ int RunRequests(const CommonOptions& common) {
 }
 
 int RunConfig(const CommonOptions& common, bool all) {
-  const auto stub = v1::AdminService::NewStub(Connect(common.admin));
+  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   v1::GetConfigRequest request;

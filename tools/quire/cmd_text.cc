@@ -31,7 +31,7 @@ int RunTokenize(const CommonOptions& common, const TextOptions& options) {
   v1::TokenizeResponse response;
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
-  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   const grpc::Status status = stub->Tokenize(&context, request, &response);
   if (!status.ok()) return Fail(status, common.address);
   if (common.json) {
@@ -61,7 +61,7 @@ int RunDetokenize(const CommonOptions& common, const TextOptions& options) {
   v1::DetokenizeResponse response;
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
-  const auto stub = v1::GenerationService::NewStub(Connect(common.address));
+  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   const grpc::Status status = stub->Detokenize(&context, request, &response);
   if (!status.ok()) return Fail(status, common.address);
   if (common.json) {

@@ -14,17 +14,9 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", QUIRE_VERSION);
   app.require_subcommand(1);
   app.fallthrough();
-  app.add_option("--address", common.address, "data listener, host:port or unix:PATH")
-      ->capture_default_str()
-      ->take_last();
-  app.add_option("--admin", common.admin, "admin listener, unix:PATH or host:port")
-      ->capture_default_str()
-      ->take_last();
-  app.add_option("--timeout", common.timeout_seconds, "seconds until the call is given up")
-      ->check(CLI::NonNegativeNumber)
-      ->take_last();
-  app.add_flag("--json", common.json, "answers as JSON, one object a line");
+  quire::client::AddCommonOptions(&app, &common);
   quire::client::AddGenerate(&app, &common, &exit_code);
+  quire::client::AddChat(&app, &common, &exit_code);
   quire::client::AddText(&app, &common, &exit_code);
   quire::client::AddInspect(&app, &common, &exit_code);
   quire::client::AddControl(&app, &common, &exit_code);
