@@ -286,7 +286,7 @@ TEST_P(HotOptionsTest, PartialPagesAreReusedOrNot) {
   EXPECT_GT(cached(4), 16);
 }
 
-// Many clients, and options that change all the time: every answer has the tokens that it has alone.
+// Many clients, and options that change all the time: answers have the tokens that they have alone.
 TEST_P(HotOptionsTest, AStormOfChangesDropsAndChangesNothing) {
   Start();
   const auto request = [](int i) {

@@ -13,7 +13,7 @@
 namespace quire::server {
 namespace {
 
-// health.engine_stall_timeout, which a reload changes: what counts as a stall is asked anew each time.
+// health.engine_stall_timeout, which a reload changes: what is a stall is asked anew each time.
 TEST(ServingStateTest, StallTimeoutCountsAtOnce) {
   const engine::PoolOptions pool;
   engine::HarnessOptions options = engine::MakeHarnessOptions(pool);
