@@ -126,7 +126,7 @@ def test_what_the_image_says_of_itself():
     config = inspect(IMAGE)["Config"]
     assert config["User"] == "10001:10001" and config["StopSignal"] == "SIGTERM"
     assert config["Entrypoint"] == ["/usr/bin/quired"]
-    assert set(config["ExposedPorts"]) == {"50051/tcp", "9464/tcp"}
+    assert set(config["ExposedPorts"]) == {"50051/tcp", "9464/tcp", "8000/tcp"}
     assert config["Healthcheck"]["Test"] == ["CMD", "/usr/bin/quire", "health"]
     labels = {name.removeprefix("org.opencontainers.image."): value for name, value in config["Labels"].items()}
     version = re.search(r"project\(quire VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from deployment import (QUIRE, QUIRED, ROOT, dockerfile, effective, image_user, needs, of_stage, ports, read_yaml, seconds,
+from deployment import (QUIRE, QUIRED, ROOT, dockerfile, effective, image_user, needs, of_stage, port, ports, read_yaml, seconds,
                         stop_seconds)
 
 COMPOSE = "docker/compose.yaml"
@@ -37,7 +37,9 @@ def test_every_layer_that_installs_leaves_no_package_lists():
 
 def test_ports_profile_and_user_are_those_of_the_configuration():
     grpc, http = ports(effective())
-    assert of_stage("runtime", "EXPOSE") == [f"{grpc} {http}"]
+    openai = effective()["openai"]
+    assert openai["listen"].startswith("0.0.0.0:") and not openai["enabled"]
+    assert of_stage("runtime", "EXPOSE") == [f"{grpc} {http} {port(openai['listen'])}"]
     (profile,) = of_stage("runtime", "ENV")
     assert profile == "QUIRE__PROFILE=container" and (ROOT / "configs" / "container.yaml").exists()
     assert image_user() == "10001:10001"
