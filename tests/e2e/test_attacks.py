@@ -1,5 +1,6 @@
 """Malformed and hostile traffic: nothing crashes, a neighbour's stream is not disturbed, later calls are served."""
 
+import json
 import random
 import socket
 import struct
@@ -64,14 +65,25 @@ def is_closed(connection, timeout):
     return False
 
 
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    """With every kind of listener."""
+    settings = ["openai.enabled=true", "openai.listen=127.0.0.1:0"]
+    with Daemon(tmp_path_factory.mktemp("attacked"), settings=settings) as running:
+        running.wait_serving()
+        running.openai_address = json.loads(next(line for line in running.lines if '"listening"' in line))["openai"]
+        yield running
+
+
 @pytest.fixture
 def neighbour(api, daemon):
     with daemon.channel() as channel:
         one = Neighbour(api, channel)
         yield one
         one.check()
-    assert daemon.process.poll() is None, daemon.log
-    assert "incident_id" not in daemon.log, daemon.log
+    assert daemon.process.poll() is None, daemon.log[-4000:]
+    internal = [line for line in daemon.lines if "incident_id" in line]
+    assert not internal, internal[:3]
 
 
 def mutations(random_, seeds, count):
@@ -111,11 +123,12 @@ def seeds_of(api):
 
 
 def test_ten_thousand_malformed_requests(api, daemon, neighbour):
-    """6000 calls of every method with damaged messages, 2500 connections of damaged HTTP/2, 1500 of HTTP/1.1."""
+    """Damaged messages to every method, connections of damaged HTTP/2 and HTTP/1.1, damaged JSON."""
     random_ = random.Random(20261122)
-    fuzz_messages(api, daemon, random_, 6000)
-    fuzz_frames(daemon, random_, 2500)
-    fuzz_http1(daemon, random_, 1500)
+    fuzz_messages(api, daemon, random_, 5000)
+    fuzz_frames(daemon, random_, 2000)
+    fuzz_http1(daemon, random_, 1000)
+    fuzz_json(daemon, random_, 2000)
 
 
 def fuzz_messages(api, daemon, random_, count):
@@ -199,6 +212,23 @@ def fuzz_http1(daemon, random_, count):
             data[random_.randrange(len(data))] = random_.randrange(256)
         with connect(daemon.http_address) as connection:
             send_quietly(connection, bytes(data))
+
+
+def fuzz_json(daemon, random_, count):
+    seeds = [
+        b'{"prompt": "Once", "max_tokens": 2, "temperature": 0.5, "stop": ["dog"], "n": 2, "logprobs": 1, "seed": 3}',
+        b'{"prompt": [[1, 2], [3]], "max_tokens": 1, "echo": true, "stream": true, "logit_bias": {"5": 1.5}}',
+        b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 1}',
+        b"[" * 5000, b'{"prompt": "\\ud800"}', b'{"prompt": 1e999}', b'{"max_tokens": -1e30, "prompt": {}}', b"nul",
+    ]
+    for body in mutations(random_, seeds, count):
+        path = random_.choice((b"/v1/completions", b"/v1/chat/completions"))
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n" % path
+        with connect(daemon.openai_address) as connection:
+            send_quietly(connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            answer = connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 "), (body, answer)
+            assert int(answer.split(b" ", 2)[1]) not in (500, 502), (body, answer)
 
 
 def test_messages_over_the_limit_are_refused(api, daemon, neighbour):

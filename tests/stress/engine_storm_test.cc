@@ -1,6 +1,7 @@
-// 10 000 requests (QUIRE_STORM_REQUESTS) that are cancelled, expired, disconnected, aborted, or left unread
-// in every state of their life, in a pool that is far too small. Each cause and each state must have ended
-// at least one request in twenty; whoever survives must have the tokens of an undisturbed run.
+// 10 000 requests (QUIRE_STORM_REQUESTS) that are cancelled, expired, disconnected, aborted, or
+// left unread in every state of their life, in a pool that is far too small. Each cause and each
+// state must have ended at least one request in twenty; whoever survives must have the tokens of an
+// undisturbed run.
 
 #include <algorithm>
 #include <array>
@@ -131,8 +132,8 @@ class Storm {
   std::mt19937_64 random_{20261121};
   testing::FakeClock clock_;
   probe::Registry registry_;
-  // A turn runs before each step, on the engine thread, so that every state is seen; and on the test's
-  // thread when the engine has nothing to run.
+  // A turn runs before each step, on the engine thread, so that every state is seen; and on the
+  // test's thread when the engine has nothing to run.
   Mutex mutex_;
   bool is_storming_ ABSL_GUARDED_BY(mutex_) = false;
   std::int64_t turns_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -267,6 +268,7 @@ void Storm::Stir() {
       case CancelSource::kClient:
       case CancelSource::kApi:
       case CancelSource::kShutdown:
+      case CancelSource::kRevoked:
         if (now) engine_->Cancel("p", info.id, plan.source);
         break;
     }
