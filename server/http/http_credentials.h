@@ -1,6 +1,7 @@
 #pragma once
 
-// What a caller over HTTP presents: authorization, quire-tenant, and the certificate of the connection.
+// What a caller over HTTP presents: authorization, quire-tenant, and the certificate of the
+// connection.
 //
 // Place:   shared by the handlers of both HTTP listeners.
 // Threads: any.

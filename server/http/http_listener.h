@@ -4,8 +4,8 @@
 //
 // Place:      made by the daemon; handlers come from ops_handlers.h.
 // Invariants: other methods than GET and HEAD answer 405, unknown paths 404, bodies 413.
-// Threads:    handlers run on the listener's own threads, several at once. A connection holds no thread,
-//             so slow ones cannot keep probes from being answered.
+// Threads:    handlers run on the listener's own threads, several at once. A connection holds no
+//             thread, so slow ones cannot keep probes from being answered.
 // Lifetime:   what the handlers use outlives it.
 
 #include <functional>
@@ -25,8 +25,8 @@ using HttpHandlers = std::map<std::string, std::function<HttpAnswer(const HttpRe
 
 class HttpListener {
  public:
-  // `address` is host:port; port 0 takes any free one. ALREADY_EXISTS when the port is taken. `certificates`
-  // null: plain text.
+  // `address` is host:port; port 0 takes any free one. ALREADY_EXISTS when the port is taken.
+  // `certificates` null: plain text.
   static absl::StatusOr<std::unique_ptr<HttpListener>> Start(
       absl::string_view address, int num_threads, HttpHandlers handlers,
       const CertificateStore* certificates = nullptr);

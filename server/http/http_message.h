@@ -5,11 +5,13 @@
 //   handler(exchange): exchange->Answer({...}), now or later
 //   or:                exchange->BeginStream({...}); Write(bytes, next) ...; EndStream(true)
 //
-// Place:      between HttpServer, which implements it, and the handlers of operators and of OpenAI's API.
-// Invariants: one Answer or one stream for each exchange; one Write under way at a time. When the peer
-//             has gone, whatever is sent is dropped, no further callback runs but the one of OnGone.
-// Threads:    Post from any; everything else, and every callback, on the exchange's own sequence, where
-//             one function runs at a time.
+// Place:      between HttpServer, which implements it, and the handlers of operators and of
+//             OpenAI's API.
+// Invariants: one Answer or one stream for each exchange; one Write under way at a time. When the
+//             peer has gone, whatever is sent is dropped, no further callback runs but the one of
+//             OnGone.
+// Threads:    Post from any; everything else, and every callback, on the exchange's own sequence,
+//             where one function runs at a time.
 // Lifetime:   shared; the server waits for all of them before it ends.
 
 #include <functional>

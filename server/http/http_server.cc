@@ -32,8 +32,8 @@ using Error = boost::system::error_code;
 
 // Connections above the limit that may still be told so; those above are closed without a word.
 constexpr int kMaxSurplus = 64;
-// Of the system for each connection, so that one that does not read holds little; left alone it would
-// grow to megabytes.
+// Of the system for each connection, so that one that does not read holds little; left alone it
+// would grow to megabytes.
 constexpr int kSendBufferBytes = 128 << 10;
 // After a failed accept, such as for want of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{100};
@@ -46,8 +46,9 @@ absl::StatusOr<tcp::endpoint> Resolve(net::io_context& io, const std::string& te
   const std::string host = address.host == "*" ? "0.0.0.0" : address.host;
   tcp::resolver resolver(io);
   Error error;
-  const auto found = resolver.resolve(host, absl::StrCat(address.port),
-                                      tcp::resolver::passive | tcp::resolver::numeric_service, error);
+  const auto found =
+      resolver.resolve(host, absl::StrCat(address.port),
+                       tcp::resolver::passive | tcp::resolver::numeric_service, error);
   if (error || found.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("address ", text, " cannot be resolved: ", error.message()));
@@ -70,8 +71,9 @@ class HttpServer::Impl final : public HttpSessionHost {
       : options_(std::move(options)),
         handler_(std::move(handler)),
         io_(options_.num_threads),
-        tls_(options_.certificates == nullptr ? nullptr
-                                              : std::make_unique<TlsContext>(options_.certificates)),
+        tls_(options_.certificates == nullptr
+                 ? nullptr
+                 : std::make_unique<TlsContext>(options_.certificates)),
         work_(net::make_work_guard(io_)),
         acceptor_(net::make_strand(io_)),
         pause_(acceptor_.get_executor()) {}

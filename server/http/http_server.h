@@ -2,14 +2,16 @@
 
 // An HTTP/1.1 server: connections, framing, limits and times. What requests mean is the handler's.
 //
-// No connection holds a thread, so one that is slow, idle or long holds memory and a descriptor only; the
-// bytes of a message are read by Boost.Beast's parser.
+// No connection holds a thread, so one that is slow, idle or long holds memory and a descriptor
+// only; the bytes of a message are read by Boost.Beast's parser.
 //
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
-// Invariants: every accepted connection has a time by which its next step must be done: handshake, head,
-//             body, each write. Above `max_connections` a connection is answered 503 and closed.
+// Invariants: every accepted connection has a time by which its next step must be done: handshake,
+//             head, body, each write. Above `max_connections` a connection is answered 503 and
+//             closed.
 // Threads:    `num_threads` of its own run handlers; see HttpExchange.
-// Lifetime:   the destructor waits for all exchanges, whose handlers must end them once the peer is gone.
+// Lifetime:   the destructor waits for all exchanges, whose handlers must end them once the peer is
+//             gone.
 
 #include <cstdint>
 #include <functional>
@@ -37,8 +39,9 @@ struct HttpServerOptions {
   absl::Duration idle_time = absl::Seconds(60);   // between requests of a connection
   // Of one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
-  // Asked with the head alone when a body is still to come; an answer refuses it, so that nobody fills
-  // memory who may not ask for anything. The handler decides again about the whole. Null: all are read.
+  // Asked with the head alone when a body is still to come; an answer refuses it, so that nobody
+  // fills memory who may not ask for anything. The handler decides again about the whole. Null: all
+  // are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
   // Answers that the server gives itself: 400, 408, 413, 431, 503. Null: plain text.
   std::function<HttpAnswer(int status, absl::string_view message)> refuse;
@@ -47,7 +50,8 @@ struct HttpServerOptions {
 
 class HttpServer {
  public:
-  // ALREADY_EXISTS when the port is taken, INVALID_ARGUMENT for an address that is none of this machine.
+  // ALREADY_EXISTS when the port is taken, INVALID_ARGUMENT for an address that is none of this
+  // machine.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpServerOptions options,
                                                            HttpHandler handler);
   ~HttpServer();
@@ -56,8 +60,8 @@ class HttpServer {
   const std::string& address() const;
   int num_connections() const;
 
-  // Takes no more connections, closes idle ones, lets answers under way end until `deadline`, then closes
-  // what is left and waits for its handlers.
+  // Takes no more connections, closes idle ones, lets answers under way end until `deadline`, then
+  // closes what is left and waits for its handlers.
   void Shutdown(absl::Time deadline);
 
  private:

@@ -247,7 +247,8 @@ std::string HttpSession::Head(const HttpAnswer& answer, bool has_length) const {
       "HTTP/1.1 ", answer.status, " ", View(reason), "\r\nDate: ",
       absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
       "\r\nContent-Type: ", answer.content_type, "\r\nCache-Control: no-store\r\n");
-  for (const auto& [name, value] : answer.headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  for (const auto& [name, value] : answer.headers)
+    absl::StrAppend(&head, name, ": ", value, "\r\n");
   if (has_length) {
     absl::StrAppend(&head, "Content-Length: ", answer.body.size(), "\r\n");
   } else if (is_chunked_) {

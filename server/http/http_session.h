@@ -5,10 +5,11 @@
 //   handshake -> reading -> handling -> reading ... -> lingering -> closed
 //
 // Place:      made by HttpServer for each connection that it accepts.
-// Invariants: while a handler works, the connection is read too: its end, or bytes of a next request,
-//             which wait. A closed session stays closed.
+// Invariants: while a handler works, the connection is read too: its end, or bytes of a next
+//             request, which wait. A closed session stays closed.
 // Threads:    the sequence of its transport; Post, Begin, FinishSoon and Abort from any.
-// Lifetime:   kept by its pending operations and by handlers; `host` outlives it, and learns of its end.
+// Lifetime:   kept by its pending operations and by handlers; `host` outlives it, and learns of its
+//             end.
 
 #include <array>
 #include <boost/asio/steady_timer.hpp>

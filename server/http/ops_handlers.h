@@ -3,8 +3,8 @@
 // GET /metrics, /livez, /readyz, /startupz: what operators and their machines ask.
 //
 // Place:      between ServingState, the metric registry and HttpListener.
-// Invariants: answers come from memory; nothing waits for the engine. Health needs no token, /metrics the
-//             scope `metrics`.
+// Invariants: answers come from memory; nothing waits for the engine. Health needs no token,
+//             /metrics the scope `metrics`.
 // Threads:    any.
 // Lifetime:   state, registry and authenticator outlive the handlers.
 

@@ -25,7 +25,8 @@ absl::StatusOr<std::shared_ptr<ssl::context>> MakeContext(const Certificates& ce
   Error error;
   context->use_certificate_chain(boost::asio::buffer(certificates.chain), error);
   if (!error) {
-    context->use_private_key(boost::asio::buffer(certificates.private_key), ssl::context::pem, error);
+    context->use_private_key(boost::asio::buffer(certificates.private_key), ssl::context::pem,
+                             error);
   }
   if (!error && !certificates.client_ca.empty()) {
     context->add_certificate_authority(boost::asio::buffer(certificates.client_ca), error);

@@ -3,8 +3,8 @@
 // OpenSSL's form of the certificate that is current, for the HTTP listeners.
 //
 // Place:      between CertificateStore and the connections of HttpServer.
-// Invariants: TLS 1.2 or newer, no renegotiation, no session resumption, so that a client certificate is
-//             checked anew with each connection.
+// Invariants: TLS 1.2 or newer, no renegotiation, no session resumption, so that a client
+//             certificate is checked anew with each connection.
 // Threads:    any.
 // Lifetime:   the store outlives it; contexts that were handed out stay valid.
 
@@ -23,8 +23,8 @@ class TlsContext {
  public:
   explicit TlsContext(const CertificateStore* store) : store_(store) {}
 
-  // For a new connection; made again when the store has new certificates. Null if OpenSSL does not take
-  // them, which is logged; the store has checked them, so that is a defect.
+  // For a new connection; made again when the store has new certificates. Null if OpenSSL does not
+  // take them, which is logged; the store has checked them, so that is a defect.
   std::shared_ptr<boost::asio::ssl::context> Current();
 
  private:

@@ -77,8 +77,8 @@ class TlsTransport final : public Transport {
     return name;
   }
 
-  // Without close_notify, which would have to wait for a read that is under way; the framing of HTTP
-  // says where an answer ends.
+  // Without close_notify, which would have to wait for a read that is under way; the framing of
+  // HTTP says where an answer ends.
   void ShutdownSend() override { ShutdownSocket(stream_.next_layer()); }
   void Close() override { CloseSocket(stream_.next_layer()); }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// `messages`, `tools`, `tool_choice` and the template's variables of a chat call -> quire.v1.ChatPrompt.
+// `messages`, `tools`, `tool_choice` and the template's variables of a chat call ->
+// quire.v1.ChatPrompt.
 //
 // Place:      part of openai_request.h.
 // Invariants: as there. Content parts are joined; other types than text are refused, not dropped.

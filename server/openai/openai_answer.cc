@@ -290,7 +290,8 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
     }
     case v1::GenerateResponse::kCompleted: {
       const v1::Completed& completed = message.completed();
-      return impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed, events);
+      return impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed,
+                             events);
     }
     default: return;
   }

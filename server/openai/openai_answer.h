@@ -1,13 +1,14 @@
 #pragma once
 
-// quire.v1.GenerateResponse -> the body, or the server-sent events, of one completions or chat call.
+// quire.v1.GenerateResponse -> the body, or the server-sent events, of one completions or chat
+// call.
 //
 //   for each message: answer.Take(prompt, message, &events); answer.AppendEnd(&events)   stream
 //   for each message: answer.Take(prompt, message, nullptr); answer.Body()               else
 //
 // Place:      pure translation; OpenAiCall moves the bytes.
-// Invariants: choice c of prompt p has the index p * choices + c. Offsets count characters (code points) of
-//             the choice's text, the echoed prompt included.
+// Invariants: choice c of prompt p has the index p * choices + c. Offsets count characters (code
+//             points) of the choice's text, the echoed prompt included.
 // Threads:    one at a time.
 // Lifetime:   what `token_bytes` uses outlives it.
 

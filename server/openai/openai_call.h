@@ -5,10 +5,10 @@
 //   exchange -> Begin -> Generation::Start for each prompt -> Pump ... -> the answer's end
 //
 // Place:      made by openai_service.cc on the exchange's sequence.
-// Invariants: nothing is taken from a generation while a piece of the stream is being written, so a reader
-//             that stalls makes tokens wait in TokenStream, which holds the engine back. A failure of one
-//             prompt cancels the others and is the answer of the call. When the peer goes, all are
-//             cancelled at once. The call ends only when every generation has.
+// Invariants: nothing is taken from a generation while a piece of the stream is being written, so a
+//             reader that stalls makes tokens wait in TokenStream, which holds the engine back. A
+//             failure of one prompt cancels the others and is the answer of the call. When the peer
+//             goes, all are cancelled at once. The call ends only when every generation has.
 // Threads:    the exchange's sequence; OnReady from any.
 // Lifetime:   keeps itself alive until the end of the call.
 

@@ -68,8 +68,8 @@ HttpAnswer OpenAiError(const absl::Status& status) {
   HttpAnswer answer = OpenAiError(error.http_status == 0 ? 499 : error.http_status, error.reason,
                                   message, param);
   if (error.retry_delay) {
-    const std::int64_t seconds =
-        std::max<std::int64_t>(1, absl::ToInt64Seconds(absl::Ceil(*error.retry_delay, absl::Seconds(1))));
+    const std::int64_t seconds = std::max<std::int64_t>(
+        1, absl::ToInt64Seconds(absl::Ceil(*error.retry_delay, absl::Seconds(1))));
     answer.headers.emplace_back("Retry-After", absl::StrCat(seconds));
   }
   if (answer.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");

@@ -1,7 +1,7 @@
 #pragma once
 
-// Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} with the HTTP
-// status and reason of the table in server/api/status_mapping.h.
+// Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} with the
+// HTTP status and reason of the table in server/api/status_mapping.h.
 //
 // Place:      below everything in server/openai.
 // Invariants: `code` is the reason; `param` is the field as this API names it.

@@ -3,7 +3,8 @@
 // The OpenAI-compatible listener: its server and its service.
 //
 // Place:      made by the daemon when openai.enabled is set.
-// Invariants: has its own threads and connections; probes on the operators' listener never wait for it.
+// Invariants: has its own threads and connections; probes on the operators' listener never wait for
+//             it.
 // Threads:    Start, Shutdown and the destructor: one at a time.
 // Lifetime:   the context's objects and the certificates outlive it.
 

@@ -4,11 +4,11 @@
 //
 //   {"prompt": ["a", "b"], "n": 2, "logprobs": 1, "echo": true} -> two requests of two choices
 //
-// Place:      between the OpenAI-compatible listener and Generation; what is in range is decided behind
-//             it, by RequestTranslator.
+// Place:      between the OpenAI-compatible listener and Generation; what is in range is decided
+//             behind it, by RequestTranslator.
 // Invariants: fields that are unknown or null are as if absent. A field of the wrong type is
-//             INVALID_ARGUMENT / BAD_PARAMETER with metadata `field` as the client wrote it. Bodies are
-//             read by models/text/json_value.h: valid UTF-8, 64 levels, no key twice.
+//             INVALID_ARGUMENT / BAD_PARAMETER with metadata `field` as the client wrote it. Bodies
+//             are read by models/text/json_value.h: valid UTF-8, 64 levels, no key twice.
 // Threads:    any.
 
 #include <cstdint>
@@ -29,7 +29,8 @@ struct OpenAiRequest {
   bool include_usage = false;  // a last chunk with the counts
   bool echo = false;           // completions: the prompt before the text
   bool logprobs = false;
-  // Completions with max_tokens 0: only the prompt is asked for; one token is generated and not shown.
+  // Completions with max_tokens 0: only the prompt is asked for; one token is generated and not
+  // shown.
   bool hides_output = false;
 };
 

@@ -53,7 +53,8 @@ HttpAnswer UnknownEndpoint(absl::string_view path) {
 }
 
 HttpAnswer WrongMethod(absl::string_view allowed) {
-  HttpAnswer answer = OpenAiError(405, "METHOD_NOT_ALLOWED", absl::StrCat("use ", allowed), "method");
+  HttpAnswer answer =
+      OpenAiError(405, "METHOD_NOT_ALLOWED", absl::StrCat("use ", allowed), "method");
   answer.headers.emplace_back("Allow", std::string(allowed));
   return answer;
 }
@@ -79,7 +80,8 @@ void Append(HttpHeaders headers, HttpAnswer* answer) {
   for (auto& header : headers) answer->headers.push_back(std::move(header));
 }
 
-// An address or this machine's own name: another name could be made to lead here by whoever owns it.
+// An address or this machine's own name: another name could be made to lead here by whoever owns
+// it.
 bool IsAddress(absl::string_view host) {
   const std::string text(host);
   in6_addr address = {};  // large enough for both

@@ -5,9 +5,9 @@
 //   HttpServer -> OpenAiService::Handle -> OpenAiCall -> Generation: no second way to the engine
 //
 // Place:      the handler of the HttpServer that openai.listen names.
-// Invariants: an endpoint or a field that this build lacks answers with an error object. A request whose
-//             Origin is not allowed is refused before anything is read of it, so that a page of another
-//             site cannot use a model on this machine.
+// Invariants: an endpoint or a field that this build lacks answers with an error object. A request
+//             whose Origin is not allowed is refused before anything is read of it, so that a page
+//             of another site cannot use a model on this machine.
 // Threads:    Handle on the threads of the server.
 // Lifetime:   outlives the server; the context's objects outlive it.
 

@@ -27,7 +27,8 @@ std::string Get(const std::string& address, const std::string& path) {
 
 TEST(HttpListenerTest, ServesPathsAndRefusesTheRest) {
   auto listener = HttpListener::Start(
-      "127.0.0.1:0", 2, {{"/page", [](const HttpRequest&) { return HttpAnswer{.body = "hello\n"}; }}});
+      "127.0.0.1:0", 2,
+      {{"/page", [](const HttpRequest&) { return HttpAnswer{.body = "hello\n"}; }}});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const std::string& address = (*listener)->address();
   EXPECT_THAT(Get(address, "/page"), StartsWith("HTTP/1.1 200 OK\r\n"));

@@ -21,8 +21,8 @@ using ::testing::StartsWith;
 
 constexpr std::int64_t kMaxBody = 1000;
 
-// Answers /echo with the request's body, /stream in three pieces, /cut with half a stream, and holds /hold
-// until the peer has gone.
+// Answers /echo with the request's body, /stream in three pieces, /cut with half a stream, and
+// holds /hold until the peer has gone.
 class Site {
  public:
   void Handle(const std::shared_ptr<HttpExchange>& exchange) {
@@ -35,8 +35,8 @@ class Site {
       held_.fetch_add(1);
       return exchange->OnGone([this] { gone_.fetch_add(1); });
     }
-    exchange->Answer({.body = absl::StrCat(request.method, " ", request.path, "?", request.query, " ",
-                                           request.Header("x-test"), " ", request.body)});
+    exchange->Answer({.body = absl::StrCat(request.method, " ", request.path, "?", request.query,
+                                           " ", request.Header("x-test"), " ", request.body)});
   }
 
   bool WaitGone(int count) const {
@@ -260,7 +260,8 @@ TEST_F(HttpServerTest, MalformedRequestsHarmNobody) {
   options.body_time = absl::Milliseconds(20);
   Start(std::move(options));
   const std::string good =
-      "POST /e?q HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: identity\r\n\r\nabcd";
+      "POST /e?q HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: "
+      "identity\r\n\r\nabcd";
   std::mt19937 random(20261122);
   for (int i = 0; i < 2000; ++i) {
     std::string bytes = good;

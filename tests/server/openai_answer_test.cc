@@ -50,9 +50,11 @@ TEST(OpenAiAnswerTest, CompletionsOfSeveralPromptsAndChoices) {
   for (std::size_t prompt : {1u, 0u}) {
     answer.Take(prompt, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), nullptr);
     for (int index : {1, 0}) {
-      auto message = Message("completed { finish_reason: FINISH_REASON_EOS usage { completion_tokens: 4 } }");
+      auto message =
+          Message("completed { finish_reason: FINISH_REASON_EOS usage { completion_tokens: 4 } }");
       message.mutable_completed()->set_index(index);
-      message.mutable_completed()->set_text("text " + std::to_string(prompt * 2 + static_cast<std::size_t>(index)));
+      message.mutable_completed()->set_text(
+          "text " + std::to_string(prompt * 2 + static_cast<std::size_t>(index)));
       answer.Take(prompt, message, nullptr);
     }
   }
@@ -64,10 +66,11 @@ TEST(OpenAiAnswerTest, CompletionsOfSeveralPromptsAndChoices) {
   ASSERT_EQ(body["choices"].size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(body["choices"][i],
-              json::parse(R"({"index": )" + std::to_string(i) + R"(, "text": "text )" + std::to_string(i) +
-                          R"(", "logprobs": null, "finish_reason": "stop"})"));
+              json::parse(R"({"index": )" + std::to_string(i) + R"(, "text": "text )" +
+                          std::to_string(i) + R"(", "logprobs": null, "finish_reason": "stop"})"));
   }
-  EXPECT_EQ(body["usage"], json::parse(R"({"prompt_tokens": 6, "completion_tokens": 16, "total_tokens": 22,
+  EXPECT_EQ(body["usage"],
+            json::parse(R"({"prompt_tokens": 6, "completion_tokens": 16, "total_tokens": 22,
                                            "prompt_tokens_details": {"cached_tokens": 4}})"));
 }
 
@@ -93,8 +96,10 @@ TEST(OpenAiAnswerTest, EchoWithLogprobsPutsThePromptFirst) {
   EXPECT_EQ(logprobs["tokens"], json::parse(R"(["a", "bytes:\\xc3", "bytes:\\xa9", "b"])"));
   EXPECT_EQ(logprobs["token_logprobs"], json::parse("[null, -0.5, -2.0, -1.0]"));
   EXPECT_EQ(logprobs["text_offset"], json::parse("[0, 1, 2, 2]"));
-  EXPECT_EQ(logprobs["top_logprobs"],
-            json::parse(R"([null, {"z": -0.25, "bytes:\\xc3": -0.5}, {"bytes:\\xa9": -2.0}, {"b": -1.0}])"));
+  EXPECT_EQ(
+      logprobs["top_logprobs"],
+      json::parse(
+          R"([null, {"z": -0.25, "bytes:\\xc3": -0.5}, {"bytes:\\xa9": -2.0}, {"b": -1.0}])"));
 }
 
 TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {
@@ -130,8 +135,9 @@ TEST(OpenAiAnswerTest, AStreamedEchoComesOnceAndOffsetsGoOn) {
   const json second = json::parse(events[1])["choices"][0];
   EXPECT_EQ(second["text"], "c");
   EXPECT_EQ(second["logprobs"]["text_offset"], json::parse("[3]"));
-  EXPECT_EQ(json::parse(events[2])["choices"][0],
-            json::parse(R"({"index": 0, "text": "", "logprobs": null, "finish_reason": "length"})"));
+  EXPECT_EQ(
+      json::parse(events[2])["choices"][0],
+      json::parse(R"({"index": 0, "text": "", "logprobs": null, "finish_reason": "length"})"));
   EXPECT_EQ(events[3], "[DONE]");
 }
 
@@ -141,7 +147,8 @@ TEST(OpenAiAnswerTest, ChatBodyWithLogprobs) {
   auto done = Message(R"(completed { text: "b" finish_reason: FINISH_REASON_STOP_TEXT
        usage { completion_tokens: 1 }
        logprobs { token_bytes: "\303" top { logprob: -1 token_bytes: "b" } } })");
-  done.mutable_completed()->mutable_logprobs(0)->set_logprob(-std::numeric_limits<float>::infinity());
+  done.mutable_completed()->mutable_logprobs(0)->set_logprob(
+      -std::numeric_limits<float>::infinity());
   answer.Take(0, done, nullptr);
   const json body = json::parse(answer.Body());
   EXPECT_EQ(body["object"], "chat.completion");
@@ -161,8 +168,10 @@ TEST(OpenAiAnswerTest, ChatStreamBeginsWithTheRoleAndEndsWithTheCounts) {
   answer.Take(0, Message(R"(delta { index: 1 text: "x" })"), &bytes);
   answer.Take(0, Message(R"(delta { index: 0 text: "" })"), &bytes);  // half a character so far
   for (const char* const index : {"0", "1"}) {
-    answer.Take(0, Message(std::string("completed { finish_reason: FINISH_REASON_EOS usage { completion_tokens: 2 } index: ") +
-                           index + " }"),
+    answer.Take(0,
+                Message(std::string("completed { finish_reason: FINISH_REASON_EOS usage { "
+                                    "completion_tokens: 2 } index: ") +
+                        index + " }"),
                 &bytes);
   }
   answer.AppendEnd(&bytes);
@@ -183,7 +192,8 @@ TEST(OpenAiAnswerTest, ChatStreamBeginsWithTheRoleAndEndsWithTheCounts) {
             json::parse(R"({"index": 0, "delta": {}, "logprobs": null, "finish_reason": "stop"})"));
   const json usage = json::parse(events[5]);
   EXPECT_EQ(usage["choices"], json::array());
-  EXPECT_EQ(usage["usage"], json::parse(R"({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
+  EXPECT_EQ(usage["usage"],
+            json::parse(R"({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
                                             "prompt_tokens_details": {"cached_tokens": 1}})"));
   EXPECT_EQ(events[6], "[DONE]");
 }

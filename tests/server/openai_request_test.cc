@@ -45,18 +45,22 @@ TEST(OpenAiRequestTest, EveryCompletionField) {
     "echo": true, "stop": ["a", "b"], "presence_penalty": 1, "frequency_penalty": -1, "best_of": 2,
     "logit_bias": {"5": -100, "6": 1.5}, "user": "me", "seed": -9, "top_k": 4, "min_p": 0.125,
     "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": true, "stop_token_ids": [1, 2],
-    "include_stop_str_in_output": true, "cache_salt": "s", "priority": -3, "skip_special_tokens": false,
+    "include_stop_str_in_output": true, "cache_salt": "s", "priority": -3,
+    "skip_special_tokens": false,
     "add_special_tokens": false, "suffix": null, "nobody_knows_this": {"x": []}})");
   ExpectPrompt(parsed, R"(
     model: "m" text: "Once"
     sampling { temperature: 0.5 top_p: 0.25 top_k: 4 min_p: 0.125 repetition_penalty: 1.5
                presence_penalty: 1 frequency_penalty: -1 seed: -9 choice_count: 2
                logit_bias { key: 5 value: -100 } logit_bias { key: 6 value: 1.5 } }
-    stopping { max_tokens: 7 min_tokens: 2 stop: "a" stop: "b" stop_token_ids: [1, 2] ignore_eos: true
+    stopping { max_tokens: 7 min_tokens: 2 stop: "a" stop: "b" stop_token_ids: [1, 2]
+               ignore_eos: true
                include_stop_text: true }
-    output { stream: true text: true token_ids: true logprobs: 3 prompt_logprobs: 3 echo_prompt: true
+    output { stream: true text: true token_ids: true logprobs: 3 prompt_logprobs: 3
+             echo_prompt: true
              skip_special_tokens: false }
-    priority: -3 cache { salt: "s" } labels { key: "user" value: "me" } add_special_tokens: false)");
+    priority: -3 cache { salt: "s" } labels { key: "user" value: "me" }
+    add_special_tokens: false)");
   EXPECT_TRUE(parsed->stream && parsed->include_usage && parsed->echo && parsed->logprobs);
   EXPECT_FALSE(parsed->is_chat || parsed->hides_output);
   EXPECT_EQ(parsed->choices, 2);
@@ -99,10 +103,12 @@ TEST(OpenAiRequestTest, EveryChatField) {
     "model": "m", "max_tokens": 9, "max_completion_tokens": 5, "logprobs": true, "top_logprobs": 2,
     "top_k": -1, "stop": "x",
     "messages": [
-      {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind"}]},
+      {"role": "system", "content": [{"type": "text", "text": "Be "},
+                                     {"type": "text", "text": "kind"}]},
       {"role": "user", "content": "Hi", "name": "Ann"},
       {"role": "assistant", "content": null, "reasoning_content": "why",
-       "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+       "tool_calls": [{"id": "c1", "type": "function",
+                       "function": {"name": "f", "arguments": "{}"}}]},
       {"role": "tool", "content": "4", "tool_call_id": "c1"}],
     "tools": [{"type": "function", "function": {"name": "f", "description": "d",
                "parameters": {"type": "object"}}}],
@@ -136,9 +142,10 @@ TEST(OpenAiRequestTest, ChatRefusals) {
   EXPECT_EQ(FieldOf(message("{}")), "messages[0].role");
   EXPECT_EQ(FieldOf(message(R"({"role": 1})")), "messages[0].role");
   EXPECT_EQ(FieldOf(message(R"({"role": "user", "content": 1})")), "messages[0].content");
-  EXPECT_EQ(FieldOf(message(
-                R"({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]})")),
-            "messages[0].content[0]");
+  EXPECT_EQ(
+      FieldOf(message(
+          R"({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]})")),
+      "messages[0].content[0]");
   EXPECT_EQ(FieldOf(message(R"({"role": "a", "tool_calls": [{"function": {}}]})")),
             "messages[0].tool_calls[0].function.name");
   EXPECT_EQ(FieldOf(with(R"("tool_choice": "required")")), "tool_choice");
@@ -159,11 +166,12 @@ TEST(OpenAiRequestTest, ResponseFormatsBecomeConstraints) {
   };
   EXPECT_FALSE(parse(R"({"type": "text"})")->prompts[0].has_constraint());
   EXPECT_TRUE(parse(R"({"type": "json_object"})")->prompts[0].constraint().has_json_object());
-  EXPECT_EQ(parse(R"({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}})")
-                ->prompts[0]
-                .constraint()
-                .json_schema(),
-            R"({"type":"null"})");
+  EXPECT_EQ(
+      parse(R"({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}})")
+          ->prompts[0]
+          .constraint()
+          .json_schema(),
+      R"({"type":"null"})");
   EXPECT_EQ(FieldOf(parse(R"({"type": "grammar"})")), "response_format");
 }
 
@@ -172,20 +180,32 @@ TEST(OpenAiRequestTest, WrongTypesNameTheirField) {
     const char* json;
     const char* field;
   };
-  for (const Bad& bad : {
-           Bad{R"("model": 1)", "model"}, Bad{R"("temperature": "0")", "temperature"},
-           Bad{R"("temperature": true)", "temperature"}, Bad{R"("top_p": [])", "top_p"},
-           Bad{R"("n": 1.5)", "n"}, Bad{R"("n": "1")", "n"}, Bad{R"("max_tokens": {})", "max_tokens"},
-           Bad{R"("max_tokens": 99999999999)", "max_tokens"}, Bad{R"("stream": 1)", "stream"},
-           Bad{R"("stream_options": true)", "stream_options"},
-           Bad{R"("stream_options": {"include_usage": 1})", "stream_options.include_usage"},
-           Bad{R"("logprobs": true)", "logprobs"}, Bad{R"("echo": "yes")", "echo"},
-           Bad{R"("stop": 5)", "stop"}, Bad{R"("stop": ["a", 5])", "stop[1]"},
-           Bad{R"("logit_bias": [])", "logit_bias"}, Bad{R"("logit_bias": {"a": 1})", "logit_bias"},
-           Bad{R"("logit_bias": {"1": "b"})", "logit_bias"}, Bad{R"("seed": 0.5)", "seed"},
-           Bad{R"("user": 1)", "user"}, Bad{R"("best_of": 2)", "best_of"},
-           Bad{R"("suffix": "x")", "suffix"}, Bad{R"("stop_token_ids": ["a"])", "stop_token_ids[0]"},
-           Bad{R"("cache_salt": 1)", "cache_salt"}, Bad{R"("priority": "high")", "priority"}}) {
+  for (const Bad& bad :
+       {Bad{R"("model": 1)", "model"},
+        Bad{R"("temperature": "0")", "temperature"},
+        Bad{R"("temperature": true)", "temperature"},
+        Bad{R"("top_p": [])", "top_p"},
+        Bad{R"("n": 1.5)", "n"},
+        Bad{R"("n": "1")", "n"},
+        Bad{R"("max_tokens": {})", "max_tokens"},
+        Bad{R"("max_tokens": 99999999999)", "max_tokens"},
+        Bad{R"("stream": 1)", "stream"},
+        Bad{R"("stream_options": true)", "stream_options"},
+        Bad{R"("stream_options": {"include_usage": 1})", "stream_options.include_usage"},
+        Bad{R"("logprobs": true)", "logprobs"},
+        Bad{R"("echo": "yes")", "echo"},
+        Bad{R"("stop": 5)", "stop"},
+        Bad{R"("stop": ["a", 5])", "stop[1]"},
+        Bad{R"("logit_bias": [])", "logit_bias"},
+        Bad{R"("logit_bias": {"a": 1})", "logit_bias"},
+        Bad{R"("logit_bias": {"1": "b"})", "logit_bias"},
+        Bad{R"("seed": 0.5)", "seed"},
+        Bad{R"("user": 1)", "user"},
+        Bad{R"("best_of": 2)", "best_of"},
+        Bad{R"("suffix": "x")", "suffix"},
+        Bad{R"("stop_token_ids": ["a"])", "stop_token_ids[0]"},
+        Bad{R"("cache_salt": 1)", "cache_salt"},
+        Bad{R"("priority": "high")", "priority"}}) {
     EXPECT_EQ(FieldOf(ParseCompletionRequest(std::string("{\"prompt\": \"a\", ") + bad.json + "}")),
               bad.field)
         << bad.json;
@@ -202,10 +222,11 @@ TEST(OpenAiRequestTest, NullIsAbsent) {
 TEST(OpenAiRequestTest, BodiesThatAreNoObject) {
   std::string deep;
   for (int i = 0; i < 100; ++i) deep += "[";
-  for (const std::string& body : {std::string(), std::string("["), std::string("[]"),
-                                  std::string("\"x\""), std::string("{\"a\": 1, \"a\": 2}"),
-                                  std::string("{\"prompt\": \"\xff\"}"), std::string("{\"n\": 1e999}"),
-                                  std::string("{\"prompt\": \"a\"} x"), "{\"prompt\": " + deep}) {
+  for (const std::string& body :
+       {std::string(), std::string("["), std::string("[]"), std::string("\"x\""),
+        std::string("{\"a\": 1, \"a\": 2}"), std::string("{\"prompt\": \"\xff\"}"),
+        std::string("{\"n\": 1e999}"), std::string("{\"prompt\": \"a\"} x"),
+        "{\"prompt\": " + deep}) {
     EXPECT_EQ(FieldOf(ParseCompletionRequest(body)), "body") << body;
     EXPECT_EQ(FieldOf(ParseChatRequest(body)), "body") << body;
   }
@@ -221,10 +242,13 @@ TEST(OpenAiRequestTest, LongUsersAreCutBetweenCharacters) {
 // Edits of good bodies: each parses or is refused with a field, and nothing else happens.
 TEST(OpenAiRequestTest, MutatedBodiesAreParsedOrRefused) {
   const std::string seeds[] = {
-      R"({"model":"m","prompt":["a","b"],"max_tokens":7,"temperature":0.5,"n":2,"stop":["a"],"echo":true,)"
+      R"({"model":"m","prompt":["a","b"],"max_tokens":7,"temperature":0.5,"n":2,)"
+      R"("stop":["a"],"echo":true,)"
       R"("logprobs":1,"logit_bias":{"5":-1},"stream_options":{"include_usage":true},"seed":-9})",
-      R"({"messages":[{"role":"user","content":[{"type":"text","text":"x"}],"tool_calls":[{"id":"c",)"
-      R"("function":{"name":"f","arguments":"{}"}}]}],"tools":[{"function":{"name":"f","parameters":{}}}],)"
+      R"({"messages":[{"role":"user","content":[{"type":"text","text":"x"}],)"
+      R"("tool_calls":[{"id":"c",)"
+      R"("function":{"name":"f","arguments":"{}"}}]}],)"
+      R"("tools":[{"function":{"name":"f","parameters":{}}}],)"
       R"("chat_template_kwargs":{"a":[1,{"b":null}]},"response_format":{"type":"json_schema",)"
       R"("json_schema":{"schema":{}}},"logprobs":true,"top_logprobs":1})"};
   const std::string words[] = {"null", "true", "[]", "{}", "-1", "1e400", "\"\"", "[[", "\\u0000",

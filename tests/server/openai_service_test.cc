@@ -75,12 +75,14 @@ TEST_F(OpenAiServiceTest, ACompletionIsTheGenerationOfTheSameRequest) {
   ASSERT_EQ(logprobs["token_logprobs"].size(), 12u);
   for (int i = 0; i < 12; ++i) {
     const v1::TokenLogprob& token = wanted.completed()->logprobs(i);
-    EXPECT_EQ(logprobs["token_logprobs"][static_cast<std::size_t>(i)].get<float>(), token.logprob());
+    EXPECT_EQ(logprobs["token_logprobs"][static_cast<std::size_t>(i)].get<float>(),
+              token.logprob());
     EXPECT_EQ(logprobs["tokens"][static_cast<std::size_t>(i)], token.token_bytes());
   }
 }
 
-// What lm-eval's local-completions sends: log-probabilities of a prompt of ids, also when all of it is cached.
+// What lm-eval's local-completions sends: log-probabilities of a prompt of ids, also when all of it
+// is cached.
 TEST_F(OpenAiServiceTest, EchoedLogprobsAreThePromptsOwnAlsoFromAWarmCache) {
   v1::GenerateRequest request = Request("Once upon a time there was a little girl", 1);
   request.mutable_output()->set_prompt_logprobs(1);
@@ -104,7 +106,8 @@ TEST_F(OpenAiServiceTest, EchoedLogprobsAreThePromptsOwnAlsoFromAWarmCache) {
     ASSERT_EQ(reply.status, 200) << reply.body;
     for (const json& choice : Parsed(reply)["choices"]) {
       const json& logprobs = choice["logprobs"];
-      ASSERT_EQ(logprobs["token_logprobs"].size(), ids.size() + static_cast<std::size_t>(max_tokens));
+      ASSERT_EQ(logprobs["token_logprobs"].size(),
+                ids.size() + static_cast<std::size_t>(max_tokens));
       EXPECT_TRUE(logprobs["token_logprobs"][0].is_null());
       double best_sum = 0;
       for (std::size_t i = 0; i < scores.size(); ++i) {
@@ -254,8 +257,13 @@ TEST_F(OpenAiServiceTest, MalformedBodiesDisturbNobody) {
   const json story = {{"prompt", "Once"}, {"max_tokens", 200}, {"ignore_eos", true},
                       {"stream", true},   {"temperature", 0}};
   ASSERT_TRUE(neighbour.SendRequest("POST", "/v1/completions", story.dump()));
-  const std::string good = json({{"prompt", {"a", "b"}}, {"max_tokens", 1}, {"n", 2}, {"stop", {"x"}},
-                                 {"logprobs", 1}, {"echo", true}, {"logit_bias", {{"3", 1}}}})
+  const std::string good = json({{"prompt", {"a", "b"}},
+                                 {"max_tokens", 1},
+                                 {"n", 2},
+                                 {"stop", {"x"}},
+                                 {"logprobs", 1},
+                                 {"echo", true},
+                                 {"logit_bias", {{"3", 1}}}})
                                .dump();
   std::mt19937 random(7);
   HttpClient client(openai_->address());
@@ -272,7 +280,8 @@ TEST_F(OpenAiServiceTest, MalformedBodiesDisturbNobody) {
     }
     const HttpReply reply =
         client.Ask("POST", i % 2 == 0 ? "/v1/completions" : "/v1/chat/completions", body);
-    EXPECT_TRUE(reply.status == 200 || (reply.status >= 400 && reply.status <= 501)) << reply.status;
+    EXPECT_TRUE(reply.status == 200 || (reply.status >= 400 && reply.status <= 501))
+        << reply.status;
     EXPECT_TRUE(Parsed(reply).is_object()) << reply.body;
     if (reply.status != 200) ++refused;
   }
@@ -291,8 +300,8 @@ class SlowReaderTest : public OpenAiServiceTest {
 TEST_F(SlowReaderTest, AStalledReaderIsGivenUpWithoutHoldingTheEngine) {
   HttpClient client(openai_->address());
   // Log-probabilities of many candidates fill the buffers of the sockets soon.
-  const json body = {{"prompt", "Once"}, {"max_tokens", 400},  {"n", 8},        {"ignore_eos", true},
-                     {"stream", true},   {"logprobs", 20}};
+  const json body = {{"prompt", "Once"},   {"max_tokens", 400}, {"n", 8},
+                     {"ignore_eos", true}, {"stream", true},    {"logprobs", 20}};
   ASSERT_TRUE(client.SendRequest("POST", "/v1/completions", body.dump()));
   ASSERT_TRUE(client.ReadUntil("data: "));
   EXPECT_TRUE(BecomesIdle());
