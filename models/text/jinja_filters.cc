@@ -80,11 +80,12 @@ Result Replace(Runtime& runtime, const Value& value, const Arguments& arguments)
   return CallMethod(Value::String(std::move(text)), "replace", call, runtime);
 }
 
+constexpr std::size_t kMaxWidth = 1000;
+
 absl::StatusOr<std::string> Indention(const std::optional<Value>& width) {
   if (width && width->is_string()) return width->as_string();
-  constexpr std::int64_t kMaxWidth = 1000;
   const std::int64_t spaces = width ? width->ToInteger().value_or(-1) : 4;
-  if (spaces < 0 || spaces > kMaxWidth) {
+  if (spaces < 0 || spaces > static_cast<std::int64_t>(kMaxWidth)) {
     return absl::InvalidArgumentError(absl::StrCat("the width must be a text or 0 to ", kMaxWidth));
   }
   return std::string(static_cast<std::size_t>(spaces), ' ');
@@ -147,11 +148,15 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   style.sort_keys = bound[3] && IsTrue(*bound[3]);
   if (bound[1] && !bound[1]->is_none()) {
     QUIRE_ASSIGN_OR_RETURN(style.indent, Indention(bound[1]));
+    if (style.indent->size() > kMaxWidth) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the indent of tojson has more than ", kMaxWidth, " bytes"));
+    }
     style.item_separator = std::string(1, ',');
-    // Levels are at most kMaxValueDepth, and every element may begin with all of them.
-    QUIRE_RETURN_IF_ERROR(
-        runtime.Charge(WeightOf(value) * (1 + static_cast<std::int64_t>(style.indent->size()) /
-                                                  Runtime::kBytesPerStep)));
+    // Every element may begin with the indents of all its levels, of which there are few.
+    const std::int64_t weight = std::min(WeightOf(value), runtime.limits().max_steps);
+    QUIRE_RETURN_IF_ERROR(runtime.Charge(
+        weight * (1 + static_cast<std::int64_t>(style.indent->size()) / Runtime::kBytesPerStep)));
   }
   if (bound[2] && !bound[2]->is_none()) {
     QUIRE_ASSIGN_OR_RETURN(Iteration parts, Iteration::Over(*bound[2], runtime));

@@ -63,8 +63,18 @@ Result MakeNamespace(const Arguments& arguments, Runtime& runtime) {
   return runtime.MakeObject(std::move(names));
 }
 
+// Elements of range(start, stop, step). REQUIRES: step is not 0.
+std::uint64_t RangeCount(std::int64_t start, std::int64_t stop, std::int64_t step) {
+  if (step > 0 ? start >= stop : start <= stop) return 0;
+  const auto low = static_cast<std::uint64_t>(step > 0 ? start : stop);
+  const auto high = static_cast<std::uint64_t>(step > 0 ? stop : start);
+  const std::uint64_t stride =
+      step > 0 ? static_cast<std::uint64_t>(step) : ~static_cast<std::uint64_t>(step) + 1;
+  return (high - low - 1) / stride + 1;
+}
+
 Result RangeOf(const Arguments& arguments, Runtime& runtime) {
-  constexpr std::int64_t kMaxRange = 100000;  // of jinja2's sandbox
+  constexpr std::uint64_t kMaxRange = 100000;  // of jinja2's sandbox
   const std::vector<Value>& parts = arguments.positional;
   if (!arguments.named.empty() || parts.empty() || parts.size() > 3) {
     return absl::InvalidArgumentError("range takes one to three integers");
@@ -83,12 +93,11 @@ Result RangeOf(const Arguments& arguments, Runtime& runtime) {
   const std::int64_t stop = numbers.size() > 1 ? numbers[1] : numbers[0];
   const std::int64_t step = numbers.size() > 2 ? numbers[2] : 1;
   if (step == 0) return absl::InvalidArgumentError("range() arg 3 must not be zero");
-  const double count =
-      (static_cast<double>(stop) - static_cast<double>(start)) / static_cast<double>(step);
-  if (count > static_cast<double>(kMaxRange)) {
+  const std::uint64_t count = RangeCount(start, stop, step);
+  if (count > kMaxRange) {
     return absl::InvalidArgumentError(absl::StrCat("range has more than ", kMaxRange, " elements"));
   }
-  QUIRE_RETURN_IF_ERROR(runtime.Charge(count > 0 ? static_cast<std::int64_t>(count) : 0));
+  QUIRE_RETURN_IF_ERROR(runtime.Charge(static_cast<std::int64_t>(count)));
   return MakeRange(start, stop, step);
 }
 

@@ -57,8 +57,8 @@ absl::StatusOr<std::int64_t> IntegerArgument(const Call& call, const std::option
   return WrongArgument(call, "an integer", *value);
 }
 
-Result Texts(std::vector<std::string> parts, const Call& call) {
-  QUIRE_RETURN_IF_ERROR(call.runtime.Charge(static_cast<std::int64_t>(parts.size())));
+// REQUIRES: the parts are charged.
+Result Texts(std::vector<std::string> parts) {
   std::vector<Value> items;
   items.reserve(parts.size());
   for (std::string& part : parts) items.push_back(Value::String(std::move(part)));
@@ -102,12 +102,14 @@ Result Split(const Call& call) {
   if (separator && separator->empty()) return absl::InvalidArgumentError("empty separator");
   std::optional<absl::string_view> by;
   if (separator) by = *separator;
-  return Texts(SplitText(call.text(), by, limit, call.name == "rsplit"), call);
+  QUIRE_RETURN_IF_ERROR(call.runtime.Charge(CountParts(call.text(), by)));
+  return Texts(SplitText(call.text(), by, limit, call.name == "rsplit"));
 }
 
 Result SplitLines(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"keepends"}));
-  return Texts(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])), call);
+  QUIRE_RETURN_IF_ERROR(call.runtime.Charge(CountLines(call.text())));
+  return Texts(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])));
 }
 
 // startswith, endswith: one text or a tuple of them; start and end in characters.

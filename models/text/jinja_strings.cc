@@ -234,6 +234,30 @@ std::vector<std::string> SplitText(absl::string_view text,
   return parts;
 }
 
+std::int64_t CountParts(absl::string_view text, std::optional<absl::string_view> separator) {
+  std::int64_t count = 1;
+  if (separator) {
+    for (std::size_t at = text.find(*separator); at != kAll;
+         at = text.find(*separator, at + separator->size())) {
+      ++count;
+    }
+    return count;
+  }
+  bool in_space = false;
+  ForEachChar(text, [&](char32_t c) {
+    const bool is_space = IsPythonSpace(c);
+    if (is_space && !in_space) ++count;
+    in_space = is_space;
+  });
+  return count;
+}
+
+std::int64_t CountLines(absl::string_view text) {
+  std::int64_t count = 1;
+  ForEachChar(text, [&](char32_t c) { count += EndsLine(c) ? 1 : 0; });
+  return count;
+}
+
 std::vector<std::string> SplitTextLines(absl::string_view text, bool keep_ends) {
   std::vector<std::string> lines;
   std::size_t begin = 0;

@@ -33,6 +33,9 @@ absl::string_view StripChars(absl::string_view text, Side side,
 std::vector<std::string> SplitText(absl::string_view text,
                                    std::optional<absl::string_view> separator,
                                    std::int64_t max_splits, bool from_right);
+// At least as many as SplitText (without limit) and SplitTextLines give; they need no memory.
+std::int64_t CountParts(absl::string_view text, std::optional<absl::string_view> separator);
+std::int64_t CountLines(absl::string_view text);
 std::vector<std::string> SplitTextLines(absl::string_view text, bool keep_ends);
 
 // str.replace; `count` < 0: all.

@@ -13,6 +13,8 @@
 namespace quire::text::jinja {
 namespace {
 
+// Keys are written out to be compared, parts that are there twice as well.
+constexpr std::int64_t kMaxKeyWeight = 10000;
 // Objects may hold each other, so their printing needs a bound of its own.
 constexpr int kMaxPrintDepth = 2 * kMaxValueDepth;
 
@@ -214,6 +216,9 @@ absl::StatusOr<std::string> HashKey(const Value& key) {
     }
     case Kind::kSequence: {
       if (key.as_sequence()->kind != SequenceKind::kTuple) return NotHashable(key);
+      if (WeightOf(key) > kMaxKeyWeight) {
+        return absl::InvalidArgumentError("a tuple is too large to be a key");
+      }
       std::string hash = "t";
       for (const Value& item : key.as_sequence()->items) {
         QUIRE_ASSIGN_OR_RETURN(const std::string part, HashKey(item));
@@ -253,8 +258,9 @@ absl::StatusOr<Value> MakeSequence(SequenceKind kind, std::vector<Value> items) 
 
 absl::StatusOr<Value> MakeRange(std::int64_t start, std::int64_t stop, std::int64_t step) {
   std::vector<Value> items;
-  for (std::int64_t i = start; step > 0 ? i < stop : i > stop; i += step) {
+  for (std::int64_t i = start; step > 0 ? i < stop : i > stop;) {
     items.push_back(Value::Int(i));
+    if (__builtin_add_overflow(i, step, &i)) break;
   }
   auto sequence = std::make_shared<Sequence>();
   sequence->kind = SequenceKind::kRange;

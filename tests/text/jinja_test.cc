@@ -155,6 +155,18 @@ TEST_F(JinjaTest, LimitsEndRenderings) {
            Case{"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "more than 64 deep"},
            Case{"{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}", "contains itself"},
            Case{"{{ range(100001) }}", "100000 elements"},
+           Case{"{% set ns = namespace(t=1) %}{% for a in range(60) %}{% set ns.t = (ns.t, ns.t) %}"
+                "{% endfor %}{{ {ns.t: 1} }}",
+                "too large to be a key"},
+           Case{"{% set ns = namespace(t=1) %}{% for a in range(60) %}{% set ns.t = (ns.t, ns.t) %}"
+                "{% endfor %}{{ ns.t|tojson(indent=1000) }}",
+                "steps"},
+           Case{"{{ [1]|tojson(indent='x' * 1001) }}", "more than 1000 bytes"},
+           Case{"{% for a in range(30) %}{{ (',' * 9000).split(',')|length }}{% endfor %}",
+                "steps"},
+           Case{"{% for a in range(30) %}{{ ('a ' * 4000).split()|length }}{% endfor %}", "steps"},
+           Case{"{% for a in range(30) %}{{ ('a\\n' * 4000).splitlines()|length }}{% endfor %}",
+                "steps"},
            Case{"{{ range(0, 9223372036854775807, 3) }}", "100000 elements"},
            Case{"{{ ('a\\n' * 100)|indent(1000) }}", "more than 10000 bytes"},
            Case{"{{ ('a' * 9000).replace('a', 'b' * 9000) }}", "steps"},
@@ -191,6 +203,18 @@ TEST_F(JinjaTest, DeepTemplatesAreRefused) {
   }
   EXPECT_THAT(Message(RunTemplate(std::string(kMaxTemplateBytes + 1, 'x'))),
               HasSubstr("the limit is"));
+}
+
+TEST_F(JinjaTest, RangesEndAtTheEdgeOfIntegers) {
+  const std::string most = "9223372036854775807";
+  EXPECT_EQ(*RunTemplate("{{ range(9223372036854775806, " + most + ", 5)|list }}"),
+            "[9223372036854775806]");
+  EXPECT_EQ(*RunTemplate("{{ range(-" + most + " - 1, " + most + ", " + most + ")|list }}"),
+            "[-9223372036854775808, -1, 9223372036854775806]");
+  EXPECT_EQ(*RunTemplate("{{ range(" + most + ", -" + most + ", -" + most + " - 1)|list }}"),
+            "[9223372036854775807, -1]");
+  EXPECT_EQ(*RunTemplate("{{ range(5, 5)|list }}{{ range(5, 1)|list }}{{ range(1, 5, -1)|list }}"),
+            "[][][]");
 }
 
 // A program of the most levels that the limits allow runs on a thread's usual stack.
