@@ -79,7 +79,8 @@ struct CacheStats {
 
 // How one page is used, for pictures of the pool.
 struct PageUse {
-  enum class Kind : std::uint8_t { kFree, kCached, kUsed } kind = Kind::kFree;  // as CacheStats counts
+  // As CacheStats counts.
+  enum class Kind : std::uint8_t { kFree, kCached, kUsed } kind = Kind::kFree;
   std::uint32_t num_rows = 0;  // rows that refer to it; a used page may have none (copies, clears)
   BatchRow row{0};             // the last of them
 };
@@ -115,8 +116,8 @@ class CacheManager {
   // nothing, when that page is missing; ABORTED when the match is outdated. REQUIRES: the row has
   // no pages.
   absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root);
-  // Counts a match that is used: of `queried_tokens` asked for, so many hit. For the first admission
-  // of a request, once it has succeeded.
+  // Counts a match that is used: of `queried_tokens` asked for, so many hit. For the first
+  // admission of a request, once it has succeeded.
   void CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens);
 
   // Pages for `total_tokens` tokens in all; keeps what the row has. All or nothing:

@@ -1,7 +1,7 @@
 #pragma once
 
-// The door of the engine: how many requests and tokens may wait, in all and of each tenant, and when
-// to come back if that is too many. The waiting requests themselves are the scheduler's.
+// The door of the engine: how many requests and tokens may wait, in all and of each tenant, and
+// when to come back if that is too many. The waiting requests themselves are the scheduler's.
 //
 // Place:      asked by Accept (requests) and text workers (tokens); told by the engine thread.
 // Invariants: 0 <= queued_requests <= max_queued_requests; 0 <= queued_tokens <= max_queued_tokens;
@@ -55,8 +55,8 @@ class AdmissionQueue {
   // The same for the limits of tenants.
   void SetTenants(const TenantOptions& tenants);
 
-  // RESOURCE_EXHAUSTED / TENANT_LIMIT or QUEUE_FULL with the numbers and a retry delay when there is
-  // no room.
+  // RESOURCE_EXHAUSTED / TENANT_LIMIT or QUEUE_FULL with the numbers and a retry delay when there
+  // is no room.
   absl::Status EnterRequest(const std::string& tenant);
   absl::Status AddTokens(const std::string& tenant, std::int64_t tokens);
   // The first step or the end of a request.

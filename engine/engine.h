@@ -54,9 +54,9 @@ struct HotOptions {
   std::int32_t max_step_tokens = 8192;  // at most its value at Create
   std::int32_t prefill_chunk_tokens = 512;
   std::int32_t max_step_prompt_tokens = 512;  // prompt tokens in one step
-  // While rows decode, prompts share a step only as far as it is expected to end within this. Absent:
-  // no target, or with `auto_step_time_target` 4 times what the rows alone are expected to take,
-  // within 20 and 500 ms.
+  // While rows decode, prompts share a step only as far as it is expected to end within this.
+  // Absent: no target, or with `auto_step_time_target` 4 times what the rows alone are expected to
+  // take, within 20 and 500 ms.
   std::optional<absl::Duration> step_time_target;
   bool auto_step_time_target = false;
   std::int32_t max_running_sequences = 64;  // at most its value at Create
@@ -86,8 +86,8 @@ struct EngineOptions : HotOptions {
   std::vector<std::int32_t> eos_token_ids;
   // scheduler.*
   AdmissionMode admission = AdmissionMode::kSafe;
-  // Prompts may find pages with generated tokens. False where the two are computed differently and a
-  // warm cache must give the bits of a cold one: then only the sequence that generated them, and
+  // Prompts may find pages with generated tokens. False where the two are computed differently and
+  // a warm cache must give the bits of a cold one: then only the sequence that generated them, and
   // choices that share its tokens, find them again.
   bool share_generated_pages = true;
   // stream.*
@@ -144,7 +144,8 @@ struct PagePicture {
   static constexpr std::int32_t kWork = 3;        // by copies and clears of steps
   static constexpr std::int32_t kFirstOwner = 4;  // + index into owners: by one sequence
   std::vector<std::int32_t> pages;
-  std::vector<std::string> owners;  // ids of requests; one with several choices may occur repeatedly
+  // Ids of requests; one with several choices may occur repeatedly.
+  std::vector<std::string> owners;
 };
 
 // What AbortRequests selects; at least one criterion must be set.
@@ -191,18 +192,19 @@ class Engine {
   // True when no request is live; waits until then or until `deadline`.
   bool WaitIdle(absl::Time deadline);
 
-  // Whether SetHotOptions can do it; takes the memory that longer queues need. INVALID_ARGUMENT names
-  // the key, RESOURCE_EXHAUSTED the memory that is missing.
+  // Whether SetHotOptions can do it; takes the memory that longer queues need. INVALID_ARGUMENT
+  // names the key, RESOURCE_EXHAUSTED the memory that is missing.
   absl::Status PrepareHotOptions(const HotOptions& options);
   // Replaces all of them: for requests accepted from now on at once, for steps at the next step
-  // boundary. Requests that were accepted under the old ones go on: a lower limit ends none of them.
+  // boundary. Requests that were accepted under the old ones go on: a lower limit ends none of
+  // them.
   // REQUIRES: PrepareHotOptions said OK to the same options.
   void SetHotOptions(const HotOptions& options);
 
   std::vector<RequestInfo> ListRequests() const;  // by accept time, then id
   EngineStats GetStats() const;
-  // Made by the engine thread at the next step boundary, with no step in flight: for people who look,
-  // not for every scrape. UNAVAILABLE once the engine has died.
+  // Made by the engine thread at the next step boundary, with no step in flight: for people who
+  // look, not for every scrape. UNAVAILABLE once the engine has died.
   absl::StatusOr<PagePicture> GetPagePicture();
   // Runs at the next step boundary; waits up to `idle_timeout` for the engine to be idle (zero:
   // does not wait), else FAILED_PRECONDITION / NOT_IDLE only when idleness was asked for and did

@@ -15,7 +15,8 @@ constexpr absl::Duration kLeastAutoTarget = absl::Milliseconds(20);
 constexpr absl::Duration kMostAutoTarget = absl::Milliseconds(500);
 // Steps are planned for this share of the target, since some take longer than expected.
 constexpr double kAimedShare = 0.9;
-// Where time bounds a chunk it ends on a multiple of this: rows that the CPU's tiles compute together.
+// Where time bounds a chunk it ends on a multiple of this: rows that the CPU's tiles compute
+// together.
 constexpr std::uint32_t kTimedChunkTokens = 8;
 
 cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {

@@ -11,11 +11,12 @@
 //                the pages of a victim (preemption.h), which is computed again.
 //
 // A plan may be made while the step before it is in flight ("ahead"): every sequence in it that
-// draws a token is taken to go on, unless that token is its last whatever it is. Nobody is preempted
-// ahead, and where the coming step needs the outcome of the one in flight, the plan says so instead.
+// draws a token is taken to go on, unless that token is its last whatever it is. Nobody is
+// preempted ahead, and where the coming step needs the outcome of the one in flight, the plan says
+// so instead.
 //
-// While rows decode, a step-time target bounds the prompt tokens of a step by the time that they are
-// expected to take (step_time_model.h). The first prompt of a step gets 8 even so.
+// While rows decode, a step-time target bounds the prompt tokens of a step by the time that they
+// are expected to take (step_time_model.h). The first prompt of a step gets 8 even so.
 //
 // Order of admission: preempted sequences by age, then requests by (priority - steps aged,
 // deadline, arrival). The first that is blocked blocks the rest; one whose reader is behind steps

@@ -54,7 +54,8 @@ bool MakePrivateDir(const std::string& path, mode_t mode) {
   return access(path.c_str(), W_OK | X_OK) == 0;
 }
 
-// server.admin.listen, or the first place that works when nobody set it. `quire` looks at the same places.
+// server.admin.listen, or the first place that works when nobody set it. `quire` looks at the same
+// places.
 std::vector<std::string> AdminAddresses(const DaemonOptions& options) {
   if (!options.admin_listen_is_default) return options.admin_listen;
   if (MakePrivateDir("/run/quire", 0755)) return options.admin_listen;
@@ -303,7 +304,8 @@ void Daemon::Impl::Load() {
     if (!followed.ok()) stack = followed;
   }
   {
-    // Asked to stop meanwhile: the drain is over or does not know of this model, so nobody gets to see it.
+    // Asked to stop meanwhile: the drain is over or does not know of this model, so nobody gets to
+    // see it.
     MutexLock lock(&mutex_);
     if (stop_) {
       loaded_ = true;
@@ -419,7 +421,8 @@ absl::Status Daemon::Impl::FollowConfig() {
   QUIRE_RETURN_IF_ERROR(live_.Subscribe(
       "logging", [](const DaemonOptions& next) { return log::PrepareConfigure(next.logging); }));
   return live_.Subscribe(
-      "health and shutdown", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+      "health and shutdown",
+      [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
         return [this, stall = next.engine_stall_timeout, drain = next.shutdown.drain_timeout] {
           state_.SetStallTimeout(stall);
           drain_.SetDefaultTimeout(drain);
@@ -427,8 +430,8 @@ absl::Status Daemon::Impl::FollowConfig() {
       });
 }
 
-// Before anybody can call. Later the files are read again by every reload, certificates by their own
-// clock too.
+// Before anybody can call. Later the files are read again by every reload, certificates by their
+// own clock too.
 absl::Status Daemon::Impl::SetUpSecurity() {
   QUIRE_ASSIGN_OR_RETURN(authenticator_, Authenticator::Create(options_.auth));
   context_.authenticator = authenticator_.get();
@@ -461,7 +464,8 @@ void Daemon::Impl::EndRevoked() {
 }
 
 void Daemon::Impl::Reload() {
-  // Between the two the supervisor's own reload lasts. While the model loads, "ready" would be a lie.
+  // Between the two the supervisor's own reload lasts. While the model loads, "ready" would be a
+  // lie.
   const bool is_up = state_.state() == LifeState::kReady && !state_.leaving();
   if (is_up) notifier_.Reloading();
   // A reload that takes effect opens the log too, under its new name.

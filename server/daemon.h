@@ -5,8 +5,8 @@
 //   Listen -> load (LOADING) -> serve (READY) -> drain (DRAINING) -> close -> exit code
 //
 // Place:      the top; made by main.
-// Invariants: listeners open before the model loads, so that health can be asked meanwhile; the engine
-//             outlives the listeners.
+// Invariants: listeners open before the model loads, so that health can be asked meanwhile; the
+//             engine outlives the listeners.
 // Threads:    Run from main's thread; the rest from any.
 // Lifetime:   one per process.
 
@@ -30,13 +30,14 @@ class Daemon {
   Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config);
   ~Daemon();
 
-  // Serves until a stop is asked for or something fails; returns the exit code. A stop while the model loads ends the
-  // process here, with kExitOk, without waiting for the loading thread.
+  // Serves until a stop is asked for or something fails; returns the exit code. A stop while the
+  // model loads ends the process here, with kExitOk, without waiting for the loading thread.
   int Run();
 
   // Begins the end: not ready at once, no admission after shutdown.pre_drain_delay, then the drain.
   void RequestStop();
-  // Reads the configuration again (live_config.h), and opens the log file again whatever comes of it.
+  // Reads the configuration again (live_config.h), and opens the log file again whatever comes of
+  // it.
   void Reload();
   // Live requests and state, to the log.
   void Dump();

@@ -74,14 +74,15 @@ int Run(Flags flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // All kernels are loaded when the device is opened, before the memory plan asks what is free; loaded lazily, the
-  // first request that needs one would take memory after ready.
+  // All kernels are loaded when the device is opened, before the memory plan asks what is free;
+  // loaded lazily, the first request that needs one would take memory after ready.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   quire::server::BlockSignals();
   Flags flags;
   CLI::App app("quired: LLM inference server", "quired");
   app.set_version_flag("--version", std::string("quired ") + quire::server::kVersion);
-  app.add_option("model", flags.model, "model directory or GGUF file, short for --set model.path=MODEL");
+  app.add_option("model", flags.model,
+                 "model directory or GGUF file, short for --set model.path=MODEL");
   app.add_option("--config", flags.sources.files, "YAML file, repeatable")->allow_extra_args(false);
   app.add_option("--set", flags.sources.sets, "KEY=VALUE, repeatable")->allow_extra_args(false);
   app.add_flag("--validate", flags.validate, "check everything short of loading; exit 0 or 78");

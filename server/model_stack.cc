@@ -35,7 +35,8 @@ namespace {
 
 constexpr char kContextCut[] = "context cut to what the KV pool can hold";
 
-// The first number of a file such as /sys/fs/cgroup/memory.max; nothing for "max" or without the file.
+// The first number of a file such as /sys/fs/cgroup/memory.max; nothing for "max" or without the
+// file.
 std::optional<std::int64_t> ReadNumber(const char* path) {
   std::ifstream file(path);
   std::string word;
@@ -210,8 +211,8 @@ absl::Status RunOneToken(cache::CacheManager* cache, models::StepRunner* runner)
   return absl::OkStatus();
 }
 
-// Binds the thread for a while to where part 0 of every op will be computed, so that it is the first
-// to touch what it packs there: memory then lies at its node.
+// Binds the thread for a while to where part 0 of every op will be computed, so that it is the
+// first to touch what it packs there: memory then lies at its node.
 class LoadBinding {
  public:
   explicit LoadBinding(const ThreadPool& pool) {
@@ -309,7 +310,8 @@ absl::Status ModelStack::LoadWeights(const DaemonOptions& options, const models:
   }
   const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
   if (tokenizer_->vocab_size() > vocab_size) {
-    log::Warn("model", "the tokenizer has ids that the model lacks; text that gives them is refused",
+    log::Warn("model",
+              "the tokenizer has ids that the model lacks; text that gives them is refused",
               {{"tokenizer", tokenizer_->vocab_size()}, {"model", vocab_size}});
   }
   return absl::OkStatus();
@@ -379,7 +381,8 @@ absl::Status ModelStack::PrepareCuda(const DaemonOptions& options,
                          models::KvGeometryFor(model_->spec, plan.page_size, plan.kv_dtype,
                                                plan.memory.num_blocks));
   QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool,
-                         cache::KvPool::Create(geometry, {.stream = device_->backend().cuda()->stream}));
+                         cache::KvPool::Create(
+                             geometry, {.stream = device_->backend().cuda()->stream}));
   pool_.emplace(std::move(pool));
   CompleteRunnerOptions(*tokenizer_, *model_, &plan.runner);
   QUIRE_ASSIGN_OR_RETURN(

@@ -1,12 +1,14 @@
 #pragma once
 
-// Everything between a model's files and a running engine: weights, tokenizer, page pool, runner, engine.
+// Everything between a model's files and a running engine: weights, tokenizer, page pool, runner,
+// engine.
 //
 //   CPU   open, load, plan, pool, runner, one token, engine
 //   GPU   open, plan (all of it, and refuse), load, pool, runner, one token, engine
 //
 // Place:      built by the daemon once.
-// Invariants: members are declared in the order in which they need each other, so destruction is safe.
+// Invariants: members are declared in the order in which they need each other, so destruction is
+//             safe.
 // Threads:    Build from one thread; what it returns is used as its parts say.
 // Lifetime:   `metrics` and `clock` outlive it.
 
@@ -47,9 +49,9 @@ class ModelStack {
                                                            const Clock* clock,
                                                            probe::Registry* metrics);
 
-  // Takes the hot keys of `live` from now on, those in effect first. INVALID_ARGUMENT when they cannot
-  // be served, which is possible when they changed since Build had its options. `live` may reload as
-  // long as the stack lives.
+  // Takes the hot keys of `live` from now on, those in effect first. INVALID_ARGUMENT when they
+  // cannot be served, which is possible when they changed since Build had its options. `live` may
+  // reload as long as the stack lives.
   absl::Status Follow(LiveConfig* live);
 
   const ServedModel& served() const { return *served_; }
@@ -87,8 +89,8 @@ class ModelStack {
   std::unique_ptr<ServedModel> served_;
 };
 
-// What --validate does beyond the configuration itself: the model's config.json and tokenizer parse, and
-// a pool of pages fits. Loads no weights.
+// What --validate does beyond the configuration itself: the model's config.json and tokenizer
+// parse, and a pool of pages fits. Loads no weights.
 absl::Status ValidateModel(const DaemonOptions& options);
 
 // The served name: model.id, else the name of the directory, else "story" for the embedded model.

@@ -14,7 +14,7 @@
 namespace quire::server {
 
 struct SignalHandlers {
-  std::function<void()> stop;    // first SIGTERM or SIGINT; a second one ends the process with code 1
+  std::function<void()> stop;    // first SIGTERM or SIGINT; a second one exits with code 1
   std::function<void()> reload;  // SIGHUP
   std::function<void()> dump;    // SIGUSR1
 };

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks the rules of docs/style.md that a text can prove.
 
-Lengths of files and functions, no folders that include each other, every source file in the build,
-no TODO without an issue number, `#pragma once`, no disabled tests, none of the C++ that we do not use,
-no dead link in a page.
+Lengths of files and functions, columns of C++, no folders that include each other, every source
+file in the build, no TODO without an issue number, `#pragma once`, no disabled tests, none of the
+C++ that we do not use, no dead link in a page.
 Each violation is printed as `file:line: what`. Exit status 1 when there is one.
 """
 
@@ -20,6 +20,7 @@ FOLDERS = ["base", "cache_manager", "kernels", "models", "engine", "server", "to
 CPP = {".h", ".cc", ".cu", ".cuh"}
 CHECKED = CPP | {".py", ".proto", ".cmake", ".sh"}
 
+MAX_COLUMNS = 100
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 120
@@ -139,6 +140,9 @@ def check_lines(name, text):
     is_header = name.endswith((".h", ".cuh")) and not name.endswith("-inl.h")  # Highway's toggle
     if is_header and not text.startswith("#pragma once\n"):
         yield f"{name}:1: a header begins with #pragma once"
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_COLUMNS:
+            yield f"{name}:{number}: line has {len(line)} columns, the limit is {MAX_COLUMNS}"
     for number, line in enumerate(code_only(text).splitlines(), 1):
         for pattern, why in BANNED:
             if pattern.search(line):

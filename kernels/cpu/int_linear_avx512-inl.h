@@ -36,8 +36,8 @@ constexpr bool HasMin(Form form) {
   return form == Form::kInt8Min || form == Form::kInt4Min;
 }
 
-// R rows and P panels. `memory` is [R][P][16] and, with one scale per feature, the same for all parts
-// of K.
+// R rows and P panels. `memory` is [R][P][16] and, with one scale per feature, the same for all
+// parts of K.
 template <class Isa, int R, int P, Form kForm>
 QUIRE_INLINE void Tile(const IntLinearArgs& args, const Place& at, float* memory) {
   if constexpr (kForm == Form::kFeature) {

@@ -1,6 +1,6 @@
 // AVX-512 without dot products: 8-bit weights are widened to 16 bits, even and odd ones apart, and
-// multiplied and added in pairs, which cannot overflow. A pair of products of 4-bit weights, at most
-// 2 * 15 * 127, fits 16 bits, so these are multiplied as bytes.
+// multiplied and added in pairs, which cannot overflow. A pair of products of 4-bit weights, at
+// most 2 * 15 * 127, fits 16 bits, so these are multiplied as bytes.
 
 #include "kernels/cpu/int_linear.h"
 

@@ -100,8 +100,8 @@ QUIRE_INLINE __mmask8 FactorsOf(__m256i largest_bits, float* scales, float* inve
   return used;
 }
 
-// Vectors whose 128-bit lanes hold rows 0 - 3 (low) and 4 - 7 (high) each: the lanes put together by
-// `join`, row r in lane r.
+// Vectors whose 128-bit lanes hold rows 0 - 3 (low) and 4 - 7 (high) each: the lanes put together
+// by `join`, row r in lane r.
 template <class Join>
 QUIRE_INLINE __m256i JoinLanes(__m512i low, __m512i high, Join join) {
   const __m512i halves =

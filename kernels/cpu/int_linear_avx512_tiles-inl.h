@@ -2,8 +2,9 @@
 // Included by int_linear_avx512-inl.h, which says what `Isa` is.
 //
 // One scale per feature: a tile keeps the integer sums of a part of K in registers, 8 rows by up to
-// 3 panels. Groups: 4 rows by up to 3 panels, or up to 8 rows by one, so that integer sums and totals
-// both stay in registers, over all K: on Zen 4 a store of 512 bits displaces 1.2 to 1.6 products.
+// 3 panels. Groups: 4 rows by up to 3 panels, or up to 8 rows by one, so that integer sums and
+// totals both stay in registers, over all K: on Zen 4 a store of 512 bits displaces 1.2 to 1.6
+// products.
 
 #pragma once
 

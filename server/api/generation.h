@@ -1,13 +1,13 @@
 #pragma once
 
-// One generation from acceptance to its last message, without any transport: a Generate call or an item
-// of a batch.
+// One generation from acceptance to its last message, without any transport: a Generate call or an
+// item of a batch.
 //
 //   GenerationService -> Generation::Start -> Engine::Accept -> TokenStream
 //   reactor: SetReadyCallback; while (TakeResponse(&message)) ...; if finished(): Close()
 //
-// Place:      between the reactors and the engine; owns the reader's end of the stream, the access log
-//             line and the counters of one request.
+// Place:      between the reactors and the engine; owns the reader's end of the stream, the access
+//             log line and the counters of one request.
 // Invariants: one access log line per request, refused ones included.
 // Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel: any.
 // Lifetime:   the state's model outlives it.

@@ -1,12 +1,12 @@
 #pragma once
 
-// quire.v1.GenerateRequest -> engine::Request: every field checked, every default resolved, the bad field
-// named by its wire path.
+// quire.v1.GenerateRequest -> engine::Request: every field checked, every default resolved, the bad
+// field named by its wire path.
 //
 // Place:      between the transports and the engine; the only code that reads request messages.
-// Invariants: a request that comes out satisfies every range of docs/api.md section 3 that does not need
-//             the tokens of its prompt. Fields of features that this version lacks are refused when set
-//             (UNIMPLEMENTED / FEATURE_UNSUPPORTED with metadata `field`), never ignored.
+// Invariants: a request that comes out satisfies every range of docs/api.md section 3 that does not
+//             need the tokens of its prompt. Fields of features that this version lacks are refused
+//             when set (UNIMPLEMENTED / FEATURE_UNSUPPORTED with metadata `field`), never ignored.
 // Threads:    any. Options are replaced as a whole; a request is read with one version of them.
 // Lifetime:   values.
 
@@ -85,8 +85,8 @@ absl::Status CheckRequestId(absl::string_view id, absl::string_view field);
 // A random UUID, version 4.
 std::string NewRequestId();
 
-// The value of a Duration field; BAD_PARAMETER when it is malformed, negative, or zero while zero is not
-// allowed.
+// The value of a Duration field; BAD_PARAMETER when it is malformed, negative, or zero while zero
+// is not allowed.
 absl::StatusOr<absl::Duration> ToDuration(const google::protobuf::Duration& duration,
                                           absl::string_view field, bool zero_allowed);
 

@@ -6,7 +6,8 @@
 //
 // Place:      written by the daemon, read by the gRPC and HTTP handlers. Owns nothing.
 // Invariants: model() is null exactly until Publish; READY implies a model.
-// Threads:    every method from any thread, without locks: health must answer while the engine is busy.
+// Threads:    every method from any thread, without locks: health must answer while the engine is
+//             busy.
 // Lifetime:   outlives the listeners; so does what Publish is given.
 
 #include <atomic>
@@ -108,7 +109,8 @@ class ServingState {
   bool is_ready() const { return state() == LifeState::kReady && !leaving() && is_live(); }
   bool is_started() const { return state() != LifeState::kLoading; }
 
-  // The model, or UNAVAILABLE / MODEL_LOADING or DEVICE_ERROR. Draining is the engine's answer to give.
+  // The model, or UNAVAILABLE / MODEL_LOADING or DEVICE_ERROR. Draining is the engine's answer to
+  // give.
   absl::StatusOr<const ServedModel*> ModelOrError() const;
 
  private:

@@ -115,7 +115,8 @@ absl::Status Seal(absl::Status status) {
     return status;
   }
   const std::string incident = NewIncidentId();
-  log::Error("api", "internal error", {{"incident_id", incident}, {"status", Cut(status.ToString(), 4096)}});
+  log::Error("api", "internal error",
+             {{"incident_id", incident}, {"status", Cut(status.ToString(), 4096)}});
   return WithReason(absl::InternalError(absl::StrCat("internal error, incident ", incident)),
                     "ENGINE_ERROR", {{"incident_id", incident}});
 }

@@ -89,10 +89,9 @@ void ApplyProfile(const std::string& profile, const ConfigSources& sources, Mess
   const std::string path = ProfilePath(profile, sources.profile_dirs);
   const std::optional<std::string> text = ReadFile(path);
   if (!text) {
-    errors->push_back(absl::StrCat("profile \"", profile, "\": ", path, " cannot be read; looked in ",
-                                   sources.profile_dirs.empty()
-                                       ? "no directory"
-                                       : absl::StrJoin(sources.profile_dirs, ", ")));
+    errors->push_back(absl::StrCat(
+        "profile \"", profile, "\": ", path, " cannot be read; looked in ",
+        sources.profile_dirs.empty() ? "no directory" : absl::StrJoin(sources.profile_dirs, ", ")));
     return;
   }
   ReadYaml(*text, path, config, origins, errors);
@@ -186,7 +185,8 @@ std::vector<std::pair<std::string, std::string>> ConfigEnvironment() {
   std::vector<std::pair<std::string, std::string>> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (!absl::StartsWith(*entry, kPrefix)) continue;
-    const std::pair<std::string, std::string> parts = absl::StrSplit(*entry, absl::MaxSplits('=', 1));
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(*entry, absl::MaxSplits('=', 1));
     variables.push_back(parts);
   }
   std::sort(variables.begin(), variables.end());

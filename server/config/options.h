@@ -1,11 +1,11 @@
 #pragma once
 
-// Plain values for the layers, taken out of the configuration in one place. Nothing below server/config
-// knows the schema; nothing above it reads a default of its own.
+// Plain values for the layers, taken out of the configuration in one place. Nothing below
+// server/config knows the schema; nothing above it reads a default of its own.
 //
 // Place:      between LayeredConfig and the daemon.
-// Invariants: every key of the schema is read here, but `profile` and `schema_version`, which LayeredConfig
-//             reads; the test config_keys compares the names.
+// Invariants: every key of the schema is read here, but `profile` and `schema_version`, which
+//             LayeredConfig reads; the test config_keys compares the names.
 // Threads:    values.
 // Lifetime:   values.
 

@@ -186,7 +186,8 @@ class Rules {
     }
     if (tls.require_client_cert() && tls.client_ca_file().empty()) {
       Error("tls.require_client_cert",
-            "tls.require_client_cert: needs tls.client_ca_file, which says whose certificates count");
+            "tls.require_client_cert: needs tls.client_ca_file, which says whose certificates "
+            "count");
     }
   }
 

@@ -123,7 +123,8 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::T
     return WithReason(absl::InvalidArgumentError(absl::StrCat(
                           "text has ", text.size(), " bytes, at most ", max_bytes, " are allowed")),
                       "INPUT_TOO_LARGE",
-                      {{"bytes", absl::StrCat(text.size())}, {"max_bytes", absl::StrCat(max_bytes)}});
+                      {{"bytes", absl::StrCat(text.size())},
+                       {"max_bytes", absl::StrCat(max_bytes)}});
   }
   const text::EncodeOptions options{
       // The template prints what the tokenizer would add.

@@ -2,11 +2,12 @@
 
 // quire.v1.GenerationService: the data plane.
 //
-// Place:      registered with the data listener; hands generations to reactors (generate_reactor.h) and
-//             answers the rest from the served model.
+// Place:      registered with the data listener; hands generations to reactors (generate_reactor.h)
+//             and answers the rest from the served model.
 // Invariants: methods of later stages answer UNIMPLEMENTED / FEATURE_UNSUPPORTED.
 // Threads:    gRPC's callback threads, and workers of its own for the tokenizer.
-// Lifetime:   outlives the gRPC server that it is registered with; the context's objects outlive it.
+// Lifetime:   outlives the gRPC server that it is registered with; the context's objects outlive
+//             it.
 
 #include <cstdint>
 #include <memory>

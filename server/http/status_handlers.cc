@@ -54,7 +54,8 @@ ordered_json ModelOf(const ServedModel& model) {
 }
 
 HttpAnswer StatusAnswer(const StatusSources& sources, const HttpRequest& request) {
-  const auto caller = sources.authenticator->Authenticate(ReadCredentials(request), Scope::kMetrics);
+  const auto caller =
+      sources.authenticator->Authenticate(ReadCredentials(request), Scope::kMetrics);
   if (!caller.ok()) {
     const WireError error = ToWireError(caller.status());
     HttpAnswer answer{.status = error.http_status, .body = absl::StrCat(error.message, "\n")};

@@ -2,9 +2,9 @@
 
 // GET / and /status.json: the status page and what it shows.
 //
-// The page is one file without anything from elsewhere; it asks for /status.json and /metrics again and
-// again and draws them. Its playground speaks to the OpenAI-compatible listener, so that an answer that
-// streams for minutes holds nothing that probes need.
+// The page is one file without anything from elsewhere; it asks for /status.json and /metrics again
+// and again and draws them. Its playground speaks to the OpenAI-compatible listener, so that an
+// answer that streams for minutes holds nothing that probes need.
 //
 // Place:      beside ops_handlers.h, on the operators' listener.
 // Invariants: the page itself tells nothing. /status.json needs the scope `metrics`; without any

@@ -69,7 +69,8 @@ TEST(KeyedHashTest, VectorsGiveTheHashOfSingleLanes) {
   for (int trial = 0; trial < 500; ++trial) {
     std::vector<std::byte> bytes(random() % 300);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-    const HashKey key{{random(), random() * 0x9e3779b97f4a7c15, ~std::uint64_t{random()}, random()}};
+    const HashKey key{
+        {random(), random() * 0x9e3779b97f4a7c15, ~std::uint64_t{random()}, random()}};
     KeyedHasher one_by_one(key, /*vectors=*/false);
     KeyedHasher at_once(key, /*vectors=*/true);
     ASSERT_EQ(at_once.Update(bytes).Finish(), one_by_one.Update(bytes).Finish()) << bytes.size();

@@ -329,8 +329,8 @@ TEST(StepTimeTargetTest, WithoutARunningStreamNothingIsShrunk) {
   EXPECT_THAT(tokens, ::testing::ElementsAre(2048, 2048, 904, 1, 1));
 }
 
-// A machine that reads its weights in `stream` seconds, or computes for `row` seconds with each row,
-// whichever takes longer: no straight line, as the model takes it for.
+// A machine that reads its weights in `stream` seconds, or computes for `row` seconds with each
+// row, whichever takes longer: no straight line, as the model takes it for.
 struct Machine {
   const char* name;
   double overhead, stream, row, key;
@@ -354,8 +354,8 @@ double Quantile(std::vector<double> values, double share) {
   return values.at(static_cast<std::size_t>(share * static_cast<double>(values.size() - 1)));
 }
 
-// `clients` that each ask again as soon as they have their answer: prompts of 128 to 512 tokens, half
-// of them with a common beginning of 256, and answers of 64 tokens.
+// `clients` that each ask again as soon as they have their answer: prompts of 128 to 512 tokens,
+// half of them with a common beginning of 256, and answers of 64 tokens.
 class ClosedLoop {
  public:
   ClosedLoop(TimedEngine* timed, int clients) : timed_(timed), clients_(clients) {}
@@ -435,8 +435,8 @@ TEST(StepTimeTargetTest, ServedLoadKeepsItsRhythmOnEveryMachine) {
       ASSERT_EQ(with.gaps.size(), static_cast<std::size_t>(requests) * 63);
       const double median = Quantile(with.gaps, 0.5);
       EXPECT_LE(Quantile(with.gaps, 0.99), 5 * median);
-      // Without a target streams stand still behind prompts; with it little of the time is lost, and
-      // the last first token comes about when it came before.
+      // Without a target streams stand still behind prompts; with it little of the time is lost,
+      // and the last first token comes about when it came before.
       EXPECT_GT(Quantile(without.gaps, 0.99), 2 * Quantile(with.gaps, 0.99));
       EXPECT_LE(with.total, 1.1 * without.total);
       EXPECT_LE(Quantile(with.first_tokens, 0.99), 1.25 * Quantile(without.first_tokens, 0.99));

@@ -56,13 +56,13 @@ INSTANTIATE_TEST_SUITE_P(
              "prod.yaml:2:19: kv_cache.capacity_bytes: \"2G\" is ambiguous; write 2GiB or a number "
              "of bytes"},
         Case{"kv_cache:\n  capacity_bytes: 2mb\n",
-             "prod.yaml:2:19: kv_cache.capacity_bytes: \"2mb\" is ambiguous; write 2MiB or a number "
-             "of bytes"},
+             "prod.yaml:2:19: kv_cache.capacity_bytes: \"2mb\" is ambiguous; write 2MiB or a number"
+             " of bytes"},
         Case{"metrics:\n  enabled: yes\n",
              "prod.yaml:2:12: metrics.enabled: \"yes\" is not a switch; write true or false"},
         Case{"metrics:\n  enabled: \"true\"\n",
-             "prod.yaml:2:12: metrics.enabled: \"true\" is quoted text, not a switch; write true or "
-             "false"},
+             "prod.yaml:2:12: metrics.enabled: \"true\" is quoted text, not a switch; write true or"
+             " false"},
         Case{"limits:\n  max_choices: '4'\n",
              "prod.yaml:2:16: limits.max_choices: \"4\" is quoted text, not a number"},
         Case{"limits:\n  max_choices: 4k\n",
@@ -82,7 +82,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"stream:\n  slow_client_timeout: 2h\n",
              "prod.yaml:2:24: stream.slow_client_timeout: 2h is out of range; it must be 1s to 1h"},
         Case{"kv_cache:\n  dtype: fp4\n",
-             "prod.yaml:2:10: kv_cache.dtype: \"fp4\" is not one of f32, bf16, f16, fp8_e4m3, int8"},
+             "prod.yaml:2:10: kv_cache.dtype: \"fp4\" is not one of f32, bf16, f16, fp8_e4m3, "
+             "int8"},
         Case{"model:\n  path:\n",
              "prod.yaml:2:3: model.path: has no value; write the value or drop the line"},
         Case{"model:\n  path: [a, b]\n",

@@ -105,7 +105,9 @@ class RunningDaemon {
     v1::GenerateResponse message;
     while (reader->Read(&message)) {
       for (const std::int32_t id : message.completed().token_ids()) answer.ids.push_back(id);
-      if (message.has_completed()) answer.cached_tokens = message.completed().usage().cached_tokens();
+      if (message.has_completed()) {
+        answer.cached_tokens = message.completed().usage().cached_tokens();
+      }
     }
     answer.status = reader->Finish();
     answer.trailers = answer.context->GetServerTrailingMetadata();

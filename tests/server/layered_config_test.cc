@@ -107,7 +107,8 @@ TEST_F(LayeredConfigTest, CrossFieldRulesNameBothSides) {
 TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
   const std::pair<const char*, const char*> cases[] = {
       {"model.dtype=bf16", "bf16 activations are served on GPUs only"},
-      {"device.tensor_parallel=2", "device.tensor_parallel (2): this version serves a model on one GPU"},
+      {"device.tensor_parallel=2",
+       "device.tensor_parallel (2): this version serves a model on one GPU"},
       {"device.ids=[0, 1]", "device.ids has 2 numbers, device.tensor_parallel (1, the default)"},
       {"device.ids=[]", "device.ids has 0 numbers"},
       {"device.ids=[64]", "64"},
@@ -302,8 +303,10 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
                 "server.http.threads=3", "health.engine_stall_timeout=5s",
                 "limits.max_queued_requests=9", "limits.max_tokens_per_request=2000",
                 "model.id=m", "model.max_context_tokens=77", "tokenizer.threads=2",
-                "device.cpu.threads=3", "device.cpu.pin_threads=false", "device.cpu.isa=avx512_vnni",
-                "scheduler.step_time_target=30ms", "device.cpu.kv_memory_share=0.25", "kv_cache.page_size=16",
+                "device.cpu.threads=3", "device.cpu.pin_threads=false",
+                 "device.cpu.isa=avx512_vnni",
+                "scheduler.step_time_target=30ms", "device.cpu.kv_memory_share=0.25",
+                 "kv_cache.page_size=16",
                 "kv_cache.dtype=f16", "kv_cache.prefix_caching=false",
                 "scheduler.admission=overcommit", "scheduler.queue_timeout=3s",
                 "engine.determinism=strict", "sampling_defaults.top_k=5", "stream.queue_tokens=99",

@@ -74,7 +74,8 @@ TEST(RequestTranslatorTest, EveryFieldArrives) {
                  logit_bias { key: 9 value: -1 } logit_bias { key: 2 value: 4 } }
       stopping { max_tokens: 5 min_tokens: 2 stop: 'x' stop_token_ids: 8 ignore_eos: true
                  include_stop_text: true }
-      output { stream: true token_ids: true logprobs: 0 prompt_logprobs: 2 skip_special_tokens: false
+      output { stream: true token_ids: true logprobs: 0 prompt_logprobs: 2
+               skip_special_tokens: false
                stream_interval_tokens: 4 echo_prompt: true timings: true usage_every_chunk: true }
       priority: -5 cache { skip_read: true skip_write: true salt: 's' }
       queue_timeout { seconds: 2 } timeout { nanos: 500000000 }
@@ -180,7 +181,8 @@ TEST_P(BadFieldTest, IsRefusedByName) {
 INSTANTIATE_TEST_SUITE_P(
     Fields, BadFieldTest,
     ::testing::Values(
-        Bad{"PROMPT", "PROMPT_MISSING", "prompt"}, Bad{"PROMPT text: ''", "PROMPT_MISSING", "prompt"},
+        Bad{"PROMPT", "PROMPT_MISSING", "prompt"},
+        Bad{"PROMPT text: ''", "PROMPT_MISSING", "prompt"},
         Bad{"PROMPT token_ids {}", "PROMPT_MISSING", "prompt"},
         Bad{"PROMPT chat {}", "BAD_CHAT_TEMPLATE_INPUT", ""},
         Bad{"PROMPT chat { messages { content: 'x' } }", "BAD_CHAT_TEMPLATE_INPUT", ""},

@@ -37,7 +37,9 @@ std::vector<std::int32_t> Answer::Ids(int index) const {
   std::vector<std::int32_t> ids;
   const auto append = [&](const auto& list) { ids.insert(ids.end(), list.begin(), list.end()); };
   for (const auto& message : messages) {
-    if (message.has_delta() && message.delta().index() == index) append(message.delta().token_ids());
+    if (message.has_delta() && message.delta().index() == index) {
+      append(message.delta().token_ids());
+    }
     if (message.has_completed() && message.completed().index() == index) {
       append(message.completed().token_ids());
     }

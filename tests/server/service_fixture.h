@@ -1,7 +1,7 @@
 #pragma once
 
-// The services of quired in the test's own process: the embedded model, real listeners on free ports, a
-// client for each service.
+// The services of quired in the test's own process: the embedded model, real listeners on free
+// ports, a client for each service.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -56,7 +56,8 @@ class ServiceTest : public ::testing::Test {
   // Waits until nothing is live and returns the pages that are still used.
   int UsedPagesWhenIdle() const;
   double Metric(const std::string& line_start) const;
-  // Waits, for what the server counts after the client has its status: a call is done on its side later.
+  // Waits, for what the server counts after the client has its status: a call is done on its side
+  // later.
   bool MetricBecomes(const std::string& line_start, double value) const;
 
   const ServedModel& served() const { return stack_->served(); }

@@ -74,6 +74,12 @@ class StyleCheckTest(CheckCase):
         self.refuses({"tests/a_test.cc": "TEST(A, DISABLED_B) {}\n"}, "tests/a_test.cc:1")
         self.refuses(self.in_source("#if 0\nint a;\n#endif\n"), "base/a.cc:1", "disabled")
 
+    def test_columns(self):
+        line = "// " + "\u00e9" * 97 + "\n"  # columns, not bytes
+        self.accepts(self.in_source(line))
+        self.refuses(self.in_source("int a;\n" + line.replace("//", "///")), "base/a.cc:2",
+                     "101 columns")
+
     def test_pragma_once(self):
         self.refuses({"base/a.h": "int a;\n"}, "base/a.h", "#pragma once")
 
