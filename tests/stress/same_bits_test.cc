@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -53,10 +54,12 @@ std::vector<Request> MakeRequests(std::int32_t vocab) {
 }
 
 struct Running {
-  Running(StressModel& model, const StressPool& pool, AdmissionMode mode)
+  Running(StressModel& model, const StressPool& pool, AdmissionMode mode,
+          std::optional<absl::Duration> step_time_target)
       : runner(model.MakeRunner(pool)) {
     EngineOptions options = model.Options(pool);
     options.admission = mode;
+    options.step_time_target = step_time_target;
     auto made = Engine::Create(options, model.MakeCacheManager(pool), runner.get(),
                                &model.tokenizer(), &clock, nullptr);
     EXPECT_TRUE(made.ok()) << made.status();
@@ -69,7 +72,7 @@ struct Running {
 
 std::vector<Reading> RunAlone(StressModel& model, const std::vector<Request>& requests) {
   Running running(model, {.usable_pages = 64, .max_rows = 4, .max_context_tokens = 512},
-                  AdmissionMode::kSafe);
+                  AdmissionMode::kSafe, std::nullopt);
   std::vector<Reading> readings;
   for (Request request : requests) {
     request.cache.skip_read = true;
@@ -81,9 +84,9 @@ std::vector<Reading> RunAlone(StressModel& model, const std::vector<Request>& re
 }
 
 std::vector<Reading> RunPooled(StressModel& model, const std::vector<Request>& requests,
-                               EngineStats* stats) {
+                               std::optional<absl::Duration> step_time_target, EngineStats* stats) {
   Running running(model, {.usable_pages = 52, .max_rows = 16, .max_context_tokens = 512},
-                  AdmissionMode::kOvercommit);
+                  AdmissionMode::kOvercommit, step_time_target);
   std::vector<std::size_t> order(requests.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::shuffle(order.begin(), order.end(), std::mt19937_64(std::random_device{}()));
@@ -116,11 +119,12 @@ std::vector<std::uint32_t> Bits(const std::vector<float>& values) {
   return bits;
 }
 
-void ExpectSameBits(StressModel& alone, StressModel& pooled) {
+void ExpectSameBits(StressModel& alone, StressModel& pooled,
+                    std::optional<absl::Duration> step_time_target = std::nullopt) {
   const std::vector<Request> requests = MakeRequests(alone.prompt_vocab());
   const std::vector<Reading> expected = RunAlone(alone, requests);
   EngineStats stats;
-  const std::vector<Reading> got = RunPooled(pooled, requests, &stats);
+  const std::vector<Reading> got = RunPooled(pooled, requests, step_time_target, &stats);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     SCOPED_TRACE(requests[i].id);
     ASSERT_TRUE(expected[i].status.ok()) << expected[i].status;
@@ -135,7 +139,7 @@ void ExpectSameBits(StressModel& alone, StressModel& pooled) {
   }
   // What the pooled run must have gone through to mean anything.
   EXPECT_GE(stats.preemptions, 20);
-  EXPECT_GE(stats.chunked_prefills, 100);
+  EXPECT_GE(stats.chunked_prefills, step_time_target.has_value() ? 200 : 100);
   EXPECT_GE(stats.cache.hit_tokens, 500);
   EXPECT_GE(stats.max_step_sequences, 8);
   std::printf("preemptions %lld, chunked prefills %lld, hit tokens %llu, sequences in a step %d\n",
@@ -153,6 +157,21 @@ TEST(SameBitsTest, FakeModelOneStepAhead) {
   const auto alone = MakeFakeModel();
   const auto pooled = MakeFakeModel(/*max_steps_in_flight=*/2);
   ExpectSameBits(*alone, *pooled);
+}
+
+// No step is that short: prompts beside decode rows run in chunks of half a page.
+constexpr absl::Duration kNoTime = absl::Nanoseconds(1);
+
+TEST(SameBitsTest, FakeModelInChunksBelowAPage) {
+  const auto alone = MakeFakeModel();
+  const auto pooled = MakeFakeModel(/*max_steps_in_flight=*/2);
+  ExpectSameBits(*alone, *pooled, kNoTime);
+}
+
+TEST(SameBitsTest, QuantizedStoryModelInChunksBelowAPage) {
+  const auto alone = MakeStoryModel(1, models::Quantization::kInt8);
+  const auto pooled = MakeStoryModel(3, models::Quantization::kInt8);
+  ExpectSameBits(*alone, *pooled, kNoTime);
 }
 
 TEST(SameBitsTest, StoryModelOnOneThread) {
