@@ -32,7 +32,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       return End(status);
     }
     auto request = Generation::Start(context_, "Generate", MetadataValue(*call_, "traceparent"),
-                                      message, ReadCallInfo(*call_, *caller, context_.clock->Now()));
+                                     message,
+                                     ReadCallInfo(*call_, *caller, context_.clock->Now()));
     if (!request.ok()) return End(request.status());
     call_->AddInitialMetadata("quire-request-id", (*request)->id());
     bool cancelled = false;
@@ -83,8 +84,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
  private:
-  // Sends the next message, or ends the call, unless somebody does so already; whoever does looks again
-  // before he stops, so no news is lost.
+  // Sends the next message, or ends the call, unless somebody does so already; whoever does looks
+  // again before he stops, so no news is lost.
   void Pump() {
     {
       MutexLock lock(&mutex_);

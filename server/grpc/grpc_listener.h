@@ -3,9 +3,10 @@
 // One gRPC server: addresses, transport settings, health, reflection.
 //
 // Place:      the daemon makes two, for data and for control.
-// Invariants: a port that another process holds is an error, never shared (GRPC_ARG_ALLOW_REUSEPORT 0),
-//             unless reuse_port says otherwise. A Unix socket that nobody answers on is replaced; one that
-//             somebody answers on is an error. Every health name is NOT_SERVING when Start returns.
+// Invariants: a port that another process holds is an error, never shared (GRPC_ARG_ALLOW_REUSEPORT
+//             0), unless reuse_port says otherwise. A Unix socket that nobody answers on is
+//             replaced; one that somebody answers on is an error. Every health name is NOT_SERVING
+//             when Start returns.
 // Threads:    Start and Shutdown from one thread; SetServing and KeepPolling from one thread.
 // Lifetime:   the services and the certificates outlive it.
 
@@ -45,11 +46,12 @@ class GrpcListener {
   // Turns one name of grpc.health.v1.
   void SetServing(const std::string& name, bool serving);
 
-  // A call that does nothing, through the server itself. On an idle server of few cores all of gRPC's
-  // callback threads may sleep 100 ms at once; a call every 250 ms keeps one awake.
+  // A call that does nothing, through the server itself. On an idle server of few cores all of
+  // gRPC's callback threads may sleep 100 ms at once; a call every 250 ms keeps one awake.
   void KeepPolling();
 
-  // New calls fail at once; open ones may end until `deadline`, then they are cancelled. Waits for them.
+  // New calls fail at once; open ones may end until `deadline`, then they are cancelled. Waits for
+  // them.
   void Shutdown(absl::Time deadline);
 
  private:

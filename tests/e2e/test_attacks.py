@@ -9,8 +9,8 @@ import time
 
 import grpc
 import pytest
+from attack_tools import Neighbour, failure, generate, http_get, request_of, wait_until
 from daemon import Daemon
-from test_security import Neighbour, failure, generate, http_get, request_of, wait_until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

@@ -8,10 +8,25 @@ import socket
 import stat
 import subprocess
 import threading
-import time
 
 import grpc
 import pytest
+from attack_tools import (
+    PROMPT,
+    Files,
+    Neighbour,
+    bearer,
+    cached_tokens,
+    failure,
+    generate,
+    http_get,
+    request_of,
+    tls_channel,
+    token_line,
+    wait_serving,
+    wait_until,
+    waiting_count,
+)
 from certificates import HOUR, NOW, Authority
 from daemon import QUIRE, QUIRED, Daemon, reason_of
 
@@ -19,47 +34,6 @@ UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 ENDLESS = 50000  # tokens
-PROMPT = "Once upon a time there was a dog that nobody else may read about"
-
-
-def token_line(token, tenant, scopes):
-    return f"{hashlib.sha256(token.encode()).hexdigest()} {tenant} {scopes}\n"
-
-
-def bearer(token):
-    return (("authorization", f"Bearer {token}"),)
-
-
-def request_of(api, tokens=4, text=PROMPT, **fields):
-    request = api.GenerateRequest(text=text, **fields)
-    request.stopping.max_tokens = tokens
-    request.stopping.ignore_eos = True
-    request.sampling.temperature = 0
-    request.output.stream = True
-    return request
-
-
-def generate(api, channel, metadata=(), **fields):
-    """The messages of a whole answer."""
-    stub = api.GenerationServiceStub(channel)
-    return list(stub.Generate(request_of(api, **fields), metadata=metadata, timeout=30))
-
-
-def failure(call):
-    with pytest.raises(grpc.RpcError) as error:
-        call()
-    return error.value
-
-
-def cached_tokens(messages):
-    return messages[0].started.cached_tokens
-
-
-def wait_until(condition, what, timeout=20):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
@@ -82,60 +56,9 @@ def run_quired(folder, *settings):
     return done.returncode, done.stderr
 
 
-class Files:
-    """The files of one daemon, replaced as an operator would: written aside, then renamed."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def write(self, name, content):
-        path = self.folder / name
-        aside = self.folder / (name + ".new")
-        aside.write_bytes(content if isinstance(content, bytes) else content.encode())
-        os.replace(aside, path)
-        return path
-
-    def pair(self, certificate_and_key):
-        certificate, key = certificate_and_key
-        return [f"tls.cert_file={self.write('cert.pem', certificate)}", f"tls.key_file={self.write('key.pem', key)}"]
-
-
 @pytest.fixture(scope="module")
 def authority():
     return Authority()
-
-
-class Neighbour:
-    """A stream that runs while others attack; it must come to its whole end."""
-
-    def __init__(self, api, channel, tokens=120):
-        self.expected = self._text(generate(api, channel, tokens=tokens))
-        self.answers = 0
-        self._stop = threading.Event()
-        self._error = None
-        self._thread = threading.Thread(target=self._run, args=(api, channel, tokens))
-        self._thread.start()
-
-    @staticmethod
-    def _text(messages):
-        return "".join(m.delta.text for m in messages if m.HasField("delta"))
-
-    def _run(self, api, channel, tokens):
-        try:
-            while not self._stop.is_set():
-                assert self._text(generate(api, channel, tokens=tokens)) == self.expected
-                self.answers += 1
-        except BaseException as error:  # handed to the test by check()
-            self._error = error
-
-    def check(self):
-        before = self.answers
-        wait_until(lambda: self.answers > before or self._error, "an answer after the attack")
-        self._stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        if self._error is not None:
-            raise self._error
 
 
 # --- TLS -----------------------------------------------------------------------------------------
@@ -153,23 +76,6 @@ def tls_daemon(tmp_path_factory, authority):
             wait_serving(channel)
         yield running
         assert running.process.poll() is None, "quired died:\n" + running.log
-
-
-def tls_channel(daemon, authority, client=(None, None), host="localhost"):
-    credentials = grpc.ssl_channel_credentials(authority.pem, client[1], client[0])
-    port = daemon.grpc_address.rsplit(":", 1)[1]
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-    return grpc.secure_channel(f"{host}:{port}", credentials, options=options)
-
-
-def wait_serving(channel, timeout=60):
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    for answer in health_pb2_grpc.HealthStub(channel).Watch(
-        health_pb2.HealthCheckRequest(service="readiness"), timeout=timeout, wait_for_ready=True
-    ):
-        if answer.status == health_pb2.HealthCheckResponse.SERVING:
-            return
 
 
 def test_tls_serves_those_who_know_the_authority(api, authority, tls_daemon):
@@ -389,16 +295,6 @@ def test_health_needs_no_token(token_daemon):
         wait_serving(channel, timeout=10)
 
 
-def http_get(address, path, headers=""):
-    host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n".encode())
-        answer = b""
-        while chunk := connection.recv(65536):
-            answer += chunk
-    return int(answer.split(b" ", 2)[1]), answer
-
-
 def test_metrics_need_their_scope(token_daemon):
     address = token_daemon.http_address
     assert http_get(address, "/metrics")[0] == 401
@@ -477,11 +373,6 @@ def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
             for call in (running, *waiting):
                 call.cancel()
             wait_until(lambda: waiting_count(api, daemon) == 0, "nobody waits")
-
-
-def waiting_count(api, daemon):
-    with daemon.admin_channel() as channel:
-        return api.AdminServiceStub(channel).GetStats(api.GetStatsRequest()).stats.waiting_count
 
 
 def test_another_callers_request_cannot_be_cancelled(api, tmp_path, endless):

@@ -104,19 +104,21 @@ class TokenSenderFactory final : public grpc::experimental::ClientInterceptorFac
   const std::string token_;
 };
 
-// An option that names a file and takes its contents.
-void AddFileOption(CLI::App* app, const std::string& name, std::string* contents,
-                   const std::string& description) {
+std::string ReadWhole(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// An option that names a file, which must have something in it, and hands on its contents.
+void AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
+                   std::function<void(std::string)> take) {
+  const auto has_contents = [](const std::string& path) {
+    return ReadWhole(path).empty() ? path + " cannot be read, or is empty" : std::string();
+  };
   app->add_option_function<std::string>(
-         name,
-         [name, contents](const std::string& path) {
-           std::ifstream file(path, std::ios::binary);
-           contents->assign(std::istreambuf_iterator<char>(file), {});
-           if (!file || contents->empty()) {
-             throw CLI::ValidationError(name, path + " cannot be read, or is empty");
-           }
-         },
+         name, [take = std::move(take)](const std::string& path) { take(ReadWhole(path)); },
          description)
+      ->check(has_contents)
       ->take_last();
 }
 
@@ -158,24 +160,19 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options) {
       ->check(CLI::NonNegativeNumber)
       ->take_last();
   app->add_flag("--json", options->json, "answers as JSON, one object a line");
-  AddFileOption(app, "--tls-ca", &options->tls_ca,
+  AddFileOption(app, "--tls-ca",
                 "PEM file of the authorities that the server's certificate is checked against; "
-                "turns TLS on");
-  AddFileOption(app, "--tls-cert", &options->tls_cert, "PEM file of the client's certificate");
-  AddFileOption(app, "--tls-key", &options->tls_key, "PEM file of its private key");
-  app->add_option_function<std::string>(
-         "--token-file",
-         [options](const std::string& path) {
-           std::ifstream file(path);
-           std::string line;
-           std::getline(file, line);
-           options->token = std::string(absl::StripAsciiWhitespace(line));
-           if (options->token.empty()) {
-             throw CLI::ValidationError("--token-file", path + " cannot be read, or is empty");
-           }
-         },
-         "file whose first line is the bearer token")
-      ->take_last();
+                "turns TLS on",
+                [options](std::string pem) { options->tls_ca = std::move(pem); });
+  AddFileOption(app, "--tls-cert", "PEM file of the client's certificate",
+                [options](std::string pem) { options->tls_cert = std::move(pem); });
+  AddFileOption(app, "--tls-key", "PEM file of its private key",
+                [options](std::string pem) { options->tls_key = std::move(pem); });
+  AddFileOption(app, "--token-file", "file whose first line is the bearer token",
+                [options](const std::string& text) {
+                  const absl::string_view line = absl::string_view(text).substr(0, text.find('\n'));
+                  options->token = std::string(absl::StripAsciiWhitespace(line));
+                });
 }
 
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address) {
