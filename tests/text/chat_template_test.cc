@@ -264,7 +264,8 @@ TEST(ChatTemplateTest, ErrorsNameTemplateAndLine) {
   EXPECT_EQ(GetErrorReason(status)->Find("line"), "3");
   EXPECT_EQ(GetErrorReason(status)->Find("template_name"), "default");
   // An error that cuts a character is still text.
-  const auto cut = Load({.template_file = "{{ messages['" + std::string(99, 'a') + "你'].x }}"});
+  const auto cut =
+      Load({.template_file = absl::StrCat("{{ messages['", std::string(99, 'a'), "你'].x }}")});
   EXPECT_FALSE(FirstInvalidUtf8(std::string(cut->Render(Say("x"), kNow).status().message())));
 
   const auto loud = Load({.template_file = "{{ messages[0].content * 100 }}"},
