@@ -295,9 +295,8 @@ TEST_P(EngineTest, ThePictureOfThePagesNamesWhoUsesThem) {
     request.stopping.ignore_eos = true;
     streams.push_back(*engine_->Accept(std::move(request)));
     // Nobody reads, so it stops and keeps its pages.
-    while (engine_->ListRequests().back().state != RequestState::kStalled) {
-      std::this_thread::yield();
-    }
+    const auto last = [this] { return engine_->ListRequests().back().state; };
+    while (last() != RequestState::kStalled) std::this_thread::yield();
   }
   const absl::StatusOr<PagePicture> picture = engine_->GetPagePicture();
   ASSERT_TRUE(picture.ok());

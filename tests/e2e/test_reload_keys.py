@@ -1,0 +1,494 @@
+"""Reload: every hot key of the schema changes the behaviour of a daemon under load."""
+
+import json
+import pathlib
+import shutil
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+from daemon import ROOT, reason_of
+from reload_tools import START, Live, Load, covers, drop, eventually, greedy, unread
+from reload_tools import live, shared  # noqa: F401 - fixtures
+
+
+# --- limits --------------------------------------------------------------------------------------------------
+
+
+@covers("limits.max_choices", "limits.max_logprobs", "limits.max_stop_sequences", "limits.max_stop_bytes")
+@covers("limits.max_logit_bias_entries", "limits.max_tokens_per_request")
+@pytest.mark.parametrize(
+    "key, value, change",
+    [
+        ("limits.max_choices", "2", lambda r: setattr(r.sampling, "choice_count", 3)),
+        ("limits.max_logprobs", "4", lambda r: setattr(r.output, "logprobs", 5)),
+        ("limits.max_stop_sequences", "1", lambda r: r.stopping.stop.extend(["zzz", "yyy"])),
+        ("limits.max_stop_bytes", "3", lambda r: r.stopping.stop.append("zzzz")),
+        ("limits.max_logit_bias_entries", "1", lambda r: r.sampling.logit_bias.update({5: 0, 6: 0})),
+        ("limits.max_tokens_per_request", "1024", lambda r: setattr(r.stopping, "max_tokens", 1025)),
+    ],
+)
+def test_limits_of_a_request(live, key, value, change):
+    request = greedy(live.api, tokens=4)
+    change(request)
+    if key != "limits.max_tokens_per_request":  # without it the context is the limit
+        assert len(live.ids(request)) >= 4
+        live.set(**{key.replace(".", "__"): value})
+        reason, metadata, _ = live.refusal(request)
+        assert reason, metadata
+    else:
+        request.stopping.max_tokens = 40
+        live.ids(request)
+        live.set(limits__max_tokens_per_request="30", limits__default_max_tokens="30")
+        live.refusal(request)
+    live.set(**{"limits__max_stop_bytes": "255"})
+    assert len(live.ids(request)) >= 4
+
+
+@covers("limits.default_max_tokens")
+def test_default_max_tokens(live):
+    request = greedy(live.api)
+    request.stopping.ClearField("max_tokens")
+    live.set(limits__default_max_tokens="7")
+    assert len(live.ids(request)) == 7
+    live.set(limits__default_max_tokens="9")
+    assert len(live.ids(request)) == 9
+
+
+@covers("limits.max_queued_requests", "limits.max_queued_tokens", "scheduler.max_running_sequences")
+def test_queue_and_running_limits(live):
+    live.set(scheduler__max_running_sequences="1")
+    # Rows that were running may finish; afterwards one at a time.
+    assert eventually(lambda: live.sum("quire_requests_running") <= 1)
+    for _ in range(30):
+        assert live.sum("quire_requests_running") <= 1
+    live.set(scheduler__max_running_sequences="1", limits__max_queued_requests="1")
+    calls = [live.generation.Generate(greedy(live.api, tokens=100)) for _ in range(6)]
+    reasons = []
+    for call in calls:
+        try:
+            list(call)
+        except grpc.RpcError as error:
+            reasons.append(reason_of(error)[0])
+    assert reasons and set(reasons) == {"QUEUE_FULL"}
+    live.set(limits__max_queued_tokens="1")
+    assert live.refusal(greedy(live.api))[0] == "QUEUE_FULL"
+    live.set(scheduler__max_running_sequences="16")
+    assert len(live.ids(greedy(live.api))) == 20
+
+
+@covers("scheduler.queue_timeout")
+def test_queue_timeout(live):
+    live.set(scheduler__max_running_sequences="1", scheduler__queue_timeout="1ms")
+    calls = [live.generation.Generate(greedy(live.api, tokens=100)) for _ in range(6)]
+    reasons = []
+    for call in calls:
+        try:
+            list(call)
+        except grpc.RpcError as error:
+            reasons.append(reason_of(error)[0])
+    assert reasons and set(reasons) == {"QUEUE_TIMEOUT"}
+
+
+@covers("limits.max_request_duration", "stream.slow_client_timeout")
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"limits__max_request_duration": "1s"}, "TIMEOUT"),
+        ({"stream__slow_client_timeout": "1s"}, "SLOW_CLIENT"),
+    ],
+)
+def test_times_of_a_reader_that_does_not_read(live, changes, reason):
+    Load.also_allowed = {"TIMEOUT", "SLOW_CLIENT"}
+    live.set(**changes)
+    source = {"TIMEOUT": "deadline", "SLOW_CLIENT": "slow_client"}[reason]
+    before = live.sum("quire_requests_cancelled_total", source)
+    call = unread(live)
+    assert eventually(lambda: live.sum("quire_requests_cancelled_total", source) > before, 25)
+    with pytest.raises(grpc.RpcError) as error:
+        for _ in call:
+            pass
+    assert reason_of(error.value)[0] == reason
+    live.set(limits__max_choices="15")
+    time.sleep(0.5)  # requests of the load that began under the short time
+    Load.also_allowed = set()
+
+
+@covers("tokenizer.max_input_bytes")
+def test_max_input_bytes(live):
+    text = "Once upon a time. " * 80
+    assert len(live.ids(greedy(live.api, text, tokens=2))) == 2
+    live.set(tokenizer__max_input_bytes="1KiB")
+    assert live.refusal(greedy(live.api, text, tokens=2))[0] == "INPUT_TOO_LARGE"
+    with pytest.raises(grpc.RpcError) as error:
+        live.generation.Tokenize(live.api.TokenizeRequest(text=text))
+    assert reason_of(error.value)[0] == "INPUT_TOO_LARGE"
+
+
+# --- steps ---------------------------------------------------------------------------------------------------
+
+
+def long_prompt(number, words=60):
+    return f"{number} " + "Lily and Tom went to the big park. " * (words // 9)
+
+
+def steps_above(live, border):
+    """Steps of more tokens than a border of quire_engine_step_tokens."""
+    found = live.scrape()
+    total = sum(value for name, value in found.items() if name.startswith("quire_engine_step_tokens_count"))
+    within = sum(
+        value
+        for name, value in found.items()
+        if name.startswith("quire_engine_step_tokens_bucket") and f'le="{border}"' in name
+    )
+    assert within > 0
+    return total - within
+
+
+@covers("scheduler.prefill_chunk_tokens", "scheduler.max_step_tokens")
+def test_step_and_chunk_sizes(live):
+    prompts = iter(range(1000))
+
+    def ask(count):
+        calls = [
+            live.generation.Generate(greedy(live.api, long_prompt(next(prompts), words=300), tokens=2))
+            for _ in range(count)
+        ]
+        for call in calls:
+            list(call)
+
+    live.set(scheduler__step_time_target="10s")
+    ask(4)
+    assert steps_above(live, 128) > 0
+    # One prompt at a time: its chunks and the load's few rows.
+    live.set(scheduler__prefill_chunk_tokens="64", scheduler__step_time_target="10s")
+    before = steps_above(live, 128)
+    for _ in range(4):
+        ask(1)
+    assert steps_above(live, 128) == before
+    # Many together: still within the step.
+    live.set(scheduler__prefill_chunk_tokens="64", scheduler__max_step_tokens="64", scheduler__step_time_target="10s")
+    before = steps_above(live, 64)
+    ask(6)
+    assert steps_above(live, 64) == before
+    live.set(scheduler__step_time_target="10s")
+    before = steps_above(live, 128)
+    ask(6)
+    assert steps_above(live, 128) > before
+
+
+@covers("scheduler.step_time_target")
+def test_step_time_target(live):
+    live.set(scheduler__step_time_target="10s")
+    prompts = [long_prompt(number, words=300) for number in ("red", "blue", "green", "white")]
+    before = steps_above(live, 128)
+    for prompt in prompts[:2]:
+        live.run(greedy(live.api, prompt, tokens=2))
+    assert steps_above(live, 128) > before
+    live.set(scheduler__step_time_target="1ms")
+    others = [Load(live.api, live.daemon, tokens=300) for _ in range(4)]  # somebody waits for every step
+    time.sleep(0.3)
+    before = steps_above(live, 128)
+    for prompt in prompts[2:]:
+        live.run(greedy(live.api, prompt, tokens=2))
+    assert steps_above(live, 128) == before
+    for other in others:
+        other.finish()
+
+
+@covers("scheduler.priority_aging_interval")
+@pytest.mark.parametrize("interval, first", [("1h", "urgent"), ("100ms", "old")])
+def test_priority_aging(live, interval, first):
+    live.set(scheduler__max_running_sequences="1", scheduler__priority_aging_interval=interval)
+    done = []
+
+    def ask(name, priority):
+        request = greedy(live.api, f"{name} and the dog", tokens=2)
+        request.priority = priority
+        live.run(request)
+        done.append(name)
+
+    # Greater numbers wait longer; the occupants come before both.
+    occupants = []
+    for i in range(8):
+        request = greedy(live.api, f"{i} cats", tokens=400)
+        request.priority = -100
+        occupants.append(live.generation.Generate(request))
+    threads = [threading.Thread(target=ask, args=("old", 3))]
+    threads[0].start()
+    time.sleep(0.8)
+    threads.append(threading.Thread(target=ask, args=("urgent", 0)))
+    threads[1].start()
+    time.sleep(0.2)
+    assert done == [], "the occupants are too quick"
+    drop(occupants)
+    assert eventually(lambda: done, 60)
+    assert done[0] == first
+    live.set(scheduler__priority_aging_interval="200ms")  # the load's are more urgent than `old` otherwise
+    for thread in threads:
+        thread.join(60)
+    assert len(done) == 2
+
+
+@covers("kv_cache.partial_page_reuse")
+def test_partial_page_reuse(live):
+    def cached(prefix, tail):
+        for text in (prefix, prefix + tail):
+            usage = live.run(greedy(live.api, text, tokens=2))[-1].completed.usage
+        return usage.cached_tokens
+
+    base = "The {} king had a small grey cat and a very old brown dog that slept by the door"
+    assert cached(base.format("first"), ", when it rained") % 16 != 0
+    live.set(kv_cache__partial_page_reuse="false")
+    assert cached(base.format("second"), ", when it rained") % 16 == 0
+    live.set(kv_cache__partial_page_reuse="true", limits__max_choices="15")
+    assert cached(base.format("third"), ", when it rained") % 16 != 0
+
+
+# --- sampling ------------------------------------------------------------------------------------------------
+
+
+@covers("sampling_defaults.temperature", "sampling_defaults.top_p", "sampling_defaults.top_k")
+@covers("sampling_defaults.min_p")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling_defaults__temperature": "0"},
+        {"sampling_defaults__temperature": "1", "sampling_defaults__top_k": "1"},
+        {"sampling_defaults__temperature": "1", "sampling_defaults__top_p": "0.000001"},
+        {"sampling_defaults__temperature": "1", "sampling_defaults__min_p": "1"},
+    ],
+)
+def test_defaults_that_leave_one_token(live, changes):
+    expected = live.ids(greedy(live.api, tokens=24))
+
+    def answers():
+        found = set()
+        for seed in range(4):
+            request = greedy(live.api, tokens=24)
+            request.ClearField("sampling")
+            request.sampling.seed = seed
+            found.add(tuple(live.ids(request)))
+        return found
+
+    assert len(answers()) > 1, "the model's own defaults sample"
+    live.set(**changes)
+    assert answers() == {tuple(expected)}
+
+
+@covers("sampling_defaults.repetition_penalty", "sampling_defaults.presence_penalty")
+@covers("sampling_defaults.frequency_penalty")
+@pytest.mark.parametrize(
+    "name, value", [("repetition_penalty", "5"), ("presence_penalty", "2"), ("frequency_penalty", "2")]
+)
+def test_default_penalties(live, name, value):
+    request = greedy(live.api, tokens=40)
+    request.sampling.ClearField(name)
+    without = live.ids(request)
+    live.set(**{f"sampling_defaults__{name}": value})
+    changed = live.ids(request)
+    assert changed != without
+    setattr(request.sampling, name, float(value))
+    assert live.ids(request) == changed
+    model = live.generation.GetModel(live.api.GetModelRequest()).model
+    assert getattr(model.sampling_defaults, name) == float(value)
+
+
+# --- streams, names and logs ---------------------------------------------------------------------------------
+
+
+@covers("stream.interval_tokens")
+def test_interval_tokens(live):
+    def sizes():
+        request = greedy(live.api, tokens=32)
+        request.output.ClearField("stream_interval_tokens")
+        return [len(m.delta.token_ids) for m in live.run(request) if m.HasField("delta")]
+
+    assert len(sizes()) > 3
+    live.set(stream__interval_tokens="16")
+    assert len(sizes()) <= 3
+
+
+@covers("model.aliases")
+def test_aliases(live):
+    request = greedy(live.api)
+    request.model = "tale"
+    assert live.refusal(request)[0] == "MODEL_NOT_FOUND"
+    live.set(model__aliases="[tale, novel]")
+    assert len(live.ids(request)) == 20
+    assert live.generation.GetModel(live.api.GetModelRequest()).model.aliases == ["tale", "novel"]
+
+
+@covers("logging.access_log", "logging.rate_limit_per_second", "logging.level")
+def test_access_log_level_and_rate(live):
+    def lines_of(count):
+        """Access log lines of `count` requests with ids of their own."""
+        wanted = {f"line-{time.monotonic_ns()}-{i}" for i in range(count)}
+        for name in wanted:
+            request = greedy(live.api, tokens=1)
+            request.request_id = name
+            live.run(request)
+        time.sleep(0.2)
+        return sum(1 for entry in live.log_lines(logger="access") if entry["request_id"] in wanted)
+
+    assert lines_of(3) == 3
+    live.set(logging__access_log="false")
+    assert lines_of(3) == 0
+    live.set(logging__level="error")
+    assert lines_of(3) == 0
+    live.set(logging__level="info")
+    assert lines_of(3) == 3
+    suppressed = live.sum("quire_log_lines_suppressed_total")
+    live.set(logging__rate_limit_per_second="1")
+    assert lines_of(10) < 10
+    assert live.sum("quire_log_lines_suppressed_total") > suppressed
+
+
+@covers("logging.format", "logging.file")
+def test_log_format_and_file(live):
+    file = live.folder / "quired.log"
+    live.set(logging__format="text", logging__file=str(file))
+    live.run(greedy(live.api))
+    assert eventually(lambda: "info access: request finished" in file.read_text())
+    live.set(logging__format="json", logging__file=str(file))
+    live.run(greedy(live.api))
+    # The last line may be on its way.
+    assert json.loads(file.read_text().splitlines()[-2])["level"] == "info"
+    # As logrotate does it: renamed, then a reload opens the name again.
+    rotated = file.rename(live.folder / "quired.log.1")
+    answer = live.reload()
+    assert not answer.errors and not answer.changed
+    live.run(greedy(live.api))
+    assert eventually(lambda: file.exists() and "request finished" in file.read_text())
+    size = rotated.stat().st_size
+    live.run(greedy(live.api))
+    assert rotated.stat().st_size == size
+    # A place that cannot be opened refuses the reload, with everything beside it.
+    nowhere = f"{live.file}/quired.log"  # below a file
+    live.write({"logging.file": nowhere, "limits.max_choices": "1"})
+    answer = live.reload()
+    assert any(nowhere in error for error in answer.errors)
+    request = greedy(live.api)
+    request.sampling.choice_count = 2
+    live.run(request)
+
+
+# --- callers -------------------------------------------------------------------------------------------------
+
+
+@covers("tenants.defaults.max_running_requests", "tenants.defaults.max_queued_requests")
+@covers("tenants.defaults.max_queued_tokens", "tenants.entries")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tenants.defaults.max_queued_requests": "1"},
+        {"tenants.defaults.max_queued_tokens": "1"},
+        {"tenants.entries": "[{id: default, max_queued_requests: 1}]"},
+    ],
+)
+def test_limits_of_tenants(live, api, changes):
+    live.set(tenants__defaults__max_running_requests="1")
+    assert eventually(lambda: live.sum("quire_requests_running") <= 1)
+    for _ in range(10):
+        assert live.sum("quire_requests_running") <= 1
+    live.write({"tenants.defaults.max_running_requests": "1", **changes})
+    if "tenants.entries" in changes:
+        live.write({"tenants.entries": "[{id: default, max_running_requests: 1, max_queued_requests: 1}]"})
+    assert not live.reload().errors
+    calls = [live.generation.Generate(greedy(api, tokens=100)) for _ in range(6)]
+    reasons = []
+    for call in calls:
+        try:
+            list(call)
+        except grpc.RpcError as error:
+            reasons.append(reason_of(error)[0])
+    assert reasons and set(reasons) == {"TENANT_LIMIT"}
+
+
+@covers("auth.anonymous_scopes")
+def test_anonymous_scopes(api, tmp_path):
+    (tmp_path / "tokens").write_text("0" * 64 + " somebody generate\n")
+    tokens = {"auth.mode": "token", "auth.tokens_file": str(tmp_path / "tokens")}
+    live = Live(api, tmp_path, {**START, **tokens, "auth.anonymous_scopes": "[generate]"})
+    try:
+        assert len(live.ids(greedy(api))) == 20
+        live.set(auth__anonymous_scopes="[metrics]")
+        assert live.refusal(greedy(api))[0] in ("SCOPE", "TOKEN_MISSING")
+        live.write({})
+        assert not live.reload().errors
+        assert len(live.ids(greedy(api))) == 20
+    finally:
+        live.close()
+
+
+@covers("chat.template_file", "chat.default_template_name", "chat.default_vars", "chat.max_render_bytes")
+@covers("chat.max_render_steps", "chat.escape_special_in_content")
+def test_chat(api, tmp_path):
+    model = pathlib.Path(shutil.copytree(ROOT / "assets" / "story", tmp_path / "model"))
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    templates = {
+        "default": "D{{ who }}: {{ messages[0].content }}",
+        "short": "S {{ messages[0].content }}",
+        "loop": "{% for i in range(2000) %}{% endfor %}L",
+    }
+    config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    file = tmp_path / "template.jinja"
+    file.write_text("F {{ messages[0].content }}")
+    live = Live(api, tmp_path, {**START, "model.path": str(model)})
+
+    def render(content="hi", template_name=""):
+        chat = api.ChatPrompt(messages=[api.ChatMessage(role="user", content=content)], template_name=template_name)
+        return live.generation.RenderChat(api.RenderChatRequest(chat=chat), timeout=30)
+
+    try:
+        assert render().text == "D: hi"
+        live.set(chat__default_vars="'{\"who\": \"x\"}'")
+        assert render().text == "Dx: hi"
+        live.set(chat__default_template_name="short")
+        assert render().text == "S hi"
+        live.set(chat__template_file=str(file))
+        assert render().text == "F hi"
+        file.write_text("G {{ messages[0].content }}")  # no key changes, the file does
+        assert not live.reload().errors
+        assert render().text == "G hi"
+        assert len(render("a" * 2000).text) > 2000
+        live.set(chat__max_render_bytes="1KiB")
+        with pytest.raises(grpc.RpcError):
+            render("a" * 2000)
+        assert render("", "loop").text == "L"
+        live.set(chat__max_render_steps="1000")
+        with pytest.raises(grpc.RpcError):
+            render("", "loop")
+        special = render("<|endoftext|>").token_ids
+        live.set(chat__escape_special_in_content="true")
+        assert len(render("<|endoftext|>").token_ids) > len(special)
+    finally:
+        live.close()
+
+
+@covers("openai.max_body_bytes", "openai.allowed_origins")
+def test_openai_listener(live):
+    address = live.log_lines(msg="listening")[0]["openai"]
+
+    def post(prompt, origin=""):
+        body = json.dumps({"model": "story", "prompt": prompt, "max_tokens": 2, "temperature": 0})
+        headers = {"Content-Type": "application/json"}
+        if origin:
+            headers["Origin"] = origin
+        request = urllib.request.Request(f"http://{address}/v1/completions", body.encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.headers.get("Access-Control-Allow-Origin")
+        except urllib.error.HTTPError as error:
+            return error.code, None
+
+    assert post(long_prompt("Once", words=320)) == (200, None)
+    live.set(openai__max_body_bytes="1KiB")
+    assert post(long_prompt("Once", words=320))[0] == 413
+    assert post("Once", "https://page.example")[1] is None
+    live.set(openai__allowed_origins='["https://page.example"]')
+    assert post("Once", "https://page.example") == (200, "https://page.example")
