@@ -63,8 +63,10 @@ class Scheduler {
   // A step begins, with the number that is returned; the oldest one has ended, well or not.
   std::uint64_t StepLaunched() { return ++launched_; }
   void StepCompleted() { ++completed_; }
-  // What a step of `work` is expected to take, and what it took.
-  absl::Duration PredictStep(const StepWork& work) const { return step_time_.Predict(work); }
+  // What a step of `work` is expected to take, zero while that is not known, and what it took.
+  absl::Duration PredictStep(const StepWork& work) const {
+    return step_time_.Knows(work) ? step_time_.Predict(work) : absl::ZeroDuration();
+  }
   void LearnStepTime(const StepWork& work, absl::Duration time) { step_time_.Learn(work, time); }
 
   // The prompt is computed: from here on the choices go on alone. The others share the first one's

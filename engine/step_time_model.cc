@@ -52,6 +52,10 @@ absl::Duration StepTimeModel::Predict(const StepWork& work) const {
   return absl::Seconds(Seconds(TermsOf(work)));
 }
 
+bool StepTimeModel::Knows(const StepWork& work) const {
+  return (work.prompt_tokens > 0 ? prompts_ : decodes_).steps >= kTrusted;
+}
+
 void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
   if (time <= absl::ZeroDuration()) return;
   const bool has_prompt = work.prompt_tokens > 0;

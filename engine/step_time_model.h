@@ -54,6 +54,8 @@ class StepTimeModel {
 
   // Zero before the first step.
   absl::Duration Predict(const StepWork& work) const;
+  // Whether there were enough steps of the kind of `work` to hold a prediction against the truth.
+  bool Knows(const StepWork& work) const;
 
   // The most prompt tokens of a sequence with `stored` tokens whose share of a step's time is
   // within `time`. 0 while no step with prompt tokens has been seen, and for times below zero.

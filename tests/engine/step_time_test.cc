@@ -78,8 +78,12 @@ TEST(StepTimeModelTest, KnowsNothingAtFirst) {
   std::mt19937 random(1);
   EXPECT_EQ(model.Predict(MixedWork(random)), absl::ZeroDuration());
   EXPECT_EQ(model.PromptTokensWithin(absl::Seconds(10), 0), 0u);
+  EXPECT_FALSE(model.Knows(MixedWork(random)));
+  EXPECT_FALSE(model.Knows(DecodeWork(random)));
   // Steps without prompts do not say what prompts cost.
   for (int i = 0; i < 20; ++i) model.Learn(DecodeWork(random), absl::Milliseconds(5));
+  EXPECT_TRUE(model.Knows(DecodeWork(random)));
+  EXPECT_FALSE(model.Knows(MixedWork(random)));
   EXPECT_EQ(model.PromptTokensWithin(absl::Seconds(10), 0), 0u);
 }
 
