@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <future>
+#include <memory>
 #include <new>
 #include <thread>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "engine/engine_options.h"
 #include "engine/output_stage.h"
 #include "engine/text_stage.h"
+#include "models/text/chat_template.h"
 
 namespace quire::engine {
 namespace {
@@ -35,17 +37,15 @@ std::size_t RingItems(const HotOptions& options, std::int32_t running) {
 
 // How long the last answers may take before the process ends.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(5);
+// How long whoever wants to see the pages waits for the end of a step.
+constexpr absl::Duration kPictureTimeout = absl::Seconds(1);
 
 std::int64_t InputBytes(const Request& request) {
   if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
     return static_cast<std::int64_t>(text->text.size());
   }
   if (const auto* prompt = std::get_if<ChatPrompt>(&request.prompt)) {
-    std::size_t bytes = prompt->chat.template_vars_json.size();
-    for (const text::ChatMessage& message : prompt->chat.messages) {
-      bytes += message.content.size() + message.reasoning_content.size();
-    }
-    return static_cast<std::int64_t>(bytes);
+    return text::InputBytes(prompt->chat);
   }
   return static_cast<std::int64_t>(std::get<TokenPrompt>(request.prompt).size() *
                                    sizeof(std::int32_t));
@@ -166,10 +166,26 @@ class Engine::Impl {
     return clock_->Now() - beat < stall_timeout;
   }
 
+  // Who asks is given up when the engine is busy for longer, so the answer has an owner of its own.
   absl::StatusOr<PagePicture> GetPagePicture() {
-    PagePicture picture;
-    if (!OnEngineThread([&] { picture = core_.DescribePages(); })) return DeviceError();
-    return picture;
+    struct Answer {
+      std::promise<bool> is_alive;
+      PagePicture picture;
+    };
+    const auto answer = std::make_shared<Answer>();
+    inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [this, answer] {
+                    const bool is_alive = !died_.load();
+                    if (is_alive) answer->picture = core_.DescribePages();
+                    answer->is_alive.set_value(is_alive);
+                  }});
+    std::future<bool> is_alive = answer->is_alive.get_future();
+    if (is_alive.wait_for(absl::ToChronoMilliseconds(kPictureTimeout)) !=
+        std::future_status::ready) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "the engine did not describe its pages in ", absl::FormatDuration(kPictureTimeout)));
+    }
+    if (!is_alive.get()) return DeviceError();
+    return std::move(answer->picture);
   }
 
   absl::Status CheckIntegrity() {
@@ -416,7 +432,8 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
         absl::UnavailableError(drains ? "server is draining" : "server is shutting down"),
         drains ? "SERVER_DRAINING" : "SERVER_SHUTDOWN", {}, queue_.RetryDelay());
   }
-  if (bytes == 0) {
+  // A template may print something for messages without any text.
+  if (bytes == 0 && !std::holds_alternative<ChatPrompt>(request.prompt)) {
     return WithReason(absl::InvalidArgumentError("prompt is empty"), "PROMPT_MISSING");
   }
   QUIRE_RETURN_IF_ERROR(Validate(request.sampling, hot.limits));

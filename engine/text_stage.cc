@@ -1,6 +1,7 @@
 #include "engine/text_stage.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -192,12 +193,21 @@ void TextStage::Stop() {
   }
 }
 
+absl::Status TextStage::Prepare(LiveRequest& live) {
+  try {
+    return PrepareRequest(options_, shape_, *tokenizer_, queue_, live);
+  } catch (const std::bad_alloc&) {
+    return WithReason(absl::ResourceExhaustedError("no memory to prepare the prompt"),
+                      "QUEUE_FULL", {{"limit", "memory"}}, queue_->RetryDelay());
+  }
+}
+
 void TextStage::Work() {
   while (std::optional<std::shared_ptr<LiveRequest>> job = jobs_.Pop()) {
     LiveRequest& live = **job;
     if (!live.cancel_requested.load(std::memory_order_acquire)) {
       const absl::Time start = clock_->Now();
-      live.prepare_status = PrepareRequest(options_, shape_, *tokenizer_, queue_, live);
+      live.prepare_status = Prepare(live);
       probe_->ObserveTokenize(clock_->Now() - start);
     } else {
       live.prepare_status = absl::CancelledError("request was cancelled while it was prepared");

@@ -54,6 +54,8 @@ class TextStage {
 
  private:
   void Work();
+  // PrepareRequest, or RESOURCE_EXHAUSTED when memory does not suffice for this request.
+  absl::Status Prepare(LiveRequest& live);
 
   const EngineOptions& options_;
   const CacheShape shape_;

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_format.h"
 #include "models/text/chat_template.h"
 #include "models/text/utf8.h"
 
@@ -14,9 +16,20 @@ namespace {
 constexpr char32_t kFirstMark = 0xFDD0;
 constexpr char32_t kLastMark = 0xFDEF;
 
-bool Has(const ChatInput& chat, absl::string_view mark) {
+// `code` is the code point of `mark`.
+bool Has(const ChatInput& chat, absl::string_view mark, char32_t code) {
   const auto has = [mark](absl::string_view text) {
     return text.find(mark) != absl::string_view::npos;
+  };
+  // JSON has a second way to write the character.
+  const std::string escape = absl::StrFormat("\\u%04x", static_cast<std::uint32_t>(code));
+  const auto same = [](char a, char b) {
+    return absl::ascii_tolower(static_cast<unsigned char>(a)) ==
+           absl::ascii_tolower(static_cast<unsigned char>(b));
+  };
+  const auto has_json = [&](absl::string_view json) {
+    return has(json) || std::search(json.begin(), json.end(), escape.begin(), escape.end(),
+                                    same) != json.end();
   };
   for (const ChatMessage& message : chat.messages) {
     if (has(message.role) || has(message.content) || has(message.name) ||
@@ -24,13 +37,13 @@ bool Has(const ChatInput& chat, absl::string_view mark) {
       return true;
     }
     for (const ChatToolCall& call : message.tool_calls) {
-      if (has(call.id) || has(call.name) || has(call.arguments_json)) return true;
+      if (has(call.id) || has(call.name) || has_json(call.arguments_json)) return true;
     }
   }
   for (const ChatTool& tool : chat.tools) {
-    if (has(tool.name) || has(tool.description) || has(tool.parameters_json)) return true;
+    if (has(tool.name) || has(tool.description) || has_json(tool.parameters_json)) return true;
   }
-  return has(chat.template_vars_json);
+  return has_json(chat.template_vars_json);
 }
 
 }  // namespace
@@ -44,7 +57,7 @@ absl::StatusOr<ChatMarks> ChatMarks::For(const ChatInput& chat, const StringTrie
   for (char32_t c = kFirstMark; c <= kLastMark && marks.end_.empty(); ++c) {
     std::string mark;
     AppendUtf8(c, mark);
-    if (Has(chat, mark)) continue;
+    if (Has(chat, mark, c)) continue;
     (marks.begin_.empty() ? marks.begin_ : marks.end_) = std::move(mark);
   }
   if (marks.end_.empty()) {
@@ -82,9 +95,11 @@ RenderedChat ChatMarks::Unmark(absl::string_view text) const {
     if (!chat.literal.empty()) begin = std::max(begin, chat.literal.back().end);
     if (begin < end) chat.literal.push_back({begin, end});
   };
+  std::size_t begin = text.find(begin_);
+  std::size_t end = text.find(end_);
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t begin = text.find(begin_, at);
-    const std::size_t end = text.find(end_, at);
+    if (begin < at) begin = text.find(begin_, at);
+    if (end < at) end = text.find(end_, at);
     const std::size_t mark = std::min(begin, end);
     const absl::string_view plain = text.substr(at, mark == kNone ? kNone : mark - at);
     chat.text.append(plain.data(), plain.size());

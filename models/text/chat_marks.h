@@ -7,9 +7,9 @@
 //
 // Place:      part of chat_template.h.
 // Invariants: marks are two of the 32 noncharacters U+FDD0 to U+FDEF that the conversation does not
-//             have. Text without special tokens goes through unchanged. Where a template drops one
-//             mark of a pair, as many bytes as the longest special token has stay literal at the
-//             other.
+//             have, neither as they are nor escaped in its JSON. Text without special
+//             tokens goes through unchanged. Where a template drops one mark of a pair, as many
+//             bytes as the longest special token has stay literal at the other.
 // Threads:    immutable.
 // Lifetime:   the trie outlives it.
 

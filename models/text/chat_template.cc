@@ -55,11 +55,22 @@ absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* 
   return absl::OkStatus();
 }
 
+// What the JSON inside one conversation may have, all of it together. A small one takes about 150
+// bytes of memory.
+constexpr std::int64_t kMaxJsonElements = 250000;
+
+// How the texts of a conversation become values.
+struct Reading {
+  const jinja::TextHook& literal;
+  std::int64_t elements_left = kMaxJsonElements;
+};
+
 absl::StatusOr<jinja::Variables> ReadVariables(absl::string_view json,
-                                               const jinja::TextHook& text = {}) {
+                                               const jinja::TextHook& text = {},
+                                               std::int64_t* elements_left = nullptr) {
   jinja::Variables variables;
   if (json.empty()) return variables;
-  QUIRE_ASSIGN_OR_RETURN(const Value value, jinja::FromJson(json, text));
+  QUIRE_ASSIGN_OR_RETURN(const Value value, jinja::FromJson(json, text, elements_left));
   if (!value.is_map()) return absl::InvalidArgumentError("not a JSON object");
   for (const auto& [key, entry] : value.as_map()->entries) {
     variables.emplace_back(key.as_string(), entry);
@@ -72,10 +83,11 @@ absl::Status Named(absl::string_view field, const absl::Status& status) {
 }
 
 absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string& field,
-                                    const jinja::TextHook& literal) {
+                                    Reading& reading) {
+  const jinja::TextHook& literal = reading.literal;
   absl::string_view json = call.arguments_json;
   if (json.empty()) json = "{}";
-  absl::StatusOr<Value> arguments = jinja::FromJson(json, literal);
+  absl::StatusOr<Value> arguments = jinja::FromJson(json, literal, &reading.elements_left);
   if (!arguments.ok()) return Named(absl::StrCat(field, ".arguments_json"), arguments.status());
   MapBuilder function;
   QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(call.name))));
@@ -90,7 +102,8 @@ absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string&
 }
 
 absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index,
-                                   const jinja::TextHook& literal) {
+                                   Reading& reading) {
+  const jinja::TextHook& literal = reading.literal;
   MapBuilder value;
   QUIRE_RETURN_IF_ERROR(value.Set("role", Value::String(literal(message.role))));
   QUIRE_RETURN_IF_ERROR(value.Set("content", Value::String(literal(message.content))));
@@ -107,7 +120,7 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
     QUIRE_ASSIGN_OR_RETURN(
         Value call,
         ToolCallValue(message.tool_calls[i],
-                      absl::StrCat("chat.messages[", index, "].tool_calls[", i, "]"), literal));
+                      absl::StrCat("chat.messages[", index, "].tool_calls[", i, "]"), reading));
     calls.push_back(std::move(call));
   }
   QUIRE_ASSIGN_OR_RETURN(Value list, jinja::MakeList(std::move(calls)));
@@ -115,13 +128,14 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
   return std::move(value).Build();
 }
 
-absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index,
-                                const jinja::TextHook& literal) {
+absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index, Reading& reading) {
+  const jinja::TextHook& literal = reading.literal;
   MapBuilder function;
   QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(tool.name))));
   QUIRE_RETURN_IF_ERROR(function.Set("description", Value::String(literal(tool.description))));
   if (!tool.parameters_json.empty()) {
-    absl::StatusOr<Value> parameters = jinja::FromJson(tool.parameters_json, literal);
+    absl::StatusOr<Value> parameters =
+        jinja::FromJson(tool.parameters_json, literal, &reading.elements_left);
     if (!parameters.ok()) {
       return Named(absl::StrCat("chat.tools[", index, "].parameters_json_schema"),
                    parameters.status());
@@ -139,7 +153,7 @@ absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index,
 absl::Status CutBehindFinal(const std::string& content, std::string* text) {
   using jinja::Side;
   const absl::string_view bare = jinja::StripChars(content, Side::kBoth, std::nullopt);
-  const std::size_t at = text->rfind(std::string(bare));
+  const std::size_t at = jinja::FindLast(*text, bare);
   if (at == std::string::npos) {
     return absl::InvalidArgumentError(
         "continue_final_message is set, but the template does not print the final message");
@@ -151,6 +165,21 @@ absl::Status CutBehindFinal(const std::string& content, std::string* text) {
 }
 
 }  // namespace
+
+std::int64_t InputBytes(const ChatInput& chat) {
+  std::size_t bytes = chat.template_vars_json.size();
+  for (const ChatMessage& message : chat.messages) {
+    bytes += message.role.size() + message.content.size() + message.name.size() +
+             message.tool_call_id.size() + message.reasoning_content.size();
+    for (const ChatToolCall& call : message.tool_calls) {
+      bytes += call.id.size() + call.name.size() + call.arguments_json.size();
+    }
+  }
+  for (const ChatTool& tool : chat.tools) {
+    bytes += tool.name.size() + tool.description.size() + tool.parameters_json.size();
+  }
+  return static_cast<std::int64_t>(bytes);
+}
 
 FoundTemplates FindTemplates(const TemplateFiles& files) {
   FoundTemplates found;
@@ -260,7 +289,9 @@ absl::StatusOr<const jinja::Body*> ChatTemplates::Choose(const std::string& aske
 absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
     const ChatInput& chat, const jinja::TextHook& literal) const {
   jinja::Variables variables = defaults_;
-  absl::StatusOr<jinja::Variables> given = ReadVariables(chat.template_vars_json, literal);
+  Reading reading{.literal = literal};
+  absl::StatusOr<jinja::Variables> given =
+      ReadVariables(chat.template_vars_json, literal, &reading.elements_left);
   if (!given.ok()) return Named("chat.template_vars", given.status());
   variables.emplace_back("documents", Value::None());
   for (auto& [name, value] : *given) {
@@ -272,13 +303,13 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
   }
   std::vector<Value> messages;
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
-    QUIRE_ASSIGN_OR_RETURN(Value message, MessageValue(chat.messages[i], i, literal));
+    QUIRE_ASSIGN_OR_RETURN(Value message, MessageValue(chat.messages[i], i, reading));
     messages.push_back(std::move(message));
   }
   QUIRE_ASSIGN_OR_RETURN(Value message_list, jinja::MakeList(std::move(messages)));
   std::vector<Value> tools;
   for (std::size_t i = 0; i < chat.tools.size(); ++i) {
-    QUIRE_ASSIGN_OR_RETURN(Value tool, ToolValue(chat.tools[i], i, literal));
+    QUIRE_ASSIGN_OR_RETURN(Value tool, ToolValue(chat.tools[i], i, reading));
     tools.push_back(std::move(tool));
   }
   QUIRE_ASSIGN_OR_RETURN(Value tool_list, jinja::MakeList(std::move(tools)));

@@ -42,6 +42,9 @@ struct ChatOptions {
   bool escape_special_in_content = false;
 };
 
+// All text of the conversation, in whatever field.
+std::int64_t InputBytes(const ChatInput& chat);
+
 // A template's text, under the name by which requests choose it.
 struct TemplateSource {
   std::string name;

@@ -27,8 +27,7 @@ using Bound = std::vector<std::optional<Value>>;
 
 // Texts as texts, undefined as "", everything else as it prints.
 absl::StatusOr<std::string> SoftText(Runtime& runtime, const Value& value) {
-  QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(value));
-  return ToText(value);
+  return runtime.Print(value);
 }
 
 template <std::string (*change)(absl::string_view)>
@@ -62,6 +61,7 @@ Result Trim(Runtime& runtime, const Value& value, const Arguments& arguments) {
     return Value::String(StripChars(text, Side::kBoth, std::nullopt));
   }
   if (!bound[0]->is_string()) return absl::InvalidArgumentError("trim needs a text");
+  QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(bound[0]->as_string().size()));
   return Value::String(StripChars(text, Side::kBoth, absl::string_view(bound[0]->as_string())));
 }
 

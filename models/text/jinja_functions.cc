@@ -33,6 +33,7 @@ Result MakeDict(const Arguments& arguments, Runtime& runtime) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(source));
     if (source.is_map()) {
       for (const auto& [key, value] : source.as_map()->entries) {
+        QUIRE_RETURN_IF_ERROR(runtime.ChargeKey(key));
         QUIRE_RETURN_IF_ERROR(map.Set(key, value));
       }
       continue;
@@ -44,6 +45,7 @@ Result MakeDict(const Arguments& arguments, Runtime& runtime) {
       if (both.size() != 2) {
         return absl::InvalidArgumentError("dict needs a mapping or pairs of key and value");
       }
+      QUIRE_RETURN_IF_ERROR(runtime.ChargeKey(both[0]));
       QUIRE_RETURN_IF_ERROR(map.Set(both[0], std::move(both[1])));
     }
   }
@@ -117,8 +119,7 @@ Result RaiseException(const Arguments& arguments, Runtime& runtime) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound,
                          BindArguments("raise_exception", arguments, {"message"}));
   if (!bound[0]) return absl::InvalidArgumentError("raise_exception needs a message");
-  QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(*bound[0]));
-  QUIRE_ASSIGN_OR_RETURN(const std::string message, ToText(*bound[0]));
+  QUIRE_ASSIGN_OR_RETURN(const std::string message, runtime.Print(*bound[0]));
   return absl::InvalidArgumentError(message);
 }
 

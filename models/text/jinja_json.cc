@@ -20,36 +20,38 @@ constexpr std::size_t kMaxDepth = 64;
 // Receives the parts of a document in order; false stops the parser.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  explicit Builder(const TextHook& text) : text_(text) {}
+  Builder(const TextHook& text, std::int64_t* elements_left)
+      : text_(text), elements_left_(elements_left) {}
 
   absl::StatusOr<Value> Take() {
     if (!error_.ok()) return error_;
     return std::move(result_);
   }
 
-  bool null() override { return Add(Value::None()); }
-  bool boolean(bool value) override { return Add(Value::Bool(value)); }
-  bool number_integer(std::int64_t value) override { return Add(Value::Int(value)); }
+  bool null() override { return AddLeaf(Value::None()); }
+  bool boolean(bool value) override { return AddLeaf(Value::Bool(value)); }
+  bool number_integer(std::int64_t value) override { return AddLeaf(Value::Int(value)); }
   bool number_unsigned(std::uint64_t value) override {
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
       return Stop(absl::StrCat("the number ", value, " does not fit 64 bits"));
     }
-    return Add(Value::Int(static_cast<std::int64_t>(value)));
+    return AddLeaf(Value::Int(static_cast<std::int64_t>(value)));
   }
   bool number_float(double value, const std::string& digits) override {
     if (digits.find_first_of(".eE") == std::string::npos) {
       return Stop(absl::StrCat("the number ", digits.substr(0, 40), " does not fit 64 bits"));
     }
     if (!std::isfinite(value)) return Stop("a number is not finite");
-    return Add(Value::Float(value));
+    return AddLeaf(Value::Float(value));
   }
   bool string(std::string& value) override {
-    return Add(Value::String(text_ ? text_(std::move(value)) : std::move(value)));
+    return AddLeaf(Value::String(text_ ? text_(std::move(value)) : std::move(value)));
   }
   bool binary(nlohmann::json::binary_t&) override { return Stop("binary data"); }
   bool start_object(std::size_t) override { return Open(true); }
   bool start_array(std::size_t) override { return Open(false); }
   bool key(std::string& value) override {
+    if (!TakeElement()) return false;
     open_.back().key = text_ ? text_(std::move(value)) : std::move(value);
     return true;
   }
@@ -81,7 +83,13 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     return false;
   }
 
+  bool TakeElement() {
+    if (elements_left_ == nullptr || --*elements_left_ >= 0) return true;
+    return Stop("JSON of more elements than a conversation may have");
+  }
+
   bool Open(bool is_map) {
+    if (!TakeElement()) return false;
     if (open_.size() == kMaxDepth) {
       return Stop(absl::StrCat("nested more than ", kMaxDepth, " deep"));
     }
@@ -89,6 +97,8 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     open_.back().is_map = is_map;
     return true;
   }
+
+  bool AddLeaf(Value value) { return TakeElement() && Add(std::move(value)); }
 
   bool Add(Value value) {
     if (open_.empty()) {
@@ -105,6 +115,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   const TextHook& text_;
+  std::int64_t* const elements_left_;
   std::vector<Container> open_;
   Value result_;
   absl::Status error_;
@@ -306,11 +317,12 @@ class Writer {
 
 }  // namespace
 
-absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text) {
+absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text,
+                               std::int64_t* elements_left) {
   if (const auto offset = FirstInvalidUtf8(json)) {
     return absl::InvalidArgumentError(absl::StrCat("not UTF-8 at byte ", *offset));
   }
-  Builder builder(text);
+  Builder builder(text, elements_left);
   const bool parsed = nlohmann::json::sax_parse(json.begin(), json.end(), &builder);
   absl::StatusOr<Value> value = builder.Take();
   if (!parsed && value.ok()) return absl::InvalidArgumentError("not JSON");

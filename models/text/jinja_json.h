@@ -6,6 +6,7 @@
 // Invariants: the order of keys is kept both ways. Written text is what Python's json.dumps writes.
 // Threads:    pure.
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -23,7 +24,10 @@ using TextHook = std::function<std::string(std::string)>;
 // INVALID_ARGUMENT for what is not JSON, for integers beyond 64 bits, numbers beyond those of
 // doubles and documents nested more than 64 deep. Of a key that is there twice the last value
 // counts.
-absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text = {});
+// `elements_left`, if not null, is how many values and keys the document may have, INVALID_ARGUMENT
+// beyond; what it has is taken off. Small elements take some fifty times their text in memory.
+absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text = {},
+                               std::int64_t* elements_left = nullptr);
 
 struct JsonStyle {
   bool ascii_only = false;

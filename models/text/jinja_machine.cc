@@ -61,7 +61,12 @@ void Machine::CloseScope(Scope* back) {
   scope_ = back;
 }
 
+void Machine::NoteSearch(std::size_t names) {
+  work_ += static_cast<std::int64_t>(names) * Runtime::kEvalsPerStep / Runtime::kNamesPerStep;
+}
+
 void Machine::Assign(const std::string& name, Value value) {
+  NoteSearch(scope_->names.size());
   for (auto& [known, held] : scope_->names) {
     if (known != name) continue;
     held = std::move(value);
@@ -70,8 +75,9 @@ void Machine::Assign(const std::string& name, Value value) {
   scope_->names.emplace_back(name, std::move(value));
 }
 
-Value Machine::Lookup(const std::string& name) const {
+Value Machine::Lookup(const std::string& name) {
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
+    NoteSearch(scope->names.size());
     for (const auto& [known, value] : scope->names) {
       if (known == name) return value;
     }
@@ -92,6 +98,14 @@ absl::StatusOr<Value> Machine::Eval(const Expr& expr) {
   if (++depth_ > kMaxStackDepth) {
     NoteError(expr.position);
     return absl::InvalidArgumentError("the template recurses too deep");
+  }
+  if (++work_ >= Runtime::kEvalsPerStep) {
+    const absl::Status charged = runtime_.Charge(work_ / Runtime::kEvalsPerStep);
+    work_ %= Runtime::kEvalsPerStep;
+    if (!charged.ok()) {
+      NoteError(expr.position);
+      return charged;
+    }
   }
   Result result = EvalNode(expr);
   --depth_;
@@ -248,11 +262,11 @@ absl::StatusOr<Value> Machine::EvalConcat(const Expr& expr) {
   std::string text;
   for (const ExprPtr& child : expr.children) {
     QUIRE_ASSIGN_OR_RETURN(const Value part, Eval(*child));
-    QUIRE_RETURN_IF_ERROR(runtime_.ChargeWalk(part));
+    QUIRE_RETURN_IF_ERROR(runtime_.Charge(1));
     if (part.is_string()) {
       text += part.as_string();
     } else {
-      QUIRE_ASSIGN_OR_RETURN(const std::string shown, ToText(part));
+      QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime_.Print(part));
       text += shown;
     }
     QUIRE_RETURN_IF_ERROR(runtime_.ChargeText(text.size()));
@@ -284,6 +298,7 @@ absl::StatusOr<Value> Machine::EvalConditional(const Expr& expr) {
 }
 
 absl::StatusOr<Value> Machine::EvalSequence(const Expr& expr) {
+  QUIRE_RETURN_IF_ERROR(runtime_.Charge(static_cast<std::int64_t>(expr.children.size())));
   std::vector<Value> items;
   items.reserve(expr.children.size());
   for (const ExprPtr& child : expr.children) {
@@ -295,10 +310,12 @@ absl::StatusOr<Value> Machine::EvalSequence(const Expr& expr) {
 }
 
 absl::StatusOr<Value> Machine::EvalDict(const Expr& expr) {
+  QUIRE_RETURN_IF_ERROR(runtime_.Charge(static_cast<std::int64_t>(expr.children.size())));
   MapBuilder map;
   for (std::size_t i = 0; i + 1 < expr.children.size(); i += 2) {
     QUIRE_ASSIGN_OR_RETURN(const Value key, Eval(*expr.children[i]));
     QUIRE_ASSIGN_OR_RETURN(Value value, Eval(*expr.children[i + 1]));
+    QUIRE_RETURN_IF_ERROR(runtime_.ChargeKey(key));
     QUIRE_RETURN_IF_ERROR(map.Set(key, std::move(value)));
   }
   return std::move(map).Build();

@@ -99,7 +99,9 @@ class Machine {
   Scope* OpenScope(Scope* parent);
   void CloseScope(Scope* back);
   void Assign(const std::string& name, Value value);
-  Value Lookup(const std::string& name) const;
+  Value Lookup(const std::string& name);
+  // The next expression charges it.
+  void NoteSearch(std::size_t names);
   // Macros of this scope look names up in it and around it.
   Value MakeMacro(const Stmt& stmt);
 
@@ -113,6 +115,7 @@ class Machine {
   bool captures_ = false;  // out_ becomes a value
   int depth_ = 0;          // of the tree's levels that are being run
   int macro_depth_ = 0;
+  std::int64_t work_ = 0;  // not charged yet; kEvalsPerStep of it are a step
   Position error_position_;
 };
 

@@ -39,6 +39,7 @@ absl::Status WrongArgument(const Call& call, absl::string_view wanted, const Val
 absl::StatusOr<std::string> TextArgument(const Call& call, const std::optional<Value>& value) {
   if (!value) return absl::InvalidArgumentError(absl::StrCat(call.name, " needs an argument"));
   if (!value->is_string()) return WrongArgument(call, "a text", *value);
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(value->as_string().size()));
   return value->as_string();
 }
 
@@ -137,6 +138,7 @@ Result StartsOrEnds(const Call& call) {
   }
   bool any = false;
   for (const Value& item : bound[0]->as_sequence()->items) {
+    QUIRE_RETURN_IF_ERROR(call.runtime.Charge(1));
     QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, item));
     any = any || matches(part);
   }
@@ -164,13 +166,14 @@ Result Search(const Call& call) {
   if (call.name == "count") {
     if (part.empty()) return Value::Int(CountChars(text) + 1);
     std::int64_t count = 0;
-    for (std::size_t at = text.find(part); at != absl::string_view::npos;
-         at = text.find(part, at + part.size())) {
+    for (std::size_t at = FindFirst(text, part); at != absl::string_view::npos;
+         at = FindFirst(text, part, at + part.size())) {
       ++count;
     }
     return Value::Int(count);
   }
-  const std::size_t at = absl::StartsWith(call.name, "r") ? text.rfind(part) : text.find(part);
+  const bool from_right = absl::StartsWith(call.name, "r");
+  const std::size_t at = from_right ? FindLast(text, part) : FindFirst(text, part);
   if (at != absl::string_view::npos) return Value::Int(CountChars(text.substr(0, at)));
   if (absl::EndsWith(call.name, "index")) {
     return absl::InvalidArgumentError("substring not found");
@@ -209,7 +212,7 @@ Result Partition(const Call& call) {
   if (part.empty()) return absl::InvalidArgumentError("empty separator");
   const absl::string_view text = call.text();
   const bool from_right = call.name == "rpartition";
-  const std::size_t at = from_right ? text.rfind(part) : text.find(part);
+  const std::size_t at = from_right ? FindLast(text, part) : FindFirst(text, part);
   std::vector<Value> items(3, Value::String(""));
   if (at == absl::string_view::npos) {
     items[from_right ? 2 : 0] = call.self;
@@ -242,6 +245,7 @@ Result View(const Call& call) {
 Result Get(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"key", "default"}));
   if (!bound[0]) return absl::InvalidArgumentError("get needs an argument");
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeKey(*bound[0]));
   if (!bound[0]->is_undefined()) QUIRE_RETURN_IF_ERROR(HashKey(*bound[0]).status());
   const Value* found = Find(*call.self.as_map(), *bound[0]);
   if (found != nullptr) return *found;

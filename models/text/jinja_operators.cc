@@ -204,6 +204,14 @@ const Value* NamespaceAttribute(const Value& value, absl::string_view name) {
   return nullptr;
 }
 
+// Of looking for the name among attributes or keys.
+absl::Status ChargeSearch(const Value& value, absl::string_view name, Runtime& runtime) {
+  QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(name.size()));
+  const auto* names =
+      value.is_object() ? std::get_if<Namespace>(&value.as_object()->data) : nullptr;
+  return names == nullptr ? absl::OkStatus() : runtime.ChargeNames(names->attributes.size());
+}
+
 std::optional<Value> Method(const Value& value, absl::string_view name, Runtime& runtime) {
   if (!HasMethod(value, name)) return std::nullopt;
   return runtime.MakeObject(BoundMethod{value, std::string(name)});
@@ -324,10 +332,11 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item, Runtime
           absl::StrCat("'in' a text requires a text as left operand, not '", TypeName(item), "'"));
     }
     QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(container.as_string().size()));
-    return container.as_string().find(item.as_string()) != std::string::npos;
+    return FindFirst(container.as_string(), item.as_string()) != absl::string_view::npos;
   }
   if (container.is_map()) {
     if (item.is_undefined()) return false;
+    QUIRE_RETURN_IF_ERROR(runtime.ChargeKey(item));
     QUIRE_RETURN_IF_ERROR(HashKey(item).status());
     return Find(*container.as_map(), item) != nullptr;
   }
@@ -372,6 +381,7 @@ absl::StatusOr<bool> Compare(Operator op, const Value& left, const Value& right,
 
 absl::StatusOr<Value> GetAttribute(const Value& value, absl::string_view name, Runtime& runtime) {
   if (value.is_undefined()) return value.UndefinedError();
+  QUIRE_RETURN_IF_ERROR(ChargeSearch(value, name, runtime));
   if (const Value* attribute = NamespaceAttribute(value, name)) return *attribute;
   if (std::optional<Value> method = Method(value, name, runtime)) return *std::move(method);
   if (value.is_map()) {
@@ -384,6 +394,7 @@ absl::StatusOr<Value> GetAttribute(const Value& value, absl::string_view name, R
 absl::StatusOr<Value> GetItem(const Value& value, const Value& key, Runtime& runtime) {
   if (value.is_undefined()) return value.UndefinedError();
   if (value.is_map()) {
+    QUIRE_RETURN_IF_ERROR(runtime.ChargeKey(key));
     const Value* item = Find(*value.as_map(), key);
     if (item != nullptr) return *item;
   } else if (const std::optional<std::int64_t> index = key.ToInteger()) {
@@ -391,13 +402,13 @@ absl::StatusOr<Value> GetItem(const Value& value, const Value& key, Runtime& run
     if (element) return *std::move(element);
   }
   if (key.is_string()) {
+    QUIRE_RETURN_IF_ERROR(ChargeSearch(value, key.as_string(), runtime));
     if (const Value* attribute = NamespaceAttribute(value, key.as_string())) return *attribute;
     std::optional<Value> method = Method(value, key.as_string(), runtime);
     if (method) return *std::move(method);
     return NoAttribute(value, key.as_string());
   }
-  QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(key));
-  QUIRE_ASSIGN_OR_RETURN(const std::string shown, ToRepr(key));
+  QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime.Print(key));
   return Value::UndefinedBecause(absl::StrCat(TypeName(value), " object has no element ",
                                               absl::string_view(shown).substr(0, 100)));
 }

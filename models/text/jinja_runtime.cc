@@ -24,6 +24,21 @@ absl::Status Runtime::ChargeText(std::size_t bytes) {
   return ChargeBytes(bytes);
 }
 
+absl::Status Runtime::ChargeKey(const Value& key) {
+  std::int64_t weight = std::min(WeightOf(key), limits_.max_steps + 1) - 1;
+  if (key.is_sequence()) weight *= key.as_sequence()->depth;
+  return Charge(weight);
+}
+
+absl::StatusOr<std::string> Runtime::Print(const Value& value) {
+  QUIRE_RETURN_IF_ERROR(ChargeWalk(value));
+  QUIRE_ASSIGN_OR_RETURN(std::string text,
+                         ToText(value, static_cast<std::size_t>(limits_.max_bytes)));
+  // Objects weigh nothing, so what they print as is charged here.
+  if (!value.is_string()) QUIRE_RETURN_IF_ERROR(ChargeBytes(text.size()));
+  return text;
+}
+
 absl::StatusOr<Iteration> Iteration::Over(const Value& value, Runtime& runtime) {
   Iteration iteration;
   if (value.is_sequence()) {

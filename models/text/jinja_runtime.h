@@ -4,9 +4,12 @@
 //
 // Place:      below interpreter, filters, tests and methods of the template engine, which charge
 //             their work here.
-// Invariants: a step is a statement, a call, a filter, a test or an element that is handled; every
-//             kBytesPerStep bytes of text that are made count one too. So time and memory of a
-//             rendering are bounded by max_steps, whatever the template does.
+// Invariants: a step is a statement, a call, a filter, a test, an element that is handled or made,
+//             kEvalsPerStep expressions or kNamesPerStep names that are compared; every
+//             kBytesPerStep bytes of text that are read, made or used as a key count one too. What
+//             searches or prints takes time linear in what it charges. So time and memory of a
+//             rendering are bounded by max_steps and max_bytes, whatever the template does; what
+//             its variables take is bounded by whoever makes them.
 // Threads:    one.
 // Lifetime:   of the rendering; owns its objects.
 
@@ -19,6 +22,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "models/text/jinja_object.h"
 #include "models/text/jinja_value.h"
@@ -33,6 +37,8 @@ struct RenderLimits {
 class Runtime {
  public:
   static constexpr std::int64_t kBytesPerStep = 128;
+  static constexpr std::int64_t kEvalsPerStep = 8;
+  static constexpr std::int64_t kNamesPerStep = 16;
 
   Runtime(const RenderLimits& limits, absl::Time now) : limits_(limits), now_(now) {}
   Runtime(const Runtime&) = delete;
@@ -51,6 +57,15 @@ class Runtime {
   absl::Status ChargeText(std::size_t bytes);
   // Of a walk through all of the value.
   absl::Status ChargeWalk(const Value& value) { return Charge(WeightOf(value)); }
+
+  // Of writing the key out, as HashKey does: parts of tuples once for each level around them.
+  absl::Status ChargeKey(const Value& key);
+  // Of a search through so many names.
+  absl::Status ChargeNames(std::size_t names) {
+    return Charge(static_cast<std::int64_t>(names) / kNamesPerStep);
+  }
+  // str(value), charged. Errors: those of ToText.
+  absl::StatusOr<std::string> Print(const Value& value);
 
   // Never null.
   template <typename T>

@@ -39,6 +39,7 @@ Result Attribute(Runtime& runtime, const Value& item, const std::optional<Value>
   if (!attribute->is_string()) return GetItem(item, *attribute, runtime);
   Value value = item;
   for (const absl::string_view part : absl::StrSplit(attribute->as_string(), '.')) {
+    QUIRE_RETURN_IF_ERROR(runtime.Charge(1));
     std::int64_t index = 0;
     const bool is_index = !part.empty() &&
                           part.find_first_not_of("0123456789") == absl::string_view::npos &&
@@ -143,6 +144,7 @@ Result Unique(Runtime& runtime, const Value& value, const Arguments& arguments) 
   for (Value& item : items) {
     QUIRE_ASSIGN_OR_RETURN(const Value key, SortKey(runtime, item, bound[1], Given(bound[0])));
     QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(key));
+    QUIRE_RETURN_IF_ERROR(runtime.ChargeKey(key));
     QUIRE_ASSIGN_OR_RETURN(std::string hash, HashKey(key));
     if (seen.insert(std::move(hash)).second) kept.push_back(std::move(item));
   }
@@ -185,15 +187,13 @@ Result Sum(Runtime& runtime, const Value& value, const Arguments& arguments) {
 Result Join(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, BindArguments("join", arguments, {"d", "attribute"}));
   const Value separator = bound[0].value_or(Value::String(""));
-  QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(separator));
-  QUIRE_ASSIGN_OR_RETURN(const std::string between, ToText(separator));
+  QUIRE_ASSIGN_OR_RETURN(const std::string between, runtime.Print(separator));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Value> items, Elements(runtime, value));
   std::string text;
   for (std::size_t i = 0; i < items.size(); ++i) {
     QUIRE_ASSIGN_OR_RETURN(const Value part, Attribute(runtime, items[i], bound[1]));
-    QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(part));
     QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(between.size()));
-    QUIRE_ASSIGN_OR_RETURN(const std::string shown, ToText(part));
+    QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime.Print(part));
     absl::StrAppend(&text, i > 0 ? between : "", shown);
     QUIRE_RETURN_IF_ERROR(runtime.ChargeText(shown.size() + between.size()));
   }

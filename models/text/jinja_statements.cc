@@ -103,8 +103,7 @@ absl::StatusOr<Machine::Flow> Machine::ExecStmt(const Stmt& stmt) {
 absl::Status Machine::ExecOutput(const Stmt& stmt) {
   QUIRE_ASSIGN_OR_RETURN(const Value value, Eval(*stmt.expr));
   if (value.is_string()) return Write(value.as_string());
-  QUIRE_RETURN_IF_ERROR(runtime_.ChargeWalk(value));
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, ToText(value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, runtime_.Print(value));
   return Write(text);
 }
 
@@ -245,6 +244,7 @@ absl::Status Machine::AssignTo(const Target& target, Value value) {
   if (names == nullptr) {
     return absl::InvalidArgumentError("cannot assign attribute on non-namespace object");
   }
+  QUIRE_RETURN_IF_ERROR(runtime_.ChargeNames(names->attributes.size()));
   for (auto& [name, held] : names->attributes) {
     if (name != target.attribute) continue;
     held = std::move(value);
@@ -276,8 +276,7 @@ absl::Status Machine::ExecFilterBlock(const Stmt& stmt) {
   QUIRE_ASSIGN_OR_RETURN(std::string text, Capture(stmt.body));
   QUIRE_ASSIGN_OR_RETURN(const Value value,
                          EvalFilters(*stmt.expr, Value::String(std::move(text))));
-  QUIRE_RETURN_IF_ERROR(runtime_.ChargeWalk(value));
-  QUIRE_ASSIGN_OR_RETURN(const std::string shown, ToText(value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime_.Print(value));
   return Write(shown);
 }
 
@@ -285,8 +284,7 @@ absl::Status Machine::ExecCallBlock(const Stmt& stmt) {
   QUIRE_ASSIGN_OR_RETURN(Arguments arguments, EvalArguments(*stmt.expr));
   arguments.named.emplace_back("caller", MakeMacro(stmt));
   QUIRE_ASSIGN_OR_RETURN(const Value value, CallWith(*stmt.expr, arguments));
-  QUIRE_RETURN_IF_ERROR(runtime_.ChargeWalk(value));
-  QUIRE_ASSIGN_OR_RETURN(const std::string shown, ToText(value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime_.Print(value));
   return Write(shown);
 }
 

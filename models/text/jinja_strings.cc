@@ -3,7 +3,9 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cstring>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
 #include "models/text/unicode.h"
 #include "models/text/utf8.h"
@@ -12,6 +14,8 @@ namespace quire::text::jinja {
 namespace {
 
 constexpr std::size_t kAll = absl::string_view::npos;
+// A part this short is looked for at every place.
+constexpr std::size_t kShortPart = 16;
 
 utf8proc_category_t Category(char32_t c) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(c));
@@ -184,22 +188,52 @@ void AppendStringRepr(absl::string_view text, std::string& out) {
 
 absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars) {
-  const auto goes = [&](absl::string_view character, char32_t c) {
-    return chars ? chars->find(character) != kAll : IsPythonSpace(c);
-  };
+  absl::flat_hash_set<char32_t> set;
+  if (chars) ForEachChar(*chars, [&set](char32_t c) { set.insert(c); });
+  const auto goes = [&](char32_t c) { return chars ? set.contains(c) : IsPythonSpace(c); };
   std::size_t begin = 0;
   std::size_t end = text.size();
   while (side != Side::kRight && begin < end) {
     const Utf8Char c = DecodeUtf8At(text, begin);
-    if (!goes(text.substr(begin, c.size_bytes), c.code_point)) break;
+    if (!goes(c.code_point)) break;
     begin += c.size_bytes;
   }
   while (side != Side::kLeft && end > begin) {
     const Utf8Char c = DecodeUtf8Before(text, end);
-    if (!goes(text.substr(end - c.size_bytes, c.size_bytes), c.code_point)) break;
+    if (!goes(c.code_point)) break;
     end -= c.size_bytes;
   }
   return text.substr(begin, end - begin);
+}
+
+std::size_t FindFirst(absl::string_view text, absl::string_view part, std::size_t from) {
+  if (from > text.size()) return kAll;
+  if (part.empty()) return from;
+  const void* const found =
+      memmem(text.data() + from, text.size() - from, part.data(), part.size());
+  if (found == nullptr) return kAll;
+  return static_cast<std::size_t>(static_cast<const char*>(found) - text.data());
+}
+
+std::size_t FindLast(absl::string_view text, absl::string_view part) {
+  const std::size_t size = part.size();
+  if (size > text.size()) return kAll;
+  if (size <= kShortPart) return text.rfind(part);
+  // Both are read backwards; borders[i] is the longest proper border of the last i + 1 bytes.
+  const auto back = [&part, size](std::size_t i) { return part[size - 1 - i]; };
+  std::vector<std::size_t> borders(size, 0);
+  for (std::size_t i = 1, length = 0; i < size; ++i) {
+    while (length > 0 && back(i) != back(length)) length = borders[length - 1];
+    if (back(i) == back(length)) ++length;
+    borders[i] = length;
+  }
+  std::size_t matched = 0;
+  for (std::size_t at = text.size(); at-- > 0;) {
+    while (matched > 0 && text[at] != back(matched)) matched = borders[matched - 1];
+    if (text[at] == back(matched)) ++matched;
+    if (matched == size) return at;
+  }
+  return kAll;
 }
 
 std::vector<std::string> SplitText(absl::string_view text,
@@ -215,7 +249,7 @@ std::vector<std::string> SplitText(absl::string_view text,
   };
   if (from_right) {
     while (may_go_on()) {
-      const std::size_t at = text.rfind(*separator);
+      const std::size_t at = FindLast(text, *separator);
       if (at == kAll) break;
       parts.emplace_back(text.substr(at + separator->size()));
       text = text.substr(0, at);
@@ -225,7 +259,7 @@ std::vector<std::string> SplitText(absl::string_view text,
     return parts;
   }
   while (may_go_on()) {
-    const std::size_t at = text.find(*separator);
+    const std::size_t at = FindFirst(text, *separator);
     if (at == kAll) break;
     parts.emplace_back(text.substr(0, at));
     text = text.substr(at + separator->size());
@@ -237,8 +271,8 @@ std::vector<std::string> SplitText(absl::string_view text,
 std::int64_t CountParts(absl::string_view text, std::optional<absl::string_view> separator) {
   std::int64_t count = 1;
   if (separator) {
-    for (std::size_t at = text.find(*separator); at != kAll;
-         at = text.find(*separator, at + separator->size())) {
+    for (std::size_t at = FindFirst(text, *separator); at != kAll;
+         at = FindFirst(text, *separator, at + separator->size())) {
       ++count;
     }
     return count;
@@ -288,7 +322,7 @@ std::string ReplaceText(absl::string_view text, absl::string_view from, absl::st
     return out;
   }
   while (count != 0) {
-    const std::size_t at = text.find(from);
+    const std::size_t at = FindFirst(text, from);
     if (at == kAll) break;
     out.append(text.data(), at);
     out.append(to.data(), to.size());

@@ -5,8 +5,8 @@
 // Place:      below values and methods of the template engine.
 // Invariants: arguments and results are UTF-8; places and counts are in characters.
 // Threads:    pure.
-// Source:     documentation of Python's str type. Character data are Unicode 14, as in CPython
-//             3.11.
+// Source:     documentation of Python's str type; the search of Knuth, Morris and Pratt.
+//             Character data are Unicode 14, as in CPython 3.11.
 
 #include <cstdint>
 #include <optional>
@@ -27,6 +27,11 @@ enum class Side : std::uint8_t { kLeft, kRight, kBoth };
 // strip, lstrip, rstrip; `chars` absent: white space.
 absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars);
+
+// Where `part` begins in `text`, first and last, in bytes; npos when it is not there. Linear in
+// both, whatever they are, which std::string_view does not promise.
+std::size_t FindFirst(absl::string_view text, absl::string_view part, std::size_t from = 0);
+std::size_t FindLast(absl::string_view text, absl::string_view part);
 
 // str.split or rsplit. `separator` absent: runs of white space; REQUIRES: it is not empty.
 // `max_splits` < 0: no limit.

@@ -57,8 +57,7 @@ bool IsCallable(const Value& value) {
 template <CharClass wanted>
 Result TextOfClass(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
-  QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(value));
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, ToText(value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, runtime.Print(value));
   return AllOfClass(text, wanted);
 }
 

@@ -57,109 +57,120 @@ bool EqualMaps(const Map& left, const Map& right) {
   return true;
 }
 
-absl::Status AppendRepr(const Value& value, int depth, std::string& out);
+// Namespaces that hold others twice print as far more than they hold; every value prints as a byte
+// at least, so the bound is one of time too.
+struct Printed {
+  std::string text;
+  std::size_t max_bytes;
+};
 
-absl::Status AppendItems(const std::vector<Value>& items, int depth, std::string& out) {
+absl::Status AppendRepr(const Value& value, int depth, Printed& out);
+
+absl::Status AppendItems(const std::vector<Value>& items, int depth, Printed& out) {
   for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i > 0) out += ", ";
+    if (i > 0) out.text += ", ";
     QUIRE_RETURN_IF_ERROR(AppendRepr(items[i], depth + 1, out));
   }
   return absl::OkStatus();
 }
 
-absl::Status AppendSequence(const Sequence& sequence, int depth, std::string& out) {
+absl::Status AppendSequence(const Sequence& sequence, int depth, Printed& out) {
   switch (sequence.kind) {
     case SequenceKind::kList:
-      out += "[";
+      out.text += "[";
       break;
     case SequenceKind::kTuple:
-      out += "(";
+      out.text += "(";
       break;
     case SequenceKind::kKeys:
-      out += "dict_keys([";
+      out.text += "dict_keys([";
       break;
     case SequenceKind::kValues:
-      out += "dict_values([";
+      out.text += "dict_values([";
       break;
     case SequenceKind::kItems:
-      out += "dict_items([";
+      out.text += "dict_items([";
       break;
     case SequenceKind::kRange:
-      out += sequence.range_text;
+      out.text += sequence.range_text;
       return absl::OkStatus();
     case SequenceKind::kIterator:
       return absl::InvalidArgumentError("an iterator cannot be printed; use the filter list");
   }
   QUIRE_RETURN_IF_ERROR(AppendItems(sequence.items, depth, out));
   if (sequence.kind == SequenceKind::kList) {
-    out += "]";
+    out.text += "]";
   } else if (sequence.kind == SequenceKind::kTuple) {
-    out += sequence.items.size() == 1 ? ",)" : ")";
+    out.text += sequence.items.size() == 1 ? ",)" : ")";
   } else {
-    out += "])";
+    out.text += "])";
   }
   return absl::OkStatus();
 }
 
-absl::Status AppendObject(const Object& object, int depth, std::string& out) {
+absl::Status AppendObject(const Object& object, int depth, Printed& out) {
   if (const auto* macro = std::get_if<Macro>(&object.data)) {
-    out += absl::StrCat("<Macro '", macro->definition->text, "'>");
+    out.text += absl::StrCat("<Macro '", macro->definition->text, "'>");
     return absl::OkStatus();
   }
   const auto* names = std::get_if<Namespace>(&object.data);
   if (names == nullptr) {
     return absl::InvalidArgumentError("functions, methods and loops cannot be printed");
   }
-  out += "<Namespace {";
+  out.text += "<Namespace {";
   for (std::size_t i = 0; i < names->attributes.size(); ++i) {
     const auto& [name, value] = names->attributes[i];
-    if (i > 0) out += ", ";
-    AppendStringRepr(name, out);
-    out += ": ";
+    if (i > 0) out.text += ", ";
+    AppendStringRepr(name, out.text);
+    out.text += ": ";
     QUIRE_RETURN_IF_ERROR(AppendRepr(value, depth + 1, out));
   }
-  out += "}>";
+  out.text += "}>";
   return absl::OkStatus();
 }
 
-absl::Status AppendRepr(const Value& value, int depth, std::string& out) {
+absl::Status AppendRepr(const Value& value, int depth, Printed& out) {
   if (depth > kMaxPrintDepth) {
     return absl::InvalidArgumentError("a value that contains itself cannot be printed");
   }
+  if (out.text.size() > out.max_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("a value prints as more than ", out.max_bytes,
+                                                     " bytes (chat.max_render_bytes)"));
+  }
   switch (value.kind()) {
     case Kind::kUndefined:
-      out += "Undefined";
+      out.text += "Undefined";
       break;
     case Kind::kNone:
-      out += "None";
+      out.text += "None";
       break;
     case Kind::kBool:
-      out += value.as_bool() ? "True" : "False";
+      out.text += value.as_bool() ? "True" : "False";
       break;
     case Kind::kInt:
-      absl::StrAppend(&out, value.as_int());
+      absl::StrAppend(&out.text, value.as_int());
       break;
     case Kind::kFloat:
-      out += FloatText(value.as_float());
+      out.text += FloatText(value.as_float());
       break;
     case Kind::kString:
-      AppendStringRepr(value.as_string(), out);
+      AppendStringRepr(value.as_string(), out.text);
       break;
     case Kind::kSequence:
       return AppendSequence(*value.as_sequence(), depth, out);
     case Kind::kObject:
       return AppendObject(*value.as_object(), depth, out);
     case Kind::kMap: {
-      out += "{";
+      out.text += "{";
       bool first = true;
       for (const auto& [key, entry] : value.as_map()->entries) {
-        if (!first) out += ", ";
+        if (!first) out.text += ", ";
         first = false;
         QUIRE_RETURN_IF_ERROR(AppendRepr(key, depth + 1, out));
-        out += ": ";
+        out.text += ": ";
         QUIRE_RETURN_IF_ERROR(AppendRepr(entry, depth + 1, out));
       }
-      out += "}";
+      out.text += "}";
     }
   }
   return absl::OkStatus();
@@ -355,16 +366,12 @@ absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_vi
                                                  TypeName(left), "' and '", TypeName(right), "'"));
 }
 
-absl::StatusOr<std::string> ToText(const Value& value) {
+absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes) {
   if (value.is_string()) return value.as_string();
   if (value.is_undefined()) return std::string();
-  return ToRepr(value);
-}
-
-absl::StatusOr<std::string> ToRepr(const Value& value) {
-  std::string out;
+  Printed out{.text = {}, .max_bytes = max_bytes};
   QUIRE_RETURN_IF_ERROR(AppendRepr(value, 0, out));
-  return out;
+  return std::move(out.text);
 }
 
 std::string FloatText(double value) {

@@ -184,9 +184,9 @@ bool Equals(const Value& left, const Value& right);
 // left < right; INVALID_ARGUMENT, naming both types and `symbol`, where Python has no order.
 absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_view symbol);
 
-// str(value) and repr(value).
-absl::StatusOr<std::string> ToText(const Value& value);
-absl::StatusOr<std::string> ToRepr(const Value& value);
+// str(value). RESOURCE_EXHAUSTED soon after a text that has to be made has more than `max_bytes`;
+// INVALID_ARGUMENT for what cannot be printed.
+absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes);
 // repr of a float: the shortest digits that give it back.
 std::string FloatText(double value);
 

@@ -86,17 +86,28 @@ void FillModel(const ServedModel& served, v1::Model* model) {
   model->set_kv_dtype(description.kv_dtype);
 }
 
+absl::Status CheckBytes(std::int64_t bytes, std::int64_t max_bytes) {
+  if (bytes <= max_bytes) return absl::OkStatus();
+  return WithReason(
+      absl::InvalidArgumentError(
+          absl::StrCat("text has ", bytes, " bytes, at most ", max_bytes, " are allowed")),
+      "INPUT_TOO_LARGE",
+      {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(max_bytes)}});
+}
+
 absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::ChatPrompt& chat,
-                                          absl::Time accept_time) {
+                                          std::int64_t max_bytes, absl::Time accept_time) {
   QUIRE_ASSIGN_OR_RETURN(const text::ChatInput input, ToChatInput(chat));
+  QUIRE_RETURN_IF_ERROR(CheckBytes(text::InputBytes(input), max_bytes));
   return served.translator.options()->chat->Render(input, accept_time);
 }
 
 absl::Status RenderChat(const ServedModel& served, const v1::RenderChatRequest& request,
-                        absl::Time accept_time, v1::RenderChatResponse* response) {
+                        std::int64_t max_bytes, absl::Time accept_time,
+                        v1::RenderChatResponse* response) {
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
   QUIRE_ASSIGN_OR_RETURN(text::RenderedChat rendered,
-                         Render(served, request.chat(), accept_time));
+                         Render(served, request.chat(), max_bytes, accept_time));
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<std::int32_t> ids,
       served.tokenizer->Encode(rendered.text,
@@ -111,7 +122,7 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::T
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
   text::RenderedChat rendered;
   if (request.has_chat()) {
-    QUIRE_ASSIGN_OR_RETURN(rendered, Render(served, request.chat(), accept_time));
+    QUIRE_ASSIGN_OR_RETURN(rendered, Render(served, request.chat(), max_bytes, accept_time));
   } else if (request.has_text()) {
     rendered.text = request.text();
   } else {
@@ -119,13 +130,7 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::T
                       "PROMPT_MISSING", {{"field", "input"}});
   }
   const std::string& text = rendered.text;
-  if (static_cast<std::int64_t>(text.size()) > max_bytes) {
-    return WithReason(absl::InvalidArgumentError(absl::StrCat(
-                          "text has ", text.size(), " bytes, at most ", max_bytes, " are allowed")),
-                      "INPUT_TOO_LARGE",
-                      {{"bytes", absl::StrCat(text.size())},
-                       {"max_bytes", absl::StrCat(max_bytes)}});
-  }
+  QUIRE_RETURN_IF_ERROR(CheckBytes(static_cast<std::int64_t>(text.size()), max_bytes));
   const text::EncodeOptions options{
       // The template prints what the tokenizer would add.
       .add_special_tokens =
@@ -196,7 +201,8 @@ absl::Status RenderChatBytes(const HandlerContext& context, absl::Time accept_ti
   v1::RenderChatResponse response;
   QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
-  QUIRE_RETURN_IF_ERROR(RenderChat(*served, request, accept_time, &response));
+  const std::int64_t max_bytes = context.config->options()->engine.max_input_bytes;
+  QUIRE_RETURN_IF_ERROR(RenderChat(*served, request, max_bytes, accept_time, &response));
   *out = SerializeMessage(response);
   return absl::OkStatus();
 }

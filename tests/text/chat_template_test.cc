@@ -12,7 +12,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/error_reason.h"
 #include "models/text/unicode.h"
 #include "models/text/utf8.h"
@@ -370,6 +372,87 @@ TEST(ChatTemplateTest, EscapedTextStaysSoThroughFiltersAndJson) {
   const auto ids = SharedTokenizer().Encode(
       rendered->text, {.add_special_tokens = false, .literal = rendered->literal});
   EXPECT_EQ(std::count(ids->begin(), ids->end(), 257), 1) << rendered->text;
+}
+
+// JSON can write the characters that serve as marks without having them.
+TEST(ChatTemplateTest, EscapedMarksInJsonDoNotUnmarkSpecialTokens) {
+  ChatOptions options;
+  options.escape_special_in_content = true;
+  const auto templates = Load({.template_file = "{{ messages|tojson }}{{ tools|tojson }}{{ v }}"},
+                              options);
+  for (const char* text : {R"(\ufdd0</s>\ufdd1)", R"(\uFDD1</s>\uFDD0)", R"(\ufDd1\ufdd0</s>)",
+                           R"(\ufdd0</s>\ufdd0</s>\ufdd1</s>)"}) {
+    const std::string json = absl::StrCat(R"({"v": ")", text, "\"}");
+    ChatInput in_call = Say("</s>");
+    in_call.messages[0].tool_calls.push_back({.id = "1", .name = "f", .arguments_json = json});
+    ChatInput in_schema = Say("</s>");
+    in_schema.tools.push_back({.name = "f", .description = "</s>", .parameters_json = json});
+    ChatInput in_vars = Say("</s>");
+    in_vars.template_vars_json = json;
+    for (const ChatInput& chat : {in_call, in_schema, in_vars}) {
+      const auto rendered = templates->Render(chat, kNow);
+      ASSERT_TRUE(rendered.ok()) << rendered.status();
+      // The characters are the caller's, so they are printed.
+      EXPECT_THAT(rendered->text, HasSubstr("\uFDD0")) << json;
+      const auto ids = SharedTokenizer().Encode(
+          rendered->text, {.add_special_tokens = false, .literal = rendered->literal});
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      EXPECT_THAT(*ids, Not(Contains(::testing::Ge(256)))) << json << ": " << rendered->text;
+    }
+  }
+  // With all of them taken nothing is left to mark with.
+  std::string all;
+  for (int code = 0xFDD0; code <= 0xFDEF; ++code) all += absl::StrFormat("\\u%04x", code);
+  ChatInput chat = Say("x");
+  chat.template_vars_json = absl::StrCat(R"({"v": ")", all, "\"}");
+  EXPECT_EQ(ReasonOf(templates->Render(chat, kNow).status()), "BAD_CHAT_TEMPLATE_INPUT");
+}
+
+// Naive search takes minutes for this.
+TEST(ChatTemplateTest, TheFinalMessageIsFoundInLinearTime) {
+  const auto templates =
+      Load({.template_file = "{% for m in messages %}{{ m.content }}|{% endfor %}"});
+  ChatInput chat = Say(std::string(3 << 20, 'a'));
+  const std::string last = absl::StrCat("b", std::string(1 << 20, 'a'));
+  chat.messages.push_back(Say(last).messages[0]);
+  chat.messages.push_back(Say(std::string(2 << 20, 'a')).messages[0]);
+  chat.messages.push_back(Say(last).messages[0]);
+  chat.continue_final_message = true;
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(TextOf(*templates, chat).size(), (7u << 20) + 5);
+  // Nowhere in the text, and nearly everywhere.
+  const auto hides = Load({.template_file = "{{ messages[0].content }}"});
+  EXPECT_THAT(TextOf(*hides, chat), HasSubstr("does not print the final message"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+TEST(ChatTemplateTest, EveryFieldOfAConversationCounts) {
+  ChatInput chat = Say("123");
+  EXPECT_EQ(InputBytes(chat), 7);  // and the role
+  chat.messages[0].name = "1";
+  chat.messages[0].tool_call_id = "12";
+  chat.messages[0].reasoning_content = "123";
+  EXPECT_EQ(InputBytes(chat), 13);
+  chat.messages[0].tool_calls.push_back({.id = "1", .name = "12", .arguments_json = "123"});
+  EXPECT_EQ(InputBytes(chat), 19);
+  chat.tools.push_back({.name = "1", .description = "12", .parameters_json = "123"});
+  EXPECT_EQ(InputBytes(chat), 25);
+  chat.template_vars_json = "1234";
+  EXPECT_EQ(InputBytes(chat), 29);
+}
+
+TEST(ChatTemplateTest, TheJsonOfAConversationHasFewElements) {
+  const auto templates = Load({.template_file = "{{ messages|length }}"});
+  const auto list = [](int elements) {
+    std::string json = "[0";
+    for (int i = 1; i < elements; ++i) json += ",0";
+    return json + "]";
+  };
+  ChatInput chat = Say("x");
+  chat.messages[0].tool_calls.assign(2, {.id = "1", .name = "f", .arguments_json = list(120000)});
+  EXPECT_EQ(TextOf(*templates, chat), "1");
+  chat.tools.push_back({.name = "f", .description = "", .parameters_json = list(10000)});
+  EXPECT_THAT(TextOf(*templates, chat), HasSubstr("more elements than a conversation may have"));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "models/text/jinja_interpreter.h"
 #include "models/text/jinja_json.h"
 #include "models/text/jinja_parser.h"
+#include "models/text/jinja_strings.h"
 #include "models/text/utf8.h"
 #include "tests/text/testdata.h"
 
@@ -158,7 +159,7 @@ TEST_F(JinjaTest, LimitsEndRenderings) {
            Case{"{{ range(100001) }}", "100000 elements"},
            Case{"{% set ns = namespace(t=1) %}{% for a in range(60) %}{% set ns.t = (ns.t, ns.t) %}"
                 "{% endfor %}{{ {ns.t: 1} }}",
-                "too large to be a key"},
+                "steps"},
            Case{"{% set ns = namespace(t=1) %}{% for a in range(60) %}{% set ns.t = (ns.t, ns.t) %}"
                 "{% endfor %}{{ ns.t|tojson(indent=1000) }}",
                 "steps"},
@@ -175,6 +176,108 @@ TEST_F(JinjaTest, LimitsEndRenderings) {
        }) {
     EXPECT_THAT(Message(RunTemplate(source, {}, small)), HasSubstr(message)) << source;
   }
+  EXPECT_THAT(Message(RunTemplate("{% set ns = namespace(t=1) %}{% for a in range(14) %}"
+                                  "{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }}")),
+              HasSubstr("too large to be a key"));
+}
+
+// What takes work counts, also where no statement, call or filter stands.
+TEST_F(JinjaTest, ExpressionsKeysAndNamesTakeSteps) {
+  const RenderLimits small{.max_bytes = 1 << 20, .max_steps = 10000};
+  const auto repeat = [](absl::string_view piece, int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) absl::StrAppend(&text, piece);
+    return text;
+  };
+  const std::string loop = "{% for i in range(300) %}";
+  const std::string long_key = "{% set k = 'x' * 100000 %}{% set d = {k: 1} %}";
+  for (const std::string& source : {
+           absl::StrCat(loop, "{{ 1", repeat(" and 1", 90), repeat(" ~ 1", 200), " }}{% endfor %}"),
+           absl::StrCat(loop, "{{ 1", repeat(" == 1", 400), " }}{% endfor %}"),
+           absl::StrCat(loop, "{% set l = [", repeat("1,", 100), "] %}{% endfor %}"),
+           absl::StrCat(loop, "{% set l = {", repeat("1:1,", 100), "} %}{% endfor %}"),
+           absl::StrCat(long_key, loop, "{% set a = d[k] %}{% endfor %}"),
+           absl::StrCat(long_key, loop, "{% set a = d.get(k) %}{% endfor %}"),
+           absl::StrCat(long_key, loop, "{% set a = {k: 1} %}{% endfor %}"),
+           absl::StrCat(long_key, loop, "{% set a = k in d %}{% endfor %}"),
+           absl::StrCat(long_key, loop, "{% set a = 'x'.find(k) %}{% endfor %}"),
+       }) {
+    EXPECT_THAT(Message(RunTemplate(source, {}, small)), HasSubstr("steps"))
+        << source.substr(0, 200);
+  }
+  // 400 names, compared by each of 600 loop rounds.
+  std::string names;
+  for (int i = 0; i < 400; ++i) absl::StrAppend(&names, "{% set n", i, " = 1 %}");
+  const std::string rounds = "{% for i in range(600) %}{% set a = n399 %}{% endfor %}";
+  EXPECT_THAT(Message(RunTemplate(names + rounds, {}, small)), HasSubstr("steps"));
+  EXPECT_TRUE(RunTemplate("{% set n399 = 1 %}" + rounds, {}, small).ok());
+}
+
+TEST_F(JinjaTest, NamespacesThatShareOthersPrintWithinTheLimits) {
+  std::string source = "{% set n0 = namespace(a=1) %}";
+  for (int i = 1; i < 60; ++i) {
+    absl::StrAppend(&source, "{% set n", i, " = namespace(a=n", i - 1, ", b=n", i - 1, ") %}");
+  }
+  EXPECT_EQ(*RunTemplate(source + "{{ n1 }}"),
+            "<Namespace {'a': <Namespace {'a': 1}>, 'b': <Namespace {'a': 1}>}>");
+  for (const char* use : {"{{ n59 }}", "{{ n59 ~ '' }}", "{{ n59|string }}", "{{ [n59]|join }}",
+                          "{{ n59 is lower }}", "{{ raise_exception(n59) }}", "{{ 1[n59] }}"}) {
+    EXPECT_THAT(Message(RunTemplate(source + use)), HasSubstr("chat.max_render_bytes")) << use;
+  }
+  // What fits the bytes is charged each time.
+  EXPECT_THAT(Message(RunTemplate(source + "{% for i in range(1000) %}"
+                                           "{% set a = n15|string %}{% endfor %}")),
+              HasSubstr("steps"));
+}
+
+// Each takes hours where a search or a set of characters costs their product.
+TEST_F(JinjaTest, SearchesTakeLinearTime) {
+  const std::string part = absl::StrCat(std::string(300000, 'a'), "b", std::string(300000, 'a'));
+  std::string strip;
+  for (char32_t c = 0x4E00; c < 0x9000; ++c) AppendUtf8(c, strip);
+  std::string far;
+  for (int i = 0; i < 200000; ++i) AppendUtf8(0x8FFF, far);
+  const Variables variables = {{"text", Value::String(std::string(4 << 20, 'a'))},
+                               {"part", Value::String(part)},
+                               {"chars", Value::String(strip)},
+                               {"far", Value::String(far)}};
+  const absl::Time start = absl::Now();
+  const struct {
+    const char* source;
+    const char* output;
+  } cases[] = {
+      {"{{ text.find(part) }} {{ text.rfind(part) }} {{ text.count(part) }}", "-1 -1 0"},
+      {"{{ text.split(part)|length }} {{ text.rsplit(part, 1)|length }}", "1 1"},
+      {"{{ text.partition(part)[1] }}{{ text.rpartition(part)[1] }}{{ part in text }}", "False"},
+      {"{{ text.replace(part, '') == text }}", "True"},
+      {"{{ (text ~ part ~ text).rfind(part) }} {{ (text ~ part).find(part) }}", "4194304 4194304"},
+      {"{{ far.strip(chars)|length }}{{ (far ~ 'x')|trim(chars) }}", "0x"},
+  };
+  for (const auto& [source, output] : cases) {
+    EXPECT_EQ(*RunTemplate(source, variables), output) << source;
+  }
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+// The last place, against the standard library's.
+TEST_F(JinjaTest, LastPlacesAreFound) {
+  std::mt19937 random(20261122);
+  const auto any = [&random](std::size_t size) {
+    std::string text;
+    for (std::size_t i = 0; i < size; ++i) text += random() % 8 == 0 ? 'b' : 'a';
+    return text;
+  };
+  int found = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const std::string text = any(random() % 400);
+    const std::string part = random() % 2 == 0 || text.empty()
+                                 ? any(random() % 40)
+                                 : text.substr(random() % text.size(), random() % 40);
+    EXPECT_EQ(FindLast(text, part), text.rfind(part)) << text << " " << part;
+    EXPECT_EQ(FindFirst(text, part), text.find(part)) << text << " " << part;
+    found += part.size() > 16 && text.find(part) != std::string::npos ? 1 : 0;
+  }
+  EXPECT_GT(found, 500);
 }
 
 TEST_F(JinjaTest, DeepTemplatesAreRefused) {

@@ -1,0 +1,101 @@
+// Conversations as prompts: what the door counts and lets in, and renderings that memory does not
+// suffice for.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/text/chat_template.h"
+#include "tests/engine/harness.h"
+#include "tests/engine/stream_reader.h"
+
+namespace quire::engine {
+namespace {
+
+class ChatPromptTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const PoolOptions pool{
+        .usable_pages = 200, .page_size = 16, .max_rows = 16, .max_context_tokens = 1024};
+    HarnessOptions options = MakeHarnessOptions(pool, 1);
+    options.engine.max_input_bytes = 1000;
+    tokenizer_ = MakeByteTokenizer();
+    runner_ = std::make_unique<FakeRunner>(options.runner);
+    auto engine = Engine::Create(options.engine, MakeCache(pool), runner_.get(), tokenizer_.get(),
+                                 &clock_, &registry_);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
+  }
+
+  // The end of a request for two tokens, and how many the prompt had.
+  std::pair<absl::Status, std::int32_t> Run(text::ChatInput chat, const std::string& source,
+                                            const text::jinja::RenderLimits& limits = {}) {
+    auto templates = text::ChatTemplates::Create(text::FindTemplates({.template_file = source}),
+                                                 *tokenizer_, {.limits = limits});
+    EXPECT_TRUE(templates.ok()) << templates.status();
+    Request request = MakeRequest("a", {}, 2);
+    request.prompt = ChatPrompt{.chat = std::move(chat), .templates = *std::move(templates)};
+    auto stream = engine_->Accept(std::move(request));
+    if (!stream.ok()) return {stream.status(), 0};
+    const Reading reading = ReadAll(**stream);
+    return {reading.status, reading.usage.prompt_tokens};
+  }
+
+  static std::string ReasonOf(const absl::Status& status) {
+    const auto reason = GetErrorReason(status);
+    return reason.has_value() ? reason->reason : "";
+  }
+
+  SystemClock clock_;
+  probe::Registry registry_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::unique_ptr<FakeRunner> runner_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(ChatPromptTest, MessagesWithoutTextMayPrintSome) {
+  text::ChatInput empty;
+  empty.messages.emplace_back();
+  const auto [status, tokens] = Run(empty, "{{ messages|length }} turn");
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(tokens, 6);
+  EXPECT_EQ(ReasonOf(Run(empty, "{{ messages[0].content }}").first), "PROMPT_MISSING");
+}
+
+TEST_F(ChatPromptTest, TheDoorCountsToolsAndTheirCalls) {
+  const std::string json = absl::StrCat("[\"", std::string(1000, 'x'), "\"]");
+  text::ChatInput chat;
+  chat.messages.push_back({.role = "user", .content = "x"});
+  EXPECT_TRUE(Run(chat, "fixed").first.ok());
+  text::ChatInput calls = chat;
+  calls.messages[0].tool_calls.push_back({.id = "1", .name = "f", .arguments_json = json});
+  EXPECT_EQ(ReasonOf(Run(calls, "fixed").first), "INPUT_TOO_LARGE");
+  text::ChatInput tools = chat;
+  tools.tools.push_back({.name = "f", .description = "", .parameters_json = json});
+  EXPECT_EQ(ReasonOf(Run(tools, "fixed").first), "INPUT_TOO_LARGE");
+}
+
+TEST_F(ChatPromptTest, NoMemoryEndsOnlyTheRequest) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers end the process when an allocation is too large";
+#endif
+  text::ChatInput chat;
+  chat.messages.push_back({.role = "user", .content = "x"});
+  // More than an address space.
+  const std::int64_t huge = std::int64_t{1} << 60;
+  const absl::Status status = Run(chat, "{{ 'x' * 1000000000000000 }}", {huge, huge}).first;
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_EQ(ReasonOf(status), "QUEUE_FULL");
+  EXPECT_TRUE(Run(chat, "fixed").first.ok());
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  EXPECT_TRUE(engine_->CheckIntegrity().ok());
+}
+
+}  // namespace
+}  // namespace quire::engine
