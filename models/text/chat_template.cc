@@ -55,14 +55,14 @@ absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* 
   return absl::OkStatus();
 }
 
-// What the JSON inside one conversation may have, all of it together. A small one takes about 150
-// bytes of memory.
-constexpr std::int64_t kMaxJsonElements = 250000;
+// Messages and tools of one conversation, and values and keys in its JSON, all of it together. A
+// small one takes a few hundred bytes of memory.
+constexpr std::int64_t kMaxElements = 250000;
 
 // How the texts of a conversation become values.
 struct Reading {
   const jinja::TextHook& literal;
-  std::int64_t elements_left = kMaxJsonElements;
+  std::int64_t elements_left = kMaxElements;
 };
 
 absl::StatusOr<jinja::Variables> ReadVariables(absl::string_view json,
@@ -290,6 +290,11 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
     const ChatInput& chat, const jinja::TextHook& literal) const {
   jinja::Variables variables = defaults_;
   Reading reading{.literal = literal};
+  if (chat.messages.size() + chat.tools.size() > static_cast<std::size_t>(kMaxElements)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the conversation has ", chat.messages.size() + chat.tools.size(),
+                     " messages and tools, at most ", kMaxElements, " are allowed"));
+  }
   absl::StatusOr<jinja::Variables> given =
       ReadVariables(chat.template_vars_json, literal, &reading.elements_left);
   if (!given.ok()) return Named("chat.template_vars", given.status());

@@ -453,6 +453,9 @@ TEST(ChatTemplateTest, TheJsonOfAConversationHasFewElements) {
   EXPECT_EQ(TextOf(*templates, chat), "1");
   chat.tools.push_back({.name = "f", .description = "", .parameters_json = list(10000)});
   EXPECT_THAT(TextOf(*templates, chat), HasSubstr("more elements than a conversation may have"));
+  ChatInput empty;
+  empty.messages.resize(250001);
+  EXPECT_THAT(TextOf(*templates, empty), HasSubstr("has 250001 messages and tools"));
 }
 
 }  // namespace
