@@ -76,16 +76,27 @@ std::vector<std::string> AdminAddresses(const DaemonOptions& options) {
 }
 
 void WarnAboutOpenAddresses(const DaemonOptions& options) {
-  for (const std::string& text : options.grpc_listen) {
+  const bool has_callers = options.auth.mode != AuthMode::kNone;
+  std::vector<std::string> open;
+  const auto look = [&](const std::string& text, bool has_tls) {
     ListenAddress address;
-    if (!ParseListenAddress(text, &address) || !address.is_wildcard()) continue;
-    const bool has_callers = options.auth.mode != AuthMode::kNone;
-    if (options.tls.enabled() && has_callers) return;
-    log::Warn("server", "every host that reaches this address may use the model or read along",
-              {{"address", text},
+    if (has_tls && has_callers) return;
+    if (ParseListenAddress(text, &address) && !address.is_loopback()) open.push_back(text);
+  };
+  for (const std::string& text : options.grpc_listen) look(text, options.tls.enabled());
+  if (options.openai.enabled) look(options.openai.listen, options.tls.enabled());
+  if (!open.empty()) {
+    log::Warn("server", "every host that reaches these addresses may use the model or read along",
+              {{"address", absl::StrJoin(open, ",")},
                {"tls", options.tls.enabled() ? "on" : "off: set tls.cert_file"},
                {"auth", has_callers ? "on" : "none: set auth.mode"}});
-    return;
+  }
+  open.clear();
+  // Probes and metrics are often asked in plain text.
+  if (options.auth.mode != AuthMode::kToken) look(options.http.listen, /*has_tls=*/false);
+  if (!open.empty()) {
+    log::Warn("server", "every host that reaches this address may read metrics",
+              {{"address", open[0]}, {"auth", "set auth.mode to token"}});
   }
 }
 
@@ -241,17 +252,22 @@ absl::Status Daemon::Impl::Listen() {
 }
 
 HttpHandlers Daemon::Impl::OpsHandlers() {
-  HttpHandlers handlers = MakeOpsHandlers(
-      &state_, options_.metrics_enabled ? &registry_ : nullptr, authenticator_.get());
   ListenAddress address;
   const bool is_loopback =
       ParseListenAddress(options_.http.listen, &address) && address.is_loopback();
+  // Client certificates guard the other listeners; this one does not ask for them.
+  const bool has_tokens = options_.auth.mode == AuthMode::kToken;
+  const bool checks_host = is_loopback && !has_tokens;
+  HttpHandlers handlers =
+      MakeOpsHandlers(&state_, options_.metrics_enabled ? &registry_ : nullptr,
+                      authenticator_.get(), checks_host);
   AddStatusHandlers(
       {.state = &state_,
        .authenticator = authenticator_.get(),
        .version = kVersion,
        .start_time = start_time_,
-       .is_open = is_loopback || options_.auth.mode != AuthMode::kNone,
+       .is_open = is_loopback || has_tokens,
+       .checks_host = checks_host,
        .openai_address = openai_listener_ == nullptr ? "" : openai_listener_->address(),
        .openai_has_tls = openai_listener_ != nullptr && certificates_ != nullptr},
       &handlers);
@@ -379,6 +395,8 @@ void Daemon::Impl::WaitUntil(absl::Time deadline) {
 }
 
 void Daemon::Impl::Drain() {
+  // A drain that ends the process has a time of its own.
+  const bool was_exiting = state_.exiting();
   state_.SetLeaving(true);
   state_.SetExiting();
   UpdateHealth();
@@ -390,6 +408,8 @@ void Daemon::Impl::Drain() {
     WaitUntil(clock_.Now() + delay);
     const absl::Status begun = drain_.Begin(drain_.default_timeout(), /*exit_after=*/false);
     if (!begun.ok()) log::Error("server", "cannot drain", {{"error", begun.message()}});
+  } else if (state_.state() == LifeState::kDraining && !was_exiting) {
+    drain_.Hasten(drain_.default_timeout());
   }
   if (state_.state() == LifeState::kDraining && !drain_.WaitDrained()) {
     log::Warn("server", "some requests did not end in time");

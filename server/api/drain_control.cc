@@ -45,6 +45,11 @@ absl::Status DrainControl::Begin(absl::Duration timeout, bool exit_after) {
   return absl::OkStatus();
 }
 
+void DrainControl::Hasten(absl::Duration timeout) {
+  MutexLock lock(&mutex_);
+  deadline_ = std::min(deadline_, clock_->Now() + timeout);
+}
+
 absl::Status DrainControl::Resume() {
   if (state_->exiting()) {
     return WithReason(absl::FailedPreconditionError("the process is ending"), "SHUTTING_DOWN");

@@ -31,6 +31,8 @@ class DrainControl {
   // Stops admission. Repeated calls set a new deadline. UNAVAILABLE / MODEL_LOADING without a
   // model.
   absl::Status Begin(absl::Duration timeout, bool exit_after);
+  // A drain under way ends after `timeout` at the latest.
+  void Hasten(absl::Duration timeout);
   // FAILED_PRECONDITION / SHUTTING_DOWN once the process is ending; else OK, also when nothing was
   // to do.
   absl::Status Resume();

@@ -28,6 +28,7 @@ absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(
   options.num_threads = num_threads;
   options.keep_alive = false;
   options.certificates = certificates;
+  options.requires_client_certificate = false;  // probes have none
   QUIRE_ASSIGN_OR_RETURN(
       auto server,
       HttpServer::Start(std::move(options), [handlers = std::move(handlers)](

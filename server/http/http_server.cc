@@ -7,8 +7,10 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <thread>
 #include <utility>
@@ -73,7 +75,8 @@ class HttpServer::Impl final : public HttpSessionHost {
         io_(options_.num_threads),
         tls_(options_.certificates == nullptr
                  ? nullptr
-                 : std::make_unique<TlsContext>(options_.certificates)),
+                 : std::make_unique<TlsContext>(options_.certificates,
+                                                options_.requires_client_certificate)),
         work_(net::make_work_guard(io_)),
         acceptor_(net::make_strand(io_)),
         pause_(acceptor_.get_executor()) {}
@@ -89,7 +92,7 @@ class HttpServer::Impl final : public HttpSessionHost {
   }
 
   const HttpServerOptions& options() const override { return options_; }
-  void Handle(const std::shared_ptr<HttpExchange>& exchange) override { handler_(exchange); }
+  void Handle(const std::shared_ptr<HttpExchange>& exchange) override;
   bool closing() const override { return is_closing_.load(std::memory_order_acquire); }
   void Left(const HttpSession* session) override {
     MutexLock lock(&mutex_);
@@ -98,8 +101,10 @@ class HttpServer::Impl final : public HttpSessionHost {
   }
 
  private:
+  void Serve();
   void Accept();
   void OnAccept(tcp::socket socket);
+  bool MakeRoom();
   std::vector<std::shared_ptr<HttpSession>> Sessions() const;
   bool WaitUntilEmpty(absl::Time deadline);
 
@@ -110,7 +115,12 @@ class HttpServer::Impl final : public HttpSessionHost {
 
   mutable Mutex mutex_;
   CondVar left_;
-  std::map<const HttpSession*, std::weak_ptr<HttpSession>> sessions_ ABSL_GUARDED_BY(mutex_);
+  struct Known {
+    std::uint64_t number = 0;  // in the order of their coming
+    std::weak_ptr<HttpSession> session;
+  };
+  std::map<const HttpSession*, Known> sessions_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
 
   net::io_context io_;
   const std::unique_ptr<TlsContext> tls_;  // null: plain text
@@ -138,7 +148,30 @@ absl::Status HttpServer::Impl::Listen() {
 void HttpServer::Impl::Run() {
   net::post(acceptor_.get_executor(), [this] { Accept(); });
   for (int i = 0; i < options_.num_threads; ++i) {
-    threads_.emplace_back([this] { io_.run(); });
+    threads_.emplace_back([this] { Serve(); });
+  }
+}
+
+// The project throws nothing, but what it calls may: an allocation above all. One connection's
+// trouble is not to end the process.
+void HttpServer::Impl::Serve() {
+  for (;;) {
+    try {
+      io_.run();
+      return;
+    } catch (const std::exception& error) {
+      log::Error("http", "exception", {{"error", error.what()}});
+    }
+  }
+}
+
+void HttpServer::Impl::Handle(const std::shared_ptr<HttpExchange>& exchange) {
+  try {
+    handler_(exchange);
+  } catch (const std::exception& error) {
+    log::Error("http", "exception in a handler", {{"error", error.what()}});
+    // How much of an answer has left is not known here.
+    exchange->EndStream(/*whole=*/false);
   }
 }
 
@@ -171,21 +204,33 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
     if (context == nullptr) return;
     transport = NewTlsTransport(std::move(socket), std::move(context));
   }
-  auto session = std::make_shared<HttpSession>(this, std::move(transport),
-                                               others >= options_.max_connections);
+  const bool is_surplus = others >= options_.max_connections && !MakeRoom();
+  auto session = std::make_shared<HttpSession>(this, std::move(transport), is_surplus);
   {
     MutexLock lock(&mutex_);
-    sessions_.emplace(session.get(), session);
+    sessions_.emplace(session.get(), Known{.number = next_number_++, .session = session});
   }
   session->Begin();
 }
 
+// Whoever has connected and said nothing gives way to who comes later, the oldest first.
+bool HttpServer::Impl::MakeRoom() {
+  const std::vector<std::shared_ptr<HttpSession>> alive = Sessions();
+  return std::any_of(alive.begin(), alive.end(),
+                     [](const std::shared_ptr<HttpSession>& session) { return session->Yield(); });
+}
+
+// The oldest first.
 std::vector<std::shared_ptr<HttpSession>> HttpServer::Impl::Sessions() const {
-  std::vector<std::shared_ptr<HttpSession>> alive;
-  MutexLock lock(&mutex_);
-  for (const auto& [key, session] : sessions_) {
-    if (auto strong = session.lock()) alive.push_back(std::move(strong));
+  std::map<std::uint64_t, std::shared_ptr<HttpSession>> by_age;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [key, known] : sessions_) {
+      if (auto strong = known.session.lock()) by_age.emplace(known.number, std::move(strong));
+    }
   }
+  std::vector<std::shared_ptr<HttpSession>> alive;
+  for (auto& [number, session] : by_age) alive.push_back(std::move(session));
   return alive;
 }
 

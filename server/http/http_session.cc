@@ -83,6 +83,14 @@ void HttpSession::FinishSoon() {
   });
 }
 
+bool HttpSession::Yield() {
+  if (!awaits_first_head_.exchange(false)) return false;
+  Post([this] {
+    if (state_ == State::kHandshake || (state_ == State::kReading && !is_head_parsed_)) Close();
+  });
+  return true;
+}
+
 void HttpSession::Abort() {
   Post([this] { Close(); });
 }
@@ -125,6 +133,11 @@ void HttpSession::ReadMore() {
                        });
 }
 
+// While a handler works: the end of the peer is seen behind early bytes too, up to a bound.
+void HttpSession::ReadAhead() {
+  if (input_.size() < host_->options().max_head_bytes) ReadMore();
+}
+
 void HttpSession::OnRead(Error error, std::size_t size) {
   is_reading_ = false;
   switch (state_) {
@@ -137,10 +150,10 @@ void HttpSession::OnRead(Error error, std::size_t size) {
       }
       return Parse();
     case State::kHandling:
-      // The peer has gone, or has sent its next request early; that waits, and no more is read.
+      // The peer has gone, or has sent its next request early, of which only some is kept.
       if (error) return Close();
       input_.append(chunk_.data(), size);
-      return;
+      return ReadAhead();
     case State::kLingering:
       lingered_bytes_ += size;
       if (error || lingered_bytes_ > kMaxLingerBytes) return Close();
@@ -164,6 +177,8 @@ void HttpSession::Parse() {
     }
     if (used == 0) break;
   }
+  // The parser takes the head of a chunk, and all trailers, only once they are whole.
+  if (input_.size() > host_->options().max_head_bytes) return Refuse(http::error::header_limit);
   ReadMore();
 }
 
@@ -183,8 +198,10 @@ void HttpSession::Refuse(Error error) {
                                         host_->options().max_body_bytes(), " bytes"));
   }
   if (error == http::error::header_limit) {
-    return RefuseWith(431, absl::StrCat("request line and headers have more than ",
-                                        host_->options().max_head_bytes, " bytes"));
+    const absl::string_view what =
+        is_head_parsed_ ? "the head of a chunk or the trailers" : "request line and headers";
+    return RefuseWith(
+        431, absl::StrCat(what, " have more than ", host_->options().max_head_bytes, " bytes"));
   }
   RefuseWith(400, absl::StrCat("no HTTP request: ", error.message()));
 }
@@ -206,6 +223,7 @@ void HttpSession::RefuseWith(HttpAnswer answer) {
 
 // Reads the head that the parser has; false when the request was refused for it.
 bool HttpSession::TakeHead() {
+  awaits_first_head_.store(false);
   const auto& message = parser_->get();
   request_.method = std::string(View(message.method_string()));
   const absl::string_view target = View(message.target());
@@ -237,7 +255,7 @@ void HttpSession::Handle() {
   }
   state_ = State::kHandling;
   Disarm();
-  if (input_.empty()) ReadMore();
+  ReadAhead();
   host_->Handle(shared_from_this());
 }
 

@@ -6,12 +6,15 @@
 //
 // Place:      made by HttpServer for each connection that it accepts.
 // Invariants: while a handler works, the connection is read too: its end, or bytes of a next
-//             request, which wait. A closed session stays closed.
-// Threads:    the sequence of its transport; Post, Begin, FinishSoon and Abort from any.
+//             request, which wait; once those are as many as a head may have, no more is read.
+//             What is read and not parsed is never much more than that. A closed session stays
+//             closed.
+// Threads:    the sequence of its transport; Post, Begin, FinishSoon, Yield and Abort from any.
 // Lifetime:   kept by its pending operations and by handlers; `host` outlives it, and learns of its
 //             end.
 
 #include <array>
+#include <atomic>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
@@ -49,6 +52,9 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void Begin();
   // Closes now if no answer is under way, else behind it.
   void FinishSoon();
+  // Closes if not even one head has arrived, to make room for a newer connection; else, and the
+  // second time, false.
+  bool Yield();
   void Abort();
 
   const HttpRequest& request() const override { return request_; }
@@ -66,6 +72,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
 
   void BeginRequest();
   void ReadMore();
+  void ReadAhead();
   void OnRead(Error error, std::size_t size);
   void Parse();
   void SendContinue();
@@ -103,6 +110,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   bool has_begun_ = false;      // some of the request is there
   bool is_head_parsed_ = false;
+  std::atomic<bool> awaits_first_head_{true};
   std::int64_t served_ = 0;
   std::size_t lingered_bytes_ = 0;
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/api/status_mapping.h"
 #include "server/http/http_credentials.h"
+#include "server/http/http_host.h"
 
 namespace quire::server {
 namespace {
@@ -53,13 +54,14 @@ HttpAnswer ReadinessAnswer(const ServingState& state) {
 }
 
 HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* registry,
-                             const Authenticator* authenticator) {
+                             const Authenticator* authenticator, bool checks_host) {
   HttpHandlers handlers = {
       {"/livez", [state](const HttpRequest&) { return Liveness(*state); }},
       {"/readyz", [state](const HttpRequest&) { return ReadinessAnswer(*state); }},
       {"/startupz", [state](const HttpRequest&) { return Startup(*state); }}};
   if (registry != nullptr) {
-    handlers["/metrics"] = [registry, authenticator](const HttpRequest& request) {
+    handlers["/metrics"] = [registry, authenticator, checks_host](const HttpRequest& request) {
+      if (checks_host && !NamesThisMachine(request)) return WrongHostAnswer();
       return Metrics(*registry, *authenticator, request);
     };
   }

@@ -19,7 +19,8 @@ namespace quire::server {
 HttpAnswer ReadinessAnswer(const ServingState& state);
 
 // `registry` null: no /metrics.
+// `checks_host`: /metrics only for whoever names this machine in Host (http_host.h).
 HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* registry,
-                             const Authenticator* authenticator);
+                             const Authenticator* authenticator, bool checks_host = false);
 
 }  // namespace quire::server

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "engine/engine.h"
 #include "server/api/status_mapping.h"
 #include "server/http/http_credentials.h"
+#include "server/http/http_host.h"
 #include "server/http/status_page.h"
 
 namespace quire::server {
@@ -53,7 +55,18 @@ ordered_json ModelOf(const ServedModel& model) {
           {"kv_dtype", description.kv_dtype}};
 }
 
+// Nothing while another request waits for it: the listener's threads are for probes too.
+std::optional<engine::PagePicture> PictureOf(const StatusSources& sources,
+                                             engine::Engine* engine) {
+  if (sources.is_asking->exchange(true)) return std::nullopt;
+  absl::StatusOr<engine::PagePicture> picture = engine->GetPagePicture();
+  sources.is_asking->store(false);
+  if (!picture.ok()) return std::nullopt;
+  return *std::move(picture);
+}
+
 HttpAnswer StatusAnswer(const StatusSources& sources, const HttpRequest& request) {
+  if (sources.checks_host && !NamesThisMachine(request)) return WrongHostAnswer();
   const auto caller =
       sources.authenticator->Authenticate(ReadCredentials(request), Scope::kMetrics);
   if (!caller.ok()) {
@@ -104,8 +117,8 @@ std::string StatusJson(const StatusSources& sources, const ServedModel* model, a
     status["tokens_per_second"] = {{"prompt", stats.prompt_tokens_per_second},
                                    {"generation", stats.generation_tokens_per_second}};
     status["queue"] = QueueOf(model->engine->ListRequests());
-    const absl::StatusOr<engine::PagePicture> picture = model->engine->GetPagePicture();
-    if (picture.ok()) {
+    const std::optional<engine::PagePicture> picture = PictureOf(sources, model->engine);
+    if (picture.has_value()) {
       status["pages"] = {{"page_size", model->description.kv_page_size},
                          {"owners", picture->owners},
                          {"runs", RunsOf(picture->pages)}};

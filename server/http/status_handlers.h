@@ -9,10 +9,14 @@
 // Place:      beside ops_handlers.h, on the operators' listener.
 // Invariants: the page itself tells nothing. /status.json needs the scope `metrics`; without any
 //             authentication it is answered on loopback addresses only, 403 elsewhere.
-// Threads:    any. /status.json waits for the end of the step that runs.
+//             Where loopback is what guards it, Host has to name this machine (http_host.h).
+// Threads:    any. One request at a time waits for the end of the step that runs, a second at most;
+//             the others, and it after that second, are answered without `pages`.
 // Lifetime:   what StatusSources points to outlives the handlers.
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -28,9 +32,12 @@ struct StatusSources {
   const Authenticator* authenticator = nullptr;
   absl::string_view version;
   absl::Time start_time;
-  bool is_open = false;        // served without authentication: the listener is on loopback
+  bool is_open = false;      // served without authentication: the listener is on loopback
+  bool checks_host = false;  // loopback is all that guards it
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
+  // Somebody waits for the picture of the pages.
+  std::shared_ptr<std::atomic<bool>> is_asking = std::make_shared<std::atomic<bool>>(false);
 };
 
 // Adds both to `handlers`.

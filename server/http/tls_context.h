@@ -21,7 +21,9 @@ namespace quire::server {
 
 class TlsContext {
  public:
-  explicit TlsContext(const CertificateStore* store) : store_(store) {}
+  // `may_require` false: clients need no certificate, whatever the store's options say.
+  TlsContext(const CertificateStore* store, bool may_require)
+      : store_(store), may_require_(may_require) {}
 
   // For a new connection; made again when the store has new certificates. Null if OpenSSL does not
   // take them, which is logged; the store has checked them, so that is a defect.
@@ -29,6 +31,7 @@ class TlsContext {
 
  private:
   const CertificateStore* const store_;
+  const bool may_require_;
   Mutex mutex_;
   std::shared_ptr<boost::asio::ssl::context> context_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;

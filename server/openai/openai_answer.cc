@@ -50,14 +50,14 @@ const char* FinishWord(v1::FinishReason reason) {
 class CompletionLogprobs {
  public:
   // A token whose probability nothing gives: the first of a prompt.
-  void AddFirst(const std::string& bytes) {
-    AddText(bytes);
+  void AddFirst(const std::string& bytes, bool is_shown) {
+    AddText(bytes, is_shown);
     lists_["token_logprobs"].push_back(nullptr);
     lists_["top_logprobs"].push_back(nullptr);
   }
 
-  void Add(const v1::TokenLogprob& token) {
-    AddText(token.token_bytes());
+  void Add(const v1::TokenLogprob& token, bool is_shown) {
+    AddText(token.token_bytes(), is_shown);
     lists_["token_logprobs"].push_back(Finite(token.logprob()));
     ordered_json best = ordered_json::object();
     for (const v1::TopLogprob& top : token.top()) {
@@ -82,10 +82,11 @@ class CompletionLogprobs {
             {"text_offset", ordered_json::array()}};
   }
 
-  void AddText(const std::string& bytes) {
+  // `is_shown`: the text of the choice has it.
+  void AddText(const std::string& bytes, bool is_shown) {
     lists_["tokens"].push_back(TokenText(bytes));
     lists_["text_offset"].push_back(offset_);
-    offset_ += CountCharacters(bytes);
+    if (is_shown) offset_ += CountCharacters(bytes);
   }
 
   ordered_json lists_ = Empty();
@@ -124,24 +125,26 @@ struct Prompt {
   std::int32_t tokens = 0;
   std::int32_t cached_tokens = 0;
   std::string text;             // with echo
-  std::string first_token;      // with echo and logprobs
+  std::int32_t first_id = -1;   // with echo and logprobs
   std::vector<v1::TokenLogprob> logprobs;
 };
 
 }  // namespace
 
 struct OpenAiAnswer::Impl {
-  Impl(const OpenAiRequest& request, OpenAiAnswerHead the_head,
-       std::function<std::string(std::int32_t)> the_token_bytes)
+  Impl(const OpenAiRequest& request, OpenAiAnswerHead the_head, OpenAiTokens the_tokens)
       : is_chat(request.is_chat),
         stream(request.stream),
         include_usage(request.include_usage),
         echo(request.echo),
         with_logprobs(request.logprobs),
         hides_output(request.hides_output),
+        skips_special(request.prompts.empty() ||
+                      !request.prompts[0].output().has_skip_special_tokens() ||
+                      request.prompts[0].output().skip_special_tokens()),
         choices_per_prompt(static_cast<std::size_t>(request.choices)),
         head(std::move(the_head)),
-        token_bytes(std::move(the_token_bytes)),
+        vocabulary(std::move(the_tokens)),
         prompts(request.prompts.size()),
         choices(prompts.size() * choices_per_prompt) {}
 
@@ -155,16 +158,17 @@ struct OpenAiAnswer::Impl {
   }
   ordered_json Usage() const;
   ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool opens);
+  void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
   void AppendChunk(ordered_json choice, std::string* events) const;
   // The choice of a chunk; `word` null while the choice goes on.
   ordered_json ChunkChoice(std::size_t index, ordered_json content, ordered_json logprobs,
                            const char* word) const;
   const Prompt& PromptOf(std::size_t index) const { return prompts[index / choices_per_prompt]; }
 
-  const bool is_chat, stream, include_usage, echo, with_logprobs, hides_output;
+  const bool is_chat, stream, include_usage, echo, with_logprobs, hides_output, skips_special;
   const std::size_t choices_per_prompt;
   OpenAiAnswerHead head;
-  const std::function<std::string(std::int32_t)> token_bytes;
+  const OpenAiTokens vocabulary;
   std::vector<Prompt> prompts;
   std::vector<Choice> choices;
 };
@@ -205,12 +209,30 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   state.cached_tokens = started.cached_tokens();
   state.text = started.prompt_text();
   if (echo && with_logprobs && started.prompt_token_ids_size() > 0) {
-    state.first_token = token_bytes(started.prompt_token_ids(0));
+    state.first_id = started.prompt_token_ids(0);
   }
   if (!is_chat || !stream) return;
   for (std::size_t c = 0; c < choices_per_prompt; ++c) {
     const ordered_json role = {{"role", "assistant"}, {"content", ""}};
     AppendChunk(ChunkChoice(prompt * choices_per_prompt + c, role, nullptr, nullptr), events);
+  }
+}
+
+// Special tokens that the template added are not in the text that is echoed; those that the caller
+// wrote are.
+void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const {
+  absl::string_view rest = prompt.text;
+  const auto is_shown = [&](std::int32_t id, const std::string& bytes) {
+    if (id < 0 || !vocabulary.is_special(id)) return true;
+    const std::size_t at = rest.find(bytes);
+    if (at == rest.npos) return false;
+    rest.remove_prefix(at + bytes.size());
+    return true;
+  };
+  const std::string first = prompt.first_id < 0 ? "" : vocabulary.bytes(prompt.first_id);
+  lists->AddFirst(first, is_shown(prompt.first_id, first));
+  for (const v1::TokenLogprob& token : prompt.logprobs) {
+    lists->Add(token, is_shown(token.token_id(), token.token_bytes()));
   }
 }
 
@@ -220,12 +242,11 @@ ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogp
   if (!with_logprobs) return nullptr;
   if (is_chat) return ChatLogprobs(tokens);
   CompletionLogprobs& lists = choices[index].logprobs;
-  if (opens && echo) {
-    lists.AddFirst(PromptOf(index).first_token);
-    for (const v1::TokenLogprob& token : PromptOf(index).logprobs) lists.Add(token);
-  }
+  if (opens && echo) AddPrompt(PromptOf(index), &lists);
   if (!hides_output) {
-    for (const v1::TokenLogprob& token : tokens) lists.Add(token);
+    for (const v1::TokenLogprob& token : tokens) {
+      lists.Add(token, !skips_special || !vocabulary.is_special(token.token_id()));
+    }
   }
   return lists.Take();
 }
@@ -267,8 +288,8 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
 }
 
 OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
-                           std::function<std::string(std::int32_t)> token_bytes)
-    : impl_(std::make_unique<Impl>(request, std::move(head), std::move(token_bytes))) {}
+                           OpenAiTokens tokens)
+    : impl_(std::make_unique<Impl>(request, std::move(head), std::move(tokens))) {}
 
 OpenAiAnswer::~OpenAiAnswer() = default;
 

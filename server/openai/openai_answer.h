@@ -29,11 +29,16 @@ struct OpenAiAnswerHead {
   std::int64_t created = 0;  // seconds since 1970
 };
 
+// What the tokenizer knows of a token.
+struct OpenAiTokens {
+  std::function<std::string(std::int32_t)> bytes;  // as TokenLogprob.token_bytes
+  std::function<bool(std::int32_t)> is_special;
+};
+
 class OpenAiAnswer {
  public:
-  // `token_bytes` gives the text of a token, as TokenLogprob.token_bytes.
   OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
-               std::function<std::string(std::int32_t)> token_bytes);
+               OpenAiTokens tokens);
   ~OpenAiAnswer();
 
   // Takes the next message of prompt `prompt` and, with a stream, appends the events it makes.

@@ -1,11 +1,13 @@
 #include "server/openai/openai_call.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "models/text/tokenizer.h"
+#include "server/api/status_mapping.h"
 #include "server/openai/openai_error.h"
 
 namespace quire::server {
@@ -28,29 +30,38 @@ void OpenAiCall::Begin(OpenAiRequest request, const CallInfo& info, const std::s
   const std::shared_ptr<OpenAiCall> self = shared_from_this();
   stream_ = request.stream;
   headers_.emplace_back("x-request-id", request_id);
-  for (std::size_t i = 0; i < request.prompts.size(); ++i) {
-    v1::GenerateRequest& message = request.prompts[i];
-    message.set_request_id(i == 0 ? request_id : absl::StrCat(request_id, "-", i));
-    auto generation = Generation::Start(context_, method_, traceparent, message, info);
-    if (!generation.ok()) {
-      Fail(generation.status());
-      break;
-    }
-    parts_.push_back({.generation = *std::move(generation)});
-  }
-  if (error_.ok()) {
-    // The model is there, since the first generation has begun.
-    const ServedModel* const served = context_.state->model();
-    answer_ = std::make_unique<OpenAiAnswer>(
-        request,
-        OpenAiAnswerHead{.id = absl::StrCat(request.is_chat ? "chatcmpl-" : "cmpl-", request_id),
-                         .model = served->id(),
-                         .created = absl::ToUnixSeconds(info.accept_time)},
-        [tokenizer = served->tokenizer](std::int32_t id) { return tokenizer->TokenBytes(id); });
+  // The project throws nothing, but libraries below may: an allocation above all.
+  try {
+    Start(std::move(request), info, request_id, traceparent);
+  } catch (const std::exception& error) {
+    Fail(Seal(absl::InternalError(error.what())));
   }
   for (Part& part : parts_) part.generation->SetReadyCallback([self] { self->OnReady(); });
   exchange_->OnGone([self] { self->OnGone(); });
   Pump();
+}
+
+void OpenAiCall::Start(OpenAiRequest request, const CallInfo& info, const std::string& request_id,
+                       const std::string& traceparent) {
+  for (std::size_t i = 0; i < request.prompts.size(); ++i) {
+    v1::GenerateRequest& message = request.prompts[i];
+    message.set_request_id(i == 0 ? request_id : absl::StrCat(request_id, "-", i));
+    auto generation = Generation::Start(context_, method_, traceparent, message, info);
+    if (!generation.ok()) return Fail(generation.status());
+    parts_.push_back({.generation = *std::move(generation)});
+  }
+  // The model is there, since the first generation has begun.
+  const ServedModel* const served = context_.state->model();
+  answer_ = std::make_unique<OpenAiAnswer>(
+      request,
+      OpenAiAnswerHead{.id = absl::StrCat(request.is_chat ? "chatcmpl-" : "cmpl-", request_id),
+                       .model = served->id(),
+                       .created = absl::ToUnixSeconds(info.accept_time)},
+      OpenAiTokens{
+          .bytes = [tokenizer = served->tokenizer](
+                       std::int32_t id) { return tokenizer->TokenBytes(id); },
+          .is_special = [tokenizer = served->tokenizer](
+                            std::int32_t id) { return tokenizer->IsSpecial(id); }});
 }
 
 void OpenAiCall::OnReady() {
@@ -74,6 +85,11 @@ void OpenAiCall::Pump() {
   for (std::size_t i = 0; i < parts_.size(); ++i) Drain(i, &events);
   // Before the first byte a failure still has a status of its own.
   const bool may_write = has_begun_ || error_.ok();
+  if (!may_write && !events.empty()) {
+    // What the limit of one piece left waiting would otherwise wait for a write that never comes.
+    events.clear();
+    for (std::size_t i = 0; i < parts_.size(); ++i) Drain(i, &events);
+  }
   if (!events.empty() && !is_gone_ && may_write) return WriteEvents(std::move(events));
   if (is_over()) End();
 }
@@ -82,7 +98,9 @@ void OpenAiCall::Drain(std::size_t index, std::string* events) {
   Part& part = parts_[index];
   if (part.is_done) return;
   v1::GenerateResponse message;
-  while (events->size() < kPieceBytes && part.generation->TakeResponse(&message)) {
+  // Behind a failure nothing is kept, so nothing needs to wait.
+  while ((events->size() < kPieceBytes || !error_.ok()) &&
+         part.generation->TakeResponse(&message)) {
     if (!is_gone_ && error_.ok()) answer_->Take(index, message, events);
     message.Clear();
   }

@@ -42,6 +42,8 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
     bool is_done = false;
   };
 
+  void Start(OpenAiRequest request, const CallInfo& info, const std::string& request_id,
+             const std::string& traceparent);
   void OnReady();
   void OnGone();
   void Pump();

@@ -18,6 +18,8 @@ namespace {
 using text::JsonValue;
 
 constexpr std::size_t kMaxPrompts = 2048;
+// Of what is copied for every prompt, all copies together, as memory.
+constexpr std::size_t kMaxCopiedBytes = 64 << 20;
 constexpr std::size_t kMaxLabelBytes = 64;
 
 absl::Status BadField(const JsonValue& value, absl::string_view problem) {
@@ -190,6 +192,12 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
   if (prompt->size() > kMaxPrompts) {
     return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts, at most ",
                                           kMaxPrompts, " are allowed"));
+  }
+  const std::size_t copied = shared.SpaceUsedLong() * prompt->size();
+  if (copied > kMaxCopiedBytes) {
+    return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts, with whose copies of "
+                                          "the parameters the request takes ", copied,
+                                          " bytes, at most ", kMaxCopiedBytes, " are allowed"));
   }
   for (std::size_t i = 0; i < prompt->size(); ++i) {
     QUIRE_RETURN_IF_ERROR(AddPrompt(prompt->At(i), shared, result));

@@ -1,8 +1,7 @@
 #include "server/openai/openai_service.h"
 
-#include <arpa/inet.h>
-
 #include <algorithm>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "server/config/live_config.h"
 #include "server/config/validator.h"
 #include "server/http/http_credentials.h"
+#include "server/http/http_host.h"
 #include "server/http/ops_handlers.h"
 #include "server/openai/openai_call.h"
 #include "server/openai/openai_error.h"
@@ -63,6 +63,13 @@ HttpAnswer OriginError() {
   return OpenAiError(403, "ORIGIN", "this origin is not among openai.allowed_origins", "origin");
 }
 
+HttpAnswer HostError() {
+  return OpenAiError(403, "HOST",
+                     "without authentication a loopback address is asked by address or as "
+                     "localhost only",
+                     "host");
+}
+
 ordered_json ModelObject(const ServedModel& served, const std::string& name) {
   return {{"id", name},
           {"object", "model"},
@@ -76,17 +83,17 @@ std::string Dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-void Append(HttpHeaders headers, HttpAnswer* answer) {
-  for (auto& header : headers) answer->headers.push_back(std::move(header));
+// The project throws nothing, but libraries below may: an allocation above all.
+absl::StatusOr<OpenAiRequest> ParseBody(bool is_chat, const std::string& body) {
+  try {
+    return is_chat ? ParseChatRequest(body) : ParseCompletionRequest(body);
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("body: ", error.what()));
+  }
 }
 
-// An address or this machine's own name: another name could be made to lead here by whoever owns
-// it.
-bool IsAddress(absl::string_view host) {
-  const std::string text(host);
-  in6_addr address = {};  // large enough for both
-  return inet_pton(AF_INET, text.c_str(), &address) == 1 ||
-         inet_pton(AF_INET6, text.c_str(), &address) == 1 || host == "localhost";
+void Append(HttpHeaders headers, HttpAnswer* answer) {
+  for (auto& header : headers) answer->headers.push_back(std::move(header));
 }
 
 bool IsStatusPage(absl::string_view origin, absl::string_view host, int port) {
@@ -96,10 +103,17 @@ bool IsStatusPage(absl::string_view origin, absl::string_view host, int port) {
   ListenAddress page, here;
   return port != 0 && ParseListenAddress(origin, &page) && ParseListenAddress(host, &here) &&
          !page.is_unix && !here.is_unix && page.port == port && page.host == here.host &&
-         IsAddress(page.host);
+         IsLocalName(page.host);
 }
 
 }  // namespace
+
+OpenAiService::OpenAiService(const HandlerContext& context) : context_(context) {
+  const std::shared_ptr<const DaemonOptions> options = context.config->options();
+  ListenAddress address;
+  checks_host_ = options->auth.mode == AuthMode::kNone &&
+                 ParseListenAddress(options->openai.listen, &address) && address.is_loopback();
+}
 
 bool OpenAiService::IsAllowed(const HttpRequest& request, absl::string_view origin) const {
   if (IsStatusPage(origin, request.Header("host"), status_page_port_.load())) return true;
@@ -109,6 +123,7 @@ bool OpenAiService::IsAllowed(const HttpRequest& request, absl::string_view orig
 }
 
 std::optional<HttpAnswer> OpenAiService::Refusal(const HttpRequest& head) const {
+  if (checks_host_ && !NamesThisMachine(head)) return HostError();
   const absl::string_view origin = head.Header("origin");
   if (!origin.empty() && !IsAllowed(head, origin)) return OriginError();
   const auto caller = Authorize(head);
@@ -130,6 +145,7 @@ HttpAnswer OpenAiService::Refuse(const HttpRequest& request, const absl::Status&
 
 void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request();
+  if (checks_host_ && !NamesThisMachine(request)) return exchange->Answer(HostError());
   const absl::string_view origin = request.Header("origin");
   HttpHeaders headers;
   // Only browsers send it, and they let a page read an answer only if the answer names its origin.
@@ -214,13 +230,14 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
   };
   const auto caller = Authorize(request);
   if (!caller.ok()) return refuse(caller.status());
-  const std::string body = exchange->TakeBody();
-  auto parsed =
-      request.path == kChatPath ? ParseChatRequest(body) : ParseCompletionRequest(body);
+  auto parsed = ParseBody(request.path == kChatPath, exchange->TakeBody());
   if (!parsed.ok()) return refuse(parsed.status());
   std::string id(request.Header("x-request-id"));
   if (id.empty()) id = NewRequestId();
-  const absl::Status wellformed = CheckRequestId(id, "x-request-id");
+  // As the last prompt's will be.
+  const std::size_t others = parsed->prompts.size() - 1;
+  const absl::Status wellformed =
+      CheckRequestId(others == 0 ? id : absl::StrCat(id, "-", others), "x-request-id");
   if (!wellformed.ok()) return refuse(wellformed);
   CallInfo info;
   info.principal = caller->principal;

@@ -7,7 +7,8 @@
 // Place:      the handler of the HttpServer that openai.listen names.
 // Invariants: an endpoint or a field that this build lacks answers with an error object. A request
 //             whose Origin is not allowed is refused before anything is read of it, so that a page
-//             of another site cannot use a model on this machine.
+//             of another site cannot use a model on this machine; nor one that is only guarded by
+//             being on loopback, by a name that leads here (http_host.h).
 // Threads:    Handle on the threads of the server.
 // Lifetime:   outlives the server; the context's objects outlive it.
 
@@ -26,7 +27,7 @@ namespace quire::server {
 
 class OpenAiService {
  public:
-  explicit OpenAiService(const HandlerContext& context) : context_(context) {}
+  explicit OpenAiService(const HandlerContext& context);
 
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
@@ -47,6 +48,7 @@ class OpenAiService {
   absl::StatusOr<Identity> Authorize(const HttpRequest& request) const;
 
   const HandlerContext context_;
+  bool checks_host_ = false;
   std::atomic<int> status_page_port_{0};  // 0: none
 };
 

@@ -200,7 +200,7 @@ def fuzz_frames(daemon, random_, count):
 
 def fuzz_http1(daemon, random_, count):
     lines = [
-        b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /metrics HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"POST /metrics HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
         b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /livez HTTP/9.9\r\n\r\n",
         b"GET /livez HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\nffffffffffffffff\r\n",
         b"GET /livez HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
@@ -223,7 +223,7 @@ def fuzz_json(daemon, random_, count):
     ]
     for body in mutations(random_, seeds, count):
         path = random_.choice((b"/v1/completions", b"/v1/chat/completions"))
-        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n" % path
+        head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n" % path
         with connect(daemon.openai_address) as connection:
             send_quietly(connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             answer = connection.recv(65536)

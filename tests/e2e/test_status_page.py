@@ -11,6 +11,8 @@ import urllib.error
 import urllib.request
 
 import pytest
+from attack_tools import tls_channel, wait_serving
+from certificates import Authority
 from daemon import Daemon
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -234,10 +236,38 @@ def test_another_sites_page_may_not_use_the_model(daemon, page):
         assert refused.value.code == 403
 
 
-def test_remote_addresses_need_authorisation(tmp_path):
-    settings = ("server.http.listen=0.0.0.0:0",)
+def test_another_sites_name_may_not_read_the_status(daemon):
+    for path, host, expected in (
+        ("/status.json", "evil.test", 403), ("/metrics", "evil.test:80", 403), ("/livez", "evil.test", 200),
+        ("/status.json", "localhost", 200), ("/metrics", "[::1]:80", 200),
+    ):
+        request = urllib.request.Request(f"http://{daemon.http_address}{path}", headers={"Host": host})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                code = answer.status
+        except urllib.error.HTTPError as error:
+            code = error.code
+        assert code == expected, (path, host)
+
+
+@pytest.mark.parametrize("with_certificates", [False, True])
+def test_remote_addresses_need_authorisation(tmp_path, with_certificates):
+    settings = ["server.http.listen=0.0.0.0:0"]
+    if with_certificates:  # of clients, which this listener does not ask for
+        authority = Authority()
+        pem, key = authority.issue("server")
+        probe = authority.issue("probe")
+        for name, content in (("server.pem", pem), ("server.key", key), ("ca.pem", authority.pem)):
+            (tmp_path / name).write_bytes(content)
+        settings += [f"tls.cert_file={tmp_path}/server.pem", f"tls.key_file={tmp_path}/server.key"]
+        settings += [f"tls.client_ca_file={tmp_path}/ca.pem", "tls.require_client_cert=true", "auth.mode=mtls"]
     with Daemon(tmp_path, settings=settings) as daemon:
-        daemon.wait_serving()
+        if with_certificates:
+            daemon.wait_listening()
+            with tls_channel(daemon, authority, probe) as channel:
+                wait_serving(channel)
+        else:
+            daemon.wait_serving()
         port = daemon.http_address.rsplit(":", 1)[1]
         for path, expected in (("/status.json", 403), ("/", 200), ("/readyz", 200)):
             try:

@@ -39,7 +39,7 @@ bool HttpClient::Send(absl::string_view bytes) {
 
 bool HttpClient::SendRequest(absl::string_view method, absl::string_view path,
                              absl::string_view body, absl::string_view more_headers) {
-  return Send(absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: test\r\nContent-Length: ",
+  return Send(absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: localhost\r\nContent-Length: ",
                            body.size(), "\r\n", more_headers, "\r\n", body));
 }
 

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <thread>
+#include <vector>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -35,6 +37,7 @@ class Site {
       held_.fetch_add(1);
       return exchange->OnGone([this] { gone_.fetch_add(1); });
     }
+    if (request.path == "/throw") throw std::runtime_error("a library gave up");
     exchange->Answer({.body = absl::StrCat(request.method, " ", request.path, "?", request.query,
                                            " ", request.Header("x-test"), " ", request.body)});
   }
@@ -155,6 +158,25 @@ TEST_F(HttpServerTest, LimitsOfHeadAndBodyAnswerAndClose) {
   EXPECT_EQ(flood.Ask("GET", "/e", "", headers).status, 431);
 }
 
+TEST_F(HttpServerTest, HeadsOfChunksAndTrailersAreBoundedToo) {
+  Start(Options());
+  for (const char* const begin : {"1;", "1;a=\"", "0\r\nA: ", "0\r\n"}) {
+    HttpClient endless(address());
+    ASSERT_TRUE(endless.Send("POST /e HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"));
+    ASSERT_TRUE(endless.Send(begin));
+    const std::string piece = begin[3] == '\0' ? "A: b\r\nC: dddddddddd\r\n" : "aaaaaaaaaaaaaaaa";
+    std::size_t sent = 0;
+    // More than the answer needs, less than lingers behind it.
+    while (sent < 200000 && endless.Send(piece)) sent += piece.size();
+    EXPECT_EQ(endless.Read().status, 431) << begin;
+  }
+  HttpClient fine(address());
+  ASSERT_TRUE(fine.Send("POST /e HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"));
+  ASSERT_TRUE(fine.Send(absl::StrCat("2;x=", std::string(9000, 'y'), "\r\nab\r\n")));
+  ASSERT_TRUE(fine.Send(absl::StrCat("0\r\nT: ", std::string(9000, 'z'), "\r\n\r\n")));
+  EXPECT_EQ(fine.Read().body, "POST /e?  ab");
+}
+
 TEST_F(HttpServerTest, BodiesOfUnwelcomeHeadsAreNotRead) {
   HttpServerOptions options = Options();
   options.admit = [](const HttpRequest& head) -> std::optional<HttpAnswer> {
@@ -206,6 +228,50 @@ TEST_F(HttpServerTest, HandlersLearnThatTheirPeerHasGone) {
     EXPECT_TRUE(site_.WaitGone(reset ? 2 : 1));
   }
   EXPECT_TRUE(ConnectionsBecome(0));
+}
+
+TEST_F(HttpServerTest, TheEndOfAPeerIsSeenBehindItsEarlyBytes) {
+  Start(Options());
+  HttpClient client(address());
+  ASSERT_TRUE(client.SendRequest("GET", "/hold", ""));
+  while (site_.held() != 1) std::this_thread::yield();
+  ASSERT_TRUE(client.Send("GET /next HTTP/1.1\r\nHo"));
+  absl::SleepFor(absl::Milliseconds(50));
+  client.Close();
+  EXPECT_TRUE(site_.WaitGone(1));
+  EXPECT_TRUE(ConnectionsBecome(0));
+}
+
+TEST_F(HttpServerTest, AHandlerThatThrowsEndsItsConnectionOnly) {
+  Start(Options());
+  for (int i = 0; i < 3; ++i) {
+    HttpClient client(address());
+    ASSERT_TRUE(client.SendRequest("GET", "/throw", ""));
+    EXPECT_EQ(client.ReadAll(), "");
+  }
+  HttpClient neighbour(address());
+  EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);
+}
+
+TEST_F(HttpServerTest, SilentConnectionsGiveWayToNewOnes) {
+  HttpServerOptions options = Options();
+  options.max_connections = 8;
+  Start(std::move(options));
+  HttpClient busy(address());
+  ASSERT_TRUE(busy.SendRequest("GET", "/hold", ""));
+  while (site_.held() != 1) std::this_thread::yield();
+  std::vector<std::unique_ptr<HttpClient>> silent;
+  for (int i = 0; i < 100; ++i) {
+    silent.push_back(std::make_unique<HttpClient>(address()));
+    if (i % 10 != 9) continue;
+    HttpClient fresh(address());
+    EXPECT_EQ(fresh.Ask("GET", "/e").status, 200) << i;
+  }
+  EXPECT_EQ(silent[0]->ReadAll(), "");
+  EXPECT_LE(server_->num_connections(), 8 + 64);
+  EXPECT_TRUE(busy.Send("x"));  // not closed: its head has come
+  busy.Close();
+  EXPECT_TRUE(site_.WaitGone(1));
 }
 
 TEST_F(HttpServerTest, ConnectionsAboveTheLimitAreToldSo) {

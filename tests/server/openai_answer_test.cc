@@ -28,9 +28,14 @@ OpenAiRequest Parse(const std::string& body) {
   return *std::move(parsed);
 }
 
+constexpr std::int32_t kBos = 100;
+
 OpenAiAnswer Answer(const OpenAiRequest& request) {
   return OpenAiAnswer(request, {.id = "id-1", .model = "m", .created = 5},
-                      [](std::int32_t id) { return std::string(1, static_cast<char>('a' + id)); });
+                      {.bytes = [](std::int32_t id) {
+                         return id == kBos ? "<s>" : std::string(1, static_cast<char>('a' + id));
+                       },
+                       .is_special = [](std::int32_t id) { return id == kBos; }});
 }
 
 // The data of all events; every event is one line of data and an empty line.
@@ -100,6 +105,28 @@ TEST(OpenAiAnswerTest, EchoWithLogprobsPutsThePromptFirst) {
       logprobs["top_logprobs"],
       json::parse(
           R"([null, {"z": -0.25, "bytes:\\xc3": -0.5}, {"bytes:\\xa9": -2.0}, {"b": -1.0}])"));
+}
+
+// A special token that the template put before the prompt is not in the text; one that the caller
+// wrote is.
+TEST(OpenAiAnswerTest, OffsetsCountOnlyWhatTheTextShows) {
+  for (const bool is_written : {false, true}) {
+    OpenAiAnswer answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
+    auto started = Message("started { prompt_tokens: 3 prompt_token_ids: [100, 0, 1] }");
+    started.mutable_started()->set_prompt_text(is_written ? "<s>ab" : "ab");
+    answer.Take(0, started, nullptr);
+    answer.Take(0, Message(R"(prompt_logprobs { tokens { token_id: 0 token_bytes: "a" }
+                                                tokens { token_id: 1 token_bytes: "b" } })"),
+                nullptr);
+    answer.Take(0, Message(R"(completed { text: "cd" finish_reason: FINISH_REASON_LENGTH
+                                logprobs { token_id: 2 token_bytes: "c" }
+                                logprobs { token_id: 100 token_bytes: "<s>" }
+                                logprobs { token_id: 3 token_bytes: "d" } })"),
+                nullptr);
+    const json choice = json::parse(answer.Body())["choices"][0];
+    EXPECT_EQ(choice["logprobs"]["text_offset"],
+              json::parse(is_written ? "[0, 3, 4, 5, 6, 6]" : "[0, 0, 1, 2, 3, 3]"));
+  }
 }
 
 TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {

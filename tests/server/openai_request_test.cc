@@ -286,5 +286,20 @@ TEST(OpenAiErrorTest, FieldsHaveTheNamesOfThisApi) {
   EXPECT_EQ(OpenAiParam("messages[0].role"), "messages[0].role");
 }
 
+// Parameters are copied for every prompt, so many prompts with large ones would fill the memory.
+TEST(OpenAiRequestTest, ParametersTimesPromptsAreBounded) {
+  const auto body = [](std::size_t bytes, int prompts) {
+    std::string text = R"({"model": ")" + std::string(bytes, 'm') + R"(", "prompt": ["a")";
+    for (int i = 1; i < prompts; ++i) text += R"(, "a")";
+    return text + "]}";
+  };
+  EXPECT_TRUE(ParseCompletionRequest(body(10, 2048)).ok());
+  EXPECT_TRUE(ParseCompletionRequest(body(1 << 20, 4)).ok());
+  const auto refused = ParseCompletionRequest(body(1 << 20, 2048));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("67108864"), std::string::npos) << refused.status();
+  EXPECT_FALSE(ParseCompletionRequest(body(10, 2049)).ok());
+}
+
 }  // namespace
 }  // namespace quire::server

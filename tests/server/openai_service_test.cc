@@ -231,6 +231,29 @@ TEST_F(OpenAiServiceTest, RequestIdsComeBackAndAreUnique) {
   EXPECT_THAT(reply.head, HasSubstr("x-request-id: mine\r\n"));
   EXPECT_EQ(Parsed(reply)["id"], "cmpl-mine");
   EXPECT_EQ(Post("/v1/completions", body, "X-Request-Id: not good\r\n").status, 400);
+  // The second prompt's id is longer.
+  const std::string longest = "X-Request-Id: " + std::string(128, 'i') + "\r\n";
+  EXPECT_EQ(Post("/v1/completions", body, longest).status, 400);
+  EXPECT_EQ(Post("/v1/completions", {{"prompt", "Once"}, {"max_tokens", 1}}, longest).status, 200);
+  EXPECT_TRUE(BecomesIdle());
+}
+
+// A name of another site that leads to 127.0.0.1 would let its page read the answers.
+TEST_F(OpenAiServiceTest, ANameThatLeadsHereIsRefused) {
+  const auto status = [&](const std::string& host) {
+    HttpClient client(openai_->address());
+    EXPECT_TRUE(client.Send("GET /v1/models HTTP/1.1\r\n" + host + "\r\n"));
+    return client.Read().status;
+  };
+  for (const char* const host : {"evil.example", "evil.example:80", "127.0.0.1.evil.example",
+                                 "localhost.evil.example:1", "[evil]:1"}) {
+    EXPECT_EQ(status(absl::StrCat("Host: ", host, "\r\n")), 403) << host;
+  }
+  for (const char* const host : {"localhost", "LocalHost:80", "127.0.0.1", "127.0.0.1:80", "[::1]",
+                                 "[::1]:80", "a.localhost:1"}) {
+    EXPECT_EQ(status(absl::StrCat("Host: ", host, "\r\n")), 200) << host;
+  }
+  EXPECT_EQ(status(""), 200);
 }
 
 TEST_F(OpenAiServiceTest, PeersThatGoAwayEndTheirRequests) {

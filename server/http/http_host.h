@@ -1,0 +1,28 @@
+#pragma once
+
+// Whom a request believes to speak to: defence against DNS rebinding.
+//
+// A page of another site can make its own name lead to 127.0.0.1 and then read what a listener on
+// loopback answers, since for the browser it is still that site. The header Host tells: it has the
+// name that the page was opened with.
+//
+// Place:   shared by the handlers of both HTTP listeners, where being on loopback is all that
+//          guards them. Not for other addresses: those are asked by names, as of a container.
+// Threads: any.
+
+#include "absl/strings/string_view.h"
+#include "server/http/http_message.h"
+
+namespace quire::server {
+
+// An address, or this machine's own name (localhost and below): another name could be made to lead
+// here by whoever owns it.
+bool IsLocalName(absl::string_view host);
+
+// Whether the header Host is absent or IsLocalName, with any port.
+bool NamesThisMachine(const HttpRequest& request);
+
+// What operators' pages answer when it does not.
+HttpAnswer WrongHostAnswer();
+
+}  // namespace quire::server
