@@ -28,6 +28,8 @@ const std::set<int>& HttpOf(absl::StatusCode code) {
       {absl::StatusCode::kUnimplemented, {501}},
       {absl::StatusCode::kDeadlineExceeded, {504}},
       {absl::StatusCode::kCancelled, {0, 499, 503}},
+      {absl::StatusCode::kUnauthenticated, {401}},
+      {absl::StatusCode::kPermissionDenied, {403}},
       {absl::StatusCode::kDataLoss, {500}},
       {absl::StatusCode::kInternal, {500}}};
   return table->at(code);
