@@ -78,7 +78,8 @@ class Daemon:
         raise AssertionError("health stream ended:\n" + self.log)
 
     def channel(self):
-        return grpc.insecure_channel(self.grpc_address)
+        """With a connection of its own; else those of one process would share one."""
+        return grpc.insecure_channel(self.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)])
 
     def admin_channel(self):
         return grpc.insecure_channel(self.admin)

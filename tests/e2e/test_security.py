@@ -496,4 +496,4 @@ def test_a_remote_admin_address_without_tls_is_refused(tmp_path):
 def test_an_open_address_is_warned_about_once(tmp_path):
     with Daemon(tmp_path, settings=["server.grpc.listen=[0.0.0.0:0]"]) as daemon:
         daemon.wait_listening()
-        assert daemon.log.count("every host that reaches this address") == 1
+        assert daemon.log.count("every host that reaches these addresses") == 1
