@@ -19,7 +19,6 @@
 #include "engine/engine_options.h"
 #include "engine/output_stage.h"
 #include "engine/text_stage.h"
-#include "models/text/chat_template.h"
 
 namespace quire::engine {
 namespace {
@@ -39,17 +38,6 @@ std::size_t RingItems(const HotOptions& options, std::int32_t running) {
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(5);
 // How long whoever wants to see the pages waits for the end of a step.
 constexpr absl::Duration kPictureTimeout = absl::Seconds(1);
-
-std::int64_t InputBytes(const Request& request) {
-  if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
-    return static_cast<std::int64_t>(text->text.size());
-  }
-  if (const auto* prompt = std::get_if<ChatPrompt>(&request.prompt)) {
-    return text::InputBytes(prompt->chat);
-  }
-  return static_cast<std::int64_t>(std::get<TokenPrompt>(request.prompt).size() *
-                                   sizeof(std::int32_t));
-}
 
 }  // namespace
 

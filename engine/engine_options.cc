@@ -1,10 +1,12 @@
 #include "engine/engine_options.h"
 
 #include <limits>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/sequence.h"
+#include "models/text/chat_template.h"
 
 namespace quire::engine {
 namespace {
@@ -69,6 +71,17 @@ absl::Status CheckHotOptions(const EngineOptions& start, const HotOptions& next,
   static_cast<HotOptions&>(all) = next;
   QUIRE_RETURN_IF_ERROR(CheckOptions(all, page_size));
   return CheckStartBounds(start, next);
+}
+
+std::int64_t InputBytes(const Request& request) {
+  if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
+    return static_cast<std::int64_t>(text->text.size());
+  }
+  if (const auto* prompt = std::get_if<ChatPrompt>(&request.prompt)) {
+    return text::InputBytes(prompt->chat);
+  }
+  return static_cast<std::int64_t>(std::get<TokenPrompt>(request.prompt).size() *
+                                   sizeof(std::int32_t));
 }
 
 }  // namespace quire::engine

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which options an engine can work with: at start, and later.
+// Which options an engine can work with, at start and later, and what its limits count.
 //
 // Place:      used by Engine.
 // Invariants: pure.
@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "engine/engine.h"
+#include "engine/request.h"
 
 namespace quire::engine {
 
@@ -21,5 +22,8 @@ absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_size)
 // may not exceed their value of that time.
 absl::Status CheckHotOptions(const EngineOptions& start, const HotOptions& next,
                              std::uint32_t page_size);
+
+// Bytes of text, of a conversation or of token ids that the request brings.
+std::int64_t InputBytes(const Request& request);
 
 }  // namespace quire::engine
