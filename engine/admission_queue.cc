@@ -102,6 +102,16 @@ absl::Status AdmissionQueue::EnterRequest(const std::string& tenant) {
 
 absl::Status AdmissionQueue::AddTokens(const std::string& tenant, std::int64_t tokens) {
   MutexLock lock(&mutex_);
+  // However long its caller waited: nothing that invites to try again.
+  const std::int64_t most =
+      std::min(max_tokens_, tenants_.Of(tenant).max_queued_tokens.value_or(max_tokens_));
+  if (tokens > most) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                          "prompt has ", tokens, " tokens, at most ", most, " of tenant \"", tenant,
+                          "\" may wait")),
+                      "NEVER_FITS",
+                      {{"prompt_tokens", absl::StrCat(tokens)}, {"limit", absl::StrCat(most)}});
+  }
   QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, tokens));
   if (tokens > max_tokens_ - tokens_) return Full("tokens", max_tokens_);
   Count(tenant, 0, tokens);

@@ -122,7 +122,7 @@ bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
 // the victim of a later one.
 void Scheduler::PlanDecodes(bool ahead) {
   scratch_.clear();
-  bool has_prefill = !waiting_.empty() || !preempted_.empty();
+  bool has_prefill = !preempted_.empty();
   for (Sequence* sequence : running_) {
     if (sequence->state == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
       has_prefill = true;
@@ -136,8 +136,10 @@ void Scheduler::PlanDecodes(bool ahead) {
     if (sequence->active() && Grow(*sequence, ahead)) ready.push_back(sequence);
   }
   std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
-  const std::uint32_t share = has_prefill && budget_ > page_size_ ? budget_ - page_size_ : budget_;
-  if (ready.size() > share) ready.resize(share);
+  const std::uint32_t without_page = budget_ > page_size_ ? budget_ - page_size_ : budget_;
+  // Only where a page for prompts would cost rows is it worth looking whether anybody needs it.
+  if (ready.size() > without_page && (has_prefill || AnyMayStart())) ready.resize(without_page);
+  if (ready.size() > budget_) ready.resize(budget_);
   for (const Sequence* sequence : ready) plan_.work.AddDecode(sequence->launched());
   budget_ -= static_cast<std::uint32_t>(ready.size());
   plan_.num_tokens += static_cast<std::uint32_t>(ready.size());
@@ -250,6 +252,12 @@ bool Scheduler::HasRows(std::size_t rows) const {
 // With every page at hand and nobody running, waiting longer changes nothing.
 void Scheduler::NoteBlocked(LiveRequest* request) {
   if (running_.empty() && cache_->available_pages() == cache_->usable_pages()) stuck_ = request;
+}
+
+bool Scheduler::AnyMayStart() const {
+  return std::any_of(waiting_.begin(), waiting_.end(), [](const LiveRequest* request) {
+    return request->of_tenant->may_start();
+  });
 }
 
 // Null when every tenant that waits has as many running as it may.

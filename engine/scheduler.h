@@ -113,6 +113,7 @@ class Scheduler {
   bool FitsBesides(const Sequence& sequence) const;
   cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
   LiveRequest* BestWaiting(absl::Time now) const;
+  bool AnyMayStart() const;
   std::int32_t MaxRunning(const std::string& tenant) const;
   void LeaveTenant(LiveRequest& request);
   absl::Duration StepTimeTarget() const;

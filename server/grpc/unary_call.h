@@ -10,10 +10,12 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <new>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/error_reason.h"
 #include "server/api/generation.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/call_worker.h"
@@ -52,7 +54,14 @@ grpc::ServerUnaryReactor* AnswerOnWorker(const HandlerContext& context, CallWork
   if (status.ok()) {
     status = worker->Run(
         [&context, reactor, method, caller = *std::move(caller), compute = std::move(compute)] {
-          FinishCall(context, reactor, method, compute(caller));
+          absl::Status answer;
+          try {
+            answer = compute(caller);
+          } catch (const std::bad_alloc&) {  // texts are as large as callers make them
+            answer = WithReason(absl::ResourceExhaustedError("no memory for this call"),
+                                "QUEUE_FULL", {{"limit", "memory"}}, absl::Seconds(1));
+          }
+          FinishCall(context, reactor, method, answer);
         });
   }
   if (!status.ok()) FinishCall(context, reactor, method, status);

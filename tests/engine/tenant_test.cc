@@ -41,6 +41,11 @@ TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
   EXPECT_TRUE(queue.AddTokens("small", 30).ok());
   ExpectRefusal(queue.AddTokens("small", 21), "small", "50", "30", "max_queued_tokens");
   EXPECT_TRUE(queue.AddTokens("small", 20).ok());
+  // Longer than all that may ever wait: no invitation to try again.
+  const absl::Status too_long = queue.AddTokens("small", 51);
+  EXPECT_EQ(too_long.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(GetErrorReason(too_long)->reason, "NEVER_FITS");
+  EXPECT_FALSE(GetErrorReason(too_long)->retry_delay.has_value());
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(queue.EnterRequest("unlisted").ok());
   ExpectRefusal(queue.EnterRequest("unlisted"), "unlisted", "3", "3", "max_queued_requests");
   EXPECT_TRUE(queue.EnterRequest("another").ok());
