@@ -16,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/error_reason.h"
+#include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/grpc/call_util.h"
-#include "server/grpc/call_worker.h"
 #include "server/grpc/error_details.h"
 
 namespace quire::server {

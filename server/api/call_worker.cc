@@ -1,4 +1,4 @@
-#include "server/grpc/call_worker.h"
+#include "server/api/call_worker.h"
 
 #include <optional>
 #include <utility>

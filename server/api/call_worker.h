@@ -1,12 +1,12 @@
 #pragma once
 
-// Threads for calls that compute or wait: tokenizing megabytes, flushing the cache, waiting for a
-// drain. gRPC's callback threads never do.
+// Threads for calls that compute or wait: tokenizing or parsing megabytes, flushing the cache,
+// waiting for a drain. The threads that move connections on never do.
 //
-// Place:      one per service; handlers push, a worker finishes the call's reactor.
+// Place:      one per service; handlers push, a worker ends the call or hands it back.
 // Invariants: every job that Run accepted is run, also during the destructor.
 // Threads:    Run from any; the destructor from one.
-// Lifetime:   the gRPC server is shut down before, so that no job is pushed any more.
+// Lifetime:   the server is shut down before, so that no job is pushed any more.
 
 #include <cstddef>
 #include <functional>
