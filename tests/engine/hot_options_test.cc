@@ -84,6 +84,39 @@ TEST_P(HotStepTest, MoreChoicesThanTheNewLimitStillRun) {
   EXPECT_EQ(harness_.output("four").tokens.at(3).size(), 30);
 }
 
+// It waits for the rows of all that run, not for those that come: whoever is behind it lets it
+// pass, and follows as soon as there is room.
+TEST_P(HotStepTest, MoreChoicesThanTheNewLimitWaitForWhoRunsAndNobodyStarves) {
+  for (unsigned i = 0; i < 2; ++i) {
+    harness_.Submit(Endless(absl::StrCat("before", i), i, 20, 30 + 20 * static_cast<int>(i)));
+  }
+  Request request = Endless("four", 2, 20, 30);
+  request.sampling.choice_count = 4;
+  harness_.options.max_running_sequences = 2;
+  harness_.Step();
+  harness_.Submit(std::move(request));
+  // Somebody new comes all the time.
+  int steps = 0;
+  unsigned submitted = 0;
+  while (!harness_.output("four").ended) {
+    ASSERT_LT(++steps, 200) << "it starves";
+    harness_.Submit(Endless(absl::StrCat("behind", submitted), 10 + submitted, 20, 5));
+    ++submitted;
+    ASSERT_TRUE(harness_.Step());
+    EXPECT_LE(Running(), 4);
+    if (!harness_.output("four").started) {
+      EXPECT_FALSE(harness_.output("behind0").started) << "one that came later passed it";
+    }
+  }
+  EXPECT_TRUE(harness_.output("four").status.ok()) << harness_.output("four").status;
+  EXPECT_EQ(harness_.output("four").tokens.at(3).size(), 30);
+  harness_.RunUntilIdle();
+  for (unsigned i = 0; i < submitted; ++i) {
+    const auto& output = harness_.output(absl::StrCat("behind", i));
+    EXPECT_TRUE(output.ended && output.status.ok()) << i << ": " << output.status;
+  }
+}
+
 TEST_P(HotStepTest, StepAndChunkSizesHoldFromTheNextPlanOn) {
   harness_.options.max_step_prompt_tokens = 1024;
   harness_.Submit(Endless("decoding", 1, 16, 60));
