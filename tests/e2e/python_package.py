@@ -1,0 +1,80 @@
+"""Builds tools/python as a user or a publisher would, from copies, so that the tree stays clean.
+
+The fixtures `package` and `q`, the installed quire_client, are made once for all files that import them.
+"""
+
+import importlib
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import types
+import venv
+
+import pytest
+from daemon import ROOT
+
+
+def run(*command, **options):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build_wheel(source, out):
+    """With the setuptools and grpcio-tools that are installed, so that nothing is downloaded."""
+    flags = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    run(sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", out, source)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def build_all(folder):
+    """A source distribution, a wheel of the tree and one of the source distribution alone, and a venv with the first.
+
+    The venv sees the packages of this Python behind its own, which stand for what pip would fetch.
+    """
+    ignored = shutil.ignore_patterns("build", "dist", "*.egg-info", "_proto", "__pycache__")
+    tree = folder / "tree"
+    for part in ("tools/python", "proto"):
+        shutil.copytree(ROOT / part, tree / part, symlinks=True, ignore=ignored)
+    shutil.copy(ROOT / "LICENSE", tree / "LICENSE")
+    made = types.SimpleNamespace(tree=tree, source=tree / "tools" / "python")
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    run(sys.executable, "-c", build, cwd=made.source)
+    (made.sdist,) = folder.glob("*.tar.gz")
+    made.wheel = build_wheel(made.source, folder / "wheel")
+    (folder / "alone").mkdir()
+    run("tar", "-xf", made.sdist, "-C", folder / "alone")
+    (alone,) = (folder / "alone").iterdir()
+    made.wheel_of_sdist = build_wheel(alone, folder / "wheel_of_sdist")
+
+    venv.create(folder / "venv")
+    made.python = folder / "venv" / "bin" / "python"
+    site = run(made.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    made.site = pathlib.Path(site)
+    (made.site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    flags = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    run(sys.executable, "-m", "pip", "--python", made.python, "install", *flags, made.wheel)
+    return made
+
+
+_built = []
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    if not _built:
+        _built.append(build_all(tmp_path_factory.mktemp("package")))
+    return _built[0]
+
+
+@pytest.fixture(scope="module")
+def q(package):
+    """The installed package, imported here."""
+    if str(package.site) not in sys.path:
+        sys.path.insert(0, str(package.site))
+    module = importlib.import_module("quire_client")
+    assert module.__file__.startswith(str(package.site))
+    return module

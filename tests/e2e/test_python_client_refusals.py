@@ -1,0 +1,263 @@
+"""What quire-client does when it is refused: tries again where that is safe; and whom it shows its token."""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+import typing
+from concurrent import futures
+
+import grpc
+import pytest
+from attack_tools import Files, token_line
+from certificates import Authority
+from daemon import Daemon
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from python_package import package, q  # noqa: F401 (fixtures)
+
+ONCE = "Once upon a time"
+
+
+def refusal(code, reason, delay=None, domain="quire"):
+    status = status_pb2.Status(code=code.value[0], message="refused")
+    details = [error_details_pb2.ErrorInfo(reason=reason, domain=domain, metadata={"limit": "3"})]
+    if delay is not None:
+        duration = duration_pb2.Duration()
+        duration.FromNanoseconds(int(delay * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=duration))
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return rpc_status.to_status(status)
+
+
+class FakeServer:
+    """Refuses as often as `refusals` says, before or after its first message, then answers."""
+
+    def __init__(self, api):
+        self.api = api
+        self.refusals, self.first_message, self.times, self.tokens = [], False, [], []
+        handlers = {
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self.generate, api.GenerateRequest.FromString, api.GenerateResponse.SerializeToString
+            ),
+            "Tokenize": grpc.unary_unary_rpc_method_handler(
+                self.tokenize, api.TokenizeRequest.FromString, api.TokenizeResponse.SerializeToString
+            ),
+            "Cancel": grpc.unary_unary_rpc_method_handler(
+                self.cancel, api.CancelRequest.FromString, api.CancelResponse.SerializeToString
+            ),
+        }
+        self.server = grpc.server(futures.ThreadPoolExecutor(4))
+        service = grpc.method_handlers_generic_handler("quire.v1.GenerationService", handlers)
+        self.server.add_generic_rpc_handlers([service])
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.address = f"127.0.0.1:{self.port}"
+        self.server.start()
+
+    def arrive(self, context):
+        self.times.append(time.monotonic())
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+        return self.refusals.pop(0) if self.refusals else None
+
+    def generate(self, request, context):
+        refused = self.arrive(context)
+        if refused is None or self.first_message:
+            yield self.api.GenerateResponse(request_id="1", started=self.api.Started(model="fake"))
+            yield self.api.GenerateResponse(request_id="1")  # an event of a later version
+        if refused is not None:
+            context.abort_with_status(refused)
+        end = self.api.Completed(text="done", finish_reason=99, usage=self.api.Usage(completion_tokens=1))
+        yield self.api.GenerateResponse(request_id="1", completed=end)
+
+    def tokenize(self, request, context):
+        refused = self.arrive(context)
+        if refused is not None:
+            context.abort_with_status(refused)
+        return self.api.TokenizeResponse(token_ids=[1, 2])
+
+    def cancel(self, request, context):
+        context.abort_with_status(self.arrive(context) or refusal(grpc.StatusCode.INTERNAL, "NONE"))
+
+
+@pytest.fixture
+def fake(api):
+    running = FakeServer(api)
+    yield running
+    running.server.stop(0)
+
+
+QUEUE_FULL = (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+LOADING = (grpc.StatusCode.UNAVAILABLE, "MODEL_LOADING")
+CALLS: dict[str, typing.Callable] = {
+    "complete": lambda client: client.complete(ONCE),
+    "tokenize": lambda client: client.tokenize(ONCE),
+}
+
+
+def call(q, fake, name, is_async, **options):
+    """The outcome of one call by either client."""
+    if not is_async:
+        with q.Client(fake.address, **options) as client:
+            return CALLS[name](client)
+
+    async def use():
+        async with q.AsyncClient(fake.address, **options) as client:
+            return await CALLS[name](client)
+
+    return asyncio.run(use())
+
+
+either_client = pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "asyncio"])
+
+
+@either_client
+@pytest.mark.parametrize("name", ["complete", "tokenize"])
+@pytest.mark.parametrize("why, delays", [(QUEUE_FULL, [0.1, 0.3]), (LOADING, [0.2, 0.1]), (LOADING, [None, None])])
+def test_refused_calls_are_made_again_after_the_delay_that_the_server_names(q, fake, is_async, name, why, delays):
+    fake.refusals = [refusal(*why, delay=delay) for delay in delays]
+    answer = call(q, fake, name, is_async, retry=q.RetryPolicy(first_delay=0.1))
+    assert answer.text == "done" if name == "complete" else answer.token_ids == (1, 2)
+    if name == "complete":
+        assert answer.choices[0].finish_reason is q.FinishReason.UNSPECIFIED
+    waited = [later - earlier for earlier, later in zip(fake.times, fake.times[1:])]
+    wanted = [0.1 * 2**i if delay is None else delay for i, delay in enumerate(delays)]
+    assert len(waited) == 2
+    assert all(delay <= one < 1.25 * delay + 0.5 for delay, one in zip(wanted, waited)), waited
+
+
+@either_client
+@pytest.mark.parametrize(
+    "why, delay, options",
+    [
+        ((grpc.StatusCode.INTERNAL, "ENGINE_ERROR"), None, {}),
+        ((grpc.StatusCode.INVALID_ARGUMENT, "BAD_PARAMETER"), 0.1, {}),
+        ((grpc.StatusCode.RESOURCE_EXHAUSTED, ""), None, {}),  # as gRPC says of a message that is too large
+        ((grpc.StatusCode.RESOURCE_EXHAUSTED, "DEADLINE_UNREACHABLE"), 0.1, {}),
+        (QUEUE_FULL, 60, {}),  # more than max_delay
+        (QUEUE_FULL, 2, {"timeout": 1}),  # more than the time left
+        (QUEUE_FULL, 0.1, {"attempts": 1}),
+    ],
+)
+def test_what_cannot_work_is_not_tried_again(q, fake, is_async, why, delay, options):
+    fake.refusals = [refusal(*why, delay=delay)] * 9
+    timeout, attempts = options.get("timeout"), options.get("attempts", 4)
+    with pytest.raises(q.QuireError) as error:
+        call(q, fake, "complete", is_async, retry=q.RetryPolicy(attempts=attempts), timeout=timeout)
+    assert len(fake.times) == 1 and error.value.reason == why[1] and error.value.code == why[0]
+    assert error.value.retry_delay == delay and error.value.limits == {"limit": 3}
+
+
+@either_client
+def test_a_stream_that_has_begun_is_not_tried_again(q, fake, is_async):
+    fake.refusals, fake.first_message = [refusal(*LOADING, delay=0.1)], True
+    with pytest.raises(q.Unavailable):
+        call(q, fake, "complete", is_async)
+    assert len(fake.times) == 1
+
+
+def test_attempts_end_and_control_calls_have_one(q, fake):
+    fake.refusals = [refusal(*QUEUE_FULL, delay=0.05)] * 9
+    with q.Client(fake.address, retry=q.RetryPolicy(attempts=3)) as client:
+        with pytest.raises(q.Overloaded):
+            client.complete(ONCE)
+        assert len(fake.times) == 3
+        with pytest.raises(q.Overloaded):
+            client.cancel("1")
+        assert len(fake.times) == 4
+        stream = client.generate(ONCE)
+        fake.refusals = [refusal(*QUEUE_FULL, delay=20)] * 9
+        threading.Timer(0.3, stream.cancel).start()
+        start = time.monotonic()
+        with pytest.raises(q.QuireError):
+            stream.result()
+        assert time.monotonic() - start < 5
+    nobody = f"127.0.0.1:{fake.port}"
+    fake.server.stop(0).wait()
+    with q.Client(nobody, retry=q.RetryPolicy(attempts=2, first_delay=0.1)) as client:
+        with pytest.raises(q.Unavailable) as error:
+            client.complete(ONCE)
+    assert error.value.reason == ""
+
+
+# --- security --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address, is_safe",
+    [
+        ("127.0.0.1:1", True), ("127.9.9.9:1", True), ("localhost:1", True), ("[::1]:1", True), ("unix:/x.sock", True),
+        ("dns:///localhost:1", True), ("ipv4:127.0.0.1:1", True), ("ipv6:[::1]:1", True), ("unix-abstract:x", True),
+        ("10.0.0.1:1", False), ("quire.example:1", False), ("0.0.0.0:1", False), ("[fd00::1]:1", False),
+        ("localhost.example:1", False), ("127.0.0.1.example:1", False), ("dns:///quire.example:1", False),
+        ("dns://10.0.0.1/localhost:1", False), ("ipv4:127.0.0.1:1,10.0.0.1:1", False), ("ipv4:10.0.0.1:1", False),
+        ("xds:///localhost", False),
+    ],
+)
+def test_a_token_goes_over_plain_text_to_this_machine_only(q, address, is_safe):
+    for make in (q.Client, q.AsyncClient):
+        with contextlib.nullcontext() if is_safe else pytest.raises(ValueError, match="token"):
+            make(address, token="secret")
+        make(address, token="secret", allow_plaintext_token=True)
+        make(address)
+
+
+@either_client
+def test_a_token_file_is_read_for_each_call(q, fake, is_async, tmp_path):
+    file = tmp_path / "token"
+    for token in ("first", "second"):
+        file.write_text(token + "\nnot this\n")
+        call(q, fake, "complete", is_async, token_file=file)
+    assert fake.tokens == ["Bearer first", "Bearer second"]
+    with q.Client(fake.address, token_file=file) as client:
+        file.write_text("third\n")
+        client.tokenize(ONCE)
+        file.unlink()
+        with pytest.raises(FileNotFoundError):
+            client.tokenize(ONCE)
+    assert fake.tokens[-1] == "Bearer third" and len(fake.tokens) == 3
+    file.write_text("\n")
+    for wrong in ({"token_file": file}, {"token": ""}, {"token": "a", "token_file": file}):
+        with pytest.raises(ValueError):
+            q.Client(fake.address, **wrong)
+
+
+def test_tls_client_certificates_and_tokens(q, tmp_path):
+    authority, files = Authority(), Files(tmp_path)
+    settings = files.pair(authority.issue("server"))
+    certificate, key = authority.issue("me")
+    ca = files.write("ca.pem", authority.pem)
+    mine, my_key = files.write("me.pem", certificate), files.write("me.key", key)
+    tokens = files.write("tokens", token_line("secret", "acme", "generate"))
+    settings += [f"tls.client_ca_file={ca}", "tls.require_client_cert=true", "auth.mode=token"]
+    mutual = q.TLS(ca_file=ca, cert_file=mine, key_file=my_key)
+    with Daemon(tmp_path, settings=[*settings, f"auth.tokens_file={tokens}"]) as daemon:
+        address = "localhost:" + daemon.wait_listening().grpc_address.rsplit(":", 1)[1]
+        with q.Client(address, tls=mutual, token="secret", retry=q.RetryPolicy(attempts=20)) as client:
+            assert client.complete(ONCE, max_tokens=3).text
+
+        async def use():
+            async with q.AsyncClient(address, tls=mutual, token="secret") as client:
+                return (await client.complete(ONCE, max_tokens=3)).text
+
+        assert asyncio.run(use())
+        once = q.RetryPolicy(attempts=1)
+        for options, kind, reason in (
+            ({"tls": mutual, "token": "wrong"}, q.Unauthenticated, "TOKEN_INVALID"),
+            ({"tls": mutual}, q.Unauthenticated, "TOKEN_MISSING"),
+            ({"tls": q.TLS(ca_file=ca), "token": "secret"}, q.Unavailable, ""),
+            ({"tls": dataclasses.replace(mutual, server_name="elsewhere.example")}, q.Unavailable, ""),
+            ({"token": "secret"}, q.Unavailable, ""),
+        ):
+            with q.Client(address, retry=once, **options) as client, pytest.raises(kind) as error:
+                client.complete(ONCE, max_tokens=3)
+            assert error.value.reason == reason
+    for wrong in (q.TLS(cert_file=mine), q.TLS(key_file=my_key)):
+        with pytest.raises(ValueError, match="belong together"):
+            q.Client(address, tls=wrong)
+    with pytest.raises(ValueError, match="no TLS"):
+        q.Client("unix:/x.sock", tls=mutual)
