@@ -43,6 +43,7 @@ SIBLINGS = {
     "server/grpc": [".", "api", "auth", "config"],
     "server/http": [".", "api", "auth", "config"],
     "server/openai": [".", "api", "auth", "config", "http"],
+    "server/vllm": [".", "api", "auth", "config", "grpc"],
     "tools/quire": [],
 }
 # Below these, only the named folders may be included at all.
@@ -59,10 +60,11 @@ THIRD_PARTY = [
     (r"hwy/", ["kernels/*_simd.cc", "kernels/cpu/*", "tools/bench_kernels.cc"]),
     (r"dnnl|oneapi/", ["tools/bench_kernels.cc"]),
     (r"grpc|google/|quire/(config/)?v\d", ["server/*", "tools/quire/*"]),
+    (r"(vllm|smg)/", ["server/vllm/*"]),
     (r"yaml-cpp/", ["server/config/*"]),
     (r"boost/", ["server/http/*"]),
     (r"curl/", ["tools/quire/*"]),
-    (r"CLI/", ["server/main.cc", "tools/*"]),
+    (r"CLI/", ["server/main.cc", "server/config/flags.cc", "tools/*"]),
     (r"spdlog/|fmt/", ["base/logging.cc"]),
     (r"prometheus/", ["base/probe.cc", "server/metrics_exporter.cc"]),
     (r"nlohmann/", ["models/*", "engine/constraint/*", "engine/trace.cc", "server/api/chat_translator.cc",
