@@ -27,6 +27,8 @@ NUMBERS = {Field.TYPE_INT32, Field.TYPE_INT64, Field.TYPE_SINT32, Field.TYPE_SIN
 # Numbers of a descriptor's parts inside its parent (descriptor.proto), the steps of a source path.
 FILE_MESSAGE, FILE_ENUM, FILE_SERVICE = 4, 5, 6
 MESSAGE_FIELD, MESSAGE_NESTED, MESSAGE_ENUM, MESSAGE_ONEOF = 2, 3, 4, 8
+# Packages whose names and numbers are other projects': only comments, sizes and what is published are checked.
+FOREIGN = ("vllm.", "smg.")
 PASCAL, SNAKE = r"[A-Z][A-Za-z0-9]*", r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
 MAX_LINES, MAX_COLUMNS = 600, 100
 
@@ -36,6 +38,7 @@ class Checker:
 
     def __init__(self, file, root):
         self.file = file
+        self.is_foreign = file.package.startswith(FOREIGN)
         self.errors = []
         self.published = []
         self.lines = {}
@@ -50,8 +53,13 @@ class Checker:
     def error(self, path, message):
         self.errors.append(f"proto/{self.file.name}:{self.lines.get(tuple(path), 1)}: {message}")
 
+    def rule(self, path, message):
+        """A violation of how quire's own API is written."""
+        if not self.is_foreign:
+            self.error(path, message)
+
     def named(self, path, kind, name, pattern):
-        if not re.fullmatch(pattern, name):
+        if not self.is_foreign and not re.fullmatch(pattern, name):
             self.error(path, f"{kind} {name} does not match {pattern}")
         if tuple(path) not in self.comments:
             self.error(path, f"{kind} {name} has no comment")
@@ -71,7 +79,7 @@ class Checker:
         if self.file.package != folder.replace("/", "."):
             self.error([2], f"package {self.file.package} is not the directory {folder}")
         if not re.fullmatch(r"v\d+((alpha|beta)\d*)?", self.file.package.rsplit(".", 1)[-1]):
-            self.error([2], f"package {self.file.package} does not end in a version")
+            self.rule([2], f"package {self.file.package} does not end in a version")
         lines = self.text.splitlines()
         if len(lines) > MAX_LINES:
             self.error([], f"file has {len(lines)} lines, the limit is {MAX_LINES}")
@@ -104,14 +112,14 @@ class Checker:
     def check_field(self, path, scope, message, field):
         self.named(path, "field", field.name, SNAKE)
         if field.type in UNSIGNED:
-            self.error(path, f"field {field.name} is {UNSIGNED[field.type]}; use a signed type")
+            self.rule(path, f"field {field.name} is {UNSIGNED[field.type]}; use a signed type")
         if field.type_name == ".google.protobuf.Timestamp" and not field.name.endswith("_time"):
-            self.error(path, f"Timestamp {field.name} does not end in _time")
+            self.rule(path, f"Timestamp {field.name} does not end in _time")
         if field.type in NUMBERS:
             if re.search(r"_(ms|us|ns|millis|micros|nanos|secs|minutes|hours)$", field.name):
-                self.error(path, f"time {field.name} is a number; use google.protobuf.Duration")
+                self.rule(path, f"time {field.name} is a number; use google.protobuf.Duration")
             if field.name.startswith("num_"):
-                self.error(path, f"count {field.name} should end in _count")
+                self.rule(path, f"count {field.name} should end in _count")
         label = {Field.LABEL_REPEATED: "repeated", Field.LABEL_REQUIRED: "required"}.get(
             field.label, "optional" if field.proto3_optional else "single")
         kind = field.type_name.lstrip(".") or Field.Type.Name(field.type)[5:].lower()
@@ -124,7 +132,7 @@ class Checker:
         self.named(path, "enum", enum.name, PASCAL)
         prefix = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", enum.name).upper() + "_"
         if enum.value[0].name != prefix + "UNSPECIFIED":
-            self.error(path, f"the first value of {enum.name} is not {prefix}UNSPECIFIED")
+            self.rule(path, f"the first value of {enum.name} is not {prefix}UNSPECIFIED")
         for i, value in enumerate(enum.value):
             self.named(path + [2, i], "enum value", value.name, prefix + r"[A-Z0-9]+(_[A-Z0-9]+)*")
             self.published.append(f"value {scope}.{enum.name}.{value.name} {value.number}")
@@ -132,16 +140,17 @@ class Checker:
     def check_service(self, path, scope, service):
         self.named(path, "service", service.name, PASCAL)
         if not service.name.endswith("Service"):
-            self.error(path, f"service {service.name} does not end in Service")
+            self.rule(path, f"service {service.name} does not end in Service")
         for i, method in enumerate(service.method):
             where = path + [2, i]
             self.named(where, "method", method.name, PASCAL)
             for got, suffix in ((method.input_type, "Request"), (method.output_type, "Response")):
                 want = f".{scope}.{method.name}{suffix}"
                 if got != want:
-                    self.error(where, f"method {method.name} uses {got[1:]}, not {want[1:]}")
+                    self.rule(where, f"method {method.name} uses {got[1:]}, not {want[1:]}")
+            types = f" {method.input_type[1:]} {method.output_type[1:]}" * self.is_foreign
             self.published.append(
-                f"method {scope}.{service.name}.{method.name}"
+                f"method {scope}.{service.name}.{method.name}{types}"
                 f"{' client-stream' * method.client_streaming}"
                 f"{' server-stream' * method.server_streaming}")
 

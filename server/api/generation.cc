@@ -42,6 +42,17 @@ absl::StatusOr<Accepted> Accept(const HandlerContext& context, const v1::Generat
   return accepted;
 }
 
+AccessRecord MakeRecord(absl::string_view method, const std::string& traceparent,
+                        const v1::GenerateRequest& message, const CallInfo& call) {
+  AccessRecord record;
+  record.method = method;
+  record.traceparent = traceparent;
+  record.principal = call.principal;
+  record.tenant = call.tenant;
+  record.request_id = message.request_id().substr(0, 128);
+  return record;
+}
+
 void SetOutcome(const absl::Status& status, AccessRecord* record) {
   if (status.ok()) return;
   const WireError error = ToWireError(status);
@@ -54,12 +65,7 @@ void SetOutcome(const absl::Status& status, AccessRecord* record) {
 absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(
     const HandlerContext& context, absl::string_view method, const std::string& traceparent,
     const v1::GenerateRequest& message, const CallInfo& call) {
-  AccessRecord record;
-  record.method = method;
-  record.traceparent = traceparent;
-  record.principal = call.principal;
-  record.tenant = call.tenant;
-  record.request_id = message.request_id().substr(0, 128);
+  AccessRecord record = MakeRecord(method, traceparent, message, call);
   bool translated = false;
   absl::StatusOr<Accepted> accepted = Accept(context, message, call, &record, &translated);
   if (!accepted.ok()) {
@@ -75,6 +81,21 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(
                                                       std::move(accepted->stream),
                                                       std::move(record), call.accept_time,
                                                       accepted->deadline));
+}
+
+absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view method,
+                                const std::string& traceparent,
+                                const v1::GenerateRequest& message, const CallInfo& call,
+                                const absl::Status& why) {
+  absl::Status status = Seal(why);
+  AccessRecord record = MakeRecord(method, traceparent, message, call);
+  // Damaged messages may hold anything here.
+  if (!CheckRequestId(record.request_id, "request_id").ok()) record.request_id.clear();
+  SetOutcome(status, &record);
+  record.duration = context.clock->Now() - call.accept_time;
+  context.probe->CountRefused(record.reason);
+  if (context.config->options()->access_log) WriteAccessLog(record);
+  return status;
 }
 
 Generation::Generation(const HandlerContext& context, const ServedModel* model,
@@ -108,6 +129,10 @@ void Generation::Cancel() {
   model_->engine->Cancel(record_.principal, record_.request_id,
                          expired ? engine::CancelSource::kDeadline
                                  : engine::CancelSource::kClient);
+}
+
+void Generation::Revoke() {
+  model_->engine->Cancel(record_.principal, record_.request_id, engine::CancelSource::kRevoked);
 }
 
 absl::Status Generation::Close() {

@@ -9,7 +9,7 @@
 // Place:      between the reactors and the engine; owns the reader's end of the stream, the access
 //             log line and the counters of one request.
 // Invariants: one access log line per request, refused ones included.
-// Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel: any.
+// Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
 // Lifetime:   the state's model outlives it.
 
 #include <functional>
@@ -54,6 +54,12 @@ class Generation {
                                                             const v1::GenerateRequest& message,
                                                             const CallInfo& call);
 
+  // Counts and logs a request whose message did not become a v1::GenerateRequest, and returns the
+  // answer. `message` has what was read of it.
+  static absl::Status Refuse(const HandlerContext& context, absl::string_view method,
+                             const std::string& traceparent, const v1::GenerateRequest& message,
+                             const CallInfo& call, const absl::Status& why);
+
   const std::string& id() const { return record_.request_id; }
 
   // See TokenStream::SetReadyCallback.
@@ -66,6 +72,8 @@ class Generation {
 
   // Nobody is listening any more, or the deadline of the call has passed.
   void Cancel();
+  // Its caller has lost the right to it: ends with TOKEN_INVALID.
+  void Revoke();
 
   // Writes the access log line and returns how the request ended. REQUIRES: finished(), first call.
   absl::Status Close();

@@ -24,6 +24,7 @@ std::vector<std::string> ToVector(const List& list) {
 void ReadListeners(const Config& config, DaemonOptions* options) {
   const auto& grpc = config.server().grpc();
   options->grpc_listen = ToVector(grpc.listen());
+  options->vllm_service = grpc.vllm_service();
   options->admin_listen = ToVector(config.server().admin().listen());
   options->admin_socket_mode =
       static_cast<std::uint32_t>(std::stoul(config.server().admin().socket_mode(), nullptr, 8));

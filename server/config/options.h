@@ -103,6 +103,7 @@ struct ShutdownOptions {
 
 struct DaemonOptions {
   std::vector<std::string> grpc_listen;
+  bool vllm_service = false;
   std::vector<std::string> admin_listen;
   bool admin_listen_is_default = false;  // then a place that works is looked for
   std::uint32_t admin_socket_mode = 0;

@@ -3,6 +3,7 @@
 #include <grpcpp/server_context.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -16,24 +17,28 @@ namespace {
 
 class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  GenerateReactor(const HandlerContext& context, grpc::CallbackServerContext* call)
-      : context_(context), call_(call) {
+  GenerateReactor(const HandlerContext& context, grpc::CallbackServerContext* call,
+                  GenerateFormat format)
+      : context_(context), call_(call), format_(std::move(format)) {
     context_.probe->StreamOpened();
   }
 
   void Begin(const grpc::ByteBuffer& bytes, std::shared_ptr<GenerateReactor> self) {
     self_ = self;
-    v1::GenerateRequest message;
     const absl::StatusOr<Identity> caller =
-        Authorize(context_, *call_, "Generate", Scope::kGenerate);
-    const absl::Status status = caller.ok() ? ParseMessage(bytes, &message) : caller.status();
-    if (!status.ok()) {
-      context_.probe->CountRefused(ToWireError(status).reason);
-      return End(status);
+        Authorize(context_, *call_, format_.method, Scope::kGenerate);
+    if (!caller.ok()) {
+      context_.probe->CountRefused(ToWireError(caller.status()).reason);
+      return End(caller.status());
     }
-    auto request = Generation::Start(context_, "Generate", MetadataValue(*call_, "traceparent"),
-                                     message,
-                                     ReadCallInfo(*call_, *caller, context_.clock->Now()));
+    const CallInfo info = ReadCallInfo(*call_, *caller, context_.clock->Now());
+    const std::string traceparent = MetadataValue(*call_, "traceparent");
+    v1::GenerateRequest message;
+    const absl::Status parsed = format_.parse(bytes, &message);
+    if (!parsed.ok()) {
+      return End(Generation::Refuse(context_, format_.method, traceparent, message, info, parsed));
+    }
+    auto request = Generation::Start(context_, format_.method, traceparent, message, info);
     if (!request.ok()) return End(request.status());
     call_->AddInitialMetadata("quire-request-id", (*request)->id());
     bool cancelled = false;
@@ -78,7 +83,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       request = std::move(request_);
     }
     context_.probe->StreamClosed();
-    context_.probe->CountRpc("Generate", code_);
+    context_.probe->CountRpc(format_.method, code_);
     // Drops the reactor, unless a callback of the stream is just returning from Pump.
     const std::shared_ptr<GenerateReactor> self = std::move(self_);
   }
@@ -99,7 +104,9 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       v1::GenerateResponse message;
       if (request_->TakeResponse(&message)) {
         if (peer_gone_) continue;  // nobody reads it; the engine is about to finish the request
-        outgoing_ = SerializeMessage(message);
+        std::optional<grpc::ByteBuffer> written = format_.write(&message);
+        if (!written) continue;
+        outgoing_ = *std::move(written);
         StartWrite(&outgoing_);
         return;
       }
@@ -118,7 +125,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
   void End(const absl::Status& status) {
-    const grpc::Status answer = ToGrpcStatus(status);
+    const grpc::Status answer = ToGrpcStatus(format_.name_fields(status));
     code_ = static_cast<absl::StatusCode>(answer.error_code());
     {
       MutexLock lock(&mutex_);
@@ -129,6 +136,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
 
   const HandlerContext context_;
   grpc::CallbackServerContext* const call_;
+  const GenerateFormat format_;
   std::shared_ptr<GenerateReactor> self_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
 
@@ -147,10 +155,21 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
 
 }  // namespace
 
+GenerateFormat MakeGenerateFormat() {
+  return {.method = "Generate",
+          .parse = [](const grpc::ByteBuffer& bytes,
+                      v1::GenerateRequest* request) { return ParseMessage(bytes, request); },
+          .write = [](v1::GenerateResponse* event) -> std::optional<grpc::ByteBuffer> {
+            return SerializeMessage(*event);
+          },
+          .name_fields = [](const absl::Status& status) { return status; }};
+}
+
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(const HandlerContext& context,
                                                           grpc::CallbackServerContext* call,
-                                                          const grpc::ByteBuffer& request) {
-  auto reactor = std::make_shared<GenerateReactor>(context, call);
+                                                          const grpc::ByteBuffer& request,
+                                                          GenerateFormat format) {
+  auto reactor = std::make_shared<GenerateReactor>(context, call, std::move(format));
   reactor->Begin(request, reactor);
   return reactor.get();
 }

@@ -219,7 +219,7 @@ class GenerationService::Impl final : public RawService {
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(Context* call,
                                                        const grpc::ByteBuffer* request) override {
-    return StartGenerate(context_, call, *request);
+    return StartGenerate(context_, call, *request, MakeGenerateFormat());
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BatchGenerate(

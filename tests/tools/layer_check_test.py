@@ -57,6 +57,8 @@ class LayerCheckTest(CheckCase):
                      "server/api may not include server/grpc")
         self.refuses({"server/http/a.cc": '#include "server/grpc/b.h"\n', "server/grpc/b.h": PRAGMA},
                      "server/http may not include server/grpc")
+        self.refuses({"server/grpc/a.cc": '#include "server/vllm/b.h"\n', "server/vllm/b.h": PRAGMA},
+                     "server/grpc may not include server/vllm")
 
     def test_text_stands_alone(self):
         for target in ("models/model.h", "kernels/linear.h", "cache_manager/view.h"):
@@ -65,6 +67,7 @@ class LayerCheckTest(CheckCase):
     def test_third_party(self):
         for name, target in (("engine/a.cc", "spdlog/spdlog.h"), ("engine/a.cc", "grpcpp/grpcpp.h"),
                              ("engine/a.cc", "quire/v1/types.pb.h"), ("base/a.cc", "hwy/highway.h"),
+                             ("server/grpc/a.cc", "vllm/grpc/engine/vllm_engine.pb.h"),
                              ("kernels/a.cc", "hwy/highway.h"), ("server/a.cc", "yaml-cpp/yaml.h"),
                              ("server/grpc/a.cc", "boost/beast.hpp"), ("engine/a.cc", "prometheus/x.h"),
                              ("models/a.cc", "pcre2.h"), ("engine/a.cc", "nlohmann/json.hpp"),

@@ -99,6 +99,23 @@ class ProtoCheckTest(CheckCase):
             with self.subTest(new):
                 self.refuses_change(old, new, *parts)
 
+    def test_names_of_another_project_are_its_own(self):
+        """Comments and what is published are checked all the same."""
+        schema = CLEAN.replace("acme.v1", "vllm.grpc.engine").replace("PetService", "Pets")
+        schema = schema.replace("int32 page_size", "uint32 num_pets").replace("KIND_", "").replace("ListPets", "Show")
+        name = "vllm/grpc/engine/pet.proto"
+        with tempfile.TemporaryDirectory() as root:
+            self.write(pathlib.Path(root), {name: schema})
+            status, output = self.run_in(root, "--write")
+            self.assertEqual(status, 0, output)
+            for old, new, expected in (("uint32 num_pets = 1", "uint32 num_pets = 7", "changed or gone"),
+                                       ("string good = 4", "string well = 4", "changed or gone"),
+                                       ("  // Names.\n", "", "has no comment")):
+                self.write(pathlib.Path(root), {name: schema.replace(old, new)})
+                status, output = self.run_in(root)
+                self.assertEqual(status, 1, output)
+                self.assertIn(expected, output)
+
     def test_published_elements_stay(self):
         gone = "published element changed or gone"
         for old, new, element in (
