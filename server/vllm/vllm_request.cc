@@ -1,0 +1,231 @@
+#include "server/vllm/vllm_request.h"
+
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+#include "quire/v1/generation.pb.h"
+#include "server/api/status_mapping.h"
+#include "vllm/grpc/engine/vllm_engine.pb.h"
+
+namespace quire::server {
+namespace {
+
+namespace wire = ::vllm::grpc::engine;
+
+constexpr std::uint32_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+
+absl::Status Refuse(absl::string_view field, absl::string_view value, absl::string_view why) {
+  return BadParameter(field, value, absl::StrCat("absent; ", why));
+}
+
+// A field that a later version of the protocol has may ask for anything. `where`: "" or a path that
+// ends in a dot.
+absl::Status CheckKnown(const google::protobuf::Message& message, absl::string_view where) {
+  const google::protobuf::UnknownFieldSet& unknown =
+      message.GetReflection()->GetUnknownFields(message);
+  if (unknown.empty()) return absl::OkStatus();
+  return Refuse(absl::StrCat(where, "#", unknown.field(0).number()), "set",
+                absl::StrCat("this server knows no such field of ",
+                             message.GetDescriptor()->full_name()));
+}
+
+absl::StatusOr<std::int32_t> ToInt32(std::uint32_t value, absl::string_view field) {
+  if (value <= kMaxInt32) return static_cast<std::int32_t>(value);
+  return BadParameter(field, absl::StrCat(value), absl::StrCat("0 to ", kMaxInt32));
+}
+
+absl::Status BadTokenId(absl::string_view field, int position, std::uint32_t id) {
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                        field, "[", position, "] is token id ", id, ", no vocabulary has it")),
+                    "BAD_TOKEN_ID",
+                    {{"field", std::string(field)},
+                     {"token_id", absl::StrCat(id)},
+                     {"position", absl::StrCat(position)}});
+}
+
+absl::Status RefuseConstraint(const wire::SamplingParams& params) {
+  constexpr absl::string_view kWhy = "structured output is not supported";
+  if (params.grammar_from_first_token()) {
+    return Refuse("sampling_params.grammar_from_first_token", "true", kWhy);
+  }
+  switch (params.constraint_case()) {
+    case wire::SamplingParams::kJsonSchema:
+      return Refuse("sampling_params.json_schema", params.json_schema(), kWhy);
+    case wire::SamplingParams::kRegex:
+      return Refuse("sampling_params.regex", params.regex(), kWhy);
+    case wire::SamplingParams::kGrammar:
+      return Refuse("sampling_params.grammar", params.grammar(), kWhy);
+    case wire::SamplingParams::kStructuralTag:
+      return Refuse("sampling_params.structural_tag", params.structural_tag(), kWhy);
+    case wire::SamplingParams::kJsonObject:
+      return Refuse("sampling_params.json_object", params.json_object() ? "true" : "false", kWhy);
+    case wire::SamplingParams::kChoice:
+      return Refuse("sampling_params.choice",
+                    absl::StrCat(params.choice().choices_size(), " choices"), kWhy);
+    case wire::SamplingParams::CONSTRAINT_NOT_SET: return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSampling(const wire::SamplingParams& params, v1::SamplingParams* sampling) {
+  sampling->set_temperature(params.has_temperature() ? params.temperature() : 1);
+  sampling->set_top_p(params.top_p() == 0 ? 1 : params.top_p());
+  QUIRE_ASSIGN_OR_RETURN(const std::int32_t top_k,
+                         ToInt32(params.top_k(), "sampling_params.top_k"));
+  sampling->set_top_k(top_k);
+  sampling->set_min_p(params.min_p());
+  sampling->set_frequency_penalty(params.frequency_penalty());
+  sampling->set_presence_penalty(params.presence_penalty());
+  sampling->set_repetition_penalty(
+      params.repetition_penalty() == 0 ? 1 : params.repetition_penalty());
+  QUIRE_ASSIGN_OR_RETURN(const std::int32_t choices, ToInt32(params.n(), "sampling_params.n"));
+  sampling->set_choice_count(choices == 0 ? 1 : choices);
+  if (params.has_seed()) sampling->set_seed(params.seed());
+  *sampling->mutable_logit_bias() = params.logit_bias();
+  return absl::OkStatus();
+}
+
+absl::Status ReadStopping(const wire::SamplingParams& params, v1::StoppingParams* stopping) {
+  if (params.has_max_tokens()) {
+    QUIRE_ASSIGN_OR_RETURN(const std::int32_t max_tokens,
+                           ToInt32(params.max_tokens(), "sampling_params.max_tokens"));
+    stopping->set_max_tokens(max_tokens);
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::int32_t min_tokens,
+                         ToInt32(params.min_tokens(), "sampling_params.min_tokens"));
+  stopping->set_min_tokens(min_tokens);
+  *stopping->mutable_stop() = params.stop();
+  for (int i = 0; i < params.stop_token_ids_size(); ++i) {
+    const std::uint32_t id = params.stop_token_ids(i);
+    if (id > kMaxInt32) return BadTokenId("sampling_params.stop_token_ids", i, id);
+    stopping->add_stop_token_ids(static_cast<std::int32_t>(id));
+  }
+  stopping->set_ignore_eos(params.ignore_eos());
+  stopping->set_include_stop_text(params.include_stop_str_in_output());
+  return absl::OkStatus();
+}
+
+void ReadOutput(const wire::GenerateRequest& message, v1::OutputOptions* output) {
+  const wire::SamplingParams& params = message.sampling_params();
+  output->set_stream(message.stream());
+  output->set_token_ids(true);
+  output->set_skip_special_tokens(params.skip_special_tokens());
+  if (params.has_logprobs()) output->set_logprobs(params.logprobs());
+  if (!params.has_prompt_logprobs()) return;
+  output->set_prompt_logprobs(params.prompt_logprobs());
+  output->set_echo_prompt(true);  // the first token has no log-probability that would tell its id
+}
+
+absl::Status ReadTokens(const wire::GenerateRequest& message, v1::TokenIds* tokens) {
+  QUIRE_RETURN_IF_ERROR(CheckKnown(message.tokenized(), "tokenized."));
+  const auto& ids = message.tokenized().input_ids();
+  const wire::SamplingParams& params = message.sampling_params();
+  int begin = 0;
+  if (params.has_truncate_prompt_tokens()) {
+    const std::int32_t kept = params.truncate_prompt_tokens();
+    if (kept < 1) {
+      return BadParameter("sampling_params.truncate_prompt_tokens", absl::StrCat(kept),
+                          absl::StrCat("1 to ", kMaxInt32));
+    }
+    begin = std::max(0, ids.size() - kept);
+  }
+  for (int i = begin; i < ids.size(); ++i) {
+    if (ids[i] > kMaxInt32) return BadTokenId("tokenized.input_ids", i, ids[i]);
+    tokens->add_ids(static_cast<std::int32_t>(ids[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadPrompt(const wire::GenerateRequest& message, v1::GenerateRequest* request) {
+  switch (message.input_case()) {
+    case wire::GenerateRequest::kTokenized:
+      return ReadTokens(message, request->mutable_token_ids());
+    case wire::GenerateRequest::kText:
+      if (message.sampling_params().has_truncate_prompt_tokens()) {
+        return Refuse("sampling_params.truncate_prompt_tokens",
+                      absl::StrCat(message.sampling_params().truncate_prompt_tokens()),
+                      "only tokenized input can be cut");
+      }
+      request->set_text(message.text());
+      return absl::OkStatus();
+    case wire::GenerateRequest::INPUT_NOT_SET: break;
+  }
+  return WithReason(
+      absl::InvalidArgumentError("input is missing; set one of tokenized and text"),
+      "PROMPT_MISSING", {{"field", "input"}});
+}
+
+// What a worker of this kind cannot do: media, and the prompt's keys and values from elsewhere.
+absl::Status RefuseUnserved(const wire::GenerateRequest& message) {
+  constexpr absl::string_view kNoMedia = "the model reads text only";
+  constexpr absl::string_view kNoTransfer = "keys and values are not taken from other workers";
+  if (message.has_mm_inputs()) return Refuse("mm_inputs", "set", kNoMedia);
+  if (message.extra_mm_inputs_size() > 0) {
+    return Refuse("extra_mm_inputs", absl::StrCat(message.extra_mm_inputs_size(), " entries long"),
+                  kNoMedia);
+  }
+  if (message.has_media_refs()) return Refuse("media_refs", "set", kNoMedia);
+  if (message.has_kv_transfer_params()) return Refuse("kv_transfer_params", "set", kNoTransfer);
+  if (message.has_kv_transfer_params_json()) {
+    return Refuse("kv_transfer_params_json", message.kv_transfer_params_json(), kNoTransfer);
+  }
+  if (message.has_data_parallel_rank() && message.data_parallel_rank() != 0) {
+    return BadParameter("data_parallel_rank", absl::StrCat(message.data_parallel_rank()),
+                        "0; there is one rank");
+  }
+  return absl::OkStatus();
+}
+
+// `text` begins with a field's path, or is one.
+std::string Rename(absl::string_view text) {
+  constexpr std::pair<absl::string_view, absl::string_view> kPrefixes[] = {
+      {"sampling.choice_count", "sampling_params.n"},
+      {"sampling.", "sampling_params."},
+      {"stopping.", "sampling_params."},
+      {"output.", "sampling_params."}};
+  for (const auto& [ours, theirs] : kPrefixes) {
+    if (absl::ConsumePrefix(&text, ours)) return absl::StrCat(theirs, text);
+  }
+  return text == "prompt" ? "input" : std::string(text);
+}
+
+}  // namespace
+
+absl::Status ToGenerateRequest(const wire::GenerateRequest& message,
+                               v1::GenerateRequest* request) {
+  QUIRE_RETURN_IF_ERROR(CheckKnown(message, ""));
+  QUIRE_RETURN_IF_ERROR(CheckKnown(message.sampling_params(), "sampling_params."));
+  request->set_request_id(message.request_id());
+  QUIRE_RETURN_IF_ERROR(RefuseUnserved(message));
+  QUIRE_RETURN_IF_ERROR(RefuseConstraint(message.sampling_params()));
+  QUIRE_RETURN_IF_ERROR(ReadPrompt(message, request));
+  QUIRE_RETURN_IF_ERROR(ReadSampling(message.sampling_params(), request->mutable_sampling()));
+  QUIRE_RETURN_IF_ERROR(ReadStopping(message.sampling_params(), request->mutable_stopping()));
+  ReadOutput(message, request->mutable_output());
+  return absl::OkStatus();
+}
+
+absl::Status NameVllmFields(const absl::Status& status) {
+  std::optional<ErrorReason> reason = GetErrorReason(status);
+  if (!reason) return status;
+  for (auto& [key, value] : reason->metadata) {
+    if (key == "field") value = Rename(value);
+  }
+  return WithReason(absl::Status(status.code(), Rename(status.message())), reason->reason,
+                    reason->metadata, reason->retry_delay);
+}
+
+}  // namespace quire::server

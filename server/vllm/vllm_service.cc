@@ -1,0 +1,285 @@
+#include "server/vllm/vllm_service.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "quire/v1/generation.pb.h"
+#include "server/api/status_mapping.h"
+#include "server/config/live_config.h"
+#include "server/config/options.h"
+#include "server/grpc/call_util.h"
+#include "server/grpc/error_details.h"
+#include "server/grpc/generate_reactor.h"
+#include "server/grpc/unary_call.h"
+#include "server/vllm/vllm_answer.h"
+#include "server/vllm/vllm_request.h"
+#include "vllm/grpc/engine/vllm_engine.grpc.pb.h"
+
+namespace quire::server {
+namespace {
+
+namespace wire = ::vllm::grpc::engine;
+
+using Base = wire::VllmEngine;
+// Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where;
+// what is not served is not even parsed.
+using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMethod_Embed<
+    Base::WithCallbackMethod_HealthCheck<Base::WithRawCallbackMethod_FlushCache<
+        Base::WithRawCallbackMethod_StartProfile<Base::WithRawCallbackMethod_StopProfile<
+            Base::WithRawCallbackMethod_Abort<Base::WithCallbackMethod_GetModelInfo<
+                Base::WithCallbackMethod_GetServerInfo<Base::WithRawCallbackMethod_GetLoads<
+                    Base::WithRawCallbackMethod_GetTokenizer<
+                        Base::WithRawCallbackMethod_SubscribeKvEvents<Base::Service>>>>>>>>>>>>;
+
+constexpr int kMaxAbortedIds = 1024;
+
+GenerateFormat MakeVllmFormat() {
+  const auto answer = std::make_shared<VllmAnswer>();
+  return {.method = "VllmEngine.Generate",
+          .parse = [](const grpc::ByteBuffer& bytes, v1::GenerateRequest* request) -> absl::Status {
+            wire::GenerateRequest message;
+            QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &message));
+            return ToGenerateRequest(message, request);
+          },
+          .write = [answer](v1::GenerateResponse* event) -> std::optional<grpc::ByteBuffer> {
+            wire::GenerateResponse message;
+            if (!answer->Take(*event, &message)) return std::nullopt;
+            return SerializeMessage(message);
+          },
+          .name_fields = &NameVllmFields};
+}
+
+// A stream that is not served. Ends at once.
+class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+// Why HealthCheck says no; "" when it says yes.
+std::string WhyNotReady(const ServingState& state) {
+  if (state.is_ready()) return "";
+  if (state.state() != LifeState::kReady) return std::string(LifeStateName(state.state()));
+  return state.leaving() ? "draining" : "the engine does not answer";
+}
+
+// What a gateway should send for a caller who says nothing: this service adds no defaults of the
+// model.
+std::string DefaultSamplingJson(const engine::SamplingParams& defaults) {
+  return absl::StrCat("{\"temperature\":", defaults.temperature, ",\"top_p\":", defaults.top_p,
+                      ",\"top_k\":", defaults.top_k, ",\"min_p\":", defaults.min_p,
+                      ",\"repetition_penalty\":", defaults.repetition_penalty, "}");
+}
+
+std::int32_t ToInt32(std::int64_t value) {
+  return static_cast<std::int32_t>(std::min<std::int64_t>(value, INT32_MAX));
+}
+
+void FillLoad(const ServedModel& served, const engine::EngineStats& stats,
+              wire::SchedulerLoad* load) {
+  const cache::CacheStats& cache = stats.cache;
+  const std::int64_t page_size = served.description.kv_page_size;
+  load->set_num_running_reqs(stats.running);
+  load->set_num_waiting_reqs(stats.waiting);
+  load->set_num_total_reqs(stats.running + stats.waiting);
+  load->set_num_used_tokens(ToInt32(cache.used_pages * page_size));
+  load->set_max_total_num_tokens(ToInt32(cache.usable_pages * page_size));
+  if (cache.usable_pages > 0) {
+    load->set_token_usage(static_cast<double>(cache.used_pages) / cache.usable_pages);
+  }
+  load->set_gen_throughput(stats.generation_tokens_per_second);
+  load->set_num_waiting_uncached_tokens(ToInt32(stats.waiting_uncached_tokens));
+  if (cache.queried_tokens > 0) {
+    load->set_cache_hit_rate(static_cast<double>(cache.hit_tokens) /
+                             static_cast<double>(cache.queried_tokens));
+  }
+}
+
+}  // namespace
+
+class VllmService::Impl final : public RawService {
+ public:
+  Impl(const HandlerContext& context, const VllmDescription& description)
+      : context_(context), description_(description) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+  using Stream = grpc::ServerWriteReactor<grpc::ByteBuffer>;
+  using Bytes = grpc::ByteBuffer;
+
+  Stream* Generate(Context* call, const Bytes* request) override {
+    return StartGenerate(context_, call, *request, MakeVllmFormat());
+  }
+
+  Reactor* Embed(Context* call, const Bytes*, Bytes*) override {
+    return Refuse(call, "VllmEngine.Embed", "VllmEngine.Embed (embeddings)");
+  }
+
+  // As open as grpc.health.v1, and with its answer.
+  Reactor* HealthCheck(Context* call, const wire::HealthCheckRequest*,
+                       wire::HealthCheckResponse* response) override {
+    const std::string why_not = WhyNotReady(*context_.state);
+    response->set_healthy(why_not.empty());
+    response->set_message(why_not.empty() ? "ready" : why_not);
+    Reactor* const reactor = call->DefaultReactor();
+    FinishCall(context_, reactor, "VllmEngine.HealthCheck", absl::OkStatus());
+    return reactor;
+  }
+
+  // Emptying the cache is for operators, whose listener is another one.
+  Reactor* FlushCache(Context* call, const Bytes*, Bytes*) override {
+    return Refuse(
+        call, "VllmEngine.FlushCache",
+        "VllmEngine.FlushCache on the data listener (use quire.v1.AdminService.FlushCache)");
+  }
+
+  Reactor* StartProfile(Context* call, const Bytes*, Bytes*) override {
+    return Refuse(call, "VllmEngine.StartProfile", "VllmEngine.StartProfile");
+  }
+
+  Reactor* StopProfile(Context* call, const Bytes*, Bytes*) override {
+    return Refuse(call, "VllmEngine.StopProfile", "VllmEngine.StopProfile");
+  }
+
+  Reactor* Abort(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer(context_, call, "VllmEngine.Abort", Scope::kGenerate,
+                  [&](const Identity& caller) { return AbortAll(caller, *request, response); });
+  }
+
+  Reactor* GetModelInfo(Context* call, const wire::GetModelInfoRequest*,
+                        wire::GetModelInfoResponse* response) override {
+    return Answer(context_, call, "VllmEngine.GetModelInfo", Scope::kGenerate,
+                  [&](const Identity&) { return FillModelInfo(response); });
+  }
+
+  Reactor* GetServerInfo(Context* call, const wire::GetServerInfoRequest*,
+                         wire::GetServerInfoResponse* response) override {
+    return Answer(context_, call, "VllmEngine.GetServerInfo", Scope::kGenerate,
+                  [&](const Identity& caller) {
+                    FillServerInfo(caller, response);
+                    return absl::OkStatus();
+                  });
+  }
+
+  // All tenants together, so it takes the scope of those who watch.
+  Reactor* GetLoads(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer(context_, call, "VllmEngine.GetLoads", Scope::kMetrics,
+                  [&](const Identity&) { return FillLoads(*request, response); });
+  }
+
+  Stream* GetTokenizer(Context* call, const Bytes*) override {
+    return RefuseStream(call, "VllmEngine.GetTokenizer");
+  }
+
+  Stream* SubscribeKvEvents(Context* call, const Bytes*) override {
+    return RefuseStream(call, "VllmEngine.SubscribeKvEvents");
+  }
+
+ private:
+  Reactor* Refuse(Context* call, absl::string_view method, absl::string_view feature) {
+    return Answer(context_, call, method, Scope::kGenerate,
+                  [&](const Identity&) { return FeatureUnsupported(feature, ""); });
+  }
+
+  Stream* RefuseStream(Context* call, absl::string_view method) {
+    absl::Status status = Authorize(context_, *call, method, Scope::kGenerate).status();
+    if (status.ok()) status = FeatureUnsupported(method, "");
+    const grpc::Status answer = ToGrpcStatus(status);
+    context_.probe->CountRpc(method, static_cast<absl::StatusCode>(answer.error_code()));
+    return new RefusedStream(answer);
+  }
+
+  absl::Status AbortAll(const Identity& caller, const Bytes& bytes, Bytes* response) {
+    wire::AbortRequest request;
+    QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
+    const int count = request.request_ids_size();
+    if (count > kMaxAbortedIds) {
+      return BadParameter("request_ids", absl::StrCat(count, " entries long"),
+                          absl::StrCat("at most ", kMaxAbortedIds, " entries"));
+    }
+    for (int i = 0; i < count; ++i) {
+      QUIRE_RETURN_IF_ERROR(
+          CheckRequestId(request.request_ids(i), absl::StrCat("request_ids[", i, "]")));
+    }
+    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+    // Gateways also abort what has just ended by itself.
+    for (const std::string& id : request.request_ids()) {
+      served->engine->Cancel(caller.principal, id, engine::CancelSource::kApi);
+    }
+    *response = SerializeMessage(wire::AbortResponse());
+    return absl::OkStatus();
+  }
+
+  absl::Status FillModelInfo(wire::GetModelInfoResponse* response) {
+    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+    const ModelDescription& model = served->description;
+    response->set_model_path(description_.model_path);
+    response->set_is_generation(true);
+    response->set_max_context_length(static_cast<std::uint32_t>(model.max_context_tokens));
+    response->set_vocab_size(static_cast<std::uint32_t>(model.vocab_size));
+    response->set_served_model_name(served->id());
+    if (description_.has_own_files) response->set_tokenizer_path(description_.model_path);
+    response->add_architectures(model.architecture);
+    response->mutable_eos_token_ids()->Assign(model.eos_token_ids.begin(),
+                                              model.eos_token_ids.end());
+    response->set_pad_token_id(model.pad_token_id.value_or(0));
+    response->set_bos_token_id(model.bos_token_id.value_or(0));
+    // One token of output has to fit.
+    response->set_max_req_input_len(model.max_context_tokens - 1);
+    response->set_default_sampling_params_json(
+        DefaultSamplingJson(served->translator.options()->sampling_defaults));
+    return absl::OkStatus();
+  }
+
+  // Answers while the model loads too.
+  void FillServerInfo(const Identity& caller, wire::GetServerInfoResponse* response) {
+    response->set_is_paused(context_.state->state() == LifeState::kDraining);
+    response->set_uptime_seconds(
+        absl::ToDoubleSeconds(context_.clock->Now() - description_.start_time));
+    response->set_server_type("quire");
+    response->set_data_parallel_size(1);
+    response->set_max_num_seqs(context_.config->options()->engine.max_running_sequences);
+    const ServedModel* served = context_.state->model();
+    if (served == nullptr) return;
+    std::uint32_t active = 0;
+    for (const engine::RequestInfo& request : served->engine->ListRequests()) {
+      if (request.tenant == caller.tenant) ++active;
+    }
+    response->set_active_requests(active);
+  }
+
+  absl::Status FillLoads(const Bytes& bytes, Bytes* response) {
+    wire::GetLoadsRequest request;
+    QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
+    if (request.has_dp_rank() && request.dp_rank() != 0) {
+      return BadParameter("dp_rank", absl::StrCat(request.dp_rank()), "0; there is one rank");
+    }
+    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+    wire::GetLoadsResponse loads;
+    loads.set_timestamp(
+        absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", context_.clock->Now(), absl::UTCTimeZone()));
+    loads.set_version(description_.version);
+    loads.set_dp_rank_count(1);
+    wire::SchedulerLoad* const load = loads.add_loads();
+    FillLoad(*served, served->engine->GetStats(), load);
+    load->set_max_running_requests(context_.config->options()->engine.max_running_sequences);
+    *response = SerializeMessage(loads);
+    return absl::OkStatus();
+  }
+
+  const HandlerContext context_;
+  const VllmDescription description_;
+};
+
+VllmService::VllmService(const HandlerContext& context, const VllmDescription& description)
+    : impl_(std::make_unique<Impl>(context, description)) {}
+
+VllmService::~VllmService() = default;
+
+grpc::Service* VllmService::service() { return impl_.get(); }
+
+}  // namespace quire::server
