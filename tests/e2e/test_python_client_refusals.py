@@ -221,9 +221,10 @@ def test_a_token_file_is_read_for_each_call(q, fake, is_async, tmp_path):
             client.tokenize(ONCE)
     assert fake.tokens[-1] == "Bearer third" and len(fake.tokens) == 3
     file.write_text("\n")
-    for wrong in ({"token_file": file}, {"token": ""}, {"token": "a", "token_file": file}):
-        with pytest.raises(ValueError):
+    for wrong in ({"token_file": file}, {"token": ""}, {"token": "Klartext\u00e4"}, {"token": "a", "token_file": file}):
+        with pytest.raises(ValueError) as error:
             q.Client(fake.address, **wrong)
+        assert "Klartext" not in str(error.value)
 
 
 def test_tls_client_certificates_and_tokens(q, tmp_path):

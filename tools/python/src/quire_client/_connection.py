@@ -6,6 +6,7 @@ import importlib.metadata
 import ipaddress
 import os
 import random
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,6 @@ class Connection:
             token = lines[0].strip() if lines else ""
         if token is None:
             return ()
-        if not token:
-            raise ValueError(f"{self._token_file or 'token'}: the token is empty")
+        if not re.fullmatch(r"[\x21-\x7e]+", token):  # gRPC would refuse it, and show it in its error
+            raise ValueError(f"{self._token_file or 'token'}: the token is empty, or has other than printable ASCII")
         return (("authorization", f"Bearer {token}"),)
