@@ -31,6 +31,7 @@ namespace {
 // From the connection to the client's HTTP/2 settings, TLS included. gRPC's default of two minutes
 // lets connections that say nothing pile up.
 constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
+constexpr int kMaxIdlePings = 100;  // in a row, with no answer sent between them
 
 int Milliseconds(absl::Duration duration) {
   return duration == absl::InfiniteDuration()
@@ -80,8 +81,11 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
       {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(keepalive.timeout)},
       {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
        Milliseconds(keepalive.min_ping_interval)},
-      {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, keepalive.permit_without_calls ? 1 : 0},
-      {GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2},
+      // With 1 the library would also ping connections without calls, whose clients often read
+      // nothing until their next call, and closing those fails that call ("Socket closed"). So
+      // pings on them are accepted by counting more of them before they are too many.
+      {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0},
+      {GRPC_ARG_HTTP2_MAX_PING_STRIKES, keepalive.permit_without_calls ? kMaxIdlePings : 2},
       {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTimeout)},
       {GRPC_ARG_MAX_CONNECTION_AGE_MS, Milliseconds(options.max_connection_age)},
       {GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, Milliseconds(options.max_connection_age_grace)},

@@ -1,0 +1,45 @@
+"""Pings: a client that vanished during a call is noticed, one that sleeps between calls is left alone."""
+
+import grpc
+import pytest
+from attack_tools import generate
+from daemon import Daemon
+from test_attacks import (DATA, END_HEADERS, GRPC_HEADERS, HEADERS, PING, PREFACE, SETTINGS, connect, frame, is_closed,
+                          request_of)
+
+ACK = 1
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    settings = ["server.grpc.keepalive.time=1s", "server.grpc.keepalive.timeout=1s"]
+    with Daemon(tmp_path_factory.mktemp("keepalive"), settings=settings) as running:
+        running.wait_serving()
+        yield running
+
+
+def test_a_client_that_reads_nothing_between_calls_keeps_its_connection(daemon):
+    with connect(daemon.grpc_address) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK))
+        assert not is_closed(connection, 5)
+
+
+def test_a_client_that_answers_nothing_during_a_call_loses_it(api, daemon):
+    request = request_of(api, tokens=2).SerializeToString()
+    message = b"\x00" + len(request).to_bytes(4, "big") + request
+    with connect(daemon.grpc_address) as connection:
+        # The stream stays open on the client's side: without END_STREAM a unary request is not whole.
+        connection.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK)
+                           + frame(HEADERS, END_HEADERS, 1, GRPC_HEADERS) + frame(DATA, 0, 1, message[:-1]))
+        assert is_closed(connection, 10)
+
+
+def test_pings_between_calls_are_accepted(api, daemon):
+    options = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_permit_without_calls", 1)]
+    with grpc.insecure_channel(daemon.grpc_address, options=options) as channel:
+        assert generate(api, channel)
+    with connect(daemon.grpc_address) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK))
+        for number in range(50):
+            connection.sendall(frame(PING, 0, 0, number.to_bytes(8, "big")))
+        assert not is_closed(connection, 2)
