@@ -437,6 +437,27 @@ def guarded(tmp_path_factory):
         assert running.process.poll() is None, "quired died:\n" + running.log
 
 
+def access_lines(daemon, request_id):
+    return [line for line in map(json.loads, daemon.lines)
+            if line["logger"] == "access" and line["request_id"] == request_id]
+
+
+def test_requests_are_logged_as_those_of_quire_v1(daemon, worker, prompt_ids):
+    ids = run(worker, request(prompt_ids, request_id="logged"))[0][0]
+    failure(lambda: run(worker, request(prompt_ids, request_id="not-read", regex="a+")))
+    failure(lambda: run(worker, request(prompt_ids, request_id="out-of-range", top_p=2)))
+    for request_id, code, reason, tokens in (
+        ("logged", "OK", "", len(ids)),
+        ("not-read", "INVALID_ARGUMENT", "BAD_PARAMETER", 0),
+        ("out-of-range", "INVALID_ARGUMENT", "BAD_SAMPLING_PARAM", 0),
+    ):
+        wait_until(lambda wanted=request_id: access_lines(daemon, wanted), f"a line of {request_id}")
+        (line,) = access_lines(daemon, request_id)
+        assert (line["method"], line["code"], line["reason"]) == ("VllmEngine.Generate", code, reason)
+        assert line["completion_tokens"] == tokens
+    assert PROMPT not in daemon.log
+
+
 def test_every_method_but_health_asks_for_a_token(guarded):
     methods = wire.DESCRIPTOR.services_by_name["VllmEngine"].methods
     assert len(methods) >= 12
