@@ -2,10 +2,13 @@
 
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/strip.h"
 
 namespace quire::server {
 
@@ -17,15 +20,48 @@ bool IsLocalName(absl::string_view host) {
          absl::EndsWith(text, ".localhost");
 }
 
-bool NamesThisMachine(const HttpRequest& request) {
-  absl::string_view host = request.Header("host");
-  if (host.empty()) return true;
-  const std::size_t colon = host.rfind(':');
-  const std::size_t bracket = host.rfind(']');
-  if (bracket != host.npos) {
-    return host[0] == '[' && IsLocalName(host.substr(1, bracket - 1));
+std::optional<Authority> ParseAuthority(absl::string_view text) {
+  Authority authority;
+  absl::string_view rest;
+  if (absl::ConsumePrefix(&text, "[")) {
+    const std::size_t bracket = text.find(']');
+    if (bracket == text.npos) return std::nullopt;
+    authority.host = text.substr(0, bracket);
+    rest = text.substr(bracket + 1);
+  } else {
+    const std::size_t colon = std::min(text.find(':'), text.size());
+    authority.host = text.substr(0, colon);
+    rest = text.substr(colon);
   }
-  return IsLocalName(host.substr(0, colon));
+  if (authority.host.empty()) return std::nullopt;
+  if (rest.empty()) return authority;
+  int port = 0;
+  if (!absl::ConsumePrefix(&rest, ":") || rest.empty() || rest.size() > 5 ||
+      rest.find_first_not_of("0123456789") != rest.npos || !absl::SimpleAtoi(rest, &port)) {
+    return std::nullopt;
+  }
+  authority.port = port;
+  return authority;
+}
+
+bool NamesThisMachine(const HttpRequest& request) {
+  const absl::string_view host = request.Header("host");
+  if (host.empty()) return true;
+  const std::optional<Authority> authority = ParseAuthority(host);
+  return authority.has_value() && IsLocalName(authority->host);
+}
+
+bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port) {
+  int default_port = 80;
+  if (absl::ConsumePrefix(&origin, "https://")) {
+    default_port = 443;
+  } else if (!absl::ConsumePrefix(&origin, "http://")) {
+    return false;
+  }
+  const std::optional<Authority> page = ParseAuthority(origin);
+  const std::optional<Authority> here = ParseAuthority(request.Header("host"));
+  return page.has_value() && here.has_value() && page->port.value_or(default_port) == port &&
+         absl::EqualsIgnoreCase(page->host, here->host) && IsLocalName(page->host);
 }
 
 HttpAnswer WrongHostAnswer() {

@@ -10,6 +10,8 @@
 //          guards them. Not for other addresses: those are asked by names, as of a container.
 // Threads: any.
 
+#include <optional>
+
 #include "absl/strings/string_view.h"
 #include "server/http/http_message.h"
 
@@ -19,8 +21,21 @@ namespace quire::server {
 // here by whoever owns it.
 bool IsLocalName(absl::string_view host);
 
+// What stands in the header Host, or behind the scheme of an Origin: `host`, `host:port`, `[v6]` or
+// `[v6]:port`.
+struct Authority {
+  absl::string_view host;  // without brackets, not empty
+  std::optional<int> port;
+};
+// Nothing when `text` is none of these.
+std::optional<Authority> ParseAuthority(absl::string_view text);
+
 // Whether the header Host is absent or IsLocalName, with any port.
 bool NamesThisMachine(const HttpRequest& request);
+
+// Whether `origin` is a page at `port` of the host that the request names itself, and that host is
+// IsLocalName.
+bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port);
 
 // What operators' pages answer when it does not.
 HttpAnswer WrongHostAnswer();

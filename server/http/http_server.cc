@@ -7,10 +7,10 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <initializer_list>
 #include <map>
 #include <thread>
 #include <utility>
@@ -92,7 +92,7 @@ class HttpServer::Impl final : public HttpSessionHost {
   }
 
   const HttpServerOptions& options() const override { return options_; }
-  void Handle(const std::shared_ptr<HttpExchange>& exchange) override;
+  void Handle(const std::shared_ptr<HttpExchange>& exchange) override { handler_(exchange); }
   bool closing() const override { return is_closing_.load(std::memory_order_acquire); }
   void Left(const HttpSession* session) override {
     MutexLock lock(&mutex_);
@@ -152,8 +152,7 @@ void HttpServer::Impl::Run() {
   }
 }
 
-// The project throws nothing, but what it calls may: an allocation above all. One connection's
-// trouble is not to end the process.
+// Sessions catch what they and their handlers throw; what is left is an accept without memory.
 void HttpServer::Impl::Serve() {
   for (;;) {
     try {
@@ -162,16 +161,6 @@ void HttpServer::Impl::Serve() {
     } catch (const std::exception& error) {
       log::Error("http", "exception", {{"error", error.what()}});
     }
-  }
-}
-
-void HttpServer::Impl::Handle(const std::shared_ptr<HttpExchange>& exchange) {
-  try {
-    handler_(exchange);
-  } catch (const std::exception& error) {
-    log::Error("http", "exception in a handler", {{"error", error.what()}});
-    // How much of an answer has left is not known here.
-    exchange->EndStream(/*whole=*/false);
   }
 }
 
@@ -213,11 +202,16 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
   session->Begin();
 }
 
-// Whoever has connected and said nothing gives way to who comes later, the oldest first.
+// Whoever has connected and said nothing gives way to who comes later, the oldest first; then
+// whoever was served and says nothing more.
 bool HttpServer::Impl::MakeRoom() {
   const std::vector<std::shared_ptr<HttpSession>> alive = Sessions();
-  return std::any_of(alive.begin(), alive.end(),
-                     [](const std::shared_ptr<HttpSession>& session) { return session->Yield(); });
+  for (bool (HttpSession::*const yield)() : {&HttpSession::YieldSilent, &HttpSession::YieldIdle}) {
+    for (const auto& session : alive) {
+      if ((session.get()->*yield)()) return true;
+    }
+  }
+  return false;
 }
 
 // The oldest first.

@@ -8,8 +8,9 @@
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
 // Invariants: every accepted connection has a time by which its next step must be done: handshake,
 //             head, body, each write. Above `max_connections` the oldest connection that has not
-//             sent a head yet is closed; if there is none, the new one is answered 503 and closed.
-//             A handler that throws ends its connection only.
+//             sent a head yet is closed, else the oldest one between two requests; if there is
+//             none, the new one is answered 503 and closed. A handler that throws ends its
+//             connection only.
 // Threads:    `num_threads` of its own run handlers; see HttpExchange.
 // Lifetime:   the destructor waits for all exchanges, whose handlers must end them once the peer is
 //             gone.
@@ -44,8 +45,10 @@ struct HttpServerOptions {
   // fills memory who may not ask for anything. The handler decides again about the whole. Null: all
   // are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
-  // Answers that the server gives itself: 400, 408, 413, 431, 503. Null: plain text.
-  std::function<HttpAnswer(int status, absl::string_view message)> refuse;
+  // Answers that the server gives itself: 400, 408, 413, 431, 503. The request is empty where not
+  // even its head is known. Null: plain text.
+  std::function<HttpAnswer(int status, absl::string_view message, const HttpRequest& request)>
+      refuse;
   const CertificateStore* certificates = nullptr;  // null: plain text
   // False: a client certificate is checked if it is shown, whatever tls.require_client_cert says.
   bool requires_client_certificate = true;

@@ -6,12 +6,14 @@
 #include <boost/beast/http/rfc7230.hpp>
 #include <boost/beast/http/status.hpp>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/logging.h"
 
 namespace quire::server {
 namespace {
@@ -64,15 +66,31 @@ HttpSession::HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> trans
       is_surplus_(is_surplus),
       timer_(transport_->executor()) {}
 
+// The project throws nothing, but what it calls may: an allocation above all. Nobody knows then how
+// much was done, so the connection ends, and with it whatever works for it.
+template <typename Work>
+void HttpSession::Guard(const Work& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    log::Error("http", "exception, the connection ends", {{"error", error.what()}});
+    Close();
+  }
+}
+
 void HttpSession::Begin() {
   net::dispatch(transport_->executor(), [self = shared_from_this()] {
-    // The server may have begun to end before it knew of this session.
-    if (self->host_->closing()) return self->Close();
-    self->Arm(self->host_->options().head_time);
-    self->transport_->Handshake([self](Error error) {
-      if (error) return self->Close();
-      self->request_.certificate_name = self->transport_->CertificateName();
-      self->BeginRequest();
+    self->Guard([&] {
+      // The server may have begun to end before it knew of this session.
+      if (self->host_->closing()) return self->Close();
+      self->Arm(self->host_->options().head_time);
+      self->transport_->Handshake([self](Error error) {
+        self->Guard([&] {
+          if (error) return self->Close();
+          self->request_.certificate_name = self->transport_->CertificateName();
+          self->BeginRequest();
+        });
+      });
     });
   });
 }
@@ -83,10 +101,18 @@ void HttpSession::FinishSoon() {
   });
 }
 
-bool HttpSession::Yield() {
+bool HttpSession::YieldSilent() {
   if (!awaits_first_head_.exchange(false)) return false;
   Post([this] {
     if (state_ == State::kHandshake || (state_ == State::kReading && !is_head_parsed_)) Close();
+  });
+  return true;
+}
+
+bool HttpSession::YieldIdle() {
+  if (!is_idle_.exchange(false)) return false;
+  Post([this] {
+    if (state_ == State::kReading && !has_begun_) Close();
   });
   return true;
 }
@@ -97,7 +123,7 @@ void HttpSession::Abort() {
 
 void HttpSession::Post(std::function<void()> work) {
   net::post(transport_->executor(),
-            [self = shared_from_this(), work = std::move(work)] { work(); });
+            [self = shared_from_this(), work = std::move(work)] { self->Guard(work); });
 }
 
 void HttpSession::OnGone(std::function<void()> callback) {
@@ -118,9 +144,12 @@ void HttpSession::BeginRequest() {
   parser_->body_limit(static_cast<std::uint64_t>(options.max_body_bytes()));
   has_begun_ = !input_.empty();
   is_head_parsed_ = false;
-  request_.method.clear();
+  std::string certificate_name = std::move(request_.certificate_name);
+  request_ = HttpRequest();
+  request_.certificate_name = std::move(certificate_name);
   Arm(served_ == 0 || has_begun_ ? options.head_time : options.idle_time);
   if (has_begun_) return Parse();
+  is_idle_.store(served_ > 0);
   ReadMore();
 }
 
@@ -129,7 +158,7 @@ void HttpSession::ReadMore() {
   is_reading_ = true;
   transport_->ReadSome(net::buffer(chunk_),
                        [self = shared_from_this()](Error error, std::size_t size) {
-                         self->OnRead(error, size);
+                         self->Guard([&] { self->OnRead(error, size); });
                        });
 }
 
@@ -146,8 +175,10 @@ void HttpSession::OnRead(Error error, std::size_t size) {
       input_.append(chunk_.data(), size);
       if (!has_begun_) {
         has_begun_ = true;
+        is_idle_.store(false);
         Arm(host_->options().head_time);
       }
+      if (is_continuing_) return;  // its end parses
       return Parse();
     case State::kHandling:
       // The peer has gone, or has sent its next request early, of which only some is kept.
@@ -184,16 +215,20 @@ void HttpSession::Parse() {
 
 void HttpSession::SendContinue() {
   static constexpr absl::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  is_continuing_ = true;
   transport_->Write(net::buffer(kContinue.data(), kContinue.size()),
                     [self = shared_from_this()](Error error, std::size_t) {
+                      self->is_continuing_ = false;
                       if (self->state_ != State::kReading) return;
                       if (error) return self->Close();
-                      self->Parse();
+                      self->Guard([&] { self->Parse(); });
                     });
 }
 
 void HttpSession::Refuse(Error error) {
   if (error == http::error::body_limit) {
+    // The head alone may tell that the body is too large; it is whole then.
+    if (!is_head_parsed_) ReadHead();
     return RefuseWith(413, absl::StrCat("the body has more than ",
                                         host_->options().max_body_bytes(), " bytes"));
   }
@@ -209,7 +244,7 @@ void HttpSession::Refuse(Error error) {
 // Answers what never became a request.
 void HttpSession::RefuseWith(int status, absl::string_view message) {
   const auto& refuse = host_->options().refuse;
-  RefuseWith(refuse ? refuse(status, message)
+  RefuseWith(refuse ? refuse(status, message, request_)
                     : HttpAnswer{.status = status, .body = absl::StrCat(message, "\n")});
 }
 
@@ -223,6 +258,15 @@ void HttpSession::RefuseWith(HttpAnswer answer) {
 
 // Reads the head that the parser has; false when the request was refused for it.
 bool HttpSession::TakeHead() {
+  ReadHead();
+  const auto& admit = host_->options().admit;
+  if (!admit || parser_->is_done()) return true;
+  std::optional<HttpAnswer> refusal = admit(request_);
+  if (refusal) RefuseWith(*std::move(refusal));
+  return !refusal.has_value();
+}
+
+void HttpSession::ReadHead() {
   awaits_first_head_.store(false);
   const auto& message = parser_->get();
   request_.method = std::string(View(message.method_string()));
@@ -237,11 +281,6 @@ bool HttpSession::TakeHead() {
   }
   is_chunked_ = message.version() >= 11;
   keep_alive_ = message.keep_alive() && host_->options().keep_alive;
-  const auto& admit = host_->options().admit;
-  if (!admit || parser_->is_done()) return true;
-  std::optional<HttpAnswer> refusal = admit(request_);
-  if (refusal) RefuseWith(*std::move(refusal));
-  return !refusal.has_value();
 }
 
 void HttpSession::Handle() {
@@ -323,7 +362,7 @@ void HttpSession::Send(std::string bytes, std::function<void()> done) {
     if (self->state_ == State::kClosed) return;
     if (error) return self->Close();
     self->Disarm();
-    done();
+    self->Guard(done);
   });
 }
 
@@ -357,14 +396,15 @@ void HttpSession::Arm(absl::Duration time) {
   is_armed_ = true;
   timer_.expires_after(absl::ToChronoNanoseconds(time));
   timer_.async_wait([self = shared_from_this()](Error error) {
-    if (!error) self->OnTimer();
+    if (!error) self->Guard([&] { self->OnTimer(); });
   });
 }
 
 void HttpSession::OnTimer() {
   // The timer may have been set again, or not be needed any more, while this call was on its way.
   if (!is_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
-  if (state_ == State::kReading && has_begun_) {
+  // Whoever does not even read the 100 of a body would not read this either.
+  if (state_ == State::kReading && has_begun_ && !is_continuing_) {
     return RefuseWith(408, "the request did not arrive in time");
   }
   Close();

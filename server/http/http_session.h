@@ -7,9 +7,11 @@
 // Place:      made by HttpServer for each connection that it accepts.
 // Invariants: while a handler works, the connection is read too: its end, or bytes of a next
 //             request, which wait; once those are as many as a head may have, no more is read.
-//             What is read and not parsed is never much more than that. A closed session stays
-//             closed.
-// Threads:    the sequence of its transport; Post, Begin, FinishSoon, Yield and Abort from any.
+//             What is read and not parsed is never much more than that. At most one write is under
+//             way. A closed session stays closed. An exception of whatever runs here ends the
+//             connection only.
+// Threads:    the sequence of its transport; Post, Begin, FinishSoon, YieldSilent, YieldIdle and
+//             Abort from any.
 // Lifetime:   kept by its pending operations and by handlers; `host` outlives it, and learns of its
 //             end.
 
@@ -52,9 +54,10 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void Begin();
   // Closes now if no answer is under way, else behind it.
   void FinishSoon();
-  // Closes if not even one head has arrived, to make room for a newer connection; else, and the
-  // second time, false.
-  bool Yield();
+  // Closes, to make room for a newer connection, if not even one head has arrived, or if it stands
+  // between two requests. Else, and the second time, false.
+  bool YieldSilent();
+  bool YieldIdle();
   void Abort();
 
   const HttpRequest& request() const override { return request_; }
@@ -70,6 +73,8 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   enum class State : std::uint8_t { kHandshake, kReading, kHandling, kLingering, kClosed };
   using Error = Transport::Error;
 
+  template <typename Work>
+  void Guard(const Work& work);
   void BeginRequest();
   void ReadMore();
   void ReadAhead();
@@ -80,6 +85,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void RefuseWith(int status, absl::string_view message);
   void RefuseWith(HttpAnswer answer);
   bool TakeHead();
+  void ReadHead();
   void Handle();
   std::string Head(const HttpAnswer& answer, bool has_length) const;
   void Send(std::string bytes, std::function<void()> done);
@@ -110,7 +116,9 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   bool has_begun_ = false;      // some of the request is there
   bool is_head_parsed_ = false;
+  bool is_continuing_ = false;  // "100 Continue" is being written, before any other byte may be
   std::atomic<bool> awaits_first_head_{true};
+  std::atomic<bool> is_idle_{false};  // served before, and nothing of a next request is there
   std::int64_t served_ = 0;
   std::size_t lingered_bytes_ = 0;
 

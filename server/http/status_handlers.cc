@@ -59,8 +59,11 @@ ordered_json ModelOf(const ServedModel& model) {
 std::optional<engine::PagePicture> PictureOf(const StatusSources& sources,
                                              engine::Engine* engine) {
   if (sources.is_asking->exchange(true)) return std::nullopt;
+  struct Asking {
+    ~Asking() { flag->store(false); }  // also when memory is short
+    std::atomic<bool>* flag;
+  } const asking{sources.is_asking.get()};
   absl::StatusOr<engine::PagePicture> picture = engine->GetPagePicture();
-  sources.is_asking->store(false);
   if (!picture.ok()) return std::nullopt;
   return *std::move(picture);
 }

@@ -117,7 +117,7 @@ ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
 struct Choice {
   bool is_open = false;  // its first chunk is out
   CompletionLogprobs logprobs;
-  ordered_json whole;  // without a stream: the choice as the body has it
+  std::string whole;  // without a stream: the choice as the body has it
   std::int32_t completion_tokens = 0;
 };
 
@@ -126,7 +126,8 @@ struct Prompt {
   std::int32_t cached_tokens = 0;
   std::string text;             // with echo
   std::int32_t first_id = -1;   // with echo and logprobs
-  std::vector<v1::TokenLogprob> logprobs;
+  std::vector<v1::TokenLogprob> logprobs;  // until all choices have them
+  std::size_t num_completed = 0;           // choices
 };
 
 }  // namespace
@@ -171,6 +172,7 @@ struct OpenAiAnswer::Impl {
   const OpenAiTokens vocabulary;
   std::vector<Prompt> prompts;
   std::vector<Choice> choices;
+  std::size_t kept_bytes = 0;  // of `whole`
 };
 
 ordered_json OpenAiAnswer::Impl::Usage() const {
@@ -277,14 +279,16 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   std::string shown = echo ? PromptOf(index).text : "";
   if (!hides_output) shown += completed.text();
   ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*opens=*/true);
-  choice.whole = {{"index", index}};
+  ordered_json whole = {{"index", index}};
   if (is_chat) {
-    choice.whole["message"] = {{"role", "assistant"}, {"content", shown}, {"refusal", nullptr}};
+    whole["message"] = {{"role", "assistant"}, {"content", shown}, {"refusal", nullptr}};
   } else {
-    choice.whole["text"] = shown;
+    whole["text"] = shown;
   }
-  choice.whole["logprobs"] = std::move(logprobs);
-  choice.whole["finish_reason"] = word;
+  whole["logprobs"] = std::move(logprobs);
+  whole["finish_reason"] = word;
+  choice.whole = Dump(whole);
+  kept_bytes += choice.whole.size();
 }
 
 OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
@@ -311,8 +315,10 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
     }
     case v1::GenerateResponse::kCompleted: {
       const v1::Completed& completed = message.completed();
-      return impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed,
-                             events);
+      impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed, events);
+      Prompt& state = impl_->prompts[prompt];
+      if (++state.num_completed == impl_->choices_per_prompt) state.logprobs = {};
+      return;
     }
     default: return;
   }
@@ -329,13 +335,21 @@ void OpenAiAnswer::AppendEnd(std::string* events) const {
   absl::StrAppend(events, SseEvent("[DONE]"));
 }
 
-std::string OpenAiAnswer::Body() const {
-  ordered_json body = impl_->Envelope(impl_->is_chat ? "chat.completion" : "text_completion");
-  ordered_json list = ordered_json::array();
-  for (const Choice& choice : impl_->choices) list.push_back(choice.whole);
-  body["choices"] = std::move(list);
-  body["usage"] = impl_->Usage();
-  return Dump(body);
+std::size_t OpenAiAnswer::kept_bytes() const { return impl_->kept_bytes; }
+
+// Joined as text: the choices may be large.
+std::string OpenAiAnswer::TakeBody() {
+  std::string body = Dump(impl_->Envelope(impl_->is_chat ? "chat.completion" : "text_completion"));
+  body.pop_back();
+  body.reserve(body.size() + impl_->kept_bytes + impl_->choices.size() + 256);
+  body += ",\"choices\":[";
+  for (Choice& choice : impl_->choices) {
+    body += std::exchange(choice.whole, "");
+    body += ',';
+  }
+  body.back() = ']';
+  absl::StrAppend(&body, ",\"usage\":", Dump(impl_->Usage()), "}");
+  return body;
 }
 
 std::string SseEvent(const std::string& data) { return absl::StrCat("data: ", data, "\n\n"); }

@@ -4,7 +4,7 @@
 // call.
 //
 //   for each message: answer.Take(prompt, message, &events); answer.AppendEnd(&events)   stream
-//   for each message: answer.Take(prompt, message, nullptr); answer.Body()               else
+//   for each message: answer.Take(prompt, message, nullptr); answer.TakeBody()           else
 //
 // Place:      pure translation; OpenAiCall moves the bytes.
 // Invariants: choice c of prompt p has the index p * choices + c. Offsets count characters (code
@@ -45,8 +45,10 @@ class OpenAiAnswer {
   void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events);
   // What ends a stream: the counts if they were asked for, and [DONE].
   void AppendEnd(std::string* events) const;
-  // The whole answer. REQUIRES: no stream; every choice is completed.
-  std::string Body() const;
+  // The whole answer. REQUIRES: no stream; every choice is completed; the last call.
+  std::string TakeBody();
+  // Of choices that wait for it; 0 with a stream.
+  std::size_t kept_bytes() const;
 
  private:
   struct Impl;

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
+#include "base/error_reason.h"
+#include "base/status.h"
 #include "models/text/tokenizer.h"
+#include "server/api/request_translator.h"
 #include "server/api/status_mapping.h"
 #include "server/openai/openai_error.h"
 
@@ -15,38 +17,79 @@ namespace {
 
 // Events are collected up to about this size before they are written.
 constexpr std::size_t kPieceBytes = 64 << 10;
+// A larger body is read by a worker: the threads of the listener, of which there are two, move the
+// streams of all calls on. So many bytes have at most 500 prompts and take a millisecond or two.
+constexpr std::size_t kSmallBodyBytes = 2 << 10;
+
+absl::Status TooLargeAnswer(std::size_t max_bytes) {
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat("the answer has more than ", max_bytes,
+                                              " bytes; ask for a stream, or for less at once")),
+      "BAD_PARAMETER", {{"field", "stream"}});
+}
 
 }  // namespace
 
-OpenAiCall::OpenAiCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange,
-                       absl::string_view method, HttpHeaders headers)
-    : context_(context),
-      exchange_(std::move(exchange)),
-      method_(method),
-      headers_(std::move(headers)) {}
+OpenAiTokens TokensOf(const ServedModel& served) {
+  const text::Tokenizer* const tokenizer = served.tokenizer;
+  return {.bytes = [tokenizer](std::int32_t id) { return tokenizer->TokenBytes(id); },
+          .is_special = [tokenizer](std::int32_t id) { return tokenizer->IsSpecial(id); }};
+}
 
-void OpenAiCall::Begin(OpenAiRequest request, const CallInfo& info, const std::string& request_id,
-                       const std::string& traceparent) {
+OpenAiCall::OpenAiCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange,
+                       OpenAiCallHead head)
+    : context_(context), exchange_(std::move(exchange)), head_(std::move(head)) {}
+
+void OpenAiCall::Begin(std::string body, CallWorker* worker) {
   const std::shared_ptr<OpenAiCall> self = shared_from_this();
-  stream_ = request.stream;
-  headers_.emplace_back("x-request-id", request_id);
+  exchange_->OnGone([self] { self->OnGone(); });
+  if (body.size() <= kSmallBodyBytes) {
+    Prepare(body);
+    return Run();
+  }
+  // A job is copied, a body should not be.
+  const auto shared_body = std::make_shared<const std::string>(std::move(body));
+  const absl::Status status = worker->Run([self, shared_body] {
+    self->Prepare(*shared_body);
+    self->exchange_->Post([self] { self->Run(); });
+  });
+  if (status.ok()) return;
+  context_.probe->CountRefused(ToWireError(status).reason);
+  error_ = status;
+  Run();
+}
+
+void OpenAiCall::Prepare(const std::string& body) {
   // The project throws nothing, but libraries below may: an allocation above all.
   try {
-    Start(std::move(request), info, request_id, traceparent);
+    absl::StatusOr<OpenAiRequest> request = Read(body);
+    if (request.ok()) return Start(*std::move(request));
+    error_ = Seal(request.status());
+    context_.probe->CountRefused(ToWireError(error_).reason);
   } catch (const std::exception& error) {
     Fail(Seal(absl::InternalError(error.what())));
   }
-  for (Part& part : parts_) part.generation->SetReadyCallback([self] { self->OnReady(); });
-  exchange_->OnGone([self] { self->OnGone(); });
-  Pump();
 }
 
-void OpenAiCall::Start(OpenAiRequest request, const CallInfo& info, const std::string& request_id,
-                       const std::string& traceparent) {
+absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
+  QUIRE_ASSIGN_OR_RETURN(OpenAiRequest request, head_.is_chat ? ParseChatRequest(body)
+                                                              : ParseCompletionRequest(body));
+  // As the last prompt's will be.
+  const std::size_t others = request.prompts.size() - 1;
+  const std::string& id = head_.request_id;
+  QUIRE_RETURN_IF_ERROR(
+      CheckRequestId(others == 0 ? id : absl::StrCat(id, "-", others), "x-request-id"));
+  head_.headers.emplace_back("x-request-id", id);
+  return request;
+}
+
+void OpenAiCall::Start(OpenAiRequest request) {
+  stream_ = request.stream;
   for (std::size_t i = 0; i < request.prompts.size(); ++i) {
     v1::GenerateRequest& message = request.prompts[i];
-    message.set_request_id(i == 0 ? request_id : absl::StrCat(request_id, "-", i));
-    auto generation = Generation::Start(context_, method_, traceparent, message, info);
+    message.set_request_id(i == 0 ? head_.request_id : absl::StrCat(head_.request_id, "-", i));
+    auto generation =
+        Generation::Start(context_, head_.method, head_.traceparent, message, head_.info);
     if (!generation.ok()) return Fail(generation.status());
     parts_.push_back({.generation = *std::move(generation)});
   }
@@ -54,14 +97,20 @@ void OpenAiCall::Start(OpenAiRequest request, const CallInfo& info, const std::s
   const ServedModel* const served = context_.state->model();
   answer_ = std::make_unique<OpenAiAnswer>(
       request,
-      OpenAiAnswerHead{.id = absl::StrCat(request.is_chat ? "chatcmpl-" : "cmpl-", request_id),
-                       .model = served->id(),
-                       .created = absl::ToUnixSeconds(info.accept_time)},
-      OpenAiTokens{
-          .bytes = [tokenizer = served->tokenizer](
-                       std::int32_t id) { return tokenizer->TokenBytes(id); },
-          .is_special = [tokenizer = served->tokenizer](
-                            std::int32_t id) { return tokenizer->IsSpecial(id); }});
+      OpenAiAnswerHead{
+          .id = absl::StrCat(head_.is_chat ? "chatcmpl-" : "cmpl-", head_.request_id),
+          .model = served->id(),
+          .created = absl::ToUnixSeconds(head_.info.accept_time)},
+      head_.tokens(*served));
+}
+
+// From here on everything happens on the sequence of the exchange.
+void OpenAiCall::Run() {
+  is_running_ = true;
+  if (is_gone_) CancelAll();
+  const std::shared_ptr<OpenAiCall> self = shared_from_this();
+  for (Part& part : parts_) part.generation->SetReadyCallback([self] { self->OnReady(); });
+  Pump();
 }
 
 void OpenAiCall::OnReady() {
@@ -75,12 +124,28 @@ void OpenAiCall::OnReady() {
 void OpenAiCall::OnGone() {
   is_gone_ = true;
   is_writing_ = false;
+  if (!is_running_) return;  // Run will look
   CancelAll();
   Pump();
 }
 
 void OpenAiCall::Pump() {
-  if (has_ended_ || is_writing_) return;
+  if (has_ended_ || is_writing_ || !is_running_) return;
+  std::string events;
+  try {
+    events = Collect();
+  } catch (const std::exception& error) {
+    // What was taken is lost, so the call cannot go on; behind a failure nothing is made of the
+    // rest.
+    Fail(Seal(absl::InternalError(error.what())));
+    Collect();
+  }
+  if (!events.empty()) return WriteEvents(std::move(events));
+  if (is_over()) End();
+}
+
+// The events that may leave now.
+std::string OpenAiCall::Collect() {
   std::string events;
   for (std::size_t i = 0; i < parts_.size(); ++i) Drain(i, &events);
   // Before the first byte a failure still has a status of its own.
@@ -90,8 +155,8 @@ void OpenAiCall::Pump() {
     events.clear();
     for (std::size_t i = 0; i < parts_.size(); ++i) Drain(i, &events);
   }
-  if (!events.empty() && !is_gone_ && may_write) return WriteEvents(std::move(events));
-  if (is_over()) End();
+  if (is_gone_ || !may_write) events.clear();
+  return events;
 }
 
 void OpenAiCall::Drain(std::size_t index, std::string* events) {
@@ -101,7 +166,12 @@ void OpenAiCall::Drain(std::size_t index, std::string* events) {
   // Behind a failure nothing is kept, so nothing needs to wait.
   while ((events->size() < kPieceBytes || !error_.ok()) &&
          part.generation->TakeResponse(&message)) {
-    if (!is_gone_ && error_.ok()) answer_->Take(index, message, events);
+    if (!is_gone_ && error_.ok()) {
+      answer_->Take(index, message, events);
+      if (answer_->kept_bytes() > head_.max_kept_bytes) {
+        Fail(TooLargeAnswer(head_.max_kept_bytes));
+      }
+    }
     message.Clear();
   }
   if (!part.generation->finished()) return;
@@ -131,7 +201,7 @@ void OpenAiCall::WriteEvents(std::string events) {
     has_begun_ = true;
     exchange_->BeginStream({.content_type = "text/event-stream; charset=utf-8",
                             .body = "",
-                            .headers = headers_});
+                            .headers = head_.headers});
   }
   is_writing_ = true;
   exchange_->Write(std::move(events), [self = shared_from_this()] {
@@ -141,32 +211,44 @@ void OpenAiCall::WriteEvents(std::string events) {
 }
 
 void OpenAiCall::End() {
+  std::string last;
+  if (!is_gone_ && error_.ok()) {
+    try {
+      if (stream_) {
+        answer_->AppendEnd(&last);
+      } else {
+        last = answer_->TakeBody();
+      }
+    } catch (const std::exception& error) {
+      error_ = Seal(absl::InternalError(error.what()));
+    }
+  }
   has_ended_ = true;
   // With them go their callbacks, which hold this call.
   parts_.clear();
+  answer_.reset();
   if (is_gone_) return Count(absl::StatusCode::kCancelled);
   if (!error_.ok()) return EndWithError();
   Count(absl::StatusCode::kOk);
   if (!stream_) {
-    return exchange_->Answer(
-        {.content_type = "application/json", .body = answer_->Body(), .headers = headers_});
+    return exchange_->Answer({.content_type = "application/json",
+                              .body = std::move(last),
+                              .headers = std::move(head_.headers)});
   }
-  std::string events;
-  answer_->AppendEnd(&events);
-  exchange_->Write(std::move(events), [exchange = exchange_] { exchange->EndStream(true); });
+  exchange_->Write(std::move(last), [exchange = exchange_] { exchange->EndStream(true); });
 }
 
 void OpenAiCall::EndWithError() {
   Count(error_.code());
   HttpAnswer answer = OpenAiError(error_);
   if (!has_begun_) {
-    answer.headers.insert(answer.headers.end(), headers_.begin(), headers_.end());
+    answer.headers.insert(answer.headers.end(), head_.headers.begin(), head_.headers.end());
     return exchange_->Answer(std::move(answer));
   }
   // Without [DONE] and without the end of the body, so that nobody takes it for a whole answer.
   exchange_->Write(SseEvent(answer.body), [exchange = exchange_] { exchange->EndStream(false); });
 }
 
-void OpenAiCall::Count(absl::StatusCode code) { context_.probe->CountRpc(method_, code); }
+void OpenAiCall::Count(absl::StatusCode code) { context_.probe->CountRpc(head_.method, code); }
 
 }  // namespace quire::server

@@ -1,24 +1,29 @@
 #pragma once
 
-// One completions or chat call under way: generations -> events or a body.
+// One completions or chat call under way: a body -> generations -> events or a body.
 //
-//   exchange -> Begin -> Generation::Start for each prompt -> Pump ... -> the answer's end
+//   exchange -> Begin -> Prepare: parse, Generation::Start for each prompt -> Pump ... -> the end
 //
 // Place:      made by openai_service.cc on the exchange's sequence.
 // Invariants: nothing is taken from a generation while a piece of the stream is being written, so a
 //             reader that stalls makes tokens wait in TokenStream, which holds the engine back. A
-//             failure of one prompt cancels the others and is the answer of the call. When the peer
-//             goes, all are cancelled at once. The call ends only when every generation has.
-// Threads:    the exchange's sequence; OnReady from any.
+//             failure of one prompt cancels the others and is the answer of the call; so does an
+//             exception of a library while an answer is made. When the peer goes, all are cancelled
+//             at once. The call ends only when every generation has.
+// Threads:    the exchange's sequence; OnReady from any. Prepare runs on a worker where the body is
+//             not small, and the sequence touches nothing of what it makes before it is back.
 // Lifetime:   keeps itself alive until the end of the call.
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/http/http_message.h"
 #include "server/openai/openai_answer.h"
@@ -26,15 +31,29 @@
 
 namespace quire::server {
 
+// What the model's tokenizer knows of its tokens.
+OpenAiTokens TokensOf(const ServedModel& served);
+
+// What is known of a call before its body is read.
+struct OpenAiCallHead {
+  absl::string_view method;  // a constant, as metrics and the access log show it
+  bool is_chat = false;
+  CallInfo info;
+  std::string request_id;  // of the first prompt; the others get "-1", "-2" and so on behind it
+  std::string traceparent;
+  HttpHeaders headers;  // that go with every answer
+  OpenAiTokens (*tokens)(const ServedModel& served) = &TokensOf;
+  // Of an answer without a stream, which is kept until its last choice is there.
+  std::size_t max_kept_bytes = std::size_t{256} << 20;
+};
+
 class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
  public:
-  // `method` is a constant that metrics and the access log show; `headers` go with every answer.
   OpenAiCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange,
-             absl::string_view method, HttpHeaders headers);
+             OpenAiCallHead head);
 
-  // `request_id`: of the first prompt; "-1", "-2" and so on are appended for the others.
-  void Begin(OpenAiRequest request, const CallInfo& info, const std::string& request_id,
-             const std::string& traceparent);
+  // Once. `worker` outlives the exchange.
+  void Begin(std::string body, CallWorker* worker);
 
  private:
   struct Part {
@@ -42,11 +61,14 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
     bool is_done = false;
   };
 
-  void Start(OpenAiRequest request, const CallInfo& info, const std::string& request_id,
-             const std::string& traceparent);
+  void Prepare(const std::string& body);
+  absl::StatusOr<OpenAiRequest> Read(const std::string& body);
+  void Start(OpenAiRequest request);
+  void Run();
   void OnReady();
   void OnGone();
   void Pump();
+  std::string Collect();
   void Drain(std::size_t index, std::string* events);
   void Fail(const absl::Status& status);
   void CancelAll();
@@ -58,12 +80,12 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
 
   const HandlerContext context_;
   const std::shared_ptr<HttpExchange> exchange_;
-  const absl::string_view method_;
-  HttpHeaders headers_;
+  OpenAiCallHead head_;
   bool stream_ = false;
   std::unique_ptr<OpenAiAnswer> answer_;
   std::vector<Part> parts_;
   absl::Status error_;        // the first
+  bool is_running_ = false;   // Prepare is back
   bool has_begun_ = false;    // some of the stream is out
   bool is_writing_ = false;
   bool is_gone_ = false;

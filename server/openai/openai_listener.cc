@@ -6,12 +6,12 @@
 #include "base/status.h"
 #include "server/config/live_config.h"
 #include "server/config/validator.h"
-#include "server/openai/openai_error.h"
 
 namespace quire::server {
 namespace {
 
-// They parse, translate and write; generations take threads of the engine.
+// They read small requests and write; large bodies have threads of their own, and so have
+// generations.
 constexpr int kNumThreads = 2;
 // The engine gives a reader up before its connection is.
 constexpr absl::Duration kWriteMargin = absl::Seconds(5);
@@ -40,7 +40,10 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
   server.write_time = [config = context.config] {
     return config->options()->engine.slow_client_timeout + kWriteMargin;
   };
-  server.refuse = &RefuseAsOpenAi;
+  server.refuse = [service = &listener->service_](int status, absl::string_view message,
+                                                   const HttpRequest& request) {
+    return service->RefuseUnread(status, message, request);
+  };
   server.admit = [service = &listener->service_](const HttpRequest& head) {
     return service->Refusal(head);
   };

@@ -18,6 +18,7 @@ namespace {
 using text::JsonValue;
 
 constexpr std::size_t kMaxPrompts = 2048;
+constexpr std::int64_t kMaxChoices = 2048;  // of all prompts of a list
 // Of what is copied for every prompt, all copies together, as memory.
 constexpr std::size_t kMaxCopiedBytes = 64 << 20;
 constexpr std::size_t kMaxLabelBytes = 64;
@@ -192,6 +193,12 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
   if (prompt->size() > kMaxPrompts) {
     return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts, at most ",
                                           kMaxPrompts, " are allowed"));
+  }
+  const std::int64_t choices = static_cast<std::int64_t>(prompt->size()) * result->choices;
+  if (prompt->size() > 1 && choices > kMaxChoices) {
+    return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts of ", result->choices,
+                                          " choices each, at most ", kMaxChoices,
+                                          " choices in all are allowed"));
   }
   const std::size_t copied = shared.SpaceUsedLong() * prompt->size();
   if (copied > kMaxCopiedBytes) {

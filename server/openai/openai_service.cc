@@ -1,7 +1,6 @@
 #include "server/openai/openai_service.h"
 
 #include <algorithm>
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -17,7 +16,6 @@
 #include "server/http/ops_handlers.h"
 #include "server/openai/openai_call.h"
 #include "server/openai/openai_error.h"
-#include "server/openai/openai_request.h"
 
 namespace quire::server {
 namespace {
@@ -27,6 +25,10 @@ using nlohmann::ordered_json;
 constexpr absl::string_view kModelsPath = "/v1/models";
 constexpr absl::string_view kCompletionsPath = "/v1/completions";
 constexpr absl::string_view kChatPath = "/v1/chat/completions";
+
+// Of bodies that take time to read.
+constexpr int kNumWorkers = 2;
+constexpr std::size_t kMaxWaitingBodies = 1024;
 
 // The name of a generating endpoint in metrics and logs; "" for others.
 absl::string_view MethodOf(absl::string_view path) {
@@ -83,32 +85,15 @@ std::string Dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-// The project throws nothing, but libraries below may: an allocation above all.
-absl::StatusOr<OpenAiRequest> ParseBody(bool is_chat, const std::string& body) {
-  try {
-    return is_chat ? ParseChatRequest(body) : ParseCompletionRequest(body);
-  } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat("body: ", error.what()));
-  }
-}
-
-void Append(HttpHeaders headers, HttpAnswer* answer) {
-  for (auto& header : headers) answer->headers.push_back(std::move(header));
-}
-
-bool IsStatusPage(absl::string_view origin, absl::string_view host, int port) {
-  if (!absl::ConsumePrefix(&origin, "http://") && !absl::ConsumePrefix(&origin, "https://")) {
-    return false;
-  }
-  ListenAddress page, here;
-  return port != 0 && ParseListenAddress(origin, &page) && ParseListenAddress(host, &here) &&
-         !page.is_unix && !here.is_unix && page.port == port && page.host == here.host &&
-         IsLocalName(page.host);
+HttpAnswer With(HttpHeaders headers, HttpAnswer answer) {
+  for (auto& header : headers) answer.headers.push_back(std::move(header));
+  return answer;
 }
 
 }  // namespace
 
-OpenAiService::OpenAiService(const HandlerContext& context) : context_(context) {
+OpenAiService::OpenAiService(const HandlerContext& context)
+    : context_(context), worker_(kNumWorkers, kMaxWaitingBodies) {
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
   ListenAddress address;
   checks_host_ = options->auth.mode == AuthMode::kNone &&
@@ -116,19 +101,40 @@ OpenAiService::OpenAiService(const HandlerContext& context) : context_(context) 
 }
 
 bool OpenAiService::IsAllowed(const HttpRequest& request, absl::string_view origin) const {
-  if (IsStatusPage(origin, request.Header("host"), status_page_port_.load())) return true;
+  const int status_page_port = status_page_port_.load();
+  if (status_page_port != 0 && IsOwnPage(origin, request, status_page_port)) return true;
   const std::shared_ptr<const DaemonOptions> options = context_.config->options();
   const std::vector<std::string>& origins = options->openai.allowed_origins;
   return std::find(origins.begin(), origins.end(), origin) != origins.end();
 }
 
-std::optional<HttpAnswer> OpenAiService::Refusal(const HttpRequest& head) const {
+// Only browsers send an origin, and they let a page read an answer only if the answer names it.
+HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
+  const absl::string_view origin = request.Header("origin");
+  if (origin.empty() || !IsAllowed(request, origin)) return {};
+  return {{"Access-Control-Allow-Origin", std::string(origin)},
+          {"Access-Control-Expose-Headers", "x-request-id, retry-after"},
+          {"Vary", "Origin"}};
+}
+
+std::optional<HttpAnswer> OpenAiService::WrongPlace(const HttpRequest& head) const {
   if (checks_host_ && !NamesThisMachine(head)) return HostError();
   const absl::string_view origin = head.Header("origin");
   if (!origin.empty() && !IsAllowed(head, origin)) return OriginError();
+  return std::nullopt;
+}
+
+std::optional<HttpAnswer> OpenAiService::Refusal(const HttpRequest& head) const {
+  std::optional<HttpAnswer> refusal = WrongPlace(head);
+  if (refusal) return refusal;
   const auto caller = Authorize(head);
   if (caller.ok()) return std::nullopt;
-  return Refuse(head, caller.status());
+  return With(OriginHeaders(head), Refuse(head, caller.status()));
+}
+
+HttpAnswer OpenAiService::RefuseUnread(int http_status, absl::string_view message,
+                                       const HttpRequest& request) const {
+  return With(OriginHeaders(request), RefuseAsOpenAi(http_status, message));
 }
 
 // The error, counted as the end of the call.
@@ -145,28 +151,15 @@ HttpAnswer OpenAiService::Refuse(const HttpRequest& request, const absl::Status&
 
 void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request();
-  if (checks_host_ && !NamesThisMachine(request)) return exchange->Answer(HostError());
-  const absl::string_view origin = request.Header("origin");
-  HttpHeaders headers;
-  // Only browsers send it, and they let a page read an answer only if the answer names its origin.
-  if (!origin.empty()) {
-    if (!IsAllowed(request, origin)) return exchange->Answer(OriginError());
-    headers = {{"Access-Control-Allow-Origin", std::string(origin)},
-               {"Access-Control-Expose-Headers", "x-request-id, retry-after"},
-               {"Vary", "Origin"}};
-  }
+  std::optional<HttpAnswer> refusal = WrongPlace(request);
+  if (refusal) return exchange->Answer(*std::move(refusal));
+  HttpHeaders headers = OriginHeaders(request);
   if (request.method == "OPTIONS") {
     return exchange->Answer(Preflight(request, std::move(headers)));
   }
-  if (!MethodOf(request.path).empty()) {
-    if (request.method == "POST") return Post(exchange, std::move(headers));
-    HttpAnswer answer = WrongMethod("POST");
-    Append(std::move(headers), &answer);
-    return exchange->Answer(std::move(answer));
-  }
-  HttpAnswer answer = Get(request);
-  Append(std::move(headers), &answer);
-  exchange->Answer(std::move(answer));
+  const bool generates = !MethodOf(request.path).empty();
+  if (generates && request.method == "POST") return Post(exchange, std::move(headers));
+  exchange->Answer(With(std::move(headers), generates ? WrongMethod("POST") : Get(request)));
 }
 
 HttpAnswer OpenAiService::Preflight(const HttpRequest& request, HttpHeaders headers) const {
@@ -223,28 +216,22 @@ absl::StatusOr<Identity> OpenAiService::Authorize(const HttpRequest& request) co
 
 void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHeaders headers) {
   const HttpRequest& request = exchange->request();
-  const auto refuse = [&](const absl::Status& status) {
-    HttpAnswer answer = Refuse(request, status);
-    Append(std::move(headers), &answer);
-    exchange->Answer(std::move(answer));
-  };
   const auto caller = Authorize(request);
-  if (!caller.ok()) return refuse(caller.status());
-  auto parsed = ParseBody(request.path == kChatPath, exchange->TakeBody());
-  if (!parsed.ok()) return refuse(parsed.status());
-  std::string id(request.Header("x-request-id"));
-  if (id.empty()) id = NewRequestId();
-  // As the last prompt's will be.
-  const std::size_t others = parsed->prompts.size() - 1;
-  const absl::Status wellformed =
-      CheckRequestId(others == 0 ? id : absl::StrCat(id, "-", others), "x-request-id");
-  if (!wellformed.ok()) return refuse(wellformed);
-  CallInfo info;
-  info.principal = caller->principal;
-  info.tenant = caller->tenant;
-  info.accept_time = context_.clock->Now();
-  std::make_shared<OpenAiCall>(context_, exchange, MethodOf(request.path), std::move(headers))
-      ->Begin(*std::move(parsed), info, id, std::string(request.Header("traceparent")));
+  if (!caller.ok()) {
+    return exchange->Answer(With(std::move(headers), Refuse(request, caller.status())));
+  }
+  OpenAiCallHead head;
+  head.method = MethodOf(request.path);
+  head.is_chat = request.path == kChatPath;
+  head.info.principal = caller->principal;
+  head.info.tenant = caller->tenant;
+  head.info.accept_time = context_.clock->Now();
+  head.request_id = std::string(request.Header("x-request-id"));
+  if (head.request_id.empty()) head.request_id = NewRequestId();
+  head.traceparent = std::string(request.Header("traceparent"));
+  head.headers = std::move(headers);
+  std::make_shared<OpenAiCall>(context_, exchange, std::move(head))
+      ->Begin(exchange->TakeBody(), &worker_);
 }
 
 }  // namespace quire::server

@@ -9,7 +9,7 @@
 //             whose Origin is not allowed is refused before anything is read of it, so that a page
 //             of another site cannot use a model on this machine; nor one that is only guarded by
 //             being on loopback, by a name that leads here (http_host.h).
-// Threads:    Handle on the threads of the server.
+// Threads:    Handle on the threads of the server, which do nothing long: see OpenAiCall.
 // Lifetime:   outlives the server; the context's objects outlive it.
 
 #include <atomic>
@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/auth/authenticator.h"
 #include "server/http/http_message.h"
@@ -33,6 +34,9 @@ class OpenAiService {
 
   // What refuses a request whose body has not been read: its origin, or its caller.
   std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
+  // What the server itself refuses, such as a body that is too large, for the page that asks.
+  HttpAnswer RefuseUnread(int http_status, absl::string_view message,
+                          const HttpRequest& request) const;
 
   // The status page of the operators' listener at this port may call too, from the host that it was
   // asked by itself.
@@ -40,6 +44,8 @@ class OpenAiService {
 
  private:
   bool IsAllowed(const HttpRequest& request, absl::string_view origin) const;
+  HttpHeaders OriginHeaders(const HttpRequest& request) const;
+  std::optional<HttpAnswer> WrongPlace(const HttpRequest& head) const;
   HttpAnswer Preflight(const HttpRequest& request, HttpHeaders headers) const;
   HttpAnswer Get(const HttpRequest& request) const;
   HttpAnswer Refuse(const HttpRequest& request, const absl::Status& status) const;
@@ -50,6 +56,7 @@ class OpenAiService {
   const HandlerContext context_;
   bool checks_host_ = false;
   std::atomic<int> status_page_port_{0};  // 0: none
+  CallWorker worker_;
 };
 
 }  // namespace quire::server

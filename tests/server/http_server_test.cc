@@ -38,6 +38,12 @@ class Site {
     }
     // What a library may do.
     if (request.path == "/throw") (void)std::string().at(1);
+    if (request.path == "/throw-later") {
+      held_.fetch_add(1);
+      exchange->OnGone([this] { gone_.fetch_add(1); });
+      exchange->BeginStream({.body = ""});
+      return exchange->Write("begun\n", [] { (void)std::string().at(1); });
+    }
     exchange->Answer({.body = absl::StrCat(request.method, " ", request.path, "?", request.query,
                                            " ", request.Header("x-test"), " ", request.body)});
   }
@@ -253,6 +259,18 @@ TEST_F(HttpServerTest, AHandlerThatThrowsEndsItsConnectionOnly) {
   EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);
 }
 
+TEST_F(HttpServerTest, ACallbackThatThrowsEndsItsConnectionAndTellsWhoWorksForIt) {
+  Start(Options());
+  for (int i = 1; i <= 3; ++i) {
+    HttpClient client(address());
+    const HttpReply cut = client.Ask("GET", "/throw-later");
+    EXPECT_FALSE(cut.is_whole);
+    EXPECT_EQ(cut.body, "begun\n");
+    EXPECT_TRUE(site_.WaitGone(i));
+  }
+  EXPECT_TRUE(ConnectionsBecome(0));
+}
+
 TEST_F(HttpServerTest, SilentConnectionsGiveWayToNewOnes) {
   HttpServerOptions options = Options();
   options.max_connections = 8;
@@ -274,13 +292,35 @@ TEST_F(HttpServerTest, SilentConnectionsGiveWayToNewOnes) {
   EXPECT_TRUE(site_.WaitGone(1));
 }
 
+TEST_F(HttpServerTest, IdleConnectionsGiveWayBehindSilentOnes) {
+  HttpServerOptions options = Options();
+  options.max_connections = 3;
+  Start(std::move(options));
+  HttpClient idle(address()), half(address()), silent(address());
+  EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
+  EXPECT_EQ(half.Ask("GET", "/e").status, 200);
+  ASSERT_TRUE(half.Send("GET /e HTTP/1.1\r\nHost: x\r\n"));
+  EXPECT_TRUE(ConnectionsBecome(3));
+  HttpClient first(address());
+  EXPECT_EQ(first.Ask("GET", "/first").status, 200);
+  EXPECT_EQ(silent.ReadAll(), "");  // though it came later than the idle one
+  EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
+  HttpClient second(address());
+  EXPECT_EQ(second.Ask("GET", "/second").status, 200);
+  EXPECT_EQ(idle.ReadAll(), "");
+  // What has begun its next request keeps its place.
+  ASSERT_TRUE(half.Send("\r\n"));
+  EXPECT_EQ(half.Read().body, "GET /e?  ");
+}
+
 TEST_F(HttpServerTest, ConnectionsAboveTheLimitAreToldSo) {
   HttpServerOptions options = Options();
   options.max_connections = 2;
   Start(std::move(options));
   HttpClient a(address()), b(address());
-  EXPECT_EQ(a.Ask("GET", "/e").status, 200);
-  EXPECT_EQ(b.Ask("GET", "/e").status, 200);
+  ASSERT_TRUE(a.SendRequest("GET", "/hold", ""));
+  ASSERT_TRUE(b.SendRequest("GET", "/hold", ""));
+  while (site_.held() != 2) std::this_thread::yield();
   HttpClient c(address());
   const HttpReply refused = c.Ask("GET", "/e");
   EXPECT_EQ(refused.status, 503);

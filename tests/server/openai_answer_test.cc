@@ -63,7 +63,7 @@ TEST(OpenAiAnswerTest, CompletionsOfSeveralPromptsAndChoices) {
       answer.Take(prompt, message, nullptr);
     }
   }
-  const json body = json::parse(answer.Body());
+  const json body = json::parse(answer.TakeBody());
   EXPECT_EQ(body["id"], "id-1");
   EXPECT_EQ(body["object"], "text_completion");
   EXPECT_EQ(body["created"], 5);
@@ -94,7 +94,7 @@ constexpr const char* kEchoed[] = {
 TEST(OpenAiAnswerTest, EchoWithLogprobsPutsThePromptFirst) {
   OpenAiAnswer answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
   for (const char* const message : kEchoed) answer.Take(0, Message(message), nullptr);
-  const json choice = json::parse(answer.Body())["choices"][0];
+  const json choice = json::parse(answer.TakeBody())["choices"][0];
   EXPECT_EQ(choice["text"], "a\xc3\xa9" "b");
   EXPECT_EQ(choice["finish_reason"], "length");
   const json& logprobs = choice["logprobs"];
@@ -123,7 +123,7 @@ TEST(OpenAiAnswerTest, OffsetsCountOnlyWhatTheTextShows) {
                                 logprobs { token_id: 100 token_bytes: "<s>" }
                                 logprobs { token_id: 3 token_bytes: "d" } })"),
                 nullptr);
-    const json choice = json::parse(answer.Body())["choices"][0];
+    const json choice = json::parse(answer.TakeBody())["choices"][0];
     EXPECT_EQ(choice["logprobs"]["text_offset"],
               json::parse(is_written ? "[0, 3, 4, 5, 6, 6]" : "[0, 0, 1, 2, 3, 3]"));
   }
@@ -133,7 +133,7 @@ TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {
   OpenAiAnswer answer =
       Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "max_tokens": 0})"));
   for (const char* const message : kEchoed) answer.Take(0, Message(message), nullptr);
-  const json body = json::parse(answer.Body());
+  const json body = json::parse(answer.TakeBody());
   EXPECT_EQ(body["choices"][0]["text"], "a\xc3\xa9");
   EXPECT_EQ(body["choices"][0]["logprobs"]["tokens"].size(), 3u);
   EXPECT_EQ(body["usage"]["completion_tokens"], 0);
@@ -177,7 +177,7 @@ TEST(OpenAiAnswerTest, ChatBodyWithLogprobs) {
   done.mutable_completed()->mutable_logprobs(0)->set_logprob(
       -std::numeric_limits<float>::infinity());
   answer.Take(0, done, nullptr);
-  const json body = json::parse(answer.Body());
+  const json body = json::parse(answer.TakeBody());
   EXPECT_EQ(body["object"], "chat.completion");
   EXPECT_EQ(body["choices"][0]["message"],
             json::parse(R"({"role": "assistant", "content": "b", "refusal": null})"));
@@ -223,6 +223,25 @@ TEST(OpenAiAnswerTest, ChatStreamBeginsWithTheRoleAndEndsWithTheCounts) {
             json::parse(R"({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
                                             "prompt_tokens_details": {"cached_tokens": 1}})"));
   EXPECT_EQ(events[6], "[DONE]");
+}
+
+TEST(OpenAiAnswerTest, WhatIsKeptIsCounted) {
+  OpenAiAnswer whole = Answer(Parse(R"({"prompt": "x", "n": 2})"));
+  auto message = Message("completed { finish_reason: FINISH_REASON_EOS }");
+  message.mutable_completed()->set_text(std::string(1000, 't'));
+  EXPECT_EQ(whole.kept_bytes(), 0u);
+  whole.Take(0, message, nullptr);
+  EXPECT_GE(whole.kept_bytes(), 1000u);
+  EXPECT_LE(whole.kept_bytes(), 1200u);
+  message.mutable_completed()->set_index(1);
+  whole.Take(0, message, nullptr);
+  EXPECT_GE(whole.kept_bytes(), 2000u);
+  EXPECT_GT(whole.TakeBody().size(), 2000u);
+  OpenAiAnswer stream = Answer(Parse(R"({"prompt": "x", "stream": true})"));
+  std::string events;
+  message.mutable_completed()->set_index(0);
+  stream.Take(0, message, &events);
+  EXPECT_EQ(stream.kept_bytes(), 0u);
 }
 
 }  // namespace

@@ -286,6 +286,20 @@ TEST(OpenAiErrorTest, FieldsHaveTheNamesOfThisApi) {
   EXPECT_EQ(OpenAiParam("messages[0].role"), "messages[0].role");
 }
 
+TEST(OpenAiRequestTest, ChoicesOfAllPromptsAreBounded) {
+  const auto body = [](int prompts, int n) {
+    std::string text = "{\"n\": " + std::to_string(n) + ", \"prompt\": [\"a\"";
+    for (int i = 1; i < prompts; ++i) text += ", \"a\"";
+    return text + "]}";
+  };
+  EXPECT_TRUE(ParseCompletionRequest(body(128, 16)).ok());
+  EXPECT_EQ(FieldOf(ParseCompletionRequest(body(129, 16))), "prompt");
+  EXPECT_EQ(FieldOf(ParseCompletionRequest(body(2, 2147483647))), "prompt");
+  EXPECT_EQ(FieldOf(ParseCompletionRequest(body(2049, 1))), "prompt");
+  // Of one prompt the limit is limits.max_choices, which is asked elsewhere.
+  EXPECT_TRUE(ParseCompletionRequest(body(1, 100000)).ok());
+}
+
 // Parameters are copied for every prompt, so many prompts with large ones would fill the memory.
 TEST(OpenAiRequestTest, ParametersTimesPromptsAreBounded) {
   const auto body = [](std::size_t bytes, int prompts) {

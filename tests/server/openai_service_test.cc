@@ -15,6 +15,7 @@
 #include "server/openai/openai_listener.h"
 #include "tests/server/http_client.h"
 #include "tests/server/service_fixture.h"
+#include "tests/testing/temp_dir.h"
 
 namespace quire::server {
 namespace {
@@ -223,6 +224,59 @@ TEST_F(OpenAiServiceTest, PagesOfOtherSitesAreRefused) {
   EXPECT_EQ(asked.status, 200);
   EXPECT_THAT(asked.head, HasSubstr("Access-Control-Allow-Headers: authorization\r\n"));
   EXPECT_EQ(client.Ask("OPTIONS", "/v1/completions", "", "Origin: null\r\n").status, 403);
+}
+
+class GuardedOpenAiTest : private testing::TempDir, public OpenAiServiceTest {
+ protected:
+  // SHA-256 of "one".
+  static constexpr char kTokens[] =
+      "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed one generate\n";
+  GuardedOpenAiTest()
+      : OpenAiServiceTest({"auth.mode=token", "auth.tokens_file=" + Write("tokens", kTokens),
+                           "openai.max_body_bytes=1KiB", "openai.max_connections=16"}) {}
+};
+
+// A page can tell its user what is wrong only if it may read the refusal.
+TEST_F(GuardedOpenAiTest, PagesThatAreAllowedCanReadRefusals) {
+  const std::string allowed = "Access-Control-Allow-Origin: https://chat.example\r\n";
+  struct Case {
+    const char* request;
+    int status;
+  };
+  const Case cases[] = {
+      // Refused for its head, while a body is still to come.
+      {"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\n", 401},
+      {"POST /v1/completions HTTP/1.1\r\nContent-Length: 0\r\n", 401},
+      {"POST /v1/completions HTTP/1.1\r\nContent-Length: 5000\r\n", 413},
+      {"GET /v1/models HTTP/1.1\r\n", 401},
+      {"GET /nothing HTTP/1.1\r\n", 404},
+      {"GET /v1/completions HTTP/1.1\r\n", 405},
+  };
+  const auto ask = [&](const Case& one, const std::string& origin) {
+    HttpClient client(openai_->address());
+    EXPECT_TRUE(client.Send(absl::StrCat(one.request, "Host: localhost\r\nOrigin: ", origin,
+                                         "\r\nConnection: close\r\n\r\n")));
+    return client.Read();
+  };
+  for (const Case& one : cases) {
+    const HttpReply reply = ask(one, "https://chat.example");
+    EXPECT_EQ(reply.status, one.status) << one.request;
+    EXPECT_THAT(reply.head, HasSubstr(allowed)) << one.request;
+    EXPECT_TRUE(Parsed(reply)["error"].is_object()) << reply.body;
+    EXPECT_THAT(ask(one, "https://evil.example").head, Not(HasSubstr("Access-Control")));
+  }
+  // More connections than there may be, all of them about to send a body.
+  std::vector<std::unique_ptr<HttpClient>> clients;
+  for (int i = 0; i < 40; ++i) {
+    clients.push_back(std::make_unique<HttpClient>(openai_->address()));
+    EXPECT_TRUE(clients.back()->Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                                     "Authorization: Bearer one\r\nContent-Length: 5\r\n"
+                                     "Expect: 100-continue\r\n\r\n"));
+    EXPECT_EQ(clients.back()->Read().status, 100);
+  }
+  const HttpReply full = ask(cases[4], "https://chat.example");
+  EXPECT_EQ(full.status, 503);
+  EXPECT_THAT(full.head, HasSubstr(allowed));
 }
 
 TEST_F(OpenAiServiceTest, RequestIdsComeBackAndAreUnique) {
