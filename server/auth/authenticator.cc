@@ -249,8 +249,11 @@ std::shared_ptr<const AuthRules> Authenticator::rules() const {
 
 void Authenticator::Apply(std::shared_ptr<const AuthRules> rules) {
   QUIRE_CHECK(rules != nullptr);
-  MutexLock lock(&mutex_);
-  rules_.swap(rules);
+  {
+    MutexLock lock(&mutex_);
+    rules_.swap(rules);
+  }
+  version_.fetch_add(1, std::memory_order_release);
 }
 
 absl::Status Authenticator::Reload(const AuthOptions& options) {

@@ -17,6 +17,8 @@
 // Threads:    every method from any.
 // Lifetime:   outlives listeners and handlers.
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -61,6 +63,8 @@ class Authenticator {
   // Whether the principal of an earlier answer would still get `needed`. False once its token was
   // taken out of the file or lost the scope: then streams under way end (docs/security.md).
   bool StillHolds(absl::string_view principal, Scope needed) const;
+  // Grows with every Apply: as long as it stays, so do all answers.
+  std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
   // A reload in two steps, so that nothing changes when anything is wrong: Read the file, then
   // Apply. `options.mode` and `options.trust_tenant_metadata` as at Create.
@@ -75,6 +79,7 @@ class Authenticator {
 
   mutable Mutex mutex_;
   std::shared_ptr<const AuthRules> rules_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<std::uint64_t> version_{0};
 };
 
 // The token of a header `Bearer TOKEN`, the scheme in any case; "" when it is none.

@@ -2,8 +2,10 @@
 // at a time; the events of the items are written in turn, one message each, so that no item
 // starves.
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/server_context.h>
 
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/error_reason.h"
 #include "base/mutex.h"
 #include "quire/v1/generation.pb.h"
@@ -25,6 +28,8 @@ namespace {
 
 // Refusals that wait to be written; beyond it no further command is read.
 constexpr std::size_t kMaxWaitingErrors = 64;
+// How soon a stream notices that its token was revoked.
+constexpr absl::Duration kLookInterval = absl::Milliseconds(250);
 
 class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -35,9 +40,12 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
 
   void Begin(std::shared_ptr<BatchReactor> self) {
     self_ = std::move(self);
-    const absl::Status allowed =
-        Authorize(context_, *call_, "BatchGenerate", Scope::kGenerate).status();
-    if (!allowed.ok()) return Refuse(allowed);
+    seen_rules_ = context_.authenticator->version();
+    const absl::StatusOr<Identity> caller =
+        Authorize(context_, *call_, "BatchGenerate", Scope::kGenerate);
+    if (!caller.ok()) return Refuse(caller.status());
+    principal_ = caller->principal;
+    LookLater(self_);
     ReadNext();
   }
 
@@ -57,6 +65,9 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   absl::Status Execute(const v1::BatchGenerateRequest& message);
   void StartItem(const v1::GenerateRequest& message);
   void QueueError(const std::string& id, const absl::Status& status);
+  void LookLater(const std::weak_ptr<BatchReactor>& self);
+  void LookAtCaller(const std::shared_ptr<BatchReactor>& self);
+  void Revoke();
   void ReadNext();
   void Abandon();
   void Pump();
@@ -67,6 +78,9 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   grpc::CallbackServerContext* const call_;
   std::shared_ptr<BatchReactor> self_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
+  std::string principal_;
+  std::uint64_t seen_rules_ = 0;  // version of the authenticator's; of whoever looks
+  grpc::Alarm alarm_;
   grpc::ByteBuffer incoming_;  // of the read under way
   grpc::ByteBuffer outgoing_;  // of whoever pumps
   bool peer_gone_ = false;     // of whoever pumps
@@ -77,6 +91,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   std::deque<grpc::ByteBuffer> errors_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_starting_read_ ABSL_GUARDED_BY(mutex_) = false;  // after Finish none may begin
   bool reads_done_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -225,13 +240,56 @@ void BatchReactor::QueueError(const std::string& id, const absl::Status& status)
   errors_.push_back(SerializeMessage(response));
 }
 
+// A stream whose client says nothing is not to outlive its token.
+void BatchReactor::LookLater(const std::weak_ptr<BatchReactor>& self) {
+  alarm_.Set(absl::ToChronoTime(absl::Now() + kLookInterval), [self](bool) {
+    if (const std::shared_ptr<BatchReactor> alive = self.lock()) alive->LookAtCaller(alive);
+  });
+}
+
+void BatchReactor::LookAtCaller(const std::shared_ptr<BatchReactor>& self) {
+  const std::uint64_t rules = context_.authenticator->version();
+  if (rules != seen_rules_ &&
+      !context_.authenticator->StillHolds(principal_, Scope::kGenerate)) {
+    return Revoke();
+  }
+  seen_rules_ = rules;
+  {
+    MutexLock lock(&mutex_);
+    if (ended_) return;
+  }
+  LookLater(self);
+}
+
+// Ends all items, then the stream.
+void BatchReactor::Revoke() {
+  std::vector<std::shared_ptr<Item>> items;
+  {
+    MutexLock lock(&mutex_);
+    reads_done_ = true;
+    failure_.Update(RevokedError());
+    for (const auto& [id, item] : items_) items.push_back(item);
+  }
+  for (const auto& item : items) item->request->Revoke();
+  Pump();
+}
+
 void BatchReactor::ReadNext() {
   {
     MutexLock lock(&mutex_);
     if (reading_ || reads_done_ || errors_.size() >= kMaxWaitingErrors) return;
     reading_ = true;
+    is_starting_read_ = true;
   }
+  // The read may end, and all else with it, before StartRead returns.
+  const std::shared_ptr<BatchReactor> self = self_;
   StartRead(&incoming_);
+  {
+    MutexLock lock(&mutex_);
+    is_starting_read_ = false;
+    if (!reads_done_) return;
+  }
+  Pump();
 }
 
 // Cancels all items. Their ends are still awaited, so that nothing is live when the stream ends.
@@ -265,7 +323,7 @@ void BatchReactor::Pump() {
     {
       MutexLock lock(&mutex_);
       if (std::exchange(again_, false)) continue;
-      if (!reads_done_ || !items_.empty() || !errors_.empty()) {
+      if (!reads_done_ || is_starting_read_ || !items_.empty() || !errors_.empty()) {
         pumping_ = false;
         return;
       }

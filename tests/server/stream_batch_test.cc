@@ -2,13 +2,16 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/server/service_fixture.h"
+#include "tests/testing/temp_dir.h"
 
 namespace quire::server {
 namespace {
@@ -121,6 +124,75 @@ TEST_F(BatchTest, ClosingTheStreamCancelsAllItems) {
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 }
 
+class TokenBatchTest : protected testing::TempDir, public ServiceTest {
+ protected:
+  // SHA-256 of "one" and of "two".
+  static constexpr char kOne[] =
+      "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed one generate\n";
+  static constexpr char kTwo[] =
+      "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3 two generate\n";
+
+  TokenBatchTest()
+      : ServiceTest({"auth.mode=token",
+                     "auth.tokens_file=" + Write("tokens", absl::StrCat(kOne, kTwo))}) {}
+
+  struct Stream {
+    explicit Stream(v1::GenerationService::Stub* stub, const std::string& token) {
+      context.AddMetadata("authorization", "Bearer " + token);
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+      stream = stub->BatchGenerate(&context);
+    }
+    bool Send(const std::string& id, int max_tokens) {
+      v1::BatchGenerateRequest command;
+      *command.mutable_generate() = Request("Once", max_tokens);
+      command.mutable_generate()->set_request_id(id);
+      return stream->Write(command);
+    }
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::BatchGenerateRequest, v1::BatchGenerateResponse>>
+        stream;
+  };
+};
+
+// Also the stream of one that says nothing ends with its token; another's does not notice.
+TEST_F(TokenBatchTest, StreamsOfARevokedTokenEnd) {
+  Stream idle(generation_.get(), "one"), busy(generation_.get(), "one");
+  Stream other(generation_.get(), "two");
+  v1::BatchGenerateResponse response;
+  const AuthOptions options = config_->start_options().auth;
+  // Another reload ends nobody.
+  ASSERT_TRUE(authenticator_->Reload(options).ok());
+  absl::SleepFor(absl::Milliseconds(600));
+  ASSERT_TRUE(other.Send("short", 2));
+  ASSERT_TRUE(other.stream->Read(&response));
+  // More than run at once, so that some wait.
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(busy.Send(absl::StrCat("long-", i), 480));
+  while (served().engine->ListRequests().size() < 20) std::this_thread::yield();
+  Write("tokens", kTwo);
+  ASSERT_TRUE(authenticator_->Reload(options).ok());
+  EXPECT_FALSE(idle.stream->Read(&response));
+  const grpc::Status ended = idle.stream->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(ended.error_details(), HasSubstr("TOKEN_INVALID"));
+  std::vector<std::string> reasons;
+  while (busy.stream->Read(&response)) {
+    if (response.has_error()) reasons.push_back(response.error().reason());
+  }
+  EXPECT_GT(reasons.size(), 0u);
+  EXPECT_THAT(reasons, ::testing::Each("TOKEN_INVALID"));
+  EXPECT_EQ(busy.stream->Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  ASSERT_TRUE(other.Send("again", 2));
+  other.stream->WritesDone();
+  std::set<std::string> done;
+  while (other.stream->Read(&response)) {
+    if (response.has_done()) done.insert(response.request_id());
+  }
+  EXPECT_TRUE(other.stream->Finish().ok());
+  EXPECT_THAT(done, ::testing::ElementsAre("again", "short"));
+  EXPECT_TRUE(MetricBecomes("quire_rpcs_total{code=\"UNAUTHENTICATED\",method=\"BatchGenerate\"}",
+                            2));
+}
+
 TEST_F(BatchTest, AnEmptyCommandEndsTheStream) {
   grpc::ClientContext context;
   const auto stream = generation_->BatchGenerate(&context);
@@ -154,6 +226,62 @@ TEST_F(BatchTest, TokenizeAndDetokenizeGoBothWays) {
   back.add_token_ids(4096);
   const grpc::Status status = generation_->Detokenize(&bad_context, back, &text);
   EXPECT_THAT(status.error_details(), HasSubstr("BAD_TOKEN_ID"));
+}
+
+class InputBytesTest : protected testing::TempDir, public ServiceTest {
+ protected:
+  // The template prints nothing of what it is given, so only the input itself can be too large.
+  InputBytesTest()
+      : ServiceTest({"tokenizer.max_input_bytes=1KiB",
+                     "chat.template_file=" + Write("template.jinja", "{{ messages | length }}")}) {}
+
+  grpc::Status Render(const v1::ChatPrompt& chat) const {
+    grpc::ClientContext context;
+    v1::RenderChatRequest request;
+    v1::RenderChatResponse response;
+    *request.mutable_chat() = chat;
+    return generation_->RenderChat(&context, request, &response);
+  }
+  grpc::Status Tokenize(const v1::TokenizeRequest& request) const {
+    grpc::ClientContext context;
+    v1::TokenizeResponse response;
+    return generation_->Tokenize(&context, request, &response);
+  }
+};
+
+TEST_F(InputBytesTest, WhatIsRenderedOrTokenizedIsBounded) {
+  const auto with = [](std::size_t bytes, int field) {
+    v1::ChatPrompt chat;
+    v1::ChatMessage* const message = chat.add_messages();
+    message->set_role("user");
+    const std::string text(bytes, 'x');
+    switch (field) {
+      case 0: message->set_content(text); break;
+      case 1: message->set_reasoning_content(text); break;
+      case 2: message->add_tool_calls()->set_arguments_json("{\"a\": \"" + text + "\"}"); break;
+      case 3: chat.add_tools()->set_description(text); break;
+      default: (*chat.mutable_template_vars()->mutable_fields())["v"].set_string_value(text);
+    }
+    if (field == 2) message->mutable_tool_calls(0)->set_name("f");
+    if (field == 3) chat.mutable_tools(0)->set_name("f");
+    return chat;
+  };
+  for (int field = 0; field < 5; ++field) {
+    v1::TokenizeRequest request;
+    *request.mutable_chat() = with(600, field);
+    EXPECT_TRUE(Render(request.chat()).ok()) << field << Render(request.chat()).error_message();
+    EXPECT_TRUE(Tokenize(request).ok()) << field;
+    *request.mutable_chat() = with(1100, field);
+    for (const grpc::Status& status : {Render(request.chat()), Tokenize(request)}) {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << field;
+      EXPECT_THAT(status.error_details(), HasSubstr("INPUT_TOO_LARGE")) << field;
+    }
+  }
+  v1::TokenizeRequest plain;
+  plain.set_text(std::string(1024, 'x'));
+  EXPECT_TRUE(Tokenize(plain).ok());
+  plain.set_text(std::string(1025, 'x'));
+  EXPECT_THAT(Tokenize(plain).error_details(), HasSubstr("INPUT_TOO_LARGE"));
 }
 
 TEST_F(BatchTest, ListRequestsPagesThroughLiveOnes) {
