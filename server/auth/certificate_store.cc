@@ -113,14 +113,19 @@ absl::Status CheckAuthorities(const std::string& file, const std::string& pem, a
   return status;
 }
 
-// What the library's security level refuses: short keys, old digests.
-absl::Status CheckUsable(const std::string& file, X509* certificate, EVP_PKEY* key) {
+// What the library's security level refuses: short keys, old digests. Of the chain it would say so
+// only in each handshake.
+absl::Status CheckUsable(const std::string& file, const std::vector<Certificate>& chain,
+                         EVP_PKEY* key) {
   const std::unique_ptr<SSL_CTX, Deleter> context(SSL_CTX_new(TLS_server_method()));
   if (context == nullptr) return absl::InternalError("no TLS context");
-  if (SSL_CTX_use_certificate(context.get(), certificate) == 1 &&
-      SSL_CTX_use_PrivateKey(context.get(), key) == 1) {
-    return absl::OkStatus();
+  bool is_usable = SSL_CTX_use_certificate(context.get(), chain[0].get()) == 1 &&
+                   SSL_CTX_use_PrivateKey(context.get(), key) == 1 &&
+                   SSL_CTX_check_private_key(context.get()) == 1;
+  for (std::size_t i = 1; is_usable && i < chain.size(); ++i) {
+    is_usable = SSL_CTX_add1_chain_cert(context.get(), chain[i].get()) == 1;
   }
+  if (is_usable) return absl::OkStatus();
   const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
   ERR_clear_error();
   return Bad("tls.cert_file", file,
@@ -160,7 +165,7 @@ absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::T
     return Bad("tls.key_file", options.key_file,
                absl::StrCat("is not the key of the certificate in ", options.cert_file));
   }
-  QUIRE_RETURN_IF_ERROR(CheckUsable(options.cert_file, chain[0].get(), key.get()));
+  QUIRE_RETURN_IF_ERROR(CheckUsable(options.cert_file, chain, key.get()));
   result.subject = SubjectOf(chain[0].get());
   result.not_after = ToTime(X509_get0_notAfter(chain[0].get()));
   if (options.client_ca_file.empty()) return result;
@@ -195,8 +200,15 @@ std::shared_ptr<const Certificates> CertificateStore::current() const {
   return current_;
 }
 
-absl::Status CertificateStore::Refresh() {
+absl::StatusOr<Certificates> CertificateStore::Read() {
+  MutexLock lock(&read_mutex_);
   absl::StatusOr<Certificates> read = ReadCertificates(options_, absl::Now());
+  if (read.ok()) read->read_number = next_read_++;
+  return read;
+}
+
+absl::Status CertificateStore::Refresh() {
+  absl::StatusOr<Certificates> read = Read();
   if (read.ok()) {
     Publish(*std::move(read));
     return absl::OkStatus();
@@ -213,6 +225,8 @@ absl::Status CertificateStore::Refresh() {
 
 void CertificateStore::Publish(Certificates certificates) {
   MutexLock lock(&mutex_);
+  if (certificates.read_number < newest_read_) return;
+  newest_read_ = certificates.read_number;
   last_error_.clear();
   const bool is_same = certificates.chain == current_->chain &&
                        certificates.private_key == current_->private_key &&

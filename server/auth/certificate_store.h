@@ -8,9 +8,10 @@
 //
 // Place:      made by the daemon when tls.cert_file is set; the listeners take what is current for
 //             each new connection. Connections that are open keep what they began with.
-// Invariants: current() always passed CheckCertificates: it parses, the key belongs to the
-//             certificate, and it was within its dates when it was read. Files that do not are
-//             logged, once for each new error, and change nothing.
+// Invariants: current() always passed ReadCertificates: it parses, the key belongs to the
+//             certificate, the TLS library takes both and the chain, and it was within its dates
+//             when it was read. Files that do not are logged, once for each new error, and change
+//             nothing. What current() gives never becomes older contents.
 // Threads:    every method from any; a thread of its own reads the files.
 // Lifetime:   outlives the listeners.
 
@@ -33,6 +34,7 @@ struct Certificates {
   std::string private_key;
   std::string client_ca;      // empty: clients are not asked for a certificate
   std::uint64_t version = 0;  // grows with every change of current()
+  std::uint64_t read_number = 0;  // grows with every Read of a store
 
   // For log lines.
   std::string subject;
@@ -57,7 +59,9 @@ class CertificateStore {
 
   // Reads the files now. Not OK: they are bad, and the old ones stay.
   absl::Status Refresh();
-  // What ReadCertificates gave serves the next connections.
+  // The same in two steps. What Read gave serves the next connections, unless something that was
+  // read later does so already.
+  absl::StatusOr<Certificates> Read();
   void Publish(Certificates certificates);
 
  private:
@@ -65,10 +69,13 @@ class CertificateStore {
   void Run();
 
   const TlsOptions options_;
+  Mutex read_mutex_;  // one at a time, so that their numbers are in the order of the contents
+  std::uint64_t next_read_ ABSL_GUARDED_BY(read_mutex_) = 1;
   mutable Mutex mutex_;
   CondVar changed_;
   std::shared_ptr<const Certificates> current_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t newest_read_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -40,6 +40,8 @@ class TlsCredentials final : public grpc::ServerCredentials {
       void* self, grpc_ssl_server_certificate_config** config) {
     auto* const credentials = static_cast<TlsCredentials*>(self);
     const std::shared_ptr<const Certificates> current = credentials->store_->current();
+    // gRPC does not tell whether it took what it got before; the store gives out only what the TLS
+    // library takes.
     if (credentials->version_.exchange(current->version) == current->version) {
       return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     }

@@ -64,6 +64,9 @@ TEST_F(CertificateStoreTest, SaysWhichFileIsWrongAndHow) {
                                  " is not the key of the certificate in "));
   Write(weak, weak);
   EXPECT_THAT(Error(), HasSubstr("is refused by the TLS library: ee key too small"));
+  // In the chain: every handshake would fail for it.
+  WriteText(good_.certificate_pem() + weak.certificate_pem(), good_.key_pem());
+  EXPECT_THAT(Error(), HasSubstr("is refused by the TLS library: ca key too small"));
   WriteText(good_.key_pem(), good_.certificate_pem());
   EXPECT_THAT(Error(), HasSubstr("holds no certificate in PEM"));
   WriteText(good_.certificate_pem(), "nonsense");
@@ -120,6 +123,33 @@ TEST_F(CertificateStoreTest, NewFilesReplaceOldOnesAndBadOnesDoNot) {
   unlink(options_.key_file.c_str());
   EXPECT_FALSE(store.Refresh().ok());
   EXPECT_EQ(store.current()->version, 2);
+}
+
+// As when a reload has read them, and the store's own clock reads newer ones before the reload has
+// prepared all else.
+TEST_F(CertificateStoreTest, WhatWasReadBeforeDoesNotReplaceWhatWasReadLater) {
+  options_.refresh_interval = absl::Hours(1);
+  const auto made = CertificateStore::Create(options_);
+  ASSERT_TRUE(made.ok()) << made.status();
+  CertificateStore& store = **made;
+  const TestCertificate second({.common_name = "second"});
+  const TestCertificate third({.common_name = "third"});
+  Write(second, second);
+  auto slow = store.Read();
+  ASSERT_TRUE(slow.ok()) << slow.status();
+  Write(third, third);
+  EXPECT_TRUE(store.Refresh().ok());
+  EXPECT_EQ(store.current()->chain, third.certificate_pem());
+  store.Publish(*std::move(slow));
+  EXPECT_EQ(store.current()->chain, third.certificate_pem());
+  EXPECT_EQ(store.current()->version, 2);
+  // The order counts, not the time: what is read now is newer again.
+  Write(second, second);
+  auto fresh = store.Read();
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  store.Publish(*std::move(fresh));
+  EXPECT_EQ(store.current()->chain, second.certificate_pem());
+  EXPECT_EQ(store.current()->version, 3);
 }
 
 }  // namespace
