@@ -17,6 +17,7 @@
 #include "base/logging.h"
 #include "base/machine.h"
 #include "base/mutex.h"
+#include "base/private_dir.h"
 #include "base/probe.h"
 #include "base/status.h"
 #include "server/api/drain_control.h"
@@ -30,6 +31,7 @@
 #include "server/config/live_config.h"
 #include "server/config/options.h"
 #include "server/config/validator.h"
+#include "server/config/warnings.h"
 #include "server/grpc/admin_service.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_listener.h"
@@ -37,10 +39,12 @@
 #include "server/http/http_listener.h"
 #include "server/http/ops_handlers.h"
 #include "server/http/status_handlers.h"
+#include "server/last_resort.h"
 #include "server/metrics_exporter.h"
 #include "server/model_stack.h"
 #include "server/openai/openai_listener.h"
 #include "server/notify.h"
+#include "server/vllm/vllm_service.h"
 
 namespace quire::server {
 namespace {
@@ -48,31 +52,37 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // See GrpcListener::KeepPolling.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(250);
+// Beyond shutdown.force_timeout, for the step under way and for memory to be given back.
+constexpr absl::Duration kLastSteps = absl::Seconds(10);
 
-bool MakePrivateDir(const std::string& path, mode_t mode) {
-  if (mkdir(path.c_str(), mode) != 0 && errno != EEXIST) return false;
+// Only root can make something else of it before.
+bool MakeRunDir(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return false;
   return access(path.c_str(), W_OK | X_OK) == 0;
 }
 
 // server.admin.listen, or the first place that works when nobody set it. `quire` looks at the same
-// places.
-std::vector<std::string> AdminAddresses(const DaemonOptions& options) {
+// places. A folder that is there but not ours alone is an error: whoever made it may want our
+// callers.
+absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& options) {
   if (!options.admin_listen_is_default) return options.admin_listen;
-  if (MakePrivateDir("/run/quire", 0755)) return options.admin_listen;
+  if (MakeRunDir("/run/quire")) return options.admin_listen;
+  std::vector<std::string> folders;
   const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
-  if (runtime_dir != nullptr) {
-    const std::string dir = absl::StrCat(runtime_dir, "/quire");
-    if (MakePrivateDir(dir, 0700)) return {absl::StrCat("unix:", dir, "/admin.sock")};
-  }
+  if (runtime_dir != nullptr) folders.push_back(absl::StrCat(runtime_dir, "/quire"));
   std::error_code error;
   const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
-  const std::string dir =
-      absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid());
-  if (!MakePrivateDir(dir, 0700)) {
-    log::Warn("server", "no place for the admin socket", {{"last_tried", dir}});
-    return {};
+  folders.push_back(absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid()));
+  for (const std::string& folder : folders) {
+    const absl::Status made = MakePrivateDir(folder);
+    if (made.ok()) return std::vector<std::string>{absl::StrCat("unix:", folder, "/admin.sock")};
+    if (!absl::IsUnavailable(made)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the folder of the admin socket, ", made.message()));
+    }
   }
-  return {absl::StrCat("unix:", dir, "/admin.sock")};
+  log::Warn("server", "no place for the admin socket", {{"last_tried", folders.back()}});
+  return std::vector<std::string>();
 }
 
 void WarnAboutOpenAddresses(const DaemonOptions& options) {
@@ -127,6 +137,7 @@ class Daemon::Impl {
   absl::Status FollowConfig();
   absl::Status SetUpSecurity();
   void EndRevoked();
+  std::vector<grpc::Service*> MakeDataServices();
   absl::Status Listen();
   HttpHandlers OpsHandlers();
   void LogListening() const;
@@ -139,9 +150,11 @@ class Daemon::Impl {
   void WaitForEnd();
   void WaitUntil(absl::Time deadline);
   void Drain();
+  void BoundTheEnd();
   void Close();
   void UpdateHealth();
 
+  LastResort last_resort_;  // first, so that it waits for all others
   probe::Registry registry_;
   LiveConfig live_;
   const DaemonOptions& options_;  // of the start
@@ -168,6 +181,7 @@ class Daemon::Impl {
   // Its engine's thread calls OnFailing and OnFatal until it is gone.
   std::unique_ptr<ModelStack> stack_;
   std::unique_ptr<GenerationService> generation_;
+  std::unique_ptr<VllmService> vllm_;  // null: not enabled
   std::unique_ptr<AdminService> admin_;
   std::unique_ptr<GrpcListener> data_listener_, admin_listener_;
   std::unique_ptr<HttpListener> http_listener_;
@@ -192,6 +206,7 @@ int Daemon::Impl::Run() {
   const bool is_loading = IsLoading();
   if (!is_loading) loader.join();
   Drain();
+  BoundTheEnd();
   {
     MutexLock lock(&mutex_);
     closing_ = true;
@@ -205,7 +220,7 @@ int Daemon::Impl::Run() {
   return exit_code_;
 }
 
-absl::Status Daemon::Impl::Listen() {
+std::vector<grpc::Service*> Daemon::Impl::MakeDataServices() {
   generation_ = std::make_unique<GenerationService>(
       context_, ServerDescription{
                     .version = kVersion,
@@ -213,15 +228,27 @@ absl::Status Daemon::Impl::Listen() {
                     .build_type = kBuildType,
                     .start_time = start_time_,
                     .max_receive_message_bytes = options_.transport.max_receive_message_bytes});
+  if (!options_.vllm_service) return {generation_->service()};
+  vllm_ = std::make_unique<VllmService>(
+      context_, VllmDescription{.version = kVersion,
+                                .start_time = start_time_,
+                                .model_path = options_.model.path,
+                                .has_own_files = options_.model.path != "embedded"});
+  return {generation_->service(), vllm_->service()};
+}
+
+absl::Status Daemon::Impl::Listen() {
+  const std::vector<grpc::Service*> data_services = MakeDataServices();
   admin_ = std::make_unique<AdminService>(context_, &drain_, &live_);
   QUIRE_ASSIGN_OR_RETURN(
       data_listener_,
       GrpcListener::Start({.addresses = options_.grpc_listen,
                            .transport = options_.transport,
                            .certificates = certificates_.get()},
-                          {generation_->service()}));
+                          data_services));
   std::vector<GrpcListener*> listeners = {data_listener_.get()};
-  const std::vector<std::string> admin_addresses = AdminAddresses(options_);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses,
+                         AdminAddresses(options_));
   if (!admin_addresses.empty()) {
     QUIRE_ASSIGN_OR_RETURN(admin_listener_,
                            GrpcListener::Start({.addresses = admin_addresses,
@@ -233,7 +260,10 @@ absl::Status Daemon::Impl::Listen() {
   }
   {
     MutexLock lock(&health_mutex_);
-    health_ = std::make_unique<HealthService>(&state_, std::move(listeners));
+    std::vector<std::string> ready_names = {"quire.v1.GenerationService"};
+    if (vllm_ != nullptr) ready_names.push_back("vllm.grpc.engine.VllmEngine");
+    health_ = std::make_unique<HealthService>(&state_, std::move(listeners),
+                                              std::move(ready_names));
   }
   UpdateHealth();
   if (options_.openai.enabled) {
@@ -416,6 +446,13 @@ void Daemon::Impl::Drain() {
   }
 }
 
+// What must end now ends when its step does; a step that hangs is not waited for.
+void Daemon::Impl::BoundTheEnd() {
+  MutexLock lock(&mutex_);
+  last_resort_.Arm(clock_.Now() + live_.options()->shutdown.force_timeout + kLastSteps,
+                   exit_code_ == kExitOk ? kExitEngine : exit_code_);
+}
+
 // The housekeeper has ended: nobody else uses the listeners any more.
 void Daemon::Impl::Close() {
   const absl::Time deadline = clock_.Now() + live_.options()->shutdown.force_timeout;
@@ -440,6 +477,10 @@ void Daemon::Impl::RequestStop() {
 absl::Status Daemon::Impl::FollowConfig() {
   QUIRE_RETURN_IF_ERROR(live_.Subscribe(
       "logging", [](const DaemonOptions& next) { return log::PrepareConfigure(next.logging); }));
+  QUIRE_RETURN_IF_ERROR(live_.Subscribe(
+      "tenants", [](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+        return [tenants = next.engine.tenants] { WarnAboutTenants(tenants); };
+      }));
   return live_.Subscribe(
       "health and shutdown",
       [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
@@ -467,8 +508,8 @@ absl::Status Daemon::Impl::SetUpSecurity() {
   if (!options_.tls.enabled()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(certificates_, CertificateStore::Create(options_.tls));
   return live_.Subscribe(
-      "tls", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
-        QUIRE_ASSIGN_OR_RETURN(Certificates read, ReadCertificates(next.tls, absl::Now()));
+      "tls", [this](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
+        QUIRE_ASSIGN_OR_RETURN(Certificates read, certificates_->Read());
         return [this, read = std::move(read)] { certificates_->Publish(read); };
       });
 }

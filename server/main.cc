@@ -15,6 +15,7 @@
 #include "server/auth/authenticator.h"
 #include "server/auth/certificate_store.h"
 #include "server/build_info.h"
+#include "server/config/flags.h"
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
 #include "server/daemon.h"
@@ -23,14 +24,8 @@
 
 namespace {
 
+using quire::server::Flags;
 using quire::server::LayeredConfig;
-
-struct Flags {
-  std::string model;
-  quire::server::ConfigSources sources;
-  bool validate = false;
-  std::string print_format;
-};
 
 int PrintErrors(const std::vector<std::string>& errors) {
   for (const std::string& error : errors) std::cerr << error << "\n";
@@ -81,13 +76,7 @@ int main(int argc, char** argv) {
   Flags flags;
   CLI::App app("quired: LLM inference server", "quired");
   app.set_version_flag("--version", std::string("quired ") + quire::server::kVersion);
-  app.add_option("model", flags.model,
-                 "model directory or GGUF file, short for --set model.path=MODEL");
-  app.add_option("--config", flags.sources.files, "YAML file, repeatable")->allow_extra_args(false);
-  app.add_option("--set", flags.sources.sets, "KEY=VALUE, repeatable")->allow_extra_args(false);
-  app.add_flag("--validate", flags.validate, "check everything short of loading; exit 0 or 78");
-  app.add_flag("--print-effective-config{yaml}", flags.print_format, "or =json; print and exit")
-      ->check(CLI::IsMember({"yaml", "json"}));
+  quire::server::AddFlags(&app, &flags);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

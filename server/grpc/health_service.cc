@@ -4,25 +4,26 @@
 
 namespace quire::server {
 
-HealthService::HealthService(const ServingState* state, std::vector<GrpcListener*> listeners)
-    : state_(state), listeners_(std::move(listeners)) {
-  last_.fill(-1);
+HealthService::HealthService(const ServingState* state, std::vector<GrpcListener*> listeners,
+                             std::vector<std::string> ready_names)
+    : state_(state), listeners_(std::move(listeners)), ready_names_(std::move(ready_names)) {
+  ready_names_.push_back("");
+  ready_names_.push_back("readiness");
 }
 
 void HealthService::Update() {
-  const bool ready = state_->is_ready();
   // One by one: a call for all names would also turn liveness, which must survive a drain.
-  Set(0, "", ready);
-  Set(1, "quire.v1.GenerationService", ready);
-  Set(2, "readiness", ready);
-  Set(3, "liveness", state_->is_live());
-  Set(4, "startup", state_->is_started());
+  Set(ready_names_, state_->is_ready(), &last_ready_);
+  Set({"liveness"}, state_->is_live(), &last_live_);
+  Set({"startup"}, state_->is_started(), &last_started_);
 }
 
-void HealthService::Set(std::size_t index, const char* name, bool serving) {
-  if (last_[index] == static_cast<int>(serving)) return;
-  last_[index] = static_cast<int>(serving);
-  for (GrpcListener* listener : listeners_) listener->SetServing(name, serving);
+void HealthService::Set(const std::vector<std::string>& names, bool serving, int* last) {
+  if (*last == static_cast<int>(serving)) return;
+  *last = static_cast<int>(serving);
+  for (GrpcListener* listener : listeners_) {
+    for (const std::string& name : names) listener->SetServing(name, serving);
+  }
 }
 
 }  // namespace quire::server

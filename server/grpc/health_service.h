@@ -1,6 +1,6 @@
 #pragma once
 
-#include <array>
+#include <string>
 #include <vector>
 
 #include "server/api/serving_state.h"
@@ -16,16 +16,20 @@ namespace quire::server {
 // Lifetime:   state and listeners outlive it.
 class HealthService {
  public:
-  HealthService(const ServingState* state, std::vector<GrpcListener*> listeners);
+  // `ready_names`: names beside "" and "readiness" that say whether requests are welcome.
+  HealthService(const ServingState* state, std::vector<GrpcListener*> listeners,
+                std::vector<std::string> ready_names);
 
   void Update();
 
  private:
-  void Set(std::size_t index, const char* name, bool serving);
+  // `last`: what was set before; -1: nothing.
+  void Set(const std::vector<std::string>& names, bool serving, int* last);
 
   const ServingState* const state_;
   const std::vector<GrpcListener*> listeners_;
-  std::array<int, 5> last_;  // -1: not set yet
+  std::vector<std::string> ready_names_;
+  int last_ready_ = -1, last_live_ = -1, last_started_ = -1;
 };
 
 }  // namespace quire::server

@@ -8,6 +8,7 @@
 
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
+#include "server/config/warnings.h"
 #include "tests/testing/temp_dir.h"
 
 namespace quire::server {
@@ -159,6 +160,24 @@ TEST_F(SecurityConfigTest, FilesWriteTenantsInBlockStyleAndSayWhereABadOneStands
               ElementsAre(bad + ":5:29: tenants.entries[1].max_running_requests: \"x\" is not an "
                                 "integer",
                           bad + ":5:7: tenants.entries[1]: has no id"));
+}
+
+TEST_F(SecurityConfigTest, TenantsThatCanFillTheQueueOfAllAreNamed) {
+  const auto names = [&](std::vector<std::string> sets) {
+    const auto config = Load(std::move(sets));
+    EXPECT_NE(config, nullptr) << (errors_.empty() ? "" : errors_[0]);
+    return TenantsWithOpenQueues(ToOptions(*config).engine.tenants);
+  };
+  EXPECT_THAT(names({}), IsEmpty());
+  EXPECT_THAT(names({"tenants.defaults.max_queued_requests=3",
+                     "tenants.entries=[{id: a, max_running_requests: 2, max_queued_requests: 3},"
+                     " {id: b, max_running_requests: 2, max_queued_tokens: 3}]"}),
+              IsEmpty());
+  EXPECT_THAT(names({"tenants.defaults.max_running_requests=1",
+                     "tenants.entries=[{id: b, max_running_requests: 2},"
+                     " {id: a, max_running_requests: 1},"
+                     " {id: c, max_running_requests: 1, max_queued_requests: 9}]"}),
+              ElementsAre("tenants.defaults", "a", "b"));
 }
 
 }  // namespace

@@ -1,0 +1,32 @@
+#include "server/config/warnings.h"
+
+#include "absl/strings/str_join.h"
+#include "base/logging.h"
+
+namespace quire::server {
+namespace {
+
+bool HasOpenQueue(const engine::TenantLimits& limits) {
+  return limits.max_running_requests && !limits.max_queued_requests && !limits.max_queued_tokens;
+}
+
+}  // namespace
+
+std::vector<std::string> TenantsWithOpenQueues(const engine::TenantOptions& tenants) {
+  std::vector<std::string> names;
+  if (HasOpenQueue(tenants.defaults)) names.emplace_back("tenants.defaults");
+  for (const auto& [name, limits] : tenants.entries) {
+    if (HasOpenQueue(limits)) names.push_back(name);
+  }
+  return names;
+}
+
+void WarnAboutTenants(const engine::TenantOptions& tenants) {
+  const std::vector<std::string> names = TenantsWithOpenQueues(tenants);
+  if (names.empty()) return;
+  log::Warn("config", "a tenant can fill the queue of all",
+            {{"tenants", absl::StrJoin(names, ",")},
+             {"why", "max_running_requests without max_queued_requests or max_queued_tokens"}});
+}
+
+}  // namespace quire::server

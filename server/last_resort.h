@@ -1,0 +1,35 @@
+#pragma once
+
+// The end of a process whose orderly end does not come: a step that never ends holds its requests,
+// these their connections, and the engine's thread is waited for by everybody.
+//
+// Place:      owned by the daemon, destroyed last.
+// Invariants: armed once; the process ends by then, with the code, unless this is destroyed before.
+// Threads:    Arm and the destructor: one at a time.
+
+#include <thread>
+
+#include "absl/time/time.h"
+#include "base/mutex.h"
+
+namespace quire::server {
+
+class LastResort {
+ public:
+  LastResort() = default;
+  ~LastResort();
+  LastResort(const LastResort&) = delete;
+  LastResort& operator=(const LastResort&) = delete;
+
+  void Arm(absl::Time deadline, int exit_code);
+
+ private:
+  void Wait(absl::Time deadline, int exit_code);
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace quire::server
