@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <memory>
 #include <system_error>
@@ -25,6 +26,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/private_dir.h"
 
 namespace quire::client {
 namespace {
@@ -142,9 +144,12 @@ std::string DefaultAdminAddress() {
   const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
   folders.push_back(absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid()));
   for (const std::string& folder : folders) {
-    if (std::filesystem::exists(folder + "/admin.sock", error)) {
-      return absl::StrCat("unix:", folder, "/admin.sock");
-    }
+    if (!std::filesystem::exists(folder + "/admin.sock", error)) continue;
+    // Whoever can write there may have put a socket of his own there.
+    const absl::Status is_ours =
+        folder == folders.front() ? absl::OkStatus() : CheckPrivateDir(folder);
+    if (is_ours.ok()) return absl::StrCat("unix:", folder, "/admin.sock");
+    std::cerr << "no admin socket is looked for there: " << is_ours.message() << "\n";
   }
   return absl::StrCat("unix:", folders.front(), "/admin.sock");
 }
