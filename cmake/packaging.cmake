@@ -1,5 +1,6 @@
 # cmake --install, and CPack's deb and tgz. Only what was built is installed: a build without tools has no `quire`.
-# Components: binaries; configs; assets (schema, licence, where the embedded model comes from); docs.
+# Components: binaries; configs; assets (schema, licence, where the embedded model comes from); docs (manual pages and
+# completion scripts too).
 include(GNUInstallDirs)
 
 foreach(program quired quire)
@@ -11,7 +12,7 @@ endforeach()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
         DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/configs COMPONENT configs
         FILES_MATCHING PATTERN "*.yaml")
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/quire
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/quire ${PROJECT_SOURCE_DIR}/proto/smg ${PROJECT_SOURCE_DIR}/proto/vllm
         DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/proto COMPONENT assets
         FILES_MATCHING PATTERN "*.proto")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT assets)
@@ -22,6 +23,21 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
               ${PROJECT_SOURCE_DIR}/SECURITY.md
         DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs)
+
+# Manual pages and completion scripts (tools/CMakeLists.txt) under the names that man and the shells look for.
+if(TARGET manual)
+  set(manual_dir ${PROJECT_BINARY_DIR}/tools/manual)
+  install(FILES ${manual_dir}/quire.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT docs)
+  install(FILES ${manual_dir}/quired.8 DESTINATION ${CMAKE_INSTALL_MANDIR}/man8 COMPONENT docs)
+  foreach(program quire quired)
+    install(FILES ${manual_dir}/${program}.bash RENAME ${program} COMPONENT docs
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+    install(FILES ${manual_dir}/${program}.zsh RENAME _${program} COMPONENT docs
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
+    install(FILES ${manual_dir}/${program}.fish COMPONENT docs
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+  endforeach()
+endif()
 
 set(CPACK_GENERATOR DEB TGZ)
 set(CPACK_PACKAGE_NAME quire)
