@@ -1,6 +1,6 @@
 """Builds tools/python as a user or a publisher would, from copies, so that the tree stays clean.
 
-The fixtures `package` and `q`, the installed quire_client, are made once for all files that import them.
+A plugin of pytest with the fixtures `package` and `q`, the installed quire_client.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def build_all(folder):
     for part in ("tools/python", "proto"):
         shutil.copytree(ROOT / part, tree / part, symlinks=True, ignore=ignored)
     shutil.copy(ROOT / "LICENSE", tree / "LICENSE")
-    made = types.SimpleNamespace(tree=tree, source=tree / "tools" / "python")
+    made = types.SimpleNamespace(run=run, source=tree / "tools" / "python")
     build = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
     run(sys.executable, "-c", build, cwd=made.source)
     (made.sdist,) = folder.glob("*.tar.gz")
@@ -60,21 +60,15 @@ def build_all(folder):
     return made
 
 
-_built = []
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def package(tmp_path_factory):
-    if not _built:
-        _built.append(build_all(tmp_path_factory.mktemp("package")))
-    return _built[0]
+    return build_all(tmp_path_factory.mktemp("package"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def q(package):
     """The installed package, imported here."""
-    if str(package.site) not in sys.path:
-        sys.path.insert(0, str(package.site))
+    sys.path.insert(0, str(package.site))
     module = importlib.import_module("quire_client")
     assert module.__file__.startswith(str(package.site))
     return module

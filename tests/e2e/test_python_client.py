@@ -17,9 +17,10 @@ import zipfile
 import pytest
 from attack_tools import wait_until
 from daemon import QUIRE, ROOT, Daemon
-from python_package import package, q, run  # noqa: F401 (fixtures)
 from test_chat import TEMPLATE
 from test_operations import get, samples
+
+pytest_plugins = ["python_package"]
 
 ONCE = "Once upon a time"
 
@@ -52,7 +53,7 @@ def test_the_source_distribution_builds_alone_and_has_nothing_generated(package)
 def test_the_metadata_is_right(package):
     show = "import importlib.metadata as m, json; d = m.metadata('quire-client');"
     show += "print(json.dumps([d['Version'], d['Requires-Python'], m.requires('quire-client')]))"
-    version, python, wanted = json.loads(run(package.python, "-c", show))
+    version, python, wanted = json.loads(package.run(package.python, "-c", show))
     cmake = (ROOT / "CMakeLists.txt").read_text()
     assert version == re.search(r"project\(quire VERSION (\S+)", cmake).group(1)
     assert python == ">=3.9"
@@ -74,8 +75,8 @@ def test_everything_is_typed(package, tmp_path):
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(package.python)]
     command += ["--cache-dir", str(tmp_path / "cache"), "--config-file", str(package.source / "pyproject.toml")]
     examples = sorted((package.source / "examples").glob("*.py"))
-    run(*command, "-p", "quire_client", cwd=tmp_path)
-    run(*command, "--scripts-are-modules", *examples, tmp_path / "good.py", cwd=tmp_path)
+    package.run(*command, "-p", "quire_client", cwd=tmp_path)
+    package.run(*command, "--scripts-are-modules", *examples, tmp_path / "good.py", cwd=tmp_path)
     done = subprocess.run([*command, tmp_path / "bad.py"], capture_output=True, text=True, cwd=tmp_path)
     assert "max_token" in done.stdout and "[assignment]" in done.stdout, done.stdout + done.stderr
 
@@ -321,8 +322,8 @@ def cancel_from_a_thread(q, client):
 def drop_batch(q, client):
     quick = q.Request([5, 6], q.Options(max_tokens=1))
     long = q.Request(LONG["prompt"], q.Options(max_tokens=ENDLESS, ignore_eos=True))
-    for item in client.batch([quick, long]):
-        assert item.index == 0
+    for item in client.batch([long, quick]):
+        assert item.index == 1
         break
 
 

@@ -16,7 +16,8 @@ from daemon import Daemon
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-from python_package import package, q  # noqa: F401 (fixtures)
+
+pytest_plugins = ["python_package"]
 
 ONCE = "Once upon a time"
 

@@ -91,5 +91,6 @@ void AddControl(CLI::App* app, const CommonOptions* common,
                                   // resume, flush
 void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code);  // plan, make-model
 void AddBench(CLI::App* app, const CommonOptions* common, int* exit_code);
+void AddCompletion(CLI::App* app, int* exit_code);  // completion, manual
 
 }  // namespace quire::client

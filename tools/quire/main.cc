@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   quire::client::AddControl(&app, &common, &exit_code);
   quire::client::AddLocal(&app, &common, &exit_code);
   quire::client::AddBench(&app, &common, &exit_code);
+  quire::client::AddCompletion(&app, &exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
