@@ -7,8 +7,8 @@ import subprocess
 import time
 
 import pytest
-from deployment import (QUIRE, QUIRED, ROOT, dockerfile, effective, image_user, needs, of_stage, port, ports, read_yaml, seconds,
-                        stop_seconds)
+from deployment import (QUIRE, QUIRED, ROOT, Daemon, dockerfile, effective, image_user, needs, of_stage, port, ports,
+                        read_yaml, seconds, stop_seconds)
 
 COMPOSE = "docker/compose.yaml"
 GPU = "docker/compose.gpu.yaml"
@@ -157,6 +157,20 @@ def test_compose_agrees_with_the_configuration():
     build = quired["build"]
     assert (ROOT / "docker" / build["context"] / build["dockerfile"]).samefile(ROOT / "docker" / "Dockerfile")
     assert build["target"] == "cpu" and read_yaml(GPU)["services"]["quired"]["build"]["target"] == "cuda"
+
+
+def test_the_check_of_compose_generates_or_fails(tmp_path):
+    program, *arguments = map(str, read_yaml(COMPOSE)["services"]["check"]["entrypoint"])
+    assert program == "/usr/bin/quire"
+    grpc, _ = ports(effective())
+    with Daemon(tmp_path) as daemon:
+        daemon.wait_serving()
+        assert arguments.count(f"quired:{grpc}") == 1
+        command = [str(QUIRE), *(daemon.grpc_address if one == f"quired:{grpc}" else one for one in arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.split()) > 8
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 3
 
 
 def test_files_that_compose_mounts_exist_where_others_look_for_them():

@@ -21,29 +21,24 @@ from reload_tools import live, shared  # noqa: F401 - fixtures
 @covers("limits.max_choices", "limits.max_logprobs", "limits.max_stop_sequences", "limits.max_stop_bytes")
 @covers("limits.max_logit_bias_entries", "limits.max_tokens_per_request")
 @pytest.mark.parametrize(
-    "key, value, change",
+    "changes, change, reason",
     [
-        ("limits.max_choices", "2", lambda r: setattr(r.sampling, "choice_count", 3)),
-        ("limits.max_logprobs", "4", lambda r: setattr(r.output, "logprobs", 5)),
-        ("limits.max_stop_sequences", "1", lambda r: r.stopping.stop.extend(["zzz", "yyy"])),
-        ("limits.max_stop_bytes", "3", lambda r: r.stopping.stop.append("zzzz")),
-        ("limits.max_logit_bias_entries", "1", lambda r: r.sampling.logit_bias.update({5: 0, 6: 0})),
-        ("limits.max_tokens_per_request", "1024", lambda r: setattr(r.stopping, "max_tokens", 1025)),
+        ({"limits__max_choices": "2"}, lambda r: setattr(r.sampling, "choice_count", 3), "BAD_SAMPLING_PARAM"),
+        ({"limits__max_logprobs": "4"}, lambda r: setattr(r.output, "logprobs", 5), "BAD_PARAMETER"),
+        ({"limits__max_stop_sequences": "1"}, lambda r: r.stopping.stop.extend(["zzz", "yyy"]), "TOO_MANY_STOPS"),
+        ({"limits__max_stop_bytes": "3"}, lambda r: r.stopping.stop.append("zzzz"), "TOO_MANY_STOPS"),
+        ({"limits__max_logit_bias_entries": "1"}, lambda r: r.sampling.logit_bias.update({5: 0, 6: 0}),
+         "BAD_SAMPLING_PARAM"),
+        ({"limits__max_tokens_per_request": "30", "limits__default_max_tokens": "30"},
+         lambda r: setattr(r.stopping, "max_tokens", 40), "BAD_PARAMETER"),
     ],
 )
-def test_limits_of_a_request(live, key, value, change):
+def test_limits_of_a_request(live, changes, change, reason):
     request = greedy(live.api, tokens=4)
     change(request)
-    if key != "limits.max_tokens_per_request":  # without it the context is the limit
-        assert len(live.ids(request)) >= 4
-        live.set(**{key.replace(".", "__"): value})
-        reason, metadata, _ = live.refusal(request)
-        assert reason, metadata
-    else:
-        request.stopping.max_tokens = 40
-        live.ids(request)
-        live.set(limits__max_tokens_per_request="30", limits__default_max_tokens="30")
-        live.refusal(request)
+    assert len(live.ids(request)) >= 4
+    live.set(**changes)
+    assert live.refusal(request)[0] == reason
     live.set(**{"limits__max_stop_bytes": "255"})
     assert len(live.ids(request)) >= 4
 
@@ -58,6 +53,18 @@ def test_default_max_tokens(live):
     assert len(live.ids(request)) == 9
 
 
+def refusals_of_six(live):
+    """The reasons of those of six calls at once that are refused."""
+    calls = [live.generation.Generate(greedy(live.api, tokens=100)) for _ in range(6)]
+    reasons = []
+    for call in calls:
+        try:
+            list(call)
+        except grpc.RpcError as error:
+            reasons.append(reason_of(error)[0])
+    return reasons
+
+
 @covers("limits.max_queued_requests", "limits.max_queued_tokens", "scheduler.max_running_sequences")
 def test_queue_and_running_limits(live):
     live.set(scheduler__max_running_sequences="1")
@@ -65,17 +72,10 @@ def test_queue_and_running_limits(live):
     assert eventually(lambda: live.sum("quire_requests_running") <= 1)
     for _ in range(30):
         assert live.sum("quire_requests_running") <= 1
-    live.set(scheduler__max_running_sequences="1", limits__max_queued_requests="1")
-    calls = [live.generation.Generate(greedy(live.api, tokens=100)) for _ in range(6)]
-    reasons = []
-    for call in calls:
-        try:
-            list(call)
-        except grpc.RpcError as error:
-            reasons.append(reason_of(error)[0])
-    assert reasons and set(reasons) == {"QUEUE_FULL"}
-    live.set(limits__max_queued_tokens="1")
-    assert live.refusal(greedy(live.api))[0] == "QUEUE_FULL"
+    tokens = str(live.run(greedy(live.api))[0].started.prompt_tokens)  # of one prompt, not of two
+    for key, value in (("limits__max_queued_requests", "1"), ("limits__max_queued_tokens", tokens)):
+        live.set(**{"scheduler__max_running_sequences": "1", key: value})
+        assert set(refusals_of_six(live)) == {"QUEUE_FULL"}, key
     live.set(scheduler__max_running_sequences="16")
     assert len(live.ids(greedy(live.api))) == 20
 
@@ -83,14 +83,7 @@ def test_queue_and_running_limits(live):
 @covers("scheduler.queue_timeout")
 def test_queue_timeout(live):
     live.set(scheduler__max_running_sequences="1", scheduler__queue_timeout="1ms")
-    calls = [live.generation.Generate(greedy(live.api, tokens=100)) for _ in range(6)]
-    reasons = []
-    for call in calls:
-        try:
-            list(call)
-        except grpc.RpcError as error:
-            reasons.append(reason_of(error)[0])
-    assert reasons and set(reasons) == {"QUEUE_TIMEOUT"}
+    assert set(refusals_of_six(live)) == {"QUEUE_TIMEOUT"}
 
 
 @covers("limits.max_request_duration", "stream.slow_client_timeout")
@@ -385,11 +378,13 @@ def test_log_format_and_file(live):
     "changes",
     [
         {"tenants.defaults.max_queued_requests": "1"},
-        {"tenants.defaults.max_queued_tokens": "1"},
+        {"tenants.defaults.max_queued_tokens": "TOKENS"},  # of one prompt, not of two
         {"tenants.entries": "[{id: default, max_queued_requests: 1}]"},
     ],
 )
 def test_limits_of_tenants(live, api, changes):
+    tokens = str(live.run(greedy(api))[0].started.prompt_tokens)
+    changes = {key: value.replace("TOKENS", tokens) for key, value in changes.items()}
     live.set(tenants__defaults__max_running_requests="1")
     assert eventually(lambda: live.sum("quire_requests_running") <= 1)
     for _ in range(10):
@@ -398,14 +393,7 @@ def test_limits_of_tenants(live, api, changes):
     if "tenants.entries" in changes:
         live.write({"tenants.entries": "[{id: default, max_running_requests: 1, max_queued_requests: 1}]"})
     assert not live.reload().errors
-    calls = [live.generation.Generate(greedy(api, tokens=100)) for _ in range(6)]
-    reasons = []
-    for call in calls:
-        try:
-            list(call)
-        except grpc.RpcError as error:
-            reasons.append(reason_of(error)[0])
-    assert reasons and set(reasons) == {"TENANT_LIMIT"}
+    assert set(refusals_of_six(live)) == {"TENANT_LIMIT"}
 
 
 @covers("auth.anonymous_scopes")
@@ -416,7 +404,7 @@ def test_anonymous_scopes(api, tmp_path):
     try:
         assert len(live.ids(greedy(api))) == 20
         live.set(auth__anonymous_scopes="[metrics]")
-        assert live.refusal(greedy(api))[0] in ("SCOPE", "TOKEN_MISSING")
+        assert live.refusal(greedy(api))[0] == "TOKEN_MISSING"
         live.write({})
         assert not live.reload().errors
         assert len(live.ids(greedy(api))) == 20
@@ -457,12 +445,14 @@ def test_chat(api, tmp_path):
         assert render().text == "G hi"
         assert len(render("a" * 2000).text) > 2000
         live.set(chat__max_render_bytes="1KiB")
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError) as error:
             render("a" * 2000)
+        assert reason_of(error.value)[0] == "INPUT_TOO_LARGE"
         assert render("", "loop").text == "L"
         live.set(chat__max_render_steps="1000")
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError) as error:
             render("", "loop")
+        assert reason_of(error.value)[0] == "BAD_CHAT_TEMPLATE_INPUT"
         special = render("<|endoftext|>").token_ids
         live.set(chat__escape_special_in_content="true")
         assert len(render("<|endoftext|>").token_ids) > len(special)
@@ -489,6 +479,6 @@ def test_openai_listener(live):
     assert post(long_prompt("Once", words=320)) == (200, None)
     live.set(openai__max_body_bytes="1KiB")
     assert post(long_prompt("Once", words=320))[0] == 413
-    assert post("Once", "https://page.example")[1] is None
+    assert post("Once", "https://page.example") == (403, None)
     live.set(openai__allowed_origins='["https://page.example"]')
     assert post("Once", "https://page.example") == (200, "https://page.example")

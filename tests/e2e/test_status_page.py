@@ -47,11 +47,8 @@ return found;
 """
 
 
-def fetch(daemon, path, token=None, origin=None):
-    request = urllib.request.Request(f"http://{daemon.http_address}{path}")
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+def fetch(daemon, path):
+    with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=10) as answer:
         return answer.read().decode()
 
 
@@ -227,13 +224,29 @@ def test_no_errors_and_nobody_else_is_asked(daemon, page):
 
 def test_another_sites_page_may_not_use_the_model(daemon, page):
     openai = json.loads(fetch(daemon, "/status.json"))["openai"]["address"]
-    for origin in ("http://example.com", f"http://evil.test:{daemon.http_address.split(':')[1]}"):
+    page_port = daemon.http_address.split(":")[1]
+    own = f"http://{daemon.http_address}"
+    for origin, host, refusal in (
+        ("http://example.com", openai, "ORIGIN"),
+        (f"http://localhost:{page_port}", openai, "ORIGIN"),  # not the name that this request was sent to
+        (f"http://127.0.0.1:{int(page_port) - 1}", openai, "ORIGIN"),
+        ("null", openai, "ORIGIN"),
+        # A name of the attacker that leads here.
+        (f"http://evil.test:{page_port}", f"evil.test:{openai.split(':')[1]}", "HOST"),
+        (own, openai, None),
+    ):
         request = urllib.request.Request(
-            f"http://{openai}/v1/completions", data=b"{}", headers={"Origin": origin, "Host": f"evil.test:{openai.split(':')[1]}"}
+            f"http://{openai}/v1/completions", data=b"{}", headers={"Origin": origin, "Host": host}
         )
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=10)
-        assert refused.value.code == 403
+        code = json.loads(refused.value.read())["error"]["code"]
+        if refusal is None:  # reaches the parser, and its page may read what that says
+            assert (refused.value.code, code) == (400, "PROMPT_MISSING")
+            assert refused.value.headers["Access-Control-Allow-Origin"] == own
+        else:
+            assert (refused.value.code, code) == (403, refusal), origin
+            assert "Access-Control-Allow-Origin" not in refused.value.headers
 
 
 def test_another_sites_name_may_not_read_the_status(daemon):
