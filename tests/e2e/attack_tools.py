@@ -1,15 +1,30 @@
 """What the tests of security and of attacks share: calls, files, channels, and a neighbour to be left alone."""
 
 import hashlib
+import json
 import os
 import socket
+import subprocess
 import threading
 import time
 
 import grpc
 import pytest
+from daemon import QUIRE
 
 PROMPT = "Once upon a time there was a dog that nobody else may read about"
+ENDLESS = 50000  # tokens
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory):
+    """Settings of a model whose answers take many seconds: random weights, a long context."""
+    model = tmp_path_factory.mktemp("model") / "endless"
+    subprocess.run([str(QUIRE), "make-model", "--shape", "tiny", "--out", str(model)], check=True, timeout=60)
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = ENDLESS + 1000
+    (model / "config.json").write_text(json.dumps(config))
+    return [f"model.path={model}", "model.load_mode=dummy", "kv_cache.capacity_bytes=512MiB"]
 
 
 def token_line(token, tenant, scopes):
@@ -118,6 +133,7 @@ def wait_serving(channel, timeout=60):
     ):
         if answer.status == health_pb2.HealthCheckResponse.SERVING:
             return
+    raise AssertionError("the health stream ended without SERVING")
 
 
 def http_get(address, path, headers=""):

@@ -157,6 +157,23 @@ def test_fifty_reloads_during_sixteen_streams(live, api):
     assert len(texts) == 1
 
 
+def test_tenants_that_can_fill_the_queue_are_named_at_start_and_by_reloads(api, tmp_path):
+    open_entries = "[{id: acme, max_running_requests: 2}, {id: fine, max_running_requests: 2, max_queued_requests: 4}]"
+    live = Live(api, tmp_path, {**START, "tenants.entries": open_entries})
+    try:
+        def named():
+            return [line["tenants"] for line in live.log_lines(level="warn", msg="a tenant can fill the queue of all")]
+
+        assert named() == ["acme"]
+        live.set(tenants__defaults__max_running_requests="1")
+        assert eventually(lambda: named() == ["acme", "tenants.defaults,acme"])
+        live.set(tenants__entries="[{id: acme, max_running_requests: 2, max_queued_tokens: 100}]")
+        assert eventually(lambda: live.log_lines(msg="reload", result="applied")[1:])
+        assert named() == ["acme", "tenants.defaults,acme"]
+    finally:
+        live.close()
+
+
 # --- life of the process -------------------------------------------------------------------------------------
 
 

@@ -1,22 +1,26 @@
 """Attacks on a real daemon: each is a line of docs/security_tests.md, in its order."""
 
+import contextlib
 import hashlib
 import json
 import os
-import signal
 import socket
+import ssl
 import stat
 import subprocess
+import tempfile
 import threading
 
 import grpc
 import pytest
 from attack_tools import (
+    ENDLESS,
     PROMPT,
     Files,
     Neighbour,
     bearer,
     cached_tokens,
+    endless,  # noqa: F401 - a fixture
     failure,
     generate,
     http_get,
@@ -33,18 +37,6 @@ from daemon import QUIRE, QUIRED, Daemon, reason_of
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
-ENDLESS = 50000  # tokens
-
-
-@pytest.fixture(scope="session")
-def endless(tmp_path_factory):
-    """Settings of a model whose answers take many seconds: random weights, a long context."""
-    model = tmp_path_factory.mktemp("model") / "endless"
-    subprocess.run([str(QUIRE), "make-model", "--shape", "tiny", "--out", str(model)], check=True, timeout=60)
-    config = json.loads((model / "config.json").read_text())
-    config["max_position_embeddings"] = ENDLESS + 1000
-    (model / "config.json").write_text(json.dumps(config))
-    return [f"model.path={model}", "model.load_mode=dummy", "kv_cache.capacity_bytes=512MiB"]
 
 
 def run_quired(folder, *settings):
@@ -68,8 +60,9 @@ def authority():
 def tls_daemon(tmp_path_factory, authority):
     folder = tmp_path_factory.mktemp("tls")
     files = Files(folder)
-    settings = files.pair(authority.issue("server"))
-    with Daemon(folder, settings=["tls.refresh_interval=1s", *settings]) as running:
+    settings = ["tls.refresh_interval=1s", *files.pair(authority.issue("server"))]
+    settings += ["openai.enabled=true", "openai.listen=127.0.0.1:0", "server.http.tls=true"]
+    with Daemon(folder, settings=settings) as running:
         running.wait_listening()
         running.files = files
         with tls_channel(running, authority) as channel:
@@ -96,19 +89,57 @@ def test_a_certificate_for_another_host_is_refused_by_the_client(api, authority,
             assert failure(lambda: generate(api, channel)).code() == UNAVAILABLE
 
 
-def test_tls_1_1_is_refused(tls_daemon):
-    import ssl
-
-    host, port = tls_daemon.grpc_address.rsplit(":", 1)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+def context_of(side, version):
+    """Speaks one version of TLS, with whatever ciphers that needs."""
+    context = ssl.SSLContext(side)
     context.set_ciphers("ALL:@SECLEVEL=0")
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with socket.create_connection((host, int(port)), timeout=10) as raw:
-        assert context.wrap_socket(raw).version() == "TLSv1.2"
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with socket.create_connection((host, int(port)), timeout=10) as raw, pytest.raises((ssl.SSLError, OSError)):
-        context.wrap_socket(raw)
+    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, version
+    context.minimum_version = version
+    return context
+
+
+def version_agreed(address, version):
+    """What a client of one version gets from a server, or the error."""
+    context = context_of(ssl.PROTOCOL_TLS_CLIENT, version)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(address, timeout=10) as raw:
+        try:
+            with context.wrap_socket(raw) as connection:
+                return connection.version()
+        except (ssl.SSLError, ConnectionError) as error:
+            return error
+
+
+@contextlib.contextmanager
+def old_server(folder, pair, version):
+    """A server that speaks one version; yields its address."""
+    context = context_of(ssl.PROTOCOL_TLS_SERVER, version)
+    (folder / "old.pem").write_bytes(b"".join(pair))
+    context.load_cert_chain(folder / "old.pem")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            raw, _ = server.accept()
+            with raw, contextlib.suppress(OSError):
+                context.wrap_socket(raw, server_side=True).close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()
+        thread.join(20)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1:DeprecationWarning")
+def test_tls_1_1_is_refused(authority, tls_daemon, tmp_path):
+    openai = json.loads(next(line for line in tls_daemon.lines if '"listening"' in line))["openai"]
+    for old, name in ((ssl.TLSVersion.TLSv1_1, "TLSv1.1"), (ssl.TLSVersion.TLSv1, "TLSv1")):
+        # The same client gets what it wants where it is allowed: it is the daemon that refuses.
+        with old_server(tmp_path, authority.issue("old"), old) as address:
+            assert version_agreed(address, old) == name
+        for listener in (tls_daemon.grpc_address, tls_daemon.http_address, openai):
+            host, port = listener.rsplit(":", 1)
+            assert version_agreed((host, int(port)), ssl.TLSVersion.TLSv1_2) == "TLSv1.2", listener
+            assert isinstance(version_agreed((host, int(port)), old), OSError), (listener, name)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +310,58 @@ def test_the_admin_socket_is_guarded_by_its_mode(api, token_daemon):
         assert api.AdminServiceStub(channel).GetStats(api.GetStatsRequest()).stats.total_kv_page_count > 0
 
 
+@pytest.fixture
+def open_folder():
+    """A place like /tmp, which every user reaches."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o1777)
+        yield folder
+
+
+@pytest.mark.parametrize("kind", ["own", "open", "link", "file", "foreign"])
+def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_folder, kind):
+    # Root would take /run/quire.
+    user = 65534 if os.geteuid() == 0 else os.geteuid()
+    if kind == "foreign" and user == os.geteuid():
+        pytest.skip("only root can make a folder of another user")
+    place = os.path.join(open_folder, f"quire-{user}")
+    target = os.path.join(open_folder, "target")
+    made = target if kind == "link" else place
+    if kind == "file":
+        open(made, "w").close()
+    else:
+        os.mkdir(made)
+        os.chmod(made, 0o777 if kind == "open" else 0o700)
+    os.chown(made, user if kind != "foreign" else os.geteuid(), -1)
+    if kind == "link":
+        os.symlink(target, place)
+    as_user = {"env": {"TMPDIR": open_folder, "PATH": "/usr/bin:/bin"}, "cwd": open_folder, "text": True}
+    if user != os.geteuid():
+        as_user |= {"user": user, "group": 65534, "extra_groups": []}
+    command = [str(QUIRED), "--set", "server.http.listen=127.0.0.1:0", "--set", "server.grpc.listen=[127.0.0.1:0]",
+               "--set", "logging.format=json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, **as_user) as process:
+        try:
+            if kind == "own":
+                line = next(line for line in process.stderr if '"listening"' in line)
+                assert json.loads(line)["admin"] == f"unix:{place}/admin.sock"
+
+                def stats():
+                    return subprocess.run([str(QUIRE), "stats"], capture_output=True, timeout=30, **as_user)
+
+                wait_until(lambda: stats().returncode == 0, "the client finds the socket, and the model is loaded")
+                # It trusts the folder no more than the daemon would.
+                os.chmod(place, 0o755)
+                found = stats()
+                assert found.returncode == 3 and "0700 is needed" in found.stderr
+            else:
+                errors = process.stderr.read()
+                assert process.wait(30) == 78, errors
+                assert "the folder of the admin socket, " + place in errors
+        finally:
+            process.kill()
+
+
 def test_a_data_socket_asks_for_tokens_too(api, tmp_path):
     tokens = Files(tmp_path).write("tokens", token_line("alice", "acme", "generate"))
     address = f"unix:{tmp_path}/data.sock"
@@ -340,6 +423,12 @@ def test_trusted_metadata_names_the_tenant(api, tmp_path):
             assert reason_of(failure(lambda: generate(api, channel, bad)))[0] == "BAD_PARAMETER"
 
 
+def prompt_of(api, tokens):
+    request = request_of(api)
+    request.token_ids.ids.extend([5] * tokens)
+    return request
+
+
 def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
     lines = token_line("alice", "acme", "generate") + token_line("bob", "globex", "generate")
     tokens = Files(tmp_path).write("tokens", lines)
@@ -368,8 +457,11 @@ def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
             assert waiting_count(api, daemon) == 2
             waiting.pop().cancel()
             wait_until(lambda: waiting_count(api, daemon) == 1, "one request waits")
-            error = failure(lambda: list(stub.Generate(request_of(api, text="word " * 600), metadata=bearer("bob"))))
-            assert reason_of(error)[1]["key"] == "max_queued_tokens"
+            error = failure(lambda: list(stub.Generate(prompt_of(api, 495), metadata=bearer("bob"))))
+            assert error.code() == EXHAUSTED and reason_of(error)[1]["key"] == "max_queued_tokens"
+            # Longer than all that may ever wait: no invitation to try again.
+            error = failure(lambda: list(stub.Generate(prompt_of(api, 501), metadata=bearer("bob"))))
+            assert reason_of(error)[0] == "NEVER_FITS" and reason_of(error)[2] is None
             for call in (running, *waiting):
                 call.cancel()
             wait_until(lambda: waiting_count(api, daemon) == 0, "nobody waits")
@@ -388,48 +480,6 @@ def test_another_callers_request_cannot_be_cancelled(api, tmp_path, endless):
             assert not stub.Cancel(cancel, metadata=bearer("bob")).found
             assert stub.Cancel(cancel, metadata=bearer("alice")).found
             assert failure(lambda: list(stream)).code() == grpc.StatusCode.CANCELLED
-
-
-def test_a_revoked_token_ends_its_streams(api, tmp_path, endless):
-    files = Files(tmp_path)
-    keep = token_line("keep", "k", "generate")
-    tokens = files.write("tokens", keep + token_line("revoke", "r", "generate"))
-    settings = ["auth.mode=token", f"auth.tokens_file={tokens}", "scheduler.max_running_sequences=2", *endless]
-    with Daemon(tmp_path, settings=settings) as daemon:
-        daemon.wait_serving()
-        with daemon.channel() as channel:
-            stub = api.GenerationServiceStub(channel)
-            keeps = stub.Generate(request_of(api, tokens=3000), metadata=bearer("keep"))
-            runs = stub.Generate(request_of(api, tokens=ENDLESS // 10), metadata=bearer("revoke"))
-            next(keeps)
-            next(runs)
-            waits = stub.Generate(request_of(api, tokens=ENDLESS // 10), metadata=bearer("revoke"))
-            is_revoked = threading.Event()
-            items = stub.BatchGenerate(batch_commands(api, is_revoked), metadata=bearer("revoke"), timeout=60)
-            wait_until(lambda: waiting_count(api, daemon) == 2, "a call and an item wait")
-            files.write("tokens", keep)
-            daemon.process.send_signal(signal.SIGHUP)
-            for stream in (runs, waits):
-                error = failure(lambda stream=stream: list(stream))
-                assert (error.code(), reason_of(error)[0]) == (UNAUTHENTICATED, "TOKEN_INVALID")
-            is_revoked.set()
-            reasons = [item.error.reason for item in items if item.HasField("error")]
-            assert reasons == ["TOKEN_INVALID", "TOKEN_INVALID"]
-            assert reason_of(failure(lambda: generate(api, channel, bearer("revoke"))))[0] == "TOKEN_INVALID"
-            assert list(keeps)[-1].completed.usage.completion_tokens == 3000  # undisturbed
-            # A file that does not parse changes nothing, and is not shown.
-            files.write("tokens", "keep k generate\n")
-            daemon.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "auth.tokens_file" in daemon.log, "the log names the file")
-            assert generate(api, channel, bearer("keep"))
-            assert "keep k" not in daemon.log
-
-
-def batch_commands(api, is_revoked):
-    """One item before the token is revoked, one after."""
-    yield api.BatchGenerateRequest(generate=request_of(api, tokens=ENDLESS // 10, request_id="before"))
-    is_revoked.wait(60)
-    yield api.BatchGenerateRequest(generate=request_of(api, tokens=2, request_id="after"))
 
 
 def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):

@@ -1,5 +1,11 @@
 """Start and end of the process."""
 
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import socket
 import threading
 import time
 
@@ -119,3 +125,75 @@ def test_drain_timeout_ends_what_is_left_with_a_reason(api, tmp_path):
             assert reason_of(error)[0] == "SERVER_SHUTDOWN"
         assert daemon.wait(30) == 0
 
+
+PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
+
+
+def busiest_thread(pid, seconds=0.2):
+    """The one that uses most processor time meanwhile: it computes."""
+
+    def ticks():
+        found = {}
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            found[task.name] = sum(int(field) for field in (task / "stat").read_text().rsplit(")", 1)[1].split()[11:13])
+        return found
+
+    before = ticks()
+    time.sleep(seconds)
+    after = ticks()
+    return int(max(after, key=lambda name: after[name] - before.get(name, 0)))
+
+
+def stop_thread(tid):
+    """Stops one thread of a child for good, as a kernel that never ends would."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        assert libc.ptrace(request, tid, None, None) == 0, os.strerror(ctypes.get_errno())
+    assert os.waitpid(tid, WALL)[0] == tid
+
+
+def reap(daemon, tid, timeout):
+    """The exit code of a process one of whose threads is traced: its end is seen once that thread's is."""
+    end = time.monotonic() + timeout
+    gone = False
+    while daemon.process.poll() is None:
+        assert time.monotonic() < end, "the process does not end"
+        if not gone:
+            gone = os.waitpid(tid, WALL | os.WNOHANG)[0] == tid
+        time.sleep(0.05)
+    return daemon.wait(5)
+
+
+@pytest.mark.parametrize("over", ["grpc", "openai"])
+def test_a_step_that_never_ends_does_not_keep_the_process(api, tmp_path, over):
+    """Listeners, calls and the engine's thread all wait for the step; the process ends with 70 all the same."""
+    settings = ["shutdown.pre_drain_delay=0s", "shutdown.drain_timeout=0s", "shutdown.force_timeout=1s",
+                "device.cpu.threads=1", "openai.enabled=true", "openai.listen=127.0.0.1:0"]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        with contextlib.ExitStack() as stack:
+            if over == "grpc":
+                channel = stack.enter_context(daemon.channel())
+                # Many, so that nearly all time is spent in steps.
+                for stream in [Stream(api, channel, 480) for _ in range(8)]:
+                    stack.callback(stream.join, 30)
+                    assert stream.started.wait(30)
+            else:
+                address = json.loads(next(line for line in daemon.lines if '"listening"' in line))["openai"]
+                host, port = address.rsplit(":", 1)
+                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+                body = json.dumps({"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True, "n": 8}).encode()
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                                   b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            tid = busiest_thread(daemon.process.pid)
+            stop_thread(tid)
+            start = time.monotonic()
+            daemon.terminate()
+            code = reap(daemon, tid, 60)
+            took = time.monotonic() - start
+        # The second that connections have, the last steps' two, and ten more.
+        assert code == 70, daemon.log
+        assert 10 < took < 20, took
+        assert "the orderly end does not come" in daemon.log
