@@ -278,7 +278,9 @@ TEST_P(HotOptionsTest, QueuesGrowAboveTheirSizeAtStartAndShrinkWithoutEndingAnyb
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   EXPECT_TRUE(engine_->CheckIntegrity().ok());
   Set([](HotOptions& o) { o.max_queued_tokens = 7; });
-  EXPECT_EQ(ReasonOf(Run(Endless("tokens", 7, 8, 4)).status), "QUEUE_FULL");
+  EXPECT_EQ(ReasonOf(Run(Endless("tokens", 7, 8, 4)).status), "NEVER_FITS");
+  Set([](HotOptions& o) { o.max_queued_tokens = 8; });
+  EXPECT_TRUE(Run(Endless("tokens", 7, 8, 4)).status.ok());
 }
 
 TEST_P(HotOptionsTest, TimesHoldForRequestsFromThenOn) {
