@@ -54,9 +54,9 @@ def ports(config):
 
 
 def stop_seconds(config):
-    """The longest that an orderly end takes."""
+    """The longest until the process ends by itself: 2 s for the last steps, 10 s more for one that never ends."""
     times = config["shutdown"]
-    return sum(seconds(times[name]) for name in ("pre_drain_delay", "drain_timeout", "force_timeout"))
+    return sum(seconds(times[name]) for name in ("pre_drain_delay", "drain_timeout", "force_timeout")) + 2 + 10
 
 
 def read_yaml(name):
