@@ -96,9 +96,10 @@ class Engine::Impl {
     return stream;
   }
 
-  bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source) {
+  bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source,
+              const TokenStream* stream) {
     const std::shared_ptr<LiveRequest> live = table_.Find(principal, id);
-    if (live == nullptr) return false;
+    if (live == nullptr || (stream != nullptr && live->stream.get() != stream)) return false;
     PostCancel(live, source, {});
     return true;
   }
@@ -553,8 +554,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
 absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Accept(Request request) {
   return impl_->Accept(std::move(request));
 }
-bool Engine::Cancel(absl::string_view principal, absl::string_view id, CancelSource source) {
-  return impl_->Cancel(principal, id, source);
+bool Engine::Cancel(absl::string_view principal, absl::string_view id, CancelSource source,
+                    const TokenStream* stream) {
+  return impl_->Cancel(principal, id, source, stream);
 }
 absl::StatusOr<AbortResult> Engine::Abort(const AbortSelection& selection) {
   return impl_->Abort(selection);

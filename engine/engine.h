@@ -182,8 +182,10 @@ class Engine {
 
   // Ends a live request of `principal`; false when there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and its pages are free at the next step
-  // boundary.
-  bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source);
+  // boundary. With `stream` only the request that it came from: the reader of a request that is
+  // over may still hold its last messages when another one has taken the id.
+  bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source,
+              const TokenStream* stream = nullptr);
   absl::StatusOr<AbortResult> Abort(const AbortSelection& selection);
 
   // Refuses new requests with UNAVAILABLE / SERVER_DRAINING; live ones go on.

@@ -128,11 +128,13 @@ void Generation::Cancel() {
   const bool expired = context_.clock->Now() >= deadline_;
   model_->engine->Cancel(record_.principal, record_.request_id,
                          expired ? engine::CancelSource::kDeadline
-                                 : engine::CancelSource::kClient);
+                                 : engine::CancelSource::kClient,
+                         stream_.get());
 }
 
 void Generation::Revoke() {
-  model_->engine->Cancel(record_.principal, record_.request_id, engine::CancelSource::kRevoked);
+  model_->engine->Cancel(record_.principal, record_.request_id, engine::CancelSource::kRevoked,
+                         stream_.get());
 }
 
 absl::Status Generation::Close() {

@@ -1,0 +1,66 @@
+// A generation without a transport: what its reader can do to others.
+
+#include "server/api/generation.h"
+
+#include <memory>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "tests/server/service_fixture.h"
+
+namespace quire::server {
+namespace {
+
+class GenerationTest : public ServiceTest {
+ protected:
+  // A streamed request named "same".
+  std::unique_ptr<Generation> Start(int max_tokens) {
+    const HandlerContext context{.state = state_.get(),
+                                 .probe = probe_.get(),
+                                 .clock = &clock_,
+                                 .authenticator = authenticator_.get(),
+                                 .config = config_.get()};
+    v1::GenerateRequest request = Request("Once upon a time", max_tokens);
+    request.set_request_id("same");
+    request.mutable_output()->set_stream(true);
+    CallInfo call;
+    call.accept_time = clock_.Now();
+    auto generation = Generation::Start(context, "Generate", "", request, call);
+    EXPECT_TRUE(generation.ok()) << generation.status();
+    return generation.ok() ? *std::move(generation) : nullptr;
+  }
+
+  bool IsIdle() const { return served().engine->WaitIdle(absl::Now() + absl::Seconds(20)); }
+};
+
+// A slow client reads the last messages of a request that the engine is done with. Its id is free
+// then, and without authentication the next one to use it may be anybody.
+TEST_F(GenerationTest, AReaderThatLeavesLateEndsNobodyElse) {
+  const std::unique_ptr<Generation> over = Start(2);
+  ASSERT_TRUE(over != nullptr && IsIdle());
+  const std::unique_ptr<Generation> next = Start(400);
+  ASSERT_NE(next, nullptr);
+  over->Cancel();
+  over->Revoke();
+  ASSERT_TRUE(IsIdle());
+  v1::GenerateResponse message;
+  while (next->TakeResponse(&message)) {
+  }
+  ASSERT_TRUE(next->finished());
+  EXPECT_TRUE(next->Close().ok());
+}
+
+TEST_F(GenerationTest, AReaderThatLeavesEndsItsOwn) {
+  const std::unique_ptr<Generation> live = Start(480);
+  ASSERT_NE(live, nullptr);
+  live->Cancel();
+  ASSERT_TRUE(IsIdle());
+  v1::GenerateResponse message;
+  while (live->TakeResponse(&message)) {
+  }
+  ASSERT_TRUE(live->finished());
+  EXPECT_EQ(live->Close().code(), absl::StatusCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace quire::server
