@@ -5,7 +5,7 @@
 //
 //   stream ready -> Pump -> StartWrite -> OnWriteDone -> Pump ... -> Finish -> OnDone
 //
-// Place:      made by generation_service.cc for each call.
+// Place:      made by a service for each call; GenerateFormat has the words of its protocol.
 // Invariants: at most one write under way, so tokens that arrive meanwhile merge in the
 //             TokenStream; Finish exactly once, after the engine has let go of the request.
 // Threads:    gRPC's callback threads and the engine's output workers; see Pump.
