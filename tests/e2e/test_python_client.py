@@ -277,26 +277,35 @@ def endless(tmp_path_factory):
 LONG = {"prompt": [5, 6, 7], "max_tokens": ENDLESS, "ignore_eos": True}
 
 
-@contextlib.contextmanager
-def one_more_cancelled(daemon):
-    """The server sees the client cancel one request, and nothing runs afterwards."""
+class Endings:
+    """What a daemon says of requests that come and go."""
 
-    def total(name, label=""):
-        found = samples(get(daemon, "/metrics")[1]).items()
+    def __init__(self, daemon):
+        self._daemon = daemon
+
+    def total(self, name, label=""):
+        found = samples(get(self._daemon, "/metrics")[1]).items()
         return sum(value for key, value in found if key.startswith(name) and label in key)
 
-    before = total("quire_requests_cancelled_total", 'source="client"')
-    yield
-    wait_until(lambda: total("quire_requests_cancelled_total", 'source="client"') == before + 1, "the cancel")
-    wait_until(lambda: total("quire_requests_running") + total("quire_requests_waiting{") == 0, "an idle engine")
+    def wait_running(self):
+        wait_until(lambda: self.total("quire_requests_running") == 1, "a request that runs")
+
+    @contextlib.contextmanager
+    def one_more_cancelled(self):
+        """The server sees the client cancel one request, and nothing runs afterwards."""
+        name, label = "quire_requests_cancelled_total", 'source="client"'
+        before = self.total(name, label)
+        yield
+        wait_until(lambda: self.total(name, label) == before + 1, "the cancel")
+        wait_until(lambda: self.total("quire_requests_running") + self.total("quire_requests_waiting{") == 0, "idleness")
 
 
-def leave_with(q, client):
+def leave_with(q, client, endings):
     with client.generate(**LONG) as stream:
         next(stream.text())
 
 
-def drop_iterator(q, client):
+def drop_iterator(q, client, endings):
     for event in client.generate(**LONG):
         if isinstance(event, q.Delta):
             break
@@ -304,7 +313,7 @@ def drop_iterator(q, client):
     gc.collect()
 
 
-def close_client(q, client):
+def close_client(q, client, endings):
     stream = client.generate(**LONG)
     next(stream)
     client.close()
@@ -312,14 +321,25 @@ def close_client(q, client):
         stream.result()
 
 
-def cancel_from_a_thread(q, client):
+def from_a_thread(endings, end, call, kind):
+    """`call` is told by `kind` that `end` was called once its request ran."""
+    ended = threading.Thread(target=lambda: (endings.wait_running(), end()))
+    ended.start()
+    with pytest.raises(kind):
+        call()
+    ended.join()
+
+
+def cancel_from_a_thread(q, client, endings):
     stream = client.generate(**LONG)
-    threading.Timer(0.3, stream.cancel).start()
-    with pytest.raises(q.Cancelled):
-        stream.result()
+    from_a_thread(endings, stream.cancel, stream.result, q.Cancelled)
 
 
-def drop_batch(q, client):
+def close_from_a_thread(q, client, endings):
+    from_a_thread(endings, client.close, lambda: client.complete(**LONG), q.Cancelled)
+
+
+def drop_batch(q, client, endings):
     quick = q.Request([5, 6], q.Options(max_tokens=1))
     long = q.Request(LONG["prompt"], q.Options(max_tokens=ENDLESS, ignore_eos=True))
     for item in client.batch([long, quick]):
@@ -327,57 +347,114 @@ def drop_batch(q, client):
         break
 
 
-@pytest.mark.parametrize("end", [leave_with, drop_iterator, close_client, cancel_from_a_thread, drop_batch])
+@pytest.mark.parametrize(
+    "end", [leave_with, drop_iterator, close_client, cancel_from_a_thread, close_from_a_thread, drop_batch]
+)
 def test_what_is_left_is_cancelled(q, endless, end):
-    with q.Client(endless.unix) as client, one_more_cancelled(endless):
-        end(q, client)
+    endings = Endings(endless)
+    with q.Client(endless.unix) as client, endings.one_more_cancelled():
+        end(q, client, endings)
 
 
 def test_an_interrupt_cancels(package, endless):
     script = "import sys; from quire_client import Client; c = Client(sys.argv[1]); print('on', flush=True); "
     script += f"c.complete({LONG['prompt']}, max_tokens={ENDLESS}, ignore_eos=True)"
-    with one_more_cancelled(endless):
+    endings = Endings(endless)
+    with endings.one_more_cancelled():
         process = subprocess.Popen([package.python, "-c", script, endless.unix], stdout=-1, stderr=-1, text=True)
         assert process.stdout.readline() == "on\n"
-        wait_until(lambda: "quire_requests_running" in get(endless, "/metrics")[1], "metrics")
-        wait_until(lambda: re.search(r"quire_requests_running\{[^}]*\} 1", get(endless, "/metrics")[1]), "a request")
+        endings.wait_running()
         process.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
 
 
-async def aio_leave_with(q, client):
+async def aio_leave_with(q, client, endings):
     async with client.generate(**LONG) as stream:
         await stream.text().__anext__()
 
 
-async def aio_cancel_task(q, client):
-    task = asyncio.ensure_future(client.complete(**LONG))
-    await asyncio.sleep(0.3)
+async def aio_drop_iterator(q, client, endings):
+    async for event in client.generate(**LONG):
+        if isinstance(event, q.Delta):
+            break
+    gc.collect()
+    await wait_cancelled(endings)
+
+
+async def aio_drop_batch(q, client, endings):
+    quick = q.Request([5, 6], q.Options(max_tokens=1))
+    long = q.Request(LONG["prompt"], q.Options(max_tokens=ENDLESS, ignore_eos=True))
+    async for item in client.batch([long, quick]):
+        assert item.index == 1
+        break
+    gc.collect()
+    await wait_cancelled(endings)
+
+
+async def wait_cancelled(endings):
+    """While the client is open still."""
+    await asyncio.to_thread(wait_until, lambda: endings.total("quire_requests_running") == 0, "the cancel")
+
+
+async def start(endings, call):
+    task = asyncio.ensure_future(call)
+    await asyncio.to_thread(endings.wait_running)
+    return task
+
+
+async def aio_cancel_task(q, client, endings):
+    task = await start(endings, client.complete(**LONG))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def aio_time_is_up(q, client):
+async def aio_time_is_up(q, client, endings):
+    task = await start(endings, client.complete(**LONG))
     with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(client.complete(**LONG), 0.3)
+        await asyncio.wait_for(task, 0.1)
 
 
-async def aio_close_client(q, client):
-    task = asyncio.ensure_future(client.generate(**LONG).result())
-    await asyncio.sleep(0.3)
+async def aio_close_client(q, client, endings):
+    task = await start(endings, client.generate(**LONG).result())
     await client.close()
     with pytest.raises(q.Cancelled):
         await task
 
 
-@pytest.mark.parametrize("end", [aio_leave_with, aio_cancel_task, aio_time_is_up, aio_close_client])
+async def aio_cancel_stream_and_task(q, client, endings):
+    stream = client.generate(**LONG)
+    task = await start(endings, stream.result())
+    stream.cancel()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError if sys.version_info >= (3, 11) else q.Cancelled):
+        await task
+
+
+async def aio_cancel_by_id(q, client, endings):
+    stream = client.generate(**LONG, request_id="by-id")
+    task = await start(endings, stream.result())
+    assert await client.cancel("by-id")
+    with pytest.raises(q.Cancelled) as error:
+        await task
+    assert error.value.reason == "CANCELLED_BY_CALLER" and error.value.usage.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        aio_leave_with, aio_drop_iterator, aio_drop_batch, aio_cancel_task, aio_time_is_up, aio_close_client,
+        aio_cancel_stream_and_task, aio_cancel_by_id,
+    ],
+)
 def test_asyncio_cancels(q, endless, end):
+    endings = Endings(endless)
+
     async def use():
         async with q.AsyncClient(endless.unix) as client:
-            await end(q, client)
+            await end(q, client, endings)
 
-    with one_more_cancelled(endless):
+    with endings.one_more_cancelled():
         asyncio.run(use())
 
 

@@ -134,6 +134,8 @@ class Batch:
 
     def __init__(self, requests: Sequence[Union[Request, Prompt]], prefix: str) -> None:
         """Requests without an id get one that begins with `prefix`."""
+        if isinstance(requests, str):
+            raise TypeError("a batch takes a sequence of requests, not one text")
         self.commands: list[generation_pb2.BatchGenerateRequest] = []
         self._indices: dict[str, int] = {}
         self._collectors: list[Collector] = []

@@ -111,10 +111,13 @@ class Attempts:
             return None
         delay = error.retry_delay
         if delay is None:
-            delay = min(self._policy.first_delay * 2 ** (self._made - 1), self._policy.max_delay)
+            doubled = self._policy.first_delay * 2.0 ** min(self._made - 1, 60)
+            delay = min(doubled, self._policy.max_delay)
+        elif delay > self._policy.max_delay:
+            return None
         delay *= random.uniform(1.0, 1.25)
         remaining = self.remaining()
-        if delay > 1.25 * self._policy.max_delay or (remaining is not None and delay >= remaining):
+        if remaining is not None and delay >= remaining:
             return None
         self._made += 1
         return delay

@@ -190,6 +190,8 @@ def set_input(message: Any, content: Prompt) -> None:
         message.text = content
     elif isinstance(content, Chat):
         message.chat.CopyFrom(to_chat(content))
+    elif isinstance(content, (bytes, bytearray, memoryview)):  # a sequence of numbers too
+        raise TypeError("a prompt is text, a conversation or token ids, not bytes")
     else:
         message.token_ids.SetInParent()
         message.token_ids.ids.extend(content)

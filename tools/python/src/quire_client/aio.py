@@ -16,7 +16,7 @@ from ._calls import Batch, BatchItem, Unary, serialize
 from ._connection import TLS, Attempts, Connection, PathLike, RetryPolicy
 from ._convert import Collector, to_event, to_request
 from ._proto import generation_pb2
-from .errors import Cancelled, error_of_call
+from .errors import cancelled_here, error_of_call
 from .types import (
     Chat,
     Completed,
@@ -39,8 +39,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _cancelled_here() -> Cancelled:
-    return Cancelled(grpc.StatusCode.CANCELLED, "cancelled by this client")
+def _is_task_cancelled() -> bool:
+    """Whether the task that runs is being cancelled; what Python 3.10 and older do not tell is false."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is not None and bool(cancelling())
+
+
+async def _happens_within(event: asyncio.Event, seconds: float) -> bool:
+    waiter = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([waiter], timeout=seconds)
+    finally:
+        waiter.cancel()
+    return event.is_set()
 
 
 class _Messages(AsyncIterator[Any]):
@@ -50,7 +61,8 @@ class _Messages(AsyncIterator[Any]):
         self._open = open_call
         self._attempts = attempts
         self._is_received = False
-        self._is_cancelled = False
+        self._is_cancelled = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._call = open_call(attempts.remaining())
 
     async def __anext__(self) -> Any:
@@ -60,8 +72,9 @@ class _Messages(AsyncIterator[Any]):
             except grpc.aio.AioRpcError as error:
                 failure = error_of_call(error.code(), error.details(), error.trailing_metadata())
             except asyncio.CancelledError:
-                if self._is_cancelled:  # gRPC tells of a cancelled call as if the task were cancelled
-                    raise _cancelled_here() from None
+                # gRPC tells of a cancelled call as if the task were cancelled.
+                if self._is_cancelled.is_set() and not _is_task_cancelled():
+                    raise cancelled_here() from None
                 self._call.cancel()
                 raise
             else:
@@ -72,14 +85,19 @@ class _Messages(AsyncIterator[Any]):
             delay = None if self._is_received else self._attempts.delay_after(failure)
             if delay is None:
                 raise failure
-            await asyncio.sleep(delay)
-            if self._is_cancelled:
-                raise _cancelled_here()
+            if await _happens_within(self._is_cancelled, delay):
+                raise cancelled_here()
             self._call = self._open(self._attempts.remaining())
 
     def cancel(self) -> None:
-        self._is_cancelled = True
+        self._is_cancelled.set()
         self._call.cancel()
+
+    def __del__(self) -> None:
+        """Dropped, perhaps by another thread's collector: gRPC would let the call run."""
+        call = getattr(self, "_call", None)  # none if it could not be made
+        if call is not None and not call.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call.cancel)
 
 
 class AsyncGenerationStream(AsyncIterator[Event]):
@@ -141,6 +159,7 @@ class AsyncClient:
         self._timeout = timeout
         self._retry = retry
         self._streams: weakref.WeakSet[_Messages] = weakref.WeakSet()
+        self._unary_calls: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()  # to be set when the client is closed
         self._open_channel: Optional[grpc.aio.Channel] = None
         self._is_closed = False
 
@@ -221,6 +240,8 @@ class AsyncClient:
         self._is_closed = True
         for stream in list(self._streams):
             stream.cancel()
+        for closing in list(self._unary_calls):
+            closing.set()
         if self._open_channel is not None:
             await self._open_channel.close()
 
@@ -261,6 +282,8 @@ class AsyncClient:
     async def _call(self, unary: Unary[T]) -> T:
         attempts = Attempts(self._retry if unary.is_retried else RetryPolicy(attempts=1), self._timeout)
         method = self._channel().unary_unary(unary.path, serialize, unary.response.FromString)
+        closing = asyncio.Event()
+        self._unary_calls.add(closing)
         while True:
             timeout, metadata = attempts.remaining(), self._connection.metadata()
             try:
@@ -268,10 +291,11 @@ class AsyncClient:
             except grpc.aio.AioRpcError as error:
                 failure = error_of_call(error.code(), error.details(), error.trailing_metadata())
             except asyncio.CancelledError:
-                if self._is_closed:
-                    raise _cancelled_here() from None
+                if closing.is_set() and not _is_task_cancelled():
+                    raise cancelled_here() from None
                 raise
             delay = attempts.delay_after(failure)
             if delay is None:
                 raise failure
-            await asyncio.sleep(delay)
+            if await _happens_within(closing, delay):
+                raise cancelled_here()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from ._calls import Batch, BatchItem, Unary, serialize
 from ._connection import TLS, Attempts, Connection, PathLike, RetryPolicy
 from ._convert import Collector, to_event, to_request
 from ._proto import generation_pb2
-from .errors import error_of_call
+from .errors import cancelled_here, error_of_call
 from .types import (
     Chat,
     Completed,
@@ -62,8 +61,10 @@ class _Messages(Iterator[Any]):
                 self._is_received = True
                 return message
             delay = None if self._is_received else self._attempts.delay_after(failure)
-            if delay is None or self._is_cancelled.wait(delay):
+            if delay is None:
                 raise failure
+            if self._is_cancelled.wait(delay):
+                raise cancelled_here()
             self._call = self._open(self._attempts.remaining())
             if self._is_cancelled.is_set():
                 self._call.cancel()
@@ -137,6 +138,7 @@ class Client:
         self._retry = retry
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[_Messages] = weakref.WeakSet()  # guarded by _lock
+        self._is_closed = threading.Event()
         options, credentials = self._connection.options(), self._connection.credentials
         self._channel = (
             grpc.insecure_channel(address, options)
@@ -212,6 +214,7 @@ class Client:
 
     def close(self) -> None:
         """Cancels what still runs and closes the connection."""
+        self._is_closed.set()
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
@@ -254,7 +257,8 @@ class Client:
             delay = attempts.delay_after(failure)
             if delay is None:
                 raise failure
-            time.sleep(delay)
+            if self._is_closed.wait(delay):
+                raise cancelled_here()
 
 
 def _read_batch(batch: Batch, messages: _Messages) -> Iterator[BatchItem]:

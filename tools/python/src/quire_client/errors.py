@@ -30,7 +30,7 @@ class QuireError(Exception):
         retry_delay: Optional[float] = None,
         usage: Optional[Usage] = None,
     ) -> None:
-        super().__init__(f"{code.name}{'/' if reason else ''}{reason}: {message}")
+        super().__init__(code, message)  # these and the attributes are what a pickle holds
         self.code = code
         self.message = message
         self.reason = reason
@@ -40,6 +40,9 @@ class QuireError(Exception):
         self.retry_delay = retry_delay
         # Tokens spent before the failure.
         self.usage = usage
+
+    def __str__(self) -> str:
+        return f"{self.code.name}{'/' if self.reason else ''}{self.reason}: {self.message}"
 
     @property
     def field(self) -> Optional[str]:
@@ -148,6 +151,10 @@ def error_of_call(code: grpc.StatusCode, message: Optional[str], trailers: Optio
         elif key == "quire-usage-bin" and isinstance(content, bytes):
             found["usage"] = from_message(Usage, types_pb2.Usage.FromString(content))
     return _CLASSES.get(code, QuireError)(code, message or "", **found)
+
+
+def cancelled_here() -> Cancelled:
+    return Cancelled(grpc.StatusCode.CANCELLED, "cancelled by this client")
 
 
 def error_of_item(item: generation_pb2.ItemError) -> QuireError:
