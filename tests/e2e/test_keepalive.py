@@ -43,3 +43,10 @@ def test_pings_between_calls_are_accepted(api, daemon):
         for number in range(50):
             connection.sendall(frame(PING, 0, 0, number.to_bytes(8, "big")))
         assert not is_closed(connection, 2)
+
+
+def test_pings_between_calls_are_not_accepted_for_ever(daemon):
+    with connect(daemon.grpc_address) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK))
+        connection.sendall(b"".join(frame(PING, 0, 0, number.to_bytes(8, "big")) for number in range(110)))
+        assert is_closed(connection, 10)
