@@ -11,7 +11,8 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->allow_extra_args(false);
   app->add_option("--set", flags->sources.sets, "KEY=VALUE, repeatable")->allow_extra_args(false);
   app->add_flag("--validate", flags->validate, "check everything short of loading; exit 0 or 78");
-  app->add_flag("--print-effective-config{yaml}", flags->print_format, "or =json; print and exit")
+  app->add_flag("--print-effective-config{yaml}", flags->print_format,
+                "print every value, as YAML with its origin or (=json) as JSON, and exit")
       ->check(CLI::IsMember({"yaml", "json"}));
 }
 

@@ -220,6 +220,21 @@ def test_manual_of_quired_has_options_exit_codes_signals_and_keys(made):
         assert line.strip() in shown, line
 
 
+def test_pages_do_not_depend_on_the_machine(made, tmp_path):
+    folder = tmp_path / "runtime" / "quire"
+    for path in (folder.parent, folder, tmp_path / "out"):
+        path.mkdir(mode=0o700)
+    (folder / "admin.sock").touch()
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder.parent)}
+    if not os.path.exists("/run/quire/admin.sock"):
+        assert f"unix:{folder}/admin.sock" in run(QUIRE, "--help", env=environment)
+    keys = ROOT / "configs" / "default.yaml"
+    run(QUIRE, "manual", "--out", tmp_path / "out", "--date", "2026-01-31", "--keys", keys, env=environment)
+    assert {file.name: file.read_text() for file in (tmp_path / "out").iterdir()} == {
+        file.name: file.read_text() for file in made.iterdir()
+    }
+
+
 def test_the_hidden_writer_says_what_is_wrong(tmp_path):
     for folder, keys in ((tmp_path / "none", ROOT / "configs" / "default.yaml"), (tmp_path, tmp_path / "none")):
         command = [str(QUIRE), "manual", "--out", str(folder), "--date", "2026-01-31", "--keys", str(keys)]

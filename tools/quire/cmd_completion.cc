@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -59,7 +60,12 @@ ManualText AboutQuire() {
                  {{"0", "done"},
                   {"1", "the request failed; CODE/REASON: message is on standard error"},
                   {"2", "wrong usage"},
-                  {"3", "cannot connect"}}}},
+                  {"3", "cannot connect"},
+                  {"130", "bench was interrupted; its report is of what was done"}}},
+                {"FILES",
+                 {{"/run/quire/admin.sock",
+                   "control listener without --admin; else that in $XDG_RUNTIME_DIR/quire or in "
+                   "quire-UID in the temporary directory, if nobody else may enter there"}}}},
       .see_also = ".BR quired (8)",
   };
 }
@@ -88,7 +94,7 @@ ManualText AboutQuired() {
                 {"FILES",
                  {{"/run/quire/admin.sock",
                    "control listener; without a usable /run/quire it is in $XDG_RUNTIME_DIR/quire "
-                   "or the temporary directory"}}}},
+                   "or in quire-UID in the temporary directory"}}}},
       .see_also = ".BR quire (1)",
   };
 }
@@ -102,7 +108,11 @@ bool Write(const std::string& path, const std::string& content) {
   return false;
 }
 
-int WriteManual(const ManualOptions& options, const CliCommand& quire) {
+int WriteManual(const ManualOptions& options, CliCommand quire) {
+  // Its default is the socket that is found on this machine, and the pages are for others.
+  for (CliOption& option : quire.options) {
+    if (option.names == std::vector<std::string>{"--admin"}) option.default_value.clear();
+  }
   std::ifstream keys(options.keys, std::ios::binary);
   const std::string configuration(std::istreambuf_iterator<char>(keys), {});
   if (configuration.empty()) {
@@ -133,7 +143,7 @@ void AddCompletion(CLI::App* app, int* exit_code) {
   auto options = std::make_shared<CompletionOptions>();
   CLI::App* completion =
       app->add_subcommand("completion", "print what a shell needs to complete this program");
-  completion->add_option("shell", options->shell, "whose")
+  completion->add_option("shell", options->shell, "which one")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   completion->add_option("--program", options->program, "what to complete")

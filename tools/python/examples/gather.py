@@ -1,4 +1,4 @@
-"""Several prompts at once with asyncio; the first one that takes too long is given up."""
+"""Several prompts at once with asyncio; one that takes too long is given up."""
 
 import argparse
 import asyncio
