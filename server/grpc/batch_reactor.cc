@@ -92,6 +92,8 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_starting_read_ ABSL_GUARDED_BY(mutex_) = false;  // after Finish none may begin
+  // A command may add an item yet, though a revoked token says that no more are read.
+  bool is_executing_ ABSL_GUARDED_BY(mutex_) = false;
   bool reads_done_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -115,11 +117,15 @@ void FillError(const std::string& id, const absl::Status& status, const engine::
 void BatchReactor::OnReadDone(bool ok) {
   absl::Status status;
   v1::BatchGenerateRequest message;
+  {
+    MutexLock lock(&mutex_);
+    is_executing_ = true;
+  }
   if (ok) status = ParseMessage(incoming_, &message);
   if (ok && status.ok()) status = Execute(message);
   {
     MutexLock lock(&mutex_);
-    reading_ = false;
+    reading_ = is_executing_ = false;
     // Half-closed, or the stream is gone: running items go on, unless OnCancel ends them.
     if (!ok || !status.ok()) reads_done_ = true;
     failure_.Update(status);
@@ -323,7 +329,8 @@ void BatchReactor::Pump() {
     {
       MutexLock lock(&mutex_);
       if (std::exchange(again_, false)) continue;
-      if (!reads_done_ || is_starting_read_ || !items_.empty() || !errors_.empty()) {
+      if (!reads_done_ || is_starting_read_ || is_executing_ || !items_.empty() ||
+          !errors_.empty()) {
         pumping_ = false;
         return;
       }

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -191,6 +194,53 @@ TEST_F(TokenBatchTest, StreamsOfARevokedTokenEnd) {
   EXPECT_THAT(done, ::testing::ElementsAre("again", "short"));
   EXPECT_TRUE(MetricBecomes("quire_rpcs_total{code=\"UNAUTHENTICATED\",method=\"BatchGenerate\"}",
                             2));
+}
+
+// Asked for the time at first, it does something.
+class HookClock final : public Clock {
+ public:
+  explicit HookClock(std::function<void()> hook) : hook_(std::move(hook)) {}
+  absl::Time Now() const override {
+    std::call_once(once_, hook_);
+    return absl::Now();
+  }
+
+ private:
+  const std::function<void()> hook_;
+  mutable std::once_flag once_;
+};
+
+// The time is asked for between the check of an item's caller and the engine: the token goes then,
+// and the stream sees that before the item is there.
+TEST_F(TokenBatchTest, AnItemThatBeginsWhileItsTokenGoesHasAnEndToo) {
+  const AuthOptions options = config_->start_options().auth;
+  const HookClock clock([&] {
+    Write("tokens", kTwo);
+    EXPECT_TRUE(authenticator_->Reload(options).ok());
+    absl::SleepFor(absl::Milliseconds(800));  // it looks four times a second
+  });
+  const HandlerContext context{.state = state_.get(),
+                               .probe = probe_.get(),
+                               .clock = &clock,
+                               .authenticator = authenticator_.get(),
+                               .config = config_.get()};
+  GenerationService service(context, ServerDescription());
+  const auto listener = GrpcListener::Start(
+      {.addresses = {"127.0.0.1:0"}, .transport = config_->start_options().transport},
+      {service.service()});
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const auto stub = v1::GenerationService::NewStub(
+      grpc::CreateChannel((*listener)->addresses()[0], grpc::InsecureChannelCredentials()));
+  Stream stream(stub.get(), "one");
+  ASSERT_TRUE(stream.Send("item", 480));
+  v1::BatchGenerateResponse response;
+  std::string reason;
+  while (stream.stream->Read(&response)) {
+    EXPECT_EQ(response.request_id(), "item");
+    if (response.has_error()) reason = response.error().reason();
+  }
+  EXPECT_EQ(reason, "TOKEN_INVALID");
+  EXPECT_EQ(stream.stream->Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
 }
 
 TEST_F(BatchTest, AnEmptyCommandEndsTheStream) {
