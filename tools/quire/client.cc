@@ -23,6 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -177,6 +179,13 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options) {
                 [options](const std::string& text) {
                   const absl::string_view line = absl::string_view(text).substr(0, text.find('\n'));
                   options->token = std::string(absl::StripAsciiWhitespace(line));
+                  // gRPC aborts at other bytes, and prints the token.
+                  if (options->token.empty() ||
+                      !absl::c_all_of(options->token, absl::ascii_isgraph)) {
+                    throw CLI::ValidationError(
+                        "--token-file",
+                        "the first line holds no token, or other than printable ASCII");
+                  }
                 });
 }
 
