@@ -517,7 +517,7 @@ def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):
         assert quire("--token-file", tmp_path / "absent", "models").returncode == 2
         for wrong in (b"Klartext\xc3\xa4\n", b"Klar\x01text\n", b"Klar text\n", b"\n"):
             refused = quire(*client, "--token-file", files.write("wrong", wrong), "models")
-            assert refused.returncode == 2 and "--token-file: the first line holds no token" in refused.stderr
+            assert refused.returncode == 2 and "its first line is no token" in refused.stderr
             assert "Klar" not in refused.stderr + refused.stdout
         # The admin socket needs neither.
         assert quire("health").returncode == 0

@@ -114,16 +114,21 @@ std::string ReadWhole(const std::string& path) {
 }
 
 // An option that names a file, which must have something in it, and hands on its contents.
-void AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
-                   std::function<void(std::string)> take) {
+CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
+                           std::function<void(std::string)> take) {
   const auto has_contents = [](const std::string& path) {
     return ReadWhole(path).empty() ? path + " cannot be read, or is empty" : std::string();
   };
-  app->add_option_function<std::string>(
-         name, [take = std::move(take)](const std::string& path) { take(ReadWhole(path)); },
-         description)
+  return app
+      ->add_option_function<std::string>(
+          name, [take = std::move(take)](const std::string& path) { take(ReadWhole(path)); },
+          description)
       ->check(has_contents)
       ->take_last();
+}
+
+std::string TokenOf(absl::string_view contents) {
+  return std::string(absl::StripAsciiWhitespace(contents.substr(0, contents.find('\n'))));
 }
 
 sigset_t InterruptSet() {
@@ -176,17 +181,13 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options) {
   AddFileOption(app, "--tls-key", "PEM file of its private key",
                 [options](std::string pem) { options->tls_key = std::move(pem); });
   AddFileOption(app, "--token-file", "file whose first line is the bearer token",
-                [options](const std::string& text) {
-                  const absl::string_view line = absl::string_view(text).substr(0, text.find('\n'));
-                  options->token = std::string(absl::StripAsciiWhitespace(line));
-                  // gRPC aborts at other bytes, and prints the token.
-                  if (options->token.empty() ||
-                      !absl::c_all_of(options->token, absl::ascii_isgraph)) {
-                    throw CLI::ValidationError(
-                        "--token-file",
-                        "the first line holds no token, or other than printable ASCII");
-                  }
-                });
+                [options](const std::string& text) { options->token = TokenOf(text); })
+      ->check([](const std::string& path) {
+        const std::string token = TokenOf(ReadWhole(path));
+        // gRPC aborts at other bytes, and prints the token.
+        const bool is_valid = !token.empty() && absl::c_all_of(token, absl::ascii_isgraph);
+        return is_valid ? "" : path + ": its first line is no token of printable ASCII";
+      });
 }
 
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address) {
