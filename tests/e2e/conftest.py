@@ -1,5 +1,6 @@
 import importlib
 import pathlib
+import signal
 import sys
 import types
 
@@ -10,6 +11,9 @@ from grpc_tools import protoc
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from daemon import ROOT, Daemon  # noqa: E402
+
+# A shell starts what runs in the background with SIGINT ignored, and so would be all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

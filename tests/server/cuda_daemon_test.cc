@@ -41,6 +41,7 @@ class RunningDaemon {
     std::vector<std::string> all = {absl::StrCat("server.grpc.listen=[", address_, "]"),
                                     absl::StrCat("server.admin.listen=[unix:", folder, "/admin]"),
                                     "server.http.listen=\"\"",
+                                    absl::StrCat("logging.file=", folder, "/log"),
                                     "device.cpu.threads=1",
                                     "scheduler.max_running_sequences=4",
                                     "scheduler.max_step_tokens=64",
@@ -50,10 +51,11 @@ class RunningDaemon {
                                     "shutdown.pre_drain_delay=0s"};
     all.insert(all.end(), sets.begin(), sets.end());
     std::vector<std::string> errors;
-    auto config = LayeredConfig::Load({.sets = all}, &errors);
+    const ConfigSources sources = {.sets = all};
+    auto config = LayeredConfig::Load(sources, &errors);
     EXPECT_NE(config, nullptr) << (errors.empty() ? "" : errors[0]);
     if (config == nullptr) return;
-    daemon_ = std::make_unique<Daemon>(std::move(config));
+    daemon_ = std::make_unique<Daemon>(sources, std::move(config));
     thread_ = std::thread([this] { exit_code_ = daemon_->Run(); });
     stub_ = v1::GenerationService::NewStub(
         grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
@@ -136,7 +138,6 @@ class CudaDaemonTest : public ::testing::Test {
  protected:
   CudaDaemonTest() {
     cuda_emulator::Reset();
-    QUIRE_CHECK(log::Configure({.file = dir_.path() + "/log"}).ok());
     QUIRE_CHECK(client::WriteSyntheticModel("tiny", dir_.path() + "/tiny").ok());
   }
   ~CudaDaemonTest() override {
