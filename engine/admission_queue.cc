@@ -103,12 +103,15 @@ absl::Status AdmissionQueue::EnterRequest(const std::string& tenant) {
 absl::Status AdmissionQueue::AddTokens(const std::string& tenant, std::int64_t tokens) {
   MutexLock lock(&mutex_);
   // However long its caller waited: nothing that invites to try again.
-  const std::int64_t most =
-      std::min(max_tokens_, tenants_.Of(tenant).max_queued_tokens.value_or(max_tokens_));
+  const std::int64_t of_tenant =
+      tenants_.Of(tenant).max_queued_tokens.value_or(std::numeric_limits<std::int64_t>::max());
+  const std::int64_t most = std::min(max_tokens_, of_tenant);
   if (tokens > most) {
-    return WithReason(absl::InvalidArgumentError(absl::StrCat(
-                          "prompt has ", tokens, " tokens, at most ", most, " of tenant \"", tenant,
-                          "\" may wait")),
+    const std::string whose =
+        of_tenant < max_tokens_ ? absl::StrCat(" of tenant \"", tenant, "\"") : "";
+    return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", tokens,
+                                                              " tokens, at most ", most, whose,
+                                                              " may wait (max_queued_tokens)")),
                       "NEVER_FITS",
                       {{"prompt_tokens", absl::StrCat(tokens)}, {"limit", absl::StrCat(most)}});
   }

@@ -157,24 +157,17 @@ class Engine::Impl {
 
   // Who asks is given up when the engine is busy for longer, so the answer has an owner of its own.
   absl::StatusOr<PagePicture> GetPagePicture() {
-    struct Answer {
-      std::promise<bool> is_alive;
-      PagePicture picture;
-    };
-    const auto answer = std::make_shared<Answer>();
-    inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [this, answer] {
-                    const bool is_alive = !died_.load();
-                    if (is_alive) answer->picture = core_.DescribePages();
-                    answer->is_alive.set_value(is_alive);
-                  }});
-    std::future<bool> is_alive = answer->is_alive.get_future();
-    if (is_alive.wait_for(absl::ToChronoMilliseconds(kPictureTimeout)) !=
+    const auto answer = std::make_shared<std::promise<absl::StatusOr<PagePicture>>>();
+    inbox_->Post({.kind = Signal::Kind::kCall,
+                  .request = nullptr,
+                  .call = [this, answer] { answer->set_value(DescribePages()); }});
+    std::future<absl::StatusOr<PagePicture>> picture = answer->get_future();
+    if (picture.wait_for(absl::ToChronoMilliseconds(kPictureTimeout)) !=
         std::future_status::ready) {
       return absl::DeadlineExceededError(absl::StrCat(
           "the engine did not describe its pages in ", absl::FormatDuration(kPictureTimeout)));
     }
-    if (!is_alive.get()) return DeviceError();
-    return std::move(answer->picture);
+    return picture.get();
   }
 
   absl::Status CheckIntegrity() {
@@ -188,6 +181,15 @@ class Engine::Impl {
   absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
   std::shared_ptr<LiveRequest> MakeLive(Request request, const HotOptions& hot);
   void PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source, std::string text);
+  // On the engine thread, which a picture that finds no memory must not end.
+  absl::StatusOr<PagePicture> DescribePages() {
+    if (died_.load()) return DeviceError();
+    try {
+      return core_.DescribePages();
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("no memory to describe the pages");
+    }
+  }
   // False, and nothing was called, when the engine thread has died.
   bool OnEngineThread(const std::function<void()>& call);
   void Run();

@@ -206,8 +206,8 @@ class Engine {
   std::vector<RequestInfo> ListRequests() const;  // by accept time, then id
   EngineStats GetStats() const;
   // Made by the engine thread at the next step boundary, with no step in flight: for people who
-  // look, not for every scrape. DEADLINE_EXCEEDED when no step ends within a second, UNAVAILABLE
-  // once the engine has died.
+  // look, not for every scrape. DEADLINE_EXCEEDED when no step ends within a second,
+  // RESOURCE_EXHAUSTED without the memory for it, UNAVAILABLE once the engine has died.
   absl::StatusOr<PagePicture> GetPagePicture();
   // Runs at the next step boundary; waits up to `idle_timeout` for the engine to be idle (zero:
   // does not wait), else FAILED_PRECONDITION / NOT_IDLE only when idleness was asked for and did

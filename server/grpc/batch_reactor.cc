@@ -254,16 +254,19 @@ void BatchReactor::LookLater(const std::weak_ptr<BatchReactor>& self) {
 }
 
 void BatchReactor::LookAtCaller(const std::shared_ptr<BatchReactor>& self) {
-  const std::uint64_t rules = context_.authenticator->version();
-  if (rules != seen_rules_ &&
-      !context_.authenticator->StillHolds(principal_, Scope::kGenerate)) {
-    return Revoke();
-  }
-  seen_rules_ = rules;
+  bool holds = true;
   {
     MutexLock lock(&mutex_);
+    // Until it ends, and it cannot under this lock, the daemon waits for the stream and keeps the
+    // authenticator.
     if (ended_) return;
+    const std::uint64_t rules = context_.authenticator->version();
+    if (rules != seen_rules_) {
+      holds = context_.authenticator->StillHolds(principal_, Scope::kGenerate);
+    }
+    seen_rules_ = rules;
   }
+  if (!holds) return Revoke();
   LookLater(self);
 }
 

@@ -83,7 +83,7 @@ void VllmAnswer::Keep(const v1::PromptLogprobs& logprobs) {
   }
 }
 
-bool VllmAnswer::TakesInput(int index) {
+bool VllmAnswer::ClaimInput(int index) {
   return begun_.insert(index).second && !input_->token_ids().empty();
 }
 
@@ -95,7 +95,7 @@ void VllmAnswer::Write(const v1::Delta& delta, wire::GenerateResponse* message) 
   chunk->set_completion_tokens(static_cast<std::uint32_t>(delta.token_ids_size()));
   chunk->set_cached_tokens(cached_tokens_);
   if (!delta.logprobs().empty()) FillOutput(delta.logprobs(), chunk->mutable_output_logprobs());
-  if (TakesInput(delta.index())) *chunk->mutable_input_logprobs() = *input_;
+  if (ClaimInput(delta.index())) *chunk->mutable_input_logprobs() = *input_;
 }
 
 void VllmAnswer::Write(const v1::Completed& completed, wire::GenerateResponse* message) {
@@ -111,7 +111,7 @@ void VllmAnswer::Write(const v1::Completed& completed, wire::GenerateResponse* m
   if (!completed.logprobs().empty()) {
     FillOutput(completed.logprobs(), complete->mutable_output_logprobs());
   }
-  if (TakesInput(completed.index())) *complete->mutable_input_logprobs() = *input_;
+  if (ClaimInput(completed.index())) *complete->mutable_input_logprobs() = *input_;
 }
 
 }  // namespace quire::server

@@ -45,8 +45,8 @@ class VllmAnswer {
   void Keep(const v1::PromptLogprobs& logprobs);
   void Write(const v1::Delta& delta, ::vllm::grpc::engine::GenerateResponse* message);
   void Write(const v1::Completed& completed, ::vllm::grpc::engine::GenerateResponse* message);
-  // Whether the next message of choice `index` has to carry input_.
-  bool TakesInput(int index);
+  // True once for each choice, where there is input_: the caller's message carries it.
+  bool ClaimInput(int index);
 
   std::uint32_t prompt_tokens_ = 0;
   std::uint32_t cached_tokens_ = 0;
