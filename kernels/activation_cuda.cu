@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) SiluProductKernel(const SiluProductA
 }
 
 template <typename T>
-absl::Status LaunchSiluProduct(const CudaContext& context, const SiluProductParams& params) {
+absl::Status LaunchSiluProduct(const CudaContext& context, const GatedProductParams& params) {
   constexpr std::uint32_t kColumns = kThreads * kWidth<T>;
   return cuda::Launch(
       context, "silu_product", SiluProductKernel<T>,
@@ -78,7 +78,7 @@ absl::Status LaunchSiluProduct(const CudaContext& context, const SiluProductPara
 
 namespace internal {
 
-absl::Status SiluProductCuda(const CudaContext& context, const SiluProductParams& params) {
+absl::Status GatedProductCuda(const CudaContext& context, const GatedProductParams& params) {
   const DType dtype = params.gate.dtype();
   if (params.up.dtype() == dtype && params.y.dtype() == dtype) {
     if (dtype == DType::kF32) return LaunchSiluProduct<float>(context, params);

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/attention_mask.h"
 
 namespace quire::kernels {
 namespace internal {
@@ -49,10 +51,10 @@ class Plan {
     ForEachBlock([&](const AttentionItem& block) {
       most_rows_ = std::max(most_rows_, PackedRows(block));
       const std::uint32_t run = SpansPerRun(block);
-      num_items_ += (block.span_end + run - 1) / run;
-      if (run == block.span_end) return;
+      num_items_ += (NumSpans(block) + run - 1) / run;
+      if (run == NumSpans(block)) return;
       ++num_folds_;
-      partial_floats_ += block.span_end * block.partial_stride;
+      partial_floats_ += NumSpans(block) * block.partial_stride;
     });
   }
 
@@ -73,20 +75,20 @@ class Plan {
     AttentionItem* item = items;
     ForEachBlock([&](AttentionItem block) {
       const std::uint32_t run = SpansPerRun(block);
-      if (run == block.span_end) {
+      if (run == NumSpans(block)) {
         *item++ = block;
         return;
       }
       block.partial = partial;
       *folds++ = block;
-      for (std::uint32_t span = 0; span < block.span_end; span += run) {
+      for (std::uint32_t span = block.span_begin; span < block.span_end; span += run) {
         *item = block;
         item->span_begin = span;
         item->span_end = std::min(block.span_end, span + run);
-        item->partial = partial + span * block.partial_stride;
+        item->partial = partial + (span - block.span_begin) * block.partial_stride;
         ++item;
       }
-      partial += block.span_end * block.partial_stride;
+      partial += NumSpans(block) * block.partial_stride;
     });
     // Heads of the same tokens stay neighbours: one thread's reads help the other.
     std::sort(items, item, [&](const AttentionItem& a, const AttentionItem& b) {
@@ -108,11 +110,21 @@ class Plan {
     return std::size_t{block.num_rows} * group_ * block.num_kv_heads;
   }
 
+  static std::uint32_t NumSpans(const AttentionItem& block) {
+    return block.span_end - block.span_begin;
+  }
+
+  // The first key that any of the rows from row `row` of sequence b on sees.
+  std::uint32_t FirstKey(std::uint32_t b, std::uint32_t row) const {
+    return params_.window == 0 ? 0 : WindowBegin(cache_lengths_[b] + row, params_.window);
+  }
+
   // Tokens times what each costs: its rows, and being read.
   std::int64_t Cost(const AttentionItem& item) const {
     constexpr std::int64_t kReadAsRows = 8;
     const std::uint32_t keys = cache_lengths_[item.sequence] + item.row_begin + item.num_rows;
-    const std::uint32_t begin = item.span_begin * kAttentionSpan;
+    const std::uint32_t begin =
+        std::max(FirstKey(item.sequence, item.row_begin), item.span_begin * kAttentionSpan);
     const std::uint32_t end = std::min(keys, item.span_end * kAttentionSpan);
     return std::int64_t{end - begin} * item.num_kv_heads *
            (std::int64_t{item.num_rows} * group_ + kReadAsRows);
@@ -121,9 +133,9 @@ class Plan {
   // Spans of an item of this block: all of them, unless that takes too long.
   std::uint32_t SpansPerRun(const AttentionItem& block) const {
     const std::int64_t cost = Cost(block);
-    if (cost <= longest_) return block.span_end;
+    if (cost <= longest_) return NumSpans(block);
     const std::int64_t runs = (cost + longest_ - 1) / longest_;
-    return static_cast<std::uint32_t>((block.span_end + runs - 1) / runs);
+    return static_cast<std::uint32_t>((NumSpans(block) + runs - 1) / runs);
   }
 
   std::uint32_t HeadsPerItem(std::uint32_t rows) const {
@@ -133,7 +145,7 @@ class Plan {
   // The most items that there can be.
   std::int64_t CountSpans() const {
     std::int64_t spans = 0;
-    ForEachBlock([&](const AttentionItem& block) { spans += block.span_end; });
+    ForEachBlock([&](const AttentionItem& block) { spans += NumSpans(block); });
     return spans;
   }
 
@@ -151,8 +163,15 @@ class Plan {
         const std::uint32_t count = std::min(rows_per_item_, rows - begin);
         const std::uint32_t heads = HeadsPerItem(count);
         for (std::uint32_t h = 0; h < shape_.num_heads; h += heads) {
-          AttentionItem block{b, h, std::min(heads, shape_.num_heads - h), begin, count, 0,
-                              SpansOf(cache_lengths_[b] + begin + count), nullptr, 0};
+          AttentionItem block{b,
+                              h,
+                              std::min(heads, shape_.num_heads - h),
+                              begin,
+                              count,
+                              FirstKey(b, begin) / kAttentionSpan,
+                              SpansOf(cache_lengths_[b] + begin + count),
+                              nullptr,
+                              0};
           block.partial_stride = PackedRows(block) * StateFloats(shape_.head_size);
           fn(block);
         }
@@ -212,6 +231,24 @@ absl::Status CheckShapes(const AttentionParams& params) {
                                                    params.out_stride, " apart, heads take ",
                                                    columns));
   }
+  if (params.softcap < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention has softcap ", params.softcap, ", it must be at least 0"));
+  }
+  return absl::OkStatus();
+}
+
+// What the CPU alone computes.
+absl::Status CheckCudaMask(const AttentionParams& params) {
+  const std::pair<absl::string_view, bool> knobs[] = {{"window", params.window != 0},
+                                                      {"softcap", params.softcap != 0},
+                                                      {"sinks", params.sinks != nullptr}};
+  for (const auto& [name, used] : knobs) {
+    if (used) {
+      return absl::UnimplementedError(
+          absl::StrCat("attention with ", name, " has no kernel on a GPU"));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -219,6 +256,7 @@ absl::Status CheckShapes(const AttentionParams& params) {
 
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params) {
   QUIRE_RETURN_IF_ERROR(CheckShapes(params));
+  if (backend.cuda() != nullptr) QUIRE_RETURN_IF_ERROR(CheckCudaMask(params));
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::PagedAttentionCuda(*backend.cuda(), params);
   }

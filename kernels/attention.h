@@ -1,7 +1,7 @@
 #pragma once
 
 // Causal attention of new rows over paged K and V: prefill and decode in one op, any head size,
-// grouped or single KV heads.
+// grouped or single KV heads, whole contexts or windows.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,19 +34,28 @@ struct AttentionParams {
   // views are. Null: the kernels that need none run.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
+  // CPU only from here on.
+  std::uint32_t window = 0;      // tokens that a row sees, itself included; 0: all
+  float softcap = 0;             // of scores; 0: none
+  const float* sinks = nullptr;  // [num_heads]; null: none
 };
 
-// Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p:
-//   out[h] = sum_j softmax_j(scale * q[h] . k_j) v_j, with KV head h / (num_heads / kv_heads).
+// Row i of sequence b has position p = cache_length(b) + i and sees keys j of 0 .. p, with a window
+// those with p - window < j (attention_mask.h):
+//   s_j = scale * q[h] . k_j, with a soft cap c tanh(s_j / c)
+//   out[h] = sum_j e^s_j v_j / (sum_j e^s_j + e^sink[h]), with KV head h / (num_heads / kv_heads),
+// the last term with sinks only.
 //
-// f32 throughout, in a tree that depends on p alone, so chunks, batch, page ids and threads cannot
-// change a bit. A score is one chain of FMAs over the columns ascending, of q times scale / ln 2. A
+// f32 throughout, in a tree that depends on p and the window alone, so chunks, batch, page ids and
+// threads cannot change a bit. A score is one chain of FMAs over the columns ascending, of q times scale / ln 2. A
 // tile of 64 tokens at a multiple of 64 is one online-softmax step in powers of two: token j adds
 // its weight to part j mod 16 of the sum, ascending, and its value to each column, ascending. A
 // span of 512 tokens has a state of its own; spans are folded left to right, and the parts of the
-// sum become one at the end. Keys beyond p are never read. int8 and fp8_e4m3 pages have one scale
+// sum become one at the end, where a sink joins it. Keys beyond p are never read, nor are strips of
+// 16 keys at multiples of 16 that lie before every window of a call's rows of a sequence. int8 and fp8_e4m3 pages have one scale
 // per token and head, which multiplies the score, and the weight before it meets the value. Returns
-// INVALID_ARGUMENT as CheckKvStep, for head counts that do not divide, or a stride below the heads.
+// INVALID_ARGUMENT as CheckKvStep, for head counts that do not divide, a stride below the heads, or
+// a negative soft cap; UNIMPLEMENTED for what is CPU only.
 //
 // CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one
 // type. bf16 over bf16, f16, or one-byte pages with one scale per token and head, for heads of 16
@@ -98,7 +107,7 @@ absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParam
 // Plain reference: the whole op, one thread, two passes of softmax.
 void AttentionCpu(const AttentionParams& params);
 void AttentionSimd(const AttentionParams& params, const AttentionItem& item, std::byte* scratch);
-// Folds the states at item.partial for spans [0, span_end) and writes the output.
+// Folds the states at item.partial for spans [span_begin, span_end) and writes the output.
 void AttentionFoldSimd(const AttentionParams& params, const AttentionItem& item);
 
 }  // namespace internal

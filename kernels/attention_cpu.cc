@@ -3,40 +3,57 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/attention_mask.h"
 
 namespace quire::kernels::internal {
 namespace {
+
+// Query q at the last of `count` keys: weights of the keys that it sees, 0 for the others; returns
+// their sum, with the sink of head h.
+template <typename View>
+float Weigh(const AttentionParams& params, const View& keys, std::uint32_t b, std::uint32_t h,
+            const float* q, std::uint32_t count, std::vector<float>& p) {
+  const std::uint32_t kv_head = h / (params.num_heads / keys.num_heads());
+  const std::uint32_t first = params.window == 0 ? 0 : WindowBegin(count - 1, params.window);
+  p.assign(count, 0.0f);
+  float max = params.sinks == nullptr ? -std::numeric_limits<float>::infinity() : params.sinks[h];
+  for (std::uint32_t t = first; t < count; ++t) {
+    float score = 0;
+    for (std::uint32_t c = 0; c < keys.head_size(); ++c) {
+      score += q[c] * keys.template load<1, float>(b, kv_head, t, c)[0];
+    }
+    score *= params.scale;
+    if (params.softcap > 0) score = params.softcap * std::tanh(score / params.softcap);
+    p[t] = score;
+    max = std::max(max, score);
+  }
+  float sum = params.sinks == nullptr ? 0.0f : std::exp(params.sinks[h] - max);
+  for (std::uint32_t t = first; t < count; ++t) {
+    p[t] = std::exp(p[t] - max);
+    sum += p[t];
+  }
+  return sum;
+}
 
 template <typename View>
 void AttendRow(const AttentionParams& params, const View& keys, const View& values, std::uint32_t b,
                std::uint32_t i, std::vector<float>& p) {
   const std::uint32_t d = keys.head_size();
   const std::uint32_t group = params.num_heads / keys.num_heads();
-  const std::uint32_t count = keys.cache_length(b) + i + 1;  // keys that this row sees
+  const std::uint32_t count = keys.cache_length(b) + i + 1;  // keys up to this row's own
+  const std::uint32_t first = params.window == 0 ? 0 : WindowBegin(count - 1, params.window);
   const std::int64_t m = params.row_offsets[b] + i;
   for (std::uint32_t h = 0; h < params.num_heads; ++h) {
     const float* const q = params.q.f32() + m * params.q_stride + std::int64_t{h} * d;  // [d]
     float* const out = params.out.f32() + m * params.out_stride + std::int64_t{h} * d;  // [d]
-    p.resize(count);
-    for (std::uint32_t t = 0; t < count; ++t) {
-      float score = 0;
-      for (std::uint32_t c = 0; c < d; ++c) {
-        score += q[c] * keys.template load<1, float>(b, h / group, t, c)[0];
-      }
-      p[t] = score * params.scale;
-    }
-    const float max = *std::max_element(p.begin(), p.end());
-    float sum = 0;
-    for (float& x : p) {
-      x = std::exp(x - max);
-      sum += x;
-    }
+    const float sum = Weigh(params, keys, b, h, q, count, p);
     for (std::uint32_t c = 0; c < d; ++c) {
       float total = 0;
-      for (std::uint32_t t = 0; t < count; ++t) {
+      for (std::uint32_t t = first; t < count; ++t) {
         total += p[t] * values.template load<1, float>(b, h / group, t, c)[0];
       }
       out[c] = total / sum;

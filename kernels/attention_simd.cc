@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "kernels/attention.h"
+#include "kernels/attention_mask.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention_simd.cc"
@@ -24,11 +25,21 @@ HWY_INLINE void ClearState(float* state, std::size_t columns) {
   state[columns] = kNoMaximum;
 }
 
-// folded = folded and span, in this order. A span without keys changes nothing.
+// Whether a state has no keys. NaN is a key, in every part of the sum.
+HWY_INLINE bool IsEmpty(const float* state, std::size_t columns) {
+  return state[columns] == kNoMaximum && state[columns + kStrip] == 0.0f;
+}
+
+// folded = folded and span, in this order. A state without keys changes nothing, so that a row does
+// not notice how many spans before its window are folded with it.
 HWY_INLINE void Fold(float* HWY_RESTRICT folded, const float* HWY_RESTRICT span,
                      std::size_t columns) {
   const DF d;
-  if (span[columns] == kNoMaximum && span[columns + kStrip] == 0.0f) return;
+  if (IsEmpty(span, columns)) return;
+  if (IsEmpty(folded, columns)) {
+    std::copy(span, span + columns + 2 * kStrip, folded);
+    return;
+  }
   const float max = std::max(folded[columns], span[columns]);
   const VF left = hn::Set(d, ScalarExp2(folded[columns] - max));
   const VF right = hn::Set(d, ScalarExp2(span[columns] - max));
@@ -41,8 +52,11 @@ HWY_INLINE void Fold(float* HWY_RESTRICT folded, const float* HWY_RESTRICT span,
   folded[columns] = max;
 }
 
-// Where the rows of an item on one KV head lie in q and out, and how many keys each sees. Packed
-// row i is query row i / group and head i mod group of the KV head.
+// Powers of two are cheaper than powers of e, so scores are in units of ln 2.
+constexpr float kLog2E = 1.44269504f;
+
+// Where the rows of an item on one KV head lie in q and out, and which keys each sees. Packed row i
+// is query row i / group and head i mod group of the KV head.
 struct Rows {
   Rows(const AttentionParams& p, const internal::AttentionItem& item, const KvShape& shape,
        std::uint32_t cached)
@@ -54,7 +68,8 @@ struct Rows {
         packed(std::size_t{item.num_rows} * group),
         first(std::int64_t{p.row_offsets[item.sequence]} + item.row_begin),
         column(std::int64_t{item.kv_head} * group * head_size),
-        keys(cached + item.row_begin + 1) {}
+        keys(cached + item.row_begin + 1),
+        cap(p.softcap * kLog2E) {}
 
   // The same rows on the head-th KV head of the item.
   Rows OfHead(std::uint32_t head) const {
@@ -66,7 +81,13 @@ struct Rows {
     return column + static_cast<std::int64_t>(i % group) * head_size;
   }
   std::int64_t Row(std::size_t i) const { return first + static_cast<std::int64_t>(i / group); }
+  // Keys before this one.
   std::uint32_t KeysOf(std::size_t i) const { return keys + static_cast<std::uint32_t>(i / group); }
+  // Keys from this one on.
+  std::uint32_t FirstKeyOf(std::size_t i) const {
+    return params.window == 0 ? 0 : WindowBegin(KeysOf(i) - 1, params.window);
+  }
+  std::size_t HeadOf(std::size_t i) const { return static_cast<std::size_t>(Column(i) / head_size); }
   std::size_t query_floats() const { return packed * columns; }
   std::size_t states_floats() const { return packed * state_floats; }
 
@@ -79,6 +100,7 @@ struct Rows {
   std::int64_t first;
   std::int64_t column;
   std::uint32_t keys;  // of the first row
+  float cap;           // of scores; 0: none
 };
 
 // Rows of the next block when `left` packed rows are left.
@@ -90,8 +112,7 @@ HWY_INLINE std::size_t BlockRows(std::size_t left) {
 
 // Queries times the factor of the scores, in blocks of [columns][rows], zeros beyond the head.
 void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
-  // Powers of two are cheaper than powers of e.
-  const float factor = rows.params.scale * 1.44269504f;
+  const float factor = rows.params.scale * kLog2E;
   for (std::size_t i = 0; i < rows.packed;) {
     const std::size_t block = BlockRows(rows.packed - i);
     for (std::size_t r = 0; r < block; ++r) {
@@ -106,11 +127,22 @@ void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
   }
 }
 
+// What the columns of a state are multiplied with: one over the sum of weights, with that of a sink.
+float InverseSum(const Rows& rows, std::size_t i, const float* state) {
+  const float sum = SumLanes(state + rows.columns + kStrip);
+  if (rows.params.sinks == nullptr) return 1.0f / sum;
+  const float sink = rows.params.sinks[rows.HeadOf(i)] * kLog2E;
+  const float max = state[rows.columns];
+  if (sink <= max) return 1.0f / (sum + ScalarExp2(sink - max));
+  const float left = ScalarExp2(max - sink);
+  return left / (sum * left + 1.0f);
+}
+
 void WriteHead(const Rows& rows, const float* states) {
   const DF d;
   for (std::size_t i = 0; i < rows.packed; ++i) {
     const float* const state = states + i * rows.state_floats;
-    const float inverse = 1.0f / SumLanes(state + rows.columns + kStrip);
+    const float inverse = InverseSum(rows, i, state);
     float* const out =
         rows.params.out.f32() + rows.Row(i) * rows.params.out_stride + rows.Column(i);
     std::size_t c = 0;
@@ -163,39 +195,72 @@ struct Tile {
   std::uint32_t begin;  // position of its first token
 };
 
+// Which tokens of the tile at `begin` each of kRows rows from `first` on sees. Both ends ascend.
+template <std::size_t kRows>
+HWY_INLINE void FindSeen(const Rows& rows, std::uint32_t begin, std::size_t first, Seen* seen) {
+  const auto in_tile = [begin](std::uint32_t key) {
+    return key <= begin ? 0 : std::min<std::size_t>(kTile, key - begin);
+  };
+  for (std::size_t r = 0; r < kRows; ++r) seen[r] = {0, kTile};
+  if (rows.KeysOf(first) < begin + kTile) {
+    for (std::size_t r = 0; r < kRows; ++r) seen[r].to = in_tile(rows.KeysOf(first + r));
+  }
+  if (rows.FirstKeyOf(first + kRows - 1) > begin) {
+    for (std::size_t r = 0; r < kRows; ++r) seen[r].from = in_tile(rows.FirstKeyOf(first + r));
+  }
+}
+
+// The values of a tile join the states of a block: together where all rows see a token, one by one
+// before and after, ascending for each. A row never multiplies a token that it does not see.
+template <typename E, std::size_t kRows, typename Fetch>
+HWY_INLINE void AddSeenValues(const Rows& rows, const Tile<E>& tile, const Seen* seen,
+                              const float* p, Fetch& fetch, float* state) {
+  const auto add = [&](std::size_t r, std::size_t from, std::size_t to) {
+    if (from >= to) return;
+    AddValuesOfRow<E>(p + r * kTile, tile.values, rows.columns, tile.value_stride, from, to, fetch,
+                      state + r * rows.state_floats);
+  };
+  const std::size_t from = seen[kRows - 1].from;
+  const std::size_t to = seen[0].to;
+  if (from >= to) {
+    for (std::size_t r = 0; r < kRows; ++r) add(r, seen[r].from, seen[r].to);
+    return;
+  }
+  for (std::size_t r = 0; r + 1 < kRows; ++r) add(r, seen[r].from, from);
+  AddValues<E, kRows>(p, tile.values, rows.columns, tile.value_stride, from, to, fetch, state,
+                      rows.state_floats);
+  for (std::size_t r = 1; r < kRows; ++r) add(r, to, seen[r].to);
+}
+
 // One online-softmax step of kRows packed rows from `first` on.
 template <typename E, bool kScaled, std::size_t kRows, typename Fetch>
 HWY_NOINLINE void AttendBlock(const Rows& rows, const Tile<E>& tile, std::size_t first,
                               const float* queries, Fetch& fetch, float* p, float* states) {
-  std::size_t valid[kRows];
-  const std::uint32_t most = rows.KeysOf(first + kRows - 1);
-  if (most <= tile.begin) return;
-  for (std::size_t r = 0; r < kRows; ++r) valid[r] = kTile;
-  if (rows.KeysOf(first) < tile.begin + kTile) {
-    for (std::size_t r = 0; r < kRows; ++r) {
-      const std::uint32_t keys = rows.KeysOf(first + r);
-      valid[r] = keys <= tile.begin ? 0 : std::min<std::size_t>(kTile, keys - tile.begin);
-    }
-  }
+  if (rows.KeysOf(first + kRows - 1) <= tile.begin) return;
+  if (rows.FirstKeyOf(first) >= tile.begin + kTile) return;
+  Seen seen[kRows];
+  FindSeen<kRows>(rows, tile.begin, first, seen);
   constexpr std::size_t kWidth = kBlockWidth<kRows>;
-  for (std::size_t s = 0; s * kStrip < valid[kRows - 1]; s += kWidth) {
+  const std::size_t first_strip = seen[0].from / (kWidth * kStrip) * kWidth;
+  for (std::size_t s = first_strip; s * kStrip < seen[kRows - 1].to; s += kWidth) {
     ScoreStrips<E, kRows, kWidth>(queries + first * rows.columns,
                                   tile.turned + s * tile.strip_floats, tile.strip_floats,
                                   rows.columns, fetch, p + s * kStrip);
   }
   float* const state = states + first * rows.state_floats;
+  TileScales scales = tile.scales;
+  if (rows.cap != 0) {
+    for (std::size_t r = 0; r < kRows; ++r) {
+      CapScores<kScaled>(seen[r], scales, rows.cap, p + r * kTile);
+    }
+    scales.k = nullptr;
+  }
   for (std::size_t r = 0; r < kRows; ++r) {
-    if (valid[r] == 0) continue;
-    SoftmaxTile<kScaled>(valid[r], rows.columns, tile.scales, p + r * kTile,
+    if (seen[r].from >= seen[r].to) continue;
+    SoftmaxTile<kScaled>(seen[r], rows.columns, scales, p + r * kTile,
                          state + r * rows.state_floats);
   }
-  // Together as far as the first row sees; a row never multiplies a token that it does not see.
-  AddValues<E, kRows>(p, tile.values, rows.columns, tile.value_stride, 0, valid[0], fetch, state,
-                      rows.state_floats);
-  for (std::size_t r = 1; r < kRows; ++r) {
-    AddValues<E, 1>(p + r * kTile, tile.values, rows.columns, tile.value_stride, valid[0],
-                    valid[r], fetch, state + r * rows.state_floats, rows.state_floats);
-  }
+  AddSeenValues<E, kRows>(rows, tile, seen, p, fetch, state);
 }
 
 template <typename E, bool kScaled, typename Fetch>
@@ -321,18 +386,19 @@ HWY_INLINE void WidenStrip(const T* HWY_RESTRICT from, std::int64_t stride, std:
   }
 }
 
-// Reads the tokens [t, min(t + 64, end)) of one head into `tile` and scratch memory. kWide: through
-// widened copies, which rows of many blocks share.
+// Reads the tokens [t, min(t + 64, end)) of one head into `tile` and scratch memory, but for strips
+// before token `first`. kWide: through widened copies, which rows of many blocks share.
 template <typename T, bool kWide, typename E, typename Fetch>
 HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t head,
-                         std::uint32_t t, std::uint32_t end, const Scratch& scratch, Fetch& fetch,
-                         Tile<E>* tile) {
+                         std::uint32_t t, std::uint32_t first, std::uint32_t end,
+                         const Scratch& scratch, Fetch& fetch, Tile<E>* tile) {
   const std::int64_t stride = pages.keys.row_elements();
   const auto padded = static_cast<std::int64_t>(rows.columns);
   const bool odd = rows.head_size != rows.columns;
   tile->begin = t;
   tile->value_stride = kWide ? padded : stride;
-  for (std::uint32_t s = 0; s < kStrips && t + s * kStrip < end; ++s) {
+  const std::uint32_t skipped = first > t ? (first - t) / internal::kAttentionStrip : 0;
+  for (std::uint32_t s = skipped; s < kStrips && t + s * kStrip < end; ++s) {
     const std::uint32_t at = t + s * internal::kAttentionStrip;
     const std::uint32_t count = std::min<std::uint32_t>(kStrip, end - at);
     const T* const k = pages.RowsAt(pages.keys, at, head);
@@ -362,9 +428,9 @@ HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t 
   }
 }
 
-// Tokens [begin, end) of one span join the states of all rows that see them.
+// Tokens [first, end) of one span join the states of all rows that see them.
 template <typename T, bool kWide>
-void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t begin, std::uint32_t end,
+void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t first, std::uint32_t end,
                 const Scratch& scratch, float* states) {
   using E = std::conditional_t<kWide, float, T>;
   Tile<E> tile;
@@ -372,10 +438,11 @@ void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t begin, st
   tile.strip_floats = kStrip * rows.columns * sizeof(E) / sizeof(float);
   tile.scales = {scratch.k_scales, scratch.v_scales};
   std::conditional_t<kWide, NoFetch, TileFetch<T>> fetch(pages);
-  for (std::uint32_t t = begin; t < end; t += kTile) {
+  for (std::uint32_t t = first / internal::kAttentionTile * internal::kAttentionTile; t < end;
+       t += kTile) {
     fetch.Start(t + kTile, end);
     for (std::uint32_t head = 0; head < pages.num_heads; ++head) {
-      LoadTile<T, kWide>(rows, pages, head, t, end, scratch, fetch, &tile);
+      LoadTile<T, kWide>(rows, pages, head, t, first, end, scratch, fetch, &tile);
       AttendTile<E, kQuantizedKv<T>>(rows, tile, scratch.queries + head * rows.query_floats(),
                                      fetch, scratch.weights,
                                      states + head * rows.states_floats());
@@ -399,17 +466,18 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item, 
   for (std::uint32_t span = item.span_begin; span < item.span_end; ++span) {
     float* const states = item.partial != nullptr
                               ? item.partial + (span - item.span_begin) * item.partial_stride
-                          : span == 0 ? scratch.folded
-                                      : scratch.span;
+                          : span == item.span_begin ? scratch.folded
+                                                    : scratch.span;
     for (std::size_t i = 0; i < num_states; ++i) {
       ClearState(states + i * rows.state_floats, rows.columns);
     }
     const std::uint32_t begin = span * internal::kAttentionSpan;
     const std::uint32_t end = std::min(all_keys, begin + internal::kAttentionSpan);
+    const std::uint32_t first = std::max(begin, rows.FirstKeyOf(0));
     if (wide) {
-      AttendSpan<T, true>(rows, pages, begin, end, scratch, states);
+      AttendSpan<T, true>(rows, pages, first, end, scratch, states);
     } else {
-      AttendSpan<T, false>(rows, pages, begin, end, scratch, states);
+      AttendSpan<T, false>(rows, pages, first, end, scratch, states);
     }
     if (states != scratch.span) continue;
     for (std::size_t i = 0; i < num_states; ++i) {
@@ -438,7 +506,7 @@ void AttentionRun(const AttentionParams& params, const internal::AttentionItem& 
 
 void AttentionFold(const AttentionParams& params, const internal::AttentionItem& item) {
   const Rows rows(params, item, KvShapeOf(*params.keys), 0);
-  for (std::uint32_t span = 1; span < item.span_end; ++span) {
+  for (std::uint32_t span = 1; span < item.span_end - item.span_begin; ++span) {
     for (std::size_t i = 0; i < item.num_kv_heads * rows.packed; ++i) {
       const std::size_t at = i * rows.state_floats;
       Fold(item.partial + at, item.partial + span * item.partial_stride + at, rows.columns);

@@ -5,7 +5,14 @@
 namespace quire::kernels {
 
 absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params) {
-  const std::int64_t hidden = params.hidden;
+  const std::int64_t hidden = std::int64_t{params.hidden} * params.groups;
+  if (params.groups != 1 && params.residual != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("norm of ", params.groups, " groups has a residual, it must have none"));
+  }
+  if (backend.cuda() != nullptr && params.groups != 1) {
+    return absl::UnimplementedError("norm of groups of a row has no kernel on a GPU");
+  }
   if (hidden == 0 || params.x_stride < hidden || params.y_stride < hidden ||
       (params.residual != nullptr && params.residual_stride < hidden)) {
     return absl::InvalidArgumentError(absl::StrCat(

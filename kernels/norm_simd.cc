@@ -51,28 +51,35 @@ HWY_INLINE float AddAndSquare(const float* x, float* residual, float* y, std::si
   return SumLanes(lanes);
 }
 
-void RmsNormRows(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end) {
+// `hidden` elements, with the residual of the only group.
+HWY_INLINE void NormGroup(const RmsNormParams& params, const float* x, float* residual, float* y) {
   const DF d;
   const std::size_t hidden = params.hidden;
   const VF offset = hn::Set(d, params.weight_offset);
+  const float sum = AddAndSquare(x, residual, y, hidden);
+  const float inverse = 1.0f / std::sqrt(sum / static_cast<float>(params.hidden) + params.epsilon);
+  const VF scale = hn::Set(d, inverse);
+  std::size_t i = 0;
+  for (; i + kLanes <= hidden; i += kLanes) {
+    const VF weight = params.weight == nullptr ? hn::Set(d, 1.0f) : hn::LoadU(d, params.weight + i);
+    hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, y + i), scale), hn::Add(weight, offset)), d, y + i);
+  }
+  for (; i < hidden; ++i) {
+    const float weight = params.weight == nullptr ? 1.0f : params.weight[i];
+    y[i] = y[i] * inverse * (weight + params.weight_offset);
+  }
+}
+
+void RmsNormRows(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end) {
   for (std::int64_t m = row_begin; m < row_end; ++m) {
     const std::int64_t from = params.row_indices == nullptr ? m : params.row_indices[m];
+    const float* const x = params.x.f32() + from * params.x_stride;
     float* const y = params.y.f32() + m * params.y_stride;
     float* const residual =
         params.residual == nullptr ? nullptr : params.residual + from * params.residual_stride;
-    const float sum = AddAndSquare(params.x.f32() + from * params.x_stride, residual, y, hidden);
-    const float inverse =
-        1.0f / std::sqrt(sum / static_cast<float>(params.hidden) + params.epsilon);
-    const VF scale = hn::Set(d, inverse);
-    std::size_t i = 0;
-    for (; i + kLanes <= hidden; i += kLanes) {
-      const VF weight =
-          params.weight == nullptr ? hn::Set(d, 1.0f) : hn::LoadU(d, params.weight + i);
-      hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, y + i), scale), hn::Add(weight, offset)), d, y + i);
-    }
-    for (; i < hidden; ++i) {
-      const float weight = params.weight == nullptr ? 1.0f : params.weight[i];
-      y[i] = y[i] * inverse * (weight + params.weight_offset);
+    for (std::uint32_t g = 0; g < params.groups; ++g) {
+      const std::size_t at = std::size_t{g} * params.hidden;
+      NormGroup(params, x + at, residual, y + at);
     }
   }
 }

@@ -1,7 +1,9 @@
 #include "models/layer_spec.h"
 
 #include <map>
+#include <span>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -54,6 +56,10 @@ absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
     return Invalid(index, absl::StrCat("groups is ", moe.groups, ", it must divide num_experts ",
                                        moe.num_experts));
   }
+  if (moe.groups_kept == 0 || moe.groups_kept > moe.groups) {
+    return Invalid(index, absl::StrCat("groups_kept is ", moe.groups_kept, ", it must be 1 to ",
+                                       moe.groups));
+  }
   const std::uint32_t per_group = moe.num_experts / moe.groups;
   if (moe.top_k == 0 || moe.top_k > moe.groups_kept * per_group) {
     return Invalid(index, absl::StrCat("top_k is ", moe.top_k, ", it must be 1 to ",
@@ -61,6 +67,9 @@ absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
   }
   if (moe.groups > 1 && moe.group_score == GroupScore::kTop2Sum && per_group < 2) {
     return Invalid(index, "a group of one expert has no two best");
+  }
+  if (moe.expert.intermediate == 0 || (moe.shared && moe.shared->intermediate == 0)) {
+    return Invalid(index, "intermediate of an expert is 0");
   }
   return absl::OkStatus();
 }
@@ -84,68 +93,132 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   return absl::OkStatus();
 }
 
-// The first knob of a layer that this version does not compute, or an empty text.
-std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
-  if (norm.kind == NormKind::kLayer) return absl::StrCat(slot, " LayerNorm");
-  if (norm.kind == NormKind::kNone) return "";
-  if (norm.weight_offset != 0) return absl::StrCat(slot, " weight_offset ", norm.weight_offset);
-  if (!norm.has_weight || norm.has_bias) return absl::StrCat(slot, " without weight or with bias");
-  return "";
-}
+// A knob that some device does not compute.
+struct Knob {
+  absl::string_view name;
+  bool used;
+  bool on_cpu = false;  // the CPU computes it, CUDA does not
+};
 
-std::string UnbuiltAttention(const AttentionSpec& heads) {
-  const struct {
-    const char* name;
-    bool used;
-  } knobs[] = {
-      {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
-      {"q_bias, k_bias and v_bias that differ",
-       heads.q_bias != heads.k_bias || heads.q_bias != heads.v_bias},
-      {"clip_qkv", heads.clip_qkv != 0},
-      {"qk_norm", heads.qk_norm.kind != NormKind::kNone},
-      {"v_norm", heads.v_norm.kind != NormKind::kNone},
-      {"a layer without rope", heads.rope < 0},
-      {"interleaved rope", heads.rope_style != RopeStyle::kHalf},
-      {"partial rotation", heads.rotary_size != heads.head_size || heads.rotary_first != 0},
-      {"q_position_scale", heads.q_position_scale.beta != 0},
-      {"softcap", heads.softcap != 0},
-      {"window", heads.window != 0},
-      {"chunk", heads.chunk != 0},
-      {"sinks", heads.has_sinks},
-      {"value_scale", heads.value_scale != 1},
-      {"output_gate", heads.output_gate != GateKind::kNone},
-  };
-  for (const auto& knob : knobs) {
-    if (knob.used) return knob.name;
+// The first knob that is used and not computed on `device`, or an empty text.
+std::string FirstUnbuilt(std::span<const Knob> knobs, DeviceKind device) {
+  for (const Knob& knob : knobs) {
+    if (knob.used && !(knob.on_cpu && device == DeviceKind::kCpu)) return std::string(knob.name);
   }
   return "";
 }
 
-std::string UnbuiltMlp(const MlpSpec& mlp) {
-  if (!mlp.gated) return "an MLP without gate";
-  if (mlp.act != Activation::kSilu) return "an activation other than silu";
-  if (mlp.gate_bias != mlp.up_bias) return "gate_bias and up_bias that differ";
-  if (mlp.alpha != 1 || mlp.limit != 0 || mlp.up_offset != 0) return "a clamped MLP";
+bool Has(const NormSpec& norm) {
+  return norm.kind != NormKind::kNone;
+}
+
+// Offsets are added to the weights when they are loaded, so that no kernel knows of them.
+std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
+  if (norm.kind == NormKind::kLayer) return absl::StrCat(slot, " LayerNorm");
+  if (Has(norm) && (!norm.has_weight || norm.has_bias)) {
+    return absl::StrCat(slot, " without weight or with bias");
+  }
   return "";
 }
 
-std::string UnbuiltLayer(const LayerSpec& layer) {
-  if (layer.order != LayerOrder::kSequential) return "parallel order";
-  if (layer.attention != AttentionKind::kHeads) return "attention other than over heads";
-  if (layer.mlp != MlpKind::kDense) return "an MLP that is not dense";
-  if (layer.attn_out.kind != NormKind::kNone) return "attn_out norm";
-  if (layer.mlp_out.kind != NormKind::kNone) return "mlp_out norm";
-  if (layer.attn_in.kind == NormKind::kNone) return "no attn_in norm";
-  if (layer.mlp_in.kind == NormKind::kNone) return "no mlp_in norm";
-  if (layer.residual_scale != 1) return absl::StrCat("residual_scale ", layer.residual_scale);
-  if (layer.output_scale != 1) return absl::StrCat("output_scale ", layer.output_scale);
-  if (layer.kv_from_layer >= 0) return "kv_from_layer";
-  if (layer.cache_group != 0) return "more than one cache group";
-  std::string unbuilt = UnbuiltNorm("attn_in", layer.attn_in);
-  if (unbuilt.empty()) unbuilt = UnbuiltNorm("mlp_in", layer.mlp_in);
-  if (unbuilt.empty()) unbuilt = UnbuiltAttention(layer.heads);
-  if (unbuilt.empty()) unbuilt = UnbuiltMlp(layer.dense);
+std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
+  const Knob knobs[] = {
+      {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
+      {"q_bias, k_bias and v_bias that differ",
+       heads.q_bias != heads.k_bias || heads.q_bias != heads.v_bias},
+      {"clip_qkv", heads.clip_qkv != 0},
+      {"qk_norm", Has(heads.qk_norm), true},
+      {"qk_norm with a weight for each head",
+       Has(heads.qk_norm) && heads.qk_norm_scope == QkNormScope::kPerHeadOwn},
+      {"qk_norm_after_rope", heads.qk_norm_after_rope},
+      {"v_norm", Has(heads.v_norm)},
+      {"a layer without rope", heads.rope < 0, true},
+      {"interleaved rope", heads.rope_style != RopeStyle::kHalf, true},
+      {"partial rotation",
+       heads.rope >= 0 && (heads.rotary_size != heads.head_size || heads.rotary_first != 0), true},
+      {"q_position_scale", heads.q_position_scale.beta != 0},
+      {"softcap", heads.softcap != 0, true},
+      {"window", heads.window != 0, true},
+      {"chunk", heads.chunk != 0},
+      {"sinks", heads.has_sinks, true},
+      {"value_scale", heads.value_scale != 1},
+      {"output_gate", heads.output_gate != GateKind::kNone},
+  };
+  std::string unbuilt = FirstUnbuilt(knobs, device);
+  return unbuilt.empty() ? UnbuiltNorm("qk_norm", heads.qk_norm) : unbuilt;
+}
+
+std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
+  const Knob knobs[] = {
+      {"an MLP without gate", !mlp.gated},
+      {"an activation other than silu", mlp.act != Activation::kSilu, true},
+      {"gate_bias and up_bias that differ", mlp.gate_bias != mlp.up_bias},
+      {"a clamped MLP", mlp.alpha != 1 || mlp.limit != 0 || mlp.up_offset != 0, true},
+  };
+  return FirstUnbuilt(knobs, device);
+}
+
+std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
+  const Knob knobs[] = {
+      {"router_softcap", moe.router_softcap != 0},
+      {"weight_on_input", moe.weight_on_input},
+      {"shared_average", moe.shared_average},
+  };
+  std::string unbuilt = FirstUnbuilt(knobs, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltMlp(moe.expert, device);
+  if (unbuilt.empty() && moe.shared) unbuilt = UnbuiltMlp(*moe.shared, device);
   return unbuilt;
+}
+
+std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
+  const std::string residual_scale = absl::StrCat("residual_scale ", layer.residual_scale);
+  const std::string output_scale = absl::StrCat("output_scale ", layer.output_scale);
+  const Knob knobs[] = {
+      {"parallel order", layer.order != LayerOrder::kSequential},
+      {"attention other than over heads", layer.attention != AttentionKind::kHeads},
+      {"no MLP", layer.mlp == MlpKind::kNone},
+      {"a mixture of experts", layer.mlp == MlpKind::kMoe, true},
+      {"attn_out norm", Has(layer.attn_out), true},
+      {"mlp_out norm", Has(layer.mlp_out), true},
+      {"no attn_in norm", !Has(layer.attn_in), true},
+      {"no mlp_in norm", !Has(layer.mlp_in), true},
+      {residual_scale, layer.residual_scale != 1, true},
+      {output_scale, layer.output_scale != 1, true},
+      {"kv_from_layer", layer.kv_from_layer >= 0},
+  };
+  std::string unbuilt = FirstUnbuilt(knobs, device);
+  const std::pair<absl::string_view, const NormSpec*> norms[] = {{"attn_in", &layer.attn_in},
+                                                                 {"attn_out", &layer.attn_out},
+                                                                 {"mlp_in", &layer.mlp_in},
+                                                                 {"mlp_out", &layer.mlp_out}};
+  for (const auto& [slot, norm] : norms) {
+    if (unbuilt.empty()) unbuilt = UnbuiltNorm(slot, *norm);
+  }
+  if (unbuilt.empty()) unbuilt = UnbuiltAttention(layer.heads, device);
+  if (unbuilt.empty() && layer.mlp == MlpKind::kMoe) return UnbuiltMoe(layer.moe, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltMlp(layer.dense, device);
+  return unbuilt;
+}
+
+// What of the model outside its layers.
+std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
+  const std::string embed_scale = absl::StrCat("embed_scale ", spec.embed_scale);
+  const std::string logit_scale = absl::StrCat("logit_scale ", spec.logit_scale);
+  const std::string logit_softcap = absl::StrCat("logit_softcap ", spec.logit_softcap);
+  const Knob knobs[] = {
+      {"no final norm", !Has(spec.final_norm)},
+      {"head_bias", spec.head_bias},
+      {embed_scale, spec.embed_scale != 1, true},
+      {logit_scale, spec.logit_scale != 1, true},
+      {logit_softcap, spec.logit_softcap != 0, true},
+  };
+  std::string unbuilt = FirstUnbuilt(knobs, device);
+  return unbuilt.empty() ? UnbuiltNorm("final", spec.final_norm) : unbuilt;
+}
+
+// Where it is refused: a knob that another device computes says so.
+absl::string_view Where(DeviceKind device) {
+  return device == DeviceKind::kCpu ? "by this version" : "on a GPU by this version";
 }
 
 std::string DumpNorm(const NormSpec& norm) {
@@ -176,6 +249,9 @@ std::string DumpHeads(const AttentionSpec& heads) {
   AppendSet(&text, absl::StrCat("clip ", heads.clip_qkv), heads.clip_qkv != 0);
   AppendSet(&text, absl::StrCat("qk_norm ", DumpNorm(heads.qk_norm)),
             heads.qk_norm.kind != NormKind::kNone);
+  AppendSet(&text, "whole", heads.qk_norm_scope == QkNormScope::kWhole);
+  AppendSet(&text, "own", heads.qk_norm_scope == QkNormScope::kPerHeadOwn);
+  AppendSet(&text, "qk_norm_after_rope", heads.qk_norm_after_rope);
   AppendSet(&text, absl::StrCat("v_norm ", DumpNorm(heads.v_norm)),
             heads.v_norm.kind != NormKind::kNone);
   AppendSet(&text, absl::StrCat("position_scale ", heads.q_position_scale.beta),
@@ -202,6 +278,27 @@ std::string DumpMlp(const MlpSpec& mlp) {
   return text;
 }
 
+std::string DumpMoe(const MoeSpec& moe) {
+  constexpr const char* kScores[] = {"softmax_all", "sigmoid", "softmax_chosen", "sigmoid_chosen"};
+  std::string text =
+      absl::StrCat("experts ", moe.top_k, " of ", moe.num_experts, " ",
+                   kScores[static_cast<std::size_t>(moe.score)], " ", DumpMlp(moe.expert));
+  AppendSet(&text, "router_bias", moe.router_bias);
+  AppendSet(&text, absl::StrCat("router_softcap ", moe.router_softcap), moe.router_softcap != 0);
+  AppendSet(&text, "choice_bias", moe.choice_bias);
+  AppendSet(&text,
+            absl::StrCat("groups ", moe.groups_kept, " of ", moe.groups, " by ",
+                         moe.group_score == GroupScore::kMax ? "max" : "top2_sum"),
+            moe.groups != 1);
+  AppendSet(&text, absl::StrCat("renormalise eps ", moe.renorm_eps), moe.renormalise);
+  AppendSet(&text, absl::StrCat("weight_scale ", moe.weight_scale), moe.weight_scale != 1);
+  AppendSet(&text, "weight_on_input", moe.weight_on_input);
+  if (moe.shared) absl::StrAppend(&text, " shared ", DumpMlp(*moe.shared));
+  AppendSet(&text, "shared_gate", moe.shared_gate);
+  AppendSet(&text, "shared_average", moe.shared_average);
+  return text;
+}
+
 std::string DumpLayer(const LayerSpec& layer) {
   std::string text = layer.order == LayerOrder::kSequential ? "sequential" : "parallel";
   absl::StrAppend(&text, "; attn_in ", DumpNorm(layer.attn_in), "; ");
@@ -217,8 +314,7 @@ std::string DumpLayer(const LayerSpec& layer) {
   if (layer.mlp == MlpKind::kDense) {
     text += DumpMlp(layer.dense);
   } else if (layer.mlp == MlpKind::kMoe) {
-    absl::StrAppend(&text, "experts ", layer.moe.top_k, " of ", layer.moe.num_experts, " ",
-                    DumpMlp(layer.moe.expert));
+    text += DumpMoe(layer.moe);
   } else {
     text += "no mlp";
   }
@@ -257,19 +353,14 @@ absl::Status ValidateSpec(const ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status CheckBuilt(const ModelSpec& spec) {
-  std::string unbuilt = UnbuiltNorm("final", spec.final_norm);
-  if (spec.final_norm.kind == NormKind::kNone) unbuilt = "no final norm";
-  if (spec.embed_scale != 1) unbuilt = absl::StrCat("embed_scale ", spec.embed_scale);
-  if (spec.head_bias) unbuilt = "head_bias";
-  if (spec.logit_scale != 1) unbuilt = absl::StrCat("logit_scale ", spec.logit_scale);
-  if (spec.logit_softcap != 0) unbuilt = absl::StrCat("logit_softcap ", spec.logit_softcap);
+absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device) {
+  std::string unbuilt = UnbuiltEnds(spec, device);
   if (!unbuilt.empty()) {
     return absl::UnimplementedError(
-        absl::StrCat("model with ", unbuilt, " is not supported by this version"));
+        absl::StrCat("model with ", unbuilt, " is not supported ", Where(device)));
   }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    unbuilt = UnbuiltLayer(spec.layers[i]);
+    unbuilt = UnbuiltLayer(spec.layers[i], device);
     if (unbuilt.empty() &&
         !(spec.layers[i].heads.num_kv_heads == spec.layers[0].heads.num_kv_heads &&
           spec.layers[i].heads.head_size == spec.layers[0].heads.head_size)) {
@@ -277,7 +368,7 @@ absl::Status CheckBuilt(const ModelSpec& spec) {
     }
     if (!unbuilt.empty()) {
       return absl::UnimplementedError(
-          absl::StrCat("layer ", i, " with ", unbuilt, " is not supported by this version"));
+          absl::StrCat("layer ", i, " with ", unbuilt, " is not supported ", Where(device)));
     }
   }
   return absl::OkStatus();

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/device.h"
 #include "models/rope_table.h"
 
 namespace quire::models {
@@ -207,9 +208,9 @@ void AssignCacheGroups(ModelSpec* spec);
 // that names the layer, the field, its value and the limit.
 absl::Status ValidateSpec(const ModelSpec& spec);
 
-// Refuses a spec that this version cannot compute. Returns UNIMPLEMENTED that names the layer, the
-// field and its value.
-absl::Status CheckBuilt(const ModelSpec& spec);
+// Refuses a spec that this version cannot compute on such a device: CUDA lacks some of what the CPU
+// has. Returns UNIMPLEMENTED that names the layer, the field and its value.
+absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device);
 
 // A spec as text, one line per group of equal layers, fields at their defaults left out. Two specs
 // with equal dumps are equal but for rounding of the rope tables, of which it shows first and last

@@ -21,7 +21,11 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
                                                 DType kv_dtype, std::uint32_t num_blocks) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
-    if (layer.attention != AttentionKind::kHeads || layer.cache_group != 0) {
+    // Groups that differ in their window alone share the pool: their pages look alike.
+    if (layer.attention != AttentionKind::kHeads ||
+        layer.heads.num_kv_heads != spec.layers[0].heads.num_kv_heads ||
+        layer.heads.head_size != spec.layers[0].heads.head_size ||
+        layer.heads.v_head_size != layer.heads.head_size) {
       return absl::UnimplementedError(
           absl::StrCat("layer ", i, " needs another kind of page than layer 0"));
     }
@@ -57,7 +61,7 @@ namespace {
 // The headers of the files, or what would be made up instead of them.
 absl::StatusOr<Checkpoint> OpenHeaders(const ModelFiles& files, const CheckedSpec& checked,
                                        LoadMode load_mode) {
-  if (load_mode == LoadMode::kReal) return Checkpoint::Open(files);
+  if (load_mode == LoadMode::kReal) return Checkpoint::Open(files, checked.config.stored_quantization);
   return DummyCheckpoint(checked.config, checked.spec, TensorNamesOf(checked.config),
                          /*with_values=*/false);
 }
@@ -68,7 +72,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
                                       DType kv_dtype, std::uint32_t num_blocks,
                                       const RunnerOptions& options, Quantization quantization,
                                       LoadMode load_mode) {
-  QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files));
+  QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files, DeviceKind::kCpu));
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenHeaders(files, checked, load_mode));
   const WeightTarget target{.quantization = quantization};
   QUIRE_ASSIGN_OR_RETURN(
@@ -146,7 +150,7 @@ absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
 
 absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
                                                   const DevicePlanOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files));
+  QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files, DeviceKind::kCuda));
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(checked.spec, options.runner));
   QUIRE_RETURN_IF_ERROR(CheckActivation(options.runner.activation, options.kv_dtype));
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,

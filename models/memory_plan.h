@@ -19,8 +19,9 @@
 namespace quire::models {
 
 // The pages of a model. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks
-// counts pages with the null page. Returns UNIMPLEMENTED when the layers need more than one group
-// of pages, INVALID_ARGUMENT from KvGeometry::Validate otherwise.
+// counts pages with the null page. Layers whose pages differ in their window alone share them. Returns
+// UNIMPLEMENTED that names the layer when rows differ, INVALID_ARGUMENT from KvGeometry::Validate
+// otherwise.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
                                                 DType kv_dtype, std::uint32_t num_blocks);
 

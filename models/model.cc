@@ -22,13 +22,37 @@ namespace quire::models {
 Model::Model() = default;
 Model::~Model() = default;
 
-absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files) {
+namespace {
+
+// One of the two tables of a longrope model, for all that it will compute: cached keys could not
+// follow a choice per pass.
+void ChooseLongrope(std::uint32_t max_context_tokens, ModelConfig* config) {
+  if (config->rope.kind != RopeKind::kLongrope) return;
+  const std::uint32_t context =
+      max_context_tokens == 0 ? config->max_position_embeddings : max_context_tokens;
+  config->rope.uses_long_factors = context > config->rope.original_max_position;
+}
+
+// What a fingerprint covers that no file says; the log says it, too.
+std::string ChoicesOf(const ModelConfig& config) {
+  if (config.rope.kind != RopeKind::kLongrope) return "";
+  const absl::string_view set = config.rope.uses_long_factors ? "long" : "short";
+  log::Info("model", "longrope factors chosen by the context",
+            {{"factors", set}, {"original_context", config.rope.original_max_position}});
+  return absl::StrCat("longrope ", set);
+}
+
+}  // namespace
+
+absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files, DeviceKind device,
+                                          std::uint32_t max_context_tokens) {
   CheckedSpec checked;
   QUIRE_ASSIGN_OR_RETURN(checked.config, ReadModelConfig(files));
+  ChooseLongrope(max_context_tokens, &checked.config);
   absl::StatusOr<ModelSpec> spec = FamilyNamed(checked.config.family).build_spec(checked.config);
   absl::Status status = spec.status();
   if (status.ok()) status = ValidateSpec(*spec);
-  if (status.ok()) status = CheckBuilt(*spec);
+  if (status.ok()) status = CheckBuilt(*spec, device);
   if (!status.ok()) {
     const std::string label = files.gguf().empty() ? files.LabelOf("config.json") : files.source();
     return absl::Status(status.code(), absl::StrCat(label, ": ", status.message()));
@@ -100,7 +124,9 @@ absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::s
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(CheckedSpec checked, ReadModelSpec(files));
+  QUIRE_ASSIGN_OR_RETURN(
+      CheckedSpec checked,
+      ReadModelSpec(files, backend.device().kind, options.max_context_tokens));
   auto model = std::make_unique<Model>();
   model->config = std::move(checked.config);
   model->spec = std::move(checked.spec);
@@ -108,7 +134,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
   absl::StatusOr<Checkpoint> opened =
       options.mode == LoadMode::kDummy
           ? DummyCheckpoint(model->config, model->spec, names, /*with_values=*/true)
-          : Checkpoint::Open(files);
+          : Checkpoint::Open(files, model->config.stored_quantization);
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, std::move(opened));
   const WeightTarget target{.cuda = backend.cuda() != nullptr,
                             .activation = options.activation,
@@ -126,7 +152,8 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
                                                      model->weight_bytes, " bytes, the limit is ",
                                                      options.weight_limit_bytes));
   }
-  QUIRE_ASSIGN_OR_RETURN(model->fingerprint, Fingerprint(files, checkpoint));
+  QUIRE_ASSIGN_OR_RETURN(model->fingerprint,
+                         Fingerprint(files, checkpoint, ChoicesOf(model->config)));
   QUIRE_ASSIGN_OR_RETURN(Weights weights,
                          LoadOrReadWeights(*slots, options.packed_dir, model->fingerprint, target,
                                            model->weight_bytes, backend));
@@ -138,6 +165,10 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
   model->stored_dtype = slots->stored_dtype;
   model->quantization = slots->integer_format.empty() ? "none" : slots->integer_format;
   model->warnings = model->config.warnings;
+  if (options.mode == LoadMode::kDummy &&
+      model->config.stored_quantization.method != StoredMethod::kNone) {
+    model->warnings.push_back("dummy weights are not quantised as quantization_config says");
+  }
   for (const auto* more : {&checkpoint.warnings(), &std::as_const(slots->warnings)}) {
     model->warnings.insert(model->warnings.end(), more->begin(), more->end());
   }

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/device.h"
 #include "base/dtype.h"
 #include "kernels/backend.h"
 #include "models/checkpoint/model_files.h"
@@ -46,6 +47,9 @@ struct LoadOptions {
   std::string packed_dir = {};
   // Refuses, before anything is loaded, a model whose weights take more than this. 0: no limit.
   std::int64_t weight_limit_bytes = 0;
+  // The most tokens of context that the model will be used with, which chooses between the two
+  // tables of a longrope model (rope_table.h). 0: its own max_position_embeddings.
+  std::uint32_t max_context_tokens = 0;
 };
 
 // Place:      between the files of a model and ModelRunner; the server shows its fields to clients.
@@ -65,7 +69,8 @@ struct Model {
   GenerationDefaults generation;         // config.generation
   std::string source;                    // the path, or "embedded model"
   std::string architecture;              // "LlamaForCausalLM"
-  std::string fingerprint;               // 32 hex digits: weights, configuration and tokenizer
+  std::string fingerprint;               // 32 hex digits: weights, configuration, tokenizer, and
+                                         // the table that a longrope model was loaded with
   std::int64_t parameter_count = 0;      // a tied matrix counts once
   std::int64_t weight_bytes = 0;         // as held in memory
   DType stored_dtype = DType::kInvalid;  // of most parameters; kInvalid: blocks of a GGUF file
@@ -78,7 +83,9 @@ struct CheckedSpec {
   ModelConfig config;
   ModelSpec spec;  // passed ValidateSpec and CheckBuilt
 };
-absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files);
+// What `device` will be asked to compute; max_context_tokens as LoadOptions. Errors as LoadModel.
+absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files, DeviceKind device,
+                                          std::uint32_t max_context_tokens = 0);
 
 // Reads, checks and packs a model. Every error names the file, key or tensor, its value and the
 // limit: NOT_FOUND (missing file), INVALID_ARGUMENT (broken or contradictory), UNIMPLEMENTED (a

@@ -37,17 +37,28 @@ struct Widths {
   std::int64_t qkv = 0;
   std::int64_t attended = 0;
   std::int64_t gate_up = 0;
+  std::int64_t hidden = 0;
+  std::int64_t experts = 0;       // of the largest mixture; 0: there is none
+  std::int64_t top_k = 0;         // likewise
+  std::int64_t expert_inner = 0;  // of gate and up of an expert or shared expert
   std::int64_t angles = 0;  // of all rope tables together
 };
 
 Widths WidthsOf(const ModelSpec& spec) {
   Widths widths;
+  widths.hidden = spec.hidden;
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec& heads = layer.heads;
     const std::int64_t all_heads = std::int64_t{heads.num_heads} + 2 * heads.num_kv_heads;
     widths.qkv = std::max(widths.qkv, all_heads * heads.head_size);
     widths.attended = std::max(widths.attended, std::int64_t{heads.num_heads} * heads.head_size);
     widths.gate_up = std::max(widths.gate_up, 2 * std::int64_t{layer.dense.intermediate});
+    if (layer.mlp != MlpKind::kMoe) continue;
+    const std::uint32_t shared = layer.moe.shared ? layer.moe.shared->intermediate : 0;
+    widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});
+    widths.top_k = std::max(widths.top_k, std::int64_t{layer.moe.top_k});
+    widths.expert_inner = std::max(
+        widths.expert_inner, 2 * std::int64_t{std::max(layer.moe.expert.intermediate, shared)});
   }
   for (const RopeTable& table : spec.rope_tables) {
     widths.angles += static_cast<std::int64_t>(table.inv_freq.size());
@@ -59,16 +70,34 @@ kernels::FloatPtr TakeFloats(Cutter& cutter, DType dtype, std::int64_t count) {
   return {cutter.Take<std::byte>(count * DTypeSize(dtype)), dtype};
 }
 
-// The memory of qkv and attended, and of gate_up after them.
+void CutMoe(Cutter& cutter, const Widths& widths, std::int64_t tokens, MoeBuffers* moe) {
+  if (widths.experts == 0) return;
+  moe->router_logits = cutter.Take<float>(tokens * widths.experts);
+  moe->chosen = cutter.Take<std::uint32_t>(tokens * widths.top_k);
+  moe->chosen_weights = cutter.Take<float>(tokens * widths.top_k);
+  moe->offsets = cutter.Take<std::uint32_t>(widths.experts + 1);
+  moe->rows = cutter.Take<std::uint32_t>(tokens * widths.top_k);
+  moe->row_weights = cutter.Take<float>(tokens * widths.top_k);
+  moe->inputs = cutter.Take<float>(tokens * widths.hidden);
+  moe->gate_up = cutter.Take<float>(tokens * widths.expert_inner);
+  moe->outputs = cutter.Take<float>(tokens * widths.hidden);
+  moe->sum = cutter.Take<float>(tokens * widths.hidden);
+}
+
+// The memory of qkv and attended, and of gate_up or moe after them.
 void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
               StepBuffers* buffers) {
   const std::int64_t tokens = limits.max_step_tokens;
   const std::int64_t element = DTypeSize(limits.activation);
   const std::int64_t attended_at = Cutter::RoundUp(tokens * widths.qkv * element);
   const std::int64_t attention = attended_at + tokens * widths.attended * element;
-  std::byte* const base =
-      cutter.Take<std::byte>(std::max(attention, tokens * widths.gate_up * element));
+  Cutter counted(nullptr);
+  CutMoe(counted, widths, tokens, &buffers->moe);
+  std::byte* const base = cutter.Take<std::byte>(
+      std::max({attention, tokens * widths.gate_up * element, counted.used()}));
   if (base == nullptr) return;
+  Cutter moe_cutter(base);
+  CutMoe(moe_cutter, widths, tokens, &buffers->moe);
   buffers->qkv = {base, limits.activation};
   buffers->attended = {base + attended_at, limits.activation};
   buffers->gate_up = buffers->qkv;

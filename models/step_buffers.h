@@ -26,11 +26,26 @@ struct StepLimits {
   std::uint32_t lookup_stride = 0;  // of the lookup table on a GPU
 };
 
+// What a mixture of experts needs beside normed; null where the model has none. E: the most experts
+// of a layer, K: the most that a token goes to.
+struct MoeBuffers {
+  float* router_logits = nullptr;    // [T, E]
+  std::uint32_t* chosen = nullptr;   // [T, K]
+  float* chosen_weights = nullptr;   // [T, K]
+  std::uint32_t* offsets = nullptr;  // [E + 1]
+  std::uint32_t* rows = nullptr;     // [T * K] by expert
+  float* row_weights = nullptr;      // [T * K]
+  float* inputs = nullptr;           // [T, hidden] of one expert, as the next two
+  float* gate_up = nullptr;          // [T, 2 * intermediate]
+  float* outputs = nullptr;          // [T, hidden]
+  float* sum = nullptr;              // [T, hidden] of all experts
+};
+
 // Every array of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
 //
 // Place:      owned by a runner, used by the blocks.
-// Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up shares
-//             its memory with qkv and attended, which are dead by then.
+// Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up and
+//             moe share the memory of qkv and attended, which are dead by then.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable, addresses stay.
 struct StepBuffers {
@@ -45,10 +60,11 @@ struct StepBuffers {
   float* cosines = nullptr;              // [rope tables][T, entries], one table after the other
   float* sines = nullptr;                // likewise
   float* x = nullptr;                    // [T, hidden] the residual stream
-  kernels::FloatPtr normed;              // [T, hidden]
+  kernels::FloatPtr normed;              // [T, hidden] what a branch reads, or what it gives
   kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d]
   kernels::FloatPtr attended;            // [T, heads * d]
   kernels::FloatPtr gate_up;             // [T, 2 * intermediate]
+  MoeBuffers moe;
   std::uint32_t* head_tokens = nullptr;  // [T] which tokens get logits, in order of logits_tokens
   kernels::FloatPtr head_in;             // [head_rows, hidden]
   float* logits = nullptr;               // [head_rows, vocab]

@@ -246,7 +246,9 @@ std::string ServedModelId(const ModelOptions& options) {
 absl::Status ValidateModel(const DaemonOptions& options) {
   if (options.device.type != DeviceChoice::kCuda) QUIRE_RETURN_IF_ERROR(SelectIsa(options));
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, OpenModelFiles(options.model));
-  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files));
+  const DeviceKind device =
+      options.device.type == DeviceChoice::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu;
+  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files, device));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
                          OpenTokenizer(options.model, files));
   QUIRE_RETURN_IF_ERROR(LoadChatTemplates(options.chat, files, *tokenizer).status());
@@ -303,7 +305,9 @@ absl::Status ModelStack::LoadWeights(const DaemonOptions& options, const models:
                                                                  : CudaActivationType(options),
                                  .quantization = options.model.quantization,
                                  .packed_dir = options.model.packed_dir,
-                                 .weight_limit_bytes = weight_limit_bytes}));
+                                 .weight_limit_bytes = weight_limit_bytes,
+                                 .max_context_tokens = static_cast<std::uint32_t>(
+                                     options.model.max_context_tokens.value_or(0))}));
   load_times_.read = absl::Now() - start;
   for (const std::string& warning : model_->warnings) {
     log::Warn("model", "while loading", {{"text", warning}});

@@ -366,7 +366,7 @@ void BM_SiluProduct(benchmark::State& state) {
   const DeviceBuffer y = Random<BF16>(*gpu, std::int64_t{rows} * columns);
   const auto* const gate = static_cast<const BF16*>(x.data());
   Measure(state, *gpu, {.bytes = 6.0 * rows * columns}, [&](int) {
-    return SiluProduct(gpu->backend, {gate, gate + columns, static_cast<BF16*>(y.data()),
+    return GatedProduct(gpu->backend, {gate, gate + columns, static_cast<BF16*>(y.data()),
                                       2 * std::int64_t{columns}, 2 * std::int64_t{columns}, columns,
                                       rows, columns});
   });

@@ -266,21 +266,45 @@ struct TileScales {
   const float* v;
 };
 
-// Scores of the first `valid` tokens become weights, times the scale of their value where there are
-// scales; the state's maximum, sum and columns follow. valid >= 1.
+// Tokens [from, to) of a tile.
+struct Seen {
+  std::size_t from;
+  std::size_t to;
+};
+
+// Scores p of the strips of `seen`, with their scales, become cap tanh(p / cap).
 template <bool kScaled>
-HWY_INLINE void SoftmaxTile(std::size_t valid, std::size_t columns, const TileScales& scales,
-                            float* HWY_RESTRICT p, float* HWY_RESTRICT state) {
+HWY_NOINLINE void CapScores(const Seen& seen, const TileScales& scales, float cap,
+                            float* HWY_RESTRICT p) {
   const DF d;
-  const std::size_t end = (valid + kStrip - 1) / kStrip * kStrip;
-  VF max = hn::Set(d, kNoMaximum);
-  for (std::size_t j = 0; j < end; j += kLanes) {
+  const VF limit = hn::Set(d, cap);
+  for (std::size_t j = seen.from / kStrip * kStrip; j < seen.to; j += kLanes) {
     VF s = hn::Load(d, p + j);
     if constexpr (kScaled) s = hn::Mul(s, hn::Load(d, scales.k + j));
-    if (j + kLanes > valid) {
-      const VF seen = hn::Set(d, static_cast<float>(valid));
+    hn::Store(hn::Mul(limit, Tanh(hn::Div(s, limit))), d, p + j);
+  }
+}
+
+// Scores of the tokens of `seen`, of which there is one, become weights, times the scale of their
+// value where there are scales; the state's maximum, sum and columns follow. Without key scales
+// those are in the scores already.
+template <bool kScaled>
+HWY_INLINE void SoftmaxTile(const Seen& seen, std::size_t columns, const TileScales& scales,
+                            float* HWY_RESTRICT p, float* HWY_RESTRICT state) {
+  const DF d;
+  const std::size_t begin = seen.from / kStrip * kStrip;
+  const std::size_t end = (seen.to + kStrip - 1) / kStrip * kStrip;
+  VF max = hn::Set(d, kNoMaximum);
+  for (std::size_t j = begin; j < end; j += kLanes) {
+    VF s = hn::Load(d, p + j);
+    if constexpr (kScaled) {
+      if (scales.k != nullptr) s = hn::Mul(s, hn::Load(d, scales.k + j));
+    }
+    if (j < seen.from || j + kLanes > seen.to) {
       const VF token = hn::Add(hn::Iota(d, 0), hn::Set(d, static_cast<float>(j)));
-      s = hn::IfThenElse(hn::Lt(token, seen), s, hn::Set(d, kNoMaximum));
+      const auto in = hn::And(hn::Ge(token, hn::Set(d, static_cast<float>(seen.from))),
+                              hn::Lt(token, hn::Set(d, static_cast<float>(seen.to))));
+      s = hn::IfThenElse(in, s, hn::Set(d, kNoMaximum));
     }
     hn::Store(s, d, p + j);
     max = hn::Max(max, s);
@@ -293,7 +317,7 @@ HWY_INLINE void SoftmaxTile(std::size_t valid, std::size_t columns, const TileSc
   }
   const VF subtrahend = hn::Set(d, new_max);
   float* const sums = state + columns + kStrip;
-  for (std::size_t j = 0; j < end; j += kLanes) {
+  for (std::size_t j = begin; j < end; j += kLanes) {
     const VF weight = Exp2(hn::Sub(hn::Load(d, p + j), subtrahend));
     float* const sum = sums + j % kStrip;
     hn::Store(hn::Add(hn::Load(d, sum), weight), d, sum);
@@ -352,6 +376,14 @@ HWY_INLINE void AddValues(const float* HWY_RESTRICT p, const T* const* strips, s
   for (; i < columns; i += kStrip) {
     AddColumns<T, kRows, 1>(p, strips, i, stride, begin, end, fetch, states, state_floats);
   }
+}
+
+// The same for one row of a block: tokens that its neighbours do not see.
+template <typename T, typename Fetch>
+HWY_NOINLINE void AddValuesOfRow(const float* p, const T* const* strips, std::size_t columns,
+                                 std::int64_t stride, std::size_t begin, std::size_t end,
+                                 Fetch& fetch, float* state) {
+  AddValues<T, 1>(p, strips, columns, stride, begin, end, fetch, state, 0);
 }
 
 }  // namespace HWY_NAMESPACE

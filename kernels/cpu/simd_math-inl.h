@@ -62,6 +62,52 @@ HWY_INLINE VF Exp(VF x) {
   return hn::IfThenElse(hn::Eq(x, x), y, x);
 }
 
+// Within 3 units in the last place; NaN for NaN. Polynomials interpolate at Chebyshev's nodes.
+// Below 0.625 x + x^3 P(x^2), where 1 - 2 / (e^2x + 1) would lose digits.
+HWY_INLINE VF Tanh(VF x) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0f);
+  const VF size = hn::Abs(x);
+  const VF z = hn::Mul(x, x);
+  VF p = hn::Set(d, -6.09671418e-3f);
+  p = hn::MulAdd(p, z, hn::Set(d, 2.09971797e-2f));
+  p = hn::MulAdd(p, z, hn::Set(d, -5.38509078e-2f));
+  p = hn::MulAdd(p, z, hn::Set(d, 1.33327693e-1f));
+  p = hn::MulAdd(p, z, hn::Set(d, -3.33333284e-1f));
+  const VF small = hn::MulAdd(hn::Mul(x, z), p, x);
+  const VF power = Exp(hn::Add(size, size));
+  const VF large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(power, one)));
+  return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
+}
+
+// The error function, within 4 units in the last place; NaN for NaN. Below 1 x P(x^2), above 1 -
+// e^Q(x), which is 1 from 4 on.
+HWY_INLINE VF Erf(VF x) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0f);
+  const VF size = hn::Abs(x);
+  const VF z = hn::Mul(x, x);
+  VF p = hn::Set(d, -5.64805989e-4f);
+  p = hn::MulAdd(p, z, hn::Set(d, 4.92176181e-3f));
+  p = hn::MulAdd(p, z, hn::Set(d, -2.67150551e-2f));
+  p = hn::MulAdd(p, z, hn::Set(d, 1.12803169e-1f));
+  p = hn::MulAdd(p, z, hn::Set(d, -3.76123428e-1f));
+  p = hn::MulAdd(p, z, hn::Set(d, 1.12837911f));
+  const VF four = hn::Set(d, 4.0f);
+  // Written so that NaN stays: it is not above.
+  const VF clamped = hn::IfThenElse(hn::Gt(size, four), four, size);
+  VF q = hn::Set(d, -1.32723617e-5f);
+  q = hn::MulAdd(q, clamped, hn::Set(d, 3.16937017e-4f));
+  q = hn::MulAdd(q, clamped, hn::Set(d, -3.43235140e-3f));
+  q = hn::MulAdd(q, clamped, hn::Set(d, 2.26047728e-2f));
+  q = hn::MulAdd(q, clamped, hn::Set(d, -1.03281118e-1f));
+  q = hn::MulAdd(q, clamped, hn::Set(d, -6.39141262e-1f));
+  q = hn::MulAdd(q, clamped, hn::Set(d, -1.12589359f));
+  q = hn::MulAdd(q, clamped, hn::Set(d, -7.65897799e-4f));
+  const VF large = hn::Sub(one, Exp(q));
+  return hn::IfThenElse(hn::Lt(size, one), hn::Mul(x, p), hn::CopySign(large, x));
+}
+
 // The fixed tree over 16 virtual lanes: i with i + 8, then + 4, + 2, + 1.
 HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   float s[8];

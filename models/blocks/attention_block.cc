@@ -5,6 +5,7 @@
 #include "kernels/linear.h"
 #include "kernels/norm.h"
 #include "kernels/qkv_store.h"
+#include "models/blocks/branch.h"
 
 namespace quire::models {
 namespace {
@@ -21,45 +22,71 @@ struct QkvLayout {
 // qkv = W norm(x) + bias
 absl::Status Project(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                      const QkvLayout& layout) {
-  const StepBuffers& b = *step.buffers;
-  QUIRE_RETURN_IF_ERROR(kernels::RmsNorm(*step.backend, {.x = b.x,
-                                                         .weight = weights.attn_in,
-                                                         .y = b.normed,
-                                                         .x_stride = step.hidden,
-                                                         .y_stride = step.hidden,
-                                                         .num_rows = step.num_tokens,
-                                                         .hidden = step.hidden,
-                                                         .epsilon = layer.attn_in.eps}));
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
+                         BranchInput(step, layer.attn_in, weights.attn_in));
   return ApplyLinear(*step.backend, weights.qkv,
-                     {.x = b.normed,
+                     {.x = input,
                       .weight = nullptr,
-                      .y = b.qkv,
+                      .y = step.buffers->qkv,
                       .x_stride = step.hidden,
                       .y_stride = layout.width,
                       .num_rows = step.num_tokens});
 }
 
+// q and k normed in place, head by head or all heads of a token at once.
+absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& heads,
+                                const LayerWeights& weights, const QkvLayout& layout) {
+  if (heads.qk_norm.kind == NormKind::kNone) return absl::OkStatus();
+  const kernels::FloatPtr qkv = step.buffers->qkv;
+  const struct {
+    kernels::FloatPtr x;
+    const float* weight;
+    std::uint32_t num_heads;
+  } parts[] = {{qkv, weights.q_norm, heads.num_heads},
+               {qkv + layout.q_width, weights.k_norm, heads.num_kv_heads}};
+  const bool whole = heads.qk_norm_scope == QkNormScope::kWhole;
+  for (const auto& part : parts) {
+    QUIRE_RETURN_IF_ERROR(kernels::RmsNorm(
+        *step.backend, {.x = part.x,
+                        .weight = part.weight,
+                        .y = part.x,
+                        .x_stride = layout.width,
+                        .y_stride = layout.width,
+                        .num_rows = step.num_tokens,
+                        .hidden = whole ? part.num_heads * heads.head_size : heads.head_size,
+                        .epsilon = heads.qk_norm.eps,
+                        .groups = whole ? 1 : part.num_heads}));
+  }
+  return absl::OkStatus();
+}
+
 // Rotates q and k, writes K and V of the step, then attended = attention(q, cache).
-absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
+absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads, const float* sinks,
                             std::uint32_t cache_layer, const QkvLayout& layout) {
   const StepBuffers& b = *step.buffers;
   const kernels::AnyKvView keys = kernels::KeyView(*step.kv, cache_layer);
   const kernels::AnyKvView values = kernels::ValueView(*step.kv, cache_layer);
-  const RopeAngles& angles = step.angles[static_cast<std::size_t>(heads.rope)];
-  QUIRE_RETURN_IF_ERROR(kernels::QkvStore(*step.backend, {.keys = &keys,
-                                                          .values = &values,
-                                                          .qkv = b.qkv,
-                                                          .qkv_stride = layout.width,
-                                                          .cosines = angles.cosines,
-                                                          .sines = angles.sines,
-                                                          .row_offsets = b.row_offsets,
-                                                          .token_rows = b.token_rows,
-                                                          .positions = b.positions,
-                                                          .batch_size = step.batch_size,
-                                                          .num_rows = step.num_tokens,
-                                                          .num_heads = heads.num_heads,
-                                                          .rotary_size = heads.rotary_size,
-                                                          .rotary_first = heads.rotary_first}));
+  const bool rotates = heads.rope >= 0;
+  const RopeAngles angles =
+      rotates ? step.angles[static_cast<std::size_t>(heads.rope)] : RopeAngles{nullptr, nullptr};
+  QUIRE_RETURN_IF_ERROR(kernels::QkvStore(
+      *step.backend,
+      {.keys = &keys,
+       .values = &values,
+       .qkv = b.qkv,
+       .qkv_stride = layout.width,
+       .cosines = angles.cosines,
+       .sines = angles.sines,
+       .row_offsets = b.row_offsets,
+       .token_rows = b.token_rows,
+       .positions = b.positions,
+       .batch_size = step.batch_size,
+       .num_rows = step.num_tokens,
+       .num_heads = heads.num_heads,
+       .rotary_size = rotates ? heads.rotary_size : 0,
+       .rotary_first = rotates ? heads.rotary_first : 0,
+       .style = heads.rope_style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf
+                                                     : kernels::RopeStyle::kInterleaved}));
   return kernels::PagedAttention(*step.backend, {.keys = &keys,
                                                  .values = &values,
                                                  .q = b.qkv,
@@ -72,7 +99,10 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
                                                  .scale = heads.scale,
                                                  .plan = step.plan,
                                                  .maps = step.maps,
-                                                 .layer = cache_layer});
+                                                 .layer = cache_layer,
+                                                 .window = heads.window,
+                                                 .softcap = heads.softcap,
+                                                 .sinks = sinks});
 }
 
 }  // namespace
@@ -80,18 +110,11 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
                             const LayerWeights& weights, std::uint32_t cache_layer) {
   const QkvLayout layout(layer.heads);
-  const StepBuffers& b = *step.buffers;
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, layout));
-  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, cache_layer, layout));
-  return ApplyLinear(*step.backend, weights.o,
-                     {.x = b.attended,
-                      .weight = nullptr,
-                      .residual = b.x,
-                      .y = b.x,
-                      .x_stride = layout.q_width,
-                      .residual_stride = step.hidden,
-                      .y_stride = step.hidden,
-                      .num_rows = step.num_tokens});
+  QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, layer.heads, weights, layout));
+  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights.sinks, cache_layer, layout));
+  return JoinProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
+                     layout.q_width);
 }
 
 }  // namespace quire::models

@@ -9,8 +9,10 @@
 #include "kernels/linear.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "kernels/softcap.h"
 #include "models/blocks/attention_block.h"
 #include "models/blocks/mlp_block.h"
+#include "models/blocks/moe_block.h"
 #include "models/blocks/step_context.h"
 
 namespace quire::models {
@@ -109,7 +111,9 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
     const LayerWeights& layer = weights.layers()[i];
     QUIRE_RETURN_IF_ERROR(
         AttentionBlock(context, spec.layers[i], layer, static_cast<std::uint32_t>(i)));
-    QUIRE_RETURN_IF_ERROR(MlpBlock(context, spec.layers[i], layer));
+    QUIRE_RETURN_IF_ERROR(spec.layers[i].mlp == MlpKind::kMoe
+                              ? MoeBlock(context, spec.layers[i], layer)
+                              : MlpBlock(context, spec.layers[i], layer));
     QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, i + 1));
   }
   if (step.hidden_out == nullptr) return absl::OkStatus();
@@ -123,13 +127,20 @@ absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,
                          const std::uint32_t* tokens, std::uint32_t num_rows) {
   QUIRE_RETURN_IF_ERROR(
       FinalNorm(spec, weights, backend, buffers->x, buffers->head_in, num_rows, tokens));
-  return ApplyLinear(backend, weights.head(),
-                     {.x = buffers->head_in,
-                      .weight = nullptr,
-                      .y = buffers->logits,
-                      .x_stride = spec.hidden,
-                      .y_stride = spec.vocab_size,
-                      .num_rows = num_rows});
+  QUIRE_RETURN_IF_ERROR(ApplyLinear(backend, weights.head(),
+                                    {.x = buffers->head_in,
+                                     .weight = nullptr,
+                                     .y = buffers->logits,
+                                     .x_stride = spec.hidden,
+                                     .y_stride = spec.vocab_size,
+                                     .num_rows = num_rows}));
+  if (spec.logit_scale == 1 && spec.logit_softcap == 0) return absl::OkStatus();
+  return kernels::Softcap(backend, {.x = buffers->logits,
+                                    .x_stride = spec.vocab_size,
+                                    .num_rows = num_rows,
+                                    .columns = spec.vocab_size,
+                                    .scale = spec.logit_scale,
+                                    .cap = spec.logit_softcap});
 }
 
 }  // namespace quire::models

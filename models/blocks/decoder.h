@@ -36,8 +36,8 @@ struct DecoderStep {
 // Leaves the output of the last layer in buffers->x. Returns the first error of an op.
 absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights, const DecoderStep& step);
 
-// logits[i] = head(norm(x[tokens[i]])) for at most limits.head_rows tokens, into buffers->logits.
-// `tokens` is memory of the backend.
+// logits[i] = head(norm(x[tokens[i]])), with the spec's factor and soft cap, for at most
+// limits.head_rows tokens, into buffers->logits. `tokens` is memory of the backend.
 absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,
                          const kernels::Backend& backend, StepBuffers* buffers,
                          const std::uint32_t* tokens, std::uint32_t num_rows);

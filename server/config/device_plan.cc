@@ -92,7 +92,8 @@ std::int64_t UsefulBlocks(const DaemonOptions& options, std::int32_t context_tok
 absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
                                       const models::ModelFiles& files, std::int64_t free_bytes,
                                       std::uint32_t num_sms) {
-  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files));
+  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model,
+                         models::ReadModelSpec(files, DeviceKind::kCuda));
   DevicePlan plan;
   plan.free_bytes = free_bytes;
   plan.reserve_bytes = options.pool.capacity_bytes ? 0 : options.device.reserve_bytes;
@@ -131,7 +132,8 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
 
 absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
                                            const models::ModelFiles& files) {
-  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files));
+  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model,
+                         models::ReadModelSpec(files, DeviceKind::kCpu));
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks, ConfiguredBlocks(options, model.spec));
   models::RunnerOptions runner;
   runner.max_rows = static_cast<std::uint32_t>(options.engine.max_running_sequences);

@@ -111,7 +111,7 @@ TEST(AllocationTest, OpsReuseTheirScratchMemory) {
                                     .num_heads = kHeads,
                                     .scale = 0.1f})
               .ok();
-    ok &= SiluProduct(*backend,
+    ok &= GatedProduct(*backend,
                       {y.data(), x.data(), y.data(), kHidden, kHidden, kHidden, kRows, kHidden})
               .ok();
     ok &= Sample(*backend, {rows, sampled, kVocab}).ok();

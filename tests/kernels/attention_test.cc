@@ -4,122 +4,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/kv_store.h"
+#include "tests/kernels/attention_sequences.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {
 namespace {
-
-struct AttentionCase {
-  DType dtype;
-  std::uint32_t heads;
-  std::uint32_t kv_heads;
-  std::uint32_t head_size;
-  std::uint32_t page_size;
-  int threads;
-};
-
-// Random K, V and Q of whole sequences; rows of q are found by (sequence, position).
-struct Sequences {
-  Sequences(const AttentionCase& c, std::vector<std::uint32_t> token_counts, std::uint32_t seed)
-      : shape(c), lengths(std::move(token_counts)) {
-    const std::uint32_t total = std::accumulate(lengths.begin(), lengths.end(), 0u);
-    k = RandomFloats(std::size_t{total} * kv_columns(), seed);
-    v = RandomFloats(std::size_t{total} * kv_columns(), seed + 1);
-    q = RandomFloats(std::size_t{total} * q_columns(), seed + 2);
-    stored_k = AsStored(k, c.dtype, c.head_size);
-    stored_v = AsStored(v, c.dtype, c.head_size);
-  }
-  std::uint32_t kv_columns() const { return shape.kv_heads * shape.head_size; }
-  std::uint32_t q_columns() const { return shape.heads * shape.head_size; }
-  std::size_t token(std::uint32_t b, std::uint32_t t) const {
-    return std::accumulate(lengths.begin(), lengths.begin() + b, std::size_t{t});
-  }
-
-  AttentionCase shape;
-  std::vector<std::uint32_t> lengths;
-  std::vector<float> k, v, q;
-  std::vector<float> stored_k, stored_v;  // as the pages hold them
-};
-
-// Softmax in two passes in double, from the values as the pages hold them.
-std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::uint32_t position,
-                             float scale) {
-  const AttentionCase& c = s.shape;
-  std::vector<double> out;
-  for (std::uint32_t h = 0; h < c.heads; ++h) {
-    const std::size_t kv = h / (c.heads / c.kv_heads) * c.head_size;
-    std::vector<double> p;
-    for (std::uint32_t t = 0; t <= position; ++t) {
-      double score = 0;
-      for (std::uint32_t d = 0; d < c.head_size; ++d) {
-        score += double{s.q[s.token(b, position) * s.q_columns() + h * c.head_size + d]} *
-                 s.stored_k[s.token(b, t) * s.kv_columns() + kv + d];
-      }
-      p.push_back(score * scale);
-    }
-    const double max = *std::max_element(p.begin(), p.end());
-    double sum = 0;
-    for (double& x : p) sum += x = std::exp(x - max);
-    for (std::uint32_t d = 0; d < c.head_size; ++d) {
-      double total = 0;
-      for (std::uint32_t t = 0; t <= position; ++t) {
-        total += p[t] * s.stored_v[s.token(b, t) * s.kv_columns() + kv + d];
-      }
-      out.push_back(total / sum);
-    }
-  }
-  return out;
-}
-
-// Everything before cached[b] is in the pages; rows cached[b] .. + fresh[b] are stored and attended
-// in one step. Returns the packed output rows.
-std::vector<float> RunStep(const Backend& backend, TestPool& pool, const Sequences& s,
-                           const std::vector<std::uint32_t>& cached,
-                           const std::vector<std::uint32_t>& fresh, bool fast = true) {
-  pool.SetStep(cached, fresh);
-  std::vector<float> q, k, v;
-  for (std::uint32_t b = 0; b < cached.size(); ++b) {
-    const std::size_t from = s.token(b, cached[b]);
-    const std::size_t to = from + fresh[b];
-    q.insert(q.end(), s.q.begin() + from * s.q_columns(), s.q.begin() + to * s.q_columns());
-    k.insert(k.end(), s.k.begin() + from * s.kv_columns(), s.k.begin() + to * s.kv_columns());
-    v.insert(v.end(), s.v.begin() + from * s.kv_columns(), s.v.begin() + to * s.kv_columns());
-  }
-  const AnyKvView keys = pool.keys();
-  const AnyKvView values = pool.values();
-  EXPECT_TRUE(KvStore(backend, {&keys, &values, k.data(), v.data(), pool.row_offsets(),
-                                s.kv_columns(), s.kv_columns(), pool.batch_size()})
-                  .ok());
-  GuardedRows out(pool.num_rows(), s.q_columns());
-  const AttentionParams params{.keys = &keys,
-                               .values = &values,
-                               .q = q.data(),
-                               .out = out.data(),
-                               .row_offsets = pool.row_offsets(),
-                               .q_stride = s.q_columns(),
-                               .out_stride = out.stride(),
-                               .batch_size = pool.batch_size(),
-                               .num_heads = s.shape.heads,
-                               .scale = 1.0f / std::sqrt(static_cast<float>(s.shape.head_size))};
-  if (fast) {
-    const absl::Status status = PagedAttention(backend, params);
-    EXPECT_TRUE(status.ok()) << status;
-  } else {
-    internal::AttentionCpu(params);
-  }
-  EXPECT_TRUE(out.GuardsIntact());
-  return out.Packed();
-}
-
-TestPool MakePool(const Sequences& s, std::uint32_t seed) {
-  const AttentionCase& c = s.shape;
-  return TestPool({c.dtype, 1, c.kv_heads, c.head_size, c.page_size},
-                  std::vector<std::uint32_t>(s.lengths.size(), 0), s.lengths, seed);
-}
 
 class AttentionParityTest : public testing::TestWithParam<AttentionCase> {};
 

@@ -211,7 +211,7 @@ void CheckSilu(const EmulatedBackend& cuda, std::uint32_t columns, std::uint32_t
   const std::vector<T> both = As<T>(values);
   DeviceArray<T> in(cuda, both);
   DeviceArray<T> y(cuda, kRows * stride);
-  SiluProductParams params{.gate = in.data(),
+  GatedProductParams params{.gate = in.data(),
                            .up = in.data() + columns,
                            .y = y.data(),
                            .gate_stride = stride,
@@ -219,7 +219,7 @@ void CheckSilu(const EmulatedBackend& cuda, std::uint32_t columns, std::uint32_t
                            .y_stride = stride,
                            .num_rows = kRows,
                            .columns = columns};
-  ASSERT_TRUE(SiluProduct(*cuda, params).ok());
+  ASSERT_TRUE(GatedProduct(*cuda, params).ok());
   const std::vector<T> got = y.Get();
   for (std::uint32_t m = 0; m < kRows; ++m) {
     for (std::uint32_t i = 0; i < stride; ++i) {
@@ -236,14 +236,14 @@ void CheckSilu(const EmulatedBackend& cuda, std::uint32_t columns, std::uint32_t
     }
   }
   params.y = in.data();
-  ASSERT_TRUE(SiluProduct(*cuda, params).ok());
+  ASSERT_TRUE(GatedProduct(*cuda, params).ok());
   const std::vector<T> in_place = in.Get();
   for (std::uint32_t m = 0; m < kRows; ++m) {
     EXPECT_EQ(std::memcmp(&in_place[m * stride], &got[m * stride], columns * sizeof(T)), 0);
   }
 }
 
-TEST(ElementwiseCudaTest, SiluProductIsExactRoundedOnce) {
+TEST(ElementwiseCudaTest, GatedProductIsExactRoundedOnce) {
   const EmulatedBackend cuda;
   for (const std::uint32_t columns : {1u, 8u, 100u, 1030u}) {
     for (const std::uint32_t gap : {0u, 3u}) {
@@ -255,7 +255,7 @@ TEST(ElementwiseCudaTest, SiluProductIsExactRoundedOnce) {
   DeviceArray<float> f32(cuda, 8);
   DeviceArray<BF16> bf16(cuda, 8);
   EXPECT_TRUE(absl::IsInvalidArgument(
-      SiluProduct(*cuda, {f32.data(), f32.data(), bf16.data(), 8, 8, 8, 1, 8})));
+      GatedProduct(*cuda, {f32.data(), f32.data(), bf16.data(), 8, 8, 8, 1, 8})));
 }
 
 TEST(ElementwiseCudaTest, RopeAnglesUpToAMillionTokens) {

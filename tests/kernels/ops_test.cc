@@ -86,7 +86,7 @@ TEST_P(RowOpsTest, RmsNormEqualsReferenceAndDouble) {
   }
 }
 
-TEST_P(RowOpsTest, SiluProductEqualsReferenceAndDouble) {
+TEST_P(RowOpsTest, GatedProductEqualsReferenceAndDouble) {
   const RowCase c = GetParam();
   const TestBackend backend(c.threads);
   auto gate = RandomFloats(std::size_t{c.rows} * c.columns, 4, 4.0f);
@@ -98,12 +98,12 @@ TEST_P(RowOpsTest, SiluProductEqualsReferenceAndDouble) {
   }
   const auto run = [&](bool fast) {
     GuardedRows y(c.rows, c.columns);
-    const SiluProductParams params{gate.data(), up.data(),  y.data(), c.columns,
+    const GatedProductParams params{gate.data(), up.data(),  y.data(), c.columns,
                                    c.columns,   y.stride(), c.rows,   c.columns};
     if (fast) {
-      EXPECT_TRUE(SiluProduct(*backend, params).ok());
+      EXPECT_TRUE(GatedProduct(*backend, params).ok());
     } else {
-      internal::SiluProductCpu(params, 0, c.rows);
+      internal::GatedProductCpu(params, 0, c.rows);
     }
     EXPECT_TRUE(y.GuardsIntact());
     return y.Packed();
@@ -179,7 +179,7 @@ TEST(RowOpsInvarianceTest, BitsDoNotDependOnRowsThreadsOrWidth) {
                                        .hidden = kColumns,
                                        .epsilon = 1e-6f})
                         .ok());
-        ASSERT_TRUE(SiluProduct(*backend, {x.data() + at, up.data() + at, silu[i].data() + at,
+        ASSERT_TRUE(GatedProduct(*backend, {x.data() + at, up.data() + at, silu[i].data() + at,
                                            kColumns, kColumns, kColumns, rows, kColumns})
                         .ok());
       }
@@ -327,7 +327,7 @@ TEST(RowOpsErrorTest, NamesWhatIsWrong) {
                                   .hidden = 0,
                                   .epsilon = 1e-5f})
                    .ok());
-  EXPECT_FALSE(SiluProduct(*backend, {x, x, x, 4, 3, 4, 1, 4}).ok());
+  EXPECT_FALSE(GatedProduct(*backend, {x, x, x, 4, 3, 4, 1, 4}).ok());
 }
 
 TEST(RowOpsErrorTest, RefusesBadRotations) {

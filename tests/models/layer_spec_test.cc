@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <string>
+
+#include "models/memory_plan.h"
 
 namespace quire::models {
 namespace {
@@ -33,9 +36,13 @@ ModelSpec LlamaSpec() {
   return spec;
 }
 
+constexpr DeviceKind kDevices[] = {DeviceKind::kCpu, DeviceKind::kCuda};
+
 TEST(LayerSpecTest, LlamaIsValidAndBuilt) {
   EXPECT_TRUE(ValidateSpec(LlamaSpec()).ok()) << ValidateSpec(LlamaSpec());
-  EXPECT_TRUE(CheckBuilt(LlamaSpec()).ok()) << CheckBuilt(LlamaSpec());
+  for (const DeviceKind device : kDevices) {
+    EXPECT_TRUE(CheckBuilt(LlamaSpec(), device).ok()) << CheckBuilt(LlamaSpec(), device);
+  }
 }
 
 TEST(LayerSpecTest, ContradictionsAreRefused) {
@@ -76,51 +83,117 @@ TEST(LayerSpecTest, ContradictionsAreRefused) {
   }
 }
 
+// A knob on some layer, or of the whole model, and its name.
+struct Knob {
+  const char* name;
+  std::function<void(ModelSpec&)> turn;
+};
+
+absl::Status Checked(const Knob& knob, DeviceKind device) {
+  ModelSpec spec = LlamaSpec();
+  knob.turn(spec);
+  return CheckBuilt(spec, device);
+}
+
 // Each knob that is drawn but not built is refused by its name, on whichever layer it stands.
 TEST(LayerSpecTest, UnbuiltKnobsAreRefusedByName) {
-  const std::pair<const char*, std::function<void(ModelSpec&)>> cases[] = {
+  const Knob knobs[] = {
       {"parallel", [](ModelSpec& s) { s.layers[2].order = LayerOrder::kParallel; }},
-      {"LayerNorm", [](ModelSpec& s) { s.layers[2].attn_in.kind = NormKind::kLayer; }},
-      {"weight_offset", [](ModelSpec& s) { s.layers[2].mlp_in.weight_offset = 1; }},
-      {"attn_out", [](ModelSpec& s) { s.layers[2].attn_out.kind = NormKind::kRms; }},
-      {"mlp_out", [](ModelSpec& s) { s.layers[2].mlp_out.kind = NormKind::kRms; }},
-      {"residual_scale", [](ModelSpec& s) { s.layers[2].residual_scale = 0.5f; }},
-      {"output_scale", [](ModelSpec& s) { s.layers[2].output_scale = 0.5f; }},
+      {"attn_in LayerNorm", [](ModelSpec& s) { s.layers[2].attn_in.kind = NormKind::kLayer; }},
+      {"mlp_in without weight", [](ModelSpec& s) { s.layers[2].mlp_in.has_weight = false; }},
+      {"attn_out LayerNorm", [](ModelSpec& s) { s.layers[2].attn_out.kind = NormKind::kLayer; }},
+      {"final without weight or with bias", [](ModelSpec& s) { s.final_norm.has_bias = true; }},
       {"attention other", [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kMla; }},
-      {"not dense", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kMoe; }},
+      {"no MLP", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kNone; }},
       {"clip_qkv", [](ModelSpec& s) { s.layers[2].heads.clip_qkv = 8; }},
-      {"qk_norm", [](ModelSpec& s) { s.layers[2].heads.qk_norm.kind = NormKind::kRms; }},
+      {"qk_norm LayerNorm",
+       [](ModelSpec& s) { s.layers[2].heads.qk_norm.kind = NormKind::kLayer; }},
+      {"qk_norm with a weight for each head",
+       [](ModelSpec& s) {
+         s.layers[2].heads.qk_norm.kind = NormKind::kRms;
+         s.layers[2].heads.qk_norm_scope = QkNormScope::kPerHeadOwn;
+       }},
+      {"qk_norm_after_rope", [](ModelSpec& s) { s.layers[2].heads.qk_norm_after_rope = true; }},
       {"v_norm", [](ModelSpec& s) { s.layers[2].heads.v_norm.kind = NormKind::kRms; }},
-      {"without rope", [](ModelSpec& s) { s.layers[2].heads.rope = -1; }},
-      {"interleaved", [](ModelSpec& s) { s.layers[2].heads.rope_style = RopeStyle::kInterleaved; }},
-      {"partial", [](ModelSpec& s) { s.layers[2].heads.rotary_size = 2; }},
       {"q_position_scale", [](ModelSpec& s) { s.layers[2].heads.q_position_scale.beta = 0.1f; }},
-      {"softcap", [](ModelSpec& s) { s.layers[2].heads.softcap = 50; }},
-      {"window", [](ModelSpec& s) { s.layers[2].heads.window = 32; }},
       {"chunk", [](ModelSpec& s) { s.layers[2].heads.chunk = 32; }},
-      {"sinks", [](ModelSpec& s) { s.layers[2].heads.has_sinks = true; }},
       {"value_scale", [](ModelSpec& s) { s.layers[2].heads.value_scale = 0.7f; }},
       {"output_gate", [](ModelSpec& s) { s.layers[2].heads.output_gate = GateKind::kSigmoid; }},
       {"v_head_size", [](ModelSpec& s) { s.layers[2].heads.v_head_size = 8; }},
       {"q_bias", [](ModelSpec& s) { s.layers[2].heads.q_bias = true; }},
       {"gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
-      {"silu", [](ModelSpec& s) { s.layers[2].dense.act = Activation::kGeluErf; }},
-      {"clamped", [](ModelSpec& s) { s.layers[2].dense.limit = 7; }},
       {"kv_from_layer", [](ModelSpec& s) { s.layers[2].kv_from_layer = 0; }},
       {"head geometry", [](ModelSpec& s) { s.layers[2].heads.num_kv_heads = 4; }},
+      {"head_bias", [](ModelSpec& s) { s.head_bias = true; }},
+  };
+  for (const Knob& knob : knobs) {
+    const absl::Status status = Checked(knob, DeviceKind::kCpu);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << knob.name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(knob.name));
+    EXPECT_EQ(Checked(knob, DeviceKind::kCuda).code(), absl::StatusCode::kUnimplemented);
+    ModelSpec spec = LlamaSpec();
+    knob.turn(spec);
+    EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
+  }
+}
+
+// What the CPU computes and CUDA does not: refused there by its name, never computed wrongly.
+TEST(LayerSpecTest, KnobsOfTheCpuAloneAreRefusedOnAGpu) {
+  const NormSpec norm = LlamaSpec().final_norm;
+  const Knob knobs[] = {
+      {"a mixture of experts", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kMoe; }},
+      {"attn_out", [&](ModelSpec& s) { s.layers[2].attn_out = norm; }},
+      {"mlp_out", [&](ModelSpec& s) { s.layers[2].mlp_out = norm; }},
+      {"attn_in", [](ModelSpec& s) { s.layers[2].attn_in = {}; }},
+      {"mlp_in", [](ModelSpec& s) { s.layers[2].mlp_in = {}; }},
+      {"residual_scale", [](ModelSpec& s) { s.layers[2].residual_scale = 0.5f; }},
+      {"output_scale", [](ModelSpec& s) { s.layers[2].output_scale = 0.5f; }},
+      {"qk_norm", [&](ModelSpec& s) { s.layers[2].heads.qk_norm = norm; }},
+      {"without rope", [](ModelSpec& s) { s.layers[2].heads.rope = -1; }},
+      {"interleaved", [](ModelSpec& s) { s.layers[2].heads.rope_style = RopeStyle::kInterleaved; }},
+      {"partial", [](ModelSpec& s) { s.layers[2].heads.rotary_size = 2; }},
+      {"softcap", [](ModelSpec& s) { s.layers[2].heads.softcap = 50; }},
+      {"window", [](ModelSpec& s) { s.layers[2].heads.window = 32; }},
+      {"sinks", [](ModelSpec& s) { s.layers[2].heads.has_sinks = true; }},
+      {"silu", [](ModelSpec& s) { s.layers[2].dense.act = Activation::kGeluErf; }},
+      {"clamped", [](ModelSpec& s) { s.layers[2].dense.limit = 7; }},
       {"embed_scale", [](ModelSpec& s) { s.embed_scale = 2; }},
       {"logit_scale", [](ModelSpec& s) { s.logit_scale = 2; }},
       {"logit_softcap", [](ModelSpec& s) { s.logit_softcap = 30; }},
-      {"head_bias", [](ModelSpec& s) { s.head_bias = true; }},
   };
-  for (const auto& [message, change] : cases) {
+  for (const Knob& knob : knobs) {
+    const absl::Status status = Checked(knob, DeviceKind::kCuda);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << knob.name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(knob.name));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("on a GPU"));
     ModelSpec spec = LlamaSpec();
-    change(spec);
-    const absl::Status status = CheckBuilt(spec);
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << message;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
-    EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << message << " does not show in the dump";
+    knob.turn(spec);
+    AssignCacheGroups(&spec);
+    EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
+    EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
   }
+}
+
+// Offsets of norms are in the weights by then.
+TEST(LayerSpecTest, AWeightOffsetIsBuiltEverywhere) {
+  ModelSpec spec = LlamaSpec();
+  spec.layers[2].mlp_in.weight_offset = 1;
+  for (const DeviceKind device : kDevices) EXPECT_TRUE(CheckBuilt(spec, device).ok());
+  EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec()));
+}
+
+TEST(LayerSpecTest, GroupsThatDifferInTheirWindowShareAPool) {
+  ModelSpec spec = LlamaSpec();
+  spec.layers[1].heads.window = 32;
+  AssignCacheGroups(&spec);
+  const auto geometry = KvGeometryFor(spec, 16, DType::kF32, 4);
+  ASSERT_TRUE(geometry.ok()) << geometry.status();
+  EXPECT_EQ(geometry->num_layers, 3u);
+  spec.layers[2].heads.head_size = 8;
+  spec.layers[2].heads.v_head_size = 8;
+  const auto other = KvGeometryFor(spec, 16, DType::kF32, 4);
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("layer 2"));
 }
 
 TEST(LayerSpecTest, WindowedLayersGetTheirOwnCacheGroup) {

@@ -1,0 +1,79 @@
+#include "models/blocks/branch.h"
+
+#include "base/status.h"
+#include "kernels/norm.h"
+#include "kernels/residual.h"
+
+namespace quire::models {
+namespace {
+
+absl::Status Norm(const StepContext& step, const NormSpec& norm, const float* weight,
+                  kernels::ConstFloatPtr x, kernels::FloatPtr y) {
+  return kernels::RmsNorm(*step.backend, {.x = x,
+                                          .weight = weight,
+                                          .y = y,
+                                          .x_stride = step.hidden,
+                                          .y_stride = step.hidden,
+                                          .num_rows = step.num_tokens,
+                                          .hidden = step.hidden,
+                                          .epsilon = norm.eps});
+}
+
+}  // namespace
+
+absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const NormSpec& norm,
+                                                   const float* weight) {
+  const StepBuffers& b = *step.buffers;
+  if (norm.kind == NormKind::kNone) return kernels::ConstFloatPtr(b.x);
+  QUIRE_RETURN_IF_ERROR(Norm(step, norm, weight, b.x, b.normed));
+  return kernels::ConstFloatPtr(b.normed);
+}
+
+BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights) {
+  return {&layer.attn_out, weights.attn_out, layer.residual_scale, 1};
+}
+
+BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights) {
+  return {&layer.mlp_out, weights.mlp_out, layer.residual_scale, layer.output_scale};
+}
+
+absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
+                         const LinearWeights& weights, kernels::ConstFloatPtr input,
+                         std::int64_t input_stride) {
+  const StepBuffers& b = *step.buffers;
+  if (output.is_sum()) {
+    return ApplyLinear(*step.backend, weights,
+                       {.x = input,
+                        .weight = nullptr,
+                        .residual = b.x,
+                        .y = b.x,
+                        .x_stride = input_stride,
+                        .residual_stride = step.hidden,
+                        .y_stride = step.hidden,
+                        .num_rows = step.num_tokens});
+  }
+  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights,
+                                    {.x = input,
+                                     .weight = nullptr,
+                                     .y = b.normed,
+                                     .x_stride = input_stride,
+                                     .y_stride = step.hidden,
+                                     .num_rows = step.num_tokens}));
+  return JoinBranch(step, output, b.normed.f32());
+}
+
+absl::Status JoinBranch(const StepContext& step, const BranchOutput& output, float* branch) {
+  if (output.norm->kind != NormKind::kNone) {
+    QUIRE_RETURN_IF_ERROR(Norm(step, *output.norm, output.norm_weight, branch, branch));
+  }
+  return kernels::ResidualAdd(*step.backend, {.x = step.buffers->x,
+                                              .branch = branch,
+                                              .x_stride = step.hidden,
+                                              .branch_stride = step.hidden,
+                                              .num_rows = step.num_tokens,
+                                              .columns = step.hidden,
+                                              .scale = output.scale,
+                                              .output_scale = output.output_scale});
+}
+
+}  // namespace quire::models
