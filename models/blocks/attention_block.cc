@@ -112,7 +112,8 @@ absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
   const QkvLayout layout(layer.heads);
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, layout));
   QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, layer.heads, weights, layout));
-  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights.sinks, cache_layer, layout));
+  const float* const sinks = layer.heads.has_sinks ? weights.sinks : nullptr;
+  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, sinks, cache_layer, layout));
   return JoinProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
                      layout.q_width);
 }
