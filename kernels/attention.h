@@ -47,15 +47,16 @@ struct AttentionParams {
 // the last term with sinks only.
 //
 // f32 throughout, in a tree that depends on p and the window alone, so chunks, batch, page ids and
-// threads cannot change a bit. A score is one chain of FMAs over the columns ascending, of q times scale / ln 2. A
-// tile of 64 tokens at a multiple of 64 is one online-softmax step in powers of two: token j adds
-// its weight to part j mod 16 of the sum, ascending, and its value to each column, ascending. A
-// span of 512 tokens has a state of its own; spans are folded left to right, and the parts of the
-// sum become one at the end, where a sink joins it. Keys beyond p are never read, nor are strips of
-// 16 keys at multiples of 16 that lie before every window of a call's rows of a sequence. int8 and fp8_e4m3 pages have one scale
-// per token and head, which multiplies the score, and the weight before it meets the value. Returns
-// INVALID_ARGUMENT as CheckKvStep, for head counts that do not divide, a stride below the heads, or
-// a negative soft cap; UNIMPLEMENTED for what is CPU only.
+// threads cannot change a bit. A score is one chain of FMAs over the columns ascending, of q times
+// scale / ln 2. A tile of 64 tokens at a multiple of 64 is one online-softmax step in powers of 2:
+// token j adds its weight to part j mod 16 of the sum, ascending, and its value to each column,
+// ascending. A span of 512 tokens has a state of its own; spans are folded left to right, and the
+// parts of the sum become one at the end, where a sink joins it. Keys beyond p are never read, nor
+// are strips of 16 keys at multiples of 16 that lie before the windows of all rows of a sequence.
+// int8 and fp8_e4m3 pages have one scale per token and head, which multiplies the score, and the
+// weight before it meets the value. Returns INVALID_ARGUMENT as CheckKvStep, for head counts that
+// do not divide, a stride below the heads, or a negative soft cap; UNIMPLEMENTED on a GPU for what
+// is CPU only.
 //
 // CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one
 // type. bf16 over bf16, f16, or one-byte pages with one scale per token and head, for heads of 16

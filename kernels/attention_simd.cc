@@ -87,7 +87,9 @@ struct Rows {
   std::uint32_t FirstKeyOf(std::size_t i) const {
     return params.window == 0 ? 0 : WindowBegin(KeysOf(i) - 1, params.window);
   }
-  std::size_t HeadOf(std::size_t i) const { return static_cast<std::size_t>(Column(i) / head_size); }
+  std::size_t HeadOf(std::size_t i) const {
+    return static_cast<std::size_t>(Column(i) / head_size);
+  }
   std::size_t query_floats() const { return packed * columns; }
   std::size_t states_floats() const { return packed * state_floats; }
 
@@ -127,7 +129,7 @@ void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
   }
 }
 
-// What the columns of a state are multiplied with: one over the sum of weights, with that of a sink.
+// What the columns of a state are multiplied with: one over the sum of weights, a sink's included.
 float InverseSum(const Rows& rows, std::size_t i, const float* state) {
   const float sum = SumLanes(state + rows.columns + kStrip);
   if (rows.params.sinks == nullptr) return 1.0f / sum;

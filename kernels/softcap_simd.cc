@@ -1,5 +1,5 @@
-// Traffic: 4 bytes in and out per element. Bound by exp and two divisions, about 40 instructions per
-// register: beside the product of the head, which reads a row of weights for each element, nothing.
+// Traffic: 4 bytes in and out per element. Bound by exp and two divisions, about 40 instructions
+// per register: nothing beside the product of the head, which reads a row of weights per element.
 
 #include <algorithm>
 #include <cstddef>

@@ -19,7 +19,7 @@
 namespace quire::models {
 
 // The pages of a model. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks
-// counts pages with the null page. Layers whose pages differ in their window alone share them. Returns
+// counts pages with the null page. Layers that differ in their window alone share pages. Returns
 // UNIMPLEMENTED that names the layer when rows differ, INVALID_ARGUMENT from KvGeometry::Validate
 // otherwise.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
