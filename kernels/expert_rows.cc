@@ -18,9 +18,9 @@ absl::Status CheckRows(const Backend& backend, absl::string_view op, std::int64_
     return absl::UnimplementedError(absl::StrCat(op, " has no CUDA kernel in this version"));
   }
   if (std::min(x_stride, y_stride) < std::int64_t{columns}) {
-    return absl::InvalidArgumentError(absl::StrCat(op, " of ", columns,
-                                                   " columns has strides x ", x_stride, ", y ",
-                                                   y_stride, ", each must hold a row"));
+    return absl::InvalidArgumentError(absl::StrCat(op, " of ", columns, " columns has strides x ",
+                                                   x_stride, ", y ", y_stride,
+                                                   ", each must hold a row"));
   }
   return absl::OkStatus();
 }
@@ -54,8 +54,8 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
 }
 
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) {
-  if (const absl::Status status = CheckRows(backend, "gathering of rows", params.x_stride,
-                                            params.y_stride, params.columns);
+  if (const absl::Status status =
+          CheckRows(backend, "gathering of rows", params.x_stride, params.y_stride, params.columns);
       !status.ok()) {
     return status;
   }

@@ -8,16 +8,15 @@ namespace {
 absl::Status Check(const RouterParams& params) {
   const std::uint32_t experts = params.num_experts;
   if (experts == 0 || params.logits_stride < std::int64_t{experts}) {
-    return absl::InvalidArgumentError(absl::StrCat("router of ", experts,
-                                                   " experts has logits in rows of ",
-                                                   params.logits_stride,
-                                                   ", a row must hold them all and at least 1"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("router of ", experts, " experts has logits in rows of ", params.logits_stride,
+                     ", a row must hold them all and at least 1"));
   }
   if (params.groups == 0 || experts % params.groups != 0 || params.groups_kept == 0 ||
       params.groups_kept > params.groups) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("router keeps ", params.groups_kept, " of ", params.groups,
-                     " groups, which must divide ", experts, " experts"));
+    return absl::InvalidArgumentError(absl::StrCat("router keeps ", params.groups_kept, " of ",
+                                                   params.groups, " groups, which must divide ",
+                                                   experts, " experts"));
   }
   const std::uint32_t per_group = experts / params.groups;
   if (params.top_k == 0 || params.top_k > params.groups_kept * per_group) {

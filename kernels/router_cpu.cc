@@ -17,8 +17,8 @@ constexpr std::uint32_t kNobody = UINT32_MAX;
 struct Row {
   std::span<const float> logits;
   std::span<float> scores;
-  std::span<float> choice;     // scores with the bias
-  std::span<float> groups;     // score of each group
+  std::span<float> choice;       // scores with the bias
+  std::span<float> groups;       // score of each group
   std::span<std::uint8_t> open;  // whether an expert can still be chosen
 };
 
@@ -125,7 +125,7 @@ void RouterCpu(const RouterParams& params, std::int64_t row_begin, std::int64_t 
     }
     std::fill(row.open.begin(), row.open.end(), std::uint8_t{1});
     if (params.groups > 1) KeepGroups(params, row);
-    std::uint32_t* const chosen = params.experts + m * params.top_k;        // [top_k]
+    std::uint32_t* const chosen = params.experts + m * params.top_k;  // [top_k]
     const std::span<float> weights{params.weights + m * params.top_k, params.top_k};
     for (std::uint32_t k = 0; k < params.top_k; ++k) {
       chosen[k] = Best(row.choice, row.open);

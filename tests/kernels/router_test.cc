@@ -35,8 +35,8 @@ const RouterCase kCases[] = {
     {"qwen3_moe", 128, 8, RouterScore::kSoftmaxAll, false, 1, 1, RouterGroupScore::kMax, true},
     {"qwen3_moe_plain", 128, 8, RouterScore::kSoftmaxAll},
     {"gpt_oss", 32, 4, RouterScore::kSoftmaxChosen},
-    {"deepseek_v2", 160, 6, RouterScore::kSoftmaxAll, false, 8, 3, RouterGroupScore::kMax, false,
-     0, 16.0f},
+    {"deepseek_v2", 160, 6, RouterScore::kSoftmaxAll, false, 8, 3, RouterGroupScore::kMax, false, 0,
+     16.0f},
     {"deepseek_v3", 256, 8, RouterScore::kSigmoid, true, 8, 4, RouterGroupScore::kTop2Sum, true,
      1e-20f, 2.5f},
     {"llama_4", 16, 1, RouterScore::kSigmoidChosen},
@@ -281,7 +281,7 @@ TEST(ExpertRowsTest, RowsAreSortedByExpertInTheirOwnOrder) {
   std::vector<std::uint32_t> offsets(6, 99);
   std::vector<std::uint32_t> rows(6, 99);
   std::vector<float> row_weights(6);
-  SortByExpertParams params{experts.data(), weights.data(),     offsets.data(), rows.data(),
+  SortByExpertParams params{experts.data(),     weights.data(), offsets.data(), rows.data(),
                             row_weights.data(), /*num_rows=*/3, /*top_k=*/2,    /*num_experts=*/5};
   ASSERT_TRUE(SortByExpert(*backend, params).ok());
   EXPECT_EQ(offsets, (std::vector<std::uint32_t>{0, 2, 2, 5, 6, 6}));

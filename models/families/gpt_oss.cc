@@ -1,0 +1,77 @@
+#include "models/families/gpt_oss.h"
+
+#include "absl/status/statusor.h"
+#include "base/status.h"
+#include "models/families/common.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kArchitectures[] = {"GptOssForCausalLM"};
+constexpr absl::string_view kModelTypes[] = {"gpt_oss"};
+constexpr absl::string_view kKeys[] = {
+    "attention_bias",      "num_local_experts",     "num_experts",    "n_routed_experts",
+    "num_experts_per_tok", "experts_per_token",     "sliding_window", "swiglu_limit",
+    "swiglu_alpha",        "initial_context_length"};
+constexpr ConfigDefaults kDefaults{.rope_theta = 150000,
+                                   .rms_norm_eps = 1e-5,
+                                   .max_position_embeddings = 131072,
+                                   .num_key_value_heads = 8,
+                                   .head_dim = 64,
+                                   .sliding_window = 128,
+                                   .num_experts = 128,
+                                   .experts_per_token = 4,
+                                   .attention_bias = true};
+constexpr TensorNames kNames{.sinks = "self_attn.sinks",
+                             .router = "router",
+                             .stacked_gate_up = "gate_up_proj",
+                             .stacked_down = "down_proj"};
+
+absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, GptOssFamily()));
+  for (LayerSpec& layer : spec.layers) {
+    layer.heads.has_sinks = true;
+    MlpSpec& mlp = layer.dense;
+    mlp.gate_bias = true;
+    mlp.up_bias = true;
+    mlp.down_bias = true;
+    mlp.alpha = static_cast<float>(config.moe.swiglu_alpha);
+    mlp.limit = static_cast<float>(config.moe.swiglu_limit);
+    mlp.up_offset = 1;
+  }
+  MoeSpec moe;
+  moe.score = RouterScore::kSoftmaxChosen;
+  moe.router_bias = true;
+  UseExperts(config, moe, &spec);
+  return spec;
+}
+
+// What files without rope settings mean.
+RopeConfig DefaultRope() {
+  RopeConfig rope;
+  rope.kind = RopeKind::kYarn;
+  rope.factor = 32;
+  rope.original_max_position = 4096;
+  rope.truncate = false;
+  return rope;
+}
+
+}  // namespace
+
+const Family& GptOssFamily() {
+  static const RopeConfig& kDefaultRope = *new RopeConfig(DefaultRope());
+  static const Family kFamily{.name = "gpt_oss",
+                              .architectures = kArchitectures,
+                              .model_types = kModelTypes,
+                              .defaults = kDefaults,
+                              .keys = kKeys,
+                              .windows = WindowRule::kEven,
+                              .default_rope = &kDefaultRope,
+                              .names = kNames,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec};
+  return kFamily;
+}
+
+}  // namespace quire::models

@@ -1,0 +1,53 @@
+#include "models/families/mixtral.h"
+
+#include "absl/status/statusor.h"
+#include "base/status.h"
+#include "models/families/common.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kArchitectures[] = {"MixtralForCausalLM"};
+constexpr absl::string_view kModelTypes[] = {"mixtral"};
+constexpr absl::string_view kKeys[] = {"num_local_experts", "num_experts",
+                                       "n_routed_experts",  "num_experts_per_tok",
+                                       "experts_per_token", "sliding_window"};
+constexpr ConfigDefaults kDefaults{.rope_theta = 1e6,
+                                   .rms_norm_eps = 1e-5,
+                                   .max_position_embeddings = 131072,
+                                   .num_key_value_heads = 8,
+                                   .num_experts = 8,
+                                   .experts_per_token = 2};
+// transformers 5 calls the block mlp in memory and saves it under the old name.
+constexpr TensorNames kNames{.moe = "block_sparse_moe",
+                             .moe_alias = "mlp",
+                             .expert_gate = "w1",
+                             .expert_up = "w3",
+                             .expert_down = "w2"};
+
+absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, MixtralFamily()));
+  MoeSpec moe;
+  moe.score = RouterScore::kSoftmaxAll;
+  moe.renormalise = true;
+  UseExperts(config, moe, &spec);
+  return spec;
+}
+
+}  // namespace
+
+const Family& MixtralFamily() {
+  static const Family kFamily{.name = "mixtral",
+                              .architectures = kArchitectures,
+                              .model_types = kModelTypes,
+                              .defaults = kDefaults,
+                              .keys = kKeys,
+                              .windows = WindowRule::kAll,
+                              .names = kNames,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec};
+  return kFamily;
+}
+
+}  // namespace quire::models

@@ -1,0 +1,481 @@
+// A mixture of experts with every knob set: its block against double precision, the bits of a row
+// whatever is beside it, what it costs, and the tensors and keys that are refused.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "models/blocks/moe_block.h"
+#include "models/dummy_checkpoint.h"
+#include "models/model.h"
+#include "models/step_buffers.h"
+#include "models/weights.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr std::uint32_t kHidden = 64;
+constexpr std::uint32_t kExperts = 8;
+constexpr std::uint32_t kChosen = 3;
+
+constexpr TensorNames kNames{.choice_bias = "gate.e_score_correction_bias",
+                             .shared = "shared_experts",
+                             .shared_gate = "shared_expert_gate"};
+
+// A dense layer, then one with experts.
+ModelSpec TestSpec() {
+  LayerSpec dense;
+  dense.attn_in = {.kind = NormKind::kRms, .eps = 1e-5f};
+  dense.mlp_in = dense.attn_in;
+  dense.heads.num_heads = 2;
+  dense.heads.num_kv_heads = 1;
+  dense.heads.head_size = 16;
+  dense.heads.v_head_size = 16;
+  dense.heads.rotary_size = 16;
+  dense.heads.rope = 0;
+  dense.heads.scale = 0.25f;
+  dense.dense.intermediate = 96;
+  LayerSpec sparse = dense;
+  sparse.mlp = MlpKind::kMoe;
+  sparse.dense = MlpSpec{};
+  MoeSpec& moe = sparse.moe;
+  moe.num_experts = kExperts;
+  moe.top_k = kChosen;
+  moe.expert = {.intermediate = 96, .gate_bias = true, .up_bias = true, .down_bias = true};
+  moe.score = RouterScore::kSigmoid;
+  moe.router_bias = true;
+  moe.choice_bias = true;
+  moe.groups = 4;
+  moe.groups_kept = 2;
+  moe.group_score = GroupScore::kTop2Sum;
+  moe.renormalise = true;
+  moe.renorm_eps = 1e-20f;
+  moe.weight_scale = 2.5f;
+  moe.shared = MlpSpec{.intermediate = 32};
+  moe.shared_gate = true;
+  ModelSpec spec;
+  spec.vocab_size = 16;
+  spec.hidden = kHidden;
+  spec.max_position = 64;
+  spec.layers = {dense, sparse};
+  spec.rope_tables.push_back({std::vector<float>(8, 0.5f), 1.0f});
+  spec.final_norm = dense.attn_in;
+  spec.tie_embeddings = true;
+  AssignCacheGroups(&spec);
+  return spec;
+}
+
+// The tensors of a spec with random values, to be changed before they are found.
+struct Tensors {
+  explicit Tensors(const ModelSpec& spec) {
+    ModelConfig config;
+    config.dtype = DType::kF32;
+    const auto dummy = DummyCheckpoint(config, spec, kNames, /*with_values=*/false);
+    EXPECT_TRUE(dummy.ok()) << dummy.status();
+    std::mt19937 random(5);
+    for (const StoredTensor& tensor : dummy->tensors()) {
+      const double inputs = static_cast<double>(tensor.shape.back());
+      double deviation = tensor.shape.size() == 1 ? 0.3 : 1.6 / std::sqrt(inputs);
+      // Small enough that every expert has rows.
+      if (absl::EndsWith(tensor.name, "correction_bias")) deviation = 0.05;
+      std::normal_distribution<float> normal(0, static_cast<float>(deviation));
+      std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
+      for (float& value : values) value = normal(random);
+      Set(tensor.name, tensor.shape, values);
+    }
+  }
+
+  void Set(const std::string& name, const std::vector<std::int64_t>& shape,
+           const std::vector<float>& values) {
+    shapes[name] = shape;
+    all[name] = std::make_shared<std::vector<float>>(values);
+  }
+  const std::vector<float>& operator[](const std::string& name) const { return *all.at(name); }
+
+  Checkpoint Make() const {
+    std::vector<StoredTensor> tensors;
+    for (const auto& [name, values] : all) {
+      StoredTensor tensor;
+      tensor.name = name;
+      tensor.type = "F32";
+      tensor.dtype = DType::kF32;
+      tensor.shape = shapes.at(name);
+      tensor.bytes = std::as_bytes(std::span(*values));
+      tensor.file = "made up";
+      tensors.push_back(std::move(tensor));
+    }
+    return Checkpoint::FromTensors(std::move(tensors), nullptr);
+  }
+
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  std::map<std::string, std::shared_ptr<std::vector<float>>> all;
+};
+
+std::string Layer1(const std::string& name) {
+  return absl::StrCat("model.layers.1.", name);
+}
+
+struct Loaded {
+  Loaded(const ModelSpec& s, const Tensors& tensors, int threads,
+         Quantization quantization = Quantization::kNone)
+      : spec(s), backend(threads), checkpoint(tensors.Make()) {
+    const WeightTarget target{.quantization = quantization};
+    auto slots = FindWeights(spec, kNames, checkpoint, target);
+    EXPECT_TRUE(slots.ok()) << slots.status();
+    auto loaded = Weights::Load(*slots, backend.backend, target);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    weights = std::make_unique<Weights>(*std::move(loaded));
+    EXPECT_EQ(weights->size_bytes(), WeightBytes(*slots, target));
+    auto allocated = Weights::Allocate(*slots, quantization);
+    EXPECT_EQ(allocated->size_bytes(), weights->size_bytes());
+    EXPECT_EQ(allocated->Sections().size(), weights->Sections().size());
+  }
+
+  // The stream behind the block of layer 1, rows of x being what is before it.
+  std::vector<float> Run(const std::vector<float>& x) {
+    const auto rows = static_cast<std::uint32_t>(x.size() / kHidden);
+    const StepLimits limits{.max_rows = 1, .max_step_tokens = rows + 3, .head_rows = 1};
+    auto buffers = StepBuffers::Allocate(spec, limits);
+    EXPECT_TRUE(buffers.ok()) << buffers.status();
+    // Nothing may be read that was not written.
+    std::memset(buffers->memory.data(), 0xff,
+                static_cast<std::size_t>(buffers->memory.size_bytes()));
+    std::copy(x.begin(), x.end(), buffers->x);
+    const StepContext step{.backend = &backend.backend,
+                           .kv = nullptr,
+                           .plan = nullptr,
+                           .maps = nullptr,
+                           .buffers = &*buffers,
+                           .angles = {},
+                           .num_tokens = rows,
+                           .batch_size = 1,
+                           .hidden = kHidden};
+    const absl::Status status = MoeBlock(step, spec.layers[1], weights->layers()[1]);
+    EXPECT_TRUE(status.ok()) << status;
+    return {buffers->x, buffers->x + x.size()};
+  }
+
+  ModelSpec spec;
+  TestBackend backend;
+  Checkpoint checkpoint;
+  std::unique_ptr<Weights> weights;
+};
+
+using Doubles = std::vector<double>;
+
+// W x + b; without a bias, `bias` is empty.
+Doubles Product(const Tensors& tensors, const std::string& name, const Doubles& x, bool has_bias) {
+  const std::vector<float>& w = tensors[Layer1(name + ".weight")];
+  const std::size_t rows = w.size() / x.size();
+  Doubles y(rows);
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (std::size_t i = 0; i < x.size(); ++i) y[r] += double{w[r * x.size() + i]} * x[i];
+    if (has_bias) y[r] += double{tensors[Layer1(name + ".bias")][r]};
+  }
+  return y;
+}
+
+double Sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+Doubles Mlp(const Tensors& tensors, const std::string& name, const Doubles& x, bool has_bias) {
+  Doubles gate = Product(tensors, name + ".gate_proj", x, has_bias);
+  const Doubles up = Product(tensors, name + ".up_proj", x, has_bias);
+  for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= Sigmoid(gate[i]) * up[i];
+  return Product(tensors, name + ".down_proj", gate, has_bias);
+}
+
+// The experts of a row, best first.
+std::vector<std::size_t> Choose(const Doubles& choice) {
+  constexpr std::size_t kPerGroup = 2;
+  std::vector<std::size_t> groups = {0, 1, 2, 3};
+  std::stable_sort(groups.begin(), groups.end(), [&](std::size_t a, std::size_t b) {
+    return choice[2 * a] + choice[2 * a + 1] > choice[2 * b] + choice[2 * b + 1];
+  });
+  std::vector<std::size_t> experts;
+  for (const std::size_t g : {groups[0], groups[1]}) {
+    for (std::size_t i = 0; i < kPerGroup; ++i) experts.push_back(g * kPerGroup + i);
+  }
+  std::sort(experts.begin(), experts.end(),
+            [&](std::size_t a, std::size_t b) { return choice[a] > choice[b]; });
+  experts.resize(kChosen);
+  return experts;
+}
+
+// One row of the block in double precision; `hit` counts the rows of each expert.
+Doubles ExactRow(const Tensors& tensors, const float* x, std::vector<int>* hit) {
+  Doubles n(x, x + kHidden);
+  double squares = 0;
+  for (const double value : n) squares += value * value;
+  for (std::size_t i = 0; i < n.size(); ++i) {
+    n[i] *= double{tensors[Layer1("post_attention_layernorm.weight")][i]} /
+            std::sqrt(squares / kHidden + double{1e-5f});
+  }
+  Doubles scores = Product(tensors, "mlp.gate", n, /*has_bias=*/true);
+  Doubles choice;
+  for (std::size_t e = 0; e < kExperts; ++e) {
+    scores[e] = Sigmoid(scores[e]);
+    choice.push_back(scores[e] + double{tensors[Layer1("mlp.gate.e_score_correction_bias")][e]});
+  }
+  const std::vector<std::size_t> experts = Choose(choice);
+  double sum = 1e-20;
+  for (const std::size_t e : experts) sum += scores[e];
+  Doubles y(x, x + kHidden);
+  for (const std::size_t e : experts) {
+    ++(*hit)[e];
+    const Doubles out = Mlp(tensors, absl::StrCat("mlp.experts.", e), n, /*has_bias=*/true);
+    for (std::size_t i = 0; i < kHidden; ++i) y[i] += 2.5 * scores[e] / sum * out[i];
+  }
+  const double gate = Sigmoid(Product(tensors, "mlp.shared_expert_gate", n, false)[0]);
+  const Doubles shared = Mlp(tensors, "mlp.shared_experts", n, /*has_bias=*/false);
+  for (std::size_t i = 0; i < kHidden; ++i) y[i] += gate * shared[i];
+  return y;
+}
+
+std::vector<float> RandomRows(std::uint32_t rows) {
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(std::size_t{rows} * kHidden);
+  for (float& value : x) value = normal(random);
+  return x;
+}
+
+TEST(MoeBlockTest, EqualsDoublePrecision) {
+  for (const bool shared_gate : {true, false}) {
+    ModelSpec spec = TestSpec();
+    spec.layers[1].moe.shared_gate = shared_gate;
+    Tensors tensors(spec);
+    Loaded loaded(spec, tensors, 2);
+    if (!shared_gate) {
+      // What an open gate would be, for the reference.
+      tensors.Set(Layer1("mlp.shared_expert_gate.weight"), {1, kHidden},
+                  std::vector<float>(kHidden, 0.0f));
+    }
+    constexpr std::uint32_t kRows = 100;
+    const auto x = RandomRows(kRows);
+    const auto got = loaded.Run(x);
+    std::vector<int> hit(kExperts, 0);
+    double difference = 0;
+    double norm = 0;
+    for (std::uint32_t m = 0; m < kRows; ++m) {
+      const float* const row = x.data() + m * kHidden;
+      Doubles want = ExactRow(tensors, row, &hit);
+      if (!shared_gate) {
+        // The gate of zeros let half of the shared expert through; all of it is wanted.
+        std::vector<int> ignored(kExperts, 0);
+        Tensors without = tensors;
+        without.Set(Layer1("mlp.shared_experts.down_proj.weight"), {kHidden, 32},
+                    std::vector<float>(kHidden * 32, 0.0f));
+        const Doubles routed = ExactRow(without, row, &ignored);
+        for (std::size_t i = 0; i < kHidden; ++i) want[i] += want[i] - routed[i];
+      }
+      for (std::size_t i = 0; i < kHidden; ++i) {
+        difference += std::pow(double{got[m * kHidden + i]} - want[i], 2);
+        norm += std::pow(want[i] - double{row[i]}, 2);
+      }
+    }
+    EXPECT_LE(std::sqrt(difference / norm), 2e-6);
+    EXPECT_GE(*std::min_element(hit.begin(), hit.end()), 1) << "rows that reach all experts";
+  }
+}
+
+TEST(MoeBlockTest, BitsOfARowDependOnThatRowAlone) {
+  const ModelSpec spec = TestSpec();
+  const Tensors tensors(spec);
+  constexpr std::uint32_t kRows = 33;
+  const auto x = RandomRows(kRows);
+  for (const Quantization quantization :
+       {Quantization::kNone, Quantization::kInt8G32, Quantization::kInt4G32}) {
+    Loaded one(spec, tensors, 1, quantization);
+    Loaded three(spec, tensors, 3, quantization);
+    const auto together = one.Run(x);
+    EXPECT_EQ(together, three.Run(x));
+    for (const auto& [begin, end] : {std::pair{0u, 1u}, {5u, 6u}, {7u, 20u}, {32u, 33u}}) {
+      const std::vector<float> some(x.begin() + begin * kHidden, x.begin() + end * kHidden);
+      const auto part = three.Run(some);
+      EXPECT_EQ(
+          std::memcmp(part.data(), together.data() + begin * kHidden, part.size() * sizeof(float)),
+          0)
+          << QuantizationName(quantization) << " rows " << begin << " to " << end;
+    }
+  }
+}
+
+// The matrices of experts that no row chose may hold anything: they are not read.
+TEST(MoeBlockTest, OnlyExpertsThatAreHitAreComputed) {
+  const ModelSpec spec = TestSpec();
+  const Tensors tensors(spec);
+  Loaded loaded(spec, tensors, 1);
+  const auto x = RandomRows(1);
+  const auto want = loaded.Run(x);
+  std::vector<int> hit(kExperts, 0);
+  ExactRow(tensors, x.data(), &hit);
+  EXPECT_EQ(std::count(hit.begin(), hit.end(), 0), kExperts - kChosen);
+  std::size_t spoiled = 0;
+  for (const Weights::Section& section : loaded.weights->Sections()) {
+    for (std::uint32_t e = 0; e < kExperts; ++e) {
+      if (hit[e] > 0 ||
+          !absl::StartsWith(section.label, absl::StrCat("layers.1.experts.", e, "."))) {
+        continue;
+      }
+      std::memset(section.bytes.data(), 0xff, section.bytes.size());
+      ++spoiled;
+    }
+  }
+  EXPECT_EQ(spoiled, 2u * (kExperts - kChosen));
+  EXPECT_EQ(loaded.Run(x), want);
+}
+
+absl::Status FindError(const ModelSpec& spec, const Tensors& tensors) {
+  const Checkpoint checkpoint = tensors.Make();
+  return FindWeights(spec, kNames, checkpoint, {}).status();
+}
+
+TEST(MoeWeightsTest, MissingSurplusAndMisshapenExpertsAreRefusedByName) {
+  const ModelSpec spec = TestSpec();
+  const std::string expert = Layer1("mlp.experts.5.up_proj.weight");
+  Tensors missing(spec);
+  ASSERT_EQ(missing.all.erase(expert), 1u);
+  absl::Status status = FindError(spec, missing);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(expert + " is missing"));
+
+  Tensors surplus(spec);
+  const std::string ninth = Layer1("mlp.experts.8.up_proj.weight");
+  surplus.Set(ninth, {96, kHidden}, std::vector<float>(96 * kHidden));
+  status = FindError(spec, surplus);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(ninth + " has no place"));
+
+  Tensors misshapen(spec);
+  misshapen.Set(expert, {kHidden, 96}, std::vector<float>(96 * kHidden));
+  status = FindError(spec, misshapen);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(expert + ": shape is [64, 96]"));
+
+  Tensors router(spec);
+  router.Set(Layer1("mlp.gate.weight"), {7, kHidden}, std::vector<float>(7 * kHidden));
+  EXPECT_THAT(std::string(FindError(spec, router).message()), HasSubstr("mlp.gate.weight"));
+
+  Tensors dense_too(spec);
+  dense_too.Set(Layer1("mlp.gate_proj.weight"), {96, kHidden}, std::vector<float>(96 * kHidden));
+  EXPECT_THAT(std::string(FindError(spec, dense_too).message()),
+              HasSubstr("mlp.gate_proj.weight has no place"));
+}
+
+TEST(MoeWeightsTest, RouterAndSharedGateAreNeverConverted) {
+  const ModelSpec spec = TestSpec();
+  const Tensors tensors(spec);
+  Loaded loaded(spec, tensors, 1, Quantization::kInt4G32);
+  const MoeWeights& moe = loaded.weights->layers()[1].moe;
+  EXPECT_EQ(moe.router.matrices[0].format(), kernels::WeightFormat::kPlain);
+  EXPECT_EQ(moe.shared_gate.matrices[0].format(), kernels::WeightFormat::kPlain);
+  EXPECT_EQ(moe.gate_up[3].matrices[0].format(), kernels::WeightFormat::kInt4);
+  EXPECT_EQ(moe.shared_down.matrices[0].format(), kernels::WeightFormat::kInt4);
+}
+
+TEST(MoeSpecTest, GpusAreRefusedByName) {
+  ModelSpec spec = TestSpec();
+  EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
+  EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
+  const absl::Status cuda = CheckBuilt(spec, DeviceKind::kCuda);
+  EXPECT_EQ(cuda.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(cuda.message()), HasSubstr("layer 1 with a mixture of experts"));
+  spec.layers[1].moe.weight_on_input = true;
+  EXPECT_THAT(std::string(CheckBuilt(spec, DeviceKind::kCpu).message()),
+              HasSubstr("weight_on_input"));
+}
+
+// Qwen3-MoE: its fixture's config.json with one key changed.
+absl::StatusOr<ModelSpec> QwenSpec(const json& changes) {
+  EditableFiles files("models/qwen3-moe-bf16");
+  json config = json::parse(files.Get("config.json"));
+  for (const auto& [key, value] : changes.items()) config[key] = value;
+  files.Set("config.json", config.dump());
+  auto checked = ReadModelSpec(files.Files(), DeviceKind::kCpu);
+  if (!checked.ok()) return checked.status();
+  return std::move(checked->spec);
+}
+
+TEST(MoeConfigTest, LayersAreDenseWhereTheConfigurationSaysSo) {
+  auto spec = QwenSpec({{"num_hidden_layers", 6},
+                        {"max_window_layers", 6},
+                        {"decoder_sparse_step", 2},
+                        {"mlp_only_layers", {3}}});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  for (std::size_t i = 0; i < 6; ++i) {
+    const bool sparse = i == 1 || i == 5;
+    const LayerSpec& layer = spec->layers[i];
+    EXPECT_EQ(layer.mlp, sparse ? MlpKind::kMoe : MlpKind::kDense) << i;
+    EXPECT_EQ(layer.dense.intermediate, sparse ? 0u : 192u) << i;
+    EXPECT_EQ(layer.moe.expert.intermediate, sparse ? 32u : 0u) << i;
+  }
+}
+
+TEST(MoeConfigTest, AliasesMustAgreeAndNumbersMustFit) {
+  auto same = QwenSpec({{"num_local_experts", 8}});
+  EXPECT_TRUE(same.ok()) << same.status();
+  const std::pair<json, const char*> refused[] = {
+      {{{"num_local_experts", 4}}, "num_local_experts is 4, but num_experts is 8"},
+      {{{"num_experts_per_tok", 9}}, "num_experts_per_tok is 9"},
+      {{{"num_experts", 0}}, "num_experts"},
+      {{{"mlp_only_layers", {7}}}, "mlp_only_layers has layer 7"},
+      {{{"decoder_sparse_step", 0}}, "decoder_sparse_step"},
+      {{{"moe_intermediate_size", -1}}, "moe_intermediate_size"},
+      {{{"shared_expert_intermediate_size", 64}}, "shared_expert_intermediate_size 64"},
+      {{{"routed_scaling_factor", 2.5}}, "routed_scaling_factor 2.5"},
+      {{{"n_group", 4}}, "n_group 4"}};
+  for (const auto& [changes, message] : refused) {
+    const auto spec = QwenSpec(changes);
+    ASSERT_FALSE(spec.ok()) << message;
+    EXPECT_THAT(std::string(spec.status().message()), HasSubstr(message));
+  }
+}
+
+TEST(MoeConfigTest, SpecsOfTheFixturesAreTheGoldenTexts) {
+  const auto moe_line = [](const char* folder) {
+    const auto files = ModelFiles::FromDirectory(TestDataPath(folder));
+    const auto checked = ReadModelSpec(*files, DeviceKind::kCpu);
+    EXPECT_TRUE(checked.ok()) << checked.status();
+    const std::string dump = DumpSpec(checked->spec);
+    const std::size_t begin = dump.find("experts ");
+    return dump.substr(begin, dump.find(';', begin) - begin);
+  };
+  EXPECT_EQ(moe_line("models/mixtral-bf16"),
+            "experts 2 of 4 softmax_all gated silu 96 renormalise eps 0");
+  EXPECT_EQ(moe_line("models/qwen3-moe-bf16"),
+            "experts 2 of 8 softmax_all gated silu 32 renormalise eps 0");
+}
+
+TEST(MoeConfigTest, DummyWeightsHaveExpertsToo) {
+  const auto files = ModelFiles::FromDirectory(TestDataPath("models/mixtral-bf16"));
+  const TestBackend backend;
+  const auto real = LoadModel(*files, backend.backend, {});
+  const auto dummy = LoadModel(*files, backend.backend, {.mode = LoadMode::kDummy});
+  ASSERT_TRUE(real.ok()) << real.status();
+  ASSERT_TRUE(dummy.ok()) << dummy.status();
+  EXPECT_EQ((*dummy)->weight_bytes, (*real)->weight_bytes);
+  EXPECT_EQ((*dummy)->parameter_count, (*real)->parameter_count);
+}
+
+}  // namespace
+}  // namespace quire::models
