@@ -227,7 +227,9 @@ float PackedLinear::QuantizedAt(std::uint32_t n, std::uint32_t k) const {
   const F16* const scale =
       static_cast<const F16*>(scales_.data()) +
       ((std::size_t{n} / kPanel * (k_ / group_) + k / group_) * parts) * kPanel + r;
-  return has_min_ ? value * scale->ToFloat() + scale[kPanel].ToFloat() : value * scale->ToFloat();
+  if (!has_min_) return value * scale->ToFloat();
+  const float min = scale[kPanel].ToFloat();
+  return min_in_steps_ ? (value + min) * scale->ToFloat() : value * scale->ToFloat() + min;
 }
 
 float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {

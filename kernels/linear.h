@@ -64,8 +64,9 @@ class PackedLinear {
   DType dtype() const { return dtype_; }
   // Inputs that share a scale; K: one per output feature.
   std::uint32_t group() const { return group_; }
-  // Weights are scale * q + min. CPU only.
+  // Weights are scale * q + min, or with min_in_steps scale * (q + min). CPU only.
   bool has_min() const { return has_min_; }
+  bool min_in_steps() const { return min_in_steps_; }
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
   // CPU only.
   std::int64_t panel_bytes() const {
@@ -97,6 +98,7 @@ class PackedLinear {
   std::uint32_t k_ = 0;
   std::uint32_t group_ = 0;
   bool has_min_ = false;
+  bool min_in_steps_ = false;
   WeightFormat format_ = WeightFormat::kPlain;
   DType dtype_ = DType::kInvalid;
   DeviceBuffer data_;

@@ -53,6 +53,9 @@ absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
         absl::StrCat("quantised weights are [", shape.n, ", ", shape.k, "], at most [", INT32_MAX,
                      ", ", kMaxInputs, "] and neither 0"));
   }
+  if (shape.min_in_steps && !shape.has_min) {
+    return absl::InvalidArgumentError("quantised weights have minimums in steps but no minimums");
+  }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const bool known = shape.group == 32 || shape.group == 64 || shape.group == 128 ||
                      (shape.group == 16 && !is_int4);
@@ -163,6 +166,7 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Allocate(const QuantizedShape& sha
   packed.k_ = shape.k;
   packed.group_ = shape.group;
   packed.has_min_ = shape.has_min;
+  packed.min_in_steps_ = shape.min_in_steps;
   packed.format_ = shape.format;
   packed.dtype_ = shape.scale_per_feature() ? DType::kF32 : DType::kF16;
   QUIRE_ASSIGN_OR_RETURN(
@@ -384,6 +388,7 @@ internal::IntLinearArgs ArgsOf(const LinearParams& params) {
           .scale_per_feature = weight.dtype() == DType::kF32,
           .is_int4 = weight.format() == WeightFormat::kInt4,
           .has_min = weight.has_min(),
+          .min_in_steps = weight.min_in_steps(),
           .x = {},
           .num_rows = params.num_rows,
           .bias = params.bias,

@@ -3,8 +3,8 @@
 // Integer weight matrices on the CPU: how they come to be, and what they compute. Linear
 // (linear.h) multiplies with them like with any other.
 //
-// A weight is scale * q, or scale * q + min, with a scale (and min) per output feature or per group
-// of inputs of it. Activations are quantised to int8 as they come in, and products are summed as
+// A weight is scale * q, scale * q + min or scale * (q + min), with a scale (and min) per output
+// feature or per group of inputs of it. Activations are quantised to int8 as they come in, and products are summed as
 // integers inside a group, so every instruction set with fused multiply-add gets the same bits.
 
 #include <cstddef>
@@ -29,6 +29,9 @@ struct QuantizedShape {
   // A weight is scale * q + min and q is not negative. Not with one scale per feature, unless k is
   // itself one of the groups above.
   bool has_min = false;
+  // With has_min: mins are whole steps, minus the zero points of formats that have them, and a
+  // weight is scale * (q + min), without loss where f16 holds the scale.
+  bool min_in_steps = false;
 
   // One f32 scale per feature instead of f16 scales per group.
   bool scale_per_feature() const {
@@ -46,7 +49,8 @@ struct QuantizedRow {
   // [k]. kInt8: -128 .. 127, with mins the bytes of 0 .. 255; kInt4: -8 .. 7, with mins 0 .. 15.
   std::span<std::int8_t> q;
   std::span<float> scales;  // [k / group], rounded to f16 unless scale_per_feature
-  std::span<float> mins;    // likewise; empty without has_min
+  // Likewise; empty without has_min. With min_in_steps integers of -2048 .. 2048, which f16 holds.
+  std::span<float> mins;
 };
 
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from

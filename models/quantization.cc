@@ -49,7 +49,7 @@ std::string FormName(const MatrixForm& form) {
   if (form.is_plain()) return std::string(DTypeName(form.dtype));
   std::string name = form.format == WeightFormat::kInt4 ? "int4" : "int8";
   if (form.group != 0) absl::StrAppend(&name, "_g", form.group);
-  if (form.has_min) name += "_min";
+  if (form.has_min) name += form.min_in_steps ? "_zero" : "_min";
   return name;
 }
 

@@ -18,8 +18,8 @@ namespace quire::models {
 // The values of model.quantization. All but the first two convert the matrices of the layers while
 // loading, and the output head to int8_g32; the embedding, norms and biases are not converted.
 enum class Quantization : std::uint8_t {
-  kAuto,  // as the files say: blocks of GGUF files as integers, other types unquantised
-  kNone,  // unquantised, blocks of GGUF files as f32
+  kAuto,  // as the files say: blocks of GGUF files and codes as integers, other types unquantised
+  kNone,  // unquantised, blocks and codes as f32, or as bf16 where that holds all values
   kInt8,  // one scale per output feature
   kInt8G32,
   kInt8G64,
@@ -46,16 +46,22 @@ struct MatrixForm {
   DType dtype = DType::kInvalid;  // kPlain
   std::uint32_t group = 0;        // inputs that share a scale; 0: one scale per output feature
   bool has_min = false;           // a weight is scale * q + min
+  bool min_in_steps = false;      // a weight is scale * (q + min); only with has_min
 
   bool is_plain() const { return format == kernels::WeightFormat::kPlain; }
   // REQUIRES: not plain.
   kernels::QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
-    return {.format = format, .n = n, .k = k, .group = group == 0 ? k : group, .has_min = has_min};
+    return {.format = format,
+            .n = n,
+            .k = k,
+            .group = group == 0 ? k : group,
+            .has_min = has_min,
+            .min_in_steps = min_in_steps};
   }
   friend bool operator==(const MatrixForm&, const MatrixForm&) = default;
 };
 
-// "bf16", "int8", "int4_g32", "int4_g32_min".
+// "bf16", "int8", "int4_g32", "int4_g32_min", with min_in_steps "int4_g32_zero".
 std::string FormName(const MatrixForm& form);
 
 // What matrices are converted to; nothing: they stay as stored.

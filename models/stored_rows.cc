@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "models/checkpoint/quantized_tensor.h"
 
 namespace quire::models {
 namespace {
@@ -29,6 +30,13 @@ std::span<const std::byte> RowBytes(const StoredTensor& tensor, std::int64_t row
       IsBlocks(tensor) ? GgmlRowBytes(tensor.blocks, k) : k * DTypeSize(tensor.dtype);
   return tensor.bytes.subspan(static_cast<std::size_t>(row * bytes),
                               static_cast<std::size_t>(bytes));
+}
+
+// Where row `row` of a matrix, or element `row` of a vector, is stored among the others.
+std::int64_t StoredPlace(const StoredTensor& tensor, std::int64_t row) {
+  if (!tensor.is_interleaved) return row;
+  const std::int64_t half = tensor.shape[0] / 2;
+  return row < half ? 2 * row : 2 * (row - half) + 1;
 }
 
 // F16::ToFloat without its branches, so that compilers use vectors. Of finite values.
@@ -113,29 +121,44 @@ absl::Status BeyondF16(const StoredTensor& tensor, std::int64_t row) {
       ", beyond f16; model.quantization none holds it as f32"));
 }
 
-absl::Status CheckFiniteBlocks(const StoredTensor& tensor, const kernels::Backend& backend) {
+bool IsFiniteRow(const StoredTensor& tensor, std::int64_t row) {
+  if (tensor.quantized != nullptr) {
+    return tensor.quantized->IsFiniteRow(tensor.first_row + StoredPlace(tensor, row));
+  }
+  std::vector<float> values(static_cast<std::size_t>(RowElements(tensor)));
+  WidenRow(tensor, row, values);
+  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
+
+absl::Status CheckFiniteCoded(const StoredTensor& tensor, const kernels::Backend& backend) {
   const std::int64_t k = RowElements(tensor);
   const std::int64_t rows = tensor.num_elements() / k;
-  const auto bad_element = [&](std::int64_t row, std::vector<float>* values) {
-    values->resize(static_cast<std::size_t>(k));
-    WidenRow(tensor, row, *values);
-    const auto is_bad = [](float value) { return !std::isfinite(value); };
-    return std::find_if(values->begin(), values->end(), is_bad) - values->begin();
-  };
   const std::int64_t bad = FirstBad(backend, rows, static_cast<double>(k), [&](std::int64_t row) {
-    std::vector<float> values;
-    return bad_element(row, &values) < k;
+    return !IsFiniteRow(tensor, row);
   });
   if (bad == rows) return absl::OkStatus();
-  std::vector<float> values;
-  const std::int64_t column = bad_element(bad, &values);
+  std::vector<float> values(static_cast<std::size_t>(k));
+  WidenRow(tensor, bad, values);
+  const std::int64_t column =
+      std::find_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); }) -
+      values.begin();
   return NotFinite(tensor, bad * k + column, values[static_cast<std::size_t>(column)]);
 }
 
 }  // namespace
 
 void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out) {
-  const std::span<const std::byte> bytes = RowBytes(tensor, row);
+  const std::int64_t stored = StoredPlace(tensor, row);
+  if (tensor.quantized != nullptr) return tensor.quantized->Row(tensor.first_row + stored, out);
+  if (tensor.is_transposed || (tensor.is_interleaved && tensor.shape.size() == 1)) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const auto column = static_cast<std::int64_t>(i);
+      out[i] = Element(tensor, tensor.is_transposed ? column * tensor.shape[0] + stored
+                                                    : StoredPlace(tensor, column));
+    }
+    return;
+  }
+  const std::span<const std::byte> bytes = RowBytes(tensor, stored);
   if (IsBlocks(tensor)) return DequantizeRow(tensor.blocks, bytes, out);
   if (tensor.dtype == DType::kF32) {
     std::memcpy(out.data(), bytes.data(), bytes.size());
@@ -179,15 +202,43 @@ absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t b
 }
 
 MatrixForm StoredForm(const StoredTensor& tensor) {
-  if (!IsBlocks(tensor)) return {.dtype = tensor.dtype};
+  if (!tensor.is_coded()) return {.dtype = tensor.dtype};
+  if (tensor.quantized != nullptr) {
+    const auto& shape = tensor.quantized->integer_shape();
+    if (!shape) return PlainForm(tensor);
+    return {.format = shape->format,
+            .group = shape->scale_per_feature() ? 0 : shape->group,
+            .has_min = shape->has_min,
+            .min_in_steps = shape->min_in_steps};
+  }
   const auto shape = IntegerShapeOf(tensor.blocks, static_cast<std::uint32_t>(tensor.shape[0]),
                                     static_cast<std::uint32_t>(tensor.shape[1]));
   return {.format = shape.format, .group = shape.group, .has_min = shape.has_min};
 }
 
+MatrixForm PlainForm(const StoredTensor& tensor) {
+  return {.dtype = tensor.quantized != nullptr ? tensor.quantized->plain_dtype() : DType::kF32};
+}
+
+void PlainRow(const StoredTensor& tensor, DType dtype, std::int64_t row, std::byte* out) {
+  const auto k = static_cast<std::size_t>(RowElements(tensor));
+  if (dtype == DType::kF32) return WidenRow(tensor, row, {reinterpret_cast<float*>(out), k});
+  QUIRE_CHECK(dtype == DType::kBF16 || dtype == DType::kF16);
+  std::vector<float> values(k);
+  WidenRow(tensor, row, values);
+  auto* const halves = reinterpret_cast<std::uint16_t*>(out);
+  for (std::size_t i = 0; i < k; ++i) {
+    halves[i] = dtype == DType::kBF16 ? BF16::FromFloat(values[i]).bits
+                                      : F16::FromFloat(values[i]).bits;
+  }
+}
+
 void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
                 const kernels::QuantizedRow& out) {
-  if (IsBlocks(tensor) && form == StoredForm(tensor)) {
+  if (tensor.is_coded() && form == StoredForm(tensor)) {
+    if (tensor.quantized != nullptr) {
+      return tensor.quantized->IntegerRow(tensor.first_row + StoredPlace(tensor, row), out);
+    }
     return DecodeRow(tensor.blocks, RowBytes(tensor, row), out);
   }
   std::vector<float> values(out.q.size());
@@ -197,7 +248,7 @@ void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t
 }
 
 absl::Status CheckFinite(const StoredTensor& tensor, const kernels::Backend& backend) {
-  if (IsBlocks(tensor)) return CheckFiniteBlocks(tensor, backend);
+  if (tensor.is_coded()) return CheckFiniteCoded(tensor, backend);
   const std::int64_t elements = tensor.num_elements();
   const std::int64_t units = (elements + kScanElements - 1) / kScanElements;
   const std::int64_t bad =

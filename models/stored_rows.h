@@ -14,8 +14,9 @@
 
 namespace quire::models {
 
-// Row `row` of [rows, k] as f32; of a vector, row 0 is all of it. REQUIRES: the tensor has a plain
-// type or blocks that are read.
+// Row `row` of [rows, k] as f32; of a vector, row 0 is all of it; of more dimensions the rows of all
+// matrices one behind the other. REQUIRES: the tensor has a plain type, blocks that are read or
+// codes.
 void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out);
 
 // Rows [begin, end) of [rows, k] in `dtype`, f32 or f16, one behind the other at `out`, with all
@@ -24,11 +25,17 @@ void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out
 absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t begin,
                          std::int64_t end, const kernels::Backend& backend, void* out);
 
-// The form that holds a matrix as it is stored: its own type, or the integers of its blocks.
+// The form that holds a matrix as it is stored: its own type, or the integers of its blocks or
+// codes; of codes that the integer kernels cannot hold without loss PlainForm.
 MatrixForm StoredForm(const StoredTensor& tensor);
+// The plain form that holds every value of a matrix of blocks or codes without loss.
+MatrixForm PlainForm(const StoredTensor& tensor);
 
-// One row in an integer form: decoded when that is the form of its blocks, else widened and
-// quantised. `out` has the sizes of the form; a value that is not finite gives a scale or min that
+// One row in `dtype`, f32, bf16 or f16, at `out`. REQUIRES: `dtype` holds the values (PlainForm).
+void PlainRow(const StoredTensor& tensor, DType dtype, std::int64_t row, std::byte* out);
+
+// One row in an integer form: decoded when that is the form of its blocks or codes, else widened
+// and quantised. `out` has the sizes of the form; a value that is not finite gives a scale or min that
 // is not.
 void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
                 const kernels::QuantizedRow& out);

@@ -32,8 +32,8 @@ struct IntRows {
 //   groups, ascending:     total = fma(float(I - O * sum), a * s, total); with mins then
 //                          total = fma(float(sum), a * min, total)
 //
-// where total starts at 0 and fma rounds once. Levels without fma (sse4) round twice and are levels
-// of their own.
+// where total starts at 0 and fma rounds once; with min_in_steps a min is what is stored times s,
+// which is exact. Levels without fma (sse4) round twice and are levels of their own.
 struct IntLinearArgs {
   const std::uint8_t* panels;  // of 16 features; see PackedLinear; aligned to 64 bytes
   std::int64_t panel_bytes;    // a multiple of 64
@@ -45,6 +45,7 @@ struct IntLinearArgs {
   bool scale_per_feature;  // then neither is_int4 nor has_min
   bool is_int4;
   bool has_min;
+  bool min_in_steps;  // only with has_min
   IntRows x;
   std::uint32_t num_rows;
   const float* bias;      // [n] or null

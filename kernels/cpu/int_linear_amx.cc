@@ -142,7 +142,8 @@ void AddGroup(Block& block, std::size_t g) {
         args.scale_per_feature
             ? _mm512_loadu_ps(static_cast<const float*>(args.scales) + panel * kPanel)
             : LoadF16(scales);
-    const __m512 min = args.has_min ? LoadF16(scales + kPanel) : _mm512_setzero_ps();
+    __m512 min = args.has_min ? LoadF16(scales + kPanel) : _mm512_setzero_ps();
+    if (args.min_in_steps) min = _mm512_mul_ps(min, scale);
     for (std::size_t r = 0; r < block.num_rows; ++r) {
       float* const total = block.totals[panel - block.begin][r];
       const std::size_t row = block.row + r;

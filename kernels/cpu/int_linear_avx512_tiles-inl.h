@@ -235,6 +235,7 @@ struct Group {
   std::int64_t row_scales_stride;
   const std::int32_t* sums;
   std::int64_t sums_stride;
+  __mmask16 steps;  // all lanes when mins are in steps of the scale, else none
 };
 
 // totals[R][P] += a group's products times its scales.
@@ -246,7 +247,10 @@ QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
     const std::uint16_t* const scales = group.scales + p * group.panel_scales;
     const __m512 scale = LoadF16(scales);
     __m512 min;
-    if constexpr (kMin) min = LoadF16(scales + kPanel);
+    if constexpr (kMin) {
+      min = LoadF16(scales + kPanel);
+      min = _mm512_mask_mul_ps(min, group.steps, min, scale);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512 a = _mm512_set1_ps(group.row_scales[r * group.row_scales_stride]);
@@ -288,7 +292,8 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Pla
                  row_scales,
                  wides,
                  args.x.sums + static_cast<std::int64_t>(at.row) * groups,
-                 groups};
+                 groups,
+                 static_cast<__mmask16>(args.min_in_steps ? 0xffff : 0)};
   const std::uint8_t* w = args.panels + at.panel * args.panel_bytes;
   const std::int64_t ahead[P] = {kAheadBytes};
   auto next = NextPanels<P>::Of(args, at, lines, kGroupScales);

@@ -121,7 +121,9 @@ float Total(const IntLinearArgs& args, const Output& at) {
     total = std::fma(static_cast<float>(dot), activation * scale->ToFloat(), total);
     if (args.has_min) {
       const std::int32_t sum = args.x.sums[row * groups + g];
-      total = std::fma(static_cast<float>(sum), activation * scale[kPanel].ToFloat(), total);
+      float min = scale[kPanel].ToFloat();
+      if (args.min_in_steps) min *= scale->ToFloat();
+      total = std::fma(static_cast<float>(sum), activation * min, total);
     }
   }
   return total;

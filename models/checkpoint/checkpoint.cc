@@ -13,6 +13,8 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "models/checkpoint/gguf.h"
+#include "models/checkpoint/join_quantized.h"
+#include "models/checkpoint/quantized_tensor.h"
 #include "models/text/json_value.h"
 
 namespace quire::models {
@@ -106,7 +108,8 @@ bool LiesIn(std::span<const std::byte> part, std::span<const std::byte> whole) {
 
 }  // namespace
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelFiles& files) {
+absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelFiles& files,
+                                            const StoredQuantization& quantization) {
   Checkpoint checkpoint;
   if (!files.gguf().empty()) {
     QUIRE_RETURN_IF_ERROR(checkpoint.AddGguf(files));
@@ -116,6 +119,10 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelFiles& files) {
     QUIRE_RETURN_IF_ERROR(checkpoint.AddShards(files));
   } else {
     return NoWeights(files);
+  }
+  if (files.gguf().empty()) {
+    QUIRE_RETURN_IF_ERROR(
+        JoinQuantized(quantization, &checkpoint.tensors_, &checkpoint.warnings_));
   }
   QUIRE_RETURN_IF_ERROR(checkpoint.Finish());
   return checkpoint;
@@ -187,7 +194,13 @@ absl::Status Checkpoint::Finish() {
       return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
                                                      " is also in ", tensors_[i - 1].file));
     }
-    total_bytes_ += static_cast<std::int64_t>(tensor.bytes.size());
+    if (tensor.quantized == nullptr) {
+      total_bytes_ += static_cast<std::int64_t>(tensor.bytes.size());
+      continue;
+    }
+    for (const StoredTensor* source : tensor.quantized->Sources()) {
+      total_bytes_ += static_cast<std::int64_t>(source->bytes.size());
+    }
   }
   return absl::OkStatus();
 }

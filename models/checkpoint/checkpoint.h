@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "models/checkpoint/model_files.h"
 #include "models/checkpoint/safetensors.h"
+#include "models/checkpoint/stored_quantization.h"
 
 namespace quire::models {
 
@@ -24,9 +25,11 @@ namespace quire::models {
 class Checkpoint {
  public:
   // Reads the GGUF file if files.gguf() names one, else model.safetensors, else
-  // model.safetensors.index.json and its shards. Returns NOT_FOUND or INVALID_ARGUMENT, with a hint
-  // when the directory holds weights of a format that is not read.
-  static absl::StatusOr<Checkpoint> Open(const ModelFiles& files);
+  // model.safetensors.index.json and its shards; matrices that are quantised are joined from their
+  // parts (join_quantized.h). Returns NOT_FOUND or INVALID_ARGUMENT, with a hint when the directory
+  // holds weights of a format that is not read.
+  static absl::StatusOr<Checkpoint> Open(const ModelFiles& files,
+                                         const StoredQuantization& quantization = {});
 
   // Tensors whose bytes lie in `memory`. REQUIRES: names are unique.
   static Checkpoint FromTensors(std::vector<StoredTensor> tensors,

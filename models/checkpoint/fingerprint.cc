@@ -7,6 +7,7 @@
 #include "base/keyed_hash.h"
 #include "base/status.h"
 #include "models/checkpoint/gguf.h"
+#include "models/checkpoint/quantized_tensor.h"
 
 namespace quire::models {
 namespace {
@@ -40,9 +41,21 @@ void AddSamples(KeyedHasher* hasher, std::span<const std::byte> bytes) {
   hasher->Update(bytes.subspan(last));
 }
 
+void AddTensor(KeyedHasher* hasher, const StoredTensor& tensor, bool whole) {
+  AddText(hasher, tensor.name);
+  AddText(hasher, tensor.type);
+  AddField(hasher, std::as_bytes(std::span<const std::int64_t>(tensor.shape)));
+  if (whole) {
+    AddField(hasher, tensor.bytes);
+  } else {
+    AddSamples(hasher, tensor.bytes);
+  }
+}
+
 }  // namespace
 
-absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoint& checkpoint) {
+absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoint& checkpoint,
+                                        absl::string_view choices) {
   KeyedHasher hasher(kFingerprintKey);
   if (!files.gguf().empty()) {
     // The header, which configuration and tokenizer come from, and what no tensor below holds.
@@ -61,15 +74,15 @@ absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoin
   }
   const bool whole = checkpoint.total_bytes() <= kWholeBytes;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
-    AddText(&hasher, tensor.name);
-    AddText(&hasher, tensor.type);
-    AddField(&hasher, std::as_bytes(std::span<const std::int64_t>(tensor.shape)));
-    if (whole) {
-      AddField(&hasher, tensor.bytes);
-    } else {
-      AddSamples(&hasher, tensor.bytes);
+    if (tensor.quantized == nullptr) {
+      AddTensor(&hasher, tensor, whole);
+      continue;
+    }
+    for (const StoredTensor* source : tensor.quantized->Sources()) {
+      AddTensor(&hasher, *source, whole);
     }
   }
+  if (!choices.empty()) AddText(&hasher, choices);
   const Hash128 hash = hasher.Finish();
   return absl::StrFormat("%016x%016x", hash.hi, hash.lo);
 }

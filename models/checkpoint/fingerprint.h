@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/checkpoint/model_files.h"
 
@@ -15,7 +16,9 @@ namespace quire::models {
 // and its rope factors, and over every tensor's name, type, shape and bytes; how tensors are spread
 // over files does not count. Of a checkpoint above 64 MiB each tensor gives its first and last 4
 // KiB and 14 places between, so that start-up does not read all of a large model: a change that
-// misses all of them is not seen.
-absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoint& checkpoint);
+// misses all of them is not seen. `choices` is what was chosen when the model was loaded and changes
+// what it computes; empty: nothing.
+absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoint& checkpoint,
+                                        absl::string_view choices = "");
 
 }  // namespace quire::models

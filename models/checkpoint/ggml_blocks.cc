@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -19,18 +20,18 @@ constexpr GgmlFormat kFormats[] = {
     {2, "Q4_0", true, 32, 18},       {3, "Q4_1", true, 32, 20},
     {6, "Q5_0", true, 32, 22},       {7, "Q5_1", true, 32, 24},
     {8, "Q8_0", true, 32, 34},       {9, "Q8_1", false, 32, 36},
-    {10, "Q2_K", false, 256, 84},    {11, "Q3_K", false, 256, 110},
+    {10, "Q2_K", true, 256, 84},    {11, "Q3_K", true, 256, 110},
     {12, "Q4_K", true, 256, 144},    {13, "Q5_K", true, 256, 176},
     {14, "Q6_K", true, 256, 210},    {15, "Q8_K", false, 256, 292},
     {16, "IQ2_XXS", false, 256, 66}, {17, "IQ2_XS", false, 256, 74},
     {18, "IQ3_XXS", false, 256, 98}, {19, "IQ1_S", false, 256, 50},
-    {20, "IQ4_NL", false, 32, 18},   {21, "IQ3_S", false, 256, 110},
-    {22, "IQ2_S", false, 256, 82},   {23, "IQ4_XS", false, 256, 136},
+    {20, "IQ4_NL", true, 32, 18},   {21, "IQ3_S", false, 256, 110},
+    {22, "IQ2_S", false, 256, 82},   {23, "IQ4_XS", true, 256, 136},
     {24, "I8", false, 1, 1},         {25, "I16", false, 1, 2},
     {26, "I32", false, 1, 4},        {27, "I64", false, 1, 8},
     {28, "F64", false, 1, 8},        {29, "IQ1_M", false, 256, 56},
     {30, "BF16", true, 1, 2},        {34, "TQ1_0", false, 256, 54},
-    {35, "TQ2_0", false, 256, 66},   {39, "MXFP4", false, 32, 17},
+    {35, "TQ2_0", false, 256, 66},   {39, "MXFP4", true, 32, 17},
 };
 
 // Small blocks have one scale, large ones eight or sixteen.
@@ -152,6 +153,74 @@ void DecodeQ6_K(const std::byte* block, const BlockOut& out) {
   }
 }
 
+// 256 values of two bits: 32 bytes hold four runs of 32, the lowest bits first, twice.
+void TwoBits(const std::byte* from, std::int8_t* q) {
+  for (int i = 0; i < kLargeBlock; ++i) {
+    q[i] = static_cast<std::int8_t>(Byte(from + 32 * (i / 128) + i % 32) >> (2 * (i % 128 / 32)) &
+                                    3);
+  }
+}
+
+void DecodeQ2_K(const std::byte* block, const BlockOut& out) {
+  const float d = Half(block + 80);
+  const float dmin = Half(block + 82);
+  for (int g = 0; g < 16; ++g) {
+    out.scales[g] = d * static_cast<float>(Byte(block + g) & 15);
+    out.mins[g] = -(dmin * static_cast<float>(Byte(block + g) >> 4));
+  }
+  TwoBits(block + 16, out.q);
+}
+
+void DecodeQ3_K(const std::byte* block, const BlockOut& out) {
+  const float d = Half(block + 108);
+  const std::byte* s = block + 96;
+  for (int g = 0; g < 16; ++g) {
+    const int low = g < 8 ? Byte(s + g % 8) & 15 : Byte(s + g % 8) >> 4;
+    const int high = Byte(s + 8 + g % 4) >> (2 * (g / 4)) & 3;
+    out.scales[g] = d * static_cast<float>(low + 16 * high - 32);
+  }
+  TwoBits(block + 32, out.q);
+  for (int i = 0; i < kLargeBlock; ++i) {
+    const int third = Byte(block + i % 32) >> (i / 32) & 1;
+    out.q[i] = static_cast<std::int8_t>(out.q[i] - 4 * (1 - third));
+  }
+}
+
+// 2 * count nibbles of `count` bytes, the low ones first, as places in a table.
+void Lookup(const std::byte* from, int count, const std::array<std::int8_t, 16>& table,
+            std::int8_t* q) {
+  for (int i = 0; i < count; ++i) {
+    q[i] = table[static_cast<std::size_t>(Byte(from + i) & 15)];
+    q[i + count] = table[static_cast<std::size_t>(Byte(from + i) >> 4)];
+  }
+}
+
+constexpr std::array<std::int8_t, 16> kNonLinear = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                    1,    13,   25,  38,  53,  69,  89,  113};
+// Twice the values of e2m1; code 8 is plus zero here.
+constexpr std::array<std::int8_t, 16> kTwiceE2M1 = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                    0, -1, -2, -3, -4, -6, -8, -12};
+
+void DecodeIQ4_NL(const std::byte* block, const BlockOut& out) {
+  out.scales[0] = Half(block);
+  Lookup(block + 2, kSmallBlock / 2, kNonLinear, out.q);
+}
+
+void DecodeIQ4_XS(const std::byte* block, const BlockOut& out) {
+  const float d = Half(block);
+  const int high = Byte(block + 2) | Byte(block + 3) << 8;
+  for (int g = 0; g < 8; ++g) {
+    const int low = Byte(block + 4 + g / 2) >> (4 * (g % 2)) & 15;
+    out.scales[g] = d * static_cast<float>(low + 16 * (high >> (2 * g) & 3) - 32);
+    Lookup(block + 8 + 16 * g, 16, kNonLinear, out.q + 32 * g);
+  }
+}
+
+void DecodeMXFP4(const std::byte* block, const BlockOut& out) {
+  out.scales[0] = std::ldexp(1.0f, Byte(block) - 128);
+  Lookup(block + 1, kSmallBlock / 2, kTwiceE2M1, out.q);
+}
+
 struct BlockFormat {
   GgmlType type;
   kernels::WeightFormat format;
@@ -169,6 +238,11 @@ constexpr BlockFormat kBlockFormats[] = {
     {GgmlType::kQ4_K, kernels::WeightFormat::kInt4, 32, true, DecodeQ4_K},
     {GgmlType::kQ5_K, kernels::WeightFormat::kInt8, 32, true, DecodeQ5_K},
     {GgmlType::kQ6_K, kernels::WeightFormat::kInt8, 16, false, DecodeQ6_K},
+    {GgmlType::kQ2_K, kernels::WeightFormat::kInt8, 16, true, DecodeQ2_K},
+    {GgmlType::kQ3_K, kernels::WeightFormat::kInt8, 16, false, DecodeQ3_K},
+    {GgmlType::kIQ4_NL, kernels::WeightFormat::kInt8, 32, false, DecodeIQ4_NL},
+    {GgmlType::kIQ4_XS, kernels::WeightFormat::kInt8, 32, false, DecodeIQ4_XS},
+    {GgmlType::kMXFP4, kernels::WeightFormat::kInt8, 32, false, DecodeMXFP4},
 };
 
 const BlockFormat& BlockFormatOf(GgmlType type) {

@@ -24,10 +24,15 @@ enum class GgmlType : std::uint32_t {
   kQ5_0 = 6,
   kQ5_1 = 7,
   kQ8_0 = 8,
+  kQ2_K = 10,
+  kQ3_K = 11,
   kQ4_K = 12,
   kQ5_K = 13,
   kQ6_K = 14,
+  kIQ4_NL = 20,
+  kIQ4_XS = 23,
   kBF16 = 30,
+  kMXFP4 = 39,
   kNone = 0xffffffff,  // no such type
 };
 
@@ -57,13 +62,15 @@ void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<floa
 // mins that kernels round to f16.
 //
 //   Q8_0 int8 g32;  Q4_0 int4 g32;  Q4_1, Q4_K int4 g32 with mins;  Q5_0 int8 g32;
-//   Q5_1, Q5_K int8 g32 with mins;  Q6_K int8 g16
+//   Q5_1, Q5_K int8 g32 with mins;  Q2_K int8 g16 with mins;  Q3_K, Q6_K int8 g16;  IQ4_NL, IQ4_XS
+//   and, twice its values, MXFP4 int8 g32
 //
 // REQUIRES: `type` is a block format (elements > 1).
 kernels::QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
 
-// One row in that form. Scales and mins are exact in f32: those of Q4_K, Q5_K and Q6_K are products
-// of a half and a small integer, which f16 rounds (or, from 65520 on, makes infinite). REQUIRES: as
+// One row in that form. Scales and mins are exact in f32: those of Q2_K to Q6_K and IQ4_XS are
+// products of a half and a small integer, which f16 rounds (or, from 65520 on, makes infinite), and
+// those of MXFP4 powers of two, which f16 lacks from 2^16 on and below 2^-24. REQUIRES: as
 // DequantizeRow, and the spans of `out` have the sizes of IntegerShapeOf.
 void DecodeRow(GgmlType type, std::span<const std::byte> row, const kernels::QuantizedRow& out);
 

@@ -20,7 +20,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::string NameOf(const QuantizedShape& shape) {
   return absl::StrCat(WeightFormatName(shape.format), "_g", shape.group,
-                      shape.has_min ? "_min" : "", "_n", shape.n, "_k", shape.k);
+                      shape.min_in_steps ? "_zero" : shape.has_min ? "_min" : "", "_n", shape.n,
+                      "_k", shape.k);
 }
 
 // A matrix with every integer that its format has, and what it is worth in double.
@@ -42,7 +43,9 @@ TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape, std::
   std::vector<float> scales(std::size_t{shape.n} * groups);
   for (float& value : scales) value = scale(rng);
   std::vector<float> mins(shape.has_min ? scales.size() : 0);
-  for (float& value : mins) value = -8 * scale(rng);
+  for (float& value : mins) {
+    value = shape.min_in_steps ? -static_cast<float>(integer(rng) + 1) : -8 * scale(rng);
+  }
   auto packed = PackQuantizedRows(backend, shape, [&](std::uint32_t row, const QuantizedRow& out) {
     EXPECT_EQ(out.q.size(), shape.k);
     EXPECT_EQ(out.scales.size(), groups);
@@ -60,7 +63,9 @@ TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape, std::
   };
   for (std::size_t i = 0; i < q.size(); ++i) {
     const std::size_t g = i / shape.k * groups + i % shape.k / shape.group;
-    matrix.values.push_back(q[i] * stored(scales[g]) + (shape.has_min ? stored(mins[g]) : 0.0));
+    const double min = shape.has_min ? stored(mins[g]) : 0.0;
+    matrix.values.push_back(shape.min_in_steps ? (q[i] + min) * stored(scales[g])
+                                               : q[i] * stored(scales[g]) + min);
   }
   return matrix;
 }
@@ -130,7 +135,9 @@ std::vector<QuantizedShape> Shapes() {
           {kInt4, 37, 352, 32},         {kInt4, 133, 1056, 32},
           {kInt4, 20, 704, 64},         {kInt4, 50, 640, 128},
           {kInt4, 3, 32, 32},           {kInt4, 37, 672, 32, true},
-          {kInt4, 66, 1088, 64, true}};
+          {kInt4, 66, 1088, 64, true},  {kInt4, 50, 640, 128, true, true},
+          {kInt4, 37, 672, 32, true, true}, {kInt8, 37, 352, 32, true, true},
+          {kInt8, 35, 48, 16, true, true}};
 }
 
 class QuantizedLinearTest : public testing::TestWithParam<QuantizedShape> {};
@@ -144,6 +151,7 @@ TEST_P(QuantizedLinearTest, StoresWhatTheSourceGave) {
   EXPECT_EQ(packed.k(), GetParam().k);
   EXPECT_EQ(packed.group(), GetParam().group);
   EXPECT_EQ(packed.has_min(), GetParam().has_min);
+  EXPECT_EQ(packed.min_in_steps(), GetParam().min_in_steps);
   for (std::uint32_t n = 0; n < packed.n(); ++n) {
     for (std::uint32_t k = 0; k < packed.k(); ++k) {
       const double value = matrix.values[std::size_t{n} * packed.k() + k];
@@ -310,6 +318,7 @@ TEST(QuantizedShapeTest, RefusesWhatKernelsDoNotHave) {
       {{kInt8, 16, 96, 48}, "groups of 48"},
       {{kInt8, 16, 80, 32}, "of 80 inputs"},
       {{kInt8, 16, 80, 80, true}, "with minimums"},
+      {{kInt8, 16, 64, 32, false, true}, "no minimums"},
       {{kInt4, 16, 64, 16}, "32, 64 or 128"},
       {{kInt4, 16, 256, 256}, "groups of 256"}};
   const TestBackend backend(1);

@@ -89,7 +89,7 @@ TEST_P(GgmlBlocksTest, IntegerFormMeansTheSameValues) {
     const double scale = scales[i / shape.group];
     const double min = shape.has_min ? mins[i / shape.group] : 0.0;
     if (!std::isfinite(expected_[i])) {
-      ASSERT_FALSE(std::isfinite(scale) && std::isfinite(min));
+      ASSERT_FALSE(std::isfinite(static_cast<float>(scale * q[i] + min)));
       continue;
     }
     ++finite;
@@ -107,12 +107,17 @@ INSTANTIATE_TEST_SUITE_P(
                     BlockCase{"Q5_1", GgmlType::kQ5_1, kernels::WeightFormat::kInt8, 32, true},
                     BlockCase{"Q4_K", GgmlType::kQ4_K, kernels::WeightFormat::kInt4, 32, true},
                     BlockCase{"Q5_K", GgmlType::kQ5_K, kernels::WeightFormat::kInt8, 32, true},
-                    BlockCase{"Q6_K", GgmlType::kQ6_K, kernels::WeightFormat::kInt8, 16, false}),
+                    BlockCase{"Q6_K", GgmlType::kQ6_K, kernels::WeightFormat::kInt8, 16, false},
+                    BlockCase{"Q2_K", GgmlType::kQ2_K, kernels::WeightFormat::kInt8, 16, true},
+                    BlockCase{"Q3_K", GgmlType::kQ3_K, kernels::WeightFormat::kInt8, 16, false},
+                    BlockCase{"IQ4_NL", GgmlType::kIQ4_NL, kernels::WeightFormat::kInt8, 32, false},
+                    BlockCase{"IQ4_XS", GgmlType::kIQ4_XS, kernels::WeightFormat::kInt8, 32, false},
+                    BlockCase{"MXFP4", GgmlType::kMXFP4, kernels::WeightFormat::kInt8, 32, false}),
     [](const testing::TestParamInfo<BlockCase>& info) { return info.param.name; });
 
 TEST(GgmlFormatTest, IndexAgreesOnNumbersAndSizes) {
   const nlohmann::json index = nlohmann::json::parse(ReadTestFile("gguf/blocks/index.json"));
-  EXPECT_EQ(index["ggml"].size(), 8u);
+  EXPECT_EQ(index["ggml"].size(), 13u);
   for (const auto& entry : index["ggml"]) {
     const GgmlFormat* format = FindGgmlFormat(entry["type_number"].get<std::uint32_t>());
     ASSERT_NE(format, nullptr);
@@ -125,7 +130,7 @@ TEST(GgmlFormatTest, IndexAgreesOnNumbersAndSizes) {
 
 TEST(GgmlFormatTest, OthersAreKnownByNameOrNotAtAll) {
   for (const auto& [number, name] :
-       {std::pair(10u, "Q2_K"), {11u, "Q3_K"}, {23u, "IQ4_XS"}, {39u, "MXFP4"}, {26u, "I32"}}) {
+       {std::pair(9u, "Q8_1"), {15u, "Q8_K"}, {21u, "IQ3_S"}, {34u, "TQ1_0"}, {26u, "I32"}}) {
     const GgmlFormat* format = FindGgmlFormat(number);
     ASSERT_NE(format, nullptr) << number;
     EXPECT_EQ(format->name, name);
@@ -134,7 +139,9 @@ TEST(GgmlFormatTest, OthersAreKnownByNameOrNotAtAll) {
   for (const std::uint32_t number : {4u, 5u, 31u, 200u, 0xffffffffu}) {
     EXPECT_EQ(FindGgmlFormat(number), nullptr) << number;
   }
-  EXPECT_EQ(ReadableGgmlTypes(), "F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16");
+  EXPECT_EQ(ReadableGgmlTypes(),
+            "F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, "
+            "BF16, MXFP4");
 }
 
 TEST(GgmlFormatTest, PlainTypes) {

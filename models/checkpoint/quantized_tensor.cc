@@ -1,0 +1,371 @@
+#include "models/checkpoint/quantized_tensor.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace quire::models {
+namespace {
+
+using kernels::WeightFormat;
+
+constexpr std::int64_t kMostIntegerInputs = 65536;
+// Of the eight outputs of a word, those whose codes lie in nibbles 0 to 7.
+constexpr std::array<int, 8> kInterleaved = {0, 2, 4, 6, 1, 3, 5, 7};
+constexpr std::array<float, 16> kE2M1Values = {0,     0.5f,  1,     1.5f,  2,  3,  4,  6,
+                                               -0.0f, -0.5f, -1.0f, -1.5f, -2, -3, -4, -6};
+constexpr std::array<float, 256> kE4M3Values = [] {
+  std::array<float, 256> values{};
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = F8E4M3{static_cast<std::uint8_t>(i)}.ToFloat();
+  }
+  return values;
+}();
+constexpr int kExponentBias = 127;
+constexpr int kNanExponent = 255;
+
+std::uint8_t Byte(const StoredTensor& tensor, std::int64_t i) {
+  return std::to_integer<std::uint8_t>(tensor.bytes[static_cast<std::size_t>(i)]);
+}
+
+template <typename T>
+T ElementOf(const StoredTensor& tensor, std::int64_t i) {
+  T value;
+  std::memcpy(&value, tensor.bytes.data() + i * static_cast<std::int64_t>(sizeof(T)),
+              sizeof(value));
+  return value;
+}
+
+std::uint32_t Word(const StoredTensor& tensor, std::int64_t i) {
+  return ElementOf<std::uint32_t>(tensor, i);
+}
+
+// Code `slot` of a word.
+std::uint8_t CodeOf(std::uint32_t word, std::int64_t slot, std::uint32_t bits) {
+  const std::uint32_t mask = (1u << bits) - 1;
+  return static_cast<std::uint8_t>(word >> (static_cast<std::uint32_t>(slot) * bits) & mask);
+}
+
+// The nibble that output n of its word has.
+std::int64_t SlotOfOutput(std::int64_t n) {
+  const auto* const found = std::find(kInterleaved.begin(), kInterleaved.end(), n % 8);
+  return found - kInterleaved.begin();
+}
+
+bool IsF16(float value) {
+  return F16::FromFloat(value).ToFloat() == value;
+}
+
+// Whether all e4m3 and e2m1 values times `scale` are values of bf16, which has their 4 bits of
+// significand and, with room for both, the exponents of f32.
+bool KeepsBF16(float scale) {
+  int exponent = 0;
+  return std::fabs(std::frexp(scale, &exponent)) == 0.5f && exponent >= -119 && exponent <= 118;
+}
+
+template <typename... What>
+absl::Status Refuse(const StoredTensor& tensor, const What&... what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(tensor.file, ": tensor ", tensor.name, ": ", what...));
+}
+
+}  // namespace
+
+bool QuantizedTensor::IsInteger() const {
+  return parts_.code_layout != CodeLayout::kE4M3 && parts_.code_layout != CodeLayout::kE2M1Blocks;
+}
+
+std::int64_t QuantizedTensor::NumGroups() const {
+  return (parts_.columns + parts_.group - 1) / parts_.group;
+}
+
+absl::StatusOr<std::shared_ptr<const QuantizedTensor>> QuantizedTensor::Create(
+    QuantizedParts parts) {
+  QUIRE_CHECK(parts.rows > 0 && parts.columns > 0 && parts.group > 0);
+  std::shared_ptr<QuantizedTensor> tensor(new QuantizedTensor(std::move(parts)));
+  QUIRE_ASSIGN_OR_RETURN(const ScaleTraits traits, tensor->CheckScales());
+  QUIRE_RETURN_IF_ERROR(tensor->CheckZeros());
+  QUIRE_RETURN_IF_ERROR(tensor->CheckOrder());
+  if (!tensor->IsInteger() && traits.are_powers_of_two) tensor->plain_dtype_ = DType::kBF16;
+  tensor->integer_shape_ = tensor->ChooseShape(traits);
+  return std::shared_ptr<const QuantizedTensor>(std::move(tensor));
+}
+
+std::vector<const StoredTensor*> QuantizedTensor::Sources() const {
+  std::vector<const StoredTensor*> sources = {&parts_.codes, &parts_.scales};
+  if (parts_.zeros) sources.push_back(&*parts_.zeros);
+  if (parts_.order) sources.push_back(&*parts_.order);
+  for (const StoredTensor& tensor : parts_.unused) sources.push_back(&tensor);
+  return sources;
+}
+
+float QuantizedTensor::Scale(std::int64_t element) const {
+  const StoredTensor& scales = parts_.scales;
+  switch (scales.dtype) {
+    case DType::kF32:
+      return ElementOf<float>(scales, element);
+    case DType::kF16:
+      return ElementOf<F16>(scales, element).ToFloat();
+    case DType::kBF16:
+      return ElementOf<BF16>(scales, element).ToFloat();
+    default:
+      break;
+  }
+  const int exponent = Byte(scales, element);
+  if (exponent == kNanExponent) return std::numeric_limits<float>::quiet_NaN();
+  return std::ldexp(1.0f, exponent - kExponentBias);
+}
+
+float QuantizedTensor::ScaleOf(std::int64_t row, std::int64_t group) const {
+  return Scale(row / parts_.rows_per_scale * parts_.row_stride + group * parts_.group_stride);
+}
+
+std::int32_t QuantizedTensor::ZeroOf(std::int64_t row, std::int64_t group) const {
+  const std::int64_t groups = NumGroups();
+  const std::int64_t per_word = 32 / parts_.bits;
+  const std::int32_t half = 1 << (parts_.bits - 1);
+  switch (parts_.zero_layout) {
+    case ZeroLayout::kNone:
+      return half;
+    case ZeroLayout::kSignedBytes:
+      return (Byte(*parts_.zeros, row * groups + group) ^ 0x80) + parts_.zero_offset;
+    case ZeroLayout::kWordsOfOutputs:
+      return CodeOf(Word(*parts_.zeros, group * (parts_.rows / per_word) + row / per_word),
+                    row % per_word, parts_.bits) +
+             parts_.zero_offset;
+    case ZeroLayout::kWordsOfOutputsInterleaved:
+      return CodeOf(Word(*parts_.zeros, group * (parts_.rows / per_word) + row / per_word),
+                    SlotOfOutput(row), parts_.bits) +
+             parts_.zero_offset;
+    case ZeroLayout::kWordsOfColumns:
+      return CodeOf(Word(*parts_.zeros, row / per_word * groups + group), row % per_word,
+                    parts_.bits) +
+             parts_.zero_offset;
+  }
+  return half;
+}
+
+absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() const {
+  const StoredTensor& scales = parts_.scales;
+  const std::int64_t elements = scales.num_elements();
+  const float largest_value = IsInteger() ? static_cast<float>(1u << parts_.bits)
+                              : parts_.code_layout == CodeLayout::kE4M3 ? 448.0f
+                                                                        : 6.0f;
+  const float most = std::numeric_limits<float>::max() / largest_value;
+  // The integers of an e2m1 block are twice its values.
+  const float factor = parts_.code_layout == CodeLayout::kE2M1Blocks ? 0.5f : 1.0f;
+  ScaleTraits traits;
+  const auto is_good = [&](float scale) {
+    traits.fit_f16 &= IsF16(scale * factor);
+    if (!IsInteger()) traits.are_powers_of_two &= KeepsBF16(scale);
+    return std::fabs(scale) <= most;
+  };
+  if (DTypeSize(scales.dtype) <= 1) {
+    // Exponents: the least and the largest are as good as all. There are many of them.
+    const auto [least, largest] = std::minmax_element(scales.bytes.begin(), scales.bytes.end());
+    const bool all_good = is_good(Scale(least - scales.bytes.begin())) &
+                          is_good(Scale(largest - scales.bytes.begin()));
+    if (all_good) return traits;
+  }
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const float scale = Scale(i);
+    if (is_good(scale)) continue;
+    return Refuse(scales, "element ", i, " of ", elements, " is ", scale,
+                  ", a scale must be finite and at most ", most);
+  }
+  return traits;
+}
+
+absl::Status QuantizedTensor::CheckZeros() {
+  if (parts_.zero_layout == ZeroLayout::kNone) return absl::OkStatus();
+  const std::int32_t half = 1 << (parts_.bits - 1);
+  const std::int32_t top = (1 << parts_.bits) - 1;
+  // What every byte is when all zero points are half of the range.
+  const std::int32_t stored_half =
+      parts_.zero_layout == ZeroLayout::kSignedBytes ? 0 : half - parts_.zero_offset;
+  const auto symmetric = static_cast<std::byte>(parts_.bits == 4 ? stored_half * 17 : stored_half);
+  const std::span<const std::byte> bytes = parts_.zeros->bytes;
+  are_zeros_symmetric_ =
+      std::all_of(bytes.begin(), bytes.end(), [&](std::byte byte) { return byte == symmetric; });
+  if (are_zeros_symmetric_) return absl::OkStatus();
+  if (parts_.zero_offset == 0 && !parts_.needs_zeros_symmetric) return absl::OkStatus();
+  const std::int64_t groups = NumGroups();
+  for (std::int64_t group = 0; group < groups; ++group) {
+    for (std::int64_t row = 0; row < parts_.rows; ++row) {
+      const std::int32_t zero = ZeroOf(row, group);
+      if (zero > top) {
+        return Refuse(*parts_.zeros, "output ", row, " of group ", group, " stores ",
+                      zero - parts_.zero_offset, ", which version 1 of the format writes for a ",
+                      "zero point of 0, but which reads as ", zero);
+      }
+      if (zero != half && parts_.needs_zeros_symmetric) {
+        return Refuse(*parts_.zeros, "output ", row, " of group ", group, " has zero point ", zero,
+                      ", quantization_config.sym asks for ", half,
+                      "; checkpoint_format says whether zero points are stored less 1");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status QuantizedTensor::CheckOrder() {
+  if (!parts_.order) return absl::OkStatus();
+  const std::int64_t groups = NumGroups();
+  bool is_ascending = true;
+  for (std::int64_t column = 0; column < parts_.columns; ++column) {
+    const std::int64_t group = ElementOf<std::int32_t>(*parts_.order, column);
+    if (group < 0 || group >= groups) {
+      return Refuse(*parts_.order, "element ", column, " of ", parts_.columns, " is ", group,
+                    ", there are groups 0 to ", groups - 1);
+    }
+    is_ascending &= group == column / parts_.group;
+  }
+  if (is_ascending) {
+    parts_.unused.push_back(*std::move(parts_.order));
+    parts_.order.reset();
+  }
+  return absl::OkStatus();
+}
+
+std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
+    const ScaleTraits& traits) const {
+  if (parts_.code_layout == CodeLayout::kE4M3 || parts_.order ||
+      parts_.columns > kMostIntegerInputs ||
+      parts_.rows > std::numeric_limits<std::int32_t>::max()) {
+    return std::nullopt;
+  }
+  kernels::QuantizedShape shape = {
+      .format = parts_.bits == 4 && IsInteger() ? WeightFormat::kInt4 : WeightFormat::kInt8,
+      .n = static_cast<std::uint32_t>(parts_.rows),
+      .k = static_cast<std::uint32_t>(parts_.columns),
+      .group = static_cast<std::uint32_t>(parts_.columns),
+      .has_min = !are_zeros_symmetric_,
+      .min_in_steps = !are_zeros_symmetric_};
+  // A scale per output feature is an f32.
+  if (NumGroups() == 1 && shape.scale_per_feature()) return shape;
+  if (!traits.fit_f16) return std::nullopt;
+  for (const std::uint32_t group : {128u, 64u, 32u, 16u}) {
+    if (parts_.group % group != 0 || parts_.columns % group != 0) continue;
+    shape.group = group;
+    if (kernels::CheckQuantizedShape(shape).ok()) return shape;
+  }
+  return std::nullopt;
+}
+
+void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const {
+  const StoredTensor& codes = parts_.codes;
+  const std::int64_t k = parts_.columns;
+  const std::int64_t per_word = 32 / parts_.bits;
+  const std::size_t first = static_cast<std::size_t>(row * k);
+  switch (parts_.code_layout) {
+    case CodeLayout::kWordsOfInputs:
+    case CodeLayout::kWordsOfRows: {
+      const bool of_rows = parts_.code_layout == CodeLayout::kWordsOfRows;
+      const std::int64_t words = (k + per_word - 1) / per_word;
+      for (std::int64_t i = 0; i < words; ++i) {
+        const std::uint32_t word = Word(codes, of_rows ? row * words + i : i * parts_.rows + row);
+        const std::int64_t count = std::min(per_word, k - i * per_word);
+        for (std::int64_t slot = 0; slot < count; ++slot) {
+          out[static_cast<std::size_t>(i * per_word + slot)] = CodeOf(word, slot, parts_.bits);
+        }
+      }
+      return;
+    }
+    case CodeLayout::kWordsOfOutputs: {
+      const std::int64_t slot = SlotOfOutput(row);
+      for (std::int64_t i = 0; i < k; ++i) {
+        out[static_cast<std::size_t>(i)] =
+            CodeOf(Word(codes, i * (parts_.rows / per_word) + row / per_word), slot, parts_.bits);
+      }
+      return;
+    }
+    case CodeLayout::kSignedBytes:
+    case CodeLayout::kE4M3: {
+      const std::uint8_t flip = parts_.code_layout == CodeLayout::kSignedBytes ? 0x80 : 0;
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        out[i] = std::to_integer<std::uint8_t>(codes.bytes[first + i]) ^ flip;
+      }
+      return;
+    }
+    case CodeLayout::kE2M1Blocks:
+      for (std::size_t i = 0; i < out.size() / 2; ++i) {
+        const auto both = std::to_integer<std::uint8_t>(codes.bytes[first / 2 + i]);
+        out[2 * i] = both & 15;
+        out[2 * i + 1] = both >> 4;
+      }
+      return;
+  }
+}
+
+void QuantizedTensor::Row(std::int64_t row, std::span<float> out) const {
+  QUIRE_CHECK(static_cast<std::int64_t>(out.size()) == parts_.columns);
+  std::vector<std::uint8_t> codes(out.size());
+  Codes(row, codes);
+  const auto groups = static_cast<std::size_t>(NumGroups());
+  std::vector<float> scales(groups);
+  std::vector<std::int32_t> zeros(IsInteger() ? groups : 0);
+  for (std::size_t group = 0; group < groups; ++group) {
+    scales[group] = ScaleOf(row, static_cast<std::int64_t>(group));
+    if (IsInteger()) zeros[group] = ZeroOf(row, static_cast<std::int64_t>(group));
+  }
+  if (parts_.order) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const auto group = static_cast<std::size_t>(
+          ElementOf<std::int32_t>(*parts_.order, static_cast<std::int64_t>(i)));
+      out[i] = static_cast<float>(codes[i] - zeros[group]) * scales[group];
+    }
+    return;
+  }
+  const float* const values =
+      parts_.code_layout == CodeLayout::kE4M3 ? kE4M3Values.data() : kE2M1Values.data();
+  for (std::size_t group = 0; group < groups; ++group) {
+    const std::size_t begin = group * static_cast<std::size_t>(parts_.group);
+    const std::size_t end = std::min(out.size(), begin + static_cast<std::size_t>(parts_.group));
+    if (IsInteger()) {
+      const std::int32_t zero = zeros[group];
+      for (std::size_t i = begin; i < end; ++i) {
+        out[i] = static_cast<float>(codes[i] - zero) * scales[group];
+      }
+    } else {
+      for (std::size_t i = begin; i < end; ++i) out[i] = values[codes[i]] * scales[group];
+    }
+  }
+}
+
+bool QuantizedTensor::IsFiniteRow(std::int64_t row) const {
+  if (parts_.code_layout != CodeLayout::kE4M3) return true;
+  constexpr std::uint8_t kNan = 0x7f;
+  const std::span<const std::byte> codes = parts_.codes.bytes.subspan(
+      static_cast<std::size_t>(row * parts_.columns), static_cast<std::size_t>(parts_.columns));
+  return std::none_of(codes.begin(), codes.end(), [](std::byte code) {
+    return (std::to_integer<std::uint8_t>(code) & kNan) == kNan;
+  });
+}
+
+void QuantizedTensor::IntegerRow(std::int64_t row, const kernels::QuantizedRow& out) const {
+  QUIRE_CHECK(integer_shape_.has_value());
+  const kernels::QuantizedShape& shape = *integer_shape_;
+  std::vector<std::uint8_t> codes(out.q.size());
+  Codes(row, codes);
+  const bool is_blocks = parts_.code_layout == CodeLayout::kE2M1Blocks;
+  const int half = shape.has_min ? 0 : 1 << (parts_.bits - 1);
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    out.q[i] = static_cast<std::int8_t>(is_blocks ? static_cast<int>(2 * kE2M1Values[codes[i]])
+                                                  : codes[i] - half);
+  }
+  for (std::size_t i = 0; i < out.scales.size(); ++i) {
+    const std::int64_t group = static_cast<std::int64_t>(i) * shape.group / parts_.group;
+    out.scales[i] = ScaleOf(row, group) * (is_blocks ? 0.5f : 1.0f);
+    if (shape.has_min) out.mins[i] = -static_cast<float>(ZeroOf(row, group));
+  }
+}
+
+}  // namespace quire::models

@@ -1,0 +1,41 @@
+#include "models/checkpoint/stored_quantization.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::models {
+
+absl::string_view StoredMethodName(StoredMethod method) {
+  switch (method) {
+    case StoredMethod::kNone:
+      return "none";
+    case StoredMethod::kFp8:
+      return "fp8";
+    case StoredMethod::kMxfp4:
+      return "mxfp4";
+    case StoredMethod::kGptq:
+      return "gptq";
+    case StoredMethod::kAwq:
+      return "awq";
+    case StoredMethod::kCompressedTensors:
+      return "compressed-tensors";
+  }
+  return "";
+}
+
+std::string StoredTypeName(const StoredQuantization& quantization) {
+  std::string name(StoredMethodName(quantization.method));
+  if (quantization.method == StoredMethod::kMxfp4) return name;
+  if (quantization.is_fp8) {
+    if (quantization.method != StoredMethod::kFp8) name += " fp8";
+  } else {
+    absl::StrAppend(&name, " int", quantization.bits);
+  }
+  if (quantization.scope == ScaleScope::kGroup)
+    absl::StrAppend(&name, " g", quantization.group_size);
+  if (quantization.scope == ScaleScope::kBlock) {
+    absl::StrAppend(&name, " ", quantization.block_rows, "x", quantization.block_columns);
+  }
+  return name;
+}
+
+}  // namespace quire::models

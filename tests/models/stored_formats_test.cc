@@ -1,0 +1,552 @@
+// Quantised formats of safetensors files against vectors that their own libraries agree on, and
+// what is refused.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/quantized_linear.h"
+#include "models/checkpoint/join_quantized.h"
+#include "models/checkpoint/quantized_tensor.h"
+#include "models/quantization_config.h"
+#include "models/stored_rows.h"
+#include "models/text/json_value.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+
+absl::StatusOr<StoredQuantization> ReadConfig(const json& quantization,
+                                              std::vector<std::string>* warnings = nullptr) {
+  const std::string text = json{{"quantization_config", quantization}}.dump();
+  const auto document = text::JsonDocument::Parse(text);
+  QUIRE_CHECK(document.ok());
+  std::vector<std::string> unused;
+  return ReadStoredQuantization(ConfigReader("config.json", document->root()),
+                                warnings == nullptr ? &unused : warnings);
+}
+
+// A file of vectors: the tensors that a checkpoint has, and what they mean.
+struct Vectors {
+  json config;
+  std::string file;
+  std::vector<StoredTensor> tensors;
+  std::map<std::string, StoredTensor> expected;  // by the name of the matrix
+};
+
+Vectors ReadVectors(const std::string& name) {
+  Vectors vectors;
+  const json index = json::parse(ReadTestFile("formats/index.json"));
+  for (const json& entry : index["hugging_face"]) {
+    if (entry["file"] == name + ".safetensors") vectors.config = entry["quantization_config"];
+  }
+  vectors.file = ReadTestFile(absl::StrCat("formats/", name, ".safetensors"));
+  const auto tensors =
+      ReadSafetensors(std::as_bytes(std::span(vectors.file.data(), vectors.file.size())), name);
+  QUIRE_CHECK(tensors.ok());
+  for (const StoredTensor& tensor : *tensors) {
+    constexpr absl::string_view kExpected = "expected.";
+    if (absl::StartsWith(tensor.name, kExpected)) {
+      vectors.expected.emplace(tensor.name.substr(kExpected.size()), tensor);
+    } else {
+      vectors.tensors.push_back(tensor);
+    }
+  }
+  return vectors;
+}
+
+float FloatAt(const StoredTensor& tensor, std::size_t i) {
+  float value;
+  std::memcpy(&value, tensor.bytes.data() + i * sizeof(value), sizeof(value));
+  return value;
+}
+
+bool SameBits(float a, float b) {
+  return std::memcmp(&a, &b, sizeof(a)) == 0 || (std::isnan(a) && std::isnan(b));
+}
+
+struct FormatCase {
+  std::string name;
+  std::string form;  // in memory, as FormName
+};
+
+void PrintTo(const FormatCase& format, std::ostream* stream) {
+  *stream << format.name;
+}
+
+class StoredFormatTest : public testing::TestWithParam<FormatCase> {
+ protected:
+  // The one matrix of the file.
+  const StoredTensor& Join() {
+    vectors_ = ReadVectors(GetParam().name);
+    const auto config = ReadConfig(vectors_.config);
+    QUIRE_CHECK(config.ok());
+    std::vector<std::string> warnings;
+    tensors_ = vectors_.tensors;
+    const absl::Status joined = JoinQuantized(*config, &tensors_, &warnings);
+    EXPECT_TRUE(joined.ok()) << joined;
+    EXPECT_EQ(tensors_.size(), 1u);
+    EXPECT_TRUE(warnings.empty()) << warnings.front();
+    EXPECT_TRUE(tensors_[0].is_coded());
+    return tensors_[0];
+  }
+
+  Vectors vectors_;
+  std::vector<StoredTensor> tensors_;
+};
+
+TEST_P(StoredFormatTest, DequantizesToTheSameBits) {
+  const StoredTensor& matrix = Join();
+  ASSERT_TRUE(vectors_.expected.contains(matrix.name)) << matrix.name;
+  const StoredTensor& expected = vectors_.expected.at(matrix.name);
+  ASSERT_EQ(matrix.shape, expected.shape);
+  const auto k = static_cast<std::size_t>(matrix.shape.back());
+  const std::int64_t rows = matrix.num_elements() / matrix.shape.back();
+  std::vector<float> row(k);
+  for (std::int64_t n = 0; n < rows; ++n) {
+    WidenRow(matrix, n, row);
+    for (std::size_t i = 0; i < k; ++i) {
+      const float want = FloatAt(expected, static_cast<std::size_t>(n) * k + i);
+      ASSERT_TRUE(SameBits(row[i], want)) << n << ", " << i << ": " << row[i] << " for " << want;
+    }
+  }
+}
+
+// What lies in memory means the same values, bit for bit.
+TEST_P(StoredFormatTest, MemoryHoldsTheSameValues) {
+  const StoredTensor& matrix = Join();
+  const MatrixForm form = StoredForm(matrix);
+  EXPECT_EQ(FormName(form), GetParam().form);
+  const StoredTensor& expected = vectors_.expected.at(matrix.name);
+  const auto k = static_cast<std::uint32_t>(matrix.shape.back());
+  const auto n = static_cast<std::uint32_t>(matrix.num_elements() / matrix.shape.back());
+  const TestBackend cpu(2);
+  const auto packed =
+      form.is_plain()
+          ? kernels::PackPlainRows(
+                cpu.backend, form.dtype, n, k,
+                [&](std::uint32_t row, std::byte* out) { PlainRow(matrix, form.dtype, row, out); })
+          : kernels::PackQuantizedRows(cpu.backend, form.ShapeOf(n, k),
+                                       [&](std::uint32_t row, const kernels::QuantizedRow& out) {
+                                         IntegerRow(matrix, form, row, out);
+                                       });
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  for (std::uint32_t row = 0; row < n; ++row) {
+    for (std::uint32_t i = 0; i < k; ++i) {
+      const float want = FloatAt(expected, std::size_t{row} * k + i);
+      ASSERT_EQ(packed->At(row, i), want) << row << ", " << i;
+    }
+  }
+}
+
+// A pack of sources is what the fingerprint and the log of loading see.
+TEST_P(StoredFormatTest, NoTensorOfTheFileIsLost) {
+  const StoredTensor& matrix = Join();
+  std::vector<std::string> names, sources;
+  for (const StoredTensor& tensor : vectors_.tensors) names.push_back(tensor.name);
+  for (const StoredTensor* source : matrix.quantized->Sources()) sources.push_back(source->name);
+  EXPECT_THAT(sources, testing::UnorderedElementsAreArray(names));
+}
+
+// Vectors hold scales that f16 lacks (1e-39) where they are bf16 or f32, and small exponents.
+INSTANTIATE_TEST_SUITE_P(
+    Formats, StoredFormatTest,
+    testing::Values(
+        FormatCase{"awq-int4-g128", "int4_g128_zero"}, FormatCase{"awq-int4-g32", "int4_g32_zero"},
+        FormatCase{"gptq-v1-int4-g128", "int4_g128_zero"},
+        FormatCase{"gptq-v1-int4-g32-actorder", "f32"},
+        FormatCase{"gptq-v1-int4-channel", "int4_g128_zero"},
+        FormatCase{"gptq-v1-int8-g128", "int8_g128_zero"},
+        FormatCase{"gptq-v2-int4-g128", "int4_g128_zero"},
+        FormatCase{"gptq-v2-int4-g32-actorder", "f32"}, FormatCase{"ct-int4-sym-g128", "f32"},
+        FormatCase{"ct-int4-asym-g32", "int4_g32_zero"}, FormatCase{"ct-int4-sym-channel", "f32"},
+        FormatCase{"ct-int4-sym-g32-actorder", "f32"}, FormatCase{"ct-int8-sym-channel", "int8"},
+        FormatCase{"ct-int8-asym-g128", "int8_g128_zero"}, FormatCase{"ct-int8-w8a8", "int8"},
+        FormatCase{"ct-fp8-tensor", "f32"}, FormatCase{"ct-fp8-channel", "f32"},
+        FormatCase{"fp8-tensor", "f32"}, FormatCase{"fp8-block128", "f32"},
+        FormatCase{"fp8-block128-ragged", "f32"}, FormatCase{"gpt-oss-mxfp4", "f32"}),
+    [](const testing::TestParamInfo<FormatCase>& info) {
+      std::string name = info.param.name;
+      for (char& c : name) c = c == '-' ? '_' : c;
+      return name;
+    });
+
+TEST(StoredFormatsTest, EveryVectorIsTested) {
+  const json index = json::parse(ReadTestFile("formats/index.json"));
+  EXPECT_EQ(index["hugging_face"].size(), 22u);  // 21 above and the tables below
+}
+
+// A checkpoint of one matrix in memory.
+struct Made {
+  std::vector<std::string> memory;
+  std::vector<StoredTensor> tensors;
+
+  void Add(const std::string& name, absl::string_view type, DType dtype,
+           std::vector<std::int64_t> shape, std::string bytes) {
+    memory.push_back(std::move(bytes));
+    StoredTensor tensor;
+    tensor.name = name;
+    tensor.type = std::string(type);
+    tensor.dtype = dtype;
+    tensor.shape = std::move(shape);
+    tensor.file = "made";
+    tensors.push_back(std::move(tensor));
+  }
+  absl::StatusOr<StoredTensor> Join(const json& config, std::vector<std::string>* warnings) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      tensors[i].bytes = std::as_bytes(std::span(memory[i].data(), memory[i].size()));
+    }
+    const auto read = ReadConfig(config);
+    QUIRE_CHECK(read.ok());
+    QUIRE_RETURN_IF_ERROR(JoinQuantized(*read, &tensors, warnings));
+    return tensors.back();
+  }
+};
+
+template <typename T>
+std::string Bytes(const std::vector<T>& values) {
+  std::string bytes(values.size() * sizeof(T), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+std::string AllCodes(int from, int to) {
+  std::string codes;
+  for (int code = from; code < to; ++code) codes.push_back(static_cast<char>(code));
+  return codes;
+}
+
+TEST(StoredFormatsTest, EveryCodeOfTheTables) {
+  const std::string file = ReadTestFile("formats/float-tables.safetensors");
+  const auto read = ReadSafetensors(std::as_bytes(std::span(file.data(), file.size())), "tables");
+  ASSERT_TRUE(read.ok());
+  std::map<std::string, StoredTensor> tables;
+  for (const StoredTensor& tensor : *read) tables.emplace(tensor.name, tensor);
+  std::vector<std::string> warnings;
+
+  Made fp8;
+  fp8.Add("x.weight", "F8_E4M3", DType::kF8E4M3, {1, 256}, AllCodes(0, 256));
+  fp8.Add("x.weight_scale", "F32", DType::kF32, {}, Bytes<float>({1.0f}));
+  const auto values = fp8.Join({{"quant_method", "fp8"}}, &warnings);
+  ASSERT_TRUE(values.ok()) << values.status();
+  std::vector<float> row(256);
+  WidenRow(*values, 0, row);
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    EXPECT_TRUE(SameBits(row[i], FloatAt(tables.at("fp8_e4m3"), i))) << i;
+  }
+
+  // Sixteen codes twice, and every exponent with the code of 1; 253 and above have products that
+  // f32 lacks.
+  constexpr int kExponents = 253;
+  Made e2m1;
+  std::string blocks, exponents;
+  for (int e = 0; e < kExponents; ++e) {
+    for (int i = 0; i < 16; ++i) {
+      blocks.push_back(static_cast<char>(e == 127 ? (i % 8 * 2) | (i % 8 * 2 + 1) << 4 : 0x22));
+    }
+    exponents.push_back(static_cast<char>(e));
+  }
+  e2m1.Add("x_blocks", "U8", DType::kU8, {kExponents, 1, 16}, blocks);
+  e2m1.Add("x_scales", "U8", DType::kU8, {kExponents, 1}, exponents);
+  const auto stack = e2m1.Join({{"quant_method", "mxfp4"}}, &warnings);
+  ASSERT_TRUE(stack.ok()) << stack.status();
+  EXPECT_EQ(stack->name, "x");
+  row.resize(32);
+  for (int e = 0; e < kExponents; ++e) {
+    WidenRow(*stack, e, row);
+    for (std::size_t i = 0; i < 16; ++i) {
+      const float want = e == 127 ? FloatAt(tables.at("e2m1"), i)
+                                  : FloatAt(tables.at("e8m0"), static_cast<std::size_t>(e));
+      EXPECT_TRUE(SameBits(row[i], want)) << e << " " << i;
+    }
+  }
+}
+
+// Exponents of ordinary size make integers of e2m1 blocks and bf16 of fp8; the values stay.
+TEST(StoredFormatsTest, PowersOfTwoTakeLessMemory) {
+  std::vector<std::string> warnings;
+  const Vectors vectors = ReadVectors("gpt-oss-mxfp4");
+  Made made;
+  std::string exponents;
+  for (const StoredTensor& tensor : vectors.tensors) {
+    const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
+                            tensor.bytes.size());
+    if (absl::EndsWith(tensor.name, "_blocks")) {
+      made.Add(tensor.name, "U8", DType::kU8, tensor.shape, bytes);
+    } else {
+      exponents = bytes;
+      for (char& e : exponents)
+        e = static_cast<char>(std::clamp<int>(static_cast<unsigned char>(e), 104, 143));
+      made.Add(tensor.name, "U8", DType::kU8, tensor.shape, exponents);
+    }
+  }
+  const auto stack = made.Join({{"quant_method", "mxfp4"}}, &warnings);
+  ASSERT_TRUE(stack.ok()) << stack.status();
+  EXPECT_EQ(FormName(StoredForm(*stack)), "int8_g32");
+  EXPECT_EQ(FormName(PlainForm(*stack)), "bf16");
+  EXPECT_EQ(stack->shape, (std::vector<std::int64_t>{2, 32, 128}));
+  // A piece of the stack, as an expert is.
+  StoredTensor piece = *stack;
+  piece.shape = {32, 128};
+  piece.first_row = 32;
+  std::vector<float> row(128), same(128);
+  std::vector<std::byte> halves(256);
+  for (int r = 0; r < 32; ++r) {
+    WidenRow(*stack, 32 + r, row);
+    WidenRow(piece, r, same);
+    EXPECT_EQ(row, same);
+    std::vector<std::int8_t> q(128);
+    std::vector<float> scales(4);
+    IntegerRow(piece, StoredForm(piece), r, {q, scales, {}});
+    PlainRow(piece, DType::kBF16, r, halves.data());
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      ASSERT_EQ(F16::FromFloat(scales[i / 32]).ToFloat() * q[i], row[i]);
+      BF16 half;
+      std::memcpy(&half, halves.data() + 2 * i, 2);
+      ASSERT_EQ(half.ToFloat(), row[i]);
+    }
+  }
+}
+
+// A change to the tensors or to quantization_config, and the words that the refusal must have.
+struct Refusal {
+  std::string vectors;
+  std::function<void(Vectors*)> change;
+  std::vector<std::string> words;
+};
+
+StoredTensor* Named(Vectors* vectors, absl::string_view suffix) {
+  for (StoredTensor& tensor : vectors->tensors) {
+    if (absl::EndsWith(tensor.name, suffix)) return &tensor;
+  }
+  ADD_FAILURE() << suffix;
+  return nullptr;
+}
+
+auto Drop(std::string suffix) {
+  return [suffix](Vectors* vectors) {
+    std::erase_if(vectors->tensors,
+                  [&](const StoredTensor& t) { return absl::EndsWith(t.name, suffix); });
+  };
+}
+auto Reshape(std::string suffix, std::vector<std::int64_t> shape) {
+  return [suffix, shape](Vectors* vectors) { Named(vectors, suffix)->shape = shape; };
+}
+// Overwrites bytes of a tensor of the file.
+auto Patch(std::string suffix, std::size_t at, std::string bytes) {
+  return [suffix, at, bytes](Vectors* vectors) {
+    const char* const data =
+        reinterpret_cast<const char*>(Named(vectors, suffix)->bytes.data()) + at;
+    vectors->file.replace(static_cast<std::size_t>(data - vectors->file.data()), bytes.size(),
+                          bytes);
+  };
+}
+auto Retype(std::string suffix, std::string type, DType dtype) {
+  return [=](Vectors* vectors) {
+    Named(vectors, suffix)->type = type;
+    Named(vectors, suffix)->dtype = dtype;
+  };
+}
+auto Config(std::string pointer, json value) {
+  return [=](Vectors* vectors) { vectors->config[json::json_pointer(pointer)] = value; };
+}
+
+std::vector<Refusal> Refusals() {
+  const std::string gptq = "gptq-v1-int4-g128", awq = "awq-int4-g32", ct = "ct-int4-asym-g32",
+                    order = "gptq-v1-int4-g32-actorder", fp8 = "fp8-block128-ragged",
+                    tensor = "fp8-tensor", w8a8 = "ct-int8-w8a8", mxfp4 = "gpt-oss-mxfp4";
+  return {
+      {gptq, Drop(".scales"), {"proj.qweight", "proj.scales is missing"}},
+      {gptq, Drop(".qzeros"), {"proj.qweight", "proj.qzeros is missing"}},
+      {gptq, Drop(".qweight"), {"proj.", "belongs to no matrix", "gptq int4 g128", "NAME.qweight"}},
+      {order, Drop(".g_idx"), {"proj.qweight", "proj.g_idx is missing"}},
+      {gptq, Config("/group_size", 96), {"256 inputs", "group_size 96 does not divide"}},
+      {gptq, Config("/group_size", 64), {"proj.scales", "[2, 64]", "group_size 64", "[4, 64]"}},
+      {gptq, Config("/bits", 8), {"proj.scales", "128 inputs", "[1, 64]"}},
+      {gptq, Reshape(".qzeros", {8, 2}), {"proj.qzeros", "[8, 2]", "[2, 8]"}},
+      {gptq, Reshape(".qweight", {4, 8, 64}), {"proj.qweight", "[4, 8, 64]", "2 dimensions"}},
+      {gptq, Reshape(".g_idx", {16, 16}), {"proj.g_idx", "[16, 16]", "[256]"}},
+      {gptq,
+       Patch(".g_idx", 4 * 200, Bytes<std::int32_t>({2})),
+       {"proj.g_idx", "element 200 of 256 is 2", "0 to 1"}},
+      {order, Patch(".g_idx", 4 * 3, Bytes<std::int32_t>({-1})), {"element 3 of 256 is -1"}},
+      {gptq,
+       Patch(".scales", 2 * 70, Bytes<std::uint16_t>({0x7e00})),
+       {"proj.scales", "element 70 of 128 is nan", "finite"}},
+      {gptq, Patch(".scales", 2 * 7, Bytes<std::uint16_t>({0x7c00})), {"element 7", "inf"}},
+      {gptq,
+       Patch(".qzeros", 0, std::string("\xff", 1)),
+       {"proj.qzeros", "output 0 of group 0 stores 15", "reads as 16"}},
+      {gptq, Config("/sym", true), {"proj.qzeros", "zero point", "quantization_config.sym"}},
+      {gptq, Retype(".scales", "I32", DType::kI32), {"proj.scales", "I32", "F16, BF16, F32"}},
+      {awq, Drop(".scales"), {"proj.scales is missing"}},
+      {awq, Reshape(".qzeros", {64, 1}), {"proj.qzeros", "[64, 1]", "[8, 8]"}},
+      {awq, Config("/modules_to_not_convert", {"proj"}), {"proj.qweight", "is quantised", "proj"}},
+      {ct, Drop(".weight_scale"), {"proj.weight_packed", "proj.weight_scale is missing"}},
+      {ct, Drop(".weight_shape"), {"proj.weight_shape is missing"}},
+      {ct, Drop(".weight_zero_point"), {"proj.weight_zero_point is missing"}},
+      {ct,
+       Patch(".weight_shape", 8, Bytes<std::int64_t>({300})),
+       {"proj.weight_shape", "[64, 300]", "does not hold"}},
+      {ct,
+       Config("/config_groups/group_0/weights/symmetric", true),
+       {"proj.weight_zero_point", "other than 0", "symmetric"}},
+      {w8a8, Drop(".weight_scale"), {"proj.weight_scale is missing"}},
+      {w8a8, Reshape(".weight_scale", {32, 2}), {"proj.weight_scale", "[32, 2]", "[64, 1]"}},
+      {fp8, Drop(".weight_scale_inv"), {"proj.weight", "proj.weight_scale_inv is missing"}},
+      {fp8,
+       Reshape(".weight_scale_inv", {3, 2}),
+       {"[3, 2]", "weight_block_size [128, 128]", "160 outputs and 272 inputs", "[2, 3]"}},
+      {fp8, Config("/weight_block_size", {64, 64}), {"proj.weight_scale_inv", "[3, 5]"}},
+      {fp8, Patch(".weight_scale_inv", 4, Bytes<float>({NAN})), {"element 1 of 6 is nan"}},
+      {fp8, Patch(".weight_scale_inv", 4, Bytes<float>({1e38f})), {"element 1 of 6 is 1e+38"}},
+      {tensor, Reshape(".weight_scale", {0}), {"proj.weight_scale", "one scale for the matrix"}},
+      {mxfp4, Drop("_scales"), {"gate_up_proj_blocks", "gate_up_proj_scales is missing"}},
+      {mxfp4, Reshape("_scales", {2, 128}), {"gate_up_proj_scales", "[2, 128]", "[2, 32, 4]"}},
+      {mxfp4, Reshape("_blocks", {2, 32, 8, 8}), {"gate_up_proj_blocks", "[2, 32, 8, 8]"}},
+      {mxfp4, Patch("_scales", 9, std::string("\xff", 1)), {"element 9 of 256 is nan"}},
+  };
+}
+
+TEST(StoredFormatsTest, BrokenPartsAreRefusedByName) {
+  for (const Refusal& refusal : Refusals()) {
+    Vectors vectors = ReadVectors(refusal.vectors);
+    refusal.change(&vectors);
+    const auto config = ReadConfig(vectors.config);
+    ASSERT_TRUE(config.ok()) << config.status();
+    std::vector<std::string> warnings;
+    const absl::Status status = JoinQuantized(*config, &vectors.tensors, &warnings);
+    EXPECT_FALSE(status.ok()) << refusal.vectors << " " << refusal.words[0];
+    for (const std::string& word : refusal.words) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(word));
+    }
+  }
+}
+
+TEST(StoredFormatsTest, NanCodesOfFp8AreFoundAtLoad) {
+  const TestBackend cpu(2);
+  Vectors vectors = ReadVectors("fp8-tensor");
+  Patch(".weight", 256 * 5 + 7, std::string("\xff", 1))(&vectors);
+  std::vector<std::string> warnings;
+  ASSERT_TRUE(JoinQuantized(*ReadConfig(vectors.config), &vectors.tensors, &warnings).ok());
+  EXPECT_THAT(std::string(CheckFinite(vectors.tensors[0], cpu.backend).message()),
+              AllOf(HasSubstr("proj.weight"), HasSubstr("element 1287 of 16384 is nan")));
+}
+
+TEST(StoredFormatsTest, WithoutAConfigPartsAreRefused) {
+  Vectors vectors = ReadVectors("awq-int4-g32");
+  std::vector<std::string> warnings;
+  EXPECT_THAT(std::string(JoinQuantized({}, &vectors.tensors, &warnings).message()),
+              AllOf(HasSubstr("proj."), HasSubstr("config.json has no quantization_config")));
+}
+
+TEST(StoredFormatsTest, WhatChangesNothingIsAWarning) {
+  Vectors vectors = ReadVectors("ct-fp8-tensor");
+  StoredTensor input = *Named(&vectors, ".weight_scale");
+  input.name = "proj.input_scale";
+  vectors.tensors.push_back(input);
+  vectors.config["ignore"] = {"lm_head", "model.vision_tower", "re:.*gate$"};
+  vectors.config["colour"] = "blue";
+  std::vector<std::string> warnings;
+  const auto config = ReadConfig(vectors.config, &warnings);
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_TRUE(JoinQuantized(*config, &vectors.tensors, &warnings).ok());
+  EXPECT_EQ(vectors.tensors.size(), 1u);
+  EXPECT_THAT(warnings,
+              testing::ElementsAre(AllOf(HasSubstr("not known"), HasSubstr("colour")),
+                                   AllOf(HasSubstr("does not have: model.vision_tower")),
+                                   AllOf(HasSubstr("proj.input_scale"), HasSubstr("not rounded"))));
+}
+
+TEST(StoredFormatsTest, ConfigsThatAreNotReadAreRefusedByKeyAndValue) {
+  const json gptq = ReadVectors("gptq-v1-int4-g128").config;
+  const json awq = ReadVectors("awq-int4-g32").config;
+  const json ct = ReadVectors("ct-int4-sym-g128").config;
+  const json fp8 = ReadVectors("fp8-block128").config;
+  const auto with = [](json config, const std::string& pointer, const json& value) {
+    config[json::json_pointer(pointer)] = value;
+    return config;
+  };
+  const std::string weights = "/config_groups/group_0/weights";
+  const std::pair<json, std::vector<std::string>> cases[] = {
+      {{{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}},
+       {"quantization_config.quant_method \"bitsandbytes\" is not supported",
+        "fp8, mxfp4, gptq, awq, compressed-tensors"}},
+      {{{"quant_method", "aqlm"}}, {"\"aqlm\""}},
+      {{{"quant_method", "hqq"}}, {"\"hqq\""}},
+      {{{"quant_method", "exl2"}}, {"\"exl2\""}},
+      {{{"quant_method", "fbgemm_fp8"}}, {"\"fbgemm_fp8\""}},
+      {{{"bits", 4}}, {"quantization_config.quant_method is missing"}},
+      {with(gptq, "/bits", 3), {"quantization_config.bits 3", "supported: 4, 8"}},
+      {with(gptq, "/bits", 2), {"bits 2"}},
+      {with(gptq, "/bits", "4"), {"bits"}},
+      {with(gptq, "/group_size", 0), {"group_size is 0"}},
+      {with(gptq, "/group_size", nullptr), {"group_size is missing"}},
+      {with(gptq, "/checkpoint_format", "marlin"), {"checkpoint_format \"marlin\"", "gptq_v2"}},
+      {with(gptq, "/format", "gptq_v2"), {"checkpoint_format", "format is \"gptq_v2\""}},
+      {with(gptq, "/is_marlin_format", true), {"is_marlin_format true"}},
+      {with(gptq, "/dynamic", {{"+:.*down.*", {{"bits", 8}}}}),
+       {"dynamic.+:.*down.*", "one width"}},
+      {with(gptq, "/desc_act", "yes"), {"desc_act"}},
+      {with(awq, "/bits", 8), {"bits 8", "supported: 4"}},
+      {with(awq, "/version", "gemv"), {"version \"gemv\"", "gemm"}},
+      {with(awq, "/zero_point", false), {"zero_point false"}},
+      {with(awq, "/modules_to_not_convert", "visual"), {"modules_to_not_convert"}},
+      {with(fp8, "/weight_block_size", {128}), {"weight_block_size", "[128]", "two"}},
+      {with(fp8, "/weight_block_size", {128, 0}), {"weight_block_size", "[128,0]"}},
+      {with(fp8, "/fmt", "e5m2"), {"fmt \"e5m2\"", "e4m3"}},
+      {with(fp8, "/activation_scheme", "none"), {"activation_scheme"}},
+      {with(ct, "/format", "nvfp4-pack-quantized"), {"format \"nvfp4-pack-quantized\""}},
+      {with(ct, "/format", "marlin-24"), {"format \"marlin-24\"", "pack-quantized"}},
+      {with(ct, "/format", "dense"), {"format \"dense\""}},
+      {with(ct, "/format", "float-quantized"), {"weights.num_bits 4", "supported: 8"}},
+      {with(ct, "/kv_cache_scheme", {{"num_bits", 8}}), {"kv_cache_scheme"}},
+      {with(ct, "/transform_config", {{"config_groups", 1}}), {"transform_config"}},
+      {with(ct, "/sparsity_config", {{"format", "sparse-24-bitmask"}}), {"sparse-24-bitmask"}},
+      {with(ct, "/quantization_status", "calibration"), {"quantization_status"}},
+      {with(ct, weights + "/num_bits", 3), {"weights.num_bits 3", "4, 8"}},
+      {with(ct, weights + "/strategy", "tensor_group"), {"weights.strategy \"tensor_group\""}},
+      {with(ct, weights + "/strategy", "tensor"), {"strategy \"tensor\"", "type int"}},
+      {with(ct, weights + "/actorder", "random"), {"weights.actorder \"random\""}},
+      {with(ct, weights + "/dynamic", true), {"weights.dynamic true"}},
+      {with(ct, weights, nullptr), {"group_0.weights is missing"}},
+      {with(ct, "/config_groups/group_0/input_activations", {{"num_bits", 4}}),
+       {"input_activations.num_bits 4"}},
+      {with(ct, "/config_groups/group_0/output_activations", {{"num_bits", 8}}),
+       {"output_activations"}},
+      {with(ct, "/config_groups/group_1", ct["config_groups"]["group_0"]),
+       {"config_groups", "with 2 groups"}},
+      {with(ct, "/config_groups", json::object()), {"config_groups", "with 0 groups"}},
+  };
+  for (const auto& [config, words] : cases) {
+    const auto read = ReadConfig(config);
+    EXPECT_FALSE(read.ok()) << words[0];
+    for (const std::string& word : words) {
+      EXPECT_THAT(std::string(read.status().message()),
+                  AllOf(testing::StartsWith("config.json: quantization_config"), HasSubstr(word)));
+    }
+  }
+  const auto old = text::JsonDocument::Parse(R"({"compression_config": {"format": "dense"}})");
+  std::vector<std::string> warnings;
+  EXPECT_THAT(
+      std::string(ReadStoredQuantization(ConfigReader("config.json", old->root()), &warnings)
+                      .status()
+                      .message()),
+      HasSubstr("compression_config"));
+}
+
+}  // namespace
+}  // namespace quire::models
