@@ -15,11 +15,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-template <Activation kAct>
+// kShaped: with alpha.
+template <Activation kAct, bool kShaped>
 HWY_INLINE VF Activate(VF x, VF alpha) {
   const DF d;
   if constexpr (kAct == Activation::kSilu) {
-    return hn::Div(x, hn::Add(hn::Set(d, 1.0f), Exp(hn::Neg(hn::Mul(alpha, x)))));
+    const VF scaled = kShaped ? hn::Mul(alpha, x) : x;
+    return hn::Div(x, hn::Add(hn::Set(d, 1.0f), Exp(hn::Neg(scaled))));
   } else if constexpr (kAct == Activation::kGeluTanh) {
     // 0.5 (1 + tanh u) is 1 / (1 + e^-2u), which keeps its digits where the tanh is near -1.
     const VF cubic = hn::MulAdd(hn::Mul(hn::Set(d, 0.044715f), hn::Mul(x, x)), x, x);
@@ -35,7 +37,7 @@ HWY_INLINE VF Activate(VF x, VF alpha) {
   }
 }
 
-// kShaped: with limit and up_offset.
+// kShaped: with alpha, limit and up_offset.
 template <Activation kAct, bool kShaped>
 HWY_INLINE VF Product(const GateShape& shape, VF gate, VF up) {
   const DF d;
@@ -49,7 +51,7 @@ HWY_INLINE VF Product(const GateShape& shape, VF gate, VF up) {
     }
     up = hn::Add(up, hn::Set(d, shape.up_offset));
   }
-  return hn::Mul(Activate<kAct>(gate, hn::Set(d, shape.alpha)), up);
+  return hn::Mul(Activate<kAct, kShaped>(gate, hn::Set(d, shape.alpha)), up);
 }
 
 template <Activation kAct, bool kShaped>
@@ -81,7 +83,8 @@ void Rows(const GatedProductParams& params, std::int64_t row_begin, std::int64_t
 
 template <Activation kAct>
 void RowsOf(const GatedProductParams& params, std::int64_t row_begin, std::int64_t row_end) {
-  const bool shaped = params.shape.limit != 0 || params.shape.up_offset != 0;
+  const GateShape& shape = params.shape;
+  const bool shaped = shape.alpha != 1 || shape.limit != 0 || shape.up_offset != 0;
   (shaped ? Rows<kAct, true> : Rows<kAct, false>)(params, row_begin, row_end);
 }
 

@@ -52,21 +52,24 @@ HWY_INLINE float AddAndSquare(const float* x, float* residual, float* y, std::si
 }
 
 // `hidden` elements, with the residual of the only group.
-HWY_INLINE void NormGroup(const RmsNormParams& params, const float* x, float* residual, float* y) {
+HWY_NOINLINE void NormGroup(const RmsNormParams& params, const float* x, float* residual, float* y) {
   const DF d;
   const std::size_t hidden = params.hidden;
-  const VF offset = hn::Set(d, params.weight_offset);
+  // Stores of y might change params, as far as the compiler knows.
+  const float* const weights = params.weight;
+  const float weight_offset = params.weight_offset;
+  const VF offset = hn::Set(d, weight_offset);
   const float sum = AddAndSquare(x, residual, y, hidden);
   const float inverse = 1.0f / std::sqrt(sum / static_cast<float>(params.hidden) + params.epsilon);
   const VF scale = hn::Set(d, inverse);
   std::size_t i = 0;
   for (; i + kLanes <= hidden; i += kLanes) {
-    const VF weight = params.weight == nullptr ? hn::Set(d, 1.0f) : hn::LoadU(d, params.weight + i);
+    const VF weight = weights == nullptr ? hn::Set(d, 1.0f) : hn::LoadU(d, weights + i);
     hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, y + i), scale), hn::Add(weight, offset)), d, y + i);
   }
   for (; i < hidden; ++i) {
-    const float weight = params.weight == nullptr ? 1.0f : params.weight[i];
-    y[i] = y[i] * inverse * (weight + params.weight_offset);
+    const float weight = weights == nullptr ? 1.0f : weights[i];
+    y[i] = y[i] * inverse * (weight + weight_offset);
   }
 }
 
