@@ -4,8 +4,9 @@
 // (linear.h) multiplies with them like with any other.
 //
 // A weight is scale * q, scale * q + min or scale * (q + min), with a scale (and min) per output
-// feature or per group of inputs of it. Activations are quantised to int8 as they come in, and products are summed as
-// integers inside a group, so every instruction set with fused multiply-add gets the same bits.
+// feature or per group of inputs of it. Activations are quantised to int8 as they come in, and
+// products are summed as integers inside a group, so every instruction set with fused multiply-add
+// gets the same bits.
 
 #include <cstddef>
 #include <cstdint>

@@ -14,8 +14,8 @@
 
 namespace quire::models {
 
-// Row `row` of [rows, k] as f32; of a vector, row 0 is all of it; of more dimensions the rows of all
-// matrices one behind the other. REQUIRES: the tensor has a plain type, blocks that are read or
+// Row `row` of [rows, k] as f32; of a vector, row 0 is all of it; of more dimensions the rows of
+// all matrices one behind the other. REQUIRES: the tensor has a plain type, blocks that are read or
 // codes.
 void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out);
 
@@ -35,8 +35,8 @@ MatrixForm PlainForm(const StoredTensor& tensor);
 void PlainRow(const StoredTensor& tensor, DType dtype, std::int64_t row, std::byte* out);
 
 // One row in an integer form: decoded when that is the form of its blocks or codes, else widened
-// and quantised. `out` has the sizes of the form; a value that is not finite gives a scale or min that
-// is not.
+// and quantised. `out` has the sizes of the form; a value that is not finite gives a scale or min
+// that is not.
 void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
                 const kernels::QuantizedRow& out);
 

@@ -471,17 +471,19 @@ TEST(StoredFormatsTest, WhatChangesNothingIsAWarning) {
                                    AllOf(HasSubstr("proj.input_scale"), HasSubstr("not rounded"))));
 }
 
-TEST(StoredFormatsTest, ConfigsThatAreNotReadAreRefusedByKeyAndValue) {
+// A quantization_config that is refused, and words of the message.
+using ConfigRefusals = std::vector<std::pair<json, std::vector<std::string>>>;
+
+json With(json config, const std::string& pointer, const json& value) {
+  config[json::json_pointer(pointer)] = value;
+  return config;
+}
+
+ConfigRefusals RefusedMethods() {
   const json gptq = ReadVectors("gptq-v1-int4-g128").config;
   const json awq = ReadVectors("awq-int4-g32").config;
-  const json ct = ReadVectors("ct-int4-sym-g128").config;
   const json fp8 = ReadVectors("fp8-block128").config;
-  const auto with = [](json config, const std::string& pointer, const json& value) {
-    config[json::json_pointer(pointer)] = value;
-    return config;
-  };
-  const std::string weights = "/config_groups/group_0/weights";
-  const std::pair<json, std::vector<std::string>> cases[] = {
+  return {
       {{{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}},
        {"quantization_config.quant_method \"bitsandbytes\" is not supported",
         "fp8, mxfp4, gptq, awq, compressed-tensors"}},
@@ -490,47 +492,59 @@ TEST(StoredFormatsTest, ConfigsThatAreNotReadAreRefusedByKeyAndValue) {
       {{{"quant_method", "exl2"}}, {"\"exl2\""}},
       {{{"quant_method", "fbgemm_fp8"}}, {"\"fbgemm_fp8\""}},
       {{{"bits", 4}}, {"quantization_config.quant_method is missing"}},
-      {with(gptq, "/bits", 3), {"quantization_config.bits 3", "supported: 4, 8"}},
-      {with(gptq, "/bits", 2), {"bits 2"}},
-      {with(gptq, "/bits", "4"), {"bits"}},
-      {with(gptq, "/group_size", 0), {"group_size is 0"}},
-      {with(gptq, "/group_size", nullptr), {"group_size is missing"}},
-      {with(gptq, "/checkpoint_format", "marlin"), {"checkpoint_format \"marlin\"", "gptq_v2"}},
-      {with(gptq, "/format", "gptq_v2"), {"checkpoint_format", "format is \"gptq_v2\""}},
-      {with(gptq, "/is_marlin_format", true), {"is_marlin_format true"}},
-      {with(gptq, "/dynamic", {{"+:.*down.*", {{"bits", 8}}}}),
+      {With(gptq, "/bits", 3), {"quantization_config.bits 3", "supported: 4, 8"}},
+      {With(gptq, "/bits", 2), {"bits 2"}},
+      {With(gptq, "/bits", "4"), {"bits"}},
+      {With(gptq, "/group_size", 0), {"group_size is 0"}},
+      {With(gptq, "/group_size", nullptr), {"group_size is missing"}},
+      {With(gptq, "/checkpoint_format", "marlin"), {"checkpoint_format \"marlin\"", "gptq_v2"}},
+      {With(gptq, "/format", "gptq_v2"), {"checkpoint_format", "format is \"gptq_v2\""}},
+      {With(gptq, "/is_marlin_format", true), {"is_marlin_format true"}},
+      {With(gptq, "/dynamic", {{"+:.*down.*", {{"bits", 8}}}}),
        {"dynamic.+:.*down.*", "one width"}},
-      {with(gptq, "/desc_act", "yes"), {"desc_act"}},
-      {with(awq, "/bits", 8), {"bits 8", "supported: 4"}},
-      {with(awq, "/version", "gemv"), {"version \"gemv\"", "gemm"}},
-      {with(awq, "/zero_point", false), {"zero_point false"}},
-      {with(awq, "/modules_to_not_convert", "visual"), {"modules_to_not_convert"}},
-      {with(fp8, "/weight_block_size", {128}), {"weight_block_size", "[128]", "two"}},
-      {with(fp8, "/weight_block_size", {128, 0}), {"weight_block_size", "[128,0]"}},
-      {with(fp8, "/fmt", "e5m2"), {"fmt \"e5m2\"", "e4m3"}},
-      {with(fp8, "/activation_scheme", "none"), {"activation_scheme"}},
-      {with(ct, "/format", "nvfp4-pack-quantized"), {"format \"nvfp4-pack-quantized\""}},
-      {with(ct, "/format", "marlin-24"), {"format \"marlin-24\"", "pack-quantized"}},
-      {with(ct, "/format", "dense"), {"format \"dense\""}},
-      {with(ct, "/format", "float-quantized"), {"weights.num_bits 4", "supported: 8"}},
-      {with(ct, "/kv_cache_scheme", {{"num_bits", 8}}), {"kv_cache_scheme"}},
-      {with(ct, "/transform_config", {{"config_groups", 1}}), {"transform_config"}},
-      {with(ct, "/sparsity_config", {{"format", "sparse-24-bitmask"}}), {"sparse-24-bitmask"}},
-      {with(ct, "/quantization_status", "calibration"), {"quantization_status"}},
-      {with(ct, weights + "/num_bits", 3), {"weights.num_bits 3", "4, 8"}},
-      {with(ct, weights + "/strategy", "tensor_group"), {"weights.strategy \"tensor_group\""}},
-      {with(ct, weights + "/strategy", "tensor"), {"strategy \"tensor\"", "type int"}},
-      {with(ct, weights + "/actorder", "random"), {"weights.actorder \"random\""}},
-      {with(ct, weights + "/dynamic", true), {"weights.dynamic true"}},
-      {with(ct, weights, nullptr), {"group_0.weights is missing"}},
-      {with(ct, "/config_groups/group_0/input_activations", {{"num_bits", 4}}),
-       {"input_activations.num_bits 4"}},
-      {with(ct, "/config_groups/group_0/output_activations", {{"num_bits", 8}}),
-       {"output_activations"}},
-      {with(ct, "/config_groups/group_1", ct["config_groups"]["group_0"]),
-       {"config_groups", "with 2 groups"}},
-      {with(ct, "/config_groups", json::object()), {"config_groups", "with 0 groups"}},
+      {With(gptq, "/desc_act", "yes"), {"desc_act"}},
+      {With(awq, "/bits", 8), {"bits 8", "supported: 4"}},
+      {With(awq, "/version", "gemv"), {"version \"gemv\"", "gemm"}},
+      {With(awq, "/zero_point", false), {"zero_point false"}},
+      {With(awq, "/modules_to_not_convert", "visual"), {"modules_to_not_convert"}},
+      {With(fp8, "/weight_block_size", {128}), {"weight_block_size", "[128]", "two"}},
+      {With(fp8, "/weight_block_size", {128, 0}), {"weight_block_size", "[128,0]"}},
+      {With(fp8, "/fmt", "e5m2"), {"fmt \"e5m2\"", "e4m3"}},
+      {With(fp8, "/activation_scheme", "none"), {"activation_scheme"}},
   };
+}
+
+ConfigRefusals RefusedCompressedTensors() {
+  const json ct = ReadVectors("ct-int4-sym-g128").config;
+  const std::string weights = "/config_groups/group_0/weights";
+  return {
+      {With(ct, "/format", "nvfp4-pack-quantized"), {"format \"nvfp4-pack-quantized\""}},
+      {With(ct, "/format", "marlin-24"), {"format \"marlin-24\"", "pack-quantized"}},
+      {With(ct, "/format", "dense"), {"format \"dense\""}},
+      {With(ct, "/format", "float-quantized"), {"weights.num_bits 4", "supported: 8"}},
+      {With(ct, "/kv_cache_scheme", {{"num_bits", 8}}), {"kv_cache_scheme"}},
+      {With(ct, "/transform_config", {{"config_groups", 1}}), {"transform_config"}},
+      {With(ct, "/sparsity_config", {{"format", "sparse-24-bitmask"}}), {"sparse-24-bitmask"}},
+      {With(ct, "/quantization_status", "calibration"), {"quantization_status"}},
+      {With(ct, weights + "/num_bits", 3), {"weights.num_bits 3", "4, 8"}},
+      {With(ct, weights + "/strategy", "tensor_group"), {"weights.strategy \"tensor_group\""}},
+      {With(ct, weights + "/strategy", "tensor"), {"strategy \"tensor\"", "type int"}},
+      {With(ct, weights + "/actorder", "random"), {"weights.actorder \"random\""}},
+      {With(ct, weights + "/dynamic", true), {"weights.dynamic true"}},
+      {With(ct, weights, nullptr), {"group_0.weights is missing"}},
+      {With(ct, "/config_groups/group_0/input_activations", {{"num_bits", 4}}),
+       {"input_activations.num_bits 4"}},
+      {With(ct, "/config_groups/group_0/output_activations", {{"num_bits", 8}}),
+       {"output_activations"}},
+      {With(ct, "/config_groups/group_1", ct["config_groups"]["group_0"]),
+       {"config_groups", "with 2 groups"}},
+      {With(ct, "/config_groups", json::object()), {"config_groups", "with 0 groups"}},
+  };
+}
+
+TEST(StoredFormatsTest, ConfigsThatAreNotReadAreRefusedByKeyAndValue) {
+  ConfigRefusals cases = RefusedMethods();
+  for (auto& refused : RefusedCompressedTensors()) cases.push_back(std::move(refused));
   for (const auto& [config, words] : cases) {
     const auto read = ReadConfig(config);
     EXPECT_FALSE(read.ok()) << words[0];
