@@ -6,13 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "models/families/registry.h"
 
 namespace quire::models {
 namespace {
 
-// Read elsewhere.
+// Read elsewhere, of every family.
 constexpr absl::string_view kReadKeys[] = {"architectures",
-                                           "attention_bias",
                                            "bos_token_id",
                                            "dtype",
                                            "eos_token_id",
@@ -21,8 +21,8 @@ constexpr absl::string_view kReadKeys[] = {"architectures",
                                            "hidden_activation",
                                            "hidden_size",
                                            "intermediate_size",
+                                           "layer_types",
                                            "max_position_embeddings",
-                                           "mlp_bias",
                                            "model_type",
                                            "num_attention_heads",
                                            "num_hidden_layers",
@@ -46,8 +46,11 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "_attn_implementation",
                                                "attn_pdrop",
                                                "auto_map",
+                                               "aux_loss_alpha",
+                                               "cache_implementation",
                                                "classifier_dropout",
                                                "embd_pdrop",
+                                               "ep_size",
                                                "finetuning_task",
                                                "gradient_checkpointing",
                                                "hidden_dropout",
@@ -58,13 +61,18 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "is_llama_config",
                                                "label2id",
                                                "max_sequence_length",
+                                               "max_window_layers",
                                                "output_attentions",
                                                "output_hidden_states",
+                                               "output_router_logits",
                                                "pretraining_tp",
                                                "problem_type",
                                                "resid_pdrop",
                                                "return_dict",
+                                               "router_aux_loss_coef",
+                                               "router_jitter_noise",
                                                "sep_token_id",
+                                               "seq_aux",
                                                "task_specific_params",
                                                "tokenizer_class",
                                                "transformers.js_config",
@@ -75,14 +83,16 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "use_cache"};
 
 // Keys that change what is computed, with the values under which they do not (as JSON text; null
-// and false always are among them).
+// and false always are among them). Families read some of them: Family::keys.
 struct ForeignKey {
   absl::string_view key;
   absl::string_view neutral[2];
 };
 constexpr ForeignKey kForeignKeys[] = {
+    {"_sliding_window_pattern", {}},
     {"add_cross_attention", {}},
     {"alibi", {}},
+    {"attention_bias", {}},
     {"attention_multiplier", {}},
     {"attn_logit_softcapping", {"0", "0.0"}},
     {"clip_qkv", {}},
@@ -95,7 +105,13 @@ constexpr ForeignKey kForeignKeys[] = {
     {"kv_lora_rank", {}},
     {"logit_scale", {"1", "1.0"}},
     {"logits_scaling", {"1", "1.0"}},
+    {"mlp_bias", {}},
+    {"mlp_layer_types", {}},
+    {"moe_layer_freq", {"1"}},
+    {"n_group", {"1"}},
     {"n_routed_experts", {"0", "1"}},
+    {"n_shared_experts", {"0"}},
+    {"no_rope_layer_interval", {}},
     {"no_rope_layers", {"[]"}},
     {"num_experts", {"0", "1"}},
     {"num_local_experts", {"0", "1"}},
@@ -108,13 +124,23 @@ constexpr ForeignKey kForeignKeys[] = {
     {"query_pre_attn_scalar", {}},
     {"residual_multiplier", {"1", "1.0"}},
     {"rope_interleaved", {}},
+    {"rope_local_base_freq", {}},
+    {"routed_scaling_factor", {"1", "1.0"}},
     {"scale_depth", {}},
     {"scale_emb", {"1", "1.0"}},
+    {"scoring_func", {"\"softmax\""}},
+    {"shared_expert_intermediate_size", {"0"}},
     {"sliding_window", {}},
+    {"sliding_window_pattern", {}},
+    {"swiglu_alpha", {}},
+    {"swiglu_limit", {}},
     {"text_config", {}},
+    {"topk_group", {"1"}},
+    {"topk_method", {"\"greedy\""}},
     {"use_bidirectional_attention", {}},
     {"use_parallel_residual", {}},
     {"use_qk_norm", {}},
+    {"use_sliding_window", {}},
     {"vision_config", {}},
 };
 
@@ -130,39 +156,36 @@ bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
       [&](absl::string_view neutral) { return !neutral.empty() && value == neutral; });
 }
 
-// True when every entry of layer_types is full attention.
-absl::StatusOr<bool> AllLayersFull(const ConfigReader& reader) {
-  const auto types = reader.OptionalStrings("layer_types");
-  if (!types.ok()) return types.status();
-  if (!*types) return true;
-  return std::all_of((*types)->begin(), (*types)->end(), [](const std::string& type) {
-    return type == "full_attention" || type == "attention";
-  });
+KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
+  if (Reads(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
+  const auto* foreign =
+      std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),
+                   [&](const ForeignKey& entry) { return entry.key == key; });
+  if (foreign != std::end(kForeignKeys)) {
+    return IsNeutral(*foreign, reader.ValueText(key)) ? KeyUse::kIgnored : KeyUse::kRefused;
+  }
+  return Contains(kHarmlessKeys, key) ? KeyUse::kIgnored : KeyUse::kUnknown;
 }
 
 }  // namespace
 
-absl::Status CheckForeignKeys(const ConfigReader& reader, absl::string_view family,
+std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family) {
+  std::vector<ConfigKey> keys;
+  for (const std::string& key : reader.Keys()) {
+    keys.push_back({key, reader.ValueText(key), UseOf(reader, family, key)});
+  }
+  return keys;
+}
+
+absl::Status CheckForeignKeys(const ConfigReader& reader, const Family& family,
                               std::vector<std::string>* warnings) {
-  for (const ForeignKey& foreign : kForeignKeys) {
-    if (reader.Has(foreign.key) && !IsNeutral(foreign, reader.ValueText(foreign.key))) {
-      return reader.Unsupported(foreign.key, absl::StrCat("by ", family));
-    }
-  }
-  const absl::StatusOr<bool> full = AllLayersFull(reader);
-  if (!full.ok()) return full.status();
-  if (!*full) {
-    return reader.Unsupported("layer_types",
-                              absl::StrCat("by ", family, " (supported: ", "full_attention)"));
-  }
   std::vector<std::string> unknown;
   for (const std::string& key : reader.Keys()) {
-    const bool foreign = std::any_of(std::begin(kForeignKeys), std::end(kForeignKeys),
-                                     [&](const ForeignKey& entry) { return entry.key == key; });
-    if (!foreign && key != "layer_types" && !Contains(kReadKeys, key) &&
-        !Contains(kHarmlessKeys, key)) {
-      unknown.push_back(key);
+    const KeyUse use = UseOf(reader, family, key);
+    if (use == KeyUse::kRefused) {
+      return reader.Unsupported(key, absl::StrCat("by ", family.name));
     }
+    if (use == KeyUse::kUnknown) unknown.push_back(key);
   }
   if (!unknown.empty()) {
     warnings->push_back(

@@ -2,6 +2,7 @@
 
 // What is done with the keys of a config.json that no reader asks for.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -11,10 +12,27 @@
 
 namespace quire::models {
 
+struct Family;
+
+// What becomes of a key of a config.json.
+enum class KeyUse : std::uint8_t {
+  kRead,
+  kIgnored,  // does not matter for inference, or has a value under which it does not
+  kUnknown,  // not known at all; named in a warning
+  kRefused,  // would change what is computed
+};
+struct ConfigKey {
+  std::string key;
+  std::string value;  // as JSON text
+  KeyUse use;
+};
+// All keys at the top of a config.json, in its order.
+std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family);
+
 // Refuses keys that would change the mathematics in another family, unless their value is neutral
-// (null, false, and per key 0, 1 or the like); skips keys that do not matter for inference; names
-// the others in one warning.
-absl::Status CheckForeignKeys(const ConfigReader& reader, absl::string_view family,
+// (null, false, and per key 0, 1 or the like), and unless `family` lists them in Family::keys;
+// skips keys that do not matter for inference; names the others in one warning.
+absl::Status CheckForeignKeys(const ConfigReader& reader, const Family& family,
                               std::vector<std::string>* warnings);
 
 }  // namespace quire::models

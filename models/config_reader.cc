@@ -126,6 +126,21 @@ absl::StatusOr<std::optional<std::vector<std::int32_t>>> ConfigReader::OptionalI
   return std::optional<std::vector<std::int32_t>>(std::move(ids));
 }
 
+absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalNumbers(
+    absl::string_view key) const {
+  const std::optional<text::JsonValue> value = FindSet(object_, key);
+  if (!value) return std::optional<std::vector<double>>();
+  if (const absl::Status status = value->CheckArray(); !status.ok()) return Label(status);
+  std::vector<double> numbers;
+  for (std::size_t i = 0; i < value->size(); ++i) {
+    const text::JsonValue item = value->At(i);
+    if (!item.is_number()) return Label(item.Error("must be a number"));
+    numbers.push_back(item.raw().get<double>());
+    if (!std::isfinite(numbers.back())) return Label(item.Error("is not a finite number"));
+  }
+  return std::optional<std::vector<double>>(std::move(numbers));
+}
+
 absl::StatusOr<std::optional<std::vector<std::string>>> ConfigReader::OptionalStrings(
     absl::string_view key) const {
   const std::optional<text::JsonValue> value = FindSet(object_, key);

@@ -48,6 +48,8 @@ class ConfigReader {
   absl::StatusOr<std::optional<ConfigReader>> OptionalObject(absl::string_view key) const;
   // An integer, or a list of integers; absent and null give nothing.
   absl::StatusOr<std::optional<std::vector<std::int32_t>>> OptionalIds(absl::string_view key) const;
+  // A list of finite numbers; absent and null give nothing.
+  absl::StatusOr<std::optional<std::vector<double>>> OptionalNumbers(absl::string_view key) const;
   // A list of strings; absent and null give nothing.
   absl::StatusOr<std::optional<std::vector<std::string>>> OptionalStrings(
       absl::string_view key) const;

@@ -22,38 +22,131 @@ struct Wanted {
   bool is_norm = false;
 };
 
-std::vector<Wanted> WantedTensors(const ModelSpec& spec, const TensorNames& names) {
-  std::vector<Wanted> wanted;
-  const std::int64_t hidden = spec.hidden;
-  const auto matrix = [&](const std::string& name, std::int64_t rows, std::int64_t columns,
-                          bool bias) {
-    wanted.push_back({absl::StrCat(name, ".weight"), {rows, columns}});
-    if (bias) wanted.push_back({absl::StrCat(name, ".bias"), {rows}});
-  };
-  const auto norm = [&](const std::string& name) {
-    wanted.push_back({absl::StrCat(name, ".weight"), {hidden}, true});
-  };
-  matrix(std::string(names.embedding), spec.vocab_size, hidden, false);
-  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    const LayerSpec& layer = spec.layers[i];
-    const std::string prefix = absl::StrCat(names.layer_prefix, i, ".");
-    const std::int64_t q = std::int64_t{layer.heads.num_heads} * layer.heads.head_size;
-    const std::int64_t kv = std::int64_t{layer.heads.num_kv_heads} * layer.heads.head_size;
-    const std::int64_t inner = layer.dense.intermediate;
-    norm(absl::StrCat(prefix, names.attn_in));
-    matrix(absl::StrCat(prefix, names.q), q, hidden, layer.heads.q_bias);
-    matrix(absl::StrCat(prefix, names.k), kv, hidden, layer.heads.k_bias);
-    matrix(absl::StrCat(prefix, names.v), kv, hidden, layer.heads.v_bias);
-    matrix(absl::StrCat(prefix, names.o), hidden, q, layer.heads.o_bias);
-    norm(absl::StrCat(prefix, names.mlp_in));
-    matrix(absl::StrCat(prefix, names.gate), inner, hidden, layer.dense.gate_bias);
-    matrix(absl::StrCat(prefix, names.up), inner, hidden, layer.dense.up_bias);
-    matrix(absl::StrCat(prefix, names.down), hidden, inner, layer.dense.down_bias);
+// Collects the tensors of one model by the names that FindWeights looks for.
+class WantedList {
+ public:
+  WantedList(const ModelSpec& spec, const TensorNames& names) : spec_(spec), names_(names) {}
+
+  std::vector<Wanted> Take() {
+    Matrix(names_.embedding, spec_.vocab_size, spec_.hidden, false);
+    for (std::size_t i = 0; i < spec_.layers.size(); ++i) {
+      prefix_ = absl::StrCat(names_.layer_prefix, i, ".");
+      if (spec_.layers[i].attention == AttentionKind::kMla) {
+        Latent(spec_.layers[i]);
+      } else {
+        Attention(spec_.layers[i]);
+      }
+      Mlp(spec_.layers[i]);
+    }
+    prefix_.clear();
+    Norm(names_.final_norm, spec_.final_norm, spec_.hidden);
+    if (!spec_.tie_embeddings) Matrix(names_.head, spec_.vocab_size, spec_.hidden, false);
+    return std::move(wanted_);
   }
-  norm(std::string(names.final_norm));
-  if (!spec.tie_embeddings) matrix(std::string(names.head), spec.vocab_size, hidden, false);
-  return wanted;
-}
+
+ private:
+  void Matrix(absl::string_view name, std::int64_t rows, std::int64_t columns, bool bias) {
+    wanted_.push_back({absl::StrCat(prefix_, name, ".weight"), {rows, columns}});
+    if (bias) wanted_.push_back({absl::StrCat(prefix_, name, ".bias"), {rows}});
+  }
+  void Norm(absl::string_view name, const NormSpec& norm, std::int64_t elements) {
+    if (norm.kind == NormKind::kNone) return;
+    wanted_.push_back({absl::StrCat(prefix_, name, ".weight"), {elements}, true});
+  }
+
+  void Latent(const LayerSpec& layer) {
+    const MlaSpec& mla = layer.mla;
+    const std::int64_t heads = mla.num_heads;
+    const std::int64_t queries = heads * (mla.nope_size + mla.rope_size);
+    const std::int64_t rank = mla.kv_lora_rank;
+    NormSpec norm;
+    norm.kind = NormKind::kRms;
+    Norm(names_.attn_in, layer.attn_in, spec_.hidden);
+    if (mla.q_lora_rank == 0) {
+      Matrix(names_.q, queries, spec_.hidden, false);
+    } else {
+      Matrix(names_.q_a, mla.q_lora_rank, spec_.hidden, mla.qa_bias);
+      Norm(names_.q_a_norm, norm, mla.q_lora_rank);
+      Matrix(names_.q_b, queries, mla.q_lora_rank, false);
+    }
+    Matrix(names_.kv_a, rank + mla.rope_size, spec_.hidden, mla.kva_bias);
+    Norm(names_.kv_a_norm, norm, rank);
+    Matrix(names_.kv_b, heads * (mla.nope_size + mla.v_size), rank, false);
+    Matrix(names_.o, spec_.hidden, heads * mla.v_size, mla.o_bias);
+    Norm(names_.attn_out, layer.attn_out, spec_.hidden);
+  }
+
+  void Attention(const LayerSpec& layer) {
+    const AttentionSpec& heads = layer.heads;
+    const std::int64_t size = heads.head_size;
+    const std::int64_t q = heads.num_heads * size;
+    const std::int64_t kv = heads.num_kv_heads * size;
+    Norm(names_.attn_in, layer.attn_in, spec_.hidden);
+    if (names_.qkv.empty()) {
+      Matrix(names_.q, q, spec_.hidden, heads.q_bias);
+      Matrix(names_.k, kv, spec_.hidden, heads.k_bias);
+      Matrix(names_.v, kv, spec_.hidden, heads.v_bias);
+    } else {
+      Matrix(names_.qkv, q + 2 * kv, spec_.hidden, heads.q_bias);
+    }
+    const bool whole = heads.qk_norm_scope == QkNormScope::kWhole;
+    Norm(names_.q_norm, heads.qk_norm, whole ? q : size);
+    Norm(names_.k_norm, heads.qk_norm, whole ? kv : size);
+    if (heads.has_sinks) {
+      wanted_.push_back({absl::StrCat(prefix_, names_.sinks), {std::int64_t{heads.num_heads}}});
+    }
+    Matrix(names_.o, spec_.hidden, q, heads.o_bias);
+    Norm(names_.attn_out, layer.attn_out, spec_.hidden);
+  }
+
+  void Mlp(const LayerSpec& layer) {
+    Norm(names_.mlp_in, layer.mlp_in, spec_.hidden);
+    if (layer.mlp == MlpKind::kMoe) {
+      Moe(layer.moe);
+    } else {
+      Dense(layer.dense);
+    }
+    Norm(names_.mlp_out, layer.mlp_out, spec_.hidden);
+  }
+
+  void Dense(const MlpSpec& mlp) {
+    const std::int64_t inner = mlp.intermediate;
+    if (names_.gate_up.empty()) {
+      Matrix(names_.gate, inner, spec_.hidden, mlp.gate_bias);
+      Matrix(names_.up, inner, spec_.hidden, mlp.up_bias);
+    } else {
+      Matrix(names_.gate_up, 2 * inner, spec_.hidden, mlp.gate_bias);
+    }
+    Matrix(names_.down, spec_.hidden, inner, mlp.down_bias);
+  }
+
+  void Moe(const MoeSpec& moe) {
+    const std::string root = absl::StrCat(names_.moe, ".");
+    Matrix(absl::StrCat(root, names_.router), moe.num_experts, spec_.hidden, moe.router_bias);
+    if (moe.choice_bias) {
+      wanted_.push_back(
+          {absl::StrCat(prefix_, root, names_.choice_bias), {std::int64_t{moe.num_experts}}});
+    }
+    for (std::uint32_t e = 0; e < moe.num_experts; ++e) {
+      Expert(absl::StrCat(root, "experts.", e, "."), moe.expert);
+    }
+    if (!moe.shared) return;
+    Expert(absl::StrCat(root, names_.shared, "."), *moe.shared);
+    if (moe.shared_gate) Matrix(absl::StrCat(root, names_.shared_gate), 1, spec_.hidden, false);
+  }
+
+  void Expert(const std::string& name, const MlpSpec& mlp) {
+    const std::int64_t inner = mlp.intermediate;
+    Matrix(absl::StrCat(name, names_.expert_gate), inner, spec_.hidden, mlp.gate_bias);
+    Matrix(absl::StrCat(name, names_.expert_up), inner, spec_.hidden, mlp.up_bias);
+    Matrix(absl::StrCat(name, names_.expert_down), spec_.hidden, inner, mlp.down_bias);
+  }
+
+  const ModelSpec& spec_;
+  const TensorNames& names_;
+  std::string prefix_;  // of the layer
+  std::vector<Wanted> wanted_;
+};
 
 // FNV-1a.
 std::uint64_t NameHash(absl::string_view name) {
@@ -101,18 +194,20 @@ absl::StatusOr<Checkpoint> DummyCheckpoint(const ModelConfig& config, const Mode
   std::vector<StoredTensor> tensors;
   std::vector<bool> is_norm;
   std::int64_t largest = 0;
-  for (Wanted& wanted : WantedTensors(spec, names)) {
+  std::int64_t largest_norm = 0;
+  for (Wanted& wanted : WantedList(spec, names).Take()) {
     StoredTensor tensor;
     tensor.name = std::move(wanted.name);
     tensor.type = dtype == DType::kF32 ? "F32" : dtype == DType::kF16 ? "F16" : "BF16";
     tensor.dtype = dtype;
     tensor.shape = std::move(wanted.shape);
     tensor.file = "dummy weights";
-    largest = std::max(largest, tensor.num_elements());
+    std::int64_t& most = wanted.is_norm ? largest_norm : largest;
+    most = std::max(most, tensor.num_elements());
     tensors.push_back(std::move(tensor));
     is_norm.push_back(wanted.is_norm);
   }
-  const std::int64_t ones = spec.hidden;
+  const std::int64_t ones = largest_norm;
   const std::int64_t values = largest + static_cast<std::int64_t>(kOffsets);
   auto memory = std::make_shared<DeviceBuffer>();
   QUIRE_ASSIGN_OR_RETURN(*memory,

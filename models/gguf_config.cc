@@ -272,6 +272,7 @@ class GgufConfigReader {
 
   absl::Status ReadRope() {
     QUIRE_RETURN_IF_ERROR(MustBeHeadSize("rope.dimension_count"));
+    config_.rotary_size = config_.head_dim;
     RopeConfig& rope = config_.rope;
     const std::string base_key = Key("rope.freq_base");
     QUIRE_ASSIGN_OR_RETURN(const std::optional<double> base, gguf_.OptionalNumber(base_key));

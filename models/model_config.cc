@@ -14,8 +14,10 @@
 #include "models/config_reader.h"
 #include "models/families/registry.h"
 #include "models/gguf_config.h"
+#include "models/quantization_config.h"
 #include "models/rope_config.h"
 #include "models/text/json_value.h"
+#include "models/window_config.h"
 
 namespace quire::models {
 namespace {
@@ -33,9 +35,9 @@ absl::StatusOr<text::JsonDocument> ParseObject(const ModelFile& file) {
 }
 
 absl::Status NoConfig(const ModelFiles& files) {
-  const auto gguf = std::find_if(
-      files.names().begin(), files.names().end(),
-      [](const std::string& name) { return absl::EndsWithIgnoreCase(name, ".gguf"); });
+  const auto gguf =
+      std::find_if(files.names().begin(), files.names().end(),
+                   [](const std::string& name) { return absl::EndsWithIgnoreCase(name, ".gguf"); });
   if (gguf != files.names().end()) {
     return absl::NotFoundError(absl::StrCat(
         files.LabelOf("config.json"), ": no such file; the directory holds a GGUF file, name ",
@@ -87,28 +89,43 @@ absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConf
   return family;
 }
 
-absl::Status ReadHeads(const ConfigReader& reader, ModelConfig* config) {
+// A count that is absent, null or set: what each of the three means.
+absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_view key,
+                                      std::uint32_t most, std::uint32_t absent,
+                                      std::uint32_t null) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count,
+                         reader.OptionalInteger(key, 1, most));
+  if (count) return static_cast<std::uint32_t>(*count);
+  return reader.IsNull(key) || absent == 0 ? null : absent;
+}
+
+absl::Status ReadHeads(const ConfigReader& reader, const Family& family, ModelConfig* config) {
   QUIRE_ASSIGN_OR_RETURN(config->num_attention_heads,
                          reader.Count("num_attention_heads", 1, kMaxHeads));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
-                         reader.OptionalInteger("num_key_value_heads", 1, kMaxHeads));
-  config->num_key_value_heads =
-      static_cast<std::uint32_t>(kv_heads.value_or(config->num_attention_heads));
-  if (config->num_attention_heads % config->num_key_value_heads != 0) {
-    return reader.Error("num_key_value_heads", absl::StrCat("is ", config->num_key_value_heads,
-                                                            ", it must divide num_attention_heads ",
-                                                            config->num_attention_heads));
+  const std::uint32_t heads = config->num_attention_heads;
+  if (Reads(family, "kv_lora_rank")) {
+    // Heads have sizes of their own, whatever head_dim and num_key_value_heads say.
+    QUIRE_ASSIGN_OR_RETURN(config->mla, ReadMla(reader));
+    config->num_key_value_heads = heads;
+    config->head_dim = config->mla.qk_rope_head_dim;
+    return absl::OkStatus();
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> head_dim,
-                         reader.OptionalInteger("head_dim", 1, kMaxHeadDim));
-  if (!head_dim && config->hidden_size % config->num_attention_heads != 0) {
-    return reader.Error(
-        "num_attention_heads",
-        absl::StrCat("is ", config->num_attention_heads,
-                     ", without head_dim it must divide hidden_size ", config->hidden_size));
+  QUIRE_ASSIGN_OR_RETURN(config->num_key_value_heads,
+                         CountOr(reader, "num_key_value_heads", kMaxHeads,
+                                 family.defaults.num_key_value_heads, heads));
+  if (heads % config->num_key_value_heads != 0) {
+    return reader.Error("num_key_value_heads",
+                        absl::StrCat("is ", config->num_key_value_heads,
+                                     ", it must divide num_attention_heads ", heads));
   }
-  config->head_dim = static_cast<std::uint32_t>(
-      head_dim.value_or(config->hidden_size / config->num_attention_heads));
+  QUIRE_ASSIGN_OR_RETURN(config->head_dim, CountOr(reader, "head_dim", kMaxHeadDim,
+                                                   family.defaults.head_dim, /*null=*/0));
+  if (config->head_dim == 0 && config->hidden_size % heads != 0) {
+    return reader.Error("num_attention_heads",
+                        absl::StrCat("is ", heads, ", without head_dim it must divide hidden_size ",
+                                     config->hidden_size));
+  }
+  if (config->head_dim == 0) config->head_dim = config->hidden_size / heads;
   if (config->head_dim % 2 != 0 || config->head_dim > kMaxHeadDim) {
     return reader.Error("head_dim", absl::StrCat("is ", config->head_dim,
                                                  ", it must be even and at most ", kMaxHeadDim));
@@ -123,7 +140,7 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
                          reader.Count("intermediate_size", 1, kMaxIntermediate));
   QUIRE_ASSIGN_OR_RETURN(config->num_hidden_layers,
                          reader.Count("num_hidden_layers", 1, kMaxLayers));
-  QUIRE_RETURN_IF_ERROR(ReadHeads(reader, config));
+  QUIRE_RETURN_IF_ERROR(ReadHeads(reader, family, config));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> positions,
                          reader.OptionalInteger("max_position_embeddings", 1, kMaxPositions));
   if (!positions) {
@@ -136,7 +153,15 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
   return absl::OkStatus();
 }
 
+// hidden_act and hidden_activation are two names of one key, but where a family reads the latter
+// only: files then hold whatever in the former.
 absl::Status ReadActivation(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  if (Reads(family, "hidden_activation")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> only,
+                           reader.OptionalString("hidden_activation"));
+    config->hidden_act = only ? *only : std::string(family.defaults.hidden_act);
+    return absl::OkStatus();
+  }
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> act, reader.OptionalString("hidden_act"));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> alias,
                          reader.OptionalString("hidden_activation"));
@@ -154,7 +179,7 @@ absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelCo
     bool* value;
     bool absent;
   } flags[] = {
-      {"attention_bias", &config->attention_bias, false},
+      {"attention_bias", &config->attention_bias, family.defaults.attention_bias},
       {"mlp_bias", &config->mlp_bias, false},
       {"tie_word_embeddings", &config->tie_word_embeddings, family.defaults.tie_word_embeddings}};
   for (const auto& flag : flags) {
@@ -166,6 +191,73 @@ absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelCo
   if (!(config->rms_norm_eps > 0 && config->rms_norm_eps < 1)) {
     return reader.Error("rms_norm_eps",
                         absl::StrCat("is ", *eps, ", it must be above 0 and below 1"));
+  }
+  return absl::OkStatus();
+}
+
+// A number of a family that reads it; absent it is what the family says.
+struct NumberKey {
+  absl::string_view key;
+  double* value;
+  double absent;
+  bool null_is_off;  // null means 0; else it is refused
+};
+
+// All are factors or limits: above 0 when set.
+absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  constexpr double kMost = 1e6;
+  const ConfigDefaults& absent = family.defaults;
+  const NumberKey numbers[] = {{"query_pre_attn_scalar", &config->query_pre_attn_scalar,
+                                absent.query_pre_attn_scalar, false},
+                               {"attn_logit_softcapping", &config->attn_logit_softcapping,
+                                absent.attn_logit_softcapping, true},
+                               {"final_logit_softcapping", &config->final_logit_softcapping,
+                                absent.final_logit_softcapping, true},
+                               {"attention_multiplier", &config->attention_multiplier, 1, false},
+                               {"embedding_multiplier", &config->embedding_multiplier, 1, false},
+                               {"residual_multiplier", &config->residual_multiplier, 1, false},
+                               {"logits_scaling", &config->logits_scaling, 1, false}};
+  for (const NumberKey& number : numbers) {
+    if (!Reads(family, number.key)) continue;
+    *number.value = number.absent;
+    if (!reader.Has(number.key)) continue;
+    if (reader.IsNull(number.key) && number.null_is_off) {
+      *number.value = 0;
+      continue;
+    }
+    QUIRE_ASSIGN_OR_RETURN(*number.value, reader.Number(number.key));
+    if (*number.value > 0 && *number.value <= kMost) continue;
+    return reader.Error(
+        number.key, absl::StrCat("is ", *number.value, ", it must be above 0 and at most ", kMost,
+                                 number.null_is_off ? ", or null" : ""));
+  }
+  return absl::OkStatus();
+}
+
+// no_rope_layers has a 1 where a layer does rotate; absent, every no_rope_layer_interval-th does
+// not.
+absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  if (!Reads(family, "no_rope_layers")) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> flags,
+                         reader.OptionalIds("no_rope_layers"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                         reader.OptionalInteger("no_rope_layer_interval", 1, kMaxLayers + 1));
+  const std::int64_t interval = given.value_or(4);
+  for (std::uint32_t i = 0; i < config->num_hidden_layers && !flags; ++i) {
+    config->rope_layers.push_back((i + 1) % interval != 0);
+  }
+  if (!flags) return absl::OkStatus();
+  if (flags->size() != config->num_hidden_layers) {
+    return reader.Error("no_rope_layers",
+                        absl::StrCat("has ", flags->size(), " entries, num_hidden_layers is ",
+                                     config->num_hidden_layers));
+  }
+  for (const std::int32_t flag : *flags) {
+    if (flag != 0 && flag != 1) {
+      return reader.Error("no_rope_layers",
+                          absl::StrCat("has the entry ", flag, ", each must be 0 or 1"));
+    }
+    config->rope_layers.push_back(flag == 1);
   }
   return absl::OkStatus();
 }
@@ -186,17 +278,6 @@ absl::Status ReadDType(const ConfigReader& reader, ModelConfig* config) {
     return absl::OkStatus();
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckQuantization(const ConfigReader& reader) {
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> quantization,
-                         reader.OptionalObject("quantization_config"));
-  if (!quantization) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> method,
-                         quantization->OptionalString("quant_method"));
-  if (!method) return quantization->Error("quant_method", "is missing");
-  return quantization->Unsupported("quant_method",
-                                   "by this version (supported: weights of f32, f16 and bf16)");
 }
 
 absl::Status ReadIds(const ConfigReader& reader, ModelConfig* config) {
@@ -245,6 +326,22 @@ absl::Status ReadGeneration(const ModelFiles& files, ModelConfig* config) {
   return ReadSampling(reader, "repetition_penalty", 0, 100, true, &defaults.repetition_penalty);
 }
 
+absl::Status ReadRope(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(RopeSettings settings,
+                         ReadRopeConfig(reader,
+                                        {.family = family,
+                                         .max_position = config->max_position_embeddings,
+                                         .head_dim = config->head_dim},
+                                        &config->warnings));
+  config->rope = std::move(settings.rope);
+  config->local_rope = std::move(settings.local);
+  config->rotary_size = settings.rotary_size;
+  QUIRE_RETURN_IF_ERROR(ReadRopeLayers(reader, family, config));
+  QUIRE_ASSIGN_OR_RETURN(
+      config->windows, ReadWindows(reader, family, config->num_hidden_layers, config->rope_layers));
+  return absl::OkStatus();
+}
+
 void WarnAboutIds(ModelConfig* config) {
   for (const std::int32_t id : config->eos_ids) {
     if (static_cast<std::uint32_t>(id) < config->vocab_size) continue;
@@ -263,18 +360,17 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
   const ConfigReader reader(file.label(), document.root());
   ModelConfig config;
   QUIRE_ASSIGN_OR_RETURN(const Family* family, SelectFamily(reader, &config));
-  QUIRE_RETURN_IF_ERROR(CheckForeignKeys(reader, family->name, &config.warnings));
-  QUIRE_RETURN_IF_ERROR(CheckQuantization(reader));
+  QUIRE_RETURN_IF_ERROR(CheckForeignKeys(reader, *family, &config.warnings));
+  QUIRE_ASSIGN_OR_RETURN(config.stored_quantization,
+                         ReadStoredQuantization(reader, &config.warnings));
   QUIRE_RETURN_IF_ERROR(ReadSizes(reader, *family, &config));
   QUIRE_RETURN_IF_ERROR(ReadActivation(reader, *family, &config));
   QUIRE_RETURN_IF_ERROR(ReadFlags(reader, *family, &config));
   QUIRE_RETURN_IF_ERROR(ReadDType(reader, &config));
-  QUIRE_ASSIGN_OR_RETURN(config.rope,
-                         ReadRopeConfig(reader,
-                                        {.family = family->name,
-                                         .default_theta = family->defaults.rope_theta,
-                                         .max_position = config.max_position_embeddings},
-                                        &config.warnings));
+  QUIRE_RETURN_IF_ERROR(ReadNumbers(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadRope(reader, *family, &config));
+  QUIRE_ASSIGN_OR_RETURN(
+      config.moe, ReadMoe(reader, *family, config.num_hidden_layers, config.intermediate_size));
   QUIRE_RETURN_IF_ERROR(ReadIds(reader, &config));
   QUIRE_RETURN_IF_ERROR(ReadGeneration(files, &config));
   WarnAboutIds(&config);

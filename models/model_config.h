@@ -16,6 +16,9 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "models/checkpoint/stored_quantization.h"
+#include "models/mla_config.h"
+#include "models/moe_config.h"
 #include "models/rope_table.h"
 
 namespace quire::models {
@@ -61,7 +64,25 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   DType dtype =
       DType::kBF16;  // of activations as trained; each tensor is read in its own stored type
+  std::uint32_t rotary_size =
+      0;  // columns of a head that rotate: partial_rotary_factor of head_dim
   RopeConfig rope;
+  // Of windowed layers, where they rotate by a table of their own (rope_local_base_freq).
+  std::optional<RopeConfig> local_rope;
+  // Of each layer; 0: no window. Empty: no layer has one. From sliding_window, layer_types and what
+  // else WindowRule reads.
+  std::vector<std::uint32_t> windows;
+  std::vector<bool> rope_layers;  // whether a layer rotates, from no_rope_layers; empty: all do
+  double query_pre_attn_scalar = 0;
+  double attn_logit_softcapping = 0;   // 0: off
+  double final_logit_softcapping = 0;  // 0: off
+  double attention_multiplier = 1;
+  double embedding_multiplier = 1;
+  double residual_multiplier = 1;
+  double logits_scaling = 1;
+  MoeConfig moe;
+  MlaConfig mla;
+  StoredQuantization stored_quantization;
   std::vector<std::int32_t> eos_ids;
   std::optional<std::int32_t> bos_id;
   std::optional<std::int32_t> pad_id;

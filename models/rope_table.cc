@@ -63,6 +63,24 @@ std::vector<float> YarnFrequencies(const RopeConfig& config, std::uint32_t rotar
   return frequencies;
 }
 
+// 1 / (factor_i * theta^(2i/r)), in float32.
+std::vector<float> LongropeFrequencies(const RopeConfig& config, std::uint32_t rotary_size) {
+  const std::vector<double>& factors =
+      config.uses_long_factors ? config.long_factors : config.short_factors;
+  std::vector<float> frequencies = PositionPowers(config.theta, rotary_size);
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = 1.0f / (static_cast<float>(factors[i]) * frequencies[i]);
+  }
+  return frequencies;
+}
+
+double LongropeAttentionFactor(const RopeConfig& config) {
+  if (config.attention_factor) return *config.attention_factor;
+  if (config.factor <= 1) return 1;
+  const double original = config.original_max_position;
+  return std::sqrt(1 + std::log(config.factor) / std::log(original));
+}
+
 double YarnMscale(double factor, double mscale) {
   return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
 }
@@ -91,6 +109,8 @@ absl::string_view RopeKindName(RopeKind kind) {
       return "llama3";
     case RopeKind::kYarn:
       return "yarn";
+    case RopeKind::kLongrope:
+      return "longrope";
   }
   return "unknown";
 }
@@ -100,14 +120,21 @@ absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t
     return absl::InvalidArgumentError(
         absl::StrCat("rotary size is ", rotary_size, ", it must be even and at least 2"));
   }
-  if (!config.factors.empty() && config.factors.size() != rotary_size / 2) {
-    return absl::InvalidArgumentError(absl::StrCat("there are ", config.factors.size(),
-                                                   " rope factors, it must be ", rotary_size / 2));
+  const bool is_longrope = config.kind == RopeKind::kLongrope;
+  for (const auto& [has, count] : {std::pair{!config.factors.empty(), config.factors.size()},
+                                   {is_longrope, config.short_factors.size()},
+                                   {is_longrope, config.long_factors.size()}}) {
+    if (!has || count == rotary_size / 2) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("there are ", count, " rope factors, it must be ", rotary_size / 2));
   }
   RopeTable table;
   if (config.kind == RopeKind::kYarn) {
     table.inv_freq = YarnFrequencies(config, rotary_size);
     table.attention_factor = static_cast<float>(YarnAttentionFactor(config));
+  } else if (is_longrope) {
+    table.inv_freq = LongropeFrequencies(config, rotary_size);
+    table.attention_factor = static_cast<float>(LongropeAttentionFactor(config));
   } else {
     table.inv_freq = PositionPowers(config.theta, rotary_size);
     for (float& value : table.inv_freq) {

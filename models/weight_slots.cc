@@ -1,200 +1,108 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "models/mla_slots.h"
+#include "models/moe_slots.h"
+#include "models/slot_finder.h"
 #include "models/stored_rows.h"
 #include "models/weights.h"
 
 namespace quire::models {
 namespace {
 
-// Sums of products of an integer matrix fit 32 bits up to here; see QuantizedShape.
-constexpr std::int64_t kMostIntegerInputs = 65536;
-
-bool IsWeightType(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+// The weights of q's or k's norm.
+absl::StatusOr<VectorSlot> FindHeadNorm(SlotFinder& finder, const AttentionSpec& heads,
+                                        const std::string& name, const Extent& whole) {
+  if (heads.qk_norm_scope == QkNormScope::kWhole) {
+    return FindNorm(finder, heads.qk_norm, name, whole);
+  }
+  return FindNorm(finder, heads.qk_norm, name, {heads.head_size, "head_dim"});
 }
 
-bool IsBlocks(const StoredTensor& tensor) {
-  return tensor.blocks != GgmlType::kNone;
-}
-
-// An extent that a tensor must have, and the keys of config.json that it comes from.
-struct Extent {
-  std::int64_t size;
-  absl::string_view keys;
-};
-
-// Looks tensors up, checks them, and remembers which ones were asked for.
-class SlotFinder {
- public:
-  explicit SlotFinder(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
-
-  absl::StatusOr<const StoredTensor*> Find(const std::string& name,
-                                           std::initializer_list<Extent> extents) {
-    const StoredTensor* tensor = checkpoint_.Find(name);
-    if (tensor == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " is missing"));
-    }
-    std::vector<std::int64_t> shape;
-    std::vector<absl::string_view> keys;
-    for (const Extent& extent : extents) {
-      shape.push_back(extent.size);
-      keys.push_back(extent.keys);
-    }
-    if (tensor->shape != shape) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(tensor->file, ": tensor ", name, ": shape is ", tensor->ShapeText(),
-                       ", the configuration asks for [", absl::StrJoin(shape, ", "), "] (",
-                       absl::StrJoin(keys, ", "), ")"));
-    }
-    if (!IsWeightType(tensor->dtype) && !(IsBlocks(*tensor) && shape.size() == 2)) {
-      return absl::UnimplementedError(
-          absl::StrCat(tensor->file, ": tensor ", name, ": dtype ", tensor->type,
-                       " is not supported (supported: F32, F16, BF16)"));
-    }
-    used_.insert(tensor);
-    return tensor;
-  }
-
-  void MarkUsed(const StoredTensor* tensor) { used_.insert(tensor); }
-  bool IsUsed(const StoredTensor& tensor) const { return used_.contains(&tensor); }
-  const absl::flat_hash_set<const StoredTensor*>& used() const { return used_; }
-
- private:
-  const Checkpoint& checkpoint_;
-  absl::flat_hash_set<const StoredTensor*> used_;
-};
-
-// A part of a fused matrix.
-struct Part {
-  std::string name;  // without ".weight"
-  Extent rows;
-  bool has_bias;
-};
-
-// Chooses the form of matrices.
-class FormChooser {
- public:
-  explicit FormChooser(const WeightTarget& target) : target_(target) {}
-
-  // Of one tensor by itself.
-  absl::StatusOr<MatrixForm> FormOf(const StoredTensor& tensor, bool is_head) const {
-    const std::optional<MatrixForm> converted = ConvertedForm(target_.quantization, is_head);
-    if (!converted && !IsBlocks(tensor)) return StoredForm(tensor);
-    const bool keeps_blocks = target_.quantization == Quantization::kAuto && !target_.cuda;
-    if (!converted && !keeps_blocks) return MatrixForm{.dtype = DType::kF32};
-    const MatrixForm form = converted ? *converted : StoredForm(tensor);
-    QUIRE_RETURN_IF_ERROR(CheckInputs(tensor, form, is_head));
-    return form;
-  }
-
-  // Parts of one input. Neighbours of one form share a matrix; plain ones of different types share
-  // one in f32.
-  absl::StatusOr<std::vector<MatrixSlot>> Matrices(const std::vector<const StoredTensor*>& parts,
-                                                   bool is_head) const {
-    std::vector<MatrixSlot> matrices;
-    for (const StoredTensor* part : parts) {
-      QUIRE_ASSIGN_OR_RETURN(const MatrixForm form, FormOf(*part, is_head));
-      const bool both_plain =
-          !matrices.empty() && matrices.back().form.is_plain() && form.is_plain();
-      if (matrices.empty() || (matrices.back().form != form && !both_plain)) {
-        matrices.push_back(MatrixSlot{});
-      }
-      MatrixSlot& matrix = matrices.back();
-      if (matrix.parts.empty()) matrix.form = form;
-      matrix.k = static_cast<std::uint32_t>(part->shape[1]);
-      if (matrix.form != form) matrix.form.dtype = DType::kF32;
-      matrix.parts.push_back(part);
-      matrix.n += static_cast<std::uint32_t>(part->shape[0]);
-    }
-    return matrices;
-  }
-
- private:
-  absl::Status CheckInputs(const StoredTensor& tensor, const MatrixForm& form, bool is_head) const {
-    const std::int64_t k = tensor.shape[1];
-    std::string needs;
-    if (form.group != 0 && k % form.group != 0) {
-      needs = absl::StrCat("a multiple of ", form.group);
-    } else if (k > kMostIntegerInputs) {
-      needs = absl::StrCat("at most ", kMostIntegerInputs);
-    } else {
-      return absl::OkStatus();
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        tensor.file, ": tensor ", tensor.name, ": model.quantization ",
-        QuantizationName(target_.quantization),
-        is_head ? absl::StrCat(" holds the output head as ", FormName(form), ", which") : "",
-        " needs ", needs, " inputs, this matrix has ", k));
-  }
-
-  const WeightTarget& target_;
-};
-
-absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& chooser,
-                                      const std::vector<Part>& parts, const Extent& columns,
-                                      bool is_head = false) {
-  LinearSlot slot;
-  slot.k = static_cast<std::uint32_t>(columns.size);
-  std::vector<const StoredTensor*> weights;
-  for (const Part& part : parts) {
-    QUIRE_ASSIGN_OR_RETURN(const StoredTensor* weight,
-                           finder.Find(absl::StrCat(part.name, ".weight"), {part.rows, columns}));
-    weights.push_back(weight);
-    slot.n += static_cast<std::uint32_t>(part.rows.size);
-    if (!part.has_bias) continue;
-    QUIRE_ASSIGN_OR_RETURN(const StoredTensor* bias,
-                           finder.Find(absl::StrCat(part.name, ".bias"), {part.rows}));
-    slot.biases.push_back(bias);
-  }
-  QUIRE_ASSIGN_OR_RETURN(slot.matrices, chooser.Matrices(weights, is_head));
-  return slot;
-}
-
-absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& chooser,
-                                     const ModelSpec& spec, const TensorNames& names,
-                                     std::size_t index) {
-  const LayerSpec& layer = spec.layers[index];
-  const AttentionSpec& heads = layer.heads;
-  const std::string prefix = absl::StrCat(names.layer_prefix, index, ".");
+absl::Status FindAttention(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
+                           const AttentionSpec& heads, const TensorNames& names,
+                           const std::string& prefix, LayerSlots* slots) {
   const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
   const Extent hidden{spec.hidden, "hidden_size"};
   const Extent q_rows{std::int64_t{heads.num_heads} * heads.head_size,
                       "num_attention_heads * head_dim"};
   const Extent kv_rows{std::int64_t{heads.num_kv_heads} * heads.head_size,
                        "num_key_value_heads * head_dim"};
-  const Extent inner{layer.dense.intermediate, "intermediate_size"};
+  const Extent qkv_rows{q_rows.size + 2 * kv_rows.size,
+                        "(num_attention_heads + 2 * num_key_value_heads) * head_dim"};
+  const std::vector<Part> parts =
+      names.qkv.empty() ? std::vector<Part>{{name(names.q), q_rows, heads.q_bias},
+                                            {name(names.k), kv_rows, heads.k_bias},
+                                            {name(names.v), kv_rows, heads.v_bias}}
+                        : std::vector<Part>{{name(names.qkv), qkv_rows, heads.q_bias}};
+  QUIRE_ASSIGN_OR_RETURN(slots->qkv, FindLinear(finder, chooser, parts, hidden));
+  QUIRE_ASSIGN_OR_RETURN(slots->q_norm, FindHeadNorm(finder, heads, name(names.q_norm), q_rows));
+  QUIRE_ASSIGN_OR_RETURN(slots->k_norm, FindHeadNorm(finder, heads, name(names.k_norm), kv_rows));
+  if (heads.has_sinks) {
+    QUIRE_ASSIGN_OR_RETURN(slots->sinks.tensor, finder.Find(name(names.sinks), {
+                                                    {heads.num_heads, "num_attention_heads"}}));
+  }
+  QUIRE_ASSIGN_OR_RETURN(
+      slots->o, FindLinear(finder, chooser, {{name(names.o), hidden, heads.o_bias}}, q_rows));
+  return absl::OkStatus();
+}
 
+absl::Status FindMlp(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
+                     const MlpSpec& mlp, const TensorNames& names, const std::string& prefix,
+                     LayerSlots* slots) {
+  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
+  const Extent hidden{spec.hidden, "hidden_size"};
+  const Extent inner{mlp.intermediate, "intermediate_size"};
+  const Extent both{2 * inner.size, "2 * intermediate_size"};
+  const std::vector<Part> parts =
+      names.gate_up.empty() ? std::vector<Part>{{name(names.gate), inner, mlp.gate_bias},
+                                                {name(names.up), inner, mlp.up_bias}}
+                            : std::vector<Part>{{name(names.gate_up), both, mlp.gate_bias}};
+  QUIRE_ASSIGN_OR_RETURN(slots->gate_up, FindLinear(finder, chooser, parts, hidden));
+  QUIRE_ASSIGN_OR_RETURN(
+      slots->down, FindLinear(finder, chooser, {{name(names.down), hidden, mlp.down_bias}}, inner));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& chooser,
+                                     const ModelSpec& spec, const TensorNames& names,
+                                     std::size_t index) {
+  const LayerSpec& layer = spec.layers[index];
+  const std::string prefix = absl::StrCat(names.layer_prefix, index, ".");
+  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
+  const Extent hidden{spec.hidden, "hidden_size"};
   LayerSlots slots;
   QUIRE_ASSIGN_OR_RETURN(slots.attn_in,
-                         finder.Find(absl::StrCat(name(names.attn_in), ".weight"), {hidden}));
-  QUIRE_ASSIGN_OR_RETURN(slots.qkv, FindLinear(finder, chooser,
-                                               {{name(names.q), q_rows, heads.q_bias},
-                                                {name(names.k), kv_rows, heads.k_bias},
-                                                {name(names.v), kv_rows, heads.v_bias}},
-                                               hidden));
-  QUIRE_ASSIGN_OR_RETURN(
-      slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, heads.o_bias}}, q_rows));
+                         FindNorm(finder, layer.attn_in, name(names.attn_in), hidden));
+  if (layer.attention == AttentionKind::kMla) {
+    const MlaSpec& mla = layer.mla;
+    QUIRE_ASSIGN_OR_RETURN(slots.mla, FindMla(finder, chooser, spec.hidden, mla, names, prefix));
+    QUIRE_ASSIGN_OR_RETURN(slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, mla.o_bias}},
+                                               {std::int64_t{mla.num_heads} * mla.v_size,
+                                                "num_attention_heads * v_head_dim"}));
+  } else {
+    QUIRE_RETURN_IF_ERROR(
+        FindAttention(finder, chooser, spec, layer.heads, names, prefix, &slots));
+  }
+  QUIRE_ASSIGN_OR_RETURN(slots.attn_out,
+                         FindNorm(finder, layer.attn_out, name(names.attn_out), hidden));
   QUIRE_ASSIGN_OR_RETURN(slots.mlp_in,
-                         finder.Find(absl::StrCat(name(names.mlp_in), ".weight"), {hidden}));
-  QUIRE_ASSIGN_OR_RETURN(slots.gate_up,
-                         FindLinear(finder, chooser,
-                                    {{name(names.gate), inner, layer.dense.gate_bias},
-                                     {name(names.up), inner, layer.dense.up_bias}},
-                                    hidden));
-  QUIRE_ASSIGN_OR_RETURN(
-      slots.down,
-      FindLinear(finder, chooser, {{name(names.down), hidden, layer.dense.down_bias}}, inner));
+                         FindNorm(finder, layer.mlp_in, name(names.mlp_in), hidden));
+  if (layer.mlp == MlpKind::kMoe) {
+    QUIRE_ASSIGN_OR_RETURN(slots.moe,
+                           FindMoe(finder, chooser, spec.hidden, layer.moe, names, prefix));
+  } else {
+    QUIRE_RETURN_IF_ERROR(FindMlp(finder, chooser, spec, layer.dense, names, prefix, &slots));
+  }
+  QUIRE_ASSIGN_OR_RETURN(slots.mlp_out,
+                         FindNorm(finder, layer.mlp_out, name(names.mlp_out), hidden));
   return slots;
 }
 
@@ -268,7 +176,7 @@ absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const Mode
 template <typename Fn>
 void ForEachMatrix(const WeightSlots& slots, Fn&& fn) {
   for (const LayerSlots& layer : slots.layers) {
-    for (const LinearSlot* slot : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+    for (const auto& [name, slot] : LinearsOf(layer)) {
       for (const MatrixSlot& matrix : slot->matrices) fn(matrix, false);
     }
   }
@@ -304,6 +212,25 @@ std::string MostIntegerForm(const WeightSlots& slots) {
       ->first;
 }
 
+// Codes that the integer kernels cannot hold take more memory than the file.
+void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
+  if (target.quantization != Quantization::kAuto) return;
+  const StoredTensor* wide = nullptr;
+  DType dtype = DType::kInvalid;
+  ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
+    for (const StoredTensor* part : slot.parts) {
+      if (wide != nullptr || part->quantized == nullptr || !slot.form.is_plain()) continue;
+      wide = part;
+      dtype = slot.form.dtype;
+    }
+  });
+  if (wide == nullptr) return;
+  slots->warnings.push_back(absl::StrCat(
+      "weights that are stored as ", wide->type, ", such as ", wide->name, ", are held as ",
+      DTypeName(dtype), ", ", DTypeSize(dtype), " bytes each, since integers would not hold them ",
+      "without loss; model.quantization int8_g32 rounds them to a little more than one"));
+}
+
 void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
   const StoredTensor* blocks = nullptr;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
@@ -337,14 +264,19 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
   const auto linear = [&](const LinearSlot& slot) {
     if (!slot.biases.empty()) fn(std::int64_t{slot.n});
   };
+  const auto vector = [&](const VectorSlot& slot) {
+    if (slot.tensor != nullptr) fn(slot.tensor->num_elements());
+  };
   for (const LayerSlots& layer : slots.layers) {
-    fn(layer.attn_in->num_elements());
-    fn(layer.mlp_in->num_elements());
-    for (const LinearSlot* slot : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-      linear(*slot);
+    for (const VectorSlot* slot : {&layer.attn_in, &layer.q_norm, &layer.k_norm, &layer.sinks,
+                                   &layer.attn_out, &layer.mlp_in, &layer.mlp_out,
+                                   &layer.moe.choice_bias, &layer.mla.q_a_norm,
+                                   &layer.mla.kv_a_norm}) {
+      vector(*slot);
     }
+    for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
   }
-  fn(slots.final_norm->num_elements());
+  vector(slots.final_norm);
   linear(slots.head);
 }
 
@@ -363,13 +295,16 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
     QUIRE_ASSIGN_OR_RETURN(LayerSlots layer, FindLayer(finder, chooser, spec, names, i));
     slots.layers.push_back(std::move(layer));
   }
-  QUIRE_ASSIGN_OR_RETURN(slots.final_norm, finder.Find(absl::StrCat(names.final_norm, ".weight"),
-                                                       {{spec.hidden, "hidden_size"}}));
+  QUIRE_ASSIGN_OR_RETURN(slots.final_norm,
+                         FindNorm(finder, spec.final_norm, std::string(names.final_norm),
+                                  {spec.hidden, "hidden_size"}));
   QUIRE_RETURN_IF_ERROR(FindHead(finder, chooser, spec, names, checkpoint, &slots));
   QUIRE_RETURN_IF_ERROR(CheckUnused(finder, spec, names, checkpoint, &slots));
+  slots.pieces = finder.TakePieces();
   CountParameters(finder, spec, names, &slots);
   slots.integer_format = MostIntegerForm(slots);
   WarnOfSecondRounding(target, &slots);
+  WarnOfWidening(target, &slots);
   return slots;
 }
 
@@ -381,6 +316,7 @@ std::int64_t VectorFloats(const WeightSlots& slots) {
 
 DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization) {
   if (!IsBlocks(embedding)) return embedding.dtype;
+  if (embedding.quantized != nullptr) return DType::kF32;
   return quantization == Quantization::kNone ? DType::kF32 : DType::kF16;
 }
 

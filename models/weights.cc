@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
 #include "kernels/quantized_linear.h"
+#include "models/checkpoint/quantized_tensor.h"
 #include "models/stored_rows.h"
 
 namespace quire::models {
@@ -54,9 +55,7 @@ class Progress {
     };
     fn(*slots.embedding);
     for (const LayerSlots& layer : slots.layers) {
-      for (const LinearSlot* slot : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-        linear(*slot);
-      }
+      for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
     }
     linear(slots.head);
   }
@@ -93,61 +92,88 @@ absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
   return buffer;
 }
 
-// A norm or a bias: its tensors one behind the other, and who points to it.
-struct VectorSlot {
+// The slots of a layer and what becomes of each.
+std::vector<std::pair<const LinearSlot*, LinearWeights*>> Pairs(const LayerSlots& slots,
+                                                                LayerWeights* layer) {
+  layer->moe.gate_up.resize(slots.moe.gate_up.size());
+  layer->moe.down.resize(slots.moe.down.size());
+  layer->mla.to_latent.resize(slots.mla.to_latent.size());
+  layer->mla.from_latent.resize(slots.mla.from_latent.size());
+  const auto from = LinearsOf(slots);
+  const auto to = LinearsOf(*layer);
+  std::vector<std::pair<const LinearSlot*, LinearWeights*>> pairs;
+  for (std::size_t i = 0; i < from.size(); ++i) pairs.push_back({from[i].linear, to[i].linear});
+  return pairs;
+}
+
+// A vector in memory: its tensors one behind the other, what is added to them, who points to it.
+struct VectorPlace {
   std::span<const StoredTensor* const> parts;
+  float offset;
   const float** where;
 };
 
 // In the order in which they lie in memory.
-std::vector<VectorSlot> VectorSlots(const WeightSlots& slots, std::span<LayerWeights> layers,
-                                    const float** final_norm, LinearWeights* head) {
-  std::vector<VectorSlot> vectors;
+std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerWeights> layers,
+                                      const float** final_norm, LinearWeights* head) {
+  std::vector<VectorPlace> places;
   const auto bias = [&](const LinearSlot& slot, LinearWeights* weights) {
-    if (!slot.biases.empty()) vectors.push_back({slot.biases, &weights->bias});
+    if (!slot.biases.empty()) places.push_back({slot.biases, 0, &weights->bias});
+  };
+  const auto vector = [&](const VectorSlot& slot, const float** where) {
+    if (slot.tensor != nullptr) places.push_back({{&slot.tensor, 1}, slot.offset, where});
   };
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     const LayerSlots& slot = slots.layers[i];
-    vectors.push_back({{&slot.attn_in, 1}, &layers[i].attn_in});
-    vectors.push_back({{&slot.mlp_in, 1}, &layers[i].mlp_in});
-    bias(slot.qkv, &layers[i].qkv);
-    bias(slot.o, &layers[i].o);
-    bias(slot.gate_up, &layers[i].gate_up);
-    bias(slot.down, &layers[i].down);
+    LayerWeights& layer = layers[i];
+    vector(slot.attn_in, &layer.attn_in);
+    vector(slot.q_norm, &layer.q_norm);
+    vector(slot.k_norm, &layer.k_norm);
+    vector(slot.sinks, &layer.sinks);
+    vector(slot.mla.q_a_norm, &layer.mla.q_a_norm);
+    vector(slot.mla.kv_a_norm, &layer.mla.kv_a_norm);
+    vector(slot.attn_out, &layer.attn_out);
+    vector(slot.mlp_in, &layer.mlp_in);
+    vector(slot.mlp_out, &layer.mlp_out);
+    vector(slot.moe.choice_bias, &layer.moe.choice_bias);
+    for (const auto& [slot_of, weights] : Pairs(slot, &layer)) bias(*slot_of, weights);
   }
-  vectors.push_back({{&slots.final_norm, 1}, final_norm});
+  vector(slots.final_norm, final_norm);
   bias(slots.head, head);
-  return vectors;
+  return places;
 }
 
-std::int64_t Elements(const VectorSlot& vector) {
+std::int64_t Elements(const VectorPlace& place) {
   std::int64_t elements = 0;
-  for (const StoredTensor* part : vector.parts) elements += part->num_elements();
+  for (const StoredTensor* part : place.parts) elements += part->num_elements();
   return elements;
 }
 
-void PointInto(const void* memory, std::span<const VectorSlot> vectors) {
+void PointInto(const void* memory, std::span<const VectorPlace> places) {
   const auto* at = static_cast<const float*>(memory);
-  for (const VectorSlot& vector : vectors) {
-    *vector.where = at;
-    at += PaddedVector(Elements(vector));
+  for (const VectorPlace& place : places) {
+    *place.where = at;
+    at += PaddedVector(Elements(place));
   }
 }
 
-absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorSlot> vectors,
+absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorPlace> places,
                                                std::int64_t floats,
                                                const kernels::Backend& backend) {
   std::vector<float> values(static_cast<std::size_t>(floats));
   std::size_t at = 0;
-  for (const VectorSlot& vector : vectors) {
+  for (const VectorPlace& place : places) {
     std::size_t part_at = at;
-    for (const StoredTensor* part : vector.parts) {
+    for (const StoredTensor* part : place.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend));
       const auto elements = static_cast<std::size_t>(part->num_elements());
       WidenRow(*part, 0, {values.data() + part_at, elements});
+      if (place.offset != 0) {
+        for (std::size_t i = 0; i < elements; ++i) values[part_at + i] += place.offset;
+      }
       part_at += elements;
     }
-    at += static_cast<std::size_t>(PaddedVector(Elements(vector)));
+    at += static_cast<std::size_t>(PaddedVector(Elements(place)));
   }
   return values;
 }
@@ -178,13 +204,18 @@ class Packer {
  private:
   // Files need no memory beside the weights that were made of them.
   static void Forget(const StoredTensor& tensor) {
-    if (tensor.is_mapped) MappedFile::Forget(tensor.bytes);
+    if (!tensor.is_mapped) return;
+    MappedFile::Forget(tensor.bytes);
+    if (tensor.quantized == nullptr) return;
+    for (const StoredTensor* source : tensor.quantized->Sources()) {
+      MappedFile::Forget(source->bytes);
+    }
   }
 
   absl::StatusOr<DeviceBuffer> ReadEmbedding(const StoredTensor& tensor, DType dtype) {
     QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend_));
     progress_->Add(static_cast<std::int64_t>(tensor.bytes.size()));
-    if (tensor.blocks == GgmlType::kNone) {
+    if (!tensor.is_coded()) {
       return Place(tensor.bytes.data(), static_cast<std::int64_t>(tensor.bytes.size()), backend_);
     }
     const std::int64_t rows = tensor.shape[0];
@@ -219,10 +250,10 @@ class Packer {
     bool as_stored = true;
     for (const StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
-      as_stored &= part->dtype == slot.form.dtype;
+      as_stored &= part->dtype == slot.form.dtype && part->is_row_by_row();
     }
-    QUIRE_CHECK(as_stored || slot.form.dtype == DType::kF32);
     if (!as_stored && backend_.cuda() == nullptr) return WidenAndPack(slot);
+    QUIRE_CHECK(as_stored || slot.form.dtype == DType::kF32);
     std::vector<kernels::WeightRows> rows;
     std::vector<DeviceBuffer> widened;
     for (const StoredTensor* part : slot.parts) {
@@ -245,9 +276,9 @@ class Packer {
 
   absl::StatusOr<kernels::PackedLinear> WidenAndPack(const MatrixSlot& slot) {
     return kernels::PackPlainRows(
-        backend_, DType::kF32, slot.n, slot.k, [&](std::uint32_t row, std::byte* out) {
+        backend_, slot.form.dtype, slot.n, slot.k, [&](std::uint32_t row, std::byte* out) {
           const auto [part, part_row] = Locate(slot, row);
-          WidenRow(*part, part_row, {reinterpret_cast<float*>(out), slot.k});
+          PlainRow(*part, slot.form.dtype, part_row, out);
           progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
         });
   }
@@ -341,16 +372,13 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
   // Sized once: vectors are pointed to from inside.
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
-    const LayerSlots& slot = slots.layers[i];
-    LayerWeights& layer = weights.layers_[i];
-    QUIRE_RETURN_IF_ERROR(packer.Load(slot.qkv, &layer.qkv));
-    QUIRE_RETURN_IF_ERROR(packer.Load(slot.o, &layer.o));
-    QUIRE_RETURN_IF_ERROR(packer.Load(slot.gate_up, &layer.gate_up));
-    QUIRE_RETURN_IF_ERROR(packer.Load(slot.down, &layer.down));
+    for (const auto& [slot, linear] : Pairs(slots.layers[i], &weights.layers_[i])) {
+      QUIRE_RETURN_IF_ERROR(packer.Load(*slot, linear));
+    }
   }
   QUIRE_RETURN_IF_ERROR(packer.Load(slots.head, &weights.head_));
-  const std::vector<VectorSlot> vectors =
-      VectorSlots(slots, weights.layers_, &weights.final_norm_, &weights.head_);
+  const std::vector<VectorPlace> vectors =
+      VectorPlaces(slots, weights.layers_, &weights.final_norm_, &weights.head_);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> values,
                          ReadVectors(vectors, VectorFloats(slots), backend));
   QUIRE_ASSIGN_OR_RETURN(
@@ -370,12 +398,9 @@ absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization
                                                     DTypeSize(weights.embedding_dtype_)));
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
-    const LayerSlots& slot = slots.layers[i];
-    LayerWeights& layer = weights.layers_[i];
-    QUIRE_RETURN_IF_ERROR(AllocateMatrices(slot.qkv, &layer.qkv));
-    QUIRE_RETURN_IF_ERROR(AllocateMatrices(slot.o, &layer.o));
-    QUIRE_RETURN_IF_ERROR(AllocateMatrices(slot.gate_up, &layer.gate_up));
-    QUIRE_RETURN_IF_ERROR(AllocateMatrices(slot.down, &layer.down));
+    for (const auto& [slot, linear] : Pairs(slots.layers[i], &weights.layers_[i])) {
+      QUIRE_RETURN_IF_ERROR(AllocateMatrices(*slot, linear));
+    }
   }
   QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.head, &weights.head_));
   QUIRE_ASSIGN_OR_RETURN(
@@ -383,7 +408,7 @@ absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization
       DeviceBuffer::Allocate(MemoryKind::kHost,
                              VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float))));
   PointInto(weights.vectors_.data(),
-            VectorSlots(slots, weights.layers_, &weights.final_norm_, &weights.head_));
+            VectorPlaces(slots, weights.layers_, &weights.final_norm_, &weights.head_));
   return weights;
 }
 
@@ -396,7 +421,8 @@ std::vector<Weights::Section> Weights::Sections() const {
       const MatrixForm form{.format = matrix.format(),
                             .dtype = matrix.dtype(),
                             .group = matrix.group() == matrix.k() ? 0 : matrix.group(),
-                            .has_min = matrix.has_min()};
+                            .has_min = matrix.has_min(),
+                            .min_in_steps = matrix.min_in_steps()};
       const std::string what =
           absl::StrCat(name, " ", FormName(form), " [", matrix.n(), ", ", matrix.k(), "]");
       sections.push_back({what, matrix.element_memory()});
@@ -406,10 +432,9 @@ std::vector<Weights::Section> Weights::Sections() const {
     }
   };
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    add(layers_[i].qkv, absl::StrCat("layers.", i, ".qkv"));
-    add(layers_[i].o, absl::StrCat("layers.", i, ".o"));
-    add(layers_[i].gate_up, absl::StrCat("layers.", i, ".gate_up"));
-    add(layers_[i].down, absl::StrCat("layers.", i, ".down"));
+    for (const auto& [name, linear] : LinearsOf(layers_[i])) {
+      add(*linear, absl::StrCat("layers.", i, ".", name));
+    }
   }
   add(head_, "head");
   return sections;
@@ -421,9 +446,7 @@ std::int64_t Weights::size_bytes() const {
     for (const kernels::PackedLinear& matrix : linear.matrices) bytes += matrix.size_bytes();
   };
   for (const LayerWeights& layer : layers_) {
-    for (const LinearWeights* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-      add(*linear);
-    }
+    for (const auto& [name, linear] : LinearsOf(layer)) add(*linear);
   }
   add(head_);
   return bytes;

@@ -2,11 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/device_buffer.h"
 #include "base/dtype.h"
 #include "kernels/backend.h"
@@ -36,25 +39,62 @@ struct LinearSlot {
   std::uint32_t k = 0;
 };
 
+// Weights of a norm, or another vector that is held in f32.
+struct VectorSlot {
+  const StoredTensor* tensor = nullptr;  // null: the spec has none
+  float offset = 0;                      // added to every element, NormSpec::weight_offset
+};
+
+// A mixture of experts. Empty where the layer is dense.
+struct MoeSlots {
+  LinearSlot router;                // [experts, hidden], never converted
+  VectorSlot choice_bias;           // [experts]
+  std::vector<LinearSlot> gate_up;  // of each expert: gate, up
+  std::vector<LinearSlot> down;     // of each expert
+  LinearSlot shared_gate_up;
+  LinearSlot shared_down;
+  LinearSlot shared_gate;  // [1, hidden], never converted
+};
+
+// Multi-head latent attention. Empty where a layer has heads.
+struct MlaSlots {
+  LinearSlot q_a;                        // [q rank, hidden], none without a rank
+  VectorSlot q_a_norm;                   // [q rank]
+  LinearSlot q;                          // [heads * (nope + rope), q rank or hidden]
+  LinearSlot kv_a;                       // [rank + rope, hidden]
+  VectorSlot kv_a_norm;                  // [rank]
+  std::vector<LinearSlot> to_latent;     // [rank, nope] of each head
+  std::vector<LinearSlot> from_latent;   // [v, rank] of each head
+};
+
 struct LayerSlots {
-  const StoredTensor* attn_in = nullptr;  // [hidden]
-  LinearSlot qkv;                         // q, k, v
+  VectorSlot attn_in;  // [hidden]
+  LinearSlot qkv;      // q, k, v, or one fused matrix
+  VectorSlot q_norm;   // [head size], or of all heads
+  VectorSlot k_norm;   // [head size], or of all KV heads
+  VectorSlot sinks;    // [heads]
+  MlaSlots mla;
   LinearSlot o;
-  const StoredTensor* mlp_in = nullptr;  // [hidden]
-  LinearSlot gate_up;                    // gate, up
+  VectorSlot attn_out;  // [hidden]
+  VectorSlot mlp_in;    // [hidden]
+  LinearSlot gate_up;   // gate, up, or one fused matrix
   LinearSlot down;
+  MoeSlots moe;
+  VectorSlot mlp_out;  // [hidden]
 };
 
 // Where each weight of a spec lies in a checkpoint. Valid as long as the checkpoint.
 struct WeightSlots {
   const StoredTensor* embedding = nullptr;  // [vocab, hidden]
   std::vector<LayerSlots> layers;
-  const StoredTensor* final_norm = nullptr;  // [hidden]
+  VectorSlot final_norm;                     // [hidden]
   LinearSlot head;                           // the embedding when tied
   std::int64_t parameter_count = 0;          // a tied matrix counts once
   DType stored_dtype = DType::kInvalid;      // of most parameters; kInvalid: blocks
   std::string integer_format;                // of most weights of layers: "int4_g32"; empty: none
   std::vector<std::string> warnings;
+  // Parts of stored tensors that slots point to, such as one expert of a stack.
+  std::vector<std::shared_ptr<const StoredTensor>> pieces;
 };
 
 // Where weights go, the CPU or a GPU whose activations have a type of their own, and what they
@@ -99,14 +139,79 @@ struct LinearWeights {
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
                          kernels::LinearParams params);
 
-struct LayerWeights {
-  const float* attn_in = nullptr;  // [hidden]
-  LinearWeights qkv;               // [(heads + 2 kv_heads) * d, hidden]
-  LinearWeights o;                 // [hidden, heads * d]
-  const float* mlp_in = nullptr;   // [hidden]
-  LinearWeights gate_up;           // [2 * intermediate, hidden]
-  LinearWeights down;              // [hidden, intermediate]
+// A mixture of experts; empty where the layer is dense.
+struct MoeWeights {
+  LinearWeights router;                // [experts, hidden]
+  const float* choice_bias = nullptr;  // [experts]
+  std::vector<LinearWeights> gate_up;  // [2 * intermediate, hidden] of each expert
+  std::vector<LinearWeights> down;     // [hidden, intermediate] of each expert
+  LinearWeights shared_gate_up;        // [2 * shared intermediate, hidden]
+  LinearWeights shared_down;           // [hidden, shared intermediate]
+  LinearWeights shared_gate;           // [1, hidden]
 };
+
+// Multi-head latent attention; empty where a layer has heads.
+struct MlaWeights {
+  LinearWeights q_a;                       // [q rank, hidden]
+  const float* q_a_norm = nullptr;         // [q rank]
+  LinearWeights q;                         // [heads * (nope + rope), q rank or hidden]
+  LinearWeights kv_a;                      // [rank + rope, hidden]
+  const float* kv_a_norm = nullptr;        // [rank]
+  std::vector<LinearWeights> to_latent;    // [rank, nope] of each head
+  std::vector<LinearWeights> from_latent;  // [v, rank] of each head
+};
+
+// Weights of norms hold NormSpec::weight_offset already: kernels multiply by them as they are.
+// Vectors that the spec has no use for are null.
+struct LayerWeights {
+  const float* attn_in = nullptr;   // [hidden]
+  LinearWeights qkv;                // [(heads + 2 kv_heads) * d, hidden]
+  const float* q_norm = nullptr;    // [d], or [heads * d] for QkNormScope::kWhole
+  const float* k_norm = nullptr;    // [d], or [kv_heads * d]
+  const float* sinks = nullptr;     // [heads]
+  MlaWeights mla;
+  LinearWeights o;                  // [hidden, heads * d]
+  const float* attn_out = nullptr;  // [hidden]
+  const float* mlp_in = nullptr;    // [hidden]
+  LinearWeights gate_up;            // [2 * intermediate, hidden]
+  LinearWeights down;               // [hidden, intermediate]
+  MoeWeights moe;
+  const float* mlp_out = nullptr;   // [hidden]
+};
+
+// What shares an input, and its name inside the layer: "experts.7.gate_up".
+template <typename Linear>
+struct NamedLinear {
+  std::string name;
+  Linear* linear;
+};
+
+// Of a layer, in the order in which they lie in memory; those that it does not have are empty.
+// `Layer` is LayerSlots or LayerWeights, const or not.
+template <typename Layer>
+auto LinearsOf(Layer& layer) {
+  using Linear = std::remove_reference_t<decltype((layer.qkv))>;
+  std::vector<NamedLinear<Linear>> linears = {{"qkv", &layer.qkv},
+                                              {"o", &layer.o},
+                                              {"gate_up", &layer.gate_up},
+                                              {"down", &layer.down},
+                                              {"router", &layer.moe.router},
+                                              {"q_a", &layer.mla.q_a},
+                                              {"q", &layer.mla.q},
+                                              {"kv_a", &layer.mla.kv_a}};
+  for (std::size_t h = 0; h < layer.mla.to_latent.size(); ++h) {
+    linears.push_back({absl::StrCat("heads.", h, ".to_latent"), &layer.mla.to_latent[h]});
+    linears.push_back({absl::StrCat("heads.", h, ".from_latent"), &layer.mla.from_latent[h]});
+  }
+  for (std::size_t e = 0; e < layer.moe.gate_up.size(); ++e) {
+    linears.push_back({absl::StrCat("experts.", e, ".gate_up"), &layer.moe.gate_up[e]});
+    linears.push_back({absl::StrCat("experts.", e, ".down"), &layer.moe.down[e]});
+  }
+  linears.push_back({"shared_gate_up", &layer.moe.shared_gate_up});
+  linears.push_back({"shared_down", &layer.moe.shared_down});
+  linears.push_back({"shared_gate", &layer.moe.shared_gate});
+  return linears;
+}
 
 // All weights in the layout of the kernels and in the memory of the backend.
 //

@@ -72,6 +72,12 @@ absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoin
     QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open(name));
     AddField(&hasher, file.bytes());
   }
+  for (const char* name : {"tekken.json", "tokenizer.model", "tokenizer.tiktoken"}) {
+    if (!files.Has(name)) continue;
+    AddText(&hasher, name);
+    QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open(name));
+    AddField(&hasher, file.bytes());
+  }
   const bool whole = checkpoint.total_bytes() <= kWholeBytes;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
     if (tensor.quantized == nullptr) {

@@ -5,21 +5,40 @@
 
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "models/families/deepseek.h"
+#include "models/families/gemma.h"
+#include "models/families/gpt_oss.h"
+#include "models/families/granite.h"
 #include "models/families/llama.h"
+#include "models/families/mistral.h"
+#include "models/families/mixtral.h"
+#include "models/families/olmo.h"
+#include "models/families/phi.h"
+#include "models/families/qwen.h"
+#include "models/families/qwen_moe.h"
+#include "models/families/smollm.h"
 
 namespace quire::models {
 namespace {
-
-std::span<const Family* const> AllFamilies() {
-  static const Family* const kFamilies[] = {&LlamaFamily()};
-  return kFamilies;
-}
 
 bool Contains(std::span<const absl::string_view> names, absl::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 }  // namespace
+
+std::span<const Family* const> AllFamilies() {
+  static const Family* const kFamilies[] = {
+      &LlamaFamily(),   &MistralFamily(),  &Qwen2Family(),  &Qwen3Family(), &SmolLm3Family(),
+      &GraniteFamily(), &Gemma2Family(),   &Gemma3Family(), &Phi3Family(),  &Olmo2Family(),
+      &MixtralFamily(), &Qwen3MoeFamily(), &GptOssFamily(),
+      &DeepseekV2Family(), &DeepseekV3Family()};
+  return kFamilies;
+}
+
+bool Reads(const Family& family, absl::string_view key) {
+  return Contains(family.keys, key);
+}
 
 const Family* FindFamilyByArchitecture(absl::string_view architecture) {
   for (const Family* family : AllFamilies()) {

@@ -7,14 +7,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/match.h"
-#include "models/checkpoint/checkpoint.h"
+#include "tests/parity/edited_fixture.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {
@@ -35,39 +33,6 @@ const char* const kFolders[] = {"llama-bias-bf16",
                                 "llama-theta500k-multieos-bf16",
                                 "llama-untied-f16",
                                 "llama-vocab-padded-bf16"};
-
-// Text of a fixture's file.
-std::string ReadText(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return text.str();
-}
-
-// A fixture in memory, to be changed before it is loaded.
-struct EditableFiles {
-  explicit EditableFiles(const std::string& folder) {
-    const auto files = ModelFiles::FromDirectory(FixturePath(folder));
-    for (const std::string& name : files->names()) {
-      if (absl::StartsWith(name, "reference.")) continue;
-      names.push_back(name);
-      texts.push_back(ReadText(FixturePath(folder) + "/" + name));
-    }
-  }
-  std::string& Text(const std::string& name) {
-    return texts[static_cast<std::size_t>(std::find(names.begin(), names.end(), name) -
-                                          names.begin())];
-  }
-  ModelFiles Files() const {
-    std::vector<ModelFiles::MemoryFile> files;
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      files.push_back({names[i], std::as_bytes(std::span(texts[i].data(), texts[i].size()))});
-    }
-    return ModelFiles::FromMemory("edited fixture", std::move(files));
-  }
-  std::vector<std::string> names;
-  std::vector<std::string> texts;
-};
 
 class LlamaParityTest : public testing::TestWithParam<const char*> {
  protected:
@@ -199,28 +164,18 @@ TEST_P(LlamaParityTest, HiddenStatesOfEveryLayerAgree) {
 // A comparison that passes whatever is computed proves nothing: three small lies, each must be
 // seen.
 TEST_P(LlamaParityTest, OneChangedWeightIsSeen) {
-  EditableFiles edited(GetParam());
-  auto checkpoint = Checkpoint::Open(edited.Files());
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const StoredTensor* tensor = checkpoint->Find("model.layers.1.mlp.down_proj.weight");
-  ASSERT_NE(tensor, nullptr);
-  // The sign of one element of 0.1 or more; the sign bit is in the last byte.
-  const std::int64_t size = DTypeSize(tensor->dtype);
-  std::byte* values = const_cast<std::byte*>(tensor->bytes.data());
+  EditedFixture edited(GetParam());
+  // The sign of one element of 0.1 or more.
   bool changed = false;
-  for (std::int64_t i = 0; i < tensor->num_elements() && !changed; ++i) {
-    float value = 0;
-    if (tensor->dtype == DType::kF32) {
-      std::memcpy(&value, values + i * size, 4);
-    } else {
-      std::uint16_t bits;
-      std::memcpy(&bits, values + i * size, 2);
-      value = tensor->dtype == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
-    }
-    if (std::abs(value) < 0.1f) continue;
-    values[(i + 1) * size - 1] ^= std::byte{0x80};
-    changed = true;
-  }
+  edited.EditTensors("model\\.layers\\.1\\.mlp\\.down_proj\\.weight$",
+                     [&](std::vector<float>& values) {
+                       for (float& value : values) {
+                         if (std::abs(value) < 0.1f) continue;
+                         value = -value;
+                         changed = true;
+                         return;
+                       }
+                     });
   ASSERT_TRUE(changed);
   const auto got = MustReplay(edited.Files(), {});
   EXPECT_FALSE(Passes(got, reference_));
@@ -228,8 +183,8 @@ TEST_P(LlamaParityTest, OneChangedWeightIsSeen) {
 }
 
 TEST_P(LlamaParityTest, OneChangedRopeFactorIsSeen) {
-  EditableFiles edited(GetParam());
-  nlohmann::json config = nlohmann::json::parse(edited.Text("config.json"));
+  EditedFixture edited(GetParam());
+  nlohmann::json& config = edited.config();
   const auto scale = [](nlohmann::json& value) { value = value.get<double>() * 1.01; };
   if (config.contains("rope_parameters")) {
     scale(config["rope_parameters"]["factor"]);
@@ -238,7 +193,6 @@ TEST_P(LlamaParityTest, OneChangedRopeFactorIsSeen) {
   } else {
     config["rope_theta"] = 1.01 * config.value("rope_theta", 10000.0);
   }
-  edited.Text("config.json") = config.dump();
   const auto got = MustReplay(edited.Files(), {});
   EXPECT_FALSE(Passes(got, reference_));
   EXPECT_GT(CompareLogits(got, reference_).relative, kMaxRelative);

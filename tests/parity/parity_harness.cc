@@ -46,10 +46,14 @@ class Stage {
     auto stage = std::make_unique<Stage>();
     stage->threads_ = std::make_unique<ThreadPool>(options.threads);
     QUIRE_RETURN_IF_ERROR(stage->MakeBackend(options));
-    QUIRE_ASSIGN_OR_RETURN(stage->model_,
-                           LoadModel(files, *stage->backend_,
-                                     {.activation = options.activation,
-                                      .quantization = options.quantization}));
+    QUIRE_ASSIGN_OR_RETURN(
+        stage->model_,
+        LoadModel(files, *stage->backend_,
+                  {.activation = options.activation,
+                   .quantization = options.quantization,
+                   .max_context_tokens =
+                       options.max_context_tokens == 0 ? row_tokens : options.max_context_tokens}));
+    if (options.edit_spec) options.edit_spec(&stage->model_->spec);
     // Twice the rows and pages that are needed, so that tables have gaps and most ids are
     // elsewhere.
     stage->max_rows_ = 2 * num_rows;
@@ -440,7 +444,9 @@ absl::StatusOr<Reference> ReadReference(const std::string& folder) {
     prompt.all_positions = entry["logits_positions"].get<std::string>() == "all";
     for (const StoredTensor& tensor : tensors) {
       if (tensor.name == prompt.id + ".logits") prompt.logits = Floats(tensor);
-      if (tensor.name == prompt.id + ".hidden") prompt.hidden = Floats(tensor);
+      if (tensor.name != prompt.id + ".hidden") continue;
+      prompt.hidden = Floats(tensor);
+      reference.num_layers = static_cast<std::uint32_t>(tensor.shape[0]) - 2;
     }
     reference.prompts.push_back(std::move(prompt));
   }
@@ -496,6 +502,29 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
                  .graphs = cuda == nullptr ? 0 : cuda->num_graphs()};
   }
   return replayed;
+}
+
+absl::StatusOr<std::vector<ReplayedPrompt>> ReplayByContext(const ModelFiles& files,
+                                                            const Reference& reference,
+                                                            const ReplayOptions& options,
+                                                            std::uint32_t border) {
+  const std::vector<std::size_t> which = Selected(reference, options);
+  std::vector<ReplayedPrompt> results(which.size());
+  for (const bool beyond : {false, true}) {
+    ReplayOptions part = options;
+    part.only.clear();
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      const std::size_t needed = reference.prompts[which[i]].tokens.size() + options.generated;
+      if ((needed > border) != beyond) continue;
+      part.only.push_back(which[i]);
+      places.push_back(i);
+    }
+    if (places.empty()) continue;
+    QUIRE_ASSIGN_OR_RETURN(std::vector<ReplayedPrompt> replayed, Replay(files, reference, part));
+    for (std::size_t i = 0; i < places.size(); ++i) results[places[i]] = std::move(replayed[i]);
+  }
+  return results;
 }
 
 absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "models/checkpoint/model_files.h"
+#include "models/layer_spec.h"
 #include "models/quantization.h"
 
 namespace quire::models::parity {
@@ -30,7 +31,8 @@ struct ReferencePrompt {
 struct Reference {
   std::vector<ReferencePrompt> prompts;
   std::uint32_t vocab_size = 0;
-  double bf16_cache_error = 0;  // relative, of a correct engine with such pages
+  std::uint32_t num_layers = 0;  // of the hidden states; 0 without them
+  double bf16_cache_error = 0;   // relative, of a correct engine with such pages
   double bf16_cache_max_abs = 0;
   double half_error = 0;  // relative, of half precision throughout
   std::int64_t num_parameters = 0;
@@ -58,6 +60,11 @@ struct ReplayOptions {
   // When a sequence has drawn this many tokens its pages are forgotten, once, and prompt and drawn
   // tokens are computed again. 0: never.
   std::uint32_t preempt_at = 0;
+
+  // LoadOptions::max_context_tokens; 0: what the longest of the prompts needs.
+  std::uint32_t max_context_tokens = 0;
+  // Called with the spec of the loaded model, whose weights stay as they are.
+  std::function<void(ModelSpec*)> edit_spec = nullptr;
 
   // On GPU 0, through CudaRunner; what `threads` says is the host's part then.
   bool cuda = false;
@@ -89,6 +96,13 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
                                                    const Reference& reference,
                                                    const ReplayOptions& options,
                                                    ReplayCounters* counters = nullptr);
+
+// Replay for models whose tables depend on the context: prompts that need at most `border` tokens
+// and the others each by themselves.
+absl::StatusOr<std::vector<ReplayedPrompt>> ReplayByContext(const ModelFiles& files,
+                                                            const Reference& reference,
+                                                            const ReplayOptions& options,
+                                                            std::uint32_t border);
 
 // hidden states of one prompt, as ReferencePrompt::hidden.
 absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -260,6 +261,38 @@ TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
   const auto got = Replay(files, model.original(), {.generated = 1, .logprobs = false});
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_LT(CompareLogits(*got, model.original()).relative, kMaxRelative);
+}
+
+// Forms with zero points go into packed files and come back, told apart from those with minimums.
+TEST(StoredFormatModelsTest, PackedFilesKeepZeroPoints) {
+  const FormatModel awq("awq-int4-g32");
+  ThreadPool threads(2);
+  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  ASSERT_TRUE(backend.ok());
+  const std::filesystem::path directory =
+      std::filesystem::path(testing::TempDir()) / "stored_formats_packed";
+  std::filesystem::remove_all(directory);
+  std::filesystem::create_directory(directory);
+  const LoadOptions options{.packed_dir = directory.string()};
+  const auto made = LoadModel(awq.Files(), *backend, options);
+  ASSERT_TRUE(made.ok()) << made.status();
+  ASSERT_EQ(std::distance(std::filesystem::directory_iterator(directory), {}), 1);
+  const auto file = *std::filesystem::directory_iterator(directory);
+  const auto written = file.last_write_time();
+  const auto read = LoadModel(awq.Files(), *backend, options);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(std::filesystem::last_write_time(file.path()), written) << "it was made again";
+  const auto a = (*made)->weights->Sections(), b = (*read)->weights->Sections();
+  ASSERT_EQ(a.size(), b.size());
+  std::size_t zeros = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].label, b[i].label);
+    zeros += a[i].label.find("int4_g32_zero") != std::string::npos;
+    ASSERT_EQ(a[i].bytes.size(), b[i].bytes.size());
+    EXPECT_EQ(std::memcmp(a[i].bytes.data(), b[i].bytes.data(), a[i].bytes.size()), 0);
+  }
+  EXPECT_GT(zeros, 0u);
+  std::filesystem::remove_all(directory);
 }
 
 // A weight, a scale or a zero point that changes is another model to the cache of pages.

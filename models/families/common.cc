@@ -1,0 +1,130 @@
+#include "models/families/common.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "models/families/registry.h"
+
+namespace quire::models {
+namespace {
+
+constexpr std::pair<absl::string_view, Activation> kActivations[] = {
+    {"silu", Activation::kSilu},         {"swish", Activation::kSilu},
+    {"gelu", Activation::kGeluErf},      {"gelu_pytorch_tanh", Activation::kGeluTanh},
+    {"gelu_new", Activation::kGeluTanh}, {"gelu_fast", Activation::kGeluTanh}};
+
+absl::StatusOr<Activation> ActivationOf(const ModelConfig& config, const Family& family) {
+  for (const auto& [name, activation] : kActivations) {
+    if (config.hidden_act == name && std::find(family.activations.begin(), family.activations.end(),
+                                               name) != family.activations.end()) {
+      return activation;
+    }
+  }
+  return absl::UnimplementedError(
+      absl::StrCat(Reads(family, "hidden_activation") ? "hidden_activation" : "hidden_act", " \"",
+                   config.hidden_act, "\" is not supported by ", family.name,
+                   " (supported: ", absl::StrJoin(family.activations, ", "), ")"));
+}
+
+// Positions up to which the scaled table is meant to hold.
+std::uint32_t MaxPosition(const ModelConfig& config) {
+  if (config.rope.kind != RopeKind::kYarn) return config.max_position_embeddings;
+  const double stretched = config.rope.factor * config.rope.original_max_position;
+  const double limit = std::min(stretched, double{1u << 30});
+  return std::max(config.max_position_embeddings, static_cast<std::uint32_t>(limit));
+}
+
+AttentionSpec Attention(const ModelConfig& config) {
+  AttentionSpec heads;
+  heads.num_heads = config.num_attention_heads;
+  heads.num_kv_heads = config.num_key_value_heads;
+  heads.head_size = config.head_dim;
+  heads.v_head_size = config.head_dim;
+  heads.q_bias = config.attention_bias;
+  heads.k_bias = config.attention_bias;
+  heads.v_bias = config.attention_bias;
+  heads.o_bias = config.attention_bias;
+  heads.rope = 0;
+  heads.rotary_size = config.rotary_size;
+  heads.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
+  return heads;
+}
+
+LayerSpec Layer(const ModelConfig& config, Activation activation) {
+  LayerSpec layer;
+  layer.attn_in = RmsNormSpec(config);
+  layer.mlp_in = RmsNormSpec(config);
+  layer.heads = Attention(config);
+  layer.dense.intermediate = config.intermediate_size;
+  layer.dense.act = activation;
+  layer.dense.gate_bias = config.mlp_bias;
+  layer.dense.up_bias = config.mlp_bias;
+  layer.dense.down_bias = config.mlp_bias;
+  return layer;
+}
+
+}  // namespace
+
+NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset) {
+  NormSpec norm;
+  norm.kind = NormKind::kRms;
+  norm.eps = config.rms_norm_eps;
+  norm.weight_offset = config.is_gguf ? 0 : weight_offset;
+  return norm;
+}
+
+float RoundToTrained(const ModelConfig& config, double factor) {
+  const float rounded = static_cast<float>(factor);
+  if (config.dtype == DType::kBF16) return BF16::FromFloat(rounded).ToFloat();
+  if (config.dtype == DType::kF16) return F16::FromFloat(rounded).ToFloat();
+  return rounded;
+}
+
+void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec) {
+  moe.num_experts = config.moe.num_experts;
+  moe.top_k = config.moe.experts_per_token;
+  for (std::size_t i = 0; i < spec->layers.size(); ++i) {
+    if (!config.moe.sparse_layers[i]) continue;
+    LayerSpec& layer = spec->layers[i];
+    moe.expert = layer.dense;
+    moe.expert.intermediate = config.moe.intermediate_size;
+    layer.mlp = MlpKind::kMoe;
+    layer.moe = moe;
+    layer.dense = MlpSpec{};
+  }
+}
+
+absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& family) {
+  QUIRE_ASSIGN_OR_RETURN(const Activation activation, ActivationOf(config, family));
+  ModelSpec spec;
+  spec.vocab_size = config.vocab_size;
+  spec.hidden = config.hidden_size;
+  spec.max_position = MaxPosition(config);
+  QUIRE_ASSIGN_OR_RETURN(RopeTable table, BuildRopeTable(config.rope, config.rotary_size));
+  spec.rope_tables.push_back(std::move(table));
+  if (config.local_rope) {
+    QUIRE_ASSIGN_OR_RETURN(RopeTable local, BuildRopeTable(*config.local_rope, config.rotary_size));
+    spec.rope_tables.push_back(std::move(local));
+  }
+  spec.layers.assign(config.num_hidden_layers, Layer(config, activation));
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    AttentionSpec& heads = spec.layers[i].heads;
+    if (!config.windows.empty()) heads.window = config.windows[i];
+    if (heads.window != 0 && config.local_rope) heads.rope = 1;
+    if (!config.rope_layers.empty() && !config.rope_layers[i]) heads.rope = -1;
+  }
+  spec.final_norm = RmsNormSpec(config);
+  spec.tie_embeddings = config.tie_word_embeddings;
+  spec.eos_ids = config.eos_ids;
+  spec.bos_id = config.bos_id;
+  spec.pad_id = config.pad_id;
+  AssignCacheGroups(&spec);
+  return spec;
+}
+
+}  // namespace quire::models

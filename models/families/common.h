@@ -1,0 +1,32 @@
+#pragma once
+
+// What families share: the spec of a decoder with norms before attention and MLP, from a checked
+// configuration. A family starts from it and changes what is its own.
+
+#include "absl/status/statusor.h"
+#include "models/layer_spec.h"
+#include "models/model_config.h"
+
+namespace quire::models {
+
+struct Family;
+
+// An RMS norm with rms_norm_eps whose weights mean `weight_offset` + weight. Converters to GGUF add
+// the offset to the weights, so that it is 0 there.
+NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset = 0);
+
+// `factor`, rounded to the type of the model's activations as trained: so do transformers and the
+// training before it round a factor on embeddings that is no power of two.
+float RoundToTrained(const ModelConfig& config, double factor);
+
+// Pre-norm RMS, attention over heads with grouped queries and rope on halves, gated MLP. Biases,
+// windows, layers without rope, tied head, activation and rope tables as the configuration says;
+// table 1 is that of windowed layers, if they have one. Returns UNIMPLEMENTED for an activation
+// that `family` does not list.
+absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& family);
+
+// Makes mixtures of the layers that config.moe lists: of MLPs as the dense ones, as many and as
+// wide as it says, routed as `moe` says.
+void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec);
+
+}  // namespace quire::models

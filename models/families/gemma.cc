@@ -1,0 +1,114 @@
+#include "models/families/gemma.h"
+
+#include <cmath>
+
+#include "absl/status/statusor.h"
+#include "base/status.h"
+#include "models/families/common.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kActivations[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"};
+constexpr absl::string_view kArchitectures2[] = {"Gemma2ForCausalLM"};
+constexpr absl::string_view kModelTypes2[] = {"gemma2"};
+constexpr absl::string_view kKeys2[] = {"attention_bias",          "hidden_activation",
+                                        "query_pre_attn_scalar",   "attn_logit_softcapping",
+                                        "final_logit_softcapping", "sliding_window"};
+constexpr ConfigDefaults kDefaults2{.hidden_act = "gelu_pytorch_tanh",
+                                    .max_position_embeddings = 8192,
+                                    .tie_word_embeddings = true,
+                                    .num_key_value_heads = 4,
+                                    .head_dim = 256,
+                                    .sliding_window = 4096,
+                                    .attn_logit_softcapping = 50,
+                                    .final_logit_softcapping = 30};
+constexpr TensorNames kNames2{.attn_out = "post_attention_layernorm",
+                              .mlp_in = "pre_feedforward_layernorm",
+                              .mlp_out = "post_feedforward_layernorm"};
+
+constexpr absl::string_view kArchitectures3[] = {"Gemma3ForCausalLM"};
+constexpr absl::string_view kModelTypes3[] = {"gemma3_text"};
+constexpr absl::string_view kKeys3[] = {
+    "attention_bias", "hidden_activation",      "query_pre_attn_scalar",  "rope_local_base_freq",
+    "sliding_window", "sliding_window_pattern", "_sliding_window_pattern"};
+constexpr ConfigDefaults kDefaults3{.rope_theta = 1000000,
+                                    .rope_local_base_freq = 10000,
+                                    .hidden_act = "gelu_pytorch_tanh",
+                                    .max_position_embeddings = 131072,
+                                    .tie_word_embeddings = true,
+                                    .num_key_value_heads = 4,
+                                    .head_dim = 256,
+                                    .sliding_window = 4096};
+constexpr TensorNames kNames3{.attn_out = "post_attention_layernorm",
+                              .mlp_in = "pre_feedforward_layernorm",
+                              .mlp_out = "post_feedforward_layernorm",
+                              .q_norm = "self_attn.q_norm",
+                              .k_norm = "self_attn.k_norm"};
+
+// What both share.
+absl::StatusOr<ModelSpec> SandwichSpec(const ModelConfig& config, const Family& family) {
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
+  const NormSpec norm = RmsNormSpec(config, /*weight_offset=*/1);
+  for (LayerSpec& layer : spec.layers) {
+    layer.attn_in = norm;
+    layer.attn_out = norm;
+    layer.mlp_in = norm;
+    layer.mlp_out = norm;
+    layer.heads.scale = static_cast<float>(1.0 / std::sqrt(config.query_pre_attn_scalar));
+  }
+  spec.final_norm = norm;
+  spec.embed_scale = RoundToTrained(config, std::sqrt(static_cast<double>(config.hidden_size)));
+  return spec;
+}
+
+absl::StatusOr<ModelSpec> BuildSpec2(const ModelConfig& config) {
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, SandwichSpec(config, Gemma2Family()));
+  for (LayerSpec& layer : spec.layers) {
+    layer.heads.softcap = static_cast<float>(config.attn_logit_softcapping);
+  }
+  spec.logit_softcap = static_cast<float>(config.final_logit_softcapping);
+  return spec;
+}
+
+absl::StatusOr<ModelSpec> BuildSpec3(const ModelConfig& config) {
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, SandwichSpec(config, Gemma3Family()));
+  for (LayerSpec& layer : spec.layers) {
+    layer.heads.qk_norm = RmsNormSpec(config, /*weight_offset=*/1);
+  }
+  return spec;
+}
+
+}  // namespace
+
+const Family& Gemma2Family() {
+  static const Family kFamily{.name = "gemma2",
+                              .architectures = kArchitectures2,
+                              .model_types = kModelTypes2,
+                              .defaults = kDefaults2,
+                              .activations = kActivations,
+                              .keys = kKeys2,
+                              .windows = WindowRule::kEven,
+                              .names = kNames2,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec2};
+  return kFamily;
+}
+
+const Family& Gemma3Family() {
+  static const Family kFamily{.name = "gemma3",
+                              .architectures = kArchitectures3,
+                              .model_types = kModelTypes3,
+                              .defaults = kDefaults3,
+                              .activations = kActivations,
+                              .keys = kKeys3,
+                              .windows = WindowRule::kPattern,
+                              .names = kNames3,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec3};
+  return kFamily;
+}
+
+}  // namespace quire::models

@@ -1,0 +1,35 @@
+#include "models/families/mistral.h"
+
+#include "absl/status/statusor.h"
+#include "models/families/common.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kArchitectures[] = {"MistralForCausalLM"};
+constexpr absl::string_view kModelTypes[] = {"mistral"};
+constexpr absl::string_view kKeys[] = {"sliding_window"};
+
+absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
+  return PreNormSpec(config, MistralFamily());
+}
+
+}  // namespace
+
+const Family& MistralFamily() {
+  static const Family kFamily{.name = "mistral",
+                              .architectures = kArchitectures,
+                              .model_types = kModelTypes,
+                              .defaults = {.max_position_embeddings = 131072,
+                                           .num_key_value_heads = 8,
+                                           .sliding_window = 4096},
+                              .keys = kKeys,
+                              .windows = WindowRule::kAll,
+                              .names = {},
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec};
+  return kFamily;
+}
+
+}  // namespace quire::models

@@ -1,0 +1,35 @@
+#include "models/families/phi.h"
+
+#include "absl/status/statusor.h"
+#include "models/families/common.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kArchitectures[] = {"Phi3ForCausalLM"};
+constexpr absl::string_view kModelTypes[] = {"phi3"};
+constexpr absl::string_view kKeys[] = {"partial_rotary_factor", "sliding_window"};
+constexpr TensorNames kNames{.qkv = "self_attn.qkv_proj", .gate_up = "mlp.gate_up_proj"};
+
+absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
+  return PreNormSpec(config, Phi3Family());
+}
+
+}  // namespace
+
+const Family& Phi3Family() {
+  static const Family kFamily{.name = "phi3",
+                              .architectures = kArchitectures,
+                              .model_types = kModelTypes,
+                              .defaults = {.rms_norm_eps = 1e-5, .max_position_embeddings = 4096},
+                              .keys = kKeys,
+                              .windows = WindowRule::kAll,
+                              .has_old_longrope_names = true,
+                              .names = kNames,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec};
+  return kFamily;
+}
+
+}  // namespace quire::models

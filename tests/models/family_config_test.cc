@@ -1,0 +1,536 @@
+// What each family makes of its configuration: the spec as a golden text, one and the same for
+// every form in which the configuration may be written, what absent, null and zero mean, and what
+// is refused, by name.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "models/families/registry.h"
+#include "models/model.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+json ConfigOf(const std::string& folder) {
+  return json::parse(ReadTestFile("models/" + folder + "/config.json"));
+}
+
+absl::StatusOr<CheckedSpec> Read(const json& config, std::uint32_t max_context_tokens = 0) {
+  EditableFiles files;
+  files.Set("config.json", config.dump());
+  return ReadModelSpec(files.Files(), DeviceKind::kCpu, max_context_tokens);
+}
+
+ModelSpec SpecOf(const json& config, std::uint32_t max_context_tokens = 0) {
+  const auto read = Read(config, max_context_tokens);
+  EXPECT_TRUE(read.ok()) << read.status();
+  return read.ok() ? read->spec : ModelSpec();
+}
+
+std::string ErrorOf(const json& config) {
+  const auto read = Read(config);
+  EXPECT_FALSE(read.ok()) << config;
+  return std::string(read.status().message());
+}
+
+json Without(json config, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) config.erase(key);
+  return config;
+}
+
+const char* const kFolders[] = {"mistral-window-bf16", "qwen2-bf16",   "qwen3-hd128-bf16",
+                                "smollm3-bf16",        "granite-bf16", "gemma2-bf16",
+                                "gemma3-text-bf16",    "phi3-bf16",    "phi3-longrope-bf16",
+                                "olmo2-bf16"};
+
+struct Golden {
+  const char* folder;
+  const char* text;
+};
+
+const Golden kGoldens[] = {
+    {"mistral-window-bf16",
+     "model vocab 384 hidden 128 max_position 512 eos 1 bos 0\n"
+     "rope 0: 16 entries 1 to 0.000177828 factor 1\n"
+     "layers 0 to 1: sequential; attn_in rms eps 1e-05; heads 4 kv 2 size 32 v 32 scale "
+     "0.176777 rope 0 half 0+32 window 32; attn_out none; mlp_in rms eps 1e-05; gated silu "
+     "96; mlp_out none; group 0\n"
+     "final norm rms eps 1e-05\n"},
+    {"qwen2-bf16",
+     "model vocab 384 hidden 128 max_position 512 tied eos 1 bos 0\n"
+     "rope 0: 16 entries 1 to 2.37137e-06 factor 1\n"
+     "layers 0 to 1: sequential; attn_in rms eps 1e-06; heads 4 kv 2 size 32 v 32 scale "
+     "0.176777 rope 0 half 0+32 q_bias k_bias v_bias; attn_out none; mlp_in rms eps 1e-06; "
+     "gated silu 128; mlp_out none; group 0\n"
+     "final norm rms eps 1e-06\n"},
+    {"qwen3-hd128-bf16",
+     "model vocab 384 hidden 64 max_position 512 tied eos 1 bos 0\n"
+     "rope 0: 64 entries 1 to 1.24094e-06 factor 1\n"
+     "layers 0 to 1: sequential; attn_in rms eps 1e-06; heads 2 kv 1 size 128 v 128 scale "
+     "0.0883883 rope 0 half 0+128 qk_norm rms eps 1e-06; attn_out none; mlp_in rms eps 1e-06; "
+     "gated silu 160; mlp_out none; group 0\n"
+     "final norm rms eps 1e-06\n"},
+    {"smollm3-bf16",
+     "model vocab 384 hidden 64 max_position 512 tied eos 1 bos 0 pad 2\n"
+     "rope 0: 16 entries 1 to 5.24464e-07 factor 1\n"
+     "layers 0 to 2: sequential; attn_in rms eps 1e-06; heads 2 kv 1 size 32 v 32 scale "
+     "0.176777 rope 0 half 0+32; attn_out none; mlp_in rms eps 1e-06; gated silu 96; mlp_out "
+     "none; group 0\n"
+     "layers 3 to 3: sequential; attn_in rms eps 1e-06; heads 2 kv 1 size 32 v 32 scale "
+     "0.176777 rope -1; attn_out none; mlp_in rms eps 1e-06; gated silu 96; mlp_out none; "
+     "group 0\n"
+     "final norm rms eps 1e-06\n"},
+    {"granite-bf16",
+     "model vocab 384 hidden 64 max_position 512 tied embed_scale 6 logit_scale 2 eos 1 bos "
+     "0\n"
+     "rope 0: 16 entries 1 to 0.000177828 factor 1\n"
+     "layers 0 to 2: sequential; attn_in rms eps 1e-05; heads 2 kv 1 size 32 v 32 scale 0.3 "
+     "rope 0 half 0+32; attn_out none; mlp_in rms eps 1e-05; gated silu 160; mlp_out none; "
+     "group 0 residual_scale 0.6\n"
+     "final norm rms eps 1e-05\n"},
+    {"gemma2-bf16",
+     "model vocab 384 hidden 64 max_position 512 tied embed_scale 8 logit_softcap 20 eos 1 "
+     "bos 0 pad 2\n"
+     "rope 0: 16 entries 1 to 0.000177828 factor 1\n"
+     "layers 0 to 0: sequential; attn_in rms eps 1e-06 offset 1; heads 4 kv 2 size 32 v 32 "
+     "scale 0.25 rope 0 half 0+32 softcap 6 window 32; attn_out rms eps 1e-06 offset 1; "
+     "mlp_in rms eps 1e-06 offset 1; gated gelu_tanh 96; mlp_out rms eps 1e-06 offset 1; "
+     "group 0\n"
+     "layers 1 to 1: sequential; attn_in rms eps 1e-06 offset 1; heads 4 kv 2 size 32 v 32 "
+     "scale 0.25 rope 0 half 0+32 softcap 6; attn_out rms eps 1e-06 offset 1; mlp_in rms eps "
+     "1e-06 offset 1; gated gelu_tanh 96; mlp_out rms eps 1e-06 offset 1; group 1\n"
+     "layers 2 to 2: sequential; attn_in rms eps 1e-06 offset 1; heads 4 kv 2 size 32 v 32 "
+     "scale 0.25 rope 0 half 0+32 softcap 6 window 32; attn_out rms eps 1e-06 offset 1; "
+     "mlp_in rms eps 1e-06 offset 1; gated gelu_tanh 96; mlp_out rms eps 1e-06 offset 1; "
+     "group 0\n"
+     "layers 3 to 3: sequential; attn_in rms eps 1e-06 offset 1; heads 4 kv 2 size 32 v 32 "
+     "scale 0.25 rope 0 half 0+32 softcap 6; attn_out rms eps 1e-06 offset 1; mlp_in rms eps "
+     "1e-06 offset 1; gated gelu_tanh 96; mlp_out rms eps 1e-06 offset 1; group 1\n"
+     "final norm rms eps 1e-06 offset 1\n"},
+    {"gemma3-text-bf16",
+     "model vocab 384 hidden 64 max_position 512 tied embed_scale 8 eos 1 bos 0 pad 2\n"
+     "rope 0: 16 entries 0.125 to 2.96422e-07 factor 1\n"
+     "rope 1: 16 entries 1 to 0.000177828 factor 1\n"
+     "layers 0 to 4: sequential; attn_in rms eps 1e-06 offset 1; heads 2 kv 1 size 32 v 32 "
+     "scale 0.204124 rope 1 half 0+32 qk_norm rms eps 1e-06 offset 1 window 24; attn_out rms "
+     "eps 1e-06 offset 1; mlp_in rms eps 1e-06 offset 1; gated gelu_tanh 96; mlp_out rms eps "
+     "1e-06 offset 1; group 0\n"
+     "layers 5 to 5: sequential; attn_in rms eps 1e-06 offset 1; heads 2 kv 1 size 32 v 32 "
+     "scale 0.204124 rope 0 half 0+32 qk_norm rms eps 1e-06 offset 1; attn_out rms eps 1e-06 "
+     "offset 1; mlp_in rms eps 1e-06 offset 1; gated gelu_tanh 96; mlp_out rms eps 1e-06 "
+     "offset 1; group 1\n"
+     "layers 6 to 6: sequential; attn_in rms eps 1e-06 offset 1; heads 2 kv 1 size 32 v 32 "
+     "scale 0.204124 rope 1 half 0+32 qk_norm rms eps 1e-06 offset 1 window 24; attn_out rms "
+     "eps 1e-06 offset 1; mlp_in rms eps 1e-06 offset 1; gated gelu_tanh 96; mlp_out rms eps "
+     "1e-06 offset 1; group 0\n"
+     "final norm rms eps 1e-06 offset 1\n"},
+    {"phi3-bf16",
+     "model vocab 384 hidden 64 max_position 512 eos 1 bos 0 pad 2\n"
+     "rope 0: 16 entries 1 to 0.000177828 factor 1\n"
+     "layers 0 to 2: sequential; attn_in rms eps 1e-05; heads 2 kv 2 size 32 v 32 scale "
+     "0.176777 rope 0 half 0+32 window 47; attn_out none; mlp_in rms eps 1e-05; gated silu "
+     "160; mlp_out none; group 0\n"
+     "final norm rms eps 1e-05\n"},
+    {"phi3-longrope-bf16",
+     "model vocab 384 hidden 128 max_position 560 tied eos 1 bos 0 pad 2\n"
+     "rope 0: 24 entries 0.984155 to 2.38702e-05 factor 1.13161\n"
+     "layers 0 to 1: sequential; attn_in rms eps 1e-05; heads 2 kv 1 size 64 v 64 scale 0.125 "
+     "rope 0 half 0+48 window 1024; attn_out none; mlp_in rms eps 1e-05; gated silu 128; "
+     "mlp_out none; group 0\n"
+     "final norm rms eps 1e-05\n"},
+    {"olmo2-bf16",
+     "model vocab 320 hidden 128 max_position 512 eos 1 bos 0 pad 2\n"
+     "rope 0: 16 entries 1 to 4.54167e-06 factor 1\n"
+     "layers 0 to 1: sequential; attn_in none; heads 4 kv 4 size 32 v 32 scale 0.176777 rope "
+     "0 half 0+32 qk_norm rms eps 1e-06 whole; attn_out rms eps 1e-06; mlp_in none; gated "
+     "silu 64; mlp_out rms eps 1e-06; group 0\n"
+     "final norm rms eps 1e-06\n"}};
+
+TEST(FamilyConfigTest, SpecsAreTheGoldenTexts) {
+  for (const Golden& golden : kGoldens) {
+    SCOPED_TRACE(golden.folder);
+    EXPECT_EQ(DumpSpec(SpecOf(ConfigOf(golden.folder))), golden.text);
+  }
+}
+
+// The configuration as transformers 5 writes it: dtype, and rope_parameters that hold theta and the
+// partial factor, for each kind of layer where the family tells them apart.
+json NewForm(const json& old_form) {
+  json config = Without(old_form, {"torch_dtype", "rope_theta", "rope_scaling",
+                                   "partial_rotary_factor", "rope_local_base_freq"});
+  config["dtype"] = old_form["torch_dtype"];
+  json rope = {{"rope_type", "default"}};
+  if (old_form.contains("rope_scaling") && old_form["rope_scaling"].is_object()) {
+    rope = old_form["rope_scaling"];
+    if (rope.contains("type")) rope["rope_type"] = rope["type"];
+    rope.erase("type");
+  }
+  rope["rope_theta"] = old_form["rope_theta"];
+  if (old_form.contains("partial_rotary_factor")) {
+    rope["partial_rotary_factor"] = old_form["partial_rotary_factor"];
+  }
+  if (!old_form.contains("rope_local_base_freq")) {
+    config["rope_parameters"] = rope;
+    return config;
+  }
+  config["rope_parameters"] = {
+      {"full_attention", rope},
+      {"sliding_attention",
+       {{"rope_type", "default"}, {"rope_theta", old_form["rope_local_base_freq"]}}}};
+  return config;
+}
+
+TEST(FamilyConfigTest, OldAndNewFormsGiveTheSameSpec) {
+  for (const char* folder : kFolders) {
+    SCOPED_TRACE(folder);
+    const json old_form = ConfigOf(folder);
+    const json new_form = NewForm(old_form);
+    ASSERT_NE(old_form, new_form);
+    EXPECT_EQ(SpecOf(old_form), SpecOf(new_form));
+    // Both at once, as long as they agree.
+    json both = old_form;
+    both.update(new_form);
+    EXPECT_EQ(SpecOf(old_form), SpecOf(both));
+  }
+}
+
+TEST(FamilyConfigTest, LayerTypesGiveTheSameSpecAsTheRule) {
+  json config = ConfigOf("gemma3-text-bf16");
+  const ModelSpec by_rule = SpecOf(config);
+  std::vector<std::string> types(7, "sliding_attention");
+  types[5] = "full_attention";
+  config["layer_types"] = types;
+  EXPECT_EQ(SpecOf(config), by_rule);
+  EXPECT_EQ(SpecOf(Without(config, {"sliding_window_pattern"})), by_rule);
+  types[0] = "full_attention";
+  config["layer_types"] = types;
+  const ModelSpec other = SpecOf(config);
+  EXPECT_EQ(other.layers[0].heads.window, 0u);
+  EXPECT_EQ(other.layers[0].heads.rope, 0);
+  EXPECT_EQ(other.layers[1].heads.window, 24u);
+  EXPECT_EQ(other.layers[1].heads.rope, 1);
+}
+
+TEST(FamilyConfigTest, WindowsLieWhereEachRulePutsThem) {
+  const auto windows = [](const json& config) {
+    std::vector<std::uint32_t> found;
+    for (const LayerSpec& layer : SpecOf(config).layers) found.push_back(layer.heads.window);
+    return found;
+  };
+  using Windows = std::vector<std::uint32_t>;
+  json mistral = ConfigOf("mistral-window-bf16");
+  EXPECT_EQ(windows(mistral), (Windows{32, 32}));
+  EXPECT_EQ(windows(Without(mistral, {"sliding_window"})), (Windows{4096, 4096}));
+  mistral["sliding_window"] = nullptr;
+  EXPECT_EQ(windows(mistral), (Windows{0, 0}));
+
+  json qwen = ConfigOf("qwen2-bf16");
+  EXPECT_EQ(windows(qwen), (Windows{0, 0}));
+  qwen["use_sliding_window"] = true;
+  EXPECT_EQ(windows(qwen), (Windows{0, 32}));
+  EXPECT_EQ(windows(Without(qwen, {"max_window_layers"})), (Windows{0, 0})) << "28 when absent";
+  EXPECT_EQ(windows(Without(qwen, {"sliding_window"})), (Windows{0, 4096}));
+
+  json smollm = ConfigOf("smollm3-bf16");
+  smollm.erase("layer_types");
+  smollm["sliding_window"] = 16;
+  EXPECT_EQ(windows(smollm), (Windows{0, 0, 0, 0}));
+  smollm["use_sliding_window"] = true;
+  EXPECT_EQ(windows(smollm), (Windows{0, 0, 0, 16})) << "layers without rope";
+
+  const json gemma2 = ConfigOf("gemma2-bf16");
+  EXPECT_EQ(windows(gemma2), (Windows{32, 0, 32, 0}));
+  EXPECT_EQ(windows(Without(gemma2, {"sliding_window"})), (Windows{4096, 0, 4096, 0}));
+  json gemma3 = ConfigOf("gemma3-text-bf16");
+  gemma3.erase("sliding_window_pattern");
+  gemma3["_sliding_window_pattern"] = 3;
+  EXPECT_EQ(windows(gemma3), (Windows{24, 24, 0, 24, 24, 0, 24}));
+
+  json phi = ConfigOf("phi3-bf16");
+  EXPECT_EQ(windows(phi), (Windows{47, 47, 47}));
+  EXPECT_EQ(windows(Without(phi, {"sliding_window"})), (Windows{0, 0, 0}));
+}
+
+TEST(FamilyConfigTest, AbsentAndNullKeysAreWhatEachFamilySays) {
+  const auto heads = [](const std::string& folder, const char* key, const json& value) {
+    json config = ConfigOf(folder);
+    config["num_attention_heads"] = 64;
+    config["hidden_size"] = 4096;
+    config[key] = value;
+    if (value == "absent") config.erase(key);
+    return SpecOf(config).layers[0].heads;
+  };
+  const std::tuple<const char*, std::uint32_t> kv_heads[] = {
+      {"mistral-window-bf16", 8}, {"qwen2-bf16", 32}, {"qwen3-hd128-bf16", 32},
+      {"smollm3-bf16", 4},        {"gemma2-bf16", 4}, {"gemma3-text-bf16", 4},
+      {"granite-bf16", 64},       {"phi3-bf16", 64},  {"olmo2-bf16", 64}};
+  for (const auto& [folder, absent] : kv_heads) {
+    SCOPED_TRACE(folder);
+    EXPECT_EQ(heads(folder, "num_key_value_heads", "absent").num_kv_heads, absent);
+    EXPECT_EQ(heads(folder, "num_key_value_heads", nullptr).num_kv_heads, 64u);
+  }
+  for (const auto& [folder, absent] : {std::pair{"qwen3-hd128-bf16", 128u},
+                                       {"gemma2-bf16", 256u},
+                                       {"gemma3-text-bf16", 256u},
+                                       {"qwen2-bf16", 64u}}) {
+    SCOPED_TRACE(folder);
+    EXPECT_EQ(heads(folder, "head_dim", "absent").head_size, absent);
+    EXPECT_EQ(heads(folder, "head_dim", nullptr).head_size, 64u) << "hidden_size / heads";
+  }
+  json gemma = ConfigOf("gemma2-bf16");
+  EXPECT_TRUE(SpecOf(gemma).tie_embeddings) << "the key is absent";
+  gemma = Without(gemma, {"attn_logit_softcapping", "final_logit_softcapping",
+                          "query_pre_attn_scalar", "hidden_activation"});
+  EXPECT_EQ(SpecOf(gemma).layers[0].heads.softcap, 50);
+  EXPECT_EQ(SpecOf(gemma).logit_softcap, 30);
+  EXPECT_EQ(SpecOf(gemma).layers[0].heads.scale, 1.0f / 16);
+  EXPECT_EQ(SpecOf(gemma).layers[0].dense.act, Activation::kGeluTanh);
+  gemma["attn_logit_softcapping"] = nullptr;
+  gemma["final_logit_softcapping"] = nullptr;
+  EXPECT_EQ(SpecOf(gemma).layers[0].heads.softcap, 0);
+  EXPECT_EQ(SpecOf(gemma).logit_softcap, 0);
+  const json granite = Without(
+      ConfigOf("granite-bf16"),
+      {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"});
+  EXPECT_EQ(SpecOf(granite).layers[0].heads.scale, 1) << "not d^-0.5";
+  EXPECT_EQ(SpecOf(granite).layers[0].residual_scale, 1);
+  EXPECT_EQ(SpecOf(granite).embed_scale, 1);
+  EXPECT_EQ(SpecOf(granite).logit_scale, 1);
+  json smollm = Without(ConfigOf("smollm3-bf16"), {"no_rope_layers"});
+  smollm["no_rope_layer_interval"] = 2;
+  EXPECT_EQ(SpecOf(smollm).layers[0].heads.rope, 0);
+  EXPECT_EQ(SpecOf(smollm).layers[1].heads.rope, -1);
+  smollm.erase("no_rope_layer_interval");
+  EXPECT_EQ(SpecOf(smollm).layers[1].heads.rope, 0);
+  EXPECT_EQ(SpecOf(smollm).layers[3].heads.rope, -1);
+}
+
+// sqrt(hidden_size) takes the type of the weights before it multiplies: published sizes.
+TEST(FamilyConfigTest, EmbeddingScaleIsRoundedToTheTrainedType) {
+  json config = ConfigOf("gemma2-bf16");
+  const auto scale = [&](std::uint32_t hidden, const char* dtype) {
+    config["hidden_size"] = hidden;
+    config["torch_dtype"] = dtype;
+    return SpecOf(config).embed_scale;
+  };
+  EXPECT_EQ(scale(2304, "bfloat16"), 48);
+  EXPECT_EQ(scale(3072, "bfloat16"), 55.5f);
+  EXPECT_EQ(scale(3584, "bfloat16"), 59.75f);
+  EXPECT_EQ(scale(5376, "bfloat16"), 73.5f);
+  EXPECT_FLOAT_EQ(scale(3584, "float32"), 59.866518f);
+}
+
+TEST(FamilyConfigTest, LongropeSetIsChosenByTheContext) {
+  const json config = ConfigOf("phi3-longrope-bf16");
+  const auto table = [&](std::uint32_t context) { return SpecOf(config, context).rope_tables[0]; };
+  EXPECT_EQ(table(140), table(1)) << "the original length itself is short";
+  EXPECT_EQ(table(141), table(0)) << "without a limit it is max_position_embeddings, 560";
+  EXPECT_NE(table(140), table(141));
+  EXPECT_EQ(table(140).attention_factor, table(141).attention_factor);
+  EXPECT_FLOAT_EQ(table(140).attention_factor, 1.1316065f);  // sqrt(1 + ln 4 / ln 140)
+  EXPECT_FLOAT_EQ(table(140).inv_freq[0], 1 / 1.2719f);
+  EXPECT_FLOAT_EQ(table(141).inv_freq[0], 1 / 1.0161f);
+  for (const char* old_name : {"su", "yarn"}) {
+    json old_form = config;
+    old_form["rope_scaling"]["type"] = old_name;
+    EXPECT_EQ(SpecOf(old_form), SpecOf(config)) << old_name;
+  }
+}
+
+TEST(FamilyConfigTest, FingerprintHoldsTheLongropeSet) {
+  const TestBackend cpu;
+  const auto files = ModelFiles::FromDirectory(TestDataPath("models/phi3-longrope-bf16"));
+  const auto fingerprint = [&](std::uint32_t context) {
+    const auto model = LoadModel(*files, cpu.backend, {.max_context_tokens = context});
+    EXPECT_TRUE(model.ok()) << model.status();
+    return model.ok() ? (*model)->fingerprint : "";
+  };
+  EXPECT_EQ(fingerprint(100), fingerprint(140));
+  EXPECT_EQ(fingerprint(141), fingerprint(0));
+  EXPECT_NE(fingerprint(140), fingerprint(141));
+}
+
+struct Refusal {
+  const char* folder;
+  const char* key;
+  json value;
+  std::vector<std::string> names;  // what the message must name
+};
+
+std::vector<Refusal> OfKeysNotRead() {
+  return {
+      {"mistral-window-bf16", "attention_bias", true, {"attention_bias true", "mistral"}},
+      {"qwen2-bf16", "attention_bias", true, {"attention_bias true", "qwen2"}},
+      {"qwen2-bf16",
+       "dual_chunk_attention_config",
+       json::object({{"chunk_size", 8}}),
+       {"dual_chunk_attention_config", "qwen2"}},
+      {"qwen3-hd128-bf16", "attn_logit_softcapping", 50.0, {"attn_logit_softcapping", "qwen3"}},
+      {"gemma3-text-bf16", "attn_logit_softcapping", 50.0, {"attn_logit_softcapping", "gemma3"}},
+      {"gemma2-bf16", "rope_local_base_freq", 1e4, {"rope_local_base_freq", "gemma2"}},
+      {"granite-bf16", "sliding_window", 64, {"sliding_window 64", "granite"}},
+      {"granite-bf16", "num_local_experts", 8, {"num_local_experts 8", "granite"}},
+      {"olmo2-bf16", "sliding_window", 64, {"sliding_window 64", "olmo2"}},
+      {"olmo2-bf16", "clip_qkv", 8.0, {"clip_qkv", "olmo2"}},
+      {"smollm3-bf16", "partial_rotary_factor", 0.5, {"partial_rotary_factor", "supported: 1"}}};
+}
+
+std::vector<Refusal> OfValues() {
+  return {
+      {"gemma2-bf16",
+       "hidden_activation",
+       "silu",
+       {"hidden_activation \"silu\"", "gemma2", "gelu"}},
+      {"qwen3-hd128-bf16", "hidden_act", "gelu", {"hidden_act \"gelu\"", "qwen3", "silu"}},
+      {"gemma2-bf16", "attn_logit_softcapping", 0, {"attn_logit_softcapping is 0", "or null"}},
+      {"gemma2-bf16", "query_pre_attn_scalar", nullptr, {"query_pre_attn_scalar"}},
+      {"gemma2-bf16", "query_pre_attn_scalar", -1, {"query_pre_attn_scalar is -1", "above 0"}},
+      {"gemma2-bf16", "use_bidirectional_attention", true, {"use_bidirectional_attention"}},
+      {"granite-bf16", "attention_multiplier", 0.0, {"attention_multiplier is 0", "above 0"}},
+      {"granite-bf16", "logits_scaling", "eight", {"logits_scaling"}},
+      {"smollm3-bf16", "no_rope_layers", json::array({1, 1, 1}), {"no_rope_layers has 3", "4"}},
+      {"smollm3-bf16", "no_rope_layers", json::array({1, 1, 1, 2}), {"no_rope_layers", "entry 2"}},
+      {"smollm3-bf16", "no_rope_layer_interval", 0, {"no_rope_layer_interval"}},
+      {"mistral-window-bf16", "sliding_window", 0, {"sliding_window"}},
+      {"phi3-bf16", "sliding_window", -47, {"sliding_window"}},
+      {"phi3-longrope-bf16", "partial_rotary_factor", 1.5, {"partial_rotary_factor is 1.5"}},
+      {"phi3-longrope-bf16", "partial_rotary_factor", 0.5, {"short_factor has 24", "16", "32"}}};
+}
+
+std::vector<Refusal> OfLayers() {
+  return {
+      {"gemma2-bf16", "layer_types", json::array({"full_attention"}), {"layer_types has 1", "4"}},
+      {"gemma2-bf16",
+       "layer_types",
+       json(std::vector<std::string>(4, "chunked_attention")),
+       {"layer_types[0] \"chunked_attention\"", "sliding_attention"}},
+      {"qwen2-bf16",
+       "layer_types",
+       json(std::vector<std::string>(2, "sliding_attention")),
+       {"sliding_window", "layer_types"}},
+      {"gemma2-bf16", "sliding_window", nullptr, {"sliding_window", "gemma2"}},
+      {"granite-bf16",
+       "layer_types",
+       json(std::vector<std::string>(3, "sliding_attention")),
+       {"layer_types[0] \"sliding_attention\"", "granite"}},
+      {"gemma3-text-bf16", "_sliding_window_pattern", 3, {"sliding_window_pattern is 6", "3"}}};
+}
+
+std::vector<Refusal> OfRope() {
+  return {{"gemma3-text-bf16",
+           "rope_parameters",
+           json::object({{"rope_theta", 1e6}}),
+           {"rope_parameters.rope_theta", "gemma3", "full_attention"}},
+          {"gemma3-text-bf16",
+           "rope_parameters",
+           json::object({{"full_attention", {{"rope_type", "default"}}}}),
+           {"rope_parameters.sliding_attention is missing"}},
+          {"phi3-longrope-bf16",
+           "rope_scaling",
+           json::object({{"type", "linear"}}),
+           {"rope_scaling.factor"}},
+          {"phi3-longrope-bf16",
+           "rope_scaling",
+           json::object({{"type", "longrope"}, {"short_factor", json::array({1.0})}}),
+           {"rope_scaling.short_factor has 1 entries", "24", "48", "64"}},
+          {"phi3-longrope-bf16",
+           "rope_scaling",
+           json::object({{"type", "longrope"}, {"short_factor", std::vector<double>(24, 1)}}),
+           {"rope_scaling.long_factor is missing"}},
+          {"phi3-longrope-bf16",
+           "rope_scaling",
+           json::object({{"type", "longrope"},
+                         {"short_factor", std::vector<double>(24, 0)},
+                         {"long_factor", std::vector<double>(24, 1)}}),
+           {"rope_scaling.short_factor", "entry 0", "above 0"}},
+          {"phi3-longrope-bf16",
+           "rope_scaling",
+           json::object({{"type", "longrope"}, {"short_mscale", 1.2}}),
+           {"rope_scaling.short_mscale", "phi3"}},
+          {"qwen2-bf16",
+           "rope_scaling",
+           json::object({{"type", "mrope"}}),
+           {"rope_scaling.rope_type \"mrope\"", "qwen2", "supported: default"}}};
+}
+
+TEST(FamilyConfigTest, UnsupportedAndContradictingValuesAreNamed) {
+  for (const auto& refusals : {OfKeysNotRead(), OfValues(), OfLayers(), OfRope()}) {
+    for (const Refusal& refusal : refusals) {
+      json config = ConfigOf(refusal.folder);
+      config[refusal.key] = refusal.value;
+      const std::string error = ErrorOf(config);
+      EXPECT_THAT(error, HasSubstr("config.json: ")) << refusal.folder;
+      for (const std::string& name : refusal.names) {
+        EXPECT_THAT(error, HasSubstr(name)) << refusal.folder << " " << refusal.key;
+      }
+    }
+  }
+}
+
+TEST(FamilyConfigTest, RopeFormsThatContradictEachOtherAreRefused) {
+  json config = ConfigOf("gemma3-text-bf16");
+  config["rope_parameters"] = NewForm(config)["rope_parameters"];
+  EXPECT_TRUE(Read(config).ok());
+  json other = config;
+  other["rope_parameters"]["full_attention"]["factor"] = 4.0;
+  EXPECT_THAT(ErrorOf(other), HasSubstr("rope_scaling"));
+  other = config;
+  other["rope_parameters"]["sliding_attention"]["rope_theta"] = 5000.0;
+  EXPECT_THAT(ErrorOf(other), HasSubstr("rope_local_base_freq"));
+  config = ConfigOf("phi3-longrope-bf16");
+  config["rope_parameters"] = NewForm(config)["rope_parameters"];
+  config["rope_parameters"]["partial_rotary_factor"] = 0.5;
+  EXPECT_THAT(ErrorOf(config), HasSubstr("short_factor has 24"));
+}
+
+// A name that is in one family alone, and tensor names that FindWeights can use.
+TEST(FamilyConfigTest, FamiliesDoNotOverlap) {
+  std::vector<absl::string_view> names;
+  for (const Family* family : AllFamilies()) {
+    names.push_back(family->name);
+    EXPECT_EQ(&FamilyNamed(family->name), family);
+    for (const absl::string_view architecture : family->architectures) {
+      EXPECT_EQ(FindFamilyByArchitecture(architecture), family) << architecture;
+    }
+    for (const absl::string_view type : family->model_types) {
+      EXPECT_EQ(FindFamilyByModelType(type), family) << type;
+    }
+    EXPECT_FALSE(family->architectures.empty()) << family->name;
+    EXPECT_FALSE(family->model_types.empty()) << family->name;
+  }
+  EXPECT_THAT(names, testing::IsSupersetOf({"llama", "mistral", "qwen2", "qwen3", "smollm3",
+                                            "granite", "gemma2", "gemma3", "phi3", "olmo2"}));
+}
+
+// A GPU has only what Llama needs: everything else is refused by its name before anything is read.
+TEST(FamilyConfigTest, GpusRefuseWhatOnlyTheCpuComputes) {
+  const std::pair<const char*, const char*> refused[] = {
+      {"mistral-window-bf16", "window"}, {"qwen3-hd128-bf16", "qk_norm"},
+      {"smollm3-bf16", "rope"},          {"granite-bf16", "embed_scale"},
+      {"gemma2-bf16", "embed_scale"},    {"gemma3-text-bf16", "embed_scale"},
+      {"phi3-bf16", "window"},           {"phi3-longrope-bf16", "partial rotation"},
+      {"olmo2-bf16", "attn_out norm"}};
+  for (const auto& [folder, knob] : refused) {
+    const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
+    const auto read = ReadModelSpec(*files, DeviceKind::kCuda);
+    ASSERT_FALSE(read.ok()) << folder;
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr(knob)) << folder;
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr("on a GPU")) << folder;
+  }
+  const auto files = ModelFiles::FromDirectory(TestDataPath("models/qwen2-bf16"));
+  EXPECT_TRUE(ReadModelSpec(*files, DeviceKind::kCuda).ok());
+}
+
+}  // namespace
+}  // namespace quire::models

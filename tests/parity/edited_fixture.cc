@@ -1,0 +1,93 @@
+#include "tests/parity/edited_fixture.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <regex>
+#include <span>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "base/check.h"
+#include "models/checkpoint/checkpoint.h"
+#include "tests/parity/parity_harness.h"
+
+namespace quire::models::parity {
+namespace {
+
+std::string ReadText(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+template <typename T, typename ToFloat, typename FromFloat>
+void EditValues(const StoredTensor& tensor, const EditedFixture::Edit& edit, ToFloat&& to_float,
+                FromFloat&& from_float) {
+  std::vector<T> stored(static_cast<std::size_t>(tensor.num_elements()));
+  std::memcpy(stored.data(), tensor.bytes.data(), tensor.bytes.size());
+  std::vector<float> values;
+  for (const T value : stored) values.push_back(to_float(value));
+  edit(values);
+  QUIRE_CHECK(values.size() == stored.size());
+  for (std::size_t i = 0; i < values.size(); ++i) stored[i] = from_float(values[i]);
+  // The bytes are those of EditedFixture's own text.
+  std::memcpy(const_cast<std::byte*>(tensor.bytes.data()), stored.data(), tensor.bytes.size());
+}
+
+}  // namespace
+
+EditedFixture::EditedFixture(const std::string& folder) {
+  const auto files = ModelFiles::FromDirectory(FixturePath(folder));
+  QUIRE_CHECK(files.ok());
+  for (const std::string& name : files->names()) {
+    if (absl::StartsWith(name, "reference.")) continue;
+    names_.push_back(name);
+    texts_.push_back(ReadText(FixturePath(folder) + "/" + name));
+  }
+  config_ = nlohmann::json::parse(Text("config.json"));
+}
+
+std::string& EditedFixture::Text(const std::string& name) {
+  const auto found = std::find(names_.begin(), names_.end(), name);
+  QUIRE_CHECK(found != names_.end());
+  return texts_[static_cast<std::size_t>(found - names_.begin())];
+}
+
+void EditedFixture::EditTensors(const std::string& pattern, const Edit& edit) {
+  const auto checkpoint = Checkpoint::Open(Files());
+  QUIRE_CHECK(checkpoint.ok());
+  const std::regex expression(pattern);
+  std::size_t hits = 0;
+  for (const StoredTensor& tensor : checkpoint->tensors()) {
+    if (!std::regex_search(tensor.name, expression)) continue;
+    ++hits;
+    if (tensor.dtype == DType::kF32) {
+      EditValues<float>(
+          tensor, edit, [](float x) { return x; }, [](float x) { return x; });
+    } else if (tensor.dtype == DType::kF16) {
+      EditValues<F16>(
+          tensor, edit, [](F16 x) { return x.ToFloat(); },
+          [](float x) { return F16::FromFloat(x); });
+    } else {
+      QUIRE_CHECK(tensor.dtype == DType::kBF16);
+      EditValues<BF16>(
+          tensor, edit, [](BF16 x) { return x.ToFloat(); },
+          [](float x) { return BF16::FromFloat(x); });
+    }
+  }
+  QUIRE_CHECK(hits > 0);
+}
+
+ModelFiles EditedFixture::Files() {
+  Text("config.json") = config_.dump();
+  std::vector<ModelFiles::MemoryFile> files;
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    files.push_back({names_[i], std::as_bytes(std::span(texts_[i].data(), texts_[i].size()))});
+  }
+  return ModelFiles::FromMemory("edited fixture", std::move(files));
+}
+
+}  // namespace quire::models::parity

@@ -1,0 +1,37 @@
+#pragma once
+
+// A model fixture in memory, to be changed before it is loaded.
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint/model_files.h"
+
+namespace quire::models::parity {
+
+// Threads: one. Lifetime: outlives the ModelFiles that it gives and what is loaded from them.
+class EditedFixture {
+ public:
+  // `folder` is a name under tests/testdata/models. The reference's files are left out.
+  explicit EditedFixture(const std::string& folder);
+
+  nlohmann::json& config() { return config_; }
+  // The text of another file; config.json is written from config().
+  std::string& Text(const std::string& name);
+  // Changes the values of every tensor in whose name `pattern`, a regular expression, is found.
+  // They are stored rounded to the tensor's type. REQUIRES: there is one.
+  using Edit = std::function<void(std::vector<float>& values)>;
+  void EditTensors(const std::string& pattern, const Edit& edit);
+
+  // As edited so far.
+  ModelFiles Files();
+
+ private:
+  nlohmann::json config_;
+  std::vector<std::string> names_;
+  std::vector<std::string> texts_;
+};
+
+}  // namespace quire::models::parity

@@ -1,0 +1,159 @@
+// Numeric parity with Hugging Face transformers for one fixture of every special feature of the
+// families beside Llama, read from the runner that the daemon uses. Tolerances and the figures that
+// they come from: tests/testdata/models/README.md.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/parity/parity_harness.h"
+
+namespace quire::models::parity {
+namespace {
+
+struct Fixture {
+  const char* folder;
+  // Of a longrope model: prompts that need more context than this are replayed by themselves, since
+  // they rotate by another table.
+  std::uint32_t border = 1u << 30;
+  // Of codes: kAuto keeps them as integers and rounds activations to match, kNone does not.
+  Quantization quantization = Quantization::kAuto;
+};
+
+void PrintTo(const Fixture& fixture, std::ostream* stream) {
+  *stream << fixture.folder;
+}
+
+constexpr Fixture kFixtures[] = {{"mistral-window-bf16"},
+                                 {"qwen2-bf16"},
+                                 {"qwen3-hd128-bf16"},
+                                 {"smollm3-bf16"},
+                                 {"granite-bf16"},
+                                 {"gemma2-bf16"},
+                                 {"gemma3-text-bf16"},
+                                 {"phi3-bf16"},
+                                 {"phi3-longrope-bf16", 140},
+                                 {"olmo2-bf16"},
+                                 {"mixtral-bf16"},
+                                 {"qwen3-moe-bf16"},
+                                 {"gpt-oss-bf16"},
+                                 {"gpt-oss-mxfp4", 1u << 30, Quantization::kNone}};
+
+class FamiliesParityTest : public testing::TestWithParam<Fixture> {
+ protected:
+  void SetUp() override {
+    auto read = ReadReference(GetParam().folder);
+    ASSERT_TRUE(read.ok()) << read.status();
+    reference_ = *std::move(read);
+    ASSERT_EQ(reference_.prompts.size(), 11u);
+    auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+    ASSERT_TRUE(files.ok()) << files.status();
+    files_ = *std::move(files);
+  }
+
+  std::vector<ReplayedPrompt> MustReplay(ReplayOptions options) {
+    options.quantization = GetParam().quantization;
+    auto replayed = ReplayByContext(files_, reference_, options, GetParam().border);
+    EXPECT_TRUE(replayed.ok()) << replayed.status();
+    return replayed.ok() ? *std::move(replayed) : std::vector<ReplayedPrompt>();
+  }
+
+  Reference reference_;
+  ModelFiles files_ = ModelFiles::FromMemory("", {});
+};
+
+void ExpectSameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
+}
+
+TEST_P(FamiliesParityTest, Float32PagesGiveTheReferenceTokensAndLogits) {
+  const auto got = MustReplay({.threads = 2});
+  ASSERT_EQ(got.size(), reference_.prompts.size());
+  const Deviation deviation = CompareLogits(got, reference_);
+  std::printf("%s: f32 pages, logits differ by %.2e relative, %.2e at most\n", GetParam().folder,
+              deviation.relative, deviation.max_abs);
+  EXPECT_LE(deviation.relative, kMaxRelative);
+  EXPECT_LE(deviation.max_abs, kMaxAbsolute);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const ReferencePrompt& want = reference_.prompts[i];
+    EXPECT_EQ(got[i].drawn, want.greedy) << want.id;
+    for (std::size_t step = 0; step < want.greedy.size(); ++step) {
+      EXPECT_NEAR(got[i].logprobs[step], want.greedy_logprobs[step], kMaxAbsolute)
+          << want.id << " step " << step;
+    }
+    for (std::size_t step = 0; step < want.top5_ids.size(); ++step) {
+      EXPECT_EQ(got[i].top_ids[step][0], want.top5_ids[step][0]);
+      for (std::size_t rank = 0; rank < want.top5_ids[step].size(); ++rank) {
+        EXPECT_NEAR(got[i].top_logprobs[step][rank], want.top5_logprobs[step][rank], kMaxAbsolute);
+      }
+    }
+  }
+}
+
+TEST_P(FamiliesParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
+  const auto got = MustReplay({.kv_dtype = DType::kBF16, .threads = 2, .feed_reference = true});
+  ASSERT_EQ(got.size(), reference_.prompts.size());
+  const Deviation deviation = CompareLogits(got, reference_);
+  std::printf("%s: bf16 pages differ by %.2e relative, recorded %.2e\n", GetParam().folder,
+              deviation.relative, reference_.bf16_cache_error);
+  EXPECT_LE(deviation.relative, 2 * reference_.bf16_cache_error);
+  // Rounded pages must show, else the pages were not bf16.
+  EXPECT_GT(deviation.relative, kMaxRelative);
+}
+
+TEST_P(FamiliesParityTest, BitsDependOnNothingButTheSequence) {
+  const auto together = MustReplay({.threads = 1, .seed = 3});
+  const auto threaded = MustReplay({.threads = 3, .chunk = 7, .seed = 4, .preempt_at = 9});
+  ASSERT_EQ(together.size(), reference_.prompts.size());
+  ASSERT_EQ(threaded.size(), reference_.prompts.size());
+  for (std::size_t i = 0; i < together.size(); ++i) {
+    SCOPED_TRACE(reference_.prompts[i].id);
+    EXPECT_EQ(together[i].drawn, threaded[i].drawn);
+    ExpectSameBits(together[i].logits, threaded[i].logits);
+    ExpectSameBits(together[i].logprobs, threaded[i].logprobs);
+  }
+  // One short prompt, one beyond every window and border.
+  for (const std::size_t i : {std::size_t{4}, std::size_t{9}}) {
+    SCOPED_TRACE(reference_.prompts[i].id);
+    const auto alone = MustReplay({.threads = 2, .chunk = 256, .seed = 5, .only = {i}});
+    ASSERT_EQ(alone.size(), 1u);
+    EXPECT_EQ(together[i].drawn, alone[0].drawn);
+    ExpectSameBits(together[i].logits, alone[0].logits);
+    ExpectSameBits(together[i].logprobs, alone[0].logprobs);
+  }
+}
+
+TEST_P(FamiliesParityTest, HiddenStatesOfEveryLayerAgree) {
+  const ReferencePrompt& prompt = reference_.prompts[4];
+  ASSERT_FALSE(prompt.hidden.empty());
+  const auto hidden =
+      ReplayHidden(files_, prompt, {.threads = 2, .quantization = GetParam().quantization});
+  ASSERT_TRUE(hidden.ok()) << hidden.status();
+  EXPECT_LE(Compare(*hidden, prompt.hidden).relative, kMaxRelative);
+  // By itself for each plane: a large one must not hide a small one.
+  ASSERT_EQ(hidden->size(), prompt.hidden.size());
+  const std::size_t planes = reference_.num_layers + 2;
+  const std::size_t plane = hidden->size() / planes;
+  for (std::size_t i = 0; i < planes; ++i) {
+    const auto part = [&](const std::vector<float>& all) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(i * plane);
+      return std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(plane));
+    };
+    EXPECT_LE(Compare(part(*hidden), part(prompt.hidden)).relative, kMaxRelative) << "plane " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, FamiliesParityTest, testing::ValuesIn(kFixtures),
+                         [](const auto& info) {
+                           std::string name = info.param.folder;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace quire::models::parity

@@ -1,0 +1,398 @@
+// Every special feature of a fixture, switched off alone, moves the logits by as much as it does in
+// Hugging Face transformers: no comparison passes because a knob is dead. The figures are those of
+// `feature_checks` in a fixture's reference.json: |changed - unchanged| / |unchanged| over the
+// logits of all tokens of all prompts and of the 64 greedy tokens behind each.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "base/check.h"
+#include "models/checkpoint/safetensors.h"
+#include "tests/parity/edited_fixture.h"
+#include "tests/parity/parity_harness.h"
+
+namespace quire::models::parity {
+namespace {
+
+using Change = std::function<void(EditedFixture&)>;
+using SpecChange = std::function<void(ModelSpec*)>;
+
+// One feature, switched off in the files or in the spec of the loaded model.
+struct Experiment {
+  const char* feature;  // as in feature_checks
+  Change files = nullptr;
+  SpecChange spec = nullptr;
+};
+
+Change SetConfig(const std::string& key, const nlohmann::json& value) {
+  return [=](EditedFixture& fixture) { fixture.config()[key] = value; };
+}
+
+// Of the rope dictionary, whichever form the file has.
+Change SetRope(const std::string& key, const nlohmann::json& value) {
+  return [=](EditedFixture& fixture) {
+    nlohmann::json& config = fixture.config();
+    config[config.contains("rope_parameters") ? "rope_parameters" : "rope_scaling"][key] = value;
+  };
+}
+
+void PlainRope(EditedFixture& fixture) {
+  nlohmann::json& config = fixture.config();
+  if (config.contains("rope_parameters")) {
+    config["rope_parameters"] = {{"rope_type", "default"},
+                                 {"rope_theta", config["rope_parameters"]["rope_theta"]}};
+  }
+  config["rope_scaling"] = nullptr;
+}
+
+Change Fill(const std::string& pattern, float value) {
+  return [=](EditedFixture& fixture) {
+    fixture.EditTensors(pattern, [=](std::vector<float>& values) {
+      std::fill(values.begin(), values.end(), value);
+    });
+  };
+}
+
+void NormsWithoutOne(EditedFixture& fixture) {
+  fixture.EditTensors("norm\\.weight$", [](std::vector<float>& values) {
+    for (float& value : values) value -= 1;
+  });
+}
+
+void SwapGateAndUp(EditedFixture& fixture) {
+  fixture.EditTensors("gate_up_proj", [](std::vector<float>& values) {
+    std::rotate(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                values.end());
+  });
+}
+
+SpecChange EachLayer(const std::function<void(LayerSpec&)>& change) {
+  return [=](ModelSpec* spec) {
+    for (LayerSpec& layer : spec->layers) change(layer);
+  };
+}
+
+SpecChange NoQkNorm() {
+  return EachLayer([](LayerSpec& layer) { layer.heads.qk_norm = {}; });
+}
+
+SpecChange NoSinks() {
+  return EachLayer([](LayerSpec& layer) { layer.heads.has_sinks = false; });
+}
+
+SpecChange EachExpert(const std::function<void(MlpSpec&)>& change) {
+  return EachLayer([=](LayerSpec& layer) { change(layer.moe.expert); });
+}
+
+// The router says nothing, and every token goes to the first two of four experts. The reference's
+// topk takes the last two of four equal ones, so the experts change places.
+void EqualExperts(EditedFixture& fixture) {
+  fixture.EditTensors("block_sparse_moe\\.gate", [](std::vector<float>& values) {
+    std::fill(values.begin(), values.end(), 0.0f);
+  });
+  // The names stand in the header; the data is not looked at for text of such a length.
+  std::string& text = fixture.Text("model.safetensors");
+  for (std::size_t at = text.find(".experts."); at != std::string::npos;
+       at = text.find(".experts.", at + 1)) {
+    char& number = text[at + sizeof(".experts.") - 1];
+    number = static_cast<char>('0' + (number - '0' + 2) % 4);
+  }
+}
+
+// The two values of every byte of mxfp4 blocks.
+void SwapNibbles(EditedFixture& fixture) {
+  std::string& text = fixture.Text("model.safetensors");
+  const auto tensors =
+      ReadSafetensors(std::as_bytes(std::span(text.data(), text.size())), "edited fixture");
+  QUIRE_CHECK(tensors.ok());
+  for (const StoredTensor& tensor : *tensors) {
+    if (!absl::EndsWith(tensor.name, "_blocks")) continue;
+    // The bytes are those of the fixture's own text.
+    auto* const bytes = const_cast<std::byte*>(tensor.bytes.data());
+    for (std::size_t i = 0; i < tensor.bytes.size(); ++i) {
+      bytes[i] = bytes[i] >> 4 | bytes[i] << 4;
+    }
+  }
+}
+
+void NoEmbeddingScale(ModelSpec* spec) {
+  spec->embed_scale = 1;
+}
+
+Change LayerTypes(const std::string& type) {
+  return [=](EditedFixture& fixture) {
+    nlohmann::json& config = fixture.config();
+    config["layer_types"] =
+        std::vector<std::string>(config["num_hidden_layers"].get<std::size_t>(), type);
+  };
+}
+
+// A key that takes the value of another.
+Change Copy(const std::string& from, const std::string& to) {
+  return [=](EditedFixture& fixture) { fixture.config()[to] = fixture.config()[from]; };
+}
+
+Change CopyRope(const std::string& from, const std::string& to) {
+  return [=](EditedFixture& fixture) {
+    nlohmann::json& rope = fixture.config()["rope_scaling"];
+    rope[to] = rope[from];
+  };
+}
+
+void WindowFromLayer0(EditedFixture& fixture) {
+  fixture.config()["use_sliding_window"] = true;
+  fixture.config()["max_window_layers"] = 0;
+}
+
+void RopeEverywhere(EditedFixture& fixture) {
+  for (nlohmann::json& flag : fixture.config()["no_rope_layers"]) flag = 1;
+}
+
+// By fixture. A feature of a fixture's feature_checks that is missing here fails the test.
+using ExperimentMap = std::map<std::string, std::vector<Experiment>>;
+
+ExperimentMap LlamaExperiments() {
+  return {
+      {"llama-bias-bf16",
+       {{"bias of q", Fill("q_proj\\.bias", 0)},
+        {"bias of k", Fill("k_proj\\.bias", 0)},
+        {"bias of v", Fill("v_proj\\.bias", 0)},
+        {"bias of o", Fill("o_proj\\.bias", 0)},
+        {"bias of gate", Fill("gate_proj\\.bias", 0)},
+        {"bias of up", Fill("up_proj\\.bias", 0)},
+        {"bias of down", Fill("down_proj\\.bias", 0)}}},
+      {"llama-headdim-bf16",
+       {{"head_dim in the attention scale (hidden/heads used instead)", nullptr,
+         EachLayer([](LayerSpec& layer) { layer.heads.scale = 0.25f; })}}},
+      {"llama-newstyle-bf16",
+       {{"rope scaling", PlainRope}, {"rope_theta (10000)", SetRope("rope_theta", 10000.0)}}},
+      {"llama-rope-llama3-bf16",
+       {{"rope scaling", PlainRope},
+        {"smooth part of llama3 scaling (high_freq_factor nearly low_freq_factor)",
+         SetRope("high_freq_factor", 1.0001)}}},
+      {"llama-rope-yarn-bf16",
+       {{"rope scaling", PlainRope},
+        {"attention factor (set to 1)", SetRope("attention_factor", 1.0)},
+        {"yarn ramp (no frequency scaled, attention factor kept)",
+         [](EditedFixture& fixture) {
+           SetRope("beta_fast", 1000.0)(fixture);
+           SetRope("beta_slow", 999.0)(fixture);
+         }}}},
+      {"llama-rope-yarn-newstyle-bf16",
+       {{"rope scaling", PlainRope},
+        {"attention factor (set to 1)", SetRope("attention_factor", 1.0)},
+        {"truncate false (set to true)", SetRope("truncate", true)}}},
+      {"llama-extra-buffers-bf16", {{"norm weights (all set to 1)", Fill("norm\\.weight$", 1)}}},
+      {"llama-sharded-bf16", {{"norm weights (all set to 1)", Fill("norm\\.weight$", 1)}}},
+      {"llama-vocab-padded-bf16", {{"norm weights (all set to 1)", Fill("norm\\.weight$", 1)}}},
+      {"llama-gqa-hd80-bf16",
+       {{"norm weights (all set to 1)", Fill("norm\\.weight$", 1)},
+        {"rope (theta 1e12)", SetConfig("rope_theta", 1e12)}}},
+      {"llama-mha-f32",
+       {{"norm weights (all set to 1)", Fill("norm\\.weight$", 1)},
+        {"rope (theta 1e12)", SetConfig("rope_theta", 1e12)}}},
+      {"llama-untied-f16",
+       {{"norm weights (all set to 1)", Fill("norm\\.weight$", 1)},
+        {"rope (theta 1e12)", SetConfig("rope_theta", 1e12)}}},
+      {"llama-rope-linear-bf16", {{"rope scaling", PlainRope}}},
+      {"llama-theta500k-multieos-bf16",
+       {{"rope_theta (default 10000)", SetConfig("rope_theta", 10000.0)}}}};
+}
+
+// Families with norms before attention and MLP.
+ExperimentMap PreNormExperiments() {
+  return {
+      {"mistral-window-bf16",
+       {{"sliding window", SetConfig("sliding_window", nullptr)},
+        {"window one token longer", SetConfig("sliding_window", 33)}}},
+      {"qwen2-bf16",
+       {{"bias of q", Fill("q_proj\\.bias", 0)},
+        {"bias of k", Fill("k_proj\\.bias", 0)},
+        {"bias of v", Fill("v_proj\\.bias", 0)},
+        {"ignoring the window (used from layer 0 on instead)", WindowFromLayer0}}},
+      {"qwen3-hd128-bf16",
+       {{"weights of q_norm (set to 1)", Fill("q_norm", 1)},
+        {"weights of k_norm (set to 1)", Fill("k_norm", 1)},
+        {"q and k norm (left out)", nullptr, NoQkNorm()}}},
+      {"smollm3-bf16", {{"layers without rope (rope everywhere)", RopeEverywhere}}},
+      {"granite-bf16",
+       {{"embedding_multiplier", SetConfig("embedding_multiplier", 1.0)},
+        {"residual_multiplier", SetConfig("residual_multiplier", 1.0)},
+        {"attention_multiplier (1/sqrt(head size) instead)",
+         SetConfig("attention_multiplier", 1 / std::sqrt(32.0))},
+        {"logits_scaling", SetConfig("logits_scaling", 1.0)}}},
+      {"phi3-bf16",
+       {{"sliding window", SetConfig("sliding_window", nullptr)},
+        {"order of the fused gate and up rows (swapped)", SwapGateAndUp},
+        {"norm weights (all set to 1)", Fill("norm\\.weight$", 1)}}},
+      {"phi3-longrope-bf16",
+       {{"long factors (short ones everywhere)", CopyRope("short_factor", "long_factor")},
+        {"short factors (long ones everywhere)", CopyRope("long_factor", "short_factor")},
+        {"derived attention factor (set to 1)", SetRope("attention_factor", 1.0)},
+        {"which part is rotated (last instead of first)", nullptr, EachLayer([](LayerSpec& layer) {
+           layer.heads.rotary_first = layer.heads.head_size - layer.heads.rotary_size;
+         })}}}};
+}
+
+// Families with norms behind them.
+ExperimentMap PostNormExperiments() {
+  return {
+      {"gemma2-bf16",
+       {{"soft cap on logits", SetConfig("final_logit_softcapping", nullptr)},
+        {"soft cap on attention scores", SetConfig("attn_logit_softcapping", nullptr)},
+        {"windows (full attention everywhere)", LayerTypes("full_attention")},
+        {"full layers (windows everywhere)", LayerTypes("sliding_attention")},
+        {"query_pre_attn_scalar (head size instead)", Copy("head_dim", "query_pre_attn_scalar")},
+        {"embedding scale", nullptr, NoEmbeddingScale},
+        {"1 + w in norms (w alone)", NormsWithoutOne},
+        {"tanh form of gelu (exact gelu instead)", SetConfig("hidden_activation", "gelu")}}},
+      {"gemma3-text-bf16",
+       {{"windows (nearly endless)", SetConfig("sliding_window", 4096)},
+        {"local rope base (global one instead)", Copy("rope_theta", "rope_local_base_freq")},
+        {"rope scaling of global layers", PlainRope},
+        {"weights of q_norm and k_norm (set to 0)", Fill("[qk]_norm", 0)},
+        {"query_pre_attn_scalar (head size instead)", Copy("head_dim", "query_pre_attn_scalar")},
+        {"embedding scale", nullptr, NoEmbeddingScale},
+        {"1 + w in norms (w alone)", NormsWithoutOne}}},
+      {"olmo2-bf16",
+       {{"weights of q_norm and k_norm (set to 1)", Fill("[qk]_norm", 1)},
+        {"q and k norm (left out)", nullptr, NoQkNorm()},
+        {"weights of the post norms (set to 1)", Fill("post_.*norm", 1)}}}};
+}
+
+ExperimentMap MoeExperiments() {
+  return {{"mixtral-bf16",
+           {{"second expert", SetConfig("num_experts_per_tok", 1)},
+            {"router (all experts equal)", EqualExperts}}},
+          {"qwen3-moe-bf16",
+           {{"renormalised expert weights", SetConfig("norm_topk_prob", false)},
+            {"one active expert", SetConfig("num_experts_per_tok", 1)},
+            {"q and k norm (left out)", nullptr, NoQkNorm()}}},
+          {"gpt-oss-bf16",
+           {{"sinks", nullptr, NoSinks()},
+            {"windows (full attention everywhere)", LayerTypes("full_attention")},
+            {"rope scaling", PlainRope},
+            {"attention factor (set to 1)", SetRope("attention_factor", 1.0)},
+            {"truncate false (set to true)", SetRope("truncate", true)},
+            {"clamp in the experts", nullptr, EachExpert([](MlpSpec& mlp) { mlp.limit = 1e9f; })},
+            {"1.702 in the experts (1 instead)", nullptr,
+             EachExpert([](MlpSpec& mlp) { mlp.alpha = 1; })},
+            {"up + 1 in the experts (up alone)", nullptr,
+             EachExpert([](MlpSpec& mlp) { mlp.up_offset = 0; })},
+            {"bias of gate_up", Fill("gate_up_proj_bias", 0)},
+            {"bias of down", Fill("down_proj_bias", 0)},
+            {"bias of the router", Fill("router\\.bias", 0)},
+            {"bias of q, k, v, o", Fill("[qkvo]_proj\\.bias", 0)}}},
+          {"gpt-oss-mxfp4",
+           {{"sinks", nullptr, NoSinks()},
+            {"order of the two values in a byte (swapped)", SwapNibbles}}}};
+}
+
+const ExperimentMap& Experiments() {
+  static const auto& kExperiments = *[] {
+    auto* const all = new ExperimentMap(LlamaExperiments());
+    all->merge(PreNormExperiments());
+    all->merge(PostNormExperiments());
+    all->merge(MoeExperiments());
+    return all;
+  }();
+  return kExperiments;
+}
+
+// feature -> relative change.
+std::map<std::string, double> RecordedChanges(const std::string& folder) {
+  std::ifstream stream(FixturePath(folder) + "/reference.json");
+  const nlohmann::json json = nlohmann::json::parse(stream);
+  std::map<std::string, double> changes;
+  for (const auto& check : json["feature_checks"]) {
+    changes[check["feature"].get<std::string>()] = check["relative_change"].get<double>();
+  }
+  return changes;
+}
+
+// Prompts with their greedy tokens, as prompts whose logits are wanted everywhere. Nothing of what
+// follows them is compared.
+Reference WholeSequences(const Reference& reference) {
+  Reference whole = reference;
+  for (ReferencePrompt& prompt : whole.prompts) {
+    prompt.tokens.insert(prompt.tokens.end(), prompt.greedy.begin(), prompt.greedy.end());
+    prompt.greedy.resize(1);
+    prompt.all_positions = true;
+  }
+  return whole;
+}
+
+class FeatureOffTest : public testing::TestWithParam<std::string> {
+ protected:
+  // Context from which on a longrope model uses its other table.
+  static std::uint32_t Border(const nlohmann::json& config) {
+    constexpr std::uint32_t kNone = 1u << 30;
+    const auto scaling = config.find("rope_scaling");
+    if (scaling == config.end() || !scaling->is_object() || !scaling->contains("long_factor")) {
+      return kNone;
+    }
+    return config["original_max_position_embeddings"].get<std::uint32_t>();
+  }
+
+  static std::vector<ReplayedPrompt> MustReplay(EditedFixture& fixture, const Reference& reference,
+                                                const SpecChange& spec) {
+    const auto replayed = ReplayByContext(
+        fixture.Files(), reference,
+        {.threads = 2, .chunk = 64, .generated = 1, .logprobs = false, .edit_spec = spec},
+        Border(fixture.config()));
+    EXPECT_TRUE(replayed.ok()) << replayed.status();
+    return replayed.ok() ? *replayed : std::vector<ReplayedPrompt>();
+  }
+};
+
+TEST_P(FeatureOffTest, ChangesTheLogitsByTheRecordedAmount) {
+  const auto read = ReadReference(GetParam());
+  ASSERT_TRUE(read.ok()) << read.status();
+  Reference reference = WholeSequences(*read);
+  EditedFixture untouched(GetParam());
+  const auto base = MustReplay(untouched, reference, nullptr);
+  ASSERT_EQ(base.size(), reference.prompts.size());
+  for (std::size_t i = 0; i < base.size(); ++i) reference.prompts[i].logits = base[i].logits;
+
+  std::map<std::string, double> recorded = RecordedChanges(GetParam());
+  for (const Experiment& experiment : Experiments().at(GetParam())) {
+    SCOPED_TRACE(experiment.feature);
+    ASSERT_EQ(recorded.count(experiment.feature), 1u) << "the fixture has no such feature";
+    EditedFixture edited(GetParam());
+    if (experiment.files) experiment.files(edited);
+    const auto changed = MustReplay(edited, reference, experiment.spec);
+    const double got = CompareLogits(changed, reference).relative;
+    const double want = recorded[experiment.feature];
+    std::printf("%s: %s: %.4g, recorded %.4g\n", GetParam().c_str(), experiment.feature, got, want);
+    EXPECT_NEAR(got, want, 0.05 * want);
+    recorded.erase(experiment.feature);
+  }
+  for (const auto& [feature, change] : recorded) ADD_FAILURE() << "not switched off: " << feature;
+}
+
+std::vector<std::string> Folders() {
+  std::vector<std::string> folders;
+  for (const auto& [folder, experiments] : Experiments()) folders.push_back(folder);
+  return folders;
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, FeatureOffTest, testing::ValuesIn(Folders()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace quire::models::parity
