@@ -85,6 +85,13 @@ inline AnyKvView ValueView(const AnyKvCollection& collection, std::uint32_t laye
   return std::visit([&](const auto& c) { return AnyKvView(c.get_value_cache(layer)); }, collection);
 }
 
+// Rows of latent attention, which are K and V in one. Layers share the halves of a collection of
+// half as many: even ones have a K half, odd ones the V half beside it. REQUIRES: layer / 2 is one
+// of the collection's.
+inline AnyKvView LatentView(const AnyKvCollection& collection, std::uint32_t layer) {
+  return layer % 2 == 0 ? KeyView(collection, layer / 2) : ValueView(collection, layer / 2);
+}
+
 inline DType KvDType(const AnyKvView& view) {
   return std::visit([](const auto& v) { return v.kDType; }, view);
 }

@@ -13,7 +13,7 @@ namespace quire::kernels {
 
 struct KvStoreParams {
   const AnyKvView* keys;    // one layer
-  const AnyKvView* values;  // the same layer
+  const AnyKvView* values;  // the same layer; `keys` itself: rows are both, and v is not read
   const float* k;           // [num_rows, kv_heads, head_size], rotated; rows k_stride apart
   const float* v;           // [num_rows, kv_heads, head_size], rows v_stride apart
   const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1

@@ -36,6 +36,7 @@ void StoreRows(const KvStoreParams& params, const View& keys, std::int64_t row_b
     for (std::int64_t m = begin; m < end; ++m) {
       const std::uint32_t t = keys.cache_length(b) + static_cast<std::uint32_t>(m - first);
       StoreRow<typename View::Element>(keys, b, t, params.k + m * params.k_stride);
+      if (params.values == params.keys) continue;
       StoreRow<typename View::Element>(values, b, t, params.v + m * params.v_stride);
     }
   }

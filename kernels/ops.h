@@ -10,6 +10,7 @@
 #include "kernels/backend.h"      // Backend: where the ops run
 #include "kernels/embedding.h"    // Embedding: rows of the token table
 #include "kernels/expert_rows.h"  // rows to their experts and back, summed
+#include "kernels/head_columns.h"  // CopyHeadColumns
 #include "kernels/kv_dispatch.h"  // the one list of KV element types
 #include "kernels/kv_store.h"     // KvStore: K and V rows into their pages
 #include "kernels/linear.h"       // Linear: x W^T + bias + residual; PackLinearWeights

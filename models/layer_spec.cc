@@ -51,6 +51,22 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
   return absl::OkStatus();
 }
 
+absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec& mla) {
+  if (mla.num_heads == 0 || mla.kv_lora_rank == 0 || mla.nope_size == 0 || mla.rope_size == 0 ||
+      mla.v_size == 0) {
+    return Invalid(index, absl::StrCat("latent attention of ", mla.num_heads, " heads, rank ",
+                                       mla.kv_lora_rank, ", sizes ", mla.nope_size, ", ",
+                                       mla.rope_size, " and ", mla.v_size, " must all be above 0"));
+  }
+  if (mla.rope < 0 || static_cast<std::size_t>(mla.rope) >= spec.rope_tables.size() ||
+      2 * spec.rope_tables[static_cast<std::size_t>(mla.rope)].inv_freq.size() != mla.rope_size) {
+    return Invalid(index, absl::StrCat("rope table ", mla.rope, " must be one of ",
+                                       spec.rope_tables.size(), " with ", mla.rope_size / 2,
+                                       " entries"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
   if (moe.num_experts == 0 || moe.groups == 0 || moe.num_experts % moe.groups != 0) {
     return Invalid(index, absl::StrCat("groups is ", moe.groups, ", it must divide num_experts ",
@@ -78,6 +94,9 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   const LayerSpec& layer = spec.layers[index];
   if (layer.attention == AttentionKind::kHeads) {
     QUIRE_RETURN_IF_ERROR(ValidateHeads(spec, index, layer.heads));
+  }
+  if (layer.attention == AttentionKind::kMla) {
+    QUIRE_RETURN_IF_ERROR(ValidateMla(spec, index, layer.mla));
   }
   if (layer.mlp == MlpKind::kMoe) QUIRE_RETURN_IF_ERROR(ValidateMoe(index, layer.moe));
   if (layer.mlp == MlpKind::kDense && layer.dense.intermediate == 0) {
@@ -175,7 +194,10 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
   const std::string output_scale = absl::StrCat("output_scale ", layer.output_scale);
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
-      {"attention other than over heads", layer.attention != AttentionKind::kHeads},
+      {"no attention", layer.attention == AttentionKind::kNone},
+      {"latent attention", layer.attention == AttentionKind::kMla, true},
+      {"q_latent_scale or kv_latent_scale",
+       layer.mla.q_latent_scale != 1 || layer.mla.kv_latent_scale != 1},
       {"no MLP", layer.mlp == MlpKind::kNone},
       {"a mixture of experts", layer.mlp == MlpKind::kMoe, true},
       {"attn_out norm", Has(layer.attn_out), true},
@@ -278,6 +300,18 @@ std::string DumpMlp(const MlpSpec& mlp) {
   return text;
 }
 
+std::string DumpMla(const MlaSpec& mla) {
+  std::string text = absl::StrCat(
+      "mla heads ", mla.num_heads, " q_rank ", mla.q_lora_rank, " rank ", mla.kv_lora_rank, " nope ",
+      mla.nope_size, " rope ", mla.rope_size,
+      mla.rope_style == RopeStyle::kHalf ? " half v " : " interleaved v ", mla.v_size, " scale ",
+      mla.scale, " latent_eps ", mla.latent_eps);
+  AppendSet(&text, "qa_bias", mla.qa_bias);
+  AppendSet(&text, "kva_bias", mla.kva_bias);
+  AppendSet(&text, "o_bias", mla.o_bias);
+  return text;
+}
+
 std::string DumpMoe(const MoeSpec& moe) {
   constexpr const char* kScores[] = {"softmax_all", "sigmoid", "softmax_chosen", "sigmoid_chosen"};
   std::string text =
@@ -305,7 +339,7 @@ std::string DumpLayer(const LayerSpec& layer) {
   if (layer.attention == AttentionKind::kHeads) {
     text += DumpHeads(layer.heads);
   } else if (layer.attention == AttentionKind::kMla) {
-    absl::StrAppend(&text, "mla heads ", layer.mla.num_heads, " rank ", layer.mla.kv_lora_rank);
+    text += DumpMla(layer.mla);
   } else {
     text += "no attention";
   }
@@ -362,7 +396,10 @@ absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     unbuilt = UnbuiltLayer(spec.layers[i], device);
     if (unbuilt.empty() &&
-        !(spec.layers[i].heads.num_kv_heads == spec.layers[0].heads.num_kv_heads &&
+        !(spec.layers[i].attention == spec.layers[0].attention &&
+          spec.layers[i].mla.kv_lora_rank == spec.layers[0].mla.kv_lora_rank &&
+          spec.layers[i].mla.rope_size == spec.layers[0].mla.rope_size &&
+          spec.layers[i].heads.num_kv_heads == spec.layers[0].heads.num_kv_heads &&
           spec.layers[i].heads.head_size == spec.layers[0].heads.head_size)) {
       unbuilt = "another head geometry than layer 0";
     }

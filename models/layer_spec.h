@@ -104,7 +104,7 @@ struct MlaSpec {
   std::uint32_t v_size = 0;
   std::int32_t rope = -1;
   RopeStyle rope_style = RopeStyle::kInterleaved;
-  float latent_eps = 1e-6f;
+  float latent_eps = 1e-6f;  // of the norms of both latents; 0: none
   float scale = 0;
   bool qa_bias = false;
   bool kva_bias = false;

@@ -16,13 +16,23 @@
 #include "models/weights.h"
 
 namespace quire::models {
+namespace {
+
+// Of a cached row of latent attention.
+std::uint32_t LatentColumns(const LayerSpec& layer) {
+  return layer.mla.kv_lora_rank + layer.mla.rope_size;
+}
+
+}  // namespace
 
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
                                                 DType kv_dtype, std::uint32_t num_blocks) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
     // Groups that differ in their window alone share the pool: their pages look alike.
-    if (layer.attention != AttentionKind::kHeads ||
+    if (layer.attention != spec.layers[0].attention ||
+        layer.attention == AttentionKind::kNone ||
+        LatentColumns(layer) != LatentColumns(spec.layers[0]) ||
         layer.heads.num_kv_heads != spec.layers[0].heads.num_kv_heads ||
         layer.heads.head_size != spec.layers[0].heads.head_size ||
         layer.heads.v_head_size != layer.heads.head_size) {
@@ -36,6 +46,12 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
   geometry.page_size = page_size;
   geometry.num_heads = spec.layers[0].heads.num_kv_heads;
   geometry.head_size = spec.layers[0].heads.head_size;
+  if (spec.layers[0].attention == AttentionKind::kMla) {
+    // One row a token and layer; two layers share what K and V of one would take (LatentView).
+    geometry.num_layers = (geometry.num_layers + 1) / 2;
+    geometry.num_heads = 1;
+    geometry.head_size = LatentColumns(spec.layers[0]);
+  }
   geometry.dtype = kv_dtype;
   if (kv_dtype == DType::kI8 || kv_dtype == DType::kF8E4M3) {
     geometry.scale_dtype = DType::kF32;

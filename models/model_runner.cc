@@ -186,7 +186,10 @@ std::uint32_t MostInputs(const ModelSpec& spec) {
   std::uint32_t inputs = spec.hidden;
   for (const LayerSpec& layer : spec.layers) {
     inputs = std::max({inputs, layer.heads.num_heads * layer.heads.head_size,
-                       layer.dense.intermediate});
+                       layer.dense.intermediate, layer.moe.expert.intermediate,
+                       layer.moe.shared ? layer.moe.shared->intermediate : 0,
+                       layer.mla.q_lora_rank, layer.mla.kv_lora_rank, layer.mla.nope_size,
+                       layer.mla.num_heads * layer.mla.v_size});
   }
   return inputs;
 }
@@ -200,7 +203,9 @@ bool HasIntegers(const Weights& weights) {
   };
   return has(weights.head()) ||
          std::any_of(weights.layers().begin(), weights.layers().end(), [&](const auto& layer) {
-           return has(layer.qkv) || has(layer.o) || has(layer.gate_up) || has(layer.down);
+           const auto linears = LinearsOf(layer);
+           return std::any_of(linears.begin(), linears.end(),
+                              [&](const auto& named) { return has(*named.linear); });
          });
 }
 

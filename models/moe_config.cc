@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -68,6 +69,68 @@ absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl
   return reader.Error(key, absl::StrCat("is ", *value, ", it must be above 0 and at most 1e6"));
 }
 
+// The layers behind the first dense ones, or those that mlp_layer_types calls sparse.
+absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
+                             std::vector<bool>* sparse) {
+  if (!Reads(family, "first_k_dense_replace")) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> frequency,
+                         reader.OptionalInteger("moe_layer_freq", 1, kMaxLayers));
+  if (frequency.value_or(1) != 1) return reader.Unsupported("moe_layer_freq", "(supported: 1)");
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
+                         reader.OptionalStrings("mlp_layer_types"));
+  if (!types) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                           reader.OptionalInteger("first_k_dense_replace", 0, kMaxLayers));
+    const std::size_t first =
+        static_cast<std::size_t>(given.value_or(family.defaults.first_k_dense_replace));
+    for (std::size_t i = 0; i < sparse->size(); ++i) (*sparse)[i] = i >= first;
+    return absl::OkStatus();
+  }
+  if (types->size() != sparse->size()) {
+    return reader.Error(
+        "mlp_layer_types",
+        absl::StrCat("has ", types->size(), " entries, num_hidden_layers is ", sparse->size()));
+  }
+  for (std::size_t i = 0; i < sparse->size(); ++i) {
+    const std::string& type = (*types)[i];
+    if (type != "dense" && type != "sparse") {
+      return reader.Unsupported("mlp_layer_types", "(supported: dense, sparse)");
+    }
+    (*sparse)[i] = type == "sparse";
+  }
+  return absl::OkStatus();
+}
+
+// Groups, shared experts and the factor of DeepSeek.
+absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeConfig* moe) {
+  const struct {
+    absl::string_view key;
+    std::uint32_t* value;
+    std::uint32_t low;
+    std::uint32_t absent;
+  } counts[] = {{"n_shared_experts", &moe->n_shared_experts, 0, family.defaults.n_shared_experts},
+                {"n_group", &moe->n_group, 1, family.defaults.n_group},
+                {"topk_group", &moe->topk_group, 1, family.defaults.topk_group}};
+  for (const auto& count : counts) {
+    if (!Reads(family, count.key)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                           reader.OptionalInteger(count.key, count.low, kMaxExperts));
+    // Null is none: one group, no shared expert.
+    const std::uint32_t absent = reader.IsNull(count.key) ? count.low : count.absent;
+    *count.value = static_cast<std::uint32_t>(given.value_or(absent));
+  }
+  if (Reads(family, "topk_method")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> method,
+                           reader.OptionalString("topk_method"));
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> scores,
+                           reader.OptionalString("scoring_func"));
+    moe->topk_method = method.value_or("");
+    moe->scoring_func = scores.value_or("");
+  }
+  return ReadPositive(reader, family, "routed_scaling_factor",
+                      family.defaults.routed_scaling_factor, &moe->routed_scaling_factor);
+}
+
 }  // namespace
 
 absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& family,
@@ -94,11 +157,13 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
   if (Reads(family, "norm_topk_prob")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalise,
                            reader.OptionalBool("norm_topk_prob"));
-    moe.norm_topk_prob = renormalise.value_or(false);
+    moe.norm_topk_prob = renormalise.value_or(absent.norm_topk_prob);
   }
   QUIRE_RETURN_IF_ERROR(ReadPositive(reader, family, "swiglu_limit", 7, &moe.swiglu_limit));
   QUIRE_RETURN_IF_ERROR(ReadPositive(reader, family, "swiglu_alpha", 1.702, &moe.swiglu_alpha));
+  QUIRE_RETURN_IF_ERROR(ReadRouting(reader, family, &moe));
   QUIRE_ASSIGN_OR_RETURN(moe.sparse_layers, ReadSparseLayers(reader, family, num_layers));
+  QUIRE_RETURN_IF_ERROR(ReadDenseLayers(reader, family, &moe.sparse_layers));
   return moe;
 }
 

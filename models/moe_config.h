@@ -3,6 +3,7 @@
 // The keys of config.json that say which layers are mixtures of experts, and of what experts.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,6 +21,12 @@ struct MoeConfig {
   std::uint32_t intermediate_size = 0;  // of one expert
   bool norm_topk_prob = false;
   std::vector<bool> sparse_layers;  // whether a layer is a mixture; else it is dense
+  std::uint32_t n_shared_experts = 0;
+  std::uint32_t n_group = 1;
+  std::uint32_t topk_group = 1;
+  std::string topk_method;   // empty: not given
+  std::string scoring_func;  // likewise
+  double routed_scaling_factor = 1;
   double swiglu_limit = 0;
   double swiglu_alpha = 0;
 };

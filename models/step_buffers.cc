@@ -38,6 +38,11 @@ struct Widths {
   std::int64_t attended = 0;
   std::int64_t gate_up = 0;
   std::int64_t hidden = 0;
+  std::int64_t q_latent = 0;      // of latent attention, as the next four; 0: there is none
+  std::int64_t queries = 0;
+  std::int64_t latent = 0;
+  std::int64_t latents = 0;
+  std::int64_t values = 0;
   std::int64_t experts = 0;       // of the largest mixture; 0: there is none
   std::int64_t top_k = 0;         // likewise
   std::int64_t expert_inner = 0;  // of gate and up of an expert or shared expert
@@ -53,6 +58,16 @@ Widths WidthsOf(const ModelSpec& spec) {
     widths.qkv = std::max(widths.qkv, all_heads * heads.head_size);
     widths.attended = std::max(widths.attended, std::int64_t{heads.num_heads} * heads.head_size);
     widths.gate_up = std::max(widths.gate_up, 2 * std::int64_t{layer.dense.intermediate});
+    if (layer.attention == AttentionKind::kMla) {
+      const MlaSpec& mla = layer.mla;
+      const std::int64_t num_heads = mla.num_heads;
+      const std::int64_t latent = std::int64_t{mla.kv_lora_rank} + mla.rope_size;
+      widths.q_latent = std::max(widths.q_latent, std::int64_t{mla.q_lora_rank});
+      widths.queries = std::max(widths.queries, num_heads * (mla.nope_size + mla.rope_size));
+      widths.latent = std::max(widths.latent, latent);
+      widths.latents = std::max(widths.latents, num_heads * latent);
+      widths.values = std::max(widths.values, num_heads * mla.v_size);
+    }
     if (layer.mlp != MlpKind::kMoe) continue;
     const std::uint32_t shared = layer.moe.shared ? layer.moe.shared->intermediate : 0;
     widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});
@@ -70,6 +85,16 @@ kernels::FloatPtr TakeFloats(Cutter& cutter, DType dtype, std::int64_t count) {
   return {cutter.Take<std::byte>(count * DTypeSize(dtype)), dtype};
 }
 
+void CutMla(Cutter& cutter, const Widths& widths, std::int64_t tokens, MlaBuffers* mla) {
+  if (widths.latent == 0) return;
+  mla->q_latent = cutter.Take<float>(tokens * widths.q_latent);
+  mla->heads = cutter.Take<float>(tokens * widths.queries);
+  mla->rows = cutter.Take<float>(tokens * widths.latent);
+  mla->queries = cutter.Take<float>(tokens * widths.latents);
+  mla->found = cutter.Take<float>(tokens * widths.latents);
+  mla->values = cutter.Take<float>(tokens * widths.values);
+}
+
 void CutMoe(Cutter& cutter, const Widths& widths, std::int64_t tokens, MoeBuffers* moe) {
   if (widths.experts == 0) return;
   moe->router_logits = cutter.Take<float>(tokens * widths.experts);
@@ -84,7 +109,7 @@ void CutMoe(Cutter& cutter, const Widths& widths, std::int64_t tokens, MoeBuffer
   moe->sum = cutter.Take<float>(tokens * widths.hidden);
 }
 
-// The memory of qkv and attended, and of gate_up or moe after them.
+// The memory of qkv and attended or of mla, and of gate_up or moe after them.
 void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
               StepBuffers* buffers) {
   const std::int64_t tokens = limits.max_step_tokens;
@@ -93,11 +118,15 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   const std::int64_t attention = attended_at + tokens * widths.attended * element;
   Cutter counted(nullptr);
   CutMoe(counted, widths, tokens, &buffers->moe);
-  std::byte* const base = cutter.Take<std::byte>(
-      std::max({attention, tokens * widths.gate_up * element, counted.used()}));
+  Cutter counted_mla(nullptr);
+  CutMla(counted_mla, widths, tokens, &buffers->mla);
+  std::byte* const base = cutter.Take<std::byte>(std::max(
+      {attention, tokens * widths.gate_up * element, counted.used(), counted_mla.used()}));
   if (base == nullptr) return;
   Cutter moe_cutter(base);
   CutMoe(moe_cutter, widths, tokens, &buffers->moe);
+  Cutter mla_cutter(base);
+  CutMla(mla_cutter, widths, tokens, &buffers->mla);
   buffers->qkv = {base, limits.activation};
   buffers->attended = {base + attended_at, limits.activation};
   buffers->gate_up = buffers->qkv;

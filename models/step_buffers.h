@@ -26,6 +26,16 @@ struct StepLimits {
   std::uint32_t lookup_stride = 0;  // of the lookup table on a GPU
 };
 
+// What latent attention needs beside normed; null where the model has none. H: heads, R: rank + rope.
+struct MlaBuffers {
+  float* q_latent = nullptr;  // [T, q rank]
+  float* heads = nullptr;     // [T, H * (nope + rope)] queries as projected
+  float* rows = nullptr;      // [T, R] what is cached
+  float* queries = nullptr;   // [T, H * R]
+  float* found = nullptr;     // [T, H * R]
+  float* values = nullptr;    // [T, H * v]
+};
+
 // What a mixture of experts needs beside normed; null where the model has none. E: the most experts
 // of a layer, K: the most that a token goes to.
 struct MoeBuffers {
@@ -44,8 +54,8 @@ struct MoeBuffers {
 // Every array of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
 //
 // Place:      owned by a runner, used by the blocks.
-// Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up and
-//             moe share the memory of qkv and attended, which are dead by then.
+// Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up,
+//             moe and mla share the memory of qkv and attended, which are dead by then.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable, addresses stay.
 struct StepBuffers {
@@ -65,6 +75,7 @@ struct StepBuffers {
   kernels::FloatPtr attended;            // [T, heads * d]
   kernels::FloatPtr gate_up;             // [T, 2 * intermediate]
   MoeBuffers moe;
+  MlaBuffers mla;
   std::uint32_t* head_tokens = nullptr;  // [T] which tokens get logits, in order of logits_tokens
   kernels::FloatPtr head_in;             // [head_rows, hidden]
   float* logits = nullptr;               // [head_rows, vocab]

@@ -11,6 +11,7 @@
 #include "kernels/rope.h"
 #include "kernels/softcap.h"
 #include "models/blocks/attention_block.h"
+#include "models/blocks/mla_block.h"
 #include "models/blocks/mlp_block.h"
 #include "models/blocks/moe_block.h"
 #include "models/blocks/step_context.h"
@@ -109,8 +110,10 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .hidden = spec.hidden};
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerWeights& layer = weights.layers()[i];
-    QUIRE_RETURN_IF_ERROR(
-        AttentionBlock(context, spec.layers[i], layer, static_cast<std::uint32_t>(i)));
+    const auto cache_layer = static_cast<std::uint32_t>(i);
+    QUIRE_RETURN_IF_ERROR(spec.layers[i].attention == AttentionKind::kMla
+                              ? MlaBlock(context, spec.layers[i], layer, cache_layer)
+                              : AttentionBlock(context, spec.layers[i], layer, cache_layer));
     QUIRE_RETURN_IF_ERROR(spec.layers[i].mlp == MlpKind::kMoe
                               ? MoeBlock(context, spec.layers[i], layer)
                               : MlpBlock(context, spec.layers[i], layer));

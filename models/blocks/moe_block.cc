@@ -39,23 +39,23 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
                                      .y_stride = moe.num_experts,
                                      .num_rows = step.num_tokens}));
   QUIRE_RETURN_IF_ERROR(kernels::Router(
-      *step.backend, {.logits = b.router_logits,
-                      .choice_bias = weights.choice_bias,
-                      .experts = b.chosen,
-                      .weights = b.chosen_weights,
-                      .logits_stride = moe.num_experts,
-                      .num_rows = step.num_tokens,
-                      .num_experts = moe.num_experts,
-                      .top_k = moe.top_k,
-                      .score = ScoreOf(moe.score),
-                      .groups = moe.groups,
-                      .groups_kept = moe.groups_kept,
-                      .group_score = moe.group_score == GroupScore::kMax
-                                         ? kernels::RouterGroupScore::kMax
-                                         : kernels::RouterGroupScore::kTop2Sum,
-                      .renormalise = moe.renormalise,
-                      .renorm_eps = moe.renorm_eps,
-                      .weight_scale = moe.weight_scale}));
+      *step.backend,
+      {.logits = b.router_logits,
+       .choice_bias = weights.choice_bias,
+       .experts = b.chosen,
+       .weights = b.chosen_weights,
+       .logits_stride = moe.num_experts,
+       .num_rows = step.num_tokens,
+       .num_experts = moe.num_experts,
+       .top_k = moe.top_k,
+       .score = ScoreOf(moe.score),
+       .groups = moe.groups,
+       .groups_kept = moe.groups_kept,
+       .group_score = moe.group_score == GroupScore::kMax ? kernels::RouterGroupScore::kMax
+                                                          : kernels::RouterGroupScore::kTop2Sum,
+       .renormalise = moe.renormalise,
+       .renorm_eps = moe.renorm_eps,
+       .weight_scale = moe.weight_scale}));
   return kernels::SortByExpert(*step.backend, {.experts = b.chosen,
                                                .weights = b.chosen_weights,
                                                .offsets = b.offsets,

@@ -41,7 +41,10 @@ constexpr Fixture kFixtures[] = {{"mistral-window-bf16"},
                                  {"mixtral-bf16"},
                                  {"qwen3-moe-bf16"},
                                  {"gpt-oss-bf16"},
-                                 {"gpt-oss-mxfp4", 1u << 30, Quantization::kNone}};
+                                 {"gpt-oss-mxfp4", 1u << 30, Quantization::kNone},
+                                 {"deepseek-v2-bf16"},
+                                 {"deepseek-v3-bf16"},
+                                 {"deepseek-v3-noqlora-bf16"}};
 
 class FamiliesParityTest : public testing::TestWithParam<Fixture> {
  protected:

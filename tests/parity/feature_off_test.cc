@@ -299,12 +299,56 @@ ExperimentMap MoeExperiments() {
             {"order of the two values in a byte (swapped)", SwapNibbles}}}};
 }
 
+SpecChange EachLatent(const std::function<void(MlaSpec&)>& change) {
+  return EachLayer([=](LayerSpec& layer) { change(layer.mla); });
+}
+
+void NoLatentNorms(MlaSpec& mla) {
+  mla.latent_eps = 0;
+}
+
+void NoScoreFactor(MlaSpec& mla) {
+  mla.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(mla.nope_size + mla.rope_size)));
+}
+
+void RotateHalves(MlaSpec& mla) {
+  mla.rope_style = RopeStyle::kHalf;
+}
+
+// Latent attention.
+ExperimentMap LatentExperiments() {
+  return {{"deepseek-v2-bf16",
+           {{"rope scaling", PlainRope},
+            {"mscale in the attention scale", nullptr, EachLatent(NoScoreFactor)},
+            {"attention factor of cos and sin (set to 1)", SetRope("attention_factor", 1.0)},
+            {"neighbouring pairs in rope (halves instead)", nullptr, EachLatent(RotateHalves)},
+            {"norm of the latent (left out)", nullptr, EachLatent(NoLatentNorms)},
+            {"shared experts", Fill("shared_experts\\.down_proj", 0)},
+            {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)}}},
+          {"deepseek-v3-bf16",
+           {{"rope scaling", PlainRope},
+            {"mscale in the attention scale", nullptr, EachLatent(NoScoreFactor)},
+            {"neighbouring pairs in rope (halves instead)", SetConfig("rope_interleave", false)},
+            {"norms of the latents (left out)", nullptr, EachLatent(NoLatentNorms)},
+            {"choice of groups", nullptr,
+             EachLayer([](LayerSpec& layer) { layer.moe.groups_kept = layer.moe.groups; })},
+            {"correction bias", Fill("e_score_correction_bias", 0)},
+            {"renormalised expert weights", SetConfig("norm_topk_prob", false)},
+            {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)},
+            {"shared expert", Fill("shared_experts\\.down_proj", 0)}}},
+          {"deepseek-v3-noqlora-bf16",
+           {{"correction bias", Fill("e_score_correction_bias", 0)},
+            {"neighbouring pairs in rope (halves instead)", SetConfig("rope_interleave", false)},
+            {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)}}}};
+}
+
 const ExperimentMap& Experiments() {
   static const auto& kExperiments = *[] {
     auto* const all = new ExperimentMap(LlamaExperiments());
     all->merge(PreNormExperiments());
     all->merge(PostNormExperiments());
     all->merge(MoeExperiments());
+    all->merge(LatentExperiments());
     return all;
   }();
   return kExperiments;
