@@ -24,6 +24,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const text::Tokenizer& to
   // The template prints what the tokenizer would add.
   return tokenizer.Encode(*rendered, {.add_special_tokens = false,
                                       .parse_special_tokens = prompt.parse_special_tokens,
+                                      .from_template = true,
                                       .literal = chat.literal});
 }
 

@@ -26,7 +26,7 @@ struct ConfigKey {
   std::string value;  // as JSON text
   KeyUse use;
 };
-// All keys at the top of a config.json, in its order.
+// All keys at the top of a config.json, sorted.
 std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family);
 
 // Refuses keys that would change the mathematics in another family, unless their value is neutral

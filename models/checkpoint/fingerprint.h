@@ -12,7 +12,7 @@
 
 namespace quire::models {
 
-// 32 hex digits over config.json and the tokenizer's file if there is one, or the header of a GGUF file
+// 32 hex digits over config.json and the tokenizer's file if there is one, or a GGUF file's header
 // and its rope factors, and over every tensor's name, type, shape and bytes; how tensors are spread
 // over files does not count. Of a checkpoint above 64 MiB each tensor gives its first and last 4
 // KiB and 14 places between, so that start-up does not read all of a large model: a change that

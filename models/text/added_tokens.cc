@@ -74,11 +74,28 @@ std::optional<StringTrie::Match> StringTrie::Find(absl::string_view text, std::s
   return std::nullopt;
 }
 
-absl::StatusOr<AddedTokens> AddedTokens::FromJson(const JsonValue& config, const Bpe& model,
+absl::StatusOr<AddedTokens> AddedTokens::Empty(Ids ids) {
+  QUIRE_ASSIGN_OR_RETURN(Regex word, Regex::FromPcre(absl::StrCat("[", RustWordClass(), "]")));
+  return AddedTokens(std::move(word), ids);
+}
+
+absl::StatusOr<AddedTokens> AddedTokens::FromTokens(std::vector<AddedToken> tokens) {
+  QUIRE_ASSIGN_OR_RETURN(AddedTokens added, Empty(Ids::kAsGiven));
+  added.tokens_ = std::move(tokens);
+  for (std::size_t i = 0; i < added.tokens_.size(); ++i) {
+    AddedToken& token = added.tokens_[i];
+    token.normalized_content = token.content;
+    added.by_content_.emplace(token.content, i);
+    added.by_id_.emplace(token.id, i);
+    added.raw_.Add(token.content, i);
+  }
+  return added;
+}
+
+absl::StatusOr<AddedTokens> AddedTokens::FromJson(const JsonValue& config, const TokenModel& model,
                                                   const Normalizer& normalizer, Ids ids,
                                                   RegexScratch& scratch) {
-  QUIRE_ASSIGN_OR_RETURN(Regex word, Regex::FromPcre(absl::StrCat("[", RustWordClass(), "]")));
-  AddedTokens added(std::move(word), ids);
+  QUIRE_ASSIGN_OR_RETURN(AddedTokens added, Empty(ids));
   added.next_id_ = static_cast<std::int64_t>(model.vocabulary_size());
   QUIRE_RETURN_IF_ERROR(config.CheckArray());
   for (std::size_t i = 0; i < config.size(); ++i) {
@@ -105,7 +122,7 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const JsonValue& config, const
   return added;
 }
 
-absl::Status AddedTokens::Add(const JsonValue& config, const Bpe& model) {
+absl::Status AddedTokens::Add(const JsonValue& config, const TokenModel& model) {
   AddedToken token;
   QUIRE_ASSIGN_OR_RETURN(const JsonValue id, config.Get("id"));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t id_value, id.AsInteger(0, kMaxTokenIds - 1));

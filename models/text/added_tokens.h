@@ -23,10 +23,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/bpe.h"
 #include "models/text/json_value.h"
 #include "models/text/normalizer.h"
 #include "models/text/regex.h"
+#include "models/text/token_model.h"
 
 namespace quire::text {
 
@@ -84,9 +84,13 @@ class AddedTokens {
   };
 
   // `config` is the value of "added_tokens".
-  static absl::StatusOr<AddedTokens> FromJson(const JsonValue& config, const Bpe& model,
+  static absl::StatusOr<AddedTokens> FromJson(const JsonValue& config, const TokenModel& model,
                                               const Normalizer& normalizer, Ids ids,
                                               RegexScratch& scratch);
+
+  // Tokens that do not come from tokenizer.json, with ids and contents that occur once; none is
+  // normalized.
+  static absl::StatusOr<AddedTokens> FromTokens(std::vector<AddedToken> tokens);
 
   // Cuts raw text at the tokens that are not normalized, or normalized text at those that are. Text
   // that rstrip swallowed may begin a further token, so cuts of tokens may overlap; text never
@@ -106,7 +110,8 @@ class AddedTokens {
 
  private:
   AddedTokens(Regex word, Ids ids) : ids_(ids), word_(std::move(word)) {}
-  absl::Status Add(const JsonValue& config, const Bpe& model);
+  static absl::StatusOr<AddedTokens> Empty(Ids ids);
+  absl::Status Add(const JsonValue& config, const TokenModel& model);
   absl::Status CutBy(const StringTrie& trie, absl::string_view text, TakesSpecial takes_special,
                      RegexScratch& scratch, std::vector<Cut>& cuts) const;
   absl::StatusOr<bool> StandsAlone(absl::string_view text, const StringTrie::Match& match,

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "models/text/component.h"
 #include "models/text/utf8.h"
 
 namespace quire::text {
@@ -26,20 +25,9 @@ std::uint64_t PairKey(std::int32_t left, std::int32_t right) {
          static_cast<std::uint32_t>(right);
 }
 
-absl::Status CheckType(const JsonValue& config) {
-  QUIRE_RETURN_IF_ERROR(config.CheckObject());
-  // Files from before 2021 have no type; merges mean BPE.
-  if (!config.Find("type") && config.Find("merges")) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
-  if (type == "BPE") return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(config.PathOf("type"), " \"", type, "\" is not supported, must be BPE"));
-}
-
 }  // namespace
 
 absl::StatusOr<Bpe> Bpe::FromJson(const JsonValue& config) {
-  QUIRE_RETURN_IF_ERROR(CheckType(config));
   Bpe bpe;
   QUIRE_RETURN_IF_ERROR(bpe.ReadVocabulary(config));
   QUIRE_RETURN_IF_ERROR(bpe.ReadOptions(config));
@@ -198,7 +186,7 @@ const Bpe::MergeRule* Bpe::FindMerge(std::int32_t left, std::int32_t right) cons
   return it == merges_.end() ? nullptr : &it->second;
 }
 
-void Bpe::Encode(absl::string_view piece, BpeScratch& scratch, std::vector<BpeToken>& out) const {
+void Bpe::Encode(absl::string_view piece, BpeScratch& scratch, std::vector<ModelToken>& out) const {
   if (piece.empty()) return;
   if (ignore_merges_) {
     if (const auto id = TokenToId(piece)) {
@@ -226,7 +214,7 @@ void Bpe::Encode(absl::string_view piece, BpeScratch& scratch, std::vector<BpeTo
   }
   scratch.cache_.emplace(
       std::string(piece),
-      std::vector<BpeToken>(out.begin() + static_cast<std::ptrdiff_t>(first), out.end()));
+      std::vector<ModelToken>(out.begin() + static_cast<std::ptrdiff_t>(first), out.end()));
 }
 
 std::int32_t Bpe::CharacterId(absl::string_view character, bool is_first, bool is_last,

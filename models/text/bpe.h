@@ -18,19 +18,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "models/text/json_value.h"
+#include "models/text/model_token.h"
 
 namespace quire::text {
-
-// Ids are below this. The largest published vocabularies have 262144 entries; the limit keeps a
-// number in a file from deciding how much memory the table of tokens takes.
-inline constexpr std::int32_t kMaxTokenIds = 1 << 22;
-
-// A token and the bytes of the piece that it stands for. Byte-fallback tokens stand for one byte
-// each.
-struct BpeToken {
-  std::int32_t id;
-  std::uint32_t size_bytes;
-};
 
 // Working memory, reused from piece to piece.
 class BpeScratch {
@@ -55,7 +45,7 @@ class BpeScratch {
   std::vector<Symbol> symbols_;
   std::vector<Candidate> heap_;
   std::int64_t cache_entries_;
-  absl::flat_hash_map<std::string, std::vector<BpeToken>> cache_;
+  absl::flat_hash_map<std::string, std::vector<ModelToken>> cache_;
 };
 
 struct BpeMerge {
@@ -79,11 +69,12 @@ class Bpe {
  public:
   explicit Bpe(BpeParts parts);
 
-  // `config` is the value of "model". Errors name the field, such as `model.merges[3]`.
+  // `config` is the value of "model", an object whose type is BPE. Errors name the field, such as
+  // `model.merges[3]`.
   static absl::StatusOr<Bpe> FromJson(const JsonValue& config);
 
   // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes.
-  void Encode(absl::string_view piece, BpeScratch& scratch, std::vector<BpeToken>& out) const;
+  void Encode(absl::string_view piece, BpeScratch& scratch, std::vector<ModelToken>& out) const;
 
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
   std::size_t vocabulary_size() const { return ids_.size(); }  // entries, not greatest id

@@ -89,6 +89,17 @@ absl::StatusOr<Decoder> Decoder::FromJson(const JsonValue& config, std::vector<T
   return decoder;
 }
 
+Decoder Decoder::OfBytes(std::vector<TokenText> tokens, std::vector<std::string> first_texts,
+                         bool first_until_bytes) {
+  Decoder decoder;
+  decoder.bytes_.reserve(tokens.size());
+  for (const TokenText& token : tokens) decoder.bytes_.push_back(token.text);
+  decoder.tokens_ = std::move(tokens);
+  decoder.first_bytes_ = std::move(first_texts);
+  decoder.first_until_bytes_ = first_until_bytes;
+  return decoder;
+}
+
 absl::Status Decoder::AddStage(const JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
   if (type == "Sequence") {
@@ -207,6 +218,7 @@ void DecoderStream::Push(std::int32_t id, std::string& out) {
   const auto& table =
       is_first && !decoder_->first_bytes_.empty() ? decoder_->first_bytes_ : decoder_->bytes_;
   const std::string& bytes = table[Decoder::Index(id)];
+  if (decoder_->first_until_bytes_ && is_first && bytes.empty()) is_first_ = true;
   if (strips_left_ == 0) {
     out += bytes;
   } else {

@@ -4,7 +4,7 @@
 //
 // Place:      below Tokenizer and Detokenizer. Knows token strings, not UTF-8 repair.
 // Invariants: the bytes of a token depend on the token alone, except for three rules about the
-//             start of the text: Metaspace (no sign in the first token), Strip behind Fuse
+//             start of the text: Metaspace and SentencePiece (no sign in front), Strip behind Fuse
 //             (characters at the start of the text) and no decoder at all (a space before every
 //             token but the first).
 // Threads:    Decoder is immutable; DecoderStream: one thread at a time.
@@ -25,7 +25,7 @@ namespace quire::text {
 
 // One token as the decoder needs it.
 struct TokenText {
-  std::string text;    // UTF-8; for a normalized added token its normalized content
+  std::string text;    // UTF-8; for a normalized added token its normalized content; OfBytes: bytes
   bool known = false;  // false: an id that no token has
   bool special = false;
 };
@@ -34,6 +34,11 @@ class Decoder {
  public:
   // `config` is the value of "decoder" (null: no decoder), `tokens` is indexed by id.
   static absl::StatusOr<Decoder> FromJson(const JsonValue& config, std::vector<TokenText> tokens);
+
+  // Tokens that are bytes already. `first_texts`: of each token at the start of a text; empty: the
+  // same. `first_until_bytes`: the start lasts until a token gave bytes, not just one token.
+  static Decoder OfBytes(std::vector<TokenText> tokens, std::vector<std::string> first_texts,
+                         bool first_until_bytes);
 
   std::int32_t size() const { return static_cast<std::int32_t>(tokens_.size()); }
   bool known(std::int32_t id) const { return id >= 0 && id < size() && tokens_[Index(id)].known; }
@@ -70,6 +75,7 @@ class Decoder {
       false;            // while loading: a stage has turned text into bytes, or has joined tokens
   bool fused_ = false;  // while loading: a Fuse was seen
   bool joins_with_space_ = false;
+  bool first_until_bytes_ = false;
   std::string strip_;              // Strip behind Fuse: this character,
   std::uint32_t strip_count_ = 0;  // at most so often
 };

@@ -16,10 +16,10 @@ constexpr InputSpan kNoSpan{-1, -1};
 }  // namespace
 
 struct Encoder::Scratch {
-  explicit Scratch(std::int64_t cache_entries) : bpe(cache_entries) {}
+  explicit Scratch(std::int64_t cache_entries) : model(cache_entries) {}
   RegexScratch regex;
-  BpeScratch bpe;
-  std::vector<BpeToken> tokens;
+  ModelScratch model;
+  std::vector<ModelToken> tokens;
 };
 
 // Scratch memory that no call uses at the moment; as many as there were calls at once.
@@ -46,6 +46,7 @@ struct Encoder::ScratchPool {
 
 struct Encoder::Call {
   const EncodeOptions& options;
+  bool parses_special;
   bool with_spans;
   bool tracked;  // the stages need spans, even if the caller does not
   Scratch& scratch;
@@ -53,7 +54,7 @@ struct Encoder::Call {
 
   // Whether a special token that stands at these bytes of the input is one.
   bool TakesSpecial(InputSpan span) const {
-    if (!options.parse_special_tokens) return false;
+    if (!parses_special) return false;
     const auto begin = static_cast<std::size_t>(span.begin);
     const auto end = static_cast<std::size_t>(span.end);
     const auto reaches = [begin](const ByteRange& range) { return range.end <= begin; };
@@ -91,6 +92,8 @@ absl::StatusOr<std::vector<EncodedToken>> Encoder::Encode(absl::string_view text
   }
   std::unique_ptr<Scratch> scratch = pool_->Take(cache_entries_);
   Call call{.options = options,
+            .parses_special = options.parse_special_tokens &&
+                              (options.from_template || !parts_.special_in_templates_only),
             .with_spans = with_spans,
             .tracked = with_spans || !options.literal.empty() || parts_.splitter.needs_tracking(),
             .scratch = *scratch,
@@ -135,7 +138,7 @@ absl::Status Encoder::EncodeSegment(absl::string_view segment, std::int32_t offs
   QUIRE_RETURN_IF_ERROR(parts_.normalizer.Apply(text, call.scratch.regex));
   std::vector<Cut> cuts;
   const auto takes_special = [&](std::size_t begin, std::size_t end) {
-    if (!text.tracked()) return call.options.parse_special_tokens;
+    if (!text.tracked()) return call.parses_special;
     return call.TakesSpecial({text.span(begin).begin, text.span(end - 1).end});
   };
   QUIRE_RETURN_IF_ERROR(
@@ -164,11 +167,11 @@ absl::Status Encoder::EncodeNormalized(AlignedText text, Call& call) const {
   list.text = std::move(text);
   QUIRE_RETURN_IF_ERROR(parts_.splitter.Split(list, call.scratch.regex));
   for (const Piece& piece : list.pieces) {
-    std::vector<BpeToken>& tokens = call.scratch.tokens;
+    std::vector<ModelToken>& tokens = call.scratch.tokens;
     tokens.clear();
-    parts_.model.Encode(list.text.view(piece.begin, piece.end), call.scratch.bpe, tokens);
+    parts_.model.Encode(list.text.view(piece.begin, piece.end), call.scratch.model, tokens);
     std::size_t begin = piece.begin;
-    for (const BpeToken& token : tokens) {
+    for (const ModelToken& token : tokens) {
       const std::size_t end = std::min(begin + token.size_bytes, piece.end);
       InputSpan span = kNoSpan;
       if (list.text.tracked() && begin < end) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The way from text to ids: all stages of one tokenizer.json in their order.
+// The way from text to ids: all stages of one tokenizer in their order.
 //
 // Place:      below Tokenizer.
 // Invariants: with or without spans the ids are the same.
@@ -18,10 +18,10 @@
 #include "absl/strings/string_view.h"
 #include "models/text/added_tokens.h"
 #include "models/text/aligned_text.h"
-#include "models/text/bpe.h"
 #include "models/text/normalizer.h"
 #include "models/text/post_processor.h"
 #include "models/text/splitter.h"
+#include "models/text/token_model.h"
 #include "models/text/tokenizer.h"
 
 namespace quire::text {
@@ -30,8 +30,10 @@ struct EncoderParts {
   AddedTokens added;
   Normalizer normalizer;
   Splitter splitter;
-  Bpe model;
+  TokenModel model;
   PostProcessor post_processor;
+  // Text has special tokens only where a chat template printed them.
+  bool special_in_templates_only = false;
 };
 
 // `span` is where the token stands in the input; -1 to -1 for tokens of the post-processor and when

@@ -110,6 +110,15 @@ absl::StatusOr<Normalizer> Normalizer::FromJson(const JsonValue& config) {
   return normalizer;
 }
 
+Normalizer Normalizer::OfSentencePiece(SentencePieceNormalizer sentencepiece) {
+  Normalizer normalizer;
+  Step step;
+  step.kind = Kind::kSentencePiece;
+  step.sentencepiece = std::move(sentencepiece);
+  normalizer.steps_.push_back(std::move(step));
+  return normalizer;
+}
+
 absl::Status Normalizer::AddStep(const JsonValue& config) {
   // Not QUIRE_ASSIGN_OR_RETURN: g++ 12 warns of an uninitialized string that is none.
   const absl::StatusOr<std::string> type_or = ComponentType(config);
@@ -194,6 +203,9 @@ absl::Status Normalizer::Apply(AlignedText& text, RegexScratch& scratch) const {
         break;
       case Kind::kPrecompiled:
         text = step.map->Apply(text);
+        break;
+      case Kind::kSentencePiece:
+        text = step.sentencepiece->Apply(text);
         break;
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The normalizer of tokenizer.json: rewrites text before it is split.
+// The normalizer of tokenizer.json or tokenizer.model: rewrites text before it is split.
 //
 // Place:      between the two cuts of added tokens. Sequences are flattened while loading.
 // Invariants: every step runs in O(n log n) of the text, also for endless runs of combining marks.
@@ -17,6 +17,7 @@
 #include "models/text/json_value.h"
 #include "models/text/precompiled_map.h"
 #include "models/text/regex.h"
+#include "models/text/sentencepiece_normalizer.h"
 
 namespace quire::text {
 
@@ -24,6 +25,8 @@ class Normalizer {
  public:
   // `config` is the value of "normalizer"; null: text passes unchanged.
   static absl::StatusOr<Normalizer> FromJson(const JsonValue& config);
+
+  static Normalizer OfSentencePiece(SentencePieceNormalizer sentencepiece);
 
   absl::Status Apply(AlignedText& text, RegexScratch& scratch) const;
 
@@ -41,7 +44,8 @@ class Normalizer {
     kReplace,
     kPrepend,
     kByteLevel,
-    kPrecompiled
+    kPrecompiled,
+    kSentencePiece
   };
   struct Step {
     Kind kind;
@@ -49,7 +53,8 @@ class Normalizer {
     std::string content;           // kReplace, kPrepend
     bool strip_left = false;       // kStrip
     bool strip_right = false;
-    std::optional<PrecompiledMap> map;  // kPrecompiled
+    std::optional<PrecompiledMap> map;                     // kPrecompiled
+    std::optional<SentencePieceNormalizer> sentencepiece;  // kSentencePiece
   };
 
   absl::Status AddStep(const JsonValue& config);

@@ -17,6 +17,13 @@ absl::StatusOr<PostProcessor> PostProcessor::FromJson(
   return processor;
 }
 
+PostProcessor PostProcessor::Around(std::vector<std::int32_t> before,
+                                    std::vector<std::int32_t> after) {
+  PostProcessor processor;
+  processor.items_ = {{false, std::move(before)}, {true, {}}, {false, std::move(after)}};
+  return processor;
+}
+
 absl::Status PostProcessor::AddStep(const JsonValue& config,
                                     const std::function<bool(std::int32_t)>& is_known) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));

@@ -32,6 +32,9 @@ class PostProcessor {
   static absl::StatusOr<PostProcessor> FromJson(const JsonValue& config,
                                                 const std::function<bool(std::int32_t)>& is_known);
 
+  // The text between tokens.
+  static PostProcessor Around(std::vector<std::int32_t> before, std::vector<std::int32_t> after);
+
   // In order of output; without a template just the text.
   const std::vector<Item>& items() const { return items_; }
 

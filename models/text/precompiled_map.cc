@@ -2,6 +2,8 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "models/text/utf8.h"
@@ -17,6 +19,10 @@ std::uint32_t ReadLittleEndian32(absl::string_view bytes, std::size_t at) {
     value |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[at + k])) << (8 * k);
   }
   return value;
+}
+
+bool IsContinuation(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
 }
 
 // Fields of a darts-clone unit.
@@ -38,6 +44,10 @@ std::uint32_t Offset(std::uint32_t unit) {
 absl::StatusOr<PrecompiledMap> PrecompiledMap::FromBase64(absl::string_view base64) {
   std::string bytes;
   if (!absl::Base64Unescape(base64, &bytes)) return absl::InvalidArgumentError("is not Base64");
+  return FromBytes(bytes);
+}
+
+absl::StatusOr<PrecompiledMap> PrecompiledMap::FromBytes(absl::string_view bytes) {
   if (bytes.size() < kUnitBytes) return absl::InvalidArgumentError("has no size of its trie");
   const std::size_t trie_bytes = ReadLittleEndian32(bytes, 0);
   if (trie_bytes % kUnitBytes != 0 || trie_bytes == 0 || trie_bytes > bytes.size() - kUnitBytes) {
@@ -49,31 +59,60 @@ absl::StatusOr<PrecompiledMap> PrecompiledMap::FromBase64(absl::string_view base
   for (std::size_t at = 0; at < trie_bytes; at += kUnitBytes) {
     map.units_.push_back(ReadLittleEndian32(bytes, kUnitBytes + at));
   }
-  map.replacements_ = bytes.substr(kUnitBytes + trie_bytes);
+  map.replacements_ = std::string(bytes.substr(kUnitBytes + trie_bytes));
   if (FirstInvalidUtf8(map.replacements_)) {
     return absl::InvalidArgumentError("has replacements that are not UTF-8");
+  }
+  for (std::size_t begin = 0; begin < map.replacements_.size();) {
+    const std::size_t end = std::min(map.replacements_.find('\0', begin), map.replacements_.size());
+    if (end - begin > kMaxEntryBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("has a replacement of ", end - begin,
+                                                     " bytes, the limit is ", kMaxEntryBytes));
+    }
+    begin = end + 1;
   }
   return map;
 }
 
-std::optional<absl::string_view> PrecompiledMap::Find(absl::string_view text) const {
+template <typename Use>
+void PrecompiledMap::ForEachEntry(absl::string_view text, Use use) const {
+  if (units_.empty()) return;
   std::size_t node = Offset(units_[0]);
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
+  for (std::size_t i = 0; i < std::min(text.size(), kMaxEntryBytes); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
     node ^= byte;
-    if (byte == 0 || node >= units_.size() || Label(units_[node]) != byte) return std::nullopt;
+    if (byte == 0 || node >= units_.size() || Label(units_[node]) != byte) return;
     const std::uint32_t unit = units_[node];
     node ^= Offset(unit);
     if (!HasLeaf(unit)) continue;
-    if (node >= units_.size()) return std::nullopt;
+    if (node >= units_.size()) return;
     const std::size_t begin = Value(units_[node]);
-    if (begin > replacements_.size()) return std::nullopt;
+    if (begin > replacements_.size()) return;
     const absl::string_view rest = absl::string_view(replacements_).substr(begin);
     // A hostile map may point into a character; such an entry is no entry.
-    if (!rest.empty() && (static_cast<unsigned char>(rest[0]) & 0xC0) == 0x80) return std::nullopt;
-    return rest.substr(0, rest.find('\0'));
+    if (!rest.empty() && IsContinuation(rest[0])) return;
+    if (!use(Entry{i + 1, rest.substr(0, rest.find('\0'))})) return;
   }
-  return std::nullopt;
+}
+
+std::optional<absl::string_view> PrecompiledMap::Find(absl::string_view text) const {
+  std::optional<absl::string_view> image;
+  ForEachEntry(text, [&](const Entry& entry) {
+    image = entry.image;
+    return false;
+  });
+  return image;
+}
+
+std::optional<PrecompiledMap::Entry> PrecompiledMap::Longest(absl::string_view text) const {
+  std::optional<Entry> longest;
+  ForEachEntry(text, [&](const Entry& entry) {
+    const bool cuts_character =
+        entry.size_bytes < text.size() && IsContinuation(text[entry.size_bytes]);
+    if (!cuts_character) longest = entry;
+    return true;
+  });
+  return longest;
 }
 
 AlignedText PrecompiledMap::Apply(const AlignedText& text) const {

@@ -22,6 +22,12 @@ constexpr std::size_t kMaxPatternBytes = 64 * 1024;
 // option.
 constexpr std::uint32_t kMaxParentheses = 250;
 
+absl::Status CheckSize(absl::string_view pattern) {
+  if (pattern.size() <= kMaxPatternBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("regular expression has ", pattern.size(),
+                                                 " bytes, the limit is ", kMaxPatternBytes));
+}
+
 std::string PcreMessage(int code) {
   PCRE2_UCHAR8 buffer[256];
   const int length = pcre2_get_error_message_8(code, buffer, sizeof(buffer));
@@ -72,12 +78,15 @@ struct Regex::Compiled {
 Regex::Regex(std::shared_ptr<const Compiled> compiled) : compiled_(std::move(compiled)) {}
 
 absl::StatusOr<Regex> Regex::FromOniguruma(absl::string_view pattern) {
-  if (pattern.size() > kMaxPatternBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("regular expression has ", pattern.size(),
-                                                   " bytes, the limit is ", kMaxPatternBytes));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckSize(pattern));
   QUIRE_ASSIGN_OR_RETURN(const std::string rewritten, OnigurumaToPcre(pattern));
   return Compile(rewritten, PCRE2_MULTILINE);
+}
+
+absl::StatusOr<Regex> Regex::FromRust(absl::string_view pattern) {
+  QUIRE_RETURN_IF_ERROR(CheckSize(pattern));
+  QUIRE_ASSIGN_OR_RETURN(const std::string rewritten, RustToPcre(pattern));
+  return Compile(rewritten, PCRE2_DOLLAR_ENDONLY);
 }
 
 absl::StatusOr<Regex> Regex::FromLiteral(absl::string_view text) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Regular expressions of tokenizer.json on PCRE2, with the meaning they have for Oniguruma.
+// Regular expressions of tokenizer files on PCRE2, with the meaning they have for Oniguruma
+// (tokenizer.json) or for the Rust crate fancy-regex (tiktoken and Tekken files).
 //
 // Place:      below normalizer, splitter and decoder; the only user of PCRE2.
 // Invariants: interpreter and JIT give the same matches; where JIT compilation is not possible the
@@ -40,6 +41,7 @@ class Regex {
  public:
   // Errors: INVALID_ARGUMENT with the reason and the offset in the pattern.
   static absl::StatusOr<Regex> FromOniguruma(absl::string_view pattern);
+  static absl::StatusOr<Regex> FromRust(absl::string_view pattern);
   static absl::StatusOr<Regex> FromLiteral(absl::string_view text);
   static absl::StatusOr<Regex> FromPcre(absl::string_view pattern);
 

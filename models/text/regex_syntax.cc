@@ -25,6 +25,9 @@ constexpr absl::string_view kNotSpaceClass =
 // then asks its ISO 8859-1 table (seen with tokenizers 0.23.3; inside brackets it does not).
 constexpr absl::string_view kLatin1Numbers = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
+// Word characters of Rust besides kWordClass.
+constexpr absl::string_view kJoiners = R"(\x{200c}\x{200d})";
+
 constexpr absl::string_view kHexClass = "0-9A-Fa-f";
 
 // General categories that both engines know under the same short name.
@@ -47,9 +50,12 @@ bool Contains(const Array& names, absl::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// Where the two engines part: a + behind an interval, and what \w and \b take for word characters.
+enum class Dialect { kOniguruma, kRust };
+
 class Translator {
  public:
-  explicit Translator(absl::string_view pattern) : in_(pattern) {}
+  Translator(absl::string_view pattern, Dialect dialect) : in_(pattern), dialect_(dialect) {}
 
   absl::StatusOr<std::string> Run() {
     while (pos_ < in_.size()) QUIRE_RETURN_IF_ERROR(Next());
@@ -160,6 +166,8 @@ class Translator {
     }
     if (Peek() == '?') {
       Copy(1);
+    } else if (Peek() == '+' && dialect_ == Dialect::kRust) {
+      Copy(1);
     } else if (Peek() == '+') {
       out_.insert(atom_begin_, "(?:");
       out_ += ")+";
@@ -175,9 +183,9 @@ class Translator {
       case 'S':
         return Replace(2, absl::StrCat("[^", kSpaceClass, "]"));
       case 'w':
-        return Replace(2, absl::StrCat("[", kWordClass, kLatin1Numbers, "]"));
+        return Replace(2, absl::StrCat("[", WordClass(), "]"));
       case 'W':
-        return Replace(2, absl::StrCat("[^", kWordClass, kLatin1Numbers, "]"));
+        return Replace(2, absl::StrCat("[^", WordClass(), "]"));
       case 'h':
         return Replace(2, absl::StrCat("[", kHexClass, "]"));
       case 'H':
@@ -196,8 +204,13 @@ class Translator {
     }
   }
 
-  static std::string WordBoundary() {
-    const std::string word = absl::StrCat("[", kWordClass, kLatin1Numbers, "]");
+  // Outside of brackets.
+  std::string WordClass() const {
+    return absl::StrCat(kWordClass, dialect_ == Dialect::kRust ? kJoiners : kLatin1Numbers);
+  }
+
+  std::string WordBoundary() const {
+    const std::string word = absl::StrCat("[", WordClass(), "]");
     return absl::StrCat("(?:(?<=", word, ")(?!", word, ")|(?<!", word, ")(?=", word, "))");
   }
 
@@ -208,7 +221,7 @@ class Translator {
       case 'S':
         return Replace(2, kNotSpaceClass);
       case 'w':
-        return Replace(2, kWordClass);
+        return Replace(2, dialect_ == Dialect::kRust ? WordClass() : std::string(kWordClass));
       case 'h':
         return Replace(2, kHexClass);
       case 'b':
@@ -321,6 +334,7 @@ class Translator {
   }
 
   absl::string_view in_;
+  Dialect dialect_;
   std::size_t pos_ = 0;
   std::string out_;
   std::size_t atom_begin_ = 0;       // in out_: where the last atom begins
@@ -330,7 +344,11 @@ class Translator {
 }  // namespace
 
 absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern) {
-  return Translator(pattern).Run();
+  return Translator(pattern, Dialect::kOniguruma).Run();
+}
+
+absl::StatusOr<std::string> RustToPcre(absl::string_view pattern) {
+  return Translator(pattern, Dialect::kRust).Run();
 }
 
 }  // namespace quire::text

@@ -1,9 +1,10 @@
 #pragma once
 
-// Rewrites a pattern of Oniguruma (Ruby syntax, as Hugging Face tokenizers compiles it) into one
-// that means the same for PCRE2 10.42 under UTF, UCP and MULTILINE, or refuses it.
+// Rewrites a pattern of Oniguruma (Ruby syntax, as Hugging Face tokenizers compiles it) or of the
+// Rust crate fancy-regex (as tiktoken does) into one that means the same for PCRE2 10.42, or
+// refuses it.
 //
-// Place:      in front of Regex::FromOniguruma only.
+// Place:      in front of Regex::FromOniguruma and Regex::FromRust only.
 // Threads:    pure.
 // Source:     Oniguruma doc/RE, pcre2pattern(3) and experiments; table in docs/tokenizers.md.
 
@@ -26,6 +27,7 @@ inline constexpr absl::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{P
 
 // Errors: INVALID_ARGUMENT with the construct and its byte offset. Errors of syntax that both
 // engines share are left to PCRE2.
-absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);
+absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);  // UTF, UCP, MULTILINE
+absl::StatusOr<std::string> RustToPcre(absl::string_view pattern);  // UTF, UCP, DOLLAR_ENDONLY
 
 }  // namespace quire::text

@@ -29,6 +29,15 @@ absl::StatusOr<Splitter> Splitter::FromJson(const JsonValue& config) {
   return splitter;
 }
 
+Splitter Splitter::OfByteLevel(Regex pattern) {
+  Splitter splitter;
+  Step step;
+  step.kind = Kind::kByteLevel;
+  step.pattern = std::move(pattern);
+  splitter.steps_.push_back(std::move(step));
+  return splitter;
+}
+
 absl::StatusOr<Splitter::Behavior> Splitter::BehaviorOf(const JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const std::string name, config.GetString("behavior"));
   if (name == "Removed") return Behavior::kRemoved;

@@ -44,6 +44,9 @@ class Splitter {
   // `config` is the value of "pre_tokenizer"; null: the text is one piece.
   static absl::StatusOr<Splitter> FromJson(const JsonValue& config);
 
+  // The matches of `pattern` and what is between them, as characters of the byte-level alphabet.
+  static Splitter OfByteLevel(Regex pattern);
+
   // REQUIRES: list.text is tracked if needs_tracking(). `list.pieces` holds what is to be split.
   absl::Status Split(PieceList& list, RegexScratch& scratch) const;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -13,13 +14,16 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "models/text/added_tokens.h"
-#include "models/text/bpe.h"
 #include "models/text/decoder.h"
 #include "models/text/encoder.h"
 #include "models/text/gguf_tokenizer.h"
 #include "models/text/gguf_vocabulary.h"
 #include "models/text/json_value.h"
 #include "models/text/post_processor.h"
+#include "models/text/rank_tokenizer.h"
+#include "models/text/sentencepiece_tokenizer.h"
+#include "models/text/token_model.h"
+#include "models/text/tokenizer_parts.h"
 #include "models/text/utf8.h"
 
 namespace quire::text {
@@ -28,15 +32,27 @@ namespace {
 // The largest published tokenizer.json has 34 MB.
 constexpr std::int64_t kMaxFileBytes = std::int64_t{512} << 20;
 
+using FromFiles = absl::StatusOr<std::unique_ptr<Tokenizer>>(absl::string_view, absl::string_view,
+                                                             const TokenizerOptions&);
+
+struct Kind {
+  absl::string_view file;
+  FromFiles* read;
+};
+// The first that a folder has.
+constexpr Kind kKinds[] = {
+    {"tokenizer.json", &Tokenizer::FromJson},
+    {"tekken.json", &Tokenizer::FromTekken},
+    {"tokenizer.model", &Tokenizer::FromSentencePiece},
+    {"tokenizer.tiktoken", &Tokenizer::FromTiktoken},
+};
+
 struct OtherKind {
   absl::string_view file;
   absl::string_view kind;
 };
 constexpr OtherKind kOtherKinds[] = {
-    {"tokenizer.model", "a SentencePiece model"},
-    {"spiece.model", "a SentencePiece model"},
-    {"tekken.json", "a Tekken vocabulary"},
-    {"tokenizer.tiktoken", "a tiktoken vocabulary"},
+    {"spiece.model", "a SentencePiece model under another name than tokenizer.model"},
     {"vocab.txt", "a WordPiece vocabulary"},
     {"vocab.json", "a vocabulary without its pipeline"},
 };
@@ -48,10 +64,6 @@ absl::StatusOr<MappedFile> OpenFile(const std::filesystem::path& path) {
                                                    " bytes, the limit is ", kMaxFileBytes));
   }
   return file;
-}
-
-absl::Status InFile(absl::string_view file, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
 }
 
 std::string Sha256(std::initializer_list<absl::string_view> contents) {
@@ -67,31 +79,20 @@ std::string Sha256(std::initializer_list<absl::string_view> contents) {
 }
 
 // What decoding and the post-processor need to know of each id.
-std::vector<TokenText> TableOfTokens(const Bpe& model, const AddedTokens& added) {
+std::vector<TokenText> TableOfTokens(const TokenModel& model, const AddedTokens& added) {
   std::int32_t max_id = -1;
-  for (const auto& [text, id] : model.ids()) max_id = std::max(max_id, id);
+  const auto texts = model.Tokens();
+  for (const auto& [text, id] : texts) max_id = std::max(max_id, id);
   for (const AddedToken& token : added.tokens()) max_id = std::max(max_id, token.id);
   std::vector<TokenText> tokens(static_cast<std::size_t>(max_id) + 1);
-  for (const auto& [text, id] : model.ids())
-    tokens[static_cast<std::size_t>(id)] = {text, true, false};
+  for (const auto& [text, id] : texts) {
+    tokens[static_cast<std::size_t>(id)] = {std::string(text), true, false};
+  }
   for (const AddedToken& token : added.tokens()) {
     tokens[static_cast<std::size_t>(token.id)] = {token.normalized_content, true, token.special};
   }
   return tokens;
 }
-
-}  // namespace
-
-struct TokenizerParts {
-  Encoder encoder;
-  Decoder decoder;
-  std::optional<std::int32_t> bos_token_id;
-  std::optional<std::int32_t> eos_token_id;
-  std::optional<std::int32_t> pad_token_id;
-  std::string sha256;
-};
-
-namespace {
 
 // The value of a component that may be absent or null; then the document's null stands for it.
 JsonValue ComponentOrNull(const JsonValue& root, absl::string_view key, const JsonValue& null) {
@@ -99,7 +100,7 @@ JsonValue ComponentOrNull(const JsonValue& root, absl::string_view key, const Js
 }
 
 // The stages around `model`; `root` is a tokenizer.json, or has its components.
-absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(Bpe model, const JsonValue& root,
+absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(TokenModel model, const JsonValue& root,
                                                          AddedTokens::Ids ids,
                                                          const TokenizerOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const JsonDocument null_document, JsonDocument::Parse("null"));
@@ -119,15 +120,14 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(Bpe model, const JsonVa
       PostProcessor post_processor,
       PostProcessor::FromJson(ComponentOrNull(root, "post_processor", null),
                               [&decoder](std::int32_t id) { return decoder.known(id); }));
-  EncoderParts parts{std::move(added), std::move(normalizer), std::move(splitter), std::move(model),
-                     std::move(post_processor)};
+  EncoderParts parts{.added = std::move(added),
+                     .normalizer = std::move(normalizer),
+                     .splitter = std::move(splitter),
+                     .model = std::move(model),
+                     .post_processor = std::move(post_processor)};
   return std::unique_ptr<TokenizerParts>(new TokenizerParts{
       .encoder = Encoder(std::move(parts), options.piece_cache_entries),
       .decoder = std::move(decoder),
-      .bos_token_id = {},
-      .eos_token_id = {},
-      .pad_token_id = {},
-      .sha256 = {},
   });
 }
 
@@ -137,33 +137,55 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_v
   const JsonValue root = document.root();
   QUIRE_RETURN_IF_ERROR(root.CheckObject());
   QUIRE_ASSIGN_OR_RETURN(const JsonValue model_json, root.Get("model"));
-  QUIRE_ASSIGN_OR_RETURN(Bpe model, Bpe::FromJson(model_json));
-  return Assemble(std::move(model), root, AddedTokens::Ids::kFollowVocabulary, options);
+  QUIRE_ASSIGN_OR_RETURN(TokenModel model, TokenModel::FromJson(model_json));
+  const std::string kind = absl::StrCat(model.type(), " (tokenizer.json)");
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<TokenizerParts> parts,
+      Assemble(std::move(model), root, AddedTokens::Ids::kFollowVocabulary, options));
+  parts->kind = kind;
+  return parts;
 }
 
-// "bos_token": text, or an object with "content". A name that the tokenizer does not know is no
-// error: published configurations name tokens that their tokenizer lacks.
-absl::StatusOr<std::optional<std::int32_t>> NamedToken(const JsonValue& config,
-                                                       absl::string_view key,
-                                                       const Encoder& encoder) {
-  const std::optional<JsonValue> member = config.Find(key);
-  if (!member || member->is_null()) return std::optional<std::int32_t>();
-  if (member->is_object()) {
-    QUIRE_ASSIGN_OR_RETURN(const std::string content, member->GetString("content"));
-    return encoder.TokenToId(content);
-  }
-  QUIRE_ASSIGN_OR_RETURN(const std::string name, member->AsString());
-  return encoder.TokenToId(name);
-}
-
-absl::Status ReadTokenizerConfig(absl::string_view text, TokenizerParts& parts) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
-  const JsonValue root = document.root();
-  QUIRE_RETURN_IF_ERROR(root.CheckObject());
-  QUIRE_ASSIGN_OR_RETURN(parts.bos_token_id, NamedToken(root, "bos_token", parts.encoder));
-  QUIRE_ASSIGN_OR_RETURN(parts.eos_token_id, NamedToken(root, "eos_token", parts.encoder));
-  QUIRE_ASSIGN_OR_RETURN(parts.pad_token_id, NamedToken(root, "pad_token", parts.encoder));
+// Under `key` of a tokenizer_config.json; `id` stays what it is where there is no such key. A name
+// that the tokenizer does not know is no error: published configurations name tokens that their
+// tokenizer lacks.
+absl::Status ReadNamedToken(const JsonValue& config, absl::string_view key, const Encoder& encoder,
+                            std::optional<std::int32_t>& id) {
+  if (!config.Find(key)) return absl::OkStatus();
+  const absl::StatusOr<std::optional<std::string>> text = NamedTokenText(config, key);
+  if (!text.ok()) return InFile("tokenizer_config.json", text.status());
+  id = *text ? encoder.TokenToId(**text) : std::nullopt;
   return absl::OkStatus();
+}
+
+absl::Status ReadNamedTokens(const JsonValue& config, TokenizerParts& parts) {
+  QUIRE_RETURN_IF_ERROR(ReadNamedToken(config, "bos_token", parts.encoder, parts.bos_token_id));
+  QUIRE_RETURN_IF_ERROR(ReadNamedToken(config, "eos_token", parts.encoder, parts.eos_token_id));
+  return ReadNamedToken(config, "pad_token", parts.encoder, parts.pad_token_id);
+}
+
+using Build = absl::StatusOr<std::unique_ptr<TokenizerParts>>(absl::string_view, const JsonValue&,
+                                                              std::int64_t);
+
+// A kind whose configuration takes part in building it.
+absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildWithConfig(Build* build,
+                                                                absl::string_view file,
+                                                                absl::string_view config_json,
+                                                                const TokenizerOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument config, ParseTokenizerConfig(config_json));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<TokenizerParts> parts,
+                         build(file, config.root(), options.piece_cache_entries));
+  QUIRE_RETURN_IF_ERROR(ReadNamedTokens(config.root(), *parts));
+  parts->sha256 = Sha256({file, config_json});
+  return parts;
+}
+
+// added_tokens.json is of the time before tokenizer.json; what it adds is in no other file.
+absl::Status CheckNoAddedTokensFile(const std::filesystem::path& model_dir) {
+  std::error_code error;
+  const std::filesystem::path file = model_dir / "added_tokens.json";
+  if (!std::filesystem::exists(file, error)) return absl::OkStatus();
+  return absl::UnimplementedError("added_tokens.json is supported beside a tokenizer.json only");
 }
 
 }  // namespace
@@ -171,24 +193,32 @@ absl::Status ReadTokenizerConfig(absl::string_view text, TokenizerParts& parts) 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem::path& model_dir,
                                                            const TokenizerOptions& options) {
   std::error_code error;
-  const std::filesystem::path file = model_dir / "tokenizer.json";
-  if (!std::filesystem::exists(file, error)) {
+  const auto has = [&](absl::string_view file) {
+    return std::filesystem::exists(model_dir / std::string(file), error);
+  };
+  const auto* kind = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                  [&](const Kind& candidate) { return has(candidate.file); });
+  if (kind == std::end(kKinds)) {
     for (const OtherKind& other : kOtherKinds) {
-      if (!std::filesystem::exists(model_dir / std::string(other.file), error)) continue;
-      return absl::UnimplementedError(
-          absl::StrCat(model_dir.string(), " has ", other.file, " (", other.kind,
-                       ") but no tokenizer.json; only tokenizer.json is supported"));
+      if (!has(other.file)) continue;
+      return absl::UnimplementedError(absl::StrCat(
+          model_dir.string(), " has ", other.file, " (", other.kind,
+          "), which is not supported, but none of tokenizer.json, tekken.json, tokenizer.model, "
+          "tokenizer.tiktoken"));
     }
-    return absl::NotFoundError(absl::StrCat(file.string(), " does not exist"));
+    return absl::NotFoundError(
+        absl::StrCat((model_dir / "tokenizer.json").string(), " does not exist"));
   }
-  QUIRE_ASSIGN_OR_RETURN(const MappedFile json, OpenFile(file));
+  QUIRE_ASSIGN_OR_RETURN(const MappedFile file, OpenFile(model_dir / std::string(kind->file)));
   std::optional<MappedFile> config;
-  const std::filesystem::path config_file = model_dir / "tokenizer_config.json";
-  if (std::filesystem::exists(config_file, error)) {
-    QUIRE_ASSIGN_OR_RETURN(config, OpenFile(config_file));
+  if (has("tokenizer_config.json")) {
+    QUIRE_ASSIGN_OR_RETURN(config, OpenFile(model_dir / "tokenizer_config.json"));
   }
+  absl::Status status = absl::OkStatus();
+  if (kind->file != "tokenizer.json") status = CheckNoAddedTokensFile(model_dir);
+  if (!status.ok()) return InFile(model_dir.string(), status);
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      FromJson(json.text(), config ? config->text() : absl::string_view(), options);
+      kind->read(file.text(), config ? config->text() : absl::string_view(), options);
   if (!tokenizer.ok()) return InFile(model_dir.string(), tokenizer.status());
   return tokenizer;
 }
@@ -199,12 +229,37 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
   absl::StatusOr<std::unique_ptr<TokenizerParts>> parts =
       ReadTokenizerJson(tokenizer_json, options);
   if (!parts.ok()) return InFile("tokenizer.json", parts.status());
-  if (!tokenizer_config_json.empty()) {
-    const absl::Status status = ReadTokenizerConfig(tokenizer_config_json, **parts);
-    if (!status.ok()) return InFile("tokenizer_config.json", status);
-  }
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument config, ParseTokenizerConfig(tokenizer_config_json));
+  QUIRE_RETURN_IF_ERROR(ReadNamedTokens(config.root(), **parts));
   (*parts)->sha256 = Sha256({tokenizer_json, tokenizer_config_json});
   return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromSentencePiece(
+    absl::string_view tokenizer_model, absl::string_view tokenizer_config_json,
+    const TokenizerOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<TokenizerParts> parts,
+      BuildWithConfig(&BuildSentencePiece, tokenizer_model, tokenizer_config_json, options));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromTekken(
+    absl::string_view tekken_json, absl::string_view tokenizer_config_json,
+    const TokenizerOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<TokenizerParts> parts,
+      BuildWithConfig(&BuildTekken, tekken_json, tokenizer_config_json, options));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromTiktoken(
+    absl::string_view tokenizer_tiktoken, absl::string_view tokenizer_config_json,
+    const TokenizerOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<TokenizerParts> parts,
+      BuildWithConfig(&BuildTiktoken, tokenizer_tiktoken, tokenizer_config_json, options));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabulary& vocabulary,
@@ -212,12 +267,13 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabul
   QUIRE_ASSIGN_OR_RETURN(GgufPipeline pipeline, BuildGgufPipeline(vocabulary));
   QUIRE_ASSIGN_OR_RETURN(const JsonDocument components,
                          JsonDocument::Parse(pipeline.components_json));
-  absl::StatusOr<std::unique_ptr<TokenizerParts>> parts = Assemble(
-      std::move(pipeline.model), components.root(), AddedTokens::Ids::kAsGiven, options);
+  absl::StatusOr<std::unique_ptr<TokenizerParts>> parts =
+      Assemble(std::move(pipeline.model), components.root(), AddedTokens::Ids::kAsGiven, options);
   if (!parts.ok()) return InFile(vocabulary.label, parts.status());
   (*parts)->bos_token_id = pipeline.bos_id;
   (*parts)->eos_token_id = pipeline.eos_id;
   (*parts)->pad_token_id = pipeline.pad_id;
+  (*parts)->kind = absl::StrCat(vocabulary.model, " (GGUF)");
   (*parts)->sha256 = Sha256({pipeline.identity});
   return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
 }
@@ -300,6 +356,9 @@ std::optional<std::int32_t> Tokenizer::eos_token_id() const {
 }
 std::optional<std::int32_t> Tokenizer::pad_token_id() const {
   return parts_->pad_token_id;
+}
+const std::string& Tokenizer::kind() const {
+  return parts_->kind;
 }
 const std::string& Tokenizer::sha256() const {
   return parts_->sha256;

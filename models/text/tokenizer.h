@@ -1,11 +1,12 @@
 #pragma once
 
-// Text to token ids and back, as the model's own tokenizer.json (model type BPE) or the metadata of
-// its GGUF file say.
+// Text to token ids and back, as the model's own tokenizer.json, tokenizer.model, tekken.json or
+// tokenizer.tiktoken, or the metadata of its GGUF file say.
 //
 // Place:      top of models/text; strings together the stages of one tokenizer: added tokens,
-//             normalizer, splitter, BPE, post-processor; and the decoder on the way back.
-// Invariants: ids equal those of Hugging Face tokenizers 0.23.3; what differs is in
+//             normalizer, splitter, model, post-processor; and the decoder on the way back.
+// Invariants: ids equal those of the package that the file was made for (Hugging Face tokenizers
+//             0.23.3, sentencepiece, mistral-common, tiktoken); what differs is in
 //             docs/tokenizers.md. An unknown component is an error of Load, never ignored.
 // Threads:    immutable after Load; every method may be called from any thread at once. Working
 //             memory of Encode comes from a small pool behind a mutex that is held for two pointer
@@ -39,6 +40,9 @@ struct ByteRange {
 struct EncodeOptions {
   bool add_special_tokens = true;    // run the post-processor's template (BOS, EOS)
   bool parse_special_tokens = true;  // false: the text of a special token is plain text
+  // The text was rendered by a chat template. tokenizer.model and tekken.json have special tokens
+  // in such text only; for the packages they come from, theirs are plain text in any text.
+  bool from_template = false;
   // Here it is plain text anyway. In order, without overlaps; must outlive the call.
   std::span<const ByteRange> literal = {};
 };
@@ -58,16 +62,29 @@ struct TokenizerOptions {
 
 class Tokenizer {
  public:
-  // Reads tokenizer.json and, if present, tokenizer_config.json (names of BOS, EOS and padding
-  // tokens). Errors: NOT_FOUND without any tokenizer file; UNIMPLEMENTED, by name, for kinds and
-  // components that are not supported; INVALID_ARGUMENT with file and field (`model.merges[3]`) for
-  // malformed files.
+  // Reads the first there is of tokenizer.json, tekken.json, tokenizer.model and
+  // tokenizer.tiktoken, and, if present, tokenizer_config.json (names of BOS, EOS and padding
+  // tokens; flags). Errors: NOT_FOUND without any tokenizer file; UNIMPLEMENTED, by name, for kinds
+  // and components that are not supported; INVALID_ARGUMENT with file and field
+  // (`model.merges[3]`) for malformed files.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& model_dir,
                                                          const TokenizerOptions& options = {});
 
   // The same from the files' contents. An empty `tokenizer_config_json` stands for a missing file.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
       absl::string_view tokenizer_json, absl::string_view tokenizer_config_json,
+      const TokenizerOptions& options = {});
+
+  // The same for the other kinds of file. tiktoken's configuration has its pattern and its special
+  // tokens.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromSentencePiece(
+      absl::string_view tokenizer_model, absl::string_view tokenizer_config_json,
+      const TokenizerOptions& options = {});
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromTekken(
+      absl::string_view tekken_json, absl::string_view tokenizer_config_json,
+      const TokenizerOptions& options = {});
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromTiktoken(
+      absl::string_view tokenizer_tiktoken, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
 
   // The tokenizer of a GGUF file (ReadGgufVocabulary). Errors: as BuildGgufPipeline.
@@ -105,6 +122,9 @@ class Tokenizer {
   std::optional<std::int32_t> bos_token_id() const;
   std::optional<std::int32_t> eos_token_id() const;
   std::optional<std::int32_t> pad_token_id() const;
+
+  // The type of the model and where it comes from, such as "BPE (tokenizer.json)".
+  const std::string& kind() const;
 
   // SHA-256, lower-case hex, over both files' contents (each preceded by its length as decimal
   // text); for a GGUF file over whatever in its metadata decides ids and text.

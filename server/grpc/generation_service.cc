@@ -111,7 +111,9 @@ absl::Status RenderChat(const ServedModel& served, const v1::RenderChatRequest& 
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<std::int32_t> ids,
       served.tokenizer->Encode(rendered.text,
-                               {.add_special_tokens = false, .literal = rendered.literal}));
+                               {.add_special_tokens = false,
+                                .from_template = true,
+                                .literal = rendered.literal}));
   response->set_text(std::move(rendered.text));
   response->mutable_token_ids()->Assign(ids.begin(), ids.end());
   return absl::OkStatus();
@@ -138,6 +140,7 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::T
           (request.has_add_special_tokens() ? request.add_special_tokens() : true),
       .parse_special_tokens =
           request.has_parse_special_tokens() ? request.parse_special_tokens() : true,
+      .from_template = request.has_chat(),
       .literal = rendered.literal};
   response->set_max_context_tokens(served.description.max_context_tokens);
   if (!request.with_pieces()) {

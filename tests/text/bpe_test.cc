@@ -25,10 +25,10 @@ absl::StatusOr<Bpe> MakeBpe(const json& model) {
 }
 
 Ids Encode(const Bpe& bpe, absl::string_view piece, BpeScratch& scratch) {
-  std::vector<BpeToken> tokens;
+  std::vector<ModelToken> tokens;
   bpe.Encode(piece, scratch, tokens);
   Ids ids;
-  for (const BpeToken& token : tokens) ids.push_back(token.id);
+  for (const ModelToken& token : tokens) ids.push_back(token.id);
   return ids;
 }
 

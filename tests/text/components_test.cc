@@ -85,7 +85,7 @@ TEST(NormalizerTest, EndlessRunsOfMarksTakeNoQuadraticTime) {
 }
 
 TEST(PrecompiledMapTest, EqualsTheReference) {
-  const std::filesystem::path folder = TokenizerData() / "other_kinds" / "unigram-nmt-nfkc";
+  const std::filesystem::path folder = TokenizerData() / "cases" / "unigram-nmt-nfkc";
   const json tokenizer = json::parse(ReadTestFile(folder / "tokenizer.json"));
   const json& precompiled = tokenizer.at("normalizer").at("normalizers").at(0);
   ASSERT_EQ(precompiled.at("type"), "Precompiled");

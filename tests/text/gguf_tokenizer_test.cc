@@ -303,7 +303,7 @@ std::unique_ptr<Converted> ReadSentencePiece(absl::string_view model) {
 
 TEST(GgufSentencePieceTest, ScoresOfTheModelFileGiveTheRecordedIds) {
   const auto converted = ReadSentencePiece(
-      ReadTestFile(TokenizerData() / "other_kinds/llama2-sentencepiece/tokenizer.model"));
+      ReadTestFile(TokenizerData() / "cases/llama2-sentencepiece/tokenizer.model"));
   ASSERT_EQ(converted->tokens.size(), 1000U);
   const auto tokenizer = BuildOrFail(converted->vocabulary);
   ASSERT_NE(tokenizer, nullptr);

@@ -55,6 +55,25 @@ TEST(RegexTest, IntervalPlusIsNotPossessive) {
   EXPECT_EQ(MatchTexts("a++ab|c", "aaabc"), Texts({"c"}));  // plain ++ stays possessive
 }
 
+// As the Rust crate fancy-regex, which tiktoken uses.
+TEST(RegexTest, RustPatternsArePossessiveAndEndWithTheText) {
+  const auto texts = [](absl::string_view pattern, absl::string_view text) {
+    const auto regex = Regex::FromRust(pattern);
+    EXPECT_TRUE(regex.ok()) << regex.status();
+    Texts found;
+    for (const auto& [begin, end] : AllMatches(*regex, text)) {
+      found.emplace_back(text.substr(begin, end - begin));
+    }
+    return found;
+  };
+  EXPECT_EQ(texts(R"(\d{1,3}+)", "12345"), Texts({"123", "45"}));
+  EXPECT_EQ(texts(R"(\d{1,3}+3|x)", "123x"), Texts({"x"}));
+  EXPECT_EQ(texts("a$", "a\nba\na\n"), Texts({}));
+  EXPECT_EQ(texts("^a", "a\na"), Texts({"a"}));
+  EXPECT_EQ(texts(R"(\w+)", "a\xE2\x80\x8D!\xC2\xB2"), Texts({"a\xE2\x80\x8D"}));
+  EXPECT_EQ(texts(R"(\s)", "\xE1\xA0\x8E\xE3\x80\x80"), Texts({"\xE3\x80\x80"}));
+}
+
 TEST(RegexTest, DollarAndCaretMatchAtLines) {
   EXPECT_EQ(MatchTexts("a$", "a\nba\na"), Texts({"a", "a", "a"}));
   EXPECT_EQ(MatchTexts("^b", "b\nb"), Texts({"b", "b"}));

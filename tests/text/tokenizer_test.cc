@@ -211,7 +211,8 @@ TEST(TokenizerPropertyTest, CacheAndThreadsDoNotChangeIds) {
   std::mt19937 random(33);
   std::vector<std::string> texts;
   for (int i = 0; i < 200; ++i) texts.push_back(RandomText(random, 30));
-  for (const char* name : {"llama3-style", "llama2-style", "metaspace-first-split"}) {
+  for (const char* name : {"llama3-style", "llama2-style", "metaspace-first-split",
+                           "unigram-nmt-nfkc", "llama2-sentencepiece", "tekken-file"}) {
     const auto cached = LoadCase(name, {.piece_cache_entries = 64});
     const auto uncached = LoadCase(name, {.piece_cache_entries = 0});
     std::vector<Ids> expected;
@@ -244,7 +245,9 @@ TEST(TokenizerTimeTest, LongRunsOfOneKindTakeNoQuadraticTime) {
   while (letters.size() < kBytes) letters.push_back(static_cast<char>('a' + random() % 26));
   texts.push_back(std::move(letters));
   for (const char* name : {"llama2-style", "llama3-style", "qwen2-style", "gemma-style",
-                           "deepseek-style", "metaspace-first-split", "bpe-unk-fused"}) {
+                           "deepseek-style", "metaspace-first-split", "bpe-unk-fused",
+                           "unigram-nmt-nfkc", "llama2-sentencepiece",
+                           "unigram-nmt-nfkc-sentencepiece", "tekken-file", "tiktoken-cl100k"}) {
     const auto tokenizer = LoadCase(name);
     for (const std::string& text : texts) {
       const auto begin = std::chrono::steady_clock::now();
