@@ -302,8 +302,8 @@ std::string DumpMlp(const MlpSpec& mlp) {
 
 std::string DumpMla(const MlaSpec& mla) {
   std::string text = absl::StrCat(
-      "mla heads ", mla.num_heads, " q_rank ", mla.q_lora_rank, " rank ", mla.kv_lora_rank, " nope ",
-      mla.nope_size, " rope ", mla.rope_size,
+      "mla heads ", mla.num_heads, " q_rank ", mla.q_lora_rank, " rank ", mla.kv_lora_rank,
+      " nope ", mla.nope_size, " rope ", mla.rope_size,
       mla.rope_style == RopeStyle::kHalf ? " half v " : " interleaved v ", mla.v_size, " scale ",
       mla.scale, " latent_eps ", mla.latent_eps);
   AppendSet(&text, "qa_bias", mla.qa_bias);

@@ -26,7 +26,8 @@ struct StepLimits {
   std::uint32_t lookup_stride = 0;  // of the lookup table on a GPU
 };
 
-// What latent attention needs beside normed; null where the model has none. H: heads, R: rank + rope.
+// What latent attention needs beside normed; null where the model has none. H: heads, R: rank +
+// rope.
 struct MlaBuffers {
   float* q_latent = nullptr;  // [T, q rank]
   float* heads = nullptr;     // [T, H * (nope + rope)] queries as projected

@@ -84,9 +84,10 @@ absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& choo
   if (layer.attention == AttentionKind::kMla) {
     const MlaSpec& mla = layer.mla;
     QUIRE_ASSIGN_OR_RETURN(slots.mla, FindMla(finder, chooser, spec.hidden, mla, names, prefix));
-    QUIRE_ASSIGN_OR_RETURN(slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, mla.o_bias}},
-                                               {std::int64_t{mla.num_heads} * mla.v_size,
-                                                "num_attention_heads * v_head_dim"}));
+    const Extent values{std::int64_t{mla.num_heads} * mla.v_size,
+                        "num_attention_heads * v_head_dim"};
+    QUIRE_ASSIGN_OR_RETURN(
+        slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, mla.o_bias}}, values));
   } else {
     QUIRE_RETURN_IF_ERROR(
         FindAttention(finder, chooser, spec, layer.heads, names, prefix, &slots));

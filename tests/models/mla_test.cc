@@ -1,0 +1,145 @@
+// Latent attention outside its numbers, which tests/parity compares: what the configurations of
+// DeepSeek mean, which are refused, and what a token takes in the cache.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/weights.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+// A fixture's config.json with some keys changed; null removes nothing, it is written.
+absl::StatusOr<CheckedSpec> Read(const std::string& folder, const json& changes,
+                                 DeviceKind device = DeviceKind::kCpu) {
+  EditableFiles files("models/" + folder);
+  json config = json::parse(files.Get("config.json"));
+  for (const auto& [key, value] : changes.items()) config[key] = value;
+  files.Set("config.json", config.dump());
+  return ReadModelSpec(files.Files(), device);
+}
+
+// The line of DumpSpec of the last layers, from the attention on.
+std::string LastLayers(const std::string& folder) {
+  const auto checked = Read(folder, json::object());
+  EXPECT_TRUE(checked.ok()) << checked.status();
+  const std::string dump = DumpSpec(checked->spec);
+  const std::size_t begin = dump.rfind("mla ");
+  return dump.substr(begin, dump.find("; mlp_out", begin) - begin);
+}
+
+TEST(MlaSpecTest, SpecsOfTheFixturesAreTheGoldenTexts) {
+  EXPECT_EQ(LastLayers("deepseek-v2-bf16"),
+            "mla heads 2 q_rank 0 rank 32 nope 32 rope 16 interleaved v 32 scale 0.210607 "
+            "latent_eps 1e-06; attn_out none; mlp_in rms eps 1e-06; experts 3 of 8 softmax_all "
+            "gated silu 32 weight_scale 2.5 shared gated silu 64");
+  EXPECT_EQ(LastLayers("deepseek-v3-bf16"),
+            "mla heads 2 q_rank 48 rank 32 nope 32 rope 16 interleaved v 64 scale 0.18713 "
+            "latent_eps 1e-06; attn_out none; mlp_in rms eps 1e-06; experts 3 of 8 sigmoid "
+            "gated silu 32 choice_bias groups 2 of 4 by top2_sum renormalise eps 1e-20 "
+            "weight_scale 2.5 shared gated silu 32");
+}
+
+TEST(MlaSpecTest, DenseLayersComeFirstOrAreListed) {
+  const auto kinds = [](const json& changes) {
+    const auto checked = Read("deepseek-v3-bf16", changes);
+    EXPECT_TRUE(checked.ok()) << checked.status();
+    std::string text;
+    for (const LayerSpec& layer : checked->spec.layers) {
+      text += layer.mlp == MlpKind::kMoe ? 'm' : 'd';
+    }
+    return text;
+  };
+  EXPECT_EQ(kinds(json::object()), "dmm");
+  EXPECT_EQ(kinds({{"first_k_dense_replace", 0}}), "mmm");
+  EXPECT_EQ(kinds({{"mlp_layer_types", {"dense", "sparse", "dense"}}}), "dmd");
+}
+
+TEST(MlaSpecTest, WhatIsNotSupportedIsRefusedByKeyAndValue) {
+  const struct {
+    const char* folder;
+    json changes;
+    const char* message;
+  } refused[] = {
+      {"deepseek-v2-bf16", {{"scoring_func", "sigmoid"}}, "scoring_func \"sigmoid\""},
+      {"deepseek-v2-bf16", {{"topk_method", "noaux_tc"}}, "topk_method \"noaux_tc\""},
+      {"deepseek-v3-bf16", {{"scoring_func", "softmax"}}, "scoring_func \"softmax\""},
+      {"deepseek-v3-bf16", {{"topk_method", "greedy"}}, "topk_method \"greedy\""},
+      {"deepseek-v3-bf16", {{"moe_layer_freq", 2}}, "moe_layer_freq 2"},
+      {"deepseek-v3-bf16", {{"qk_rope_head_dim", 15}}, "qk_rope_head_dim is 15"},
+      {"deepseek-v3-bf16", {{"kv_lora_rank", nullptr}}, "kv_lora_rank"},
+      {"deepseek-v3-bf16", {{"n_group", 3}}, "groups is 3"},
+      {"deepseek-v3-bf16", {{"topk_group", 1}}, "top_k is 3"},
+      {"deepseek-v3-bf16", {{"index_topk", 2048}}, "index_topk 2048"},
+      {"deepseek-v3-bf16", {{"mlp_layer_types", {"dense"}}}, "mlp_layer_types has 1 entries"},
+      {"deepseek-v3-bf16", {{"routed_scaling_factor", 0}}, "routed_scaling_factor is 0"}};
+  for (const auto& c : refused) {
+    const auto checked = Read(c.folder, c.changes);
+    ASSERT_FALSE(checked.ok()) << c.message;
+    EXPECT_THAT(std::string(checked.status().message()), HasSubstr(c.message));
+  }
+  const auto group_limited =
+      Read("deepseek-v2-bf16",
+           {{"topk_method", "group_limited_greedy"}, {"n_group", 4}, {"topk_group", 2}});
+  ASSERT_TRUE(group_limited.ok()) << group_limited.status();
+  EXPECT_EQ(group_limited->spec.layers[1].moe.groups, 4u);
+  EXPECT_EQ(group_limited->spec.layers[1].moe.group_score, GroupScore::kMax);
+}
+
+TEST(MlaSpecTest, GpusAreRefusedByName) {
+  const auto checked = Read("deepseek-v3-bf16", json::object(), DeviceKind::kCuda);
+  EXPECT_EQ(checked.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(checked.status().message()), HasSubstr("latent attention"));
+}
+
+// Three layers of 32 + 16 columns: one row each, and one spare that makes the number even.
+TEST(MlaSpecTest, ATokenTakesOneRowOfEachLayer) {
+  const auto checked = Read("deepseek-v3-bf16", json::object());
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  const auto geometry = KvGeometryFor(checked->spec, 16, DType::kBF16, 4);
+  ASSERT_TRUE(geometry.ok()) << geometry.status();
+  EXPECT_EQ(geometry->page_bytes(), 16 * 4 * (32 + 16) * 2);
+}
+
+TEST(MlaWeightsTest, MissingAndMisshapenTensorsAreRefusedByName) {
+  const auto files = ModelFiles::FromDirectory(TestDataPath("models/deepseek-v3-bf16"));
+  const auto checked = ReadModelSpec(*files, DeviceKind::kCpu);
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  const auto checkpoint = Checkpoint::Open(*files);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  for (const char* name : {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}) {
+    const std::string full = std::string("model.layers.1.self_attn.") + name + ".weight";
+    std::vector<StoredTensor> without;
+    std::vector<StoredTensor> turned;
+    for (const StoredTensor& tensor : checkpoint->tensors()) {
+      turned.push_back(tensor);
+      if (tensor.name == full) {
+        std::swap(turned.back().shape[0], turned.back().shape[1]);
+      } else {
+        without.push_back(tensor);
+      }
+    }
+    const auto error = [&](std::vector<StoredTensor> tensors) {
+      const Checkpoint changed = Checkpoint::FromTensors(std::move(tensors), nullptr);
+      const auto slots =
+          FindWeights(checked->spec, TensorNamesOf(checked->config), changed, WeightTarget{});
+      return std::string(slots.status().message());
+    };
+    EXPECT_THAT(error(std::move(without)), HasSubstr(full + " is missing"));
+    EXPECT_THAT(error(std::move(turned)), HasSubstr(full + ": shape is"));
+  }
+}
+
+}  // namespace
+}  // namespace quire::models
