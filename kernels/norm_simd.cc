@@ -52,7 +52,8 @@ HWY_INLINE float AddAndSquare(const float* x, float* residual, float* y, std::si
 }
 
 // `hidden` elements, with the residual of the only group.
-HWY_NOINLINE void NormGroup(const RmsNormParams& params, const float* x, float* residual, float* y) {
+HWY_NOINLINE void NormGroup(const RmsNormParams& params, const float* x, float* residual,
+                            float* y) {
   const DF d;
   const std::size_t hidden = params.hidden;
   // Stores of y might change params, as far as the compiler knows.

@@ -1,6 +1,6 @@
 // Attention over pages on the CPU, beside the rulers of bench_rulers.cc in the same process:
 //
-//   bench_kernels --benchmark_filter='DramRead|Attention'
+//   bench_kernels --benchmark_filter='Rulers|Attention'
 //
 // bytes_per_second counts K and V of the cached tokens once, scales included; FLOP/s counts a
 // multiply-add as two.
@@ -32,6 +32,7 @@ struct Shape {
   std::uint32_t rows;
   std::uint32_t page_size;
   bool shuffled;
+  std::uint32_t window = 0;
 };
 
 // One layer whose cached tokens have been stored, and a step on top of it.
@@ -87,7 +88,8 @@ class Step {
                                           .out_stride = stride,
                                           .batch_size = shape_.batch,
                                           .num_heads = shape_.heads,
-                                          .scale = 0.125f})
+                                          .scale = 0.125f,
+                                          .window = shape_.window})
                     .ok());
   }
 
@@ -194,6 +196,36 @@ void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
   }
 }
 BENCHMARK(BM_Attention)->Apply(AttentionShapes);
+
+// Arguments: cached tokens, window (0: none), new rows. One sequence of 16 heads over 4 KV heads of
+// 64 columns in bf16: a row costs its window, whatever is cached.
+void BM_WindowedAttention(benchmark::State& state) {
+  ThreadPool pool(1);
+  const Backend backend = *Backend::Create(Device::Cpu(), &pool);
+  const auto at = [&](int i) { return static_cast<std::uint32_t>(state.range(i)); };
+  Step step(backend, {.dtype = DType::kBF16,
+                      .heads = 16,
+                      .kv_heads = 4,
+                      .head_size = 64,
+                      .batch = 1,
+                      .cached = at(0),
+                      .rows = at(2),
+                      .page_size = 64,
+                      .shuffled = true,
+                      .window = at(1)});
+  for (auto _ : state) {
+    step.Run();
+    benchmark::ClobberMemory();
+  }
+}
+BENCHMARK(BM_WindowedAttention)
+    ->ArgNames({"cached", "window", "rows"})
+    ->Args({1023, 0, 1})
+    ->Args({32767, 0, 1})
+    ->Args({32767, 1024, 1})
+    ->Args({0, 0, 4096})
+    ->Args({0, 512, 4096})
+    ->UseRealTime();
 
 }  // namespace
 }  // namespace quire::kernels

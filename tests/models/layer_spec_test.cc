@@ -103,7 +103,8 @@ TEST(LayerSpecTest, UnbuiltKnobsAreRefusedByName) {
       {"mlp_in without weight", [](ModelSpec& s) { s.layers[2].mlp_in.has_weight = false; }},
       {"attn_out LayerNorm", [](ModelSpec& s) { s.layers[2].attn_out.kind = NormKind::kLayer; }},
       {"final without weight or with bias", [](ModelSpec& s) { s.final_norm.has_bias = true; }},
-      {"attention other", [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kMla; }},
+      {"no attention", [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kNone; }},
+      {"head geometry", [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kMla; }},
       {"no MLP", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kNone; }},
       {"clip_qkv", [](ModelSpec& s) { s.layers[2].heads.clip_qkv = 8; }},
       {"qk_norm LayerNorm",
@@ -142,6 +143,10 @@ TEST(LayerSpecTest, KnobsOfTheCpuAloneAreRefusedOnAGpu) {
   const NormSpec norm = LlamaSpec().final_norm;
   const Knob knobs[] = {
       {"a mixture of experts", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kMoe; }},
+      {"latent attention",
+       [](ModelSpec& s) {
+         for (LayerSpec& layer : s.layers) layer.attention = AttentionKind::kMla;
+       }},
       {"attn_out", [&](ModelSpec& s) { s.layers[2].attn_out = norm; }},
       {"mlp_out", [&](ModelSpec& s) { s.layers[2].mlp_out = norm; }},
       {"attn_in", [](ModelSpec& s) { s.layers[2].attn_in = {}; }},

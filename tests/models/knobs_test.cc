@@ -1,0 +1,444 @@
+// Every knob of a dense layer through blocks and head, against the formulas of layer_spec.h in
+// double precision, and bit for bit however a sequence is cut into steps. Each knob alone must move
+// the logits, so that none passes because it is dead.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/kv_pool.h"
+#include "models/dummy_checkpoint.h"
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/model_runner.h"
+#include "models/weights.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+constexpr std::uint32_t kHidden = 48, kVocab = 40, kInner = 40, kTokens = 90;
+constexpr TensorNames kNames{.attn_out = "attn_out",
+                             .mlp_out = "mlp_out",
+                             .q_norm = "q_norm",
+                             .k_norm = "k_norm",
+                             .sinks = "sinks"};
+constexpr NormSpec kNorm{.kind = NormKind::kRms, .eps = 0.01f};
+
+ModelSpec BaseSpec() {
+  LayerSpec layer;
+  layer.attn_in = layer.mlp_in = kNorm;
+  layer.heads.num_heads = 4;
+  layer.heads.num_kv_heads = 2;
+  layer.heads.head_size = layer.heads.v_head_size = 12;
+  layer.heads.rope = 0;
+  layer.heads.rotary_size = 12;
+  layer.heads.scale = 0.4f;
+  layer.dense.intermediate = kInner;
+  ModelSpec spec;
+  spec.vocab_size = kVocab;
+  spec.hidden = kHidden;
+  spec.max_position = 256;
+  spec.layers.assign(2, layer);
+  spec.rope_tables.push_back({{1.0f, 0.5f, 0.2f, 0.1f, 0.05f, 0.01f}, 1.1f});
+  spec.rope_tables.push_back({{0.7f, 0.3f, 0.1f, 0.02f}, 0.9f});
+  spec.final_norm = kNorm;
+  return spec;
+}
+
+struct Knob {
+  const char* name;
+  std::function<void(ModelSpec&)> turn;
+};
+
+// In one layer of the two, so that what is per layer is seen to be.
+AttentionSpec& Heads(ModelSpec& spec) {
+  return spec.layers[1].heads;
+}
+MlpSpec& Dense(ModelSpec& spec) {
+  return spec.layers[0].dense;
+}
+
+void RotatePart(ModelSpec& spec, std::uint32_t first) {
+  Heads(spec).rope = 1;
+  Heads(spec).rotary_size = 8;
+  Heads(spec).rotary_first = first;
+}
+
+void PostNorms(ModelSpec& spec) {
+  for (LayerSpec& layer : spec.layers) layer.attn_out = layer.mlp_out = kNorm;
+}
+
+void Clamp(ModelSpec& spec) {
+  Dense(spec).alpha = 1.702f;
+  Dense(spec).limit = 0.7f;
+  Dense(spec).up_offset = 1;
+}
+
+std::vector<Knob> Knobs() {
+  return {
+      {"window", [](ModelSpec& s) { Heads(s).window = 7; }},
+      {"softcap", [](ModelSpec& s) { Heads(s).softcap = 0.8f; }},
+      {"sinks", [](ModelSpec& s) { Heads(s).has_sinks = true; }},
+      {"scale", [](ModelSpec& s) { Heads(s).scale = 0.1f; }},
+      {"no_rope", [](ModelSpec& s) { Heads(s).rope = -1; }},
+      {"partial_rope", [](ModelSpec& s) { RotatePart(s, 0); }},
+      {"rotary_first", [](ModelSpec& s) { RotatePart(s, 4); }},
+      {"interleaved", [](ModelSpec& s) { Heads(s).rope_style = RopeStyle::kInterleaved; }},
+      {"qk_norm", [](ModelSpec& s) { Heads(s).qk_norm = kNorm; }},
+      {"qk_norm_whole",
+       [](ModelSpec& s) {
+         Heads(s).qk_norm = kNorm;
+         Heads(s).qk_norm_scope = QkNormScope::kWhole;
+       }},
+      {"qkv_bias",
+       [](ModelSpec& s) { Heads(s).q_bias = Heads(s).k_bias = Heads(s).v_bias = true; }},
+      {"o_bias", [](ModelSpec& s) { Heads(s).o_bias = true; }},
+      {"sandwich_norms", PostNorms},
+      {"post_norms_only",
+       [](ModelSpec& s) {
+         PostNorms(s);
+         for (LayerSpec& layer : s.layers) layer.attn_in = layer.mlp_in = {};
+       }},
+      {"residual_scale", [](ModelSpec& s) { s.layers[1].residual_scale = 0.37f; }},
+      {"output_scale", [](ModelSpec& s) { s.layers[0].output_scale = 0.6f; }},
+      {"gelu_tanh", [](ModelSpec& s) { Dense(s).act = Activation::kGeluTanh; }},
+      {"gelu_erf", [](ModelSpec& s) { Dense(s).act = Activation::kGeluErf; }},
+      {"relu2", [](ModelSpec& s) { Dense(s).act = Activation::kRelu2; }},
+      {"alpha", [](ModelSpec& s) { Dense(s).alpha = 1.702f; }},
+      {"clamp", Clamp},
+      {"mlp_bias",
+       [](ModelSpec& s) { Dense(s).gate_bias = Dense(s).up_bias = Dense(s).down_bias = true; }},
+      {"weight_offset",
+       [](ModelSpec& s) {
+         s.final_norm.weight_offset = 1;
+         for (LayerSpec& layer : s.layers) layer.attn_in.weight_offset = 1;
+       }},
+      {"embed_scale", [](ModelSpec& s) { s.embed_scale = 3.3f; }},
+      {"logit_scale", [](ModelSpec& s) { s.logit_scale = 0.3f; }},
+      {"logit_softcap", [](ModelSpec& s) { s.logit_softcap = 0.8f; }},
+      {"many_at_once",
+       [](ModelSpec& s) {
+         PostNorms(s);
+         Clamp(s);
+         RotatePart(s, 0);
+         Heads(s).qk_norm = kNorm;
+         Heads(s).qk_norm.weight_offset = 1;
+         Heads(s).window = 20;
+         Heads(s).has_sinks = true;
+         s.layers[0].heads.softcap = 2;
+         s.layers[1].residual_scale = 0.5f;
+         s.embed_scale = 2;
+         s.logit_softcap = 3;
+       }},
+  };
+}
+
+using Doubles = std::vector<double>;
+
+// The tensors of a spec by name, with random values.
+struct Tensors {
+  explicit Tensors(const ModelSpec& spec) {
+    ModelConfig config;
+    config.dtype = DType::kF32;
+    const auto dummy = DummyCheckpoint(config, spec, kNames, /*with_values=*/false);
+    EXPECT_TRUE(dummy.ok()) << dummy.status();
+    for (const StoredTensor& tensor : dummy->tensors()) {
+      const bool is_norm = tensor.shape.size() == 1 && absl::EndsWith(tensor.name, ".weight");
+      const double inputs = static_cast<double>(tensor.shape.back());
+      const double deviation = tensor.shape.size() == 1 ? 0.3 : 1.3 / std::sqrt(inputs);
+      // By name, so that a tensor is the same whatever else a spec has.
+      std::mt19937 random(static_cast<std::uint32_t>(std::hash<std::string>()(tensor.name)));
+      std::normal_distribution<float> normal(is_norm ? 1 : 0, static_cast<float>(deviation));
+      std::vector<float>& values = all[tensor.name];
+      values.resize(static_cast<std::size_t>(tensor.num_elements()));
+      for (float& value : values) value = normal(random);
+      stored.push_back(tensor);
+      stored.back().bytes = std::as_bytes(std::span(values));
+    }
+  }
+  const std::vector<float>& At(const std::string& name) const { return all.at(name); }
+
+  std::map<std::string, std::vector<float>> all;
+  std::vector<StoredTensor> stored;
+};
+
+// The formulas, token by token.
+class Reference {
+ public:
+  Reference(const ModelSpec& spec, const Tensors& tensors) : spec_(spec), tensors_(tensors) {}
+
+  // Logits of all tokens.
+  Doubles Logits(const std::vector<std::int32_t>& tokens) {
+    const std::vector<float>& table = tensors_.At("model.embed_tokens.weight");
+    std::vector<Doubles> x;
+    for (const std::int32_t token : tokens) {
+      const float* const row = &table[static_cast<std::size_t>(token) * kHidden];
+      Doubles embedded;
+      for (std::uint32_t i = 0; i < kHidden; ++i) embedded.push_back(row[i] * spec_.embed_scale);
+      x.push_back(embedded);
+    }
+    for (std::size_t i = 0; i < spec_.layers.size(); ++i) {
+      prefix_ = absl::StrCat("model.layers.", i, ".");
+      Layer(spec_.layers[i], &x);
+    }
+    prefix_.clear();
+    Doubles logits;
+    for (const Doubles& row : x) {
+      for (double y : Product("lm_head", Norm("model.norm", spec_.final_norm, row), false)) {
+        y *= spec_.logit_scale;
+        logits.push_back(spec_.logit_softcap == 0
+                             ? y
+                             : spec_.logit_softcap * std::tanh(y / spec_.logit_softcap));
+      }
+    }
+    return logits;
+  }
+
+ private:
+  Doubles Product(const std::string& name, const Doubles& x, bool has_bias) const {
+    const std::vector<float>& w = tensors_.At(prefix_ + name + ".weight");
+    Doubles y(w.size() / x.size());
+    for (std::size_t r = 0; r < y.size(); ++r) {
+      for (std::size_t i = 0; i < x.size(); ++i) y[r] += double{w[r * x.size() + i]} * x[i];
+      if (has_bias) y[r] += double{tensors_.At(prefix_ + name + ".bias")[r]};
+    }
+    return y;
+  }
+
+  // Groups as wide as the weights.
+  Doubles Norm(const std::string& name, const NormSpec& norm, Doubles x) const {
+    if (norm.kind == NormKind::kNone) return x;
+    const std::vector<float>& w = tensors_.At(prefix_ + name + ".weight");
+    for (std::size_t at = 0; at < x.size(); at += w.size()) {
+      double sum = 0;
+      for (std::size_t i = 0; i < w.size(); ++i) sum += x[at + i] * x[at + i];
+      const double root = std::sqrt(sum / static_cast<double>(w.size()) + double{norm.eps});
+      for (std::size_t i = 0; i < w.size(); ++i) {
+        x[at + i] = x[at + i] / root * (double{w[i]} + norm.weight_offset);
+      }
+    }
+    return x;
+  }
+
+  void Rotate(const AttentionSpec& heads, std::size_t position, Doubles* x) const {
+    if (heads.rope < 0) return;
+    const RopeTable& table = spec_.rope_tables[static_cast<std::size_t>(heads.rope)];
+    const bool half = heads.rope_style == RopeStyle::kHalf;
+    for (std::size_t head = 0; head < x->size(); head += heads.head_size) {
+      for (std::size_t i = 0; i < heads.rotary_size / 2; ++i) {
+        // The angle is a product in float by contract.
+        const double angle = static_cast<float>(position) * table.inv_freq[i];
+        const double c = std::cos(angle) * double{table.attention_factor};
+        const double s = std::sin(angle) * double{table.attention_factor};
+        const std::size_t first = head + heads.rotary_first + (half ? i : 2 * i);
+        const std::size_t second = first + (half ? heads.rotary_size / 2 : 1);
+        const double x0 = (*x)[first], x1 = (*x)[second];
+        (*x)[first] = x0 * c - x1 * s;
+        (*x)[second] = x1 * c + x0 * s;
+      }
+    }
+  }
+
+  // Of one head over keys [begin, end).
+  void Attend(const AttentionSpec& heads, std::size_t head, const Doubles& q,
+              const std::vector<Doubles>& k, const std::vector<Doubles>& v, Doubles* out) const {
+    const std::size_t d = heads.head_size;
+    const std::size_t kv = head / (heads.num_heads / heads.num_kv_heads) * d;
+    const std::size_t end = k.size();
+    const std::size_t begin = heads.window == 0 || end <= heads.window ? 0 : end - heads.window;
+    double sum = heads.has_sinks ? std::exp(double{tensors_.At(prefix_ + "sinks")[head]}) : 0;
+    Doubles total(d);
+    for (std::size_t j = begin; j < end; ++j) {
+      double score = 0;
+      for (std::size_t i = 0; i < d; ++i) score += q[head * d + i] * k[j][kv + i];
+      score *= double{heads.scale};
+      if (heads.softcap != 0) score = heads.softcap * std::tanh(score / heads.softcap);
+      sum += std::exp(score);
+      for (std::size_t i = 0; i < d; ++i) total[i] += std::exp(score) * v[j][kv + i];
+    }
+    for (std::size_t i = 0; i < d; ++i) out->push_back(total[i] / sum);
+  }
+
+  static double Activated(const MlpSpec& mlp, double x) {
+    switch (mlp.act) {
+      case Activation::kSilu:
+        return x / (1 + std::exp(-double{mlp.alpha} * x));
+      case Activation::kGeluTanh:
+        return 0.5 * x * (1 + std::tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
+      case Activation::kGeluErf:
+        return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+      case Activation::kRelu2:
+        return x > 0 ? x * x : 0;
+    }
+    return 0;
+  }
+
+  Doubles Mlp(const MlpSpec& mlp, const Doubles& x) const {
+    Doubles gate = Product("mlp.gate_proj", x, mlp.gate_bias);
+    const Doubles up = Product("mlp.up_proj", x, mlp.up_bias);
+    for (std::size_t i = 0; i < gate.size(); ++i) {
+      double g = gate[i], u = up[i];
+      if (mlp.limit != 0) {
+        g = std::min(g, double{mlp.limit});
+        u = std::clamp(u, -double{mlp.limit}, double{mlp.limit});
+      }
+      gate[i] = Activated(mlp, g) * (u + mlp.up_offset);
+    }
+    return Product("mlp.down_proj", gate, mlp.down_bias);
+  }
+
+  static void Join(const Doubles& branch, double scale, Doubles* x) {
+    for (std::size_t i = 0; i < x->size(); ++i) (*x)[i] += scale * branch[i];
+  }
+
+  void Layer(const LayerSpec& layer, std::vector<Doubles>* x) {
+    const AttentionSpec& heads = layer.heads;
+    std::vector<Doubles> k, v;
+    for (std::size_t t = 0; t < x->size(); ++t) {
+      Doubles& row = (*x)[t];
+      const Doubles in = Norm("input_layernorm", layer.attn_in, row);
+      Doubles q = Product("self_attn.q_proj", in, heads.q_bias);
+      k.push_back(Product("self_attn.k_proj", in, heads.k_bias));
+      v.push_back(Product("self_attn.v_proj", in, heads.v_bias));
+      q = Norm("q_norm", heads.qk_norm, q);
+      k.back() = Norm("k_norm", heads.qk_norm, k.back());
+      Rotate(heads, t, &q);
+      Rotate(heads, t, &k.back());
+      Doubles attended;
+      for (std::size_t head = 0; head < heads.num_heads; ++head) {
+        Attend(heads, head, q, k, v, &attended);
+      }
+      const Doubles o = Product("self_attn.o_proj", attended, heads.o_bias);
+      Join(Norm("attn_out", layer.attn_out, o), layer.residual_scale, &row);
+      const Doubles m = Mlp(layer.dense, Norm("post_attention_layernorm", layer.mlp_in, row));
+      Join(Norm("mlp_out", layer.mlp_out, m), layer.residual_scale, &row);
+      for (double& value : row) value *= double{layer.output_scale};
+    }
+  }
+
+  const ModelSpec& spec_;
+  const Tensors& tensors_;
+  std::string prefix_;  // of the layer
+};
+
+std::vector<std::int32_t> Tokens() {
+  std::vector<std::int32_t> tokens;
+  for (std::uint32_t t = 0; t < kTokens; ++t) {
+    tokens.push_back(static_cast<std::int32_t>((t * t * 7 + t * 3 + 1) % kVocab));
+  }
+  return tokens;
+}
+
+// A model of a spec behind the cache manager.
+class Runs {
+ public:
+  Runs(const ModelSpec& spec, const Tensors& tensors, int threads) : cpu_(threads) {
+    const Checkpoint checkpoint = Checkpoint::FromTensors(tensors.stored, nullptr);
+    const WeightTarget target{.quantization = Quantization::kNone};
+    auto slots = FindWeights(spec, kNames, checkpoint, target);
+    EXPECT_TRUE(slots.ok()) << slots.status();
+    auto weights = Weights::Load(*slots, cpu_.backend, target);
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    model_.spec = spec;
+    model_.weights = std::make_unique<Weights>(*std::move(weights));
+    const auto geometry = KvGeometryFor(spec, 16, DType::kF32, 20);
+    EXPECT_TRUE(geometry.ok()) << geometry.status();
+    pool_ = std::make_unique<cache::KvPool>(*cache::KvPool::Create(*geometry));
+    auto runner = ModelRunner::Create(model_, cpu_.backend, pool_.get(),
+                                      {.max_rows = 1, .max_step_tokens = kTokens});
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    runner_ = *std::move(runner);
+    cache_ = *cache::CacheManager::Create(
+        {.geometry = *geometry, .max_rows = 1, .max_context_tokens = spec.max_position});
+  }
+
+  // Logits of all tokens, `chunk` of them in a step.
+  std::vector<float> Logits(const std::vector<std::int32_t>& tokens, std::uint32_t chunk) {
+    std::vector<float> logits(tokens.size() * kVocab);
+    for (std::uint32_t cached = 0; cached < tokens.size();) {
+      const auto left = static_cast<std::uint32_t>(tokens.size()) - cached;
+      const std::uint32_t count = std::min(chunk, left);
+      EXPECT_TRUE(cache_->Reserve(BatchRow{0}, cached + count).ok());
+      StepBatch batch;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        batch.token_ids.push_back(tokens[cached + i]);
+        batch.logits_tokens.push_back(i);
+      }
+      batch.rows.push_back({BatchRow{0}, cached, 0, count});
+      const cache::RowStep step{BatchRow{0}, cached, count};
+      batch.kv = &cache_->PrepareStep({&step, 1});
+      batch.copies = cache_->TakeCopies();
+      batch.clears = cache_->TakeClears();
+      batch.logits_out = &logits[std::size_t{cached} * kVocab];
+      EXPECT_TRUE(runner_->Run(batch).ok());
+      cache_->CompleteStep();
+      EXPECT_TRUE(runner_->Collect().ok());
+      cached += count;
+    }
+    return logits;
+  }
+
+ private:
+  TestBackend cpu_;
+  Model model_;
+  std::unique_ptr<cache::KvPool> pool_;
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<cache::CacheManager> cache_;
+};
+
+double Relative(const auto& a, const Doubles& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+TEST(KnobsTest, EveryKnobIsItsFormula) {
+  const std::vector<std::int32_t> tokens = Tokens();
+  const ModelSpec base = BaseSpec();
+  const Tensors base_tensors(base);
+  const Doubles without = Reference(base, base_tensors).Logits(tokens);
+  std::vector<Knob> knobs = Knobs();
+  knobs.push_back({"none", [](ModelSpec&) {}});
+  for (const Knob& knob : knobs) {
+    SCOPED_TRACE(knob.name);
+    ModelSpec spec = BaseSpec();
+    knob.turn(spec);
+    AssignCacheGroups(&spec);
+    ASSERT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
+    ASSERT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
+    const Tensors tensors(spec);
+    const Doubles exact = Reference(spec, tensors).Logits(tokens);
+    const std::vector<float> logits = Runs(spec, tensors, 1).Logits(tokens, kTokens);
+    EXPECT_LE(Relative(logits, exact), 2e-6);
+    const double change = Relative(exact, without);
+    if (knob.name == std::string("none")) {
+      EXPECT_EQ(change, 0);
+    } else {
+      EXPECT_GE(change, 1e-3);
+    }
+    for (const std::uint32_t chunk : {1u, 37u}) {
+      EXPECT_EQ(Runs(spec, tensors, 3).Logits(tokens, chunk), logits) << "chunk " << chunk;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire::models
