@@ -89,7 +89,8 @@ void AddInspect(CLI::App* app, const CommonOptions* common,
 void AddControl(CLI::App* app, const CommonOptions* common,
                 int* exit_code);  // cancel, abort, drain,
                                   // resume, flush
-void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code);  // plan, make-model
+void AddLocal(CLI::App* app, const CommonOptions* common,
+              int* exit_code);  // inspect, plan, make-model
 void AddBench(CLI::App* app, const CommonOptions* common, int* exit_code);
 void AddCompletion(CLI::App* app, int* exit_code);  // completion, manual
 

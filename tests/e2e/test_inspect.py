@@ -1,0 +1,178 @@
+"""`quire inspect`: what the files of a model say, without a server."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from daemon import QUIRE, ROOT
+
+MODELS = ROOT / "tests" / "testdata" / "models"
+TOKENIZERS = ROOT / "tests" / "testdata" / "tokenizers" / "cases"
+
+
+def inspect(*arguments, code=0):
+    command = [str(QUIRE), "inspect", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def inspect_json(*arguments, code=0):
+    return json.loads(inspect("--json", *arguments, code=code))
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of a small Llama model, to be changed."""
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for path in (MODELS / "llama-gqa-tied-bf16").iterdir():
+        if not path.name.startswith("reference"):
+            shutil.copyfile(path, copy / path.name)
+    return copy
+
+
+def edit(model, **keys):
+    config = json.loads((model / "config.json").read_text())
+    config.update(keys)
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def test_report_of_a_model(model):
+    hidden, inner, layers, kv = 128, 160, 2, 32
+    attention = layers * (2 * hidden * hidden + 2 * kv * hidden)
+    groups = {
+        "embedding": {"tensors": 1, "parameters": 384 * hidden},
+        "attention": {"tensors": 4 * layers, "parameters": attention},
+        "mlp": {"tensors": 3 * layers, "parameters": layers * 3 * hidden * inner},
+        "norms": {"tensors": 2 * layers + 1, "parameters": (2 * layers + 1) * hidden},
+    }
+    for group in groups.values():
+        group["stored_bytes"] = 2 * group["parameters"]
+    report = inspect_json(model)
+    assert report["groups"] == groups
+    assert report["parameters"] == sum(group["parameters"] for group in groups.values())
+    assert report["stored_bytes"] == 2 * report["parameters"]
+    assert report["stored_bytes_by_type"] == {"BF16": report["stored_bytes"]}
+    assert report["architecture"] == "LlamaForCausalLM" and report["family"] == "llama"
+    ids = {f"{name}_token_id": id for name, id in (("bos", 0), ("eos", 1), ("pad", 2))}
+    assert report["tokenizer"] == {"kind": "BPE (tokenizer.json)", "vocab_size": 320, **ids}
+    assert report["keys"] == {
+        "ignored": ["attention_dropout", "initializer_range", "pretraining_tp", "transformers_version", "use_cache"],
+        "unknown": [],
+        "refused": [],
+    }
+    assert report["problems"] == [] and report["warnings"] == []
+    assert report["spec"][0] == "model vocab 384 hidden 128 max_position 512 tied eos 1 bos 0 pad 2"
+    assert sum(line.startswith("layers 0 to 1: ") for line in report["spec"]) == 1, "equal layers are one line"
+    assert report["plan"]["weights_bytes"] > 0 and "page_bytes" in report["plan"]
+
+
+def test_text_of_a_model(model):
+    text = inspect(model)
+    assert re.search(r"^architecture +LlamaForCausalLM, family llama$", text, re.M)
+    assert re.search(r"^parameters +254592 in 20 tensors, 0\.49 MiB in files$", text, re.M)
+    assert re.search(r"^ +embedding +49152 parameters +0\.09 MiB in 1 tensors$", text, re.M)
+    assert re.search(r"^spec +model vocab 384 ", text, re.M)
+    assert re.search(r"^tokenizer +BPE \(tokenizer\.json\), ids below 320, bos 0, eos 1, pad 2$", text, re.M)
+    assert re.search(r"^CPU plan +weights ", text, re.M)
+    assert re.search(r"^keys +ignored: attention_dropout, ", text, re.M)
+    assert "problem" not in text
+
+
+def test_plan_is_that_of_quire_plan(model):
+    report = inspect_json(model, "--device-memory", "2GiB", "--set", "kv_cache.dtype=int8")
+    command = [QUIRE, "--json", "plan", "--model", model, "--device-memory", "2GiB", "--set", "kv_cache.dtype=int8"]
+    assert report["plan"] == json.loads(subprocess.check_output(list(map(str, command)), timeout=60))
+    assert report["plan"]["kv_dtype"] == "int8"
+
+
+def test_experts_have_a_group():
+    groups = inspect_json(MODELS / "qwen3-moe-bf16")["groups"]
+    assert groups["experts"]["parameters"] == 2 * 8 * 3 * 64 * 32
+    assert groups["router"] == {"tensors": 2, "parameters": 2 * 8 * 64, "stored_bytes": 2 * 2 * 8 * 64}
+    assert "other" not in groups and "mlp" not in groups
+
+
+def test_bytes_of_quantised_weights_are_all_of_the_file():
+    folder = MODELS / "gpt-oss-mxfp4"
+    data = (folder / "model.safetensors").read_bytes()
+    report = inspect_json(folder)
+    assert report["stored_bytes"] == len(data) - 8 - int.from_bytes(data[:8], "little")
+    assert sum(group["stored_bytes"] for group in report["groups"].values()) == report["stored_bytes"]
+    assert set(report["stored_bytes_by_type"]) == {"BF16", "mxfp4"}
+
+
+@pytest.mark.parametrize("name", ["llama-q4_k_m", "llama-spm"])
+def test_gguf(name):
+    (path,) = (ROOT / "tests" / "testdata" / "gguf" / "models" / name).glob("*.gguf")
+    report = inspect_json(path)
+    assert report["tokenizer"]["kind"] in ("gpt2 (GGUF)", "llama (GGUF)")
+    assert "keys" not in report and "other" not in report["groups"]
+    assert report["problems"] == []
+
+
+def test_every_refused_key_is_named(model):
+    edit(model, alibi=True, clip_qkv=8.0, sliding_window=None, colour="red")
+    report = inspect_json(model, code=1)
+    assert report["keys"]["refused"] == ["alibi", "clip_qkv"]
+    assert report["keys"]["unknown"] == ["colour"]
+    assert "sliding_window" in report["keys"]["ignored"]
+    assert any("alibi true is not supported" in problem for problem in report["problems"])
+    assert report["tokenizer"]["kind"] == "BPE (tokenizer.json)", "the rest is there all the same"
+    text = inspect(model, code=1)
+    assert re.search(r"refused: alibi = true, clip_qkv = 8\.0$", text, re.M)
+    assert re.search(r"^problem +.*alibi true is not supported", text, re.M)
+
+
+def test_unknown_architecture(model):
+    edit(model, architectures=["FooForCausalLM"], model_type="foo")
+    report = inspect_json(model, code=1)
+    assert any("FooForCausalLM" in problem for problem in report["problems"])
+    assert "spec" not in report and "keys" not in report
+
+
+def test_broken_parts_are_problems(model):
+    (model / "model.safetensors").write_bytes(b"\0" * 100)
+    (model / "tokenizer.json").unlink()
+    problems = inspect_json(model, code=1)["problems"]
+    assert any("model.safetensors" in problem for problem in problems)
+    assert any("tokenizer.json does not exist" in problem for problem in problems)
+    assert inspect_json(model / "nowhere", code=1)["problems"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("tekken-file", "byte ranks (tekken.json)"),
+        ("tiktoken-cl100k", "byte ranks (tokenizer.tiktoken)"),
+        ("llama2-sentencepiece", "SentencePiece BPE (tokenizer.model)"),
+        ("unigram-nmt-nfkc", "Unigram (tokenizer.json)"),
+    ],
+)
+def test_kinds_of_tokenizers(model, folder, kind):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    for path in (TOKENIZERS / folder).iterdir():
+        if not path.name.endswith(".jsonl"):
+            shutil.copyfile(path, model / path.name)
+    assert inspect_json(model)["tokenizer"]["kind"] == kind
+
+
+def test_templates(model):
+    assert inspect_json(model)["templates"] == {"origin": "tokenizer_config.json", "names": ["default"]}
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert inspect_json(model)["templates"]["names"] == []
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert inspect_json(model)["templates"] == {"origin": "chat_template.jinja", "names": ["default"]}
+    (model / "chat_template.jinja").write_text("{% nonsense %}")
+    assert "nonsense" in inspect_json(model)["templates"]["problem"]
+
+
+def test_wrong_usage():
+    done = subprocess.run([str(QUIRE), "inspect"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "model is required" in done.stderr + done.stdout

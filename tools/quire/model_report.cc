@@ -1,0 +1,337 @@
+#include "tools/quire/model_report.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/status.h"
+#include "models/checkpoint/checkpoint.h"
+#include "models/checkpoint/gguf.h"
+#include "models/checkpoint/model_files.h"
+#include "models/checkpoint/quantized_tensor.h"
+#include "models/checkpoint/safetensors.h"
+#include "models/config_keys.h"
+#include "models/config_reader.h"
+#include "models/families/registry.h"
+#include "models/layer_spec.h"
+#include "models/model.h"
+#include "models/text/chat_template.h"
+#include "models/text/gguf_vocabulary.h"
+#include "models/text/json_value.h"
+#include "models/text/tokenizer.h"
+
+namespace quire::client {
+namespace {
+
+using nlohmann::ordered_json;
+
+// The groups in the order in which they are printed.
+constexpr absl::string_view kGroups[] = {"embedding", "attention", "mlp",  "experts",
+                                         "router",    "norms",     "head", "other"};
+
+// Whether `name` is a tensor, or a part of one, that is called `slot`.
+bool IsOf(absl::string_view name, absl::string_view slot) {
+  return !slot.empty() && absl::ConsumePrefix(&name, slot) &&
+         (name.empty() || name[0] == '.' || name[0] == '_');
+}
+
+bool IsOfAny(absl::string_view name, std::initializer_list<absl::string_view> slots) {
+  return std::any_of(slots.begin(), slots.end(),
+                     [name](absl::string_view slot) { return IsOf(name, slot); });
+}
+
+// Of a tensor's name behind that of the mixture it belongs to.
+absl::string_view ExpertGroup(const models::TensorNames& names, absl::string_view name) {
+  return IsOfAny(name, {names.router, names.choice_bias}) ? "router" : "experts";
+}
+
+absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view name) {
+  if (IsOfAny(name, {names.attn_in, names.attn_out, names.mlp_in, names.mlp_out})) return "norms";
+  if (IsOfAny(name, {names.q, names.k, names.v, names.qkv, names.q_norm, names.k_norm, names.sinks,
+                     names.o, names.q_a, names.q_a_norm, names.q_b, names.kv_a, names.kv_a_norm,
+                     names.kv_b})) {
+    return "attention";
+  }
+  if (IsOfAny(name, {names.gate, names.up, names.gate_up, names.down})) return "mlp";
+  for (const absl::string_view moe : {names.moe, names.moe_alias}) {
+    absl::string_view rest = name;
+    if (!moe.empty() && absl::ConsumePrefix(&rest, moe) && absl::ConsumePrefix(&rest, ".")) {
+      return ExpertGroup(names, rest);
+    }
+  }
+  return "other";
+}
+
+absl::string_view GroupOf(const models::TensorNames& names, absl::string_view name) {
+  if (IsOf(name, names.embedding)) return "embedding";
+  if (IsOf(name, names.final_norm)) return "norms";
+  if (IsOf(name, names.head)) return "head";
+  if (!absl::ConsumePrefix(&name, names.layer_prefix)) return "other";
+  const std::size_t dot = name.find('.');
+  return dot == absl::string_view::npos ? "other" : LayerGroup(names, name.substr(dot + 1));
+}
+
+std::string MiB(std::int64_t bytes) {
+  return absl::StrFormat("%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+class Inspector {
+ public:
+  explicit Inspector(const PlanRequest& request) : request_(request) {}
+
+  ModelReport Run() {
+    report_.json["model"] = request_.model;
+    absl::StatusOr<models::ModelFiles> files = models::ModelFiles::FromPath(request_.model);
+    if (!files.ok()) {
+      AddProblem(files.status());
+      return Finish();
+    }
+    AddKeys(*files);
+    AddModel(*files);
+    AddText(*files);
+    AddPlan();
+    return Finish();
+  }
+
+ private:
+  void Add(absl::string_view name, absl::string_view text) {
+    report_.lines.push_back(absl::StrFormat("%-12s %s", name, text));
+  }
+  void AddProblem(const absl::Status& status) {
+    for (const absl::string_view line : absl::StrSplit(status.message(), '\n')) {
+      const std::string text(line);
+      if (std::find(problems_.begin(), problems_.end(), text) == problems_.end()) {
+        problems_.push_back(text);
+      }
+    }
+  }
+
+  void AddKeys(const models::ModelFiles& files);
+  void AddModel(const models::ModelFiles& files);
+  void AddWeights(const models::ModelFiles& files, const models::ModelConfig& config);
+  void AddText(const models::ModelFiles& files);
+  void AddTemplates(const models::ModelFiles& files, const text::Tokenizer& tokenizer);
+  void AddPlan();
+  ModelReport Finish();
+
+  const PlanRequest& request_;
+  ModelReport report_;
+  std::vector<std::string> key_lines_;
+  std::vector<std::string> problems_;
+};
+
+const models::Family* FamilyOf(const models::ConfigReader& reader) {
+  const auto architectures = reader.OptionalStrings("architectures");
+  if (architectures.ok() && *architectures && !(*architectures)->empty()) {
+    return models::FindFamilyByArchitecture((*architectures)->front());
+  }
+  const auto type = reader.OptionalString("model_type");
+  return type.ok() && *type ? models::FindFamilyByModelType(**type) : nullptr;
+}
+
+// All keys, also those behind the first that is refused.
+void Inspector::AddKeys(const models::ModelFiles& files) {
+  if (!files.gguf().empty() || !files.Has("config.json")) return;
+  const absl::StatusOr<models::ModelFile> file = files.Open("config.json");
+  if (!file.ok()) return AddProblem(file.status());
+  const absl::StatusOr<text::JsonDocument> document = text::JsonDocument::Parse(file->text());
+  if (!document.ok() || !document->root().is_object()) return;  // AddModel says why
+  const models::ConfigReader reader(file->label(), document->root());
+  const models::Family* family = FamilyOf(reader);
+  if (family == nullptr) return;
+  const std::pair<models::KeyUse, absl::string_view> kinds[] = {
+      {models::KeyUse::kIgnored, "ignored"},
+      {models::KeyUse::kUnknown, "unknown"},
+      {models::KeyUse::kRefused, "refused"}};
+  ordered_json& json = report_.json["keys"];
+  for (const auto& [use, name] : kinds) {
+    std::vector<std::string> texts;
+    json[std::string(name)] = ordered_json::array();
+    for (const models::ConfigKey& key : models::ListKeys(reader, *family)) {
+      if (key.use != use) continue;
+      texts.push_back(use == models::KeyUse::kRefused ? absl::StrCat(key.key, " = ", key.value)
+                                                      : key.key);
+      json[std::string(name)].push_back(key.key);
+    }
+    if (!texts.empty()) {
+      key_lines_.push_back(absl::StrCat(name, ": ", absl::StrJoin(texts, ", ")));
+    }
+  }
+}
+
+void Inspector::AddModel(const models::ModelFiles& files) {
+  const DeviceKind device = request_.device_memory.empty() ? DeviceKind::kCpu : DeviceKind::kCuda;
+  const absl::StatusOr<models::CheckedSpec> checked = models::ReadModelSpec(files, device);
+  if (!checked.ok()) return AddProblem(checked.status());
+  const models::ModelConfig& config = checked->config;
+  Add("architecture", absl::StrCat(config.architecture, ", family ", config.family));
+  report_.json["architecture"] = config.architecture;
+  report_.json["family"] = config.family;
+  AddWeights(files, config);
+  const std::vector<std::string> spec =
+      absl::StrSplit(absl::StripSuffix(models::DumpSpec(checked->spec), "\n"), '\n');
+  report_.json["spec"] = spec;
+  for (std::size_t i = 0; i < spec.size(); ++i) Add(i == 0 ? "spec" : "", spec[i]);
+  report_.json["warnings"] = config.warnings;
+  for (const std::string& warning : config.warnings) Add("warning", warning);
+}
+
+// Bytes in files, those of scales, zero points and the like included; what several matrices share
+// counts with the first of them.
+std::int64_t StoredBytes(const models::StoredTensor& tensor,
+                         std::set<const models::QuantizedTensor*>& counted) {
+  if (tensor.quantized == nullptr) return static_cast<std::int64_t>(tensor.bytes.size());
+  std::int64_t bytes = 0;
+  if (!counted.insert(tensor.quantized.get()).second) return bytes;
+  for (const models::StoredTensor* source : tensor.quantized->Sources()) {
+    bytes += static_cast<std::int64_t>(source->bytes.size());
+  }
+  return bytes;
+}
+
+void Inspector::AddWeights(const models::ModelFiles& files, const models::ModelConfig& config) {
+  const absl::StatusOr<models::Checkpoint> checkpoint =
+      models::Checkpoint::Open(files, config.stored_quantization);
+  if (!checkpoint.ok()) return AddProblem(checkpoint.status());
+  struct Sum {
+    std::int64_t tensors = 0, parameters = 0, bytes = 0;
+    void Add(std::int64_t values, std::int64_t size) {
+      ++tensors;
+      parameters += values;
+      bytes += size;
+    }
+  };
+  std::map<absl::string_view, Sum> groups;
+  std::map<std::string, std::int64_t> types;
+  std::set<const models::QuantizedTensor*> counted;
+  Sum all;
+  for (const models::StoredTensor& tensor : checkpoint->tensors()) {
+    std::int64_t values = 1;
+    for (const std::int64_t dimension : tensor.shape) values *= dimension;
+    const std::int64_t bytes = StoredBytes(tensor, counted);
+    groups[GroupOf(models::TensorNamesOf(config), tensor.name)].Add(values, bytes);
+    all.Add(values, bytes);
+    types[tensor.type] += bytes;
+  }
+  Add("parameters",
+      absl::StrCat(all.parameters, " in ", all.tensors, " tensors, ", MiB(all.bytes), " in files"));
+  report_.json["parameters"] = all.parameters;
+  report_.json["tensors"] = all.tensors;
+  report_.json["stored_bytes"] = all.bytes;
+  std::vector<std::string> type_texts;
+  for (const auto& [type, bytes] : types) type_texts.push_back(absl::StrCat(type, " ", MiB(bytes)));
+  Add("types", absl::StrJoin(type_texts, ", "));
+  report_.json["stored_bytes_by_type"] = types;
+  ordered_json& json = report_.json["groups"];
+  for (const absl::string_view name : kGroups) {
+    const auto it = groups.find(name);
+    if (it == groups.end()) continue;
+    const Sum& sum = it->second;
+    Add("", absl::StrFormat("%-10s %15d parameters %12s in %d tensors", name, sum.parameters,
+                            MiB(sum.bytes), sum.tensors));
+    json[std::string(name)] = {
+        {"tensors", sum.tensors}, {"parameters", sum.parameters}, {"stored_bytes", sum.bytes}};
+  }
+}
+
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const models::ModelFiles& files,
+                                                               const std::string& path) {
+  if (files.gguf().empty()) return text::Tokenizer::Load(path);
+  QUIRE_ASSIGN_OR_RETURN(const models::OpenedGguf opened, models::OpenGguf(files));
+  QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
+                         text::ReadGgufVocabulary(opened.gguf));
+  return text::Tokenizer::FromGguf(vocabulary);
+}
+
+void Inspector::AddText(const models::ModelFiles& files) {
+  const auto tokenizer = OpenTokenizer(files, request_.model);
+  if (!tokenizer.ok()) return AddProblem(tokenizer.status());
+  ordered_json json = {{"kind", (*tokenizer)->kind()}, {"vocab_size", (*tokenizer)->vocab_size()}};
+  std::string line = absl::StrCat((*tokenizer)->kind(), ", ids below ", (*tokenizer)->vocab_size());
+  const std::pair<absl::string_view, std::optional<std::int32_t>> ids[] = {
+      {"bos", (*tokenizer)->bos_token_id()},
+      {"eos", (*tokenizer)->eos_token_id()},
+      {"pad", (*tokenizer)->pad_token_id()}};
+  for (const auto& [name, id] : ids) {
+    if (!id) continue;
+    json[absl::StrCat(name, "_token_id")] = *id;
+    absl::StrAppend(&line, ", ", name, " ", *id);
+  }
+  Add("tokenizer", line);
+  report_.json["tokenizer"] = json;
+  AddTemplates(files, **tokenizer);
+}
+
+// The text of a file, nothing where there is none or it cannot be read: the server does without it
+// too.
+std::optional<std::string> ReadText(const models::ModelFiles& files, absl::string_view name) {
+  if (!files.Has(name)) return std::nullopt;
+  const absl::StatusOr<models::ModelFile> file = files.Open(name);
+  if (!file.ok()) return std::nullopt;
+  return std::string(file->text());
+}
+
+void Inspector::AddTemplates(const models::ModelFiles& files, const text::Tokenizer& tokenizer) {
+  text::TemplateFiles found;
+  if (files.gguf().empty()) {
+    found.chat_template_jinja = ReadText(files, "chat_template.jinja");
+    found.tokenizer_config_json = ReadText(files, "tokenizer_config.json");
+    found.chat_template_json = ReadText(files, "chat_template.json");
+  } else if (const auto opened = models::OpenGguf(files); opened.ok()) {
+    const auto text = opened->gguf.OptionalString("tokenizer.chat_template");
+    if (text.ok() && *text) found.gguf_template = std::string(**text);
+  }
+  const text::FoundTemplates sources = text::FindTemplates(found);
+  const auto templates = text::ChatTemplates::Create(sources, tokenizer, {});
+  if (!templates.ok()) return AddProblem(templates.status());
+  const std::vector<std::string> names = (*templates)->names();
+  report_.json["templates"] = {{"origin", sources.origin}, {"names", names}};
+  if (!(*templates)->problem().empty()) {
+    report_.json["templates"]["problem"] = (*templates)->problem();
+  }
+  if (!names.empty()) {
+    Add("templates", absl::StrCat(absl::StrJoin(names, ", "), " of ", sources.origin));
+  }
+  if (names.empty() || !(*templates)->problem().empty()) {
+    Add("templates",
+        (*templates)->problem().empty() ? absl::string_view("none") : (*templates)->problem());
+  }
+}
+
+void Inspector::AddPlan() {
+  PlanRequest request = request_;
+  request.cpu = request.device_memory.empty();
+  const absl::StatusOr<PlanReport> plan = MakePlan(std::move(request));
+  if (!plan.ok()) return AddProblem(plan.status());
+  const absl::string_view name = request_.device_memory.empty() ? "CPU plan" : "GPU plan";
+  for (std::size_t i = 0; i < plan->lines.size(); ++i) {
+    Add(i == 0 ? name : absl::string_view(), plan->lines[i]);
+  }
+  report_.json["plan"] = plan->json;
+}
+
+ModelReport Inspector::Finish() {
+  for (std::size_t i = 0; i < key_lines_.size(); ++i) Add(i == 0 ? "keys" : "", key_lines_[i]);
+  for (const std::string& problem : problems_) Add("problem", problem);
+  report_.json["problems"] = problems_;
+  report_.is_servable = problems_.empty();
+  return std::move(report_);
+}
+
+}  // namespace
+
+ModelReport InspectModel(const PlanRequest& request) {
+  return Inspector(request).Run();
+}
+
+}  // namespace quire::client

@@ -1,0 +1,100 @@
+#include "tools/quire/plan_report.h"
+
+#include <CLI/CLI.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "models/checkpoint/model_files.h"
+#include "server/config/device_plan.h"
+#include "server/config/options.h"
+#include "server/config/scalar_value.h"
+
+namespace quire::client {
+namespace {
+
+std::string Line(absl::string_view name, std::int64_t bytes, absl::string_view what) {
+  return absl::StrFormat("%-12s %15d  %12.2f MiB%s", name, bytes,
+                         static_cast<double>(bytes) / (1 << 20), what);
+}
+
+absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::DaemonOptions& daemon,
+                                   const models::ModelFiles& files) {
+  const absl::StatusOr<std::int64_t> bytes = server::ParseBytes(request.device_memory);
+  if (!bytes.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--device-memory: ", bytes.status().message()));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const server::DevicePlan plan,
+                         server::PlanDevice(daemon, files, *bytes, request.num_sms));
+  PlanReport report;
+  for (const auto& [name, part] : server::PlanLines(plan)) {
+    report.lines.push_back(Line(name, part, name == "pinned" ? " of the host" : ""));
+    report.json[name + "_bytes"] = part;
+  }
+  report.lines.push_back(
+      absl::StrFormat("%d pages of %d tokens (%s, %d bytes each): %d tokens, longest context %d",
+                      plan.memory.num_blocks - 1, plan.page_size, DTypeName(plan.kv_dtype),
+                      plan.memory.page_bytes, plan.pool_tokens(), plan.context_tokens));
+  report.json["pages"] = plan.memory.num_blocks - 1;
+  report.json["page_bytes"] = plan.memory.page_bytes;
+  report.json["page_tokens"] = plan.page_size;
+  report.json["kv_dtype"] = DTypeName(plan.kv_dtype);
+  report.json["pool_tokens"] = plan.pool_tokens();
+  report.json["max_context_tokens"] = plan.context_tokens;
+  return report;
+}
+
+absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
+                                    const models::ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(const models::MemoryPlan plan, server::PlanCpu(daemon, files));
+  PlanReport report;
+  report.json = {
+      {"weights_bytes", plan.weight_bytes},      {"weight_format", plan.weight_format},
+      {"workspace_bytes", plan.workspace_bytes}, {"page_bytes", plan.page_bytes},
+      {"page_tokens", daemon.pool.page_size},    {"kv_dtype", DTypeName(daemon.pool.dtype)}};
+  report.lines.push_back(Line("weights", plan.weight_bytes,
+                              plan.weight_format == "none"
+                                  ? ", unquantised"
+                                  : absl::StrCat(", most as ", plan.weight_format)));
+  report.lines.push_back(Line("workspace", plan.workspace_bytes, ""));
+  if (daemon.pool.capacity_bytes) {
+    report.json["kv_bytes"] = plan.pool_bytes;
+    report.lines.push_back(Line("kv", plan.pool_bytes, ""));
+  }
+  report.lines.push_back(
+      Line("page", plan.page_bytes,
+           absl::StrCat(", ", daemon.pool.page_size, " tokens as ", DTypeName(daemon.pool.dtype))));
+  return report;
+}
+
+}  // namespace
+
+void AddPlanOptions(CLI::App* command, PlanRequest* request) {
+  command->add_option("--device-memory", request->device_memory,
+                      "memory of the GPU that is free before the model is loaded, such as 80GiB");
+  command->add_option("--sms", request->num_sms, "multiprocessors of the GPU")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->add_option("--config", request->sources.files, "as of quired, repeatable")
+      ->allow_extra_args(false);
+  command->add_option("--set", request->sources.sets, "as of quired, repeatable")
+      ->allow_extra_args(false);
+}
+
+absl::StatusOr<PlanReport> MakePlan(PlanRequest request) {
+  request.sources.sets.push_back(absl::StrCat("model.path=", request.model));
+  request.sources.sets.push_back(request.cpu ? "device.type=cpu" : "device.type=cuda");
+  request.sources.environment = server::ConfigEnvironment();
+  request.sources.profile_dirs = server::InstalledProfileDirs();
+  std::vector<std::string> errors;
+  const auto config = server::LayeredConfig::Load(request.sources, &errors);
+  if (config == nullptr) return absl::InvalidArgumentError(absl::StrJoin(errors, "\n"));
+  const server::DaemonOptions daemon = server::ToOptions(*config);
+  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files,
+                         models::ModelFiles::FromPath(request.model));
+  return request.cpu ? PlanHost(daemon, files) : PlanGpu(request, daemon, files);
+}
+
+}  // namespace quire::client
