@@ -1,6 +1,7 @@
 #include "models/gguf_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <string>
@@ -53,6 +54,8 @@ struct ForeignKey {
 constexpr ForeignKey kForeignKeys[] = {{"expert_count", 0, 0},
                                        {"expert_used_count", 0, 0},
                                        {"attention.sliding_window", 0, 0},
+                                       {"attention.sliding_window_pattern", 0, 0},
+                                       {"rope.freq_base_swa", 0, 0},
                                        {"attention.max_alibi_bias", 0, 0},
                                        {"attention.clamp_kqv", 0, 0},
                                        {"attention.scale", 0, 0},
@@ -82,6 +85,8 @@ class GgufConfigReader {
     QUIRE_RETURN_IF_ERROR(ReadHeads());
     QUIRE_RETURN_IF_ERROR(ReadEpsilon());
     QUIRE_RETURN_IF_ERROR(ReadRope());
+    QUIRE_RETURN_IF_ERROR(ReadWindows());
+    QUIRE_RETURN_IF_ERROR(ReadScores());
     QUIRE_RETURN_IF_ERROR(ReadIds());
     ReadPresence();
     return std::move(config_);
@@ -90,6 +95,11 @@ class GgufConfigReader {
  private:
   std::string Key(absl::string_view suffix) const { return absl::StrCat(prefix_, suffix); }
   std::string Tensor(absl::string_view part) const { return absl::StrCat("blk.0.", part); }
+
+  bool FamilyReads(absl::string_view suffix) const {
+    return std::find(family_->gguf_keys.begin(), family_->gguf_keys.end(), suffix) !=
+           family_->gguf_keys.end();
+  }
 
   absl::StatusOr<std::uint32_t> Count(absl::string_view suffix, std::uint32_t high) const {
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t count, gguf_.Integer(Key(suffix), 1, high));
@@ -147,7 +157,7 @@ class GgufConfigReader {
   absl::Status CheckForeignKeys() {
     for (const ForeignKey& foreign : kForeignKeys) {
       const std::string key = Key(foreign.key);
-      if (!gguf_.Has(key)) continue;
+      if (!gguf_.Has(key) || FamilyReads(foreign.key)) continue;
       QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, AnyNumber(key));
       if (value && (*value == foreign.neutral || *value == foreign.also_neutral)) continue;
       return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", key,
@@ -270,9 +280,22 @@ class GgufConfigReader {
     return number.value_or(absent);
   }
 
-  absl::Status ReadRope() {
-    QUIRE_RETURN_IF_ERROR(MustBeHeadSize("rope.dimension_count"));
+  // Where a family may rotate a part of each head, rope.dimension_count says how much.
+  absl::Status ReadRotarySize() {
     config_.rotary_size = config_.head_dim;
+    constexpr absl::string_view kSuffix = "rope.dimension_count";
+    if (!Reads(*family_, "partial_rotary_factor")) return MustBeHeadSize(kSuffix);
+    const std::string key = Key(kSuffix);
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
+                           gguf_.OptionalInteger(key, 2, config_.head_dim));
+    if (!size) return absl::OkStatus();
+    if (*size % 2 != 0) return gguf_.Error(key, absl::StrCat("is ", *size, ", it must be even"));
+    config_.rotary_size = static_cast<std::uint32_t>(*size);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadRope() {
+    QUIRE_RETURN_IF_ERROR(ReadRotarySize());
     RopeConfig& rope = config_.rope;
     const std::string base_key = Key("rope.freq_base");
     QUIRE_ASSIGN_OR_RETURN(const std::optional<double> base, gguf_.OptionalNumber(base_key));
@@ -281,18 +304,101 @@ class GgufConfigReader {
       return gguf_.Error(base_key,
                          absl::StrCat("is ", rope.theta, ", it must be above 1 and at most 1e12"));
     }
-    QUIRE_RETURN_IF_ERROR(ReadRopeScaling(&rope));
-    QUIRE_ASSIGN_OR_RETURN(rope.factors, ReadRopeFactors(opened_));
-    if (rope.factors.empty()) return absl::OkStatus();
-    if (rope.factors.size() != config_.head_dim / 2) {
-      return gguf_.Error("tensor rope_freqs.weight",
-                         absl::StrCat("has ", rope.factors.size(), " elements, it must have ",
-                                      config_.head_dim / 2));
+    if (Reads(*family_, "rope_local_base_freq")) {
+      RopeConfig& local = config_.local_rope.emplace();
+      QUIRE_ASSIGN_OR_RETURN(
+          local.theta, Positive("rope.freq_base_swa", family_->defaults.rope_local_base_freq));
     }
+    if (gguf_.FindTensor(kLongRopeFactors) != nullptr ||
+        gguf_.FindTensor(kShortRopeFactors) != nullptr) {
+      return ReadLongrope(&rope);
+    }
+    QUIRE_ASSIGN_OR_RETURN(const double attention_factor, Positive("rope.scaling.attn_factor", 1));
+    if (attention_factor != 1) {
+      return absl::UnimplementedError(
+          absl::StrCat(gguf_.label(), ": ", Key("rope.scaling.attn_factor"), " ", attention_factor,
+                       " without tensor ", kLongRopeFactors, " is not supported"));
+    }
+    QUIRE_RETURN_IF_ERROR(ReadRopeScaling(&rope));
+    QUIRE_ASSIGN_OR_RETURN(rope.factors, FactorsOf(kRopeFactors));
+    if (rope.factors.empty()) return absl::OkStatus();
     if (rope.kind == RopeKind::kDefault) return absl::OkStatus();
     return absl::UnimplementedError(
         absl::StrCat(gguf_.label(), ": ", Key("rope.scaling.type"), " \"", RopeKindName(rope.kind),
                      "\" together with tensor rope_freqs.weight is not supported"));
+  }
+
+  // A tensor of factors with one for each pair of columns that rotates; empty when there is none.
+  absl::StatusOr<std::vector<float>> FactorsOf(absl::string_view name) const {
+    QUIRE_ASSIGN_OR_RETURN(std::vector<float> factors, ReadRopeFactors(opened_, name));
+    if (factors.empty() || factors.size() == config_.rotary_size / 2) return factors;
+    return gguf_.Error(
+        absl::StrCat("tensor ", name),
+        absl::StrCat("has ", factors.size(), " elements, it must have ", config_.rotary_size / 2));
+  }
+
+  absl::Status ReadLongrope(RopeConfig* rope) {
+    const std::string type_key = Key("rope.scaling.type");
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<absl::string_view> type,
+                           gguf_.OptionalString(type_key));
+    if (type && *type != "longrope" && *type != "none") {
+      return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", type_key, " \"", *type,
+                                                   "\" together with tensor ", kLongRopeFactors,
+                                                   " is not supported"));
+    }
+    rope->kind = RopeKind::kLongrope;
+    for (const auto& [name, list] : {std::pair{kLongRopeFactors, &rope->long_factors},
+                                     {kShortRopeFactors, &rope->short_factors}}) {
+      QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors, FactorsOf(name));
+      if (factors.empty()) return gguf_.Error(absl::StrCat("tensor ", name), "is missing");
+      list->assign(factors.begin(), factors.end());
+    }
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::int64_t original,
+        gguf_.Integer(Key("rope.scaling.original_context_length"), 2, kMaxPositions));
+    rope->original_max_position = static_cast<std::uint32_t>(original);
+    rope->factor = static_cast<double>(config_.max_position_embeddings) /
+                   static_cast<double>(rope->original_max_position);
+    if (!gguf_.Has(Key("rope.scaling.attn_factor"))) return absl::OkStatus();
+    QUIRE_ASSIGN_OR_RETURN(rope->attention_factor, Positive("rope.scaling.attn_factor", 1));
+    return absl::OkStatus();
+  }
+
+  // By the family's rule; the files say the width only.
+  absl::Status ReadWindows() {
+    if (!FamilyReads("attention.sliding_window")) return absl::OkStatus();
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> given,
+        gguf_.OptionalInteger(Key("attention.sliding_window"), 0, kMaxPositions));
+    const auto width = static_cast<std::uint32_t>(given.value_or(family_->defaults.sliding_window));
+    if (width == 0) return absl::OkStatus();
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> pattern,
+        gguf_.OptionalInteger(Key("attention.sliding_window_pattern"), 1, kMaxLayers + 1));
+    for (const bool has_window : WindowedByRule(family_->windows, config_.num_hidden_layers,
+                                                pattern.value_or(kDefaultWindowPattern))) {
+      config_.windows.push_back(has_window ? width : 0);
+    }
+    return absl::OkStatus();
+  }
+
+  // What multiplies and caps scores and logits.
+  absl::Status ReadScores() {
+    const ConfigDefaults& absent = family_->defaults;
+    if (FamilyReads("attn_logit_softcapping")) {
+      QUIRE_ASSIGN_OR_RETURN(config_.attn_logit_softcapping,
+                             Positive("attn_logit_softcapping", absent.attn_logit_softcapping));
+      QUIRE_ASSIGN_OR_RETURN(config_.final_logit_softcapping,
+                             Positive("final_logit_softcapping", absent.final_logit_softcapping));
+    }
+    if (!FamilyReads("attention.scale")) return absl::OkStatus();
+    const bool is_wide = config_.num_hidden_layers == family_->gguf_wide_block_count;
+    const std::uint32_t scalar =
+        is_wide ? config_.hidden_size / config_.num_attention_heads : config_.head_dim;
+    QUIRE_ASSIGN_OR_RETURN(const double scale,
+                           Positive("attention.scale", 1 / std::sqrt(static_cast<double>(scalar))));
+    config_.query_pre_attn_scalar = 1 / (scale * scale);
+    return absl::OkStatus();
   }
 
   absl::Status ReadRopeScaling(RopeConfig* rope) {

@@ -11,8 +11,7 @@
 namespace quire::models {
 namespace {
 
-// Layers between two full ones, and where windows begin, when the keys are absent.
-constexpr std::int64_t kDefaultPattern = 6;
+// Where windows begin when the key is absent.
 constexpr std::int64_t kDefaultMaxWindowLayers = 28;
 
 // The width, or 0 when the configuration turns windows off.
@@ -39,14 +38,18 @@ absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader) {
     return reader.Error("sliding_window_pattern",
                         absl::StrCat("is ", *pattern, ", but _sliding_window_pattern is ", *other));
   }
-  return pattern ? *pattern : other.value_or(kDefaultPattern);
+  return pattern ? *pattern : other.value_or(kDefaultWindowPattern);
 }
 
 // Which layers have a window by the family's rule.
 absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Family& family,
                                          std::uint32_t num_layers,
                                          const std::vector<bool>& rope_layers) {
-  std::vector<bool> windowed(num_layers, family.windows == WindowRule::kAll);
+  std::int64_t pattern = kDefaultWindowPattern;
+  if (family.windows == WindowRule::kPattern) {
+    QUIRE_ASSIGN_OR_RETURN(pattern, ReadPattern(reader));
+  }
+  std::vector<bool> windowed = WindowedByRule(family.windows, num_layers, pattern);
   if (family.windows == WindowRule::kFromLayer) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> first,
                            reader.OptionalInteger("max_window_layers", 0, kMaxPositions));
@@ -55,11 +58,6 @@ absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Famil
     }
   } else if (family.windows == WindowRule::kNoRope) {
     for (std::size_t i = 0; i < rope_layers.size(); ++i) windowed[i] = !rope_layers[i];
-  } else if (family.windows == WindowRule::kEven) {
-    for (std::uint32_t i = 0; i < num_layers; ++i) windowed[i] = i % 2 == 0;
-  } else if (family.windows == WindowRule::kPattern) {
-    QUIRE_ASSIGN_OR_RETURN(const std::int64_t pattern, ReadPattern(reader));
-    for (std::uint32_t i = 0; i < num_layers; ++i) windowed[i] = (i + 1) % pattern != 0;
   }
   return windowed;
 }
@@ -91,6 +89,15 @@ absl::StatusOr<std::optional<std::vector<bool>>> ByTypes(const ConfigReader& rea
 }
 
 }  // namespace
+
+std::vector<bool> WindowedByRule(WindowRule rule, std::uint32_t num_layers, std::int64_t pattern) {
+  std::vector<bool> windowed(num_layers, rule == WindowRule::kAll);
+  for (std::uint32_t i = 0; i < num_layers; ++i) {
+    if (rule == WindowRule::kEven) windowed[i] = i % 2 == 0;
+    if (rule == WindowRule::kPattern) windowed[i] = (i + 1) % pattern != 0;
+  }
+  return windowed;
+}
 
 absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reader,
                                                        const Family& family,

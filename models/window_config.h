@@ -23,6 +23,13 @@ enum class WindowRule : std::uint8_t {
   kPattern,    // all but every sliding_window_pattern-th: (i + 1) % pattern != 0
 };
 
+// Which of `num_layers` layers have a window by a rule that needs no more than `pattern`: kAll,
+// kEven and kPattern; by the others none has.
+std::vector<bool> WindowedByRule(WindowRule rule, std::uint32_t num_layers, std::int64_t pattern);
+
+// What `pattern` is when no key says.
+inline constexpr std::int64_t kDefaultWindowPattern = 6;
+
 // The window of each of `num_layers` layers, 0 for full attention; empty when no layer has one.
 // `rope_layers` as ModelConfig::rope_layers. Returns INVALID_ARGUMENT that names the key when
 // layer_types is of another length or asks for windows that no key gives; UNIMPLEMENTED for another

@@ -63,8 +63,12 @@ absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoin
     const std::span<const std::byte> file = opened.file.bytes();
     AddField(&hasher,
              file.first(std::min<std::uint64_t>(opened.gguf.data_offset(), file.size())));
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors, ReadRopeFactors(opened));
-    AddField(&hasher, std::as_bytes(std::span<const float>(factors)));
+    for (const absl::string_view name : {kRopeFactors, kLongRopeFactors, kShortRopeFactors}) {
+      QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors, ReadRopeFactors(opened, name));
+      // Most files have none, and those of longrope came later: their absence adds nothing.
+      if (factors.empty() && name != kRopeFactors) continue;
+      AddField(&hasher, std::as_bytes(std::span<const float>(factors)));
+    }
   }
   for (const char* name : {"config.json", "tokenizer.json"}) {
     AddText(&hasher, name);

@@ -19,7 +19,6 @@ namespace quire::models {
 namespace {
 
 constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
-constexpr absl::string_view kRopeFactors = "rope_freqs.weight";
 constexpr std::int64_t kMaxHeads = 4096;
 
 absl::Status Refuse(const text::GgufFile& gguf, absl::string_view name, absl::string_view problem) {
@@ -111,6 +110,8 @@ absl::StatusOr<std::int64_t> InterleavedHeads(const text::GgufFile& gguf, absl::
   const bool q = absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
   const bool k = absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
   if (!q && !k) return 0;
+  QUIRE_ASSIGN_OR_RETURN(const absl::string_view architecture, gguf.String("general.architecture"));
+  if (architecture != "llama") return 0;
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t heads,
                          gguf.Integer("llama.attention.head_count", 1, kMaxHeads));
   if (q) return heads;
@@ -197,14 +198,15 @@ absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& open
   return tensors;
 }
 
-absl::StatusOr<std::vector<float>> ReadRopeFactors(const OpenedGguf& opened) {
-  if (opened.gguf.FindTensor(kRopeFactors) == nullptr) return std::vector<float>();
+absl::StatusOr<std::vector<float>> ReadRopeFactors(const OpenedGguf& opened,
+                                                   absl::string_view name) {
+  if (opened.gguf.FindTensor(name) == nullptr) return std::vector<float>();
   QUIRE_ASSIGN_OR_RETURN(const std::vector<StoredTensor> tensors, ReadGgufTensors(opened));
   const auto tensor =
       std::find_if(tensors.begin(), tensors.end(),
-                   [](const StoredTensor& candidate) { return candidate.name == kRopeFactors; });
+                   [&](const StoredTensor& candidate) { return candidate.name == name; });
   if (tensor->dtype != DType::kF32 || tensor->shape.size() != 1) {
-    return Refuse(opened.gguf, kRopeFactors,
+    return Refuse(opened.gguf, name,
                   absl::StrCat("is ", tensor->type, " ", tensor->ShapeText(),
                                ", it must be F32 of one dimension"));
   }
@@ -212,7 +214,7 @@ absl::StatusOr<std::vector<float>> ReadRopeFactors(const OpenedGguf& opened) {
   DequantizeRow(GgmlType::kF32, tensor->bytes, factors);
   for (std::size_t i = 0; i < factors.size(); ++i) {
     if (std::isfinite(factors[i]) && factors[i] > 0) continue;
-    return Refuse(opened.gguf, kRopeFactors,
+    return Refuse(opened.gguf, name,
                   absl::StrCat("has element ", i, " of value ", factors[i],
                                ", it must be positive and finite"));
   }
@@ -222,8 +224,10 @@ absl::StatusOr<std::vector<float>> ReadRopeFactors(const OpenedGguf& opened) {
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened) {
   GgufTensors result;
   QUIRE_ASSIGN_OR_RETURN(result.tensors, ReadGgufTensors(opened));
-  std::erase_if(result.tensors,
-                [](const StoredTensor& tensor) { return tensor.name == kRopeFactors; });
+  std::erase_if(result.tensors, [](const StoredTensor& tensor) {
+    return tensor.name == kRopeFactors || tensor.name == kLongRopeFactors ||
+           tensor.name == kShortRopeFactors;
+  });
   QUIRE_RETURN_IF_ERROR(RestoreRows(opened.gguf, &result));
   return result;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "models/checkpoint/model_files.h"
 #include "models/checkpoint/safetensors.h"
 #include "models/text/gguf.h"
@@ -28,9 +29,15 @@ absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files);
 // Unused bytes between tensors and behind the last are let be.
 absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened);
 
-// rope_freqs.weight, which divides the rotation frequencies: [head size / 2], positive and finite.
-// Empty when the file has none. Errors name the tensor.
-absl::StatusOr<std::vector<float>> ReadRopeFactors(const OpenedGguf& opened);
+// Tensors that divide the rotation frequencies: of llama3 scaling, and the two sets of longrope.
+inline constexpr absl::string_view kRopeFactors = "rope_freqs.weight";
+inline constexpr absl::string_view kLongRopeFactors = "rope_factors_long.weight";
+inline constexpr absl::string_view kShortRopeFactors = "rope_factors_short.weight";
+
+// One of them: [rotary size / 2], positive and finite. Empty when the file has none. Errors name
+// the tensor.
+absl::StatusOr<std::vector<float>> ReadRopeFactors(const OpenedGguf& opened,
+                                                   absl::string_view name);
 
 // What a checkpoint makes of them.
 struct GgufTensors {
@@ -38,9 +45,10 @@ struct GgufTensors {
   std::shared_ptr<const void> memory;  // of those that are not in the file as they are
 };
 
-// ReadGgufTensors without rope_freqs.weight, and with the rows of attn_q and attn_k put back into
-// the order of Hugging Face checkpoints: of each head of d rows, file row 2j becomes row j and
-// 2j + 1 becomes j + d/2, so that rope rotates halves. Whole rows move, blocks stay whole. Errors
+// ReadGgufTensors without rope factors. Files of architecture llama have the rows of attn_q and
+// attn_k put back into the order of Hugging Face checkpoints: of each head of d rows, file row 2j
+// becomes row j and 2j + 1 becomes j + d/2, so that rope rotates halves; other architectures have
+// them in that order. Whole rows move, blocks stay whole. Errors
 // as ReadGgufTensors; RESOURCE_EXHAUSTED without memory for the copies.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 

@@ -4,12 +4,26 @@
 // configuration. A family starts from it and changes what is its own.
 
 #include "absl/status/statusor.h"
+#include "models/families/registry.h"
 #include "models/layer_spec.h"
 #include "models/model_config.h"
 
 namespace quire::models {
 
-struct Family;
+// Names of the tensors of a Llama in GGUF files, which those of other families vary.
+inline constexpr TensorNames kGgufNames{.embedding = "token_embd",
+                                 .final_norm = "output_norm",
+                                 .head = "output",
+                                 .layer_prefix = "blk.",
+                                 .attn_in = "attn_norm",
+                                 .mlp_in = "ffn_norm",
+                                 .q = "attn_q",
+                                 .k = "attn_k",
+                                 .v = "attn_v",
+                                 .o = "attn_output",
+                                 .gate = "ffn_gate",
+                                 .up = "ffn_up",
+                                 .down = "ffn_down"};
 
 // An RMS norm with rms_norm_eps whose weights mean `weight_offset` + weight. Converters to GGUF add
 // the offset to the weights, so that it is 0 there.

@@ -46,6 +46,20 @@ constexpr TensorNames kNames3{.attn_out = "post_attention_layernorm",
                               .q_norm = "self_attn.q_norm",
                               .k_norm = "self_attn.k_norm"};
 
+constexpr absl::string_view kGgufKeys2[] = {"attention.scale", "attention.sliding_window",
+                                            "attn_logit_softcapping", "final_logit_softcapping"};
+constexpr absl::string_view kGgufKeys3[] = {"attention.scale", "attention.sliding_window",
+                                            "attention.sliding_window_pattern",
+                                            "rope.freq_base_swa"};
+constexpr TensorNames GgufNames() {
+  TensorNames names = kGgufNames;
+  names.attn_out = "post_attention_norm";
+  names.mlp_out = "post_ffw_norm";
+  names.q_norm = "attn_q_norm";
+  names.k_norm = "attn_k_norm";
+  return names;
+}
+
 // What both share.
 absl::StatusOr<ModelSpec> SandwichSpec(const ModelConfig& config, const Family& family) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
@@ -90,8 +104,10 @@ const Family& Gemma2Family() {
                               .keys = kKeys2,
                               .windows = WindowRule::kEven,
                               .names = kNames2,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "gemma2",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys2,
+                              .gguf_wide_block_count = 46,
                               .build_spec = BuildSpec2};
   return kFamily;
 }
@@ -105,8 +121,10 @@ const Family& Gemma3Family() {
                               .keys = kKeys3,
                               .windows = WindowRule::kPattern,
                               .names = kNames3,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "gemma3",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys3,
+                              .gguf_wide_block_count = 62,
                               .build_spec = BuildSpec3};
   return kFamily;
 }

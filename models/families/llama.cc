@@ -9,19 +9,6 @@ namespace {
 constexpr absl::string_view kArchitectures[] = {"LlamaForCausalLM"};
 constexpr absl::string_view kModelTypes[] = {"llama"};
 constexpr absl::string_view kKeys[] = {"attention_bias", "mlp_bias"};
-constexpr TensorNames kGgufNames{.embedding = "token_embd",
-                                 .final_norm = "output_norm",
-                                 .head = "output",
-                                 .layer_prefix = "blk.",
-                                 .attn_in = "attn_norm",
-                                 .mlp_in = "ffn_norm",
-                                 .q = "attn_q",
-                                 .k = "attn_k",
-                                 .v = "attn_v",
-                                 .o = "attn_output",
-                                 .gate = "ffn_gate",
-                                 .up = "ffn_up",
-                                 .down = "ffn_down"};
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   return PreNormSpec(config, LlamaFamily());

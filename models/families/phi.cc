@@ -11,6 +11,14 @@ constexpr absl::string_view kModelTypes[] = {"phi3"};
 constexpr absl::string_view kKeys[] = {"partial_rotary_factor", "sliding_window"};
 constexpr TensorNames kNames{.qkv = "self_attn.qkv_proj", .gate_up = "mlp.gate_up_proj"};
 
+constexpr absl::string_view kGgufKeys[] = {"attention.sliding_window", "rope.scaling.attn_factor"};
+constexpr TensorNames GgufNames() {
+  TensorNames names = kGgufNames;
+  names.qkv = "attn_qkv";
+  names.gate_up = "ffn_up";
+  return names;
+}
+
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   return PreNormSpec(config, Phi3Family());
 }
@@ -26,8 +34,9 @@ const Family& Phi3Family() {
                               .windows = WindowRule::kAll,
                               .has_old_longrope_names = true,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "phi3",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

@@ -110,6 +110,12 @@ struct Family {
   TensorNames names;
   absl::string_view gguf_architecture;  // general.architecture of GGUF files; empty: none are read
   TensorNames gguf_names;
+  // Keys of GGUF files, behind the architecture, that are read here and refused where they are not
+  // listed.
+  std::span<const absl::string_view> gguf_keys = {};
+  // Of the one published size whose query_pre_attn_scalar is hidden_size / num_attention_heads and
+  // not the head size. GGUF files state neither.
+  std::uint32_t gguf_wide_block_count = 0;
   // A checked configuration as data. Returns UNIMPLEMENTED or INVALID_ARGUMENT naming the key.
   absl::StatusOr<ModelSpec> (*build_spec)(const ModelConfig& config);
 };

@@ -1,0 +1,47 @@
+// docs/models.md names what the registry has.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "models/families/registry.h"
+
+namespace quire::models {
+namespace {
+
+std::string Quoted(std::span<const absl::string_view> names) {
+  return absl::StrJoin(names, ", ", [](std::string* out, absl::string_view name) {
+    absl::StrAppend(out, "`", name, "`");
+  });
+}
+
+std::string RowOf(const Family& family) {
+  const std::string gguf =
+      family.gguf_architecture.empty() ? "" : absl::StrCat("`", family.gguf_architecture, "`");
+  return absl::StrCat("| ", family.name, " | ", Quoted(family.architectures), " | ",
+                      Quoted(family.model_types), " | ", gguf, " | ", Quoted(family.keys), " |");
+}
+
+TEST(ModelsPageTest, TableOfFamiliesIsThatOfTheRegistry) {
+  std::ifstream stream(QUIRE_SOURCE_DIR "/docs/models.md");
+  std::stringstream text;
+  text << stream.rdbuf();
+  const std::vector<std::string> lines = absl::StrSplit(text.str(), '\n');
+  std::size_t at = 0;
+  while (at < lines.size() && lines[at].rfind("| family | architectures", 0) != 0) ++at;
+  ASSERT_LT(at + 2, lines.size()) << "the page has no table of families";
+  std::vector<std::string> want;
+  for (const Family* family : AllFamilies()) want.push_back(RowOf(*family));
+  std::vector<std::string> got;
+  for (at += 2; at < lines.size() && !lines[at].empty(); ++at) got.push_back(lines[at]);
+  EXPECT_EQ(got, want) << "write in docs/models.md:\n" << absl::StrJoin(want, "\n");
+}
+
+}  // namespace
+}  // namespace quire::models

@@ -1,0 +1,347 @@
+// Families beside Llama as GGUF files: the fixtures of tests/testdata/models, written anew with the
+// keys and tensor names that llama.cpp's converter gives them, must compute what Hugging Face
+// transformers computes from the originals.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "models/checkpoint/checkpoint.h"
+#include "models/model.h"
+#include "tests/parity/edited_fixture.h"
+#include "tests/parity/parity_harness.h"
+
+namespace quire::models::parity {
+namespace {
+
+using nlohmann::json;
+
+// A GGUF file of version 3, built piece by piece.
+class GgufWriter {
+ public:
+  void Text(const std::string& key, const std::string& value) {
+    Key(key, 8);
+    String(&header_, value);
+  }
+  void Integer(const std::string& key, std::uint32_t value) {
+    Key(key, 4);
+    Put(&header_, value);
+  }
+  void Number(const std::string& key, double value) {
+    Key(key, 6);
+    Put(&header_, static_cast<float>(value));
+  }
+  // Shape slowest dimension first. `type` as ggml numbers it: 0 F32, 30 BF16.
+  void Tensor(const std::string& name, const std::vector<std::int64_t>& shape, std::uint32_t type,
+              const void* bytes, std::size_t size) {
+    String(&table_, name);
+    Put(&table_, static_cast<std::uint32_t>(shape.size()));
+    for (auto extent = shape.rbegin(); extent != shape.rend(); ++extent) {
+      Put(&table_, static_cast<std::uint64_t>(*extent));
+    }
+    Put(&table_, type);
+    Pad(&data_);
+    Put(&table_, static_cast<std::uint64_t>(data_.size()));
+    data_.append(static_cast<const char*>(bytes), size);
+    ++num_tensors_;
+  }
+  void Floats(const std::string& name, const std::vector<float>& values) {
+    Tensor(name, {static_cast<std::int64_t>(values.size())}, 0, values.data(), values.size() * 4);
+  }
+  std::string File() const {
+    std::string file = "GGUF";
+    Put(&file, std::uint32_t{3});
+    Put(&file, num_tensors_);
+    Put(&file, num_keys_);
+    file += header_ + table_;
+    Pad(&file);
+    return file + data_;
+  }
+
+ private:
+  template <typename T>
+  static void Put(std::string* to, T value) {
+    to->append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  static void String(std::string* to, const std::string& text) {
+    Put(to, static_cast<std::uint64_t>(text.size()));
+    *to += text;
+  }
+  static void Pad(std::string* to) { to->resize((to->size() + 31) / 32 * 32, 0); }
+  void Key(const std::string& key, std::uint32_t type) {
+    String(&header_, key);
+    Put(&header_, type);
+    ++num_keys_;
+  }
+
+  std::string header_;
+  std::string table_;
+  std::string data_;
+  std::uint64_t num_tensors_ = 0;
+  std::uint64_t num_keys_ = 0;
+};
+
+// What the part of a name behind "model.layers.N." becomes behind "blk.N.".
+const std::map<std::string, std::string>& LayerNames(const std::string& architecture) {
+  static const std::map<std::string, std::string> kPreNorm = {
+      {"input_layernorm", "attn_norm"},    {"post_attention_layernorm", "ffn_norm"},
+      {"self_attn.q_proj", "attn_q"},      {"self_attn.k_proj", "attn_k"},
+      {"self_attn.v_proj", "attn_v"},      {"self_attn.o_proj", "attn_output"},
+      {"self_attn.qkv_proj", "attn_qkv"},  {"self_attn.q_norm", "attn_q_norm"},
+      {"self_attn.k_norm", "attn_k_norm"}, {"mlp.gate_proj", "ffn_gate"},
+      {"mlp.up_proj", "ffn_up"},           {"mlp.gate_up_proj", "ffn_up"},
+      {"mlp.down_proj", "ffn_down"}};
+  static const std::map<std::string, std::string> kSandwich = [] {
+    std::map<std::string, std::string> names = kPreNorm;
+    names["post_attention_layernorm"] = "post_attention_norm";
+    names["pre_feedforward_layernorm"] = "ffn_norm";
+    names["post_feedforward_layernorm"] = "post_ffw_norm";
+    return names;
+  }();
+  return absl::StartsWith(architecture, "gemma") ? kSandwich : kPreNorm;
+}
+
+std::string GgufName(const std::string& name, const std::string& architecture) {
+  if (name == "model.embed_tokens.weight") return "token_embd.weight";
+  if (name == "model.norm.weight") return "output_norm.weight";
+  if (name == "lm_head.weight") return "output.weight";
+  const std::string prefix = "model.layers.";
+  QUIRE_CHECK(absl::StartsWith(name, prefix));
+  const std::size_t dot = name.find('.', prefix.size());
+  const std::size_t ending = name.rfind('.');
+  const std::string part = name.substr(dot + 1, ending - dot - 1);
+  return absl::StrCat("blk.", name.substr(prefix.size(), dot - prefix.size()), ".",
+                      LayerNames(architecture).at(part), name.substr(ending));
+}
+
+// Vectors are stored as F32, and the weights of Gemma's norms with their 1.
+void AddTensor(GgufWriter* writer, const StoredTensor& tensor, const std::string& architecture) {
+  const std::string name = GgufName(tensor.name, architecture);
+  QUIRE_CHECK(tensor.dtype == DType::kBF16);
+  if (tensor.shape.size() > 1) {
+    writer->Tensor(name, tensor.shape, 30, tensor.bytes.data(), tensor.bytes.size());
+    return;
+  }
+  const bool adds_one =
+      absl::StartsWith(architecture, "gemma") && absl::EndsWith(name, "norm.weight");
+  std::vector<BF16> stored(static_cast<std::size_t>(tensor.num_elements()));
+  std::memcpy(stored.data(), tensor.bytes.data(), tensor.bytes.size());
+  std::vector<float> values;
+  for (const BF16 value : stored) values.push_back(value.ToFloat() + (adds_one ? 1.0f : 0.0f));
+  writer->Floats(name, values);
+}
+
+void AddCommonKeys(GgufWriter* writer, const json& config, const std::string& architecture) {
+  const auto integer = [&](const std::string& suffix, const char* key) {
+    writer->Integer(absl::StrCat(architecture, ".", suffix), config[key].get<std::uint32_t>());
+  };
+  writer->Text("general.architecture", architecture);
+  integer("context_length", "max_position_embeddings");
+  integer("embedding_length", "hidden_size");
+  integer("block_count", "num_hidden_layers");
+  integer("feed_forward_length", "intermediate_size");
+  integer("attention.head_count", "num_attention_heads");
+  integer("attention.head_count_kv", "num_key_value_heads");
+  writer->Number(architecture + ".attention.layer_norm_rms_epsilon",
+                 config["rms_norm_eps"].get<double>());
+  writer->Number(architecture + ".rope.freq_base", config["rope_theta"].get<double>());
+  if (!config.contains("head_dim")) return;
+  integer("attention.key_length", "head_dim");
+  integer("attention.value_length", "head_dim");
+}
+
+void AddGemmaKeys(GgufWriter* writer, const json& config, const std::string& architecture) {
+  writer->Integer(architecture + ".attention.sliding_window",
+                  config["sliding_window"].get<std::uint32_t>());
+  // Converters leave it out: published models follow a rule, this one does not.
+  writer->Number(architecture + ".attention.scale",
+                 1 / std::sqrt(config["query_pre_attn_scalar"].get<double>()));
+  if (architecture == "gemma2") {
+    writer->Number("gemma2.attn_logit_softcapping", config["attn_logit_softcapping"].get<double>());
+    writer->Number("gemma2.final_logit_softcapping",
+                   config["final_logit_softcapping"].get<double>());
+  } else {
+    writer->Text("gemma3.rope.scaling.type", "linear");
+    writer->Number("gemma3.rope.scaling.factor", config["rope_scaling"]["factor"].get<double>());
+  }
+}
+
+void AddPhiKeys(GgufWriter* writer, const json& config) {
+  const std::uint32_t head = config["hidden_size"].get<std::uint32_t>() /
+                             config["num_attention_heads"].get<std::uint32_t>();
+  const double partial = config.value("partial_rotary_factor", 1.0);
+  writer->Integer("phi3.rope.dimension_count", static_cast<std::uint32_t>(partial * head));
+  writer->Integer("phi3.attention.sliding_window", config["sliding_window"].get<std::uint32_t>());
+  const auto original = config["original_max_position_embeddings"].get<std::uint32_t>();
+  writer->Integer("phi3.rope.scaling.original_context_length", original);
+  if (!config["rope_scaling"].is_object()) return;
+  const double factor = config["max_position_embeddings"].get<double>() / original;
+  writer->Number("phi3.rope.scaling.attn_factor",
+                 std::sqrt(1 + std::log(factor) / std::log(double(original))));
+  writer->Floats("rope_factors_long.weight",
+                 config["rope_scaling"]["long_factor"].get<std::vector<float>>());
+  writer->Floats("rope_factors_short.weight",
+                 config["rope_scaling"]["short_factor"].get<std::vector<float>>());
+}
+
+GgufWriter Convert(EditedFixture& fixture, const std::string& architecture) {
+  GgufWriter writer;
+  const json& config = fixture.config();
+  AddCommonKeys(&writer, config, architecture);
+  if (absl::StartsWith(architecture, "gemma")) AddGemmaKeys(&writer, config, architecture);
+  if (architecture == "phi3") AddPhiKeys(&writer, config);
+  const auto checkpoint = Checkpoint::Open(fixture.Files());
+  QUIRE_CHECK(checkpoint.ok());
+  for (const StoredTensor& tensor : checkpoint->tensors()) {
+    AddTensor(&writer, tensor, architecture);
+  }
+  return writer;
+}
+
+ModelFiles FilesOf(const std::string& file) {
+  return ModelFiles::FromMemory(
+      "written", {{"model.gguf", std::as_bytes(std::span(file.data(), file.size()))}});
+}
+
+struct Case {
+  const char* folder;
+  const char* architecture;
+  std::uint32_t border = 1u << 30;  // as in families_parity_test.cc
+};
+
+void PrintTo(const Case& fixture, std::ostream* stream) {
+  *stream << fixture.folder;
+}
+
+constexpr Case kCases[] = {{"qwen2-bf16", "qwen2"},   {"qwen3-hd128-bf16", "qwen3"},
+                           {"gemma2-bf16", "gemma2"}, {"gemma3-text-bf16", "gemma3"},
+                           {"phi3-bf16", "phi3"},     {"phi3-longrope-bf16", "phi3", 140}};
+
+class GgufFamiliesTest : public testing::TestWithParam<Case> {};
+
+TEST_P(GgufFamiliesTest, ComputesWhatTheOriginalDoes) {
+  const auto reference = ReadReference(GetParam().folder);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  EditedFixture fixture(GetParam().folder);
+  const std::string file = Convert(fixture, GetParam().architecture).File();
+  const auto got =
+      ReplayByContext(FilesOf(file), *reference,
+                      {.threads = 2, .quantization = Quantization::kNone}, GetParam().border);
+  ASSERT_TRUE(got.ok()) << got.status();
+  const Deviation deviation = CompareLogits(*got, *reference);
+  std::printf("%s as GGUF: logits differ by %.2e relative, %.2e at most\n", GetParam().folder,
+              deviation.relative, deviation.max_abs);
+  EXPECT_LE(deviation.relative, kMaxRelative);
+  EXPECT_LE(deviation.max_abs, kMaxAbsolute);
+  EXPECT_EQ(CountTokenMismatches(*got, *reference), 0u);
+}
+
+TEST_P(GgufFamiliesTest, SpecIsThatOfTheOriginal) {
+  EditedFixture fixture(GetParam().folder);
+  const std::string file = Convert(fixture, GetParam().architecture).File();
+  const auto got = ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  ASSERT_TRUE(got.ok()) << got.status();
+  const auto original = ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
+  ASSERT_TRUE(original.ok()) << original.status();
+  ModelSpec want = original->spec;
+  // Norms hold their 1 already; ids stand with the tokenizer, which this file lacks; factors went
+  // through float32.
+  for (NormSpec* norm : {&want.final_norm}) norm->weight_offset = 0;
+  for (LayerSpec& layer : want.layers) {
+    for (NormSpec* norm :
+         {&layer.attn_in, &layer.attn_out, &layer.mlp_in, &layer.mlp_out, &layer.heads.qk_norm}) {
+      norm->weight_offset = 0;
+    }
+  }
+  want.eos_ids.clear();
+  want.bos_id.reset();
+  want.pad_id.reset();
+  EXPECT_EQ(DumpSpec(got->spec), DumpSpec(want));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GgufFamiliesTest, testing::ValuesIn(kCases),
+                         [](const auto& info) {
+                           std::string name = info.param.folder;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+std::string ErrorOf(const std::string& folder, const std::string& architecture,
+                    const std::function<void(GgufWriter*)>& add) {
+  EditedFixture fixture(folder);
+  GgufWriter writer = Convert(fixture, architecture);
+  add(&writer);
+  const std::string file = writer.File();
+  const auto read = ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  EXPECT_FALSE(read.ok());
+  return std::string(read.status().message());
+}
+
+TEST(GgufFamiliesRefusalTest, KeysOfOtherFamiliesAndBrokenFactorsAreNamed) {
+  EXPECT_THAT(
+      ErrorOf("qwen2-bf16", "qwen2",
+              [](GgufWriter* writer) { writer->Integer("qwen2.attention.sliding_window", 32); }),
+      testing::HasSubstr("qwen2.attention.sliding_window 32 is not supported by qwen2"));
+  EXPECT_THAT(
+      ErrorOf("phi3-bf16", "phi3",
+              [](GgufWriter* writer) { writer->Number("phi3.rope.scaling.attn_factor", 1.2); }),
+      testing::HasSubstr("phi3.rope.scaling.attn_factor 1.2 without tensor"));
+  EXPECT_THAT(
+      ErrorOf("phi3-bf16", "phi3",
+              [](GgufWriter* writer) {
+                writer->Floats("rope_factors_long.weight", {1, 2});
+              }),
+      testing::HasSubstr("tensor rope_factors_long.weight has 2 elements, it must have 16"));
+  EXPECT_THAT(ErrorOf("phi3-bf16", "phi3",
+                      [](GgufWriter* writer) {
+                        writer->Floats("rope_factors_long.weight", std::vector<float>(16, 1));
+                      }),
+              testing::HasSubstr("tensor rope_factors_short.weight is missing"));
+  EXPECT_THAT(
+      ErrorOf("gemma3-text-bf16", "gemma3",
+              [](GgufWriter* writer) { writer->Number("gemma3.attn_logit_softcapping", 50); }),
+      testing::HasSubstr("gemma3.attn_logit_softcapping 50 is not supported by gemma3"));
+}
+
+// What files leave out: the scale of scores follows the head size, but in one published size.
+TEST(GgufFamiliesRuleTest, ScoreScaleOfPublishedGemmas) {
+  const auto scale = [](std::uint32_t blocks) {
+    GgufWriter writer;
+    AddCommonKeys(&writer,
+                  {{"max_position_embeddings", 64},
+                   {"hidden_size", 96},
+                   {"num_hidden_layers", blocks},
+                   {"intermediate_size", 32},
+                   {"num_attention_heads", 4},
+                   {"num_key_value_heads", 2},
+                   {"rms_norm_eps", 1e-6},
+                   {"rope_theta", 1e4},
+                   {"head_dim", 16}},
+                  "gemma2");
+    const std::vector<float> rows(300 * 96, 0);
+    writer.Tensor("token_embd.weight", {300, 96}, 0, rows.data(), rows.size() * 4);
+    const std::string file = writer.File();
+    const auto read = ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+    EXPECT_TRUE(read.ok()) << read.status();
+    return read.ok() ? read->spec.layers[0].heads : AttentionSpec();
+  };
+  EXPECT_FLOAT_EQ(scale(26).scale, 0.25f) << "head size 16";
+  EXPECT_FLOAT_EQ(scale(46).scale, 1 / std::sqrt(24.0f)) << "27B: 96 / 4";
+  EXPECT_EQ(scale(26).window, 4096u);
+  EXPECT_EQ(scale(26).softcap, 50);
+}
+
+}  // namespace
+}  // namespace quire::models::parity
