@@ -9,9 +9,9 @@
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "models/text/chat_marks.h"
-#include "models/text/jinja_json.h"
-#include "models/text/jinja_parser.h"
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/json.h"
+#include "models/text/jinja/parser.h"
+#include "models/text/jinja/strings.h"
 #include "models/text/json_value.h"
 #include "models/text/utf8.h"
 

@@ -28,9 +28,9 @@
 #include "absl/time/time.h"
 #include "models/text/added_tokens.h"
 #include "models/text/chat_input.h"
-#include "models/text/jinja_ast.h"
-#include "models/text/jinja_interpreter.h"
-#include "models/text/jinja_json.h"
+#include "models/text/jinja/ast.h"
+#include "models/text/jinja/interpreter.h"
+#include "models/text/jinja/json.h"
 #include "models/text/tokenizer.h"
 
 namespace quire::text {

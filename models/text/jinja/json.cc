@@ -1,4 +1,4 @@
-#include "models/text/jinja_json.h"
+#include "models/text/jinja/json.h"
 
 #include <algorithm>
 #include <cmath>

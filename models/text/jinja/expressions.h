@@ -13,8 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/jinja_ast.h"
-#include "models/text/jinja_lexer.h"
+#include "models/text/jinja/ast.h"
+#include "models/text/jinja/lexer.h"
 
 namespace quire::text::jinja {
 

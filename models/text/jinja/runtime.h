@@ -24,8 +24,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "models/text/jinja_object.h"
-#include "models/text/jinja_value.h"
+#include "models/text/jinja/object.h"
+#include "models/text/jinja/value.h"
 
 namespace quire::text::jinja {
 

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "models/text/jinja_ast.h"
-#include "models/text/jinja_value.h"
+#include "models/text/jinja/ast.h"
+#include "models/text/jinja/value.h"
 
 namespace quire::text::jinja {
 

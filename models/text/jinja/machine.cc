@@ -1,15 +1,15 @@
-#include "models/text/jinja_machine.h"
+#include "models/text/jinja/machine.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/text/jinja_filters.h"
-#include "models/text/jinja_functions.h"
-#include "models/text/jinja_methods.h"
-#include "models/text/jinja_operators.h"
-#include "models/text/jinja_tests.h"
+#include "models/text/jinja/filters.h"
+#include "models/text/jinja/functions.h"
+#include "models/text/jinja/methods.h"
+#include "models/text/jinja/operators.h"
+#include "models/text/jinja/tests.h"
 
 namespace quire::text::jinja {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "models/text/jinja_ast.h"
-#include "models/text/jinja_runtime.h"
+#include "models/text/jinja/ast.h"
+#include "models/text/jinja/runtime.h"
 
 namespace quire::text::jinja {
 

@@ -1,4 +1,4 @@
-#include "models/text/jinja_methods.h"
+#include "models/text/jinja/methods.h"
 
 #include <algorithm>
 #include <optional>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/strings.h"
 
 namespace quire::text::jinja {
 namespace {

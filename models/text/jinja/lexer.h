@@ -15,7 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/jinja_ast.h"
+#include "models/text/jinja/ast.h"
 
 namespace quire::text::jinja {
 

@@ -1,10 +1,10 @@
-#include "models/text/jinja_runtime.h"
+#include "models/text/jinja/runtime.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/strings.h"
 
 namespace quire::text::jinja {
 

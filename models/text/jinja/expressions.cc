@@ -1,12 +1,12 @@
-#include "models/text/jinja_expressions.h"
+#include "models/text/jinja/expressions.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/text/jinja_filters.h"
-#include "models/text/jinja_parser.h"
-#include "models/text/jinja_tests.h"
+#include "models/text/jinja/filters.h"
+#include "models/text/jinja/parser.h"
+#include "models/text/jinja/tests.h"
 
 namespace quire::text::jinja {
 namespace {

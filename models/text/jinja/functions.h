@@ -13,8 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/jinja_object.h"
-#include "models/text/jinja_runtime.h"
+#include "models/text/jinja/object.h"
+#include "models/text/jinja/runtime.h"
 
 namespace quire::text::jinja {
 

@@ -1,13 +1,13 @@
-#include "models/text/jinja_tests.h"
+#include "models/text/jinja/tests.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
-#include "models/text/jinja_filters.h"
-#include "models/text/jinja_operators.h"
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/filters.h"
+#include "models/text/jinja/operators.h"
+#include "models/text/jinja/strings.h"
 
 namespace quire::text::jinja {
 namespace {

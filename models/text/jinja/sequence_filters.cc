@@ -1,4 +1,4 @@
-#include "models/text/jinja_sequence_filters.h"
+#include "models/text/jinja/sequence_filters.h"
 
 #include <algorithm>
 #include <string>
@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "models/text/jinja_operators.h"
-#include "models/text/jinja_strings.h"
-#include "models/text/jinja_tests.h"
+#include "models/text/jinja/operators.h"
+#include "models/text/jinja/strings.h"
+#include "models/text/jinja/tests.h"
 
 namespace quire::text::jinja {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/strings.h"
 
 #include <utf8proc.h>
 

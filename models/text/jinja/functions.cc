@@ -1,4 +1,4 @@
-#include "models/text/jinja_functions.h"
+#include "models/text/jinja/functions.h"
 
 #include <string>
 #include <vector>

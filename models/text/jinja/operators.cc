@@ -1,4 +1,4 @@
-#include "models/text/jinja_operators.h"
+#include "models/text/jinja/operators.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/text/jinja_methods.h"
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/methods.h"
+#include "models/text/jinja/strings.h"
 
 namespace quire::text::jinja {
 namespace {

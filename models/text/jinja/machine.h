@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/jinja_interpreter.h"
+#include "models/text/jinja/interpreter.h"
 
 namespace quire::text::jinja {
 

@@ -1,4 +1,4 @@
-#include "models/text/jinja_lexer.h"
+#include "models/text/jinja/lexer.h"
 
 #include <charconv>
 #include <cstdlib>
@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/strings.h"
 #include "models/text/utf8.h"
 
 namespace quire::text::jinja {

@@ -3,7 +3,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/text/jinja_machine.h"
+#include "models/text/jinja/machine.h"
 
 namespace quire::text::jinja {
 

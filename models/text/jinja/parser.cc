@@ -1,4 +1,4 @@
-#include "models/text/jinja_parser.h"
+#include "models/text/jinja/parser.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/text/jinja_expressions.h"
-#include "models/text/jinja_lexer.h"
+#include "models/text/jinja/expressions.h"
+#include "models/text/jinja/lexer.h"
 
 namespace quire::text::jinja {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <span>
 
-#include "models/text/jinja_filters.h"
+#include "models/text/jinja/filters.h"
 
 namespace quire::text::jinja {
 

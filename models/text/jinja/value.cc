@@ -1,4 +1,4 @@
-#include "models/text/jinja_value.h"
+#include "models/text/jinja/value.h"
 
 #include <algorithm>
 #include <charconv>
@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/text/jinja_object.h"
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/object.h"
+#include "models/text/jinja/strings.h"
 #include "models/text/utf8.h"
 
 namespace quire::text::jinja {

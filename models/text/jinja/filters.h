@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/jinja_runtime.h"
-#include "models/text/jinja_value.h"
+#include "models/text/jinja/runtime.h"
+#include "models/text/jinja/value.h"
 
 namespace quire::text::jinja {
 

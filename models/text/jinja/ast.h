@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/text/jinja_value.h"
+#include "models/text/jinja/value.h"
 
 namespace quire::text::jinja {
 

@@ -1,4 +1,4 @@
-#include "models/text/jinja_filters.h"
+#include "models/text/jinja/filters.h"
 
 #include <algorithm>
 #include <charconv>
@@ -13,10 +13,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "models/text/jinja_json.h"
-#include "models/text/jinja_methods.h"
-#include "models/text/jinja_sequence_filters.h"
-#include "models/text/jinja_strings.h"
+#include "models/text/jinja/json.h"
+#include "models/text/jinja/methods.h"
+#include "models/text/jinja/sequence_filters.h"
+#include "models/text/jinja/strings.h"
 #include "models/text/utf8.h"
 
 namespace quire::text::jinja {
