@@ -31,18 +31,20 @@ struct BlockModel {
     embedding = {.name = "token_embd.weight",
                  .type = "Q8_0",
                  .blocks = GgmlType::kQ8_0,
+                 .quantized = nullptr,
                  .shape = {rows, kInputs},
                  .bytes = blocks,
                  .file = "tiny.gguf"};
     norm = {.name = "output_norm.weight",
             .type = "F32",
             .dtype = DType::kF32,
+            .quantized = nullptr,
             .shape = {kInputs},
             .bytes = std::as_bytes(std::span(ones)),
             .file = "tiny.gguf"};
     const auto n = static_cast<std::uint32_t>(rows);
     slots.embedding = &embedding;
-    slots.final_norm = &norm;
+    slots.final_norm.tensor = &norm;
     slots.head = {.matrices = {{.parts = {&embedding},
                                 .n = n,
                                 .k = kInputs,
