@@ -53,6 +53,11 @@ struct ForeignKey {
 };
 constexpr ForeignKey kForeignKeys[] = {{"expert_count", 0, 0},
                                        {"expert_used_count", 0, 0},
+                                       {"expert_feed_forward_length", 0, 0},
+                                       {"expert_shared_count", 0, 0},
+                                       {"expert_shared_feed_forward_length", 0, 0},
+                                       {"expert_weights_scale", 0, 1},
+                                       {"leading_dense_block_count", 0, 0},
                                        {"attention.sliding_window", 0, 0},
                                        {"attention.sliding_window_pattern", 0, 0},
                                        {"rope.freq_base_swa", 0, 0},
@@ -85,6 +90,7 @@ class GgufConfigReader {
     QUIRE_RETURN_IF_ERROR(ReadHeads());
     QUIRE_RETURN_IF_ERROR(ReadEpsilon());
     QUIRE_RETURN_IF_ERROR(ReadRope());
+    QUIRE_RETURN_IF_ERROR(ReadExperts());
     QUIRE_RETURN_IF_ERROR(ReadWindows());
     QUIRE_RETURN_IF_ERROR(ReadScores());
     QUIRE_RETURN_IF_ERROR(ReadIds());
@@ -109,7 +115,10 @@ class GgufConfigReader {
   absl::Status SelectFamily() {
     QUIRE_ASSIGN_OR_RETURN(const absl::string_view architecture,
                            gguf_.String("general.architecture"));
-    family_ = FindFamilyByGgufArchitecture(architecture);
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> experts,
+        gguf_.OptionalInteger(absl::StrCat(architecture, ".expert_count"), 0, kMaxExperts));
+    family_ = FindFamilyByGgufArchitecture(architecture, experts.value_or(0) > 0);
     if (family_ == nullptr) {
       return absl::UnimplementedError(
           absl::StrCat(gguf_.label(), ": general.architecture \"", architecture,
@@ -365,6 +374,21 @@ class GgufConfigReader {
   }
 
   // By the family's rule; the files say the width only.
+  // Files do not say that weights are divided by their sum: all that are read do so.
+  absl::Status ReadExperts() {
+    if (!FamilyReads("expert_count")) return absl::OkStatus();
+    MoeConfig& moe = config_.moe;
+    QUIRE_ASSIGN_OR_RETURN(moe.num_experts, Count("expert_count", kMaxExperts));
+    QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token, Count("expert_used_count", moe.num_experts));
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> width,
+        gguf_.OptionalInteger(Key("expert_feed_forward_length"), 1, kMaxIntermediate));
+    moe.intermediate_size = static_cast<std::uint32_t>(width.value_or(config_.intermediate_size));
+    moe.norm_topk_prob = true;
+    moe.sparse_layers.assign(config_.num_hidden_layers, true);
+    return absl::OkStatus();
+  }
+
   absl::Status ReadWindows() {
     if (!FamilyReads("attention.sliding_window")) return absl::OkStatus();
     QUIRE_ASSIGN_OR_RETURN(

@@ -53,7 +53,6 @@ StoredTensor Piece(const StoredTensor& stack, std::uint32_t e, std::int64_t rows
   if (columns > 0) piece.shape.push_back(columns);
   piece.bytes = stack.bytes.subspan(e * bytes, bytes);
   piece.first_row = stack.first_row + e * rows;
-  piece.is_transposed = columns > 0 && stack.quantized == nullptr;
   return piece;
 }
 
@@ -75,6 +74,7 @@ absl::Status CutStack(SlotFinder& finder, const FormChooser& chooser, const std:
     slot.n = static_cast<std::uint32_t>(rows.size);
     slot.k = static_cast<std::uint32_t>(columns.size);
     StoredTensor piece = Piece(*stack, e, rows.size, columns.size);
+    piece.is_transposed = stack->quantized == nullptr;
     piece.is_interleaved = is_interleaved;
     QUIRE_ASSIGN_OR_RETURN(
         slot.matrices, chooser.Matrices({finder.AddPiece(std::move(piece))}, /*is_head=*/false));
@@ -99,6 +99,50 @@ absl::Status FindStacked(SlotFinder& finder, const FormChooser& chooser, const E
                   /*is_interleaved=*/false, moe.expert.down_bias, &slots->down);
 }
 
+// Three stacks, one of them NAME.weight [experts, outputs, inputs] with NAME.bias.
+absl::Status FindSplit(SlotFinder& finder, const FormChooser& chooser, const Extent& hidden,
+                       const MoeSpec& moe, const TensorNames& names, const std::string& prefix,
+                       MoeSlots* slots) {
+  const Extent experts{moe.num_experts, "number of experts"};
+  const Extent inner{moe.expert.intermediate, "width of an expert"};
+  const struct {
+    absl::string_view name;
+    Extent rows, columns;
+    bool has_bias;
+    std::vector<LinearSlot>* slots;
+  } stacks[] = {{names.split_gate, inner, hidden, moe.expert.gate_bias, &slots->gate_up},
+                {names.split_up, inner, hidden, moe.expert.up_bias, &slots->gate_up},
+                {names.split_down, hidden, inner, moe.expert.down_bias, &slots->down}};
+  std::vector<std::vector<const StoredTensor*>> gate_up(moe.num_experts);
+  for (const auto& stack : stacks) {
+    const std::string name = absl::StrCat(prefix, stack.name);
+    QUIRE_ASSIGN_OR_RETURN(
+        const StoredTensor* weight,
+        finder.Find(absl::StrCat(name, ".weight"), {experts, stack.rows, stack.columns}));
+    const StoredTensor* bias = nullptr;
+    if (stack.has_bias) {
+      QUIRE_ASSIGN_OR_RETURN(bias, finder.Find(absl::StrCat(name, ".bias"), {experts, stack.rows}));
+    }
+    for (std::uint32_t e = 0; e < moe.num_experts; ++e) {
+      LinearSlot& slot = (*stack.slots)[e];
+      slot.n += static_cast<std::uint32_t>(stack.rows.size);
+      slot.k = static_cast<std::uint32_t>(stack.columns.size);
+      const StoredTensor* piece =
+          finder.AddPiece(Piece(*weight, e, stack.rows.size, stack.columns.size));
+      if (bias != nullptr) {
+        slot.biases.push_back(finder.AddPiece(Piece(*bias, e, stack.rows.size, /*columns=*/0)));
+      }
+      std::vector<const StoredTensor*> parts = {piece};
+      if (stack.slots == &slots->gate_up) {
+        gate_up[e].push_back(piece);
+        parts = gate_up[e];
+      }
+      QUIRE_ASSIGN_OR_RETURN(slot.matrices, chooser.Matrices(parts, /*is_head=*/false));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<MoeSlots> FindMoe(SlotFinder& finder, const FormChooser& chooser,
@@ -107,6 +151,7 @@ absl::StatusOr<MoeSlots> FindMoe(SlotFinder& finder, const FormChooser& chooser,
   const Extent width{hidden, "hidden_size"};
   const Extent experts{moe.num_experts, "number of experts"};
   std::string root = absl::StrCat(prefix, names.moe);
+  if (names.moe.empty()) root.pop_back();  // the dot of the layer's prefix
   const auto name = [&](absl::string_view part) { return absl::StrCat(root, ".", part); };
   if (!names.moe_alias.empty() && !finder.Peek(absl::StrCat(name(names.router), ".weight"))) {
     const std::string other = absl::StrCat(prefix, names.moe_alias);
@@ -121,7 +166,9 @@ absl::StatusOr<MoeSlots> FindMoe(SlotFinder& finder, const FormChooser& chooser,
   }
   slots.gate_up.resize(moe.num_experts);
   slots.down.resize(moe.num_experts);
-  if (names.stacked_gate_up.empty()) {
+  if (!names.split_gate.empty()) {
+    QUIRE_RETURN_IF_ERROR(FindSplit(finder, chooser, width, moe, names, name(""), &slots));
+  } else if (names.stacked_gate_up.empty()) {
     const Extent inner{moe.expert.intermediate, "width of an expert"};
     for (std::uint32_t e = 0; e < moe.num_experts; ++e) {
       QUIRE_RETURN_IF_ERROR(FindExpert(finder, chooser, width, moe.expert, inner, names,

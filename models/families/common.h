@@ -25,6 +25,18 @@ inline constexpr TensorNames kGgufNames{.embedding = "token_embd",
                                  .up = "ffn_up",
                                  .down = "ffn_down"};
 
+// The same of a mixture of experts.
+constexpr TensorNames WithGgufExperts(TensorNames names) {
+  names.moe = "";
+  names.router = "ffn_gate_inp";
+  names.split_gate = "ffn_gate_exps";
+  names.split_up = "ffn_up_exps";
+  names.split_down = "ffn_down_exps";
+  return names;
+}
+inline constexpr absl::string_view kGgufExpertKeys[] = {"expert_count", "expert_used_count",
+                                                        "expert_feed_forward_length"};
+
 // An RMS norm with rms_norm_eps whose weights mean `weight_offset` + weight. Converters to GGUF add
 // the offset to the weights, so that it is 0 there.
 NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset = 0);

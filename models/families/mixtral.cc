@@ -44,8 +44,9 @@ const Family& MixtralFamily() {
                               .keys = kKeys,
                               .windows = WindowRule::kAll,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "llama",
+                              .gguf_names = WithGgufExperts(kGgufNames),
+                              .gguf_keys = kGgufExpertKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

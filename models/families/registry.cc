@@ -54,11 +54,13 @@ const Family* FindFamilyByModelType(absl::string_view model_type) {
   return nullptr;
 }
 
-const Family* FindFamilyByGgufArchitecture(absl::string_view architecture) {
+const Family* FindFamilyByGgufArchitecture(absl::string_view architecture, bool has_experts) {
+  const Family* found = nullptr;
   for (const Family* family : AllFamilies()) {
-    if (!architecture.empty() && family->gguf_architecture == architecture) return family;
+    if (architecture.empty() || family->gguf_architecture != architecture) continue;
+    if (found == nullptr || (family->defaults.num_experts > 0) == has_experts) found = family;
   }
-  return nullptr;
+  return found;
 }
 
 const Family& FamilyNamed(absl::string_view name) {
@@ -94,7 +96,8 @@ std::string SupportedModelTypes() {
 std::string SupportedGgufArchitectures() {
   std::vector<absl::string_view> names;
   for (const Family* family : AllFamilies()) {
-    if (!family->gguf_architecture.empty()) names.push_back(family->gguf_architecture);
+    const absl::string_view name = family->gguf_architecture;
+    if (!name.empty() && !Contains(names, name)) names.push_back(name);
   }
   return absl::StrJoin(names, ", ");
 }

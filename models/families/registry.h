@@ -85,6 +85,9 @@ struct TensorNames {
   // Instead of these three, all experts in one tensor: MOE.experts.stacked_gate_up, columns of gate
   // and up taking turns, and MOE.experts.stacked_down, [experts, inputs, outputs] each, or
   // [experts, outputs, inputs] where they are codes; biases end in "_bias".
+  absl::string_view split_gate = "";  // GGUF: MOE.split_gate.weight [experts, outputs, inputs], and
+  absl::string_view split_up = "";    // the two others, instead of all these
+  absl::string_view split_down = "";
   absl::string_view stacked_gate_up = "";
   absl::string_view stacked_down = "";
   absl::string_view shared = "";
@@ -128,7 +131,8 @@ std::span<const Family* const> AllFamilies();
 // Null when no family has it.
 const Family* FindFamilyByArchitecture(absl::string_view architecture);
 const Family* FindFamilyByModelType(absl::string_view model_type);
-const Family* FindFamilyByGgufArchitecture(absl::string_view architecture);
+// Of two families with one GGUF architecture the one that has experts, or has none.
+const Family* FindFamilyByGgufArchitecture(absl::string_view architecture, bool has_experts);
 // By ModelConfig::family. REQUIRES: the family exists.
 const Family& FamilyNamed(absl::string_view name);
 // Names of the tensors in the files that a configuration comes from.

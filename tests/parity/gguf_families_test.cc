@@ -96,13 +96,21 @@ class GgufWriter {
 // What the part of a name behind "model.layers.N." becomes behind "blk.N.".
 const std::map<std::string, std::string>& LayerNames(const std::string& architecture) {
   static const std::map<std::string, std::string> kPreNorm = {
-      {"input_layernorm", "attn_norm"},    {"post_attention_layernorm", "ffn_norm"},
-      {"self_attn.q_proj", "attn_q"},      {"self_attn.k_proj", "attn_k"},
-      {"self_attn.v_proj", "attn_v"},      {"self_attn.o_proj", "attn_output"},
-      {"self_attn.qkv_proj", "attn_qkv"},  {"self_attn.q_norm", "attn_q_norm"},
-      {"self_attn.k_norm", "attn_k_norm"}, {"mlp.gate_proj", "ffn_gate"},
-      {"mlp.up_proj", "ffn_up"},           {"mlp.gate_up_proj", "ffn_up"},
-      {"mlp.down_proj", "ffn_down"}};
+      {"input_layernorm", "attn_norm"},
+      {"post_attention_layernorm", "ffn_norm"},
+      {"self_attn.q_proj", "attn_q"},
+      {"self_attn.k_proj", "attn_k"},
+      {"self_attn.v_proj", "attn_v"},
+      {"self_attn.o_proj", "attn_output"},
+      {"self_attn.qkv_proj", "attn_qkv"},
+      {"self_attn.q_norm", "attn_q_norm"},
+      {"self_attn.k_norm", "attn_k_norm"},
+      {"mlp.gate_proj", "ffn_gate"},
+      {"mlp.up_proj", "ffn_up"},
+      {"mlp.gate_up_proj", "ffn_up"},
+      {"mlp.down_proj", "ffn_down"},
+      {"mlp.gate", "ffn_gate_inp"},
+      {"block_sparse_moe.gate", "ffn_gate_inp"}};
   static const std::map<std::string, std::string> kSandwich = [] {
     std::map<std::string, std::string> names = kPreNorm;
     names["post_attention_layernorm"] = "post_attention_norm";
@@ -141,6 +149,61 @@ void AddTensor(GgufWriter* writer, const StoredTensor& tensor, const std::string
   std::vector<float> values;
   for (const BF16 value : stored) values.push_back(value.ToFloat() + (adds_one ? 1.0f : 0.0f));
   writer->Floats(name, values);
+}
+
+// Rows of q and k as files of the architecture llama hold them: those of the halves of each head
+// take turns.
+std::string Interleaved(const StoredTensor& tensor, std::size_t head_size) {
+  const std::size_t row = tensor.bytes.size() / static_cast<std::size_t>(tensor.shape[0]);
+  std::string bytes(tensor.bytes.size(), '\0');
+  for (std::size_t i = 0; i < static_cast<std::size_t>(tensor.shape[0]); ++i) {
+    const std::size_t j = i % head_size;
+    const std::size_t from = i - j + j / 2 + j % 2 * (head_size / 2);
+    std::memcpy(bytes.data() + i * row, tensor.bytes.data() + from * row, row);
+  }
+  return bytes;
+}
+
+// The experts of a layer as three stacks.
+void AddExperts(GgufWriter* writer, const Checkpoint& checkpoint, const std::string& root,
+                const std::vector<std::string>& parts, std::uint32_t num_experts,
+                std::size_t layer) {
+  const char* const kStacks[] = {"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"};
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::string bytes;
+    std::vector<std::int64_t> shape = {num_experts};
+    for (std::uint32_t e = 0; e < num_experts; ++e) {
+      const StoredTensor* const tensor =
+          checkpoint.Find(absl::StrCat(root, ".experts.", e, ".", parts[i], ".weight"));
+      QUIRE_CHECK(tensor != nullptr);
+      bytes.append(reinterpret_cast<const char*>(tensor->bytes.data()), tensor->bytes.size());
+      if (e == 0) shape.insert(shape.end(), tensor->shape.begin(), tensor->shape.end());
+    }
+    writer->Tensor(absl::StrCat("blk.", layer, ".", kStacks[i], ".weight"), shape, 30, bytes.data(),
+                   bytes.size());
+  }
+}
+
+void AddAllExperts(GgufWriter* writer, const Checkpoint& checkpoint, const json& config,
+                   const std::string& architecture) {
+  const bool is_mixtral = architecture == "llama";
+  const auto experts =
+      config[is_mixtral ? "num_local_experts" : "num_experts"].get<std::uint32_t>();
+  writer->Integer(architecture + ".expert_count", experts);
+  writer->Integer(architecture + ".expert_used_count",
+                  config["num_experts_per_tok"].get<std::uint32_t>());
+  if (!is_mixtral) {
+    writer->Integer(architecture + ".expert_feed_forward_length",
+                    config["moe_intermediate_size"].get<std::uint32_t>());
+  }
+  for (std::size_t layer = 0; layer < config["num_hidden_layers"].get<std::size_t>(); ++layer) {
+    const std::string root =
+        absl::StrCat("model.layers.", layer, is_mixtral ? ".block_sparse_moe" : ".mlp");
+    AddExperts(writer, checkpoint, root,
+               is_mixtral ? std::vector<std::string>{"w1", "w3", "w2"}
+                          : std::vector<std::string>{"gate_proj", "up_proj", "down_proj"},
+               experts, layer);
+  }
 }
 
 void AddCommonKeys(GgufWriter* writer, const json& config, const std::string& architecture) {
@@ -204,8 +267,22 @@ GgufWriter Convert(EditedFixture& fixture, const std::string& architecture) {
   if (architecture == "phi3") AddPhiKeys(&writer, config);
   const auto checkpoint = Checkpoint::Open(fixture.Files());
   QUIRE_CHECK(checkpoint.ok());
+  if (config.contains("num_experts_per_tok")) {
+    AddAllExperts(&writer, *checkpoint, config, architecture);
+  }
   for (const StoredTensor& tensor : checkpoint->tensors()) {
-    AddTensor(&writer, tensor, architecture);
+    if (absl::StrContains(tensor.name, ".experts.")) continue;
+    const bool is_rotated = absl::StrContains(tensor.name, "self_attn.q_proj.") ||
+                            absl::StrContains(tensor.name, "self_attn.k_proj.");
+    if (architecture != "llama" || !is_rotated) {
+      AddTensor(&writer, tensor, architecture);
+      continue;
+    }
+    const std::size_t head_size =
+        config["hidden_size"].get<std::size_t>() / config["num_attention_heads"].get<std::size_t>();
+    const std::string bytes = Interleaved(tensor, head_size);
+    writer.Tensor(GgufName(tensor.name, architecture), tensor.shape, 30, bytes.data(),
+                  bytes.size());
   }
   return writer;
 }
@@ -227,7 +304,8 @@ void PrintTo(const Case& fixture, std::ostream* stream) {
 
 constexpr Case kCases[] = {{"qwen2-bf16", "qwen2"},   {"qwen3-hd128-bf16", "qwen3"},
                            {"gemma2-bf16", "gemma2"}, {"gemma3-text-bf16", "gemma3"},
-                           {"phi3-bf16", "phi3"},     {"phi3-longrope-bf16", "phi3", 140}};
+                           {"phi3-bf16", "phi3"},     {"phi3-longrope-bf16", "phi3", 140},
+                           {"mixtral-bf16", "llama"}, {"qwen3-moe-bf16", "qwen3moe"}};
 
 class GgufFamiliesTest : public testing::TestWithParam<Case> {};
 
