@@ -15,12 +15,14 @@ absl::StatusOr<LinearSlot> CutRows(SlotFinder& finder, const FormChooser& choose
                                    const StoredTensor& whole, const std::string& label,
                                    std::int64_t first_row, std::int64_t rows, bool is_turned) {
   const std::int64_t columns = whole.shape[1];
-  const std::int64_t row_bytes = columns * DTypeSize(whole.dtype);
+  // Of codes not where the rows are, but as many bytes as they take.
+  const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
   StoredTensor piece = whole;
   piece.name = absl::StrCat(whole.name, "[", label, "]");
   piece.shape = {rows, columns};
   if (is_turned) std::swap(piece.shape[0], piece.shape[1]);
   piece.is_transposed = is_turned;
+  piece.first_row = first_row;
   piece.bytes = whole.bytes.subspan(static_cast<std::size_t>(first_row * row_bytes),
                                     static_cast<std::size_t>(rows * row_bytes));
   LinearSlot slot;
@@ -39,7 +41,7 @@ absl::Status CutHeads(SlotFinder& finder, const FormChooser& chooser, const MlaS
       finder.Find(absl::StrCat(name, ".weight"),
                   {{rows, "num_attention_heads * (qk_nope_head_dim + v_head_dim)"},
                    {mla.kv_lora_rank, "kv_lora_rank"}}));
-  if (whole->is_coded()) {
+  if (whole->blocks != GgmlType::kNone) {
     return absl::UnimplementedError(absl::StrCat(whole->file, ": tensor ", whole->name, " of type ",
                                                  whole->type, " is not supported (supported: F32, ",
                                                  "F16, BF16)"));

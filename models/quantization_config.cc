@@ -264,10 +264,12 @@ absl::Status ReadCompressedWeights(const ConfigReader& group, absl::string_view 
                                                format, " does not hold"));
   }
   QUIRE_RETURN_IF_ERROR(CheckUnset(*weights, "dynamic"));
-  QUIRE_RETURN_IF_ERROR(CheckChoice(*weights, "actorder", {"group", "weight"}));
+  QUIRE_RETURN_IF_ERROR(
+      CheckChoice(*weights, "actorder", {"group", "weight", "dynamic", "static"}));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> order,
                          weights->OptionalString("actorder"));
-  result->needs_order = order && absl::AsciiStrToLower(*order) == "group";
+  const std::string lower = absl::AsciiStrToLower(order.value_or(""));
+  result->needs_order = lower == "group" || lower == "dynamic";
   QUIRE_RETURN_IF_ERROR(ReadScope(*weights, result));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> symmetric, weights->OptionalBool("symmetric"));
   result->has_zeros = !symmetric.value_or(true);

@@ -122,7 +122,7 @@ absl::Status BeyondF16(const StoredTensor& tensor, std::int64_t row) {
 }
 
 bool IsFiniteRow(const StoredTensor& tensor, std::int64_t row) {
-  if (tensor.quantized != nullptr) {
+  if (tensor.quantized != nullptr && !tensor.is_transposed) {
     return tensor.quantized->IsFiniteRow(tensor.first_row + StoredPlace(tensor, row));
   }
   std::vector<float> values(static_cast<std::size_t>(RowElements(tensor)));
@@ -149,7 +149,15 @@ absl::Status CheckFiniteCoded(const StoredTensor& tensor, const kernels::Backend
 
 void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out) {
   const std::int64_t stored = StoredPlace(tensor, row);
-  if (tensor.quantized != nullptr) return tensor.quantized->Row(tensor.first_row + stored, out);
+  if (tensor.quantized != nullptr && !tensor.is_transposed) {
+    return tensor.quantized->Row(tensor.first_row + stored, out);
+  }
+  if (tensor.quantized != nullptr) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = tensor.quantized->Value(tensor.first_row + static_cast<std::int64_t>(i), stored);
+    }
+    return;
+  }
   if (tensor.is_transposed || (tensor.is_interleaved && tensor.shape.size() == 1)) {
     for (std::size_t i = 0; i < out.size(); ++i) {
       const auto column = static_cast<std::int64_t>(i);
@@ -205,7 +213,7 @@ MatrixForm StoredForm(const StoredTensor& tensor) {
   if (!tensor.is_coded()) return {.dtype = tensor.dtype};
   if (tensor.quantized != nullptr) {
     const auto& shape = tensor.quantized->integer_shape();
-    if (!shape) return PlainForm(tensor);
+    if (!shape || tensor.is_transposed) return PlainForm(tensor);
     return {.format = shape->format,
             .group = shape->scale_per_feature() ? 0 : shape->group,
             .has_min = shape->has_min,

@@ -126,12 +126,23 @@ bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::str
          LayerOf(name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size());
 }
 
+// Old programs write a bias of zeros for every matrix that they quantise.
+bool IsZeroBias(const Checkpoint& checkpoint, const StoredTensor& tensor) {
+  constexpr absl::string_view kBias = ".bias";
+  if (!absl::EndsWith(tensor.name, kBias)) return false;
+  const StoredTensor* matrix = checkpoint.Find(
+      absl::StrCat(tensor.name.substr(0, tensor.name.size() - kBias.size()), ".weight"));
+  return matrix != nullptr && matrix->quantized != nullptr &&
+         std::all_of(tensor.bytes.begin(), tensor.bytes.end(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
 absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const TensorNames& names,
                          const Checkpoint& checkpoint, WeightSlots* slots) {
   std::size_t behind = 0;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
     if (finder.IsUsed(tensor)) continue;
-    if (!IsIgnorable(spec, names, tensor.name)) {
+    if (!IsIgnorable(spec, names, tensor.name) && !IsZeroBias(checkpoint, tensor)) {
       return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
                                                      " has no place in this architecture"));
     }

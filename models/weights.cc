@@ -206,7 +206,10 @@ class Packer {
   static void Forget(const StoredTensor& tensor) {
     if (!tensor.is_mapped) return;
     MappedFile::Forget(tensor.bytes);
-    if (tensor.quantized == nullptr) return;
+    // The scales of a stack serve its other matrices too.
+    if (tensor.quantized == nullptr || tensor.bytes.size() != tensor.quantized->codes_bytes()) {
+      return;
+    }
     for (const StoredTensor* source : tensor.quantized->Sources()) {
       MappedFile::Forget(source->bytes);
     }

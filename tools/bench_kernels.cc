@@ -146,16 +146,21 @@ void LinearShapes(benchmark::internal::Benchmark* benchmark) {
 }
 BENCHMARK(BM_Linear)->Apply(LinearShapes);
 
-// Arguments: bits, group (0: one scale per feature), N, K, rows, threads. Integer weights;
-// activations are quantised inside.
-void BM_IntLinear(benchmark::State& state) {
+// Arguments: bits, group (0: one scale per feature), N, K, rows, threads. Integer weights, with or
+// without zero points; activations are quantised inside.
+void IntLinear(benchmark::State& state, bool zeros) {
   Bench bench(state.range(5));
   const auto n = static_cast<std::uint32_t>(state.range(2));
   const auto k = static_cast<std::uint32_t>(state.range(3));
   const auto rows = static_cast<std::uint32_t>(state.range(4));
   const auto format = state.range(0) == 4 ? WeightFormat::kInt4 : WeightFormat::kInt8;
   const auto group = state.range(1) == 0 ? k : static_cast<std::uint32_t>(state.range(1));
-  const QuantizedShape shape{.format = format, .n = n, .k = k, .group = group};
+  const QuantizedShape shape{.format = format,
+                             .n = n,
+                             .k = k,
+                             .group = group,
+                             .has_min = zeros,
+                             .min_in_steps = zeros};
   const auto row = Random(k, 0.05f);
   const std::int64_t bytes = QuantizedBytes(shape);
   const std::int64_t copies = bytes < (4 << 20) ? 1 : (192 << 20) / bytes + 1;
@@ -163,7 +168,12 @@ void BM_IntLinear(benchmark::State& state) {
   for (std::int64_t i = 0; i < copies; ++i) {
     weights.push_back(*PackQuantizedRows(
         bench.backend, shape,
-        [&](std::uint32_t, const QuantizedRow& out) { QuantizeRow(format, group, row, out); }));
+        [&](std::uint32_t, const QuantizedRow& out) {
+          QuantizeRow(format, group, row, {out.q, out.scales, {}});
+          const int half = format == WeightFormat::kInt4 ? 8 : 128;
+          for (std::int8_t& q : out.q) q = static_cast<std::int8_t>(q + (zeros ? half : 0));
+          std::fill(out.mins.begin(), out.mins.end(), -static_cast<float>(half));
+        }));
   }
   ReserveQuantizedLinear(bench.backend, rows, k);
   const auto x = Random(std::size_t{rows} * k);
@@ -192,7 +202,17 @@ void IntLinearShapes(benchmark::internal::Benchmark* benchmark) {
     benchmark->Args({bits, group, 5632, 2048, 512, 1});
   }
 }
+void BM_IntLinear(benchmark::State& state) {
+  IntLinear(state, /*zeros=*/false);
+}
 BENCHMARK(BM_IntLinear)->Apply(IntLinearShapes);
+void BM_IntLinearZeros(benchmark::State& state) {
+  IntLinear(state, /*zeros=*/true);
+}
+BENCHMARK(BM_IntLinearZeros)
+    ->ArgNames({"bits", "group", "n", "k", "m", "threads"})
+    ->UseRealTime()
+    ->ArgsProduct({{4}, {32, 128}, {5632}, {2048}, {1, 512}, {2}});
 
 // Packing 128 MB of weights, as at load.
 void BM_Pack(benchmark::State& state) {

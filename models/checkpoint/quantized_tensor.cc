@@ -260,6 +260,41 @@ std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
   return std::nullopt;
 }
 
+std::uint8_t QuantizedTensor::CodeAt(std::int64_t row, std::int64_t column) const {
+  const StoredTensor& codes = parts_.codes;
+  const std::int64_t per_word = 32 / parts_.bits;
+  const std::int64_t element = row * parts_.columns + column;
+  switch (parts_.code_layout) {
+    case CodeLayout::kWordsOfInputs:
+      return CodeOf(Word(codes, column / per_word * parts_.rows + row), column % per_word,
+                    parts_.bits);
+    case CodeLayout::kWordsOfOutputs:
+      return CodeOf(Word(codes, column * (parts_.rows / per_word) + row / per_word),
+                    SlotOfOutput(row), parts_.bits);
+    case CodeLayout::kWordsOfRows: {
+      const std::int64_t words = (parts_.columns + per_word - 1) / per_word;
+      return CodeOf(Word(codes, row * words + column / per_word), column % per_word, parts_.bits);
+    }
+    case CodeLayout::kSignedBytes:
+      return Byte(codes, element) ^ 0x80;
+    case CodeLayout::kE4M3:
+      return Byte(codes, element);
+    case CodeLayout::kE2M1Blocks:
+      return static_cast<std::uint8_t>(Byte(codes, element / 2) >> (element % 2 * 4) & 15);
+  }
+  return 0;
+}
+
+float QuantizedTensor::Value(std::int64_t row, std::int64_t column) const {
+  const std::uint8_t code = CodeAt(row, column);
+  const std::int64_t group =
+      parts_.order ? ElementOf<std::int32_t>(*parts_.order, column) : column / parts_.group;
+  const float scale = ScaleOf(row, group);
+  if (IsInteger()) return static_cast<float>(code - ZeroOf(row, group)) * scale;
+  const bool is_e4m3 = parts_.code_layout == CodeLayout::kE4M3;
+  return (is_e4m3 ? kE4M3Values[code] : kE2M1Values[code]) * scale;
+}
+
 void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const {
   const StoredTensor& codes = parts_.codes;
   const std::int64_t k = parts_.columns;

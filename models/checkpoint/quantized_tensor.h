@@ -79,11 +79,14 @@ class QuantizedTensor {
   static absl::StatusOr<std::shared_ptr<const QuantizedTensor>> Create(QuantizedParts parts);
 
   const QuantizedParts& parts() const { return parts_; }
+  std::size_t codes_bytes() const { return parts_.codes.bytes.size(); }
   // All tensors that it was made of.
   std::vector<const StoredTensor*> Sources() const;
 
   // Row `row` of all rows. REQUIRES: out holds K values.
   void Row(std::int64_t row, std::span<float> out) const;
+  // One value, for who reads columns.
+  float Value(std::int64_t row, std::int64_t column) const;
   // Whether each value of the row is finite.
   bool IsFiniteRow(std::int64_t row) const;
 
@@ -119,6 +122,7 @@ class QuantizedTensor {
   float Scale(std::int64_t element) const;
   float ScaleOf(std::int64_t row, std::int64_t group) const;
   std::int32_t ZeroOf(std::int64_t row, std::int64_t group) const;
+  std::uint8_t CodeAt(std::int64_t row, std::int64_t column) const;
   // Codes of a row, 0 .. 2^bits - 1.
   void Codes(std::int64_t row, std::span<std::uint8_t> out) const;
 

@@ -11,7 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "kernels/backend.h"
 #include "models/checkpoint/checkpoint.h"
@@ -19,6 +21,7 @@
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/weights.h"
+#include "tests/parity/edited_fixture.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {
@@ -41,7 +44,9 @@ std::span<const std::byte> BytesOf(const std::string& text) {
 // The model in one format: what all formats share in one shard, the matrices in another.
 class FormatModel {
  public:
-  explicit FormatModel(const std::string& name) {
+  // `more` is a third shard, with a tensor of the name given.
+  explicit FormatModel(const std::string& name, const std::string& more = "",
+                       const std::string& more_tensor = "") {
     index_ = json::parse(ReadFile("index.json"));
     json config = json::parse(ReadFile("config.json"));
     config["quantization_config"] = index_["formats"][name];
@@ -53,6 +58,10 @@ class FormatModel {
       const auto tensors = ReadSafetensors(BytesOf(files_[i].second), "");
       EXPECT_TRUE(tensors.ok());
       for (const StoredTensor& tensor : *tensors) map[tensor.name] = files_[i].first;
+    }
+    if (!more.empty()) {
+      map[more_tensor] = "more.safetensors";
+      Add("more.safetensors", more);
     }
     Add("model.safetensors.index.json", json{{"weight_map", map}}.dump());
     ReadReference(name);
@@ -261,6 +270,124 @@ TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
   const auto got = Replay(files, model.original(), {.generated = 1, .logprobs = false});
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_LT(CompareLogits(*got, model.original()).relative, kMaxRelative);
+}
+
+struct FileTensor {
+  std::string name, type, bytes;
+  std::vector<std::int64_t> shape;
+};
+
+std::string SafetensorsOf(const std::vector<FileTensor>& tensors) {
+  json header = json::object();
+  std::string data;
+  for (const FileTensor& tensor : tensors) {
+    header[tensor.name] = {{"dtype", tensor.type},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
+    data += tensor.bytes;
+  }
+  const std::string text = header.dump();
+  const std::uint64_t length = text.size();
+  std::string file(sizeof(length), '\0');
+  std::memcpy(file.data(), &length, sizeof(length));
+  return file + text + data;
+}
+
+template <typename T>
+std::string BytesOfValues(const std::vector<T>& values) {
+  std::string bytes(values.size() * sizeof(T), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+// A matrix in fp8 with blocks of 128, and the f32 values that this means.
+void AddFp8(const StoredTensor& tensor, std::vector<FileTensor>* fp8,
+            std::vector<FileTensor>* exact) {
+  constexpr std::int64_t kBlock = 128;
+  const std::int64_t n = tensor.shape[0], k = tensor.shape[1], columns = (k + kBlock - 1) / kBlock;
+  const std::int64_t blocks = (n + kBlock - 1) / kBlock * columns;
+  const auto value = [&](std::int64_t i) {
+    BF16 stored;
+    std::memcpy(&stored, tensor.bytes.data() + i * 2, 2);
+    return stored.ToFloat();
+  };
+  const auto block = [&](std::int64_t i) {
+    return static_cast<std::size_t>(i / k / kBlock * columns + i % k / kBlock);
+  };
+  std::vector<float> scales(static_cast<std::size_t>(blocks)), values;
+  std::vector<F8E4M3> codes;
+  for (std::int64_t i = 0; i < n * k; ++i) {
+    scales[block(i)] = std::max(scales[block(i)], std::fabs(value(i)) / 448);
+  }
+  for (std::int64_t i = 0; i < n * k; ++i) {
+    codes.push_back(F8E4M3::FromFloat(value(i) / scales[block(i)]));
+    values.push_back(codes.back().ToFloat() * scales[block(i)]);
+  }
+  fp8->push_back({tensor.name, "F8_E4M3", BytesOfValues(codes), tensor.shape});
+  fp8->push_back(
+      {tensor.name + "_scale_inv", "F32", BytesOfValues(scales), {blocks / columns, columns}});
+  exact->push_back({tensor.name, "F32", BytesOfValues(values), tensor.shape});
+}
+
+// Latent attention reads columns of kv_b_proj, and experts are many matrices: DeepSeek-V3 in the
+// fp8 that its publisher uses computes what its exact values in f32 compute, bit for bit.
+TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
+  const std::string folder = "deepseek-v3-bf16";
+  EditedFixture fp8(folder), exact(folder);
+  const auto checkpoint = Checkpoint::Open(*ModelFiles::FromDirectory(FixturePath(folder)));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::vector<FileTensor> fp8_tensors, exact_tensors;
+  bool has_latent = false;
+  for (const StoredTensor& tensor : checkpoint->tensors()) {
+    const bool is_linear = absl::EndsWith(tensor.name, "_proj.weight") ||
+                           absl::EndsWith(tensor.name, "_proj_with_mqa.weight");
+    if (is_linear) {
+      has_latent |= absl::StrContains(tensor.name, "kv_b_proj");
+      AddFp8(tensor, &fp8_tensors, &exact_tensors);
+      continue;
+    }
+    const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
+                            tensor.bytes.size());
+    for (auto* tensors : {&fp8_tensors, &exact_tensors}) {
+      tensors->push_back({tensor.name, tensor.type, bytes, tensor.shape});
+    }
+  }
+  ASSERT_TRUE(has_latent);
+  fp8.Text("model.safetensors") = SafetensorsOf(fp8_tensors);
+  exact.Text("model.safetensors") = SafetensorsOf(exact_tensors);
+  fp8.config()["quantization_config"] = {{"quant_method", "fp8"},
+                                         {"fmt", "e4m3"},
+                                         {"activation_scheme", "dynamic"},
+                                         {"weight_block_size", {128, 128}}};
+  const auto reference = ReadReference(folder);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const ReplayOptions options{.threads = 2, .only = {4}, .generated = 4, .logprobs = false};
+  const auto a = Replay(fp8.Files(), *reference, options);
+  const auto b = Replay(exact.Files(), *reference, options);
+  ASSERT_TRUE(a.ok()) << a.status();
+  ASSERT_TRUE(b.ok()) << b.status();
+  EXPECT_EQ(a->at(0).logits, b->at(0).logits);
+  EXPECT_EQ(a->at(0).drawn, b->at(0).drawn);
+  const Deviation rounding = Compare(a->at(0).logits, reference->prompts[4].logits);
+  EXPECT_GT(rounding.relative, 1e-3) << "nothing was rounded";
+  EXPECT_LT(rounding.relative, 0.5);
+}
+
+// As old GPTQ programs leave them; one that is not zero belongs somewhere.
+TEST(StoredFormatModelsTest, BiasesOfZerosAreLetBe) {
+  ThreadPool threads(2);
+  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  ASSERT_TRUE(backend.ok());
+  const std::string name = "model.layers.0.self_attn.q_proj.bias";
+  for (const char last : {'\0', '\1'}) {
+    std::string zeros(256, '\0');
+    zeros.back() = last;
+    const FormatModel model("gptq-v1-int4-g32", SafetensorsOf({{name, "F16", zeros, {128}}}), name);
+    const auto loaded = LoadModel(model.Files(), *backend, {});
+    EXPECT_EQ(loaded.ok(), last == 0) << loaded.status();
+    if (last == 0) continue;
+    EXPECT_THAT(std::string(loaded.status().message()), testing::HasSubstr(name + " has no place"));
+  }
 }
 
 // Forms with zero points go into packed files and come back, told apart from those with minimums.
