@@ -77,7 +77,9 @@ namespace {
 // The headers of the files, or what would be made up instead of them.
 absl::StatusOr<Checkpoint> OpenHeaders(const ModelFiles& files, const CheckedSpec& checked,
                                        LoadMode load_mode) {
-  if (load_mode == LoadMode::kReal) return Checkpoint::Open(files, checked.config.stored_quantization);
+  if (load_mode == LoadMode::kReal) {
+    return Checkpoint::Open(files, checked.config.stored_quantization);
+  }
   return DummyCheckpoint(checked.config, checked.spec, TensorNamesOf(checked.config),
                          /*with_values=*/false);
 }

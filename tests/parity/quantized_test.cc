@@ -17,7 +17,8 @@ struct Case {
   bool has_experts = false;
 };
 
-// A head size of 80, biases, f16 and f32 files, several shards, fused tensors, norms behind branches.
+// A head size of 80, biases, f16 and f32 files, several shards, fused tensors, norms behind
+// branches, experts, latent attention.
 const Case kCases[] = {{"llama-bias-bf16", Quantization::kInt8},
                        {"llama-bias-bf16", Quantization::kInt4G32},
                        {"llama-gqa-hd80-bf16", Quantization::kInt8G32},
