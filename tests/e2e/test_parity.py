@@ -13,22 +13,41 @@ def test_there_are_models():
     assert len(FOLDERS) >= 13, FOLDERS
 
 
+def replays(folder, prompts):
+    """Settings of a daemon and the prompts that it is to be asked. The reference of a longrope model takes the one or
+    the other set of factors by the length of each sequence, quire by model.max_context_tokens."""
+    config = json.loads((MODELS / folder / "config.json").read_text())
+    # Codes of mxfp4 are multiplied as integers unless they are asked for as numbers.
+    settings = ["model.quantization=none"] if "quantization_config" in config else []
+    if "long_factor" not in (config.get("rope_scaling") or {}):
+        return [(settings, prompts)]
+    border = config["original_max_position_embeddings"]
+    short = [p for p in prompts if p["num_tokens"] + len(p["greedy_token_ids"]) <= border]
+    return [([*settings, f"model.max_context_tokens={border}"], short),
+            (settings, [p for p in prompts if p not in short])]
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_greedy_tokens_and_logprobs_equal_the_reference(api, tmp_path, folder):
     reference = json.loads((MODELS / folder / "reference.json").read_text())
-    settings = ["kv_cache.dtype=f32", "kv_cache.page_size=16", "model.id=fixture"]
-    with Daemon(tmp_path, str(MODELS / folder), settings=settings) as daemon:
-        daemon.wait_serving()
-        with daemon.channel() as channel:
-            generation = api.GenerationServiceStub(channel)
-            calls = [generation.Generate(ask(api, prompt), timeout=120) for prompt in reference["prompts"]]
-            for prompt, call in zip(reference["prompts"], calls):
-                completed = [message.completed for message in call if message.HasField("completed")][0]
-                assert list(completed.token_ids) == prompt["greedy_token_ids"], prompt["id"]
-                got = [row.logprob for row in completed.logprobs]
-                assert got == pytest.approx(prompt["greedy_logprobs"], abs=2e-3, rel=1e-3), prompt["id"]
-                for row, ids in zip(completed.logprobs, prompt["top5_ids"]):
-                    assert row.top[0].token_id == ids[0]
+    for more, prompts in replays(folder, reference["prompts"]):
+        settings = ["kv_cache.dtype=f32", "kv_cache.page_size=16", "model.id=fixture", *more]
+        with Daemon(tmp_path, str(MODELS / folder), settings=settings) as daemon:
+            daemon.wait_serving()
+            with daemon.channel() as channel:
+                generation = api.GenerationServiceStub(channel)
+                calls = [generation.Generate(ask(api, prompt), timeout=120) for prompt in prompts]
+                for prompt, call in zip(prompts, calls):
+                    check(prompt, call)
+
+
+def check(prompt, call):
+    completed = [message.completed for message in call if message.HasField("completed")][0]
+    assert list(completed.token_ids) == prompt["greedy_token_ids"], prompt["id"]
+    got = [row.logprob for row in completed.logprobs]
+    assert got == pytest.approx(prompt["greedy_logprobs"], abs=2e-3, rel=1e-3), prompt["id"]
+    for row, ids in zip(completed.logprobs, prompt["top5_ids"]):
+        assert row.top[0].token_id == ids[0]
 
 
 def ask(api, prompt):
