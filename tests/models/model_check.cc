@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -21,11 +22,14 @@ void ExpectWorks(const Model& model, const kernels::Backend& backend, bool sound
   ASSERT_TRUE(runner.ok()) << runner.status();
   alignas(64) std::uint32_t table[24] = {1};
   const std::uint32_t length = 0;
-  const cache::KvStepInputs inputs{table, &length, 24, 1, 3, 3, 0};
+  const std::uint32_t tokens = std::min({3u, model.spec.max_position, model.spec.vocab_size});
+  const cache::KvStepInputs inputs{table, &length, 24, 1, tokens, tokens, 0};
   StepBatch batch;
-  batch.token_ids = {0, 1, 2};
-  batch.rows.push_back({BatchRow{0}, 0, 0, 3});
-  batch.logits_tokens = {2};
+  for (std::uint32_t i = 0; i < tokens; ++i) {
+    batch.token_ids.push_back(static_cast<std::int32_t>(i));
+  }
+  batch.rows.push_back({BatchRow{0}, 0, 0, tokens});
+  batch.logits_tokens = {tokens - 1};
   batch.kv = &inputs;
   std::vector<float> logits(model.spec.vocab_size);
   batch.logits_out = logits.data();
