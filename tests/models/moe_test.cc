@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <memory>
@@ -464,6 +465,36 @@ TEST(MoeConfigTest, SpecsOfTheFixturesAreTheGoldenTexts) {
             "experts 2 of 4 softmax_all gated silu 96 renormalise eps 0");
   EXPECT_EQ(moe_line("models/qwen3-moe-bf16"),
             "experts 2 of 8 softmax_all gated silu 32 renormalise eps 0");
+}
+
+TEST(MoeWeightsTest, PackedFilesHoldExpertsAndLatentHeads) {
+  const std::string folder = testing::TempDir() + "/moe_packed";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const TestBackend backend;
+  for (const char* fixture : {"models/qwen3-moe-bf16", "models/deepseek-v2-bf16"}) {
+    const auto files = ModelFiles::FromDirectory(TestDataPath(fixture));
+    const LoadOptions options{.quantization = Quantization::kInt8G32, .packed_dir = folder};
+    const auto packed = LoadModel(*files, backend.backend, options);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    const auto read = LoadModel(*files, backend.backend, options);
+    ASSERT_TRUE(read.ok()) << read.status();
+    const auto want = (*packed)->weights->Sections();
+    const auto got = (*read)->weights->Sections();
+    ASSERT_EQ(got.size(), want.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].label, want[i].label);
+      EXPECT_TRUE(std::equal(got[i].bytes.begin(), got[i].bytes.end(), want[i].bytes.begin(),
+                             want[i].bytes.end()))
+          << got[i].label;
+    }
+  }
+  std::size_t files_left = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    files_left += entry.path().extension() == ".quirepack" ? 1 : 0;
+  }
+  EXPECT_EQ(files_left, 2u);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(MoeConfigTest, DummyWeightsHaveExpertsToo) {

@@ -36,7 +36,7 @@ const Case kCases[] = {{"llama-bias-bf16", Quantization::kInt8},
                        {"mixtral-bf16", Quantization::kInt8G32, true},
                        {"qwen3-moe-bf16", Quantization::kInt4G32, true},
                        {"gpt-oss-bf16", Quantization::kInt8G32, true},
-                       {"deepseek-v3-bf16", Quantization::kInt8G32, true}};
+                       {"deepseek-v2-bf16", Quantization::kInt8G32, true}};
 
 class QuantizedTest : public testing::TestWithParam<Case> {
  protected:
@@ -96,7 +96,7 @@ TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
               std::string(name).c_str(), relative);
   EXPECT_GT(relative, 10 * kMaxRelative) << "nothing was rounded";
   const double most = name.substr(0, 4) == "int4" ? 0.55 : 0.1;
-  EXPECT_LT(relative, GetParam().has_experts ? 3 * most : most);
+  EXPECT_LT(relative, GetParam().has_experts ? 1.5 * most : most);
 }
 
 INSTANTIATE_TEST_SUITE_P(Llama, QuantizedTest, testing::ValuesIn(kCases), [](const auto& info) {
