@@ -8,9 +8,13 @@
 
 namespace quire::rulers {
 
-// Bytes per second that `threads` threads read from memory, each its own part of 512 MiB in huge
-// pages.
-double DramRead(int threads);
+struct ReadRate {
+  double mean = 0;  // bytes per second over about two seconds: the ruler B
+  double best = 0;  // of a single pass, tens of milliseconds
+};
+// What `threads` threads read from memory, each its own part of 512 MiB in huge pages. Kernels'
+// figures are means too; on a machine whose memory is shared the best pass may be twice the mean.
+ReadRate DramRead(int threads);
 
 // Multiply-adds of f32 per second, counted as two operations, in the widest registers of the
 // machine. 0 where this program has no loop for the architecture.

@@ -291,13 +291,10 @@ TEST_P(EngineTest, ThePictureOfThePagesNamesWhoUsesThem) {
   ASSERT_GT(cached, 0);
   std::vector<std::shared_ptr<TokenStream>> streams;
   for (const char* id : {"a", "b", "c"}) {
-    std::vector<std::int32_t> prompt = MakePrompt(id[0] == 'c' ? 3 : 1, 40);
-    // Where b leaves a: had they all in common, b might stop with no page of its own.
-    if (id[0] == 'b') prompt.back() = prompt.back() == 5 ? 6 : 5;
-    Request request = MakeRequest(id, std::move(prompt), 500);
+    Request request = MakeRequest(id, MakePrompt(*id == 'c' ? 3 : 1, *id == 'b' ? 47 : 40), 500);
     request.stopping.ignore_eos = true;
     streams.push_back(*engine_->Accept(std::move(request)));
-    // Nobody reads, so it stops and keeps its pages.
+    // b begins as a does and leaves it. Nobody reads, so each stops and keeps its pages.
     const auto last = [this] { return engine_->ListRequests().back().state; };
     while (last() != RequestState::kStalled) std::this_thread::yield();
   }

@@ -38,10 +38,11 @@ constexpr absl::string_view kUnknownKey = "an_unheard_of_key";
 const Json& Values() {
   static const Json& values = *new Json(Json::parse(R"([
     null, true, false, 0, 1, 2, 3, 7, 64, 128, -1, -2147483649, 2147483648, 4294967296,
-    9223372036854775807, 18446744073709551615, 0.0, -0.0, 0.5, 1.5, 1e-320, 1e-6, 1e30, 1e308, -1e308,
-    "", "silu", "gelu", "gelu_pytorch_tanh", "1", "nonsense", "\u0000", [], [0], [1, 2, 3], [[[[]]]],
-    ["full_attention"], ["sliding_attention", "full_attention"], {}, {"rope_type": "yarn"},
-    {"rope_type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 4}, {"quant_method": "gptq"}])"));
+    9223372036854775807, 18446744073709551615, 0.0, -0.0, 0.5, 1.5, 1e-320, 1e-6, 1e30, 1e308,
+    -1e308, "", "silu", "gelu", "gelu_pytorch_tanh", "1", "nonsense", "\u0000", [], [0], [1, 2, 3],
+    [[[[]]]], ["full_attention"], ["sliding_attention", "full_attention"], {},
+    {"rope_type": "yarn"}, {"rope_type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 4},
+    {"quant_method": "gptq"}])"));
   return values;
 }
 

@@ -394,9 +394,9 @@ std::vector<Refusal> OfValues() {
       {"qwen3-hd128-bf16", "hidden_act", "gelu", {"hidden_act \"gelu\"", "qwen3", "silu"}},
       {"gemma2-bf16", "attn_logit_softcapping", 0, {"attn_logit_softcapping is 0", "or null"}},
       {"gemma2-bf16", "query_pre_attn_scalar", nullptr, {"query_pre_attn_scalar"}},
-      {"gemma2-bf16", "query_pre_attn_scalar", -1, {"query_pre_attn_scalar is -1", "above 0"}},
+      {"gemma2-bf16", "query_pre_attn_scalar", -1, {"query_pre_attn_scalar is -1", "1e-06 to"}},
       {"gemma2-bf16", "use_bidirectional_attention", true, {"use_bidirectional_attention"}},
-      {"granite-bf16", "attention_multiplier", 0.0, {"attention_multiplier is 0", "above 0"}},
+      {"granite-bf16", "attention_multiplier", 0.0, {"attention_multiplier is 0", "1e-06 to"}},
       {"granite-bf16", "logits_scaling", "eight", {"logits_scaling"}},
       {"smollm3-bf16", "no_rope_layers", json::array({1, 1, 1}), {"no_rope_layers has 3", "4"}},
       {"smollm3-bf16", "no_rope_layers", json::array({1, 1, 1, 2}), {"no_rope_layers", "entry 2"}},
@@ -530,6 +530,11 @@ TEST(FamilyConfigTest, GpusRefuseWhatOnlyTheCpuComputes) {
   }
   const auto files = ModelFiles::FromDirectory(TestDataPath("models/qwen2-bf16"));
   EXPECT_TRUE(ReadModelSpec(*files, DeviceKind::kCuda).ok());
+  json mistral = ConfigOf("mistral-window-bf16");
+  mistral["sliding_window"] = nullptr;
+  EditableFiles without_window;
+  without_window.Set("config.json", mistral.dump());
+  EXPECT_TRUE(ReadModelSpec(without_window.Files(), DeviceKind::kCuda).ok());
 }
 
 }  // namespace

@@ -55,6 +55,37 @@ TEST(RopeTableTest, DefaultAndLinearFollowTheFormula) {
   }
 }
 
+TEST(RopeTableTest, LongropeFollowsTheFormulaOfTheChosenList) {
+  RopeConfig config;
+  config.kind = RopeKind::kLongrope;
+  config.theta = 10000;
+  config.factor = 32;
+  config.original_max_position = 4096;
+  for (int i = 0; i < 48; ++i) {
+    config.short_factors.push_back(1 + 0.01 * i);
+    config.long_factors.push_back(1 + 1.25 * i);
+  }
+  for (const bool is_long : {false, true}) {
+    config.uses_long_factors = is_long;
+    const RopeTable table = MustBuild(config, 96);
+    ASSERT_EQ(table.inv_freq.size(), 48u);
+    for (int i = 0; i < 48; ++i) {
+      const double factor = is_long ? 1 + 1.25 * i : 1 + 0.01 * i;
+      EXPECT_LE(Ulps(table.inv_freq[static_cast<std::size_t>(i)],
+                     std::pow(10000.0, -2.0 * i / 96) / factor),
+                16.0)
+          << i;
+    }
+    EXPECT_FLOAT_EQ(table.attention_factor, 1.1902381f);  // sqrt(1 + ln 32 / ln 4096)
+  }
+  EXPECT_FALSE(BuildRopeTable(config, 128).ok()) << "48 factors for 64 pairs";
+  config.attention_factor = 1.25;
+  EXPECT_EQ(MustBuild(config, 96).attention_factor, 1.25f);
+  config.attention_factor.reset();
+  config.factor = 1;
+  EXPECT_EQ(MustBuild(config, 96).attention_factor, 1.0f);
+}
+
 // A base that moved with the length would contradict cached keys: up to the trained length it is
 // default.
 TEST(RopeTableTest, DynamicIsDefault) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -471,6 +472,82 @@ TEST(StoredFormatsTest, WhatChangesNothingIsAWarning) {
               testing::ElementsAre(AllOf(HasSubstr("not known"), HasSubstr("colour")),
                                    AllOf(HasSubstr("does not have: model.vision_tower")),
                                    AllOf(HasSubstr("proj.input_scale"), HasSubstr("not rounded"))));
+}
+
+// A random change of a tensor's bytes, type or shape, of its being there, or of a number of the
+// configuration.
+void ChangeSomething(std::mt19937* random, Vectors* vectors) {
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>((*random)() % n); };
+  StoredTensor& tensor = vectors->tensors[below(vectors->tensors.size())];
+  switch (below(6)) {
+    case 0:
+      std::swap(tensor.shape, vectors->tensors[below(vectors->tensors.size())].shape);
+      return;
+    case 1:
+      if (!tensor.shape.empty()) tensor.shape.erase(tensor.shape.begin());
+      return;
+    case 2:
+      vectors->tensors.erase(vectors->tensors.begin() +
+                             static_cast<std::ptrdiff_t>(below(vectors->tensors.size())));
+      return;
+    case 3: {
+      json* numbers = &vectors->config;
+      if (numbers->contains("config_groups")) {
+        numbers = &(*numbers)["config_groups"]["group_0"]["weights"];
+      }
+      for (const char* key : {"bits", "group_size", "num_bits"}) {
+        if (numbers->contains(key)) (*numbers)[key] = static_cast<int>(below(200));
+      }
+      return;
+    }
+    default: {
+      const std::size_t at = static_cast<std::size_t>(
+          reinterpret_cast<const char*>(tensor.bytes.data()) - vectors->file.data());
+      for (std::size_t i = 0; i < 8 && !tensor.bytes.empty(); ++i) {
+        vectors->file[at + below(tensor.bytes.size())] = static_cast<char>(below(256));
+      }
+    }
+  }
+}
+
+// Keeps what the header reader promises: bytes for every element.
+bool HoldsItsShapes(const Vectors& vectors) {
+  return std::all_of(vectors.tensors.begin(), vectors.tensors.end(), [](const auto& tensor) {
+    const std::int64_t size = tensor.type == "I64"                            ? 8
+                              : tensor.type == "F32" || tensor.type == "I32"  ? 4
+                              : tensor.type == "F16" || tensor.type == "BF16" ? 2
+                                                                              : 1;
+    return tensor.num_elements() * size == static_cast<std::int64_t>(tensor.bytes.size());
+  });
+}
+
+TEST_P(StoredFormatTest, RandomEditsEndInARefusalOrInValues) {
+  std::mt19937 random(17);
+  int refused = 0;
+  int read = 0;
+  for (int turn = 0; turn < 60; ++turn) {
+    Vectors vectors = ReadVectors(GetParam().name);
+    for (int edit = 0; edit < 1 + turn % 3; ++edit) ChangeSomething(&random, &vectors);
+    if (!HoldsItsShapes(vectors)) continue;
+    const auto config = ReadConfig(vectors.config);
+    std::vector<std::string> warnings;
+    const absl::Status status =
+        config.ok() ? JoinQuantized(*config, &vectors.tensors, &warnings) : config.status();
+    if (!status.ok()) {
+      EXPECT_FALSE(status.message().empty());
+      ++refused;
+      continue;
+    }
+    for (const StoredTensor& matrix : vectors.tensors) {
+      if (matrix.quantized == nullptr) continue;
+      ++read;
+      std::vector<float> row(static_cast<std::size_t>(matrix.shape.back()));
+      const std::int64_t rows = matrix.num_elements() / matrix.shape.back();
+      for (const std::int64_t n : {std::int64_t{0}, rows / 2, rows - 1}) WidenRow(matrix, n, row);
+    }
+  }
+  EXPECT_GT(refused, 5);
+  EXPECT_GT(read, 5);
 }
 
 // A quantization_config that is refused, and words of the message.
