@@ -203,8 +203,9 @@ struct NumberKey {
   bool null_is_off;  // null means 0; else it is refused
 };
 
-// All are factors or limits: above 0 when set.
+// All are factors, divisors or limits, which a float holds whichever way they are used.
 absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  constexpr double kLeast = 1e-6;
   constexpr double kMost = 1e6;
   const ConfigDefaults& absent = family.defaults;
   const NumberKey numbers[] = {{"query_pre_attn_scalar", &config->query_pre_attn_scalar,
@@ -226,10 +227,10 @@ absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, Model
       continue;
     }
     QUIRE_ASSIGN_OR_RETURN(*number.value, reader.Number(number.key));
-    if (*number.value > 0 && *number.value <= kMost) continue;
-    return reader.Error(
-        number.key, absl::StrCat("is ", *number.value, ", it must be above 0 and at most ", kMost,
-                                 number.null_is_off ? ", or null" : ""));
+    if (*number.value >= kLeast && *number.value <= kMost) continue;
+    return reader.Error(number.key,
+                        absl::StrCat("is ", *number.value, ", it must be ", kLeast, " to ", kMost,
+                                     number.null_is_off ? ", or null" : ""));
   }
   return absl::OkStatus();
 }
