@@ -42,8 +42,8 @@ ModelSpec Spec() {
   dense.mlp_in = dense.attn_in;
   dense.heads.num_heads = 1;
   dense.heads.num_kv_heads = 1;
-  dense.heads.head_size = 16;
-  dense.heads.v_head_size = 16;
+  dense.heads.head_size = 32;
+  dense.heads.v_head_size = 32;
   dense.dense.intermediate = kChosen * kWidth;
   LayerSpec sparse = dense;
   sparse.mlp = MlpKind::kMoe;
