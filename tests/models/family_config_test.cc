@@ -360,6 +360,23 @@ TEST(FamilyConfigTest, FingerprintHoldsTheLongropeSet) {
   EXPECT_NE(fingerprint(140), fingerprint(141));
 }
 
+// Made-up weights are those that the names and shapes of a family ask for.
+TEST(FamilyConfigTest, DummyWeightsAreAsLargeAsRealOnes) {
+  const TestBackend cpu;
+  for (const char* folder : kFolders) {
+    SCOPED_TRACE(folder);
+    EditableFiles only_config;
+    only_config.Set("config.json", ConfigOf(folder).dump());
+    const auto dummy = LoadModel(only_config.Files(), cpu.backend, {.mode = LoadMode::kDummy});
+    ASSERT_TRUE(dummy.ok()) << dummy.status();
+    const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
+    const auto real = LoadModel(*files, cpu.backend, {});
+    ASSERT_TRUE(real.ok()) << real.status();
+    EXPECT_EQ((*dummy)->weight_bytes, (*real)->weight_bytes);
+    EXPECT_EQ((*dummy)->parameter_count, (*real)->parameter_count);
+  }
+}
+
 struct Refusal {
   const char* folder;
   const char* key;

@@ -27,7 +27,8 @@ const char* const kFolders[] = {"llama-bias-bf16",
                                 "llama-sharded-bf16",
                                 "llama-theta500k-multieos-bf16",
                                 "llama-untied-f16",
-                                "llama-vocab-padded-bf16"};
+                                "llama-vocab-padded-bf16",
+                                "qwen2-bf16"};
 
 // Indices of prompts of 2, 17, 65 and 37 tokens: what a test of equal bits replays.
 const std::vector<std::size_t> kSome = {1, 4, 6, 10};
