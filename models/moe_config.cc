@@ -119,6 +119,12 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
     const std::uint32_t absent = reader.IsNull(count.key) ? count.low : count.absent;
     *count.value = static_cast<std::uint32_t>(given.value_or(absent));
   }
+  if (std::uint64_t{moe->n_shared_experts} * moe->intermediate_size > kMaxIntermediate) {
+    return reader.Error("n_shared_experts",
+                        absl::StrCat("is ", moe->n_shared_experts, ", with moe_intermediate_size ",
+                                     moe->intermediate_size, " the shared expert is wider than ",
+                                     kMaxIntermediate));
+  }
   if (Reads(family, "topk_method")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> method,
                            reader.OptionalString("topk_method"));
