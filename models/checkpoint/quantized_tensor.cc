@@ -296,45 +296,55 @@ float QuantizedTensor::Value(std::int64_t row, std::int64_t column) const {
 }
 
 void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const {
-  const StoredTensor& codes = parts_.codes;
+  // Writes of bytes may change anything as far as compilers know: what loops use is copied first.
+  const std::uint32_t bits = parts_.bits;
+  const std::int64_t rows = parts_.rows;
   const std::int64_t k = parts_.columns;
-  const std::int64_t per_word = 32 / parts_.bits;
-  const std::size_t first = static_cast<std::size_t>(row * k);
+  const std::int64_t per_word = 32 / bits;
+  const std::byte* const bytes = parts_.codes.bytes.data();
+  const auto word_at = [bytes](std::int64_t i) {
+    std::uint32_t word;
+    std::memcpy(&word, bytes + i * 4, sizeof(word));
+    return word;
+  };
+  std::uint8_t* const to = out.data();
   switch (parts_.code_layout) {
     case CodeLayout::kWordsOfInputs:
     case CodeLayout::kWordsOfRows: {
       const bool of_rows = parts_.code_layout == CodeLayout::kWordsOfRows;
       const std::int64_t words = (k + per_word - 1) / per_word;
+      const std::int64_t first = of_rows ? row * words : row;
+      const std::int64_t step = of_rows ? 1 : rows;
       for (std::int64_t i = 0; i < words; ++i) {
-        const std::uint32_t word = Word(codes, of_rows ? row * words + i : i * parts_.rows + row);
+        const std::uint32_t word = word_at(first + i * step);
         const std::int64_t count = std::min(per_word, k - i * per_word);
         for (std::int64_t slot = 0; slot < count; ++slot) {
-          out[static_cast<std::size_t>(i * per_word + slot)] = CodeOf(word, slot, parts_.bits);
+          to[i * per_word + slot] = CodeOf(word, slot, bits);
         }
       }
       return;
     }
     case CodeLayout::kWordsOfOutputs: {
       const std::int64_t slot = SlotOfOutput(row);
-      for (std::int64_t i = 0; i < k; ++i) {
-        out[static_cast<std::size_t>(i)] =
-            CodeOf(Word(codes, i * (parts_.rows / per_word) + row / per_word), slot, parts_.bits);
-      }
+      const std::int64_t first = row / per_word;
+      const std::int64_t step = rows / per_word;
+      for (std::int64_t i = 0; i < k; ++i) to[i] = CodeOf(word_at(first + i * step), slot, bits);
       return;
     }
     case CodeLayout::kSignedBytes:
     case CodeLayout::kE4M3: {
-      const std::uint8_t flip = parts_.code_layout == CodeLayout::kSignedBytes ? 0x80 : 0;
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        out[i] = std::to_integer<std::uint8_t>(codes.bytes[first + i]) ^ flip;
+      const std::byte flip{
+          static_cast<unsigned char>(parts_.code_layout == CodeLayout::kSignedBytes ? 0x80 : 0)};
+      for (std::int64_t i = 0; i < k; ++i) {
+        to[i] = std::to_integer<std::uint8_t>(bytes[row * k + i] ^ flip);
       }
       return;
     }
     case CodeLayout::kE2M1Blocks:
-      for (std::size_t i = 0; i < out.size() / 2; ++i) {
-        const auto both = std::to_integer<std::uint8_t>(codes.bytes[first / 2 + i]);
-        out[2 * i] = both & 15;
-        out[2 * i + 1] = both >> 4;
+      for (std::int64_t i = 0; i < k / 2; ++i) {
+        const auto both = std::to_integer<std::uint8_t>(bytes[row * k / 2 + i]);
+        to[2 * i] = both & 15;
+        to[2 * i + 1] = both >> 4;
       }
       return;
   }
