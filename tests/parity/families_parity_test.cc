@@ -109,6 +109,20 @@ TEST_P(FamiliesParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
   EXPECT_GT(deviation.relative, kMaxRelative);
 }
 
+// As in llama_parity_test.cc: int8 loses four times, fp8_e4m3 sixteen times what bf16 loses.
+TEST_P(FamiliesParityTest, QuantisedPagesLoseWhatTheirElementsLose) {
+  for (const auto& [dtype, times] : {std::pair{DType::kI8, 4}, {DType::kF8E4M3, 16}}) {
+    const auto got = MustReplay({.kv_dtype = dtype, .threads = 2, .feed_reference = true});
+    ASSERT_EQ(got.size(), reference_.prompts.size());
+    const Deviation deviation = CompareLogits(got, reference_);
+    std::printf("%s: %s pages differ by %.2e relative, %.1f times bf16\n", GetParam().folder,
+                std::string(DTypeName(dtype)).c_str(), deviation.relative,
+                deviation.relative / reference_.bf16_cache_error);
+    EXPECT_LE(deviation.relative, 2 * times * reference_.bf16_cache_error) << DTypeName(dtype);
+    EXPECT_GT(deviation.relative, kMaxRelative) << DTypeName(dtype);
+  }
+}
+
 TEST_P(FamiliesParityTest, BitsDependOnNothingButTheSequence) {
   const auto together = MustReplay({.threads = 1, .seed = 3});
   const auto threaded = MustReplay({.threads = 3, .chunk = 7, .seed = 4, .preempt_at = 9});
