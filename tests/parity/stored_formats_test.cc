@@ -373,6 +373,44 @@ TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
   EXPECT_LT(rounding.relative, 0.5);
 }
 
+// Shards are cut by size: the parts of a matrix may lie in several.
+TEST(StoredFormatModelsTest, PartsMayLieInDifferentShards) {
+  const std::string whole = ReadFile("awq-int4-g32.safetensors");
+  const auto tensors = ReadSafetensors(BytesOf(whole), "whole");
+  ASSERT_TRUE(tensors.ok());
+  std::vector<FileTensor> codes, others;
+  for (const StoredTensor& tensor : *tensors) {
+    const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
+                            tensor.bytes.size());
+    (absl::EndsWith(tensor.name, ".qweight") ? codes : others)
+        .push_back({tensor.name, tensor.type, bytes, tensor.shape});
+  }
+  ASSERT_EQ(codes.size(), 7u);
+  const std::string base = ReadFile("base.safetensors");
+  const std::string first = SafetensorsOf(codes), second = SafetensorsOf(others);
+  const std::string index = json{{"weight_map",
+                                  {{"model.norm.weight", "base.safetensors"},
+                                   {codes[0].name, "first.safetensors"},
+                                   {others[0].name, "second.safetensors"}}}}
+                                .dump();
+  json config = json::parse(ReadFile("config.json"));
+  config["quantization_config"] = json::parse(ReadFile("index.json"))["formats"]["awq-int4-g32"];
+  const std::string text = config.dump();
+  const ModelFiles files =
+      ModelFiles::FromMemory("made", {{"config.json", BytesOf(text)},
+                                      {"model.safetensors.index.json", BytesOf(index)},
+                                      {"base.safetensors", BytesOf(base)},
+                                      {"first.safetensors", BytesOf(first)},
+                                      {"second.safetensors", BytesOf(second)}});
+  const FormatModel model("awq-int4-g32");
+  const ReplayOptions options{.generated = 1, .logprobs = false};
+  const auto got = Replay(files, model.reference(), options);
+  const auto want = Replay(model.Files(), model.reference(), options);
+  ASSERT_TRUE(got.ok()) << got.status();
+  ASSERT_TRUE(want.ok()) << want.status();
+  for (std::size_t i = 0; i < want->size(); ++i) EXPECT_EQ(got->at(i).logits, want->at(i).logits);
+}
+
 // As old GPTQ programs leave them; one that is not zero belongs somewhere.
 TEST(StoredFormatModelsTest, BiasesOfZerosAreLetBe) {
   ThreadPool threads(2);
