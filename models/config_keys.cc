@@ -158,9 +158,8 @@ bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
 
 KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
   if (Reads(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
-  const auto* foreign =
-      std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),
-                   [&](const ForeignKey& entry) { return entry.key == key; });
+  const auto* foreign = std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),
+                                     [&](const ForeignKey& entry) { return entry.key == key; });
   if (foreign != std::end(kForeignKeys)) {
     return IsNeutral(*foreign, reader.ValueText(key)) ? KeyUse::kIgnored : KeyUse::kRefused;
   }
@@ -172,7 +171,19 @@ KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string
 std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family) {
   std::vector<ConfigKey> keys;
   for (const std::string& key : reader.Keys()) {
-    keys.push_back({key, reader.ValueText(key), UseOf(reader, family, key)});
+    const bool is_nested = !family.text_model_type.empty();
+    if (is_nested && key == "text_config") {
+      const absl::StatusOr<std::optional<ConfigReader>> inner = reader.OptionalObject(key);
+      if (!inner.ok() || !*inner) continue;
+      for (const std::string& name : (*inner)->Keys()) {
+        keys.push_back(
+            {(*inner)->PathOf(name), (*inner)->ValueText(name), UseOf(**inner, family, name)});
+      }
+      continue;
+    }
+    const KeyUse use =
+        is_nested && Contains(kOtherInputKeys, key) ? KeyUse::kIgnored : UseOf(reader, family, key);
+    keys.push_back({key, reader.ValueText(key), use});
   }
   return keys;
 }

@@ -14,6 +14,11 @@ namespace quire::models {
 
 struct Family;
 
+// Keys beside text_config that are about other kinds of input than text.
+inline constexpr absl::string_view kOtherInputKeys[] = {"vision_config", "boi_token_index",
+                                                        "eoi_token_index", "image_token_index",
+                                                        "mm_tokens_per_image"};
+
 // What becomes of a key of a config.json.
 enum class KeyUse : std::uint8_t {
   kRead,
@@ -26,7 +31,8 @@ struct ConfigKey {
   std::string value;  // as JSON text
   KeyUse use;
 };
-// All keys at the top of a config.json, sorted.
+// All keys at the top of a config.json, sorted; of a family whose keys lie in text_config those, too,
+// with their path.
 std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family);
 
 // Refuses keys that would change the mathematics in another family, unless their value is neutral

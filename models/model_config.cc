@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -99,9 +101,16 @@ absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_v
   return reader.IsNull(key) || absent == 0 ? null : absent;
 }
 
+// A count that must be there, unless the family knows what it is.
+absl::StatusOr<std::uint32_t> RequiredCount(const ConfigReader& reader, absl::string_view key,
+                                            std::uint32_t most, std::uint32_t absent) {
+  return reader.Has(key) || absent == 0 ? reader.Count(key, 1, most) : absent;
+}
+
 absl::Status ReadHeads(const ConfigReader& reader, const Family& family, ModelConfig* config) {
-  QUIRE_ASSIGN_OR_RETURN(config->num_attention_heads,
-                         reader.Count("num_attention_heads", 1, kMaxHeads));
+  QUIRE_ASSIGN_OR_RETURN(
+      config->num_attention_heads,
+      RequiredCount(reader, "num_attention_heads", kMaxHeads, family.defaults.num_attention_heads));
   const std::uint32_t heads = config->num_attention_heads;
   if (Reads(family, "kv_lora_rank")) {
     // Heads have sizes of their own, whatever head_dim and num_key_value_heads say.
@@ -134,7 +143,8 @@ absl::Status ReadHeads(const ConfigReader& reader, const Family& family, ModelCo
 }
 
 absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelConfig* config) {
-  QUIRE_ASSIGN_OR_RETURN(config->vocab_size, reader.Count("vocab_size", 1, kMaxVocab));
+  QUIRE_ASSIGN_OR_RETURN(config->vocab_size, RequiredCount(reader, "vocab_size", kMaxVocab,
+                                                           family.defaults.vocab_size));
   QUIRE_ASSIGN_OR_RETURN(config->hidden_size, reader.Count("hidden_size", 1, kMaxHidden));
   QUIRE_ASSIGN_OR_RETURN(config->intermediate_size,
                          reader.Count("intermediate_size", 1, kMaxIntermediate));
@@ -351,6 +361,31 @@ void WarnAboutIds(ModelConfig* config) {
   }
 }
 
+// Where a family's keys lie in text_config: these, and those of the top that are not about other
+// kinds of input. Else nothing.
+absl::StatusOr<std::optional<text::JsonDocument>> TextConfig(const ConfigReader& top,
+                                                             const text::JsonValue& root,
+                                                             const Family& family) {
+  if (family.text_model_type.empty()) return std::optional<text::JsonDocument>();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> inner,
+                         top.OptionalObject("text_config"));
+  if (!inner) return top.Error("text_config", "is missing");
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> type,
+                         inner->OptionalString("model_type"));
+  if (type && *type != family.text_model_type) {
+    return inner->Unsupported(
+        "model_type",
+        absl::StrCat("by ", family.name, " (supported: ", family.text_model_type, ")"));
+  }
+  nlohmann::json merged = root.raw();
+  merged.erase("text_config");
+  for (const absl::string_view key : kOtherInputKeys) merged.erase(std::string(key));
+  merged.update(root.raw()["text_config"]);
+  absl::StatusOr<text::JsonDocument> parsed = text::JsonDocument::Parse(merged.dump());
+  if (!parsed.ok()) return top.Error("text_config", parsed.status().message());
+  return std::optional<text::JsonDocument>(*std::move(parsed));
+}
+
 }  // namespace
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
@@ -358,9 +393,13 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
   if (!files.Has("config.json")) return NoConfig(files);
   QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("config.json"));
   QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));
-  const ConfigReader reader(file.label(), document.root());
+  const ConfigReader top(file.label(), document.root());
   ModelConfig config;
-  QUIRE_ASSIGN_OR_RETURN(const Family* family, SelectFamily(reader, &config));
+  QUIRE_ASSIGN_OR_RETURN(const Family* family, SelectFamily(top, &config));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<text::JsonDocument> nested,
+                         TextConfig(top, document.root(), *family));
+  const ConfigReader reader =
+      nested ? ConfigReader(absl::StrCat(file.label(), " with text_config"), nested->root()) : top;
   QUIRE_RETURN_IF_ERROR(CheckForeignKeys(reader, *family, &config.warnings));
   QUIRE_ASSIGN_OR_RETURN(config.stored_quantization,
                          ReadStoredQuantization(reader, &config.warnings));

@@ -123,7 +123,9 @@ bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::str
   return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
          absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
          absl::StartsWith(name, "model.mtp.") ||
-         LayerOf(name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size());
+         LayerOf(name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size()) ||
+         std::any_of(names.skipped.begin(), names.skipped.end(),
+                     [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
 }
 
 // Old programs write a bias of zeros for every matrix that they quantise.

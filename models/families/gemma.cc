@@ -46,6 +46,25 @@ constexpr TensorNames kNames3{.attn_out = "post_attention_layernorm",
                               .q_norm = "self_attn.q_norm",
                               .k_norm = "self_attn.k_norm"};
 
+constexpr absl::string_view kArchitecturesOfVision[] = {"Gemma3ForConditionalGeneration"};
+constexpr absl::string_view kModelTypesOfVision[] = {"gemma3"};
+constexpr absl::string_view kVisionPrefixes[] = {"vision_tower.", "multi_modal_projector."};
+constexpr ConfigDefaults DefaultsInVision() {
+  ConfigDefaults defaults = kDefaults3;
+  defaults.vocab_size = 262208;
+  defaults.num_attention_heads = 8;
+  return defaults;
+}
+constexpr TensorNames NamesInVision() {
+  TensorNames names = kNames3;
+  names.skipped = kVisionPrefixes;
+  names.embedding = "language_model.model.embed_tokens";
+  names.final_norm = "language_model.model.norm";
+  names.head = "language_model.lm_head";
+  names.layer_prefix = "language_model.model.layers.";
+  return names;
+}
+
 constexpr absl::string_view kGgufKeys2[] = {"attention.scale", "attention.sliding_window",
                                             "attn_logit_softcapping", "final_logit_softcapping"};
 constexpr absl::string_view kGgufKeys3[] = {"attention.scale", "attention.sliding_window",
@@ -86,7 +105,7 @@ absl::StatusOr<ModelSpec> BuildSpec2(const ModelConfig& config) {
 }
 
 absl::StatusOr<ModelSpec> BuildSpec3(const ModelConfig& config) {
-  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, SandwichSpec(config, Gemma3Family()));
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, SandwichSpec(config, FamilyNamed(config.family)));
   for (LayerSpec& layer : spec.layers) {
     layer.heads.qk_norm = RmsNormSpec(config, /*weight_offset=*/1);
   }
@@ -125,6 +144,22 @@ const Family& Gemma3Family() {
                               .gguf_names = GgufNames(),
                               .gguf_keys = kGgufKeys3,
                               .gguf_wide_block_count = 62,
+                              .build_spec = BuildSpec3};
+  return kFamily;
+}
+
+const Family& Gemma3TextOfVisionFamily() {
+  static const Family kFamily{.name = "gemma3_vision",
+                              .architectures = kArchitecturesOfVision,
+                              .model_types = kModelTypesOfVision,
+                              .defaults = DefaultsInVision(),
+                              .activations = kActivations,
+                              .keys = kKeys3,
+                              .windows = WindowRule::kPattern,
+                              .text_model_type = "gemma3_text",
+                              .names = NamesInVision(),
+                              .gguf_architecture = "",
+                              .gguf_names = {},
                               .build_spec = BuildSpec3};
   return kFamily;
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Gemma 2, and Gemma 3 for text (1B, and others saved without their vision tower).
+// Gemma 2, and Gemma 3 for text: by itself, or inside a model with a vision tower.
 //
 // Norms before and after attention and MLP, of 1 + weight; embeddings times sqrt(hidden_size);
 // scores times query_pre_attn_scalar^-0.5; GELU by tanh (hidden_act is not read, hidden_activation
@@ -14,5 +14,8 @@ namespace quire::models {
 
 const Family& Gemma2Family();
 const Family& Gemma3Family();
+// The text model inside a Gemma 3 with a vision tower (4B and larger), which is let be: images are
+// not read.
+const Family& Gemma3TextOfVisionFamily();
 
 }  // namespace quire::models

@@ -29,10 +29,12 @@ bool Contains(std::span<const absl::string_view> names, absl::string_view name) 
 
 std::span<const Family* const> AllFamilies() {
   static const Family* const kFamilies[] = {
-      &LlamaFamily(),   &MistralFamily(),    &Qwen2Family(),     &Qwen3Family(),
-      &SmolLm3Family(), &GraniteFamily(),    &Gemma2Family(),    &Gemma3Family(),
-      &Phi3Family(),    &Olmo2Family(),      &MixtralFamily(),   &Qwen3MoeFamily(),
-      &GptOssFamily(),  &DeepseekV2Family(), &DeepseekV3Family()};
+      &LlamaFamily(),     &MistralFamily(), &Qwen2Family(),
+      &Qwen3Family(),     &SmolLm3Family(), &GraniteFamily(),
+      &Gemma2Family(),    &Gemma3Family(),  &Gemma3TextOfVisionFamily(),
+      &Phi3Family(),      &Olmo2Family(),   &MixtralFamily(),
+      &Qwen3MoeFamily(),  &GptOssFamily(),  &DeepseekV2Family(),
+      &DeepseekV3Family()};
   return kFamilies;
 }
 

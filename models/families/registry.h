@@ -24,6 +24,8 @@ struct ConfigDefaults {
   absl::string_view hidden_act = "silu";
   std::uint32_t max_position_embeddings = 2048;
   bool tie_word_embeddings = false;
+  std::uint32_t vocab_size = 0;           // 0: the key is required
+  std::uint32_t num_attention_heads = 0;  // 0: the key is required
   std::uint32_t num_key_value_heads = 0;  // 0: as many as heads
   std::uint32_t head_dim = 0;             // 0: hidden_size / num_attention_heads
   std::uint32_t sliding_window = 0;       // tokens; 0: no window
@@ -45,6 +47,8 @@ struct ConfigDefaults {
 // Names of a family's tensors; empty: the family has no such slot. Weights and biases end in
 // ".weight" and ".bias". Names of a layer follow `layer_prefix`, the layer's number and a dot.
 struct TensorNames {
+  // Tensors that begin so are let be, such as those of a vision tower.
+  std::span<const absl::string_view> skipped = {};
   absl::string_view embedding = "model.embed_tokens";
   absl::string_view final_norm = "model.norm";
   absl::string_view head = "lm_head";
@@ -106,6 +110,9 @@ struct Family {
   // not listed (config_keys.cc). model_config.h says what each becomes.
   std::span<const absl::string_view> keys = {};
   WindowRule windows = WindowRule::kNone;
+  // model_type of text_config, where a model of text lies inside one of several kinds of input;
+  // empty: the keys are those of the file itself.
+  absl::string_view text_model_type = "";
   // rope_type "su" and "yarn" of early files mean longrope.
   bool has_old_longrope_names = false;
   // Of files without rope_scaling and rope_parameters, but for its theta; null: no scaling.

@@ -1,6 +1,7 @@
 #include "tests/parity/edited_fixture.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <regex>
@@ -79,6 +80,29 @@ void EditedFixture::EditTensors(const std::string& pattern, const Edit& edit) {
     }
   }
   QUIRE_CHECK(hits > 0);
+}
+
+void EditedFixture::RenameTensors(const std::function<std::string(const std::string&)>& rename,
+                                  const std::vector<std::string>& more) {
+  std::string& text = Text("model.safetensors");
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, text.data(), sizeof(header_bytes));
+  const auto header = nlohmann::json::parse(text.substr(sizeof(header_bytes), header_bytes));
+  std::string data = text.substr(sizeof(header_bytes) + header_bytes);
+  nlohmann::json renamed;
+  for (const auto& [name, entry] : header.items()) {
+    renamed[name == "__metadata__" ? name : rename(name)] = entry;
+  }
+  for (const std::string& name : more) {
+    const std::size_t begin = data.size();
+    data.resize(begin + 4, 0);
+    renamed[name] = {{"dtype", "F32"}, {"shape", {1}}, {"data_offsets", {begin, begin + 4}}};
+  }
+  std::string head = renamed.dump();
+  head.resize((head.size() + 7) / 8 * 8, ' ');
+  header_bytes = head.size();
+  text.assign(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
+  text += head + data;
 }
 
 ModelFiles EditedFixture::Files() {

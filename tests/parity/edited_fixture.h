@@ -25,6 +25,11 @@ class EditedFixture {
   using Edit = std::function<void(std::vector<float>& values)>;
   void EditTensors(const std::string& pattern, const Edit& edit);
 
+  // Gives every tensor of model.safetensors another name, and adds one of 4 bytes for each of
+  // `more`.
+  void RenameTensors(const std::function<std::string(const std::string&)>& rename,
+                     const std::vector<std::string>& more);
+
   // As edited so far.
   ModelFiles Files();
 
