@@ -31,8 +31,8 @@ struct ConfigKey {
   std::string value;  // as JSON text
   KeyUse use;
 };
-// All keys at the top of a config.json, sorted; of a family whose keys lie in text_config those, too,
-// with their path.
+// All keys at the top of a config.json, sorted; of a family whose keys lie in text_config those,
+// too, with their path.
 std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family);
 
 // Refuses keys that would change the mathematics in another family, unless their value is neutral
