@@ -11,7 +11,8 @@ void SoftcapCpu(const SoftcapParams& params, std::int64_t begin, std::int64_t en
     float* const x = params.x + m * params.x_stride;  // [columns]
     for (std::int64_t i = begin; i < end; ++i) {
       const float scaled = x[i] * params.scale;
-      x[i] = params.cap > 0 ? params.cap * std::tanh(scaled / params.cap) : scaled;
+      const bool is_capped = params.cap > 0 && !std::isinf(scaled);
+      x[i] = is_capped ? params.cap * std::tanh(scaled / params.cap) : scaled;
     }
   }
 }

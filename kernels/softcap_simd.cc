@@ -20,7 +20,9 @@ HWY_INLINE VF Capped(VF x, float scale, float cap) {
   const VF scaled = hn::Mul(x, hn::Set(d, scale));
   if (cap == 0) return scaled;
   const VF limit = hn::Set(d, cap);
-  return hn::Mul(limit, Tanh(hn::Div(scaled, limit)));
+  const VF capped = hn::Mul(limit, Tanh(hn::Div(scaled, limit)));
+  // Else the sampler would not see that the row is broken.
+  return hn::IfThenElse(hn::IsInf(scaled), scaled, capped);
 }
 
 void SoftcapColumns(const SoftcapParams& params, std::int64_t begin, std::int64_t end) {
