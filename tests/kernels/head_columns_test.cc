@@ -15,7 +15,7 @@ namespace {
 TEST(CopyHeadColumnsTest, CopiesTheseColumnsAndNoOther) {
   for (const int threads : {1, 3}) {
     const TestBackend backend(threads);
-    constexpr std::uint32_t kRows = 50;
+    constexpr std::uint32_t kRows = 1000;  // enough that threads share them
     constexpr std::uint32_t kHeads = 5;
     const auto x = RandomFloats(kRows * kHeads * 48, 31);
     std::vector<float> y(kRows * kHeads * 80, 7.0f);

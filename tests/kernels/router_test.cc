@@ -167,7 +167,7 @@ TEST_P(RouterTest, EqualsDoublePrecisionWithTiesToTheLowerNumber) {
 
 TEST_P(RouterTest, BitsOfARowDependOnThatRowAlone) {
   const RouterCase& c = GetParam();
-  constexpr std::uint32_t kRows = 200;
+  constexpr std::uint32_t kRows = 600;  // enough that threads share them, with one expert too
   const auto logits = RandomFloats(std::size_t{kRows} * c.experts, 13, 2.0f);
   const auto bias = RandomFloats(c.experts, 14, 0.2f);
   const float* const used_bias = c.bias ? bias.data() : nullptr;
@@ -296,7 +296,7 @@ TEST(ExpertRowsTest, RowsAreSortedByExpertInTheirOwnOrder) {
 TEST(ExpertRowsTest, RowsGoThereAndComeBackWeighted) {
   for (const int threads : {1, 3}) {
     const TestBackend backend(threads);
-    constexpr std::uint32_t kRows = 40;
+    constexpr std::uint32_t kRows = 200;  // enough that threads share them
     constexpr std::uint32_t kColumns = 1030;
     const auto x = RandomFloats(std::size_t{kRows} * kColumns, 21);
     std::vector<std::uint32_t> rows;
