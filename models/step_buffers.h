@@ -55,8 +55,10 @@ struct MoeBuffers {
 // Every array of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
 //
 // Place:      owned by a runner, used by the blocks.
-// Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up,
-//             moe and mla share the memory of qkv and attended, which are dead by then.
+// Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up
+//             and moe share the memory of the attention before them, which is dead by then: of
+//             qkv and attended, or, in a layer of latent attention, of mla, which takes their
+//             place.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable, addresses stay.
 struct StepBuffers {
