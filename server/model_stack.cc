@@ -256,7 +256,7 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(
       const std::int32_t context,
       ContextTokens(options.model,
-                    static_cast<std::int32_t>(model.config.max_position_embeddings)));
+                    static_cast<std::int32_t>(model.spec.max_position)));
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          models::KvGeometryFor(model.spec, options.pool.page_size,
                                                options.pool.dtype, /*num_blocks=*/2));
@@ -322,7 +322,7 @@ absl::Status ModelStack::LoadWeights(const DaemonOptions& options, const models:
 }
 
 absl::StatusOr<cache::KvGeometry> ModelStack::PlanCpuPool(const DaemonOptions& options) {
-  const auto own = static_cast<std::int32_t>(model_->config.max_position_embeddings);
+  const auto own = static_cast<std::int32_t>(model_->spec.max_position);
   QUIRE_ASSIGN_OR_RETURN(context_tokens_, ContextTokens(options.model, own));
   QUIRE_ASSIGN_OR_RETURN(cache::KvGeometry geometry,
                          models::KvGeometryFor(model_->spec, options.pool.page_size,
@@ -330,12 +330,8 @@ absl::StatusOr<cache::KvGeometry> ModelStack::PlanCpuPool(const DaemonOptions& o
   QUIRE_ASSIGN_OR_RETURN(geometry.num_blocks, CountBlocks(options, geometry, context_tokens_));
   const std::int64_t pool_tokens =
       (std::int64_t{geometry.num_blocks} - 1) * options.pool.page_size;
+  QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, pool_tokens));
   if (context_tokens_ > pool_tokens) {
-    if (options.model.max_context_tokens) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("model.max_context_tokens is ", context_tokens_, ", the KV pool holds ",
-                       pool_tokens, " tokens; raise kv_cache.capacity_bytes"));
-    }
     log::Warn("model", kContextCut,
               {{"max_context_tokens", pool_tokens}, {"of", context_tokens_}});
     context_tokens_ = static_cast<std::int32_t>(pool_tokens);

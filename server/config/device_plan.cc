@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -48,11 +49,7 @@ absl::StatusOr<std::uint32_t> ConfiguredBlocks(const DaemonOptions& options,
 absl::Status CutContext(const DaemonOptions& options, const models::ModelFiles& files,
                         models::DevicePlanOptions request, DevicePlan* plan) {
   if (plan->context_tokens <= plan->pool_tokens()) return absl::OkStatus();
-  if (options.model.max_context_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model.max_context_tokens is ", plan->context_tokens, ", the KV pool holds ",
-        plan->pool_tokens(), " tokens; lower it, or raise kv_cache.capacity_bytes"));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, plan->pool_tokens()));
   plan->context_was_cut = true;
   plan->context_tokens = ClampToInt(plan->pool_tokens());
   plan->runner.max_context_tokens = static_cast<std::uint32_t>(plan->context_tokens);
@@ -70,6 +67,14 @@ absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int
   return absl::InvalidArgumentError(absl::StrCat("model.max_context_tokens is ",
                                                  *options.max_context_tokens,
                                                  ", the model's own context is ", own));
+}
+
+absl::Status CheckPoolHolds(const ModelOptions& options, std::int64_t pool_tokens) {
+  const std::optional<std::int32_t> context = options.max_context_tokens;
+  if (!context || *context <= pool_tokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("model.max_context_tokens is ", *context, ", the KV pool holds ", pool_tokens,
+                   " tokens; lower it, or raise kv_cache.capacity_bytes"));
 }
 
 DType CudaActivationType(const DaemonOptions& options) {
@@ -99,7 +104,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
   plan.reserve_bytes = options.pool.capacity_bytes ? 0 : options.device.reserve_bytes;
   plan.page_size = options.pool.page_size;
   plan.kv_dtype = options.pool.dtype;
-  const auto own = static_cast<std::int32_t>(model.config.max_position_embeddings);
+  const auto own = static_cast<std::int32_t>(model.spec.max_position);
   QUIRE_ASSIGN_OR_RETURN(plan.context_tokens, ContextTokens(options.model, own));
   // Nothing bounds the prompt tokens of a step but its own size.
   engine::EngineOptions engine = options.engine;
@@ -134,7 +139,13 @@ absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
                                            const models::ModelFiles& files) {
   QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model,
                          models::ReadModelSpec(files, DeviceKind::kCpu));
+  const auto own = static_cast<std::int32_t>(model.config.max_position_embeddings);
+  QUIRE_RETURN_IF_ERROR(ContextTokens(options.model, own).status());
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks, ConfiguredBlocks(options, model.spec));
+  if (options.pool.capacity_bytes) {
+    QUIRE_RETURN_IF_ERROR(
+        CheckPoolHolds(options.model, (std::int64_t{blocks} - 1) * options.pool.page_size));
+  }
   models::RunnerOptions runner;
   runner.max_rows = static_cast<std::uint32_t>(options.engine.max_running_sequences);
   runner.max_step_tokens = static_cast<std::uint32_t>(

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -115,6 +117,20 @@ TEST_F(DevicePlanTest, WhatDoesNotFitIsRefusedWithNumbers) {
               HasSubstr("device.reserve_bytes is 1048576, the GPU has 1048576 bytes free"));
   const auto longer = Plan(64 * kMiB, {"model.max_context_tokens=513"});
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 512"));
+}
+
+// Publishers ask for a longer context by adding yarn; max_position_embeddings stays what it was.
+TEST_F(DevicePlanTest, AStretchedTableStretchesTheContext) {
+  const std::string path = dir_.path() + "/config.json";
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(path));
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 512}};
+  std::ofstream(path) << config;
+  const auto plan = Plan(64 * kMiB);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->context_tokens, 4 * 512);
+  const auto longer = Plan(64 * kMiB, {"model.max_context_tokens=2049"});
+  EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 2048"));
 }
 
 TEST_F(DevicePlanTest, QuantizedPagesHaveOneScalePerTokenAndHead) {
