@@ -18,9 +18,9 @@ struct SoftcapParams {
   float cap = 0;  // 0: none
 };
 
-// x = cap tanh(scale x / cap), or scale x without a cap, element by element in f32. Where scale x is
-// infinite or a NaN it stays so: a cap must not hide from the sampler that a row is broken. Returns
-// INVALID_ARGUMENT for a stride below columns or a negative cap, UNIMPLEMENTED on a GPU.
+// x = cap tanh(scale x / cap), or scale x without a cap, element by element in f32. Where scale x
+// is infinite or a NaN it stays so: a cap must not hide from the sampler that a row is broken.
+// Returns INVALID_ARGUMENT for a stride below columns or a negative cap, UNIMPLEMENTED on a GPU.
 absl::Status Softcap(const Backend& backend, const SoftcapParams& params);
 
 namespace internal {
