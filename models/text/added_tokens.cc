@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "models/text/model_token.h"
 #include "models/text/splitter.h"
 #include "models/text/unicode.h"
 #include "models/text/utf8.h"
@@ -84,6 +85,11 @@ absl::StatusOr<AddedTokens> AddedTokens::FromTokens(std::vector<AddedToken> toke
   added.tokens_ = std::move(tokens);
   for (std::size_t i = 0; i < added.tokens_.size(); ++i) {
     AddedToken& token = added.tokens_[i];
+    if (token.content.size() > kMaxScoredBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("the special token ", token.id, " has ",
+                                                     token.content.size(), " bytes, the limit is ",
+                                                     kMaxScoredBytes));
+    }
     token.normalized_content = token.content;
     added.by_content_.emplace(token.content, i);
     added.by_id_.emplace(token.id, i);
@@ -134,6 +140,10 @@ absl::Status AddedTokens::Add(const JsonValue& config, const TokenModel& model) 
   QUIRE_ASSIGN_OR_RETURN(token.normalized, config.GetBool("normalized"));
   QUIRE_ASSIGN_OR_RETURN(token.special, config.GetBool("special"));
   if (token.content.empty()) return content.Error("is empty");
+  if (token.content.size() > kMaxScoredBytes) {
+    return content.Error(
+        absl::StrCat("has ", token.content.size(), " bytes, the limit is ", kMaxScoredBytes));
+  }
   if (by_content_.contains(token.content)) {
     return content.Error(absl::StrCat("\"", token.content, "\" stands there twice"));
   }

@@ -83,13 +83,14 @@ class AddedTokens {
     kAsGiven,
   };
 
-  // `config` is the value of "added_tokens".
+  // `config` is the value of "added_tokens". Errors: INVALID_ARGUMENT, also for content of more than
+  // kMaxScoredBytes.
   static absl::StatusOr<AddedTokens> FromJson(const JsonValue& config, const TokenModel& model,
                                               const Normalizer& normalizer, Ids ids,
                                               RegexScratch& scratch);
 
   // Tokens that do not come from tokenizer.json, with ids and contents that occur once; none is
-  // normalized.
+  // normalized. Errors: INVALID_ARGUMENT for content of more than kMaxScoredBytes.
   static absl::StatusOr<AddedTokens> FromTokens(std::vector<AddedToken> tokens);
 
   // Cuts raw text at the tokens that are not normalized, or normalized text at those that are. Text

@@ -222,6 +222,10 @@ absl::Status ReadTekkenSpecial(const JsonValue& root, std::size_t count, RankVoc
     }
     const std::string path = is_filler ? special.path() : special.At(i).PathOf("token_str");
     if (content.empty()) return absl::InvalidArgumentError(absl::StrCat(path, " is empty"));
+    if (content.size() > kMaxScoredBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, " has ", content.size(), " bytes, the limit is ", kMaxScoredBytes));
+    }
     if (!contents.insert(content).second) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, " has \"", content, "\", which stands there twice"));
@@ -327,6 +331,10 @@ absl::Status ReadTiktokenConfig(const JsonValue& config, RankVocabulary& v) {
   if (!special || special->is_null()) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(special->CheckObject());
   for (const auto& [content, value] : special->raw().items()) {
+    if (content.size() > kMaxScoredBytes) {
+      return special->Error(absl::StrCat("has a token of ", content.size(), " bytes, the limit is ",
+                                         kMaxScoredBytes));
+    }
     const JsonValue entry(value, special->PathOf(content));
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t id, entry.AsInteger(0, kMaxTokenIds - 1));
     if (content.empty()) return special->Error("has a token without text");

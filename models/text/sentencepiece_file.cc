@@ -143,7 +143,7 @@ absl::Status ReadPiece(absl::string_view message, const std::string& path, Sente
   if (!std::isfinite(piece.score)) {
     return Error(path + ".score", absl::StrCat("is ", piece.score, ", must be finite"));
   }
-  if (piece.in_text() && piece.text.size() > kMaxScoredBytes) {
+  if (piece.text.size() > kMaxScoredBytes) {
     return Error(path + ".piece",
                  absl::StrCat("has ", piece.text.size(), " bytes, the limit is ", kMaxScoredBytes));
   }

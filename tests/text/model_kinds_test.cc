@@ -151,6 +151,8 @@ TEST(SentencePieceFileTest, BrokenFilesNameTheField) {
       {SmallModel(Piece("c", 0, 7)), "pieces[5].type is 7, must be in [1, 6]"},
       {SmallModel(Piece("c", 0, 2)), "pieces[5].type is UNKNOWN, which pieces[0] is too"},
       {SmallModel(Piece(std::string(513, 'c'), 0, 1)), "has 513 bytes, the limit is 512"},
+      {SmallModel(Piece(std::string(513, 'c'), 0, 3)),
+       "tokenizer.model: pieces[5].piece has 513 bytes, the limit is 512"},
       {SmallModel(Piece("<0x00>", 0, 6)), "pieces[5].type is BYTE, but"},
       {SmallModel(Piece("<0x00>", 0, 6), Number(35, 1)),
        "byte_fallback is true, but no piece is <0x01>"},
@@ -259,6 +261,10 @@ TEST(TekkenTest, BrokenFilesNameTheField) {
        "special_tokens[2].rank is 3"},
       {{{"op", "replace"}, {"path", "/special_tokens/2/token_str"}, {"value", "<s>"}},
        "special_tokens[2].token_str has \"<s>\", which stands there twice"},
+      {{{"op", "replace"},
+        {"path", "/special_tokens/2/token_str"},
+        {"value", std::string(513, 'x')}},
+       "special_tokens[2].token_str has 513 bytes, the limit is 512"},
       {{{"op", "replace"}, {"path", "/special_tokens"}, {"value", 1}},
        "special_tokens is a number"},
       {{{"op", "replace"}, {"path", "/vocab/3"}, {"value", 1}}, "vocab[3]"},
@@ -310,6 +316,9 @@ TEST(TiktokenTest, BrokenFilesNameTheLine) {
       {R"({"pattern": "a", "special_tokens": []})", "special_tokens is an array"},
       {R"({"pattern": "a", "special_tokens": {"": 900}})",
        "special_tokens has a token without text"},
+      {absl::StrCat(R"({"pattern": "a", "special_tokens": {")", std::string(513, 'x'),
+                    R"(": 900}})"),
+       "special_tokens has a token of 513 bytes, the limit is 512"},
       {R"({"pattern": "a", "add_bos_token": true})", "bos_token is missing"},
   };
   for (const auto& [bad, words] : configs) {
@@ -352,6 +361,24 @@ TEST(UnigramTest, BrokenModelsNameTheField) {
   const Loaded tokenizer = Tokenizer::FromJson(file.dump(), "");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ(*(*tokenizer)->Encode("abxyb<unk>a", {}), (Ids{3, 0, 2, 0, 1}));
+}
+
+TEST(UnigramTest, AddedTokensHaveALimit) {
+  const auto load = [](std::size_t size) {
+    const json token = {{"id", 4},
+                        {"content", std::string(size, 'x')},
+                        {"lstrip", false},
+                        {"rstrip", false},
+                        {"special", true},
+                        {"normalized", false},
+                        {"single_word", false}};
+    const json file = {{"model", UnigramModel()}, {"added_tokens", json::array({token})}};
+    return Tokenizer::FromJson(file.dump(), "");
+  };
+  ExpectError(load(513), "tokenizer.json: added_tokens[0].content has 513 bytes, the limit is 512");
+  const Loaded tokenizer = load(512);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("a" + std::string(512, 'x'), {}), (Ids{1, 4}));
 }
 
 // All ways to cut a text, each sum from left to right; the first of the best in the order in which
@@ -491,9 +518,13 @@ TEST(BrokenKindsTest, HostileSizesTakeNoQuadraticTime) {
     for (int k = 0; k < 4; ++k) map.push_back(static_cast<char>(bits >> (8 * k)));
   }
   const std::string text(1 << 17, 'a');
+  // A control token that the text seems to begin at each of its places.
+  const std::string control = std::string(511, 'a') + "b";
+  ExpectError(FromModel(SmallModel(Piece(std::string(1 << 20, 'a'), 0, 3))),
+              "pieces[5].piece has 1048576 bytes, the limit is 512");
   for (const Loaded& tokenizer :
        {Tokenizer::FromJson(file.dump(), ""), FromModel(SmallModel(pieces)),
-        FromModel(SmallModel(pieces, Number(3, 1))),
+        FromModel(SmallModel(pieces, Number(3, 1))), FromModel(SmallModel(Piece(control, 0, 3))),
         FromModel(SmallModel("", "", Bytes(2, map)))}) {
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     const auto begin = std::chrono::steady_clock::now();
