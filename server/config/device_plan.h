@@ -45,7 +45,8 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
                                       std::uint32_t num_sms);
 
 // The same for the CPU, with as many pages as kv_cache.capacity_bytes holds; without that key the
-// null page and one more, since the rest depends on the memory that is free at start.
+// null page and one more, since the rest depends on the memory that is free at start. Returns
+// INVALID_ARGUMENT as PlanDevice.
 absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
                                            const models::ModelFiles& files);
 
@@ -56,6 +57,9 @@ std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& pl
 // model.max_context_tokens, or the model's own context. Returns INVALID_ARGUMENT when the first is
 // larger.
 absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own);
+
+// Returns INVALID_ARGUMENT when model.max_context_tokens is more than a pool of so many tokens.
+absl::Status CheckPoolHolds(const ModelOptions& options, std::int64_t pool_tokens);
 
 // Type of the activations on a GPU: model.dtype, or what goes with the pages.
 DType CudaActivationType(const DaemonOptions& options);
