@@ -83,8 +83,8 @@ class AddedTokens {
     kAsGiven,
   };
 
-  // `config` is the value of "added_tokens". Errors: INVALID_ARGUMENT, also for content of more than
-  // kMaxScoredBytes.
+  // `config` is the value of "added_tokens". Errors: INVALID_ARGUMENT, also for content of more
+  // than kMaxScoredBytes.
   static absl::StatusOr<AddedTokens> FromJson(const JsonValue& config, const TokenModel& model,
                                               const Normalizer& normalizer, Ids ids,
                                               RegexScratch& scratch);

@@ -14,9 +14,9 @@ namespace quire::text {
 // number in a file from deciding how much memory the table of tokens takes.
 inline constexpr std::int32_t kMaxTokenIds = 1 << 22;
 
-// A token that is compared with the text at each of its places (of a scored vocabulary, or an added,
-// special or control token), or cut in two in every way, has at most so many bytes, else a file
-// could make that work quadratic. The longest pieces of published vocabularies have 128.
+// A token that is compared with the text at each of its places (of a scored vocabulary, or an
+// added, special or control token), or cut in two in every way, has at most so many bytes, else a
+// file could make that work quadratic. The longest pieces of published vocabularies have 128.
 inline constexpr std::size_t kMaxScoredBytes = 512;
 
 // All tokens of a vocabulary together; what is built of them takes up to 50 bytes for each. The
