@@ -139,7 +139,7 @@ absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
                                            const models::ModelFiles& files) {
   QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model,
                          models::ReadModelSpec(files, DeviceKind::kCpu));
-  const auto own = static_cast<std::int32_t>(model.config.max_position_embeddings);
+  const auto own = static_cast<std::int32_t>(model.spec.max_position);
   QUIRE_RETURN_IF_ERROR(ContextTokens(options.model, own).status());
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks, ConfiguredBlocks(options, model.spec));
   if (options.pool.capacity_bytes) {
