@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/attention_mask.h"
+#include "kernels/attention_shares.h"
 
 namespace quire::kernels {
 namespace internal {
@@ -48,6 +49,7 @@ class Plan {
     }
     ForEachBlock([&](const AttentionItem& block) { total_ += Cost(block); });
     longest_ = num_threads == 1 ? total_ : std::max<std::int64_t>(total_ / wanted, 1);
+    while (longest_ < total_ && CountPartialFloats() > MostPartialFloats()) longest_ *= 2;
     ForEachBlock([&](const AttentionItem& block) {
       most_rows_ = std::max(most_rows_, PackedRows(block));
       const std::uint32_t run = SpansPerRun(block);
@@ -142,6 +144,26 @@ class Plan {
     return std::clamp(kMostPackedRows / (rows * group_), 1u, heads_per_item_);
   }
 
+  std::size_t CountPartialFloats() const {
+    std::size_t floats = 0;
+    ForEachBlock([&](const AttentionItem& block) {
+      if (SpansPerRun(block) < NumSpans(block)) floats += NumSpans(block) * block.partial_stride;
+    });
+    return floats;
+  }
+
+  // What generated rows take is always allowed: few long sequences need many threads each.
+  std::size_t MostPartialFloats() const {
+    std::size_t spans = 0;
+    for (std::uint32_t b = 0; b < params_.batch_size; ++b) {
+      const std::uint32_t rows = params_.row_offsets[b + 1] - params_.row_offsets[b];
+      if (rows == 0) continue;
+      spans += SpansOf(cache_lengths_[b] + rows) - FirstKey(b, 0) / kAttentionSpan;
+    }
+    return kAttentionPartialBytes / sizeof(float) +
+           spans * params_.num_heads * StateFloats(shape_.head_size);
+  }
+
   // The most items that there can be.
   std::int64_t CountSpans() const {
     std::int64_t spans = 0;
@@ -193,7 +215,17 @@ class Plan {
   std::int64_t num_folds_ = 0;
 };
 
+const std::uint32_t* CacheLengths(const AnyKvView& keys) {
+  return std::visit([](const auto& view) { return view.cache_lengths; }, keys);
+}
+
 }  // namespace
+
+AttentionShares ShareAttention(const AttentionParams& params, int num_threads) {
+  const KvShape shape = KvShapeOf(*params.keys);
+  const Plan plan(params, shape, CacheLengths(*params.keys), num_threads);
+  return {plan.num_items(), plan.num_folds(), plan.memory_bytes()};
+}
 
 std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows) {
   const std::size_t columns = PaddedColumns(head_size);
@@ -263,9 +295,8 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   QUIRE_RETURN_IF_ERROR(
       CheckKvStep(*params.keys, *params.values, params.row_offsets, params.batch_size));
   const KvShape shape = KvShapeOf(*params.keys);
-  const std::uint32_t* const lengths =
-      std::visit([](const auto& view) { return view.cache_lengths; }, *params.keys);
-  const internal::Plan plan(params, shape, lengths, backend.num_threads());
+  const internal::Plan plan(params, shape, internal::CacheLengths(*params.keys),
+                            backend.num_threads());
   std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
   auto* const items = reinterpret_cast<internal::AttentionItem*>(memory);
   auto* const folds = items + plan.num_items();

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/attention_shares.h"
 #include "tests/kernels/attention_sequences.h"
 #include "tests/kernels/kernel_test_util.h"
 
@@ -150,6 +151,53 @@ TEST_P(AttentionTypeTest, WidthsWithFusedMultiplyAddGiveTheSameBits) {
     out[i] = RunStep(*backend, pool, s, {0}, {600});
   }
   EXPECT_EQ(std::memcmp(out[0].data(), out[1].data(), out[0].size() * 4), 0);
+}
+
+// `fresh` rows of each of `sequences` sequences that then have 8192 tokens, 16 spans, on 7 threads.
+internal::AttentionShares SharesOf(const TestPool::Shape& shape, std::uint32_t num_heads,
+                                   std::uint32_t sequences, std::uint32_t fresh) {
+  const TestPool pool(shape, std::vector<std::uint32_t>(sequences, 8192 - fresh),
+                      std::vector<std::uint32_t>(sequences, fresh), 40);
+  const AnyKvView keys = pool.keys();
+  const AnyKvView values = pool.values();
+  return internal::ShareAttention({.keys = &keys,
+                                   .values = &values,
+                                   .q = nullptr,
+                                   .out = nullptr,
+                                   .row_offsets = pool.row_offsets(),
+                                   .q_stride = num_heads * shape.head_size,
+                                   .out_stride = num_heads * shape.head_size,
+                                   .batch_size = sequences,
+                                   .num_heads = num_heads,
+                                   .scale = 1},
+                                  7);
+}
+
+TEST(AttentionSharesTest, FewLongSequencesAreCutForAllThreads) {
+  const TestPool::Shape grouped{.dtype = DType::kI8, .heads = 8, .head_size = 128};
+  for (const std::uint32_t sequences : {1u, 2u}) {
+    const auto shares = SharesOf(grouped, 32, sequences, 1);
+    EXPECT_GE(shares.items, 14) << sequences;
+    EXPECT_GE(shares.folds, sequences) << sequences;
+  }
+}
+
+// Latent attention: one KV head with a group of many. 20 rows are too few for the share that a
+// thread should find, but their states would take 100 MB.
+TEST(AttentionSharesTest, StatesThatWaitAreBounded) {
+  const TestPool::Shape latent{.dtype = DType::kI8, .heads = 1, .head_size = 576};
+  constexpr std::size_t kRowBytes = std::size_t{16} * 128 * (576 + 32) * sizeof(float);
+  constexpr std::size_t kListBytes = 64 << 10;
+  const auto chunk = SharesOf(latent, 128, 1, 20);
+  EXPECT_GT(20 * kRowBytes, internal::kAttentionPartialBytes + kRowBytes);
+  EXPECT_LE(chunk.bytes, internal::kAttentionPartialBytes + kRowBytes + kListBytes);
+  EXPECT_GE(chunk.items, 20);
+  // Fewer fit.
+  EXPECT_EQ(SharesOf(latent, 128, 1, 8).folds, 8);
+  // Generated rows are cut whatever they take.
+  const auto generated = SharesOf(latent, 1024, 2, 1);
+  EXPECT_EQ(generated.folds, 2);
+  EXPECT_GT(generated.bytes, internal::kAttentionPartialBytes);
 }
 
 TEST(AttentionTest, NotANumberInALaterTokenStaysThere) {
