@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from daemon import QUIRE, ROOT
+from daemon import QUIRE, QUIRED, ROOT
 
 MODELS = ROOT / "tests" / "testdata" / "models"
 TOKENIZERS = ROOT / "tests" / "testdata" / "tokenizers" / "cases"
@@ -87,6 +87,46 @@ def test_plan_is_that_of_quire_plan(model):
     command = [QUIRE, "--json", "plan", "--model", model, "--device-memory", "2GiB", "--set", "kv_cache.dtype=int8"]
     assert report["plan"] == json.loads(subprocess.check_output(list(map(str, command)), timeout=60))
     assert report["plan"]["kv_dtype"] == "int8"
+
+
+def refusal_of_the_server(model, *sets):
+    """What quired --validate says of the same configuration."""
+    command = [QUIRED, "--validate", "--set", f"model.path={model}", "--set", "device.type=cpu", *sets]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+    return done.stderr + done.stdout if done.returncode else ""
+
+
+def test_a_context_beyond_the_model_is_refused_as_by_the_server(model):
+    own = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    allowed = ("--set", f"model.max_context_tokens={own}")
+    assert refusal_of_the_server(model, *allowed) == ""
+    assert inspect_json(model, *allowed)["problems"] == []
+    beyond = ("--set", f"model.max_context_tokens={own + 1}")
+    text = f"model.max_context_tokens is {own + 1}, the model's own context is {own}"
+    assert text in refusal_of_the_server(model, *beyond)
+    assert inspect_json(model, *beyond, code=1)["problems"] == [text]
+    report = inspect_json(model, "--device-memory", "2GiB", *beyond, code=1)
+    assert report["problems"] == [text]
+
+
+def test_a_context_beyond_the_pool_is_refused(model):
+    page = inspect_json(model)["plan"]
+    tokens = 4 * page["page_tokens"]
+    sets = ["--set", f"kv_cache.capacity_bytes={5 * page['page_bytes']}", "--set"]
+    assert inspect_json(model, *sets, f"model.max_context_tokens={tokens}")["problems"] == []
+    (problem,) = inspect_json(model, *sets, f"model.max_context_tokens={tokens + 1}", code=1)["problems"]
+    assert f"model.max_context_tokens is {tokens + 1}, the KV pool holds {tokens} tokens" in problem
+
+
+def test_the_context_chooses_the_longrope_table():
+    def rope(*arguments):
+        (line,) = (line for line in inspect_json(folder, *arguments)["spec"] if line.startswith("rope 0: "))
+        return line
+
+    folder = MODELS / "phi3-longrope-bf16"
+    original = json.loads((folder / "config.json").read_text())["original_max_position_embeddings"]
+    short = rope("--set", f"model.max_context_tokens={original}")
+    assert rope() == rope("--set", f"model.max_context_tokens={original + 1}") != short
 
 
 def test_experts_have_a_group():

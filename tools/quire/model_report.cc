@@ -87,7 +87,9 @@ std::string MiB(std::int64_t bytes) {
 
 class Inspector {
  public:
-  explicit Inspector(const PlanRequest& request) : request_(request) {}
+  explicit Inspector(const PlanRequest& request) : request_(request) {
+    request_.cpu = request.device_memory.empty();
+  }
 
   ModelReport Run() {
     report_.json["model"] = request_.model;
@@ -124,7 +126,7 @@ class Inspector {
   void AddPlan();
   ModelReport Finish();
 
-  const PlanRequest& request_;
+  PlanRequest request_;
   ModelReport report_;
   std::vector<std::string> key_lines_;
   std::vector<std::string> problems_;
@@ -170,8 +172,13 @@ void Inspector::AddKeys(const models::ModelFiles& files) {
 }
 
 void Inspector::AddModel(const models::ModelFiles& files) {
-  const DeviceKind device = request_.device_memory.empty() ? DeviceKind::kCpu : DeviceKind::kCuda;
-  const absl::StatusOr<models::CheckedSpec> checked = models::ReadModelSpec(files, device);
+  // The context decides which table a longrope model gets; why a configuration is wrong, AddPlan
+  // says.
+  const absl::StatusOr<server::DaemonOptions> options = ReadOptions(request_);
+  const std::int32_t context = options.ok() ? options->model.max_context_tokens.value_or(0) : 0;
+  const DeviceKind device = request_.cpu ? DeviceKind::kCpu : DeviceKind::kCuda;
+  const absl::StatusOr<models::CheckedSpec> checked =
+      models::ReadModelSpec(files, device, static_cast<std::uint32_t>(context));
   if (!checked.ok()) return AddProblem(checked.status());
   const models::ModelConfig& config = checked->config;
   Add("architecture", absl::StrCat(config.architecture, ", family ", config.family));
@@ -309,11 +316,9 @@ void Inspector::AddTemplates(const models::ModelFiles& files, const text::Tokeni
 }
 
 void Inspector::AddPlan() {
-  PlanRequest request = request_;
-  request.cpu = request.device_memory.empty();
-  const absl::StatusOr<PlanReport> plan = MakePlan(std::move(request));
+  const absl::StatusOr<PlanReport> plan = MakePlan(request_);
   if (!plan.ok()) return AddProblem(plan.status());
-  const absl::string_view name = request_.device_memory.empty() ? "CPU plan" : "GPU plan";
+  const absl::string_view name = request_.cpu ? "CPU plan" : "GPU plan";
   for (std::size_t i = 0; i < plan->lines.size(); ++i) {
     Add(i == 0 ? name : absl::string_view(), plan->lines[i]);
   }

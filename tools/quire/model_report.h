@@ -17,7 +17,7 @@ namespace quire::client {
 struct ModelReport {
   std::vector<std::string> lines;  // for people
   nlohmann::ordered_json json;     // the same for programs
-  bool is_servable = false;        // no problem: quired would load it
+  bool is_servable = false;        // no problem: quired would load it, memory permitting
 };
 
 // The plan is that of the GPU with `request.device_memory`, or of the CPU without one.

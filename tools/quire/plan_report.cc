@@ -83,15 +83,20 @@ void AddPlanOptions(CLI::App* command, PlanRequest* request) {
       ->allow_extra_args(false);
 }
 
-absl::StatusOr<PlanReport> MakePlan(PlanRequest request) {
-  request.sources.sets.push_back(absl::StrCat("model.path=", request.model));
-  request.sources.sets.push_back(request.cpu ? "device.type=cpu" : "device.type=cuda");
-  request.sources.environment = server::ConfigEnvironment();
-  request.sources.profile_dirs = server::InstalledProfileDirs();
+absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request) {
+  server::ConfigSources sources = request.sources;
+  sources.sets.push_back(absl::StrCat("model.path=", request.model));
+  sources.sets.push_back(request.cpu ? "device.type=cpu" : "device.type=cuda");
+  sources.environment = server::ConfigEnvironment();
+  sources.profile_dirs = server::InstalledProfileDirs();
   std::vector<std::string> errors;
-  const auto config = server::LayeredConfig::Load(request.sources, &errors);
+  const auto config = server::LayeredConfig::Load(sources, &errors);
   if (config == nullptr) return absl::InvalidArgumentError(absl::StrJoin(errors, "\n"));
-  const server::DaemonOptions daemon = server::ToOptions(*config);
+  return server::ToOptions(*config);
+}
+
+absl::StatusOr<PlanReport> MakePlan(const PlanRequest& request) {
+  QUIRE_ASSIGN_OR_RETURN(const server::DaemonOptions daemon, ReadOptions(request));
   QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files,
                          models::ModelFiles::FromPath(request.model));
   return request.cpu ? PlanHost(daemon, files) : PlanGpu(request, daemon, files);

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/config/layered_config.h"
+#include "server/config/options.h"
 
 namespace CLI {
 class App;
@@ -35,8 +36,11 @@ struct PlanReport {
 // --device-memory, --sms, --config and --set. `request` outlives the parsing.
 void AddPlanOptions(CLI::App* command, PlanRequest* request);
 
-// The configuration is that of `quired` with the same files, environment and --set. Every line of
-// an error's message is one of its own.
-absl::StatusOr<PlanReport> MakePlan(PlanRequest request);
+// What `quired` would make of the request's sources. Every line of an error's message is one of its
+// own, here and below.
+absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request);
+
+// The configuration is that of `quired` with the same files, environment and --set.
+absl::StatusOr<PlanReport> MakePlan(const PlanRequest& request);
 
 }  // namespace quire::client
