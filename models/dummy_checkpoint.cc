@@ -121,18 +121,52 @@ class WantedList {
   }
 
   void Moe(const MoeSpec& moe) {
-    const std::string root = absl::StrCat(names_.moe, ".");
+    const std::string root = names_.moe.empty() ? "" : absl::StrCat(names_.moe, ".");
     Matrix(absl::StrCat(root, names_.router), moe.num_experts, spec_.hidden, moe.router_bias);
     if (moe.choice_bias) {
       wanted_.push_back(
           {absl::StrCat(prefix_, root, names_.choice_bias), {std::int64_t{moe.num_experts}}});
     }
-    for (std::uint32_t e = 0; e < moe.num_experts; ++e) {
-      Expert(absl::StrCat(root, "experts.", e, "."), moe.expert);
+    if (!names_.split_gate.empty()) {
+      SplitExperts(root, moe);
+    } else if (!names_.stacked_gate_up.empty()) {
+      StackedExperts(absl::StrCat(root, "experts."), moe);
+    } else {
+      for (std::uint32_t e = 0; e < moe.num_experts; ++e) {
+        Expert(absl::StrCat(root, "experts.", e, "."), moe.expert);
+      }
     }
     if (!moe.shared) return;
     Expert(absl::StrCat(root, names_.shared, "."), *moe.shared);
     if (moe.shared_gate) Matrix(absl::StrCat(root, names_.shared_gate), 1, spec_.hidden, false);
+  }
+
+  void SplitExperts(const std::string& root, const MoeSpec& moe) {
+    const std::int64_t experts = moe.num_experts, inner = moe.expert.intermediate;
+    const std::int64_t hidden = spec_.hidden;
+    const struct {
+      absl::string_view name;
+      std::int64_t rows, columns;
+      bool has_bias;
+    } stacks[] = {{names_.split_gate, inner, hidden, moe.expert.gate_bias},
+                  {names_.split_up, inner, hidden, moe.expert.up_bias},
+                  {names_.split_down, hidden, inner, moe.expert.down_bias}};
+    for (const auto& stack : stacks) {
+      const std::string name = absl::StrCat(prefix_, root, stack.name);
+      wanted_.push_back({absl::StrCat(name, ".weight"), {experts, stack.rows, stack.columns}});
+      if (stack.has_bias) wanted_.push_back({absl::StrCat(name, ".bias"), {experts, stack.rows}});
+    }
+  }
+
+  void StackedExperts(const std::string& root, const MoeSpec& moe) {
+    const std::int64_t experts = moe.num_experts, inner = moe.expert.intermediate;
+    const std::int64_t hidden = spec_.hidden;
+    const std::string gate_up = absl::StrCat(prefix_, root, names_.stacked_gate_up);
+    const std::string down = absl::StrCat(prefix_, root, names_.stacked_down);
+    wanted_.push_back({gate_up, {experts, hidden, 2 * inner}});
+    wanted_.push_back({down, {experts, inner, hidden}});
+    if (moe.expert.gate_bias) wanted_.push_back({gate_up + "_bias", {experts, 2 * inner}});
+    if (moe.expert.down_bias) wanted_.push_back({down + "_bias", {experts, hidden}});
   }
 
   void Expert(const std::string& name, const MlpSpec& mlp) {
