@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "models/checkpoint/gguf.h"
 #include "models/checkpoint/model_files.h"
+#include "models/families/phi.h"
 #include "models/families/registry.h"
 
 namespace quire::models {
@@ -394,7 +395,19 @@ class GgufConfigReader {
     QUIRE_ASSIGN_OR_RETURN(
         const std::optional<std::int64_t> given,
         gguf_.OptionalInteger(Key("attention.sliding_window"), 0, kMaxPositions));
-    const auto width = static_cast<std::uint32_t>(given.value_or(family_->defaults.sliding_window));
+    auto width = static_cast<std::uint32_t>(given.value_or(family_->defaults.sliding_window));
+    if (!given && family_ == &Phi3Family()) {
+      const std::optional<std::uint32_t> trained =
+          Phi3GgufWindow(config_.max_position_embeddings, config_.num_hidden_layers);
+      if (!trained) {
+        return gguf_.Error(
+            Key("attention.sliding_window"),
+            absl::StrCat("is missing and not known for ", Key("context_length"), " ",
+                         config_.max_position_embeddings, " with ", Key("block_count"), " ",
+                         config_.num_hidden_layers, "; convert the model anew"));
+      }
+      width = *trained;
+    }
     if (width == 0) return absl::OkStatus();
     QUIRE_ASSIGN_OR_RETURN(
         const std::optional<std::int64_t> pattern,

@@ -18,6 +18,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/thread_pool.h"
+#include "kernels/backend.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/model.h"
 #include "tests/parity/edited_fixture.h"
@@ -393,12 +395,75 @@ TEST(GgufFamiliesRefusalTest, KeysOfOtherFamiliesAndBrokenFactorsAreNamed) {
       testing::HasSubstr("gemma3.attn_logit_softcapping 50 is not supported by gemma3"));
 }
 
+// Files of before the key are known by their sizes: Phi-3-mini and medium with 4k and 128k.
+TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
+  const auto read = [](std::uint32_t context, std::uint32_t blocks, int window) {
+    GgufWriter writer;
+    AddCommonKeys(&writer,
+                  {{"max_position_embeddings", context},
+                   {"hidden_size", 64},
+                   {"num_hidden_layers", blocks},
+                   {"intermediate_size", 32},
+                   {"num_attention_heads", 4},
+                   {"num_key_value_heads", 2},
+                   {"rms_norm_eps", 1e-6},
+                   {"rope_theta", 1e4}},
+                  "phi3");
+    if (window >= 0) {
+      writer.Integer("phi3.attention.sliding_window", static_cast<std::uint32_t>(window));
+    }
+    const std::vector<float> rows(300 * 64, 0);
+    writer.Tensor("token_embd.weight", {300, 64}, 0, rows.data(), rows.size() * 4);
+    const std::string file = writer.File();
+    return ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  };
+  const struct {
+    std::uint32_t context, blocks;
+    int window;  // of the key; -1: absent
+    std::uint32_t want;
+  } cases[] = {{4096, 32, -1, 2047},  {4096, 40, -1, 2047}, {131072, 32, -1, 0},
+               {131072, 40, -1, 0},   {4096, 32, 0, 0},     {4096, 32, 100, 100},
+               {131072, 32, 100, 100}, {16384, 40, 0, 0}};
+  for (const auto& each : cases) {
+    const auto got = read(each.context, each.blocks, each.window);
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_EQ(got->spec.layers.back().heads.window, each.want)
+        << each.context << " " << each.blocks << " " << each.window;
+  }
+  for (const auto& [context, blocks] : {std::pair{4096u, 24u}, {8192u, 32u}}) {
+    const auto got = read(context, blocks, -1);
+    ASSERT_FALSE(got.ok());
+    EXPECT_THAT(std::string(got.status().message()),
+                testing::AllOf(testing::HasSubstr("phi3.attention.sliding_window is missing"),
+                               testing::HasSubstr(absl::StrCat("phi3.context_length ", context)),
+                               testing::HasSubstr(absl::StrCat("phi3.block_count ", blocks))));
+  }
+}
+
+// Made-up weights have the names and shapes of the files, those of experts, too.
+TEST(GgufFamiliesRuleTest, DummyWeightsAreAsLargeAsRealOnes) {
+  ThreadPool threads(2);
+  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  ASSERT_TRUE(backend.ok());
+  for (const Case& each : kCases) {
+    SCOPED_TRACE(each.folder);
+    EditedFixture fixture(each.folder);
+    const std::string file = Convert(fixture, each.architecture).File();
+    const auto real = LoadModel(FilesOf(file), *backend, {});
+    const auto dummy = LoadModel(FilesOf(file), *backend, {.mode = LoadMode::kDummy});
+    ASSERT_TRUE(real.ok()) << real.status();
+    ASSERT_TRUE(dummy.ok()) << dummy.status();
+    EXPECT_EQ((*dummy)->weight_bytes, (*real)->weight_bytes);
+    EXPECT_EQ((*dummy)->parameter_count, (*real)->parameter_count);
+  }
+}
+
 // What files leave out: the scale of scores follows the head size, but in one published size.
 TEST(GgufFamiliesRuleTest, ScoreScaleOfPublishedGemmas) {
   const auto scale = [](std::uint32_t blocks) {
     GgufWriter writer;
     AddCommonKeys(&writer,
-                  {{"max_position_embeddings", 64},
+                  {{"max_position_embeddings", 8192},
                    {"hidden_size", 96},
                    {"num_hidden_layers", blocks},
                    {"intermediate_size", 32},
