@@ -157,6 +157,10 @@ bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
 }
 
 KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
+  // Families that list it always norm heads of q and k; a file that says otherwise is another's.
+  if (key == "use_qk_norm" && Reads(family, key) && !reader.IsNull(key)) {
+    return reader.ValueText(key) == "true" ? KeyUse::kRead : KeyUse::kRefused;
+  }
   if (Reads(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
   const auto* foreign = std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),
                                      [&](const ForeignKey& entry) { return entry.key == key; });

@@ -34,8 +34,16 @@ constexpr absl::string_view kKnownKeys[] = {"type",
                                             "partial_rotary_factor",
                                             "finetuned"};
 
-absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, absl::string_view family) {
+absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, absl::string_view family,
+                       std::vector<std::string>* warnings) {
   for (const std::string& key : rope.Keys()) {
+    // transformers does not know it, and trained or tested what is published without it.
+    if (kind == RopeKind::kYarn && key == "attn_factor" && !rope.IsNull(key)) {
+      warnings->push_back(absl::StrCat(rope.label(), ": ", rope.PathOf(key), " ",
+                                       rope.ValueText(key),
+                                       " is not read; another reader may multiply by it"));
+      continue;
+    }
     const bool known =
         std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys) ||
         (kind == RopeKind::kLongrope && (key == "short_factor" || key == "long_factor"));
@@ -224,7 +232,7 @@ absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigRea
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t rotary_size, ReadRotarySize(config, rope, context));
   if (rope != nullptr) {
     QUIRE_ASSIGN_OR_RETURN(result.kind, ReadKind(*rope, context.family));
-    QUIRE_RETURN_IF_ERROR(CheckKeys(*rope, result.kind, context.family.name));
+    QUIRE_RETURN_IF_ERROR(CheckKeys(*rope, result.kind, context.family.name, warnings));
   }
   QUIRE_RETURN_IF_ERROR(ReadTheta(config, rope, theta, context.family, &result, warnings));
   if (result.kind == RopeKind::kDefault) return result;

@@ -12,7 +12,7 @@
 // the file is refused. theta is taken from the chosen dictionary, else from the top, else from the
 // family's default, with a warning; partial_rotary_factor likewise, without warning. A top-level
 // original_max_position_embeddings beats the nested one; without either it is
-// max_position_embeddings.
+// max_position_embeddings. attn_factor of yarn is ignored with a warning, as by transformers.
 
 #include <cstdint>
 #include <optional>

@@ -116,6 +116,8 @@ absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& f
     AttentionSpec& heads = spec.layers[i].heads;
     if (!config.windows.empty()) heads.window = config.windows[i];
     if (heads.window != 0 && config.local_rope) heads.rope = 1;
+    // One that no position is beyond would cost a group of pages of its own for nothing.
+    if (heads.window >= spec.max_position) heads.window = 0;
     if (!config.rope_layers.empty() && !config.rope_layers[i]) heads.rope = -1;
   }
   spec.final_norm = RmsNormSpec(config);

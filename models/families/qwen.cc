@@ -14,7 +14,7 @@ constexpr absl::string_view kKeys2[] = {"sliding_window", "use_sliding_window",
 constexpr absl::string_view kArchitectures3[] = {"Qwen3ForCausalLM"};
 constexpr absl::string_view kModelTypes3[] = {"qwen3"};
 constexpr absl::string_view kKeys3[] = {"attention_bias", "sliding_window", "use_sliding_window",
-                                        "max_window_layers"};
+                                        "max_window_layers", "use_qk_norm"};
 constexpr ConfigDefaults kDefaults2{
     .max_position_embeddings = 32768, .num_key_value_heads = 32, .sliding_window = 4096};
 constexpr ConfigDefaults kDefaults3{.max_position_embeddings = 32768,

@@ -13,7 +13,8 @@ constexpr absl::string_view kModelTypes[] = {"qwen3_moe"};
 constexpr absl::string_view kKeys[] = {
     "attention_bias",      "num_experts",         "num_local_experts",     "n_routed_experts",
     "experts_per_token",   "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-    "decoder_sparse_step", "mlp_only_layers",     "sliding_window",        "use_sliding_window"};
+    "decoder_sparse_step", "mlp_only_layers",     "sliding_window",        "use_sliding_window",
+    "use_qk_norm"};
 constexpr ConfigDefaults kDefaults{.max_position_embeddings = 32768,
                                    .num_key_value_heads = 4,
                                    .sliding_window = 4096,

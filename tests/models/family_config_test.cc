@@ -145,7 +145,7 @@ const Golden kGoldens[] = {
      "model vocab 384 hidden 128 max_position 560 tied eos 1 bos 0 pad 2\n"
      "rope 0: 24 entries 0.984155 to 2.38702e-05 factor 1.13161\n"
      "layers 0 to 1: sequential; attn_in rms eps 1e-05; heads 2 kv 1 size 64 v 64 scale 0.125 "
-     "rope 0 half 0+48 window 1024; attn_out none; mlp_in rms eps 1e-05; gated silu 128; "
+     "rope 0 half 0+48; attn_out none; mlp_in rms eps 1e-05; gated silu 128; "
      "mlp_out none; group 0\n"
      "final norm rms eps 1e-05\n"},
     {"olmo2-bf16",
@@ -230,6 +230,7 @@ TEST(FamilyConfigTest, WindowsLieWhereEachRulePutsThem) {
   using Windows = std::vector<std::uint32_t>;
   json mistral = ConfigOf("mistral-window-bf16");
   EXPECT_EQ(windows(mistral), (Windows{32, 32}));
+  mistral["max_position_embeddings"] = 8192;
   EXPECT_EQ(windows(Without(mistral, {"sliding_window"})), (Windows{4096, 4096}));
   mistral["sliding_window"] = nullptr;
   EXPECT_EQ(windows(mistral), (Windows{0, 0}));
@@ -239,6 +240,7 @@ TEST(FamilyConfigTest, WindowsLieWhereEachRulePutsThem) {
   qwen["use_sliding_window"] = true;
   EXPECT_EQ(windows(qwen), (Windows{0, 32}));
   EXPECT_EQ(windows(Without(qwen, {"max_window_layers"})), (Windows{0, 0})) << "28 when absent";
+  qwen["max_position_embeddings"] = 8192;
   EXPECT_EQ(windows(Without(qwen, {"sliding_window"})), (Windows{0, 4096}));
 
   json smollm = ConfigOf("smollm3-bf16");
@@ -248,8 +250,9 @@ TEST(FamilyConfigTest, WindowsLieWhereEachRulePutsThem) {
   smollm["use_sliding_window"] = true;
   EXPECT_EQ(windows(smollm), (Windows{0, 0, 0, 16})) << "layers without rope";
 
-  const json gemma2 = ConfigOf("gemma2-bf16");
+  json gemma2 = ConfigOf("gemma2-bf16");
   EXPECT_EQ(windows(gemma2), (Windows{32, 0, 32, 0}));
+  gemma2["max_position_embeddings"] = 8192;
   EXPECT_EQ(windows(Without(gemma2, {"sliding_window"})), (Windows{4096, 0, 4096, 0}));
   json gemma3 = ConfigOf("gemma3-text-bf16");
   gemma3.erase("sliding_window_pattern");
@@ -363,7 +366,11 @@ TEST(FamilyConfigTest, FingerprintHoldsTheLongropeSet) {
 // Made-up weights are those that the names and shapes of a family ask for.
 TEST(FamilyConfigTest, DummyWeightsAreAsLargeAsRealOnes) {
   const TestBackend cpu;
-  for (const char* folder : kFolders) {
+  std::vector<const char*> folders(std::begin(kFolders), std::end(kFolders));
+  folders.insert(folders.end(), {"mixtral-bf16", "qwen3-moe-bf16", "gpt-oss-bf16",
+                                 "deepseek-v2-bf16", "deepseek-v3-bf16",
+                                 "deepseek-v3-noqlora-bf16"});
+  for (const char* folder : folders) {
     SCOPED_TRACE(folder);
     EditableFiles only_config;
     only_config.Set("config.json", ConfigOf(folder).dump());
@@ -547,11 +554,14 @@ TEST(FamilyConfigTest, GpusRefuseWhatOnlyTheCpuComputes) {
   }
   const auto files = ModelFiles::FromDirectory(TestDataPath("models/qwen2-bf16"));
   EXPECT_TRUE(ReadModelSpec(*files, DeviceKind::kCuda).ok());
-  json mistral = ConfigOf("mistral-window-bf16");
-  mistral["sliding_window"] = nullptr;
-  EditableFiles without_window;
-  without_window.Set("config.json", mistral.dump());
-  EXPECT_TRUE(ReadModelSpec(without_window.Files(), DeviceKind::kCuda).ok());
+  for (const char* folder : {"mistral-window-bf16", "phi3-bf16"}) {
+    json config = ConfigOf(folder);
+    config["sliding_window"] = nullptr;
+    EditableFiles without_window;
+    without_window.Set("config.json", config.dump());
+    const auto read = ReadModelSpec(without_window.Files(), DeviceKind::kCuda);
+    EXPECT_TRUE(read.ok()) << folder << ": " << read.status();
+  }
 }
 
 }  // namespace
