@@ -113,9 +113,9 @@ class Fuzzer {
   // A number becomes a neighbour, a list longer or shorter.
   void Nudge(Json* value) {
     if (value->is_number_integer()) {
-      const std::int64_t old = value->get<std::int64_t>();
-      const std::int64_t next[] = {old + 1, old - 1, old * 2, old / 2, -old};
-      *value = next[Below(std::size(next))];
+      const auto old = value->get<std::uint64_t>();  // wraps around where the signed type must not
+      const std::uint64_t next[] = {old + 1, old - 1, old * 2, old / 2, 0 - old};
+      *value = static_cast<std::int64_t>(next[Below(std::size(next))]);
     } else if (value->is_number_float()) {
       const double factors[] = {0.5, 2, 1.0001, -1, 1e-3, 1e6};
       *value = value->get<double>() * factors[Below(std::size(factors))];
