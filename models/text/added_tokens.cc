@@ -118,7 +118,11 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const JsonValue& config, const
     token.normalized_content = token.content;
     if (token.normalized) {
       AlignedText text(token.content, 0, false);
-      QUIRE_RETURN_IF_ERROR(normalizer.Apply(text, scratch));
+      text.set_limit_bytes(kMaxScoredBytes);
+      if (const absl::Status status = normalizer.Apply(text, scratch); !status.ok()) {
+        return config.At(i).Error(
+            absl::StrCat("has content that cannot be normalized: ", status.message()));
+      }
       token.normalized_content = text.text();
     }
     // Content that normalizes to nothing never matches.

@@ -84,7 +84,7 @@ class AddedTokens {
   };
 
   // `config` is the value of "added_tokens". Errors: INVALID_ARGUMENT, also for content of more
-  // than kMaxScoredBytes.
+  // than kMaxScoredBytes, as it stands or normalized.
   static absl::StatusOr<AddedTokens> FromJson(const JsonValue& config, const TokenModel& model,
                                               const Normalizer& normalizer, Ids ids,
                                               RegexScratch& scratch);

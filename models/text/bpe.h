@@ -28,6 +28,11 @@ class BpeScratch {
   // At most `cache_entries` pieces are remembered; when they are full, all are forgotten.
   explicit BpeScratch(std::int64_t cache_entries) : cache_entries_(cache_entries) {}
 
+  // Memory that grows with a piece; not the cache.
+  std::size_t capacity_bytes() const {
+    return symbols_.capacity() * sizeof(Symbol) + heap_.capacity() * sizeof(Candidate);
+  }
+
  private:
   friend class Bpe;
   struct Symbol {

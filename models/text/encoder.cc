@@ -13,6 +13,19 @@ namespace {
 
 constexpr InputSpan kNoSpan{-1, -1};
 
+// Normalizer and splitter may each turn n bytes between two added tokens into kMaxGrowth * n +
+// kFreeGrowthBytes at most; a character map may make 512 bytes of one. Unicode's longest
+// compatibility form (U+FDFA) has 13 times the bytes of its character with SentencePiece's spaces.
+constexpr std::size_t kMaxGrowth = 16;
+constexpr std::size_t kFreeGrowthBytes = std::size_t{64} << 10;
+
+// Scratch memory that grew beyond this for a long text goes back to the system after it.
+constexpr std::size_t kMaxKeptBytes = std::size_t{4} << 20;
+
+std::size_t RewriteLimit(std::size_t text_bytes) {
+  return std::min(kMaxGrowth * text_bytes + kFreeGrowthBytes, AlignedText::kMaxBytes);
+}
+
 }  // namespace
 
 struct Encoder::Scratch {
@@ -20,6 +33,11 @@ struct Encoder::Scratch {
   RegexScratch regex;
   ModelScratch model;
   std::vector<ModelToken> tokens;
+
+  // What grows with the text; the cache of pieces does not.
+  std::size_t capacity_bytes() const {
+    return model.sentencepiece.capacity_bytes() + tokens.capacity() * sizeof(ModelToken);
+  }
 };
 
 // Scratch memory that no call uses at the moment; as many as there were calls at once.
@@ -36,6 +54,7 @@ struct Encoder::ScratchPool {
     return std::make_unique<Scratch>(cache_entries);
   }
   void Return(std::unique_ptr<Scratch> scratch) {
+    if (scratch->capacity_bytes() > kMaxKeptBytes) return;
     const std::lock_guard lock(mutex);
     free.push_back(std::move(scratch));
   }
@@ -135,6 +154,7 @@ absl::Status Encoder::EncodeText(absl::string_view text, Call& call) const {
 absl::Status Encoder::EncodeSegment(absl::string_view segment, std::int32_t offset,
                                     Call& call) const {
   AlignedText text(segment, offset, call.tracked);
+  text.set_limit_bytes(RewriteLimit(segment.size()));
   QUIRE_RETURN_IF_ERROR(parts_.normalizer.Apply(text, call.scratch.regex));
   std::vector<Cut> cuts;
   const auto takes_special = [&](std::size_t begin, std::size_t end) {
@@ -163,6 +183,7 @@ absl::Status Encoder::EncodeSegment(absl::string_view segment, std::int32_t offs
 absl::Status Encoder::EncodeNormalized(AlignedText text, Call& call) const {
   PieceList list;
   const std::size_t size = text.text().size();
+  text.set_limit_bytes(RewriteLimit(size));
   list.pieces.push_back({0, size, text.tracked() ? text.span(0).begin : -1});
   list.text = std::move(text);
   QUIRE_RETURN_IF_ERROR(parts_.splitter.Split(list, call.scratch.regex));

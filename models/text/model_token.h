@@ -19,8 +19,9 @@ inline constexpr std::int32_t kMaxTokenIds = 1 << 22;
 // file could make that work quadratic. The longest pieces of published vocabularies have 128.
 inline constexpr std::size_t kMaxScoredBytes = 512;
 
-// All tokens of a vocabulary together; what is built of them takes up to 50 bytes for each. The
-// largest published vocabularies have 3 MB.
+// All tokens of a vocabulary together. Copies and tries of them take up to about 100 bytes for each
+// of these bytes, so a hostile file can make 3 GiB of it. The largest published vocabularies have
+// 3 MB.
 inline constexpr std::size_t kMaxVocabularyBytes = std::size_t{32} << 20;
 
 // A token and the bytes of the piece that it stands for. Byte-fallback tokens stand for one byte

@@ -169,6 +169,7 @@ absl::Status Normalizer::AddStep(const JsonValue& config) {
 }
 
 absl::Status Normalizer::Apply(AlignedText& text, RegexScratch& scratch) const {
+  QUIRE_RETURN_IF_ERROR(text.CheckSize());
   for (const Step& step : steps_) {
     switch (step.kind) {
       case Kind::kNfc:
@@ -208,6 +209,7 @@ absl::Status Normalizer::Apply(AlignedText& text, RegexScratch& scratch) const {
         text = step.sentencepiece->Apply(text);
         break;
     }
+    QUIRE_RETURN_IF_ERROR(text.CheckSize());
   }
   return absl::OkStatus();
 }

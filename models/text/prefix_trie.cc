@@ -1,6 +1,7 @@
 #include "models/text/prefix_trie.h"
 
 #include <algorithm>
+#include <deque>
 
 namespace quire::text {
 
@@ -15,10 +16,11 @@ PrefixTrie::PrefixTrie(std::vector<std::pair<absl::string_view, std::int32_t>> e
   roots_.fill(-1);
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  // Breadth first, so that the children of a node come to stand side by side.
-  std::vector<Range> ranges = {{0, entries.size(), 0, -1}};
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    const Range range = ranges[i];
+  // Breadth first, so that the children of a node come to stand side by side. Ranges are dropped
+  // once their children stand: there is one for each byte of the strings.
+  std::deque<Range> ranges = {{0, entries.size(), 0, -1}};
+  for (; !ranges.empty(); ranges.pop_front()) {
+    const Range range = ranges.front();
     std::size_t begin = range.begin;
     while (begin < range.end && entries[begin].first.size() == range.depth) {
       if (range.node >= 0) {

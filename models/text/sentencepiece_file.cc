@@ -230,8 +230,8 @@ absl::Status ReadModel(absl::string_view bytes, SentencePieceFile& file) {
           return Error("pieces", absl::StrCat("has more than ", kMaxTokenIds, " entries"));
         }
         total_bytes += field.bytes.size();
-        if (total_bytes > 2 * kMaxVocabularyBytes) {
-          return Error("pieces", absl::StrCat("has more than ", 2 * kMaxVocabularyBytes, " bytes"));
+        if (total_bytes > kMaxVocabularyBytes) {
+          return Error("pieces", absl::StrCat("has more than ", kMaxVocabularyBytes, " bytes"));
         }
         const std::string path = absl::StrCat("pieces[", file.pieces.size(), "]");
         return ReadPiece(field.bytes, path, file.pieces.emplace_back());

@@ -32,6 +32,11 @@ struct SentencePieceScratch {
   BpeScratch bpe;
   ViterbiScratch viterbi;
   std::vector<ModelToken> found;
+
+  // Memory that grows with a text.
+  std::size_t capacity_bytes() const {
+    return bpe.capacity_bytes() + viterbi.capacity_bytes() + found.capacity() * sizeof(ModelToken);
+  }
 };
 
 class SentencePieceModel {

@@ -120,16 +120,19 @@ absl::Status Splitter::Split(PieceList& list, RegexScratch& scratch) const {
     switch (step.kind) {
       case Kind::kByteLevel:
         if (step.adds_prefix_space) AddPrefixSpaces(list);
+        QUIRE_RETURN_IF_ERROR(list.text.CheckSize());
         if (step.pattern) QUIRE_RETURN_IF_ERROR(SplitPieces(step, list, scratch));
         MapBytes(list);
         break;
       case Kind::kMetaspace:
         PlaceSigns(step, list);
+        QUIRE_RETURN_IF_ERROR(list.text.CheckSize());
         if (step.splits) QUIRE_RETURN_IF_ERROR(SplitPieces(step, list, scratch));
         break;
       default:
         QUIRE_RETURN_IF_ERROR(SplitPieces(step, list, scratch));
     }
+    QUIRE_RETURN_IF_ERROR(list.text.CheckSize());
   }
   return absl::OkStatus();
 }

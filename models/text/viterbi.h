@@ -21,6 +21,9 @@ namespace quire::text {
 
 // Working memory, reused from piece to piece.
 class ViterbiScratch {
+ public:
+  std::size_t capacity_bytes() const { return ends_.capacity() * sizeof(End); }
+
  private:
   friend class Viterbi;
   struct End {
