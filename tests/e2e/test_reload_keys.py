@@ -199,7 +199,8 @@ def test_priority_aging(live, interval, first):
     done = []
 
     def ask(name, priority):
-        request = greedy(live.api, f"{name} and the dog", tokens=2)
+        # Long enough for this process to see who was done first.
+        request = greedy(live.api, f"{name} and the dog", tokens=200)
         request.priority = priority
         live.run(request)
         done.append(name)
