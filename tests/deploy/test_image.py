@@ -16,7 +16,7 @@ GPU = "docker/compose.gpu.yaml"
 
 def test_stages_stand_in_the_order_that_the_legacy_builder_needs():
     stages = list(dict.fromkeys(stage for stage, _, _ in dockerfile() if stage))
-    assert stages == ["build", "test", "runtime", "cpu", "cuda-build", "cuda"]
+    assert stages == ["sources", "build", "test", "runtime", "cpu", "cuda-build", "cuda"]
 
 
 def test_only_instructions_that_every_builder_knows():
