@@ -73,12 +73,13 @@ class Load(threading.Thread):
     # Set by a test whose times may be too short for the load as well.
     also_allowed = set()
 
-    def __init__(self, api, daemon, tokens=20):
+    def __init__(self, api, daemon, tokens=20, priority=0):
         super().__init__(daemon=True)
         self.api, self.daemon = api, daemon
         self.stopping = threading.Event()
         self.whole, self.refused, self.failures, self.texts = 0, 0, [], set()
-        self.tokens = tokens
+        self.request = greedy(api, tokens=tokens)
+        self.request.priority = priority
         self.start()
 
     def run(self):
@@ -87,7 +88,7 @@ class Load(threading.Thread):
             while not self.stopping.is_set():
                 ids = []
                 try:
-                    for message in stub.Generate(greedy(self.api, tokens=self.tokens), timeout=60):
+                    for message in stub.Generate(self.request, timeout=60):
                         ids.extend(message.delta.token_ids)
                     self.whole += 1
                     self.texts.add(tuple(ids))
@@ -246,8 +247,3 @@ def unread(live):
     call = live.api.GenerationServiceStub(live.slow_channel).Generate(request)
     next(call)
     return call
-
-
-def drop(calls):
-    for call in calls:
-        call.cancel()

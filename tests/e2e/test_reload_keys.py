@@ -11,7 +11,7 @@ import urllib.request
 import grpc
 import pytest
 from daemon import ROOT, reason_of
-from reload_tools import START, Live, Load, covers, drop, eventually, greedy, unread
+from reload_tools import START, Live, Load, covers, eventually, greedy, unread
 from reload_tools import live, shared  # noqa: F401 - fixtures
 
 
@@ -196,29 +196,30 @@ def test_step_time_target(live):
 @pytest.mark.parametrize("interval, first", [("1h", "urgent"), ("100ms", "old")])
 def test_priority_aging(live, interval, first):
     live.set(scheduler__max_running_sequences="1", scheduler__priority_aging_interval=interval)
+    # Greater numbers wait longer; the occupants, of whom one always waits, come before all others.
+    occupants = [Load(live.api, live.daemon, tokens=50, priority=-100) for _ in range(3)]
     done = []
 
     def ask(name, priority):
         # Long enough for this process to see who was done first.
         request = greedy(live.api, f"{name} and the dog", tokens=200)
-        request.priority = priority
+        request.request_id, request.priority = name, priority
         live.run(request)
         done.append(name)
 
-    # Greater numbers wait longer; the occupants come before both.
-    occupants = []
-    for i in range(8):
-        request = greedy(live.api, f"{i} cats", tokens=400)
-        request.priority = -100
-        occupants.append(live.generation.Generate(request))
-    threads = [threading.Thread(target=ask, args=("old", 3))]
-    threads[0].start()
-    time.sleep(0.8)
-    threads.append(threading.Thread(target=ask, args=("urgent", 0)))
-    threads[1].start()
-    time.sleep(0.2)
-    assert done == [], "the occupants are too quick"
-    drop(occupants)
+    def waits(name):
+        listed = live.admin.ListRequests(live.api.ListRequestsRequest(page_size=1000), timeout=30)
+        return any(request.request_id == name for request in listed.requests)
+
+    asked = [("old", 3), ("urgent", 0)]
+    threads = [threading.Thread(target=ask, args=(name, priority), name=name) for name, priority in asked]
+    for thread in threads:
+        thread.start()
+        assert eventually(lambda: waits(thread.name))
+        time.sleep(0.8)
+    assert done == []
+    for occupant in occupants:
+        occupant.finish()
     assert eventually(lambda: done, 60)
     assert done[0] == first
     live.set(scheduler__priority_aging_interval="200ms")  # the load's are more urgent than `old` otherwise

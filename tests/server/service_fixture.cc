@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "server/config/options.h"
+#include "tests/server/test_channel.h"
 
 namespace quire::server {
 namespace {
@@ -102,8 +103,7 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
       {generation_service_->service(), admin_service_->service()});
   EXPECT_TRUE(listener.ok()) << listener.status();
   listener_ = *std::move(listener);
-  const auto channel =
-      grpc::CreateChannel(listener_->addresses()[0], grpc::InsecureChannelCredentials());
+  const auto channel = ConnectTo(listener_->addresses()[0]);
   generation_ = v1::GenerationService::NewStub(channel);
   admin_ = v1::AdminService::NewStub(channel);
   auto stack = ModelStack::Build(options, &clock_, &registry_);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/server/service_fixture.h"
+#include "tests/server/test_channel.h"
 #include "tests/testing/temp_dir.h"
 
 namespace quire::server {
@@ -229,8 +230,7 @@ TEST_F(TokenBatchTest, AnItemThatBeginsWhileItsTokenGoesHasAnEndToo) {
       {.addresses = {"127.0.0.1:0"}, .transport = config_->start_options().transport},
       {service.service()});
   ASSERT_TRUE(listener.ok()) << listener.status();
-  const auto stub = v1::GenerationService::NewStub(
-      grpc::CreateChannel((*listener)->addresses()[0], grpc::InsecureChannelCredentials()));
+  const auto stub = v1::GenerationService::NewStub(ConnectTo((*listener)->addresses()[0]));
   Stream stream(stub.get(), "one");
   ASSERT_TRUE(stream.Send("item", 480));
   v1::BatchGenerateResponse response;

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "models/text/utf8.h"
 #include "tests/server/service_fixture.h"
+#include "tests/server/test_channel.h"
 
 namespace quire::server {
 namespace {
@@ -268,8 +269,7 @@ TEST_F(StreamContractTest, S11ExpiryIsNotALength) {
 
 TEST_F(StreamContractTest, InvalidUtf8IsNamedWithFieldAndByte) {
   // No client library would send this, so the bytes are written by hand: field 3, two bytes.
-  grpc::GenericStub stub(
-      grpc::CreateChannel(listener_->addresses()[0], grpc::InsecureChannelCredentials()));
+  grpc::GenericStub stub(ConnectTo(listener_->addresses()[0]));
   grpc::ClientContext context;
   const grpc::Slice slice(std::string("\x1a\x02\xc3\x28"));
   grpc::ByteBuffer request(&slice, 1);

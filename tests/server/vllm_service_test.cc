@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/server/service_fixture.h"
+#include "tests/server/test_channel.h"
 #include "vllm/grpc/engine/vllm_engine.grpc.pb.h"
 
 namespace quire::server {
@@ -85,8 +86,7 @@ class VllmServiceTest : public ServiceTest {
   std::shared_ptr<grpc::Channel> Connect() const {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return grpc::CreateCustomChannel(vllm_listener_->addresses()[0],
-                                     grpc::InsecureChannelCredentials(), arguments);
+    return ConnectTo(vllm_listener_->addresses()[0], arguments);
   }
 
   static wire::GenerateRequest Greedy(int max_tokens, bool stream) {

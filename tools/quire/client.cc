@@ -57,6 +57,9 @@ bool ForEachBytesField(const std::string& bytes, OnField on_field) {
   return true;
 }
 
+constexpr int kReconnectBackoffMs = 100;
+constexpr std::chrono::milliseconds kConnectPatience{500};
+
 const char* CodeName(grpc::StatusCode code) {
   static constexpr const char* kNames[] = {"OK",
                                            "CANCELLED",
@@ -195,6 +198,7 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
   arguments.SetMaxReceiveMessageSize(64 << 20);
   // One connection per channel, so that `bench` threads do not share a transport.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectBackoffMs);
   const bool is_plain = options.tls_ca.empty() || absl::StartsWith(address, "unix:");
   const std::shared_ptr<grpc::ChannelCredentials> credentials =
       is_plain ? grpc::InsecureChannelCredentials()
@@ -205,8 +209,12 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
   if (!options.token.empty()) {
     interceptors.push_back(std::make_unique<TokenSenderFactory>(options.token));
   }
-  return grpc::experimental::CreateCustomChannelWithInterceptors(address, credentials, arguments,
-                                                                 std::move(interceptors));
+  std::shared_ptr<grpc::Channel> channel = grpc::experimental::CreateCustomChannelWithInterceptors(
+      address, credentials, arguments, std::move(interceptors));
+  // A failed first attempt fails the first call, and gRPC 1.51 now and then takes an attempt for
+  // failed that is merely under way (https://github.com/grpc/grpc/pull/35064). So there are several.
+  channel->WaitForConnected(std::chrono::system_clock::now() + kConnectPatience);
+  return channel;
 }
 
 void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context) {

@@ -50,6 +50,8 @@ struct CommonOptions {
 // The options' flags, on `app`.
 void AddCommonOptions(CLI::App* app, CommonOptions* options);
 
+// A channel that is connected, unless that does not succeed within half a second: then its calls
+// say why.
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address);
 
 // Sets the gRPC deadline from --timeout.
