@@ -91,7 +91,8 @@ absl::StatusOr<std::optional<std::vector<bool>>> ByTypes(const ConfigReader& rea
 }  // namespace
 
 std::vector<bool> WindowedByRule(WindowRule rule, std::uint32_t num_layers, std::int64_t pattern) {
-  std::vector<bool> windowed(num_layers, rule == WindowRule::kAll);
+  const bool all = rule == WindowRule::kAll || rule == WindowRule::kEvery;
+  std::vector<bool> windowed(num_layers, all);
   for (std::uint32_t i = 0; i < num_layers; ++i) {
     if (rule == WindowRule::kEven) windowed[i] = i % 2 == 0;
     if (rule == WindowRule::kPattern) windowed[i] = (i + 1) % pattern != 0;

@@ -17,6 +17,7 @@ struct Family;
 enum class WindowRule : std::uint8_t {
   kNone,       // no windows: sliding_window is not read
   kAll,        // every layer; layer_types is not read
+  kEvery,      // every layer
   kFromLayer,  // only with use_sliding_window: layers i >= max_window_layers
   kNoRope,     // only with use_sliding_window: layers that do not rotate
   kEven,       // i even
@@ -24,7 +25,7 @@ enum class WindowRule : std::uint8_t {
 };
 
 // Which of `num_layers` layers have a window by a rule that needs no more than `pattern`: kAll,
-// kEven and kPattern; by the others none has.
+// kEvery, kEven and kPattern; by the others none has.
 std::vector<bool> WindowedByRule(WindowRule rule, std::uint32_t num_layers, std::int64_t pattern);
 
 // What `pattern` is when no key says.

@@ -6,8 +6,8 @@
 namespace quire::models {
 namespace {
 
-constexpr absl::string_view kArchitectures[] = {"MistralForCausalLM"};
-constexpr absl::string_view kModelTypes[] = {"mistral"};
+constexpr absl::string_view kArchitectures[] = {"MistralForCausalLM", "MinistralForCausalLM"};
+constexpr absl::string_view kModelTypes[] = {"mistral", "ministral"};
 constexpr absl::string_view kKeys[] = {"sliding_window"};
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
@@ -24,7 +24,7 @@ const Family& MistralFamily() {
                                            .num_key_value_heads = 8,
                                            .sliding_window = 4096},
                               .keys = kKeys,
-                              .windows = WindowRule::kAll,
+                              .windows = WindowRule::kEvery,
                               .names = {},
                               .gguf_architecture = "",
                               .gguf_names = {},

@@ -10,7 +10,7 @@ FOLDERS = sorted(path.name for path in MODELS.iterdir() if (path / "reference.js
 
 
 def test_there_are_models():
-    assert len(FOLDERS) >= 13, FOLDERS
+    assert len(FOLDERS) >= 35, FOLDERS
 
 
 def replays(folder, prompts):

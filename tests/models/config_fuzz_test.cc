@@ -31,7 +31,8 @@ constexpr absl::string_view kFixtures[] = {
     "smollm3-bf16",     "granite-bf16",           "gemma2-bf16",
     "gemma3-text-bf16", "phi3-longrope-bf16",     "olmo2-bf16",
     "mixtral-bf16",     "qwen3-moe-bf16",         "gpt-oss-bf16",
-    "gpt-oss-mxfp4",    "deepseek-v2-bf16",       "deepseek-v3-bf16"};
+    "gpt-oss-mxfp4",    "deepseek-v2-bf16",       "deepseek-v3-bf16",
+    "ministral-bf16",   "phi4-mini-bf16",         "deepseek-v2-lite-bf16"};
 constexpr absl::string_view kUnknownKey = "an_unheard_of_key";
 
 // Values that readers of numbers, flags, names and lists get wrong.
@@ -76,13 +77,20 @@ class Fuzzer {
  private:
   std::size_t Below(std::size_t n) { return random_() % n; }
 
-  // The object itself or, now and then, one that lies in it.
+  // The object itself or, now and then, one that lies in it, at a key where a fixture has one: what
+  // an edit has put elsewhere, say into transformers_version, is nobody's settings.
   Json* Somewhere(Json* object) {
     std::vector<Json*> inner;
     for (auto& [key, value] : object->items()) {
-      if (value.is_object() && !value.empty()) inner.push_back(&value);
+      if (value.is_object() && !value.empty() && HoldsObjects(key)) inner.push_back(&value);
     }
     return inner.empty() || Below(3) != 0 ? object : inner[Below(inner.size())];
+  }
+
+  bool HoldsObjects(const std::string& key) const {
+    return std::any_of(configs_.begin(), configs_.end(), [&](const Json& config) {
+      return config.contains(key) && config[key].is_object();
+    });
   }
 
   void Edit(Json* config) {

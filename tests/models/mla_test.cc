@@ -44,6 +44,10 @@ TEST(MlaSpecTest, SpecsOfTheFixturesAreTheGoldenTexts) {
             "mla heads 2 q_rank 0 rank 32 nope 32 rope 16 interleaved v 32 scale 0.210607 "
             "latent_eps 1e-06; attn_out none; mlp_in rms eps 1e-06; experts 3 of 8 softmax_all "
             "gated silu 32 weight_scale 2.5 shared gated silu 64");
+  EXPECT_EQ(LastLayers("deepseek-v2-lite-bf16"),
+            "mla heads 4 q_rank 0 rank 64 nope 16 rope 8 interleaved v 16 scale 0.324481 "
+            "latent_eps 1e-06; attn_out none; mlp_in rms eps 1e-06; experts 4 of 16 softmax_all "
+            "gated silu 24 shared gated silu 48");
   EXPECT_EQ(LastLayers("deepseek-v3-bf16"),
             "mla heads 2 q_rank 48 rank 32 nope 32 rope 16 interleaved v 64 scale 0.18713 "
             "latent_eps 1e-06; attn_out none; mlp_in rms eps 1e-06; experts 3 of 8 sigmoid "

@@ -38,6 +38,26 @@ void EditValues(const StoredTensor& tensor, const EditedFixture::Edit& edit, ToF
   std::memcpy(const_cast<std::byte*>(tensor.bytes.data()), stored.data(), tensor.bytes.size());
 }
 
+struct SafetensorsParts {
+  nlohmann::json header;
+  std::string data;
+};
+
+SafetensorsParts Split(const std::string& text) {
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, text.data(), sizeof(header_bytes));
+  return {nlohmann::json::parse(text.substr(sizeof(header_bytes), header_bytes)),
+          text.substr(sizeof(header_bytes) + header_bytes)};
+}
+
+std::string Joined(const SafetensorsParts& parts) {
+  std::string head = parts.header.dump();
+  head.resize((head.size() + 7) / 8 * 8, ' ');
+  const std::uint64_t header_bytes = head.size();
+  return std::string(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes)) + head +
+         parts.data;
+}
+
 }  // namespace
 
 EditedFixture::EditedFixture(const std::string& folder) {
@@ -84,25 +104,35 @@ void EditedFixture::EditTensors(const std::string& pattern, const Edit& edit) {
 
 void EditedFixture::RenameTensors(const std::function<std::string(const std::string&)>& rename,
                                   const std::vector<std::string>& more) {
-  std::string& text = Text("model.safetensors");
-  std::uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, text.data(), sizeof(header_bytes));
-  const auto header = nlohmann::json::parse(text.substr(sizeof(header_bytes), header_bytes));
-  std::string data = text.substr(sizeof(header_bytes) + header_bytes);
+  SafetensorsParts parts = Split(Text("model.safetensors"));
   nlohmann::json renamed;
-  for (const auto& [name, entry] : header.items()) {
+  for (const auto& [name, entry] : parts.header.items()) {
     renamed[name == "__metadata__" ? name : rename(name)] = entry;
   }
   for (const std::string& name : more) {
-    const std::size_t begin = data.size();
-    data.resize(begin + 4, 0);
+    const std::size_t begin = parts.data.size();
+    parts.data.resize(begin + 4, 0);
     renamed[name] = {{"dtype", "F32"}, {"shape", {1}}, {"data_offsets", {begin, begin + 4}}};
   }
-  std::string head = renamed.dump();
-  head.resize((head.size() + 7) / 8 * 8, ' ');
-  header_bytes = head.size();
-  text.assign(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
-  text += head + data;
+  parts.header = renamed;
+  Text("model.safetensors") = Joined(parts);
+}
+
+void EditedFixture::AddCopy(const std::string& from, const std::string& to,
+                            const std::vector<std::size_t>& rows) {
+  SafetensorsParts parts = Split(Text("model.safetensors"));
+  nlohmann::json entry = parts.header[from];
+  const auto first = entry["data_offsets"][0].get<std::size_t>();
+  const auto end = entry["data_offsets"][1].get<std::size_t>();
+  const std::size_t row_bytes = (end - first) / rows.size();
+  QUIRE_CHECK(entry["shape"][0].get<std::size_t>() == rows.size());
+  const std::size_t begin = parts.data.size();
+  for (const std::size_t row : rows) {
+    parts.data += parts.data.substr(first + row * row_bytes, row_bytes);
+  }
+  entry["data_offsets"] = {begin, parts.data.size()};
+  parts.header[to] = entry;
+  Text("model.safetensors") = Joined(parts);
 }
 
 ModelFiles EditedFixture::Files() {

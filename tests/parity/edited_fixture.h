@@ -2,6 +2,7 @@
 
 // A model fixture in memory, to be changed before it is loaded.
 
+#include <cstddef>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -29,6 +30,10 @@ class EditedFixture {
   // `more`.
   void RenameTensors(const std::function<std::string(const std::string&)>& rename,
                      const std::vector<std::string>& more);
+
+  // Adds a tensor to model.safetensors: the rows of another one, in this order. REQUIRES: as many.
+  void AddCopy(const std::string& from, const std::string& to,
+               const std::vector<std::size_t>& rows);
 
   // As edited so far.
   ModelFiles Files();

@@ -28,23 +28,17 @@ void PrintTo(const Fixture& fixture, std::ostream* stream) {
   *stream << fixture.folder;
 }
 
-constexpr Fixture kFixtures[] = {{"mistral-window-bf16"},
-                                 {"qwen2-bf16"},
-                                 {"qwen3-hd128-bf16"},
-                                 {"smollm3-bf16"},
-                                 {"granite-bf16"},
-                                 {"gemma2-bf16"},
-                                 {"gemma3-text-bf16"},
-                                 {"phi3-bf16"},
-                                 {"phi3-longrope-bf16", 140},
-                                 {"olmo2-bf16"},
-                                 {"mixtral-bf16"},
-                                 {"qwen3-moe-bf16"},
-                                 {"gpt-oss-bf16"},
-                                 {"gpt-oss-mxfp4", 1u << 30, Quantization::kNone},
-                                 {"deepseek-v2-bf16"},
-                                 {"deepseek-v3-bf16"},
-                                 {"deepseek-v3-noqlora-bf16"}};
+constexpr Fixture kFixtures[] = {
+    {"mistral-window-bf16"}, {"ministral-bf16"},
+    {"qwen2-bf16"},          {"qwen3-hd128-bf16"},
+    {"smollm3-bf16"},        {"granite-bf16"},
+    {"gemma2-bf16"},         {"gemma3-text-bf16"},
+    {"phi3-bf16"},           {"phi3-longrope-bf16", 140},
+    {"phi4-mini-bf16", 140}, {"olmo2-bf16"},
+    {"mixtral-bf16"},        {"qwen3-moe-bf16"},
+    {"gpt-oss-bf16"},        {"gpt-oss-mxfp4", 1u << 30, Quantization::kNone},
+    {"deepseek-v2-bf16"},    {"deepseek-v2-lite-bf16"},
+    {"deepseek-v3-bf16"},    {"deepseek-v3-noqlora-bf16"}};
 
 class FamiliesParityTest : public testing::TestWithParam<Fixture> {
  protected:

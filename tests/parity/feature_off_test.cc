@@ -11,6 +11,8 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -126,6 +128,20 @@ void SwapNibbles(EditedFixture& fixture) {
   }
 }
 
+// The head is no longer the embedding but a copy with its rows shuffled, as torch.randperm shuffles
+// them with a generator of seed 1.
+void ShuffledHead(EditedFixture& fixture) {
+  nlohmann::json& config = fixture.config();
+  std::vector<std::size_t> rows(config["vocab_size"].get<std::size_t>());
+  std::iota(rows.begin(), rows.end(), std::size_t{0});
+  std::mt19937 random(1);
+  for (std::size_t i = 0; i + 1 < rows.size(); ++i) {
+    std::swap(rows[i], rows[i + random() % (rows.size() - i)]);
+  }
+  fixture.AddCopy("model.embed_tokens.weight", "lm_head.weight", rows);
+  config["tie_word_embeddings"] = false;
+}
+
 void NoEmbeddingScale(ModelSpec* spec) {
   spec->embed_scale = 1;
 }
@@ -172,6 +188,9 @@ ExperimentMap LlamaExperiments() {
         {"bias of gate", Fill("gate_proj\\.bias", 0)},
         {"bias of up", Fill("up_proj\\.bias", 0)},
         {"bias of down", Fill("down_proj\\.bias", 0)}}},
+      {"llama-gqa-tied-bf16",
+       {{"norm weights (all set to 1)", Fill("norm\\.weight$", 1)},
+        {"tied output matrix (replaced by a shuffled copy)", ShuffledHead}}},
       {"llama-headdim-bf16",
        {{"head_dim in the attention scale (hidden/heads used instead)", nullptr,
          EachLayer([](LayerSpec& layer) { layer.heads.scale = 0.25f; })}}},
@@ -210,39 +229,55 @@ ExperimentMap LlamaExperiments() {
        {{"rope_theta (default 10000)", SetConfig("rope_theta", 10000.0)}}}};
 }
 
+std::vector<Experiment> Longrope() {
+  return {
+      {"long factors (short ones everywhere)", CopyRope("short_factor", "long_factor")},
+      {"short factors (long ones everywhere)", CopyRope("long_factor", "short_factor")},
+      {"derived attention factor (set to 1)", SetRope("attention_factor", 1.0)},
+      {"which part is rotated (last instead of first)", nullptr, EachLayer([](LayerSpec& layer) {
+         layer.heads.rotary_first = layer.heads.head_size - layer.heads.rotary_size;
+       })}};
+}
+
+ExperimentMap Phi4MiniExperiments() {
+  std::vector<Experiment> all = Longrope();
+  all.push_back({"tied output matrix (replaced by a shuffled copy)", ShuffledHead});
+  return {{"phi4-mini-bf16", all}};
+}
+
 // Families with norms before attention and MLP.
 ExperimentMap PreNormExperiments() {
-  return {
-      {"mistral-window-bf16",
-       {{"sliding window", SetConfig("sliding_window", nullptr)},
-        {"window one token longer", SetConfig("sliding_window", 33)}}},
-      {"qwen2-bf16",
-       {{"bias of q", Fill("q_proj\\.bias", 0)},
-        {"bias of k", Fill("k_proj\\.bias", 0)},
-        {"bias of v", Fill("v_proj\\.bias", 0)},
-        {"ignoring the window (used from layer 0 on instead)", WindowFromLayer0}}},
-      {"qwen3-hd128-bf16",
-       {{"weights of q_norm (set to 1)", Fill("q_norm", 1)},
-        {"weights of k_norm (set to 1)", Fill("k_norm", 1)},
-        {"q and k norm (left out)", nullptr, NoQkNorm()}}},
-      {"smollm3-bf16", {{"layers without rope (rope everywhere)", RopeEverywhere}}},
-      {"granite-bf16",
-       {{"embedding_multiplier", SetConfig("embedding_multiplier", 1.0)},
-        {"residual_multiplier", SetConfig("residual_multiplier", 1.0)},
-        {"attention_multiplier (1/sqrt(head size) instead)",
-         SetConfig("attention_multiplier", 1 / std::sqrt(32.0))},
-        {"logits_scaling", SetConfig("logits_scaling", 1.0)}}},
-      {"phi3-bf16",
-       {{"sliding window", SetConfig("sliding_window", nullptr)},
-        {"order of the fused gate and up rows (swapped)", SwapGateAndUp},
-        {"norm weights (all set to 1)", Fill("norm\\.weight$", 1)}}},
-      {"phi3-longrope-bf16",
-       {{"long factors (short ones everywhere)", CopyRope("short_factor", "long_factor")},
-        {"short factors (long ones everywhere)", CopyRope("long_factor", "short_factor")},
-        {"derived attention factor (set to 1)", SetRope("attention_factor", 1.0)},
-        {"which part is rotated (last instead of first)", nullptr, EachLayer([](LayerSpec& layer) {
-           layer.heads.rotary_first = layer.heads.head_size - layer.heads.rotary_size;
-         })}}}};
+  return {{"mistral-window-bf16",
+           {{"sliding window", SetConfig("sliding_window", nullptr)},
+            {"window one token longer", SetConfig("sliding_window", 33)}}},
+          {"ministral-bf16",
+           {{"windows (full attention everywhere)", LayerTypes("full_attention")},
+            {"full layers (windows everywhere)", LayerTypes("sliding_attention")},
+            {"window one token longer", SetConfig("sliding_window", 25)},
+            {"rope_theta (10000)", SetConfig("rope_theta", 10000.0)},
+            {"head_dim in the attention scale (hidden/heads used instead)", nullptr,
+             EachLayer([](LayerSpec& layer) { layer.heads.scale = 0.25f; })}}},
+          {"qwen2-bf16",
+           {{"bias of q", Fill("q_proj\\.bias", 0)},
+            {"bias of k", Fill("k_proj\\.bias", 0)},
+            {"bias of v", Fill("v_proj\\.bias", 0)},
+            {"ignoring the window (used from layer 0 on instead)", WindowFromLayer0}}},
+          {"qwen3-hd128-bf16",
+           {{"weights of q_norm (set to 1)", Fill("q_norm", 1)},
+            {"weights of k_norm (set to 1)", Fill("k_norm", 1)},
+            {"q and k norm (left out)", nullptr, NoQkNorm()}}},
+          {"smollm3-bf16", {{"layers without rope (rope everywhere)", RopeEverywhere}}},
+          {"granite-bf16",
+           {{"embedding_multiplier", SetConfig("embedding_multiplier", 1.0)},
+            {"residual_multiplier", SetConfig("residual_multiplier", 1.0)},
+            {"attention_multiplier (1/sqrt(head size) instead)",
+             SetConfig("attention_multiplier", 1 / std::sqrt(32.0))},
+            {"logits_scaling", SetConfig("logits_scaling", 1.0)}}},
+          {"phi3-bf16",
+           {{"sliding window", SetConfig("sliding_window", nullptr)},
+            {"order of the fused gate and up rows (swapped)", SwapGateAndUp},
+            {"norm weights (all set to 1)", Fill("norm\\.weight$", 1)}}},
+          {"phi3-longrope-bf16", Longrope()}};
 }
 
 // Families with norms behind them.
@@ -325,6 +360,16 @@ ExperimentMap LatentExperiments() {
             {"norm of the latent (left out)", nullptr, EachLatent(NoLatentNorms)},
             {"shared experts", Fill("shared_experts\\.down_proj", 0)},
             {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)}}},
+          {"deepseek-v2-lite-bf16",
+           {{"rope scaling", PlainRope},
+            {"mscale in the attention scale", nullptr, EachLatent(NoScoreFactor)},
+            {"attention factor of cos and sin (of mscale alone instead of the quotient)",
+             SetRope("attention_factor", 0.1 * 0.707 * std::log(40.0) + 1)},
+            {"neighbouring pairs in rope (halves instead)", nullptr, EachLatent(RotateHalves)},
+            {"norm of the latent (left out)", nullptr, EachLatent(NoLatentNorms)},
+            {"shared experts", Fill("shared_experts\\.down_proj", 0)},
+            {"expert weights as softmax gives them (divided by their sum instead)", nullptr,
+             EachLayer([](LayerSpec& layer) { layer.moe.renormalise = true; })}}},
           {"deepseek-v3-bf16",
            {{"rope scaling", PlainRope},
             {"mscale in the attention scale", nullptr, EachLatent(NoScoreFactor)},
@@ -346,6 +391,7 @@ const ExperimentMap& Experiments() {
   static const auto& kExperiments = *[] {
     auto* const all = new ExperimentMap(LlamaExperiments());
     all->merge(PreNormExperiments());
+    all->merge(Phi4MiniExperiments());
     all->merge(PostNormExperiments());
     all->merge(MoeExperiments());
     all->merge(LatentExperiments());
