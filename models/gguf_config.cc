@@ -374,7 +374,6 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // By the family's rule; the files say the width only.
   // Files do not say that weights are divided by their sum: all that are read do so.
   absl::Status ReadExperts() {
     if (!FamilyReads("expert_count")) return absl::OkStatus();
@@ -386,10 +385,15 @@ class GgufConfigReader {
         gguf_.OptionalInteger(Key("expert_feed_forward_length"), 1, kMaxIntermediate));
     moe.intermediate_size = static_cast<std::uint32_t>(width.value_or(config_.intermediate_size));
     moe.norm_topk_prob = true;
+    if (Reads(*family_, "swiglu_limit")) {
+      moe.swiglu_limit = kDefaultSwigluLimit;
+      moe.swiglu_alpha = kDefaultSwigluAlpha;
+    }
     moe.sparse_layers.assign(config_.num_hidden_layers, true);
     return absl::OkStatus();
   }
 
+  // By the family's rule; the files say the width only.
   absl::Status ReadWindows() {
     if (!FamilyReads("attention.sliding_window")) return absl::OkStatus();
     QUIRE_ASSIGN_OR_RETURN(
@@ -459,6 +463,8 @@ class GgufConfigReader {
         gguf_.OptionalInteger(Key("rope.scaling.original_context_length"), 1, kMaxPositions));
     rope->original_max_position =
         static_cast<std::uint32_t>(length.value_or(config_.max_position_embeddings));
+    // Files do not say how the ramp is rounded.
+    if (family_->default_rope != nullptr) rope->truncate = family_->default_rope->truncate;
     QUIRE_ASSIGN_OR_RETURN(rope->beta_fast, Positive("rope.scaling.yarn_beta_fast", 32));
     QUIRE_ASSIGN_OR_RETURN(rope->beta_slow, Positive("rope.scaling.yarn_beta_slow", 1));
     if (rope->beta_fast < rope->beta_slow) {

@@ -165,8 +165,10 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
                            reader.OptionalBool("norm_topk_prob"));
     moe.norm_topk_prob = renormalise.value_or(absent.norm_topk_prob);
   }
-  QUIRE_RETURN_IF_ERROR(ReadPositive(reader, family, "swiglu_limit", 7, &moe.swiglu_limit));
-  QUIRE_RETURN_IF_ERROR(ReadPositive(reader, family, "swiglu_alpha", 1.702, &moe.swiglu_alpha));
+  QUIRE_RETURN_IF_ERROR(
+      ReadPositive(reader, family, "swiglu_limit", kDefaultSwigluLimit, &moe.swiglu_limit));
+  QUIRE_RETURN_IF_ERROR(
+      ReadPositive(reader, family, "swiglu_alpha", kDefaultSwigluAlpha, &moe.swiglu_alpha));
   QUIRE_RETURN_IF_ERROR(ReadRouting(reader, family, &moe));
   QUIRE_ASSIGN_OR_RETURN(moe.sparse_layers, ReadSparseLayers(reader, family, num_layers));
   QUIRE_RETURN_IF_ERROR(ReadDenseLayers(reader, family, &moe.sparse_layers));

@@ -14,6 +14,9 @@ class ConfigReader;
 struct Family;
 
 inline constexpr std::uint32_t kMaxExperts = 4096;
+// What absent keys swiglu_limit and swiglu_alpha mean, and GGUF files, which have none.
+inline constexpr double kDefaultSwigluLimit = 7;
+inline constexpr double kDefaultSwigluAlpha = 1.702;
 
 struct MoeConfig {
   std::uint32_t num_experts = 0;        // 0: the family has no mixtures

@@ -27,6 +27,18 @@ constexpr TensorNames kNames{.sinks = "self_attn.sinks",
                              .stacked_gate_up = "gate_up_proj",
                              .stacked_down = "down_proj"};
 
+// What clamps and slopes the products stands in no key: files hold
+// those of the published models.
+constexpr absl::string_view kGgufKeys[] = {"expert_count", "expert_used_count",
+                                           "expert_feed_forward_length",
+                                           "attention.sliding_window"};
+constexpr TensorNames GgufNames() {
+  TensorNames names = WithGgufExperts(kGgufNames);
+  names.sinks = "attn_sinks.weight";
+  names.mlp_in = "post_attention_norm";
+  return names;
+}
+
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, GptOssFamily()));
   for (LayerSpec& layer : spec.layers) {
@@ -68,8 +80,9 @@ const Family& GptOssFamily() {
                               .windows = WindowRule::kEven,
                               .default_rope = &kDefaultRope,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "gpt-oss",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

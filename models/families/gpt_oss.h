@@ -9,7 +9,8 @@
 // with the gate clamped from above and up on both sides. All experts of a layer are one tensor, in
 // which gate and up take turns: bf16 [experts, inputs, outputs], or mxfp4 blocks and scales.
 // Softmax is in float32 where upstream uses bf16. Source: modeling_gpt_oss.py of Hugging Face
-// transformers.
+// transformers; of tensor names and blocks of GGUF files (gate and up in stacks of their own) the
+// converter and loader of llama.cpp.
 
 #include "models/families/registry.h"
 

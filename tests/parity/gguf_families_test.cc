@@ -21,79 +21,17 @@
 #include "base/thread_pool.h"
 #include "kernels/backend.h"
 #include "models/checkpoint/checkpoint.h"
+#include "models/checkpoint/quantized_tensor.h"
 #include "models/model.h"
+#include "models/model_config.h"
 #include "tests/parity/edited_fixture.h"
+#include "tests/parity/gguf_writer.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {
 namespace {
 
 using nlohmann::json;
-
-// A GGUF file of version 3, built piece by piece.
-class GgufWriter {
- public:
-  void Text(const std::string& key, const std::string& value) {
-    Key(key, 8);
-    String(&header_, value);
-  }
-  void Integer(const std::string& key, std::uint32_t value) {
-    Key(key, 4);
-    Put(&header_, value);
-  }
-  void Number(const std::string& key, double value) {
-    Key(key, 6);
-    Put(&header_, static_cast<float>(value));
-  }
-  // Shape slowest dimension first. `type` as ggml numbers it: 0 F32, 30 BF16.
-  void Tensor(const std::string& name, const std::vector<std::int64_t>& shape, std::uint32_t type,
-              const void* bytes, std::size_t size) {
-    String(&table_, name);
-    Put(&table_, static_cast<std::uint32_t>(shape.size()));
-    for (auto extent = shape.rbegin(); extent != shape.rend(); ++extent) {
-      Put(&table_, static_cast<std::uint64_t>(*extent));
-    }
-    Put(&table_, type);
-    Pad(&data_);
-    Put(&table_, static_cast<std::uint64_t>(data_.size()));
-    data_.append(static_cast<const char*>(bytes), size);
-    ++num_tensors_;
-  }
-  void Floats(const std::string& name, const std::vector<float>& values) {
-    Tensor(name, {static_cast<std::int64_t>(values.size())}, 0, values.data(), values.size() * 4);
-  }
-  std::string File() const {
-    std::string file = "GGUF";
-    Put(&file, std::uint32_t{3});
-    Put(&file, num_tensors_);
-    Put(&file, num_keys_);
-    file += header_ + table_;
-    Pad(&file);
-    return file + data_;
-  }
-
- private:
-  template <typename T>
-  static void Put(std::string* to, T value) {
-    to->append(reinterpret_cast<const char*>(&value), sizeof(value));
-  }
-  static void String(std::string* to, const std::string& text) {
-    Put(to, static_cast<std::uint64_t>(text.size()));
-    *to += text;
-  }
-  static void Pad(std::string* to) { to->resize((to->size() + 31) / 32 * 32, 0); }
-  void Key(const std::string& key, std::uint32_t type) {
-    String(&header_, key);
-    Put(&header_, type);
-    ++num_keys_;
-  }
-
-  std::string header_;
-  std::string table_;
-  std::string data_;
-  std::uint64_t num_tensors_ = 0;
-  std::uint64_t num_keys_ = 0;
-};
 
 // What the part of a name behind "model.layers.N." becomes behind "blk.N.".
 const std::map<std::string, std::string>& LayerNames(const std::string& architecture) {
@@ -120,6 +58,13 @@ const std::map<std::string, std::string>& LayerNames(const std::string& architec
     names["post_feedforward_layernorm"] = "post_ffw_norm";
     return names;
   }();
+  static const std::map<std::string, std::string> kGptOss = [] {
+    std::map<std::string, std::string> names = kPreNorm;
+    names["post_attention_layernorm"] = "post_attention_norm";
+    names["mlp.router"] = "ffn_gate_inp";
+    return names;
+  }();
+  if (architecture == "gpt-oss") return kGptOss;
   return absl::StartsWith(architecture, "gemma") ? kSandwich : kPreNorm;
 }
 
@@ -130,6 +75,10 @@ std::string GgufName(const std::string& name, const std::string& architecture) {
   const std::string prefix = "model.layers.";
   QUIRE_CHECK(absl::StartsWith(name, prefix));
   const std::size_t dot = name.find('.', prefix.size());
+  if (absl::EndsWith(name, ".self_attn.sinks")) {
+    return absl::StrCat("blk.", name.substr(prefix.size(), dot - prefix.size()),
+                        ".attn_sinks.weight");
+  }
   const std::size_t ending = name.rfind('.');
   const std::string part = name.substr(dot + 1, ending - dot - 1);
   return absl::StrCat("blk.", name.substr(prefix.size(), dot - prefix.size()), ".",
@@ -208,6 +157,76 @@ void AddAllExperts(GgufWriter* writer, const Checkpoint& checkpoint, const json&
   }
 }
 
+// Output `row` of expert `e`, of a stack in bf16 [experts, inputs, outputs] or in mxfp4 [experts,
+// outputs, inputs]: as bf16, or as blocks of 17 bytes, the exponent and then inputs i and i + 16 in
+// one byte where the original has neighbours.
+void AppendExpertRow(const StoredTensor& stack, std::int64_t e, std::int64_t row,
+                     std::string* bytes) {
+  if (stack.quantized == nullptr) {
+    const std::int64_t k = stack.shape[1], rows = stack.shape[2];
+    for (std::int64_t i = 0; i < k; ++i) {
+      const std::byte* at = stack.bytes.data() + ((e * k + i) * rows + row) * 2;
+      bytes->append(reinterpret_cast<const char*>(at), 2);
+    }
+    return;
+  }
+  const QuantizedParts& parts = stack.quantized->parts();
+  const std::int64_t blocks = stack.shape[2] / 32;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::int64_t block = (e * stack.shape[1] + row) * blocks + b;
+    const auto* codes =
+        reinterpret_cast<const std::uint8_t*>(parts.codes.bytes.data()) + 16 * block;
+    const auto code = [&](int i) { return codes[i / 2] >> (i % 2 * 4) & 15; };
+    bytes->push_back(static_cast<char>(parts.scales.bytes[static_cast<std::size_t>(block)]));
+    for (int i = 0; i < 16; ++i) bytes->push_back(static_cast<char>(code(i) | code(i + 16) << 4));
+  }
+}
+
+// Outputs first, first + step, ... of all experts and their biases as one stack.
+void AddExpertStack(GgufWriter* writer, const Checkpoint& checkpoint, const std::string& from,
+                    const std::string& to, std::int64_t first, std::int64_t step) {
+  const StoredTensor* const stack = checkpoint.Find(from);
+  const StoredTensor* const biases = checkpoint.Find(from + "_bias");
+  QUIRE_CHECK(stack != nullptr && biases != nullptr);
+  const bool is_coded = stack->quantized != nullptr;
+  const std::int64_t experts = stack->shape[0], rows = biases->shape[1];
+  const std::int64_t k = is_coded ? stack->shape[2] : stack->shape[1];
+  std::string bytes;
+  std::vector<float> values;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    for (std::int64_t row = first; row < rows; row += step) {
+      AppendExpertRow(*stack, e, row, &bytes);
+      BF16 bias;
+      std::memcpy(&bias, biases->bytes.data() + (e * rows + row) * 2, sizeof(bias));
+      values.push_back(bias.ToFloat());
+    }
+  }
+  writer->Tensor(to + ".weight", {experts, rows / step, k}, is_coded ? 39 : 30, bytes.data(),
+                 bytes.size());
+  writer->Tensor(to + ".bias", {experts, rows / step}, 0, values.data(), values.size() * 4);
+}
+
+void AddGptOss(GgufWriter* writer, const Checkpoint& checkpoint, const json& config) {
+  const auto integer = [&](const std::string& suffix, const json& value) {
+    writer->Integer("gpt-oss." + suffix, value.get<std::uint32_t>());
+  };
+  integer("expert_count", config["num_local_experts"]);
+  integer("expert_used_count", config["num_experts_per_tok"]);
+  integer("expert_feed_forward_length", config["intermediate_size"]);
+  integer("attention.sliding_window", config["sliding_window"]);
+  const json& rope = config["rope_scaling"];
+  writer->Text("gpt-oss.rope.scaling.type", "yarn");
+  writer->Number("gpt-oss.rope.scaling.factor", rope["factor"].get<double>());
+  integer("rope.scaling.original_context_length", rope["original_max_position_embeddings"]);
+  for (std::size_t layer = 0; layer < config["num_hidden_layers"].get<std::size_t>(); ++layer) {
+    const std::string from = absl::StrCat("model.layers.", layer, ".mlp.experts.");
+    const std::string to = absl::StrCat("blk.", layer, ".ffn_");
+    AddExpertStack(writer, checkpoint, from + "gate_up_proj", to + "gate_exps", 0, 2);
+    AddExpertStack(writer, checkpoint, from + "gate_up_proj", to + "up_exps", 1, 2);
+    AddExpertStack(writer, checkpoint, from + "down_proj", to + "down_exps", 0, 1);
+  }
+}
+
 void AddCommonKeys(GgufWriter* writer, const json& config, const std::string& architecture) {
   const auto integer = [&](const std::string& suffix, const char* key) {
     writer->Integer(absl::StrCat(architecture, ".", suffix), config[key].get<std::uint32_t>());
@@ -267,9 +286,14 @@ GgufWriter Convert(EditedFixture& fixture, const std::string& architecture) {
   AddCommonKeys(&writer, config, architecture);
   if (absl::StartsWith(architecture, "gemma")) AddGemmaKeys(&writer, config, architecture);
   if (architecture == "phi3") AddPhiKeys(&writer, config);
-  const auto checkpoint = Checkpoint::Open(fixture.Files());
+  const ModelFiles files = fixture.Files();
+  const auto original = ReadModelConfig(files);
+  QUIRE_CHECK(original.ok());
+  const auto checkpoint = Checkpoint::Open(files, original->stored_quantization);
   QUIRE_CHECK(checkpoint.ok());
-  if (config.contains("num_experts_per_tok")) {
+  if (architecture == "gpt-oss") {
+    AddGptOss(&writer, *checkpoint, config);
+  } else if (config.contains("num_experts_per_tok")) {
     AddAllExperts(&writer, *checkpoint, config, architecture);
   }
   for (const StoredTensor& tensor : checkpoint->tensors()) {
@@ -307,7 +331,17 @@ void PrintTo(const Case& fixture, std::ostream* stream) {
 constexpr Case kCases[] = {{"qwen2-bf16", "qwen2"},   {"qwen3-hd128-bf16", "qwen3"},
                            {"gemma2-bf16", "gemma2"}, {"gemma3-text-bf16", "gemma3"},
                            {"phi3-bf16", "phi3"},     {"phi3-longrope-bf16", "phi3", 140},
-                           {"mixtral-bf16", "llama"}, {"qwen3-moe-bf16", "qwen3moe"}};
+                           {"mixtral-bf16", "llama"}, {"qwen3-moe-bf16", "qwen3moe"},
+                           {"gpt-oss-bf16", "gpt-oss"}, {"gpt-oss-mxfp4", "gpt-oss"}};
+
+// No key says where products of experts are clamped: files mean what the published models have.
+void SetSwigluLimit(const json& config, ModelSpec* spec) {
+  if (!config.contains("swiglu_limit")) return;
+  for (LayerSpec& layer : spec->layers) {
+    EXPECT_EQ(layer.moe.expert.limit, 7);
+    layer.moe.expert.limit = config["swiglu_limit"].get<float>();
+  }
+}
 
 class GgufFamiliesTest : public testing::TestWithParam<Case> {};
 
@@ -316,9 +350,12 @@ TEST_P(GgufFamiliesTest, ComputesWhatTheOriginalDoes) {
   ASSERT_TRUE(reference.ok()) << reference.status();
   EditedFixture fixture(GetParam().folder);
   const std::string file = Convert(fixture, GetParam().architecture).File();
-  const auto got =
-      ReplayByContext(FilesOf(file), *reference,
-                      {.threads = 2, .quantization = Quantization::kNone}, GetParam().border);
+  const auto got = ReplayByContext(
+      FilesOf(file), *reference,
+      {.threads = 2,
+       .edit_spec = [&](ModelSpec* spec) { SetSwigluLimit(fixture.config(), spec); },
+       .quantization = Quantization::kNone},
+      GetParam().border);
   ASSERT_TRUE(got.ok()) << got.status();
   const Deviation deviation = CompareLogits(*got, *reference);
   std::printf("%s as GGUF: logits differ by %.2e relative, %.2e at most\n", GetParam().folder,
@@ -331,8 +368,9 @@ TEST_P(GgufFamiliesTest, ComputesWhatTheOriginalDoes) {
 TEST_P(GgufFamiliesTest, SpecIsThatOfTheOriginal) {
   EditedFixture fixture(GetParam().folder);
   const std::string file = Convert(fixture, GetParam().architecture).File();
-  const auto got = ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  auto got = ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
   ASSERT_TRUE(got.ok()) << got.status();
+  SetSwigluLimit(fixture.config(), &got->spec);
   const auto original = ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
   ASSERT_TRUE(original.ok()) << original.status();
   ModelSpec want = original->spec;
@@ -357,6 +395,27 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufFamiliesTest, testing::ValuesIn(kCases),
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// Blocks of both files become the same integers, whichever way their codes lie.
+TEST(GgufFamiliesMxfp4Test, AutoComputesTheBitsOfTheOriginal) {
+  const auto reference = ReadReference("gpt-oss-mxfp4");
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  EditedFixture fixture("gpt-oss-mxfp4");
+  const std::string file = Convert(fixture, "gpt-oss").File();
+  const ReplayOptions options = {.threads = 2, .feed_reference = true, .generated = 8};
+  ReplayOptions of_gguf = options;
+  of_gguf.edit_spec = [&](ModelSpec* spec) { SetSwigluLimit(fixture.config(), spec); };
+  const auto got = Replay(FilesOf(file), *reference, of_gguf);
+  const auto want = Replay(fixture.Files(), *reference, options);
+  ASSERT_TRUE(got.ok()) << got.status();
+  ASSERT_TRUE(want.ok()) << want.status();
+  for (std::size_t i = 0; i < want->size(); ++i) {
+    EXPECT_EQ((*got)[i].logits, (*want)[i].logits);
+    EXPECT_EQ((*got)[i].drawn, (*want)[i].drawn);
+  }
+  // Rounded activations leave a trace; without one this would not be the integer path.
+  EXPECT_GT(CompareLogits(*got, *reference).relative, kMaxRelative);
+}
 
 std::string ErrorOf(const std::string& folder, const std::string& architecture,
                     const std::function<void(GgufWriter*)>& add) {
@@ -393,6 +452,10 @@ TEST(GgufFamiliesRefusalTest, KeysOfOtherFamiliesAndBrokenFactorsAreNamed) {
       ErrorOf("gemma3-text-bf16", "gemma3",
               [](GgufWriter* writer) { writer->Number("gemma3.attn_logit_softcapping", 50); }),
       testing::HasSubstr("gemma3.attn_logit_softcapping 50 is not supported by gemma3"));
+  EXPECT_THAT(
+      ErrorOf("gpt-oss-bf16", "gpt-oss",
+              [](GgufWriter* writer) { writer->Integer("gpt-oss.expert_shared_count", 1); }),
+      testing::HasSubstr("gpt-oss.expert_shared_count 1 is not supported by gpt_oss"));
 }
 
 // Files of before the key are known by their sizes: Phi-3-mini and medium with 4k and 128k.
@@ -447,6 +510,7 @@ TEST(GgufFamiliesRuleTest, DummyWeightsAreAsLargeAsRealOnes) {
   ASSERT_TRUE(backend.ok());
   for (const Case& each : kCases) {
     SCOPED_TRACE(each.folder);
+    if (each.folder == std::string("gpt-oss-mxfp4")) continue;  // made-up weights are no blocks
     EditedFixture fixture(each.folder);
     const std::string file = Convert(fixture, each.architecture).File();
     const auto real = LoadModel(FilesOf(file), *backend, {});

@@ -1,0 +1,76 @@
+#pragma once
+
+// Makes GGUF files in memory.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace quire::models::parity {
+
+// A GGUF file of version 3, built piece by piece.
+class GgufWriter {
+ public:
+  void Text(const std::string& key, const std::string& value) {
+    Key(key, 8);
+    String(&header_, value);
+  }
+  void Integer(const std::string& key, std::uint32_t value) {
+    Key(key, 4);
+    Put(&header_, value);
+  }
+  void Number(const std::string& key, double value) {
+    Key(key, 6);
+    Put(&header_, static_cast<float>(value));
+  }
+  // Shape slowest dimension first. `type` as ggml numbers it: 0 F32, 30 BF16.
+  void Tensor(const std::string& name, const std::vector<std::int64_t>& shape, std::uint32_t type,
+              const void* bytes, std::size_t size) {
+    String(&table_, name);
+    Put(&table_, static_cast<std::uint32_t>(shape.size()));
+    for (auto extent = shape.rbegin(); extent != shape.rend(); ++extent) {
+      Put(&table_, static_cast<std::uint64_t>(*extent));
+    }
+    Put(&table_, type);
+    Pad(&data_);
+    Put(&table_, static_cast<std::uint64_t>(data_.size()));
+    data_.append(static_cast<const char*>(bytes), size);
+    ++num_tensors_;
+  }
+  void Floats(const std::string& name, const std::vector<float>& values) {
+    Tensor(name, {static_cast<std::int64_t>(values.size())}, 0, values.data(), values.size() * 4);
+  }
+  std::string File() const {
+    std::string file = "GGUF";
+    Put(&file, std::uint32_t{3});
+    Put(&file, num_tensors_);
+    Put(&file, num_keys_);
+    file += header_ + table_;
+    Pad(&file);
+    return file + data_;
+  }
+
+ private:
+  template <typename T>
+  static void Put(std::string* to, T value) {
+    to->append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  static void String(std::string* to, const std::string& text) {
+    Put(to, static_cast<std::uint64_t>(text.size()));
+    *to += text;
+  }
+  static void Pad(std::string* to) { to->resize((to->size() + 31) / 32 * 32, 0); }
+  void Key(const std::string& key, std::uint32_t type) {
+    String(&header_, key);
+    Put(&header_, type);
+    ++num_keys_;
+  }
+
+  std::string header_;
+  std::string table_;
+  std::string data_;
+  std::uint64_t num_tensors_ = 0;
+  std::uint64_t num_keys_ = 0;
+};
+
+}  // namespace quire::models::parity
