@@ -1,8 +1,11 @@
-// docs/models.md names what the registry has.
+// docs/models.md names what the registry has, and nothing is in the registry without a fixture.
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -11,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "models/families/registry.h"
+#include "tests/models/test_files.h"
 
 namespace quire::models {
 namespace {
@@ -41,6 +45,23 @@ TEST(ModelsPageTest, TableOfFamiliesIsThatOfTheRegistry) {
   std::vector<std::string> got;
   for (at += 2; at < lines.size() && !lines[at].empty(); ++at) got.push_back(lines[at]);
   EXPECT_EQ(got, want) << "write in docs/models.md:\n" << absl::StrJoin(want, "\n");
+}
+
+// An architecture that was never compared with transformers is refused, so one that is listed has a
+// folder with recorded logits.
+TEST(ModelsPageTest, EveryArchitectureHasAFixture) {
+  // Made of that of Gemma3ForCausalLM, by putting it inside (text_config_test.cc).
+  std::set<std::string> found = {"Gemma3ForConditionalGeneration"};
+  for (const auto& entry : std::filesystem::directory_iterator(TestDataPath("models"))) {
+    if (!std::filesystem::exists(entry.path() / "reference.json")) continue;
+    std::ifstream stream(entry.path() / "config.json");
+    found.insert(nlohmann::json::parse(stream)["architectures"][0].get<std::string>());
+  }
+  for (const Family* family : AllFamilies()) {
+    for (const absl::string_view architecture : family->architectures) {
+      EXPECT_EQ(found.count(std::string(architecture)), 1u) << architecture;
+    }
+  }
 }
 
 }  // namespace
