@@ -6,6 +6,7 @@ import pytest
 from daemon import ROOT, Daemon
 
 MODELS = ROOT / "tests" / "testdata" / "models"
+ANSWERED = 40  # tokens of the answer that the second prompt begins with
 FOLDERS = sorted(path.name for path in MODELS.iterdir() if (path / "reference.json").exists()) if MODELS.exists() else []
 
 
@@ -29,6 +30,7 @@ def replays(folder, prompts):
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_greedy_tokens_and_logprobs_equal_the_reference(api, tmp_path, folder):
+    """And again from cached pages, some of them written by generated tokens: the same bits."""
     reference = json.loads((MODELS / folder / "reference.json").read_text())
     for more, prompts in replays(folder, reference["prompts"]):
         settings = ["kv_cache.dtype=f32", "kv_cache.page_size=16", "model.id=fixture", *more]
@@ -36,13 +38,20 @@ def test_greedy_tokens_and_logprobs_equal_the_reference(api, tmp_path, folder):
             daemon.wait_serving()
             with daemon.channel() as channel:
                 generation = api.GenerationServiceStub(channel)
-                calls = [generation.Generate(ask(api, prompt), timeout=120) for prompt in prompts]
-                for prompt, call in zip(prompts, calls):
-                    check(prompt, call)
+                answers = ask_all(api, generation, prompts)
+                for prompt, answer in zip(prompts, answers):
+                    check(prompt, answer[-1].completed)
+                for prompt, cold, warm in zip(prompts, answers, ask_all(api, generation, prompts, ANSWERED)):
+                    assert warm[0].started.cached_tokens >= 16, prompt["id"]
+                    same_bits(prompt, cold[-1].completed, warm[-1].completed)
 
 
-def check(prompt, call):
-    completed = [message.completed for message in call if message.HasField("completed")][0]
+def ask_all(api, generation, prompts, answered=0):
+    calls = [generation.Generate(ask(api, prompt, answered), timeout=120) for prompt in prompts]
+    return [list(call) for call in calls]
+
+
+def check(prompt, completed):
     assert list(completed.token_ids) == prompt["greedy_token_ids"], prompt["id"]
     got = [row.logprob for row in completed.logprobs]
     assert got == pytest.approx(prompt["greedy_logprobs"], abs=2e-3, rel=1e-3), prompt["id"]
@@ -50,11 +59,17 @@ def check(prompt, call):
         assert row.top[0].token_id == ids[0]
 
 
-def ask(api, prompt):
+def same_bits(prompt, cold, warm):
+    assert list(warm.token_ids) == list(cold.token_ids)[ANSWERED:], prompt["id"]
+    assert [row.logprob for row in warm.logprobs] == [row.logprob for row in cold.logprobs][ANSWERED:], prompt["id"]
+
+
+def ask(api, prompt, answered=0):
+    """With the first `answered` tokens of the answer in the prompt."""
     request = api.GenerateRequest()
-    request.token_ids.ids.extend(prompt["token_ids"])
+    request.token_ids.ids.extend(prompt["token_ids"] + prompt["greedy_token_ids"][:answered])
     request.sampling.temperature = 0
-    request.stopping.max_tokens = len(prompt["greedy_token_ids"])
+    request.stopping.max_tokens = len(prompt["greedy_token_ids"]) - answered
     request.stopping.ignore_eos = True
     request.output.token_ids = True
     request.output.logprobs = 5
