@@ -161,6 +161,8 @@ def make(out: Path, name: str, recipe: Recipe) -> None:
     head = {"format_version": 1, "name": name, "family": recipe.family, "features": recipe.features, "seed": seed}
     write_json(folder / "reference.json", {**head, "stored_dtype": "bfloat16", **record})
     save_file(arrays, folder / "reference.safetensors", metadata={"format": "pt"})
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors writes for its own user alone
     checks = "; ".join(f"{c['feature']} {c['relative_change']}" for c in record["feature_checks"])
     print(f"{name}: seed {seed} ({seed - first} rejected), margin {record['min_margin']}, of routers "
           f"{record['min_routing_margin']}, {record['accuracy']}, {checks}", flush=True)  # fmt: skip
