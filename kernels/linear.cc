@@ -214,6 +214,9 @@ float PackedLinear::QuantizedAt(std::uint32_t n, std::uint32_t k) const {
   const auto* const panel =
       static_cast<const std::uint8_t*>(data_.data()) + n / kPanel * panel_bytes();
   const std::size_t r = n % kPanel;
+  if (order() != nullptr) {
+    k = static_cast<std::uint32_t>(std::find(order(), order() + k_, k) - order());
+  }
   int q = 0;
   if (format_ == WeightFormat::kInt4) {
     const int both = panel[(std::size_t{k} / 8 * kPanel + r) * 4 + k % 4];
@@ -232,7 +235,19 @@ float PackedLinear::QuantizedAt(std::uint32_t n, std::uint32_t k) const {
   return min_in_steps_ ? (value + min) * scale->ToFloat() : value * scale->ToFloat() + min;
 }
 
+float PackedLinear::Fp8At(std::uint32_t n, std::uint32_t k) const {
+  const auto* const panel =
+      static_cast<const std::uint8_t*>(data_.data()) + n / kPanel * panel_bytes();
+  const std::size_t r = n % kPanel;
+  const std::size_t groups = (k_ + group_ - 1) / group_;
+  const float scale = static_cast<const float*>(
+      scales_.data())[(n / kPanel * groups + k / group_) * kPanel + r];
+  return F8E4M3{panel[(std::size_t{k} / 4 * kPanel + r) * 4 + k % 4]}.ToFloat() *
+         scale;
+}
+
 float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
+  if (format_ == WeightFormat::kFp8E4M3) return Fp8At(n, k);
   if (format_ != WeightFormat::kPlain) return QuantizedAt(n, k);
   const std::byte* const panel =
       static_cast<const std::byte*>(data_.data()) + n / kPanel * panel_bytes();
@@ -258,7 +273,8 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::LinearCuda(*backend.cuda(), params);
   }
-  if (params.weight->format() != WeightFormat::kPlain) {
+  const WeightFormat format = params.weight->format();
+  if (format == WeightFormat::kInt8 || format == WeightFormat::kInt4) {
     internal::LinearQuantized(backend, params);
     return absl::OkStatus();
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 // y = x W^T + bias + residual, and the packed forms that weights are kept in: 16 and 32 bits on
-// both backends, 8 and 4 bits on CUDA.
+// both backends, 8 and 4 bits on CUDA; those of the CPU: quantized_linear.h and fp8_linear.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@ struct LtPlans;
 enum class WeightFormat : std::uint8_t {
   kPlain,    // a PackedLinear's dtype
   kInt8,     // -128..127 times a scale per output feature; on the CPU also per group of inputs
-  kFp8E4M3,  // e4m3 times a scale per output feature
+  kFp8E4M3,  // e4m3 times a scale per output feature; on the CPU also per group of inputs
   kInt4,     // -8..7 times a scale per output feature and group of inputs
 };
 absl::string_view WeightFormatName(WeightFormat format);
@@ -43,6 +43,8 @@ absl::string_view WeightFormatName(WeightFormat format);
 //                           8j + 4 .. 8j + 7, each q + 8 (with mins: q)
 //   scales:                 one per feature: [panels * 16] f32; groups: [panels][K/group][16] f16,
 //                           with mins [panels][K/group][2][16], scales first
+//   panel p, kFp8E4M3:      [ceil(K/4)][16][4] bytes
+//   scales:                 [panels][ceil(K/group)][16] f32
 //
 // CUDA, in device memory: kPlain is [N, K] row by row; the others lie in the order in which the
 // lanes of a warp hold them (linear_tree.h), with their scales beside them.
@@ -70,14 +72,21 @@ class PackedLinear {
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
   // CPU only.
   std::int64_t panel_bytes() const {
-    if (format_ == WeightFormat::kInt8) return (std::int64_t{k_} + 3) / 4 * 4 * kPanel;
+    if (format_ == WeightFormat::kInt8 || format_ == WeightFormat::kFp8E4M3) {
+      return (std::int64_t{k_} + 3) / 4 * 4 * kPanel;
+    }
     if (format_ == WeightFormat::kInt4) return std::int64_t{k_} / 2 * kPanel;
     return (std::int64_t{k_} + 1) / 2 * 2 * kPanel * DTypeSize(dtype_);
   }
-  std::int64_t size_bytes() const { return data_.size_bytes() + scales_.size_bytes(); }
+  std::int64_t size_bytes() const {
+    return data_.size_bytes() + scales_.size_bytes() + order_.size_bytes();
+  }
   const void* data() const { return data_.data(); }
   // Null for kPlain.
   const void* scales() const { return scales_.data(); }
+  // [K], or null: packed input j is input order()[j] of x. CPU only; it lies beside data() and
+  // scales() and is no part of them.
+  const std::uint32_t* order() const { return static_cast<const std::uint32_t*>(order_.data()); }
   // The memory of data() and scales(), to be written to files and read back. REQUIRES: made for the
   // CPU.
   std::span<std::byte> element_memory() const { return data_.bytes(); }
@@ -92,6 +101,8 @@ class PackedLinear {
   friend class LinearPacker;
   friend class CudaLinearPacker;
   friend class QuantizedPacker;
+  friend class Fp8Packer;
+  float Fp8At(std::uint32_t n, std::uint32_t k) const;
   float QuantizedAt(std::uint32_t n, std::uint32_t k) const;
 
   std::uint32_t n_ = 0;
@@ -103,6 +114,7 @@ class PackedLinear {
   DType dtype_ = DType::kInvalid;
   DeviceBuffer data_;
   DeviceBuffer scales_;
+  DeviceBuffer order_;
   const cuda::LtPlans* library_plans_ = nullptr;
 };
 
@@ -172,7 +184,12 @@ struct LinearParams {
 // f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
 // multiply-adds with k ascending; parts are added in order.
 //
-// Integer weights on the CPU: x is quantised to int8 per row and group of inputs, products are
+// e4m3 weights on the CPU: as f32, but parts end where groups of inputs end, too, and the sum of x
+// times codes of a part is multiplied by its scale as it is added, in one rounding. Such sums
+// are subnormal below 2^-54, in steps of 2^-77; x of 2^80 and more counts as infinite.
+//
+// Integer weights on the CPU: x is taken in the weights' order, if they have one, and quantised to
+// int8 per row and group of inputs, products are
 // summed exactly inside a group, groups are added in order (kernels/cpu/int_linear.h). A group of
 // inputs with a NaN or infinity makes its row NaN.
 //

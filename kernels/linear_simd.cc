@@ -1,4 +1,4 @@
-// Traffic: each weight is read from memory once for all rows, 2 bytes (f32: 4), widened in
+// Traffic: each weight is read from memory once for all rows, 2 bytes (f32 4, e4m3 1), widened in
 // registers; x and y are small beside it. Lanes run along N, so every output is one chain of
 // multiply-adds and no horizontal sum exists. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators,
 // 4 weights, 2 broadcasts), AVX2 4 x 1, below that 2 x 1; few rows take more panels, so that enough
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/linear.h"
 
@@ -26,6 +27,12 @@ static_assert(kPanel == kVirtualLanes);
 // [16][2] (16-bit) values, `lane` is the first feature wanted.
 struct ReadF32 {
   using Unit = float;
+  static constexpr bool kScaled = false;
+  static constexpr std::size_t kInputs = 2;
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
+  }
   static constexpr std::size_t kUnit = 2 * kPanel;
   static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
     return hn::Load(DF(), unit + lane);
@@ -37,6 +44,12 @@ struct ReadF32 {
 };
 struct ReadBF16 {
   using Unit = std::uint32_t;
+  static constexpr bool kScaled = false;
+  static constexpr std::size_t kInputs = 2;
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
+  }
   static constexpr std::size_t kUnit = kPanel;
   static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
     return EvenBF16(hn::Load(DU(), unit + lane));
@@ -48,6 +61,12 @@ struct ReadBF16 {
 };
 struct ReadF16 {
   using Unit = std::uint32_t;
+  static constexpr bool kScaled = false;
+  static constexpr std::size_t kInputs = 2;
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
+  }
   static constexpr std::size_t kUnit = kPanel;
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   // One conversion instruction for even and odd inputs. They part within 128 bits, which leaves
@@ -93,6 +112,36 @@ struct ReadF16 {
 #endif
 };
 
+// e4m3 moved under an f32 exponent, which means 2^-120 of the value, subnormals included: x is
+// multiplied by 2^48 before, sums by 2^72 after. So sums are subnormal below 2^-54 only, in steps
+// of 2^-77, and x is finite below 2^80. `unit` points at [16][4] bytes.
+struct ReadE4M3 {
+  using Unit = std::uint8_t;
+  static constexpr bool kScaled = true;
+  static constexpr std::size_t kInputs = 4;
+  static constexpr std::size_t kUnit = kInputs * kPanel;
+  static constexpr float kBefore = 0x1p48f;
+  static constexpr float kAfter = 0x1p72f;
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    const VU codes = hn::Load(DU(), reinterpret_cast<const std::uint32_t*>(unit) + lane);
+    // A shift to the right leaves the sign in place.
+#if HWY_TARGET == HWY_SCALAR
+    const auto top = hn::BitCast(DI(), hn::ShiftLeft<24 - 8 * kInput>(codes));
+    const VU at_top = hn::BitCast(DU(), hn::ShiftRight<4>(top));
+#else
+    // Two codes at once, those in the upper bytes of halves.
+    const hn::Repartition<std::int16_t, DF> d16;
+    const auto halves = hn::BitCast(d16, codes);
+    const auto upper = kInput % 2 == 0 ? hn::ShiftLeft<8>(halves) : halves;
+    const VU shifted = hn::BitCast(DU(), hn::ShiftRight<4>(upper));
+    const VU at_top = kInput < 2 ? hn::ShiftLeft<16>(shifted) : shifted;
+#endif
+    return hn::BitCast(DF(), hn::And(at_top, hn::Set(DU(), 0x87f00000u)));
+  }
+  static HWY_INLINE VF Sort(VF sum) { return sum; }
+};
+
 template <class Read>
 HWY_INLINE void Fetch(const typename Read::Unit* unit) {
   constexpr std::size_t kLine = 64;
@@ -102,12 +151,14 @@ HWY_INLINE void Fetch(const typename Read::Unit* unit) {
   }
 }
 
-// totals[R][P * 16] (+)= x[R][k0 .. k0 + count) times P panels. Unless null, `next` is what this
-// tile reads afterwards, fetched meanwhile.
+// totals[R][P * 16] (+)= x[R][k0 .. k0 + count) times P panels, times `scales` where codes have
+// some: [16] for each panel, scale_stride apart. Unless null, `next` is what this tile reads
+// afterwards, fetched meanwhile.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
                         const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,
                         std::size_t count, bool first, const typename Read::Unit* next,
+                        const float* HWY_RESTRICT scales, std::size_t scale_stride,
                         float* HWY_RESTRICT totals) {
   constexpr std::size_t kColumns = P * kRegisters;
   const DF d;
@@ -115,46 +166,51 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   for (std::size_t r = 0; r < R; ++r) {
     for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::Zero(d);
   }
-  for (std::size_t j = 0; j < count / 2; ++j) {
+  // Called, these would keep the sums in memory.
+  const auto add = [&](auto input, const typename Read::Unit* unit,
+                       std::size_t at) HWY_ATTR __attribute__((always_inline)) {
+    VF weight[kColumns];
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      weight[c] = Read::template Get<decltype(input)::value>(unit + c / kRegisters * panel_stride,
+                                                             c % kRegisters * kLanes);
+    }
+    for (std::size_t r = 0; r < R; ++r) {
+      const VF a = hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride +
+                                static_cast<std::int64_t>(at + decltype(input)::value)]);
+      for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
+    }
+  };
+  const auto add_unit = [&](std::size_t j, std::size_t inputs)
+                            HWY_ATTR __attribute__((always_inline)) {
     const typename Read::Unit* const unit = w + j * Read::kUnit;
+    const std::size_t at = j * Read::kInputs;
+    add(std::integral_constant<std::size_t, 0>(), unit, at);
+    if (inputs > 1) add(std::integral_constant<std::size_t, 1>(), unit, at);
+    if constexpr (Read::kInputs == 4) {
+      if (inputs > 2) add(std::integral_constant<std::size_t, 2>(), unit, at);
+      if (inputs > 3) add(std::integral_constant<std::size_t, 3>(), unit, at);
+    }
+  };
+  for (std::size_t j = 0; j < count / Read::kInputs; ++j) {
     if (next != nullptr) {
       for (std::size_t p = 0; p < P; ++p) Fetch<Read>(next + p * panel_stride + j * Read::kUnit);
     }
-    VF weight[kColumns];
-    for (std::size_t c = 0; c < kColumns; ++c) {
-      weight[c] = Read::Even(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes);
-    }
-    for (std::size_t r = 0; r < R; ++r) {
-      const VF a =
-          hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(2 * j)]);
-      for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
-    }
-    for (std::size_t c = 0; c < kColumns; ++c) {
-      weight[c] = Read::Odd(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes);
-    }
-    for (std::size_t r = 0; r < R; ++r) {
-      const VF a = hn::Set(
-          d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(2 * j + 1)]);
-      for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
-    }
+    add_unit(j, Read::kInputs);
   }
-  if (count % 2 != 0) {
-    const typename Read::Unit* const unit = w + count / 2 * Read::kUnit;
-    for (std::size_t r = 0; r < R; ++r) {
-      const VF a = hn::Set(
-          d, x[static_cast<std::int64_t>(r) * x_stride + static_cast<std::int64_t>(count - 1)]);
-      for (std::size_t c = 0; c < kColumns; ++c) {
-        acc[r][c] =
-            hn::MulAdd(a, Read::Even(unit + c / kRegisters * panel_stride, c % kRegisters * kLanes),
-                       acc[r][c]);
-      }
-    }
-  }
+  if (count % Read::kInputs != 0) add_unit(count / Read::kInputs, count % Read::kInputs);
   for (std::size_t r = 0; r < R; ++r) {
     for (std::size_t c = 0; c < kColumns; ++c) {
       float* const total = totals + (r * kColumns + c) * kLanes;
       const VF sum = Read::Sort(acc[r][c]);
-      hn::Store(first ? sum : hn::Add(hn::Load(d, total), sum), d, total);
+      if constexpr (Read::kScaled) {
+        const VF whole = hn::Mul(sum, hn::Set(d, Read::kAfter));
+        const VF scale =
+            hn::Load(d, scales + c / kRegisters * scale_stride + c % kRegisters * kLanes);
+        hn::Store(first ? hn::Mul(whole, scale) : hn::MulAdd(whole, scale, hn::Load(d, total)), d,
+                  total);
+      } else {
+        hn::Store(first ? sum : hn::Add(hn::Load(d, total), sum), d, total);
+      }
     }
   }
 }
@@ -180,25 +236,56 @@ HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias,
   }
 }
 
+// Where the part of K that begins at k0 ends.
+template <class Read>
+HWY_INLINE std::size_t PartEnd(const PackedLinear& weight, std::size_t k0) {
+  const std::size_t end = std::min<std::size_t>(weight.k(), k0 + internal::kLinearPart);
+  if constexpr (!Read::kScaled) return end;
+  return std::min(end, (k0 / weight.group() + 1) * weight.group());
+}
+
 // R rows from `row` on times P panels from `panel` on, all of K.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t panel) {
   const PackedLinear& weight = *params.weight;
   const std::size_t k = weight.k();
-  const std::size_t panel_stride = (k + 1) / 2 * Read::kUnit;
+  const std::size_t panel_stride = (k + Read::kInputs - 1) / Read::kInputs * Read::kUnit;
   const auto* const w = static_cast<const typename Read::Unit*>(weight.data()) +
                         static_cast<std::size_t>(panel) * panel_stride;
   const float* const x = params.x.f32() + row * params.x_stride;
+  const float* scales = nullptr;
+  std::size_t scale_stride = 0;
+  if constexpr (Read::kScaled) {
+    scale_stride = (k + weight.group() - 1) / weight.group() * kPanel;
+    scales = static_cast<const float*>(weight.scales()) +
+             static_cast<std::size_t>(panel) * scale_stride;
+  }
   HWY_ALIGN float totals[R * P * kPanel];
-  for (std::size_t k0 = 0; k0 < k; k0 += internal::kLinearPart) {
+  HWY_ALIGN float scaled[Read::kScaled ? R * internal::kLinearPart : 1];
+  for (std::size_t k0 = 0, k1 = 0; k0 < k; k0 = k1) {
+    k1 = PartEnd<Read>(weight, k0);
     // From the second block of rows on the panels are in L2; few rows leave the processor time to
     // read ahead by itself.
-    const std::size_t k1 = k0 + internal::kLinearPart;
     const typename Read::Unit* next = nullptr;
-    if (R >= 4 && row == 0) next = k1 < k ? w + k1 / 2 * Read::kUnit : w + P * panel_stride;
-    AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / 2 * Read::kUnit, panel_stride,
-                        std::min<std::size_t>(k - k0, internal::kLinearPart), k0 == 0, next,
-                        totals);
+    if (R >= 4 && row == 0) {
+      next = k1 < k ? w + k1 / Read::kInputs * Read::kUnit : w + P * panel_stride;
+    }
+    const float* scale = nullptr;
+    const float* part = x + k0;
+    std::int64_t part_stride = params.x_stride;
+    if constexpr (Read::kScaled) {
+      scale = scales + k0 / weight.group() * kPanel;
+      for (std::size_t r = 0; r < R; ++r) {
+        const float* const from = part + static_cast<std::int64_t>(r) * params.x_stride;
+        for (std::size_t i = 0; i < k1 - k0; ++i) {
+          scaled[r * internal::kLinearPart + i] = from[i] * Read::kBefore;
+        }
+      }
+      part = scaled;
+      part_stride = internal::kLinearPart;
+    }
+    AddPart<Read, R, P>(part, part_stride, w + k0 / Read::kInputs * Read::kUnit, panel_stride,
+                        k1 - k0, k0 == 0, next, scale, scale_stride, totals);
   }
   for (std::size_t r = 0; r < R; ++r) {
     const std::int64_t m = row + static_cast<std::int64_t>(r);
@@ -250,7 +337,9 @@ void Panels(const LinearParams& params, std::int64_t panel_begin, std::int64_t p
 }
 
 void LinearPanels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
-  if (params.weight->dtype() == DType::kF32) {
+  if (params.weight->format() == WeightFormat::kFp8E4M3) {
+    Panels<ReadE4M3>(params, panel_begin, panel_end);
+  } else if (params.weight->dtype() == DType::kF32) {
     Panels<ReadF32>(params, panel_begin, panel_end);
   } else if (params.weight->dtype() == DType::kBF16) {
     Panels<ReadBF16>(params, panel_begin, panel_end);

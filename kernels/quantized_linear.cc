@@ -74,16 +74,19 @@ std::int64_t QuantizedBytes(const QuantizedShape& shape) {
   const std::int64_t row = shape.format == WeightFormat::kInt4
                                ? std::int64_t{shape.k} / 2
                                : (std::int64_t{shape.k} + 3) / 4 * 4;
-  return panels * (row * kPanel + ScaleBytes(shape));
+  const std::int64_t order = shape.has_order ? std::int64_t{shape.k} * 4 : 0;
+  return panels * (row * kPanel + ScaleBytes(shape)) + order;
 }
 
 // Writes the panels and scales of one PackedLinear.
 class QuantizedPacker {
  public:
-  static absl::StatusOr<PackedLinear> Allocate(const QuantizedShape& shape);
+  static absl::StatusOr<PackedLinear> Allocate(const QuantizedShape& shape,
+                                               std::span<const std::uint32_t> order);
   static absl::StatusOr<PackedLinear> Pack(
       const Backend& backend, const QuantizedShape& shape,
-      absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source);
+      absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+      std::span<const std::uint32_t> order);
 
  private:
   // Panel `panel` of `packed`, row by row through the scratch rows.
@@ -159,8 +162,10 @@ void QuantizedPacker::PackPanel(
   }
 }
 
-absl::StatusOr<PackedLinear> QuantizedPacker::Allocate(const QuantizedShape& shape) {
+absl::StatusOr<PackedLinear> QuantizedPacker::Allocate(const QuantizedShape& shape,
+                                                       std::span<const std::uint32_t> order) {
   QUIRE_RETURN_IF_ERROR(CheckQuantizedShape(shape));
+  QUIRE_CHECK(order.size() == (shape.has_order ? shape.k : 0));
   PackedLinear packed;
   packed.n_ = shape.n;
   packed.k_ = shape.k;
@@ -175,14 +180,20 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Allocate(const QuantizedShape& sha
   QUIRE_ASSIGN_OR_RETURN(
       packed.scales_,
       DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * ScaleBytes(shape)));
+  if (!shape.has_order) return packed;
+  QUIRE_ASSIGN_OR_RETURN(
+      packed.order_, DeviceBuffer::Allocate(MemoryKind::kHost,
+                                            static_cast<std::int64_t>(order.size_bytes())));
+  std::memcpy(packed.order_.data(), order.data(), order.size_bytes());
   return packed;
 }
 
 absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
     const Backend& backend, const QuantizedShape& shape,
-    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source) {
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+    std::span<const std::uint32_t> order) {
   QUIRE_CHECK(backend.cuda() == nullptr);
-  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(shape));
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(shape, order));
   backend.ParallelFor(packed.num_panels(), static_cast<double>(shape.k) * kPanel,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         const std::size_t groups = shape.k / shape.group;
@@ -198,12 +209,14 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
 
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
-    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source) {
-  return QuantizedPacker::Pack(backend, shape, source);
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+    std::span<const std::uint32_t> order) {
+  return QuantizedPacker::Pack(backend, shape, source, order);
 }
 
-absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape) {
-  return QuantizedPacker::Allocate(shape);
+absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
+                                                     std::span<const std::uint32_t> order) {
+  return QuantizedPacker::Allocate(shape, order);
 }
 
 namespace {
@@ -361,15 +374,27 @@ void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float
 namespace {
 
 struct RowsLayout {
-  std::int64_t q, scales, bytes;
+  std::int64_t q, scales, sums, bytes;  // where each ends
 };
 
-// Scratch of `num_rows` quantised rows: q, then scales, then sums.
-RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group) {
+// Scratch of `num_rows` quantised rows: q, scales, sums, then x in the weights' order.
+RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group, bool has_order) {
   const std::int64_t wide = std::max<std::int64_t>(group, 32);
   const std::int64_t q = Padded(num_rows * ((k + 3) / 4 * 4));
   const std::int64_t scales = q + Padded(num_rows * ((k + wide - 1) / wide) * 4);
-  return {q, scales, scales + Padded(num_rows * (k / group) * 4)};
+  const std::int64_t sums = scales + Padded(num_rows * (k / group) * 4);
+  return {q, scales, sums, sums + (has_order ? num_rows * k * 4 : 0)};
+}
+
+// y[m][j] = x[m][order[j]] for rows [row_begin, row_end).
+void TakeInOrder(const LinearParams& params, std::uint32_t row_begin, std::uint32_t row_end,
+                 float* y) {
+  const std::size_t k = params.weight->k();
+  const std::uint32_t* const order = params.weight->order();
+  for (std::size_t m = row_begin; m < row_end; ++m) {
+    const float* const x = params.x.f32() + static_cast<std::int64_t>(m) * params.x_stride;
+    for (std::size_t j = 0; j < k; ++j) y[m * k + j] = x[order[j]];
+  }
 }
 
 internal::IntRows RowsAt(std::byte* memory, const RowsLayout& layout) {
@@ -400,14 +425,15 @@ internal::IntLinearArgs ArgsOf(const LinearParams& params) {
 
 }  // namespace
 
-std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
+std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k, bool has_order) {
   // Groups of 16 have the most scales and sums.
-  return LayoutOf(num_rows, (std::int64_t{k} + 15) / 16 * 16, 16).bytes;
+  return LayoutOf(num_rows, (std::int64_t{k} + 15) / 16 * 16, 16, has_order).bytes;
 }
 
-void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k) {
+void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
+                            bool has_order) {
   QUIRE_CHECK(backend.cuda() == nullptr);
-  const std::int64_t bytes = QuantizedLinearScratchBytes(num_rows, k);
+  const std::int64_t bytes = QuantizedLinearScratchBytes(num_rows, k, has_order);
   backend.op_workspace().Reserve(static_cast<std::size_t>(bytes));
 }
 
@@ -421,15 +447,21 @@ void LinearQuantized(const Backend& backend, const LinearParams& params) {
   // nanosecond.
   const double work = static_cast<double>(args.panel_bytes) * 0.05 +
                       static_cast<double>(args.k) * rows * (kPanel * 0.005);
-  const RowsLayout layout = LayoutOf(rows, args.k, args.group);
-  args.x = RowsAt(backend.op_workspace().Reserve(static_cast<std::size_t>(layout.bytes)), layout);
+  const bool has_order = params.weight->order() != nullptr;
+  const RowsLayout layout = LayoutOf(rows, args.k, args.group, has_order);
+  std::byte* const scratch = backend.op_workspace().Reserve(static_cast<std::size_t>(layout.bytes));
+  args.x = RowsAt(scratch, layout);
+  auto* const ordered = reinterpret_cast<float*>(scratch + layout.sums);
   // Rows are packed eight at a time (IntRows).
-  backend.ParallelFor((rows + 7) / 8, static_cast<double>(args.k) * 8 * 0.3,
+  backend.ParallelFor((rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_order ? 0.8 : 0.3),
                       [&](std::int64_t begin, std::int64_t end, int) {
-                        kernels.quantize(params.x.f32(), params.x_stride, args.k, args.group, rows,
-                                         static_cast<std::uint32_t>(begin) * 8,
-                                         std::min(rows, static_cast<std::uint32_t>(end) * 8),
-                                         args.x);
+                        const std::uint32_t first = static_cast<std::uint32_t>(begin) * 8;
+                        const std::uint32_t last =
+                            std::min(rows, static_cast<std::uint32_t>(end) * 8);
+                        if (has_order) TakeInOrder(params, first, last, ordered);
+                        kernels.quantize(has_order ? ordered : params.x.f32(),
+                                         has_order ? args.k : params.x_stride, args.k, args.group,
+                                         rows, first, last, args.x);
                       });
   backend.ParallelFor(
       params.weight->num_panels(), work,

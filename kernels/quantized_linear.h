@@ -33,6 +33,9 @@ struct QuantizedShape {
   // With has_min: mins are whole steps, minus the zero points of formats that have them, and a
   // weight is scale * (q + min), without loss where f16 holds the scale.
   bool min_in_steps = false;
+  // Groups are of inputs in an order of their own, which lies beside the weights: what is packed as
+  // input j multiplies input order[j] of x.
+  bool has_order = false;
 
   // One f32 scale per feature instead of f16 scales per group.
   bool scale_per_feature() const {
@@ -55,15 +58,18 @@ struct QuantizedRow {
 };
 
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
-// several threads. Returns INVALID_ARGUMENT as CheckQuantizedShape, or RESOURCE_EXHAUSTED.
-// REQUIRES: the backend is the CPU.
+// several threads; with has_order its values lie in the order given. Returns INVALID_ARGUMENT as
+// CheckQuantizedShape, or RESOURCE_EXHAUSTED. REQUIRES: the backend is the CPU; `order` is a
+// permutation of [0, k) with has_order, else empty.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
-    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source);
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+    std::span<const std::uint32_t> order = {});
 
-// What PackQuantizedRows allocates, all bytes zero, for bytes that it once made of such a shape.
-// Errors as there.
-absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape);
+// What PackQuantizedRows allocates, all bytes but those of the order zero, for bytes that it once
+// made of such a shape. Errors as there.
+absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
+                                                     std::span<const std::uint32_t> order = {});
 
 // Quantises one row without a min. kInt8: scale = largest magnitude M / 127, and every value is
 // within half its scale. kInt4: the scale, of those tried, with the least sum of squared errors of
@@ -76,10 +82,13 @@ void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float
                  const QuantizedRow& out);
 
 // Grows the backend's scratch memory to what Linear needs for up to `num_rows` rows of up to `k`
-// inputs in any integer format, so that no later call allocates. REQUIRES: the backend is the CPU.
-void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k);
+// inputs in any integer format, in orders of their own only with `has_order`, so that no later call
+// allocates. REQUIRES: the backend is the CPU.
+void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
+                            bool has_order = false);
 // What that takes of a backend without scratch memory.
-std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
+std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
+                                         bool has_order = false);
 
 namespace internal {
 

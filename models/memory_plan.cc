@@ -100,10 +100,11 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
                          KvGeometryFor(checked.spec, page_size, kv_dtype, num_blocks));
   MemoryPlan plan;
   plan.weight_bytes = WeightBytes(slots, target);
-  plan.weight_format = slots.integer_format.empty() ? "none" : slots.integer_format;
+  plan.weight_format = slots.coded_format.empty() ? "none" : slots.coded_format;
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
-  plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options, HasIntegers(slots));
+  plan.workspace_bytes =
+      PlanWorkspaceBytes(checked.spec, options, HasIntegers(slots), HasOrders(slots));
   return plan;
 }
 

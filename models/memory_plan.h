@@ -32,10 +32,11 @@ absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometr
                                                 std::int64_t bytes);
 
 // Bytes of a ModelRunner's buffers and, with weights held as integers, of the scratch memory that
-// it reserves for their products; equals workspace_bytes() of a runner made with these options.
-// Scratch that attention and sampling grow inside the Backend is not part of it.
+// it reserves for their products, more where inputs have orders of their own; equals
+// workspace_bytes() of a runner made with these options. Scratch that attention and sampling grow
+// inside the Backend is not part of it.
 std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
-                                bool has_integers);
+                                bool has_integers, bool has_orders = false);
 
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading

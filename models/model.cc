@@ -163,7 +163,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
   model->architecture = model->config.architecture;
   model->parameter_count = slots->parameter_count;
   model->stored_dtype = slots->stored_dtype;
-  model->quantization = slots->integer_format.empty() ? "none" : slots->integer_format;
+  model->quantization = slots->coded_format.empty() ? "none" : slots->coded_format;
   model->warnings = model->config.warnings;
   if (options.mode == LoadMode::kDummy &&
       model->config.stored_quantization.method != StoredMethod::kNone) {

@@ -194,12 +194,10 @@ std::uint32_t MostInputs(const ModelSpec& spec) {
   return inputs;
 }
 
-// Of the head too, which may have a form of its own.
-bool HasIntegers(const Weights& weights) {
-  const auto has = [](const LinearWeights& linear) {
-    return std::any_of(linear.matrices.begin(), linear.matrices.end(), [](const auto& matrix) {
-      return matrix.format() != kernels::WeightFormat::kPlain;
-    });
+// Whether a matrix is such, of the head too, which may have a form of its own.
+bool HasMatrix(const Weights& weights, bool (*is_such)(const kernels::PackedLinear& matrix)) {
+  const auto has = [&](const LinearWeights& linear) {
+    return std::any_of(linear.matrices.begin(), linear.matrices.end(), is_such);
   };
   return has(weights.head()) ||
          std::any_of(weights.layers().begin(), weights.layers().end(), [&](const auto& layer) {
@@ -207,6 +205,18 @@ bool HasIntegers(const Weights& weights) {
            return std::any_of(linears.begin(), linears.end(),
                               [&](const auto& named) { return has(*named.linear); });
          });
+}
+
+bool HasIntegers(const Weights& weights) {
+  return HasMatrix(weights, [](const kernels::PackedLinear& matrix) {
+    return matrix.format() == kernels::WeightFormat::kInt8 ||
+           matrix.format() == kernels::WeightFormat::kInt4;
+  });
+}
+
+bool HasOrders(const Weights& weights) {
+  return HasMatrix(weights,
+                   [](const kernels::PackedLinear& matrix) { return matrix.order() != nullptr; });
 }
 
 }  // namespace
@@ -226,9 +236,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   state->result.scores.reserve(state->limits.max_step_tokens);
   if (HasIntegers(*model.weights)) {
     const std::uint32_t inputs = MostInputs(model.spec);
-    kernels::ReserveQuantizedLinear(backend, state->limits.max_step_tokens, inputs);
+    const bool has_orders = HasOrders(*model.weights);
+    kernels::ReserveQuantizedLinear(backend, state->limits.max_step_tokens, inputs, has_orders);
     state->scratch_bytes =
-        kernels::QuantizedLinearScratchBytes(state->limits.max_step_tokens, inputs);
+        kernels::QuantizedLinearScratchBytes(state->limits.max_step_tokens, inputs, has_orders);
   }
   return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(state)));
 }
@@ -265,11 +276,12 @@ std::int64_t ModelRunner::workspace_bytes() const {
 }
 
 std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
-                                bool has_integers) {
+                                bool has_integers, bool has_orders) {
   const StepLimits limits = LimitsOf(options);
   const std::int64_t buffers = StepBuffers::BytesFor(spec, limits);
   if (!has_integers) return buffers;
-  return buffers + kernels::QuantizedLinearScratchBytes(limits.max_step_tokens, MostInputs(spec));
+  return buffers + kernels::QuantizedLinearScratchBytes(limits.max_step_tokens, MostInputs(spec),
+                                                        has_orders);
 }
 
 }  // namespace quire::models

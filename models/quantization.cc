@@ -47,9 +47,10 @@ absl::Status CheckQuantization(Quantization quantization, bool cuda) {
 
 std::string FormName(const MatrixForm& form) {
   if (form.is_plain()) return std::string(DTypeName(form.dtype));
-  std::string name = form.format == WeightFormat::kInt4 ? "int4" : "int8";
+  std::string name(kernels::WeightFormatName(form.format));
   if (form.group != 0) absl::StrAppend(&name, "_g", form.group);
   if (form.has_min) name += form.min_in_steps ? "_zero" : "_min";
+  if (form.has_order) name += "_order";
   return name;
 }
 

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/dtype.h"
+#include "kernels/fp8_linear.h"
 #include "kernels/linear.h"
 #include "kernels/quantized_linear.h"
 
@@ -18,7 +19,9 @@ namespace quire::models {
 // The values of model.quantization. All but the first two convert the matrices of the layers while
 // loading, and the output head to int8_g32; the embedding, norms and biases are not converted.
 enum class Quantization : std::uint8_t {
-  kAuto,  // as the files say: blocks of GGUF files and codes as integers, other types unquantised
+  // As the files say: blocks of GGUF files and integer codes as integers, e4m3 codes as such, other
+  // types unquantised.
+  kAuto,
   kNone,  // unquantised, blocks and codes as f32, or as bf16 where that holds all values
   kInt8,  // one scale per output feature
   kInt8G32,
@@ -47,21 +50,30 @@ struct MatrixForm {
   std::uint32_t group = 0;        // inputs that share a scale; 0: one scale per output feature
   bool has_min = false;           // a weight is scale * q + min
   bool min_in_steps = false;      // a weight is scale * (q + min); only with has_min
+  bool has_order = false;         // groups are of inputs in an order of their own
 
   bool is_plain() const { return format == kernels::WeightFormat::kPlain; }
-  // REQUIRES: not plain.
+  bool is_fp8() const { return format == kernels::WeightFormat::kFp8E4M3; }
+  bool is_integer() const { return !is_plain() && !is_fp8(); }
+  // REQUIRES: is_fp8().
+  kernels::Fp8Shape Fp8ShapeOf(std::uint32_t n, std::uint32_t k) const {
+    return {.n = n, .k = k, .group = group == 0 ? k : group};
+  }
+  // REQUIRES: is_integer().
   kernels::QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
     return {.format = format,
             .n = n,
             .k = k,
             .group = group == 0 ? k : group,
             .has_min = has_min,
-            .min_in_steps = min_in_steps};
+            .min_in_steps = min_in_steps,
+            .has_order = has_order};
   }
   friend bool operator==(const MatrixForm&, const MatrixForm&) = default;
 };
 
-// "bf16", "int8", "int4_g32", "int4_g32_min", with min_in_steps "int4_g32_zero".
+// "bf16", "fp8_e4m3", "fp8_e4m3_g128", "int8", "int4_g32", "int4_g32_min", with min_in_steps
+// "int4_g32_zero", with has_order "int4_g32_order" or "int4_g32_zero_order".
 std::string FormName(const MatrixForm& form);
 
 // What matrices are converted to; nothing: they stay as stored.

@@ -1,11 +1,13 @@
 #include "models/slot_finder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "models/checkpoint/quantized_tensor.h"
 #include "models/stored_rows.h"
 
 namespace quire::models {
@@ -16,6 +18,10 @@ constexpr std::int64_t kMostIntegerInputs = 65536;
 
 bool IsWeightType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+bool SameOrder(const StoredTensor& a, const StoredTensor& b) {
+  return std::ranges::equal(a.quantized->order(), b.quantized->order());
 }
 
 }  // namespace
@@ -67,7 +73,7 @@ absl::StatusOr<MatrixForm> FormChooser::FormOf(const StoredTensor& tensor, bool 
   const bool keeps_blocks = target_.quantization == Quantization::kAuto && !target_.cuda;
   if (!converted && !keeps_blocks) return PlainForm(tensor);
   const MatrixForm form = converted ? *converted : StoredForm(tensor);
-  if (form.is_plain()) return form;
+  if (!form.is_integer()) return form;
   QUIRE_RETURN_IF_ERROR(CheckInputs(tensor, form, is_head));
   return form;
 }
@@ -79,7 +85,9 @@ absl::StatusOr<std::vector<MatrixSlot>> FormChooser::Matrices(
     QUIRE_ASSIGN_OR_RETURN(const MatrixForm form, FormOf(*part, is_head));
     const bool both_plain =
         !matrices.empty() && matrices.back().form.is_plain() && form.is_plain();
-    if (matrices.empty() || (matrices.back().form != form && !both_plain)) {
+    const bool is_like = !matrices.empty() && matrices.back().form == form &&
+                         (!form.has_order || SameOrder(*matrices.back().parts[0], *part));
+    if (!is_like && !both_plain) {
       matrices.push_back(MatrixSlot{});
     }
     MatrixSlot& matrix = matrices.back();

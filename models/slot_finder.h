@@ -76,8 +76,8 @@ class FormChooser {
   // Of one tensor by itself. Returns INVALID_ARGUMENT for inputs that the form cannot hold.
   absl::StatusOr<MatrixForm> FormOf(const StoredTensor& tensor, bool is_head) const;
 
-  // Parts of one input. Neighbours of one form share a matrix; plain ones of different types share
-  // one in f32.
+  // Parts of one input. Neighbours of one form, and one order of inputs if they have their own,
+  // share a matrix; plain ones of different types share one in f32.
   absl::StatusOr<std::vector<MatrixSlot>> Matrices(const std::vector<const StoredTensor*>& parts,
                                                    bool is_head) const;
 

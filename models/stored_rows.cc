@@ -212,12 +212,18 @@ absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t b
 MatrixForm StoredForm(const StoredTensor& tensor) {
   if (!tensor.is_coded()) return {.dtype = tensor.dtype};
   if (tensor.quantized != nullptr) {
+    const auto& fp8 = tensor.quantized->fp8_shape();
+    if (fp8 && !tensor.is_transposed) {
+      return {.format = kernels::WeightFormat::kFp8E4M3,
+              .group = fp8->group == fp8->k ? 0 : fp8->group};
+    }
     const auto& shape = tensor.quantized->integer_shape();
     if (!shape || tensor.is_transposed) return PlainForm(tensor);
     return {.format = shape->format,
             .group = shape->scale_per_feature() ? 0 : shape->group,
             .has_min = shape->has_min,
-            .min_in_steps = shape->min_in_steps};
+            .min_in_steps = shape->min_in_steps,
+            .has_order = shape->has_order};
   }
   const auto shape = IntegerShapeOf(tensor.blocks, static_cast<std::uint32_t>(tensor.shape[0]),
                                     static_cast<std::uint32_t>(tensor.shape[1]));
@@ -253,6 +259,10 @@ void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t
   WidenRow(tensor, row, values);
   const auto k = static_cast<std::uint32_t>(values.size());
   kernels::QuantizeRow(form.format, form.group == 0 ? k : form.group, values, out);
+}
+
+void Fp8Row(const StoredTensor& tensor, std::int64_t row, const kernels::Fp8Row& out) {
+  tensor.quantized->Fp8Row(tensor.first_row + StoredPlace(tensor, row), out);
 }
 
 absl::Status CheckFinite(const StoredTensor& tensor, const kernels::Backend& backend) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "kernels/fp8_linear.h"
 #include "kernels/quantized_linear.h"
 #include "models/checkpoint/safetensors.h"
 #include "models/quantization.h"
@@ -25,8 +26,8 @@ void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out
 absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t begin,
                          std::int64_t end, const kernels::Backend& backend, void* out);
 
-// The form that holds a matrix as it is stored: its own type, or the integers of its blocks or
-// codes; of codes that the integer kernels cannot hold without loss PlainForm.
+// The form that holds a matrix as it is stored: its own type, or the integers or e4m3 of its blocks
+// or codes; of codes that no kernel holds without loss PlainForm.
 MatrixForm StoredForm(const StoredTensor& tensor);
 // The plain form that holds every value of a matrix of blocks or codes without loss.
 MatrixForm PlainForm(const StoredTensor& tensor);
@@ -39,6 +40,10 @@ void PlainRow(const StoredTensor& tensor, DType dtype, std::int64_t row, std::by
 // that is not.
 void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
                 const kernels::QuantizedRow& out);
+
+// One row of e4m3 codes and scales. REQUIRES: the form is that of its codes, StoredForm, and `out`
+// has its sizes.
+void Fp8Row(const StoredTensor& tensor, std::int64_t row, const kernels::Fp8Row& out);
 
 // INVALID_ARGUMENT that names the tensor, the element and its value when one is NaN or infinite.
 absl::Status CheckFinite(const StoredTensor& tensor, const kernels::Backend& backend);

@@ -213,8 +213,8 @@ void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const Tens
   slots->stored_dtype = kTypes[most];
 }
 
-// The integer form of most of the layers' weights that have one; empty when none has.
-std::string MostIntegerForm(const WeightSlots& slots) {
+// The form of codes of most of the layers' weights that have one; empty when none has.
+std::string MostCodedForm(const WeightSlots& slots) {
   std::map<std::string, std::int64_t> elements;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool is_head) {
     if (is_head || slot.form.is_plain()) return;
@@ -226,7 +226,7 @@ std::string MostIntegerForm(const WeightSlots& slots) {
       ->first;
 }
 
-// Codes that the integer kernels cannot hold take more memory than the file.
+// Codes that no kernel multiplies with take more memory than the file.
 void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
   if (target.quantization != Quantization::kAuto) return;
   const StoredTensor* wide = nullptr;
@@ -241,8 +241,8 @@ void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
   if (wide == nullptr) return;
   slots->warnings.push_back(absl::StrCat(
       "weights that are stored as ", wide->type, ", such as ", wide->name, ", are held as ",
-      DTypeName(dtype), ", ", DTypeSize(dtype), " bytes each, since integers would not hold them ",
-      "without loss; model.quantization int8_g32 rounds them to a little more than one"));
+      DTypeName(dtype), ", ", DTypeSize(dtype), " bytes each, since no kernel reads them as they ",
+      "are without loss; model.quantization int8_g32 rounds them to a little more than one"));
 }
 
 void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
@@ -261,7 +261,8 @@ void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
 }
 
 std::int64_t MatrixBytes(const MatrixSlot& slot, const WeightTarget& target) {
-  if (!slot.form.is_plain()) return kernels::QuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
+  if (slot.form.is_fp8()) return kernels::Fp8Bytes(slot.form.Fp8ShapeOf(slot.n, slot.k));
+  if (slot.form.is_integer()) return kernels::QuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
   if (target.cuda) {
     const DType dtype = target.activation == DType::kBF16 ? DType::kBF16 : slot.form.dtype;
     return std::int64_t{slot.n} * slot.k * DTypeSize(dtype);
@@ -316,7 +317,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   QUIRE_RETURN_IF_ERROR(CheckUnused(finder, spec, names, checkpoint, &slots));
   slots.pieces = finder.TakePieces();
   CountParameters(finder, spec, names, &slots);
-  slots.integer_format = MostIntegerForm(slots);
+  slots.coded_format = MostCodedForm(slots);
   WarnOfSecondRounding(target, &slots);
   WarnOfWidening(target, &slots);
   return slots;
@@ -336,7 +337,13 @@ DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization) {
 
 bool HasIntegers(const WeightSlots& slots) {
   bool has = false;
-  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { has |= !slot.form.is_plain(); });
+  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { has |= slot.form.is_integer(); });
+  return has;
+}
+
+bool HasOrders(const WeightSlots& slots) {
+  bool has = false;
+  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { has |= slot.form.has_order; });
   return has;
 }
 

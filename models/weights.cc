@@ -178,6 +178,12 @@ absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorPlace> plac
   return values;
 }
 
+// Of the inputs of an integer matrix; empty: theirs is that of x.
+std::span<const std::uint32_t> OrderOf(const MatrixSlot& slot) {
+  if (!slot.form.has_order) return {};
+  return slot.parts.front()->quantized->order();
+}
+
 // Packs the matrices of one model.
 class Packer {
  public:
@@ -187,7 +193,9 @@ class Packer {
   absl::Status Load(const LinearSlot& slot, LinearWeights* weights) {
     for (const MatrixSlot& matrix : slot.matrices) {
       QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed,
-                             matrix.form.is_plain() ? PackPlain(matrix) : PackInteger(matrix));
+                             matrix.form.is_plain() ? PackPlain(matrix)
+                             : matrix.form.is_fp8() ? PackFp8(matrix)
+                                                    : PackInteger(matrix));
       weights->matrices.push_back(std::move(packed));
       for (const StoredTensor* part : matrix.parts) Forget(*part);
     }
@@ -248,7 +256,8 @@ class Packer {
   static constexpr std::int64_t kStagingBytes = std::int64_t{8} << 20;
 
   // On the CPU nothing is held beside the result but the rows of a panel for each thread. On a GPU
-  // a matrix that is not of the type wanted is widened as a whole before it is uploaded.
+  // a matrix that is not of the type wanted, or whose rows lie otherwise, is laid out as a whole
+  // before it is uploaded.
   absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot) {
     bool as_stored = true;
     for (const StoredTensor* part : slot.parts) {
@@ -256,20 +265,14 @@ class Packer {
       as_stored &= part->dtype == slot.form.dtype && part->is_row_by_row();
     }
     if (!as_stored && backend_.cuda() == nullptr) return WidenAndPack(slot);
-    QUIRE_CHECK(as_stored || slot.form.dtype == DType::kF32);
     std::vector<kernels::WeightRows> rows;
-    std::vector<DeviceBuffer> widened;
+    std::vector<DeviceBuffer> laid_out;
     for (const StoredTensor* part : slot.parts) {
       const void* data = part->bytes.data();
-      if (part->dtype != slot.form.dtype) {
-        QUIRE_ASSIGN_OR_RETURN(
-            DeviceBuffer wide,
-            DeviceBuffer::Allocate(MemoryKind::kHost, part->num_elements() *
-                                                          DTypeSize(DType::kF32)));
-        QUIRE_RETURN_IF_ERROR(
-            ConvertRows(*part, DType::kF32, 0, part->shape[0], backend_, wide.data()));
-        data = wide.data();
-        widened.push_back(std::move(wide));
+      if (part->dtype != slot.form.dtype || !part->is_row_by_row()) {
+        QUIRE_ASSIGN_OR_RETURN(DeviceBuffer plain, PlainRows(*part, slot.form.dtype, slot.k));
+        data = plain.data();
+        laid_out.push_back(std::move(plain));
       }
       rows.push_back({data, static_cast<std::uint32_t>(part->shape[0])});
       progress_->Add(static_cast<std::int64_t>(part->bytes.size()));
@@ -277,11 +280,40 @@ class Packer {
     return kernels::PackLinearWeights(backend_, rows, slot.form.dtype, slot.k, activation_);
   }
 
+  // All rows of a tensor in host memory.
+  absl::StatusOr<DeviceBuffer> PlainRows(const StoredTensor& tensor, DType dtype,
+                                         std::uint32_t k) {
+    const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(dtype);
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer rows, DeviceBuffer::Allocate(MemoryKind::kHost,
+                                                                     tensor.shape[0] * row_bytes));
+    auto* const to = static_cast<std::byte*>(rows.data());
+    backend_.ParallelFor(tensor.shape[0], static_cast<double>(k) / 2,
+                         [&](std::int64_t begin, std::int64_t end, int) {
+                           for (std::int64_t row = begin; row < end; ++row) {
+                             PlainRow(tensor, dtype, row, to + row * row_bytes);
+                           }
+                         });
+    return rows;
+  }
+
   absl::StatusOr<kernels::PackedLinear> WidenAndPack(const MatrixSlot& slot) {
     return kernels::PackPlainRows(
         backend_, slot.form.dtype, slot.n, slot.k, [&](std::uint32_t row, std::byte* out) {
           const auto [part, part_row] = Locate(slot, row);
           PlainRow(*part, slot.form.dtype, part_row, out);
+          progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
+        });
+  }
+
+  absl::StatusOr<kernels::PackedLinear> PackFp8(const MatrixSlot& slot) {
+    for (const StoredTensor* part : slot.parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
+    }
+    return kernels::PackFp8Rows(
+        backend_, slot.form.Fp8ShapeOf(slot.n, slot.k),
+        [&](std::uint32_t row, const kernels::Fp8Row& out) {
+          const auto [part, part_row] = Locate(slot, row);
+          Fp8Row(*part, part_row, out);
           progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
         });
   }
@@ -305,7 +337,8 @@ class Packer {
                 }
               }
               progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
-            }));
+            },
+            OrderOf(slot)));
     if (first_bad.load() == slot.n) return packed;
     const auto [part, part_row] = Locate(slot, first_bad.load());
     return absl::InvalidArgumentError(absl::StrCat(
@@ -342,7 +375,10 @@ absl::Status AllocateMatrices(const LinearSlot& slot, LinearWeights* weights) {
     absl::StatusOr<kernels::PackedLinear> packed =
         matrix.form.is_plain()
             ? kernels::AllocatePackedLinear(matrix.form.dtype, matrix.n, matrix.k)
-            : kernels::AllocateQuantizedLinear(matrix.form.ShapeOf(matrix.n, matrix.k));
+        : matrix.form.is_fp8()
+            ? kernels::AllocateFp8Linear(matrix.form.Fp8ShapeOf(matrix.n, matrix.k))
+            : kernels::AllocateQuantizedLinear(matrix.form.ShapeOf(matrix.n, matrix.k),
+                                               OrderOf(matrix));
     if (!packed.ok()) return packed.status();
     weights->matrices.push_back(*std::move(packed));
   }
@@ -425,7 +461,8 @@ std::vector<Weights::Section> Weights::Sections() const {
                             .dtype = matrix.dtype(),
                             .group = matrix.group() == matrix.k() ? 0 : matrix.group(),
                             .has_min = matrix.has_min(),
-                            .min_in_steps = matrix.min_in_steps()};
+                            .min_in_steps = matrix.min_in_steps(),
+                            .has_order = matrix.order() != nullptr};
       const std::string what =
           absl::StrCat(name, " ", FormName(form), " [", matrix.n(), ", ", matrix.k(), "]");
       sections.push_back({what, matrix.element_memory()});

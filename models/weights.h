@@ -91,7 +91,7 @@ struct WeightSlots {
   LinearSlot head;                           // the embedding when tied
   std::int64_t parameter_count = 0;          // a tied matrix counts once
   DType stored_dtype = DType::kInvalid;      // of most parameters; kInvalid: blocks
-  std::string integer_format;                // of most weights of layers: "int4_g32"; empty: none
+  std::string coded_format;                  // of most weights of layers: "int4_g32"; empty: none
   std::vector<std::string> warnings;
   // Parts of stored tensors that slots point to, such as one expert of a stack.
   std::vector<std::shared_ptr<const StoredTensor>> pieces;
@@ -124,6 +124,8 @@ DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization);
 
 // Whether any matrix will be held as integers, the head's included.
 bool HasIntegers(const WeightSlots& slots);
+// Whether any of these has inputs in an order of its own.
+bool HasOrders(const WeightSlots& slots);
 
 // Bytes that Weights::Load will hold.
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "base/machine.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
+#include "kernels/fp8_linear.h"
 #include "kernels/ops.h"
 #include "kernels/quantized_linear.h"
 #include "tools/bench_rulers.h"
@@ -148,7 +150,7 @@ BENCHMARK(BM_Linear)->Apply(LinearShapes);
 
 // Arguments: bits, group (0: one scale per feature), N, K, rows, threads. Integer weights, with or
 // without zero points; activations are quantised inside.
-void IntLinear(benchmark::State& state, bool zeros) {
+void IntLinear(benchmark::State& state, bool zeros, bool ordered = false) {
   Bench bench(state.range(5));
   const auto n = static_cast<std::uint32_t>(state.range(2));
   const auto k = static_cast<std::uint32_t>(state.range(3));
@@ -160,7 +162,11 @@ void IntLinear(benchmark::State& state, bool zeros) {
                              .k = k,
                              .group = group,
                              .has_min = zeros,
-                             .min_in_steps = zeros};
+                             .min_in_steps = zeros,
+                             .has_order = ordered};
+  std::vector<std::uint32_t> order(ordered ? k : 0);
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), std::mt19937(1));
   const auto row = Random(k, 0.05f);
   const std::int64_t bytes = QuantizedBytes(shape);
   const std::int64_t copies = bytes < (4 << 20) ? 1 : (192 << 20) / bytes + 1;
@@ -173,9 +179,10 @@ void IntLinear(benchmark::State& state, bool zeros) {
           const int half = format == WeightFormat::kInt4 ? 8 : 128;
           for (std::int8_t& q : out.q) q = static_cast<std::int8_t>(q + (zeros ? half : 0));
           std::fill(out.mins.begin(), out.mins.end(), -static_cast<float>(half));
-        }));
+        },
+        order));
   }
-  ReserveQuantizedLinear(bench.backend, rows, k);
+  ReserveQuantizedLinear(bench.backend, rows, k, ordered);
   const auto x = Random(std::size_t{rows} * k);
   std::vector<float> y(std::size_t{rows} * n);
   std::size_t next = 0;
@@ -213,6 +220,55 @@ BENCHMARK(BM_IntLinearZeros)
     ->ArgNames({"bits", "group", "n", "k", "m", "threads"})
     ->UseRealTime()
     ->ArgsProduct({{4}, {32, 128}, {5632}, {2048}, {1, 512}, {2}});
+
+// The same with inputs in an order of their own, as of GPTQ with act-order.
+void BM_IntLinearOrder(benchmark::State& state) {
+  IntLinear(state, /*zeros=*/true, /*ordered=*/true);
+}
+BENCHMARK(BM_IntLinearOrder)
+    ->ArgNames({"bits", "group", "n", "k", "m", "threads"})
+    ->UseRealTime()
+    ->ArgsProduct({{4}, {128}, {5632}, {2048}, {1, 512}, {2}});
+
+// e4m3 weights with a scale for 128 inputs, or (group 0) one for each output. Arguments: group, N,
+// K, rows, threads.
+void BM_Fp8Linear(benchmark::State& state) {
+  Bench bench(state.range(4));
+  const auto n = static_cast<std::uint32_t>(state.range(1));
+  const auto k = static_cast<std::uint32_t>(state.range(2));
+  const auto rows = static_cast<std::uint32_t>(state.range(3));
+  const auto group = state.range(0) == 0 ? k : static_cast<std::uint32_t>(state.range(0));
+  const Fp8Shape shape{.n = n, .k = k, .group = group};
+  const auto row = Random(k, 50.0f);
+  const std::int64_t bytes = Fp8Bytes(shape);
+  const std::int64_t copies = bytes < (4 << 20) ? 1 : (192 << 20) / bytes + 1;
+  std::vector<PackedLinear> weights;
+  for (std::int64_t i = 0; i < copies; ++i) {
+    weights.push_back(*PackFp8Rows(bench.backend, shape, [&](std::uint32_t, const Fp8Row& out) {
+      for (std::uint32_t j = 0; j < k; ++j) out.codes[j] = F8E4M3::FromFloat(row[j]).bits;
+      std::fill(out.scales.begin(), out.scales.end(), 1e-3f);
+    }));
+  }
+  const auto x = Random(std::size_t{rows} * k);
+  std::vector<float> y(std::size_t{rows} * n);
+  std::size_t next = 0;
+  for (auto _ : state) {
+    QUIRE_CHECK(Linear(bench.backend, {.x = x.data(),
+                                       .weight = &weights[next++ % weights.size()],
+                                       .y = y.data(),
+                                       .x_stride = k,
+                                       .y_stride = n,
+                                       .num_rows = rows})
+                    .ok());
+    benchmark::ClobberMemory();
+  }
+  CountWork(state, {.bytes = static_cast<double>(bytes), .float_ops = 2.0 * n * k * rows},
+            state.range(4));
+}
+BENCHMARK(BM_Fp8Linear)
+    ->ArgNames({"group", "n", "k", "m", "threads"})
+    ->UseRealTime()
+    ->ArgsProduct({{0, 128}, {5632}, {2048}, {1, 8, 32, 512}, {2}});
 
 // Packing 128 MB of weights, as at load.
 void BM_Pack(benchmark::State& state) {

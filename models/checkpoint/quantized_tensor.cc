@@ -64,11 +64,17 @@ bool IsF16(float value) {
   return F16::FromFloat(value).ToFloat() == value;
 }
 
-// Whether all e4m3 and e2m1 values times `scale` are values of bf16, which has their 4 bits of
-// significand and, with room for both, the exponents of f32.
-bool KeepsBF16(float scale) {
+// Whether all values of `codes` times `scale` are values of bf16, which has their up to 4 bits of
+// significand and, with room for those of e4m3, the exponents of f32. Those of e2m1 are 0.5 to 6:
+// the least scale of e8m0, 2^-127, leaves them among the subnormal values of bf16, and the largest
+// that is not refused, 2^125, below its end.
+bool KeepsBF16(float scale, CodeLayout codes) {
+  const bool is_e2m1 = codes == CodeLayout::kE2M1Blocks;
+  const int least = is_e2m1 ? -126 : -119;  // of frexp, whose significand is 0.5
+  const int largest = is_e2m1 ? 126 : 118;
   int exponent = 0;
-  return std::fabs(std::frexp(scale, &exponent)) == 0.5f && exponent >= -119 && exponent <= 118;
+  return std::fabs(std::frexp(scale, &exponent)) == 0.5f && exponent >= least &&
+         exponent <= largest;
 }
 
 template <typename... What>
@@ -96,6 +102,8 @@ absl::StatusOr<std::shared_ptr<const QuantizedTensor>> QuantizedTensor::Create(
   QUIRE_RETURN_IF_ERROR(tensor->CheckOrder());
   if (!tensor->IsInteger() && traits.are_powers_of_two) tensor->plain_dtype_ = DType::kBF16;
   tensor->integer_shape_ = tensor->ChooseShape(traits);
+  if (!tensor->integer_shape_) tensor->order_.clear();
+  tensor->fp8_shape_ = tensor->ChooseFp8Shape();
   return std::shared_ptr<const QuantizedTensor>(std::move(tensor));
 }
 
@@ -165,7 +173,7 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
   ScaleTraits traits;
   const auto is_good = [&](float scale) {
     traits.fit_f16 &= IsF16(scale * factor);
-    if (!IsInteger()) traits.are_powers_of_two &= KeepsBF16(scale);
+    if (!IsInteger()) traits.are_powers_of_two &= KeepsBF16(scale, parts_.code_layout);
     return std::fabs(scale) <= most;
   };
   if (DTypeSize(scales.dtype) <= 1) {
@@ -231,13 +239,29 @@ absl::Status QuantizedTensor::CheckOrder() {
   if (is_ascending) {
     parts_.unused.push_back(*std::move(parts_.order));
     parts_.order.reset();
+  } else {
+    SortInputs();
   }
   return absl::OkStatus();
 }
 
+void QuantizedTensor::SortInputs() {
+  const auto groups = static_cast<std::size_t>(NumGroups());
+  std::vector<std::vector<std::uint32_t>> inputs(groups);
+  for (std::int64_t column = 0; column < parts_.columns; ++column) {
+    const auto group =
+        static_cast<std::size_t>(ElementOf<std::int32_t>(*parts_.order, column));
+    inputs[group].push_back(static_cast<std::uint32_t>(column));
+  }
+  for (const std::vector<std::uint32_t>& group : inputs) {
+    if (static_cast<std::int64_t>(group.size()) != parts_.group) return order_.clear();
+    order_.insert(order_.end(), group.begin(), group.end());
+  }
+}
+
 std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
     const ScaleTraits& traits) const {
-  if (parts_.code_layout == CodeLayout::kE4M3 || parts_.order ||
+  if (parts_.code_layout == CodeLayout::kE4M3 || (parts_.order && order_.empty()) ||
       parts_.columns > kMostIntegerInputs ||
       parts_.rows > std::numeric_limits<std::int32_t>::max()) {
     return std::nullopt;
@@ -248,7 +272,8 @@ std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
       .k = static_cast<std::uint32_t>(parts_.columns),
       .group = static_cast<std::uint32_t>(parts_.columns),
       .has_min = !are_zeros_symmetric_,
-      .min_in_steps = !are_zeros_symmetric_};
+      .min_in_steps = !are_zeros_symmetric_,
+      .has_order = !order_.empty()};
   // A scale per output feature is an f32.
   if (NumGroups() == 1 && shape.scale_per_feature()) return shape;
   if (!traits.fit_f16) return std::nullopt;
@@ -258,6 +283,19 @@ std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
     if (kernels::CheckQuantizedShape(shape).ok()) return shape;
   }
   return std::nullopt;
+}
+
+std::optional<kernels::Fp8Shape> QuantizedTensor::ChooseFp8Shape() const {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (parts_.code_layout != CodeLayout::kE4M3 || parts_.rows > kMost || parts_.columns > kMost) {
+    return std::nullopt;
+  }
+  const kernels::Fp8Shape shape = {
+      .n = static_cast<std::uint32_t>(parts_.rows),
+      .k = static_cast<std::uint32_t>(parts_.columns),
+      .group = static_cast<std::uint32_t>(std::min(parts_.group, parts_.columns))};
+  if (!kernels::CheckFp8Shape(shape).ok()) return std::nullopt;
+  return shape;
 }
 
 std::uint8_t QuantizedTensor::CodeAt(std::int64_t row, std::int64_t column) const {
@@ -403,13 +441,22 @@ void QuantizedTensor::IntegerRow(std::int64_t row, const kernels::QuantizedRow& 
   const bool is_blocks = parts_.code_layout == CodeLayout::kE2M1Blocks;
   const int half = shape.has_min ? 0 : 1 << (parts_.bits - 1);
   for (std::size_t i = 0; i < codes.size(); ++i) {
-    out.q[i] = static_cast<std::int8_t>(is_blocks ? static_cast<int>(2 * kE2M1Values[codes[i]])
-                                                  : codes[i] - half);
+    const std::uint8_t code = codes[order_.empty() ? i : order_[i]];
+    out.q[i] = static_cast<std::int8_t>(is_blocks ? static_cast<int>(2 * kE2M1Values[code])
+                                                  : code - half);
   }
   for (std::size_t i = 0; i < out.scales.size(); ++i) {
     const std::int64_t group = static_cast<std::int64_t>(i) * shape.group / parts_.group;
     out.scales[i] = ScaleOf(row, group) * (is_blocks ? 0.5f : 1.0f);
     if (shape.has_min) out.mins[i] = -static_cast<float>(ZeroOf(row, group));
+  }
+}
+
+void QuantizedTensor::Fp8Row(std::int64_t row, const kernels::Fp8Row& out) const {
+  QUIRE_CHECK(fp8_shape_.has_value());
+  Codes(row, out.codes);
+  for (std::size_t group = 0; group < out.scales.size(); ++group) {
+    out.scales[group] = ScaleOf(row, static_cast<std::int64_t>(group));
   }
 }
 

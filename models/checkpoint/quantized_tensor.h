@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "kernels/fp8_linear.h"
 #include "kernels/quantized_linear.h"
 #include "models/checkpoint/safetensors.h"
 
@@ -94,15 +95,24 @@ class QuantizedTensor {
   DType plain_dtype() const { return plain_dtype_; }
 
   // How the integer kernels hold the matrix without loss; nothing when they cannot: e4m3, an order
-  // that groups do not follow, scales that f16 lacks, more than 65536 inputs.
+  // with groups of different sizes, scales that f16 lacks, more than 65536 inputs.
   //
   //   symmetric int8 with a scale per output feature   int8, any scale
   //   symmetric integers in groups                     int4 or int8, groups of at most 128
   //   with zero points                                 the same with min_in_steps
   //   e2m1 blocks                                      int8 groups of 32, twice the values
+  //   inputs whose groups follow no order              any of these in groups, with has_order
   const std::optional<kernels::QuantizedShape>& integer_shape() const { return integer_shape_; }
+  // Inputs group by group, those of a group ascending; empty unless integer_shape() has an order.
+  std::span<const std::uint32_t> order() const { return order_; }
   // One row in that form. REQUIRES: integer_shape() is set and `out` has its sizes.
   void IntegerRow(std::int64_t row, const kernels::QuantizedRow& out) const;
+
+  // How the e4m3 kernels hold it: codes and scales as they are. Nothing for other codes, and for
+  // groups that are no multiple of 4.
+  const std::optional<kernels::Fp8Shape>& fp8_shape() const { return fp8_shape_; }
+  // One row in that form. REQUIRES: fp8_shape() is set and `out` has its sizes.
+  void Fp8Row(std::int64_t row, const kernels::Fp8Row& out) const;
 
  private:
   // What the scales allow, found while they are checked.
@@ -116,7 +126,9 @@ class QuantizedTensor {
   absl::StatusOr<ScaleTraits> CheckScales() const;
   absl::Status CheckZeros();
   absl::Status CheckOrder();
+  void SortInputs();
   std::optional<kernels::QuantizedShape> ChooseShape(const ScaleTraits& traits) const;
+  std::optional<kernels::Fp8Shape> ChooseFp8Shape() const;
   bool IsInteger() const;
   std::int64_t NumGroups() const;
   float Scale(std::int64_t element) const;
@@ -128,8 +140,10 @@ class QuantizedTensor {
 
   QuantizedParts parts_;
   bool are_zeros_symmetric_ = true;
+  std::vector<std::uint32_t> order_;
   DType plain_dtype_ = DType::kF32;
   std::optional<kernels::QuantizedShape> integer_shape_;
+  std::optional<kernels::Fp8Shape> fp8_shape_;
 };
 
 }  // namespace quire::models

@@ -31,7 +31,8 @@ struct TestMatrix {
   std::vector<double> values;  // [n][k]
 };
 
-TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape, std::uint32_t seed) {
+TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape, std::uint32_t seed,
+                      std::span<const std::uint32_t> order = {}) {
   const std::uint32_t groups = shape.k / shape.group;
   std::mt19937 rng(seed);
   const bool is_int4 = shape.format == WeightFormat::kInt4;
@@ -55,7 +56,7 @@ TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape, std::
     }
     std::copy_n(scales.begin() + row * groups, groups, out.scales.begin());
     if (shape.has_min) std::copy_n(mins.begin() + row * groups, groups, out.mins.begin());
-  });
+  }, order);
   EXPECT_TRUE(packed.ok()) << packed.status();
   TestMatrix matrix{shape, *std::move(packed), {}};
   const auto stored = [&](float value) {
@@ -306,6 +307,44 @@ TEST_P(QuantizedLinearTest, RowsOfExtremeMagnitudes) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, QuantizedLinearTest, testing::ValuesIn(Shapes()),
                          [](const auto& info) { return NameOf(info.param); });
+
+// Inputs in an order of their own: the bits of a product whose inputs were brought into it before,
+// one that is not finite included.
+TEST(QuantizedOrderTest, IsTheProductOfInputsInThatOrder) {
+  using enum WeightFormat;
+  for (QuantizedShape shape : {QuantizedShape{kInt4, 37, 352, 32},
+                               QuantizedShape{kInt4, 50, 640, 128, true, true},
+                               QuantizedShape{kInt8, 35, 48, 16}}) {
+    const TestBackend backend(3);
+    const TestMatrix plain = MakeMatrix(*backend, shape, 5);
+    std::vector<std::uint32_t> order(shape.k);
+    for (std::uint32_t i = 0; i < shape.k; ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), std::mt19937(6));
+    shape.has_order = true;
+    const TestMatrix ordered = MakeMatrix(*backend, shape, 5, order);
+    EXPECT_EQ(ordered.packed.size_bytes(), QuantizedBytes(shape));
+    for (std::uint32_t n = 0; n < shape.n; n += 7) {
+      for (std::uint32_t i = 0; i < shape.k; ++i) {
+        ASSERT_EQ(ordered.packed.At(n, order[i]), plain.packed.At(n, i)) << n << " " << i;
+      }
+    }
+    for (const std::uint32_t rows : {1u, 3u, 21u}) {
+      std::vector<float> x = RandomFloats(std::size_t{rows} * shape.k, 7);
+      x[shape.k / 2] = rows == 3 ? kNan : 1;
+      std::vector<float> moved(x.size());
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        moved[i] = x[i / shape.k * shape.k + order[i % shape.k]];
+      }
+      const auto want = Multiply(*backend, plain.packed, moved);
+      const auto got = Multiply(*backend, ordered.packed, x);
+      EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
+          << NameOf(shape) << " rows " << rows;
+    }
+    EXPECT_EQ(QuantizedLinearScratchBytes(9, shape.k, true) -
+                  QuantizedLinearScratchBytes(9, shape.k, false),
+              9 * 4 * ((shape.k + 15) / 16 * 16));
+  }
+}
 
 TEST(QuantizedShapeTest, RefusesWhatKernelsDoNotHave) {
   using enum WeightFormat;

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/fp8_linear.h"
 #include "kernels/quantized_linear.h"
 #include "models/checkpoint/join_quantized.h"
 #include "models/checkpoint/quantized_tensor.h"
@@ -104,10 +105,16 @@ TEST_P(StoredFormatTest, MemoryHoldsTheSameValues) {
           ? kernels::PackPlainRows(
                 cpu.backend, form.dtype, n, k,
                 [&](std::uint32_t row, std::byte* out) { PlainRow(matrix, form.dtype, row, out); })
-          : kernels::PackQuantizedRows(cpu.backend, form.ShapeOf(n, k),
-                                       [&](std::uint32_t row, const kernels::QuantizedRow& out) {
-                                         IntegerRow(matrix, form, row, out);
-                                       });
+      : form.is_fp8() ? kernels::PackFp8Rows(cpu.backend, form.Fp8ShapeOf(n, k),
+                                             [&](std::uint32_t row, const kernels::Fp8Row& out) {
+                                               Fp8Row(matrix, row, out);
+                                             })
+          : kernels::PackQuantizedRows(
+                cpu.backend, form.ShapeOf(n, k),
+                [&](std::uint32_t row, const kernels::QuantizedRow& out) {
+                  IntegerRow(matrix, form, row, out);
+                },
+                matrix.quantized->order());
   ASSERT_TRUE(packed.ok()) << packed.status();
   for (std::uint32_t row = 0; row < n; ++row) {
     for (std::uint32_t i = 0; i < k; ++i) {
@@ -126,23 +133,26 @@ TEST_P(StoredFormatTest, NoTensorOfTheFileIsLost) {
   EXPECT_THAT(sources, testing::UnorderedElementsAreArray(names));
 }
 
-// Vectors hold scales that f16 lacks (1e-39) where they are bf16 or f32, and small exponents.
+// Vectors hold scales that f16 lacks (1e-39) where they are bf16 or f32, and those of mxfp4 every
+// exponent from 2^-127 on whose products f32 has: values of bf16, the smallest subnormal.
 INSTANTIATE_TEST_SUITE_P(
     Formats, StoredFormatTest,
     testing::Values(
         FormatCase{"awq-int4-g128", "int4_g128_zero"}, FormatCase{"awq-int4-g32", "int4_g32_zero"},
         FormatCase{"gptq-v1-int4-g128", "int4_g128_zero"},
-        FormatCase{"gptq-v1-int4-g32-actorder", "f32"},
+        FormatCase{"gptq-v1-int4-g32-actorder", "int4_g32_zero_order"},
         FormatCase{"gptq-v1-int4-channel", "int4_g128_zero"},
         FormatCase{"gptq-v1-int8-g128", "int8_g128_zero"},
         FormatCase{"gptq-v2-int4-g128", "int4_g128_zero"},
-        FormatCase{"gptq-v2-int4-g32-actorder", "f32"}, FormatCase{"ct-int4-sym-g128", "f32"},
+        FormatCase{"gptq-v2-int4-g32-actorder", "int4_g32_zero_order"},
+        FormatCase{"ct-int4-sym-g128", "f32"},
         FormatCase{"ct-int4-asym-g32", "int4_g32_zero"}, FormatCase{"ct-int4-sym-channel", "f32"},
-        FormatCase{"ct-int4-sym-g32-actorder", "f32"}, FormatCase{"ct-int8-sym-channel", "int8"},
+        FormatCase{"ct-int4-sym-g32-actorder", "int4_g32_order"},
+        FormatCase{"ct-int8-sym-channel", "int8"},
         FormatCase{"ct-int8-asym-g128", "int8_g128_zero"}, FormatCase{"ct-int8-w8a8", "int8"},
-        FormatCase{"ct-fp8-tensor", "f32"}, FormatCase{"ct-fp8-channel", "f32"},
-        FormatCase{"fp8-tensor", "f32"}, FormatCase{"fp8-block128", "f32"},
-        FormatCase{"fp8-block128-ragged", "f32"}, FormatCase{"gpt-oss-mxfp4", "f32"}),
+        FormatCase{"ct-fp8-tensor", "fp8_e4m3"}, FormatCase{"ct-fp8-channel", "fp8_e4m3"},
+        FormatCase{"fp8-tensor", "fp8_e4m3"}, FormatCase{"fp8-block128", "fp8_e4m3_g128"},
+        FormatCase{"fp8-block128-ragged", "fp8_e4m3_g128"}, FormatCase{"gpt-oss-mxfp4", "bf16"}),
     [](const testing::TestParamInfo<FormatCase>& info) {
       std::string name = info.param.name;
       for (char& c : name) c = c == '-' ? '_' : c;
@@ -240,7 +250,29 @@ TEST(StoredFormatsTest, EveryCodeOfTheTables) {
   }
 }
 
-// Exponents of ordinary size make integers of e2m1 blocks and bf16 of fp8; the values stay.
+// An order whose groups have different sizes has no form of integers.
+TEST(StoredFormatsTest, GroupsOfDifferentSizesAreHeldAsFloats) {
+  const auto form = [](std::int32_t group_of_first) {
+    Made made;
+    std::vector<std::int32_t> order(64);
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i % 2);
+    order[0] = group_of_first;
+    made.Add("x.qweight", "I32", DType::kI32, {8, 8}, std::string(256, '\x53'));
+    made.Add("x.qzeros", "I32", DType::kI32, {2, 1}, std::string(8, '\x77'));
+    made.Add("x.scales", "F16", DType::kF16, {2, 8},
+             Bytes<F16>(std::vector<F16>(16, F16::FromFloat(0.5f))));
+    made.Add("x.g_idx", "I32", DType::kI32, {64}, Bytes(order));
+    std::vector<std::string> warnings;
+    const auto matrix = made.Join(
+        {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 32}, {"desc_act", true}}, &warnings);
+    EXPECT_TRUE(matrix.ok()) << matrix.status();
+    return matrix.ok() ? FormName(StoredForm(*matrix)) : "";
+  };
+  EXPECT_EQ(form(0), "int4_g32_order");
+  EXPECT_EQ(form(1), "f32");
+}
+
+// Exponents of ordinary size make integers of e2m1 blocks; the values stay.
 TEST(StoredFormatsTest, PowersOfTwoTakeLessMemory) {
   std::vector<std::string> warnings;
   const Vectors vectors = ReadVectors("gpt-oss-mxfp4");

@@ -143,21 +143,21 @@ struct Case {
 const Case kCases[] = {{"awq-int4-g32", "int4_g32_zero", 3.42e-1},
                        {"gptq-v1-int4-g32", "int4_g32_zero", 3.42e-1},
                        {"gptq-v1-int4-sym-g32", "int4_g32", 3.99e-1},
-                       {"gptq-v1-int4-g32-actorder", "none", 4.19e-1},
+                       {"gptq-v1-int4-g32-actorder", "int4_g32_zero_order", 4.19e-1},
                        {"gptq-v2-int4-channel", "int4_g128_zero", 7.49e-1},
                        {"gptq-v1-int8-g32", "int8_g32_zero", 1.29e-3},
                        {"gptq-v2-int8-sym-channel", "int8", 1.71e-3},
                        {"ct-int4-sym-g32", "int4_g32", 3.74e-1},
                        {"ct-int4-asym-g32", "int4_g32_zero", 3.42e-1},
-                       {"ct-int4-sym-g32-actorder", "none", 3.97e-1},
+                       {"ct-int4-sym-g32-actorder", "int4_g32_order", 3.97e-1},
                        {"ct-int8-sym-channel", "int8", 1.59e-3},
                        {"ct-int8-w8a8", "int8", 1.59e-3},
                        {"ct-int8-asym", "int8_g128_zero", 2.71e-3},
-                       {"ct-fp8-tensor", "none", 6.83e-2},
-                       {"ct-fp8-channel", "none", 2.62e-2},
-                       {"fp8-tensor", "none", 6.83e-2},
-                       {"fp8-block128", "none", 6.53e-2},
-                       {"fp8-block128-ue8m0", "none", 3.53e-2}};
+                       {"ct-fp8-tensor", "fp8_e4m3", 6.83e-2},
+                       {"ct-fp8-channel", "fp8_e4m3", 2.62e-2},
+                       {"fp8-tensor", "fp8_e4m3", 6.83e-2},
+                       {"fp8-block128", "fp8_e4m3", 6.53e-2},
+                       {"fp8-block128-ue8m0", "fp8_e4m3", 3.53e-2}};
 
 class StoredFormatModelTest : public testing::TestWithParam<Case> {
  protected:
@@ -185,12 +185,12 @@ TEST_P(StoredFormatModelTest, UnquantisedLogitsAreThoseOfTheExactValues) {
 }
 
 // With auto weights lie in memory as FormName says, without loss. Integer products round
-// activations to int8, which is all that may differ.
+// activations to int8, which is all that may differ; those of fp8 round nothing.
 TEST_P(StoredFormatModelTest, AutoKeepsTheValuesAndTheSpeed) {
   const FormatModel model(GetParam().name);
   const auto got = MustReplay(model, Quantization::kAuto);
   ASSERT_EQ(got.size(), model.reference().prompts.size());
-  const bool is_plain = absl::string_view(GetParam().form) == "none";
+  const bool is_exact = absl::StartsWith(GetParam().form, "fp8");
   const double divergence = Divergence(got, model.reference());
   const double relative = CompareLogits(got, model.reference()).relative;
   std::printf("%-26s %-14s divergence from exact values %.1e, from the original %.2e\n",
@@ -198,14 +198,14 @@ TEST_P(StoredFormatModelTest, AutoKeepsTheValuesAndTheSpeed) {
   EXPECT_LT(divergence, 1e-2);
   EXPECT_NEAR(Divergence(got, model.original()), GetParam().of_original,
               0.15 * GetParam().of_original + 8e-3);
-  if (is_plain) {
+  if (is_exact) {
     EXPECT_LT(relative, kMaxRelative);
   } else {
     EXPECT_GT(relative, kMaxRelative) << "no activation was rounded";
-    const auto chunked = MustReplay(model, Quantization::kAuto, 5, 1);
-    ASSERT_EQ(chunked.size(), got.size());
-    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(chunked[i].logits, got[i].logits);
   }
+  const auto chunked = MustReplay(model, Quantization::kAuto, 5, 1);
+  ASSERT_EQ(chunked.size(), got.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(chunked[i].logits, got[i].logits);
 }
 
 TEST_P(StoredFormatModelTest, PlanAndWarningsSayWhatIsHeld) {
@@ -222,10 +222,10 @@ TEST_P(StoredFormatModelTest, PlanAndWarningsSayWhatIsHeld) {
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->weight_bytes, (*loaded)->weights->size_bytes());
     const std::string text = testing::PrintToString((*loaded)->warnings);
-    const bool is_wide = absl::string_view(GetParam().form) == "none";
     if (quantization == Quantization::kAuto) {
       EXPECT_EQ((*loaded)->quantization, GetParam().form);
-      EXPECT_EQ(text.find("bytes each") != std::string::npos, is_wide) << text;
+      EXPECT_EQ(plan->weight_format, GetParam().form);
+      EXPECT_EQ(text.find("bytes each"), std::string::npos) << text;
     }
     if (quantization == Quantization::kInt8G32) {
       EXPECT_NE(text.find("rounds weights again"), std::string::npos) << text;
@@ -333,7 +333,8 @@ void AddFp8(const StoredTensor& tensor, std::vector<FileTensor>* fp8,
 }
 
 // Latent attention reads columns of kv_b_proj, and experts are many matrices: DeepSeek-V3 in the
-// fp8 that its publisher uses computes what its exact values in f32 compute, bit for bit.
+// fp8 that its publisher uses computes what its exact values in f32 compute; bit for bit where fp8
+// becomes f32, too, and but for the order of sums where codes are multiplied.
 TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
   const std::string folder = "deepseek-v3-bf16";
   EditedFixture fp8(folder), exact(folder);
@@ -365,10 +366,17 @@ TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
   const auto reference = ReadReference(folder);
   ASSERT_TRUE(reference.ok()) << reference.status();
   const ReplayOptions options{.threads = 2, .only = {4}, .generated = 4, .logprobs = false};
-  const auto a = Replay(fp8.Files(), *reference, options);
+  ReplayOptions as_floats = options;
+  as_floats.quantization = Quantization::kNone;
+  const auto a = Replay(fp8.Files(), *reference, as_floats);
   const auto b = Replay(exact.Files(), *reference, options);
+  const auto codes = Replay(fp8.Files(), *reference, options);
   ASSERT_TRUE(a.ok()) << a.status();
   ASSERT_TRUE(b.ok()) << b.status();
+  ASSERT_TRUE(codes.ok()) << codes.status();
+  EXPECT_LT(Compare(codes->at(0).logits, b->at(0).logits).relative, kMaxRelative);
+  EXPECT_NE(codes->at(0).logits, b->at(0).logits) << "codes were not multiplied";
+  EXPECT_EQ(codes->at(0).drawn, b->at(0).drawn);
   EXPECT_EQ(a->at(0).logits, b->at(0).logits);
   EXPECT_EQ(a->at(0).drawn, b->at(0).drawn);
   const Deviation rounding = Compare(a->at(0).logits, reference->prompts[4].logits);
@@ -431,35 +439,44 @@ TEST(StoredFormatModelsTest, BiasesOfZerosAreLetBe) {
   }
 }
 
-// Forms with zero points go into packed files and come back, told apart from those with minimums.
-TEST(StoredFormatModelsTest, PackedFilesKeepZeroPoints) {
-  const FormatModel awq("awq-int4-g32");
+// Forms with zero points, orders of inputs and e4m3 go into packed files and come back, and compute
+// the same.
+TEST(StoredFormatModelsTest, PackedFilesKeepEveryForm) {
   ThreadPool threads(2);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
   ASSERT_TRUE(backend.ok());
   const std::filesystem::path directory =
       std::filesystem::path(testing::TempDir()) / "stored_formats_packed";
-  std::filesystem::remove_all(directory);
-  std::filesystem::create_directory(directory);
-  const LoadOptions options{.packed_dir = directory.string()};
-  const auto made = LoadModel(awq.Files(), *backend, options);
-  ASSERT_TRUE(made.ok()) << made.status();
-  ASSERT_EQ(std::distance(std::filesystem::directory_iterator(directory), {}), 1);
-  const auto file = *std::filesystem::directory_iterator(directory);
-  const auto written = file.last_write_time();
-  const auto read = LoadModel(awq.Files(), *backend, options);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(std::filesystem::last_write_time(file.path()), written) << "it was made again";
-  const auto a = (*made)->weights->Sections(), b = (*read)->weights->Sections();
-  ASSERT_EQ(a.size(), b.size());
-  std::size_t zeros = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_EQ(a[i].label, b[i].label);
-    zeros += a[i].label.find("int4_g32_zero") != std::string::npos;
-    ASSERT_EQ(a[i].bytes.size(), b[i].bytes.size());
-    EXPECT_EQ(std::memcmp(a[i].bytes.data(), b[i].bytes.data(), a[i].bytes.size()), 0);
+  for (const auto& [name, form] : {std::pair{"awq-int4-g32", "int4_g32_zero "},
+                                   {"gptq-v1-int4-g32-actorder", "int4_g32_zero_order "},
+                                   {"fp8-block128", "fp8_e4m3_g128 "}}) {
+    SCOPED_TRACE(name);
+    const FormatModel model(name);
+    std::filesystem::remove_all(directory);
+    std::filesystem::create_directory(directory);
+    const LoadOptions options{.packed_dir = directory.string()};
+    const auto made = LoadModel(model.Files(), *backend, options);
+    ASSERT_TRUE(made.ok()) << made.status();
+    ASSERT_EQ(std::distance(std::filesystem::directory_iterator(directory), {}), 1);
+    const auto file = *std::filesystem::directory_iterator(directory);
+    const auto written = file.last_write_time();
+    const auto read = LoadModel(model.Files(), *backend, options);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(std::filesystem::last_write_time(file.path()), written) << "it was made again";
+    const auto a = (*made)->weights->Sections(), b = (*read)->weights->Sections();
+    ASSERT_EQ(a.size(), b.size());
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].label, b[i].label);
+      found += a[i].label.find(form) != std::string::npos;
+      ASSERT_EQ(a[i].bytes.size(), b[i].bytes.size());
+      EXPECT_EQ(std::memcmp(a[i].bytes.data(), b[i].bytes.data(), a[i].bytes.size()), 0);
+    }
+    EXPECT_GT(found, 0u);
+    const auto& one = (*made)->weights->layers()[0].down.matrices[0];
+    const auto& other = (*read)->weights->layers()[0].down.matrices[0];
+    for (std::uint32_t k = 0; k < one.k(); ++k) EXPECT_EQ(one.At(3, k), other.At(3, k)) << k;
   }
-  EXPECT_GT(zeros, 0u);
   std::filesystem::remove_all(directory);
 }
 

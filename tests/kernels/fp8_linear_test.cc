@@ -1,0 +1,151 @@
+#include "kernels/fp8_linear.h"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/quantized_linear.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace quire::kernels {
+namespace {
+
+// Codes and scales of a matrix, drawn at random; no code is a NaN.
+struct Matrix {
+  Matrix(const Fp8Shape& shape_in, std::uint32_t seed)
+      : shape(shape_in),
+        codes(std::size_t{shape_in.n} * shape_in.k),
+        scales(std::size_t{shape_in.n} * shape_in.num_groups()) {
+    std::mt19937 random(seed);
+    for (std::uint8_t& code : codes) {
+      do code = static_cast<std::uint8_t>(random()); while ((code & 0x7f) == 0x7f);
+    }
+    std::uniform_real_distribution<float> scale(-1e-3f, 1e-3f);
+    for (float& s : scales) s = scale(random);
+  }
+  absl::StatusOr<PackedLinear> Pack(const Backend& backend) const {
+    return PackFp8Rows(backend, shape, [&](std::uint32_t row, const Fp8Row& out) {
+      std::copy_n(codes.begin() + std::ptrdiff_t{row} * shape.k, shape.k, out.codes.begin());
+      std::copy_n(scales.begin() + std::ptrdiff_t{row} * shape.num_groups(), out.scales.size(),
+                  out.scales.begin());
+    });
+  }
+  // One product of exact factors.
+  float At(std::size_t n, std::size_t k) const {
+    return F8E4M3{codes[n * shape.k + k]}.ToFloat() *
+           scales[n * shape.num_groups() + k / shape.group];
+  }
+
+  Fp8Shape shape;
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scales;
+};
+
+std::vector<float> Multiply(const Backend& backend, const PackedLinear& weight,
+                            const std::vector<float>& x, std::uint32_t rows) {
+  GuardedRows y(rows, weight.n());
+  EXPECT_TRUE(Linear(backend, {.x = x.data(),
+                               .weight = &weight,
+                               .y = y.data(),
+                               .x_stride = weight.k(),
+                               .y_stride = y.stride(),
+                               .num_rows = rows})
+                  .ok());
+  EXPECT_TRUE(y.GuardsIntact());
+  return y.Packed();
+}
+
+class Fp8LinearTest : public testing::TestWithParam<std::tuple<Fp8Shape, std::uint32_t>> {};
+
+TEST_P(Fp8LinearTest, EqualsDoubleOnEveryInstructionSet) {
+  const auto& [shape, rows] = GetParam();
+  const TestBackend backend(rows % 2 == 0 ? 3 : 1);
+  const Matrix matrix(shape, 1);
+  const auto packed = matrix.Pack(*backend);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  EXPECT_EQ(packed->size_bytes(), Fp8Bytes(shape));
+  const auto x = RandomFloats(std::size_t{rows} * shape.k, 2);
+  std::vector<double> exact;
+  for (std::size_t m = 0; m < rows; ++m) {
+    for (std::size_t n = 0; n < shape.n; ++n) {
+      double sum = 0;
+      for (std::size_t k = 0; k < shape.k; ++k) {
+        ASSERT_EQ(packed->At(static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(k)),
+                  matrix.At(n, k));
+        sum += double{x[m * shape.k + k]} * matrix.At(n, k);
+      }
+      exact.push_back(sum);
+    }
+  }
+  std::vector<float> fused;  // of the levels that have fused multiply-add
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    const std::vector<float> got = Multiply(*backend, *packed, x, rows);
+    EXPECT_LE(RelativeError(got, exact), 1e-6) << isa;
+    if (isa.find("avx") == std::string::npos) continue;
+    if (fused.empty()) fused = got;
+    EXPECT_EQ(got, fused) << isa;
+    for (std::uint32_t m = 0; m < rows; ++m) {
+      const auto begin = x.begin() + std::ptrdiff_t{m} * shape.k;
+      const std::vector<float> alone =
+          Multiply(*backend, *packed, std::vector<float>(begin, begin + shape.k), 1);
+      EXPECT_EQ(std::memcmp(alone.data(), got.data() + std::size_t{m} * shape.n, shape.n * 4), 0)
+          << isa << " row " << m;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Fp8LinearTest,
+    testing::Combine(testing::Values(Fp8Shape{1, 1, 1}, Fp8Shape{16, 4, 4}, Fp8Shape{15, 34, 34},
+                                     Fp8Shape{17, 255, 128}, Fp8Shape{64, 272, 128},
+                                     Fp8Shape{80, 600, 600}, Fp8Shape{130, 259, 4},
+                                     Fp8Shape{48, 700, 300}),
+                     testing::Values(1u, 2u, 5u, 8u, 17u)),
+    [](const auto& info) {
+      const Fp8Shape& shape = std::get<0>(info.param);
+      return absl::StrCat("n", shape.n, "_k", shape.k, "_g", shape.group, "_m",
+                          std::get<1>(info.param));
+    });
+
+// Every code, and the largest and smallest scales: a product with one input that is 1 is the value
+// itself, to the bit.
+TEST(Fp8LinearExactTest, EveryCodeHasItsValue) {
+  const TestBackend backend(1);
+  const Fp8Shape shape{256, 4, 4};
+  Matrix matrix(shape, 3);
+  const float largest = std::numeric_limits<float>::max() / 448;
+  for (std::size_t n = 0; n < shape.n; ++n) {
+    const auto code = static_cast<std::uint8_t>((n & 0x7f) == 0x7f ? 0 : n);
+    for (std::size_t k = 0; k < shape.k; ++k) matrix.codes[n * shape.k + k] = code;
+    matrix.scales[n] = n % 3 == 0 ? largest : n % 3 == 1 ? 1e-30f : 1.0f;
+  }
+  const auto packed = matrix.Pack(*backend);
+  ASSERT_TRUE(packed.ok());
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    for (std::size_t k = 0; k < shape.k; ++k) {
+      std::vector<float> x(shape.k, 0.0f);
+      x[k] = 1;
+      const std::vector<float> got = Multiply(*backend, *packed, x, 1);
+      for (std::size_t n = 0; n < shape.n; ++n) {
+        EXPECT_EQ(got[n], matrix.At(n, k)) << isa << " code " << n << " input " << k;
+      }
+    }
+  }
+}
+
+TEST(Fp8ShapeTest, RefusesWhatKernelsDoNotHave) {
+  EXPECT_TRUE(CheckFp8Shape({16, 33, 33}).ok());
+  EXPECT_TRUE(CheckFp8Shape({16, 33, 32}).ok());
+  for (const Fp8Shape& shape : {Fp8Shape{0, 8, 8}, Fp8Shape{8, 0, 0}, Fp8Shape{16, 33, 6},
+                                Fp8Shape{16, 33, 36}, Fp8Shape{16, 33, 0}}) {
+    EXPECT_EQ(CheckFp8Shape(shape).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_FALSE(AllocateFp8Linear(shape).ok());
+  }
+}
+
+}  // namespace
+}  // namespace quire::kernels
