@@ -16,9 +16,6 @@ absl::Status GatedProduct(const Backend& backend, const GatedProductParams& para
     return absl::InvalidArgumentError(
         absl::StrCat("gated product has limit ", params.shape.limit, ", it must be at least 0"));
   }
-  if (backend.cuda() != nullptr && params.shape != GateShape{}) {
-    return absl::UnimplementedError("a gated product other than plain silu has no kernel on a GPU");
-  }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::GatedProductCuda(*backend.cuda(), params);
   }

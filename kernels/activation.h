@@ -40,9 +40,8 @@ struct GatedProductParams {
 };
 
 // y = act(gate) * up, element by element in f32, with the one exp of all kernels. A NaN stays one.
-// On a GPU all three are f32 or all are bf16, and the shape is the default one. Returns
-// INVALID_ARGUMENT for a stride below columns, a negative limit or other element types,
-// UNIMPLEMENTED for another shape on a GPU.
+// On a GPU all three are f32 or all are bf16. Returns INVALID_ARGUMENT for a stride below columns,
+// a negative limit or other element types.
 absl::Status GatedProduct(const Backend& backend, const GatedProductParams& params);
 
 namespace internal {

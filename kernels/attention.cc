@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <tuple>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -270,25 +269,10 @@ absl::Status CheckShapes(const AttentionParams& params) {
   return absl::OkStatus();
 }
 
-// What the CPU alone computes.
-absl::Status CheckCudaMask(const AttentionParams& params) {
-  const std::pair<absl::string_view, bool> knobs[] = {{"window", params.window != 0},
-                                                      {"softcap", params.softcap != 0},
-                                                      {"sinks", params.sinks != nullptr}};
-  for (const auto& [name, used] : knobs) {
-    if (used) {
-      return absl::UnimplementedError(
-          absl::StrCat("attention with ", name, " has no kernel on a GPU"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params) {
   QUIRE_RETURN_IF_ERROR(CheckShapes(params));
-  if (backend.cuda() != nullptr) QUIRE_RETURN_IF_ERROR(CheckCudaMask(params));
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::PagedAttentionCuda(*backend.cuda(), params);
   }

@@ -34,10 +34,9 @@ struct AttentionParams {
   // views are. Null: the kernels that need none run.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
-  // CPU only from here on.
   std::uint32_t window = 0;      // tokens that a row sees, itself included; 0: all
   float softcap = 0;             // of scores; 0: none
-  const float* sinks = nullptr;  // [num_heads]; null: none
+  const float* sinks = nullptr;  // [num_heads] in the memory of the backend; null: none
 };
 
 // Row i of sequence b has position p = cache_length(b) + i and sees keys j of 0 .. p, with a window
@@ -55,17 +54,17 @@ struct AttentionParams {
 // are strips of 16 keys at multiples of 16 that lie before the windows of all rows of a sequence.
 // int8 and fp8_e4m3 pages have one scale per token and head, which multiplies the score, and the
 // weight before it meets the value. Returns INVALID_ARGUMENT as CheckKvStep, for head counts that
-// do not divide, a stride below the heads, or a negative soft cap; UNIMPLEMENTED on a GPU for what
-// is CPU only.
+// do not divide, a stride below the heads, or a negative soft cap.
 //
 // CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one
 // type. bf16 over bf16, f16, or one-byte pages with one scale per token and head, for heads of 16
 // to 128 columns in steps of 16, runs on tensor cores: products of 16-bit values, f32 sums, in the
 // trees of attention_work.h, which differ between prompt rows and generated rows; q and out rows
 // are aligned to 8 bytes. With tensor maps, compute capability 9.0 and rows aligned to 16 bytes,
-// rows over bf16 or f16 pages run in kernels of their own: prompt rows in another tree, generated
-// rows with the same bits. Everything else runs in the scalar kernel, heads up to 576 columns,
-// which needs no plan.
+// rows over bf16 or f16 pages run in kernels of their own: prompt rows in another tree, but only
+// without window, soft cap and sinks; generated rows with the same bits. Everything else runs in
+// the scalar kernel, heads up to 576 columns, which needs no plan. Tiles of 64 keys before the
+// windows of all rows of a work item are not read.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {

@@ -41,7 +41,7 @@ __device__ void MergeRows(const MergeArgs& args, const AttentionMerge& merge) {
   const std::uint32_t head = merge.kv_head * args.group + packed % args.group;
   fold.Write(args.out + (std::int64_t{merge.base_row} + packed / args.group) * args.out_stride +
                  std::int64_t{head} * args.head_size,
-             args.head_size);
+             args.head_size, args.sinks == nullptr ? nullptr : args.sinks + head);
 }
 
 __global__ void __launch_bounds__(kMergeThreads) MergeKernel(const MergeArgs args) {
@@ -122,7 +122,9 @@ template <typename T>
 absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& params,
                           const attention::TileArgs<T>& args, std::uint32_t blocks) {
   if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
-    if (UsesTensorMaps(context, params)) {
+    // The kernel of 9.0 knows the causal mask alone.
+    const bool is_causal = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
+    if (is_causal && UsesTensorMaps(context, params)) {
       return attention::LaunchPrefillSm90(context, args, params.maps->layer(params.layer), blocks);
     }
   }
@@ -154,7 +156,8 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
                                     params.row_offsets,
                                     AttentionPlanAccess::Lists(plan),
                                     params.num_heads / keys.num_heads(),
-                                    params.scale * attention::kLog2E};
+                                    attention::ScoreScale(params),
+                                    attention::RulesOf(params)};
   // Blocks beyond the work of a step find none and end.
   if (plan.params().has_prompt_rows) {
     QUIRE_RETURN_IF_ERROR(
@@ -163,8 +166,8 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
   if (!plan.params().has_generated_rows) return absl::OkStatus();
   const std::uint32_t blocks = std::min(bounds.decode, 2 * context.num_sms);
   QUIRE_RETURN_IF_ERROR(LaunchGenerated(context, params, args, blocks));
-  const attention::MergeArgs merge{args.out, args.out_stride, args.lists, args.group,
-                                   keys.head_size()};
+  const attention::MergeArgs merge{args.out,   args.out_stride,  args.lists,
+                                   args.group, keys.head_size(), args.rules.sinks};
   return attention::LaunchMerge(context, merge, blocks);
 }
 

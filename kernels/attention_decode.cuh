@@ -20,7 +20,6 @@
 // and FlashAttention.
 
 #include "kernels/attention_launch.h"
-#include "kernels/attention_mask.h"
 #include "kernels/attention_tile.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -180,7 +179,7 @@ struct DecodeWarp {
 
   // One tile of 64 tokens. s[2 t + j] is token lane / 4 + 8 t of the warp's, row j.
   __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
-                                         float scale_log2) {
+                                         float scale_log2, const ScoreRules& rules) {
     const std::uint32_t row = cuda::Warp() * 16 + cuda::Lane() / 4;
     const auto* const k_scales = reinterpret_cast<const float*>(stage + 2 * Tile::kBytes);
     float s[4];
@@ -192,8 +191,9 @@ struct DecodeWarp {
       for (std::uint32_t t = 0; t < 2; ++t) {
         float scale = scale_log2;
         if constexpr (Shape::kScaled) scale = cuda::Mul(k_scales[row + 8 * t], scale);
-        const float score = cuda::Mul(s[2 * t + j], scale);
-        s[2 * t + j] = CausalVisible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoScore;
+        float score = cuda::Mul(s[2 * t + j], scale);
+        if (rules.cap_log2 > 0) score = CapScore(score, rules.cap_log2);
+        s[2 * t + j] = rules.Visible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoScore;
       }
       const float before = max[j];
       max[j] = cuda::Max(max[j], LaneMax(cuda::Max(s[j], s[j + 2])));
@@ -204,7 +204,7 @@ struct DecodeWarp {
       sum[j] = cuda::Fma(sum[j], factor[j], cuda::Add(s[j], s[j + 2]));
     }
     if constexpr (Shape::kScaled) {
-      FoldValueScales(k_scales + kKvTile, tile * kKvTile, row, s, factor);
+      FoldValueScales(k_scales + kKvTile, tile * kKvTile, row, rules, s, factor);
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kSteps; ++i) {
@@ -219,12 +219,12 @@ struct DecodeWarp {
   // P takes V's scales. Only tokens that a row sees take part in its unit, or a row's bits would
   // depend on those after it.
   __device__ __forceinline__ void FoldValueScales(const float* scales, std::uint32_t first,
-                                                  std::uint32_t row, float (&p)[4],
-                                                  float (&factor)[2]) {
+                                                  std::uint32_t row, const ScoreRules& rules,
+                                                  float (&p)[4], float (&factor)[2]) {
 #pragma unroll
     for (std::uint32_t j = 0; j < 2; ++j) {
-      const float s0 = CausalVisible(position[j], first + row) ? scales[row] : 0.0f;
-      const float s1 = CausalVisible(position[j], first + row + 8) ? scales[row + 8] : 0.0f;
+      const float s0 = rules.Visible(position[j], first + row) ? scales[row] : 0.0f;
+      const float s1 = rules.Visible(position[j], first + row + 8) ? scales[row + 8] : 0.0f;
       const float largest = LaneMax(cuda::Max(s0, s1));
       const float next = largest > 0 ? PowerOfTwoFrom(largest) : unit[j];
       const float inverse = ReciprocalOfPower(next);
@@ -332,7 +332,8 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows, const RowFol
   const TileArgs<T>& args = rows.args;
   if (rows.item.partial == AttentionWork::kNoPartial) {
     if (row < rows.item.num_rows) {
-      fold.Write(args.out + rows.Offset(row, args.out_stride), args.keys.head_size());
+      fold.Write(args.out + rows.Offset(row, args.out_stride), args.keys.head_size(),
+                 rows.Sink(row));
     }
     return;
   }
@@ -349,6 +350,21 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows, const RowFol
   }
 }
 
+// The tiles of an item that exist and that its rows see; none: end is not above first. An item
+// without any leaves the state of no keys.
+struct TileRange {
+  std::uint32_t first;
+  std::uint32_t end;
+};
+template <typename T>
+__device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint32_t keys_end) {
+  const std::uint32_t planned = rows.item.first_span * kTilesPerSpan;
+  const std::uint32_t planned_end = planned + rows.item.num_spans * kTilesPerSpan;
+  const std::uint32_t seen = rows.FirstTile();
+  const std::uint32_t existing = (keys_end + kKvTile - 1) / kKvTile;
+  return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
+}
+
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const AttentionWork& item) {
   using Shape = DecodeShape<T, kColumns>;
@@ -356,10 +372,7 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
   std::byte* const shared = cuda::SharedMemory16();
   const ItemRows<T> rows(args, item);
   const std::uint32_t keys_end = rows.KeysEnd();
-  const std::uint32_t first = item.first_span * kTilesPerSpan;
-  const std::uint32_t planned = first + item.num_spans * kTilesPerSpan;
-  const std::uint32_t existing = (keys_end + kKvTile - 1) / kKvTile;
-  const std::uint32_t end = planned < existing ? planned : existing;
+  const auto [first, end] = TilesOf(rows, keys_end);
 
 #pragma unroll
   for (std::uint32_t i = 0; i < kStages - 1; ++i) {
@@ -386,7 +399,7 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
                              shared + behind * Shape::kStageBytes);
     }
     cuda::CpAsyncCommit();
-    warp.Tile64(now, tile, args.scale_log2);
+    warp.Tile64(now, tile, args.scale_log2, args.rules);
     if (tile % kTilesPerSpan != kTilesPerSpan - 1 && tile + 1 != end) continue;
     auto* const scratch = reinterpret_cast<float*>(now);
     cuda::SyncBlock();

@@ -51,19 +51,6 @@ struct Pipeline {
   }
 };
 
-// The tiles of an item.
-struct TileRange {
-  std::uint32_t first;
-  std::uint32_t end;
-
-  __device__ __forceinline__ TileRange(const AttentionWork& item, std::uint32_t keys_end)
-      : first(item.first_span * kTilesPerSpan) {
-    const std::uint32_t planned = first + item.num_spans * kTilesPerSpan;
-    const std::uint32_t existing = (keys_end + kKvTile - 1) / kKvTile;
-    end = planned < existing ? planned : existing;
-  }
-};
-
 // The producer warp: of the lanes that have a box, the lower half brings K, the upper half V.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
@@ -79,7 +66,8 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
   const std::uint32_t count = args.lists.counts->decode;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     const AttentionWork item = args.lists.decode[i];
-    const TileRange range(item, ItemRows<T>(args, item).KeysEnd());
+    const ItemRows<T> rows(args, item);
+    const TileRange range = TilesOf(rows, rows.KeysEnd());
     for (std::uint32_t tile = range.first; tile < range.end; ++tile) {
       const std::uint32_t from = args.keys.row_idx(item.sequence, tile * kKvTile + row);
       cuda::BarrierWait(pipeline.empty(), pipeline.parity ^ 1);
@@ -119,7 +107,7 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
                                             Pipeline<T, kColumns>* pipeline) {
   const ItemRows<T> rows(args, item);
   const std::uint32_t keys_end = rows.KeysEnd();
-  const TileRange range(item, keys_end);
+  const TileRange range = TilesOf(rows, keys_end);
   DecodeWarp<T, kColumns> warp;
   warp.LoadQueries(rows);
   warp.Clear();
@@ -130,7 +118,7 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
     cuda::BarrierWait(pipeline->full(), pipeline->parity);
     const std::uint32_t valid = keys_end - tile * kKvTile;
     if (valid < (cuda::Warp() + 1) * 16) ClearTail<T, kColumns>(now, valid);
-    warp.Tile64(now, tile, args.scale_log2);
+    warp.Tile64(now, tile, args.scale_log2, args.rules);
     if (tile % kTilesPerSpan == kTilesPerSpan - 1 || tile + 1 == range.end) {
       auto* const scratch = reinterpret_cast<float*>(now);
       cuda::NamedSync(kConsumerBarrier, kDecodeThreads);  // nobody reads the tile any more

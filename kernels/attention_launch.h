@@ -10,6 +10,18 @@
 
 namespace quire::kernels::attention {
 
+// What the kernels make of the params: ScoreRules, and the factor on q . k beside them.
+inline ScoreRules RulesOf(const AttentionParams& params) {
+  ScoreRules rules;
+  if (params.window != 0) rules.window = params.window;
+  rules.cap_log2 = params.softcap * kLog2E;
+  rules.sinks = params.sinks;
+  return rules;
+}
+inline float ScoreScale(const AttentionParams& params) {
+  return params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E;
+}
+
 // Head sizes that the tensor-core kernels are built for; a head runs in the smallest that holds it.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
@@ -30,6 +42,7 @@ struct MergeArgs {
   AttentionWorkLists lists;
   std::uint32_t group;
   std::uint32_t head_size;
+  const float* sinks;  // [query heads]; null: none
 };
 absl::Status LaunchMerge(const CudaContext& context, const MergeArgs& args, std::uint32_t blocks);
 

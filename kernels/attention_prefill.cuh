@@ -5,10 +5,9 @@
 //
 // Eight warps own 16 rows each; queries and output stay in registers (at 128 columns 32 and 64 of
 // them), S is the accumulator layout of m16n8k16, which converted to 16 bits is the A operand of P
-// V. Tiles of 64 tokens at absolute multiples of 64 go from the first key to the last: key 0 is
-// visible to every row, so no row ever meets a maximum of -inf, and a tile that a row does not see
-// changes none of its bits. So a row's bits do not depend on the chunk or the block that it is
-// computed in.
+// V. Tiles of 64 tokens at absolute multiples of 64 go from the first key that a row sees
+// to the last, and a tile that a row does not see changes none of its bits. So a row's bits do not
+// depend on the chunk or the block that it is computed in.
 //
 // 16-bit pages arrive by cp.async, kStages - 1 tiles ahead. One-byte pages go through registers:
 // each element times its scale, rounded to bf16, into the same tile; loading and arithmetic do not
@@ -17,7 +16,6 @@
 // Ideas: FlashAttention-2's loop; rows that pack the heads of a group as in FlashInfer.
 
 #include "kernels/attention_launch.h"
-#include "kernels/attention_mask.h"
 #include "kernels/attention_tile.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -163,10 +161,28 @@ struct PrefillWarp {
     }
   }
 
-  // Scores of a tile that starts at token `first` become probabilities; o is rescaled.
-  __device__ __forceinline__ void Softmax(std::uint32_t first, float scale_log2,
+  // Products q . k become scores in units of log2.
+  static __device__ __forceinline__ void ScaleScores(float scale_log2, float cap_log2,
+                                                     float (&s)[kTokens][4]) {
+#pragma unroll
+    for (std::uint32_t n = 0; n < kTokens; ++n) {
+#pragma unroll
+      for (std::uint32_t j = 0; j < 4; ++j) s[n][j] = cuda::Mul(s[n][j], scale_log2);
+    }
+    if (!(cap_log2 > 0)) return;
+#pragma unroll
+    for (std::uint32_t n = 0; n < kTokens; ++n) {
+#pragma unroll
+      for (std::uint32_t j = 0; j < 4; ++j) s[n][j] = CapScore(s[n][j], cap_log2);
+    }
+  }
+
+  // Scores of a tile that starts at token `first` become probabilities; o is rescaled. The tile
+  // holds a token that some row of the warp sees.
+  __device__ __forceinline__ void Softmax(std::uint32_t first, const ScoreRules& rules,
                                           float (&s)[kTokens][4]) {
-    const bool masked = first + kKvTile - 1 > first_position;
+    const bool masked =
+        first + kKvTile - 1 > first_position || last_position - first >= rules.window;
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
       float largest = kNoScore;
@@ -175,9 +191,8 @@ struct PrefillWarp {
 #pragma unroll
         for (std::uint32_t j = 0; j < 2; ++j) {
           float& score = s[n][2 * half + j];
-          score = cuda::Mul(score, scale_log2);
           const std::uint32_t token = first + 8 * n + 2 * (cuda::Lane() % 4) + j;
-          if (masked && !CausalVisible(position[half], token)) score = kNoScore;
+          if (masked && !rules.Visible(position[half], token)) score = kNoScore;
           largest = cuda::Max(largest, score);
         }
       }
@@ -227,11 +242,14 @@ struct PrefillWarp {
 
   // A tile that none of the warp's rows sees is left out: it would change nothing.
   __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
-                                         float scale_log2) {
-    if (tile * kKvTile > last_position) return;
+                                         float scale_log2, const ScoreRules& rules) {
+    const std::uint32_t first = tile * kKvTile;
+    if (first > last_position) return;
+    if (first + kKvTile <= WindowBegin(first_position, rules.window)) return;
     float s[kTokens][4];
     Scores(stage, s);
-    Softmax(tile * kKvTile, scale_log2, s);
+    ScaleScores(scale_log2, rules.cap_log2, s);
+    Softmax(first, rules, s);
     AddValues(stage + Tile::kBytes, s);
   }
 
@@ -244,6 +262,7 @@ struct PrefillWarp {
       state.sum = cuda::Add(state.sum, cuda::ShuffleXor(state.sum, 2));
       const std::uint32_t row = cuda::Warp() * 16 + cuda::Lane() / 4 + 8 * half;
       if (row >= rows.item.num_rows) continue;
+      state = JoinSink(state, rows.Sink(row));
       auto* const to =
           reinterpret_cast<std::uint32_t*>(rows.args.out + rows.Offset(row, rows.args.out_stride));
 #pragma unroll
@@ -264,13 +283,15 @@ __device__ __forceinline__ void PrefillItem(const TileArgs<T>& args, const Atten
   std::byte* const shared = cuda::SharedMemory16();
   const ItemRows<T> rows(args, item);
   const std::uint32_t keys_end = rows.KeysEnd();
+  const std::uint32_t first = rows.FirstTile();
   const std::uint32_t end = (keys_end + kKvTile - 1) / kKvTile;
   if constexpr (!Shape::kConverted) {
 #pragma unroll
     for (std::uint32_t i = 0; i < kStages - 1; ++i) {
       std::byte* const to = shared + i * Shape::kStageBytes;
-      if (i < end) {
-        CopyTile<T, kColumns, kPrefillThreads>(args, item, i, keys_end, to, to + kTileBytes);
+      if (first + i < end) {
+        CopyTile<T, kColumns, kPrefillThreads>(args, item, first + i, keys_end, to,
+                                               to + kTileBytes);
       }
       cuda::CpAsyncCommit();
     }
@@ -278,7 +299,7 @@ __device__ __forceinline__ void PrefillItem(const TileArgs<T>& args, const Atten
   PrefillWarp<T, kColumns> warp;
   warp.Start(rows);
   std::uint32_t stage = 0;
-  for (std::uint32_t tile = 0; tile < end; ++tile) {
+  for (std::uint32_t tile = first; tile < end; ++tile) {
     std::byte* const now = shared + stage * Shape::kStageBytes;
     if constexpr (Shape::kConverted) {
       cuda::SyncBlock();  // nobody reads the tile before it any more
@@ -297,7 +318,7 @@ __device__ __forceinline__ void PrefillItem(const TileArgs<T>& args, const Atten
       }
       cuda::CpAsyncCommit();
     }
-    warp.Tile64(now, tile, args.scale_log2);
+    warp.Tile64(now, tile, args.scale_log2, args.rules);
   }
   warp.Write(rows);
 }

@@ -6,8 +6,8 @@
 // by one lane each.
 
 #include "kernels/attention_launch.h"
-#include "kernels/attention_mask.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/exact_gate.h"
 
 namespace quire::kernels::attention {
 namespace {
@@ -34,7 +34,8 @@ struct ScalarArgs {
   const std::uint32_t* row_offsets;
   std::uint32_t batch_size;
   std::uint32_t num_heads;
-  float scale_log2;
+  float scale_log2;  // to units of log2, or of the cap
+  ScoreRules rules;
   bool f32_activations;
 };
 
@@ -60,17 +61,21 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
                         std::uint32_t position, WarpMemory& memory) {
   const std::uint32_t head_size = args.keys.head_size();
   const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t seen = WindowBegin(position, args.rules.window);
   State state;
-  for (std::uint32_t first = 0; first <= position; first += cuda::kWarpSize) {
+  for (std::uint32_t first = seen / cuda::kWarpSize * cuda::kWarpSize; first <= position;
+       first += cuda::kWarpSize) {
     const std::uint32_t token = first + lane;
     float score = kNoScore;
-    if (CausalVisible(position, token)) {
+    if (args.rules.Visible(position, token)) {
       float dot = 0;
       for (std::uint32_t d = 0; d < head_size; ++d) {
         dot = cuda::Fma(memory.q[d],
                         args.keys.template load<1, float>(sequence, kv_head, token, d)[0], dot);
       }
       score = cuda::Mul(dot, args.scale_log2);
+      const float cap = args.rules.cap_log2;
+      if (cap > 0) score = cuda::Mul(cap, ExactTanh(score));
     }
     float largest = score;
     for (std::uint32_t mask = 1; mask < cuda::kWarpSize; mask *= 2) {
@@ -90,9 +95,10 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
     cuda::SyncWarp();
     const std::uint32_t left = position - first + 1;
     const std::uint32_t count = left < cuda::kWarpSize ? left : cuda::kWarpSize;
+    const std::uint32_t begin = seen > first ? seen - first : 0;
     for (std::uint32_t d = lane; d < head_size; d += cuda::kWarpSize) {
       float sum = cuda::Mul(memory.o[d], factor);
-      for (std::uint32_t t = 0; t < count; ++t) {
+      for (std::uint32_t t = begin; t < count; ++t) {
         sum =
             cuda::Fma(memory.p[t],
                       args.values.template load<1, float>(sequence, kv_head, first + t, d)[0], sum);
@@ -129,7 +135,9 @@ __global__ void __launch_bounds__(kThreads, 4)
       memory.o[d] = 0;
     }
     cuda::SyncWarp();
-    const State state = Attend(args, sequence, head / group, position, memory);
+    const float* const sink = args.rules.sinks == nullptr ? nullptr : args.rules.sinks + head;
+    const State state =
+        JoinSink(Attend(args, sequence, head / group, position, memory), sink);
     for (std::uint32_t d = cuda::Lane(); d < head_size; d += cuda::kWarpSize) {
       const float y = FinishValue(state, memory.o[d]);
       if (args.f32_activations) {
@@ -157,7 +165,8 @@ absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& par
              .programmatic = true},
             ScalarArgs<T>{keys, std::get<View>(*params.values), params.q.data(), params.out.data(),
                           params.q_stride, params.out_stride, params.row_offsets, params.batch_size,
-                          params.num_heads, params.scale * kLog2E, params.q.is_f32()});
+                          params.num_heads, ScoreScale(params), RulesOf(params),
+                          params.q.is_f32()});
       },
       *params.keys);
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "kernels/attention_mask.h"
 #include "kernels/attention_state.h"
 #include "kernels/attention_work.h"
 #include "kernels/cuda/convert.cuh"
@@ -20,6 +21,20 @@
 #include "kernels/kv_dispatch.h"
 
 namespace quire::kernels::attention {
+
+// What a layer asks of scores beside their scale.
+struct ScoreRules {
+  // Tokens that a row sees, itself included. As many as no sequence has: all.
+  static constexpr std::uint32_t kAllTokens = 0xffffffffu;
+  std::uint32_t window = kAllTokens;
+  // A soft cap in units of log2; scores are scaled to units of the cap then. 0: none.
+  float cap_log2 = 0;
+  const float* sinks = nullptr;  // [query heads]; null: none
+
+  __device__ __forceinline__ bool Visible(std::uint32_t position, std::uint32_t token) const {
+    return WindowVisible(position, token, window);
+  }
+};
 
 // What the tensor-core kernels take; T is the element of the pages.
 template <typename T>
@@ -33,7 +48,8 @@ struct TileArgs {
   const std::uint32_t* row_offsets;
   AttentionWorkLists lists;
   std::uint32_t group;  // query heads of a KV head
-  float scale_log2;     // from q . k to units of log2
+  float scale_log2;     // from q . k to units of log2, or of the cap
+  ScoreRules rules;
 };
 
 struct DeviceMath {
@@ -50,6 +66,21 @@ using Fold = AttentionFold<DeviceMath>;
 
 inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+
+// A score in units of its cap, capped, in units of log2: tanh is 1 - 2 / (e^2x + 1), within 3e-7.
+__device__ __forceinline__ float CapScore(float x, float cap_log2) {
+  const float power = cuda::Exp2Approx(cuda::Mul(x, 2 * kLog2E));
+  const float rest = cuda::ReciprocalApprox(cuda::Add(power, 1.0f));
+  return cuda::Mul(cap_log2, cuda::Fma(-2.0f, rest, 1.0f));
+}
+
+// The state with a sink beside its keys; null: none.
+__device__ __forceinline__ State JoinSink(State state, const float* sink) {
+  if (sink == nullptr) return state;
+  const float above = cuda::Sub(cuda::Mul(*sink, kLog2E), ScoreBase<DeviceMath>(state.max));
+  state.sum = cuda::Add(state.sum, cuda::Exp2Approx(above));
+  return state;
+}
 
 // kColumns elements of T to a row, of which a head may use fewer.
 template <typename T, std::uint32_t kColumns>
@@ -115,12 +146,22 @@ struct ItemRows {
   __device__ __forceinline__ std::uint32_t KeysEnd() const {
     return Position(item.num_rows - 1) + 1;
   }
+  // The first tile that any row sees: the tiles before it would change no bit.
+  __device__ __forceinline__ std::uint32_t FirstTile() const {
+    return WindowBegin(Position(0), args.rules.window) / kKvTile;
+  }
+  __device__ __forceinline__ std::uint32_t Head(std::uint32_t row) const {
+    return item.kv_head * args.group + (item.first_row + row) % args.group;
+  }
+  // The sink of a row's head, or null.
+  __device__ __forceinline__ const float* Sink(std::uint32_t row) const {
+    return args.rules.sinks == nullptr ? nullptr : args.rules.sinks + Head(row);
+  }
   // Elements from q or out to the head's first column. REQUIRES: row < num_rows.
   __device__ __forceinline__ std::int64_t Offset(std::uint32_t row, std::int64_t stride) const {
     const std::uint32_t packed = item.first_row + row;
-    const std::uint32_t head = item.kv_head * args.group + packed % args.group;
     return (std::int64_t{item.base_row} + packed / args.group) * stride +
-           std::int64_t{head} * args.keys.head_size();
+           std::int64_t{Head(row)} * args.keys.head_size();
   }
 };
 
@@ -197,12 +238,14 @@ struct RowFold {
     }
     group = State();
   }
-  // The row's output; `out` is the head's first column.
-  __device__ __forceinline__ void Write(BF16* out, std::uint32_t head_size) const {
+  // The row's output; `out` is the head's first column, `sink` its sink or null.
+  __device__ __forceinline__ void Write(BF16* out, std::uint32_t head_size,
+                                        const float* sink) const {
+    const State state = JoinSink(row, sink);
 #pragma unroll
     for (std::uint32_t j = 0; j < kPerThread; ++j) {
       const std::uint32_t column = cuda::ThreadIndex() / kDecodeRows + 16 * j;
-      if (column < head_size) out[column] = FromFloat<BF16>(FinishValue(row, row_values[j]));
+      if (column < head_size) out[column] = FromFloat<BF16>(FinishValue(state, row_values[j]));
     }
   }
 };

@@ -7,16 +7,15 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/dtype.h"
+#include "base/status.h"
 #include "kernels/exact_math.h"
 
 namespace quire::kernels {
 namespace {
 
-absl::Status CheckRows(const Backend& backend, absl::string_view op, std::int64_t x_stride,
-                       std::int64_t y_stride, std::uint32_t columns) {
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError(absl::StrCat(op, " has no CUDA kernel in this version"));
-  }
+absl::Status CheckRows(absl::string_view op, std::int64_t x_stride, std::int64_t y_stride,
+                       std::uint32_t columns) {
   if (std::min(x_stride, y_stride) < std::int64_t{columns}) {
     return absl::InvalidArgumentError(absl::StrCat(op, " of ", columns, " columns has strides x ",
                                                    x_stride, ", y ", y_stride,
@@ -28,8 +27,8 @@ absl::Status CheckRows(const Backend& backend, absl::string_view op, std::int64_
 }  // namespace
 
 absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params) {
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("rows by expert have no CUDA kernel in this version");
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::SortByExpertCuda(*backend.cuda(), params);
   }
   const std::size_t count = std::size_t{params.num_rows} * params.top_k;
   std::uint32_t* const offsets = params.offsets;
@@ -54,16 +53,24 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
 }
 
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) {
-  if (const absl::Status status =
-          CheckRows(backend, "gathering of rows", params.x_stride, params.y_stride, params.columns);
-      !status.ok()) {
-    return status;
+  QUIRE_RETURN_IF_ERROR(
+      CheckRows("gathering of rows", params.x_stride, params.y_stride, params.columns));
+  const DType dtype = params.x.dtype();
+  const bool is_known = dtype == DType::kF32 ||
+                        (backend.cuda() != nullptr && dtype == DType::kBF16);
+  if (!is_known || params.y.dtype() != dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gathering of rows from ", DTypeName(dtype), " to ",
+                     DTypeName(params.y.dtype()), ", supported are f32, on a GPU also bf16"));
+  }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::GatherRowsCuda(*backend.cuda(), params);
   }
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         for (std::int64_t i = begin; i < end; ++i) {
-                          std::memcpy(params.y + i * params.y_stride,
-                                      params.x + params.rows[i] * params.x_stride,
+                          std::memcpy(params.y.f32() + i * params.y_stride,
+                                      params.x.f32() + params.rows[i] * params.x_stride,
                                       params.columns * sizeof(float));
                         }
                       });
@@ -71,10 +78,10 @@ absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) 
 }
 
 absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params) {
-  if (const absl::Status status = CheckRows(backend, "weighted sum of rows", params.x_stride,
-                                            params.y_stride, params.columns);
-      !status.ok()) {
-    return status;
+  QUIRE_RETURN_IF_ERROR(
+      CheckRows("weighted sum of rows", params.x_stride, params.y_stride, params.columns));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::AddWeightedRowsCuda(*backend.cuda(), params);
   }
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.3,
                       [&](std::int64_t begin, std::int64_t end, int) {
@@ -89,8 +96,12 @@ absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams
   return absl::OkStatus();
 }
 
-void SigmoidInPlace(float* x, std::uint32_t count) {
+absl::Status SigmoidInPlace(const Backend& backend, float* x, std::uint32_t count) {
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::SigmoidCuda(*backend.cuda(), x, count);
+  }
   for (std::uint32_t i = 0; i < count; ++i) x[i] = 1.0f / (1.0f + ExactExp(-x[i]));
+  return absl::OkStatus();
 }
 
 }  // namespace quire::kernels

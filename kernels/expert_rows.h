@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "kernels/float_ptr.h"
 
 namespace quire::kernels {
 
@@ -27,20 +28,21 @@ struct SortByExpertParams {
 
 // Expert e computes rows[offsets[e]] .. rows[offsets[e + 1] - 1], ascending, and their weights lie
 // at the same places of row_weights. Returns INVALID_ARGUMENT that names the row for an expert
-// beyond num_experts; UNIMPLEMENTED on a GPU.
+// beyond num_experts, on the CPU only: a GPU's router makes none.
 absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params);
 
 struct GatherRowsParams {
-  const float* x;             // rows x_stride apart
+  ConstFloatPtr x;            // rows x_stride apart
   const std::uint32_t* rows;  // [num_rows]
-  float* y;                   // [num_rows, columns], rows y_stride apart; does not overlap x
+  FloatPtr y;                 // [num_rows, columns], rows y_stride apart; does not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;
   std::uint32_t num_rows;
   std::uint32_t columns;
 };
 
-// y[i] = x[rows[i]]. Returns INVALID_ARGUMENT for a stride below columns, UNIMPLEMENTED on a GPU.
+// y[i] = x[rows[i]]; both are f32, on a GPU or both bf16. Returns INVALID_ARGUMENT for a stride
+// below columns or other types.
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
 
 struct AddWeightedRowsParams {
@@ -58,8 +60,15 @@ struct AddWeightedRowsParams {
 // GatherRows.
 absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params);
 
-// x[i] = 1 / (1 + exp(-x[i])) for `count` values of f32 in the memory of the backend, which is the
-// CPU.
-void SigmoidInPlace(float* x, std::uint32_t count);
+// x[i] = 1 / (1 + exp(-x[i])) for `count` values of f32 in the memory of the backend.
+absl::Status SigmoidInPlace(const Backend& backend, float* x, std::uint32_t count);
 
+namespace internal {
+
+absl::Status SortByExpertCuda(const CudaContext& context, const SortByExpertParams& params);
+absl::Status GatherRowsCuda(const CudaContext& context, const GatherRowsParams& params);
+absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params);
+absl::Status SigmoidCuda(const CudaContext& context, float* x, std::uint32_t count);
+
+}  // namespace internal
 }  // namespace quire::kernels

@@ -10,9 +10,6 @@ absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params) {
     return absl::InvalidArgumentError(
         absl::StrCat("norm of ", params.groups, " groups has a residual, it must have none"));
   }
-  if (backend.cuda() != nullptr && params.groups != 1) {
-    return absl::UnimplementedError("norm of groups of a row has no kernel on a GPU");
-  }
   if (hidden == 0 || params.x_stride < hidden || params.y_stride < hidden ||
       (params.residual != nullptr && params.residual_stride < hidden)) {
     return absl::InvalidArgumentError(absl::StrCat(

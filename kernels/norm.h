@@ -25,16 +25,16 @@ struct RmsNormParams {
   // [num_rows]: row m reads x and residual in row row_indices[m] and writes row m of y, which is
   // not x then; distinct where there is a residual. Null: row m.
   const std::uint32_t* row_indices = nullptr;
-  // CPU only: a row is this many groups of `hidden` elements, side by side, each with a mean square
+  // A row is this many groups of `hidden` elements, side by side, each with a mean square
   // of its own and all with one weight: the heads of a token. 1 with a residual.
   std::uint32_t groups = 1;
 };
 
 // s = x + residual; y = s * (1 / sqrt(mean(s^2) + epsilon)) * (weight + weight_offset), row by row
 // in f32. The sum of squares has 16 virtual lanes (element i in lane i mod 16, ascending) and a
-// fixed tree over them; on a GPU the tree is that of norm_cuda.cu, x is f32 and y f32 or bf16.
-// Returns INVALID_ARGUMENT for hidden 0, a stride below the row, groups with a residual or another
-// element type, UNIMPLEMENTED for groups on a GPU.
+// fixed tree over them; on a GPU the trees are those of norm_cuda.cu, and x, y are f32, f32 or f32,
+// bf16 or, without residual, bf16, bf16; groups have equal types and no row_indices there. Returns
+// INVALID_ARGUMENT for hidden 0, a stride below the row, groups with a residual, or other types.
 absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params);
 
 namespace internal {

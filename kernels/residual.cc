@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 
 namespace quire::kernels {
 
@@ -15,8 +16,8 @@ absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params
         absl::StrCat("residual sum of ", params.columns, " columns has strides x ", params.x_stride,
                      ", branch ", params.branch_stride, ", each must hold a row"));
   }
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("a residual sum with factors has no kernel on a GPU");
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::ResidualAddCuda(*backend.cuda(), params);
   }
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {
@@ -28,6 +29,17 @@ absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params
                           }
                         }
                       });
+  return absl::OkStatus();
+}
+
+absl::Status RoundRows(const Backend& backend, const RoundRowsParams& params) {
+  QUIRE_CHECK(backend.cuda() != nullptr);
+  if (std::min(params.x_stride, params.y_stride) < params.columns) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rounding of ", params.columns, " columns has strides x ", params.x_stride,
+                     ", y ", params.y_stride, ", each must hold a row"));
+  }
+  if constexpr (kHasCuda) return internal::RoundRowsCuda(*backend.cuda(), params);
   return absl::OkStatus();
 }
 

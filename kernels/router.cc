@@ -33,10 +33,10 @@ absl::Status Check(const RouterParams& params) {
 }  // namespace
 
 absl::Status Router(const Backend& backend, const RouterParams& params) {
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("router has no CUDA kernel in this version");
-  }
   if (const absl::Status status = Check(params); !status.ok()) return status;
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::RouterCuda(*backend.cuda(), params);
+  }
   const std::size_t scratch =
       (2 * std::size_t{params.num_experts} + params.groups) * sizeof(float) + params.num_experts;
   // An exponential for each expert, and a scan over them for each chosen one.

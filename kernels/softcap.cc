@@ -20,8 +20,8 @@ absl::Status Softcap(const Backend& backend, const SoftcapParams& params) {
     return absl::InvalidArgumentError(
         absl::StrCat("softcap is ", params.cap, ", it must be at least 0"));
   }
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("a soft cap or a factor on logits has no kernel on a GPU");
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::SoftcapCuda(*backend.cuda(), params);
   }
   backend.ParallelFor(
       params.columns, static_cast<double>(params.num_rows),

@@ -20,11 +20,12 @@ struct SoftcapParams {
 
 // x = cap tanh(scale x / cap), or scale x without a cap, element by element in f32. Where scale x
 // is infinite or a NaN it stays so: a cap must not hide from the sampler that a row is broken.
-// Returns INVALID_ARGUMENT for a stride below columns or a negative cap, UNIMPLEMENTED on a GPU.
+// Returns INVALID_ARGUMENT for a stride below columns or a negative cap.
 absl::Status Softcap(const Backend& backend, const SoftcapParams& params);
 
 namespace internal {
 
+absl::Status SoftcapCuda(const CudaContext& context, const SoftcapParams& params);
 // Columns [begin, end) of all rows: the plain reference and the fast path.
 void SoftcapCpu(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
 void SoftcapSimd(const SoftcapParams& params, std::int64_t begin, std::int64_t end);

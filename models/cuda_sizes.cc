@@ -15,6 +15,8 @@ namespace {
 constexpr std::int64_t kGraphNodeBytes = 32 << 10;
 // Nodes of a layer and of everything around the layers, at most.
 constexpr std::int64_t kNodesPerLayer = 12;
+constexpr std::int64_t kQkNormNodes = 2;
+constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
 constexpr std::int64_t kOtherNodes = 16;
 
 // Entries that the sampler holds at a time. Only draws with penalties have a history, so this is
@@ -32,6 +34,22 @@ std::uint32_t NumBuckets(std::uint32_t max_rows) {
     ++buckets;
   }
   return buckets;
+}
+
+std::int64_t NodesOf(const ModelSpec& spec) {
+  std::int64_t nodes = kOtherNodes;
+  for (const LayerSpec& layer : spec.layers) {
+    nodes += kNodesPerLayer;
+    if (layer.heads.qk_norm.kind != NormKind::kNone) nodes += kQkNormNodes;
+    if (HasBranches(layer)) nodes += kBranchNodes;
+  }
+  return nodes;
+}
+
+// Whether a step waits in its middle, for the router of a mixture of experts: no graph holds that.
+bool Waits(const ModelSpec& spec) {
+  return std::any_of(spec.layers.begin(), spec.layers.end(),
+                     [](const LayerSpec& layer) { return layer.mlp == MlpKind::kMoe; });
 }
 
 std::uint32_t LookupStride(std::uint32_t max_context, std::uint32_t page_size) {
@@ -65,7 +83,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.limits.activation = options.activation;
   sizes.limits.memory = MemoryKind::kDevice;
   sizes.limits.lookup_stride = LookupStride(sizes.max_context, page_size);
-  if (options.graphs) {
+  if (options.graphs && !Waits(spec)) {
     sizes.max_graph_rows = std::min({options.max_rows, options.max_step_tokens, kMaxGraphRows});
   }
   sizes.buffers = sizes.limits;
@@ -80,9 +98,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
                      .head_size = spec.layers[0].heads.head_size};
   sizes.sampler = SamplerLimits(spec, sizes.limits, sizes.max_context);
   sizes.drawn_stride = (std::int64_t{sizes.limits.max_step_draws} + 63) / 64 * 64;
-  const std::int64_t nodes =
-      kNodesPerLayer * static_cast<std::int64_t>(spec.layers.size()) + kOtherNodes;
-  sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) * nodes * kGraphNodeBytes;
+  sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) * NodesOf(spec) * kGraphNodeBytes;
   return sizes;
 }
 

@@ -140,26 +140,23 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
+// Columns of a head that the kernels of a GPU write, four at a time (kernels/qkv_store.h).
+constexpr std::uint32_t kMostGpuColumns = 256;
+
 std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
   const Knob knobs[] = {
       {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
+      {"a head_size above 256 or no multiple of 4",
+       heads.head_size > kMostGpuColumns || heads.head_size % 4 != 0, true},
       {"q_bias, k_bias and v_bias that differ",
        heads.q_bias != heads.k_bias || heads.q_bias != heads.v_bias},
       {"clip_qkv", heads.clip_qkv != 0},
-      {"qk_norm", Has(heads.qk_norm), true},
       {"qk_norm with a weight for each head",
        Has(heads.qk_norm) && heads.qk_norm_scope == QkNormScope::kPerHeadOwn},
       {"qk_norm_after_rope", heads.qk_norm_after_rope},
       {"v_norm", Has(heads.v_norm)},
-      {"a layer without rope", heads.rope < 0, true},
-      {"interleaved rope", heads.rope_style != RopeStyle::kHalf, true},
-      {"partial rotation",
-       heads.rope >= 0 && (heads.rotary_size != heads.head_size || heads.rotary_first != 0), true},
       {"q_position_scale", heads.q_position_scale.beta != 0},
-      {"softcap", heads.softcap != 0, true},
-      {"window", heads.window != 0, true},
       {"chunk", heads.chunk != 0},
-      {"sinks", heads.has_sinks, true},
       {"value_scale", heads.value_scale != 1},
       {"output_gate", heads.output_gate != GateKind::kNone},
   };
@@ -170,9 +167,7 @@ std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
 std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
   const Knob knobs[] = {
       {"an MLP without gate", !mlp.gated},
-      {"an activation other than silu", mlp.act != Activation::kSilu, true},
       {"gate_bias and up_bias that differ", mlp.gate_bias != mlp.up_bias},
-      {"a clamped MLP", mlp.alpha != 1 || mlp.limit != 0 || mlp.up_offset != 0, true},
   };
   return FirstUnbuilt(knobs, device);
 }
@@ -190,8 +185,6 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
 }
 
 std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
-  const std::string residual_scale = absl::StrCat("residual_scale ", layer.residual_scale);
-  const std::string output_scale = absl::StrCat("output_scale ", layer.output_scale);
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
       {"no attention", layer.attention == AttentionKind::kNone},
@@ -199,13 +192,6 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
       {"q_latent_scale or kv_latent_scale",
        layer.mla.q_latent_scale != 1 || layer.mla.kv_latent_scale != 1},
       {"no MLP", layer.mlp == MlpKind::kNone},
-      {"a mixture of experts", layer.mlp == MlpKind::kMoe, true},
-      {"attn_out norm", Has(layer.attn_out), true},
-      {"mlp_out norm", Has(layer.mlp_out), true},
-      {"no attn_in norm", !Has(layer.attn_in), true},
-      {"no mlp_in norm", !Has(layer.mlp_in), true},
-      {residual_scale, layer.residual_scale != 1, true},
-      {output_scale, layer.output_scale != 1, true},
       {"kv_from_layer", layer.kv_from_layer >= 0},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
@@ -224,15 +210,9 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
 
 // What of the model outside its layers.
 std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
-  const std::string embed_scale = absl::StrCat("embed_scale ", spec.embed_scale);
-  const std::string logit_scale = absl::StrCat("logit_scale ", spec.logit_scale);
-  const std::string logit_softcap = absl::StrCat("logit_softcap ", spec.logit_softcap);
   const Knob knobs[] = {
       {"no final norm", !Has(spec.final_norm)},
       {"head_bias", spec.head_bias},
-      {embed_scale, spec.embed_scale != 1, true},
-      {logit_scale, spec.logit_scale != 1, true},
-      {logit_softcap, spec.logit_softcap != 0, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
   return unbuilt.empty() ? UnbuiltNorm("final", spec.final_norm) : unbuilt;

@@ -95,7 +95,8 @@ void CutMla(Cutter& cutter, const Widths& widths, std::int64_t tokens, MlaBuffer
   mla->values = cutter.Take<float>(tokens * widths.values);
 }
 
-void CutMoe(Cutter& cutter, const Widths& widths, std::int64_t tokens, MoeBuffers* moe) {
+void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeBuffers* moe) {
+  const std::int64_t tokens = limits.max_step_tokens;
   if (widths.experts == 0) return;
   moe->router_logits = cutter.Take<float>(tokens * widths.experts);
   moe->chosen = cutter.Take<std::uint32_t>(tokens * widths.top_k);
@@ -103,8 +104,8 @@ void CutMoe(Cutter& cutter, const Widths& widths, std::int64_t tokens, MoeBuffer
   moe->offsets = cutter.Take<std::uint32_t>(widths.experts + 1);
   moe->rows = cutter.Take<std::uint32_t>(tokens * widths.top_k);
   moe->row_weights = cutter.Take<float>(tokens * widths.top_k);
-  moe->inputs = cutter.Take<float>(tokens * widths.hidden);
-  moe->gate_up = cutter.Take<float>(tokens * widths.expert_inner);
+  moe->inputs = TakeFloats(cutter, limits.activation, tokens * widths.hidden);
+  moe->gate_up = TakeFloats(cutter, limits.activation, tokens * widths.expert_inner);
   moe->outputs = cutter.Take<float>(tokens * widths.hidden);
   moe->sum = cutter.Take<float>(tokens * widths.hidden);
 }
@@ -117,14 +118,14 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   const std::int64_t attended_at = Cutter::RoundUp(tokens * widths.qkv * element);
   const std::int64_t attention = attended_at + tokens * widths.attended * element;
   Cutter counted(nullptr);
-  CutMoe(counted, widths, tokens, &buffers->moe);
+  CutMoe(counted, widths, limits, &buffers->moe);
   Cutter counted_mla(nullptr);
   CutMla(counted_mla, widths, tokens, &buffers->mla);
   std::byte* const base = cutter.Take<std::byte>(std::max(
       {attention, tokens * widths.gate_up * element, counted.used(), counted_mla.used()}));
   if (base == nullptr) return;
   Cutter moe_cutter(base);
-  CutMoe(moe_cutter, widths, tokens, &buffers->moe);
+  CutMoe(moe_cutter, widths, limits, &buffers->moe);
   Cutter mla_cutter(base);
   CutMla(mla_cutter, widths, tokens, &buffers->mla);
   buffers->qkv = {base, limits.activation};
@@ -161,6 +162,11 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
   buffers->sines = cutter.Take<float>(tokens * widths.angles);
   buffers->x = cutter.Take<float>(tokens * spec.hidden);
   buffers->normed = TakeFloats(cutter, limits.activation, tokens * spec.hidden);
+  if (limits.activation == DType::kF32) {
+    buffers->branch = buffers->normed.f32();
+  } else if (std::any_of(spec.layers.begin(), spec.layers.end(), HasBranches)) {
+    buffers->branch = cutter.Take<float>(tokens * spec.hidden);
+  }
   CutLayer(cutter, widths, limits, buffers);
   buffers->head_tokens = cutter.Take<std::uint32_t>(tokens);
   buffers->head_in = TakeFloats(cutter, limits.activation, head_rows * spec.hidden);
@@ -174,6 +180,11 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
 }
 
 }  // namespace
+
+bool HasBranches(const LayerSpec& layer) {
+  return layer.attn_out.kind != NormKind::kNone || layer.mlp_out.kind != NormKind::kNone ||
+         layer.residual_scale != 1 || layer.output_scale != 1;
+}
 
 std::int64_t StepBuffers::BytesFor(const ModelSpec& spec, const StepLimits& limits) {
   StepBuffers counted;

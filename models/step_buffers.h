@@ -46,11 +46,14 @@ struct MoeBuffers {
   std::uint32_t* offsets = nullptr;  // [E + 1]
   std::uint32_t* rows = nullptr;     // [T * K] by expert
   float* row_weights = nullptr;      // [T * K]
-  float* inputs = nullptr;           // [T, hidden] of one expert, as the next two
-  float* gate_up = nullptr;          // [T, 2 * intermediate]
+  kernels::FloatPtr inputs;          // [T, hidden] of one expert, as the next two
+  kernels::FloatPtr gate_up;         // [T, 2 * intermediate]
   float* outputs = nullptr;          // [T, hidden]
   float* sum = nullptr;              // [T, hidden] of all experts
 };
+
+// Whether a branch of the layer is no plain sum: BranchOutput::is_sum.
+bool HasBranches(const LayerSpec& layer);
 
 // Every array of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
 //
@@ -58,7 +61,8 @@ struct MoeBuffers {
 // Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up
 //             and moe share the memory of the attention before them, which is dead by then: of
 //             qkv and attended, or, in a layer of latent attention, of mla, which takes their
-//             place.
+//             place; and branch is normed where activations are f32. Where they are not, it is null
+//             unless some branch of the model needs it.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable, addresses stay.
 struct StepBuffers {
@@ -73,7 +77,8 @@ struct StepBuffers {
   float* cosines = nullptr;              // [rope tables][T, entries], one table after the other
   float* sines = nullptr;                // likewise
   float* x = nullptr;                    // [T, hidden] the residual stream
-  kernels::FloatPtr normed;              // [T, hidden] what a branch reads, or what it gives
+  kernels::FloatPtr normed;              // [T, hidden] what a branch reads
+  float* branch = nullptr;               // [T, hidden] what it gives, unless it is a plain sum
   kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d]
   kernels::FloatPtr attended;            // [T, heads * d]
   kernels::FloatPtr gate_up;             // [T, 2 * intermediate]

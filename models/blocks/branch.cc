@@ -24,7 +24,16 @@ absl::Status Norm(const StepContext& step, const NormSpec& norm, const float* we
 absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const NormSpec& norm,
                                                    const float* weight) {
   const StepBuffers& b = *step.buffers;
-  if (norm.kind == NormKind::kNone) return kernels::ConstFloatPtr(b.x);
+  if (norm.kind == NormKind::kNone) {
+    if (b.normed.is_f32()) return kernels::ConstFloatPtr(b.x);
+    QUIRE_RETURN_IF_ERROR(kernels::RoundRows(*step.backend, {.x = b.x,
+                                                             .y = b.normed.as<BF16>(),
+                                                             .x_stride = step.hidden,
+                                                             .y_stride = step.hidden,
+                                                             .num_rows = step.num_tokens,
+                                                             .columns = step.hidden}));
+    return kernels::ConstFloatPtr(b.normed);
+  }
   QUIRE_RETURN_IF_ERROR(Norm(step, norm, weight, b.x, b.normed));
   return kernels::ConstFloatPtr(b.normed);
 }
@@ -55,11 +64,11 @@ absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights,
                                     {.x = input,
                                      .weight = nullptr,
-                                     .y = b.normed,
+                                     .y = b.branch,
                                      .x_stride = input_stride,
                                      .y_stride = step.hidden,
                                      .num_rows = step.num_tokens}));
-  return JoinBranch(step, output, b.normed.f32());
+  return JoinBranch(step, output, b.branch);
 }
 
 absl::Status JoinBranch(const StepContext& step, const BranchOutput& output, float* branch) {

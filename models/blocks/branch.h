@@ -13,7 +13,8 @@
 
 namespace quire::models {
 
-// What a branch reads: norm(x), written to normed, or x itself where the slot has no norm.
+// What a branch reads, in the type of the activations: norm(x), written to normed, or where the
+// slot has no norm x itself.
 absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const NormSpec& norm,
                                                    const float* weight);
 
@@ -30,14 +31,13 @@ struct BranchOutput {
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights);
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 
-// The branch W input (+ bias) joins the stream, by way of normed unless it is a plain sum. Rows of
+// The branch W input (+ bias) joins the stream, by way of branch unless it is a plain sum. Rows of
 // input, which is not normed, lie input_stride apart.
 absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
                          const LinearWeights& weights, kernels::ConstFloatPtr input,
                          std::int64_t input_stride);
 
-// The branch [num_tokens, hidden] joins the stream; with a norm it is overwritten. REQUIRES: the
-// CPU.
+// The branch [num_tokens, hidden] joins the stream; with a norm it is overwritten.
 absl::Status JoinBranch(const StepContext& step, const BranchOutput& output, float* branch);
 
 }  // namespace quire::models

@@ -1,8 +1,10 @@
 #include "models/blocks/moe_block.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/status.h"
+#include "base/stream.h"
 #include "kernels/activation.h"
 #include "kernels/expert_rows.h"
 #include "kernels/linear.h"
@@ -70,7 +72,7 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
 absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeights& gate_up,
                    kernels::ConstFloatPtr x, std::uint32_t num_rows) {
   const std::int64_t inner = mlp.intermediate;
-  float* const y = step.buffers->moe.gate_up;
+  const kernels::FloatPtr y = step.buffers->moe.gate_up;
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, gate_up,
                                     {.x = x,
                                      .weight = nullptr,
@@ -118,16 +120,30 @@ absl::Status AddOutputs(const StepContext& step, const std::uint32_t* rows, cons
                                                   .columns = step.hidden});
 }
 
+// Where the rows of each expert begin, [experts + 1], in `memory` if need be. On a GPU the host
+// waits for the router: how many rows a product has is part of its launch.
+absl::StatusOr<const std::uint32_t*> ReadOffsets(const StepContext& step, const MoeSpec& moe,
+                                                 std::vector<std::uint32_t>* memory) {
+  const std::uint32_t* const from = step.buffers->moe.offsets;
+  if (step.backend->cuda() == nullptr) return from;
+  const Stream& stream = *step.backend->cuda()->stream;
+  memory->resize(moe.num_experts + 1);
+  QUIRE_RETURN_IF_ERROR(stream.Copy(
+      memory->data(), from, static_cast<std::int64_t>(memory->size() * sizeof(std::uint32_t))));
+  QUIRE_RETURN_IF_ERROR(stream.Synchronize());
+  return memory->data();
+}
+
+// The rows of an expert: b.rows[begin] and the `count` - 1 after it.
 absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                       kernels::ConstFloatPtr input, std::uint32_t expert) {
+                       kernels::ConstFloatPtr input, std::uint32_t expert, std::uint32_t begin,
+                       std::uint32_t count) {
   const MoeBuffers& b = step.buffers->moe;
-  const std::uint32_t begin = b.offsets[expert];
-  const std::uint32_t count = b.offsets[expert + 1] - begin;
   if (count == 0) return absl::OkStatus();
   // All rows, in their order, as of a single one.
   const bool all = count == step.num_tokens;
   if (!all) {
-    QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input.f32(),
+    QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input,
                                                               .rows = b.rows + begin,
                                                               .y = b.inputs,
                                                               .x_stride = step.hidden,
@@ -156,8 +172,20 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
                                      .x_stride = step.hidden,
                                      .y_stride = 1,
                                      .num_rows = step.num_tokens}));
-  kernels::SigmoidInPlace(b.router_logits, step.num_tokens);
+  QUIRE_RETURN_IF_ERROR(
+      kernels::SigmoidInPlace(*step.backend, b.router_logits, step.num_tokens));
   return AddOutputs(step, /*rows=*/nullptr, b.router_logits, step.num_tokens);
+}
+
+absl::Status ClearSum(const StepContext& step) {
+  float* const sum = step.buffers->moe.sum;
+  const std::size_t count = std::size_t{step.num_tokens} * step.hidden;
+  if (step.backend->cuda() != nullptr) {
+    return step.backend->cuda()->stream->Zero(sum,
+                                              static_cast<std::int64_t>(count * sizeof(float)));
+  }
+  std::fill_n(sum, count, 0.0f);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -168,13 +196,15 @@ absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.mlp_in, weights.mlp_in));
   QUIRE_RETURN_IF_ERROR(Route(step, moe, weights.moe, input));
-  float* const sum = step.buffers->moe.sum;
-  std::fill_n(sum, std::size_t{step.num_tokens} * step.hidden, 0.0f);
+  QUIRE_RETURN_IF_ERROR(ClearSum(step));
+  std::vector<std::uint32_t> memory;
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t* const offsets, ReadOffsets(step, moe, &memory));
   for (std::uint32_t expert = 0; expert < moe.num_experts; ++expert) {
-    QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights.moe, input, expert));
+    QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights.moe, input, expert, offsets[expert],
+                                    offsets[expert + 1] - offsets[expert]));
   }
   if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input));
-  return JoinBranch(step, MlpOutput(layer, weights), sum);
+  return JoinBranch(step, MlpOutput(layer, weights), step.buffers->moe.sum);
 }
 
 }  // namespace quire::models

@@ -74,32 +74,46 @@ void StoreRow(const View& view, std::uint32_t b, std::uint32_t t, std::uint32_t 
   }
 }
 
-// One row and head: softmax in two passes.
+std::vector<float> SinksOf(const AttentionShape& shape) {
+  std::vector<float> sinks;
+  for (std::uint32_t h = 0; h < shape.heads; ++h) sinks.push_back(shape.sink(h));
+  return sinks;
+}
+
+// One row and query head: softmax in two passes.
 template <typename View>
-void ExactHead(const View& keys, const View& values, std::uint32_t b, std::uint32_t h,
-               std::uint32_t position, const float* q, double* out) {
+void ExactHead(const AttentionShape& shape, const View& keys, const View& values, std::uint32_t b,
+               std::uint32_t query_head, std::uint32_t position, const float* q, double* out) {
   const std::uint32_t columns = keys.head_size();
-  const double scale = 1 / std::sqrt(static_cast<double>(columns));
+  const std::uint32_t h = query_head / (shape.heads / shape.kv_heads);
+  const double scale = shape.loudness / std::sqrt(static_cast<double>(columns));
+  const std::uint32_t first =
+      shape.window == 0 || position < shape.window ? 0 : position - shape.window + 1;
   std::vector<double> p;
-  for (std::uint32_t t = 0; t <= position; ++t) {
+  for (std::uint32_t t = first; t <= position; ++t) {
     double score = 0;
     for (std::uint32_t d = 0; d < columns; ++d) {
       score += double{q[d]} * keys.template load<1, float>(b, h, t, d)[0];
     }
-    p.push_back(score * scale);
+    score *= scale;
+    p.push_back(shape.softcap > 0 ? shape.softcap * std::tanh(score / shape.softcap) : score);
   }
   const double max = *std::max_element(p.begin(), p.end());
-  double sum = 0;
+  double sum = shape.sinks ? std::exp(shape.sink(query_head) - max) : 0;
   for (double& x : p) sum += x = std::exp(x - max);
   std::fill(out, out + columns, 0.0);
-  for (std::uint32_t t = 0; t <= position; ++t) {
+  for (std::uint32_t t = first; t <= position; ++t) {
     for (std::uint32_t d = 0; d < columns; ++d) {
-      out[d] += p[t] / sum * values.template load<1, float>(b, h, t, d)[0];
+      out[d] += p[t - first] / sum * values.template load<1, float>(b, h, t, d)[0];
     }
   }
 }
 
 }  // namespace
+
+float AttentionShape::scale() const {
+  return loudness / std::sqrt(static_cast<float>(head_size));
+}
 
 CudaBackend::CudaBackend(int num_sms, std::uint64_t seed) : pool_(1) {
   cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
@@ -185,7 +199,7 @@ void AttentionRig::Fill(const AnyKvView& view, bool is_values, std::uint32_t see
           const std::size_t row = std::size_t{shape_.kv_heads} * shape_.head_size;
           std::vector<float> x = RandomFloats(lengths_[s] * row, seed + 1000 * s);
           if (shape_.cancelling) Cancel(s, is_values, &x);
-          for (std::uint32_t t = 0; t < lengths_[s]; ++t) {
+          for (std::uint32_t t = shape_.nan_tokens; t < lengths_[s]; ++t) {
             for (std::uint32_t h = 0; h < shape_.kv_heads; ++h) {
               StoreRow(v, s, t, h, x.data() + t * row + std::size_t{h} * shape_.head_size);
             }
@@ -244,7 +258,7 @@ std::vector<double> AttentionRig::Exact(const std::vector<StepRows>& step) const
             const std::size_t at = all.size();
             all.resize(at + row_size());
             for (std::uint32_t h = 0; h < shape_.heads; ++h) {
-              ExactHead(keys, values, rows.sequence, h / (shape_.heads / shape_.kv_heads), position,
+              ExactHead(shape_, keys, values, rows.sequence, h, position,
                         queries_[rows.sequence].data() + position * row_size() +
                             std::size_t{h} * shape_.head_size,
                         all.data() + at + std::size_t{h} * shape_.head_size);
@@ -270,7 +284,8 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
          Poison(std::max({max_rows, RowsOf(step), 1u}) * rig.row_size(), rig.shape_.activations)),
       out_(cuda, Poison((std::max({max_rows, RowsOf(step), 1u}) + 1) *
                             (rig.row_size() + rig.shape_.out_gap),
-                        rig.shape_.activations)) {
+                        rig.shape_.activations)),
+      sinks_(cuda, SinksOf(rig.shape_)) {
   const auto batch = static_cast<std::uint32_t>(step.size());
   max_rows = std::max({max_rows, RowsOf(step), 1u});
   out_host_ =
@@ -369,7 +384,10 @@ absl::Status DeviceStep::Enqueue() const {
   params.out_stride = static_cast<std::int64_t>(rig_.row_size() + rig_.shape_.out_gap);
   params.batch_size = planned_.batch_size;
   params.num_heads = shape.heads;
-  params.scale = 1 / std::sqrt(static_cast<float>(shape.head_size));
+  params.scale = shape.scale();
+  params.window = shape.window;
+  params.softcap = shape.softcap;
+  params.sinks = shape.sinks ? sinks_.data() : nullptr;
   params.plan = plan_.get();
   params.maps = maps_.get();
   return PagedAttention(*cuda_, params);

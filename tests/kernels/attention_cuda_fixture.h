@@ -80,6 +80,14 @@ struct AttentionShape {
   bool cancelling = false;
   std::uint32_t first_page =
       0;  // added to the page ids on the device, behind pages that no step names
+  std::uint32_t window = 0;
+  float softcap = 0;
+  bool sinks = false;            // one for each head, 2 to 10
+  float loudness = 1;            // factor on q . k beside the usual scale
+  std::uint32_t nan_tokens = 0;  // tokens at the front of every sequence that stay NaN
+
+  float scale() const;
+  float sink(std::uint32_t head) const { return static_cast<float>(head * 37 % 5 * 2 + 2); }
 };
 
 // Rows of one sequence in a step.
@@ -157,6 +165,7 @@ class DeviceStep {
   DeviceArray<std::uint32_t> offsets_;
   DeviceArray<std::byte> q_;
   DeviceArray<std::byte> out_;
+  DeviceArray<float> sinks_;
   std::vector<std::byte> out_host_;
   AttentionPlanParams planned_{};
   std::unique_ptr<AttentionPlan> plan_;

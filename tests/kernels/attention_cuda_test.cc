@@ -287,32 +287,13 @@ TEST(AttentionErrorTest, NamesWhatIsWrong) {
             "attention has queries in f16 and output in f16, supported are f32 or bf16 for both");
 }
 
-// What the CPU alone computes is refused before any memory is looked at.
-TEST(AttentionErrorTest, MasksOfTheCpuAreRefused) {
+TEST(AttentionErrorTest, ANegativeSoftCapIsRefused) {
   const CudaBackend cuda;
-  TestPool pool({DType::kF32, 1, 1, 16, 16}, {0}, {1}, 3);
-  const AnyKvView keys = pool.keys();
-  const AnyKvView values = pool.values();
-  std::vector<float> rows(16);
-  const float sink = 0;
-  AttentionParams params{};
-  params.keys = &keys;
-  params.values = &values;
-  params.q = rows.data();
-  params.out = rows.data();
-  params.row_offsets = pool.row_offsets();
-  params.q_stride = params.out_stride = 16;
-  params.batch_size = params.num_heads = 1;
-  AttentionParams masked[3] = {params, params, params};
-  masked[0].window = 4;
-  masked[1].softcap = 30;
-  masked[2].sinks = &sink;
-  const char* const names[] = {"window", "softcap", "sinks"};
-  for (int i = 0; i < 3; ++i) {
-    const absl::Status status = PagedAttention(*cuda, masked[i]);
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(names[i]));
-  }
+  AttentionShape shape;
+  shape.softcap = -1;
+  const AttentionRig rig(shape, {20}, 2);
+  const absl::Status status = DeviceStep(rig, cuda, {{0, 19, 0, 1}}).Enqueue();
+  EXPECT_EQ(status.message(), "attention has softcap -1, it must be at least 0");
 }
 
 }  // namespace

@@ -9,9 +9,7 @@
 #include "kernels/activation.h"
 #include "kernels/exact_math.h"
 #include "kernels/norm.h"
-#include "kernels/residual.h"
 #include "kernels/rope.h"
-#include "kernels/softcap.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
 
@@ -258,27 +256,6 @@ TEST(ElementwiseCudaTest, GatedProductIsExactRoundedOnce) {
   DeviceArray<BF16> bf16(cuda, 8);
   EXPECT_TRUE(absl::IsInvalidArgument(
       GatedProduct(*cuda, {f32.data(), f32.data(), bf16.data(), 8, 8, 8, 1, 8})));
-}
-
-// What the CPU alone computes is refused, never computed as if it were not asked for.
-TEST(ElementwiseCudaTest, KnobsOfTheCpuAreRefused) {
-  const EmulatedBackend cuda;
-  DeviceArray<float> x(cuda, 8);
-  float* const p = x.data();
-  for (const GateShape& shape : {GateShape{.act = Activation::kGeluTanh}, GateShape{.alpha = 2},
-                                 GateShape{.limit = 7}, GateShape{.up_offset = 1}}) {
-    EXPECT_TRUE(absl::IsUnimplemented(GatedProduct(*cuda, {p, p, p, 8, 8, 8, 1, 8, shape})));
-  }
-  EXPECT_TRUE(absl::IsUnimplemented(Softcap(*cuda, {p, 8, 1, 8, 1, 30})));
-  EXPECT_TRUE(absl::IsUnimplemented(ResidualAdd(*cuda, {p, p, 8, 8, 1, 8, 0.5f})));
-  EXPECT_TRUE(absl::IsUnimplemented(RmsNorm(*cuda, {.x = p,
-                                                    .y = p,
-                                                    .x_stride = 8,
-                                                    .y_stride = 8,
-                                                    .num_rows = 1,
-                                                    .hidden = 4,
-                                                    .epsilon = 1e-5f,
-                                                    .groups = 2})));
 }
 
 TEST(ElementwiseCudaTest, RopeAnglesUpToAMillionTokens) {

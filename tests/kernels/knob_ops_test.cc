@@ -13,6 +13,7 @@
 #include "kernels/norm.h"
 #include "kernels/residual.h"
 #include "kernels/softcap.h"
+#include "tests/kernels/exact_gate_reference.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {
@@ -20,28 +21,6 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-double Activated(const GateShape& shape, double x) {
-  switch (shape.act) {
-    case Activation::kSilu:
-      return x / (1 + std::exp(-double{shape.alpha} * x));
-    case Activation::kGeluTanh:
-      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    case Activation::kGeluErf:
-      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
-    case Activation::kRelu2:
-      return x > 0 ? x * x : 0;
-  }
-  return kNaN;
-}
-
-double ExactProduct(const GateShape& shape, double gate, double up) {
-  if (shape.limit > 0) {
-    gate = std::min(gate, double{shape.limit});
-    up = std::min(std::max(up, -double{shape.limit}), double{shape.limit});
-  }
-  return Activated(shape, gate) * (up + shape.up_offset);
-}
 
 class GatedProductTest : public testing::TestWithParam<GateShape> {};
 INSTANTIATE_TEST_SUITE_P(

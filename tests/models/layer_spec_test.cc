@@ -140,13 +140,35 @@ TEST(LayerSpecTest, UnbuiltKnobsAreRefusedByName) {
 
 // What the CPU computes and CUDA does not: refused there by its name, never computed wrongly.
 TEST(LayerSpecTest, KnobsOfTheCpuAloneAreRefusedOnAGpu) {
-  const NormSpec norm = LlamaSpec().final_norm;
+  const auto heads_of = [](ModelSpec& s, std::uint32_t size) {
+    for (LayerSpec& layer : s.layers) layer.heads.head_size = layer.heads.v_head_size = size;
+  };
   const Knob knobs[] = {
-      {"a mixture of experts", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kMoe; }},
+      {"head_size above 256", [&](ModelSpec& s) { heads_of(s, 512); }},
+      {"no multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
       {"latent attention",
        [](ModelSpec& s) {
          for (LayerSpec& layer : s.layers) layer.attention = AttentionKind::kMla;
        }},
+  };
+  for (const Knob& knob : knobs) {
+    const absl::Status status = Checked(knob, DeviceKind::kCuda);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << knob.name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(knob.name));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("on a GPU"));
+    ModelSpec spec = LlamaSpec();
+    knob.turn(spec);
+    AssignCacheGroups(&spec);
+    EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
+    EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
+  }
+}
+
+// What few families need and both devices compute.
+TEST(LayerSpecTest, KnobsOfBothDevicesAreAccepted) {
+  const NormSpec norm = LlamaSpec().final_norm;
+  const Knob knobs[] = {
+      {"a mixture of experts", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kMoe; }},
       {"attn_out", [&](ModelSpec& s) { s.layers[2].attn_out = norm; }},
       {"mlp_out", [&](ModelSpec& s) { s.layers[2].mlp_out = norm; }},
       {"attn_in", [](ModelSpec& s) { s.layers[2].attn_in = {}; }},
@@ -167,14 +189,12 @@ TEST(LayerSpecTest, KnobsOfTheCpuAloneAreRefusedOnAGpu) {
       {"logit_softcap", [](ModelSpec& s) { s.logit_softcap = 30; }},
   };
   for (const Knob& knob : knobs) {
-    const absl::Status status = Checked(knob, DeviceKind::kCuda);
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << knob.name;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(knob.name));
-    EXPECT_THAT(std::string(status.message()), HasSubstr("on a GPU"));
     ModelSpec spec = LlamaSpec();
     knob.turn(spec);
     AssignCacheGroups(&spec);
-    EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
+    for (const DeviceKind device : kDevices) {
+      EXPECT_TRUE(CheckBuilt(spec, device).ok()) << knob.name << ": " << CheckBuilt(spec, device);
+    }
     EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
   }
 }

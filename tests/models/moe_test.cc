@@ -394,16 +394,17 @@ TEST(MoeWeightsTest, RouterAndSharedGateAreNeverConverted) {
   EXPECT_EQ(moe.shared_down.matrices[0].format(), kernels::WeightFormat::kInt4);
 }
 
-TEST(MoeSpecTest, GpusAreRefusedByName) {
+TEST(MoeSpecTest, BothDevicesComputeItAndRefuseOthersByName) {
   ModelSpec spec = TestSpec();
   EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
   EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
-  const absl::Status cuda = CheckBuilt(spec, DeviceKind::kCuda);
-  EXPECT_EQ(cuda.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(cuda.message()), HasSubstr("layer 1 with a mixture of experts"));
+  EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCuda).ok()) << CheckBuilt(spec, DeviceKind::kCuda);
   spec.layers[1].moe.weight_on_input = true;
-  EXPECT_THAT(std::string(CheckBuilt(spec, DeviceKind::kCpu).message()),
-              HasSubstr("weight_on_input"));
+  for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    const absl::Status status = CheckBuilt(spec, device);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 with weight_on_input"));
+  }
 }
 
 // Qwen3-MoE: its fixture's config.json with one key changed.

@@ -1,0 +1,128 @@
+// One fixture of every family beside Llama that a GPU computes, on an emulated GPU: judged against
+// Hugging Face transformers, and against itself where bits must not change. The fixtures and limits
+// are those of families_parity_test.cc; a few prompts stand for all, since emulation is slow.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/parity/parity_harness.h"
+
+namespace quire::models::parity {
+namespace {
+
+struct Fixture {
+  const char* folder;
+  std::uint32_t border = 1u << 30;  // as in families_parity_test.cc
+};
+
+void PrintTo(const Fixture& fixture, std::ostream* stream) {
+  *stream << fixture.folder;
+}
+
+constexpr Fixture kFixtures[] = {
+    {"mistral-window-bf16"}, {"ministral-bf16"}, {"qwen3-hd128-bf16"},
+    {"smollm3-bf16"},        {"granite-bf16"},   {"gemma2-bf16"},
+    {"gemma3-text-bf16"},    {"phi3-bf16"},      {"phi3-longrope-bf16", 140},
+    {"phi4-mini-bf16", 140}, {"olmo2-bf16"},     {"mixtral-bf16"},
+    {"qwen3-moe-bf16"},      {"gpt-oss-bf16"}};
+
+// One short prompt, one beyond every window and border.
+const std::vector<std::size_t> kSome = {4, 9};
+constexpr std::uint32_t kGenerated = 8;
+
+class FamiliesCudaParityTest : public testing::TestWithParam<Fixture> {
+ protected:
+  void SetUp() override {
+    cuda_emulator::Reset();
+    auto read = ReadReference(GetParam().folder);
+    ASSERT_TRUE(read.ok()) << read.status();
+    reference_ = *std::move(read);
+    some_ = reference_;
+    some_.prompts.clear();
+    for (const std::size_t i : kSome) some_.prompts.push_back(reference_.prompts[i]);
+    auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+    ASSERT_TRUE(files.ok()) << files.status();
+    files_ = *std::move(files);
+  }
+
+  std::vector<ReplayedPrompt> MustReplay(ReplayOptions options) {
+    options.cuda = true;
+    options.only = kSome;
+    options.generated = kGenerated;
+    options.logprobs = false;
+    options.kv_dtype = options.activation == DType::kF32 ? DType::kF32 : options.kv_dtype;
+    auto replayed = ReplayByContext(files_, reference_, options, GetParam().border);
+    EXPECT_TRUE(replayed.ok()) << replayed.status();
+    return replayed.ok() ? *std::move(replayed) : std::vector<ReplayedPrompt>();
+  }
+
+  Reference reference_;
+  Reference some_;  // the prompts of kSome alone
+  ModelFiles files_ = ModelFiles::FromMemory("", {});
+};
+
+void ExpectSameBits(const std::vector<ReplayedPrompt>& a, const std::vector<ReplayedPrompt>& b) {
+  ASSERT_EQ(a.size(), kSome.size());
+  ASSERT_EQ(b.size(), kSome.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].drawn, b[i].drawn);
+    ASSERT_EQ(a[i].logits.size(), b[i].logits.size());
+    EXPECT_EQ(
+        std::memcmp(a[i].logits.data(), b[i].logits.data(), a[i].logits.size() * sizeof(float)), 0);
+  }
+}
+
+TEST_P(FamiliesCudaParityTest, ScalarPathGivesTheReferenceTokensAndLogits) {
+  const auto got = MustReplay({.chunk = 64});
+  ASSERT_EQ(got.size(), kSome.size());
+  const Deviation deviation = CompareLogits(got, some_);
+  std::printf("%s: f32 logits differ by %.2e relative, %.2e at most\n", GetParam().folder,
+              deviation.relative, deviation.max_abs);
+  EXPECT_LE(deviation.relative, kMaxRelative);
+  EXPECT_LE(deviation.max_abs, kMaxAbsolute);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::vector<std::int32_t>& greedy = some_.prompts[i].greedy;
+    EXPECT_EQ(got[i].drawn, std::vector<std::int32_t>(greedy.begin(), greedy.begin() + kGenerated));
+  }
+}
+
+TEST_P(FamiliesCudaParityTest, HalfPathStaysWithinTwiceTheRecordedError) {
+  ReplayOptions options{
+      .kv_dtype = DType::kBF16, .chunk = 64, .feed_reference = true, .activation = DType::kBF16};
+  const auto got = MustReplay(options);
+  ASSERT_EQ(got.size(), kSome.size());
+  const Deviation deviation = CompareLogits(got, some_);
+  std::printf("%s: bf16 logits differ by %.2e relative, recorded %.2e\n", GetParam().folder,
+              deviation.relative, reference_.half_error);
+  EXPECT_LE(deviation.relative, 2 * reference_.half_error);
+  // Rounding must show, else the activations were not bf16.
+  EXPECT_GT(deviation.relative, kMaxRelative);
+  // Other chunks, other pages, and no graphs.
+  options.chunk = 19;
+  options.seed = 8;
+  options.graphs = false;
+  ExpectSameBits(got, MustReplay(options));
+}
+
+TEST_P(FamiliesCudaParityTest, HiddenStatesOfEveryLayerAgree) {
+  const ReferencePrompt& prompt = reference_.prompts[4];
+  ASSERT_FALSE(prompt.hidden.empty());
+  const auto hidden = ReplayHidden(files_, prompt, {.cuda = true});
+  ASSERT_TRUE(hidden.ok()) << hidden.status();
+  EXPECT_LE(Compare(*hidden, prompt.hidden).relative, kMaxRelative);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, FamiliesCudaParityTest, testing::ValuesIn(kFixtures),
+                         [](const auto& info) {
+                           std::string name = info.param.folder;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace quire::models::parity
