@@ -19,14 +19,14 @@ void BatchBuilder::Fill(Flight* flight) {
   for (Sequence* sequence : flight->plan.decodes) AddRow(*sequence, 1);
   for (const PlannedChunk& chunk : flight->plan.chunks) AddRow(*chunk.sequence, chunk.num_tokens);
   TakeCacheWork();
-  flight->batch.kv = &cache_->PrepareStep(row_steps_);
+  flight->batch.kv = cache_->PrepareStep(row_steps_);
 }
 
 bool BatchBuilder::FillCacheWork(Flight* flight) {
   Begin(flight);
   TakeCacheWork();
   if (flight->batch.copies.empty() && flight->batch.clears.empty()) return false;
-  flight->batch.kv = &cache_->PrepareStep(row_steps_);
+  flight->batch.kv = cache_->PrepareStep(row_steps_);
   return true;
 }
 

@@ -7,6 +7,7 @@
 // Threads:    any.
 // Lifetime:   none.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -22,6 +23,15 @@ absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_size)
 // may not exceed their value of that time.
 absl::Status CheckHotOptions(const EngineOptions& start, const HotOptions& next,
                              std::uint32_t page_size);
+
+// Most prompt tokens of one row in a step, with the options of the start. For a model with windows
+// later ones do not raise it: what its rows ask of the pool is counted by it.
+inline std::uint32_t MaxChunkTokens(const HotOptions& start, std::uint32_t page_size) {
+  const auto page_tokens = static_cast<std::int32_t>(page_size);
+  return static_cast<std::uint32_t>(
+      std::min({start.prefill_chunk_tokens, start.max_step_tokens,
+                std::max(start.max_step_prompt_tokens, page_tokens)}));
+}
 
 // Bytes of text, of a conversation or of token ids that the request brings.
 std::int64_t InputBytes(const Request& request);

@@ -274,6 +274,7 @@ void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
   if (begin / page_size != end / page_size) {
     cache_->Publish(*sequence.row, sequence.cache_tokens(), &sequence.keys, end);
   }
+  scheduler_.ReleaseOutsideWindow(sequence);
 }
 
 void EngineCore::CollectScores(const Flight& flight, const models::StepResult& result,

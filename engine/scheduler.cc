@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "engine/engine_options.h"
 #include "engine/preemption.h"
 
 namespace quire::engine {
@@ -22,14 +23,18 @@ constexpr std::uint32_t kTimedChunkTokens = 8;
 cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {
   match.num_tokens -= match.partial_rows;
   match.partial_rows = 0;
-  match.partial_source = kNullBlock;
+  match.partial_sources.clear();
   return match;
 }
 
 }  // namespace
 
 Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
-    : options_(options), cache_(cache), page_size_(cache->page_size()) {
+    : options_(options),
+      cache_(cache),
+      page_size_(cache->page_size()),
+      has_windows_(cache->demand().SharedPagesFor(page_size_) < cache->num_groups()),
+      max_window_chunk_(MaxChunkTokens(options, page_size_)) {
   const auto rows = static_cast<std::uint32_t>(options.max_running_sequences);
   num_rows_ = rows;
   for (std::uint32_t row = rows; row > 0; --row) free_rows_.push_back(row - 1);
@@ -133,8 +138,11 @@ void Scheduler::PlanDecodes(bool ahead) {
   if (must_wait_) return;
   std::vector<Sequence*>& ready = plan_.decodes;
   for (Sequence* sequence : scratch_) {
-    if (sequence->active() && Grow(*sequence, ahead)) ready.push_back(sequence);
+    if (sequence->active() && Grow(*sequence, sequence->launched() + 1, ahead)) {
+      ready.push_back(sequence);
+    }
   }
+  if (has_windows_) GrowPrompts(ahead);
   std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
   const std::uint32_t without_page = budget_ > page_size_ ? budget_ - page_size_ : budget_;
   // Only where a page for prompts would cost rows is it worth looking whether anybody needs it.
@@ -145,13 +153,33 @@ void Scheduler::PlanDecodes(bool ahead) {
   plan_.num_tokens += static_cast<std::uint32_t>(ready.size());
 }
 
-// Takes the page for one more token. False: the row sits out this step, or was preempted itself. In
-// safe mode a page can be missing only while pages are being cleared, copied or held by a step in
-// flight, which ends with the next step.
-bool Scheduler::Grow(Sequence& sequence, bool ahead) {
-  if (sequence.launched() < sequence.pages * page_size_) return true;
+// The same for the chunks of prompts that the step may have room for: in window groups they could
+// not be taken with the admission.
+void Scheduler::GrowPrompts(bool ahead) {
+  scratch_.clear();
+  for (Sequence* sequence : running_) {
+    if (sequence->state != SequenceState::kPrefill || sequence->skips) continue;
+    if (sequence->launched() < sequence->total()) scratch_.push_back(sequence);
+  }
+  std::uint32_t left = std::min(budget_, prompt_budget_);
+  for (Sequence* sequence : scratch_) {
+    if (left == 0 || must_wait_) return;
+    if (!sequence->active()) continue;
+    const std::uint32_t remaining = sequence->total() - sequence->launched();
+    const std::uint32_t chunk = std::min({remaining, MostChunkTokens(), left});
+    left -= chunk;
+    Grow(*sequence, sequence->launched() + chunk, ahead);
+  }
+}
+
+// Takes the pages for the first `tokens` tokens. False: the row sits out this step, or was
+// preempted itself. In safe mode a page can be missing only while pages are being cleared, copied
+// or held by a step in flight, which ends with the next step.
+bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
+  if (tokens <= cache_->reserved_tokens(*sequence.row)) return true;
   while (true) {
-    const absl::Status status = cache_->Reserve(*sequence.row, sequence.launched() + 1);
+    const absl::Status status =
+        cache_->Reserve(*sequence.row, std::max(tokens, sequence.total()), tokens);
     if (status.ok()) {
       SetPages(sequence, cache_->pages_of(*sequence.row));
       return true;
@@ -177,11 +205,17 @@ absl::Duration Scheduler::StepTimeTarget() const {
                     kMostAutoTarget);
 }
 
-std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total) const {
+// Of one row in one step.
+std::uint32_t Scheduler::MostChunkTokens() const {
+  const auto chunk = static_cast<std::uint32_t>(options_.prefill_chunk_tokens);
+  return has_windows_ ? std::min(chunk, max_window_chunk_) : chunk;
+}
+
+// `room`: tokens after those computed that have pages, or may have them.
+std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total,
+                                     std::uint32_t room) const {
   const std::uint32_t remaining = total - computed;
-  std::uint32_t chunk =
-      std::min(remaining, static_cast<std::uint32_t>(options_.prefill_chunk_tokens));
-  chunk = std::min({chunk, budget_, prompt_budget_});
+  std::uint32_t chunk = std::min({remaining, MostChunkTokens(), room, budget_, prompt_budget_});
   std::uint32_t unit = page_size_;
   if (time_target_ != absl::InfiniteDuration()) {
     unit = std::min(unit, kTimedChunkTokens);
@@ -207,7 +241,8 @@ void Scheduler::PlanChunks() {
   for (Sequence* sequence : running_) {
     if (sequence->state != SequenceState::kPrefill || sequence->skips) continue;
     if (sequence->launched() == sequence->total()) continue;
-    const std::uint32_t chunk = ChunkTokens(sequence->launched(), sequence->total());
+    const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
+    const std::uint32_t chunk = ChunkTokens(sequence->launched(), sequence->total(), room);
     if (chunk == 0) {
       budget_ = 0;  // nobody behind it passes
       return;
@@ -304,15 +339,16 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
     return Admission::kBlocked;
   }
   cache::PrefixMatch match = MatchPrefix(sequence);
-  std::uint32_t chunk = ChunkTokens(match.num_tokens, sequence.total());
+  const std::uint32_t total = sequence.total();
+  std::uint32_t chunk = ChunkTokens(match.num_tokens, total, /*room=*/total);
   if (chunk == 0) return Admission::kNoTokens;
   TakeRow(sequence);
-  if (!TakePages(sequence, match)) {
+  if (!TakePages(sequence, match, chunk)) {
     // The copied page keeps its source busy for a step, which can be the one page too many.
     const bool has_partial = match.partial_rows > 0;
     match = WithoutPartial(MatchPrefix(sequence));
-    chunk = ChunkTokens(match.num_tokens, sequence.total());
-    if (!has_partial || chunk == 0 || !TakePages(sequence, match)) {
+    chunk = ChunkTokens(match.num_tokens, total, /*room=*/total);
+    if (!has_partial || chunk == 0 || !TakePages(sequence, match, chunk)) {
       ReleaseRow(sequence);
       return Admission::kBlocked;
     }
@@ -351,12 +387,15 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   }
 }
 
-// Attaches the match and takes the pages of all tokens, or leaves the row empty.
-bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match) {
+// Attaches the match and takes the pages of all tokens, in window groups of the first chunk, or
+// leaves the row empty.
+bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
+                          std::uint32_t chunk) {
   const LiveRequest& request = *sequence.request;
   if (!cache_->Attach(*sequence.row, match, request.root).ok()) return false;
   cache_->SetPublish(*sequence.row, !request.request.cache.skip_write);
-  if (!FitsBesides(sequence) || !cache_->Reserve(*sequence.row, sequence.total()).ok()) {
+  if (!FitsBesides(sequence) ||
+      !cache_->Reserve(*sequence.row, sequence.total(), match.num_tokens + chunk).ok()) {
     cache_->Free(*sequence.row);
     return false;
   }
@@ -364,10 +403,11 @@ bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match) {
   return true;
 }
 
-// Overcommit: besides the pages of its tokens there is one for growth, if it can grow at all.
+// Overcommit: besides the pages that its tokens take at a time there is one for growth, if it can
+// grow at all.
 bool Scheduler::FitsBesides(const Sequence& sequence) const {
   if (options_.admission == AdmissionMode::kSafe) return true;
-  const std::uint32_t pages = PagesFor(sequence.total());
+  const std::uint32_t pages = cache_->demand().PagesFor(sequence.total());
   const std::uint32_t missing = pages - std::min(pages, cache_->pages_of(*sequence.row));
   const LiveRequest& request = *sequence.request;
   const std::uint32_t limit = request.forked ? request.worst_pages_first : request.worst_pages();

@@ -10,6 +10,9 @@
 //   takes
 //                the pages of a victim (preemption.h), which is computed again.
 //
+// The pages of a prompt are taken with its admission. Layer groups with a window never hold a whole
+// prompt: there those of each chunk are taken before its step is planned.
+//
 // A plan may be made while the step before it is in flight ("ahead"): every sequence in it that
 // draws a token is taken to go on, unless that token is its last whatever it is. Nobody is
 // preempted ahead, and where the coming step needs the outcome of the one in flight, the plan says
@@ -74,6 +77,9 @@ class Scheduler {
   // all choices know the prompt's tokens and keys.
   void Fork(LiveRequest& request);
 
+  // The sequence has computed more, and published it: what no window reaches any more goes back.
+  void ReleaseOutsideWindow(Sequence& sequence);
+
   // The sequence has ended: its pages go back, findable unless the request wrote nothing to the
   // cache.
   void Finish(Sequence& sequence);
@@ -100,8 +106,9 @@ class Scheduler {
   enum class Admission : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
 
   void MarkSkips(absl::Time now);
-  bool Grow(Sequence& sequence, bool ahead);
+  bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
   void PlanDecodes(bool ahead);
+  void GrowPrompts(bool ahead);
   bool CanDecode(const Sequence& sequence) const;
   bool NeedsOutcome(const Sequence& sequence) const;
   void PlanChunks();
@@ -109,7 +116,7 @@ class Scheduler {
   Admission TryAdmit(Sequence& sequence);
   void Start(Sequence& sequence, const cache::PrefixMatch& match);
   void NoteBlocked(LiveRequest* request);
-  bool TakePages(Sequence& sequence, const cache::PrefixMatch& match);
+  bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
   bool FitsBesides(const Sequence& sequence) const;
   cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
   LiveRequest* BestWaiting(absl::Time now) const;
@@ -117,7 +124,8 @@ class Scheduler {
   std::int32_t MaxRunning(const std::string& tenant) const;
   void LeaveTenant(LiveRequest& request);
   absl::Duration StepTimeTarget() const;
-  std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total) const;
+  std::uint32_t MostChunkTokens() const;
+  std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
   void GivePagesBack(Sequence& sequence);
   void Preempt(Sequence& sequence);
@@ -131,13 +139,11 @@ class Scheduler {
     return request.last_copy_step > completed_;
   }
   void EndChoice(Sequence& sequence);
-  std::uint32_t PagesFor(std::uint32_t tokens) const {
-    return (tokens + page_size_ - 1) / page_size_;
-  }
-
   const EngineOptions& options_;
   cache::CacheManager* const cache_;
   const std::uint32_t page_size_;
+  const bool has_windows_;
+  const std::uint32_t max_window_chunk_;  // MaxChunkTokens of the options at the start
   StepPlan plan_;
   std::vector<LiveRequest*> waiting_;  // never admitted, by arrival
   std::map<std::string, TenantRequests> tenants_;  // that have a request here

@@ -118,6 +118,12 @@ void Scheduler::Fork(LiveRequest& request) {
   RefreshState(request);
 }
 
+void Scheduler::ReleaseOutsideWindow(Sequence& sequence) {
+  if (!has_windows_) return;
+  cache_->ReleaseOutsideWindow(*sequence.row, sequence.computed);
+  SetPages(sequence, cache_->pages_of(*sequence.row));
+}
+
 void Scheduler::EndChoice(Sequence& sequence) {
   LiveRequest& request = *sequence.request;
   --request.live_choices;
@@ -151,7 +157,7 @@ void Scheduler::Remove(LiveRequest& request, bool scrub) {
   for (const auto& sequence : request.sequences) {
     if (sequence->row.has_value()) {
       if (scrub && sequence->pages > 0) cache_->Scrub(*sequence->row, 0);
-      if (sequence->pages > 0) cache_->Free(*sequence->row);
+      cache_->Free(*sequence->row);
       ReleaseRow(*sequence);
     }
     std::erase(running_, sequence.get());
@@ -187,7 +193,10 @@ absl::Status Scheduler::CheckIntegrity() const {
       return absl::InternalError(name + " stands before an older sequence");
     }
     const bool has_pages = s.state != SequenceState::kForkWait;
-    if (s.pages != cache_->pages_of(*s.row) || (s.pages > 0) != has_pages) {
+    // A window of one token can leave a row without pages between two steps.
+    const bool may_lack_pages = !has_pages || has_windows_;
+    if (s.pages != cache_->pages_of(*s.row) || (s.pages > 0 && !has_pages) ||
+        (s.pages == 0 && !may_lack_pages)) {
       return absl::InternalError(absl::StrCat(name, " counts ", s.pages, " pages, its row has ",
                                               cache_->pages_of(*s.row)));
     }

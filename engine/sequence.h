@@ -127,7 +127,7 @@ struct LiveRequest {
   std::int32_t max_tokens = 0;         // after clipping to the context
   bool clipped_by_context = false;
   std::uint32_t limit_tokens = 0;       // K and V that one choice may ever write
-  std::uint32_t worst_pages_first = 0;  // pages of one choice alone at its limit
+  std::uint32_t worst_pages_first = 0;  // most pages of one choice alone at a time
   std::uint32_t shared_pages = 0;       // of those, full prompt pages that other choices share
   std::vector<std::int32_t> end_ids;    // that end a choice: end-of-sequence and stop ids, distinct
   std::vector<kernels::LogitBias> bias;
@@ -169,7 +169,7 @@ struct LiveRequest {
   std::uint32_t choices() const {
     return static_cast<std::uint32_t>(request.sampling.choice_count);
   }
-  // Pages for all choices at their limits.
+  // Most pages of all choices at a time.
   std::uint32_t worst_pages() const {
     return shared_pages + choices() * (worst_pages_first - shared_pages);
   }

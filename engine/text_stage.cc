@@ -88,8 +88,8 @@ absl::Status FitContext(const EngineOptions& options, LiveRequest& live) {
 absl::Status FitPool(const CacheShape& shape, LiveRequest& live) {
   const auto prompt_tokens = static_cast<std::uint32_t>(live.prompt.size());
   live.limit_tokens = prompt_tokens + static_cast<std::uint32_t>(live.max_tokens) - 1;
-  live.worst_pages_first = (live.limit_tokens + shape.page_size - 1) / shape.page_size;
-  live.shared_pages = live.choices() > 1 ? prompt_tokens / shape.page_size : 0;
+  live.worst_pages_first = shape.demand.PagesFor(live.limit_tokens);
+  live.shared_pages = live.choices() > 1 ? shape.demand.SharedPagesFor(prompt_tokens) : 0;
   const std::uint32_t needed = live.worst_pages();
   if (needed <= shape.usable_pages) return absl::OkStatus();
   return WithReason(absl::InvalidArgumentError(

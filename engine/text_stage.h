@@ -16,6 +16,7 @@
 #include "base/bounded_queue.h"
 #include "base/clock.h"
 #include "base/keyed_hash.h"
+#include "cache_manager/page_demand.h"
 #include "engine/admission_queue.h"
 #include "engine/engine.h"
 #include "engine/engine_probe.h"
@@ -30,6 +31,7 @@ struct CacheShape {
   HashKey hash_key;
   std::uint32_t page_size = 0;
   std::uint32_t usable_pages = 0;
+  cache::PageDemand demand;
 };
 
 // Fills part 2 of `live`. The status is PROMPT_MISSING, PROMPT_TOO_LONG, NEVER_FITS, BAD_TOKEN_ID,

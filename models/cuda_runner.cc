@@ -104,6 +104,7 @@ struct CudaRunner::State {
   cache::KvPool* const pool;
   const RunnerOptions options;
   const CudaSizes sizes;
+  const LayerGroups layers = PlanLayerGroups(model.spec, DeviceKind::kCuda);
   RunnerMemory memory;
   StepOrder order;
   StepBuffers buffers;
@@ -234,7 +235,8 @@ absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
                                                plan.get()));
   QUIRE_RETURN_IF_ERROR(DecoderForward(model.spec, *model.weights,
                                        {.backend = &backend,
-                                        .kv = &*collection,
+                                        .kv = {&*collection, 1},
+                                        .layers = &layers,
                                         .plan = plan.get(),
                                         .maps = maps.get(),
                                         .buffers = &buffers,
@@ -265,7 +267,8 @@ absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep
                                                plan.get()));
   return DecoderForward(model.spec, *model.weights,
                         {.backend = &backend,
-                         .kv = &*collection,
+                         .kv = {&*collection, 1},
+                         .layers = &layers,
                          .plan = plan.get(),
                          .maps = maps.get(),
                          .buffers = &buffers,
@@ -371,7 +374,7 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
                                                                const RunnerOptions& options) {
   QUIRE_CHECK(backend.cuda() != nullptr && pool->memory_kind() == MemoryKind::kDevice);
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
-  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
+  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry(), DeviceKind::kCuda));
   QUIRE_RETURN_IF_ERROR(CheckActivation(options.activation, pool->geometry().dtype));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_RETURN_IF_ERROR(state->Allocate());
@@ -391,10 +394,11 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
         absl::StrCat(s.in_flight, " steps are launched and not collected"));
   }
   QUIRE_RETURN_IF_ERROR(
-      CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(), s.previous_draws));
-  if (batch.kv != nullptr && batch.kv->lookup_stride != s.sizes.limits.lookup_stride) {
+      CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(),
+                     static_cast<std::uint32_t>(s.layers.groups.size()), s.previous_draws));
+  if (!batch.kv.empty() && batch.kv[0].lookup_stride != s.sizes.limits.lookup_stride) {
     return absl::InvalidArgumentError(
-        absl::StrCat("step batch: lookup_stride is ", batch.kv->lookup_stride,
+        absl::StrCat("step batch: lookup_stride is ", batch.kv[0].lookup_stride,
                      ", the runner was made for ", s.sizes.limits.lookup_stride));
   }
   // The thread that runs steps is not the one that opened the device.

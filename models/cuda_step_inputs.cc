@@ -56,7 +56,7 @@ void CudaStepInputs::PackRow(const StepBatch& batch, const StepRow& row, std::ui
                              std::uint32_t* ranges, PackedStep* step) {
   const std::uint32_t index = row.batch_row.value();
   const std::uint32_t stride = limits_.lookup_stride;
-  const std::uint32_t* const table = batch.kv->lookup_table + std::size_t{index} * stride;
+  const std::uint32_t* const table = batch.kv[0].lookup_table + std::size_t{index} * stride;
   std::uint32_t* const mirror = mirror_.data() + std::size_t{index} * stride;
   // Columns of the step's tokens, and whatever pages follow them.
   std::uint32_t used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
@@ -78,7 +78,7 @@ void CudaStepInputs::PackRow(const StepBatch& batch, const StepRow& row, std::ui
 }
 
 PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* order) {
-  QUIRE_CHECK(batch.kv->lookup_stride == limits_.lookup_stride);
+  QUIRE_CHECK(batch.kv[0].lookup_stride == limits_.lookup_stride);
   PackedStep step;
   step.num_tokens = static_cast<std::uint32_t>(batch.token_ids.size());
   for (const StepRow& row : batch.rows) {

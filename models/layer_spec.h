@@ -177,7 +177,8 @@ struct LayerSpec {
   MlpSpec dense;                    // when mlp is kDense
   MoeSpec moe;                      // kMoe
   std::int32_t kv_from_layer = -1;  // reads the rows an earlier layer wrote; -1: writes its own
-  // Computed by AssignCacheGroups: layers of equal page geometry and lifetime share a pool.
+  // Computed by AssignCacheGroups: layers of equal rows and windows have equal numbers. Which of
+  // them share pages is said by layer_groups.h.
   std::uint8_t cache_group = 0;
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };

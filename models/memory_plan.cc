@@ -26,10 +26,11 @@ std::uint32_t LatentColumns(const LayerSpec& layer) {
 }  // namespace
 
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
-                                                DType kv_dtype, std::uint32_t num_blocks) {
+                                                DType kv_dtype, std::uint32_t num_blocks,
+                                                DeviceKind device) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
-    // Groups that differ in their window alone share the pool: their pages look alike.
+    // All groups take their pages from one pool.
     if (layer.attention != spec.layers[0].attention ||
         layer.attention == AttentionKind::kNone ||
         LatentColumns(layer) != LatentColumns(spec.layers[0]) ||
@@ -42,7 +43,7 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
   }
   cache::KvGeometry geometry;
   geometry.num_blocks = num_blocks;
-  geometry.num_layers = static_cast<std::uint32_t>(spec.layers.size());
+  geometry.num_layers = PlanLayerGroups(spec, device).slots;
   geometry.page_size = page_size;
   geometry.num_heads = spec.layers[0].heads.num_kv_heads;
   geometry.head_size = spec.layers[0].heads.head_size;
@@ -101,6 +102,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
   MemoryPlan plan;
   plan.weight_bytes = WeightBytes(slots, target);
   plan.weight_format = slots.coded_format.empty() ? "none" : slots.coded_format;
+  plan.layer_groups = PlanLayerGroups(checked.spec, DeviceKind::kCpu);
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.workspace_bytes =
@@ -174,7 +176,7 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
   QUIRE_RETURN_IF_ERROR(CheckActivation(options.runner.activation, options.kv_dtype));
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          KvGeometryFor(checked.spec, options.page_size, options.kv_dtype,
-                                       std::max(options.num_blocks, 2u)));
+                                       std::max(options.num_blocks, 2u), DeviceKind::kCuda));
   DeviceMemoryPlan plan;
   plan.device_memory_bytes = options.device_memory_bytes;
   QUIRE_ASSIGN_OR_RETURN(plan.weight_bytes, DeviceWeightBytes(files, checked, options));

@@ -9,21 +9,24 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/device.h"
 #include "base/dtype.h"
 #include "cache_manager/kv_params.h"
 #include "models/checkpoint/model_files.h"
+#include "models/layer_groups.h"
 #include "models/layer_spec.h"
 #include "models/model.h"
 #include "models/runner_options.h"
 
 namespace quire::models {
 
-// The pages of a model. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks
-// counts pages with the null page. Layers that differ in their window alone share pages. Returns
+// The pages of a model, with as many layers as PlanLayerGroups puts into one. int8 and fp8_e4m3
+// pages have one f32 scale per token and head. num_blocks counts pages with the null page. Returns
 // UNIMPLEMENTED that names the layer when rows differ, INVALID_ARGUMENT from KvGeometry::Validate
 // otherwise.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
-                                                DType kv_dtype, std::uint32_t num_blocks);
+                                                DType kv_dtype, std::uint32_t num_blocks,
+                                                DeviceKind device = DeviceKind::kCpu);
 
 // The most pages, the null page included, whose bytes stay within `bytes` and whose rows stay
 // within the limits of a view; geometry.num_blocks is ignored. Returns INVALID_ARGUMENT with the
@@ -41,6 +44,7 @@ std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& opti
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
   std::string weight_format;      // Model::quantization
+  LayerGroups layer_groups;       // on the host; a GPU has one group
   std::int64_t page_bytes = 0;    // of one page
   std::int64_t pool_bytes = 0;    // of all pages, the null page included
   std::int64_t workspace_bytes = 0;

@@ -13,6 +13,7 @@
 #include "kernels/quantized_linear.h"
 #include "kernels/sampling.h"
 #include "models/blocks/decoder.h"
+#include "models/layer_groups.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/step_batch_check.h"
@@ -23,11 +24,20 @@
 namespace quire::models {
 struct ModelRunner::State {
   State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
-      : model(m), backend(b), pool(p), options(o), limits(LimitsOf(o)), order(limits) {}
+      : model(m),
+        backend(b),
+        pool(p),
+        options(o),
+        layers(PlanLayerGroups(m.spec, DeviceKind::kCpu)),
+        limits(LimitsOf(o)),
+        order(limits) {
+    kv.reserve(layers.groups.size());
+  }
 
   // The steps of Run, in order.
-  absl::Status PreparePages(const StepBatch& batch, const kernels::AnyKvCollection& kv);
-  absl::Status Forward(const StepBatch& batch, const kernels::AnyKvCollection& kv);
+  absl::Status MakeCollections(const StepBatch& batch);
+  absl::Status PreparePages(const StepBatch& batch);
+  absl::Status Forward(const StepBatch& batch);
   absl::Status Head(const StepBatch& batch);
   // Draws and scores whose logits lie in rows [begin, end) of logits_tokens.
   absl::Status DrawBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
@@ -48,10 +58,12 @@ struct ModelRunner::State {
   const kernels::Backend& backend;
   cache::KvPool* const pool;
   const RunnerOptions options;
+  const LayerGroups layers;
   const StepLimits limits;
   StepOrder order;
   StepBuffers buffers;
   std::int64_t scratch_bytes = 0;  // reserved in the backend
+  std::vector<kernels::AnyKvCollection> kv;  // of the step, one per layer group over the one pool
 
   // Filled for the draws and scores of one block of logits.
   std::vector<kernels::SamplingRow> sampling_rows;
@@ -64,13 +76,24 @@ struct ModelRunner::State {
   bool has_result = false;
 };
 
-absl::Status ModelRunner::State::PreparePages(const StepBatch& batch,
-                                              const kernels::AnyKvCollection& kv) {
+absl::Status ModelRunner::State::MakeCollections(const StepBatch& batch) {
+  kv.clear();
+  for (const cache::KvStepInputs& inputs : batch.kv) {
+    QUIRE_ASSIGN_OR_RETURN(
+        kernels::AnyKvCollection collection,
+        kernels::MakeKvCollection(pool->geometry(), pool->blocks(), inputs, pool->scales()));
+    kv.push_back(std::move(collection));
+  }
+  return absl::OkStatus();
+}
+
+// Whole pages, so those of any group are all groups'.
+absl::Status ModelRunner::State::PreparePages(const StepBatch& batch) {
   for (const BlockId page : batch.clears) {
-    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv, page.value()));
+    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv[0], page.value()));
   }
   for (const cache::PageCopy& copy : batch.copies) {
-    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv,
+    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv[0],
                                                       .source = copy.source.value(),
                                                       .destination = copy.target.value(),
                                                       .num_rows = copy.num_rows}));
@@ -78,15 +101,15 @@ absl::Status ModelRunner::State::PreparePages(const StepBatch& batch,
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::Forward(const StepBatch& batch,
-                                         const kernels::AnyKvCollection& kv) {
+absl::Status ModelRunner::State::Forward(const StepBatch& batch) {
   const std::uint32_t batch_size =
       order.Order(batch, {.tokens = buffers.tokens,
                           .positions = buffers.positions,
                           .row_offsets = buffers.row_offsets});
   return DecoderForward(model.spec, *model.weights,
                         {.backend = &backend,
-                         .kv = &kv,
+                         .kv = kv,
+                         .layers = &layers,
                          .buffers = &buffers,
                          .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
                          .batch_size = batch_size,
@@ -226,7 +249,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
                                                                  cache::KvPool* pool,
                                                                  const RunnerOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
-  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
+  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry(), DeviceKind::kCpu));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
   state->sampling_rows.reserve(state->limits.max_step_draws);
@@ -247,18 +270,16 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
 absl::Status ModelRunner::Run(const StepBatch& batch) {
   State& s = *state_;
   s.has_result = false;
-  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.limits, s.pool->geometry()));
+  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.limits, s.pool->geometry(),
+                                       static_cast<std::uint32_t>(s.layers.groups.size())));
   s.result.draws.assign(batch.draws.size(), StepToken{});
   s.result.scores.assign(batch.scores.size(), StepToken{});
   s.next_draw = 0;
   s.next_score = 0;
-  if (batch.kv != nullptr) {
-    QUIRE_ASSIGN_OR_RETURN(
-        const kernels::AnyKvCollection kv,
-        kernels::MakeKvCollection(s.pool->geometry(), s.pool->blocks(), *batch.kv,
-                                   s.pool->scales()));
-    QUIRE_RETURN_IF_ERROR(s.PreparePages(batch, kv));
-    if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(s.Forward(batch, kv));
+  if (!batch.kv.empty()) {
+    QUIRE_RETURN_IF_ERROR(s.MakeCollections(batch));
+    QUIRE_RETURN_IF_ERROR(s.PreparePages(batch));
+    if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(s.Forward(batch));
   }
   QUIRE_RETURN_IF_ERROR(s.Head(batch));
   s.has_result = true;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/device.h"
 #include "base/dtype.h"
 #include "cache_manager/kv_params.h"
 #include "models/layer_spec.h"
@@ -42,6 +43,7 @@ StepLimits LimitsOf(const RunnerOptions& options);
 absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options);
 
 // Returns INVALID_ARGUMENT when a pool of this geometry cannot hold the model's K and V.
-absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool);
+absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool,
+                               DeviceKind device);
 
 }  // namespace quire::models

@@ -59,7 +59,7 @@ struct StepBatch {
   std::vector<StepScore> scores;        // logits_index ascending
   std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after the clears
   std::vector<BlockId> clears;
-  const cache::KvStepInputs* kv = nullptr;
+  std::span<const cache::KvStepInputs> kv;  // one per layer group, or none without rows and pages
 
   // For tests that compare logits: [logits_tokens.size(), vocab] or null.
   float* logits_out = nullptr;
@@ -75,7 +75,7 @@ struct StepBatch {
     scores.clear();
     copies.clear();
     clears.clear();
-    kv = nullptr;
+    kv = {};
     logits_out = nullptr;
     hidden_out = nullptr;
   }

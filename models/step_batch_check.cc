@@ -34,7 +34,7 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
                       std::size_t index, std::uint64_t next_token) {
   const StepRow& row = batch.rows[index];
   const std::uint32_t batch_row = row.batch_row.value();
-  if (batch_row >= batch.kv->max_rows || batch_row >= limits.max_rows) {
+  if (batch_row >= batch.kv[0].max_rows || batch_row >= limits.max_rows) {
     return Refuse(absl::StrCat("rows[", index, "].batch_row is ", batch_row, ", it must be below ",
                                limits.max_rows));
   }
@@ -53,9 +53,9 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
                                std::uint64_t{row.cache_length} + row.num_tokens,
                                " tokens, model context is ", spec.max_position));
   }
-  if (batch.kv->cache_lengths[batch_row] != row.cache_length) {
+  if (batch.kv[0].cache_lengths[batch_row] != row.cache_length) {
     return Refuse(absl::StrCat("rows[", index, "].cache_length is ", row.cache_length,
-                               ", the cache manager has ", batch.kv->cache_lengths[batch_row]));
+                               ", the cache manager has ", batch.kv[0].cache_lengths[batch_row]));
   }
   // Few rows and no memory to remember them in: each is compared with those before it.
   for (std::size_t earlier = 0; earlier < index; ++earlier) {
@@ -155,10 +155,14 @@ absl::Status CheckPages(const StepBatch& batch, const cache::KvGeometry& pool) {
 }  // namespace
 
 absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
-                            const cache::KvGeometry& pool, std::uint32_t previous_draws) {
+                            const cache::KvGeometry& pool, std::uint32_t num_groups,
+                            std::uint32_t previous_draws) {
   QUIRE_RETURN_IF_ERROR(CheckCounts(batch, limits));
   const bool needs_cache = !batch.rows.empty() || !batch.clears.empty() || !batch.copies.empty();
-  if (needs_cache && batch.kv == nullptr) return Refuse("kv is null");
+  if ((needs_cache || !batch.kv.empty()) && batch.kv.size() != num_groups) {
+    return Refuse(absl::StrCat("kv has the inputs of ", batch.kv.size(),
+                               " layer groups, the model has ", num_groups));
+  }
   std::uint64_t next_token = 0;
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(CheckRow(batch, spec, limits, i, next_token));

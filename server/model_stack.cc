@@ -65,6 +65,7 @@ std::int64_t FreeMemoryBytes() {
 // Pages of the pool in host memory, the null page included.
 absl::StatusOr<std::uint32_t> CountBlocks(const DaemonOptions& options,
                                           const cache::KvGeometry& geometry,
+                                          const cache::PageDemand& demand,
                                           std::int32_t context_tokens) {
   if (options.pool.capacity_bytes) {
     absl::StatusOr<std::uint32_t> blocks =
@@ -84,7 +85,7 @@ absl::StatusOr<std::uint32_t> CountBlocks(const DaemonOptions& options,
         fit.status().message()));
   }
   return static_cast<std::uint32_t>(
-      std::min<std::int64_t>(*fit, UsefulBlocks(options, context_tokens)));
+      std::min<std::int64_t>(*fit, UsefulBlocks(options, demand, context_tokens)));
 }
 
 absl::StatusOr<models::ModelFiles> OpenModelFiles(const ModelOptions& options) {
@@ -177,6 +178,16 @@ void LogPlan(const DevicePlan& plan) {
              {"max_context_tokens", plan.context_tokens}});
 }
 
+// Layers that share pages, where some of them let pages go.
+void LogLayerGroups(const models::LayerGroups& layers) {
+  const bool has_windows =
+      std::any_of(layers.groups.begin(), layers.groups.end(),
+                  [](const models::LayerGroup& group) { return group.window > 0; });
+  if (!has_windows) return;
+  log::Info("model", "layer groups",
+            {{"groups", layers.groups.size()}, {"text", models::DescribeLayerGroups(layers)}});
+}
+
 // The memory plan, where a GPU is present; a machine without one can still check the rest.
 absl::Status ValidateOnGpu(const DaemonOptions& options, const models::ModelFiles& files) {
   const absl::StatusOr<Device> device = OpenCudaDevice(options.device.cuda_ordinal);
@@ -199,7 +210,7 @@ absl::Status RunOneToken(cache::CacheManager* cache, models::StepRunner* runner)
   batch.draws[0].row.position = 1;
   batch.copies = cache->TakeCopies();
   batch.clears = cache->TakeClears();
-  batch.kv = &cache->PrepareStep({&step, 1});
+  batch.kv = cache->PrepareStep({&step, 1});
   QUIRE_RETURN_IF_ERROR(runner->Run(batch));
   QUIRE_ASSIGN_OR_RETURN(const models::StepResult* result, runner->Collect());
   const bool non_finite = result->draws[0].non_finite;
@@ -260,7 +271,9 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          models::KvGeometryFor(model.spec, options.pool.page_size,
                                                options.pool.dtype, /*num_blocks=*/2));
-  return CountBlocks(options, geometry, context).status();
+  const models::LayerGroups layers = models::PlanLayerGroups(model.spec, DeviceKind::kCpu);
+  LogLayerGroups(layers);
+  return CountBlocks(options, geometry, PageDemandFor(options, layers), context).status();
 }
 
 absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(const DaemonOptions& options,
@@ -327,14 +340,17 @@ absl::StatusOr<cache::KvGeometry> ModelStack::PlanCpuPool(const DaemonOptions& o
   QUIRE_ASSIGN_OR_RETURN(cache::KvGeometry geometry,
                          models::KvGeometryFor(model_->spec, options.pool.page_size,
                                                options.pool.dtype, /*num_blocks=*/2));
-  QUIRE_ASSIGN_OR_RETURN(geometry.num_blocks, CountBlocks(options, geometry, context_tokens_));
-  const std::int64_t pool_tokens =
-      (std::int64_t{geometry.num_blocks} - 1) * options.pool.page_size;
-  QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, pool_tokens));
-  if (context_tokens_ > pool_tokens) {
-    log::Warn("model", kContextCut,
-              {{"max_context_tokens", pool_tokens}, {"of", context_tokens_}});
-    context_tokens_ = static_cast<std::int32_t>(pool_tokens);
+  layers_ = models::PlanLayerGroups(model_->spec, DeviceKind::kCpu);
+  LogLayerGroups(layers_);
+  const cache::PageDemand demand = PageDemandFor(options, layers_);
+  QUIRE_ASSIGN_OR_RETURN(geometry.num_blocks,
+                         CountBlocks(options, geometry, demand, context_tokens_));
+  const std::int32_t longest =
+      LongestSequence(demand, geometry.num_blocks - 1, context_tokens_);
+  QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, longest));
+  if (context_tokens_ > longest) {
+    log::Warn("model", kContextCut, {{"max_context_tokens", longest}, {"of", context_tokens_}});
+    context_tokens_ = longest;
   }
   return geometry;
 }
@@ -377,9 +393,10 @@ absl::Status ModelStack::PrepareCuda(const DaemonOptions& options,
     log::Warn("model", kContextCut, {{"max_context_tokens", context_tokens_}});
   }
   QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, plan.memory.weight_bytes));
+  layers_ = models::PlanLayerGroups(model_->spec, DeviceKind::kCuda);
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          models::KvGeometryFor(model_->spec, plan.page_size, plan.kv_dtype,
-                                               plan.memory.num_blocks));
+                                               plan.memory.num_blocks, DeviceKind::kCuda));
   QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool,
                          cache::KvPool::Create(
                              geometry, {.stream = device_->backend().cuda()->stream}));
@@ -432,8 +449,10 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
       std::unique_ptr<cache::CacheManager> cache,
       cache::CacheManager::Create(
           {.geometry = pool_->geometry(),
+           .groups = models::CacheGroupsOf(layers_),
            .max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
            .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
+           .max_row_tokens_ahead = CpuTokensAhead(options),
            .prefix_caching = options.pool.prefix_caching,
            .partial_page_reuse = engine.partial_page_reuse,
            .hash_key = RandomHashKey()}));

@@ -26,6 +26,7 @@
 #include "base/thread_pool.h"
 #include "cache_manager/kv_pool.h"
 #include "engine/engine.h"
+#include "models/layer_groups.h"
 #include "models/model.h"
 #include "models/step_runner.h"
 #include "models/text/tokenizer.h"
@@ -81,6 +82,7 @@ class ModelStack {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::int32_t context_tokens_ = 0;
+  models::LayerGroups layers_;
   std::optional<cache::KvPool> pool_;
   std::unique_ptr<models::StepRunner> runner_;
   std::int64_t workspace_bytes_ = 0;

@@ -63,7 +63,10 @@ class Subject {
     auto subject = std::make_unique<Subject>();
     QUIRE_ASSIGN_OR_RETURN(subject->model_,
                            models::LoadModel(path, backend, {.quantization = quantization}));
-    const std::uint32_t pages = (context + kPageTokens - 1) / kPageTokens + 1;
+    const std::vector<cache::CacheGroup> groups = models::CacheGroupsOf(
+        models::PlanLayerGroups(subject->model_->spec, DeviceKind::kCpu));
+    const std::uint32_t pages =
+        cache::PageDemand(kPageTokens, groups, kChunk).PagesFor(context) + 1;
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
         models::KvGeometryFor(subject->model_->spec, kPageTokens, DType::kF32, pages));
@@ -74,8 +77,10 @@ class Subject {
                                                  {.max_rows = 1, .max_step_tokens = kChunk}));
     QUIRE_ASSIGN_OR_RETURN(subject->cache_,
                            cache::CacheManager::Create({.geometry = geometry,
+                                                        .groups = groups,
                                                         .max_rows = 1,
                                                         .max_context_tokens = context,
+                                                        .max_row_tokens_ahead = kChunk,
                                                         .prefix_caching = false}));
     subject->logits_.resize(std::size_t{kChunk} * subject->model_->spec.vocab_size);
     return subject;
@@ -96,11 +101,12 @@ class Subject {
     const cache::RowStep step{.row = row, .cache_length = begin, .new_tokens = count};
     batch.copies = cache_->TakeCopies();
     batch.clears = cache_->TakeClears();
-    batch.kv = &cache_->PrepareStep({&step, 1});
+    batch.kv = cache_->PrepareStep({&step, 1});
     batch.logits_out = logits_.data();
     QUIRE_RETURN_IF_ERROR(runner_->Run(batch));
     QUIRE_RETURN_IF_ERROR(runner_->Collect().status());
     cache_->CompleteStep();
+    cache_->ReleaseOutsideWindow(row, begin + count);
     return logits_.data();
   }
 

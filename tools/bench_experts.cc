@@ -84,7 +84,7 @@ struct Stage {
 
   StepContext step() {
     return {.backend = &backend,
-            .kv = nullptr,
+            .kv = {},
             .plan = nullptr,
             .maps = nullptr,
             .buffers = &buffers,

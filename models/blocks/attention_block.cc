@@ -62,10 +62,10 @@ absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& he
 
 // Rotates q and k, writes K and V of the step, then attended = attention(q, cache).
 absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads, const float* sinks,
-                            std::uint32_t cache_layer, const QkvLayout& layout) {
+                            const LayerPlace& place, const QkvLayout& layout) {
   const StepBuffers& b = *step.buffers;
-  const kernels::AnyKvView keys = kernels::KeyView(*step.kv, cache_layer);
-  const kernels::AnyKvView values = kernels::ValueView(*step.kv, cache_layer);
+  const kernels::AnyKvView keys = kernels::KeyView(step.kv[place.group], place.slot);
+  const kernels::AnyKvView values = kernels::ValueView(step.kv[place.group], place.slot);
   const bool rotates = heads.rope >= 0;
   const RopeAngles angles =
       rotates ? step.angles[static_cast<std::size_t>(heads.rope)] : RopeAngles{nullptr, nullptr};
@@ -99,7 +99,7 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
                                                  .scale = heads.scale,
                                                  .plan = step.plan,
                                                  .maps = step.maps,
-                                                 .layer = cache_layer,
+                                                 .layer = place.slot,
                                                  .window = heads.window,
                                                  .softcap = heads.softcap,
                                                  .sinks = sinks});
@@ -108,12 +108,12 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
 }  // namespace
 
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
-                            const LayerWeights& weights, std::uint32_t cache_layer) {
+                            const LayerWeights& weights, const LayerPlace& place) {
   const QkvLayout layout(layer.heads);
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, layout));
   QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, layer.heads, weights, layout));
   const float* const sinks = layer.heads.has_sinks ? weights.sinks : nullptr;
-  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, sinks, cache_layer, layout));
+  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, sinks, place, layout));
   return JoinProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
                      layout.q_width);
 }

@@ -10,9 +10,9 @@
 namespace quire::models {
 
 // x joins o(attention(rope(norm(qkv(norm(x)))))), as branch.h says, the K and V of the step's
-// tokens written to layer `cache_layer` of the cache on the way. Uses normed, qkv and attended.
+// tokens written to `place` in the cache on the way. Uses normed, qkv and attended.
 // REQUIRES: CheckBuilt.
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
-                            const LayerWeights& weights, std::uint32_t cache_layer);
+                            const LayerWeights& weights, const LayerPlace& place);
 
 }  // namespace quire::models

@@ -110,10 +110,10 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .hidden = spec.hidden};
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerWeights& layer = weights.layers()[i];
-    const auto cache_layer = static_cast<std::uint32_t>(i);
+    const LayerPlace place = step.layers->places[i];
     QUIRE_RETURN_IF_ERROR(spec.layers[i].attention == AttentionKind::kMla
-                              ? MlaBlock(context, spec.layers[i], layer, cache_layer)
-                              : AttentionBlock(context, spec.layers[i], layer, cache_layer));
+                              ? MlaBlock(context, spec.layers[i], layer, place)
+                              : AttentionBlock(context, spec.layers[i], layer, place));
     QUIRE_RETURN_IF_ERROR(spec.layers[i].mlp == MlpKind::kMoe
                               ? MoeBlock(context, spec.layers[i], layer)
                               : MlpBlock(context, spec.layers[i], layer));

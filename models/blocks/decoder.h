@@ -10,6 +10,7 @@
 #include "kernels/attention_plan.h"
 #include "kernels/backend.h"
 #include "kernels/kv_dispatch.h"
+#include "models/layer_groups.h"
 #include "models/layer_spec.h"
 #include "models/step_buffers.h"
 #include "models/weights.h"
@@ -20,7 +21,8 @@ namespace quire::models {
 // arrays, too.
 struct DecoderStep {
   const kernels::Backend* backend;
-  const kernels::AnyKvCollection* kv;
+  std::span<const kernels::AnyKvCollection> kv;  // one per layer group
+  const LayerGroups* layers;
   const kernels::AttentionPlan* plan = nullptr;  // of this step; null on the CPU
   const kernels::cuda::KvTensorMaps* maps =
       nullptr;  // of the pool; null where no kernel reads through maps

@@ -123,9 +123,9 @@ absl::Status IntoLatent(const StepContext& step, const MlaSpec& mla, const MlaWe
 }
 
 absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
-                            std::uint32_t cache_layer) {
+                            const LayerPlace& place) {
   const MlaBuffers& b = step.buffers->mla;
-  const kernels::AnyKvView rows = kernels::LatentView(*step.kv, cache_layer);
+  const kernels::AnyKvView rows = kernels::LatentView(step.kv[place.group], place.slot);
   QUIRE_RETURN_IF_ERROR(kernels::KvStore(*step.backend, {.keys = &rows,
                                                          .values = &rows,
                                                          .k = b.rows,
@@ -149,14 +149,14 @@ absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const S
 }  // namespace
 
 absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                      std::uint32_t cache_layer) {
+                      const LayerPlace& place) {
   const MlaSpec& mla = layer.mla;
   const Sizes sizes(mla);
   const MlaBuffers& b = step.buffers->mla;
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, sizes));
   QUIRE_RETURN_IF_ERROR(Rotate(step, mla, sizes));
   QUIRE_RETURN_IF_ERROR(IntoLatent(step, mla, weights.mla, sizes));
-  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, mla, sizes, cache_layer));
+  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, mla, sizes, place));
   const std::int64_t values = std::int64_t{mla.num_heads} * mla.v_size;
   for (std::uint32_t h = 0; h < mla.num_heads; ++h) {
     QUIRE_RETURN_IF_ERROR(Apply(step, weights.mla.from_latent[h], b.found + h * sizes.latent,

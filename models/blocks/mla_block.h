@@ -13,9 +13,9 @@ namespace quire::models {
 // [norm(c), rope(k_pe)], a query head is taken into the latent space by its part of kv_b, attends
 // to these rows as one KV head, and what it finds there, a mean of latents, is taken back by the
 // other part. Prefill and decode do the same, so that chunks give the same bits. Writes the rows of
-// the step's tokens to layer `cache_layer` of the cache. Uses normed and mla of the buffers.
+// the step's tokens to `place` in the cache. Uses normed and mla of the buffers.
 // REQUIRES: CheckBuilt for the CPU.
 absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                      std::uint32_t cache_layer);
+                      const LayerPlace& place);
 
 }  // namespace quire::models

@@ -9,6 +9,7 @@
 #include "kernels/attention_plan.h"
 #include "kernels/backend.h"
 #include "kernels/kv_dispatch.h"
+#include "models/layer_groups.h"
 #include "models/step_buffers.h"
 
 namespace quire::models {
@@ -22,7 +23,7 @@ struct RopeAngles {
 // 1]).
 struct StepContext {
   const kernels::Backend* backend;
-  const kernels::AnyKvCollection* kv;
+  std::span<const kernels::AnyKvCollection> kv;  // one per layer group
   const kernels::AttentionPlan* plan;       // null on the CPU
   const kernels::cuda::KvTensorMaps* maps;  // null where no kernel reads through maps
   StepBuffers* buffers;

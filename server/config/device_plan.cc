@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/engine_options.h"
 
 namespace quire::server {
 namespace {
@@ -33,11 +34,11 @@ models::DevicePlanOptions PlanOptions(const DaemonOptions& options, const Device
 
 // The pool that the configuration asks for; 0: as large as memory allows.
 absl::StatusOr<std::uint32_t> ConfiguredBlocks(const DaemonOptions& options,
-                                               const models::ModelSpec& spec) {
+                                               const models::ModelSpec& spec, DeviceKind device) {
   if (!options.pool.capacity_bytes) return 0;
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          models::KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
-                                               /*num_blocks=*/2));
+                                               /*num_blocks=*/2, device));
   absl::StatusOr<std::uint32_t> blocks =
       models::NumBlocksForBytes(geometry, *options.pool.capacity_bytes);
   if (blocks.ok()) return blocks;
@@ -88,10 +89,32 @@ std::int32_t StepTokens(const engine::EngineOptions& engine, std::int32_t page_s
       std::min<std::int64_t>(engine.max_step_tokens, prompt + engine.max_running_sequences));
 }
 
-std::int64_t UsefulBlocks(const DaemonOptions& options, std::int32_t context_tokens) {
-  const std::int64_t page_size = options.pool.page_size;
-  const std::int64_t pages_per_context = (context_tokens + page_size - 1) / page_size;
-  return pages_per_context * options.engine.max_running_sequences + 1;
+std::uint32_t CpuTokensAhead(const DaemonOptions& options) {
+  return engine::MaxChunkTokens(options.engine, options.pool.page_size);
+}
+
+cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::LayerGroups& layers) {
+  return {options.pool.page_size, models::CacheGroupsOf(layers), CpuTokensAhead(options)};
+}
+
+std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
+                             std::int32_t most) {
+  std::uint32_t fits = 0;  // more tokens never need fewer pages
+  for (std::uint32_t end = static_cast<std::uint32_t>(most); fits < end;) {
+    const std::uint32_t tokens = end - (end - fits) / 2;
+    if (demand.PagesFor(tokens) <= usable_pages) {
+      fits = tokens;
+    } else {
+      end = tokens - 1;
+    }
+  }
+  return static_cast<std::int32_t>(fits);
+}
+
+std::int64_t UsefulBlocks(const DaemonOptions& options, const cache::PageDemand& demand,
+                          std::int32_t context_tokens) {
+  const std::int64_t pages = demand.PagesFor(static_cast<std::uint32_t>(context_tokens));
+  return pages * options.engine.max_running_sequences + 1;
 }
 
 absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
@@ -124,9 +147,12 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
                      " bytes free"));
   }
   models::DevicePlanOptions request = PlanOptions(options, plan, num_sms);
-  QUIRE_ASSIGN_OR_RETURN(request.num_blocks, ConfiguredBlocks(options, model.spec));
+  QUIRE_ASSIGN_OR_RETURN(request.num_blocks,
+                         ConfiguredBlocks(options, model.spec, DeviceKind::kCuda));
   QUIRE_ASSIGN_OR_RETURN(plan.memory, models::PlanDeviceMemory(files, request));
-  const std::int64_t useful = UsefulBlocks(options, plan.context_tokens);
+  const cache::PageDemand demand =
+      PageDemandFor(options, models::PlanLayerGroups(model.spec, DeviceKind::kCuda));
+  const std::int64_t useful = UsefulBlocks(options, demand, plan.context_tokens);
   if (!options.pool.capacity_bytes && plan.memory.num_blocks > useful) {
     request.num_blocks = static_cast<std::uint32_t>(useful);
     QUIRE_ASSIGN_OR_RETURN(plan.memory, models::PlanDeviceMemory(files, request));
@@ -135,27 +161,35 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
   return plan;
 }
 
-absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
-                                           const models::ModelFiles& files) {
+absl::StatusOr<CpuPlan> PlanCpu(const DaemonOptions& options, const models::ModelFiles& files) {
   QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model,
                          models::ReadModelSpec(files, DeviceKind::kCpu));
   const auto own = static_cast<std::int32_t>(model.spec.max_position);
-  QUIRE_RETURN_IF_ERROR(ContextTokens(options.model, own).status());
-  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks, ConfiguredBlocks(options, model.spec));
+  CpuPlan plan;
+  QUIRE_ASSIGN_OR_RETURN(plan.context_tokens, ContextTokens(options.model, own));
+  const cache::PageDemand demand =
+      PageDemandFor(options, models::PlanLayerGroups(model.spec, DeviceKind::kCpu));
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks,
+                         ConfiguredBlocks(options, model.spec, DeviceKind::kCpu));
   if (options.pool.capacity_bytes) {
-    QUIRE_RETURN_IF_ERROR(
-        CheckPoolHolds(options.model, (std::int64_t{blocks} - 1) * options.pool.page_size));
+    const std::int32_t longest = LongestSequence(demand, blocks - 1, plan.context_tokens);
+    QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, longest));
+    plan.context_tokens = longest;
   }
+  plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   models::RunnerOptions runner;
   runner.max_rows = static_cast<std::uint32_t>(options.engine.max_running_sequences);
   runner.max_step_tokens = static_cast<std::uint32_t>(
       StepTokens(options.engine, static_cast<std::int32_t>(options.pool.page_size)));
   runner.max_logprobs = static_cast<std::uint32_t>(options.engine.limits.max_logprobs);
   runner.has_text.assign(model.config.vocab_size, 1);
-  return models::PlanMemory(files, options.pool.page_size, options.pool.dtype,
-                            std::max(blocks, 2u), runner, options.model.quantization,
-                            options.model.dummy_weights ? models::LoadMode::kDummy
-                                                        : models::LoadMode::kReal);
+  QUIRE_ASSIGN_OR_RETURN(
+      plan.memory,
+      models::PlanMemory(files, options.pool.page_size, options.pool.dtype, std::max(blocks, 2u),
+                         runner, options.model.quantization,
+                         options.model.dummy_weights ? models::LoadMode::kDummy
+                                                     : models::LoadMode::kReal));
+  return plan;
 }
 
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan) {

@@ -15,6 +15,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "cache_manager/page_demand.h"
+#include "models/layer_groups.h"
 #include "models/memory_plan.h"
 #include "models/model_config.h"
 #include "server/config/options.h"
@@ -44,11 +46,16 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
                                       const models::ModelFiles& files, std::int64_t free_bytes,
                                       std::uint32_t num_sms);
 
+struct CpuPlan {
+  models::MemoryPlan memory;
+  std::int32_t context_tokens = 0;   // longest sequence, if the pool holds it
+  std::uint32_t sequence_pages = 0;  // most that it has at a time
+};
+
 // The same for the CPU, with as many pages as kv_cache.capacity_bytes holds; without that key the
 // null page and one more, since the rest depends on the memory that is free at start. Returns
 // INVALID_ARGUMENT as PlanDevice.
-absl::StatusOr<models::MemoryPlan> PlanCpu(const DaemonOptions& options,
-                                           const models::ModelFiles& files);
+absl::StatusOr<CpuPlan> PlanCpu(const DaemonOptions& options, const models::ModelFiles& files);
 
 // Each use of the GPU's memory with its bytes, then "total", "reserve", "free" and, on the host,
 // "pinned".
@@ -58,7 +65,7 @@ std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& pl
 // larger.
 absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own);
 
-// Returns INVALID_ARGUMENT when model.max_context_tokens is more than a pool of so many tokens.
+// Returns INVALID_ARGUMENT when model.max_context_tokens is more than a pool holds of one sequence.
 absl::Status CheckPoolHolds(const ModelOptions& options, std::int64_t pool_tokens);
 
 // Type of the activations on a GPU: model.dtype, or what goes with the pages.
@@ -67,7 +74,19 @@ DType CudaActivationType(const DaemonOptions& options);
 // Most tokens of one step: one of each running sequence and the prompt tokens of their cap.
 std::int32_t StepTokens(const engine::EngineOptions& engine, std::int32_t page_size);
 
+// Most prompt tokens that one sequence has in steps under way on the CPU.
+std::uint32_t CpuTokensAhead(const DaemonOptions& options);
+
+// What a sequence asks of a pool with these layer groups: on a CPU less than its tokens where
+// windows let pages go.
+cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::LayerGroups& layers);
+
+// Tokens of the longest sequence, of at most `most`, that so many pages hold.
+std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
+                             std::int32_t most);
+
 // Pages, the null page included, that max_running_sequences sequences of this context can ever use.
-std::int64_t UsefulBlocks(const DaemonOptions& options, std::int32_t context_tokens);
+std::int64_t UsefulBlocks(const DaemonOptions& options, const cache::PageDemand& demand,
+                          std::int32_t context_tokens);
 
 }  // namespace quire::server

@@ -45,13 +45,18 @@ FakeRunner::FakeRunner(const FakeRunnerOptions& options)
       rows_(std::size_t{options.num_blocks} * options.page_size),
       poisoned_(rows_.size()) {}
 
-std::uint64_t& FakeRunner::At(const Launch& launch, const models::StepRow& row,
-                              std::uint32_t position) {
+std::uint64_t& FakeRunner::At(const Launch& launch, std::uint32_t group,
+                              const models::StepRow& row, std::uint32_t position) {
   const std::uint32_t column = position / options_.page_size;
   QUIRE_CHECK(column < launch.stride && row.batch_row.value() < launch.lengths.size());
-  const std::uint32_t page = launch.table[row.batch_row.value() * launch.stride + column];
+  const std::uint32_t page = PageOf(launch, group, row.batch_row.value(), column);
   QUIRE_CHECK(page != 0 && page < options_.num_blocks);
   return rows_[std::size_t{page} * options_.page_size + position % options_.page_size];
+}
+
+std::uint32_t FakeRunner::FirstRead(std::uint32_t group, std::uint32_t position) const {
+  const std::uint32_t window = options_.groups[group].window;
+  return window == 0 || position < window ? 0 : position - window + 1;
 }
 
 absl::Status FakeRunner::Run(const models::StepBatch& batch) {
@@ -96,14 +101,19 @@ absl::StatusOr<const models::StepResult*> FakeRunner::Collect() {
 
 FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
   Launch launch;
-  const cache::KvStepInputs& kv = *batch.kv;
+  QUIRE_CHECK(batch.kv.size() == options_.groups.size());
   launch.batch = &batch;
   launch.tokens = batch.token_ids;
   launch.rows = batch.rows;
-  launch.stride = kv.lookup_stride;
-  launch.table.assign(kv.lookup_table,
-                      kv.lookup_table + std::size_t{kv.max_rows} * kv.lookup_stride);
-  launch.lengths.assign(kv.cache_lengths, kv.cache_lengths + kv.max_rows);
+  launch.stride = batch.kv[0].lookup_stride;
+  launch.lengths.assign(batch.kv[0].cache_lengths,
+                        batch.kv[0].cache_lengths + batch.kv[0].max_rows);
+  for (const cache::KvStepInputs& kv : batch.kv) {
+    QUIRE_CHECK(kv.lookup_stride == launch.stride && kv.max_rows == launch.lengths.size());
+    QUIRE_CHECK(std::equal(launch.lengths.begin(), launch.lengths.end(), kv.cache_lengths));
+    launch.tables.emplace_back(kv.lookup_table,
+                               kv.lookup_table + std::size_t{kv.max_rows} * kv.lookup_stride);
+  }
   launch.fingerprint = FingerprintOf(batch);
   if (options_.max_steps_in_flight > 1) {
     ListUses(batch, &launch);
@@ -116,17 +126,20 @@ FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
 void FakeRunner::ListUses(const models::StepBatch& batch, Launch* launch) const {
   const std::uint32_t size = options_.page_size;
   for (const models::StepRow& row : batch.rows) {
-    const std::uint32_t end = row.cache_length + row.num_tokens;
-    for (std::uint32_t column = 0; column * size < end; ++column) {
-      const std::uint32_t begin = column * size;
-      const std::uint32_t cached = std::clamp(row.cache_length, begin, begin + size) - begin;
-      launch->uses.push_back(
-          {.page = launch->table[row.batch_row.value() * launch->stride + column],
-           .row = row.batch_row.value(),
-           .column = column,
-           .read_end = cached,
-           .write_begin = cached,
-           .write_end = std::min(end - begin, size)});
+    for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {
+      const std::uint32_t end = row.cache_length + row.num_tokens;
+      const std::uint32_t first = FirstRead(group, row.cache_length);
+      for (std::uint32_t column = first / size; column * size < end; ++column) {
+        const std::uint32_t begin = column * size;
+        const std::uint32_t cached = std::clamp(row.cache_length, begin, begin + size) - begin;
+        launch->uses.push_back({.page = PageOf(*launch, group, row.batch_row.value(), column),
+                                .row = row.batch_row.value(),
+                                .group = group,
+                                .column = column,
+                                .read_end = cached,
+                                .write_begin = cached,
+                                .write_end = std::min(end - begin, size)});
+      }
     }
   }
   for (const cache::PageCopy& copy : batch.copies) {
@@ -160,8 +173,8 @@ void FakeRunner::CheckPages(const Launch& launch) const {
         const bool writes =
             now.write_begin < now.write_end || before.write_begin < before.write_end;
         if (are_rows) {
-          QUIRE_CHECK(!writes ||
-                      (now.row == before.row && now.column == before.column && continues(now.row)));
+          QUIRE_CHECK(!writes || (now.row == before.row && now.group == before.group &&
+                                  now.column == before.column && continues(now.row)));
         } else if (before.row != PageUse::kCopy) {  // copied or cleared now
           QUIRE_CHECK(now.write_begin == now.write_end);
           QUIRE_CHECK(!overlap(0, now.read_end, before.write_begin, before.write_end));
@@ -218,7 +231,9 @@ void FakeRunner::Execute(Launch& launch) {
       poisoned_[to] = poisoned_[from];
     }
   }
-  for (const models::StepRow& row : launch.rows) ComputeRow(launch, row);
+  for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {
+    for (const models::StepRow& row : launch.rows) ComputeRow(launch, group, row);
+  }
   result_.draws.clear();
   result_.scores.clear();
   top_.clear();
@@ -232,16 +247,19 @@ void FakeRunner::Execute(Launch& launch) {
     result_.scores.push_back(Score(launch, score));
 }
 
-void FakeRunner::ComputeRow(const Launch& launch, const models::StepRow& row) {
+void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group,
+                            const models::StepRow& row) {
   QUIRE_CHECK(row.num_tokens >= 1 && row.prompt_tokens <= row.num_tokens);
   QUIRE_CHECK(launch.lengths[row.batch_row.value()] == row.cache_length);
-  std::uint64_t before = row.cache_length == 0 ? 1 : At(launch, row, row.cache_length - 1);
   for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
     const std::int32_t token = launch.tokens[row.first_token + i];
-    std::uint64_t& cell = At(launch, row, row.cache_length + i);
-    cell = Mix(before, Mix(static_cast<std::uint64_t>(token), row.cache_length + i));
+    const std::uint32_t position = row.cache_length + i;
+    // The token before may be outside of a window of one token.
+    const bool reads = position > 0 && FirstRead(group, position) < position;
+    const std::uint64_t before = reads ? At(launch, group, row, position - 1) : 1;
+    std::uint64_t& cell = At(launch, group, row, position);
+    cell = Mix(before, Mix(static_cast<std::uint64_t>(token), position));
     poisoned_[static_cast<std::size_t>(&cell - rows_.data())] = token == options_.poison_token;
-    before = cell;
   }
 }
 
@@ -256,10 +274,12 @@ std::uint64_t FakeRunner::ReadBack(const Launch& launch, std::uint32_t logits_in
   const std::uint32_t last = row->cache_length + token - row->first_token;
   std::uint64_t state = 0;
   *poisoned = false;
-  for (std::uint32_t position = 0; position <= last; ++position) {
-    const std::uint64_t& cell = At(launch, *row, position);
-    state = Mix(state, cell);
-    *poisoned |= poisoned_[static_cast<std::size_t>(&cell - rows_.data())] != 0;
+  for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {
+    for (std::uint32_t position = FirstRead(group, last); position <= last; ++position) {
+      const std::uint64_t& cell = At(launch, group, *row, position);
+      state = Mix(state, cell);
+      *poisoned |= poisoned_[static_cast<std::size_t>(&cell - rows_.data())] != 0;
+    }
   }
   return state;
 }

@@ -4,8 +4,9 @@
 //
 // Every page row holds a number that hashes the token, its position and the number of the row
 // before it, read back through the lookup table. A draw reads the numbers of all rows of its
-// sequence again. So a wrong page id, a missing copy, a page handed out twice or a token computed
-// at the wrong place changes the tokens that follow.
+// sequence again, in a layer group with a window those that the window reaches. So a wrong page id,
+// a missing copy, a page handed out twice or too early or a token computed at the wrong place
+// changes the tokens that follow.
 //
 // With two steps in flight it computes as late as is legal, at Collect, from copies of the tables
 // as they were at Run, and checks what an engine that runs ahead could do wrong: a page that a step
@@ -29,6 +30,7 @@ namespace quire::engine {
 struct FakeRunnerOptions {
   std::uint32_t num_blocks = 0;  // the null page included
   std::uint32_t page_size = 0;
+  std::vector<cache::CacheGroup> groups = {cache::CacheGroup{}};
   std::int32_t vocab_size = 259;
   // A sequence that contains this token has non-finite logits. -1: none.
   std::int32_t poison_token = -1;
@@ -75,6 +77,7 @@ class FakeRunner : public models::StepRunner {
     static constexpr std::uint32_t kCopy = 0xffffffffu;
     std::uint32_t page = 0;
     std::uint32_t row = kCopy;
+    std::uint32_t group = 0;
     std::uint32_t column = 0;
     std::uint32_t read_end = 0;  // reads page rows [0, read_end)
     std::uint32_t write_begin = 0, write_end = 0;
@@ -84,7 +87,8 @@ class FakeRunner : public models::StepRunner {
     const models::StepBatch* batch = nullptr;
     std::vector<std::int32_t> tokens;
     std::vector<models::StepRow> rows;
-    std::vector<std::uint32_t> table, lengths;
+    std::vector<std::vector<std::uint32_t>> tables;  // by group
+    std::vector<std::uint32_t> lengths;
     std::uint32_t stride = 0;
     std::vector<PageUse> uses;
     std::uint64_t fingerprint = 0;  // of what the draws point to
@@ -95,8 +99,15 @@ class FakeRunner : public models::StepRunner {
   void CheckPages(const Launch& launch) const;
   void CheckFeedback(const Launch& launch) const;
   void Execute(Launch& launch);
-  std::uint64_t& At(const Launch& launch, const models::StepRow& row, std::uint32_t position);
-  void ComputeRow(const Launch& launch, const models::StepRow& row);
+  std::uint32_t PageOf(const Launch& launch, std::uint32_t group, std::uint32_t row,
+                       std::uint32_t column) const {
+    return launch.tables[group][row * launch.stride + column];
+  }
+  std::uint64_t& At(const Launch& launch, std::uint32_t group, const models::StepRow& row,
+                    std::uint32_t position);
+  // The first position that the token at `position` reads.
+  std::uint32_t FirstRead(std::uint32_t group, std::uint32_t position) const;
+  void ComputeRow(const Launch& launch, std::uint32_t group, const models::StepRow& row);
   std::uint64_t ReadBack(const Launch& launch, std::uint32_t logits_index, bool* poisoned);
   models::StepToken Draw(const Launch& launch, const models::StepDraw& draw);
   models::StepToken Score(const Launch& launch, const models::StepScore& score);

@@ -29,7 +29,7 @@ class FakeRunnerDeathTest : public ::testing::Test {
     batch->draws.resize(1);
     batch->draws[0].row.position = cached + count;
     const cache::RowStep step{row, cached, count};
-    batch->kv = &cache_->PrepareStep({&step, 1});
+    batch->kv = cache_->PrepareStep({&step, 1});
   }
   void RunSecond(BatchRow row, std::uint32_t cached, std::vector<std::int32_t> tokens) {
     Fill(&second_, row, cached, std::move(tokens));

@@ -70,6 +70,8 @@ std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options) {
   cache_options.geometry.dtype = DType::kF32;
   cache_options.max_rows = options.max_rows;
   cache_options.max_context_tokens = options.max_context_tokens;
+  cache_options.groups = options.groups;
+  cache_options.max_row_tokens_ahead = options.max_row_tokens_ahead;
   absl::StatusOr<std::unique_ptr<cache::CacheManager>> cache =
       cache::CacheManager::Create(cache_options);
   if (!cache.ok()) {
@@ -144,6 +146,7 @@ HarnessOptions MakeHarnessOptions(const PoolOptions& pool, int max_steps_in_flig
           .engine = MakeOptions(pool),
           .runner = {.num_blocks = pool.usable_pages + 1,
                      .page_size = pool.page_size,
+                     .groups = pool.groups,
                      .vocab_size = kByteVocab,
                      .poison_token = kPoisonToken,
                      .max_steps_in_flight = max_steps_in_flight}};
@@ -182,7 +185,8 @@ void Harness::Prepare(const std::shared_ptr<LiveRequest>& live) {
   live->prepare_status = PrepareRequest(options,
                                         {.hash_key = cache->hash_key(),
                                          .page_size = cache->page_size(),
-                                         .usable_pages = cache->usable_pages()},
+                                         .usable_pages = cache->usable_pages(),
+                                         .demand = cache->demand()},
                                         *tokenizer, &queue, *live);
   Signal signal{.kind = Signal::Kind::kPrepared, .request = live};
   core.Handle(signal, clock.Now());

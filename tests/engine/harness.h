@@ -30,6 +30,8 @@ struct PoolOptions {
   std::uint32_t page_size = 16;
   std::uint32_t max_rows = 64;
   std::uint32_t max_context_tokens = 1024;
+  std::vector<cache::CacheGroup> groups = {cache::CacheGroup{}};
+  std::uint32_t max_row_tokens_ahead = 0;
 };
 std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options);
 

@@ -108,7 +108,7 @@ class Stage {
     greedy.temperature = 0;
     batch_.draws.push_back({0, greedy});
     const cache::RowStep step{BatchRow{row}, cached, count};
-    batch_.kv = &cache_->PrepareStep({&step, 1});
+    batch_.kv = cache_->PrepareStep({&step, 1});
     batch_.copies = cache_->TakeCopies();
     batch_.clears = cache_->TakeClears();
     QUIRE_RETURN_IF_ERROR(runner_->Run(batch_));
@@ -352,8 +352,7 @@ TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
 
     StepBatch clear;
     clear.clears = {BlockId{1}, BlockId{2}};
-    const cache::KvStepInputs& inputs = stage.cache().PrepareStep({});
-    clear.kv = &inputs;
+    clear.kv = stage.cache().PrepareStep({});
     ASSERT_TRUE(stage.runner().Run(clear).ok());
     stage.cache().CompleteStep();
     ASSERT_TRUE(stage.runner().Collect().ok());

@@ -53,7 +53,7 @@ class CudaStepInputsTest : public testing::Test {
   StepBatch RandomStep(std::mt19937* random) {
     const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>((*random)() % n); };
     StepBatch batch;
-    batch.kv = &kv_;
+    batch.kv = {&kv_, 1};
     std::vector<std::uint32_t> rows(kLimits.max_rows);
     std::iota(rows.begin(), rows.end(), 0u);
     std::shuffle(rows.begin(), rows.end(), *random);

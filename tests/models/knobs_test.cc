@@ -355,7 +355,9 @@ class Runs {
     EXPECT_TRUE(weights.ok()) << weights.status();
     model_.spec = spec;
     model_.weights = std::make_unique<Weights>(*std::move(weights));
-    const auto geometry = KvGeometryFor(spec, 16, DType::kF32, 20);
+    const LayerGroups layers = PlanLayerGroups(spec, DeviceKind::kCpu);
+    const auto num_groups = static_cast<std::uint32_t>(layers.groups.size());
+    const auto geometry = KvGeometryFor(spec, 16, DType::kF32, 1 + 19 * num_groups);
     EXPECT_TRUE(geometry.ok()) << geometry.status();
     pool_ = std::make_unique<cache::KvPool>(*cache::KvPool::Create(*geometry));
     auto runner = ModelRunner::Create(model_, cpu_.backend, pool_.get(),
@@ -363,7 +365,11 @@ class Runs {
     EXPECT_TRUE(runner.ok()) << runner.status();
     runner_ = *std::move(runner);
     cache_ = *cache::CacheManager::Create(
-        {.geometry = *geometry, .max_rows = 1, .max_context_tokens = spec.max_position});
+        {.geometry = *geometry,
+         .groups = CacheGroupsOf(layers),
+         .max_rows = 1,
+         .max_context_tokens = spec.max_position,
+         .max_row_tokens_ahead = kTokens});
   }
 
   // Logits of all tokens, `chunk` of them in a step.
@@ -380,7 +386,7 @@ class Runs {
       }
       batch.rows.push_back({BatchRow{0}, cached, 0, count});
       const cache::RowStep step{BatchRow{0}, cached, count};
-      batch.kv = &cache_->PrepareStep({&step, 1});
+      batch.kv = cache_->PrepareStep({&step, 1});
       batch.copies = cache_->TakeCopies();
       batch.clears = cache_->TakeClears();
       batch.logits_out = &logits[std::size_t{cached} * kVocab];
@@ -388,6 +394,7 @@ class Runs {
       cache_->CompleteStep();
       EXPECT_TRUE(runner_->Collect().ok());
       cached += count;
+      cache_->ReleaseOutsideWindow(BatchRow{0}, cached);
     }
     return logits;
   }

@@ -14,23 +14,32 @@
 namespace quire::models {
 
 void ExpectWorks(const Model& model, const kernels::Backend& backend, bool sound) {
-  const auto geometry = KvGeometryFor(model.spec, 16, DType::kF32, 2);
+  const auto num_groups =
+      static_cast<std::uint32_t>(PlanLayerGroups(model.spec, DeviceKind::kCpu).groups.size());
+  const auto geometry = KvGeometryFor(model.spec, 16, DType::kF32, 1 + num_groups);
   ASSERT_TRUE(geometry.ok()) << geometry.status();
   auto pool = cache::KvPool::Create(*geometry);
   ASSERT_TRUE(pool.ok()) << pool.status();
   auto runner = ModelRunner::Create(model, backend, &*pool, {.max_rows = 1, .max_step_tokens = 3});
   ASSERT_TRUE(runner.ok()) << runner.status();
-  alignas(64) std::uint32_t table[24] = {1};
+  struct alignas(64) Table {
+    std::uint32_t pages[32] = {};
+  };
+  std::vector<Table> tables(num_groups);  // a page for each group
   const std::uint32_t length = 0;
   const std::uint32_t tokens = std::min({3u, model.spec.max_position, model.spec.vocab_size});
-  const cache::KvStepInputs inputs{table, &length, 24, 1, tokens, tokens, 0};
+  std::vector<cache::KvStepInputs> inputs;
+  for (Table& table : tables) {
+    inputs.push_back({table.pages, &length, 24, 1, tokens, tokens, 0});
+    table.pages[0] = static_cast<std::uint32_t>(inputs.size());
+  }
   StepBatch batch;
   for (std::uint32_t i = 0; i < tokens; ++i) {
     batch.token_ids.push_back(static_cast<std::int32_t>(i));
   }
   batch.rows.push_back({BatchRow{0}, 0, 0, tokens});
   batch.logits_tokens = {tokens - 1};
-  batch.kv = &inputs;
+  batch.kv = inputs;
   std::vector<float> logits(model.spec.vocab_size);
   batch.logits_out = logits.data();
   const absl::Status status = (*runner)->Run(batch);

@@ -161,7 +161,7 @@ struct Loaded {
                 static_cast<std::size_t>(buffers->memory.size_bytes()));
     std::copy(x.begin(), x.end(), buffers->x);
     const StepContext step{.backend = &backend.backend,
-                           .kv = nullptr,
+                           .kv = {},
                            .plan = nullptr,
                            .maps = nullptr,
                            .buffers = &*buffers,

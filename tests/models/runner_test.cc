@@ -76,7 +76,7 @@ class RunnerTest : public testing::Test {
     batch_.logits_tokens.push_back(count - 1);
     batch_.draws.push_back({0, Greedy()});
     const cache::RowStep step{BatchRow{row}, cached, count};
-    batch_.kv = &cache_->PrepareStep({&step, 1});
+    batch_.kv = cache_->PrepareStep({&step, 1});
     batch_.copies = cache_->TakeCopies();
     batch_.clears = cache_->TakeClears();
     QUIRE_RETURN_IF_ERROR(runner_->Run(batch_));
@@ -108,7 +108,7 @@ class RunnerTest : public testing::Test {
     EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 3).ok());
     const cache::RowStep step{BatchRow{1}, 0, 3};
     StepBatch batch;
-    batch.kv = &cache_->PrepareStep({&step, 1});
+    batch.kv = cache_->PrepareStep({&step, 1});
     batch.token_ids = {5, 6, 7};
     batch.rows.push_back({BatchRow{1}, 0, 0, 3});
     batch.logits_tokens = {1, 2};
@@ -130,7 +130,7 @@ TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
   ASSERT_TRUE(runner_->Run(sound).ok()) << runner_->Run(sound);
   ASSERT_TRUE(runner_->Collect().ok());
   const std::pair<const char*, std::function<void(StepBatch&)>> cases[] = {
-      {"kv is null", [](StepBatch& b) { b.kv = nullptr; }},
+      {"0 layer groups, the model has 1", [](StepBatch& b) { b.kv = {}; }},
       {"token_ids[1] is 384", [](StepBatch& b) { b.token_ids[1] = 384; }},
       {"token_ids[2] is -1", [](StepBatch& b) { b.token_ids[2] = -1; }},
       {"batch_row is 4", [](StepBatch& b) { b.rows[0].batch_row = BatchRow{4}; }},
@@ -236,7 +236,7 @@ TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
   ASSERT_TRUE(cache_->Reserve(BatchRow{2}, 90).ok());
   const cache::RowStep step{BatchRow{2}, 0, 90};
   StepBatch batch;
-  batch.kv = &cache_->PrepareStep({&step, 1});
+  batch.kv = cache_->PrepareStep({&step, 1});
   batch.token_ids = tokens;
   batch.rows.push_back({BatchRow{2}, 0, 0, 90});
   for (std::uint32_t i = 0; i < 90; ++i) {
@@ -328,7 +328,7 @@ TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
     batch.rows.push_back({BatchRow{1}, i, 0, 1});
     batch.logits_tokens.push_back(0);
     batch.draws.push_back({0, Greedy(3)});
-    batch.kv = &cache_->PrepareStep({&step, 1});
+    batch.kv = cache_->PrepareStep({&step, 1});
     // The first steps grow the scratch memory of the ops, which follows the context in powers of
     // two.
     if (i == 32) before = AllocationCount();
@@ -363,7 +363,7 @@ TEST(StoryModelTest, TellsAStory) {
     ASSERT_TRUE((*cache)->Reserve(BatchRow{0}, cached + fresh).ok());
     const cache::RowStep step{BatchRow{0}, cached, fresh};
     StepBatch batch;
-    batch.kv = &(*cache)->PrepareStep({&step, 1});
+    batch.kv = (*cache)->PrepareStep({&step, 1});
     batch.token_ids.assign(tokens->begin() + cached, tokens->end());
     batch.rows.push_back({BatchRow{0}, cached, 0, fresh});
     batch.logits_tokens.push_back(fresh - 1);

@@ -23,6 +23,7 @@
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"
+#include "tests/parity/page_tables.h"
 
 namespace quire::models::parity {
 namespace {
@@ -56,24 +57,38 @@ class Stage {
     if (options.edit_spec) options.edit_spec(&stage->model_->spec);
     // Twice the rows and pages that are needed, so that tables have gaps and most ids are
     // elsewhere.
-    stage->max_rows_ = 2 * num_rows;
+    const std::uint32_t max_rows = 2 * num_rows;
     const std::uint32_t row_pages = (row_tokens + kPageSize - 1) / kPageSize;
-    const std::uint32_t num_pages = 1 + 2 * num_rows * row_pages;
+    const DeviceKind device = options.cuda ? DeviceKind::kCuda : DeviceKind::kCpu;
+    const LayerGroups layers = PlanLayerGroups(stage->model_->spec, device);
+    const auto num_groups = static_cast<std::uint32_t>(layers.groups.size());
+    const std::uint32_t num_pages = 1 + 2 * num_rows * row_pages * num_groups;
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
-        KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages));
+        KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages, device));
     QUIRE_ASSIGN_OR_RETURN(
         cache::KvPool pool,
         cache::KvPool::Create(geometry, {.stream = options.cuda ? &*stage->stream_ : nullptr}));
     stage->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
     QUIRE_RETURN_IF_ERROR(
-        stage->MakeRunner({.max_rows = stage->max_rows_,
+        stage->MakeRunner({.max_rows = max_rows,
                            .max_step_tokens = num_rows * std::max(options.chunk, 1u),
                            .max_logprobs = kTop,
                            .activation = options.activation,
                            .max_context_tokens = row_pages * kPageSize,
                            .graphs = options.graphs}));
-    QUIRE_RETURN_IF_ERROR(stage->MakeTables(num_rows, row_pages, options.seed));
+    QUIRE_ASSIGN_OR_RETURN(
+        stage->tables_,
+        PageTables::Create({.groups = layers.groups,
+                            .page_size = kPageSize,
+                            .num_blocks = num_pages,
+                            .max_rows = max_rows,
+                            .num_rows = num_rows,
+                            .row_pages = row_pages,
+                            .seed = options.seed,
+                            .spoil = [stage = stage.get()](const auto& pages) {
+                              return stage->SpoilPages(pages);
+                            }}));
     return stage;
   }
 
@@ -81,32 +96,10 @@ class Stage {
   StepRunner& runner() { return *runner_; }
   // Null on the CPU.
   const CudaRunner* cuda_runner() const { return cuda_runner_; }
-  BatchRow batch_row(std::size_t i) const { return BatchRow{rows_[i]}; }
-
-  // The arrays for a step in which prompt i has `cached[i]` tokens; fills in the maxima.
-  const cache::KvStepInputs& Inputs(const std::vector<std::uint32_t>& cached,
-                                    const std::vector<std::uint32_t>& fresh) {
-    inputs_.max_seq_length = 0;
-    inputs_.max_cache_length = 0;
-    inputs_.max_history_length = 0;
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      lengths_[rows_[i]] = cached[i];
-      if (fresh[i] == 0) continue;
-      inputs_.max_seq_length = std::max(inputs_.max_seq_length, fresh[i]);
-      inputs_.max_cache_length = std::max(inputs_.max_cache_length, cached[i] + fresh[i]);
-      inputs_.max_history_length = std::max(inputs_.max_history_length, cached[i]);
-    }
-    return inputs_;
-  }
-
-  // Exchanges the first page of prompt `a` for that of prompt `b`.
-  void SwapFirstPage(std::size_t a, std::size_t b) {
-    table()[rows_[a] * inputs_.lookup_stride] = table()[rows_[b] * inputs_.lookup_stride];
-  }
+  BatchRow batch_row(std::size_t i) const { return tables_->batch_row(i); }
+  PageTables& tables() { return *tables_; }
 
  private:
-  std::uint32_t* table() { return static_cast<std::uint32_t*>(table_.data()); }
-
   absl::Status MakeBackend(const ReplayOptions& options) {
     if (!options.cuda) {
       QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
@@ -153,33 +146,6 @@ class Stage {
     return stream_ ? stream_->Synchronize() : absl::OkStatus();
   }
 
-  absl::Status MakeTables(std::uint32_t num_rows, std::uint32_t row_pages, std::uint32_t seed) {
-    std::mt19937 random(seed);
-    std::vector<std::uint32_t> pages(pool_->geometry().num_blocks - 1);
-    for (std::uint32_t i = 0; i < pages.size(); ++i) pages[i] = i + 1;
-    std::shuffle(pages.begin(), pages.end(), random);
-    rows_.resize(max_rows_);
-    for (std::uint32_t i = 0; i < max_rows_; ++i) rows_[i] = i;
-    std::shuffle(rows_.begin(), rows_.end(), random);
-    rows_.resize(num_rows);
-
-    inputs_.lookup_stride = (row_pages + 7) / 8 * 8 + cache::kMaxTilePages;
-    inputs_.max_rows = max_rows_;
-    QUIRE_ASSIGN_OR_RETURN(
-        table_, DeviceBuffer::Allocate(MemoryKind::kHost,
-                                       std::int64_t{4} * max_rows_ * inputs_.lookup_stride));
-    lengths_.assign(max_rows_, 0);
-    inputs_.lookup_table = table();
-    inputs_.cache_lengths = lengths_.data();
-    std::size_t next = 0;
-    for (const std::uint32_t row : rows_) {
-      for (std::uint32_t column = 0; column < row_pages; ++column) {
-        table()[row * inputs_.lookup_stride + column] = pages[next++];
-      }
-    }
-    return SpoilPages(pages);
-  }
-
   std::unique_ptr<ThreadPool> threads_;
   std::optional<Stream> stream_;  // of the GPU
   std::unique_ptr<kernels::Backend> backend_;
@@ -187,11 +153,7 @@ class Stage {
   std::unique_ptr<cache::KvPool> pool_;
   std::unique_ptr<StepRunner> runner_;
   const CudaRunner* cuda_runner_ = nullptr;
-  std::uint32_t max_rows_ = 0;
-  std::vector<std::uint32_t> rows_;  // batch row of each prompt
-  DeviceBuffer table_;
-  std::vector<std::uint32_t> lengths_;
-  cache::KvStepInputs inputs_;
+  std::optional<PageTables> tables_;
 };
 
 kernels::SamplingRow GreedyRow(bool logprobs) {
@@ -224,7 +186,7 @@ class Replayer {
     bool swapped = false;
     while (!Done()) {
       if (options_.swap_one_page && !swapped && AllPrefilled()) {
-        stage_.SwapFirstPage(which_.size() - 1, which_.size() - 2);
+        stage_.tables().ShareFirstPage(which_.size() - 1, which_.size() - 2);
         swapped = true;
       }
       if (launched_ > 0 && !options_.overlap) QUIRE_RETURN_IF_ERROR(Collect());
@@ -297,7 +259,7 @@ class Replayer {
     step.batch.Clear();
     step.wanted.clear();
     for (const std::size_t i : order) AddRow(i, fresh[i], &step);
-    step.batch.kv = &stage_.Inputs(cached_, fresh);
+    QUIRE_ASSIGN_OR_RETURN(step.batch.kv, stage_.tables().Inputs(cached_, fresh));
     step.logits.assign(step.batch.logits_tokens.size() * reference_.vocab_size, 0);
     step.batch.logits_out = step.logits.data();
     QUIRE_RETURN_IF_ERROR(stage_.runner().Run(step.batch));
@@ -498,6 +460,7 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
   if (counters != nullptr) {
     const CudaRunner* const cuda = stage->cuda_runner();
     *counters = {.steps = replayer.steps(),
+                 .released_pages = stage->tables().released_pages(),
                  .graph_steps = cuda == nullptr ? 0 : cuda->graph_steps(),
                  .graphs = cuda == nullptr ? 0 : cuda->num_graphs()};
   }
@@ -540,7 +503,7 @@ absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,
     StepBatch batch;
     for (std::uint32_t j = 0; j < fresh; ++j) batch.token_ids.push_back(prompt.tokens[done + j]);
     batch.rows.push_back({stage->batch_row(0), done, 0, fresh, fresh});
-    batch.kv = &stage->Inputs({done}, {fresh});
+    QUIRE_ASSIGN_OR_RETURN(batch.kv, stage->tables().Inputs({done}, {fresh}));
     std::vector<float> part(planes * fresh * spec.hidden);
     batch.hidden_out = part.data();
     QUIRE_RETURN_IF_ERROR(stage->runner().Run(batch));

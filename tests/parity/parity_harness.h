@@ -75,9 +75,10 @@ struct ReplayOptions {
   bool overlap = false;
 };
 
-// What a replay on a GPU did besides.
+// What a replay did besides; graphs on a GPU.
 struct ReplayCounters {
   std::uint64_t steps = 0;
+  std::uint64_t released_pages = 0;  // that no window reached any more
   std::uint64_t graph_steps = 0;
   std::uint32_t graphs = 0;
 };
@@ -90,8 +91,9 @@ struct ReplayedPrompt {
   std::vector<float> logits;  // as ReferencePrompt::logits
 };
 
-// All prompts, prefilled in chunks and continued in one batch over shuffled pages of
-// 16 tokens; pages that nobody owns hold NaN.
+// All prompts, prefilled in chunks and continued in one batch over shuffled pages of 16 tokens,
+// which go back as soon as no window reaches them and are handed out again. Pages that nobody owns
+// hold NaN.
 absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
                                                    const Reference& reference,
                                                    const ReplayOptions& options,

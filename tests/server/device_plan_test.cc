@@ -152,5 +152,22 @@ TEST_F(DevicePlanTest, StepsAreAsLargeAsConfiguredOnGpus) {
   EXPECT_TRUE(plan->runner.graphs);
 }
 
+TEST(LongestSequenceTest, IsTheLongestWhosePagesFit) {
+  const std::vector<std::vector<cache::CacheGroup>> models = {
+      {{.window = 0}}, {{.window = 40}}, {{.window = 0}, {.window = 40}, {.window = 100}}};
+  for (const auto& groups : models) {
+    const cache::PageDemand demand(16, groups, 32);
+    for (std::uint32_t pages = 0; pages < 60; ++pages) {
+      std::int32_t longest = 0;
+      while (longest < 700 && demand.PagesFor(static_cast<std::uint32_t>(longest + 1)) <= pages) {
+        ++longest;
+      }
+      EXPECT_EQ(LongestSequence(demand, pages, 700), longest) << groups.size() << ", " << pages;
+    }
+  }
+  EXPECT_EQ(LongestSequence(cache::PageDemand(16, models[0], 32), 5, 700), 80);
+  EXPECT_EQ(LongestSequence(cache::PageDemand(16, models[1], 32), 6, 700), 700);
+}
+
 }  // namespace
 }  // namespace quire::server

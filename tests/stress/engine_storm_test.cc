@@ -104,7 +104,7 @@ class Storm {
   }
 
   // What survives must be what `calm_model` answers, undisturbed.
-  void Run(StressModel& calm_model);
+  void Run(StressModel& calm_model, std::uint32_t usable_pages = 36);
 
  private:
   struct Plan {
@@ -128,6 +128,7 @@ class Storm {
 
   StressModel& model_;
   const std::int64_t wanted_;
+  std::uint32_t usable_pages_ = 0;
   std::vector<Request> variants_;
   std::mt19937_64 random_{20261121};
   testing::FakeClock clock_;
@@ -275,12 +276,13 @@ void Storm::Stir() {
   }
 }
 
-void Storm::Run(StressModel& calm_model) {
+void Storm::Run(StressModel& calm_model, std::uint32_t usable_pages) {
+  usable_pages_ = usable_pages;
   // A sanitizer starts a thread of its own with the first one of the process.
   std::thread([] {}).join();
   const std::size_t threads_before = EntriesOf("/proc/self/task");
   const std::size_t files_before = EntriesOf("/proc/self/fd");
-  Start({.usable_pages = 36, .max_rows = 12, .max_context_tokens = 256});
+  Start({.usable_pages = usable_pages, .max_rows = 12, .max_context_tokens = 256});
   {
     MutexLock lock(&mutex_);
     is_storming_ = true;
@@ -375,7 +377,7 @@ void Storm::CheckCounters() {
   EXPECT_EQ(sum("requests_waiting_tokens"), 0);
   EXPECT_EQ(sum("expired_request_tokens_total"), 0);
   EXPECT_EQ(sum("invariant_violations_total"), 0);
-  EXPECT_EQ(sum("kv_cache_pages"), 36);
+  EXPECT_EQ(sum("kv_cache_pages"), usable_pages_);
   EXPECT_LE(sum("prefix_cache_hits_tokens_total"), sum("prefix_cache_queries_tokens_total"));
   const double generated = sum("generation_tokens_total");
   const double first_tokens = generated - sum("request_inter_token_seconds_count");
@@ -402,6 +404,14 @@ TEST(EngineStormTest, AheadFakeModel) {
   const auto calm = MakeFakeModel();
   const auto model = MakeFakeModel(/*max_steps_in_flight=*/2);
   Storm(*model, RequestsWanted()).Run(*calm);
+}
+
+TEST(EngineStormTest, AheadWindowedFakeModel) {
+  log::SetLevel("", log::Level::kError);
+  const std::vector<cache::CacheGroup> groups = {{.window = 24}, {.window = 0}, {.window = 40}};
+  const auto calm = MakeFakeModel(1, groups);
+  const auto model = MakeFakeModel(/*max_steps_in_flight=*/2, groups);
+  Storm(*model, RequestsWanted() / 2).Run(*calm, /*usable_pages=*/72);
 }
 
 // The real model costs a hundred times as much, so it gets a tenth of the requests.

@@ -1,12 +1,15 @@
 #include "tests/stress/stress_model.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/thread_pool.h"
 #include "cache_manager/kv_pool.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
+#include "models/layer_groups.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"
@@ -25,6 +28,8 @@ T OrDie(absl::StatusOr<T> value, const char* what) {
   return *std::move(value);
 }
 
+constexpr std::uint32_t kChunkTokens = 16;
+
 PoolOptions ToPool(const StressPool& pool) {
   return {.usable_pages = pool.usable_pages,
           .page_size = kStressPageSize,
@@ -33,7 +38,7 @@ PoolOptions ToPool(const StressPool& pool) {
 }
 
 void SetCommonOptions(EngineOptions& options) {
-  options.prefill_chunk_tokens = 16;
+  options.prefill_chunk_tokens = kChunkTokens;
   options.max_step_tokens = 256;
   options.max_step_prompt_tokens = 96;
   options.text_threads = 2;
@@ -41,18 +46,24 @@ void SetCommonOptions(EngineOptions& options) {
 
 class FakeModel : public StressModel {
  public:
-  explicit FakeModel(int max_steps_in_flight) : max_steps_in_flight_(max_steps_in_flight) {}
+  FakeModel(int max_steps_in_flight, std::vector<cache::CacheGroup> groups)
+      : max_steps_in_flight_(max_steps_in_flight), groups_(std::move(groups)) {}
 
   std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
     return std::make_unique<FakeRunner>(
         FakeRunnerOptions{.num_blocks = pool.usable_pages + 1,
                           .page_size = kStressPageSize,
+                          .groups = groups_,
                           .vocab_size = kByteVocab,
                           .poison_token = kPoisonToken,
                           .max_steps_in_flight = max_steps_in_flight_});
   }
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
-    return MakeCache(ToPool(pool));
+    PoolOptions options = ToPool(pool);
+    options.groups = groups_;
+    options.max_row_tokens_ahead =
+        kChunkTokens * static_cast<std::uint32_t>(max_steps_in_flight_);
+    return MakeCache(options);
   }
   EngineOptions Options(const StressPool& pool) const override {
     EngineOptions options = MakeOptions(ToPool(pool));
@@ -64,13 +75,18 @@ class FakeModel : public StressModel {
 
  private:
   const int max_steps_in_flight_;
+  const std::vector<cache::CacheGroup> groups_;
   const std::unique_ptr<text::Tokenizer> tokenizer_ = MakeByteTokenizer();
 };
 
-class StoryModel : public StressModel {
+// The model in a directory.
+class RealModel : public StressModel {
  public:
-  StoryModel(int threads, models::Quantization quantization)
-      : quantization_(quantization), threads_(threads) {}
+  RealModel(const std::string& directory, int threads, models::Quantization quantization)
+      : threads_(threads),
+        model_(OrDie(models::LoadModel(directory, backend_, {.quantization = quantization}),
+                     "model")),
+        tokenizer_(OrDie(text::Tokenizer::Load(directory), "tokenizer")) {}
 
   std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
     pool_ = OrDie(cache::KvPool::Create(Geometry(pool)), "pool");
@@ -90,13 +106,15 @@ class StoryModel : public StressModel {
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     cache::CacheManagerOptions options;
     options.geometry = Geometry(pool);
+    options.groups = models::CacheGroupsOf(layers_);
     options.max_rows = pool.max_rows;
     options.max_context_tokens = pool.max_context_tokens;
+    options.max_row_tokens_ahead = kChunkTokens;
     return OrDie(cache::CacheManager::Create(options), "cache manager");
   }
   EngineOptions Options(const StressPool& pool) const override {
     EngineOptions options;
-    options.model_id = std::string("story");
+    options.model_id = std::string("m");
     options.fingerprint = model_->fingerprint;
     options.vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
     options.limits.vocab_size = options.vocab_size;
@@ -118,26 +136,65 @@ class StoryModel : public StressModel {
         "geometry");
   }
 
-  const models::Quantization quantization_;
   ThreadPool threads_;
   const kernels::Backend backend_ =
       OrDie(kernels::Backend::Create(Device::Cpu(), &threads_), "backend");
-  const std::unique_ptr<models::Model> model_ =
-      OrDie(models::LoadModel(QUIRE_SOURCE_DIR "/assets/story", backend_,
-                              {.quantization = quantization_}),
-            "model");
-  const std::unique_ptr<text::Tokenizer> tokenizer_ =
-      OrDie(text::Tokenizer::Load(QUIRE_SOURCE_DIR "/assets/story"), "tokenizer");
+  const std::unique_ptr<models::Model> model_;
+  const std::unique_ptr<text::Tokenizer> tokenizer_;
+  const models::LayerGroups layers_ = models::PlanLayerGroups(model_->spec, DeviceKind::kCpu);
+
+ protected:
   std::optional<cache::KvPool> pool_;
+};
+
+// Bytes 0xff are NaN: whoever reads a page that was given back spoils its logits.
+class FixtureModel : public RealModel {
+ public:
+  using RealModel::RealModel;
+
+  std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
+    class Runner : public HookedRunner {
+     public:
+      Runner(std::unique_ptr<models::StepRunner> runner, std::function<void()> hook)
+          : HookedRunner(runner.get(), std::move(hook)), owned_(std::move(runner)) {}
+
+     private:
+      const std::unique_ptr<models::StepRunner> owned_;
+    };
+    return std::make_unique<Runner>(RealModel::MakeRunner(pool), [this] { SpoilFreePages(); });
+  }
+  std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
+    std::unique_ptr<cache::CacheManager> cache = RealModel::MakeCacheManager(pool);
+    cache_ = cache.get();
+    return cache;
+  }
+
+ private:
+  void SpoilFreePages() {
+    const std::vector<cache::PageUse> pages = cache_->DescribePages();
+    for (std::uint32_t i = 0; i < pages.size(); ++i) {
+      if (pages[i].kind != cache::PageUse::Kind::kFree) continue;
+      const std::span<std::byte> bytes = pool_->page_blocks(BlockId{i + 1});
+      std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
+    }
+  }
+
+  const cache::CacheManager* cache_ = nullptr;  // of the engine made last
 };
 
 }  // namespace
 
-std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight) {
-  return std::make_unique<FakeModel>(max_steps_in_flight);
+std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight,
+                                           std::vector<cache::CacheGroup> groups) {
+  return std::make_unique<FakeModel>(max_steps_in_flight, std::move(groups));
 }
 std::unique_ptr<StressModel> MakeStoryModel(int threads, models::Quantization quantization) {
-  return std::make_unique<StoryModel>(threads, quantization);
+  return std::make_unique<RealModel>(QUIRE_SOURCE_DIR "/assets/story", threads, quantization);
+}
+std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads) {
+  return std::make_unique<FixtureModel>(
+      absl::StrCat(QUIRE_SOURCE_DIR "/tests/testdata/models/", folder), threads,
+      models::Quantization::kAuto);
 }
 
 }  // namespace quire::engine

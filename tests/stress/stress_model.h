@@ -1,12 +1,13 @@
 #pragma once
 
-// The models that stress tests run on: the fake runner, or the story model of assets/ behind the
-// very ModelRunner that the daemon links.
+// The models that stress tests run on: the fake runner, or the story model of assets/ or a fixture
+// behind the very ModelRunner that the daemon links.
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cache_manager/cache_manager.h"
 #include "engine/engine.h"
@@ -35,10 +36,13 @@ class StressModel {
   virtual std::int32_t prompt_vocab() const = 0;
 };
 
-std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight = 1);
+std::unique_ptr<StressModel> MakeFakeModel(
+    int max_steps_in_flight = 1, std::vector<cache::CacheGroup> groups = {cache::CacheGroup{}});
 // `threads` of the CPU backend.
 std::unique_ptr<StressModel> MakeStoryModel(
     int threads, models::Quantization quantization = models::Quantization::kAuto);
+// The model in a directory of tests/testdata/models. Pages that are free when a step runs hold NaN.
+std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads);
 
 // Calls a function before each step.
 class HookedRunner : public models::StepRunner {

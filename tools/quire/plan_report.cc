@@ -48,12 +48,19 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
 
 absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
                                     const models::ModelFiles& files) {
-  QUIRE_ASSIGN_OR_RETURN(const models::MemoryPlan plan, server::PlanCpu(daemon, files));
+  QUIRE_ASSIGN_OR_RETURN(const server::CpuPlan cpu, server::PlanCpu(daemon, files));
+  const models::MemoryPlan& plan = cpu.memory;
   PlanReport report;
   report.json = {
       {"weights_bytes", plan.weight_bytes},      {"weight_format", plan.weight_format},
       {"workspace_bytes", plan.workspace_bytes}, {"page_bytes", plan.page_bytes},
-      {"page_tokens", daemon.pool.page_size},    {"kv_dtype", DTypeName(daemon.pool.dtype)}};
+      {"page_tokens", daemon.pool.page_size},    {"kv_dtype", DTypeName(daemon.pool.dtype)},
+      {"page_layers", plan.layer_groups.slots},  {"layer_groups", nlohmann::json::array()},
+      {"max_context_tokens", cpu.context_tokens}, {"sequence_pages", cpu.sequence_pages}};
+  for (const models::LayerGroup& group : plan.layer_groups.groups) {
+    report.json["layer_groups"].push_back(
+        {{"window_tokens", group.window}, {"layers", group.num_layers}});
+  }
   report.lines.push_back(Line("weights", plan.weight_bytes,
                               plan.weight_format == "none"
                                   ? ", unquantised"
@@ -66,6 +73,11 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
   report.lines.push_back(
       Line("page", plan.page_bytes,
            absl::StrCat(", ", daemon.pool.page_size, " tokens as ", DTypeName(daemon.pool.dtype))));
+  report.lines.push_back(
+      absl::StrCat("layers       ", models::DescribeLayerGroups(plan.layer_groups)));
+  report.lines.push_back(Line("sequence", cpu.sequence_pages * plan.page_bytes,
+                              absl::StrCat(", ", cpu.sequence_pages, " pages at most, of ",
+                                           cpu.context_tokens, " tokens")));
   return report;
 }
 

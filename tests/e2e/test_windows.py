@@ -1,0 +1,84 @@
+"""Models with windows: memory at long context stays at the window, through the daemon and over gRPC."""
+
+import json
+import random
+import subprocess
+
+import grpc
+import pytest
+from daemon import QUIRE, QUIRED, ROOT, Daemon, reason_of
+
+MODELS = ROOT / "tests" / "testdata" / "models"
+PROMPT, OUTPUT = 340, 100
+SETTINGS = ["kv_cache.dtype=f32", "kv_cache.page_size=16", "scheduler.prefill_chunk_tokens=16", "model.id=fixture"]
+
+
+def plan_of(folder, *more):
+    sets = [word for setting in [*SETTINGS, *more] for word in ("--set", setting)]
+    command = [str(QUIRE), "--json", "inspect", str(MODELS / folder), *sets]
+    return json.loads(subprocess.check_output(command, timeout=60))["plan"]
+
+
+def ask(api, prompt):
+    request = api.GenerateRequest()
+    request.token_ids.ids.extend(prompt)
+    request.sampling.temperature = 0
+    request.stopping.max_tokens = OUTPUT
+    request.stopping.ignore_eos = True
+    request.output.token_ids = True
+    request.output.logprobs = 1
+    return request
+
+
+def answers(api, folder, path, pages, page_bytes, prompts):
+    """Of a daemon whose pool has so many pages, the prompts asked together."""
+    settings = [*SETTINGS, f"kv_cache.capacity_bytes={(pages + 1) * page_bytes}"]
+    with Daemon(path, str(MODELS / folder), settings=settings) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            generation = api.GenerationServiceStub(channel)
+            calls = [generation.Generate(ask(api, prompt), timeout=120) for prompt in prompts]
+            completed = [[m.completed for m in call if m.HasField("completed")][0] for call in calls]
+        log = daemon.log
+    return [(list(one.token_ids), [row.logprob for row in one.logprobs]) for one in completed], log
+
+
+@pytest.mark.parametrize("folder, share", [("mistral-window-bf16", 0.16), ("gpt-oss-bf16", 0.45)])
+def test_a_long_context_runs_in_the_pages_of_its_windows(api, tmp_path, folder, share):
+    plan = plan_of(folder)
+    context = plan["max_context_tokens"]
+    assert context == 512
+    # What the layers of this model would hold without windows.
+    whole = len(plan["layer_groups"]) * context // 16
+    assert plan["sequence_pages"] <= share * whole
+    random.seed(3)
+    prompts = [[random.randrange(5, 250) for _ in range(PROMPT)] for _ in range(3)]
+    expected, _ = answers(api, folder, tmp_path, 4 * whole, plan["page_bytes"], prompts)
+    # Room for one sequence: the others wait, and use its pages after it.
+    got, log = answers(api, folder, tmp_path, plan["sequence_pages"], plan["page_bytes"], prompts)
+    assert got == expected
+    assert all(len(tokens) == OUTPUT for tokens, _ in got)
+    assert "layer groups" in log and "for a window of 32 tokens" in log
+    assert "context cut" not in log
+
+
+def test_a_smaller_pool_cuts_the_context_of_layers_without_windows(api, tmp_path):
+    plan = plan_of("gpt-oss-bf16")
+    pages = plan["sequence_pages"] - 10
+    smaller = plan_of("gpt-oss-bf16", f"kv_cache.capacity_bytes={(pages + 1) * plan['page_bytes']}")
+    assert smaller["sequence_pages"] <= pages
+    assert smaller["max_context_tokens"] == 512 - 10 * 16
+    settings = [*SETTINGS, f"kv_cache.capacity_bytes={(pages + 1) * plan['page_bytes']}"]
+    with Daemon(tmp_path, str(MODELS / "gpt-oss-bf16"), settings=settings) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel, pytest.raises(grpc.RpcError) as error:
+            list(api.GenerationServiceStub(channel).Generate(ask(api, [7] * 352), timeout=60))
+        assert reason_of(error.value)[0] == "PROMPT_TOO_LONG"
+
+
+def test_validate_shows_the_groups():
+    command = [str(QUIRED), "--validate", "--set", f"model.path={MODELS / 'gemma3-text-bf16'}", "--set",
+               "device.type=cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "1 layer a page: 1 for all tokens, 6 for a window of 24 tokens in 6 groups" in done.stdout + done.stderr

@@ -1,0 +1,132 @@
+#include "models/layer_groups.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "models/memory_plan.h"
+
+namespace quire::models {
+namespace {
+
+// Layer i has the window windows[i].
+ModelSpec SpecOf(const std::vector<std::uint32_t>& windows, std::uint32_t max_position = 131072) {
+  ModelSpec spec;
+  spec.max_position = max_position;
+  for (const std::uint32_t window : windows) {
+    LayerSpec& layer = spec.layers.emplace_back();
+    layer.heads.num_heads = layer.heads.num_kv_heads = 2;
+    layer.heads.head_size = layer.heads.v_head_size = 16;
+    layer.heads.window = window;
+  }
+  return spec;
+}
+
+// Every `period`-th of `layers` reads everything.
+std::vector<std::uint32_t> Windows(std::size_t layers, std::size_t period, std::uint32_t window) {
+  std::vector<std::uint32_t> windows(layers, window);
+  for (std::size_t i = period - 1; i < layers; i += period) windows[i] = 0;
+  return windows;
+}
+
+LayerGroups Plan(const std::vector<std::uint32_t>& windows) {
+  return PlanLayerGroups(SpecOf(windows), DeviceKind::kCpu);
+}
+
+TEST(LayerGroupsTest, ShapesOfPublishedModels) {
+  struct Shape {
+    const char* name;
+    std::vector<std::uint32_t> windows;
+    std::uint32_t slots;
+    std::string text;
+  };
+  const Shape shapes[] = {
+      {"Llama 3 8B", Windows(32, 1, 0), 32, "32 layers a page: 32 for all tokens"},
+      {"Mistral 7B v0.1", std::vector<std::uint32_t>(32, 4096), 32,
+       "32 layers a page: 32 for a window of 4096 tokens"},
+      {"Gemma 2 9B", Windows(42, 2, 4096), 21,
+       "21 layers a page: 21 for all tokens, 21 for a window of 4096 tokens"},
+      {"Gemma 3 1B", Windows(26, 6, 512), 4,
+       "4 layers a page: 4 for all tokens, 22 for a window of 512 tokens in 6 groups"},
+      {"Gemma 3 4B", Windows(34, 6, 1024), 6,
+       "6 layers a page: 5 for all tokens, 29 for a window of 1024 tokens in 5 groups"},
+      {"Gemma 3 27B", Windows(62, 6, 1024), 13,
+       "13 layers a page: 10 for all tokens, 52 for a window of 1024 tokens in 4 groups"},
+      {"gpt-oss-20b", Windows(24, 2, 128), 12,
+       "12 layers a page: 12 for all tokens, 12 for a window of 128 tokens"}};
+  for (const Shape& shape : shapes) {
+    const LayerGroups layers = Plan(shape.windows);
+    EXPECT_EQ(layers.slots, shape.slots) << shape.name;
+    EXPECT_EQ(DescribeLayerGroups(layers), shape.text) << shape.name;
+  }
+}
+
+TEST(LayerGroupsTest, LayersAreFilledInTheirOrder) {
+  const LayerGroups layers = Plan({8, 8, 0, 8, 8, 0});
+  EXPECT_EQ(layers.slots, 2u);
+  const std::vector<LayerPlace> places = {{0, 0}, {0, 1}, {1, 0}, {2, 0}, {2, 1}, {1, 1}};
+  EXPECT_EQ(layers.places, places);
+  const std::vector<LayerGroup> groups = {{8, 2}, {0, 2}, {8, 2}};
+  EXPECT_EQ(layers.groups, groups);
+  ASSERT_EQ(CacheGroupsOf(layers).size(), 3u);
+  EXPECT_EQ(CacheGroupsOf(layers)[2].window, 8u);
+}
+
+TEST(LayerGroupsTest, EveryLayerHasAPlaceOfItsOwnAndFewSlotsStayUnused) {
+  std::mt19937 engine(5);
+  const auto random = [&] { return static_cast<std::uint32_t>(engine()); };
+  for (int round = 0; round < 500; ++round) {
+    std::vector<std::uint32_t> windows(1 + random() % 90);
+    const std::uint32_t kinds = 1 + random() % 3;
+    for (std::uint32_t& window : windows) window = (random() % kinds) * 64;
+    const auto n = static_cast<std::uint32_t>(windows.size());
+    const LayerGroups layers = Plan(windows);
+    std::set<std::pair<std::uint32_t, std::uint32_t>> taken;
+    std::vector<std::uint32_t> counts(layers.groups.size());
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      const LayerPlace place = layers.places[i];
+      ASSERT_LT(place.slot, layers.slots);
+      ASSERT_TRUE(taken.insert({place.group, place.slot}).second);
+      ASSERT_EQ(layers.groups.at(place.group).window, windows[i]);
+      ++counts[place.group];
+    }
+    for (std::size_t g = 0; g < counts.size(); ++g) {
+      ASSERT_EQ(layers.groups[g].num_layers, counts[g]);
+    }
+    const auto unused = [&](std::uint32_t slots) {
+      std::map<std::uint32_t, std::uint32_t> left;
+      for (const std::uint32_t window : windows) {
+        std::uint32_t& room = left[window];
+        room = room == 0 ? slots - 1 : room - 1;
+      }
+      std::uint32_t sum = 0;
+      for (const auto& [window, room] : left) sum += room;
+      return sum;
+    };
+    EXPECT_LE(8 * unused(layers.slots), n);
+    for (std::uint32_t slots = 1; slots <= n; ++slots) {
+      if (8 * unused(slots) > n) continue;
+      const std::uint32_t groups = (n + unused(slots)) / slots;
+      EXPECT_GE(groups, layers.groups.size()) << slots << " instead of " << layers.slots;
+      EXPECT_TRUE(groups > layers.groups.size() || slots >= layers.slots) << slots;
+    }
+  }
+}
+
+TEST(LayerGroupsTest, AWindowAsLongAsTheContextIsNone) {
+  const ModelSpec spec = SpecOf({0, 512, 512, 0}, 512);
+  EXPECT_EQ(PlanLayerGroups(spec, DeviceKind::kCpu), Plan({0, 0, 0, 0}));
+}
+
+TEST(LayerGroupsTest, AGpuHasOneGroup) {
+  const ModelSpec spec = SpecOf({8, 0, 8, 0});
+  EXPECT_EQ(PlanLayerGroups(spec, DeviceKind::kCuda), Plan({0, 0, 0, 0}));
+  EXPECT_EQ(KvGeometryFor(spec, 16, DType::kF32, 4, DeviceKind::kCuda)->num_layers, 4u);
+  EXPECT_EQ(KvGeometryFor(spec, 16, DType::kF32, 4, DeviceKind::kCpu)->num_layers, 2u);
+}
+
+}  // namespace
+}  // namespace quire::models

@@ -1,0 +1,86 @@
+// Fixtures of models with windows, in pools that hold what their windows need and not their
+// context. Pages that nobody holds are NaN (MakeFixtureModel).
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <random>
+
+#include "tests/engine/stream_reader.h"
+#include "tests/stress/stress_model.h"
+
+namespace quire::engine {
+namespace {
+
+constexpr std::uint32_t kPromptTokens = 320;
+constexpr std::uint32_t kOutputTokens = 100;
+constexpr std::uint32_t kCachedTokens = kPromptTokens + kOutputTokens - 1;
+
+Request MakeLongRequest(std::int32_t vocab) {
+  std::mt19937_64 random(8);
+  std::vector<std::int32_t> prompt(kPromptTokens);
+  for (std::int32_t& id : prompt) {
+    id = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocab));
+  }
+  Request request;
+  request.id = std::string("long");
+  request.principal = std::string("p");
+  request.model = std::string("m");
+  request.prompt = std::move(prompt);
+  request.sampling.temperature = 0;
+  request.stopping.max_tokens = kOutputTokens;
+  request.stopping.ignore_eos = true;
+  request.output.stream = true;
+  request.output.token_ids = true;
+  request.output.logprobs = 1;
+  return request;
+}
+
+Reading Answer(StressModel& model, std::uint32_t usable_pages) {
+  const StressPool pool{
+      .usable_pages = usable_pages, .max_rows = 4, .max_context_tokens = 512};
+  SystemClock clock;
+  const std::unique_ptr<models::StepRunner> runner = model.MakeRunner(pool);
+  auto engine = Engine::Create(model.Options(pool), model.MakeCacheManager(pool), runner.get(),
+                               &model.tokenizer(), &clock, nullptr);
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  auto stream = (*engine)->Accept(MakeLongRequest(model.prompt_vocab()));
+  EXPECT_TRUE(stream.ok()) << stream.status();
+  Reading reading = ReadAll(**stream);
+  const absl::Status integrity = (*engine)->CheckIntegrity();
+  EXPECT_TRUE(integrity.ok()) << integrity;
+  return reading;
+}
+
+class WindowModelTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(WindowModelTest, ALongContextRunsInThePagesOfItsWindows) {
+  const auto model = MakeFixtureModel(GetParam(), 2);
+  const auto cache = model->MakeCacheManager({.usable_pages = 1000});
+  const std::uint32_t pages = cache->demand().PagesFor(kCachedTokens);
+  const std::uint32_t columns = (kCachedTokens + kStressPageSize - 1) / kStressPageSize;
+  const std::uint32_t all = cache->num_groups() * columns;
+  std::printf("%u pages, %u without windows\n", pages, all);
+  if (cache->demand().SharedPagesFor(kStressPageSize) == 0) {
+    EXPECT_LE(4 * pages, all) << "every layer has a window";
+  } else {
+    EXPECT_LE(3 * pages, 2 * all);
+  }
+  const Reading expected = Answer(*model, all);
+  const Reading got = Answer(*model, pages);
+  ASSERT_TRUE(expected.status.ok()) << expected.status;
+  ASSERT_TRUE(got.status.ok()) << got.status;
+  ASSERT_EQ(expected.choices.at(0).token_ids.size(), kOutputTokens);
+  EXPECT_EQ(got.choices.at(0).token_ids, expected.choices.at(0).token_ids);
+  EXPECT_EQ(got.choices.at(0).logprobs, expected.choices.at(0).logprobs);
+  // One page less, and the request is told so.
+  const Reading refused = Answer(*model, pages - 1);
+  EXPECT_EQ(refused.status.code(), absl::StatusCode::kInvalidArgument) << refused.status;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WindowModelTest,
+                         testing::Values("mistral-window-bf16", "phi3-bf16", "gemma2-bf16",
+                                         "gemma3-text-bf16", "gpt-oss-bf16"));
+
+}  // namespace
+}  // namespace quire::engine
