@@ -83,17 +83,20 @@ absl::Status BlockPool::Allocate(std::span<BlockId> out) {
         absl::StrCat("needs ", out.size(), " pages, ", available(), " available"));
   }
   for (BlockId& page : out) {
-    if (free_.empty()) {
-      const BlockId coldest = id(cached_.front());
-      evict_(coldest);
-      QUIRE_CHECK(state(coldest) == PageState::kFree);
-      ++num_evicted_;
-    }
+    if (free_.empty()) EvictColdest();
     Page* taken = free_.pop_front();
     taken->requests = 1;
     page = id(taken);
   }
   return absl::OkStatus();
+}
+
+void BlockPool::EvictColdest() {
+  QUIRE_CHECK(!cached_.empty());
+  const BlockId coldest = id(cached_.front());
+  evict_(coldest);
+  QUIRE_CHECK(state(coldest) == PageState::kFree);
+  ++num_evicted_;
 }
 
 void BlockPool::Pick(Page& page) {

@@ -50,7 +50,7 @@ absl::string_view PageStateName(PageState state);
 // Lifetime:   must outlive every lookup table that names one of its pages.
 class BlockPool {
  public:
-  // Told that a cached page is about to be taken; must detach its node before it returns.
+  // Told that a cached page is about to be taken; must detach it from its node before it returns.
   using EvictionHandler = std::function<void(BlockId page)>;
 
   // REQUIRES: num_blocks >= 2; it counts the null page.
@@ -64,6 +64,8 @@ class BlockPool {
   // cached ones; or takes none. REQUIRES: !out.empty(). Returns RESOURCE_EXHAUSTED
   // "needs N pages, M available" when too few are left.
   absl::Status Allocate(std::span<BlockId> out);
+  // The coldest cached page becomes free. REQUIRES: there is one.
+  void EvictColdest();
 
   // REQUIRES (all below): 0 < page.value() < num_blocks.
   // REQUIRES for the Add functions: the page is neither free nor quarantined.
@@ -99,7 +101,7 @@ class BlockPool {
   std::uint32_t num_cached() const { return static_cast<std::uint32_t>(cached_.size()); }
   std::uint32_t num_quarantined() const { return static_cast<std::uint32_t>(quarantined_.size()); }
   std::uint32_t available() const { return num_free() + num_cached(); }
-  // Cached pages that were taken for new contents, ever.
+  // Cached pages that gave way to new contents, ever.
   std::uint64_t num_evicted() const { return num_evicted_; }
 
   // Cached pages, the one to be evicted first in front. O(cached).

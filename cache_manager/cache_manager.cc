@@ -10,14 +10,6 @@
 #include "cache_manager/cache_manager_state.h"
 
 namespace quire::cache {
-namespace {
-
-std::uint32_t CeilDiv(std::uint32_t value, std::uint32_t unit) {
-  return static_cast<std::uint32_t>((std::uint64_t{value} + unit - 1) / unit);
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
     const CacheManagerOptions& options) {
   QUIRE_RETURN_IF_ERROR(options.geometry.Validate());
@@ -26,12 +18,21 @@ absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
         absl::StrCat("max_rows is ", options.max_rows, " and max_context_tokens is ",
                      options.max_context_tokens, ", both must be at least 1"));
   }
-  QUIRE_ASSIGN_OR_RETURN(
-      LookupTable table,
-      LookupTable::Create(options.max_rows,
-                          CeilDiv(options.max_context_tokens, options.geometry.page_size)));
+  const auto has_window = [](const CacheGroup& group) { return group.window > 0; };
+  if (options.groups.empty() ||
+      (std::ranges::any_of(options.groups, has_window) && options.max_row_tokens_ahead == 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "groups are ", options.groups.size(), " and max_row_tokens_ahead is ",
+        options.max_row_tokens_ahead, ", both must be at least 1, the second with a window"));
+  }
+  const std::uint32_t max_pages = CeilDiv(options.max_context_tokens, options.geometry.page_size);
+  std::vector<LookupTable> tables;
+  for (std::size_t group = 0; group < options.groups.size(); ++group) {
+    QUIRE_ASSIGN_OR_RETURN(LookupTable table, LookupTable::Create(options.max_rows, max_pages));
+    tables.push_back(std::move(table));
+  }
   return std::unique_ptr<CacheManager>(
-      new CacheManager(std::make_unique<State>(options, std::move(table))));
+      new CacheManager(std::make_unique<State>(options, std::move(tables))));
 }
 
 CacheManager::CacheManager(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -43,25 +44,16 @@ PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<
   match.generation = state_->prefixes.generation();
   if (!state_->options.prefix_caching) return match;
   const std::size_t page_size = state_->page_size;
-  const std::size_t limit = std::min<std::size_t>(max_tokens, tokens.size());
-  const std::size_t full_pages = std::min(keys.size(), limit / page_size);
-  NodeId node = state_->prefixes.FindRoot(root);
-  while (match.pages.size() < full_pages) {
-    const std::size_t index = match.pages.size();
-    const PrefixCache::Child child =
-        state_->prefixes.FindChild(node, keys[index], tokens.subspan(index * page_size, page_size));
-    match.collision = child.collision;
-    if (child.node == kNoNode) break;
-    node = child.node;
-    match.pages.push_back(state_->prefixes.page(node));
-  }
-  const std::size_t matched = match.pages.size() * page_size;
+  const auto known = tokens.first(std::min<std::size_t>(max_tokens, tokens.size()));
+  const NodeId last = state_->MatchPages(known, keys, root, &match);
+  const std::size_t matched = match.pages.size() / state_->num_groups() * page_size;
   match.num_tokens = static_cast<std::uint32_t>(matched);
   if (!state_->partial_page_reuse) return match;
   const PrefixCache::Beginning beginning = state_->prefixes.FindBeginning(
-      node, tokens.subspan(matched, std::min(page_size, limit - matched)));
+      last, known.subspan(matched, std::min(page_size, known.size() - matched)));
   if (beginning.rows >= page_size / kMinPartialShare) {
-    match.partial_source = state_->prefixes.page(beginning.node);
+    const auto sources = state_->prefixes.pages(beginning.node);
+    match.partial_sources.assign(sources.begin(), sources.end());
     match.partial_rows = beginning.rows;
     match.num_tokens += beginning.rows;
   }
@@ -69,42 +61,27 @@ PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<
 }
 
 absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const Hash128& root) {
-  BlockPool& pool = state_->pool;
+  const BlockPool& pool = state_->pool;
   RowState& state = state_->row_state(row);
-  QUIRE_CHECK(state_->num_columns(row) == 0);
+  const std::size_t groups = state_->num_groups();
+  QUIRE_CHECK(state_->end_column(row) == 0 && match.pages.size() % groups == 0);
   if (match.num_tokens > 0 && match.generation != state_->prefixes.generation()) {
     return absl::AbortedError(absl::StrCat("match of generation ", match.generation,
                                            " is outdated, the prefix cache is at ",
                                            state_->prefixes.generation()));
   }
-  const bool has_partial = match.partial_source != kNullBlock;
-  if (has_partial) {
-    const auto is_cached = [&](BlockId page) { return pool.state(page) == PageState::kCached; };
-    const auto taken = static_cast<std::uint32_t>(std::ranges::count_if(match.pages, is_cached)) +
-                       is_cached(match.partial_source);
-    if (pool.available() <= taken) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("needs 1 pages, ", pool.available() - taken, " available"));
-    }
+  const bool has_partial = !match.partial_sources.empty();
+  const std::uint32_t taken = has_partial ? state_->NumCached(match) : 0;
+  if (has_partial && pool.available() < taken + groups) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("needs ", groups, " pages, ",
+                     pool.available() - std::min(taken, pool.available()), " available"));
   }
-  for (const BlockId page : match.pages) {
-    pool.AddRequest(page);
-    state_->table.Append(row, page);
-    state_->prefixes.Touch(pool.node(page));
-  }
-  if (has_partial) {
-    state_->prefixes.Touch(pool.node(match.partial_source));
-    std::array<BlockId, 1> target;
-    pool.AddTransfer(match.partial_source);  // else it might be evicted for its own copy
-    const absl::Status taken = pool.Allocate(target);
-    QUIRE_CHECK(taken.ok());
-    state_->table.Append(row, target.front());
-    state_->QueueCopy(match.partial_source, target.front(), match.partial_rows);
-    state_->DropTransfer(match.partial_source);
-  }
+  state_->AttachPages(row, match);
+  if (has_partial) state_->AttachCopies(row, match.partial_sources, match.partial_rows);
   state.root = root;
   state.is_attached = true;
-  state.num_published = static_cast<std::uint32_t>(match.pages.size());
+  state.num_published = static_cast<std::uint32_t>(match.pages.size() / groups);
   return absl::OkStatus();
 }
 
@@ -114,14 +91,26 @@ void CacheManager::CountLookup(const PrefixMatch& match, std::uint32_t queried_t
   state_->collisions += match.collision;
 }
 
-absl::Status CacheManager::Reserve(BatchRow row, std::uint32_t total_tokens) {
-  const std::uint32_t columns = CeilDiv(total_tokens, state_->page_size);
-  QUIRE_CHECK(columns <= state_->table.max_pages());
-  const std::uint32_t held = state_->num_columns(row);
-  if (columns <= held) return absl::OkStatus();
-  state_->fresh.resize(columns - held);
+absl::Status CacheManager::Reserve(BatchRow row, std::uint32_t total_tokens,
+                                   std::uint32_t step_tokens) {
+  QUIRE_CHECK(step_tokens <= total_tokens);
+  std::vector<LookupTable>& tables = state_->tables;
+  const auto missing = [&](std::size_t group) {
+    const bool has_window = state_->options.groups[group].window > 0;
+    const std::uint32_t columns =
+        CeilDiv(has_window ? step_tokens : total_tokens, state_->page_size);
+    QUIRE_CHECK(columns <= tables[group].max_pages());
+    return columns - std::min(columns, tables[group].num_columns(row));
+  };
+  std::size_t all_missing = 0;
+  for (std::size_t group = 0; group < tables.size(); ++group) all_missing += missing(group);
+  if (all_missing == 0) return absl::OkStatus();
+  state_->fresh.resize(all_missing);
   QUIRE_RETURN_IF_ERROR(state_->pool.Allocate(std::span(state_->fresh)));
-  for (const BlockId page : state_->fresh) state_->table.Append(row, page);
+  auto next = state_->fresh.begin();
+  for (std::size_t group = 0; group < tables.size(); ++group) {
+    for (std::uint32_t left = missing(group); left > 0; --left) tables[group].Append(row, *next++);
+  }
   return absl::OkStatus();
 }
 
@@ -144,21 +133,44 @@ void CacheManager::SetPublish(BatchRow row, bool enabled) {
   state_->row_state(row).may_publish = enabled;
 }
 
+void CacheManager::ReleaseOutsideWindow(BatchRow row, std::uint32_t computed_tokens) {
+  QUIRE_CHECK(computed_tokens <= reserved_tokens(row));
+  const bool can_publish = state_->CanPublish(row);
+  for (const std::size_t group : state_->windows) {
+    LookupTable& table = state_->tables[group];
+    const std::uint32_t first =
+        can_publish
+            ? state_->FirstHeld(group, computed_tokens, state_->row_state(row).num_published)
+            : state_->FirstRead(group, computed_tokens);
+    while (table.first_column(row) < first) state_->DropRequest(table.PopFront(row));
+  }
+}
+
 absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens) {
   const std::uint32_t shared = computed_tokens / state_->page_size;
   const std::uint32_t rest = computed_tokens % state_->page_size;
-  QUIRE_CHECK(parent != child && state_->num_columns(child) == 0);
-  QUIRE_CHECK(CeilDiv(computed_tokens, state_->page_size) <= state_->num_columns(parent));
-  std::array<BlockId, 1> tail{kNullBlock};
-  if (rest > 0) QUIRE_RETURN_IF_ERROR(state_->pool.Allocate(tail));
-  for (std::uint32_t column = 0; column < shared; ++column) {
-    const BlockId page = state_->table.page(parent, column);
-    state_->pool.AddRequest(page);
-    state_->table.Append(child, page);
-  }
-  if (rest > 0) {
-    state_->table.Append(child, tail.front());
-    state_->QueueCopy(state_->table.page(parent, shared), tail.front(), rest);
+  const std::uint32_t columns = CeilDiv(computed_tokens, state_->page_size);
+  QUIRE_CHECK(parent != child && state_->end_column(child) == 0);
+  QUIRE_CHECK(columns <= state_->num_columns(parent));
+  std::vector<BlockId>& tails = state_->fresh;
+  tails.resize(rest > 0 ? state_->num_groups() : 0);
+  if (rest > 0) QUIRE_RETURN_IF_ERROR(state_->pool.Allocate(tails));
+  for (std::size_t group = 0; group < state_->num_groups(); ++group) {
+    LookupTable& table = state_->tables[group];
+    QUIRE_CHECK(std::min(table.first_column(parent), columns) <=
+                state_->FirstRead(group, computed_tokens));
+    for (std::uint32_t column = 0; column < shared; ++column) {
+      if (!table.has_page(parent, column)) {
+        table.Skip(child);
+        continue;
+      }
+      const BlockId page = table.page(parent, column);
+      state_->pool.AddRequest(page);
+      table.Append(child, page);
+    }
+    if (rest == 0) continue;
+    table.Append(child, tails[group]);
+    state_->QueueCopy(table.page(parent, shared), tails[group], rest);
   }
   RowState& state = state_->row_state(child);
   state = state_->row_state(parent);
@@ -174,7 +186,7 @@ void CacheManager::Free(BatchRow row) {
 void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                                    std::span<const PageKey> keys, std::uint32_t computed_tokens) {
   QUIRE_CHECK(computed_tokens <= tokens.size());
-  QUIRE_CHECK(CeilDiv(computed_tokens, state_->page_size) <= state_->num_columns(row));
+  QUIRE_CHECK(computed_tokens <= reserved_tokens(row));
   if (state_->CanPublish(row)) {
     const std::size_t full_pages =
         std::min<std::size_t>(computed_tokens / state_->page_size, keys.size());
@@ -186,39 +198,39 @@ void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> t
 
 void CacheManager::Scrub(BatchRow row, std::uint32_t first_token) {
   const std::uint32_t first_column = first_token / state_->page_size;
-  for (std::uint32_t column = first_column; column < state_->num_columns(row); ++column) {
-    const BlockId page = state_->table.page(row, column);
-    if (state_->pool.node(page) != kNoNode) state_->prefixes.DropSubtree(state_->pool.node(page));
-    state_->pool.MarkSpoiled(page);
+  // The nodes of a row are one path: all that continue the first go with it.
+  const NodeId first = state_->NodeAt(row, first_column);
+  if (first != kNoNode) state_->prefixes.DropSubtree(first);
+  for (const LookupTable& table : state_->tables) {
+    for (std::uint32_t column = std::max(first_column, table.first_column(row));
+         column < table.num_columns(row); ++column) {
+      state_->pool.MarkSpoiled(table.page(row, column));
+    }
   }
   Free(row);
 }
 
-const KvStepInputs& CacheManager::PrepareStep(std::span<const RowStep> rows) {
+std::span<const KvStepInputs> CacheManager::PrepareStep(std::span<const RowStep> rows) {
   State& state = *state_;
-  for (const BatchRow row : state.scheduled) state.table.SetLength(row, 0);
+  for (const BatchRow row : state.scheduled) {
+    for (LookupTable& table : state.tables) table.SetLength(row, 0);
+  }
   state.scheduled.clear();
-  KvStepInputs& inputs = state.inputs;
   ++state.step;
   state.in_flight.push_back(std::exchange(state.taken, {}));
-  inputs.max_seq_length = inputs.max_cache_length = inputs.max_history_length = 0;
+  std::uint32_t max_seq_length = 0, max_cache_length = 0, max_history_length = 0;
   for (const RowStep& step : rows) {
-    const std::uint32_t end = step.cache_length + step.new_tokens;
-    QUIRE_CHECK(std::exchange(state.row_state(step.row).last_step, state.step) != state.step);
-    QUIRE_CHECK(step.new_tokens > 0 && end > step.cache_length);
-    QUIRE_CHECK(CeilDiv(end, state.page_size) <= state.num_columns(step.row));
-    for (std::uint32_t column = step.cache_length / state.page_size;
-         column < CeilDiv(end, state.page_size); ++column) {
-      const BlockId page = state.table.page(step.row, column);
-      QUIRE_CHECK(state.pool.requests(page) == 1 && state.pool.node(page) == kNoNode);
-    }
-    state.table.SetLength(step.row, step.cache_length);
-    state.scheduled.push_back(step.row);
-    inputs.max_seq_length = std::max(inputs.max_seq_length, step.new_tokens);
-    inputs.max_cache_length = std::max(inputs.max_cache_length, end);
-    inputs.max_history_length = std::max(inputs.max_history_length, step.cache_length);
+    state.Schedule(step);
+    max_seq_length = std::max(max_seq_length, step.new_tokens);
+    max_cache_length = std::max(max_cache_length, step.cache_length + step.new_tokens);
+    max_history_length = std::max(max_history_length, step.cache_length);
   }
-  return inputs;
+  for (KvStepInputs& inputs : state.inputs) {
+    inputs.max_seq_length = max_seq_length;
+    inputs.max_cache_length = max_cache_length;
+    inputs.max_history_length = max_history_length;
+  }
+  return state.inputs;
 }
 
 std::vector<PageCopy> CacheManager::TakeCopies() {
@@ -276,7 +288,7 @@ FlushCounts CacheManager::Flush() {
     if (node != kNoNode) state_->prefixes.DropSubtree(node);
   }
   for (std::uint32_t row = 0; row < state_->rows.size(); ++row) {
-    if (state_->num_columns(BatchRow{row}) > 0) state_->rows[row].is_blocked = true;
+    if (state_->end_column(BatchRow{row}) > 0) state_->rows[row].is_blocked = true;
   }
   return counts;
 }
@@ -286,13 +298,30 @@ std::uint32_t CacheManager::available_pages() const {
 }
 
 std::uint32_t CacheManager::pages_of(BatchRow row) const {
-  return state_->num_columns(row);
+  return state_->num_pages(row);
 }
 
 std::uint32_t CacheManager::private_pages_of(BatchRow row) const {
-  return static_cast<std::uint32_t>(std::ranges::count_if(
-      state_->table.columns(row),
-      [&](std::uint32_t page) { return state_->pool.requests(BlockId{page}) == 1; }));
+  const auto is_private = [&](std::uint32_t page) {
+    return state_->pool.requests(BlockId{page}) == 1;
+  };
+  std::ptrdiff_t pages = 0;
+  for (const LookupTable& table : state_->tables) {
+    pages += std::ranges::count_if(table.columns(row), is_private);
+  }
+  return static_cast<std::uint32_t>(pages);
+}
+
+std::uint32_t CacheManager::reserved_tokens(BatchRow row) const {
+  return state_->num_columns(row) * state_->page_size;
+}
+
+std::uint32_t CacheManager::num_groups() const {
+  return static_cast<std::uint32_t>(state_->options.groups.size());
+}
+
+const PageDemand& CacheManager::demand() const {
+  return state_->demand;
 }
 
 std::uint32_t CacheManager::page_size() const {
@@ -324,29 +353,26 @@ std::vector<PageUse> CacheManager::DescribePages() const {
   std::vector<PageUse> uses(pool.usable());
   for (std::uint32_t i = 0; i < uses.size(); ++i) {
     switch (pool.state(BlockId{i + 1})) {
-      case PageState::kFree: uses[i].kind = PageUse::Kind::kFree; break;
-      case PageState::kCached: uses[i].kind = PageUse::Kind::kCached; break;
-      default: uses[i].kind = PageUse::Kind::kUsed; break;
+      case PageState::kFree:
+        uses[i].kind = PageUse::Kind::kFree;
+        break;
+      case PageState::kCached:
+        uses[i].kind = PageUse::Kind::kCached;
+        break;
+      default:
+        uses[i].kind = PageUse::Kind::kUsed;
+        break;
     }
   }
   for (std::uint32_t row = 0; row < state_->rows.size(); ++row) {
-    for (const std::uint32_t page : state_->table.columns(BatchRow{row})) {
-      ++uses[page - 1].num_rows;
-      uses[page - 1].row = BatchRow{row};
+    for (const LookupTable& table : state_->tables) {
+      for (const std::uint32_t page : table.columns(BatchRow{row})) {
+        ++uses[page - 1].num_rows;
+        uses[page - 1].row = BatchRow{row};
+      }
     }
   }
   return uses;
-}
-
-absl::Status CacheManager::CheckIntegrity() const {
-  QUIRE_RETURN_IF_ERROR(state_->pool.CheckIntegrity());
-  QUIRE_RETURN_IF_ERROR(state_->table.CheckIntegrity());
-  QUIRE_RETURN_IF_ERROR(state_->prefixes.CheckIntegrity());
-  QUIRE_RETURN_IF_ERROR(state_->CheckReferences());
-  for (std::uint32_t row = 0; row < state_->rows.size(); ++row) {
-    QUIRE_RETURN_IF_ERROR(state_->CheckRow(BatchRow{row}));
-  }
-  return state_->CheckStepWork();
 }
 
 }  // namespace quire::cache

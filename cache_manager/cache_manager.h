@@ -7,18 +7,24 @@
 //
 //   match = cache->Match(tokens, keys, root, limit);   pure
 //   cache->Attach(row, match, root);                   takes references
-//   cache->Reserve(row, tokens_after_this_step);       fresh pages, all or nothing
+//   cache->Reserve(row, all_tokens, those_of_steps);   fresh pages, all or nothing
 //   cache->CountLookup(match, prompt_tokens);          once per request, when all that has worked
-//   inputs = cache->PrepareStep(rows);                 lookup table and lengths for the kernels
+//   inputs = cache->PrepareStep(rows);                 lookup tables and lengths for the kernels
 //   clears, copies = cache->TakeClears(), TakeCopies() the runner does both, then computes
 //   cache->CompleteStep();                             the oldest step in flight has run
 //   cache->Publish(row, tokens, &keys, computed);      full pages become findable
+//   cache->ReleaseOutsideWindow(row, computed);        pages that no later token reads go back
 //   cache->Free(row);                                  reverse order; published pages stay hittable
 //
+// The layers of a model are one or more groups (page_demand.h) over one pool of equal pages. A row
+// has one page per column in each group without window; in a window group it has those that its
+// next token and the tokens being computed can read.
+//
 // Place:      above KvPool's ids, BlockPool, LookupTable and PrefixCache; below the scheduler.
-// Invariants: docs/kv_cache.md, I1 to I11 as far as one tier and one layer group go. In each row
-//             the pages with nodes come first, and each one's node continues the one before it, so
-//             who refers to a page refers to its whole prefix. CheckIntegrity().
+// Invariants: docs/kv_cache.md, I1 to I11 as far as one tier goes. In each row and group the pages
+//             with nodes come first, and each one's node continues the one before it; the pages of
+//             one column have the same node. So who refers to a page refers, in the groups without
+//             window, to its whole prefix. CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run anywhere.
 // Lifetime:   must outlive every step that reads its arrays.
 
@@ -33,16 +39,21 @@
 #include "base/strong_id.h"
 #include "cache_manager/kv_params.h"
 #include "cache_manager/kv_step_inputs.h"
+#include "cache_manager/page_demand.h"
 #include "cache_manager/page_hash.h"
 
 namespace quire::cache {
 
 struct CacheManagerOptions {
-  KvGeometry geometry;                   // num_blocks includes the null page
-  std::uint32_t max_rows = 0;            // rows of the lookup table
+  KvGeometry geometry;  // of a page of any group; num_blocks includes the null page
+  std::vector<CacheGroup> groups = {CacheGroup{}};
+  std::uint32_t max_rows = 0;            // rows of a lookup table
   std::uint32_t max_context_tokens = 0;  // most tokens of a row, those of steps ahead included
+  // Most tokens of a row that are planned or in flight at a time. Only bounds what demand() says;
+  // at least 1 with a window group.
+  std::uint32_t max_row_tokens_ahead = 0;
   bool prefix_caching = true;
-  bool partial_page_reuse = true;  // at first; SetPartialPageReuse
+  bool partial_page_reuse = true;          // at first; SetPartialPageReuse
   HashKey hash_key{};                      // random per process
   PageHashFunction page_hash = &HashPage;  // what the callers' keys are made with
 };
@@ -59,8 +70,10 @@ struct PageCopy {
 // page stops being findable (eviction, Scrub, Flush); Attach refuses an outdated one (generation).
 struct PrefixMatch {
   std::uint32_t num_tokens = 0;  // full pages * page size + partial rows
-  std::vector<BlockId> pages;    // full pages to share
-  BlockId partial_source = kNullBlock;
+  // Full pages to share, [columns, groups]. The null page where a window group has none, and the
+  // tokens after the match read none; of the others Attach takes those that they read.
+  std::vector<BlockId> pages;
+  std::vector<BlockId> partial_sources;  // one per group, or none at all
   std::uint32_t partial_rows = 0;
   std::uint64_t generation = 0;
   bool collision = false;  // it ended at a page with an equal key but other tokens
@@ -111,19 +124,21 @@ class CacheManager {
                     const Hash128& root, std::uint32_t max_tokens) const;
 
   // Makes the matched pages, perhaps none, the first columns of `row` and `root` the scope under
-  // which it publishes. With a partial source a fresh page is taken and a PageCopy queued; the
-  // source is not available until that copy has completed. Returns RESOURCE_EXHAUSTED, having done
-  // nothing, when that page is missing; ABORTED when the match is outdated. REQUIRES: the row has
-  // no pages.
+  // which it publishes. With partial sources a fresh page is taken in each group and a PageCopy
+  // queued; the sources are not available until that copy has completed. Returns
+  // RESOURCE_EXHAUSTED, having done nothing, when those pages are missing; ABORTED when the match
+  // is outdated. REQUIRES: the row has no pages.
   absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root);
   // Counts a match that is used: of `queried_tokens` asked for, so many hit. For the first
   // admission of a request, once it has succeeded.
   void CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens);
 
-  // Pages for `total_tokens` tokens in all; keeps what the row has. All or nothing:
+  // Pages for `total_tokens` tokens in the groups without window, for the first `step_tokens` of
+  // them in window groups; keeps what the row has. All or nothing over the groups:
   // RESOURCE_EXHAUSTED with reason-free text "needs N pages, M available" and nothing evicted on
-  // refusal. REQUIRES: total_tokens fit into max_context_tokens.
-  absl::Status Reserve(BatchRow row, std::uint32_t total_tokens);
+  // refusal. REQUIRES: step_tokens <= total_tokens; total_tokens fit into max_context_tokens.
+  absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens);
+  absl::Status Reserve(BatchRow row, std::uint32_t tokens) { return Reserve(row, tokens, tokens); }
 
   // Makes findable every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys
   // are appended to `keys`. When an equal page is already findable the row adopts it and its own is
@@ -135,9 +150,17 @@ class CacheManager {
   // Holds until the row is freed; rows start with publishing on.
   void SetPublish(BatchRow row, bool enabled);
 
+  // Gives back the pages of window groups that no token at or after `computed_tokens` reads; of a
+  // row that publishes, none from the last published one on, which its next page continues. They
+  // stay hittable as those of a freed row do. No step in flight needs them, so they are not held. A
+  // row that gives pages up unpublished does not publish any more. REQUIRES: the steps that
+  // computed the tokens have completed.
+  void ReleaseOutsideWindow(BatchRow row, std::uint32_t computed_tokens);
+
   // The empty row `child` shares the full pages of `parent` within [0, computed_tokens) and gets a
-  // queued copy of the rest. RESOURCE_EXHAUSTED, having done nothing, without a page for the copy.
-  // REQUIRES: the parent has pages for computed_tokens; the child has none.
+  // queued copy of the rest, in each group. RESOURCE_EXHAUSTED, having done nothing, without pages
+  // for the copies. REQUIRES: the parent has the pages that tokens from computed_tokens on read;
+  // the child has none.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
   // Gives all pages of the row back, last page first, and forgets the row's scope. Copies into its
@@ -154,10 +177,11 @@ class CacheManager {
   // step clears them (TakeClears) before they can be handed out again.
   void Scrub(BatchRow row, std::uint32_t first_token);
 
-  // Fills the step arrays: cache_lengths of the scheduled rows, 0 for the others, and the three
-  // maxima. REQUIRES: every row is scheduled once, with at least one new token, and holds pages for
-  // cache_length + new_tokens, private and unpublished where it writes. CHECKs it.
-  const KvStepInputs& PrepareStep(std::span<const RowStep> rows);
+  // Fills the step arrays, those of one group after the other: cache_lengths of the scheduled rows,
+  // 0 for the others, and the three maxima. REQUIRES: every row is scheduled once, with at least
+  // one new token, and holds the pages that these tokens read and write, private and unpublished
+  // where it writes. CHECKs it.
+  std::span<const KvStepInputs> PrepareStep(std::span<const RowStep> rows);
 
   // Work for the runner before the next forward pass: clears first, then copies, in this order, as
   // a copy may read what an earlier one wrote. The lists are emptied by TakeCopies and TakeClears;
@@ -186,8 +210,13 @@ class CacheManager {
   FlushCounts Flush();
 
   std::uint32_t available_pages() const;  // free + cached
+  // Over all groups.
   std::uint32_t pages_of(BatchRow row) const;
   std::uint32_t private_pages_of(BatchRow row) const;  // referenced by this row alone
+  // The tokens, from the first on, that the row has had pages for in every group.
+  std::uint32_t reserved_tokens(BatchRow row) const;
+  std::uint32_t num_groups() const;
+  const PageDemand& demand() const;
   std::uint32_t page_size() const;
   std::uint32_t usable_pages() const;
   const HashKey& hash_key() const;

@@ -1,14 +1,91 @@
 #include "cache_manager/cache_manager_state.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
 
 namespace quire::cache {
+namespace {
+
+std::vector<std::size_t> WindowGroups(const std::vector<CacheGroup>& groups) {
+  std::vector<std::size_t> windows;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    if (groups[group].window > 0) windows.push_back(group);
+  }
+  return windows;
+}
+
+std::size_t WidestGroup(const std::vector<CacheGroup>& groups) {
+  // Without window nothing is out of reach: 0 becomes the greatest number.
+  const auto reach = [](const CacheGroup& group) { return std::uint32_t{group.window - 1}; };
+  return static_cast<std::size_t>(std::ranges::max_element(groups, {}, reach) - groups.begin());
+}
+
+}  // namespace
+
+CacheManager::State::State(const CacheManagerOptions& manager_options,
+                           std::vector<LookupTable> lookup_tables)
+    : options(manager_options),
+      page_size(options.geometry.page_size),
+      demand(page_size, options.groups, options.max_row_tokens_ahead),
+      partial_page_reuse(options.partial_page_reuse),
+      pool(options.geometry.num_blocks),
+      tables(std::move(lookup_tables)),
+      windows(WindowGroups(options.groups)),
+      widest(WidestGroup(options.groups)),
+      prefixes({.page_size = page_size,
+                .groups = options.groups,
+                .hash_key = options.hash_key,
+                .page_hash = options.page_hash},
+               &pool),
+      rows(options.max_rows) {
+  fresh.reserve(tables.front().max_pages() * tables.size());
+  column_pages.reserve(tables.size());
+  scheduled.reserve(options.max_rows);
+  pending_copies.reserve(options.max_rows * tables.size());
+  in_flight.reserve(4);
+  for (const LookupTable& table : tables) {
+    inputs.push_back({.lookup_table = table.pages(),
+                      .cache_lengths = table.lengths(),
+                      .lookup_stride = table.stride(),
+                      .max_rows = options.max_rows});
+  }
+}
 
 RowState& CacheManager::State::row_state(BatchRow row) {
   QUIRE_CHECK(row.value() < rows.size());
   return rows[row.value()];
+}
+
+std::uint32_t CacheManager::State::num_columns(BatchRow row) const {
+  std::uint32_t least = tables.front().num_columns(row);
+  for (const LookupTable& table : tables) least = std::min(least, table.num_columns(row));
+  return least;
+}
+
+std::uint32_t CacheManager::State::end_column(BatchRow row) const {
+  std::uint32_t end = 0;
+  for (const LookupTable& table : tables) end = std::max(end, table.num_columns(row));
+  return end;
+}
+
+std::uint32_t CacheManager::State::num_pages(BatchRow row) const {
+  std::size_t pages = 0;
+  for (const LookupTable& table : tables) pages += table.columns(row).size();
+  return static_cast<std::uint32_t>(pages);
+}
+
+std::uint32_t CacheManager::State::FirstRead(std::size_t group, std::uint32_t position) const {
+  const std::uint32_t window = options.groups[group].window;
+  return window == 0 || position < window ? 0 : (position - window + 1) / page_size;
+}
+
+std::uint32_t CacheManager::State::FirstHeld(std::size_t group, std::uint32_t position,
+                                             std::uint32_t published) const {
+  return std::min(FirstRead(group, position), std::max(published, 1u) - 1);
 }
 
 // When the page was the target of a copy that nobody took yet, the copy has no purpose any more,
@@ -27,7 +104,7 @@ void CacheManager::State::DropRequest(BlockId page) {
   const NodeId node = pool.node(page);
   const bool becomes_cached =
       node != kNoNode && pool.requests(page) == 1 && pool.transfers(page) == 0;
-  pool.DropRequest(page, becomes_cached ? prefixes.EvictedBefore(node) : kNullBlock);
+  pool.DropRequest(page, becomes_cached ? prefixes.EvictedBefore(page) : kNullBlock);
   SettleAbandoned(page);
 }
 
@@ -35,7 +112,7 @@ void CacheManager::State::DropTransfer(BlockId page) {
   const NodeId node = pool.node(page);
   const bool becomes_cached =
       node != kNoNode && pool.requests(page) == 0 && pool.transfers(page) == 1;
-  pool.DropTransfer(page, becomes_cached ? prefixes.EvictedBefore(node) : kNullBlock);
+  pool.DropTransfer(page, becomes_cached ? prefixes.EvictedBefore(page) : kNullBlock);
   SettleAbandoned(page);
 }
 
@@ -75,39 +152,145 @@ void CacheManager::State::Release(StepWork& work, bool spoil_held) {
   work.clears.clear();
 }
 
+NodeId CacheManager::State::MatchPages(std::span<const std::int32_t> tokens,
+                                       std::span<const PageKey> keys, const Hash128& root,
+                                       PrefixMatch* match) const {
+  const std::size_t num_keys = std::min<std::size_t>(keys.size(), tokens.size() / page_size);
+  std::vector<BlockId>& pages = match->pages;
+  std::vector<std::uint32_t> present_from(num_groups());  // the column after the last gap
+  NodeId node = prefixes.FindRoot(root);
+  NodeId last = node;
+  std::uint32_t usable = 0;
+  for (std::uint32_t column = 0; column < num_keys; ++column) {
+    const PrefixCache::Child child = prefixes.FindChild(
+        node, keys[column], tokens.subspan(std::size_t{column} * page_size, page_size));
+    match->collision = child.collision;
+    if (child.node == kNoNode) break;
+    node = child.node;
+    const std::uint32_t end = column + 1;
+    bool is_usable = true;
+    for (const BlockId page : prefixes.pages(node)) pages.push_back(page);
+    for (const std::size_t group : windows) {
+      if (prefixes.pages(node)[group] == kNullBlock) present_from[group] = end;
+      is_usable = is_usable && present_from[group] <= FirstHeld(group, end * page_size, end);
+    }
+    if (!is_usable) continue;
+    usable = end;
+    last = node;
+  }
+  pages.resize(usable * num_groups());
+  return last;
+}
+
+std::uint32_t CacheManager::State::NumCached(const PrefixMatch& match) const {
+  const auto is_cached = [&](BlockId page) { return pool.state(page) == PageState::kCached; };
+  auto cached = std::ranges::count_if(match.partial_sources, is_cached);
+  const auto columns = static_cast<std::uint32_t>(match.pages.size() / num_groups());
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    for (auto column = FirstHeld(group, match.num_tokens, columns); column < columns; ++column) {
+      cached += is_cached(match.pages[column * num_groups() + group]);
+    }
+  }
+  return static_cast<std::uint32_t>(cached);
+}
+
+void CacheManager::State::AttachPages(BatchRow row, const PrefixMatch& match) {
+  const std::size_t groups = num_groups();
+  const auto columns = static_cast<std::uint32_t>(match.pages.size() / groups);
+  for (std::size_t group = 0; group < groups; ++group) {
+    LookupTable& table = tables[group];
+    const std::uint32_t first = FirstHeld(group, match.num_tokens, columns);
+    for (std::uint32_t column = 0; column < first; ++column) table.Skip(row);
+    for (std::uint32_t column = first; column < columns; ++column) {
+      const BlockId page = match.pages[column * groups + group];
+      pool.AddRequest(page);
+      table.Append(row, page);
+      if (group == widest) prefixes.Touch(pool.node(page));
+    }
+  }
+}
+
+void CacheManager::State::AttachCopies(BatchRow row, std::span<const BlockId> sources,
+                                       std::uint32_t num_rows) {
+  prefixes.Touch(pool.node(sources.front()));
+  for (const BlockId source : sources) pool.AddTransfer(source);  // else evicted for its own copy
+  fresh.resize(sources.size());
+  const absl::Status taken = pool.Allocate(fresh);
+  QUIRE_CHECK(taken.ok());
+  for (std::size_t group = 0; group < sources.size(); ++group) {
+    tables[group].Append(row, fresh[group]);
+    QueueCopy(sources[group], fresh[group], num_rows);
+    DropTransfer(sources[group]);
+  }
+}
+
 void CacheManager::State::FreeRow(BatchRow row) {
   RowState& state = row_state(row);
   const bool is_in_flight = IsInFlight(row);
   // Last column first, so that the tail of a sequence is evicted before its head.
-  while (num_columns(row) > 0) {
-    const BlockId page = table.PopBack(row);
-    // No step that was launched names a page that still awaits its copy.
-    if ((is_in_flight || IsBeingCopied(page)) && !AwaitsCopy(page)) Hold(page);
-    DropRequest(page);
+  for (std::uint32_t end = end_column(row); end > 0; --end) {
+    for (LookupTable& table : tables) {
+      if (!table.has_page(row, end - 1)) continue;
+      const BlockId page = table.PopBack(row);
+      // No step that was launched names a page that still awaits its copy.
+      if ((is_in_flight || IsBeingCopied(page)) && !AwaitsCopy(page)) Hold(page);
+      DropRequest(page);
+    }
   }
-  table.SetLength(row, 0);
+  for (LookupTable& table : tables) {
+    table.Clear(row);
+    table.SetLength(row, 0);
+  }
   state = RowState{};
+}
+
+void CacheManager::State::Schedule(const RowStep& row) {
+  const std::uint32_t end = row.cache_length + row.new_tokens;
+  QUIRE_CHECK(std::exchange(row_state(row.row).last_step, step) != step);
+  QUIRE_CHECK(row.new_tokens > 0 && end > row.cache_length);
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    LookupTable& table = tables[group];
+    QUIRE_CHECK(table.first_column(row.row) <= FirstRead(group, row.cache_length));
+    for (std::uint32_t column = row.cache_length / page_size; column < CeilDiv(end, page_size);
+         ++column) {
+      const BlockId page = table.page(row.row, column);
+      QUIRE_CHECK(pool.requests(page) == 1 && pool.node(page) == kNoNode);
+    }
+    table.SetLength(row.row, row.cache_length);
+  }
+  scheduled.push_back(row.row);
 }
 
 bool CacheManager::State::CanPublish(BatchRow row) {
   RowState& state = row_state(row);
   if (!options.prefix_caching || !state.is_attached || !state.may_publish) return false;
   // Nodes go from the end of a path, so the last one tells whether any is gone.
-  if (state.num_published > 0 && pool.node(table.page(row, state.num_published - 1)) == kNoNode) {
+  if (state.num_published > 0 && NodeBefore(row, state.num_published) == kNoNode) {
     state.is_blocked = true;
   }
   return !state.is_blocked;
 }
 
-// The node that a page at `column` continues; kNoNode when that would be a root not known yet.
 NodeId CacheManager::State::NodeBefore(BatchRow row, std::uint32_t column) const {
   if (column == 0) return prefixes.FindRoot(rows[row.value()].root);
-  return pool.node(table.page(row, column - 1));
+  const LookupTable& table = tables[widest];
+  return table.has_page(row, column - 1) ? pool.node(table.page(row, column - 1)) : kNoNode;
+}
+
+NodeId CacheManager::State::NodeAt(BatchRow row, std::uint32_t column) const {
+  const LookupTable& table = tables[widest];
+  std::uint32_t held = std::max(column, table.first_column(row));
+  if (!table.has_page(row, held)) return kNoNode;
+  NodeId node = pool.node(table.page(row, held));
+  for (; node != kNoNode && held > column; --held) node = prefixes.parent(node);
+  return node;
 }
 
 // Other rows that share the unpublished page adopt the twin too: else one of them could hold a
 // published page without holding its prefix.
-void CacheManager::State::Adopt(BatchRow row, std::uint32_t column, BlockId twin) {
+void CacheManager::State::Adopt(std::size_t group, BatchRow row, std::uint32_t column,
+                                BlockId twin) {
+  LookupTable& table = tables[group];
   const BlockId own = table.page(row, column);
   const auto replace = [&](BatchRow holder) {
     if (IsInFlight(holder)) Hold(own);
@@ -118,16 +301,41 @@ void CacheManager::State::Adopt(BatchRow row, std::uint32_t column, BlockId twin
   if (pool.requests(own) == 1) return replace(row);
   for (std::uint32_t other = 0; other < rows.size(); ++other) {
     const BatchRow holder{other};
-    if (column < num_columns(holder) && table.page(holder, column) == own) replace(holder);
+    if (table.has_page(holder, column) && table.page(holder, column) == own) replace(holder);
   }
+}
+
+void CacheManager::State::Merge(BatchRow row, std::uint32_t column, NodeId twin) {
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    const BlockId page = prefixes.pages(twin)[group];
+    if (page != kNullBlock) {
+      Adopt(group, row, column, page);
+    } else {
+      prefixes.AddPage(twin, group, tables[group].page(row, column));
+    }
+  }
+  prefixes.Touch(twin);
+}
+
+std::span<const BlockId> CacheManager::State::PagesAt(BatchRow row, std::uint32_t column) {
+  column_pages.clear();
+  for (const LookupTable& table : tables) column_pages.push_back(table.page(row, column));
+  return column_pages;
+}
+
+bool CacheManager::State::HoldsColumn(BatchRow row, std::uint32_t column) const {
+  return std::ranges::all_of(tables, [&](const LookupTable& table) {
+    if (!table.has_page(row, column)) return false;
+    const BlockId page = table.page(row, column);
+    return !pool.is_spoiled(page) && !AwaitsCopy(page);
+  });
 }
 
 bool CacheManager::State::PublishColumn(BatchRow row, std::uint32_t column,
                                         std::span<const std::int32_t> page_tokens,
                                         const PageKey& key) {
-  const BlockId page = table.page(row, column);
-  if (pool.node(page) != kNoNode) return true;  // a row that shares it was first
-  if (pool.is_spoiled(page) || AwaitsCopy(page)) return false;
+  if (!HoldsColumn(row, column)) return false;
+  if (pool.node(tables[widest].page(row, column)) != kNoNode) return true;  // a sharer was first
   const NodeId parent = NodeBefore(row, column);
   const PrefixCache::Child twin = prefixes.FindChild(parent, key, page_tokens);
   if (twin.collision) {
@@ -135,12 +343,12 @@ bool CacheManager::State::PublishColumn(BatchRow row, std::uint32_t column,
     return false;
   }
   if (twin.node != kNoNode) {
-    Adopt(row, column, prefixes.page(twin.node));
-    prefixes.Touch(twin.node);
+    Merge(row, column, twin.node);
     return true;
   }
-  prefixes.AddChild(parent != kNoNode ? parent : prefixes.AddRoot(row_state(row).root), key,
-                    page_tokens, page);
+  if (!prefixes.MakeRoom()) return false;
+  prefixes.AddChild(column > 0 ? parent : prefixes.AddRoot(row_state(row).root), key, page_tokens,
+                    PagesAt(row, column));
   return true;
 }
 
@@ -164,94 +372,18 @@ void CacheManager::State::KeepTail(BatchRow row, std::span<const std::int32_t> t
   const std::uint32_t filled = computed_tokens % page_size;
   if (!partial_page_reuse || filled < page_size / kMinPartialShare) return;
   if (row_state(row).num_published != column) return;
-  const BlockId page = table.page(row, column);
-  if (pool.requests(page) != 1 || pool.node(page) != kNoNode || pool.is_spoiled(page)) return;
-  if (AwaitsCopy(page)) return;
+  if (!HoldsColumn(row, column)) return;
+  const auto pages = PagesAt(row, column);
+  const bool is_private = std::ranges::all_of(
+      pages, [&](BlockId page) { return pool.requests(page) == 1 && pool.node(page) == kNoNode; });
+  if (!is_private) return;
   const auto held = tokens.subspan(std::size_t{column} * page_size, filled);
   const NodeId parent = NodeBefore(row, column);
   const PrefixCache::Beginning known = prefixes.FindBeginning(parent, held);
   if (known.rows == filled) return prefixes.Touch(known.node);
-  prefixes.AddPartialChild(parent != kNoNode ? parent : prefixes.AddRoot(row_state(row).root), held,
-                           page);
-}
-
-absl::Status CacheManager::State::CheckReferences() const {
-  std::vector<std::uint32_t> requests(pool.num_blocks());
-  std::vector<std::uint32_t> transfers(pool.num_blocks());
-  for (std::uint32_t row = 0; row < rows.size(); ++row) {
-    for (const std::uint32_t page : table.columns(BatchRow{row})) {
-      if (page >= pool.num_blocks()) {
-        return absl::InternalError(
-            absl::StrCat("row ", row, " names page ", page, " of ", pool.num_blocks()));
-      }
-      ++requests[page];
-    }
-  }
-  for (const PageCopy& copy : pending_copies) ++transfers[copy.source.value()];
-  const auto count = [&](const StepWork& work) {
-    for (const PageCopy& copy : work.copies) ++transfers[copy.source.value()];
-    for (const BlockId page : work.held) ++transfers[page.value()];
-  };
-  count(taken);
-  for (const StepWork& work : in_flight) count(work);
-  for (std::uint32_t page = 1; page < pool.num_blocks(); ++page) {
-    const std::uint32_t counted = pool.requests(BlockId{page});
-    const std::uint32_t copying = pool.transfers(BlockId{page});
-    if (counted != requests[page] || copying != transfers[page]) {
-      return absl::InternalError(absl::StrCat(
-          "page ", page, " counts ", counted, " requests and ", copying, " transfers, but ",
-          requests[page], " columns and ", transfers[page], " copies and steps in flight name it"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CacheManager::State::CheckRow(BatchRow row) const {
-  NodeId before = kNoNode;
-  bool has_ended = false;
-  for (std::uint32_t column = 0; column < num_columns(row); ++column) {
-    const NodeId node = pool.node(table.page(row, column));
-    if (node == kNoNode) {
-      has_ended = true;
-      continue;
-    }
-    const NodeId parent = prefixes.parent(node);
-    const bool continues = column == 0 ? prefixes.is_root(parent, rows[row.value()].root)
-                                       : !has_ended && parent == before;
-    if (!continues) {
-      return absl::InternalError(absl::StrCat("row ", row.value(), " column ", column,
-                                              " does not continue the prefix before it"));
-    }
-    before = node;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CacheManager::State::CheckStepWork() const {
-  std::vector<BlockId> clears;
-  for (const StepWork& work : in_flight) {
-    clears.insert(clears.end(), work.clears.begin(), work.clears.end());
-    for (const PageCopy& copy : work.copies) {
-      if (pool.is_referenced(copy.target)) continue;
-      return absl::InternalError(absl::StrCat("page ", copy.target.value(),
-                                              " was let go while a step in flight copies into it"));
-    }
-  }
-  clears.insert(clears.end(), taken.clears.begin(), taken.clears.end());
-  const std::vector<BlockId> quarantined = pool.quarantined_pages();
-  if (clears.size() != num_clears_taken || clears.size() > quarantined.size() ||
-      !std::equal(clears.begin(), clears.end(), quarantined.begin())) {
-    return absl::InternalError(absl::StrCat(clears.size(),
-                                            " pages are being cleared that are not the first of ",
-                                            quarantined.size(), " quarantined ones"));
-  }
-  for (const PageCopy& copy : pending_copies) {
-    if (!pool.is_referenced(copy.target) || copy.num_rows == 0 || copy.num_rows > page_size) {
-      return absl::InternalError(absl::StrCat("a copy of ", copy.num_rows, " rows into page ",
-                                              copy.target.value(), " has no purpose"));
-    }
-  }
-  return absl::OkStatus();
+  if (!prefixes.MakeRoom()) return;
+  prefixes.AddPartialChild(column > 0 ? parent : prefixes.AddRoot(row_state(row).root), held,
+                           pages);
 }
 
 }  // namespace quire::cache

@@ -20,6 +20,10 @@ namespace quire::cache {
 // Fewer common rows than this part of a page are computed again rather than copied.
 inline constexpr std::uint32_t kMinPartialShare = 8;
 
+inline std::uint32_t CeilDiv(std::uint32_t value, std::uint32_t unit) {
+  return static_cast<std::uint32_t>((std::uint64_t{value} + unit - 1) / unit);
+}
+
 // What is known of a row beside its columns in the lookup table.
 struct RowState {
   Hash128 root;
@@ -39,28 +43,30 @@ struct StepWork {
 };
 
 struct CacheManager::State {
-  State(const CacheManagerOptions& manager_options, LookupTable lookup_table)
-      : options(manager_options),
-        page_size(options.geometry.page_size),
-        partial_page_reuse(options.partial_page_reuse),
-        pool(options.geometry.num_blocks),
-        table(std::move(lookup_table)),
-        prefixes(
-            {.page_size = page_size, .hash_key = options.hash_key, .page_hash = options.page_hash},
-            &pool),
-        rows(options.max_rows) {
-    fresh.reserve(table.max_pages());
-    scheduled.reserve(options.max_rows);
-    pending_copies.reserve(options.max_rows);
-    in_flight.reserve(4);
-    inputs.lookup_table = table.pages();
-    inputs.cache_lengths = table.lengths();
-    inputs.lookup_stride = table.stride();
-    inputs.max_rows = options.max_rows;
-  }
+  State(const CacheManagerOptions& manager_options, std::vector<LookupTable> lookup_tables);
 
   RowState& row_state(BatchRow row);
-  std::uint32_t num_columns(BatchRow row) const { return table.num_columns(row); }
+  std::size_t num_groups() const { return tables.size(); }
+  // The columns that have had pages in every group, and in any.
+  std::uint32_t num_columns(BatchRow row) const;
+  std::uint32_t end_column(BatchRow row) const;
+  std::uint32_t num_pages(BatchRow row) const;
+
+  // The first column that a query at `position` reads.
+  std::uint32_t FirstRead(std::size_t group, std::uint32_t position) const;
+  // The first column that a row holds whose next query is at `position`, after `published` columns
+  // with nodes: always the last of them, as the next one continues it.
+  std::uint32_t FirstHeld(std::size_t group, std::uint32_t position, std::uint32_t published) const;
+
+  // The longest run of pages for `tokens` that every group can use, into match->pages, and its last
+  // node.
+  NodeId MatchPages(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
+                    const Hash128& root, PrefixMatch* match) const;
+  // How many cached pages the match would make referenced.
+  std::uint32_t NumCached(const PrefixMatch& match) const;
+  void AttachPages(BatchRow row, const PrefixMatch& match);
+  // Gives the row a column of fresh pages and queues the copies into them.
+  void AttachCopies(BatchRow row, std::span<const BlockId> sources, std::uint32_t num_rows);
 
   // Take a reference away and put the page, if that was the last one, where it belongs.
   void DropRequest(BlockId page);
@@ -83,23 +89,38 @@ struct CacheManager::State {
   void Release(StepWork& work, bool spoil_held);
 
   bool CanPublish(BatchRow row);
+  // The node that a page at `column` continues; kNoNode when that would be a root not known yet, or
+  // when the row does not hold the page before.
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
+  // The node of `column`, even when its pages were given back; kNoNode when it has none.
+  NodeId NodeAt(BatchRow row, std::uint32_t column) const;
   void PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
                       std::span<const PageKey> keys, std::uint32_t full_pages);
   bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
                      const PageKey& key);
-  void Adopt(BatchRow row, std::uint32_t column, BlockId twin);
+  // The column's pages have the tokens of `twin`: takes the pages that it has, gives it the others.
+  void Merge(BatchRow row, std::uint32_t column, NodeId twin);
+  void Adopt(std::size_t group, BatchRow row, std::uint32_t column, BlockId twin);
+  // The pages of one column, by group. REQUIRES: all groups have it. Valid until the next call.
+  std::span<const BlockId> PagesAt(BatchRow row, std::uint32_t column);
+  // Whether the pages of one column hold what their tokens say, in every group.
+  bool HoldsColumn(BatchRow row, std::uint32_t column) const;
   void KeepTail(BatchRow row, std::span<const std::int32_t> tokens, std::uint32_t computed_tokens);
 
+  void Schedule(const RowStep& row);
+
   absl::Status CheckReferences() const;
-  absl::Status CheckRow(BatchRow row) const;
+  absl::Status CheckRow(BatchRow row, std::size_t group) const;
   absl::Status CheckStepWork() const;
 
   const CacheManagerOptions options;
   const std::uint32_t page_size;
+  const PageDemand demand;
   bool partial_page_reuse;
   BlockPool pool;
-  LookupTable table;
+  std::vector<LookupTable> tables;         // by group
+  const std::vector<std::size_t> windows;  // the groups that have one
+  const std::size_t widest;  // the group that holds pages longest: no group begins before it
   PrefixCache prefixes;
   std::vector<RowState> rows;
 
@@ -108,10 +129,11 @@ struct CacheManager::State {
   std::vector<StepWork> in_flight;       // of the steps launched and not completed, oldest first
   std::size_t num_clears_taken = 0;      // that many quarantined pages, the first ones
 
-  KvStepInputs inputs;
-  std::uint64_t step = 0;           // calls of PrepareStep
-  std::vector<BatchRow> scheduled;  // rows whose length is set
-  std::vector<BlockId> fresh;       // scratch of Reserve
+  std::vector<KvStepInputs> inputs;   // by group
+  std::uint64_t step = 0;             // calls of PrepareStep
+  std::vector<BatchRow> scheduled;    // rows whose length is set
+  std::vector<BlockId> fresh;         // scratch of Reserve and AttachCopies
+  std::vector<BlockId> column_pages;  // scratch of PagesAt
   std::uint64_t hit_tokens = 0;
   std::uint64_t queried_tokens = 0;
   std::uint64_t collisions = 0;

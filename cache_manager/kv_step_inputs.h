@@ -10,7 +10,8 @@ namespace quire::cache {
 // cache manager owns them. The continuous cache reads lookup_table as [max_rows], one block per
 // row, with lookup_stride 1.
 struct KvStepInputs {
-  // [max_rows, lookup_stride] page ids; unassigned columns and free rows are 0.
+  // [max_rows, lookup_stride] page ids; unassigned columns and free rows are 0, and so are the
+  // columns in front that no query of a window group reads.
   const std::uint32_t* lookup_table = nullptr;
   // [max_rows] tokens cached before this step; new token i of row b goes to cache_lengths[b] + i.
   const std::uint32_t* cache_lengths = nullptr;

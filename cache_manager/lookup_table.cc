@@ -1,5 +1,7 @@
 #include "cache_manager/lookup_table.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
@@ -10,6 +12,7 @@ LookupTable::LookupTable(std::uint32_t max_rows, std::uint32_t max_pages)
     : max_rows_(max_rows),
       max_pages_(max_pages),
       stride_((max_pages + 7) / 8 * 8 + kPaddingColumns),
+      first_column_(max_rows),
       num_columns_(max_rows) {}
 
 absl::StatusOr<LookupTable> LookupTable::Create(std::uint32_t max_rows, std::uint32_t max_pages) {
@@ -28,17 +31,27 @@ std::uint32_t* LookupTable::entry(BatchRow row, std::uint32_t column) const {
   return static_cast<std::uint32_t*>(pages_.data()) + std::size_t{row.value()} * stride_ + column;
 }
 
+std::uint32_t LookupTable::first_column(BatchRow row) const {
+  QUIRE_CHECK(row.value() < max_rows_);
+  return first_column_[row.value()];
+}
+
 std::uint32_t LookupTable::num_columns(BatchRow row) const {
   QUIRE_CHECK(row.value() < max_rows_);
   return num_columns_[row.value()];
 }
 
+bool LookupTable::has_page(BatchRow row, std::uint32_t column) const {
+  return column >= first_column(row) && column < num_columns(row);
+}
+
 std::span<const std::uint32_t> LookupTable::columns(BatchRow row) const {
-  return {entry(row, 0), num_columns(row)};
+  const std::uint32_t first = first_column(row);
+  return {entry(row, first), num_columns(row) - first};
 }
 
 BlockId LookupTable::page(BatchRow row, std::uint32_t column) const {
-  QUIRE_CHECK(column < num_columns(row));
+  QUIRE_CHECK(has_page(row, column));
   return BlockId{*entry(row, column)};
 }
 
@@ -48,18 +61,30 @@ void LookupTable::Append(BatchRow row, BlockId page) {
   *entry(row, num_columns_[row.value()]++) = page.value();
 }
 
+void LookupTable::Skip(BatchRow row) {
+  QUIRE_CHECK(columns(row).empty() && num_columns(row) < max_pages_);
+  first_column_[row.value()] = ++num_columns_[row.value()];
+}
+
 void LookupTable::Replace(BatchRow row, std::uint32_t column, BlockId page) {
-  QUIRE_CHECK(column < num_columns(row));
+  QUIRE_CHECK(has_page(row, column));
   QUIRE_CHECK(page != kNullBlock);
   *entry(row, column) = page.value();
 }
 
 BlockId LookupTable::PopBack(BatchRow row) {
-  QUIRE_CHECK(num_columns(row) > 0);
-  std::uint32_t* last = entry(row, --num_columns_[row.value()]);
-  const BlockId page{*last};
-  *last = kNullBlock.value();
-  return page;
+  QUIRE_CHECK(!columns(row).empty());
+  return BlockId{std::exchange(*entry(row, --num_columns_[row.value()]), kNullBlock.value())};
+}
+
+BlockId LookupTable::PopFront(BatchRow row) {
+  QUIRE_CHECK(!columns(row).empty());
+  return BlockId{std::exchange(*entry(row, first_column_[row.value()]++), kNullBlock.value())};
+}
+
+void LookupTable::Clear(BatchRow row) {
+  QUIRE_CHECK(columns(row).empty());
+  first_column_[row.value()] = num_columns_[row.value()] = 0;
 }
 
 void LookupTable::SetLength(BatchRow row, std::uint32_t tokens) {
@@ -69,10 +94,12 @@ void LookupTable::SetLength(BatchRow row, std::uint32_t tokens) {
 
 absl::Status LookupTable::CheckIntegrity() const {
   for (std::uint32_t row = 0; row < max_rows_; ++row) {
+    const std::uint32_t first = first_column_[row];
     const std::uint32_t assigned = num_columns_[row];
-    if (assigned > max_pages_) {
-      return absl::InternalError(
-          absl::StrCat("row ", row, " has ", assigned, " pages, the limit is ", max_pages_));
+    if (assigned > max_pages_ || first > assigned) {
+      return absl::InternalError(absl::StrCat("row ", row, " has ", assigned,
+                                              " pages, the limit is ", max_pages_,
+                                              ", the first is ", first));
     }
     if (assigned == 0 && lengths()[row] != 0) {
       return absl::InternalError(
@@ -80,9 +107,9 @@ absl::Status LookupTable::CheckIntegrity() const {
     }
     for (std::uint32_t column = 0; column < stride_; ++column) {
       const std::uint32_t page = *entry(BatchRow{row}, column);
-      if ((page != kNullBlock.value()) == (column < assigned)) continue;
+      if ((page != kNullBlock.value()) == (column >= first && column < assigned)) continue;
       return absl::InternalError(absl::StrCat("row ", row, " column ", column, " holds page ", page,
-                                              " but the row has ", assigned, " pages"));
+                                              " but the row has pages ", first, " to ", assigned));
     }
   }
   return absl::OkStatus();

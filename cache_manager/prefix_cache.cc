@@ -1,6 +1,7 @@
 #include "cache_manager/prefix_cache.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -10,10 +11,12 @@ namespace quire::cache {
 
 PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
     : options_(options),
+      num_groups_(options.groups.size()),
       pool_(pool),
       nodes_(std::size_t{pool->usable()} * 2),
-      tokens_(std::size_t{pool->num_blocks()} * options.page_size) {
-  QUIRE_CHECK(options.page_size > 0);
+      tokens_(nodes_.size() * options.page_size),
+      pages_(nodes_.size() * options.groups.size()) {
+  QUIRE_CHECK(options.page_size > 0 && !options.groups.empty());
   unused_.reserve(nodes_.size());
   for (std::size_t slot = nodes_.size(); slot > 0; --slot) {
     unused_.push_back(NodeId{static_cast<std::uint32_t>(slot - 1)});
@@ -21,7 +24,7 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
   // Room for twice the nodes: erased entries then never force a table to grow.
   index_.reserve(nodes_.size());
   roots_.reserve(nodes_.size());
-  pool_->SetEvictionHandler([this](BlockId page) { DropSubtree(pool_->node(page)); });
+  pool_->SetEvictionHandler([this](BlockId page) { Evict(page); });
 }
 
 PrefixCache::Node& PrefixCache::at(NodeId node) {
@@ -38,9 +41,24 @@ NodeId PrefixCache::id(const Node* node) const {
   return NodeId{static_cast<std::uint32_t>(node - nodes_.data())};
 }
 
-std::span<const std::int32_t> PrefixCache::tokens(const Node& node) const {
-  const std::size_t begin = std::size_t{node.page.value()} * options_.page_size;
-  return std::span(tokens_).subspan(begin, node.filled);
+std::span<const std::int32_t> PrefixCache::tokens(NodeId node) const {
+  const std::size_t begin = std::size_t{node.value()} * options_.page_size;
+  return std::span(tokens_).subspan(begin, at(node).filled);
+}
+
+BlockId& PrefixCache::page(NodeId node, std::size_t group) {
+  QUIRE_CHECK(node.value() < nodes_.size() && group < num_groups_);
+  return pages_[node.value() * num_groups_ + group];
+}
+
+std::size_t PrefixCache::GroupOf(BlockId page) const {
+  QUIRE_CHECK(pool_->node(page) != kNoNode);
+  const auto pages = this->pages(pool_->node(page));
+  return static_cast<std::size_t>(std::ranges::find(pages, page) - pages.begin());
+}
+
+bool PrefixCache::HasPages(NodeId node) const {
+  return std::ranges::any_of(pages(node), [](BlockId page) { return page != kNullBlock; });
 }
 
 NodeId PrefixCache::FindRoot(const Hash128& root) const {
@@ -53,7 +71,7 @@ PrefixCache::Child PrefixCache::FindChild(NodeId parent, const PageKey& key,
   const auto found = index_.find(key);
   if (found == index_.end()) return {};
   const Node& node = at(found->second);
-  if (node.parent != parent || !std::ranges::equal(this->tokens(node), tokens)) {
+  if (node.parent != parent || !std::ranges::equal(this->tokens(found->second), tokens)) {
     return {.node = kNoNode, .collision = true};
   }
   return {.node = found->second, .collision = false};
@@ -66,7 +84,8 @@ PrefixCache::Beginning PrefixCache::FindBeginning(NodeId parent,
   std::uint32_t candidates = kMaxPartialCandidates;
   for (const Node* child = at(parent).children.front(); child != nullptr && candidates > 0;
        child = Siblings::next(child), --candidates) {
-    const auto stored = this->tokens(*child);
+    if (std::ranges::count(pages(id(child)), kNullBlock) > 0) continue;
+    const auto stored = this->tokens(id(child));
     const auto end = std::ranges::mismatch(stored, tokens).in1;
     const auto rows = static_cast<std::uint32_t>(end - stored.begin());
     if (rows > best.rows) best = {.node = id(child), .rows = rows};
@@ -82,6 +101,12 @@ NodeId PrefixCache::TakeSlot(Kind kind) {
   return slot;
 }
 
+bool PrefixCache::MakeRoom() {
+  constexpr std::size_t kRootAndChild = 2;
+  while (unused_.size() < kRootAndChild && pool_->num_cached() > 0) pool_->EvictColdest();
+  return unused_.size() >= kRootAndChild;
+}
+
 NodeId PrefixCache::AddRoot(const Hash128& root) {
   const NodeId found = FindRoot(root);
   if (found != kNoNode) return found;
@@ -92,26 +117,28 @@ NodeId PrefixCache::AddRoot(const Hash128& root) {
 }
 
 NodeId PrefixCache::Link(Kind kind, NodeId parent, std::span<const std::int32_t> tokens,
-                         BlockId page) {
+                         std::span<const BlockId> pages) {
   Node& above = at(parent);
-  QUIRE_CHECK(above.kind != Kind::kPartial);
+  QUIRE_CHECK(above.kind != Kind::kPartial && pages.size() == num_groups_);
   const NodeId slot = TakeSlot(kind);
-  pool_->AttachNode(page, slot);
+  for (std::size_t group = 0; group < pages.size(); ++group) {
+    pool_->AttachNode(pages[group], slot);
+    page(slot, group) = pages[group];
+  }
   Node& node = at(slot);
   node.parent = parent;
   node.parent_generation = above.generation;
-  node.page = page;
   node.filled = static_cast<std::uint32_t>(tokens.size());
-  std::ranges::copy(tokens, tokens_.begin() + std::ptrdiff_t{page.value()} * options_.page_size);
+  std::ranges::copy(tokens, tokens_.begin() + std::ptrdiff_t{slot.value()} * options_.page_size);
   above.children.push_front(&node);
   ++num_nodes_;
   return slot;
 }
 
 NodeId PrefixCache::AddChild(NodeId parent, const PageKey& key,
-                             std::span<const std::int32_t> tokens, BlockId page) {
+                             std::span<const std::int32_t> tokens, std::span<const BlockId> pages) {
   QUIRE_CHECK(tokens.size() == options_.page_size);
-  const NodeId node = Link(Kind::kFull, parent, tokens, page);
+  const NodeId node = Link(Kind::kFull, parent, tokens, pages);
   at(node).key = key;
   const bool is_new = index_.emplace(key, node).second;
   QUIRE_CHECK(is_new);
@@ -119,9 +146,15 @@ NodeId PrefixCache::AddChild(NodeId parent, const PageKey& key,
 }
 
 NodeId PrefixCache::AddPartialChild(NodeId parent, std::span<const std::int32_t> tokens,
-                                    BlockId page) {
+                                    std::span<const BlockId> pages) {
   QUIRE_CHECK(!tokens.empty() && tokens.size() < options_.page_size);
-  return Link(Kind::kPartial, parent, tokens, page);
+  return Link(Kind::kPartial, parent, tokens, pages);
+}
+
+void PrefixCache::AddPage(NodeId node, std::size_t group, BlockId page) {
+  QUIRE_CHECK(at(node).kind == Kind::kFull && this->page(node, group) == kNullBlock);
+  pool_->AttachNode(page, node);
+  this->page(node, group) = page;
 }
 
 void PrefixCache::Touch(NodeId node) {
@@ -140,21 +173,43 @@ void PrefixCache::RemoveLeaf(NodeId leaf) {
   } else {
     if (node.kind == Kind::kFull) index_.erase(node.key);
     at(node.parent).children.erase(&node);
-    pool_->DetachNode(node.page);
+    for (std::size_t group = 0; group < num_groups_; ++group) {
+      const BlockId page = std::exchange(this->page(leaf, group), kNullBlock);
+      if (page != kNullBlock) pool_->DetachNode(page);
+    }
     --num_nodes_;
     ++generation_;
   }
   node.key = {};
   node.parent = kNoNode;
-  node.page = kNullBlock;
   node.filled = 0;
   node.kind = Kind::kUnused;
   ++node.generation;
   unused_.push_back(leaf);
 }
 
+void PrefixCache::Prune(NodeId node) {
+  while (node != kNoNode && at(node).children.empty() && !HasPages(node)) {
+    const NodeId above = at(node).parent;
+    RemoveLeaf(node);
+    node = above;
+  }
+}
+
+void PrefixCache::Evict(BlockId page) {
+  const NodeId node = pool_->node(page);
+  const std::size_t group = GroupOf(page);
+  if (at(node).kind == Kind::kPartial || options_.groups[group].window == 0) {
+    return DropSubtree(node);
+  }
+  this->page(node, group) = kNullBlock;
+  pool_->DetachNode(page);
+  ++generation_;
+  Prune(node);
+}
+
 void PrefixCache::DropSubtree(NodeId top) {
-  NodeId above = at(top).parent;
+  const NodeId above = at(top).parent;
   NodeId node = top;
   while (true) {
     while (!at(node).children.empty()) node = id(at(node).children.front());
@@ -163,21 +218,39 @@ void PrefixCache::DropSubtree(NodeId top) {
     if (node == top) break;
     node = parent;
   }
-  if (above != kNoNode && at(above).kind == Kind::kRoot && at(above).children.empty()) {
-    RemoveLeaf(above);
-  }
+  Prune(above);
 }
 
-BlockId PrefixCache::EvictedBefore(NodeId node) const {
+BlockId PrefixCache::EvictedBefore(BlockId page) const {
+  const std::size_t group = GroupOf(page);
+  if (options_.groups[group].window > 0) return kNullBlock;
   // Every cached descendant comes before every cached ancestor, so directly before the nearest
   // ancestor is after all descendants. A page that a row refers to has all its ancestors in that
   // row.
-  for (NodeId above = parent(node); above != kNoNode; above = parent(above)) {
-    const BlockId page = this->page(above);
-    if (page == kNullBlock || pool_->requests(page) > 0) break;
-    if (pool_->state(page) == PageState::kCached) return page;
+  for (NodeId node = parent(pool_->node(page)); node != kNoNode; node = parent(node)) {
+    const BlockId above = pages(node)[group];
+    if (above == kNullBlock || pool_->requests(above) > 0) break;
+    if (pool_->state(above) == PageState::kCached) return above;
   }
   return kNullBlock;
+}
+
+absl::Status PrefixCache::CheckPages(const Node& node) const {
+  const std::uint32_t name = id(&node).value();
+  const auto pages = this->pages(id(&node));
+  for (std::size_t group = 0; group < pages.size(); ++group) {
+    const BlockId page = pages[group];
+    const bool may_lack = node.kind == Kind::kFull && options_.groups[group].window > 0;
+    if (page == kNullBlock && may_lack) continue;
+    if (page == kNullBlock || pool_->node(page) != id(&node)) {
+      return absl::InternalError(
+          absl::StrCat("node ", name, " names page ", page.value(), ", which names another"));
+    }
+  }
+  if (!HasPages(id(&node)) && node.children.empty()) {
+    return absl::InternalError(absl::StrCat("node ", name, " has neither page nor child"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PrefixCache::CheckNode(const Node& node) const {
@@ -190,10 +263,7 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
     return absl::OkStatus();
   }
   const bool is_full = node.kind == Kind::kFull;
-  if (node.page == kNullBlock || pool_->node(node.page) != id(&node)) {
-    return absl::InternalError(
-        absl::StrCat("node ", name, " names page ", node.page.value(), ", which names another"));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckPages(node));
   if (node.parent.value() >= nodes_.size()) {
     return absl::InternalError(absl::StrCat("node ", name, " has no parent"));
   }
@@ -210,7 +280,7 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
     return absl::InternalError(absl::StrCat("partial node ", name, " has children"));
   }
   if (!is_full) return absl::OkStatus();
-  if (options_.page_hash(options_.hash_key, above.key, tokens(node)) != node.key) {
+  if (options_.page_hash(options_.hash_key, above.key, tokens(id(&node))) != node.key) {
     return absl::InternalError(absl::StrCat("node ", name, " has a key of other tokens"));
   }
   const auto found = index_.find(node.key);
@@ -250,18 +320,18 @@ absl::Status PrefixCache::CheckTree() const {
   return absl::OkStatus();
 }
 
-absl::Status PrefixCache::CheckEvictionOrder() const {
+absl::Status PrefixCache::CheckEvictionOrder(std::size_t group) const {
   std::vector<std::uint32_t> position(pool_->num_blocks());  // from 1; 0: not cached
   std::uint32_t next = 0;
   for (const BlockId page : pool_->EvictionOrder()) position[page.value()] = ++next;
   for (const Node& node : nodes_) {
     if (node.kind != Kind::kFull && node.kind != Kind::kPartial) continue;
-    const Node& above = at(node.parent);
-    if (above.kind == Kind::kRoot || position[above.page.value()] == 0) continue;
-    const bool is_held = pool_->requests(node.page) > 0;
-    if (is_held || position[node.page.value()] > position[above.page.value()]) {
-      return absl::InternalError(absl::StrCat("page ", above.page.value(),
-                                              " would be evicted before page ", node.page.value(),
+    const BlockId page = pages(id(&node))[group];
+    const BlockId above = pages(node.parent)[group];
+    if (position[above.value()] == 0) continue;  // it is not cached, or the parent is a root
+    if (pool_->requests(page) > 0 || position[page.value()] > position[above.value()]) {
+      return absl::InternalError(absl::StrCat("page ", above.value(),
+                                              " would be evicted before page ", page.value(),
                                               ", which continues it"));
     }
   }
@@ -273,11 +343,14 @@ absl::Status PrefixCache::CheckIntegrity() const {
   for (std::uint32_t page = 1; page < pool_->num_blocks(); ++page) {
     const NodeId node = pool_->node(BlockId{page});
     if (node == kNoNode) continue;
-    if (node.value() >= nodes_.size() || nodes_[node.value()].page != BlockId{page}) {
+    if (node.value() >= nodes_.size() || GroupOf(BlockId{page}) == num_groups_) {
       return absl::InternalError(absl::StrCat("page ", page, " names a node of another page"));
     }
   }
-  return CheckEvictionOrder();
+  for (std::size_t group = 0; group < num_groups_; ++group) {
+    if (options_.groups[group].window == 0) QUIRE_RETURN_IF_ERROR(CheckEvictionOrder(group));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace quire::cache

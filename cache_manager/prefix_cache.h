@@ -6,15 +6,18 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "base/check.h"
 #include "base/intrusive_list.h"
 #include "base/strong_id.h"
 #include "cache_manager/block_pool.h"
+#include "cache_manager/page_demand.h"
 #include "cache_manager/page_hash.h"
 
 namespace quire::cache {
 
 struct PrefixCacheOptions {
   std::uint32_t page_size = 0;
+  std::vector<CacheGroup> groups = {CacheGroup{}};
   HashKey hash_key{};
   PageHashFunction page_hash = &HashPage;  // what the given keys were made with
 };
@@ -31,12 +34,18 @@ struct PrefixCacheOptions {
 // over the path the whole history is equal: a collision of keys is a miss, never a wrong page. Of
 // two histories with one key the second stays unpublished.
 //
+// All layer groups share the tree. A node has a page of each group without window, as no history
+// can be used without it; with such a page the node goes, and all below it. The page of a window
+// group may be missing, since only the last ones of a history are read: it is evicted alone. A node
+// lives as long as it has a page or a child.
+//
 // Place:      above BlockPool, whose pages it names; below CacheManager. Knows tokens and ids,
 //             never rows or memory.
-// Invariants: a node has one page and that page has this node; its parents up to the root exist. A
-//             root has a child. Eviction is leaf first: a cached page has no child that a row
-//             refers to and no child that is evicted later. A node's tokens hash to its key; the
-//             index holds exactly the full nodes. CheckIntegrity().
+// Invariants: a page of a node has this node; the node's parents up to the root exist. A root has a
+//             child. A partial child has pages of all groups. In groups without window eviction is
+//             leaf first: a cached page has no child that a row refers to and no child that is
+//             evicted later. A node's tokens hash to its key; the index holds exactly the full
+//             nodes. CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   must not outlive its BlockPool.
 class PrefixCache {
@@ -65,17 +74,26 @@ class PrefixCache {
   Child FindChild(NodeId parent, const PageKey& key, std::span<const std::int32_t> tokens) const;
   // The child of `parent`, among the kMaxPartialCandidates most recently used ones, that has the
   // longest common beginning with `tokens`; the most recent one of equals. Full and partial
-  // children.
+  // children that have pages of all groups.
   Beginning FindBeginning(NodeId parent, std::span<const std::int32_t> tokens) const;
 
-  // The root node, made on demand. It must get a child before the next operation.
+  // Makes sure that a root and a child can be added. Nodes are as many as pages, twice; those
+  // without pages may use them up where all groups have windows. Then the coldest cached pages make
+  // room; false when there are none.
+  bool MakeRoom();
+  // The root node, made on demand. It must get a child before the next operation. REQUIRES (both
+  // and AddPartialChild): there is room.
   NodeId AddRoot(const Hash128& root);
-  // Publishes `page` as the newest child of `parent`. REQUIRES: FindChild finds neither node nor
-  // collision, tokens.size() == page_size; the page is referenced and has no node.
+  // Publishes `pages`, one per group, as the newest child of `parent`. REQUIRES: FindChild finds
+  // neither node nor collision, tokens.size() == page_size; each page is referenced and has no
+  // node.
   NodeId AddChild(NodeId parent, const PageKey& key, std::span<const std::int32_t> tokens,
-                  BlockId page);
-  // The same for a page that only tokens.size() < page_size tokens fill.
-  NodeId AddPartialChild(NodeId parent, std::span<const std::int32_t> tokens, BlockId page);
+                  std::span<const BlockId> pages);
+  // The same for pages that only tokens.size() < page_size tokens fill.
+  NodeId AddPartialChild(NodeId parent, std::span<const std::int32_t> tokens,
+                         std::span<const BlockId> pages);
+  // Gives a full node the page of a group that it lacks. REQUIRES: as above.
+  void AddPage(NodeId node, std::size_t group, BlockId page);
 
   // Makes the node the most recently used child of its parent.
   void Touch(NodeId node);
@@ -83,19 +101,24 @@ class PrefixCache {
   // free. Roots that lose their last child go too.
   void DropSubtree(NodeId node);
 
-  BlockId page(NodeId node) const { return at(node).page; }
+  // The node's pages by group; the null page where it has none.
+  std::span<const BlockId> pages(NodeId node) const {
+    QUIRE_DCHECK(node.value() < nodes_.size());
+    return {pages_.data() + node.value() * num_groups_, num_groups_};
+  }
   NodeId parent(NodeId node) const { return at(node).parent; }
   // True for the root node of `root`.
   bool is_root(NodeId node, const Hash128& root) const {
     return at(node).kind == Kind::kRoot && at(node).key == root;
   }
 
-  // Where the page of `node` belongs in the eviction order, now that it becomes cached: before this
-  // page, its nearest cached ancestor, or at the warm end when that is the null page.
-  BlockId EvictedBefore(NodeId node) const;
+  // Where a page that has a node belongs in the eviction order, now that it becomes cached: before
+  // this page, in a group without window its nearest cached ancestor, or at the warm end when that
+  // is the null page.
+  BlockId EvictedBefore(BlockId page) const;
 
   std::uint32_t num_nodes() const { return num_nodes_; }  // roots not counted
-  // Grows whenever a node goes away; a match stays valid as long as it does not.
+  // Grows whenever a node or a page of one goes away; a match stays valid as long as it does not.
   std::uint64_t generation() const { return generation_; }
 
   // Proves the invariants in O(num_blocks * page_size).
@@ -112,7 +135,6 @@ class PrefixCache {
     NodeId parent = kNoNode;  // kNoNode for a root
     std::uint32_t parent_generation = 0;
     std::uint32_t generation = 0;  // how often this slot was reused
-    BlockId page = kNullBlock;     // the null page for a root
     std::uint32_t filled = 0;      // tokens: page_size, less for a partial child, 0 for a root
     Kind kind = Kind::kUnused;
   };
@@ -121,19 +143,32 @@ class PrefixCache {
   Node& at(NodeId node);
   const Node& at(NodeId node) const;
   NodeId id(const Node* node) const;
-  std::span<const std::int32_t> tokens(const Node& node) const;
+  std::span<const std::int32_t> tokens(NodeId node) const;
   NodeId TakeSlot(Kind kind);
-  NodeId Link(Kind kind, NodeId parent, std::span<const std::int32_t> tokens, BlockId page);
+  NodeId Link(Kind kind, NodeId parent, std::span<const std::int32_t> tokens,
+              std::span<const BlockId> pages);
+  // The node's place for its page of a group.
+  BlockId& page(NodeId node, std::size_t group);
+  // Which of its node's pages this is; the number of groups when it is none of them.
+  std::size_t GroupOf(BlockId page) const;
+  bool HasPages(NodeId node) const;
+  // The pool takes a cached page.
+  void Evict(BlockId page);
   void RemoveLeaf(NodeId node);
+  // Removes the node and those above it as far as they have neither page nor child.
+  void Prune(NodeId node);
+  absl::Status CheckPages(const Node& node) const;
   absl::Status CheckNode(const Node& node) const;
   absl::Status CheckTree() const;
-  absl::Status CheckEvictionOrder() const;
+  absl::Status CheckEvictionOrder(std::size_t group) const;
 
   const PrefixCacheOptions options_;
+  const std::size_t num_groups_;
   BlockPool* const pool_;
   std::vector<Node> nodes_;           // two per page, as each node may need a root; never resized
   std::vector<NodeId> unused_;        // slots of nodes_, last in, first out
-  std::vector<std::int32_t> tokens_;  // [num_blocks, page_size]
+  std::vector<std::int32_t> tokens_;  // [nodes_, page_size]
+  std::vector<BlockId> pages_;        // [nodes_, groups]
   absl::flat_hash_map<PageKey, NodeId> index_;  // full nodes; never iterated for a decision
   absl::flat_hash_map<Hash128, NodeId> roots_;
   std::uint32_t num_nodes_ = 0;

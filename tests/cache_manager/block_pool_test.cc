@@ -342,6 +342,7 @@ TEST(BlockPoolDeathTest, BrokenContracts) {
   ASSERT_TRUE(pool.Allocate(page).ok());
   EXPECT_DEATH(BlockPool(1), "check failed");
   EXPECT_DEATH(pool.Allocate({}).IgnoreError(), "check failed");
+  EXPECT_DEATH(pool.EvictColdest(), "check failed");  // nothing is cached
   EXPECT_DEATH(pool.AddRequest(kNullBlock), "check failed");
   EXPECT_DEATH(pool.AddRequest(BlockId{4}), "check failed");
   EXPECT_DEATH(pool.AddRequest(BlockId{3}), "check failed");  // free

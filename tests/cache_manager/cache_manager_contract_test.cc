@@ -40,20 +40,20 @@ TEST_F(CacheManagerIntegrityTest, TransferCount) {
 }
 
 TEST_F(CacheManagerIntegrityTest, ColumnWithoutReference) {
-  state().table.Append(kC, PageOf(kA, 2));
+  state().tables[0].Append(kC, PageOf(kA, 2));
   ExpectReport("counts 1 requests and 0 transfers, but 2 columns");
 }
 
 TEST_F(CacheManagerIntegrityTest, PageOutOfRange) {
-  state().table.Append(kC, BlockId{20});
+  state().tables[0].Append(kC, BlockId{20});
   ExpectReport("row 2 names page 20 of 20");
 }
 
 TEST_F(CacheManagerIntegrityTest, RowThatDoesNotContinueItsPrefix) {
   const BlockId first = PageOf(kA, 0);
   const BlockId second = PageOf(kA, 1);
-  state().table.Replace(kA, 0, second);
-  state().table.Replace(kA, 1, first);
+  state().tables[0].Replace(kA, 0, second);
+  state().tables[0].Replace(kA, 1, first);
   ExpectReport("row 0 column 0 does not continue the prefix before it");
 }
 
@@ -65,8 +65,8 @@ TEST_F(CacheManagerIntegrityTest, RowOfAnotherScope) {
 TEST_F(CacheManagerIntegrityTest, PublishedPageAfterAPrivateOne) {
   const BlockId tail = PageOf(kA, 2);
   const BlockId second = PageOf(kA, 1);
-  state().table.Replace(kA, 1, tail);
-  state().table.Replace(kA, 2, second);
+  state().tables[0].Replace(kA, 1, tail);
+  state().tables[0].Replace(kA, 2, second);
   ExpectReport("row 0 column 2 does not continue the prefix before it");
 }
 
@@ -99,10 +99,10 @@ TEST_F(CacheManagerIntegrityTest, DamageOfThePartsIsReportedToo) {
   BlockPoolPeer::page(state().pool, 19).requests = 1;
   ExpectReport("page 19 is active but in the free list");
   BlockPoolPeer::page(state().pool, 19).requests = 0;
-  LookupTablePeer::entry(state().table, 5, 2) = 3;
+  LookupTablePeer::entry(state().tables[0], 5, 2) = 3;
   ExpectReport("row 5 column 2 holds page 3");
-  LookupTablePeer::entry(state().table, 5, 2) = 0;
-  ++PrefixCachePeer::token(state().prefixes, PageOf(kA, 1), 0);
+  LookupTablePeer::entry(state().tables[0], 5, 2) = 0;
+  ++PrefixCachePeer::token(state().prefixes, state().pool.node(PageOf(kA, 1)), 0);
   ExpectReport("key of other tokens");
 }
 

@@ -59,8 +59,8 @@ class CacheManagerTest : public ::testing::Test {
     cache_->FreeKeepingTail(row, tokens, KeysOf(options_, kRoot, tokens),
                             static_cast<std::uint32_t>(tokens.size()));
   }
-  BlockId PageOf(BatchRow row, std::uint32_t column) const {
-    return CacheManagerPeer::page(*cache_, row, column);
+  BlockId PageOf(BatchRow row, std::uint32_t column, std::size_t group = 0) const {
+    return CacheManagerPeer::page(*cache_, row, column, group);
   }
   // Takes every available page for the row.
   void Fill(BatchRow row) {

@@ -58,7 +58,7 @@ TEST_F(CacheManagerTest, MaxTokensBoundsFullAndPartialPages) {
     EXPECT_EQ(match.pages.size(), limit / kP);
     const std::uint32_t rest = limit % kP;
     EXPECT_EQ(match.partial_rows, rest >= kP / 8 ? rest : 0u) << limit;
-    EXPECT_EQ(match.partial_source != kNullBlock, match.partial_rows > 0);
+    EXPECT_EQ(match.partial_sources.size(), match.partial_rows > 0 ? 1u : 0u);
   }
   EXPECT_EQ(cache_->Match(prompt, std::span(keys).first(1), kRoot, 3 * kP).pages.size(), 1u);
 }
@@ -117,7 +117,8 @@ TEST_F(CacheManagerTest, PartialPageIsCopiedFromOneEighthOn) {
     const PrefixMatch match = Match(prompt);
     EXPECT_TRUE(match.pages.empty());
     EXPECT_EQ(match.num_tokens, common >= 2 ? common : 0);
-    EXPECT_EQ(match.partial_source, common >= 2 ? PageOf(kA, 0) : kNullBlock);
+    EXPECT_EQ(match.partial_sources,
+              common >= 2 ? std::vector{PageOf(kA, 0)} : std::vector<BlockId>{});
   }
 }
 
@@ -338,7 +339,7 @@ TEST_F(CacheManagerTest, NextTurnContinuesInTheKeptTail) {
   EXPECT_EQ(cache_->stats().cached_pages, 2u);
   const PrefixMatch match = Match(turn + Count(20, 900));
   EXPECT_EQ(match.pages.size(), 1u);
-  EXPECT_EQ(match.partial_source, tail);
+  EXPECT_THAT(match.partial_sources, ElementsAre(tail));
   EXPECT_EQ(match.partial_rows, 7u);
   // The tail is the first to be evicted.
   ASSERT_TRUE(cache_->Reserve(kB, 16 * kP).ok());
@@ -353,7 +354,7 @@ TEST_F(CacheManagerTest, KeepsNoTailWhoseCopyHasNotRun) {
   FreeKeepingTail(kB, Count(10));
   EXPECT_FALSE(cache_->has_step_work());
   EXPECT_EQ(cache_->stats().cached_pages, 0u);
-  EXPECT_EQ(Match(prompt).partial_source, PageOf(kA, 0));
+  EXPECT_THAT(Match(prompt).partial_sources, ElementsAre(PageOf(kA, 0)));
 }
 
 TEST_F(CacheManagerTest, KeepsNoTailThatIsKnownOrTooShort) {
@@ -441,7 +442,7 @@ TEST_F(CacheManagerTest, SpoiledPageThatWasNeverPublishedStaysUnpublished) {
 }
 
 TEST_F(CacheManagerTest, PrepareStepFillsTheArrays) {
-  const KvStepInputs& inputs = cache_->PrepareStep({});
+  const KvStepInputs& inputs = cache_->PrepareStep({}).front();
   EXPECT_EQ(inputs.lookup_stride, 16u + 16u);
   EXPECT_EQ(inputs.max_rows, 8u);
   EXPECT_EQ(inputs.max_cache_length, 0u);

@@ -1,12 +1,12 @@
 #pragma once
 
 // What CacheManager must answer, written down as plainly as possible: histories are compared token
-// by token, references are counted by looking at every row, lists are vectors that are searched. It
-// predicts the very page ids.
+// by token, references are counted by looking at every row, lists are vectors that are searched,
+// and whether a window reaches a page is asked for each page. It predicts the very page ids.
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <span>
@@ -14,32 +14,33 @@
 #include <vector>
 
 #include "tests/cache_manager/cache_test_util.h"
+#include "tests/cache_manager/prefix_model.h"
 
 namespace quire::cache {
 
 class CacheModel {
  public:
-  struct Node {
-    Hash128 root;
-    std::uint32_t parent = 0;  // page; 0: the root
-    std::optional<PageKey> key;
-    Tokens tokens;  // of this page
-    std::uint64_t recency = 0;
-  };
   struct Row {
-    std::vector<std::uint32_t> pages;
+    std::vector<std::vector<std::uint32_t>> pages;  // by group and column; 0: none
     Hash128 root;
     bool attached = false, publishing = true, blocked = false;
+    std::uint32_t published = 0;  // columns
     std::uint64_t last_step = 0;
   };
   struct Match {
-    std::vector<std::uint32_t> pages;
-    std::uint32_t partial_source = 0, partial_rows = 0;
+    std::vector<std::uint32_t> pages;  // [columns, groups]
+    std::vector<std::uint32_t> partial_sources;
+    std::uint32_t partial_rows = 0, num_tokens = 0;
+    std::size_t known_columns = 0;  // whether or not all groups can use them
     bool collision = false;
   };
 
   explicit CacheModel(const CacheManagerOptions& options)
-      : options_(options), size_(options.geometry.page_size), rows_(options.max_rows) {
+      : options_(options),
+        size_(options.geometry.page_size),
+        groups_(options.groups.size()),
+        rows_(options.max_rows) {
+    for (Row& row : rows_) row.pages.resize(groups_);
     for (std::uint32_t page = options.geometry.num_blocks - 1; page > 0; --page) {
       free_.push_back(page);
     }
@@ -48,13 +49,39 @@ class CacheModel {
   std::uint32_t available() const {
     return static_cast<std::uint32_t>(free_.size() + cached_.size());
   }
-  const std::vector<std::uint32_t>& pages(std::uint32_t row) const { return rows_[row].pages; }
+  // By column; 0 where the row has no page.
+  const std::vector<std::uint32_t>& columns(std::uint32_t row, std::size_t group = 0) const {
+    return rows_[row].pages[group];
+  }
+  // Of all groups.
+  std::vector<std::uint32_t> PagesOf(std::uint32_t row) const {
+    std::vector<std::uint32_t> all;
+    for (const auto& pages : rows_[row].pages) {
+      std::ranges::copy_if(pages, std::back_inserter(all),
+                           [](std::uint32_t page) { return page != 0; });
+    }
+    return all;
+  }
   const std::vector<std::uint32_t>& cached() const { return cached_; }
   std::uint64_t evicted() const { return evicted_; }
-  std::uint64_t removals() const { return removals_; }
+  const PrefixModel& tree() const { return tree_; }
   std::uint32_t PrivatePages(std::uint32_t row) const {
     return static_cast<std::uint32_t>(std::ranges::count_if(
-        rows_[row].pages, [&](std::uint32_t page) { return Requests(page) == 1; }));
+        PagesOf(row), [&](std::uint32_t page) { return Requests(page) == 1; }));
+  }
+
+  // Whether a token at or after `position` reads a token of the column.
+  bool Reads(std::size_t group, std::size_t column, std::size_t position) const {
+    const std::size_t window = options_.groups[group].window;
+    return window == 0 || (column + 1) * size_ - 1 + window > position;
+  }
+  bool HoldsWindow(std::uint32_t row, std::uint32_t position) const {
+    for (std::size_t group = 0; group < groups_; ++group) {
+      for (std::size_t column = 0; column * size_ < position; ++column) {
+        if (Reads(group, column, position) && rows_[row].pages[group][column] == 0) return false;
+      }
+    }
+    return true;
   }
 
   Match Find(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
@@ -62,115 +89,142 @@ class CacheModel {
     Match match;
     if (!options_.prefix_caching) return match;
     const std::size_t limit = std::min<std::size_t>(max_tokens, tokens.size());
-    std::uint32_t last = 0;
-    while ((match.pages.size() + 1) * size_ <= limit && match.pages.size() < keys.size()) {
-      const std::size_t index = match.pages.size();
-      const std::uint32_t page = FindChild(root, last, keys[index],
-                                           tokens.subspan(index * size_, size_), &match.collision);
-      if (page == 0) break;
-      match.pages.push_back(last = page);
+    std::vector<std::uint32_t> path;
+    while ((path.size() + 1) * size_ <= limit && path.size() < keys.size()) {
+      const std::size_t index = path.size();
+      const std::uint32_t node =
+          tree_.FindChild(root, index == 0 ? 0 : path.back(), keys[index],
+                          tokens.subspan(index * size_, size_), &match.collision);
+      if (node == 0) break;
+      path.push_back(node);
     }
+    match.known_columns = path.size();
+    while (!IsUsable(path)) path.pop_back();
+    for (const std::uint32_t node : path) {
+      const auto& pages = tree_.at(node).pages;
+      match.pages.insert(match.pages.end(), pages.begin(), pages.end());
+    }
+    const std::size_t begin = path.size() * size_;
+    match.num_tokens = static_cast<std::uint32_t>(begin);
     if (!options_.partial_page_reuse) return match;
-    const std::size_t begin = match.pages.size() * size_;
-    const auto [source, rows] = FindBeginning(
-        root, last, tokens.subspan(begin, std::min<std::size_t>(size_, limit - begin)));
+    const auto [source, rows] =
+        tree_.FindBeginning(root, path.empty() ? 0 : path.back(),
+                            tokens.subspan(begin, std::min<std::size_t>(size_, limit - begin)));
     if (rows >= size_ / 8 && rows > 0) {
-      match.partial_source = source;
+      match.partial_sources = tree_.at(source).pages;
       match.partial_rows = rows;
+      match.num_tokens += rows;
     }
     return match;
   }
 
   bool Attach(std::uint32_t row, const Match& match, const Hash128& root) {
-    std::uint32_t left = available();
-    for (const std::uint32_t page : match.pages) left -= IsCached(page);
-    if (match.partial_source != 0 && left - IsCached(match.partial_source) == 0) return false;
-    for (const std::uint32_t page : match.pages) {
-      std::erase(cached_, page);
-      rows_[row].pages.push_back(page);
-      nodes_.at(page).recency = ++clock_;
+    std::vector<std::uint32_t> attached = match.pages;
+    const std::size_t columns = attached.size() / groups_;
+    for (std::size_t column = 0; column + 1 < columns; ++column) {
+      for (std::size_t group = 0; group < groups_; ++group) {
+        if (!Reads(group, column, match.num_tokens)) attached[column * groups_ + group] = 0;
+      }
     }
-    if (match.partial_source != 0) {
-      nodes_.at(match.partial_source).recency = ++clock_;
-      std::erase(cached_, match.partial_source);
-      waiting_.push_back({match.partial_source, 0, match.partial_rows});
-      waiting_.back().target = Take();
-      rows_[row].pages.push_back(waiting_.back().target);
+    const auto is_cached = [&](std::uint32_t page) { return IsCached(page); };
+    const auto taken = std::ranges::count_if(attached, is_cached) +
+                       std::ranges::count_if(match.partial_sources, is_cached);
+    if (!match.partial_sources.empty() && available() < static_cast<std::size_t>(taken) + groups_) {
+      return false;
     }
+    for (std::size_t i = 0; i < attached.size(); ++i) {
+      rows_[row].pages[i % groups_].push_back(attached[i]);
+      if (attached[i] == 0) continue;
+      std::erase(cached_, attached[i]);
+      tree_.Touch(tree_.NodeOf(attached[i]));
+    }
+    if (!match.partial_sources.empty()) AttachCopies(row, match);
     rows_[row].root = root;
     rows_[row].attached = true;
+    rows_[row].published = static_cast<std::uint32_t>(columns);
     return true;
   }
 
-  bool Reserve(std::uint32_t row, std::uint32_t tokens) {
-    const std::size_t columns = (tokens + size_ - 1) / size_;
-    auto& pages = rows_[row].pages;
-    if (columns <= pages.size()) return true;
-    if (columns - pages.size() > available()) return false;
-    while (pages.size() < columns) pages.push_back(Take());
+  bool Reserve(std::uint32_t row, std::uint32_t total, std::uint32_t step) {
+    const auto columns = [&](std::size_t group) {
+      return ((options_.groups[group].window == 0 ? total : step) + size_ - 1) / size_;
+    };
+    std::size_t missing = 0;
+    for (std::size_t group = 0; group < groups_; ++group) {
+      const std::size_t held = rows_[row].pages[group].size();
+      missing += std::max<std::size_t>(columns(group), held) - held;
+    }
+    if (missing > available()) return false;
+    for (std::size_t group = 0; group < groups_; ++group) {
+      auto& pages = rows_[row].pages[group];
+      while (pages.size() < columns(group)) pages.push_back(Take());
+    }
     return true;
   }
 
   void Publish(std::uint32_t row, std::span<const std::int32_t> tokens,
                std::span<const PageKey> keys, std::uint32_t computed) {
     Row& state = rows_[row];
-    if (!options_.prefix_caching || !state.attached || !state.publishing || state.blocked) return;
-    for (std::uint32_t column = 0; (column + 1) * size_ <= computed; ++column) {
-      const std::uint32_t page = state.pages[column];
-      if (nodes_.contains(page)) continue;
+    while (CanPublish(state) && (state.published + 1) * size_ <= computed) {
+      const std::uint32_t column = state.published;
       const auto own = tokens.subspan(std::size_t{column} * size_, size_);
-      const std::uint32_t parent = column == 0 ? 0 : state.pages[column - 1];
-      bool collision = false;
-      const std::uint32_t twin = FindChild(state.root, parent, keys[column], own, &collision);
-      if (collision || spoiled_.contains(page) || lost_.contains(page)) {
+      if (!PublishColumn(state, column, own, keys[column])) {
         state.blocked = true;
         return;
       }
-      if (twin != 0) {
-        std::erase(cached_, twin);
-        for (Row& other : rows_) {
-          if (other.pages.size() <= column || other.pages[column] != page) continue;
-          if (IsInFlight(other)) steps_.back().held.push_back(page);
-          other.pages[column] = twin;
-        }
-        Settle(page);
-        nodes_.at(twin).recency = ++clock_;
-      } else {
-        nodes_[page] = {state.root, parent, keys[column], Tokens(own.begin(), own.end()), ++clock_};
-      }
+      ++state.published;
     }
   }
 
   void SetPublish(std::uint32_t row, bool enabled) { rows_[row].publishing = enabled; }
 
+  void ReleaseOutsideWindow(std::uint32_t row, std::uint32_t computed) {
+    Row& state = rows_[row];
+    const bool publishes = CanPublish(state);
+    for (std::size_t group = 0; group < groups_; ++group) {
+      for (std::size_t column = 0; column < state.pages[group].size(); ++column) {
+        if (Reads(group, column, computed)) break;
+        if (publishes && column + 1 >= state.published) break;
+        const std::uint32_t page = std::exchange(state.pages[group][column], 0);
+        if (page != 0) Settle(page);
+      }
+    }
+  }
+
   bool Fork(std::uint32_t parent, std::uint32_t child, std::uint32_t computed) {
     const std::uint32_t full = computed / size_;
-    if (computed % size_ != 0 && available() == 0) return false;
-    const Row copy = rows_[parent];
-    const std::uint32_t tail = computed % size_ != 0 ? Take() : 0;
-    rows_[child] = copy;
+    const bool has_tail = computed % size_ != 0;
+    if (has_tail && available() < groups_) return false;
+    rows_[child] = rows_[parent];
     rows_[child].last_step = 0;
-    rows_[child].pages.assign(copy.pages.begin(), copy.pages.begin() + full);
-    if (tail != 0) {
-      rows_[child].pages.push_back(tail);
-      waiting_.push_back({copy.pages[full], tail, computed % size_});
+    rows_[child].published = std::min(rows_[parent].published, full);
+    for (auto& pages : rows_[child].pages) pages.resize(full);
+    for (std::size_t group = 0; has_tail && group < groups_; ++group) {
+      rows_[child].pages[group].push_back(Take());
+    }
+    for (std::size_t group = 0; has_tail && group < groups_; ++group) {
+      waiting_.push_back(
+          {rows_[parent].pages[group][full], rows_[child].pages[group][full], computed % size_});
     }
     return true;
   }
 
   void Free(std::uint32_t row) {
-    while (!rows_[row].pages.empty()) {
-      const std::uint32_t page = rows_[row].pages.back();
-      rows_[row].pages.pop_back();
-      bool named = IsInFlight(rows_[row]);
-      for (const Step& step : steps_) {
-        for (const Copy& copy : step.copies) named = named || copy.target == page;
+    auto& pages = rows_[row].pages;
+    std::size_t columns = 0;
+    for (const auto& group : pages) columns = std::max(columns, group.size());
+    for (; columns > 0; --columns) {
+      for (auto& group : pages) {
+        if (group.size() < columns) continue;
+        const std::uint32_t page = group.back();
+        group.pop_back();
+        if (page == 0) continue;
+        if (IsNamed(rows_[row], page)) steps_.back().held.push_back(page);
+        Settle(page);
       }
-      for (const Copy& copy : waiting_) named = named && copy.target != page;
-      if (named) steps_.back().held.push_back(page);
-      Settle(page);
     }
     rows_[row] = Row{};
+    rows_[row].pages.resize(groups_);
   }
 
   void FreeKeepingTail(std::uint32_t row, std::span<const std::int32_t> tokens,
@@ -179,31 +233,20 @@ class CacheModel {
     const std::uint32_t full = computed / size_;
     Publish(row, tokens, keys, std::min(full, static_cast<std::uint32_t>(keys.size())) * size_);
     const std::uint32_t filled = computed % size_;
-    bool keeps = options_.prefix_caching && options_.partial_page_reuse && state.attached &&
-                 state.publishing && !state.blocked && filled >= size_ / 8;
-    for (std::uint32_t column = 0; keeps && column < full; ++column) {
-      keeps = nodes_.contains(state.pages[column]);
-    }
-    for (const Copy& copy : waiting_) keeps = keeps && copy.target != state.pages[full];
-    if (keeps && Requests(state.pages[full]) == 1 && !nodes_.contains(state.pages[full])) {
-      const auto held = tokens.subspan(std::size_t{full} * size_, filled);
-      const std::uint32_t parent = full == 0 ? 0 : state.pages[full - 1];
-      const auto [page, rows] = FindBeginning(state.root, parent, held);
-      if (rows == filled) {
-        nodes_.at(page).recency = ++clock_;
-      } else {
-        nodes_[state.pages[full]] = {state.root, parent, std::nullopt,
-                                     Tokens(held.begin(), held.end()), ++clock_};
-      }
+    if (CanPublish(state) && options_.partial_page_reuse && filled >= size_ / 8 &&
+        state.published == full && HoldsColumn(state, full) && IsPrivate(state, full)) {
+      KeepTail(state, full, tokens.subspan(std::size_t{full} * size_, filled));
     }
     Free(row);
   }
 
   void Scrub(std::uint32_t row, std::uint32_t first_token) {
-    for (std::size_t column = first_token / size_; column < rows_[row].pages.size(); ++column) {
-      const std::uint32_t page = rows_[row].pages[column];
-      if (nodes_.contains(page)) Drop(page);
-      spoiled_.insert(page);
+    const std::uint32_t first = first_token / size_;
+    if (const std::uint32_t node = NodeAt(rows_[row], first); node != 0) Drop(node);
+    for (const auto& pages : rows_[row].pages) {
+      for (std::size_t column = first; column < pages.size(); ++column) {
+        if (pages[column] != 0) spoiled_.insert(pages[column]);
+      }
     }
     Free(row);
   }
@@ -243,20 +286,14 @@ class CacheModel {
   FlushCounts Flush() {
     FlushCounts counts;
     counts.freed_pages = static_cast<std::uint32_t>(cached_.size());
-    counts.retained_pages = static_cast<std::uint32_t>(nodes_.size() - cached_.size());
-    while (!nodes_.empty()) Drop(nodes_.begin()->first);
-    for (Row& row : rows_) row.blocked = row.blocked || !row.pages.empty();
-    return counts;
-  }
-
-  // The whole history that a findable page stands for, and its root.
-  std::pair<Hash128, Tokens> HistoryOf(std::uint32_t page) const {
-    Tokens history;
-    const Hash128 root = nodes_.at(page).root;
-    for (; page != 0; page = nodes_.at(page).parent) {
-      history = nodes_.at(page).tokens + history;
+    for (std::uint32_t page = 1; page < options_.geometry.num_blocks; ++page) {
+      counts.retained_pages += tree_.NodeOf(page) != 0 && !IsCached(page);
     }
-    return {root, history};
+    for (std::uint32_t page = 1; page < options_.geometry.num_blocks; ++page) {
+      if (const std::uint32_t node = tree_.NodeOf(page); node != 0) Drop(node);
+    }
+    for (Row& row : rows_) row.blocked = row.blocked || !row.pages[0].empty();
+    return counts;
   }
 
  private:
@@ -270,6 +307,17 @@ class CacheModel {
   };
 
   bool IsInFlight(const Row& row) const { return row.last_step + steps_.size() > step_; }
+  bool AwaitsCopy(std::uint32_t page) const {
+    return std::ranges::any_of(waiting_, [&](const Copy& copy) { return copy.target == page; });
+  }
+  // Whether a step in flight names a page that the row has.
+  bool IsNamed(const Row& row, std::uint32_t page) const {
+    bool named = IsInFlight(row);
+    for (const Step& step : steps_) {
+      for (const Copy& copy : step.copies) named = named || copy.target == page;
+    }
+    return named && !AwaitsCopy(page);
+  }
 
   void Complete(Step& step, bool spoil_held) {
     while (!step.copies.empty()) {
@@ -280,7 +328,7 @@ class CacheModel {
     while (!step.held.empty()) {
       const std::uint32_t page = step.held.front();
       if (spoil_held) {
-        if (nodes_.contains(page)) Drop(page);
+        if (const std::uint32_t node = tree_.NodeOf(page); node != 0) Drop(node);
         spoiled_.insert(page);
       }
       step.held.erase(step.held.begin());
@@ -296,7 +344,9 @@ class CacheModel {
   bool IsCached(std::uint32_t page) const { return std::ranges::count(cached_, page) > 0; }
   std::uint32_t Requests(std::uint32_t page) const {
     std::ptrdiff_t count = 0;
-    for (const Row& row : rows_) count += std::ranges::count(row.pages, page);
+    for (const Row& row : rows_) {
+      for (const auto& pages : row.pages) count += std::ranges::count(pages, page);
+    }
     return static_cast<std::uint32_t>(count);
   }
   bool IsReferenced(std::uint32_t page) const {
@@ -307,65 +357,157 @@ class CacheModel {
                steps_, [&](const Step& step) { return std::ranges::any_of(step.copies, reads); });
   }
 
-  std::uint32_t FindChild(const Hash128& root, std::uint32_t parent, const PageKey& key,
-                          std::span<const std::int32_t> tokens, bool* collision) const {
-    *collision = false;
-    for (const auto& [page, node] : nodes_) {
-      if (node.key != key) continue;
-      const bool same =
-          node.parent == parent && node.root == root && std::ranges::equal(node.tokens, tokens);
-      *collision = !same;
-      return same ? page : 0;
+  // The node of a column of the row, found from the first page at or after it.
+  std::uint32_t NodeAt(const Row& row, std::size_t column) const {
+    std::uint32_t node = 0;
+    std::size_t held = column;
+    for (bool found = false; !found; held += !found) {
+      bool is_past_the_end = true;
+      for (const auto& pages : row.pages) {
+        if (held < pages.size()) is_past_the_end = false;
+        if (held >= pages.size() || pages[held] == 0) continue;
+        found = true;
+        node = tree_.NodeOf(pages[held]);
+      }
+      if (is_past_the_end) return 0;
+    }
+    for (; node != 0 && held > column; --held) node = tree_.at(node).parent;
+    return node;
+  }
+
+  // Whether all groups can use the whole path.
+  bool IsUsable(const std::vector<std::uint32_t>& path) const {
+    for (std::size_t column = 0; column < path.size(); ++column) {
+      for (std::size_t group = 0; group < groups_; ++group) {
+        const bool is_needed =
+            Reads(group, column, path.size() * size_) || column + 1 == path.size();
+        if (is_needed && tree_.at(path[column]).pages[group] == 0) return false;
+      }
+    }
+    return true;
+  }
+
+  bool CanPublish(Row& row) const {
+    if (!options_.prefix_caching || !row.attached || !row.publishing) return false;
+    if (row.published > 0 && ParentOf(row, row.published) == 0) row.blocked = true;
+    return !row.blocked;
+  }
+  // The node before a column; 0 when the row has no page there or it has none.
+  std::uint32_t ParentOf(const Row& row, std::uint32_t column) const {
+    for (const auto& pages : row.pages) {
+      if (column > 0 && column <= pages.size() && pages[column - 1] != 0) {
+        return tree_.NodeOf(pages[column - 1]);
+      }
     }
     return 0;
   }
-
-  std::vector<std::uint32_t> Children(const Hash128& root, std::uint32_t parent) const {
-    std::vector<std::uint32_t> children;
-    for (const auto& [page, node] : nodes_) {
-      if (node.parent == parent && node.root == root) children.push_back(page);
-    }
-    std::ranges::sort(children, std::greater<>{},
-                      [&](std::uint32_t page) { return nodes_.at(page).recency; });
-    return children;
+  bool HoldsColumn(const Row& row, std::uint32_t column) const {
+    return std::ranges::all_of(row.pages, [&](const auto& pages) {
+      return pages[column] != 0 && !spoiled_.contains(pages[column]) && !AwaitsCopy(pages[column]);
+    });
+  }
+  bool IsPrivate(const Row& row, std::uint32_t column) const {
+    return std::ranges::all_of(row.pages, [&](const auto& pages) {
+      return Requests(pages[column]) == 1 && tree_.NodeOf(pages[column]) == 0;
+    });
   }
 
-  std::pair<std::uint32_t, std::uint32_t> FindBeginning(
-      const Hash128& root, std::uint32_t parent, std::span<const std::int32_t> tokens) const {
-    std::uint32_t best = 0, best_rows = 0;
-    auto children = Children(root, parent);
-    children.resize(std::min<std::size_t>(children.size(), 8));
-    for (const std::uint32_t page : children) {
-      const Tokens& stored = nodes_.at(page).tokens;
-      std::uint32_t rows = 0;
-      while (rows < stored.size() && rows < tokens.size() && stored[rows] == tokens[rows]) ++rows;
-      if (rows > best_rows) {
-        best = page;
-        best_rows = rows;
-      }
+  bool PublishColumn(Row& row, std::uint32_t column, std::span<const std::int32_t> tokens,
+                     const PageKey& key) {
+    if (!HoldsColumn(row, column)) return false;
+    if (tree_.NodeOf(row.pages[0][column]) != 0) return true;
+    const std::uint32_t parent = ParentOf(row, column);
+    bool collision = false;
+    const std::uint32_t twin = tree_.FindChild(row.root, parent, key, tokens, &collision);
+    if (collision) return false;
+    if (twin != 0) {
+      Merge(row, column, twin);
+      return true;
     }
-    return {best, best_rows};
+    if (!MakeRoom()) return false;
+    AddNode(row, column, {row.root, parent, key, Tokens(tokens.begin(), tokens.end()), {}, 0});
+    return true;
+  }
+
+  void Merge(Row& row, std::uint32_t column, std::uint32_t twin) {
+    for (std::size_t group = 0; group < groups_; ++group) {
+      const std::uint32_t own = row.pages[group][column];
+      const std::uint32_t page = tree_.at(twin).pages[group];
+      if (page == 0) {
+        tree_.AddPage(twin, group, own);
+        continue;
+      }
+      std::erase(cached_, page);
+      for (Row& other : rows_) {
+        if (other.pages[group].size() <= column || other.pages[group][column] != own) continue;
+        if (IsInFlight(other)) steps_.back().held.push_back(own);
+        other.pages[group][column] = page;
+      }
+      Settle(own);
+    }
+    tree_.Touch(twin);
+  }
+
+  void KeepTail(const Row& row, std::uint32_t column, std::span<const std::int32_t> tokens) {
+    const std::uint32_t parent = ParentOf(row, column);
+    const auto [known, rows] = tree_.FindBeginning(row.root, parent, tokens);
+    if (rows == tokens.size()) {
+      tree_.Touch(known);
+    } else if (MakeRoom()) {
+      AddNode(row, column,
+              {row.root, parent, std::nullopt, Tokens(tokens.begin(), tokens.end()), {}, 0});
+    }
+  }
+
+  void AddNode(const Row& row, std::uint32_t column, PrefixModel::Node node) {
+    for (const auto& pages : row.pages) node.pages.push_back(pages[column]);
+    tree_.Add(std::move(node));
+  }
+
+  void AttachCopies(std::uint32_t row, const Match& match) {
+    tree_.Touch(tree_.NodeOf(match.partial_sources[0]));
+    const std::size_t first = waiting_.size();
+    for (const std::uint32_t source : match.partial_sources) {
+      std::erase(cached_, source);
+      waiting_.push_back({source, 0, match.partial_rows});
+    }
+    for (std::size_t group = 0; group < groups_; ++group) {
+      waiting_[first + group].target = Take();
+      rows_[row].pages[group].push_back(waiting_[first + group].target);
+    }
   }
 
   std::uint32_t Take() {
-    if (free_.empty()) {
-      Drop(cached_.front());
-      ++evicted_;
-    }
+    if (free_.empty()) Evict();
     const std::uint32_t page = free_.back();
     free_.pop_back();
-    lost_.erase(page);
     return page;
   }
 
-  // Removes the page and what continues it from what can be found.
-  void Drop(std::uint32_t page) {
-    const Node node = nodes_.at(page);
-    for (const std::uint32_t child : Children(node.root, page)) Drop(child);
-    nodes_.erase(page);
-    lost_.insert(page);
-    ++removals_;
-    if (std::erase(cached_, page) > 0) free_.push_back(page);
+  // There are twice as many nodes, roots included, as pages.
+  bool MakeRoom() {
+    const auto has_room = [&] {
+      return tree_.num_slots() + 2 <= 2 * (options_.geometry.num_blocks - 1);
+    };
+    while (!has_room() && !cached_.empty()) Evict();
+    return has_room();
+  }
+
+  void Evict() {
+    const std::uint32_t page = cached_.front();
+    const std::uint32_t node = tree_.NodeOf(page);
+    ++evicted_;
+    const bool is_full = tree_.at(node).key.has_value();
+    if (!is_full || options_.groups[tree_.GroupOf(page)].window == 0) return Drop(node);
+    tree_.RemovePage(page);
+    cached_.erase(cached_.begin());
+    free_.push_back(page);
+  }
+
+  void Drop(std::uint32_t node) {
+    for (const std::uint32_t page : tree_.Drop(node)) {
+      if (page != 0 && std::erase(cached_, page) > 0) free_.push_back(page);
+    }
   }
 
   // Puts a page that may have lost its last reference where it belongs.
@@ -373,13 +515,15 @@ class CacheModel {
     if (IsReferenced(page)) return;
     if (spoiled_.contains(page)) {
       quarantined_.push_back(page);
-    } else if (!nodes_.contains(page)) {
+    } else if (const std::uint32_t id = tree_.NodeOf(page); id == 0) {
       free_.push_back(page);
     } else {
+      const std::size_t group = tree_.GroupOf(page);
       // After everything that continues it, before everything that it continues.
       auto place = cached_.end();
-      for (std::uint32_t up = nodes_.at(page).parent; up != 0; up = nodes_.at(up).parent) {
-        place = std::min(place, std::ranges::find(cached_, up));
+      for (std::uint32_t up = tree_.at(id).parent; up != 0; up = tree_.at(up).parent) {
+        if (options_.groups[group].window > 0) break;  // but in the order of use with a window
+        place = std::min(place, std::ranges::find(cached_, tree_.at(up).pages[group]));
       }
       cached_.insert(place, page);
     }
@@ -393,19 +537,19 @@ class CacheModel {
 
   const CacheManagerOptions options_;
   const std::uint32_t size_;
+  const std::size_t groups_;
   std::vector<Row> rows_;
-  std::map<std::uint32_t, Node> nodes_;  // by page
-  std::vector<std::uint32_t> free_;      // the last one is taken first
-  std::vector<std::uint32_t> cached_;    // the first one is evicted first
+  PrefixModel tree_;
+  std::vector<std::uint32_t> free_;    // the last one is taken first
+  std::vector<std::uint32_t> cached_;  // the first one is evicted first
   std::vector<std::uint32_t> quarantined_;
   std::size_t num_clearing_ = 0;  // the first of quarantined_
   std::set<std::uint32_t> spoiled_;
-  std::set<std::uint32_t> lost_;  // pages that had a node and may not get it back
   std::vector<Copy> waiting_;
   Step taken_;
   std::vector<Step> steps_;  // in flight, oldest first
   std::uint64_t step_ = 0;
-  std::uint64_t clock_ = 0, evicted_ = 0, removals_ = 0;
+  std::uint64_t evicted_ = 0;
 };
 
 }  // namespace quire::cache

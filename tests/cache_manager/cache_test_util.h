@@ -3,7 +3,9 @@
 // What the tests of the cache's host logic share: tiny geometries, token lists, a weak hash, and
 // the doors through which a test breaks an invariant on purpose.
 
+#include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -61,6 +63,15 @@ inline CacheManagerOptions TinyOptions(std::uint32_t num_blocks, std::uint32_t m
   return options;
 }
 
+// One group for each window; 0: a group without window.
+inline CacheManagerOptions WithWindows(CacheManagerOptions options,
+                                       std::initializer_list<std::uint32_t> windows) {
+  options.groups.clear();
+  for (const std::uint32_t window : windows) options.groups.push_back({.window = window});
+  options.max_row_tokens_ahead = 2 * kTestPageSize;
+  return options;
+}
+
 inline std::unique_ptr<CacheManager> MakeCache(const CacheManagerOptions& options) {
   auto cache = CacheManager::Create(options);
   QUIRE_CHECK(cache.ok());
@@ -77,6 +88,11 @@ inline Tokens Count(std::size_t size, std::int32_t first = 0) {
 inline Tokens operator+(Tokens left, const Tokens& right) {
   for (const std::int32_t token : right) left.push_back(token);
   return left;
+}
+
+// A page for each group, where there is one group.
+inline std::array<BlockId, 1> Pages(BlockId page) {
+  return {page};
 }
 
 // Sixteen keys for all the pages there are.
@@ -107,6 +123,9 @@ struct LookupTablePeer {
   static std::uint32_t& entry(LookupTable& table, std::uint32_t row, std::uint32_t column) {
     return *table.entry(BatchRow{row}, column);
   }
+  static std::uint32_t& first_column(LookupTable& table, std::uint32_t row) {
+    return table.first_column_[row];
+  }
   static std::uint32_t& num_columns(LookupTable& table, std::uint32_t row) {
     return table.num_columns_[row];
   }
@@ -117,16 +136,21 @@ struct PrefixCachePeer {
   static auto& node(PrefixCache& cache, NodeId node) { return cache.at(node); }
   static auto& index(PrefixCache& cache) { return cache.index_; }
   static auto& roots(PrefixCache& cache) { return cache.roots_; }
-  static std::int32_t& token(PrefixCache& cache, BlockId page, std::uint32_t at) {
-    return cache.tokens_[page.value() * cache.options_.page_size + at];
+  static std::int32_t& token(PrefixCache& cache, NodeId node, std::uint32_t at) {
+    return cache.tokens_[node.value() * cache.options_.page_size + at];
   }
+  static BlockId& page(PrefixCache& cache, NodeId node, std::size_t group = 0) {
+    return cache.page(node, group);
+  }
+  static std::size_t num_unused(const PrefixCache& cache) { return cache.unused_.size(); }
 };
 
 struct CacheManagerPeer {
   using State = CacheManager::State;
   static State& state(CacheManager& cache) { return *cache.state_; }
-  static BlockId page(const CacheManager& cache, BatchRow row, std::uint32_t column) {
-    return cache.state_->table.page(row, column);
+  static BlockId page(const CacheManager& cache, BatchRow row, std::uint32_t column,
+                      std::size_t group = 0) {
+    return cache.state_->tables[group].page(row, column);
   }
 };
 

@@ -45,27 +45,49 @@ TEST(LookupTableTest, FollowsANaiveModel) {
   LookupTable table = MakeTable(4, 10);
   const std::uint32_t* pages = table.pages();
   const std::uint32_t* lengths = table.lengths();
-  std::vector<std::vector<std::uint32_t>> model(4);
+  struct Row {
+    std::uint32_t first = 0;
+    std::vector<std::uint32_t> pages;
+  };
+  std::vector<Row> model(4);
   for (int operation = 0; operation < 20000; ++operation) {
-    const std::uint32_t row = random.Below(4);
-    auto& expected = model[row];
+    const std::uint32_t index = random.Below(4);
+    const BatchRow row{index};
+    auto& [first, expected] = model[index];
     const std::uint32_t page = random.Below(1000) + 1;
-    const auto choice = random.Below(5);
-    if (choice < 2 && expected.size() < 10) {
-      table.Append(BatchRow{row}, BlockId{page});
+    const bool is_full = first + expected.size() == 10;
+    const auto choice = random.Below(8);
+    if (choice < 3 && !is_full) {
+      table.Append(row, BlockId{page});
       expected.push_back(page);
-    } else if (choice == 2 && !expected.empty()) {
-      const auto column = random.Below(expected.size());
-      table.Replace(BatchRow{row}, column, BlockId{page});
-      expected[column] = page;
     } else if (choice == 3 && !expected.empty()) {
-      EXPECT_EQ(table.PopBack(BatchRow{row}).value(), expected.back());
+      const auto at = random.Below(expected.size());
+      table.Replace(row, first + at, BlockId{page});
+      expected[at] = page;
+    } else if (choice == 4 && !expected.empty()) {
+      EXPECT_EQ(table.PopBack(row).value(), expected.back());
       expected.pop_back();
+    } else if (choice == 5 && !expected.empty()) {
+      EXPECT_EQ(table.PopFront(row).value(), expected.front());
+      expected.erase(expected.begin());
+      ++first;
+    } else if (choice == 6 && expected.empty() && !is_full) {
+      table.Skip(row);
+      ++first;
+    } else if (choice == 7 && expected.empty()) {
+      table.Clear(row);
+      first = 0;
     }
-    table.SetLength(BatchRow{row}, static_cast<std::uint32_t>(expected.size()));
+    const auto end = first + static_cast<std::uint32_t>(expected.size());
+    table.SetLength(row, end);
     ASSERT_TRUE(table.CheckIntegrity().ok());
-    ASSERT_TRUE(std::ranges::equal(table.columns(BatchRow{row}), expected));
-    ASSERT_EQ(table.lengths()[row], expected.size());
+    ASSERT_TRUE(std::ranges::equal(table.columns(row), expected));
+    ASSERT_EQ(table.first_column(row), first);
+    ASSERT_EQ(table.num_columns(row), end);
+    for (std::uint32_t column = 0; column < 12; ++column) {
+      ASSERT_EQ(table.has_page(row, column), column >= first && column < end);
+    }
+    ASSERT_EQ(table.lengths()[index], end);
   }
   EXPECT_EQ(table.pages(), pages);
   EXPECT_EQ(table.lengths(), lengths);
@@ -87,6 +109,10 @@ TEST(LookupTableTest, ReportsBrokenInvariants) {
               HasSubstr("row 1 column 0 holds page 0"));
   EXPECT_THAT(broken([](LookupTable& table) { Peer::entry(table, 0, table.stride() - 1) = 9; }),
               HasSubstr("row 0 column 23 holds page 9"));
+  EXPECT_THAT(broken([](LookupTable& table) { Peer::first_column(table, 1) = 2; }),
+              HasSubstr("row 1 has 1 pages, the limit is 8, the first is 2"));
+  EXPECT_THAT(broken([](LookupTable& table) { Peer::first_column(table, 1) = 1; }),
+              HasSubstr("row 1 column 0 holds page 5"));
   EXPECT_THAT(broken([](LookupTable& table) { Peer::num_columns(table, 1) = 9; }),
               HasSubstr("row 1 has 9 pages, the limit is 8"));
   EXPECT_THAT(broken([](LookupTable& table) { table.SetLength(BatchRow{0}, 1); }),
@@ -99,10 +125,13 @@ TEST(LookupTableDeathTest, BrokenContracts) {
   EXPECT_DEATH(table.Append(BatchRow{2}, BlockId{1}), "check failed");
   EXPECT_DEATH(table.Append(row, kNullBlock), "check failed");
   EXPECT_DEATH(table.PopBack(row), "check failed");
+  EXPECT_DEATH(table.PopFront(row), "check failed");
   EXPECT_DEATH(table.page(row, 0), "check failed");
   table.Append(row, BlockId{1});
   EXPECT_DEATH(table.Append(row, BlockId{2}), "check failed");
   EXPECT_DEATH(table.Replace(row, 0, kNullBlock), "check failed");
+  EXPECT_DEATH(table.Skip(row), "check failed");
+  EXPECT_DEATH(table.Clear(row), "check failed");
   EXPECT_DEATH(table.SetLength(BatchRow{2}, 0), "check failed");
   EXPECT_DEATH(LookupTable::Create(0, 1).IgnoreError(), "check failed");
 }

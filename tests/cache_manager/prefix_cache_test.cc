@@ -36,10 +36,11 @@ class PrefixCacheTest : public ::testing::Test {
   }
   // Publishes one page of tokens under the root or a node, with one request reference.
   NodeId Add(NodeId parent, const Hash128& parent_key, const Tokens& tokens) {
-    return cache_.AddChild(parent, KeyAfter(parent_key, tokens), tokens, Take());
+    return cache_.AddChild(parent, KeyAfter(parent_key, tokens), tokens, Pages(Take()));
   }
   NodeId AddFirst(const Tokens& tokens) { return Add(cache_.AddRoot(kRoot), kRoot, tokens); }
-  void Drop(NodeId node) { pool_.DropRequest(cache_.page(node), cache_.EvictedBefore(node)); }
+  BlockId PageOf(NodeId node) const { return cache_.pages(node)[0]; }
+  void Drop(NodeId node) { pool_.DropRequest(PageOf(node), cache_.EvictedBefore(PageOf(node))); }
 
   PageHashFunction page_hash_;
   BlockPool pool_{16};
@@ -75,7 +76,7 @@ TEST_F(PrefixCacheTest, LongestBeginningWinsAndTiesGoToTheMostRecent) {
   const NodeId root = cache_.AddRoot(kRoot);
   const NodeId old = Add(root, kRoot, {1, 2, 9, 9});
   const NodeId recent = Add(root, kRoot, {1, 2, 8, 8});
-  const NodeId longer = cache_.AddPartialChild(root, Tokens{1, 2, 3}, Take());
+  const NodeId longer = cache_.AddPartialChild(root, Tokens{1, 2, 3}, Pages(Take()));
   EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2, 3, 4}).node, longer);
   EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2, 3, 4}).rows, 3u);
   EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2, 9}).node, old);
@@ -100,7 +101,7 @@ TEST_F(PrefixCacheTest, ComparesOnlyTheEightMostRecentChildren) {
 
 TEST_F(PrefixCacheTest, PartialChildrenAreNotFoundAsPages) {
   const NodeId root = cache_.AddRoot(kRoot);
-  cache_.AddPartialChild(root, Tokens{1, 2, 3}, Take());
+  cache_.AddPartialChild(root, Tokens{1, 2, 3}, Pages(Take()));
   EXPECT_TRUE(PrefixCachePeer::index(cache_).empty());
   EXPECT_EQ(cache_.num_nodes(), 1u);
 }
@@ -112,7 +113,7 @@ TEST_F(PrefixCacheTest, DropSubtreeTakesAllBelowAndLeavesTheRest) {
   const NodeId right = Add(first, first_key, Count(4, 20));
   const PageKey left_key = KeyAfter(first_key, Count(4, 10));
   const NodeId leaf = Add(left, left_key, Count(4, 30));
-  const BlockId leaf_page = cache_.page(leaf);
+  const BlockId leaf_page = PageOf(leaf);
   Drop(leaf);
   EXPECT_EQ(pool_.state(leaf_page), PageState::kCached);
   const std::uint64_t generation = cache_.generation();
@@ -137,7 +138,7 @@ TEST_F(PrefixCacheTest, DropsALongPathWithoutRecursion) {
     std::array<BlockId, 1> page;
     ASSERT_TRUE(pool.Allocate(page).ok());
     key = HashPage(kKey, key, std::span(&token, 1));
-    node = cache.AddChild(node, key, std::span(&token, 1), page[0]);
+    node = cache.AddChild(node, key, std::span(&token, 1), page);
   }
   cache.DropSubtree(pool.node(BlockId{1}));
   EXPECT_EQ(cache.num_nodes(), 0u);
@@ -150,20 +151,20 @@ TEST_F(PrefixCacheTest, EvictionIsLeafFirstWhateverTheOrderOfRelease) {
   const NodeId first = AddFirst(Count(4));
   const NodeId second = Add(first, first_key, Count(4, 4));
   const NodeId third = Add(second, second_key, Count(4, 8));
-  const std::vector<BlockId> pages = {cache_.page(first), cache_.page(second), cache_.page(third)};
+  const std::vector<BlockId> pages = {PageOf(first), PageOf(second), PageOf(third)};
   // In-transit pages may outlive the references to their parents.
   for (const BlockId page : pages) pool_.AddTransfer(page);
   for (const BlockId page : pages) pool_.DropRequest(page);
-  pool_.DropTransfer(pages[0], cache_.EvictedBefore(first));
-  pool_.DropTransfer(pages[2], cache_.EvictedBefore(third));
+  pool_.DropTransfer(pages[0], cache_.EvictedBefore(PageOf(first)));
+  pool_.DropTransfer(pages[2], cache_.EvictedBefore(PageOf(third)));
   EXPECT_EQ(cache_.CheckIntegrity(), absl::OkStatus());
-  pool_.DropTransfer(pages[1], cache_.EvictedBefore(second));
+  pool_.DropTransfer(pages[1], cache_.EvictedBefore(PageOf(second)));
   EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(pages[2], pages[1], pages[0]));
 }
 
 TEST_F(PrefixCacheTest, TakingACachedPageEndsItsNode) {
   const NodeId first = AddFirst(Count(4));
-  const BlockId page = cache_.page(first);
+  const BlockId page = PageOf(first);
   Drop(first);
   std::vector<BlockId> all(15);
   ASSERT_TRUE(pool_.Allocate(std::span(all)).ok());
@@ -199,9 +200,10 @@ class PrefixCacheIntegrityTest : public ::testing::Test {
       QUIRE_CHECK(pool.Allocate(std::span(pages)).ok());
       root = cache.AddRoot(kRoot);
       const PageKey key = HashPage(kKey, kRoot, Count(4));
-      first = cache.AddChild(root, key, Count(4), pages[0]);
-      second = cache.AddChild(first, HashPage(kKey, key, Count(4, 4)), Count(4, 4), pages[1]);
-      tail = cache.AddPartialChild(first, Count(2), pages[2]);
+      first = cache.AddChild(root, key, Count(4), Pages(pages[0]));
+      second =
+          cache.AddChild(first, HashPage(kKey, key, Count(4, 4)), Count(4, 4), Pages(pages[1]));
+      tail = cache.AddPartialChild(first, Count(2), Pages(pages[2]));
       pool.DropRequest(pages[1]);
       pool.DropRequest(pages[2]);
     }
@@ -219,7 +221,7 @@ class PrefixCacheIntegrityTest : public ::testing::Test {
 
 TEST_F(PrefixCacheIntegrityTest, ReportsBrokenNodes) {
   using Peer = PrefixCachePeer;
-  EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).page = BlockId{7}; }),
+  EXPECT_THAT(Broken([](Setup& s) { Peer::page(s.cache, s.second) = BlockId{7}; }),
               HasSubstr("names page 7"));
   EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).parent = kNoNode; }),
               HasSubstr("has the child of another"));
@@ -231,9 +233,9 @@ TEST_F(PrefixCacheIntegrityTest, ReportsBrokenNodes) {
               HasSubstr("filled with 4 tokens of 4"));
   EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).filled = 3; }),
               HasSubstr("filled with 3 tokens of 4"));
-  EXPECT_THAT(Broken([](Setup& s) { ++Peer::token(s.cache, s.cache.page(s.second), 2); }),
+  EXPECT_THAT(Broken([](Setup& s) { ++Peer::token(s.cache, s.second, 2); }),
               HasSubstr("has a key of other tokens"));
-  EXPECT_THAT(Broken([](Setup& s) { s.pool.DetachNode(s.cache.page(s.tail)); }),
+  EXPECT_THAT(Broken([](Setup& s) { s.pool.DetachNode(s.cache.pages(s.tail)[0]); }),
               HasSubstr("which names another"));
 }
 
@@ -267,13 +269,13 @@ TEST_F(PrefixCacheIntegrityTest, ReportsBrokenIndexAndTree) {
 TEST_F(PrefixCacheIntegrityTest, ReportsAWrongEvictionOrder) {
   // The parent becomes the coldest page although second and tail continue it.
   EXPECT_THAT(Broken([](Setup& s) {
-                s.pool.DropRequest(s.cache.page(s.first), s.pool.EvictionOrder().front());
+                s.pool.DropRequest(s.cache.pages(s.first)[0], s.pool.EvictionOrder().front());
               }),
               HasSubstr("would be evicted before page"));
   // The parent is let go while a row still refers to its child.
   EXPECT_THAT(Broken([](Setup& s) {
-                s.pool.AddRequest(s.cache.page(s.second));
-                s.pool.DropRequest(s.cache.page(s.first));
+                s.pool.AddRequest(s.cache.pages(s.second)[0]);
+                s.pool.DropRequest(s.cache.pages(s.first)[0]);
               }),
               HasSubstr("would be evicted before page"));
 }
@@ -285,17 +287,18 @@ TEST(PrefixCacheDeathTest, BrokenContracts) {
   ASSERT_TRUE(pool.Allocate(std::span(pages)).ok());
   const NodeId root = cache.AddRoot(kRoot);
   EXPECT_DEATH(cache.Touch(root), "check failed");
-  EXPECT_DEATH(cache.AddChild(root, {1, 1}, Count(3), pages[0]), "check failed");
-  EXPECT_DEATH(cache.AddPartialChild(root, Count(4), pages[0]), "check failed");
-  EXPECT_DEATH(cache.AddPartialChild(root, {}, pages[0]), "check failed");
-  EXPECT_DEATH(cache.AddChild(kNoNode, {1, 1}, Count(4), pages[0]), "check failed");
-  cache.AddChild(root, {1, 1}, Count(4), pages[0]);
-  EXPECT_DEATH(cache.AddChild(root, {1, 1}, Count(4, 9), pages[1]), "check failed");
-  EXPECT_DEATH(cache.AddChild(root, {2, 2}, Count(4, 9), pages[0]), "check failed");
-  EXPECT_DEATH(cache.AddChild(root, {2, 2}, Count(4, 9), BlockId{6}), "check failed");  // free
-  const NodeId tail = cache.AddPartialChild(root, Count(2), pages[1]);
-  EXPECT_DEATH(cache.AddChild(tail, {2, 2}, Count(4), pages[2]), "check failed");
-  EXPECT_DEATH(cache.page(NodeId{5}), "check failed");
+  EXPECT_DEATH(cache.AddChild(root, {1, 1}, Count(3), Pages(pages[0])), "check failed");
+  EXPECT_DEATH(cache.AddPartialChild(root, Count(4), Pages(pages[0])), "check failed");
+  EXPECT_DEATH(cache.AddPartialChild(root, {}, Pages(pages[0])), "check failed");
+  EXPECT_DEATH(cache.AddChild(kNoNode, {1, 1}, Count(4), Pages(pages[0])), "check failed");
+  cache.AddChild(root, {1, 1}, Count(4), Pages(pages[0]));
+  EXPECT_DEATH(cache.AddChild(root, {1, 1}, Count(4, 9), Pages(pages[1])), "check failed");
+  EXPECT_DEATH(cache.AddChild(root, {2, 2}, Count(4, 9), Pages(pages[0])), "check failed");
+  EXPECT_DEATH(cache.AddChild(root, {2, 2}, Count(4, 9), Pages(BlockId{6})),
+               "check failed");  // free
+  const NodeId tail = cache.AddPartialChild(root, Count(2), Pages(pages[1]));
+  EXPECT_DEATH(cache.AddChild(tail, {2, 2}, Count(4), Pages(pages[2])), "check failed");
+  EXPECT_DEATH(cache.parent(NodeId{5}), "check failed");
 }
 
 }  // namespace

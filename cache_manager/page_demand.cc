@@ -1,0 +1,39 @@
+#include "cache_manager/page_demand.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace quire::cache {
+
+PageDemand::PageDemand(std::uint32_t page_size, std::span<const CacheGroup> groups,
+                       std::uint32_t max_tokens_ahead)
+    : page_size_(page_size) {
+  QUIRE_CHECK(page_size > 0);
+  for (const CacheGroup& group : groups) {
+    if (group.window == 0) {
+      ++num_full_groups_;
+      continue;
+    }
+    // With c tokens computed the row holds the pages from that of token c - window + 1, or from its
+    // last full one, to that of token c + max_tokens_ahead - 1. So many tokens in a row touch most
+    // pages when the first of them is the last token of its page.
+    const std::uint64_t before = std::max(group.window - 1, page_size);
+    const std::uint64_t pages = (before + max_tokens_ahead + page_size - 2) / page_size + 1;
+    window_pages_.push_back(static_cast<std::uint32_t>(pages));
+  }
+}
+
+std::uint32_t PageDemand::PagesFor(std::uint32_t tokens) const {
+  const auto pages =
+      static_cast<std::uint32_t>((std::uint64_t{tokens} + page_size_ - 1) / page_size_);
+  std::uint32_t total = num_full_groups_ * pages;
+  for (const std::uint32_t window_pages : window_pages_) total += std::min(pages, window_pages);
+  return total;
+}
+
+std::uint32_t PageDemand::SharedPagesFor(std::uint32_t prompt_tokens) const {
+  return num_full_groups_ * (prompt_tokens / page_size_);
+}
+
+}  // namespace quire::cache

@@ -1,0 +1,457 @@
+// What several layer groups add to CacheManager: windows, pages that are given back, nodes that
+// lack pages.
+
+#include <algorithm>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cache_manager/cache_manager_fixture.h"
+
+namespace quire::cache {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(CacheGroupsCreateTest, RefusesGroupsThatCannotBe) {
+  CacheManagerOptions options = WithWindows(TinyOptions(8), {});
+  EXPECT_THAT(CacheManager::Create(options).status().message(), HasSubstr("groups are 0"));
+  options = WithWindows(TinyOptions(8), {0, 5});
+  options.max_row_tokens_ahead = 0;
+  EXPECT_THAT(CacheManager::Create(options).status().message(),
+              HasSubstr("max_row_tokens_ahead is 0"));
+  options = WithWindows(TinyOptions(8), {0, 0});
+  options.max_row_tokens_ahead = 0;
+  EXPECT_TRUE(CacheManager::Create(options).ok());
+}
+
+// A group without window and one of kWindow tokens, in this order.
+constexpr std::uint32_t kWindow = 2 * kP;
+
+class CacheGroupsTest : public CacheManagerTest {
+ protected:
+  explicit CacheGroupsTest(CacheManagerOptions options = WithWindows(TinyOptions(40), {0, kWindow}))
+      : CacheManagerTest(std::move(options)) {}
+
+  const LookupTable& table(std::size_t group) const {
+    return CacheManagerPeer::state(*cache_).tables[group];
+  }
+  PrefixCache& prefixes() { return CacheManagerPeer::state(*cache_).prefixes; }
+  BlockPool& pool() { return CacheManagerPeer::state(*cache_).pool; }
+  // Columns that the row holds in the last group.
+  std::vector<std::uint32_t> HeldColumns(BatchRow row) const {
+    std::vector<std::uint32_t> held;
+    const LookupTable& last = table(options_.groups.size() - 1);
+    for (std::uint32_t column = 0; column < last.max_pages(); ++column) {
+      if (last.has_page(row, column)) held.push_back(column);
+    }
+    return held;
+  }
+  void Release(BatchRow row, std::uint32_t computed) {
+    cache_->ReleaseOutsideWindow(row, computed);
+    EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+  }
+  // Computes, publishes and releases `tokens` a page at a time.
+  void Run(BatchRow row, const Tokens& tokens) {
+    const PrefixMatch match = Match(tokens);
+    ASSERT_TRUE(cache_->Attach(row, match, kRoot).ok());
+    auto keys = KeysOf(options_, kRoot, tokens);
+    const auto size = static_cast<std::uint32_t>(tokens.size());
+    for (std::uint32_t computed = match.num_tokens; computed < size;) {
+      const std::uint32_t count = std::min(kP, size - computed);
+      ASSERT_TRUE(cache_->Reserve(row, size, computed + count).ok());
+      const RowStep step{row, computed, count};
+      cache_->TakeCopies();
+      cache_->PrepareStep(std::span(&step, 1));
+      cache_->CompleteStep();
+      computed += count;
+      cache_->Publish(row, tokens, &keys, computed);
+      Release(row, computed);
+    }
+  }
+};
+
+TEST_F(CacheGroupsTest, EachGroupHasItsOwnPagesOfOnePool) {
+  StartAndPublish(kA, Count(40));
+  EXPECT_EQ(cache_->num_groups(), 2u);
+  EXPECT_EQ(cache_->pages_of(kA), 6u);
+  EXPECT_EQ(cache_->private_pages_of(kA), 6u);
+  EXPECT_EQ(cache_->reserved_tokens(kA), 48u);
+  EXPECT_EQ(cache_->available_pages(), 33u);
+  EXPECT_EQ(Start(kB, Count(40)), 2 * kP);
+  EXPECT_EQ(PageOf(kB, 1, 0), PageOf(kA, 1, 0));
+  EXPECT_EQ(PageOf(kB, 1, 1), PageOf(kA, 1, 1));
+  EXPECT_NE(PageOf(kB, 1, 1), PageOf(kA, 1, 0));
+  EXPECT_EQ(cache_->private_pages_of(kA), 2u);
+}
+
+TEST_F(CacheGroupsTest, ReserveTakesWindowPagesForTheStepOnly) {
+  ASSERT_TRUE(cache_->Reserve(kA, 10 * kP, kP + 1).ok());
+  EXPECT_EQ(cache_->pages_of(kA), 12u);
+  EXPECT_EQ(cache_->reserved_tokens(kA), 2 * kP);
+  ASSERT_TRUE(cache_->Reserve(kA, 10 * kP, 3 * kP).ok());
+  EXPECT_EQ(cache_->pages_of(kA), 13u);
+  const absl::Status status = cache_->Reserve(kB, 16 * kP, 11 * kP);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "needs 27 pages, 26 available");
+  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->available_pages(), 26u);
+  EXPECT_TRUE(cache_->Reserve(kB, 16 * kP, 10 * kP).ok());
+}
+
+TEST_F(CacheGroupsTest, StepInputsHaveNoPagesBeforeTheWindow) {
+  Run(kA, Count(4 * kP));
+  ASSERT_TRUE(cache_->Reserve(kA, 4 * kP + 3).ok());
+  const RowStep step{kA, 4 * kP, 3};
+  const auto inputs = cache_->PrepareStep(std::span(&step, 1));
+  ASSERT_EQ(inputs.size(), 2u);
+  for (std::uint32_t column = 0; column < 6; ++column) {
+    const auto page = [&](std::size_t group) {
+      return column < 5 && table(group).has_page(kA, column) ? PageOf(kA, column, group).value()
+                                                             : 0;
+    };
+    EXPECT_EQ(inputs[0].lookup_table[column] != 0, column < 5);
+    EXPECT_EQ(inputs[1].lookup_table[column] != 0, column >= 2 && column < 5);
+    EXPECT_EQ(inputs[0].lookup_table[column], page(0));
+    EXPECT_EQ(inputs[1].lookup_table[column], page(1));
+  }
+  for (const KvStepInputs& input : inputs) {
+    EXPECT_EQ(input.cache_lengths[0], 4 * kP);
+    EXPECT_EQ(input.max_seq_length, 3u);
+    EXPECT_EQ(input.max_cache_length, 4 * kP + 3);
+    EXPECT_EQ(input.max_history_length, 4 * kP);
+  }
+  cache_->CompleteStep();
+}
+
+TEST_F(CacheGroupsTest, ReleasedPagesAreHittableAndAvailable) {
+  const Tokens tokens = Count(6 * kP);
+  StartAndPublish(kA, tokens);
+  const std::uint32_t available = cache_->available_pages();
+  Release(kA, 6 * kP);  // the next token reads 6 * kP - 31 and what follows
+  EXPECT_THAT(HeldColumns(kA), ElementsAre(4, 5));
+  EXPECT_EQ(cache_->available_pages(), available + 4);
+  EXPECT_EQ(cache_->stats().cached_pages, 4u);
+  for (std::uint32_t pages = 1; pages <= 6; ++pages) {
+    EXPECT_EQ(Match(Count(pages * kP + 1)).num_tokens, pages * kP);
+  }
+  // A shorter prompt needs released pages and takes them.
+  EXPECT_EQ(Start(kB, Count(3 * kP + 1)), 3 * kP);
+  EXPECT_THAT(HeldColumns(kB), ElementsAre(1, 2, 3));
+  EXPECT_EQ(cache_->stats().cached_pages, 2u);
+}
+
+TEST_F(CacheGroupsTest, ReleaseDoesNotWaitForStepsInFlight) {
+  const Tokens tokens = Count(6 * kP);
+  StartAndPublish(kA, tokens);
+  ASSERT_TRUE(cache_->Reserve(kA, 6 * kP + 1).ok());
+  const RowStep step{kA, 6 * kP, 1};
+  cache_->PrepareStep(std::span(&step, 1));
+  const std::uint32_t available = cache_->available_pages();
+  Release(kA, 6 * kP);
+  EXPECT_EQ(cache_->available_pages(), available + 4);
+  cache_->CompleteStep(/*spoil_held=*/true);
+  EXPECT_EQ(MatchedTokens(tokens + Count(1)), 6 * kP);
+}
+
+TEST_F(CacheGroupsTest, EvictedWindowPageLeavesTheRest) {
+  const Tokens tokens = Count(6 * kP);
+  StartAndPublish(kA, tokens);
+  Release(kA, 6 * kP);
+  const NodeId first = pool().node(PageOf(kA, 0));
+  ASSERT_TRUE(cache_->Reserve(kB, cache_->stats().free_pages / 2 * kP).ok());
+  ASSERT_EQ(cache_->stats().free_pages, 1u);
+  ASSERT_TRUE(cache_->Reserve(kC, kP).ok());  // takes the last free page and column 0
+  EXPECT_EQ(cache_->stats().cached_pages, 3u);
+  EXPECT_EQ(prefixes().pages(first)[0], PageOf(kA, 0));
+  EXPECT_EQ(prefixes().pages(first)[1], kNullBlock);
+  const auto full_pages = [&](std::uint32_t pages) {
+    return Match(Count(pages * kP + 1)).num_tokens / kP;
+  };
+  EXPECT_EQ(full_pages(1), 0u);
+  EXPECT_EQ(full_pages(2), 0u);  // token 2 * kP reads kP + 1 and token 1
+  EXPECT_EQ(full_pages(3), 3u);
+  EXPECT_EQ(full_pages(6), 6u);
+}
+
+TEST_F(CacheGroupsTest, EvictedPageWithoutWindowTakesTheWindowPagesAlong) {
+  StartAndPublish(kA, Count(3 * kP));
+  cache_->Free(kA);
+  EXPECT_EQ(cache_->stats().cached_pages, 6u);
+  ASSERT_TRUE(cache_->Reserve(kB, 16 * kP).ok());
+  ASSERT_EQ(cache_->stats().free_pages, 1u);
+  ASSERT_TRUE(cache_->Reserve(kC, kP).ok());
+  EXPECT_EQ(cache_->stats().evicted_pages, 1u);
+  EXPECT_EQ(cache_->stats().free_pages, 1u);  // that of the window group
+  EXPECT_EQ(MatchedTokens(Count(3 * kP)), 2 * kP);
+}
+
+TEST_F(CacheGroupsTest, PublishGivesNodesThePagesThatTheyLack) {
+  const Tokens tokens = Count(6 * kP);
+  StartAndPublish(kA, tokens);
+  // Computes the same from the start, since it may not read the cache.
+  ASSERT_TRUE(cache_->Attach(kB, {}, kRoot).ok());
+  ASSERT_TRUE(cache_->Reserve(kB, 6 * kP).ok());
+  Release(kA, 6 * kP);
+  for (std::uint32_t column = 0; column < 3; ++column) pool().EvictColdest();
+  EXPECT_EQ(MatchedTokens(Count(3 * kP + 1)), 0u);
+  const BlockId own[] = {PageOf(kB, 0, 0), PageOf(kB, 0, 1)};
+  Publish(kB, tokens);
+  EXPECT_EQ(PageOf(kB, 0, 0), PageOf(kA, 0, 0));  // a twin
+  EXPECT_EQ(pool().state(own[0]), PageState::kFree);
+  EXPECT_EQ(PageOf(kB, 0, 1), own[1]);
+  EXPECT_EQ(MatchedTokens(Count(3 * kP + 1)), 3 * kP);
+}
+
+TEST_F(CacheGroupsTest, PreemptedRowFindsItsWindowAgain) {
+  const Tokens tokens = Count(9 * kP + 3);
+  Run(kA, tokens);
+  cache_->FreeKeepingTail(kA, tokens, KeysOf(options_, kRoot, tokens), 9 * kP + 3);
+  const PrefixMatch match = Match(tokens + Count(1));
+  EXPECT_EQ(match.num_tokens, 9 * kP + 3);
+  EXPECT_EQ(match.partial_sources.size(), 2u);
+  ASSERT_TRUE(cache_->Attach(kA, match, kRoot).ok());
+  EXPECT_THAT(HeldColumns(kA), ElementsAre(7, 8, 9));
+  EXPECT_EQ(cache_->pages_of(kA), 13u);
+  const auto copies = cache_->TakeCopies();
+  ASSERT_EQ(copies.size(), 2u);
+  for (std::size_t group = 0; group < 2; ++group) {
+    EXPECT_EQ(copies[group].source, match.partial_sources[group]);
+    EXPECT_EQ(copies[group].target, PageOf(kA, 9, group));
+    EXPECT_EQ(copies[group].num_rows, 3u);
+  }
+  cache_->CompleteStep();
+}
+
+TEST_F(CacheGroupsTest, PartialTailGoesWithAnyOfItsPages) {
+  const Tokens tokens = Count(kP + 7);
+  Start(kA, tokens);
+  FreeKeepingTail(kA, tokens);
+  EXPECT_EQ(MatchedTokens(tokens + Count(1)), kP + 7);
+  EXPECT_EQ(cache_->stats().cached_pages, 4u);
+  pool().EvictColdest();
+  EXPECT_EQ(cache_->stats().cached_pages, 2u);
+  EXPECT_EQ(MatchedTokens(tokens + Count(1)), kP);
+}
+
+TEST_F(CacheGroupsTest, AttachNeedsAPageForTheCopyOfEachGroup) {
+  StartAndPublish(kA, Count(kP));
+  ASSERT_TRUE(cache_->Reserve(kB, 16 * kP).ok());
+  ASSERT_TRUE(cache_->Reserve(kC, 4 * kP, 0).ok());
+  ASSERT_EQ(cache_->available_pages(), 1u);
+  const absl::Status status = cache_->Attach(BatchRow{3}, Match(Count(kP)), kRoot);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "needs 2 pages, 1 available");
+  EXPECT_EQ(cache_->pages_of(BatchRow{3}), 0u);
+}
+
+TEST_F(CacheGroupsTest, ForkSharesWhatTheParentStillHolds) {
+  const Tokens tokens = Count(6 * kP + 3);
+  Run(kA, tokens);
+  EXPECT_THAT(HeldColumns(kA), ElementsAre(4, 5, 6));
+  ASSERT_TRUE(cache_->Fork(kA, kB, 6 * kP + 3).ok());
+  EXPECT_THAT(HeldColumns(kB), ElementsAre(4, 5, 6));
+  EXPECT_EQ(PageOf(kB, 5, 1), PageOf(kA, 5, 1));
+  EXPECT_NE(PageOf(kB, 6, 1), PageOf(kA, 6, 1));
+  EXPECT_EQ(cache_->TakeCopies().size(), 2u);
+  cache_->CompleteStep();
+  EXPECT_DEATH(cache_->Fork(kA, kC, 5 * kP).IgnoreError(), "check failed");
+  cache_->Free(kA);
+  Release(kB, 6 * kP + 3);
+  EXPECT_THAT(HeldColumns(kB), ElementsAre(4, 5, 6));
+}
+
+TEST_F(CacheGroupsTest, RowThatMayNotPublishHoldsItsWindowOnly) {
+  cache_->SetPublish(kA, false);
+  const Tokens tokens = Count(6 * kP);
+  Start(kA, tokens);
+  Release(kA, 6 * kP);
+  EXPECT_THAT(HeldColumns(kA), ElementsAre(4, 5));
+  EXPECT_EQ(cache_->stats().cached_pages, 0u);
+  cache_->SetPublish(kA, true);
+  Publish(kA, tokens);  // its first pages are gone
+  EXPECT_EQ(MatchedTokens(tokens), 0u);
+}
+
+TEST_F(CacheGroupsTest, UnpublishedPagesOfARowThatPublishesStay) {
+  Start(kA, Count(6 * kP));
+  Release(kA, 6 * kP);
+  EXPECT_EQ(HeldColumns(kA).size(), 6u);
+  Publish(kA, Count(3 * kP));
+  Release(kA, 6 * kP);
+  EXPECT_THAT(HeldColumns(kA), ElementsAre(2, 3, 4, 5));
+}
+
+TEST_F(CacheGroupsTest, StepsMayNotReadWhatWasGivenBack) {
+  Run(kA, Count(6 * kP));
+  const auto prepare = [&](std::uint32_t begin) {
+    const RowStep step{kA, begin, 1};
+    cache_->PrepareStep(std::span(&step, 1));
+  };
+  EXPECT_DEATH(prepare(5 * kP), "check failed");
+  EXPECT_DEATH(cache_->ReleaseOutsideWindow(kA, 7 * kP), "check failed");
+  EXPECT_DEATH(cache_->Reserve(kA, kP, kP + 1).IgnoreError(), "check failed");
+  ASSERT_TRUE(cache_->Reserve(kB, kP, 0).ok());
+  EXPECT_DEATH(cache_->Attach(kB, {}, kRoot).IgnoreError(), "check failed");
+}
+
+// One group, of which nobody keeps the beginnings of long histories.
+class WindowOnlyTest : public CacheGroupsTest {
+ protected:
+  explicit WindowOnlyTest(std::uint32_t num_blocks = 12)
+      : CacheGroupsTest(WithWindows(TinyOptions(num_blocks, 8, 4096), {kWindow})) {}
+};
+
+TEST_F(WindowOnlyTest, LongContextHoldsItsWindowInAPoolTooSmallForAllOfIt) {
+  const Tokens tokens = Count(2000);
+  ASSERT_GT(2000u / kP, cache_->usable_pages());
+  Run(kA, tokens);
+  EXPECT_THAT(HeldColumns(kA), ElementsAre(123, 124));
+  EXPECT_LE(cache_->pages_of(kA), cache_->demand().PagesFor(2000));
+  EXPECT_LE(cache_->demand().PagesFor(2000), cache_->usable_pages());
+}
+
+TEST_F(WindowOnlyTest, NodesThatRunOutEndPublishingAndNothingElse) {
+  // 22 slots: a root, 20 nodes, and one that a page of another scope would need for its root.
+  Run(kA, Count(30 * kP));
+  EXPECT_EQ(prefixes().num_nodes(), 20u);
+  EXPECT_EQ(PrefixCachePeer::num_unused(prefixes()), 1u);
+  EXPECT_EQ(HeldColumns(kA).size(), 2u);
+  cache_->Free(kA);
+  EXPECT_EQ(cache_->available_pages(), 11u);
+}
+
+TEST_F(WindowOnlyTest, ColdPagesMakeRoomForNodes) {
+  Run(kA, Count(20 * kP));
+  cache_->Free(kA);
+  ASSERT_GT(cache_->stats().cached_pages, 0u);
+  const Tokens other = Count(10 * kP, 5000);
+  Run(kB,
+      other);  // evicts the other history, whose 20 nodes go with its last page
+  EXPECT_EQ(MatchedTokens(other + Count(1)), 10 * kP);
+  EXPECT_EQ(MatchedTokens(Count(20 * kP + 1)), 0u);
+  EXPECT_EQ(prefixes().num_nodes(), 10u);
+}
+
+TEST_F(WindowOnlyTest, NodesWithoutPagesGoWithTheLastPageThatContinuesThem) {
+  Run(kA, Count(10 * kP));
+  while (cache_->stats().cached_pages > 0) pool().EvictColdest();
+  EXPECT_EQ(prefixes().num_nodes(), 10u);
+  EXPECT_EQ(MatchedTokens(Count(10 * kP + 1)), 10 * kP);
+  EXPECT_EQ(MatchedTokens(Count(9 * kP + 1)), 0u);
+  cache_->Free(kA);
+  pool().EvictColdest();  // the last column
+  EXPECT_EQ(prefixes().num_nodes(), 9u);
+  pool().EvictColdest();
+  EXPECT_EQ(prefixes().num_nodes(), 0u);
+  EXPECT_EQ(prefixes().FindRoot(kRoot), kNoNode);
+}
+
+TEST_F(WindowOnlyTest, FlushTakesNodesWithoutPagesToo) {
+  Run(kA, Count(10 * kP));
+  const FlushCounts counts = cache_->Flush();
+  EXPECT_EQ(counts.retained_pages, 2u);
+  EXPECT_EQ(counts.freed_pages, 8u);
+  EXPECT_EQ(prefixes().num_nodes(), 0u);
+}
+
+TEST_F(WindowOnlyTest, ScrubFindsColumnsThatWereGivenBack) {
+  Run(kA, Count(10 * kP));
+  cache_->Scrub(kA, 0);
+  EXPECT_EQ(prefixes().num_nodes(), 0u);
+  EXPECT_EQ(cache_->TakeClears().size(), 2u);
+  cache_->CompleteStep();
+  EXPECT_EQ(cache_->available_pages(), 11u);
+}
+
+// Which prefixes are found when only some pages of a window group are left, against the definition:
+// every token that the next token reads lies in a page that is there, and so does the last one.
+TEST(CacheGroupsMatchTest, WindowsDecideWhichBoundariesAreHit) {
+  constexpr std::uint32_t kPages = 8;
+  for (const std::uint32_t window : {1u, 2u, kP - 1, kP, kP + 1, kP + 2, 3 * kP, 5 * kP, 999u}) {
+    for (std::uint32_t present = 0; present < 1u << kPages; ++present) {
+      CacheManagerOptions options = WithWindows(TinyOptions(40), {window});
+      options.partial_page_reuse = false;
+      const auto cache = MakeCache(options);
+      const Tokens tokens = Count(kPages * kP + 1);
+      auto keys = KeysOf(options, kRoot, tokens);
+      ASSERT_TRUE(cache->Attach(kA, {}, kRoot).ok());
+      ASSERT_TRUE(cache->Reserve(kA, kPages * kP).ok());
+      cache->Publish(kA, tokens, &keys, kPages * kP);
+      BlockPool& pool = CacheManagerPeer::state(*cache).pool;
+      std::vector<BlockId> pages;
+      for (std::uint32_t column = 0; column < kPages; ++column) {
+        pages.push_back(CacheManagerPeer::page(*cache, kA, column));
+        if ((present >> column & 1) != 0) pool.AddTransfer(pages.back());
+      }
+      cache->Free(kA);
+      while (pool.num_cached() > 0) pool.EvictColdest();
+
+      std::uint32_t expected = 0;
+      for (std::uint32_t i = 1; i <= kPages; ++i) {
+        bool is_hit = (present >> (i - 1) & 1) != 0;
+        for (std::uint32_t token = 0; token < i * kP; ++token) {
+          const bool is_read = token + window > i * kP;
+          is_hit = is_hit && (!is_read || (present >> (token / kP) & 1) != 0);
+        }
+        if (is_hit) expected = i;
+      }
+      ASSERT_EQ(cache->Match(tokens, keys, kRoot, kPages * kP).num_tokens, expected * kP)
+          << "window " << window << " pages " << present;
+      for (std::uint32_t column = 0; column < kPages; ++column) {
+        if ((present >> column & 1) != 0) pool.DropTransfer(pages[column]);
+      }
+    }
+  }
+}
+
+class CacheGroupsIntegrityTest : public CacheGroupsTest {
+ protected:
+  CacheGroupsIntegrityTest() { Run(kA, Count(4 * kP)); }
+  ~CacheGroupsIntegrityTest() override { cache_ = MakeCache(options_); }
+  void ExpectReport(const char* text) const {
+    const absl::Status status = cache_->CheckIntegrity();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(status.message(), HasSubstr(text));
+  }
+  LookupTable& table(std::size_t group) { return CacheManagerPeer::state(*cache_).tables[group]; }
+};
+
+TEST_F(CacheGroupsIntegrityTest, RowWithoutItsBeginning) {
+  table(0).Append(kC, table(0).PopFront(kA));
+  ExpectReport("row 0 begins at column 1 of group 0, which has no window");
+}
+
+TEST_F(CacheGroupsIntegrityTest, ColumnOfTwoNodes) {
+  const BlockId second = PageOf(kA, 2, 1);
+  table(1).Replace(kA, 2, PageOf(kA, 3, 1));
+  table(1).Replace(kA, 3, second);
+  ExpectReport("row 0 column 2 has pages of different nodes");
+}
+
+TEST_F(CacheGroupsIntegrityTest, NodeWithoutAPageThatItMustHave) {
+  const NodeId node = pool().node(PageOf(kA, 1));
+  pool().DetachNode(PageOf(kA, 1));
+  PrefixCachePeer::page(prefixes(), node, 0) = kNullBlock;
+  ExpectReport("names page 0, which names another");
+}
+
+TEST_F(CacheGroupsIntegrityTest, PageThatItsNodeDoesNotName) {
+  PrefixCachePeer::page(prefixes(), pool().node(PageOf(kA, 3)), 1) = kNullBlock;
+  ExpectReport("names a node of another page");
+}
+
+TEST_F(WindowOnlyTest, NodeThatNobodyNeedsIsReported) {
+  Run(kA, Count(2 * kP));
+  const NodeId last = pool().node(PageOf(kA, 1));
+  pool().DetachNode(PageOf(kA, 1));
+  PrefixCachePeer::page(prefixes(), last) = kNullBlock;
+  const absl::Status status = cache_->CheckIntegrity();
+  EXPECT_THAT(status.message(), HasSubstr("has neither page nor child"));
+  cache_ = MakeCache(options_);
+}
+
+}  // namespace
+}  // namespace quire::cache

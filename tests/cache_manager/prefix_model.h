@@ -1,0 +1,154 @@
+#pragma once
+
+// The tree of CacheModel: which histories can be found, and in which pages of which group they lie.
+// As plain as it can be: every question goes over all nodes.
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tests/cache_manager/cache_test_util.h"
+
+namespace quire::cache {
+
+class PrefixModel {
+ public:
+  struct Node {
+    Hash128 root;
+    std::uint32_t parent = 0;          // 0: the root
+    std::optional<PageKey> key;        // none: a partial child
+    Tokens tokens;                     // of this page
+    std::vector<std::uint32_t> pages;  // by group; 0: none
+    std::uint64_t recency = 0;
+  };
+
+  const Node& at(std::uint32_t id) const { return nodes_.at(id); }
+  std::size_t size() const { return nodes_.size(); }
+  std::size_t num_empty() const {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(nodes_, [](const auto& node) { return IsEmpty(node.second); }));
+  }
+  // Grows with every node and page that goes.
+  std::uint64_t removals() const { return removals_; }
+  // With the roots.
+  std::size_t num_slots() const {
+    std::set<std::uint64_t> roots;
+    for (const auto& [id, node] : nodes_) roots.insert(node.root.lo);
+    return nodes_.size() + roots.size();
+  }
+
+  // 0: the page has none.
+  std::uint32_t NodeOf(std::uint32_t page) const {
+    for (const auto& [id, node] : nodes_) {
+      if (page != 0 && std::ranges::count(node.pages, page) > 0) return id;
+    }
+    return 0;
+  }
+  std::size_t GroupOf(std::uint32_t page) const {
+    const auto& pages = nodes_.at(NodeOf(page)).pages;
+    return static_cast<std::size_t>(std::ranges::find(pages, page) - pages.begin());
+  }
+
+  std::uint32_t FindChild(const Hash128& root, std::uint32_t parent, const PageKey& key,
+                          std::span<const std::int32_t> tokens, bool* collision) const {
+    *collision = false;
+    for (const auto& [id, node] : nodes_) {
+      if (node.key != key) continue;
+      const bool same =
+          node.parent == parent && node.root == root && std::ranges::equal(node.tokens, tokens);
+      *collision = !same;
+      return same ? id : 0;
+    }
+    return 0;
+  }
+
+  // The node and the common rows.
+  std::pair<std::uint32_t, std::uint32_t> FindBeginning(
+      const Hash128& root, std::uint32_t parent, std::span<const std::int32_t> tokens) const {
+    std::uint32_t best = 0, best_rows = 0;
+    auto children = Children(root, parent);
+    children.resize(std::min<std::size_t>(children.size(), 8));
+    for (const std::uint32_t id : children) {
+      const Node& node = nodes_.at(id);
+      if (std::ranges::count(node.pages, 0u) > 0) continue;
+      std::uint32_t rows = 0;
+      while (rows < node.tokens.size() && rows < tokens.size() &&
+             node.tokens[rows] == tokens[rows]) {
+        ++rows;
+      }
+      if (rows > best_rows) {
+        best = id;
+        best_rows = rows;
+      }
+    }
+    return {best, best_rows};
+  }
+
+  void Add(Node node) {
+    node.recency = ++clock_;
+    nodes_[++last_id_] = std::move(node);
+  }
+  void Touch(std::uint32_t id) { nodes_.at(id).recency = ++clock_; }
+  void AddPage(std::uint32_t id, std::size_t group, std::uint32_t page) {
+    nodes_.at(id).pages[group] = page;
+    ++num_completed_;
+  }
+  // Pages that nodes got later than others.
+  std::uint64_t num_completed() const { return num_completed_; }
+
+  // Takes the page out of its node.
+  void RemovePage(std::uint32_t page) {
+    const std::uint32_t id = NodeOf(page);
+    nodes_.at(id).pages[GroupOf(page)] = 0;
+    ++removals_;
+    Prune(id);
+  }
+  // Removes the node and what continues it. The pages that lose their node, in this order.
+  std::vector<std::uint32_t> Drop(std::uint32_t id) {
+    std::vector<std::uint32_t> dropped;
+    const Node node = nodes_.at(id);
+    for (const std::uint32_t child : Children(node.root, id)) {
+      for (const std::uint32_t page : Drop(child)) dropped.push_back(page);
+    }
+    dropped.insert(dropped.end(), node.pages.begin(), node.pages.end());
+    if (nodes_.erase(id) > 0) Prune(node.parent);  // else it went with its last child
+    ++removals_;
+    return dropped;
+  }
+
+ private:
+  static bool IsEmpty(const Node& node) {
+    return std::ranges::all_of(node.pages, [](std::uint32_t page) { return page == 0; });
+  }
+
+  std::vector<std::uint32_t> Children(const Hash128& root, std::uint32_t parent) const {
+    std::vector<std::uint32_t> children;
+    for (const auto& [id, node] : nodes_) {
+      if (node.parent == parent && node.root == root) children.push_back(id);
+    }
+    std::ranges::sort(children, std::greater<>{},
+                      [&](std::uint32_t id) { return nodes_.at(id).recency; });
+    return children;
+  }
+
+  // Removes the node if it has neither page nor child, and then those before it.
+  void Prune(std::uint32_t id) {
+    if (!nodes_.contains(id)) return;
+    const Node node = nodes_.at(id);
+    if (!IsEmpty(node) || !Children(node.root, id).empty()) return;
+    nodes_.erase(id);
+    ++removals_;
+    Prune(node.parent);
+  }
+
+  std::map<std::uint32_t, Node> nodes_;  // by number, from 1
+  std::uint32_t last_id_ = 0;
+  std::uint64_t clock_ = 0, removals_ = 0, num_completed_ = 0;
+};
+
+}  // namespace quire::cache

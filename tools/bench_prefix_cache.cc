@@ -1,0 +1,59 @@
+// What a hit in the prefix cache costs: finding and attaching a prompt whose pages are all cached,
+// and letting them go again.
+//
+//   bench_kernels --benchmark_filter=PrefixCache
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "base/check.h"
+#include "benchmark/benchmark.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/page_hash.h"
+
+namespace quire::cache {
+namespace {
+
+constexpr std::uint32_t kTokens = 131072;
+constexpr Hash128 kRoot{1, 2};
+
+// A cache that has the tokens published under kRoot, and nothing referenced.
+std::unique_ptr<CacheManager> MakeCache(const std::vector<std::int32_t>& tokens,
+                                        std::vector<PageKey>* keys, std::uint32_t page_size) {
+  CacheManagerOptions options;
+  options.geometry.num_blocks = 2 * kTokens / page_size;
+  options.geometry.num_layers = options.geometry.num_heads = options.geometry.head_size = 1;
+  options.geometry.page_size = page_size;
+  options.geometry.dtype = DType::kF32;
+  options.max_rows = 2;
+  options.max_context_tokens = kTokens;
+  auto cache = CacheManager::Create(options);
+  QUIRE_CHECK(cache.ok());
+  const BatchRow row{0};
+  QUIRE_CHECK((*cache)->Attach(row, {}, kRoot).ok());
+  QUIRE_CHECK((*cache)->Reserve(row, kTokens).ok());
+  (*cache)->Publish(row, tokens, keys, kTokens);
+  (*cache)->Free(row);
+  return *std::move(cache);
+}
+
+// Argument: page size.
+void BM_PrefixCacheHit(benchmark::State& state) {
+  std::vector<std::int32_t> tokens(kTokens);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::vector<PageKey> keys;
+  const auto cache = MakeCache(tokens, &keys, static_cast<std::uint32_t>(state.range(0)));
+  for (auto _ : state) {
+    const PrefixMatch match = cache->Match(tokens, keys, kRoot, kTokens);
+    QUIRE_CHECK(match.num_tokens == kTokens && cache->Attach(BatchRow{1}, match, kRoot).ok());
+    state.PauseTiming();
+    cache->Free(BatchRow{1});
+    state.ResumeTiming();
+  }
+  state.SetItemsProcessed(state.iterations() * kTokens);
+}
+BENCHMARK(BM_PrefixCacheHit)->ArgName("page_size")->Arg(64)->Arg(16);
+
+}  // namespace
+}  // namespace quire::cache
