@@ -1,7 +1,6 @@
 #include "cache_manager/cache_manager.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -4,6 +4,7 @@
 //   bench_kernels --benchmark_filter=PrefixCache
 
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <vector>
 
