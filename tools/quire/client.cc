@@ -212,7 +212,7 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
   std::shared_ptr<grpc::Channel> channel = grpc::experimental::CreateCustomChannelWithInterceptors(
       address, credentials, arguments, std::move(interceptors));
   // A failed first attempt fails the first call, and gRPC 1.51 now and then takes an attempt for
-  // failed that is merely under way (https://github.com/grpc/grpc/pull/35064). So there are several.
+  // failed that is merely under way (https://github.com/grpc/grpc/pull/35064). So there are more.
   channel->WaitForConnected(std::chrono::system_clock::now() + kConnectPatience);
   return channel;
 }
