@@ -172,8 +172,12 @@ std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
   return FirstUnbuilt(knobs, device);
 }
 
+// The GPU's router keeps two floats an expert and one a group in shared memory.
+constexpr std::uint32_t kMaxRouterFloats = 3072;
+
 std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
   const Knob knobs[] = {
+      {"so many experts", 2 * moe.num_experts + moe.groups > kMaxRouterFloats, true},
       {"router_softcap", moe.router_softcap != 0},
       {"weight_on_input", moe.weight_on_input},
       {"shared_average", moe.shared_average},

@@ -62,6 +62,16 @@ std::int64_t FreeMemoryBytes() {
   return std::max<std::int64_t>(available, 0);
 }
 
+// A prompt of one token and its answer need a page of every layer group.
+absl::Status CheckHoldsAnything(const cache::PageDemand& demand, std::uint32_t num_blocks) {
+  constexpr std::uint32_t kLeastTokens = 2;
+  const std::uint32_t needed = demand.PagesFor(kLeastTokens);
+  if (num_blocks > needed) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("kv_cache.capacity_bytes gives ", num_blocks - 1,
+                   " usable pages, the shortest sequence needs ", needed));
+}
+
 // Pages of the pool in host memory, the null page included.
 absl::StatusOr<std::uint32_t> CountBlocks(const DaemonOptions& options,
                                           const cache::KvGeometry& geometry,
@@ -273,7 +283,10 @@ absl::Status ValidateModel(const DaemonOptions& options) {
                                                options.pool.dtype, /*num_blocks=*/2));
   const models::LayerGroups layers = models::PlanLayerGroups(model.spec, DeviceKind::kCpu);
   LogLayerGroups(layers);
-  return CountBlocks(options, geometry, PageDemandFor(options, layers), context).status();
+  const cache::PageDemand demand = PageDemandFor(options, layers);
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t num_blocks,
+                         CountBlocks(options, geometry, demand, context));
+  return CheckHoldsAnything(demand, num_blocks);
 }
 
 absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(const DaemonOptions& options,
@@ -345,6 +358,7 @@ absl::StatusOr<cache::KvGeometry> ModelStack::PlanCpuPool(const DaemonOptions& o
   const cache::PageDemand demand = PageDemandFor(options, layers_);
   QUIRE_ASSIGN_OR_RETURN(geometry.num_blocks,
                          CountBlocks(options, geometry, demand, context_tokens_));
+  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(demand, geometry.num_blocks));
   const std::int32_t longest =
       LongestSequence(demand, geometry.num_blocks - 1, context_tokens_);
   QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, longest));
@@ -516,6 +530,7 @@ absl::Status ModelStack::Describe(const DaemonOptions& options) {
   description.load_time = absl::Now();
   description.kv_page_size = static_cast<std::int32_t>(geometry.page_size);
   description.kv_page_count = static_cast<std::int32_t>(geometry.num_blocks - 1);
+  description.kv_group_count = static_cast<std::int32_t>(layers_.groups.size());
   description.kv_dtype = engine.kv_dtype;
   description.weight_bytes = model_->weight_bytes;
   description.pool_bytes = pool_->size_bytes();

@@ -27,8 +27,7 @@ constexpr TensorNames kNames{.sinks = "self_attn.sinks",
                              .stacked_gate_up = "gate_up_proj",
                              .stacked_down = "down_proj"};
 
-// What clamps and slopes the products stands in no key: files hold
-// those of the published models.
+// No key states the clamp and the slope of the products: they are those of the published models.
 constexpr absl::string_view kGgufKeys[] = {"expert_count", "expert_used_count",
                                            "expert_feed_forward_length",
                                            "attention.sliding_window"};

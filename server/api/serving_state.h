@@ -49,6 +49,7 @@ struct ModelDescription {
   absl::Time load_time;
   std::int32_t kv_page_size = 0;
   std::int32_t kv_page_count = 0;
+  std::int32_t kv_group_count = 1;  // a token without window has a row in a page of each
   std::string kv_dtype;
   std::int64_t weight_bytes = 0, pool_bytes = 0, workspace_bytes = 0;
 };

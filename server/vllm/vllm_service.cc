@@ -83,11 +83,12 @@ void FillLoad(const ServedModel& served, const engine::EngineStats& stats,
               wire::SchedulerLoad* load) {
   const cache::CacheStats& cache = stats.cache;
   const std::int64_t page_size = served.description.kv_page_size;
+  const std::int64_t groups = served.description.kv_group_count;
   load->set_num_running_reqs(stats.running);
   load->set_num_waiting_reqs(stats.waiting);
   load->set_num_total_reqs(stats.running + stats.waiting);
-  load->set_num_used_tokens(ToInt32(cache.used_pages * page_size));
-  load->set_max_total_num_tokens(ToInt32(cache.usable_pages * page_size));
+  load->set_num_used_tokens(ToInt32(cache.used_pages * page_size / groups));
+  load->set_max_total_num_tokens(ToInt32(cache.usable_pages * page_size / groups));
   if (cache.usable_pages > 0) {
     load->set_token_usage(static_cast<double>(cache.used_pages) / cache.usable_pages);
   }

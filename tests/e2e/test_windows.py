@@ -82,3 +82,16 @@ def test_validate_shows_the_groups():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "1 layer a page: 1 for all tokens, 6 for a window of 24 tokens in 6 groups" in done.stdout + done.stderr
+
+
+def test_a_pool_without_a_page_for_every_group_is_refused():
+    larger = ["kv_cache.page_size=128", "scheduler.prefill_chunk_tokens=128"]  # a capacity has at least 64 KiB
+    capacity = 5 * plan_of("gemma3-text-bf16", *larger)["page_bytes"]
+    sets = [*SETTINGS, *larger, f"model.path={MODELS / 'gemma3-text-bf16'}", f"kv_cache.capacity_bytes={capacity}"]
+    sets += ["device.type=cpu", "server.grpc.listen=[127.0.0.1:0]", "server.http.listen=127.0.0.1:0"]
+    for validate in ([], ["--validate"]):
+        command = [str(QUIRED), *validate, *(word for setting in sets for word in ("--set", setting))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        wanted = "kv_cache.capacity_bytes gives 4 usable pages, the shortest sequence needs 7"
+        assert wanted in done.stdout + done.stderr

@@ -407,6 +407,17 @@ TEST(MoeSpecTest, BothDevicesComputeItAndRefuseOthersByName) {
   }
 }
 
+TEST(MoeSpecTest, MoreExpertsThanTheRouterOfAGpuHoldsAreRefusedThere) {
+  ModelSpec spec = TestSpec();
+  MoeSpec& moe = spec.layers[1].moe;
+  moe.num_experts = (3072 - moe.groups) / 2;
+  EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCuda).ok()) << CheckBuilt(spec, DeviceKind::kCuda);
+  ++moe.num_experts;
+  EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
+  EXPECT_THAT(std::string(CheckBuilt(spec, DeviceKind::kCuda).message()),
+              HasSubstr("layer 1 with so many experts"));
+}
+
 // Qwen3-MoE: its fixture's config.json with one key changed.
 absl::StatusOr<ModelSpec> QwenSpec(const json& changes) {
   EditableFiles files("models/qwen3-moe-bf16");

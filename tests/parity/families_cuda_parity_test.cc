@@ -27,7 +27,8 @@ void PrintTo(const Fixture& fixture, std::ostream* stream) {
 constexpr Fixture kFixtures[] = {
     {"mistral-window-bf16"}, {"qwen3-hd128-bf16"}, {"smollm3-bf16"},   {"granite-bf16"},
     {"gemma2-bf16"},         {"gemma3-text-bf16"}, {"phi3-bf16"},      {"phi3-longrope-bf16", 140},
-    {"olmo2-bf16"},          {"mixtral-bf16"},     {"qwen3-moe-bf16"}, {"gpt-oss-bf16"}};
+    {"olmo2-bf16"},          {"mixtral-bf16"},     {"qwen3-moe-bf16"}, {"gpt-oss-bf16"},
+    {"ministral-bf16"},      {"phi4-mini-bf16", 140}};
 
 // A prompt of 37 tokens, one beyond every window and border.
 const std::vector<std::size_t> kSome = {10, 9};

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes the model folders beside it that no one publishes: random weights and what transformers computes for them.
 
-    python3 -m venv /tmp/fixtures && /tmp/fixtures/bin/pip install -r tests/testdata/models/requirements.txt
-    /tmp/fixtures/bin/python tests/testdata/models/make_fixture.py make OUT [NAME ...]
-    /tmp/fixtures/bin/python tests/testdata/models/make_fixture.py check FOLDER ...
+    python3 -m venv .venv && .venv/bin/pip install -r tests/testdata/models/requirements.txt
+    .venv/bin/python tests/testdata/models/make_fixture.py make OUT [NAME ...]
+    .venv/bin/python tests/testdata/models/make_fixture.py check FOLDER ...
 
 make   writes OUT/NAME for each recipe of fixture_recipes.py, or for those named. Tokenizer and prompts are those of an
        older fixture.
