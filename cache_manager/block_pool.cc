@@ -93,10 +93,21 @@ absl::Status BlockPool::Allocate(std::span<BlockId> out) {
 
 void BlockPool::EvictColdest() {
   QUIRE_CHECK(!cached_.empty());
-  const BlockId coldest = id(cached_.front());
-  evict_(coldest);
-  QUIRE_CHECK(state(coldest) == PageState::kFree);
+  Evict(id(cached_.front()));
+}
+
+void BlockPool::Evict(BlockId page) {
+  QUIRE_CHECK(state(page) == PageState::kCached);
+  evict_(page);
+  QUIRE_CHECK(state(page) == PageState::kFree);
   ++num_evicted_;
+}
+
+BlockId BlockPool::FindCached(absl::FunctionRef<bool(BlockId page)> is_wanted) const {
+  for (const Page* page = cached_.front(); page != nullptr; page = List::next(page)) {
+    if (is_wanted(id(page))) return id(page);
+  }
+  return kNullBlock;
 }
 
 void BlockPool::Pick(Page& page) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/intrusive_list.h"
@@ -64,8 +65,11 @@ class BlockPool {
   // cached ones; or takes none. REQUIRES: !out.empty(). Returns RESOURCE_EXHAUSTED
   // "needs N pages, M available" when too few are left.
   absl::Status Allocate(std::span<BlockId> out);
-  // The coldest cached page becomes free. REQUIRES: there is one.
+  // The coldest cached page, or the given one, becomes free. REQUIRES: it is cached.
   void EvictColdest();
+  void Evict(BlockId page);
+  // The coldest cached page that is wanted; the null page when none is. O(cached).
+  BlockId FindCached(absl::FunctionRef<bool(BlockId page)> is_wanted) const;
 
   // REQUIRES (all below): 0 < page.value() < num_blocks.
   // REQUIRES for the Add functions: the page is neither free nor quarantined.

@@ -24,6 +24,21 @@ std::size_t WidestGroup(const std::vector<CacheGroup>& groups) {
   return static_cast<std::size_t>(std::ranges::max_element(groups, {}, reach) - groups.begin());
 }
 
+// The nodes without pages that rows can keep where all groups have windows. Of the rows with such
+// nodes of their own, which no other row keeps, each has pages of its own for the windows behind
+// them.
+std::uint32_t MaxEmptyNodes(const CacheManagerOptions& options, std::uint32_t max_pages) {
+  std::uint32_t pages_of_row = 0;
+  for (const CacheGroup& group : options.groups) {
+    if (group.window == 0) return 0;
+    pages_of_row += std::max((group.window - 1) / options.geometry.page_size, 1u);
+  }
+  if (!options.prefix_caching) return 0;
+  const std::uint64_t rows =
+      std::min(options.max_rows, (options.geometry.num_blocks - 1) / pages_of_row);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(rows * max_pages, 0xffffffffu));
+}
+
 }  // namespace
 
 CacheManager::State::State(const CacheManagerOptions& manager_options,
@@ -39,7 +54,8 @@ CacheManager::State::State(const CacheManagerOptions& manager_options,
       prefixes({.page_size = page_size,
                 .groups = options.groups,
                 .hash_key = options.hash_key,
-                .page_hash = options.page_hash},
+                .page_hash = options.page_hash,
+                .max_empty_nodes = MaxEmptyNodes(options, tables.front().max_pages())},
                &pool),
       rows(options.max_rows) {
   fresh.reserve(tables.front().max_pages() * tables.size());

@@ -8,12 +8,21 @@
 #include "base/status.h"
 
 namespace quire::cache {
+namespace {
+
+// A node and a root for each page, and the nodes without pages.
+std::size_t NumSlots(const PrefixCacheOptions& options, const BlockPool& pool) {
+  const std::size_t slots = std::size_t{pool.usable()} * 2 + options.max_empty_nodes;
+  return std::min<std::size_t>(slots, kNoNode.value());
+}
+
+}  // namespace
 
 PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
     : options_(options),
       num_groups_(options.groups.size()),
       pool_(pool),
-      nodes_(std::size_t{pool->usable()} * 2),
+      nodes_(NumSlots(options, *pool)),
       tokens_(nodes_.size() * options.page_size),
       pages_(nodes_.size() * options.groups.size()) {
   QUIRE_CHECK(options.page_size > 0 && !options.groups.empty());
@@ -21,9 +30,9 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
   for (std::size_t slot = nodes_.size(); slot > 0; --slot) {
     unused_.push_back(NodeId{static_cast<std::uint32_t>(slot - 1)});
   }
-  // Room for twice the nodes: erased entries then never force a table to grow.
-  index_.reserve(nodes_.size());
-  roots_.reserve(nodes_.size());
+  // Room for twice the entries: erased ones then never force a table to grow.
+  index_.reserve((nodes_.size() - pool_->usable()) * 2);
+  roots_.reserve(std::size_t{pool_->usable()} * 2);
   pool_->SetEvictionHandler([this](BlockId page) { Evict(page); });
 }
 
@@ -103,8 +112,20 @@ NodeId PrefixCache::TakeSlot(Kind kind) {
 
 bool PrefixCache::MakeRoom() {
   constexpr std::size_t kRootAndChild = 2;
-  while (unused_.size() < kRootAndChild && pool_->num_cached() > 0) pool_->EvictColdest();
-  return unused_.size() >= kRootAndChild;
+  while (unused_.size() < kRootAndChild) {
+    // Other pages would only leave more nodes empty.
+    const BlockId page =
+        pool_->FindCached([this](BlockId cached) { return IsColdLeaf(pool_->node(cached)); });
+    if (page == kNullBlock) return false;
+    pool_->Evict(page);
+  }
+  return true;
+}
+
+bool PrefixCache::IsColdLeaf(NodeId node) const {
+  return at(node).children.empty() && std::ranges::none_of(pages(node), [this](BlockId page) {
+           return page != kNullBlock && pool_->is_referenced(page);
+         });
 }
 
 NodeId PrefixCache::AddRoot(const Hash128& root) {

@@ -20,6 +20,8 @@ struct PrefixCacheOptions {
   std::vector<CacheGroup> groups = {CacheGroup{}};
   HashKey hash_key{};
   PageHashFunction page_hash = &HashPage;  // what the given keys were made with
+  // Nodes without pages for which there is memory; of use where all groups have windows.
+  std::uint32_t max_empty_nodes = 0;
 };
 
 // Which token histories lie in which pages: a tree of nodes, one page of tokens each, under one
@@ -77,9 +79,10 @@ class PrefixCache {
   // children that have pages of all groups.
   Beginning FindBeginning(NodeId parent, std::span<const std::int32_t> tokens) const;
 
-  // Makes sure that a root and a child can be added. Nodes are as many as pages, twice; those
-  // without pages may use them up where all groups have windows. Then the coldest cached pages make
-  // room; false when there are none.
+  // Makes sure that a root and a child can be added. There is memory for a root and a node of each
+  // page and for max_empty_nodes. Where more of those are kept by pages that follow them, histories
+  // that nobody refers to make room, from their ends, the coldest first: O(cached pages). False
+  // when there are none.
   bool MakeRoom();
   // The root node, made on demand. It must get a child before the next operation. REQUIRES (both
   // and AddPartialChild): there is room.
@@ -157,6 +160,8 @@ class PrefixCache {
   void RemoveLeaf(NodeId node);
   // Removes the node and those above it as far as they have neither page nor child.
   void Prune(NodeId node);
+  // Whether the node would go with its pages, and nobody refers to them.
+  bool IsColdLeaf(NodeId node) const;
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckNode(const Node& node) const;
   absl::Status CheckTree() const;
@@ -165,7 +170,7 @@ class PrefixCache {
   const PrefixCacheOptions options_;
   const std::size_t num_groups_;
   BlockPool* const pool_;
-  std::vector<Node> nodes_;           // two per page, as each node may need a root; never resized
+  std::vector<Node> nodes_;           // with those of roots; never resized
   std::vector<NodeId> unused_;        // slots of nodes_, last in, first out
   std::vector<std::int32_t> tokens_;  // [nodes_, page_size]
   std::vector<BlockId> pages_;        // [nodes_, groups]

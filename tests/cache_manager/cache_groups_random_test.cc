@@ -33,14 +33,15 @@ CacheManagerOptions OptionsOf(std::initializer_list<std::uint32_t> windows) {
 }
 
 template <typename Change>
-Coverage RunAll(int operations, std::size_t max_in_flight, Change change) {
+Coverage RunAll(int operations, std::size_t max_in_flight, Change change,
+                std::size_t slots_per_page = 0) {
   Coverage all;
   const std::uint32_t seed = Random().seed();
   for (std::size_t set = 0; set < std::size(kWindowSets); ++set) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed << " set " << set);
     CacheManagerOptions options = OptionsOf(kWindowSets[set]);
     change(options);
-    Storm storm(options, seed, max_in_flight);
+    Storm storm(options, seed, max_in_flight, slots_per_page);
     storm.Run(operations);
     if (::testing::Test::HasFailure()) break;
     all += storm.coverage();
@@ -83,10 +84,11 @@ TEST(CacheGroupsRandomTest, CollidingKeysNeverShareAWrongPage) {
 }
 
 TEST(CacheGroupsRandomTest, TinyPoolsWhoseNodesRunOut) {
-  const Coverage seen = RunAll(3000, 1, [](CacheManagerOptions& options) {
+  const auto make_tiny = [](CacheManagerOptions& options) {
     options.geometry.num_blocks = 2 + 8 * static_cast<std::uint32_t>(options.groups.size());
     options.max_rows = 3;
-  });
+  };
+  const Coverage seen = RunAll(3000, 1, make_tiny, /*slots_per_page=*/2);
   EXPECT_GT(seen.exhausted, 1000u);
   EXPECT_GT(seen.released, 500u);
   EXPECT_GT(seen.full_trees, 100u);

@@ -313,26 +313,61 @@ TEST_F(WindowOnlyTest, LongContextHoldsItsWindowInAPoolTooSmallForAllOfIt) {
   EXPECT_LE(cache_->demand().PagesFor(2000), cache_->usable_pages());
 }
 
+TEST_F(WindowOnlyTest, EveryRowKeepsALongHistoryAndTheCacheItsPages) {
+  constexpr std::uint32_t kPages = 250;
+  const BatchRow rows[] = {kA, kB, kC, BatchRow{3}};
+  for (const BatchRow row : rows) {
+    const auto first = static_cast<std::int32_t>(row.value()) * 10000;
+    Run(row, Count(kPages * kP, first));
+    EXPECT_EQ(cache_->stats().free_pages, 0u);
+    EXPECT_EQ(cache_->stats().cached_pages, 11u - 2 * (row.value() + 1));
+  }
+  EXPECT_EQ(prefixes().num_nodes(), 4 * kPages);
+  for (const BatchRow row : rows) {
+    const auto first = static_cast<std::int32_t>(row.value()) * 10000;
+    EXPECT_EQ(MatchedTokens(Count(kPages * kP + 1, first)), kPages * kP);
+  }
+}
+
+// So many rows as have pages for their windows.
+TEST_F(WindowOnlyTest, MemoryForNodesFollowsFromWindowsAndRows) {
+  const auto slots = [](std::initializer_list<std::uint32_t> windows, std::uint32_t max_rows,
+                        bool prefix_caching = true) {
+    CacheManagerOptions options = WithWindows(TinyOptions(41, max_rows, 100 * kP), windows);
+    options.prefix_caching = prefix_caching;
+    const auto cache = MakeCache(options);
+    return PrefixCachePeer::num_slots(CacheManagerPeer::state(*cache).prefixes);
+  };
+  EXPECT_EQ(slots({0}, 8), 80u);
+  EXPECT_EQ(slots({0, kP}, 8), 80u);
+  EXPECT_EQ(slots({1}, 8), 80u + 8 * 100);
+  EXPECT_EQ(slots({10 * kP + 1}, 8), 80u + 4 * 100);
+  EXPECT_EQ(slots({10 * kP + 1, 1}, 8), 80u + 3 * 100);
+  EXPECT_EQ(slots({100 * kP}, 8), 80u);
+  EXPECT_EQ(slots({1}, 8, false), 80u);
+}
+
 TEST_F(WindowOnlyTest, NodesThatRunOutEndPublishingAndNothingElse) {
   // 22 slots: a root, 20 nodes, and one that a page of another scope would need for its root.
+  PrefixCachePeer::LimitSlots(prefixes(), 22);
   Run(kA, Count(30 * kP));
   EXPECT_EQ(prefixes().num_nodes(), 20u);
   EXPECT_EQ(PrefixCachePeer::num_unused(prefixes()), 1u);
   EXPECT_EQ(HeldColumns(kA).size(), 2u);
+  EXPECT_EQ(cache_->stats().cached_pages, 8u);  // evicting them would have been of no use
   cache_->Free(kA);
   EXPECT_EQ(cache_->available_pages(), 11u);
 }
 
-TEST_F(WindowOnlyTest, ColdPagesMakeRoomForNodes) {
+TEST_F(WindowOnlyTest, EndsOfColdHistoriesMakeRoomForNodes) {
+  PrefixCachePeer::LimitSlots(prefixes(), 22);
   Run(kA, Count(20 * kP));
   cache_->Free(kA);
-  ASSERT_GT(cache_->stats().cached_pages, 0u);
-  const Tokens other = Count(10 * kP, 5000);
-  Run(kB,
-      other);  // evicts the other history, whose 20 nodes go with its last page
-  EXPECT_EQ(MatchedTokens(other + Count(1)), 10 * kP);
-  EXPECT_EQ(MatchedTokens(Count(20 * kP + 1)), 0u);
-  EXPECT_EQ(prefixes().num_nodes(), 10u);
+  const Tokens other = Count(2 * kP, 5000);
+  Run(kB, other);
+  EXPECT_EQ(MatchedTokens(other + Count(1)), 2 * kP);
+  EXPECT_EQ(MatchedTokens(Count(20 * kP + 1)), 18 * kP);
+  EXPECT_EQ(prefixes().num_nodes(), 20u);
 }
 
 TEST_F(WindowOnlyTest, NodesWithoutPagesGoWithTheLastPageThatContinuesThem) {

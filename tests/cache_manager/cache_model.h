@@ -35,8 +35,10 @@ class CacheModel {
     bool collision = false;
   };
 
-  explicit CacheModel(const CacheManagerOptions& options)
+  // `num_slots`: how many nodes and roots there can be.
+  CacheModel(const CacheManagerOptions& options, std::size_t num_slots)
       : options_(options),
+        num_slots_(num_slots),
         size_(options.geometry.page_size),
         groups_(options.groups.size()),
         rows_(options.max_rows) {
@@ -478,29 +480,35 @@ class CacheModel {
   }
 
   std::uint32_t Take() {
-    if (free_.empty()) Evict();
+    if (free_.empty()) Evict(cached_.front());
     const std::uint32_t page = free_.back();
     free_.pop_back();
     return page;
   }
 
-  // There are twice as many nodes, roots included, as pages.
+  // For a root and a node. Only ends of histories that nobody refers to make some.
   bool MakeRoom() {
-    const auto has_room = [&] {
-      return tree_.num_slots() + 2 <= 2 * (options_.geometry.num_blocks - 1);
+    const auto makes_room = [&](std::uint32_t page) {
+      const std::uint32_t node = tree_.NodeOf(page);
+      return tree_.IsLeaf(node) && std::ranges::all_of(tree_.at(node).pages, [&](auto of_node) {
+               return of_node == 0 || IsCached(of_node);
+             });
     };
-    while (!has_room() && !cached_.empty()) Evict();
-    return has_room();
+    while (tree_.num_slots() + 2 > num_slots_) {
+      const auto coldest = std::ranges::find_if(cached_, makes_room);
+      if (coldest == cached_.end()) return false;
+      Evict(*coldest);
+    }
+    return true;
   }
 
-  void Evict() {
-    const std::uint32_t page = cached_.front();
+  void Evict(std::uint32_t page) {
     const std::uint32_t node = tree_.NodeOf(page);
     ++evicted_;
     const bool is_full = tree_.at(node).key.has_value();
     if (!is_full || options_.groups[tree_.GroupOf(page)].window == 0) return Drop(node);
     tree_.RemovePage(page);
-    cached_.erase(cached_.begin());
+    std::erase(cached_, page);
     free_.push_back(page);
   }
 
@@ -536,6 +544,7 @@ class CacheModel {
   }
 
   const CacheManagerOptions options_;
+  const std::size_t num_slots_;
   const std::uint32_t size_;
   const std::size_t groups_;
   std::vector<Row> rows_;

@@ -46,13 +46,16 @@ struct Coverage {
 
 class Storm {
  public:
-  // Up to `max_in_flight` steps run before the oldest completes.
-  Storm(const CacheManagerOptions& options, std::uint32_t seed, std::size_t max_in_flight = 1)
+  // Up to `max_in_flight` steps run before the oldest completes. `slots_per_page`: nodes and roots
+  // of the prefix cache, at most; 0: as many as it makes.
+  Storm(const CacheManagerOptions& options, std::uint32_t seed, std::size_t max_in_flight = 1,
+        std::size_t slots_per_page = 0)
       : options_(options),
         max_in_flight_(max_in_flight),
         random_(seed),
         cache_(MakeCache(options)),
-        model_(options),
+        num_slots_(LimitSlots(slots_per_page)),
+        model_(options, num_slots_),
         sequences_(options.max_rows),
         memory_(std::size_t{options.geometry.num_blocks} * kTestPageSize) {
     for (Tokens& base : bases_) base = RandomTokens(200);
@@ -417,7 +420,7 @@ class Storm {
     }
     ASSERT_EQ(state.prefixes.num_nodes(), model_.tree().size());
     coverage_.empty_nodes += model_.tree().num_empty();
-    coverage_.full_trees += model_.tree().num_slots() + 2 > 2 * cache_->usable_pages();
+    coverage_.full_trees += model_.tree().num_slots() + 2 > num_slots_;
     VerifyPicture();
     const CacheStats stats = cache_->stats();
     ASSERT_EQ(stats.usable_pages, stats.free_pages + stats.cached_pages + stats.used_pages);
@@ -460,6 +463,13 @@ class Storm {
     }
   }
 
+  std::size_t LimitSlots(std::size_t slots_per_page) {
+    PrefixCache& prefixes = CacheManagerPeer::state(*cache_).prefixes;
+    if (slots_per_page > 0) {
+      PrefixCachePeer::LimitSlots(prefixes, slots_per_page * cache_->usable_pages());
+    }
+    return PrefixCachePeer::num_slots(prefixes);
+  }
   std::size_t num_groups() const { return options_.groups.size(); }
   std::uint64_t& cell(std::uint32_t page, std::uint32_t at) {
     return memory_[std::size_t{page} * kTestPageSize + at];
@@ -470,6 +480,7 @@ class Storm {
   std::vector<LaunchedStep> in_flight_;  // oldest first
   Random random_;
   std::unique_ptr<CacheManager> cache_;
+  const std::size_t num_slots_;
   CacheModel model_;
   std::vector<Sequence> sequences_;  // by row
   std::vector<std::uint64_t> memory_;

@@ -143,6 +143,12 @@ struct PrefixCachePeer {
     return cache.page(node, group);
   }
   static std::size_t num_unused(const PrefixCache& cache) { return cache.unused_.size(); }
+  static std::size_t num_slots(const PrefixCache& cache) { return cache.nodes_.size(); }
+  // Of an empty cache.
+  static void LimitSlots(PrefixCache& cache, std::size_t slots) {
+    while (cache.nodes_.size() > slots) cache.nodes_.pop_back();
+    std::erase_if(cache.unused_, [&](NodeId slot) { return slot.value() >= slots; });
+  }
 };
 
 struct CacheManagerPeer {

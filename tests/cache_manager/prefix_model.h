@@ -33,6 +33,7 @@ class PrefixModel {
     return static_cast<std::size_t>(
         std::ranges::count_if(nodes_, [](const auto& node) { return IsEmpty(node.second); }));
   }
+  bool IsLeaf(std::uint32_t id) const { return Children(nodes_.at(id).root, id).empty(); }
   // Grows with every node and page that goes.
   std::uint64_t removals() const { return removals_; }
   // With the roots.
