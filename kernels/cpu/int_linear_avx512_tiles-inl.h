@@ -22,6 +22,20 @@ constexpr std::uint32_t kPart = 512;
 constexpr std::int64_t kAheadBytes = 4096;
 constexpr std::int64_t kAheadScaleBytes = 512;
 
+// What a call has of groups. Divisions cost as much as the products of a group.
+struct Groups {
+  std::uint32_t count;       // of weights in a row
+  std::uint32_t wide_count;  // of activations
+  std::uint32_t wide_shift;  // group of weights >> wide_shift is that of activations
+  std::uint32_t lines;       // of 64 bytes in a group of a panel
+
+  static Groups Of(const IntLinearArgs& args) {
+    const std::uint32_t count = args.k / args.group;
+    const std::uint32_t shift = args.group < 32 ? 1 : 0;
+    return {count, (count + shift) >> shift, shift, args.group / (args.is_int4 ? 8 : 4)};
+  }
+};
+
 // Where a tile works.
 struct Place {
   std::uint32_t row;         // first
@@ -31,6 +45,8 @@ struct Place {
   std::int64_t panel;        // first
   std::uint32_t pass;        // of the tiles of rows over the same weights
   std::uint32_t passes;      // how many there are
+  // Groups: lines of the next panels that each of these tiles fetches, in all and in a group.
+  std::uint32_t next_lines, next_lines_of_group;
 };
 
 // The quantised inputs of R rows, which are one block of 8, 4 rows of one of 8 or 4, or a block of
@@ -109,25 +125,46 @@ QUIRE_INLINE void AddLines(__m512i (&acc)[R * P], const std::uint8_t* w, std::in
   }
 }
 
-// (total + bias) + residual of `count` totals, [rows][panels][16].
-__attribute__((noinline)) void Finish(const IntLinearArgs& args, const Place& at,
-                                      std::uint32_t rows, std::int64_t panels,
-                                      const float* totals) {
-  for (std::uint32_t row = at.row; row < at.row + rows; ++row) {
-    for (std::int64_t panel = at.panel; panel < at.panel + panels; ++panel) {
-      const std::int64_t n = panel * kPanel;
-      const __mmask16 lanes = FirstLanes(args.n - static_cast<std::uint32_t>(n));
-      __m512 total = _mm512_load_ps(totals);
-      totals += kPanel;
-      if (args.bias != nullptr) {
-        total = _mm512_add_ps(total, _mm512_maskz_loadu_ps(lanes, args.bias + n));
-      }
-      if (args.residual != nullptr) {
-        total = _mm512_add_ps(
-            total, _mm512_maskz_loadu_ps(lanes, args.residual + row * args.residual_stride + n));
-      }
-      _mm512_mask_storeu_ps(args.y + row * args.y_stride + n, lanes, total);
+// y = (total + bias) + residual of R rows and P panels.
+template <int R, int P>
+QUIRE_INLINE void Finish(const IntLinearArgs& args, const Place& at, __m512 (&totals)[R * P]) {
+  const std::int64_t n = at.panel * kPanel;
+  const __mmask16 lanes = FirstLanes(args.n - static_cast<std::uint32_t>(n + (P - 1) * kPanel));
+  const auto load = [&](int p, const float* from) __attribute__((always_inline)) {
+    return p + 1 < P ? _mm512_loadu_ps(from + p * kPanel)
+                     : _mm512_maskz_loadu_ps(lanes, from + p * kPanel);
+  };
+  if (args.bias != nullptr) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const __m512 bias = load(p, args.bias + n);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) totals[r * P + p] = _mm512_add_ps(totals[r * P + p], bias);
     }
+  }
+  if (args.residual != nullptr) {
+    const float* residual = args.residual + at.row * args.residual_stride + n;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        totals[r * P + p] = _mm512_add_ps(totals[r * P + p], load(p, residual));
+      }
+      residual += args.residual_stride;
+    }
+  }
+  float* y = args.y + at.row * args.y_stride + n;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p + 1 < P; ++p) _mm512_storeu_ps(y + p * kPanel, totals[r * P + p]);
+    float* const last = y + (P - 1) * kPanel;
+    if (lanes == 0xffff) {
+      _mm512_storeu_ps(last, totals[r * P + P - 1]);
+    } else {
+      _mm512_mask_storeu_ps(last, lanes, totals[r * P + P - 1]);
+    }
+    y += args.y_stride;
   }
 }
 
@@ -172,6 +209,7 @@ __attribute__((noinline)) void PerFeatureTile(const IntLinearArgs& args, const P
     for (int i = 0; i < R * P; ++i) _mm512_store_si512(memory + i * kPanel, acc[i]);
     return;
   }
+  __m512 totals[R * P];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {
     const __m512 scale =
@@ -179,11 +217,11 @@ __attribute__((noinline)) void PerFeatureTile(const IntLinearArgs& args, const P
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512 a = _mm512_set1_ps(args.x.scales[at.row + static_cast<unsigned>(r)]);
-      _mm512_store_ps(memory + (r * P + p) * kPanel,
-                      _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r * P + p]), _mm512_mul_ps(a, scale)));
+      totals[r * P + p] =
+          _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r * P + p]), _mm512_mul_ps(a, scale));
     }
   }
-  Finish(args, at, R, P, memory);
+  Finish<R, P>(args, at, totals);
 }
 
 QUIRE_INLINE __m512 LoadF16(const std::uint16_t* values) {
@@ -200,12 +238,12 @@ struct NextPanels {
   std::int64_t panel_scales, group_scales;
   std::uint32_t turn, turns;  // whose scales are fetched, of so many tiles
 
-  static QUIRE_INLINE NextPanels Of(const IntLinearArgs& args, const Place& at,
-                                    std::uint32_t group_lines, std::int64_t group_scales) {
-    const std::int64_t panel_scales = args.k / args.group * group_scales;
-    const std::int64_t share = P * args.panel_bytes / 64 * at.pass / at.passes;
-    return {args.panels + (at.panel + P) * args.panel_bytes + share * 64,
-            (P * group_lines + at.passes - 1) / at.passes,
+  static QUIRE_INLINE NextPanels Of(const IntLinearArgs& args, const Groups& groups,
+                                    const Place& at, std::uint32_t group_scales) {
+    const std::int64_t panel_scales = std::int64_t{groups.count} * group_scales;
+    return {args.panels + (at.panel + P) * args.panel_bytes +
+                std::int64_t{at.pass} * at.next_lines * 64,
+            at.next_lines_of_group,
             static_cast<const std::uint16_t*>(args.scales) + (at.panel + P) * panel_scales,
             panel_scales,
             group_scales,
@@ -278,35 +316,32 @@ QUIRE_INLINE void StartGroup(const Group& group, __m512i (&acc)[R * P]) {
 }
 
 template <class Isa, int R, int P, bool kInt4, bool kMin>
-__attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Place& at,
-                                            float* memory) {
+__attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Groups& groups,
+                                            const Place& at) {
   constexpr std::uint32_t kGroupScales = kMin ? 2 * kPanel : kPanel;
-  const std::uint32_t groups = args.k / args.group;
-  const std::uint32_t wide = args.group < 32 ? 32 : args.group;
-  const std::uint32_t wides = (args.k + wide - 1) / wide;
-  const std::uint32_t lines = args.group / (kInt4 ? 8 : 4);
-  const float* const row_scales = args.x.scales + static_cast<std::int64_t>(at.row) * wides;
-  const std::int64_t panel_scales = static_cast<std::int64_t>(groups) * kGroupScales;
+  const float* const row_scales =
+      args.x.scales + static_cast<std::int64_t>(at.row) * groups.wide_count;
+  const std::int64_t panel_scales = std::int64_t{groups.count} * kGroupScales;
   Group group = {static_cast<const std::uint16_t*>(args.scales) + at.panel * panel_scales,
                  panel_scales,
                  row_scales,
-                 wides,
-                 args.x.sums + static_cast<std::int64_t>(at.row) * groups,
-                 groups,
+                 groups.wide_count,
+                 args.x.sums + static_cast<std::int64_t>(at.row) * groups.count,
+                 groups.count,
                  static_cast<__mmask16>(args.min_in_steps ? 0xffff : 0)};
   const std::uint8_t* w = args.panels + at.panel * args.panel_bytes;
   const std::int64_t ahead[P] = {kAheadBytes};
-  auto next = NextPanels<P>::Of(args, at, lines, kGroupScales);
+  auto next = NextPanels<P>::Of(args, groups, at, kGroupScales);
   Inputs<R> inputs = Inputs<R>::At(args, at, 0);
   __m512 totals[R * P];
 #pragma GCC unroll 32
   for (int i = 0; i < R * P; ++i) totals[i] = _mm512_setzero_ps();
-  for (std::uint32_t g = 0; g < groups; ++g) {
-    group.row_scales = row_scales + (args.group < 32 ? g / 2 : g);
+  for (std::uint32_t g = 0; g < groups.count; ++g) {
+    group.row_scales = row_scales + (g >> groups.wide_shift);
     __m512i acc[R * P];
     StartGroup<R, P, kInt4, kMin>(group, acc);
-    AddLines<Isa, R, P, kInt4, P == 1>(acc, w, args.panel_bytes, ahead, inputs, lines);
-    w += lines * 64;
+    AddLines<Isa, R, P, kInt4, P == 1>(acc, w, args.panel_bytes, ahead, inputs, groups.lines);
+    w += groups.lines * 64;
     if constexpr (P == 1) {
       Fetch(reinterpret_cast<const char*>(group.scales) + kAheadScaleBytes);
     } else {
@@ -316,9 +351,7 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Pla
     group.scales += kGroupScales;
     ++group.sums;
   }
-#pragma GCC unroll 32
-  for (int i = 0; i < R * P; ++i) _mm512_store_ps(memory + i * kPanel, totals[i]);
-  Finish(args, at, R, P, memory);
+  Finish<R, P>(args, at, totals);
 }
 
 }  // namespace
