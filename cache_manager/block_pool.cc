@@ -100,7 +100,6 @@ void BlockPool::Evict(BlockId page) {
   QUIRE_CHECK(state(page) == PageState::kCached);
   evict_(page);
   QUIRE_CHECK(state(page) == PageState::kFree);
-  ++num_evicted_;
 }
 
 BlockId BlockPool::FindCached(absl::FunctionRef<bool(BlockId page)> is_wanted) const {
@@ -163,6 +162,7 @@ void BlockPool::DetachNode(BlockId page) {
   QUIRE_CHECK(target.node != kNoNode);
   const bool was_cached = StateOf(target) == PageState::kCached;
   target.node = kNoNode;
+  ++num_detached_;
   if (!was_cached) return;
   cached_.erase(&target);
   free_.push_front(&target);

@@ -105,8 +105,8 @@ class BlockPool {
   std::uint32_t num_cached() const { return static_cast<std::uint32_t>(cached_.size()); }
   std::uint32_t num_quarantined() const { return static_cast<std::uint32_t>(quarantined_.size()); }
   std::uint32_t available() const { return num_free() + num_cached(); }
-  // Cached pages that gave way to new contents, ever.
-  std::uint64_t num_evicted() const { return num_evicted_; }
+  // Calls of DetachNode: pages that have stopped being findable, for whatever reason.
+  std::uint64_t num_detached() const { return num_detached_; }
 
   // Cached pages, the one to be evicted first in front. O(cached).
   std::vector<BlockId> EvictionOrder() const;
@@ -143,7 +143,7 @@ class BlockPool {
   List cached_;              // coldest first
   List quarantined_;
   EvictionHandler evict_;
-  std::uint64_t num_evicted_ = 0;
+  std::uint64_t num_detached_ = 0;
 };
 
 }  // namespace quire::cache

@@ -343,7 +343,7 @@ CacheStats CacheManager::stats() const {
           .used_pages = pool.usable() - pool.available(),
           .hit_tokens = state_->hit_tokens,
           .queried_tokens = state_->queried_tokens,
-          .evicted_pages = pool.num_evicted(),
+          .evicted_pages = pool.num_detached(),
           .collisions = state_->collisions};
 }
 

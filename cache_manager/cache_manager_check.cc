@@ -50,13 +50,46 @@ absl::Status CacheManager::State::CheckReferences() const {
   return absl::OkStatus();
 }
 
-absl::Status CacheManager::State::CheckRow(BatchRow row, std::size_t group) const {
+// A row has no group's columns without those that the group should have beside them.
+absl::Status CacheManager::State::CheckColumns(BatchRow row, std::size_t group) const {
   const LookupTable& table = tables[group];
   const std::uint32_t first = table.first_column(row);
-  if (first > 0 && options.groups[group].window == 0) {
+  const std::uint32_t end = table.num_columns(row);
+  const bool has_window = options.groups[group].window > 0;
+  if (first > 0 && !has_window) {
     return absl::InternalError(absl::StrCat("row ", row.value(), " begins at column ", first,
                                             " of group ", group, ", which has no window"));
   }
+  if (first < tables[widest].first_column(row)) {
+    return absl::InternalError(absl::StrCat("row ", row.value(), " begins at column ", first,
+                                            " of group ", group, ", before that of group ", widest,
+                                            ", which reaches further"));
+  }
+  // Window groups grow together, and no further than the others, which grow together too.
+  if (end != (has_window ? num_columns(row) : end_column(row))) {
+    return absl::InternalError(absl::StrCat("row ", row.value(), " has ", end, " columns of group ",
+                                            group, ", and from ", num_columns(row), " to ",
+                                            end_column(row), " of others"));
+  }
+  const RowState& state = rows[row.value()];
+  if (state.num_published > (state.is_attached ? end : 0)) {
+    return absl::InternalError(absl::StrCat("row ", row.value(), " has published ",
+                                            state.num_published, " columns of ", end, " in group ",
+                                            group));
+  }
+  return absl::OkStatus();
+}
+
+bool CacheManager::State::IsInColumn(NodeId node, BatchRow row, std::uint32_t column) const {
+  for (; column > 0 && node != kNoNode; --column) node = prefixes.parent(node);
+  const NodeId above = node == kNoNode ? kNoNode : prefixes.parent(node);
+  return above != kNoNode && prefixes.is_root(above, rows[row.value()].root);
+}
+
+absl::Status CacheManager::State::CheckRow(BatchRow row, std::size_t group) const {
+  QUIRE_RETURN_IF_ERROR(CheckColumns(row, group));
+  const LookupTable& table = tables[group];
+  const std::uint32_t first = table.first_column(row);
   NodeId before = kNoNode;
   bool has_ended = false;
   for (std::uint32_t column = first; column < table.num_columns(row); ++column) {
@@ -70,12 +103,15 @@ absl::Status CacheManager::State::CheckRow(BatchRow row, std::size_t group) cons
       has_ended = true;
       continue;
     }
-    const NodeId parent = prefixes.parent(node);
-    const bool continues = column == 0 ? prefixes.is_root(parent, rows[row.value()].root)
-                                       : !has_ended && (column == first || parent == before);
+    const bool continues = column == first ? IsInColumn(node, row, column)
+                                           : !has_ended && prefixes.parent(node) == before;
     if (!continues) {
       return absl::InternalError(absl::StrCat("row ", row.value(), " column ", column,
                                               " does not continue the prefix before it"));
+    }
+    if (prefixes.pages(node)[group] != table.page(row, column)) {
+      return absl::InternalError(absl::StrCat("row ", row.value(), " column ", column,
+                                              " has a page of another group than ", group));
     }
     before = node;
   }

@@ -110,6 +110,9 @@ struct CacheManager::State {
   void Schedule(const RowStep& row);
 
   absl::Status CheckReferences() const;
+  absl::Status CheckColumns(BatchRow row, std::size_t group) const;
+  // Whether so many nodes, and the row's root, lie before the node.
+  bool IsInColumn(NodeId node, BatchRow row, std::uint32_t column) const;
   absl::Status CheckRow(BatchRow row, std::size_t group) const;
   absl::Status CheckStepWork() const;
 

@@ -70,6 +70,10 @@ bool PrefixCache::HasPages(NodeId node) const {
   return std::ranges::any_of(pages(node), [](BlockId page) { return page != kNullBlock; });
 }
 
+bool PrefixCache::HasAllPages(NodeId node) const {
+  return std::ranges::none_of(pages(node), [](BlockId page) { return page == kNullBlock; });
+}
+
 NodeId PrefixCache::FindRoot(const Hash128& root) const {
   const auto found = roots_.find(root);
   return found == roots_.end() ? kNoNode : found->second;
@@ -93,7 +97,7 @@ PrefixCache::Beginning PrefixCache::FindBeginning(NodeId parent,
   std::uint32_t candidates = kMaxPartialCandidates;
   for (const Node* child = at(parent).children.front(); child != nullptr && candidates > 0;
        child = Siblings::next(child), --candidates) {
-    if (std::ranges::count(pages(id(child)), kNullBlock) > 0) continue;
+    if (!HasAllPages(id(child))) break;
     const auto stored = this->tokens(id(child));
     const auto end = std::ranges::mismatch(stored, tokens).in1;
     const auto rows = static_cast<std::uint32_t>(end - stored.begin());
@@ -176,11 +180,13 @@ void PrefixCache::AddPage(NodeId node, std::size_t group, BlockId page) {
   QUIRE_CHECK(at(node).kind == Kind::kFull && this->page(node, group) == kNullBlock);
   pool_->AttachNode(page, node);
   this->page(node, group) = page;
+  Touch(node);
 }
 
 void PrefixCache::Touch(NodeId node) {
   Node& touched = at(node);
   QUIRE_CHECK(touched.parent != kNoNode);
+  if (!HasAllPages(node)) return;
   auto& siblings = at(touched.parent).children;
   siblings.erase(&touched);
   siblings.push_front(&touched);
@@ -226,6 +232,9 @@ void PrefixCache::Evict(BlockId page) {
   this->page(node, group) = kNullBlock;
   pool_->DetachNode(page);
   ++generation_;
+  auto& siblings = at(at(node).parent).children;
+  siblings.erase(&at(node));
+  siblings.push_back(&at(node));
   Prune(node);
 }
 
@@ -322,12 +331,18 @@ absl::Status PrefixCache::CheckTree() const {
     full += node.kind == Kind::kFull;
     partial += node.kind == Kind::kPartial;
     roots += node.kind == Kind::kRoot;
+    bool has_all_pages = true;
     for (const Node* child = node.children.front(); child != nullptr;
          child = Siblings::next(child)) {
       if (child->kind == Kind::kUnused || child->parent != id(&node)) {
         return absl::InternalError(
             absl::StrCat("node ", id(&node).value(), " has the child of another"));
       }
+      if (HasAllPages(id(child)) && !has_all_pages) {
+        return absl::InternalError(absl::StrCat("node ", id(child).value(),
+                                                " has all its pages but comes after one without"));
+      }
+      has_all_pages = HasAllPages(id(child));
       ++linked;
     }
   }

@@ -44,10 +44,10 @@ struct PrefixCacheOptions {
 // Place:      above BlockPool, whose pages it names; below CacheManager. Knows tokens and ids,
 //             never rows or memory.
 // Invariants: a page of a node has this node; the node's parents up to the root exist. A root has a
-//             child. A partial child has pages of all groups. In groups without window eviction is
-//             leaf first: a cached page has no child that a row refers to and no child that is
-//             evicted later. A node's tokens hash to its key; the index holds exactly the full
-//             nodes. CheckIntegrity().
+//             child. A partial child has pages of all groups. Children with pages of all groups
+//             come before the others. In groups without window eviction is leaf first: a cached
+//             page has no child that a row refers to and no child that is evicted later. A node's
+//             tokens hash to its key; the index holds exactly the full nodes. CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   must not outlive its BlockPool.
 class PrefixCache {
@@ -98,7 +98,7 @@ class PrefixCache {
   // Gives a full node the page of a group that it lacks. REQUIRES: as above.
   void AddPage(NodeId node, std::size_t group, BlockId page);
 
-  // Makes the node the most recently used child of its parent.
+  // Makes the node the most recently used child of its parent, if it has all its pages.
   void Touch(NodeId node);
   // Removes the node and all below it: nothing of them is found any more, unreferenced pages become
   // free. Roots that lose their last child go too.
@@ -133,7 +133,8 @@ class PrefixCache {
   enum class Kind : std::uint8_t { kUnused, kRoot, kFull, kPartial };
   struct Node {
     IntrusiveNode<Node> sibling;
-    IntrusiveList<Node, &Node::sibling> children;  // most recently used first
+    // Those with pages of all groups first, most recently used ones before others.
+    IntrusiveList<Node, &Node::sibling> children;
     PageKey key;              // of a root: the root itself; of a partial child: nothing
     NodeId parent = kNoNode;  // kNoNode for a root
     std::uint32_t parent_generation = 0;
@@ -155,6 +156,7 @@ class PrefixCache {
   // Which of its node's pages this is; the number of groups when it is none of them.
   std::size_t GroupOf(BlockId page) const;
   bool HasPages(NodeId node) const;
+  bool HasAllPages(NodeId node) const;
   // The pool takes a cached page.
   void Evict(BlockId page);
   void RemoveLeaf(NodeId node);

@@ -92,7 +92,7 @@ TEST_F(BlockPoolTest, EvictsColdestAndOnlyWhenNothingIsFree) {
   EXPECT_EQ(Take(), second);
   EXPECT_EQ(Take(), first);
   EXPECT_THAT(evicted_, ElementsAre(second, first));
-  EXPECT_EQ(pool_.num_evicted(), 2u);
+  EXPECT_EQ(pool_.num_detached(), 2u);
 }
 
 TEST_F(BlockPoolTest, RefusalEvictsNothing) {

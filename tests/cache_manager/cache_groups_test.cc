@@ -183,7 +183,7 @@ TEST_F(CacheGroupsTest, EvictedPageWithoutWindowTakesTheWindowPagesAlong) {
   ASSERT_TRUE(cache_->Reserve(kB, 16 * kP).ok());
   ASSERT_EQ(cache_->stats().free_pages, 1u);
   ASSERT_TRUE(cache_->Reserve(kC, kP).ok());
-  EXPECT_EQ(cache_->stats().evicted_pages, 1u);
+  EXPECT_EQ(cache_->stats().evicted_pages, 2u);
   EXPECT_EQ(cache_->stats().free_pages, 1u);  // that of the window group
   EXPECT_EQ(MatchedTokens(Count(3 * kP)), 2 * kP);
 }
@@ -330,6 +330,34 @@ TEST_F(WindowOnlyTest, EveryRowKeepsALongHistoryAndTheCacheItsPages) {
 }
 
 // So many rows as have pages for their windows.
+class LargerWindowOnlyTest : public WindowOnlyTest {
+ protected:
+  LargerWindowOnlyTest() : WindowOnlyTest(60) {}
+};
+
+// Long histories have lost their first pages; they do not hide one that has not.
+TEST_F(LargerWindowOnlyTest, BeginningIsSoughtAmongChildrenWithPages) {
+  StartAndPublish(kA, Count(kP, 9000));
+  std::vector<NodeId> others;
+  for (std::int32_t i = 0; i < 20; ++i) {
+    StartAndPublish(kB, Count(2 * kP, i * 100));
+    const BlockId first = PageOf(kB, 0);
+    others.push_back(pool().node(first));
+    cache_->Free(kB);
+    pool().Evict(first);
+  }
+  const PrefixMatch match = Match(Count(10, 9000) + Count(10));
+  EXPECT_EQ(match.num_tokens, 10u);
+  EXPECT_THAT(match.partial_sources, ElementsAre(PageOf(kA, 0)));
+  prefixes().Touch(others.front());
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+  // Computed again, a page is the most recently used one.
+  ASSERT_TRUE(cache_->Attach(kC, {}, kRoot).ok());
+  ASSERT_TRUE(cache_->Reserve(kC, kP).ok());
+  Publish(kC, Count(kP, 500));
+  EXPECT_EQ(Match(Count(9, 500) + Count(10)).num_tokens, 9u);
+}
+
 TEST_F(WindowOnlyTest, MemoryForNodesFollowsFromWindowsAndRows) {
   const auto slots = [](std::initializer_list<std::uint32_t> windows, std::uint32_t max_rows,
                         bool prefix_caching = true) {
@@ -389,6 +417,7 @@ TEST_F(WindowOnlyTest, FlushTakesNodesWithoutPagesToo) {
   const FlushCounts counts = cache_->Flush();
   EXPECT_EQ(counts.retained_pages, 2u);
   EXPECT_EQ(counts.freed_pages, 8u);
+  EXPECT_EQ(cache_->stats().evicted_pages, 10u);
   EXPECT_EQ(prefixes().num_nodes(), 0u);
 }
 
@@ -464,6 +493,73 @@ TEST_F(CacheGroupsIntegrityTest, ColumnOfTwoNodes) {
   table(1).Replace(kA, 2, PageOf(kA, 3, 1));
   table(1).Replace(kA, 3, second);
   ExpectReport("row 0 column 2 has pages of different nodes");
+}
+
+TEST_F(CacheGroupsIntegrityTest, PagesOfAnotherGroup) {
+  const BlockId page = PageOf(kA, 3, 0);
+  table(0).Replace(kA, 3, PageOf(kA, 3, 1));
+  table(1).Replace(kA, 3, page);
+  ExpectReport("row 0 column 3 has a page of another group than 0");
+}
+
+TEST_F(CacheGroupsIntegrityTest, WindowGroupAheadOfTheOthers) {
+  BlockId page;
+  ASSERT_TRUE(pool().Allocate(std::span(&page, 1)).ok());
+  table(1).Append(kA, page);
+  ExpectReport("row 0 has 4 columns of group 0, and from 4 to 5 of others");
+}
+
+TEST_F(CacheGroupsIntegrityTest, MorePublishedThanThereIs) {
+  CacheManagerPeer::state(*cache_).rows[0].num_published = 5;
+  ExpectReport("row 0 has published 5 columns of 4 in group 0");
+  CacheManagerPeer::state(*cache_).rows[1].num_published = 1;
+  CacheManagerPeer::state(*cache_).rows[0].num_published = 4;
+  ExpectReport("row 1 has published 1 columns of 0 in group 0");
+}
+
+TEST_F(CacheGroupsIntegrityTest, NodeWithAllPagesBehindOneWithout) {
+  StartAndPublish(kB, Count(kP, 700));
+  const NodeId newest = pool().node(PageOf(kB, 0));
+  pool().DetachNode(PageOf(kB, 0, 1));
+  PrefixCachePeer::page(prefixes(), newest, 1) = kNullBlock;
+  ExpectReport("has all its pages but comes after one without");
+}
+
+class WindowsIntegrityTest : public CacheGroupsTest {
+ protected:
+  WindowsIntegrityTest() : CacheGroupsTest(WithWindows(TinyOptions(40), {kP, 3 * kP})) {
+    Run(kA, Count(6 * kP));
+  }
+  ~WindowsIntegrityTest() override { cache_ = MakeCache(options_); }
+  LookupTable& table(std::size_t group) { return CacheManagerPeer::state(*cache_).tables[group]; }
+};
+
+TEST_F(WindowsIntegrityTest, GroupThatBeginsBeforeTheWidest) {
+  for (int i = 0; i < 3; ++i) table(1).Append(kC, table(1).PopFront(kA));
+  EXPECT_THAT(cache_->CheckIntegrity().message(),
+              HasSubstr("row 0 begins at column 5 of group 0, before that of group 1"));
+}
+
+TEST_F(WindowsIntegrityTest, RowOfAnotherScopeWhoseBeginningIsGone) {
+  CacheManagerPeer::state(*cache_).rows[0].root = kOtherRoot;
+  EXPECT_THAT(cache_->CheckIntegrity().message(),
+              HasSubstr("row 0 column 5 does not continue the prefix before it"));
+}
+
+TEST_F(WindowsIntegrityTest, PagesInOtherColumnsThanTheirNodes) {
+  for (const std::size_t group : {0u, 1u}) {
+    const std::uint32_t first = table(group).first_column(kA);
+    for (std::uint32_t column = 0; column + 1 < first; ++column) table(group).Skip(kC);
+    while (table(group).has_page(kA, 5)) {
+      table(group).Append(kC, table(group).PopFront(kA));
+      if (table(group).first_column(kA) > 5) break;
+    }
+  }
+  auto& rows = CacheManagerPeer::state(*cache_).rows;
+  rows[2] = rows[0];
+  rows[2].num_published = 0;
+  EXPECT_THAT(cache_->CheckIntegrity().message(),
+              HasSubstr("row 2 column 4 does not continue the prefix before it"));
 }
 
 TEST_F(CacheGroupsIntegrityTest, NodeWithoutAPageThatItMustHave) {

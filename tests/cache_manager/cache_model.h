@@ -504,16 +504,17 @@ class CacheModel {
 
   void Evict(std::uint32_t page) {
     const std::uint32_t node = tree_.NodeOf(page);
-    ++evicted_;
     const bool is_full = tree_.at(node).key.has_value();
     if (!is_full || options_.groups[tree_.GroupOf(page)].window == 0) return Drop(node);
     tree_.RemovePage(page);
+    ++evicted_;
     std::erase(cached_, page);
     free_.push_back(page);
   }
 
   void Drop(std::uint32_t node) {
     for (const std::uint32_t page : tree_.Drop(node)) {
+      evicted_ += page != 0;
       if (page != 0 && std::erase(cached_, page) > 0) free_.push_back(page);
     }
   }

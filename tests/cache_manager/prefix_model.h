@@ -25,6 +25,7 @@ class PrefixModel {
     Tokens tokens;                     // of this page
     std::vector<std::uint32_t> pages;  // by group; 0: none
     std::uint64_t recency = 0;
+    std::uint64_t lost_page = 0;  // when it did so last
   };
 
   const Node& at(std::uint32_t id) const { return nodes_.at(id); }
@@ -106,6 +107,7 @@ class PrefixModel {
   void RemovePage(std::uint32_t page) {
     const std::uint32_t id = NodeOf(page);
     nodes_.at(id).pages[GroupOf(page)] = 0;
+    nodes_.at(id).lost_page = ++clock_;
     ++removals_;
     Prune(id);
   }
@@ -132,8 +134,12 @@ class PrefixModel {
     for (const auto& [id, node] : nodes_) {
       if (node.parent == parent && node.root == root) children.push_back(id);
     }
-    std::ranges::sort(children, std::greater<>{},
-                      [&](std::uint32_t id) { return nodes_.at(id).recency; });
+    // Those that lack pages come last, in the order in which they lost them.
+    std::ranges::sort(children, {}, [&](std::uint32_t id) {
+      const Node& node = nodes_.at(id);
+      const bool lacks_page = std::ranges::count(node.pages, 0u) > 0;
+      return std::pair(lacks_page, lacks_page ? node.lost_page : ~node.recency);
+    });
     return children;
   }
 
