@@ -107,6 +107,13 @@ struct Sequence {
   std::uint32_t DecodeBlocks(std::uint32_t group) const {
     return CeilDiv(generated_rows * group, kDecodeRows);
   }
+  // Runs of `per_run` keys that hold all that a generated row sees; no run holds other groups.
+  std::uint32_t FirstRun(std::uint32_t window, std::uint32_t per_run) const {
+    return FirstKey(keys, generated_rows, window) / per_run;
+  }
+  std::uint32_t Runs(std::uint32_t window, std::uint32_t per_run) const {
+    return CeilDiv(keys, per_run) - FirstRun(window, per_run);
+  }
 };
 
 std::vector<Sequence> LongestFirst(const AttentionPlanParams& params) {
@@ -126,7 +133,8 @@ std::vector<Sequence> LongestFirst(const AttentionPlanParams& params) {
 void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_t spans_per_item,
                 const AttentionWorkLists& lists) {
   const std::uint32_t spans = CeilDiv(s.keys, kKvSpan);
-  const std::uint32_t runs = CeilDiv(spans, spans_per_item);
+  const std::uint32_t first_run = s.FirstRun(shape.window, spans_per_item * kKvSpan);
+  const std::uint32_t runs = s.Runs(shape.window, spans_per_item * kKvSpan);
   const std::uint32_t packed = s.generated_rows * shape.group;
   const std::uint32_t blocks = s.DecodeBlocks(shape.group);
   AttentionWorkCounts& counts = *lists.counts;
@@ -140,7 +148,7 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
         item.base_row = s.first_row + s.prompt_rows;
         item.first_row = block * kDecodeRows;
         item.num_rows = std::min(kDecodeRows, packed - item.first_row);
-        item.first_span = run * spans_per_item;
+        item.first_span = (first_run + run) * spans_per_item;
         item.num_spans = std::min(spans_per_item, spans - item.first_span);
         item.partial = AttentionWork::kNoPartial;
         if (runs > 1) {
@@ -148,8 +156,9 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
           item.partial = first + run;
           ++counts.partials;
           if (run == 0) {
-            lists.merge[counts.merge++] = {item.sequence, head,  item.base_row, item.first_row,
-                                           item.num_rows, first, runs,          spans_per_item};
+            lists.merge[counts.merge++] = {item.sequence,  head,           item.base_row,
+                                           item.first_row, item.num_rows,  first,
+                                           runs,           spans_per_item, item.first_span};
           }
         }
         lists.decode[counts.decode++] = item;
@@ -183,8 +192,8 @@ void PlanWorkHost(const AttentionPlanParams& params, const AttentionWorkShape& s
   const std::vector<Sequence> sequences = LongestFirst(params);
   std::uint64_t groups = 0;
   for (const Sequence& s : sequences) {
-    groups +=
-        std::uint64_t{s.DecodeBlocks(shape.group)} * shape.num_kv_heads * CeilDiv(s.keys, kKvGroup);
+    groups += std::uint64_t{s.DecodeBlocks(shape.group)} * shape.num_kv_heads *
+              s.Runs(shape.window, kKvGroup);
   }
   const std::uint64_t limit = std::uint64_t{MaxPartials(shape.num_sms)} + 1;
   const AttentionCut cut =
@@ -235,7 +244,7 @@ AttentionWorkLists AttentionPlanAccess::Lists(const AttentionPlan& plan) {
 
 AttentionWorkShape AttentionPlanAccess::Shape(const AttentionPlan& plan) {
   return {plan.limits_.num_kv_heads, plan.limits_.num_heads / plan.limits_.num_kv_heads,
-          plan.num_sms_};
+          plan.num_sms_, plan.limits_.window};
 }
 
 absl::Status PlanAttention(const Backend& backend, const AttentionPlanParams& params,

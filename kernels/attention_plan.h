@@ -1,7 +1,8 @@
 #pragma once
 
 // The division of a step's attention into work items. The CPU makes its own inside PagedAttention;
-// on a GPU the list is made on the device, once per step, and all layers read it.
+// on a GPU the list is made on the device, once per step and window, and all layers of that window
+// read it.
 //
 // A sequence's rows are of two classes: prompt rows, which come first, and generated rows. A row
 // keeps its class when it is computed again, because the two run through different kernels with
@@ -26,6 +27,9 @@ struct AttentionPlanLimits {
   std::uint32_t num_heads = 0;
   std::uint32_t num_kv_heads = 0;
   std::uint32_t head_size = 0;
+  // Tokens that a query of those layers reads, its own included; 0: all before it. Decode items
+  // begin where it does.
+  std::uint32_t window = 0;
 };
 
 // Lengths of a step. All pointers are device memory at addresses that stay for the life of the
@@ -43,10 +47,10 @@ struct AttentionPlanParams {
 
 // Device memory of the work lists, the counters and the partial results.
 //
-// Place:      made by the CUDA runner, one per layer group; filled by PlanAttention; read by
-//             PagedAttention.
-// Invariants: docs/kernels.md, "Planner": every (row, KV tile) is covered once; how a row is cut
-//             depends on that row alone.
+// Place:      made by the CUDA runner, one per window of its layer groups; filled by PlanAttention;
+//             read by PagedAttention.
+// Invariants: docs/kernels.md, "Planner": every (row, KV tile) that the window reaches is covered
+//             once; how a row is cut depends on that row alone.
 // Threads:    the thread that enqueues.
 // Lifetime:   outlives every step that was enqueued with it.
 class AttentionPlan {

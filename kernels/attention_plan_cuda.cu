@@ -132,11 +132,13 @@ __device__ std::uint32_t FindStart(const std::uint32_t* starts, std::uint32_t n,
   return low;
 }
 
-// The grid of a sequence's decode items: runs x blocks x KV heads.
+// The grid of a sequence's decode items: runs x blocks x KV heads; the first run is the one with
+// the first key that a row sees.
 struct DecodeGrid {
   std::uint32_t blocks;
   std::uint32_t spans;
   std::uint32_t spans_per_item;
+  std::uint32_t first_run;
   std::uint32_t runs;
 };
 __device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape, AttentionCut cut) {
@@ -146,7 +148,12 @@ __device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape,
   grid.spans_per_item = cut == AttentionCut::kSpan    ? 1
                         : cut == AttentionCut::kGroup ? kSpansPerGroup
                                                       : grid.spans;
-  grid.runs = grid.blocks == 0 ? 0 : CeilDiv(grid.spans, grid.spans_per_item);
+  grid.first_run = 0;
+  grid.runs = 0;
+  if (grid.blocks == 0) return grid;
+  grid.first_run = FirstKey(s.keys, s.generated_rows, shape.window) /
+                   (grid.spans_per_item * kKvSpan);
+  grid.runs = CeilDiv(grid.spans, grid.spans_per_item) - grid.first_run;
   return grid;
 }
 
@@ -157,9 +164,10 @@ __device__ AttentionCut CutOf(const PlanArgs& args, const Shared& shared) {
   cuda::SyncBlock();
   for (std::uint32_t i = cuda::ThreadIndex(); i < args.params.batch_size; i += kThreads) {
     const Sequence s = ReadSequence(args.params, i);
+    const std::uint32_t first = FirstKey(s.keys, s.generated_rows, args.shape.window) / kKvGroup;
     const std::uint64_t count =
         std::uint64_t{CeilDiv(s.generated_rows * args.shape.group, kDecodeRows)} *
-        args.shape.num_kv_heads * CeilDiv(s.keys, kKvGroup);
+        args.shape.num_kv_heads * (CeilDiv(s.keys, kKvGroup) - first);
     cuda::AtomicAdd(groups, static_cast<std::uint32_t>(count < limit ? count : limit));
   }
   cuda::SyncBlock();
@@ -227,7 +235,7 @@ __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, Attention
     item.base_row = s.first_row + s.prompt_rows;
     item.first_row = block_head / shape.num_kv_heads * kDecodeRows;
     item.num_rows = Smaller(kDecodeRows, packed - item.first_row);
-    item.first_span = run * grid.spans_per_item;
+    item.first_span = (grid.first_run + run) * grid.spans_per_item;
     item.num_spans = Smaller(grid.spans_per_item, grid.spans - item.first_span);
     item.partial = AttentionWork::kNoPartial;
     if (grid.runs > 1) {
@@ -235,8 +243,8 @@ __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, Attention
       item.partial = first + run;
       if (run == 0) {
         args.lists.merge[shared.merges[place] + block_head] = {
-            item.sequence, item.kv_head, item.base_row, item.first_row,
-            item.num_rows, first,        grid.runs,     grid.spans_per_item};
+            item.sequence, item.kv_head, item.base_row,       item.first_row, item.num_rows,
+            first,         grid.runs,    grid.spans_per_item, item.first_span};
       }
     }
     args.lists.decode[i] = item;

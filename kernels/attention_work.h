@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "base/host_device.h"
+#include "kernels/attention_mask.h"
 #include "kernels/attention_plan.h"
 
 namespace quire::kernels {
@@ -43,14 +44,15 @@ struct AttentionWork {
   // Decode: keys [first_span * 512, (first_span + num_spans) * 512), those that exist.
   std::uint32_t first_span;
   std::uint32_t num_spans;
-  // Decode: where the state goes; kNoPartial: the item sees all keys and writes the output.
+  // Decode: where the state goes; kNoPartial: the item has all keys that its rows see and writes
+  // the output.
   std::uint32_t partial;
   friend bool operator==(const AttentionWork&, const AttentionWork&) = default;
 };
 
 // The partial results of the decode items that share packed rows, `num_partials` from
 // `first_partial` on, in the order of their keys, each of `spans_per_partial` spans (1, or 4: a
-// group).
+// group), the first one from span `first_span` on.
 struct AttentionMerge {
   std::uint32_t sequence;
   std::uint32_t kv_head;
@@ -60,6 +62,7 @@ struct AttentionMerge {
   std::uint32_t first_partial;
   std::uint32_t num_partials;
   std::uint32_t spans_per_partial;
+  std::uint32_t first_span;
   friend bool operator==(const AttentionMerge&, const AttentionMerge&) = default;
 };
 
@@ -87,7 +90,15 @@ struct AttentionWorkShape {
   std::uint32_t num_kv_heads;
   std::uint32_t group;  // query heads of a KV head
   std::uint32_t num_sms;
+  std::uint32_t window = 0;  // AttentionPlanLimits::window
 };
+
+// The first key that a generated row of a sequence sees, which has `keys` keys, those of its
+// `generated_rows` rows the last.
+QUIRE_HOST_DEVICE constexpr std::uint32_t FirstKey(std::uint32_t keys, std::uint32_t generated_rows,
+                                                   std::uint32_t window) {
+  return window == 0 ? 0 : WindowBegin(keys - generated_rows, window);
+}
 
 // Pointers into the memory of a plan. Partial i lies at partials + i * partial_floats: values
 // [partial_columns][kDecodeRows], then maxima [kDecodeRows], then sums [kDecodeRows].

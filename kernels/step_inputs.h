@@ -11,9 +11,9 @@
 
 namespace quire::kernels {
 
-// Part of a row of the lookup table that has changed.
+// Part of a row of a lookup table that has changed.
 struct LookupRange {
-  std::uint32_t to;     // first entry, index into the table
+  std::uint32_t to;     // first entry, index into the tables
   std::uint32_t from;   // index of its first word in the block
   std::uint32_t count;  // entries
 };
@@ -45,7 +45,7 @@ struct StepInputsParams {
   std::uint32_t* row_offsets;
   std::uint32_t* cache_lengths;
   std::uint32_t* prompt_rows;
-  std::uint32_t* lookup_table;
+  std::uint32_t* lookup_table;  // those of all layer groups, one after the other
 };
 
 namespace internal {

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/device.h"
 #include "base/error_reason.h"
+#include "base/logging.h"
 #include "base/status.h"
 #include "base/stream.h"
 #include "cache_manager/kv_pool.h"
@@ -65,7 +66,7 @@ struct CudaRunner::State {
   // The parts of Create.
   absl::Status CheckRoom() const;
   absl::Status Allocate();
-  absl::Status MakeCollection();
+  absl::Status MakeCollections();
   absl::Status UploadRopeTables();
 
   // The parts of Run, in order.
@@ -73,6 +74,7 @@ struct CudaRunner::State {
   absl::Status PreparePages(const StepBatch& batch);
   absl::Status Compute(const StepBatch& batch, const PackedStep& step, std::uint32_t slot);
   absl::Status Forward(const StepBatch& batch, const PackedStep& step);
+  absl::Status Plan(std::uint32_t batch_size, bool has_prompt_rows, bool has_generated_rows);
   // The decoder and the head of a whole bucket, as one graph when it exists.
   absl::Status RunGraph(std::uint32_t bucket);
   absl::Status EnqueueBucket(std::uint32_t bucket);
@@ -104,15 +106,16 @@ struct CudaRunner::State {
   cache::KvPool* const pool;
   const RunnerOptions options;
   const CudaSizes sizes;
-  const LayerGroups layers = PlanLayerGroups(model.spec, DeviceKind::kCuda);
+  const LayerGroups layers = PlanLayerGroups(model.spec);
   RunnerMemory memory;
   StepOrder order;
   StepBuffers buffers;
   DeviceBuffer drawn;  // [kSlots, drawn_stride]
   std::optional<CudaStepInputs> inputs;
-  std::optional<kernels::AnyKvCollection> collection;
-  std::unique_ptr<kernels::AttentionPlan> plan;
-  std::unique_ptr<kernels::cuda::KvTensorMaps> maps;
+  std::vector<kernels::AnyKvCollection> kv;  // one per layer group over the one pool
+  std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;  // one per window
+  std::vector<const kernels::AttentionPlan*> group_plans;      // by layer group
+  std::unique_ptr<kernels::cuda::KvTensorMaps> maps;  // of the pages, which are any group's
   std::unique_ptr<kernels::DeviceSampler> sampler;
   StepGraphs graphs;
   std::uint64_t graph_steps = 0;
@@ -153,7 +156,17 @@ absl::Status CudaRunner::State::Allocate() {
                  kSlots * sizes.drawn_stride * static_cast<std::int64_t>(sizeof(std::int32_t))));
   QUIRE_ASSIGN_OR_RETURN(
       inputs, CudaStepInputs::Create(backend, sizes.buffers, pool->geometry().page_size));
-  QUIRE_ASSIGN_OR_RETURN(plan, kernels::AttentionPlan::Create(backend, sizes.attention));
+  for (const kernels::AttentionPlanLimits& limits : sizes.attention) {
+    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::AttentionPlan> plan,
+                           kernels::AttentionPlan::Create(backend, limits));
+    plans.push_back(std::move(plan));
+  }
+  for (const LayerGroup& group : layers.groups) {
+    const auto plan = std::find_if(plans.begin(), plans.end(), [&](const auto& p) {
+      return p->limits().window == group.window;
+    });
+    group_plans.push_back(plan->get());
+  }
   QUIRE_ASSIGN_OR_RETURN(sampler, kernels::DeviceSampler::Create(backend, sizes.sampler,
                                                                  options.has_text, text_vocab()));
   for (std::uint32_t i = 0; i < kSlots; ++i) {
@@ -171,19 +184,24 @@ absl::Status CudaRunner::State::Allocate() {
   return absl::OkStatus();
 }
 
-absl::Status CudaRunner::State::MakeCollection() {
-  const cache::KvStepInputs step{.lookup_table = buffers.lookup_table,
-                                 .cache_lengths = buffers.cache_lengths,
-                                 .lookup_stride = sizes.limits.lookup_stride,
-                                 .max_rows = sizes.limits.max_rows,
-                                 .max_seq_length = sizes.limits.max_step_tokens,
-                                 .max_cache_length = sizes.max_context,
-                                 .max_history_length = sizes.max_context};
-  QUIRE_ASSIGN_OR_RETURN(collection, kernels::MakeKvCollection(pool->geometry(), pool->blocks(),
-                                                               step, pool->scales()));
+absl::Status CudaRunner::State::MakeCollections() {
+  const std::size_t table_size =
+      std::size_t{sizes.limits.max_rows} * sizes.limits.lookup_stride;
+  for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+    const cache::KvStepInputs step{.lookup_table = buffers.lookup_table + group * table_size,
+                                   .cache_lengths = buffers.cache_lengths,
+                                   .lookup_stride = sizes.limits.lookup_stride,
+                                   .max_rows = sizes.limits.max_rows,
+                                   .max_seq_length = sizes.limits.max_step_tokens,
+                                   .max_cache_length = sizes.max_context,
+                                   .max_history_length = sizes.max_context};
+    QUIRE_ASSIGN_OR_RETURN(
+        kernels::AnyKvCollection collection,
+        kernels::MakeKvCollection(pool->geometry(), pool->blocks(), step, pool->scales()));
+    kv.push_back(std::move(collection));
+  }
   if constexpr (kernels::kHasCuda) {
-    QUIRE_ASSIGN_OR_RETURN(maps,
-                           kernels::cuda::KvTensorMaps::Create(backend.device(), *collection));
+    QUIRE_ASSIGN_OR_RETURN(maps, kernels::cuda::KvTensorMaps::Create(backend.device(), kv[0]));
   }
   return absl::OkStatus();
 }
@@ -210,6 +228,7 @@ std::uint32_t CudaRunner::State::BucketOf(const StepBatch& batch) const {
   return decodes ? GraphBucket(num_rows) : 0;
 }
 
+// Whole pages, so those of any group are all groups'.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   clears.clear();
   copies.clear();
@@ -219,25 +238,34 @@ absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
                       .destination = copy.target.value(),
                       .num_rows = copy.num_rows});
   }
-  if (!clears.empty()) QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, *collection, clears));
-  if (!copies.empty()) QUIRE_RETURN_IF_ERROR(kernels::CopyPages(backend, *collection, copies));
+  if (!clears.empty()) QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, kv[0], clears));
+  if (!copies.empty()) QUIRE_RETURN_IF_ERROR(kernels::CopyPages(backend, kv[0], copies));
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::State::Plan(std::uint32_t batch_size, bool has_prompt_rows,
+                                     bool has_generated_rows) {
+  for (const std::unique_ptr<kernels::AttentionPlan>& plan : plans) {
+    QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend,
+                                                 {.row_offsets = buffers.row_offsets,
+                                                  .cache_lengths = buffers.cache_lengths,
+                                                  .prompt_rows = buffers.prompt_rows,
+                                                  .batch_size = batch_size,
+                                                  .has_prompt_rows = has_prompt_rows,
+                                                  .has_generated_rows = has_generated_rows},
+                                                 plan.get()));
+  }
   return absl::OkStatus();
 }
 
 absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
-  QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend,
-                                               {.row_offsets = buffers.row_offsets,
-                                                .cache_lengths = buffers.cache_lengths,
-                                                .prompt_rows = buffers.prompt_rows,
-                                                .batch_size = sizes.limits.max_rows,
-                                                .has_prompt_rows = false,
-                                                .has_generated_rows = true},
-                                               plan.get()));
+  QUIRE_RETURN_IF_ERROR(
+      Plan(sizes.limits.max_rows, /*has_prompt_rows=*/false, /*has_generated_rows=*/true));
   QUIRE_RETURN_IF_ERROR(DecoderForward(model.spec, *model.weights,
                                        {.backend = &backend,
-                                        .kv = {&*collection, 1},
+                                        .kv = kv,
                                         .layers = &layers,
-                                        .plan = plan.get(),
+                                        .plans = group_plans,
                                         .maps = maps.get(),
                                         .buffers = &buffers,
                                         .num_tokens = bucket,
@@ -257,19 +285,12 @@ absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
 }
 
 absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep& step) {
-  QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend,
-                                               {.row_offsets = buffers.row_offsets,
-                                                .cache_lengths = buffers.cache_lengths,
-                                                .prompt_rows = buffers.prompt_rows,
-                                                .batch_size = step.batch_size,
-                                                .has_prompt_rows = step.has_prompt_rows,
-                                                .has_generated_rows = step.has_generated_rows},
-                                               plan.get()));
+  QUIRE_RETURN_IF_ERROR(Plan(step.batch_size, step.has_prompt_rows, step.has_generated_rows));
   return DecoderForward(model.spec, *model.weights,
                         {.backend = &backend,
-                         .kv = {&*collection, 1},
+                         .kv = kv,
                          .layers = &layers,
-                         .plan = plan.get(),
+                         .plans = group_plans,
                          .maps = maps.get(),
                          .buffers = &buffers,
                          .num_tokens = step.num_tokens,
@@ -374,12 +395,16 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
                                                                const RunnerOptions& options) {
   QUIRE_CHECK(backend.cuda() != nullptr && pool->memory_kind() == MemoryKind::kDevice);
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
-  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry(), DeviceKind::kCuda));
+  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   QUIRE_RETURN_IF_ERROR(CheckActivation(options.activation, pool->geometry().dtype));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_RETURN_IF_ERROR(state->Allocate());
-  QUIRE_RETURN_IF_ERROR(state->MakeCollection());
+  QUIRE_RETURN_IF_ERROR(state->MakeCollections());
   QUIRE_RETURN_IF_ERROR(state->UploadRopeTables());
+  if (options.graphs && state->sizes.max_graph_rows == 0) {
+    log::Info("model", "decode steps run without graphs",
+              {{"why", "a step waits for the routers of its mixtures of experts"}});
+  }
   return std::unique_ptr<CudaRunner>(new CudaRunner(std::move(state)));
 }
 
@@ -396,10 +421,11 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
   QUIRE_RETURN_IF_ERROR(
       CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(),
                      static_cast<std::uint32_t>(s.layers.groups.size()), s.previous_draws));
-  if (!batch.kv.empty() && batch.kv[0].lookup_stride != s.sizes.limits.lookup_stride) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step batch: lookup_stride is ", batch.kv[0].lookup_stride,
-                     ", the runner was made for ", s.sizes.limits.lookup_stride));
+  for (const cache::KvStepInputs& kv : batch.kv) {
+    if (kv.lookup_stride == s.sizes.limits.lookup_stride) continue;
+    return absl::InvalidArgumentError(absl::StrCat("step batch: lookup_stride is ",
+                                                   kv.lookup_stride, ", the runner was made for ",
+                                                   s.sizes.limits.lookup_stride));
   }
   // The thread that runs steps is not the one that opened the device.
   QUIRE_RETURN_IF_ERROR(UseDevice(s.stream().device()));

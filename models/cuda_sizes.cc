@@ -1,11 +1,13 @@
 #include "models/cuda_sizes.h"
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/lookup_table.h"
 #include "kernels/linear_tree.h"
 #include "models/cuda_step_inputs.h"
+#include "models/layer_groups.h"
 
 namespace quire::models {
 namespace {
@@ -28,6 +30,24 @@ constexpr std::int64_t kMaxBias = 65536;
 constexpr std::int64_t kMaxBiasPerDraw = 64;
 constexpr std::int64_t kMaxBannedPerDraw = 64;
 
+// Of all layer groups, each once.
+std::set<std::uint32_t> WindowsOf(const LayerGroups& layers) {
+  std::set<std::uint32_t> windows;
+  for (const LayerGroup& group : layers.groups) windows.insert(group.window);
+  return windows;
+}
+
+// Heads of the pages and of the queries over them. Latent attention is one KV head.
+kernels::AttentionPlanLimits HeadsOf(const LayerSpec& layer) {
+  kernels::AttentionPlanLimits limits;
+  const bool is_latent = layer.attention == AttentionKind::kMla;
+  limits.num_heads = is_latent ? layer.mla.num_heads : layer.heads.num_heads;
+  limits.num_kv_heads = is_latent ? 1 : layer.heads.num_kv_heads;
+  limits.head_size =
+      is_latent ? layer.mla.kv_lora_rank + layer.mla.rope_size : layer.heads.head_size;
+  return limits;
+}
+
 std::uint32_t NumBuckets(std::uint32_t max_rows) {
   std::uint32_t buckets = 0;
   for (std::uint32_t rows = 1; rows <= GraphBucket(max_rows); rows = GraphBucket(rows + 1)) {
@@ -36,12 +56,14 @@ std::uint32_t NumBuckets(std::uint32_t max_rows) {
   return buckets;
 }
 
-std::int64_t NodesOf(const ModelSpec& spec) {
-  std::int64_t nodes = kOtherNodes;
+std::int64_t NodesOf(const ModelSpec& spec, std::size_t num_plans) {
+  std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(num_plans);
   for (const LayerSpec& layer : spec.layers) {
     nodes += kNodesPerLayer;
     if (layer.heads.qk_norm.kind != NormKind::kNone) nodes += kQkNormNodes;
     if (HasBranches(layer)) nodes += kBranchNodes;
+    // A product into the latent space and one back for every head, and the norms of both latents.
+    if (layer.attention == AttentionKind::kMla) nodes += 2 * std::int64_t{layer.mla.num_heads} + 2;
   }
   return nodes;
 }
@@ -83,6 +105,8 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.limits.activation = options.activation;
   sizes.limits.memory = MemoryKind::kDevice;
   sizes.limits.lookup_stride = LookupStride(sizes.max_context, page_size);
+  const LayerGroups layers = PlanLayerGroups(spec);
+  sizes.limits.num_groups = static_cast<std::uint32_t>(layers.groups.size());
   if (options.graphs && !Waits(spec)) {
     sizes.max_graph_rows = std::min({options.max_rows, options.max_step_tokens, kMaxGraphRows});
   }
@@ -90,15 +114,18 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.buffers.max_step_tokens =
       std::max(options.max_step_tokens, GraphBucket(sizes.max_graph_rows));
   sizes.buffers.head_rows = std::max(kHeadRows, GraphBucket(sizes.max_graph_rows));
-  sizes.attention = {.max_rows = options.max_rows,
-                     .max_step_tokens = sizes.buffers.max_step_tokens,
-                     .max_length = sizes.max_context,
-                     .num_heads = spec.layers[0].heads.num_heads,
-                     .num_kv_heads = spec.layers[0].heads.num_kv_heads,
-                     .head_size = spec.layers[0].heads.head_size};
+  for (const std::uint32_t window : WindowsOf(layers)) {
+    kernels::AttentionPlanLimits limits = HeadsOf(spec.layers[0]);
+    limits.max_rows = options.max_rows;
+    limits.max_step_tokens = sizes.buffers.max_step_tokens;
+    limits.max_length = sizes.max_context;
+    limits.window = window;
+    sizes.attention.push_back(limits);
+  }
   sizes.sampler = SamplerLimits(spec, sizes.limits, sizes.max_context);
   sizes.drawn_stride = (std::int64_t{sizes.limits.max_step_draws} + 63) / 64 * 64;
-  sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) * NodesOf(spec) * kGraphNodeBytes;
+  sizes.graph_bytes =
+      NumBuckets(sizes.max_graph_rows) * NodesOf(spec, sizes.attention.size()) * kGraphNodeBytes;
   return sizes;
 }
 
@@ -107,7 +134,9 @@ RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std:
   memory.activation_bytes =
       StepBuffers::BytesFor(spec, sizes.buffers) + CudaStepInputs::DeviceBytesFor(sizes.buffers) +
       CudaStepInputs::kSlots * sizes.drawn_stride * static_cast<std::int64_t>(sizeof(std::int32_t));
-  memory.attention_bytes = kernels::AttentionPlan::BytesFor(sizes.attention, num_sms);
+  for (const kernels::AttentionPlanLimits& limits : sizes.attention) {
+    memory.attention_bytes += kernels::AttentionPlan::BytesFor(limits, num_sms);
+  }
   memory.sampler_bytes = kernels::DeviceSampler::BytesFor(sizes.sampler);
   memory.linear_bytes = kernels::cuda::kLinearWorkspaceBytes;
   memory.graph_bytes = sizes.graph_bytes;

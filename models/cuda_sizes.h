@@ -3,6 +3,7 @@
 // How large everything is that a CudaRunner allocates: one place for the plan and for the runner.
 
 #include <cstdint>
+#include <vector>
 
 #include "cache_manager/kv_params.h"
 #include "kernels/attention_plan.h"
@@ -28,7 +29,7 @@ struct CudaSizes {
   StepLimits buffers;                // the same, with room for the padding of graphs
   std::uint32_t max_context = 0;     // tokens of a sequence
   std::uint32_t max_graph_rows = 0;  // 0: no graphs
-  kernels::AttentionPlanLimits attention;
+  std::vector<kernels::AttentionPlanLimits> attention;  // one per window of the layer groups
   kernels::DeviceSamplerLimits sampler;
   std::int64_t drawn_stride = 0;  // tokens that a slot draws, room included
   std::int64_t graph_bytes = 0;   // the graphs' share

@@ -12,12 +12,12 @@ namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
-// The largest step: tokens and head tokens, rows, one range a row with all its entries; whole units
-// of 256 bytes.
+// The largest step: tokens and head tokens, rows, one range a row and group with all its entries;
+// whole units of 256 bytes.
 std::int64_t BlockWords(const StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
-  const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 + 3 * rows +
-                             rows * limits.lookup_stride;
+  const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 +
+                             limits.num_groups * rows * (3 + limits.lookup_stride);
   return (words + 63) / 64 * 64;
 }
 
@@ -42,8 +42,9 @@ absl::StatusOr<CudaStepInputs> CudaStepInputs::Create(const kernels::Backend& ba
   QUIRE_ASSIGN_OR_RETURN(inputs.pinned_,
                          DeviceBuffer::Allocate(MemoryKind::kPinned, PinnedBytesFor(limits)));
   // Device memory starts as zeros, and so does the mirror.
-  inputs.mirror_.assign(std::size_t{limits.max_rows} * limits.lookup_stride, 0);
-  inputs.mirror_used_.assign(limits.max_rows, 0);
+  const std::size_t table_rows = std::size_t{limits.num_groups} * limits.max_rows;
+  inputs.mirror_.assign(table_rows * limits.lookup_stride, 0);
+  inputs.mirror_used_.assign(table_rows, 0);
   return inputs;
 }
 
@@ -52,11 +53,12 @@ void CudaStepInputs::Forget() {
   std::fill(mirror_used_.begin(), mirror_used_.end(), limits_.lookup_stride);
 }
 
-void CudaStepInputs::PackRow(const StepBatch& batch, const StepRow& row, std::uint32_t* block,
-                             std::uint32_t* ranges, PackedStep* step) {
-  const std::uint32_t index = row.batch_row.value();
+void CudaStepInputs::PackRow(const StepBatch& batch, std::uint32_t group, const StepRow& row,
+                             std::uint32_t* block, std::uint32_t* ranges, PackedStep* step) {
   const std::uint32_t stride = limits_.lookup_stride;
-  const std::uint32_t* const table = batch.kv[0].lookup_table + std::size_t{index} * stride;
+  const std::uint32_t* const table =
+      batch.kv[group].lookup_table + std::size_t{row.batch_row.value()} * stride;
+  const std::uint32_t index = group * limits_.max_rows + row.batch_row.value();
   std::uint32_t* const mirror = mirror_.data() + std::size_t{index} * stride;
   // Columns of the step's tokens, and whatever pages follow them.
   std::uint32_t used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
@@ -78,7 +80,10 @@ void CudaStepInputs::PackRow(const StepBatch& batch, const StepRow& row, std::ui
 }
 
 PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* order) {
-  QUIRE_CHECK(batch.kv[0].lookup_stride == limits_.lookup_stride);
+  QUIRE_CHECK(batch.kv.size() == limits_.num_groups);
+  for (const cache::KvStepInputs& kv : batch.kv) {
+    QUIRE_CHECK(kv.lookup_stride == limits_.lookup_stride);
+  }
   PackedStep step;
   step.num_tokens = static_cast<std::uint32_t>(batch.token_ids.size());
   for (const StepRow& row : batch.rows) {
@@ -100,11 +105,14 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
   for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
     heads[i] = order->step_index()[batch.logits_tokens[i]];
   }
-  // Room for one range a row; the kernel finds entries by their index, so the gap behind the last
-  // range is no harm.
+  // Room for one range a row and group; the kernel finds entries by their index, so the gap behind
+  // the last range is no harm.
   std::uint32_t* const ranges = lengths + 2 * std::size_t{step.batch_size};
-  step.words = (ranges - block) + 3 * static_cast<std::int64_t>(batch.rows.size());
-  for (const StepRow& row : batch.rows) PackRow(batch, row, block, ranges, &step);
+  step.words =
+      (ranges - block) + 3 * static_cast<std::int64_t>(batch.rows.size()) * limits_.num_groups;
+  for (std::uint32_t group = 0; group < limits_.num_groups; ++group) {
+    for (const StepRow& row : batch.rows) PackRow(batch, group, row, block, ranges, &step);
+  }
   return step;
 }
 

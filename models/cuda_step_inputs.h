@@ -18,7 +18,7 @@ namespace quire::models {
 struct PackedStep {
   std::uint32_t num_tokens = 0;
   std::uint32_t batch_size = 0;
-  std::uint32_t num_ranges = 0;  // changed parts of the lookup table
+  std::uint32_t num_ranges = 0;  // changed parts of the lookup tables
   std::int64_t words = 0;
   bool has_prompt_rows = false;
   bool has_generated_rows = false;
@@ -32,11 +32,11 @@ struct StepPadding {
 };
 
 // Brings a step's host arrays to the device: packs them into one of two pinned buffers, copies that
-// block once, and has a kernel put each array in its place. Of the lookup table only what has
-// changed since the last step goes.
+// block once, and has a kernel put each array in its place. Of the lookup tables, one per layer
+// group, only what has changed since the last step goes.
 //
 // Place:      part of CudaRunner.
-// Invariants: after Upload the rows of the step in the device's table equal the host's, columns
+// Invariants: after Upload the rows of the step in the device's tables equal the host's, columns
 //             without a page included; `mirror` is what the device has.
 // Threads:    the engine thread.
 // Lifetime:   backend and buffers outlive it; a pinned buffer is free again when the step that used
@@ -67,18 +67,18 @@ class CudaStepInputs {
  private:
   explicit CudaStepInputs(const StepLimits& limits) : limits_(limits) {}
 
-  // Appends the changed part of a row's table to the block at `words`, whose ranges begin at
-  // `ranges`.
-  void PackRow(const StepBatch& batch, const StepRow& row, std::uint32_t* block,
-               std::uint32_t* ranges, PackedStep* step);
+  // Appends the changed part of a row of a group's table to the block at `words`, whose ranges
+  // begin at `ranges`.
+  void PackRow(const StepBatch& batch, std::uint32_t group, const StepRow& row,
+               std::uint32_t* block, std::uint32_t* ranges, PackedStep* step);
 
   const kernels::Backend* backend_ = nullptr;
   StepLimits limits_;
   std::uint32_t page_size_ = 0;
   DeviceBuffer pinned_;
   DeviceBuffer device_;
-  std::vector<std::uint32_t> mirror_;       // [max_rows, lookup_stride]
-  std::vector<std::uint32_t> mirror_used_;  // [max_rows] entries that may not be 0
+  std::vector<std::uint32_t> mirror_;       // [num_groups, max_rows, lookup_stride]
+  std::vector<std::uint32_t> mirror_used_;  // [num_groups, max_rows] entries that may not be 0
 };
 
 }  // namespace quire::models

@@ -42,11 +42,10 @@ std::uint32_t SlotsOf(const Classes& classes, std::uint32_t num_layers) {
 
 }  // namespace
 
-LayerGroups PlanLayerGroups(const ModelSpec& spec, DeviceKind device) {
+LayerGroups PlanLayerGroups(const ModelSpec& spec) {
   QUIRE_CHECK(!spec.layers.empty());
   const auto num_layers = static_cast<std::uint32_t>(spec.layers.size());
-  const bool has_windows =
-      device == DeviceKind::kCpu && spec.layers[0].attention == AttentionKind::kHeads;
+  const bool has_windows = spec.layers[0].attention == AttentionKind::kHeads;
   const auto window_of = [&](const LayerSpec& layer) {
     return has_windows ? WindowOf(spec, layer) : 0;
   };

@@ -12,15 +12,13 @@
 //
 // Place:      between ModelSpec and the KV geometry, the cache manager's groups and the decoder.
 // Invariants: every layer has a place of its own; a group's layers have one window. A model of one
-//             class has one group, and so has every model on a GPU, where pages are kept whatever
-//             the windows (the kernels mask), and latent attention, which has no windows.
+//             class has one group, and so has latent attention, which has no windows.
 // Threads:    any; plain values.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "base/device.h"
 #include "cache_manager/cache_manager.h"
 #include "models/layer_spec.h"
 
@@ -47,7 +45,7 @@ struct LayerGroups {
 };
 
 // REQUIRES: the spec has layers.
-LayerGroups PlanLayerGroups(const ModelSpec& spec, DeviceKind device);
+LayerGroups PlanLayerGroups(const ModelSpec& spec);
 
 // What the cache manager is told of them.
 std::vector<cache::CacheGroup> CacheGroupsOf(const LayerGroups& layers);

@@ -26,8 +26,7 @@ std::uint32_t LatentColumns(const LayerSpec& layer) {
 }  // namespace
 
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
-                                                DType kv_dtype, std::uint32_t num_blocks,
-                                                DeviceKind device) {
+                                                DType kv_dtype, std::uint32_t num_blocks) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
     // All groups take their pages from one pool.
@@ -43,7 +42,7 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
   }
   cache::KvGeometry geometry;
   geometry.num_blocks = num_blocks;
-  geometry.num_layers = PlanLayerGroups(spec, device).slots;
+  geometry.num_layers = PlanLayerGroups(spec).slots;
   geometry.page_size = page_size;
   geometry.num_heads = spec.layers[0].heads.num_kv_heads;
   geometry.head_size = spec.layers[0].heads.head_size;
@@ -102,7 +101,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
   MemoryPlan plan;
   plan.weight_bytes = WeightBytes(slots, target);
   plan.weight_format = slots.coded_format.empty() ? "none" : slots.coded_format;
-  plan.layer_groups = PlanLayerGroups(checked.spec, DeviceKind::kCpu);
+  plan.layer_groups = PlanLayerGroups(checked.spec);
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.workspace_bytes =
@@ -176,9 +175,10 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
   QUIRE_RETURN_IF_ERROR(CheckActivation(options.runner.activation, options.kv_dtype));
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          KvGeometryFor(checked.spec, options.page_size, options.kv_dtype,
-                                       std::max(options.num_blocks, 2u), DeviceKind::kCuda));
+                                       std::max(options.num_blocks, 2u)));
   DeviceMemoryPlan plan;
   plan.device_memory_bytes = options.device_memory_bytes;
+  plan.layer_groups = PlanLayerGroups(checked.spec);
   QUIRE_ASSIGN_OR_RETURN(plan.weight_bytes, DeviceWeightBytes(files, checked, options));
   plan.runner = RunnerMemoryFor(
       checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner), options.num_sms);

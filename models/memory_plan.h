@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/device.h"
 #include "base/dtype.h"
 #include "cache_manager/kv_params.h"
 #include "models/checkpoint/model_files.h"
@@ -25,8 +24,7 @@ namespace quire::models {
 // UNIMPLEMENTED that names the layer when rows differ, INVALID_ARGUMENT from KvGeometry::Validate
 // otherwise.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
-                                                DType kv_dtype, std::uint32_t num_blocks,
-                                                DeviceKind device = DeviceKind::kCpu);
+                                                DType kv_dtype, std::uint32_t num_blocks);
 
 // The most pages, the null page included, whose bytes stay within `bytes` and whose rows stay
 // within the limits of a view; geometry.num_blocks is ignored. Returns INVALID_ARGUMENT with the
@@ -44,7 +42,7 @@ std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& opti
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
   std::string weight_format;      // Model::quantization
-  LayerGroups layer_groups;       // on the host; a GPU has one group
+  LayerGroups layer_groups;
   std::int64_t page_bytes = 0;    // of one page
   std::int64_t pool_bytes = 0;    // of all pages, the null page included
   std::int64_t workspace_bytes = 0;
@@ -86,6 +84,7 @@ struct DevicePlanOptions {
 struct DeviceMemoryPlan {
   std::int64_t device_memory_bytes = 0;  // the limit
   std::int64_t weight_bytes = 0;         // equals Model::weight_bytes after loading
+  LayerGroups layer_groups;
   std::int64_t page_bytes = 0;           // of one page
   std::uint32_t num_blocks = 0;          // pages with the null page
   std::int64_t pool_bytes = 0;           // all pages and the guards around them

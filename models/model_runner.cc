@@ -28,7 +28,7 @@ struct ModelRunner::State {
         backend(b),
         pool(p),
         options(o),
-        layers(PlanLayerGroups(m.spec, DeviceKind::kCpu)),
+        layers(PlanLayerGroups(m.spec)),
         limits(LimitsOf(o)),
         order(limits) {
     kv.reserve(layers.groups.size());
@@ -249,7 +249,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
                                                                  cache::KvPool* pool,
                                                                  const RunnerOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
-  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry(), DeviceKind::kCpu));
+  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
   state->sampling_rows.reserve(state->limits.max_step_draws);

@@ -45,10 +45,9 @@ absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& opti
   return absl::OkStatus();
 }
 
-absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool,
-                               DeviceKind device) {
+absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool) {
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry wanted,
-                         KvGeometryFor(spec, pool.page_size, pool.dtype, pool.num_blocks, device));
+                         KvGeometryFor(spec, pool.page_size, pool.dtype, pool.num_blocks));
   if (pool.kv_dim == wanted.kv_dim && pool.num_layers == wanted.num_layers &&
       pool.num_heads == wanted.num_heads && pool.head_size == wanted.head_size &&
       pool.scale_dtype == wanted.scale_dtype && pool.granularity == wanted.granularity) {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/device.h"
 #include "base/dtype.h"
 #include "cache_manager/kv_params.h"
 #include "models/layer_spec.h"
@@ -30,7 +29,7 @@ struct RunnerOptions {
   // Of activations other than the residual stream: kF32 or kBF16. f32 pages go with kF32, all
   // others with kBF16.
   DType activation = DType::kF32;
-  // The cache manager's limit, which gives the stride of the lookup table; 0: the model's own.
+  // The cache manager's limit, which gives the stride of the lookup tables; 0: the model's own.
   std::uint32_t max_context_tokens = 0;
   // Decode steps run as captured graphs. The bits are the same either way.
   bool graphs = true;
@@ -43,7 +42,6 @@ StepLimits LimitsOf(const RunnerOptions& options);
 absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options);
 
 // Returns INVALID_ARGUMENT when a pool of this geometry cannot hold the model's K and V.
-absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool,
-                               DeviceKind device);
+absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool);
 
 }  // namespace quire::models

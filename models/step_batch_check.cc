@@ -1,5 +1,6 @@
 #include "models/step_batch_check.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
@@ -34,7 +35,8 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
                       std::size_t index, std::uint64_t next_token) {
   const StepRow& row = batch.rows[index];
   const std::uint32_t batch_row = row.batch_row.value();
-  if (batch_row >= batch.kv[0].max_rows || batch_row >= limits.max_rows) {
+  const auto lacks_row = [&](const cache::KvStepInputs& kv) { return batch_row >= kv.max_rows; };
+  if (std::ranges::any_of(batch.kv, lacks_row) || batch_row >= limits.max_rows) {
     return Refuse(absl::StrCat("rows[", index, "].batch_row is ", batch_row, ", it must be below ",
                                limits.max_rows));
   }
@@ -53,9 +55,10 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
                                std::uint64_t{row.cache_length} + row.num_tokens,
                                " tokens, model context is ", spec.max_position));
   }
-  if (batch.kv[0].cache_lengths[batch_row] != row.cache_length) {
+  for (const cache::KvStepInputs& kv : batch.kv) {
+    if (kv.cache_lengths[batch_row] == row.cache_length) continue;
     return Refuse(absl::StrCat("rows[", index, "].cache_length is ", row.cache_length,
-                               ", the cache manager has ", batch.kv[0].cache_lengths[batch_row]));
+                               ", the cache manager has ", kv.cache_lengths[batch_row]));
   }
   // Few rows and no memory to remember them in: each is compared with those before it.
   for (std::size_t earlier = 0; earlier < index; ++earlier) {

@@ -85,14 +85,17 @@ kernels::FloatPtr TakeFloats(Cutter& cutter, DType dtype, std::int64_t count) {
   return {cutter.Take<std::byte>(count * DTypeSize(dtype)), dtype};
 }
 
-void CutMla(Cutter& cutter, const Widths& widths, std::int64_t tokens, MlaBuffers* mla) {
+void CutMla(Cutter& cutter, const Widths& widths, const StepLimits& limits, MlaBuffers* mla) {
   if (widths.latent == 0) return;
-  mla->q_latent = cutter.Take<float>(tokens * widths.q_latent);
-  mla->heads = cutter.Take<float>(tokens * widths.queries);
-  mla->rows = cutter.Take<float>(tokens * widths.latent);
-  mla->queries = cutter.Take<float>(tokens * widths.latents);
-  mla->found = cutter.Take<float>(tokens * widths.latents);
-  mla->values = cutter.Take<float>(tokens * widths.values);
+  const auto take = [&](std::int64_t width) {
+    return TakeFloats(cutter, limits.activation, limits.max_step_tokens * width);
+  };
+  mla->q_latent = take(widths.q_latent);
+  mla->heads = take(widths.queries);
+  mla->rows = take(widths.latent);
+  mla->queries = take(widths.latents);
+  mla->found = take(widths.latents);
+  mla->values = take(widths.values);
 }
 
 void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeBuffers* moe) {
@@ -120,14 +123,14 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   Cutter counted(nullptr);
   CutMoe(counted, widths, limits, &buffers->moe);
   Cutter counted_mla(nullptr);
-  CutMla(counted_mla, widths, tokens, &buffers->mla);
+  CutMla(counted_mla, widths, limits, &buffers->mla);
   std::byte* const base = cutter.Take<std::byte>(std::max(
       {attention, tokens * widths.gate_up * element, counted.used(), counted_mla.used()}));
   if (base == nullptr) return;
   Cutter moe_cutter(base);
   CutMoe(moe_cutter, widths, limits, &buffers->moe);
   Cutter mla_cutter(base);
-  CutMla(mla_cutter, widths, tokens, &buffers->mla);
+  CutMla(mla_cutter, widths, limits, &buffers->mla);
   buffers->qkv = {base, limits.activation};
   buffers->attended = {base + attended_at, limits.activation};
   buffers->gate_up = buffers->qkv;
@@ -145,7 +148,8 @@ void CutDevice(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   buffers->token_rows = cutter.Take<std::int32_t>(limits.max_step_tokens);
   buffers->cache_lengths = cutter.Take<std::uint32_t>(rows);
   buffers->prompt_rows = cutter.Take<std::uint32_t>(rows);
-  buffers->lookup_table = cutter.Take<std::uint32_t>(rows * limits.lookup_stride);
+  buffers->lookup_table =
+      cutter.Take<std::uint32_t>(limits.num_groups * rows * limits.lookup_stride);
   buffers->inv_freq = cutter.Take<float>(widths.angles);
 }
 

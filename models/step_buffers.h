@@ -23,18 +23,19 @@ struct StepLimits {
   std::uint32_t head_rows = kHeadRows;  // rows of logits held at once
   DType activation = DType::kF32;       // f32, or bf16 on a GPU
   MemoryKind memory = MemoryKind::kHost;
-  std::uint32_t lookup_stride = 0;  // of the lookup table on a GPU
+  std::uint32_t lookup_stride = 0;  // of a lookup table on a GPU
+  std::uint32_t num_groups = 1;     // layer groups: lookup tables on a GPU
 };
 
 // What latent attention needs beside normed; null where the model has none. H: heads, R: rank +
 // rope.
 struct MlaBuffers {
-  float* q_latent = nullptr;  // [T, q rank]
-  float* heads = nullptr;     // [T, H * (nope + rope)] queries as projected
-  float* rows = nullptr;      // [T, R] what is cached
-  float* queries = nullptr;   // [T, H * R]
-  float* found = nullptr;     // [T, H * R]
-  float* values = nullptr;    // [T, H * v]
+  kernels::FloatPtr q_latent;  // [T, q rank]
+  kernels::FloatPtr heads;     // [T, H * (nope + rope)] queries as projected
+  kernels::FloatPtr rows;      // [T, R] what is cached
+  kernels::FloatPtr queries;   // [T, H * R]
+  kernels::FloatPtr found;     // [T, H * R]
+  kernels::FloatPtr values;    // [T, H * v]
 };
 
 // What a mixture of experts needs beside normed; null where the model has none. E: the most experts
@@ -96,7 +97,7 @@ struct StepBuffers {
   std::int32_t* token_rows = nullptr;      // [T] batch row of each token, -1: padding
   std::uint32_t* cache_lengths = nullptr;  // [max_rows]
   std::uint32_t* prompt_rows = nullptr;    // [max_rows] prompt tokens of each row of the step
-  std::uint32_t* lookup_table = nullptr;   // [max_rows, lookup_stride]
+  std::uint32_t* lookup_table = nullptr;   // [num_groups, max_rows, lookup_stride]
   float* inv_freq = nullptr;               // of all rope tables, one after the other
 };
 

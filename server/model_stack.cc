@@ -62,16 +62,6 @@ std::int64_t FreeMemoryBytes() {
   return std::max<std::int64_t>(available, 0);
 }
 
-// A prompt of one token and its answer need a page of every layer group.
-absl::Status CheckHoldsAnything(const cache::PageDemand& demand, std::uint32_t num_blocks) {
-  constexpr std::uint32_t kLeastTokens = 2;
-  const std::uint32_t needed = demand.PagesFor(kLeastTokens);
-  if (num_blocks > needed) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("kv_cache.capacity_bytes gives ", num_blocks - 1,
-                   " usable pages, the shortest sequence needs ", needed));
-}
-
 // Pages of the pool in host memory, the null page included.
 absl::StatusOr<std::uint32_t> CountBlocks(const DaemonOptions& options,
                                           const cache::KvGeometry& geometry,
@@ -281,9 +271,9 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          models::KvGeometryFor(model.spec, options.pool.page_size,
                                                options.pool.dtype, /*num_blocks=*/2));
-  const models::LayerGroups layers = models::PlanLayerGroups(model.spec, DeviceKind::kCpu);
+  const models::LayerGroups layers = models::PlanLayerGroups(model.spec);
   LogLayerGroups(layers);
-  const cache::PageDemand demand = PageDemandFor(options, layers);
+  const cache::PageDemand demand = PageDemandFor(options, layers, DeviceKind::kCpu);
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t num_blocks,
                          CountBlocks(options, geometry, demand, context));
   return CheckHoldsAnything(demand, num_blocks);
@@ -353,9 +343,9 @@ absl::StatusOr<cache::KvGeometry> ModelStack::PlanCpuPool(const DaemonOptions& o
   QUIRE_ASSIGN_OR_RETURN(cache::KvGeometry geometry,
                          models::KvGeometryFor(model_->spec, options.pool.page_size,
                                                options.pool.dtype, /*num_blocks=*/2));
-  layers_ = models::PlanLayerGroups(model_->spec, DeviceKind::kCpu);
+  layers_ = models::PlanLayerGroups(model_->spec);
   LogLayerGroups(layers_);
-  const cache::PageDemand demand = PageDemandFor(options, layers_);
+  const cache::PageDemand demand = PageDemandFor(options, layers_, DeviceKind::kCpu);
   QUIRE_ASSIGN_OR_RETURN(geometry.num_blocks,
                          CountBlocks(options, geometry, demand, context_tokens_));
   QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(demand, geometry.num_blocks));
@@ -407,10 +397,11 @@ absl::Status ModelStack::PrepareCuda(const DaemonOptions& options,
     log::Warn("model", kContextCut, {{"max_context_tokens", context_tokens_}});
   }
   QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, plan.memory.weight_bytes));
-  layers_ = models::PlanLayerGroups(model_->spec, DeviceKind::kCuda);
+  layers_ = models::PlanLayerGroups(model_->spec);
+  LogLayerGroups(layers_);
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          models::KvGeometryFor(model_->spec, plan.page_size, plan.kv_dtype,
-                                               plan.memory.num_blocks, DeviceKind::kCuda));
+                                               plan.memory.num_blocks));
   QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool,
                          cache::KvPool::Create(
                              geometry, {.stream = device_->backend().cuda()->stream}));
@@ -442,7 +433,7 @@ engine::EngineOptions ModelStack::EngineOptionsFor(const DaemonOptions& options)
   engine.limits.max_tokens_per_request =
       options.max_tokens_per_request.value_or(context_tokens_);
   if (!device_->is_cpu()) {
-    engine.max_step_prompt_tokens = engine.max_step_tokens;
+    engine = GpuEngineOptions(engine);
     engine.share_generated_pages = options.determinism != "strict";
   } else {
     engine.auto_step_time_target = !engine.step_time_target.has_value();
@@ -466,7 +457,7 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
            .groups = models::CacheGroupsOf(layers_),
            .max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
            .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
-           .max_row_tokens_ahead = CpuTokensAhead(options),
+           .max_row_tokens_ahead = TokensAhead(options, device_->device().kind),
            .prefix_caching = options.pool.prefix_caching,
            .partial_page_reuse = engine.partial_page_reuse,
            .hash_key = RandomHashKey()}));

@@ -64,7 +64,7 @@ class Subject {
     QUIRE_ASSIGN_OR_RETURN(subject->model_,
                            models::LoadModel(path, backend, {.quantization = quantization}));
     const std::vector<cache::CacheGroup> groups = models::CacheGroupsOf(
-        models::PlanLayerGroups(subject->model_->spec, DeviceKind::kCpu));
+        models::PlanLayerGroups(subject->model_->spec));
     const std::uint32_t pages =
         cache::PageDemand(kPageTokens, groups, kChunk).PagesFor(context) + 1;
     QUIRE_ASSIGN_OR_RETURN(

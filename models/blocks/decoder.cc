@@ -101,7 +101,7 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
   QUIRE_RETURN_IF_ERROR(ComputeAngles(spec, step, &angles));
   const StepContext context{.backend = step.backend,
                             .kv = step.kv,
-                            .plan = step.plan,
+                            .plans = step.plans,
                             .maps = step.maps,
                             .buffers = step.buffers,
                             .angles = {angles.data(), spec.rope_tables.size()},

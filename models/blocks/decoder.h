@@ -23,7 +23,7 @@ struct DecoderStep {
   const kernels::Backend* backend;
   std::span<const kernels::AnyKvCollection> kv;  // one per layer group
   const LayerGroups* layers;
-  const kernels::AttentionPlan* plan = nullptr;  // of this step; null on the CPU
+  std::span<const kernels::AttentionPlan* const> plans = {};  // StepContext::plans
   const kernels::cuda::KvTensorMaps* maps =
       nullptr;  // of the pool; null where no kernel reads through maps
   StepBuffers* buffers;

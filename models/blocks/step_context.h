@@ -24,13 +24,18 @@ struct RopeAngles {
 struct StepContext {
   const kernels::Backend* backend;
   std::span<const kernels::AnyKvCollection> kv;  // one per layer group
-  const kernels::AttentionPlan* plan;       // null on the CPU
+  std::span<const kernels::AttentionPlan* const> plans;  // one per layer group; none on the CPU
   const kernels::cuda::KvTensorMaps* maps;  // null where no kernel reads through maps
   StepBuffers* buffers;
   std::span<const RopeAngles> angles;  // one per rope table
   std::uint32_t num_tokens;
   std::uint32_t batch_size;  // row_offsets has one more
   std::uint32_t hidden;
+
+  // Null on the CPU.
+  const kernels::AttentionPlan* plan(const LayerPlace& place) const {
+    return plans.empty() ? nullptr : plans[place.group];
+  }
 };
 
 }  // namespace quire::models

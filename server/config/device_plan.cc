@@ -34,11 +34,11 @@ models::DevicePlanOptions PlanOptions(const DaemonOptions& options, const Device
 
 // The pool that the configuration asks for; 0: as large as memory allows.
 absl::StatusOr<std::uint32_t> ConfiguredBlocks(const DaemonOptions& options,
-                                               const models::ModelSpec& spec, DeviceKind device) {
+                                               const models::ModelSpec& spec) {
   if (!options.pool.capacity_bytes) return 0;
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          models::KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
-                                               /*num_blocks=*/2, device));
+                                               /*num_blocks=*/2));
   absl::StatusOr<std::uint32_t> blocks =
       models::NumBlocksForBytes(geometry, *options.pool.capacity_bytes);
   if (blocks.ok()) return blocks;
@@ -48,11 +48,14 @@ absl::StatusOr<std::uint32_t> ConfiguredBlocks(const DaemonOptions& options,
 
 // The context that the pool holds; then the lookup table is planned again for the shorter one.
 absl::Status CutContext(const DaemonOptions& options, const models::ModelFiles& files,
-                        models::DevicePlanOptions request, DevicePlan* plan) {
-  if (plan->context_tokens <= plan->pool_tokens()) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, plan->pool_tokens()));
+                        const cache::PageDemand& demand, models::DevicePlanOptions request,
+                        DevicePlan* plan) {
+  const std::int32_t longest =
+      LongestSequence(demand, plan->memory.num_blocks - 1, plan->context_tokens);
+  if (plan->context_tokens == longest) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, longest));
   plan->context_was_cut = true;
-  plan->context_tokens = ClampToInt(plan->pool_tokens());
+  plan->context_tokens = longest;
   plan->runner.max_context_tokens = static_cast<std::uint32_t>(plan->context_tokens);
   request.runner.max_context_tokens = plan->runner.max_context_tokens;
   request.num_blocks = plan->memory.num_blocks;
@@ -89,12 +92,33 @@ std::int32_t StepTokens(const engine::EngineOptions& engine, std::int32_t page_s
       std::min<std::int64_t>(engine.max_step_tokens, prompt + engine.max_running_sequences));
 }
 
-std::uint32_t CpuTokensAhead(const DaemonOptions& options) {
-  return engine::MaxChunkTokens(options.engine, options.pool.page_size);
+engine::EngineOptions GpuEngineOptions(engine::EngineOptions engine) {
+  engine.max_step_prompt_tokens = engine.max_step_tokens;
+  return engine;
 }
 
-cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::LayerGroups& layers) {
-  return {options.pool.page_size, models::CacheGroupsOf(layers), CpuTokensAhead(options)};
+std::uint32_t TokensAhead(const DaemonOptions& options, DeviceKind device) {
+  if (device == DeviceKind::kCpu) {
+    return engine::MaxChunkTokens(options.engine, options.pool.page_size);
+  }
+  const engine::EngineOptions engine = GpuEngineOptions(options.engine);
+  return engine::MaxChunkTokens(engine, options.pool.page_size) *
+         static_cast<std::uint32_t>(engine.max_steps_in_flight);
+}
+
+cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::LayerGroups& layers,
+                                DeviceKind device) {
+  return {options.pool.page_size, models::CacheGroupsOf(layers), TokensAhead(options, device)};
+}
+
+absl::Status CheckHoldsAnything(const cache::PageDemand& demand, std::uint32_t num_blocks) {
+  constexpr std::uint32_t kLeastTokens = 2;
+  const std::uint32_t needed = demand.PagesFor(kLeastTokens);
+  if (num_blocks > needed) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the KV pool has ", num_blocks - 1,
+                   " usable pages, the shortest sequence needs ", needed,
+                   "; raise kv_cache.capacity_bytes"));
 }
 
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
@@ -129,9 +153,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
   plan.kv_dtype = options.pool.dtype;
   const auto own = static_cast<std::int32_t>(model.spec.max_position);
   QUIRE_ASSIGN_OR_RETURN(plan.context_tokens, ContextTokens(options.model, own));
-  // Nothing bounds the prompt tokens of a step but its own size.
-  engine::EngineOptions engine = options.engine;
-  engine.max_step_prompt_tokens = engine.max_step_tokens;
+  const engine::EngineOptions engine = GpuEngineOptions(options.engine);
   plan.runner.max_rows = static_cast<std::uint32_t>(engine.max_running_sequences);
   plan.runner.max_step_tokens = static_cast<std::uint32_t>(
       StepTokens(engine, static_cast<std::int32_t>(options.pool.page_size)));
@@ -147,17 +169,18 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
                      " bytes free"));
   }
   models::DevicePlanOptions request = PlanOptions(options, plan, num_sms);
-  QUIRE_ASSIGN_OR_RETURN(request.num_blocks,
-                         ConfiguredBlocks(options, model.spec, DeviceKind::kCuda));
+  QUIRE_ASSIGN_OR_RETURN(request.num_blocks, ConfiguredBlocks(options, model.spec));
   QUIRE_ASSIGN_OR_RETURN(plan.memory, models::PlanDeviceMemory(files, request));
   const cache::PageDemand demand =
-      PageDemandFor(options, models::PlanLayerGroups(model.spec, DeviceKind::kCuda));
+      PageDemandFor(options, plan.memory.layer_groups, DeviceKind::kCuda);
   const std::int64_t useful = UsefulBlocks(options, demand, plan.context_tokens);
   if (!options.pool.capacity_bytes && plan.memory.num_blocks > useful) {
     request.num_blocks = static_cast<std::uint32_t>(useful);
     QUIRE_ASSIGN_OR_RETURN(plan.memory, models::PlanDeviceMemory(files, request));
   }
-  QUIRE_RETURN_IF_ERROR(CutContext(options, files, request, &plan));
+  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(demand, plan.memory.num_blocks));
+  QUIRE_RETURN_IF_ERROR(CutContext(options, files, demand, request, &plan));
+  plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   return plan;
 }
 
@@ -168,9 +191,8 @@ absl::StatusOr<CpuPlan> PlanCpu(const DaemonOptions& options, const models::Mode
   CpuPlan plan;
   QUIRE_ASSIGN_OR_RETURN(plan.context_tokens, ContextTokens(options.model, own));
   const cache::PageDemand demand =
-      PageDemandFor(options, models::PlanLayerGroups(model.spec, DeviceKind::kCpu));
-  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks,
-                         ConfiguredBlocks(options, model.spec, DeviceKind::kCpu));
+      PageDemandFor(options, models::PlanLayerGroups(model.spec), DeviceKind::kCpu);
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks, ConfiguredBlocks(options, model.spec));
   if (options.pool.capacity_bytes) {
     const std::int32_t longest = LongestSequence(demand, blocks - 1, plan.context_tokens);
     QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, longest));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/device.h"
 #include "base/dtype.h"
 #include "cache_manager/page_demand.h"
 #include "models/layer_groups.h"
@@ -29,13 +30,10 @@ struct DevicePlan {
   std::int64_t reserve_bytes = 0;   // device.reserve_bytes; 0 when kv_cache.capacity_bytes is set
   std::uint32_t page_size = 0;
   DType kv_dtype = DType::kInvalid;
-  std::int32_t context_tokens = 0;  // longest sequence
-  bool context_was_cut = false;     // to what the pool holds
-  models::RunnerOptions runner;     // has_text is the caller's to fill in
-
-  std::int64_t pool_tokens() const {
-    return (std::int64_t{memory.num_blocks} - 1) * page_size;
-  }
+  std::int32_t context_tokens = 0;   // longest sequence
+  std::uint32_t sequence_pages = 0;  // most that it has at a time
+  bool context_was_cut = false;      // to what the pool holds
+  models::RunnerOptions runner;      // has_text is the caller's to fill in
 };
 
 // Plans a GPU of which `free_bytes` are unused. `num_sms`: its multiprocessors. Returns
@@ -74,12 +72,19 @@ DType CudaActivationType(const DaemonOptions& options);
 // Most tokens of one step: one of each running sequence and the prompt tokens of their cap.
 std::int32_t StepTokens(const engine::EngineOptions& engine, std::int32_t page_size);
 
-// Most prompt tokens that one sequence has in steps under way on the CPU.
-std::uint32_t CpuTokensAhead(const DaemonOptions& options);
+// What the engine of a GPU is given: nothing bounds the prompt tokens of a step but its own size.
+engine::EngineOptions GpuEngineOptions(engine::EngineOptions engine);
 
-// What a sequence asks of a pool with these layer groups: on a CPU less than its tokens where
-// windows let pages go.
-cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::LayerGroups& layers);
+// Most prompt tokens that one sequence has in steps under way.
+std::uint32_t TokensAhead(const DaemonOptions& options, DeviceKind device);
+
+// What a sequence asks of a pool with these layer groups: less than its tokens where windows let
+// pages go.
+cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::LayerGroups& layers,
+                                DeviceKind device);
+
+// Returns INVALID_ARGUMENT when a pool does not hold a prompt of one token and its answer.
+absl::Status CheckHoldsAnything(const cache::PageDemand& demand, std::uint32_t num_blocks);
 
 // Tokens of the longest sequence, of at most `most`, that so many pages hold.
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,

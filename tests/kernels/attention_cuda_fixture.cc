@@ -244,14 +244,28 @@ std::vector<float> AttentionRig::Run(const CudaBackend& cuda,
   return device.Read();
 }
 
+bool AttentionRig::IsWanted(std::size_t column) const {
+  return shape_.value_columns == 0 || column % shape_.head_size < shape_.value_columns;
+}
+
+std::vector<double> AttentionRig::Wanted(const std::vector<double>& rows) const {
+  std::vector<double> wanted;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (IsWanted(i % row_size())) wanted.push_back(rows[i]);
+  }
+  return wanted;
+}
+
 std::vector<double> AttentionRig::Exact(const std::vector<StepRows>& step) const {
   std::vector<double> all;
   const AnyKvCollection host = HostCollection();
+  const AnyKvView any_keys = KeyView(host, 0);
   const AnyKvView any_values = ValueView(host, 0);
   std::visit(
       [&](const auto& keys) {
         using View = std::decay_t<decltype(keys)>;
-        const View& values = std::get<View>(any_values);
+        const View& values =
+            shape_.value_columns == 0 ? std::get<View>(any_values) : std::get<View>(any_keys);
         for (const StepRows& rows : step) {
           for (std::uint32_t i = 0; i < rows.prompt + rows.generated; ++i) {
             const std::uint32_t position = rows.cached + i;
@@ -266,8 +280,8 @@ std::vector<double> AttentionRig::Exact(const std::vector<StepRows>& step) const
           }
         }
       },
-      KeyView(host, 0));
-  return all;
+      any_keys);
+  return Wanted(all);
 }
 
 DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
@@ -297,7 +311,8 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
   planned_.prompt_rows = prompt_.data();
   planned_.batch_size = batch;
   auto plan = AttentionPlan::Create(
-      *cuda, {batch, max_rows, 1, rig.shape_.heads, rig.shape_.kv_heads, rig.shape_.head_size});
+      *cuda, {batch, max_rows, 1, rig.shape_.heads, rig.shape_.kv_heads, rig.shape_.head_size,
+              rig.shape_.plan_window.value_or(rig.shape_.window)});
   EXPECT_TRUE(plan.ok()) << plan.status();
   plan_ = *std::move(plan);
   Set(step);
@@ -376,7 +391,8 @@ absl::Status DeviceStep::Enqueue() const {
   QUIRE_RETURN_IF_ERROR(PlanAttention(*cuda_, planned_, plan_.get()));
   AttentionParams params{};
   params.keys = &*keys_;
-  params.values = &*values_;
+  params.values = shape.value_columns == 0 ? &*values_ : params.keys;
+  params.value_columns = shape.value_columns;
   params.q = ConstFloatPtr(q_.data(), shape.activations);
   params.out = FloatPtr(out_.data(), shape.activations);
   params.row_offsets = offsets_.data();
@@ -408,7 +424,7 @@ std::vector<float> DeviceStep::Read() {
       x = bits.ToFloat();
     }
     if (i < num_rows_ * stride && i % stride < rig_.row_size()) {
-      result.push_back(x);
+      if (rig_.IsWanted(i % stride)) result.push_back(x);
     } else {
       EXPECT_TRUE(std::isnan(x)) << "written between or behind the rows, at element " << i;
     }

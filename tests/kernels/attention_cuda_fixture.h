@@ -81,10 +81,13 @@ struct AttentionShape {
   std::uint32_t first_page =
       0;  // added to the page ids on the device, behind pages that no step names
   std::uint32_t window = 0;
+  std::optional<std::uint32_t> plan_window = std::nullopt;  // of the plan, instead of the above
   float softcap = 0;
   bool sinks = false;            // one for each head, 2 to 10
   float loudness = 1;            // factor on q . k beside the usual scale
   std::uint32_t nan_tokens = 0;  // tokens at the front of every sequence that stay NaN
+  // The keys are the values too, of which so many columns are wanted. 0: they are not.
+  std::uint32_t value_columns = 0;
 
   float scale() const;
   float sink(std::uint32_t head) const { return static_cast<float>(head * 37 % 5 * 2 + 2); }
@@ -105,7 +108,8 @@ class AttentionRig {
   // Sequences of these many tokens, all stored.
   AttentionRig(const AttentionShape& shape, std::vector<std::uint32_t> lengths, std::uint32_t seed);
 
-  // One step: what PagedAttention writes, row after row, [heads, head_size] each.
+  // One step: what PagedAttention writes, row after row, [heads, columns] each, with as many columns
+  // as are wanted.
   std::vector<float> Run(const CudaBackend& cuda, const std::vector<StepRows>& step) const;
   // The same in double precision.
   std::vector<double> Exact(const std::vector<StepRows>& step) const;
@@ -117,6 +121,9 @@ class AttentionRig {
   friend class DeviceStep;
 
   std::uint32_t PagesOf(std::uint32_t sequence) const;
+  // Column of a row of the output.
+  bool IsWanted(std::size_t column) const;
+  std::vector<double> Wanted(const std::vector<double>& rows) const;
   std::vector<std::uint32_t> Table(const std::vector<StepRows>& step) const;
   // The views of the pool in host memory, one row per sequence.
   AnyKvCollection HostCollection() const;

@@ -72,7 +72,8 @@ struct HostLists {
                                      1,
                                      shape.num_kv_heads * shape.group,
                                      shape.num_kv_heads,
-                                     64};
+                                     64,
+                                     shape.window};
     bounds = internal::WorkBounds(limits, shape.num_sms);
     prefill.resize(bounds.prefill);
     decode.resize(bounds.decode);
@@ -116,6 +117,12 @@ Spans SpansOf(const std::vector<AttentionWork>& items) {
   return spans;
 }
 
+// The first key that the first generated row of a sequence sees.
+std::uint32_t FirstSeen(const Batch& batch, std::uint32_t sequence, std::uint32_t window) {
+  const std::uint32_t position = batch.cached[sequence] + batch.prompt[sequence];
+  return window == 0 || window > position ? 0 : position - window + 1;
+}
+
 void ExpectEveryTileOnce(const Batch& batch, const HostLists& lists) {
   const Spans decode = SpansOf(lists.decode);
   const Spans prefill = SpansOf(lists.prefill);
@@ -130,7 +137,11 @@ void ExpectEveryTileOnce(const Batch& batch, const HostLists& lists) {
         ASSERT_NE(found, decode.end()) << b << " " << h << " " << r;
         auto runs = found->second;
         std::sort(runs.begin(), runs.end());
-        std::uint32_t next = 0;
+        // One run at most, the first, holds keys that no row sees.
+        const std::uint32_t seen = FirstSeen(batch, b, lists.shape.window) / kKvSpan;
+        ASSERT_LE(runs[0].first, seen);
+        ASSERT_GT(runs[0].second, seen);
+        std::uint32_t next = runs[0].first;
         for (const auto& [first, end] : runs) {
           ASSERT_EQ(first, next);
           ASSERT_LT(first, end);
@@ -176,7 +187,7 @@ void ExpectPartialsDense(const HostLists& lists) {
   std::vector<const AttentionWork*> writers(lists.counts.partials, nullptr);
   for (const AttentionWork& item : lists.decode) {
     if (item.partial == AttentionWork::kNoPartial) {
-      ASSERT_EQ(item.first_span, 0u);
+      ASSERT_TRUE(item.first_span == 0 || lists.shape.window > 0);
       continue;
     }
     ASSERT_LT(item.partial, lists.counts.partials);
@@ -193,7 +204,7 @@ void ExpectPartialsDense(const HostLists& lists) {
       ASSERT_EQ(
           std::tie(item->sequence, item->kv_head, item->base_row, item->first_row, item->num_rows),
           std::tie(merge.sequence, merge.kv_head, merge.base_row, merge.first_row, merge.num_rows));
-      ASSERT_EQ(item->first_span, i * merge.spans_per_partial);
+      ASSERT_EQ(item->first_span, merge.first_span + i * merge.spans_per_partial);
     }
   }
   EXPECT_EQ(merged, lists.counts.partials);
@@ -206,8 +217,9 @@ TEST(AttentionPlanTest, ListsKeepTheirLaws) {
   for (const std::uint32_t size : sizes) {
     for (const std::uint32_t longest : {100u, 700u, 9000u}) {
       if (size == 4096 && longest == 9000) continue;  // the maps of this test would take seconds
-      const AttentionWorkShape shape{1 + random(3), 1 + random(9), 1 + random(132)};
-      SCOPED_TRACE(absl::StrCat(size, " sequences up to ", longest));
+      const std::uint32_t window = random(2) == 0 ? 0 : 1 + random(longest);
+      const AttentionWorkShape shape{1 + random(3), 1 + random(9), 1 + random(132), window};
+      SCOPED_TRACE(absl::StrCat(size, " sequences up to ", longest, ", window ", window));
       const Batch batch = RandomBatch(size, longest, random);
       const HostLists lists(batch, shape);
       cut.insert(lists.counts.partials > 0);
@@ -243,6 +255,21 @@ TEST(AttentionPlanTest, BordersOfARowDoNotDependOnOtherRows) {
   }
 }
 
+// What a windowed row costs does not grow with its context.
+TEST(AttentionPlanTest, SpansBeforeAWindowAreNoItems) {
+  for (const std::uint32_t window : {1u, 512u, 1024u, 4096u}) {
+    for (const std::uint32_t cached : {32767u, 130000u}) {
+      Batch batch;
+      batch.Add(cached, 0, 1);
+      const HostLists spans(batch, {8, 4, 132, window});
+      EXPECT_LE(spans.counts.decode, 8 * (window / kKvSpan + 2));
+      // A group more at most where groups are items.
+      const HostLists groups(batch, {8, 4, 1, window});
+      EXPECT_LE(groups.counts.decode, 8 * (window / kKvGroup + 2));
+    }
+  }
+}
+
 // Sums of 256 devices' worth of lengths do not wrap around.
 TEST(AttentionPlanTest, CountsOfHugeStepsDoNotWrap) {
   Batch batch;
@@ -253,13 +280,13 @@ TEST(AttentionPlanTest, CountsOfHugeStepsDoNotWrap) {
 }
 
 void ExpectDeviceListsEqual(const CudaBackend& cuda, const Batch& batch, std::uint32_t heads,
-                            std::uint32_t kv_heads) {
-  const HostLists host(batch, {kv_heads, heads / kv_heads, cuda.num_sms()});
+                            std::uint32_t kv_heads, std::uint32_t window = 0) {
+  const HostLists host(batch, {kv_heads, heads / kv_heads, cuda.num_sms(), window});
   const DeviceArray<std::uint32_t> offsets(cuda, batch.offsets);
   const DeviceArray<std::uint32_t> cached(cuda, batch.cached);
   const DeviceArray<std::uint32_t> prompt(cuda, batch.prompt);
   auto plan = AttentionPlan::Create(
-      *cuda, {batch.size(), std::max(batch.offsets.back(), 1u), 1, heads, kv_heads, 64});
+      *cuda, {batch.size(), std::max(batch.offsets.back(), 1u), 1, heads, kv_heads, 64, window});
   ASSERT_TRUE(plan.ok()) << plan.status();
   const absl::Status planned = PlanAttention(
       *cuda, {offsets.data(), cached.data(), prompt.data(), batch.size(), true, true}, plan->get());
@@ -288,6 +315,10 @@ TEST(AttentionPlanTest, DeviceFormEqualsHostForm) {
       SCOPED_TRACE(absl::StrCat(size, " sequences, ", num_sms, " SMs"));
       ExpectDeviceListsEqual(cuda, RandomBatch(size, size < 40 ? 9000 : 1500, random), 12, 3);
       ExpectDeviceListsEqual(cuda, RandomBatch(size, 400, random), 16, 1);
+      for (const std::uint32_t window : {1u, 700u, 3000u}) {
+        ExpectDeviceListsEqual(cuda, RandomBatch(size, size < 40 ? 9000 : 1500, random), 12, 3,
+                               window);
+      }
     }
   }
 }

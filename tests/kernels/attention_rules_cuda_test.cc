@@ -135,6 +135,18 @@ TEST(AttentionRulesTest, HopperDecodeHasTheBitsOfThePortableKernel) {
   }
 }
 
+TEST(AttentionRulesTest, APlanOfAShorterWindowIsRefused) {
+  const CudaBackend cuda;
+  for (const std::uint32_t window : {0u, 65u}) {
+    AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0};
+    shape.window = window;
+    shape.plan_window = 64;
+    const AttentionRig rig(shape, {90}, 5);
+    EXPECT_EQ(DeviceStep(rig, cuda, {{0, 89, 0, 1}}).Enqueue().message(),
+              absl::StrCat("attention has a window of ", window, " tokens, its plan one of 64"));
+  }
+}
+
 // The kernel of 9.0 for prompt rows knows the causal mask alone.
 TEST(AttentionRulesTest, PromptRowsWithRulesRunInThePortableKernel) {
   const CudaBackend cuda;
@@ -191,6 +203,23 @@ TEST(AttentionRulesBitsTest, CutsOfARowDoNotShow) {
   const std::vector<float> spans = rig.Run(CudaBackend(64), step);
   EXPECT_TRUE(SameBits(spans, rig.Run(CudaBackend(8), step)));
   EXPECT_TRUE(SameBits(spans, rig.Run(CudaBackend(1), step)));
+}
+
+// Leaving out the spans before a window, in any cut, is no other fold than passing over them.
+TEST(AttentionRulesBitsTest, AWindowThatThePlanKnowsDoesNotShow) {
+  for (const std::uint32_t window : {1u, 100u, 513u, 1500u, 2600u}) {
+    AttentionShape shape{8, 1, 64, 64, DType::kBF16, DType::kBF16, 0};
+    shape = With(shape, {window, 0, window == 100});
+    const std::vector<std::uint32_t> lengths = {5200, 2600, 40};
+    const std::vector<StepRows> step = {{0, 5199, 0, 1}, {1, 2590, 5, 5}, {2, 39, 0, 1}};
+    shape.plan_window = 0;
+    const std::vector<float> passed = AttentionRig(shape, lengths, 4).Run(CudaBackend(64), step);
+    shape.plan_window = window;
+    for (const int sms : {64, 2, 1}) {
+      EXPECT_TRUE(SameBits(passed, AttentionRig(shape, lengths, 4).Run(CudaBackend(sms), step)))
+          << window << ", " << sms;
+    }
+  }
 }
 
 }  // namespace

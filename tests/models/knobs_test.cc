@@ -355,7 +355,7 @@ class Runs {
     EXPECT_TRUE(weights.ok()) << weights.status();
     model_.spec = spec;
     model_.weights = std::make_unique<Weights>(*std::move(weights));
-    const LayerGroups layers = PlanLayerGroups(spec, DeviceKind::kCpu);
+    const LayerGroups layers = PlanLayerGroups(spec);
     const auto num_groups = static_cast<std::uint32_t>(layers.groups.size());
     const auto geometry = KvGeometryFor(spec, 16, DType::kF32, 1 + 19 * num_groups);
     EXPECT_TRUE(geometry.ok()) << geometry.status();

@@ -33,7 +33,7 @@ std::vector<std::uint32_t> Windows(std::size_t layers, std::size_t period, std::
 }
 
 LayerGroups Plan(const std::vector<std::uint32_t>& windows) {
-  return PlanLayerGroups(SpecOf(windows), DeviceKind::kCpu);
+  return PlanLayerGroups(SpecOf(windows));
 }
 
 TEST(LayerGroupsTest, ShapesOfPublishedModels) {
@@ -118,14 +118,12 @@ TEST(LayerGroupsTest, EveryLayerHasAPlaceOfItsOwnAndFewSlotsStayUnused) {
 
 TEST(LayerGroupsTest, AWindowAsLongAsTheContextIsNone) {
   const ModelSpec spec = SpecOf({0, 512, 512, 0}, 512);
-  EXPECT_EQ(PlanLayerGroups(spec, DeviceKind::kCpu), Plan({0, 0, 0, 0}));
+  EXPECT_EQ(PlanLayerGroups(spec), Plan({0, 0, 0, 0}));
 }
 
-TEST(LayerGroupsTest, AGpuHasOneGroup) {
-  const ModelSpec spec = SpecOf({8, 0, 8, 0});
-  EXPECT_EQ(PlanLayerGroups(spec, DeviceKind::kCuda), Plan({0, 0, 0, 0}));
-  EXPECT_EQ(KvGeometryFor(spec, 16, DType::kF32, 4, DeviceKind::kCuda)->num_layers, 4u);
-  EXPECT_EQ(KvGeometryFor(spec, 16, DType::kF32, 4, DeviceKind::kCpu)->num_layers, 2u);
+TEST(LayerGroupsTest, APageHasTheLayersOfOneGroup) {
+  EXPECT_EQ(KvGeometryFor(SpecOf({8, 0, 8, 0}), 16, DType::kF32, 4)->num_layers, 2u);
+  EXPECT_EQ(KvGeometryFor(SpecOf({0, 0, 0, 0}), 16, DType::kF32, 4)->num_layers, 4u);
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ struct Loaded {
     std::copy(x.begin(), x.end(), buffers->x);
     const StepContext step{.backend = &backend.backend,
                            .kv = {},
-                           .plan = nullptr,
+                           .plans = {},
                            .maps = nullptr,
                            .buffers = &*buffers,
                            .angles = {},

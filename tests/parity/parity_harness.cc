@@ -59,13 +59,12 @@ class Stage {
     // elsewhere.
     const std::uint32_t max_rows = 2 * num_rows;
     const std::uint32_t row_pages = (row_tokens + kPageSize - 1) / kPageSize;
-    const DeviceKind device = options.cuda ? DeviceKind::kCuda : DeviceKind::kCpu;
-    const LayerGroups layers = PlanLayerGroups(stage->model_->spec, device);
+    const LayerGroups layers = PlanLayerGroups(stage->model_->spec);
     const auto num_groups = static_cast<std::uint32_t>(layers.groups.size());
     const std::uint32_t num_pages = 1 + 2 * num_rows * row_pages * num_groups;
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
-        KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages, device));
+        KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages));
     QUIRE_ASSIGN_OR_RETURN(
         cache::KvPool pool,
         cache::KvPool::Create(geometry, {.stream = options.cuda ? &*stage->stream_ : nullptr}));

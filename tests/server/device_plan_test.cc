@@ -133,6 +133,37 @@ TEST_F(DevicePlanTest, AStretchedTableStretchesTheContext) {
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 2048"));
 }
 
+// A window of 64 tokens and two chunks of 64 under way touch 64 / 16 + 128 / 16 pages and one more.
+TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
+  const std::string path = dir_.path() + "/config.json";
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(path));
+  config["architectures"] = {"MistralForCausalLM"};
+  config["model_type"] = "mistral";
+  config["sliding_window"] = 64;
+  std::ofstream(path) << config;
+  const std::int64_t page = 16 * kTokenBytes;
+  const std::vector<std::string> sets = {"kv_cache.page_size=16",
+                                         absl::StrCat("kv_cache.capacity_bytes=", 14 * page)};
+  const auto plan = Plan(64 * kMiB, sets);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->memory.num_blocks, 14u);
+  EXPECT_EQ(plan->sequence_pages, 13u);
+  EXPECT_EQ(plan->context_tokens, 512);
+  EXPECT_FALSE(plan->context_was_cut);
+  ASSERT_EQ(plan->memory.layer_groups.groups.size(), 1u);
+  EXPECT_EQ(plan->memory.layer_groups.groups[0].window, 64u);
+  // One chunk less without a step in flight.
+  std::vector<std::string> alone = sets;
+  alone.push_back("engine.overlap_scheduling=false");
+  const auto one_step = Plan(64 * kMiB, alone);
+  ASSERT_TRUE(one_step.ok()) << one_step.status();
+  EXPECT_EQ(one_step->sequence_pages, 9u);
+  // Nobody asks for more than that of each sequence.
+  const auto plenty = Plan(64 * kMiB, {"kv_cache.page_size=16"});
+  ASSERT_TRUE(plenty.ok()) << plenty.status();
+  EXPECT_EQ(plenty->memory.num_blocks, 8 * 13 + 1);
+}
+
 TEST_F(DevicePlanTest, QuantizedPagesHaveOneScalePerTokenAndHead) {
   const auto plan = Plan(1024 * kMiB, {"kv_cache.dtype=int8", "kv_cache.page_size=32"});
   ASSERT_TRUE(plan.ok()) << plan.status();

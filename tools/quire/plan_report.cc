@@ -20,6 +20,23 @@ std::string Line(absl::string_view name, std::int64_t bytes, absl::string_view w
                          static_cast<double>(bytes) / (1 << 20), what);
 }
 
+// What a sequence takes of the pool.
+void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
+               std::uint32_t sequence_pages, std::int32_t context_tokens, PlanReport* report) {
+  report->json["page_layers"] = layers.slots;
+  report->json["layer_groups"] = nlohmann::json::array();
+  for (const models::LayerGroup& group : layers.groups) {
+    report->json["layer_groups"].push_back(
+        {{"window_tokens", group.window}, {"layers", group.num_layers}});
+  }
+  report->json["sequence_pages"] = sequence_pages;
+  report->json["max_context_tokens"] = context_tokens;
+  report->lines.push_back(absl::StrCat("layers       ", models::DescribeLayerGroups(layers)));
+  report->lines.push_back(Line(
+      "sequence", sequence_pages * page_bytes,
+      absl::StrCat(", ", sequence_pages, " pages at most, of ", context_tokens, " tokens")));
+}
+
 absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::DaemonOptions& daemon,
                                    const models::ModelFiles& files) {
   const absl::StatusOr<std::int64_t> bytes = server::ParseBytes(request.device_memory);
@@ -34,15 +51,14 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
     report.json[name + "_bytes"] = part;
   }
   report.lines.push_back(
-      absl::StrFormat("%d pages of %d tokens (%s, %d bytes each): %d tokens, longest context %d",
-                      plan.memory.num_blocks - 1, plan.page_size, DTypeName(plan.kv_dtype),
-                      plan.memory.page_bytes, plan.pool_tokens(), plan.context_tokens));
+      absl::StrFormat("%d pages of %d tokens (%s, %d bytes each)", plan.memory.num_blocks - 1,
+                      plan.page_size, DTypeName(plan.kv_dtype), plan.memory.page_bytes));
   report.json["pages"] = plan.memory.num_blocks - 1;
   report.json["page_bytes"] = plan.memory.page_bytes;
   report.json["page_tokens"] = plan.page_size;
   report.json["kv_dtype"] = DTypeName(plan.kv_dtype);
-  report.json["pool_tokens"] = plan.pool_tokens();
-  report.json["max_context_tokens"] = plan.context_tokens;
+  AddLayers(plan.memory.layer_groups, plan.memory.page_bytes, plan.sequence_pages,
+            plan.context_tokens, &report);
   return report;
 }
 
@@ -54,13 +70,7 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
   report.json = {
       {"weights_bytes", plan.weight_bytes},      {"weight_format", plan.weight_format},
       {"workspace_bytes", plan.workspace_bytes}, {"page_bytes", plan.page_bytes},
-      {"page_tokens", daemon.pool.page_size},    {"kv_dtype", DTypeName(daemon.pool.dtype)},
-      {"page_layers", plan.layer_groups.slots},  {"layer_groups", nlohmann::json::array()},
-      {"max_context_tokens", cpu.context_tokens}, {"sequence_pages", cpu.sequence_pages}};
-  for (const models::LayerGroup& group : plan.layer_groups.groups) {
-    report.json["layer_groups"].push_back(
-        {{"window_tokens", group.window}, {"layers", group.num_layers}});
-  }
+      {"page_tokens", daemon.pool.page_size},    {"kv_dtype", DTypeName(daemon.pool.dtype)}};
   report.lines.push_back(Line("weights", plan.weight_bytes,
                               plan.weight_format == "none"
                                   ? ", unquantised"
@@ -73,11 +83,7 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
   report.lines.push_back(
       Line("page", plan.page_bytes,
            absl::StrCat(", ", daemon.pool.page_size, " tokens as ", DTypeName(daemon.pool.dtype))));
-  report.lines.push_back(
-      absl::StrCat("layers       ", models::DescribeLayerGroups(plan.layer_groups)));
-  report.lines.push_back(Line("sequence", cpu.sequence_pages * plan.page_bytes,
-                              absl::StrCat(", ", cpu.sequence_pages, " pages at most, of ",
-                                           cpu.context_tokens, " tokens")));
+  AddLayers(plan.layer_groups, plan.page_bytes, cpu.sequence_pages, cpu.context_tokens, &report);
   return report;
 }
 
