@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/stream.h"
 #include "base/thread_pool.h"
 #include "cache_manager/kv_pool.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
+#include "models/cuda_runner.h"
 #include "models/layer_groups.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
@@ -82,26 +84,34 @@ class FakeModel : public StressModel {
 // The model in a directory.
 class RealModel : public StressModel {
  public:
-  RealModel(const std::string& directory, int threads, models::Quantization quantization)
+  RealModel(const std::string& directory, int threads, models::Quantization quantization,
+            DeviceKind device = DeviceKind::kCpu, DType kv_dtype = DType::kF32)
       : threads_(threads),
-        model_(OrDie(models::LoadModel(directory, backend_, {.quantization = quantization}),
+        kv_dtype_(kv_dtype),
+        stream_(MakeStream(device)),
+        backend_(MakeBackend(stream_.get(), &threads_)),
+        model_(OrDie(models::LoadModel(
+                         directory, backend_,
+                         {.activation = activation(), .quantization = quantization}),
                      "model")),
         tokenizer_(OrDie(text::Tokenizer::Load(directory), "tokenizer")) {}
 
   std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
-    pool_ = OrDie(cache::KvPool::Create(Geometry(pool)), "pool");
+    pool_ = OrDie(cache::KvPool::Create(Geometry(pool), {.stream = stream_.get()}), "pool");
     std::vector<std::uint8_t> has_text(model_->config.vocab_size);
     for (std::size_t i = 0; i < has_text.size(); ++i) {
       has_text[i] = tokenizer_->HasText(static_cast<std::int32_t>(i)) ? 1 : 0;
     }
-    return OrDie(models::ModelRunner::Create(*model_, backend_, &*pool_,
-                                             {.max_rows = pool.max_rows,
-                                              .max_step_tokens = 256,
-                                              .max_step_draws = 0,
-                                              .max_logprobs = 20,
-                                              .has_text = std::move(has_text),
-                                              .text_vocab = 0}),
-                 "runner");
+    const models::RunnerOptions options{.max_rows = pool.max_rows,
+                                        .max_step_tokens = 256,
+                                        .max_logprobs = 20,
+                                        .has_text = std::move(has_text),
+                                        .activation = activation(),
+                                        .max_context_tokens = pool.max_context_tokens};
+    if (stream_ != nullptr) {
+      return OrDie(models::CudaRunner::Create(*model_, backend_, &*pool_, options), "runner");
+    }
+    return OrDie(models::ModelRunner::Create(*model_, backend_, &*pool_, options), "runner");
   }
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     cache::CacheManagerOptions options;
@@ -109,7 +119,8 @@ class RealModel : public StressModel {
     options.groups = models::CacheGroupsOf(layers_);
     options.max_rows = pool.max_rows;
     options.max_context_tokens = pool.max_context_tokens;
-    options.max_row_tokens_ahead = kChunkTokens;
+    options.max_row_tokens_ahead = stream_ == nullptr ? kChunkTokens : 2 * kChunkTokens;
+    options.prefix_caching = pool.prefix_caching;
     return OrDie(cache::CacheManager::Create(options), "cache manager");
   }
   EngineOptions Options(const StressPool& pool) const override {
@@ -132,16 +143,35 @@ class RealModel : public StressModel {
  private:
   cache::KvGeometry Geometry(const StressPool& pool) const {
     return OrDie(
-        models::KvGeometryFor(model_->spec, kStressPageSize, DType::kF32, pool.usable_pages + 1),
+        models::KvGeometryFor(model_->spec, kStressPageSize, kv_dtype_, pool.usable_pages + 1),
         "geometry");
+  }
+  DType activation() const { return kv_dtype_ == DType::kF32 ? DType::kF32 : DType::kBF16; }
+
+  static std::unique_ptr<Stream> MakeStream(DeviceKind device) {
+    if (device == DeviceKind::kCpu) return nullptr;
+    return std::make_unique<Stream>(
+        OrDie(Stream::Create(OrDie(OpenCudaDevice(0), "device")), "stream"));
+  }
+  static kernels::Backend MakeBackend(const Stream* stream, ThreadPool* threads) {
+    return OrDie(stream == nullptr
+                     ? kernels::Backend::Create(Device::Cpu(), threads)
+                     : kernels::Backend::CreateCuda(
+                           *stream, kernels::Determinism::kBatchInvariant, threads),
+                 "backend");
   }
 
   ThreadPool threads_;
-  const kernels::Backend backend_ =
-      OrDie(kernels::Backend::Create(Device::Cpu(), &threads_), "backend");
+  const DType kv_dtype_;
+
+ protected:
+  const std::unique_ptr<Stream> stream_;  // null on the CPU
+
+ private:
+  const kernels::Backend backend_;
   const std::unique_ptr<models::Model> model_;
   const std::unique_ptr<text::Tokenizer> tokenizer_;
-  const models::LayerGroups layers_ = models::PlanLayerGroups(model_->spec, DeviceKind::kCpu);
+  const models::LayerGroups layers_ = models::PlanLayerGroups(model_->spec);
 
  protected:
   std::optional<cache::KvPool> pool_;
@@ -175,7 +205,14 @@ class FixtureModel : public RealModel {
     for (std::uint32_t i = 0; i < pages.size(); ++i) {
       if (pages[i].kind != cache::PageUse::Kind::kFree) continue;
       const std::span<std::byte> bytes = pool_->page_blocks(BlockId{i + 1});
-      std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
+      if (stream_ == nullptr) {
+        std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
+        continue;
+      }
+      const std::vector<std::byte> spoiled(bytes.size(), std::byte{0xff});
+      const auto size = static_cast<std::int64_t>(spoiled.size());
+      EXPECT_TRUE(stream_->Copy(bytes.data(), spoiled.data(), size).ok());
+      EXPECT_TRUE(stream_->Synchronize().ok());
     }
   }
 
@@ -191,10 +228,11 @@ std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight,
 std::unique_ptr<StressModel> MakeStoryModel(int threads, models::Quantization quantization) {
   return std::make_unique<RealModel>(QUIRE_SOURCE_DIR "/assets/story", threads, quantization);
 }
-std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads) {
+std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads,
+                                              DeviceKind device, DType kv_dtype) {
   return std::make_unique<FixtureModel>(
       absl::StrCat(QUIRE_SOURCE_DIR "/tests/testdata/models/", folder), threads,
-      models::Quantization::kAuto);
+      models::Quantization::kAuto, device, kv_dtype);
 }
 
 }  // namespace quire::engine

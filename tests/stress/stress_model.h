@@ -1,7 +1,7 @@
 #pragma once
 
 // The models that stress tests run on: the fake runner, or the story model of assets/ or a fixture
-// behind the very ModelRunner that the daemon links.
+// behind the very ModelRunner or CudaRunner that the daemon links.
 
 #include <cstdint>
 #include <functional>
@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/device.h"
+#include "base/dtype.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/engine.h"
 #include "models/quantization.h"
@@ -21,6 +23,7 @@ struct StressPool {
   std::uint32_t usable_pages = 64;
   std::uint32_t max_rows = 16;
   std::uint32_t max_context_tokens = 512;
+  bool prefix_caching = true;
 };
 inline constexpr std::uint32_t kStressPageSize = 16;
 
@@ -42,7 +45,10 @@ std::unique_ptr<StressModel> MakeFakeModel(
 std::unique_ptr<StressModel> MakeStoryModel(
     int threads, models::Quantization quantization = models::Quantization::kAuto);
 // The model in a directory of tests/testdata/models. Pages that are free when a step runs hold NaN.
-std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads);
+// On a GPU, f32 pages go with f32 activations and bf16 ones with bf16.
+std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads,
+                                              DeviceKind device = DeviceKind::kCpu,
+                                              DType kv_dtype = DType::kF32);
 
 // Calls a function before each step.
 class HookedRunner : public models::StepRunner {

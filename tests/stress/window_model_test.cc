@@ -1,11 +1,17 @@
 // Fixtures of models with windows, in pools that hold what their windows need and not their
-// context. Pages that nobody holds are NaN (MakeFixtureModel).
+// context, on the CPU and on an emulated GPU, one step ahead there. Pages that nobody holds are NaN
+// (MakeFixtureModel).
 
 #include <gtest/gtest.h>
 
-#include <bit>
+#include <algorithm>
 #include <random>
+#include <string>
+#include <tuple>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/backend.h"
 #include "tests/engine/stream_reader.h"
 #include "tests/stress/stress_model.h"
 
@@ -36,9 +42,11 @@ Request MakeLongRequest(std::int32_t vocab) {
   return request;
 }
 
-Reading Answer(StressModel& model, std::uint32_t usable_pages) {
-  const StressPool pool{
-      .usable_pages = usable_pages, .max_rows = 4, .max_context_tokens = 512};
+Reading Answer(StressModel& model, std::uint32_t usable_pages, bool prefix_caching = true) {
+  const StressPool pool{.usable_pages = usable_pages,
+                        .max_rows = 4,
+                        .max_context_tokens = 512,
+                        .prefix_caching = prefix_caching};
   SystemClock clock;
   const std::unique_ptr<models::StepRunner> runner = model.MakeRunner(pool);
   auto engine = Engine::Create(model.Options(pool), model.MakeCacheManager(pool), runner.get(),
@@ -52,10 +60,16 @@ Reading Answer(StressModel& model, std::uint32_t usable_pages) {
   return reading;
 }
 
-class WindowModelTest : public testing::TestWithParam<const char*> {};
+struct Place {
+  DeviceKind device;
+  DType kv_dtype;
+};
+
+class WindowModelTest : public testing::TestWithParam<std::tuple<const char*, Place>> {};
 
 TEST_P(WindowModelTest, ALongContextRunsInThePagesOfItsWindows) {
-  const auto model = MakeFixtureModel(GetParam(), 2);
+  const auto& [folder, place] = GetParam();
+  const auto model = MakeFixtureModel(folder, 2, place.device, place.kv_dtype);
   const auto cache = model->MakeCacheManager({.usable_pages = 1000});
   const std::uint32_t pages = cache->demand().PagesFor(kCachedTokens);
   const std::uint32_t columns = (kCachedTokens + kStressPageSize - 1) / kStressPageSize;
@@ -73,14 +87,39 @@ TEST_P(WindowModelTest, ALongContextRunsInThePagesOfItsWindows) {
   ASSERT_EQ(expected.choices.at(0).token_ids.size(), kOutputTokens);
   EXPECT_EQ(got.choices.at(0).token_ids, expected.choices.at(0).token_ids);
   EXPECT_EQ(got.choices.at(0).logprobs, expected.choices.at(0).logprobs);
+  // Without a cache of prefixes pages are free, and so NaN, as soon as no window reaches them.
+  const Reading spoiled = Answer(*model, pages, /*prefix_caching=*/false);
+  ASSERT_TRUE(spoiled.status.ok()) << spoiled.status;
+  EXPECT_EQ(spoiled.choices.at(0).token_ids, expected.choices.at(0).token_ids);
+  EXPECT_EQ(spoiled.choices.at(0).logprobs, expected.choices.at(0).logprobs);
   // One page less, and the request is told so.
   const Reading refused = Answer(*model, pages - 1);
   EXPECT_EQ(refused.status.code(), absl::StatusCode::kInvalidArgument) << refused.status;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, WindowModelTest,
-                         testing::Values("mistral-window-bf16", "phi3-bf16", "gemma2-bf16",
-                                         "gemma3-text-bf16", "gpt-oss-bf16"));
+std::vector<Place> Places() {
+  std::vector<Place> places = {{DeviceKind::kCpu, DType::kF32}};
+  if (kernels::kHasCuda) {
+    places.push_back({DeviceKind::kCuda, DType::kF32});
+    places.push_back({DeviceKind::kCuda, DType::kBF16});
+  }
+  return places;
+}
+
+std::string NameOf(const testing::TestParamInfo<WindowModelTest::ParamType>& info) {
+  const auto& [folder, place] = info.param;
+  std::string name = absl::StrCat(folder, place.device == DeviceKind::kCpu ? "_cpu_" : "_gpu_",
+                                  DTypeName(place.kv_dtype));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, WindowModelTest,
+    testing::Combine(testing::Values("mistral-window-bf16", "phi3-bf16", "gemma2-bf16",
+                                     "gemma3-text-bf16", "gpt-oss-bf16"),
+                     testing::ValuesIn(Places())),
+    NameOf);
 
 }  // namespace
 }  // namespace quire::engine
