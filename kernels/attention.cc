@@ -262,6 +262,11 @@ absl::Status CheckShapes(const AttentionParams& params) {
                                                    params.out_stride, " apart, heads take ",
                                                    columns));
   }
+  if (params.value_columns > shape.head_size) {
+    return absl::InvalidArgumentError(absl::StrCat("attention wants ", params.value_columns,
+                                                   " columns of values, heads have ",
+                                                   shape.head_size));
+  }
   if (params.softcap < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("attention has softcap ", params.softcap, ", it must be at least 0"));

@@ -28,7 +28,8 @@ struct AttentionParams {
   std::uint32_t batch_size;
   std::uint32_t num_heads;  // query heads, a multiple of the views' heads
   float scale;              // on q . k, usually head_size^-0.5
-  // CUDA: the plan that PlanAttention made of this step's rows. Null on the CPU.
+  // CUDA: the plan that PlanAttention made of this step's rows, for this window or a longer one.
+  // Null on the CPU.
   const AttentionPlan* plan = nullptr;
   // CUDA: the tensor maps of the pool (kernels/cuda/kv_tensor_maps.h) and which of its layers the
   // views are. Null: the kernels that need none run.
@@ -37,6 +38,9 @@ struct AttentionParams {
   std::uint32_t window = 0;      // tokens that a row sees, itself included; 0: all
   float softcap = 0;             // of scores; 0: none
   const float* sinks = nullptr;  // [num_heads] in the memory of the backend; null: none
+  // Columns of the values that are wanted, from the first on; 0: all. What lies beyond them in the
+  // heads of out is undefined.
+  std::uint32_t value_columns = 0;
 };
 
 // Row i of sequence b has position p = cache_length(b) + i and sees keys j of 0 .. p, with a window
@@ -65,6 +69,10 @@ struct AttentionParams {
 // without window, soft cap and sinks; generated rows with the same bits. Everything else runs in
 // the scalar kernel, heads up to 576 columns, which needs no plan. Tiles of 64 keys before the
 // windows of all rows of a work item are not read.
+// Latent rows: bf16 over one KV head of 144 to 576 columns of bf16 in steps of 16, whose first
+// value_columns, a multiple of 8 up to 512, are the values (`values` is `keys`), without window,
+// soft cap and sinks, has a tensor-core kernel of its own, with one tree for prompt and generated
+// rows. It needs the plan, for its memory.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {

@@ -33,8 +33,8 @@ __device__ void MergeRows(const MergeArgs& args, const AttentionMerge& merge) {
     fold.Add(
         State{partial[columns * kDecodeRows + row], partial[(columns + 1) * kDecodeRows + row]},
         values);
-    const std::uint32_t spans = (i + 1) * merge.spans_per_partial;
-    if (spans % kSpansPerGroup == 0 || i + 1 == merge.num_partials) fold.EndGroup();
+    const std::uint32_t end = merge.first_span + (i + 1) * merge.spans_per_partial;
+    if (end % kSpansPerGroup == 0 || i + 1 == merge.num_partials) fold.EndGroup();
   }
   if (row >= merge.num_rows) return;
   const std::uint32_t packed = merge.first_row + row;
@@ -73,6 +73,16 @@ bool HasTileKernels(const KvShape& shape) {
   return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= 128;
 }
 
+// Whether the kernel of latent rows reads such pages, wider than those of the others.
+bool HasLatentKernel(const AttentionParams& params, const KvShape& shape) {
+  const bool is_plain = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
+  const std::uint32_t values = params.value_columns;
+  return params.keys == params.values && is_plain && shape.dtype == DType::kBF16 &&
+         shape.num_heads == 1 && shape.head_size > 128 && shape.head_size % 16 == 0 &&
+         shape.head_size <= attention::kMaxLatentColumns && values > 0 && values % 8 == 0 &&
+         values <= attention::kMaxLatentValues && values <= shape.head_size;
+}
+
 absl::Status CheckActivations(const AttentionParams& params) {
   const DType dtype = params.q.dtype();
   if ((dtype != DType::kF32 && dtype != DType::kBF16) || params.out.dtype() != dtype) {
@@ -101,6 +111,10 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
     return absl::InvalidArgumentError(absl::StrCat(
         "attention has ", params.num_heads, " and ", shape.num_heads, " heads of ", shape.head_size,
         ", its plan ", limits.num_heads, " and ", limits.num_kv_heads, " of ", limits.head_size));
+  }
+  if (limits.window != 0 && (params.window == 0 || params.window > limits.window)) {
+    return absl::InvalidArgumentError(absl::StrCat("attention has a window of ", params.window,
+                                                   " tokens, its plan one of ", limits.window));
   }
   const AttentionPlanParams& planned = params.plan->params();
   if (planned.row_offsets != params.row_offsets || planned.batch_size != params.batch_size) {
@@ -171,11 +185,35 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
   return attention::LaunchMerge(context, merge, blocks);
 }
 
+absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams& params) {
+  const AttentionWorkLists lists = AttentionPlanAccess::Lists(*params.plan);
+  const std::uint64_t floats = std::uint64_t{MaxPartials(context.num_sms)} * lists.partial_floats;
+  return attention::LaunchLatent(
+      context, {.rows = std::get<KvView<BF16>>(*params.keys),
+                .q = params.q.as<BF16>(),
+                .out = params.out.as<BF16>(),
+                .q_stride = params.q_stride,
+                .out_stride = params.out_stride,
+                .row_offsets = params.row_offsets,
+                .partials = lists.partials,
+                .max_partials =
+                    static_cast<std::uint32_t>(floats / attention::kLatentPartialFloats),
+                .num_sms = context.num_sms,
+                .batch_size = params.batch_size,
+                .num_heads = params.num_heads,
+                .value_columns = params.value_columns,
+                .scale_log2 = attention::ScoreScale(params)});
+}
+
 }  // namespace
 
 absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
   QUIRE_RETURN_IF_ERROR(CheckActivations(params));
+  if (!params.q.is_f32() && HasLatentKernel(params, shape)) {
+    QUIRE_RETURN_IF_ERROR(CheckTiles(params, shape));
+    return LaunchLatentRows(context, params);
+  }
   if (params.q.is_f32() || !HasTileKernels(shape)) {
     if (shape.head_size > attention::kMaxScalarHead) {
       return absl::InvalidArgumentError(absl::StrCat("attention has heads of ", shape.head_size,

@@ -35,6 +35,28 @@ absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
 inline constexpr std::uint32_t kMaxScalarHead = 576;
 absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
 
+// Rows of latent attention, K and V in one. `max_partials` partial results of kLatentPartialFloats
+// lie at `partials`.
+inline constexpr std::uint32_t kMaxLatentColumns = 576;
+inline constexpr std::uint32_t kMaxLatentValues = 512;
+inline constexpr std::uint32_t kLatentPartialFloats = 32 * (kMaxLatentValues + 2);
+struct LatentArgs {
+  KvView<BF16> rows;  // one head, a multiple of 16 columns
+  const BF16* q;
+  BF16* out;
+  std::int64_t q_stride;
+  std::int64_t out_stride;
+  const std::uint32_t* row_offsets;
+  float* partials;
+  std::uint32_t max_partials;  // at least 1
+  std::uint32_t num_sms;
+  std::uint32_t batch_size;
+  std::uint32_t num_heads;
+  std::uint32_t value_columns;  // a multiple of 8
+  float scale_log2;
+};
+absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args);
+
 // Decode rows from their partial results.
 struct MergeArgs {
   BF16* out;

@@ -34,6 +34,7 @@ struct ScalarArgs {
   const std::uint32_t* row_offsets;
   std::uint32_t batch_size;
   std::uint32_t num_heads;
+  std::uint32_t value_columns;
   float scale_log2;  // to units of log2, or of the cap
   ScoreRules rules;
   bool f32_activations;
@@ -96,7 +97,7 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
     const std::uint32_t left = position - first + 1;
     const std::uint32_t count = left < cuda::kWarpSize ? left : cuda::kWarpSize;
     const std::uint32_t begin = seen > first ? seen - first : 0;
-    for (std::uint32_t d = lane; d < head_size; d += cuda::kWarpSize) {
+    for (std::uint32_t d = lane; d < args.value_columns; d += cuda::kWarpSize) {
       float sum = cuda::Mul(memory.o[d], factor);
       for (std::uint32_t t = begin; t < count; ++t) {
         sum =
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const float* const sink = args.rules.sinks == nullptr ? nullptr : args.rules.sinks + head;
     const State state =
         JoinSink(Attend(args, sequence, head / group, position, memory), sink);
-    for (std::uint32_t d = cuda::Lane(); d < head_size; d += cuda::kWarpSize) {
+    for (std::uint32_t d = cuda::Lane(); d < args.value_columns; d += cuda::kWarpSize) {
       const float y = FinishValue(state, memory.o[d]);
       if (args.f32_activations) {
         static_cast<float*>(args.out)[to + d] = y;
@@ -153,6 +154,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 }  // namespace
 
 absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params) {
+  const std::uint32_t value_columns =
+      params.value_columns == 0 ? KvShapeOf(*params.keys).head_size : params.value_columns;
   return std::visit(
       [&](const auto& keys) {
         using View = std::decay_t<decltype(keys)>;
@@ -165,7 +168,7 @@ absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& par
              .programmatic = true},
             ScalarArgs<T>{keys, std::get<View>(*params.values), params.q.data(), params.out.data(),
                           params.q_stride, params.out_stride, params.row_offsets, params.batch_size,
-                          params.num_heads, ScoreScale(params), RulesOf(params),
+                          params.num_heads, value_columns, ScoreScale(params), RulesOf(params),
                           params.q.is_f32()});
       },
       *params.keys);

@@ -24,7 +24,8 @@ struct CopyHeadColumnsParams {
 };
 
 // y[m][h][y_first + i] = x[m][h][x_first + i] for i below columns. Returns INVALID_ARGUMENT for
-// columns beyond a head or a stride below the heads, UNIMPLEMENTED on a GPU.
+// columns beyond a head or a stride below the heads; on a GPU always, since there LatentStore does
+// this.
 absl::Status CopyHeadColumns(const Backend& backend, const CopyHeadColumnsParams& params);
 
 }  // namespace quire::kernels

@@ -11,8 +11,10 @@
 #include "kernels/embedding.h"    // Embedding: rows of the token table
 #include "kernels/expert_rows.h"  // rows to their experts and back, summed
 #include "kernels/head_columns.h"  // CopyHeadColumns
+#include "kernels/head_linear.h"  // HeadLinear: Linear for every head
 #include "kernels/kv_dispatch.h"  // the one list of KV element types
 #include "kernels/kv_store.h"     // KvStore: K and V rows into their pages
+#include "kernels/latent_store.h"  // LatentStore: rope and pages of latent attention
 #include "kernels/linear.h"       // Linear: x W^T + bias + residual; PackLinearWeights
 #include "kernels/norm.h"         // RmsNorm: of rows or of their heads
 #include "kernels/page_copy.h"    // CopyPage, ZeroPage

@@ -1,22 +1,15 @@
 // Between the QKV product and attention: one warp per (token, head) reads the head once, rotates it
-// in f32, and writes a q head back in place or a k or v head into its page. A lane owns four
-// neighbouring columns, and the other column of each of its pairs is read as well (from L1), before
-// any lane of the warp writes. The group of a quantised page is one head, so its largest magnitude
-// is a butterfly over the warp.
+// in f32, and writes a q head back in place or a k or v head into its page (kv_head.cuh).
 //
 // A launch of its own, so that attention never reads through TMA what its own kernel wrote. Bound
 // by memory: a token's QKV row in, its q row and its page rows out.
 
 #include <cstdint>
-#include <limits>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "base/vec.h"
-#include "cache_manager/kv_quantize.h"
-#include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/thread.cuh"
+#include "kernels/kv_head.cuh"
 #include "kernels/qkv_store.h"
 
 namespace quire::kernels {
@@ -24,119 +17,22 @@ namespace {
 
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
-constexpr std::uint32_t kColumns = 4;  // of a lane, side by side
 // Pieces of 32 lanes x 4 columns that a head may have.
 constexpr std::uint32_t kPieces = 2;
-constexpr std::uint32_t kMaxHeadSize = kPieces * kColumns * cuda::kWarpSize;
-
-// A head's columns, four per lane and piece.
-using HeadValues = float[kPieces][kColumns];
+constexpr std::uint32_t kMaxHeadSize = kv_head::kMaxHeadSize<kPieces>;
+using kv_head::kColumns;
 
 template <typename T, typename E>
 struct QkvStoreArgs {
   KvView<E> keys;
   KvView<E> values;
   T* qkv;
-  const float* cosines;
-  const float* sines;
+  kv_head::Rotation rotation;
   const std::int32_t* token_rows;
   const std::int32_t* positions;
   std::int64_t qkv_stride;
   std::uint32_t num_heads;
-  std::uint32_t rotary_size;
-  std::uint32_t rotary_first;
-  RopeStyle style;
 };
-
-__device__ __forceinline__ std::uint32_t FirstColumn(std::uint32_t piece) {
-  return kColumns * (cuda::Lane() + piece * cuda::kWarpSize);
-}
-
-// Column d of the head, rotated; `own` is what lies there.
-template <typename T, typename E>
-__device__ __forceinline__ float Rotated(const QkvStoreArgs<T, E>& args, const T* head,
-                                         std::int64_t row, std::uint32_t d, float own) {
-  const std::uint32_t i = d - args.rotary_first;  // wraps below the first column
-  const std::uint32_t pairs = args.rotary_size / 2;
-  if (i >= args.rotary_size) return own;
-  const bool half = args.style == RopeStyle::kHalf;
-  const bool second = half ? i >= pairs : i % 2 != 0;
-  const std::uint32_t distance = half ? pairs : 1;
-  const std::uint32_t pair = half ? (second ? i - pairs : i) : i / 2;
-  const float other = ToFloat(head[second ? d - distance : d + distance]);
-  const std::int64_t at = row * pairs + pair;
-  const float turned = cuda::Mul(other, args.sines[at]);
-  const float kept = cuda::Mul(own, args.cosines[at]);
-  return second ? cuda::Add(kept, turned) : cuda::Sub(kept, turned);
-}
-
-// Reads a head, rotated unless it is one of v's.
-template <typename T, typename E>
-__device__ __forceinline__ void ReadHead(const QkvStoreArgs<T, E>& args, const T* head,
-                                         std::int64_t row, bool rotate, HeadValues& x) {
-#pragma unroll
-  for (std::uint32_t j = 0; j < kPieces; ++j) {
-    const std::uint32_t d = FirstColumn(j);
-    Vec<T, kColumns> own{};
-    const bool inside = d < args.keys.head_size();
-    if (inside) own = cache::LoadVector<kColumns>(head + d);
-#pragma unroll
-    for (std::uint32_t c = 0; c < kColumns; ++c) {
-      x[j][c] = ToFloat(own.lane[c]);
-      if (inside && rotate) x[j][c] = Rotated(args, head, row, d + c, x[j][c]);
-    }
-  }
-}
-
-struct PagePlace {
-  std::uint32_t row;   // of the batch
-  std::uint32_t head;  // of the cache
-  std::uint32_t token;
-};
-
-template <typename E>
-__device__ __forceinline__ void StoreHead(const KvView<E>& view, const PagePlace& place,
-                                          const HeadValues& x) {
-  float scale = 1.0f;
-  bool zero = false;
-  if constexpr (kQuantizedKv<E>) {
-    // As cache::QuantizeGroup: the largest magnitude has no order.
-    float amax = 0.0f;
-    bool finite = true;
-#pragma unroll
-    for (std::uint32_t j = 0; j < kPieces; ++j) {
-#pragma unroll
-      for (std::uint32_t c = 0; c < kColumns; ++c) {
-        finite = finite && fabsf(x[j][c]) <= std::numeric_limits<float>::max();
-        amax = cuda::Max(amax, fabsf(x[j][c]));
-      }
-    }
-#pragma unroll
-    for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
-      amax = cuda::Max(amax, cuda::ShuffleXor(amax, mask));
-    }
-    zero = cuda::AnyLane(!finite) || amax == 0.0f;
-    if (!zero) scale = cuda::Max(cuda::Div(amax, cache::kQuantizedMax<E>), 0x1p-126f);
-    if (cuda::Lane() == 0) {
-      view.template store_scale<1>(place.row, place.head, place.token, 0, {scale});
-    }
-  }
-#pragma unroll
-  for (std::uint32_t j = 0; j < kPieces; ++j) {
-    const std::uint32_t d = FirstColumn(j);
-    if (d >= view.head_size()) break;
-    Vec<E, kColumns> out{};
-#pragma unroll
-    for (std::uint32_t c = 0; c < kColumns; ++c) {
-      if constexpr (kQuantizedKv<E>) {
-        if (!zero) out.lane[c] = cache::QuantizeValue<E>(x[j][c], scale);
-      } else {
-        out.lane[c] = FromFloat<E>(x[j][c]);
-      }
-    }
-    view.template store<kColumns>(place.row, place.head, place.token, d, out);
-  }
-}
 
 template <typename T, typename E>
 __global__ void __launch_bounds__(kThreads)
@@ -150,13 +46,14 @@ __global__ void __launch_bounds__(kThreads)
   const std::int32_t batch_row = args.token_rows[row];
   if (batch_row < 0 || head >= args.num_heads + 2 * kv_heads) return;
   T* const x = args.qkv + row * args.qkv_stride + std::int64_t{head} * head_size;
-  HeadValues values;
-  ReadHead(args, x, row, head < args.num_heads + kv_heads, values);
+  kv_head::HeadValues<kPieces> values;
+  kv_head::ReadHead<kPieces>(args.rotation, x, head_size, row, head < args.num_heads + kv_heads,
+                             values);
   cuda::SyncWarp();
   if (head < args.num_heads) {
 #pragma unroll
     for (std::uint32_t j = 0; j < kPieces; ++j) {
-      const std::uint32_t d = FirstColumn(j);
+      const std::uint32_t d = kv_head::FirstColumn(j);
       if (d >= head_size) break;
       Vec<T, kColumns> out;
 #pragma unroll
@@ -166,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const bool is_key = head < args.num_heads + kv_heads;
-  StoreHead<E>(
+  kv_head::StoreHead<kPieces, E>(
       is_key ? args.keys : args.values,
       {static_cast<std::uint32_t>(batch_row), head - args.num_heads - (is_key ? 0 : kv_heads),
        static_cast<std::uint32_t>(args.positions[row])},
@@ -183,10 +80,15 @@ absl::Status LaunchQkvStore(const CudaContext& context, const QkvStoreParams& pa
        .blocks_y = (heads + kWarps - 1) / kWarps,
        .threads = kThreads,
        .programmatic = true},
-      QkvStoreArgs<T, E>{keys, std::get<KvView<E>>(*params.values), params.qkv.as<T>(),
-                         params.cosines, params.sines, params.token_rows, params.positions,
-                         params.qkv_stride, params.num_heads, params.rotary_size,
-                         params.rotary_first, params.style});
+      QkvStoreArgs<T, E>{
+          keys,
+          std::get<KvView<E>>(*params.values),
+          params.qkv.as<T>(),
+          {params.cosines, params.sines, params.rotary_size, params.rotary_first, params.style},
+          params.token_rows,
+          params.positions,
+          params.qkv_stride,
+          params.num_heads});
 }
 
 absl::Status CheckShapes(const QkvStoreParams& params, const KvShape& shape) {

@@ -164,6 +164,25 @@ std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
   return unbuilt.empty() ? UnbuiltNorm("qk_norm", heads.qk_norm) : unbuilt;
 }
 
+// kernels/latent_store.h.
+constexpr std::uint32_t kMostGpuLatent = 576;
+constexpr std::uint32_t kMostGpuLatentRope = 128;
+
+std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
+  const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
+  const Knob knobs[] = {
+      {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
+      {"latent rows of more than 576 columns, kv_lora_rank and qk_rope_head_dim",
+       mla.kv_lora_rank + mla.rope_size > kMostGpuLatent, true},
+      {"a qk_rope_head_dim above 128", mla.rope_size > kMostGpuLatentRope, true},
+      {"a rank or head dim of latent attention that is no multiple of 8",
+       is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
+           is_uneven(mla.rope_size) || is_uneven(mla.v_size),
+       true},
+  };
+  return FirstUnbuilt(knobs, device);
+}
+
 std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
   const Knob knobs[] = {
       {"an MLP without gate", !mlp.gated},
@@ -192,9 +211,6 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
       {"no attention", layer.attention == AttentionKind::kNone},
-      {"latent attention", layer.attention == AttentionKind::kMla, true},
-      {"q_latent_scale or kv_latent_scale",
-       layer.mla.q_latent_scale != 1 || layer.mla.kv_latent_scale != 1},
       {"no MLP", layer.mlp == MlpKind::kNone},
       {"kv_from_layer", layer.kv_from_layer >= 0},
   };
@@ -207,6 +223,7 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
     if (unbuilt.empty()) unbuilt = UnbuiltNorm(slot, *norm);
   }
   if (unbuilt.empty()) unbuilt = UnbuiltAttention(layer.heads, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltMla(layer.mla, device);
   if (unbuilt.empty() && layer.mlp == MlpKind::kMoe) return UnbuiltMoe(layer.moe, device);
   if (unbuilt.empty()) unbuilt = UnbuiltMlp(layer.dense, device);
   return unbuilt;

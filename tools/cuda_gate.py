@@ -2,7 +2,7 @@
 """What the compiled CUDA kernels must be, checked without a GPU.
 
 From the reports of ptxas that cmake/nvcc_report.sh keeps beside the objects: no spill, no stack, registers and static
-shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 88
+shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 104
 kernels per architecture. With --cuobjdump also from machine code and PTX: the instructions that each unit must hold
 are there, portable units carry PTX for later GPUs, and no kernel reads or writes local memory.
 
@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 
-MAX_KERNELS = 88  # per architecture (docs/kernels.md)
+MAX_KERNELS = 104  # per architecture (docs/kernels.md)
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "kernels" / "cuda" / "resources.json"
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")

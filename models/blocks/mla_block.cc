@@ -1,13 +1,18 @@
 #include "models/blocks/mla_block.h"
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "base/check.h"
 #include "base/status.h"
 #include "kernels/attention.h"
-#include "kernels/head_columns.h"
+#include "kernels/head_linear.h"
 #include "kernels/kv_dispatch.h"
-#include "kernels/kv_store.h"
+#include "kernels/latent_store.h"
 #include "kernels/linear.h"
 #include "kernels/norm.h"
-#include "kernels/rope.h"
 #include "models/blocks/branch.h"
 
 namespace quire::models {
@@ -27,7 +32,7 @@ struct Sizes {
 };
 
 absl::Status Apply(const StepContext& step, const LinearWeights& weights, kernels::ConstFloatPtr x,
-                   std::int64_t x_stride, float* y, std::int64_t y_stride) {
+                   std::int64_t x_stride, kernels::FloatPtr y, std::int64_t y_stride) {
   return ApplyLinear(*step.backend, weights,
                      {.x = x,
                       .weight = nullptr,
@@ -38,8 +43,8 @@ absl::Status Apply(const StepContext& step, const LinearWeights& weights, kernel
 }
 
 // The first `columns` of each row, normed in place; an eps of 0 means no norm.
-absl::Status NormLatent(const StepContext& step, float eps, const float* weight, float* x,
-                        std::int64_t stride, std::uint32_t columns) {
+absl::Status NormLatent(const StepContext& step, float eps, const float* weight,
+                        kernels::FloatPtr x, std::int64_t stride, std::uint32_t columns) {
   if (eps == 0) return absl::OkStatus();
   return kernels::RmsNorm(*step.backend, {.x = x,
                                           .weight = weight,
@@ -74,76 +79,77 @@ absl::Status Project(const StepContext& step, const LayerSpec& layer, const Laye
   return NormLatent(step, mla.latent_eps, w.kv_a_norm, b.rows, sizes.latent, mla.kv_lora_rank);
 }
 
-// Rotates the last columns of every query head and of every row.
-absl::Status Rotate(const StepContext& step, const MlaSpec& mla, const Sizes& sizes) {
-  const RopeAngles& angles = step.angles[static_cast<std::size_t>(mla.rope)];
-  const MlaBuffers& b = step.buffers->mla;
-  const struct {
-    float* x;
-    std::uint32_t num_heads, head_size, rotary_first;
-  } parts[] = {{b.heads, mla.num_heads, sizes.query, mla.nope_size},
-               {b.rows, 1, sizes.latent, mla.kv_lora_rank}};
-  for (const auto& part : parts) {
-    QUIRE_RETURN_IF_ERROR(kernels::Rope(
-        *step.backend,
-        {.x = part.x,
-         .cosines = angles.cosines,
-         .sines = angles.sines,
-         .x_stride = std::int64_t{part.num_heads} * part.head_size,
-         .num_rows = step.num_tokens,
-         .num_heads = part.num_heads,
-         .head_size = part.head_size,
-         .rotary_size = mla.rope_size,
-         .rotary_first = part.rotary_first,
-         .style = mla.rope_style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf
-                                                     : kernels::RopeStyle::kInterleaved}));
+// Of what HeadLinear takes from a head to the next.
+struct HeadRows {
+  kernels::ConstFloatPtr x;
+  kernels::FloatPtr y;
+  std::int64_t x_head;
+  std::int64_t y_head;
+};
+
+// y[h] = W_h x[h] of every head, as many at once as one launch takes.
+absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights>& weights,
+                        HeadRows rows) {
+  const auto num_heads = static_cast<std::int64_t>(weights.size());
+  const std::int64_t x_stride = num_heads * rows.x_head;
+  const std::int64_t y_stride = num_heads * rows.y_head;
+  std::array<const kernels::PackedLinear*, kernels::kMostHeadsALaunch> matrices;
+  for (std::size_t first = 0; first < weights.size(); first += matrices.size()) {
+    const std::size_t count = std::min(matrices.size(), weights.size() - first);
+    for (std::size_t i = 0; i < count; ++i) {
+      QUIRE_DCHECK(weights[first + i].matrices.size() == 1 && weights[first + i].bias == nullptr);
+      matrices[i] = &weights[first + i].matrices[0];
+    }
+    const auto at = static_cast<std::int64_t>(first);
+    QUIRE_RETURN_IF_ERROR(kernels::HeadLinear(*step.backend, {.weights = {matrices.data(), count},
+                                                              .x = rows.x + at * rows.x_head,
+                                                              .y = rows.y + at * rows.y_head,
+                                                              .x_stride = x_stride,
+                                                              .y_stride = y_stride,
+                                                              .x_head_stride = rows.x_head,
+                                                              .y_head_stride = rows.y_head,
+                                                              .num_rows = step.num_tokens}));
   }
   return absl::OkStatus();
 }
 
-// queries = [UK_h^T q_nope, q_rope] of every head.
-absl::Status IntoLatent(const StepContext& step, const MlaSpec& mla, const MlaWeights& weights,
-                        const Sizes& sizes) {
-  const MlaBuffers& b = step.buffers->mla;
-  for (std::uint32_t h = 0; h < mla.num_heads; ++h) {
-    QUIRE_RETURN_IF_ERROR(Apply(step, weights.to_latent[h], b.heads + h * sizes.query,
-                                sizes.queries, b.queries + h * sizes.latent, sizes.latents));
-  }
-  return kernels::CopyHeadColumns(*step.backend, {.x = b.heads,
-                                                  .y = b.queries,
-                                                  .x_stride = sizes.queries,
-                                                  .y_stride = sizes.latents,
-                                                  .num_rows = step.num_tokens,
-                                                  .num_heads = mla.num_heads,
-                                                  .x_head_size = sizes.query,
-                                                  .y_head_size = sizes.latent,
-                                                  .x_first = mla.nope_size,
-                                                  .y_first = mla.kv_lora_rank,
-                                                  .columns = mla.rope_size});
-}
-
+// The other columns of the queries, rotated, and the rows into their pages; then
+// found = attention(queries, cache).
 absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
                             const LayerPlace& place) {
-  const MlaBuffers& b = step.buffers->mla;
+  const StepBuffers& b = *step.buffers;
+  const RopeAngles& angles = step.angles[static_cast<std::size_t>(mla.rope)];
   const kernels::AnyKvView rows = kernels::LatentView(step.kv[place.group], place.slot);
-  QUIRE_RETURN_IF_ERROR(kernels::KvStore(*step.backend, {.keys = &rows,
-                                                         .values = &rows,
-                                                         .k = b.rows,
-                                                         .v = b.rows,
-                                                         .row_offsets = step.buffers->row_offsets,
-                                                         .k_stride = sizes.latent,
-                                                         .v_stride = sizes.latent,
-                                                         .batch_size = step.batch_size}));
+  QUIRE_RETURN_IF_ERROR(kernels::LatentStore(
+      *step.backend, {.rows = &rows,
+                      .heads = b.mla.heads,
+                      .latents = b.mla.rows,
+                      .queries = b.mla.queries,
+                      .cosines = angles.cosines,
+                      .sines = angles.sines,
+                      .row_offsets = b.row_offsets,
+                      .token_rows = b.token_rows,
+                      .positions = b.positions,
+                      .batch_size = step.batch_size,
+                      .num_rows = step.num_tokens,
+                      .num_heads = mla.num_heads,
+                      .nope_size = mla.nope_size,
+                      .rope_size = mla.rope_size,
+                      .style = mla.rope_style == RopeStyle::kHalf
+                                   ? kernels::RopeStyle::kHalf
+                                   : kernels::RopeStyle::kInterleaved}));
   return kernels::PagedAttention(*step.backend, {.keys = &rows,
                                                  .values = &rows,
-                                                 .q = b.queries,
-                                                 .out = b.found,
-                                                 .row_offsets = step.buffers->row_offsets,
+                                                 .q = b.mla.queries,
+                                                 .out = b.mla.found,
+                                                 .row_offsets = b.row_offsets,
                                                  .q_stride = sizes.latents,
                                                  .out_stride = sizes.latents,
                                                  .batch_size = step.batch_size,
                                                  .num_heads = mla.num_heads,
-                                                 .scale = mla.scale});
+                                                 .scale = mla.scale,
+                                                 .plan = step.plan(place),
+                                                 .value_columns = mla.kv_lora_rank});
 }
 
 }  // namespace
@@ -154,14 +160,15 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   const Sizes sizes(mla);
   const MlaBuffers& b = step.buffers->mla;
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, sizes));
-  QUIRE_RETURN_IF_ERROR(Rotate(step, mla, sizes));
-  QUIRE_RETURN_IF_ERROR(IntoLatent(step, mla, weights.mla, sizes));
+  // The first columns of every head's query: UK_h^T q_nope.
+  QUIRE_RETURN_IF_ERROR(ApplyHeads(
+      step, weights.mla.to_latent,
+      {.x = b.heads, .y = b.queries, .x_head = sizes.query, .y_head = sizes.latent}));
   QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, mla, sizes, place));
   const std::int64_t values = std::int64_t{mla.num_heads} * mla.v_size;
-  for (std::uint32_t h = 0; h < mla.num_heads; ++h) {
-    QUIRE_RETURN_IF_ERROR(Apply(step, weights.mla.from_latent[h], b.found + h * sizes.latent,
-                                sizes.latents, b.values + h * mla.v_size, values));
-  }
+  QUIRE_RETURN_IF_ERROR(ApplyHeads(
+      step, weights.mla.from_latent,
+      {.x = b.found, .y = b.values, .x_head = sizes.latent, .y_head = mla.v_size}));
   return JoinProduct(step, AttentionOutput(layer, weights), weights.o, b.values, values);
 }
 

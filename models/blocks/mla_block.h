@@ -14,7 +14,7 @@ namespace quire::models {
 // to these rows as one KV head, and what it finds there, a mean of latents, is taken back by the
 // other part. Prefill and decode do the same, so that chunks give the same bits. Writes the rows of
 // the step's tokens to `place` in the cache. Uses normed and mla of the buffers.
-// REQUIRES: CheckBuilt for the CPU.
+// REQUIRES: CheckBuilt for the backend's device.
 absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                       const LayerPlace& place);
 

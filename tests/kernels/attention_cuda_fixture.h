@@ -108,8 +108,8 @@ class AttentionRig {
   // Sequences of these many tokens, all stored.
   AttentionRig(const AttentionShape& shape, std::vector<std::uint32_t> lengths, std::uint32_t seed);
 
-  // One step: what PagedAttention writes, row after row, [heads, columns] each, with as many columns
-  // as are wanted.
+  // One step: what PagedAttention writes, row after row, [heads, columns] each, with as many
+  // columns as are wanted.
   std::vector<float> Run(const CudaBackend& cuda, const std::vector<StepRows>& step) const;
   // The same in double precision.
   std::vector<double> Exact(const std::vector<StepRows>& step) const;

@@ -1,5 +1,5 @@
-// The fused QKV store and page copies on the emulated GPU: every byte of the pool against an image
-// that the test makes.
+// The fused stores of heads and of latent rows, and page copies, on the emulated GPU: every byte of
+// the pool against an image that the test makes.
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/kv_quantize.h"
+#include "kernels/latent_store.h"
 #include "kernels/page_copy.h"
 #include "kernels/qkv_store.h"
 #include "tests/kernels/cuda_test_util.h"
@@ -307,6 +308,187 @@ TEST(QkvStoreCudaRefusalTest, OtherCombinations) {
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.rotary_size = 18; }));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.qkv_stride = 47; }));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.token_rows = nullptr; }));
+}
+
+struct LatentCase {
+  DType dtype;
+  std::uint32_t heads;
+  std::uint32_t rank;
+  std::uint32_t nope;
+  std::uint32_t rope;
+  RopeStyle style;
+};
+
+class LatentStoreCudaTest : public testing::TestWithParam<LatentCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, LatentStoreCudaTest,
+    testing::Values(LatentCase{DType::kF32, 2, 32, 32, 16, RopeStyle::kInterleaved},
+                    LatentCase{DType::kF32, 17, 64, 20, 128, RopeStyle::kHalf},
+                    LatentCase{DType::kBF16, 16, 512, 128, 64, RopeStyle::kInterleaved},
+                    LatentCase{DType::kBF16, 4, 64, 16, 8, RopeStyle::kHalf},
+                    LatentCase{DType::kF16, 3, 64, 64, 32, RopeStyle::kInterleaved},
+                    LatentCase{DType::kI8, 2, 512, 128, 64, RopeStyle::kInterleaved},
+                    LatentCase{DType::kF8E4M3, 2, 32, 32, 16, RopeStyle::kInterleaved}));
+
+// Rows of `width` values with no gaps.
+template <typename T>
+std::vector<T> RandomRows(std::uint32_t width, std::uint32_t seed) {
+  std::vector<T> out;
+  for (const float v : RandomFloats(kTokenRows.size() * width, seed, 2.0f)) {
+    out.push_back(FromFloat<T>(v));
+  }
+  return out;
+}
+
+// The last `rope` columns of the head at `from`, rotated.
+template <typename T>
+std::vector<float> TurnedHead(const LatentCase& of, const T* from, std::uint32_t size,
+                              const float* cosines, const float* sines) {
+  const QkvCase head{of.dtype, 0, 0, size, of.rope, size - of.rope, of.style};
+  std::vector<float> x(size), out(size);
+  std::transform(from, from + size, x.begin(), [](T v) { return ToFloat(v); });
+  for (std::uint32_t d = 0; d < size; ++d) out[d] = Rotate(head, x, cosines, sines, d);
+  return out;
+}
+
+// A step's inputs.
+template <typename T>
+struct LatentInputs {
+  explicit LatentInputs(const LatentCase& of)
+      : columns(of.rank + of.rope),
+        query(of.nope + of.rope),
+        pairs(of.rope / 2),
+        heads(RandomRows<T>(of.heads * query, 4)),
+        latents(RandomRows<T>(columns, 5)),
+        queries(RandomRows<T>(of.heads * columns, 6)),
+        cosines(kTokenRows.size() * pairs),
+        sines(cosines.size()),
+        table(3 * kLookupStride, 0) {
+    table[0] = 7;
+    table[1] = 2;
+    table[kLookupStride] = 5;
+    for (std::size_t i = 0; i < cosines.size(); ++i) {
+      cosines[i] = std::cos(static_cast<float>(i));
+      sines[i] = std::sin(static_cast<float>(i));
+    }
+  }
+
+  std::uint32_t columns, query, pairs;
+  std::vector<T> heads, latents, queries;
+  std::vector<float> cosines, sines;
+  std::vector<std::uint32_t> table;
+};
+
+// What must come out: the ends of the queries, and the rows in the V half of layer 1.
+template <typename T, typename E>
+void StoreLatentsOnHost(const LatentCase& of, LatentInputs<T>& in, DevicePool& pool) {
+  for (std::size_t m = 0; m < kTokenRows.size(); ++m) {
+    if (kTokenRows[m] < 0) continue;
+    const float* const cosines = &in.cosines[m * in.pairs];
+    const float* const sines = &in.sines[m * in.pairs];
+    for (std::uint32_t h = 0; h < of.heads; ++h) {
+      const std::size_t head = m * of.heads + h;
+      const std::vector<float> turned =
+          TurnedHead(of, &in.heads[head * in.query], in.query, cosines, sines);
+      for (std::uint32_t i = 0; i < of.rope; ++i) {
+        in.queries[head * in.columns + of.rank + i] = FromFloat<T>(turned[of.nope + i]);
+      }
+    }
+    const auto t = static_cast<std::uint32_t>(kPositions[m]);
+    const std::uint32_t page =
+        in.table[static_cast<std::uint32_t>(kTokenRows[m]) * kLookupStride + t / 16];
+    if (page == 0) continue;
+    PutHead<E>(TurnedHead(of, &in.latents[m * in.columns], in.columns, cosines, sines),
+               pool.Head(page, 1, 1, t % 16, 0),
+               kQuantizedKv<E> ? pool.Scale(page, 1, 1, t % 16, 0) : nullptr);
+  }
+}
+
+template <typename T, typename E>
+void CheckLatentStore(const LatentCase& of) {
+  const EmulatedBackend cuda(of.rank);
+  LatentInputs<T> in(of);
+  DevicePool pool(cuda, Geometry(of.dtype, 1, in.columns), in.table);
+  DeviceArray<T> heads(cuda, in.heads), latents(cuda, in.latents), queries(cuda, in.queries);
+  DeviceArray<float> cosines(cuda, in.cosines), sines(cuda, in.sines);
+  DeviceArray<std::int32_t> rows(cuda, kTokenRows), positions(cuda, kPositions);
+  // Layer 3 of the model is the V half of the pool's layer 1.
+  const AnyKvView view = LatentView(pool.collection(), 3);
+  const absl::Status status =
+      LatentStore(*cuda, {.rows = &view,
+                          .heads = heads.data(),
+                          .latents = latents.data(),
+                          .queries = queries.data(),
+                          .cosines = cosines.data(),
+                          .sines = sines.data(),
+                          .row_offsets = nullptr,
+                          .token_rows = rows.data(),
+                          .positions = positions.data(),
+                          .batch_size = 3,
+                          .num_rows = static_cast<std::uint32_t>(kTokenRows.size()),
+                          .num_heads = of.heads,
+                          .nope_size = of.nope,
+                          .rope_size = of.rope,
+                          .style = of.style});
+  ASSERT_TRUE(status.ok()) << status;
+  StoreLatentsOnHost<T, E>(of, in, pool);
+  const std::vector<T> got = queries.Get();
+  EXPECT_EQ(std::memcmp(got.data(), in.queries.data(), got.size() * sizeof(T)), 0);
+  pool.ExpectDeviceIsAsHere();
+}
+
+TEST_P(LatentStoreCudaTest, WritesItsBytesAndNoOthers) {
+  switch (GetParam().dtype) {
+    case DType::kF32:
+      return CheckLatentStore<float, float>(GetParam());
+    case DType::kBF16:
+      return CheckLatentStore<BF16, BF16>(GetParam());
+    case DType::kF16:
+      return CheckLatentStore<BF16, F16>(GetParam());
+    case DType::kI8:
+      return CheckLatentStore<BF16, std::int8_t>(GetParam());
+    default:
+      return CheckLatentStore<BF16, F8E4M3>(GetParam());
+  }
+}
+
+TEST(LatentStoreCudaRefusalTest, ShapesAndTypes) {
+  const EmulatedBackend cuda;
+  const std::vector<std::uint32_t> table(kLookupStride, 0);
+  DeviceArray<float> values(cuda, 640);
+  DeviceArray<std::int32_t> rows(cuda, 1);
+  const auto refused = [&](DType dtype, std::uint32_t kv_heads, std::uint32_t columns,
+                           auto change) {
+    DevicePool pool(cuda, Geometry(dtype, kv_heads, columns), table);
+    const AnyKvView view = LatentView(pool.collection(), 0);
+    LatentStoreParams params{.rows = &view,
+                             .heads = values.data(),
+                             .latents = values.data(),
+                             .queries = values.data(),
+                             .cosines = values.data(),
+                             .sines = values.data(),
+                             .row_offsets = nullptr,
+                             .token_rows = rows.data(),
+                             .positions = rows.data(),
+                             .batch_size = 1,
+                             .num_rows = 1,
+                             .num_heads = 1,
+                             .nope_size = 8,
+                             .rope_size = 8};
+    change(params);
+    return absl::IsInvalidArgument(LatentStore(*cuda, params));
+  };
+  const auto as_is = [](LatentStoreParams&) {};
+  EXPECT_TRUE(refused(DType::kBF16, 1, 48, as_is));  // f32 activations
+  EXPECT_TRUE(refused(DType::kF32, 2, 48, as_is));
+  EXPECT_TRUE(refused(DType::kF32, 1, 580, as_is));
+  EXPECT_TRUE(refused(DType::kF32, 1, 46, as_is));
+  EXPECT_TRUE(refused(DType::kF32, 1, 8, as_is));
+  EXPECT_TRUE(refused(DType::kF32, 1, 576, [](auto& p) { p.rope_size = 132; }));
+  EXPECT_TRUE(refused(DType::kF32, 1, 48, [](auto& p) { p.rope_size = 7; }));
+  EXPECT_TRUE(refused(DType::kF32, 1, 48, [](auto& p) { p.nope_size = 6; }));
+  EXPECT_TRUE(refused(DType::kF32, 1, 48, [](auto& p) { p.positions = nullptr; }));
 }
 
 class PageCopyCudaTest : public testing::TestWithParam<DType> {};

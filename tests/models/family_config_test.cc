@@ -567,22 +567,12 @@ TEST(FamilyConfigTest, FamiliesDoNotOverlap) {
                                             "granite", "gemma2", "gemma3", "phi3", "olmo2"}));
 }
 
-// What a GPU lacks is refused by its name before anything is read.
-TEST(FamilyConfigTest, GpusRefuseWhatOnlyTheCpuComputes) {
-  const std::pair<const char*, const char*> refused[] = {{"deepseek-v2-bf16", "latent attention"},
-                                                         {"deepseek-v3-bf16", "latent attention"}};
-  for (const auto& [folder, knob] : refused) {
-    const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
-    const auto read = ReadModelSpec(*files, DeviceKind::kCuda);
-    ASSERT_FALSE(read.ok()) << folder;
-    EXPECT_EQ(read.status().code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(read.status().message()), HasSubstr(knob)) << folder;
-    EXPECT_THAT(std::string(read.status().message()), HasSubstr("on a GPU")) << folder;
-  }
+TEST(FamilyConfigTest, GpusTakeEveryFamily) {
   for (const char* folder :
        {"qwen2-bf16", "mistral-window-bf16", "qwen3-hd128-bf16", "smollm3-bf16", "granite-bf16",
         "gemma2-bf16", "gemma3-text-bf16", "phi3-bf16", "phi3-longrope-bf16", "olmo2-bf16",
-        "mixtral-bf16", "qwen3-moe-bf16", "gpt-oss-bf16", "gpt-oss-mxfp4"}) {
+        "mixtral-bf16", "qwen3-moe-bf16", "gpt-oss-bf16", "gpt-oss-mxfp4", "deepseek-v2-bf16",
+        "deepseek-v2-lite-bf16", "deepseek-v3-bf16", "deepseek-v3-noqlora-bf16"}) {
     const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
     const auto read = ReadModelSpec(*files, DeviceKind::kCuda);
     EXPECT_TRUE(read.ok()) << folder << ": " << read.status();

@@ -143,13 +143,28 @@ TEST(LayerSpecTest, KnobsOfTheCpuAloneAreRefusedOnAGpu) {
   const auto heads_of = [](ModelSpec& s, std::uint32_t size) {
     for (LayerSpec& layer : s.layers) layer.heads.head_size = layer.heads.v_head_size = size;
   };
+  const auto latent = [](ModelSpec& s, MlaSpec mla) {
+    for (LayerSpec& layer : s.layers) {
+      layer.attention = AttentionKind::kMla;
+      layer.mla = mla;
+    }
+  };
+  const auto sizes = [](std::uint32_t rank, std::uint32_t rope, std::uint32_t nope) {
+    MlaSpec mla;
+    mla.num_heads = 4;
+    mla.kv_lora_rank = rank;
+    mla.rope_size = rope;
+    mla.nope_size = nope;
+    mla.v_size = 64;
+    return mla;
+  };
   const Knob knobs[] = {
       {"head_size above 256", [&](ModelSpec& s) { heads_of(s, 512); }},
       {"no multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
-      {"latent attention",
-       [](ModelSpec& s) {
-         for (LayerSpec& layer : s.layers) layer.attention = AttentionKind::kMla;
-       }},
+      {"more than 576 columns", [&](ModelSpec& s) { latent(s, sizes(520, 64, 64)); }},
+      {"qk_rope_head_dim above 128", [&](ModelSpec& s) { latent(s, sizes(64, 136, 64)); }},
+      {"latent attention that is no multiple of 8",
+       [&](ModelSpec& s) { latent(s, sizes(512, 64, 60)); }},
   };
   for (const Knob& knob : knobs) {
     const absl::Status status = Checked(knob, DeviceKind::kCuda);
@@ -169,6 +184,10 @@ TEST(LayerSpecTest, KnobsOfBothDevicesAreAccepted) {
   const NormSpec norm = LlamaSpec().final_norm;
   const Knob knobs[] = {
       {"a mixture of experts", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kMoe; }},
+      {"latent attention",
+       [](ModelSpec& s) {
+         for (LayerSpec& layer : s.layers) layer.attention = AttentionKind::kMla;
+       }},
       {"attn_out", [&](ModelSpec& s) { s.layers[2].attn_out = norm; }},
       {"mlp_out", [&](ModelSpec& s) { s.layers[2].mlp_out = norm; }},
       {"attn_in", [](ModelSpec& s) { s.layers[2].attn_in = {}; }},

@@ -104,10 +104,11 @@ TEST(MlaSpecTest, WhatIsNotSupportedIsRefusedByKeyAndValue) {
   EXPECT_EQ(group_limited->spec.layers[1].moe.group_score, GroupScore::kMax);
 }
 
-TEST(MlaSpecTest, GpusAreRefusedByName) {
-  const auto checked = Read("deepseek-v3-bf16", json::object(), DeviceKind::kCuda);
+TEST(MlaSpecTest, GpusRefuseRowsThatTheirKernelsDoNotHold) {
+  EXPECT_TRUE(Read("deepseek-v3-bf16", json::object(), DeviceKind::kCuda).ok());
+  const auto checked = Read("deepseek-v3-bf16", {{"kv_lora_rank", 1024}}, DeviceKind::kCuda);
   EXPECT_EQ(checked.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(checked.status().message()), HasSubstr("latent attention"));
+  EXPECT_THAT(std::string(checked.status().message()), HasSubstr("kv_lora_rank"));
 }
 
 // Three layers of 32 + 16 columns: one row each, and one spare that makes the number even.

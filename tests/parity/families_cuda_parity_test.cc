@@ -1,4 +1,4 @@
-// One fixture of every family beside Llama that a GPU computes, on an emulated GPU: judged against
+// One fixture of every family beside Llama, of DeepSeek all, on an emulated GPU: judged against
 // Hugging Face transformers, and against itself where bits must not change. The fixtures and limits
 // are those of families_parity_test.cc; a few prompts stand for all, since emulation is slow.
 
@@ -28,7 +28,9 @@ constexpr Fixture kFixtures[] = {
     {"mistral-window-bf16"}, {"qwen3-hd128-bf16"}, {"smollm3-bf16"},   {"granite-bf16"},
     {"gemma2-bf16"},         {"gemma3-text-bf16"}, {"phi3-bf16"},      {"phi3-longrope-bf16", 140},
     {"olmo2-bf16"},          {"mixtral-bf16"},     {"qwen3-moe-bf16"}, {"gpt-oss-bf16"},
-    {"ministral-bf16"},      {"phi4-mini-bf16", 140}};
+    {"gpt-oss-mxfp4"},
+    {"ministral-bf16"},      {"phi4-mini-bf16", 140}, {"deepseek-v2-bf16"},
+    {"deepseek-v2-lite-bf16"}, {"deepseek-v3-bf16"}, {"deepseek-v3-noqlora-bf16"}};
 
 // A prompt of 37 tokens, one beyond every window and border.
 const std::vector<std::size_t> kSome = {10, 9};
