@@ -195,10 +195,11 @@ void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> t
   Free(row);
 }
 
-void CacheManager::Scrub(BatchRow row, std::uint32_t first_token) {
+void CacheManager::Scrub(BatchRow row, std::span<const std::int32_t> tokens,
+                         std::span<const PageKey> keys, std::uint32_t first_token) {
   const std::uint32_t first_column = first_token / state_->page_size;
   // The nodes of a row are one path: all that continue the first go with it.
-  const NodeId first = state_->NodeAt(row, first_column);
+  const NodeId first = state_->NodeAt(row, first_column, tokens, keys);
   if (first != kNoNode) state_->prefixes.DropSubtree(first);
   for (const LookupTable& table : state_->tables) {
     for (std::uint32_t column = std::max(first_column, table.first_column(row));

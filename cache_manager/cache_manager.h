@@ -173,9 +173,11 @@ class CacheManager {
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
   // Frees the row after a non-finite flag. Pages from token `first_token` on, and all that continue
-  // them, stop being findable; as soon as no other row refers to them they are quarantined: a later
-  // step clears them (TakeClears) before they can be handed out again.
-  void Scrub(BatchRow row, std::uint32_t first_token);
+  // them, stop being findable, those that windows have let go as far as `tokens` have `keys`; as
+  // soon as no other row refers to them they are quarantined: a later step clears them (TakeClears)
+  // before they can be handed out again.
+  void Scrub(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
+             std::uint32_t first_token);
 
   // Fills the step arrays, those of one group after the other: cache_lengths of the scheduled rows,
   // 0 for the others, and the three maxima. REQUIRES: every row is scheduled once, with at least

@@ -293,12 +293,17 @@ NodeId CacheManager::State::NodeBefore(BatchRow row, std::uint32_t column) const
   return table.has_page(row, column - 1) ? pool.node(table.page(row, column - 1)) : kNoNode;
 }
 
-NodeId CacheManager::State::NodeAt(BatchRow row, std::uint32_t column) const {
+NodeId CacheManager::State::NodeAt(BatchRow row, std::uint32_t column,
+                                   std::span<const std::int32_t> tokens,
+                                   std::span<const PageKey> keys) const {
   const LookupTable& table = tables[widest];
-  std::uint32_t held = std::max(column, table.first_column(row));
-  if (!table.has_page(row, held)) return kNoNode;
-  NodeId node = pool.node(table.page(row, held));
-  for (; node != kNoNode && held > column; --held) node = prefixes.parent(node);
+  if (table.has_page(row, column)) return pool.node(table.page(row, column));
+  if (column >= table.first_column(row) || column >= keys.size()) return kNoNode;
+  NodeId node = prefixes.FindRoot(rows[row.value()].root);
+  for (std::uint32_t at = 0; at <= column && node != kNoNode; ++at) {
+    const auto page_tokens = tokens.subspan(std::size_t{at} * page_size, page_size);
+    node = prefixes.FindChild(node, keys[at], page_tokens).node;
+  }
   return node;
 }
 

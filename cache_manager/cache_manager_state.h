@@ -92,8 +92,10 @@ struct CacheManager::State {
   // The node that a page at `column` continues; kNoNode when that would be a root not known yet, or
   // when the row does not hold the page before.
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
-  // The node of `column`, even when its pages were given back; kNoNode when it has none.
-  NodeId NodeAt(BatchRow row, std::uint32_t column) const;
+  // The node of `column`; kNoNode when it has none. Where its pages were given back it is found by
+  // `keys`, which the row's last pages may not lead to any more.
+  NodeId NodeAt(BatchRow row, std::uint32_t column, std::span<const std::int32_t> tokens,
+                std::span<const PageKey> keys) const;
   void PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
                       std::span<const PageKey> keys, std::uint32_t full_pages);
   bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,

@@ -24,9 +24,16 @@ PageDemand::PageDemand(std::uint32_t page_size, std::span<const CacheGroup> grou
   }
 }
 
+std::uint32_t PageDemand::Columns(std::uint32_t tokens) const {
+  return static_cast<std::uint32_t>((std::uint64_t{tokens} + page_size_ - 1) / page_size_);
+}
+
+std::uint64_t PageDemand::HistoryPages(std::uint32_t tokens) const {
+  return std::uint64_t{num_groups()} * Columns(tokens);
+}
+
 std::uint32_t PageDemand::PagesFor(std::uint32_t tokens) const {
-  const auto pages =
-      static_cast<std::uint32_t>((std::uint64_t{tokens} + page_size_ - 1) / page_size_);
+  const std::uint32_t pages = Columns(tokens);
   std::uint32_t total = num_full_groups_ * pages;
   for (const std::uint32_t window_pages : window_pages_) total += std::min(pages, window_pages);
   return total;

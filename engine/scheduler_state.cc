@@ -119,7 +119,7 @@ void Scheduler::Fork(LiveRequest& request) {
 }
 
 void Scheduler::ReleaseOutsideWindow(Sequence& sequence) {
-  if (!has_windows_) return;
+  if (!cache_->demand().has_windows()) return;
   cache_->ReleaseOutsideWindow(*sequence.row, sequence.computed);
   SetPages(sequence, cache_->pages_of(*sequence.row));
 }
@@ -156,8 +156,11 @@ void Scheduler::Remove(LiveRequest& request, bool scrub) {
   }
   for (const auto& sequence : request.sequences) {
     if (sequence->row.has_value()) {
-      if (scrub && sequence->pages > 0) cache_->Scrub(*sequence->row, 0);
-      cache_->Free(*sequence->row);
+      if (scrub) {
+        cache_->Scrub(*sequence->row, sequence->cache_tokens(), sequence->keys, 0);
+      } else {
+        cache_->Free(*sequence->row);
+      }
       ReleaseRow(*sequence);
     }
     std::erase(running_, sequence.get());
@@ -194,7 +197,7 @@ absl::Status Scheduler::CheckIntegrity() const {
     }
     const bool has_pages = s.state != SequenceState::kForkWait;
     // A window of one token can leave a row without pages between two steps.
-    const bool may_lack_pages = !has_pages || has_windows_;
+    const bool may_lack_pages = !has_pages || cache_->demand().has_windows();
     if (s.pages != cache_->pages_of(*s.row) || (s.pages > 0 && !has_pages) ||
         (s.pages == 0 && !may_lack_pages)) {
       return absl::InternalError(absl::StrCat(name, " counts ", s.pages, " pages, its row has ",

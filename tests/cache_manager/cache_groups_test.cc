@@ -49,6 +49,13 @@ class CacheGroupsTest : public CacheManagerTest {
     }
     return held;
   }
+  NodeId LastNode(const Tokens& tokens, const std::vector<PageKey>& keys, std::size_t columns) {
+    NodeId node = prefixes().FindRoot(kRoot);
+    for (std::size_t at = 0; at < columns; ++at) {
+      node = prefixes().FindChild(node, keys[at], std::span(tokens).subspan(at * kP, kP)).node;
+    }
+    return node;
+  }
   void Release(BatchRow row, std::uint32_t computed) {
     cache_->ReleaseOutsideWindow(row, computed);
     EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
@@ -422,12 +429,31 @@ TEST_F(WindowOnlyTest, FlushTakesNodesWithoutPagesToo) {
 }
 
 TEST_F(WindowOnlyTest, ScrubFindsColumnsThatWereGivenBack) {
-  Run(kA, Count(10 * kP));
-  cache_->Scrub(kA, 0);
+  const Tokens tokens = Count(10 * kP);
+  Run(kA, tokens);
+  cache_->Scrub(kA, tokens, KeysOf(options_, kRoot, tokens), 0);
   EXPECT_EQ(prefixes().num_nodes(), 0u);
   EXPECT_EQ(cache_->TakeClears().size(), 2u);
   cache_->CompleteStep();
   EXPECT_EQ(cache_->available_pages(), 11u);
+}
+
+// The row holds nothing any more that it has published.
+TEST_F(WindowOnlyTest, ScrubFindsColumnsOfARowThatPublishesNoMore) {
+  const Tokens tokens = Count(10 * kP);
+  const auto keys = KeysOf(options_, kRoot, tokens);
+  for (const std::uint32_t first : {0u, 3 * kP}) {
+    StartAndPublish(kA, Count(6 * kP));
+    cache_->SetPublish(kA, false);
+    ASSERT_TRUE(cache_->Reserve(kA, 10 * kP).ok());
+    Release(kA, 10 * kP);
+    pool().Evict(prefixes().pages(LastNode(tokens, keys, 6))[0]);  // its last one, too
+    EXPECT_EQ(prefixes().num_nodes(), 5u);
+    cache_->Scrub(kA, tokens, keys, first);
+    EXPECT_EQ(prefixes().num_nodes(), first / kP);
+    RunStepWork();
+    cache_->Flush();
+  }
 }
 
 // Which prefixes are found when only some pages of a window group are left, against the definition:

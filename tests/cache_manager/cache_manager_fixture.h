@@ -59,6 +59,8 @@ class CacheManagerTest : public ::testing::Test {
     cache_->FreeKeepingTail(row, tokens, KeysOf(options_, kRoot, tokens),
                             static_cast<std::uint32_t>(tokens.size()));
   }
+  // Of a row that holds its first column.
+  void Scrub(BatchRow row, std::uint32_t first_token) { cache_->Scrub(row, {}, {}, first_token); }
   BlockId PageOf(BatchRow row, std::uint32_t column, std::size_t group = 0) const {
     return CacheManagerPeer::page(*cache_, row, column, group);
   }

@@ -396,7 +396,7 @@ TEST_F(CacheManagerTest, ScrubbedPagesAreClearedBeforeTheyComeBack) {
   const Tokens prompt = Count(2 * kP + 5);
   StartAndPublish(kA, prompt);
   const BlockId bad[] = {PageOf(kA, 2), PageOf(kA, 1)};
-  cache_->Scrub(kA, kP);
+  Scrub(kA, kP);
   EXPECT_EQ(cache_->pages_of(kA), 0u);
   EXPECT_EQ(MatchedTokens(prompt), kP);
   EXPECT_EQ(cache_->available_pages(), 17u);
@@ -417,7 +417,7 @@ TEST_F(CacheManagerTest, ScrubTakesSharedPagesFromTheIndexAndTheirHoldersPublish
   StartAndPublish(kA, Count(2 * kP + 1));
   EXPECT_EQ(StartAndPublish(kB, longer), 2 * kP);
   const BlockId bad = PageOf(kA, 1);
-  cache_->Scrub(kA, kP);
+  Scrub(kA, kP);
   EXPECT_EQ(MatchedTokens(longer), kP);        // B's own pages continued the bad one
   EXPECT_EQ(cache_->TakeClears().size(), 1u);  // A's tail
   cache_->CompleteStep();
@@ -432,7 +432,7 @@ TEST_F(CacheManagerTest, SpoiledPageThatWasNeverPublishedStaysUnpublished) {
   const Tokens prompt = Count(2 * kP);
   Start(kA, prompt);
   ASSERT_TRUE(cache_->Fork(kA, kB, 2 * kP).ok());
-  cache_->Scrub(kA, kP);
+  Scrub(kA, kP);
   EXPECT_EQ(cache_->available_pages(), 17u);
   Publish(kB, prompt);
   EXPECT_EQ(Match(prompt + Count(1)).pages.size(), 1u);

@@ -242,9 +242,10 @@ class CacheModel {
     Free(row);
   }
 
-  void Scrub(std::uint32_t row, std::uint32_t first_token) {
+  void Scrub(std::uint32_t row, std::span<const std::int32_t> tokens,
+             std::span<const PageKey> keys, std::uint32_t first_token) {
     const std::uint32_t first = first_token / size_;
-    if (const std::uint32_t node = NodeAt(rows_[row], first); node != 0) Drop(node);
+    if (const std::uint32_t node = NodeAt(rows_[row], first, tokens, keys); node != 0) Drop(node);
     for (const auto& pages : rows_[row].pages) {
       for (std::size_t column = first; column < pages.size(); ++column) {
         if (pages[column] != 0) spoiled_.insert(pages[column]);
@@ -359,21 +360,20 @@ class CacheModel {
                steps_, [&](const Step& step) { return std::ranges::any_of(step.copies, reads); });
   }
 
-  // The node of a column of the row, found from the first page at or after it.
-  std::uint32_t NodeAt(const Row& row, std::size_t column) const {
-    std::uint32_t node = 0;
-    std::size_t held = column;
-    for (bool found = false; !found; held += !found) {
-      bool is_past_the_end = true;
-      for (const auto& pages : row.pages) {
-        if (held < pages.size()) is_past_the_end = false;
-        if (held >= pages.size() || pages[held] == 0) continue;
-        found = true;
-        node = tree_.NodeOf(pages[held]);
-      }
-      if (is_past_the_end) return 0;
+  // The node of a column of the row, or that of its tokens where no group holds the column.
+  std::uint32_t NodeAt(const Row& row, std::size_t column, std::span<const std::int32_t> tokens,
+                       std::span<const PageKey> keys) const {
+    for (const auto& pages : row.pages) {
+      if (column >= pages.size()) return 0;
+      if (pages[column] != 0) return tree_.NodeOf(pages[column]);
     }
-    for (; node != 0 && held > column; --held) node = tree_.at(node).parent;
+    std::uint32_t node = 0;
+    bool collision = false;
+    for (std::size_t at = 0; at <= column; ++at) {
+      node = tree_.FindChild(row.root, node, keys[at], tokens.subspan(at * size_, size_),
+                             &collision);
+      if (node == 0) return 0;
+    }
     return node;
   }
 

@@ -383,8 +383,9 @@ class Storm {
         }
       }
     }
-    cache_->Scrub(BatchRow{row}, first);
-    model_.Scrub(row, first);
+    const auto keys = KeysOf(options_, sequence.root, sequence.tokens);
+    cache_->Scrub(BatchRow{row}, sequence.tokens, keys, first);
+    model_.Scrub(row, sequence.tokens, keys, first);
     sequence = Sequence{};
   }
 

@@ -44,6 +44,11 @@ TEST(PageDemandTest, GroupsAddUp) {
   EXPECT_EQ(demand.PagesFor(16), 4u);
   EXPECT_EQ(demand.PagesFor(1600), 2 * 100 + 2 * 2u);
   EXPECT_EQ(demand.SharedPagesFor(33), 4u);
+  EXPECT_EQ(demand.HistoryPages(1601), 4 * 101u);
+  EXPECT_EQ(demand.num_groups(), 4u);
+  EXPECT_EQ(demand.num_window_groups(), 2u);
+  EXPECT_TRUE(demand.has_windows());
+  EXPECT_FALSE(PageDemand(16, std::vector<CacheGroup>{{0}, {0}}, 1).has_windows());
 }
 
 }  // namespace
