@@ -33,7 +33,6 @@ Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
     : options_(options),
       cache_(cache),
       page_size_(cache->page_size()),
-      has_windows_(cache->demand().SharedPagesFor(page_size_) < cache->num_groups()),
       max_window_chunk_(MaxChunkTokens(options, page_size_)) {
   const auto rows = static_cast<std::uint32_t>(options.max_running_sequences);
   num_rows_ = rows;
@@ -142,7 +141,7 @@ void Scheduler::PlanDecodes(bool ahead) {
       ready.push_back(sequence);
     }
   }
-  if (has_windows_) GrowPrompts(ahead);
+  if (cache_->demand().has_windows()) GrowPrompts(ahead);
   std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
   const std::uint32_t without_page = budget_ > page_size_ ? budget_ - page_size_ : budget_;
   // Only where a page for prompts would cost rows is it worth looking whether anybody needs it.
@@ -166,10 +165,27 @@ void Scheduler::GrowPrompts(bool ahead) {
     if (left == 0 || must_wait_) return;
     if (!sequence->active()) continue;
     const std::uint32_t remaining = sequence->total() - sequence->launched();
-    const std::uint32_t chunk = std::min({remaining, MostChunkTokens(), left});
-    left -= chunk;
-    Grow(*sequence, sequence->launched() + chunk, ahead);
+    left -= GrowPrompt(*sequence, std::min({remaining, MostChunkTokens(), left}), ahead);
   }
+}
+
+// Takes the pages of as much of the chunk as there are pages for. A victim gives its own only where
+// the row could compute nothing otherwise. Returns the tokens that have pages.
+std::uint32_t Scheduler::GrowPrompt(Sequence& sequence, std::uint32_t chunk, bool ahead) {
+  const std::uint32_t begin = sequence.launched();
+  std::uint32_t reserved = cache_->reserved_tokens(*sequence.row);
+  while (reserved < begin + chunk) {
+    std::uint32_t columns = cache_->available_pages() / cache_->demand().num_window_groups();
+    if (reserved == begin) columns = std::max(columns, 1u);
+    if (columns == 0) break;
+    const std::uint64_t end = reserved + std::uint64_t{columns} * page_size_;
+    if (!Grow(sequence, static_cast<std::uint32_t>(std::min<std::uint64_t>(begin + chunk, end)),
+              ahead)) {
+      return 0;
+    }
+    reserved = cache_->reserved_tokens(*sequence.row);
+  }
+  return std::min(reserved - begin, chunk);
 }
 
 // Takes the pages for the first `tokens` tokens. False: the row sits out this step, or was
@@ -208,7 +224,7 @@ absl::Duration Scheduler::StepTimeTarget() const {
 // Of one row in one step.
 std::uint32_t Scheduler::MostChunkTokens() const {
   const auto chunk = static_cast<std::uint32_t>(options_.prefill_chunk_tokens);
-  return has_windows_ ? std::min(chunk, max_window_chunk_) : chunk;
+  return cache_->demand().has_windows() ? std::min(chunk, max_window_chunk_) : chunk;
 }
 
 // `room`: tokens after those computed that have pages, or may have them.

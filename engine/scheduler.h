@@ -109,6 +109,7 @@ class Scheduler {
   bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
   void PlanDecodes(bool ahead);
   void GrowPrompts(bool ahead);
+  std::uint32_t GrowPrompt(Sequence& sequence, std::uint32_t chunk, bool ahead);
   bool CanDecode(const Sequence& sequence) const;
   bool NeedsOutcome(const Sequence& sequence) const;
   void PlanChunks();
@@ -142,7 +143,6 @@ class Scheduler {
   const EngineOptions& options_;
   cache::CacheManager* const cache_;
   const std::uint32_t page_size_;
-  const bool has_windows_;
   const std::uint32_t max_window_chunk_;  // MaxChunkTokens of the options at the start
   StepPlan plan_;
   std::vector<LiveRequest*> waiting_;  // never admitted, by arrival

@@ -15,6 +15,7 @@ namespace quire::engine {
 namespace {
 
 using ::testing::Contains;
+using ::testing::HasSubstr;
 using ::testing::Pair;
 
 using Groups = std::vector<cache::CacheGroup>;
@@ -118,6 +119,23 @@ TEST(WindowTest, ARequestIsRefusedWhenItsPagesNeverFitAndOnlyThen) {
   EXPECT_EQ(reason->reason, "NEVER_FITS");
   EXPECT_THAT(reason->metadata, Contains(Pair("pages_needed", absl::StrCat(pages + 1))));
   EXPECT_THAT(reason->metadata, Contains(Pair("pages_total", absl::StrCat(pages))));
+  EXPECT_THAT(harness.output("never").status.message(),
+              HasSubstr("pages of 16 tokens over 2 layer groups, the pool has"));
+}
+
+// A chunk is cut to the pages that there are before anybody loses any.
+TEST(WindowTest, AShorterChunkIsBetterThanAVictim) {
+  const Groups groups = {{.window = 24}};
+  ASSERT_EQ(cache::PageDemand(kPage, groups, kChunk).PagesFor(200), 5u);
+  Harness harness(OptionsFor({groups, 7, 1, AdmissionMode::kOvercommit}));
+  const Request first = MakeRequest("first", MakePrompt(8, 200), 20);
+  const Request second = MakeRequest("second", MakePrompt(9, 200), 20);
+  harness.Submit(first);
+  harness.Submit(second);
+  harness.RunUntilIdle();
+  EXPECT_EQ(harness.core.Stats(harness.clock.Now()).preemptions, 0);
+  EXPECT_EQ(harness.output("first").tokens, Alone(groups, first));
+  EXPECT_EQ(harness.output("second").tokens, Alone(groups, second));
 }
 
 TEST(WindowTest, APrefixIsFoundAgainAfterItsPagesWereGivenBack) {
