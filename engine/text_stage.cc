@@ -92,9 +92,11 @@ absl::Status FitPool(const CacheShape& shape, LiveRequest& live) {
   live.shared_pages = live.choices() > 1 ? shape.demand.SharedPagesFor(prompt_tokens) : 0;
   const std::uint32_t needed = live.worst_pages();
   if (needed <= shape.usable_pages) return absl::OkStatus();
+  const std::uint32_t groups = shape.demand.num_groups();
+  const std::string over = groups > 1 ? absl::StrCat(" over ", groups, " layer groups") : "";
   return WithReason(absl::InvalidArgumentError(
                         absl::StrCat("request needs ", needed, " pages of ", shape.page_size,
-                                     " tokens, the pool has ", shape.usable_pages)),
+                                     " tokens", over, ", the pool has ", shape.usable_pages)),
                     "NEVER_FITS",
                     {{"prompt_tokens", absl::StrCat(prompt_tokens)},
                      {"max_tokens", absl::StrCat(live.max_tokens)},
