@@ -7,10 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/cuda_status.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/kv_pool.h"
@@ -104,6 +106,7 @@ class Stage {
                            .num_tokens = count,
                            .prompt_tokens = std::min(count, prompt - std::min(prompt, cached))});
     batch_.logits_tokens.push_back(count - 1);
+    batch_.logits_out = logits_out;
     kernels::SamplingRow greedy{};
     greedy.temperature = 0;
     batch_.draws.push_back({0, greedy});
@@ -135,6 +138,9 @@ class Stage {
     return drawn;
   }
 
+  // Where every step's logits go; null: nowhere.
+  float* logits_out = nullptr;
+
   const Model& model() const { return *model_; }
   StepRunner& runner() { return *runner_; }
   const CudaRunner& cuda() const { return *cuda_; }
@@ -155,22 +161,37 @@ class Stage {
   StepBatch batch_;
 };
 
+// The distance by norm.
+double RelativeTo(const std::vector<float>& a, const std::vector<float>& b) {
+  double apart = 0, size = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    apart += std::pow(double{a[i]} - b[i], 2);
+    size += std::pow(double{b[i]}, 2);
+  }
+  return std::sqrt(apart / size);
+}
+
 class CudaRunnerTest : public testing::Test {
  protected:
   void SetUp() override { cuda_emulator::Reset(); }
 
-  static ModelFiles Fixture() {
-    return *ModelFiles::FromDirectory(TestDataPath("models/llama-gqa-tied-bf16"));
+  static ModelFiles Fixture(const std::string& name = "llama-gqa-tied-bf16") {
+    return *ModelFiles::FromDirectory(TestDataPath("models/" + name));
   }
 };
 
 // Every byte that Create and LoadModel take is in the plan, and none is in it that they do not
 // take.
 TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  const std::pair<const char*, DType> cases[] = {{"llama-gqa-tied-bf16", DType::kF32},
+                                                 {"llama-gqa-tied-bf16", DType::kBF16},
+                                                 {"deepseek-v2-lite-bf16", DType::kF32},
+                                                 {"deepseek-v3-bf16", DType::kBF16}};
+  for (const auto& [name, dtype] : cases) {
+    SCOPED_TRACE(name);
     std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
     Stage stage(true, dtype);
-    const ModelFiles files = Fixture();
+    const ModelFiles files = Fixture(name);
     const auto plan = PlanDeviceMemory(files, {.page_size = kPageSize,
                                                .kv_dtype = dtype,
                                                .num_blocks = kBlocks,
@@ -276,6 +297,41 @@ TEST_F(CudaRunnerTest, MadeUpWeightsAreTheSameOnBothDevices) {
   const auto got = gpu.Generate(0, {1, 2, 3}, 8);
   ASSERT_TRUE(want.ok() && got.ok()) << got.status();
   EXPECT_EQ(*got, *want);
+}
+
+// The width of DeepSeek's rows, in kernels for which the fixtures' rows are too narrow; dense
+// layers, so that steps run as graphs.
+TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
+  EditableFiles only_config;
+  only_config.Set("config.json",
+                  absl::StrReplaceAll(
+                      EditableFiles("models/deepseek-v2-lite-bf16").Get("config.json"),
+                      {{"\"kv_lora_rank\": 64", "\"kv_lora_rank\": 512"},
+                       {"\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 64"},
+                       {"\"qk_nope_head_dim\": 16", "\"qk_nope_head_dim\": 128"},
+                       {"\"v_head_dim\": 16", "\"v_head_dim\": 128"},
+                       {"\"first_k_dense_replace\": 1", "\"first_k_dense_replace\": 3"}}));
+  std::vector<std::int32_t> prompt(37);
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(7 * i + 2);
+  Stage cpu(false), gpu(true), half(true, DType::kBF16);
+  std::vector<float> want, single, rounded;
+  const std::pair<Stage*, std::vector<float>*> runs[] = {
+      {&cpu, &want}, {&gpu, &single}, {&half, &rounded}};
+  const std::uint64_t before = cuda_emulator::LaunchCount("attention latent");
+  for (const auto& [stage, logits] : runs) {
+    const absl::Status started = stage->Start(only_config.Files(), LoadMode::kDummy);
+    ASSERT_TRUE(started.ok()) << started;
+    logits->resize(stage->model().spec.vocab_size);
+    stage->logits_out = logits->data();
+    ASSERT_TRUE(stage->Launch(1, prompt, 0, 37, 37).ok());
+    ASSERT_TRUE(stage->runner().Collect().ok());
+  }
+  EXPECT_GT(cuda_emulator::LaunchCount("attention latent"), before);
+  EXPECT_LE(RelativeTo(single, want), 2e-5);
+  EXPECT_LE(RelativeTo(rounded, want), 3e-2);
+  cpu.logits_out = gpu.logits_out = nullptr;
+  EXPECT_EQ(*gpu.Generate(0, prompt, 6), *cpu.Generate(0, prompt, 6));
+  EXPECT_GT(gpu.cuda().graph_steps(), 0u);
 }
 
 // The shape that the GPU is measured with, planned where there is none.
