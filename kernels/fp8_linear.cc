@@ -33,10 +33,9 @@ absl::Status CheckFp8Shape(const Fp8Shape& shape) {
       (shape.group != 0 && shape.group % 4 == 0 && shape.group < shape.k)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("fp8 weights have groups of ", shape.group,
-                                                 " of ", shape.k,
-                                                 " inputs, a group must be a multiple of 4, or ",
-                                                 "all inputs"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("fp8 weights have groups of ", shape.group, " of ", shape.k,
+                   " inputs, a group must be a multiple of 4, or ", "all inputs"));
 }
 
 std::int64_t Fp8Bytes(const Fp8Shape& shape) {
@@ -69,17 +68,16 @@ class Fp8Packer {
       absl::FunctionRef<void(std::uint32_t row, const Fp8Row& out)> source) {
     QUIRE_CHECK(backend.cuda() == nullptr);
     QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(shape));
-    backend.ParallelFor(
-        packed.num_panels(), static_cast<double>(shape.k) * kPanel,
-        [&](std::int64_t begin, std::int64_t end, int) {
-          std::vector<std::uint8_t> codes(shape.k);
-          std::vector<float> scales(shape.num_groups());
-          const std::int64_t last = std::min<std::int64_t>(shape.n, end * kPanel);
-          for (std::int64_t row = begin * kPanel; row < last; ++row) {
-            source(static_cast<std::uint32_t>(row), {codes, scales});
-            PutRow(shape, row, codes, scales, packed);
-          }
-        });
+    backend.ParallelFor(packed.num_panels(), static_cast<double>(shape.k) * kPanel,
+                        [&](std::int64_t begin, std::int64_t end, int) {
+                          std::vector<std::uint8_t> codes(shape.k);
+                          std::vector<float> scales(shape.num_groups());
+                          const std::int64_t last = std::min<std::int64_t>(shape.n, end * kPanel);
+                          for (std::int64_t row = begin * kPanel; row < last; ++row) {
+                            source(static_cast<std::uint32_t>(row), {codes, scales});
+                            PutRow(shape, row, codes, scales, packed);
+                          }
+                        });
     return packed;
   }
 
@@ -88,8 +86,7 @@ class Fp8Packer {
                      std::span<const float> scales, const PackedLinear& packed) {
     const std::int64_t panel = row / kPanel;
     const std::size_t lane = static_cast<std::size_t>(row % kPanel);
-    auto* const to =
-        static_cast<std::uint8_t*>(packed.data_.data()) + panel * packed.panel_bytes();
+    auto* const to = static_cast<std::uint8_t*>(packed.data_.data()) + panel * packed.panel_bytes();
     for (std::size_t k = 0; k < codes.size(); ++k) {
       to[(k / 4 * kPanel + lane) * 4 + k % 4] = codes[k];
     }
@@ -111,4 +108,45 @@ absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape) {
   return Fp8Packer::Allocate(shape);
 }
 
+namespace internal {
+
+void LinearFp8(const Backend& backend, const LinearParams& params) {
+  constexpr std::int64_t kScratchFloats = 1 << 20;
+  constexpr std::int64_t kTileRows = 8;
+  const PackedLinear& weight = *params.weight;
+  const std::int64_t k = weight.k();
+  // Not a multiple of 4 KB apart, where rows would evict each other from the first cache.
+  const std::int64_t stride = (k + kPanel - 1) / kPanel * kPanel + kPanel;
+  const std::int64_t most = std::max(kTileRows, kScratchFloats / stride / kTileRows * kTileRows);
+  LinearParams part = params;
+  part.x_stride = stride;
+  for (std::int64_t row = 0; row < params.num_rows; row += most) {
+    const std::int64_t rows = std::min<std::int64_t>(most, params.num_rows - row);
+    auto* const scaled = reinterpret_cast<float*>(
+        backend.op_workspace().Reserve(static_cast<std::size_t>(rows * stride) * sizeof(float)));
+    const float* const x = params.x.f32() + row * params.x_stride;
+    backend.ParallelFor(rows, static_cast<double>(k) * 0.15,
+                        [&](std::int64_t begin, std::int64_t end, int) {
+                          for (std::int64_t m = begin; m < end; ++m) {
+                            const float* const from = x + m * params.x_stride;
+                            float* const to = scaled + m * stride;
+                            for (std::int64_t i = 0; i < k; ++i) to[i] = from[i] * kFp8InputScale;
+                          }
+                        });
+    part.x = scaled;
+    part.y = params.y.f32() + row * params.y_stride;
+    if (params.residual != nullptr) {
+      part.residual = params.residual + row * params.residual_stride;
+    }
+    part.num_rows = static_cast<std::uint32_t>(rows);
+    backend.ParallelFor(
+        weight.num_panels(),
+        // As Linear counts it.
+        static_cast<double>(weight.panel_bytes()) * 0.05 +
+            static_cast<double>(k) * static_cast<double>(rows) * 0.4,
+        [&](std::int64_t begin, std::int64_t end, int) { LinearSimd(part, begin, end); });
+  }
+}
+
+}  // namespace internal
 }  // namespace quire::kernels

@@ -48,4 +48,14 @@ absl::StatusOr<PackedLinear> PackFp8Rows(
 // as there.
 absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape);
 
+namespace internal {
+
+// What LinearSimd wants x of e4m3 weights multiplied by; exact below 2^80.
+inline constexpr float kFp8InputScale = 0x1p48f;
+
+// Linear with such weights on the CPU: x is multiplied once for all panels, into the backend's
+// scratch memory, at most 4 MiB of it or 8 rows at a time.
+void LinearFp8(const Backend& backend, const LinearParams& params);
+
+}  // namespace internal
 }  // namespace quire::kernels

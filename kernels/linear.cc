@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "kernels/fp8_linear.h"
 #include "kernels/quantized_linear.h"
 
 namespace quire::kernels {
@@ -186,16 +187,6 @@ absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void
   return LinearPacker::Pack(backend, {&source, 1}, dtype, k, DType::kF32);
 }
 
-absl::StatusOr<PackedLinear> PackQuantizedLinear(const Backend& backend,
-                                                 const QuantizedWeight& weight, std::uint32_t n,
-                                                 std::uint32_t k) {
-  if constexpr (kHasCuda) {
-    if (backend.cuda() != nullptr) return internal::PackQuantizedCuda(backend, weight, n, k);
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("linear weights in ", WeightFormatName(weight.format), " need a CUDA device"));
-}
-
 absl::string_view WeightFormatName(WeightFormat format) {
   switch (format) {
     case WeightFormat::kPlain:
@@ -206,6 +197,8 @@ absl::string_view WeightFormatName(WeightFormat format) {
       return "fp8_e4m3";
     case WeightFormat::kInt4:
       return "int4";
+    case WeightFormat::kFp4E2M1:
+      return "fp4_e2m1";
   }
   return "unknown";
 }
@@ -276,6 +269,10 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   const WeightFormat format = params.weight->format();
   if (format == WeightFormat::kInt8 || format == WeightFormat::kInt4) {
     internal::LinearQuantized(backend, params);
+    return absl::OkStatus();
+  }
+  if (format == WeightFormat::kFp8E4M3) {
+    internal::LinearFp8(backend, params);
     return absl::OkStatus();
   }
   // A weight is streamed at about 20 GB/s, or used at about 40 multiply-adds per nanosecond.

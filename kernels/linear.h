@@ -1,7 +1,7 @@
 #pragma once
 
-// y = x W^T + bias + residual, and the packed forms that weights are kept in: 16 and 32 bits on
-// both backends, 8 and 4 bits on CUDA; those of the CPU: quantized_linear.h and fp8_linear.h.
+// y = x W^T + bias + residual, and the packed forms that weights are kept in; how matrices of 8 and
+// 4 bits come to be: quantized_linear.h and fp8_linear.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,9 +25,10 @@ struct LtPlans;
 // How the elements of a weight matrix are coded.
 enum class WeightFormat : std::uint8_t {
   kPlain,    // a PackedLinear's dtype
-  kInt8,     // -128..127 times a scale per output feature; on the CPU also per group of inputs
-  kFp8E4M3,  // e4m3 times a scale per output feature; on the CPU also per group of inputs
+  kInt8,     // -128..127 times a scale per output feature, or per group of inputs of it
+  kFp8E4M3,  // e4m3 times a scale per output feature, or per group of inputs of it
   kInt4,     // -8..7 times a scale per output feature and group of inputs
+  kFp4E2M1,  // e2m1 times a power of two per output feature and 32 inputs (mxfp4); CUDA only
 };
 absl::string_view WeightFormatName(WeightFormat format);
 
@@ -47,9 +48,10 @@ absl::string_view WeightFormatName(WeightFormat format);
 //   scales:                 [panels][ceil(K/group)][16] f32
 //
 // CUDA, in device memory: kPlain is [N, K] row by row; the others lie in the order in which the
-// lanes of a warp hold them (linear_tree.h), with their scales beside them.
+// lanes of a warp hold them, with their scales and zero points beside them (linear_tree.h).
 //
-// Place:      made once at load by PackLinearWeights and PackQuantizedLinear, read by Linear.
+// Place:      made once at load by PackLinearWeights, PackQuantizedRows and PackFp8Rows, read by
+//             Linear.
 // Invariants: in panels, features beyond N and inputs beyond K have the value zero.
 // Threads:    immutable.
 // Lifetime:   owns its memory; movable.
@@ -66,7 +68,7 @@ class PackedLinear {
   DType dtype() const { return dtype_; }
   // Inputs that share a scale; K: one per output feature.
   std::uint32_t group() const { return group_; }
-  // Weights are scale * q + min, or with min_in_steps scale * (q + min). CPU only.
+  // Weights are scale * q + min, or with min_in_steps scale * (q + min); on CUDA only the latter.
   bool has_min() const { return has_min_; }
   bool min_in_steps() const { return min_in_steps_; }
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
@@ -84,7 +86,7 @@ class PackedLinear {
   const void* data() const { return data_.data(); }
   // Null for kPlain.
   const void* scales() const { return scales_.data(); }
-  // [K], or null: packed input j is input order()[j] of x. CPU only; it lies beside data() and
+  // [K], or null: packed input j is input order()[j] of x. Integers only; it lies beside data() and
   // scales() and is no part of them.
   const std::uint32_t* order() const { return static_cast<const std::uint32_t*>(order_.data()); }
   // The memory of data() and scales(), to be written to files and read back. REQUIRES: made for the
@@ -146,24 +148,6 @@ absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
                                               std::uint32_t n, std::uint32_t k);
 
-// A stored quantised matrix, all without gaps; any alignment.
-struct QuantizedWeight {
-  WeightFormat format;  // not kPlain
-  // kInt8: [N, K] signed bytes. kFp8E4M3: [N, K] e4m3. kInt4: [N, K / 2] bytes, the even input in
-  // the low half, each half the value plus 8.
-  const void* values;
-  // kInt8, kFp8E4M3: [N]. kInt4: [N, K / group].
-  const void* scales;
-  DType scale_dtype;        // f32, bf16, f16; for kInt4 not f32
-  std::uint32_t group = 0;  // kInt4: 32, 64 or 128, a divisor of K; otherwise not looked at
-};
-
-// Returns INVALID_ARGUMENT on the CPU, for K not a multiple of 8, a NaN among e4m3 values, or what
-// the fields above exclude.
-absl::StatusOr<PackedLinear> PackQuantizedLinear(const Backend& backend,
-                                                 const QuantizedWeight& weight, std::uint32_t n,
-                                                 std::uint32_t k);
-
 struct LinearParams {
   ConstFloatPtr x;              // [num_rows, K], rows x_stride apart
   const PackedLinear* weight;   // [N, K]
@@ -193,8 +177,10 @@ struct LinearParams {
 // summed exactly inside a group, groups are added in order (kernels/cpu/int_linear.h). A group of
 // inputs with a NaN or infinity makes its row NaN.
 //
-// bf16 x, CUDA only; y bf16 or f32; weights bf16 or quantised. K % 8 == 0: sums by tensor cores
-// along the tree of linear_tree.h; x and its rows must be 16-byte aligned, or INVALID_ARGUMENT.
+// Weights of 8 and 4 bits and f32 x on CUDA: as f32, of the codes times their scales in f32.
+//
+// bf16 x, CUDA only; y bf16 or f32; weights bf16 or of 8 or 4 bits. K % 8 == 0: sums by tensor
+// cores along the tree of linear_tree.h; x and its rows 16-byte aligned, or INVALID_ARGUMENT.
 // Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights whose N and K are
 // multiples of 8, unless there is a bias, or a residual and a bf16 y.
 absl::Status Linear(const Backend& backend, const LinearParams& params);
@@ -208,12 +194,11 @@ void LinearCpu(const LinearParams& params);
 absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
                                             std::uint32_t k, DType activations);
-absl::StatusOr<PackedLinear> PackQuantizedCuda(const Backend& backend,
-                                               const QuantizedWeight& weight, std::uint32_t n,
-                                               std::uint32_t k);
 // Picks one of the three below.
 absl::Status LinearCuda(const CudaContext& context, const LinearParams& params);
 absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params);
+// y[m][j] = x[m][order[j]] for the rows of params, K of the weight's order() apart.
+absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
 
 // Panels [panel_begin, panel_end) of all rows.

@@ -3,8 +3,9 @@
 // Weights are the row operand of the MMA and tokens the column operand, so that a batch of one row
 // wastes seven columns and not fifteen, and one tree of sums serves every batch (linear_tree.h). A
 // block of 8 warps computes 128 features x kTokens rows; cp.async fills a ring of stages of 64
-// inputs each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; quantised weights
-// lie in fragment order already and become bf16, exactly, in registers. While rows are few each
+// inputs each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; weights of 8 and 4
+// bits lie in fragment order already and become bf16, exactly, in registers: integers less their
+// zero points, which are 0 to 256 and negative. While rows are few each
 // sub-range of K has a block of its own, and the last block of an output tile to arrive adds their
 // sums in index order; otherwise a block adds its sub-ranges itself, in the same order. Weights of
 // the first stages are requested before the wait for the previous kernel.
@@ -23,6 +24,7 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/linear.h"
+#include "kernels/linear_codes.cuh"
 #include "kernels/linear_tree.h"
 
 namespace quire::kernels {
@@ -43,6 +45,7 @@ constexpr std::uint32_t kOutPitch = kLinearTileN + 4;
 struct LinearArgs {
   const std::byte* w;
   const std::byte* scales;
+  const std::byte* zeros;  // null: none
   const BF16* x;
   const float* bias;
   const float* residual;
@@ -57,16 +60,17 @@ struct LinearArgs {
   std::uint32_t num_rows;
   std::uint32_t tiles_per_split;
   std::uint32_t grid_splits;  // blocks along K
-  std::uint32_t group;        // kInt4: inputs of a scale
+  std::uint32_t group;        // inputs of a scale; 0: one per feature
   bool y_is_bf16;
-  bool scale_is_bf16;  // kInt4: otherwise f16
 };
 
 // Sizes that follow from the template parameters.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 struct Shape {
   static constexpr bool kPlain = kFormat == WeightFormat::kPlain;
-  static constexpr bool kFourBits = kFormat == WeightFormat::kInt4;
+  static constexpr bool kFourBits =
+      kFormat == WeightFormat::kInt4 || kFormat == WeightFormat::kFp4E2M1;
+  static constexpr bool kInteger = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
   // Warps along features and along tokens, MMA tiles of a warp.
   static constexpr std::uint32_t kWarpsN = kTokens >= 32 ? 4 : 8;
   static constexpr std::uint32_t kWarpsM = kWarps / kWarpsN;
@@ -74,11 +78,17 @@ struct Shape {
   static constexpr std::uint32_t kTilesM = kTokens / 8 / kWarpsM;
   static constexpr std::uint32_t kBits = kFourBits ? 4 : kPlain ? 16 : 8;
   static constexpr std::uint32_t kWeightBytes = kLinearTileN * kLinearTileK * kBits / 8;
-  // Two groups of scales of 16 bits at most.
-  static constexpr std::uint32_t kScaleBytes = kFourBits ? 2 * kLinearTileN * 2 : 0;
+  // Scales of one group of inputs, and of all groups in a tile: groups of e4m3 are no smaller than
+  // a tile, others may be half of one.
+  static constexpr std::uint32_t kScaleRow =
+      kLinearTileN * (kFormat == WeightFormat::kFp8E4M3 ? 4 : 2);
+  static constexpr std::uint32_t kGroups = kFormat == WeightFormat::kFp8E4M3 ? 1 : 2;
+  static constexpr std::uint32_t kScaleBytes = kPlain ? 0 : kGroups * kScaleRow;
+  static constexpr std::uint32_t kZeroBytes = kInteger ? kGroups * kLinearTileN : 0;
   static constexpr std::uint32_t kTokenBytes = kTokens * kRowBytes;
-  static constexpr std::uint32_t kStageBytes =
-      (kWeightBytes + kScaleBytes + kTokenBytes + 1023) / 1024 * 1024;
+  // Where a stage has tokens.
+  static constexpr std::uint32_t kTokensAt = kWeightBytes + kScaleBytes + kZeroBytes;
+  static constexpr std::uint32_t kStageBytes = (kTokensAt + kTokenBytes + 1023) / 1024 * 1024;
   static constexpr std::uint32_t kStages = kTokens == 128 ? 3 : kTokens >= 32 ? 4 : 5;
   static constexpr std::uint32_t kOutBytes = kTokens * kOutPitch * 4;
   static constexpr std::uint32_t kSharedBytes =
@@ -149,6 +159,33 @@ __device__ __forceinline__ void CopyBytes(std::byte* to, const std::byte* from) 
   }
 }
 
+// Scales of the groups of inputs in a tile, then their zero points.
+template <typename S>
+__device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args, const Work& work,
+                                           std::uint32_t tile) {
+  constexpr std::uint32_t kScaleChunks = S::kScaleRow / kChunk;
+  constexpr std::uint32_t kZeroChunks = kLinearTileN / kChunk;
+  const std::uint32_t groups = (args.k + args.group - 1) / args.group;
+  const std::int64_t padded_n =
+      static_cast<std::int64_t>((args.n + kLinearTileN - 1) / kLinearTileN) * kLinearTileN;
+  // Inputs beyond K are zeros, and their scales those of the last group.
+  const auto group_of = [&](std::uint32_t part) {
+    const std::uint32_t group = (tile * kLinearTileK + part * (kLinearTileK / 2)) / args.group;
+    return group < groups ? group : groups - 1;
+  };
+  const std::uint32_t chunk = cuda::ThreadIndex();
+  if (chunk < S::kGroups * kScaleChunks) {
+    const std::int64_t first = group_of(chunk / kScaleChunks) * padded_n + work.n0;
+    cuda::CpAsync16(to + chunk * kChunk, args.scales + first * (S::kScaleRow / kLinearTileN) +
+                                             chunk % kScaleChunks * kChunk);
+  }
+  if (S::kInteger && args.zeros != nullptr && chunk < S::kGroups * kZeroChunks) {
+    cuda::CpAsync16(to + S::kScaleBytes + chunk * kChunk,
+                    args.zeros + group_of(chunk / kZeroChunks) * padded_n + work.n0 +
+                        chunk % kZeroChunks * kChunk);
+  }
+}
+
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __device__ __forceinline__ void CopyWeights(std::byte* stage, const LinearArgs& args,
                                             const Work& work, std::uint32_t tile) {
@@ -161,59 +198,15 @@ __device__ __forceinline__ void CopyWeights(std::byte* stage, const LinearArgs& 
   const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
   const std::int64_t index = static_cast<std::int64_t>(work.feature_tile) * tiles + tile;
   CopyBytes<S::kWeightBytes>(stage, args.w + index * S::kWeightBytes);
-  if constexpr (S::kFourBits) {
-    // Inputs beyond K have zero weights, and their scales are those of the last group.
-    constexpr std::uint32_t kScaleRow = kLinearTileN * 2;
-    const std::uint32_t chunk = cuda::ThreadIndex();
-    if (chunk < S::kScaleBytes / kChunk) {
-      const std::uint32_t half = chunk / (kScaleRow / kChunk);
-      std::uint32_t group = (tile * kLinearTileK + half * (kLinearTileK / 2)) / args.group;
-      const std::uint32_t groups = args.k / args.group;
-      if (group >= groups) group = groups - 1;
-      const std::int64_t padded_n =
-          static_cast<std::int64_t>((args.n + kLinearTileN - 1) / kLinearTileN) * kLinearTileN;
-      cuda::CpAsync16(
-          stage + S::kWeightBytes + chunk * kChunk,
-          args.scales + (group * padded_n + work.n0) * 2 + chunk % (kScaleRow / kChunk) * kChunk);
-    }
-  }
+  if (args.group != 0) CopyScales<S>(stage + S::kWeightBytes, args, work, tile);
 }
 
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __device__ __forceinline__ void CopyTokens(std::byte* stage, const LinearArgs& args,
                                            const Work& work, std::uint32_t tile) {
   using S = Shape<kFormat, kTokens>;
-  CopyRows<kTokens>(stage + S::kWeightBytes + S::kScaleBytes, args.x, args.x_stride, work.m0,
-                    args.num_rows, tile, args.k);
-}
-
-// The A fragment of one MMA step from eight (four) bytes of the packed order.
-template <WeightFormat kFormat>
-__device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t low,
-                                           std::uint32_t high) {
-  // 2^23 + u is a float whose low bits are u, so subtracting 2^23 and the offset is exact.
-  constexpr std::uint32_t kMagic = 0x4b000000u;
-#pragma unroll
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    if constexpr (kFormat == WeightFormat::kInt4) {
-      constexpr float kOffset = 8388608.0f + 8.0f;
-      const float first = cuda::BitsFloat(kMagic | ((low >> (8 * i)) & 0xfu));
-      const float second = cuda::BitsFloat(kMagic | ((low >> (8 * i + 4)) & 0xfu));
-      a[i] = cuda::PackBF16(cuda::Sub(first, kOffset), cuda::Sub(second, kOffset));
-    } else {
-      const std::uint32_t word = i < 2 ? low : high;
-      if constexpr (kFormat == WeightFormat::kInt8) {
-        constexpr float kOffset = 8388608.0f + 128.0f;
-        const std::uint32_t byte = i % 2 * 2;
-        const float first = cuda::BitsFloat(cuda::BytePermute(word, kMagic, 0x7440u + byte));
-        const float second = cuda::BitsFloat(cuda::BytePermute(word, kMagic, 0x7441u + byte));
-        a[i] = cuda::PackBF16(cuda::Sub(first, kOffset), cuda::Sub(second, kOffset));
-      } else {
-        const float2 pair = cuda::UnpackF16(cuda::E4M3ToF16((word >> (i % 2 * 16)) & 0xffffu));
-        a[i] = cuda::PackBF16(pair.x, pair.y);
-      }
-    }
-  }
+  CopyRows<kTokens>(stage + S::kTokensAt, args.x, args.x_stride, work.m0, args.num_rows, tile,
+                    args.k);
 }
 
 // sums += weights x tokens of MMA step `step`.
@@ -246,40 +239,33 @@ __device__ __forceinline__ void MultiplyStep(typename S::Sums& sums,
   }
 }
 
-// kInt4: total += sums * scale of each feature; sums = 0. `scales`: of 128 features, 16 bits each.
-template <typename S>
-__device__ __forceinline__ void FoldGroup(typename S::Sums& total, typename S::Sums& sums,
-                                          const std::byte* scales, bool scale_is_bf16,
-                                          std::uint32_t warp) {
+// total += sums * scale of each feature; sums = 0. scale_of(feature of the tile).
+template <typename S, typename ScaleOf>
+__device__ __forceinline__ void Fold(typename S::Sums& total, typename S::Sums& sums,
+                                     std::uint32_t warp, const ScaleOf& scale_of) {
   const std::uint32_t first = warp % S::kWarpsN * (S::kTilesN * 16) + cuda::Lane() / 4;
 #pragma unroll
   for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-    float scale[2];
-#pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      const std::uint32_t bits =
-          reinterpret_cast<const std::uint16_t*>(scales)[first + n * 16 + half * 8];
-      scale[half] = scale_is_bf16 ? cuda::UnpackBF16(bits).x : cuda::UnpackF16(bits).x;
-    }
+    const float scales[2] = {scale_of(first + n * 16), scale_of(first + n * 16 + 8)};
 #pragma unroll
     for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
 #pragma unroll
       for (std::uint32_t i = 0; i < 4; ++i) {
-        total[n][m][i] = cuda::Fma(sums[n][m][i], scale[i / 2], total[n][m][i]);
+        total[n][m][i] = cuda::Fma(sums[n][m][i], scales[i / 2], total[n][m][i]);
         sums[n][m][i] = 0;
       }
     }
   }
 }
 
-// One K tile. kInt4 leaves its result in `total`, the others in `sums`.
+// One K tile. Groups that have scales leave their result in `total`, all else is in `sums`.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::Sums& sums,
                                              typename Shape<kFormat, kTokens>::Sums& total,
                                              const std::byte* stage, const LinearArgs& args,
                                              std::uint32_t warp) {
   using S = Shape<kFormat, kTokens>;
-  const std::byte* const tokens = stage + S::kWeightBytes + S::kScaleBytes;
+  const std::byte* const tokens = stage + S::kTokensAt;
   const std::uint32_t lane = cuda::Lane();
   const std::uint32_t first = warp % S::kWarpsN * S::kTilesN;  // block of 16 features
   std::uint32_t a[S::kTilesN][4];
@@ -297,6 +283,13 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
     }
   } else {
     constexpr std::uint32_t kStepsPerLoad = S::kFourBits ? 4 : 2;
+    const std::byte* const scales = stage + S::kWeightBytes;
+    // Without zero points the middle of the range is zero.
+    [[maybe_unused]] float zeros[S::kTilesN][2];
+#pragma unroll
+    for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+      zeros[n][0] = zeros[n][1] = cuda::kMagic + (S::kFourBits ? 8.0f : 128.0f);
+    }
     const auto* const packed = reinterpret_cast<const uint4*>(stage);
 #pragma unroll
     for (std::uint32_t load = 0; load < kSteps / kStepsPerLoad; ++load) {
@@ -307,6 +300,12 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
       }
 #pragma unroll
       for (std::uint32_t i = 0; i < kStepsPerLoad; ++i) {
+        const std::uint32_t step = load * kStepsPerLoad + i;
+        if constexpr (S::kInteger) {
+          if (step % 2 == 0 && args.zeros != nullptr) {
+            cuda::LoadZeros(zeros, scales + S::kScaleBytes + step / 2 * kLinearTileN, first * 16);
+          }
+        }
 #pragma unroll
         for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
           if constexpr (S::kFourBits) {
@@ -314,19 +313,19 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
                                        : i == 1 ? raw[n].y
                                        : i == 2 ? raw[n].z
                                                 : raw[n].w;
-            Dequantize<kFormat>(a[n], word, 0);
+            cuda::Dequantize<kFormat>(a[n], word, 0, zeros[n]);
           } else if (i == 0) {
-            Dequantize<kFormat>(a[n], raw[n].x, raw[n].y);
+            cuda::Dequantize<kFormat>(a[n], raw[n].x, raw[n].y, zeros[n]);
           } else {
-            Dequantize<kFormat>(a[n], raw[n].z, raw[n].w);
+            cuda::Dequantize<kFormat>(a[n], raw[n].z, raw[n].w, zeros[n]);
           }
         }
-        MultiplyStep<S>(sums, a, tokens, load * kStepsPerLoad + i, warp);
-        if constexpr (S::kFourBits) {
-          if (i == 3 || (i == 1 && args.group == kLinearTileK / 2)) {
-            FoldGroup<S>(total, sums, stage + S::kWeightBytes + (i / 2) * (kLinearTileN * 2),
-                         args.scale_is_bf16, warp);
-          }
+        MultiplyStep<S>(sums, a, tokens, step, warp);
+        // Half a tile is a group, or a tile is of one.
+        if (args.group != 0 && (step == 3 || (step == 1 && args.group == kLinearTileK / 2))) {
+          const std::byte* const own = scales + step / 2 % S::kGroups * S::kScaleRow;
+          Fold<S>(total, sums, warp,
+                  [own](std::uint32_t feature) { return cuda::GroupScale<kFormat>(own, feature); });
         }
       }
     }
@@ -391,18 +390,11 @@ __device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Su
   const std::uint32_t feature = work.n0 + column;
   if (feature >= args.n) return;
   const float bias = args.bias != nullptr ? args.bias[feature] : 0.0f;
-  float scale = 1.0f;
-  if constexpr (kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kFp8E4M3) {
-    scale = reinterpret_cast<const float*>(args.scales)[feature];
-  }
   for (std::uint32_t token = cuda::ThreadIndex() / kLinearTileN; token < kTokens;
        token += kThreads / kLinearTileN) {
     const std::int64_t row = work.m0 + token;
     if (row >= args.num_rows) break;
     float y = tile[token * kOutPitch + column];
-    if constexpr (kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kFp8E4M3) {
-      y = cuda::Mul(y, scale);
-    }
     if (args.bias != nullptr) y = cuda::Add(y, bias);
     if (args.residual != nullptr) {
       y = cuda::Add(y, args.residual[row * args.residual_stride + feature]);
@@ -432,7 +424,7 @@ template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
 __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
     LinearKernel(const __grid_constant__ LinearArgs args) {
   using S = Shape<kFormat, kTokens>;
-  constexpr bool kTwoSums = kPromote || S::kFourBits;
+  constexpr bool kTwoSums = kPromote || !S::kPlain;
   cuda::DependencyLaunch();
   std::byte* const shared = cuda::SharedMemory();
   const Work work = WorkOf<kTokens>(args);
@@ -474,6 +466,12 @@ __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
   // Every thread is past its last stage, so the ring becomes the output tile.
   cuda::CpAsyncWait<0>();
   cuda::SyncBlock();
+  if constexpr (!S::kPlain) {
+    if (args.group == 0) {
+      const float* const scales = reinterpret_cast<const float*>(args.scales) + work.n0;
+      Fold<S>(total, sums, warp, [scales](std::uint32_t feature) { return scales[feature]; });
+    }
+  }
   auto& result = kTwoSums ? total : sums;
   if constexpr (kTokens <= cuda::kLinearSmallRows) {
     if (args.grid_splits > 1 &&
@@ -553,25 +551,31 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
         " of 16 with rows ", params.x_stride, " elements apart, needed are 16-byte aligned rows"));
   }
   std::byte* const workspace = context.linear_workspace;
-  const LinearArgs args{.w = static_cast<const std::byte*>(weight.data()),
-                        .scales = static_cast<const std::byte*>(weight.scales()),
-                        .x = params.x.as<BF16>(),
-                        .bias = params.bias,
-                        .residual = params.residual,
-                        .y = params.y.data(),
-                        .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes),
-                        .counters = reinterpret_cast<std::uint32_t*>(workspace),
-                        .x_stride = params.x_stride,
-                        .residual_stride = params.residual_stride,
-                        .y_stride = params.y_stride,
-                        .n = weight.n(),
-                        .k = weight.k(),
-                        .num_rows = params.num_rows,
-                        .tiles_per_split = 0,
-                        .grid_splits = 1,
-                        .group = weight.group(),
-                        .y_is_bf16 = params.y.dtype() == DType::kBF16,
-                        .scale_is_bf16 = weight.dtype() == DType::kBF16};
+  const bool by_group = weight.format() != WeightFormat::kPlain &&
+                        (weight.group() != weight.k() || weight.dtype() != DType::kF32);
+  const auto* const scales = static_cast<const std::byte*>(weight.scales());
+  const LinearArgs args{
+      .w = static_cast<const std::byte*>(weight.data()),
+      .scales = scales,
+      .zeros = weight.has_min()
+                   ? scales + cuda::LinearZerosAt(weight.n(), weight.k(), weight.group())
+                   : nullptr,
+      .x = params.x.as<BF16>(),
+      .bias = params.bias,
+      .residual = params.residual,
+      .y = params.y.data(),
+      .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes),
+      .counters = reinterpret_cast<std::uint32_t*>(workspace),
+      .x_stride = params.x_stride,
+      .residual_stride = params.residual_stride,
+      .y_stride = params.y_stride,
+      .n = weight.n(),
+      .k = weight.k(),
+      .num_rows = params.num_rows,
+      .tiles_per_split = 0,
+      .grid_splits = 1,
+      .group = by_group ? weight.group() : 0,
+      .y_is_bf16 = params.y.dtype() == DType::kBF16};
   switch (weight.format()) {
     case WeightFormat::kPlain:
       return LaunchPlain(context, args);
@@ -580,9 +584,11 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
     case WeightFormat::kFp8E4M3:
       return LaunchQuantized<WeightFormat::kFp8E4M3>(context, args);
     case WeightFormat::kInt4:
+      return LaunchQuantized<WeightFormat::kInt4>(context, args);
+    case WeightFormat::kFp4E2M1:
       break;
   }
-  return LaunchQuantized<WeightFormat::kInt4>(context, args);
+  return LaunchQuantized<WeightFormat::kFp4E2M1>(context, args);
 }
 
 }  // namespace internal

@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/uploader.h"
 #include "kernels/linear.h"
 #include "kernels/linear_tree.h"
+#include "kernels/quantized_linear.h"
 
 namespace quire::kernels {
 namespace {
@@ -55,99 +58,104 @@ absl::Status UploadRounded(const Backend& backend, BF16* to, const void* from, D
   return absl::OkStatus();
 }
 
-absl::Status CheckQuantized(const QuantizedWeight& weight, std::uint32_t n, std::uint32_t k) {
-  const bool four_bits = weight.format == WeightFormat::kInt4;
-  const absl::string_view name = WeightFormatName(weight.format);
-  if (weight.format == WeightFormat::kPlain) {
-    return absl::InvalidArgumentError("linear weights that are plain are not quantised");
-  }
-  if (n == 0 || n > INT32_MAX || k == 0 || k > INT32_MAX || k % 8 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("linear weights in ", name, " are [", n, ", ", k,
-                                                   "], both must be 1 to ", INT32_MAX,
-                                                   " and the second a multiple of 8"));
-  }
-  if (weight.scale_dtype != DType::kBF16 && weight.scale_dtype != DType::kF16 &&
-      (four_bits || weight.scale_dtype != DType::kF32)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scales of ", name, " weights are ", DTypeName(weight.scale_dtype),
-                     ", supported are bf16, f16", four_bits ? "" : ", f32"));
-  }
-  if (four_bits && ((weight.group != 32 && weight.group != 64 && weight.group != 128) ||
-                    k % weight.group != 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("int4 weights with ", k, " inputs have a scale for ", weight.group,
-                     " of them, supported are 32, 64 and 128 that divide it"));
-  }
-  return absl::OkStatus();
+bool HasFourBits(const QuantizedShape& shape) {
+  return shape.format == WeightFormat::kInt4 || shape.format == WeightFormat::kFp4E2M1;
 }
 
-// The code of W[n][k] as the kernels read it.
-std::uint8_t CodeOf(const QuantizedWeight& weight, std::int64_t index) {
-  const auto* const bytes = static_cast<const std::uint8_t*>(weight.values);
-  if (weight.format == WeightFormat::kInt4) {
-    return static_cast<std::uint8_t>((bytes[index / 2] >> (index % 2 * 4)) & 0xf);
+// Turns rows into the tiles, scales and zero points of linear_tree.h.
+//
+// Threads: PutTile from several at once, for different feature tiles.
+class TilePacker {
+ public:
+  using Source = absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)>;
+
+  TilePacker(const QuantizedShape& shape, Source source)
+      : shape_(shape),
+        source_(source),
+        padded_n_(std::size_t{cuda::LinearTilesN(shape.n)} * cuda::kLinearTileN),
+        scale_bytes_(shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3 ? 4 : 2),
+        scales_(padded_n_ * shape.num_groups() * (scale_bytes_ + (shape.has_min ? 1 : 0))) {
+    for (std::uint32_t i = 0; i < cuda::kLinearTileK; ++i) {
+      places_[i] = cuda::LinearIndexOf(Bits(), 0, i);
+    }
   }
-  const std::uint8_t offset = weight.format == WeightFormat::kInt8 ? 0x80 : 0;
-  return bytes[index] ^ offset;
-}
 
-// The code of zero.
-std::uint8_t ZeroOf(WeightFormat format) {
-  if (format == WeightFormat::kInt4) return 8;
-  return format == WeightFormat::kInt8 ? 0x80 : 0;
-}
+  // Of one K tile, and of all with the same features.
+  std::int64_t tile_bytes() const {
+    return std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK * Bits() / 8;
+  }
+  std::int64_t row_bytes() const { return cuda::LinearTilesK(shape_.k) * tile_bytes(); }
 
-// Of a matrix, or of where a part of it begins.
-struct Extents {
-  std::uint32_t n;
-  std::uint32_t k;
+  // The K tiles of feature tile `tile` at `to`, row_bytes(), which are zero.
+  void PutTile(std::uint32_t tile, std::uint8_t* to) {
+    std::vector<std::int8_t> q(shape_.k);
+    std::vector<float> scales(shape_.num_groups());
+    std::vector<float> mins(shape_.has_min ? scales.size() : 0);
+    const std::uint32_t n0 = tile * cuda::kLinearTileN;
+    const std::uint32_t last = std::min(shape_.n - n0, cuda::kLinearTileN);
+    for (std::uint32_t feature = 0; feature < last; ++feature) {
+      source_(n0 + feature, {q, scales, mins});
+      PutCodes(q, feature, to);
+      PutScales(scales, mins, n0 + feature);
+    }
+  }
+
+  std::span<const std::byte> scales() const { return scales_; }
+  // A row with a min that a byte does not hold, or n.
+  std::uint32_t bad_row() const { return std::min(bad_row_.load(), shape_.n); }
+
+ private:
+  std::uint32_t Bits() const { return HasFourBits(shape_) ? 4 : 8; }
+
+  void PutCodes(std::span<const std::int8_t> q, std::uint32_t feature, std::uint8_t* to) const {
+    const std::uint32_t first = cuda::LinearIndexOf(Bits(), feature, 0);
+    // Integers without zero points have the middle of their range added.
+    const bool is_middle = !shape_.has_min && shape_.format != WeightFormat::kFp8E4M3 &&
+                           shape_.format != WeightFormat::kFp4E2M1;
+    const std::uint32_t offset = !is_middle ? 0 : HasFourBits(shape_) ? 8 : 128;
+    for (std::uint32_t k = 0; k < q.size(); ++k) {
+      const std::uint32_t code = static_cast<std::uint8_t>(q[k]) + offset;
+      const std::uint32_t index = first + places_[k % cuda::kLinearTileK];
+      std::uint8_t* const tile = to + k / cuda::kLinearTileK * tile_bytes();
+      if (!HasFourBits(shape_)) {
+        tile[index] = static_cast<std::uint8_t>(code);
+      } else {
+        tile[index / 2] = static_cast<std::uint8_t>(tile[index / 2] | (code & 15) << index % 2 * 4);
+      }
+    }
+  }
+
+  void PutScales(std::span<const float> scales, std::span<const float> mins, std::size_t row) {
+    for (std::size_t g = 0; g < scales.size(); ++g) {
+      std::byte* const to = scales_.data() + (g * padded_n_ + row) * scale_bytes_;
+      if (scale_bytes_ == 4) {
+        std::memcpy(to, &scales[g], 4);
+        continue;
+      }
+      const std::uint16_t bits = shape_.format == WeightFormat::kFp4E2M1
+                                     ? BF16::FromFloat(scales[g]).bits
+                                     : F16::FromFloat(scales[g]).bits;
+      std::memcpy(to, &bits, 2);
+    }
+    std::byte* const zeros = scales_.data() + scales.size() * padded_n_ * scale_bytes_;
+    for (std::size_t g = 0; g < mins.size(); ++g) {
+      const float zero = -mins[g];
+      if (!(zero >= 0 && zero <= 255)) {
+        bad_row_ = static_cast<std::uint32_t>(row);
+        continue;
+      }
+      zeros[g * padded_n_ + row] = static_cast<std::byte>(zero);
+    }
+  }
+
+  const QuantizedShape shape_;
+  const Source source_;
+  const std::size_t padded_n_;
+  const std::size_t scale_bytes_;
+  std::vector<std::byte> scales_;  // and zero points
+  std::uint32_t places_[cuda::kLinearTileK];
+  std::atomic<std::uint32_t> bad_row_{UINT32_MAX};
 };
-
-// The bytes of one tile in the order of linear_tree.h; false when there is a NaN among them.
-bool PackTile(const QuantizedWeight& weight, Extents size, Extents first, std::uint8_t* to) {
-  const std::uint32_t bits = weight.format == WeightFormat::kInt4 ? 4 : 8;
-  bool is_number = true;
-  for (std::uint32_t i = 0; i < cuda::kLinearTileN * cuda::kLinearTileK; ++i) {
-    const cuda::LinearPlace place = cuda::LinearPlaceOf(bits, i);
-    const std::int64_t row = std::int64_t{first.n} + place.feature;
-    const std::int64_t column = std::int64_t{first.k} + place.input;
-    const std::uint8_t code = row < size.n && column < size.k
-                                  ? CodeOf(weight, row * size.k + column)
-                                  : ZeroOf(weight.format);
-    if (weight.format == WeightFormat::kFp8E4M3 && (code & 0x7f) == 0x7f) is_number = false;
-    if (bits == 8) {
-      to[i] = code;
-    } else if (i % 2 == 0) {
-      to[i / 2] = code;
-    } else {
-      to[i / 2] = static_cast<std::uint8_t>(to[i / 2] | code << 4);
-    }
-  }
-  return is_number;
-}
-
-// int8, fp8: f32 [padded N]. int4: [K / group][padded N] of 16 bits. Zeros where there is no
-// feature.
-std::vector<std::byte> PackScales(const QuantizedWeight& weight, std::uint32_t n, std::uint32_t k) {
-  const std::size_t padded = std::size_t{cuda::LinearTilesN(n)} * cuda::kLinearTileN;
-  if (weight.format != WeightFormat::kInt4) {
-    std::vector<std::byte> packed(padded * sizeof(float));
-    for (std::uint32_t i = 0; i < n; ++i) {
-      const float scale = Element(weight.scales, weight.scale_dtype, i);
-      std::memcpy(packed.data() + i * sizeof(float), &scale, sizeof(float));
-    }
-    return packed;
-  }
-  const std::size_t groups = k / weight.group;
-  std::vector<std::byte> packed(groups * padded * 2);
-  const auto* const from = static_cast<const std::byte*>(weight.scales);
-  for (std::size_t i = 0; i < n; ++i) {
-    for (std::size_t g = 0; g < groups; ++g) {
-      std::memcpy(packed.data() + (g * padded + i) * 2, from + (i * groups + g) * 2, 2);
-    }
-  }
-  return packed;
-}
 
 }  // namespace
 
@@ -185,50 +193,56 @@ class CudaLinearPacker {
     return packed;
   }
 
-  static absl::StatusOr<PackedLinear> Quantized(const Backend& backend,
-                                                const QuantizedWeight& weight, std::uint32_t n,
-                                                std::uint32_t k) {
-    QUIRE_RETURN_IF_ERROR(CheckQuantized(weight, n, k));
-    const bool four_bits = weight.format == WeightFormat::kInt4;
-    const std::int64_t tile_bytes =
-        std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK / (four_bits ? 2 : 1);
-    const std::uint32_t tiles_k = cuda::LinearTilesK(k);
-    const std::int64_t tiles = std::int64_t{cuda::LinearTilesN(n)} * tiles_k;
+  // A few feature tiles at a time, so that little host memory is held beside the result.
+  static absl::StatusOr<PackedLinear> Quantized(const Backend& backend, const QuantizedShape& shape,
+                                                TilePacker::Source source,
+                                                std::span<const std::uint32_t> order) {
+    constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
+    TilePacker packer(shape, source);
+    const std::int64_t row_bytes = packer.row_bytes();
+    const std::int64_t tiles = cuda::LinearTilesN(shape.n);
     PackedLinear packed;
-    packed.n_ = n;
-    packed.k_ = k;
-    packed.group_ = four_bits ? weight.group : k;
-    packed.format_ = weight.format;
-    packed.dtype_ = four_bits ? weight.scale_dtype : DType::kF32;
+    packed.n_ = shape.n;
+    packed.k_ = shape.k;
+    packed.group_ = shape.group;
+    packed.has_min_ = shape.has_min;
+    packed.min_in_steps_ = shape.min_in_steps;
+    packed.format_ = shape.format;
+    packed.dtype_ = shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3
+                        ? DType::kF32
+                    : shape.format == WeightFormat::kFp4E2M1 ? DType::kBF16
+                                                             : DType::kF16;
     QUIRE_ASSIGN_OR_RETURN(packed.data_,
-                           DeviceBuffer::Allocate(MemoryKind::kDevice, tiles * tile_bytes));
-    const std::vector<std::byte> scales = PackScales(weight, n, k);
-    const auto scale_bytes = static_cast<std::int64_t>(scales.size());
-    QUIRE_ASSIGN_OR_RETURN(packed.scales_,
-                           DeviceBuffer::Allocate(MemoryKind::kDevice, scale_bytes));
-    QUIRE_RETURN_IF_ERROR(Upload(backend, packed.scales_.data(), scales.data(), scale_bytes));
-
-    constexpr std::int64_t kTilesPerPiece = 1024;
-    std::vector<std::uint8_t> piece(
-        static_cast<std::size_t>(std::min(tiles, kTilesPerPiece) * tile_bytes));
-    std::atomic<bool> numbers{true};
-    for (std::int64_t first = 0; first < tiles; first += kTilesPerPiece) {
-      const std::int64_t count = std::min(tiles - first, kTilesPerPiece);
-      backend.ParallelFor(count, 20000, [&](std::int64_t begin, std::int64_t end, int) {
+                           DeviceBuffer::Allocate(MemoryKind::kDevice, tiles * row_bytes));
+    auto* const to = static_cast<std::byte*>(packed.data_.data());
+    const std::int64_t most = std::clamp<std::int64_t>(kPieceBytes / row_bytes, 1, tiles);
+    std::vector<std::uint8_t> piece(static_cast<std::size_t>(most * row_bytes));
+    for (std::int64_t first = 0; first < tiles; first += most) {
+      const std::int64_t count = std::min(tiles - first, most);
+      std::fill(piece.begin(), piece.end(), std::uint8_t{0});
+      const double work = static_cast<double>(row_bytes) * 4;
+      backend.ParallelFor(count, work, [&](std::int64_t begin, std::int64_t end, int) {
         for (std::int64_t i = begin; i < end; ++i) {
-          const auto n0 = static_cast<std::uint32_t>((first + i) / tiles_k * cuda::kLinearTileN);
-          const auto k0 = static_cast<std::uint32_t>((first + i) % tiles_k * cuda::kLinearTileK);
-          if (!PackTile(weight, {n, k}, {n0, k0}, piece.data() + i * tile_bytes)) numbers = false;
+          packer.PutTile(static_cast<std::uint32_t>(first + i), piece.data() + i * row_bytes);
         }
       });
       QUIRE_RETURN_IF_ERROR(
-          Upload(backend, static_cast<std::byte*>(packed.data_.data()) + first * tile_bytes,
-                 piece.data(), count * tile_bytes));
+          Upload(backend, to + first * row_bytes, piece.data(), count * row_bytes));
     }
-    if (!numbers) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("fp8_e4m3 weights [", n, ", ", k, "] hold a NaN"));
+    if (packer.bad_row() < shape.n) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k, "] have in row ",
+          packer.bad_row(), " a zero point that GPUs do not hold, which have 0 to 255"));
     }
+    const auto scale_bytes = static_cast<std::int64_t>(packer.scales().size());
+    QUIRE_ASSIGN_OR_RETURN(packed.scales_,
+                           DeviceBuffer::Allocate(MemoryKind::kDevice, scale_bytes));
+    QUIRE_RETURN_IF_ERROR(
+        Upload(backend, packed.scales_.data(), packer.scales().data(), scale_bytes));
+    if (!shape.has_order) return packed;
+    const auto order_bytes = static_cast<std::int64_t>(order.size_bytes());
+    QUIRE_ASSIGN_OR_RETURN(packed.order_, DeviceBuffer::Allocate(MemoryKind::kDevice, order_bytes));
+    QUIRE_RETURN_IF_ERROR(Upload(backend, packed.order_.data(), order.data(), order_bytes));
     return packed;
   }
 };
@@ -241,35 +255,62 @@ absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
   return CudaLinearPacker::Plain(backend, sources, dtype, k, activations);
 }
 
-absl::StatusOr<PackedLinear> PackQuantizedCuda(const Backend& backend,
-                                               const QuantizedWeight& weight, std::uint32_t n,
-                                               std::uint32_t k) {
-  return CudaLinearPacker::Quantized(backend, weight, n, k);
+absl::StatusOr<PackedLinear> PackQuantizedCuda(
+    const Backend& backend, const QuantizedShape& shape,
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+    std::span<const std::uint32_t> order) {
+  return CudaLinearPacker::Quantized(backend, shape, source, order);
 }
+
+namespace {
+
+// Of one launch that puts inputs in order: a grid has no more.
+constexpr std::int64_t kMaxOrderedRows = 65535;
+
+// Linear whose x lies in the weights' order, or of weights that have none.
+absl::Status LinearInOrder(const CudaContext& context, const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const bool plain = weight.format() == WeightFormat::kPlain;
+  const bool tensor_core = params.x.dtype() == DType::kBF16 && weight.k() % 8 == 0 &&
+                           (!plain || weight.dtype() == DType::kBF16);
+  if (!tensor_core) return LinearScalarCuda(context, params);
+  if (weight.library_plans() != nullptr && params.bias == nullptr &&
+      (params.y.dtype() == DType::kF32 || params.residual == nullptr)) {
+    return context.cublaslt->Matmul(*weight.library_plans(), params);
+  }
+  return LinearTensorCoreCuda(context, params);
+}
+
+}  // namespace
 
 absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
   const DType x = params.x.dtype();
   const DType y = params.y.dtype();
-  const bool plain = weight.format() == WeightFormat::kPlain;
   if (y != DType::kF32 && (y != DType::kBF16 || x != DType::kBF16)) {
     return absl::InvalidArgumentError(absl::StrCat("linear has x ", DTypeName(x), " and y ",
                                                    DTypeName(y),
                                                    ", supported are f32 and f32, bf16 and either"));
   }
-  if (!plain && x != DType::kBF16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("linear has x ", DTypeName(x), " and weights in ",
-                     WeightFormatName(weight.format()), ", which need bf16"));
+  if (weight.order() == nullptr) return LinearInOrder(context, params);
+  // As many rows at a time as the workspace has room for; their bits do not depend on it.
+  const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
+  const std::int64_t fit = cuda::kLinearOrderedBytes / (weight.k() * DTypeSize(x));
+  const auto most = static_cast<std::uint32_t>(std::min(fit, kMaxOrderedRows));
+  LinearParams rows = params;
+  for (std::uint32_t first = 0; first < params.num_rows; first += most) {
+    rows.num_rows = std::min(params.num_rows - first, most);
+    rows.x = params.x + first * params.x_stride;
+    rows.x_stride = params.x_stride;
+    QUIRE_RETURN_IF_ERROR(OrderInputsCuda(context, rows, ordered));
+    rows.x = ordered;
+    rows.x_stride = weight.k();
+    rows.y = params.y + first * params.y_stride;
+    if (params.residual != nullptr)
+      rows.residual = params.residual + first * params.residual_stride;
+    QUIRE_RETURN_IF_ERROR(LinearInOrder(context, rows));
   }
-  const bool tensor_core =
-      !plain || (x == DType::kBF16 && weight.dtype() == DType::kBF16 && weight.k() % 8 == 0);
-  if (!tensor_core) return LinearScalarCuda(context, params);
-  if (weight.library_plans() != nullptr && params.bias == nullptr &&
-      (y == DType::kF32 || params.residual == nullptr)) {
-    return context.cublaslt->Matmul(*weight.library_plans(), params);
-  }
-  return LinearTensorCoreCuda(context, params);
+  return absl::OkStatus();
 }
 
 }  // namespace internal

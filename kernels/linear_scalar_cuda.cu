@@ -1,7 +1,7 @@
 // Linear without tensor cores, for f32 activations and for any K: a block computes 32 features x 32
 // rows from tiles of 32 inputs in shared memory. The arithmetic, products and their order, is that
 // of the CPU's linear_simd.cc, so it yields the same bits; it is the oracle on the device, not
-// fast.
+// fast. Weights of 8 and 4 bits become f32 as they are loaded.
 
 #include <cstdint>
 
@@ -10,6 +10,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/linear.h"
+#include "kernels/linear_tree.h"
 
 namespace quire::kernels {
 namespace {
@@ -20,10 +21,64 @@ constexpr std::uint32_t kPitch = kTile + 1;
 constexpr std::uint32_t kRowsPerThread = kTile * kTile / kThreads;
 static_assert(internal::kLinearPart % kTile == 0);
 
+// Codes, scales and zero points as linear_tree.h says.
+struct CodedWeights {
+  const std::uint8_t* codes;
+  const std::byte* scales;
+  const std::uint8_t* zeros;  // null: none
+  std::uint32_t n;
+  std::uint32_t k;
+  std::uint32_t group;  // inputs of a scale; k: one per feature
+  WeightFormat format;
+  DType scale_dtype;
+};
+
+__device__ __forceinline__ float ScaleAt(const CodedWeights& w, std::int64_t at) {
+  if (w.scale_dtype == DType::kF32) return reinterpret_cast<const float*>(w.scales)[at];
+  const std::uint32_t bits = reinterpret_cast<const std::uint16_t*>(w.scales)[at];
+  return w.scale_dtype == DType::kBF16 ? cuda::UnpackBF16(bits).x : cuda::UnpackF16(bits).x;
+}
+
+// 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives: one bit below the point, then powers of two.
+__device__ __forceinline__ float E2M1ToFloat(std::uint32_t code) {
+  const std::uint32_t exponent = (code >> 1) & 3;
+  const std::uint32_t halves = exponent == 0 ? (code & 1) : ((2 | (code & 1)) << (exponent - 1));
+  const float magnitude = static_cast<float>(halves) * 0.5f;
+  return (code & 8) != 0 ? -magnitude : magnitude;
+}
+
+// W[n][k]: one product of exact factors.
+__device__ __forceinline__ float ValueAt(const CodedWeights& w, std::uint32_t n, std::uint32_t k) {
+  const bool four_bits = w.format == WeightFormat::kInt4 || w.format == WeightFormat::kFp4E2M1;
+  const std::uint32_t bits = four_bits ? 4 : 8;
+  const std::uint32_t tiles_n = (w.n + cuda::kLinearTileN - 1) / cuda::kLinearTileN;
+  const std::uint32_t tiles_k = (w.k + cuda::kLinearTileK - 1) / cuda::kLinearTileK;
+  const std::int64_t tile =
+      static_cast<std::int64_t>(n / cuda::kLinearTileN) * tiles_k + k / cuda::kLinearTileK;
+  const std::uint32_t index =
+      cuda::LinearIndexOf(bits, n % cuda::kLinearTileN, k % cuda::kLinearTileK);
+  const std::uint8_t* const codes =
+      w.codes + tile * (cuda::kLinearTileN * cuda::kLinearTileK * bits / 8);
+  const std::uint32_t code =
+      four_bits ? (codes[index / 2] >> (index % 2 * 4)) & 0xfu : codes[index];
+  const std::int64_t at = static_cast<std::int64_t>(k / w.group) * tiles_n * cuda::kLinearTileN + n;
+  float value;
+  if (w.format == WeightFormat::kFp8E4M3) {
+    value = cuda::UnpackF16(cuda::E4M3ToF16(code)).x;
+  } else if (w.format == WeightFormat::kFp4E2M1) {
+    value = E2M1ToFloat(code);
+  } else {
+    const std::int32_t zero = w.zeros != nullptr ? w.zeros[at] : four_bits ? 8 : 128;
+    value = static_cast<float>(static_cast<std::int32_t>(code) - zero);
+  }
+  return cuda::Mul(value, ScaleAt(w, at));
+}
+
+// W is BF16*, F16*, float*, to [n, k], or CodedWeights.
 template <typename X, typename W>
 struct ScalarArgs {
   const X* x;
-  const W* w;  // [n, k]
+  W w;
   const float* bias;
   const float* residual;
   void* y;
@@ -47,6 +102,18 @@ __device__ __forceinline__ void LoadTile(float* to, const T* from, std::int64_t 
     const std::uint32_t row = cuda::ThreadIndex() / kTile + i * (kThreads / kTile);
     const bool inside = first + row < rows && k0 + column < k;
     to[row * kPitch + column] = inside ? ToFloat(from[(first + row) * stride + k0 + column]) : 0.0f;
+  }
+}
+
+// The same of codes.
+__device__ __forceinline__ void LoadTile(float* to, const CodedWeights& from, std::int64_t,
+                                         std::uint32_t first, std::uint32_t rows, std::uint32_t k0,
+                                         std::uint32_t k) {
+  const std::uint32_t column = cuda::ThreadIndex() % kTile;
+  for (std::uint32_t i = 0; i < kRowsPerThread; ++i) {
+    const std::uint32_t row = cuda::ThreadIndex() / kTile + i * (kThreads / kTile);
+    const bool inside = first + row < rows && k0 + column < k;
+    to[row * kPitch + column] = inside ? ValueAt(from, first + row, k0 + column) : 0.0f;
   }
 }
 
@@ -100,11 +167,30 @@ __global__ void __launch_bounds__(kThreads) LinearScalarKernel(const ScalarArgs<
   }
 }
 
+struct OrderArgs {
+  const std::byte* x;
+  const std::uint32_t* order;  // [k]
+  std::byte* y;                // [rows, k]
+  std::int64_t x_stride;
+  std::uint32_t k;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) OrderInputsKernel(const OrderArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t j = cuda::BlockX() * kThreads + cuda::ThreadIndex();
+  if (j >= args.k) return;
+  const std::int64_t row = cuda::BlockY();
+  reinterpret_cast<T*>(args.y)[row * args.k + j] =
+      reinterpret_cast<const T*>(args.x)[row * args.x_stride + args.order[j]];
+}
+
 template <typename X, typename W>
-absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params) {
+absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params, W w) {
   const PackedLinear& weight = *params.weight;
   const ScalarArgs<X, W> args{.x = params.x.as<X>(),
-                              .w = static_cast<const W*>(weight.data()),
+                              .w = w,
                               .bias = params.bias,
                               .residual = params.residual,
                               .y = params.y.data(),
@@ -124,6 +210,21 @@ absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params
                       args);
 }
 
+CodedWeights CodedOf(const PackedLinear& weight) {
+  const auto* const scales = static_cast<const std::byte*>(weight.scales());
+  const std::byte* const zeros =
+      weight.has_min() ? scales + cuda::LinearZerosAt(weight.n(), weight.k(), weight.group())
+                       : nullptr;
+  return {.codes = static_cast<const std::uint8_t*>(weight.data()),
+          .scales = scales,
+          .zeros = reinterpret_cast<const std::uint8_t*>(zeros),
+          .n = weight.n(),
+          .k = weight.k(),
+          .group = weight.group(),
+          .format = weight.format(),
+          .scale_dtype = weight.dtype()};
+}
+
 }  // namespace
 
 namespace internal {
@@ -131,13 +232,40 @@ namespace internal {
 absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params) {
   const DType x = params.x.dtype();
   const DType w = params.weight->dtype();
-  if (x == DType::kBF16 && w == DType::kBF16) return LaunchScalar<BF16, BF16>(context, params);
-  if (x == DType::kF32 && w == DType::kF32) return LaunchScalar<float, float>(context, params);
-  if (x == DType::kF32 && w == DType::kBF16) return LaunchScalar<float, BF16>(context, params);
-  if (x == DType::kF32 && w == DType::kF16) return LaunchScalar<float, F16>(context, params);
+  const void* const data = params.weight->data();
+  if (params.weight->format() != WeightFormat::kPlain) {
+    return LaunchScalar<float>(context, params, CodedOf(*params.weight));
+  }
+  const auto* const bf16 = static_cast<const BF16*>(data);
+  if (x == DType::kBF16 && w == DType::kBF16) return LaunchScalar<BF16>(context, params, bf16);
+  if (x == DType::kF32 && w == DType::kF32) {
+    return LaunchScalar<float>(context, params, static_cast<const float*>(data));
+  }
+  if (x == DType::kF32 && w == DType::kBF16) return LaunchScalar<float>(context, params, bf16);
+  if (x == DType::kF32 && w == DType::kF16) {
+    return LaunchScalar<float>(context, params, static_cast<const F16*>(data));
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("linear has x ", DTypeName(x), " and weights ", DTypeName(w),
                    ", supported are f32 by f32, bf16 or f16, and bf16 by bf16"));
+}
+
+absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y) {
+  const PackedLinear& weight = *params.weight;
+  const OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
+                       .order = weight.order(),
+                       .y = static_cast<std::byte*>(y.data()),
+                       .x_stride = params.x_stride,
+                       .k = weight.k()};
+  return cuda::Launch(
+      context, "order_inputs",
+      params.x.dtype() == DType::kBF16 ? OrderInputsKernel<BF16> : OrderInputsKernel<float>,
+      {.blocks_x = (weight.k() + kThreads - 1) / kThreads,
+       .blocks_y = params.num_rows,
+       .threads = kThreads,
+       .shared_bytes = 0,
+       .programmatic = true},
+      args);
 }
 
 }  // namespace internal

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/fp8_linear.h"
 #include "kernels/linear.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -112,16 +113,15 @@ struct ReadF16 {
 #endif
 };
 
-// e4m3 moved under an f32 exponent, which means 2^-120 of the value, subnormals included: x is
-// multiplied by 2^48 before, sums by 2^72 after. So sums are subnormal below 2^-54 only, in steps
-// of 2^-77, and x is finite below 2^80. `unit` points at [16][4] bytes.
+// e4m3 moved under an f32 exponent, which means 2^-120 of the value, subnormals included: x comes
+// multiplied by 2^48 (LinearFp8), sums are multiplied by 2^72. So sums are subnormal below 2^-54
+// only, in steps of 2^-77, and x is finite below 2^80. `unit` points at [16][4] bytes.
 struct ReadE4M3 {
   using Unit = std::uint8_t;
   static constexpr bool kScaled = true;
   static constexpr std::size_t kInputs = 4;
   static constexpr std::size_t kUnit = kInputs * kPanel;
-  static constexpr float kBefore = 0x1p48f;
-  static constexpr float kAfter = 0x1p72f;
+  static constexpr float kAfter = 0x1p120f / internal::kFp8InputScale;
   template <std::size_t kInput>
   static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
     const VU codes = hn::Load(DU(), reinterpret_cast<const std::uint32_t*>(unit) + lane);
@@ -261,7 +261,6 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
              static_cast<std::size_t>(panel) * scale_stride;
   }
   HWY_ALIGN float totals[R * P * kPanel];
-  HWY_ALIGN float scaled[Read::kScaled ? R * internal::kLinearPart : 1];
   for (std::size_t k0 = 0, k1 = 0; k0 < k; k0 = k1) {
     k1 = PartEnd<Read>(weight, k0);
     // From the second block of rows on the panels are in L2; few rows leave the processor time to
@@ -271,21 +270,9 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
       next = k1 < k ? w + k1 / Read::kInputs * Read::kUnit : w + P * panel_stride;
     }
     const float* scale = nullptr;
-    const float* part = x + k0;
-    std::int64_t part_stride = params.x_stride;
-    if constexpr (Read::kScaled) {
-      scale = scales + k0 / weight.group() * kPanel;
-      for (std::size_t r = 0; r < R; ++r) {
-        const float* const from = part + static_cast<std::int64_t>(r) * params.x_stride;
-        for (std::size_t i = 0; i < k1 - k0; ++i) {
-          scaled[r * internal::kLinearPart + i] = from[i] * Read::kBefore;
-        }
-      }
-      part = scaled;
-      part_stride = internal::kLinearPart;
-    }
-    AddPart<Read, R, P>(part, part_stride, w + k0 / Read::kInputs * Read::kUnit, panel_stride,
-                        k1 - k0, k0 == 0, next, scale, scale_stride, totals);
+    if constexpr (Read::kScaled) scale = scales + k0 / weight.group() * kPanel;
+    AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / Read::kInputs * Read::kUnit,
+                        panel_stride, k1 - k0, k0 == 0, next, scale, scale_stride, totals);
   }
   for (std::size_t r = 0; r < R; ++r) {
     const std::int64_t m = row + static_cast<std::int64_t>(r);

@@ -5,9 +5,10 @@
 //
 // The sum over K: tiles of 64 inputs; `splits` sub-ranges of `tiles_per_split` tiles each (the last
 // one may be shorter); inside a sub-range MMA steps of 16 inputs ascending, from zero; sub-ranges
-// added in index order. kInt4 adds once more in between: the steps of one scale and tile are summed
-// from zero, multiplied by the scale and added to the sub-range's sum. All of it follows from N and
-// K, so any kernel may give the sub-ranges to one block or to several.
+// added in index order. Where groups of inputs have scales the steps of one group and tile are
+// summed from zero, multiplied by the scale and added to the sub-range's sum; one scale for all
+// inputs multiplies the sum of each sub-range. All of it follows from N, K and the group, so any
+// kernel may give the sub-ranges to one block or to several.
 
 #include <cstdint>
 
@@ -54,17 +55,29 @@ constexpr LinearTree LinearTreeOf(std::uint32_t n, std::uint32_t k) {
 // That is fewer than 2 * kLinearFillBlocks up to kLinearSmallRows rows, and room for some more.
 inline constexpr std::uint32_t kLinearMaxPartials = 4 * kLinearFillBlocks;
 inline constexpr std::int64_t kLinearCounterBytes = std::int64_t{kLinearMaxPartials} * 4;
-inline constexpr std::int64_t kLinearWorkspaceBytes =
+inline constexpr std::int64_t kLinearOrderedAt =
     kLinearCounterBytes + std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
+// Behind them rows of x in the order of weights that have one, as many as fit at a time.
+inline constexpr std::int64_t kLinearOrderedBytes = std::int64_t{4} << 20;
+inline constexpr std::int64_t kLinearWorkspaceBytes = kLinearOrderedAt + kLinearOrderedBytes;
+inline constexpr std::uint32_t kLinearMaxOrderedInputs = 65536;
 
-// Quantised weights in memory: [feature tile][K tile][bytes of a tile], padded with zeros. In a
-// tile every lane finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16
-// features:
+// Weights of 8 and 4 bits in memory: [feature tile][K tile][bytes of a tile]. In a tile every lane
+// finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:
 //   8 bits  [2 halves of 32 inputs][8 feature blocks][32 lanes][2 MMA steps][8 values]
 //   4 bits  [8 feature blocks][32 lanes][4 MMA steps][8 values, the first in the lowest bits]
 // Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l % 4) + (v & 1) + (v & 4 ? 8 : 0)
-// of the step. int8 and int4 are stored with 128 and 8 added. Scales of kInt4: [K / group][padded
-// N].
+// of the step. Integers without zero points are stored with 128 and 8 added. What lies beyond N and
+// K is finite and meets inputs of zero, or is not stored.
+//
+// Scales: one per feature f32 [padded N]; of groups [groups][padded N], f16 of integers, f32 of
+// e4m3 and bf16 of e2m1. Then zero points of integers, if there are any: bytes [groups][padded N].
+
+// Where these begin.
+constexpr std::int64_t LinearZerosAt(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
+  return std::int64_t{LinearTilesN(n)} * kLinearTileN * (k / group) * 2;
+}
+
 struct LinearPlace {
   std::uint32_t feature;  // inside the tile
   std::uint32_t input;
@@ -81,6 +94,18 @@ constexpr LinearPlace LinearPlaceOf(std::uint32_t bits, std::uint32_t value_inde
   step += rest / 8 * steps;
   return {block * 16 + lane / 4 + ((value & 2) != 0 ? 8u : 0u),
           step * 16 + lane % 4 * 2 + (value & 1) + ((value & 4) != 0 ? 8u : 0u)};
+}
+
+// Which value of a tile that is: LinearPlaceOf(bits, LinearIndexOf(bits, f, i)) is {f, i}. The sum
+// of what a feature and an input add, each with 0 for the other.
+QUIRE_HOST_DEVICE constexpr std::uint32_t LinearIndexOf(std::uint32_t bits, std::uint32_t feature,
+                                                        std::uint32_t input) {
+  const std::uint32_t steps = bits == 8 ? 2 : 4;
+  const std::uint32_t lane = feature % 8 * 4 + input % 8 / 2;
+  const std::uint32_t value =
+      (input & 1) + (feature % 16 >= 8 ? 2u : 0u) + (input % 16 >= 8 ? 4u : 0u);
+  const std::uint32_t step = input / 16;
+  return (((step / steps * 8 + feature / 16) * 32 + lane) * steps + step % steps) * 8 + value;
 }
 
 }  // namespace quire::kernels::cuda

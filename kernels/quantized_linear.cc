@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "kernels/cpu/int_linear.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/linear_tree.h"
 
 namespace quire::kernels {
 namespace {
@@ -67,6 +68,55 @@ absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
         is_int4 || shape.has_min ? "" : ", or all inputs"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
+  const absl::string_view name = WeightFormatName(shape.format);
+  if (shape.n == 0 || shape.n > INT32_MAX || shape.k == 0 || shape.k > INT32_MAX ||
+      shape.k % 8 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " weights are [", shape.n, ", ", shape.k,
+                                                   "], on GPUs both must be 1 to ",
+                                                   INT32_MAX,
+                                                   " and the second a multiple of 8"));
+  }
+  const bool is_int8 = shape.format == WeightFormat::kInt8;
+  const bool is_int4 = shape.format == WeightFormat::kInt4;
+  const bool is_integer = is_int8 || is_int4;
+  if (shape.has_min && !(shape.min_in_steps && is_integer)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " weights have minimums, GPUs have integers with zero points at most"));
+  }
+  if (shape.has_order && (!is_integer || shape.k > cuda::kLinearMaxOrderedInputs)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " weights have ", shape.k, " inputs in an order of their own, GPUs ",
+                     "have integers with up to ", cuda::kLinearMaxOrderedInputs));
+  }
+  if (shape.scale_per_feature()) return absl::OkStatus();
+  const std::uint32_t group = shape.group;
+  bool known = (group == 32 || group == 64 || group == 128) && shape.k % group == 0;
+  absl::string_view groups = "32, 64 or 128 that divide the inputs";
+  if (shape.format == WeightFormat::kFp8E4M3) {
+    known = group != 0 && group % cuda::kLinearTileK == 0 && group < shape.k;
+    groups = "a multiple of 64, or all inputs";
+  } else if (shape.format == WeightFormat::kFp4E2M1) {
+    known = group == 32 && shape.k % 32 == 0;
+    groups = "32 that divide the inputs";
+  }
+  if (known) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " weights have groups of ", group, " of ",
+                                                 shape.k, " inputs, GPUs have ", groups));
+}
+
+std::int64_t CudaQuantizedBytes(const QuantizedShape& shape) {
+  const bool four_bits =
+      shape.format == WeightFormat::kInt4 || shape.format == WeightFormat::kFp4E2M1;
+  const std::int64_t padded_n = std::int64_t{cuda::LinearTilesN(shape.n)} * cuda::kLinearTileN;
+  const std::int64_t padded_k = std::int64_t{cuda::LinearTilesK(shape.k)} * cuda::kLinearTileK;
+  const std::int64_t codes = padded_n * padded_k / (four_bits ? 2 : 1);
+  const std::int64_t order = shape.has_order ? std::int64_t{shape.k} * 4 : 0;
+  if (shape.scale_per_feature()) return codes + padded_n * 4 + order;
+  const std::int64_t scale = shape.format == WeightFormat::kFp8E4M3 ? 4 : 2;
+  return codes + order + shape.num_groups() * padded_n * (scale + (shape.has_min ? 1 : 0));
 }
 
 std::int64_t QuantizedBytes(const QuantizedShape& shape) {
@@ -211,6 +261,13 @@ absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
     std::span<const std::uint32_t> order) {
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) {
+      QUIRE_RETURN_IF_ERROR(CheckCudaQuantizedShape(shape));
+      QUIRE_CHECK(order.size() == (shape.has_order ? shape.k : 0));
+      return internal::PackQuantizedCuda(backend, shape, source, order);
+    }
+  }
   return QuantizedPacker::Pack(backend, shape, source, order);
 }
 

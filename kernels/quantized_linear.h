@@ -1,12 +1,12 @@
 #pragma once
 
-// Integer weight matrices on the CPU: how they come to be, and what they compute. Linear
-// (linear.h) multiplies with them like with any other.
+// Integer weight matrices, and on GPUs e4m3 and e2m1 too: how they come to be, and what they
+// compute. Linear (linear.h) multiplies with them like with any other.
 //
 // A weight is scale * q, scale * q + min or scale * (q + min), with a scale (and min) per output
-// feature or per group of inputs of it. Activations are quantised to int8 as they come in, and
-// products are summed as integers inside a group, so every instruction set with fused multiply-add
-// gets the same bits.
+// feature or per group of inputs of it. On the CPU activations are quantised to int8 as they come
+// in, and products are summed as integers inside a group, so every instruction set with fused
+// multiply-add gets the same bits. GPUs round no activation: q + min becomes bf16 without loss.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace quire::kernels {
 
 struct QuantizedShape {
-  WeightFormat format;  // kInt8 or kInt4
+  WeightFormat format;  // kInt8 or kInt4; on GPUs also kFp8E4M3 and kFp4E2M1
   std::uint32_t n;      // output features
   std::uint32_t k;      // inputs, at most 65536
   // Inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32, 64 or 128.
@@ -37,30 +37,41 @@ struct QuantizedShape {
   // input j multiplies input order[j] of x.
   bool has_order = false;
 
-  // One f32 scale per feature instead of f16 scales per group.
+  // One f32 scale per feature instead of scales per group.
   bool scale_per_feature() const {
-    return format == WeightFormat::kInt8 && group == k && !has_min;
+    return (format == WeightFormat::kInt8 || format == WeightFormat::kFp8E4M3) && group == k &&
+           !has_min;
   }
+  std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
 // INVALID_ARGUMENT that names what of the shape is not as above.
 absl::Status CheckQuantizedShape(const QuantizedShape& shape);
+// The same for GPUs. Other than above: n and without an order k up to INT32_MAX, k a multiple of 8;
+// no groups of 16, mins in steps only; kFp8E4M3 with groups of k or a multiple of 64, of which the
+// last may be short, and kFp4E2M1 with groups of 32.
+absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
 // What PackQuantizedRows will allocate. REQUIRES: CheckQuantizedShape accepts the shape.
 std::int64_t QuantizedBytes(const QuantizedShape& shape);
+// REQUIRES: CheckCudaQuantizedShape accepts the shape.
+std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
 
 // One output feature, as a source writes it.
 struct QuantizedRow {
   // [k]. kInt8: -128 .. 127, with mins the bytes of 0 .. 255; kInt4: -8 .. 7, with mins 0 .. 15.
+  // kFp8E4M3: codes without NaN. kFp4E2M1: codes of 0 .. 15.
   std::span<std::int8_t> q;
-  std::span<float> scales;  // [k / group], rounded to f16 unless scale_per_feature
-  // Likewise; empty without has_min. With min_in_steps integers of -2048 .. 2048, which f16 holds.
+  // [num_groups]. Of groups rounded to f16, those of kFp4E2M1 to bf16.
+  std::span<float> scales;
+  // Likewise; empty without has_min. With min_in_steps integers of -2048 .. 2048, which f16 holds,
+  // on GPUs of -255 .. 0.
   std::span<float> mins;
 };
 
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
 // several threads; with has_order its values lie in the order given. Returns INVALID_ARGUMENT as
-// CheckQuantizedShape, or RESOURCE_EXHAUSTED. REQUIRES: the backend is the CPU; `order` is a
-// permutation of [0, k) with has_order, else empty.
+// CheckQuantizedShape or CheckCudaQuantizedShape, or for a min that GPUs do not hold;
+// RESOURCE_EXHAUSTED. REQUIRES: `order` is a permutation of [0, k) with has_order, else empty.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
@@ -94,6 +105,12 @@ namespace internal {
 
 // Linear of a CPU backend and integer weights; arguments are checked.
 void LinearQuantized(const Backend& backend, const LinearParams& params);
+
+// PackQuantizedRows on a GPU. REQUIRES: CheckCudaQuantizedShape accepts the shape.
+absl::StatusOr<PackedLinear> PackQuantizedCuda(
+    const Backend& backend, const QuantizedShape& shape,
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+    std::span<const std::uint32_t> order);
 
 }  // namespace internal
 }  // namespace quire::kernels

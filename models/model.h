@@ -41,7 +41,7 @@ struct LoadOptions {
   LoadMode mode = LoadMode::kReal;
   // The RunnerOptions::activation that the model will run with; the CPU has f32 only.
   DType activation = DType::kF32;
-  // How matrices are held; GPUs have kAuto and kNone only.
+  // How matrices are held.
   Quantization quantization = Quantization::kAuto;
   // Where packed weights are kept between starts; empty: nowhere. The CPU's only.
   std::string packed_dir = {};

@@ -37,14 +37,6 @@ std::optional<Quantization> QuantizationFromName(absl::string_view name) {
   return std::nullopt;
 }
 
-absl::Status CheckQuantization(Quantization quantization, bool cuda) {
-  const bool as_stored = quantization == Quantization::kAuto || quantization == Quantization::kNone;
-  if (!cuda || as_stored) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("model.quantization is ", QuantizationName(quantization),
-                   ", which is served on CPUs only; on GPUs write auto or none"));
-}
-
 std::string FormName(const MatrixForm& form) {
   if (form.is_plain()) return std::string(DTypeName(form.dtype));
   std::string name(kernels::WeightFormatName(form.format));

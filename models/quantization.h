@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/dtype.h"
 #include "kernels/fp8_linear.h"
@@ -19,8 +18,8 @@ namespace quire::models {
 // The values of model.quantization. All but the first two convert the matrices of the layers while
 // loading, and the output head to int8_g32; the embedding, norms and biases are not converted.
 enum class Quantization : std::uint8_t {
-  // As the files say: blocks of GGUF files and integer codes as integers, e4m3 codes as such, other
-  // types unquantised.
+  // As the files say: blocks of GGUF files and integer codes as integers, e4m3 codes as such, e2m1
+  // codes as such on GPUs and as integers on CPUs, other types unquantised.
   kAuto,
   kNone,  // unquantised, blocks and codes as f32, or as bf16 where that holds all values
   kInt8,  // one scale per output feature
@@ -40,9 +39,6 @@ inline constexpr Quantization kAllQuantizations[] = {
 absl::string_view QuantizationName(Quantization quantization);
 std::optional<Quantization> QuantizationFromName(absl::string_view name);
 
-// Returns UNIMPLEMENTED, with what is served, for a value that GPUs do not serve.
-absl::Status CheckQuantization(Quantization quantization, bool cuda);
-
 // How one matrix lies in memory.
 struct MatrixForm {
   kernels::WeightFormat format = kernels::WeightFormat::kPlain;
@@ -54,12 +50,14 @@ struct MatrixForm {
 
   bool is_plain() const { return format == kernels::WeightFormat::kPlain; }
   bool is_fp8() const { return format == kernels::WeightFormat::kFp8E4M3; }
-  bool is_integer() const { return !is_plain() && !is_fp8(); }
+  bool is_integer() const {
+    return format == kernels::WeightFormat::kInt8 || format == kernels::WeightFormat::kInt4;
+  }
   // REQUIRES: is_fp8().
   kernels::Fp8Shape Fp8ShapeOf(std::uint32_t n, std::uint32_t k) const {
     return {.n = n, .k = k, .group = group == 0 ? k : group};
   }
-  // REQUIRES: is_integer().
+  // REQUIRES: is_integer(), or not is_plain() for a GPU.
   kernels::QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
     return {.format = format,
             .n = n,
@@ -72,8 +70,8 @@ struct MatrixForm {
   friend bool operator==(const MatrixForm&, const MatrixForm&) = default;
 };
 
-// "bf16", "fp8_e4m3", "fp8_e4m3_g128", "int8", "int4_g32", "int4_g32_min", with min_in_steps
-// "int4_g32_zero", with has_order "int4_g32_order" or "int4_g32_zero_order".
+// "bf16", "fp8_e4m3", "fp8_e4m3_g128", "fp4_e2m1_g32", "int8", "int4_g32", "int4_g32_min", with
+// min_in_steps "int4_g32_zero", with has_order "int4_g32_order" or "int4_g32_zero_order".
 std::string FormName(const MatrixForm& form);
 
 // What matrices are converted to; nothing: they stay as stored.

@@ -13,7 +13,7 @@
 namespace quire::models {
 namespace {
 
-// Sums of products of an integer matrix fit 32 bits up to here; see QuantizedShape.
+// Sums of products of an integer matrix on CPUs fit 32 bits up to here; see QuantizedShape.
 constexpr std::int64_t kMostIntegerInputs = 65536;
 
 bool IsWeightType(DType dtype) {
@@ -65,13 +65,8 @@ const StoredTensor* SlotFinder::AddPiece(StoredTensor piece) {
 absl::StatusOr<MatrixForm> FormChooser::FormOf(const StoredTensor& tensor, bool is_head) const {
   const std::optional<MatrixForm> converted = ConvertedForm(target_.quantization, is_head);
   if (!converted && !IsBlocks(tensor)) return StoredForm(tensor);
-  if (tensor.quantized != nullptr && target_.cuda) {
-    return absl::UnimplementedError(
-        absl::StrCat(tensor.file, ": tensor ", tensor.name, ": quantization_config ", tensor.type,
-                     " is served on CPUs only"));
-  }
-  const bool keeps_blocks = target_.quantization == Quantization::kAuto && !target_.cuda;
-  if (!converted && !keeps_blocks) return PlainForm(tensor);
+  if (!converted && target_.quantization == Quantization::kNone) return PlainForm(tensor);
+  if (!converted && target_.cuda) return CudaStoredForm(tensor);
   const MatrixForm form = converted ? *converted : StoredForm(tensor);
   if (!form.is_integer()) return form;
   QUIRE_RETURN_IF_ERROR(CheckInputs(tensor, form, is_head));
@@ -106,7 +101,9 @@ absl::Status FormChooser::CheckInputs(const StoredTensor& tensor, const MatrixFo
   std::string needs;
   if (form.group != 0 && k % form.group != 0) {
     needs = absl::StrCat("a multiple of ", form.group);
-  } else if (k > kMostIntegerInputs) {
+  } else if (target_.cuda && k % 8 != 0) {
+    needs = "on GPUs a multiple of 8";
+  } else if (!target_.cuda && k > kMostIntegerInputs) {
     needs = absl::StrCat("at most ", kMostIntegerInputs);
   } else {
     return absl::OkStatus();

@@ -230,6 +230,29 @@ MatrixForm StoredForm(const StoredTensor& tensor) {
   return {.format = shape.format, .group = shape.group, .has_min = shape.has_min};
 }
 
+absl::StatusOr<MatrixForm> CudaStoredForm(const StoredTensor& tensor) {
+  const MatrixForm form = StoredForm(tensor);
+  if (!tensor.is_coded() || tensor.is_transposed) return form;
+  const auto n = static_cast<std::uint32_t>(tensor.shape[0]);
+  const auto k = static_cast<std::uint32_t>(tensor.shape[1]);
+  if (tensor.quantized == nullptr) {
+    return kernels::CheckCudaQuantizedShape(form.ShapeOf(n, k)).ok() ? form : PlainForm(tensor);
+  }
+  const MatrixForm held = tensor.quantized->is_e2m1()
+                              ? MatrixForm{.format = kernels::WeightFormat::kFp4E2M1, .group = 32}
+                              : form;
+  std::string why = "values that no kernel holds as codes";
+  if (!held.is_plain()) {
+    const absl::Status checked = kernels::CheckCudaQuantizedShape(held.ShapeOf(n, k));
+    if (checked.ok()) return held;
+    why = std::string(checked.message());
+  }
+  return absl::UnimplementedError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
+                                               ": quantization_config ", tensor.type,
+                                               " is not served on GPUs for this matrix: ", why,
+                                               "; model.quantization none holds it unquantised"));
+}
+
 MatrixForm PlainForm(const StoredTensor& tensor) {
   return {.dtype = tensor.quantized != nullptr ? tensor.quantized->plain_dtype() : DType::kF32};
 }
@@ -247,8 +270,16 @@ void PlainRow(const StoredTensor& tensor, DType dtype, std::int64_t row, std::by
   }
 }
 
-void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
-                const kernels::QuantizedRow& out) {
+void CodedRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
+              const kernels::QuantizedRow& out) {
+  const auto codes = [&out]() -> std::span<std::uint8_t> {
+    return {reinterpret_cast<std::uint8_t*>(out.q.data()), out.q.size()};
+  };
+  if (form.is_fp8()) return Fp8Row(tensor, row, {codes(), out.scales});
+  if (form.format == kernels::WeightFormat::kFp4E2M1) {
+    return tensor.quantized->E2M1Row(tensor.first_row + StoredPlace(tensor, row), codes(),
+                                     out.scales);
+  }
   if (tensor.is_coded() && form == StoredForm(tensor)) {
     if (tensor.quantized != nullptr) {
       return tensor.quantized->IntegerRow(tensor.first_row + StoredPlace(tensor, row), out);

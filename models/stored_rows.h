@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/fp8_linear.h"
 #include "kernels/quantized_linear.h"
@@ -29,17 +30,20 @@ absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t b
 // The form that holds a matrix as it is stored: its own type, or the integers or e4m3 of its blocks
 // or codes; of codes that no kernel holds without loss PlainForm.
 MatrixForm StoredForm(const StoredTensor& tensor);
+// The same for GPUs, which hold e2m1 codes as such, and of blocks with minimums or in groups of 16
+// PlainForm. Returns UNIMPLEMENTED that names the tensor for codes that no kernel of GPUs reads.
+absl::StatusOr<MatrixForm> CudaStoredForm(const StoredTensor& tensor);
 // The plain form that holds every value of a matrix of blocks or codes without loss.
 MatrixForm PlainForm(const StoredTensor& tensor);
 
 // One row in `dtype`, f32, bf16 or f16, at `out`. REQUIRES: `dtype` holds the values (PlainForm).
 void PlainRow(const StoredTensor& tensor, DType dtype, std::int64_t row, std::byte* out);
 
-// One row in an integer form: decoded when that is the form of its blocks or codes, else widened
-// and quantised. `out` has the sizes of the form; a value that is not finite gives a scale or min
-// that is not.
-void IntegerRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
-                const kernels::QuantizedRow& out);
+// One row in a form that is not plain: decoded when that is the form of its blocks or codes, else
+// widened and quantised to integers. `out` has the sizes of the form; a value that is not finite
+// gives a scale or min that is not.
+void CodedRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
+              const kernels::QuantizedRow& out);
 
 // One row of e4m3 codes and scales. REQUIRES: the form is that of its codes, StoredForm, and `out`
 // has its sizes.

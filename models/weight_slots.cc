@@ -261,6 +261,9 @@ void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
 }
 
 std::int64_t MatrixBytes(const MatrixSlot& slot, const WeightTarget& target) {
+  if (target.cuda && !slot.form.is_plain()) {
+    return kernels::CudaQuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
+  }
   if (slot.form.is_fp8()) return kernels::Fp8Bytes(slot.form.Fp8ShapeOf(slot.n, slot.k));
   if (slot.form.is_integer()) return kernels::QuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
   if (target.cuda) {
@@ -299,7 +302,6 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
 
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint, const WeightTarget& target) {
-  QUIRE_RETURN_IF_ERROR(CheckQuantization(target.quantization, target.cuda));
   SlotFinder finder(checkpoint);
   const FormChooser chooser(target);
   WeightSlots slots;

@@ -194,8 +194,9 @@ class Packer {
     for (const MatrixSlot& matrix : slot.matrices) {
       QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed,
                              matrix.form.is_plain() ? PackPlain(matrix)
-                             : matrix.form.is_fp8() ? PackFp8(matrix)
-                                                    : PackInteger(matrix));
+                             : matrix.form.is_fp8() && backend_.cuda() == nullptr
+                                 ? PackFp8(matrix)
+                                 : PackCoded(matrix));
       weights->matrices.push_back(std::move(packed));
       for (const StoredTensor* part : matrix.parts) Forget(*part);
     }
@@ -318,7 +319,7 @@ class Packer {
         });
   }
 
-  absl::StatusOr<kernels::PackedLinear> PackInteger(const MatrixSlot& slot) {
+  absl::StatusOr<kernels::PackedLinear> PackCoded(const MatrixSlot& slot) {
     for (const StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
     }
@@ -330,8 +331,8 @@ class Packer {
         kernels::PackQuantizedRows(
             backend_, shape, [&](std::uint32_t row, const kernels::QuantizedRow& out) {
               const auto [part, part_row] = Locate(slot, row);
-              IntegerRow(*part, slot.form, part_row, out);
-              if (!shape.scale_per_feature() && !FitF16(out)) {
+              CodedRow(*part, slot.form, part_row, out);
+              if (slot.form.is_integer() && !shape.scale_per_feature() && !FitF16(out)) {
                 std::uint32_t seen = first_bad.load();
                 while (row < seen && !first_bad.compare_exchange_weak(seen, row)) {
                 }

@@ -108,7 +108,7 @@ struct WeightTarget {
 // Finds every tensor, checks shapes and types, refuses tensors that the model has no place for, and
 // chooses the form of every matrix. Returns INVALID_ARGUMENT that names the tensor, both shapes and
 // the keys behind them, or the tensor, its inputs and what model.quantization needs; UNIMPLEMENTED
-// for a type that is not read, or as CheckQuantization. REQUIRES: CheckBuilt(spec) is OK.
+// for a type that is not read, or not by GPUs. REQUIRES: CheckBuilt(spec) is OK.
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint, const WeightTarget& target);
 

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -28,6 +29,7 @@
 #include "kernels/cuda/kv_tensor_maps.h"
 #include "kernels/device_sampler.h"
 #include "kernels/ops.h"
+#include "kernels/quantized_linear.h"
 
 namespace quire::kernels {
 namespace {
@@ -179,6 +181,92 @@ void LinearShapes(Benchmark* benchmark) {
 }
 BENCHMARK(BM_Linear)->Apply(LinearShapes);
 BENCHMARK(BM_Linear)->Name("BM_Linear/tiny")->Args({128, 64, 3})->UseManualTime();
+
+// Arguments: format, inputs that share a scale (0: all), whether there are zero points and an
+// order, N, K, rows. bf16 in and out.
+void BM_CodedLinear(benchmark::State& state) {
+  Gpu* const gpu = GpuOrSkip(state);
+  if (gpu == nullptr) return;
+  const auto group = static_cast<std::uint32_t>(state.range(1));
+  const auto k = static_cast<std::uint32_t>(state.range(5));
+  const auto rows = static_cast<std::uint32_t>(state.range(6));
+  const QuantizedShape shape{.format = static_cast<WeightFormat>(state.range(0)),
+                             .n = static_cast<std::uint32_t>(state.range(4)),
+                             .k = k,
+                             .group = group == 0 ? k : group,
+                             .has_min = state.range(2) != 0,
+                             .min_in_steps = state.range(2) != 0,
+                             .has_order = state.range(3) != 0};
+  std::mt19937 generator(2);
+  std::vector<std::uint32_t> order(shape.has_order ? k : 0);
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), generator);
+  const auto source = [&](std::uint32_t row, const QuantizedRow& out) {
+    std::mt19937 own(row);
+    const bool is_int4 = shape.format == WeightFormat::kInt4;
+    for (std::int8_t& q : out.q) {
+      const auto code = static_cast<std::uint8_t>(own());
+      if (shape.format == WeightFormat::kFp8E4M3) {
+        q = static_cast<std::int8_t>(code & 0xbf);  // no NaN
+      } else if (shape.format == WeightFormat::kInt8) {
+        q = static_cast<std::int8_t>(code);
+      } else {
+        q = static_cast<std::int8_t>(code % 16 - (is_int4 && !shape.has_min ? 8 : 0));
+      }
+    }
+    std::fill(out.scales.begin(), out.scales.end(), 0.015625f);
+    std::fill(out.mins.begin(), out.mins.end(), -7.0f);
+  };
+  const std::int64_t bytes = CudaQuantizedBytes(shape);
+  const std::size_t copies =
+      gpu->emulated() ? 1
+                      : static_cast<std::size_t>(std::max<std::int64_t>(1, (256 << 20) / bytes));
+  std::vector<PackedLinear> weights;
+  for (std::size_t i = 0; i < copies; ++i) {
+    weights.push_back(*PackQuantizedRows(gpu->backend, shape, source, order));
+  }
+  const DeviceBuffer x = Random<BF16>(*gpu, std::int64_t{rows} * k);
+  const DeviceBuffer y = Random<BF16>(*gpu, std::int64_t{rows} * shape.n);
+  state.SetLabel(std::string(WeightFormatName(shape.format)));
+  Measure(state, *gpu, {.bytes = static_cast<double>(bytes), .flops = 2.0 * shape.n * k * rows},
+          [&](int i) {
+            return Linear(gpu->backend, {.x = static_cast<const BF16*>(x.data()),
+                                         .weight = &weights[static_cast<std::size_t>(i) % copies],
+                                         .y = static_cast<BF16*>(y.data()),
+                                         .x_stride = k,
+                                         .y_stride = shape.n,
+                                         .num_rows = rows});
+          });
+}
+constexpr auto kInt8 = static_cast<std::int64_t>(WeightFormat::kInt8);
+constexpr auto kFp8 = static_cast<std::int64_t>(WeightFormat::kFp8E4M3);
+constexpr auto kInt4 = static_cast<std::int64_t>(WeightFormat::kInt4);
+constexpr auto kFp4 = static_cast<std::int64_t>(WeightFormat::kFp4E2M1);
+void CodedShapes(Benchmark* benchmark) {
+  benchmark->ArgNames({"format", "group", "zeros", "order", "n", "k", "m"})->UseManualTime();
+  struct Coded {
+    std::int64_t format, group, zeros, order;
+  };
+  for (const Coded& c : {Coded{kInt8, 0, 0, 0},
+                         {kInt8, 32, 0, 0},
+                         {kInt8, 128, 0, 0},
+                         {kFp8, 0, 0, 0},
+                         {kFp8, 128, 0, 0},
+                         {kInt4, 32, 0, 0},
+                         {kInt4, 128, 0, 0},
+                         {kInt4, 128, 1, 0},
+                         {kInt4, 128, 1, 1},
+                         {kFp4, 32, 0, 0}}) {
+    for (const int rows : {1, 8, 64, 2048}) {
+      benchmark->Args({c.format, c.group, c.zeros, c.order, 28672, 4096, rows});
+    }
+  }
+}
+BENCHMARK(BM_CodedLinear)->Apply(CodedShapes);
+BENCHMARK(BM_CodedLinear)
+    ->Name("BM_CodedLinear/tiny")
+    ->Args({kInt4, 32, 1, 1, 128, 64, 3})
+    ->UseManualTime();
 
 // Pages and lengths of `batch` sequences, each with `cached` tokens before the step and `rows` in
 // it.

@@ -452,6 +452,15 @@ void QuantizedTensor::IntegerRow(std::int64_t row, const kernels::QuantizedRow& 
   }
 }
 
+void QuantizedTensor::E2M1Row(std::int64_t row, std::span<std::uint8_t> codes,
+                              std::span<float> scales) const {
+  QUIRE_CHECK(is_e2m1());
+  Codes(row, codes);
+  for (std::size_t group = 0; group < scales.size(); ++group) {
+    scales[group] = ScaleOf(row, static_cast<std::int64_t>(group));
+  }
+}
+
 void QuantizedTensor::Fp8Row(std::int64_t row, const kernels::Fp8Row& out) const {
   QUIRE_CHECK(fp8_shape_.has_value());
   Codes(row, out.codes);

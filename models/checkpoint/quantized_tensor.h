@@ -108,6 +108,11 @@ class QuantizedTensor {
   // One row in that form. REQUIRES: integer_shape() is set and `out` has its sizes.
   void IntegerRow(std::int64_t row, const kernels::QuantizedRow& out) const;
 
+  // Whether codes are e2m1 with a scale for 32 inputs that is a power of two, and one row of these.
+  // REQUIRES: is_e2m1(), K codes and K / 32 scales.
+  bool is_e2m1() const { return parts_.code_layout == CodeLayout::kE2M1Blocks; }
+  void E2M1Row(std::int64_t row, std::span<std::uint8_t> codes, std::span<float> scales) const;
+
   // How the e4m3 kernels hold it: codes and scales as they are. Nothing for other codes, and for
   // groups that are no multiple of 4.
   const std::optional<kernels::Fp8Shape>& fp8_shape() const { return fp8_shape_; }

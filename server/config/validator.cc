@@ -87,23 +87,11 @@ class Rules {
     }
   }
 
-  void CheckQuantization() {
-    const auto quantization = config_.model().quantization();
-    if (quantization == config::v1::QUANTIZATION_AUTO ||
-        quantization == config::v1::QUANTIZATION_NONE) {
-      return;
-    }
-    Error("model.quantization",
-          "model.quantization: weights are converted on CPUs only, and device.type is cuda; write "
-          "auto or none, or device.type cpu");
-  }
-
   // Keys that only kernels of a GPU serve. `auto` may turn out to be the CPU, so it is not enough.
   void CheckDeviceTypes() {
     const auto type = config_.device().type();
     const char* const word = type == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";
     if (type == config::v1::DEVICE_TYPE_CUDA) {
-      CheckQuantization();
       return CheckActivations(config_.kv_cache().dtype());
     }
     if (config_.model().dtype() == config::v1::MODEL_DATA_TYPE_BF16) {

@@ -137,6 +137,45 @@ TEST(Fp8LinearExactTest, EveryCodeHasItsValue) {
   }
 }
 
+// Of so many inputs 8 rows at a time fit the scratch memory; y is the residual.
+TEST(Fp8LinearManyInputsTest, RowsOfSeveralPassesEqualEachAlone) {
+  constexpr std::uint32_t kRows = 19, kInputs = 70000, kOutputs = 5;
+  const TestBackend backend(2);
+  const Matrix matrix({kOutputs, kInputs, 128}, 7);
+  const auto packed = matrix.Pack(*backend);
+  ASSERT_TRUE(packed.ok());
+  const auto x = RandomFloats(std::size_t{kRows} * kInputs, 8);
+  const auto bias = RandomFloats(kOutputs, 9);
+  const auto residual = RandomFloats(std::size_t{kRows} * kOutputs, 10);
+  const auto multiply = [&](std::uint32_t row, std::uint32_t rows, float* y) {
+    ASSERT_TRUE(Linear(*backend, {.x = x.data() + std::size_t{row} * kInputs,
+                                  .weight = &*packed,
+                                  .bias = bias.data(),
+                                  .residual = y,
+                                  .y = y,
+                                  .x_stride = kInputs,
+                                  .residual_stride = kOutputs,
+                                  .y_stride = kOutputs,
+                                  .num_rows = rows})
+                    .ok());
+  };
+  std::vector<float> together = residual;
+  multiply(0, kRows, together.data());
+  for (std::uint32_t m = 0; m < kRows; ++m) {
+    const auto begin = residual.begin() + std::ptrdiff_t{m} * kOutputs;
+    std::vector<float> alone(begin, begin + kOutputs);
+    multiply(m, 1, alone.data());
+    for (std::size_t n = 0; n < kOutputs; ++n) {
+      double sum = double{bias[n]} + residual[m * kOutputs + n];
+      for (std::size_t k = 0; k < kInputs; ++k) {
+        sum += double{x[std::size_t{m} * kInputs + k]} * matrix.At(n, k);
+      }
+      EXPECT_NEAR(alone[n], sum, 1e-3) << "row " << m;
+      EXPECT_EQ(alone[n], together[m * kOutputs + n]) << "row " << m;
+    }
+  }
+}
+
 TEST(Fp8ShapeTest, RefusesWhatKernelsDoNotHave) {
   EXPECT_TRUE(CheckFp8Shape({16, 33, 33}).ok());
   EXPECT_TRUE(CheckFp8Shape({16, 33, 32}).ok());

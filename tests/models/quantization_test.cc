@@ -261,19 +261,28 @@ TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
                         "int8_g32, which needs a multiple of 32 inputs, this matrix has 8"));
 }
 
-TEST(QuantizationTest, GpusServeAutoAndNone) {
-  EXPECT_TRUE(CheckQuantization(Quantization::kAuto, /*cuda=*/true).ok());
-  EXPECT_TRUE(CheckQuantization(Quantization::kNone, /*cuda=*/true).ok());
-  EXPECT_TRUE(CheckQuantization(Quantization::kInt4G32, /*cuda=*/false).ok());
-  const auto plan = PlanDeviceMemory(
-      Folder("llama-bias-bf16"),
+// Codes of eight bits take half of bf16 and a scale of f16 for 32 of them; matrices are padded to
+// 128 outputs and 64 inputs.
+TEST(QuantizationTest, PlansOfGpusCountWhatIsHeld) {
+  const auto bytes = [](Quantization quantization) {
+    const auto plan = PlanDeviceMemory(
+        Folder("llama-bias-bf16"),
+        {.device_memory_bytes = std::int64_t{1} << 30,
+         .quantization = quantization,
+         .runner = {.max_rows = 4, .max_step_tokens = 32, .activation = DType::kBF16}});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? plan->weight_bytes : 0;
+  };
+  EXPECT_LT(bytes(Quantization::kInt4G32), bytes(Quantization::kInt8G32));
+  EXPECT_EQ(bytes(Quantization::kAuto), bytes(Quantization::kNone));
+  const auto refused = PlanDeviceMemory(
+      Folder("llama-untied-f16"),
       {.device_memory_bytes = std::int64_t{1} << 30,
-       .quantization = Quantization::kInt8G32,
+       .quantization = Quantization::kInt4G64,
        .runner = {.max_rows = 4, .max_step_tokens = 32, .activation = DType::kBF16}});
-  EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(plan.status().message()),
-              HasSubstr("model.quantization is int8_g32, which is served on CPUs only; on GPUs "
-                        "write auto or none"));
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("model.quantization int4_g64 needs a multiple of 64 inputs, this matrix "
+                        "has 96"));
 }
 
 TEST(QuantizationTest, ValuesThatAreNotFiniteAreRefused) {

@@ -112,7 +112,7 @@ TEST_P(StoredFormatTest, MemoryHoldsTheSameValues) {
           : kernels::PackQuantizedRows(
                 cpu.backend, form.ShapeOf(n, k),
                 [&](std::uint32_t row, const kernels::QuantizedRow& out) {
-                  IntegerRow(matrix, form, row, out);
+                  CodedRow(matrix, form, row, out);
                 },
                 matrix.quantized->order());
   ASSERT_TRUE(packed.ok()) << packed.status();
@@ -307,7 +307,7 @@ TEST(StoredFormatsTest, PowersOfTwoTakeLessMemory) {
     EXPECT_EQ(row, same);
     std::vector<std::int8_t> q(128);
     std::vector<float> scales(4);
-    IntegerRow(piece, StoredForm(piece), r, {q, scales, {}});
+    CodedRow(piece, StoredForm(piece), r, {q, scales, {}});
     PlainRow(piece, DType::kBF16, r, halves.data());
     for (std::size_t i = 0; i < row.size(); ++i) {
       ASSERT_EQ(F16::FromFloat(scales[i / 32]).ToFloat() * q[i], row[i]);

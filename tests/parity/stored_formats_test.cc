@@ -22,6 +22,7 @@
 #include "models/model.h"
 #include "models/weights.h"
 #include "tests/parity/edited_fixture.h"
+#include "tests/parity/format_model.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {
@@ -29,137 +30,7 @@ namespace {
 
 using nlohmann::json;
 
-std::string ReadFile(const std::string& name) {
-  std::ifstream stream(absl::StrCat(QUIRE_TESTDATA, "/formats/models/", name), std::ios::binary);
-  EXPECT_TRUE(stream.good()) << name;
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return text.str();
-}
-
-std::span<const std::byte> BytesOf(const std::string& text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-
-// The model in one format: what all formats share in one shard, the matrices in another.
-class FormatModel {
- public:
-  // `more` is a third shard, with a tensor of the name given.
-  explicit FormatModel(const std::string& name, const std::string& more = "",
-                       const std::string& more_tensor = "") {
-    index_ = json::parse(ReadFile("index.json"));
-    json config = json::parse(ReadFile("config.json"));
-    config["quantization_config"] = index_["formats"][name];
-    Add("config.json", config.dump());
-    Add("base.safetensors", ReadFile("base.safetensors"));
-    Add("matrices.safetensors", ReadFile(name + ".safetensors"));
-    json map;
-    for (std::size_t i = 1; i <= 2; ++i) {
-      const auto tensors = ReadSafetensors(BytesOf(files_[i].second), "");
-      EXPECT_TRUE(tensors.ok());
-      for (const StoredTensor& tensor : *tensors) map[tensor.name] = files_[i].first;
-    }
-    if (!more.empty()) {
-      map[more_tensor] = "more.safetensors";
-      Add("more.safetensors", more);
-    }
-    Add("model.safetensors.index.json", json{{"weight_map", map}}.dump());
-    ReadReference(name);
-  }
-
-  ModelFiles Files() const {
-    std::vector<ModelFiles::MemoryFile> files;
-    for (const auto& [name, text] : files_) files.push_back({name, BytesOf(text)});
-    return ModelFiles::FromMemory("made", std::move(files));
-  }
-  const Reference& reference() const { return reference_; }
-  const Reference& original() const { return original_; }
-
- private:
-  void Add(const std::string& name, std::string text) {
-    files_.emplace_back(name, std::move(text));
-  }
-
-  void ReadReference(const std::string& name) {
-    const std::string file = ReadFile("reference.safetensors");
-    const auto tensors = ReadSafetensors(BytesOf(file), "reference");
-    ASSERT_TRUE(tensors.ok());
-    for (const StoredTensor& tensor : *tensors) {
-      Reference* const to = tensor.name == name + ".logits"    ? &reference_
-                            : tensor.name == "original.logits" ? &original_
-                                                               : nullptr;
-      if (to == nullptr) continue;
-      to->vocab_size = static_cast<std::uint32_t>(tensor.shape[1]);
-      for (std::size_t i = 0; i < index_["prompts"].size(); ++i) {
-        ReferencePrompt prompt;
-        prompt.id = absl::StrCat("p", i);
-        prompt.tokens = index_["prompts"][i].get<std::vector<std::int32_t>>();
-        prompt.greedy = {0};
-        prompt.logits.resize(to->vocab_size);
-        std::memcpy(prompt.logits.data(), tensor.bytes.data() + i * to->vocab_size * sizeof(float),
-                    to->vocab_size * sizeof(float));
-        to->prompts.push_back(std::move(prompt));
-      }
-    }
-    ASSERT_EQ(reference_.prompts.size(), 8u);
-    ASSERT_EQ(original_.prompts.size(), 8u);
-  }
-
-  json index_;
-  std::vector<std::pair<std::string, std::string>> files_;
-  Reference reference_, original_;
-};
-
-std::vector<double> LogProbabilities(const float* logits, std::size_t vocab) {
-  double most = logits[0], sum = 0;
-  for (std::size_t i = 0; i < vocab; ++i) most = std::max(most, double{logits[i]});
-  for (std::size_t i = 0; i < vocab; ++i) sum += std::exp(logits[i] - most);
-  std::vector<double> result(vocab);
-  for (std::size_t i = 0; i < vocab; ++i) result[i] = logits[i] - most - std::log(sum);
-  return result;
-}
-
-// Mean Kullback-Leibler divergence of the prompts.
-double Divergence(const std::vector<ReplayedPrompt>& got, const Reference& want) {
-  double sum = 0;
-  for (std::size_t p = 0; p < got.size(); ++p) {
-    const auto exact = LogProbabilities(want.prompts[p].logits.data(), want.vocab_size);
-    const auto other = LogProbabilities(got[p].logits.data(), want.vocab_size);
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      sum += std::exp(exact[i]) * (exact[i] - other[i]);
-    }
-  }
-  return sum / static_cast<double>(got.size());
-}
-
-struct Case {
-  const char* name;
-  const char* form;  // in memory with model.quantization auto, as Model::quantization
-  // Divergence from the model before it was rounded, as make_models.py prints it: the accuracy of
-  // the format on random weights.
-  double of_original;
-};
-
-const Case kCases[] = {{"awq-int4-g32", "int4_g32_zero", 3.42e-1},
-                       {"gptq-v1-int4-g32", "int4_g32_zero", 3.42e-1},
-                       {"gptq-v1-int4-sym-g32", "int4_g32", 3.99e-1},
-                       {"gptq-v1-int4-g32-actorder", "int4_g32_zero_order", 4.19e-1},
-                       {"gptq-v2-int4-channel", "int4_g128_zero", 7.49e-1},
-                       {"gptq-v1-int8-g32", "int8_g32_zero", 1.29e-3},
-                       {"gptq-v2-int8-sym-channel", "int8", 1.71e-3},
-                       {"ct-int4-sym-g32", "int4_g32", 3.74e-1},
-                       {"ct-int4-asym-g32", "int4_g32_zero", 3.42e-1},
-                       {"ct-int4-sym-g32-actorder", "int4_g32_order", 3.97e-1},
-                       {"ct-int8-sym-channel", "int8", 1.59e-3},
-                       {"ct-int8-w8a8", "int8", 1.59e-3},
-                       {"ct-int8-asym", "int8_g128_zero", 2.71e-3},
-                       {"ct-fp8-tensor", "fp8_e4m3", 6.83e-2},
-                       {"ct-fp8-channel", "fp8_e4m3", 2.62e-2},
-                       {"fp8-tensor", "fp8_e4m3", 6.83e-2},
-                       {"fp8-block128", "fp8_e4m3", 6.53e-2},
-                       {"fp8-block128-ue8m0", "fp8_e4m3", 3.53e-2}};
-
-class StoredFormatModelTest : public testing::TestWithParam<Case> {
+class StoredFormatModelTest : public testing::TestWithParam<FormatCase> {
  protected:
   std::vector<ReplayedPrompt> MustReplay(const FormatModel& model, Quantization quantization,
                                          std::uint32_t chunk = 16, int threads = 2) {
@@ -233,17 +104,7 @@ TEST_P(StoredFormatModelTest, PlanAndWarningsSayWhatIsHeld) {
   }
 }
 
-TEST_P(StoredFormatModelTest, GpusRefuseItByName) {
-  const FormatModel model(GetParam().name);
-  const auto plan = PlanDeviceMemory(
-      model.Files(),
-      {.device_memory_bytes = std::int64_t{1} << 30,
-       .runner = {.max_rows = 4, .max_step_tokens = 32, .activation = DType::kBF16}});
-  EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(plan.status().message()), testing::HasSubstr("served on CPUs only"));
-}
-
-INSTANTIATE_TEST_SUITE_P(Formats, StoredFormatModelTest, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Formats, StoredFormatModelTest, testing::ValuesIn(kFormatCases),
                          [](const auto& info) {
                            std::string name(info.param.name);
                            for (char& c : name) c = c == '-' ? '_' : c;
@@ -251,10 +112,10 @@ INSTANTIATE_TEST_SUITE_P(Formats, StoredFormatModelTest, testing::ValuesIn(kCase
                          });
 
 TEST(StoredFormatModelsTest, EveryFormatOfTheFolderIsTested) {
-  const json index = json::parse(ReadFile("index.json"));
+  const json index = json::parse(ReadFormatFile("index.json"));
   std::vector<std::string> stored, tested;
   for (const auto& [name, settings] : index["formats"].items()) stored.push_back(name);
-  for (const Case& each : kCases) tested.emplace_back(each.name);
+  for (const FormatCase& each : kFormatCases) tested.emplace_back(each.name);
   EXPECT_THAT(tested, testing::UnorderedElementsAreArray(stored));
 }
 
@@ -267,7 +128,7 @@ TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
   std::ostringstream text;
   text << stream.rdbuf();
   const std::string weights = text.str();
-  const std::string config = ReadFile("config.json");
+  const std::string config = ReadFormatFile("config.json");
   const ModelFiles files = ModelFiles::FromMemory(
       "made", {{"config.json", BytesOf(config)}, {"model.safetensors", BytesOf(weights)}});
   const auto got = Replay(files, model.original(), {.generated = 1, .logprobs = false});
@@ -386,7 +247,7 @@ TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
 
 // Shards are cut by size: the parts of a matrix may lie in several.
 TEST(StoredFormatModelsTest, PartsMayLieInDifferentShards) {
-  const std::string whole = ReadFile("awq-int4-g32.safetensors");
+  const std::string whole = ReadFormatFile("awq-int4-g32.safetensors");
   const auto tensors = ReadSafetensors(BytesOf(whole), "whole");
   ASSERT_TRUE(tensors.ok());
   std::vector<FileTensor> codes, others;
@@ -397,15 +258,16 @@ TEST(StoredFormatModelsTest, PartsMayLieInDifferentShards) {
         .push_back({tensor.name, tensor.type, bytes, tensor.shape});
   }
   ASSERT_EQ(codes.size(), 7u);
-  const std::string base = ReadFile("base.safetensors");
+  const std::string base = ReadFormatFile("base.safetensors");
   const std::string first = SafetensorsOf(codes), second = SafetensorsOf(others);
   const std::string index = json{{"weight_map",
                                   {{"model.norm.weight", "base.safetensors"},
                                    {codes[0].name, "first.safetensors"},
                                    {others[0].name, "second.safetensors"}}}}
                                 .dump();
-  json config = json::parse(ReadFile("config.json"));
-  config["quantization_config"] = json::parse(ReadFile("index.json"))["formats"]["awq-int4-g32"];
+  json config = json::parse(ReadFormatFile("config.json"));
+  config["quantization_config"] =
+      json::parse(ReadFormatFile("index.json"))["formats"]["awq-int4-g32"];
   const std::string text = config.dump();
   const ModelFiles files =
       ModelFiles::FromMemory("made", {{"config.json", BytesOf(text)},

@@ -200,10 +200,7 @@ TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
     EXPECT_EQ(ToOptions(*config).model.quantization, quantization);
     EXPECT_EQ(ToOptions(*config).model.packed_dir, dir_);
   }
-  EXPECT_EQ(Load({.sets = {"model.quantization=int8", "device.type=cuda"}}), nullptr);
-  EXPECT_THAT(errors_, ElementsAre(HasSubstr("--set: model.quantization: weights are converted on "
-                                             "CPUs only, and device.type is cuda")));
-  EXPECT_NE(Load({.sets = {"model.quantization=none", "device.type=cuda"}}), nullptr);
+  EXPECT_NE(Load({.sets = {"model.quantization=int8", "device.type=cuda"}}), nullptr);
   const std::string file = File("packed", "x");
   EXPECT_EQ(Load({.sets = {absl::StrCat("model.packed_dir=", file)}}), nullptr);
   EXPECT_THAT(errors_, ElementsAre(HasSubstr(

@@ -1,0 +1,267 @@
+// Weights of 8 and 4 bits in Linear on the emulated GPU, against double precision and against the
+// CPU.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/linear.h"
+#include "kernels/quantized_linear.h"
+#include "tests/kernels/kernel_test_util.h"
+#include "tests/kernels/linear_cuda_fixture.h"
+
+namespace quire::kernels {
+namespace {
+
+// A matrix of codes, drawn at random, and what it is worth.
+struct Quantized {
+  QuantizedShape shape;
+  std::vector<std::int8_t> q;
+  std::vector<float> scales, mins;
+  std::vector<std::uint32_t> order;
+  std::vector<float> worth;  // each one f32 product
+
+  absl::StatusOr<PackedLinear> Pack(const Backend& backend) const {
+    const std::size_t groups = shape.num_groups();
+    const auto source = [&](std::uint32_t row, const QuantizedRow& out) {
+      std::copy_n(q.begin() + std::ptrdiff_t{row} * shape.k, shape.k, out.q.begin());
+      std::copy_n(scales.data() + row * groups, groups, out.scales.begin());
+      if (shape.has_min) std::copy_n(mins.data() + row * groups, groups, out.mins.begin());
+    };
+    return PackQuantizedRows(backend, shape, source, order);
+  }
+};
+
+float ValueOfE2M1(std::uint8_t code) {
+  constexpr float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  return (code & 8) != 0 ? -kValues[code & 7] : kValues[code & 7];
+}
+
+Quantized MakeQuantized(const QuantizedShape& shape) {
+  Quantized made;
+  made.shape = shape;
+  const std::size_t groups = shape.num_groups();
+  const bool four_bits = shape.format == WeightFormat::kInt4;
+  std::mt19937 random(7);
+  for (const float x : RandomFloats(shape.n * groups, 5)) {
+    float scale = 0.01f + 0.01f * std::abs(x);
+    if (shape.format == WeightFormat::kFp4E2M1) {
+      scale = std::ldexp(1.0f, static_cast<int>(random() % 9) - 8);
+    } else if (shape.format != WeightFormat::kFp8E4M3 && !shape.scale_per_feature()) {
+      scale = F16::FromFloat(scale).ToFloat();
+    }
+    made.scales.push_back(scale);
+    if (shape.has_min) made.mins.push_back(-static_cast<float>(random() % (four_bits ? 17 : 256)));
+  }
+  for (std::size_t i = 0; i < std::size_t{shape.n} * shape.k; ++i) {
+    const std::size_t group = i / shape.k * groups + i % shape.k / shape.group;
+    auto code = static_cast<std::uint8_t>(random());
+    float value = 0;
+    if (shape.format == WeightFormat::kFp8E4M3) {
+      if ((code & 0x7f) == 0x7f) code = 0x80;
+      value = F8E4M3{code}.ToFloat();
+    } else if (shape.format == WeightFormat::kFp4E2M1) {
+      code &= 15;
+      value = ValueOfE2M1(code);
+    } else if (shape.has_min) {
+      if (four_bits) code &= 15;
+      value = static_cast<float>(code) + made.mins[group];
+    } else {
+      if (four_bits) code = static_cast<std::uint8_t>(code % 16 - 8);
+      value = static_cast<float>(static_cast<std::int8_t>(code));
+    }
+    made.q.push_back(static_cast<std::int8_t>(code));
+    made.worth.push_back(value * made.scales[group]);
+  }
+  if (!shape.has_order) return made;
+  for (std::uint32_t j = 0; j < shape.k; ++j) made.order.push_back(j);
+  std::shuffle(made.order.begin(), made.order.end(), random);
+  const std::vector<float> packed = made.worth;
+  for (std::size_t i = 0; i < packed.size(); ++i) {
+    made.worth[i / shape.k * shape.k + made.order[i % shape.k]] = packed[i];
+  }
+  return made;
+}
+
+// Each format with a scale per output feature, in each size of groups that the kernels tell apart,
+// and with zero points; whole tiles, and parts of them.
+const QuantizedShape kCodedShapes[] = {
+    {.format = WeightFormat::kInt8, .n = 130, .k = 584, .group = 584},
+    {.format = WeightFormat::kInt8, .n = 5, .k = 8, .group = 8},
+    {.format = WeightFormat::kInt8, .n = 130, .k = 544, .group = 32},
+    {.format = WeightFormat::kInt8, .n = 20, .k = 64, .group = 64},
+    {.format = WeightFormat::kInt8, .n = 129, .k = 640, .group = 128},
+    {.format = WeightFormat::kInt8,
+     .n = 130,
+     .k = 544,
+     .group = 32,
+     .has_min = true,
+     .min_in_steps = true},
+    {.format = WeightFormat::kInt8,
+     .n = 40,
+     .k = 128,
+     .group = 128,
+     .has_min = true,
+     .min_in_steps = true},
+    {.format = WeightFormat::kFp8E4M3, .n = 130, .k = 584, .group = 584},
+    {.format = WeightFormat::kFp8E4M3, .n = 130, .k = 584, .group = 128},
+    {.format = WeightFormat::kFp8E4M3, .n = 9, .k = 200, .group = 64},
+    {.format = WeightFormat::kInt4, .n = 130, .k = 544, .group = 32},
+    {.format = WeightFormat::kInt4, .n = 130, .k = 576, .group = 64},
+    {.format = WeightFormat::kInt4, .n = 130, .k = 640, .group = 128},
+    {.format = WeightFormat::kInt4, .n = 3, .k = 32, .group = 32},
+    {.format = WeightFormat::kInt4,
+     .n = 130,
+     .k = 544,
+     .group = 32,
+     .has_min = true,
+     .min_in_steps = true},
+    {.format = WeightFormat::kInt4,
+     .n = 70,
+     .k = 256,
+     .group = 128,
+     .has_min = true,
+     .min_in_steps = true},
+    {.format = WeightFormat::kInt4,
+     .n = 130,
+     .k = 544,
+     .group = 32,
+     .has_min = true,
+     .min_in_steps = true,
+     .has_order = true},
+    {.format = WeightFormat::kInt8, .n = 24, .k = 256, .group = 128, .has_order = true},
+    {.format = WeightFormat::kFp4E2M1, .n = 130, .k = 544, .group = 32},
+    {.format = WeightFormat::kFp4E2M1, .n = 7, .k = 32, .group = 32},
+};
+
+std::string NameOf(const QuantizedShape& shape) {
+  return absl::StrCat(WeightFormatName(shape.format), " group ", shape.group,
+                      shape.has_min ? " zeros" : "", shape.has_order ? " order " : " ", shape.n,
+                      "x", shape.k);
+}
+
+TEST(CodedLinearCudaTest, CodedWeightsAgreeWithDouble) {
+  const CudaBackend cuda;
+  for (const QuantizedShape& shape : kCodedShapes) {
+    SCOPED_TRACE(NameOf(shape));
+    const Quantized made = MakeQuantized(shape);
+    const auto packed = made.Pack(*cuda);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    EXPECT_EQ(packed->size_bytes(), CudaQuantizedBytes(shape));
+    for (const std::uint32_t rows : {1u, 8u, 33u}) {
+      const Inputs in(rows, shape.n, shape.k, DType::kBF16);
+      const auto exact = Exact(in.x, made.worth, in.bias, in.residual, rows, shape.n, shape.k);
+      for (const DType y_dtype : {DType::kF32, DType::kBF16}) {
+        EXPECT_LE(
+            RelativeError(Compute(cuda, *packed, in, {.y_dtype = y_dtype, .extras = true}, 0, rows),
+                          exact),
+            Tolerance(y_dtype))
+            << "rows " << rows;
+      }
+    }
+    const std::uint32_t counts[] = {1, 8, 9, 64};
+    if (shape.k > 500) ExpectRowsInvariant(cuda, *packed, {.extras = true}, 70, counts);
+  }
+}
+
+// With f32 activations codes are f32 weights: the same bits as of their values on the CPU.
+TEST(CodedLinearCudaTest, CodedWeightsOfF32ActivationsAreTheirValues) {
+  const CudaBackend cuda;
+  const TestBackend cpu(1);
+  const auto isas = AvailableIsas();
+  const bool fused = std::count(isas.begin(), isas.end(), "avx2") +
+                         std::count(isas.begin(), isas.end(), "avx512") >
+                     0;
+  for (const QuantizedShape& shape : kCodedShapes) {
+    SCOPED_TRACE(NameOf(shape));
+    const Quantized made = MakeQuantized(shape);
+    const auto packed = made.Pack(*cuda);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    const auto plain = PackLinearWeight(*cpu, made.worth.data(), DType::kF32, shape.n, shape.k);
+    constexpr std::uint32_t kRows = 3;
+    const Inputs in(kRows, shape.n, shape.k, DType::kF32);
+    const auto y = Compute(cuda, *packed, in, {.x_dtype = DType::kF32, .extras = true}, 0, kRows);
+    EXPECT_LE(
+        RelativeError(y, Exact(in.x, made.worth, in.bias, in.residual, kRows, shape.n, shape.k)),
+        1e-6);
+    std::vector<float> expected(y.size());
+    ASSERT_TRUE(Linear(*cpu, {.x = in.x.data(),
+                              .weight = &*plain,
+                              .bias = in.bias.data(),
+                              .residual = in.residual.data(),
+                              .y = expected.data(),
+                              .x_stride = shape.k,
+                              .residual_stride = shape.n,
+                              .y_stride = shape.n,
+                              .num_rows = kRows})
+                    .ok());
+    // Another order of inputs is another order of sums.
+    if (fused && !shape.has_order) {
+      EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0);
+    }
+  }
+}
+
+// Rows of the identity read a matrix back: what a device holds is what a host holds, integer by
+// integer and scale by scale.
+TEST(CodedLinearCudaTest, QuantisesToTheIntegersOfTheCpu) {
+  const CudaBackend cuda;
+  const TestBackend cpu(2);
+  constexpr std::uint32_t kN = 40, kK = 128;
+  const auto w = RandomFloats(kN * kK, 3, 0.02f);
+  Inputs in(kK, kN, kK, DType::kBF16);
+  for (std::uint32_t i = 0; i < kK * kK; ++i) in.x[i] = i / kK == i % kK ? 1.0f : 0.0f;
+  for (const auto& [format, group] :
+       std::vector<std::pair<WeightFormat, std::uint32_t>>{{WeightFormat::kInt8, 32},
+                                                           {WeightFormat::kInt8, 64},
+                                                           {WeightFormat::kInt8, 128},
+                                                           {WeightFormat::kInt4, 32},
+                                                           {WeightFormat::kInt4, 64},
+                                                           {WeightFormat::kInt4, 128}}) {
+    SCOPED_TRACE(absl::StrCat(WeightFormatName(format), " group ", group));
+    const QuantizedShape shape = {.format = format, .n = kN, .k = kK, .group = group};
+    const auto source = [&, format = format, group = group](std::uint32_t row,
+                                                            const QuantizedRow& out) {
+      QuantizeRow(format, group, {w.data() + std::size_t{row} * kK, kK}, out);
+    };
+    const auto here = PackQuantizedRows(*cpu, shape, source);
+    const auto there = PackQuantizedRows(*cuda, shape, source);
+    ASSERT_TRUE(here.ok() && there.ok()) << there.status();
+    const auto y = Compute(cuda, *there, in, {}, 0, kK);
+    for (std::uint32_t k = 0; k < kK; ++k) {
+      for (std::uint32_t n = 0; n < kN; ++n) ASSERT_EQ(y[k * kN + n], here->At(n, k));
+    }
+  }
+}
+
+TEST(CodedLinearCudaTest, NamesWhatIsWrong) {
+  const CudaBackend cuda;
+  const auto pack = [&](const QuantizedShape& shape) {
+    const auto source = [](std::uint32_t, const QuantizedRow& out) {
+      std::fill(out.mins.begin(), out.mins.end(), -256.0f);
+    };
+    return std::string(PackQuantizedRows(*cuda, shape, source).status().message());
+  };
+  QuantizedShape shape{.format = WeightFormat::kInt4, .n = 4, .k = 128, .group = 32};
+  EXPECT_EQ(pack(shape), "");
+  shape.group = 48;
+  EXPECT_THAT(pack(shape), testing::HasSubstr("groups of 48 of 128 inputs, GPUs have 32, 64"));
+  shape.format = WeightFormat::kFp8E4M3;
+  EXPECT_THAT(pack(shape), testing::HasSubstr("a multiple of 64, or all inputs"));
+  shape.format = WeightFormat::kFp4E2M1;
+  EXPECT_THAT(pack(shape), testing::HasSubstr("GPUs have 32 that divide"));
+  shape.group = 32;
+  shape.has_min = shape.min_in_steps = true;
+  EXPECT_THAT(pack(shape), testing::HasSubstr("minimums, GPUs have integers with zero points"));
+  shape.format = WeightFormat::kInt8;
+  EXPECT_THAT(pack(shape), testing::HasSubstr("a zero point that GPUs do not hold"));
+  shape = {.format = WeightFormat::kInt4, .n = 4, .k = 65568, .group = 32, .has_order = true};
+  EXPECT_THAT(pack(shape), testing::HasSubstr("65568 inputs in an order of their own, GPUs have"));
+  shape = {.format = WeightFormat::kInt8, .n = 4, .k = 15, .group = 15};
+  EXPECT_THAT(pack(shape), testing::HasSubstr("the second a multiple of 8"));
+}
+
+}  // namespace
+}  // namespace quire::kernels

@@ -1,0 +1,164 @@
+// Weights of 8 and 4 bits on an emulated GPU: one small model in every stored format against logits
+// that a program of its own computed from the exact values, and fixtures whose weights are
+// converted against the CPU and against Hugging Face transformers.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "models/memory_plan.h"
+#include "models/model.h"
+#include "models/weights.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/parity/format_model.h"
+#include "tests/parity/parity_harness.h"
+
+namespace quire::models::parity {
+namespace {
+
+void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
+  EXPECT_EQ(a.drawn, b.drawn);
+  ASSERT_EQ(a.logits.size(), b.logits.size());
+  EXPECT_EQ(std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)), 0);
+}
+
+class FormatCudaTest : public testing::TestWithParam<FormatCase> {
+ protected:
+  void SetUp() override { cuda_emulator::Reset(); }
+
+  static absl::StatusOr<std::vector<ReplayedPrompt>> Run(const FormatModel& model, DType activation,
+                                                         Quantization quantization,
+                                                         std::uint32_t chunk = 64) {
+    return Replay(model.Files(), model.reference(),
+                  {.kv_dtype = activation,
+                   .chunk = chunk,
+                   .generated = 1,
+                   .logprobs = false,
+                   .cuda = true,
+                   .activation = activation,
+                   .quantization = quantization});
+  }
+};
+
+// With f32 activations nothing is rounded; with bf16 only they are.
+TEST_P(FormatCudaTest, LogitsAreThoseOfTheExactValues) {
+  const FormatModel model(GetParam().name);
+  const auto exact = Run(model, DType::kF32, Quantization::kAuto);
+  ASSERT_TRUE(exact.ok()) << exact.status();
+  const Deviation deviation = CompareLogits(*exact, model.reference());
+  EXPECT_LT(deviation.relative, kMaxRelative);
+  EXPECT_LT(deviation.max_abs, kMaxAbsolute);
+  const auto half = Run(model, DType::kBF16, Quantization::kAuto);
+  ASSERT_TRUE(half.ok()) << half.status();
+  const double divergence = Divergence(*half, model.reference());
+  std::printf("%-26s f32 differs by %.1e, bf16 by %.1e relative, divergence %.1e\n",
+              GetParam().name, deviation.relative, CompareLogits(*half, model.reference()).relative,
+              divergence);
+  EXPECT_LT(divergence, 1e-3);
+  const auto chunked = Run(model, DType::kBF16, Quantization::kAuto, 5);
+  ASSERT_TRUE(chunked.ok()) << chunked.status();
+  for (std::size_t i = 0; i < half->size(); ++i) ExpectSameBits((*half)[i], (*chunked)[i]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, FormatCudaTest, testing::ValuesIn(kFormatCases),
+                         [](const auto& info) {
+                           std::string name(info.param.name);
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
+
+struct ConvertedCase {
+  const char* folder;
+  Quantization quantization;
+  double most;  // from transformers, as in quantized_test.cc
+};
+
+void PrintTo(const ConvertedCase& converted, std::ostream* stream) {
+  *stream << converted.folder << " " << QuantizationName(converted.quantization);
+}
+
+class ConvertedCudaTest : public testing::TestWithParam<ConvertedCase> {
+ protected:
+  void SetUp() override { cuda_emulator::Reset(); }
+};
+
+// The integers are those of the CPU, which rounds activations to int8 besides: 0.01 to 0.04.
+TEST_P(ConvertedCudaTest, LogitsAreCloseToTheCpusAndToTheReference) {
+  const auto read = ReadReference(GetParam().folder);
+  ASSERT_TRUE(read.ok()) << read.status();
+  Reference some = *read;
+  const std::vector<std::size_t> only = {10, 4};
+  some.prompts = {read->prompts[10], read->prompts[4]};
+  const auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+  ASSERT_TRUE(files.ok()) << files.status();
+  ReplayOptions options{.chunk = 64,
+                        .feed_reference = true,
+                        .only = only,
+                        .generated = 4,
+                        .logprobs = false,
+                        .quantization = GetParam().quantization};
+  const auto here = Replay(*files, *read, options);
+  options.cuda = true;
+  const auto there = Replay(*files, *read, options);
+  options.activation = options.kv_dtype = DType::kBF16;
+  const auto half = Replay(*files, *read, options);
+  options.chunk = 19;
+  options.seed = 7;
+  const auto chunked = Replay(*files, *read, options);
+  ASSERT_TRUE(here.ok() && there.ok()) << here.status() << there.status();
+  ASSERT_TRUE(half.ok() && chunked.ok()) << half.status() << chunked.status();
+  Reference cpu = some;
+  for (std::size_t i = 0; i < some.prompts.size(); ++i) cpu.prompts[i].logits = (*here)[i].logits;
+  const double from_cpu = CompareLogits(*there, cpu).relative;
+  const double from_reference = CompareLogits(*there, some).relative;
+  const double half_from_reference = CompareLogits(*half, some).relative;
+  std::printf("%s %s: f32 differs by %.1e from the CPU and %.1e from transformers, bf16 by %.1e\n",
+              GetParam().folder, std::string(QuantizationName(GetParam().quantization)).c_str(),
+              from_cpu, from_reference, half_from_reference);
+  EXPECT_LT(from_cpu, 0.06);
+  EXPECT_GT(from_reference, 10 * kMaxRelative) << "nothing was rounded";
+  EXPECT_LT(from_reference, GetParam().most);
+  EXPECT_LT(half_from_reference, GetParam().most);
+  for (std::size_t i = 0; i < half->size(); ++i) ExpectSameBits((*half)[i], (*chunked)[i]);
+}
+
+// What lies in device memory is what the plan says.
+TEST_P(ConvertedCudaTest, ThePlanIsWhatIsHeld) {
+  const auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto plan = PlanDeviceMemory(
+      *files, {.device_memory_bytes = std::int64_t{1} << 30,
+               .quantization = GetParam().quantization,
+               .runner = {.max_rows = 4, .max_step_tokens = 32, .activation = DType::kBF16}});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ThreadPool threads(2);
+  const Stream stream = *Stream::Create(*OpenCudaDevice(0));
+  const auto backend =
+      kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant, &threads);
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
+  const auto model = LoadModel(
+      *files, *backend, {.activation = DType::kBF16, .quantization = GetParam().quantization});
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(cuda_emulator::DeviceBytesAllocated() - before,
+            static_cast<std::uint64_t>(plan->weight_bytes));
+  EXPECT_EQ((*model)->weights->size_bytes(), plan->weight_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fixtures, ConvertedCudaTest,
+    testing::Values(ConvertedCase{"llama-bias-bf16", Quantization::kInt8, 0.1},
+                    ConvertedCase{"llama-gqa-hd80-bf16", Quantization::kInt8G32, 0.1},
+                    ConvertedCase{"llama-theta500k-multieos-bf16", Quantization::kInt8G128, 0.1},
+                    ConvertedCase{"llama-gqa-hd80-bf16", Quantization::kInt4G32, 0.55},
+                    ConvertedCase{"llama-theta500k-multieos-bf16", Quantization::kInt4G64, 0.55},
+                    ConvertedCase{"llama-theta500k-multieos-bf16", Quantization::kInt4G128, 0.55},
+                    ConvertedCase{"gpt-oss-bf16", Quantization::kInt8G32, 0.15}),
+    [](const auto& info) {
+      std::string name(info.param.folder);
+      for (char& c : name) c = c == '-' ? '_' : c;
+      return name + "_" + std::string(QuantizationName(info.param.quantization));
+    });
+
+}  // namespace
+}  // namespace quire::models::parity
