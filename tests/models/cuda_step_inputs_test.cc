@@ -17,6 +17,7 @@ namespace {
 constexpr std::uint32_t kPageSize = 16;
 constexpr std::uint32_t kMaxPages = 12;
 constexpr std::uint32_t kStride = 32;
+constexpr std::uint32_t kGroups = 3;  // the first without a window
 
 class CudaStepInputsTest : public testing::Test {
  protected:
@@ -31,12 +32,19 @@ class CudaStepInputsTest : public testing::Test {
     spec_.vocab_size = 16;
     spec_.layers.resize(1);
     buffers_ = *StepBuffers::Allocate(spec_, kLimits);
-    table_.assign(kLimits.max_rows * kStride, 0);
+    table_.assign(kGroups * kLimits.max_rows * kStride, 0);
     lengths_.assign(kLimits.max_rows, 0);
-    kv_ = {.lookup_table = table_.data(),
-           .cache_lengths = lengths_.data(),
-           .lookup_stride = kStride,
-           .max_rows = kLimits.max_rows};
+    used_.assign(kLimits.max_rows, 0);
+    for (std::uint32_t group = 0; group < kGroups; ++group) {
+      kv_.push_back({.lookup_table = RowOf(group, 0),
+                     .cache_lengths = lengths_.data(),
+                     .lookup_stride = kStride,
+                     .max_rows = kLimits.max_rows});
+    }
+  }
+
+  std::uint32_t* RowOf(std::uint32_t group, std::uint32_t row) {
+    return table_.data() + (group * kLimits.max_rows + row) * kStride;
   }
 
   template <typename T>
@@ -53,24 +61,33 @@ class CudaStepInputsTest : public testing::Test {
   StepBatch RandomStep(std::mt19937* random) {
     const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>((*random)() % n); };
     StepBatch batch;
-    batch.kv = {&kv_, 1};
+    batch.kv = kv_;
     std::vector<std::uint32_t> rows(kLimits.max_rows);
     std::iota(rows.begin(), rows.end(), 0u);
     std::shuffle(rows.begin(), rows.end(), *random);
     rows.resize(1 + below(kLimits.max_rows));
     for (const std::uint32_t row : rows) {
-      std::uint32_t* const pages = table_.data() + row * kStride;
       // Mostly a row grows or keeps its pages; sometimes it belongs to a new, shorter sequence.
-      std::uint32_t used = static_cast<std::uint32_t>(
-          std::count_if(pages, pages + kStride, [](std::uint32_t page) { return page != 0; }));
-      if (used == 0 || below(4) == 0) {
-        used = 1 + below(kMaxPages);
-        for (std::uint32_t c = 0; c < kStride; ++c) pages[c] = c < used ? 1 + below(1000) : 0;
-      } else if (used < kMaxPages && below(2) == 0) {
-        pages[used++] = 1 + below(1000);
+      // Window groups give back pages in front of the step's tokens.
+      std::uint32_t& used = used_[row];
+      const bool is_new = used == 0 || below(4) == 0;
+      const bool grows = !is_new && used < kMaxPages && below(2) == 0;
+      if (is_new) used = 1 + below(kMaxPages);
+      if (grows) ++used;
+      if (is_new) lengths_[row] = 0;
+      const std::uint32_t room = used * kPageSize - lengths_[row];
+      const std::uint32_t count = 1 + below(std::min(room, 3u));
+      lengths_[row] += below(room - count + 1);
+      for (std::uint32_t group = 0; group < kGroups; ++group) {
+        std::uint32_t* const pages = RowOf(group, row);
+        const std::uint32_t first =
+            group == 0 || below(3) > 0 ? 0 : below(lengths_[row] / kPageSize + 1);
+        for (std::uint32_t c = 0; c < kStride; ++c) {
+          const bool is_fresh = c < used && (is_new || (grows && c + 1 == used));
+          if (is_fresh) pages[c] = 1 + below(1000);
+          if (c < first || c >= used) pages[c] = 0;
+        }
       }
-      const std::uint32_t count = 1 + below(3);
-      lengths_[row] = below(used * kPageSize - count + 1);
       batch.rows.push_back({.batch_row = BatchRow{row},
                             .cache_length = lengths_[row],
                             .first_token = static_cast<std::uint32_t>(batch.token_ids.size()),
@@ -106,7 +123,10 @@ class CudaStepInputsTest : public testing::Test {
       ASSERT_EQ(prompts[row], it == batch.rows.end() ? 0 : it->prompt_tokens);
       if (it == batch.rows.end()) continue;
       for (std::uint32_t c = 0; c < kStride; ++c) {
-        ASSERT_EQ(table[row * kStride + c], table_[row * kStride + c]) << row << " " << c;
+        for (std::uint32_t group = 0; group < kGroups; ++group) {
+          const std::size_t at = (group * kLimits.max_rows + row) * kStride + c;
+          ASSERT_EQ(table[at], table_[at]) << group << " " << row << " " << c;
+        }
       }
       for (std::uint32_t i = 0; i < it->num_tokens; ++i, ++seen) {
         std::int32_t token = batch.token_ids[it->first_token + i];
@@ -132,7 +152,8 @@ class CudaStepInputsTest : public testing::Test {
                                       .max_step_tokens = 40,
                                       .max_step_draws = 4,
                                       .memory = MemoryKind::kDevice,
-                                      .lookup_stride = kStride};
+                                      .lookup_stride = kStride,
+                                      .num_groups = kGroups};
   ThreadPool pool_;
   Stream stream_;
   kernels::Backend backend_;
@@ -142,7 +163,8 @@ class CudaStepInputsTest : public testing::Test {
   StepBuffers buffers_;
   std::vector<std::uint32_t> table_;
   std::vector<std::uint32_t> lengths_;
-  cache::KvStepInputs kv_;
+  std::vector<std::uint32_t> used_;  // columns of each row
+  std::vector<cache::KvStepInputs> kv_;
 };
 
 TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
@@ -167,8 +189,8 @@ TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
     Check(batch, step, padding, previous);
     if (i == 100) inputs_.Forget();
   }
-  // Changed parts only: whole tables alone would be 5 * 32 words a step, on top of about 80.
-  EXPECT_LT(words / 200, 150);
+  // Changed parts only: whole tables alone would be 3 * 5 * 32 words a step, on top of about 110.
+  EXPECT_LT(words / 200, 300);
 }
 
 TEST_F(CudaStepInputsTest, AnUnchangedTableIsNotSent) {
@@ -177,7 +199,7 @@ TEST_F(CudaStepInputsTest, AnUnchangedTableIsNotSent) {
   EXPECT_GT(inputs_.Pack(batch, 0, &order_).num_ranges, 0u);
   EXPECT_EQ(inputs_.Pack(batch, 0, &order_).num_ranges, 0u);
   inputs_.Forget();
-  EXPECT_EQ(inputs_.Pack(batch, 0, &order_).num_ranges, batch.rows.size());
+  EXPECT_EQ(inputs_.Pack(batch, 0, &order_).num_ranges, kGroups * batch.rows.size());
 }
 
 }  // namespace
