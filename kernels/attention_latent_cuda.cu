@@ -10,7 +10,7 @@
 // shared memory by two warps and not eight, and queries (36 registers) and output (64) stay in
 // registers. cp.async loads a tile while the one before it is multiplied.
 //
-// A span of 2048 tokens has a state of its own; spans are folded left to right, in global memory:
+// A span of 1024 tokens has a state of its own; spans are folded left to right, in global memory:
 // by the block itself, or, while row blocks are fewer than multiprocessors, every span is an item
 // of its own and a second kernel folds. Both do the same steps, so that the cut changes no bit.
 // What a row does not see changes none either. Items are found by counting through the sequences,
@@ -27,7 +27,7 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kRows = 32;       // packed rows of an item
 constexpr std::uint32_t kTile = 32;       // tokens
-constexpr std::uint32_t kSpan = 2048;     // tokens
+constexpr std::uint32_t kSpan = 1024;     // tokens
 constexpr std::uint32_t kColumns = 576;   // of K
 constexpr std::uint32_t kValues = 512;    // of V
 constexpr std::uint32_t kGroups = 4;      // of columns, a warp each for either half of the rows
@@ -368,9 +368,11 @@ __device__ __forceinline__ void WriteOutput(const Rows& rows, const Fragments& f
   });
 }
 
-__device__ __forceinline__ void StorePartial(const Shared& shared, const Fragments& f,
-                                             float* partial) {
+// Rows that the item lacks are left out here and in FoldPartial: with 16 heads they are half.
+__device__ __forceinline__ void StorePartial(const Rows& rows, const Shared& shared,
+                                             const Fragments& f, float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
+    if (row >= rows.count) return;
     *reinterpret_cast<float2*>(partial + row * kValues + column) = {f.o[i][2 * half],
                                                                      f.o[i][2 * half + 1]};
   });
@@ -382,8 +384,10 @@ __device__ __forceinline__ void StorePartial(const Shared& shared, const Fragmen
 
 // f becomes the values at `partial` and its own, folded; the states likewise, in row_max and
 // row_sum. A row that sees no key of the span is left as it was.
-__device__ __forceinline__ void FoldPartial(Shared& shared, Fragments& f, const float* partial) {
+__device__ __forceinline__ void FoldPartial(const Rows& rows, Shared& shared, Fragments& f,
+                                            const float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
+    if (row >= rows.count) return;
     const float2 left = *reinterpret_cast<const float2*>(partial + row * kValues + column);
     if (shared.max[row] == kNoScore) {
       f.o[i][2 * half] = left.x;
@@ -459,18 +463,18 @@ __device__ void LatentItem(const LatentArgs& args, const Place& place, bool is_c
     const std::uint32_t span = tile / kTilesPerSpan;
     const bool is_last = span + 1 == num_spans;
     if (is_cut && num_spans > 1) {
-      StorePartial(shared, f, partial);
+      StorePartial(rows, shared, f, partial);
     } else if (span == 0 && is_last) {
       WriteOutput(rows, f, shared.max, shared.sum);
     } else if (span == 0) {
       StartRow(shared);
-      StorePartial(shared, f, partial);
+      StorePartial(rows, shared, f, partial);
     } else {
-      FoldPartial(shared, f, partial);
+      FoldPartial(rows, shared, f, partial);
       if (is_last) {
         WriteOutput(rows, f, shared.row_max, shared.row_sum);
       } else {
-        StorePartial(shared, f, partial);
+        StorePartial(rows, shared, f, partial);
       }
     }
   }

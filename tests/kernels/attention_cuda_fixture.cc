@@ -164,9 +164,13 @@ AttentionRig::AttentionRig(const AttentionShape& shape, std::vector<std::uint32_
     for (std::uint32_t i = 0; i < PagesOf(s); ++i) pages_.back().push_back(ids[next++]);
     queries_.push_back(
         Rounded(RandomFloats(lengths_[s] * row_size(), seed + 100 + s), shape.activations));
+    // Scores must be equal, and the keys are not zero then.
+    if (shape.cancelling && shape.value_columns != 0) {
+      queries_.back().assign(queries_.back().size(), 0.0f);
+    }
   }
   const AnyKvCollection host = HostCollection();
-  Fill(KeyView(host, 0), false, seed + 1);
+  Fill(KeyView(host, 0), shape.value_columns != 0, seed + 1);
   Fill(ValueView(host, 0), true, seed + 2);
 }
 

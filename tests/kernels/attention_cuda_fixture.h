@@ -76,7 +76,8 @@ struct AttentionShape {
   // All keys are zero, values differ by powers of two from token to token, and those of a
   // sequence's second half undo those of its first. The row of the last of these is left with the
   // rounding of its sums, so that any change of their order shows, even in bf16. A token more, in
-  // sequences of odd length, is larger than all.
+  // sequences of odd length, is larger than all. Rows that are keys and values are as values, and
+  // the queries are zero.
   bool cancelling = false;
   std::uint32_t first_page =
       0;  // added to the page ids on the device, behind pages that no step names

@@ -103,10 +103,9 @@ TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
       for (std::uint32_t n = 0; n < c.n; n += 7) {
         double want = 0, size = 0;
         for (std::uint32_t k = 0; k < c.k; ++k) {
-          const double product =
-              double{heads.x[static_cast<std::size_t>(m * heads.x_stride + h * heads.x_head + k)]
-                         .ToFloat()} *
-              heads.weights[h][std::size_t{n} * c.k + k].ToFloat();
+          const auto at = static_cast<std::size_t>(m * heads.x_stride + h * heads.x_head + k);
+          const double product = double{heads.x[at].ToFloat()} *
+                                 heads.weights[h][std::size_t{n} * c.k + k].ToFloat();
           want += product;
           size += std::fabs(product);
         }
