@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
 #include "engine/engine_options.h"
 #include "engine/preemption.h"
@@ -33,7 +32,8 @@ Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
     : options_(options),
       cache_(cache),
       page_size_(cache->page_size()),
-      max_window_chunk_(MaxChunkTokens(options, page_size_)) {
+      max_window_chunk_(MaxChunkTokens(options, page_size_)),
+      waiting_(options.priority_aging_interval) {
   const auto rows = static_cast<std::uint32_t>(options.max_running_sequences);
   num_rows_ = rows;
   for (std::uint32_t row = rows; row > 0; --row) free_rows_.push_back(row - 1);
@@ -48,12 +48,12 @@ void Scheduler::Add(LiveRequest* request) {
   const std::uint32_t cached = MatchPrefix(first).num_tokens;
   request->uncached_tokens = first.total() - cached;
   waiting_uncached_tokens_ += request->uncached_tokens;
-  waiting_.push_back(request);
   const std::string& tenant = request->request.tenant;
   const auto [entry, is_new] = tenants_.try_emplace(tenant);
   if (is_new) entry->second.max_running = MaxRunning(tenant);
   request->of_tenant = &entry->second;
   ++request->of_tenant->live;
+  waiting_.Add(request);
   RefreshState(*request);
 }
 
@@ -64,6 +64,7 @@ std::int32_t Scheduler::MaxRunning(const std::string& tenant) const {
 
 void Scheduler::OptionsChanged() {
   for (auto& [tenant, requests] : tenants_) requests.max_running = MaxRunning(tenant);
+  waiting_.SetAgingInterval(options_.priority_aging_interval);
 }
 
 const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
@@ -145,7 +146,7 @@ void Scheduler::PlanDecodes(bool ahead) {
   std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
   const std::uint32_t without_page = budget_ > page_size_ ? budget_ - page_size_ : budget_;
   // Only where a page for prompts would cost rows is it worth looking whether anybody needs it.
-  if (ready.size() > without_page && (has_prefill || AnyMayStart())) ready.resize(without_page);
+  if (ready.size() > without_page && (has_prefill || waiting_.AnyMayStart())) ready.resize(without_page);
   if (ready.size() > budget_) ready.resize(budget_);
   for (const Sequence* sequence : ready) plan_.work.AddDecode(sequence->launched());
   budget_ -= static_cast<std::uint32_t>(ready.size());
@@ -279,14 +280,14 @@ void Scheduler::Admit(absl::Time now) {
     return;
   }
   while (!waiting_.empty()) {
-    LiveRequest* request = BestWaiting(now);
+    LiveRequest* request = waiting_.Best(now);
     if (request == nullptr) return;
     const Admission admission = TryAdmit(request->first());
     if (admission != Admission::kAdmitted) {
       if (admission == Admission::kBlocked) NoteBlocked(request);
       return;
     }
-    std::erase(waiting_, request);
+    waiting_.Remove(request);
     waiting_uncached_tokens_ -= request->uncached_tokens;
     plan_.started.push_back(request);
   }
@@ -303,33 +304,6 @@ bool Scheduler::HasRows(std::size_t rows) const {
 // With every page at hand and nobody running, waiting longer changes nothing.
 void Scheduler::NoteBlocked(LiveRequest* request) {
   if (running_.empty() && cache_->available_pages() == cache_->usable_pages()) stuck_ = request;
-}
-
-bool Scheduler::AnyMayStart() const {
-  return std::any_of(waiting_.begin(), waiting_.end(), [](const LiveRequest* request) {
-    return request->of_tenant->may_start();
-  });
-}
-
-// Null when every tenant that waits has as many running as it may.
-LiveRequest* Scheduler::BestWaiting(absl::Time now) const {
-  // Whole numbers: this runs over all that wait, in every step that could admit one.
-  const std::int64_t interval = absl::ToInt64Nanoseconds(options_.priority_aging_interval);
-  auto key = [&](const LiveRequest& request) {
-    const std::int64_t aged =
-        interval > 0 ? absl::ToInt64Nanoseconds(now - request.request.accept_time) / interval : 0;
-    return std::tuple(request.request.priority - aged, request.request.deadline, request.arrival);
-  };
-  LiveRequest* best = nullptr;
-  decltype(key(*best)) best_key;
-  for (LiveRequest* request : waiting_) {
-    if (!request->of_tenant->may_start()) continue;
-    const auto request_key = key(*request);
-    if (best != nullptr && request_key >= best_key) continue;
-    best = request;
-    best_key = request_key;
-  }
-  return best;
 }
 
 // A prompt position whose log-probability is wanted must be computed, and so must the last token.

@@ -45,6 +45,7 @@
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
 #include "engine/step_time_model.h"
+#include "engine/waiting_requests.h"
 
 namespace quire::engine {
 
@@ -120,8 +121,6 @@ class Scheduler {
   bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
   bool FitsBesides(const Sequence& sequence) const;
   cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
-  LiveRequest* BestWaiting(absl::Time now) const;
-  bool AnyMayStart() const;
   std::int32_t MaxRunning(const std::string& tenant) const;
   void LeaveTenant(LiveRequest& request);
   absl::Duration StepTimeTarget() const;
@@ -145,7 +144,7 @@ class Scheduler {
   const std::uint32_t page_size_;
   const std::uint32_t max_window_chunk_;  // MaxChunkTokens of the options at the start
   StepPlan plan_;
-  std::vector<LiveRequest*> waiting_;  // never admitted, by arrival
+  WaitingRequests waiting_;
   std::map<std::string, TenantRequests> tenants_;  // that have a request here
   std::vector<Sequence*> preempted_;   // by admission
   std::vector<Sequence*> running_;     // by admission, then choice

@@ -151,7 +151,7 @@ void Scheduler::Finish(Sequence& sequence) {
 }
 
 void Scheduler::Remove(LiveRequest& request, bool scrub) {
-  if (!request.was_scheduled && std::erase(waiting_, &request) > 0) {
+  if (!request.was_scheduled && waiting_.Remove(&request)) {
     waiting_uncached_tokens_ -= request.uncached_tokens;
   }
   for (const auto& sequence : request.sequences) {

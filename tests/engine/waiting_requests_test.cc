@@ -1,0 +1,106 @@
+// The order of admission against its definition: the least key of all that wait, sought anew each
+// time.
+
+#include "engine/waiting_requests.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace quire::engine {
+namespace {
+
+class Queue {
+ public:
+  explicit Queue(std::uint32_t seed) : random_(seed) {}
+
+  void RunOne() {
+    now_ += absl::Milliseconds(Below(40));
+    const std::uint32_t choice = Below(100);
+    if (choice < 55) {
+      Add();
+    } else if (choice < 70) {
+      if (!waiting_.empty()) Remove(waiting_[Below(waiting_.size())].get());
+    } else if (choice < 75) {
+      TenantRequests& tenant = tenants_[Below(tenants_.size())];
+      tenant.max_running = tenant.may_start() ? 0 : 1;
+    } else if (choice < 76) {
+      interval_ = absl::Milliseconds(100 * Below(4));
+      requests_.SetAgingInterval(interval_);
+    } else {
+      LiveRequest* const best = requests_.Best(now_);
+      ASSERT_EQ(best, Expected());
+      ASSERT_EQ(requests_.AnyMayStart(), best != nullptr);
+      if (best != nullptr && Below(2) == 0) Remove(best);
+    }
+    ASSERT_EQ(requests_.size(), waiting_.size());
+    ASSERT_EQ(requests_.empty(), waiting_.empty());
+  }
+  std::size_t size() const { return waiting_.size(); }
+
+ private:
+  std::uint32_t Below(std::size_t bound) {
+    return static_cast<std::uint32_t>(random_() % static_cast<std::uint32_t>(bound));
+  }
+
+  void Add() {
+    auto request = std::make_unique<LiveRequest>();
+    request->arrival = ++arrivals_;
+    request->request.priority = static_cast<std::int32_t>(Below(5)) - 2;
+    request->request.accept_time = now_ - absl::Milliseconds(Below(200));
+    if (Below(3) > 0) request->request.deadline = now_ + absl::Milliseconds(Below(3));
+    request->of_tenant = &tenants_[Below(tenants_.size())];
+    requests_.Add(request.get());
+    waiting_.push_back(std::move(request));
+  }
+
+  void Remove(const LiveRequest* request) {
+    EXPECT_TRUE(requests_.Remove(request));
+    EXPECT_FALSE(requests_.Remove(request));
+    std::erase_if(waiting_, [&](const auto& other) { return other.get() == request; });
+  }
+
+  LiveRequest* Expected() const {
+    const auto key = [&](const LiveRequest& live) {
+      const Request& request = live.request;
+      const std::int64_t interval = absl::ToInt64Milliseconds(interval_);
+      const std::int64_t waited = absl::ToInt64Milliseconds(now_ - request.accept_time);
+      const std::int64_t aged = interval > 0 ? waited / interval : 0;
+      return std::tuple(request.priority - aged, request.deadline, live.arrival);
+    };
+    LiveRequest* best = nullptr;
+    for (const auto& request : waiting_) {
+      if (!request->of_tenant->may_start()) continue;
+      if (best == nullptr || key(*request) < key(*best)) best = request.get();
+    }
+    return best;
+  }
+
+  std::mt19937 random_;
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  absl::Duration interval_ = absl::Milliseconds(100);
+  std::array<TenantRequests, 4> tenants_;
+  std::uint64_t arrivals_ = 0;
+  std::vector<std::unique_ptr<LiveRequest>> waiting_;
+  WaitingRequests requests_{interval_};
+};
+
+TEST(WaitingRequestsTest, TheBestIsTheLeastOfAll) {
+  const std::uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Queue queue(seed);
+  std::size_t most = 0;
+  for (int operation = 0; operation < 5000; ++operation) {
+    ASSERT_NO_FATAL_FAILURE(queue.RunOne()) << "operation " << operation;
+    most = std::max(most, queue.size());
+  }
+  EXPECT_GT(most, 100u);
+}
+
+}  // namespace
+}  // namespace quire::engine
