@@ -65,10 +65,8 @@ class Engine::Impl {
                  .stream_queue_tokens = options.stream_queue_tokens},
                 tokenizer, clock, &table_, &probe_, inbox_),
         text_(options_,
-              {.hash_key = cache_->hash_key(),
-               .page_size = cache_->page_size(),
-               .usable_pages = cache_->usable_pages(),
-               .demand = cache_->demand()},
+              {.hash_key = cache_->hash_key(), .page_size = cache_->page_size(),
+               .usable_pages = cache_->usable_pages(), .demand = cache_->demand()},
               tokenizer, clock, &queue_, &probe_, inbox_) {
     queue_.SetTenants(options.tenants);
     core_.scheduler().SetOutputReady(

@@ -55,7 +55,7 @@ struct Reply {
 
 class VllmServiceTest : public ServiceTest {
  protected:
-  VllmServiceTest() {
+  explicit VllmServiceTest(std::vector<std::string> sets = {}) : ServiceTest(std::move(sets)) {
     const HandlerContext context{.state = state_.get(),
                                  .probe = probe_.get(),
                                  .clock = &clock_,
@@ -411,6 +411,35 @@ TEST_F(VllmServiceTest, TheLongestPromptIsAsTold) {
   EXPECT_TRUE(fits.status.ok()) << fits.status.error_message();
   ids->Add(5);
   EXPECT_TRUE(Ask(request).Says("PROMPT_TOO_LONG"));
+}
+
+class VllmTwoGroupsTest : public VllmServiceTest {
+ protected:
+  VllmTwoGroupsTest()
+      : VllmServiceTest({"model.path=" QUIRE_SOURCE_DIR "/tests/testdata/models/gemma2-bf16",
+                         "model.id=story", "kv_cache.capacity_bytes=2MiB"}) {}
+};
+
+// A token has a place in a page of each of two layer groups.
+TEST_F(VllmTwoGroupsTest, GatewaysAreToldTokensAndNotPlaces) {
+  const std::int32_t pages = Stats().total_kv_page_count();
+  ASSERT_GT(pages, 8);
+  wire::GenerateRequest request = Greedy(400, /*stream=*/true);
+  request.clear_text();
+  for (int i = 0; i < 17; ++i) request.mutable_tokenized()->add_input_ids(5 + i);
+  grpc::ClientContext context, loads_context;
+  const auto reader = stub_->Generate(&context, request);
+  wire::GenerateResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  wire::GetLoadsResponse loads;
+  ASSERT_TRUE(stub_->GetLoads(&loads_context, {}, &loads).ok());
+  EXPECT_EQ(loads.loads(0).max_total_num_tokens(), pages * 16 / 2);
+  EXPECT_GE(loads.loads(0).num_used_tokens(), 2 * 16);  // 17 tokens and more
+  EXPECT_LE(loads.loads(0).num_used_tokens(), 27 * 16);  // 417 at most
+  context.TryCancel();
+  while (reader->Read(&message)) {
+  }
+  reader->Finish();
 }
 
 TEST_F(VllmServiceTest, LoadsAreThoseOfTheEngine) {
