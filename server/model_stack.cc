@@ -263,6 +263,8 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
                          OpenTokenizer(options.model, files));
   QUIRE_RETURN_IF_ERROR(LoadChatTemplates(options.chat, files, *tokenizer).status());
+  const models::LayerGroups layers = models::PlanLayerGroups(model.spec);
+  LogLayerGroups(layers);
   if (options.device.type == DeviceChoice::kCuda) return ValidateOnGpu(options, files);
   QUIRE_ASSIGN_OR_RETURN(
       const std::int32_t context,
@@ -271,12 +273,10 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          models::KvGeometryFor(model.spec, options.pool.page_size,
                                                options.pool.dtype, /*num_blocks=*/2));
-  const models::LayerGroups layers = models::PlanLayerGroups(model.spec);
-  LogLayerGroups(layers);
   const cache::PageDemand demand = PageDemandFor(options, layers, DeviceKind::kCpu);
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t num_blocks,
                          CountBlocks(options, geometry, demand, context));
-  return CheckHoldsAnything(demand, num_blocks);
+  return CheckHoldsAnything(options, demand, num_blocks);
 }
 
 absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(const DaemonOptions& options,
@@ -348,10 +348,10 @@ absl::StatusOr<cache::KvGeometry> ModelStack::PlanCpuPool(const DaemonOptions& o
   const cache::PageDemand demand = PageDemandFor(options, layers_, DeviceKind::kCpu);
   QUIRE_ASSIGN_OR_RETURN(geometry.num_blocks,
                          CountBlocks(options, geometry, demand, context_tokens_));
-  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(demand, geometry.num_blocks));
+  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(options, demand, geometry.num_blocks));
   const std::int32_t longest =
       LongestSequence(demand, geometry.num_blocks - 1, context_tokens_);
-  QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, longest));
+  QUIRE_RETURN_IF_ERROR(CheckContextFits(options.model, longest));
   if (context_tokens_ > longest) {
     log::Warn("model", kContextCut, {{"max_context_tokens", longest}, {"of", context_tokens_}});
     context_tokens_ = longest;

@@ -53,7 +53,7 @@ absl::Status CutContext(const DaemonOptions& options, const models::ModelFiles& 
   const std::int32_t longest =
       LongestSequence(demand, plan->memory.num_blocks - 1, plan->context_tokens);
   if (plan->context_tokens == longest) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, longest));
+  QUIRE_RETURN_IF_ERROR(CheckContextFits(options.model, longest));
   plan->context_was_cut = true;
   plan->context_tokens = longest;
   plan->runner.max_context_tokens = static_cast<std::uint32_t>(plan->context_tokens);
@@ -73,11 +73,11 @@ absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int
                                                  ", the model's own context is ", own));
 }
 
-absl::Status CheckPoolHolds(const ModelOptions& options, std::int64_t pool_tokens) {
+absl::Status CheckContextFits(const ModelOptions& options, std::int64_t longest) {
   const std::optional<std::int32_t> context = options.max_context_tokens;
-  if (!context || *context <= pool_tokens) return absl::OkStatus();
+  if (!context || *context <= longest) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("model.max_context_tokens is ", *context, ", the KV pool holds ", pool_tokens,
+      absl::StrCat("model.max_context_tokens is ", *context, ", the KV pool holds ", longest,
                    " tokens; lower it, or raise kv_cache.capacity_bytes"));
 }
 
@@ -111,14 +111,17 @@ cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::Laye
   return {options.pool.page_size, models::CacheGroupsOf(layers), TokensAhead(options, device)};
 }
 
-absl::Status CheckHoldsAnything(const cache::PageDemand& demand, std::uint32_t num_blocks) {
+absl::Status CheckHoldsAnything(const DaemonOptions& options, const cache::PageDemand& demand,
+                                std::uint32_t num_blocks) {
   constexpr std::uint32_t kLeastTokens = 2;
   const std::uint32_t needed = demand.PagesFor(kLeastTokens);
   if (num_blocks > needed) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("the KV pool has ", num_blocks - 1,
                    " usable pages, the shortest sequence needs ", needed,
-                   "; raise kv_cache.capacity_bytes"));
+                   options.pool.capacity_bytes
+                       ? "; raise kv_cache.capacity_bytes"
+                       : "; kv_cache.capacity_bytes is auto, and too little memory is free"));
 }
 
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
@@ -137,7 +140,8 @@ std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usab
 
 std::int64_t UsefulBlocks(const DaemonOptions& options, const cache::PageDemand& demand,
                           std::int32_t context_tokens) {
-  const std::int64_t pages = demand.PagesFor(static_cast<std::uint32_t>(context_tokens));
+  const auto pages =
+      static_cast<std::int64_t>(demand.HistoryPages(static_cast<std::uint32_t>(context_tokens)));
   return pages * options.engine.max_running_sequences + 1;
 }
 
@@ -178,7 +182,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const DaemonOptions& options,
     request.num_blocks = static_cast<std::uint32_t>(useful);
     QUIRE_ASSIGN_OR_RETURN(plan.memory, models::PlanDeviceMemory(files, request));
   }
-  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(demand, plan.memory.num_blocks));
+  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(options, demand, plan.memory.num_blocks));
   QUIRE_RETURN_IF_ERROR(CutContext(options, files, demand, request, &plan));
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   return plan;
@@ -194,8 +198,9 @@ absl::StatusOr<CpuPlan> PlanCpu(const DaemonOptions& options, const models::Mode
       PageDemandFor(options, models::PlanLayerGroups(model.spec), DeviceKind::kCpu);
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks, ConfiguredBlocks(options, model.spec));
   if (options.pool.capacity_bytes) {
+    QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(options, demand, blocks));
     const std::int32_t longest = LongestSequence(demand, blocks - 1, plan.context_tokens);
-    QUIRE_RETURN_IF_ERROR(CheckPoolHolds(options.model, longest));
+    QUIRE_RETURN_IF_ERROR(CheckContextFits(options.model, longest));
     plan.context_tokens = longest;
   }
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));

@@ -63,8 +63,9 @@ std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& pl
 // larger.
 absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own);
 
-// Returns INVALID_ARGUMENT when model.max_context_tokens is more than a pool holds of one sequence.
-absl::Status CheckPoolHolds(const ModelOptions& options, std::int64_t pool_tokens);
+// Returns INVALID_ARGUMENT when model.max_context_tokens is more than the longest sequence that a
+// pool holds.
+absl::Status CheckContextFits(const ModelOptions& options, std::int64_t longest);
 
 // Type of the activations on a GPU: model.dtype, or what goes with the pages.
 DType CudaActivationType(const DaemonOptions& options);
@@ -84,13 +85,16 @@ cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::Laye
                                 DeviceKind device);
 
 // Returns INVALID_ARGUMENT when a pool does not hold a prompt of one token and its answer.
-absl::Status CheckHoldsAnything(const cache::PageDemand& demand, std::uint32_t num_blocks);
+absl::Status CheckHoldsAnything(const DaemonOptions& options, const cache::PageDemand& demand,
+                                std::uint32_t num_blocks);
 
 // Tokens of the longest sequence, of at most `most`, that so many pages hold.
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
                              std::int32_t most);
 
-// Pages, the null page included, that max_running_sequences sequences of this context can ever use.
+// Pages, the null page included, of the whole histories of max_running_sequences sequences of this
+// context, those that windows have let go included. An automatic pool takes no more, although more
+// could keep more prefixes.
 std::int64_t UsefulBlocks(const DaemonOptions& options, const cache::PageDemand& demand,
                           std::int32_t context_tokens);
 

@@ -158,10 +158,10 @@ TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
   const auto one_step = Plan(64 * kMiB, alone);
   ASSERT_TRUE(one_step.ok()) << one_step.status();
   EXPECT_EQ(one_step->sequence_pages, 9u);
-  // Nobody asks for more than that of each sequence.
+  // Nobody takes more than whole histories, whose prefixes can be found.
   const auto plenty = Plan(64 * kMiB, {"kv_cache.page_size=16"});
   ASSERT_TRUE(plenty.ok()) << plenty.status();
-  EXPECT_EQ(plenty->memory.num_blocks, 8 * 13 + 1);
+  EXPECT_EQ(plenty->memory.num_blocks, 8 * 512 / 16 + 1);
 }
 
 TEST_F(DevicePlanTest, QuantizedPagesHaveOneScalePerTokenAndHead) {
@@ -181,6 +181,43 @@ TEST_F(DevicePlanTest, StepsAreAsLargeAsConfiguredOnGpus) {
   EXPECT_EQ(plan->runner.max_step_tokens, 256u);
   EXPECT_EQ(plan->runner.max_rows, 8u);
   EXPECT_TRUE(plan->runner.graphs);
+}
+
+// A page of each of two groups is the least that computes anything.
+TEST(PoolOfTwoGroupsTest, OneUsablePageIsRefusedByEveryPlan) {
+  const auto files =
+      models::ModelFiles::FromDirectory(QUIRE_SOURCE_DIR "/tests/testdata/models/gemma2-bf16");
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto options = [](const std::string& device, std::int64_t pool_bytes) {
+    std::vector<std::string> errors;
+    const auto config = LayeredConfig::Load(
+        {.sets = {"device.type=" + device, "kv_cache.page_size=16"}}, &errors);
+    EXPECT_NE(config, nullptr) << errors[0];
+    DaemonOptions options = ToOptions(*config);
+    options.pool.capacity_bytes = pool_bytes;
+    return options;
+  };
+  const auto whole = PlanCpu(options("cpu", 64 * kMiB), *files);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(whole->memory.layer_groups.groups.size(), 2u);
+  const std::int64_t page = whole->memory.page_bytes;
+  const auto two_pages = PlanCpu(options("cpu", 3 * page), *files);
+  ASSERT_TRUE(two_pages.ok()) << two_pages.status();
+  EXPECT_EQ(two_pages->context_tokens, 16);
+  const char kRefusal[] =
+      "the KV pool has 1 usable pages, the shortest sequence needs 2; raise "
+      "kv_cache.capacity_bytes";
+  EXPECT_THAT(std::string(PlanCpu(options("cpu", 2 * page), *files).status().message()), kRefusal);
+  EXPECT_THAT(std::string(PlanDevice(options("cuda", 2 * page), *files, 1024 * kMiB, 132)
+                              .status()
+                              .message()),
+              kRefusal);
+  DaemonOptions automatic = options("cpu", page);
+  automatic.pool.capacity_bytes.reset();
+  const cache::PageDemand demand(16, std::vector<cache::CacheGroup>(2), 32);
+  EXPECT_THAT(std::string(CheckHoldsAnything(automatic, demand, 2).message()),
+              HasSubstr("kv_cache.capacity_bytes is auto"));
+  EXPECT_TRUE(CheckHoldsAnything(automatic, demand, 3).ok());
 }
 
 TEST(LongestSequenceTest, IsTheLongestWhosePagesFit) {
