@@ -76,9 +76,10 @@ def test_a_smaller_pool_cuts_the_context_of_layers_without_windows(api, tmp_path
         assert reason_of(error.value)[0] == "PROMPT_TOO_LONG"
 
 
-def test_validate_shows_the_groups():
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_validate_shows_the_groups(device):
     command = [str(QUIRED), "--validate", "--set", f"model.path={MODELS / 'gemma3-text-bf16'}", "--set",
-               "device.type=cpu"]
+               f"device.type={device}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "1 layer a page: 1 for all tokens, 6 for a window of 24 tokens in 6 groups" in done.stdout + done.stderr
