@@ -146,7 +146,9 @@ void Scheduler::PlanDecodes(bool ahead) {
   std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
   const std::uint32_t without_page = budget_ > page_size_ ? budget_ - page_size_ : budget_;
   // Only where a page for prompts would cost rows is it worth looking whether anybody needs it.
-  if (ready.size() > without_page && (has_prefill || waiting_.AnyMayStart())) ready.resize(without_page);
+  if (ready.size() > without_page && (has_prefill || waiting_.AnyMayStart())) {
+    ready.resize(without_page);
+  }
   if (ready.size() > budget_) ready.resize(budget_);
   for (const Sequence* sequence : ready) plan_.work.AddDecode(sequence->launched());
   budget_ -= static_cast<std::uint32_t>(ready.size());
