@@ -239,6 +239,7 @@ void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
     }
   });
   if (wide == nullptr) return;
+  if (target.cuda && target.activation == DType::kBF16) dtype = DType::kBF16;
   slots->warnings.push_back(absl::StrCat(
       "weights that are stored as ", wide->type, ", such as ", wide->name, ", are held as ",
       DTypeName(dtype), ", ", DTypeSize(dtype), " bytes each, since no kernel reads them as they ",

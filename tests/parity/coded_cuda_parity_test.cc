@@ -5,11 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <span>
+#include <tuple>
 
+#include "kernels/quantized_linear.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/weights.h"
 #include "tests/cuda_emulator/emulator.h"
+#include "tests/parity/edited_fixture.h"
 #include "tests/parity/format_model.h"
 #include "tests/parity/parity_harness.h"
 
@@ -71,6 +75,7 @@ struct ConvertedCase {
   const char* folder;
   Quantization quantization;
   double most;  // from transformers, as in quantized_test.cc
+  bool has_experts = false;
 };
 
 void PrintTo(const ConvertedCase& converted, std::ostream* stream) {
@@ -82,7 +87,8 @@ class ConvertedCudaTest : public testing::TestWithParam<ConvertedCase> {
   void SetUp() override { cuda_emulator::Reset(); }
 };
 
-// The integers are those of the CPU, which rounds activations to int8 besides: 0.01 to 0.04.
+// The integers are those of the CPU, which rounds activations to int8 besides: 0.03 to 0.04, 0.08
+// where a rounded router input picks another expert.
 TEST_P(ConvertedCudaTest, LogitsAreCloseToTheCpusAndToTheReference) {
   const auto read = ReadReference(GetParam().folder);
   ASSERT_TRUE(read.ok()) << read.status();
@@ -115,7 +121,7 @@ TEST_P(ConvertedCudaTest, LogitsAreCloseToTheCpusAndToTheReference) {
   std::printf("%s %s: f32 differs by %.1e from the CPU and %.1e from transformers, bf16 by %.1e\n",
               GetParam().folder, std::string(QuantizationName(GetParam().quantization)).c_str(),
               from_cpu, from_reference, half_from_reference);
-  EXPECT_LT(from_cpu, 0.06);
+  EXPECT_LT(from_cpu, GetParam().has_experts ? 0.11 : 0.06);
   EXPECT_GT(from_reference, 10 * kMaxRelative) << "nothing was rounded";
   EXPECT_LT(from_reference, GetParam().most);
   EXPECT_LT(half_from_reference, GetParam().most);
@@ -153,12 +159,106 @@ INSTANTIATE_TEST_SUITE_P(
                     ConvertedCase{"llama-gqa-hd80-bf16", Quantization::kInt4G32, 0.55},
                     ConvertedCase{"llama-theta500k-multieos-bf16", Quantization::kInt4G64, 0.55},
                     ConvertedCase{"llama-theta500k-multieos-bf16", Quantization::kInt4G128, 0.55},
-                    ConvertedCase{"gpt-oss-bf16", Quantization::kInt8G32, 0.15}),
+                    ConvertedCase{"gpt-oss-bf16", Quantization::kInt8G32, 0.15, true},
+                    ConvertedCase{"deepseek-v2-bf16", Quantization::kInt8G32, 0.15, true}),
     [](const auto& info) {
       std::string name(info.param.folder);
       for (char& c : name) c = c == '-' ? '_' : c;
       return name + "_" + std::string(QuantizationName(info.param.quantization));
     });
+
+// The CPU, unquantised, with the weights that the integers stand for.
+TEST(ConvertedExactCudaTest, LogitsAreThoseOfTheIntegersValues) {
+  using kernels::WeightFormat;
+  const auto read = ReadReference("llama-mha-f32");
+  ASSERT_TRUE(read.ok()) << read.status();
+  const auto original = ModelFiles::FromDirectory(FixturePath("llama-mha-f32"));
+  ASSERT_TRUE(original.ok()) << original.status();
+  for (const auto& [quantization, format, group] :
+       {std::tuple(Quantization::kInt8, WeightFormat::kInt8, 0u),
+        std::tuple(Quantization::kInt8G32, WeightFormat::kInt8, 32u),
+        std::tuple(Quantization::kInt4G32, WeightFormat::kInt4, 32u)}) {
+    SCOPED_TRACE(QuantizationName(quantization));
+    EditedFixture fixture("llama-mha-f32");
+    // Rows of `inputs` values.
+    const auto round = [](WeightFormat to, std::uint32_t size, std::size_t inputs) {
+      if (size == 0) size = static_cast<std::uint32_t>(inputs);
+      return [to, size, inputs](std::vector<float>& values) {
+        std::vector<std::int8_t> q(inputs);
+        std::vector<float> scales(inputs / size);
+        for (std::size_t first = 0; first < values.size(); first += inputs) {
+          const std::span<float> row(values.data() + first, inputs);
+          kernels::QuantizeRow(to, size, row, {q, scales, {}});
+          for (std::size_t i = 0; i < inputs; ++i) {
+            row[i] = static_cast<float>(q[i]) * scales[i / size];
+          }
+        }
+      };
+    };
+    fixture.EditTensors("(q|k|v|o|gate|up)_proj", round(format, group, 64));
+    fixture.EditTensors("down_proj", round(format, group, 160));
+    fixture.EditTensors("lm_head", round(WeightFormat::kInt8, 32, 64));
+    ReplayOptions options{
+        .chunk = 64, .feed_reference = true, .only = {10, 4}, .generated = 2, .logprobs = false};
+    const auto want = Replay(fixture.Files(), *read, options);
+    options.cuda = true;
+    options.quantization = quantization;
+    const auto got = Replay(*original, *read, options);
+    ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
+    for (std::size_t i = 0; i < got->size(); ++i) {
+      EXPECT_LT(Compare((*got)[i].logits, (*want)[i].logits).relative, kMaxRelative);
+    }
+  }
+}
+
+struct BlocksCase {
+  const char* folder;
+  const char* form;  // of most weights
+};
+
+void PrintTo(const BlocksCase& blocks, std::ostream* stream) {
+  *stream << blocks.folder;
+}
+
+class BlocksCudaTest : public testing::TestWithParam<BlocksCase> {
+ protected:
+  void SetUp() override { cuda_emulator::Reset(); }
+};
+
+// Nothing is rounded but the embedding of blocks, to f16.
+TEST_P(BlocksCudaTest, BlocksOfGgufFilesGiveTheReferenceLogits) {
+  const auto read = ReadGgufReference(GetParam().folder);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const auto files = ModelFiles::FromPath(GgufFixturePath(GetParam().folder) + "/model.gguf");
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto got = Replay(
+      *files, *read,
+      {.chunk = 64, .feed_reference = true, .generated = 2, .logprobs = false, .cuda = true});
+  ASSERT_TRUE(got.ok()) << got.status();
+  const double relative = CompareLogits(*got, *read).relative;
+  std::printf("%s: f32 logits differ by %.1e\n", GetParam().folder, relative);
+  EXPECT_LT(relative, 2e-3);
+  ThreadPool threads(1);
+  const Stream stream = *Stream::Create(*OpenCudaDevice(0));
+  const auto backend =
+      kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant, &threads);
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto model = LoadModel(*files, *backend, {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->quantization, GetParam().form);
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, BlocksCudaTest,
+                         testing::Values(BlocksCase{"llama-q8_0", "int8_g32"},
+                                         BlocksCase{"llama-q4_0", "int4_g32"},
+                                         BlocksCase{"llama-q5_0", "int8_g32"},
+                                         BlocksCase{"llama-q4_k", "none"},
+                                         BlocksCase{"llama-q6_k", "none"}),
+                         [](const auto& info) {
+                           std::string name(info.param.folder);
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace quire::models::parity
