@@ -90,8 +90,10 @@ def test_a_pool_without_a_page_for_every_group_is_refused():
     capacity = 5 * plan_of("gemma3-text-bf16", *larger)["page_bytes"]
     sets = [*SETTINGS, *larger, f"model.path={MODELS / 'gemma3-text-bf16'}", f"kv_cache.capacity_bytes={capacity}"]
     sets += ["device.type=cpu", "server.grpc.listen=[127.0.0.1:0]", "server.http.listen=127.0.0.1:0"]
-    for validate in ([], ["--validate"]):
-        command = [str(QUIRED), *validate, *(word for setting in sets for word in ("--set", setting))]
+    model = str(MODELS / "gemma3-text-bf16")
+    starts = [[QUIRED], [QUIRED, "--validate"], [QUIRE, "plan", "--cpu", "--model", model], [QUIRE, "inspect", model]]
+    for start in starts:
+        command = [*map(str, start), *(word for setting in sets for word in ("--set", setting))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode != 0
         wanted = "the KV pool has 4 usable pages, the shortest sequence needs 7; raise kv_cache.capacity_bytes"
