@@ -70,11 +70,11 @@ class CudaGateTest(unittest.TestCase):
         self.assertIn("ptxas reported nothing", output)
 
     def test_too_many_kernels(self):
-        report = "".join(REPORT.format(**CLEAN).replace("_Z1Kv", f"_Z3K{i:02}v")
-                         for i in range(89))
+        report = "".join(REPORT.format(**CLEAN).replace("_Z1Kv", f"_Z4K{i:03}v")
+                         for i in range(105))
         status, output = self.gate(report)
         self.assertEqual(status, 1)
-        self.assertIn("89 kernels for sm_90, at most 88", output)
+        self.assertIn("105 kernels for sm_90, at most 104", output)
 
     def test_no_reports_is_a_failure(self):
         self.assertEqual(subprocess.run([sys.executable, ROOT / "tools/cuda_gate.py", self.build],
