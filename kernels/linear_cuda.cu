@@ -5,10 +5,10 @@
 // block of 8 warps computes 128 features x kTokens rows; cp.async fills a ring of stages of 64
 // inputs each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; weights of 8 and 4
 // bits lie in fragment order already and become bf16, exactly, in registers: integers less their
-// zero points, which are 0 to 256 and negative. While rows are few each
-// sub-range of K has a block of its own, and the last block of an output tile to arrive adds their
-// sums in index order; otherwise a block adds its sub-ranges itself, in the same order. Weights of
-// the first stages are requested before the wait for the previous kernel.
+// zero points, which are 0 to 255. While rows are few each sub-range of K has a block of its own,
+// and the last block of an output tile to arrive adds their sums in index order; otherwise a block
+// adds its sub-ranges itself, in the same order. Weights of the first stages are requested before
+// the wait for the previous kernel.
 //
 // Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
 // Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.

@@ -1,8 +1,9 @@
 // Linear on CUDA, host side: weights into device memory, and which kernel computes what.
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -101,8 +102,14 @@ class TilePacker {
   }
 
   std::span<const std::byte> scales() const { return scales_; }
-  // A row with a min that a byte does not hold, or n.
-  std::uint32_t bad_row() const { return std::min(bad_row_.load(), shape_.n); }
+
+  struct BadZero {
+    std::uint32_t row;
+    float zero;
+  };
+  // The first row with a zero point that a byte does not hold, and that one. REQUIRES: no PutTile
+  // runs.
+  const std::optional<BadZero>& bad_zero() const { return bad_; }
 
  private:
   std::uint32_t Bits() const { return HasFourBits(shape_) ? 4 : 8; }
@@ -141,11 +148,17 @@ class TilePacker {
     for (std::size_t g = 0; g < mins.size(); ++g) {
       const float zero = -mins[g];
       if (!(zero >= 0 && zero <= 255)) {
-        bad_row_ = static_cast<std::uint32_t>(row);
-        continue;
+        NoteBadZero(static_cast<std::uint32_t>(row), zero);
+        return;
       }
       zeros[g * padded_n_ + row] = static_cast<std::byte>(zero);
     }
+  }
+
+  void NoteBadZero(std::uint32_t row, float zero) {
+    const std::lock_guard lock(bad_mutex_);
+    if (bad_ && bad_->row <= row) return;
+    bad_ = BadZero{row, zero};
   }
 
   const QuantizedShape shape_;
@@ -154,7 +167,8 @@ class TilePacker {
   const std::size_t scale_bytes_;
   std::vector<std::byte> scales_;  // and zero points
   std::uint32_t places_[cuda::kLinearTileK];
-  std::atomic<std::uint32_t> bad_row_{UINT32_MAX};
+  std::mutex bad_mutex_;
+  std::optional<BadZero> bad_;
 };
 
 }  // namespace
@@ -193,7 +207,8 @@ class CudaLinearPacker {
     return packed;
   }
 
-  // A few feature tiles at a time, so that little host memory is held beside the result.
+  // A few feature tiles at a time, so that little host memory is held beside the result, and one
+  // for every thread.
   static absl::StatusOr<PackedLinear> Quantized(const Backend& backend, const QuantizedShape& shape,
                                                 TilePacker::Source source,
                                                 std::span<const std::uint32_t> order) {
@@ -215,7 +230,8 @@ class CudaLinearPacker {
     QUIRE_ASSIGN_OR_RETURN(packed.data_,
                            DeviceBuffer::Allocate(MemoryKind::kDevice, tiles * row_bytes));
     auto* const to = static_cast<std::byte*>(packed.data_.data());
-    const std::int64_t most = std::clamp<std::int64_t>(kPieceBytes / row_bytes, 1, tiles);
+    const std::int64_t most =
+        std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
     std::vector<std::uint8_t> piece(static_cast<std::size_t>(most * row_bytes));
     for (std::int64_t first = 0; first < tiles; first += most) {
       const std::int64_t count = std::min(tiles - first, most);
@@ -229,10 +245,11 @@ class CudaLinearPacker {
       QUIRE_RETURN_IF_ERROR(
           Upload(backend, to + first * row_bytes, piece.data(), count * row_bytes));
     }
-    if (packer.bad_row() < shape.n) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k, "] have in row ",
-          packer.bad_row(), " a zero point that GPUs do not hold, which have 0 to 255"));
+    if (packer.bad_zero()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
+                       "] have in row ", packer.bad_zero()->row, " the zero point ",
+                       packer.bad_zero()->zero, ", GPUs hold 0 to 255"));
     }
     const auto scale_bytes = static_cast<std::int64_t>(packer.scales().size());
     QUIRE_ASSIGN_OR_RETURN(packed.scales_,

@@ -1,7 +1,8 @@
 // Linear without tensor cores, for f32 activations and for any K: a block computes 32 features x 32
 // rows from tiles of 32 inputs in shared memory. The arithmetic, products and their order, is that
-// of the CPU's linear_simd.cc, so it yields the same bits; it is the oracle on the device, not
-// fast. Weights of 8 and 4 bits become f32 as they are loaded.
+// of the CPU's linear_simd.cc, so plain weights yield the same bits; it is the oracle on the
+// device, not fast. Weights of 8 and 4 bits become f32 as they are loaded and yield the bits of
+// plain weights of those values, which are not the CPU's integer products.
 
 #include <cstdint>
 

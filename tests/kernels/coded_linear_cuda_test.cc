@@ -166,6 +166,74 @@ TEST(CodedLinearCudaTest, CodedWeightsAgreeWithDouble) {
   }
 }
 
+// Rows that the workspace of ordered inputs does not hold at once: 64 of bf16 and 32 of f32.
+TEST(CodedLinearCudaTest, OrderedRowsInSeveralPassesKeepTheirBits) {
+  const CudaBackend cuda;
+  constexpr std::uint32_t kRows = 70;
+  const QuantizedShape shape = {
+      .format = WeightFormat::kInt8, .n = 8, .k = 32768, .group = 128, .has_order = true};
+  const Quantized made = MakeQuantized(shape);
+  const auto packed = made.Pack(*cuda);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  for (const DType x_dtype : {DType::kBF16, DType::kF32}) {
+    SCOPED_TRACE(DTypeName(x_dtype));
+    const kernels::Run run = {.x_dtype = x_dtype, .extras = true};
+    const Inputs in(kRows, shape.n, shape.k, x_dtype);
+    EXPECT_LE(RelativeError(Compute(cuda, *packed, in, run, 0, kRows),
+                            Exact(in.x, made.worth, in.bias, in.residual, kRows, shape.n, shape.k)),
+              Tolerance(DType::kF32));
+    const std::uint32_t counts[] = {1, 6};
+    ExpectRowsInvariant(cuda, *packed, run, kRows, counts);
+  }
+}
+
+// Scales below the normal numbers of their type: 2^-127, the smallest of mxfp4, is subnormal in
+// bf16 and f32, those of integers up to 2^-15 are in f16.
+TEST(CodedLinearCudaTest, SubnormalScalesAreExact) {
+  struct Case {
+    QuantizedShape shape;
+    int smallest;  // exponent of the scale of the first group
+    int exponents;
+    float input;
+  };
+  const CudaBackend cuda;
+  constexpr std::uint32_t kRows = 9;
+  for (const Case& c :
+       {Case{{.format = WeightFormat::kFp4E2M1, .n = 40, .k = 96, .group = 32}, -127, 8, 0x1p100f},
+        Case{{.format = WeightFormat::kInt8, .n = 40, .k = 96, .group = 32}, -24, 10, 1.0f}}) {
+    SCOPED_TRACE(NameOf(c.shape));
+    const std::uint32_t k = c.shape.k, groups = c.shape.num_groups();
+    Quantized made = MakeQuantized(c.shape);
+    for (std::size_t i = 0; i < made.worth.size(); ++i) {
+      // One exponent for all of a feature.
+      const float scale = std::ldexp(1.0f, c.smallest + static_cast<int>(i / k) % c.exponents);
+      const std::size_t group = i / k * groups + i % k / c.shape.group;
+      made.worth[i] = made.worth[i] / made.scales[group] * scale;
+      if (i % c.shape.group == c.shape.group - 1) made.scales[group] = scale;
+    }
+    const auto packed = made.Pack(*cuda);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    for (const DType x_dtype : {DType::kBF16, DType::kF32}) {
+      Inputs in(kRows, c.shape.n, k, x_dtype);
+      for (float& x : in.x) x *= c.input;
+      const auto y = Compute(cuda, *packed, in, {.x_dtype = x_dtype}, 0, kRows);
+      for (std::uint32_t m = 0; m < kRows; ++m) {
+        for (std::uint32_t n = 0; n < c.shape.n; ++n) {
+          double sum = 0, magnitudes = 0;
+          for (std::uint32_t i = 0; i < k; ++i) {
+            const double product = double{in.x[m * k + i]} * made.worth[n * k + i];
+            sum += product;
+            magnitudes += std::abs(product);
+          }
+          ASSERT_GT(magnitudes, 0);
+          ASSERT_NEAR(y[m * c.shape.n + n], sum, 2e-6 * magnitudes)
+              << DTypeName(x_dtype) << " row " << m << " feature " << n;
+        }
+      }
+    }
+  }
+}
+
 // With f32 activations codes are f32 weights: the same bits as of their values on the CPU.
 TEST(CodedLinearCudaTest, CodedWeightsOfF32ActivationsAreTheirValues) {
   const CudaBackend cuda;
@@ -256,7 +324,7 @@ TEST(CodedLinearCudaTest, NamesWhatIsWrong) {
   shape.has_min = shape.min_in_steps = true;
   EXPECT_THAT(pack(shape), testing::HasSubstr("minimums, GPUs have integers with zero points"));
   shape.format = WeightFormat::kInt8;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("a zero point that GPUs do not hold"));
+  EXPECT_THAT(pack(shape), testing::HasSubstr("in row 0 the zero point 256, GPUs hold 0 to 255"));
   shape = {.format = WeightFormat::kInt4, .n = 4, .k = 65568, .group = 32, .has_order = true};
   EXPECT_THAT(pack(shape), testing::HasSubstr("65568 inputs in an order of their own, GPUs have"));
   shape = {.format = WeightFormat::kInt8, .n = 4, .k = 15, .group = 15};
