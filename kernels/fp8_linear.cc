@@ -22,6 +22,17 @@ std::int64_t ScaleBytes(const Fp8Shape& shape) {
   return std::int64_t{shape.num_groups()} * kPanel * static_cast<std::int64_t>(sizeof(float));
 }
 
+// Scratch memory of x, more only where so many rows take it.
+constexpr std::int64_t kScratchFloats = 1 << 20;
+constexpr std::int64_t kTileRows = 8;
+
+// From row to row of it: not a multiple of 4 KB, where rows would evict each other from the first
+// cache.
+std::int64_t ScratchStride(std::int64_t k) {
+  const std::int64_t stride = (k + kPanel - 1) / kPanel * kPanel + kPanel;
+  return stride % 1024 == 0 ? stride + kPanel : stride;
+}
+
 }  // namespace
 
 absl::Status CheckFp8Shape(const Fp8Shape& shape) {
@@ -35,12 +46,19 @@ absl::Status CheckFp8Shape(const Fp8Shape& shape) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("fp8 weights have groups of ", shape.group, " of ", shape.k,
-                   " inputs, a group must be a multiple of 4, or ", "all inputs"));
+                   " inputs, a group must be a multiple of 4, or all inputs"));
 }
 
 std::int64_t Fp8Bytes(const Fp8Shape& shape) {
   const std::int64_t row = (std::int64_t{shape.k} + 3) / 4 * 4;
   return NumPanels(shape) * (row * kPanel + ScaleBytes(shape));
+}
+
+std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
+  // Of the products up to k: fewer inputs may fill more of kScratchFloats.
+  const std::int64_t stride = ScratchStride(k);
+  return std::min(num_rows * stride, std::max(kTileRows * stride, kScratchFloats)) *
+         static_cast<std::int64_t>(sizeof(float));
 }
 
 // Writes the panels and scales of one PackedLinear.
@@ -111,12 +129,9 @@ absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape) {
 namespace internal {
 
 void LinearFp8(const Backend& backend, const LinearParams& params) {
-  constexpr std::int64_t kScratchFloats = 1 << 20;
-  constexpr std::int64_t kTileRows = 8;
   const PackedLinear& weight = *params.weight;
   const std::int64_t k = weight.k();
-  // Not a multiple of 4 KB apart, where rows would evict each other from the first cache.
-  const std::int64_t stride = (k + kPanel - 1) / kPanel * kPanel + kPanel;
+  const std::int64_t stride = ScratchStride(k);
   const std::int64_t most = std::max(kTileRows, kScratchFloats / stride / kTileRows * kTileRows);
   LinearParams part = params;
   part.x_stride = stride;

@@ -48,6 +48,10 @@ absl::StatusOr<PackedLinear> PackFp8Rows(
 // as there.
 absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape);
 
+// Scratch memory (Backend::op_workspace) that Linear uses with such weights for up to `num_rows`
+// rows of up to `k` inputs.
+std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
+
 namespace internal {
 
 // What LinearSimd wants x of e4m3 weights multiplied by; exact below 2^80.

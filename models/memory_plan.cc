@@ -104,8 +104,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
   plan.layer_groups = PlanLayerGroups(checked.spec);
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
-  plan.workspace_bytes =
-      PlanWorkspaceBytes(checked.spec, options, HasIntegers(slots), HasOrders(slots));
+  plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options, CodedMatricesOf(slots));
   return plan;
 }
 

@@ -19,6 +19,8 @@
 
 namespace quire::models {
 
+struct CodedMatrices;  // weights.h
+
 // The pages of a model, with as many layers as PlanLayerGroups puts into one. int8 and fp8_e4m3
 // pages have one f32 scale per token and head. num_blocks counts pages with the null page. Returns
 // UNIMPLEMENTED that names the layer when rows differ, INVALID_ARGUMENT from KvGeometry::Validate
@@ -32,12 +34,11 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,
                                                 std::int64_t bytes);
 
-// Bytes of a ModelRunner's buffers and, with weights held as integers, of the scratch memory that
-// it reserves for their products, more where inputs have orders of their own; equals
-// workspace_bytes() of a runner made with these options. Scratch that attention and sampling grow
-// inside the Backend is not part of it.
+// Bytes of a ModelRunner's buffers and, with weights held as codes, of the scratch memory that it
+// reserves for their products; equals workspace_bytes() of a runner made with these options.
+// Scratch that attention and sampling grow inside the Backend is not part of it.
 std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
-                                bool has_integers, bool has_orders = false);
+                                const CodedMatrices& coded);
 
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "cache_manager/kv_pool.h"
+#include "kernels/fp8_linear.h"
 #include "kernels/kv_dispatch.h"
 #include "kernels/page_copy.h"
 #include "kernels/quantized_linear.h"
@@ -217,29 +218,32 @@ std::uint32_t MostInputs(const ModelSpec& spec) {
   return inputs;
 }
 
-// Whether a matrix is such, of the head too, which may have a form of its own.
-bool HasMatrix(const Weights& weights, bool (*is_such)(const kernels::PackedLinear& matrix)) {
-  const auto has = [&](const LinearWeights& linear) {
-    return std::any_of(linear.matrices.begin(), linear.matrices.end(), is_such);
+CodedMatrices CodedMatricesOf(const Weights& weights) {
+  CodedMatrices coded;
+  const auto add = [&](const LinearWeights& linear) {
+    for (const kernels::PackedLinear& matrix : linear.matrices) {
+      coded.integers |= matrix.format() == kernels::WeightFormat::kInt8 ||
+                        matrix.format() == kernels::WeightFormat::kInt4;
+      coded.orders |= matrix.order() != nullptr;
+      coded.fp8 |= matrix.format() == kernels::WeightFormat::kFp8E4M3;
+    }
   };
-  return has(weights.head()) ||
-         std::any_of(weights.layers().begin(), weights.layers().end(), [&](const auto& layer) {
-           const auto linears = LinearsOf(layer);
-           return std::any_of(linears.begin(), linears.end(),
-                              [&](const auto& named) { return has(*named.linear); });
-         });
+  add(weights.head());
+  for (const LayerWeights& layer : weights.layers()) {
+    for (const auto& named : LinearsOf(layer)) add(*named.linear);
+  }
+  return coded;
 }
 
-bool HasIntegers(const Weights& weights) {
-  return HasMatrix(weights, [](const kernels::PackedLinear& matrix) {
-    return matrix.format() == kernels::WeightFormat::kInt8 ||
-           matrix.format() == kernels::WeightFormat::kInt4;
-  });
-}
-
-bool HasOrders(const Weights& weights) {
-  return HasMatrix(weights,
-                   [](const kernels::PackedLinear& matrix) { return matrix.order() != nullptr; });
+// Products of integers and of fp8 use the same memory, one after the other.
+std::int64_t LinearScratchBytes(const CodedMatrices& coded, std::uint32_t num_rows,
+                                std::uint32_t inputs) {
+  std::int64_t bytes = 0;
+  if (coded.integers) {
+    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, coded.orders);
+  }
+  if (coded.fp8) bytes = std::max(bytes, kernels::Fp8LinearScratchBytes(num_rows, inputs));
+  return bytes;
 }
 
 }  // namespace
@@ -257,12 +261,11 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   state->scored.reserve(state->limits.max_step_tokens);
   state->result.draws.reserve(state->limits.max_step_draws);
   state->result.scores.reserve(state->limits.max_step_tokens);
-  if (HasIntegers(*model.weights)) {
-    const std::uint32_t inputs = MostInputs(model.spec);
-    const bool has_orders = HasOrders(*model.weights);
-    kernels::ReserveQuantizedLinear(backend, state->limits.max_step_tokens, inputs, has_orders);
-    state->scratch_bytes =
-        kernels::QuantizedLinearScratchBytes(state->limits.max_step_tokens, inputs, has_orders);
+  const CodedMatrices coded = CodedMatricesOf(*model.weights);
+  state->scratch_bytes =
+      LinearScratchBytes(coded, state->limits.max_step_tokens, MostInputs(model.spec));
+  if (state->scratch_bytes > 0) {
+    backend.op_workspace().Reserve(static_cast<std::size_t>(state->scratch_bytes));
   }
   return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(state)));
 }
@@ -297,12 +300,10 @@ std::int64_t ModelRunner::workspace_bytes() const {
 }
 
 std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
-                                bool has_integers, bool has_orders) {
+                                const CodedMatrices& coded) {
   const StepLimits limits = LimitsOf(options);
-  const std::int64_t buffers = StepBuffers::BytesFor(spec, limits);
-  if (!has_integers) return buffers;
-  return buffers + kernels::QuantizedLinearScratchBytes(limits.max_step_tokens, MostInputs(spec),
-                                                        has_orders);
+  return StepBuffers::BytesFor(spec, limits) +
+         LinearScratchBytes(coded, limits.max_step_tokens, MostInputs(spec));
 }
 
 }  // namespace quire::models

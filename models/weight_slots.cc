@@ -338,16 +338,14 @@ DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization) {
   return quantization == Quantization::kNone ? DType::kF32 : DType::kF16;
 }
 
-bool HasIntegers(const WeightSlots& slots) {
-  bool has = false;
-  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { has |= slot.form.is_integer(); });
-  return has;
-}
-
-bool HasOrders(const WeightSlots& slots) {
-  bool has = false;
-  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { has |= slot.form.has_order; });
-  return has;
+CodedMatrices CodedMatricesOf(const WeightSlots& slots) {
+  CodedMatrices coded;
+  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) {
+    coded.integers |= slot.form.is_integer();
+    coded.orders |= slot.form.has_order;
+    coded.fp8 |= slot.form.is_fp8();
+  });
+  return coded;
 }
 
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target) {

@@ -122,10 +122,15 @@ std::int64_t VectorFloats(const WeightSlots& slots);
 // Type of the rows of the embedding in memory: as stored; of blocks f16, and f32 for kNone.
 DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization);
 
-// Whether any matrix will be held as integers, the head's included.
-bool HasIntegers(const WeightSlots& slots);
-// Whether any of these has inputs in an order of its own.
-bool HasOrders(const WeightSlots& slots);
+// Which weights held as codes a model has, the head included.
+struct CodedMatrices {
+  bool integers = false;
+  bool orders = false;  // integers whose inputs have an order of their own
+  bool fp8 = false;
+};
+
+// Those that FindWeights chose.
+CodedMatrices CodedMatricesOf(const WeightSlots& slots);
 
 // Bytes that Weights::Load will hold.
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);

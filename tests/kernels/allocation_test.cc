@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "kernels/fp8_linear.h"
 #include "kernels/ops.h"
 #include "kernels/quantized_linear.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -148,6 +149,40 @@ TEST(AllocationTest, IntegerLinearUsesWhatWasReserved) {
                       .ok());
     }
     EXPECT_EQ(allocations, before) << group;
+  }
+}
+
+// Few inputs, where rows fill the memory in several passes, and more of them.
+TEST(AllocationTest, Fp8LinearUsesWhatWasReserved) {
+  constexpr std::uint32_t kFeatures = 33;
+  for (const std::uint32_t most : {512u, 140000u}) {
+    for (const std::uint32_t inputs : {512u, 1008u, 140000u}) {
+      if (inputs > most) continue;
+      const TestBackend backend(3);
+      const auto packed =
+          PackFp8Rows(*backend, {.n = kFeatures, .k = inputs, .group = inputs},
+                      [](std::uint32_t, const Fp8Row& out) {
+                        std::fill(out.codes.begin(), out.codes.end(), std::uint8_t{0x38});
+                        std::fill(out.scales.begin(), out.scales.end(), 1.0f);
+                      });
+      ASSERT_TRUE(packed.ok());
+      const std::uint32_t rows = inputs < 140000 ? 2100 : 40;
+      const auto x = RandomFloats(std::size_t{rows} * inputs, 1);
+      std::vector<float> y(std::size_t{rows} * kFeatures);
+      (*backend).op_workspace().Reserve(
+          static_cast<std::size_t>(Fp8LinearScratchBytes(rows, most)));
+      const int before = allocations;
+      for (const std::uint32_t m : {1u, 3u, 8u, 9u, 40u, rows}) {
+        ASSERT_TRUE(Linear(*backend, {.x = x.data(),
+                                      .weight = &*packed,
+                                      .y = y.data(),
+                                      .x_stride = inputs,
+                                      .y_stride = kFeatures,
+                                      .num_rows = m})
+                        .ok());
+      }
+      EXPECT_EQ(allocations, before) << inputs << " of " << most;
+    }
   }
 }
 

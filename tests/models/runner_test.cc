@@ -13,6 +13,7 @@
 #include "models/model.h"
 #include "models/model_runner.h"
 #include "models/text/tokenizer.h"
+#include "models/weights.h"
 #include "tests/models/allocation_counter.h"
 #include "tests/models/test_files.h"
 
@@ -193,7 +194,7 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
 
 TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
   EXPECT_EQ(runner_->workspace_bytes(),
-            PlanWorkspaceBytes(model_->spec, DefaultOptions(), /*has_integers=*/false));
+            PlanWorkspaceBytes(model_->spec, DefaultOptions(), CodedMatrices{}));
   EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 
