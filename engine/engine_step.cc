@@ -92,7 +92,10 @@ void EngineCore::CollectOldest() {
   }
   oldest_ = (oldest_ + 1) % kMaxStepsInFlight;
   --num_in_flight_;
-  cache_->CompleteStep(result != nullptr && SpoilsHeldPages(oldest, *result));
+  const bool spoils = result != nullptr && SpoilsHeldPages(oldest, *result);
+  if (spoils) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
+  cache_->CompleteStep(spoils);
+  if (spoils) probe_->ShowCache(cache_->stats(), EvictionCause::kScrub);
   scheduler_.StepCompleted();
   const absl::Time collected = clock_->Now();
   if (result == nullptr) {

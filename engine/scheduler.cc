@@ -184,7 +184,8 @@ std::uint32_t Scheduler::GrowPrompt(Sequence& sequence, std::uint32_t chunk, boo
     const std::uint64_t end = reserved + std::uint64_t{columns} * page_size_;
     if (!Grow(sequence, static_cast<std::uint32_t>(std::min<std::uint64_t>(begin + chunk, end)),
               ahead)) {
-      return 0;
+      if (!sequence.active()) return 0;
+      break;
     }
     reserved = cache_->reserved_tokens(*sequence.row);
   }

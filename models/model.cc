@@ -102,6 +102,10 @@ absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::s
                                           const std::string& fingerprint,
                                           const WeightTarget& target, std::int64_t weight_bytes,
                                           const kernels::Backend& backend) {
+  if (target.cuda && !directory.empty()) {
+    log::Warn("model", "packed weights are not kept",
+              {{"why", "model.packed_dir is for weights of CPUs, and this is a GPU"}});
+  }
   if (directory.empty() || target.cuda) return LoadWeights(slots, backend, target, weight_bytes);
   const PackedFileKey key{fingerprint, QuantizationName(target.quantization)};
   const std::string path = PackedFilePath(directory, key);

@@ -87,11 +87,17 @@ class Rules {
     }
   }
 
-  // Keys that only kernels of a GPU serve. `auto` may turn out to be the CPU, so it is not enough.
+  // Keys that only one kind of device serves. `auto` may turn out to be the CPU, so it is not enough
+  // for those of a GPU.
   void CheckDeviceTypes() {
     const auto type = config_.device().type();
     const char* const word = type == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";
     if (type == config::v1::DEVICE_TYPE_CUDA) {
+      if (!config_.model().packed_dir().empty()) {
+        Error("model.packed_dir",
+              absl::StrCat("model.packed_dir: \"", config_.model().packed_dir(),
+                           "\" is for packed weights of CPUs, and device.type is cuda"));
+      }
       return CheckActivations(config_.kv_cache().dtype());
     }
     if (config_.model().dtype() == config::v1::MODEL_DATA_TYPE_BF16) {

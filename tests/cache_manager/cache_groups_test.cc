@@ -329,7 +329,6 @@ TEST_F(WindowOnlyTest, EveryRowKeepsALongHistoryAndTheCacheItsPages) {
   }
 }
 
-// So many rows as have pages for their windows.
 class LargerWindowOnlyTest : public WindowOnlyTest {
  protected:
   LargerWindowOnlyTest() : WindowOnlyTest(60) {}
@@ -354,6 +353,7 @@ TEST_F(LargerWindowOnlyTest, BeginningIsSoughtAmongChildrenWithPages) {
   EXPECT_EQ(Match(Count(9, 500) + Count(10)).num_tokens, 9u);
 }
 
+// So many rows as have pages for their windows.
 TEST_F(WindowOnlyTest, MemoryForNodesFollowsFromWindowsAndRows) {
   const auto slots = [](std::initializer_list<std::uint32_t> windows, std::uint32_t max_rows,
                         bool prefix_caching = true) {

@@ -196,6 +196,12 @@ TEST(EngineAheadTest, SurplusRowThatIsNotFiniteSpoilsItsPagesOnly) {
   EXPECT_THAT(harness.output("a").tokens.at(0), ElementsAre(kEosToken));
   EXPECT_EQ(MetricSum(harness.registry, "quire_engine_non_finite_total"), 0);
   EXPECT_TRUE(harness.cache->has_step_work()) << "the pages wait to be cleared";
+  const auto evicted = [&](absl::string_view cause) {
+    return MetricValue(harness.registry, absl::StrCat("quire_kv_cache_evicted_pages_total{cause=\"",
+                                                      cause, "\",model_name=\"m\"}"));
+  };
+  EXPECT_GT(evicted("scrub"), 0);
+  EXPECT_EQ(evicted("allocation"), 0);
   Request again = request;
   again.id = "again";
   harness.Submit(again);

@@ -201,6 +201,10 @@ TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
     EXPECT_EQ(ToOptions(*config).model.packed_dir, dir_);
   }
   EXPECT_NE(Load({.sets = {"model.quantization=int8", "device.type=cuda"}}), nullptr);
+  EXPECT_EQ(Load({.sets = {absl::StrCat("model.packed_dir=", dir_), "device.type=cuda"}}), nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr(absl::StrCat(
+                           "model.packed_dir: \"", dir_,
+                           "\" is for packed weights of CPUs, and device.type is cuda"))));
   const std::string file = File("packed", "x");
   EXPECT_EQ(Load({.sets = {absl::StrCat("model.packed_dir=", file)}}), nullptr);
   EXPECT_THAT(errors_, ElementsAre(HasSubstr(
