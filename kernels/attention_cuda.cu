@@ -9,10 +9,14 @@
 #include "kernels/attention_launch.h"
 #include "kernels/attention_launch_sm90.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/latent_store.h"
 
 namespace quire::kernels {
 namespace attention {
 namespace {
+
+// What the writer of latent rows lets through, some kernel reads.
+static_assert(kMaxLatentColumns <= attention::kMaxScalarHead);
 
 constexpr std::uint32_t kMergeThreads = RowFold<128>::kThreads;
 

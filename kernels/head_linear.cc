@@ -33,7 +33,7 @@ absl::Status CheckShapes(const HeadLinearParams& params) {
                    " and ", params.y_head_stride, ", each must hold the heads"));
 }
 
-// Whether one launch computes many heads. A library's products have other bits.
+// Whether one launch computes many heads; in kFast, too: a library would need one for each head.
 bool IsOneLaunch(const HeadLinearParams& params) {
   const auto even = [](const void* p, std::int64_t stride, std::int64_t head_stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 4 == 0 && stride % 2 == 0 && head_stride % 2 == 0;
@@ -43,8 +43,7 @@ bool IsOneLaunch(const HeadLinearParams& params) {
          params.weights[0]->k() % 16 == 0 &&
          even(params.x.data(), params.x_stride, params.x_head_stride) &&
          std::all_of(params.weights.begin(), params.weights.end(), [](const PackedLinear* w) {
-           return w->format() == WeightFormat::kPlain && w->dtype() == DType::kBF16 &&
-                  w->library_plans() == nullptr;
+           return w->format() == WeightFormat::kPlain && w->dtype() == DType::kBF16;
          });
 }
 

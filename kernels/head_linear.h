@@ -28,7 +28,8 @@ struct HeadLinearParams {
   std::uint32_t num_rows;
 };
 
-// y[m][h] = W_h x[m][h], with the bits and the errors of Linear for each head. Returns
+// y[m][h] = W_h x[m][h], with the bits and the errors of Linear for each head (in kFast those of
+// Linear without a library where it is one launch). Returns
 // INVALID_ARGUMENT also for matrices of several shapes, too many, or strides that do not hold the
 // heads. On a GPU this is one launch where x, y and plain weights are bf16, N and K are multiples
 // of 16 and rows are few (kHeadLinearRows); otherwise every head is a Linear.

@@ -35,8 +35,8 @@ struct LatentStoreParams {
 };
 
 // Most columns of a cached row and of its rotated part on a GPU.
-inline constexpr std::uint32_t kMostLatentColumns = 576;
-inline constexpr std::uint32_t kMostLatentRope = 128;
+inline constexpr std::uint32_t kMaxLatentColumns = 576;
+inline constexpr std::uint32_t kMaxLatentRope = 128;
 
 // Formulas of Rope and KvStore; types, padding and what is not looked at as in QkvStore. Returns
 // INVALID_ARGUMENT as Rope, KvStore and CheckKvStep, for pages of several heads, or for another

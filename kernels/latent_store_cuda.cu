@@ -17,8 +17,8 @@ constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 constexpr std::uint32_t kRowPieces = 5;
 using kv_head::kColumns;
-static_assert(kMostLatentColumns <= kv_head::kMaxHeadSize<kRowPieces>);
-static_assert(kMostLatentRope <= kv_head::kMaxHeadSize<1>);
+static_assert(kMaxLatentColumns <= kv_head::kMaxHeadSize<kRowPieces>);
+static_assert(kMaxLatentRope <= kv_head::kMaxHeadSize<1>);
 
 template <typename T, typename E>
 struct LatentStoreArgs {
@@ -95,13 +95,13 @@ absl::Status LaunchLatentStore(const CudaContext& context, const LatentStorePara
 }
 
 absl::Status CheckShapes(const LatentStoreParams& params, const KvShape& shape) {
-  if (shape.head_size % kColumns != 0 || shape.head_size > kMostLatentColumns ||
-      params.rope_size % kColumns != 0 || params.rope_size > kMostLatentRope ||
+  if (shape.head_size % kColumns != 0 || shape.head_size > kMaxLatentColumns ||
+      params.rope_size % kColumns != 0 || params.rope_size > kMaxLatentRope ||
       params.nope_size % kColumns != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "latent rows of ", shape.head_size, " columns with ", params.rope_size,
         " rotated, queries with ", params.nope_size, " others: on a GPU all are multiples of ",
-        kColumns, ", the first at most ", kMostLatentColumns, " and the second ", kMostLatentRope));
+        kColumns, ", the first at most ", kMaxLatentColumns, " and the second ", kMaxLatentRope));
   }
   if (params.token_rows == nullptr || params.positions == nullptr) {
     return absl::InvalidArgumentError("latent store on a GPU needs token_rows and positions");

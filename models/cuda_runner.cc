@@ -405,6 +405,11 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
     log::Info("model", "decode steps run without graphs",
               {{"why", "a step waits for the routers of its mixtures of experts"}});
   }
+  const DType pages = pool->geometry().dtype;
+  if (model.spec.layers[0].attention == AttentionKind::kMla && pages != DType::kBF16) {
+    log::Info("model", "latent attention runs without tensor cores",
+              {{"kv_cache.dtype", DTypeName(pages)}, {"why", "its kernel reads bf16 pages"}});
+  }
   return std::unique_ptr<CudaRunner>(new CudaRunner(std::move(state)));
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/latent_store.h"
 
 namespace quire::models {
 namespace {
@@ -141,13 +142,13 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
 }
 
 // Columns of a head that the kernels of a GPU write, four at a time (kernels/qkv_store.h).
-constexpr std::uint32_t kMostGpuColumns = 256;
+constexpr std::uint32_t kMaxGpuColumns = 256;
 
 std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
   const Knob knobs[] = {
       {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
       {"a head_size above 256 or no multiple of 4",
-       heads.head_size > kMostGpuColumns || heads.head_size % 4 != 0, true},
+       heads.head_size > kMaxGpuColumns || heads.head_size % 4 != 0, true},
       {"q_bias, k_bias and v_bias that differ",
        heads.q_bias != heads.k_bias || heads.q_bias != heads.v_bias},
       {"clip_qkv", heads.clip_qkv != 0},
@@ -164,17 +165,13 @@ std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
   return unbuilt.empty() ? UnbuiltNorm("qk_norm", heads.qk_norm) : unbuilt;
 }
 
-// kernels/latent_store.h.
-constexpr std::uint32_t kMostGpuLatent = 576;
-constexpr std::uint32_t kMostGpuLatentRope = 128;
-
 std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
   const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
   const Knob knobs[] = {
       {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
       {"latent rows of more than 576 columns, kv_lora_rank and qk_rope_head_dim",
-       mla.kv_lora_rank + mla.rope_size > kMostGpuLatent, true},
-      {"a qk_rope_head_dim above 128", mla.rope_size > kMostGpuLatentRope, true},
+       mla.kv_lora_rank + mla.rope_size > kernels::kMaxLatentColumns, true},
+      {"a qk_rope_head_dim above 128", mla.rope_size > kernels::kMaxLatentRope, true},
       {"a rank or head dim of latent attention that is no multiple of 8",
        is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
            is_uneven(mla.rope_size) || is_uneven(mla.v_size),

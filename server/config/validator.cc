@@ -87,8 +87,8 @@ class Rules {
     }
   }
 
-  // Keys that only one kind of device serves. `auto` may turn out to be the CPU, so it is not enough
-  // for those of a GPU.
+  // Keys that only one kind of device serves. `auto` may turn out to be the CPU, so it is not
+  // enough for those of a GPU.
   void CheckDeviceTypes() {
     const auto type = config_.device().type();
     const char* const word = type == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";

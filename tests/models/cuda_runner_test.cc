@@ -329,9 +329,18 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   EXPECT_GT(cuda_emulator::LaunchCount("attention latent"), before);
   EXPECT_LE(RelativeTo(single, want), 2e-5);
   EXPECT_LE(RelativeTo(rounded, want), 3e-2);
-  cpu.logits_out = gpu.logits_out = nullptr;
+  cpu.logits_out = gpu.logits_out = half.logits_out = nullptr;
   EXPECT_EQ(*gpu.Generate(0, prompt, 6), *cpu.Generate(0, prompt, 6));
   EXPECT_GT(gpu.cuda().graph_steps(), 0u);
+  // Generated rows in bf16, in graphs and without them.
+  const auto in_graphs = half.Generate(0, prompt, 6);
+  ASSERT_TRUE(in_graphs.ok()) << in_graphs.status();
+  EXPECT_GT(half.cuda().graph_steps(), 0u);
+  RunnerOptions without = Options(DType::kBF16);
+  without.graphs = false;
+  ASSERT_TRUE(half.MakeRunner(without).ok());
+  EXPECT_EQ(*half.Generate(2, prompt, 6), *in_graphs);
+  EXPECT_EQ(half.cuda().graph_steps(), 0u);
 }
 
 // The shape that the GPU is measured with, planned where there is none.

@@ -1,4 +1,4 @@
-// One fixture of every family beside Llama, of DeepSeek all, on an emulated GPU: judged against
+// One fixture of every family beside Llama, and all of DeepSeek, on an emulated GPU: judged against
 // Hugging Face transformers, and against itself where bits must not change. The fixtures and limits
 // are those of families_parity_test.cc; a few prompts stand for all, since emulation is slow.
 
