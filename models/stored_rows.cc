@@ -241,7 +241,10 @@ absl::StatusOr<MatrixForm> CudaStoredForm(const StoredTensor& tensor) {
   const MatrixForm held = tensor.quantized->is_e2m1()
                               ? MatrixForm{.format = kernels::WeightFormat::kFp4E2M1, .group = 32}
                               : form;
-  std::string why = "values that no kernel holds as codes";
+  // What QuantizedTensor has no form for.
+  std::string why =
+      "groups of different sizes, scales beyond f16, more than 65536 inputs, or blocks of e4m3 "
+      "whose inputs are no multiple of 4";
   if (!held.is_plain()) {
     const absl::Status checked = kernels::CheckCudaQuantizedShape(held.ShapeOf(n, k));
     if (checked.ok()) return held;
