@@ -85,7 +85,7 @@ struct Stage {
   StepContext step() {
     return {.backend = &backend,
             .kv = {},
-            .plan = nullptr,
+            .plans = {},
             .maps = nullptr,
             .buffers = &buffers,
             .angles = {},
