@@ -16,7 +16,7 @@ namespace attention {
 namespace {
 
 // What the writer of latent rows lets through, some kernel reads.
-static_assert(kMaxLatentColumns <= attention::kMaxScalarHead);
+static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
 
 constexpr std::uint32_t kMergeThreads = RowFold<128>::kThreads;
 

@@ -406,7 +406,9 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
               {{"why", "a step waits for the routers of its mixtures of experts"}});
   }
   const DType pages = pool->geometry().dtype;
-  if (model.spec.layers[0].attention == AttentionKind::kMla && pages != DType::kBF16) {
+  const LayerSpec& layer = model.spec.layers[0];
+  if (layer.attention == AttentionKind::kMla && pages != DType::kBF16 &&
+      layer.mla.kv_lora_rank + layer.mla.rope_size > 128) {
     log::Info("model", "latent attention runs without tensor cores",
               {{"kv_cache.dtype", DTypeName(pages)}, {"why", "its kernel reads bf16 pages"}});
   }
