@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status.h"
 #include "engine/preemption.h"
 #include "engine/scheduler.h"
 
@@ -232,6 +233,7 @@ absl::Status Scheduler::CheckIntegrity() const {
     return absl::InternalError(absl::StrCat("reservations add up to ", reserved, " pages, ",
                                             reserved_pages_, " are counted"));
   }
+  QUIRE_RETURN_IF_ERROR(waiting_.CheckIntegrity());
   return cache_->CheckIntegrity();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace quire::engine {
@@ -69,6 +70,28 @@ LiveRequest* WaitingRequests::Best(absl::Time now) {
     if (best == nullptr || *places.begin() < *best) best = &*places.begin();
   }
   return best == nullptr ? nullptr : best->request;
+}
+
+absl::Status WaitingRequests::CheckIntegrity() const {
+  std::size_t placed = 0;
+  for (const auto& [tenant, places] : by_tenant_) {
+    if (places.empty()) return absl::InternalError("a tenant without waiting requests is kept");
+    placed += places.size();
+  }
+  if (placed != places_.size() || timers_.size() != (ages() ? placed : 0)) {
+    return absl::InternalError(absl::StrCat(places_.size(), " requests wait, ", placed,
+                                            " are in order, ", timers_.size(), " have timers"));
+  }
+  for (const auto& [request, entry] : places_) {
+    const auto tenant = by_tenant_.find(entry.tenant);
+    const bool is_placed = tenant != by_tenant_.end() && tenant->second.contains(entry.place);
+    const bool is_timed =
+        !ages() || timers_.contains({entry.ages_at, entry.place.arrival, entry.place.request});
+    if (is_placed && is_timed && entry.place.request == request) continue;
+    return absl::InternalError(absl::StrCat("waiting request ", entry.place.arrival,
+                                            " is not where its entry says"));
+  }
+  return absl::OkStatus();
 }
 
 bool WaitingRequests::AnyMayStart() const {

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "engine/sequence.h"
 
@@ -19,8 +20,8 @@ namespace quire::engine {
 // Each request is moved when it ages, by a timer, so that nothing goes over all that wait.
 //
 // Place:      part of Scheduler.
-// Invariants: a function of its calls; each request is in the order of its tenant and, while
-//             requests age, has one timer.
+// Invariants: CheckIntegrity(). A function of its calls; each request is in the order of its tenant
+//             and, while requests age, has one timer.
 // Threads:    engine thread only.
 // Lifetime:   requests and their tenants stay alive while they are in it.
 class WaitingRequests {
@@ -42,6 +43,9 @@ class WaitingRequests {
 
   bool empty() const { return places_.empty(); }
   std::size_t size() const { return places_.size(); }
+
+  // INTERNAL naming the first invariant that does not hold.
+  absl::Status CheckIntegrity() const;
 
  private:
   struct Place {
