@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -144,13 +145,15 @@ class QuantizedPacker {
     std::vector<std::int8_t> q;
     std::vector<float> scales, mins;
   };
-  static void PackPanel(const QuantizedShape& shape, std::int64_t panel,
+  // False when it has a scale that the kernels do not take.
+  static bool PackPanel(const QuantizedShape& shape, std::int64_t panel,
                         absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
                         Scratch& scratch, const PackedLinear& packed);
   static void PutValues(const QuantizedShape& shape, const std::int8_t* q, std::uint32_t lane,
                         std::uint8_t* panel);
   static void PutScales(const QuantizedShape& shape, const Scratch& scratch, std::uint32_t lane,
                         std::byte* scales);
+  static bool MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch);
 };
 
 void QuantizedPacker::PutValues(const QuantizedShape& shape, const std::int8_t* q,
@@ -190,7 +193,23 @@ void QuantizedPacker::PutScales(const QuantizedShape& shape, const Scratch& scra
   }
 }
 
-void QuantizedPacker::PackPanel(
+// 4-bit weights have no scale of 0 (internal::IntLinearArgs): such a group gets the least one and
+// integers that are 0. False for a scale that is not finite in f16.
+bool QuantizedPacker::MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch) {
+  constexpr float kLeastF16 = 0x1p-24f;
+  for (std::size_t g = 0; g < scratch.scales.size(); ++g) {
+    const float scale = RoundToF16(scratch.scales[g]);
+    if (!std::isfinite(scale)) return false;
+    if (scale != 0) continue;
+    scratch.scales[g] = kLeastF16;
+    std::fill_n(scratch.q.begin() + static_cast<std::ptrdiff_t>(g * shape.group), shape.group,
+                std::int8_t{0});
+    if (shape.min_in_steps) scratch.mins[g] = 0;
+  }
+  return true;
+}
+
+bool QuantizedPacker::PackPanel(
     const QuantizedShape& shape, std::int64_t panel,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source, Scratch& scratch,
     const PackedLinear& packed) {
@@ -207,9 +226,11 @@ void QuantizedPacker::PackPanel(
       std::fill(scratch.scales.begin(), scratch.scales.end(), 0.0f);
       std::fill(scratch.mins.begin(), scratch.mins.end(), 0.0f);
     }
+    if (shape.format == WeightFormat::kInt4 && !MakeScalesNormal(shape, scratch)) return false;
     PutValues(shape, scratch.q.data(), lane, values);
     PutScales(shape, scratch, lane, scales);
   }
+  return true;
 }
 
 absl::StatusOr<PackedLinear> QuantizedPacker::Allocate(const QuantizedShape& shape,
@@ -244,6 +265,7 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
     std::span<const std::uint32_t> order) {
   QUIRE_CHECK(backend.cuda() == nullptr);
   QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(shape, order));
+  std::atomic<bool> is_finite = true;
   backend.ParallelFor(packed.num_panels(), static_cast<double>(shape.k) * kPanel,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         const std::size_t groups = shape.k / shape.group;
@@ -251,10 +273,14 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
                                         std::vector<float>(groups),
                                         std::vector<float>(shape.has_min ? groups : 0)};
                         for (std::int64_t panel = begin; panel < end; ++panel) {
-                          PackPanel(shape, panel, source, scratch, packed);
+                          if (!PackPanel(shape, panel, source, scratch, packed)) {
+                            is_finite.store(false, std::memory_order_relaxed);
+                          }
                         }
                       });
-  return packed;
+  if (is_finite) return packed;
+  return absl::InvalidArgumentError(absl::StrCat("int4 weights [", shape.n, ", ", shape.k,
+                                                 "] have a scale that f16 does not hold"));
 }
 
 absl::StatusOr<PackedLinear> PackQuantizedRows(
@@ -480,6 +506,24 @@ internal::IntLinearArgs ArgsOf(const LinearParams& params) {
           .y_stride = params.y_stride};
 }
 
+// Whether a group of rows [row_begin, row_end) of x has a scale that is NaN.
+bool HasNan(const internal::IntLinearArgs& args, std::uint32_t row_begin, std::uint32_t row_end) {
+  const std::int64_t groups = (args.k + std::max(args.group, 32u) - 1) / std::max(args.group, 32u);
+  const float* const scales = args.x.scales + row_begin * groups;
+  bool has_nan = false;
+  for (std::int64_t i = 0; i < (row_end - row_begin) * groups; ++i) {
+    has_nan |= scales[i] != scales[i];
+  }
+  return has_nan;
+}
+
+void OverwriteNanRows(const internal::IntLinearArgs& args) {
+  for (std::uint32_t row = 0; row < args.num_rows; ++row) {
+    if (!HasNan(args, row, row + 1)) continue;
+    std::fill_n(args.y + row * args.y_stride, args.n, std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
 }  // namespace
 
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k, bool has_order) {
@@ -509,6 +553,8 @@ void LinearQuantized(const Backend& backend, const LinearParams& params) {
   std::byte* const scratch = backend.op_workspace().Reserve(static_cast<std::size_t>(layout.bytes));
   args.x = RowsAt(scratch, layout);
   auto* const ordered = reinterpret_cast<float*>(scratch + layout.sums);
+  const RowQuantization how = {args.k, args.group, args.is_int4};
+  std::atomic<bool> has_nan = false;
   // Rows are packed eight at a time (IntRows).
   backend.ParallelFor((rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_order ? 0.8 : 0.3),
                       [&](std::int64_t begin, std::int64_t end, int) {
@@ -517,13 +563,17 @@ void LinearQuantized(const Backend& backend, const LinearParams& params) {
                             std::min(rows, static_cast<std::uint32_t>(end) * 8);
                         if (has_order) TakeInOrder(params, first, last, ordered);
                         kernels.quantize(has_order ? ordered : params.x.f32(),
-                                         has_order ? args.k : params.x_stride, args.k, args.group,
-                                         rows, first, last, args.x);
+                                         has_order ? args.k : params.x_stride, how, rows, first,
+                                         last, args.x);
+                        if (args.is_int4 && HasNan(args, first, last)) {
+                          has_nan.store(true, std::memory_order_relaxed);
+                        }
                       });
   backend.ParallelFor(
       params.weight->num_panels(), work,
       [&](std::int64_t begin, std::int64_t end, int) { kernels.linear(args, begin, end); },
       kTilePanels);
+  if (has_nan) OverwriteNanRows(args);
 }
 
 }  // namespace internal

@@ -12,9 +12,15 @@ namespace quire::kernels::internal {
 // rows that starts at row r lies at byte r * k_padded, as [k_padded / 4][R][4]. k_padded is k
 // rounded up to 4 (inputs beyond k are zero).
 //
-//   scale = max |x| / 127 of the row's group, q = x * (127 / max |x|) rounded to nearest even; a
-//   group with max |x| < 2^-100 counts as zeros: scale 0 and q 0; a group with a NaN or infinity
-//   has scale NaN and q 0.
+//   8-bit weights: scale = max |x| / 127 of the row's group, q = x * (127 / max |x|)
+//   4-bit weights: scale = the least power of two >= max |x| / 127, q = x / scale
+//
+// where q is rounded to nearest even. A group with max |x| < 2^-96 counts as zeros: scale 1 and
+// q 0. A group with a NaN, or a magnitude of 2^117 and more, has scale NaN and q 0.
+//
+// Powers of two: products with a weight's scale are sums of exponents, which the widest kernels add
+// as integers (the bounds keep them normal numbers). That rounds up to twice as coarsely, which is
+// a tenth of what 4-bit weights themselves are rounded by.
 //
 // A group of activations is max(group of the weights, 32) inputs; the last one of a row may be
 // shorter. `sums` and `scales` are aligned to 64 bytes, and so is `q`.
@@ -33,7 +39,9 @@ struct IntRows {
 //                          total = fma(float(sum), a * min, total)
 //
 // where total starts at 0 and fma rounds once; with min_in_steps a min is what is stored times s,
-// which is exact. Levels without fma (sse4) round twice and are levels of their own.
+// which is exact. Levels without fma (sse4) round twice and are levels of their own. With 4-bit
+// weights no s is 0, subnormal in f32 or not finite, and what a row with a scale NaN gives is
+// unspecified: LinearQuantized overwrites it.
 struct IntLinearArgs {
   const std::uint8_t* panels;  // of 16 features; see PackedLinear; aligned to 64 bytes
   std::int64_t panel_bytes;    // a multiple of 64
@@ -55,12 +63,24 @@ struct IntLinearArgs {
   std::int64_t y_stride;
 };
 
+// How rows are quantised: for weights of this k, group and width.
+struct RowQuantization {
+  std::uint32_t k;
+  std::uint32_t group;  // of the weights
+  bool is_int4;
+};
+
 // Rows [row_begin, row_end) of x, [num_rows][k] floats x_stride apart, into `rows`. row_begin is
 // the start of a block, row_end the start of another or num_rows.
-using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride, std::uint32_t k,
-                                std::uint32_t group, std::uint32_t num_rows,
+using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride,
+                                const RowQuantization& how, std::uint32_t num_rows,
                                 std::uint32_t row_begin, std::uint32_t row_end,
                                 const IntRows& rows);
+// Groups of activations with magnitudes below the first count as zeros, from the second on as not
+// finite.
+inline constexpr float kLeastActivation = 0x1p-96f;
+inline constexpr float kBeyondActivations = 0x1p117f;
+
 // Panels [panel_begin, panel_end) of all rows.
 using IntLinearFn = void (*)(const IntLinearArgs& args, std::int64_t panel_begin,
                              std::int64_t panel_end);

@@ -35,15 +35,16 @@ std::size_t ActivationGroups(std::size_t k, std::size_t group) {
 }
 
 // Row by row: each is a block of its own to the other level.
-void Quantize(const float* x, std::int64_t x_stride, std::uint32_t k, std::uint32_t group,
+void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
   const QuantizeRowsFn quantize = kIntLinearAvx512Vnni.quantize;
+  const auto [k, group, is_int4] = how;
   if (!UsesTiles(num_rows, k)) {
-    return quantize(x, x_stride, k, group, num_rows, row_begin, row_end, rows);
+    return quantize(x, x_stride, how, num_rows, row_begin, row_end, rows);
   }
   for (std::size_t row = row_begin; row < row_end; ++row) {
-    quantize(x + static_cast<std::int64_t>(row) * x_stride, x_stride, k, group, 1, 0, 1,
+    quantize(x + static_cast<std::int64_t>(row) * x_stride, x_stride, how, 1, 0, 1,
              {rows.q + row * k, rows.scales + row * ActivationGroups(k, group),
               rows.sums + row * (k / group)});
   }

@@ -51,14 +51,42 @@ QUIRE_INLINE std::int32_t PutInputs(const float* x, std::uint32_t count, float i
   return _mm512_reduce_add_epi32(sum);
 }
 
+// Scales and inverses of 16 groups from their largest bits; which of them have inputs to quantise.
+QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scales,
+                                 float* inverses) {
+  const __m512 largest = _mm512_castsi512_ps(largest_bits);
+  const __m512 steps = _mm512_set1_ps(127.0f);
+  // Bits, since those of NaN are above all others.
+  const __mmask16 in_bounds = _mm512_cmplt_epu32_mask(
+      largest_bits, _mm512_castps_si512(_mm512_set1_ps(kBeyondActivations)));
+  const __mmask16 used = _mm512_mask_cmp_ps_mask(in_bounds, largest,
+                                                 _mm512_set1_ps(kLeastActivation), _CMP_GE_OQ);
+  __m512 scale = _mm512_div_ps(largest, steps);
+  __m512 inverse = _mm512_div_ps(steps, largest);
+  if (is_int4) {
+    // The next power of two: exponents only. The one of its inverse is what is missing to 2 * 127.
+    const __m512i above = _mm512_add_epi32(_mm512_castps_si512(scale), _mm512_set1_epi32(0x7fffff));
+    const __m512i power = _mm512_and_si512(above, _mm512_set1_epi32(0x7f800000));
+    scale = _mm512_castsi512_ps(power);
+    inverse = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(254 << 23), power));
+  }
+  const __m512 unused = _mm512_mask_mov_ps(_mm512_set1_ps(__builtin_nanf("")), in_bounds,
+                                           _mm512_set1_ps(1.0f));
+  _mm512_store_ps(scales, _mm512_mask_mov_ps(unused, used, scale));
+  _mm512_store_ps(inverses, _mm512_maskz_mov_ps(used, inverse));
+  return used;
+}
+
 // 16 groups at a time: finding, dividing and placing apart keeps their latencies from adding up.
 template <bool kWhole>
-QUIRE_INLINE void QuantizeOneRow(const float* x, std::uint32_t k, std::uint32_t group,
-                                 std::uint32_t step, std::int8_t* q, float* scales,
-                                 std::int32_t* sums) {
+QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& how, std::uint32_t step,
+                                 std::int8_t* q, float* scales, std::int32_t* sums) {
+  const std::uint32_t k = how.k;
+  const std::uint32_t group = how.group;
   const std::uint32_t wide = group < 32 ? 32 : group;
   const std::uint32_t wides = (k + wide - 1) / wide;
   alignas(64) std::uint32_t bits[16] = {};
+  alignas(64) float factors[16];
   alignas(64) float inverses[16];
   for (std::uint32_t w0 = 0; w0 < wides; w0 += 16) {
     const std::uint32_t count = Least(16, wides - w0);
@@ -66,16 +94,8 @@ QUIRE_INLINE void QuantizeOneRow(const float* x, std::uint32_t k, std::uint32_t 
       const std::uint32_t k0 = (w0 + i) * wide;
       bits[i] = LargestBits<kWhole>(x + k0, Least(wide, k - k0));
     }
-    const __m512i largest_bits = _mm512_load_si512(bits);
-    const __m512 largest = _mm512_castsi512_ps(largest_bits);
-    const __mmask16 finite = _mm512_cmplt_epu32_mask(largest_bits, _mm512_set1_epi32(0x7f800000));
-    const __mmask16 used =
-        _mm512_mask_cmp_ps_mask(finite, largest, _mm512_set1_ps(0x1p-100f), _CMP_GE_OQ);
-    const __m512 steps = _mm512_set1_ps(127.0f);
-    const __m512 scale = _mm512_mask_mov_ps(_mm512_set1_ps(__builtin_nanf("")), finite,
-                                            _mm512_maskz_div_ps(used, largest, steps));
-    _mm512_mask_storeu_ps(scales + w0, FirstLanes(count), scale);
-    _mm512_store_ps(inverses, _mm512_maskz_div_ps(used, steps, largest));
+    FactorsOf(_mm512_load_si512(bits), how.is_int4, factors, inverses);
+    _mm512_mask_storeu_ps(scales + w0, FirstLanes(count), _mm512_load_ps(factors));
     for (std::uint32_t i = 0; i < count; ++i) {
       const std::uint32_t end = Least((w0 + i + 1) * wide, k);
       for (std::uint32_t k0 = (w0 + i) * wide; k0 < end; k0 += group) {
@@ -84,20 +104,6 @@ QUIRE_INLINE void QuantizeOneRow(const float* x, std::uint32_t k, std::uint32_t 
       }
     }
   }
-}
-
-// Scales and inverses of 8 rows from their largest bits; which of them are neither zeros nor have a
-// value that is not finite.
-QUIRE_INLINE __mmask8 FactorsOf(__m256i largest_bits, float* scales, float* inverses) {
-  const __m256 largest = _mm256_castsi256_ps(largest_bits);
-  const __mmask8 finite = _mm256_cmplt_epu32_mask(largest_bits, _mm256_set1_epi32(0x7f800000));
-  const __mmask8 used =
-      _mm256_mask_cmp_ps_mask(finite, largest, _mm256_set1_ps(0x1p-100f), _CMP_GE_OQ);
-  const __m256 steps = _mm256_set1_ps(127.0f);
-  _mm256_store_ps(scales, _mm256_mask_mov_ps(_mm256_set1_ps(__builtin_nanf("")), finite,
-                                             _mm256_maskz_div_ps(used, largest, steps)));
-  _mm256_store_ps(inverses, _mm256_maskz_div_ps(used, steps, largest));
-  return used;
 }
 
 // Vectors whose 128-bit lanes hold rows 0 - 3 (low) and 4 - 7 (high) each: the lanes put together
@@ -166,13 +172,15 @@ struct BlockOut {
 
 // A block of R rows at once: 8 or 4. k is a multiple of `wide` and the groups of 16.
 template <int R>
-__attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stride, std::uint32_t k,
-                                             std::uint32_t group, const BlockOut& out) {
+__attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stride,
+                                             const RowQuantization& how, const BlockOut& out) {
+  const std::uint32_t k = how.k;
+  const std::uint32_t group = how.group;
   const std::uint32_t wide = group < 32 ? 32 : group;
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
-  alignas(32) float scales[8];
-  alignas(32) float inverses[8];
+  alignas(64) float scales[16];  // of 16 rows that FactorsOf could have
+  alignas(64) float inverses[16];
   alignas(32) std::int32_t row_sums[8];
   for (std::uint32_t k0 = 0; k0 < k; k0 += wide) {
     __m512i largest[R] = {};
@@ -183,7 +191,8 @@ __attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stri
         largest[r] = _mm512_max_epu32(largest[r], _mm512_and_si512(bits, magnitude));
       }
     }
-    const __mmask8 used = FactorsOf(LargestOfRows<R>(largest), scales, inverses);
+    const auto used = static_cast<__mmask8>(FactorsOf(
+        _mm512_zextsi256_si512(LargestOfRows<R>(largest)), how.is_int4, scales, inverses));
     for (int r = 0; r < R; ++r) out.scales[r * out.scales_stride + k0 / wide] = scales[r];
     for (std::uint32_t g0 = k0; g0 < k0 + wide; g0 += group) {
       __m512i sums[2] = {};
@@ -203,9 +212,11 @@ __attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stri
   }
 }
 
-void Quantize(const float* x, std::int64_t x_stride, std::uint32_t k, std::uint32_t group,
+void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
+  const std::uint32_t k = how.k;
+  const std::uint32_t group = how.group;
   const std::int64_t k_padded = (k + 3) / 4 * 4;
   const std::uint32_t wide = group < 32 ? 32 : group;
   const std::int64_t wides = (k + wide - 1) / wide;
@@ -218,13 +229,13 @@ void Quantize(const float* x, std::int64_t x_stride, std::uint32_t k, std::uint3
                           rows.sums + row * groups, groups};
     const bool whole = group % 16 == 0;
     if (block >= 4 && whole && k % wide == 0) {
-      block == 8 ? QuantizeBlock<8>(in, x_stride, k, group, out)
-                 : QuantizeBlock<4>(in, x_stride, k, group, out);
+      block == 8 ? QuantizeBlock<8>(in, x_stride, how, out)
+                 : QuantizeBlock<4>(in, x_stride, how, out);
       continue;
     }
     for (std::uint32_t r = 0; r < block; ++r) {
       const auto quantize = whole ? QuantizeOneRow<true> : QuantizeOneRow<false>;
-      quantize(in + r * x_stride, k, group, block * 4, out.q + r * 4, out.scales + r * wides,
+      quantize(in + r * x_stride, how, block * 4, out.q + r * 4, out.scales + r * wides,
                out.sums + r * groups);
     }
   }

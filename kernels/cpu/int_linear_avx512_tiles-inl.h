@@ -276,8 +276,25 @@ struct Group {
   __mmask16 steps;  // all lanes when mins are in steps of the scale, else none
 };
 
+// A weight's scale, prepared for ScaleProduct.
+template <bool kInt4>
+QUIRE_INLINE __m512 PrepareScale(__m512 scale) {
+  if constexpr (!kInt4) return scale;
+  const __m512i one = _mm512_castps_si512(_mm512_set1_ps(1.0f));
+  return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(scale), one));
+}
+
+// a * scale. Inputs of 4-bit weights have powers of two (IntRows): their exponents are added, which
+// every pipe does, where a multiplication takes the place of a product of integers.
+template <bool kInt4>
+QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
+  if constexpr (!kInt4) return _mm512_mul_ps(a, prepared);
+  return _mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(prepared)));
+}
+
 // totals[R][P] += a group's products times its scales.
-template <int R, int P, bool kMin>
+template <int R, int P, bool kInt4, bool kMin>
 QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
                            __m512 (&totals)[R * P]) {
 #pragma GCC unroll 4
@@ -289,11 +306,13 @@ QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
       min = LoadF16(scales + kPanel);
       min = _mm512_mask_mul_ps(min, group.steps, min, scale);
     }
+    const __m512 prepared = PrepareScale<kInt4>(scale);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512 a = _mm512_set1_ps(group.row_scales[r * group.row_scales_stride]);
       __m512& total = totals[r * P + p];
-      total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r * P + p]), _mm512_mul_ps(a, scale), total);
+      total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r * P + p]), ScaleProduct<kInt4>(a, prepared),
+                              total);
       if constexpr (kMin) {
         const __m512 sum = _mm512_cvtepi32_ps(_mm512_set1_epi32(group.sums[r * group.sums_stride]));
         total = _mm512_fmadd_ps(sum, _mm512_mul_ps(a, min), total);
@@ -347,7 +366,7 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Gro
     } else {
       next.FetchGroup();
     }
-    AddGroup<R, P, kMin>(group, acc, totals);
+    AddGroup<R, P, kInt4, kMin>(group, acc, totals);
     group.scales += kGroupScales;
     ++group.sums;
   }

@@ -13,7 +13,6 @@ namespace quire::kernels::internal {
 namespace {
 
 constexpr std::uint32_t kPanel = 16;
-constexpr float kLeastMagnitude = 0x1p-100f;
 
 std::uint32_t BlockRows(std::uint32_t rows_left) {
   return std::bit_floor(std::min(rows_left, 8u));
@@ -30,18 +29,27 @@ struct Factor {
   float inverse;
 };
 
-Factor FactorOf(const float* x, std::uint32_t count) {
+Factor FactorOf(const float* x, std::uint32_t count, bool is_int4) {
   float largest = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
-    if (!std::isfinite(x[i])) return {std::numeric_limits<float>::quiet_NaN(), 0};
+    // Written so that NaN is beyond.
+    if (!(std::fabs(x[i]) < kBeyondActivations)) {
+      return {std::numeric_limits<float>::quiet_NaN(), 0};
+    }
     largest = std::max(largest, std::fabs(x[i]));
   }
-  if (largest < kLeastMagnitude) return {0, 0};
-  return {largest / 127.0f, 127.0f / largest};
+  if (largest < kLeastActivation) return {1, 0};
+  const float scale = largest / 127.0f;
+  if (!is_int4) return {scale, 127.0f / largest};
+  int exponent = 0;
+  const float half = std::frexp(scale, &exponent);  // scale = half * 2^exponent, half in [1/2, 1)
+  if (half == 0.5f) --exponent;
+  return {std::ldexp(1.0f, exponent), std::ldexp(1.0f, -exponent)};
 }
 
-void QuantizeRow(const float* x, std::uint32_t k, std::uint32_t group, std::uint32_t first_row,
+void QuantizeRow(const float* x, const RowQuantization& how, std::uint32_t first_row,
                  std::uint32_t block, std::uint32_t lane, const IntRows& rows) {
+  const auto [k, group, is_int4] = how;
   const std::uint32_t k_padded = (k + 3) / 4 * 4;
   const std::uint32_t wide = std::max(group, 32u);
   const std::size_t row = first_row + lane;
@@ -50,7 +58,7 @@ void QuantizeRow(const float* x, std::uint32_t k, std::uint32_t group, std::uint
   std::fill_n(sums, k / group, 0);
   for (std::uint32_t k0 = 0; k0 < k; k0 += wide) {
     const std::uint32_t count = std::min(wide, k - k0);
-    const Factor factor = FactorOf(x + k0, count);
+    const Factor factor = FactorOf(x + k0, count, is_int4);
     scales[k0 / wide] = factor.scale;
     for (std::uint32_t i = k0; i < k0 + count; ++i) {
       const float scaled = factor.inverse == 0 ? 0 : std::nearbyint(x[i] * factor.inverse);
@@ -64,13 +72,13 @@ void QuantizeRow(const float* x, std::uint32_t k, std::uint32_t group, std::uint
   }
 }
 
-void Quantize(const float* x, std::int64_t x_stride, std::uint32_t k, std::uint32_t group,
+void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
   for (std::uint32_t row = row_begin; row < row_end;) {
     const std::uint32_t block = BlockRows(num_rows - row);
     for (std::uint32_t lane = 0; lane < block; ++lane) {
-      QuantizeRow(x + (row + lane) * x_stride, k, group, row, block, lane, rows);
+      QuantizeRow(x + (row + lane) * x_stride, how, row, block, lane, rows);
     }
     row += block;
   }

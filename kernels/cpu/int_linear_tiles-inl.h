@@ -302,9 +302,17 @@ QUIRE_OP std::int32_t RoundQuads(const float* x, std::size_t count, float invers
   return total;
 }
 
+// The least power of two >= x, a normal number.
+QUIRE_OP float PowerOfTwoFrom(float x) {
+  const auto bits = (__builtin_bit_cast(std::uint32_t, x) + 0x7fffff) & 0x7f800000;
+  return __builtin_bit_cast(float, bits);
+}
+
 // `q` is the row's first quad, quad_step bytes lie between two of its quads.
-void QuantizeOne(const float* x, std::size_t k, std::size_t group, std::size_t quad_step,
+void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_step,
                  std::int8_t* q, float* scales, std::int32_t* sums) {
+  const std::size_t k = how.k;
+  const std::size_t group = how.group;
   const std::size_t wide = group < 32 ? 32 : group;
   for (std::size_t g = 0; g < k / group; ++g) sums[g] = 0;
   for (std::size_t k0 = 0; k0 < k; k0 += wide) {
@@ -312,17 +320,22 @@ void QuantizeOne(const float* x, std::size_t k, std::size_t group, std::size_t q
     const std::uint32_t bits = LargestBits(x + k0, count);
     float largest;
     __builtin_memcpy(&largest, &bits, 4);
-    constexpr std::uint32_t kInfinity = 0x7f800000;
-    const bool finite = bits < kInfinity;
-    const bool zero = largest < 0x1p-100f;
-    if (!finite || zero) {
-      scales[k0 / wide] = finite ? 0.0f : __builtin_nanf("");
+    // Bits, since those of NaN are above all others.
+    constexpr std::uint32_t kBeyond = __builtin_bit_cast(std::uint32_t, kBeyondActivations);
+    const bool beyond = bits >= kBeyond;
+    if (beyond || largest < kLeastActivation) {
+      scales[k0 / wide] = beyond ? __builtin_nanf("") : 1.0f;
       for (std::size_t i = k0; i < k0 + count; i += 4)
         __builtin_memset(q + i / 4 * quad_step, 0, 4);
       continue;
     }
-    scales[k0 / wide] = largest / 127.0f;
-    const float inverse = 127.0f / largest;
+    float scale = largest / 127.0f;
+    float inverse = 127.0f / largest;
+    if (how.is_int4) {
+      scale = PowerOfTwoFrom(scale);
+      inverse = 1.0f / scale;
+    }
+    scales[k0 / wide] = scale;
     const std::size_t step = group < 32 ? group : 32;
     for (std::size_t i = k0; i < k0 + count; i += step) {
       sums[i / group] +=
@@ -331,19 +344,20 @@ void QuantizeOne(const float* x, std::size_t k, std::size_t group, std::size_t q
   }
 }
 
-void Quantize(const float* x, std::int64_t x_stride, std::uint32_t k, std::uint32_t group,
+void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
-  const std::size_t k_padded = (std::size_t{k} + 3) / 4 * 4;
-  const std::size_t wide = group < 32 ? 32 : group;
+  const std::size_t k = how.k;
+  const std::size_t k_padded = (k + 3) / 4 * 4;
+  const std::size_t wide = how.group < 32 ? 32 : how.group;
   for (std::size_t row = row_begin; row < row_end;) {
     const std::size_t left = num_rows - row;
     const std::size_t block = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     for (std::size_t lane = 0; lane < block; ++lane) {
       const std::size_t m = row + lane;
-      QuantizeOne(x + static_cast<std::int64_t>(m) * x_stride, k, group, block * 4,
+      QuantizeOne(x + static_cast<std::int64_t>(m) * x_stride, how, block * 4,
                   rows.q + row * k_padded + lane * 4, rows.scales + m * ((k + wide - 1) / wide),
-                  rows.sums + m * (k / group));
+                  rows.sums + m * (k / how.group));
     }
     row += block;
   }
