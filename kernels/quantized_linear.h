@@ -6,7 +6,8 @@
 // A weight is scale * q, scale * q + min or scale * (q + min), with a scale (and min) per output
 // feature or per group of inputs of it. On the CPU activations are quantised to int8 as they come
 // in (for kInt4 by powers of two), and products are summed as integers inside a group, so every
-// instruction set with fused multiply-add gets the same bits. GPUs round no activation: q + min becomes bf16 without loss.
+// instruction set with fused multiply-add gets the same bits. GPUs round no activation: q + min
+// becomes bf16 without loss.
 
 #include <cstddef>
 #include <cstdint>
@@ -71,7 +72,8 @@ struct QuantizedRow {
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
 // several threads; with has_order its values lie in the order given. Returns INVALID_ARGUMENT as
 // CheckQuantizedShape or CheckCudaQuantizedShape, for a min that GPUs do not hold, or on the CPU
-// for a scale of kInt4 that is not finite in f16; RESOURCE_EXHAUSTED. REQUIRES: `order` is a permutation of [0, k) with has_order, else empty.
+// for a scale of kInt4 that is not finite in f16; RESOURCE_EXHAUSTED. REQUIRES: `order` is a
+// permutation of [0, k) with has_order, else empty.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,

@@ -326,20 +326,18 @@ class Packer {
     const kernels::QuantizedShape shape = slot.form.ShapeOf(slot.n, slot.k);
     // Lowest row with a scale or min that f16 cannot hold.
     std::atomic<std::uint32_t> first_bad{slot.n};
-    QUIRE_ASSIGN_OR_RETURN(
-        kernels::PackedLinear packed,
-        kernels::PackQuantizedRows(
-            backend_, shape, [&](std::uint32_t row, const kernels::QuantizedRow& out) {
-              const auto [part, part_row] = Locate(slot, row);
-              CodedRow(*part, slot.form, part_row, out);
-              if (slot.form.is_integer() && !shape.scale_per_feature() && !FitF16(out)) {
-                std::uint32_t seen = first_bad.load();
-                while (row < seen && !first_bad.compare_exchange_weak(seen, row)) {
-                }
-              }
-              progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
-            },
-            OrderOf(slot)));
+    absl::StatusOr<kernels::PackedLinear> packed = kernels::PackQuantizedRows(
+        backend_, shape, [&](std::uint32_t row, const kernels::QuantizedRow& out) {
+          const auto [part, part_row] = Locate(slot, row);
+          CodedRow(*part, slot.form, part_row, out);
+          if (slot.form.is_integer() && !shape.scale_per_feature() && !FitF16(out)) {
+            std::uint32_t seen = first_bad.load();
+            while (row < seen && !first_bad.compare_exchange_weak(seen, row)) {
+            }
+          }
+          progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
+        },
+        OrderOf(slot));
     if (first_bad.load() == slot.n) return packed;
     const auto [part, part_row] = Locate(slot, first_bad.load());
     return absl::InvalidArgumentError(absl::StrCat(

@@ -277,18 +277,19 @@ struct Group {
 };
 
 // A weight's scale, prepared for ScaleProduct.
-template <bool kInt4>
+template <bool kPowers>
 QUIRE_INLINE __m512 PrepareScale(__m512 scale) {
-  if constexpr (!kInt4) return scale;
+  if constexpr (!kPowers) return scale;
   const __m512i one = _mm512_castps_si512(_mm512_set1_ps(1.0f));
   return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(scale), one));
 }
 
-// a * scale. Inputs of 4-bit weights have powers of two (IntRows): their exponents are added, which
-// every pipe does, where a multiplication takes the place of a product of integers.
-template <bool kInt4>
+// a * scale. kPowers: a is a power of two, as inputs of 4-bit weights have them (IntRows), and the
+// exponents are added, which every pipe does; a multiplication takes the place of a product of
+// integers.
+template <bool kPowers>
 QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
-  if constexpr (!kInt4) return _mm512_mul_ps(a, prepared);
+  if constexpr (!kPowers) return _mm512_mul_ps(a, prepared);
   return _mm512_castsi512_ps(
       _mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(prepared)));
 }
@@ -297,6 +298,8 @@ QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
 template <int R, int P, bool kInt4, bool kMin>
 QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
                            __m512 (&totals)[R * P]) {
+  // With mins there are no registers for prepared scales.
+  constexpr bool kPowers = kInt4 && !kMin;
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {
     const std::uint16_t* const scales = group.scales + p * group.panel_scales;
@@ -306,13 +309,13 @@ QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
       min = LoadF16(scales + kPanel);
       min = _mm512_mask_mul_ps(min, group.steps, min, scale);
     }
-    const __m512 prepared = PrepareScale<kInt4>(scale);
+    const __m512 prepared = PrepareScale<kPowers>(scale);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512 a = _mm512_set1_ps(group.row_scales[r * group.row_scales_stride]);
       __m512& total = totals[r * P + p];
-      total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r * P + p]), ScaleProduct<kInt4>(a, prepared),
-                              total);
+      total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r * P + p]),
+                              ScaleProduct<kPowers>(a, prepared), total);
       if constexpr (kMin) {
         const __m512 sum = _mm512_cvtepi32_ps(_mm512_set1_epi32(group.sums[r * group.sums_stride]));
         total = _mm512_fmadd_ps(sum, _mm512_mul_ps(a, min), total);

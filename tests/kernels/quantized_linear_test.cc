@@ -327,7 +327,9 @@ TEST(QuantizedScalesTest, EndsOfTheRangesOf4Bits) {
     std::vector<double> values;
     auto packed = PackQuantizedRows(*backend, shape, [&](std::uint32_t row,
                                                          const QuantizedRow& out) {
-      for (std::uint32_t g = 0; g < groups; ++g) out.scales[g] = kScales[(row + g) % kScales.size()];
+      for (std::uint32_t g = 0; g < groups; ++g) {
+        out.scales[g] = kScales[(row + g) % kScales.size()];
+      }
       for (std::uint32_t i = 0; i < shape.k; ++i) {
         out.q[i] = static_cast<std::int8_t>((row * 5 + i * 7) % 16 - (shape.has_min ? 0 : 8));
       }
