@@ -295,7 +295,11 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
       internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
   backend.ReserveWorkspaces(scratch);
   backend.ParallelItems(plan.num_items(), plan.work(), [&](std::int64_t i, int part) {
-    internal::AttentionSimd(params, items[i], backend.workspace(part).Reserve(scratch));
+    // Threads take turns as long as items cost about the same. Where they do not, another thread
+    // takes this one, and still each item is fetched once.
+    const std::int64_t next = i + backend.num_threads();
+    internal::AttentionSimd(params, items[i], next < plan.num_items() ? &items[next] : nullptr,
+                            backend.workspace(part).Reserve(scratch));
   });
   backend.ParallelItems(plan.num_folds(), plan.work(), [&](std::int64_t i, int) {
     internal::AttentionFoldSimd(params, folds[i]);

@@ -114,7 +114,10 @@ absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParam
 
 // Plain reference: the whole op, one thread, two passes of softmax.
 void AttentionCpu(const AttentionParams& params);
-void AttentionSimd(const AttentionParams& params, const AttentionItem& item, std::byte* scratch);
+// `next`: the item that this thread probably takes next, whose first tokens may be fetched into its
+// caches; null: none. No bit depends on it.
+void AttentionSimd(const AttentionParams& params, const AttentionItem& item,
+                   const AttentionItem* next, std::byte* scratch);
 // Folds the states at item.partial for spans [span_begin, span_end) and writes the output.
 void AttentionFoldSimd(const AttentionParams& params, const AttentionItem& item);
 

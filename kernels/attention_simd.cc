@@ -311,25 +311,42 @@ struct Pages {
   }
 };
 
-// Brings the tokens of a tile on their way into the second cache level, two lines a step: pages lie
-// anywhere, so the hardware does not see them coming. Not into the first: the rows of one head are
-// a power of two apart and evict each other there.
+// What an item reads: tokens [begin, end), begin rounded down to a strip.
+template <typename T>
+struct ItemTokens {
+  Pages<T> pages;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+
+template <typename T>
+ItemTokens<T> TokensOf(const AttentionParams& params, const internal::AttentionItem& item) {
+  const Pages<T> pages{std::get<KvView<T>>(*params.keys), std::get<KvView<T>>(*params.values),
+                       item.sequence, item.kv_head, item.num_kv_heads};
+  const Rows rows(params, item, KvShapeOf(*params.keys), pages.keys.cache_length(item.sequence));
+  const std::uint32_t first =
+      std::max(item.span_begin * internal::kAttentionSpan, rows.FirstKeyOf(0));
+  return {pages, first / internal::kAttentionStrip * internal::kAttentionStrip,
+          std::min(item.span_end * internal::kAttentionSpan, rows.KeysOf(rows.packed - 1))};
+}
+
+// Brings tokens on their way into the second cache level, two lines a step: pages lie anywhere, so
+// the hardware does not see them coming. Not into the first: the rows of one head are a power of
+// two apart and evict each other there. What is asked for is the tile after the one that is
+// computed and, behind the last, the first tile of the next item: a short sequence has no other.
 template <typename T>
 class TileFetch {
  public:
-  explicit TileFetch(const Pages<T>& pages)
-      : pages_(pages),
-        row_bytes_(std::int64_t{pages.num_heads} * pages.keys.head_size() *
-                   static_cast<std::int64_t>(sizeof(T))),
-        // Rows without gaps are as good as one.
-        tokens_per_run_(pages.num_heads == pages.keys.num_heads() ? kStrip : 1) {}
+  TileFetch(const ItemTokens<T>& item, const ItemTokens<T>& next) : item_(item), next_(next) {}
 
-  // Tokens [t, end), at most a tile.
-  void Start(std::uint32_t t, std::uint32_t end) {
-    next_ = t;
-    end_ = std::min(end, t + static_cast<std::uint32_t>(kTile));
-    of_values_ = false;
-    Next();
+  // The tile at t of the item is computed from now on.
+  void StartAfter(std::uint32_t t) {
+    const std::uint32_t after = t + static_cast<std::uint32_t>(kTile);
+    if (after < item_.end) {
+      Start(item_, after);
+    } else if (of_ != &next_) {
+      Start(next_, next_.begin);
+    }
   }
   HWY_INLINE void Step() {
     if (at_ >= stop_) return;
@@ -341,23 +358,36 @@ class TileFetch {
   }
 
  private:
+  // Tokens from t to the end of their tile.
+  void Start(const ItemTokens<T>& of, std::uint32_t t) {
+    of_ = &of;
+    token_ = t;
+    end_ = std::min(of.end, (t / internal::kAttentionTile + 1) * internal::kAttentionTile);
+    of_values_ = false;
+    Next();
+  }
   HWY_NOINLINE void Next() {
     at_ = stop_ = nullptr;
-    if (next_ >= end_) return;
-    const KvView<const T>& view = of_values_ ? pages_.values : pages_.keys;
-    const T* const row = view.template block_paged_ptr<1>(pages_.sequence, next_,
-                                                          pages_.first_head);
-    const std::uint32_t tokens = std::min(tokens_per_run_, end_ - next_);
+    if (token_ >= end_) {
+      if (of_ == &item_ && end_ == item_.end) Start(next_, next_.begin);
+      return;
+    }
+    const Pages<T>& pages = of_->pages;
+    const KvView<const T>& view = of_values_ ? pages.values : pages.keys;
+    const T* const row = view.template block_paged_ptr<1>(pages.sequence, token_, pages.first_head);
+    // Rows without gaps are as good as one.
+    const std::uint32_t most = pages.num_heads == view.num_heads() ? kStrip : 1;
+    const std::uint32_t tokens = std::min(most, end_ - token_);
     at_ = reinterpret_cast<const std::uint8_t*>(row);
-    stop_ = at_ + tokens * row_bytes_;
-    if (of_values_) next_ += tokens;
+    stop_ = at_ + std::size_t{tokens} * pages.num_heads * view.head_size() * sizeof(T);
+    if (of_values_) token_ += tokens;
     of_values_ = !of_values_;
   }
 
-  const Pages<T>& pages_;
-  const std::int64_t row_bytes_;
-  const std::uint32_t tokens_per_run_;
-  std::uint32_t next_ = 0;
+  const ItemTokens<T>& item_;
+  const ItemTokens<T>& next_;
+  const ItemTokens<T>* of_ = nullptr;  // whose tokens are asked for
+  std::uint32_t token_ = 0;
   std::uint32_t end_ = 0;
   bool of_values_ = false;
   const std::uint8_t* at_ = nullptr;
@@ -431,18 +461,17 @@ HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t 
 }
 
 // Tokens [first, end) of one span join the states of all rows that see them.
-template <typename T, bool kWide>
+template <typename T, bool kWide, typename Fetch>
 void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t first, std::uint32_t end,
-                const Scratch& scratch, float* states) {
+                const Scratch& scratch, Fetch& fetch, float* states) {
   using E = std::conditional_t<kWide, float, T>;
   Tile<E> tile;
   tile.turned = scratch.turned;
   tile.strip_floats = kStrip * rows.columns * sizeof(E) / sizeof(float);
   tile.scales = {scratch.k_scales, scratch.v_scales};
-  std::conditional_t<kWide, NoFetch, TileFetch<T>> fetch(pages);
   for (std::uint32_t t = first / internal::kAttentionTile * internal::kAttentionTile; t < end;
        t += kTile) {
-    fetch.Start(t + kTile, end);
+    fetch.StartAfter(t);
     for (std::uint32_t head = 0; head < pages.num_heads; ++head) {
       LoadTile<T, kWide>(rows, pages, head, t, first, end, scratch, fetch, &tile);
       AttendTile<E, kQuantizedKv<T>>(rows, tile, scratch.queries + head * rows.query_floats(),
@@ -453,9 +482,15 @@ void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t first, st
 }
 
 template <typename T>
-void Attend(const AttentionParams& params, const internal::AttentionItem& item, float* memory) {
-  const Pages<T> pages{std::get<KvView<T>>(*params.keys), std::get<KvView<T>>(*params.values),
-                       item.sequence, item.kv_head, item.num_kv_heads};
+void Attend(const AttentionParams& params, const internal::AttentionItem& item,
+            const internal::AttentionItem* next, float* memory) {
+  const ItemTokens<T> tokens = TokensOf<T>(params, item);
+  const Pages<T>& pages = tokens.pages;
+  // Rows of some heads lie equally far apart: the hardware sees them coming, at less cost.
+  const bool fetches_next = next != nullptr && next->num_kv_heads == pages.keys.num_heads();
+  const ItemTokens<T> next_tokens = fetches_next ? TokensOf<T>(params, *next) : ItemTokens<T>();
+  NoFetch no_fetch;
+  TileFetch<T> fetch(tokens, next_tokens);
   const Rows rows(params, item, KvShapeOf(*params.keys), pages.keys.cache_length(item.sequence));
   const Scratch scratch(rows, item.num_kv_heads, memory);
   for (std::uint32_t head = 0; head < item.num_kv_heads; ++head) {
@@ -464,7 +499,6 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item, 
   // Two blocks widen twice, which is still cheaper than writing widened copies and reading them.
   const bool wide = rows.packed > 2 * kMaxBlockRows || rows.head_size != rows.columns;
   const std::size_t num_states = item.num_kv_heads * rows.packed;
-  const std::uint32_t all_keys = rows.KeysOf(rows.packed - 1);
   for (std::uint32_t span = item.span_begin; span < item.span_end; ++span) {
     float* const states = item.partial != nullptr
                               ? item.partial + (span - item.span_begin) * item.partial_stride
@@ -474,12 +508,12 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item, 
       ClearState(states + i * rows.state_floats, rows.columns);
     }
     const std::uint32_t begin = span * internal::kAttentionSpan;
-    const std::uint32_t end = std::min(all_keys, begin + internal::kAttentionSpan);
-    const std::uint32_t first = std::max(begin, rows.FirstKeyOf(0));
+    const std::uint32_t end = std::min(tokens.end, begin + internal::kAttentionSpan);
+    const std::uint32_t first = std::max(tokens.begin, begin);
     if (wide) {
-      AttendSpan<T, true>(rows, pages, first, end, scratch, states);
+      AttendSpan<T, true>(rows, pages, first, end, scratch, no_fetch, states);
     } else {
-      AttendSpan<T, false>(rows, pages, first, end, scratch, states);
+      AttendSpan<T, false>(rows, pages, first, end, scratch, fetch, states);
     }
     if (states != scratch.span) continue;
     for (std::size_t i = 0; i < num_states; ++i) {
@@ -491,18 +525,18 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item, 
 }
 
 void AttentionRun(const AttentionParams& params, const internal::AttentionItem& item,
-                  float* scratch) {
+                  const internal::AttentionItem* next, float* scratch) {
   switch (KvDType(*params.keys)) {
     case DType::kF32:
-      return Attend<float>(params, item, scratch);
+      return Attend<float>(params, item, next, scratch);
     case DType::kBF16:
-      return Attend<BF16>(params, item, scratch);
+      return Attend<BF16>(params, item, next, scratch);
     case DType::kF16:
-      return Attend<F16>(params, item, scratch);
+      return Attend<F16>(params, item, next, scratch);
     case DType::kI8:
-      return Attend<std::int8_t>(params, item, scratch);
+      return Attend<std::int8_t>(params, item, next, scratch);
     default:
-      return Attend<F8E4M3>(params, item, scratch);
+      return Attend<F8E4M3>(params, item, next, scratch);
   }
 }
 
@@ -528,8 +562,9 @@ HWY_EXPORT(AttentionFold);
 
 namespace internal {
 
-void AttentionSimd(const AttentionParams& params, const AttentionItem& item, std::byte* scratch) {
-  HWY_DYNAMIC_DISPATCH(AttentionRun)(params, item, reinterpret_cast<float*>(scratch));
+void AttentionSimd(const AttentionParams& params, const AttentionItem& item,
+                   const AttentionItem* next, std::byte* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttentionRun)(params, item, next, reinterpret_cast<float*>(scratch));
 }
 
 void AttentionFoldSimd(const AttentionParams& params, const AttentionItem& item) {

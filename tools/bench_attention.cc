@@ -33,9 +33,10 @@ struct Shape {
   std::uint32_t page_size;
   bool shuffled;
   std::uint32_t window = 0;
+  std::uint32_t layers = 1;
 };
 
-// One layer whose cached tokens have been stored, and a step on top of it.
+// Layers whose cached tokens have been stored, and a step on top of them.
 class Step {
  public:
   Step(const Backend& backend, const Shape& shape) : backend_(backend), shape_(shape) {
@@ -43,7 +44,7 @@ class Step {
     const std::uint32_t pages = (keys + shape.page_size - 1) / shape.page_size;
     const std::uint32_t stride = (pages + 7) / 8 * 8 + 16;
     geometry_.num_blocks = shape.batch * pages + 1;
-    geometry_.num_layers = 1;
+    geometry_.num_layers = shape.layers;
     geometry_.page_size = shape.page_size;
     geometry_.num_heads = shape.kv_heads;
     geometry_.head_size = shape.head_size;
@@ -62,25 +63,29 @@ class Step {
       static_cast<std::uint32_t*>(table_.data())[i / pages * stride + i % pages] = ids[i];
     }
     lengths_.assign(shape.batch, 0);
-    const std::int64_t scale_bytes =
-        geometry_.num_blocks * std::int64_t{2} * shape.page_size * shape.kv_heads * 4;
+    const std::int64_t scale_bytes = geometry_.num_blocks * std::int64_t{2} * shape.layers *
+                                     shape.page_size * shape.kv_heads * 4;
     scales_ = *DeviceBuffer::Allocate(MemoryKind::kHost, scale_bytes);
     collection_ = *MakeKvCollection(geometry_, blocks_.data(),
                                     {static_cast<const std::uint32_t*>(table_.data()),
                                      lengths_.data(), stride, shape.batch, keys, keys, keys},
                                     geometry_.granularity > 1 ? scales_.data() : nullptr);
-    keys_ = KeyView(*collection_, 0);
-    values_ = ValueView(*collection_, 0);
+    for (std::uint32_t layer = 0; layer < shape.layers; ++layer) {
+      keys_.push_back(KeyView(*collection_, layer));
+      values_.push_back(ValueView(*collection_, layer));
+    }
     Fill(keys);
     for (std::uint32_t b = 0; b <= shape.batch; ++b) offsets_.push_back(b * shape.rows);
     q_ = Random(std::size_t{shape.batch} * shape.rows * shape.heads * shape.head_size, 2);
     out_.resize(q_.size());
   }
 
+  // One layer, each in its turn.
   void Run() {
+    const std::size_t layer = next_layer_++ % keys_.size();
     const std::int64_t stride = std::int64_t{shape_.heads} * shape_.head_size;
-    QUIRE_CHECK(PagedAttention(backend_, {.keys = &*keys_,
-                                          .values = &*values_,
+    QUIRE_CHECK(PagedAttention(backend_, {.keys = &keys_[layer],
+                                          .values = &values_[layer],
                                           .q = q_.data(),
                                           .out = out_.data(),
                                           .row_offsets = offsets_.data(),
@@ -119,15 +124,17 @@ class Step {
     const std::vector<float> values = Random(rows * static_cast<std::size_t>(columns), 3);
     std::vector<std::uint32_t> offsets;
     for (std::uint32_t b = 0; b <= shape_.batch; ++b) offsets.push_back(b * keys);
-    QUIRE_CHECK(KvStore(backend_, {.keys = &*keys_,
-                                   .values = &*values_,
-                                   .k = values.data(),
-                                   .v = values.data(),
-                                   .row_offsets = offsets.data(),
-                                   .k_stride = columns,
-                                   .v_stride = columns,
-                                   .batch_size = shape_.batch})
-                    .ok());
+    for (std::size_t layer = 0; layer < keys_.size(); ++layer) {
+      QUIRE_CHECK(KvStore(backend_, {.keys = &keys_[layer],
+                                     .values = &values_[layer],
+                                     .k = values.data(),
+                                     .v = values.data(),
+                                     .row_offsets = offsets.data(),
+                                     .k_stride = columns,
+                                     .v_stride = columns,
+                                     .batch_size = shape_.batch})
+                      .ok());
+    }
     std::fill(lengths_.begin(), lengths_.end(), shape_.cached);
   }
 
@@ -137,7 +144,8 @@ class Step {
   DeviceBuffer blocks_, table_, scales_;
   std::vector<std::uint32_t> lengths_, offsets_;
   std::optional<AnyKvCollection> collection_;
-  std::optional<AnyKvView> keys_, values_;
+  std::vector<AnyKvView> keys_, values_;  // of the layers
+  std::size_t next_layer_ = 0;
   std::vector<float> q_, out_;
 };
 
@@ -196,6 +204,37 @@ void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
   }
 }
 BENCHMARK(BM_Attention)->Apply(AttentionShapes);
+
+// Arguments: sequences, cached tokens, layers, threads. Generated rows of 16 heads over 4 KV heads
+// of 64 columns in bf16: many layers come from memory, one from the caches.
+void BM_ShortAttention(benchmark::State& state) {
+  ThreadPool pool(static_cast<int>(state.range(3)));
+  const Backend backend = *Backend::Create(Device::Cpu(), &pool);
+  const auto at = [&](int i) { return static_cast<std::uint32_t>(state.range(i)); };
+  Step step(backend, {.dtype = DType::kBF16,
+                      .heads = 16,
+                      .kv_heads = 4,
+                      .head_size = 64,
+                      .batch = at(0),
+                      .cached = at(1),
+                      .rows = 1,
+                      .page_size = 64,
+                      .shuffled = true,
+                      .layers = at(2)});
+  for (auto _ : state) {
+    step.Run();
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(static_cast<std::int64_t>(step.bytes()) * state.iterations());
+}
+BENCHMARK(BM_ShortAttention)
+    ->ArgNames({"batch", "cached", "layers", "threads"})
+    ->Args({32, 50, 96, 1})
+    ->Args({32, 50, 96, 2})
+    ->Args({32, 50, 1, 2})
+    ->Args({32, 100, 96, 2})
+    ->Args({8, 512, 24, 2})
+    ->UseRealTime();
 
 // Arguments: cached tokens, window (0: none), new rows. One sequence of 16 heads over 4 KV heads of
 // 64 columns in bf16: a row costs its window, whatever is cached.

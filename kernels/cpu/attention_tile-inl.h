@@ -121,9 +121,7 @@ HWY_INLINE void ForColumnsOfWord(Fn&& fn) {
 
 // For tiles that are used so often that fetching them does not matter.
 struct NoFetch {
-  template <typename Pages>
-  explicit NoFetch(const Pages&) {}
-  HWY_INLINE void Start(std::uint32_t, std::uint32_t) {}
+  HWY_INLINE void StartAfter(std::uint32_t) {}
   HWY_INLINE void Step() {}
 };
 
