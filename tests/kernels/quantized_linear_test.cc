@@ -359,6 +359,41 @@ TEST(QuantizedScalesTest, EndsOfTheRangesOf4Bits) {
   }
 }
 
+// Where the scale of a group of inputs changes: around 127 times a power of two, and at the ends.
+TEST(QuantizedScalesTest, EdgesOfTheScalesOfInputs) {
+  using enum WeightFormat;
+  std::vector<float> largest;
+  for (const float edge : {0x1p-96f, 127 * 0x1p-20f, 1.0f, 127.0f, 254.0f, 0x1p117f}) {
+    for (const float value : {std::nextafter(edge, 0.0f), edge, std::nextafter(edge, kInfinity)}) {
+      largest.push_back(value);
+    }
+  }
+  for (const QuantizedShape& shape :
+       {QuantizedShape{kInt4, 20, 64, 32}, QuantizedShape{kInt8, 20, 64, 32}}) {
+    const TestBackend backend(1);
+    const TestMatrix matrix = MakeMatrix(*backend, shape, 15);
+    std::vector<float> x = RandomFloats(largest.size() * shape.k, 16);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const float top = largest[i / shape.k];
+      x[i] = i % 32 == 5 ? -top : std::remainder(x[i], 1.0f) * top;
+    }
+    const auto exact = Product(QuantizedInputs(x, shape), matrix);
+    for (const std::string& isa : AvailableIsas()) {
+      const ScopedIsa scoped(isa);
+      const auto y = Multiply(*backend, matrix.packed, x);
+      for (std::size_t row = 0; row < largest.size(); ++row) {
+        const auto got = std::span(y).subspan(row * shape.n, shape.n);
+        if (largest[row] >= 0x1p117f) {
+          for (const float value : got) ASSERT_TRUE(std::isnan(value)) << isa << largest[row];
+          continue;
+        }
+        EXPECT_LE(RelativeError(got, std::span(exact).subspan(row * shape.n, shape.n)), 1e-6)
+            << NameOf(shape) << " " << isa << " " << largest[row];
+      }
+    }
+  }
+}
+
 TEST(QuantizedScalesTest, ScalesOf4BitsAreFinite) {
   const TestBackend backend(1);
   const QuantizedShape shape{WeightFormat::kInt4, 20, 64, 32};
