@@ -29,8 +29,8 @@ class Machine {
   // covers them; else nothing. A process that uses a part of the cores it may use must leave the
   // choice to the system: its neighbours would bind their threads to the same first cores.
   std::vector<int> CpusToBind(int num_threads) const;
-  // "amx", "avx512_vnni", "avx512", "avx2", "neon" or "baseline": the best level that the CPU and
-  // the system support.
+  // "amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "neon" or "baseline": the best level that
+  // the CPU and the system support.
   const std::string& isa() const { return isa_; }
   // "AMD EPYC 9654 96-Core Processor", or "unknown".
   const std::string& cpu_model() const { return cpu_model_; }

@@ -71,7 +71,8 @@ class Backend {
 
   ThreadPool* pool() const { return pool_; }
   int num_threads() const { return pool_->size(); }
-  // "amx", "avx512_vnni", "avx512", "avx2", "sse4", "neon" or "scalar": what the kernels run with.
+  // "amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon" or "scalar": what the
+  // kernels run with.
   absl::string_view isa() const;
 
   // Runs fn(begin, end, part) over disjoint ranges that cover [0, n) and begin at multiples of
@@ -117,7 +118,7 @@ class Backend {
 };
 
 // Makes the kernels of this process run with an instruction set below the best one: "auto", "amx",
-// "avx512_vnni", "avx512", "avx2", "sse4", "neon" or "scalar". For configuration and
+// "avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon" or "scalar". For configuration and
 // tests, before or between ops. Returns INVALID_ARGUMENT for a name that is not listed,
 // FAILED_PRECONDITION when the CPU lacks it or this build has no kernels for it.
 absl::Status SelectCpuIsa(absl::string_view isa);

@@ -111,6 +111,18 @@ __attribute__((target("avx2"))) void Int8Loop256() {
 #undef QUIRE_STEP
 }
 
+__attribute__((target("avx2"))) void VnniLoop256() {
+#define QUIRE_STEP(i) "%{vex%} vpdpbusd %%ymm14, %%ymm15, %%ymm" #i "\n"
+  int steps = kSteps;
+  asm volatile("1:\n" QUIRE_CHAINS(QUIRE_STEP) "dec %0\n"
+               "jnz 1b\n"
+               : "+r"(steps)
+               :
+               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
+                 "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");
+#undef QUIRE_STEP
+}
+
 __attribute__((target("avx512f"))) void FmaLoop512() {
 #define QUIRE_STEP(i) "vfmadd231ps %%zmm14, %%zmm15, %%zmm" #i "\n"
 #define QUIRE_CLEAR(i) "vpxord %%zmm" #i ", %%zmm" #i ", %%zmm" #i "\n"
@@ -201,6 +213,9 @@ std::vector<Peak> Int8Loops() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512vnni")) {
     return {{VnniLoop512, 2.0 * 64 * kChains, "vpdpbusd, 512 bits"}};
+  }
+  if (__builtin_cpu_supports("avxvnni")) {
+    return {{VnniLoop256, 2.0 * 32 * kChains, "vpdpbusd, 256 bits"}};
   }
   if (__builtin_cpu_supports("avx2")) {
     return {{Int16Loop256, 2.0 * 16 * kChains, "vpmaddwd on 16-bit values, 256 bits"},

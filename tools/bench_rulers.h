@@ -21,8 +21,9 @@ ReadRate DramRead(int threads);
 double FloatPeak(int threads);
 
 // Products of int8 and sums of them per second, counted as two operations: vpdpbusd of 512 bits
-// where the machine has it, else the better of vpmaddwd on 16-bit values and vpmaddubsw with
-// vpmaddwd, both of 256 bits. 0 where this program has no loop for the architecture.
+// where the machine has it, else of 256 bits, else the better of vpmaddwd on 16-bit values and
+// vpmaddubsw with vpmaddwd, both of 256 bits. 0 where this program has no loop for the
+// architecture.
 double Int8Peak(int threads);
 
 // The instructions behind Int8Peak: "vpdpbusd, 512 bits".

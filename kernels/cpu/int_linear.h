@@ -96,6 +96,7 @@ struct IntLinearKernels {
 extern const IntLinearKernels kIntLinearScalar;
 extern const IntLinearKernels kIntLinearSse4;
 extern const IntLinearKernels kIntLinearAvx2;
+extern const IntLinearKernels kIntLinearAvxVnni;
 extern const IntLinearKernels kIntLinearAvx512;
 extern const IntLinearKernels kIntLinearAvx512Vnni;
 extern const IntLinearKernels kIntLinearAmx;

@@ -94,62 +94,25 @@ QUIRE_OP std::uint32_t NarrowQuad(const std::int32_t* from) {
   return vget_lane_u32(vreinterpret_u32_s8(vmovn_s16(vcombine_s16(halves, halves))), 0);
 }
 
-// Activations are read where they lie.
-template <std::size_t B, std::size_t Q>
-struct Inputs {
-  const std::int8_t* q;
-};
-template <std::size_t B, std::size_t Q>
-QUIRE_OP void Prepare(const std::int8_t* q, std::size_t /*quads*/, Inputs<B, Q>& out) {
-  out.q = q;
+// 8-bit weights as u - 128.
+using W = int8x16_t;
+QUIRE_OP W LoadBytes(const std::uint8_t* from) {
+  return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from), vdupq_n_u8(128)));
 }
-
-// acc += 4 inputs of one row; a: its quad.
-QUIRE_OP void AddQuad(const int8x16_t (&u)[kColumns], const std::int8_t* a, I (&acc)[kColumns]) {
-  const int8x16_t inputs = vreinterpretq_s8_s32(Broadcast(a));
-  for (std::size_t c = 0; c < kColumns; ++c) acc[c] = vdotq_s32(acc[c], u[c], inputs);
+QUIRE_OP W LowHalves(I both) {
+  return vandq_s8(vreinterpretq_s8_s32(both), vdupq_n_s8(15));
 }
-
-// acc += weights x activations of rows `row` .. row + R of the block of B and of `quads` quads from
-// `first` on; a line of `next` is fetched per quad. w: at the tile's features of quad `first`.
-template <std::size_t R, std::size_t B, std::size_t Q>
-QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t row,
-                   std::size_t first, std::size_t quads, const std::uint8_t* next,
-                   I (&acc)[R][kColumns]) {
-  const std::int8_t* const q = in.q + (first * B + row) * 4;
-  for (std::size_t j = 0; j < quads; ++j) {
-    Prefetch(next + j * 64);
-    int8x16_t u[kColumns];
-    for (std::size_t c = 0; c < kColumns; ++c) {
-      u[c] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w + j * 64 + c * 16), vdupq_n_u8(128)));
-    }
-    for (std::size_t r = 0; r < R; ++r) AddQuad(u, q + (j * B + r) * 4, acc[r]);
-  }
+QUIRE_OP W HighHalves(I both) {
+  return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s32(both), 4));
 }
-
-// acc += 32 inputs of 4-bit weights; q: of the tile's first row in [8][B][4].
-template <std::size_t R, std::size_t B>
-QUIRE_OP void Dot4(const std::uint8_t* w, const std::int8_t* q, const std::uint8_t* next,
-                   I (&acc)[R][kColumns]) {
-  for (std::size_t j = 0; j < 4; ++j) {
-    Prefetch(next + j * 64);
-    int8x16_t low[kColumns];
-    int8x16_t high[kColumns];
-    for (std::size_t c = 0; c < kColumns; ++c) {
-      const uint8x16_t both = vld1q_u8(w + j * 64 + c * 16);
-      low[c] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-      high[c] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-    }
-    for (std::size_t r = 0; r < R; ++r) {
-      AddQuad(low, q + (2 * j * B + r) * 4, acc[r]);
-      AddQuad(high, q + ((2 * j + 1) * B + r) * 4, acc[r]);
-    }
-  }
+QUIRE_OP void AddDot(I& acc, W u, I inputs) {
+  acc = vdotq_s32(acc, u, vreinterpretq_s8_s32(inputs));
 }
 
 }  // namespace
 }  // namespace quire::kernels::internal
 
+#include "kernels/cpu/int_linear_dots-inl.h"
 // Needs what is above.
 #include "kernels/cpu/int_linear_tiles-inl.h"
 

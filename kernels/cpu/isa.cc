@@ -29,6 +29,13 @@ bool HasVnni() {
   return false;
 #endif
 }
+bool HasAvxVnni() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avxvnni") != 0;
+#else
+  return false;
+#endif
+}
 // The kernel lends a process the tiles on request only.
 bool HasAmx() {
 #if defined(__x86_64__) && defined(__linux__)
@@ -67,10 +74,11 @@ struct Level {
 };
 
 // Best first; a level may use itself and everything after it.
-constexpr std::array<Level, 7> kLevels = {{
+constexpr std::array<Level, 8> kLevels = {{
     {"amx", HWY_AVX3, HasAmx, &kIntLinearAmx, false},
     {"avx512_vnni", HWY_AVX3, HasVnni, &kIntLinearAvx512Vnni},
     {"avx512", HWY_AVX3, Always, &kIntLinearAvx512},
+    {"avx_vnni", HWY_AVX2, HasAvxVnni, &kIntLinearAvxVnni},
     {"avx2", HWY_AVX2, Always, &kIntLinearAvx2},
     {"sse4", HWY_SSE4, Always, &kIntLinearSse4},
     {"neon", HWY_NEON, Always, &kIntLinearNeon, true, HasDotProducts},

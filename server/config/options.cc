@@ -132,6 +132,7 @@ std::string ToIsaName(config::v1::CpuIsa isa) {
     case config::v1::CPU_ISA_SCALAR: return "scalar";
     case config::v1::CPU_ISA_SSE4: return "sse4";
     case config::v1::CPU_ISA_AVX2: return "avx2";
+    case config::v1::CPU_ISA_AVX_VNNI: return "avx_vnni";
     case config::v1::CPU_ISA_AVX512: return "avx512";
     case config::v1::CPU_ISA_AVX512_VNNI: return "avx512_vnni";
     case config::v1::CPU_ISA_AMX: return "amx";

@@ -55,7 +55,8 @@ TEST(MachineTest, NamesWhatThisProcessMayUse) {
   EXPECT_GE(machine.physical_cores(), 1);
   EXPECT_LE(machine.physical_cores(), static_cast<int>(machine.cpus().size()));
   EXPECT_THAT(machine.isa(),
-              ::testing::AnyOf("amx", "avx512_vnni", "avx512", "avx2", "neon", "baseline"));
+              ::testing::AnyOf("amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "neon",
+                               "baseline"));
   EXPECT_FALSE(machine.cpu_model().empty());
 }
 

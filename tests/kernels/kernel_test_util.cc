@@ -111,7 +111,8 @@ bool GuardedRows::GuardsIntact() const {
 std::vector<std::string> AvailableIsas() {
   std::vector<std::string> isas;
   // Best first; amx is never chosen by itself.
-  for (const char* isa : {"avx512_vnni", "avx512", "avx2", "sse4", "neon", "scalar", "amx"}) {
+  for (const char* isa :
+       {"avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon", "scalar", "amx"}) {
     if (SelectCpuIsa(isa).ok()) isas.push_back(isa);
   }
   EXPECT_TRUE(SelectCpuIsa("auto").ok());

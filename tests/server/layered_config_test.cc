@@ -296,6 +296,18 @@ TEST(ConfigSchemaTest, EveryDefaultSatisfiesItsRule) {
   EXPECT_EQ(origins.size(), AllPaths(config).size());
 }
 
+TEST(OptionsTest, InstructionSetsKeepTheirNames) {
+  for (const char* isa : {"auto", "scalar", "sse4", "avx2", "avx_vnni", "avx512", "avx512_vnni",
+                          "amx", "neon"}) {
+    std::vector<std::string> errors;
+    const auto config =
+        LayeredConfig::Load({.sets = {absl::StrCat("device.cpu.isa=", isa)}}, &errors);
+    ASSERT_NE(config, nullptr) << errors[0];
+    EXPECT_EQ(ToOptions(*config).cpu_isa, isa);
+  }
+  EXPECT_EQ(config::v1::CpuIsa_descriptor()->value_count(), 10) << "one more to name above";
+}
+
 TEST(OptionsTest, CarriesValuesOfEverySection) {
   std::vector<std::string> errors;
   const auto config = LayeredConfig::Load(

@@ -1,0 +1,66 @@
+// Sums of products of bytes of the levels with a dot product instruction, for
+// int_linear_tiles-inl.h. Such a level has named before, besides kLanes, I and the operations that
+// are listed there: W, a register of weights; LoadBytes of 8-bit ones; LowHalves and HighHalves of
+// a loaded register of 4-bit ones; AddDot.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire::kernels::internal {
+namespace {
+
+// Activations are read where they lie.
+template <std::size_t B, std::size_t Q>
+struct Inputs {
+  const std::int8_t* q;
+};
+template <std::size_t B, std::size_t Q>
+QUIRE_OP void Prepare(const std::int8_t* q, std::size_t /*quads*/, Inputs<B, Q>& out) {
+  out.q = q;
+}
+
+// acc += 4 inputs of one row; a: its quad.
+QUIRE_OP void AddQuad(const W (&u)[kColumns], const std::int8_t* a, I (&acc)[kColumns]) {
+  const I inputs = Broadcast(a);
+  for (std::size_t c = 0; c < kColumns; ++c) AddDot(acc[c], u[c], inputs);
+}
+
+// acc += weights x activations of rows `row` .. row + R of the block of B and of `quads` quads from
+// `first` on; a line of `next` is fetched per quad. w: at the tile's features of quad `first`.
+template <std::size_t R, std::size_t B, std::size_t Q>
+QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t row,
+                   std::size_t first, std::size_t quads, const std::uint8_t* next,
+                   I (&acc)[R][kColumns]) {
+  const std::int8_t* const q = in.q + (first * B + row) * 4;
+  for (std::size_t j = 0; j < quads; ++j) {
+    Prefetch(next + j * 64);
+    W u[kColumns];
+    for (std::size_t c = 0; c < kColumns; ++c) u[c] = LoadBytes(w + j * 64 + c * kLanes * 4);
+    for (std::size_t r = 0; r < R; ++r) AddQuad(u, q + (j * B + r) * 4, acc[r]);
+  }
+}
+
+// acc += 32 inputs of 4-bit weights; q: of the tile's first row in [8][B][4].
+template <std::size_t R, std::size_t B>
+QUIRE_OP void Dot4(const std::uint8_t* w, const std::int8_t* q, const std::uint8_t* next,
+                   I (&acc)[R][kColumns]) {
+  for (std::size_t j = 0; j < 4; ++j) {
+    Prefetch(next + j * 64);
+    W low[kColumns];
+    W high[kColumns];
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      const I both = Load(w + j * 64 + c * kLanes * 4);
+      low[c] = LowHalves(both);
+      high[c] = HighHalves(both);
+    }
+    for (std::size_t r = 0; r < R; ++r) {
+      AddQuad(low, q + (2 * j * B + r) * 4, acc[r]);
+      AddQuad(high, q + ((2 * j + 1) * B + r) * 4, acc[r]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire::kernels::internal
