@@ -127,13 +127,18 @@ bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
 // the victim of a later one.
 void Scheduler::PlanDecodes(bool ahead) {
   scratch_.clear();
+  stream_waits_ = false;
   bool has_prefill = !preempted_.empty();
   for (Sequence* sequence : running_) {
     if (sequence->state == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
       has_prefill = true;
     }
     must_wait_ |= NeedsOutcome(*sequence);
-    if (!sequence->skips && CanDecode(*sequence)) scratch_.push_back(sequence);
+    if (!CanDecode(*sequence)) continue;
+    if (!sequence->skips) scratch_.push_back(sequence);
+    // One that sits out because output of its own is held up wants its next token all the same; a
+    // client that leaves its tokens unread does not.
+    stream_waits_ |= sequence->request->full_since == absl::InfiniteFuture();
   }
   if (must_wait_) return;
   std::vector<Sequence*>& ready = plan_.decodes;
@@ -218,7 +223,7 @@ bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
 
 // Infinite where nobody waits for the step but those whose prompts are in it.
 absl::Duration Scheduler::StepTimeTarget() const {
-  if (plan_.decodes.empty()) return absl::InfiniteDuration();
+  if (!stream_waits_) return absl::InfiniteDuration();
   if (options_.step_time_target.has_value()) return *options_.step_time_target;
   if (!options_.auto_step_time_target) return absl::InfiniteDuration();
   return std::clamp(kAutoTargetSteps * step_time_.Predict(plan_.work), kLeastAutoTarget,

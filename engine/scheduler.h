@@ -158,6 +158,7 @@ class Scheduler {
   std::uint32_t prompt_budget_ = 0;  // of those, for prompts
   StepTimeModel step_time_;
   absl::Duration time_target_;  // of the step being planned
+  bool stream_waits_ = false;   // for the step being planned, beside those whose prompts are in it
   std::uint64_t launched_ = 0;  // steps
   std::uint64_t completed_ = 0;
   bool must_wait_ = false;

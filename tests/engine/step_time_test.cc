@@ -333,6 +333,35 @@ TEST(StepTimeTargetTest, WithoutARunningStreamNothingIsShrunk) {
   EXPECT_THAT(tokens, ::testing::ElementsAre(2048, 2048, 904, 1, 1));
 }
 
+TEST(StepTimeTargetTest, AStreamWhoseTextIsNotMadeYetWaitsForTheStep) {
+  TimedEngine timed(Rule(Truth()), absl::Milliseconds(1));
+  Harness& harness = timed.harness;
+  bool is_ready = true;
+  harness.core.scheduler().SetOutputReady(
+      [&](const LiveRequest& live) { return live.request.id != "stream" || is_ready; });
+  const std::shared_ptr<LiveRequest> stream =
+      harness.Submit(MakeRequest("stream", MakePrompt(1, 100), 300));
+  timed.Step();
+  timed.Step();
+  // The tokens of the next step, which has a prompt more.
+  const auto step_tokens = [&](std::uint64_t seed) {
+    harness.Submit(MakeRequest(absl::StrCat("prompt", seed), MakePrompt(seed, 1000), 1));
+    timed.Step();
+    EXPECT_TRUE(harness.core.last_plan().decodes.empty());
+    return harness.core.last_plan().num_tokens;
+  };
+  is_ready = false;
+  EXPECT_EQ(step_tokens(2), 8u);
+  // A client that does not read waits for nothing.
+  stream->stream->Write(DeltaEvent{.index = 0,
+                                   .text = {},
+                                   .token_ids = {},
+                                   .logprobs = {},
+                                   .num_tokens = harness.options.stream_queue_tokens,
+                                   .usage = {}});
+  EXPECT_EQ(step_tokens(3), 992u + 1000);
+}
+
 // A machine that reads its weights in `stream` seconds, or computes for `row` seconds with each
 // row, whichever takes longer: no straight line, as the model takes it for.
 struct Machine {
