@@ -5,7 +5,6 @@
 
 #include <immintrin.h>
 
-
 #include <cstddef>
 #include <cstdint>
 

@@ -324,6 +324,7 @@ def test_interval_tokens(live):
 def test_aliases(live):
     request = greedy(live.api)
     request.model = "tale"
+    assert live.refusal(request)[0] == "MODEL_NOT_FOUND"
     live.set(model__aliases="[tale, novel]")
     assert len(live.ids(request)) == 20
     assert live.generation.GetModel(live.api.GetModelRequest()).model.aliases == ["tale", "novel"]
