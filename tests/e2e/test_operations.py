@@ -150,6 +150,8 @@ def test_admin_calls(api, daemon, admin, generation):
     request.stopping.max_tokens = 450
     request.stopping.ignore_eos = True
     request.output.stream = True
+    # More than its connection buffers, so it does not end while nobody reads.
+    request.sampling.choice_count, request.output.logprobs = 8, 20
     stream = generation.Generate(request)
     next(stream)
     listed = {info.request_id: info for info in admin.ListRequests(api.ListRequestsRequest()).requests}

@@ -180,7 +180,7 @@ def test_step_time_target(live):
     def ask():
         """Runs a prompt that is not cached; returns its steps of more than 128 tokens."""
         before = steps_above(live, 128)
-        live.run(greedy(live.api, long_prompt(next(numbers), words=300), tokens=2))
+        live.run(greedy(live.api, long_prompt(f"Target {next(numbers)}:", words=300), tokens=2))
         return steps_above(live, 128) - before
 
     def decodes(name):
