@@ -145,14 +145,15 @@ def query(port, expression):
     raise AssertionError(f"Prometheus has no value for {expression}")
 
 
-def test_admin_calls(api, daemon, admin, generation):
+def test_admin_calls(api, daemon, admin):
     request = api.GenerateRequest(text="Once upon a time", request_id="listed")
     request.stopping.max_tokens = 450
     request.stopping.ignore_eos = True
     request.output.stream = True
-    # More than its connection buffers, so it does not end while nobody reads.
+    # More than a connection buffers whose window stays at 64 KiB, so it does not end while nobody reads.
     request.sampling.choice_count, request.output.logprobs = 8, 20
-    stream = generation.Generate(request)
+    channel = grpc.insecure_channel(daemon.grpc_address, [("grpc.http2.bdp_probe", 0)])
+    stream = api.GenerationServiceStub(channel).Generate(request)
     next(stream)
     listed = {info.request_id: info for info in admin.ListRequests(api.ListRequestsRequest()).requests}
     assert listed["listed"].prompt_tokens > 0 and listed["listed"].kv_page_count > 0
@@ -161,6 +162,7 @@ def test_admin_calls(api, daemon, admin, generation):
     assert admin.AbortRequests(api.AbortRequestsRequest(request_ids=["listed", "unknown"])).unknown_ids == ["unknown"]
     with pytest.raises(grpc.RpcError):
         list(stream)
+    channel.close()
     config = admin.GetConfig(api.GetConfigRequest(include_defaults=True))
     assert "max_running_sequences" in config.yaml and len(config.config_sha256) == 64
     assert admin.SetLogLevel(api.SetLogLevelRequest(level="debug")).previous_level == "info"
