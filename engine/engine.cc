@@ -15,10 +15,10 @@
 #include "base/mutex.h"
 #include "base/published.h"
 #include "base/status.h"
-#include "engine/engine_core.h"
-#include "engine/engine_options.h"
-#include "engine/output_stage.h"
-#include "engine/text_stage.h"
+#include "engine/output/output_stage.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/text_stage.h"
+#include "engine/step/engine_core.h"
 
 namespace quire::engine {
 namespace {

@@ -15,12 +15,9 @@
 // Threads:    Create and the destructor from one thread; everything else from any.
 // Lifetime:   the runner, tokenizer and clock outlive the engine.
 
-#include <array>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,9 +27,10 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "cache_manager/cache_manager.h"
-#include "engine/request.h"
-#include "engine/tenant_limits.h"
-#include "engine/token_stream.h"
+#include "engine/output/token_stream.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/request.h"
+#include "engine/step/engine_stats.h"
 
 namespace quire::probe {
 class Registry;
@@ -46,67 +44,6 @@ class Tokenizer;
 
 namespace quire::engine {
 
-enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
-
-// The part of the options that a running engine can change.
-struct HotOptions {
-  // scheduler.*
-  std::int32_t max_step_tokens = 8192;  // at most its value at Create
-  std::int32_t prefill_chunk_tokens = 512;
-  std::int32_t max_step_prompt_tokens = 512;  // prompt tokens in one step
-  // While rows decode, prompts share a step only as far as it is expected to end within this.
-  // Absent: no target, or with `auto_step_time_target` 4 times what the rows alone are expected to
-  // take, within 20 and 500 ms.
-  std::optional<absl::Duration> step_time_target;
-  bool auto_step_time_target = false;
-  std::int32_t max_running_sequences = 64;  // at most its value at Create
-  absl::Duration queue_timeout = absl::InfiniteDuration();
-  absl::Duration priority_aging_interval = absl::Seconds(10);
-  // limits.*
-  ParamLimits limits;  // max_logprobs: at most its value at Create
-  std::int32_t max_queued_requests = 1024;
-  std::int64_t max_queued_tokens = 4 << 20;
-  std::int64_t max_input_bytes = 8 << 20;
-  absl::Duration max_request_duration = absl::InfiniteDuration();
-  // stream.*
-  absl::Duration slow_client_timeout = absl::Seconds(30);
-  TenantOptions tenants;
-  // kv_cache.*; Create leaves it as the cache has it.
-  bool partial_page_reuse = true;
-};
-
-// Plain values; the server fills them from the configuration.
-struct EngineOptions : HotOptions {
-  // model
-  std::string model_id;
-  std::string fingerprint;      // roots the prefix keys
-  std::string kv_dtype;         // shown in quire_kv_cache_info
-  std::int32_t vocab_size = 0;  // rows of the output matrix
-  std::int32_t max_context_tokens = 0;
-  std::vector<std::int32_t> eos_token_ids;
-  // scheduler.*
-  AdmissionMode admission = AdmissionMode::kSafe;
-  // Prompts may find pages with generated tokens. False where the two are computed differently and
-  // a warm cache must give the bits of a cold one: then only the sequence that generated them, and
-  // choices that share its tokens, find them again.
-  bool share_generated_pages = true;
-  // stream.*
-  std::int32_t stream_queue_tokens = 1024;
-  // tokenizer.*
-  std::int32_t text_threads = 1;  // text workers, and as many output workers
-  // Steps launched before the oldest is collected: the lesser of this and what the runner can do.
-  std::int32_t max_steps_in_flight = 2;
-  // Called once on the engine thread before anything else. May be empty.
-  std::function<void()> on_engine_thread;
-  // The engine cannot go on; each is called once, on the engine thread, and may do nothing that
-  // waits for the engine. First on_failing, with everything still unanswered: health turns. Then
-  // every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage and a retry delay; then
-  // on_fatal: the process should end. The status is the runner's (IsDeviceLost of
-  // base/cuda_status.h: reason DEVICE_LOST), or INTERNAL / ENGINE_DIED when the engine thread
-  // itself came to an end.
-  std::function<void(const absl::Status&)> on_failing, on_fatal;
-};
-
 // A line of ListRequests.
 struct RequestInfo {
   std::string id, model, principal, tenant;
@@ -114,38 +51,6 @@ struct RequestInfo {
   absl::Time accept_time, deadline;
   std::int32_t prompt_tokens = 0, output_tokens = 0, kv_pages = 0, priority = 0;
   std::map<std::string, std::string> labels;
-};
-
-// kFailed is final: Accept answers UNAVAILABLE / DEVICE_ERROR.
-enum class EngineState : std::uint8_t { kReady, kDraining, kStopped, kFailed };
-
-// Requests that ended early, by the state they were in (RequestState) and the cause (CancelSource).
-using EndCounts = std::array<std::array<std::int64_t, kNumCancelSources>, kNumRequestStates>;
-
-struct EngineStats {
-  EngineState state = EngineState::kReady;
-  std::int32_t running = 0, waiting = 0;
-  std::int64_t waiting_uncached_tokens = 0;
-  cache::CacheStats cache;
-  double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
-  std::int64_t steps = 0, preemptions = 0;
-  std::int64_t steps_ahead = 0;         // launched while another was in flight
-  std::int64_t chunked_prefills = 0;    // chunks that did not complete their prompt
-  std::int32_t max_step_sequences = 0;  // most sequences in one step so far
-  absl::Duration last_step_age;
-  EndCounts early_ends{};
-};
-
-// Who uses which page between two steps: entry i is page i + 1.
-struct PagePicture {
-  static constexpr std::int32_t kFree = 0;
-  static constexpr std::int32_t kCached = 1;
-  static constexpr std::int32_t kShared = 2;      // by several sequences
-  static constexpr std::int32_t kWork = 3;        // by copies and clears of steps
-  static constexpr std::int32_t kFirstOwner = 4;  // + index into owners: by one sequence
-  std::vector<std::int32_t> pages;
-  // Ids of requests; one with several choices may occur repeatedly.
-  std::vector<std::string> owners;
 };
 
 // What AbortRequests selects; at least one criterion must be set.

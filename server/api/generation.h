@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
-#include "engine/token_stream.h"
+#include "engine/output/token_stream.h"
 #include "server/api/access_log.h"
 #include "server/api/request_translator.h"
 #include "server/api/server_probe.h"

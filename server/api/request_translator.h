@@ -21,8 +21,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/published.h"
-#include "engine/request.h"
-#include "engine/sampling_params.h"
+#include "engine/request/request.h"
+#include "engine/request/sampling_params.h"
 
 namespace google::protobuf {
 class Duration;

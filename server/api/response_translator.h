@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "engine/engine.h"
-#include "engine/token_stream.h"
+#include "engine/output/token_stream.h"
 #include "server/api/serving_state.h"
 
 namespace google::protobuf {

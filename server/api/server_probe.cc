@@ -6,9 +6,9 @@
 
 namespace quire::server {
 
-// Two families are the engine's (engine/engine_probe.cc): a request that the translator refuses
-// never reaches it, and received = accepted + rejected must hold all the same. Names and help texts
-// are equal there and here; the registry checks that.
+// Two families are the engine's (engine/request/engine_probe.cc): a request that the translator
+// refuses never reaches it, and received = accepted + rejected must hold all the same. Names and
+// help texts are equal there and here; the registry checks that.
 ServerProbe::ServerProbe(probe::Registry* registry, const std::string& model_id)
     : registry_(registry),
       streams_(registry->AddGauge("quire_grpc_streams_active",

@@ -1,7 +1,7 @@
 #pragma once
 
 // The metrics that only the network edge can count. Families of the engine are in
-// engine/engine_probe.h.
+// engine/request/engine_probe.h.
 //
 // Place:      made by the daemon, used by all handlers.
 // Invariants: every finished call of a known method is counted once.

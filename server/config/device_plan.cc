@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "engine/engine_options.h"
+#include "engine/request/engine_options.h"
 
 namespace quire::server {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/tenant_limits.h"
+#include "engine/request/tenant_limits.h"
 
 namespace quire::server {
 

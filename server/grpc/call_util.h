@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "engine/token_stream.h"
+#include "engine/output/token_stream.h"
 #include "server/api/generation.h"
 #include "server/api/request_translator.h"
 #include "server/auth/authenticator.h"

@@ -1,6 +1,6 @@
 // One request's life, every way it can end, and what must hold for the others meanwhile.
 
-#include "engine/engine_core.h"
+#include "engine/step/engine_core.h"
 
 #include <random>
 

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "cache_manager/cache_manager.h"
-#include "engine/engine_core.h"
-#include "engine/text_stage.h"
+#include "engine/output/token_stream.h"
+#include "engine/request/text_stage.h"
+#include "engine/step/engine_core.h"
 #include "models/text/tokenizer.h"
 #include "tests/engine/fake_runner.h"
 #include "tests/testing/fake_clock.h"

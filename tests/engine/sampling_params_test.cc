@@ -1,4 +1,4 @@
-#include "engine/sampling_params.h"
+#include "engine/request/sampling_params.h"
 
 #include <cmath>
 #include <functional>

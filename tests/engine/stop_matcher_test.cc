@@ -1,4 +1,4 @@
-#include "engine/stop_matcher.h"
+#include "engine/output/stop_matcher.h"
 
 #include <random>
 

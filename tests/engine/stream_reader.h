@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/token_stream.h"
+#include "engine/output/token_stream.h"
 
 namespace quire::engine {
 

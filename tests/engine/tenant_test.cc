@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
-#include "engine/admission_queue.h"
+#include "engine/request/admission_queue.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"

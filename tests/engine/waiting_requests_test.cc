@@ -1,7 +1,7 @@
 // The order of admission against its definition: the least key of all that wait, sought anew each
 // time.
 
-#include "engine/waiting_requests.h"
+#include "engine/scheduler/waiting_requests.h"
 
 #include <algorithm>
 #include <array>

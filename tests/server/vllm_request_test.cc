@@ -12,7 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "base/error_reason.h"
-#include "engine/sampling_params.h"
+#include "engine/request/sampling_params.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/request_translator.h"
 #include "vllm/grpc/engine/vllm_engine.pb.h"

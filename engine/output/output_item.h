@@ -1,0 +1,54 @@
+#pragma once
+
+// What the engine thread tells an output worker about one request, in order.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "engine/request/sequence.h"
+
+namespace quire::engine {
+
+struct OutputItem {
+  enum class Kind : std::uint8_t {
+    kStarted,
+    kPromptScores,
+    kToken,      // one sampled token; with `finish` the last of its choice
+    kChoiceEnd,  // the engine has ended a choice whose stop string matched
+    kRequestEnd  // nothing follows
+  };
+
+  // The log-probability of a given prompt token.
+  struct Score {
+    std::int32_t token = 0;
+    float logprob = 0;
+    std::int32_t rank = 0;
+    std::vector<kernels::TopLogprob> top;
+  };
+
+  Kind kind = Kind::kToken;
+  std::shared_ptr<LiveRequest> request;
+  absl::Time time;  // of the step that made it
+  std::int32_t choice = 0;
+
+  // kToken
+  Score token;
+  std::optional<FinishReason> finish;
+  // kToken with finish, kChoiceEnd: what the choice went through.
+  std::int32_t preemptions = 0;
+  std::int32_t recomputed_tokens = 0;
+
+  // kPromptScores: positions [start_position, start_position + scores.size())
+  std::int32_t start_position = 0;
+  std::vector<Score> scores;
+
+  // kRequestEnd
+  absl::Status status;
+  bool was_accepted = true;  // false: refused while it was prepared
+};
+
+}  // namespace quire::engine

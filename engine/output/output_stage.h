@@ -1,0 +1,78 @@
+#pragma once
+
+// Output workers: each takes the items of its requests in order, turns them into stream events,
+// reports stop strings back to the engine and removes finished requests from the table.
+//
+// Place:      between the engine thread and the TokenStreams.
+// Invariants: all items of a request go to one worker. A ring never overflows: the engine does not
+//             run rows whose ring is half full, and the other half holds whatever two steps and all
+//             live requests can still add.
+// Threads:    Push and IsReady from the engine thread; owns `num_workers` threads.
+// Lifetime:   tokenizer, table and probe outlive it.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/clock.h"
+#include "engine/output/output_item.h"
+#include "engine/request/engine_probe.h"
+#include "engine/request/inbox.h"
+#include "engine/request/request_table.h"
+#include "models/text/tokenizer.h"
+
+namespace quire::engine {
+
+struct OutputStageOptions {
+  std::int32_t num_workers = 1;
+  std::size_t ring_items = 0;
+  std::int32_t stream_queue_tokens = 0;  // of one request that may be on their way
+};
+
+class OutputStage {
+ public:
+  OutputStage(const OutputStageOptions& options, const text::Tokenizer* tokenizer,
+              const Clock* clock, RequestTable* table, EngineProbe* probe,
+              std::shared_ptr<Inbox> inbox);
+  ~OutputStage();
+
+  std::size_t num_workers() const { return rings_.size(); }
+  // Every ring holds at least so many items. From any thread.
+  void Reserve(std::size_t ring_items);
+  // Hands all items over and leaves the vector empty.
+  void Push(std::vector<OutputItem>* items);
+  // Whether tokens of this request may be made. After false the engine is woken when that changes.
+  bool IsReady(const LiveRequest& live);
+  // Waits until the workers have done everything that was pushed; false when `timeout` passes
+  // first. From the pushing thread.
+  bool WaitDone(absl::Duration timeout);
+  // Finishes what waits and joins the workers.
+  void Stop();
+
+ private:
+  struct Ring {
+    explicit Ring(std::size_t items) : queue(items) {}
+    BoundedQueue<OutputItem> queue;
+    std::atomic<bool> engine_waits{false};
+    std::uint64_t pushed = 0;  // items
+    std::atomic<std::uint64_t> done{0};
+  };
+
+  void Work(Ring& ring);
+  void Process(OutputItem& item);
+
+  const text::Tokenizer* const tokenizer_;
+  const Clock* const clock_;
+  RequestTable* const table_;
+  EngineProbe* const probe_;
+  const std::shared_ptr<Inbox> inbox_;
+  std::atomic<std::size_t> half_;  // of a ring's items
+  const std::int32_t stream_queue_tokens_;
+  std::vector<std::unique_ptr<Ring>> rings_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,206 @@
+#include "engine/output/request_output.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace quire::engine {
+
+RequestOutput::RequestOutput(const LiveRequest& live, const text::Tokenizer& tokenizer)
+    : live_(live), tokenizer_(tokenizer), params_(live.request.output) {
+  const auto& stops = live.request.stopping.stop;
+  if (!stops.empty()) stops_ = std::make_unique<StopAutomaton>(stops);
+  choices_.reserve(live.choices());
+  for (std::uint32_t i = 0; i < live.choices(); ++i) {
+    choices_.emplace_back(tokenizer, params_.skip_special_tokens, stops_.get());
+    choices_.back().pending.index = static_cast<std::int32_t>(i);
+  }
+}
+
+void RequestOutput::Start(const OutputItem& item) {
+  schedule_time_ = item.time;
+  StartedEvent started;
+  started.model = live_.request.model;
+  started.prompt_tokens = live_.shown_prompt_tokens.load(std::memory_order_relaxed);
+  started.cached_tokens = live_.cached_tokens;
+  started.seed = static_cast<std::int64_t>(live_.request.sampling.seed);
+  started.schedule_time = item.time;
+  started.max_tokens = live_.max_tokens;
+  if (params_.echo_prompt) {
+    if (params_.text) started.prompt_text = live_.prompt_text;
+    if (params_.token_ids) started.prompt_token_ids = live_.echo_ids;
+  }
+  live_.stream->Write(std::move(started));
+}
+
+TokenLogprob RequestOutput::MakeLogprob(const OutputItem::Score& score) const {
+  TokenLogprob logprob{.token = score.token,
+                       .logprob = score.logprob,
+                       .rank = score.rank,
+                       .bytes = tokenizer_.TokenBytes(score.token),
+                       .top = {}};
+  logprob.top.reserve(score.top.size());
+  for (const kernels::TopLogprob& top : score.top) {
+    logprob.top.push_back({top.token, top.logprob, tokenizer_.TokenBytes(top.token)});
+  }
+  return logprob;
+}
+
+void RequestOutput::AddPromptScores(const OutputItem& item) {
+  constexpr std::size_t kMaxPerEvent = 4096;
+  for (std::size_t begin = 0; begin < item.scores.size(); begin += kMaxPerEvent) {
+    const std::size_t end = std::min(begin + kMaxPerEvent, item.scores.size());
+    PromptLogprobsEvent event;
+    event.start_position = item.start_position + static_cast<std::int32_t>(begin);
+    for (std::size_t i = begin; i < end; ++i) event.tokens.push_back(MakeLogprob(item.scores[i]));
+    live_.stream->Write(std::move(event));
+  }
+}
+
+bool RequestOutput::AddToken(const OutputItem& item, absl::Time handed_over, EngineProbe& probe) {
+  Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
+  if (choice.ended) {
+    probe.AddDiscarded(DiscardCause::kAfterStop, 1);
+    return false;
+  }
+  first_handed_over_ = std::min(first_handed_over_, handed_over);
+  if (choice.tokens == 0) {
+    choice.first_token_time = item.time;
+    probe.FirstTokenOfChoice();
+  } else {
+    probe.ObserveInterToken(item.time - choice.last_token_time);
+  }
+  choice.last_token_time = item.time;
+  ++choice.tokens;
+  probe.AddGenerated(1);
+  DeltaEvent& pending = choice.pending;
+  ++pending.num_tokens;
+  if (params_.token_ids) pending.token_ids.push_back(item.token.token);
+  if (params_.logprobs >= 0) pending.logprobs.push_back(MakeLogprob(item.token));
+  PushText(choice, item);
+  const bool matched = choice.reason == FinishReason::kStopText;
+  if (matched) choice.ended = true;
+  if (params_.stream && !item.finish.has_value()) WriteDelta(choice, matched);
+  return matched;
+}
+
+// A stop or end-of-sequence token has no text, unless the stop is to be included.
+void RequestOutput::PushText(Choice& choice, const OutputItem& item) {
+  const StoppingParams& stopping = live_.request.stopping;
+  const bool is_stop_token =
+      item.finish == FinishReason::kEos || item.finish == FinishReason::kStopToken;
+  if (!is_stop_token || stopping.include_stop_text) {
+    const bool may_stop = choice.tokens >= stopping.min_tokens;
+    choice.stop_string = choice.matcher.Push(choice.detokenizer.Push(item.token.token), may_stop,
+                                             stopping.include_stop_text, &choice.pending.text);
+    if (choice.stop_string.has_value()) {
+      choice.reason = FinishReason::kStopText;
+      return;
+    }
+  }
+  if (item.finish.has_value()) {
+    choice.reason = item.finish;
+    if (is_stop_token) choice.stop_token = item.token.token;
+    Flush(choice);
+  }
+}
+
+// What the detokenizer still holds may complete a stop string.
+void RequestOutput::Flush(Choice& choice) {
+  const StoppingParams& stopping = live_.request.stopping;
+  const bool may_stop = choice.tokens >= stopping.min_tokens;
+  choice.stop_string = choice.matcher.Push(choice.detokenizer.Finish(), may_stop,
+                                           stopping.include_stop_text, &choice.pending.text);
+  if (choice.stop_string.has_value()) {
+    choice.reason = FinishReason::kStopText;
+    choice.stop_token.reset();
+    return;
+  }
+  choice.matcher.Finish(&choice.pending.text);
+}
+
+void RequestOutput::WriteDelta(Choice& choice, bool is_last) {
+  DeltaEvent& pending = choice.pending;
+  if (!params_.text) pending.text.clear();
+  const bool has_content =
+      !pending.text.empty() || !pending.token_ids.empty() || !pending.logprobs.empty();
+  if (!has_content) return;
+  if (!is_last && pending.num_tokens < params_.stream_interval_tokens) return;
+  DeltaEvent delta = std::move(pending);
+  pending = DeltaEvent{.index = delta.index,
+                       .text = {},
+                       .token_ids = {},
+                       .logprobs = {},
+                       .num_tokens = 0,
+                       .usage = {}};
+  if (params_.usage_every_chunk) delta.usage = UsageOf(choice);
+  live_.stream->Write(std::move(delta));
+}
+
+void RequestOutput::EndChoice(const OutputItem& item) {
+  Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
+  QUIRE_CHECK(choice.reason.has_value());
+  choice.ended = true;
+  if (params_.stream) WriteDelta(choice, /*is_last=*/true);
+  CompletedEvent completed;
+  completed.index = item.choice;
+  completed.finish_reason = *choice.reason;
+  completed.stop_token_id = choice.stop_token;
+  if (choice.stop_string.has_value()) {
+    completed.stop_text =
+        live_.request.stopping.stop[static_cast<std::size_t>(*choice.stop_string)];
+  }
+  if (!params_.stream) {
+    if (params_.text) completed.text = std::move(choice.pending.text);
+    completed.token_ids = std::move(choice.pending.token_ids);
+    completed.logprobs = std::move(choice.pending.logprobs);
+  }
+  completed.usage = UsageOf(choice);
+  choice.timings = {.queue = schedule_time_ - live_.request.accept_time,
+                    .prefill = choice.first_token_time - schedule_time_,
+                    .decode = choice.last_token_time - choice.first_token_time,
+                    .time_to_first_token = first_handed_over_ - live_.request.accept_time,
+                    .preemption_count = item.preemptions,
+                    .recomputed_tokens = item.recomputed_tokens};
+  if (params_.timings) completed.timings = choice.timings;
+  live_.stream->Write(std::move(completed));
+}
+
+Usage RequestOutput::UsageOf(const Choice& choice) const {
+  return {.prompt_tokens = live_.shown_prompt_tokens.load(std::memory_order_relaxed),
+          .completion_tokens = choice.tokens,
+          .cached_tokens = live_.cached_tokens};
+}
+
+Usage RequestOutput::EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe) {
+  Usage usage{.prompt_tokens = live_.shown_prompt_tokens.load(std::memory_order_relaxed),
+              .completion_tokens = 0,
+              .cached_tokens = live_.cached_tokens};
+  for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens;
+  if (item.was_accepted) {
+    probe.ObserveEnd(now - live_.request.accept_time);
+    if (usage.completion_tokens > 0) {
+      absl::Time first = absl::InfiniteFuture();
+      absl::Time last = absl::InfinitePast();
+      for (const Choice& choice : choices_) {
+        if (choice.tokens == 0) continue;
+        first = std::min(first, choice.first_token_time);
+        last = std::max(last, choice.last_token_time);
+      }
+      probe.ObservePhases({.time_to_first_token = first_handed_over_ - live_.request.accept_time,
+                           .prefill = first - schedule_time_,
+                           .decode = last - first});
+    }
+  }
+  if (item.status.ok()) {
+    probe.ObserveCompleted(usage.prompt_tokens, live_.request.deadline - now);
+    for (const Choice& choice : choices_) {
+      probe.ObserveChoice(*choice.reason, choice.tokens,
+                          choice.last_token_time - choice.first_token_time);
+    }
+  }
+  return usage;
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,150 @@
+#include "engine/output/token_stream.h"
+
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::engine {
+namespace {
+
+template <typename T>
+void AppendMoved(std::vector<T>& to, std::vector<T>& from) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+void Merge(DeltaEvent& into, DeltaEvent& next) {
+  into.text += next.text;
+  AppendMoved(into.token_ids, next.token_ids);
+  AppendMoved(into.logprobs, next.logprobs);
+  into.num_tokens += next.num_tokens;
+  if (next.usage.has_value()) into.usage = next.usage;
+}
+
+}  // namespace
+
+void TokenStream::Write(OutputEvent event) {
+  {
+    MutexLock lock(&mutex_);
+    if (finish_called_) return;
+    DeltaEvent* merge_into = nullptr;
+    if (auto* delta = std::get_if<DeltaEvent>(&event)) {
+      unread_tokens_.fetch_add(delta->num_tokens, std::memory_order_acq_rel);
+      // At most one delta of an index waits, so this looks at a few events.
+      for (auto it = events_.rbegin(); it != events_.rend() && merge_into == nullptr; ++it) {
+        auto* waiting = std::get_if<DeltaEvent>(&*it);
+        if (waiting != nullptr && waiting->index == delta->index) merge_into = waiting;
+      }
+      if (merge_into != nullptr) Merge(*merge_into, *delta);
+    }
+    if (merge_into == nullptr) events_.push_back(std::move(event));
+    if (!reader_waits_) return;
+    reader_waits_ = false;
+  }
+  Notify();
+}
+
+void TokenStream::Finish(absl::Status status, const Usage& usage) {
+  {
+    MutexLock lock(&mutex_);
+    if (finish_called_) return;
+    finish_called_ = true;
+    status_ = std::move(status);
+    usage_ = usage;
+    if (!reader_waits_) return;
+    reader_waits_ = false;
+  }
+  Notify();
+}
+
+void TokenStream::Notify() {
+  MutexLock lock(&callback_mutex_);
+  if (callback_) callback_();
+}
+
+std::optional<OutputEvent> TokenStream::Take() {
+  std::optional<OutputEvent> event;
+  bool drained = false;
+  {
+    MutexLock lock(&mutex_);
+    if (events_.empty()) {
+      reader_waits_ = !finish_called_;
+      return std::nullopt;
+    }
+    event = std::move(events_.front());
+    events_.pop_front();
+    if (const auto* delta = std::get_if<DeltaEvent>(&*event)) {
+      const std::int32_t before =
+          unread_tokens_.fetch_sub(delta->num_tokens, std::memory_order_acq_rel);
+      drained = before >= capacity_tokens_ && before - delta->num_tokens < capacity_tokens_;
+    }
+  }
+  if (drained && on_drained_) on_drained_();
+  return event;
+}
+
+bool TokenStream::finished() const {
+  MutexLock lock(&mutex_);
+  return finish_called_ && events_.empty();
+}
+
+absl::Status TokenStream::status() const {
+  MutexLock lock(&mutex_);
+  return status_;
+}
+
+Usage TokenStream::usage() const {
+  MutexLock lock(&mutex_);
+  return usage_;
+}
+
+void TokenStream::SetReadyCallback(std::function<void()> callback) {
+  bool call_now = false;
+  {
+    MutexLock lock(&callback_mutex_);
+    callback_ = std::move(callback);
+    if (!callback_) return;
+    MutexLock state_lock(&mutex_);
+    call_now = !events_.empty() || finish_called_;
+    if (call_now) reader_waits_ = false;
+  }
+  if (call_now) Notify();
+}
+
+void TokenStream::SetDrainedCallback(std::int32_t capacity_tokens,
+                                     std::function<void()> on_drained) {
+  capacity_tokens_ = capacity_tokens;
+  on_drained_ = std::move(on_drained);
+}
+
+bool TokenStream::reader_waits() const {
+  MutexLock lock(&mutex_);
+  return reader_waits_;
+}
+
+absl::Status TokenStream::CheckIntegrity() const {
+  MutexLock lock(&mutex_);
+  std::int32_t tokens = 0;
+  for (auto it = events_.begin(); it != events_.end(); ++it) {
+    const auto* delta = std::get_if<DeltaEvent>(&*it);
+    if (delta == nullptr) continue;
+    tokens += delta->num_tokens;
+    for (auto later = std::next(it); later != events_.end(); ++later) {
+      const auto* other = std::get_if<DeltaEvent>(&*later);
+      if (other != nullptr && other->index == delta->index) {
+        return absl::InternalError(
+            absl::StrCat("two deltas of index ", delta->index, " wait in one stream"));
+      }
+    }
+  }
+  if (tokens != unread_tokens()) {
+    return absl::InternalError(
+        absl::StrCat("stream holds ", tokens, " unread tokens, counts ", unread_tokens()));
+  }
+  if (reader_waits_ && (!events_.empty() || finish_called_)) {
+    return absl::InternalError("a reader waits although there is something to take");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::engine

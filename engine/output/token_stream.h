@@ -1,0 +1,141 @@
+#pragma once
+
+// The bounded output channel of one request: output workers write, one reader takes.
+//
+// Place:      between the output stage and the transport (a gRPC reactor, a test).
+// Invariants: one StartedEvent first; deltas of an index in order; at most one CompletedEvent per
+//             index; nothing after Finish. Consecutive deltas of one index that were not taken yet
+//             are merged, so the memory of a slow reader is bounded by its tokens, and those by the
+//             scheduler, which does not run a sequence whose stream holds `capacity_tokens` unread
+//             tokens.
+// Threads:    all methods thread-safe.
+// Lifetime:   shared by engine and reader; either may go first.
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "engine/request/request.h"
+
+namespace quire::engine {
+
+struct TopToken {
+  std::int32_t token = 0;
+  float logprob = 0;
+  std::string bytes;
+};
+
+struct TokenLogprob {
+  std::int32_t token = 0;
+  float logprob = 0;
+  std::int32_t rank = 0;
+  std::string bytes;
+  std::vector<TopToken> top;
+};
+
+struct Usage {
+  std::int32_t prompt_tokens = 0;
+  std::int32_t completion_tokens = 0;
+  std::int32_t cached_tokens = 0;
+};
+
+struct Timings {
+  absl::Duration queue, prefill, decode, time_to_first_token;
+  std::int32_t preemption_count = 0;
+  std::int32_t recomputed_tokens = 0;
+};
+
+struct StartedEvent {
+  std::string model;
+  std::int32_t prompt_tokens = 0;
+  std::int32_t cached_tokens = 0;
+  std::int64_t seed = 0;
+  absl::Time schedule_time;
+  std::int32_t max_tokens = 0;
+  std::string prompt_text;                     // with echo_prompt
+  std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
+};
+
+struct PromptLogprobsEvent {
+  std::int32_t start_position = 1;
+  std::vector<TokenLogprob> tokens;
+};
+
+struct DeltaEvent {
+  std::int32_t index = 0;
+  std::string text;
+  std::vector<std::int32_t> token_ids;
+  std::vector<TokenLogprob> logprobs;
+  std::int32_t num_tokens = 0;  // tokens this delta stands for, whether ids are sent or not
+  std::optional<Usage> usage;
+};
+
+struct CompletedEvent {
+  std::int32_t index = 0;
+  FinishReason finish_reason = FinishReason::kLength;
+  std::optional<std::int32_t> stop_token_id;
+  std::optional<std::string> stop_text;
+  std::string text;                     // without streaming
+  std::vector<std::int32_t> token_ids;  // without streaming
+  std::vector<TokenLogprob> logprobs;   // without streaming
+  Usage usage;
+  std::optional<Timings> timings;
+};
+
+using OutputEvent = std::variant<StartedEvent, PromptLogprobsEvent, DeltaEvent, CompletedEvent>;
+
+class TokenStream {
+ public:
+  // Producer side. After Finish both are ignored.
+  void Write(OutputEvent event);
+  // The end of the request: OK after the last CompletedEvent, else the status with its reason.
+  // `usage` is what was spent, for the trailers of a failure.
+  void Finish(absl::Status status, const Usage& usage);
+
+  // Reader side. The next event, or nothing. When nothing is left and the stream is finished,
+  // `finished()`.
+  std::optional<OutputEvent> Take();
+  bool finished() const;  // Finish was called and every event was taken
+  absl::Status status() const;
+  Usage usage() const;
+  // Called once each time something becomes available after Take returned nothing (or at once if
+  // something waits already), from the writing thread, without a lock held. One callback at a time;
+  // null removes it and returns after a running call has ended. Not from inside the callback.
+  void SetReadyCallback(std::function<void()> callback);
+
+  // Engine side, before the stream is handed out: `on_drained` runs on the reading thread each time
+  // a Take brings the unread tokens from `capacity_tokens` or more to below it.
+  void SetDrainedCallback(std::int32_t capacity_tokens, std::function<void()> on_drained);
+  // Tokens of deltas that were written and not taken; read by the engine for back-pressure.
+  std::int32_t unread_tokens() const { return unread_tokens_.load(std::memory_order_acquire); }
+  // Take returned nothing since the last event was written.
+  bool reader_waits() const;
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  void Notify();
+
+  mutable Mutex mutex_;
+  Mutex callback_mutex_;
+  std::deque<OutputEvent> events_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<std::int32_t> unread_tokens_{0};  // changed under mutex_
+  bool reader_waits_ ABSL_GUARDED_BY(mutex_) = true;
+  bool finish_called_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  Usage usage_ ABSL_GUARDED_BY(mutex_);
+  std::function<void()> callback_ ABSL_GUARDED_BY(callback_mutex_);
+  std::int32_t capacity_tokens_ = 0;  // constant after SetDrainedCallback
+  std::function<void()> on_drained_;  // constant after SetDrainedCallback
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,180 @@
+#include "engine/request/admission_queue.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+
+namespace quire::engine {
+
+void RateMeter::Advance(std::int64_t second) const {
+  if (second <= second_) return;
+  const std::int64_t steps = std::min<std::int64_t>(second - second_, kWindowSeconds);
+  for (std::int64_t i = 0; i < steps; ++i) counts_[(second - i) % kWindowSeconds] = 0;
+  second_ = second;
+}
+
+void RateMeter::Add(absl::Time now, std::int64_t count) {
+  const std::int64_t second = absl::ToUnixSeconds(now);
+  Advance(second);
+  start_ = std::min(start_, now);
+  counts_[second_ % kWindowSeconds] += count;
+}
+
+double RateMeter::PerSecond(absl::Time now) const {
+  Advance(absl::ToUnixSeconds(now));
+  std::int64_t sum = 0;
+  for (const std::int64_t count : counts_) sum += count;
+  if (sum == 0) return 0;
+  const double seconds =
+      std::clamp(absl::ToDoubleSeconds(now - start_), 1.0, static_cast<double>(kWindowSeconds));
+  return static_cast<double>(sum) / seconds;
+}
+
+absl::Status AdmissionQueue::Full(absl::string_view what, std::int64_t limit) const {
+  return WithReason(absl::ResourceExhaustedError(
+                        absl::StrCat("queue is full: ", requests_, " requests with ", tokens_,
+                                     " tokens wait, at most ", limit, " ", what, " may")),
+                    "QUEUE_FULL",
+                    {{"queued_requests", absl::StrCat(requests_)},
+                     {"queued_tokens", absl::StrCat(tokens_)},
+                     {"limit", absl::StrCat(limit)}},
+                    RetryDelayLocked());
+}
+
+void AdmissionQueue::SetLimits(std::int32_t max_requests, std::int64_t max_tokens) {
+  MutexLock lock(&mutex_);
+  max_requests_ = max_requests;
+  max_tokens_ = max_tokens;
+  highest_requests_ = std::max(highest_requests_, max_requests);
+  highest_tokens_ = std::max(highest_tokens_, max_tokens);
+}
+
+void AdmissionQueue::SetTenants(const TenantOptions& tenants) {
+  MutexLock lock(&mutex_);
+  tenants_ = tenants;
+}
+
+// `more_tokens` 0: room for one more request is asked for.
+absl::Status AdmissionQueue::CheckTenant(const std::string& tenant,
+                                         std::int64_t more_tokens) const {
+  const TenantLimits& limits = tenants_.Of(tenant);
+  const auto found = waiting_.find(tenant);
+  const Waiting waiting = found == waiting_.end() ? Waiting() : found->second;
+  const bool of_tokens = more_tokens > 0;
+  const std::int64_t value = of_tokens ? waiting.tokens : waiting.requests;
+  std::int64_t limit = std::numeric_limits<std::int64_t>::max();
+  if (of_tokens && limits.max_queued_tokens) limit = *limits.max_queued_tokens;
+  if (!of_tokens && limits.max_queued_requests) limit = *limits.max_queued_requests;
+  if ((of_tokens ? more_tokens : 1) <= limit - value) return absl::OkStatus();
+  const absl::string_view unit = of_tokens ? "prompt tokens" : "requests";
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat("tenant \"", tenant, "\" has ", value, " waiting ",
+                                                unit, ", at most ", limit, " may wait")),
+      "TENANT_LIMIT",
+      {{"tenant", tenant},
+       {"limit", absl::StrCat(limit)},
+       {"value", absl::StrCat(value)},
+       {"key", of_tokens ? "max_queued_tokens" : "max_queued_requests"}},
+      RetryDelayLocked());
+}
+
+void AdmissionQueue::Count(const std::string& tenant, std::int32_t requests, std::int64_t tokens) {
+  requests_ += requests;
+  tokens_ += tokens;
+  Waiting& waiting = waiting_[tenant];
+  waiting.requests += requests;
+  waiting.tokens += tokens;
+  QUIRE_CHECK(requests_ >= 0 && tokens_ >= 0 && waiting.requests >= 0 && waiting.tokens >= 0);
+  if (waiting.requests == 0 && waiting.tokens == 0) waiting_.erase(tenant);
+}
+
+absl::Status AdmissionQueue::EnterRequest(const std::string& tenant) {
+  MutexLock lock(&mutex_);
+  QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, 0));
+  if (requests_ >= max_requests_) return Full("requests", max_requests_);
+  Count(tenant, 1, 0);
+  return absl::OkStatus();
+}
+
+absl::Status AdmissionQueue::AddTokens(const std::string& tenant, std::int64_t tokens) {
+  MutexLock lock(&mutex_);
+  // However long its caller waited: nothing that invites to try again.
+  const std::int64_t of_tenant =
+      tenants_.Of(tenant).max_queued_tokens.value_or(std::numeric_limits<std::int64_t>::max());
+  const std::int64_t most = std::min(max_tokens_, of_tenant);
+  if (tokens > most) {
+    const std::string whose =
+        of_tenant < max_tokens_ ? absl::StrCat(" of tenant \"", tenant, "\"") : "";
+    return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", tokens,
+                                                              " tokens, at most ", most, whose,
+                                                              " may wait (max_queued_tokens)")),
+                      "NEVER_FITS",
+                      {{"prompt_tokens", absl::StrCat(tokens)}, {"limit", absl::StrCat(most)}});
+  }
+  QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, tokens));
+  if (tokens > max_tokens_ - tokens_) return Full("tokens", max_tokens_);
+  Count(tenant, 0, tokens);
+  return absl::OkStatus();
+}
+
+void AdmissionQueue::LeaveRequest(const std::string& tenant) {
+  MutexLock lock(&mutex_);
+  Count(tenant, -1, 0);
+}
+
+void AdmissionQueue::RemoveTokens(const std::string& tenant, std::int64_t tokens) {
+  MutexLock lock(&mutex_);
+  Count(tenant, 0, -tokens);
+}
+
+void AdmissionQueue::Update(std::int64_t uncached_tokens, double tokens_per_second) {
+  MutexLock lock(&mutex_);
+  uncached_tokens_ = uncached_tokens;
+  rate_ = tokens_per_second;
+}
+
+absl::Duration AdmissionQueue::RetryDelayLocked() const {
+  if (rate_ <= 0) return absl::Seconds(RateMeter::kWindowSeconds);
+  return absl::Seconds(static_cast<double>(uncached_tokens_) / rate_);
+}
+
+absl::Duration AdmissionQueue::RetryDelay() const {
+  MutexLock lock(&mutex_);
+  return RetryDelayLocked();
+}
+
+std::int32_t AdmissionQueue::queued_requests() const {
+  MutexLock lock(&mutex_);
+  return requests_;
+}
+
+std::int64_t AdmissionQueue::queued_tokens() const {
+  MutexLock lock(&mutex_);
+  return tokens_;
+}
+
+absl::Status AdmissionQueue::CheckIntegrity() const {
+  MutexLock lock(&mutex_);
+  if (requests_ < 0 || requests_ > highest_requests_ || tokens_ < 0 || tokens_ > highest_tokens_) {
+    return absl::InternalError(absl::StrCat("admission queue counts ", requests_, " requests and ",
+                                            tokens_, " tokens, limits are ", highest_requests_,
+                                            " and ", highest_tokens_));
+  }
+  Waiting sum;
+  for (const auto& [tenant, waiting] : waiting_) {
+    sum.requests += waiting.requests;
+    sum.tokens += waiting.tokens;
+  }
+  if (sum.requests != requests_ || sum.tokens != tokens_) {
+    return absl::InternalError(absl::StrCat("tenants have ", sum.requests, " requests and ",
+                                            sum.tokens, " tokens, the queue counts ", requests_,
+                                            " and ", tokens_));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::engine

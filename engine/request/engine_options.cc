@@ -1,0 +1,87 @@
+#include "engine/request/engine_options.h"
+
+#include <limits>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "engine/request/sequence.h"
+#include "models/text/chat_template.h"
+
+namespace quire::engine {
+namespace {
+
+absl::Status CheckStartBounds(const HotOptions& start, const HotOptions& next) {
+  auto check = [](absl::string_view name, std::int32_t value, std::int32_t most) {
+    if (value <= most) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, ", its value at start was ", most));
+  };
+  QUIRE_RETURN_IF_ERROR(check("scheduler.max_running_sequences", next.max_running_sequences,
+                              start.max_running_sequences));
+  QUIRE_RETURN_IF_ERROR(
+      check("scheduler.max_step_tokens", next.max_step_tokens, start.max_step_tokens));
+  return check("limits.max_logprobs", next.limits.max_logprobs, start.limits.max_logprobs);
+}
+
+}  // namespace
+
+absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_tokens) {
+  const auto page_size = static_cast<std::int32_t>(page_tokens);
+  auto too_small = [](absl::string_view name, std::int64_t value, std::int64_t least) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, ", must be at least ", least));
+  };
+  if (options.max_running_sequences < 1) {
+    return too_small("scheduler.max_running_sequences", options.max_running_sequences, 1);
+  }
+  if (options.prefill_chunk_tokens < page_size) {
+    return too_small("scheduler.prefill_chunk_tokens", options.prefill_chunk_tokens, page_size);
+  }
+  if (options.max_step_tokens < options.max_running_sequences + page_size) {
+    return too_small("scheduler.max_step_tokens", options.max_step_tokens,
+                     options.max_running_sequences + page_size);
+  }
+  if (options.max_context_tokens < 2) {
+    return too_small("model.max_context_tokens", options.max_context_tokens, 2);
+  }
+  if (options.text_threads < 1) {
+    return too_small("tokenizer.threads", options.text_threads, 1);
+  }
+  if (options.max_queued_requests < 1) {
+    return too_small("limits.max_queued_requests", options.max_queued_requests, 1);
+  }
+  if (options.vocab_size > kGeneratedMark) {
+    return absl::InvalidArgumentError(absl::StrCat("the vocabulary has ", options.vocab_size,
+                                                   " tokens, at most ", kGeneratedMark,
+                                                   " are possible"));
+  }
+  for (const std::int32_t token : options.eos_token_ids) {
+    if (token >= 0 && token < options.vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat("end-of-sequence token ", token,
+                                                   " is not in the vocabulary of ",
+                                                   options.vocab_size, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHotOptions(const EngineOptions& start, const HotOptions& next,
+                             std::uint32_t page_size) {
+  EngineOptions all = start;
+  static_cast<HotOptions&>(all) = next;
+  QUIRE_RETURN_IF_ERROR(CheckOptions(all, page_size));
+  return CheckStartBounds(start, next);
+}
+
+std::int64_t InputBytes(const Request& request) {
+  if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
+    return static_cast<std::int64_t>(text->text.size());
+  }
+  if (const auto* prompt = std::get_if<ChatPrompt>(&request.prompt)) {
+    return text::InputBytes(prompt->chat);
+  }
+  return static_cast<std::int64_t>(std::get<TokenPrompt>(request.prompt).size() *
+                                   sizeof(std::int32_t));
+}
+
+}  // namespace quire::engine

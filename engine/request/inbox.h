@@ -1,0 +1,54 @@
+#pragma once
+
+// What other threads tell the engine thread.
+//
+// Place:      into the engine thread: from Accept, text workers, output workers, readers and
+//             control calls.
+// Invariants: bounded without refusing: a live request posts one kArrived, one kPrepared, at most
+//             one kCancel and one kStopMatched per choice, and live requests are bounded at Accept;
+//             every control call waits for its answer.
+// Threads:    Post and Wake from any thread; Drain and Wait from the engine thread.
+// Lifetime:   shared, because a reader may outlive the engine.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "engine/request/request.h"
+
+namespace quire::engine {
+
+struct LiveRequest;
+
+struct Signal {
+  enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kCall };
+  Kind kind = Kind::kCall;
+  std::shared_ptr<LiveRequest> request = nullptr;
+  CancelSource source = CancelSource::kClient;  // kCancel
+  std::string reason_text = {};                 // kCancel by kAdmin
+  std::int32_t choice = 0;                      // kStopMatched
+  std::function<void()> call = {};  // kCall: runs on the engine thread between two steps
+};
+
+class Inbox {
+ public:
+  void Post(Signal signal);
+  // Makes a waiting engine look for work once.
+  void Wake();
+  // Replaces `out` by everything posted; its capacity is reused.
+  void Drain(std::vector<Signal>* out);
+  // Returns when something was posted or woken since the last Drain, or after `timeout`.
+  void Wait(absl::Duration timeout);
+
+ private:
+  Mutex mutex_;
+  CondVar posted_;
+  std::vector<Signal> signals_ ABSL_GUARDED_BY(mutex_);
+  bool awake_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,71 @@
+#include "engine/request/request_table.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/error_reason.h"
+
+namespace quire::engine {
+
+absl::Status RequestTable::Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay) {
+  Key key(live->request.principal, live->request.id);
+  MutexLock lock(&mutex_);
+  if (requests_.contains(key)) {
+    return WithReason(
+        absl::AlreadyExistsError(absl::StrCat("request id \"", key.second, "\" is in use")),
+        "REQUEST_ID_IN_USE");
+  }
+  if (requests_.size() >= capacity_) {
+    return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                          requests_.size(), " requests are live, at most ", capacity_, " may be")),
+                      "QUEUE_FULL", {{"limit", absl::StrCat(capacity_)}}, retry_delay);
+  }
+  requests_.emplace(std::move(key), std::move(live));
+  return absl::OkStatus();
+}
+
+void RequestTable::Reserve(std::size_t capacity) {
+  MutexLock lock(&mutex_);
+  capacity_ = std::max(capacity_, capacity);
+}
+
+void RequestTable::Remove(const LiveRequest& live) {
+  MutexLock lock(&mutex_);
+  requests_.erase(Key(live.request.principal, live.request.id));
+  if (requests_.empty()) emptied_.NotifyAll();
+}
+
+std::shared_ptr<LiveRequest> RequestTable::Find(absl::string_view principal,
+                                                absl::string_view id) const {
+  MutexLock lock(&mutex_);
+  const auto it = requests_.find(Key(std::string(principal), std::string(id)));
+  return it == requests_.end() ? nullptr : it->second;
+}
+
+std::vector<std::shared_ptr<LiveRequest>> RequestTable::All() const {
+  std::vector<std::shared_ptr<LiveRequest>> all;
+  {
+    MutexLock lock(&mutex_);
+    all.reserve(requests_.size());
+    for (const auto& [key, live] : requests_) all.push_back(live);
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+    return std::tie(a->request.accept_time, a->request.id) <
+           std::tie(b->request.accept_time, b->request.id);
+  });
+  return all;
+}
+
+bool RequestTable::WaitEmpty(absl::Duration timeout) const {
+  const absl::Time until = absl::Now() + timeout;
+  MutexLock lock(&mutex_);
+  while (!requests_.empty()) {
+    if (timeout != absl::InfiniteDuration() && absl::Now() >= until) return false;
+    emptied_.WaitUntil(&mutex_, until);
+  }
+  return true;
+}
+
+}  // namespace quire::engine

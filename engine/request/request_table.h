@@ -1,0 +1,49 @@
+#pragma once
+
+// All live requests by who sent them and their id: from Accept until the stream is finished.
+//
+// Place:      asked by Accept, Cancel, AbortRequests and ListRequests; the last output item
+//             removes.
+// Invariants: at most one live request per principal and id; at most `capacity` of them.
+// Threads:    every method from any thread.
+// Lifetime:   the engine's.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "engine/request/sequence.h"
+
+namespace quire::engine {
+
+class RequestTable {
+ public:
+  explicit RequestTable(std::size_t capacity) : capacity_(capacity) {}
+
+  // The capacity becomes at least this.
+  void Reserve(std::size_t capacity);
+  // ALREADY_EXISTS / REQUEST_ID_IN_USE, or RESOURCE_EXHAUSTED / QUEUE_FULL at capacity.
+  absl::Status Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay);
+  void Remove(const LiveRequest& live);
+  std::shared_ptr<LiveRequest> Find(absl::string_view principal, absl::string_view id) const;
+  std::vector<std::shared_ptr<LiveRequest>> All() const;  // by accept time, then id
+  // Waits until the table is empty; false when `timeout` (of the system's clock) passes first.
+  bool WaitEmpty(absl::Duration timeout) const;
+
+ private:
+  using Key = std::pair<std::string, std::string>;
+
+  mutable Mutex mutex_;
+  std::size_t capacity_ ABSL_GUARDED_BY(mutex_);
+  mutable CondVar emptied_;
+  std::map<Key, std::shared_ptr<LiveRequest>> requests_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quire::engine

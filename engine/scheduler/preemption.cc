@@ -1,0 +1,35 @@
+#include "engine/scheduler/preemption.h"
+
+#include <tuple>
+
+namespace quire::engine {
+namespace {
+
+bool IsSpared(const Sequence& sequence, std::uint32_t page_size) {
+  const std::int64_t left = std::int64_t{sequence.request->limit_tokens} - sequence.computed;
+  return left <= page_size || sequence.preemptions >= kMaxPreemptions;
+}
+
+}  // namespace
+
+Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_size) {
+  const Sequence* exempt = nullptr;
+  for (const Sequence* sequence : running) {
+    if (sequence->active() && !sequence->skips) {
+      exempt = sequence;
+      break;
+    }
+  }
+  Sequence* victim = nullptr;
+  auto rank = [page_size](const Sequence& sequence) {
+    return std::tuple(!IsSpared(sequence, page_size), sequence.skips,
+                      sequence.request->request.priority, sequence.admission);
+  };
+  for (Sequence* sequence : running) {
+    if (sequence == exempt || !sequence->active() || sequence->pages == 0) continue;
+    if (victim == nullptr || rank(*sequence) > rank(*victim)) victim = sequence;
+  }
+  return victim;
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,417 @@
+#include "engine/scheduler/scheduler.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "engine/output/token_stream.h"
+#include "engine/request/engine_options.h"
+#include "engine/scheduler/preemption.h"
+
+namespace quire::engine {
+namespace {
+
+// The automatic target: so many steps without prompts, between these two.
+constexpr int kAutoTargetSteps = 4;
+constexpr absl::Duration kLeastAutoTarget = absl::Milliseconds(20);
+constexpr absl::Duration kMostAutoTarget = absl::Milliseconds(500);
+// Steps are planned for this share of the target, since some take longer than expected.
+constexpr double kAimedShare = 0.9;
+// Where time bounds a chunk it ends on a multiple of this: rows that the CPU's tiles compute
+// together.
+constexpr std::uint32_t kTimedChunkTokens = 8;
+
+cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {
+  match.num_tokens -= match.partial_rows;
+  match.partial_rows = 0;
+  match.partial_sources.clear();
+  return match;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
+    : options_(options),
+      cache_(cache),
+      page_size_(cache->page_size()),
+      max_window_chunk_(MaxChunkTokens(options, page_size_)),
+      waiting_(options.priority_aging_interval) {
+  const auto rows = static_cast<std::uint32_t>(options.max_running_sequences);
+  num_rows_ = rows;
+  for (std::uint32_t row = rows; row > 0; --row) free_rows_.push_back(row - 1);
+  running_.reserve(rows);
+  scratch_.reserve(rows);
+  plan_.decodes.reserve(rows);
+  plan_.chunks.reserve(rows);
+}
+
+void Scheduler::Add(LiveRequest* request) {
+  Sequence& first = request->first();
+  const std::uint32_t cached = MatchPrefix(first).num_tokens;
+  request->uncached_tokens = first.total() - cached;
+  waiting_uncached_tokens_ += request->uncached_tokens;
+  const std::string& tenant = request->request.tenant;
+  const auto [entry, is_new] = tenants_.try_emplace(tenant);
+  if (is_new) entry->second.max_running = MaxRunning(tenant);
+  request->of_tenant = &entry->second;
+  ++request->of_tenant->live;
+  waiting_.Add(request);
+  RefreshState(*request);
+}
+
+std::int32_t Scheduler::MaxRunning(const std::string& tenant) const {
+  return options_.tenants.Of(tenant).max_running_requests.value_or(
+      std::numeric_limits<std::int32_t>::max());
+}
+
+void Scheduler::OptionsChanged() {
+  for (auto& [tenant, requests] : tenants_) requests.max_running = MaxRunning(tenant);
+  waiting_.SetAgingInterval(options_.priority_aging_interval);
+}
+
+const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
+  plan_.Clear();
+  stuck_ = nullptr;
+  must_wait_ = false;
+  budget_ = static_cast<std::uint32_t>(options_.max_step_tokens);
+  prompt_budget_ =
+      std::max(static_cast<std::uint32_t>(options_.max_step_prompt_tokens), page_size_);
+  MarkSkips(now);
+  PlanDecodes(ahead);
+  if (must_wait_) {
+    plan_.Clear();
+    return plan_;
+  }
+  time_target_ = StepTimeTarget();
+  PlanChunks();
+  Admit(now);
+  return plan_;
+}
+
+void Scheduler::MarkSkips(absl::Time now) {
+  auto mark = [&](Sequence* sequence) {
+    LiveRequest& request = *sequence->request;
+    const bool is_full = request.request.output.stream &&
+                         request.stream->unread_tokens() >= options_.stream_queue_tokens;
+    if (!is_full) {
+      request.full_since = absl::InfiniteFuture();
+    } else if (request.full_since == absl::InfiniteFuture()) {
+      request.full_since = now;
+    }
+    const bool skips = is_full || (is_output_ready_ && !is_output_ready_(request));
+    if (skips != sequence->skips) {
+      sequence->skips = skips;
+      RefreshState(request);
+    }
+  };
+  for (Sequence* sequence : running_) mark(sequence);
+  for (Sequence* sequence : preempted_) mark(sequence);
+}
+
+// One token is left to compute, drawn already or by a step in flight, and it is not the last one.
+bool Scheduler::CanDecode(const Sequence& sequence) const {
+  if (sequence.state != SequenceState::kDecode && sequence.pending_draws == 0) return false;
+  return sequence.active() && sequence.launched() + 1 == sequence.known() &&
+         sequence.output_tokens() + static_cast<std::int32_t>(sequence.pending_draws) <
+             sequence.request->max_tokens;
+}
+
+// The token in flight is not enough: the choices of the request part with it, for which pages must
+// not be missing, or the next draw needs all tokens by number.
+bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
+  const LiveRequest& request = *sequence.request;
+  if (sequence.pending_draws == 0) return false;
+  if (!request.forked && request.choices() > 1) return true;
+  return request.uses_history() && !sequence.skips && CanDecode(sequence);
+}
+
+// Pages are taken for all decode rows before any is planned: a row that was planned cannot become
+// the victim of a later one.
+void Scheduler::PlanDecodes(bool ahead) {
+  scratch_.clear();
+  stream_waits_ = false;
+  bool has_prefill = !preempted_.empty();
+  for (Sequence* sequence : running_) {
+    if (sequence->state == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
+      has_prefill = true;
+    }
+    must_wait_ |= NeedsOutcome(*sequence);
+    if (!CanDecode(*sequence)) continue;
+    if (!sequence->skips) scratch_.push_back(sequence);
+    // One that sits out because output of its own is held up wants its next token all the same; a
+    // client that leaves its tokens unread does not.
+    stream_waits_ |= sequence->request->full_since == absl::InfiniteFuture();
+  }
+  if (must_wait_) return;
+  std::vector<Sequence*>& ready = plan_.decodes;
+  for (Sequence* sequence : scratch_) {
+    if (sequence->active() && Grow(*sequence, sequence->launched() + 1, ahead)) {
+      ready.push_back(sequence);
+    }
+  }
+  if (cache_->demand().has_windows()) GrowPrompts(ahead);
+  std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
+  const std::uint32_t without_page = budget_ > page_size_ ? budget_ - page_size_ : budget_;
+  // Only where a page for prompts would cost rows is it worth looking whether anybody needs it.
+  if (ready.size() > without_page && (has_prefill || waiting_.AnyMayStart())) {
+    ready.resize(without_page);
+  }
+  if (ready.size() > budget_) ready.resize(budget_);
+  for (const Sequence* sequence : ready) plan_.work.AddDecode(sequence->launched());
+  budget_ -= static_cast<std::uint32_t>(ready.size());
+  plan_.num_tokens += static_cast<std::uint32_t>(ready.size());
+}
+
+// The same for the chunks of prompts that the step may have room for: in window groups they could
+// not be taken with the admission.
+void Scheduler::GrowPrompts(bool ahead) {
+  scratch_.clear();
+  for (Sequence* sequence : running_) {
+    if (sequence->state != SequenceState::kPrefill || sequence->skips) continue;
+    if (sequence->launched() < sequence->total()) scratch_.push_back(sequence);
+  }
+  std::uint32_t left = std::min(budget_, prompt_budget_);
+  for (Sequence* sequence : scratch_) {
+    if (left == 0 || must_wait_) return;
+    if (!sequence->active()) continue;
+    const std::uint32_t remaining = sequence->total() - sequence->launched();
+    left -= GrowPrompt(*sequence, std::min({remaining, MostChunkTokens(), left}), ahead);
+  }
+}
+
+// Takes the pages of as much of the chunk as there are pages for. A victim gives its own only where
+// the row could compute nothing otherwise. Returns the tokens that have pages.
+std::uint32_t Scheduler::GrowPrompt(Sequence& sequence, std::uint32_t chunk, bool ahead) {
+  const std::uint32_t begin = sequence.launched();
+  std::uint32_t reserved = cache_->reserved_tokens(*sequence.row);
+  while (reserved < begin + chunk) {
+    std::uint32_t columns = cache_->available_pages() / cache_->demand().num_window_groups();
+    if (reserved == begin) columns = std::max(columns, 1u);
+    if (columns == 0) break;
+    const std::uint64_t end = reserved + std::uint64_t{columns} * page_size_;
+    if (!Grow(sequence, static_cast<std::uint32_t>(std::min<std::uint64_t>(begin + chunk, end)),
+              ahead)) {
+      if (!sequence.active()) return 0;
+      break;
+    }
+    reserved = cache_->reserved_tokens(*sequence.row);
+  }
+  return std::min(reserved - begin, chunk);
+}
+
+// Takes the pages for the first `tokens` tokens. False: the row sits out this step, or was
+// preempted itself. In safe mode a page can be missing only while pages are being cleared, copied
+// or held by a step in flight, which ends with the next step.
+bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
+  if (tokens <= cache_->reserved_tokens(*sequence.row)) return true;
+  while (true) {
+    const absl::Status status =
+        cache_->Reserve(*sequence.row, std::max(tokens, sequence.total()), tokens);
+    if (status.ok()) {
+      SetPages(sequence, cache_->pages_of(*sequence.row));
+      return true;
+    }
+    if (options_.admission == AdmissionMode::kSafe) return false;
+    if (ahead) {  // a victim would be in flight, and its pages of no use before it has landed
+      must_wait_ = true;
+      return false;
+    }
+    Sequence* victim = ChooseVictim(running_, page_size_);
+    if (victim == nullptr) return false;
+    Preempt(*victim);
+    if (victim == &sequence) return false;
+  }
+}
+
+// Infinite where nobody waits for the step but those whose prompts are in it.
+absl::Duration Scheduler::StepTimeTarget() const {
+  if (!stream_waits_) return absl::InfiniteDuration();
+  if (options_.step_time_target.has_value()) return *options_.step_time_target;
+  if (!options_.auto_step_time_target) return absl::InfiniteDuration();
+  return std::clamp(kAutoTargetSteps * step_time_.Predict(plan_.work), kLeastAutoTarget,
+                    kMostAutoTarget);
+}
+
+// Of one row in one step.
+std::uint32_t Scheduler::MostChunkTokens() const {
+  const auto chunk = static_cast<std::uint32_t>(options_.prefill_chunk_tokens);
+  return cache_->demand().has_windows() ? std::min(chunk, max_window_chunk_) : chunk;
+}
+
+// `room`: tokens after those computed that have pages, or may have them.
+std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total,
+                                     std::uint32_t room) const {
+  const std::uint32_t remaining = total - computed;
+  std::uint32_t chunk = std::min({remaining, MostChunkTokens(), room, budget_, prompt_budget_});
+  std::uint32_t unit = page_size_;
+  if (time_target_ != absl::InfiniteDuration()) {
+    unit = std::min(unit, kTimedChunkTokens);
+    const absl::Duration left = time_target_ * kAimedShare - step_time_.Predict(plan_.work);
+    std::uint32_t in_time = step_time_.PromptTokensWithin(left, computed);
+    if (plan_.chunks.empty()) in_time = std::max(in_time, unit);
+    chunk = std::min(chunk, in_time);
+  }
+  if (chunk == remaining) return chunk;
+  const std::uint32_t past_unit = (computed + chunk) % unit;
+  return chunk > past_unit ? chunk - past_unit : 0;
+}
+
+void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
+  plan_.chunks.push_back({&sequence, num_tokens});
+  plan_.work.AddPrompt(sequence.launched(), num_tokens);
+  plan_.num_tokens += num_tokens;
+  budget_ -= num_tokens;
+  prompt_budget_ -= num_tokens;
+}
+
+void Scheduler::PlanChunks() {
+  for (Sequence* sequence : running_) {
+    if (sequence->state != SequenceState::kPrefill || sequence->skips) continue;
+    if (sequence->launched() == sequence->total()) continue;
+    const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
+    const std::uint32_t chunk = ChunkTokens(sequence->launched(), sequence->total(), room);
+    if (chunk == 0) {
+      budget_ = 0;  // nobody behind it passes
+      return;
+    }
+    AddChunk(*sequence, chunk);
+  }
+}
+
+void Scheduler::Admit(absl::Time now) {
+  // Under overload this is the rule; somebody runs then, so nobody is stuck.
+  if (!HasRows(1) || budget_ == 0 || prompt_budget_ == 0) return;
+  scratch_ = preempted_;
+  for (Sequence* sequence : scratch_) {
+    if (sequence->skips) continue;
+    const Admission admission = TryAdmit(*sequence);
+    if (admission == Admission::kAdmitted) continue;
+    if (admission == Admission::kBlocked) NoteBlocked(sequence->request);
+    return;
+  }
+  while (!waiting_.empty()) {
+    LiveRequest* request = waiting_.Best(now);
+    if (request == nullptr) return;
+    const Admission admission = TryAdmit(request->first());
+    if (admission != Admission::kAdmitted) {
+      if (admission == Admission::kBlocked) NoteBlocked(request);
+      return;
+    }
+    waiting_.Remove(request);
+    waiting_uncached_tokens_ -= request->uncached_tokens;
+    plan_.started.push_back(request);
+  }
+}
+
+// Within the limit as it is now, below which it may have been lowered. A request with more choices
+// was accepted under an earlier one, and runs when it has the rows for itself.
+bool Scheduler::HasRows(std::size_t rows) const {
+  const std::size_t used = num_rows_ - free_rows_.size();
+  return rows <= free_rows_.size() &&
+         (used == 0 || used + rows <= static_cast<std::size_t>(options_.max_running_sequences));
+}
+
+// With every page at hand and nobody running, waiting longer changes nothing.
+void Scheduler::NoteBlocked(LiveRequest* request) {
+  if (running_.empty() && cache_->available_pages() == cache_->usable_pages()) stuck_ = request;
+}
+
+// A prompt position whose log-probability is wanted must be computed, and so must the last token.
+// After a preemption nothing is taken from the cache that was not computed before: it would count
+// as a hit twice.
+cache::PrefixMatch Scheduler::MatchPrefix(const Sequence& sequence) const {
+  const LiveRequest& request = *sequence.request;
+  std::uint32_t limit = request.request.cache.skip_read ? 0 : sequence.total() - 1;
+  if (request.request.output.prompt_logprobs >= 0 &&
+      request.scored_tokens < sequence.prompt_tokens) {
+    limit = std::min(limit, request.scored_tokens - 1);
+  }
+  if (request.was_scheduled) limit = std::min(limit, sequence.high_water);
+  return cache_->Match(sequence.cache_tokens(), sequence.keys, request.root, limit);
+}
+
+Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
+  LiveRequest& request = *sequence.request;
+  const std::uint32_t rows = request.forked ? 1 : request.choices();
+  if (!HasRows(rows)) return Admission::kBlocked;
+  if (options_.admission == AdmissionMode::kSafe && !request.was_scheduled &&
+      reserved_pages_ + request.worst_pages() > cache_->usable_pages()) {
+    return Admission::kBlocked;
+  }
+  cache::PrefixMatch match = MatchPrefix(sequence);
+  const std::uint32_t total = sequence.total();
+  std::uint32_t chunk = ChunkTokens(match.num_tokens, total, /*room=*/total);
+  if (chunk == 0) return Admission::kNoTokens;
+  TakeRow(sequence);
+  if (!TakePages(sequence, match, chunk)) {
+    // The copied page keeps its source busy for a step, which can be the one page too many.
+    const bool has_partial = match.partial_rows > 0;
+    match = WithoutPartial(MatchPrefix(sequence));
+    chunk = ChunkTokens(match.num_tokens, total, /*room=*/total);
+    if (!has_partial || chunk == 0 || !TakePages(sequence, match, chunk)) {
+      ReleaseRow(sequence);
+      return Admission::kBlocked;
+    }
+  }
+  Start(sequence, match);
+  AddChunk(sequence, chunk);
+  RefreshState(request);
+  return Admission::kAdmitted;
+}
+
+// The sequence has its row and pages; choices that wait for it take their rows too.
+void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
+  LiveRequest& request = *sequence.request;
+  if (sequence.admission == 0) sequence.admission = next_admission_++;
+  sequence.state = SequenceState::kPrefill;
+  sequence.computed = match.num_tokens;
+  if (match.partial_rows > 0) NoteCopy(request);
+  std::erase(preempted_, &sequence);
+  InsertByAdmission(running_, &sequence);
+  for (std::size_t i = 1; !request.forked && i < request.sequences.size(); ++i) {
+    Sequence& sibling = *request.sequences[i];
+    TakeRow(sibling);
+    sibling.admission = sequence.admission;
+    sibling.state = SequenceState::kForkWait;
+    InsertByAdmission(running_, &sibling);
+  }
+  if (request.was_scheduled) return;
+  request.was_scheduled = true;
+  ++request.of_tenant->running;
+  cache_->CountLookup(match, request.request.cache.skip_read ? 0 : sequence.prompt_tokens);
+  request.cached_tokens = static_cast<std::int32_t>(match.num_tokens);
+  sequence.high_water = match.num_tokens;
+  if (options_.admission == AdmissionMode::kSafe) {
+    request.reserved_pages = request.worst_pages();
+    reserved_pages_ += request.reserved_pages;
+  }
+}
+
+// Attaches the match and takes the pages of all tokens, in window groups of the first chunk, or
+// leaves the row empty.
+bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
+                          std::uint32_t chunk) {
+  const LiveRequest& request = *sequence.request;
+  if (!cache_->Attach(*sequence.row, match, request.root).ok()) return false;
+  cache_->SetPublish(*sequence.row, !request.request.cache.skip_write);
+  if (!FitsBesides(sequence) ||
+      !cache_->Reserve(*sequence.row, sequence.total(), match.num_tokens + chunk).ok()) {
+    cache_->Free(*sequence.row);
+    return false;
+  }
+  SetPages(sequence, cache_->pages_of(*sequence.row));
+  return true;
+}
+
+// Overcommit: besides the pages that its tokens take at a time there is one for growth, if it can
+// grow at all.
+bool Scheduler::FitsBesides(const Sequence& sequence) const {
+  if (options_.admission == AdmissionMode::kSafe) return true;
+  const std::uint32_t pages = cache_->demand().PagesFor(sequence.total());
+  const std::uint32_t missing = pages - std::min(pages, cache_->pages_of(*sequence.row));
+  const LiveRequest& request = *sequence.request;
+  const std::uint32_t limit = request.forked ? request.worst_pages_first : request.worst_pages();
+  const std::uint32_t growth = pages < limit ? 1 : 0;
+  return missing + growth <= cache_->available_pages();
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,172 @@
+#pragma once
+
+// Decides, step by step, who runs: decode rows first, then chunks of prompts in order of admission,
+// then new admissions while budget, rows and pages last.
+//
+//   safe:        a request is admitted when the pages of all admitted requests at their limits, its
+//   own
+//                included, fit together. Nobody ever loses a page.
+//   overcommit:  it is admitted when its prompt and one page more fit. A row that cannot grow later
+//   takes
+//                the pages of a victim (preemption.h), which is computed again.
+//
+// The pages of a prompt are taken with its admission. Layer groups with a window never hold a whole
+// prompt: there those of each chunk are taken before its step is planned.
+//
+// A plan may be made while the step before it is in flight ("ahead"): every sequence in it that
+// draws a token is taken to go on, unless that token is its last whatever it is. Nobody is
+// preempted ahead, and where the coming step needs the outcome of the one in flight, the plan says
+// so instead.
+//
+// While rows decode, a step-time target bounds the prompt tokens of a step by the time that they
+// are expected to take (step_time_model.h). The first prompt of a step gets 8 even so.
+//
+// Order of admission: preempted sequences by age, then requests by (priority - steps aged,
+// deadline, arrival). The first that is blocked blocks the rest; one whose reader is behind steps
+// aside, and so does one whose tenant has as many running requests as it may.
+//
+// Place:      between EngineCore and CacheManager. Takes and frees pages; never runs anything.
+// Invariants: CheckIntegrity(). A function of its calls: no clock, no hash order, no other thread.
+// Threads:    engine thread only.
+// Lifetime:   options and cache outlive it; requests stay alive while they are in it. Options may
+//             change between two plans, within what engine.h allows.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/sequence.h"
+#include "engine/scheduler/step_plan.h"
+#include "engine/scheduler/step_time_model.h"
+#include "engine/scheduler/waiting_requests.h"
+
+namespace quire::engine {
+
+class Scheduler {
+ public:
+  Scheduler(const EngineOptions& options, cache::CacheManager* cache);
+
+  // A request that is prepared and fits the pool. REQUIRES: its sequences are made.
+  void Add(LiveRequest* request);
+
+  // The options have new values.
+  void OptionsChanged();
+
+  // Plans the coming step and takes the pages for it. Valid until the next call. `ahead`: a step is
+  // in flight.
+  const StepPlan& Plan(absl::Time now, bool ahead);
+  // Whether the last plan, made ahead, is empty because it must be made after the step in flight.
+  bool must_wait() const { return must_wait_; }
+  // A step begins, with the number that is returned; the oldest one has ended, well or not.
+  std::uint64_t StepLaunched() { return ++launched_; }
+  void StepCompleted() { ++completed_; }
+  // What a step of `work` is expected to take, zero while that is not known, and what it took.
+  absl::Duration PredictStep(const StepWork& work) const {
+    return step_time_.Knows(work) ? step_time_.Predict(work) : absl::ZeroDuration();
+  }
+  void LearnStepTime(const StepWork& work, absl::Duration time) { step_time_.Learn(work, time); }
+
+  // The prompt is computed: from here on the choices go on alone. The others share the first one's
+  // full pages and get a copy of the last; one for which there is no page is preempted. REQUIRES:
+  // all choices know the prompt's tokens and keys.
+  void Fork(LiveRequest& request);
+
+  // The sequence has computed more, and published it: what no window reaches any more goes back.
+  void ReleaseOutsideWindow(Sequence& sequence);
+
+  // The sequence has ended: its pages go back, findable unless the request wrote nothing to the
+  // cache.
+  void Finish(Sequence& sequence);
+  // The request is gone, from any state. `scrub`: nothing that it computed may be found again.
+  void Remove(LiveRequest& request, bool scrub);
+
+  std::int32_t waiting() const { return static_cast<std::int32_t>(waiting_.size()); }
+  std::int64_t waiting_uncached_tokens() const { return waiting_uncached_tokens_; }
+  bool has_work() const { return !waiting_.empty() || !preempted_.empty() || !running_.empty(); }
+  // In order of admission; with a row.
+  const std::vector<Sequence*>& running() const { return running_; }
+  const std::vector<Sequence*>& preempted() const { return preempted_; }
+  // The request that is blocked although nobody runs, if any: a defect, which must cost one request
+  // only.
+  LiveRequest* stuck() const { return stuck_; }
+  // Whether the output of this request has room; set by the core before each Plan.
+  void SetOutputReady(std::function<bool(const LiveRequest&)> is_ready) {
+    is_output_ready_ = std::move(is_ready);
+  }
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  enum class Admission : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
+
+  void MarkSkips(absl::Time now);
+  bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
+  void PlanDecodes(bool ahead);
+  void GrowPrompts(bool ahead);
+  std::uint32_t GrowPrompt(Sequence& sequence, std::uint32_t chunk, bool ahead);
+  bool CanDecode(const Sequence& sequence) const;
+  bool NeedsOutcome(const Sequence& sequence) const;
+  void PlanChunks();
+  void Admit(absl::Time now);
+  Admission TryAdmit(Sequence& sequence);
+  void Start(Sequence& sequence, const cache::PrefixMatch& match);
+  void NoteBlocked(LiveRequest* request);
+  bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
+  bool FitsBesides(const Sequence& sequence) const;
+  cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
+  std::int32_t MaxRunning(const std::string& tenant) const;
+  void LeaveTenant(LiveRequest& request);
+  absl::Duration StepTimeTarget() const;
+  std::uint32_t MostChunkTokens() const;
+  std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
+  void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
+  void GivePagesBack(Sequence& sequence);
+  void Preempt(Sequence& sequence);
+  void InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence);
+  bool HasRows(std::size_t rows) const;
+  void TakeRow(Sequence& sequence);
+  void ReleaseRow(Sequence& sequence);
+  void SetPages(Sequence& sequence, std::uint32_t pages);
+  void NoteCopy(LiveRequest& request);
+  bool HasPendingCopy(const LiveRequest& request) const {
+    return request.last_copy_step > completed_;
+  }
+  void EndChoice(Sequence& sequence);
+  const EngineOptions& options_;
+  cache::CacheManager* const cache_;
+  const std::uint32_t page_size_;
+  const std::uint32_t max_window_chunk_;  // MaxChunkTokens of the options at the start
+  StepPlan plan_;
+  WaitingRequests waiting_;
+  std::map<std::string, TenantRequests> tenants_;  // that have a request here
+  std::vector<Sequence*> preempted_;   // by admission
+  std::vector<Sequence*> running_;     // by admission, then choice
+  std::vector<Sequence*> scratch_;
+  std::uint32_t num_rows_ = 0;  // max_running_sequences at first; rows have their memory
+  std::vector<std::uint32_t> free_rows_;
+  std::uint64_t next_admission_ = 1;
+  std::uint32_t reserved_pages_ = 0;  // safe mode
+  std::int64_t waiting_uncached_tokens_ = 0;
+  std::uint32_t budget_ = 0;         // tokens left in the step being planned
+  std::uint32_t prompt_budget_ = 0;  // of those, for prompts
+  StepTimeModel step_time_;
+  absl::Duration time_target_;  // of the step being planned
+  bool stream_waits_ = false;   // for the step being planned, beside those whose prompts are in it
+  std::uint64_t launched_ = 0;  // steps
+  std::uint64_t completed_ = 0;
+  bool must_wait_ = false;
+  LiveRequest* stuck_ = nullptr;
+  std::function<bool(const LiveRequest&)> is_output_ready_;
+};
+
+// Shows `request` in the state that its sequences are in.
+void RefreshState(LiveRequest& request);
+
+}  // namespace quire::engine

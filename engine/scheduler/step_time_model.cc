@@ -1,0 +1,124 @@
+#include "engine/scheduler/step_time_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace quire::engine {
+namespace {
+
+// The terms in units of about one, which keeps the fit well conditioned.
+constexpr double kRowUnit = 8;
+constexpr double kKeyUnit = 8192;
+constexpr double kTokenUnit = 256;
+constexpr double kPairUnit = 256.0 * 1024;
+
+// What a step weighs after the next one of its kind. Prompts are rarer and differ more.
+constexpr double kKeepDecodes = 0.98;
+constexpr double kKeepPrompts = 0.95;
+
+// Times beyond this factor of the expected one are cut, once kTrusted steps of the kind are known.
+// A machine that has really changed is followed all the same: steps that surprise make the earlier
+// ones weigh less, which matters where those were faster and so weigh more.
+constexpr double kOutlier = 3;
+constexpr double kSurprise = 1.5;
+constexpr double kKeepSurprised = 0.7;
+constexpr std::uint64_t kTrusted = 4;
+
+// What the data leave open goes to the prompt tokens, which makes chunks smaller rather than
+// larger, then to the constant: the first in the order of the fit, and with the least ridge.
+constexpr std::array<std::size_t, 5> kOrder = {3, 0, 1, 2, 4};
+constexpr std::array<double, 5> kRidge = {1e-4, 1e-3, 1e-3, 1e-6, 1e-3};
+constexpr int kSweeps = 32;
+constexpr double kSettled = 1e-4;  // of a coefficient
+
+constexpr double kLeastSeconds = 1e-6;
+constexpr double kMostSeconds = 1e4;
+
+}  // namespace
+
+StepTimeModel::Terms StepTimeModel::TermsOf(const StepWork& work) {
+  return {1, work.decode_rows / kRowUnit, work.decode_keys / kKeyUnit,
+          work.prompt_tokens / kTokenUnit, work.prompt_pairs / kPairUnit};
+}
+
+double StepTimeModel::Seconds(const Terms& terms) const {
+  double sum = 0;
+  for (std::size_t i = 0; i < kTerms; ++i) sum += coefficients_[i] * terms[i];
+  return std::min(sum, kMostSeconds);
+}
+
+absl::Duration StepTimeModel::Predict(const StepWork& work) const {
+  return absl::Seconds(Seconds(TermsOf(work)));
+}
+
+bool StepTimeModel::Knows(const StepWork& work) const {
+  return (work.prompt_tokens > 0 ? prompts_ : decodes_).steps >= kTrusted;
+}
+
+void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
+  if (time <= absl::ZeroDuration()) return;
+  const bool has_prompt = work.prompt_tokens > 0;
+  History& history = has_prompt ? prompts_ : decodes_;
+  const Terms terms = TermsOf(work);
+  double keep = has_prompt ? kKeepPrompts : kKeepDecodes;
+  double seconds = std::clamp(absl::ToDoubleSeconds(time), kLeastSeconds, kMostSeconds);
+  if (history.steps >= kTrusted) {
+    const double expected = std::max(Seconds(terms), kLeastSeconds);
+    seconds = std::clamp(seconds, expected / kOutlier, expected * kOutlier);
+    const double ratio = seconds / expected;
+    if (ratio > kSurprise || ratio < 1 / kSurprise) keep = kKeepSurprised;
+  }
+  // Both sides are divided by the time: every step counts by its relative error.
+  for (std::size_t i = 0; i < kTerms; ++i) {
+    for (std::size_t j = 0; j < kTerms; ++j) {
+      double& product = history.products[i][j];
+      product = keep * product + terms[i] * terms[j] / (seconds * seconds);
+    }
+    history.targets[i] = keep * history.targets[i] + terms[i] / seconds;
+  }
+  ++history.steps;
+  Fit();
+}
+
+// Coordinate descent from the last fit: each coefficient in turn takes its best value that is not
+// negative, given the others.
+void StepTimeModel::Fit() {
+  std::array<Terms, kTerms> products;
+  Terms targets;
+  for (std::size_t i = 0; i < kTerms; ++i) {
+    for (std::size_t j = 0; j < kTerms; ++j) {
+      products[i][j] = decodes_.products[i][j] + prompts_.products[i][j];
+    }
+    targets[i] = decodes_.targets[i] + prompts_.targets[i];
+  }
+  bool moves = true;
+  for (int sweep = 0; moves && sweep < kSweeps; ++sweep) {
+    moves = false;
+    for (const std::size_t i : kOrder) {
+      const double scale = products[i][i] * (1 + kRidge[i]);
+      if (!(scale > std::numeric_limits<double>::min())) continue;  // never seen
+      double rest = targets[i];
+      for (std::size_t j = 0; j < kTerms; ++j) {
+        if (j != i) rest -= products[i][j] * coefficients_[j];
+      }
+      const double best = std::clamp(rest / scale, 0.0, kMostSeconds);
+      moves |= std::abs(best - coefficients_[i]) > kSettled * best;
+      coefficients_[i] = best;
+    }
+  }
+}
+
+std::uint32_t StepTimeModel::PromptTokensWithin(absl::Duration time, std::uint32_t stored) const {
+  const double seconds = absl::ToDoubleSeconds(time);
+  if (prompts_.steps == 0 || !(seconds > 0)) return 0;
+  // pair / 2 * q^2 + (token + pair * (stored + 1/2)) * q = seconds, in the form that also holds for
+  // pair = 0.
+  const double pair = coefficients_[4] / kPairUnit;
+  const double slope = coefficients_[3] / kTokenUnit + pair * (stored + 0.5);
+  const double tokens = 2 * seconds / (slope + std::sqrt(slope * slope + 2 * pair * seconds));
+  constexpr double kMost = 1 << 20;  // also for a slope of 0
+  return static_cast<std::uint32_t>(tokens < kMost ? tokens : kMost);
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,135 @@
+#include "engine/step/batch_builder.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace quire::engine {
+
+void BatchBuilder::Begin(Flight* flight) {
+  flight_ = flight;
+  flight_->batch.Clear();
+  flight_->draw_owners.clear();
+  flight_->score_owners.clear();
+  row_steps_.clear();
+}
+
+void BatchBuilder::Fill(Flight* flight) {
+  Begin(flight);
+  for (Sequence* sequence : flight->plan.decodes) AddRow(*sequence, 1);
+  for (const PlannedChunk& chunk : flight->plan.chunks) AddRow(*chunk.sequence, chunk.num_tokens);
+  TakeCacheWork();
+  flight->batch.kv = cache_->PrepareStep(row_steps_);
+}
+
+bool BatchBuilder::FillCacheWork(Flight* flight) {
+  Begin(flight);
+  TakeCacheWork();
+  if (flight->batch.copies.empty() && flight->batch.clears.empty()) return false;
+  flight->batch.kv = cache_->PrepareStep(row_steps_);
+  return true;
+}
+
+void BatchBuilder::TakeCacheWork() {
+  models::StepBatch& batch = flight_->batch;
+  batch.clears = cache_->TakeClears();
+  batch.clears.insert(batch.clears.end(), kept_clears_.begin(), kept_clears_.end());
+  kept_clears_.clear();
+  batch.copies = cache_->TakeCopies();
+}
+
+void BatchBuilder::KeepClears(const Flight& flight) {
+  const std::vector<BlockId>& clears = flight.batch.clears;
+  kept_clears_.insert(kept_clears_.end(), clears.begin(), clears.end());
+}
+
+void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
+  models::StepBatch& batch = flight_->batch;
+  const auto first_token = static_cast<std::uint32_t>(batch.token_ids.size());
+  const std::uint32_t begin = sequence.launched();
+  const std::uint32_t end = begin + num_tokens;
+  const std::uint32_t end_in_tokens = std::min(end, sequence.total());
+  batch.token_ids.insert(batch.token_ids.end(),
+                         sequence.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+                         sequence.tokens.begin() + static_cast<std::ptrdiff_t>(end_in_tokens));
+  if (end > end_in_tokens) {
+    QUIRE_CHECK(end == end_in_tokens + 1 && sequence.pending_draws == 1);
+    batch.token_ids.push_back(-static_cast<std::int32_t>(sequence.draw_index) - 1);
+  }
+  const std::uint32_t prompt_tokens =
+      sequence.prompt_tokens - std::min(begin, sequence.prompt_tokens);
+  batch.rows.push_back({.batch_row = *sequence.row,
+                        .cache_length = begin,
+                        .first_token = first_token,
+                        .num_tokens = num_tokens,
+                        .prompt_tokens = std::min(prompt_tokens, num_tokens)});
+  row_steps_.push_back({.row = *sequence.row, .cache_length = begin, .new_tokens = num_tokens});
+  AddScores(sequence, first_token, num_tokens);
+  const bool draws = end == sequence.known();
+  sequence.in_flight += num_tokens;
+  if (!draws) return;
+  batch.logits_tokens.push_back(first_token + num_tokens - 1);
+  if (sequence.request->forked) {
+    AddDraw(sequence, end);
+  } else {
+    for (const auto& choice : sequence.request->sequences) AddDraw(*choice, end);
+  }
+}
+
+// Token i of the prompt predicts token i + 1; positions that are out already are not scored again.
+void BatchBuilder::AddScores(Sequence& sequence, std::uint32_t first_token,
+                             std::uint32_t num_tokens) {
+  LiveRequest& request = *sequence.request;
+  const std::int32_t num_top = request.request.output.prompt_logprobs;
+  if (num_top < 0 || sequence.choice != 0) return;
+  models::StepBatch& batch = flight_->batch;
+  for (std::uint32_t i = 0; i < num_tokens; ++i) {
+    const std::uint32_t position = sequence.launched() + i + 1;
+    if (position >= sequence.prompt_tokens || position < request.scored_tokens) continue;
+    batch.scores.push_back({.logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size()),
+                            .token = sequence.tokens[position],
+                            .num_top = num_top});
+    flight_->score_owners.push_back({&request, position});
+    batch.logits_tokens.push_back(first_token + i);
+  }
+}
+
+// Draws the token at `position`. What is banned follows from the position; the history is that of
+// all tokens before it, so the scheduler launches no step ahead that would need it.
+void BatchBuilder::AddDraw(Sequence& sequence, std::uint32_t position) {
+  const LiveRequest& live = *sequence.request;
+  const Sequence& known = live.forked ? sequence : *live.sequences.front();
+  QUIRE_CHECK(known.history.empty() || position == known.total());
+  const SamplingParams& params = live.request.sampling;
+  const bool holds_end =
+      static_cast<std::int32_t>(position - known.prompt_tokens) < live.request.stopping.min_tokens;
+  models::StepBatch& batch = flight_->batch;
+  sequence.draw_index = static_cast<std::uint32_t>(batch.draws.size());
+  ++sequence.pending_draws;
+  models::StepDraw draw{
+      .logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size() - 1),
+      .row = {.logits = nullptr,
+              .temperature = params.temperature,
+              .top_p = params.top_p,
+              .min_p = params.min_p,
+              .repetition_penalty = params.repetition_penalty,
+              .presence_penalty = params.presence_penalty,
+              .frequency_penalty = params.frequency_penalty,
+              .top_k = params.top_k,
+              .seed = params.seed,
+              .choice = static_cast<std::uint32_t>(sequence.choice),
+              .position = position,
+              .history = known.history.data(),
+              .history_size = static_cast<std::uint32_t>(known.history.size()),
+              .bias = live.bias.data(),
+              .bias_size = static_cast<std::uint32_t>(live.bias.size()),
+              .banned = live.end_ids.data(),
+              .banned_size = holds_end ? static_cast<std::uint32_t>(live.end_ids.size()) : 0,
+              .text_vocab = 0,
+              .has_text = nullptr,
+              .num_logprobs = live.request.output.logprobs}};
+  batch.draws.push_back(draw);
+  flight_->draw_owners.push_back({&sequence});
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,46 @@
+#pragma once
+
+// Writes the plan of a Flight into the ragged arrays of its StepBatch, and remembers which draw and
+// which score belongs to whom. A token that the step before draws is named by its draw.
+//
+// Place:      between EngineCore and StepRunner.
+// Invariants: pointers in the draws stay valid until the sequences change; a sequence with a
+//             history changes only while no step in flight draws for it.
+// Threads:    engine thread only.
+// Lifetime:   the cache outlives it.
+
+#include <cstdint>
+#include <vector>
+
+#include "cache_manager/cache_manager.h"
+#include "engine/scheduler/step_plan.h"
+#include "engine/step/flight.h"
+#include "models/step_batch.h"
+
+namespace quire::engine {
+
+class BatchBuilder {
+ public:
+  explicit BatchBuilder(cache::CacheManager* cache) : cache_(cache) {}
+
+  // From flight->plan on; the sequences count what they have in flight.
+  void Fill(Flight* flight);
+  // Only what the cache wants copied and cleared; no rows. False when there is nothing.
+  bool FillCacheWork(Flight* flight);
+  // The step did not run: its clears must precede the next one.
+  void KeepClears(const Flight& flight);
+
+ private:
+  void Begin(Flight* flight);
+  void AddRow(Sequence& sequence, std::uint32_t num_tokens);
+  void AddScores(Sequence& sequence, std::uint32_t first_token, std::uint32_t num_tokens);
+  void AddDraw(Sequence& sequence, std::uint32_t position);
+  void TakeCacheWork();
+
+  cache::CacheManager* const cache_;
+  Flight* flight_ = nullptr;  // that is being filled
+  std::vector<cache::RowStep> row_steps_;
+  std::vector<BlockId> kept_clears_;
+};
+
+}  // namespace quire::engine

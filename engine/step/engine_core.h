@@ -1,0 +1,156 @@
+#pragma once
+
+// The engine without threads: what happens between two steps, and one step. The engine thread calls
+// Handle, Expire and Step; everything that must leave appears in TakeOutput.
+//
+// With a runner that allows it the engine runs one step ahead: while step n is in flight, step n +
+// 1 is planned and launched on the assumption that nothing ends in n, then n is collected. What did
+// end has a surplus row in n + 1, whose result nobody sees. Tokens, log-probabilities and finish
+// reasons are those of one step at a time.
+//
+// Place:      under Engine, above Scheduler, CacheManager and StepRunner.
+// Invariants: a request ends exactly once, as kRequestEnd, and holds no page by then but those that
+//             the step in flight names; no request past its deadline enters a step; a failing
+//             request takes nobody with it; steps launched - steps collected = steps in flight,
+//             between 0 and kMaxStepsInFlight.
+// Threads:    one (the engine thread; in tests the test's).
+// Lifetime:   everything it points to outlives it.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/output/output_item.h"
+#include "engine/request/admission_queue.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/engine_probe.h"
+#include "engine/request/inbox.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/step/batch_builder.h"
+#include "engine/step/engine_stats.h"
+#include "engine/step/flight.h"
+#include "models/step_runner.h"
+
+namespace quire::engine {
+
+// Ends that are not the request's fault say when the process may be back.
+inline constexpr absl::Duration kRetryAfterFailure = absl::Seconds(10);
+// UNAVAILABLE / DEVICE_ERROR with that delay.
+absl::Status DeviceError();
+
+class EngineCore {
+ public:
+  static constexpr std::size_t kMaxStepsInFlight = 2;
+
+  EngineCore(const EngineOptions& options, cache::CacheManager* cache, models::StepRunner* runner,
+             const Clock* clock, AdmissionQueue* queue, EngineProbe* probe);
+
+  void Handle(Signal& signal, absl::Time now);
+  // Ends every request whose deadline, queue timeout or reader's patience is over.
+  void Expire(absl::Time now);
+  // Plans and launches one step, if there is work for one, and collects the oldest one when no more
+  // may be in flight or nothing was launched. False when there was nothing to do.
+  bool Step(absl::Time now);
+  // Collects every step in flight.
+  void Settle();
+  void EndAll(absl::Time now);
+  // Not OK once the device is lost: nothing runs any more.
+  const absl::Status& fatal() const { return fatal_; }
+  // Ends every live request, because of an error that is not its own. Accepted ones count as
+  // failed, others as rejected.
+  void FailAll(absl::Time now);
+  cache::FlushCounts FlushCache();
+
+  // When Expire has something to do next.
+  absl::Time NextWake() const;
+  bool idle() const { return live_.empty(); }
+  bool has_work() const { return scheduler_.has_work(); }
+  Scheduler& scheduler() { return scheduler_; }
+  const StepPlan& last_plan() const { return *plan_; }
+  std::size_t steps_in_flight() const { return num_in_flight_; }
+
+  // Items since the last call, in order; swaps with `out`, so capacity is reused.
+  void TakeOutput(std::vector<OutputItem>* out);
+  EngineStats Stats(absl::Time now) const;
+  // REQUIRES: no step is in flight.
+  PagePicture DescribePages() const;
+  absl::Status CheckIntegrity() const;
+
+ private:
+  enum class Timer : std::uint8_t { kDeadline, kQueue };
+  using TimerKey = std::pair<absl::Time, std::pair<std::uint64_t, Timer>>;
+
+  void Arrive(const std::shared_ptr<LiveRequest>& live);
+  void Prepare(LiveRequest& live, absl::Time now);
+  void EndEarly(LiveRequest& live, CancelSource source, absl::Time now,
+                const std::string& text = "");
+  void Fail(LiveRequest& live, absl::Status status, bool scrub, absl::Time now);
+  void End(LiveRequest& live, absl::Status status, bool was_accepted, absl::Time now);
+  absl::Status EarlyStatus(const LiveRequest& live, CancelSource source, absl::Time now,
+                           const std::string& text) const;
+  absl::Status InternalError(absl::string_view what);
+
+  void StartPlanned(absl::Time now);
+  Flight& flight(std::size_t index) { return flights_[(oldest_ + index) % kMaxStepsInFlight]; }
+  void Launch(absl::Time start, absl::Time planned);
+  void CollectOldest();
+  bool RunCacheWork(absl::Time now);
+  void LoseDevice(const absl::Status& error);
+  void FailStep(const Flight& flight, const absl::Status& error, absl::Time now);
+  void Collect(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void FailBadRows(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void Advance(Sequence& sequence, const models::StepRow& row);
+  void CollectScores(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void CollectDraws(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void ForkRequest(LiveRequest& live);
+  void AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now);
+  std::optional<FinishReason> FinishAfter(const Sequence& sequence) const;
+  void FinishChoice(Sequence& sequence, absl::Time now);
+  void FillEnd(const Sequence& sequence, OutputItem* item) const;
+  void RefreshGauge(LiveRequest& live);
+  OutputItem& Emit(OutputItem::Kind kind, LiveRequest& live, absl::Time now);
+  void EraseTimers(const LiveRequest& live);
+  void AfterStep(const Flight& flight, absl::Time collected);
+
+  const EngineOptions& options_;
+  cache::CacheManager* const cache_;
+  models::StepRunner* const runner_;
+  const Clock* const clock_;
+  AdmissionQueue* const queue_;
+  EngineProbe* const probe_;
+  Scheduler scheduler_;
+  BatchBuilder builder_;
+  const StepPlan* plan_;
+  StepPlan empty_plan_;
+  const std::size_t max_in_flight_;
+  std::array<Flight, kMaxStepsInFlight> flights_;  // a ring
+  std::size_t oldest_ = 0;
+  std::size_t num_in_flight_ = 0;
+  absl::Status fatal_;
+  std::map<std::uint64_t, std::shared_ptr<LiveRequest>> live_;  // by arrival
+  std::set<TimerKey> timers_;
+  std::vector<LiveRequest*> to_fail_;
+  std::vector<OutputItem> output_;
+  RateMeter prompt_rate_, generation_rate_;
+  EndCounts early_ends_{};
+  std::int64_t steps_ = 0;
+  std::int64_t steps_ahead_ = 0;
+  std::int64_t chunked_prefills_ = 0;
+  std::int32_t max_step_sequences_ = 0;
+  std::int32_t running_ = 0;  // accepted requests by gauge
+  std::int32_t waiting_ = 0;
+  std::uint64_t next_incident_ = 1;
+  absl::Time last_step_;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,48 @@
+#pragma once
+
+// What the engine thread shows of itself between two steps. Plain values.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/request/request.h"
+
+namespace quire::engine {
+
+// kFailed is final: Accept answers UNAVAILABLE / DEVICE_ERROR.
+enum class EngineState : std::uint8_t { kReady, kDraining, kStopped, kFailed };
+
+// Requests that ended early, by the state they were in (RequestState) and the cause (CancelSource).
+using EndCounts = std::array<std::array<std::int64_t, kNumCancelSources>, kNumRequestStates>;
+
+struct EngineStats {
+  EngineState state = EngineState::kReady;
+  std::int32_t running = 0, waiting = 0;
+  std::int64_t waiting_uncached_tokens = 0;
+  cache::CacheStats cache;
+  double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
+  std::int64_t steps = 0, preemptions = 0;
+  std::int64_t steps_ahead = 0;         // launched while another was in flight
+  std::int64_t chunked_prefills = 0;    // chunks that did not complete their prompt
+  std::int32_t max_step_sequences = 0;  // most sequences in one step so far
+  absl::Duration last_step_age;
+  EndCounts early_ends{};
+};
+
+// Who uses which page between two steps: entry i is page i + 1.
+struct PagePicture {
+  static constexpr std::int32_t kFree = 0;
+  static constexpr std::int32_t kCached = 1;
+  static constexpr std::int32_t kShared = 2;      // by several sequences
+  static constexpr std::int32_t kWork = 3;        // by copies and clears of steps
+  static constexpr std::int32_t kFirstOwner = 4;  // + index into owners: by one sequence
+  std::vector<std::int32_t> pages;
+  // Ids of requests; one with several choices may occur repeatedly.
+  std::vector<std::string> owners;
+};
+
+}  // namespace quire::engine

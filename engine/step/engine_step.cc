@@ -1,0 +1,434 @@
+// The part of EngineCore that runs a step and takes its results.
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/error_reason.h"
+#include "base/logging.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/step/engine_core.h"
+
+namespace quire::engine {
+
+namespace {
+
+bool IsDeviceLost(const absl::Status& status) {
+  const auto reason = GetErrorReason(status);
+  return reason.has_value() && reason->reason == "DEVICE_LOST";
+}
+
+// A row of a request that has ended since the launch wrote what is not finite.
+bool SpoilsHeldPages(const Flight& flight, const models::StepResult& result) {
+  for (std::size_t i = 0; i < flight.draw_owners.size(); ++i) {
+    const Sequence& sequence = *flight.draw_owners[i].sequence;
+    if (!result.draws[i].non_finite || sequence.scrubbed) continue;
+    if (sequence.state == SequenceState::kFinished) return true;
+  }
+  for (std::size_t i = 0; i < flight.score_owners.size(); ++i) {
+    const LiveRequest& live = *flight.score_owners[i].request;
+    if (result.scores[i].non_finite && live.ended && !live.sequences.front()->scrubbed) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool EngineCore::Step(absl::Time now) {
+  if (!fatal_.ok()) return false;
+  const absl::Time start = clock_->Now();
+  const bool ahead = num_in_flight_ > 0;
+  plan_ = &scheduler_.Plan(now, ahead);
+  StartPlanned(now);
+  if (!plan_->empty()) {
+    Launch(start, clock_->Now());
+    return true;
+  }
+  if (ahead) {
+    CollectOldest();
+    return true;
+  }
+  if (scheduler_.stuck() != nullptr) {
+    Fail(*scheduler_.stuck(), InternalError("a request is blocked although nobody runs"),
+         /*scrub=*/false, now);
+    return true;
+  }
+  return RunCacheWork(now);
+}
+
+void EngineCore::Launch(absl::Time start, absl::Time planned) {
+  Flight& next = flight(num_in_flight_);
+  next.plan = *plan_;
+  next.number = scheduler_.StepLaunched();
+  next.start = start;
+  next.planned = planned;
+  next.expected = scheduler_.PredictStep(next.plan.work);
+  builder_.Fill(&next);
+  next.launched = clock_->Now();
+  next.launch_error = runner_->Run(next.batch);
+  steps_ahead_ += num_in_flight_ > 0 ? 1 : 0;
+  ++num_in_flight_;
+  // Nothing may build on a step that was refused.
+  if (!next.launch_error.ok()) Settle();
+  if (num_in_flight_ >= max_in_flight_) CollectOldest();
+}
+
+void EngineCore::Settle() {
+  while (num_in_flight_ > 0) CollectOldest();
+}
+
+void EngineCore::CollectOldest() {
+  Flight& oldest = flight(0);
+  absl::Status error = oldest.launch_error;
+  const models::StepResult* result = nullptr;
+  if (error.ok()) {
+    const absl::StatusOr<const models::StepResult*> collected = runner_->Collect();
+    error = collected.status();
+    if (error.ok()) result = *collected;
+  }
+  if (IsDeviceLost(error)) {
+    LoseDevice(error);
+    return;
+  }
+  oldest_ = (oldest_ + 1) % kMaxStepsInFlight;
+  --num_in_flight_;
+  const bool spoils = result != nullptr && SpoilsHeldPages(oldest, *result);
+  if (spoils) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
+  cache_->CompleteStep(spoils);
+  if (spoils) probe_->ShowCache(cache_->stats(), EvictionCause::kScrub);
+  scheduler_.StepCompleted();
+  const absl::Time collected = clock_->Now();
+  if (result == nullptr) {
+    FailStep(oldest, error, collected);
+  } else {
+    Collect(oldest, *result, collected);
+  }
+  AfterStep(oldest, collected);
+  oldest.ended.clear();
+}
+
+// No call to the runner would succeed: the steps in flight are given up, and with them what their
+// requests have in flight.
+void EngineCore::LoseDevice(const absl::Status& error) {
+  log::Error("engine", "device lost", {{"status", error.ToString()}});
+  fatal_ = error;
+  for (; num_in_flight_ > 0; --num_in_flight_) {
+    flight(num_in_flight_ - 1).ended.clear();
+    cache_->CompleteStep();
+    scheduler_.StepCompleted();
+  }
+  for (const auto& [arrival, live] : live_) {
+    for (const auto& sequence : live->sequences) {
+      sequence->in_flight = 0;
+      sequence->pending_draws = 0;
+    }
+  }
+}
+
+// Tells everybody what the plan has changed, before the step runs.
+void EngineCore::StartPlanned(absl::Time now) {
+  for (const Sequence* sequence : plan_->preempted) {
+    probe_->Preempted();
+    RefreshGauge(*sequence->request);
+  }
+  for (LiveRequest* live : plan_->started) {
+    live->schedule_time = now;
+    live->holds_queue_slot = false;
+    queue_->LeaveRequest(live->request.tenant);
+    queue_->RemoveTokens(live->request.tenant, live->queued_tokens);
+    const std::int32_t queried =
+        live->request.cache.skip_read ? 0 : static_cast<std::int32_t>(live->first().prompt_tokens);
+    probe_->PrefixLookup(queried, live->cached_tokens);
+    probe_->ObserveQueue(now - live->request.accept_time);
+    Emit(OutputItem::Kind::kStarted, *live, now);
+  }
+  std::uint32_t expired = 0;
+  auto check = [&](const Sequence& sequence, std::uint32_t tokens) {
+    RefreshGauge(*sequence.request);
+    if (sequence.request->request.deadline <= now) expired += tokens;
+  };
+  for (const Sequence* sequence : plan_->decodes) check(*sequence, 1);
+  for (const PlannedChunk& chunk : plan_->chunks) check(*chunk.sequence, chunk.num_tokens);
+  if (expired > 0) probe_->ExpiredTokens(expired);
+}
+
+void EngineCore::RefreshGauge(LiveRequest& live) {
+  const bool runs = std::any_of(live.sequences.begin(), live.sequences.end(),
+                                [](const auto& sequence) { return sequence->row.has_value(); });
+  if (runs == live.counted_running) return;
+  live.counted_running = runs;
+  running_ += runs ? 1 : -1;
+  waiting_ += runs ? -1 : 1;
+  if (runs) {
+    probe_->MoveToRunning();
+  } else {
+    probe_->MoveToWaiting();
+  }
+}
+
+// Pages that wait to be cleared are not available; without rows to run, nothing else would clear
+// them.
+bool EngineCore::RunCacheWork(absl::Time now) {
+  Flight& next = flight(0);
+  next.plan.Clear();
+  if (!scheduler_.has_work() || !builder_.FillCacheWork(&next)) return false;
+  next.number = scheduler_.StepLaunched();
+  absl::Status error = runner_->Run(next.batch);
+  if (error.ok()) error = runner_->Collect().status();
+  cache_->CompleteStep();
+  scheduler_.StepCompleted();
+  if (IsDeviceLost(error)) {
+    LoseDevice(error);
+  } else if (!error.ok()) {
+    FailStep(next, error, now);
+  }
+  return true;
+}
+
+// Nothing of the step counts. Requests whose pages were to be copied in it have lost them too.
+void EngineCore::FailStep(const Flight& flight, const absl::Status& error, absl::Time now) {
+  log::Error("engine", "step failed", {{"status", error.ToString()}});
+  builder_.KeepClears(flight);
+  to_fail_.clear();
+  auto lose = [&](Sequence& sequence, std::uint32_t num_tokens) {
+    sequence.in_flight -= num_tokens;
+    if (sequence.state != SequenceState::kFinished) to_fail_.push_back(sequence.request);
+  };
+  for (Sequence* sequence : flight.plan.decodes) lose(*sequence, 1);
+  for (const PlannedChunk& chunk : flight.plan.chunks) lose(*chunk.sequence, chunk.num_tokens);
+  for (const DrawOwner& owner : flight.draw_owners) --owner.sequence->pending_draws;
+  for (const auto& [arrival, live] : live_) {
+    const bool is_copied =
+        live->first_copy_step <= flight.number && flight.number <= live->last_copy_step;
+    if (is_copied) to_fail_.push_back(live.get());
+  }
+  std::sort(to_fail_.begin(), to_fail_.end(),
+            [](const LiveRequest* a, const LiveRequest* b) { return a->arrival < b->arrival; });
+  to_fail_.erase(std::unique(to_fail_.begin(), to_fail_.end()), to_fail_.end());
+  for (LiveRequest* live : to_fail_) {
+    Fail(*live, InternalError(error.message()), /*scrub=*/false, now);
+  }
+}
+
+void EngineCore::Collect(const Flight& flight, const models::StepResult& result, absl::Time now) {
+  QUIRE_CHECK(result.draws.size() == flight.draw_owners.size());
+  QUIRE_CHECK(result.scores.size() == flight.score_owners.size());
+  ++steps_;
+  FailBadRows(flight, result, now);
+  std::size_t row = 0;
+  for (Sequence* sequence : flight.plan.decodes) Advance(*sequence, flight.batch.rows[row++]);
+  for (const PlannedChunk& chunk : flight.plan.chunks) {
+    Advance(*chunk.sequence, flight.batch.rows[row++]);
+  }
+  CollectScores(flight, result, now);
+  CollectDraws(flight, result, now);
+}
+
+// Before anything of the step is published.
+void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& result,
+                             absl::Time now) {
+  auto check = [&](const models::StepToken& token, LiveRequest& live) {
+    if (live.ended || (!token.non_finite && !token.no_survivor)) return;
+    if (token.non_finite) {
+      probe_->NonFinite();
+      Fail(live,
+           WithReason(
+               absl::DataLossError("logits hold NaN or infinity"), "NON_FINITE_LOGITS",
+               {{"incident_id", absl::StrCat("step-", steps_)}, {"step", absl::StrCat(steps_)}}),
+           /*scrub=*/true, now);
+    } else {
+      Fail(live,
+           WithReason(absl::InvalidArgumentError("no token is left to draw from"), "BAD_CONSTRAINT",
+                      {{"stage", "decode"}}),
+           /*scrub=*/false, now);
+    }
+  };
+  // A request that fails here is freed only with its output item, so the owners stay valid.
+  for (std::size_t i = 0; i < result.scores.size(); ++i) {
+    check(result.scores[i], *flight.score_owners[i].request);
+  }
+  for (std::size_t i = 0; i < result.draws.size(); ++i) {
+    const Sequence& sequence = *flight.draw_owners[i].sequence;
+    // The surplus row of a choice that has ended says nothing about the others.
+    if (sequence.state != SequenceState::kFinished) check(result.draws[i], *sequence.request);
+  }
+}
+
+// The row's tokens now have K and V. They count for whom they were computed, even if it has ended.
+void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
+  const std::uint32_t begin = row.cache_length;
+  const std::uint32_t end = begin + row.num_tokens;
+  const std::uint32_t again =
+      std::min(end, sequence.high_water) - std::min(begin, sequence.high_water);
+  const std::uint32_t in_prompt =
+      std::min(end, sequence.prompt_tokens) -
+      std::min(std::max(begin, sequence.high_water), sequence.prompt_tokens);
+  if (again > 0) {
+    probe_->Recomputed(again);
+    sequence.recomputed_tokens += static_cast<std::int32_t>(again);
+  }
+  if (end > sequence.high_water && in_prompt > 0) probe_->PromptComputed(in_prompt);
+  sequence.in_flight -= row.num_tokens;
+  sequence.high_water = std::max(sequence.high_water, end);
+  if (sequence.state == SequenceState::kFinished) return;
+  if (end < sequence.total()) ++chunked_prefills_;
+  sequence.computed = end;
+  const std::uint32_t page_size = cache_->page_size();
+  if (begin / page_size != end / page_size) {
+    cache_->Publish(*sequence.row, sequence.cache_tokens(), &sequence.keys, end);
+  }
+  scheduler_.ReleaseOutsideWindow(sequence);
+}
+
+void EngineCore::CollectScores(const Flight& flight, const models::StepResult& result,
+                               absl::Time now) {
+  const std::vector<ScoreOwner>& owners = flight.score_owners;
+  OutputItem* item = nullptr;
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    LiveRequest& live = *owners[i].request;
+    if (live.ended) continue;
+    if (i == 0 || owners[i - 1].request != &live) {
+      item = &Emit(OutputItem::Kind::kPromptScores, live, now);
+      item->start_position = static_cast<std::int32_t>(owners[i].position);
+    }
+    const models::StepToken& score = result.scores[i];
+    item->scores.push_back({.token = score.token,
+                            .logprob = score.logprob,
+                            .rank = score.rank,
+                            .top = {score.top.begin(), score.top.end()}});
+    live.scored_tokens = owners[i].position + 1;
+  }
+}
+
+void EngineCore::CollectDraws(const Flight& flight, const models::StepResult& result,
+                              absl::Time now) {
+  const std::vector<DrawOwner>& owners = flight.draw_owners;
+  for (const DrawOwner& owner : owners) --owner.sequence->pending_draws;
+  for (std::size_t i = 0; i < owners.size();) {
+    Sequence& sequence = *owners[i].sequence;
+    LiveRequest& live = *sequence.request;
+    if (sequence.state == SequenceState::kFinished) {
+      // It balances the sum of step tokens (docs/metrics.md), where a first token has no part.
+      if (flight.batch.draws[i].row.position > sequence.prompt_tokens) {
+        probe_->AddDiscarded(
+            sequence.completed ? DiscardCause::kAfterStop : DiscardCause::kCancelled, 1);
+      }
+      ++i;
+      continue;
+    }
+    if (live.forked) {
+      AppendToken(sequence, result.draws[i], now);
+      ++i;
+      continue;
+    }
+    ForkRequest(live);
+    for (const auto& choice : live.sequences) AppendToken(*choice, result.draws[i++], now);
+  }
+}
+
+// The prompt is computed, and the first tokens of all choices are drawn from one row of logits.
+void EngineCore::ForkRequest(LiveRequest& live) {
+  const Sequence& parent = live.first();
+  for (std::size_t c = 1; c < live.sequences.size(); ++c) {
+    Sequence& child = *live.sequences[c];
+    child.tokens.reserve(parent.tokens.capacity());
+    child.tokens.assign(parent.tokens.begin(), parent.tokens.end());
+    child.marked_tokens = parent.marked_tokens;
+    child.keys = parent.keys;
+    child.history = parent.history;
+    child.history_index = parent.history_index;
+  }
+  scheduler_.Fork(live);
+  for (const auto& choice : live.sequences) {
+    if (choice->state == SequenceState::kPreempted) probe_->Preempted();
+  }
+}
+
+void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now) {
+  LiveRequest& live = *sequence.request;
+  sequence.Append(token.token);
+  if (live.uses_history()) AddToHistory(sequence, token.token, /*in_output=*/true);
+  live.shown_output_tokens.fetch_add(1, std::memory_order_relaxed);
+  const std::optional<FinishReason> finish = FinishAfter(sequence);
+  OutputItem& item = Emit(OutputItem::Kind::kToken, live, now);
+  live.in_ring_tokens.fetch_add(1, std::memory_order_acq_rel);
+  item.choice = sequence.choice;
+  item.token = {.token = token.token,
+                .logprob = token.logprob,
+                .rank = token.rank,
+                .top = {token.top.begin(), token.top.end()}};
+  item.finish = finish;
+  if (finish.has_value()) {
+    FillEnd(sequence, &item);
+    FinishChoice(sequence, now);
+  } else if (sequence.state == SequenceState::kPrefill) {
+    sequence.state = SequenceState::kDecode;
+    RefreshState(live);
+  }
+}
+
+std::optional<FinishReason> EngineCore::FinishAfter(const Sequence& sequence) const {
+  const LiveRequest& live = *sequence.request;
+  const std::int32_t token = sequence.tokens.back();
+  const bool ends =
+      std::find(live.end_ids.begin(), live.end_ids.end(), token) != live.end_ids.end();
+  if (ends) {
+    const bool is_eos = !live.request.stopping.ignore_eos &&
+                        std::find(options_.eos_token_ids.begin(), options_.eos_token_ids.end(),
+                                  token) != options_.eos_token_ids.end();
+    return is_eos ? FinishReason::kEos : FinishReason::kStopToken;
+  }
+  if (sequence.output_tokens() < live.max_tokens) return std::nullopt;
+  return live.clipped_by_context ? FinishReason::kContextFull : FinishReason::kLength;
+}
+
+void EngineCore::FillEnd(const Sequence& sequence, OutputItem* item) const {
+  item->choice = sequence.choice;
+  item->preemptions = sequence.preemptions;
+  item->recomputed_tokens = sequence.recomputed_tokens;
+}
+
+// The choice's pages go back at once; the request ends with its last choice.
+void EngineCore::FinishChoice(Sequence& sequence, absl::Time now) {
+  LiveRequest& live = *sequence.request;
+  scheduler_.Finish(sequence);
+  if (live.live_choices > 0) {
+    RefreshGauge(live);
+    return;
+  }
+  scheduler_.Remove(live, /*scrub=*/false);
+  probe_->Completed(live.counted_running);
+  End(live, absl::OkStatus(), /*was_accepted=*/true, now);
+}
+
+// A step that was launched ahead begins for the clock when the one before it has ended.
+void EngineCore::AfterStep(const Flight& flight, absl::Time collected) {
+  const absl::Time now = clock_->Now();
+  const StepPlan& plan = flight.plan;
+  const StepKind kind = plan.chunks.empty()    ? StepKind::kDecode
+                        : plan.decodes.empty() ? StepKind::kPrefill
+                                               : StepKind::kMixed;
+  const std::size_t sequences = plan.decodes.size() + plan.chunks.size();
+  max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
+  const absl::Duration wall = now - std::max(flight.start, last_step_);
+  if (flight.launch_error.ok()) scheduler_.LearnStepTime(plan.work, wall);
+  probe_->StepRan({.kind = kind,
+                   .num_tokens = plan.num_tokens,
+                   .num_sequences = static_cast<std::uint32_t>(sequences),
+                   .wall = wall,
+                   .schedule = flight.planned - flight.start,
+                   .prepare = flight.launched - flight.planned,
+                   .output = now - collected,
+                   .expected = flight.expected},
+                  now);
+  probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
+  probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
+  const std::uint32_t decodes = static_cast<std::uint32_t>(plan.decodes.size());
+  prompt_rate_.Add(now, plan.num_tokens - decodes);
+  generation_rate_.Add(now, static_cast<std::int64_t>(flight.draw_owners.size()));
+  queue_->Update(scheduler_.waiting_uncached_tokens(),
+                 prompt_rate_.PerSecond(now) + generation_rate_.PerSecond(now));
+  last_step_ = now;
+}
+
+}  // namespace quire::engine
