@@ -17,6 +17,7 @@ import sys
 
 FOLDERS = ["base", "cache_manager", "kernels", "models", "engine", "server", "tools", "tests",
            "assets", "proto", "scripts", "cmake"]
+PAGE_FOLDERS = ["docs", "assets", "kernels", "tools", "deploy"]
 CPP = {".h", ".cc", ".cu", ".cuh"}
 CHECKED = CPP | {".py", ".proto", ".cmake", ".sh"}
 
@@ -194,14 +195,31 @@ def check_mutual_folders(root, names):
             yield f"{where}: {mine} and {theirs} include each other (the way back: {back})"
 
 
+def anchors(text):
+    """The anchors that GitHub gives to the headings of a page."""
+    found = set()
+    for heading in re.findall(r"^#+ +(.*?)\s*$", re.sub(r"```.*?```", "", text, flags=re.DOTALL),
+                              re.MULTILINE):
+        heading = re.sub(r"\]\([^)]*\)", "", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", heading).replace(" ", "-"))
+    return found
+
+
 def check_links(root):
-    """Every relative link of a page leads to a file."""
-    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "assets").rglob("*.md")]
-    for page in sorted(pages):
+    """Every relative link of a page leads to a file, and to a heading of it if it names one."""
+    pages = {page for folder in PAGE_FOLDERS for page in (root / folder).rglob("*.md")}
+    for page in sorted(pages.union(root.glob("*.md"))):
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-            for target in re.findall(r"\]\(([^)#\s]+)", line):
-                if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists():
-                    yield f"{page.relative_to(root).as_posix()}:{number}: dead link {target}"
+            for link in re.findall(r"(?:\]\(|\b(?:src|srcset)=\")([^)\s\"]+)", line):
+                target, _, anchor = link.partition("#")
+                if re.match(r"[a-z]+:", target):
+                    continue
+                where = f"{page.relative_to(root).as_posix()}:{number}: "
+                path = page.parent / target if target else page
+                if not path.exists():
+                    yield f"{where}dead link {target}"
+                elif anchor and anchor not in anchors(path.read_text(encoding="utf-8")):
+                    yield f"{where}no heading #{anchor} in {target or page.name}"
 
 
 def check(root):

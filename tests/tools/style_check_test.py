@@ -96,8 +96,16 @@ class StyleCheckTest(CheckCase):
         self.refuses({"base/CMakeLists.txt": "# a.h a.cc sub/b.cc\n"}, "base/a.cc")
 
     def test_links(self):
-        self.accepts({"README.md": "[a](docs/a.md#b) [b](https://example.org/x)", "docs/a.md": ""})
+        page = "# What `b_c` is, [and](x.md) 2\n```\n# no heading\n```\n"
+        links = "[a](docs/a.md#what-b_c-is-and-2) [b](https://example.org/x#y) [c](#d)\n## D\n"
+        self.accepts({"README.md": links, "docs/a.md": page, "docs/x.md": ""})
         self.refuses({"docs/a.md": "\n[a](b.md)"}, "docs/a.md:2", "dead link b.md")
+        self.refuses({"kernels/norm/README.md": "[a](b.md)"}, "README.md:1", "dead link b.md")
+        self.refuses({"docs/a.md": '<img src="a.svg">'}, "docs/a.md:1", "dead link a.svg")
+        self.refuses({"docs/a.md": '<source srcset="a.svg">'}, "docs/a.md:1", "dead link a.svg")
+        self.refuses({"README.md": "[a](docs/a.md#no-heading)", "docs/a.md": page},
+                     "README.md:1", "no heading #no-heading in docs/a.md")
+        self.refuses({"docs/a.md": "[a](#b)"}, "docs/a.md:1", "no heading #b in a.md")
 
     def test_mutual_folders(self):
         changes = {"server/CMakeLists.txt": "quire_library(NAME s SRCS a/x.cc b/y.cc)\n",
