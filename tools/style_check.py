@@ -222,6 +222,17 @@ def check_links(root):
                     yield f"{where}no heading #{anchor} in {target or page.name}"
 
 
+def check_openings(root):
+    """Every page of docs/ says first who should read it and what they can do after it."""
+    for page in sorted((root / "docs").rglob("*.md")):
+        text = re.sub(r"<!--.*?-->\n*", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        paragraphs = text.split("\n\n", 2)
+        opening = paragraphs[1] if len(paragraphs) > 1 else ""
+        if not (opening.startswith("For ") and re.search(r"\b[Aa]fter (it|this page)\b", opening)):
+            yield (f"{page.relative_to(root).as_posix()}:3: a page opens with its readers (`For ...`) "
+                   "and with what they can do after it")
+
+
 def check(root):
     names = list(source_files(root))
     errors = []
@@ -232,6 +243,7 @@ def check(root):
     errors += check_in_build(root, names)
     errors += check_mutual_folders(root, names)
     errors += check_links(root)
+    errors += check_openings(root)
     return errors, len(names)
 
 

@@ -238,17 +238,20 @@ def config_page(config):
     lines = [
         "# Configuration keys",
         "",
+        "For those who look up a key. After it they know its type, default, range, unit and effect.",
+        "",
         "Generated from `proto/quire/config/v1` by `tools/write_reference_docs.py`. How files, profiles, environment "
         "and command line go together is in [config.md](../config.md). Keys with `hot` change by a "
         "[reload](../config.md#reload), the others by a restart.",
     ]
+    opening = len(lines)
     head = ["| Key | Default | Values | | Meaning |", "|---|---|---|---|---|"]
     for kind, path, item in walk_config(config):
         if kind == "section":
             if "." not in path:
                 lines += ["", f"## {path}", "", item, "", *head]
             continue
-        if "." not in path and lines[-1] == lines[2]:
+        if "." not in path and len(lines) == opening:
             lines += ["", "## Top level", "", *head]
         for key in [item, *item.keys]:
             hot = "hot" if key.rule.get("hot") == "true" else ""
@@ -262,6 +265,8 @@ def config_page(config):
 def api_page(api):
     lines = [
         "# API messages",
+        "",
+        "For those who write a client. After it they know every service, message and field, and its limits.",
         "",
         "Generated from `proto/quire/v1` by `tools/write_reference_docs.py`. Rules, errors and the order of events are "
         "in [api.md](../api.md). Methods that this version does not have answer UNIMPLEMENTED / FEATURE_UNSUPPORTED.",

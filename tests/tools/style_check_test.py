@@ -10,6 +10,9 @@ def function(lines, head="void F(int a = 1) {"):
     return head + "\n" + "  G();\n" * (lines - 2) + "}\n"
 
 
+OPENING = "# Title\n\nFor those who test. After it they know.\n"
+
+
 class StyleCheckTest(CheckCase):
     tool = "style_check.py"
     clean = {
@@ -96,16 +99,21 @@ class StyleCheckTest(CheckCase):
         self.refuses({"base/CMakeLists.txt": "# a.h a.cc sub/b.cc\n"}, "base/a.cc")
 
     def test_links(self):
-        page = "# What `b_c` is, [and](x.md) 2\n```\n# no heading\n```\n"
+        page = OPENING + "\n# What `b_c` is, [and](x.md) 2\n```\n# no heading\n```\n"
         links = "[a](docs/a.md#what-b_c-is-and-2) [b](https://example.org/x#y) [c](#d)\n## D\n"
-        self.accepts({"README.md": links, "docs/a.md": page, "docs/x.md": ""})
-        self.refuses({"docs/a.md": "\n[a](b.md)"}, "docs/a.md:2", "dead link b.md")
+        self.accepts({"README.md": links, "docs/a.md": page, "docs/x.md": OPENING})
+        self.refuses({"docs/a.md": OPENING + "[a](b.md)"}, "docs/a.md:4", "dead link b.md")
         self.refuses({"kernels/norm/README.md": "[a](b.md)"}, "README.md:1", "dead link b.md")
         self.refuses({"docs/a.md": '<img src="a.svg">'}, "docs/a.md:1", "dead link a.svg")
         self.refuses({"docs/a.md": '<source srcset="a.svg">'}, "docs/a.md:1", "dead link a.svg")
         self.refuses({"README.md": "[a](docs/a.md#no-heading)", "docs/a.md": page},
                      "README.md:1", "no heading #no-heading in docs/a.md")
         self.refuses({"docs/a.md": "[a](#b)"}, "docs/a.md:1", "no heading #b in a.md")
+
+    def test_openings(self):
+        self.accepts({"docs/a.md": "<!-- Written by x. -->\n" + OPENING, "docs/b/c.md": OPENING})
+        for text in ("# Title\n\nThis page is about pages.\n", "# Title\n\nFor those who read.\n", "# Title\n"):
+            self.refuses({"docs/b/c.md": text}, "docs/b/c.md:3", "opens with its readers")
 
     def test_mutual_folders(self):
         changes = {"server/CMakeLists.txt": "quire_library(NAME s SRCS a/x.cc b/y.cc)\n",
