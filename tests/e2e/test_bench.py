@@ -13,6 +13,9 @@ import time
 import pytest
 from daemon import BUILD, QUIRE, ROOT, Daemon
 
+sys.path.insert(0, str(ROOT / "tools" / "docs"))
+import benchmark_data  # noqa: E402
+
 
 def quire(*arguments, code=0):
     done = subprocess.run([str(QUIRE), *map(str, arguments)], capture_output=True, text=True, timeout=120)
@@ -307,5 +310,12 @@ def test_bench_cpu_script(tmp_path):
     assert "| tiny | int8 / Q8_0 | decode, batch 4 |" in report and "| prefill 64 |" in report
     assert "device.cpu.threads=" in report
     assert "output tokens/s" in report and "quire --address" in report.replace(str(QUIRE), "quire")
+    kept = json.loads((tmp_path / "out" / "measurements.json").read_text())
+    assert list(benchmark_data.faults("measurements.json", kept)) == []
+    kernels, load = kept["measurements"]
+    assert ["tiny", "int8", "Q8_0", "prefill 64"] in [row[:4] for row in kernels["rows"]]
+    tokens = next(row for row in load["rows"] if row[4] == "output tokens/s")
+    assert tokens[:4] == ["tiny", "int8", "Q8_0", 2] and tokens[7] == pytest.approx(tokens[5] / tokens[6], rel=0.01)
+    assert any("quire" in command and " bench " in command for command in load["commands"])
     served = json.loads((tmp_path / "out" / "served-tiny-int8-2.json").read_text())
     assert served["median"]["ours"]["completed"] == served["median"]["peer"]["completed"] == 8
