@@ -152,15 +152,19 @@ void CacheManager::State::Hold(BlockId page) {
   in_flight.back().held.push_back(page);
 }
 
+// Rows are held tail first. Their heads are released first, so that a page finds its place in the
+// eviction order directly before the page that it continues, which is cached by then; the other way
+// round each page would go over all those before it. Copies read ends of histories, and come last.
 void CacheManager::State::Release(StepWork& work, bool spoil_held) {
-  for (const PageCopy& copy : work.copies) DropTransfer(copy.source);
-  for (const BlockId page : work.held) {
+  for (auto held = work.held.rbegin(); held != work.held.rend(); ++held) {
+    const BlockId page = *held;
     if (spoil_held) {
       if (pool.node(page) != kNoNode) prefixes.DropSubtree(pool.node(page));
       pool.MarkSpoiled(page);
     }
     DropTransfer(page);
   }
+  for (const PageCopy& copy : work.copies) DropTransfer(copy.source);
   for (const BlockId page : work.clears) pool.FreeQuarantined(page);
   num_clears_taken -= work.clears.size();
   work.copies.clear();

@@ -258,6 +258,7 @@ BlockId PrefixCache::EvictedBefore(BlockId page) const {
   // ancestor is after all descendants. A page that a row refers to has all its ancestors in that
   // row.
   for (NodeId node = parent(pool_->node(page)); node != kNoNode; node = parent(node)) {
+    ++num_visited_;
     const BlockId above = pages(node)[group];
     if (above == kNullBlock || pool_->requests(above) > 0) break;
     if (pool_->state(above) == PageState::kCached) return above;

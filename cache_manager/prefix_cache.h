@@ -119,6 +119,8 @@ class PrefixCache {
   // this page, in a group without window its nearest cached ancestor, or at the warm end when that
   // is the null page.
   BlockId EvictedBefore(BlockId page) const;
+  // The nodes that EvictedBefore has gone over: what giving pages back costs beyond O(1) each.
+  std::uint64_t num_visited() const { return num_visited_; }
 
   std::uint32_t num_nodes() const { return num_nodes_; }  // roots not counted
   // Grows whenever a node or a page of one goes away; a match stays valid as long as it does not.
@@ -180,6 +182,7 @@ class PrefixCache {
   absl::flat_hash_map<Hash128, NodeId> roots_;
   std::uint32_t num_nodes_ = 0;
   std::uint64_t generation_ = 0;
+  mutable std::uint64_t num_visited_ = 0;
 };
 
 }  // namespace quire::cache

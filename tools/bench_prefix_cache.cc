@@ -1,5 +1,5 @@
 // What a hit in the prefix cache costs: finding and attaching a prompt whose pages are all cached,
-// and letting them go again.
+// and what giving back the pages of a row costs that ends while a step is in flight.
 //
 //   bench_kernels --benchmark_filter=PrefixCache
 
@@ -55,6 +55,31 @@ void BM_PrefixCacheHit(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * kTokens);
 }
 BENCHMARK(BM_PrefixCacheHit)->ArgName("page_size")->Arg(64)->Arg(16);
+
+// Arguments: pages of the row.
+void BM_PrefixCacheReleaseHeld(benchmark::State& state) {
+  constexpr std::uint32_t kPageSize = 16;
+  const auto pages = static_cast<std::uint32_t>(state.range(0));
+  const std::uint32_t num_tokens = pages * kPageSize;
+  std::vector<std::int32_t> tokens(kTokens);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::vector<PageKey> keys;
+  const auto cache = MakeCache(tokens, &keys, kPageSize);
+  const BatchRow row{1};
+  for (auto _ : state) {
+    state.PauseTiming();
+    const PrefixMatch match = cache->Match(tokens, keys, kRoot, num_tokens);
+    QUIRE_CHECK(cache->Attach(row, match, kRoot).ok());
+    QUIRE_CHECK(cache->Reserve(row, num_tokens + 1).ok());
+    const RowStep step{row, num_tokens, 1};
+    cache->PrepareStep(std::span(&step, 1));
+    cache->Free(row);
+    state.ResumeTiming();
+    cache->CompleteStep();
+  }
+  state.SetItemsProcessed(state.iterations() * pages);
+}
+BENCHMARK(BM_PrefixCacheReleaseHeld)->ArgName("pages")->Arg(512)->Arg(2048)->Arg(8191);
 
 }  // namespace
 }  // namespace quire::cache

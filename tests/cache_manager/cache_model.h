@@ -323,19 +323,19 @@ class CacheModel {
   }
 
   void Complete(Step& step, bool spoil_held) {
-    while (!step.copies.empty()) {
-      const std::uint32_t source = step.copies.front().source;
-      step.copies.erase(step.copies.begin());
-      Settle(source);
-    }
     while (!step.held.empty()) {
-      const std::uint32_t page = step.held.front();
+      const std::uint32_t page = step.held.back();
       if (spoil_held) {
         if (const std::uint32_t node = tree_.NodeOf(page); node != 0) Drop(node);
         spoiled_.insert(page);
       }
-      step.held.erase(step.held.begin());
+      step.held.pop_back();
       Settle(page);
+    }
+    while (!step.copies.empty()) {
+      const std::uint32_t source = step.copies.front().source;
+      step.copies.erase(step.copies.begin());
+      Settle(source);
     }
     for (; step.num_clears > 0; --step.num_clears, --num_clearing_) {
       spoiled_.erase(quarantined_.front());

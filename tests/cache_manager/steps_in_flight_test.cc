@@ -119,5 +119,31 @@ TEST_F(StepsInFlightTest, SpoiledHeldPagesAreClearedBeforeTheyComeBack) {
   ExpectAvailable(19);
 }
 
+// The nodes that placing the pages of an ended row in the eviction order visits.
+std::uint64_t VisitsToRelease(std::uint32_t pages) {
+  const CacheManagerOptions options = TinyOptions(2 * pages, 8, (pages + 1) * kP);
+  const auto cache = MakeCache(options);
+  PrefixCache& prefixes = CacheManagerPeer::state(*cache).prefixes;
+  const Tokens tokens = Count(pages * kP + 1);
+  const auto size = static_cast<std::uint32_t>(tokens.size());
+  auto keys = KeysOf(options, kRoot, tokens);
+  QUIRE_CHECK(cache->Attach(kA, {}, kRoot).ok() && cache->Reserve(kA, size).ok());
+  cache->Publish(kA, tokens, &keys, size);
+  const RowStep step{kA, size - 1, 1};
+  cache->PrepareStep(std::span(&step, 1));
+  cache->Free(kA);
+  const std::uint64_t before = prefixes.num_visited();
+  cache->CompleteStep();
+  QUIRE_CHECK(cache->stats().cached_pages == pages && cache->CheckIntegrity().ok());
+  return prefixes.num_visited() - before;
+}
+
+TEST(HeldPagesTest, AreReleasedInTimeLinearInTheirNumber) {
+  const std::uint64_t visits = VisitsToRelease(128);
+  EXPECT_GE(visits, 127u);
+  EXPECT_LE(visits, 256u);
+  EXPECT_LE(VisitsToRelease(1024), 8 * visits + 8);
+}
+
 }  // namespace
 }  // namespace quire::cache
