@@ -45,6 +45,9 @@ make_venv() {
 # Whether the build folder was configured with CUDA.
 has_cuda() { grep -q '^CMAKE_CUDA_COMPILER:[A-Z]*=.*nvcc' "$1/CMakeCache.txt"; }
 
+# Whether this machine has a GPU that CUDA programs can use: a device of NVIDIA's driver, or that of WSL.
+has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || [ -e /dev/dxg ]; }
+
 # Reports of ptxas and machine code of the kernels in a build folder; needs make_venv.
 cuda_gate() {
   local cuobjdump
