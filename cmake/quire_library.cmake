@@ -102,6 +102,9 @@ function(_quire_test_options target)
   target_compile_definitions(${target} PRIVATE
                              QUIRE_TESTDATA="${PROJECT_SOURCE_DIR}/tests/testdata"
                              QUIRE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  # -O1: what a test measures is the library under it, which keeps -O3; a test's own code is compiled once for every
+  # time that it runs. docs/notes/build_time.md has the seconds.
+  target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   _quire_common_options(${target})
 endfunction()
 
