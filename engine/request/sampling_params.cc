@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 
 namespace quire::engine {
 namespace {

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "cache_manager/page_hash.h"
 #include "models/text/chat_template.h"
-#include "models/text/utf8.h"
 
 namespace quire::engine {
 namespace {

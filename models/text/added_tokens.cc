@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/model_token.h"
 #include "models/text/splitter.h"
 #include "models/text/unicode.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 namespace {

@@ -1,7 +1,7 @@
 #include "models/text/aligned_text.h"
 
 #include "absl/strings/str_cat.h"
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 
 namespace quire::text {
 

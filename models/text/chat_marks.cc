@@ -7,8 +7,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
+#include "base/utf8.h"
 #include "models/text/chat_template.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 namespace {

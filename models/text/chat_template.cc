@@ -8,12 +8,12 @@
 #include "absl/strings/str_join.h"
 #include "base/error_reason.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/chat_marks.h"
 #include "models/text/jinja/json.h"
 #include "models/text/jinja/parser.h"
 #include "models/text/jinja/strings.h"
 #include "models/text/json_value.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 namespace {

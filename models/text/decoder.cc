@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/component.h"
 #include "models/text/unicode.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 namespace {

@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <string>
 
+#include "base/utf8.h"
 #include "models/text/decoder.h"
 #include "models/text/tokenizer.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/gguf_splits.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/regex_syntax.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 namespace {

@@ -6,9 +6,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/regex_syntax.h"
 #include "models/text/unicode.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 namespace {

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/added_tokens.h"
 #include "models/text/decoder.h"
 #include "models/text/encoder.h"
@@ -24,7 +25,6 @@
 #include "models/text/sentencepiece_tokenizer.h"
 #include "models/text/token_model.h"
 #include "models/text/tokenizer_parts.h"
-#include "models/text/utf8.h"
 
 namespace quire::text {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <utf8proc.h>
 
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 
 namespace quire::text {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 
 namespace quire::text {
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 #include "server/api/status_mapping.h"
 
 namespace quire::server {

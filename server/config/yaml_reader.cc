@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "quire/config/v1/options.pb.h"
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 #include "server/config/scalar_value.h"
 
 namespace quire::server {

@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
+#include "base/utf8.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/text/utf8.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/mutex.h"
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 
 namespace quire::engine {
 namespace {

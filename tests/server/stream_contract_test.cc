@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 #include "tests/server/service_fixture.h"
 #include "tests/server/test_channel.h"
 

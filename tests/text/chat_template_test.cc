@@ -16,8 +16,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/error_reason.h"
+#include "base/utf8.h"
 #include "models/text/unicode.h"
-#include "models/text/utf8.h"
 #include "tests/text/testdata.h"
 
 namespace quire::text {

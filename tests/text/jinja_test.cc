@@ -15,11 +15,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/utf8.h"
 #include "models/text/jinja/interpreter.h"
 #include "models/text/jinja/json.h"
 #include "models/text/jinja/parser.h"
 #include "models/text/jinja/strings.h"
-#include "models/text/utf8.h"
 #include "tests/text/testdata.h"
 
 namespace quire::text::jinja {

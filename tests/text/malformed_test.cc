@@ -9,9 +9,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/utf8.h"
 #include "models/text/detokenizer.h"
 #include "models/text/tokenizer.h"
-#include "models/text/utf8.h"
 #include "tests/text/testdata.h"
 
 namespace quire::text {

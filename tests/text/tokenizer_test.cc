@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "base/utf8.h"
 #include "models/text/detokenizer.h"
-#include "models/text/utf8.h"
 #include "tests/text/testdata.h"
 
 namespace quire::text {

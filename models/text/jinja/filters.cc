@@ -13,11 +13,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/jinja/json.h"
 #include "models/text/jinja/methods.h"
 #include "models/text/jinja/sequence_filters.h"
 #include "models/text/jinja/strings.h"
-#include "models/text/utf8.h"
 
 namespace quire::text::jinja {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "models/text/utf8.h"
+#include "base/utf8.h"
 
 namespace quire::text::jinja {
 namespace {

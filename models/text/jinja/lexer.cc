@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/jinja/strings.h"
-#include "models/text/utf8.h"
 
 namespace quire::text::jinja {
 namespace {

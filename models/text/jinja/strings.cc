@@ -7,8 +7,8 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
+#include "base/utf8.h"
 #include "models/text/unicode.h"
-#include "models/text/utf8.h"
 
 namespace quire::text::jinja {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/text/jinja/object.h"
 #include "models/text/jinja/strings.h"
-#include "models/text/utf8.h"
 
 namespace quire::text::jinja {
 namespace {
