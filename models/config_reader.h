@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 
 namespace quire::models {
 

@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "models/checkpoint/gguf.h"
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
+#include "formats/tensors/gguf_tensors.h"
 #include "models/families/phi.h"
 #include "models/families/registry.h"
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "cache_manager/kv_params.h"
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 #include "models/layer_groups.h"
 #include "models/layer_spec.h"
 #include "models/model.h"

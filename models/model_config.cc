@@ -11,14 +11,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "models/checkpoint/model_files.h"
+#include "formats/json_value.h"
+#include "formats/model_files.h"
 #include "models/config_keys.h"
 #include "models/config_reader.h"
 #include "models/families/registry.h"
 #include "models/gguf_config.h"
 #include "models/quantization_config.h"
 #include "models/rope_config.h"
-#include "models/text/json_value.h"
 #include "models/window_config.h"
 
 namespace quire::models {

@@ -16,7 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
-#include "models/checkpoint/stored_quantization.h"
+#include "formats/stored_quantization.h"
 #include "models/mla_config.h"
 #include "models/moe_config.h"
 #include "models/rope_table.h"

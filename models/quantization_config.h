@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "models/checkpoint/stored_quantization.h"
+#include "formats/stored_quantization.h"
 #include "models/config_reader.h"
 
 namespace quire::models {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "models/checkpoint/quantized_tensor.h"
+#include "formats/tensors/quantized_tensor.h"
 #include "models/stored_rows.h"
 
 namespace quire::models {

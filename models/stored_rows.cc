@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "models/checkpoint/quantized_tensor.h"
+#include "formats/tensors/quantized_tensor.h"
 
 namespace quire::models {
 namespace {

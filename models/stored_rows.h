@@ -8,10 +8,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "formats/tensors/safetensors.h"
 #include "kernels/backend.h"
 #include "kernels/fp8_linear.h"
 #include "kernels/quantized_linear.h"
-#include "models/checkpoint/safetensors.h"
 #include "models/quantization.h"
 
 namespace quire::models {

@@ -13,9 +13,9 @@
 #include "base/logging.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "formats/tensors/quantized_tensor.h"
 #include "kernels/cuda/uploader.h"
 #include "kernels/quantized_linear.h"
-#include "models/checkpoint/quantized_tensor.h"
 #include "models/stored_rows.h"
 
 namespace quire::models {

@@ -8,7 +8,7 @@
 #include "base/logging.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
-#include "models/checkpoint/gguf.h"
+#include "formats/tensors/gguf_tensors.h"
 
 namespace quire::server {
 namespace {

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 #include "models/text/chat_template.h"
 #include "models/text/tokenizer.h"
 #include "server/config/options.h"

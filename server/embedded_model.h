@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 
 namespace quire::server {
 

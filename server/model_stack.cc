@@ -19,7 +19,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "cache_manager/cache_manager.h"
-#include "models/checkpoint/gguf.h"
+#include "formats/tensors/gguf_tensors.h"
 #include "models/families/registry.h"
 #include "kernels/linear_tree.h"
 #include "models/cuda_runner.h"

@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
-#include "models/checkpoint/gguf.h"
+#include "formats/json_value.h"
+#include "formats/tensors/gguf_tensors.h"
+#include "formats/tensors/quantized_tensor.h"
 #include "models/checkpoint/join_quantized.h"
-#include "models/checkpoint/quantized_tensor.h"
-#include "models/text/json_value.h"
 
 namespace quire::models {
 namespace {

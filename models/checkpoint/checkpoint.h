@@ -8,9 +8,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/checkpoint/model_files.h"
-#include "models/checkpoint/safetensors.h"
-#include "models/checkpoint/stored_quantization.h"
+#include "formats/model_files.h"
+#include "formats/stored_quantization.h"
+#include "formats/tensors/safetensors.h"
 
 namespace quire::models {
 

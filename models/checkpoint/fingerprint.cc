@@ -6,8 +6,8 @@
 #include "absl/strings/str_format.h"
 #include "base/keyed_hash.h"
 #include "base/status.h"
-#include "models/checkpoint/gguf.h"
-#include "models/checkpoint/quantized_tensor.h"
+#include "formats/tensors/gguf_tensors.h"
+#include "formats/tensors/quantized_tensor.h"
 
 namespace quire::models {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "formats/model_files.h"
 #include "models/checkpoint/checkpoint.h"
-#include "models/checkpoint/model_files.h"
 
 namespace quire::models {
 

@@ -14,7 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "models/checkpoint/quantized_tensor.h"
+#include "formats/tensors/quantized_tensor.h"
 
 namespace quire::models {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "models/checkpoint/safetensors.h"
-#include "models/checkpoint/stored_quantization.h"
+#include "formats/stored_quantization.h"
+#include "formats/tensors/safetensors.h"
 
 namespace quire::models {
 

@@ -23,7 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 #include "models/text/normalizer.h"
 #include "models/text/regex.h"
 #include "models/text/token_model.h"

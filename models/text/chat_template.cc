@@ -9,11 +9,11 @@
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "formats/json_value.h"
 #include "models/text/chat_marks.h"
 #include "models/text/jinja/json.h"
 #include "models/text/jinja/parser.h"
 #include "models/text/jinja/strings.h"
-#include "models/text/json_value.h"
 
 namespace quire::text {
 namespace {

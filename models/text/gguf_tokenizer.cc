@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "models/text/gguf_splits.h"
+#include "formats/gguf_splits.h"
 
 namespace quire::text {
 namespace {

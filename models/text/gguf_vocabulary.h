@@ -15,7 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/gguf.h"
+#include "formats/gguf.h"
 
 namespace quire::text {
 

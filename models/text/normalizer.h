@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "formats/json_value.h"
 #include "models/text/aligned_text.h"
-#include "models/text/json_value.h"
 #include "models/text/precompiled_map.h"
 #include "models/text/regex.h"
 #include "models/text/sentencepiece_normalizer.h"

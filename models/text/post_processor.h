@@ -15,7 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 
 namespace quire::text {
 

@@ -18,7 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 #include "models/text/tokenizer_parts.h"
 
 namespace quire::text {

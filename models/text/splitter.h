@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "formats/json_value.h"
 #include "models/text/aligned_text.h"
 #include "models/text/component.h"
-#include "models/text/json_value.h"
 #include "models/text/regex.h"
 
 namespace quire::text {

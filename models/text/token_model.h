@@ -14,8 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "formats/json_value.h"
 #include "models/text/bpe.h"
-#include "models/text/json_value.h"
 #include "models/text/model_token.h"
 #include "models/text/sentencepiece_model.h"
 #include "models/text/unigram.h"

@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "formats/json_value.h"
 #include "models/text/decoder.h"
 #include "models/text/encoder.h"
-#include "models/text/json_value.h"
 
 namespace quire::text {
 

@@ -18,7 +18,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 #include "models/text/model_token.h"
 #include "models/text/viterbi.h"
 

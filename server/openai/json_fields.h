@@ -17,7 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "base/error_reason.h"
 #include "base/status.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 
 namespace quire::server {
 

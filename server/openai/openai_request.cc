@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 #include "server/openai/chat_messages.h"
 #include "server/openai/json_fields.h"
 

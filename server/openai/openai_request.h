@@ -8,7 +8,7 @@
 //             behind it, by RequestTranslator.
 // Invariants: fields that are unknown or null are as if absent. A field of the wrong type is
 //             INVALID_ARGUMENT / BAD_PARAMETER with metadata `field` as the client wrote it. Bodies
-//             are read by models/text/json_value.h: valid UTF-8, 64 levels, no key twice.
+//             are read by formats/json_value.h: valid UTF-8, 64 levels, no key twice.
 // Threads:    any.
 
 #include <cstdint>

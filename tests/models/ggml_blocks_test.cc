@@ -1,6 +1,6 @@
 // GGML's block formats against vectors that gguf-py and ggml's C code agree on in every bit.
 
-#include "models/checkpoint/ggml_blocks.h"
+#include "formats/tensors/ggml_blocks.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "models/checkpoint/safetensors.h"
+#include "formats/tensors/safetensors.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -9,7 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/checkpoint/gguf.h"
+#include "formats/tensors/gguf_tensors.h"
 #include "models/model.h"
 #include "models/text/gguf_vocabulary.h"
 #include "models/text/tokenizer.h"

@@ -1,7 +1,7 @@
 // GGUF files: the container, the configuration and the tensors of every fixture against what
 // tests/testdata/gguf/models/*/reference.json says of them.
 
-#include "models/checkpoint/gguf.h"
+#include "formats/tensors/gguf_tensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

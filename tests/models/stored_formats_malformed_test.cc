@@ -12,11 +12,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "formats/json_value.h"
+#include "formats/tensors/quantized_tensor.h"
 #include "models/checkpoint/join_quantized.h"
-#include "models/checkpoint/quantized_tensor.h"
 #include "models/quantization_config.h"
 #include "models/stored_rows.h"
-#include "models/text/json_value.h"
 #include "tests/models/stored_vectors.h"
 #include "tests/models/test_files.h"
 

@@ -5,8 +5,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "formats/json_value.h"
 #include "models/quantization_config.h"
-#include "models/text/json_value.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -9,8 +9,8 @@
 
 #include "absl/strings/string_view.h"
 #include "base/thread_pool.h"
+#include "formats/model_files.h"
 #include "kernels/backend.h"
-#include "models/checkpoint/model_files.h"
 
 namespace quire::models {
 

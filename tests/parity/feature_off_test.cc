@@ -20,7 +20,7 @@
 
 #include "absl/strings/match.h"
 #include "base/check.h"
-#include "models/checkpoint/safetensors.h"
+#include "formats/tensors/safetensors.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/parity_harness.h"
 

@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "models/checkpoint/safetensors.h"
+#include "formats/tensors/safetensors.h"
 
 namespace quire::models::parity {
 

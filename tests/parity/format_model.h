@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {

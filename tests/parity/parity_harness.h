@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 #include "models/layer_spec.h"
 #include "models/quantization.h"
 

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 #include "models/layer_groups.h"
 #include "models/model.h"
 #include "tests/parity/parity_harness.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 #include "server/config/layered_config.h"
 #include "tests/testing/temp_dir.h"
 #include "tools/quire/synthetic_model.h"

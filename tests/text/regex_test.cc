@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 #include "models/text/splitter.h"
 #include "tests/text/testdata.h"
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 #include "server/config/device_plan.h"
 #include "server/config/options.h"
 #include "server/config/scalar_value.h"

@@ -1,4 +1,4 @@
-#include "models/checkpoint/stored_quantization.h"
+#include "formats/stored_quantization.h"
 
 #include "absl/strings/str_cat.h"
 

@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/checkpoint/model_files.h"
-#include "models/checkpoint/safetensors.h"
-#include "models/text/gguf.h"
+#include "formats/gguf.h"
+#include "formats/model_files.h"
+#include "formats/tensors/safetensors.h"
 
 namespace quire::models {
 

@@ -1,4 +1,4 @@
-#include "models/text/gguf.h"
+#include "formats/gguf.h"
 
 #include <bit>
 #include <cmath>

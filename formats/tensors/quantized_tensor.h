@@ -19,9 +19,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "formats/tensors/safetensors.h"
 #include "kernels/fp8_linear.h"
 #include "kernels/quantized_linear.h"
-#include "models/checkpoint/safetensors.h"
 
 namespace quire::models {
 

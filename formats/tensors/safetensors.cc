@@ -1,4 +1,4 @@
-#include "models/checkpoint/safetensors.h"
+#include "formats/tensors/safetensors.h"
 
 #include <algorithm>
 #include <limits>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 
 namespace quire::models {
 namespace {

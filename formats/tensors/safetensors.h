@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/dtype.h"
-#include "models/checkpoint/ggml_blocks.h"
+#include "formats/tensors/ggml_blocks.h"
 
 namespace quire::models {
 

@@ -1,4 +1,4 @@
-#include "models/text/gguf_splits.h"
+#include "formats/gguf_splits.h"
 
 #include <nlohmann/json.hpp>
 #include <vector>

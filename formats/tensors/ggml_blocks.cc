@@ -1,4 +1,4 @@
-#include "models/checkpoint/ggml_blocks.h"
+#include "formats/tensors/ggml_blocks.h"
 
 #include <algorithm>
 #include <array>

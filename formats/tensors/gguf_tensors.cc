@@ -1,4 +1,4 @@
-#include "models/checkpoint/gguf.h"
+#include "formats/tensors/gguf_tensors.h"
 
 #include <algorithm>
 #include <cmath>

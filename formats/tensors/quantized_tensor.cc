@@ -1,4 +1,4 @@
-#include "models/checkpoint/quantized_tensor.h"
+#include "formats/tensors/quantized_tensor.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "models/text/json_value.h"
+#include "formats/json_value.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-#include "models/checkpoint/model_files.h"
+#include "formats/model_files.h"
 
 #include <algorithm>
 #include <filesystem>
