@@ -11,9 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "formats/model_files.h"
-#include "models/text/chat_template.h"
-#include "models/text/tokenizer.h"
 #include "server/config/options.h"
+#include "text/chat/chat_template.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::server {
 

@@ -26,7 +26,7 @@
 #include "models/memory_plan.h"
 #include "models/model_runner.h"
 #include "models/step_batch.h"
-#include "models/text/gguf_vocabulary.h"
+#include "text/tokenizer/gguf_vocabulary.h"
 #include "server/chat_templates.h"
 #include "server/embedded_model.h"
 

@@ -29,12 +29,12 @@
 #include "models/layer_groups.h"
 #include "models/model.h"
 #include "models/step_runner.h"
-#include "models/text/tokenizer.h"
 #include "server/api/serving_state.h"
 #include "server/compute_device.h"
 #include "server/config/device_plan.h"
 #include "server/config/live_config.h"
 #include "server/config/options.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::server {
 

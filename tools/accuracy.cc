@@ -34,8 +34,8 @@
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"
-#include "models/text/gguf_vocabulary.h"
-#include "models/text/tokenizer.h"
+#include "text/tokenizer/gguf_vocabulary.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire {
 namespace {

@@ -61,7 +61,7 @@ THIRD_PARTY = [
                                   "base/device_graph.*", "base/cuda_status.*", "kernels/*"]),
     (r"hwy/", ["kernels/*_simd.cc", "kernels/cpu/*", "tools/bench_kernels.cc"]),
     (r"dnnl|oneapi/", ["tools/bench_kernels.cc"]),
-    (r"google/protobuf/io/", ["models/text/sentencepiece_file.cc", "server/*", "tools/quire/*"]),
+    (r"google/protobuf/io/", ["text/sentencepiece/sentencepiece_file.cc", "server/*", "tools/quire/*"]),
     (r"grpc|google/(?!protobuf/io/)|quire/(config/)?v\d", ["server/*", "tools/quire/*"]),
     (r"(vllm|smg)/", ["server/vllm/*"]),
     (r"yaml-cpp/", ["server/config/*"]),

@@ -22,7 +22,7 @@
 #include "engine/request/engine_probe.h"
 #include "engine/request/inbox.h"
 #include "engine/request/request_table.h"
-#include "models/text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::engine {
 

@@ -21,7 +21,7 @@
 #include "engine/output/stop_matcher.h"
 #include "engine/output/token_stream.h"
 #include "engine/request/engine_probe.h"
-#include "models/text/detokenizer.h"
+#include "text/detokenizer.h"
 
 namespace quire::engine {
 

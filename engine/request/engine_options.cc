@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/request/sequence.h"
-#include "models/text/chat_template.h"
+#include "text/chat/chat_template.h"
 
 namespace quire::engine {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "engine/request/sampling_params.h"
-#include "models/text/chat_input.h"
+#include "text/chat/chat_input.h"
 
 namespace quire::text {
 class ChatTemplates;

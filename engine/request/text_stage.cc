@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "cache_manager/page_hash.h"
-#include "models/text/chat_template.h"
+#include "text/chat/chat_template.h"
 
 namespace quire::engine {
 namespace {

@@ -7,7 +7,7 @@
 // Threads:    any.
 
 #include "absl/status/statusor.h"
-#include "models/text/chat_input.h"
+#include "text/chat/chat_input.h"
 
 namespace quire::v1 {
 class ChatPrompt;

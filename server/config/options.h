@@ -19,9 +19,9 @@
 #include "base/logging.h"
 #include "engine/engine.h"
 #include "models/quantization.h"
-#include "models/text/chat_template.h"
 #include "server/auth/auth_options.h"
 #include "server/config/layered_config.h"
+#include "text/chat/chat_template.h"
 
 namespace quire::server {
 

@@ -10,8 +10,6 @@
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "models/text/chat_template.h"
-#include "models/text/tokenizer.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "server/api/call_worker.h"
 #include "server/api/chat_translator.h"
@@ -21,6 +19,8 @@
 #include "server/grpc/error_details.h"
 #include "server/grpc/generate_reactor.h"
 #include "server/grpc/unary_call.h"
+#include "text/chat/chat_template.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::server {
 namespace {

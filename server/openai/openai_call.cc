@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
-#include "models/text/tokenizer.h"
 #include "server/api/request_translator.h"
 #include "server/api/status_mapping.h"
 #include "server/openai/openai_error.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::server {
 namespace {

@@ -11,9 +11,9 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/text/chat_template.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
+#include "text/chat/chat_template.h"
 
 namespace quire::engine {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/text/unicode.h"
+#include "text/unicode/unicode.h"
 
 namespace quire::engine {
 namespace {

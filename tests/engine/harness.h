@@ -14,9 +14,9 @@
 #include "engine/output/token_stream.h"
 #include "engine/request/text_stage.h"
 #include "engine/step/engine_core.h"
-#include "models/text/tokenizer.h"
 #include "tests/engine/fake_runner.h"
 #include "tests/testing/fake_clock.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::engine {
 

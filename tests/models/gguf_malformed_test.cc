@@ -11,10 +11,10 @@
 #include "base/status.h"
 #include "formats/tensors/gguf_tensors.h"
 #include "models/model.h"
-#include "models/text/gguf_vocabulary.h"
-#include "models/text/tokenizer.h"
 #include "tests/models/model_check.h"
 #include "tests/models/test_files.h"
+#include "text/tokenizer/gguf_vocabulary.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::models {
 namespace {

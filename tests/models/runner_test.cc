@@ -12,10 +12,10 @@
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"
-#include "models/text/tokenizer.h"
 #include "models/weights.h"
 #include "tests/models/allocation_counter.h"
 #include "tests/models/test_files.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::models {
 namespace {

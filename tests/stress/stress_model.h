@@ -15,7 +15,7 @@
 #include "engine/engine.h"
 #include "models/quantization.h"
 #include "models/step_runner.h"
-#include "models/text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::engine {
 

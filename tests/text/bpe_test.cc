@@ -1,4 +1,4 @@
-#include "models/text/bpe.h"
+#include "text/subword/bpe.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Conversations rendered by templates: where templates come from, what they see, and what of a
 // message may become a special token.
 
-#include "models/text/chat_template.h"
+#include "text/chat/chat_template.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@
 #include "absl/time/clock.h"
 #include "base/error_reason.h"
 #include "base/utf8.h"
-#include "models/text/unicode.h"
 #include "tests/text/testdata.h"
+#include "text/unicode/unicode.h"
 
 namespace quire::text {
 namespace {

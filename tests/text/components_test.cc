@@ -7,15 +7,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "models/text/added_tokens.h"
-#include "models/text/decoder.h"
-#include "models/text/normal_form.h"
-#include "models/text/normalizer.h"
-#include "models/text/post_processor.h"
-#include "models/text/precompiled_map.h"
-#include "models/text/splitter.h"
-#include "models/text/unicode.h"
 #include "tests/text/testdata.h"
+#include "text/sentencepiece/precompiled_map.h"
+#include "text/tokenizer/added_tokens.h"
+#include "text/tokenizer/decoder.h"
+#include "text/tokenizer/normalizer.h"
+#include "text/tokenizer/post_processor.h"
+#include "text/tokenizer/splitter.h"
+#include "text/unicode/normal_form.h"
+#include "text/unicode/unicode.h"
 
 namespace quire::text {
 namespace {

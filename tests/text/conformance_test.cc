@@ -9,9 +9,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "models/text/detokenizer.h"
-#include "models/text/tokenizer.h"
 #include "tests/text/testdata.h"
+#include "text/detokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::text {
 namespace {

@@ -1,7 +1,7 @@
 // Tokenizers from GGUF metadata: the recorded ids of llama.cpp and Hugging Face for vocabularies in
 // GGUF form, the ids of tokenizer.json files turned into that form, and every refusal by name.
 
-#include "models/text/gguf_tokenizer.h"
+#include "text/tokenizer/gguf_tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -19,10 +19,10 @@
 #include "absl/strings/string_view.h"
 #include "formats/gguf.h"
 #include "formats/gguf_splits.h"
-#include "models/text/detokenizer.h"
-#include "models/text/gguf_vocabulary.h"
-#include "models/text/tokenizer.h"
 #include "tests/text/testdata.h"
+#include "text/detokenizer.h"
+#include "text/tokenizer/gguf_vocabulary.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::text {
 namespace {

@@ -16,11 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/utf8.h"
-#include "models/text/jinja/interpreter.h"
-#include "models/text/jinja/json.h"
-#include "models/text/jinja/parser.h"
-#include "models/text/jinja/strings.h"
 #include "tests/text/testdata.h"
+#include "text/chat/jinja/interpreter.h"
+#include "text/chat/jinja/json.h"
+#include "text/chat/jinja/parser.h"
+#include "text/chat/jinja/strings.h"
 
 namespace quire::text::jinja {
 namespace {

@@ -13,10 +13,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "models/text/prefix_trie.h"
-#include "models/text/tokenizer.h"
 #include "tests/text/model_bytes.h"
 #include "tests/text/testdata.h"
+#include "text/subword/prefix_trie.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::text {
 namespace {

@@ -15,12 +15,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/utf8.h"
-#include "models/text/detokenizer.h"
-#include "models/text/prefix_trie.h"
-#include "models/text/tokenizer.h"
-#include "models/text/viterbi.h"
 #include "tests/text/model_bytes.h"
 #include "tests/text/testdata.h"
+#include "text/detokenizer.h"
+#include "text/subword/prefix_trie.h"
+#include "text/subword/viterbi.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::text {
 namespace {

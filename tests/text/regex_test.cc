@@ -1,4 +1,4 @@
-#include "models/text/regex.h"
+#include "text/unicode/regex.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 
 #include "absl/strings/match.h"
 #include "formats/json_value.h"
-#include "models/text/splitter.h"
 #include "tests/text/testdata.h"
+#include "text/tokenizer/splitter.h"
 
 namespace quire::text {
 namespace {

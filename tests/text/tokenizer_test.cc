@@ -1,6 +1,6 @@
 // The whole tokenizer: options, errors, real prompts, properties, threads and time.
 
-#include "models/text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@
 
 #include "absl/strings/match.h"
 #include "base/utf8.h"
-#include "models/text/detokenizer.h"
 #include "tests/text/testdata.h"
+#include "text/detokenizer.h"
 
 namespace quire::text {
 namespace {

@@ -26,9 +26,9 @@
 #include "models/families/registry.h"
 #include "models/layer_spec.h"
 #include "models/model.h"
-#include "models/text/chat_template.h"
-#include "models/text/gguf_vocabulary.h"
-#include "models/text/tokenizer.h"
+#include "text/chat/chat_template.h"
+#include "text/tokenizer/gguf_vocabulary.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::client {
 namespace {

@@ -1,0 +1,361 @@
+#include "text/chat/chat_template.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "formats/json_value.h"
+#include "text/chat/chat_marks.h"
+#include "text/chat/jinja/json.h"
+#include "text/chat/jinja/parser.h"
+#include "text/chat/jinja/strings.h"
+
+namespace quire::text {
+namespace {
+
+using jinja::MapBuilder;
+using jinja::Value;
+
+constexpr absl::string_view kDefaultName = "default";
+
+absl::Status BadInput(absl::string_view name, int line, absl::string_view message) {
+  // What a template puts into a message may have been cut anywhere.
+  std::string text;
+  Utf8Repairer repairer;
+  repairer.Push(message, text);
+  repairer.Finish(text);
+  return WithReason(absl::InvalidArgumentError(text), "BAD_CHAT_TEMPLATE_INPUT",
+                    {{"template_name", std::string(name)}, {"line", absl::StrCat(line)}});
+}
+
+// The value of "chat_template" in a JSON file: a text, or a list of {"name", "template"}.
+absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* templates) {
+  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(json));
+  const JsonValue root = document.root();
+  QUIRE_RETURN_IF_ERROR(root.CheckObject());
+  const std::optional<JsonValue> value = root.Find("chat_template");
+  if (!value || value->is_null()) return absl::OkStatus();
+  if (value->is_string()) {
+    QUIRE_ASSIGN_OR_RETURN(std::string text, value->AsString());
+    templates->push_back({std::string(kDefaultName), std::move(text)});
+    return absl::OkStatus();
+  }
+  QUIRE_RETURN_IF_ERROR(value->CheckArray());
+  for (std::size_t i = 0; i < value->size(); ++i) {
+    TemplateSource source;
+    QUIRE_ASSIGN_OR_RETURN(source.name, value->At(i).GetString("name"));
+    QUIRE_ASSIGN_OR_RETURN(source.text, value->At(i).GetString("template"));
+    templates->push_back(std::move(source));
+  }
+  return absl::OkStatus();
+}
+
+// Messages and tools of one conversation, and values and keys in its JSON, all of it together. A
+// small one takes a few hundred bytes of memory.
+constexpr std::int64_t kMaxElements = 250000;
+
+// How the texts of a conversation become values.
+struct Reading {
+  const jinja::TextHook& literal;
+  std::int64_t elements_left = kMaxElements;
+};
+
+absl::StatusOr<jinja::Variables> ReadVariables(absl::string_view json,
+                                               const jinja::TextHook& text = {},
+                                               std::int64_t* elements_left = nullptr) {
+  jinja::Variables variables;
+  if (json.empty()) return variables;
+  QUIRE_ASSIGN_OR_RETURN(const Value value, jinja::FromJson(json, text, elements_left));
+  if (!value.is_map()) return absl::InvalidArgumentError("not a JSON object");
+  for (const auto& [key, entry] : value.as_map()->entries) {
+    variables.emplace_back(key.as_string(), entry);
+  }
+  return variables;
+}
+
+absl::Status Named(absl::string_view field, const absl::Status& status) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", status.message()));
+}
+
+absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string& field,
+                                    Reading& reading) {
+  const jinja::TextHook& literal = reading.literal;
+  absl::string_view json = call.arguments_json;
+  if (json.empty()) json = "{}";
+  absl::StatusOr<Value> arguments = jinja::FromJson(json, literal, &reading.elements_left);
+  if (!arguments.ok()) return Named(absl::StrCat(field, ".arguments_json"), arguments.status());
+  MapBuilder function;
+  QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(call.name))));
+  QUIRE_RETURN_IF_ERROR(function.Set("arguments", *std::move(arguments)));
+  MapBuilder value;
+  if (!call.id.empty()) {
+    QUIRE_RETURN_IF_ERROR(value.Set("id", Value::String(literal(call.id))));
+  }
+  QUIRE_RETURN_IF_ERROR(value.Set("type", Value::String("function")));
+  QUIRE_RETURN_IF_ERROR(value.Set("function", std::move(function).Build()));
+  return std::move(value).Build();
+}
+
+absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index,
+                                   Reading& reading) {
+  const jinja::TextHook& literal = reading.literal;
+  MapBuilder value;
+  QUIRE_RETURN_IF_ERROR(value.Set("role", Value::String(literal(message.role))));
+  QUIRE_RETURN_IF_ERROR(value.Set("content", Value::String(literal(message.content))));
+  const std::pair<absl::string_view, const std::string*> optional[] = {
+      {"name", &message.name},
+      {"tool_call_id", &message.tool_call_id},
+      {"reasoning_content", &message.reasoning_content}};
+  for (const auto& [key, text] : optional) {
+    if (!text->empty()) QUIRE_RETURN_IF_ERROR(value.Set(key, Value::String(literal(*text))));
+  }
+  if (message.tool_calls.empty()) return std::move(value).Build();
+  std::vector<Value> calls;
+  for (std::size_t i = 0; i < message.tool_calls.size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(
+        Value call,
+        ToolCallValue(message.tool_calls[i],
+                      absl::StrCat("chat.messages[", index, "].tool_calls[", i, "]"), reading));
+    calls.push_back(std::move(call));
+  }
+  QUIRE_ASSIGN_OR_RETURN(Value list, jinja::MakeList(std::move(calls)));
+  QUIRE_RETURN_IF_ERROR(value.Set("tool_calls", std::move(list)));
+  return std::move(value).Build();
+}
+
+absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index, Reading& reading) {
+  const jinja::TextHook& literal = reading.literal;
+  MapBuilder function;
+  QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(tool.name))));
+  QUIRE_RETURN_IF_ERROR(function.Set("description", Value::String(literal(tool.description))));
+  if (!tool.parameters_json.empty()) {
+    absl::StatusOr<Value> parameters =
+        jinja::FromJson(tool.parameters_json, literal, &reading.elements_left);
+    if (!parameters.ok()) {
+      return Named(absl::StrCat("chat.tools[", index, "].parameters_json_schema"),
+                   parameters.status());
+    }
+    QUIRE_RETURN_IF_ERROR(function.Set("parameters", *std::move(parameters)));
+  }
+  MapBuilder value;
+  QUIRE_RETURN_IF_ERROR(value.Set("type", Value::String("function")));
+  QUIRE_RETURN_IF_ERROR(value.Set("function", std::move(function).Build()));
+  return std::move(value).Build();
+}
+
+// Cuts the text behind the content of the last message, as Hugging Face transformers does: behind
+// its last occurrence, with the spaces that follow it there if the template kept them.
+absl::Status CutBehindFinal(const std::string& content, std::string* text) {
+  using jinja::Side;
+  const absl::string_view bare = jinja::StripChars(content, Side::kBoth, std::nullopt);
+  const std::size_t at = jinja::FindLast(*text, bare);
+  if (at == std::string::npos) {
+    return absl::InvalidArgumentError(
+        "continue_final_message is set, but the template does not print the final message");
+  }
+  const absl::string_view kept = jinja::StripChars(content, Side::kLeft, std::nullopt);
+  const bool keeps_spaces = absl::string_view(*text).substr(at, kept.size()) == kept;
+  text->resize(at + (keeps_spaces ? kept.size() : bare.size()));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::int64_t InputBytes(const ChatInput& chat) {
+  std::size_t bytes = chat.template_vars_json.size();
+  for (const ChatMessage& message : chat.messages) {
+    bytes += message.role.size() + message.content.size() + message.name.size() +
+             message.tool_call_id.size() + message.reasoning_content.size();
+    for (const ChatToolCall& call : message.tool_calls) {
+      bytes += call.id.size() + call.name.size() + call.arguments_json.size();
+    }
+  }
+  for (const ChatTool& tool : chat.tools) {
+    bytes += tool.name.size() + tool.description.size() + tool.parameters_json.size();
+  }
+  return static_cast<std::int64_t>(bytes);
+}
+
+FoundTemplates FindTemplates(const TemplateFiles& files) {
+  FoundTemplates found;
+  const auto take = [&found](const std::optional<std::string>& text, absl::string_view origin) {
+    if (!text) return false;
+    found.origin = std::string(origin);
+    found.templates.push_back({std::string(kDefaultName), *text});
+    return true;
+  };
+  const auto read = [&found](const std::optional<std::string>& json, absl::string_view origin) {
+    if (!json) return false;
+    const absl::Status status = ReadTemplates(*json, &found.templates);
+    if (status.ok() && found.templates.empty()) return false;
+    found.origin = std::string(origin);
+    if (!status.ok()) {
+      found.templates.clear();
+      found.problem = absl::StrCat(origin, ": ", status.message());
+    }
+    return true;
+  };
+  if (take(files.template_file, "chat.template_file")) return found;
+  if (take(files.chat_template_jinja, "chat_template.jinja")) return found;
+  if (read(files.tokenizer_config_json, "tokenizer_config.json")) return found;
+  if (read(files.chat_template_json, "chat_template.json")) return found;
+  take(files.gguf_template, "tokenizer.chat_template");
+  return found;
+}
+
+absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
+    const FoundTemplates& found, const Tokenizer& tokenizer, const ChatOptions& options) {
+  std::shared_ptr<ChatTemplates> templates(new ChatTemplates());
+  templates->options_ = options;
+  templates->origin_ = found.origin;
+  templates->problem_ = found.problem;
+  if (found.templates.empty() && found.problem.empty()) {
+    templates->problem_ = "the model's files have no chat template";
+  }
+  for (const TemplateSource& source : found.templates) {
+    absl::StatusOr<jinja::Body> body = absl::InvalidArgumentError("not UTF-8");
+    if (!FirstInvalidUtf8(source.text)) body = jinja::Parse(source.text);
+    if (body.ok()) {
+      templates->templates_.insert_or_assign(source.name, *std::move(body));
+      continue;
+    }
+    const std::string problem =
+        absl::StrCat(found.origin, ": template \"", source.name, "\": ", body.status().message());
+    templates->broken_[source.name] = problem;
+    absl::StrAppend(&templates->problem_, templates->problem_.empty() ? "" : "; ", problem);
+  }
+  absl::StatusOr<jinja::Variables> defaults = ReadVariables(options.default_vars_json);
+  if (!defaults.ok()) return Named("chat.default_vars", defaults.status());
+  const auto name_token = [&](const char* name, std::optional<std::int32_t> id) {
+    if (!id) return;
+    templates->defaults_.emplace_back(name, Value::String(tokenizer.TokenBytes(*id)));
+  };
+  name_token("bos_token", tokenizer.bos_token_id());
+  name_token("eos_token", tokenizer.eos_token_id());
+  name_token("pad_token", tokenizer.pad_token_id());
+  for (auto& variable : *defaults) templates->defaults_.push_back(std::move(variable));
+  if (options.escape_special_in_content) templates->CollectSpecialTokens(tokenizer);
+  return std::shared_ptr<const ChatTemplates>(std::move(templates));
+}
+
+void ChatTemplates::CollectSpecialTokens(const Tokenizer& tokenizer) {
+  for (std::int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (!tokenizer.IsSpecial(id)) continue;
+    const std::string text = tokenizer.TokenBytes(id);
+    if (text.empty() || FirstInvalidUtf8(text)) continue;
+    special_.Add(text, static_cast<std::size_t>(id));
+    longest_special_ = std::max(longest_special_, text.size());
+  }
+}
+
+std::vector<std::string> ChatTemplates::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, body] : templates_) names.push_back(name);
+  return names;
+}
+
+bool ChatTemplates::has_default() const {
+  return Choose("").ok();
+}
+
+absl::StatusOr<const jinja::Body*> ChatTemplates::Choose(const std::string& asked) const {
+  std::string name = asked;
+  if (name.empty()) name = options_.default_template_name;
+  if (name.empty()) name = std::string(kDefaultName);
+  const auto found = templates_.find(name);
+  if (found != templates_.end()) return &found->second;
+  // A single template needs no name.
+  const bool any = asked.empty() && options_.default_template_name.empty();
+  if (any && templates_.size() == 1 && broken_.empty()) return &templates_.begin()->second;
+  if (const auto broken = broken_.find(name); broken != broken_.end()) {
+    return WithReason(absl::FailedPreconditionError(broken->second), "CHAT_TEMPLATE_MISSING",
+                      {{"field", "chat"}});
+  }
+  if (templates_.empty()) {
+    return WithReason(absl::FailedPreconditionError(problem_), "CHAT_TEMPLATE_MISSING",
+                      {{"field", "chat"}});
+  }
+  return WithReason(absl::FailedPreconditionError(
+                        absl::StrCat("there is no chat template \"", name.substr(0, 64),
+                                     "\"; the model has ", absl::StrJoin(names(), ", "))),
+                    "CHAT_TEMPLATE_MISSING", {{"field", "chat.template_name"}});
+}
+
+absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
+    const ChatInput& chat, const jinja::TextHook& literal) const {
+  jinja::Variables variables = defaults_;
+  Reading reading{.literal = literal};
+  if (chat.messages.size() + chat.tools.size() > static_cast<std::size_t>(kMaxElements)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the conversation has ", chat.messages.size() + chat.tools.size(),
+                     " messages and tools, at most ", kMaxElements, " are allowed"));
+  }
+  absl::StatusOr<jinja::Variables> given =
+      ReadVariables(chat.template_vars_json, literal, &reading.elements_left);
+  if (!given.ok()) return Named("chat.template_vars", given.status());
+  variables.emplace_back("documents", Value::None());
+  for (auto& [name, value] : *given) {
+    if (name == "messages" || name == "tools" || name == "add_generation_prompt") {
+      return absl::InvalidArgumentError(
+          absl::StrCat("chat.template_vars must not set ", name, ", which has a field of its own"));
+    }
+    variables.emplace_back(name, std::move(value));
+  }
+  std::vector<Value> messages;
+  for (std::size_t i = 0; i < chat.messages.size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(Value message, MessageValue(chat.messages[i], i, reading));
+    messages.push_back(std::move(message));
+  }
+  QUIRE_ASSIGN_OR_RETURN(Value message_list, jinja::MakeList(std::move(messages)));
+  std::vector<Value> tools;
+  for (std::size_t i = 0; i < chat.tools.size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(Value tool, ToolValue(chat.tools[i], i, reading));
+    tools.push_back(std::move(tool));
+  }
+  QUIRE_ASSIGN_OR_RETURN(Value tool_list, jinja::MakeList(std::move(tools)));
+  variables.emplace_back("messages", std::move(message_list));
+  variables.emplace_back("tools", chat.tools.empty() ? Value::None() : std::move(tool_list));
+  variables.emplace_back("add_generation_prompt", Value::Bool(chat.add_generation_prompt));
+  return variables;
+}
+
+absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat, absl::Time now) const {
+  QUIRE_ASSIGN_OR_RETURN(const jinja::Body* body, Choose(chat.template_name));
+  const std::string name = chat.template_name.empty() ? options_.default_template_name.empty()
+                                                            ? std::string(kDefaultName)
+                                                            : options_.default_template_name
+                                                      : chat.template_name;
+  const absl::StatusOr<ChatMarks> marks =
+      ChatMarks::For(chat, longest_special_ > 0 ? &special_ : nullptr, longest_special_);
+  if (!marks.ok()) return BadInput(name, 0, marks.status().message());
+  const jinja::TextHook literal = [&marks](std::string text) {
+    return marks->Mark(std::move(text));
+  };
+  const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, literal);
+  if (!variables.ok()) return BadInput(name, 0, variables.status().message());
+  jinja::RenderResult result = jinja::Render(*body, *variables, options_.limits, now);
+  const absl::Status& status = result.text.status();
+  if (absl::IsResourceExhausted(status)) {
+    return WithReason(absl::InvalidArgumentError(status.message()), "INPUT_TOO_LARGE",
+                      {{"max_bytes", absl::StrCat(options_.limits.max_bytes)}});
+  }
+  const jinja::Position at = result.error_position;
+  if (!status.ok()) {
+    return BadInput(name, at.line,
+                    absl::StrCat("chat template \"", name, "\", line ", at.line, ", column ",
+                                 at.column, ": ", status.message()));
+  }
+  std::string text = *std::move(result.text);
+  if (chat.continue_final_message && !chat.messages.empty()) {
+    const absl::Status cut = CutBehindFinal(literal(chat.messages.back().content), &text);
+    if (!cut.ok()) return BadInput(name, 0, cut.message());
+  }
+  return marks->Unmark(text);
+}
+
+}  // namespace quire::text

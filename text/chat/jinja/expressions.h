@@ -1,0 +1,105 @@
+#pragma once
+
+// The part of the parser that reads expressions.
+//
+// Place:      below jinja_parser.h, which reads statements with it.
+// Threads:    one.
+// Lifetime:   reads the tokens it was given, which outlive it.
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "text/chat/jinja/ast.h"
+#include "text/chat/jinja/lexer.h"
+
+namespace quire::text::jinja {
+
+class ExpressionParser {
+ public:
+  // REQUIRES: the last token is kEnd.
+  explicit ExpressionParser(const std::vector<Token>* tokens) : tokens_(tokens) {}
+
+  const Token& current() const { return (*tokens_)[at_]; }
+  const Token& next() const { return (*tokens_)[at_ + 1 < tokens_->size() ? at_ + 1 : at_]; }
+  void Advance() {
+    if (at_ + 1 < tokens_->size()) ++at_;
+  }
+  bool IsOperator(absl::string_view text) const {
+    return current().type == TokenType::kOperator && current().text == text;
+  }
+  bool IsName(absl::string_view text) const {
+    return current().type == TokenType::kName && current().text == text;
+  }
+  bool SkipOperator(absl::string_view text) {
+    if (!IsOperator(text)) return false;
+    Advance();
+    return true;
+  }
+  bool SkipName(absl::string_view text) {
+    if (!IsName(text)) return false;
+    Advance();
+    return true;
+  }
+  absl::Status ExpectOperator(absl::string_view text);
+  absl::StatusOr<std::string> ExpectName();
+  // INVALID_ARGUMENT at the current token.
+  absl::Status Unexpected(absl::string_view wanted) const;
+
+  // One expression, with or without the form `a if b else c`.
+  absl::StatusOr<ExprPtr> ParseExpression(bool with_conditional = true);
+  // The same, or several with commas between them: a tuple.
+  absl::StatusOr<ExprPtr> ParseTuple(bool with_conditional);
+  // "| name(...) | ...", applied to `input` (null: the text of a block).
+  absl::StatusOr<ExprPtr> ParseFilters(ExprPtr input);
+  // What set and for assign to. `with_attributes` allows ns.name.
+  absl::StatusOr<Target> ParseTarget(bool with_attributes);
+
+  // Names that were read, for the parser of macros to look through.
+  std::vector<std::string>& names_read() { return names_read_; }
+
+ private:
+  using Result = absl::StatusOr<ExprPtr>;
+
+  Result ParseConditional();
+  Result ParseOr();
+  Result ParseAnd();
+  Result ParseNot();
+  Result ParseCompare();
+  Result ParseSum();
+  Result ParseConcat();
+  Result ParseProduct();
+  Result ParsePower();
+  Result ParseUnary(bool with_filters);
+  Result ParsePrimary();
+  Result ParseLiteral();
+  Result ParseList();
+  Result ParseDict();
+  Result ParsePostfix(ExprPtr node);
+  Result ParseFilterOrTest(ExprPtr node);
+  Result ParseFilter(ExprPtr input);
+  Result ParseTest(ExprPtr value);
+  Result ParseSubscript(ExprPtr node);
+  Result ParseIndex(ExprPtr node, Position position);
+  Result ParseCall(ExprPtr callee);
+  // Operators of one level, from left to right.
+  Result ParseBinary(Result (ExpressionParser::*operand)(),
+                     const std::vector<std::pair<absl::string_view, Operator>>& operators);
+  absl::Status ParseArguments(Expr* call);
+  bool EndsTuple() const;
+  bool CompareOperator(Operator* found);
+
+  ExprPtr Make(ExprKind kind, Position position) const;
+  // Adds the child and its depth.
+  absl::Status Adopt(Expr* parent, ExprPtr child) const;
+
+  const std::vector<Token>* const tokens_;
+  std::size_t at_ = 0;
+  int depth_ = 0;  // of brackets and prefixes that are open
+  std::vector<std::string> names_read_;
+};
+
+}  // namespace quire::text::jinja

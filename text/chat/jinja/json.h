@@ -1,0 +1,43 @@
+#pragma once
+
+// JSON in and out of templates.
+//
+// Place:      between values and the filter tojson, and for input that arrives as JSON.
+// Invariants: the order of keys is kept both ways. Written text is what Python's json.dumps writes.
+// Threads:    pure.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "text/chat/jinja/runtime.h"
+#include "text/chat/jinja/value.h"
+
+namespace quire::text::jinja {
+
+using TextHook = std::function<std::string(std::string)>;
+
+// Every text of the document, keys too, goes through `text`, if that is not empty. Errors:
+// INVALID_ARGUMENT for what is not JSON, for integers beyond 64 bits, numbers beyond those of
+// doubles and documents nested more than 64 deep. Of a key that is there twice the last value
+// counts.
+// `elements_left`, if not null, is how many values and keys the document may have, INVALID_ARGUMENT
+// beyond; what it has is taken off. Small elements take some fifty times their text in memory.
+absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text = {},
+                               std::int64_t* elements_left = nullptr);
+
+struct JsonStyle {
+  bool ascii_only = false;
+  bool sort_keys = false;
+  std::optional<std::string> indent;  // of one level; absent: all on one line
+  std::string item_separator = ", ";
+  std::string key_separator = ": ";
+};
+
+// Errors: INVALID_ARGUMENT for values that JSON has not; RESOURCE_EXHAUSTED as Runtime::ChargeText.
+absl::StatusOr<std::string> ToJson(const Value& value, const JsonStyle& style, Runtime& runtime);
+
+}  // namespace quire::text::jinja

@@ -1,0 +1,122 @@
+#pragma once
+
+// One rendering: the state that statements (jinja_statements.cc) and expressions (jinja_machine.cc)
+// share.
+//
+// Place:      inside the interpreter only.
+// Invariants: scope_ is the innermost open block. A scope that no macro captured is used again as
+//             soon as it closes.
+// Threads:    one.
+// Lifetime:   of the rendering.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "text/chat/jinja/interpreter.h"
+
+namespace quire::text::jinja {
+
+class Machine {
+ public:
+  Machine(const Variables& variables, const RenderLimits& limits, absl::Time now);
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  absl::StatusOr<std::string> Run(const Body& body);
+  Position error_position() const { return error_position_; }
+
+ private:
+  using Result = absl::StatusOr<Value>;
+  enum class Flow : std::uint8_t { kNext, kBreak, kContinue };
+
+  // Expressions.
+  Result Eval(const Expr& expr);
+  Result EvalNode(const Expr& expr);
+  Result EvalAttribute(const Expr& expr);
+  Result EvalIndex(const Expr& expr);
+  Result EvalSlice(const Expr& expr);
+  Result EvalFilter(const Expr& expr);
+  Result EvalTest(const Expr& expr);
+  Result EvalCompare(const Expr& expr);
+  Result EvalConcat(const Expr& expr);
+  Result EvalLogic(const Expr& expr);
+  Result EvalBinary(const Expr& expr);
+  Result EvalConditional(const Expr& expr);
+  Result EvalSequence(const Expr& expr);
+  Result EvalDict(const Expr& expr);
+  Result EvalCall(const Expr& expr);
+  // A chain of filters whose innermost input is the text of a block.
+  Result EvalFilters(const Expr& filters, Value text);
+  // The arguments behind children[0].
+  absl::StatusOr<Arguments> EvalArguments(const Expr& call);
+  Result CallWith(const Expr& call, const Arguments& arguments);
+  // What stands in front of a dot; there the name of a loop does not let the loop out.
+  Result EvalOwner(const Expr& expr);
+  Result AttributeOf(const Value& owner, const std::string& name);
+  Result LoopAttribute(const Value& owner, Loop& loop, const std::string& name);
+  Result CallValue(const Value& callee, const Arguments& arguments);
+  Result CallMethodOf(const Value& self, const std::string& name, const Arguments& arguments);
+  Result CallLoop(Loop& loop, const std::string& name, const Arguments& arguments);
+  Result CallMacro(const Macro& macro, const Arguments& arguments);
+  absl::Status BindMacro(const Macro& macro, const Arguments& arguments);
+  absl::Status BindSurplus(const Stmt& macro, const Arguments& arguments);
+
+  // Statements.
+  absl::StatusOr<Flow> Exec(const Body& body);
+  absl::StatusOr<Flow> ExecStmt(const Stmt& stmt);
+  absl::StatusOr<Flow> ExecIf(const Stmt& stmt);
+  absl::StatusOr<Flow> ExecFor(const Stmt& stmt);
+  absl::StatusOr<Flow> RunLoop(const Stmt& stmt, const Value& loop_value, Loop& loop);
+  absl::StatusOr<Flow> ExecScope(const Stmt& stmt);
+  absl::Status ExecOutput(const Stmt& stmt);
+  absl::Status ExecSet(const Stmt& stmt);
+  absl::Status ExecCallBlock(const Stmt& stmt);
+  absl::Status ExecFilterBlock(const Stmt& stmt);
+  absl::Status DefineMacro(const Stmt& stmt);
+  // What the body prints, in a scope of its own.
+  absl::StatusOr<std::string> Capture(const Body& body);
+  absl::Status Write(absl::string_view text);
+  absl::Status AssignTo(const Target& target, Value value);
+
+  // The next element that the loop's condition lets through; false at the end.
+  absl::StatusOr<bool> Fetch(Loop& loop, Value* item);
+  absl::StatusOr<bool> FetchFromSource(Loop& loop, Value* item);
+  absl::Status FetchAll(Loop& loop);
+  absl::StatusOr<bool> HasNext(Loop& loop);
+
+  // The innermost place that fails is the one to name.
+  void NoteError(Position position) {
+    if (error_position_.line == 0) error_position_ = position;
+  }
+
+  // A new block inside `parent`; returns the scope to go back to.
+  Scope* OpenScope(Scope* parent);
+  void CloseScope(Scope* back);
+  void Assign(const std::string& name, Value value);
+  Value Lookup(const std::string& name);
+  // The next expression charges it.
+  void NoteSearch(std::size_t names);
+  // Macros of this scope look names up in it and around it.
+  Value MakeMacro(const Stmt& stmt);
+
+  Runtime runtime_;
+  absl::flat_hash_map<std::string, Value> globals_;
+  Scope* scope_ = nullptr;
+  std::vector<std::unique_ptr<Scope>> scopes_;
+  std::vector<Scope*> free_scopes_;
+  Value filter_input_;
+  std::string* out_ = nullptr;
+  bool captures_ = false;  // out_ becomes a value
+  int depth_ = 0;          // of the tree's levels that are being run
+  int macro_depth_ = 0;
+  std::int64_t work_ = 0;  // not charged yet; kEvalsPerStep of it are a step
+  Position error_position_;
+};
+
+}  // namespace quire::text::jinja

@@ -1,0 +1,342 @@
+#include "text/chat/jinja/methods.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status.h"
+#include "text/chat/jinja/strings.h"
+
+namespace quire::text::jinja {
+namespace {
+
+using Result = absl::StatusOr<Value>;
+using Bound = std::vector<std::optional<Value>>;
+using Names = std::vector<absl::string_view>;
+
+struct Call {
+  absl::string_view name;
+  const Value& self;
+  const Arguments& arguments;
+  Runtime& runtime;
+
+  const std::string& text() const { return self.as_string(); }
+  absl::StatusOr<Bound> Bind(const Names& names) const {
+    return BindArguments(name, arguments, names);
+  }
+};
+
+absl::Status WrongArgument(const Call& call, absl::string_view wanted, const Value& got) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(call.name, " needs ", wanted, ", not '", TypeName(got), "'"));
+}
+
+absl::StatusOr<std::string> TextArgument(const Call& call, const std::optional<Value>& value) {
+  if (!value) return absl::InvalidArgumentError(absl::StrCat(call.name, " needs an argument"));
+  if (!value->is_string()) return WrongArgument(call, "a text", *value);
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(value->as_string().size()));
+  return value->as_string();
+}
+
+// Absent and none both mean nothing.
+absl::StatusOr<std::optional<std::string>> OptionalText(const Call& call,
+                                                        const std::optional<Value>& value) {
+  if (!value || value->is_none()) return std::optional<std::string>();
+  QUIRE_ASSIGN_OR_RETURN(std::string text, TextArgument(call, value));
+  return std::optional<std::string>(std::move(text));
+}
+
+absl::StatusOr<std::int64_t> IntegerArgument(const Call& call, const std::optional<Value>& value,
+                                             std::int64_t absent) {
+  if (!value) return absent;
+  if (const auto number = value->ToInteger()) return *number;
+  return WrongArgument(call, "an integer", *value);
+}
+
+// REQUIRES: the parts are charged.
+Result Texts(std::vector<std::string> parts) {
+  std::vector<Value> items;
+  items.reserve(parts.size());
+  for (std::string& part : parts) items.push_back(Value::String(std::move(part)));
+  return MakeList(std::move(items));
+}
+
+Result CaseOf(const Call& call) {
+  QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
+  if (call.name == "upper") return Value::String(ToUpper(call.text()));
+  if (call.name == "lower") return Value::String(ToLower(call.text()));
+  if (call.name == "title") return Value::String(TitleCase(call.text()));
+  return Value::String(Capitalize(call.text()));
+}
+
+Result IsOfClass(const Call& call) {
+  QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
+  constexpr std::pair<absl::string_view, CharClass> kClasses[] = {
+      {"isspace", CharClass::kSpace}, {"isalpha", CharClass::kAlpha},
+      {"isdigit", CharClass::kDigit}, {"isalnum", CharClass::kAlnum},
+      {"islower", CharClass::kLower}, {"isupper", CharClass::kUpper}};
+  const auto found = std::find_if(std::begin(kClasses), std::end(kClasses),
+                                  [&](const auto& row) { return row.first == call.name; });
+  return Value::Bool(AllOfClass(call.text(), found->second));
+}
+
+Result Strip(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"chars"}));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> chars, OptionalText(call, bound[0]));
+  const Side side = call.name == "strip"    ? Side::kBoth
+                    : call.name == "lstrip" ? Side::kLeft
+                                            : Side::kRight;
+  std::optional<absl::string_view> set;
+  if (chars) set = *chars;
+  return Value::String(StripChars(call.text(), side, set));
+}
+
+Result Split(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"sep", "maxsplit"}));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> separator, OptionalText(call, bound[0]));
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t limit, IntegerArgument(call, bound[1], -1));
+  if (separator && separator->empty()) return absl::InvalidArgumentError("empty separator");
+  std::optional<absl::string_view> by;
+  if (separator) by = *separator;
+  QUIRE_RETURN_IF_ERROR(call.runtime.Charge(CountParts(call.text(), by)));
+  return Texts(SplitText(call.text(), by, limit, call.name == "rsplit"));
+}
+
+Result SplitLines(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"keepends"}));
+  QUIRE_RETURN_IF_ERROR(call.runtime.Charge(CountLines(call.text())));
+  return Texts(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])));
+}
+
+// startswith, endswith: one text or a tuple of them; start and end in characters.
+Result StartsOrEnds(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"prefix", "start", "end"}));
+  const std::int64_t length = bound[1] || bound[2] ? CountChars(call.text()) : 0;
+  const auto place = [length](std::int64_t index) {
+    return std::clamp<std::int64_t>(index < 0 ? index + length : index, 0, length);
+  };
+  absl::string_view text = call.text();
+  if (bound[1] || bound[2]) {
+    QUIRE_ASSIGN_OR_RETURN(const std::int64_t start, IntegerArgument(call, bound[1], 0));
+    QUIRE_ASSIGN_OR_RETURN(const std::int64_t end, IntegerArgument(call, bound[2], length));
+    if (start > length || place(start) > place(end)) return Value::Bool(false);
+    text = CharRange(text, place(start), place(end));
+  }
+  const auto matches = [&](absl::string_view part) {
+    return call.name == "startswith" ? absl::StartsWith(text, part) : absl::EndsWith(text, part);
+  };
+  const bool is_tuple =
+      bound[0] && bound[0]->is_sequence() && bound[0]->as_sequence()->kind == SequenceKind::kTuple;
+  if (!is_tuple) {
+    QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, bound[0]));
+    return Value::Bool(matches(part));
+  }
+  bool any = false;
+  for (const Value& item : bound[0]->as_sequence()->items) {
+    QUIRE_RETURN_IF_ERROR(call.runtime.Charge(1));
+    QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, item));
+    any = any || matches(part);
+  }
+  return Value::Bool(any);
+}
+
+Result Replace(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"old", "new", "count"}));
+  QUIRE_ASSIGN_OR_RETURN(const std::string from, TextArgument(call, bound[0]));
+  QUIRE_ASSIGN_OR_RETURN(const std::string to, TextArgument(call, bound[1]));
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t count, IntegerArgument(call, bound[2], -1));
+  // A text of n bytes has at most n + 1 places.
+  const std::size_t places = call.text().size() / std::max<std::size_t>(from.size(), 1) + 1;
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(places * to.size()));
+  std::string result = ReplaceText(call.text(), from, to, count);
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(result.size()));
+  return Value::String(std::move(result));
+}
+
+// find, rfind, index, rindex, count.
+Result Search(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"sub"}));
+  QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, bound[0]));
+  const absl::string_view text = call.text();
+  if (call.name == "count") {
+    if (part.empty()) return Value::Int(CountChars(text) + 1);
+    std::int64_t count = 0;
+    for (std::size_t at = FindFirst(text, part); at != absl::string_view::npos;
+         at = FindFirst(text, part, at + part.size())) {
+      ++count;
+    }
+    return Value::Int(count);
+  }
+  const bool from_right = absl::StartsWith(call.name, "r");
+  const std::size_t at = from_right ? FindLast(text, part) : FindFirst(text, part);
+  if (at != absl::string_view::npos) return Value::Int(CountChars(text.substr(0, at)));
+  if (absl::EndsWith(call.name, "index")) {
+    return absl::InvalidArgumentError("substring not found");
+  }
+  return Value::Int(-1);
+}
+
+Result JoinTexts(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"iterable"}));
+  if (!bound[0]) return absl::InvalidArgumentError("join needs an argument");
+  QUIRE_ASSIGN_OR_RETURN(Iteration items, Iteration::Over(*bound[0], call.runtime));
+  std::string result;
+  bool first = true;
+  while (const Value* item = items.Next()) {
+    if (!item->is_string()) return WrongArgument(call, "texts", *item);
+    if (!first) result += call.text();
+    first = false;
+    result += item->as_string();
+    QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(call.text().size() + item->as_string().size()));
+    QUIRE_RETURN_IF_ERROR(call.runtime.Charge(1));
+  }
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(result.size()));
+  return Value::String(std::move(result));
+}
+
+Result RemoveAffix(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"affix"}));
+  QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, bound[0]));
+  return Value::String(call.name == "removeprefix" ? absl::StripPrefix(call.text(), part)
+                                                   : absl::StripSuffix(call.text(), part));
+}
+
+Result Partition(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"sep"}));
+  QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, bound[0]));
+  if (part.empty()) return absl::InvalidArgumentError("empty separator");
+  const absl::string_view text = call.text();
+  const bool from_right = call.name == "rpartition";
+  const std::size_t at = from_right ? FindLast(text, part) : FindFirst(text, part);
+  std::vector<Value> items(3, Value::String(""));
+  if (at == absl::string_view::npos) {
+    items[from_right ? 2 : 0] = call.self;
+  } else {
+    items = {Value::String(text.substr(0, at)), Value::String(part),
+             Value::String(text.substr(at + part.size()))};
+  }
+  return MakeSequence(SequenceKind::kTuple, std::move(items));
+}
+
+// keys, values, items.
+Result View(const Call& call) {
+  QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
+  const auto& entries = call.self.as_map()->entries;
+  QUIRE_RETURN_IF_ERROR(call.runtime.Charge(static_cast<std::int64_t>(entries.size())));
+  const SequenceKind kind = call.name == "keys"     ? SequenceKind::kKeys
+                            : call.name == "values" ? SequenceKind::kValues
+                                                    : SequenceKind::kItems;
+  std::vector<Value> items;
+  for (const auto& [key, value] : entries) {
+    if (kind == SequenceKind::kKeys) items.push_back(key);
+    if (kind == SequenceKind::kValues) items.push_back(value);
+    if (kind != SequenceKind::kItems) continue;
+    QUIRE_ASSIGN_OR_RETURN(Value pair, MakeSequence(SequenceKind::kTuple, {key, value}));
+    items.push_back(std::move(pair));
+  }
+  return MakeSequence(kind, std::move(items));
+}
+
+Result Get(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"key", "default"}));
+  if (!bound[0]) return absl::InvalidArgumentError("get needs an argument");
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeKey(*bound[0]));
+  if (!bound[0]->is_undefined()) QUIRE_RETURN_IF_ERROR(HashKey(*bound[0]).status());
+  const Value* found = Find(*call.self.as_map(), *bound[0]);
+  if (found != nullptr) return *found;
+  return bound[1].value_or(Value::None());
+}
+
+Result CopyMap(const Call& call) {
+  QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
+  return call.self;
+}
+
+// index and count of lists and tuples.
+Result SearchItems(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"value"}));
+  if (!bound[0]) return absl::InvalidArgumentError(absl::StrCat(call.name, " needs an argument"));
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeWalk(call.self));
+  const std::vector<Value>& items = call.self.as_sequence()->items;
+  const auto equals = [&](const Value& item) { return Equals(item, *bound[0]); };
+  if (call.name == "count") return Value::Int(std::count_if(items.begin(), items.end(), equals));
+  const auto found = std::find_if(items.begin(), items.end(), equals);
+  if (found == items.end()) return absl::InvalidArgumentError("the value is not in the list");
+  return Value::Int(found - items.begin());
+}
+
+struct Row {
+  absl::string_view name;
+  Result (*run)(const Call& call);
+};
+
+constexpr Row kTextMethods[] = {
+    {"split", Split},
+    {"strip", Strip},
+    {"lstrip", Strip},
+    {"rstrip", Strip},
+    {"startswith", StartsOrEnds},
+    {"endswith", StartsOrEnds},
+    {"upper", CaseOf},
+    {"lower", CaseOf},
+    {"replace", Replace},
+    {"title", CaseOf},
+    {"capitalize", CaseOf},
+    {"rsplit", Split},
+    {"splitlines", SplitLines},
+    {"find", Search},
+    {"rfind", Search},
+    {"index", Search},
+    {"rindex", Search},
+    {"count", Search},
+    {"join", JoinTexts},
+    {"removeprefix", RemoveAffix},
+    {"removesuffix", RemoveAffix},
+    {"partition", Partition},
+    {"rpartition", Partition},
+    {"isspace", IsOfClass},
+    {"isalpha", IsOfClass},
+    {"isdigit", IsOfClass},
+    {"isalnum", IsOfClass},
+    {"islower", IsOfClass},
+    {"isupper", IsOfClass},
+};
+constexpr Row kMapMethods[] = {
+    {"items", View}, {"keys", View}, {"values", View}, {"get", Get}, {"copy", CopyMap}};
+constexpr Row kListMethods[] = {{"index", SearchItems}, {"count", SearchItems}};
+
+template <std::size_t n>
+const Row* FindRow(const Row (&rows)[n], absl::string_view name) {
+  const auto found = std::find_if(std::begin(rows), std::end(rows),
+                                  [name](const Row& row) { return row.name == name; });
+  return found == std::end(rows) ? nullptr : &*found;
+}
+
+const Row* FindMethod(const Value& self, absl::string_view name) {
+  if (self.is_string()) return FindRow(kTextMethods, name);
+  if (self.is_map()) return FindRow(kMapMethods, name);
+  const bool is_list = self.is_sequence() && (self.as_sequence()->kind == SequenceKind::kList ||
+                                              self.as_sequence()->kind == SequenceKind::kTuple);
+  return is_list ? FindRow(kListMethods, name) : nullptr;
+}
+
+}  // namespace
+
+bool HasMethod(const Value& self, absl::string_view name) {
+  return FindMethod(self, name) != nullptr;
+}
+
+absl::StatusOr<Value> CallMethod(const Value& self, absl::string_view name,
+                                 const Arguments& arguments, Runtime& runtime) {
+  QUIRE_RETURN_IF_ERROR(runtime.Charge(1));
+  if (self.is_string()) QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(self.as_string().size()));
+  return FindMethod(self, name)
+      ->run(Call{.name = name, .self = self, .arguments = arguments, .runtime = runtime});
+}
+
+}  // namespace quire::text::jinja

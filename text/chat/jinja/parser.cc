@@ -1,0 +1,281 @@
+#include "text/chat/jinja/parser.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "text/chat/jinja/expressions.h"
+#include "text/chat/jinja/lexer.h"
+
+namespace quire::text::jinja {
+namespace {
+
+using StmtPtr = std::unique_ptr<Stmt>;
+
+class Parser {
+ public:
+  explicit Parser(const std::vector<Token>* tokens) : in_(tokens) {}
+
+  absl::StatusOr<Body> Run() {
+    QUIRE_ASSIGN_OR_RETURN(Body body, ParseBody({}));
+    if (in_.current().type != TokenType::kEnd) return in_.Unexpected("a statement");
+    return body;
+  }
+
+ private:
+  using Result = absl::StatusOr<StmtPtr>;
+
+  static StmtPtr Make(StmtKind kind, Position position) {
+    auto node = std::make_unique<Stmt>();
+    node->kind = kind;
+    node->position = position;
+    return node;
+  }
+
+  bool IsOneOf(std::initializer_list<absl::string_view> names) const {
+    return std::any_of(names.begin(), names.end(),
+                       [this](absl::string_view name) { return in_.IsName(name); });
+  }
+
+  absl::Status ExpectBlockEnd() {
+    if (in_.current().type != TokenType::kBlockEnd) return in_.Unexpected("'%}'");
+    in_.Advance();
+    return absl::OkStatus();
+  }
+
+  // Statements up to a block that begins with one of `ends` (its name is the current token then),
+  // or up to the end of the template when there are none.
+  absl::StatusOr<Body> ParseBody(std::initializer_list<absl::string_view> ends) {
+    const Position begin = in_.current().position;
+    if (++nesting_ > kMaxNesting) {
+      return ErrorAt(begin, absl::StrCat("blocks are nested more than ", kMaxNesting, " deep"));
+    }
+    Body body;
+    for (;;) {
+      const Token& token = in_.current();
+      if (token.type == TokenType::kEnd) {
+        if (ends.size() > 0) {
+          return in_.Unexpected(absl::StrCat("'", *(ends.end() - 1), "'"));
+        }
+        break;
+      }
+      if (token.type == TokenType::kData) {
+        body.push_back(Make(StmtKind::kText, token.position));
+        body.back()->text = token.text;
+        in_.Advance();
+        continue;
+      }
+      const bool is_block = token.type == TokenType::kBlockBegin;
+      in_.Advance();
+      if (is_block && IsOneOf(ends)) break;
+      QUIRE_ASSIGN_OR_RETURN(StmtPtr statement, is_block ? ParseBlock() : ParseOutput());
+      body.push_back(std::move(statement));
+    }
+    --nesting_;
+    return body;
+  }
+
+  // A body with one possible end, and what closes it.
+  absl::StatusOr<Body> ParseBodyTo(absl::string_view end) {
+    QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+    QUIRE_ASSIGN_OR_RETURN(Body body, ParseBody({end}));
+    in_.Advance();
+    QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+    return body;
+  }
+
+  Result ParseOutput() {
+    StmtPtr node = Make(StmtKind::kOutput, in_.current().position);
+    QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseTuple(/*with_conditional=*/true));
+    if (in_.current().type != TokenType::kOutputEnd) return in_.Unexpected("'}}'");
+    in_.Advance();
+    return node;
+  }
+
+  Result ParseBlock() {
+    const Position position = in_.current().position;
+    if (in_.current().type != TokenType::kName) return in_.Unexpected("the name of a statement");
+    const std::string name = in_.current().text;
+    in_.Advance();
+    if (name == "if") return ParseIf(position);
+    if (name == "for") return ParseFor(position);
+    if (name == "set") return ParseSet(position);
+    if (name == "macro") return ParseMacro(position);
+    if (name == "call") return ParseCallBlock(position);
+    if (name == "filter") return ParseFilterBlock(position);
+    if (name == "with") return ParseWith(position);
+    if (name == "break" || name == "continue") return ParseJump(name, position);
+    if (name == "generation") {
+      // A mark of Hugging Face for training: what the assistant said. It prints its body.
+      StmtPtr node = Make(StmtKind::kScope, position);
+      QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endgeneration"));
+      return node;
+    }
+    return ErrorAt(position, absl::StrCat("the statement '", name, "' is not supported"));
+  }
+
+  Result ParseIf(Position position) {
+    StmtPtr node = Make(StmtKind::kIf, position);
+    for (;;) {
+      Branch branch;
+      QUIRE_ASSIGN_OR_RETURN(branch.condition, in_.ParseTuple(/*with_conditional=*/false));
+      QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+      QUIRE_ASSIGN_OR_RETURN(branch.body, ParseBody({"elif", "else", "endif"}));
+      node->branches.push_back(std::move(branch));
+      if (!in_.SkipName("elif")) break;
+    }
+    if (in_.SkipName("else")) {
+      QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+      Branch branch;
+      QUIRE_ASSIGN_OR_RETURN(branch.body, ParseBody({"endif"}));
+      node->branches.push_back(std::move(branch));
+    }
+    in_.Advance();
+    QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+    return node;
+  }
+
+  Result ParseFor(Position position) {
+    StmtPtr node = Make(StmtKind::kFor, position);
+    QUIRE_ASSIGN_OR_RETURN(node->target, in_.ParseTarget(/*with_attributes=*/false));
+    if (!in_.SkipName("in")) return in_.Unexpected("'in'");
+    QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseTuple(/*with_conditional=*/false));
+    if (in_.SkipName("if")) {
+      QUIRE_ASSIGN_OR_RETURN(node->condition, in_.ParseExpression());
+    }
+    if (in_.IsName("recursive")) {
+      return ErrorAt(in_.current().position, "recursive loops are not supported");
+    }
+    QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+    if (++loops_ > kMaxLoops) {
+      return ErrorAt(position, absl::StrCat("loops are nested more than ", kMaxLoops, " deep"));
+    }
+    QUIRE_ASSIGN_OR_RETURN(node->body, ParseBody({"else", "endfor"}));
+    --loops_;
+    if (in_.SkipName("else")) {
+      QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+      QUIRE_ASSIGN_OR_RETURN(node->else_body, ParseBody({"endfor"}));
+    }
+    in_.Advance();
+    QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+    return node;
+  }
+
+  Result ParseSet(Position position) {
+    StmtPtr node = Make(StmtKind::kSet, position);
+    QUIRE_ASSIGN_OR_RETURN(node->target, in_.ParseTarget(/*with_attributes=*/true));
+    if (in_.SkipOperator("=")) {
+      QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseTuple(/*with_conditional=*/true));
+      QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+      return node;
+    }
+    node->kind = StmtKind::kSetBlock;
+    if (in_.SkipOperator("|")) {
+      QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseFilters(nullptr));
+    }
+    QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endset"));
+    return node;
+  }
+
+  absl::Status ParseParameters(Stmt* macro) {
+    QUIRE_RETURN_IF_ERROR(in_.ExpectOperator("("));
+    while (!in_.IsOperator(")")) {
+      if (!macro->parameters.empty()) QUIRE_RETURN_IF_ERROR(in_.ExpectOperator(","));
+      Parameter parameter;
+      QUIRE_ASSIGN_OR_RETURN(parameter.name, in_.ExpectName());
+      if (in_.SkipOperator("=")) {
+        QUIRE_ASSIGN_OR_RETURN(parameter.default_value, in_.ParseExpression());
+      } else if (!macro->parameters.empty() && macro->parameters.back().default_value != nullptr) {
+        return in_.Unexpected("a default value, as the parameter before has one");
+      }
+      macro->parameters.push_back(std::move(parameter));
+    }
+    return in_.ExpectOperator(")");
+  }
+
+  // The body of a macro, in which loops around it do not count.
+  absl::Status ParseMacroBody(absl::string_view end, Stmt* macro) {
+    const int loops = std::exchange(loops_, 0);
+    std::vector<std::string> outer;
+    outer.swap(in_.names_read());
+    QUIRE_ASSIGN_OR_RETURN(macro->body, ParseBodyTo(end));
+    loops_ = loops;
+    const std::vector<std::string>& read = in_.names_read();
+    const auto reads = [&read](const char* name) {
+      return std::find(read.begin(), read.end(), name) != read.end();
+    };
+    macro->uses_caller = reads("caller");
+    macro->uses_varargs = reads("varargs");
+    macro->uses_kwargs = reads("kwargs");
+    outer.swap(in_.names_read());
+    return absl::OkStatus();
+  }
+
+  Result ParseMacro(Position position) {
+    StmtPtr node = Make(StmtKind::kMacro, position);
+    QUIRE_ASSIGN_OR_RETURN(node->text, in_.ExpectName());
+    QUIRE_RETURN_IF_ERROR(ParseParameters(node.get()));
+    QUIRE_RETURN_IF_ERROR(ParseMacroBody("endmacro", node.get()));
+    return node;
+  }
+
+  Result ParseCallBlock(Position position) {
+    StmtPtr node = Make(StmtKind::kCallBlock, position);
+    node->text = "caller";
+    if (in_.IsOperator("(")) QUIRE_RETURN_IF_ERROR(ParseParameters(node.get()));
+    const Position at = in_.current().position;
+    QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseExpression());
+    if (node->expr->kind != ExprKind::kCall) return ErrorAt(at, "expected a call");
+    QUIRE_RETURN_IF_ERROR(ParseMacroBody("endcall", node.get()));
+    return node;
+  }
+
+  Result ParseFilterBlock(Position position) {
+    StmtPtr node = Make(StmtKind::kFilterBlock, position);
+    QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseFilters(nullptr));
+    QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endfilter"));
+    return node;
+  }
+
+  Result ParseWith(Position position) {
+    StmtPtr node = Make(StmtKind::kWith, position);
+    while (in_.current().type != TokenType::kBlockEnd) {
+      if (!node->assignments.empty()) QUIRE_RETURN_IF_ERROR(in_.ExpectOperator(","));
+      Target target;
+      target.position = in_.current().position;
+      QUIRE_ASSIGN_OR_RETURN(target.name, in_.ExpectName());
+      QUIRE_RETURN_IF_ERROR(in_.ExpectOperator("="));
+      QUIRE_ASSIGN_OR_RETURN(ExprPtr value, in_.ParseExpression());
+      node->assignments.emplace_back(std::move(target), std::move(value));
+    }
+    QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endwith"));
+    return node;
+  }
+
+  Result ParseJump(absl::string_view name, Position position) {
+    if (loops_ == 0) return ErrorAt(position, absl::StrCat("'", name, "' stands outside of loops"));
+    QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+    return Make(name == "break" ? StmtKind::kBreak : StmtKind::kContinue, position);
+  }
+
+  ExpressionParser in_;
+  int nesting_ = 0;
+  int loops_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<Body> Parse(absl::string_view source) {
+  if (source.size() > kMaxTemplateBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("the template has ", source.size(),
+                                                   " bytes, the limit is ", kMaxTemplateBytes));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<Token> tokens, Tokenize(source));
+  return Parser(&tokens).Run();
+}
+
+}  // namespace quire::text::jinja

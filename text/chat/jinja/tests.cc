@@ -1,0 +1,179 @@
+#include "text/chat/jinja/tests.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "text/chat/jinja/filters.h"
+#include "text/chat/jinja/operators.h"
+#include "text/chat/jinja/strings.h"
+
+namespace quire::text::jinja {
+namespace {
+
+using Result = absl::StatusOr<bool>;
+
+absl::StatusOr<Value> OneArgument(const Arguments& arguments) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::optional<Value>> bound,
+                         BindArguments("the test", arguments, {"other"}));
+  if (!bound[0]) return absl::InvalidArgumentError("the test needs an argument");
+  return *bound[0];
+}
+
+// A test of what kind of value it is.
+template <bool (*is)(const Value&)>
+Result OfValue(Runtime&, const Value& value, const Arguments& arguments) {
+  QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
+  return is(value);
+}
+
+template <Operator op>
+Result Compared(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  QUIRE_ASSIGN_OR_RETURN(const Value other, OneArgument(arguments));
+  return Compare(op, value, other, runtime);
+}
+
+bool IsIterable(const Value& value) {
+  if (value.is_object()) return std::holds_alternative<Loop>(value.as_object()->data);
+  return value.is_undefined() || value.is_string() || value.is_sequence() || value.is_map();
+}
+
+bool IsIndexable(const Value& value) {
+  if (value.is_sequence()) {
+    const SequenceKind kind = value.as_sequence()->kind;
+    return kind == SequenceKind::kList || kind == SequenceKind::kTuple ||
+           kind == SequenceKind::kRange;
+  }
+  return value.is_undefined() || value.is_string() || value.is_map();
+}
+
+bool IsCallable(const Value& value) {
+  if (value.is_undefined()) return true;  // calling it says what is undefined
+  return value.is_object() && !std::holds_alternative<Namespace>(value.as_object()->data) &&
+         !std::holds_alternative<Cycler>(value.as_object()->data);
+}
+
+template <CharClass wanted>
+Result TextOfClass(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, runtime.Print(value));
+  return AllOfClass(text, wanted);
+}
+
+// The same value: of containers and objects the same one, not an equal one.
+Result SameAs(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  QUIRE_ASSIGN_OR_RETURN(const Value other, OneArgument(arguments));
+  if (value.kind() != other.kind()) return false;
+  if (value.is_sequence()) return value.as_sequence() == other.as_sequence();
+  if (value.is_map()) return value.as_map() == other.as_map();
+  return Compare(Operator::kEqual, value, other, runtime);
+}
+
+Result Remainder(Runtime& runtime, const Value& value, const Value& divisor, std::int64_t wanted) {
+  QUIRE_ASSIGN_OR_RETURN(const Value rest, Combine(Operator::kModulo, value, divisor, runtime));
+  return Equals(rest, Value::Int(wanted));
+}
+
+template <std::int64_t wanted>
+Result Parity(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
+  return Remainder(runtime, value, Value::Int(2), wanted);
+}
+
+Result DivisibleBy(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  QUIRE_ASSIGN_OR_RETURN(const Value divisor, OneArgument(arguments));
+  return Remainder(runtime, value, divisor, 0);
+}
+
+bool NameIsFilter(const Value& value) {
+  return value.is_string() && FindFilter(value.as_string()) != nullptr;
+}
+bool NameIsTest(const Value& value) {
+  return value.is_string() && FindTest(value.as_string()) != nullptr;
+}
+
+bool IsDefined(const Value& value) {
+  return !value.is_undefined();
+}
+bool IsUndefined(const Value& value) {
+  return value.is_undefined();
+}
+bool IsNoneValue(const Value& value) {
+  return value.is_none();
+}
+bool IsText(const Value& value) {
+  return value.is_string();
+}
+bool IsMapping(const Value& value) {
+  return value.is_map();
+}
+bool IsNumber(const Value& value) {
+  return value.is_number();
+}
+bool IsInteger(const Value& value) {
+  return value.is_int();
+}
+bool IsFloat(const Value& value) {
+  return value.is_float();
+}
+bool IsBoolean(const Value& value) {
+  return value.is_bool();
+}
+bool IsTrueValue(const Value& value) {
+  return value.is_bool() && value.as_bool();
+}
+bool IsFalseValue(const Value& value) {
+  return value.is_bool() && !value.as_bool();
+}
+
+constexpr TestRow kTests[] = {
+    {"defined", OfValue<IsDefined>},
+    {"undefined", OfValue<IsUndefined>},
+    {"none", OfValue<IsNoneValue>},
+    {"string", OfValue<IsText>},
+    {"mapping", OfValue<IsMapping>},
+    {"iterable", OfValue<IsIterable>},
+    {"sequence", OfValue<IsIndexable>},
+    {"number", OfValue<IsNumber>},
+    {"integer", OfValue<IsInteger>},
+    {"float", OfValue<IsFloat>},
+    {"boolean", OfValue<IsBoolean>},
+    {"true", OfValue<IsTrueValue>},
+    {"false", OfValue<IsFalseValue>},
+    {"callable", OfValue<IsCallable>},
+    {"filter", OfValue<NameIsFilter>},
+    {"test", OfValue<NameIsTest>},
+    {"lower", TextOfClass<CharClass::kLower>},
+    {"upper", TextOfClass<CharClass::kUpper>},
+    {"sameas", SameAs},
+    {"odd", Parity<1>},
+    {"even", Parity<0>},
+    {"divisibleby", DivisibleBy},
+    {"in", Compared<Operator::kIn>},
+    {"eq", Compared<Operator::kEqual>},
+    {"equalto", Compared<Operator::kEqual>},
+    {"==", Compared<Operator::kEqual>},
+    {"ne", Compared<Operator::kNotEqual>},
+    {"!=", Compared<Operator::kNotEqual>},
+    {"lt", Compared<Operator::kLess>},
+    {"lessthan", Compared<Operator::kLess>},
+    {"<", Compared<Operator::kLess>},
+    {"le", Compared<Operator::kLessEqual>},
+    {"<=", Compared<Operator::kLessEqual>},
+    {"gt", Compared<Operator::kGreater>},
+    {"greaterthan", Compared<Operator::kGreater>},
+    {">", Compared<Operator::kGreater>},
+    {"ge", Compared<Operator::kGreaterEqual>},
+    {">=", Compared<Operator::kGreaterEqual>},
+};
+
+}  // namespace
+
+const TestRow* FindTest(absl::string_view name) {
+  const auto found = std::find_if(std::begin(kTests), std::end(kTests),
+                                  [name](const TestRow& row) { return row.name == name; });
+  return found == std::end(kTests) ? nullptr : &*found;
+}
+
+}  // namespace quire::text::jinja

@@ -1,0 +1,59 @@
+#pragma once
+
+// Cuts a text into the tokens whose scores have the greatest sum.
+//
+// Place:      below Unigram and SentencePiece models.
+// Invariants: O(n) steps for a text of n characters, each bounded by the longest token. Every
+//             character without a token of its own can be passed as unknown, so there always is a
+//             way. Of equal sums the one found first counts: the longest last token.
+// Threads:    immutable; a ViterbiScratch serves one thread at a time.
+// Source:     sentencepiece, unigram_model.cc, EncodeOptimized; huggingface/tokenizers 0.23,
+//             models::unigram, which does the same with doubles.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "text/subword/model_token.h"
+#include "text/subword/prefix_trie.h"
+
+namespace quire::text {
+
+// Working memory, reused from piece to piece.
+class ViterbiScratch {
+ public:
+  std::size_t capacity_bytes() const { return ends_.capacity() * sizeof(End); }
+
+ private:
+  friend class Viterbi;
+  struct End {
+    double score = 0;         // best sum of a way that ends here
+    std::int32_t begin = -1;  // where its last token begins; -1: no way yet
+    std::int32_t id = -1;
+  };
+  std::vector<End> ends_;
+};
+
+class Viterbi {
+ public:
+  struct Options {
+    std::int32_t unk_id = 0;
+    double unk_score = 0;
+    bool single_precision = false;  // sums are kept as float
+  };
+
+  Viterbi() = default;
+  // `trie` has ids, `scores` is indexed by them.
+  Viterbi(PrefixTrie trie, std::vector<double> scores, Options options);
+
+  // Appends the tokens of `text`; unknown characters one by one, with unk_id. REQUIRES: valid
+  // UTF-8, below 2^31 bytes.
+  void Segment(absl::string_view text, ViterbiScratch& scratch, std::vector<ModelToken>& out) const;
+
+ private:
+  PrefixTrie trie_;
+  std::vector<double> scores_;
+  Options options_;
+};
+
+}  // namespace quire::text

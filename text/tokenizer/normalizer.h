@@ -1,0 +1,65 @@
+#pragma once
+
+// The normalizer of tokenizer.json or tokenizer.model: rewrites text before it is split.
+//
+// Place:      between the two cuts of added tokens. Sequences are flattened while loading.
+// Invariants: every step runs in O(n log n) of the text, also for endless runs of combining marks.
+// Threads:    immutable; the scratch serves one thread.
+// Source:     huggingface/tokenizers 0.23, `normalizers`.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "formats/json_value.h"
+#include "text/sentencepiece/precompiled_map.h"
+#include "text/sentencepiece/sentencepiece_normalizer.h"
+#include "text/unicode/aligned_text.h"
+#include "text/unicode/regex.h"
+
+namespace quire::text {
+
+class Normalizer {
+ public:
+  // `config` is the value of "normalizer"; null: text passes unchanged.
+  static absl::StatusOr<Normalizer> FromJson(const JsonValue& config);
+
+  static Normalizer OfSentencePiece(SentencePieceNormalizer sentencepiece);
+
+  absl::Status Apply(AlignedText& text, RegexScratch& scratch) const;
+
+  bool changes_nothing() const { return steps_.empty(); }
+
+ private:
+  enum class Kind {
+    kNfc,
+    kNfd,
+    kNfkc,
+    kNfkd,
+    kLowercase,
+    kStrip,
+    kStripAccents,
+    kReplace,
+    kPrepend,
+    kByteLevel,
+    kPrecompiled,
+    kSentencePiece
+  };
+  struct Step {
+    Kind kind;
+    std::optional<Regex> pattern;  // kReplace
+    std::string content;           // kReplace, kPrepend
+    bool strip_left = false;       // kStrip
+    bool strip_right = false;
+    std::optional<PrecompiledMap> map;                     // kPrecompiled
+    std::optional<SentencePieceNormalizer> sentencepiece;  // kSentencePiece
+  };
+
+  absl::Status AddStep(const JsonValue& config);
+
+  std::vector<Step> steps_;
+};
+
+}  // namespace quire::text

@@ -1,0 +1,38 @@
+#pragma once
+
+// Makes a tokenizer of a vocabulary of byte strings in order of their ranks: of the pairs that
+// together are a token the one of lowest rank is merged first.
+//
+//   tekken.json          Mistral: special tokens have the first ids
+//   tokenizer.tiktoken   a line "<base64> <rank>" for each token; pattern and special tokens are in
+//                        tokenizer_config.json
+//
+// Place:      below Tokenizer::FromTekken and FromTiktoken.
+// Invariants: ids and texts equal those of mistral-common and tiktoken. Text of Tekken's special
+//             tokens is plain text, as there; it is one only where a chat template printed it.
+// Threads:    pure.
+// Source:     openai/tiktoken, src/lib.rs; mistralai/mistral-common, tekken.py.
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "formats/json_value.h"
+#include "text/tokenizer/tokenizer_parts.h"
+
+namespace quire::text {
+
+// `config` is the root of tokenizer_config.json: add_bos_token (default true) and add_eos_token
+// (default false). Errors begin with the name of the file that is wrong and name the field.
+absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTekken(absl::string_view tekken_json,
+                                                            const JsonValue& config,
+                                                            std::int64_t cache_entries);
+
+// `config` has "pattern" and "special_tokens" (text -> id); add_bos_token and add_eos_token are
+// false by default. Errors name the line.
+absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTiktoken(absl::string_view ranks,
+                                                              const JsonValue& config,
+                                                              std::int64_t cache_entries);
+
+}  // namespace quire::text

@@ -1,0 +1,93 @@
+#pragma once
+
+// The pre-tokenizer of tokenizer.json: cuts text into the pieces that the model sees one by one.
+//
+// Place:      between normalizer and BPE. Sequences are flattened while loading.
+// Invariants: pieces are in order, never empty, and do not overlap; each step sees only the pieces
+//             of the step before it, so no pattern looks across a border.
+// Threads:    immutable; the scratch serves one thread.
+// Source:     huggingface/tokenizers 0.23, `pre_tokenizers`; NormalizedString::split.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "formats/json_value.h"
+#include "text/tokenizer/component.h"
+#include "text/unicode/aligned_text.h"
+#include "text/unicode/regex.h"
+
+namespace quire::text {
+
+// Word characters of the Rust crate regex, for single_word and Whitespace.
+std::string RustWordClass();
+
+// Bytes [begin, end) of the text. `input_begin` is where the piece begins in the input; -1 when the
+// text is not tracked.
+struct Piece {
+  std::size_t begin;
+  std::size_t end;
+  std::int32_t input_begin;
+};
+
+struct PieceList {
+  AlignedText text;
+  std::vector<Piece> pieces;
+};
+
+class Splitter {
+ public:
+  // `config` is the value of "pre_tokenizer"; null: the text is one piece.
+  static absl::StatusOr<Splitter> FromJson(const JsonValue& config);
+
+  // The matches of `pattern` and what is between them, as characters of the byte-level alphabet.
+  static Splitter OfByteLevel(Regex pattern);
+
+  // REQUIRES: list.text is tracked if needs_tracking(). `list.pieces` holds what is to be split.
+  absl::Status Split(PieceList& list, RegexScratch& scratch) const;
+
+  // Metaspace with scheme first asks whether a piece begins at offset 0 of the input.
+  bool needs_tracking() const { return needs_tracking_; }
+
+ private:
+  enum class Kind { kPattern, kSpace, kPunctuation, kDigits, kByteLevel, kMetaspace };
+  enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
+  struct Step {
+    Kind kind;
+    std::optional<Regex> pattern;  // kPattern; kByteLevel: absent without use_regex
+    Behavior behavior = Behavior::kIsolated;
+    bool invert = false;
+    bool adds_prefix_space = false;                 // kByteLevel
+    std::string sign;                               // kMetaspace
+    PrependScheme scheme = PrependScheme::kAlways;  // kMetaspace
+    bool splits = true;                             // kMetaspace
+  };
+  struct Range {
+    std::size_t begin;
+    std::size_t end;
+    bool is_match;
+  };
+
+  static absl::StatusOr<Behavior> BehaviorOf(const JsonValue& config);
+  absl::Status AddStep(const JsonValue& config);
+  absl::Status AddByteLevel(const JsonValue& config);
+  absl::Status AddMetaspace(const JsonValue& config);
+
+  // The ranges of `piece`, relative to the text, that match and that do not, in order.
+  static absl::Status FindRanges(const Step& step, const AlignedText& text, const Piece& piece,
+                                 RegexScratch& scratch, std::vector<Range>& ranges);
+  static void JoinRanges(Behavior behavior, std::vector<Range>& ranges);
+  static absl::Status SplitPieces(const Step& step, PieceList& list, RegexScratch& scratch);
+  static void AddPrefixSpaces(PieceList& list);
+  static void MapBytes(PieceList& list);
+  static void PlaceSigns(const Step& step, PieceList& list);
+
+  std::vector<Step> steps_;
+  bool needs_tracking_ = false;
+};
+
+}  // namespace quire::text

@@ -1,0 +1,62 @@
+#include "text/tokenizer/tokenizer_parts.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace quire::text {
+namespace {
+
+constexpr absl::string_view kConfigFile = "tokenizer_config.json";
+
+absl::StatusOr<JsonDocument> ParseObject(absl::string_view text) {
+  QUIRE_ASSIGN_OR_RETURN(JsonDocument document, JsonDocument::Parse(text.empty() ? "{}" : text));
+  QUIRE_RETURN_IF_ERROR(document.root().CheckObject());
+  return document;
+}
+
+}  // namespace
+
+absl::Status InFile(absl::string_view file, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
+}
+
+absl::StatusOr<JsonDocument> ParseTokenizerConfig(absl::string_view text) {
+  absl::StatusOr<JsonDocument> document = ParseObject(text);
+  if (!document.ok()) return InFile(kConfigFile, document.status());
+  return document;
+}
+
+absl::StatusOr<std::optional<std::string>> NamedTokenText(const JsonValue& config,
+                                                          absl::string_view key) {
+  const std::optional<JsonValue> member = config.Find(key);
+  if (!member || member->is_null()) return std::optional<std::string>();
+  QUIRE_ASSIGN_OR_RETURN(std::string text,
+                         member->is_object() ? member->GetString("content") : member->AsString());
+  return std::optional<std::string>(std::move(text));
+}
+
+absl::Status CheckAddedTokensAreKnown(const JsonValue& config, absl::string_view file,
+                                      const Encoder& encoder) {
+  const std::optional<JsonValue> added = config.Find("added_tokens_decoder");
+  if (!added || added->is_null()) return absl::OkStatus();
+  if (const absl::Status status = added->CheckObject(); !status.ok()) {
+    return InFile(kConfigFile, status);
+  }
+  for (const auto& [id, value] : added->raw().items()) {
+    const JsonValue token(value, added->PathOf(id));
+    const absl::StatusOr<std::string> content = token.GetString("content");
+    if (!content.ok()) return InFile(kConfigFile, content.status());
+    const std::optional<std::int32_t> known = encoder.TokenToId(*content);
+    if (known && absl::StrCat(*known) == id) continue;
+    return absl::UnimplementedError(
+        absl::StrCat(kConfigFile, ": ", token.path(), " is \"", *content, "\", which ", file,
+                     known ? absl::StrCat(" has as ", *known) : " does not have",
+                     "; tokens beside that file are supported with a tokenizer.json only"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::text
