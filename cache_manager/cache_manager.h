@@ -37,10 +37,10 @@
 #include "absl/status/statusor.h"
 #include "base/keyed_hash.h"
 #include "base/strong_id.h"
-#include "cache_manager/kv_params.h"
-#include "cache_manager/kv_step_inputs.h"
-#include "cache_manager/page_demand.h"
-#include "cache_manager/page_hash.h"
+#include "cache_manager/pool/page_demand.h"
+#include "cache_manager/prefix/page_hash.h"
+#include "cache_manager/views/kv_params.h"
+#include "cache_manager/views/kv_step_inputs.h"
 
 namespace quire::cache {
 

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "cache_manager/block_pool.h"
 #include "cache_manager/cache_manager.h"
-#include "cache_manager/lookup_table.h"
-#include "cache_manager/prefix_cache.h"
+#include "cache_manager/pool/block_pool.h"
+#include "cache_manager/pool/lookup_table.h"
+#include "cache_manager/prefix/prefix_cache.h"
 
 namespace quire::cache {
 

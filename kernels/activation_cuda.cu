@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/vec.h"
-#include "cache_manager/kv_vector_access.h"
+#include "cache_manager/views/kv_vector_access.h"
 #include "kernels/activation.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"

@@ -14,8 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/dtype.h"
 #include "base/status.h"
-#include "cache_manager/kv_cache_collection.h"
-#include "cache_manager/kv_cache_view.h"
+#include "cache_manager/views/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_view.h"
 
 namespace quire::kernels {
 

@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "base/vec.h"
-#include "cache_manager/kv_quantize.h"
+#include "cache_manager/views/kv_quantize.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/kv_dispatch.h"

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cache_manager/kv_quantize.h"
+#include "cache_manager/views/kv_quantize.h"
 #include "kernels/kv_store.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -13,7 +13,7 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "base/stream.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "kernels/attention_plan.h"
 #include "kernels/cuda/kv_tensor_maps.h"
 #include "kernels/device_sampler.h"

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "cache_manager/lookup_table.h"
+#include "cache_manager/pool/lookup_table.h"
 #include "kernels/linear_tree.h"
 #include "models/cuda_step_inputs.h"
 #include "models/layer_groups.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 #include "kernels/attention_plan.h"
 #include "kernels/device_sampler.h"
 #include "models/layer_spec.h"

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/cuda_sizes.h"
 #include "models/dummy_checkpoint.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 #include "formats/model_files.h"
 #include "models/layer_groups.h"
 #include "models/layer_spec.h"

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "kernels/fp8_linear.h"
 #include "kernels/kv_dispatch.h"
 #include "kernels/page_copy.h"

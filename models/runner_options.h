@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "base/dtype.h"
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 #include "models/layer_spec.h"
 #include "models/step_buffers.h"
 

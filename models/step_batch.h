@@ -18,7 +18,7 @@
 
 #include "base/strong_id.h"
 #include "cache_manager/cache_manager.h"
-#include "cache_manager/kv_step_inputs.h"
+#include "cache_manager/views/kv_step_inputs.h"
 #include "kernels/sampling.h"
 
 namespace quire::models {

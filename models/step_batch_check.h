@@ -3,7 +3,7 @@
 // Whether a StepBatch keeps its contract, before anything of it is computed.
 
 #include "absl/status/status.h"
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 #include "models/layer_spec.h"
 #include "models/step_batch.h"
 #include "models/step_buffers.h"

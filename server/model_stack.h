@@ -24,7 +24,7 @@
 #include "base/clock.h"
 #include "base/probe.h"
 #include "base/thread_pool.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "engine/engine.h"
 #include "models/layer_groups.h"
 #include "models/model.h"

@@ -27,7 +27,7 @@
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "cache_manager/cache_manager.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "formats/model_files.h"
 #include "formats/tensors/gguf_tensors.h"
 #include "kernels/backend.h"

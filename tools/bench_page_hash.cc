@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "cache_manager/page_hash.h"
+#include "cache_manager/prefix/page_hash.h"
 
 namespace quire::cache {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "benchmark/benchmark.h"
 #include "cache_manager/cache_manager.h"
-#include "cache_manager/page_hash.h"
+#include "cache_manager/prefix/page_hash.h"
 
 namespace quire::cache {
 namespace {

@@ -94,7 +94,7 @@ PROLOGUE = """// Written by tools/write_kv_cache_docs.py; compiling it is the ch
 #include <string>
 #include <type_traits>
 
-#include "cache_manager/kv_cache_concepts.h"
+#include "cache_manager/views/kv_cache_concepts.h"
 #include "kernels/cuda/tma_descriptor.h"
 
 namespace quire::cache {

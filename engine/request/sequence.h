@@ -30,7 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/strong_id.h"
-#include "cache_manager/page_hash.h"
+#include "cache_manager/prefix/page_hash.h"
 #include "engine/request/request.h"
 #include "engine/request/tenant_limits.h"
 #include "kernels/sampling.h"

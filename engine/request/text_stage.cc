@@ -8,7 +8,7 @@
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "cache_manager/page_hash.h"
+#include "cache_manager/prefix/page_hash.h"
 #include "text/chat/chat_template.h"
 
 namespace quire::engine {

@@ -16,7 +16,7 @@
 #include "base/bounded_queue.h"
 #include "base/clock.h"
 #include "base/keyed_hash.h"
-#include "cache_manager/page_demand.h"
+#include "cache_manager/pool/page_demand.h"
 #include "engine/request/admission_queue.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/engine_probe.h"

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/device.h"
 #include "base/status.h"
-#include "kernels/cuda/tma_plan.h"
+#include "cache_manager/views/tma_plan.h"
 
 struct CUtensorMap_st;
 

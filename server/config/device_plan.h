@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/device.h"
 #include "base/dtype.h"
-#include "cache_manager/page_demand.h"
+#include "cache_manager/pool/page_demand.h"
 #include "models/layer_groups.h"
 #include "models/memory_plan.h"
 #include "models/model_config.h"

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cache_manager/block_pool.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/cache_manager_state.h"
-#include "cache_manager/lookup_table.h"
-#include "cache_manager/prefix_cache.h"
+#include "cache_manager/pool/block_pool.h"
+#include "cache_manager/pool/lookup_table.h"
+#include "cache_manager/prefix/prefix_cache.h"
 
 namespace quire::cache {
 

@@ -1,9 +1,9 @@
-#include "cache_manager/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_collection.h"
 
 #include <cstdint>
 #include <string>
 
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"

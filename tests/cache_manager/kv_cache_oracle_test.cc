@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "cache_manager/kv_cache_collection.h"
-#include "cache_manager/kv_mha_operand.h"
-#include "cache_manager/sparse_index_remap.h"
+#include "cache_manager/views/kv_cache_collection.h"
+#include "cache_manager/views/kv_mha_operand.h"
+#include "cache_manager/views/sparse_index_remap.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_oracle_support.h"

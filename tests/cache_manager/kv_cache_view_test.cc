@@ -1,4 +1,4 @@
-#include "cache_manager/kv_cache_view.h"
+#include "cache_manager/views/kv_cache_view.h"
 
 #include <sys/mman.h>
 
@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "cache_manager/kv_cache_collection.h"
-#include "cache_manager/kv_cache_concepts.h"
+#include "cache_manager/views/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_concepts.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "cache_manager/kv_cache_collection.h"
-#include "cache_manager/kv_cache_concepts.h"
-#include "cache_manager/sparse_index_remap.h"
+#include "cache_manager/views/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_concepts.h"
+#include "cache_manager/views/sparse_index_remap.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"

@@ -1,12 +1,12 @@
-#include "cache_manager/kv_mha_operand.h"
+#include "cache_manager/views/kv_mha_operand.h"
 
 #include <cmath>
 #include <cstdint>
 #include <random>
 #include <vector>
 
-#include "cache_manager/kv_cache_collection.h"
-#include "cache_manager/kv_cache_concepts.h"
+#include "cache_manager/views/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_concepts.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"
 

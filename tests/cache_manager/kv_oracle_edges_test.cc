@@ -12,7 +12,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "cache_manager/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_collection.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_oracle_support.h"

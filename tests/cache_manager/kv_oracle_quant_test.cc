@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache_manager/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_collection.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_oracle_support.h"
 #include "tests/cache_manager/kv_test_util.h"

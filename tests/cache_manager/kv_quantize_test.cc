@@ -1,4 +1,4 @@
-#include "cache_manager/kv_quantize.h"
+#include "cache_manager/views/kv_quantize.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "cache_manager/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_collection.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"
 

@@ -1,8 +1,8 @@
-#include "cache_manager/kv_row_indices.h"
+#include "cache_manager/views/kv_row_indices.h"
 
 #include <cstdint>
 
-#include "cache_manager/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_collection.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"
 

@@ -10,8 +10,8 @@
 #include <new>
 #include <vector>
 
-#include "cache_manager/kv_cache_collection.h"
-#include "cache_manager/kv_step_inputs.h"
+#include "cache_manager/views/kv_cache_collection.h"
+#include "cache_manager/views/kv_step_inputs.h"
 
 namespace quire::cache::testing {
 

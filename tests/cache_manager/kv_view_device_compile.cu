@@ -1,8 +1,8 @@
 // Compiled, never run: every member of the views and operands that kernels call is device code, and
 // a view is a kernel argument. Kernels live in kernels/cuda; this proves the header without a GPU.
 
-#include "cache_manager/kv_cache_concepts.h"
-#include "cache_manager/kv_quantize.h"
+#include "cache_manager/views/kv_cache_concepts.h"
+#include "cache_manager/views/kv_quantize.h"
 
 namespace quire::cache {
 namespace {

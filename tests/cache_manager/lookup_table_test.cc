@@ -1,4 +1,4 @@
-#include "cache_manager/lookup_table.h"
+#include "cache_manager/pool/lookup_table.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "cache_manager/page_demand.h"
+#include "cache_manager/pool/page_demand.h"
 
 #include <vector>
 

@@ -1,9 +1,9 @@
-#include "cache_manager/sparse_index_remap.h"
+#include "cache_manager/views/sparse_index_remap.h"
 
 #include <cstdint>
 #include <vector>
 
-#include "cache_manager/kv_cache_view.h"
+#include "cache_manager/views/kv_cache_view.h"
 #include "gtest/gtest.h"
 
 namespace quire::cache {

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "base/status.h"
-#include "cache_manager/kv_quantize.h"
+#include "cache_manager/views/kv_quantize.h"
 #include "kernels/cuda/kv_tensor_maps.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/kernel_test_util.h"

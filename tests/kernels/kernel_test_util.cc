@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "cache_manager/kv_quantize.h"
+#include "cache_manager/views/kv_quantize.h"
 
 namespace quire::kernels {
 namespace {

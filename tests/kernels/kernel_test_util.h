@@ -13,7 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"

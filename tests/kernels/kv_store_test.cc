@@ -1,5 +1,5 @@
 // The vector forms of what writes KV pages against the definitions in base/dtype.h and
-// cache_manager/kv_quantize.h, byte for byte.
+// cache_manager/views/kv_quantize.h, byte for byte.
 
 #include "kernels/kv_store.h"
 
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "cache_manager/kv_quantize.h"
+#include "cache_manager/views/kv_quantize.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

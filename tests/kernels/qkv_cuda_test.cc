@@ -9,7 +9,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "cache_manager/kv_quantize.h"
+#include "cache_manager/views/kv_quantize.h"
 #include "kernels/latent_store.h"
 #include "kernels/page_copy.h"
 #include "kernels/qkv_store.h"

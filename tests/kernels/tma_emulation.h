@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/cuda/tma_plan.h"
+#include "cache_manager/views/tma_plan.h"
 
 namespace quire::kernels::cuda::testing {
 

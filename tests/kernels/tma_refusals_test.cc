@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "cache_manager/views/tma_plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cuda/tma_plan.h"
 #include "tests/kernels/tma_pool.h"
 
 namespace quire::kernels::cuda {

@@ -15,7 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/cuda_status.h"
 #include "cache_manager/cache_manager.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"

@@ -19,7 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cache_manager/cache_manager.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "models/dummy_checkpoint.h"
 #include "models/memory_plan.h"
 #include "models/model.h"

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "models/memory_plan.h"
 #include "models/model_runner.h"
 

@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/families/registry.h"
 #include "models/memory_plan.h"

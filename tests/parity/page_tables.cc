@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/status.h"
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 
 namespace quire::models::parity {
 

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "base/device_buffer.h"
 #include "base/strong_id.h"
-#include "cache_manager/kv_step_inputs.h"
+#include "cache_manager/views/kv_step_inputs.h"
 #include "models/layer_groups.h"
 
 namespace quire::models::parity {

@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "formats/tensors/safetensors.h"
 #include "kernels/backend.h"
 #include "models/cuda_runner.h"

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
 #include "models/cuda_runner.h"

@@ -1,4 +1,4 @@
-#include "cache_manager/kv_pool.h"
+#include "cache_manager/pool/kv_pool.h"
 
 #include <algorithm>
 #include <cstring>

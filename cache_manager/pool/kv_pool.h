@@ -9,7 +9,7 @@
 #include "base/device_buffer.h"
 #include "base/stream.h"
 #include "base/strong_id.h"
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 
 namespace quire::cache {
 

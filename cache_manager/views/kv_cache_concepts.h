@@ -11,11 +11,11 @@
 #include "base/dtype.h"
 #include "base/tensor_view.h"
 #include "base/vec.h"
-#include "cache_manager/kv_cache_collection.h"
-#include "cache_manager/kv_cache_view.h"
-#include "cache_manager/kv_continuous_view.h"
-#include "cache_manager/kv_mha_operand.h"
-#include "cache_manager/kv_row_indices.h"
+#include "cache_manager/views/kv_cache_collection.h"
+#include "cache_manager/views/kv_cache_view.h"
+#include "cache_manager/views/kv_continuous_view.h"
+#include "cache_manager/views/kv_mha_operand.h"
+#include "cache_manager/views/kv_row_indices.h"
 
 namespace quire::cache {
 

@@ -9,9 +9,9 @@
 #include "base/check.h"
 #include "base/intrusive_list.h"
 #include "base/strong_id.h"
-#include "cache_manager/block_pool.h"
-#include "cache_manager/page_demand.h"
-#include "cache_manager/page_hash.h"
+#include "cache_manager/pool/block_pool.h"
+#include "cache_manager/pool/page_demand.h"
+#include "cache_manager/prefix/page_hash.h"
 
 namespace quire::cache {
 

@@ -1,4 +1,4 @@
-#include "cache_manager/prefix_cache.h"
+#include "cache_manager/prefix/prefix_cache.h"
 
 #include <algorithm>
 #include <utility>

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/host_device.h"
 #include "base/vec.h"
-#include "cache_manager/kv_params.h"
+#include "cache_manager/views/kv_params.h"
 
 namespace quire::cache {
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/tma_plan.h"
+#include "cache_manager/views/tma_plan.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "cache_manager/block_pool.h"
+#include "cache_manager/pool/block_pool.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"

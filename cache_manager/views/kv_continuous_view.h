@@ -21,10 +21,10 @@
 #include "base/host_device.h"
 #include "base/tensor_view.h"
 #include "base/vec.h"
-#include "cache_manager/kv_cache_view.h"
-#include "cache_manager/kv_params.h"
-#include "cache_manager/kv_row_indices.h"
-#include "cache_manager/kv_vector_access.h"
+#include "cache_manager/views/kv_cache_view.h"
+#include "cache_manager/views/kv_params.h"
+#include "cache_manager/views/kv_row_indices.h"
+#include "cache_manager/views/kv_vector_access.h"
 
 namespace quire::cache {
 

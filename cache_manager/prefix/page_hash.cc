@@ -1,4 +1,4 @@
-#include "cache_manager/page_hash.h"
+#include "cache_manager/prefix/page_hash.h"
 
 #include <array>
 #include <cstddef>

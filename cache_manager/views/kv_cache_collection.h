@@ -23,10 +23,10 @@
 #include "base/host_device.h"
 #include "base/status.h"
 #include "base/tensor_view.h"
-#include "cache_manager/kv_cache_view.h"
-#include "cache_manager/kv_continuous_view.h"
-#include "cache_manager/kv_params.h"
-#include "cache_manager/kv_step_inputs.h"
+#include "cache_manager/views/kv_cache_view.h"
+#include "cache_manager/views/kv_continuous_view.h"
+#include "cache_manager/views/kv_params.h"
+#include "cache_manager/views/kv_step_inputs.h"
 
 namespace quire::cache {
 

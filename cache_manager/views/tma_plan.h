@@ -24,9 +24,9 @@
 #include "absl/strings/string_view.h"
 #include "base/device.h"
 #include "base/dtype.h"
-#include "cache_manager/kv_cache_view.h"
-#include "cache_manager/kv_continuous_view.h"
-#include "cache_manager/kv_mha_operand.h"
+#include "cache_manager/views/kv_cache_view.h"
+#include "cache_manager/views/kv_continuous_view.h"
+#include "cache_manager/views/kv_mha_operand.h"
 
 namespace quire::kernels::cuda {
 
