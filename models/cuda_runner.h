@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/memory_plan.h"
 #include "models/runner_options.h"
 #include "models/step_runner.h"

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/pool/lookup_table.h"
-#include "kernels/linear_tree.h"
+#include "kernels/linear/linear_tree.h"
 #include "models/cuda_step_inputs.h"
 #include "models/layer_groups.h"
 

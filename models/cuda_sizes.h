@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cache_manager/views/kv_params.h"
-#include "kernels/attention_plan.h"
-#include "kernels/device_sampler.h"
+#include "kernels/attention/attention_plan.h"
+#include "kernels/sampling/device_sampler.h"
 #include "models/layer_spec.h"
 #include "models/memory_plan.h"
 #include "models/runner_options.h"

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
-#include "kernels/step_inputs.h"
+#include "kernels/elementwise/step_inputs.h"
 
 namespace quire::models {
 namespace {

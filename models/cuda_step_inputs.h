@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/device_buffer.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/step_batch.h"
 #include "models/step_buffers.h"
 #include "models/step_order.h"

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "kernels/latent_store.h"
+#include "kernels/kv_store/latent_store.h"
 
 namespace quire::models {
 namespace {
@@ -141,7 +141,7 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
-// Columns of a head that the kernels of a GPU write, four at a time (kernels/qkv_store.h).
+// Columns of a head that the kernels of a GPU write, four at a time (kernels/kv_store/qkv_store.h).
 constexpr std::uint32_t kMaxGpuColumns = 256;
 
 std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {

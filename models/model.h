@@ -21,7 +21,7 @@
 #include "base/device.h"
 #include "base/dtype.h"
 #include "formats/model_files.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/layer_spec.h"
 #include "models/model_config.h"
 #include "models/quantization.h"

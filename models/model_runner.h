@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/runner_options.h"
 #include "models/step_runner.h"
 

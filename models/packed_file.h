@@ -26,7 +26,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/weights.h"
 
 namespace quire::models {

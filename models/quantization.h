@@ -9,9 +9,9 @@
 
 #include "absl/strings/string_view.h"
 #include "base/dtype.h"
-#include "kernels/fp8_linear.h"
-#include "kernels/linear.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/quantized_linear.h"
 
 namespace quire::models {
 

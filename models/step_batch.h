@@ -19,7 +19,7 @@
 #include "base/strong_id.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/views/kv_step_inputs.h"
-#include "kernels/sampling.h"
+#include "kernels/sampling/sampling.h"
 
 namespace quire::models {
 

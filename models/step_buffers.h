@@ -5,8 +5,8 @@
 #include "absl/status/statusor.h"
 #include "base/device_buffer.h"
 #include "base/dtype.h"
-#include "kernels/float_ptr.h"
-#include "kernels/sampling.h"
+#include "kernels/backend/float_ptr.h"
+#include "kernels/sampling/sampling.h"
 #include "models/layer_spec.h"
 
 namespace quire::models {

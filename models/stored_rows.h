@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "formats/tensors/safetensors.h"
-#include "kernels/backend.h"
-#include "kernels/fp8_linear.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/backend/backend.h"
+#include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "models/quantization.h"
 
 namespace quire::models {

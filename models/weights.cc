@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "formats/tensors/quantized_tensor.h"
 #include "kernels/cuda/uploader.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "models/stored_rows.h"
 
 namespace quire::models {

@@ -7,7 +7,7 @@
 #include "base/logging.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "kernels/proven.h"
+#include "kernels/backend/proven.h"
 
 namespace quire::server {
 namespace {

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "server/api/serving_state.h"
 #include "server/config/options.h"
 

@@ -21,7 +21,7 @@
 #include "cache_manager/cache_manager.h"
 #include "formats/tensors/gguf_tensors.h"
 #include "models/families/registry.h"
-#include "kernels/linear_tree.h"
+#include "kernels/linear/linear_tree.h"
 #include "models/cuda_runner.h"
 #include "models/memory_plan.h"
 #include "models/model_runner.h"

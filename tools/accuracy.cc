@@ -30,7 +30,7 @@
 #include "cache_manager/pool/kv_pool.h"
 #include "formats/model_files.h"
 #include "formats/tensors/gguf_tensors.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"

@@ -16,8 +16,8 @@
 #include "base/check.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
-#include "kernels/attention.h"
-#include "kernels/kv_store.h"
+#include "kernels/attention/attention.h"
+#include "kernels/kv_store/kv_store.h"
 
 namespace quire::kernels {
 namespace {

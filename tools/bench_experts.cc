@@ -18,7 +18,7 @@
 #include "base/check.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/blocks/mlp_block.h"
 #include "models/blocks/moe_block.h"
 #include "models/dummy_checkpoint.h"

@@ -23,9 +23,9 @@
 #include "base/machine.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
-#include "kernels/fp8_linear.h"
+#include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "kernels/ops.h"
-#include "kernels/quantized_linear.h"
 #include "tools/bench_rulers.h"
 
 namespace quire::kernels {

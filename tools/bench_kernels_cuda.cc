@@ -26,10 +26,10 @@
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
-#include "kernels/cuda/kv_tensor_maps.h"
-#include "kernels/device_sampler.h"
+#include "kernels/attention/kv_tensor_maps.h"
+#include "kernels/linear/quantized_linear.h"
 #include "kernels/ops.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/sampling/device_sampler.h"
 
 namespace quire::kernels {
 namespace {

@@ -33,7 +33,7 @@
 #include "cache_manager/prefix/page_hash.h"
 #include "engine/request/request.h"
 #include "engine/request/tenant_limits.h"
-#include "kernels/sampling.h"
+#include "kernels/sampling/sampling.h"
 
 namespace quire::engine {
 

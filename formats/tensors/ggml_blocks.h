@@ -11,7 +11,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/quantized_linear.h"
 
 namespace quire::models {
 

@@ -20,8 +20,8 @@
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "formats/tensors/safetensors.h"
-#include "kernels/fp8_linear.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/quantized_linear.h"
 
 namespace quire::models {
 

@@ -36,7 +36,7 @@ struct CudaContext {
   std::uint32_t num_sms = 0;
   std::int32_t compute_capability = 0;  // 90 for 9.0
   Determinism determinism = Determinism::kBatchInvariant;
-  // kLinearWorkspaceBytes of device memory, zeroed once (kernels/linear_tree.h).
+  // kLinearWorkspaceBytes of device memory, zeroed once (kernels/linear/linear_tree.h).
   std::byte* linear_workspace = nullptr;
   // Null unless determinism is kFast.
   cuda::CublasLt* cublaslt = nullptr;

@@ -1,10 +1,10 @@
 #include "models/blocks/attention_block.h"
 
 #include "base/status.h"
-#include "kernels/attention.h"
-#include "kernels/linear.h"
-#include "kernels/norm.h"
-#include "kernels/qkv_store.h"
+#include "kernels/attention/attention.h"
+#include "kernels/kv_store/qkv_store.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/norm.h"
 #include "models/blocks/branch.h"
 
 namespace quire::models {

@@ -1,8 +1,8 @@
 #include "models/blocks/branch.h"
 
 #include "base/status.h"
-#include "kernels/norm.h"
-#include "kernels/residual.h"
+#include "kernels/elementwise/residual.h"
+#include "kernels/norm/norm.h"
 
 namespace quire::models {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/float_ptr.h"
+#include "kernels/backend/float_ptr.h"
 #include "models/blocks/step_context.h"
 #include "models/layer_spec.h"
 #include "models/weights.h"

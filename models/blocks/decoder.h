@@ -6,10 +6,10 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "kernels/attention.h"
-#include "kernels/attention_plan.h"
-#include "kernels/backend.h"
-#include "kernels/kv_dispatch.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_plan.h"
+#include "kernels/backend/backend.h"
+#include "kernels/kv_store/kv_dispatch.h"
 #include "models/layer_groups.h"
 #include "models/layer_spec.h"
 #include "models/step_buffers.h"

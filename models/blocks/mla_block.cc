@@ -7,12 +7,12 @@
 
 #include "base/check.h"
 #include "base/status.h"
-#include "kernels/attention.h"
-#include "kernels/head_linear.h"
-#include "kernels/kv_dispatch.h"
-#include "kernels/latent_store.h"
-#include "kernels/linear.h"
-#include "kernels/norm.h"
+#include "kernels/attention/attention.h"
+#include "kernels/kv_store/kv_dispatch.h"
+#include "kernels/kv_store/latent_store.h"
+#include "kernels/linear/head_linear.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/norm.h"
 #include "models/blocks/branch.h"
 
 namespace quire::models {

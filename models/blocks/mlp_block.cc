@@ -1,7 +1,7 @@
 #include "models/blocks/mlp_block.h"
 
 #include "base/status.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "models/blocks/branch.h"
 
 namespace quire::models {

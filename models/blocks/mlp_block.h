@@ -1,7 +1,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "kernels/activation.h"
+#include "kernels/elementwise/activation.h"
 #include "models/blocks/step_context.h"
 #include "models/layer_spec.h"
 #include "models/weights.h"

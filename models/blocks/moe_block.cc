@@ -5,10 +5,10 @@
 
 #include "base/status.h"
 #include "base/stream.h"
-#include "kernels/activation.h"
-#include "kernels/expert_rows.h"
-#include "kernels/linear.h"
-#include "kernels/router.h"
+#include "kernels/elementwise/activation.h"
+#include "kernels/linear/linear.h"
+#include "kernels/moe/expert_rows.h"
+#include "kernels/moe/router.h"
 #include "models/blocks/branch.h"
 #include "models/blocks/mlp_block.h"
 

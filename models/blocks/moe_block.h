@@ -9,7 +9,7 @@ namespace quire::models {
 
 // x joins the sum over the chosen experts e of w_e * down_e(act(gate_e(n)) * up_e(n)), n = norm(x),
 // plus the shared expert of n, as branch.h says; experts and weights are those of Router
-// (kernels/router.h).
+// (kernels/moe/router.h).
 //
 // Only experts that some row chose are computed, each one's matrices once for all its rows. Sums
 // start from zero and run in ascending expert number, the shared expert last, so that a row's bits

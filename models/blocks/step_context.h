@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/attention.h"
-#include "kernels/attention_plan.h"
-#include "kernels/backend.h"
-#include "kernels/kv_dispatch.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_plan.h"
+#include "kernels/backend/backend.h"
+#include "kernels/kv_store/kv_dispatch.h"
 #include "models/layer_groups.h"
 #include "models/step_buffers.h"
 

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <new>
 
-#include "kernels/fp8_linear.h"
+#include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "kernels/ops.h"
-#include "kernels/quantized_linear.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace {

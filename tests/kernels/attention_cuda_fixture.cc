@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 #include "cache_manager/views/kv_quantize.h"
-#include "kernels/cuda/kv_tensor_maps.h"
+#include "kernels/attention/kv_tensor_maps.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/kernel_test_util.h"
 

@@ -14,11 +14,11 @@
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "gtest/gtest.h"
-#include "kernels/attention.h"
-#include "kernels/attention_plan.h"
-#include "kernels/backend.h"
-#include "kernels/cuda/kv_tensor_maps.h"
-#include "kernels/kv_dispatch.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_plan.h"
+#include "kernels/attention/kv_tensor_maps.h"
+#include "kernels/backend/backend.h"
+#include "kernels/kv_store/kv_dispatch.h"
 
 namespace quire::kernels {
 

@@ -1,7 +1,7 @@
 // The work lists: their laws by brute force, and the device's form against the host's. The fold of
 // states against one pass. The masks against their definitions.
 
-#include "kernels/attention_plan.h"
+#include "kernels/attention/attention_plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
-#include "kernels/attention_mask.h"
-#include "kernels/attention_state.h"
-#include "kernels/attention_work.h"
+#include "kernels/attention/attention_mask.h"
+#include "kernels/attention/attention_state.h"
+#include "kernels/attention/attention_work.h"
 #include "tests/kernels/attention_cuda_fixture.h"
 
 namespace quire::kernels {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attention.h"
-#include "kernels/kv_store.h"
+#include "kernels/attention/attention.h"
+#include "kernels/kv_store/kv_store.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

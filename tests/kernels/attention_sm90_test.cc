@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/kv_tensor_maps.h"
+#include "kernels/attention/kv_tensor_maps.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/attention_cuda_fixture.h"
 #include "tests/kernels/kernel_test_util.h"

@@ -1,4 +1,4 @@
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/attention_shares.h"
+#include "kernels/attention/attention_shares.h"
 #include "tests/kernels/attention_sequences.h"
 #include "tests/kernels/kernel_test_util.h"
 

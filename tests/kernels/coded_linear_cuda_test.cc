@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/linear.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "tests/kernels/kernel_test_util.h"
 #include "tests/kernels/linear_cuda_fixture.h"
 

@@ -1,13 +1,13 @@
 // What quire asks of cuBLASLt: a library that computes naively stands in for it and keeps a record.
 
-#include "kernels/cuda/cublaslt.h"
+#include "kernels/linear/cublaslt.h"
 
 #include <cstring>
 #include <map>
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/cublaslt_api.h"
+#include "kernels/linear/cublaslt_api.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/kernel_test_util.h"
 

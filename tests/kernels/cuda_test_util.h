@@ -15,7 +15,7 @@
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "gtest/gtest.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "tests/cuda_emulator/emulator.h"
 
 namespace quire::kernels {

@@ -1,6 +1,6 @@
 // The sampler of a GPU against that of the CPU, row by row and to the bit.
 
-#include "kernels/device_sampler.h"
+#include "kernels/sampling/device_sampler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/sampling_passes.h"
-#include "kernels/exact_math.h"
+#include "kernels/backend/exact_math.h"
+#include "kernels/sampling/sampling_passes.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
 

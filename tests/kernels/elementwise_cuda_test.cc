@@ -6,10 +6,10 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/activation.h"
-#include "kernels/exact_math.h"
-#include "kernels/norm.h"
-#include "kernels/rope.h"
+#include "kernels/backend/exact_math.h"
+#include "kernels/elementwise/activation.h"
+#include "kernels/norm/norm.h"
+#include "kernels/rope/rope.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
 

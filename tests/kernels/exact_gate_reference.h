@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/activation.h"
+#include "kernels/elementwise/activation.h"
 
 namespace quire::kernels {
 

@@ -1,4 +1,4 @@
-#include "kernels/fp8_linear.h"
+#include "kernels/linear/fp8_linear.h"
 
 #include <cmath>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

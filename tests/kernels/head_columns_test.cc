@@ -1,12 +1,12 @@
 // What latent attention needs beside the ops of other attention: columns of heads copied, and rows
 // that are K and V in one.
 
-#include "kernels/head_columns.h"
+#include "kernels/kv_store/head_columns.h"
 
 #include <cmath>
 
-#include "kernels/kv_dispatch.h"
-#include "kernels/kv_store.h"
+#include "kernels/kv_store/kv_dispatch.h"
+#include "kernels/kv_store/kv_store.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

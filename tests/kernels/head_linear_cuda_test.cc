@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/head_linear.h"
+#include "kernels/linear/head_linear.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"

@@ -16,8 +16,8 @@
 #include "cache_manager/views/kv_params.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/backend.h"
-#include "kernels/kv_dispatch.h"
+#include "kernels/backend/backend.h"
+#include "kernels/kv_store/kv_dispatch.h"
 
 namespace quire::kernels {
 

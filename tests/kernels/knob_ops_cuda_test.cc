@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/activation.h"
-#include "kernels/exact_gate.h"
-#include "kernels/norm.h"
-#include "kernels/residual.h"
-#include "kernels/softcap.h"
+#include "kernels/backend/exact_gate.h"
+#include "kernels/elementwise/activation.h"
+#include "kernels/elementwise/residual.h"
+#include "kernels/elementwise/softcap.h"
+#include "kernels/norm/norm.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/exact_gate_reference.h"
 #include "tests/kernels/kernel_test_util.h"

@@ -1,7 +1,7 @@
 // The vector forms of what writes KV pages against the definitions in base/dtype.h and
 // cache_manager/views/kv_quantize.h, byte for byte.
 
-#include "kernels/kv_store.h"
+#include "kernels/kv_store/kv_store.h"
 
 #include <bit>
 #include <cmath>

@@ -14,7 +14,7 @@
 #include "base/device_buffer.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/linear.h"
-#include "kernels/linear_tree.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_tree.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/kernel_test_util.h"
 #include "tests/kernels/linear_cuda_fixture.h"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/expert_rows.h"
-#include "kernels/router.h"
+#include "kernels/moe/expert_rows.h"
+#include "kernels/moe/router.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
 

@@ -6,11 +6,11 @@
 #include <span>
 #include <utility>
 
-#include "kernels/activation.h"
-#include "kernels/cpu/sampling_passes.h"
-#include "kernels/embedding.h"
-#include "kernels/norm.h"
-#include "kernels/rope.h"
+#include "kernels/elementwise/activation.h"
+#include "kernels/elementwise/embedding.h"
+#include "kernels/norm/norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/sampling/sampling_passes.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/attention.h"
-#include "kernels/kv_store.h"
-#include "kernels/page_copy.h"
+#include "kernels/attention/attention.h"
+#include "kernels/kv_store/kv_store.h"
+#include "kernels/kv_store/page_copy.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

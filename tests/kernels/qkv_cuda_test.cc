@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/views/kv_quantize.h"
-#include "kernels/latent_store.h"
-#include "kernels/page_copy.h"
-#include "kernels/qkv_store.h"
+#include "kernels/kv_store/latent_store.h"
+#include "kernels/kv_store/page_copy.h"
+#include "kernels/kv_store/qkv_store.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
 

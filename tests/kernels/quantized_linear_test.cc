@@ -1,4 +1,4 @@
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/quantized_linear.h"
 
 #include <algorithm>
 #include <array>

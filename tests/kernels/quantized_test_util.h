@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

@@ -1,7 +1,7 @@
 // The router against double precision and a sort, against numbers worked out by hand, and the way
 // of rows to their experts and back.
 
-#include "kernels/router.h"
+#include "kernels/moe/router.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include <numeric>
 #include <set>
 
-#include "kernels/expert_rows.h"
+#include "kernels/moe/expert_rows.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

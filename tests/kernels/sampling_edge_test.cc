@@ -2,7 +2,7 @@
 #include <limits>
 #include <set>
 
-#include "kernels/sampling.h"
+#include "kernels/sampling/sampling.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

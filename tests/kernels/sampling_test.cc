@@ -1,4 +1,4 @@
-#include "kernels/sampling.h"
+#include "kernels/sampling/sampling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/cpu/sampling_reference.h"
+#include "kernels/sampling/sampling_reference.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {

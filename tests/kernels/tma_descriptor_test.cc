@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "kernels/cuda/sm90/tma.cuh"
-#include "kernels/kv_dispatch.h"
+#include "kernels/kv_store/kv_dispatch.h"
 #include "tests/cache_manager/kv_test_util.h"
 #include "tests/cuda_emulator/kernel_test.h"
 #include "tests/kernels/tma_emulation.h"

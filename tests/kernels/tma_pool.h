@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kernels/kv_dispatch.h"
+#include "kernels/kv_store/kv_dispatch.h"
 #include "tests/cache_manager/kv_test_util.h"
 
 namespace quire::kernels::cuda::testing {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/model.h"
 
 namespace quire::models {

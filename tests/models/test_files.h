@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "base/thread_pool.h"
 #include "formats/model_files.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 
 namespace quire::models {
 

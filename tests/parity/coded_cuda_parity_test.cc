@@ -8,7 +8,7 @@
 #include <span>
 #include <tuple>
 
-#include "kernels/quantized_linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/weights.h"

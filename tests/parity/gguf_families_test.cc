@@ -20,7 +20,7 @@
 #include "base/check.h"
 #include "base/thread_pool.h"
 #include "formats/tensors/quantized_tensor.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/model.h"
 #include "models/model_config.h"

@@ -18,7 +18,7 @@
 #include "base/thread_pool.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "formats/tensors/safetensors.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/cuda_runner.h"
 #include "models/memory_plan.h"
 #include "models/model.h"

@@ -16,7 +16,7 @@
 #include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "formats/tensors/safetensors.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/memory_plan.h"
 #include "models/model.h"

@@ -9,7 +9,7 @@
 #include "base/thread_pool.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "gtest/gtest.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "models/cuda_runner.h"
 #include "models/layer_groups.h"
 #include "models/memory_plan.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "tests/engine/stream_reader.h"
 #include "tests/stress/stress_model.h"
 

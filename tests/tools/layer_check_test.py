@@ -16,9 +16,9 @@ class LayerCheckTest(CheckCase):
                                         "quire_library(NAME quire_cache HDRS pool.h)\n",
         "cache_manager/view.h": PRAGMA + '#include "base/status.h"\n',
         "cache_manager/pool.h": PRAGMA + '#include "cache_manager/view.h"\n',
-        "kernels/linear.h": PRAGMA + '#include "cache_manager/view.h"\n',
-        "kernels/linear_simd.cc": '#include "hwy/highway.h"\n#include "kernels/linear.h"\n',
-        "models/model.h": PRAGMA + '#include "text/tokenizer/tokenizer.h"\n#include "kernels/linear.h"\n',
+        "kernels/linear/linear.h": PRAGMA + '#include "cache_manager/view.h"\n',
+        "kernels/linear/linear_simd.cc": '#include "hwy/highway.h"\n#include "kernels/linear/linear.h"\n',
+        "models/model.h": PRAGMA + '#include "text/tokenizer/tokenizer.h"\n#include "kernels/linear/linear.h"\n',
         "text/tokenizer/tokenizer.h": PRAGMA + '#include "base/status.h"\n',
         "models/families/llama.cc": '#include "models/model.h"\n',
         "engine/engine.h": PRAGMA + '#include "models/model.h"\n',
@@ -40,7 +40,7 @@ class LayerCheckTest(CheckCase):
                      'base/bad.h:4: #include "engine/engine.h"', "base may not include engine")
 
     def test_upward_includes(self):
-        for name, target in (("cache_manager/a.cc", "kernels/linear.h"),
+        for name, target in (("cache_manager/a.cc", "kernels/linear/linear.h"),
                              ("kernels/a.cc", "models/model.h"),
                              ("models/a.cc", "engine/engine.h"),
                              ("engine/a.cc", "server/api/translate.h")):
@@ -61,7 +61,7 @@ class LayerCheckTest(CheckCase):
                      "server/grpc may not include server/vllm")
 
     def test_text_stands_alone(self):
-        for target in ("models/model.h", "kernels/linear.h", "cache_manager/view.h"):
+        for target in ("models/model.h", "kernels/linear/linear.h", "cache_manager/view.h"):
             self.refuses({"models/text/a.cc": f'#include "{target}"\n'}, "models/text", target)
 
     def test_third_party(self):

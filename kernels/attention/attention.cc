@@ -1,0 +1,310 @@
+#include "kernels/attention/attention.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/attention/attention_mask.h"
+#include "kernels/attention/attention_shares.h"
+
+namespace quire::kernels {
+namespace internal {
+namespace {
+
+// Packed rows of an item, over its KV heads: enough that turning and widening a tile is a small
+// part of the work on it, few enough that the states stay in L2. Any choice gives the same bits.
+constexpr std::uint32_t kMostPackedRows = 128;
+constexpr std::uint32_t kLeastPackedRows = 16;
+// Items that a thread should find, so that the last one ends with the others.
+constexpr std::int64_t kItemsPerThread = 4;
+
+std::uint32_t SpansOf(std::uint32_t keys) {
+  return (keys + kAttentionSpan - 1) / kAttentionSpan;
+}
+
+// The work list of one call: blocks of rows of one sequence on one KV head, or on several where
+// rows are few: in a page the heads of a token lie side by side. A block that is long beside what a
+// thread should do is cut along its spans.
+class Plan {
+ public:
+  Plan(const AttentionParams& params, const KvShape& shape, const std::uint32_t* cache_lengths,
+       int num_threads)
+      : params_(params),
+        shape_(shape),
+        cache_lengths_(cache_lengths),
+        group_(params.num_heads / shape.num_heads),
+        rows_per_item_(std::clamp(kMostPackedRows / group_, 1u, kMostPackedRows)),
+        heads_per_item_(shape.num_heads) {
+    const std::int64_t wanted = num_threads == 1 ? 1 : num_threads * kItemsPerThread;
+    while (heads_per_item_ > 1 && CountSpans() < wanted) {
+      heads_per_item_ = (heads_per_item_ + 1) / 2;
+    }
+    // Not spans: a block that is cut along them keeps a state of all its rows for each.
+    while (rows_per_item_ > 1 && rows_per_item_ * group_ > kLeastPackedRows &&
+           CountBlocks() < wanted) {
+      rows_per_item_ = (rows_per_item_ + 1) / 2;
+    }
+    ForEachBlock([&](const AttentionItem& block) { total_ += Cost(block); });
+    longest_ = num_threads == 1 ? total_ : std::max<std::int64_t>(total_ / wanted, 1);
+    while (longest_ < total_ && CountPartialFloats() > MostPartialFloats()) longest_ *= 2;
+    ForEachBlock([&](const AttentionItem& block) {
+      most_rows_ = std::max(most_rows_, PackedRows(block));
+      const std::uint32_t run = SpansPerRun(block);
+      num_items_ += (NumSpans(block) + run - 1) / run;
+      if (run == NumSpans(block)) return;
+      ++num_folds_;
+      partial_floats_ += NumSpans(block) * block.partial_stride;
+    });
+  }
+
+  std::int64_t num_items() const { return num_items_; }
+  std::int64_t num_folds() const { return num_folds_; }
+  // Of the largest item.
+  std::size_t packed_rows() const { return most_rows_; }
+  std::size_t list_bytes() const {
+    const auto entries = static_cast<std::size_t>(num_items_ + num_folds_);
+    return (entries * sizeof(AttentionItem) + 63) / 64 * 64;
+  }
+  std::size_t memory_bytes() const {
+    return list_bytes() + partial_floats_ * sizeof(float);
+  }
+
+  // Fills items[num_items()], the longest first, and folds[num_folds()].
+  void Fill(AttentionItem* items, AttentionItem* folds, float* partial) const {
+    AttentionItem* item = items;
+    ForEachBlock([&](AttentionItem block) {
+      const std::uint32_t run = SpansPerRun(block);
+      if (run == NumSpans(block)) {
+        *item++ = block;
+        return;
+      }
+      block.partial = partial;
+      *folds++ = block;
+      for (std::uint32_t span = block.span_begin; span < block.span_end; span += run) {
+        *item = block;
+        item->span_begin = span;
+        item->span_end = std::min(block.span_end, span + run);
+        item->partial = partial + (span - block.span_begin) * block.partial_stride;
+        ++item;
+      }
+      partial += NumSpans(block) * block.partial_stride;
+    });
+    // Heads of the same tokens stay neighbours: one thread's reads help the other.
+    std::sort(items, item, [&](const AttentionItem& a, const AttentionItem& b) {
+      const std::int64_t cost_a = Cost(a), cost_b = Cost(b);
+      if (cost_a != cost_b) return cost_a > cost_b;
+      return std::tie(a.sequence, a.row_begin, a.span_begin, a.kv_head) <
+             std::tie(b.sequence, b.row_begin, b.span_begin, b.kv_head);
+    });
+  }
+
+  // Nanoseconds of an average item, roughly.
+  double work() const {
+    return static_cast<double>(total_) /
+           static_cast<double>(std::max<std::int64_t>(num_items_, 1)) * shape_.head_size * 0.02;
+  }
+
+ private:
+  std::size_t PackedRows(const AttentionItem& block) const {
+    return std::size_t{block.num_rows} * group_ * block.num_kv_heads;
+  }
+
+  static std::uint32_t NumSpans(const AttentionItem& block) {
+    return block.span_end - block.span_begin;
+  }
+
+  // The first key that any of the rows from row `row` of sequence b on sees.
+  std::uint32_t FirstKey(std::uint32_t b, std::uint32_t row) const {
+    return params_.window == 0 ? 0 : WindowBegin(cache_lengths_[b] + row, params_.window);
+  }
+
+  // Tokens times what each costs: its rows, and being read.
+  std::int64_t Cost(const AttentionItem& item) const {
+    constexpr std::int64_t kReadAsRows = 8;
+    const std::uint32_t keys = cache_lengths_[item.sequence] + item.row_begin + item.num_rows;
+    const std::uint32_t begin =
+        std::max(FirstKey(item.sequence, item.row_begin), item.span_begin * kAttentionSpan);
+    const std::uint32_t end = std::min(keys, item.span_end * kAttentionSpan);
+    return std::int64_t{end - begin} * item.num_kv_heads *
+           (std::int64_t{item.num_rows} * group_ + kReadAsRows);
+  }
+
+  // Spans of an item of this block: all of them, unless that takes too long.
+  std::uint32_t SpansPerRun(const AttentionItem& block) const {
+    const std::int64_t cost = Cost(block);
+    if (cost <= longest_) return NumSpans(block);
+    const std::int64_t runs = (cost + longest_ - 1) / longest_;
+    return static_cast<std::uint32_t>((NumSpans(block) + runs - 1) / runs);
+  }
+
+  std::uint32_t HeadsPerItem(std::uint32_t rows) const {
+    return std::clamp(kMostPackedRows / (rows * group_), 1u, heads_per_item_);
+  }
+
+  std::size_t CountPartialFloats() const {
+    std::size_t floats = 0;
+    ForEachBlock([&](const AttentionItem& block) {
+      if (SpansPerRun(block) < NumSpans(block)) floats += NumSpans(block) * block.partial_stride;
+    });
+    return floats;
+  }
+
+  // What generated rows take is always allowed: few long sequences need many threads each.
+  std::size_t MostPartialFloats() const {
+    std::size_t spans = 0;
+    for (std::uint32_t b = 0; b < params_.batch_size; ++b) {
+      const std::uint32_t rows = params_.row_offsets[b + 1] - params_.row_offsets[b];
+      if (rows == 0) continue;
+      spans += SpansOf(cache_lengths_[b] + rows) - FirstKey(b, 0) / kAttentionSpan;
+    }
+    return kAttentionPartialBytes / sizeof(float) +
+           spans * params_.num_heads * StateFloats(shape_.head_size);
+  }
+
+  // The most items that there can be.
+  std::int64_t CountSpans() const {
+    std::int64_t spans = 0;
+    ForEachBlock([&](const AttentionItem& block) { spans += NumSpans(block); });
+    return spans;
+  }
+
+  std::int64_t CountBlocks() const {
+    std::int64_t blocks = 0;
+    ForEachBlock([&](const AttentionItem&) { ++blocks; });
+    return blocks;
+  }
+
+  template <typename Fn>
+  void ForEachBlock(Fn&& fn) const {
+    for (std::uint32_t b = 0; b < params_.batch_size; ++b) {
+      const std::uint32_t rows = params_.row_offsets[b + 1] - params_.row_offsets[b];
+      for (std::uint32_t begin = 0; begin < rows; begin += rows_per_item_) {
+        const std::uint32_t count = std::min(rows_per_item_, rows - begin);
+        const std::uint32_t heads = HeadsPerItem(count);
+        for (std::uint32_t h = 0; h < shape_.num_heads; h += heads) {
+          AttentionItem block{b,
+                              h,
+                              std::min(heads, shape_.num_heads - h),
+                              begin,
+                              count,
+                              FirstKey(b, begin) / kAttentionSpan,
+                              SpansOf(cache_lengths_[b] + begin + count),
+                              nullptr,
+                              0};
+          block.partial_stride = PackedRows(block) * StateFloats(shape_.head_size);
+          fn(block);
+        }
+      }
+    }
+  }
+
+  const AttentionParams& params_;
+  const KvShape& shape_;
+  const std::uint32_t* const cache_lengths_;
+  const std::uint32_t group_;
+  std::uint32_t rows_per_item_;
+  std::uint32_t heads_per_item_;
+  std::size_t most_rows_ = 0;
+  std::size_t partial_floats_ = 0;
+  std::int64_t total_ = 0;
+  std::int64_t longest_ = 0;
+  std::int64_t num_items_ = 0;
+  std::int64_t num_folds_ = 0;
+};
+
+const std::uint32_t* CacheLengths(const AnyKvView& keys) {
+  return std::visit([](const auto& view) { return view.cache_lengths; }, keys);
+}
+
+}  // namespace
+
+AttentionShares ShareAttention(const AttentionParams& params, int num_threads) {
+  const KvShape shape = KvShapeOf(*params.keys);
+  const Plan plan(params, shape, CacheLengths(*params.keys), num_threads);
+  return {plan.num_items(), plan.num_folds(), plan.memory_bytes()};
+}
+
+std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows) {
+  const std::size_t columns = PaddedColumns(head_size);
+  // Turned keys, widened values, a strip on its way; weights of a block and scales of a tile;
+  // queries, and two states for each row: the span's and the folded one.
+  return ((2 * kAttentionTile + kAttentionStrip) * columns +
+          (kAttentionBlockRows + 2) * kAttentionTile +
+          packed_rows * (columns + 2 * StateFloats(head_size))) *
+         sizeof(float);
+}
+
+}  // namespace internal
+
+namespace {
+
+// What follows from shapes alone, on every backend.
+absl::Status CheckShapes(const AttentionParams& params) {
+  const KvShape shape = KvShapeOf(*params.keys);
+  if (!(shape == KvShapeOf(*params.values))) {
+    return absl::InvalidArgumentError("key and value views differ in shape");
+  }
+  if (params.batch_size > shape.batch_size) {
+    return absl::InvalidArgumentError(absl::StrCat("step has ", params.batch_size,
+                                                   " sequences, the views hold ",
+                                                   shape.batch_size));
+  }
+  if (params.num_heads == 0 || params.num_heads % shape.num_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("attention has ", params.num_heads,
+                                                   " query heads, not a multiple of ",
+                                                   shape.num_heads, " kv heads"));
+  }
+  const std::int64_t columns = std::int64_t{params.num_heads} * shape.head_size;
+  if (std::min(params.q_stride, params.out_stride) < columns) {
+    return absl::InvalidArgumentError(absl::StrCat("attention rows are ", params.q_stride, " and ",
+                                                   params.out_stride, " apart, heads take ",
+                                                   columns));
+  }
+  if (params.value_columns > shape.head_size) {
+    return absl::InvalidArgumentError(absl::StrCat("attention wants ", params.value_columns,
+                                                   " columns of values, heads have ",
+                                                   shape.head_size));
+  }
+  if (params.softcap < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention has softcap ", params.softcap, ", it must be at least 0"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status PagedAttention(const Backend& backend, const AttentionParams& params) {
+  QUIRE_RETURN_IF_ERROR(CheckShapes(params));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::PagedAttentionCuda(*backend.cuda(), params);
+  }
+  QUIRE_RETURN_IF_ERROR(
+      CheckKvStep(*params.keys, *params.values, params.row_offsets, params.batch_size));
+  const KvShape shape = KvShapeOf(*params.keys);
+  const internal::Plan plan(params, shape, internal::CacheLengths(*params.keys),
+                            backend.num_threads());
+  std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
+  auto* const items = reinterpret_cast<internal::AttentionItem*>(memory);
+  auto* const folds = items + plan.num_items();
+  plan.Fill(items, folds, reinterpret_cast<float*>(memory + plan.list_bytes()));
+
+  const std::size_t scratch =
+      internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
+  backend.ReserveWorkspaces(scratch);
+  backend.ParallelItems(plan.num_items(), plan.work(), [&](std::int64_t i, int part) {
+    // Threads take turns as long as items cost about the same. Where they do not, another thread
+    // takes this one, and still each item is fetched once.
+    const std::int64_t next = i + backend.num_threads();
+    internal::AttentionSimd(params, items[i], next < plan.num_items() ? &items[next] : nullptr,
+                            backend.workspace(part).Reserve(scratch));
+  });
+  backend.ParallelItems(plan.num_folds(), plan.work(), [&](std::int64_t i, int) {
+    internal::AttentionFoldSimd(params, folds[i]);
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels

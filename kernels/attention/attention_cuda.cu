@@ -1,0 +1,244 @@
+// Which attention kernels a step runs, and the merge of cut decode rows: a block of 128 threads
+// takes the partial results of eight packed rows in the order of their keys, with the fold of the
+// decode kernel. A partial is 4 to 8 KB, so this moves less than 1 % of the bytes of K and V.
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/attention/attention_launch.h"
+#include "kernels/attention/attention_launch_sm90.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/kv_store/latent_store.h"
+
+namespace quire::kernels {
+namespace attention {
+namespace {
+
+// What the writer of latent rows lets through, some kernel reads.
+static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
+
+constexpr std::uint32_t kMergeThreads = RowFold<128>::kThreads;
+
+__device__ void MergeRows(const MergeArgs& args, const AttentionMerge& merge) {
+  constexpr std::uint32_t kPerThread = RowFold<128>::kPerThread;
+  const std::uint32_t columns = args.lists.partial_columns;
+  const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
+  RowFold<128> fold;
+  fold.Clear();
+  for (std::uint32_t i = 0; i < merge.num_partials; ++i) {
+    const float* const partial =
+        args.lists.partials + (std::int64_t{merge.first_partial} + i) * args.lists.partial_floats;
+    float values[kPerThread];
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      values[j] = 16 * j < columns ? partial[cuda::ThreadIndex() + kMergeThreads * j] : 0;
+    }
+    fold.Add(
+        State{partial[columns * kDecodeRows + row], partial[(columns + 1) * kDecodeRows + row]},
+        values);
+    const std::uint32_t end = merge.first_span + (i + 1) * merge.spans_per_partial;
+    if (end % kSpansPerGroup == 0 || i + 1 == merge.num_partials) fold.EndGroup();
+  }
+  if (row >= merge.num_rows) return;
+  const std::uint32_t packed = merge.first_row + row;
+  const std::uint32_t head = merge.kv_head * args.group + packed % args.group;
+  fold.Write(args.out + (std::int64_t{merge.base_row} + packed / args.group) * args.out_stride +
+                 std::int64_t{head} * args.head_size,
+             args.head_size, args.sinks == nullptr ? nullptr : args.sinks + head);
+}
+
+__global__ void __launch_bounds__(kMergeThreads) MergeKernel(const MergeArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t count = args.lists.counts->merge;
+  for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
+    MergeRows(args, args.lists.merge[i]);
+  }
+}
+
+}  // namespace
+
+absl::Status LaunchMerge(const CudaContext& context, const MergeArgs& args, std::uint32_t blocks) {
+  return cuda::Launch(context, "attention merge", MergeKernel,
+                      {.blocks_x = blocks, .threads = kMergeThreads, .programmatic = true}, args);
+}
+
+}  // namespace attention
+
+namespace internal {
+namespace {
+
+// Whether the tensor-core kernels read such pages.
+bool HasTileKernels(const KvShape& shape) {
+  const bool wide = shape.dtype == DType::kBF16 || shape.dtype == DType::kF16;
+  const bool scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
+                      shape.granularity == shape.head_size;
+  return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= 128;
+}
+
+// Whether the kernel of latent rows reads such pages, wider than those of the others.
+bool HasLatentKernel(const AttentionParams& params, const KvShape& shape) {
+  const bool is_plain = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
+  const std::uint32_t values = params.value_columns;
+  return params.keys == params.values && is_plain && shape.dtype == DType::kBF16 &&
+         shape.num_heads == 1 && shape.head_size > 128 && shape.head_size % 16 == 0 &&
+         shape.head_size <= attention::kMaxLatentColumns && values > 0 && values % 8 == 0 &&
+         values <= attention::kMaxLatentValues && values <= shape.head_size;
+}
+
+absl::Status CheckActivations(const AttentionParams& params) {
+  const DType dtype = params.q.dtype();
+  if ((dtype != DType::kF32 && dtype != DType::kBF16) || params.out.dtype() != dtype) {
+    return absl::InvalidArgumentError(absl::StrCat("attention has queries in ", DTypeName(dtype),
+                                                   " and output in ", DTypeName(params.out.dtype()),
+                                                   ", supported are f32 or bf16 for both"));
+  }
+  return absl::OkStatus();
+}
+
+// What the tensor-core kernels ask of the rows and of the plan.
+absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
+  const auto aligned = [](const void* p, std::int64_t stride) {
+    return reinterpret_cast<std::uintptr_t>(p) % 8 == 0 && stride % 4 == 0;
+  };
+  if (!aligned(params.q.data(), params.q_stride) ||
+      !aligned(params.out.data(), params.out_stride)) {
+    return absl::InvalidArgumentError(absl::StrCat("attention rows are ", params.q_stride, " and ",
+                                                   params.out_stride,
+                                                   " apart, they must be aligned to 8 bytes"));
+  }
+  if (params.plan == nullptr) return absl::InvalidArgumentError("attention has no plan");
+  const AttentionPlanLimits& limits = params.plan->limits();
+  if (limits.num_heads != params.num_heads || limits.num_kv_heads != shape.num_heads ||
+      limits.head_size != shape.head_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attention has ", params.num_heads, " and ", shape.num_heads, " heads of ", shape.head_size,
+        ", its plan ", limits.num_heads, " and ", limits.num_kv_heads, " of ", limits.head_size));
+  }
+  if (limits.window != 0 && (params.window == 0 || params.window > limits.window)) {
+    return absl::InvalidArgumentError(absl::StrCat("attention has a window of ", params.window,
+                                                   " tokens, its plan one of ", limits.window));
+  }
+  const AttentionPlanParams& planned = params.plan->params();
+  if (planned.row_offsets != params.row_offsets || planned.batch_size != params.batch_size) {
+    return absl::InvalidArgumentError("attention plan was made for other rows");
+  }
+  return absl::OkStatus();
+}
+
+// Whether the kernels of compute capability 9.0 run.
+bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
+  const auto aligned = [](const void* p, std::int64_t stride) {
+    return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
+  };
+  return params.maps != nullptr && context.has_sm90a() && params.scale > 0 &&
+         aligned(params.q.data(), params.q_stride) && aligned(params.out.data(), params.out_stride);
+}
+
+template <typename T>
+absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& params,
+                          const attention::TileArgs<T>& args, std::uint32_t blocks) {
+  if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
+    // The kernel of 9.0 knows the causal mask alone.
+    const bool is_causal = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
+    if (is_causal && UsesTensorMaps(context, params)) {
+      return attention::LaunchPrefillSm90(context, args, params.maps->layer(params.layer), blocks);
+    }
+  }
+  return attention::LaunchPrefill(context, args, blocks);
+}
+
+template <typename T>
+absl::Status LaunchGenerated(const CudaContext& context, const AttentionParams& params,
+                             const attention::TileArgs<T>& args, std::uint32_t blocks) {
+  if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
+    if (UsesTensorMaps(context, params)) {
+      return attention::LaunchDecodeSm90(context, args, params.maps->layer(params.layer), blocks);
+    }
+  }
+  return attention::LaunchDecode(context, args, blocks);
+}
+
+template <typename T>
+absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& params,
+                         const KvView<T>& keys, const KvView<T>& values) {
+  const AttentionPlan& plan = *params.plan;
+  const AttentionWorkCounts bounds = WorkBounds(plan.limits(), context.num_sms);
+  const attention::TileArgs<T> args{keys,
+                                    values,
+                                    params.q.as<BF16>(),
+                                    params.out.as<BF16>(),
+                                    params.q_stride,
+                                    params.out_stride,
+                                    params.row_offsets,
+                                    AttentionPlanAccess::Lists(plan),
+                                    params.num_heads / keys.num_heads(),
+                                    attention::ScoreScale(params),
+                                    attention::RulesOf(params)};
+  // Blocks beyond the work of a step find none and end.
+  if (plan.params().has_prompt_rows) {
+    QUIRE_RETURN_IF_ERROR(
+        LaunchPrompt(context, params, args, std::min(bounds.prefill, context.num_sms)));
+  }
+  if (!plan.params().has_generated_rows) return absl::OkStatus();
+  const std::uint32_t blocks = std::min(bounds.decode, 2 * context.num_sms);
+  QUIRE_RETURN_IF_ERROR(LaunchGenerated(context, params, args, blocks));
+  const attention::MergeArgs merge{args.out,   args.out_stride,  args.lists,
+                                   args.group, keys.head_size(), args.rules.sinks};
+  return attention::LaunchMerge(context, merge, blocks);
+}
+
+absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams& params) {
+  const AttentionWorkLists lists = AttentionPlanAccess::Lists(*params.plan);
+  const std::uint64_t floats = std::uint64_t{MaxPartials(context.num_sms)} * lists.partial_floats;
+  return attention::LaunchLatent(
+      context, {.rows = std::get<KvView<BF16>>(*params.keys),
+                .q = params.q.as<BF16>(),
+                .out = params.out.as<BF16>(),
+                .q_stride = params.q_stride,
+                .out_stride = params.out_stride,
+                .row_offsets = params.row_offsets,
+                .partials = lists.partials,
+                .max_partials =
+                    static_cast<std::uint32_t>(floats / attention::kLatentPartialFloats),
+                .num_sms = context.num_sms,
+                .batch_size = params.batch_size,
+                .num_heads = params.num_heads,
+                .value_columns = params.value_columns,
+                .scale_log2 = attention::ScoreScale(params)});
+}
+
+}  // namespace
+
+absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParams& params) {
+  const KvShape shape = KvShapeOf(*params.keys);
+  QUIRE_RETURN_IF_ERROR(CheckActivations(params));
+  if (!params.q.is_f32() && HasLatentKernel(params, shape)) {
+    QUIRE_RETURN_IF_ERROR(CheckTiles(params, shape));
+    return LaunchLatentRows(context, params);
+  }
+  if (params.q.is_f32() || !HasTileKernels(shape)) {
+    if (shape.head_size > attention::kMaxScalarHead) {
+      return absl::InvalidArgumentError(absl::StrCat("attention has heads of ", shape.head_size,
+                                                     " columns, the limit is ",
+                                                     attention::kMaxScalarHead));
+    }
+    return attention::LaunchScalar(context, params);
+  }
+  QUIRE_RETURN_IF_ERROR(CheckTiles(params, shape));
+  return std::visit(
+      [&](const auto& keys) -> absl::Status {
+        using View = std::decay_t<decltype(keys)>;
+        if constexpr (std::is_same_v<typename View::Element, float>) {
+          return attention::LaunchScalar(context, params);
+        } else {
+          return LaunchTiles<typename View::Element>(context, params, keys,
+                                                     std::get<View>(*params.values));
+        }
+      },
+      *params.keys);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

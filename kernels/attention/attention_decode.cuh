@@ -1,0 +1,451 @@
+#pragma once
+
+// Decode: eight packed rows of one KV head against runs of keys. See docs/kernels.md, "Decode".
+//
+//   S^T [16 tokens, 8 rows] = K Q^T      K through ldmatrix is A, Q^T stays in registers as B
+//   O^T [16 columns, 8 rows] += V^T P^T  V through ldmatrix.trans is A, P^T through movmatrix is B
+//
+// so that the padded dimension of the MMA is 8, not 16, and heads that share K and V share its
+// loads. Four warps take 16 tokens each of a tile and keep their own states over a span of eight
+// tiles; these fold in warp order at its end. Traffic: K and V once; cp.async keeps kStages - 1
+// tiles in flight.
+//
+// One-byte pages: elements are converted to f16 and multiplied unscaled. K's scale multiplies a
+// token's scores. V's scale joins P after the sum was taken, divided by s, the largest of the
+// tile's scales as a power of two, so that P stays within f16; s rides in the rescale of O. Both
+// permutations that ldmatrix leaves of bytes are undone where they are free: in the order that Q's
+// columns are loaded, and in the order that O's columns are stored.
+//
+// Ideas: swapped operands as in XQA (TensorRT-LLM), the scale folding and split KV of FlashInfer
+// and FlashAttention.
+
+#include "kernels/attention/attention_launch.h"
+#include "kernels/attention/attention_tile.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace quire::kernels::attention {
+
+inline constexpr std::uint32_t kDecodeThreads = 128;
+inline constexpr std::uint32_t kDecodeWarps = kDecodeThreads / cuda::kWarpSize;
+
+template <typename T, std::uint32_t kColumns>
+struct DecodeShape {
+  using Tile = TileShape<T, kColumns>;
+  static constexpr bool kScaled = kQuantizedKv<T>;
+  static constexpr std::uint32_t kScaleBytes = kScaled ? kKvTile * 4 : 0;
+  // K, V, scales of K, scales of V.
+  static constexpr std::uint32_t kStageBytes = 2 * Tile::kBytes + 2 * kScaleBytes;
+  static constexpr std::uint32_t kStages = Tile::kBytes >= 16384 ? 3 : 4;
+  static constexpr std::uint32_t kSharedBytes = kStages * kStageBytes;
+  // States of the warps at the end of a span, in the stage that was read last.
+  static constexpr std::uint32_t kWarpFloats = kColumns * kDecodeRows;
+  static_assert(4 * kDecodeWarps * (kWarpFloats + 2 * kDecodeRows) <= kStageBytes);
+};
+
+// The smallest power of two that is not below x. REQUIRES: 0 < x < 2^127, normal.
+__device__ __forceinline__ float PowerOfTwoFrom(float x) {
+  const std::uint32_t bits = cuda::FloatBits(x);
+  return cuda::BitsFloat((bits + 0x007fffffu) & 0x7f800000u);
+}
+// 1 / x of a power of two, 2^-126 to 2^127; that of 2^127 is subnormal.
+__device__ __forceinline__ float ReciprocalOfPower(float x) {
+  return cuda::Div(1.0f, x);
+}
+
+// Bytes 0 and 1 (kPair 0), or 2 and 3 (1), or 0 and 2 (2), or 1 and 3 (3) as two f16.
+template <typename T, int kPair>
+__device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
+  if constexpr (std::is_same_v<T, F8E4M3>) {
+    constexpr std::uint32_t kSelect[] = {0x4410, 0x4432, 0x4420, 0x4431};
+    return cuda::E4M3ToF16(cuda::BytePermute(bytes, 0, kSelect[kPair]));
+  } else {
+    // 0x64xx is 1024 + xx; xx is the value plus 128.
+    constexpr std::uint32_t kSelect[] = {0x4140, 0x4342, 0x4240, 0x4341};
+    return cuda::SubF16(cuda::BytePermute(bytes ^ 0x80808080u, 0x64646464u, kSelect[kPair]),
+                        0x64806480u);
+  }
+}
+
+// What one thread keeps of its warp's 16 tokens a tile: rows 2 (lane % 4) .. + 1 of the item, and
+// of each 16 columns those of its MMA fragment.
+template <typename T, std::uint32_t kColumns>
+struct DecodeWarp {
+  using Shape = DecodeShape<T, kColumns>;
+  using Tile = typename Shape::Tile;
+  static constexpr std::uint32_t kSteps = kColumns / 16;
+  static constexpr bool kBF16 = kMultiplyBF16<T>;
+
+  std::uint32_t q[kSteps][2];
+  float o[kSteps][4];
+  float max[2];
+  float sum[2];
+  float unit[2];  // one-byte pages: o is to be multiplied by it
+  std::uint32_t position[2];
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+#pragma unroll
+      for (std::uint32_t j = 0; j < 4; ++j) o[i][j] = 0;
+    }
+#pragma unroll
+    for (std::uint32_t j = 0; j < 2; ++j) {
+      max[j] = kNoScore;
+      sum[j] = 0;
+      unit[j] = 1;
+    }
+  }
+
+  // Rows that the item lacks are zeros.
+  __device__ __forceinline__ void LoadQueries(const ItemRows<T>& rows) {
+    const std::uint32_t row = cuda::Lane() / 4;
+    const std::uint32_t lane_column = cuda::Lane() % 4;
+    const std::uint32_t head_size = rows.args.keys.head_size();
+    const bool valid = row < rows.item.num_rows;
+    const BF16* const from =
+        rows.args.q + (valid ? rows.Offset(row, rows.args.q_stride) : std::int64_t{0});
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      q[i][0] = 0;
+      q[i][1] = 0;
+      if (!valid || i * 16 >= head_size) continue;
+      const auto* const pairs = reinterpret_cast<const std::uint32_t*>(from + i * 16);
+      if constexpr (Shape::kScaled) {
+        q[i][0] = QueryPair<kBF16>(pairs[2 * lane_column]);
+        q[i][1] = QueryPair<kBF16>(pairs[2 * lane_column + 1]);
+      } else {
+        q[i][0] = QueryPair<kBF16>(pairs[lane_column]);
+        q[i][1] = QueryPair<kBF16>(pairs[lane_column + 4]);
+      }
+    }
+#pragma unroll
+    for (std::uint32_t j = 0; j < 2; ++j) position[j] = rows.Position(2 * lane_column + j);
+  }
+
+  // s = q . k of the warp's tokens.
+  __device__ __forceinline__ void Scores(const std::byte* keys, float (&s)[4]) const {
+    const std::uint32_t lane = cuda::Lane();
+    const std::uint32_t row = cuda::Warp() * 16 + lane % 16;
+#pragma unroll
+    for (std::uint32_t j = 0; j < 4; ++j) s[j] = 0;
+    if constexpr (!Shape::kScaled) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < kSteps; ++i) {
+        std::uint32_t a[4];
+        cuda::LdMatrixX4(a, keys + Tile::At(row, 2 * i + lane / 16));
+        Mma<kBF16>(s, a, q[i]);
+      }
+    } else {
+#pragma unroll
+      for (std::uint32_t i = 0; i < kSteps; i += 2) {
+        std::uint32_t r[4];
+        cuda::LdMatrixX4(r, keys + Tile::At(row, i + lane / 16));
+        const std::uint32_t a0[4] = {WidenPair<T, 0>(r[0]), WidenPair<T, 0>(r[1]),
+                                     WidenPair<T, 1>(r[0]), WidenPair<T, 1>(r[1])};
+        const std::uint32_t a1[4] = {WidenPair<T, 0>(r[2]), WidenPair<T, 0>(r[3]),
+                                     WidenPair<T, 1>(r[2]), WidenPair<T, 1>(r[3])};
+        Mma<kBF16>(s, a0, q[i]);
+        Mma<kBF16>(s, a1, q[i + 1]);
+      }
+    }
+  }
+
+  // o += V^T P^T.
+  __device__ __forceinline__ void AddValues(const std::byte* values, const std::uint32_t (&p)[2]) {
+    const std::uint32_t lane = cuda::Lane();
+    if constexpr (!Shape::kScaled) {
+      const std::uint32_t row = cuda::Warp() * 16 + lane / 16 * 8 + lane % 8;
+#pragma unroll
+      for (std::uint32_t i = 0; i < kSteps; ++i) {
+        std::uint32_t a[4];
+        cuda::LdMatrixX4Trans(a, values + Tile::At(row, 2 * i + lane / 8 % 2));
+        Mma<kBF16>(o[i], a, p);
+      }
+    } else {
+      const std::uint32_t row = cuda::Warp() * 16 + lane % 16;
+#pragma unroll
+      for (std::uint32_t i = 0; i < kSteps; i += 2) {
+        std::uint32_t r[4];
+        cuda::LdMatrixX4Trans(r, values + Tile::At(row, i + lane / 16));
+        const std::uint32_t a0[4] = {WidenPair<T, 2>(r[0]), WidenPair<T, 3>(r[0]),
+                                     WidenPair<T, 2>(r[1]), WidenPair<T, 3>(r[1])};
+        const std::uint32_t a1[4] = {WidenPair<T, 2>(r[2]), WidenPair<T, 3>(r[2]),
+                                     WidenPair<T, 2>(r[3]), WidenPair<T, 3>(r[3])};
+        Mma<kBF16>(o[i], a0, p);
+        Mma<kBF16>(o[i + 1], a1, p);
+      }
+    }
+  }
+
+  // One tile of 64 tokens. s[2 t + j] is token lane / 4 + 8 t of the warp's, row j.
+  __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
+                                         float scale_log2, const ScoreRules& rules) {
+    const std::uint32_t row = cuda::Warp() * 16 + cuda::Lane() / 4;
+    const auto* const k_scales = reinterpret_cast<const float*>(stage + 2 * Tile::kBytes);
+    float s[4];
+    Scores(stage, s);
+    float factor[2];
+#pragma unroll
+    for (std::uint32_t j = 0; j < 2; ++j) {
+#pragma unroll
+      for (std::uint32_t t = 0; t < 2; ++t) {
+        float scale = scale_log2;
+        if constexpr (Shape::kScaled) scale = cuda::Mul(k_scales[row + 8 * t], scale);
+        float score = cuda::Mul(s[2 * t + j], scale);
+        if (rules.cap_log2 > 0) score = CapScore(score, rules.cap_log2);
+        s[2 * t + j] = rules.Visible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoScore;
+      }
+      const float before = max[j];
+      max[j] = cuda::Max(max[j], LaneMax(cuda::Max(s[j], s[j + 2])));
+      const float base = ScoreBase<DeviceMath>(max[j]);
+      factor[j] = cuda::Exp2Approx(cuda::Sub(before, base));
+      s[j] = cuda::Exp2Approx(cuda::Sub(s[j], base));
+      s[j + 2] = cuda::Exp2Approx(cuda::Sub(s[j + 2], base));
+      sum[j] = cuda::Fma(sum[j], factor[j], cuda::Add(s[j], s[j + 2]));
+    }
+    if constexpr (Shape::kScaled) {
+      FoldValueScales(k_scales + kKvTile, tile * kKvTile, row, rules, s, factor);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+#pragma unroll
+      for (std::uint32_t j = 0; j < 4; ++j) o[i][j] = cuda::Mul(o[i][j], factor[j % 2]);
+    }
+    const std::uint32_t p[2] = {cuda::MovMatrixTrans(Pack<kBF16>(s[0], s[1])),
+                                cuda::MovMatrixTrans(Pack<kBF16>(s[2], s[3]))};
+    AddValues(stage + Tile::kBytes, p);
+  }
+
+  // P takes V's scales. Only tokens that a row sees take part in its unit, or a row's bits would
+  // depend on those after it.
+  __device__ __forceinline__ void FoldValueScales(const float* scales, std::uint32_t first,
+                                                  std::uint32_t row, const ScoreRules& rules,
+                                                  float (&p)[4], float (&factor)[2]) {
+#pragma unroll
+    for (std::uint32_t j = 0; j < 2; ++j) {
+      const float s0 = rules.Visible(position[j], first + row) ? scales[row] : 0.0f;
+      const float s1 = rules.Visible(position[j], first + row + 8) ? scales[row + 8] : 0.0f;
+      const float largest = LaneMax(cuda::Max(s0, s1));
+      const float next = largest > 0 ? PowerOfTwoFrom(largest) : unit[j];
+      const float inverse = ReciprocalOfPower(next);
+      p[j] = cuda::Mul(p[j], cuda::Mul(s0, inverse));
+      p[j + 2] = cuda::Mul(p[j + 2], cuda::Mul(s1, inverse));
+      factor[j] = cuda::Mul(factor[j], cuda::Mul(unit[j], inverse));
+      unit[j] = next;
+    }
+  }
+
+  // The largest over the lanes of one row.
+  static __device__ __forceinline__ float LaneMax(float x) {
+#pragma unroll
+    for (std::uint32_t mask = 4; mask < cuda::kWarpSize; mask *= 2) {
+      x = cuda::Max(x, cuda::ShuffleXor(x, mask));
+    }
+    return x;
+  }
+
+  // The warp's state of the span: values [columns][rows], maxima and sums of the warps after all
+  // values.
+  __device__ __forceinline__ void StoreState(float* scratch) {
+    const std::uint32_t fragment_row = cuda::Lane() / 4;
+    const std::uint32_t row = 2 * (cuda::Lane() % 4);
+    float* const values = scratch + cuda::Warp() * Shape::kWarpFloats;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+#pragma unroll
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        const std::uint32_t column =
+            i * 16 + (Shape::kScaled ? 2 * fragment_row + half : fragment_row + 8 * half);
+        float2 pair{o[i][2 * half], o[i][2 * half + 1]};
+        if constexpr (Shape::kScaled) {
+          pair = {cuda::Mul(pair.x, unit[0]), cuda::Mul(pair.y, unit[1])};
+        }
+        *reinterpret_cast<float2*>(values + column * kDecodeRows + row) = pair;
+      }
+    }
+    float* const states = scratch + kDecodeWarps * Shape::kWarpFloats + cuda::Warp() * 16;
+#pragma unroll
+    for (std::uint32_t j = 0; j < 2; ++j) {
+      float total = sum[j];
+#pragma unroll
+      for (std::uint32_t mask = 4; mask < cuda::kWarpSize; mask *= 2) {
+        total = cuda::Add(total, cuda::ShuffleXor(total, mask));
+      }
+      if (fragment_row == 0) {
+        states[row + j] = max[j];
+        states[8 + row + j] = total;
+      }
+    }
+  }
+};
+
+// Adds the four warps' states of a span, in warp order.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void FoldSpan(const float* scratch, RowFold<kColumns>* fold) {
+  using Shape = DecodeShape<T, kColumns>;
+  constexpr std::uint32_t kPerThread = RowFold<kColumns>::kPerThread;
+  const float* const states = scratch + kDecodeWarps * Shape::kWarpFloats;
+  const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
+  State span{states[row], states[8 + row]};
+  float values[kPerThread];
+#pragma unroll
+  for (std::uint32_t j = 0; j < kPerThread; ++j) {
+    values[j] = scratch[cuda::ThreadIndex() + kDecodeThreads * j];
+  }
+#pragma unroll
+  for (std::uint32_t w = 1; w < kDecodeWarps; ++w) {
+    const Fold step = FoldState(&span, State{states[16 * w + row], states[16 * w + 8 + row]});
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      values[j] =
+          FoldValue(step, values[j],
+                    scratch[w * Shape::kWarpFloats + cuda::ThreadIndex() + kDecodeThreads * j]);
+    }
+  }
+  fold->Add(span, values);
+}
+
+// Starts the copies of a tile and its scales.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void CopyStage(const TileArgs<T>& args, const AttentionWork& item,
+                                          std::uint32_t tile, std::uint32_t keys_end,
+                                          std::byte* stage) {
+  using Shape = DecodeShape<T, kColumns>;
+  constexpr std::uint32_t kTileBytes = Shape::Tile::kBytes;
+  CopyTile<T, kColumns, kDecodeThreads>(args, item, tile, keys_end, stage, stage + kTileBytes);
+  if constexpr (Shape::kScaled) {
+    static_assert(kDecodeThreads == 2 * kKvTile);
+    const std::uint32_t thread = cuda::ThreadIndex();
+    const std::uint32_t token = tile * kKvTile + thread % kKvTile;
+    const bool valid = token < keys_end;
+    const KvView<T>& view = thread < kKvTile ? args.keys : args.values;
+    const float* const from =
+        valid ? view.scales_block_paged_ptr(item.sequence, token, item.kv_head) : view.scales;
+    cuda::CpAsync4(stage + 2 * kTileBytes + 4 * thread, from, valid);
+  }
+}
+
+// Writes the state of all of the item's keys: the output, or a partial.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void FinishItem(const ItemRows<T>& rows, const RowFold<kColumns>& fold) {
+  const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
+  const TileArgs<T>& args = rows.args;
+  if (rows.item.partial == AttentionWork::kNoPartial) {
+    if (row < rows.item.num_rows) {
+      fold.Write(args.out + rows.Offset(row, args.out_stride), args.keys.head_size(),
+                 rows.Sink(row));
+    }
+    return;
+  }
+  const std::uint32_t columns = args.lists.partial_columns;
+  float* const partial =
+      args.lists.partials + std::int64_t{rows.item.partial} * args.lists.partial_floats;
+#pragma unroll
+  for (std::uint32_t j = 0; j < RowFold<kColumns>::kPerThread; ++j) {
+    if (16 * j < columns) partial[cuda::ThreadIndex() + kDecodeThreads * j] = fold.row_values[j];
+  }
+  if (cuda::ThreadIndex() < kDecodeRows) {
+    partial[columns * kDecodeRows + row] = fold.row.max;
+    partial[(columns + 1) * kDecodeRows + row] = fold.row.sum;
+  }
+}
+
+// The tiles of an item that exist and that its rows see; none: end is not above first. An item
+// without any leaves the state of no keys.
+struct TileRange {
+  std::uint32_t first;
+  std::uint32_t end;
+};
+template <typename T>
+__device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint32_t keys_end) {
+  const std::uint32_t planned = rows.item.first_span * kTilesPerSpan;
+  const std::uint32_t planned_end = planned + rows.item.num_spans * kTilesPerSpan;
+  const std::uint32_t seen = rows.FirstTile();
+  const std::uint32_t existing = (keys_end + kKvTile - 1) / kKvTile;
+  return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
+}
+
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const AttentionWork& item) {
+  using Shape = DecodeShape<T, kColumns>;
+  constexpr std::uint32_t kStages = Shape::kStages;
+  std::byte* const shared = cuda::SharedMemory16();
+  const ItemRows<T> rows(args, item);
+  const std::uint32_t keys_end = rows.KeysEnd();
+  const auto [first, end] = TilesOf(rows, keys_end);
+
+#pragma unroll
+  for (std::uint32_t i = 0; i < kStages - 1; ++i) {
+    if (first + i < end) {
+      CopyStage<T, kColumns>(args, item, first + i, keys_end, shared + i * Shape::kStageBytes);
+    }
+    cuda::CpAsyncCommit();
+  }
+  DecodeWarp<T, kColumns> warp;
+  warp.LoadQueries(rows);
+  warp.Clear();
+  RowFold<kColumns> fold;
+  fold.Clear();
+  std::uint32_t stage = 0;
+  for (std::uint32_t tile = first; tile < end; ++tile) {
+    std::byte* const now = shared + stage * Shape::kStageBytes;
+    const std::uint32_t behind = stage == 0 ? kStages - 1 : stage - 1;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    // After the barrier the tile is here for all, and nobody reads the one before it any more.
+    cuda::CpAsyncWait<kStages - 2>();
+    cuda::SyncBlock();
+    if (tile + kStages - 1 < end) {
+      CopyStage<T, kColumns>(args, item, tile + kStages - 1, keys_end,
+                             shared + behind * Shape::kStageBytes);
+    }
+    cuda::CpAsyncCommit();
+    warp.Tile64(now, tile, args.scale_log2, args.rules);
+    if (tile % kTilesPerSpan != kTilesPerSpan - 1 && tile + 1 != end) continue;
+    auto* const scratch = reinterpret_cast<float*>(now);
+    cuda::SyncBlock();
+    warp.StoreState(scratch);
+    cuda::SyncBlock();
+    FoldSpan<T, kColumns>(scratch, &fold);
+    warp.Clear();
+    if (tile / kTilesPerSpan % kSpansPerGroup == kSpansPerGroup - 1 || tile + 1 == end) {
+      fold.EndGroup();
+    }
+  }
+  FinishItem<T, kColumns>(rows, fold);
+}
+
+template <typename T, std::uint32_t kColumns>
+__global__ void __launch_bounds__(kDecodeThreads, 2)
+    DecodeKernel(const __grid_constant__ TileArgs<T> args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t count = args.lists.counts->decode;
+  for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
+    DecodeItem<T, kColumns>(args, args.lists.decode[i]);
+    cuda::SyncBlock();  // the stages are free for the next item
+  }
+}
+
+template <typename T, std::uint32_t kColumns>
+absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& args,
+                           std::uint32_t blocks) {
+  return cuda::Launch(context, "attention decode", DecodeKernel<T, kColumns>,
+                      {.blocks_x = blocks,
+                       .threads = kDecodeThreads,
+                       .shared_bytes = DecodeShape<T, kColumns>::kSharedBytes,
+                       .programmatic = true},
+                      args);
+}
+
+// Each unit instantiates this for its element, so that no unit compiles for long.
+template <typename T>
+absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
+                          std::uint32_t blocks) {
+  if (args.keys.head_size() <= 64) return LaunchDecodeColumns<T, 64>(context, args, blocks);
+  if constexpr (sizeof(T) == 2) {
+    if (args.keys.head_size() <= 96) return LaunchDecodeColumns<T, 96>(context, args, blocks);
+  }
+  return LaunchDecodeColumns<T, 128>(context, args, blocks);
+}
+
+}  // namespace quire::kernels::attention

@@ -1,0 +1,197 @@
+// Decode on compute capability 9.0 over bf16 and f16 pages: the arithmetic of attention_decode.cuh,
+// with its bits, fed by TMA. Four warps consume; a fifth one produces and runs ahead over the
+// borders of items, so that the pipeline does not drain between them. See docs/kernels.md, "Decode,
+// Hopper".
+
+#include <cuda.h>
+
+#include "kernels/attention/attention_decode.cuh"
+#include "kernels/attention/attention_launch_sm90.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
+
+namespace quire::kernels::attention {
+namespace {
+
+constexpr std::uint32_t kThreads = kDecodeThreads + cuda::kWarpSize;
+constexpr std::uint32_t kConsumerBarrier = 1;
+
+// Stages and their barriers; shared memory holds the stages first.
+template <typename T, std::uint32_t kColumns>
+struct Pipeline {
+  using Tile = TileShape<T, kColumns>;
+  static constexpr std::uint32_t kSlabs = Tile::kRowBytes / 128;
+  static constexpr std::uint32_t kSlabBytes = kKvTile * 128;
+  static constexpr std::uint32_t kStages = DecodeShape<T, kColumns>::kStages;
+  static constexpr std::uint32_t kStageBytes = DecodeShape<T, kColumns>::kStageBytes;
+  static constexpr std::uint32_t kBytes = kStages * (kStageBytes + 2 * sizeof(cuda::Barrier));
+  static_assert(!kQuantizedKv<T> && kStageBytes == 2 * kSlabs * kSlabBytes);
+
+  std::byte* shared;
+  std::uint32_t stage = 0;
+  std::uint32_t parity = 0;
+
+  __device__ __forceinline__ std::byte* now() const { return shared + stage * kStageBytes; }
+  __device__ __forceinline__ cuda::Barrier* full() const {
+    return reinterpret_cast<cuda::Barrier*>(shared + kStages * kStageBytes) + stage;
+  }
+  __device__ __forceinline__ cuda::Barrier* empty() const { return full() + kStages; }
+  __device__ __forceinline__ void Advance() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    parity ^= stage == 0 ? 1 : 0;
+  }
+  // By one thread, before all meet.
+  __device__ __forceinline__ void Init() const {
+    for (std::uint32_t i = 0; i < kStages; ++i) {
+      cuda::BarrierInit(full() + i, 1);
+      cuda::BarrierInit(empty() + i, kDecodeWarps);
+    }
+    cuda::BarrierInitFence();
+  }
+};
+
+// The producer warp: of the lanes that have a box, the lower half brings K, the upper half V.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
+                                        const CUtensorMap* values, Pipeline<T, kColumns> pipeline) {
+  using Shape = Pipeline<T, kColumns>;
+  const std::uint32_t page = args.keys.page_size();
+  const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
+  const std::uint32_t boxes = kKvTile / box_rows;
+  const std::uint32_t slab = cuda::Lane() / boxes;  // of K, then of V
+  const std::uint32_t row = cuda::Lane() % boxes * box_rows;
+  const CUtensorMap* const map = slab < Shape::kSlabs ? keys : values;
+  const std::uint32_t column = slab % Shape::kSlabs * 64;
+  const std::uint32_t count = args.lists.counts->decode;
+  for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
+    const AttentionWork item = args.lists.decode[i];
+    const ItemRows<T> rows(args, item);
+    const TileRange range = TilesOf(rows, rows.KeysEnd());
+    for (std::uint32_t tile = range.first; tile < range.end; ++tile) {
+      const std::uint32_t from = args.keys.row_idx(item.sequence, tile * kKvTile + row);
+      cuda::BarrierWait(pipeline.empty(), pipeline.parity ^ 1);
+      if (cuda::Lane() == 0) cuda::BarrierExpect(pipeline.full(), Shape::kStageBytes);
+      cuda::SyncWarp();
+      if (slab < 2 * Shape::kSlabs) {
+        cuda::TmaLoad3D(pipeline.now() + slab * Shape::kSlabBytes + row * 128, map, pipeline.full(),
+                        static_cast<std::int32_t>(column), static_cast<std::int32_t>(item.kv_head),
+                        static_cast<std::int32_t>(from), cuda::L2Hint::kEvictFirst);
+      }
+      pipeline.Advance();
+    }
+  }
+}
+
+// V of the warp's own 16 tokens from keys_end on becomes zeros: a page may hold another sequence's
+// old bytes there, and 0 x NaN is NaN. Scores of such tokens are replaced by the mask.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid) {
+  using Shape = Pipeline<T, kColumns>;
+  const std::uint32_t end = (cuda::Warp() + 1) * 16;
+  const std::uint32_t begin = valid > end - 16 ? valid : end - 16;
+#pragma unroll
+  for (std::uint32_t slab = 0; slab < Shape::kSlabs; ++slab) {
+    std::byte* const to = stage + (Shape::kSlabs + slab) * Shape::kSlabBytes;
+    for (std::uint32_t i = begin * 8 + cuda::Lane(); i < end * 8; i += cuda::kWarpSize) {
+      *reinterpret_cast<uint4*>(to + i * 16) = uint4{0, 0, 0, 0};
+    }
+  }
+  cuda::FenceAsyncShared();
+  cuda::SyncWarp();
+}
+
+// The consumers' side of an item.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const AttentionWork& item,
+                                            Pipeline<T, kColumns>* pipeline) {
+  const ItemRows<T> rows(args, item);
+  const std::uint32_t keys_end = rows.KeysEnd();
+  const TileRange range = TilesOf(rows, keys_end);
+  DecodeWarp<T, kColumns> warp;
+  warp.LoadQueries(rows);
+  warp.Clear();
+  RowFold<kColumns> fold;
+  fold.Clear();
+  for (std::uint32_t tile = range.first; tile < range.end; ++tile) {
+    std::byte* const now = pipeline->now();
+    cuda::BarrierWait(pipeline->full(), pipeline->parity);
+    const std::uint32_t valid = keys_end - tile * kKvTile;
+    if (valid < (cuda::Warp() + 1) * 16) ClearTail<T, kColumns>(now, valid);
+    warp.Tile64(now, tile, args.scale_log2, args.rules);
+    if (tile % kTilesPerSpan == kTilesPerSpan - 1 || tile + 1 == range.end) {
+      auto* const scratch = reinterpret_cast<float*>(now);
+      cuda::NamedSync(kConsumerBarrier, kDecodeThreads);  // nobody reads the tile any more
+      warp.StoreState(scratch);
+      cuda::FenceAsyncShared();
+      cuda::NamedSync(kConsumerBarrier, kDecodeThreads);
+      FoldSpan<T, kColumns>(scratch, &fold);
+      warp.Clear();
+      if (tile / kTilesPerSpan % kSpansPerGroup == kSpansPerGroup - 1 || tile + 1 == range.end) {
+        fold.EndGroup();
+      }
+    }
+    cuda::SyncWarp();
+    if (cuda::Lane() == 0) cuda::BarrierArrive(pipeline->empty());
+    pipeline->Advance();
+  }
+  FinishItem<T, kColumns>(rows, fold);
+}
+
+template <typename T, std::uint32_t kColumns>
+__global__ void __launch_bounds__(kThreads, 2)
+    DecodeKernelSm90(const __grid_constant__ TileArgs<T> args,
+                     const __grid_constant__ CUtensorMap keys,
+                     const __grid_constant__ CUtensorMap values) {
+  Pipeline<T, kColumns> pipeline{cuda::SharedMemory()};
+  if (cuda::ThreadIndex() == 0) {
+    pipeline.Init();
+    cuda::TmaPrefetchMap(&keys);
+    cuda::TmaPrefetchMap(&values);
+  }
+  cuda::SyncBlock();
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  if (cuda::Warp() == kDecodeWarps) {
+    Produce<T, kColumns>(args, &keys, &values, pipeline);
+    return;
+  }
+  const std::uint32_t count = args.lists.counts->decode;
+  for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
+    ConsumeItem<T, kColumns>(args, args.lists.decode[i], &pipeline);
+  }
+}
+
+template <typename T, std::uint32_t kColumns>
+absl::Status Launch(const CudaContext& context, const TileArgs<T>& args,
+                    const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  return cuda::Launch(context, "attention decode sm_90a", DecodeKernelSm90<T, kColumns>,
+                      {.blocks_x = blocks,
+                       .threads = kThreads,
+                       .shared_bytes = Pipeline<T, kColumns>::kBytes + cuda::kSharedAlignment,
+                       .programmatic = true},
+                      args, maps.keys.map(), maps.values.map());
+}
+
+template <typename T>
+absl::Status LaunchColumns(const CudaContext& context, const TileArgs<T>& args,
+                           const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  if (args.keys.head_size() <= 64) return Launch<T, 64>(context, args, maps, blocks);
+  if (args.keys.head_size() <= 96) return Launch<T, 96>(context, args, maps, blocks);
+  return Launch<T, 128>(context, args, maps, blocks);
+}
+
+}  // namespace
+
+template <>
+absl::Status LaunchDecodeSm90<BF16>(const CudaContext& context, const TileArgs<BF16>& args,
+                                    const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  return LaunchColumns(context, args, maps, blocks);
+}
+template <>
+absl::Status LaunchDecodeSm90<F16>(const CudaContext& context, const TileArgs<F16>& args,
+                                   const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  return LaunchColumns(context, args, maps, blocks);
+}
+
+}  // namespace quire::kernels::attention

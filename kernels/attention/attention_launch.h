@@ -1,0 +1,71 @@
+#pragma once
+
+// One launcher per kernel, each defined in the unit that instantiates it: a kernel's host stub is
+// internal to its unit. The suffix of a unit names the pages' element.
+
+#include "absl/status/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_tile.cuh"
+#include "kernels/cuda/context.h"
+
+namespace quire::kernels::attention {
+
+// What the kernels make of the params: ScoreRules, and the factor on q . k beside them.
+inline ScoreRules RulesOf(const AttentionParams& params) {
+  ScoreRules rules;
+  if (params.window != 0) rules.window = params.window;
+  rules.cap_log2 = params.softcap * kLog2E;
+  rules.sinks = params.sinks;
+  return rules;
+}
+inline float ScoreScale(const AttentionParams& params) {
+  return params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E;
+}
+
+// Head sizes that the tensor-core kernels are built for; a head runs in the smallest that holds it.
+template <typename T>
+absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
+                          std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
+                           std::uint32_t blocks);
+
+// One warp for a row and head: any head size up to kMaxScalarHead, any pages, f32 or bf16
+// activations.
+inline constexpr std::uint32_t kMaxScalarHead = 576;
+absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
+
+// Rows of latent attention, K and V in one. `max_partials` partial results of kLatentPartialFloats
+// lie at `partials`.
+inline constexpr std::uint32_t kMaxLatentColumns = 576;
+inline constexpr std::uint32_t kMaxLatentValues = 512;
+inline constexpr std::uint32_t kLatentPartialFloats = 32 * (kMaxLatentValues + 2);
+struct LatentArgs {
+  KvView<BF16> rows;  // one head, a multiple of 16 columns
+  const BF16* q;
+  BF16* out;
+  std::int64_t q_stride;
+  std::int64_t out_stride;
+  const std::uint32_t* row_offsets;
+  float* partials;
+  std::uint32_t max_partials;  // at least 1
+  std::uint32_t num_sms;
+  std::uint32_t batch_size;
+  std::uint32_t num_heads;
+  std::uint32_t value_columns;  // a multiple of 8
+  float scale_log2;
+};
+absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args);
+
+// Decode rows from their partial results.
+struct MergeArgs {
+  BF16* out;
+  std::int64_t out_stride;
+  AttentionWorkLists lists;
+  std::uint32_t group;
+  std::uint32_t head_size;
+  const float* sinks;  // [query heads]; null: none
+};
+absl::Status LaunchMerge(const CudaContext& context, const MergeArgs& args, std::uint32_t blocks);
+
+}  // namespace quire::kernels::attention

@@ -1,0 +1,25 @@
+#pragma once
+
+// The attention kernels of compute capability 9.0, which read K and V through tensor maps.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/attention/attention_tile.cuh"
+#include "kernels/attention/kv_tensor_maps.h"
+#include "kernels/cuda/context.h"
+
+namespace quire::kernels::attention {
+
+// Prefill of the work list over pages of T, bf16 or f16, on the GPU of `maps`. A row's query and
+// output heads are 16-byte aligned.
+template <typename T>
+absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& args,
+                               const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+
+// Decode of the work list, with the bits of LaunchDecode.
+template <typename T>
+absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
+                              const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+
+}  // namespace quire::kernels::attention

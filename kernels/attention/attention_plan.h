@@ -1,0 +1,87 @@
+#pragma once
+
+// The division of a step's attention into work items. The CPU makes its own inside PagedAttention;
+// on a GPU the list is made on the device, once per step and window, and all layers of that window
+// read it.
+//
+// A sequence's rows are of two classes: prompt rows, which come first, and generated rows. A row
+// keeps its class when it is computed again, because the two run through different kernels with
+// different trees (docs/kernels.md, numerics).
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/device_buffer.h"
+#include "base/dtype.h"
+#include "kernels/backend/backend.h"
+
+namespace quire::kernels {
+
+// The largest step that a plan must hold, and the shape of the layers that read it.
+struct AttentionPlanLimits {
+  std::uint32_t max_rows = 0;         // sequences of a step
+  std::uint32_t max_step_tokens = 0;  // tokens of a step
+  std::uint32_t max_length = 0;       // tokens of a sequence
+  std::uint32_t num_heads = 0;
+  std::uint32_t num_kv_heads = 0;
+  std::uint32_t head_size = 0;
+  // Tokens that a query of those layers reads, its own included; 0: all before it. Decode items
+  // begin where it does.
+  std::uint32_t window = 0;
+};
+
+// Lengths of a step. All pointers are device memory at addresses that stay for the life of the
+// plan, so that the planner can be part of a captured graph.
+struct AttentionPlanParams {
+  const std::uint32_t* row_offsets;    // [batch_size + 1]
+  const std::uint32_t* cache_lengths;  // [batch_size] tokens cached before the step
+  const std::uint32_t* prompt_rows;    // [batch_size] rows of the step that are prompt rows
+  std::uint32_t batch_size;
+  // Whether any sequence of the step has prompt (generated) rows, known on the host: kernels of an
+  // empty class are not launched.
+  bool has_prompt_rows;
+  bool has_generated_rows;
+};
+
+// Device memory of the work lists, the counters and the partial results.
+//
+// Place:      made by the CUDA runner, one per window of its layer groups; filled by PlanAttention;
+//             read by PagedAttention.
+// Invariants: docs/kernels.md, "Planner": every (row, KV tile) that the window reaches is covered
+//             once; how a row is cut depends on that row alone.
+// Threads:    the thread that enqueues.
+// Lifetime:   outlives every step that was enqueued with it.
+class AttentionPlan {
+ public:
+  // Bytes of device memory that Create takes.
+  static std::int64_t BytesFor(const AttentionPlanLimits& limits, std::uint32_t num_sms);
+  // Returns INVALID_ARGUMENT for limits of 0 or heads that do not divide, RESOURCE_EXHAUSTED.
+  // REQUIRES: a CUDA backend.
+  static absl::StatusOr<std::unique_ptr<AttentionPlan>> Create(const Backend& backend,
+                                                               const AttentionPlanLimits& limits);
+
+  const AttentionPlanLimits& limits() const { return limits_; }
+  // The step that was planned last.
+  const AttentionPlanParams& params() const { return params_; }
+
+ private:
+  friend absl::Status PlanAttention(const Backend& backend, const AttentionPlanParams& params,
+                                    AttentionPlan* plan);
+  friend struct AttentionPlanAccess;  // attention_cuda.cc and its tests
+
+  AttentionPlan() = default;
+
+  AttentionPlanLimits limits_;
+  AttentionPlanParams params_{};
+  std::uint32_t num_sms_ = 0;
+  DeviceBuffer memory_;
+};
+
+// Enqueues the planner: before the first layer's PagedAttention of the step. Returns
+// INVALID_ARGUMENT for a batch beyond the plan's limits.
+absl::Status PlanAttention(const Backend& backend, const AttentionPlanParams& params,
+                           AttentionPlan* plan);
+
+}  // namespace quire::kernels

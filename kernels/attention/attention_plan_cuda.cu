@@ -1,0 +1,293 @@
+// The work lists of a step, made by one block: sequences are sorted by length in shared memory
+// (bitonic), the items of each are counted and scanned, and each item then finds its sequence by
+// bisection. Bound by barriers, not by memory: a sort of 512 sequences is 45 of them. Order and
+// fields are those of PlanWorkHost, item by item.
+
+#include <cstdint>
+
+#include "kernels/attention/attention_work.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/thread.cuh"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
+
+struct PlanArgs {
+  AttentionPlanParams params;
+  AttentionWorkShape shape;
+  AttentionWorkLists lists;
+  std::uint32_t sorted_size;  // a power of two, at least the batch
+};
+
+// Shared memory: keys of the sort, then three arrays of batch + 1 starts, then scratch.
+struct Shared {
+  std::uint64_t* keys;
+  std::uint32_t* items;
+  std::uint32_t* partials;
+  std::uint32_t* merges;
+  std::uint32_t* scratch;  // [kWarps + 1]
+};
+constexpr std::uint32_t SharedBytes(std::uint32_t batch, std::uint32_t sorted_size) {
+  return 8 * sorted_size + 4 * (3 * (batch + 1) + kWarps + 1);
+}
+
+struct Sequence {
+  std::uint32_t index;
+  std::uint32_t first_row;
+  std::uint32_t prompt_rows;
+  std::uint32_t generated_rows;
+  std::uint32_t keys;
+};
+
+__device__ __forceinline__ std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t b) {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
+
+__device__ __forceinline__ std::uint32_t Smaller(std::uint32_t a, std::uint32_t b) {
+  return a < b ? a : b;
+}
+
+__device__ Sequence ReadSequence(const AttentionPlanParams& params, std::uint32_t b) {
+  const std::uint32_t first = params.row_offsets[b];
+  const std::uint32_t rows = params.row_offsets[b + 1] - first;
+  const std::uint32_t prompt = Smaller(params.prompt_rows[b], rows);
+  return {b, first, prompt, rows - prompt, params.cache_lengths[b] + rows};
+}
+
+// The sequence at a place of the sorted order: the low half of its key.
+__device__ __forceinline__ Sequence SortedSequence(const PlanArgs& args, const Shared& shared,
+                                                   std::uint32_t place) {
+  return ReadSequence(args.params, static_cast<std::uint32_t>(shared.keys[place]));
+}
+
+// Ascending keys are longest first, ties by index.
+__device__ void SortSequences(const PlanArgs& args, const Shared& shared) {
+  const std::uint32_t n = args.sorted_size;
+  for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
+    shared.keys[i] = i < args.params.batch_size
+                         ? (std::uint64_t{~ReadSequence(args.params, i).keys} << 32 | i)
+                         : ~std::uint64_t{0};
+  }
+  cuda::SyncBlock();
+  for (std::uint32_t size = 2; size <= n; size *= 2) {
+    for (std::uint32_t gap = size / 2; gap > 0; gap /= 2) {
+      for (std::uint32_t i = cuda::ThreadIndex(); i < n / 2; i += kThreads) {
+        const std::uint32_t low = 2 * i - (i & (gap - 1));
+        const std::uint32_t high = low + gap;
+        const std::uint64_t a = shared.keys[low];
+        const std::uint64_t b = shared.keys[high];
+        if ((a > b) == ((low & size) == 0)) {
+          shared.keys[low] = b;
+          shared.keys[high] = a;
+        }
+      }
+      cuda::SyncBlock();
+    }
+  }
+}
+
+// starts[i] becomes the sum of the counts before i, starts[n] that of all.
+__device__ void ScanCounts(std::uint32_t* starts, std::uint32_t n, std::uint32_t* scratch) {
+  const std::uint32_t thread = cuda::ThreadIndex();
+  const std::uint32_t warp = thread / cuda::kWarpSize;
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t chunk = CeilDiv(n, kThreads);
+  const std::uint32_t begin = Smaller(thread * chunk, n);
+  const std::uint32_t end = Smaller(begin + chunk, n);
+  std::uint32_t own = 0;
+  for (std::uint32_t i = begin; i < end; ++i) own += starts[i];
+  std::uint32_t inclusive = own;
+  for (std::uint32_t delta = 1; delta < cuda::kWarpSize; delta *= 2) {
+    const std::uint32_t before = cuda::ShuffleUp(inclusive, delta);
+    if (lane >= delta) inclusive += before;
+  }
+  if (lane == cuda::kWarpSize - 1) scratch[warp] = inclusive;
+  cuda::SyncBlock();
+  std::uint32_t sum = inclusive - own;
+  for (std::uint32_t w = 0; w < warp; ++w) sum += scratch[w];
+  for (std::uint32_t i = begin; i < end; ++i) {
+    const std::uint32_t count = starts[i];
+    starts[i] = sum;
+    sum += count;
+  }
+  if (thread == kThreads - 1) starts[n] = sum;
+  cuda::SyncBlock();
+}
+
+// The last i of [0, n) with starts[i] <= x. REQUIRES: x < starts[n].
+__device__ std::uint32_t FindStart(const std::uint32_t* starts, std::uint32_t n, std::uint32_t x) {
+  std::uint32_t low = 0;
+  std::uint32_t high = n;
+  while (high - low > 1) {
+    const std::uint32_t middle = (low + high) / 2;
+    if (starts[middle] <= x) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// The grid of a sequence's decode items: runs x blocks x KV heads; the first run is the one with
+// the first key that a row sees.
+struct DecodeGrid {
+  std::uint32_t blocks;
+  std::uint32_t spans;
+  std::uint32_t spans_per_item;
+  std::uint32_t first_run;
+  std::uint32_t runs;
+};
+__device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape, AttentionCut cut) {
+  DecodeGrid grid;
+  grid.blocks = CeilDiv(s.generated_rows * shape.group, kDecodeRows);
+  grid.spans = CeilDiv(s.keys, kKvSpan);
+  grid.spans_per_item = cut == AttentionCut::kSpan    ? 1
+                        : cut == AttentionCut::kGroup ? kSpansPerGroup
+                                                      : grid.spans;
+  grid.first_run = 0;
+  grid.runs = 0;
+  if (grid.blocks == 0) return grid;
+  grid.first_run = FirstKey(s.keys, s.generated_rows, shape.window) /
+                   (grid.spans_per_item * kKvSpan);
+  grid.runs = CeilDiv(grid.spans, grid.spans_per_item) - grid.first_run;
+  return grid;
+}
+
+__device__ AttentionCut CutOf(const PlanArgs& args, const Shared& shared) {
+  const std::uint64_t limit = std::uint64_t{MaxPartials(args.shape.num_sms)} + 1;
+  std::uint32_t* const groups = shared.scratch + kWarps;
+  if (cuda::ThreadIndex() == 0) *groups = 0;
+  cuda::SyncBlock();
+  for (std::uint32_t i = cuda::ThreadIndex(); i < args.params.batch_size; i += kThreads) {
+    const Sequence s = ReadSequence(args.params, i);
+    const std::uint32_t first = FirstKey(s.keys, s.generated_rows, args.shape.window) / kKvGroup;
+    const std::uint64_t count =
+        std::uint64_t{CeilDiv(s.generated_rows * args.shape.group, kDecodeRows)} *
+        args.shape.num_kv_heads * (CeilDiv(s.keys, kKvGroup) - first);
+    cuda::AtomicAdd(groups, static_cast<std::uint32_t>(count < limit ? count : limit));
+  }
+  cuda::SyncBlock();
+  return ChooseCut(*groups, args.shape.num_sms);
+}
+
+__device__ void PlanPrefill(const PlanArgs& args, const Shared& shared) {
+  const std::uint32_t n = args.params.batch_size;
+  const AttentionWorkShape& shape = args.shape;
+  for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
+    const Sequence s = SortedSequence(args, shared, i);
+    shared.items[i] = CeilDiv(s.prompt_rows * shape.group, kPrefillRows) * shape.num_kv_heads;
+  }
+  cuda::SyncBlock();
+  ScanCounts(shared.items, n, shared.scratch);
+  for (std::uint32_t i = cuda::ThreadIndex(); i < shared.items[n]; i += kThreads) {
+    const std::uint32_t place = FindStart(shared.items, n, i);
+    const Sequence s = SortedSequence(args, shared, place);
+    const std::uint32_t packed = s.prompt_rows * shape.group;
+    const std::uint32_t own = i - shared.items[place];
+    const std::uint32_t block = CeilDiv(packed, kPrefillRows) - 1 - own / shape.num_kv_heads;
+    AttentionWork item{};
+    item.sequence = s.index;
+    item.kv_head = own % shape.num_kv_heads;
+    item.base_row = s.first_row;
+    item.first_row = block * kPrefillRows;
+    item.num_rows = Smaller(kPrefillRows, packed - item.first_row);
+    item.partial = AttentionWork::kNoPartial;
+    args.lists.prefill[i] = item;
+  }
+  if (cuda::ThreadIndex() == 0) args.lists.counts->prefill = shared.items[n];
+  cuda::SyncBlock();
+}
+
+__device__ void CountDecode(const PlanArgs& args, const Shared& shared, AttentionCut cut) {
+  const std::uint32_t n = args.params.batch_size;
+  for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
+    const DecodeGrid grid = GridOf(SortedSequence(args, shared, i), args.shape, cut);
+    const std::uint32_t rows = grid.blocks * args.shape.num_kv_heads;
+    shared.items[i] = rows * grid.runs;
+    shared.partials[i] = grid.runs > 1 ? rows * grid.runs : 0;
+    shared.merges[i] = grid.runs > 1 ? rows : 0;
+  }
+  cuda::SyncBlock();
+  ScanCounts(shared.items, n, shared.scratch);
+  ScanCounts(shared.partials, n, shared.scratch);
+  ScanCounts(shared.merges, n, shared.scratch);
+}
+
+__device__ void PlanDecode(const PlanArgs& args, const Shared& shared, AttentionCut cut) {
+  const std::uint32_t n = args.params.batch_size;
+  const AttentionWorkShape& shape = args.shape;
+  for (std::uint32_t i = cuda::ThreadIndex(); i < shared.items[n]; i += kThreads) {
+    const std::uint32_t place = FindStart(shared.items, n, i);
+    const Sequence s = SortedSequence(args, shared, place);
+    const DecodeGrid grid = GridOf(s, shape, cut);
+    const std::uint32_t rows = grid.blocks * shape.num_kv_heads;
+    const std::uint32_t own = i - shared.items[place];
+    const std::uint32_t run = own / rows;
+    const std::uint32_t block_head = own % rows;
+    const std::uint32_t packed = s.generated_rows * shape.group;
+    AttentionWork item;
+    item.sequence = s.index;
+    item.kv_head = block_head % shape.num_kv_heads;
+    item.base_row = s.first_row + s.prompt_rows;
+    item.first_row = block_head / shape.num_kv_heads * kDecodeRows;
+    item.num_rows = Smaller(kDecodeRows, packed - item.first_row);
+    item.first_span = (grid.first_run + run) * grid.spans_per_item;
+    item.num_spans = Smaller(grid.spans_per_item, grid.spans - item.first_span);
+    item.partial = AttentionWork::kNoPartial;
+    if (grid.runs > 1) {
+      const std::uint32_t first = shared.partials[place] + block_head * grid.runs;
+      item.partial = first + run;
+      if (run == 0) {
+        args.lists.merge[shared.merges[place] + block_head] = {
+            item.sequence, item.kv_head, item.base_row,       item.first_row, item.num_rows,
+            first,         grid.runs,    grid.spans_per_item, item.first_span};
+      }
+    }
+    args.lists.decode[i] = item;
+  }
+  if (cuda::ThreadIndex() == 0) {
+    args.lists.counts->decode = shared.items[n];
+    args.lists.counts->partials = shared.partials[n];
+    args.lists.counts->merge = shared.merges[n];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) PlanKernel(const PlanArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t starts = args.params.batch_size + 1;
+  Shared shared;
+  shared.keys = reinterpret_cast<std::uint64_t*>(cuda::SharedMemory16());
+  shared.items = reinterpret_cast<std::uint32_t*>(shared.keys + args.sorted_size);
+  shared.partials = shared.items + starts;
+  shared.merges = shared.partials + starts;
+  shared.scratch = shared.merges + starts;
+  SortSequences(args, shared);
+  PlanPrefill(args, shared);
+  const AttentionCut cut = CutOf(args, shared);
+  CountDecode(args, shared, cut);
+  PlanDecode(args, shared, cut);
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status PlanWorkCuda(const CudaContext& context, const AttentionPlanParams& params,
+                          const AttentionWorkShape& shape, const AttentionWorkLists& lists) {
+  std::uint32_t sorted_size = 1;
+  while (sorted_size < params.batch_size) sorted_size *= 2;
+  return cuda::Launch(context, "attention plan", PlanKernel,
+                      {.blocks_x = 1,
+                       .threads = kThreads,
+                       .shared_bytes = SharedBytes(params.batch_size, sorted_size),
+                       .programmatic = true},
+                      PlanArgs{params, shape, lists, sorted_size});
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,11 @@
+// Prefill over fp8_e4m3 pages: attention_prefill.cuh.
+
+#include "kernels/attention/attention_prefill.cuh"
+
+namespace quire::kernels::attention {
+
+template absl::Status LaunchPrefill<F8E4M3>(const CudaContext& context,
+                                            const TileArgs<F8E4M3>& args,
+                                            std::uint32_t blocks);
+
+}  // namespace quire::kernels::attention

@@ -1,0 +1,11 @@
+// Prefill over int8 pages: attention_prefill.cuh.
+
+#include "kernels/attention/attention_prefill.cuh"
+
+namespace quire::kernels::attention {
+
+template absl::Status LaunchPrefill<std::int8_t>(const CudaContext& context,
+                                                 const TileArgs<std::int8_t>& args,
+                                                 std::uint32_t blocks);
+
+}  // namespace quire::kernels::attention

@@ -1,0 +1,576 @@
+// Traffic: K and V of a sequence once per KV head and block of query rows. With few query rows
+// (generated tokens) values are widened in registers on their way from the pages; with many, a tile
+// is turned and widened once into scratch memory of the second cache level, which all rows and
+// heads of the group read (kernels/attention/attention_tile-inl.h). Rescaling is skipped while the
+// maximum stands, which is exact (factor 1).
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_mask.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention/attention_simd.cc"
+#include "hwy/foreach_target.h"
+#include "kernels/attention/attention_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quire::kernels::HWY_NAMESPACE {
+
+HWY_INLINE void ClearState(float* state, std::size_t columns) {
+  std::fill(state, state + columns + 2 * kStrip, 0.0f);
+  state[columns] = kNoMaximum;
+}
+
+// Whether a state has no keys. NaN is a key, in every part of the sum.
+HWY_INLINE bool IsEmpty(const float* state, std::size_t columns) {
+  return state[columns] == kNoMaximum && state[columns + kStrip] == 0.0f;
+}
+
+// folded = folded and span, in this order. A state without keys changes nothing, so that a row does
+// not notice how many spans before its window are folded with it.
+HWY_INLINE void Fold(float* HWY_RESTRICT folded, const float* HWY_RESTRICT span,
+                     std::size_t columns) {
+  const DF d;
+  if (IsEmpty(span, columns)) return;
+  if (IsEmpty(folded, columns)) {
+    std::copy(span, span + columns + 2 * kStrip, folded);
+    return;
+  }
+  const float max = std::max(folded[columns], span[columns]);
+  const VF left = hn::Set(d, ScalarExp2(folded[columns] - max));
+  const VF right = hn::Set(d, ScalarExp2(span[columns] - max));
+  const auto join = [&](std::size_t i) HWY_ATTR {
+    const VF scaled = hn::Mul(hn::Load(d, folded + i), left);
+    hn::Store(hn::MulAdd(hn::Load(d, span + i), right, scaled), d, folded + i);
+  };
+  for (std::size_t i = 0; i < columns; i += kLanes) join(i);
+  for (std::size_t i = 0; i < kStrip; i += kLanes) join(columns + kStrip + i);
+  folded[columns] = max;
+}
+
+// Powers of two are cheaper than powers of e, so scores are in units of ln 2.
+constexpr float kLog2E = 1.44269504f;
+
+// Where the rows of an item on one KV head lie in q and out, and which keys each sees. Packed row i
+// is query row i / group and head i mod group of the KV head.
+struct Rows {
+  Rows(const AttentionParams& p, const internal::AttentionItem& item, const KvShape& shape,
+       std::uint32_t cached)
+      : params(p),
+        head_size(shape.head_size),
+        columns(internal::PaddedColumns(shape.head_size)),
+        state_floats(internal::StateFloats(shape.head_size)),
+        group(p.num_heads / shape.num_heads),
+        packed(std::size_t{item.num_rows} * group),
+        first(std::int64_t{p.row_offsets[item.sequence]} + item.row_begin),
+        column(std::int64_t{item.kv_head} * group * head_size),
+        keys(cached + item.row_begin + 1),
+        cap(p.softcap * kLog2E) {}
+
+  // The same rows on the head-th KV head of the item.
+  Rows OfHead(std::uint32_t head) const {
+    Rows rows = *this;
+    rows.column += std::int64_t{head} * group * head_size;
+    return rows;
+  }
+  std::int64_t Column(std::size_t i) const {
+    return column + static_cast<std::int64_t>(i % group) * head_size;
+  }
+  std::int64_t Row(std::size_t i) const { return first + static_cast<std::int64_t>(i / group); }
+  // Keys before this one.
+  std::uint32_t KeysOf(std::size_t i) const { return keys + static_cast<std::uint32_t>(i / group); }
+  // Keys from this one on.
+  std::uint32_t FirstKeyOf(std::size_t i) const {
+    return params.window == 0 ? 0 : WindowBegin(KeysOf(i) - 1, params.window);
+  }
+  std::size_t HeadOf(std::size_t i) const {
+    return static_cast<std::size_t>(Column(i) / head_size);
+  }
+  std::size_t query_floats() const { return packed * columns; }
+  std::size_t states_floats() const { return packed * state_floats; }
+
+  const AttentionParams& params;
+  std::uint32_t head_size;
+  std::size_t columns;
+  std::size_t state_floats;
+  std::uint32_t group;
+  std::size_t packed;
+  std::int64_t first;
+  std::int64_t column;
+  std::uint32_t keys;  // of the first row
+  float cap;           // of scores; 0: none
+};
+
+// Rows of the next block when `left` packed rows are left.
+HWY_INLINE std::size_t BlockRows(std::size_t left) {
+  std::size_t rows = kMaxBlockRows;
+  while (rows > left) rows /= 2;
+  return rows;
+}
+
+// Queries times the factor of the scores, in blocks of [columns][rows], zeros beyond the head.
+void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
+  const float factor = rows.params.scale * kLog2E;
+  for (std::size_t i = 0; i < rows.packed;) {
+    const std::size_t block = BlockRows(rows.packed - i);
+    for (std::size_t r = 0; r < block; ++r) {
+      const float* const q = rows.params.q.f32() + rows.Row(i + r) * rows.params.q_stride +
+                             rows.Column(i + r);
+      for (std::size_t c = 0; c < rows.columns; ++c) {
+        to[c * block + r] = c < rows.head_size ? q[c] * factor : 0.0f;
+      }
+    }
+    to += block * rows.columns;
+    i += block;
+  }
+}
+
+// What the columns of a state are multiplied with: one over the sum of weights, a sink's included.
+float InverseSum(const Rows& rows, std::size_t i, const float* state) {
+  const float sum = SumLanes(state + rows.columns + kStrip);
+  if (rows.params.sinks == nullptr) return 1.0f / sum;
+  const float sink = rows.params.sinks[rows.HeadOf(i)] * kLog2E;
+  const float max = state[rows.columns];
+  if (sink <= max) return 1.0f / (sum + ScalarExp2(sink - max));
+  const float left = ScalarExp2(max - sink);
+  return left / (sum * left + 1.0f);
+}
+
+void WriteHead(const Rows& rows, const float* states) {
+  const DF d;
+  for (std::size_t i = 0; i < rows.packed; ++i) {
+    const float* const state = states + i * rows.state_floats;
+    const float inverse = InverseSum(rows, i, state);
+    float* const out =
+        rows.params.out.f32() + rows.Row(i) * rows.params.out_stride + rows.Column(i);
+    std::size_t c = 0;
+    for (; c + kLanes <= rows.head_size; c += kLanes) {
+      hn::StoreU(hn::Mul(hn::Load(d, state + c), hn::Set(d, inverse)), d, out + c);
+    }
+    for (; c < rows.head_size; ++c) out[c] = state[c] * inverse;
+  }
+}
+
+void WriteOutput(const Rows& rows, std::uint32_t kv_heads, const float* states) {
+  for (std::uint32_t head = 0; head < kv_heads; ++head) {
+    WriteHead(rows.OfHead(head), states + head * rows.states_floats());
+  }
+}
+
+// Memory of one item; see internal::AttentionScratchBytes.
+struct Scratch {
+  Scratch(const Rows& rows, std::uint32_t kv_heads, float* memory)
+      : turned(memory),
+        values(turned + kTile * rows.columns),
+        staging(values + kTile * rows.columns),
+        weights(staging + kStrip * rows.columns),
+        k_scales(weights + internal::kAttentionBlockRows * kTile),
+        v_scales(k_scales + kTile),
+        queries(v_scales + kTile),
+        folded(queries + kv_heads * rows.query_floats()),
+        span(folded + kv_heads * rows.states_floats()) {}
+
+  float* turned;   // [strips][words or columns][16]
+  float* values;   // [64][columns], widened
+  float* staging;  // [16][columns] elements of a strip that ends early or has odd columns
+  float* weights;  // [rows of a block][64]
+  float* k_scales;
+  float* v_scales;
+  float* queries;  // [KV heads][blocks][columns][rows]
+  float* folded;   // [KV heads][packed rows][state floats]
+  float* span;     // the same
+};
+static_assert(kMaxBlockRows <= internal::kAttentionBlockRows);
+
+// A tile in the form that blocks of rows read: elements E and pointers to the rows of values.
+template <typename E>
+struct Tile {
+  const float* turned;
+  std::size_t strip_floats;
+  const E* values[kStrips];
+  std::int64_t value_stride;
+  TileScales scales;
+  std::uint32_t begin;  // position of its first token
+};
+
+// Which tokens of the tile at `begin` each of kRows rows from `first` on sees. Both ends ascend.
+template <std::size_t kRows>
+HWY_INLINE void FindSeen(const Rows& rows, std::uint32_t begin, std::size_t first, Seen* seen) {
+  const auto in_tile = [begin](std::uint32_t key) {
+    return key <= begin ? 0 : std::min<std::size_t>(kTile, key - begin);
+  };
+  for (std::size_t r = 0; r < kRows; ++r) seen[r] = {0, kTile};
+  if (rows.KeysOf(first) < begin + kTile) {
+    for (std::size_t r = 0; r < kRows; ++r) seen[r].to = in_tile(rows.KeysOf(first + r));
+  }
+  if (rows.FirstKeyOf(first + kRows - 1) > begin) {
+    for (std::size_t r = 0; r < kRows; ++r) seen[r].from = in_tile(rows.FirstKeyOf(first + r));
+  }
+}
+
+// The values of a tile join the states of a block: together where all rows see a token, one by one
+// before and after, ascending for each. A row never multiplies a token that it does not see.
+template <typename E, std::size_t kRows, typename Fetch>
+HWY_INLINE void AddSeenValues(const Rows& rows, const Tile<E>& tile, const Seen* seen,
+                              const float* p, Fetch& fetch, float* state) {
+  const auto add = [&](std::size_t r, std::size_t from, std::size_t to) {
+    if (from >= to) return;
+    AddValuesOfRow<E>(p + r * kTile, tile.values, rows.columns, tile.value_stride, from, to, fetch,
+                      state + r * rows.state_floats);
+  };
+  const std::size_t from = seen[kRows - 1].from;
+  const std::size_t to = seen[0].to;
+  if (from >= to) {
+    for (std::size_t r = 0; r < kRows; ++r) add(r, seen[r].from, seen[r].to);
+    return;
+  }
+  for (std::size_t r = 0; r + 1 < kRows; ++r) add(r, seen[r].from, from);
+  AddValues<E, kRows>(p, tile.values, rows.columns, tile.value_stride, from, to, fetch, state,
+                      rows.state_floats);
+  for (std::size_t r = 1; r < kRows; ++r) add(r, to, seen[r].to);
+}
+
+// One online-softmax step of kRows packed rows from `first` on.
+template <typename E, bool kScaled, std::size_t kRows, typename Fetch>
+HWY_NOINLINE void AttendBlock(const Rows& rows, const Tile<E>& tile, std::size_t first,
+                              const float* queries, Fetch& fetch, float* p, float* states) {
+  if (rows.KeysOf(first + kRows - 1) <= tile.begin) return;
+  if (rows.FirstKeyOf(first) >= tile.begin + kTile) return;
+  Seen seen[kRows];
+  FindSeen<kRows>(rows, tile.begin, first, seen);
+  constexpr std::size_t kWidth = kBlockWidth<kRows>;
+  const std::size_t first_strip = seen[0].from / (kWidth * kStrip) * kWidth;
+  for (std::size_t s = first_strip; s * kStrip < seen[kRows - 1].to; s += kWidth) {
+    ScoreStrips<E, kRows, kWidth>(queries + first * rows.columns,
+                                  tile.turned + s * tile.strip_floats, tile.strip_floats,
+                                  rows.columns, fetch, p + s * kStrip);
+  }
+  float* const state = states + first * rows.state_floats;
+  TileScales scales = tile.scales;
+  if (rows.cap != 0) {
+    for (std::size_t r = 0; r < kRows; ++r) {
+      CapScores<kScaled>(seen[r], scales, rows.cap, p + r * kTile);
+    }
+    scales.k = nullptr;
+  }
+  for (std::size_t r = 0; r < kRows; ++r) {
+    if (seen[r].from >= seen[r].to) continue;
+    SoftmaxTile<kScaled>(seen[r], rows.columns, scales, p + r * kTile,
+                         state + r * rows.state_floats);
+  }
+  AddSeenValues<E, kRows>(rows, tile, seen, p, fetch, state);
+}
+
+template <typename E, bool kScaled, typename Fetch>
+void AttendTile(const Rows& rows, const Tile<E>& tile, const float* queries, Fetch& fetch,
+                float* weights, float* states) {
+  for (std::size_t i = 0; i < rows.packed;) {
+    const std::size_t block = BlockRows(rows.packed - i);
+    if constexpr (kMaxBlockRows >= 8) {
+      if (block == 8) {
+        AttendBlock<E, kScaled, 8>(rows, tile, i, queries, fetch, weights, states);
+      }
+    }
+    if constexpr (kMaxBlockRows >= 4) {
+      if (block == 4) {
+        AttendBlock<E, kScaled, 4>(rows, tile, i, queries, fetch, weights, states);
+      }
+      if (block == 2) {
+        AttendBlock<E, kScaled, 2>(rows, tile, i, queries, fetch, weights, states);
+      }
+    }
+    if (block == 1) {
+      AttendBlock<E, kScaled, 1>(rows, tile, i, queries, fetch, weights, states);
+    }
+    i += block;
+  }
+}
+
+// K and V of the KV heads of an item.
+template <typename T>
+struct Pages {
+  KvView<const T> keys;
+  KvView<const T> values;
+  std::uint32_t sequence;
+  std::uint32_t first_head;
+  std::uint32_t num_heads;
+
+  // 16 rows row_elements() apart.
+  const T* RowsAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
+    return view.template block_paged_ptr<kStrip>(sequence, t, first_head + head);
+  }
+  void LoadScales(const KvView<const T>& view, std::uint32_t t, std::uint32_t head,
+                  std::uint32_t count, float* to) const {
+    const auto* const scales = view.scales_block_paged_ptr(sequence, t, first_head + head);
+    const std::int64_t stride = view.scale_row_elements();
+    for (std::uint32_t j = 0; j < count; ++j) to[j] = scales[j * stride];
+  }
+};
+
+// What an item reads: tokens [begin, end), begin rounded down to a strip.
+template <typename T>
+struct ItemTokens {
+  Pages<T> pages;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+
+template <typename T>
+ItemTokens<T> TokensOf(const AttentionParams& params, const internal::AttentionItem& item) {
+  const Pages<T> pages{std::get<KvView<T>>(*params.keys), std::get<KvView<T>>(*params.values),
+                       item.sequence, item.kv_head, item.num_kv_heads};
+  const Rows rows(params, item, KvShapeOf(*params.keys), pages.keys.cache_length(item.sequence));
+  const std::uint32_t first =
+      std::max(item.span_begin * internal::kAttentionSpan, rows.FirstKeyOf(0));
+  return {pages, first / internal::kAttentionStrip * internal::kAttentionStrip,
+          std::min(item.span_end * internal::kAttentionSpan, rows.KeysOf(rows.packed - 1))};
+}
+
+// Brings tokens on their way into the second cache level, two lines a step: pages lie anywhere, so
+// the hardware does not see them coming. Not into the first: the rows of one head are a power of
+// two apart and evict each other there. What is asked for is the tile after the one that is
+// computed and, behind the last, the first tile of the next item: a short sequence has no other.
+template <typename T>
+class TileFetch {
+ public:
+  TileFetch(const ItemTokens<T>& item, const ItemTokens<T>& next) : item_(item), next_(next) {}
+
+  // The tile at t of the item is computed from now on.
+  void StartAfter(std::uint32_t t) {
+    const std::uint32_t after = t + static_cast<std::uint32_t>(kTile);
+    if (after < item_.end) {
+      Start(item_, after);
+    } else if (of_ != &next_) {
+      Start(next_, next_.begin);
+    }
+  }
+  HWY_INLINE void Step() {
+    if (at_ >= stop_) return;
+    // Locality 2 of 3: not the first level.
+    __builtin_prefetch(at_, 0, 2);
+    __builtin_prefetch(at_ + 64, 0, 2);
+    at_ += 128;
+    if (at_ >= stop_) Next();
+  }
+
+ private:
+  // Tokens from t to the end of their tile.
+  void Start(const ItemTokens<T>& of, std::uint32_t t) {
+    of_ = &of;
+    token_ = t;
+    end_ = std::min(of.end, (t / internal::kAttentionTile + 1) * internal::kAttentionTile);
+    of_values_ = false;
+    Next();
+  }
+  HWY_NOINLINE void Next() {
+    at_ = stop_ = nullptr;
+    if (token_ >= end_) {
+      if (of_ == &item_ && end_ == item_.end) Start(next_, next_.begin);
+      return;
+    }
+    const Pages<T>& pages = of_->pages;
+    const KvView<const T>& view = of_values_ ? pages.values : pages.keys;
+    const T* const row = view.template block_paged_ptr<1>(pages.sequence, token_, pages.first_head);
+    // Rows without gaps are as good as one.
+    const std::uint32_t most = pages.num_heads == view.num_heads() ? kStrip : 1;
+    const std::uint32_t tokens = std::min(most, end_ - token_);
+    at_ = reinterpret_cast<const std::uint8_t*>(row);
+    stop_ = at_ + std::size_t{tokens} * pages.num_heads * view.head_size() * sizeof(T);
+    if (of_values_) token_ += tokens;
+    of_values_ = !of_values_;
+  }
+
+  const ItemTokens<T>& item_;
+  const ItemTokens<T>& next_;
+  const ItemTokens<T>* of_ = nullptr;  // whose tokens are asked for
+  std::uint32_t token_ = 0;
+  std::uint32_t end_ = 0;
+  bool of_values_ = false;
+  const std::uint8_t* at_ = nullptr;
+  const std::uint8_t* stop_ = nullptr;
+};
+
+// The first `count` of 16 rows, zeros after them and beyond their columns.
+template <typename T>
+HWY_NOINLINE const T* StageStrip(const T* from, std::int64_t stride, std::uint32_t count,
+                                 const Rows& rows, float* staging) {
+  T* const to = reinterpret_cast<T*>(staging);
+  std::memset(static_cast<void*>(to), 0, kStrip * rows.columns * sizeof(T));
+  for (std::uint32_t j = 0; j < count; ++j) {
+    std::memcpy(static_cast<void*>(to + j * rows.columns), from + j * stride,
+                rows.head_size * sizeof(T));
+  }
+  return to;
+}
+
+// `count` rows of a strip widened.
+template <typename T>
+HWY_INLINE void WidenStrip(const T* HWY_RESTRICT from, std::int64_t stride, std::uint32_t count,
+                           const Rows& rows, float* HWY_RESTRICT to) {
+  for (std::uint32_t j = 0; j < count; ++j) {
+    for (std::size_t c = 0; c < rows.columns; c += kLanes) {
+      hn::Store(LoadWide(from + j * stride + c), DF(), to + j * rows.columns + c);
+    }
+  }
+}
+
+// Reads the tokens [t, min(t + 64, end)) of one head into `tile` and scratch memory, but for strips
+// before token `first`. kWide: through widened copies, which rows of many blocks share.
+template <typename T, bool kWide, typename E, typename Fetch>
+HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t head,
+                         std::uint32_t t, std::uint32_t first, std::uint32_t end,
+                         const Scratch& scratch, Fetch& fetch, Tile<E>* tile) {
+  const std::int64_t stride = pages.keys.row_elements();
+  const auto padded = static_cast<std::int64_t>(rows.columns);
+  const bool odd = rows.head_size != rows.columns;
+  tile->begin = t;
+  tile->value_stride = kWide ? padded : stride;
+  const std::uint32_t skipped = first > t ? (first - t) / internal::kAttentionStrip : 0;
+  for (std::uint32_t s = skipped; s < kStrips && t + s * kStrip < end; ++s) {
+    const std::uint32_t at = t + s * internal::kAttentionStrip;
+    const std::uint32_t count = std::min<std::uint32_t>(kStrip, end - at);
+    const T* const k = pages.RowsAt(pages.keys, at, head);
+    float* const turned = scratch.turned + s * tile->strip_floats;
+    if (count < kStrip || odd) {
+      TurnStrip<T, kWide>(StageStrip(k, stride, count, rows, scratch.staging), padded,
+                          rows.columns, fetch, turned);
+    } else {
+      TurnStrip<T, kWide>(k, stride, rows.columns, fetch, turned);
+    }
+    const T* const v = pages.RowsAt(pages.values, at, head);
+    if constexpr (kWide) {
+      float* const wide = scratch.values + s * kStrip * rows.columns;
+      if (odd) {
+        WidenStrip(StageStrip(v, stride, count, rows, scratch.staging), padded, count, rows, wide);
+      } else {
+        WidenStrip(v, stride, count, rows, wide);
+      }
+      tile->values[s] = wide;
+    } else {
+      tile->values[s] = v;
+    }
+    if constexpr (kQuantizedKv<T>) {
+      pages.LoadScales(pages.keys, at, head, count, scratch.k_scales + s * kStrip);
+      pages.LoadScales(pages.values, at, head, count, scratch.v_scales + s * kStrip);
+    }
+  }
+}
+
+// Tokens [first, end) of one span join the states of all rows that see them.
+template <typename T, bool kWide, typename Fetch>
+void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t first, std::uint32_t end,
+                const Scratch& scratch, Fetch& fetch, float* states) {
+  using E = std::conditional_t<kWide, float, T>;
+  Tile<E> tile;
+  tile.turned = scratch.turned;
+  tile.strip_floats = kStrip * rows.columns * sizeof(E) / sizeof(float);
+  tile.scales = {scratch.k_scales, scratch.v_scales};
+  for (std::uint32_t t = first / internal::kAttentionTile * internal::kAttentionTile; t < end;
+       t += kTile) {
+    fetch.StartAfter(t);
+    for (std::uint32_t head = 0; head < pages.num_heads; ++head) {
+      LoadTile<T, kWide>(rows, pages, head, t, first, end, scratch, fetch, &tile);
+      AttendTile<E, kQuantizedKv<T>>(rows, tile, scratch.queries + head * rows.query_floats(),
+                                     fetch, scratch.weights,
+                                     states + head * rows.states_floats());
+    }
+  }
+}
+
+template <typename T>
+void Attend(const AttentionParams& params, const internal::AttentionItem& item,
+            const internal::AttentionItem* next, float* memory) {
+  const ItemTokens<T> tokens = TokensOf<T>(params, item);
+  const Pages<T>& pages = tokens.pages;
+  // Rows of some heads lie equally far apart: the hardware sees them coming, at less cost.
+  const bool fetches_next = next != nullptr && next->num_kv_heads == pages.keys.num_heads();
+  const ItemTokens<T> next_tokens = fetches_next ? TokensOf<T>(params, *next) : ItemTokens<T>();
+  NoFetch no_fetch;
+  TileFetch<T> fetch(tokens, next_tokens);
+  const Rows rows(params, item, KvShapeOf(*params.keys), pages.keys.cache_length(item.sequence));
+  const Scratch scratch(rows, item.num_kv_heads, memory);
+  for (std::uint32_t head = 0; head < item.num_kv_heads; ++head) {
+    PackQueries(rows.OfHead(head), scratch.queries + head * rows.query_floats());
+  }
+  // Two blocks widen twice, which is still cheaper than writing widened copies and reading them.
+  const bool wide = rows.packed > 2 * kMaxBlockRows || rows.head_size != rows.columns;
+  const std::size_t num_states = item.num_kv_heads * rows.packed;
+  for (std::uint32_t span = item.span_begin; span < item.span_end; ++span) {
+    float* const states = item.partial != nullptr
+                              ? item.partial + (span - item.span_begin) * item.partial_stride
+                          : span == item.span_begin ? scratch.folded
+                                                    : scratch.span;
+    for (std::size_t i = 0; i < num_states; ++i) {
+      ClearState(states + i * rows.state_floats, rows.columns);
+    }
+    const std::uint32_t begin = span * internal::kAttentionSpan;
+    const std::uint32_t end = std::min(tokens.end, begin + internal::kAttentionSpan);
+    const std::uint32_t first = std::max(tokens.begin, begin);
+    if (wide) {
+      AttendSpan<T, true>(rows, pages, first, end, scratch, no_fetch, states);
+    } else {
+      AttendSpan<T, false>(rows, pages, first, end, scratch, fetch, states);
+    }
+    if (states != scratch.span) continue;
+    for (std::size_t i = 0; i < num_states; ++i) {
+      const std::size_t at = i * rows.state_floats;
+      Fold(scratch.folded + at, states + at, rows.columns);
+    }
+  }
+  if (item.partial == nullptr) WriteOutput(rows, item.num_kv_heads, scratch.folded);
+}
+
+void AttentionRun(const AttentionParams& params, const internal::AttentionItem& item,
+                  const internal::AttentionItem* next, float* scratch) {
+  switch (KvDType(*params.keys)) {
+    case DType::kF32:
+      return Attend<float>(params, item, next, scratch);
+    case DType::kBF16:
+      return Attend<BF16>(params, item, next, scratch);
+    case DType::kF16:
+      return Attend<F16>(params, item, next, scratch);
+    case DType::kI8:
+      return Attend<std::int8_t>(params, item, next, scratch);
+    default:
+      return Attend<F8E4M3>(params, item, next, scratch);
+  }
+}
+
+void AttentionFold(const AttentionParams& params, const internal::AttentionItem& item) {
+  const Rows rows(params, item, KvShapeOf(*params.keys), 0);
+  for (std::uint32_t span = 1; span < item.span_end - item.span_begin; ++span) {
+    for (std::size_t i = 0; i < item.num_kv_heads * rows.packed; ++i) {
+      const std::size_t at = i * rows.state_floats;
+      Fold(item.partial + at, item.partial + span * item.partial_stride + at, rows.columns);
+    }
+  }
+  WriteOutput(rows, item.num_kv_heads, item.partial);
+}
+
+}  // namespace quire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quire::kernels {
+
+HWY_EXPORT(AttentionRun);
+HWY_EXPORT(AttentionFold);
+
+namespace internal {
+
+void AttentionSimd(const AttentionParams& params, const AttentionItem& item,
+                   const AttentionItem* next, std::byte* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttentionRun)(params, item, next, reinterpret_cast<float*>(scratch));
+}
+
+void AttentionFoldSimd(const AttentionParams& params, const AttentionItem& item) {
+  HWY_DYNAMIC_DISPATCH(AttentionFold)(params, item);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels
+#endif  // HWY_ONCE

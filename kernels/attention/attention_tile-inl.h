@@ -1,0 +1,391 @@
+// The inner loops of attention on the CPU; compiled once per instruction set, so the guard is
+// Highway's toggle in place of a pragma. The tree is that of kernels/attention/attention.h.
+//
+// Keys: 16 tokens (a strip) are turned so that a register holds one column of all of them; a score
+// is then one chain of FMAs whose lanes are tokens, and needs no sum over lanes. Elements narrower
+// than 32 bits are turned as 32-bit words of several columns and widened in registers where few
+// rows use them, or once into scratch memory where many do. Values: lanes along the columns.
+//
+// A block of query rows keeps its sums in registers for a tile. Its rows lie in scratch memory as
+// [columns][rows], so that one address serves all of them.
+//
+// Every loop takes a Fetch, whose Step() it calls once a round to ask for a little more of the next
+// tile: in one go the requests would fill the queues of the core and stall it.
+
+#if defined(QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_
+#undef QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_
+#else
+#define QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/attention/attention.h"
+#include "kernels/cpu/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quire::kernels {
+namespace HWY_NAMESPACE {
+
+inline constexpr std::size_t kTile = internal::kAttentionTile;
+inline constexpr std::size_t kStrip = internal::kAttentionStrip;
+inline constexpr std::size_t kStrips = kTile / kStrip;
+static_assert(kStrip == kVirtualLanes);
+inline constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
+
+// Query rows of the largest block, and how many strips (scores) or runs of 16 columns (values) it
+// takes at once: as many sums as the registers of a level hold.
+inline constexpr std::size_t kMaxBlockRows = kRegisters == 1 ? 8 : kRegisters == 2 ? 4 : 1;
+template <std::size_t kRows>
+inline constexpr std::size_t kBlockWidth = kRegisters == 1   ? (kRows == 8 ? 2 : 4)
+                                           : kRegisters == 2 ? 4 / kRows
+                                                             : 1;
+
+// 2^x for x <= 0: 0 below -126.5, NaN for NaN; within 2 units in the last place between.
+// x = n + r with |r| <= 1/2; 2^r interpolates at Chebyshev's nodes (error 1e-8) and is 1 at 0.
+HWY_INLINE VF Exp2(VF x) {
+  const DF d;
+  const DI di;
+  const VF low = hn::Set(d, -127.0f);
+  // Written so that NaN stays: it is not below.
+  const VF clamped = hn::IfThenElse(hn::Lt(x, low), low, x);
+  const VF n = hn::Round(clamped);
+  const VF r = hn::Sub(clamped, n);
+  VF p = hn::Set(d, 1.54531634e-4f);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.33908633e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 9.61808302e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.55035695e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 2.40226507e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 6.93147182e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  const auto exponent = hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(exponent)));
+}
+
+HWY_INLINE float ScalarExp2(float x) {
+  return hn::GetLane(Exp2(hn::Set(DF(), x)));
+}
+
+// e4m3 bits at the top of each lane: moved under an f32 exponent, which is 2^-120 of the value, for
+// subnormals too. The NaN of the format reads as 480: no store makes one.
+HWY_INLINE VF WidenF8(VU top) {
+  const DI di;
+  const auto moved = hn::ShiftRight<4>(hn::BitCast(di, top));
+  const auto bits = hn::And(moved, hn::Set(di, static_cast<std::int32_t>(0x87f00000u)));
+  return hn::Mul(hn::BitCast(DF(), bits), hn::Set(DF(), 0x1p120f));
+}
+
+// Column `kElement` of the elements T that a 32-bit word holds.
+template <typename T, std::size_t kElement>
+HWY_INLINE VF FromWords(VU words) {
+  if constexpr (std::is_same_v<T, float>) {
+    return hn::BitCast(DF(), words);
+  } else if constexpr (std::is_same_v<T, BF16>) {
+    return kElement == 0 ? EvenBF16(words) : OddBF16(words);
+  } else if constexpr (std::is_same_v<T, F16>) {
+    return kElement == 0 ? EvenF16(words) : OddF16(words);
+  } else {
+    const VU top = hn::ShiftLeft<24 - 8 * kElement>(words);
+    if constexpr (std::is_same_v<T, F8E4M3>) return WidenF8(top);
+    return hn::ConvertTo(DF(), hn::ShiftRight<24>(hn::BitCast(DI(), top)));
+  }
+}
+
+// kLanes elements of a row, widened.
+HWY_INLINE VF LoadWide(const std::int8_t* from) {
+  const hn::Rebind<std::int8_t, DF> narrow;
+  return hn::ConvertTo(DF(), hn::PromoteTo(DI(), hn::LoadU(narrow, from)));
+}
+HWY_INLINE VF LoadWide(const F8E4M3* from) {
+  const hn::Rebind<std::uint8_t, DF> narrow;
+  const auto bytes = hn::LoadU(narrow, reinterpret_cast<const std::uint8_t*>(from));
+  return WidenF8(hn::ShiftLeft<24>(hn::PromoteTo(DU(), bytes)));
+}
+
+// Calls fn(std::integral_constant<std::size_t, 0>) .. for the columns of a word.
+template <typename T, typename Fn>
+HWY_INLINE void ForColumnsOfWord(Fn&& fn) {
+  fn(std::integral_constant<std::size_t, 0>());
+  if constexpr (sizeof(T) <= 2) fn(std::integral_constant<std::size_t, 1>());
+  if constexpr (sizeof(T) == 1) {
+    fn(std::integral_constant<std::size_t, 2>());
+    fn(std::integral_constant<std::size_t, 3>());
+  }
+}
+
+// For tiles that are used so often that fetching them does not matter.
+struct NoFetch {
+  HWY_INLINE void StartAfter(std::uint32_t) {}
+  HWY_INLINE void Step() {}
+};
+
+#if HWY_TARGET == HWY_SCALAR
+// out[c][t] = word c of token t, or with kWide its columns one after the other.
+template <typename T, bool kWide, typename Fetch>
+void TurnStrip(const T* rows, std::int64_t stride, std::size_t columns, Fetch& fetch,
+               float* HWY_RESTRICT out) {
+  constexpr std::size_t kPerWord = 4 / sizeof(T);
+  for (std::size_t t = 0; t < kStrip; ++t) {
+    fetch.Step();
+    for (std::size_t c = 0; c < columns / kPerWord; ++c) {
+      std::uint32_t word;
+      std::memcpy(&word, rows + static_cast<std::int64_t>(t) * stride + c * kPerWord, 4);
+      if constexpr (kWide) {
+        ForColumnsOfWord<T>([&](auto e) {
+          hn::Store(FromWords<T, e>(hn::Set(DU(), word)), DF(),
+                    out + (c * kPerWord + e) * kStrip + t);
+        });
+      } else {
+        std::memcpy(out + c * kStrip + t, &word, 4);
+      }
+    }
+  }
+}
+#else
+using D4U = hn::FixedTag<std::uint32_t, 4>;
+
+// Four words of tokens i, i + 4, .. of a register's worth of tokens, one token per 128 bits.
+HWY_INLINE VU LoadBlocks(const std::uint8_t* from, std::int64_t bytes) {
+  const D4U d4;
+  const auto load = [&](std::int64_t token) HWY_ATTR {
+    return hn::LoadU(d4, reinterpret_cast<const std::uint32_t*>(from + token * bytes));
+  };
+#if HWY_MAX_BYTES >= 64
+  const hn::FixedTag<std::uint32_t, 8> d8;
+  return hn::Combine(DU(), hn::Combine(d8, load(12), load(8)), hn::Combine(d8, load(4), load(0)));
+#elif HWY_MAX_BYTES == 32
+  return hn::Combine(DU(), load(4), load(0));
+#else
+  return load(0);
+#endif
+}
+
+// out[c][t] = word c of token t, or with kWide its columns one after the other. Rows have `columns`
+// elements, 16 bytes or a multiple of them.
+template <typename T, bool kWide, typename Fetch>
+HWY_INLINE void TurnStrip(const T* HWY_RESTRICT rows, std::int64_t stride, std::size_t columns,
+                          Fetch& fetch, float* HWY_RESTRICT out) {
+  const DU du;
+  const hn::Repartition<std::uint64_t, DU> d64;
+  constexpr std::size_t kPerWord = 4 / sizeof(T);
+  const auto bytes = stride * static_cast<std::int64_t>(sizeof(T));
+  const auto* const base = reinterpret_cast<const std::uint8_t*>(rows);
+  for (std::size_t word = 0; word < columns / kPerWord; word += 4) {
+    fetch.Step();
+    for (std::size_t part = 0; part < kRegisters; ++part) {
+      const std::uint8_t* const from =
+          base + word * 4 + static_cast<std::int64_t>(part * kLanes) * bytes;
+      const VU r0 = LoadBlocks(from, bytes);
+      const VU r1 = LoadBlocks(from + bytes, bytes);
+      const VU r2 = LoadBlocks(from + 2 * bytes, bytes);
+      const VU r3 = LoadBlocks(from + 3 * bytes, bytes);
+      const auto low01 = hn::BitCast(d64, hn::InterleaveLower(du, r0, r1));
+      const auto low23 = hn::BitCast(d64, hn::InterleaveLower(du, r2, r3));
+      const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(du, r0, r1));
+      const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(du, r2, r3));
+      const auto put = [&](std::size_t k, auto turned) HWY_ATTR {
+        const VU words = hn::BitCast(du, turned);
+        float* const to = out + part * kLanes;
+        if constexpr (kWide) {
+          ForColumnsOfWord<T>([&](auto e) HWY_ATTR {
+            hn::Store(FromWords<T, e>(words), DF(), to + ((word + k) * kPerWord + e) * kStrip);
+          });
+        } else {
+          hn::Store(hn::BitCast(DF(), words), DF(), to + (word + k) * kStrip);
+        }
+      };
+      put(0, hn::InterleaveLower(d64, low01, low23));
+      put(1, hn::InterleaveUpper(d64, low01, low23));
+      put(2, hn::InterleaveLower(d64, high01, high23));
+      put(3, hn::InterleaveUpper(d64, high01, high23));
+    }
+  }
+}
+#endif  // HWY_TARGET
+
+// p[row][token] = q[row] . k[token] for kWidth strips of turned keys, `strip_floats` apart.
+template <typename T, std::size_t kRows, std::size_t kWidth, typename Fetch>
+HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRICT turned,
+                            std::size_t strip_floats, std::size_t columns, Fetch& fetch,
+                            float* HWY_RESTRICT p) {
+  const DF d;
+  constexpr std::size_t kPerWord = 4 / sizeof(T);
+  constexpr std::size_t kCount = kWidth * kRegisters;
+  VF acc[kRows][kCount];
+  for (std::size_t r = 0; r < kRows; ++r) {
+    for (std::size_t c = 0; c < kCount; ++c) acc[r][c] = hn::Zero(d);
+  }
+  for (std::size_t word = 0; word < columns / kPerWord; ++word) {
+    fetch.Step();
+    VU words[kCount];
+    for (std::size_t c = 0; c < kCount; ++c) {
+      words[c] = hn::BitCast(DU(), hn::Load(d, turned + c / kRegisters * strip_floats +
+                                                   word * kStrip + c % kRegisters * kLanes));
+    }
+    ForColumnsOfWord<T>([&](auto e) HWY_ATTR {
+      VF k[kCount];
+      for (std::size_t c = 0; c < kCount; ++c) k[c] = FromWords<T, e>(words[c]);
+      const float* const x = q + (word * kPerWord + e) * kRows;
+      for (std::size_t r = 0; r < kRows; ++r) {
+        const VF weight = hn::Set(d, x[r]);
+        for (std::size_t c = 0; c < kCount; ++c) acc[r][c] = hn::MulAdd(weight, k[c], acc[r][c]);
+      }
+    });
+  }
+  for (std::size_t r = 0; r < kRows; ++r) {
+    for (std::size_t c = 0; c < kCount; ++c) {
+      hn::Store(acc[r][c], d, p + r * kTile + c * kLanes);
+    }
+  }
+}
+
+// state *= factor: columns, then the 16 parts of the sum.
+HWY_INLINE void Rescale(float* state, std::size_t columns, float factor) {
+  const DF d;
+  const VF f = hn::Set(d, factor);
+  float* const sums = state + columns + kStrip;
+  for (std::size_t i = 0; i < columns; i += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, state + i), f), d, state + i);
+  }
+  for (std::size_t i = 0; i < kStrip; i += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, sums + i), f), d, sums + i);
+  }
+}
+
+// Scales of a tile's tokens, or nothing.
+struct TileScales {
+  const float* k;
+  const float* v;
+};
+
+// Tokens [from, to) of a tile.
+struct Seen {
+  std::size_t from;
+  std::size_t to;
+};
+
+// Scores p of the strips of `seen`, with their scales, become cap tanh(p / cap).
+template <bool kScaled>
+HWY_NOINLINE void CapScores(const Seen& seen, const TileScales& scales, float cap,
+                            float* HWY_RESTRICT p) {
+  const DF d;
+  const VF limit = hn::Set(d, cap);
+  for (std::size_t j = seen.from / kStrip * kStrip; j < seen.to; j += kLanes) {
+    VF s = hn::Load(d, p + j);
+    if constexpr (kScaled) s = hn::Mul(s, hn::Load(d, scales.k + j));
+    hn::Store(hn::Mul(limit, Tanh(hn::Div(s, limit))), d, p + j);
+  }
+}
+
+// Scores of the tokens of `seen`, of which there is one, become weights, times the scale of their
+// value where there are scales; the state's maximum, sum and columns follow. Without key scales
+// those are in the scores already.
+template <bool kScaled>
+HWY_INLINE void SoftmaxTile(const Seen& seen, std::size_t columns, const TileScales& scales,
+                            float* HWY_RESTRICT p, float* HWY_RESTRICT state) {
+  const DF d;
+  const std::size_t begin = seen.from / kStrip * kStrip;
+  const std::size_t end = (seen.to + kStrip - 1) / kStrip * kStrip;
+  VF max = hn::Set(d, kNoMaximum);
+  for (std::size_t j = begin; j < end; j += kLanes) {
+    VF s = hn::Load(d, p + j);
+    if constexpr (kScaled) {
+      if (scales.k != nullptr) s = hn::Mul(s, hn::Load(d, scales.k + j));
+    }
+    if (j < seen.from || j + kLanes > seen.to) {
+      const VF token = hn::Add(hn::Iota(d, 0), hn::Set(d, static_cast<float>(j)));
+      const auto in = hn::And(hn::Ge(token, hn::Set(d, static_cast<float>(seen.from))),
+                              hn::Lt(token, hn::Set(d, static_cast<float>(seen.to))));
+      s = hn::IfThenElse(in, s, hn::Set(d, kNoMaximum));
+    }
+    hn::Store(s, d, p + j);
+    max = hn::Max(max, s);
+  }
+  const float old_max = state[columns];
+  const float new_max = std::max(old_max, hn::GetLane(hn::MaxOfLanes(d, max)));
+  if (new_max != old_max) {
+    Rescale(state, columns, ScalarExp2(old_max - new_max));
+    state[columns] = new_max;
+  }
+  const VF subtrahend = hn::Set(d, new_max);
+  float* const sums = state + columns + kStrip;
+  for (std::size_t j = begin; j < end; j += kLanes) {
+    const VF weight = Exp2(hn::Sub(hn::Load(d, p + j), subtrahend));
+    float* const sum = sums + j % kStrip;
+    hn::Store(hn::Add(hn::Load(d, sum), weight), d, sum);
+    if constexpr (kScaled) {
+      hn::Store(hn::Mul(weight, hn::Load(d, scales.v + j)), d, p + j);
+    } else {
+      hn::Store(weight, d, p + j);
+    }
+  }
+}
+
+// states[row][0 .. kWidth * 16) += p[row][j] v[j][..] for j in [begin, end) ascending, where token
+// j lies at strips[j / 16] + (j mod 16) * stride.
+template <typename T, std::size_t kRows, std::size_t kWidth, typename Fetch>
+HWY_INLINE void AddColumns(const float* HWY_RESTRICT p, const T* const* strips, std::size_t column,
+                           std::int64_t stride, std::size_t begin, std::size_t end, Fetch& fetch,
+                           float* HWY_RESTRICT states, std::size_t state_floats) {
+  const DF d;
+  constexpr std::size_t kCount = kWidth * kRegisters;
+  VF acc[kRows][kCount];
+  for (std::size_t r = 0; r < kRows; ++r) {
+    for (std::size_t c = 0; c < kCount; ++c) {
+      acc[r][c] = hn::Load(d, states + r * state_floats + column + c * kLanes);
+    }
+  }
+  for (std::size_t j = begin; j < end;) {
+    const T* v = strips[j / kStrip] + static_cast<std::int64_t>(j % kStrip) * stride + column;
+    const std::size_t stop = std::min(end, (j / kStrip + 1) * kStrip);
+    for (; j < stop; ++j, v += stride) {
+      fetch.Step();
+      VF x[kCount];
+      for (std::size_t c = 0; c < kCount; ++c) x[c] = LoadWide(v + c * kLanes);
+      for (std::size_t r = 0; r < kRows; ++r) {
+        const VF weight = hn::Set(d, p[r * kTile + j]);
+        for (std::size_t c = 0; c < kCount; ++c) acc[r][c] = hn::MulAdd(weight, x[c], acc[r][c]);
+      }
+    }
+  }
+  for (std::size_t r = 0; r < kRows; ++r) {
+    for (std::size_t c = 0; c < kCount; ++c) {
+      hn::Store(acc[r][c], d, states + r * state_floats + column + c * kLanes);
+    }
+  }
+}
+
+template <typename T, std::size_t kRows, typename Fetch>
+HWY_INLINE void AddValues(const float* HWY_RESTRICT p, const T* const* strips, std::size_t columns,
+                          std::int64_t stride, std::size_t begin, std::size_t end, Fetch& fetch,
+                          float* HWY_RESTRICT states, std::size_t state_floats) {
+  if (begin >= end) return;
+  constexpr std::size_t kWidth = kBlockWidth<kRows>;
+  std::size_t i = 0;
+  for (; i + kWidth * kStrip <= columns; i += kWidth * kStrip) {
+    AddColumns<T, kRows, kWidth>(p, strips, i, stride, begin, end, fetch, states, state_floats);
+  }
+  for (; i < columns; i += kStrip) {
+    AddColumns<T, kRows, 1>(p, strips, i, stride, begin, end, fetch, states, state_floats);
+  }
+}
+
+// The same for one row of a block: tokens that its neighbours do not see.
+template <typename T, typename Fetch>
+HWY_NOINLINE void AddValuesOfRow(const float* p, const T* const* strips, std::size_t columns,
+                                 std::int64_t stride, std::size_t begin, std::size_t end,
+                                 Fetch& fetch, float* state) {
+  AddValues<T, 1>(p, strips, columns, stride, begin, end, fetch, state, 0);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace quire::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle

@@ -1,0 +1,253 @@
+#pragma once
+
+// What the attention kernels for sm_80 share: KV tiles of 64 tokens in shared memory, queries in
+// registers, and the fold of states along the tree of attention_work.h.
+//
+// A tile's row is a token's columns of one head, in 16-byte pieces. Pieces are permuted inside 128
+// bytes (piece XOR row mod 8, the order that TMA and wgmma call 128-byte swizzle), so that eight
+// rows at one piece lie in different banks and ldmatrix runs without conflicts; rows above 128
+// bytes are two such slabs, one after the other.
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "kernels/attention/attention_mask.h"
+#include "kernels/attention/attention_state.h"
+#include "kernels/attention/attention_work.h"
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/memory.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/kv_store/kv_dispatch.h"
+
+namespace quire::kernels::attention {
+
+// What a layer asks of scores beside their scale.
+struct ScoreRules {
+  // Tokens that a row sees, itself included. As many as no sequence has: all.
+  static constexpr std::uint32_t kAllTokens = 0xffffffffu;
+  std::uint32_t window = kAllTokens;
+  // A soft cap in units of log2; scores are scaled to units of the cap then. 0: none.
+  float cap_log2 = 0;
+  const float* sinks = nullptr;  // [query heads]; null: none
+
+  __device__ __forceinline__ bool Visible(std::uint32_t position, std::uint32_t token) const {
+    return WindowVisible(position, token, window);
+  }
+};
+
+// What the tensor-core kernels take; T is the element of the pages.
+template <typename T>
+struct TileArgs {
+  KvView<T> keys;
+  KvView<T> values;
+  const BF16* q;
+  BF16* out;
+  std::int64_t q_stride;
+  std::int64_t out_stride;
+  const std::uint32_t* row_offsets;
+  AttentionWorkLists lists;
+  std::uint32_t group;  // query heads of a KV head
+  float scale_log2;     // from q . k to units of log2, or of the cap
+  ScoreRules rules;
+};
+
+struct DeviceMath {
+  using Real = float;
+  static __device__ __forceinline__ float Exp2(float x) { return cuda::Exp2Approx(x); }
+  static __device__ __forceinline__ float Mul(float a, float b) { return cuda::Mul(a, b); }
+  static __device__ __forceinline__ float Fma(float a, float b, float c) {
+    return cuda::Fma(a, b, c);
+  }
+  static __device__ __forceinline__ float Max(float a, float b) { return cuda::Max(a, b); }
+};
+using State = AttentionState<DeviceMath>;
+using Fold = AttentionFold<DeviceMath>;
+
+inline constexpr float kLog2E = 1.44269504088896340736f;
+inline constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+
+// A score in units of its cap, capped, in units of log2: tanh is 1 - 2 / (e^2x + 1), within 3e-7.
+__device__ __forceinline__ float CapScore(float x, float cap_log2) {
+  const float power = cuda::Exp2Approx(cuda::Mul(x, 2 * kLog2E));
+  const float rest = cuda::ReciprocalApprox(cuda::Add(power, 1.0f));
+  return cuda::Mul(cap_log2, cuda::Fma(-2.0f, rest, 1.0f));
+}
+
+// The state with a sink beside its keys; null: none.
+__device__ __forceinline__ State JoinSink(State state, const float* sink) {
+  if (sink == nullptr) return state;
+  const float above = cuda::Sub(cuda::Mul(*sink, kLog2E), ScoreBase<DeviceMath>(state.max));
+  state.sum = cuda::Add(state.sum, cuda::Exp2Approx(above));
+  return state;
+}
+
+// kColumns elements of T to a row, of which a head may use fewer.
+template <typename T, std::uint32_t kColumns>
+struct TileShape {
+  static constexpr std::uint32_t kElementBytes = sizeof(T);
+  static constexpr std::uint32_t kPieces = kColumns * kElementBytes / 16;
+  static constexpr std::uint32_t kRowBytes = kPieces <= 4 ? 64 : kPieces <= 8 ? 128 : 256;
+  static constexpr std::uint32_t kBytes = kKvTile * kRowBytes;
+
+  // Where a piece of a row lies.
+  static __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t piece) {
+    if constexpr (kRowBytes == 64) {
+      return row * 64 + (((piece ^ (row >> 1)) & 3) << 4);
+    } else {
+      return (piece >> 3) * (kKvTile * 128) + row * 128 + (((piece ^ row) & 7) << 4);
+    }
+  }
+};
+
+// Starts the copies of one tile of K and V. Tokens from `keys_end` on and columns beyond the head
+// become zeros: a page may hold another sequence's old bytes there, and 0 x NaN is NaN.
+template <typename T, std::uint32_t kColumns, std::uint32_t kThreads>
+__device__ __forceinline__ void CopyTile(const TileArgs<T>& args, const AttentionWork& item,
+                                         std::uint32_t tile, std::uint32_t keys_end,
+                                         std::byte* keys, std::byte* values) {
+  using Shape = TileShape<T, kColumns>;
+  static_assert(kKvTile * Shape::kPieces % kThreads == 0);
+  const std::uint32_t head_size = args.keys.head_size();
+#pragma unroll
+  for (std::uint32_t j = 0; j < kKvTile * Shape::kPieces / kThreads; ++j) {
+    const std::uint32_t i = cuda::ThreadIndex() + j * kThreads;
+    const std::uint32_t row = i / Shape::kPieces;
+    const std::uint32_t piece = i % Shape::kPieces;
+    const std::uint32_t token = tile * kKvTile + row;
+    const std::uint32_t column = piece * (16 / Shape::kElementBytes);
+    const bool valid = token < keys_end && column < head_size;
+    const std::int64_t at =
+        valid ? std::int64_t{args.keys.row_idx(item.sequence, token)} * args.keys.row_elements() +
+                    std::int64_t{item.kv_head} * head_size + column
+              : 0;
+    cuda::CpAsync16(keys + Shape::At(row, piece), args.keys.blocks + at, valid);
+    cuda::CpAsync16(values + Shape::At(row, piece), args.values.blocks + at, valid);
+  }
+}
+
+// Where an item's packed rows are.
+template <typename T>
+struct ItemRows {
+  const TileArgs<T>& args;
+  const AttentionWork& item;
+  std::uint32_t base_position;  // of packed row 0
+
+  __device__ __forceinline__ ItemRows(const TileArgs<T>& a, const AttentionWork& w)
+      : args(a),
+        item(w),
+        base_position(a.keys.cache_length(w.sequence) + w.base_row - a.row_offsets[w.sequence]) {}
+
+  // Rows beyond the item's count as its last one.
+  __device__ __forceinline__ std::uint32_t Position(std::uint32_t row) const {
+    const std::uint32_t last = item.num_rows - 1;
+    return base_position + (item.first_row + (row < last ? row : last)) / args.group;
+  }
+  __device__ __forceinline__ std::uint32_t KeysEnd() const {
+    return Position(item.num_rows - 1) + 1;
+  }
+  // The first tile that any row sees: the tiles before it would change no bit.
+  __device__ __forceinline__ std::uint32_t FirstTile() const {
+    return WindowBegin(Position(0), args.rules.window) / kKvTile;
+  }
+  __device__ __forceinline__ std::uint32_t Head(std::uint32_t row) const {
+    return item.kv_head * args.group + (item.first_row + row) % args.group;
+  }
+  // The sink of a row's head, or null.
+  __device__ __forceinline__ const float* Sink(std::uint32_t row) const {
+    return args.rules.sinks == nullptr ? nullptr : args.rules.sinks + Head(row);
+  }
+  // Elements from q or out to the head's first column. REQUIRES: row < num_rows.
+  __device__ __forceinline__ std::int64_t Offset(std::uint32_t row, std::int64_t stride) const {
+    const std::uint32_t packed = item.first_row + row;
+    return (std::int64_t{item.base_row} + packed / args.group) * stride +
+           std::int64_t{Head(row)} * args.keys.head_size();
+  }
+};
+
+// The type that a tile is multiplied in: bf16 pages in bf16, others in f16.
+template <typename T>
+inline constexpr bool kMultiplyBF16 = std::is_same_v<T, BF16>;
+
+template <bool kBF16>
+__device__ __forceinline__ std::uint32_t Pack(float low, float high) {
+  if constexpr (kBF16) {
+    return cuda::PackBF16(low, high);
+  } else {
+    return cuda::PackF16(low, high);
+  }
+}
+
+template <bool kBF16>
+__device__ __forceinline__ void Mma(float (&d)[4], const std::uint32_t (&a)[4],
+                                    const std::uint32_t (&b)[2]) {
+  if constexpr (kBF16) {
+    cuda::MmaBF16(d, a, b);
+  } else {
+    cuda::MmaF16(d, a, b);
+  }
+}
+
+// Two columns of a query, bf16 in memory; f16 saturates at its largest value.
+template <bool kBF16>
+__device__ __forceinline__ std::uint32_t QueryPair(std::uint32_t pair) {
+  if constexpr (kBF16) {
+    return pair;
+  } else {
+    constexpr float kLargest = 65504.0f;
+    const float2 x = cuda::UnpackBF16(pair);
+    return cuda::PackF16(cuda::Max(cuda::Min(x.x, kLargest), -kLargest),
+                         cuda::Max(cuda::Min(x.y, kLargest), -kLargest));
+  }
+}
+
+// The states of kDecodeRows rows, spread over a block of 128 threads: thread t has row t % 8 and
+// columns t / 8 + 16 j. Spans are added in order; groups of four become part of the row.
+template <std::uint32_t kColumns>
+struct RowFold {
+  static constexpr std::uint32_t kThreads = 128;
+  static constexpr std::uint32_t kPerThread = kColumns * kDecodeRows / kThreads;
+
+  State group;
+  State row;
+  float group_values[kPerThread];
+  float row_values[kPerThread];
+
+  __device__ __forceinline__ void Clear() {
+    group = State();
+    row = State();
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      group_values[j] = 0;
+      row_values[j] = 0;
+    }
+  }
+  __device__ __forceinline__ void Add(const State& state, const float (&values)[kPerThread]) {
+    const Fold fold = FoldState(&group, state);
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      group_values[j] = FoldValue(fold, group_values[j], values[j]);
+    }
+  }
+  __device__ __forceinline__ void EndGroup() {
+    const Fold fold = FoldState(&row, group);
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      row_values[j] = FoldValue(fold, row_values[j], group_values[j]);
+      group_values[j] = 0;
+    }
+    group = State();
+  }
+  // The row's output; `out` is the head's first column, `sink` its sink or null.
+  __device__ __forceinline__ void Write(BF16* out, std::uint32_t head_size,
+                                        const float* sink) const {
+    const State state = JoinSink(row, sink);
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      const std::uint32_t column = cuda::ThreadIndex() / kDecodeRows + 16 * j;
+      if (column < head_size) out[column] = FromFloat<BF16>(FinishValue(state, row_values[j]));
+    }
+  }
+};
+
+}  // namespace quire::kernels::attention

@@ -1,0 +1,39 @@
+#include "kernels/attention/kv_tensor_maps.h"
+
+#include <utility>
+#include <variant>
+
+#include "base/status.h"
+#include "kernels/attention/attention_work.h"
+
+namespace quire::kernels::cuda {
+
+bool KvTensorMaps::IsUseful(const Device& device, const AnyKvCollection& collection) {
+  if (device.is_cpu() || device.compute_capability != 90) return false;
+  const KvShape shape = KvShapeOf(KeyView(collection, 0));
+  return (shape.dtype == DType::kBF16 || shape.dtype == DType::kF16) && shape.head_size >= 64 &&
+         shape.head_size <= 128 && shape.head_size % 8 == 0;
+}
+
+absl::StatusOr<std::unique_ptr<KvTensorMaps>> KvTensorMaps::Create(
+    const Device& device, const AnyKvCollection& collection) {
+  if (!IsUseful(device, collection)) return nullptr;
+  std::unique_ptr<KvTensorMaps> maps(new KvTensorMaps());
+  const auto create = [&device](const AnyKvView& view) {
+    return std::visit(
+        [&device](const auto& v) {
+          return CreateTmaTile(device, v, {.tile_rows = kKvTile, .l2 = TmaL2Promotion::k128B});
+        },
+        view);
+  };
+  const std::uint32_t num_layers =
+      std::visit([](const auto& c) { return c.num_layers(); }, collection);
+  for (std::uint32_t layer = 0; layer < num_layers; ++layer) {
+    QUIRE_ASSIGN_OR_RETURN(TmaTile keys, create(KeyView(collection, layer)));
+    QUIRE_ASSIGN_OR_RETURN(TmaTile values, create(ValueView(collection, layer)));
+    maps->layers_.push_back({std::move(keys), std::move(values)});
+  }
+  return maps;
+}
+
+}  // namespace quire::kernels::cuda

@@ -1,0 +1,51 @@
+#pragma once
+
+// The tensor maps through which attention kernels of compute capability 9.0 read a KV pool: one for
+// K and one for V of each layer.
+//
+// Place:      made by the CUDA runner at start, after the pool and its collection;
+// AttentionParams::maps points to it. Invariants: host values, which a launch copies into the
+// kernel's arguments, so a captured graph keeps them. Threads:    read-only. Lifetime:   the pool
+// outlives it; it outlives every launch and every captured graph.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/device.h"
+#include "kernels/cuda/tma_descriptor.h"
+#include "kernels/kv_store/kv_dispatch.h"
+
+namespace quire::kernels {
+
+namespace cuda {
+
+// Boxes are 64 columns of one head in TmaBoxRows(kKvTile, page size) rows, swizzled in 128 bytes.
+struct KvLayerMaps {
+  TmaTile keys;
+  TmaTile values;
+};
+
+class KvTensorMaps {
+ public:
+  // Whether a kernel reads such a pool through maps: compute capability 9.0, bf16 or f16 pages,
+  // head sizes from 64 to 128 that are multiples of 8.
+  static bool IsUseful(const Device& device, const AnyKvCollection& collection);
+  // Null when IsUseful is false: AttentionParams::maps is null then, and the portable kernels run.
+  // Returns the errors of CreateTmaTile.
+  static absl::StatusOr<std::unique_ptr<KvTensorMaps>> Create(const Device& device,
+                                                              const AnyKvCollection& collection);
+
+  std::uint32_t num_layers() const { return static_cast<std::uint32_t>(layers_.size()); }
+  // REQUIRES: layer < num_layers().
+  const KvLayerMaps& layer(std::uint32_t layer) const { return layers_[layer]; }
+
+ private:
+  KvTensorMaps() = default;
+
+  std::vector<KvLayerMaps> layers_;
+};
+
+}  // namespace cuda
+}  // namespace quire::kernels

@@ -1,0 +1,172 @@
+#include "kernels/backend/backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "kernels/backend/isa.h"
+#include "kernels/backend/proven.h"
+#include "kernels/linear/cublaslt.h"
+#include "kernels/linear/linear_tree.h"
+
+namespace quire::kernels {
+namespace {
+
+// Less work than this, in nanoseconds, is done sooner by one thread than shared.
+constexpr double kMinSharedWork = 10000;
+
+constexpr std::align_val_t kAlign{64};
+
+struct Range {
+  std::uint32_t begin, end;
+};
+
+std::uint64_t PackRange(Range range) {
+  return std::uint64_t{range.begin} << 32 | range.end;
+}
+
+// Takes a quarter of what is left, from the front: long pieces first, since memory is read best in
+// long runs, short ones last, since everybody waits for the last one. Empty when nothing is left.
+Range TakeFront(std::atomic<std::uint64_t>* left) {
+  std::uint64_t seen = left->load(std::memory_order_relaxed);
+  for (;;) {
+    const Range range = {static_cast<std::uint32_t>(seen >> 32), static_cast<std::uint32_t>(seen)};
+    if (range.begin == range.end) return range;
+    const std::uint32_t middle = range.begin + (range.end - range.begin + 3) / 4;
+    if (left->compare_exchange_weak(seen, PackRange({middle, range.end}),
+                                    std::memory_order_relaxed)) {
+      return {range.begin, middle};
+    }
+  }
+}
+
+}  // namespace
+
+void Workspace::Free::operator()(std::byte* p) const {
+  ::operator delete[](p, kAlign);
+}
+
+std::byte* Workspace::Reserve(std::size_t bytes) {
+  if (bytes > capacity_) {
+    data_.reset();
+    capacity_ = std::max(bytes, capacity_ + capacity_ / 2);
+    data_.reset(static_cast<std::byte*>(::operator new[](capacity_, kAlign)));
+  }
+  return data_.get();
+}
+
+absl::StatusOr<Backend> Backend::Create(const Device& device, ThreadPool* pool) {
+  QUIRE_CHECK(device.is_cpu() && pool != nullptr);
+  return Backend(device, pool);
+}
+
+absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism determinism,
+                                            ThreadPool* pool) {
+  const Device& device = stream.device();
+  if (device.is_cpu() || !HasCuda()) {
+    return absl::UnimplementedError(
+        absl::StrCat("device ", device.name,
+                     " has no CUDA kernels: this build was made without CUDA (QUIRE_CUDA)"));
+  }
+  const char* const unproven = std::getenv("QUIRE_UNPROVEN");
+  if (!AreKernelsProvenOn(device) &&
+      (unproven == nullptr || absl::string_view(unproven) != "1")) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "device ", device.name, ": the CUDA kernels of this version have not been proven on a GPU; "
+        "set QUIRE_UNPROVEN=1 to run them all the same"));
+  }
+  Backend backend(device, pool);
+  QUIRE_ASSIGN_OR_RETURN(
+      backend.linear_workspace_,
+      DeviceBuffer::Allocate(MemoryKind::kDevice, cuda::kLinearWorkspaceBytes));
+  if constexpr (kHasCuda) {
+    if (determinism == Determinism::kFast) {
+      QUIRE_ASSIGN_OR_RETURN(backend.cublaslt_, cuda::CublasLt::Open(stream));
+    }
+  }
+  backend.cuda_ = CudaContext{.stream = &stream,
+                              .num_sms = device.num_sms,
+                              .compute_capability = device.compute_capability,
+                              .determinism = determinism,
+                              .linear_workspace =
+                                  static_cast<std::byte*>(backend.linear_workspace_.data()),
+                              .cublaslt = backend.cublaslt_.get()};
+  return backend;
+}
+
+Backend::Backend(const Device& device, ThreadPool* pool)
+    : device_(device),
+      pool_(pool),
+      workspaces_(
+          std::make_unique<std::vector<Workspace>>(static_cast<std::size_t>(pool->size()) + 1)),
+      shares_(std::make_unique<Share[]>(static_cast<std::size_t>(pool->size()))) {}
+
+absl::string_view Backend::isa() const {
+  return internal::ChosenIsa();
+}
+
+absl::Status SelectCpuIsa(absl::string_view isa) {
+  return internal::ChooseIsa(isa);
+}
+
+void Backend::ReserveWorkspaces(std::size_t bytes) const {
+  for (int part = 0; part < num_threads(); ++part) workspace(part).Reserve(bytes);
+}
+
+std::int64_t Backend::scratch_bytes() const {
+  std::size_t bytes = 0;
+  for (const Workspace& workspace : *workspaces_) bytes += workspace.size_bytes();
+  return static_cast<std::int64_t>(bytes);
+}
+
+void Backend::ParallelFor(
+    std::int64_t n, double work,
+    absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn,
+    std::int64_t grain) const {
+  if (n <= 0) return;
+  QUIRE_CHECK(n < std::int64_t{1} << 32 && grain >= 1);
+  const std::int64_t parts = pool_->size();
+  const std::int64_t grains = (n + grain - 1) / grain;
+  if (parts == 1 || grains == 1 || static_cast<double>(n) * work < kMinSharedWork) {
+    fn(0, n, 0);
+    return;
+  }
+  for (std::int64_t part = 0; part < parts; ++part) {
+    shares_[static_cast<std::size_t>(part)].left.store(
+        PackRange({static_cast<std::uint32_t>(grains * part / parts),
+                   static_cast<std::uint32_t>(grains * (part + 1) / parts)}),
+        std::memory_order_relaxed);
+  }
+  pool_->Run([&](int part) {
+    for (std::int64_t i = 0; i < parts; ++i) {
+      std::atomic<std::uint64_t>& left = shares_[static_cast<std::size_t>((part + i) % parts)].left;
+      for (Range range = TakeFront(&left); range.begin < range.end; range = TakeFront(&left)) {
+        fn(range.begin * grain, std::min(n, range.end * grain), part);
+      }
+    }
+  });
+}
+
+void Backend::ParallelItems(std::int64_t n, double work,
+                            absl::FunctionRef<void(std::int64_t item, int part)> fn) const {
+  if (pool_->size() == 1 || n <= 1 || static_cast<double>(n) * work < kMinSharedWork) {
+    for (std::int64_t item = 0; item < n; ++item) fn(item, 0);
+    return;
+  }
+  std::atomic<std::int64_t> next{0};
+  pool_->Run([&](int part) {
+    for (;;) {
+      const std::int64_t item = next.fetch_add(1, std::memory_order_relaxed);
+      if (item >= n) return;
+      fn(item, part);
+    }
+  });
+}
+
+}  // namespace quire::kernels

@@ -1,0 +1,29 @@
+#include "kernels/elementwise/activation.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::kernels {
+
+absl::Status GatedProduct(const Backend& backend, const GatedProductParams& params) {
+  if (std::min({params.gate_stride, params.up_stride, params.y_stride}) < params.columns) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gated product of ", params.columns, " columns has strides gate ", params.gate_stride,
+        ", up ", params.up_stride, ", y ", params.y_stride, ", each must hold a row"));
+  }
+  if (params.shape.limit < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gated product has limit ", params.shape.limit, ", it must be at least 0"));
+  }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::GatedProductCuda(*backend.cuda(), params);
+  }
+  backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.8,
+                      [&](std::int64_t begin, std::int64_t end, int) {
+                        internal::GatedProductSimd(params, begin, end);
+                      });
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels

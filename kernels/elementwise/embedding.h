@@ -1,0 +1,35 @@
+#pragma once
+
+// Rows of the embedding matrix for a list of tokens.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "base/dtype.h"
+#include "kernels/backend/backend.h"
+
+namespace quire::kernels {
+
+struct EmbeddingParams {
+  const void* table;           // [vocab, hidden] f32, bf16 or f16 without gaps, any alignment
+  const std::int32_t* tokens;  // [num_rows]
+  float* y;                    // [num_rows, hidden], rows y_stride apart
+  std::int64_t y_stride;
+  DType dtype;
+  std::uint32_t vocab;
+  std::uint32_t hidden;
+  std::uint32_t num_rows;
+  float scale = 1;
+};
+
+// y[m] = table[tokens[m]] * scale, widened to f32. Returns INVALID_ARGUMENT for a token outside
+// [0, vocab), another dtype, or a stride below hidden. On a GPU tokens are not looked at here.
+absl::Status Embedding(const Backend& backend, const EmbeddingParams& params);
+
+namespace internal {
+
+absl::Status EmbeddingCuda(const CudaContext& context, const EmbeddingParams& params);
+void EmbeddingCpu(const EmbeddingParams& params, std::int64_t row_begin, std::int64_t row_end);
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,50 @@
+#pragma once
+
+// The sum of a branch and the residual stream, where one of them has a factor, and the stream in
+// the type of a GPU's activations. Without factors the sum is part of the branch's last product
+// (kernels/linear/linear.h).
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "base/dtype.h"
+#include "kernels/backend/backend.h"
+
+namespace quire::kernels {
+
+struct ResidualAddParams {
+  float* x;             // [num_rows, columns], rows x_stride apart
+  const float* branch;  // [num_rows, columns], rows branch_stride apart
+  std::int64_t x_stride;
+  std::int64_t branch_stride;
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+  float scale = 1;         // on the branch
+  float output_scale = 1;  // on the sum
+};
+
+// x = (x + scale * branch) * output_scale, element by element, every step rounded to f32. Returns
+// INVALID_ARGUMENT for a stride below columns.
+absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params);
+
+struct RoundRowsParams {
+  const float* x;  // [num_rows, columns], rows x_stride apart
+  BF16* y;         // [num_rows, columns], rows y_stride apart
+  std::int64_t x_stride;
+  std::int64_t y_stride;
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+};
+
+// y = x, rounded to nearest even: the stream as input of a branch without a norm. Returns
+// INVALID_ARGUMENT for a stride below columns. REQUIRES: a GPU; the CPU reads the stream itself.
+absl::Status RoundRows(const Backend& backend, const RoundRowsParams& params);
+
+namespace internal {
+
+absl::Status ResidualAddCuda(const CudaContext& context, const ResidualAddParams& params);
+absl::Status RoundRowsCuda(const CudaContext& context, const RoundRowsParams& params);
+
+}  // namespace internal
+
+}  // namespace quire::kernels

@@ -1,0 +1,86 @@
+// Small ops over rows of f32: the residual sum with factors, the soft cap of logits and the stream
+// rounded to bf16. Bound by memory: 12, 8 and 6 bytes an element. Grid: rows by blocks of columns,
+// one element a thread, neighbours side by side.
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/backend/exact_gate.h"
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/elementwise/residual.h"
+#include "kernels/elementwise/softcap.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+// The column of a thread, or one beyond the row.
+__device__ __forceinline__ std::uint32_t Column() {
+  return cuda::BlockY() * kThreads + cuda::ThreadIndex();
+}
+
+cuda::LaunchShape ShapeOf(std::uint32_t num_rows, std::uint32_t columns) {
+  return {.blocks_x = num_rows,
+          .blocks_y = columns / kThreads + (columns % kThreads != 0),
+          .threads = kThreads,
+          .programmatic = true};
+}
+
+__global__ void __launch_bounds__(kThreads) ResidualAddKernel(const ResidualAddParams params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::int64_t row = cuda::BlockX();
+  const std::uint32_t i = Column();
+  if (i >= params.columns) return;
+  float* const x = params.x + row * params.x_stride + i;
+  const float branch = params.branch[row * params.branch_stride + i];
+  *x = cuda::Mul(cuda::Add(*x, cuda::Mul(params.scale, branch)), params.output_scale);
+}
+
+__global__ void __launch_bounds__(kThreads) SoftcapKernel(const SoftcapParams params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::int64_t row = cuda::BlockX();
+  const std::uint32_t i = Column();
+  if (i >= params.columns) return;
+  float* const x = params.x + row * params.x_stride + i;
+  const float scaled = cuda::Mul(*x, params.scale);
+  const bool is_capped = params.cap > 0 && !(fabsf(scaled) > kLargest);
+  *x = is_capped ? cuda::Mul(params.cap, ExactTanh(cuda::Div(scaled, params.cap))) : scaled;
+}
+
+__global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParams params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::int64_t row = cuda::BlockX();
+  const std::uint32_t i = Column();
+  if (i >= params.columns) return;
+  params.y[row * params.y_stride + i] = BF16::FromFloat(params.x[row * params.x_stride + i]);
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status ResidualAddCuda(const CudaContext& context, const ResidualAddParams& params) {
+  return cuda::Launch(context, "residual_add", ResidualAddKernel,
+                      ShapeOf(params.num_rows, params.columns), params);
+}
+
+absl::Status SoftcapCuda(const CudaContext& context, const SoftcapParams& params) {
+  return cuda::Launch(context, "softcap", SoftcapKernel, ShapeOf(params.num_rows, params.columns),
+                      params);
+}
+
+absl::Status RoundRowsCuda(const CudaContext& context, const RoundRowsParams& params) {
+  return cuda::Launch(context, "round_rows", RoundRowsKernel,
+                      ShapeOf(params.num_rows, params.columns), params);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

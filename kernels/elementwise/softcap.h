@@ -1,0 +1,34 @@
+#pragma once
+
+// A factor on logits and a soft cap of them.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+
+namespace quire::kernels {
+
+struct SoftcapParams {
+  float* x;  // [num_rows, columns], rows x_stride apart; changed in place
+  std::int64_t x_stride;
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+  float scale = 1;
+  float cap = 0;  // 0: none
+};
+
+// x = cap tanh(scale x / cap), or scale x without a cap, element by element in f32. Where scale x
+// is infinite or a NaN it stays so: a cap must not hide from the sampler that a row is broken.
+// Returns INVALID_ARGUMENT for a stride below columns or a negative cap.
+absl::Status Softcap(const Backend& backend, const SoftcapParams& params);
+
+namespace internal {
+
+absl::Status SoftcapCuda(const CudaContext& context, const SoftcapParams& params);
+// Columns [begin, end) of all rows: the plain reference and the fast path.
+void SoftcapCpu(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
+void SoftcapSimd(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,85 @@
+// Scatters the packed arrays of a step: one pass over each array by all threads of the grid, then
+// the changed ranges of the lookup table, one block each in turn. A few KB in all: the time is that
+// of the launch.
+
+#include <cstdint>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/elementwise/step_inputs.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kMaxBlocks = 64;
+
+__device__ __forceinline__ std::int32_t ResolveToken(const StepInputsParams& p, std::int32_t id) {
+  if (id >= 0) return id;
+  const auto draw = static_cast<std::uint32_t>(-(id + 1));
+  if (draw >= p.num_previous) return 0;
+  const std::int32_t drawn = p.previous_tokens[draw];
+  return drawn < 0 ? 0 : drawn;
+}
+
+__device__ __forceinline__ void ScatterTokens(const StepInputsParams& p, std::uint32_t first,
+                                              std::uint32_t step) {
+  const std::uint32_t n = p.num_tokens;
+  for (std::uint32_t i = first; i < p.padded_tokens; i += step) {
+    const bool real = i < n;
+    p.tokens[i] = real ? ResolveToken(p, static_cast<std::int32_t>(p.block[i])) : 0;
+    p.positions[i] = real ? static_cast<std::int32_t>(p.block[n + i]) : 0;
+    p.token_rows[i] = real ? static_cast<std::int32_t>(p.block[2 * n + i]) : -1;
+  }
+  for (std::uint32_t i = first; i < p.padded_head_tokens; i += step) {
+    p.head_tokens[i] = i < p.num_head_tokens ? p.block[3 * n + i] : 0;
+  }
+}
+
+__device__ __forceinline__ void ScatterRows(const StepInputsParams& p, const std::uint32_t* offsets,
+                                            std::uint32_t first, std::uint32_t step) {
+  const std::uint32_t* const lengths = offsets + p.batch_size + 1;
+  const std::uint32_t* const prompts = lengths + p.batch_size;
+  for (std::uint32_t i = first; i <= p.padded_rows; i += step) {
+    p.row_offsets[i] = i <= p.batch_size ? offsets[i] : p.num_tokens;
+    if (i == p.padded_rows) return;
+    p.cache_lengths[i] = i < p.batch_size ? lengths[i] : 0;
+    p.prompt_rows[i] = i < p.batch_size ? prompts[i] : 0;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) StepInputsKernel(const StepInputsParams p) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t first = cuda::BlockX() * kThreads + cuda::ThreadIndex();
+  const std::uint32_t step = cuda::GridX() * kThreads;
+  const std::uint32_t* const offsets = p.block + 3 * p.num_tokens + p.num_head_tokens;
+  ScatterTokens(p, first, step);
+  ScatterRows(p, offsets, first, step);
+  const std::uint32_t* const ranges = offsets + 3 * p.batch_size + 1;
+  for (std::uint32_t r = cuda::BlockX(); r < p.num_ranges; r += cuda::GridX()) {
+    const std::uint32_t to = ranges[3 * r];
+    const std::uint32_t from = ranges[3 * r + 1];
+    const std::uint32_t count = ranges[3 * r + 2];
+    for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kThreads) {
+      p.lookup_table[to + i] = p.block[from + i];
+    }
+  }
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status StepInputsCuda(const CudaContext& context, const StepInputsParams& params) {
+  std::uint32_t work = params.padded_tokens;
+  if (work < params.padded_rows + 1) work = params.padded_rows + 1;
+  std::uint32_t blocks = (work + kThreads - 1) / kThreads;
+  if (blocks < params.num_ranges) blocks = params.num_ranges;
+  if (blocks > kMaxBlocks) blocks = kMaxBlocks;
+  return cuda::Launch(context, "step inputs", StepInputsKernel,
+                      {.blocks_x = blocks, .threads = kThreads, .programmatic = true}, params);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,128 @@
+#pragma once
+
+// One head in the registers of a warp: read and rotated in f32, written into its page. A lane owns
+// four neighbouring columns of each piece of 128, and the other column of each of its pairs is read
+// as well (from L1), so a head may be written back in place once all lanes have read. The group of
+// a quantised page is one head, so its largest magnitude is a butterfly over the warp.
+
+#include <cstdint>
+#include <limits>
+
+#include "base/vec.h"
+#include "cache_manager/views/kv_quantize.h"
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/kv_store/kv_dispatch.h"
+#include "kernels/rope/rope.h"
+
+namespace quire::kernels::kv_head {
+
+inline constexpr std::uint32_t kColumns = 4;  // of a lane, side by side
+
+// A head's columns, four per lane and piece.
+template <std::uint32_t kPieces>
+using HeadValues = float[kPieces][kColumns];
+template <std::uint32_t kPieces>
+inline constexpr std::uint32_t kMaxHeadSize = kPieces * kColumns * cuda::kWarpSize;
+
+// RopeParams without its rows.
+struct Rotation {
+  const float* cosines;
+  const float* sines;
+  std::uint32_t size;  // 0: none
+  std::uint32_t first;
+  RopeStyle style;
+};
+
+__device__ __forceinline__ std::uint32_t FirstColumn(std::uint32_t piece) {
+  return kColumns * (cuda::Lane() + piece * cuda::kWarpSize);
+}
+
+// Column d of the head, rotated; `own` is what lies there.
+template <typename T>
+__device__ __forceinline__ float Rotated(const Rotation& rotation, const T* head, std::int64_t row,
+                                         std::uint32_t d, float own) {
+  const std::uint32_t i = d - rotation.first;  // wraps below the first column
+  const std::uint32_t pairs = rotation.size / 2;
+  if (i >= rotation.size) return own;
+  const bool half = rotation.style == RopeStyle::kHalf;
+  const bool second = half ? i >= pairs : i % 2 != 0;
+  const std::uint32_t distance = half ? pairs : 1;
+  const std::uint32_t pair = half ? (second ? i - pairs : i) : i / 2;
+  const float other = ToFloat(head[second ? d - distance : d + distance]);
+  const std::int64_t at = row * pairs + pair;
+  const float turned = cuda::Mul(other, rotation.sines[at]);
+  const float kept = cuda::Mul(own, rotation.cosines[at]);
+  return second ? cuda::Add(kept, turned) : cuda::Sub(kept, turned);
+}
+
+// Reads a head of row `row`, rotated unless `rotate` is false. Columns beyond it are zeros.
+template <std::uint32_t kPieces, typename T>
+__device__ __forceinline__ void ReadHead(const Rotation& rotation, const T* head,
+                                         std::uint32_t head_size, std::int64_t row, bool rotate,
+                                         HeadValues<kPieces>& x) {
+#pragma unroll
+  for (std::uint32_t j = 0; j < kPieces; ++j) {
+    const std::uint32_t d = FirstColumn(j);
+    Vec<T, kColumns> own{};
+    const bool inside = d < head_size;
+    if (inside) own = cache::LoadVector<kColumns>(head + d);
+#pragma unroll
+    for (std::uint32_t c = 0; c < kColumns; ++c) {
+      x[j][c] = ToFloat(own.lane[c]);
+      if (inside && rotate) x[j][c] = Rotated(rotation, head, row, d + c, x[j][c]);
+    }
+  }
+}
+
+struct PagePlace {
+  std::uint32_t row;   // of the batch
+  std::uint32_t head;  // of the cache
+  std::uint32_t token;
+};
+
+template <std::uint32_t kPieces, typename E>
+__device__ __forceinline__ void StoreHead(const KvView<E>& view, const PagePlace& place,
+                                          const HeadValues<kPieces>& x) {
+  float scale = 1.0f;
+  bool zero = false;
+  if constexpr (kQuantizedKv<E>) {
+    // As cache::QuantizeGroup: the largest magnitude has no order.
+    float amax = 0.0f;
+    bool finite = true;
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPieces; ++j) {
+#pragma unroll
+      for (std::uint32_t c = 0; c < kColumns; ++c) {
+        finite = finite && fabsf(x[j][c]) <= std::numeric_limits<float>::max();
+        amax = cuda::Max(amax, fabsf(x[j][c]));
+      }
+    }
+#pragma unroll
+    for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
+      amax = cuda::Max(amax, cuda::ShuffleXor(amax, mask));
+    }
+    zero = cuda::AnyLane(!finite) || amax == 0.0f;
+    if (!zero) scale = cuda::Max(cuda::Div(amax, cache::kQuantizedMax<E>), 0x1p-126f);
+    if (cuda::Lane() == 0) {
+      view.template store_scale<1>(place.row, place.head, place.token, 0, {scale});
+    }
+  }
+#pragma unroll
+  for (std::uint32_t j = 0; j < kPieces; ++j) {
+    const std::uint32_t d = FirstColumn(j);
+    if (d >= view.head_size()) break;
+    Vec<E, kColumns> out{};
+#pragma unroll
+    for (std::uint32_t c = 0; c < kColumns; ++c) {
+      if constexpr (kQuantizedKv<E>) {
+        if (!zero) out.lane[c] = cache::QuantizeValue<E>(x[j][c], scale);
+      } else {
+        out.lane[c] = FromFloat<E>(x[j][c]);
+      }
+    }
+    view.template store<kColumns>(place.row, place.head, place.token, d, out);
+  }
+}
+
+}  // namespace quire::kernels::kv_head

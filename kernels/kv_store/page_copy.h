@@ -1,0 +1,51 @@
+#pragma once
+
+// Page copies inside one pool: the tail of a forked sequence, and clean pages. The scales of a
+// quantised pool go with the values.
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+#include "kernels/kv_store/kv_dispatch.h"
+
+namespace quire::kernels {
+
+struct PageCopyItem {
+  std::uint32_t source;       // page id; the null page gives zeros
+  std::uint32_t destination;  // page id, not the null page
+  std::uint32_t num_rows;     // first tokens of the page to copy, at most the page size
+};
+
+// For each item, in order, the first num_rows tokens of a page, K and V of all layers; the rest of
+// the destination stays. An item sees what the items before it copied. Returns INVALID_ARGUMENT,
+// with nothing copied, for a page outside the pool, the null page as destination, or too many rows.
+absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
+                       std::span<const PageCopyItem> items);
+
+// Every byte of the pages' K and V in all layers, and of their scales, to zero. Errors as above.
+absl::Status ZeroPages(const Backend& backend, const AnyKvCollection& pool,
+                       std::span<const std::uint32_t> pages);
+
+struct PageCopyParams {
+  const AnyKvCollection* pool;
+  std::uint32_t source;
+  std::uint32_t destination;
+  std::uint32_t num_rows;
+};
+
+// The same for one page.
+absl::Status CopyPage(const Backend& backend, const PageCopyParams& params);
+absl::Status ZeroPage(const Backend& backend, const AnyKvCollection& pool, std::uint32_t page);
+
+namespace internal {
+
+// Arguments have been checked.
+absl::Status CopyPagesCuda(const CudaContext& context, const AnyKvCollection& pool,
+                           std::span<const PageCopyItem> items);
+absl::Status ZeroPagesCuda(const CudaContext& context, const AnyKvCollection& pool,
+                           std::span<const std::uint32_t> pages);
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,74 @@
+#pragma once
+
+// Matrix products by NVIDIA's cuBLASLt, for engine.determinism = fast. The library has hundreds of
+// megabytes, so it is opened when a backend is made in that mode and never linked.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/device_buffer.h"
+#include "base/mutex.h"
+#include "base/stream.h"
+#include "kernels/linear/linear.h"
+
+namespace quire::kernels::cuda {
+
+struct CublasLtApi;
+
+// Place:      owned by a Backend in kFast, used by Linear and PackLinearWeights.
+// Invariants: one algorithm per (N, K, type of y), chosen by Pin with the library's heuristic for
+//             kPinnedRows rows and kept for every number of rows; no split of K. Nothing is chosen
+//             or allocated by Matmul.
+// Threads:    Pin from any thread; Matmul from one at a time, that of the stream.
+// Lifetime:   the stream outlives it; plans live as long as it does.
+class CublasLt {
+ public:
+  static constexpr absl::string_view kLibrary = "libcublasLt.so.13";
+  static constexpr std::int64_t kWorkspaceBytes = std::int64_t{32} << 20;
+  static constexpr std::uint32_t kPinnedRows = 2048;
+
+  // Opens the library. Returns NOT_FOUND, with its name, when it or a function of it is
+  // missing; RESOURCE_EXHAUSTED without memory for the workspace.
+  static absl::StatusOr<std::shared_ptr<CublasLt>> Open(const Stream& stream,
+                                                        absl::string_view library = kLibrary);
+  static absl::StatusOr<std::shared_ptr<CublasLt>> Create(const Stream& stream,
+                                                          const CublasLtApi& api);
+  ~CublasLt();
+
+  // Whether products with this weight go to the library: bf16, N and K multiples of 8.
+  static bool Computes(const PackedLinear& weight);
+
+  // Returns FAILED_PRECONDITION when the library knows no algorithm that serves every number of
+  // rows.
+  absl::StatusOr<const LtPlans*> Pin(std::uint32_t n, std::uint32_t k);
+
+  // Enqueues Linear of bf16 x. Returns INVALID_ARGUMENT for a bias, a residual with bf16 y, or rows
+  // of x, y or residual that are not 16-byte aligned; INTERNAL when the library refuses.
+  absl::Status Matmul(const LtPlans& plans, const LinearParams& params);
+
+ private:
+  CublasLt(const Stream& stream, const CublasLtApi& api);
+
+  // Descriptors of a shape, without algorithms yet.
+  absl::Status Describe(LtPlans* plans) const;
+  absl::Status Choose(LtPlans* plans, bool y_is_bf16) const;
+  absl::Status SetRows(const LtPlans& plans, std::uint32_t num_rows, std::int64_t x_stride,
+                       std::int64_t y_stride, std::int64_t residual_stride) const;
+  void Destroy(LtPlans* plans) const;
+
+  const Stream& stream_;
+  const std::unique_ptr<const CublasLtApi> api_;
+  void* handle_ = nullptr;
+  DeviceBuffer workspace_;
+  Mutex mutex_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::unique_ptr<LtPlans>> plans_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quire::kernels::cuda

@@ -1,0 +1,167 @@
+#include "kernels/linear/fp8_linear.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kPanel = PackedLinear::kPanel;
+
+std::int64_t NumPanels(const Fp8Shape& shape) {
+  return (std::int64_t{shape.n} + kPanel - 1) / kPanel;
+}
+
+// Of one panel.
+std::int64_t ScaleBytes(const Fp8Shape& shape) {
+  return std::int64_t{shape.num_groups()} * kPanel * static_cast<std::int64_t>(sizeof(float));
+}
+
+// Scratch memory of x, more only where so many rows take it.
+constexpr std::int64_t kScratchFloats = 1 << 20;
+constexpr std::int64_t kTileRows = 8;
+
+// From row to row of it: not a multiple of 4 KB, where rows would evict each other from the first
+// cache.
+std::int64_t ScratchStride(std::int64_t k) {
+  const std::int64_t stride = (k + kPanel - 1) / kPanel * kPanel + kPanel;
+  return stride % 1024 == 0 ? stride + kPanel : stride;
+}
+
+}  // namespace
+
+absl::Status CheckFp8Shape(const Fp8Shape& shape) {
+  if (shape.n == 0 || shape.n > INT32_MAX || shape.k == 0 || shape.k > INT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat("fp8 weights are [", shape.n, ", ", shape.k,
+                                                   "], both must be 1 to ", INT32_MAX));
+  }
+  if (shape.group == shape.k ||
+      (shape.group != 0 && shape.group % 4 == 0 && shape.group < shape.k)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("fp8 weights have groups of ", shape.group, " of ", shape.k,
+                   " inputs, a group must be a multiple of 4, or all inputs"));
+}
+
+std::int64_t Fp8Bytes(const Fp8Shape& shape) {
+  const std::int64_t row = (std::int64_t{shape.k} + 3) / 4 * 4;
+  return NumPanels(shape) * (row * kPanel + ScaleBytes(shape));
+}
+
+std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
+  // Of the products up to k: fewer inputs may fill more of kScratchFloats.
+  const std::int64_t stride = ScratchStride(k);
+  return std::min(num_rows * stride, std::max(kTileRows * stride, kScratchFloats)) *
+         static_cast<std::int64_t>(sizeof(float));
+}
+
+// Writes the panels and scales of one PackedLinear.
+class Fp8Packer {
+ public:
+  static absl::StatusOr<PackedLinear> Allocate(const Fp8Shape& shape) {
+    QUIRE_RETURN_IF_ERROR(CheckFp8Shape(shape));
+    PackedLinear packed;
+    packed.n_ = shape.n;
+    packed.k_ = shape.k;
+    packed.group_ = shape.group;
+    packed.format_ = WeightFormat::kFp8E4M3;
+    packed.dtype_ = DType::kF32;
+    QUIRE_ASSIGN_OR_RETURN(
+        packed.data_,
+        DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * packed.panel_bytes()));
+    QUIRE_ASSIGN_OR_RETURN(
+        packed.scales_,
+        DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * ScaleBytes(shape)));
+    return packed;
+  }
+
+  static absl::StatusOr<PackedLinear> Pack(
+      const Backend& backend, const Fp8Shape& shape,
+      absl::FunctionRef<void(std::uint32_t row, const Fp8Row& out)> source) {
+    QUIRE_CHECK(backend.cuda() == nullptr);
+    QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(shape));
+    backend.ParallelFor(packed.num_panels(), static_cast<double>(shape.k) * kPanel,
+                        [&](std::int64_t begin, std::int64_t end, int) {
+                          std::vector<std::uint8_t> codes(shape.k);
+                          std::vector<float> scales(shape.num_groups());
+                          const std::int64_t last = std::min<std::int64_t>(shape.n, end * kPanel);
+                          for (std::int64_t row = begin * kPanel; row < last; ++row) {
+                            source(static_cast<std::uint32_t>(row), {codes, scales});
+                            PutRow(shape, row, codes, scales, packed);
+                          }
+                        });
+    return packed;
+  }
+
+ private:
+  static void PutRow(const Fp8Shape& shape, std::int64_t row, std::span<const std::uint8_t> codes,
+                     std::span<const float> scales, const PackedLinear& packed) {
+    const std::int64_t panel = row / kPanel;
+    const std::size_t lane = static_cast<std::size_t>(row % kPanel);
+    auto* const to = static_cast<std::uint8_t*>(packed.data_.data()) + panel * packed.panel_bytes();
+    for (std::size_t k = 0; k < codes.size(); ++k) {
+      to[(k / 4 * kPanel + lane) * 4 + k % 4] = codes[k];
+    }
+    auto* const scale_to = static_cast<float*>(packed.scales_.data()) +
+                           panel * static_cast<std::int64_t>(shape.num_groups()) * kPanel;
+    for (std::size_t g = 0; g < scales.size(); ++g) {
+      scale_to[g * kPanel + lane] = scales[g];
+    }
+  }
+};
+
+absl::StatusOr<PackedLinear> PackFp8Rows(
+    const Backend& backend, const Fp8Shape& shape,
+    absl::FunctionRef<void(std::uint32_t row, const Fp8Row& out)> source) {
+  return Fp8Packer::Pack(backend, shape, source);
+}
+
+absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape) {
+  return Fp8Packer::Allocate(shape);
+}
+
+namespace internal {
+
+void LinearFp8(const Backend& backend, const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const std::int64_t k = weight.k();
+  const std::int64_t stride = ScratchStride(k);
+  const std::int64_t most = std::max(kTileRows, kScratchFloats / stride / kTileRows * kTileRows);
+  LinearParams part = params;
+  part.x_stride = stride;
+  for (std::int64_t row = 0; row < params.num_rows; row += most) {
+    const std::int64_t rows = std::min<std::int64_t>(most, params.num_rows - row);
+    auto* const scaled = reinterpret_cast<float*>(
+        backend.op_workspace().Reserve(static_cast<std::size_t>(rows * stride) * sizeof(float)));
+    const float* const x = params.x.f32() + row * params.x_stride;
+    backend.ParallelFor(rows, static_cast<double>(k) * 0.15,
+                        [&](std::int64_t begin, std::int64_t end, int) {
+                          for (std::int64_t m = begin; m < end; ++m) {
+                            const float* const from = x + m * params.x_stride;
+                            float* const to = scaled + m * stride;
+                            for (std::int64_t i = 0; i < k; ++i) to[i] = from[i] * kFp8InputScale;
+                          }
+                        });
+    part.x = scaled;
+    part.y = params.y.f32() + row * params.y_stride;
+    if (params.residual != nullptr) {
+      part.residual = params.residual + row * params.residual_stride;
+    }
+    part.num_rows = static_cast<std::uint32_t>(rows);
+    backend.ParallelFor(
+        weight.num_panels(),
+        // As Linear counts it.
+        static_cast<double>(weight.panel_bytes()) * 0.05 +
+            static_cast<double>(k) * static_cast<double>(rows) * 0.4,
+        [&](std::int64_t begin, std::int64_t end, int) { LinearSimd(part, begin, end); });
+  }
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,72 @@
+#include "kernels/linear/head_linear.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace quire::kernels {
+namespace {
+
+absl::Status CheckShapes(const HeadLinearParams& params) {
+  const std::int64_t n = params.weights[0]->n();
+  const std::int64_t k = params.weights[0]->k();
+  const auto heads = static_cast<std::int64_t>(params.weights.size());
+  if (heads > kMostHeadsALaunch) {
+    return absl::InvalidArgumentError(absl::StrCat("products of ", heads, " heads, the limit is ",
+                                                   kMostHeadsALaunch));
+  }
+  for (const PackedLinear* weight : params.weights) {
+    if (weight->n() == n && weight->k() == k) continue;
+    return absl::InvalidArgumentError(absl::StrCat("products of heads have matrices [", n, ", ", k,
+                                                   "] and [", weight->n(), ", ", weight->k(),
+                                                   "], all must have one shape"));
+  }
+  if (params.x_head_stride >= k && params.y_head_stride >= n &&
+      params.x_stride >= (heads - 1) * params.x_head_stride + k &&
+      params.y_stride >= (heads - 1) * params.y_head_stride + n) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("products of ", heads, " heads [", n, ", ", k, "] have strides x ",
+                   params.x_stride, " and ", params.x_head_stride, ", y ", params.y_stride,
+                   " and ", params.y_head_stride, ", each must hold the heads"));
+}
+
+// Whether one launch computes many heads; in kFast, too: a library would need one for each head.
+bool IsOneLaunch(const HeadLinearParams& params) {
+  const auto even = [](const void* p, std::int64_t stride, std::int64_t head_stride) {
+    return reinterpret_cast<std::uintptr_t>(p) % 4 == 0 && stride % 2 == 0 && head_stride % 2 == 0;
+  };
+  return params.x.dtype() == DType::kBF16 && params.y.dtype() == DType::kBF16 &&
+         params.num_rows <= kHeadLinearRows && params.weights[0]->n() % 16 == 0 &&
+         params.weights[0]->k() % 16 == 0 &&
+         even(params.x.data(), params.x_stride, params.x_head_stride) &&
+         std::all_of(params.weights.begin(), params.weights.end(), [](const PackedLinear* w) {
+           return w->format() == WeightFormat::kPlain && w->dtype() == DType::kBF16;
+         });
+}
+
+}  // namespace
+
+absl::Status HeadLinear(const Backend& backend, const HeadLinearParams& params) {
+  if (params.weights.empty() || params.num_rows == 0) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckShapes(params));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr && IsOneLaunch(params)) {
+      return internal::HeadLinearCuda(*backend.cuda(), params);
+    }
+  }
+  for (std::size_t h = 0; h < params.weights.size(); ++h) {
+    const auto head = static_cast<std::int64_t>(h);
+    QUIRE_RETURN_IF_ERROR(Linear(backend, {.x = params.x + head * params.x_head_stride,
+                                           .weight = params.weights[h],
+                                           .y = params.y + head * params.y_head_stride,
+                                           .x_stride = params.x_stride,
+                                           .y_stride = params.y_stride,
+                                           .num_rows = params.num_rows}));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels

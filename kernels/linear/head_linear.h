@@ -1,0 +1,44 @@
+#pragma once
+
+// A product for every head, each with a matrix of its own: what latent attention does with the
+// parts of kv_b.
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/float_ptr.h"
+#include "kernels/linear/linear.h"
+
+namespace quire::kernels {
+
+inline constexpr std::uint32_t kMostHeadsALaunch = 128;
+inline constexpr std::uint32_t kHeadLinearRows = 64;
+
+struct HeadLinearParams {
+  std::span<const PackedLinear* const> weights;  // one a head, all [N, K], at most
+                                                 // kMostHeadsALaunch
+  ConstFloatPtr x;             // [num_rows, heads, K], rows x_stride apart, heads x_head_stride
+  FloatPtr y;                  // [num_rows, heads, N], rows y_stride apart, heads y_head_stride
+  std::int64_t x_stride;       // elements, likewise the next three
+  std::int64_t y_stride;
+  std::int64_t x_head_stride;  // at least K
+  std::int64_t y_head_stride;  // at least N
+  std::uint32_t num_rows;
+};
+
+// y[m][h] = W_h x[m][h], with the bits and the errors of Linear for each head (in kFast those of
+// Linear without a library where it is one launch). Returns
+// INVALID_ARGUMENT also for matrices of several shapes, too many, or strides that do not hold the
+// heads. On a GPU this is one launch where x, y and plain weights are bf16, N and K are multiples
+// of 16 and rows are few (kHeadLinearRows); otherwise every head is a Linear.
+absl::Status HeadLinear(const Backend& backend, const HeadLinearParams& params);
+
+namespace internal {
+
+// REQUIRES: what HeadLinear asks of one launch.
+absl::Status HeadLinearCuda(const CudaContext& context, const HeadLinearParams& params);
+
+}  // namespace internal
+}  // namespace quire::kernels

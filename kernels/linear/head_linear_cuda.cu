@@ -1,0 +1,123 @@
+// Products of heads for few rows, all heads in one launch: a warp computes 16 features of one head
+// for up to 64 tokens, weights as the row operand of the MMA and tokens as the column operand,
+// along the tree of linear_tree.h, so that its bits are those of linear_cuda.cu. Fragments come
+// straight from global memory: a weight is read once by one warp, in whole sectors, and a launch
+// saved is worth more than a pipeline. Bound by the bytes of the weights.
+
+#include <cstdint>
+
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/linear/head_linear.h"
+#include "kernels/linear/linear_tree.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kThreads = 128;
+constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
+constexpr std::uint32_t kTokenTiles = kHeadLinearRows / 8;
+
+struct HeadLinearArgs {
+  const BF16* weights[kMostHeadsALaunch];  // [n, k] each
+  const BF16* x;
+  BF16* y;
+  std::int64_t x_stride;
+  std::int64_t y_stride;
+  std::int64_t x_head_stride;
+  std::int64_t y_head_stride;
+  std::uint32_t num_rows;
+  std::uint32_t n;
+  std::uint32_t k;
+  std::uint32_t split;  // inputs of a sub-range
+};
+
+// Columns 2 (lane % 4) .. + 1 and those 8 further on.
+__device__ __forceinline__ void LoadPairs(const BF16* from, std::uint32_t* low,
+                                          std::uint32_t* high) {
+  const auto* const pairs = reinterpret_cast<const std::uint32_t*>(from) + cuda::Lane() % 4;
+  *low = pairs[0];
+  *high = pairs[4];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    HeadLinearKernel(const __grid_constant__ HeadLinearArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t feature = (cuda::BlockX() * kWarps + cuda::Warp()) * 16;
+  const std::uint32_t head = cuda::BlockY();
+  if (feature >= args.n) return;
+  const std::uint32_t group = cuda::Lane() / 4;
+  const BF16* const w = args.weights[head] + std::int64_t{feature + group} * args.k;
+  const BF16* const x = args.x + head * args.x_head_stride + group * args.x_stride;
+  float total[kTokenTiles][4] = {};
+  for (std::uint32_t begin = 0; begin < args.k; begin += args.split) {
+    const std::uint32_t end = begin + args.split < args.k ? begin + args.split : args.k;
+    float sums[kTokenTiles][4] = {};
+    for (std::uint32_t at = begin; at < end; at += 16) {
+      std::uint32_t a[4];
+      LoadPairs(w + at, &a[0], &a[2]);
+      LoadPairs(w + std::int64_t{8} * args.k + at, &a[1], &a[3]);
+#pragma unroll
+      for (std::uint32_t t = 0; t < kTokenTiles; ++t) {
+        if (t * 8 >= args.num_rows) break;
+        std::uint32_t b[2] = {0, 0};
+        if (t * 8 + group < args.num_rows) {
+          LoadPairs(x + std::int64_t{t} * 8 * args.x_stride + at, &b[0], &b[1]);
+        }
+        cuda::MmaBF16(sums[t], a, b);
+      }
+    }
+#pragma unroll
+    for (std::uint32_t t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        total[t][i] = begin == 0 ? sums[t][i] : cuda::Add(total[t][i], sums[t][i]);
+      }
+    }
+  }
+  BF16* const y = args.y + head * args.y_head_stride + feature + group;
+#pragma unroll
+  for (std::uint32_t t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const std::uint32_t token = t * 8 + cuda::Lane() % 4 * 2 + i % 2;
+      if (token >= args.num_rows) continue;
+      y[token * args.y_stride + i / 2 * 8] = BF16::FromFloat(total[t][i]);
+    }
+  }
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status HeadLinearCuda(const CudaContext& context, const HeadLinearParams& params) {
+  const std::uint32_t n = params.weights[0]->n();
+  const std::uint32_t k = params.weights[0]->k();
+  HeadLinearArgs args{.weights = {},
+                      .x = params.x.as<BF16>(),
+                      .y = params.y.as<BF16>(),
+                      .x_stride = params.x_stride,
+                      .y_stride = params.y_stride,
+                      .x_head_stride = params.x_head_stride,
+                      .y_head_stride = params.y_head_stride,
+                      .num_rows = params.num_rows,
+                      .n = n,
+                      .k = k,
+                      .split = cuda::LinearTreeOf(n, k).tiles_per_split * cuda::kLinearTileK};
+  for (std::size_t h = 0; h < params.weights.size(); ++h) {
+    args.weights[h] = static_cast<const BF16*>(params.weights[h]->data());
+  }
+  return cuda::Launch(context, "head_linear", HeadLinearKernel,
+                      {.blocks_x = (n + 16 * kWarps - 1) / (16 * kWarps),
+                       .blocks_y = static_cast<std::uint32_t>(params.weights.size()),
+                       .threads = kThreads,
+                       .programmatic = true},
+                      args);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

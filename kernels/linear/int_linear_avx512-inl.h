@@ -1,0 +1,162 @@
+// The integer linear of the AVX-512 levels, with or without dot product instructions. Included by
+// one unit per level; everything here has internal linkage, see int_linear.h. `Isa` says how 4
+// bytes are multiplied:
+//
+//   Weights Widen(__m512i u);                              64 unsigned bytes, prepared for Dot
+//   Inputs Spread(const std::int8_t* a);                   4 signed bytes, in every lane
+//   void Dot(__m512i& acc, Weights w, Inputs a);           acc += sum of 4 products, per lane
+//   kTilePanels                                            of a tile of many rows, 2 or 3
+//   ForInt4                                                the Isa of 4-bit weights
+//
+// Few rows: one panel after the other, all rows in one tile, so that memory is one stream per
+// thread. More: kTilePanels panels at a time; of them 64 rows; with one scale per feature, of those
+// a part of K, small enough for the first cache; of that the tiles of rows.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/linear/int_linear.h"
+#include "kernels/linear/int_linear_avx512_base-inl.h"
+#include "kernels/linear/int_linear_avx512_quantize-inl.h"
+#include "kernels/linear/int_linear_avx512_tiles-inl.h"
+
+namespace quire::kernels::internal {
+namespace {
+
+constexpr std::uint32_t kRowsAtOnce = 64;
+constexpr std::uint32_t kFewRows = 8;
+
+enum class Form { kFeature, kInt8, kInt8Min, kInt4, kInt4Min };
+
+constexpr bool IsInt4(Form form) {
+  return form == Form::kInt4 || form == Form::kInt4Min;
+}
+constexpr bool HasMin(Form form) {
+  return form == Form::kInt8Min || form == Form::kInt4Min;
+}
+
+// R rows and P panels. With one scale per feature `memory` is [R][P][16] and the same for all parts
+// of K.
+template <class Isa, int R, int P, Form kForm>
+QUIRE_INLINE void Tile(const IntLinearArgs& args, const Groups& groups, const Place& at,
+                       float* memory) {
+  if constexpr (kForm == Form::kFeature) {
+    PerFeatureTile<Isa, R, P>(args, at, memory);
+  } else {
+    PerGroupTile<Isa, R, P, IsInt4(kForm), HasMin(kForm)>(args, groups, at);
+  }
+}
+
+// All rows of one panel, up to 8 in a tile.
+template <class Isa, Form kForm>
+QUIRE_INLINE void OnePanel(const IntLinearArgs& args, const Groups& groups, std::int64_t panel) {
+  alignas(64) float memory[8 * kPanel];
+  for (std::uint32_t row = 0; row < args.num_rows; row += 8) {
+    const std::uint32_t rows = Least(args.num_rows - row, 8);
+    const Place at = {row, row, BlockRows(rows), 0, args.k, panel, 0, 1, 0, 0};
+    switch (rows) {
+      case 8:
+        Tile<Isa, 8, 1, kForm>(args, groups, at, memory);
+        break;
+      case 7:
+        Tile<Isa, 7, 1, kForm>(args, groups, at, memory);
+        break;
+      case 6:
+        Tile<Isa, 6, 1, kForm>(args, groups, at, memory);
+        break;
+      case 5:
+        Tile<Isa, 5, 1, kForm>(args, groups, at, memory);
+        break;
+      case 4:
+        Tile<Isa, 4, 1, kForm>(args, groups, at, memory);
+        break;
+      case 3:
+        Tile<Isa, 3, 1, kForm>(args, groups, at, memory);
+        break;
+      case 2:
+        Tile<Isa, 2, 1, kForm>(args, groups, at, memory);
+        break;
+      default:
+        Tile<Isa, 1, 1, kForm>(args, groups, at, memory);
+        break;
+    }
+  }
+}
+
+// The rows [row_begin, row_end) of the part of K and the P panels that `at` names.
+template <class Isa, int P, Form kForm>
+QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at,
+                       std::uint32_t row_begin, std::uint32_t row_end, float* memory) {
+  constexpr std::uint32_t kMost = kForm == Form::kFeature ? 8 : 4;
+  for (at.block = row_begin; at.block < row_end; at.block += at.block_rows) {
+    at.block_rows = BlockRows(row_end - at.block);
+    const std::uint32_t rows = Least(at.block_rows, kMost);
+    for (at.row = at.block; at.row < at.block + at.block_rows; at.row += rows, ++at.pass) {
+      float* const own = memory + (at.row - row_begin) * P * kPanel;
+      if (rows == 8) {
+        if constexpr (kMost == 8) Tile<Isa, 8, P, kForm>(args, groups, at, own);
+      } else if (rows == 4) {
+        Tile<Isa, 4, P, kForm>(args, groups, at, own);
+      } else if (rows == 2) {
+        Tile<Isa, 2, P, kForm>(args, groups, at, own);
+      } else {
+        Tile<Isa, 1, P, kForm>(args, groups, at, own);
+      }
+    }
+  }
+}
+
+// All rows of P panels.
+template <class Isa, int P, Form kForm>
+QUIRE_INLINE void ManyRows(const IntLinearArgs& args, const Groups& groups, std::int64_t panel) {
+  constexpr bool kFeature = kForm == Form::kFeature;
+  alignas(64) float memory[kRowsAtOnce * P * kPanel];
+  for (std::uint32_t row = 0; row < args.num_rows; row += kRowsAtOnce) {
+    const std::uint32_t row_end = Least(row + kRowsAtOnce, args.num_rows);
+    const std::uint32_t rows = row_end - row;
+    Place at{};
+    at.panel = panel;
+    at.passes = (kFeature ? rows / 8 + (rows >> 2 & 1) : rows / 4) + (rows >> 1 & 1) + (rows & 1);
+    if constexpr (!kFeature) {
+      const std::uint32_t lines = P * groups.lines;
+      at.next_lines = lines * groups.count / at.passes;
+      at.next_lines_of_group = (lines + at.passes - 1) / at.passes;
+    }
+    for (at.k0 = 0; at.k0 < args.k; at.k0 = at.k1) {
+      at.k1 = kFeature ? Least(at.k0 + kPart, args.k) : args.k;
+      Rows<Isa, P, kForm>(args, groups, at, row, row_end, memory);
+    }
+  }
+}
+
+template <class Isa, Form kForm>
+void Panels(const IntLinearArgs& args, std::int64_t panel, std::int64_t panel_end) {
+  const Groups groups = Groups::Of(args);
+  if (args.num_rows > kFewRows) {
+    constexpr int kMost = Isa::kTilePanels;
+    // 4 are 2 and 2, not 3 and 1.
+    for (; panel_end - panel >= kMost && panel_end - panel != 4; panel += kMost) {
+      ManyRows<Isa, kMost, kForm>(args, groups, panel);
+    }
+    for (; panel_end - panel >= 2; panel += 2) ManyRows<Isa, 2, kForm>(args, groups, panel);
+  }
+  for (; panel < panel_end; ++panel) OnePanel<Isa, kForm>(args, groups, panel);
+}
+
+template <class Isa>
+void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
+  if (args.is_int4) {
+    using Int4 = typename Isa::ForInt4;
+    if (args.has_min) return Panels<Int4, Form::kInt4Min>(args, panel_begin, panel_end);
+    return Panels<Int4, Form::kInt4>(args, panel_begin, panel_end);
+  }
+  if (args.scale_per_feature) return Panels<Isa, Form::kFeature>(args, panel_begin, panel_end);
+  if (args.has_min) return Panels<Isa, Form::kInt8Min>(args, panel_begin, panel_end);
+  Panels<Isa, Form::kInt8>(args, panel_begin, panel_end);
+}
+
+#undef QUIRE_INLINE
+
+}  // namespace
+}  // namespace quire::kernels::internal

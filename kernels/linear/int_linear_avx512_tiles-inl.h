@@ -1,0 +1,380 @@
+// Tiles of the integer linear on AVX-512: some rows of activations by some panels of weights.
+// Included by int_linear_avx512-inl.h, which says what `Isa` is.
+//
+// One scale per feature: a tile keeps the integer sums of a part of K in registers, 8 rows by up to
+// 3 panels. Groups: 4 rows by up to 3 panels, or up to 8 rows by one, so that integer sums and
+// totals both stay in registers, over all K: on Zen 4 a store of 512 bits displaces 1.2 to 1.6
+// products.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/linear/int_linear.h"
+#include "kernels/linear/int_linear_avx512_base-inl.h"
+
+namespace quire::kernels::internal {
+namespace {
+
+// Inputs of a part of K.
+constexpr std::uint32_t kPart = 512;
+// How far ahead of one stream its memory is fetched.
+constexpr std::int64_t kAheadBytes = 4096;
+constexpr std::int64_t kAheadScaleBytes = 512;
+
+// What a call has of groups. Divisions cost as much as the products of a group.
+struct Groups {
+  std::uint32_t count;       // of weights in a row
+  std::uint32_t wide_count;  // of activations
+  std::uint32_t wide_shift;  // group of weights >> wide_shift is that of activations
+  std::uint32_t lines;       // of 64 bytes in a group of a panel
+
+  static Groups Of(const IntLinearArgs& args) {
+    const std::uint32_t count = args.k / args.group;
+    const std::uint32_t shift = args.group < 32 ? 1 : 0;
+    return {count, (count + shift) >> shift, shift, args.group / (args.is_int4 ? 8 : 4)};
+  }
+};
+
+// Where a tile works.
+struct Place {
+  std::uint32_t row;         // first
+  std::uint32_t block;       // first row of the block that it lies in
+  std::uint32_t block_rows;  // of that block
+  std::uint32_t k0, k1;      // part of K
+  std::int64_t panel;        // first
+  std::uint32_t pass;        // of the tiles of rows over the same weights
+  std::uint32_t passes;      // how many there are
+  // Groups: lines of the next panels that each of these tiles fetches, in all and in a group.
+  std::uint32_t next_lines, next_lines_of_group;
+};
+
+// The quantised inputs of R rows, which are one block of 8, 4 rows of one of 8 or 4, or a block of
+// 4, one of 2 and one of 1 as R has them.
+template <int R>
+struct Inputs {
+  const std::int8_t* block;  // of 8 or 4 rows
+  std::int64_t block_step;
+  const std::int8_t* two;
+  const std::int8_t* one;
+
+  static QUIRE_INLINE Inputs At(const IntLinearArgs& args, const Place& at, std::uint32_t k) {
+    const std::int64_t row_bytes = (args.k + 3) / 4 * 4;
+    const std::int8_t* const first = args.x.q + at.row * row_bytes;
+    return {args.x.q + at.block * row_bytes + (at.row - at.block) * 4 +
+                static_cast<std::int64_t>(k) * at.block_rows,
+            static_cast<std::int64_t>(at.block_rows) * 4,
+            first + (R & 4) * row_bytes + static_cast<std::int64_t>(k) * 2,
+            first + (R & 6) * row_bytes + k};
+  }
+  QUIRE_INLINE const std::int8_t* Row(int r) const {
+    if (R == 8 || r < (R & 4)) return block + r * 4;
+    if (r < (R & 6)) return two + (r - (R & 4)) * 4;
+    return one;
+  }
+  // To the next 4 inputs.
+  QUIRE_INLINE void Advance() {
+    block += block_step;
+    two += 8;
+    one += 4;
+  }
+};
+
+QUIRE_INLINE void Fetch(const void* at) {
+  _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
+}
+
+// acc[R][P] += 4 inputs.
+template <class Isa, int R, int P>
+QUIRE_INLINE void AddUnit(__m512i (&acc)[R * P], const typename Isa::Weights (&weights)[P],
+                          Inputs<R>& inputs) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const typename Isa::Inputs spread = Isa::Spread(inputs.Row(r));
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) Isa::Dot(acc[r * P + p], weights[p], spread);
+  }
+  inputs.Advance();
+}
+
+// acc[R][P] += `lines` lines of each panel, of 4 inputs or, of 4-bit weights, 8. The line ahead[p]
+// bytes on is fetched with each, if kFetch.
+template <class Isa, int R, int P, bool kInt4, bool kFetch>
+QUIRE_INLINE void AddLines(__m512i (&acc)[R * P], const std::uint8_t* w, std::int64_t panel_bytes,
+                           const std::int64_t (&ahead)[P], Inputs<R>& inputs, std::uint32_t lines) {
+  const __m512i low = _mm512_set1_epi8(15);
+  for (std::uint32_t line = 0; line < lines; ++line) {
+    typename Isa::Weights weights[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const std::uint8_t* const at = w + p * panel_bytes;
+      const __m512i u = _mm512_load_si512(at);
+      if constexpr (kFetch) Fetch(at + ahead[p]);
+      weights[p] = Isa::Widen(kInt4 ? _mm512_and_si512(u, low) : u);
+    }
+    AddUnit<Isa, R, P>(acc, weights, inputs);
+    if constexpr (kInt4) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        const __m512i u = _mm512_load_si512(w + p * panel_bytes);
+        weights[p] = Isa::Widen(_mm512_and_si512(_mm512_srli_epi16(u, 4), low));
+      }
+      AddUnit<Isa, R, P>(acc, weights, inputs);
+    }
+    w += 64;
+  }
+}
+
+// y = (total + bias) + residual of R rows and P panels.
+template <int R, int P>
+QUIRE_INLINE void Finish(const IntLinearArgs& args, const Place& at, __m512 (&totals)[R * P]) {
+  const std::int64_t n = at.panel * kPanel;
+  const __mmask16 lanes = FirstLanes(args.n - static_cast<std::uint32_t>(n + (P - 1) * kPanel));
+  const auto load = [&](int p, const float* from) __attribute__((always_inline)) {
+    return p + 1 < P ? _mm512_loadu_ps(from + p * kPanel)
+                     : _mm512_maskz_loadu_ps(lanes, from + p * kPanel);
+  };
+  if (args.bias != nullptr) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const __m512 bias = load(p, args.bias + n);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) totals[r * P + p] = _mm512_add_ps(totals[r * P + p], bias);
+    }
+  }
+  if (args.residual != nullptr) {
+    const float* residual = args.residual + at.row * args.residual_stride + n;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        totals[r * P + p] = _mm512_add_ps(totals[r * P + p], load(p, residual));
+      }
+      residual += args.residual_stride;
+    }
+  }
+  float* y = args.y + at.row * args.y_stride + n;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p + 1 < P; ++p) _mm512_storeu_ps(y + p * kPanel, totals[r * P + p]);
+    float* const last = y + (P - 1) * kPanel;
+    if (lanes == 0xffff) {
+      _mm512_storeu_ps(last, totals[r * P + P - 1]);
+    } else {
+      _mm512_mask_storeu_ps(last, lanes, totals[r * P + P - 1]);
+    }
+    y += args.y_stride;
+  }
+}
+
+// What is fetched while a tile reads the bytes from `offset` on of its panels. One panel: what
+// follows it in memory. More: the next part of the same panel, beyond its end the beginning of the
+// same panel of the next ones; the tiles of rows share the panels out.
+template <int P>
+QUIRE_INLINE void FindAhead(const IntLinearArgs& args, const Place& at, std::int64_t offset,
+                            std::int64_t (&ahead)[P]) {
+  if constexpr (P == 1) {
+    ahead[0] = kAheadBytes;
+  } else {
+    std::int64_t distance = kPart * kPanel;
+    if (offset + distance >= args.panel_bytes) distance += (P - 1) * args.panel_bytes;
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      ahead[p] = static_cast<std::uint32_t>(p) % at.passes == at.pass ? distance : 0;
+    }
+  }
+}
+
+template <class Isa, int R, int P>
+__attribute__((noinline)) void PerFeatureTile(const IntLinearArgs& args, const Place& at,
+                                              float* memory) {
+  __m512i acc[R * P];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const __m512i start = _mm512_set1_epi32(-128 * args.x.sums[at.row + static_cast<unsigned>(r)]);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      acc[r * P + p] = at.k0 == 0 ? start : _mm512_load_si512(memory + (r * P + p) * kPanel);
+    }
+  }
+  std::int64_t ahead[P];
+  const std::int64_t offset = static_cast<std::int64_t>(at.k0) * kPanel;
+  FindAhead<P>(args, at, offset, ahead);
+  Inputs<R> inputs = Inputs<R>::At(args, at, at.k0);
+  AddLines<Isa, R, P, false, true>(acc, args.panels + at.panel * args.panel_bytes + offset,
+                                   args.panel_bytes, ahead, inputs, (at.k1 - at.k0 + 3) / 4);
+  if (at.k1 < args.k) {
+#pragma GCC unroll 32
+    for (int i = 0; i < R * P; ++i) _mm512_store_si512(memory + i * kPanel, acc[i]);
+    return;
+  }
+  __m512 totals[R * P];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    const __m512 scale =
+        _mm512_load_ps(static_cast<const float*>(args.scales) + (at.panel + p) * kPanel);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m512 a = _mm512_set1_ps(args.x.scales[at.row + static_cast<unsigned>(r)]);
+      totals[r * P + p] =
+          _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r * P + p]), _mm512_mul_ps(a, scale));
+    }
+  }
+  Finish<R, P>(args, at, totals);
+}
+
+QUIRE_INLINE __m512 LoadF16(const std::uint16_t* values) {
+  return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(values)));
+}
+
+// What the tiles of rows over some panels fetch of the next ones, which follow in memory: a share
+// each, evenly and in order.
+template <int P>
+struct NextPanels {
+  const std::uint8_t* line;
+  std::uint32_t lines;  // a group
+  const std::uint16_t* scales;
+  std::int64_t panel_scales, group_scales;
+  std::uint32_t turn, turns;  // whose scales are fetched, of so many tiles
+
+  static QUIRE_INLINE NextPanels Of(const IntLinearArgs& args, const Groups& groups,
+                                    const Place& at, std::uint32_t group_scales) {
+    const std::int64_t panel_scales = std::int64_t{groups.count} * group_scales;
+    return {args.panels + (at.panel + P) * args.panel_bytes +
+                std::int64_t{at.pass} * at.next_lines * 64,
+            at.next_lines_of_group,
+            static_cast<const std::uint16_t*>(args.scales) + (at.panel + P) * panel_scales,
+            panel_scales,
+            group_scales,
+            at.pass,
+            at.passes};
+  }
+  QUIRE_INLINE void FetchGroup() {
+    for (std::uint32_t i = 0; i < lines; ++i) {
+      Fetch(line);
+      line += 64;
+    }
+    if (turn == 0) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) Fetch(scales + p * panel_scales);
+      turn = turns;
+    }
+    --turn;
+    scales += group_scales;
+  }
+};
+
+// What a group has besides its products.
+struct Group {
+  const std::uint16_t* scales;  // of the weights, first panel; then their mins
+  std::int64_t panel_scales;
+  const float* row_scales;  // of the inputs, first row
+  std::int64_t row_scales_stride;
+  const std::int32_t* sums;
+  std::int64_t sums_stride;
+  __mmask16 steps;  // all lanes when mins are in steps of the scale, else none
+};
+
+// A weight's scale, prepared for ScaleProduct.
+template <bool kPowers>
+QUIRE_INLINE __m512 PrepareScale(__m512 scale) {
+  if constexpr (!kPowers) return scale;
+  const __m512i one = _mm512_castps_si512(_mm512_set1_ps(1.0f));
+  return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(scale), one));
+}
+
+// a * scale. kPowers: a is a power of two, as inputs of 4-bit weights have them (IntRows), and the
+// exponents are added, which every pipe does; a multiplication takes the place of a product of
+// integers.
+template <bool kPowers>
+QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
+  if constexpr (!kPowers) return _mm512_mul_ps(a, prepared);
+  return _mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(prepared)));
+}
+
+// totals[R][P] += a group's products times its scales.
+template <int R, int P, bool kInt4, bool kMin>
+QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
+                           __m512 (&totals)[R * P]) {
+  // With mins there are no registers for prepared scales.
+  constexpr bool kPowers = kInt4 && !kMin;
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    const std::uint16_t* const scales = group.scales + p * group.panel_scales;
+    const __m512 scale = LoadF16(scales);
+    __m512 min;
+    if constexpr (kMin) {
+      min = LoadF16(scales + kPanel);
+      min = _mm512_mask_mul_ps(min, group.steps, min, scale);
+    }
+    const __m512 prepared = PrepareScale<kPowers>(scale);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m512 a = _mm512_set1_ps(group.row_scales[r * group.row_scales_stride]);
+      __m512& total = totals[r * P + p];
+      total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r * P + p]),
+                              ScaleProduct<kPowers>(a, prepared), total);
+      if constexpr (kMin) {
+        const __m512 sum = _mm512_cvtepi32_ps(_mm512_set1_epi32(group.sums[r * group.sums_stride]));
+        total = _mm512_fmadd_ps(sum, _mm512_mul_ps(a, min), total);
+      }
+    }
+  }
+}
+
+// -O * sum, where the integer sums of a group start.
+template <int R, int P, bool kInt4, bool kMin>
+QUIRE_INLINE void StartGroup(const Group& group, __m512i (&acc)[R * P]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const __m512i start =
+        kMin ? _mm512_setzero_si512()
+             : _mm512_set1_epi32(group.sums[r * group.sums_stride] * (kInt4 ? -8 : -128));
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) acc[r * P + p] = start;
+  }
+}
+
+template <class Isa, int R, int P, bool kInt4, bool kMin>
+__attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Groups& groups,
+                                            const Place& at) {
+  constexpr std::uint32_t kGroupScales = kMin ? 2 * kPanel : kPanel;
+  const float* const row_scales =
+      args.x.scales + static_cast<std::int64_t>(at.row) * groups.wide_count;
+  const std::int64_t panel_scales = std::int64_t{groups.count} * kGroupScales;
+  Group group = {static_cast<const std::uint16_t*>(args.scales) + at.panel * panel_scales,
+                 panel_scales,
+                 row_scales,
+                 groups.wide_count,
+                 args.x.sums + static_cast<std::int64_t>(at.row) * groups.count,
+                 groups.count,
+                 static_cast<__mmask16>(args.min_in_steps ? 0xffff : 0)};
+  const std::uint8_t* w = args.panels + at.panel * args.panel_bytes;
+  const std::int64_t ahead[P] = {kAheadBytes};
+  auto next = NextPanels<P>::Of(args, groups, at, kGroupScales);
+  Inputs<R> inputs = Inputs<R>::At(args, at, 0);
+  __m512 totals[R * P];
+#pragma GCC unroll 32
+  for (int i = 0; i < R * P; ++i) totals[i] = _mm512_setzero_ps();
+  for (std::uint32_t g = 0; g < groups.count; ++g) {
+    group.row_scales = row_scales + (g >> groups.wide_shift);
+    __m512i acc[R * P];
+    StartGroup<R, P, kInt4, kMin>(group, acc);
+    AddLines<Isa, R, P, kInt4, P == 1>(acc, w, args.panel_bytes, ahead, inputs, groups.lines);
+    w += groups.lines * 64;
+    if constexpr (P == 1) {
+      Fetch(reinterpret_cast<const char*>(group.scales) + kAheadScaleBytes);
+    } else {
+      next.FetchGroup();
+    }
+    AddGroup<R, P, kInt4, kMin>(group, acc, totals);
+    group.scales += kGroupScales;
+    ++group.sums;
+  }
+  Finish<R, P>(args, at, totals);
+}
+
+}  // namespace
+}  // namespace quire::kernels::internal

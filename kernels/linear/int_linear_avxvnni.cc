@@ -1,0 +1,53 @@
+// The integer linear with AVX2 and AVX-VNNI, which processors without AVX-512 have too (Intel's
+// from Alder Lake on); see int_linear_tiles-inl.h.
+//
+// A tile of 4 rows x 2 registers: 8 accumulators, 2 weights of each half, 1 broadcast, 1 constant
+// of 16 registers. Assembly for the reason that int_linear_avx512vnni.cc gives.
+
+#include "kernels/linear/int_linear.h"
+
+#if defined(__AVXVNNI__)
+
+#include "kernels/linear/int_linear_avx2_ops-inl.h"
+
+namespace quire::kernels::internal {
+namespace {
+
+// Sums are of stored bytes, not of what they stand for.
+constexpr bool kCentredBytes = false;
+constexpr std::size_t kColumns = 2;
+
+using W = I;
+QUIRE_OP W LoadBytes(const std::uint8_t* from) {
+  return Load(from);
+}
+QUIRE_OP W LowHalves(I both) {
+  return And(both, Set16(0x0f0f));
+}
+QUIRE_OP W HighHalves(I both) {
+  return And(ShiftRight16<4>(both), Set16(0x0f0f));
+}
+QUIRE_OP void AddDot(I& acc, W u, I inputs) {
+  asm("%{vex%} vpdpbusd %[inputs], %[u], %[acc]"
+      : [acc] "+x"(acc)
+      : [u] "x"(u), [inputs] "x"(inputs));
+}
+
+}  // namespace
+}  // namespace quire::kernels::internal
+
+#include "kernels/linear/int_linear_dots-inl.h"
+// Needs what is above.
+#include "kernels/linear/int_linear_tiles-inl.h"
+
+namespace quire::kernels::internal {
+const IntLinearKernels kIntLinearAvxVnni = {"avx_vnni", Quantize, Linear};
+}  // namespace quire::kernels::internal
+
+#else
+
+namespace quire::kernels::internal {
+const IntLinearKernels kIntLinearAvxVnni = {"avx_vnni", nullptr, nullptr};
+}  // namespace quire::kernels::internal
+
+#endif

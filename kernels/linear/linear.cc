@@ -1,0 +1,287 @@
+#include "kernels/linear/linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/quantized_linear.h"
+
+namespace quire::kernels {
+namespace {
+
+absl::Status CheckTypes(DType dtype, DType activations) {
+  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear weights are ", DTypeName(dtype), ", supported are f32, bf16 and f16"));
+  }
+  if (activations != DType::kF32 && activations != DType::kBF16) {
+    return absl::InvalidArgumentError(absl::StrCat("linear weights for activations of ",
+                                                   DTypeName(activations),
+                                                   ", supported are f32 and bf16"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckExtents(std::int64_t n, std::int64_t k) {
+  if (n > 0 && n <= INT32_MAX && k > 0 && k <= INT32_MAX) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("linear weights are [", n, ", ", k, "], both must be 1 to ", INT32_MAX));
+}
+
+}  // namespace
+
+// Writes the panels of a PackedLinear.
+class LinearPacker {
+ public:
+  static absl::StatusOr<PackedLinear> Allocate(DType dtype, std::uint32_t n, std::uint32_t k);
+  static absl::StatusOr<PackedLinear> Pack(const Backend& backend,
+                                           std::span<const WeightRows> sources, DType dtype,
+                                           std::uint32_t k, DType activations);
+  static absl::StatusOr<PackedLinear> PackRows(
+      const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
+      absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
+
+ private:
+  // Null rows are features beyond N.
+  using PanelRows = const std::byte* [PackedLinear::kPanel];
+
+  // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. Rows are read a cache
+  // line at a time, because rows a power of two apart would evict each other.
+  static void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
+    constexpr std::size_t kLine = 16;
+    std::uint32_t tile[PackedLinear::kPanel][kLine] = {};
+    for (std::size_t unit = 0; unit < units; unit += kLine) {
+      const std::size_t count = std::min(kLine, units - unit);
+      for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
+        if (rows[r] != nullptr) std::memcpy(tile[r], rows[r] + unit * 4, count * 4);
+      }
+      auto* const out = reinterpret_cast<std::uint32_t*>(dst) + unit * PackedLinear::kPanel;
+      for (std::size_t i = 0; i < count; ++i) {
+        for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
+          out[i * PackedLinear::kPanel + r] = tile[r][i];
+        }
+      }
+    }
+  }
+
+  static void PackPanel(const PanelRows& rows, std::size_t row_bytes, std::byte* dst) {
+    TransposeUnits(rows, row_bytes / 4, dst);
+    if (row_bytes % 4 == 0) return;
+    // An odd K of a 16-bit type: the last unit is half full.
+    for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
+      if (rows[r] == nullptr) continue;
+      std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4, rows[r] + row_bytes - 2, 2);
+    }
+  }
+};
+
+absl::StatusOr<PackedLinear> LinearPacker::Allocate(DType dtype, std::uint32_t n,
+                                                    std::uint32_t k) {
+  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, DType::kF32));
+  QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
+  PackedLinear packed;
+  packed.n_ = n;
+  packed.k_ = k;
+  packed.group_ = k;
+  packed.dtype_ = dtype;
+  QUIRE_ASSIGN_OR_RETURN(
+      packed.data_,
+      DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * packed.panel_bytes()));
+  return packed;
+}
+
+absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
+                                                std::span<const WeightRows> sources, DType dtype,
+                                                std::uint32_t k, DType activations) {
+  std::int64_t n = 0;
+  for (const WeightRows& source : sources) n += source.num_rows;
+  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, activations));
+  QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) {
+      return internal::PackLinearCuda(backend, sources, dtype, k, activations);
+    }
+  }
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, static_cast<std::uint32_t>(n), k));
+
+  const std::size_t element = static_cast<std::size_t>(DTypeSize(dtype));
+  const std::size_t row_bytes = k * element;
+  std::byte* const base = static_cast<std::byte*>(packed.data_.data());
+  const auto row_of = [&](std::uint32_t feature) -> const std::byte* {
+    for (const WeightRows& source : sources) {
+      if (feature < source.num_rows) {
+        return static_cast<const std::byte*>(source.data) + feature * row_bytes;
+      }
+      feature -= source.num_rows;
+    }
+    return nullptr;
+  };
+  backend.ParallelFor(
+      packed.num_panels(), static_cast<double>(row_bytes) * 4,
+      [&](std::int64_t begin, std::int64_t end, int) {
+        for (std::int64_t panel = begin; panel < end; ++panel) {
+          PanelRows rows;
+          for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
+            rows[r] = row_of(static_cast<std::uint32_t>(panel) * PackedLinear::kPanel + r);
+          }
+          PackPanel(rows, row_bytes, base + panel * packed.panel_bytes());
+        }
+      });
+  return packed;
+}
+
+absl::StatusOr<PackedLinear> LinearPacker::PackRows(
+    const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
+    absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source) {
+  QUIRE_CHECK(backend.cuda() == nullptr);
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, n, k));
+  const std::size_t row_bytes = std::size_t{k} * static_cast<std::size_t>(DTypeSize(dtype));
+  const auto stride = static_cast<std::int64_t>((row_bytes + 63) / 64 * 64);
+  // Rows of one panel for each thread.
+  QUIRE_ASSIGN_OR_RETURN(
+      const DeviceBuffer scratch,
+      DeviceBuffer::Allocate(MemoryKind::kHost,
+                             backend.num_threads() * PackedLinear::kPanel * stride));
+  std::byte* const base = static_cast<std::byte*>(packed.data_.data());
+  backend.ParallelFor(
+      packed.num_panels(), static_cast<double>(row_bytes) * 4,
+      [&](std::int64_t begin, std::int64_t end, int part) {
+        std::byte* const own =
+            scratch.bytes().data() + part * std::int64_t{PackedLinear::kPanel} * stride;
+        for (std::int64_t panel = begin; panel < end; ++panel) {
+          PanelRows rows = {};
+          for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
+            const std::int64_t row = panel * PackedLinear::kPanel + r;
+            if (row >= std::int64_t{n}) break;
+            source(static_cast<std::uint32_t>(row), own + r * stride);
+            rows[r] = own + r * stride;
+          }
+          PackPanel(rows, row_bytes, base + panel * packed.panel_bytes());
+        }
+      });
+  return packed;
+}
+
+absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
+                                               std::span<const WeightRows> sources, DType dtype,
+                                               std::uint32_t k, DType activations) {
+  return LinearPacker::Pack(backend, sources, dtype, k, activations);
+}
+
+absl::StatusOr<PackedLinear> PackPlainRows(
+    const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
+    absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source) {
+  return LinearPacker::PackRows(backend, dtype, n, k, source);
+}
+
+absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k) {
+  return LinearPacker::Allocate(dtype, n, k);
+}
+
+absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
+                                              std::uint32_t n, std::uint32_t k) {
+  const WeightRows source{w, n};
+  return LinearPacker::Pack(backend, {&source, 1}, dtype, k, DType::kF32);
+}
+
+absl::string_view WeightFormatName(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kPlain:
+      return "plain";
+    case WeightFormat::kInt8:
+      return "int8";
+    case WeightFormat::kFp8E4M3:
+      return "fp8_e4m3";
+    case WeightFormat::kInt4:
+      return "int4";
+    case WeightFormat::kFp4E2M1:
+      return "fp4_e2m1";
+  }
+  return "unknown";
+}
+
+float PackedLinear::QuantizedAt(std::uint32_t n, std::uint32_t k) const {
+  const auto* const panel =
+      static_cast<const std::uint8_t*>(data_.data()) + n / kPanel * panel_bytes();
+  const std::size_t r = n % kPanel;
+  if (order() != nullptr) {
+    k = static_cast<std::uint32_t>(std::find(order(), order() + k_, k) - order());
+  }
+  int q = 0;
+  if (format_ == WeightFormat::kInt4) {
+    const int both = panel[(std::size_t{k} / 8 * kPanel + r) * 4 + k % 4];
+    q = (k % 8 < 4 ? both & 15 : both >> 4) - (has_min_ ? 0 : 8);
+  } else {
+    q = panel[(std::size_t{k} / 4 * kPanel + r) * 4 + k % 4] - (has_min_ ? 0 : 128);
+  }
+  const auto value = static_cast<float>(q);
+  if (dtype_ == DType::kF32) return value * static_cast<const float*>(scales_.data())[n];
+  const std::size_t parts = has_min_ ? 2 : 1;
+  const F16* const scale =
+      static_cast<const F16*>(scales_.data()) +
+      ((std::size_t{n} / kPanel * (k_ / group_) + k / group_) * parts) * kPanel + r;
+  if (!has_min_) return value * scale->ToFloat();
+  const float min = scale[kPanel].ToFloat();
+  return min_in_steps_ ? (value + min) * scale->ToFloat() : value * scale->ToFloat() + min;
+}
+
+float PackedLinear::Fp8At(std::uint32_t n, std::uint32_t k) const {
+  const auto* const panel =
+      static_cast<const std::uint8_t*>(data_.data()) + n / kPanel * panel_bytes();
+  const std::size_t r = n % kPanel;
+  const std::size_t groups = (k_ + group_ - 1) / group_;
+  const float scale = static_cast<const float*>(
+      scales_.data())[(n / kPanel * groups + k / group_) * kPanel + r];
+  return F8E4M3{panel[(std::size_t{k} / 4 * kPanel + r) * 4 + k % 4]}.ToFloat() *
+         scale;
+}
+
+float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
+  if (format_ == WeightFormat::kFp8E4M3) return Fp8At(n, k);
+  if (format_ != WeightFormat::kPlain) return QuantizedAt(n, k);
+  const std::byte* const panel =
+      static_cast<const std::byte*>(data_.data()) + n / kPanel * panel_bytes();
+  const std::size_t r = n % kPanel;
+  if (dtype_ == DType::kF32) {
+    return reinterpret_cast<const float*>(panel)[std::size_t{k} * kPanel + r];
+  }
+  const std::uint16_t bits =
+      reinterpret_cast<const std::uint16_t*>(panel)[(std::size_t{k} / 2 * kPanel + r) * 2 + k % 2];
+  return dtype_ == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
+}
+
+absl::Status Linear(const Backend& backend, const LinearParams& params) {
+  const std::int64_t n = params.weight->n();
+  const std::int64_t k = params.weight->k();
+  if (params.x_stride < k || params.y_stride < n ||
+      (params.residual != nullptr && params.residual_stride < n)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "linear [", n, ", ", k, "] has strides x ", params.x_stride, ", y ", params.y_stride,
+        ", residual ", params.residual_stride, ", each must hold a row"));
+  }
+  if (params.num_rows == 0) return absl::OkStatus();
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::LinearCuda(*backend.cuda(), params);
+  }
+  const WeightFormat format = params.weight->format();
+  if (format == WeightFormat::kInt8 || format == WeightFormat::kInt4) {
+    internal::LinearQuantized(backend, params);
+    return absl::OkStatus();
+  }
+  if (format == WeightFormat::kFp8E4M3) {
+    internal::LinearFp8(backend, params);
+    return absl::OkStatus();
+  }
+  // A weight is streamed at about 20 GB/s, or used at about 40 multiply-adds per nanosecond.
+  const double work = static_cast<double>(params.weight->panel_bytes()) * 0.05 +
+                      static_cast<double>(k) * params.num_rows * 0.4;
+  backend.ParallelFor(
+      params.weight->num_panels(), work,
+      [&](std::int64_t begin, std::int64_t end, int) { internal::LinearSimd(params, begin, end); });
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels

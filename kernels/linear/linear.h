@@ -1,0 +1,208 @@
+#pragma once
+
+// y = x W^T + bias + residual, and the packed forms that weights are kept in; how matrices of 8 and
+// 4 bits come to be: quantized_linear.h and fp8_linear.h.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/device_buffer.h"
+#include "base/dtype.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/float_ptr.h"
+
+namespace quire::kernels {
+
+namespace cuda {
+struct LtPlans;
+}
+
+// How the elements of a weight matrix are coded.
+enum class WeightFormat : std::uint8_t {
+  kPlain,    // a PackedLinear's dtype
+  kInt8,     // -128..127 times a scale per output feature, or per group of inputs of it
+  kFp8E4M3,  // e4m3 times a scale per output feature, or per group of inputs of it
+  kInt4,     // -8..7 times a scale per output feature and group of inputs
+  kFp4E2M1,  // e2m1 times a power of two per output feature and 32 inputs (mxfp4); CUDA only
+};
+absl::string_view WeightFormatName(WeightFormat format);
+
+// A weight matrix [N, K], in the form that the backend it was made for reads.
+//
+// CPU: cut into panels of 16 output features, so that a thread streams whole panels and vector
+// lanes run along N. The same bytes for every instruction set.
+//   panel p, 16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j, 2j + 1 side by side
+//   panel p, f32:           [ceil(K/2)*2][16]
+//
+//   panel p, kInt8:         [ceil(K/4)][16][4] bytes u = q + 128 (with mins: u = q)
+//   panel p, kInt4:         [K/8][16][4] bytes, low half inputs 8j .. 8j + 3, high half
+//                           8j + 4 .. 8j + 7, each q + 8 (with mins: q)
+//   scales:                 one per feature: [panels * 16] f32; groups: [panels][K/group][16] f16,
+//                           with mins [panels][K/group][2][16], scales first
+//   panel p, kFp8E4M3:      [ceil(K/4)][16][4] bytes
+//   scales:                 [panels][ceil(K/group)][16] f32
+//
+// CUDA, in device memory: kPlain is [N, K] row by row; the others lie in the order in which the
+// lanes of a warp hold them, with their scales and zero points beside them (linear_tree.h).
+//
+// Place:      made once at load by PackLinearWeights, PackQuantizedRows and PackFp8Rows, read by
+//             Linear.
+// Invariants: in panels, features beyond N and inputs beyond K have the value zero.
+// Threads:    immutable.
+// Lifetime:   owns its memory; movable.
+class PackedLinear {
+ public:
+  static constexpr std::uint32_t kPanel = 16;
+
+  PackedLinear() = default;
+
+  std::uint32_t n() const { return n_; }
+  std::uint32_t k() const { return k_; }
+  WeightFormat format() const { return format_; }
+  // Of the elements when the format is kPlain, of the scales otherwise.
+  DType dtype() const { return dtype_; }
+  // Inputs that share a scale; K: one per output feature.
+  std::uint32_t group() const { return group_; }
+  // Weights are scale * q + min, or with min_in_steps scale * (q + min); on CUDA only the latter.
+  bool has_min() const { return has_min_; }
+  bool min_in_steps() const { return min_in_steps_; }
+  std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
+  // CPU only.
+  std::int64_t panel_bytes() const {
+    if (format_ == WeightFormat::kInt8 || format_ == WeightFormat::kFp8E4M3) {
+      return (std::int64_t{k_} + 3) / 4 * 4 * kPanel;
+    }
+    if (format_ == WeightFormat::kInt4) return std::int64_t{k_} / 2 * kPanel;
+    return (std::int64_t{k_} + 1) / 2 * 2 * kPanel * DTypeSize(dtype_);
+  }
+  std::int64_t size_bytes() const {
+    return data_.size_bytes() + scales_.size_bytes() + order_.size_bytes();
+  }
+  const void* data() const { return data_.data(); }
+  // Null for kPlain.
+  const void* scales() const { return scales_.data(); }
+  // [K], or null: packed input j is input order()[j] of x. Integers only; it lies beside data() and
+  // scales() and is no part of them.
+  const std::uint32_t* order() const { return static_cast<const std::uint32_t*>(order_.data()); }
+  // The memory of data() and scales(), to be written to files and read back. REQUIRES: made for the
+  // CPU.
+  std::span<std::byte> element_memory() const { return data_.bytes(); }
+  std::span<std::byte> scale_memory() const { return scales_.bytes(); }
+  // The library's algorithms for this shape; null unless determinism is kFast.
+  const cuda::LtPlans* library_plans() const { return library_plans_; }
+  // W[n][k] as f32, for references and tests; of a quantised matrix what is stored. REQUIRES: made
+  // for the CPU.
+  float At(std::uint32_t n, std::uint32_t k) const;
+
+ private:
+  friend class LinearPacker;
+  friend class CudaLinearPacker;
+  friend class QuantizedPacker;
+  friend class Fp8Packer;
+  float Fp8At(std::uint32_t n, std::uint32_t k) const;
+  float QuantizedAt(std::uint32_t n, std::uint32_t k) const;
+
+  std::uint32_t n_ = 0;
+  std::uint32_t k_ = 0;
+  std::uint32_t group_ = 0;
+  bool has_min_ = false;
+  bool min_in_steps_ = false;
+  WeightFormat format_ = WeightFormat::kPlain;
+  DType dtype_ = DType::kInvalid;
+  DeviceBuffer data_;
+  DeviceBuffer scales_;
+  DeviceBuffer order_;
+  const cuda::LtPlans* library_plans_ = nullptr;
+};
+
+// Rows of a stored matrix, [num_rows, K] without gaps; any alignment, for mapped files promise
+// none.
+struct WeightRows {
+  const void* data;
+  std::uint32_t num_rows;
+};
+
+// Packs matrices that share K and dtype one below the other, such as Q, K and V, so that one Linear
+// computes them all. `activations` is the type of x that Linear will be given: on CUDA the tensor
+// cores multiply equal types, so for bf16 the weights of other types are rounded to bf16 here. The
+// CPU ignores it. Returns INVALID_ARGUMENT for a dtype other than f32, bf16, f16, for no rows, for
+// K = 0, or for activations of another type than f32 and bf16; RESOURCE_EXHAUSTED without memory.
+absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
+                                               std::span<const WeightRows> sources, DType dtype,
+                                               std::uint32_t k, DType activations = DType::kF32);
+// The same row by row, for rows that lie nowhere as a whole: `source` writes the K elements of row
+// `row` of [0, n) and is called once for each, from several threads. `out` is 64-byte aligned.
+// REQUIRES: the backend is the CPU.
+absl::StatusOr<PackedLinear> PackPlainRows(
+    const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
+    absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
+// A matrix of zeros in the CPU's layout, for bytes that PackLinearWeights once made of [n, k].
+// Errors as there.
+absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k);
+// One matrix for f32 activations.
+absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
+                                              std::uint32_t n, std::uint32_t k);
+
+struct LinearParams {
+  ConstFloatPtr x;              // [num_rows, K], rows x_stride apart
+  const PackedLinear* weight;   // [N, K]
+  const float* bias = nullptr;  // [N]; null: none
+  const float* residual =
+      nullptr;            // [num_rows, N], rows residual_stride apart; null: none; may be y
+  FloatPtr y;             // [num_rows, N], rows y_stride apart; overlaps no input but residual
+  std::int64_t x_stride;  // elements, at least K
+  std::int64_t residual_stride = 0;  // elements, at least N when there is a residual
+  std::int64_t y_stride;             // elements, at least N
+  std::uint32_t num_rows;
+};
+
+// y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], weights widened to f32. An output
+// has the same bits whatever num_rows, the row's place and the thread count. Returns
+// INVALID_ARGUMENT on a stride below its row.
+//
+// f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
+// multiply-adds with k ascending; parts are added in order.
+//
+// e4m3 weights on the CPU: as f32, but parts end where groups of inputs end, too, and the sum of x
+// times codes of a part is multiplied by its scale as it is added, in one rounding. Such sums
+// are subnormal below 2^-54, in steps of 2^-77; x of 2^80 and more counts as infinite.
+//
+// Integer weights on the CPU: x is taken in the weights' order, if they have one, and quantised to
+// int8 per row and group of inputs, products are
+// summed exactly inside a group, groups are added in order (kernels/linear/int_linear.h). A group of
+// inputs with a NaN or infinity makes its row NaN.
+//
+// Weights of 8 and 4 bits and f32 x on CUDA: as f32, of the codes times their scales in f32.
+//
+// bf16 x, CUDA only; y bf16 or f32; weights bf16 or of 8 or 4 bits. K % 8 == 0: sums by tensor
+// cores along the tree of linear_tree.h; x and its rows 16-byte aligned, or INVALID_ARGUMENT.
+// Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights whose N and K are
+// multiples of 8, unless there is a bias, or a residual and a bf16 y.
+absl::Status Linear(const Backend& backend, const LinearParams& params);
+
+namespace internal {
+
+inline constexpr std::uint32_t kLinearPart = 256;
+
+// The plain reference, one thread.
+void LinearCpu(const LinearParams& params);
+absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
+                                            std::span<const WeightRows> sources, DType dtype,
+                                            std::uint32_t k, DType activations);
+// Picks one of the three below.
+absl::Status LinearCuda(const CudaContext& context, const LinearParams& params);
+absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params);
+// y[m][j] = x[m][order[j]] for the rows of params, K of the weight's order() apart.
+absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y);
+absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
+
+// Panels [panel_begin, panel_end) of all rows.
+void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end);
+
+}  // namespace internal
+}  // namespace quire::kernels

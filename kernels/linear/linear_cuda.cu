@@ -1,0 +1,595 @@
+// Linear by tensor cores, any number of rows, weights of 16, 8 and 4 bits.
+//
+// Weights are the row operand of the MMA and tokens the column operand, so that a batch of one row
+// wastes seven columns and not fifteen, and one tree of sums serves every batch (linear_tree.h). A
+// block of 8 warps computes 128 features x kTokens rows; cp.async fills a ring of stages of 64
+// inputs each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; weights of 8 and 4
+// bits lie in fragment order already and become bf16, exactly, in registers: integers less their
+// zero points, which are 0 to 255. While rows are few each sub-range of K has a block of its own,
+// and the last block of an output tile to arrive adds their sums in index order; otherwise a block
+// adds its sub-ranges itself, in the same order. Weights of the first stages are requested before
+// the wait for the previous kernel.
+//
+// Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
+// Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/memory.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_codes.cuh"
+#include "kernels/linear/linear_tree.h"
+
+namespace quire::kernels {
+namespace {
+
+using cuda::kLinearTileK;
+using cuda::kLinearTileN;
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
+constexpr std::uint32_t kRowBytes = kLinearTileK * 2;  // of a bf16 tile
+constexpr std::uint32_t kChunk = 16;
+constexpr std::uint32_t kSteps = kLinearTileK / 16;
+// Floats between tokens in the output tile: 4 more than a multiple of 32, so that the fragments of
+// a warp go to 32 different banks.
+constexpr std::uint32_t kOutPitch = kLinearTileN + 4;
+
+struct LinearArgs {
+  const std::byte* w;
+  const std::byte* scales;
+  const std::byte* zeros;  // null: none
+  const BF16* x;
+  const float* bias;
+  const float* residual;
+  void* y;
+  float* partials;          // [output tile][split of the grid][register][thread]
+  std::uint32_t* counters;  // [output tile], 0 between launches
+  std::int64_t x_stride;
+  std::int64_t residual_stride;
+  std::int64_t y_stride;
+  std::uint32_t n;
+  std::uint32_t k;
+  std::uint32_t num_rows;
+  std::uint32_t tiles_per_split;
+  std::uint32_t grid_splits;  // blocks along K
+  std::uint32_t group;        // inputs of a scale; 0: one per feature
+  bool y_is_bf16;
+};
+
+// Sizes that follow from the template parameters.
+template <WeightFormat kFormat, std::uint32_t kTokens>
+struct Shape {
+  static constexpr bool kPlain = kFormat == WeightFormat::kPlain;
+  static constexpr bool kFourBits =
+      kFormat == WeightFormat::kInt4 || kFormat == WeightFormat::kFp4E2M1;
+  static constexpr bool kInteger = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
+  // Warps along features and along tokens, MMA tiles of a warp.
+  static constexpr std::uint32_t kWarpsN = kTokens >= 32 ? 4 : 8;
+  static constexpr std::uint32_t kWarpsM = kWarps / kWarpsN;
+  static constexpr std::uint32_t kTilesN = kLinearTileN / 16 / kWarpsN;
+  static constexpr std::uint32_t kTilesM = kTokens / 8 / kWarpsM;
+  static constexpr std::uint32_t kBits = kFourBits ? 4 : kPlain ? 16 : 8;
+  static constexpr std::uint32_t kWeightBytes = kLinearTileN * kLinearTileK * kBits / 8;
+  // Scales of one group of inputs, and of all groups in a tile: groups of e4m3 are no smaller than
+  // a tile, others may be half of one.
+  static constexpr std::uint32_t kScaleRow =
+      kLinearTileN * (kFormat == WeightFormat::kFp8E4M3 ? 4 : 2);
+  static constexpr std::uint32_t kGroups = kFormat == WeightFormat::kFp8E4M3 ? 1 : 2;
+  static constexpr std::uint32_t kScaleBytes = kPlain ? 0 : kGroups * kScaleRow;
+  static constexpr std::uint32_t kZeroBytes = kInteger ? kGroups * kLinearTileN : 0;
+  static constexpr std::uint32_t kTokenBytes = kTokens * kRowBytes;
+  // Where a stage has tokens.
+  static constexpr std::uint32_t kTokensAt = kWeightBytes + kScaleBytes + kZeroBytes;
+  static constexpr std::uint32_t kStageBytes = (kTokensAt + kTokenBytes + 1023) / 1024 * 1024;
+  static constexpr std::uint32_t kStages = kTokens == 128 ? 3 : kTokens >= 32 ? 4 : 5;
+  static constexpr std::uint32_t kOutBytes = kTokens * kOutPitch * 4;
+  static constexpr std::uint32_t kSharedBytes =
+      std::max(kStages * kStageBytes, kOutBytes) + cuda::kSharedAlignment;
+  // What a block may have on the smallest of the GPUs that are supported, 8.6 and 8.9.
+  static_assert(kSharedBytes <= 99 * 1024);
+  using Sums = float[kTilesN][kTilesM][4];
+};
+
+// What this block computes.
+struct Work {
+  std::uint32_t feature_tile;
+  std::uint32_t split;  // of the grid
+  std::uint32_t n0;
+  std::uint32_t m0;
+  std::uint32_t tile_begin;
+  std::uint32_t tile_end;
+};
+
+template <std::uint32_t kTokens>
+__device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
+  Work work;
+  work.feature_tile = cuda::BlockX() / args.grid_splits;
+  work.split = cuda::BlockX() % args.grid_splits;
+  work.n0 = work.feature_tile * kLinearTileN;
+  work.m0 = cuda::BlockY() * kTokens;
+  const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
+  const std::uint32_t each = args.grid_splits == 1 ? tiles : args.tiles_per_split;
+  work.tile_begin = work.split * each;
+  work.tile_end = work.tile_begin + each < tiles ? work.tile_begin + each : tiles;
+  return work;
+}
+
+// Byte of 16-byte chunk `chunk` of `row` in a bf16 tile.
+__device__ __forceinline__ std::uint32_t Swizzled(std::uint32_t row, std::uint32_t chunk) {
+  return row * kRowBytes + (chunk ^ (row % 8)) * kChunk;
+}
+
+// Rows first .. of a bf16 matrix, inputs of K tile `tile`, zeros outside.
+template <std::uint32_t kRows>
+__device__ __forceinline__ void CopyRows(std::byte* to, const BF16* from, std::int64_t stride,
+                                         std::uint32_t first, std::uint32_t rows,
+                                         std::uint32_t tile, std::uint32_t k) {
+  constexpr std::uint32_t kRowsPerPass = kThreads / 8;  // a multiple of 8, so that swizzles repeat
+  const std::uint32_t row = cuda::ThreadIndex() / 8;
+  const std::uint32_t chunk = cuda::ThreadIndex() % 8;
+  const std::uint32_t input = tile * kLinearTileK + chunk * 8;
+  const std::uint32_t left = input < k ? rows - first : 0;
+  const BF16* source = from + (first + row) * stride + input;
+  to += Swizzled(row, chunk);
+#pragma unroll
+  for (std::uint32_t pass = 0; pass < (kRows + kRowsPerPass - 1) / kRowsPerPass; ++pass) {
+    if (kRows < kRowsPerPass && row >= kRows) break;
+    const bool inside = row + pass * kRowsPerPass < left;
+    cuda::CpAsync16(to + pass * kRowsPerPass * kRowBytes, inside ? source : from, inside);
+    source += kRowsPerPass * stride;
+  }
+}
+
+template <std::uint32_t kBytes>
+__device__ __forceinline__ void CopyBytes(std::byte* to, const std::byte* from) {
+  constexpr std::uint32_t kChunks = kBytes / kChunk;
+#pragma unroll
+  for (std::uint32_t i = 0; i < (kChunks + kThreads - 1) / kThreads; ++i) {
+    const std::uint32_t index = cuda::ThreadIndex() + i * kThreads;
+    if (kChunks % kThreads != 0 && index >= kChunks) break;
+    cuda::CpAsync16(to + index * kChunk, from + index * kChunk);
+  }
+}
+
+// Scales of the groups of inputs in a tile, then their zero points.
+template <typename S>
+__device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args, const Work& work,
+                                           std::uint32_t tile) {
+  constexpr std::uint32_t kScaleChunks = S::kScaleRow / kChunk;
+  constexpr std::uint32_t kZeroChunks = kLinearTileN / kChunk;
+  const std::uint32_t groups = (args.k + args.group - 1) / args.group;
+  const std::int64_t padded_n =
+      static_cast<std::int64_t>((args.n + kLinearTileN - 1) / kLinearTileN) * kLinearTileN;
+  // Inputs beyond K are zeros, and their scales those of the last group.
+  const auto group_of = [&](std::uint32_t part) {
+    const std::uint32_t group = (tile * kLinearTileK + part * (kLinearTileK / 2)) / args.group;
+    return group < groups ? group : groups - 1;
+  };
+  const std::uint32_t chunk = cuda::ThreadIndex();
+  if (chunk < S::kGroups * kScaleChunks) {
+    const std::int64_t first = group_of(chunk / kScaleChunks) * padded_n + work.n0;
+    cuda::CpAsync16(to + chunk * kChunk, args.scales + first * (S::kScaleRow / kLinearTileN) +
+                                             chunk % kScaleChunks * kChunk);
+  }
+  if (S::kInteger && args.zeros != nullptr && chunk < S::kGroups * kZeroChunks) {
+    cuda::CpAsync16(to + S::kScaleBytes + chunk * kChunk,
+                    args.zeros + group_of(chunk / kZeroChunks) * padded_n + work.n0 +
+                        chunk % kZeroChunks * kChunk);
+  }
+}
+
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void CopyWeights(std::byte* stage, const LinearArgs& args,
+                                            const Work& work, std::uint32_t tile) {
+  using S = Shape<kFormat, kTokens>;
+  if constexpr (S::kPlain) {
+    CopyRows<kLinearTileN>(stage, reinterpret_cast<const BF16*>(args.w), args.k, work.n0, args.n,
+                           tile, args.k);
+    return;
+  }
+  const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
+  const std::int64_t index = static_cast<std::int64_t>(work.feature_tile) * tiles + tile;
+  CopyBytes<S::kWeightBytes>(stage, args.w + index * S::kWeightBytes);
+  if (args.group != 0) CopyScales<S>(stage + S::kWeightBytes, args, work, tile);
+}
+
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void CopyTokens(std::byte* stage, const LinearArgs& args,
+                                           const Work& work, std::uint32_t tile) {
+  using S = Shape<kFormat, kTokens>;
+  CopyRows<kTokens>(stage + S::kTokensAt, args.x, args.x_stride, work.m0, args.num_rows, tile,
+                    args.k);
+}
+
+// sums += weights x tokens of MMA step `step`.
+template <typename S>
+__device__ __forceinline__ void MultiplyStep(typename S::Sums& sums,
+                                             const std::uint32_t (&a)[S::kTilesN][4],
+                                             const std::byte* tokens, std::uint32_t step,
+                                             std::uint32_t warp) {
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t first = warp / S::kWarpsN * (S::kTilesM * 8);
+  if constexpr (S::kTilesM == 1) {
+    std::uint32_t b[2];
+    cuda::LdMatrixX2(b, tokens + Swizzled(first + lane % 8, step * 2 + lane / 8 % 2));
+#pragma unroll
+    for (std::uint32_t n = 0; n < S::kTilesN; ++n) cuda::MmaBF16(sums[n][0], a[n], b);
+  } else {
+#pragma unroll
+    for (std::uint32_t m = 0; m < S::kTilesM; m += 2) {
+      std::uint32_t r[4];
+      cuda::LdMatrixX4(
+          r, tokens + Swizzled(first + m * 8 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+      const std::uint32_t b0[2] = {r[0], r[1]};
+      const std::uint32_t b1[2] = {r[2], r[3]};
+#pragma unroll
+      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+        cuda::MmaBF16(sums[n][m], a[n], b0);
+        cuda::MmaBF16(sums[n][m + 1], a[n], b1);
+      }
+    }
+  }
+}
+
+// total += sums * scale of each feature; sums = 0. scale_of(feature of the tile).
+template <typename S, typename ScaleOf>
+__device__ __forceinline__ void Fold(typename S::Sums& total, typename S::Sums& sums,
+                                     std::uint32_t warp, const ScaleOf& scale_of) {
+  const std::uint32_t first = warp % S::kWarpsN * (S::kTilesN * 16) + cuda::Lane() / 4;
+#pragma unroll
+  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+    const float scales[2] = {scale_of(first + n * 16), scale_of(first + n * 16 + 8)};
+#pragma unroll
+    for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        total[n][m][i] = cuda::Fma(sums[n][m][i], scales[i / 2], total[n][m][i]);
+        sums[n][m][i] = 0;
+      }
+    }
+  }
+}
+
+// One K tile. Groups that have scales leave their result in `total`, all else is in `sums`.
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::Sums& sums,
+                                             typename Shape<kFormat, kTokens>::Sums& total,
+                                             const std::byte* stage, const LinearArgs& args,
+                                             std::uint32_t warp) {
+  using S = Shape<kFormat, kTokens>;
+  const std::byte* const tokens = stage + S::kTokensAt;
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t first = warp % S::kWarpsN * S::kTilesN;  // block of 16 features
+  std::uint32_t a[S::kTilesN][4];
+  if constexpr (S::kPlain) {
+    // Not wholly unrolled for the largest tile: fragments loaded ahead would not fit in registers.
+    [[maybe_unused]] constexpr std::uint32_t kUnroll = kTokens == 128 ? 2 : kSteps;
+#pragma unroll kUnroll
+    for (std::uint32_t step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+        cuda::LdMatrixX4(a[n],
+                         stage + Swizzled((first + n) * 16 + lane % 16, step * 2 + lane / 16));
+      }
+      MultiplyStep<S>(sums, a, tokens, step, warp);
+    }
+  } else {
+    constexpr std::uint32_t kStepsPerLoad = S::kFourBits ? 4 : 2;
+    const std::byte* const scales = stage + S::kWeightBytes;
+    // Without zero points the middle of the range is zero.
+    [[maybe_unused]] float zeros[S::kTilesN][2];
+#pragma unroll
+    for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+      zeros[n][0] = zeros[n][1] = cuda::kMagic + (S::kFourBits ? 8.0f : 128.0f);
+    }
+    const auto* const packed = reinterpret_cast<const uint4*>(stage);
+#pragma unroll
+    for (std::uint32_t load = 0; load < kSteps / kStepsPerLoad; ++load) {
+      uint4 raw[S::kTilesN];
+#pragma unroll
+      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+        raw[n] = packed[(load * 8 + first + n) * 32 + lane];
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < kStepsPerLoad; ++i) {
+        const std::uint32_t step = load * kStepsPerLoad + i;
+        if constexpr (S::kInteger) {
+          if (step % 2 == 0 && args.zeros != nullptr) {
+            cuda::LoadZeros(zeros, scales + S::kScaleBytes + step / 2 * kLinearTileN, first * 16);
+          }
+        }
+#pragma unroll
+        for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+          if constexpr (S::kFourBits) {
+            const std::uint32_t word = i == 0   ? raw[n].x
+                                       : i == 1 ? raw[n].y
+                                       : i == 2 ? raw[n].z
+                                                : raw[n].w;
+            cuda::Dequantize<kFormat>(a[n], word, 0, zeros[n]);
+          } else if (i == 0) {
+            cuda::Dequantize<kFormat>(a[n], raw[n].x, raw[n].y, zeros[n]);
+          } else {
+            cuda::Dequantize<kFormat>(a[n], raw[n].z, raw[n].w, zeros[n]);
+          }
+        }
+        MultiplyStep<S>(sums, a, tokens, step, warp);
+        // Half a tile is a group, or a tile is of one.
+        if (args.group != 0 && (step == 3 || (step == 1 && args.group == kLinearTileK / 2))) {
+          const std::byte* const own = scales + step / 2 % S::kGroups * S::kScaleRow;
+          Fold<S>(total, sums, warp,
+                  [own](std::uint32_t feature) { return cuda::GroupScale<kFormat>(own, feature); });
+        }
+      }
+    }
+  }
+}
+
+// Adds the sums of all sub-ranges of this output tile in index order, in the block that comes last;
+// returns false in the others. `flag` is shared memory.
+template <typename S>
+__device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, const Work& work,
+                            std::uint32_t* flag) {
+  constexpr std::uint32_t kValues = S::kTilesN * S::kTilesM * 4;
+  const std::uint32_t output =
+      cuda::BlockY() * (cuda::GridX() / args.grid_splits) + work.feature_tile;
+  float* const tile =
+      args.partials + static_cast<std::int64_t>(output) * args.grid_splits * kValues * kThreads;
+  float* const own = tile + work.split * kValues * kThreads + cuda::ThreadIndex();
+#pragma unroll
+  for (std::uint32_t v = 0; v < kValues; ++v) {
+    own[v * kThreads] = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+  }
+  cuda::DeviceFence();
+  cuda::SyncBlock();
+  if (cuda::ThreadIndex() == 0) *flag = cuda::AtomicAdd(args.counters + output, 1u);
+  cuda::SyncBlock();
+  if (*flag + 1 != args.grid_splits) return false;
+  cuda::DeviceFence();
+  if (cuda::ThreadIndex() == 0) args.counters[output] = 0;
+  for (std::uint32_t split = 0; split < args.grid_splits; ++split) {
+    const float* const from = tile + split * kValues * kThreads + cuda::ThreadIndex();
+#pragma unroll
+    for (std::uint32_t v = 0; v < kValues; ++v) {
+      float& sum = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+      const float part = cuda::LoadAtL2(from + v * kThreads);
+      sum = split == 0 ? part : cuda::Add(sum, part);
+    }
+  }
+  return true;
+}
+
+// Through shared memory, so that rows of y, bias and residual are touched in whole lines.
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Sums& sums,
+                                      float* tile, const LinearArgs& args, const Work& work,
+                                      std::uint32_t warp) {
+  using S = Shape<kFormat, kTokens>;
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t feature0 = warp % S::kWarpsN * (S::kTilesN * 16) + lane / 4;
+  const std::uint32_t token0 = warp / S::kWarpsN * (S::kTilesM * 8) + lane % 4 * 2;
+#pragma unroll
+  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+#pragma unroll
+    for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        tile[(token0 + m * 8 + i % 2) * kOutPitch + feature0 + n * 16 + i / 2 * 8] = sums[n][m][i];
+      }
+    }
+  }
+  cuda::SyncBlock();
+  const std::uint32_t column = cuda::ThreadIndex() % kLinearTileN;
+  const std::uint32_t feature = work.n0 + column;
+  if (feature >= args.n) return;
+  const float bias = args.bias != nullptr ? args.bias[feature] : 0.0f;
+  for (std::uint32_t token = cuda::ThreadIndex() / kLinearTileN; token < kTokens;
+       token += kThreads / kLinearTileN) {
+    const std::int64_t row = work.m0 + token;
+    if (row >= args.num_rows) break;
+    float y = tile[token * kOutPitch + column];
+    if (args.bias != nullptr) y = cuda::Add(y, bias);
+    if (args.residual != nullptr) {
+      y = cuda::Add(y, args.residual[row * args.residual_stride + feature]);
+    }
+    if (args.y_is_bf16) {
+      static_cast<BF16*>(args.y)[row * args.y_stride + feature] = BF16::FromFloat(y);
+    } else {
+      static_cast<float*>(args.y)[row * args.y_stride + feature] = y;
+    }
+  }
+}
+
+template <typename S>
+__device__ __forceinline__ void Promote(typename S::Sums& total, typename S::Sums& sums,
+                                        bool first) {
+#pragma unroll
+  for (std::uint32_t v = 0; v < S::kTilesN * S::kTilesM * 4; ++v) {
+    float& sum = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+    float& to = total[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+    to = first ? sum : cuda::Add(to, sum);
+    sum = 0;
+  }
+}
+
+// kPromote: the block adds several sub-ranges itself.
+template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
+__global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
+    LinearKernel(const __grid_constant__ LinearArgs args) {
+  using S = Shape<kFormat, kTokens>;
+  constexpr bool kTwoSums = kPromote || !S::kPlain;
+  cuda::DependencyLaunch();
+  std::byte* const shared = cuda::SharedMemory();
+  const Work work = WorkOf<kTokens>(args);
+  const std::uint32_t warp = cuda::Warp();
+  const auto stage = [&](std::uint32_t tile) {
+    return shared + (tile - work.tile_begin) % S::kStages * S::kStageBytes;
+  };
+#pragma unroll
+  for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
+    const std::uint32_t tile = work.tile_begin + i;
+    if (tile < work.tile_end) CopyWeights<kFormat, kTokens>(stage(tile), args, work, tile);
+  }
+  cuda::DependencyWait();
+#pragma unroll
+  for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
+    const std::uint32_t tile = work.tile_begin + i;
+    if (tile < work.tile_end) CopyTokens<kFormat, kTokens>(stage(tile), args, work, tile);
+    cuda::CpAsyncCommit();
+  }
+  typename S::Sums sums = {};
+  typename S::Sums total = {};
+  for (std::uint32_t tile = work.tile_begin; tile < work.tile_end; ++tile) {
+    cuda::CpAsyncWait<S::kStages - 2>();
+    cuda::SyncBlock();
+    const std::uint32_t ahead = tile + S::kStages - 1;
+    if (ahead < work.tile_end) {
+      CopyWeights<kFormat, kTokens>(stage(ahead), args, work, ahead);
+      CopyTokens<kFormat, kTokens>(stage(ahead), args, work, ahead);
+    }
+    cuda::CpAsyncCommit();
+    MultiplyTile<kFormat, kTokens>(sums, total, stage(tile), args, warp);
+    if constexpr (kPromote) {
+      const std::uint32_t done = tile + 1;
+      if (done % args.tiles_per_split == 0 || done == work.tile_end) {
+        Promote<S>(total, sums, done <= args.tiles_per_split);
+      }
+    }
+  }
+  // Every thread is past its last stage, so the ring becomes the output tile.
+  cuda::CpAsyncWait<0>();
+  cuda::SyncBlock();
+  if constexpr (!S::kPlain) {
+    if (args.group == 0) {
+      const float* const scales = reinterpret_cast<const float*>(args.scales) + work.n0;
+      Fold<S>(total, sums, warp, [scales](std::uint32_t feature) { return scales[feature]; });
+    }
+  }
+  auto& result = kTwoSums ? total : sums;
+  if constexpr (kTokens <= cuda::kLinearSmallRows) {
+    if (args.grid_splits > 1 &&
+        !AddPartials<S>(result, args, work, reinterpret_cast<std::uint32_t*>(shared))) {
+      return;
+    }
+    if (args.grid_splits > 1) cuda::SyncBlock();
+  }
+  Store<kFormat, kTokens>(result, reinterpret_cast<float*>(shared), args, work, warp);
+}
+
+template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
+absl::Status LaunchTile(const CudaContext& context, LinearArgs args) {
+  using S = Shape<kFormat, kTokens>;
+  const cuda::LinearTree tree = cuda::LinearTreeOf(args.n, args.k);
+  args.tiles_per_split = tree.tiles_per_split;
+  args.grid_splits = kTokens <= cuda::kLinearSmallRows ? tree.splits : 1;
+  return cuda::Launch(context, "linear", LinearKernel<kFormat, kTokens, kPromote>,
+                      {.blocks_x = cuda::LinearTilesN(args.n) * args.grid_splits,
+                       .blocks_y = (args.num_rows + kTokens - 1) / kTokens,
+                       .threads = kThreads,
+                       .shared_bytes = S::kSharedBytes,
+                       .programmatic = true},
+                      args);
+}
+
+// Rows, a multiple of kLinearSmallRows, whose partial sums fit in the workspace.
+std::uint32_t MaxSplitRows(std::uint32_t n, std::uint32_t splits) {
+  return cuda::kLinearSmallRows * (cuda::kLinearMaxPartials / (cuda::LinearTilesN(n) * splits));
+}
+
+absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args) {
+  constexpr WeightFormat kFormat = WeightFormat::kPlain;
+  if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
+  if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
+  if (args.num_rows <= 32) return LaunchTile<kFormat, 32>(context, args);
+  if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
+  const std::uint32_t splits = cuda::LinearTreeOf(args.n, args.k).splits;
+  if (splits == 1) return LaunchTile<kFormat, 128>(context, args);
+  // Blocks that do not split K, if they would leave SMs idle.
+  const std::uint32_t whole_blocks = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
+  if (whole_blocks < context.num_sms && args.num_rows <= MaxSplitRows(args.n, splits)) {
+    return LaunchTile<kFormat, 64>(context, args);
+  }
+  return LaunchTile<kFormat, 128, true>(context, args);
+}
+
+// As many rows a launch as the workspace has room for: made for few rows, where reading the weights
+// is all the work.
+template <WeightFormat kFormat>
+absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args) {
+  if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
+  const std::uint32_t num_rows = args.num_rows;
+  const std::uint32_t splits = cuda::LinearTreeOf(args.n, args.k).splits;
+  const std::uint32_t step = splits == 1 ? num_rows : MaxSplitRows(args.n, splits);
+  const std::int64_t y_bytes = args.y_stride * (args.y_is_bf16 ? 2 : 4);
+  for (std::uint32_t row = 0; row < num_rows; row += step) {
+    args.num_rows = std::min(num_rows - row, step);
+    QUIRE_RETURN_IF_ERROR((LaunchTile<kFormat, 64>(context, args)));
+    args.x += args.x_stride * step;
+    args.y = static_cast<std::byte*>(args.y) + y_bytes * step;
+    if (args.residual != nullptr) args.residual += args.residual_stride * step;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const auto x = reinterpret_cast<std::uintptr_t>(params.x.data());
+  if (x % kChunk != 0 || (params.x_stride % 8 != 0 && params.num_rows > 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "linear [", weight.n(), ", ", weight.k(), "] has x at byte ", x % kChunk,
+        " of 16 with rows ", params.x_stride, " elements apart, needed are 16-byte aligned rows"));
+  }
+  std::byte* const workspace = context.linear_workspace;
+  const bool by_group = weight.format() != WeightFormat::kPlain &&
+                        (weight.group() != weight.k() || weight.dtype() != DType::kF32);
+  const auto* const scales = static_cast<const std::byte*>(weight.scales());
+  const LinearArgs args{
+      .w = static_cast<const std::byte*>(weight.data()),
+      .scales = scales,
+      .zeros = weight.has_min()
+                   ? scales + cuda::LinearZerosAt(weight.n(), weight.k(), weight.group())
+                   : nullptr,
+      .x = params.x.as<BF16>(),
+      .bias = params.bias,
+      .residual = params.residual,
+      .y = params.y.data(),
+      .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes),
+      .counters = reinterpret_cast<std::uint32_t*>(workspace),
+      .x_stride = params.x_stride,
+      .residual_stride = params.residual_stride,
+      .y_stride = params.y_stride,
+      .n = weight.n(),
+      .k = weight.k(),
+      .num_rows = params.num_rows,
+      .tiles_per_split = 0,
+      .grid_splits = 1,
+      .group = by_group ? weight.group() : 0,
+      .y_is_bf16 = params.y.dtype() == DType::kBF16};
+  switch (weight.format()) {
+    case WeightFormat::kPlain:
+      return LaunchPlain(context, args);
+    case WeightFormat::kInt8:
+      return LaunchQuantized<WeightFormat::kInt8>(context, args);
+    case WeightFormat::kFp8E4M3:
+      return LaunchQuantized<WeightFormat::kFp8E4M3>(context, args);
+    case WeightFormat::kInt4:
+      return LaunchQuantized<WeightFormat::kInt4>(context, args);
+    case WeightFormat::kFp4E2M1:
+      break;
+  }
+  return LaunchQuantized<WeightFormat::kFp4E2M1>(context, args);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,334 @@
+// Linear on CUDA, host side: weights into device memory, and which kernel computes what.
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/cuda/uploader.h"
+#include "kernels/linear/cublaslt.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_tree.h"
+#include "kernels/linear/quantized_linear.h"
+
+namespace quire::kernels {
+namespace {
+
+absl::Status Upload(const Backend& backend, void* to, const void* from, std::int64_t bytes) {
+  if (backend.uploader() != nullptr) return backend.uploader()->Copy(to, from, bytes);
+  // The source may go as soon as this returns.
+  QUIRE_RETURN_IF_ERROR(backend.cuda()->stream->Copy(to, from, bytes));
+  return backend.cuda()->stream->Synchronize();
+}
+
+// Element `index` of an array of any alignment.
+template <typename T>
+float ElementAs(const void* data, std::int64_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const std::byte*>(data) + index * std::int64_t{sizeof(T)},
+              sizeof(T));
+  return ToFloat(value);
+}
+
+float Element(const void* data, DType dtype, std::int64_t index) {
+  if (dtype == DType::kF32) return ElementAs<float>(data, index);
+  if (dtype == DType::kBF16) return ElementAs<BF16>(data, index);
+  return ElementAs<F16>(data, index);
+}
+
+// Uploads elements as bf16, a piece at a time.
+absl::Status UploadRounded(const Backend& backend, BF16* to, const void* from, DType dtype,
+                           std::int64_t elements) {
+  constexpr std::int64_t kPiece = std::int64_t{8} << 20;
+  std::vector<BF16> rounded(static_cast<std::size_t>(std::min(kPiece, elements)));
+  for (std::int64_t first = 0; first < elements; first += kPiece) {
+    const std::int64_t count = std::min(kPiece, elements - first);
+    backend.ParallelFor(count, 1, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        rounded[static_cast<std::size_t>(i)] = BF16::FromFloat(Element(from, dtype, first + i));
+      }
+    });
+    QUIRE_RETURN_IF_ERROR(
+        Upload(backend, to + first, rounded.data(), count * std::int64_t{sizeof(BF16)}));
+  }
+  return absl::OkStatus();
+}
+
+bool HasFourBits(const QuantizedShape& shape) {
+  return shape.format == WeightFormat::kInt4 || shape.format == WeightFormat::kFp4E2M1;
+}
+
+// Turns rows into the tiles, scales and zero points of linear_tree.h.
+//
+// Threads: PutTile from several at once, for different feature tiles.
+class TilePacker {
+ public:
+  using Source = absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)>;
+
+  TilePacker(const QuantizedShape& shape, Source source)
+      : shape_(shape),
+        source_(source),
+        padded_n_(std::size_t{cuda::LinearTilesN(shape.n)} * cuda::kLinearTileN),
+        scale_bytes_(shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3 ? 4 : 2),
+        scales_(padded_n_ * shape.num_groups() * (scale_bytes_ + (shape.has_min ? 1 : 0))) {
+    for (std::uint32_t i = 0; i < cuda::kLinearTileK; ++i) {
+      places_[i] = cuda::LinearIndexOf(Bits(), 0, i);
+    }
+  }
+
+  // Of one K tile, and of all with the same features.
+  std::int64_t tile_bytes() const {
+    return std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK * Bits() / 8;
+  }
+  std::int64_t row_bytes() const { return cuda::LinearTilesK(shape_.k) * tile_bytes(); }
+
+  // The K tiles of feature tile `tile` at `to`, row_bytes(), which are zero.
+  void PutTile(std::uint32_t tile, std::uint8_t* to) {
+    std::vector<std::int8_t> q(shape_.k);
+    std::vector<float> scales(shape_.num_groups());
+    std::vector<float> mins(shape_.has_min ? scales.size() : 0);
+    const std::uint32_t n0 = tile * cuda::kLinearTileN;
+    const std::uint32_t last = std::min(shape_.n - n0, cuda::kLinearTileN);
+    for (std::uint32_t feature = 0; feature < last; ++feature) {
+      source_(n0 + feature, {q, scales, mins});
+      PutCodes(q, feature, to);
+      PutScales(scales, mins, n0 + feature);
+    }
+  }
+
+  std::span<const std::byte> scales() const { return scales_; }
+
+  struct BadZero {
+    std::uint32_t row;
+    float zero;
+  };
+  // The first row with a zero point that a byte does not hold, and that one. REQUIRES: no PutTile
+  // runs.
+  const std::optional<BadZero>& bad_zero() const { return bad_; }
+
+ private:
+  std::uint32_t Bits() const { return HasFourBits(shape_) ? 4 : 8; }
+
+  void PutCodes(std::span<const std::int8_t> q, std::uint32_t feature, std::uint8_t* to) const {
+    const std::uint32_t first = cuda::LinearIndexOf(Bits(), feature, 0);
+    // Integers without zero points have the middle of their range added.
+    const bool is_middle = !shape_.has_min && shape_.format != WeightFormat::kFp8E4M3 &&
+                           shape_.format != WeightFormat::kFp4E2M1;
+    const std::uint32_t offset = !is_middle ? 0 : HasFourBits(shape_) ? 8 : 128;
+    for (std::uint32_t k = 0; k < q.size(); ++k) {
+      const std::uint32_t code = static_cast<std::uint8_t>(q[k]) + offset;
+      const std::uint32_t index = first + places_[k % cuda::kLinearTileK];
+      std::uint8_t* const tile = to + k / cuda::kLinearTileK * tile_bytes();
+      if (!HasFourBits(shape_)) {
+        tile[index] = static_cast<std::uint8_t>(code);
+      } else {
+        tile[index / 2] = static_cast<std::uint8_t>(tile[index / 2] | (code & 15) << index % 2 * 4);
+      }
+    }
+  }
+
+  void PutScales(std::span<const float> scales, std::span<const float> mins, std::size_t row) {
+    for (std::size_t g = 0; g < scales.size(); ++g) {
+      std::byte* const to = scales_.data() + (g * padded_n_ + row) * scale_bytes_;
+      if (scale_bytes_ == 4) {
+        std::memcpy(to, &scales[g], 4);
+        continue;
+      }
+      const std::uint16_t bits = shape_.format == WeightFormat::kFp4E2M1
+                                     ? BF16::FromFloat(scales[g]).bits
+                                     : F16::FromFloat(scales[g]).bits;
+      std::memcpy(to, &bits, 2);
+    }
+    std::byte* const zeros = scales_.data() + scales.size() * padded_n_ * scale_bytes_;
+    for (std::size_t g = 0; g < mins.size(); ++g) {
+      const float zero = -mins[g];
+      if (!(zero >= 0 && zero <= 255)) {
+        NoteBadZero(static_cast<std::uint32_t>(row), zero);
+        return;
+      }
+      zeros[g * padded_n_ + row] = static_cast<std::byte>(zero);
+    }
+  }
+
+  void NoteBadZero(std::uint32_t row, float zero) {
+    const std::lock_guard lock(bad_mutex_);
+    if (bad_ && bad_->row <= row) return;
+    bad_ = BadZero{row, zero};
+  }
+
+  const QuantizedShape shape_;
+  const Source source_;
+  const std::size_t padded_n_;
+  const std::size_t scale_bytes_;
+  std::vector<std::byte> scales_;  // and zero points
+  std::uint32_t places_[cuda::kLinearTileK];
+  std::mutex bad_mutex_;
+  std::optional<BadZero> bad_;
+};
+
+}  // namespace
+
+// Writes the device form of a PackedLinear.
+class CudaLinearPacker {
+ public:
+  static absl::StatusOr<PackedLinear> Plain(const Backend& backend,
+                                            std::span<const WeightRows> sources, DType dtype,
+                                            std::uint32_t k, DType activations) {
+    const bool round = activations == DType::kBF16 && dtype != DType::kBF16;
+    std::uint32_t n = 0;
+    for (const WeightRows& source : sources) n += source.num_rows;
+    PackedLinear packed;
+    packed.n_ = n;
+    packed.k_ = k;
+    packed.group_ = k;
+    packed.dtype_ = round ? DType::kBF16 : dtype;
+    const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(packed.dtype_);
+    QUIRE_ASSIGN_OR_RETURN(packed.data_,
+                           DeviceBuffer::Allocate(MemoryKind::kDevice, n * row_bytes));
+    auto* to = static_cast<std::byte*>(packed.data_.data());
+    for (const WeightRows& source : sources) {
+      const std::int64_t elements = std::int64_t{source.num_rows} * k;
+      if (round) {
+        QUIRE_RETURN_IF_ERROR(
+            UploadRounded(backend, reinterpret_cast<BF16*>(to), source.data, dtype, elements));
+      } else {
+        QUIRE_RETURN_IF_ERROR(Upload(backend, to, source.data, source.num_rows * row_bytes));
+      }
+      to += source.num_rows * row_bytes;
+    }
+    if (backend.cuda()->cublaslt != nullptr && cuda::CublasLt::Computes(packed)) {
+      QUIRE_ASSIGN_OR_RETURN(packed.library_plans_, backend.cuda()->cublaslt->Pin(n, k));
+    }
+    return packed;
+  }
+
+  // A few feature tiles at a time, so that little host memory is held beside the result, and one
+  // for every thread.
+  static absl::StatusOr<PackedLinear> Quantized(const Backend& backend, const QuantizedShape& shape,
+                                                TilePacker::Source source,
+                                                std::span<const std::uint32_t> order) {
+    constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
+    TilePacker packer(shape, source);
+    const std::int64_t row_bytes = packer.row_bytes();
+    const std::int64_t tiles = cuda::LinearTilesN(shape.n);
+    PackedLinear packed;
+    packed.n_ = shape.n;
+    packed.k_ = shape.k;
+    packed.group_ = shape.group;
+    packed.has_min_ = shape.has_min;
+    packed.min_in_steps_ = shape.min_in_steps;
+    packed.format_ = shape.format;
+    packed.dtype_ = shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3
+                        ? DType::kF32
+                    : shape.format == WeightFormat::kFp4E2M1 ? DType::kBF16
+                                                             : DType::kF16;
+    QUIRE_ASSIGN_OR_RETURN(packed.data_,
+                           DeviceBuffer::Allocate(MemoryKind::kDevice, tiles * row_bytes));
+    auto* const to = static_cast<std::byte*>(packed.data_.data());
+    const std::int64_t most =
+        std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
+    std::vector<std::uint8_t> piece(static_cast<std::size_t>(most * row_bytes));
+    for (std::int64_t first = 0; first < tiles; first += most) {
+      const std::int64_t count = std::min(tiles - first, most);
+      std::fill(piece.begin(), piece.end(), std::uint8_t{0});
+      const double work = static_cast<double>(row_bytes) * 4;
+      backend.ParallelFor(count, work, [&](std::int64_t begin, std::int64_t end, int) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          packer.PutTile(static_cast<std::uint32_t>(first + i), piece.data() + i * row_bytes);
+        }
+      });
+      QUIRE_RETURN_IF_ERROR(
+          Upload(backend, to + first * row_bytes, piece.data(), count * row_bytes));
+    }
+    if (packer.bad_zero()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
+                       "] have in row ", packer.bad_zero()->row, " the zero point ",
+                       packer.bad_zero()->zero, ", GPUs hold 0 to 255"));
+    }
+    const auto scale_bytes = static_cast<std::int64_t>(packer.scales().size());
+    QUIRE_ASSIGN_OR_RETURN(packed.scales_,
+                           DeviceBuffer::Allocate(MemoryKind::kDevice, scale_bytes));
+    QUIRE_RETURN_IF_ERROR(
+        Upload(backend, packed.scales_.data(), packer.scales().data(), scale_bytes));
+    if (!shape.has_order) return packed;
+    const auto order_bytes = static_cast<std::int64_t>(order.size_bytes());
+    QUIRE_ASSIGN_OR_RETURN(packed.order_, DeviceBuffer::Allocate(MemoryKind::kDevice, order_bytes));
+    QUIRE_RETURN_IF_ERROR(Upload(backend, packed.order_.data(), order.data(), order_bytes));
+    return packed;
+  }
+};
+
+namespace internal {
+
+absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
+                                            std::span<const WeightRows> sources, DType dtype,
+                                            std::uint32_t k, DType activations) {
+  return CudaLinearPacker::Plain(backend, sources, dtype, k, activations);
+}
+
+absl::StatusOr<PackedLinear> PackQuantizedCuda(
+    const Backend& backend, const QuantizedShape& shape,
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+    std::span<const std::uint32_t> order) {
+  return CudaLinearPacker::Quantized(backend, shape, source, order);
+}
+
+namespace {
+
+// Of one launch that puts inputs in order: a grid has no more.
+constexpr std::int64_t kMaxOrderedRows = 65535;
+
+// Linear whose x lies in the weights' order, or of weights that have none.
+absl::Status LinearInOrder(const CudaContext& context, const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const bool plain = weight.format() == WeightFormat::kPlain;
+  const bool tensor_core = params.x.dtype() == DType::kBF16 && weight.k() % 8 == 0 &&
+                           (!plain || weight.dtype() == DType::kBF16);
+  if (!tensor_core) return LinearScalarCuda(context, params);
+  if (weight.library_plans() != nullptr && params.bias == nullptr &&
+      (params.y.dtype() == DType::kF32 || params.residual == nullptr)) {
+    return context.cublaslt->Matmul(*weight.library_plans(), params);
+  }
+  return LinearTensorCoreCuda(context, params);
+}
+
+}  // namespace
+
+absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const DType x = params.x.dtype();
+  const DType y = params.y.dtype();
+  if (y != DType::kF32 && (y != DType::kBF16 || x != DType::kBF16)) {
+    return absl::InvalidArgumentError(absl::StrCat("linear has x ", DTypeName(x), " and y ",
+                                                   DTypeName(y),
+                                                   ", supported are f32 and f32, bf16 and either"));
+  }
+  if (weight.order() == nullptr) return LinearInOrder(context, params);
+  // As many rows at a time as the workspace has room for; their bits do not depend on it.
+  const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
+  const std::int64_t fit = cuda::kLinearOrderedBytes / (weight.k() * DTypeSize(x));
+  const auto most = static_cast<std::uint32_t>(std::min(fit, kMaxOrderedRows));
+  LinearParams rows = params;
+  for (std::uint32_t first = 0; first < params.num_rows; first += most) {
+    rows.num_rows = std::min(params.num_rows - first, most);
+    rows.x = params.x + first * params.x_stride;
+    rows.x_stride = params.x_stride;
+    QUIRE_RETURN_IF_ERROR(OrderInputsCuda(context, rows, ordered));
+    rows.x = ordered;
+    rows.x_stride = weight.k();
+    rows.y = params.y + first * params.y_stride;
+    if (params.residual != nullptr)
+      rows.residual = params.residual + first * params.residual_stride;
+    QUIRE_RETURN_IF_ERROR(LinearInOrder(context, rows));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

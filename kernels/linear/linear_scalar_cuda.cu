@@ -1,0 +1,273 @@
+// Linear without tensor cores, for f32 activations and for any K: a block computes 32 features x 32
+// rows from tiles of 32 inputs in shared memory. The arithmetic, products and their order, is that
+// of the CPU's linear_simd.cc, so plain weights yield the same bits; it is the oracle on the
+// device, not fast. Weights of 8 and 4 bits become f32 as they are loaded and yield the bits of
+// plain weights of those values, which are not the CPU's integer products.
+
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_tree.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kTile = 32;  // features, rows and inputs
+constexpr std::uint32_t kPitch = kTile + 1;
+constexpr std::uint32_t kRowsPerThread = kTile * kTile / kThreads;
+static_assert(internal::kLinearPart % kTile == 0);
+
+// Codes, scales and zero points as linear_tree.h says.
+struct CodedWeights {
+  const std::uint8_t* codes;
+  const std::byte* scales;
+  const std::uint8_t* zeros;  // null: none
+  std::uint32_t n;
+  std::uint32_t k;
+  std::uint32_t group;  // inputs of a scale; k: one per feature
+  WeightFormat format;
+  DType scale_dtype;
+};
+
+__device__ __forceinline__ float ScaleAt(const CodedWeights& w, std::int64_t at) {
+  if (w.scale_dtype == DType::kF32) return reinterpret_cast<const float*>(w.scales)[at];
+  const std::uint32_t bits = reinterpret_cast<const std::uint16_t*>(w.scales)[at];
+  return w.scale_dtype == DType::kBF16 ? cuda::UnpackBF16(bits).x : cuda::UnpackF16(bits).x;
+}
+
+// 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives: one bit below the point, then powers of two.
+__device__ __forceinline__ float E2M1ToFloat(std::uint32_t code) {
+  const std::uint32_t exponent = (code >> 1) & 3;
+  const std::uint32_t halves = exponent == 0 ? (code & 1) : ((2 | (code & 1)) << (exponent - 1));
+  const float magnitude = static_cast<float>(halves) * 0.5f;
+  return (code & 8) != 0 ? -magnitude : magnitude;
+}
+
+// W[n][k]: one product of exact factors.
+__device__ __forceinline__ float ValueAt(const CodedWeights& w, std::uint32_t n, std::uint32_t k) {
+  const bool four_bits = w.format == WeightFormat::kInt4 || w.format == WeightFormat::kFp4E2M1;
+  const std::uint32_t bits = four_bits ? 4 : 8;
+  const std::uint32_t tiles_n = (w.n + cuda::kLinearTileN - 1) / cuda::kLinearTileN;
+  const std::uint32_t tiles_k = (w.k + cuda::kLinearTileK - 1) / cuda::kLinearTileK;
+  const std::int64_t tile =
+      static_cast<std::int64_t>(n / cuda::kLinearTileN) * tiles_k + k / cuda::kLinearTileK;
+  const std::uint32_t index =
+      cuda::LinearIndexOf(bits, n % cuda::kLinearTileN, k % cuda::kLinearTileK);
+  const std::uint8_t* const codes =
+      w.codes + tile * (cuda::kLinearTileN * cuda::kLinearTileK * bits / 8);
+  const std::uint32_t code =
+      four_bits ? (codes[index / 2] >> (index % 2 * 4)) & 0xfu : codes[index];
+  const std::int64_t at = static_cast<std::int64_t>(k / w.group) * tiles_n * cuda::kLinearTileN + n;
+  float value;
+  if (w.format == WeightFormat::kFp8E4M3) {
+    value = cuda::UnpackF16(cuda::E4M3ToF16(code)).x;
+  } else if (w.format == WeightFormat::kFp4E2M1) {
+    value = E2M1ToFloat(code);
+  } else {
+    const std::int32_t zero = w.zeros != nullptr ? w.zeros[at] : four_bits ? 8 : 128;
+    value = static_cast<float>(static_cast<std::int32_t>(code) - zero);
+  }
+  return cuda::Mul(value, ScaleAt(w, at));
+}
+
+// W is BF16*, F16*, float*, to [n, k], or CodedWeights.
+template <typename X, typename W>
+struct ScalarArgs {
+  const X* x;
+  W w;
+  const float* bias;
+  const float* residual;
+  void* y;
+  std::int64_t x_stride;
+  std::int64_t residual_stride;
+  std::int64_t y_stride;
+  std::uint32_t n;
+  std::uint32_t k;
+  std::uint32_t num_rows;
+  bool y_is_bf16;
+};
+
+// to[32][kPitch] <- rows first .. of from [rows, k], inputs k0 .., zeros outside.
+template <typename T>
+__device__ __forceinline__ void LoadTile(float* to, const T* from, std::int64_t stride,
+                                         std::uint32_t first, std::uint32_t rows, std::uint32_t k0,
+                                         std::uint32_t k) {
+  const std::uint32_t column = cuda::ThreadIndex() % kTile;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kRowsPerThread; ++i) {
+    const std::uint32_t row = cuda::ThreadIndex() / kTile + i * (kThreads / kTile);
+    const bool inside = first + row < rows && k0 + column < k;
+    to[row * kPitch + column] = inside ? ToFloat(from[(first + row) * stride + k0 + column]) : 0.0f;
+  }
+}
+
+// The same of codes.
+__device__ __forceinline__ void LoadTile(float* to, const CodedWeights& from, std::int64_t,
+                                         std::uint32_t first, std::uint32_t rows, std::uint32_t k0,
+                                         std::uint32_t k) {
+  const std::uint32_t column = cuda::ThreadIndex() % kTile;
+  for (std::uint32_t i = 0; i < kRowsPerThread; ++i) {
+    const std::uint32_t row = cuda::ThreadIndex() / kTile + i * (kThreads / kTile);
+    const bool inside = first + row < rows && k0 + column < k;
+    to[row * kPitch + column] = inside ? ValueAt(from, first + row, k0 + column) : 0.0f;
+  }
+}
+
+template <typename X, typename W>
+__global__ void __launch_bounds__(kThreads) LinearScalarKernel(const ScalarArgs<X, W> args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  float* const w_tile = reinterpret_cast<float*>(cuda::SharedMemory16());  // [features][kPitch]
+  float* const x_tile = w_tile + kTile * kPitch;                           // [rows][kPitch]
+  const std::uint32_t feature = cuda::ThreadIndex() % kTile;
+  const std::uint32_t first_row = cuda::ThreadIndex() / kTile * kRowsPerThread;
+  const std::uint32_t n0 = cuda::BlockX() * kTile;
+  const std::uint32_t m0 = cuda::BlockY() * kTile;
+  float total[kRowsPerThread] = {};
+  float part[kRowsPerThread] = {};
+  for (std::uint32_t k0 = 0; k0 < args.k; k0 += kTile) {
+    LoadTile(w_tile, args.w, args.k, n0, args.n, k0, args.k);
+    LoadTile(x_tile, args.x, args.x_stride, m0, args.num_rows, k0, args.k);
+    cuda::SyncBlock();
+    // Zeros beyond K would turn a sum of -0 into +0, so they are not added.
+    const std::uint32_t inputs = args.k - k0 < kTile ? args.k - k0 : kTile;
+    for (std::uint32_t i = 0; i < inputs; ++i) {
+      const float w = w_tile[feature * kPitch + i];
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRowsPerThread; ++r) {
+        part[r] = cuda::Fma(x_tile[(first_row + r) * kPitch + i], w, part[r]);
+      }
+    }
+    cuda::SyncBlock();
+    if ((k0 + kTile) % internal::kLinearPart == 0 || k0 + kTile >= args.k) {
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRowsPerThread; ++r) {
+        total[r] = cuda::Add(total[r], part[r]);
+        part[r] = 0;
+      }
+    }
+  }
+  const std::uint32_t n = n0 + feature;
+#pragma unroll
+  for (std::uint32_t r = 0; r < kRowsPerThread; ++r) {
+    const std::int64_t m = m0 + first_row + r;
+    if (n >= args.n || m >= args.num_rows) continue;
+    float y = total[r];
+    if (args.bias != nullptr) y = cuda::Add(y, args.bias[n]);
+    if (args.residual != nullptr) y = cuda::Add(y, args.residual[m * args.residual_stride + n]);
+    if (args.y_is_bf16) {
+      static_cast<BF16*>(args.y)[m * args.y_stride + n] = BF16::FromFloat(y);
+    } else {
+      static_cast<float*>(args.y)[m * args.y_stride + n] = y;
+    }
+  }
+}
+
+struct OrderArgs {
+  const std::byte* x;
+  const std::uint32_t* order;  // [k]
+  std::byte* y;                // [rows, k]
+  std::int64_t x_stride;
+  std::uint32_t k;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) OrderInputsKernel(const OrderArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t j = cuda::BlockX() * kThreads + cuda::ThreadIndex();
+  if (j >= args.k) return;
+  const std::int64_t row = cuda::BlockY();
+  reinterpret_cast<T*>(args.y)[row * args.k + j] =
+      reinterpret_cast<const T*>(args.x)[row * args.x_stride + args.order[j]];
+}
+
+template <typename X, typename W>
+absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params, W w) {
+  const PackedLinear& weight = *params.weight;
+  const ScalarArgs<X, W> args{.x = params.x.as<X>(),
+                              .w = w,
+                              .bias = params.bias,
+                              .residual = params.residual,
+                              .y = params.y.data(),
+                              .x_stride = params.x_stride,
+                              .residual_stride = params.residual_stride,
+                              .y_stride = params.y_stride,
+                              .n = weight.n(),
+                              .k = weight.k(),
+                              .num_rows = params.num_rows,
+                              .y_is_bf16 = params.y.dtype() == DType::kBF16};
+  return cuda::Launch(context, "linear_scalar", LinearScalarKernel<X, W>,
+                      {.blocks_x = (weight.n() + kTile - 1) / kTile,
+                       .blocks_y = (params.num_rows + kTile - 1) / kTile,
+                       .threads = kThreads,
+                       .shared_bytes = 2 * kTile * kPitch * sizeof(float),
+                       .programmatic = true},
+                      args);
+}
+
+CodedWeights CodedOf(const PackedLinear& weight) {
+  const auto* const scales = static_cast<const std::byte*>(weight.scales());
+  const std::byte* const zeros =
+      weight.has_min() ? scales + cuda::LinearZerosAt(weight.n(), weight.k(), weight.group())
+                       : nullptr;
+  return {.codes = static_cast<const std::uint8_t*>(weight.data()),
+          .scales = scales,
+          .zeros = reinterpret_cast<const std::uint8_t*>(zeros),
+          .n = weight.n(),
+          .k = weight.k(),
+          .group = weight.group(),
+          .format = weight.format(),
+          .scale_dtype = weight.dtype()};
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params) {
+  const DType x = params.x.dtype();
+  const DType w = params.weight->dtype();
+  const void* const data = params.weight->data();
+  if (params.weight->format() != WeightFormat::kPlain) {
+    return LaunchScalar<float>(context, params, CodedOf(*params.weight));
+  }
+  const auto* const bf16 = static_cast<const BF16*>(data);
+  if (x == DType::kBF16 && w == DType::kBF16) return LaunchScalar<BF16>(context, params, bf16);
+  if (x == DType::kF32 && w == DType::kF32) {
+    return LaunchScalar<float>(context, params, static_cast<const float*>(data));
+  }
+  if (x == DType::kF32 && w == DType::kBF16) return LaunchScalar<float>(context, params, bf16);
+  if (x == DType::kF32 && w == DType::kF16) {
+    return LaunchScalar<float>(context, params, static_cast<const F16*>(data));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("linear has x ", DTypeName(x), " and weights ", DTypeName(w),
+                   ", supported are f32 by f32, bf16 or f16, and bf16 by bf16"));
+}
+
+absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y) {
+  const PackedLinear& weight = *params.weight;
+  const OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
+                       .order = weight.order(),
+                       .y = static_cast<std::byte*>(y.data()),
+                       .x_stride = params.x_stride,
+                       .k = weight.k()};
+  return cuda::Launch(
+      context, "order_inputs",
+      params.x.dtype() == DType::kBF16 ? OrderInputsKernel<BF16> : OrderInputsKernel<float>,
+      {.blocks_x = (weight.k() + kThreads - 1) / kThreads,
+       .blocks_y = params.num_rows,
+       .threads = kThreads,
+       .shared_bytes = 0,
+       .programmatic = true},
+      args);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,354 @@
+// Traffic: each weight is read from memory once for all rows, 2 bytes (f32 4, e4m3 1), widened in
+// registers; x and y are small beside it. Lanes run along N, so every output is one chain of
+// multiply-adds and no horizontal sum exists. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators,
+// 4 weights, 2 broadcasts), AVX2 4 x 1, below that 2 x 1; few rows take more panels, so that enough
+// chains hide the latency of a multiply-add. A group of panels stays in L2 while all row blocks
+// pass over it; the first block fetches the next part of K.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/linear.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/linear/linear_simd.cc"
+#include "hwy/foreach_target.h"
+#include "kernels/cpu/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quire::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kPanel = PackedLinear::kPanel;
+static_assert(kPanel == kVirtualLanes);
+
+// How the weights of inputs 2j (even) and 2j + 1 (odd) are read: `unit` points at [2][16] (f32) or
+// [16][2] (16-bit) values, `lane` is the first feature wanted.
+struct ReadF32 {
+  using Unit = float;
+  static constexpr bool kScaled = false;
+  static constexpr std::size_t kInputs = 2;
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
+  }
+  static constexpr std::size_t kUnit = 2 * kPanel;
+  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
+    return hn::Load(DF(), unit + lane);
+  }
+  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
+    return hn::Load(DF(), unit + kPanel + lane);
+  }
+  static HWY_INLINE VF Sort(VF sum) { return sum; }
+};
+struct ReadBF16 {
+  using Unit = std::uint32_t;
+  static constexpr bool kScaled = false;
+  static constexpr std::size_t kInputs = 2;
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
+  }
+  static constexpr std::size_t kUnit = kPanel;
+  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
+    return EvenBF16(hn::Load(DU(), unit + lane));
+  }
+  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
+    return OddBF16(hn::Load(DU(), unit + lane));
+  }
+  static HWY_INLINE VF Sort(VF sum) { return sum; }
+};
+struct ReadF16 {
+  using Unit = std::uint32_t;
+  static constexpr bool kScaled = false;
+  static constexpr std::size_t kInputs = 2;
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
+  }
+  static constexpr std::size_t kUnit = kPanel;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  // One conversion instruction for even and odd inputs. They part within 128 bits, which leaves
+  // pairs of features out of order; sums are sorted.
+  static HWY_INLINE VF Half(const Unit* unit, std::size_t lane, std::size_t half) {
+    const auto* const pairs = reinterpret_cast<const hwy::float16_t*>(unit + lane);
+    return hn::PromoteTo(DF(), hn::Load(hn::Rebind<hwy::float16_t, DF>(), pairs + half * kLanes));
+  }
+  template <int kPattern>
+  static HWY_INLINE VF Part(const Unit* unit, std::size_t lane) {
+    const VF low = Half(unit, lane, 0);
+    const VF high = Half(unit, lane, 1);
+#if HWY_TARGET == HWY_AVX2
+    return VF{_mm256_shuffle_ps(low.raw, high.raw, kPattern)};
+#else
+    return VF{_mm512_shuffle_ps(low.raw, high.raw, kPattern)};
+#endif
+  }
+  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
+    return Part<0x88>(unit, lane);
+  }
+  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
+    return Part<0xdd>(unit, lane);
+  }
+  static HWY_INLINE VF Sort(VF sum) {
+#if HWY_TARGET == HWY_AVX2
+    return VF{_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(sum.raw), 0xd8))};
+#else
+    const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+    return VF{_mm512_castpd_ps(_mm512_permutexvar_pd(order, _mm512_castps_pd(sum.raw)))};
+#endif
+  }
+#else
+  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
+    return EvenF16(hn::Load(DU(), unit + lane));
+  }
+  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
+    return OddF16(hn::Load(DU(), unit + lane));
+  }
+  static HWY_INLINE VF Sort(VF sum) {
+    return sum;
+  }
+#endif
+};
+
+// e4m3 moved under an f32 exponent, which means 2^-120 of the value, subnormals included: x comes
+// multiplied by 2^48 (LinearFp8), sums are multiplied by 2^72. So sums are subnormal below 2^-54
+// only, in steps of 2^-77, and x is finite below 2^80. `unit` points at [16][4] bytes.
+struct ReadE4M3 {
+  using Unit = std::uint8_t;
+  static constexpr bool kScaled = true;
+  static constexpr std::size_t kInputs = 4;
+  static constexpr std::size_t kUnit = kInputs * kPanel;
+  static constexpr float kAfter = 0x1p120f / internal::kFp8InputScale;
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    const VU codes = hn::Load(DU(), reinterpret_cast<const std::uint32_t*>(unit) + lane);
+    // A shift to the right leaves the sign in place.
+#if HWY_TARGET == HWY_SCALAR
+    const auto top = hn::BitCast(DI(), hn::ShiftLeft<24 - 8 * kInput>(codes));
+    const VU at_top = hn::BitCast(DU(), hn::ShiftRight<4>(top));
+#else
+    // Two codes at once, those in the upper bytes of halves.
+    const hn::Repartition<std::int16_t, DF> d16;
+    const auto halves = hn::BitCast(d16, codes);
+    const auto upper = kInput % 2 == 0 ? hn::ShiftLeft<8>(halves) : halves;
+    const VU shifted = hn::BitCast(DU(), hn::ShiftRight<4>(upper));
+    const VU at_top = kInput < 2 ? hn::ShiftLeft<16>(shifted) : shifted;
+#endif
+    return hn::BitCast(DF(), hn::And(at_top, hn::Set(DU(), 0x87f00000u)));
+  }
+  static HWY_INLINE VF Sort(VF sum) { return sum; }
+};
+
+template <class Read>
+HWY_INLINE void Fetch(const typename Read::Unit* unit) {
+  constexpr std::size_t kLine = 64;
+  const auto* const bytes = reinterpret_cast<const char*>(unit);
+  for (std::size_t at = 0; at < Read::kUnit * sizeof(*unit); at += kLine) {
+    __builtin_prefetch(bytes + at, 0, 2);
+  }
+}
+
+// totals[R][P * 16] (+)= x[R][k0 .. k0 + count) times P panels, times `scales` where codes have
+// some: [16] for each panel, scale_stride apart. Unless null, `next` is what this tile reads
+// afterwards, fetched meanwhile.
+template <class Read, std::size_t R, std::size_t P>
+HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
+                        const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,
+                        std::size_t count, bool first, const typename Read::Unit* next,
+                        const float* HWY_RESTRICT scales, std::size_t scale_stride,
+                        float* HWY_RESTRICT totals) {
+  constexpr std::size_t kColumns = P * kRegisters;
+  const DF d;
+  VF acc[R][kColumns];
+  for (std::size_t r = 0; r < R; ++r) {
+    for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::Zero(d);
+  }
+  // Called, these would keep the sums in memory.
+  const auto add = [&](auto input, const typename Read::Unit* unit,
+                       std::size_t at) HWY_ATTR __attribute__((always_inline)) {
+    VF weight[kColumns];
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      weight[c] = Read::template Get<decltype(input)::value>(unit + c / kRegisters * panel_stride,
+                                                             c % kRegisters * kLanes);
+    }
+    for (std::size_t r = 0; r < R; ++r) {
+      const VF a = hn::Set(d, x[static_cast<std::int64_t>(r) * x_stride +
+                                static_cast<std::int64_t>(at + decltype(input)::value)]);
+      for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
+    }
+  };
+  const auto add_unit = [&](std::size_t j, std::size_t inputs)
+                            HWY_ATTR __attribute__((always_inline)) {
+    const typename Read::Unit* const unit = w + j * Read::kUnit;
+    const std::size_t at = j * Read::kInputs;
+    add(std::integral_constant<std::size_t, 0>(), unit, at);
+    if (inputs > 1) add(std::integral_constant<std::size_t, 1>(), unit, at);
+    if constexpr (Read::kInputs == 4) {
+      if (inputs > 2) add(std::integral_constant<std::size_t, 2>(), unit, at);
+      if (inputs > 3) add(std::integral_constant<std::size_t, 3>(), unit, at);
+    }
+  };
+  for (std::size_t j = 0; j < count / Read::kInputs; ++j) {
+    if (next != nullptr) {
+      for (std::size_t p = 0; p < P; ++p) Fetch<Read>(next + p * panel_stride + j * Read::kUnit);
+    }
+    add_unit(j, Read::kInputs);
+  }
+  if (count % Read::kInputs != 0) add_unit(count / Read::kInputs, count % Read::kInputs);
+  for (std::size_t r = 0; r < R; ++r) {
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      float* const total = totals + (r * kColumns + c) * kLanes;
+      const VF sum = Read::Sort(acc[r][c]);
+      if constexpr (Read::kScaled) {
+        const VF whole = hn::Mul(sum, hn::Set(d, Read::kAfter));
+        const VF scale =
+            hn::Load(d, scales + c / kRegisters * scale_stride + c % kRegisters * kLanes);
+        hn::Store(first ? hn::Mul(whole, scale) : hn::MulAdd(whole, scale, hn::Load(d, total)), d,
+                  total);
+      } else {
+        hn::Store(first ? sum : hn::Add(hn::Load(d, total), sum), d, total);
+      }
+    }
+  }
+}
+
+// y = total + bias + residual for the `count` real features of one panel.
+HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias,
+                           const float* residual, float* y, std::size_t count) {
+  const DF d;
+  if (count == kPanel) {
+    for (std::size_t lane = 0; lane < kPanel; lane += kLanes) {
+      VF v = hn::Load(d, total + lane);
+      if (bias != nullptr) v = hn::Add(v, hn::LoadU(d, bias + lane));
+      if (residual != nullptr) v = hn::Add(v, hn::LoadU(d, residual + lane));
+      hn::StoreU(v, d, y + lane);
+    }
+    return;
+  }
+  for (std::size_t lane = 0; lane < count; ++lane) {
+    float v = total[lane];
+    if (bias != nullptr) v += bias[lane];
+    if (residual != nullptr) v += residual[lane];
+    y[lane] = v;
+  }
+}
+
+// Where the part of K that begins at k0 ends.
+template <class Read>
+HWY_INLINE std::size_t PartEnd(const PackedLinear& weight, std::size_t k0) {
+  const std::size_t end = std::min<std::size_t>(weight.k(), k0 + internal::kLinearPart);
+  if constexpr (!Read::kScaled) return end;
+  return std::min(end, (k0 / weight.group() + 1) * weight.group());
+}
+
+// R rows from `row` on times P panels from `panel` on, all of K.
+template <class Read, std::size_t R, std::size_t P>
+HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t panel) {
+  const PackedLinear& weight = *params.weight;
+  const std::size_t k = weight.k();
+  const std::size_t panel_stride = (k + Read::kInputs - 1) / Read::kInputs * Read::kUnit;
+  const auto* const w = static_cast<const typename Read::Unit*>(weight.data()) +
+                        static_cast<std::size_t>(panel) * panel_stride;
+  const float* const x = params.x.f32() + row * params.x_stride;
+  const float* scales = nullptr;
+  std::size_t scale_stride = 0;
+  if constexpr (Read::kScaled) {
+    scale_stride = (k + weight.group() - 1) / weight.group() * kPanel;
+    scales = static_cast<const float*>(weight.scales()) +
+             static_cast<std::size_t>(panel) * scale_stride;
+  }
+  HWY_ALIGN float totals[R * P * kPanel];
+  for (std::size_t k0 = 0, k1 = 0; k0 < k; k0 = k1) {
+    k1 = PartEnd<Read>(weight, k0);
+    // From the second block of rows on the panels are in L2; few rows leave the processor time to
+    // read ahead by itself.
+    const typename Read::Unit* next = nullptr;
+    if (R >= 4 && row == 0) {
+      next = k1 < k ? w + k1 / Read::kInputs * Read::kUnit : w + P * panel_stride;
+    }
+    const float* scale = nullptr;
+    if constexpr (Read::kScaled) scale = scales + k0 / weight.group() * kPanel;
+    AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / Read::kInputs * Read::kUnit,
+                        panel_stride, k1 - k0, k0 == 0, next, scale, scale_stride, totals);
+  }
+  for (std::size_t r = 0; r < R; ++r) {
+    const std::int64_t m = row + static_cast<std::int64_t>(r);
+    for (std::size_t p = 0; p < P; ++p) {
+      const std::int64_t n =
+          (panel + static_cast<std::int64_t>(p)) * static_cast<std::int64_t>(kPanel);
+      StorePanel(
+          totals + (r * P + p) * kPanel, params.bias == nullptr ? nullptr : params.bias + n,
+          params.residual == nullptr ? nullptr : params.residual + m * params.residual_stride + n,
+          params.y.f32() + m * params.y_stride + n,
+          std::min<std::size_t>(kPanel, weight.n() - static_cast<std::size_t>(n)));
+    }
+  }
+}
+
+template <class Read, std::size_t R, std::size_t P>
+HWY_INLINE void RowBlock(const LinearParams& params, std::int64_t row, std::int64_t begin,
+                         std::int64_t end) {
+  constexpr std::int64_t kStep = P;
+  std::int64_t panel = begin;
+  for (; panel + kStep <= end; panel += kStep) Tile<Read, R, P>(params, row, panel);
+  for (; panel < end; ++panel) Tile<Read, R, 1>(params, row, panel);
+}
+
+// Rows of a full tile, and panels of tiles with 8, 4, 2 and 1 rows.
+constexpr std::int64_t kTileRows = kRegisters == 1 ? 8 : kRegisters == 2 ? 4 : 2;
+constexpr std::size_t kPanels8 = 2;
+constexpr std::size_t kPanels4 = kRegisters == 1 ? 4 : 1;
+constexpr std::size_t kPanels2 = kRegisters == 1 ? 4 : kRegisters == 2 ? 2 : 1;
+constexpr std::size_t kPanels1 = kRegisters == 4 ? 2 : kRegisters > 4 ? 1 : 4;
+
+template <class Read>
+void Panels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
+  const std::int64_t rows = params.num_rows;
+  const std::int64_t group =
+      static_cast<std::int64_t>(rows >= 8 ? std::max(kPanels8, kPanels4) : kPanels1);
+  for (std::int64_t begin = panel_begin; begin < panel_end; begin += group) {
+    const std::int64_t end = std::min(panel_end, begin + group);
+    std::int64_t row = 0;
+    if constexpr (kTileRows >= 8) {
+      for (; row + 8 <= rows; row += 8) RowBlock<Read, 8, kPanels8>(params, row, begin, end);
+    }
+    if constexpr (kTileRows >= 4) {
+      for (; row + 4 <= rows; row += 4) RowBlock<Read, 4, kPanels4>(params, row, begin, end);
+    }
+    for (; row + 2 <= rows; row += 2) RowBlock<Read, 2, kPanels2>(params, row, begin, end);
+    for (; row < rows; ++row) RowBlock<Read, 1, kPanels1>(params, row, begin, end);
+  }
+}
+
+void LinearPanels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
+  if (params.weight->format() == WeightFormat::kFp8E4M3) {
+    Panels<ReadE4M3>(params, panel_begin, panel_end);
+  } else if (params.weight->dtype() == DType::kF32) {
+    Panels<ReadF32>(params, panel_begin, panel_end);
+  } else if (params.weight->dtype() == DType::kBF16) {
+    Panels<ReadBF16>(params, panel_begin, panel_end);
+  } else {
+    Panels<ReadF16>(params, panel_begin, panel_end);
+  }
+}
+
+}  // namespace quire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quire::kernels {
+
+HWY_EXPORT(LinearPanels);
+
+namespace internal {
+
+void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
+  HWY_DYNAMIC_DISPATCH(LinearPanels)(params, panel_begin, panel_end);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels
+#endif  // HWY_ONCE

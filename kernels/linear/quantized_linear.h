@@ -1,0 +1,118 @@
+#pragma once
+
+// Integer weight matrices, and on GPUs e4m3 and e2m1 too: how they come to be, and what they
+// compute. Linear (linear.h) multiplies with them like with any other.
+//
+// A weight is scale * q, scale * q + min or scale * (q + min), with a scale (and min) per output
+// feature or per group of inputs of it. On the CPU activations are quantised to int8 as they come
+// in (for kInt4 by powers of two), and products are summed as integers inside a group, so every
+// instruction set with fused multiply-add gets the same bits. GPUs round no activation: q + min
+// becomes bf16 without loss.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend/backend.h"
+#include "kernels/linear/linear.h"
+
+namespace quire::kernels {
+
+struct QuantizedShape {
+  WeightFormat format;  // kInt8 or kInt4; on GPUs also kFp8E4M3 and kFp4E2M1
+  std::uint32_t n;      // output features
+  std::uint32_t k;      // inputs, at most 65536
+  // Inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32, 64 or 128.
+  // kInt4: 32, 64 or 128.
+  std::uint32_t group;
+  // A weight is scale * q + min and q is not negative. Not with one scale per feature, unless k is
+  // itself one of the groups above.
+  bool has_min = false;
+  // With has_min: mins are whole steps, minus the zero points of formats that have them, and a
+  // weight is scale * (q + min), without loss where f16 holds the scale.
+  bool min_in_steps = false;
+  // Groups are of inputs in an order of their own, which lies beside the weights: what is packed as
+  // input j multiplies input order[j] of x.
+  bool has_order = false;
+
+  // One f32 scale per feature instead of scales per group.
+  bool scale_per_feature() const {
+    return (format == WeightFormat::kInt8 || format == WeightFormat::kFp8E4M3) && group == k &&
+           !has_min;
+  }
+  std::uint32_t num_groups() const { return (k + group - 1) / group; }
+};
+
+// INVALID_ARGUMENT that names what of the shape is not as above.
+absl::Status CheckQuantizedShape(const QuantizedShape& shape);
+// The same for GPUs. Other than above: n and without an order k up to INT32_MAX, k a multiple of 8;
+// no groups of 16, mins in steps only; kFp8E4M3 with groups of k or a multiple of 64, of which the
+// last may be short, and kFp4E2M1 with groups of 32.
+absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
+// What PackQuantizedRows will allocate. REQUIRES: CheckQuantizedShape accepts the shape.
+std::int64_t QuantizedBytes(const QuantizedShape& shape);
+// REQUIRES: CheckCudaQuantizedShape accepts the shape.
+std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
+
+// One output feature, as a source writes it.
+struct QuantizedRow {
+  // [k]. kInt8: -128 .. 127, with mins the bytes of 0 .. 255; kInt4: -8 .. 7, with mins 0 .. 15.
+  // kFp8E4M3: codes without NaN. kFp4E2M1: codes of 0 .. 15.
+  std::span<std::int8_t> q;
+  // [num_groups]. Of groups rounded to f16, those of kFp4E2M1 to bf16.
+  std::span<float> scales;
+  // Likewise; empty without has_min. With min_in_steps integers of -2048 .. 2048, which f16 holds,
+  // on GPUs of -255 .. 0.
+  std::span<float> mins;
+};
+
+// Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
+// several threads; with has_order its values lie in the order given. Returns INVALID_ARGUMENT as
+// CheckQuantizedShape or CheckCudaQuantizedShape, for a min that GPUs do not hold, or on the CPU
+// for a scale of kInt4 that is not finite in f16; RESOURCE_EXHAUSTED. REQUIRES: `order` is a
+// permutation of [0, k) with has_order, else empty.
+absl::StatusOr<PackedLinear> PackQuantizedRows(
+    const Backend& backend, const QuantizedShape& shape,
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+    std::span<const std::uint32_t> order = {});
+
+// What PackQuantizedRows allocates, all bytes but those of the order zero, for bytes that it once
+// made of such a shape. Errors as there.
+absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
+                                                     std::span<const std::uint32_t> order = {});
+
+// Quantises one row without a min. kInt8: scale = largest magnitude M / 127, and every value is
+// within half its scale. kInt4: the scale, of those tried, with the least sum of squared errors of
+// the group, then raised until the group keeps its projection on what it was. Scales of groups are
+// values of f16, and integers are chosen for the rounded scale.
+// Below its normal numbers, M / 127 < 6.1e-5, f16 goes in steps of 2^-24: no scale but that of a
+// group of zeros is less than that, and int8 is within M / 254 + 2^-25 even there. A group with a
+// NaN or infinity has scale NaN.
+void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float> row,
+                 const QuantizedRow& out);
+
+// Grows the backend's scratch memory to what Linear needs for up to `num_rows` rows of up to `k`
+// inputs in any integer format, in orders of their own only with `has_order`, so that no later call
+// allocates. REQUIRES: the backend is the CPU.
+void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
+                            bool has_order = false);
+// What that takes of a backend without scratch memory.
+std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
+                                         bool has_order = false);
+
+namespace internal {
+
+// Linear of a CPU backend and integer weights; arguments are checked.
+void LinearQuantized(const Backend& backend, const LinearParams& params);
+
+// PackQuantizedRows on a GPU. REQUIRES: CheckCudaQuantizedShape accepts the shape.
+absl::StatusOr<PackedLinear> PackQuantizedCuda(
+    const Backend& backend, const QuantizedShape& shape,
+    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+    std::span<const std::uint32_t> order);
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,107 @@
+// Traffic: gathering reads and writes 4 bytes an element, adding reads 8 and writes 4. Both are
+// small beside the expert's weights, so the compiler's own vectors do.
+
+#include "kernels/moe/expert_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "kernels/backend/exact_math.h"
+
+namespace quire::kernels {
+namespace {
+
+absl::Status CheckRows(absl::string_view op, std::int64_t x_stride, std::int64_t y_stride,
+                       std::uint32_t columns) {
+  if (std::min(x_stride, y_stride) < std::int64_t{columns}) {
+    return absl::InvalidArgumentError(absl::StrCat(op, " of ", columns, " columns has strides x ",
+                                                   x_stride, ", y ", y_stride,
+                                                   ", each must hold a row"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params) {
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::SortByExpertCuda(*backend.cuda(), params);
+  }
+  const std::size_t count = std::size_t{params.num_rows} * params.top_k;
+  std::uint32_t* const offsets = params.offsets;
+  std::fill_n(offsets, std::size_t{params.num_experts} + 1, 0u);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (params.experts[i] >= params.num_experts) {
+      return absl::InvalidArgumentError(absl::StrCat("row ", i / params.top_k, " goes to expert ",
+                                                     params.experts[i], ", there are ",
+                                                     params.num_experts));
+    }
+    ++offsets[params.experts[i]];
+  }
+  // offsets[e]: behind the rows of expert e. Rows are then placed from the last to the first, which
+  // leaves each offset at the first row of its expert, and rows ascending.
+  for (std::uint32_t e = 1; e <= params.num_experts; ++e) offsets[e] += offsets[e - 1];
+  for (std::size_t i = count; i-- > 0;) {
+    const std::uint32_t at = --offsets[params.experts[i]];
+    params.rows[at] = static_cast<std::uint32_t>(i / params.top_k);
+    params.row_weights[at] = params.weights[i];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) {
+  QUIRE_RETURN_IF_ERROR(
+      CheckRows("gathering of rows", params.x_stride, params.y_stride, params.columns));
+  const DType dtype = params.x.dtype();
+  const bool is_known = dtype == DType::kF32 ||
+                        (backend.cuda() != nullptr && dtype == DType::kBF16);
+  if (!is_known || params.y.dtype() != dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gathering of rows from ", DTypeName(dtype), " to ",
+                     DTypeName(params.y.dtype()), ", supported are f32, on a GPU also bf16"));
+  }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::GatherRowsCuda(*backend.cuda(), params);
+  }
+  backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
+                      [&](std::int64_t begin, std::int64_t end, int) {
+                        for (std::int64_t i = begin; i < end; ++i) {
+                          std::memcpy(params.y.f32() + i * params.y_stride,
+                                      params.x.f32() + params.rows[i] * params.x_stride,
+                                      params.columns * sizeof(float));
+                        }
+                      });
+  return absl::OkStatus();
+}
+
+absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params) {
+  QUIRE_RETURN_IF_ERROR(
+      CheckRows("weighted sum of rows", params.x_stride, params.y_stride, params.columns));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::AddWeightedRowsCuda(*backend.cuda(), params);
+  }
+  backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.3,
+                      [&](std::int64_t begin, std::int64_t end, int) {
+                        for (std::int64_t i = begin; i < end; ++i) {
+                          const float* const x = params.x + i * params.x_stride;
+                          const std::int64_t row = params.rows == nullptr ? i : params.rows[i];
+                          float* const y = params.y + row * params.y_stride;
+                          const float weight = params.weights[i];
+                          for (std::uint32_t c = 0; c < params.columns; ++c) y[c] += weight * x[c];
+                        }
+                      });
+  return absl::OkStatus();
+}
+
+absl::Status SigmoidInPlace(const Backend& backend, float* x, std::uint32_t count) {
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::SigmoidCuda(*backend.cuda(), x, count);
+  }
+  for (std::uint32_t i = 0; i < count; ++i) x[i] = 1.0f / (1.0f + ExactExp(-x[i]));
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels

@@ -1,0 +1,74 @@
+#pragma once
+
+// The way of rows to their experts and back: rows sorted by expert, the rows of one expert side by
+// side for its matrices, and their results added up where they came from.
+//
+// A mixture of experts computes, one expert after the other in ascending order, y[row] += weight *
+// expert(x[row]). Each row's sum therefore has the order of its own experts, whatever rows are
+// beside it, and memory is needed for the rows of one expert only.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/float_ptr.h"
+
+namespace quire::kernels {
+
+struct SortByExpertParams {
+  const std::uint32_t* experts;  // [num_rows, top_k], distinct in a row; Router
+  const float* weights;          // [num_rows, top_k]
+  std::uint32_t* offsets;        // [num_experts + 1]
+  std::uint32_t* rows;           // [num_rows * top_k]
+  float* row_weights;            // [num_rows * top_k]
+  std::uint32_t num_rows;
+  std::uint32_t top_k;
+  std::uint32_t num_experts;
+};
+
+// Expert e computes rows[offsets[e]] .. rows[offsets[e + 1] - 1], ascending, and their weights lie
+// at the same places of row_weights. Returns INVALID_ARGUMENT that names the row for an expert
+// beyond num_experts, on the CPU only: a GPU's router makes none.
+absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params);
+
+struct GatherRowsParams {
+  ConstFloatPtr x;            // rows x_stride apart
+  const std::uint32_t* rows;  // [num_rows]
+  FloatPtr y;                 // [num_rows, columns], rows y_stride apart; does not overlap x
+  std::int64_t x_stride;
+  std::int64_t y_stride;
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+};
+
+// y[i] = x[rows[i]]; both are f32, on a GPU or both bf16. Returns INVALID_ARGUMENT for a stride
+// below columns or other types.
+absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
+
+struct AddWeightedRowsParams {
+  const float* x;             // [num_rows, columns], rows x_stride apart
+  const std::uint32_t* rows;  // [num_rows], distinct; null: row i
+  const float* weights;       // [num_rows]
+  float* y;                   // rows y_stride apart; does not overlap x
+  std::int64_t x_stride;
+  std::int64_t y_stride;
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+};
+
+// y[rows[i]] += weights[i] * x[i], in f32, the product rounded before it is added. Errors as
+// GatherRows.
+absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params);
+
+// x[i] = 1 / (1 + exp(-x[i])) for `count` values of f32 in the memory of the backend.
+absl::Status SigmoidInPlace(const Backend& backend, float* x, std::uint32_t count);
+
+namespace internal {
+
+absl::Status SortByExpertCuda(const CudaContext& context, const SortByExpertParams& params);
+absl::Status GatherRowsCuda(const CudaContext& context, const GatherRowsParams& params);
+absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params);
+absl::Status SigmoidCuda(const CudaContext& context, float* x, std::uint32_t count);
+
+}  // namespace internal
+}  // namespace quire::kernels

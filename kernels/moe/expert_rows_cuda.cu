@@ -1,0 +1,123 @@
+// The way of rows to their experts and back: rows sorted by expert, gathered, and their results
+// added up. A warp an expert finds its rows by going over all choices, in order; the others are
+// copies, bound by memory. Grid of those: rows by blocks of columns.
+
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "base/dtype.h"
+#include "kernels/backend/exact_math.h"
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/moe/expert_rows.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
+
+// The warp behind the last expert writes the end of the rows.
+__global__ void __launch_bounds__(kThreads) SortByExpertKernel(const SortByExpertParams params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t expert = cuda::BlockX() * kWarps + cuda::Warp();
+  if (expert > params.num_experts) return;
+  const std::uint32_t count = params.num_rows * params.top_k;
+  const std::uint32_t lane = cuda::Lane();
+  std::uint32_t at = 0;
+  for (std::uint32_t first = 0; first < count; first += cuda::kWarpSize) {
+    const std::uint32_t i = first + lane;
+    at += cuda::CountBits(cuda::Ballot(i < count && params.experts[i] < expert));
+  }
+  if (lane == 0) params.offsets[expert] = at;
+  if (expert == params.num_experts) return;
+  for (std::uint32_t first = 0; first < count; first += cuda::kWarpSize) {
+    const std::uint32_t i = first + lane;
+    const bool mine = i < count && params.experts[i] == expert;
+    const std::uint32_t found = cuda::Ballot(mine);
+    if (mine) {
+      const std::uint32_t to = at + cuda::CountBits(found & ((1u << lane) - 1));
+      params.rows[to] = i / params.top_k;
+      params.row_weights[to] = params.weights[i];
+    }
+    at += cuda::CountBits(found);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    GatherRowsKernel(const T* x, const std::uint32_t* rows, T* y, std::int64_t x_stride,
+                     std::int64_t y_stride, std::uint32_t columns) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t i = cuda::BlockY() * kThreads + cuda::ThreadIndex();
+  if (i >= columns) return;
+  const std::int64_t row = cuda::BlockX();
+  y[row * y_stride + i] = x[std::int64_t{rows[row]} * x_stride + i];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    AddWeightedRowsKernel(const AddWeightedRowsParams params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t i = cuda::BlockY() * kThreads + cuda::ThreadIndex();
+  if (i >= params.columns) return;
+  const std::int64_t row = cuda::BlockX();
+  const std::int64_t to = params.rows == nullptr ? row : std::int64_t{params.rows[row]};
+  float* const y = params.y + to * params.y_stride + i;
+  *y = cuda::Add(*y, cuda::Mul(params.weights[row], params.x[row * params.x_stride + i]));
+}
+
+__global__ void __launch_bounds__(kThreads) SigmoidKernel(float* x, std::uint32_t count) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t i = cuda::BlockX() * kThreads + cuda::ThreadIndex();
+  if (i < count) x[i] = cuda::Div(1.0f, cuda::Add(1.0f, ExactExp(-x[i])));
+}
+
+cuda::LaunchShape ShapeOf(std::uint32_t num_rows, std::uint32_t columns) {
+  return {.blocks_x = num_rows,
+          .blocks_y = columns / kThreads + (columns % kThreads != 0),
+          .threads = kThreads,
+          .programmatic = true};
+}
+
+template <typename T>
+absl::Status LaunchGather(const CudaContext& context, const GatherRowsParams& params) {
+  return cuda::Launch(context, "gather_rows", GatherRowsKernel<T>,
+                      ShapeOf(params.num_rows, params.columns), params.x.as<T>(), params.rows,
+                      params.y.as<T>(), params.x_stride, params.y_stride, params.columns);
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status SortByExpertCuda(const CudaContext& context, const SortByExpertParams& params) {
+  return cuda::Launch(
+      context, "sort_by_expert", SortByExpertKernel,
+      {.blocks_x = params.num_experts / kWarps + 1, .threads = kThreads, .programmatic = true},
+      params);
+}
+
+absl::Status GatherRowsCuda(const CudaContext& context, const GatherRowsParams& params) {
+  if (params.x.dtype() == DType::kBF16) return LaunchGather<BF16>(context, params);
+  return LaunchGather<float>(context, params);
+}
+
+absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params) {
+  return cuda::Launch(context, "add_weighted_rows", AddWeightedRowsKernel,
+                      ShapeOf(params.num_rows, params.columns), params);
+}
+
+absl::Status SigmoidCuda(const CudaContext& context, float* x, std::uint32_t count) {
+  return cuda::Launch(
+      context, "sigmoid", SigmoidKernel,
+      {.blocks_x = (count + kThreads - 1) / kThreads, .threads = kThreads, .programmatic = true}, x,
+      count);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,50 @@
+#include "kernels/moe/router.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::kernels {
+namespace {
+
+absl::Status Check(const RouterParams& params) {
+  const std::uint32_t experts = params.num_experts;
+  if (experts == 0 || params.logits_stride < std::int64_t{experts}) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("router of ", experts, " experts has logits in rows of ", params.logits_stride,
+                     ", a row must hold them all and at least 1"));
+  }
+  if (params.groups == 0 || experts % params.groups != 0 || params.groups_kept == 0 ||
+      params.groups_kept > params.groups) {
+    return absl::InvalidArgumentError(absl::StrCat("router keeps ", params.groups_kept, " of ",
+                                                   params.groups, " groups, which must divide ",
+                                                   experts, " experts"));
+  }
+  const std::uint32_t per_group = experts / params.groups;
+  if (params.top_k == 0 || params.top_k > params.groups_kept * per_group) {
+    return absl::InvalidArgumentError(absl::StrCat("router chooses ", params.top_k,
+                                                   " experts, it must be 1 to ",
+                                                   params.groups_kept * per_group));
+  }
+  if (params.groups > 1 && params.group_score == RouterGroupScore::kTop2Sum && per_group < 2) {
+    return absl::InvalidArgumentError("router groups of one expert have no two best");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Router(const Backend& backend, const RouterParams& params) {
+  if (const absl::Status status = Check(params); !status.ok()) return status;
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::RouterCuda(*backend.cuda(), params);
+  }
+  const std::size_t scratch =
+      (2 * std::size_t{params.num_experts} + params.groups) * sizeof(float) + params.num_experts;
+  // An exponential for each expert, and a scan over them for each chosen one.
+  const double work = static_cast<double>(params.num_experts) * (20.0 + params.top_k);
+  backend.ParallelFor(params.num_rows, work, [&](std::int64_t begin, std::int64_t end, int part) {
+    internal::RouterCpu(params, begin, end, backend.workspace(part).Reserve(scratch));
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels

@@ -1,0 +1,56 @@
+#pragma once
+
+// Rotary position embedding: angles once per step, rotation once per layer. Scaling kinds are
+// already in the table (inv_freq and the attention factor); kernels know nothing of them.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+
+namespace quire::kernels {
+
+struct RopeAnglesParams {
+  const std::int32_t* positions;  // [num_rows] absolute, >= 0
+  const float* inv_freq;          // [num_pairs]
+  float* cosines;                 // [num_rows, num_pairs]
+  float* sines;                   // [num_rows, num_pairs]
+  std::uint32_t num_rows;
+  std::uint32_t num_pairs;  // half the rotary size
+  float attention_factor = 1;
+};
+
+// angle = float(position) * inv_freq[i] in f32; cosines = cos(angle) * attention_factor, sines
+// likewise. Returns INVALID_ARGUMENT for a negative position. On a GPU positions are not looked at
+// here, and cos and sin are within 1.5e-7 for every angle below 2^31 (exact_math.h).
+absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params);
+
+// Which two columns form a pair: (i, i + r/2), or (2i, 2i + 1); r is the rotary size.
+enum class RopeStyle : std::uint8_t { kHalf, kInterleaved };
+
+struct RopeParams {
+  float* x;              // [num_rows, num_heads, head_size], rows x_stride apart; rotated in place
+  const float* cosines;  // [num_rows, rotary_size / 2]
+  const float* sines;    // [num_rows, rotary_size / 2]
+  std::int64_t x_stride;
+  std::uint32_t num_rows;
+  std::uint32_t num_heads;  // Q and K heads that lie side by side are rotated by one call
+  std::uint32_t head_size;
+  std::uint32_t rotary_size;       // even; the other columns pass unchanged
+  std::uint32_t rotary_first = 0;  // first rotated column
+  RopeStyle style = RopeStyle::kHalf;
+};
+
+// For each pair: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, products rounded one by one in f32.
+// Returns INVALID_ARGUMENT for an odd or too large rotary size, or a stride below the heads; on a
+// GPU always, since there QkvStore rotates.
+absl::Status Rope(const Backend& backend, const RopeParams& params);
+
+namespace internal {
+
+absl::Status RopeAnglesCuda(const CudaContext& context, const RopeAnglesParams& params);
+void RopeAnglesCpu(const RopeAnglesParams& params, std::int64_t row_begin, std::int64_t row_end);
+void RopeCpu(const RopeParams& params, std::int64_t row_begin, std::int64_t row_end);
+
+}  // namespace internal
+}  // namespace quire::kernels

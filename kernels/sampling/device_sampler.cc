@@ -1,0 +1,523 @@
+#include "kernels/sampling/device_sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/device_buffer.h"
+#include "base/status.h"
+#include "kernels/sampling/sampling_device.h"
+
+namespace quire::kernels {
+namespace {
+
+using internal::DeviceRow;
+using internal::DeviceSampled;
+using internal::SamplerState;
+
+// Offsets in bytes. The slots lie at the start of device and pinned memory alike; the rest is on
+// the device only.
+struct Layout {
+  std::int64_t results;  // in a slot
+  std::int64_t tops;     // in a slot
+  std::int64_t slot_bytes;
+  std::int64_t states;
+  std::int64_t buckets;
+  std::int64_t x;
+  std::int64_t keys;
+  std::int64_t part_sums;
+  std::int64_t has_text;
+  std::int64_t total;
+};
+
+// Entries of a call's lists, or of a slot's.
+struct ListSizes {
+  std::uint32_t history = 0;
+  std::uint32_t bias = 0;
+  std::uint32_t banned = 0;
+  std::uint32_t tops = 0;
+};
+
+// Where a call's input lies in pinned memory.
+struct Staged {
+  std::byte* begin;
+  DeviceRow* rows;
+  TokenCount* history;
+  LogitBias* bias;
+  std::int32_t* banned;
+  std::int64_t bytes;
+};
+
+std::int64_t XStride(std::uint32_t vocab) {
+  return (std::int64_t{vocab} + 3) / 4 * 4;
+}
+
+std::uint32_t NumParts(std::uint32_t vocab) {
+  return vocab / internal::kSamplerSumPart + (vocab % internal::kSamplerSumPart != 0);
+}
+
+std::int64_t ListBytes(std::int64_t rows, const ListSizes& sizes) {
+  const std::int64_t bytes = rows * std::int64_t{sizeof(DeviceRow)} +
+                             sizes.history * std::int64_t{sizeof(TokenCount)} +
+                             sizes.bias * std::int64_t{sizeof(LogitBias)} +
+                             sizes.banned * std::int64_t{sizeof(std::int32_t)};
+  return (bytes + 7) / 8 * 8;
+}
+
+Layout LayoutFor(const DeviceSamplerLimits& limits) {
+  constexpr std::int64_t kAlign = 256;
+  const std::int64_t rows = std::int64_t{limits.max_draws} + limits.max_scores;
+  const std::int64_t group = internal::kSamplerRows;
+  std::int64_t at = 0;
+  const auto take = [&](std::int64_t bytes) {
+    return std::exchange(at, (at + bytes + kAlign - 1) / kAlign * kAlign);
+  };
+  Layout layout{};
+  // Each call may round up once.
+  take(ListBytes(rows, {limits.max_history, limits.max_bias, limits.max_banned, 0}) + 8 * rows);
+  layout.results = take(rows * std::int64_t{sizeof(DeviceSampled)});
+  layout.tops = take(rows * limits.max_logprobs * std::int64_t{sizeof(TopLogprob)});
+  layout.slot_bytes = at;
+  at *= DeviceSampler::kSlots;
+  layout.states = take(group * std::int64_t{sizeof(SamplerState)});
+  layout.buckets = take(group * internal::kSamplerBuckets * std::int64_t{sizeof(std::uint64_t)});
+  layout.x = take(group * XStride(limits.vocab) * std::int64_t{sizeof(float)});
+  layout.keys = take(group * limits.vocab * std::int64_t{sizeof(std::uint64_t)});
+  layout.part_sums = take(group * NumParts(limits.vocab) * std::int64_t{sizeof(float)});
+  layout.has_text = take(limits.vocab);
+  layout.total = at;
+  return layout;
+}
+
+absl::Status CheckLimit(absl::string_view what, std::uint64_t value, std::uint64_t limit) {
+  if (value <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("sampler slot gets ", value, " ", what, ", it holds ", limit));
+}
+
+bool HasPenalties(const SamplingRow& row) {
+  return row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
+         row.presence_penalty != 0.0f;
+}
+
+// What a row takes of the slot's lists; penalties that are off take nothing.
+ListSizes ListsOf(const SamplingRow& row) {
+  return {.history = HasPenalties(row) ? row.history_size : 0,
+          .bias = row.bias_size,
+          .banned = row.banned_size,
+          .tops = static_cast<std::uint32_t>(std::max(row.num_logprobs, 0))};
+}
+
+// Equal tokens side by side, in their order: the first of them adds them all.
+void StageBias(const SamplingRow& row, LogitBias* to) {
+  std::copy_n(row.bias, row.bias_size, to);
+  const auto below = [](const LogitBias& a, const LogitBias& b) { return a.token < b.token; };
+  // Insertion, since a stable sort may allocate and the lists are short and mostly in order.
+  for (LogitBias* at = to; at != to + row.bias_size; ++at) {
+    std::rotate(std::upper_bound(to, at, *at, below), at, at + 1);
+  }
+}
+
+}  // namespace
+
+struct DeviceSampler::State {
+  struct Asked {
+    std::uint32_t first_top;
+    std::int32_t num_logprobs;
+  };
+  struct Slot {
+    std::int64_t input_used = 0;
+    ListSizes used;
+    std::vector<SampledRow> draws;  // results are filled in when they are read
+    std::vector<ScoredToken> scores;
+    // By index of the result: draws from 0 on, scores from max_draws on.
+    std::vector<Asked> asked;
+    std::vector<TopLogprob> tops;
+  };
+
+  const Backend& backend;
+  const DeviceSamplerLimits limits;
+  const Layout layout;
+  const std::span<const std::uint8_t> has_text;
+  const std::uint32_t text_vocab;
+  DeviceBuffer device;
+  DeviceBuffer pinned;
+  std::array<Slot, kSlots> slots{};
+
+  std::byte* host(int slot) const { return pinned.bytes().data() + slot * layout.slot_bytes; }
+  std::byte* gpu(std::int64_t offset) const {
+    return static_cast<std::byte*>(device.data()) + offset;
+  }
+  const std::uint8_t* text_table() const { return has_text.empty() ? nullptr : has_text.data(); }
+
+  Staged Reserve(std::size_t num_rows, const ListSizes& sizes, int slot);
+  void StageDraw(const SamplingRow& row, DeviceRow& to, ListSizes& at, const Staged& staged) const;
+  absl::Status Enqueue(const Staged& staged, std::span<const DeviceRow> rows,
+                       const ListSizes& sizes, int slot);
+  absl::Status EnqueueGroup(std::span<const DeviceRow> rows,
+                            const internal::SamplerArgs& args) const;
+  absl::Status CheckRows(std::span<const SamplingRow> rows, const Slot& slot) const;
+  std::size_t CountFitting(std::span<const SamplingRow> rows, const Slot& slot,
+                           ListSizes* sizes) const;
+  absl::Status FreeLists(Slot* slot) const;
+  absl::Status SampleFitting(std::span<const SamplingRow> rows, const ListSizes& sizes,
+                             std::int32_t* tokens, int slot);
+  const DeviceSampled& Sampled(int slot, std::size_t index) const {
+    return reinterpret_cast<const DeviceSampled*>(host(slot) + layout.results)[index];
+  }
+  // What a SampledRow and a ScoredToken have in common, from result `index` and its best ids.
+  template <typename Result>
+  void Finish(int slot, std::size_t index, Result& result);
+};
+
+absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
+                                             const Slot& slot) const {
+  for (const SamplingRow& row : rows) {
+    QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(row, limits.vocab));
+    if (row.text_vocab != text_vocab || row.has_text != text_table()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sampling row has ", row.text_vocab,
+                       " ids with text or a table of its own, this sampler was made for ",
+                       text_vocab, " and its own table"));
+    }
+    const ListSizes lists = ListsOf(row);
+    QUIRE_RETURN_IF_ERROR(
+        CheckLimit("log-probabilities of a row", lists.tops, limits.max_logprobs));
+    QUIRE_RETURN_IF_ERROR(
+        CheckLimit("history entries of a row", lists.history, limits.max_history));
+    QUIRE_RETURN_IF_ERROR(CheckLimit("logit biases of a row", lists.bias, limits.max_bias));
+    QUIRE_RETURN_IF_ERROR(CheckLimit("banned ids of a row", lists.banned, limits.max_banned));
+  }
+  return CheckLimit("draws", slot.draws.size() + rows.size(), limits.max_draws);
+}
+
+// How many of the first rows find room for their lists, and what these take.
+std::size_t DeviceSampler::State::CountFitting(std::span<const SamplingRow> rows, const Slot& slot,
+                                               ListSizes* sizes) const {
+  *sizes = {};
+  std::size_t count = 0;
+  for (const SamplingRow& row : rows) {
+    const ListSizes lists = ListsOf(row);
+    if (std::uint64_t{slot.used.history} + sizes->history + lists.history > limits.max_history ||
+        std::uint64_t{slot.used.bias} + sizes->bias + lists.bias > limits.max_bias ||
+        std::uint64_t{slot.used.banned} + sizes->banned + lists.banned > limits.max_banned) {
+      break;
+    }
+    *sizes = {sizes->history + lists.history, sizes->bias + lists.bias,
+              sizes->banned + lists.banned, sizes->tops + lists.tops};
+    ++count;
+  }
+  return count;
+}
+
+// Waits until the lists of earlier calls have been read, so that their memory is free.
+absl::Status DeviceSampler::State::FreeLists(Slot* slot) const {
+  QUIRE_RETURN_IF_ERROR(backend.cuda()->stream->Synchronize());
+  slot->input_used = 0;
+  slot->used = {.tops = slot->used.tops};
+  return absl::OkStatus();
+}
+
+Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& sizes, int slot) {
+  Slot& of = slots[static_cast<std::size_t>(slot)];
+  Staged staged{};
+  staged.begin = host(slot) + of.input_used;
+  staged.bytes = ListBytes(static_cast<std::int64_t>(num_rows), sizes);
+  staged.rows = reinterpret_cast<DeviceRow*>(staged.begin);
+  staged.history = reinterpret_cast<TokenCount*>(staged.rows + num_rows);
+  staged.bias = reinterpret_cast<LogitBias*>(staged.history + sizes.history);
+  staged.banned = reinterpret_cast<std::int32_t*>(staged.bias + sizes.bias);
+  of.input_used += staged.bytes;
+  QUIRE_CHECK(of.input_used <= layout.results);
+  return staged;
+}
+
+// Everything of a draw but where its results go; `at` counts the call's lists.
+void DeviceSampler::State::StageDraw(const SamplingRow& row, DeviceRow& to, ListSizes& at,
+                                     const Staged& staged) const {
+  to = {};
+  to.logits = row.logits;
+  to.seed = row.seed;
+  to.choice = row.choice;
+  to.position = row.position;
+  to.greedy = row.temperature < 0.001f;
+  to.factor = to.greedy ? 1.0f : 1.0f / row.temperature;
+  to.top_k = static_cast<std::uint32_t>(row.top_k) < limits.vocab
+                 ? static_cast<std::uint32_t>(row.top_k)
+                 : 0;
+  to.top_p = static_cast<double>(row.top_p);
+  to.log_min_p = row.min_p > 0.0f ? std::log(row.min_p) : -std::numeric_limits<float>::infinity();
+  to.filtered = !to.greedy && (to.top_k > 0 || to.top_p < 1.0);
+  to.repetition_penalty = row.repetition_penalty;
+  to.presence_penalty = row.presence_penalty;
+  to.frequency_penalty = row.frequency_penalty;
+  to.history_begin = at.history;
+  to.history_size = HasPenalties(row) ? row.history_size : 0;
+  to.bias_begin = at.bias;
+  to.bias_size = row.bias_size;
+  to.banned_begin = at.banned;
+  to.banned_size = row.banned_size;
+  to.edited = to.history_size + to.bias_size + to.banned_size > 0;
+  to.scored_token = -1;
+  to.num_logprobs = std::max(row.num_logprobs, -1);
+  std::copy_n(row.history, to.history_size, staged.history + at.history);
+  StageBias(row, staged.bias + at.bias);
+  std::copy_n(row.banned, to.banned_size, staged.banned + at.banned);
+  at.history += to.history_size;
+  at.bias += to.bias_size;
+  at.banned += to.banned_size;
+}
+
+absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,
+                                                const internal::SamplerArgs& args) const {
+  internal::SamplerNeeds needs;
+  for (const DeviceRow& row : rows) {
+    needs.edits = needs.edits || row.edited;
+    needs.draws = needs.draws || !row.greedy;
+    needs.filters = needs.filters || row.filtered;
+    needs.logprobs = needs.logprobs || row.num_logprobs >= 0;
+    needs.tops = needs.tops || row.num_logprobs > 0;
+  }
+  const Stream& stream = *backend.cuda()->stream;
+  const std::int64_t buckets = layout.x - layout.buckets;
+  QUIRE_RETURN_IF_ERROR(stream.Zero(args.states, layout.buckets - layout.states));
+  if (needs.filters) QUIRE_RETURN_IF_ERROR(stream.Zero(args.buckets, buckets));
+  if constexpr (kHasCuda) {
+    QUIRE_RETURN_IF_ERROR(internal::LaunchDraws(*backend.cuda(), args, needs));
+    if (!needs.logprobs) return absl::OkStatus();
+    if (needs.tops) QUIRE_RETURN_IF_ERROR(stream.Zero(args.buckets, buckets));
+    return internal::LaunchLogprobs(*backend.cuda(), args, needs);
+  }
+  return absl::OkStatus();
+}
+
+// Copies a call's input, runs it group by group, and copies its results back.
+absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const DeviceRow> rows,
+                                           const ListSizes& sizes, int slot) {
+  const Stream& stream = *backend.cuda()->stream;
+  std::byte* const from = host(slot);
+  std::byte* const to = gpu(slot * layout.slot_bytes);
+  const auto on_device = [&]<typename T>(const T* p) {
+    return reinterpret_cast<const T*>(to + (reinterpret_cast<const std::byte*>(p) - from));
+  };
+  QUIRE_RETURN_IF_ERROR(stream.Copy(to + (staged.begin - from), staged.begin, staged.bytes));
+  internal::SamplerArgs args{};
+  args.history = on_device(staged.history);
+  args.bias = on_device(staged.bias);
+  args.banned = on_device(staged.banned);
+  args.has_text =
+      has_text.empty() ? nullptr : reinterpret_cast<const std::uint8_t*>(gpu(layout.has_text));
+  args.states = reinterpret_cast<SamplerState*>(gpu(layout.states));
+  args.buckets = reinterpret_cast<std::uint64_t*>(gpu(layout.buckets));
+  args.x = reinterpret_cast<float*>(gpu(layout.x));
+  args.keys = reinterpret_cast<std::uint64_t*>(gpu(layout.keys));
+  args.part_sums = reinterpret_cast<float*>(gpu(layout.part_sums));
+  args.results = reinterpret_cast<DeviceSampled*>(to + layout.results);
+  args.tops = reinterpret_cast<TopLogprob*>(to + layout.tops);
+  args.x_stride = XStride(limits.vocab);
+  args.vocab = limits.vocab;
+  args.text_vocab = text_vocab;
+  args.num_parts = NumParts(limits.vocab);
+  for (std::size_t at = 0; at < rows.size(); at += internal::kSamplerRows) {
+    const auto group =
+        rows.subspan(at, std::min<std::size_t>(internal::kSamplerRows, rows.size() - at));
+    args.rows = on_device(group.data());
+    args.num_rows = static_cast<std::uint32_t>(group.size());
+    QUIRE_RETURN_IF_ERROR(EnqueueGroup(group, args));
+  }
+  const auto back = [&](std::int64_t offset, std::int64_t bytes) {
+    return bytes == 0 ? absl::OkStatus() : stream.Copy(from + offset, to + offset, bytes);
+  };
+  QUIRE_RETURN_IF_ERROR(back(layout.results + rows[0].result * std::int64_t{sizeof(DeviceSampled)},
+                             static_cast<std::int64_t>(rows.size() * sizeof(DeviceSampled))));
+  return back(layout.tops + rows[0].top * std::int64_t{sizeof(TopLogprob)},
+              sizes.tops * std::int64_t{sizeof(TopLogprob)});
+}
+
+template <typename Result>
+void DeviceSampler::State::Finish(int slot, std::size_t index, Result& result) {
+  Slot& of = slots[static_cast<std::size_t>(slot)];
+  const Asked& asked = of.asked[index];
+  const DeviceSampled& sampled = Sampled(slot, index);
+  result.logprob = 0;
+  result.rank = 0;
+  result.num_top = 0;
+  result.non_finite = sampled.non_finite != 0;
+  result.top = of.tops.data() + asked.first_top;
+  if (sampled.token < 0 || asked.num_logprobs < 0) return;
+  const double log_sum = std::log(sampled.sum);
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit) - static_cast<double>(sampled.max) -
+                              log_sum);
+  };
+  result.logprob = logprob(sampled.logit);
+  result.rank = sampled.rank;
+  result.num_top = sampled.num_top;
+  const auto* const logits =
+      reinterpret_cast<const TopLogprob*>(host(slot) + layout.tops) + asked.first_top;
+  for (std::uint32_t i = 0; i < sampled.num_top; ++i) {
+    result.top[i] = {logits[i].token, logprob(logits[i].logprob)};
+  }
+}
+
+DeviceSampler::DeviceSampler(std::unique_ptr<State> state) : state_(std::move(state)) {}
+DeviceSampler::~DeviceSampler() = default;
+
+std::int64_t DeviceSampler::BytesFor(const DeviceSamplerLimits& limits) {
+  return LayoutFor(limits).total;
+}
+
+std::int64_t DeviceSampler::PinnedBytesFor(const DeviceSamplerLimits& limits) {
+  return LayoutFor(limits).slot_bytes * kSlots;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
+    const Backend& backend, const DeviceSamplerLimits& limits,
+    std::span<const std::uint8_t> has_text, std::uint32_t text_vocab) {
+  if (backend.cuda() == nullptr) {
+    return absl::InvalidArgumentError("a device sampler needs a GPU");
+  }
+  if (limits.vocab == 0 || limits.vocab > (1u << 30) ||
+      limits.max_logprobs > internal::kMaxDeviceLogprobs) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "device sampler for a vocabulary of ", limits.vocab, " and ", limits.max_logprobs,
+        " log-probabilities, limits are 1 to 2^30 and ", internal::kMaxDeviceLogprobs));
+  }
+  if (!has_text.empty() && has_text.size() != limits.vocab) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("has_text has ", has_text.size(), " entries, the vocabulary ", limits.vocab));
+  }
+  const Layout layout = LayoutFor(limits);
+  QUIRE_ASSIGN_OR_RETURN(DeviceBuffer device,
+                         DeviceBuffer::Allocate(MemoryKind::kDevice, layout.total));
+  QUIRE_ASSIGN_OR_RETURN(
+      DeviceBuffer pinned,
+      DeviceBuffer::Allocate(MemoryKind::kPinned, layout.slot_bytes * DeviceSampler::kSlots));
+  std::unique_ptr<State> state(new State{backend, limits, layout, has_text, text_vocab,
+                                         std::move(device), std::move(pinned)});
+  for (State::Slot& slot : state->slots) {
+    const std::size_t rows = std::size_t{limits.max_draws} + limits.max_scores;
+    slot.draws.reserve(limits.max_draws);
+    slot.scores.reserve(limits.max_scores);
+    slot.asked.resize(rows);
+    slot.tops.resize(rows * limits.max_logprobs);
+  }
+  if (!has_text.empty()) {
+    const Stream& stream = *backend.cuda()->stream;
+    QUIRE_RETURN_IF_ERROR(stream.Copy(state->gpu(layout.has_text), has_text.data(),
+                                      static_cast<std::int64_t>(has_text.size())));
+    QUIRE_RETURN_IF_ERROR(stream.Synchronize());
+  }
+  return std::unique_ptr<DeviceSampler>(new DeviceSampler(std::move(state)));
+}
+
+// REQUIRES: the rows' lists fit.
+absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> rows,
+                                                 const ListSizes& sizes, std::int32_t* tokens,
+                                                 int slot) {
+  Slot& of = slots[static_cast<std::size_t>(slot)];
+  const Staged staged = Reserve(rows.size(), sizes, slot);
+  ListSizes at;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    DeviceRow& to = staged.rows[i];
+    StageDraw(rows[i], to, at, staged);
+    to.token = tokens + i;
+    to.result = static_cast<std::uint32_t>(of.draws.size());
+    to.top = of.used.tops + at.tops;
+    of.asked[to.result] = {to.top, to.num_logprobs};
+    at.tops += static_cast<std::uint32_t>(std::max(to.num_logprobs, 0));
+    of.draws.emplace_back();
+  }
+  of.used = {of.used.history + sizes.history, of.used.bias + sizes.bias,
+             of.used.banned + sizes.banned, of.used.tops + sizes.tops};
+  return Enqueue(staged, {staged.rows, rows.size()}, sizes, slot);
+}
+
+absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32_t* tokens,
+                                   int slot) {
+  QUIRE_CHECK(slot >= 0 && slot < kSlots);
+  State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
+  QUIRE_RETURN_IF_ERROR(state_->CheckRows(rows, of));
+  while (!rows.empty()) {
+    ListSizes sizes;
+    const std::size_t count = state_->CountFitting(rows, of, &sizes);
+    if (count == 0) {
+      QUIRE_RETURN_IF_ERROR(state_->FreeLists(&of));
+      continue;
+    }
+    QUIRE_RETURN_IF_ERROR(state_->SampleFitting(rows.first(count), sizes, tokens, slot));
+    rows = rows.subspan(count);
+    tokens += count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceSampler::Score(std::span<const ScoredToken> tokens, int slot) {
+  QUIRE_CHECK(slot >= 0 && slot < kSlots);
+  State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
+  const DeviceSamplerLimits& limits = state_->limits;
+  ListSizes sizes;
+  for (const ScoredToken& token : tokens) {
+    QUIRE_RETURN_IF_ERROR(internal::CheckScoredToken(token, limits.vocab));
+    const auto best = static_cast<std::uint32_t>(token.num_logprobs);
+    QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", best, limits.max_logprobs));
+    sizes.tops += best;
+  }
+  QUIRE_RETURN_IF_ERROR(CheckLimit("scores", of.scores.size() + tokens.size(), limits.max_scores));
+  if (tokens.empty()) return absl::OkStatus();
+  const Staged staged = state_->Reserve(tokens.size(), sizes, slot);
+  std::uint32_t top = of.used.tops;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    DeviceRow& to = staged.rows[i];
+    to = {};
+    to.logits = tokens[i].logits;
+    to.greedy = true;
+    to.scored_token = tokens[i].token;
+    to.num_logprobs = tokens[i].num_logprobs;
+    to.result = limits.max_draws + static_cast<std::uint32_t>(of.scores.size());
+    to.top = top;
+    of.asked[to.result] = {top, to.num_logprobs};
+    top += static_cast<std::uint32_t>(to.num_logprobs);
+    of.scores.push_back(tokens[i]);
+  }
+  of.used.tops = top;
+  return state_->Enqueue(staged, {staged.rows, tokens.size()}, sizes, slot);
+}
+
+void DeviceSampler::Reset(int slot) {
+  QUIRE_CHECK(slot >= 0 && slot < kSlots);
+  State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
+  of.input_used = 0;
+  of.used = {};
+  of.draws.clear();
+  of.scores.clear();
+}
+
+std::span<const SampledRow> DeviceSampler::draws(int slot) {
+  QUIRE_CHECK(slot >= 0 && slot < kSlots);
+  std::vector<SampledRow>& draws = state_->slots[static_cast<std::size_t>(slot)].draws;
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    const DeviceSampled& sampled = state_->Sampled(slot, i);
+    draws[i].token = sampled.token;
+    draws[i].no_survivor = sampled.no_survivor != 0;
+    state_->Finish(slot, i, draws[i]);
+  }
+  return draws;
+}
+
+std::span<const ScoredToken> DeviceSampler::scores(int slot) {
+  QUIRE_CHECK(slot >= 0 && slot < kSlots);
+  std::vector<ScoredToken>& scores = state_->slots[static_cast<std::size_t>(slot)].scores;
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    state_->Finish(slot, state_->limits.max_draws + i, scores[i]);
+  }
+  return scores;
+}
+
+}  // namespace quire::kernels

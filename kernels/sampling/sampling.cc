@@ -1,0 +1,466 @@
+#include "kernels/sampling/sampling.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/sampling/sampling_passes.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+// Below the best candidate by this much a token has mass 0 in top-p and cannot win the draw: its
+// weight is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
+constexpr float kReach = 28.0f;
+
+// Up to this many tokens a border is looked for one by one.
+constexpr std::size_t kFewTokens = 256;
+// A round makes the range of values a quarter; more do not help where values are equal.
+constexpr int kMaxRounds = 8;
+
+// Some tokens in order of ascending id; arrays lie in a workspace.
+struct Candidates {
+  std::int32_t* ids;
+  float* x;
+  float* w;             // exp(x - max x)
+  std::uint64_t* keys;  // scratch
+  std::size_t count;
+};
+
+// u32 that grows with x, and is equal for 0 and -0.
+std::uint32_t OrderedKey(float x) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+float ValueOfKey(std::uint32_t key) {
+  return std::bit_cast<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+// floor(w * 2^40): sums of these have no order.
+std::uint64_t Mass(float w) {
+  return static_cast<std::uint64_t>(w * 0x1p40f);
+}
+
+// Rank in order of (x descending, id ascending), as one number; larger comes first.
+std::uint64_t OrderKey(float x, std::int32_t id) {
+  return std::uint64_t{OrderedKey(x)} << 32 | ~static_cast<std::uint32_t>(id);
+}
+
+// Keeps the k first in order. REQUIRES: 0 < k <= count.
+internal::Prefix KeepFirst(Candidates& c, std::size_t k) {
+  for (std::size_t i = 0; i < c.count; ++i) c.keys[i] = OrderKey(c.x[i], c.ids[i]);
+  std::nth_element(c.keys, c.keys + (k - 1), c.keys + c.count, std::greater<>());
+  const std::uint64_t last = c.keys[k - 1];
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < c.count; ++i) {
+    if (OrderKey(c.x[i], c.ids[i]) < last) continue;
+    c.ids[kept] = c.ids[i];
+    c.x[kept] = c.x[i];
+    ++kept;
+  }
+  c.count = kept;
+  return {ValueOfKey(static_cast<std::uint32_t>(last >> 32)),
+          static_cast<std::int32_t>(~static_cast<std::uint32_t>(last))};
+}
+
+// Step 7. A running k-th best drops nearly everything while the row is read.
+internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
+                             internal::Prefix reach, Candidates& c) {
+  constexpr std::size_t kChunk = 512;
+  internal::Prefix prefix = reach;
+  c.count = 0;
+  for (std::size_t at = 0; at < vocab; at += kChunk) {
+    const std::size_t size = std::min(vocab - at, kChunk);
+    c.count += internal::CollectBetween({nullptr, static_cast<std::int32_t>(at), x + at, size},
+                                        {prefix.x}, c.ids + c.count, c.x + c.count);
+    if (c.count >= 4 * k + kChunk) prefix = KeepFirst(c, k);
+  }
+  return c.count >= k ? KeepFirst(c, k) : reach;
+}
+
+// Where the mass of the first candidates reaches a target, by radix digits of the ordered key, so
+// that equal sums come from any order of addition. `above` is the mass of what comes before all
+// candidates. REQUIRES: the mass of all candidates reaches the target.
+internal::Prefix FindBorder(const Candidates& c, double target, std::uint64_t above) {
+  constexpr int kBits = 11;
+  const auto reached = [target](std::uint64_t mass) { return static_cast<double>(mass) >= target; };
+  std::array<std::uint64_t, 1 << kBits> sums;
+  std::uint32_t prefix = 0;
+  std::uint32_t mask = 0;
+  for (const int shift : {21, 10, 0}) {
+    const std::uint32_t digit = shift == 0 ? (1u << 10) - 1 : (1u << kBits) - 1;
+    sums.fill(0);
+    for (std::size_t i = 0; i < c.count; ++i) {
+      const std::uint32_t key = OrderedKey(c.x[i]);
+      if ((key & mask) == prefix) sums[(key >> shift) & digit] += Mass(c.w[i]);
+    }
+    std::uint32_t bucket = digit;
+    while (bucket > 0 && !reached(above + sums[bucket])) above += sums[bucket--];
+    prefix |= bucket << shift;
+    mask |= digit << shift;
+  }
+  internal::Prefix border{ValueOfKey(prefix), -1};
+  for (std::size_t i = 0; i < c.count; ++i) {
+    if (OrderedKey(c.x[i]) != prefix) continue;
+    border.last_tie = c.ids[i];
+    above += Mass(c.w[i]);
+    if (reached(above)) break;
+  }
+  return border;
+}
+
+// Step 8 over `from`, whose best token has the value `max`. `c` takes the tokens around the border;
+// it may hold `from`. Sets of tokens above one value are nested, and masses have no order, so the
+// border is closed in on by values before anything is sorted.
+internal::Prefix ReachMass(float top_p, float max, const internal::IdsAndValues& from,
+                           Candidates& c) {
+  internal::MassCuts cuts = {max - 2.0f, max - 5.0f, max - 10.0f,
+                             std::max(max - kReach, -kLargest)};
+  internal::Masses masses = internal::MassesAtLeast(from.values, from.count, max, cuts);
+  const double target = static_cast<double>(top_p) * static_cast<double>(masses.back());
+  std::uint64_t above = 0;
+  internal::ValueRange range{-kLargest};
+  // The first set that reaches the target holds the border, the one before it does not.
+  const auto narrow = [&] {
+    std::size_t set = 0;
+    while (set + 1 < cuts.size() && static_cast<double>(above + masses[set]) < target) ++set;
+    if (set > 0) {
+      above += masses[set - 1];
+      range.high = cuts[set - 1];
+    }
+    range.low = cuts[set];
+  };
+  narrow();
+  c.count = internal::CollectBetween(from, range, c.ids, c.x);
+  for (int round = 0; round < kMaxRounds && c.count > kFewTokens; ++round) {
+    const float width = std::min(range.high, max) - range.low;
+    cuts = {range.low + 0.75f * width, range.low + 0.5f * width, range.low + 0.25f * width,
+            range.low};
+    masses = internal::MassesAtLeast(c.x, c.count, max, cuts);
+    narrow();
+    c.count = internal::CollectBetween({c.ids, 0, c.x, c.count}, range, c.ids, c.x);
+  }
+  internal::ExpMinus(c.x, c.count, max, c.w);
+  return FindBorder(c, target, above);
+}
+
+// Steps 7 to 9.
+internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t vocab, float max,
+                        Candidates& c) {
+  internal::Prefix prefix{std::max(max - kReach, -kLargest)};
+  internal::IdsAndValues survivors{nullptr, 0, x, vocab};
+  const auto k = static_cast<std::size_t>(row.top_k);
+  if (k > 0 && k < vocab) {
+    prefix = FirstTokens(x, vocab, k, prefix, c);
+    survivors = {c.ids, 0, c.x, c.count};
+  }
+  if (row.top_p < 1.0f) prefix = ReachMass(row.top_p, max, survivors, c);
+  if (row.min_p > 0.0f) {
+    const float threshold = max + std::log(row.min_p);
+    if (threshold > prefix.x) prefix = {threshold};
+  }
+  return prefix;
+}
+
+// Steps 7 to 10.
+std::int32_t Draw(const SamplingRow& row, const float* x, std::size_t vocab, float max,
+                  Candidates& c) {
+  const internal::RaceKey key{row.seed, row.position, row.choice};
+  const internal::Prefix prefix = Filter(row, x, vocab, max, c);
+  // Without a filter nearly all tokens are in.
+  if (row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f) {
+    c.count = internal::CollectBetween({nullptr, 0, x, vocab}, {prefix.x}, c.ids, c.x);
+    if (c.count < vocab / 4) return internal::RaceAmong({c.ids, 0, c.x, c.count}, max, prefix, key);
+  }
+  return internal::Race(x, vocab, max, prefix, key);
+}
+
+bool HasText(std::uint32_t token, std::uint32_t text_vocab, const std::uint8_t* has_text) {
+  return token < text_vocab && (has_text == nullptr || has_text[token] != 0);
+}
+
+// Calls `act` for the ids below `count` that have no text: few, so the mask is searched, not
+// walked.
+template <typename Act>
+void ForEachWithoutText(const std::uint8_t* has_text, std::size_t count, Act act) {
+  if (has_text == nullptr) return;
+  for (const std::uint8_t* at = has_text; at < has_text + count; ++at) {
+    const auto left = static_cast<std::size_t>(has_text + count - at);
+    at = static_cast<const std::uint8_t*>(std::memchr(at, 0, left));
+    if (at == nullptr) return;
+    act(static_cast<std::size_t>(at - has_text));
+  }
+}
+
+bool HasPenalties(const SamplingRow& row) {
+  return row.history_size > 0 && (row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
+                                  row.presence_penalty != 0.0f);
+}
+
+// Steps 2 to 5, in place.
+void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
+  const bool penalties = HasPenalties(row);
+  for (std::uint32_t i = 0; penalties && i < row.history_size; ++i) {
+    const TokenCount& seen = row.history[i];
+    float& value = z[seen.token];
+    value = value > 0.0f ? value / row.repetition_penalty : value * row.repetition_penalty;
+    if (seen.output_count > 0) {
+      const float frequency = row.frequency_penalty * static_cast<float>(seen.output_count);
+      value = value - frequency;
+      value = value - row.presence_penalty;
+    }
+    value = std::min(value, kLargest);
+  }
+  for (std::uint32_t i = 0; i < row.bias_size; ++i) {
+    float& value = z[row.bias[i].token];
+    value = std::min(value + row.bias[i].bias, kLargest);
+  }
+  for (std::uint32_t i = 0; i < row.banned_size; ++i) z[row.banned[i]] = kNothing;
+  if (row.text_vocab < vocab) std::fill(z + row.text_vocab, z + vocab, kNothing);
+  ForEachWithoutText(row.has_text, std::min(row.text_vocab, vocab),
+                     [z](std::size_t token) { z[token] = kNothing; });
+}
+
+// Into the n best so far, by logit; equal ones stay behind the lower ids before them.
+void InsertTop(TopLogprob entry, std::uint32_t n, TopLogprob* top, std::uint32_t* count) {
+  if (*count == n && !(entry.logprob > top[n - 1].logprob)) return;
+  std::uint32_t at = *count < n ? (*count)++ : n - 1;
+  for (; at > 0 && top[at - 1].logprob < entry.logprob; --at) top[at] = top[at - 1];
+  top[at] = entry;
+}
+
+// Raw log-probabilities of one row: step 1.
+class RawRow {
+ public:
+  RawRow(const float* logits, std::uint32_t vocab, float max, std::uint32_t text_vocab,
+         const std::uint8_t* has_text)
+      : logits_(logits),
+        vocab_(vocab),
+        text_vocab_(text_vocab),
+        has_text_(has_text),
+        max_(max),
+        log_sum_(std::log(internal::SumOfExp(logits, vocab, max))) {}
+
+  float LogProb(float logit) const {
+    return static_cast<float>(static_cast<double>(logit) - static_cast<double>(max_) - log_sum_);
+  }
+
+  std::int32_t Rank(std::int32_t token) const {
+    const float z = logits_[token];
+    const std::size_t count = std::min(vocab_, text_vocab_);
+    const std::size_t id = std::min(static_cast<std::size_t>(token), count);
+    std::size_t better = internal::CountBefore(logits_, count, z, id);
+    ForEachWithoutText(has_text_, count, [&](std::size_t i) {
+      if (logits_[i] > z || (logits_[i] == z && i < id)) --better;
+    });
+    return static_cast<std::int32_t>(better) + 1;
+  }
+
+  // The n best ids with text and a finite logit, best first; returns how many there are.
+  std::uint32_t Top(std::uint32_t n, TopLogprob* top) const {
+    constexpr std::size_t kChunk = 64;
+    std::array<std::int32_t, kChunk> ids;
+    std::array<float, kChunk> values;
+    const std::size_t vocab = std::min(vocab_, text_vocab_);
+    std::uint32_t count = 0;
+    for (std::size_t at = 0; n > 0 && at < vocab; at += kChunk) {
+      const float cut = count == n ? top[n - 1].logprob : -kLargest;
+      const std::size_t found = internal::CollectBetween(
+          {nullptr, static_cast<std::int32_t>(at), logits_ + at, std::min(kChunk, vocab - at)},
+          {cut}, ids.data(), values.data());
+      for (std::size_t i = 0; i < found; ++i) {
+        if (!HasText(static_cast<std::uint32_t>(ids[i]), text_vocab_, has_text_)) continue;
+        InsertTop({ids[i], values[i]}, n, top, &count);
+      }
+    }
+    for (std::uint32_t i = 0; i < count; ++i) top[i].logprob = LogProb(top[i].logprob);
+    return count;
+  }
+
+ private:
+  const float* const logits_;
+  const std::uint32_t vocab_;
+  const std::uint32_t text_vocab_;
+  const std::uint8_t* const has_text_;
+  const float max_;
+  const double log_sum_;
+};
+
+// The greedy token without a copy of the row: the best logit, when only masks apply and they spare
+// it. -1: not known this way.
+std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max) {
+  if (HasPenalties(row) || row.bias_size > 0) return -1;
+  const auto best = static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));
+  const bool banned =
+      std::find(row.banned, row.banned + row.banned_size, best) != row.banned + row.banned_size;
+  if (banned || !HasText(static_cast<std::uint32_t>(best), row.text_vocab, row.has_text)) return -1;
+  return best;
+}
+
+// Steps 2 to 10; -1 when nothing survives. `x` [vocab] and `c` have room for all tokens; `max` is
+// the best logit.
+std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x,
+                    Candidates& c) {
+  const bool greedy = row.temperature < 0.001f;
+  if (greedy) {
+    const std::int32_t best = BestUnmasked(row, vocab, max);
+    if (best >= 0) return best;
+  }
+  std::copy(row.logits, row.logits + vocab, x);
+  Adjust(row, vocab, x);
+  if (greedy) {
+    const float best = internal::ScanLogits(x, vocab).max;
+    return best == kNothing ? -1 : static_cast<std::int32_t>(internal::FindFirst(x, vocab, best));
+  }
+  const float best = internal::ScaleLogits(x, vocab, 1.0f / row.temperature);
+  if (best == kNothing) return -1;
+  return Draw(row, x, vocab, best, c);
+}
+
+// Keys, a copy of the logits, and ids, x and w of the candidates, which are at most all tokens.
+std::size_t SampleScratchBytes(std::uint32_t vocab) {
+  return std::size_t{vocab} * (8 + 4 * 4);
+}
+
+void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace,
+               SampledRow& sampled) {
+  sampled = {-1, 0.0f, 0, false, false, 0, sampled.top};
+  const internal::LogitScan scan = internal::ScanLogits(row.logits, vocab);
+  if (scan.non_finite || scan.max == kNothing) {
+    sampled.non_finite = true;
+    return;
+  }
+  const std::size_t n = vocab;
+  auto* const keys = reinterpret_cast<std::uint64_t*>(workspace.Reserve(SampleScratchBytes(vocab)));
+  auto* const x = reinterpret_cast<float*>(keys + n);
+  Candidates c{reinterpret_cast<std::int32_t*>(x + 3 * n), x + n, x + 2 * n, keys, 0};
+  sampled.token = Choose(row, vocab, scan.max, x, c);
+  if (sampled.token < 0) {
+    sampled.no_survivor = true;
+    return;
+  }
+  if (row.num_logprobs < 0) return;
+  const RawRow raw(row.logits, vocab, scan.max, row.text_vocab, row.has_text);
+  sampled.logprob = raw.LogProb(row.logits[sampled.token]);
+  sampled.rank = raw.Rank(sampled.token);
+  sampled.num_top = raw.Top(static_cast<std::uint32_t>(row.num_logprobs), sampled.top);
+}
+
+absl::Status CheckToken(absl::string_view what, std::int32_t token, std::uint32_t vocab) {
+  if (token >= 0 && static_cast<std::uint32_t>(token) < vocab) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " token ", token, " is outside the vocabulary of ", vocab));
+}
+
+absl::Status CheckRange(absl::string_view what, float value, bool valid, absl::string_view range) {
+  if (valid) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(what, " is ", value, ", it must be ", range));
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab) {
+  QUIRE_RETURN_IF_ERROR(CheckRange("temperature", row.temperature,
+                                   row.temperature >= 0 && row.temperature <= 100, "0 to 100"));
+  QUIRE_RETURN_IF_ERROR(
+      CheckRange("top_p", row.top_p, row.top_p > 0 && row.top_p <= 1, "above 0, at most 1"));
+  QUIRE_RETURN_IF_ERROR(CheckRange("min_p", row.min_p, row.min_p >= 0 && row.min_p <= 1, "0 to 1"));
+  QUIRE_RETURN_IF_ERROR(CheckRange("repetition_penalty", row.repetition_penalty,
+                                   row.repetition_penalty > 0 && row.repetition_penalty <= kLargest,
+                                   "above 0 and finite"));
+  QUIRE_RETURN_IF_ERROR(CheckRange("presence_penalty", row.presence_penalty,
+                                   std::isfinite(row.presence_penalty), "finite"));
+  QUIRE_RETURN_IF_ERROR(CheckRange("frequency_penalty", row.frequency_penalty,
+                                   std::isfinite(row.frequency_penalty), "finite"));
+  QUIRE_RETURN_IF_ERROR(
+      CheckRange("top_k", static_cast<float>(row.top_k), row.top_k >= 0, "0 or more"));
+  for (std::uint32_t i = 0; i < row.history_size; ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckToken("history", row.history[i].token, vocab));
+  }
+  for (std::uint32_t i = 0; i < row.bias_size; ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckToken("logit bias", row.bias[i].token, vocab));
+    QUIRE_RETURN_IF_ERROR(
+        CheckRange("logit bias", row.bias[i].bias, std::isfinite(row.bias[i].bias), "finite"));
+  }
+  for (std::uint32_t i = 0; i < row.banned_size; ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckToken("banned", row.banned[i], vocab));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckScoredToken(const ScoredToken& token, std::uint32_t vocab) {
+  QUIRE_RETURN_IF_ERROR(CheckToken("scored", token.token, vocab));
+  if (token.num_logprobs >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(token.num_logprobs, " log-probabilities are asked for, it must be 0 or more"));
+}
+
+}  // namespace internal
+
+namespace {
+
+absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
+  if (num_logprobs <= 0 || top != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(num_logprobs, " log-probabilities are asked for without room for them"));
+}
+
+}  // namespace
+
+absl::Status Sample(const Backend& backend, const SampleParams& params) {
+  if (params.rows.size() != params.sampled.size() || params.vocab == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("sampler has ", params.rows.size(), " rows, ",
+                                                   params.sampled.size(),
+                                                   " results and a vocabulary of ", params.vocab));
+  }
+  for (std::size_t i = 0; i < params.rows.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(params.rows[i], params.vocab));
+    QUIRE_RETURN_IF_ERROR(CheckRoom(params.rows[i].num_logprobs, params.sampled[i].top));
+  }
+  backend.ReserveWorkspaces(SampleScratchBytes(params.vocab));
+  backend.ParallelItems(static_cast<std::int64_t>(params.rows.size()),
+                        static_cast<double>(params.vocab) * 3, [&](std::int64_t i, int part) {
+                          const auto row = static_cast<std::size_t>(i);
+                          SampleRow(params.rows[row], params.vocab, backend.workspace(part),
+                                    params.sampled[row]);
+                        });
+  return absl::OkStatus();
+}
+
+absl::Status ScoreTokens(const Backend& backend, const ScoreParams& params) {
+  for (const ScoredToken& token : params.tokens) {
+    QUIRE_RETURN_IF_ERROR(internal::CheckScoredToken(token, params.vocab));
+    QUIRE_RETURN_IF_ERROR(CheckRoom(token.num_logprobs, token.top));
+  }
+  backend.ParallelItems(
+      static_cast<std::int64_t>(params.tokens.size()), static_cast<double>(params.vocab) * 3,
+      [&](std::int64_t i, int) {
+        ScoredToken& token = params.tokens[static_cast<std::size_t>(i)];
+        token.logprob = 0.0f;
+        token.rank = 0;
+        token.num_top = 0;
+        const internal::LogitScan scan = internal::ScanLogits(token.logits, params.vocab);
+        token.non_finite = scan.non_finite || scan.max == kNothing;
+        if (token.non_finite) return;
+        const RawRow raw(token.logits, params.vocab, scan.max, params.text_vocab, params.has_text);
+        token.logprob = raw.LogProb(token.logits[token.token]);
+        token.rank = raw.Rank(token.token);
+        token.num_top = raw.Top(static_cast<std::uint32_t>(token.num_logprobs), token.top);
+      });
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels

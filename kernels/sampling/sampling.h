@@ -1,0 +1,133 @@
+#pragma once
+
+// From logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, and
+// raw log-probabilities. A drawn token is a pure function of its SamplingRow; nothing else enters,
+// least of all the other rows of the call.
+//
+// One row, all in f32 unless said otherwise; z starts as the logits:
+//   0 check        NaN or +inf anywhere, or nothing but -inf: non_finite, and no token
+//   1 raw          logprob(i) = z(i) - max z - ln(sum exp(z - max z)), only when asked for
+//   2 repetition   tokens of the history: z = z > 0 ? z / r : z * r
+//   3 frequency, presence   output tokens: z = z - f * count, then z = z - p
+//   4 bias         z = z + bias
+//   5 masks        z = -inf for banned ids and for ids without text; nothing left: no_survivor
+//   6 temperature  below 0.001 the largest z wins, ties by lower id; else x = z * (1 / T)
+//   7 top-k        the k largest x; equal x at the border: lower ids first. 0: off
+//   8 top-p        shortest prefix in order of (x descending, id ascending) whose mass reaches
+//                  p * total, compared in f64. 1: off
+//                  Masses are floor(exp(x - max x) * 2^40) in u64, so sums have no order
+//   9 min-p        x >= max x + ln(min_p). 0: off
+//  10 draw         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id
+//                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
+//                  {token / 4, position, choice, 0} as counter
+//
+// Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts add up in
+// order, in f64. exp is the polynomial of cpu/simd_math-inl.h at every instruction set.
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+
+namespace quire::kernels {
+
+// A token that occurs in prompt or output, once per distinct token.
+struct TokenCount {
+  std::int32_t token;
+  std::int32_t output_count;  // occurrences in the output; 0: in the prompt only
+};
+
+struct LogitBias {
+  std::int32_t token;
+  float bias;
+};
+
+// One draw; plain data, pointers are owned by the caller until the call returns. Token ids lie in
+// [0, vocab).
+struct SamplingRow {
+  const float* logits = nullptr;  // [vocab], never written
+  float temperature = 1;          // [0, 100]; below 0.001 greedy
+  float top_p = 1;                // (0, 1]; 1: off
+  float min_p = 0;                // [0, 1]; 0: off
+  float repetition_penalty = 1;   // > 0; 1: off
+  float presence_penalty = 0;     // 0: off
+  float frequency_penalty = 0;    // 0: off
+  std::int32_t top_k = 0;         // 0: off
+  std::uint64_t seed = 0;
+  std::uint32_t choice = 0;             // index of the choice within its request
+  std::uint32_t position = 0;           // absolute index of the token being drawn
+  const TokenCount* history = nullptr;  // [history_size] distinct tokens of prompt and output
+  std::uint32_t history_size = 0;
+  const LogitBias* bias = nullptr;  // [bias_size]
+  std::uint32_t bias_size = 0;
+  const std::int32_t* banned = nullptr;  // [banned_size] held back, such as EOS before min_tokens
+  std::uint32_t banned_size = 0;
+  std::uint32_t text_vocab = 0;  // ids from here on have no text and are masked: usually vocab
+  // [vocab], 0: masked; null: every id below text_vocab has text.
+  const std::uint8_t* has_text = nullptr;
+  // -1: none; 0: of the token alone; n: of the n best ids with text and a finite logit, too.
+  std::int32_t num_logprobs = -1;
+};
+
+struct TopLogprob {
+  std::int32_t token;
+  float logprob;
+};
+
+// `top` points at room for num_logprobs entries; the rest is written by Sample.
+struct SampledRow {
+  std::int32_t token = -1;  // -1 when non_finite or no_survivor
+  float logprob = 0;        // raw; 0 unless asked for
+  // 1 + ids with text that are likelier, ties by lower id; 0 unless asked for.
+  std::int32_t rank = 0;
+  bool non_finite = false;    // the logits hold NaN or +inf, or nothing but -inf
+  bool no_survivor = false;   // penalties, bias and masks left no finite value
+  std::uint32_t num_top = 0;  // entries of `top`, best first
+  TopLogprob* top = nullptr;
+};
+
+struct SampleParams {
+  std::span<const SamplingRow> rows;
+  std::span<SampledRow> sampled;  // as many as rows
+  std::uint32_t vocab;            // rows of the output matrix
+};
+
+// Draws one token per row. Returns INVALID_ARGUMENT, with nothing written, when sizes differ or a
+// row names a token outside the vocabulary or a parameter outside its range.
+absl::Status Sample(const Backend& backend, const SampleParams& params);
+
+// What the model thinks of a token that is already known.
+struct ScoredToken {
+  // In.
+  std::int32_t token = 0;         // [0, vocab)
+  std::int32_t num_logprobs = 0;  // n best to report
+  const float* logits = nullptr;  // [vocab], the row that predicts the token
+  TopLogprob* top = nullptr;      // room for num_logprobs entries
+  // Out, as in SampledRow; 0 when non_finite.
+  float logprob = 0;
+  std::int32_t rank = 0;
+  bool non_finite = false;
+  std::uint32_t num_top = 0;
+};
+
+struct ScoreParams {
+  std::span<ScoredToken> tokens;
+  std::uint32_t vocab;
+  std::uint32_t text_vocab;      // as SamplingRow
+  const std::uint8_t* has_text;  // as SamplingRow
+};
+
+// Raw log-probability, rank and n best of given tokens: the same bits that Sample reports for them.
+// Returns INVALID_ARGUMENT for a token outside the vocabulary.
+absl::Status ScoreTokens(const Backend& backend, const ScoreParams& params);
+
+namespace internal {
+
+// What Sample checks of a row, apart from the room for its results.
+absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab);
+// What ScoreTokens checks of a token.
+absl::Status CheckScoredToken(const ScoredToken& token, std::uint32_t vocab);
+
+}  // namespace internal
+}  // namespace quire::kernels

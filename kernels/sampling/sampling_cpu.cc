@@ -1,0 +1,140 @@
+// Plain reference: every step over the whole vocabulary, one sort, exponentials and logarithms in
+// f64.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "base/philox.h"
+#include "kernels/sampling/sampling_reference.h"
+
+namespace quire::kernels::internal {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+// Steps 2 to 5.
+std::vector<float> Adjusted(const SamplingRow& row, std::uint32_t vocab) {
+  std::vector<float> z(row.logits, row.logits + vocab);
+  for (std::uint32_t i = 0; i < row.history_size; ++i) {
+    float& value = z[static_cast<std::size_t>(row.history[i].token)];
+    value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
+    const auto count = static_cast<float>(row.history[i].output_count);
+    value = value - row.frequency_penalty * count;
+    value = value - row.presence_penalty * (count > 0 ? 1.0f : 0.0f);
+    value = std::min(value, kLargest);
+  }
+  for (std::uint32_t i = 0; i < row.bias_size; ++i) {
+    float& value = z[static_cast<std::size_t>(row.bias[i].token)];
+    value = std::min(value + row.bias[i].bias, kLargest);
+  }
+  for (std::uint32_t i = 0; i < row.banned_size; ++i) {
+    z[static_cast<std::size_t>(row.banned[i])] = kNothing;
+  }
+  for (std::uint32_t i = 0; i < vocab; ++i) {
+    if (i >= row.text_vocab || (row.has_text != nullptr && row.has_text[i] == 0)) z[i] = kNothing;
+  }
+  return z;
+}
+
+std::uint64_t Mass(double w) {
+  return static_cast<std::uint64_t>(w * 0x1p40);
+}
+
+// Step 8 over survivors in order.
+void KeepTopP(float top_p, const std::vector<double>& w, ReferenceDraw& draw) {
+  std::uint64_t total = 0;
+  for (const std::int32_t id : draw.survivors) total += Mass(w[static_cast<std::size_t>(id)]);
+  const double target = static_cast<double>(top_p) * static_cast<double>(total);
+  std::uint64_t mass = 0;
+  std::size_t kept = 0;
+  while (kept < draw.survivors.size()) {
+    mass += Mass(w[static_cast<std::size_t>(draw.survivors[kept++])]);
+    const double distance = (static_cast<double>(mass) - target) / static_cast<double>(total);
+    draw.margin = std::min(draw.margin, std::abs(distance));
+    if (distance >= 0) break;
+  }
+  draw.survivors.resize(kept);
+}
+
+// Step 9.
+void KeepMinP(float min_p, const std::vector<float>& x, float max, ReferenceDraw& draw) {
+  const float threshold = max + std::log(min_p);
+  std::erase_if(draw.survivors,
+                [&](std::int32_t id) { return !(x[static_cast<std::size_t>(id)] >= threshold); });
+}
+
+// Step 10.
+void Race(const SamplingRow& row, const std::vector<double>& w, ReferenceDraw& draw) {
+  double best = std::numeric_limits<double>::infinity();
+  double second = best;
+  for (const std::int32_t id : draw.survivors) {
+    const auto token = static_cast<std::uint32_t>(id);
+    const auto words = Philox4x32({token / 4, row.position, row.choice, 0}, row.seed);
+    const double u = (static_cast<double>(words[token % 4]) + 0.5) * 0x1p-32;
+    const double score = -std::log(u) / w[token];
+    if (score < best || (score == best && id < draw.token)) {
+      second = best;
+      best = score;
+      draw.token = id;
+    } else {
+      second = std::min(second, score);
+    }
+  }
+  draw.margin = std::min(draw.margin, (second - best) / second);
+  if (second == std::numeric_limits<double>::infinity()) draw.margin = std::min(draw.margin, 1.0);
+}
+
+}  // namespace
+
+ReferenceDraw SampleCpu(const SamplingRow& row, std::uint32_t vocab) {
+  ReferenceDraw draw;
+  const float top = *std::max_element(row.logits, row.logits + vocab);
+  draw.non_finite = top == kNothing || std::any_of(row.logits, row.logits + vocab, [](float z) {
+                      return std::isnan(z) || z > kLargest;
+                    });
+  if (draw.non_finite) return draw;
+  double sum = 0;
+  for (std::uint32_t i = 0; i < vocab; ++i) sum += std::exp(double{row.logits[i]} - double{top});
+  for (std::uint32_t i = 0; i < vocab; ++i) {
+    draw.logprobs.push_back(double{row.logits[i]} - double{top} - std::log(sum));
+  }
+
+  std::vector<float> x = Adjusted(row, vocab);
+  const bool greedy = row.temperature < 0.001f;
+  for (float& value : x) {
+    if (!greedy && value != kNothing) {
+      value = std::clamp(value * (1.0f / row.temperature), -kLargest, kLargest);
+    }
+  }
+  draw.survivors.resize(vocab);
+  std::iota(draw.survivors.begin(), draw.survivors.end(), 0);
+  std::erase_if(draw.survivors,
+                [&](std::int32_t id) { return x[static_cast<std::size_t>(id)] == kNothing; });
+  if (draw.survivors.empty()) {
+    draw.no_survivor = true;
+    return draw;
+  }
+  std::stable_sort(draw.survivors.begin(), draw.survivors.end(),
+                   [&](std::int32_t a, std::int32_t b) {
+                     return x[static_cast<std::size_t>(a)] > x[static_cast<std::size_t>(b)];
+                   });
+  if (greedy) {
+    draw.token = draw.survivors[0];
+    return draw;
+  }
+  const float max = x[static_cast<std::size_t>(draw.survivors[0])];
+  std::vector<double> w(vocab);
+  for (std::uint32_t i = 0; i < vocab; ++i) w[i] = std::exp(double{x[i]} - double{max});
+  if (row.top_k > 0 && static_cast<std::size_t>(row.top_k) < draw.survivors.size()) {
+    draw.survivors.resize(static_cast<std::size_t>(row.top_k));
+  }
+  if (row.top_p < 1) KeepTopP(row.top_p, w, draw);
+  if (row.min_p > 0) KeepMinP(row.min_p, x, max, draw);
+  Race(row, w, draw);
+  return draw;
+}
+
+}  // namespace quire::kernels::internal

@@ -1,0 +1,118 @@
+#pragma once
+
+// What the host side of DeviceSampler and its kernels share: rows of a call as the device reads
+// them, scratch, results, and the launches in their order.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/context.h"
+#include "kernels/sampling/sampling.h"
+
+namespace quire::kernels::internal {
+
+// Rows that are worked on at a time: scratch is per row.
+inline constexpr std::uint32_t kSamplerRows = 32;
+// Blocks that share one row.
+inline constexpr std::uint32_t kSamplerSplits = 8;
+// Buckets of the first digit of the ordered key.
+inline constexpr std::uint32_t kSamplerBuckets = 2048;
+// Logits whose exponentials are summed in f32 before the sums add up in f64.
+inline constexpr std::uint32_t kSamplerSumPart = 4096;
+inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
+
+// A draw, or a score when scored_token is not -1.
+struct DeviceRow {
+  const float* logits;  // [vocab]
+  std::int32_t* token;  // where the drawn token goes; null for a score
+  std::uint64_t seed;
+  double top_p;     // 1: off
+  float factor;     // 1 / temperature
+  float log_min_p;  // -infinity: off
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  std::uint32_t top_k;  // 0: off
+  std::uint32_t choice;
+  std::uint32_t position;
+  std::uint32_t history_begin;  // into the call's arrays; sizes are 0 where nothing is to be done
+  std::uint32_t history_size;
+  std::uint32_t bias_begin;  // equal tokens lie together, in the caller's order
+  std::uint32_t bias_size;
+  std::uint32_t banned_begin;
+  std::uint32_t banned_size;
+  std::int32_t scored_token;
+  std::int32_t num_logprobs;
+  std::uint32_t result;  // index of its result
+  std::uint32_t top;     // index of its first best id
+  bool greedy;
+  bool edited;    // history, bias or banned ids change logits
+  bool filtered;  // top-k or top-p
+};
+
+// Of a row while it is worked on; zero at the start. Everything is a maximum or an integer sum, so
+// the order in which blocks arrive does not matter.
+struct SamplerState {
+  std::uint64_t best;     // largest order key of x; 0: nothing survived
+  std::uint64_t race;     // complement of the smallest (score, id)
+  std::uint32_t raw_max;  // largest ordered key of the logits
+  std::uint32_t non_finite;
+  std::uint32_t kept;      // keys that were kept for the draw
+  std::uint32_t top_kept;  // and for the best ids
+  std::uint32_t better;    // ids with text that are likelier than the token
+  std::int32_t token;
+};
+
+// What the host makes log-probabilities of.
+struct DeviceSampled {
+  std::int32_t token;  // -1: none
+  std::uint32_t non_finite;
+  std::uint32_t no_survivor;
+  std::int32_t rank;
+  double sum;  // of exp(logit - max)
+  float max;
+  float logit;
+  std::uint32_t num_top;
+  std::uint32_t unused;
+};
+
+// One group of at most kSamplerRows rows. All pointers are device memory.
+struct SamplerArgs {
+  const DeviceRow* rows;
+  const TokenCount* history;
+  const LogitBias* bias;
+  const std::int32_t* banned;
+  const std::uint8_t* has_text;  // [vocab]; null: every id below text_vocab has text
+  SamplerState* states;          // [kSamplerRows]
+  std::uint64_t* buckets;        // [kSamplerRows, kSamplerBuckets]
+  float* x;                      // [kSamplerRows, x_stride] adjusted and scaled logits
+  std::uint64_t* keys;           // [kSamplerRows, vocab] kept order keys
+  float* part_sums;              // [kSamplerRows, num_parts]
+  DeviceSampled* results;
+  TopLogprob* tops;  // logits in place of log-probabilities
+  std::int64_t x_stride;
+  std::uint32_t vocab;
+  std::uint32_t text_vocab;
+  std::uint32_t num_parts;
+  std::uint32_t num_rows;
+};
+
+// Which kernels a group needs.
+struct SamplerNeeds {
+  bool edits = false;
+  bool draws = false;  // rows that are not greedy
+  bool filters = false;
+  bool logprobs = false;
+  bool tops = false;
+};
+
+// Steps 0 and 2 to 10 of sampling.h; results hold tokens and flags. states are zero, and buckets
+// when there are filters.
+absl::Status LaunchDraws(const CudaContext& context, const SamplerArgs& args,
+                         const SamplerNeeds& needs);
+// Sums, ranks and best ids of rows that asked for log-probabilities, after LaunchDraws. buckets are
+// zero when there are tops.
+absl::Status LaunchLogprobs(const CudaContext& context, const SamplerArgs& args,
+                            const SamplerNeeds& needs);
+
+}  // namespace quire::kernels::internal
