@@ -26,7 +26,7 @@
 #include "models/step_batch_check.h"
 #include "models/step_graphs.h"
 #include "models/step_order.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 namespace {

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "cache_manager/pool/lookup_table.h"
 #include "kernels/linear/linear_tree.h"
+#include "models/blocks/layer_groups.h"
 #include "models/cuda_step_inputs.h"
-#include "models/layer_groups.h"
 
 namespace quire::models {
 namespace {

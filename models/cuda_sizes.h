@@ -8,10 +8,10 @@
 #include "cache_manager/views/kv_params.h"
 #include "kernels/attention/attention_plan.h"
 #include "kernels/sampling/device_sampler.h"
-#include "models/layer_spec.h"
+#include "models/blocks/step_buffers.h"
+#include "models/config/layer_spec.h"
 #include "models/memory_plan.h"
 #include "models/runner_options.h"
-#include "models/step_buffers.h"
 
 namespace quire::models {
 

@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "base/device_buffer.h"
 #include "kernels/backend/backend.h"
+#include "models/blocks/step_buffers.h"
 #include "models/step_batch.h"
-#include "models/step_buffers.h"
 #include "models/step_order.h"
 
 namespace quire::models {

@@ -7,13 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "cache_manager/pool/kv_pool.h"
-#include "models/checkpoint/checkpoint.h"
+#include "models/blocks/step_buffers.h"
 #include "models/cuda_sizes.h"
-#include "models/dummy_checkpoint.h"
 #include "models/families/registry.h"
 #include "models/model.h"
-#include "models/step_buffers.h"
-#include "models/weights.h"
+#include "models/weights/checkpoint.h"
+#include "models/weights/dummy_checkpoint.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 namespace {

@@ -12,8 +12,8 @@
 #include "base/dtype.h"
 #include "cache_manager/views/kv_params.h"
 #include "formats/model_files.h"
-#include "models/layer_groups.h"
-#include "models/layer_spec.h"
+#include "models/blocks/layer_groups.h"
+#include "models/config/layer_spec.h"
 #include "models/model.h"
 #include "models/runner_options.h"
 

@@ -10,12 +10,12 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
-#include "models/checkpoint/checkpoint.h"
-#include "models/checkpoint/fingerprint.h"
-#include "models/dummy_checkpoint.h"
 #include "models/families/registry.h"
 #include "models/packed_file.h"
-#include "models/weights.h"
+#include "models/weights/checkpoint.h"
+#include "models/weights/dummy_checkpoint.h"
+#include "models/weights/fingerprint.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 

@@ -22,9 +22,9 @@
 #include "base/dtype.h"
 #include "formats/model_files.h"
 #include "kernels/backend/backend.h"
-#include "models/layer_spec.h"
-#include "models/model_config.h"
-#include "models/quantization.h"
+#include "models/config/layer_spec.h"
+#include "models/config/model_config.h"
+#include "models/weights/quantization.h"
 
 namespace quire::models {
 

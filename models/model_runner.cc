@@ -14,13 +14,13 @@
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/sampling/sampling.h"
 #include "models/blocks/decoder.h"
-#include "models/layer_groups.h"
+#include "models/blocks/layer_groups.h"
+#include "models/blocks/step_buffers.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/step_batch_check.h"
-#include "models/step_buffers.h"
 #include "models/step_order.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 struct ModelRunner::State {

@@ -27,7 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "kernels/backend/backend.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "base/dtype.h"
 #include "cache_manager/views/kv_params.h"
-#include "models/layer_spec.h"
-#include "models/step_buffers.h"
+#include "models/blocks/step_buffers.h"
+#include "models/config/layer_spec.h"
 
 namespace quire::models {
 

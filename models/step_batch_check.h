@@ -4,9 +4,9 @@
 
 #include "absl/status/status.h"
 #include "cache_manager/views/kv_params.h"
-#include "models/layer_spec.h"
+#include "models/blocks/step_buffers.h"
+#include "models/config/layer_spec.h"
 #include "models/step_batch.h"
-#include "models/step_buffers.h"
 
 namespace quire::models {
 

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "models/blocks/step_buffers.h"
 #include "models/step_batch.h"
-#include "models/step_buffers.h"
 
 namespace quire::models {
 

@@ -26,7 +26,7 @@
 #include "base/thread_pool.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "engine/engine.h"
-#include "models/layer_groups.h"
+#include "models/blocks/layer_groups.h"
 #include "models/model.h"
 #include "models/step_runner.h"
 #include "server/api/serving_state.h"

@@ -21,10 +21,10 @@
 #include "kernels/backend/backend.h"
 #include "models/blocks/mlp_block.h"
 #include "models/blocks/moe_block.h"
-#include "models/dummy_checkpoint.h"
+#include "models/blocks/step_buffers.h"
 #include "models/families/registry.h"
-#include "models/step_buffers.h"
-#include "models/weights.h"
+#include "models/weights/dummy_checkpoint.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 namespace {

@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend/float_ptr.h"
 #include "models/blocks/step_context.h"
-#include "models/layer_spec.h"
-#include "models/weights.h"
+#include "models/config/layer_spec.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 

@@ -10,10 +10,10 @@
 #include "kernels/attention/attention_plan.h"
 #include "kernels/backend/backend.h"
 #include "kernels/kv_store/kv_dispatch.h"
-#include "models/layer_groups.h"
-#include "models/layer_spec.h"
-#include "models/step_buffers.h"
-#include "models/weights.h"
+#include "models/blocks/layer_groups.h"
+#include "models/blocks/step_buffers.h"
+#include "models/config/layer_spec.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 

@@ -3,8 +3,8 @@
 #include "absl/status/status.h"
 #include "kernels/elementwise/activation.h"
 #include "models/blocks/step_context.h"
-#include "models/layer_spec.h"
-#include "models/weights.h"
+#include "models/config/layer_spec.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 

@@ -2,8 +2,8 @@
 
 #include "absl/status/status.h"
 #include "models/blocks/step_context.h"
-#include "models/layer_spec.h"
-#include "models/weights.h"
+#include "models/config/layer_spec.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 

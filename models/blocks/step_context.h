@@ -9,8 +9,8 @@
 #include "kernels/attention/attention_plan.h"
 #include "kernels/backend/backend.h"
 #include "kernels/kv_store/kv_dispatch.h"
-#include "models/layer_groups.h"
-#include "models/step_buffers.h"
+#include "models/blocks/layer_groups.h"
+#include "models/blocks/step_buffers.h"
 
 namespace quire::models {
 

@@ -4,9 +4,9 @@
 // configuration. A family starts from it and changes what is its own.
 
 #include "absl/status/statusor.h"
+#include "models/config/layer_spec.h"
+#include "models/config/model_config.h"
 #include "models/families/registry.h"
-#include "models/layer_spec.h"
-#include "models/model_config.h"
 
 namespace quire::models {
 

@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "models/layer_spec.h"
-#include "models/model_config.h"
-#include "models/window_config.h"
+#include "models/config/layer_spec.h"
+#include "models/config/model_config.h"
+#include "models/config/window_config.h"
 
 namespace quire::models {
 

@@ -17,9 +17,9 @@
 #include "base/device.h"
 #include "base/dtype.h"
 #include "cache_manager/pool/page_demand.h"
-#include "models/layer_groups.h"
+#include "models/blocks/layer_groups.h"
+#include "models/config/model_config.h"
 #include "models/memory_plan.h"
-#include "models/model_config.h"
 #include "server/config/options.h"
 
 namespace quire::server {

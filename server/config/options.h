@@ -18,7 +18,7 @@
 #include "base/dtype.h"
 #include "base/logging.h"
 #include "engine/engine.h"
-#include "models/quantization.h"
+#include "models/weights/quantization.h"
 #include "server/auth/auth_options.h"
 #include "server/config/layered_config.h"
 #include "text/chat/chat_template.h"

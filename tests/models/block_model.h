@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 
 namespace quire::models {
 

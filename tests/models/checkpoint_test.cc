@@ -1,4 +1,4 @@
-#include "models/checkpoint/checkpoint.h"
+#include "models/weights/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "models/checkpoint/fingerprint.h"
+#include "models/weights/fingerprint.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

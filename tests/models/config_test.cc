@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "models/config/model_config.h"
 #include "models/model.h"
-#include "models/model_config.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

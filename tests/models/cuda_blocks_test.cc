@@ -7,7 +7,7 @@
 #include "base/dtype.h"
 #include "base/stream.h"
 #include "kernels/cuda/uploader.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "tests/models/block_model.h"
 
 namespace quire::models {

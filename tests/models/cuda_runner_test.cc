@@ -19,7 +19,7 @@
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/models/test_files.h"
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "models/layer_spec.h"
+#include "models/config/layer_spec.h"
 #include "tests/cuda_emulator/emulator.h"
 
 namespace quire::models {

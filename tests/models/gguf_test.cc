@@ -13,10 +13,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "models/checkpoint/checkpoint.h"
-#include "models/checkpoint/fingerprint.h"
-#include "models/gguf_config.h"
+#include "models/families/gguf_config.h"
 #include "models/model.h"
+#include "models/weights/checkpoint.h"
+#include "models/weights/fingerprint.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -1,4 +1,4 @@
-#include "models/layer_groups.h"
+#include "models/blocks/layer_groups.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "models/layer_spec.h"
+#include "models/config/layer_spec.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/dtype.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "tests/models/allocation_counter.h"
 #include "tests/models/block_model.h"
 #include "tests/models/test_files.h"

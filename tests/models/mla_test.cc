@@ -11,7 +11,7 @@
 
 #include "models/memory_plan.h"
 #include "models/model.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

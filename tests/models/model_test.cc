@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "models/memory_plan.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

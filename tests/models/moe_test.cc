@@ -21,10 +21,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "models/blocks/moe_block.h"
-#include "models/dummy_checkpoint.h"
+#include "models/blocks/step_buffers.h"
 #include "models/model.h"
-#include "models/step_buffers.h"
-#include "models/weights.h"
+#include "models/weights/dummy_checkpoint.h"
+#include "models/weights/weights.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

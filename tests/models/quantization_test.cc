@@ -1,6 +1,6 @@
 // Weights held as integers: their forms, bytes and values, and what is refused.
 
-#include "models/quantization.h"
+#include "models/weights/quantization.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,13 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "cache_manager/pool/kv_pool.h"
-#include "models/checkpoint/checkpoint.h"
+#include "models/blocks/step_buffers.h"
 #include "models/families/registry.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
 #include "models/model_runner.h"
-#include "models/step_buffers.h"
-#include "models/weights.h"
+#include "models/weights/checkpoint.h"
+#include "models/weights/weights.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -1,11 +1,11 @@
-#include "models/rope_table.h"
+#include "models/config/rope_table.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 
-#include "models/checkpoint/checkpoint.h"
+#include "models/weights/checkpoint.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "formats/json_value.h"
 #include "formats/tensors/quantized_tensor.h"
-#include "models/checkpoint/join_quantized.h"
-#include "models/quantization_config.h"
-#include "models/stored_rows.h"
+#include "models/config/quantization_config.h"
+#include "models/weights/join_quantized.h"
+#include "models/weights/stored_rows.h"
 #include "tests/models/stored_vectors.h"
 #include "tests/models/test_files.h"
 

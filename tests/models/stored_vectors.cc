@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "formats/json_value.h"
-#include "models/quantization_config.h"
+#include "models/config/quantization_config.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

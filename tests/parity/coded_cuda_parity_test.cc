@@ -11,7 +11,7 @@
 #include "kernels/linear/quantized_linear.h"
 #include "models/memory_plan.h"
 #include "models/model.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/format_model.h"

@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "base/check.h"
-#include "models/checkpoint/checkpoint.h"
+#include "models/weights/checkpoint.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {

@@ -16,7 +16,7 @@
 #include "base/device_buffer.h"
 #include "base/strong_id.h"
 #include "cache_manager/views/kv_step_inputs.h"
-#include "models/layer_groups.h"
+#include "models/blocks/layer_groups.h"
 
 namespace quire::models::parity {
 

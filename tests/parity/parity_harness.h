@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "formats/model_files.h"
-#include "models/layer_spec.h"
-#include "models/quantization.h"
+#include "models/config/layer_spec.h"
+#include "models/weights/quantization.h"
 
 namespace quire::models::parity {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "formats/model_files.h"
-#include "models/layer_groups.h"
+#include "models/blocks/layer_groups.h"
 #include "models/model.h"
 #include "tests/parity/parity_harness.h"
 

@@ -1,0 +1,97 @@
+#include "models/blocks/layer_groups.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+
+namespace quire::models {
+namespace {
+
+// Unused slots may be so small a share of the layers.
+constexpr std::uint32_t kPaddingShare = 8;
+
+// A window that no context outgrows lets nothing go.
+std::uint32_t WindowOf(const ModelSpec& spec, const LayerSpec& layer) {
+  const std::uint32_t window = layer.heads.window;
+  return window < spec.max_position ? window : 0;
+}
+
+// Layers of each window.
+using Classes = std::map<std::uint32_t, std::uint32_t>;
+
+std::uint32_t CountGroups(const Classes& classes, std::uint32_t slots) {
+  std::uint32_t groups = 0;
+  for (const auto& [window, layers] : classes) groups += (layers + slots - 1) / slots;
+  return groups;
+}
+
+// As many as the share of unused ones allows, since that makes fewest groups; then as few as make
+// no group more.
+std::uint32_t SlotsOf(const Classes& classes, std::uint32_t num_layers) {
+  std::uint32_t slots = num_layers;
+  std::uint32_t groups = CountGroups(classes, slots);
+  while ((groups * slots - num_layers) * kPaddingShare > num_layers) {
+    groups = CountGroups(classes, --slots);
+  }
+  while (slots > 1 && CountGroups(classes, slots - 1) == groups) --slots;
+  return slots;
+}
+
+}  // namespace
+
+LayerGroups PlanLayerGroups(const ModelSpec& spec) {
+  QUIRE_CHECK(!spec.layers.empty());
+  const auto num_layers = static_cast<std::uint32_t>(spec.layers.size());
+  const bool has_windows = spec.layers[0].attention == AttentionKind::kHeads;
+  const auto window_of = [&](const LayerSpec& layer) {
+    return has_windows ? WindowOf(spec, layer) : 0;
+  };
+  Classes classes;
+  for (const LayerSpec& layer : spec.layers) ++classes[window_of(layer)];
+  LayerGroups plan;
+  plan.slots = SlotsOf(classes, num_layers);
+  std::map<std::uint32_t, std::uint32_t> last;  // group that is being filled, by window
+  for (const LayerSpec& layer : spec.layers) {
+    const std::uint32_t window = window_of(layer);
+    auto group = last.find(window);
+    if (group == last.end() || plan.groups[group->second].num_layers == plan.slots) {
+      const auto next = static_cast<std::uint32_t>(plan.groups.size());
+      group = last.insert_or_assign(window, next).first;
+      plan.groups.push_back({.window = window});
+    }
+    plan.places.push_back({group->second, plan.groups[group->second].num_layers++});
+  }
+  return plan;
+}
+
+std::vector<cache::CacheGroup> CacheGroupsOf(const LayerGroups& layers) {
+  std::vector<cache::CacheGroup> groups;
+  for (const LayerGroup& group : layers.groups) groups.push_back({.window = group.window});
+  return groups;
+}
+
+std::string DescribeLayerGroups(const LayerGroups& layers) {
+  struct Class {
+    std::uint32_t layers = 0;
+    std::uint32_t groups = 0;
+  };
+  std::map<std::uint32_t, Class> classes;
+  for (const LayerGroup& group : layers.groups) {
+    classes[group.window].layers += group.num_layers;
+    ++classes[group.window].groups;
+  }
+  std::vector<std::string> parts;
+  for (const auto& [window, of] : classes) {
+    parts.push_back(absl::StrCat(
+        of.layers, " for ",
+        window == 0 ? std::string("all tokens") : absl::StrCat("a window of ", window, " tokens"),
+        of.groups == 1 ? std::string() : absl::StrCat(" in ", of.groups, " groups")));
+  }
+  return absl::StrCat(layers.slots, layers.slots == 1 ? " layer" : " layers",
+                      " a page: ", absl::StrJoin(parts, ", "));
+}
+
+}  // namespace quire::models

@@ -1,0 +1,206 @@
+#include "models/blocks/step_buffers.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "base/status.h"
+
+namespace quire::models {
+namespace {
+
+// Hands out aligned pieces of a block; without one it only counts.
+class Cutter {
+ public:
+  explicit Cutter(std::byte* base) : base_(base) {}
+
+  template <typename T>
+  T* Take(std::int64_t count) {
+    used_ = RoundUp(used_);
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += count * static_cast<std::int64_t>(sizeof(T));
+    return piece;
+  }
+  std::int64_t used() const { return used_; }
+  static std::int64_t RoundUp(std::int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+ private:
+  static constexpr std::int64_t kAlignment = 256;
+  std::byte* base_;
+  std::int64_t used_ = 0;
+};
+
+// Widest rows of any layer, in elements.
+struct Widths {
+  std::int64_t qkv = 0;
+  std::int64_t attended = 0;
+  std::int64_t gate_up = 0;
+  std::int64_t hidden = 0;
+  std::int64_t q_latent = 0;      // of latent attention, as the next four; 0: there is none
+  std::int64_t queries = 0;
+  std::int64_t latent = 0;
+  std::int64_t latents = 0;
+  std::int64_t values = 0;
+  std::int64_t experts = 0;       // of the largest mixture; 0: there is none
+  std::int64_t top_k = 0;         // likewise
+  std::int64_t expert_inner = 0;  // of gate and up of an expert or shared expert
+  std::int64_t angles = 0;  // of all rope tables together
+};
+
+Widths WidthsOf(const ModelSpec& spec) {
+  Widths widths;
+  widths.hidden = spec.hidden;
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec& heads = layer.heads;
+    const std::int64_t all_heads = std::int64_t{heads.num_heads} + 2 * heads.num_kv_heads;
+    widths.qkv = std::max(widths.qkv, all_heads * heads.head_size);
+    widths.attended = std::max(widths.attended, std::int64_t{heads.num_heads} * heads.head_size);
+    widths.gate_up = std::max(widths.gate_up, 2 * std::int64_t{layer.dense.intermediate});
+    if (layer.attention == AttentionKind::kMla) {
+      const MlaSpec& mla = layer.mla;
+      const std::int64_t num_heads = mla.num_heads;
+      const std::int64_t latent = std::int64_t{mla.kv_lora_rank} + mla.rope_size;
+      widths.q_latent = std::max(widths.q_latent, std::int64_t{mla.q_lora_rank});
+      widths.queries = std::max(widths.queries, num_heads * (mla.nope_size + mla.rope_size));
+      widths.latent = std::max(widths.latent, latent);
+      widths.latents = std::max(widths.latents, num_heads * latent);
+      widths.values = std::max(widths.values, num_heads * mla.v_size);
+    }
+    if (layer.mlp != MlpKind::kMoe) continue;
+    const std::uint32_t shared = layer.moe.shared ? layer.moe.shared->intermediate : 0;
+    widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});
+    widths.top_k = std::max(widths.top_k, std::int64_t{layer.moe.top_k});
+    widths.expert_inner = std::max(
+        widths.expert_inner, 2 * std::int64_t{std::max(layer.moe.expert.intermediate, shared)});
+  }
+  for (const RopeTable& table : spec.rope_tables) {
+    widths.angles += static_cast<std::int64_t>(table.inv_freq.size());
+  }
+  return widths;
+}
+
+kernels::FloatPtr TakeFloats(Cutter& cutter, DType dtype, std::int64_t count) {
+  return {cutter.Take<std::byte>(count * DTypeSize(dtype)), dtype};
+}
+
+void CutMla(Cutter& cutter, const Widths& widths, const StepLimits& limits, MlaBuffers* mla) {
+  if (widths.latent == 0) return;
+  const auto take = [&](std::int64_t width) {
+    return TakeFloats(cutter, limits.activation, limits.max_step_tokens * width);
+  };
+  mla->q_latent = take(widths.q_latent);
+  mla->heads = take(widths.queries);
+  mla->rows = take(widths.latent);
+  mla->queries = take(widths.latents);
+  mla->found = take(widths.latents);
+  mla->values = take(widths.values);
+}
+
+void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeBuffers* moe) {
+  const std::int64_t tokens = limits.max_step_tokens;
+  if (widths.experts == 0) return;
+  moe->router_logits = cutter.Take<float>(tokens * widths.experts);
+  moe->chosen = cutter.Take<std::uint32_t>(tokens * widths.top_k);
+  moe->chosen_weights = cutter.Take<float>(tokens * widths.top_k);
+  moe->offsets = cutter.Take<std::uint32_t>(widths.experts + 1);
+  moe->rows = cutter.Take<std::uint32_t>(tokens * widths.top_k);
+  moe->row_weights = cutter.Take<float>(tokens * widths.top_k);
+  moe->inputs = TakeFloats(cutter, limits.activation, tokens * widths.hidden);
+  moe->gate_up = TakeFloats(cutter, limits.activation, tokens * widths.expert_inner);
+  moe->outputs = cutter.Take<float>(tokens * widths.hidden);
+  moe->sum = cutter.Take<float>(tokens * widths.hidden);
+}
+
+// The memory of qkv and attended or of mla, and of gate_up or moe after them.
+void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
+              StepBuffers* buffers) {
+  const std::int64_t tokens = limits.max_step_tokens;
+  const std::int64_t element = DTypeSize(limits.activation);
+  const std::int64_t attended_at = Cutter::RoundUp(tokens * widths.qkv * element);
+  const std::int64_t attention = attended_at + tokens * widths.attended * element;
+  Cutter counted(nullptr);
+  CutMoe(counted, widths, limits, &buffers->moe);
+  Cutter counted_mla(nullptr);
+  CutMla(counted_mla, widths, limits, &buffers->mla);
+  std::byte* const base = cutter.Take<std::byte>(std::max(
+      {attention, tokens * widths.gate_up * element, counted.used(), counted_mla.used()}));
+  if (base == nullptr) return;
+  Cutter moe_cutter(base);
+  CutMoe(moe_cutter, widths, limits, &buffers->moe);
+  Cutter mla_cutter(base);
+  CutMla(mla_cutter, widths, limits, &buffers->mla);
+  buffers->qkv = {base, limits.activation};
+  buffers->attended = {base + attended_at, limits.activation};
+  buffers->gate_up = buffers->qkv;
+}
+
+void CutHost(Cutter& cutter, const StepLimits& limits, StepBuffers* buffers) {
+  const std::int64_t logprobs = limits.max_logprobs;
+  buffers->draw_top = cutter.Take<kernels::TopLogprob>(limits.max_step_draws * logprobs);
+  buffers->score_top = cutter.Take<kernels::TopLogprob>(limits.max_step_tokens * logprobs);
+}
+
+void CutDevice(Cutter& cutter, const Widths& widths, const StepLimits& limits,
+               StepBuffers* buffers) {
+  const std::int64_t rows = limits.max_rows;
+  buffers->token_rows = cutter.Take<std::int32_t>(limits.max_step_tokens);
+  buffers->cache_lengths = cutter.Take<std::uint32_t>(rows);
+  buffers->prompt_rows = cutter.Take<std::uint32_t>(rows);
+  buffers->lookup_table =
+      cutter.Take<std::uint32_t>(limits.num_groups * rows * limits.lookup_stride);
+  buffers->inv_freq = cutter.Take<float>(widths.angles);
+}
+
+std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limits,
+                 StepBuffers* buffers) {
+  const std::int64_t tokens = limits.max_step_tokens;
+  const std::int64_t head_rows = limits.head_rows;
+  const Widths widths = WidthsOf(spec);
+  Cutter cutter(base);
+  buffers->tokens = cutter.Take<std::int32_t>(tokens);
+  buffers->positions = cutter.Take<std::int32_t>(tokens);
+  buffers->row_offsets = cutter.Take<std::uint32_t>(std::int64_t{limits.max_rows} + 1);
+  buffers->cosines = cutter.Take<float>(tokens * widths.angles);
+  buffers->sines = cutter.Take<float>(tokens * widths.angles);
+  buffers->x = cutter.Take<float>(tokens * spec.hidden);
+  buffers->normed = TakeFloats(cutter, limits.activation, tokens * spec.hidden);
+  if (limits.activation == DType::kF32) {
+    buffers->branch = buffers->normed.f32();
+  } else if (std::any_of(spec.layers.begin(), spec.layers.end(), HasBranches)) {
+    buffers->branch = cutter.Take<float>(tokens * spec.hidden);
+  }
+  CutLayer(cutter, widths, limits, buffers);
+  buffers->head_tokens = cutter.Take<std::uint32_t>(tokens);
+  buffers->head_in = TakeFloats(cutter, limits.activation, head_rows * spec.hidden);
+  buffers->logits = cutter.Take<float>(head_rows * spec.vocab_size);
+  if (limits.memory == MemoryKind::kHost) {
+    CutHost(cutter, limits, buffers);
+  } else {
+    CutDevice(cutter, widths, limits, buffers);
+  }
+  return Cutter::RoundUp(cutter.used());
+}
+
+}  // namespace
+
+bool HasBranches(const LayerSpec& layer) {
+  return layer.attn_out.kind != NormKind::kNone || layer.mlp_out.kind != NormKind::kNone ||
+         layer.residual_scale != 1 || layer.output_scale != 1;
+}
+
+std::int64_t StepBuffers::BytesFor(const ModelSpec& spec, const StepLimits& limits) {
+  StepBuffers counted;
+  return Cut(nullptr, spec, limits, &counted);
+}
+
+absl::StatusOr<StepBuffers> StepBuffers::Allocate(const ModelSpec& spec, const StepLimits& limits) {
+  StepBuffers buffers;
+  QUIRE_ASSIGN_OR_RETURN(buffers.memory,
+                         DeviceBuffer::Allocate(limits.memory, BytesFor(spec, limits)));
+  Cut(static_cast<std::byte*>(buffers.memory.data()), spec, limits, &buffers);
+  return buffers;
+}
+
+}  // namespace quire::models

@@ -1,0 +1,212 @@
+#include "models/config/config_keys.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "models/families/registry.h"
+
+namespace quire::models {
+namespace {
+
+// Read elsewhere, of every family.
+constexpr absl::string_view kReadKeys[] = {"architectures",
+                                           "bos_token_id",
+                                           "dtype",
+                                           "eos_token_id",
+                                           "head_dim",
+                                           "hidden_act",
+                                           "hidden_activation",
+                                           "hidden_size",
+                                           "intermediate_size",
+                                           "layer_types",
+                                           "max_position_embeddings",
+                                           "model_type",
+                                           "num_attention_heads",
+                                           "num_hidden_layers",
+                                           "num_key_value_heads",
+                                           "original_max_position_embeddings",
+                                           "pad_token_id",
+                                           "partial_rotary_factor",
+                                           "quantization_config",
+                                           "rms_norm_eps",
+                                           "rope_parameters",
+                                           "rope_scaling",
+                                           "rope_theta",
+                                           "tie_word_embeddings",
+                                           "torch_dtype",
+                                           "vocab_size"};
+
+// Training, bookkeeping, or a hint for another program.
+constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
+                                               "attention_dropout",
+                                               "attn_implementation",
+                                               "_attn_implementation",
+                                               "attn_pdrop",
+                                               "auto_map",
+                                               "aux_loss_alpha",
+                                               "cache_implementation",
+                                               "classifier_dropout",
+                                               "embd_pdrop",
+                                               "ep_size",
+                                               "finetuning_task",
+                                               "gradient_checkpointing",
+                                               "hidden_dropout",
+                                               "hidden_dropout_prob",
+                                               "id2label",
+                                               "initializer_range",
+                                               "is_decoder",
+                                               "is_llama_config",
+                                               "label2id",
+                                               "max_sequence_length",
+                                               "max_window_layers",
+                                               "output_attentions",
+                                               "output_hidden_states",
+                                               "output_router_logits",
+                                               "pretraining_tp",
+                                               "problem_type",
+                                               "resid_pdrop",
+                                               "return_dict",
+                                               "router_aux_loss_coef",
+                                               "router_jitter_noise",
+                                               "sep_token_id",
+                                               "seq_aux",
+                                               "task_specific_params",
+                                               "tokenizer_class",
+                                               "transformers.js_config",
+                                               "transformers_version",
+                                               "unk_token_id",
+                                               "unsloth_fixed",
+                                               "unsloth_version",
+                                               "use_cache"};
+
+// Keys that change what is computed, with the values under which they do not (as JSON text; null
+// and false always are among them). Families read some of them: Family::keys.
+struct ForeignKey {
+  absl::string_view key;
+  absl::string_view neutral[2];
+};
+constexpr ForeignKey kForeignKeys[] = {
+    {"_sliding_window_pattern", {}},
+    {"add_cross_attention", {}},
+    {"alibi", {}},
+    {"attention_bias", {}},
+    {"attention_multiplier", {}},
+    {"attn_logit_softcapping", {"0", "0.0"}},
+    {"clip_qkv", {}},
+    {"dual_chunk_attention_config", {}},
+    {"embedding_multiplier", {"1", "1.0"}},
+    {"final_logit_softcapping", {"0", "0.0"}},
+    {"first_k_dense_replace", {}},
+    {"index_topk", {}},
+    {"is_encoder_decoder", {}},
+    {"kv_lora_rank", {}},
+    {"logit_scale", {"1", "1.0"}},
+    {"logits_scaling", {"1", "1.0"}},
+    {"mlp_bias", {}},
+    {"mlp_layer_types", {}},
+    {"moe_layer_freq", {"1"}},
+    {"n_group", {"1"}},
+    {"n_routed_experts", {"0", "1"}},
+    {"n_shared_experts", {"0"}},
+    {"no_rope_layer_interval", {}},
+    {"no_rope_layers", {"[]"}},
+    {"num_experts", {"0", "1"}},
+    {"num_local_experts", {"0", "1"}},
+    {"num_mtp_layers", {"0"}},
+    {"num_nextn_predict_layers", {"0"}},
+    {"parallel_attn", {}},
+    {"position_embedding_type", {"\"rope\"", "\"rotary\""}},
+    {"q_lora_rank", {}},
+    {"qk_norm", {}},
+    {"query_pre_attn_scalar", {}},
+    {"residual_multiplier", {"1", "1.0"}},
+    {"rope_interleaved", {}},
+    {"rope_local_base_freq", {}},
+    {"routed_scaling_factor", {"1", "1.0"}},
+    {"scale_depth", {}},
+    {"scale_emb", {"1", "1.0"}},
+    {"scoring_func", {"\"softmax\""}},
+    {"shared_expert_intermediate_size", {"0"}},
+    {"sliding_window", {}},
+    {"sliding_window_pattern", {}},
+    {"swiglu_alpha", {}},
+    {"swiglu_limit", {}},
+    {"text_config", {}},
+    {"topk_group", {"1"}},
+    {"topk_method", {"\"greedy\""}},
+    {"use_bidirectional_attention", {}},
+    {"use_parallel_residual", {}},
+    {"use_qk_norm", {}},
+    {"use_sliding_window", {}},
+    {"vision_config", {}},
+};
+
+template <std::size_t N>
+bool Contains(const absl::string_view (&keys)[N], absl::string_view key) {
+  return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
+}
+
+bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
+  if (value == "null" || value == "false") return true;
+  return std::any_of(
+      std::begin(foreign.neutral), std::end(foreign.neutral),
+      [&](absl::string_view neutral) { return !neutral.empty() && value == neutral; });
+}
+
+KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
+  // Families that list it always norm heads of q and k; a file that says otherwise is another's.
+  if (key == "use_qk_norm" && Reads(family, key) && !reader.IsNull(key)) {
+    return reader.ValueText(key) == "true" ? KeyUse::kRead : KeyUse::kRefused;
+  }
+  if (Reads(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
+  const auto* foreign = std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),
+                                     [&](const ForeignKey& entry) { return entry.key == key; });
+  if (foreign != std::end(kForeignKeys)) {
+    return IsNeutral(*foreign, reader.ValueText(key)) ? KeyUse::kIgnored : KeyUse::kRefused;
+  }
+  return Contains(kHarmlessKeys, key) ? KeyUse::kIgnored : KeyUse::kUnknown;
+}
+
+}  // namespace
+
+std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family) {
+  std::vector<ConfigKey> keys;
+  for (const std::string& key : reader.Keys()) {
+    const bool is_nested = !family.text_model_type.empty();
+    if (is_nested && key == "text_config") {
+      const absl::StatusOr<std::optional<ConfigReader>> inner = reader.OptionalObject(key);
+      if (!inner.ok() || !*inner) continue;
+      for (const std::string& name : (*inner)->Keys()) {
+        keys.push_back(
+            {(*inner)->PathOf(name), (*inner)->ValueText(name), UseOf(**inner, family, name)});
+      }
+      continue;
+    }
+    const KeyUse use =
+        is_nested && Contains(kOtherInputKeys, key) ? KeyUse::kIgnored : UseOf(reader, family, key);
+    keys.push_back({key, reader.ValueText(key), use});
+  }
+  return keys;
+}
+
+absl::Status CheckForeignKeys(const ConfigReader& reader, const Family& family,
+                              std::vector<std::string>* warnings) {
+  std::vector<std::string> unknown;
+  for (const std::string& key : reader.Keys()) {
+    const KeyUse use = UseOf(reader, family, key);
+    if (use == KeyUse::kRefused) {
+      return reader.Unsupported(key, absl::StrCat("by ", family.name));
+    }
+    if (use == KeyUse::kUnknown) unknown.push_back(key);
+  }
+  if (!unknown.empty()) {
+    warnings->push_back(
+        absl::StrCat("config.json has keys that are not read: ", absl::StrJoin(unknown, ", ")));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::models

@@ -1,0 +1,439 @@
+#include "models/config/layer_spec.h"
+
+#include <map>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/kv_store/latent_store.h"
+
+namespace quire::models {
+namespace {
+
+// Where a message points: "layer 3".
+absl::Status Invalid(std::size_t layer, absl::string_view problem) {
+  return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": ", problem));
+}
+
+absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const AttentionSpec& heads) {
+  if (heads.num_heads == 0 || heads.num_kv_heads == 0 || heads.head_size == 0 ||
+      heads.v_head_size == 0) {
+    return Invalid(index, absl::StrCat("heads ", heads.num_heads, ", KV heads ", heads.num_kv_heads,
+                                       ", head sizes ", heads.head_size, " and ", heads.v_head_size,
+                                       " must all be above 0"));
+  }
+  if (heads.num_heads % heads.num_kv_heads != 0) {
+    return Invalid(index,
+                   absl::StrCat("num_heads is ", heads.num_heads,
+                                ", it must be a multiple of num_kv_heads ", heads.num_kv_heads));
+  }
+  if (heads.softcap != 0 && heads.has_sinks) {
+    return Invalid(index, "softcap and sinks exclude each other");
+  }
+  if (heads.rope < 0) return absl::OkStatus();
+  if (static_cast<std::size_t>(heads.rope) >= spec.rope_tables.size()) {
+    return Invalid(
+        index, absl::StrCat("rope table is ", heads.rope, ", there are ", spec.rope_tables.size()));
+  }
+  if (heads.rotary_size == 0 || heads.rotary_size % 2 != 0 ||
+      heads.rotary_first + heads.rotary_size > heads.head_size) {
+    return Invalid(
+        index, absl::StrCat("rotary_size ", heads.rotary_size, " from column ", heads.rotary_first,
+                            " must be even, above 0 and within head_size ", heads.head_size));
+  }
+  const std::size_t entries =
+      spec.rope_tables[static_cast<std::size_t>(heads.rope)].inv_freq.size();
+  if (entries != heads.rotary_size / 2) {
+    return Invalid(index, absl::StrCat("rotary_size is ", heads.rotary_size, ", rope table ",
+                                       heads.rope, " has ", entries, " entries"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec& mla) {
+  if (mla.num_heads == 0 || mla.kv_lora_rank == 0 || mla.nope_size == 0 || mla.rope_size == 0 ||
+      mla.v_size == 0) {
+    return Invalid(index, absl::StrCat("latent attention of ", mla.num_heads, " heads, rank ",
+                                       mla.kv_lora_rank, ", sizes ", mla.nope_size, ", ",
+                                       mla.rope_size, " and ", mla.v_size, " must all be above 0"));
+  }
+  if (mla.rope < 0 || static_cast<std::size_t>(mla.rope) >= spec.rope_tables.size() ||
+      2 * spec.rope_tables[static_cast<std::size_t>(mla.rope)].inv_freq.size() != mla.rope_size) {
+    return Invalid(index, absl::StrCat("rope table ", mla.rope, " must be one of ",
+                                       spec.rope_tables.size(), " with ", mla.rope_size / 2,
+                                       " entries"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
+  if (moe.num_experts == 0 || moe.groups == 0 || moe.num_experts % moe.groups != 0) {
+    return Invalid(index, absl::StrCat("groups is ", moe.groups, ", it must divide num_experts ",
+                                       moe.num_experts));
+  }
+  if (moe.groups_kept == 0 || moe.groups_kept > moe.groups) {
+    return Invalid(index, absl::StrCat("groups_kept is ", moe.groups_kept, ", it must be 1 to ",
+                                       moe.groups));
+  }
+  const std::uint32_t per_group = moe.num_experts / moe.groups;
+  if (moe.top_k == 0 || moe.top_k > moe.groups_kept * per_group) {
+    return Invalid(index, absl::StrCat("top_k is ", moe.top_k, ", it must be 1 to ",
+                                       moe.groups_kept * per_group));
+  }
+  if (moe.groups > 1 && moe.group_score == GroupScore::kTop2Sum && per_group < 2) {
+    return Invalid(index, "a group of one expert has no two best");
+  }
+  if (moe.expert.intermediate == 0 || (moe.shared && moe.shared->intermediate == 0)) {
+    return Invalid(index, "intermediate of an expert is 0");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
+  const LayerSpec& layer = spec.layers[index];
+  if (layer.attention == AttentionKind::kHeads) {
+    QUIRE_RETURN_IF_ERROR(ValidateHeads(spec, index, layer.heads));
+  }
+  if (layer.attention == AttentionKind::kMla) {
+    QUIRE_RETURN_IF_ERROR(ValidateMla(spec, index, layer.mla));
+  }
+  if (layer.mlp == MlpKind::kMoe) QUIRE_RETURN_IF_ERROR(ValidateMoe(index, layer.moe));
+  if (layer.mlp == MlpKind::kDense && layer.dense.intermediate == 0) {
+    return Invalid(index, "intermediate is 0");
+  }
+  if (layer.kv_from_layer >= 0) {
+    const std::size_t source = static_cast<std::size_t>(layer.kv_from_layer);
+    if (source >= index || spec.layers[source].cache_group != layer.cache_group) {
+      return Invalid(index, absl::StrCat("kv_from_layer is ", layer.kv_from_layer,
+                                         ", it must be an earlier layer of the same cache group"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A knob that some device does not compute.
+struct Knob {
+  absl::string_view name;
+  bool used;
+  bool on_cpu = false;  // the CPU computes it, CUDA does not
+};
+
+// The first knob that is used and not computed on `device`, or an empty text.
+std::string FirstUnbuilt(std::span<const Knob> knobs, DeviceKind device) {
+  for (const Knob& knob : knobs) {
+    if (knob.used && !(knob.on_cpu && device == DeviceKind::kCpu)) return std::string(knob.name);
+  }
+  return "";
+}
+
+bool Has(const NormSpec& norm) {
+  return norm.kind != NormKind::kNone;
+}
+
+// Offsets are added to the weights when they are loaded, so that no kernel knows of them.
+std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
+  if (norm.kind == NormKind::kLayer) return absl::StrCat(slot, " LayerNorm");
+  if (Has(norm) && (!norm.has_weight || norm.has_bias)) {
+    return absl::StrCat(slot, " without weight or with bias");
+  }
+  return "";
+}
+
+// Columns of a head that the kernels of a GPU write, four at a time (kernels/kv_store/qkv_store.h).
+constexpr std::uint32_t kMaxGpuColumns = 256;
+
+std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
+  const Knob knobs[] = {
+      {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
+      {"a head_size above 256 or no multiple of 4",
+       heads.head_size > kMaxGpuColumns || heads.head_size % 4 != 0, true},
+      {"q_bias, k_bias and v_bias that differ",
+       heads.q_bias != heads.k_bias || heads.q_bias != heads.v_bias},
+      {"clip_qkv", heads.clip_qkv != 0},
+      {"qk_norm with a weight for each head",
+       Has(heads.qk_norm) && heads.qk_norm_scope == QkNormScope::kPerHeadOwn},
+      {"qk_norm_after_rope", heads.qk_norm_after_rope},
+      {"v_norm", Has(heads.v_norm)},
+      {"q_position_scale", heads.q_position_scale.beta != 0},
+      {"chunk", heads.chunk != 0},
+      {"value_scale", heads.value_scale != 1},
+      {"output_gate", heads.output_gate != GateKind::kNone},
+  };
+  std::string unbuilt = FirstUnbuilt(knobs, device);
+  return unbuilt.empty() ? UnbuiltNorm("qk_norm", heads.qk_norm) : unbuilt;
+}
+
+std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
+  const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
+  const Knob knobs[] = {
+      {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
+      {"latent rows of more than 576 columns, kv_lora_rank and qk_rope_head_dim",
+       mla.kv_lora_rank + mla.rope_size > kernels::kMaxLatentColumns, true},
+      {"a qk_rope_head_dim above 128", mla.rope_size > kernels::kMaxLatentRope, true},
+      {"a rank or head dim of latent attention that is no multiple of 8",
+       is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
+           is_uneven(mla.rope_size) || is_uneven(mla.v_size),
+       true},
+  };
+  return FirstUnbuilt(knobs, device);
+}
+
+std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
+  const Knob knobs[] = {
+      {"an MLP without gate", !mlp.gated},
+      {"gate_bias and up_bias that differ", mlp.gate_bias != mlp.up_bias},
+  };
+  return FirstUnbuilt(knobs, device);
+}
+
+// The GPU's router keeps two floats an expert and one a group in shared memory.
+constexpr std::uint32_t kMaxRouterFloats = 3072;
+
+std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
+  const Knob knobs[] = {
+      {"so many experts", 2 * moe.num_experts + moe.groups > kMaxRouterFloats, true},
+      {"router_softcap", moe.router_softcap != 0},
+      {"weight_on_input", moe.weight_on_input},
+      {"shared_average", moe.shared_average},
+  };
+  std::string unbuilt = FirstUnbuilt(knobs, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltMlp(moe.expert, device);
+  if (unbuilt.empty() && moe.shared) unbuilt = UnbuiltMlp(*moe.shared, device);
+  return unbuilt;
+}
+
+std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
+  const Knob knobs[] = {
+      {"parallel order", layer.order != LayerOrder::kSequential},
+      {"no attention", layer.attention == AttentionKind::kNone},
+      {"no MLP", layer.mlp == MlpKind::kNone},
+      {"kv_from_layer", layer.kv_from_layer >= 0},
+  };
+  std::string unbuilt = FirstUnbuilt(knobs, device);
+  const std::pair<absl::string_view, const NormSpec*> norms[] = {{"attn_in", &layer.attn_in},
+                                                                 {"attn_out", &layer.attn_out},
+                                                                 {"mlp_in", &layer.mlp_in},
+                                                                 {"mlp_out", &layer.mlp_out}};
+  for (const auto& [slot, norm] : norms) {
+    if (unbuilt.empty()) unbuilt = UnbuiltNorm(slot, *norm);
+  }
+  if (unbuilt.empty()) unbuilt = UnbuiltAttention(layer.heads, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltMla(layer.mla, device);
+  if (unbuilt.empty() && layer.mlp == MlpKind::kMoe) return UnbuiltMoe(layer.moe, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltMlp(layer.dense, device);
+  return unbuilt;
+}
+
+// What of the model outside its layers.
+std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
+  const Knob knobs[] = {
+      {"no final norm", !Has(spec.final_norm)},
+      {"head_bias", spec.head_bias},
+  };
+  std::string unbuilt = FirstUnbuilt(knobs, device);
+  return unbuilt.empty() ? UnbuiltNorm("final", spec.final_norm) : unbuilt;
+}
+
+// Where it is refused: a knob that another device computes says so.
+absl::string_view Where(DeviceKind device) {
+  return device == DeviceKind::kCpu ? "by this version" : "on a GPU by this version";
+}
+
+std::string DumpNorm(const NormSpec& norm) {
+  if (norm.kind == NormKind::kNone) return "none";
+  std::string text = absl::StrCat(norm.kind == NormKind::kRms ? "rms" : "layer", " eps ", norm.eps);
+  if (norm.weight_offset != 0) absl::StrAppend(&text, " offset ", norm.weight_offset);
+  if (!norm.has_weight) text += " no weight";
+  if (norm.has_bias) text += " bias";
+  return text;
+}
+
+void AppendSet(std::string* text, absl::string_view name, bool value) {
+  if (value) absl::StrAppend(text, " ", name);
+}
+
+std::string DumpHeads(const AttentionSpec& heads) {
+  std::string text =
+      absl::StrCat("heads ", heads.num_heads, " kv ", heads.num_kv_heads, " size ", heads.head_size,
+                   " v ", heads.v_head_size, " scale ", heads.scale, " rope ", heads.rope);
+  if (heads.rope >= 0) {
+    absl::StrAppend(&text, heads.rope_style == RopeStyle::kHalf ? " half " : " interleaved ",
+                    heads.rotary_first, "+", heads.rotary_size);
+  }
+  AppendSet(&text, "q_bias", heads.q_bias);
+  AppendSet(&text, "k_bias", heads.k_bias);
+  AppendSet(&text, "v_bias", heads.v_bias);
+  AppendSet(&text, "o_bias", heads.o_bias);
+  AppendSet(&text, absl::StrCat("clip ", heads.clip_qkv), heads.clip_qkv != 0);
+  AppendSet(&text, absl::StrCat("qk_norm ", DumpNorm(heads.qk_norm)),
+            heads.qk_norm.kind != NormKind::kNone);
+  AppendSet(&text, "whole", heads.qk_norm_scope == QkNormScope::kWhole);
+  AppendSet(&text, "own", heads.qk_norm_scope == QkNormScope::kPerHeadOwn);
+  AppendSet(&text, "qk_norm_after_rope", heads.qk_norm_after_rope);
+  AppendSet(&text, absl::StrCat("v_norm ", DumpNorm(heads.v_norm)),
+            heads.v_norm.kind != NormKind::kNone);
+  AppendSet(&text, absl::StrCat("position_scale ", heads.q_position_scale.beta),
+            heads.q_position_scale.beta != 0);
+  AppendSet(&text, absl::StrCat("softcap ", heads.softcap), heads.softcap != 0);
+  AppendSet(&text, absl::StrCat("window ", heads.window), heads.window != 0);
+  AppendSet(&text, absl::StrCat("chunk ", heads.chunk), heads.chunk != 0);
+  AppendSet(&text, "sinks", heads.has_sinks);
+  AppendSet(&text, absl::StrCat("value_scale ", heads.value_scale), heads.value_scale != 1);
+  AppendSet(&text, "output_gate", heads.output_gate != GateKind::kNone);
+  return text;
+}
+
+std::string DumpMlp(const MlpSpec& mlp) {
+  constexpr const char* kActs[] = {"silu", "gelu_tanh", "gelu_erf", "relu2"};
+  std::string text = absl::StrCat(mlp.gated ? "gated " : "plain ",
+                                  kActs[static_cast<std::size_t>(mlp.act)], " ", mlp.intermediate);
+  AppendSet(&text, "gate_bias", mlp.gate_bias);
+  AppendSet(&text, "up_bias", mlp.up_bias);
+  AppendSet(&text, "down_bias", mlp.down_bias);
+  AppendSet(&text, absl::StrCat("alpha ", mlp.alpha), mlp.alpha != 1);
+  AppendSet(&text, absl::StrCat("limit ", mlp.limit), mlp.limit != 0);
+  AppendSet(&text, absl::StrCat("up_offset ", mlp.up_offset), mlp.up_offset != 0);
+  return text;
+}
+
+std::string DumpMla(const MlaSpec& mla) {
+  std::string text = absl::StrCat(
+      "mla heads ", mla.num_heads, " q_rank ", mla.q_lora_rank, " rank ", mla.kv_lora_rank,
+      " nope ", mla.nope_size, " rope ", mla.rope_size,
+      mla.rope_style == RopeStyle::kHalf ? " half v " : " interleaved v ", mla.v_size, " scale ",
+      mla.scale, " latent_eps ", mla.latent_eps);
+  AppendSet(&text, "qa_bias", mla.qa_bias);
+  AppendSet(&text, "kva_bias", mla.kva_bias);
+  AppendSet(&text, "o_bias", mla.o_bias);
+  return text;
+}
+
+std::string DumpMoe(const MoeSpec& moe) {
+  constexpr const char* kScores[] = {"softmax_all", "sigmoid", "softmax_chosen", "sigmoid_chosen"};
+  std::string text =
+      absl::StrCat("experts ", moe.top_k, " of ", moe.num_experts, " ",
+                   kScores[static_cast<std::size_t>(moe.score)], " ", DumpMlp(moe.expert));
+  AppendSet(&text, "router_bias", moe.router_bias);
+  AppendSet(&text, absl::StrCat("router_softcap ", moe.router_softcap), moe.router_softcap != 0);
+  AppendSet(&text, "choice_bias", moe.choice_bias);
+  AppendSet(&text,
+            absl::StrCat("groups ", moe.groups_kept, " of ", moe.groups, " by ",
+                         moe.group_score == GroupScore::kMax ? "max" : "top2_sum"),
+            moe.groups != 1);
+  AppendSet(&text, absl::StrCat("renormalise eps ", moe.renorm_eps), moe.renormalise);
+  AppendSet(&text, absl::StrCat("weight_scale ", moe.weight_scale), moe.weight_scale != 1);
+  AppendSet(&text, "weight_on_input", moe.weight_on_input);
+  if (moe.shared) absl::StrAppend(&text, " shared ", DumpMlp(*moe.shared));
+  AppendSet(&text, "shared_gate", moe.shared_gate);
+  AppendSet(&text, "shared_average", moe.shared_average);
+  return text;
+}
+
+std::string DumpLayer(const LayerSpec& layer) {
+  std::string text = layer.order == LayerOrder::kSequential ? "sequential" : "parallel";
+  absl::StrAppend(&text, "; attn_in ", DumpNorm(layer.attn_in), "; ");
+  if (layer.attention == AttentionKind::kHeads) {
+    text += DumpHeads(layer.heads);
+  } else if (layer.attention == AttentionKind::kMla) {
+    text += DumpMla(layer.mla);
+  } else {
+    text += "no attention";
+  }
+  absl::StrAppend(&text, "; attn_out ", DumpNorm(layer.attn_out), "; mlp_in ",
+                  DumpNorm(layer.mlp_in), "; ");
+  if (layer.mlp == MlpKind::kDense) {
+    text += DumpMlp(layer.dense);
+  } else if (layer.mlp == MlpKind::kMoe) {
+    text += DumpMoe(layer.moe);
+  } else {
+    text += "no mlp";
+  }
+  absl::StrAppend(&text, "; mlp_out ", DumpNorm(layer.mlp_out), "; group ", layer.cache_group);
+  AppendSet(&text, absl::StrCat("residual_scale ", layer.residual_scale),
+            layer.residual_scale != 1);
+  AppendSet(&text, absl::StrCat("output_scale ", layer.output_scale), layer.output_scale != 1);
+  AppendSet(&text, absl::StrCat("kv_from_layer ", layer.kv_from_layer), layer.kv_from_layer >= 0);
+  return text;
+}
+
+}  // namespace
+
+void AssignCacheGroups(ModelSpec* spec) {
+  using Key = std::tuple<AttentionKind, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+  std::map<Key, std::uint8_t> groups;
+  for (LayerSpec& layer : spec->layers) {
+    const bool mla = layer.attention == AttentionKind::kMla;
+    const Key key{layer.attention, mla ? 1 : layer.heads.num_kv_heads,
+                  mla ? layer.mla.kv_lora_rank + layer.mla.rope_size : layer.heads.head_size,
+                  mla ? 0 : layer.heads.v_head_size, mla ? 0 : layer.heads.window};
+    const std::uint8_t next = static_cast<std::uint8_t>(groups.size());
+    layer.cache_group = groups.emplace(key, next).first->second;
+  }
+}
+
+absl::Status ValidateSpec(const ModelSpec& spec) {
+  if (spec.vocab_size == 0 || spec.hidden == 0 || spec.max_position == 0 || spec.layers.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "vocab_size ", spec.vocab_size, ", hidden ", spec.hidden, ", max_position ",
+        spec.max_position, " and ", spec.layers.size(), " layers must all be above 0"));
+  }
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(ValidateLayer(spec, i));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device) {
+  std::string unbuilt = UnbuiltEnds(spec, device);
+  if (!unbuilt.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("model with ", unbuilt, " is not supported ", Where(device)));
+  }
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    unbuilt = UnbuiltLayer(spec.layers[i], device);
+    if (unbuilt.empty() &&
+        !(spec.layers[i].attention == spec.layers[0].attention &&
+          spec.layers[i].mla.kv_lora_rank == spec.layers[0].mla.kv_lora_rank &&
+          spec.layers[i].mla.rope_size == spec.layers[0].mla.rope_size &&
+          spec.layers[i].heads.num_kv_heads == spec.layers[0].heads.num_kv_heads &&
+          spec.layers[i].heads.head_size == spec.layers[0].heads.head_size)) {
+      unbuilt = "another head geometry than layer 0";
+    }
+    if (!unbuilt.empty()) {
+      return absl::UnimplementedError(
+          absl::StrCat("layer ", i, " with ", unbuilt, " is not supported ", Where(device)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string DumpSpec(const ModelSpec& spec) {
+  std::string text = absl::StrCat("model vocab ", spec.vocab_size, " hidden ", spec.hidden,
+                                  " max_position ", spec.max_position);
+  AppendSet(&text, "tied", spec.tie_embeddings);
+  AppendSet(&text, absl::StrCat("embed_scale ", spec.embed_scale), spec.embed_scale != 1);
+  AppendSet(&text, "head_bias", spec.head_bias);
+  AppendSet(&text, absl::StrCat("logit_scale ", spec.logit_scale), spec.logit_scale != 1);
+  AppendSet(&text, absl::StrCat("logit_softcap ", spec.logit_softcap), spec.logit_softcap != 0);
+  for (const std::int32_t id : spec.eos_ids) absl::StrAppend(&text, " eos ", id);
+  if (spec.bos_id) absl::StrAppend(&text, " bos ", *spec.bos_id);
+  if (spec.pad_id) absl::StrAppend(&text, " pad ", *spec.pad_id);
+  for (std::size_t i = 0; i < spec.rope_tables.size(); ++i) {
+    const RopeTable& table = spec.rope_tables[i];
+    absl::StrAppend(&text, "\nrope ", i, ": ", table.inv_freq.size(), " entries ",
+                    table.inv_freq.front(), " to ", table.inv_freq.back(), " factor ",
+                    table.attention_factor);
+  }
+  for (std::size_t i = 0; i < spec.layers.size();) {
+    std::size_t end = i + 1;
+    while (end < spec.layers.size() && spec.layers[end] == spec.layers[i]) ++end;
+    absl::StrAppend(&text, "\nlayers ", i, " to ", end - 1, ": ", DumpLayer(spec.layers[i]));
+    i = end;
+  }
+  absl::StrAppend(&text, "\nfinal norm ", DumpNorm(spec.final_norm), "\n");
+  return text;
+}
+
+}  // namespace quire::models

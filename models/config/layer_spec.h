@@ -1,0 +1,221 @@
+#pragma once
+
+// What a model computes, as plain data: numbers, enums and indices, comparable and printable. It
+// never says which kernel, activation type or page size is used; those are chosen from it. A family
+// (models/families) only fills these structs; no block and no kernel asks for a family's name.
+//
+//   x = E[token] * embed_scale
+//   for L in layers:
+//     sequential   a = attn(norm(x, L.attn_in));   x += L.residual_scale * norm(a, L.attn_out)
+//                  m = mlp (norm(x, L.mlp_in));    x += L.residual_scale * norm(m, L.mlp_out)
+//     parallel     h = norm(x, L.attn_in);  g = L.mlp_in ? norm(x, L.mlp_in) : h
+//                  x += L.residual_scale * (attn(h) + mlp(g))
+//     x *= L.output_scale
+//   logits = softcap(W_head * norm(x, final_norm) * logit_scale + head_bias, logit_softcap)
+//
+// All knobs of known families are drawn here; CheckBuilt names those that this version cannot
+// compute. Notation: p absolute position, d head size. docs/adding_a_model.md explains how to fill
+// a spec.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/device.h"
+#include "models/config/rope_table.h"
+
+namespace quire::models {
+
+// A norm with kind kNone is the identity: pre-norm uses the in slots, post-norm the out slots, a
+// sandwich all four.
+enum class NormKind : std::uint8_t { kNone, kRms, kLayer };
+
+struct NormSpec {
+  NormKind kind = NormKind::kNone;
+  float eps = 0;            // inside the root
+  float weight_offset = 0;  // multiply by weight + offset
+  bool has_weight = true;
+  bool has_bias = false;
+  friend bool operator==(const NormSpec&, const NormSpec&) = default;
+};
+
+enum class QkNormScope : std::uint8_t {
+  kPerHead,     // over d, one weight [d] for all heads
+  kWhole,       // over heads * d, before the split into heads
+  kPerHeadOwn,  // over d, weight [heads, d]
+};
+
+// Which columns rotate together, r being the rotary size: (i, i + r/2) or (2i, 2i + 1).
+enum class RopeStyle : std::uint8_t { kHalf, kInterleaved };
+
+enum class GateKind : std::uint8_t { kNone, kSigmoid, kSoftplus };
+enum class GateSource : std::uint8_t { kOwnMatrix, kInQueryProjection };
+
+// After rope: q *= 1 + beta * ln(1 + floor((p + offset) / period)). Off while beta is 0.
+struct PositionScale {
+  float beta = 0;
+  std::uint32_t period = 0;  // tokens
+  std::uint32_t offset = 0;  // tokens
+  friend bool operator==(const PositionScale&, const PositionScale&) = default;
+};
+
+// Attention over heads. Order: project + bias, gate split, QK norm and clip, rope, position scale,
+// cache write, scores, softcap, mask, softmax (+ sink), V, gate, output projection (+ bias).
+struct AttentionSpec {
+  std::uint32_t num_heads = 0;
+  std::uint32_t num_kv_heads = 0;  // query head h reads KV head h / (num_heads / num_kv_heads)
+  std::uint32_t head_size = 0;     // of q and k; num_heads * head_size need not equal the width
+  std::uint32_t v_head_size = 0;   // of v and of the output per head
+  bool q_bias = false;
+  bool k_bias = false;
+  bool v_bias = false;
+  bool o_bias = false;
+  float clip_qkv = 0;  // clamp q, k, v to +-c after projection; 0: off
+  NormSpec qk_norm;
+  QkNormScope qk_norm_scope = QkNormScope::kPerHead;
+  bool qk_norm_after_rope = false;
+  NormSpec v_norm;
+  std::int32_t rope = -1;  // index into ModelSpec::rope_tables; -1: no position in this layer
+  RopeStyle rope_style = RopeStyle::kHalf;
+  std::uint32_t rotary_size = 0;   // r columns rotate,
+  std::uint32_t rotary_first = 0;  // starting here; the rest pass unchanged
+  PositionScale q_position_scale;
+  float scale = 0;           // on q . k
+  float softcap = 0;         // s = c tanh(s / c), after scale, before mask; 0: off
+  std::uint32_t window = 0;  // key j visible to query i iff i - w < j <= i; 0: off
+  std::uint32_t chunk = 0;   // visible iff i / c == j / c and j <= i; 0: off
+  bool has_sinks = false;    // one learned logit per head joins the softmax without a value row
+  float value_scale = 1;     // on v, before it is cached
+  GateKind output_gate = GateKind::kNone;
+  bool output_gate_per_head = false;
+  GateSource output_gate_source = GateSource::kOwnMatrix;
+  friend bool operator==(const AttentionSpec&, const AttentionSpec&) = default;
+};
+
+// Multi-head latent attention: the cached row is [norm(c), rope(k_pe)].
+struct MlaSpec {
+  std::uint32_t num_heads = 0;
+  std::uint32_t q_lora_rank = 0;  // 0: one query matrix
+  std::uint32_t kv_lora_rank = 0;
+  std::uint32_t nope_size = 0;
+  std::uint32_t rope_size = 0;
+  std::uint32_t v_size = 0;
+  std::int32_t rope = -1;
+  RopeStyle rope_style = RopeStyle::kInterleaved;
+  float latent_eps = 1e-6f;  // of the norms of both latents; 0: none
+  float scale = 0;
+  bool qa_bias = false;
+  bool kva_bias = false;
+  bool o_bias = false;
+  float q_latent_scale = 1;
+  float kv_latent_scale = 1;
+  friend bool operator==(const MlaSpec&, const MlaSpec&) = default;
+};
+
+enum class Activation : std::uint8_t {
+  kSilu,      // x / (1 + e^(-alpha x))
+  kGeluTanh,  // 0.5 x (1 + tanh(0.7978845608 (x + 0.044715 x^3)))
+  kGeluErf,   // 0.5 x (1 + erf(x / sqrt 2))
+  kRelu2,     // max(x, 0)^2
+};
+
+struct MlpSpec {
+  bool gated = true;  // W_down(act(W_gate x) * W_up x), else W_down act(W_up x)
+  std::uint32_t intermediate = 0;
+  bool gate_bias = false;
+  bool up_bias = false;
+  bool down_bias = false;
+  Activation act = Activation::kSilu;
+  float alpha = 1;
+  float limit = 0;      // g = min(g, limit), u = clamp(u, -limit, limit) before act; 0: off
+  float up_offset = 0;  // act(g) * (u + up_offset)
+  friend bool operator==(const MlpSpec&, const MlpSpec&) = default;
+};
+
+enum class RouterScore : std::uint8_t { kSoftmaxAll, kSigmoid, kSoftmaxChosen, kSigmoidChosen };
+enum class GroupScore : std::uint8_t { kMax, kTop2Sum };
+
+struct MoeSpec {
+  std::uint32_t num_experts = 0;
+  std::uint32_t top_k = 0;
+  MlpSpec expert;
+  RouterScore score = RouterScore::kSoftmaxAll;
+  bool router_bias = false;
+  float router_softcap = 0;
+  bool choice_bias = false;  // used to choose only, never in the weight
+  std::uint32_t groups = 1;
+  std::uint32_t groups_kept = 1;
+  GroupScore group_score = GroupScore::kMax;
+  bool renormalise = false;
+  float renorm_eps = 0;
+  float weight_scale = 1;
+  bool weight_on_input = false;
+  std::optional<MlpSpec> shared;
+  bool shared_gate = false;
+  bool shared_average = false;
+  friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
+};
+
+enum class LayerOrder : std::uint8_t { kSequential, kParallel };
+enum class AttentionKind : std::uint8_t { kHeads, kMla, kNone };
+enum class MlpKind : std::uint8_t { kDense, kMoe, kNone };
+
+struct LayerSpec {
+  LayerOrder order = LayerOrder::kSequential;
+  NormSpec attn_in;
+  NormSpec attn_out;
+  NormSpec mlp_in;
+  NormSpec mlp_out;
+  float residual_scale = 1;  // on each branch before it is added
+  float output_scale = 1;    // on the whole stream after the layer
+  AttentionKind attention = AttentionKind::kHeads;
+  MlpKind mlp = MlpKind::kDense;
+  AttentionSpec heads;              // meant when attention is kHeads
+  MlaSpec mla;                      // kMla
+  MlpSpec dense;                    // when mlp is kDense
+  MoeSpec moe;                      // kMoe
+  std::int32_t kv_from_layer = -1;  // reads the rows an earlier layer wrote; -1: writes its own
+  // Computed by AssignCacheGroups: layers of equal rows and windows have equal numbers. Which of
+  // them share pages is said by layer_groups.h.
+  std::uint8_t cache_group = 0;
+  friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
+};
+
+struct ModelSpec {
+  std::uint32_t vocab_size = 0;  // rows of embedding and head, padding rows included
+  std::uint32_t hidden = 0;
+  std::uint32_t max_position = 0;  // tokens of context, after rope scaling
+  std::vector<LayerSpec> layers;
+  std::vector<RopeTable> rope_tables;
+  float embed_scale = 1;
+  NormSpec final_norm;
+  bool tie_embeddings = false;
+  bool head_bias = false;
+  float logit_scale = 1;
+  float logit_softcap = 0;  // 0: off
+  std::vector<std::int32_t> eos_ids;
+  std::optional<std::int32_t> bos_id;
+  std::optional<std::int32_t> pad_id;
+  friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
+};
+
+// Numbers the groups of layers with equal (kind, KV heads, qk size, v size, window), in order of
+// first appearance.
+void AssignCacheGroups(ModelSpec* spec);
+
+// Refuses a spec that contradicts itself, whatever backend would run it. Returns INVALID_ARGUMENT
+// that names the layer, the field, its value and the limit.
+absl::Status ValidateSpec(const ModelSpec& spec);
+
+// Refuses a spec that this version cannot compute on such a device: CUDA lacks some of what the CPU
+// has. Returns UNIMPLEMENTED that names the layer, the field and its value.
+absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device);
+
+// A spec as text, one line per group of equal layers, fields at their defaults left out. Two specs
+// with equal dumps are equal but for rounding of the rope tables, of which it shows first and last
+// entry.
+std::string DumpSpec(const ModelSpec& spec);
+
+}  // namespace quire::models

@@ -1,0 +1,420 @@
+#include "models/config/model_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "formats/json_value.h"
+#include "formats/model_files.h"
+#include "models/config/config_keys.h"
+#include "models/config/config_reader.h"
+#include "models/config/quantization_config.h"
+#include "models/config/rope_config.h"
+#include "models/config/window_config.h"
+#include "models/families/gguf_config.h"
+#include "models/families/registry.h"
+
+namespace quire::models {
+namespace {
+
+absl::StatusOr<text::JsonDocument> ParseObject(const ModelFile& file) {
+  absl::StatusOr<text::JsonDocument> document = text::JsonDocument::Parse(file.text());
+  if (!document.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.label(), ": ", document.status().message()));
+  }
+  if (!document->root().is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(file.label(), ": not a JSON object"));
+  }
+  return document;
+}
+
+absl::Status NoConfig(const ModelFiles& files) {
+  const auto gguf =
+      std::find_if(files.names().begin(), files.names().end(),
+                   [](const std::string& name) { return absl::EndsWithIgnoreCase(name, ".gguf"); });
+  if (gguf != files.names().end()) {
+    return absl::NotFoundError(absl::StrCat(
+        files.LabelOf("config.json"), ": no such file; the directory holds a GGUF file, name ",
+        files.LabelOf(*gguf)));
+  }
+  absl::string_view hint = "";
+  if (files.Has("snapshots")) {
+    hint = "; this is the root of a download cache, name one of the directories in snapshots";
+  } else if (files.Has("params.json")) {
+    hint = "; the layout with params.json is not supported, use the Hugging Face one";
+  }
+  return absl::NotFoundError(absl::StrCat(files.LabelOf("config.json"), ": no such file", hint));
+}
+
+absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> architectures,
+                         reader.OptionalStrings("architectures"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> model_type,
+                         reader.OptionalString("model_type"));
+  const Family* family = nullptr;
+  if (architectures && !architectures->empty()) {
+    family = FindFamilyByArchitecture(architectures->front());
+    if (family == nullptr) {
+      return absl::UnimplementedError(
+          absl::StrCat(reader.label(), ": architectures \"", architectures->front(), "\"",
+                       model_type ? absl::StrCat(" with model_type \"", *model_type, "\"") : "",
+                       " is not supported (supported: ", SupportedArchitectures(), ")"));
+    }
+    config->architecture = architectures->front();
+  }
+  if (model_type) {
+    const Family* by_type = FindFamilyByModelType(*model_type);
+    if (by_type == nullptr || (family != nullptr && by_type != family)) {
+      return absl::UnimplementedError(absl::StrCat(
+          reader.label(), ": model_type \"", *model_type, "\" is not supported",
+          family == nullptr ? ""
+                            : absl::StrCat(" with architectures \"", config->architecture, "\""),
+          " (supported: ", SupportedModelTypes(), ")"));
+    }
+    family = by_type;
+    config->model_type = *model_type;
+  }
+  if (family == nullptr) {
+    return reader.Error("architectures", "and model_type are missing");
+  }
+  config->family = std::string(family->name);
+  if (config->architecture.empty()) config->architecture = std::string(family->architectures[0]);
+  if (config->model_type.empty()) config->model_type = std::string(family->model_types[0]);
+  return family;
+}
+
+// A count that is absent, null or set: what each of the three means.
+absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_view key,
+                                      std::uint32_t most, std::uint32_t absent,
+                                      std::uint32_t null) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count,
+                         reader.OptionalInteger(key, 1, most));
+  if (count) return static_cast<std::uint32_t>(*count);
+  return reader.IsNull(key) || absent == 0 ? null : absent;
+}
+
+// A count that must be there, unless the family knows what it is.
+absl::StatusOr<std::uint32_t> RequiredCount(const ConfigReader& reader, absl::string_view key,
+                                            std::uint32_t most, std::uint32_t absent) {
+  return reader.Has(key) || absent == 0 ? reader.Count(key, 1, most) : absent;
+}
+
+absl::Status ReadHeads(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(
+      config->num_attention_heads,
+      RequiredCount(reader, "num_attention_heads", kMaxHeads, family.defaults.num_attention_heads));
+  const std::uint32_t heads = config->num_attention_heads;
+  if (Reads(family, "kv_lora_rank")) {
+    // Heads have sizes of their own, whatever head_dim and num_key_value_heads say.
+    QUIRE_ASSIGN_OR_RETURN(config->mla, ReadMla(reader));
+    config->num_key_value_heads = heads;
+    config->head_dim = config->mla.qk_rope_head_dim;
+    return absl::OkStatus();
+  }
+  QUIRE_ASSIGN_OR_RETURN(config->num_key_value_heads,
+                         CountOr(reader, "num_key_value_heads", kMaxHeads,
+                                 family.defaults.num_key_value_heads, heads));
+  if (heads % config->num_key_value_heads != 0) {
+    return reader.Error("num_key_value_heads",
+                        absl::StrCat("is ", config->num_key_value_heads,
+                                     ", it must divide num_attention_heads ", heads));
+  }
+  QUIRE_ASSIGN_OR_RETURN(config->head_dim, CountOr(reader, "head_dim", kMaxHeadDim,
+                                                   family.defaults.head_dim, /*null=*/0));
+  if (config->head_dim == 0 && config->hidden_size % heads != 0) {
+    return reader.Error("num_attention_heads",
+                        absl::StrCat("is ", heads, ", without head_dim it must divide hidden_size ",
+                                     config->hidden_size));
+  }
+  if (config->head_dim == 0) config->head_dim = config->hidden_size / heads;
+  if (config->head_dim % 2 != 0 || config->head_dim > kMaxHeadDim) {
+    return reader.Error("head_dim", absl::StrCat("is ", config->head_dim,
+                                                 ", it must be even and at most ", kMaxHeadDim));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(config->vocab_size, RequiredCount(reader, "vocab_size", kMaxVocab,
+                                                           family.defaults.vocab_size));
+  QUIRE_ASSIGN_OR_RETURN(config->hidden_size, reader.Count("hidden_size", 1, kMaxHidden));
+  QUIRE_ASSIGN_OR_RETURN(config->intermediate_size,
+                         reader.Count("intermediate_size", 1, kMaxIntermediate));
+  QUIRE_ASSIGN_OR_RETURN(config->num_hidden_layers,
+                         reader.Count("num_hidden_layers", 1, kMaxLayers));
+  QUIRE_RETURN_IF_ERROR(ReadHeads(reader, family, config));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> positions,
+                         reader.OptionalInteger("max_position_embeddings", 1, kMaxPositions));
+  if (!positions) {
+    config->warnings.push_back(absl::StrCat("config.json states no max_position_embeddings; ",
+                                            family.name, " takes ",
+                                            family.defaults.max_position_embeddings));
+  }
+  config->max_position_embeddings =
+      static_cast<std::uint32_t>(positions.value_or(family.defaults.max_position_embeddings));
+  return absl::OkStatus();
+}
+
+// hidden_act and hidden_activation are two names of one key, but where a family reads the latter
+// only: files then hold whatever in the former.
+absl::Status ReadActivation(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  if (Reads(family, "hidden_activation")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> only,
+                           reader.OptionalString("hidden_activation"));
+    config->hidden_act = only ? *only : std::string(family.defaults.hidden_act);
+    return absl::OkStatus();
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> act, reader.OptionalString("hidden_act"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> alias,
+                         reader.OptionalString("hidden_activation"));
+  if (act && alias && *act != *alias) {
+    return reader.Error(
+        "hidden_act", absl::StrCat("is \"", *act, "\", but hidden_activation is \"", *alias, "\""));
+  }
+  config->hidden_act = act ? *act : alias ? *alias : std::string(family.defaults.hidden_act);
+  return absl::OkStatus();
+}
+
+absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  const struct {
+    absl::string_view key;
+    bool* value;
+    bool absent;
+  } flags[] = {
+      {"attention_bias", &config->attention_bias, family.defaults.attention_bias},
+      {"mlp_bias", &config->mlp_bias, false},
+      {"tie_word_embeddings", &config->tie_word_embeddings, family.defaults.tie_word_embeddings}};
+  for (const auto& flag : flags) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> value, reader.OptionalBool(flag.key));
+    *flag.value = value.value_or(flag.absent);
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> eps, reader.OptionalNumber("rms_norm_eps"));
+  config->rms_norm_eps = static_cast<float>(eps.value_or(family.defaults.rms_norm_eps));
+  if (!(config->rms_norm_eps > 0 && config->rms_norm_eps < 1)) {
+    return reader.Error("rms_norm_eps",
+                        absl::StrCat("is ", *eps, ", it must be above 0 and below 1"));
+  }
+  return absl::OkStatus();
+}
+
+// A number of a family that reads it; absent it is what the family says.
+struct NumberKey {
+  absl::string_view key;
+  double* value;
+  double absent;
+  bool null_is_off;  // null means 0; else it is refused
+};
+
+// All are factors, divisors or limits, which a float holds whichever way they are used.
+absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  constexpr double kLeast = 1e-6;
+  constexpr double kMost = 1e6;
+  const ConfigDefaults& absent = family.defaults;
+  const NumberKey numbers[] = {{"query_pre_attn_scalar", &config->query_pre_attn_scalar,
+                                absent.query_pre_attn_scalar, false},
+                               {"attn_logit_softcapping", &config->attn_logit_softcapping,
+                                absent.attn_logit_softcapping, true},
+                               {"final_logit_softcapping", &config->final_logit_softcapping,
+                                absent.final_logit_softcapping, true},
+                               {"attention_multiplier", &config->attention_multiplier, 1, false},
+                               {"embedding_multiplier", &config->embedding_multiplier, 1, false},
+                               {"residual_multiplier", &config->residual_multiplier, 1, false},
+                               {"logits_scaling", &config->logits_scaling, 1, false}};
+  for (const NumberKey& number : numbers) {
+    if (!Reads(family, number.key)) continue;
+    *number.value = number.absent;
+    if (!reader.Has(number.key)) continue;
+    if (reader.IsNull(number.key) && number.null_is_off) {
+      *number.value = 0;
+      continue;
+    }
+    QUIRE_ASSIGN_OR_RETURN(*number.value, reader.Number(number.key));
+    if (*number.value >= kLeast && *number.value <= kMost) continue;
+    return reader.Error(number.key,
+                        absl::StrCat("is ", *number.value, ", it must be ", kLeast, " to ", kMost,
+                                     number.null_is_off ? ", or null" : ""));
+  }
+  return absl::OkStatus();
+}
+
+// no_rope_layers has a 1 where a layer does rotate; absent, every no_rope_layer_interval-th does
+// not.
+absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  if (!Reads(family, "no_rope_layers")) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> flags,
+                         reader.OptionalIds("no_rope_layers"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                         reader.OptionalInteger("no_rope_layer_interval", 1, kMaxLayers + 1));
+  const std::int64_t interval = given.value_or(4);
+  for (std::uint32_t i = 0; i < config->num_hidden_layers && !flags; ++i) {
+    config->rope_layers.push_back((i + 1) % interval != 0);
+  }
+  if (!flags) return absl::OkStatus();
+  if (flags->size() != config->num_hidden_layers) {
+    return reader.Error("no_rope_layers",
+                        absl::StrCat("has ", flags->size(), " entries, num_hidden_layers is ",
+                                     config->num_hidden_layers));
+  }
+  for (const std::int32_t flag : *flags) {
+    if (flag != 0 && flag != 1) {
+      return reader.Error("no_rope_layers",
+                          absl::StrCat("has the entry ", flag, ", each must be 0 or 1"));
+    }
+    config->rope_layers.push_back(flag == 1);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadDType(const ConfigReader& reader, ModelConfig* config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> name, reader.OptionalString(key));
+    if (!name) continue;
+    if (*name == "float32") {
+      config->dtype = DType::kF32;
+    } else if (*name == "float16") {
+      config->dtype = DType::kF16;
+    } else if (*name == "bfloat16") {
+      config->dtype = DType::kBF16;
+    } else {
+      return reader.Unsupported(key, "(supported: float32, float16, bfloat16)");
+    }
+    return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadIds(const ConfigReader& reader, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> eos,
+                         reader.OptionalIds("eos_token_id"));
+  if (eos) config->eos_ids = *eos;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> bos,
+                         reader.OptionalIds("bos_token_id"));
+  if (bos && bos->size() == 1) config->bos_id = bos->front();
+  // Early files write -1 for "no padding".
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pad,
+                         reader.OptionalInteger("pad_token_id", -1, (std::int64_t{1} << 31) - 1));
+  if (pad)
+    config->pad_id = *pad < 0 ? std::nullopt : std::optional(static_cast<std::int32_t>(*pad));
+  return absl::OkStatus();
+}
+
+// A sampling default in [low, high], or (low, high] with `open`.
+absl::Status ReadSampling(const ConfigReader& reader, absl::string_view key, double low,
+                          double high, bool open, std::optional<float>* result) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, reader.OptionalNumber(key));
+  if (!value) return absl::OkStatus();
+  if (*value < low || *value > high || (open && *value == low)) {
+    return reader.Error(key, absl::StrCat("is ", *value, ", it must be in ", open ? "(" : "[", low,
+                                          ", ", high, "]"));
+  }
+  *result = static_cast<float>(*value);
+  return absl::OkStatus();
+}
+
+absl::Status ReadGeneration(const ModelFiles& files, ModelConfig* config) {
+  constexpr absl::string_view kName = "generation_config.json";
+  if (!files.Has(kName)) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open(kName));
+  QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));
+  const ConfigReader reader(file.label(), document.root());
+  QUIRE_RETURN_IF_ERROR(ReadIds(reader, config));
+  GenerationDefaults& defaults = config->generation;
+  QUIRE_ASSIGN_OR_RETURN(defaults.do_sample, reader.OptionalBool("do_sample"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> top_k,
+                         reader.OptionalInteger("top_k", 0, kMaxVocab));
+  if (top_k) defaults.top_k = static_cast<std::int32_t>(*top_k);
+  QUIRE_RETURN_IF_ERROR(ReadSampling(reader, "temperature", 0, 100, false, &defaults.temperature));
+  QUIRE_RETURN_IF_ERROR(ReadSampling(reader, "top_p", 0, 1, true, &defaults.top_p));
+  QUIRE_RETURN_IF_ERROR(ReadSampling(reader, "min_p", 0, 1, false, &defaults.min_p));
+  return ReadSampling(reader, "repetition_penalty", 0, 100, true, &defaults.repetition_penalty);
+}
+
+absl::Status ReadRope(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(RopeSettings settings,
+                         ReadRopeConfig(reader,
+                                        {.family = family,
+                                         .max_position = config->max_position_embeddings,
+                                         .head_dim = config->head_dim},
+                                        &config->warnings));
+  config->rope = std::move(settings.rope);
+  config->local_rope = std::move(settings.local);
+  config->rotary_size = settings.rotary_size;
+  QUIRE_RETURN_IF_ERROR(ReadRopeLayers(reader, family, config));
+  QUIRE_ASSIGN_OR_RETURN(
+      config->windows, ReadWindows(reader, family, config->num_hidden_layers, config->rope_layers));
+  return absl::OkStatus();
+}
+
+void WarnAboutIds(ModelConfig* config) {
+  for (const std::int32_t id : config->eos_ids) {
+    if (static_cast<std::uint32_t>(id) < config->vocab_size) continue;
+    config->warnings.push_back(absl::StrCat(
+        "eos_token_id ", id, " can never be generated: vocab_size is ", config->vocab_size));
+  }
+}
+
+// Where a family's keys lie in text_config: these, and those of the top that are not about other
+// kinds of input. Else nothing.
+absl::StatusOr<std::optional<text::JsonDocument>> TextConfig(const ConfigReader& top,
+                                                             const text::JsonValue& root,
+                                                             const Family& family) {
+  if (family.text_model_type.empty()) return std::optional<text::JsonDocument>();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> inner,
+                         top.OptionalObject("text_config"));
+  if (!inner) return top.Error("text_config", "is missing");
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> type,
+                         inner->OptionalString("model_type"));
+  if (type && *type != family.text_model_type) {
+    return inner->Unsupported(
+        "model_type",
+        absl::StrCat("by ", family.name, " (supported: ", family.text_model_type, ")"));
+  }
+  nlohmann::json merged = root.raw();
+  merged.erase("text_config");
+  for (const absl::string_view key : kOtherInputKeys) merged.erase(std::string(key));
+  merged.update(root.raw()["text_config"]);
+  absl::StatusOr<text::JsonDocument> parsed = text::JsonDocument::Parse(merged.dump());
+  if (!parsed.ok()) return top.Error("text_config", parsed.status().message());
+  return std::optional<text::JsonDocument>(*std::move(parsed));
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
+  if (!files.gguf().empty()) return ReadGgufConfig(files);
+  if (!files.Has("config.json")) return NoConfig(files);
+  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("config.json"));
+  QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));
+  const ConfigReader top(file.label(), document.root());
+  ModelConfig config;
+  QUIRE_ASSIGN_OR_RETURN(const Family* family, SelectFamily(top, &config));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<text::JsonDocument> nested,
+                         TextConfig(top, document.root(), *family));
+  const ConfigReader reader =
+      nested ? ConfigReader(absl::StrCat(file.label(), " with text_config"), nested->root()) : top;
+  QUIRE_RETURN_IF_ERROR(CheckForeignKeys(reader, *family, &config.warnings));
+  QUIRE_ASSIGN_OR_RETURN(config.stored_quantization,
+                         ReadStoredQuantization(reader, &config.warnings));
+  QUIRE_RETURN_IF_ERROR(ReadSizes(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadActivation(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadFlags(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadDType(reader, &config));
+  QUIRE_RETURN_IF_ERROR(ReadNumbers(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadRope(reader, *family, &config));
+  QUIRE_ASSIGN_OR_RETURN(
+      config.moe, ReadMoe(reader, *family, config.num_hidden_layers, config.intermediate_size));
+  QUIRE_RETURN_IF_ERROR(ReadIds(reader, &config));
+  QUIRE_RETURN_IF_ERROR(ReadGeneration(files, &config));
+  WarnAboutIds(&config);
+  return config;
+}
+
+}  // namespace quire::models

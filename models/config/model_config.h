@@ -1,0 +1,98 @@
+#pragma once
+
+// config.json and generation_config.json, read strictly: every value has the right type and range,
+// and an error names file, key, value and limit.
+//
+// Absent, null and zero are three things: an absent key takes the family's default, null the
+// documented fallback, zero is a value. Both forms of rope settings are read (rope_theta with
+// rope_scaling, and rope_parameters); generation_config.json wins over config.json key by key. Keys
+// that would change the mathematics in another family are refused when set; other unknown keys
+// become one warning.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/dtype.h"
+#include "formats/stored_quantization.h"
+#include "models/config/mla_config.h"
+#include "models/config/moe_config.h"
+#include "models/config/rope_table.h"
+
+namespace quire::models {
+
+class ModelFiles;
+
+// Sampling values of generation_config.json: defaults for requests that set none.
+struct GenerationDefaults {
+  std::optional<bool> do_sample;
+  std::optional<float> temperature;         // [0, 100]
+  std::optional<std::int32_t> top_k;        // >= 0; 0: off
+  std::optional<float> top_p;               // (0, 1]
+  std::optional<float> min_p;               // [0, 1]
+  std::optional<float> repetition_penalty;  // > 0
+};
+
+// Limits keep every product of two of them far below 2^63.
+inline constexpr std::uint32_t kMaxHidden = 1u << 20;
+inline constexpr std::uint32_t kMaxIntermediate = 1u << 22;
+inline constexpr std::uint32_t kMaxLayers = 1024;
+inline constexpr std::uint32_t kMaxHeads = 4096;
+inline constexpr std::uint32_t kMaxHeadDim = 4096;
+inline constexpr std::uint32_t kMaxVocab = 1u << 24;
+inline constexpr std::uint32_t kMaxPositions = 1u << 30;
+
+struct ModelConfig {
+  std::string family;        // "llama": the entry of families/registry.h that reads this model
+  std::string architecture;  // "LlamaForCausalLM"
+  std::string model_type;    // "llama"
+  bool is_gguf = false;      // from a GGUF file, where tensors have names of their own
+  std::uint32_t vocab_size = 0;
+  std::uint32_t hidden_size = 0;
+  std::uint32_t intermediate_size = 0;
+  std::uint32_t num_hidden_layers = 0;
+  std::uint32_t num_attention_heads = 0;
+  std::uint32_t num_key_value_heads = 0;
+  std::uint32_t head_dim = 0;
+  std::uint32_t max_position_embeddings = 0;
+  float rms_norm_eps = 0;
+  std::string hidden_act;
+  bool attention_bias = false;
+  bool mlp_bias = false;
+  bool tie_word_embeddings = false;
+  DType dtype =
+      DType::kBF16;  // of activations as trained; each tensor is read in its own stored type
+  std::uint32_t rotary_size =
+      0;  // columns of a head that rotate: partial_rotary_factor of head_dim
+  RopeConfig rope;
+  // Of windowed layers, where they rotate by a table of their own (rope_local_base_freq).
+  std::optional<RopeConfig> local_rope;
+  // Of each layer; 0: no window. Empty: no layer has one. From sliding_window, layer_types and what
+  // else WindowRule reads.
+  std::vector<std::uint32_t> windows;
+  std::vector<bool> rope_layers;  // whether a layer rotates, from no_rope_layers; empty: all do
+  double query_pre_attn_scalar = 0;
+  double attn_logit_softcapping = 0;   // 0: off
+  double final_logit_softcapping = 0;  // 0: off
+  double attention_multiplier = 1;
+  double embedding_multiplier = 1;
+  double residual_multiplier = 1;
+  double logits_scaling = 1;
+  MoeConfig moe;
+  MlaConfig mla;
+  StoredQuantization stored_quantization;
+  std::vector<std::int32_t> eos_ids;
+  std::optional<std::int32_t> bos_id;
+  std::optional<std::int32_t> pad_id;
+  GenerationDefaults generation;
+  std::vector<std::string> warnings;  // for the load log, one sentence each
+};
+
+// Reads config.json and, if there is one, generation_config.json; or the metadata of a GGUF file
+// (gguf_config.h). Returns NOT_FOUND without config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a
+// family, method or value that this version lacks) otherwise.
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files);
+
+}  // namespace quire::models

@@ -1,0 +1,178 @@
+#include "models/config/moe_config.h"
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/config/config_reader.h"
+#include "models/families/registry.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kExpertKeys[] = {"num_experts", "num_local_experts",
+                                             "n_routed_experts"};
+constexpr absl::string_view kChosenKeys[] = {"num_experts_per_tok", "experts_per_token"};
+
+// A number with several names, which must agree where more than one is given.
+absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
+                                           std::span<const absl::string_view> keys,
+                                           std::uint32_t most, std::uint32_t absent) {
+  std::optional<std::int64_t> value;
+  absl::string_view from;
+  for (const absl::string_view key : keys) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                           reader.OptionalInteger(key, 1, most));
+    if (!given) continue;
+    if (value && *given != *value) {
+      return reader.Error(key, absl::StrCat("is ", *given, ", but ", from, " is ", *value));
+    }
+    value = given;
+    from = key;
+  }
+  return static_cast<std::uint32_t>(value.value_or(absent));
+}
+
+// All layers, but those of mlp_only_layers and all but every decoder_sparse_step-th.
+absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, const Family& family,
+                                                   std::uint32_t num_layers) {
+  std::vector<bool> sparse(num_layers, true);
+  if (Reads(family, "decoder_sparse_step")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> step,
+                           reader.OptionalInteger("decoder_sparse_step", 1, kMaxLayers + 1));
+    for (std::uint32_t i = 0; i < num_layers; ++i) sparse[i] = (i + 1) % step.value_or(1) == 0;
+  }
+  if (!Reads(family, "mlp_only_layers")) return sparse;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> dense,
+                         reader.OptionalIds("mlp_only_layers"));
+  for (const std::int32_t layer : dense.value_or(std::vector<std::int32_t>())) {
+    // Upstream looks layers up in the list, so that others in it mean nothing there; a file that
+    // has them was made for another model.
+    if (static_cast<std::uint32_t>(layer) >= num_layers) {
+      return reader.Error("mlp_only_layers",
+                          absl::StrCat("has layer ", layer, ", num_hidden_layers is ", num_layers));
+    }
+    sparse[static_cast<std::size_t>(layer)] = false;
+  }
+  return sparse;
+}
+
+// A number above 0.
+absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl::string_view key,
+                          double absent, double* value) {
+  if (!Reads(family, key)) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> given, reader.OptionalNumber(key));
+  *value = given.value_or(absent);
+  if (*value > 0 && *value <= 1e6) return absl::OkStatus();
+  return reader.Error(key, absl::StrCat("is ", *value, ", it must be above 0 and at most 1e6"));
+}
+
+// The layers behind the first dense ones, or those that mlp_layer_types calls sparse.
+absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
+                             std::vector<bool>* sparse) {
+  if (!Reads(family, "first_k_dense_replace")) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> frequency,
+                         reader.OptionalInteger("moe_layer_freq", 1, kMaxLayers));
+  if (frequency.value_or(1) != 1) return reader.Unsupported("moe_layer_freq", "(supported: 1)");
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
+                         reader.OptionalStrings("mlp_layer_types"));
+  if (!types) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                           reader.OptionalInteger("first_k_dense_replace", 0, kMaxLayers));
+    const std::size_t first =
+        static_cast<std::size_t>(given.value_or(family.defaults.first_k_dense_replace));
+    for (std::size_t i = 0; i < sparse->size(); ++i) (*sparse)[i] = i >= first;
+    return absl::OkStatus();
+  }
+  if (types->size() != sparse->size()) {
+    return reader.Error(
+        "mlp_layer_types",
+        absl::StrCat("has ", types->size(), " entries, num_hidden_layers is ", sparse->size()));
+  }
+  for (std::size_t i = 0; i < sparse->size(); ++i) {
+    const std::string& type = (*types)[i];
+    if (type != "dense" && type != "sparse") {
+      return reader.Unsupported("mlp_layer_types", "(supported: dense, sparse)");
+    }
+    (*sparse)[i] = type == "sparse";
+  }
+  return absl::OkStatus();
+}
+
+// Groups, shared experts and the factor of DeepSeek.
+absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeConfig* moe) {
+  const struct {
+    absl::string_view key;
+    std::uint32_t* value;
+    std::uint32_t low;
+    std::uint32_t absent;
+  } counts[] = {{"n_shared_experts", &moe->n_shared_experts, 0, family.defaults.n_shared_experts},
+                {"n_group", &moe->n_group, 1, family.defaults.n_group},
+                {"topk_group", &moe->topk_group, 1, family.defaults.topk_group}};
+  for (const auto& count : counts) {
+    if (!Reads(family, count.key)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                           reader.OptionalInteger(count.key, count.low, kMaxExperts));
+    // Null is none: one group, no shared expert.
+    const std::uint32_t absent = reader.IsNull(count.key) ? count.low : count.absent;
+    *count.value = static_cast<std::uint32_t>(given.value_or(absent));
+  }
+  if (std::uint64_t{moe->n_shared_experts} * moe->intermediate_size > kMaxIntermediate) {
+    return reader.Error("n_shared_experts",
+                        absl::StrCat("is ", moe->n_shared_experts, ", with moe_intermediate_size ",
+                                     moe->intermediate_size, " the shared expert is wider than ",
+                                     kMaxIntermediate));
+  }
+  if (Reads(family, "topk_method")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> method,
+                           reader.OptionalString("topk_method"));
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> scores,
+                           reader.OptionalString("scoring_func"));
+    moe->topk_method = method.value_or("");
+    moe->scoring_func = scores.value_or("");
+  }
+  return ReadPositive(reader, family, "routed_scaling_factor",
+                      family.defaults.routed_scaling_factor, &moe->routed_scaling_factor);
+}
+
+}  // namespace
+
+absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& family,
+                                  std::uint32_t num_layers, std::uint32_t intermediate_size) {
+  MoeConfig moe;
+  const ConfigDefaults& absent = family.defaults;
+  if (absent.num_experts == 0) return moe;
+  QUIRE_ASSIGN_OR_RETURN(moe.num_experts,
+                         AliasedCount(reader, kExpertKeys, kMaxExperts, absent.num_experts));
+  QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token,
+                         AliasedCount(reader, kChosenKeys, kMaxExperts, absent.experts_per_token));
+  if (moe.experts_per_token > moe.num_experts) {
+    return reader.Error("num_experts_per_tok",
+                        absl::StrCat("is ", moe.experts_per_token, ", it must be at most the ",
+                                     moe.num_experts, " experts"));
+  }
+  moe.intermediate_size = intermediate_size;
+  if (Reads(family, "moe_intermediate_size")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
+                           reader.OptionalInteger("moe_intermediate_size", 1, kMaxIntermediate));
+    moe.intermediate_size =
+        static_cast<std::uint32_t>(width.value_or(absent.moe_intermediate_size));
+  }
+  if (Reads(family, "norm_topk_prob")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalise,
+                           reader.OptionalBool("norm_topk_prob"));
+    moe.norm_topk_prob = renormalise.value_or(absent.norm_topk_prob);
+  }
+  QUIRE_RETURN_IF_ERROR(
+      ReadPositive(reader, family, "swiglu_limit", kDefaultSwigluLimit, &moe.swiglu_limit));
+  QUIRE_RETURN_IF_ERROR(
+      ReadPositive(reader, family, "swiglu_alpha", kDefaultSwigluAlpha, &moe.swiglu_alpha));
+  QUIRE_RETURN_IF_ERROR(ReadRouting(reader, family, &moe));
+  QUIRE_ASSIGN_OR_RETURN(moe.sparse_layers, ReadSparseLayers(reader, family, num_layers));
+  QUIRE_RETURN_IF_ERROR(ReadDenseLayers(reader, family, &moe.sparse_layers));
+  return moe;
+}
+
+}  // namespace quire::models

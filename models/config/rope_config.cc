@@ -1,0 +1,378 @@
+#include "models/config/rope_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/families/registry.h"
+
+namespace quire::models {
+namespace {
+
+constexpr RopeKind kKinds[] = {RopeKind::kDefault, RopeKind::kLinear, RopeKind::kDynamic,
+                               RopeKind::kYarn,    RopeKind::kLlama3, RopeKind::kLongrope};
+constexpr absl::string_view kSupportedKinds = "default, linear, dynamic, yarn, llama3, longrope";
+constexpr double kMaxFactor = 1e6;
+
+// Keys that a rope dictionary may hold; "finetuned" is a remark of some publishers.
+constexpr absl::string_view kKnownKeys[] = {"type",
+                                            "rope_type",
+                                            "rope_theta",
+                                            "factor",
+                                            "low_freq_factor",
+                                            "high_freq_factor",
+                                            "original_max_position_embeddings",
+                                            "beta_fast",
+                                            "beta_slow",
+                                            "truncate",
+                                            "attention_factor",
+                                            "mscale",
+                                            "mscale_all_dim",
+                                            "partial_rotary_factor",
+                                            "finetuned"};
+
+absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, absl::string_view family,
+                       std::vector<std::string>* warnings) {
+  for (const std::string& key : rope.Keys()) {
+    // transformers does not know it, and trained or tested what is published without it.
+    if (kind == RopeKind::kYarn && key == "attn_factor" && !rope.IsNull(key)) {
+      warnings->push_back(absl::StrCat(rope.label(), ": ", rope.PathOf(key), " ",
+                                       rope.ValueText(key),
+                                       " is not read; another reader may multiply by it"));
+      continue;
+    }
+    const bool known =
+        std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys) ||
+        (kind == RopeKind::kLongrope && (key == "short_factor" || key == "long_factor"));
+    if (!known && !rope.IsNull(key)) {
+      return rope.Unsupported(key, absl::StrCat("by ", family));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RopeKind> ReadKind(const ConfigReader& rope, const Family& family) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> name, rope.OptionalString("rope_type"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> old_name, rope.OptionalString("type"));
+  if (name && old_name && *name != *old_name) {
+    return rope.Error("rope_type", absl::StrCat("is \"", *name, "\", but ", rope.PathOf("type"),
+                                                " is \"", *old_name, "\""));
+  }
+  if (!name && !old_name) {
+    const std::vector<std::string> keys = rope.Keys();
+    const bool only_theta = std::all_of(keys.begin(), keys.end(), [&](const std::string& key) {
+      return key == "rope_theta" || key == "partial_rotary_factor" || rope.IsNull(key);
+    });
+    if (only_theta) return RopeKind::kDefault;
+    return rope.Error("rope_type", "is missing");
+  }
+  const std::string& given = name ? *name : *old_name;
+  if (family.has_old_longrope_names && (given == "su" || given == "yarn")) {
+    return RopeKind::kLongrope;
+  }
+  for (const RopeKind kind : kKinds) {
+    if (given == RopeKindName(kind)) return kind;
+  }
+  return absl::UnimplementedError(absl::StrCat(rope.label(), ": ", rope.PathOf("rope_type"), " \"",
+                                               given, "\" is not supported by ", family.name,
+                                               " (supported: ", kSupportedKinds, ")"));
+}
+
+absl::StatusOr<double> ReadPositive(const ConfigReader& rope, absl::string_view key) {
+  QUIRE_ASSIGN_OR_RETURN(const double value, rope.Number(key));
+  if (value <= 0 || value > kMaxFactor) {
+    return rope.Error(key,
+                      absl::StrCat("is ", value, ", it must be above 0 and at most ", kMaxFactor));
+  }
+  return value;
+}
+
+absl::Status ReadOptionalPositive(const ConfigReader& rope, absl::string_view key, double* value) {
+  if (!rope.Has(key) || rope.IsNull(key)) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(*value, ReadPositive(rope, key));
+  return absl::OkStatus();
+}
+
+absl::Status ReadOriginalLength(const ConfigReader& config, const ConfigReader& rope,
+                                const RopeContext& context, RopeConfig* result) {
+  constexpr absl::string_view kKey = "original_max_position_embeddings";
+  for (const ConfigReader* reader : {&config, &rope}) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> length,
+                           reader->OptionalInteger(kKey, 1, kMaxPositions));
+    if (!length) continue;
+    result->original_max_position = static_cast<std::uint32_t>(*length);
+    return absl::OkStatus();
+  }
+  result->original_max_position = context.max_position;
+  return absl::OkStatus();
+}
+
+absl::Status ReadLlama3(const ConfigReader& rope, RopeConfig* result) {
+  QUIRE_ASSIGN_OR_RETURN(result->low_freq_factor, ReadPositive(rope, "low_freq_factor"));
+  QUIRE_ASSIGN_OR_RETURN(result->high_freq_factor, ReadPositive(rope, "high_freq_factor"));
+  if (result->high_freq_factor <= result->low_freq_factor) {
+    return rope.Error("high_freq_factor",
+                      absl::StrCat("is ", result->high_freq_factor, ", it must be above ",
+                                   rope.PathOf("low_freq_factor"), " ", result->low_freq_factor));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadAttentionFactor(const ConfigReader& rope, RopeConfig* result) {
+  QUIRE_ASSIGN_OR_RETURN(result->attention_factor, rope.OptionalNumber("attention_factor"));
+  if (!result->attention_factor) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(result->attention_factor, ReadPositive(rope, "attention_factor"));
+  return absl::OkStatus();
+}
+
+absl::Status ReadYarn(const ConfigReader& rope, RopeConfig* result) {
+  QUIRE_RETURN_IF_ERROR(ReadOptionalPositive(rope, "beta_fast", &result->beta_fast));
+  QUIRE_RETURN_IF_ERROR(ReadOptionalPositive(rope, "beta_slow", &result->beta_slow));
+  if (result->beta_fast < result->beta_slow) {
+    return rope.Error("beta_fast", absl::StrCat("is ", result->beta_fast, ", it must be at least ",
+                                                rope.PathOf("beta_slow"), " ", result->beta_slow));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> truncate, rope.OptionalBool("truncate"));
+  result->truncate = truncate.value_or(true);
+  const std::pair<absl::string_view, std::optional<double>*> factors[] = {
+      {"mscale", &result->mscale}, {"mscale_all_dim", &result->mscale_all_dim}};
+  for (const auto& [key, value] : factors) {
+    QUIRE_ASSIGN_OR_RETURN(*value, rope.OptionalNumber(key));
+    if (*value && (**value < 0 || **value > kMaxFactor)) {
+      return rope.Error(key, absl::StrCat("is ", **value, ", it must be 0 to ", kMaxFactor));
+    }
+  }
+  return ReadAttentionFactor(rope, result);
+}
+
+absl::Status ReadLongrope(const ConfigReader& rope, const RopeContext& context,
+                          std::uint32_t rotary_size, RopeConfig* result) {
+  const std::pair<absl::string_view, std::vector<double>*> lists[] = {
+      {"short_factor", &result->short_factors}, {"long_factor", &result->long_factors}};
+  for (const auto& [key, list] : lists) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<double>> factors,
+                           rope.OptionalNumbers(key));
+    if (!factors) return rope.Error(key, "is missing");
+    if (factors->size() != rotary_size / 2) {
+      return rope.Error(key, absl::StrCat("has ", factors->size(), " entries, it must have ",
+                                          rotary_size / 2, ", half of the ", rotary_size, " of ",
+                                          context.head_dim, " columns of a head that rotate"));
+    }
+    for (const double factor : *factors) {
+      if (factor > 0 && factor <= kMaxFactor) continue;
+      return rope.Error(key, absl::StrCat("has the entry ", factor,
+                                          ", each must be above 0 and at most ", kMaxFactor));
+    }
+    *list = *factors;
+  }
+  if (result->original_max_position < 2) {
+    return rope.Error("original_max_position_embeddings",
+                      absl::StrCat("is ", result->original_max_position, ", it must be above 1"));
+  }
+  return ReadAttentionFactor(rope, result);
+}
+
+// Where theta stands outside the dictionary, and what it is when it stands nowhere.
+struct ThetaSource {
+  absl::string_view key;
+  double absent;
+};
+
+absl::Status ReadTheta(const ConfigReader& config, const ConfigReader* rope,
+                       const ThetaSource& source, const Family& family, RopeConfig* result,
+                       std::vector<std::string>* warnings) {
+  const std::pair<const ConfigReader*, absl::string_view> places[] = {{rope, "rope_theta"},
+                                                                      {&config, source.key}};
+  for (const auto& [reader, key] : places) {
+    if (reader == nullptr || !reader->Has(key) || reader->IsNull(key)) continue;
+    QUIRE_ASSIGN_OR_RETURN(result->theta, reader->Number(key));
+    if (result->theta <= 1 || result->theta > 1e12) {
+      return reader->Error(
+          key, absl::StrCat("is ", result->theta, ", it must be above 1 and at most 1e12"));
+    }
+    return absl::OkStatus();
+  }
+  result->theta = source.absent;
+  warnings->push_back(absl::StrCat("config.json states no ", source.key, "; ", family.name,
+                                   " takes ", source.absent));
+  return absl::OkStatus();
+}
+
+// Columns that rotate by partial_rotary_factor of the dictionary, else of the top.
+absl::StatusOr<std::uint32_t> ReadRotarySize(const ConfigReader& config, const ConfigReader* rope,
+                                             const RopeContext& context) {
+  constexpr absl::string_view kKey = "partial_rotary_factor";
+  for (const ConfigReader* reader : {rope, &config}) {
+    if (reader == nullptr) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<double> partial, reader->OptionalNumber(kKey));
+    if (!partial) continue;
+    if (!Reads(context.family, kKey) && *partial != 1) {
+      return reader->Unsupported(kKey, absl::StrCat("by ", context.family.name, " (supported: 1)"));
+    }
+    const double columns = std::floor(*partial * context.head_dim);
+    if (!(*partial > 0 && *partial <= 1) || columns < 2 || std::fmod(columns, 2) != 0) {
+      return reader->Error(
+          kKey, absl::StrCat("is ", *partial, ", which rotates ", columns, " of ", context.head_dim,
+                             " columns of a head, it must be an even number of 2 ", "to ",
+                             context.head_dim));
+    }
+    return static_cast<std::uint32_t>(columns);
+  }
+  return context.head_dim;
+}
+
+// One dictionary, or none, as settings.
+absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigReader* rope,
+                                     const RopeContext& context, const ThetaSource& theta,
+                                     std::vector<std::string>* warnings) {
+  RopeConfig result;
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t rotary_size, ReadRotarySize(config, rope, context));
+  if (rope != nullptr) {
+    QUIRE_ASSIGN_OR_RETURN(result.kind, ReadKind(*rope, context.family));
+    QUIRE_RETURN_IF_ERROR(CheckKeys(*rope, result.kind, context.family.name, warnings));
+  }
+  QUIRE_RETURN_IF_ERROR(ReadTheta(config, rope, theta, context.family, &result, warnings));
+  if (result.kind == RopeKind::kDefault) return result;
+  const bool is_longrope = result.kind == RopeKind::kLongrope;
+  if (result.kind == RopeKind::kLlama3 || result.kind == RopeKind::kYarn || is_longrope) {
+    QUIRE_RETURN_IF_ERROR(ReadOriginalLength(config, *rope, context, &result));
+  }
+  const bool has_factor = rope->Has("factor") && !rope->IsNull("factor");
+  if (!has_factor && (is_longrope || (result.kind == RopeKind::kYarn && rope->IsNull("factor")))) {
+    result.factor = static_cast<double>(context.max_position) / result.original_max_position;
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(result.factor, ReadPositive(*rope, "factor"));
+  }
+  if (result.kind == RopeKind::kLlama3) QUIRE_RETURN_IF_ERROR(ReadLlama3(*rope, &result));
+  if (result.kind == RopeKind::kYarn) QUIRE_RETURN_IF_ERROR(ReadYarn(*rope, &result));
+  if (is_longrope) QUIRE_RETURN_IF_ERROR(ReadLongrope(*rope, context, rotary_size, &result));
+  return result;
+}
+
+absl::Status Contradiction(const ConfigReader& config, absl::string_view key,
+                           absl::string_view other) {
+  return config.Error(key, absl::StrCat(config.ValueText(key), " and ", other, " ",
+                                        config.ValueText(other), " mean different things"));
+}
+
+ThetaSource FullTheta(const Family& family) {
+  return {"rope_theta", family.defaults.rope_theta};
+}
+
+ThetaSource LocalTheta(const Family& family) {
+  return {"rope_local_base_freq", family.defaults.rope_local_base_freq};
+}
+
+// A dictionary of the top that is not empty.
+absl::StatusOr<std::optional<ConfigReader>> NonEmpty(const ConfigReader& config,
+                                                     absl::string_view key) {
+  QUIRE_ASSIGN_OR_RETURN(std::optional<ConfigReader> found, config.OptionalObject(key));
+  if (found && found->Keys().empty()) found.reset();
+  return found;
+}
+
+// One table for all layers.
+absl::StatusOr<RopeSettings> ReadFlat(const ConfigReader& config, const RopeContext& context,
+                                      std::vector<std::string>* warnings) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> scaling,
+                         NonEmpty(config, "rope_scaling"));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> parameters,
+                         NonEmpty(config, "rope_parameters"));
+  const ConfigReader* chosen = scaling ? &*scaling : parameters ? &*parameters : nullptr;
+  const ThetaSource theta = FullTheta(context.family);
+  RopeSettings settings;
+  QUIRE_ASSIGN_OR_RETURN(settings.rope, Interpret(config, chosen, context, theta, warnings));
+  QUIRE_ASSIGN_OR_RETURN(settings.rotary_size, ReadRotarySize(config, chosen, context));
+  if (chosen == nullptr && context.family.default_rope != nullptr) {
+    const double read_theta = settings.rope.theta;
+    settings.rope = *context.family.default_rope;
+    settings.rope.theta = read_theta;
+    warnings->push_back(absl::StrCat("config.json states no rope_scaling; ", context.family.name,
+                                     " takes ", RopeKindName(settings.rope.kind), " with factor ",
+                                     settings.rope.factor));
+  }
+  if (!scaling || !parameters) return settings;
+  QUIRE_ASSIGN_OR_RETURN(const RopeConfig other,
+                         Interpret(config, &*parameters, context, theta, warnings));
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t other_size,
+                         ReadRotarySize(config, &*parameters, context));
+  if (!(settings.rope == other) || settings.rotary_size != other_size) {
+    return Contradiction(config, "rope_scaling", "rope_parameters");
+  }
+  return settings;
+}
+
+constexpr absl::string_view kFull = "full_attention";
+constexpr absl::string_view kSliding = "sliding_attention";
+
+// The dictionary of one kind of layer. A flat rope_parameters would not be read by transformers.
+absl::StatusOr<ConfigReader> NestedEntry(const ConfigReader& parameters, absl::string_view entry,
+                                         const Family& family) {
+  for (const std::string& key : parameters.Keys()) {
+    if (key == kFull || key == kSliding) continue;
+    return parameters.Unsupported(key, absl::StrCat("by ", family.name, " (supported: ", kFull,
+                                                    " and ", kSliding, ", with settings each)"));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> found, parameters.OptionalObject(entry));
+  if (!found) return parameters.Error(entry, "is missing");
+  return *found;
+}
+
+// rope_parameters that agree with what the file says in the old form besides.
+absl::StatusOr<RopeSettings> ReadNestedParameters(const ConfigReader& config,
+                                                  const ConfigReader& parameters,
+                                                  const RopeContext& context,
+                                                  std::vector<std::string>* warnings) {
+  const Family& family = context.family;
+  QUIRE_ASSIGN_OR_RETURN(const ConfigReader full, NestedEntry(parameters, kFull, family));
+  QUIRE_ASSIGN_OR_RETURN(const ConfigReader sliding, NestedEntry(parameters, kSliding, family));
+  RopeSettings settings{.rope = {}, .local = {}, .rotary_size = context.head_dim};
+  QUIRE_ASSIGN_OR_RETURN(settings.rope,
+                         Interpret(config, &full, context, FullTheta(family), warnings));
+  QUIRE_ASSIGN_OR_RETURN(settings.local,
+                         Interpret(config, &sliding, context, LocalTheta(family), warnings));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> scaling,
+                         NonEmpty(config, "rope_scaling"));
+  if (scaling) {
+    QUIRE_ASSIGN_OR_RETURN(const RopeConfig old_form,
+                           Interpret(config, &*scaling, context, FullTheta(family), warnings));
+    if (!(old_form == settings.rope)) {
+      return Contradiction(config, "rope_scaling", "rope_parameters");
+    }
+  }
+  const absl::string_view local_key = LocalTheta(family).key;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> local_base, config.OptionalNumber(local_key));
+  if (local_base && *local_base != settings.local->theta) {
+    return Contradiction(config, local_key, "rope_parameters");
+  }
+  return settings;
+}
+
+// A table for full and one for windowed layers.
+absl::StatusOr<RopeSettings> ReadNested(const ConfigReader& config, const RopeContext& context,
+                                        std::vector<std::string>* warnings) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> parameters,
+                         NonEmpty(config, "rope_parameters"));
+  if (parameters) return ReadNestedParameters(config, *parameters, context, warnings);
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> scaling,
+                         NonEmpty(config, "rope_scaling"));
+  RopeSettings settings{.rope = {}, .local = {}, .rotary_size = context.head_dim};
+  QUIRE_ASSIGN_OR_RETURN(settings.rope, Interpret(config, scaling ? &*scaling : nullptr, context,
+                                                  FullTheta(context.family), warnings));
+  QUIRE_ASSIGN_OR_RETURN(settings.local,
+                         Interpret(config, nullptr, context, LocalTheta(context.family), warnings));
+  return settings;
+}
+
+}  // namespace
+
+absl::StatusOr<RopeSettings> ReadRopeConfig(const ConfigReader& config, const RopeContext& context,
+                                            std::vector<std::string>* warnings) {
+  return Reads(context.family, "rope_local_base_freq") ? ReadNested(config, context, warnings)
+                                                       : ReadFlat(config, context, warnings);
+}
+
+}  // namespace quire::models

@@ -1,0 +1,46 @@
+#pragma once
+
+// The rope settings of a config.json, in their forms.
+//
+//   old     rope_theta, rope_scaling {type or rope_type, ...}, partial_rotary_factor at the top
+//   new     rope_parameters {rope_theta, rope_type, ...}
+//   nested  rope_parameters {full_attention {...}, sliding_attention {...}}, where a family reads
+//           rope_local_base_freq; the old form is then rope_theta and rope_scaling for full layers
+//           and rope_local_base_freq for windowed ones
+//
+// A non-empty rope_scaling wins over rope_parameters; when both are there and mean different things
+// the file is refused. theta is taken from the chosen dictionary, else from the top, else from the
+// family's default, with a warning; partial_rotary_factor likewise, without warning. A top-level
+// original_max_position_embeddings beats the nested one; without either it is
+// max_position_embeddings. attn_factor of yarn is ignored with a warning, as by transformers.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "models/config/config_reader.h"
+#include "models/config/rope_table.h"
+
+namespace quire::models {
+
+struct Family;
+
+struct RopeContext {
+  const Family& family;
+  std::uint32_t max_position = 0;  // max_position_embeddings
+  std::uint32_t head_dim = 0;
+};
+
+struct RopeSettings {
+  RopeConfig rope;                  // of all layers, or of full ones
+  std::optional<RopeConfig> local;  // of windowed layers, where they have their own
+  std::uint32_t rotary_size = 0;    // columns of a head that rotate, even
+};
+
+// Appends to `warnings`. Errors name the key with its path, such as rope_scaling.factor.
+absl::StatusOr<RopeSettings> ReadRopeConfig(const ConfigReader& config, const RopeContext& context,
+                                            std::vector<std::string>* warnings);
+
+}  // namespace quire::models

@@ -1,0 +1,132 @@
+#include "models/config/window_config.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/families/registry.h"
+
+namespace quire::models {
+namespace {
+
+// Where windows begin when the key is absent.
+constexpr std::int64_t kDefaultMaxWindowLayers = 28;
+
+// The width, or 0 when the configuration turns windows off.
+absl::StatusOr<std::uint32_t> ReadWidth(const ConfigReader& reader, const Family& family) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
+                         reader.OptionalInteger("sliding_window", 1, kMaxPositions));
+  if (Reads(family, "use_sliding_window")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> use,
+                           reader.OptionalBool("use_sliding_window"));
+    if (!use.value_or(false)) return 0;
+  }
+  if (width) return static_cast<std::uint32_t>(*width);
+  return reader.Has("sliding_window") ? 0 : family.defaults.sliding_window;
+}
+
+// Two keys with one meaning.
+absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader) {
+  constexpr std::int64_t kMost = kMaxLayers + 1;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pattern,
+                         reader.OptionalInteger("sliding_window_pattern", 1, kMost));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> other,
+                         reader.OptionalInteger("_sliding_window_pattern", 1, kMost));
+  if (pattern && other && *pattern != *other) {
+    return reader.Error("sliding_window_pattern",
+                        absl::StrCat("is ", *pattern, ", but _sliding_window_pattern is ", *other));
+  }
+  return pattern ? *pattern : other.value_or(kDefaultWindowPattern);
+}
+
+// Which layers have a window by the family's rule.
+absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Family& family,
+                                         std::uint32_t num_layers,
+                                         const std::vector<bool>& rope_layers) {
+  std::int64_t pattern = kDefaultWindowPattern;
+  if (family.windows == WindowRule::kPattern) {
+    QUIRE_ASSIGN_OR_RETURN(pattern, ReadPattern(reader));
+  }
+  std::vector<bool> windowed = WindowedByRule(family.windows, num_layers, pattern);
+  if (family.windows == WindowRule::kFromLayer) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> first,
+                           reader.OptionalInteger("max_window_layers", 0, kMaxPositions));
+    for (std::uint32_t i = 0; i < num_layers; ++i) {
+      windowed[i] = i >= first.value_or(kDefaultMaxWindowLayers);
+    }
+  } else if (family.windows == WindowRule::kNoRope) {
+    for (std::size_t i = 0; i < rope_layers.size(); ++i) windowed[i] = !rope_layers[i];
+  }
+  return windowed;
+}
+
+// What layer_types says, or nothing when the key is absent or null.
+absl::StatusOr<std::optional<std::vector<bool>>> ByTypes(const ConfigReader& reader,
+                                                         const Family& family,
+                                                         std::uint32_t num_layers) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
+                         reader.OptionalStrings("layer_types"));
+  if (!types) return std::optional<std::vector<bool>>();
+  if (types->size() != num_layers) {
+    return reader.Error("layer_types", absl::StrCat("has ", types->size(),
+                                                    " entries, num_hidden_layers is ", num_layers));
+  }
+  const bool may_slide = family.windows != WindowRule::kNone;
+  std::vector<bool> windowed;
+  for (std::size_t i = 0; i < types->size(); ++i) {
+    const std::string& type = (*types)[i];
+    const bool slides = type == "sliding_attention";
+    if (!(slides && may_slide) && type != "full_attention" && type != "attention") {
+      return absl::UnimplementedError(absl::StrCat(
+          reader.label(), ": layer_types[", i, "] \"", type, "\" is not supported by ", family.name,
+          " (supported: full_attention", may_slide ? ", sliding_attention" : "", ")"));
+    }
+    windowed.push_back(slides);
+  }
+  return std::optional(std::move(windowed));
+}
+
+}  // namespace
+
+std::vector<bool> WindowedByRule(WindowRule rule, std::uint32_t num_layers, std::int64_t pattern) {
+  const bool all = rule == WindowRule::kAll || rule == WindowRule::kEvery;
+  std::vector<bool> windowed(num_layers, all);
+  for (std::uint32_t i = 0; i < num_layers; ++i) {
+    if (rule == WindowRule::kEven) windowed[i] = i % 2 == 0;
+    if (rule == WindowRule::kPattern) windowed[i] = (i + 1) % pattern != 0;
+  }
+  return windowed;
+}
+
+absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reader,
+                                                       const Family& family,
+                                                       std::uint32_t num_layers,
+                                                       const std::vector<bool>& rope_layers) {
+  std::optional<std::vector<bool>> windowed;
+  if (family.windows != WindowRule::kAll) {
+    QUIRE_ASSIGN_OR_RETURN(windowed, ByTypes(reader, family, num_layers));
+  }
+  if (family.windows == WindowRule::kNone) return std::vector<std::uint32_t>();
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t width, ReadWidth(reader, family));
+  const bool from_types = windowed.has_value();
+  if (!from_types) {
+    QUIRE_ASSIGN_OR_RETURN(windowed, ByRule(reader, family, num_layers, rope_layers));
+  }
+  const bool any = std::find(windowed->begin(), windowed->end(), true) != windowed->end();
+  // Families that switch windows on by a flag, or write null for none, have a width of 0 here.
+  const bool must_have_width =
+      from_types || family.windows == WindowRule::kEven || family.windows == WindowRule::kPattern;
+  if (any && width == 0 && must_have_width) {
+    return reader.Error("sliding_window", absl::StrCat("is null or turned off, but ",
+                                                       from_types ? "layer_types" : family.name,
+                                                       " has windowed layers"));
+  }
+  std::vector<std::uint32_t> windows;
+  if (!any || width == 0) return windows;
+  for (const bool has_window : *windowed) windows.push_back(has_window ? width : 0);
+  return windows;
+}
+
+}  // namespace quire::models

@@ -1,0 +1,527 @@
+#include "models/families/gguf_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "formats/model_files.h"
+#include "formats/tensors/gguf_tensors.h"
+#include "models/families/phi.h"
+#include "models/families/registry.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kEmbedding = "token_embd.weight";
+constexpr absl::string_view kTokens = "tokenizer.ggml.tokens";
+constexpr double kMaxFactor = 1e6;
+
+// Keys of the architecture that are read, or that matter to nobody who generates.
+constexpr absl::string_view kKnownKeys[] = {"context_length",
+                                            "embedding_length",
+                                            "block_count",
+                                            "feed_forward_length",
+                                            "vocab_size",
+                                            "attention.head_count",
+                                            "attention.head_count_kv",
+                                            "attention.key_length",
+                                            "attention.value_length",
+                                            "attention.layer_norm_rms_epsilon",
+                                            "rope.dimension_count",
+                                            "rope.freq_base",
+                                            "rope.scale_linear",
+                                            "rope.scaling.type",
+                                            "rope.scaling.factor",
+                                            "rope.scaling.original_context_length",
+                                            "rope.scaling.yarn_beta_fast",
+                                            "rope.scaling.yarn_beta_slow",
+                                            "rope.scaling.finetuned"};
+
+// Keys that would change the mathematics, and the values that do not.
+struct ForeignKey {
+  absl::string_view key;
+  double neutral;
+  double also_neutral;
+};
+constexpr ForeignKey kForeignKeys[] = {{"expert_count", 0, 0},
+                                       {"expert_used_count", 0, 0},
+                                       {"expert_feed_forward_length", 0, 0},
+                                       {"expert_shared_count", 0, 0},
+                                       {"expert_shared_feed_forward_length", 0, 0},
+                                       {"expert_weights_scale", 0, 1},
+                                       {"leading_dense_block_count", 0, 0},
+                                       {"attention.sliding_window", 0, 0},
+                                       {"attention.sliding_window_pattern", 0, 0},
+                                       {"rope.freq_base_swa", 0, 0},
+                                       {"attention.max_alibi_bias", 0, 0},
+                                       {"attention.clamp_kqv", 0, 0},
+                                       {"attention.scale", 0, 0},
+                                       {"attention.causal", 1, 1},
+                                       {"use_parallel_residual", 0, 0},
+                                       {"logit_scale", 0, 1},
+                                       {"embedding_scale", 0, 1},
+                                       {"residual_scale", 0, 1},
+                                       {"attn_logit_softcapping", 0, 0},
+                                       {"final_logit_softcapping", 0, 0},
+                                       {"rope.scaling.attn_factor", 1, 1},
+                                       {"rope.scaling.yarn_log_multiplier", 0, 0},
+                                       {"rope.scaling.yarn_ext_factor", 1, 1},
+                                       {"rope.scaling.yarn_attn_factor", 1, 1}};
+
+// Fills a ModelConfig step by step.
+class GgufConfigReader {
+ public:
+  explicit GgufConfigReader(const OpenedGguf& opened) : opened_(opened), gguf_(opened.gguf) {}
+
+  absl::StatusOr<ModelConfig> Read() {
+    QUIRE_RETURN_IF_ERROR(SelectFamily());
+    QUIRE_RETURN_IF_ERROR(CheckSplit());
+    QUIRE_RETURN_IF_ERROR(CheckForeignKeys());
+    QUIRE_RETURN_IF_ERROR(ReadSizes());
+    QUIRE_RETURN_IF_ERROR(ReadVocab());
+    QUIRE_RETURN_IF_ERROR(ReadHeads());
+    QUIRE_RETURN_IF_ERROR(ReadEpsilon());
+    QUIRE_RETURN_IF_ERROR(ReadRope());
+    QUIRE_RETURN_IF_ERROR(ReadExperts());
+    QUIRE_RETURN_IF_ERROR(ReadWindows());
+    QUIRE_RETURN_IF_ERROR(ReadScores());
+    QUIRE_RETURN_IF_ERROR(ReadIds());
+    ReadPresence();
+    return std::move(config_);
+  }
+
+ private:
+  std::string Key(absl::string_view suffix) const { return absl::StrCat(prefix_, suffix); }
+  std::string Tensor(absl::string_view part) const { return absl::StrCat("blk.0.", part); }
+
+  bool FamilyReads(absl::string_view suffix) const {
+    return std::find(family_->gguf_keys.begin(), family_->gguf_keys.end(), suffix) !=
+           family_->gguf_keys.end();
+  }
+
+  absl::StatusOr<std::uint32_t> Count(absl::string_view suffix, std::uint32_t high) const {
+    QUIRE_ASSIGN_OR_RETURN(const std::int64_t count, gguf_.Integer(Key(suffix), 1, high));
+    return static_cast<std::uint32_t>(count);
+  }
+
+  absl::Status SelectFamily() {
+    QUIRE_ASSIGN_OR_RETURN(const absl::string_view architecture,
+                           gguf_.String("general.architecture"));
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> experts,
+        gguf_.OptionalInteger(absl::StrCat(architecture, ".expert_count"), 0, kMaxExperts));
+    family_ = FindFamilyByGgufArchitecture(architecture, experts.value_or(0) > 0);
+    if (family_ == nullptr) {
+      return absl::UnimplementedError(
+          absl::StrCat(gguf_.label(), ": general.architecture \"", architecture,
+                       "\" is not supported (supported: ", SupportedGgufArchitectures(), ")"));
+    }
+    prefix_ = absl::StrCat(architecture, ".");
+    config_.is_gguf = true;
+    config_.family = std::string(family_->name);
+    config_.architecture = std::string(family_->architectures[0]);
+    config_.model_type = std::string(family_->model_types[0]);
+    config_.hidden_act = std::string(family_->defaults.hidden_act);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckSplit() const {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> files,
+                           gguf_.OptionalInteger("split.count", 0, 65535));
+    if (files.value_or(1) <= 1) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat(gguf_.label(), ": split.count is ", *files,
+                     ", a model in several GGUF files is not supported; merge them"));
+  }
+
+  // A number or a bool as a number; nothing for what is neither.
+  absl::StatusOr<std::optional<double>> AnyNumber(absl::string_view key) const {
+    switch (gguf_.TypeOf(key)) {
+      case text::GgufType::kString:
+      case text::GgufType::kArray:
+        return std::nullopt;
+      case text::GgufType::kBool: {
+        QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> value, gguf_.OptionalBool(key));
+        return *value ? 1.0 : 0.0;
+      }
+      case text::GgufType::kF32:
+      case text::GgufType::kF64:
+        return gguf_.OptionalNumber(key);
+      default: {
+        constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+        QUIRE_ASSIGN_OR_RETURN(const std::int64_t value, gguf_.Integer(key, -kMax, kMax));
+        return static_cast<double>(value);
+      }
+    }
+  }
+
+  absl::Status CheckForeignKeys() {
+    for (const ForeignKey& foreign : kForeignKeys) {
+      const std::string key = Key(foreign.key);
+      if (!gguf_.Has(key) || FamilyReads(foreign.key)) continue;
+      QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, AnyNumber(key));
+      if (value && (*value == foreign.neutral || *value == foreign.also_neutral)) continue;
+      return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", key,
+                                                   value ? absl::StrCat(" ", *value) : "",
+                                                   " is not supported by ", family_->name));
+    }
+    std::vector<absl::string_view> unknown;
+    for (const absl::string_view key : gguf_.keys()) {
+      if (!absl::StartsWith(key, prefix_)) continue;
+      const absl::string_view suffix = key.substr(prefix_.size());
+      const bool known =
+          std::find(std::begin(kKnownKeys), std::end(kKnownKeys), suffix) != std::end(kKnownKeys) ||
+          std::any_of(std::begin(kForeignKeys), std::end(kForeignKeys),
+                      [&](const ForeignKey& foreign) { return foreign.key == suffix; });
+      if (!known) unknown.push_back(key);
+    }
+    if (!unknown.empty()) {
+      config_.warnings.push_back(
+          absl::StrCat("unknown keys are ignored: ", absl::StrJoin(unknown, ", ")));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadSizes() {
+    QUIRE_ASSIGN_OR_RETURN(config_.max_position_embeddings, Count("context_length", kMaxPositions));
+    QUIRE_ASSIGN_OR_RETURN(config_.hidden_size, Count("embedding_length", kMaxHidden));
+    QUIRE_ASSIGN_OR_RETURN(config_.num_hidden_layers, Count("block_count", kMaxLayers));
+    QUIRE_ASSIGN_OR_RETURN(config_.intermediate_size,
+                           Count("feed_forward_length", kMaxIntermediate));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadHeads() {
+    QUIRE_ASSIGN_OR_RETURN(config_.num_attention_heads, Count("attention.head_count", kMaxHeads));
+    const std::uint32_t heads = config_.num_attention_heads;
+    const std::string kv_key = Key("attention.head_count_kv");
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
+                           gguf_.OptionalInteger(kv_key, 1, kMaxHeads));
+    config_.num_key_value_heads = static_cast<std::uint32_t>(kv_heads.value_or(heads));
+    if (heads % config_.num_key_value_heads != 0) {
+      return gguf_.Error(kv_key,
+                         absl::StrCat("is ", config_.num_key_value_heads, ", it must divide ",
+                                      Key("attention.head_count"), " ", heads));
+    }
+    const std::string size_key = Key("attention.key_length");
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> head_size,
+                           gguf_.OptionalInteger(size_key, 1, kMaxHeadDim));
+    if (!head_size && config_.hidden_size % heads != 0) {
+      return gguf_.Error(Key("attention.head_count"),
+                         absl::StrCat("is ", heads, ", without ", size_key, " it must divide ",
+                                      Key("embedding_length"), " ", config_.hidden_size));
+    }
+    config_.head_dim = static_cast<std::uint32_t>(head_size.value_or(config_.hidden_size / heads));
+    if (config_.head_dim % 2 != 0 || config_.head_dim > kMaxHeadDim) {
+      return gguf_.Error(head_size ? size_key : Key("attention.head_count"),
+                         absl::StrCat("gives heads of ", config_.head_dim,
+                                      ", it must be even and at most ", kMaxHeadDim));
+    }
+    return MustBeHeadSize("attention.value_length");
+  }
+
+  // A key that may differ from the head size in files, but not in what is computed.
+  absl::Status MustBeHeadSize(absl::string_view suffix) const {
+    const std::string key = Key(suffix);
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
+                           gguf_.OptionalInteger(key, 1, kMaxHeadDim));
+    if (!size || *size == config_.head_dim) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat(gguf_.label(), ": ", key, " ", *size, " is not supported by ", family_->name,
+                     " (supported: the head size ", config_.head_dim, ")"));
+  }
+
+  absl::Status ReadVocab() {
+    const text::GgufTensor* embedding = gguf_.FindTensor(kEmbedding);
+    if (embedding == nullptr) return gguf_.Error(absl::StrCat("tensor ", kEmbedding), "is missing");
+    if (embedding->extents.front() != config_.hidden_size) {
+      return gguf_.Error(absl::StrCat("tensor ", kEmbedding),
+                         absl::StrCat("has rows of ", embedding->extents.front(), " elements, ",
+                                      Key("embedding_length"), " is ", config_.hidden_size));
+    }
+    const std::int64_t rows = embedding->extents.size() == 2 ? embedding->extents[1] : 0;
+    if (rows < 1 || rows > kMaxVocab) {
+      return gguf_.Error(absl::StrCat("tensor ", kEmbedding),
+                         absl::StrCat("has ", rows, " rows, it must have 1 to ", kMaxVocab));
+    }
+    const std::string key = Key("vocab_size");
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
+                           gguf_.OptionalInteger(key, 1, kMaxVocab));
+    if (size && *size != rows) {
+      return gguf_.Error(key, absl::StrCat("is ", *size, ", ", kEmbedding, " has ", rows, " rows"));
+    }
+    config_.vocab_size = static_cast<std::uint32_t>(rows);
+    if (!gguf_.Has(kTokens) || gguf_.TypeOf(kTokens) != text::GgufType::kArray) {
+      return absl::OkStatus();  // the tokenizer says what is wrong
+    }
+    const std::uint64_t tokens = gguf_.ArrayCount(kTokens);
+    if (tokens == config_.vocab_size) return absl::OkStatus();
+    return gguf_.Error(
+        kTokens, absl::StrCat("has ", tokens, " elements, ", kEmbedding, " has ", rows, " rows"));
+  }
+
+  absl::Status ReadEpsilon() {
+    const std::string key = Key("attention.layer_norm_rms_epsilon");
+    QUIRE_ASSIGN_OR_RETURN(const double epsilon, gguf_.Number(key));
+    if (!(epsilon > 0 && epsilon < 1)) {
+      return gguf_.Error(key, absl::StrCat("is ", epsilon, ", it must be above 0 and below 1"));
+    }
+    config_.rms_norm_eps = static_cast<float>(epsilon);
+    return absl::OkStatus();
+  }
+
+  // A positive number, or `absent`.
+  absl::StatusOr<double> Positive(absl::string_view suffix, double absent) const {
+    const std::string key = Key(suffix);
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<double> number, gguf_.OptionalNumber(key));
+    if (number && (*number <= 0 || *number > kMaxFactor)) {
+      return gguf_.Error(
+          key, absl::StrCat("is ", *number, ", it must be above 0 and at most ", kMaxFactor));
+    }
+    return number.value_or(absent);
+  }
+
+  // Where a family may rotate a part of each head, rope.dimension_count says how much.
+  absl::Status ReadRotarySize() {
+    config_.rotary_size = config_.head_dim;
+    constexpr absl::string_view kSuffix = "rope.dimension_count";
+    if (!Reads(*family_, "partial_rotary_factor")) return MustBeHeadSize(kSuffix);
+    const std::string key = Key(kSuffix);
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
+                           gguf_.OptionalInteger(key, 2, config_.head_dim));
+    if (!size) return absl::OkStatus();
+    if (*size % 2 != 0) return gguf_.Error(key, absl::StrCat("is ", *size, ", it must be even"));
+    config_.rotary_size = static_cast<std::uint32_t>(*size);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadRope() {
+    QUIRE_RETURN_IF_ERROR(ReadRotarySize());
+    RopeConfig& rope = config_.rope;
+    const std::string base_key = Key("rope.freq_base");
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<double> base, gguf_.OptionalNumber(base_key));
+    rope.theta = base.value_or(family_->defaults.rope_theta);
+    if (rope.theta <= 1 || rope.theta > 1e12) {
+      return gguf_.Error(base_key,
+                         absl::StrCat("is ", rope.theta, ", it must be above 1 and at most 1e12"));
+    }
+    if (Reads(*family_, "rope_local_base_freq")) {
+      RopeConfig& local = config_.local_rope.emplace();
+      QUIRE_ASSIGN_OR_RETURN(
+          local.theta, Positive("rope.freq_base_swa", family_->defaults.rope_local_base_freq));
+    }
+    if (gguf_.FindTensor(kLongRopeFactors) != nullptr ||
+        gguf_.FindTensor(kShortRopeFactors) != nullptr) {
+      return ReadLongrope(&rope);
+    }
+    QUIRE_ASSIGN_OR_RETURN(const double attention_factor, Positive("rope.scaling.attn_factor", 1));
+    if (attention_factor != 1) {
+      return absl::UnimplementedError(
+          absl::StrCat(gguf_.label(), ": ", Key("rope.scaling.attn_factor"), " ", attention_factor,
+                       " without tensor ", kLongRopeFactors, " is not supported"));
+    }
+    QUIRE_RETURN_IF_ERROR(ReadRopeScaling(&rope));
+    QUIRE_ASSIGN_OR_RETURN(rope.factors, FactorsOf(kRopeFactors));
+    if (rope.factors.empty()) return absl::OkStatus();
+    if (rope.kind == RopeKind::kDefault) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat(gguf_.label(), ": ", Key("rope.scaling.type"), " \"", RopeKindName(rope.kind),
+                     "\" together with tensor rope_freqs.weight is not supported"));
+  }
+
+  // A tensor of factors with one for each pair of columns that rotates; empty when there is none.
+  absl::StatusOr<std::vector<float>> FactorsOf(absl::string_view name) const {
+    QUIRE_ASSIGN_OR_RETURN(std::vector<float> factors, ReadRopeFactors(opened_, name));
+    if (factors.empty() || factors.size() == config_.rotary_size / 2) return factors;
+    return gguf_.Error(
+        absl::StrCat("tensor ", name),
+        absl::StrCat("has ", factors.size(), " elements, it must have ", config_.rotary_size / 2));
+  }
+
+  absl::Status ReadLongrope(RopeConfig* rope) {
+    const std::string type_key = Key("rope.scaling.type");
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<absl::string_view> type,
+                           gguf_.OptionalString(type_key));
+    if (type && *type != "longrope" && *type != "none") {
+      return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", type_key, " \"", *type,
+                                                   "\" together with tensor ", kLongRopeFactors,
+                                                   " is not supported"));
+    }
+    rope->kind = RopeKind::kLongrope;
+    for (const auto& [name, list] : {std::pair{kLongRopeFactors, &rope->long_factors},
+                                     {kShortRopeFactors, &rope->short_factors}}) {
+      QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors, FactorsOf(name));
+      if (factors.empty()) return gguf_.Error(absl::StrCat("tensor ", name), "is missing");
+      list->assign(factors.begin(), factors.end());
+    }
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::int64_t original,
+        gguf_.Integer(Key("rope.scaling.original_context_length"), 2, kMaxPositions));
+    rope->original_max_position = static_cast<std::uint32_t>(original);
+    rope->factor = static_cast<double>(config_.max_position_embeddings) /
+                   static_cast<double>(rope->original_max_position);
+    if (!gguf_.Has(Key("rope.scaling.attn_factor"))) return absl::OkStatus();
+    QUIRE_ASSIGN_OR_RETURN(rope->attention_factor, Positive("rope.scaling.attn_factor", 1));
+    return absl::OkStatus();
+  }
+
+  // Files do not say that weights are divided by their sum: all that are read do so.
+  absl::Status ReadExperts() {
+    if (!FamilyReads("expert_count")) return absl::OkStatus();
+    MoeConfig& moe = config_.moe;
+    QUIRE_ASSIGN_OR_RETURN(moe.num_experts, Count("expert_count", kMaxExperts));
+    QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token, Count("expert_used_count", moe.num_experts));
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> width,
+        gguf_.OptionalInteger(Key("expert_feed_forward_length"), 1, kMaxIntermediate));
+    moe.intermediate_size = static_cast<std::uint32_t>(width.value_or(config_.intermediate_size));
+    moe.norm_topk_prob = true;
+    if (Reads(*family_, "swiglu_limit")) {
+      moe.swiglu_limit = kDefaultSwigluLimit;
+      moe.swiglu_alpha = kDefaultSwigluAlpha;
+    }
+    moe.sparse_layers.assign(config_.num_hidden_layers, true);
+    return absl::OkStatus();
+  }
+
+  // By the family's rule; the files say the width only.
+  absl::Status ReadWindows() {
+    if (!FamilyReads("attention.sliding_window")) return absl::OkStatus();
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> given,
+        gguf_.OptionalInteger(Key("attention.sliding_window"), 0, kMaxPositions));
+    auto width = static_cast<std::uint32_t>(given.value_or(family_->defaults.sliding_window));
+    if (!given && family_ == &Phi3Family()) {
+      const std::optional<std::uint32_t> trained =
+          Phi3GgufWindow(config_.max_position_embeddings, config_.num_hidden_layers);
+      if (!trained) {
+        return gguf_.Error(
+            Key("attention.sliding_window"),
+            absl::StrCat("is missing and not known for ", Key("context_length"), " ",
+                         config_.max_position_embeddings, " with ", Key("block_count"), " ",
+                         config_.num_hidden_layers, "; convert the model anew"));
+      }
+      width = *trained;
+    }
+    if (width == 0) return absl::OkStatus();
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> pattern,
+        gguf_.OptionalInteger(Key("attention.sliding_window_pattern"), 1, kMaxLayers + 1));
+    for (const bool has_window : WindowedByRule(family_->windows, config_.num_hidden_layers,
+                                                pattern.value_or(kDefaultWindowPattern))) {
+      config_.windows.push_back(has_window ? width : 0);
+    }
+    return absl::OkStatus();
+  }
+
+  // What multiplies and caps scores and logits.
+  absl::Status ReadScores() {
+    const ConfigDefaults& absent = family_->defaults;
+    if (FamilyReads("attn_logit_softcapping")) {
+      QUIRE_ASSIGN_OR_RETURN(config_.attn_logit_softcapping,
+                             Positive("attn_logit_softcapping", absent.attn_logit_softcapping));
+      QUIRE_ASSIGN_OR_RETURN(config_.final_logit_softcapping,
+                             Positive("final_logit_softcapping", absent.final_logit_softcapping));
+    }
+    if (!FamilyReads("attention.scale")) return absl::OkStatus();
+    const bool is_wide = config_.num_hidden_layers == family_->gguf_wide_block_count;
+    const std::uint32_t scalar =
+        is_wide ? config_.hidden_size / config_.num_attention_heads : config_.head_dim;
+    QUIRE_ASSIGN_OR_RETURN(const double scale,
+                           Positive("attention.scale", 1 / std::sqrt(static_cast<double>(scalar))));
+    config_.query_pre_attn_scalar = 1 / (scale * scale);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadRopeScaling(RopeConfig* rope) {
+    const std::string key = Key("rope.scaling.type");
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<absl::string_view> type, gguf_.OptionalString(key));
+    // Files older than the type hold the factor alone, in the one or the other key.
+    QUIRE_ASSIGN_OR_RETURN(const double old_factor, Positive("rope.scale_linear", 1));
+    QUIRE_ASSIGN_OR_RETURN(const double factor, Positive("rope.scaling.factor", old_factor));
+    const absl::string_view kind = type.value_or(factor == 1 ? "none" : "linear");
+    if (kind == "none") return absl::OkStatus();
+    if (kind != "linear" && kind != "yarn") {
+      return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", key, " \"", kind,
+                                                   "\" is not supported by ", family_->name,
+                                                   " (supported: none, linear, yarn)"));
+    }
+    rope->kind = kind == "linear" ? RopeKind::kLinear : RopeKind::kYarn;
+    rope->factor = factor;
+    if (rope->kind == RopeKind::kLinear) return absl::OkStatus();
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> length,
+        gguf_.OptionalInteger(Key("rope.scaling.original_context_length"), 1, kMaxPositions));
+    rope->original_max_position =
+        static_cast<std::uint32_t>(length.value_or(config_.max_position_embeddings));
+    // Files do not say how the ramp is rounded.
+    if (family_->default_rope != nullptr) rope->truncate = family_->default_rope->truncate;
+    QUIRE_ASSIGN_OR_RETURN(rope->beta_fast, Positive("rope.scaling.yarn_beta_fast", 32));
+    QUIRE_ASSIGN_OR_RETURN(rope->beta_slow, Positive("rope.scaling.yarn_beta_slow", 1));
+    if (rope->beta_fast < rope->beta_slow) {
+      return gguf_.Error(Key("rope.scaling.yarn_beta_fast"),
+                         absl::StrCat("is ", rope->beta_fast, ", it must be at least ",
+                                      Key("rope.scaling.yarn_beta_slow"), " ", rope->beta_slow));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::optional<std::int32_t>> Id(absl::string_view name) const {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> id,
+                           gguf_.OptionalInteger(absl::StrCat("tokenizer.ggml.", name), 0,
+                                                 std::int64_t{config_.vocab_size} - 1));
+    if (!id) return std::nullopt;
+    return static_cast<std::int32_t>(*id);
+  }
+
+  absl::Status ReadIds() {
+    QUIRE_ASSIGN_OR_RETURN(config_.bos_id, Id("bos_token_id"));
+    QUIRE_ASSIGN_OR_RETURN(config_.pad_id, Id("padding_token_id"));
+    // The end of a text, of a turn and of a message: each ends what is generated.
+    for (const char* name : {"eos_token_id", "eot_token_id", "eom_token_id"}) {
+      QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int32_t> id, Id(name));
+      std::vector<std::int32_t>& ids = config_.eos_ids;
+      if (id && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
+    }
+    return absl::OkStatus();
+  }
+
+  // What the tensor table says by what it holds.
+  void ReadPresence() {
+    const TensorNames& names = family_->gguf_names;
+    const auto has_bias = [&](absl::string_view part) {
+      return gguf_.FindTensor(Tensor(absl::StrCat(part, ".bias"))) != nullptr;
+    };
+    config_.attention_bias =
+        has_bias(names.q) || has_bias(names.k) || has_bias(names.v) || has_bias(names.o);
+    config_.mlp_bias = has_bias(names.gate) || has_bias(names.up) || has_bias(names.down);
+    config_.tie_word_embeddings = gguf_.FindTensor(absl::StrCat(names.head, ".weight")) == nullptr;
+    const std::uint32_t type = gguf_.FindTensor(kEmbedding)->type;
+    if (type == static_cast<std::uint32_t>(GgmlType::kF32)) config_.dtype = DType::kF32;
+    if (type == static_cast<std::uint32_t>(GgmlType::kF16)) config_.dtype = DType::kF16;
+  }
+
+  const OpenedGguf& opened_;
+  const text::GgufFile& gguf_;
+  const Family* family_ = nullptr;
+  std::string prefix_;  // "llama."
+  ModelConfig config_;
+};
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadGgufConfig(const ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(const OpenedGguf opened, OpenGguf(files));
+  return GgufConfigReader(opened).Read();
+}
+
+}  // namespace quire::models

@@ -1,0 +1,146 @@
+#include "models/weights/slot_finder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "formats/tensors/quantized_tensor.h"
+#include "models/weights/stored_rows.h"
+
+namespace quire::models {
+namespace {
+
+// Sums of products of an integer matrix on CPUs fit 32 bits up to here; see QuantizedShape.
+constexpr std::int64_t kMostIntegerInputs = 65536;
+
+bool IsWeightType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+bool SameOrder(const StoredTensor& a, const StoredTensor& b) {
+  return std::ranges::equal(a.quantized->order(), b.quantized->order());
+}
+
+}  // namespace
+
+bool IsBlocks(const StoredTensor& tensor) {
+  return tensor.is_coded();
+}
+
+absl::StatusOr<const StoredTensor*> SlotFinder::Find(const std::string& name,
+                                                     std::initializer_list<Extent> extents) {
+  const StoredTensor* tensor = checkpoint_.Find(name);
+  if (tensor == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " is missing"));
+  }
+  std::vector<std::int64_t> shape;
+  std::vector<absl::string_view> keys;
+  for (const Extent& extent : extents) {
+    shape.push_back(extent.size);
+    keys.push_back(extent.keys);
+  }
+  if (tensor->shape != shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(tensor->file, ": tensor ", name, ": shape is ", tensor->ShapeText(),
+                     ", the configuration asks for [", absl::StrJoin(shape, ", "), "] (",
+                     absl::StrJoin(keys, ", "), ")"));
+  }
+  if (!IsWeightType(tensor->dtype) && !(IsBlocks(*tensor) && shape.size() >= 2)) {
+    return absl::UnimplementedError(
+        absl::StrCat(tensor->file, ": tensor ", name, ": dtype ", tensor->type,
+                     " is not supported (supported: F32, F16, BF16)"));
+  }
+  used_.insert(tensor);
+  return tensor;
+}
+
+const StoredTensor* SlotFinder::AddPiece(StoredTensor piece) {
+  pieces_.push_back(std::make_shared<const StoredTensor>(std::move(piece)));
+  return pieces_.back().get();
+}
+
+absl::StatusOr<MatrixForm> FormChooser::FormOf(const StoredTensor& tensor, bool is_head) const {
+  const std::optional<MatrixForm> converted = ConvertedForm(target_.quantization, is_head);
+  if (!converted && !IsBlocks(tensor)) return StoredForm(tensor);
+  if (!converted && target_.quantization == Quantization::kNone) return PlainForm(tensor);
+  if (!converted && target_.cuda) return CudaStoredForm(tensor);
+  const MatrixForm form = converted ? *converted : StoredForm(tensor);
+  if (!form.is_integer()) return form;
+  QUIRE_RETURN_IF_ERROR(CheckInputs(tensor, form, is_head));
+  return form;
+}
+
+absl::StatusOr<std::vector<MatrixSlot>> FormChooser::Matrices(
+    const std::vector<const StoredTensor*>& parts, bool is_head) const {
+  std::vector<MatrixSlot> matrices;
+  for (const StoredTensor* part : parts) {
+    QUIRE_ASSIGN_OR_RETURN(const MatrixForm form, FormOf(*part, is_head));
+    const bool both_plain =
+        !matrices.empty() && matrices.back().form.is_plain() && form.is_plain();
+    const bool is_like = !matrices.empty() && matrices.back().form == form &&
+                         (!form.has_order || SameOrder(*matrices.back().parts[0], *part));
+    if (!is_like && !both_plain) {
+      matrices.push_back(MatrixSlot{});
+    }
+    MatrixSlot& matrix = matrices.back();
+    if (matrix.parts.empty()) matrix.form = form;
+    matrix.k = static_cast<std::uint32_t>(part->shape[1]);
+    if (matrix.form != form) matrix.form.dtype = DType::kF32;
+    matrix.parts.push_back(part);
+    matrix.n += static_cast<std::uint32_t>(part->shape[0]);
+  }
+  return matrices;
+}
+
+absl::Status FormChooser::CheckInputs(const StoredTensor& tensor, const MatrixForm& form,
+                                      bool is_head) const {
+  const std::int64_t k = tensor.shape[1];
+  std::string needs;
+  if (form.group != 0 && k % form.group != 0) {
+    needs = absl::StrCat("a multiple of ", form.group);
+  } else if (target_.cuda && k % 8 != 0) {
+    needs = "on GPUs a multiple of 8";
+  } else if (!target_.cuda && k > kMostIntegerInputs) {
+    needs = absl::StrCat("at most ", kMostIntegerInputs);
+  } else {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      tensor.file, ": tensor ", tensor.name, ": model.quantization ",
+      QuantizationName(target_.quantization),
+      is_head ? absl::StrCat(" holds the output head as ", FormName(form), ", which") : "",
+      " needs ", needs, " inputs, this matrix has ", k));
+}
+
+absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& chooser,
+                                      const std::vector<Part>& parts, const Extent& columns,
+                                      bool is_head) {
+  LinearSlot slot;
+  slot.k = static_cast<std::uint32_t>(columns.size);
+  std::vector<const StoredTensor*> weights;
+  for (const Part& part : parts) {
+    QUIRE_ASSIGN_OR_RETURN(const StoredTensor* weight,
+                           finder.Find(absl::StrCat(part.name, ".weight"), {part.rows, columns}));
+    weights.push_back(weight);
+    slot.n += static_cast<std::uint32_t>(part.rows.size);
+    if (!part.has_bias) continue;
+    QUIRE_ASSIGN_OR_RETURN(const StoredTensor* bias,
+                           finder.Find(absl::StrCat(part.name, ".bias"), {part.rows}));
+    slot.biases.push_back(bias);
+  }
+  QUIRE_ASSIGN_OR_RETURN(slot.matrices, chooser.Matrices(weights, is_head));
+  return slot;
+}
+
+absl::StatusOr<VectorSlot> FindNorm(SlotFinder& finder, const NormSpec& norm,
+                                    const std::string& name, const Extent& elements) {
+  if (norm.kind == NormKind::kNone) return VectorSlot{};
+  QUIRE_ASSIGN_OR_RETURN(const StoredTensor* tensor,
+                         finder.Find(absl::StrCat(name, ".weight"), {elements}));
+  return VectorSlot{tensor, norm.weight_offset};
+}
+
+}  // namespace quire::models

@@ -1,0 +1,359 @@
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/weights/mla_slots.h"
+#include "models/weights/moe_slots.h"
+#include "models/weights/slot_finder.h"
+#include "models/weights/stored_rows.h"
+#include "models/weights/weights.h"
+
+namespace quire::models {
+namespace {
+
+// The weights of q's or k's norm.
+absl::StatusOr<VectorSlot> FindHeadNorm(SlotFinder& finder, const AttentionSpec& heads,
+                                        const std::string& name, const Extent& whole) {
+  if (heads.qk_norm_scope == QkNormScope::kWhole) {
+    return FindNorm(finder, heads.qk_norm, name, whole);
+  }
+  return FindNorm(finder, heads.qk_norm, name, {heads.head_size, "head_dim"});
+}
+
+absl::Status FindAttention(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
+                           const AttentionSpec& heads, const TensorNames& names,
+                           const std::string& prefix, LayerSlots* slots) {
+  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
+  const Extent hidden{spec.hidden, "hidden_size"};
+  const Extent q_rows{std::int64_t{heads.num_heads} * heads.head_size,
+                      "num_attention_heads * head_dim"};
+  const Extent kv_rows{std::int64_t{heads.num_kv_heads} * heads.head_size,
+                       "num_key_value_heads * head_dim"};
+  const Extent qkv_rows{q_rows.size + 2 * kv_rows.size,
+                        "(num_attention_heads + 2 * num_key_value_heads) * head_dim"};
+  const std::vector<Part> parts =
+      names.qkv.empty() ? std::vector<Part>{{name(names.q), q_rows, heads.q_bias},
+                                            {name(names.k), kv_rows, heads.k_bias},
+                                            {name(names.v), kv_rows, heads.v_bias}}
+                        : std::vector<Part>{{name(names.qkv), qkv_rows, heads.q_bias}};
+  QUIRE_ASSIGN_OR_RETURN(slots->qkv, FindLinear(finder, chooser, parts, hidden));
+  QUIRE_ASSIGN_OR_RETURN(slots->q_norm, FindHeadNorm(finder, heads, name(names.q_norm), q_rows));
+  QUIRE_ASSIGN_OR_RETURN(slots->k_norm, FindHeadNorm(finder, heads, name(names.k_norm), kv_rows));
+  if (heads.has_sinks) {
+    QUIRE_ASSIGN_OR_RETURN(slots->sinks.tensor, finder.Find(name(names.sinks), {
+                                                    {heads.num_heads, "num_attention_heads"}}));
+  }
+  QUIRE_ASSIGN_OR_RETURN(
+      slots->o, FindLinear(finder, chooser, {{name(names.o), hidden, heads.o_bias}}, q_rows));
+  return absl::OkStatus();
+}
+
+absl::Status FindMlp(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
+                     const MlpSpec& mlp, const TensorNames& names, const std::string& prefix,
+                     LayerSlots* slots) {
+  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
+  const Extent hidden{spec.hidden, "hidden_size"};
+  const Extent inner{mlp.intermediate, "intermediate_size"};
+  const Extent both{2 * inner.size, "2 * intermediate_size"};
+  const std::vector<Part> parts =
+      names.gate_up.empty() ? std::vector<Part>{{name(names.gate), inner, mlp.gate_bias},
+                                                {name(names.up), inner, mlp.up_bias}}
+                            : std::vector<Part>{{name(names.gate_up), both, mlp.gate_bias}};
+  QUIRE_ASSIGN_OR_RETURN(slots->gate_up, FindLinear(finder, chooser, parts, hidden));
+  QUIRE_ASSIGN_OR_RETURN(
+      slots->down, FindLinear(finder, chooser, {{name(names.down), hidden, mlp.down_bias}}, inner));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& chooser,
+                                     const ModelSpec& spec, const TensorNames& names,
+                                     std::size_t index) {
+  const LayerSpec& layer = spec.layers[index];
+  const std::string prefix = absl::StrCat(names.layer_prefix, index, ".");
+  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
+  const Extent hidden{spec.hidden, "hidden_size"};
+  LayerSlots slots;
+  QUIRE_ASSIGN_OR_RETURN(slots.attn_in,
+                         FindNorm(finder, layer.attn_in, name(names.attn_in), hidden));
+  if (layer.attention == AttentionKind::kMla) {
+    const MlaSpec& mla = layer.mla;
+    QUIRE_ASSIGN_OR_RETURN(slots.mla, FindMla(finder, chooser, spec.hidden, mla, names, prefix));
+    const Extent values{std::int64_t{mla.num_heads} * mla.v_size,
+                        "num_attention_heads * v_head_dim"};
+    QUIRE_ASSIGN_OR_RETURN(
+        slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, mla.o_bias}}, values));
+  } else {
+    QUIRE_RETURN_IF_ERROR(
+        FindAttention(finder, chooser, spec, layer.heads, names, prefix, &slots));
+  }
+  QUIRE_ASSIGN_OR_RETURN(slots.attn_out,
+                         FindNorm(finder, layer.attn_out, name(names.attn_out), hidden));
+  QUIRE_ASSIGN_OR_RETURN(slots.mlp_in,
+                         FindNorm(finder, layer.mlp_in, name(names.mlp_in), hidden));
+  if (layer.mlp == MlpKind::kMoe) {
+    QUIRE_ASSIGN_OR_RETURN(slots.moe,
+                           FindMoe(finder, chooser, spec.hidden, layer.moe, names, prefix));
+  } else {
+    QUIRE_RETURN_IF_ERROR(FindMlp(finder, chooser, spec, layer.dense, names, prefix, &slots));
+  }
+  QUIRE_ASSIGN_OR_RETURN(slots.mlp_out,
+                         FindNorm(finder, layer.mlp_out, name(names.mlp_out), hidden));
+  return slots;
+}
+
+// The number behind the prefix of a layer's tensor, or -1.
+std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
+  if (!absl::StartsWith(name, prefix)) return -1;
+  name.remove_prefix(prefix.size());
+  std::int64_t number = -1;
+  const std::size_t dot = name.find('.');
+  if (dot == absl::string_view::npos || !absl::SimpleAtoi(name.substr(0, dot), &number)) return -1;
+  return number;
+}
+
+// Tensors that publishers leave in files and that no family computes with: buffers, and layers
+// behind the last one, which hold heads for predicting several tokens.
+bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
+  return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
+         absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
+         absl::StartsWith(name, "model.mtp.") ||
+         LayerOf(name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size()) ||
+         std::any_of(names.skipped.begin(), names.skipped.end(),
+                     [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
+}
+
+// Old programs write a bias of zeros for every matrix that they quantise.
+bool IsZeroBias(const Checkpoint& checkpoint, const StoredTensor& tensor) {
+  constexpr absl::string_view kBias = ".bias";
+  if (!absl::EndsWith(tensor.name, kBias)) return false;
+  const StoredTensor* matrix = checkpoint.Find(
+      absl::StrCat(tensor.name.substr(0, tensor.name.size() - kBias.size()), ".weight"));
+  return matrix != nullptr && matrix->quantized != nullptr &&
+         std::all_of(tensor.bytes.begin(), tensor.bytes.end(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const TensorNames& names,
+                         const Checkpoint& checkpoint, WeightSlots* slots) {
+  std::size_t behind = 0;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (finder.IsUsed(tensor)) continue;
+    if (!IsIgnorable(spec, names, tensor.name) && !IsZeroBias(checkpoint, tensor)) {
+      return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
+                                                     " has no place in this architecture"));
+    }
+    if (LayerOf(tensor.name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size())) {
+      ++behind;
+    }
+  }
+  if (behind > 0) {
+    slots->warnings.push_back(absl::StrCat(behind, " tensors of layers behind num_hidden_layers ",
+                                           spec.layers.size(), " are not used"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
+                      const TensorNames& names, const Checkpoint& checkpoint, WeightSlots* slots) {
+  const std::string weight_name = absl::StrCat(names.head, ".weight");
+  if (!spec.tie_embeddings) {
+    QUIRE_ASSIGN_OR_RETURN(
+        slots->head, FindLinear(finder, chooser,
+                                {{std::string(names.head), {spec.vocab_size, "vocab_size"}, false}},
+                                {spec.hidden, "hidden_size"}, /*is_head=*/true));
+    return absl::OkStatus();
+  }
+  QUIRE_ASSIGN_OR_RETURN(slots->head.matrices,
+                         chooser.Matrices({slots->embedding}, /*is_head=*/true));
+  slots->head.n = spec.vocab_size;
+  slots->head.k = spec.hidden;
+  const StoredTensor* stored = checkpoint.Find(weight_name);
+  if (stored == nullptr) return absl::OkStatus();
+  finder.MarkUsed(stored);
+  if (stored->type != slots->embedding->type ||
+      !std::equal(stored->bytes.begin(), stored->bytes.end(), slots->embedding->bytes.begin(),
+                  slots->embedding->bytes.end())) {
+    slots->warnings.push_back(absl::StrCat("tensor ", weight_name,
+                                           " differs from the embedding and is not used, since ",
+                                           "tie_word_embeddings is true"));
+  }
+  return absl::OkStatus();
+}
+
+// Calls fn(matrix, is_head) for each matrix.
+template <typename Fn>
+void ForEachMatrix(const WeightSlots& slots, Fn&& fn) {
+  for (const LayerSlots& layer : slots.layers) {
+    for (const auto& [name, slot] : LinearsOf(layer)) {
+      for (const MatrixSlot& matrix : slot->matrices) fn(matrix, false);
+    }
+  }
+  for (const MatrixSlot& matrix : slots.head.matrices) fn(matrix, true);
+}
+
+void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const TensorNames& names,
+                     WeightSlots* slots) {
+  const std::string tied_head = absl::StrCat(names.head, ".weight");
+  std::array<std::int64_t, 4> by_type{};
+  constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kInvalid};
+  for (const StoredTensor* tensor : finder.used()) {
+    if (spec.tie_embeddings && tensor->name == tied_head) continue;
+    slots->parameter_count += tensor->num_elements();
+    for (std::size_t i = 0; i < by_type.size(); ++i) {
+      if (tensor->dtype == kTypes[i]) by_type[i] += tensor->num_elements();
+    }
+  }
+  const auto most = std::max_element(by_type.begin(), by_type.end()) - by_type.begin();
+  slots->stored_dtype = kTypes[most];
+}
+
+// The form of codes of most of the layers' weights that have one; empty when none has.
+std::string MostCodedForm(const WeightSlots& slots) {
+  std::map<std::string, std::int64_t> elements;
+  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool is_head) {
+    if (is_head || slot.form.is_plain()) return;
+    elements[FormName(slot.form)] += std::int64_t{slot.n} * slot.k;
+  });
+  if (elements.empty()) return "";
+  return std::max_element(elements.begin(), elements.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
+// Codes that no kernel multiplies with take more memory than the file.
+void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
+  if (target.quantization != Quantization::kAuto) return;
+  const StoredTensor* wide = nullptr;
+  DType dtype = DType::kInvalid;
+  ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
+    for (const StoredTensor* part : slot.parts) {
+      if (wide != nullptr || part->quantized == nullptr || !slot.form.is_plain()) continue;
+      wide = part;
+      dtype = slot.form.dtype;
+    }
+  });
+  if (wide == nullptr) return;
+  if (target.cuda && target.activation == DType::kBF16) dtype = DType::kBF16;
+  slots->warnings.push_back(absl::StrCat(
+      "weights that are stored as ", wide->type, ", such as ", wide->name, ", are held as ",
+      DTypeName(dtype), ", ", DTypeSize(dtype), " bytes each, since no kernel reads them as they ",
+      "are without loss; model.quantization int8_g32 rounds them to a little more than one"));
+}
+
+void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
+  const StoredTensor* blocks = nullptr;
+  ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
+    for (const StoredTensor* part : slot.parts) {
+      if (!IsBlocks(*part) || slot.form.is_plain() || slot.form == StoredForm(*part)) continue;
+      if (blocks == nullptr) blocks = part;
+    }
+  });
+  if (blocks != nullptr) {
+    slots->warnings.push_back(absl::StrCat(
+        "model.quantization ", QuantizationName(target.quantization), " rounds weights again that ",
+        "the file holds as ", blocks->type, ", such as ", blocks->name, "; auto would not"));
+  }
+}
+
+std::int64_t MatrixBytes(const MatrixSlot& slot, const WeightTarget& target) {
+  if (target.cuda && !slot.form.is_plain()) {
+    return kernels::CudaQuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
+  }
+  if (slot.form.is_fp8()) return kernels::Fp8Bytes(slot.form.Fp8ShapeOf(slot.n, slot.k));
+  if (slot.form.is_integer()) return kernels::QuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
+  if (target.cuda) {
+    const DType dtype = target.activation == DType::kBF16 ? DType::kBF16 : slot.form.dtype;
+    return std::int64_t{slot.n} * slot.k * DTypeSize(dtype);
+  }
+  constexpr std::int64_t kPanel = kernels::PackedLinear::kPanel;
+  const std::int64_t panels = (std::int64_t{slot.n} + kPanel - 1) / kPanel;
+  const std::int64_t columns = (std::int64_t{slot.k} + 1) / 2 * 2;
+  return panels * kPanel * columns * DTypeSize(slot.form.dtype);
+}
+
+// Calls fn(elements) for each norm and each bias.
+template <typename Fn>
+void ForEachVector(const WeightSlots& slots, Fn&& fn) {
+  const auto linear = [&](const LinearSlot& slot) {
+    if (!slot.biases.empty()) fn(std::int64_t{slot.n});
+  };
+  const auto vector = [&](const VectorSlot& slot) {
+    if (slot.tensor != nullptr) fn(slot.tensor->num_elements());
+  };
+  for (const LayerSlots& layer : slots.layers) {
+    for (const VectorSlot* slot : {&layer.attn_in, &layer.q_norm, &layer.k_norm, &layer.sinks,
+                                   &layer.attn_out, &layer.mlp_in, &layer.mlp_out,
+                                   &layer.moe.choice_bias, &layer.mla.q_a_norm,
+                                   &layer.mla.kv_a_norm}) {
+      vector(*slot);
+    }
+    for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
+  }
+  vector(slots.final_norm);
+  linear(slots.head);
+}
+
+}  // namespace
+
+absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
+                                        const Checkpoint& checkpoint, const WeightTarget& target) {
+  SlotFinder finder(checkpoint);
+  const FormChooser chooser(target);
+  WeightSlots slots;
+  QUIRE_ASSIGN_OR_RETURN(slots.embedding, finder.Find(absl::StrCat(names.embedding, ".weight"),
+                                                      {{spec.vocab_size, "vocab_size"},
+                                                       {spec.hidden, "hidden_size"}}));
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(LayerSlots layer, FindLayer(finder, chooser, spec, names, i));
+    slots.layers.push_back(std::move(layer));
+  }
+  QUIRE_ASSIGN_OR_RETURN(slots.final_norm,
+                         FindNorm(finder, spec.final_norm, std::string(names.final_norm),
+                                  {spec.hidden, "hidden_size"}));
+  QUIRE_RETURN_IF_ERROR(FindHead(finder, chooser, spec, names, checkpoint, &slots));
+  QUIRE_RETURN_IF_ERROR(CheckUnused(finder, spec, names, checkpoint, &slots));
+  slots.pieces = finder.TakePieces();
+  CountParameters(finder, spec, names, &slots);
+  slots.coded_format = MostCodedForm(slots);
+  WarnOfSecondRounding(target, &slots);
+  WarnOfWidening(target, &slots);
+  return slots;
+}
+
+std::int64_t VectorFloats(const WeightSlots& slots) {
+  std::int64_t floats = 0;
+  ForEachVector(slots, [&](std::int64_t count) { floats += PaddedVector(count); });
+  return floats;
+}
+
+DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization) {
+  if (!IsBlocks(embedding)) return embedding.dtype;
+  if (embedding.quantized != nullptr) return DType::kF32;
+  return quantization == Quantization::kNone ? DType::kF32 : DType::kF16;
+}
+
+CodedMatrices CodedMatricesOf(const WeightSlots& slots) {
+  CodedMatrices coded;
+  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) {
+    coded.integers |= slot.form.is_integer();
+    coded.orders |= slot.form.has_order;
+    coded.fp8 |= slot.form.is_fp8();
+  });
+  return coded;
+}
+
+std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target) {
+  std::int64_t bytes = VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float)) +
+                       slots.embedding->num_elements() *
+                           DTypeSize(EmbeddingDType(*slots.embedding, target.quantization));
+  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { bytes += MatrixBytes(slot, target); });
+  return bytes;
+}
+
+}  // namespace quire::models

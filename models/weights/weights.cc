@@ -1,0 +1,494 @@
+#include "models/weights/weights.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/logging.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "formats/tensors/quantized_tensor.h"
+#include "kernels/cuda/uploader.h"
+#include "kernels/linear/quantized_linear.h"
+#include "models/weights/stored_rows.h"
+
+namespace quire::models {
+namespace {
+
+// Says in the log how far loading is, about once a second. Any thread may add; on a GPU the
+// uploader's lines say it.
+class Progress {
+ public:
+  Progress(const WeightSlots& slots, bool is_cpu)
+      : is_cpu_(is_cpu), start_(absl::Now()), next_line_(absl::ToUnixNanos(start_) + kInterval) {
+    ForEachStored(slots, [&](const StoredTensor& tensor) {
+      total_ += static_cast<std::int64_t>(tensor.bytes.size());
+    });
+  }
+
+  void Add(std::int64_t stored_bytes) {
+    const std::int64_t done = done_.fetch_add(stored_bytes) + stored_bytes;
+    const std::int64_t now = absl::GetCurrentTimeNanos();
+    std::int64_t next = next_line_.load();
+    if (now >= next && next_line_.compare_exchange_strong(next, now + kInterval)) {
+      Line("packing weights", done);
+    }
+  }
+
+  void Finish() { Line("weights packed", done_.load()); }
+
+ private:
+  static constexpr std::int64_t kInterval = 1'000'000'000;
+
+  template <typename Fn>
+  static void ForEachStored(const WeightSlots& slots, Fn&& fn) {
+    const auto linear = [&](const LinearSlot& slot) {
+      for (const MatrixSlot& matrix : slot.matrices) {
+        for (const StoredTensor* part : matrix.parts) fn(*part);
+      }
+    };
+    fn(*slots.embedding);
+    for (const LayerSlots& layer : slots.layers) {
+      for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
+    }
+    linear(slots.head);
+  }
+
+  void Line(absl::string_view message, std::int64_t done) const {
+    if (!is_cpu_) return;
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start_);
+    log::Info("model", message,
+              {{"bytes", done},
+               {"of", total_},
+               {"seconds", seconds},
+               {"gb_per_second", seconds > 0 ? static_cast<double>(done) / seconds / 1e9 : 0.0}});
+  }
+
+  const bool is_cpu_;
+  const absl::Time start_;
+  std::int64_t total_ = 0;
+  std::atomic<std::int64_t> done_{0};
+  std::atomic<std::int64_t> next_line_;
+};
+
+// Memory of the backend with the bytes at `from` in it.
+absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
+                                   const kernels::Backend& backend) {
+  const bool cuda = backend.cuda() != nullptr;
+  QUIRE_ASSIGN_OR_RETURN(
+      DeviceBuffer buffer,
+      DeviceBuffer::Allocate(cuda ? MemoryKind::kDevice : MemoryKind::kHost, bytes));
+  if (cuda) {
+    QUIRE_RETURN_IF_ERROR(backend.uploader()->Copy(buffer.data(), from, bytes));
+  } else {
+    std::memcpy(buffer.data(), from, static_cast<std::size_t>(bytes));
+  }
+  return buffer;
+}
+
+// The slots of a layer and what becomes of each.
+std::vector<std::pair<const LinearSlot*, LinearWeights*>> Pairs(const LayerSlots& slots,
+                                                                LayerWeights* layer) {
+  layer->moe.gate_up.resize(slots.moe.gate_up.size());
+  layer->moe.down.resize(slots.moe.down.size());
+  layer->mla.to_latent.resize(slots.mla.to_latent.size());
+  layer->mla.from_latent.resize(slots.mla.from_latent.size());
+  const auto from = LinearsOf(slots);
+  const auto to = LinearsOf(*layer);
+  std::vector<std::pair<const LinearSlot*, LinearWeights*>> pairs;
+  for (std::size_t i = 0; i < from.size(); ++i) pairs.push_back({from[i].linear, to[i].linear});
+  return pairs;
+}
+
+// A vector in memory: its tensors one behind the other, what is added to them, who points to it.
+struct VectorPlace {
+  std::span<const StoredTensor* const> parts;
+  float offset;
+  const float** where;
+};
+
+// In the order in which they lie in memory.
+std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerWeights> layers,
+                                      const float** final_norm, LinearWeights* head) {
+  std::vector<VectorPlace> places;
+  const auto bias = [&](const LinearSlot& slot, LinearWeights* weights) {
+    if (!slot.biases.empty()) places.push_back({slot.biases, 0, &weights->bias});
+  };
+  const auto vector = [&](const VectorSlot& slot, const float** where) {
+    if (slot.tensor != nullptr) places.push_back({{&slot.tensor, 1}, slot.offset, where});
+  };
+  for (std::size_t i = 0; i < slots.layers.size(); ++i) {
+    const LayerSlots& slot = slots.layers[i];
+    LayerWeights& layer = layers[i];
+    vector(slot.attn_in, &layer.attn_in);
+    vector(slot.q_norm, &layer.q_norm);
+    vector(slot.k_norm, &layer.k_norm);
+    vector(slot.sinks, &layer.sinks);
+    vector(slot.mla.q_a_norm, &layer.mla.q_a_norm);
+    vector(slot.mla.kv_a_norm, &layer.mla.kv_a_norm);
+    vector(slot.attn_out, &layer.attn_out);
+    vector(slot.mlp_in, &layer.mlp_in);
+    vector(slot.mlp_out, &layer.mlp_out);
+    vector(slot.moe.choice_bias, &layer.moe.choice_bias);
+    for (const auto& [slot_of, weights] : Pairs(slot, &layer)) bias(*slot_of, weights);
+  }
+  vector(slots.final_norm, final_norm);
+  bias(slots.head, head);
+  return places;
+}
+
+std::int64_t Elements(const VectorPlace& place) {
+  std::int64_t elements = 0;
+  for (const StoredTensor* part : place.parts) elements += part->num_elements();
+  return elements;
+}
+
+void PointInto(const void* memory, std::span<const VectorPlace> places) {
+  const auto* at = static_cast<const float*>(memory);
+  for (const VectorPlace& place : places) {
+    *place.where = at;
+    at += PaddedVector(Elements(place));
+  }
+}
+
+absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorPlace> places,
+                                               std::int64_t floats,
+                                               const kernels::Backend& backend) {
+  std::vector<float> values(static_cast<std::size_t>(floats));
+  std::size_t at = 0;
+  for (const VectorPlace& place : places) {
+    std::size_t part_at = at;
+    for (const StoredTensor* part : place.parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend));
+      const auto elements = static_cast<std::size_t>(part->num_elements());
+      WidenRow(*part, 0, {values.data() + part_at, elements});
+      if (place.offset != 0) {
+        for (std::size_t i = 0; i < elements; ++i) values[part_at + i] += place.offset;
+      }
+      part_at += elements;
+    }
+    at += static_cast<std::size_t>(PaddedVector(Elements(place)));
+  }
+  return values;
+}
+
+// Of the inputs of an integer matrix; empty: theirs is that of x.
+std::span<const std::uint32_t> OrderOf(const MatrixSlot& slot) {
+  if (!slot.form.has_order) return {};
+  return slot.parts.front()->quantized->order();
+}
+
+// Packs the matrices of one model.
+class Packer {
+ public:
+  Packer(const kernels::Backend& backend, DType activation, Progress* progress)
+      : backend_(backend), activation_(activation), progress_(progress) {}
+
+  absl::Status Load(const LinearSlot& slot, LinearWeights* weights) {
+    for (const MatrixSlot& matrix : slot.matrices) {
+      QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed,
+                             matrix.form.is_plain() ? PackPlain(matrix)
+                             : matrix.form.is_fp8() && backend_.cuda() == nullptr
+                                 ? PackFp8(matrix)
+                                 : PackCoded(matrix));
+      weights->matrices.push_back(std::move(packed));
+      for (const StoredTensor* part : matrix.parts) Forget(*part);
+    }
+    return absl::OkStatus();
+  }
+
+  // Rows of the embedding, as stored or, of blocks, in the type given.
+  absl::StatusOr<DeviceBuffer> LoadEmbedding(const StoredTensor& tensor, DType dtype) {
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer rows, ReadEmbedding(tensor, dtype));
+    Forget(tensor);
+    return rows;
+  }
+
+ private:
+  // Files need no memory beside the weights that were made of them.
+  static void Forget(const StoredTensor& tensor) {
+    if (!tensor.is_mapped) return;
+    MappedFile::Forget(tensor.bytes);
+    // The scales of a stack serve its other matrices too.
+    if (tensor.quantized == nullptr || tensor.bytes.size() != tensor.quantized->codes_bytes()) {
+      return;
+    }
+    for (const StoredTensor* source : tensor.quantized->Sources()) {
+      MappedFile::Forget(source->bytes);
+    }
+  }
+
+  absl::StatusOr<DeviceBuffer> ReadEmbedding(const StoredTensor& tensor, DType dtype) {
+    QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend_));
+    progress_->Add(static_cast<std::int64_t>(tensor.bytes.size()));
+    if (!tensor.is_coded()) {
+      return Place(tensor.bytes.data(), static_cast<std::int64_t>(tensor.bytes.size()), backend_);
+    }
+    const std::int64_t rows = tensor.shape[0];
+    const std::int64_t row_bytes = tensor.shape[1] * DTypeSize(dtype);
+    const bool cuda = backend_.cuda() != nullptr;
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer buffer,
+                           DeviceBuffer::Allocate(cuda ? MemoryKind::kDevice : MemoryKind::kHost,
+                                                  rows * row_bytes));
+    if (!cuda) {
+      QUIRE_RETURN_IF_ERROR(ConvertRows(tensor, dtype, 0, rows, backend_, buffer.data()));
+      return buffer;
+    }
+    const std::int64_t most = std::clamp<std::int64_t>(kStagingBytes / row_bytes, 1, rows);
+    QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer staging,
+                           DeviceBuffer::Allocate(MemoryKind::kHost, most * row_bytes));
+    for (std::int64_t begin = 0; begin < rows; begin += most) {
+      const std::int64_t end = std::min(rows, begin + most);
+      QUIRE_RETURN_IF_ERROR(ConvertRows(tensor, dtype, begin, end, backend_, staging.data()));
+      QUIRE_RETURN_IF_ERROR(
+          backend_.uploader()->Copy(static_cast<std::byte*>(buffer.data()) + begin * row_bytes,
+                                    staging.data(), (end - begin) * row_bytes));
+    }
+    return buffer;
+  }
+
+  // Of blocks on their way to a GPU.
+  static constexpr std::int64_t kStagingBytes = std::int64_t{8} << 20;
+
+  // On the CPU nothing is held beside the result but the rows of a panel for each thread. On a GPU
+  // a matrix that is not of the type wanted, or whose rows lie otherwise, is laid out as a whole
+  // before it is uploaded.
+  absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot) {
+    bool as_stored = true;
+    for (const StoredTensor* part : slot.parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
+      as_stored &= part->dtype == slot.form.dtype && part->is_row_by_row();
+    }
+    if (!as_stored && backend_.cuda() == nullptr) return WidenAndPack(slot);
+    std::vector<kernels::WeightRows> rows;
+    std::vector<DeviceBuffer> laid_out;
+    for (const StoredTensor* part : slot.parts) {
+      const void* data = part->bytes.data();
+      if (part->dtype != slot.form.dtype || !part->is_row_by_row()) {
+        QUIRE_ASSIGN_OR_RETURN(DeviceBuffer plain, PlainRows(*part, slot.form.dtype, slot.k));
+        data = plain.data();
+        laid_out.push_back(std::move(plain));
+      }
+      rows.push_back({data, static_cast<std::uint32_t>(part->shape[0])});
+      progress_->Add(static_cast<std::int64_t>(part->bytes.size()));
+    }
+    return kernels::PackLinearWeights(backend_, rows, slot.form.dtype, slot.k, activation_);
+  }
+
+  // All rows of a tensor in host memory.
+  absl::StatusOr<DeviceBuffer> PlainRows(const StoredTensor& tensor, DType dtype,
+                                         std::uint32_t k) {
+    const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(dtype);
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer rows, DeviceBuffer::Allocate(MemoryKind::kHost,
+                                                                     tensor.shape[0] * row_bytes));
+    auto* const to = static_cast<std::byte*>(rows.data());
+    backend_.ParallelFor(tensor.shape[0], static_cast<double>(k) / 2,
+                         [&](std::int64_t begin, std::int64_t end, int) {
+                           for (std::int64_t row = begin; row < end; ++row) {
+                             PlainRow(tensor, dtype, row, to + row * row_bytes);
+                           }
+                         });
+    return rows;
+  }
+
+  absl::StatusOr<kernels::PackedLinear> WidenAndPack(const MatrixSlot& slot) {
+    return kernels::PackPlainRows(
+        backend_, slot.form.dtype, slot.n, slot.k, [&](std::uint32_t row, std::byte* out) {
+          const auto [part, part_row] = Locate(slot, row);
+          PlainRow(*part, slot.form.dtype, part_row, out);
+          progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
+        });
+  }
+
+  absl::StatusOr<kernels::PackedLinear> PackFp8(const MatrixSlot& slot) {
+    for (const StoredTensor* part : slot.parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
+    }
+    return kernels::PackFp8Rows(
+        backend_, slot.form.Fp8ShapeOf(slot.n, slot.k),
+        [&](std::uint32_t row, const kernels::Fp8Row& out) {
+          const auto [part, part_row] = Locate(slot, row);
+          Fp8Row(*part, part_row, out);
+          progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
+        });
+  }
+
+  absl::StatusOr<kernels::PackedLinear> PackCoded(const MatrixSlot& slot) {
+    for (const StoredTensor* part : slot.parts) {
+      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
+    }
+    const kernels::QuantizedShape shape = slot.form.ShapeOf(slot.n, slot.k);
+    // Lowest row with a scale or min that f16 cannot hold.
+    std::atomic<std::uint32_t> first_bad{slot.n};
+    absl::StatusOr<kernels::PackedLinear> packed = kernels::PackQuantizedRows(
+        backend_, shape, [&](std::uint32_t row, const kernels::QuantizedRow& out) {
+          const auto [part, part_row] = Locate(slot, row);
+          CodedRow(*part, slot.form, part_row, out);
+          if (slot.form.is_integer() && !shape.scale_per_feature() && !FitF16(out)) {
+            std::uint32_t seen = first_bad.load();
+            while (row < seen && !first_bad.compare_exchange_weak(seen, row)) {
+            }
+          }
+          progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
+        },
+        OrderOf(slot));
+    if (first_bad.load() == slot.n) return packed;
+    const auto [part, part_row] = Locate(slot, first_bad.load());
+    return absl::InvalidArgumentError(absl::StrCat(
+        part->file, ": tensor ", part->name, ": row ", part_row, " of ", part->shape[0], " has ",
+        FormName(slot.form), " scales beyond f16; write model.quantization none"));
+  }
+
+  static std::pair<const StoredTensor*, std::int64_t> Locate(const MatrixSlot& slot,
+                                                             std::uint32_t row) {
+    std::int64_t left = row;
+    std::size_t i = 0;
+    for (; left >= slot.parts[i]->shape[0]; ++i) left -= slot.parts[i]->shape[0];
+    return {slot.parts[i], left};
+  }
+
+  static bool FitF16(const kernels::QuantizedRow& row) {
+    constexpr float kBeyond = 65520;  // rounds to infinity
+    for (const float scale : row.scales) {
+      if (!(std::fabs(scale) < kBeyond)) return false;
+    }
+    for (const float min : row.mins) {
+      if (!(std::fabs(min) < kBeyond)) return false;
+    }
+    return true;
+  }
+
+  const kernels::Backend& backend_;
+  const DType activation_;
+  Progress* const progress_;
+};
+
+absl::Status AllocateMatrices(const LinearSlot& slot, LinearWeights* weights) {
+  for (const MatrixSlot& matrix : slot.matrices) {
+    absl::StatusOr<kernels::PackedLinear> packed =
+        matrix.form.is_plain()
+            ? kernels::AllocatePackedLinear(matrix.form.dtype, matrix.n, matrix.k)
+        : matrix.form.is_fp8()
+            ? kernels::AllocateFp8Linear(matrix.form.Fp8ShapeOf(matrix.n, matrix.k))
+            : kernels::AllocateQuantizedLinear(matrix.form.ShapeOf(matrix.n, matrix.k),
+                                               OrderOf(matrix));
+    if (!packed.ok()) return packed.status();
+    weights->matrices.push_back(*std::move(packed));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
+                         kernels::LinearParams params) {
+  params.bias = weights.bias;
+  for (const kernels::PackedLinear& matrix : weights.matrices) {
+    params.weight = &matrix;
+    QUIRE_RETURN_IF_ERROR(kernels::Linear(backend, params));
+    params.y = params.y + matrix.n();
+    if (params.bias != nullptr) params.bias += matrix.n();
+    if (params.residual != nullptr) params.residual += matrix.n();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::Backend& backend,
+                                      const WeightTarget& target) {
+  Weights weights;
+  Progress progress(slots, backend.cuda() == nullptr);
+  Packer packer(backend, target.activation, &progress);
+  weights.embedding_dtype_ = EmbeddingDType(*slots.embedding, target.quantization);
+  QUIRE_ASSIGN_OR_RETURN(weights.embedding_,
+                         packer.LoadEmbedding(*slots.embedding, weights.embedding_dtype_));
+  // Sized once: vectors are pointed to from inside.
+  weights.layers_.resize(slots.layers.size());
+  for (std::size_t i = 0; i < slots.layers.size(); ++i) {
+    for (const auto& [slot, linear] : Pairs(slots.layers[i], &weights.layers_[i])) {
+      QUIRE_RETURN_IF_ERROR(packer.Load(*slot, linear));
+    }
+  }
+  QUIRE_RETURN_IF_ERROR(packer.Load(slots.head, &weights.head_));
+  const std::vector<VectorPlace> vectors =
+      VectorPlaces(slots, weights.layers_, &weights.final_norm_, &weights.head_);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> values,
+                         ReadVectors(vectors, VectorFloats(slots), backend));
+  QUIRE_ASSIGN_OR_RETURN(
+      weights.vectors_,
+      Place(values.data(), static_cast<std::int64_t>(values.size() * sizeof(float)), backend));
+  PointInto(weights.vectors_.data(), vectors);
+  progress.Finish();
+  return weights;
+}
+
+absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization quantization) {
+  Weights weights;
+  weights.embedding_dtype_ = EmbeddingDType(*slots.embedding, quantization);
+  QUIRE_ASSIGN_OR_RETURN(
+      weights.embedding_,
+      DeviceBuffer::Allocate(MemoryKind::kHost, slots.embedding->num_elements() *
+                                                    DTypeSize(weights.embedding_dtype_)));
+  weights.layers_.resize(slots.layers.size());
+  for (std::size_t i = 0; i < slots.layers.size(); ++i) {
+    for (const auto& [slot, linear] : Pairs(slots.layers[i], &weights.layers_[i])) {
+      QUIRE_RETURN_IF_ERROR(AllocateMatrices(*slot, linear));
+    }
+  }
+  QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.head, &weights.head_));
+  QUIRE_ASSIGN_OR_RETURN(
+      weights.vectors_,
+      DeviceBuffer::Allocate(MemoryKind::kHost,
+                             VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float))));
+  PointInto(weights.vectors_.data(),
+            VectorPlaces(slots, weights.layers_, &weights.final_norm_, &weights.head_));
+  return weights;
+}
+
+std::vector<Weights::Section> Weights::Sections() const {
+  std::vector<Section> sections = {
+      {absl::StrCat("embedding ", DTypeName(embedding_dtype_)), embedding_.bytes()},
+      {"vectors f32", vectors_.bytes()}};
+  const auto add = [&](const LinearWeights& linear, absl::string_view name) {
+    for (const kernels::PackedLinear& matrix : linear.matrices) {
+      const MatrixForm form{.format = matrix.format(),
+                            .dtype = matrix.dtype(),
+                            .group = matrix.group() == matrix.k() ? 0 : matrix.group(),
+                            .has_min = matrix.has_min(),
+                            .min_in_steps = matrix.min_in_steps(),
+                            .has_order = matrix.order() != nullptr};
+      const std::string what =
+          absl::StrCat(name, " ", FormName(form), " [", matrix.n(), ", ", matrix.k(), "]");
+      sections.push_back({what, matrix.element_memory()});
+      if (!matrix.scale_memory().empty()) {
+        sections.push_back({absl::StrCat(what, " scales"), matrix.scale_memory()});
+      }
+    }
+  };
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    for (const auto& [name, linear] : LinearsOf(layers_[i])) {
+      add(*linear, absl::StrCat("layers.", i, ".", name));
+    }
+  }
+  add(head_, "head");
+  return sections;
+}
+
+std::int64_t Weights::size_bytes() const {
+  std::int64_t bytes = embedding_.size_bytes() + vectors_.size_bytes();
+  const auto add = [&](const LinearWeights& linear) {
+    for (const kernels::PackedLinear& matrix : linear.matrices) bytes += matrix.size_bytes();
+  };
+  for (const LayerWeights& layer : layers_) {
+    for (const auto& [name, linear] : LinearsOf(layer)) add(*linear);
+  }
+  add(head_);
+  return bytes;
+}
+
+}  // namespace quire::models
