@@ -31,9 +31,9 @@
 #include "formats/model_files.h"
 #include "formats/tensors/gguf_tensors.h"
 #include "kernels/backend/backend.h"
-#include "models/memory_plan.h"
-#include "models/model.h"
-#include "models/model_runner.h"
+#include "runtime/cpu_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "text/tokenizer/gguf_vocabulary.h"
 #include "text/tokenizer/tokenizer.h"
 

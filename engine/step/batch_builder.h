@@ -15,7 +15,7 @@
 #include "cache_manager/cache_manager.h"
 #include "engine/scheduler/step_plan.h"
 #include "engine/step/flight.h"
-#include "models/step_batch.h"
+#include "runtime/step_batch.h"
 
 namespace quire::engine {
 

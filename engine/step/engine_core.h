@@ -39,7 +39,7 @@
 #include "engine/step/batch_builder.h"
 #include "engine/step/engine_stats.h"
 #include "engine/step/flight.h"
-#include "models/step_runner.h"
+#include "runtime/step_runner.h"
 
 namespace quire::engine {
 

@@ -3,7 +3,7 @@
 // What a configuration makes of a GPU's memory: the same sums for the daemon and for `quire plan`,
 // which needs no GPU.
 //
-// Place:      between DaemonOptions and models/memory_plan.h.
+// Place:      between DaemonOptions and runtime/memory_plan.h.
 // Invariants: nothing is loaded; what it returns is what the daemon allocates.
 // Threads:    any.
 // Lifetime:   values.
@@ -19,7 +19,7 @@
 #include "cache_manager/pool/page_demand.h"
 #include "models/blocks/layer_groups.h"
 #include "models/config/model_config.h"
-#include "models/memory_plan.h"
+#include "runtime/memory_plan.h"
 #include "server/config/options.h"
 
 namespace quire::server {

@@ -23,7 +23,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/mutex.h"
-#include "models/step_runner.h"
+#include "runtime/step_runner.h"
 
 namespace quire::engine {
 

@@ -15,7 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "models/model.h"
+#include "runtime/model.h"
 #include "tests/models/model_check.h"
 #include "tests/models/test_files.h"
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/config/model_config.h"
-#include "models/model.h"
+#include "runtime/model.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

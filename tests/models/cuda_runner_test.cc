@@ -1,7 +1,7 @@
 // CudaRunner on an emulated GPU: what it allocates, what it does with pages and errors, and its
 // tokens against the CPU's.
 
-#include "models/cuda_runner.h"
+#include "runtime/cuda_runner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,10 +16,10 @@
 #include "base/cuda_status.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
-#include "models/memory_plan.h"
-#include "models/model.h"
-#include "models/model_runner.h"
 #include "models/weights/weights.h"
+#include "runtime/cpu_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/models/test_files.h"
 

@@ -1,6 +1,6 @@
 // Random steps through CudaStepInputs: afterwards the device has what the host has.
 
-#include "models/cuda_step_inputs.h"
+#include "runtime/cuda_step_inputs.h"
 
 #include <gtest/gtest.h>
 

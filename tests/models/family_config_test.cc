@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/families/registry.h"
-#include "models/model.h"
+#include "runtime/model.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "formats/tensors/gguf_tensors.h"
-#include "models/model.h"
+#include "runtime/model.h"
 #include "tests/models/model_check.h"
 #include "tests/models/test_files.h"
 #include "text/tokenizer/gguf_vocabulary.h"

@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "models/families/gguf_config.h"
-#include "models/model.h"
 #include "models/weights/checkpoint.h"
 #include "models/weights/fingerprint.h"
+#include "runtime/model.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -20,11 +20,11 @@
 #include "absl/strings/str_cat.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
-#include "models/memory_plan.h"
-#include "models/model.h"
-#include "models/model_runner.h"
 #include "models/weights/dummy_checkpoint.h"
 #include "models/weights/weights.h"
+#include "runtime/cpu_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "models/memory_plan.h"
+#include "runtime/memory_plan.h"
 
 namespace quire::models {
 namespace {

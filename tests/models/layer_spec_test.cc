@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "models/memory_plan.h"
+#include "runtime/memory_plan.h"
 
 namespace quire::models {
 namespace {

@@ -10,8 +10,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "models/model.h"
 #include "models/weights/checkpoint.h"
+#include "runtime/model.h"
 #include "tests/models/model_check.h"
 #include "tests/models/test_files.h"
 

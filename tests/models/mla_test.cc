@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "models/memory_plan.h"
-#include "models/model.h"
 #include "models/weights/weights.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cache_manager/pool/kv_pool.h"
-#include "models/memory_plan.h"
-#include "models/model_runner.h"
+#include "runtime/cpu_runner.h"
+#include "runtime/memory_plan.h"
 
 namespace quire::models {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/backend/backend.h"
-#include "models/model.h"
+#include "runtime/model.h"
 
 namespace quire::models {
 

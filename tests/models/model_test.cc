@@ -1,4 +1,4 @@
-#include "models/model.h"
+#include "runtime/model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "models/memory_plan.h"
 #include "models/weights/weights.h"
+#include "runtime/memory_plan.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

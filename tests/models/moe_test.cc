@@ -22,9 +22,9 @@
 #include "absl/strings/str_cat.h"
 #include "models/blocks/moe_block.h"
 #include "models/blocks/step_buffers.h"
-#include "models/model.h"
 #include "models/weights/dummy_checkpoint.h"
 #include "models/weights/weights.h"
+#include "runtime/model.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

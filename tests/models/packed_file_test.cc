@@ -1,6 +1,6 @@
 // Packed weights kept between starts.
 
-#include "models/packed_file.h"
+#include "runtime/packed_file.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
-#include "models/model.h"
+#include "runtime/model.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

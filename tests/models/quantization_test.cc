@@ -15,11 +15,11 @@
 #include "cache_manager/pool/kv_pool.h"
 #include "models/blocks/step_buffers.h"
 #include "models/families/registry.h"
-#include "models/memory_plan.h"
-#include "models/model.h"
-#include "models/model_runner.h"
 #include "models/weights/checkpoint.h"
 #include "models/weights/weights.h"
+#include "runtime/cpu_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "tests/models/test_files.h"
 
 namespace quire::models {

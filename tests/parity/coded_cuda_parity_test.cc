@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "kernels/linear/quantized_linear.h"
-#include "models/memory_plan.h"
-#include "models/model.h"
 #include "models/weights/weights.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/format_model.h"

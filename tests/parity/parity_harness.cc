@@ -19,10 +19,10 @@
 #include "cache_manager/pool/kv_pool.h"
 #include "formats/tensors/safetensors.h"
 #include "kernels/backend/backend.h"
-#include "models/cuda_runner.h"
-#include "models/memory_plan.h"
-#include "models/model.h"
-#include "models/model_runner.h"
+#include "runtime/cpu_runner.h"
+#include "runtime/cuda_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "tests/parity/page_tables.h"
 
 namespace quire::models::parity {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "models/model.h"
+#include "runtime/model.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/parity_harness.h"
 

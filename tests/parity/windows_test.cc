@@ -7,7 +7,7 @@
 
 #include "formats/model_files.h"
 #include "models/blocks/layer_groups.h"
-#include "models/model.h"
+#include "runtime/model.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {

@@ -11,10 +11,10 @@
 #include "gtest/gtest.h"
 #include "kernels/backend/backend.h"
 #include "models/blocks/layer_groups.h"
-#include "models/cuda_runner.h"
-#include "models/memory_plan.h"
-#include "models/model.h"
-#include "models/model_runner.h"
+#include "runtime/cpu_runner.h"
+#include "runtime/cuda_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "tests/engine/harness.h"
 
 namespace quire::engine {

@@ -13,8 +13,8 @@
 #include "base/dtype.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/engine.h"
-#include "models/step_runner.h"
 #include "models/weights/quantization.h"
+#include "runtime/step_runner.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::engine {

@@ -18,10 +18,10 @@ class LayerCheckTest(CheckCase):
         "cache_manager/pool.h": PRAGMA + '#include "cache_manager/view.h"\n',
         "kernels/linear/linear.h": PRAGMA + '#include "cache_manager/view.h"\n',
         "kernels/linear/linear_simd.cc": '#include "hwy/highway.h"\n#include "kernels/linear/linear.h"\n',
-        "models/model.h": PRAGMA + '#include "text/tokenizer/tokenizer.h"\n#include "kernels/linear/linear.h"\n',
+        "runtime/model.h": PRAGMA + '#include "text/tokenizer/tokenizer.h"\n#include "kernels/linear/linear.h"\n',
         "text/tokenizer/tokenizer.h": PRAGMA + '#include "base/status.h"\n',
-        "models/families/llama.cc": '#include "models/model.h"\n',
-        "engine/engine.h": PRAGMA + '#include "models/model.h"\n',
+        "models/families/llama.cc": '#include "runtime/model.h"\n',
+        "engine/engine.h": PRAGMA + '#include "runtime/model.h"\n',
         "server/api/translate.h": PRAGMA + '#include "engine/engine.h"\n',
         "server/grpc/service.cc": '#include "server/api/translate.h"\n#include <grpcpp/grpcpp.h>\n'
                                   '#include "quire/v1/generation.pb.h"\n',
@@ -41,7 +41,7 @@ class LayerCheckTest(CheckCase):
 
     def test_upward_includes(self):
         for name, target in (("cache_manager/a.cc", "kernels/linear/linear.h"),
-                             ("kernels/a.cc", "models/model.h"),
+                             ("kernels/a.cc", "runtime/model.h"),
                              ("models/a.cc", "engine/engine.h"),
                              ("engine/a.cc", "server/api/translate.h")):
             self.refuses({name: f'#include "{target}"\n'}, f"{name}:1", target, "may not include")
@@ -61,7 +61,7 @@ class LayerCheckTest(CheckCase):
                      "server/grpc may not include server/vllm")
 
     def test_text_stands_alone(self):
-        for target in ("models/model.h", "kernels/linear/linear.h", "cache_manager/view.h"):
+        for target in ("runtime/model.h", "kernels/linear/linear.h", "cache_manager/view.h"):
             self.refuses({"models/text/a.cc": f'#include "{target}"\n'}, "models/text", target)
 
     def test_third_party(self):

@@ -1,4 +1,4 @@
-#include "models/packed_file.h"
+#include "runtime/packed_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

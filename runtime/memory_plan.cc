@@ -1,4 +1,4 @@
-#include "models/memory_plan.h"
+#include "runtime/memory_plan.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,12 +8,12 @@
 #include "base/status.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "models/blocks/step_buffers.h"
-#include "models/cuda_sizes.h"
 #include "models/families/registry.h"
-#include "models/model.h"
 #include "models/weights/checkpoint.h"
 #include "models/weights/dummy_checkpoint.h"
 #include "models/weights/weights.h"
+#include "runtime/cuda_sizes.h"
+#include "runtime/model.h"
 
 namespace quire::models {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/step_order.h"
+#include "runtime/step_order.h"
 
 #include <algorithm>
 

@@ -14,8 +14,8 @@
 #include "formats/model_files.h"
 #include "models/blocks/layer_groups.h"
 #include "models/config/layer_spec.h"
-#include "models/model.h"
-#include "models/runner_options.h"
+#include "runtime/model.h"
+#include "runtime/runner_options.h"
 
 namespace quire::models {
 

@@ -6,9 +6,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend/backend.h"
-#include "models/memory_plan.h"
-#include "models/runner_options.h"
-#include "models/step_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/runner_options.h"
+#include "runtime/step_runner.h"
 
 namespace quire::cache {
 class KvPool;

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "models/step_batch.h"
+#include "runtime/step_batch.h"
 
 namespace quire::models {
 

@@ -1,4 +1,4 @@
-#include "models/step_graphs.h"
+#include "runtime/step_graphs.h"
 
 #include <algorithm>
 #include <utility>

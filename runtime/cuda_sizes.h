@@ -10,8 +10,8 @@
 #include "kernels/sampling/device_sampler.h"
 #include "models/blocks/step_buffers.h"
 #include "models/config/layer_spec.h"
-#include "models/memory_plan.h"
-#include "models/runner_options.h"
+#include "runtime/memory_plan.h"
+#include "runtime/runner_options.h"
 
 namespace quire::models {
 

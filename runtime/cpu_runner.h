@@ -5,8 +5,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend/backend.h"
-#include "models/runner_options.h"
-#include "models/step_runner.h"
+#include "runtime/runner_options.h"
+#include "runtime/step_runner.h"
 
 namespace quire::cache {
 class KvPool;

@@ -1,4 +1,4 @@
-#include "models/model_runner.h"
+#include "runtime/cpu_runner.h"
 
 #include <algorithm>
 #include <utility>
@@ -16,11 +16,11 @@
 #include "models/blocks/decoder.h"
 #include "models/blocks/layer_groups.h"
 #include "models/blocks/step_buffers.h"
-#include "models/memory_plan.h"
-#include "models/model.h"
-#include "models/step_batch_check.h"
-#include "models/step_order.h"
 #include "models/weights/weights.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
+#include "runtime/step_batch_check.h"
+#include "runtime/step_order.h"
 
 namespace quire::models {
 struct ModelRunner::State {

@@ -1,4 +1,4 @@
-#include "models/cuda_sizes.h"
+#include "runtime/cuda_sizes.h"
 
 #include <algorithm>
 #include <set>
@@ -7,7 +7,7 @@
 #include "cache_manager/pool/lookup_table.h"
 #include "kernels/linear/linear_tree.h"
 #include "models/blocks/layer_groups.h"
-#include "models/cuda_step_inputs.h"
+#include "runtime/cuda_step_inputs.h"
 
 namespace quire::models {
 namespace {

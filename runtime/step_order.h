@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "models/blocks/step_buffers.h"
-#include "models/step_batch.h"
+#include "runtime/step_batch.h"
 
 namespace quire::models {
 

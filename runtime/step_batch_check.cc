@@ -1,4 +1,4 @@
-#include "models/step_batch_check.h"
+#include "runtime/step_batch_check.h"
 
 #include <algorithm>
 #include <cstdint>

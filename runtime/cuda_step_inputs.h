@@ -9,8 +9,8 @@
 #include "base/device_buffer.h"
 #include "kernels/backend/backend.h"
 #include "models/blocks/step_buffers.h"
-#include "models/step_batch.h"
-#include "models/step_order.h"
+#include "runtime/step_batch.h"
+#include "runtime/step_order.h"
 
 namespace quire::models {
 

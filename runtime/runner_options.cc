@@ -1,8 +1,8 @@
-#include "models/runner_options.h"
+#include "runtime/runner_options.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "models/memory_plan.h"
+#include "runtime/memory_plan.h"
 
 namespace quire::models {
 namespace {

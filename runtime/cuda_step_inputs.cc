@@ -1,4 +1,4 @@
-#include "models/cuda_step_inputs.h"
+#include "runtime/cuda_step_inputs.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "models/model.h"
+#include "runtime/model.h"
 
 #include <optional>
 #include <utility>
@@ -11,11 +11,11 @@
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
 #include "models/families/registry.h"
-#include "models/packed_file.h"
 #include "models/weights/checkpoint.h"
 #include "models/weights/dummy_checkpoint.h"
 #include "models/weights/fingerprint.h"
 #include "models/weights/weights.h"
+#include "runtime/packed_file.h"
 
 namespace quire::models {
 

@@ -1,4 +1,4 @@
-#include "models/cuda_runner.h"
+#include "runtime/cuda_runner.h"
 
 #include <algorithm>
 #include <optional>
@@ -20,13 +20,13 @@
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/sampling/device_sampler.h"
 #include "models/blocks/decoder.h"
-#include "models/cuda_sizes.h"
-#include "models/cuda_step_inputs.h"
-#include "models/model.h"
-#include "models/step_batch_check.h"
-#include "models/step_graphs.h"
-#include "models/step_order.h"
 #include "models/weights/weights.h"
+#include "runtime/cuda_sizes.h"
+#include "runtime/cuda_step_inputs.h"
+#include "runtime/model.h"
+#include "runtime/step_batch_check.h"
+#include "runtime/step_graphs.h"
+#include "runtime/step_order.h"
 
 namespace quire::models {
 namespace {
