@@ -1,5 +1,5 @@
 #!/bin/sh
-# Launcher of nvcc: keeps what ptxas says of an object beside it (x.o -> x.o.ptxas, read by tools/cuda_gate.py),
+# Launcher of nvcc: keeps what ptxas says of an object beside it (x.o -> x.o.ptxas, read by tools/checks/cuda_gate.py),
 # shows only what is not information, and fails on two remarks that ptxas calls information although the
 # kernel is then not what its source says.
 #

@@ -1,5 +1,5 @@
 # The three functions that make every target of quire. A target's DEPS are the layers it may include;
-# tools/layer_check.py proves the same rule on the text of the includes.
+# tools/checks/layer_check.py proves the same rule on the text of the includes.
 
 set(QUIRE_WARNINGS -Wall -Wextra -Wconversion -Werror)
 

@@ -52,5 +52,5 @@ has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || [ -e /dev/dxg ]; }
 cuda_gate() {
   local cuobjdump
   cuobjdump=$(echo build/venv/lib/python3*/site-packages/nvidia/cu13/bin/cuobjdump)
-  /usr/bin/python3 tools/cuda_gate.py "$1" --cuobjdump "$cuobjdump"
+  /usr/bin/python3 tools/checks/cuda_gate.py "$1" --cuobjdump "$cuobjdump"
 }

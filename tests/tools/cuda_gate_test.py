@@ -77,7 +77,7 @@ class CudaGateTest(unittest.TestCase):
         self.assertIn("105 kernels for sm_90, at most 104", output)
 
     def test_no_reports_is_a_failure(self):
-        self.assertEqual(subprocess.run([sys.executable, ROOT / "tools/cuda_gate.py", self.build],
+        self.assertEqual(subprocess.run([sys.executable, ROOT / "tools/checks/cuda_gate.py", self.build],
                                         capture_output=True).returncode, 1)
 
     def test_machine_code(self):

@@ -1,4 +1,4 @@
-"""Breaks each rule of tools/layer_check.py once."""
+"""Breaks each rule of tools/checks/layer_check.py once."""
 
 import unittest
 

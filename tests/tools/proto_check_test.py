@@ -1,4 +1,4 @@
-"""Breaks each rule of tools/proto_check.py once."""
+"""Breaks each rule of tools/checks/proto_check.py once."""
 
 import pathlib
 import tempfile

@@ -1,4 +1,4 @@
-"""Breaks each rule of tools/style_check.py once."""
+"""Breaks each rule of tools/checks/style_check.py once."""
 
 import unittest
 

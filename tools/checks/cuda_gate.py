@@ -6,9 +6,9 @@ shared memory within kernels/cuda/resources.json, every kernel in that table and
 kernels per architecture. With --cuobjdump also from machine code and PTX: the instructions that each unit must hold
 are there, portable units carry PTX for later GPUs, and no kernel reads or writes local memory.
 
-    tools/cuda_gate.py build/ci                         the reports
-    tools/cuda_gate.py build/ci --cuobjdump PATH        and the machine code
-    tools/cuda_gate.py build/ci --update                writes the table from the reports
+    tools/checks/cuda_gate.py build/ci                         the reports
+    tools/checks/cuda_gate.py build/ci --cuobjdump PATH        and the machine code
+    tools/checks/cuda_gate.py build/ci --update                writes the table from the reports
 
 Exit status 1 with one line per violation.
 """

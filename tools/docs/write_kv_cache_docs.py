@@ -4,9 +4,9 @@
 Both come from one table, tests/testdata/kv_cache/members.json: every member of the five reference
 documents, its place in quire or the reason why it is absent, and C++ that proves it.
 
-    tools/write_kv_cache_docs.py                 write docs/kv_cache.md from docs/kv_cache.in.md
-    tools/write_kv_cache_docs.py --check         fail when docs/kv_cache.md is not what would be written
-    tools/write_kv_cache_docs.py --source FILE   write the C++ source whose compilation is the check
+    tools/docs/write_kv_cache_docs.py                 write docs/kv_cache.md from docs/kv_cache.in.md
+    tools/docs/write_kv_cache_docs.py --check         fail when docs/kv_cache.md is not what would be written
+    tools/docs/write_kv_cache_docs.py --source FILE   write the C++ source whose compilation is the check
 """
 import argparse
 import json
@@ -81,12 +81,12 @@ def document_text(table):
         text = template.read()
     if text.count(MARKER) != 1:
         sys.exit("docs/kv_cache.in.md must hold %r once" % MARKER.strip())
-    banner = "<!-- Written by tools/write_kv_cache_docs.py from docs/kv_cache.in.md and " \
+    banner = "<!-- Written by tools/docs/write_kv_cache_docs.py from docs/kv_cache.in.md and " \
              "tests/testdata/kv_cache/members.json. -->\n"
     return banner + text.replace(MARKER, markdown(table))
 
 
-PROLOGUE = """// Written by tools/write_kv_cache_docs.py; compiling it is the check.
+PROLOGUE = """// Written by tools/docs/write_kv_cache_docs.py; compiling it is the check.
 
 #include <array>
 #include <concepts>
@@ -169,7 +169,7 @@ def main():
     if arguments.check:
         with open(DOCUMENT, encoding="utf-8") as file:
             if file.read() != text:
-                sys.exit("docs/kv_cache.md is out of date; run tools/write_kv_cache_docs.py")
+                sys.exit("docs/kv_cache.md is out of date; run tools/docs/write_kv_cache_docs.py")
         print("docs/kv_cache.md is up to date: %d rows" % len(table["members"]))
         return
     with open(DOCUMENT, "w", encoding="utf-8") as file:

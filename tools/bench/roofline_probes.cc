@@ -1,4 +1,4 @@
-#include "tools/bench_rulers.h"
+#include "tools/bench/roofline_probes.h"
 
 #include <sys/mman.h>
 

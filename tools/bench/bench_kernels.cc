@@ -26,7 +26,7 @@
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/ops.h"
-#include "tools/bench_rulers.h"
+#include "tools/bench/roofline_probes.h"
 
 namespace quire::kernels {
 namespace {
