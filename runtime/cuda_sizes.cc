@@ -138,7 +138,7 @@ RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std:
     memory.attention_bytes += kernels::AttentionPlan::BytesFor(limits, num_sms);
   }
   memory.sampler_bytes = kernels::DeviceSampler::BytesFor(sizes.sampler);
-  memory.linear_bytes = kernels::cuda::kLinearWorkspaceBytes;
+  memory.linear_bytes = kernels::kLinearWorkspaceBytes;
   memory.graph_bytes = sizes.graph_bytes;
   memory.pinned_bytes = CudaStepInputs::PinnedBytesFor(sizes.buffers) +
                         kernels::DeviceSampler::PinnedBytesFor(sizes.sampler);

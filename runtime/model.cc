@@ -10,6 +10,7 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
+#include "models/families/read_model_config.h"
 #include "models/families/registry.h"
 #include "models/weights/checkpoint.h"
 #include "models/weights/dummy_checkpoint.h"

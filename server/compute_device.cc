@@ -8,6 +8,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "kernels/backend/proven.h"
+#include "kernels/linear/cublaslt.h"
 
 namespace quire::server {
 namespace {
@@ -26,6 +27,22 @@ absl::Status DeviceError(const absl::Status& status) {
 
 std::string CapabilityName(std::int32_t capability) {
   return absl::StrCat(capability / 10, ".", capability % 10);
+}
+
+// NOT_FOUND for kFast without cuBLASLt.
+absl::StatusOr<kernels::Backend> OpenBackend(const Stream& stream,
+                                             kernels::Determinism determinism,
+                                             ThreadPool* threads) {
+  QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                         kernels::Backend::CreateCuda(stream, determinism, threads));
+  if constexpr (kernels::kHasCuda) {
+    if (determinism == kernels::Determinism::kFast) {
+      QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<kernels::cuda::CublasLt> library,
+                             kernels::cuda::CublasLt::Open(stream));
+      backend.UseCublasLt(std::move(library));
+    }
+  }
+  return backend;
 }
 
 }  // namespace
@@ -79,7 +96,7 @@ absl::Status ComputeDevice::OpenCuda(const DaemonOptions& options, ThreadPool* t
   if (!stream.ok()) return DeviceError(stream.status());
   stream_.emplace(*std::move(stream));
   absl::StatusOr<kernels::Backend> backend =
-      kernels::Backend::CreateCuda(*stream_, ToDeterminism(options.determinism), threads);
+      OpenBackend(*stream_, ToDeterminism(options.determinism), threads);
   if (!backend.ok()) {
     stream_.reset();
     return backend.status();

@@ -389,7 +389,7 @@ absl::Status ModelStack::PrepareCuda(const DaemonOptions& options,
   const Device& device = device_->device();
   QUIRE_ASSIGN_OR_RETURN(std::int64_t free_bytes, FreeDeviceMemory(device));
   // The backend has taken its part of the plan already.
-  free_bytes += kernels::cuda::kLinearWorkspaceBytes;
+  free_bytes += kernels::kLinearWorkspaceBytes;
   QUIRE_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(options, files, free_bytes, device.num_sms));
   LogPlan(plan);
   context_tokens_ = plan.context_tokens;

@@ -12,8 +12,6 @@
 #include "base/status.h"
 #include "kernels/backend/isa.h"
 #include "kernels/backend/proven.h"
-#include "kernels/linear/cublaslt.h"
-#include "kernels/linear/linear_tree.h"
 
 namespace quire::kernels {
 namespace {
@@ -84,20 +82,20 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
   Backend backend(device, pool);
   QUIRE_ASSIGN_OR_RETURN(
       backend.linear_workspace_,
-      DeviceBuffer::Allocate(MemoryKind::kDevice, cuda::kLinearWorkspaceBytes));
-  if constexpr (kHasCuda) {
-    if (determinism == Determinism::kFast) {
-      QUIRE_ASSIGN_OR_RETURN(backend.cublaslt_, cuda::CublasLt::Open(stream));
-    }
-  }
+      DeviceBuffer::Allocate(MemoryKind::kDevice, kLinearWorkspaceBytes));
   backend.cuda_ = CudaContext{.stream = &stream,
                               .num_sms = device.num_sms,
                               .compute_capability = device.compute_capability,
                               .determinism = determinism,
                               .linear_workspace =
-                                  static_cast<std::byte*>(backend.linear_workspace_.data()),
-                              .cublaslt = backend.cublaslt_.get()};
+                                  static_cast<std::byte*>(backend.linear_workspace_.data())};
   return backend;
+}
+
+void Backend::UseCublasLt(std::shared_ptr<cuda::CublasLt> library) {
+  QUIRE_CHECK(cuda_ && cuda_->determinism == Determinism::kFast && library != nullptr);
+  cublaslt_ = std::move(library);
+  cuda_->cublaslt = cublaslt_.get();
 }
 
 Backend::Backend(const Device& device, ThreadPool* pool)

@@ -52,10 +52,14 @@ class Backend {
 
   // The GPU of `stream`, on which every op is enqueued; the pool serves the host's part of loading.
   // Returns UNIMPLEMENTED in a build without CUDA; FAILED_PRECONDITION when the kernels of this
-  // build have not been proven on such a device and QUIRE_UNPROVEN=1 is not in the environment;
-  // NOT_FOUND for kFast without cuBLASLt.
+  // build have not been proven on such a device and QUIRE_UNPROVEN=1 is not in the environment.
+  // With kFast the caller hands over the library before the first op (UseCublasLt).
   static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
                                             ThreadPool* pool);
+
+  // The library of products in kFast (kernels/linear/cublaslt.h), which lives as long as the
+  // backend. REQUIRES: a GPU and kFast; the library was opened on the stream of the backend.
+  void UseCublasLt(std::shared_ptr<cuda::CublasLt> library);
 
   Backend(Backend&&) = default;
   Backend& operator=(Backend&&) = default;

@@ -7,12 +7,8 @@
 #include <string>
 
 #if defined(__linux__)
-#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#if defined(__aarch64__)
-#include <asm/hwcap.h>
-#endif
 #endif
 
 #include "absl/strings/str_cat.h"
@@ -48,41 +44,28 @@ bool HasAmx() {
   return false;
 #endif
 }
-// The integer kernels of "neon" need more than Highway's level, which every 64-bit ARM has.
-bool HasDotProducts() {
-#if defined(__aarch64__) && defined(__linux__)
-  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
-#elif defined(__aarch64__)
-  return true;
-#else
-  return false;
-#endif
-}
 bool Always() {
   return true;
 }
 
 struct Level {
   absl::string_view name;
-  std::int64_t target;               // of Highway
-  bool (*available)();               // besides that target
-  const IntLinearKernels* integers;
+  std::int64_t target;  // of Highway
+  bool (*available)();  // besides that target
   // Its tests have run on such a machine; otherwise it is chosen by name only.
   bool proven = true;
-  // What its integer kernels need besides; without, those of the next level serve.
-  bool (*integers_available)() = Always;
 };
 
-// Best first; a level may use itself and everything after it.
-constexpr std::array<Level, 8> kLevels = {{
-    {"amx", HWY_AVX3, HasAmx, &kIntLinearAmx, false},
-    {"avx512_vnni", HWY_AVX3, HasVnni, &kIntLinearAvx512Vnni},
-    {"avx512", HWY_AVX3, Always, &kIntLinearAvx512},
-    {"avx_vnni", HWY_AVX2, HasAvxVnni, &kIntLinearAvxVnni},
-    {"avx2", HWY_AVX2, Always, &kIntLinearAvx2},
-    {"sse4", HWY_SSE4, Always, &kIntLinearSse4},
-    {"neon", HWY_NEON, Always, &kIntLinearNeon, true, HasDotProducts},
-    {"scalar", HWY_EMU128 | HWY_SCALAR, Always, &kIntLinearScalar},
+// In the order of CpuLevel, best first; a level may use itself and everything after it.
+constexpr std::array<Level, kNumCpuLevels> kLevels = {{
+    {"amx", HWY_AVX3, HasAmx, false},
+    {"avx512_vnni", HWY_AVX3, HasVnni},
+    {"avx512", HWY_AVX3, Always},
+    {"avx_vnni", HWY_AVX2, HasAvxVnni},
+    {"avx2", HWY_AVX2, Always},
+    {"sse4", HWY_SSE4, Always},
+    {"neon", HWY_NEON, Always},
+    {"scalar", HWY_EMU128 | HWY_SCALAR, Always},
 }};
 
 bool IsUsable(const Level& level, std::int64_t targets) {
@@ -116,10 +99,8 @@ absl::string_view ChosenIsa() {
   return Chosen().name;
 }
 
-const IntLinearKernels& ChosenIntLinear() {
-  const Level* level = &Chosen();
-  while (level->integers->linear == nullptr || !level->integers_available()) ++level;
-  return *level->integers;
+CpuLevel ChosenLevel() {
+  return static_cast<CpuLevel>(&Chosen() - kLevels.data());
 }
 
 absl::Status ChooseIsa(absl::string_view isa) {

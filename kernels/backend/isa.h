@@ -2,16 +2,30 @@
 
 // Which of the compiled instruction sets the kernels of this process use.
 
+#include <cstddef>
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "kernels/linear/int_linear.h"
 
 namespace quire::kernels::internal {
 
-// Place: under backend.h, which documents both.
+// The compiled instruction sets, best first.
+enum class CpuLevel : std::uint8_t {
+  kAmx,
+  kAvx512Vnni,
+  kAvx512,
+  kAvxVnni,
+  kAvx2,
+  kSse4,
+  kNeon,
+  kScalar,
+};
+inline constexpr std::size_t kNumCpuLevels = 8;
+
+// Place: under backend.h, which documents all of these.
 absl::string_view ChosenIsa();
+CpuLevel ChosenLevel();
 absl::Status ChooseIsa(absl::string_view isa);
-// The integer matrix kernels of the chosen instruction set.
-const IntLinearKernels& ChosenIntLinear();
 
 }  // namespace quire::kernels::internal

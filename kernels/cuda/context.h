@@ -23,6 +23,9 @@ inline constexpr bool kHasCuda = true;
 inline constexpr bool kHasCuda = false;
 #endif
 
+// What matrix products exchange partial sums through (kernels/linear/linear_tree.h lays it out).
+inline constexpr std::int64_t kLinearWorkspaceBytes = 20973568;
+
 // How far bits may depend on what else is in a step (docs/kernels.md).
 enum class Determinism : std::uint8_t {
   kFast,            // library matrix products with their own choice of algorithm
@@ -36,9 +39,9 @@ struct CudaContext {
   std::uint32_t num_sms = 0;
   std::int32_t compute_capability = 0;  // 90 for 9.0
   Determinism determinism = Determinism::kBatchInvariant;
-  // kLinearWorkspaceBytes of device memory, zeroed once (kernels/linear/linear_tree.h).
+  // kLinearWorkspaceBytes of device memory, zeroed once.
   std::byte* linear_workspace = nullptr;
-  // Null unless determinism is kFast.
+  // Set by Backend::UseCublasLt when determinism is kFast, else null.
   cuda::CublasLt* cublaslt = nullptr;
   // The kernels compiled for 9.0a run on that capability only.
   bool has_sm90a() const { return compute_capability == 90; }

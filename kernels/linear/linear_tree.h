@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "base/host_device.h"
+#include "kernels/cuda/context.h"
 
 namespace quire::kernels::cuda {
 
@@ -59,7 +60,7 @@ inline constexpr std::int64_t kLinearOrderedAt =
     kLinearCounterBytes + std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
 // Behind them rows of x in the order of weights that have one, as many as fit at a time.
 inline constexpr std::int64_t kLinearOrderedBytes = std::int64_t{4} << 20;
-inline constexpr std::int64_t kLinearWorkspaceBytes = kLinearOrderedAt + kLinearOrderedBytes;
+static_assert(kLinearWorkspaceBytes == kLinearOrderedAt + kLinearOrderedBytes);
 inline constexpr std::uint32_t kLinearMaxOrderedInputs = 65536;
 
 // Weights of 8 and 4 bits in memory: [feature tile][K tile][bytes of a tile]. In a tile every lane

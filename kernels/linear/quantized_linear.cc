@@ -16,8 +16,8 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/status.h"
-#include "kernels/backend/isa.h"
 #include "kernels/linear/int_linear.h"
+#include "kernels/linear/int_linear_choice.h"
 #include "kernels/linear/linear_tree.h"
 
 namespace quire::kernels {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "models/families/registry.h"
+#include "models/config/family.h"
 
 namespace quire::models {
 namespace {

@@ -1,20 +1,13 @@
 #pragma once
 
-// config.json and generation_config.json, read strictly: every value has the right type and range,
-// and an error names file, key, value and limit.
-//
-// Absent, null and zero are three things: an absent key takes the family's default, null the
-// documented fallback, zero is a value. Both forms of rope settings are read (rope_theta with
-// rope_scaling, and rope_parameters); generation_config.json wins over config.json key by key. Keys
-// that would change the mathematics in another family are refused when set; other unknown keys
-// become one warning.
+// What the configuration of a model says, whichever files it was read from
+// (models/families/read_model_config.h).
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "formats/stored_quantization.h"
 #include "models/config/mla_config.h"
@@ -22,8 +15,6 @@
 #include "models/config/rope_table.h"
 
 namespace quire::models {
-
-class ModelFiles;
 
 // Sampling values of generation_config.json: defaults for requests that set none.
 struct GenerationDefaults {
@@ -89,10 +80,5 @@ struct ModelConfig {
   GenerationDefaults generation;
   std::vector<std::string> warnings;  // for the load log, one sentence each
 };
-
-// Reads config.json and, if there is one, generation_config.json; or the metadata of a GGUF file
-// (gguf_config.h). Returns NOT_FOUND without config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a
-// family, method or value that this version lacks) otherwise.
-absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files);
 
 }  // namespace quire::models

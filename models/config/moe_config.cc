@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "models/config/config_reader.h"
-#include "models/families/registry.h"
+#include "models/config/family.h"
 
 namespace quire::models {
 namespace {

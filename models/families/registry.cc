@@ -38,10 +38,6 @@ std::span<const Family* const> AllFamilies() {
   return kFamilies;
 }
 
-bool Reads(const Family& family, absl::string_view key) {
-  return Contains(family.keys, key);
-}
-
 const Family* FindFamilyByArchitecture(absl::string_view architecture) {
   for (const Family* family : AllFamilies()) {
     if (Contains(family->architectures, architecture)) return family;

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "models/config/model_config.h"
+#include "models/families/read_model_config.h"
 #include "runtime/model.h"
 #include "tests/models/test_files.h"
 

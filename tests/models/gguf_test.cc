@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "models/families/gguf_config.h"
+#include "models/families/read_model_config.h"
 #include "models/weights/checkpoint.h"
 #include "models/weights/fingerprint.h"
 #include "runtime/model.h"

@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "models/families/read_model_config.h"
 #include "models/weights/checkpoint.h"
 #include "runtime/model.h"
 #include "tests/models/model_check.h"

@@ -21,7 +21,7 @@
 #include "base/thread_pool.h"
 #include "formats/tensors/quantized_tensor.h"
 #include "kernels/backend/backend.h"
-#include "models/config/model_config.h"
+#include "models/families/read_model_config.h"
 #include "models/weights/checkpoint.h"
 #include "runtime/model.h"
 #include "tests/parity/edited_fixture.h"

@@ -1,4 +1,4 @@
-#include "models/config/model_config.h"
+#include "models/families/read_model_config.h"
 
 #include <algorithm>
 #include <cmath>
