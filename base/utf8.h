@@ -3,7 +3,7 @@
 // UTF-8 by the Unicode standard, table 3-7: no overlong forms, no surrogates, nothing past
 // U+10FFFF.
 //
-// Place:      bottom of models/text; also for checks of request text.
+// Place:      under formats/ and text/; also for checks of request text.
 // Threads:    free functions are pure; Utf8Repairer: one thread at a time.
 
 #include <cstddef>

@@ -1,8 +1,9 @@
-# QUIRE_CUDA=AUTO|ON|OFF, and how kernels are compiled. Each source of quire_cuda_kernels is built twice:
+# QUIRE_CUDA=AUTO|ON|OFF, and how kernels are compiled. Kernels of a component are built twice, each time into a library
+# that holds the component's C++ as well:
 #
-#   quire_kernels_cuda           by nvcc, for GPUs
-#   quire_kernels_cuda_emulated  by the host compiler, for the tests, against the emulator's twins of
-#                                kernels/cuda/*.cuh (tests/cuda_emulator)
+#   quire_NAME_gpu       by nvcc, for GPUs
+#   quire_NAME_emulated  by the host compiler, for the tests, against the emulator's twins of
+#                        kernels/cuda/*.cuh (tests/cuda_emulator)
 #
 # An executable links the CUDA runtime and the first, unless its property QUIRE_EMULATED is set: then the
 # emulator and the second.
@@ -45,37 +46,40 @@ set(QUIRE_SM90_ARCHS "-gencode=arch=compute_90a,code=sm_90a")
 set(QUIRE_NVCC_FLAGS --expt-relaxed-constexpr --Werror=all-warnings
                      -Xcompiler=-Wall,-Wextra -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)
 
-# quire_cuda_kernels(HDRS cuda/x.cuh PORTABLE x_cuda.cu SM90 x_sm90.cu DEPS quire::base): the two libraries.
-function(quire_cuda_kernels)
-  cmake_parse_arguments(KERNELS "" "" "HDRS;PORTABLE;SM90;DEPS" ${ARGN})
-  set(all ${KERNELS_PORTABLE} ${KERNELS_SM90})
-  add_library(quire_kernels_cuda STATIC ${all} ${KERNELS_HDRS})
-  set_target_properties(quire_kernels_cuda PROPERTIES CUDA_ARCHITECTURES OFF)
-  target_include_directories(quire_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
-  target_compile_options(quire_kernels_cuda PRIVATE ${QUIRE_NVCC_FLAGS})
-  foreach(source IN LISTS KERNELS_PORTABLE)
-    set_property(SOURCE ${source} PROPERTY COMPILE_OPTIONS "${QUIRE_PORTABLE_ARCHS}")
-  endforeach()
-  foreach(source IN LISTS KERNELS_SM90)
-    set_property(SOURCE ${source} PROPERTY COMPILE_OPTIONS "${QUIRE_SM90_ARCHS}")
-  endforeach()
-  target_link_libraries(quire_kernels_cuda PUBLIC ${KERNELS_DEPS})
-
-  if(QUIRE_TESTS)
-    set(copies)
-    foreach(source IN LISTS all)
-      set(copy ${CMAKE_CURRENT_BINARY_DIR}/emulated/${source}.cc)
-      file(CONFIGURE OUTPUT ${copy} CONTENT "#include \"kernels/${source}\"\n" @ONLY)
-      list(APPEND copies ${copy})
-    endforeach()
-    add_library(quire_kernels_cuda_emulated STATIC ${copies})
-    # BEFORE: the emulator's headers hide those of the same name.
-    target_include_directories(quire_kernels_cuda_emulated BEFORE
-                               PRIVATE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator/include)
-    target_include_directories(quire_kernels_cuda_emulated PRIVATE ${PROJECT_SOURCE_DIR})
-    target_compile_options(quire_kernels_cuda_emulated PRIVATE -Wall -Wextra -Werror
-                           -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off)
-    target_link_libraries(quire_kernels_cuda_emulated PUBLIC ${KERNELS_DEPS}
-                          PRIVATE quire_cuda_emulator)
+# quire_cuda_libraries(NAME kernels_x PORTABLE x_cuda.cu SM90 x_sm90.cu SEES base LIBS quire::base): of the objects in
+# quire_kernels_x_objects and the kernels, the two libraries and the name for the one that a program wants.
+function(quire_cuda_libraries)
+  cmake_parse_arguments(CUDA "" "NAME" "PORTABLE;SM90;SEES;LIBS" ${ARGN})
+  set(target quire_${CUDA_NAME})
+  set(all ${CUDA_PORTABLE} ${CUDA_SM90})
+  add_library(${target}_gpu STATIC $<TARGET_OBJECTS:${target}_objects> ${all})
+  set_target_properties(${target}_gpu PROPERTIES CUDA_ARCHITECTURES OFF)
+  _quire_sees(${target}_gpu ${CUDA_SEES})
+  target_compile_options(${target}_gpu PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${QUIRE_NVCC_FLAGS}>)
+  set_property(SOURCE ${CUDA_PORTABLE} PROPERTY COMPILE_OPTIONS "${QUIRE_PORTABLE_ARCHS}")
+  if(CUDA_SM90)
+    set_property(SOURCE ${CUDA_SM90} PROPERTY COMPILE_OPTIONS "${QUIRE_SM90_ARCHS}")
   endif()
+  target_link_libraries(${target}_gpu PUBLIC ${CUDA_LIBS})
+  add_library(${target} INTERFACE)
+  target_link_libraries(${target} INTERFACE
+    $<IF:$<BOOL:$<TARGET_PROPERTY:QUIRE_EMULATED>>,${target}_emulated,${target}_gpu>)
+  if(NOT QUIRE_TESTS)
+    return()
+  endif()
+  set(copies)
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  foreach(source IN LISTS all)
+    set(copy ${CMAKE_CURRENT_BINARY_DIR}/emulated/${source}.cc)
+    file(CONFIGURE OUTPUT ${copy} CONTENT "#include \"${folder}/${source}\"\n" @ONLY)
+    list(APPEND copies ${copy})
+  endforeach()
+  add_library(${target}_emulated STATIC $<TARGET_OBJECTS:${target}_objects> ${copies})
+  # BEFORE: the emulator's headers hide those of the same name. Its copies include their sources by path.
+  target_include_directories(${target}_emulated BEFORE
+                             PRIVATE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator/include)
+  target_include_directories(${target}_emulated PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(${target}_emulated PRIVATE -Wall -Wextra -Werror -Wno-unknown-pragmas
+                                                    -Wno-psabi -ffp-contract=off)
+  target_link_libraries(${target}_emulated PUBLIC ${CUDA_LIBS} PRIVATE quire_cuda_emulator)
 endfunction()

@@ -5,22 +5,22 @@
 // reference, x_simd.cc the fast path where one pays. docs/kernels.md explains the numerics they
 // share.
 
-#include "kernels/elementwise/activation.h"   // GatedProduct: act(gate) * up, act silu, gelu or relu2
-#include "kernels/attention/attention.h"    // PagedAttention: causal, grouped heads, prefill and decode
-#include "kernels/backend/backend.h"      // Backend: where the ops run
-#include "kernels/elementwise/embedding.h"    // Embedding: rows of the token table
-#include "kernels/moe/expert_rows.h"  // rows to their experts and back, summed
-#include "kernels/kv_store/head_columns.h"  // CopyHeadColumns
-#include "kernels/linear/head_linear.h"  // HeadLinear: Linear for every head
-#include "kernels/kv_store/kv_dispatch.h"  // the one list of KV element types
-#include "kernels/kv_store/kv_store.h"     // KvStore: K and V rows into their pages
-#include "kernels/kv_store/latent_store.h"  // LatentStore: rope and pages of latent attention
-#include "kernels/linear/linear.h"       // Linear: x W^T + bias + residual; PackLinearWeights
-#include "kernels/norm/norm.h"         // RmsNorm: of rows or of their heads
-#include "kernels/kv_store/page_copy.h"    // CopyPage, ZeroPage
-#include "kernels/kv_store/qkv_store.h"    // QkvStore: rope on q and k, then K and V into their pages
-#include "kernels/elementwise/residual.h"     // ResidualAdd: the residual sum with factors
-#include "kernels/rope/rope.h"         // RopeAngles once per step, Rope once per layer
-#include "kernels/moe/router.h"       // Router: which experts compute a row, with what weights
-#include "kernels/sampling/sampling.h"     // Sample, ScoreTokens: logits to tokens and log-probabilities
-#include "kernels/elementwise/softcap.h"      // Softcap: a factor on logits and a soft cap of them
+#include "kernels/attention/attention.h"     // PagedAttention: prefill and decode
+#include "kernels/backend/backend.h"         // Backend: where the ops run
+#include "kernels/elementwise/activation.h"  // GatedProduct: act(gate) * up
+#include "kernels/elementwise/embedding.h"   // Embedding: rows of the token table
+#include "kernels/elementwise/residual.h"    // ResidualAdd: sum with factors
+#include "kernels/elementwise/softcap.h"     // Softcap: factor and cap of logits
+#include "kernels/kv_store/head_columns.h"   // CopyHeadColumns
+#include "kernels/kv_store/kv_dispatch.h"    // the one list of KV element types
+#include "kernels/kv_store/kv_store.h"       // KvStore: K and V rows into their pages
+#include "kernels/kv_store/latent_store.h"   // LatentStore: rope and pages of latent attention
+#include "kernels/kv_store/page_copy.h"      // CopyPage, ZeroPage
+#include "kernels/kv_store/qkv_store.h"      // QkvStore: rope, then K and V into pages
+#include "kernels/linear/head_linear.h"      // HeadLinear: Linear for every head
+#include "kernels/linear/linear.h"           // Linear: x W^T + bias + residual
+#include "kernels/moe/expert_rows.h"         // rows to their experts and back, summed
+#include "kernels/moe/router.h"              // Router: the experts of a row, and weights
+#include "kernels/norm/norm.h"               // RmsNorm: of rows or of their heads
+#include "kernels/rope/rope.h"               // RopeAngles once per step, Rope once per layer
+#include "kernels/sampling/sampling.h"       // Sample, ScoreTokens

@@ -1,6 +1,6 @@
 #pragma once
 
-// The only way from the engine to the model, and one of the three virtual seams of the project:
+// The only way from the engine to the model, and virtual because there are several implementations:
 // ModelRunner computes on a device, the tests' fakes compute a known function.
 
 #include "absl/status/status.h"

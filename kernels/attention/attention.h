@@ -31,8 +31,8 @@ struct AttentionParams {
   // CUDA: the plan that PlanAttention made of this step's rows, for this window or a longer one.
   // Null on the CPU.
   const AttentionPlan* plan = nullptr;
-  // CUDA: the tensor maps of the pool (kernels/attention/kv_tensor_maps.h) and which of its layers the
-  // views are. Null: the kernels that need none run.
+  // CUDA: the tensor maps of the pool (kv_tensor_maps.h) and which of its layers the views are.
+  // Null: the kernels that need none run.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
   std::uint32_t window = 0;      // tokens that a row sees, itself included; 0: all

@@ -24,8 +24,8 @@ struct KvStoreParams {
 
 // Row i of sequence b goes to position cache_length(b) + i, rounded to the pages' type (to nearest,
 // ties to even), or quantised with one scale per head as QuantizeGroup of
-// cache_manager/views/kv_quantize.h does, bit for bit. A token without a page is not written. Returns
-// INVALID_ARGUMENT as CheckKvStep, or for a stride below the heads.
+// cache_manager/views/kv_quantize.h does, bit for bit. A token without a page is not written.
+// Returns INVALID_ARGUMENT as CheckKvStep, or for a stride below the heads.
 absl::Status KvStore(const Backend& backend, const KvStoreParams& params);
 
 namespace internal {

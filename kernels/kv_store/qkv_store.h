@@ -37,9 +37,9 @@ struct QkvStoreParams {
 // Formulas of Rope and KvStore. CPU: qkv is f32, pages of any type. CUDA: qkv is f32 or bf16,
 // rotated in f32 and rounded once; pages are f32 with f32 activations, bf16 or f16 with bf16 ones,
 // or quantised (int8, fp8_e4m3) with bf16 ones, one scale per token and head as QuantizeGroup of
-// cache_manager/views/kv_quantize.h makes it. Returns INVALID_ARGUMENT as Rope, KvStore and CheckKvStep,
-// or for another combination of types. CUDA: the step's lengths are not looked at, rows of padding
-// are left alone altogether, and head sizes are multiples of 4 up to 256.
+// cache_manager/views/kv_quantize.h makes it. Returns INVALID_ARGUMENT as Rope, KvStore and
+// CheckKvStep, or for another combination of types. CUDA: the step's lengths are not looked at,
+// rows of padding are left alone altogether, and head sizes are multiples of 4 up to 256.
 absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params);
 
 namespace internal {

@@ -173,9 +173,8 @@ struct LinearParams {
 // are subnormal below 2^-54, in steps of 2^-77; x of 2^80 and more counts as infinite.
 //
 // Integer weights on the CPU: x is taken in the weights' order, if they have one, and quantised to
-// int8 per row and group of inputs, products are
-// summed exactly inside a group, groups are added in order (kernels/linear/int_linear.h). A group of
-// inputs with a NaN or infinity makes its row NaN.
+// int8 per row and group of inputs, products are summed exactly inside a group, groups are added in
+// order (int_linear.h). A group of inputs with a NaN or infinity makes its row NaN.
 //
 // Weights of 8 and 4 bits and f32 x on CUDA: as f32, of the codes times their scales in f32.
 //

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "gtest/gtest.h"
+#include "tests/testing/paths.h"
 
 namespace quire::cache {
 
@@ -13,7 +14,7 @@ extern const int kKvMemberRows;
 namespace {
 
 TEST(KvMembersTest, EveryRowOfTheTableWasCompiled) {
-  std::ifstream in(QUIRE_TESTDATA "/kv_cache/members.json");
+  std::ifstream in(paths::TestData("kv_cache/members.json"));
   ASSERT_TRUE(in.is_open());
   const auto table = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
   ASSERT_FALSE(table.is_discarded());

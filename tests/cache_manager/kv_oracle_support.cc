@@ -1,4 +1,5 @@
 #include "tests/cache_manager/kv_oracle_support.h"
+#include "tests/testing/paths.h"
 
 #include <cstdlib>
 #include <fstream>
@@ -10,7 +11,7 @@ namespace quire::cache::testing {
 std::vector<Json> ReadCases(const std::string& file) {
   const char* folder = std::getenv("QUIRE_KV_CASES");
   const std::string path =
-      (folder != nullptr ? std::string(folder) : std::string(QUIRE_TESTDATA "/kv_cache")) + "/" +
+      (folder != nullptr ? std::string(folder) : paths::TestData("kv_cache")) + "/" +
       file;
   std::ifstream in(path);
   EXPECT_TRUE(in.is_open()) << "cannot open " << path;

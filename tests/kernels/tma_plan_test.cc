@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/kernels/tma_emulation.h"
 #include "tests/kernels/tma_pool.h"
+#include "tests/testing/paths.h"
 
 namespace quire::kernels::cuda {
 namespace {
@@ -36,7 +37,7 @@ std::uint32_t ElementBytes(const std::string& dtype) {
 
 // What the library behind the reference documents evaluates at compile time, line by line.
 TEST(TmaTables, EveryLine) {
-  std::ifstream file(std::string(QUIRE_TESTDATA) + "/kv_cache/tma_tables.jsonl");
+  std::ifstream file(paths::TestData("kv_cache/tma_tables.jsonl"));
   std::string line;
   int lines = 0;
   for (; std::getline(file, line); ++lines) {

@@ -22,6 +22,7 @@
 #include "runtime/model.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/models/test_files.h"
+#include "tests/testing/paths.h"
 
 namespace quire::models {
 namespace {
@@ -267,7 +268,7 @@ TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
 }
 
 TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {
-  const auto files = ModelFiles::FromDirectory(QUIRE_SOURCE_DIR "/assets/story");
+  const auto files = ModelFiles::FromDirectory(paths::Source("assets/story"));
   ASSERT_TRUE(files.ok()) << files.status();
   const std::vector<std::int32_t> prompt = {0, 403, 262, 640, 264, 1023, 17, 350, 44};
   Stage cpu(false);

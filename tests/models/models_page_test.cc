@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "models/families/registry.h"
 #include "tests/models/test_files.h"
+#include "tests/testing/paths.h"
 
 namespace quire::models {
 namespace {
@@ -33,7 +34,7 @@ std::string RowOf(const Family& family) {
 }
 
 TEST(ModelsPageTest, TableOfFamiliesIsThatOfTheRegistry) {
-  std::ifstream stream(QUIRE_SOURCE_DIR "/docs/models.md");
+  std::ifstream stream(paths::Source("docs/models.md"));
   std::stringstream text;
   text << stream.rdbuf();
   const std::vector<std::string> lines = absl::StrSplit(text.str(), '\n');

@@ -15,6 +15,7 @@
 #include "runtime/model.h"
 #include "tests/models/allocation_counter.h"
 #include "tests/models/test_files.h"
+#include "tests/testing/paths.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::models {
@@ -341,7 +342,7 @@ TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
 
 TEST(StoryModelTest, TellsAStory) {
   TestBackend cpu(2);
-  const std::string directory = absl::StrCat(QUIRE_SOURCE_DIR, "/assets/story");
+  const std::string directory = paths::Source("assets/story");
   const auto tokenizer = text::Tokenizer::Load(directory);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto model = LoadModel(directory, cpu.backend, {});

@@ -6,11 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "tests/testing/paths.h"
 
 namespace quire::models {
 
 std::string TestDataPath(absl::string_view path) {
-  return absl::StrCat(QUIRE_TESTDATA, "/", path);
+  return paths::TestData(path);
 }
 
 std::string ReadTestFile(absl::string_view path) {

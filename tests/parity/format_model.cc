@@ -10,13 +10,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "formats/tensors/safetensors.h"
+#include "tests/testing/paths.h"
 
 namespace quire::models::parity {
 
 using nlohmann::json;
 
 std::string ReadFormatFile(const std::string& name) {
-  std::ifstream stream(absl::StrCat(QUIRE_TESTDATA, "/formats/models/", name), std::ios::binary);
+  std::ifstream stream(paths::TestData(absl::StrCat("formats/models/", name)), std::ios::binary);
   EXPECT_TRUE(stream.good()) << name;
   std::ostringstream text;
   text << stream.rdbuf();

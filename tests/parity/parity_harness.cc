@@ -24,6 +24,7 @@
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
 #include "tests/parity/page_tables.h"
+#include "tests/testing/paths.h"
 
 namespace quire::models::parity {
 namespace {
@@ -376,7 +377,7 @@ std::vector<std::size_t> Selected(const Reference& reference, const ReplayOption
 }  // namespace
 
 std::string FixturePath(const std::string& folder) {
-  return absl::StrCat(QUIRE_TESTDATA, "/models/", folder);
+  return paths::TestData(absl::StrCat("models/", folder));
 }
 
 absl::StatusOr<Reference> ReadReference(const std::string& folder) {
@@ -415,7 +416,7 @@ absl::StatusOr<Reference> ReadReference(const std::string& folder) {
 }
 
 std::string GgufFixturePath(const std::string& folder) {
-  return absl::StrCat(QUIRE_TESTDATA, "/gguf/models/", folder);
+  return paths::TestData(absl::StrCat("gguf/models/", folder));
 }
 
 absl::StatusOr<Reference> ReadGgufReference(const std::string& folder) {

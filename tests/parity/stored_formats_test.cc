@@ -24,6 +24,7 @@
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/format_model.h"
 #include "tests/parity/parity_harness.h"
+#include "tests/testing/paths.h"
 
 namespace quire::models::parity {
 namespace {
@@ -123,7 +124,7 @@ TEST(StoredFormatModelsTest, EveryFormatOfTheFolderIsTested) {
 TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
   const FormatModel model("awq-int4-g32");
   std::ifstream stream(
-      absl::StrCat(QUIRE_TESTDATA, "/models/llama-gqa-tied-bf16/model.safetensors"),
+      paths::TestData("models/llama-gqa-tied-bf16/model.safetensors"),
       std::ios::binary);
   std::ostringstream text;
   text << stream.rdbuf();

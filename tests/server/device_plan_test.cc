@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "formats/model_files.h"
 #include "server/config/layered_config.h"
+#include "tests/testing/paths.h"
 #include "tests/testing/temp_dir.h"
 #include "tools/quire/synthetic_model.h"
 
@@ -186,7 +187,7 @@ TEST_F(DevicePlanTest, StepsAreAsLargeAsConfiguredOnGpus) {
 // A page of each of two groups is the least that computes anything.
 TEST(PoolOfTwoGroupsTest, OneUsablePageIsRefusedByEveryPlan) {
   const auto files =
-      models::ModelFiles::FromDirectory(QUIRE_SOURCE_DIR "/tests/testdata/models/gemma2-bf16");
+      models::ModelFiles::FromDirectory(paths::TestData("models/gemma2-bf16"));
   ASSERT_TRUE(files.ok()) << files.status();
   const auto options = [](const std::string& device, std::int64_t pool_bytes) {
     std::vector<std::string> errors;

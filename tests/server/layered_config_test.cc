@@ -13,6 +13,7 @@
 #include "quire/config/v1/options.pb.h"
 #include "server/config/options.h"
 #include "server/config/validator.h"
+#include "tests/testing/paths.h"
 
 namespace quire::server {
 namespace {
@@ -227,7 +228,7 @@ TEST_F(LayeredConfigTest, PrintedConfigurationIsInputThatGivesTheSameOne) {
 }
 
 TEST_F(LayeredConfigTest, EveryShippedFileIsValidAndDefaultYamlSetsNothing) {
-  const std::string configs = QUIRE_SOURCE_DIR "/configs";
+  const std::string configs = paths::Source("configs");
   const auto defaults = Load({});
   ASSERT_NE(defaults, nullptr);
   int files = 0;

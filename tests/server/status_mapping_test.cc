@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "base/error_reason.h"
 #include "server/api/access_log.h"
+#include "tests/testing/paths.h"
 
 namespace quire::server {
 namespace {
@@ -59,7 +60,7 @@ TEST(StatusMappingTest, EveryReasonKeepsItsCodeAndStatus) {
 }
 
 TEST(StatusMappingTest, EveryReasonIsInTheApiPage) {
-  std::ifstream file(QUIRE_SOURCE_DIR "/docs/api.md");
+  std::ifstream file(paths::Source("docs/api.md"));
   const std::string page((std::istreambuf_iterator<char>(file)), {});
   for (const ReasonRow& row : ReasonTable()) {
     EXPECT_TRUE(absl::StrContains(page, row.reason)) << row.reason;

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "tests/server/service_fixture.h"
 #include "tests/server/test_channel.h"
+#include "tests/testing/paths.h"
 #include "vllm/grpc/engine/vllm_engine.grpc.pb.h"
 
 namespace quire::server {
@@ -416,7 +417,7 @@ TEST_F(VllmServiceTest, TheLongestPromptIsAsTold) {
 class VllmTwoGroupsTest : public VllmServiceTest {
  protected:
   VllmTwoGroupsTest()
-      : VllmServiceTest({"model.path=" QUIRE_SOURCE_DIR "/tests/testdata/models/gemma2-bf16",
+      : VllmServiceTest({"model.path=" + paths::TestData("models/gemma2-bf16"),
                          "model.id=story", "kv_cache.capacity_bytes=2MiB"}) {}
 };
 

@@ -16,6 +16,7 @@
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
 #include "tests/engine/harness.h"
+#include "tests/testing/paths.h"
 
 namespace quire::engine {
 namespace {
@@ -226,12 +227,12 @@ std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight,
   return std::make_unique<FakeModel>(max_steps_in_flight, std::move(groups));
 }
 std::unique_ptr<StressModel> MakeStoryModel(int threads, models::Quantization quantization) {
-  return std::make_unique<RealModel>(QUIRE_SOURCE_DIR "/assets/story", threads, quantization);
+  return std::make_unique<RealModel>(paths::Source("assets/story"), threads, quantization);
 }
 std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads,
                                               DeviceKind device, DType kv_dtype) {
   return std::make_unique<FixtureModel>(
-      absl::StrCat(QUIRE_SOURCE_DIR "/tests/testdata/models/", folder), threads,
+      paths::TestData(absl::StrCat("models/", folder)), threads,
       models::Quantization::kAuto, device, kv_dtype);
 }
 

@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "base/error_reason.h"
 #include "base/utf8.h"
+#include "tests/testing/paths.h"
 #include "tests/text/testdata.h"
 #include "text/unicode/unicode.h"
 
@@ -32,7 +33,7 @@ const absl::Time kNow = absl::FromUnixSeconds(1700000000);
 constexpr std::int32_t kImEnd = 259;
 
 std::filesystem::path TemplateData() {
-  return std::filesystem::path(QUIRE_TESTDATA) / "templates";
+  return paths::TestData("templates");
 }
 
 // Single bytes, and <s>, </s>, <|im_start|>, <|im_end|> (normalized).

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/utf8.h"
+#include "tests/testing/paths.h"
 #include "tests/text/testdata.h"
 #include "text/chat/jinja/interpreter.h"
 #include "text/chat/jinja/json.h"
@@ -30,7 +31,7 @@ using ::testing::HasSubstr;
 const absl::Time kNow = absl::FromUnixSeconds(1700000000);
 
 std::filesystem::path TemplateData() {
-  return std::filesystem::path(QUIRE_TESTDATA) / "templates";
+  return paths::TestData("templates");
 }
 
 Variables ReadVariables(const std::string& json) {

@@ -2,7 +2,7 @@
 
 // Writes a tokenizer.model: fields of Protobuf messages, one after the other.
 //
-// Place:      tests of models/text only.
+// Place:      tests of text/ only.
 // Threads:    pure.
 
 #include <bit>

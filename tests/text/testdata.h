@@ -2,7 +2,7 @@
 
 // Readers of the recorded cases in tests/testdata/tokenizers.
 //
-// Place:      tests of models/text only.
+// Place:      tests of text/ only.
 // Threads:    pure.
 
 #include <cstdint>
@@ -12,11 +12,12 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "tests/testing/paths.h"
 
 namespace quire::text {
 
 inline std::filesystem::path TokenizerData() {
-  return std::filesystem::path(QUIRE_TESTDATA) / "tokenizers";
+  return paths::TestData("tokenizers");
 }
 
 // Sorted names of the folders in `directory`.

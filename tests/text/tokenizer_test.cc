@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "base/utf8.h"
+#include "tests/testing/paths.h"
 #include "tests/text/testdata.h"
 #include "text/detokenizer.h"
 
@@ -150,7 +151,7 @@ TEST(TokenizerTest, FingerprintDependsOnBothFiles) {
 // Prompts of the small Llama models and of the embedded one, with the ids of Hugging Face
 // tokenizers.
 TEST(TokenizerTest, ModelPromptsHaveTheRecordedIds) {
-  const std::filesystem::path story = std::filesystem::path(QUIRE_SOURCE_DIR) / "assets" / "story";
+  const std::filesystem::path story = paths::Source("assets/story");
   int models = 0;
   for (const std::string& name : FolderNames(TokenizerData() / "models")) {
     const std::filesystem::path prompts = TokenizerData() / "models" / name;

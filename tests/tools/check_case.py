@@ -6,7 +6,7 @@ import sys
 import tempfile
 import unittest
 
-TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
+TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "checks"
 
 
 class CheckCase(unittest.TestCase):

@@ -2,7 +2,7 @@
 
 // What the models of a tokenizer share: the tokens of one piece of text, and how many there may be.
 //
-// Place:   bottom of models/text.
+// Place:   bottom of text/.
 // Threads: values.
 
 #include <cstddef>

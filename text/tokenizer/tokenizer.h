@@ -3,7 +3,7 @@
 // Text to token ids and back, as the model's own tokenizer.json, tokenizer.model, tekken.json or
 // tokenizer.tiktoken, or the metadata of its GGUF file say.
 //
-// Place:      top of models/text; strings together the stages of one tokenizer: added tokens,
+// Place:      top of text/tokenizer; strings together the stages of one tokenizer: added tokens,
 //             normalizer, splitter, model, post-processor; and the decoder on the way back.
 // Invariants: ids equal those of the package that the file was made for (Hugging Face tokenizers
 //             0.23.3, sentencepiece, mistral-common, tiktoken); what differs is in

@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 MAX_KERNELS = 104  # per architecture (docs/kernels.md)
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "cuda" / "resources.json"
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

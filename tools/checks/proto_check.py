@@ -232,7 +232,7 @@ def check(root, write):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=pathlib.Path, help="the folder of the schemas",
-                        default=pathlib.Path(__file__).resolve().parent.parent / "proto")
+                        default=pathlib.Path(__file__).resolve().parents[2] / "proto")
     parser.add_argument("--write", action="store_true", help="publish added elements")
     arguments = parser.parse_args()
     errors, count = check(arguments.root, arguments.write)

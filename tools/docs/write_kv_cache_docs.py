@@ -14,7 +14,7 @@ import os
 import re
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TABLE = os.path.join(ROOT, "tests/testdata/kv_cache/members.json")
 TEMPLATE = os.path.join(ROOT, "docs/kv_cache.in.md")
 DOCUMENT = os.path.join(ROOT, "docs/kv_cache.md")

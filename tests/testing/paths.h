@@ -1,0 +1,16 @@
+#pragma once
+
+// Where tests find the repository's files.
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace quire::paths {
+
+// Of the repository's root, "docs/api.md".
+std::string Source(absl::string_view path);
+// Below tests/testdata, or the folder that the environment's QUIRE_TESTDATA names.
+std::string TestData(absl::string_view path);
+
+}  // namespace quire::paths

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Proves on the text of CMakeLists.txt and of every #include what the build alone does not.
+
+The build proves that a component includes nothing but what it lists (cmake/components.cmake). This
+check proves the rest: a component lists nothing that it does not reach, so that removing any of its
+DEPS breaks its build; components form no cycle; a third-party library is included only where the
+table below allows it. Each violation is printed as `file:line: what`. Exit status 1 when there is one.
+"""
+
+import argparse
+import fnmatch
+import pathlib
+import re
+import sys
+
+SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
+FOLDERS = ["base", "formats", "text", "cache_manager", "kernels", "models", "runtime", "engine",
+           "server", "tools"]
+
+# Pattern of the included path -> where it may stand. Tests may include everything.
+THIRD_PARTY = [
+    (r"cublasLt", ["kernels/linear/cublaslt*"]),
+    (r"cuda|cooperative_groups", ["base/device.*", "base/device_buffer.*", "base/stream.*",
+                                  "base/device_graph.*", "base/cuda_status.*", "kernels/*"]),
+    (r"hwy/", ["kernels/*_simd.cc", "kernels/*-inl.h", "kernels/backend/isa.cc",
+               "tools/bench/bench_kernels.cc"]),
+    (r"dnnl|oneapi/", ["tools/bench/bench_kernels.cc"]),
+    (r"google/protobuf/io/", ["text/sentencepiece/sentencepiece_file.cc", "server/*",
+                              "tools/quire/*"]),
+    (r"grpc|google/(?!protobuf/io/)|quire/(config/)?v\d", ["server/*", "tools/quire/*"]),
+    (r"(vllm|smg)/", ["server/vllm/*"]),
+    (r"yaml-cpp/", ["server/config/*"]),
+    (r"boost/", ["server/http/*"]),
+    (r"curl/", ["tools/quire/*"]),
+    (r"CLI/", ["server/main.cc", "server/config/flags.cc", "tools/*"]),
+    (r"spdlog/|fmt/", ["base/logging.cc"]),
+    (r"prometheus/", ["base/probe.cc", "server/metrics_exporter.cc"]),
+    (r"nlohmann/", ["formats/*", "text/*", "models/*", "runtime/*", "server/api/chat_translator.cc",
+                    "server/http/status_*", "server/openai/*", "tools/quire/*"]),
+    (r"pcre2|utf8proc|sentencepiece", ["text/*"]),
+    (r"benchmark/", ["tools/bench/*"]),
+    (r"g(test|mock)/", []),
+]
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+GENERATED = re.compile(r"^(quire|vllm|smg)/.*\.pb\.h$")
+CALL = re.compile(r"^[ \t]*quire_(component|binary)\(\s*([^)]*)\)", re.MULTILINE)
+LISTS = {"HDRS", "SRCS", "CUDA_HDRS", "CUDA_HOST", "CUDA_PORTABLE", "CUDA_SM90", "DEPS", "LIBS"}
+
+
+class Component:
+    """One quire_component or quire_binary of a CMakeLists.txt."""
+
+    def __init__(self, kind, folder, words, where):
+        self.name, self.where, self.files, self.deps = "", where, [], []
+        current = None
+        for word in words:
+            if word == "NAME" or word in LISTS:
+                current = word
+            elif current == "NAME":
+                self.name = word if kind == "component" else f"binary {word}"
+            elif current == "DEPS":
+                self.deps.append(word)
+            elif current != "LIBS" and pathlib.PurePath(word).suffix in SUFFIXES:
+                self.files.append(f"{folder}/{word}")
+
+
+def components_of(root):
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("CMakeLists.txt")):
+            name = path.relative_to(root).as_posix()
+            text = re.sub(r"#[^\n]*", "", path.read_text(encoding="utf-8"))
+            for match in CALL.finditer(text):
+                line = text.count("\n", 0, match.start()) + 1
+                yield Component(match.group(1), name.rpartition("/")[0],
+                                match.group(2).split(), f"{name}:{line}")
+
+
+def read_includes(root):
+    """{file: [(line, included path)]} of every source."""
+    includes = {}
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in SUFFIXES:
+                lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+                includes[path.relative_to(root).as_posix()] = [
+                    (number, match.group(1)) for number, line in enumerate(lines, 1)
+                    if (match := INCLUDE.match(line))]
+    return includes
+
+
+def reached(files, includes, owner):
+    """The components that a compilation of these files meets."""
+    seen, left, names = set(files), list(files), set()
+    while left:
+        name = left.pop()
+        names.add(owner.get(name, name))
+        for _, target in includes.get(name, []):
+            if GENERATED.match(target):
+                names.add("proto")
+            elif target in includes and target not in seen:
+                seen.add(target)
+                left.append(target)
+    return names
+
+
+def third_party_errors(includes):
+    for name, targets in includes.items():
+        for line, target in targets:
+            for pattern, places in THIRD_PARTY:
+                if not re.match(pattern, target):
+                    continue
+                if not any(fnmatch.fnmatch(name, place) for place in places):
+                    where = ", ".join(places) if places else "tests/"
+                    yield (f'{name}:{line}: #include "{target}": this library may be included only '
+                           f"in {where}")
+                break
+
+
+def find_cycle(graph):
+    """The components of one cycle, or None."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return path[path.index(node):] + [node]
+        if node in done:
+            return None
+        path.append(node)
+        for target in graph.get(node, []):
+            cycle = visit(target)
+            if cycle:
+                return cycle
+        path.pop()
+        done.add(node)
+        return None
+
+    for start in graph:
+        cycle = visit(start)
+        if cycle:
+            return cycle
+    return None
+
+
+def check(root):
+    components, includes = list(components_of(root)), read_includes(root)
+    owner = {file: component.name for component in components for file in component.files
+             if not component.name.startswith("binary ")}
+    errors = list(third_party_errors(includes))
+    for component in components:
+        met = reached(component.files, includes, owner)
+        for dep in component.deps:
+            if dep not in met:
+                errors.append(f"{component.where}: {component.name} lists {dep} and reaches no "
+                              "header of it")
+    cycle = find_cycle({component.name: component.deps for component in components})
+    if cycle:
+        errors.append("components form a cycle: " + " -> ".join(cycle))
+    return errors, len(components)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=pathlib.Path,
+                        default=pathlib.Path(__file__).resolve().parents[2])
+    errors, count = check(parser.parse_args().root)
+    for error in errors:
+        print(error)
+    print(f"component_check: {count} components, {len(errors)} violations")
+    return 1 if errors or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
