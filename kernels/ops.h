@@ -2,7 +2,7 @@
 
 // Table of contents: every op, one line each. An op is a params struct of pointers and strides in,
 // an absl::Status out; x.h is its contract, x.cc checks and dispatches, x_cpu.cc is the plain
-// reference, x_simd.cc the fast path where one pays. docs/kernels.md explains the numerics they
+// reference, x_simd.cc the fast path where one pays. README.md explains the numerics they
 // share.
 
 #include "kernels/attention/attention.h"     // PagedAttention: prefill and decode

@@ -1,6 +1,6 @@
 #pragma once
 
-// Decode: eight packed rows of one KV head against runs of keys. See docs/kernels.md, "Decode".
+// Decode: eight packed rows of one KV head against runs of keys. See README.md, "Decode".
 //
 //   S^T [16 tokens, 8 rows] = K Q^T      K through ldmatrix is A, Q^T stays in registers as B
 //   O^T [16 columns, 8 rows] += V^T P^T  V through ldmatrix.trans is A, P^T through movmatrix is B

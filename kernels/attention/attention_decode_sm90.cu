@@ -1,6 +1,6 @@
 // Decode on compute capability 9.0 over bf16 and f16 pages: the arithmetic of attention_decode.cuh,
 // with its bits, fed by TMA. Four warps consume; a fifth one produces and runs ahead over the
-// borders of items, so that the pipeline does not drain between them. See docs/kernels.md, "Decode,
+// borders of items, so that the pipeline does not drain between them. See README.md, "Decode,
 // Hopper".
 
 #include <cuda.h>

@@ -6,7 +6,7 @@
 //
 // A sequence's rows are of two classes: prompt rows, which come first, and generated rows. A row
 // keeps its class when it is computed again, because the two run through different kernels with
-// different trees (docs/kernels.md, numerics).
+// different trees (kernels/cuda/README.md).
 
 #include <cstdint>
 #include <memory>
@@ -49,7 +49,7 @@ struct AttentionPlanParams {
 //
 // Place:      made by the CUDA runner, one per window of its layer groups; filled by PlanAttention;
 //             read by PagedAttention.
-// Invariants: docs/kernels.md, "Planner": every (row, KV tile) that the window reaches is covered
+// Invariants: README.md, "The planner": every (row, KV tile) that the window reaches is covered
 //             once; how a row is cut depends on that row alone.
 // Threads:    the thread that enqueues.
 // Lifetime:   outlives every step that was enqueued with it.

@@ -1,6 +1,6 @@
 #pragma once
 
-// Prefill: 128 packed rows of one KV head against all keys that they see. See docs/kernels.md,
+// Prefill: 128 packed rows of one KV head against all keys that they see. See README.md,
 // "Prefill".
 //
 // Eight warps own 16 rows each; queries and output stay in registers (at 128 columns 32 and 64 of

@@ -1,5 +1,5 @@
 // Prefill on compute capability 9.0: 128 packed rows of one KV head against all keys that they see,
-// K and V by TMA, products by wgmma. See docs/kernels.md, "Prefill, Hopper".
+// K and V by TMA, products by wgmma. See README.md, "Prefill, Hopper".
 //
 // One warpgroup produces: a warp issues one box per page and 128-byte slab. Two warpgroups consume,
 // 64 rows each: S = Q K^T from shared memory, P V with P in registers. K and V have pipelines of

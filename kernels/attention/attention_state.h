@@ -2,7 +2,7 @@
 
 // States of online softmax and how two of them become one. The same function folds states inside a
 // CTA and in the merge kernel, so that where a row was cut leaves no trace in its bits: a fold
-// along the fixed tree of docs/kernels.md (tiles, spans, groups) is a chain of these steps.
+// along the fixed tree of kernels/cuda/README.md (tiles, spans, groups) is a chain of these steps.
 //
 // A state of some keys: max of their scores, sum of 2^(score - max), and per column the values
 // weighted by the same powers, not yet divided by the sum. Scores are in units of log2, so a power

@@ -1,7 +1,7 @@
 #pragma once
 
 // The work lists of attention on a GPU: what the planner writes and the kernels read, and the fixed
-// tree along which rows may be cut (docs/kernels.md, "Planner").
+// tree along which rows may be cut (README.md, "The planner").
 //
 // A sequence's rows are numbered per KV head as packed rows: packed row p of a class is row p /
 // group of that class and query head kv_head * group + p % group, with group query heads to a KV

@@ -26,7 +26,7 @@ inline constexpr bool kHasCuda = false;
 // What matrix products exchange partial sums through (kernels/linear/linear_tree.h lays it out).
 inline constexpr std::int64_t kLinearWorkspaceBytes = 20973568;
 
-// How far bits may depend on what else is in a step (docs/kernels.md).
+// How far bits may depend on what else is in a step (README.md, "Numerics").
 enum class Determinism : std::uint8_t {
   kFast,            // library matrix products with their own choice of algorithm
   kBatchInvariant,  // fixed trees

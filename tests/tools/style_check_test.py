@@ -112,6 +112,7 @@ class StyleCheckTest(CheckCase):
 
     def test_openings(self):
         self.accepts({"docs/a.md": "<!-- Written by x. -->\n" + OPENING, "docs/b/c.md": OPENING})
+        self.refuses({"kernels/norm/README.md": "# Norm\n"}, "kernels/norm/README.md:3", "its readers")
         for text in ("# Title\n\nThis page is about pages.\n", "# Title\n\nFor those who read.\n", "# Title\n"):
             self.refuses({"docs/b/c.md": text}, "docs/b/c.md:3", "opens with its readers")
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // What a machine can do at most, measured in the process that measures the kernels: the rulers that
-// their figures are shares of (docs/kernels.md).
+// their figures are shares of (kernels/README.md).
 //
 // Place:   under bench_kernels. Sums nothing that a kernel uses.
 // Threads: one caller at a time; each ruler is measured at its first use and kept.

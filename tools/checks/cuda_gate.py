@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 
-MAX_KERNELS = 104  # per architecture (docs/kernels.md)
+MAX_KERNELS = 104  # per architecture (kernels/cuda/README.md)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "cuda" / "resources.json"
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")

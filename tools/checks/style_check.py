@@ -223,8 +223,8 @@ def check_links(root):
 
 
 def check_openings(root):
-    """Every page of docs/ says first who should read it and what they can do after it."""
-    for page in sorted((root / "docs").rglob("*.md")):
+    """Every page of docs/ and kernels/ says first who should read it and what they can do then."""
+    for page in sorted([*(root / "docs").rglob("*.md"), *(root / "kernels").rglob("*.md")]):
         text = re.sub(r"<!--.*?-->\n*", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         paragraphs = text.split("\n\n", 2)
         opening = paragraphs[1] if len(paragraphs) > 1 else ""
