@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("QUIRE_BUILD", ROOT / "build" / "ci"))
 QUIRED = BUILD / "server" / "quired"
 QUIRE = BUILD / "tools" / "quire"
+TESTDATA = (BUILD / "tests" / "testdata").resolve()
 
 
 class Daemon:

@@ -5,7 +5,7 @@ import subprocess
 
 import grpc
 import pytest
-from daemon import QUIRE, ROOT, Daemon, reason_of
+from daemon import QUIRE, ROOT, TESTDATA, Daemon, reason_of
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -136,7 +136,7 @@ def test_a_model_without_template_says_so(api, generation):
 
 
 def test_the_template_of_a_gguf_file_is_used(api, tmp_path):
-    path = ROOT / "tests" / "testdata" / "gguf" / "models" / "llama-f16" / "model.gguf"
+    path = TESTDATA / "gguf" / "models" / "llama-f16" / "model.gguf"
     with Daemon(tmp_path, str(path), settings=["kv_cache.dtype=f32", "kv_cache.page_size=16"]) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel:

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from daemon import ROOT, Daemon
+from daemon import TESTDATA, Daemon
 
-MODELS = ROOT / "tests" / "testdata" / "gguf" / "models"
+MODELS = TESTDATA / "gguf" / "models"
 # One of each kind: plain weights, blocks, blocks of several types, rope factors, a SentencePiece vocabulary.
 FOLDERS = ["llama-f16", "llama-q8_0", "llama-q4_k_m", "llama-rope-llama3", "llama-spm"]
 

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 
 import pytest
-from daemon import QUIRE, QUIRED, ROOT
+from daemon import QUIRE, QUIRED, TESTDATA
 
-MODELS = ROOT / "tests" / "testdata" / "models"
-TOKENIZERS = ROOT / "tests" / "testdata" / "tokenizers" / "cases"
+MODELS = TESTDATA / "models"
+TOKENIZERS = TESTDATA / "tokenizers" / "cases"
 
 
 def inspect(*arguments, code=0):
@@ -147,7 +147,7 @@ def test_bytes_of_quantised_weights_are_all_of_the_file():
 
 @pytest.mark.parametrize("name", ["llama-q4_k_m", "llama-spm"])
 def test_gguf(name):
-    (path,) = (ROOT / "tests" / "testdata" / "gguf" / "models" / name).glob("*.gguf")
+    (path,) = (TESTDATA / "gguf" / "models" / name).glob("*.gguf")
     report = inspect_json(path)
     assert report["tokenizer"]["kind"] in ("gpt2 (GGUF)", "llama (GGUF)")
     assert "keys" not in report and "other" not in report["groups"]

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from daemon import ROOT, Daemon
+from daemon import TESTDATA, Daemon
 
-MODELS = ROOT / "tests" / "testdata" / "models"
+MODELS = TESTDATA / "models"
 ANSWERED = 40  # tokens of the answer that the second prompt begins with
 FOLDERS = sorted(path.name for path in MODELS.iterdir() if (path / "reference.json").exists()) if MODELS.exists() else []
 

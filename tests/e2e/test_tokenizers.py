@@ -4,9 +4,9 @@ import json
 import shutil
 
 import pytest
-from daemon import ROOT, Daemon
+from daemon import TESTDATA, Daemon
 
-CASES = ROOT / "tests" / "testdata" / "tokenizers" / "cases"
+CASES = TESTDATA / "tokenizers" / "cases"
 KINDS = {"llama2-sentencepiece": "<s>", "unigram-byte-fallback-sentencepiece": "<s>", "tekken-file": "<s>", "tiktoken-cl100k": "<|im_start|>"}
 
 
@@ -19,7 +19,7 @@ def kind(request):
 def served(kind, tmp_path_factory):
     """Random weights of the size of the tokenizer, and a template that prints a special token."""
     folder = tmp_path_factory.mktemp(kind)
-    config = json.loads((ROOT / "tests/testdata/models/llama-gqa-tied-bf16/config.json").read_text())
+    config = json.loads((TESTDATA / "models/llama-gqa-tied-bf16/config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 1024}))
     for path in (CASES / kind).iterdir():
         if path.name != "cases.jsonl":

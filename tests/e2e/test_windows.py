@@ -6,9 +6,9 @@ import subprocess
 
 import grpc
 import pytest
-from daemon import QUIRE, QUIRED, ROOT, Daemon, reason_of
+from daemon import QUIRE, QUIRED, TESTDATA, Daemon, reason_of
 
-MODELS = ROOT / "tests" / "testdata" / "models"
+MODELS = TESTDATA / "models"
 PROMPT, OUTPUT = 340, 100
 SETTINGS = ["kv_cache.dtype=f32", "kv_cache.page_size=16", "scheduler.prefill_chunk_tokens=16", "model.id=fixture"]
 

@@ -44,7 +44,7 @@ std::unique_ptr<StressModel> MakeFakeModel(
 // `threads` of the CPU backend.
 std::unique_ptr<StressModel> MakeStoryModel(
     int threads, models::Quantization quantization = models::Quantization::kAuto);
-// The model in a directory of tests/testdata/models. Pages that are free when a step runs hold NaN.
+// The model in a directory of testdata/models. Pages that are free when a step runs hold NaN.
 // On a GPU, f32 pages go with f32 activations and bf16 ones with bf16.
 std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads,
                                               DeviceKind device = DeviceKind::kCpu,

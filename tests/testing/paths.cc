@@ -12,8 +12,7 @@ std::string Source(absl::string_view path) {
 
 std::string TestData(absl::string_view path) {
   const char* const folder = std::getenv("QUIRE_TESTDATA");
-  if (folder == nullptr) return Source(absl::StrCat("tests/testdata/", path));
-  return absl::StrCat(folder, "/", path);
+  return absl::StrCat(folder == nullptr ? QUIRE_TEST_DATA : folder, "/", path);
 }
 
 }  // namespace quire::paths

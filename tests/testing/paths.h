@@ -10,7 +10,8 @@ namespace quire::paths {
 
 // Of the repository's root, "docs/api.md".
 std::string Source(absl::string_view path);
-// Below tests/testdata, or the folder that the environment's QUIRE_TESTDATA names.
+// Below the test data of the build folder (tests/testdata/README.md), or the folder that the
+// environment's QUIRE_TESTDATA names.
 std::string TestData(absl::string_view path);
 
 }  // namespace quire::paths

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Makes one small model in every quantised format that is read, with the logits that its exact values give.
 
-    python3 make_models.py [--out DIR]
+    python3 make_models.py [--checkpoints] SOURCE OUT
 
-The model is the first layer of ../models/llama-gqa-tied-bf16. Weights are rounded to the nearest code; what a code is
-worth follows the README beside this file and nothing of the program under test. Needs numpy. Writes
+The model is the first layer of SOURCE, the folder models/llama-gqa-tied-bf16 with its weights, as ../generate.py makes
+it. Weights are rounded to the nearest code; what a code is worth follows the README beside this file and nothing of the
+program under test. Needs numpy. Writes
 
     base.safetensors       embedding and norms, shared by all formats
     NAME.safetensors       the matrices in one format
@@ -12,6 +13,8 @@ worth follows the README beside this file and nothing of the program under test.
     index.json             per format its quantization_config; the prompts
     reference.safetensors  NAME.logits F32 [prompts, vocabulary], at the last token of each prompt, in float64 from the
                            dequantised weights; "original" is the model before it was rounded
+
+With --checkpoints only the first two: they have the same bits everywhere, which sums of products need not have.
 """
 import argparse
 import json
@@ -19,8 +22,6 @@ import pathlib
 
 import numpy as np
 
-HERE = pathlib.Path(__file__).resolve().parent
-SOURCE = HERE.parent / "models" / "llama-gqa-tied-bf16"
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 GROUP = 32
 MATRICES = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
@@ -280,38 +281,51 @@ def divergence(exact: np.ndarray, other: np.ndarray) -> float:
     return float((np.exp(log[0]) * (log[0] - log[1])).sum(-1).mean())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=pathlib.Path, default=HERE / "models")
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    config = json.loads((SOURCE / "config.json").read_text(encoding="utf-8"))
-    config["num_hidden_layers"] = 1
-    stored = read_safetensors(SOURCE / "model.safetensors")
-    plain = {n: v for n, v in stored.items() if not n.startswith("model.layers.") or n.startswith("model.layers.0.")}
+def write_checkpoints(out: pathlib.Path, plain: dict) -> dict:
+    """Returns what the weights of each format are worth."""
     names = [f"model.layers.0.{m}.weight" for m in MATRICES]
     base = {n: v for n, v in plain.items() if n not in names}
     write_safetensors(out / "base.safetensors", {n: ("BF16", bf16_bits(v)) for n, v in base.items()})
-    (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    rng = np.random.default_rng(7)
-    prompts = [rng.integers(0, 300, n).tolist() for n in (1, 2, 5, 9, 16, 17, 33, 40)]
-    logits = {"original": np.stack([forward(config, plain, p) for p in prompts])}
-    index = {"prompts": prompts, "formats": {}}
-    for name, (quantization, convert) in formats().items():
+    worth = {}
+    for name, (_, convert) in formats().items():
         tensors, exact = {}, dict(base)
         for matrix in names:
             parts, exact[matrix] = convert(plain[matrix])
             tensors.update({matrix.removesuffix("weight") + suffix: part for suffix, part in parts.items()})
         write_safetensors(out / f"{name}.safetensors", tensors)
-        logits[name] = np.stack([forward(config, exact, p) for p in prompts])
-        kl = divergence(logits["original"], logits[name])
-        index["formats"][name] = quantization
-        print(f"{name}: divergence from the original {kl:.2e}")
+        worth[name] = exact
+    return worth
+
+
+def write_reference(out: pathlib.Path, config: dict, plain: dict, worth: dict) -> None:
+    config["num_hidden_layers"] = 1
+    (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(0, 300, n).tolist() for n in (1, 2, 5, 9, 16, 17, 33, 40)]
+    logits = {}
+    for name, weights in {"original": plain, **worth}.items():
+        logits[name] = np.stack([forward(config, weights, p) for p in prompts])
+        print(f"{name}: divergence from the original {divergence(logits['original'], logits[name]):.2e}")
     write_safetensors(out / "reference.safetensors",
                       {f"{n}.logits": ("F32", v.astype(np.float32)) for n, v in logits.items()})
-    lines = ",\n".join(f"  {json.dumps(n)}: {json.dumps(q)}" for n, q in index["formats"].items())
+    lines = ",\n".join(f"  {json.dumps(n)}: {json.dumps(q)}" for n, (q, _) in formats().items())
     text = f'{{\n "prompts": {json.dumps(prompts)},\n "formats": {{\n{lines}\n }}\n}}\n'
     (out / "index.json").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoints", action="store_true")
+    parser.add_argument("source", type=pathlib.Path)
+    parser.add_argument("out", type=pathlib.Path)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    stored = read_safetensors(arguments.source / "model.safetensors")
+    plain = {n: v for n, v in stored.items() if not n.startswith("model.layers.") or n.startswith("model.layers.0.")}
+    worth = write_checkpoints(arguments.out, plain)
+    if not arguments.checkpoints:
+        config = json.loads((arguments.source / "config.json").read_text(encoding="utf-8"))
+        write_reference(arguments.out, config, plain, worth)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@
     .venv/bin/python tests/testdata/models/make_fixture.py check FOLDER ...
 
 make   writes OUT/NAME for each recipe of fixture_recipes.py, or for those named. Tokenizer and prompts are those of an
-       older fixture.
-check  computes everything that is recorded in a folder anew, from its config.json, its weights and its prompts, and
-       says how far it is from the record; exits 1 if it is another result. Of folders that came from elsewhere
-       (SWITCHES in fixture_recipes.py) this proves the method, of those made here that they are what `make` makes.
+       older fixture. ../README.md says how the weights of a new one are left out.
+check  computes everything that is recorded in a folder of build/ci/tests/testdata/models anew, from its config.json,
+       its weights and its prompts, and says how far it is from the record; exits 1 if it is another result. Of
+       folders that came from elsewhere (SWITCHES in fixture_recipes.py) this proves the method, of those made here
+       that they are what `make` makes.
 
 README.md beside this file says what is in a folder. All arithmetic is float32 on one thread of a CPU; another machine
 may round the last digits otherwise, and then, rarely, accept another seed, since a seed is rejected when a decision of
