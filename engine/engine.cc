@@ -495,22 +495,23 @@ void Engine::Impl::PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSo
 }
 
 absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection) {
-  if (selection.ids.empty() && !selection.all && selection.tenant.empty() &&
-      selection.older_than <= absl::ZeroDuration()) {
-    return WithReason(absl::InvalidArgumentError("abort selects no request"), "SELECTION_EMPTY");
+  if (selection.ids.empty() && !selection.all) {
+    return WithReason(absl::InvalidArgumentError(
+                          "nothing is selected; name request_ids, or set all and narrow it"),
+                      "SELECTION_EMPTY", {{"field", "request_ids"}});
   }
   AbortResult result;
   const absl::Time now = clock_->Now();
   std::vector<std::string> missing = selection.ids;
   for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
     const Request& request = live->request;
-    const bool by_id =
-        std::find(selection.ids.begin(), selection.ids.end(), request.id) != selection.ids.end();
-    if (by_id) std::erase(missing, request.id);
-    const bool by_age = selection.older_than > absl::ZeroDuration() &&
-                        now - request.accept_time > selection.older_than;
-    const bool by_tenant = !selection.tenant.empty() && request.tenant == selection.tenant;
-    if (!selection.all && !by_id && !by_age && !by_tenant) continue;
+    if (!selection.ids.empty()) {
+      if (std::ranges::find(selection.ids, request.id) == selection.ids.end()) continue;
+      std::erase(missing, request.id);
+    }
+    if (!selection.tenant.empty() && request.tenant != selection.tenant) continue;
+    const bool by_age = selection.older_than > absl::ZeroDuration();
+    if (by_age && now - request.accept_time <= selection.older_than) continue;
     PostCancel(live, CancelSource::kAdmin, selection.reason_text);
     ++result.aborted;
   }

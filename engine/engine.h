@@ -53,18 +53,19 @@ struct RequestInfo {
   std::map<std::string, std::string> labels;
 };
 
-// What AbortRequests selects; at least one criterion must be set.
+// Which requests AbortRequests ends: those that meet every criterion that is set. The ids are of
+// any principal; without ids `all` must say that this is meant.
 struct AbortSelection {
-  std::vector<std::string> ids;
+  std::vector<std::string> ids = {};
   bool all = false;
-  absl::Duration older_than = absl::ZeroDuration();
-  std::string tenant;
-  std::string reason_text;
+  absl::Duration older_than = absl::ZeroDuration();  // since they were accepted
+  std::string tenant = {};
+  std::string reason_text = {};  // told to the callers, selects nothing
 };
 
 struct AbortResult {
   std::int32_t aborted = 0;
-  std::vector<std::string> unknown_ids;
+  std::vector<std::string> unknown_ids;  // that no live request has
 };
 
 class Engine {
@@ -91,6 +92,8 @@ class Engine {
   // over may still hold its last messages when another one has taken the id.
   bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source,
               const TokenStream* stream = nullptr);
+  // Ends them with CANCELLED / ABORTED_BY_ADMIN. INVALID_ARGUMENT / SELECTION_EMPTY without ids and
+  // without `all`.
   absl::StatusOr<AbortResult> Abort(const AbortSelection& selection);
 
   // Refuses new requests with UNAVAILABLE / SERVER_DRAINING; live ones go on.

@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
-#include "base/error_reason.h"
 #include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status.h"
@@ -81,11 +80,6 @@ absl::Status ListRequests(engine::Engine* engine, const v1::ListRequestsRequest&
 
 absl::Status AbortRequests(engine::Engine* engine, const v1::AbortRequestsRequest& request,
                            v1::AbortRequestsResponse* response) {
-  if (request.request_ids().empty() && !request.all()) {
-    return WithReason(absl::InvalidArgumentError(
-                          "nothing is selected; name request_ids, or set all and narrow it"),
-                      "SELECTION_EMPTY", {{"field", "request_ids"}});
-  }
   if (request.reason().size() > kMaxReasonBytes) {
     return BadParameter("reason", absl::StrCat(request.reason().size(), " bytes long"),
                         absl::StrCat("at most ", kMaxReasonBytes, " bytes"));

@@ -205,6 +205,10 @@ def test_command_line_client(daemon):
     assert quire(daemon, "cancel", "nobody").strip() == "no such request"
     assert quire(daemon, "abort", "nobody").splitlines() == ["0 aborted", "unknown: nobody"]
     quire(daemon, "abort", code=1)
+    quire(daemon, "abort", "--tenant", "x", code=1)
+    assert quire(daemon, "abort", "--all", "--tenant", "nobody").strip() == "0 aborted"
+    quire(daemon, "abort", "--all", "--older-than=-1", code=1)
+    quire(daemon, "abort", "--all", "--tenant", "", code=2)
     quire(daemon, "generate", "x", "--temperature", "1000", code=1)
     quire(daemon, "no-such-command", code=2)
     quire(daemon, "--address", "127.0.0.1:1", "models", code=3)

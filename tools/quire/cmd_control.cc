@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,7 @@ int RunCancel(const CommonOptions& common, const std::string& id) {
 struct AbortOptions {
   std::vector<std::string> ids;
   bool all = false;
-  double older_than_seconds = 0;
+  std::optional<double> older_than_seconds;
   std::string tenant;
   std::string reason;
 };
@@ -54,8 +55,8 @@ int RunAbort(const CommonOptions& common, const AbortOptions& options) {
   v1::AbortRequestsRequest request;
   for (const std::string& id : options.ids) request.add_request_ids(id);
   request.set_all(options.all);
-  if (options.older_than_seconds > 0) {
-    *request.mutable_older_than() = ToDuration(options.older_than_seconds);
+  if (options.older_than_seconds) {
+    *request.mutable_older_than() = ToDuration(*options.older_than_seconds);
   }
   request.set_tenant(options.tenant);
   request.set_reason(options.reason);
@@ -174,11 +175,19 @@ void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code) {
   cancel->callback([=] { *exit_code = RunCancel(*common, *id); });
 
   auto abort = std::make_shared<AbortOptions>();
-  CLI::App* abort_cmd = app->add_subcommand("abort", "end requests of anybody");
+  CLI::App* abort_cmd = app->add_subcommand("abort", "end requests of any caller");
   abort_cmd->add_option("ids", abort->ids, "request ids");
-  abort_cmd->add_flag("--all", abort->all, "every live request");
-  abort_cmd->add_option("--older-than", abort->older_than_seconds, "seconds since acceptance");
-  abort_cmd->add_option("--tenant", abort->tenant, "requests of this tenant");
+  abort_cmd->add_flag("--all", abort->all,
+                      "every live request that the other options leave; needed without ids");
+  abort_cmd->add_option("--older-than", abort->older_than_seconds,
+                        "only those accepted more than this many seconds ago");
+  // An empty one would mean every tenant, which a script with an unset variable does not want.
+  abort_cmd->add_option("--tenant", abort->tenant, "only those of this tenant")
+      ->check(CLI::Validator(
+          [](const std::string& tenant) {
+            return tenant.empty() ? std::string("must not be empty") : std::string();
+          },
+          ""));
   abort_cmd->add_option("--reason", abort->reason, "told to the callers");
   abort_cmd->callback([=] { *exit_code = RunAbort(*common, *abort); });
 

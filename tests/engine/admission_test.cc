@@ -1,0 +1,174 @@
+// Who gets in, who is aborted, and what happens when the workers behind the engine are slow.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/harness.h"
+#include "tests/engine/stream_reader.h"
+
+namespace quire::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+std::string ReasonOf(const absl::Status& status) {
+  const auto reason = GetErrorReason(status);
+  return reason.has_value() ? reason->reason : "";
+}
+
+// Holds a thread that passes until it is opened.
+class Gate {
+ public:
+  void Set(bool closed) {
+    MutexLock lock(&mutex_);
+    closed_ = closed;
+    changed_.NotifyAll();
+  }
+  void Pass() {
+    MutexLock lock(&mutex_);
+    ++arrivals_;
+    changed_.NotifyAll();
+    while (closed_) changed_.Wait(&mutex_);
+  }
+  // Waits until a thread has come to the gate.
+  void AwaitArrival() {
+    MutexLock lock(&mutex_);
+    while (arrivals_ == 0) changed_.Wait(&mutex_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  int arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// An engine over the fake runner, whose steps pass `steps_`.
+class AdmissionTest : public ::testing::Test {
+ protected:
+  void Start(const std::function<void(EngineOptions&)>& change) {
+    const PoolOptions pool{
+        .usable_pages = 200, .page_size = 16, .max_rows = 16, .max_context_tokens = 1024};
+    HarnessOptions options = MakeHarnessOptions(pool);
+    change(options.engine);
+    tokenizer_ = MakeByteTokenizer();
+    runner_ = std::make_unique<FakeRunner>(options.runner);
+    runner_->SetHook([this](const models::StepBatch&) {
+      steps_.Pass();
+      return absl::OkStatus();
+    });
+    auto engine = Engine::Create(options.engine, MakeCache(pool), runner_.get(), tokenizer_.get(),
+                                 &clock_, &registry_);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
+  }
+  void TearDown() override { steps_.Set(/*closed=*/false); }
+
+  std::shared_ptr<TokenStream> Accept(Request request) {
+    auto stream = engine_->Accept(std::move(request));
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    return stream.ok() ? *std::move(stream) : nullptr;
+  }
+
+  testing::FakeClock clock_;
+  probe::Registry registry_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::unique_ptr<FakeRunner> runner_;
+  Gate steps_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// One that runs until something ends it.
+Request Endless(std::string id, std::string tenant) {
+  Request request = MakeRequest(std::move(id), {1, 2, 3}, 500);
+  request.tenant = std::move(tenant);
+  request.stopping.ignore_eos = true;
+  return request;
+}
+
+class AbortTest : public AdmissionTest {
+ protected:
+  // An old and a young request of each of two tenants, none of which has taken a step.
+  void SetUp() override {
+    Start([](EngineOptions&) {});
+    steps_.Set(/*closed=*/true);
+    for (const char* age : {"old", "young"}) {
+      for (const char* tenant : {"x", "y"}) {
+        const std::string id = absl::StrCat(age, " ", tenant);
+        streams_[id] = Accept(Endless(id, tenant));
+      }
+      clock_.Advance(absl::Seconds(10));
+    }
+  }
+
+  // The ids of the requests that the abort ended.
+  std::vector<std::string> Abort(const AbortSelection& selection) {
+    const absl::StatusOr<AbortResult> result = engine_->Abort(selection);
+    EXPECT_TRUE(result.ok()) << result.status();
+    steps_.Set(/*closed=*/false);
+    std::vector<std::string> ended;
+    for (const auto& [id, stream] : streams_) {
+      const absl::Status status = ReadAll(*stream).status;
+      if (ReasonOf(status) == "ABORTED_BY_ADMIN") {
+        ended.push_back(id);
+      } else {
+        EXPECT_TRUE(status.ok()) << status;
+      }
+    }
+    if (result.ok()) {
+      EXPECT_EQ(result->aborted, static_cast<std::int32_t>(ended.size()));
+      unknown_ids_ = result->unknown_ids;
+    }
+    return ended;
+  }
+
+  std::map<std::string, std::shared_ptr<TokenStream>> streams_;
+  std::vector<std::string> unknown_ids_;
+};
+
+TEST_F(AbortTest, AllWithATenantEndsOnlyThatTenant) {
+  EXPECT_THAT(Abort({.all = true, .tenant = "x"}), ElementsAre("old x", "young x"));
+}
+
+TEST_F(AbortTest, AllWithAnAgeEndsOnlyTheOld) {
+  EXPECT_THAT(Abort({.all = true, .older_than = absl::Seconds(15)}),
+              ElementsAre("old x", "old y"));
+}
+
+TEST_F(AbortTest, AllOfThemMustBeMet) {
+  EXPECT_THAT(Abort({.all = true, .older_than = absl::Seconds(15), .tenant = "y"}),
+              ElementsAre("old y"));
+}
+
+TEST_F(AbortTest, IdsAreNarrowedToo) {
+  EXPECT_THAT(Abort({.ids = {"old x", "old y", "none"}, .tenant = "y"}), ElementsAre("old y"));
+  EXPECT_THAT(unknown_ids_, ElementsAre("none")) << "an id of another tenant is not unknown";
+}
+
+TEST_F(AbortTest, IdsAreNotWidenedByAll) {
+  EXPECT_THAT(Abort({.ids = {"young y"}, .all = true}), ElementsAre("young y"));
+}
+
+TEST_F(AbortTest, AllAloneEndsEverybody) {
+  EXPECT_THAT(Abort({.all = true}), ElementsAre("old x", "old y", "young x", "young y"));
+}
+
+TEST_F(AbortTest, ATenantOrAnAgeAloneSelectsNothing) {
+  const absl::Status by_tenant = engine_->Abort({.tenant = "x"}).status();
+  EXPECT_EQ(ReasonOf(by_tenant), "SELECTION_EMPTY");
+  EXPECT_EQ(ReasonOf(engine_->Abort({.older_than = absl::Seconds(1)}).status()),
+            "SELECTION_EMPTY");
+  EXPECT_THAT(Abort({.ids = {"none"}}), IsEmpty());
+}
+
+}  // namespace
+}  // namespace quire::engine
