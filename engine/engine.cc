@@ -179,6 +179,7 @@ class Engine::Impl {
   absl::Status CheckRequest(const Request& request, const HotOptions& hot) const;
   absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
   std::shared_ptr<LiveRequest> MakeLive(Request request, const HotOptions& hot);
+  absl::Status TakePlace(const std::shared_ptr<LiveRequest>& live, const HotOptions& hot);
   void PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source, std::string text);
   // On the engine thread, which a picture that finds no memory must not end.
   absl::StatusOr<PagePicture> DescribePages() {
@@ -459,30 +460,30 @@ std::shared_ptr<LiveRequest> Engine::Impl::MakeLive(Request request, const HotOp
   return live;
 }
 
+// Its places in the queue and with the text workers, or neither.
+absl::Status Engine::Impl::TakePlace(const std::shared_ptr<LiveRequest>& live,
+                                     const HotOptions& hot) {
+  QUIRE_RETURN_IF_ERROR(queue_.EnterRequest(live->request.tenant));
+  if (text_.Submit(live)) return absl::OkStatus();
+  queue_.LeaveRequest(live->request.tenant);
+  return WithReason(absl::ResourceExhaustedError(absl::StrCat(hot.max_queued_requests,
+                                                              " prompts wait for tokenization")),
+                    "QUEUE_FULL", {{"limit", absl::StrCat(hot.max_queued_requests)}},
+                    queue_.RetryDelay());
+}
+
 absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request request) {
   const std::shared_ptr<const HotOptions> hot = hot_.Get();
   QUIRE_RETURN_IF_ERROR(CheckRequest(request, *hot));
-  std::shared_ptr<LiveRequest> live = MakeLive(std::move(request), *hot);
+  const std::shared_ptr<LiveRequest> live = MakeLive(std::move(request), *hot);
   if (live->request.deadline <= clock_->Now()) {
     return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"), "TIMEOUT",
                       {{"stage", "queue"}, {"tokens", "0"}});
   }
-  std::shared_ptr<TokenStream> stream = live->stream;
-  QUIRE_RETURN_IF_ERROR(table_.Insert(live, queue_.RetryDelay()));
-  absl::Status entered = queue_.EnterRequest(live->request.tenant);
-  if (entered.ok() && !text_.Submit(live)) {
-    queue_.LeaveRequest(live->request.tenant);
-    entered = WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                             hot->max_queued_requests, " prompts wait for tokenization")),
-                         "QUEUE_FULL", {{"limit", absl::StrCat(hot->max_queued_requests)}},
-                         queue_.RetryDelay());
-  }
-  if (!entered.ok()) {
-    table_.Remove(*live);
-    return entered;
-  }
-  inbox_->Post({.kind = Signal::Kind::kArrived, .request = std::move(live)});
-  return stream;
+  QUIRE_RETURN_IF_ERROR(
+      table_.Insert(live, queue_.RetryDelay(), [&] { return TakePlace(live, *hot); }));
+  inbox_->Post({.kind = Signal::Kind::kArrived, .request = live});
+  return live->stream;
 }
 
 void Engine::Impl::PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source,
@@ -502,12 +503,12 @@ absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection)
   }
   AbortResult result;
   const absl::Time now = clock_->Now();
-  std::vector<std::string> missing = selection.ids;
+  result.unknown_ids = selection.ids;
   for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
     const Request& request = live->request;
     if (!selection.ids.empty()) {
       if (std::ranges::find(selection.ids, request.id) == selection.ids.end()) continue;
-      std::erase(missing, request.id);
+      std::erase(result.unknown_ids, request.id);
     }
     if (!selection.tenant.empty() && request.tenant != selection.tenant) continue;
     const bool by_age = selection.older_than > absl::ZeroDuration();
@@ -515,7 +516,6 @@ absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection)
     PostCancel(live, CancelSource::kAdmin, selection.reason_text);
     ++result.aborted;
   }
-  result.unknown_ids = std::move(missing);
   return result;
 }
 

@@ -9,7 +9,8 @@
 
 namespace quire::engine {
 
-absl::Status RequestTable::Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay) {
+absl::Status RequestTable::Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay,
+                                  absl::FunctionRef<absl::Status()> admit) {
   Key key(live->request.principal, live->request.id);
   MutexLock lock(&mutex_);
   if (requests_.contains(key)) {
@@ -22,8 +23,10 @@ absl::Status RequestTable::Insert(std::shared_ptr<LiveRequest> live, absl::Durat
                           requests_.size(), " requests are live, at most ", capacity_, " may be")),
                       "QUEUE_FULL", {{"limit", absl::StrCat(capacity_)}}, retry_delay);
   }
-  requests_.emplace(std::move(key), std::move(live));
-  return absl::OkStatus();
+  const auto inserted = requests_.emplace(std::move(key), std::move(live)).first;
+  absl::Status admitted = admit();
+  if (!admitted.ok()) requests_.erase(inserted);
+  return admitted;
 }
 
 void RequestTable::Reserve(std::size_t capacity) {

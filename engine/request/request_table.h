@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -29,8 +30,12 @@ class RequestTable {
 
   // The capacity becomes at least this.
   void Reserve(std::size_t capacity);
-  // ALREADY_EXISTS / REQUEST_ID_IN_USE, or RESOURCE_EXHAUSTED / QUEUE_FULL at capacity.
-  absl::Status Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay);
+  // ALREADY_EXISTS / REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED / QUEUE_FULL at capacity, or what
+  // `admit` says, which takes everything else that the request needs. No thread sees the request
+  // before `admit` has said OK: one that is refused cannot be cancelled, aborted or listed.
+  // REQUIRES: `admit` does not call this table.
+  absl::Status Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay,
+                      absl::FunctionRef<absl::Status()> admit);
   void Remove(const LiveRequest& live);
   std::shared_ptr<LiveRequest> Find(absl::string_view principal, absl::string_view id) const;
   std::vector<std::shared_ptr<LiveRequest>> All() const;  // by accept time, then id

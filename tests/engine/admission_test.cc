@@ -1,9 +1,11 @@
 // Who gets in, who is aborted, and what happens when the workers behind the engine are slow.
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -168,6 +170,39 @@ TEST_F(AbortTest, ATenantOrAnAgeAloneSelectsNothing) {
   EXPECT_EQ(ReasonOf(engine_->Abort({.older_than = absl::Seconds(1)}).status()),
             "SELECTION_EMPTY");
   EXPECT_THAT(Abort({.ids = {"none"}}), IsEmpty());
+}
+
+// A client that loops Generate and Cancel on a full queue: what is refused was never there to be
+// cancelled, and no place is given back that nobody took.
+TEST_F(AdmissionTest, ARefusedRequestIsNeverSeen) {
+  Start([](EngineOptions& options) {
+    options.max_queued_requests = 1;
+    options.max_running_sequences = 1;
+  });
+  steps_.Set(/*closed=*/true);
+  const auto running = Accept(MakeRequest("running", {1, 2, 3}, 4));
+  steps_.AwaitArrival();
+  const auto waiting = Accept(MakeRequest("waiting", {1, 2, 3}, 4));
+  std::atomic<bool> done{false};
+  std::atomic<int> looks{0};
+  int seen = 0;
+  std::thread canceller([&] {
+    while (!done.load()) {
+      if (engine_->Cancel("p", "refused", CancelSource::kApi)) ++seen;
+      ++looks;
+    }
+  });
+  for (int refused = 0; refused < 20000 || looks.load() < 20000; ++refused) {
+    ASSERT_EQ(ReasonOf(engine_->Accept(MakeRequest("refused", {1}, 4)).status()), "QUEUE_FULL");
+  }
+  done.store(true);
+  canceller.join();
+  EXPECT_EQ(seen, 0);
+  steps_.Set(/*closed=*/false);
+  EXPECT_TRUE(ReadAll(*running).status.ok());
+  EXPECT_TRUE(ReadAll(*waiting).status.ok());
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  EXPECT_TRUE(engine_->CheckIntegrity().ok());
 }
 
 }  // namespace
