@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "base/check.h"
 #include "engine/output/request_output.h"
 
 namespace quire::engine {
@@ -36,26 +35,52 @@ void OutputStage::Reserve(std::size_t ring_items) {
 
 void OutputStage::Push(std::vector<OutputItem>* items) {
   for (OutputItem& item : *items) {
-    const std::size_t worker = item.request->output_worker;
-    QUIRE_CHECK(rings_[worker]->queue.TryPush(std::move(item)));
-    ++rings_[worker]->pushed;
+    Ring& ring = *rings_[item.request->output_worker];
+    if (ring.late.empty() && ring.queue.TryPush(std::move(item))) {
+      ++ring.pushed;
+    } else {
+      ring.late.push_back(std::move(item));
+    }
   }
   items->clear();
+  for (const auto& ring : rings_) {
+    PushLate(*ring);
+    if (ring->late.empty()) continue;
+    ring->engine_waits.store(true);
+    // The worker may have emptied it in between and seen no flag.
+    PushLate(*ring);
+  }
+}
+
+void OutputStage::PushLate(Ring& ring) {
+  while (!ring.late.empty() && ring.queue.TryPush(std::move(ring.late.front()))) {
+    ring.late.pop_front();
+    ++ring.pushed;
+  }
+}
+
+bool OutputStage::IsDone(Ring& ring) {
+  PushLate(ring);
+  return ring.late.empty() && ring.done.load(std::memory_order_acquire) == ring.pushed;
+}
+
+bool OutputStage::HasRoom(const Ring& ring) const {
+  return ring.late.empty() && ring.queue.size() < half_;
 }
 
 bool OutputStage::IsReady(const LiveRequest& live) {
   if (live.in_ring_tokens.load(std::memory_order_acquire) >= stream_queue_tokens_) return false;
   Ring& ring = *rings_[live.output_worker];
-  if (ring.queue.size() < half_) return true;
+  if (HasRoom(ring)) return true;
   ring.engine_waits.store(true);
   // The worker may have emptied it in between and seen no flag.
-  return ring.queue.size() < half_;
+  return HasRoom(ring);
 }
 
 bool OutputStage::WaitDone(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   for (const auto& ring : rings_) {
-    while (ring->done.load(std::memory_order_acquire) != ring->pushed) {
+    while (!IsDone(*ring)) {
       if (absl::Now() >= deadline) return false;
       absl::SleepFor(absl::Milliseconds(1));
     }
@@ -64,6 +89,7 @@ bool OutputStage::WaitDone(absl::Duration timeout) {
 }
 
 void OutputStage::Stop() {
+  WaitDone(absl::InfiniteDuration());
   for (const auto& ring : rings_) ring->queue.Close();
   for (std::thread& worker : workers_) {
     if (worker.joinable()) worker.join();

@@ -4,14 +4,17 @@
 // reports stop strings back to the engine and removes finished requests from the table.
 //
 // Place:      between the engine thread and the TokenStreams.
-// Invariants: all items of a request go to one worker. A ring never overflows: the engine does not
-//             run rows whose ring is half full, and the other half holds whatever two steps and all
-//             live requests can still add.
-// Threads:    Push and IsReady from the engine thread; owns `num_workers` threads.
+// Invariants: all items of a request go to one worker, in order. The engine neither runs rows nor
+//             starts requests whose ring is half full; what it adds all the same, for steps in
+//             flight and requests that end, waits behind a full ring, and the ring counts as full
+//             until that is gone.
+// Threads:    Push, IsReady and WaitDone from the engine thread; Stop once that has ended; owns
+//             `num_workers` threads.
 // Lifetime:   tokenizer, table and probe outlive it.
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -42,25 +45,30 @@ class OutputStage {
   std::size_t num_workers() const { return rings_.size(); }
   // Every ring holds at least so many items. From any thread.
   void Reserve(std::size_t ring_items);
-  // Hands all items over and leaves the vector empty.
+  // Hands all items over and leaves the vector empty. When a ring is full the engine is woken once
+  // it has room, and must call this again, if with no items.
   void Push(std::vector<OutputItem>* items);
-  // Whether tokens of this request may be made. After false the engine is woken when that changes.
+  // Whether items of this request may be made. After false the engine is woken when that changes.
   bool IsReady(const LiveRequest& live);
   // Waits until the workers have done everything that was pushed; false when `timeout` passes
   // first. From the pushing thread.
   bool WaitDone(absl::Duration timeout);
-  // Finishes what waits and joins the workers.
+  // Finishes everything that was pushed and joins the workers.
   void Stop();
 
  private:
   struct Ring {
     explicit Ring(std::size_t items) : queue(items) {}
     BoundedQueue<OutputItem> queue;
+    std::deque<OutputItem> late;  // pushed when it was full, in order; the pushing thread's
     std::atomic<bool> engine_waits{false};
-    std::uint64_t pushed = 0;  // items
+    std::uint64_t pushed = 0;  // items, without the late ones
     std::atomic<std::uint64_t> done{0};
   };
 
+  static void PushLate(Ring& ring);
+  static bool IsDone(Ring& ring);
+  bool HasRoom(const Ring& ring) const;
   void Work(Ring& ring);
   void Process(OutputItem& item);
 

@@ -97,7 +97,7 @@ void Scheduler::MarkSkips(absl::Time now) {
     } else if (request.full_since == absl::InfiniteFuture()) {
       request.full_since = now;
     }
-    const bool skips = is_full || (is_output_ready_ && !is_output_ready_(request));
+    const bool skips = is_full || !IsOutputReady(request);
     if (skips != sequence->skips) {
       sequence->skips = skips;
       RefreshState(request);
@@ -291,6 +291,8 @@ void Scheduler::Admit(absl::Time now) {
   while (!waiting_.empty()) {
     LiveRequest* request = waiting_.Best(now);
     if (request == nullptr) return;
+    // Nobody overtakes it: a worker that is behind has that room again within a few steps.
+    if (!IsOutputReady(*request)) return;
     const Admission admission = TryAdmit(request->first());
     if (admission != Admission::kAdmitted) {
       if (admission == Admission::kBlocked) NoteBlocked(request);

@@ -22,8 +22,9 @@
 // are expected to take (step_time_model.h). The first prompt of a step gets 8 even so.
 //
 // Order of admission: preempted sequences by age, then requests by (priority - steps aged,
-// deadline, arrival). The first that is blocked blocks the rest; one whose reader is behind steps
-// aside, and so does one whose tenant has as many running requests as it may.
+// deadline, arrival). The first that is blocked, or whose output worker is behind, blocks the rest;
+// one whose reader is behind steps aside, and so does one whose tenant has as many running requests
+// as it may.
 //
 // Place:      between EngineCore and CacheManager. Takes and frees pages; never runs anything.
 // Invariants: CheckIntegrity(). A function of its calls: no clock, no hash order, no other thread.
@@ -106,6 +107,9 @@ class Scheduler {
  private:
   enum class Admission : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
 
+  bool IsOutputReady(const LiveRequest& request) const {
+    return !is_output_ready_ || is_output_ready_(request);
+  }
   void MarkSkips(absl::Time now);
   bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
   void PlanDecodes(bool ahead);

@@ -11,6 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "engine/engine.h"
+#include "engine/output/output_stage.h"
+#include "engine/request/inbox.h"
+#include "engine/request/request_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"
@@ -203,6 +206,101 @@ TEST_F(AdmissionTest, ARefusedRequestIsNeverSeen) {
   EXPECT_TRUE(ReadAll(*waiting).status.ok());
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   EXPECT_TRUE(engine_->CheckIntegrity().ok());
+}
+
+// Each request puts 18 items into the ring of the only worker, which stands still: admission has to
+// end before the ring is full.
+TEST_F(AdmissionTest, AFullRingStallsAdmission) {
+  Start([](EngineOptions& options) {
+    options.text_threads = 1;
+    options.max_queued_requests = 128;
+  });
+  Gate worker;
+  worker.Set(/*closed=*/true);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  streams.push_back(Accept(MakeRequest("first", {1, 2, 3}, 1)));
+  streams.back()->SetReadyCallback([&] { worker.Pass(); });
+  worker.AwaitArrival();
+  for (int i = 0; i < 180; ++i) {
+    Request request = MakeRequest(absl::StrCat("r", i), {1, 2, 3}, 1);
+    request.sampling.choice_count = 16;
+    auto stream = engine_->Accept(request);
+    while (ReasonOf(stream.status()) == "QUEUE_FULL") {
+      // Each call lets the engine make a plan.
+      ASSERT_TRUE(engine_->CheckIntegrity().ok());
+      if (engine_->GetStats().waiting == 128) break;
+      stream = engine_->Accept(request);
+    }
+    if (!stream.ok()) break;
+    streams.push_back(*std::move(stream));
+  }
+  for (int passes = 0; passes < 200; ++passes) ASSERT_TRUE(engine_->CheckIntegrity().ok());
+  EXPECT_GT(engine_->GetStats().waiting, 0) << "the ring was never full";
+  worker.Set(/*closed=*/false);
+  for (const auto& stream : streams) {
+    const Reading reading = ReadAll(*stream);
+    EXPECT_TRUE(reading.status.ok()) << reading.status;
+    EXPECT_EQ(reading.order_errors, "");
+  }
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  EXPECT_TRUE(engine_->CheckIntegrity().ok());
+}
+
+// The worker stands still, and more ends than its ring has room for: none is lost, in the order in
+// which they were pushed, and nothing more may be made until they are gone.
+TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
+  const std::unique_ptr<text::Tokenizer> tokenizer = MakeByteTokenizer();
+  const testing::FakeClock clock;
+  RequestTable table(100);
+  probe::Registry registry;
+  EngineProbe probe(&registry, {.model_name = "m",
+                                .max_context_tokens = 100,
+                                .page_size = 16,
+                                .num_pages = 10,
+                                .kv_dtype = "f32"});
+  const auto inbox = std::make_shared<Inbox>();
+  OutputStage stage({.num_workers = 1, .ring_items = 4, .stream_queue_tokens = 8},
+                    tokenizer.get(), &clock, &table, &probe, inbox);
+  Gate worker;
+  worker.Set(/*closed=*/true);
+  std::vector<std::shared_ptr<LiveRequest>> requests;
+  std::vector<std::string> ended;  // by the worker
+  std::vector<OutputItem> items;
+  for (int i = 0; i < 40; ++i) {
+    auto live = std::make_shared<LiveRequest>();
+    live->request = MakeRequest(absl::StrCat(i), {1}, 4);
+    live->stream = std::make_shared<TokenStream>();
+    live->stream->SetReadyCallback([&worker, &ended, id = live->request.id] {
+      worker.Pass();
+      ended.push_back(id);
+    });
+    ASSERT_TRUE(
+        table.Insert(live, absl::ZeroDuration(), [] { return absl::OkStatus(); }).ok());
+    requests.push_back(live);
+    OutputItem& item = items.emplace_back();
+    item.kind = OutputItem::Kind::kRequestEnd;
+    item.request = live;
+    item.status = absl::CancelledError("over");
+    if (i > 0) continue;
+    stage.Push(&items);  // alone, so that the worker has it and no other one
+    worker.AwaitArrival();
+  }
+  stage.Push(&items);
+  EXPECT_THAT(items, IsEmpty());
+  EXPECT_FALSE(stage.IsReady(*requests.front()));
+  EXPECT_EQ(table.All().size(), 39);
+  worker.Set(/*closed=*/false);
+  while (!stage.IsReady(*requests.front())) {
+    inbox->Wait(absl::InfiniteDuration());
+    std::vector<Signal> signals;
+    inbox->Drain(&signals);
+    stage.Push(&items);
+  }
+  ASSERT_TRUE(stage.WaitDone(absl::InfiniteDuration()));
+  ASSERT_EQ(ended.size(), requests.size());
+  for (std::size_t i = 0; i < ended.size(); ++i) EXPECT_EQ(ended[i], absl::StrCat(i));
+  EXPECT_THAT(table.All(), IsEmpty());
+  EXPECT_TRUE(stage.IsReady(*requests.front()));
 }
 
 }  // namespace
