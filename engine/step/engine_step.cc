@@ -238,8 +238,9 @@ void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& res
            /*scrub=*/true, now);
     } else {
       Fail(live,
-           WithReason(absl::InvalidArgumentError("no token is left to draw from"), "BAD_CONSTRAINT",
-                      {{"stage", "decode"}}),
+           WithReason(absl::InvalidArgumentError(
+                          "the request excludes every token of the vocabulary"),
+                      "BAD_CONSTRAINT", {{"stage", "decode"}}),
            /*scrub=*/false, now);
     }
   };

@@ -24,6 +24,7 @@ constexpr ReasonRow kTable[] = {
     {"BAD_TOKEN_ID", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
     {"BAD_SAMPLING_PARAM", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kBadRequest},
     {"BAD_PARAMETER", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kBadRequest},
+    {"BAD_CONSTRAINT", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
     {"SELECTION_EMPTY", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kBadRequest},
     {"TOO_MANY_STOPS", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
     {"BAD_CHAT_TEMPLATE_INPUT", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "base/error_reason.h"
 #include "server/api/access_log.h"
+#include "tests/engine/harness.h"
 #include "tests/testing/paths.h"
 
 namespace quire::server {
@@ -80,6 +81,23 @@ TEST(StatusMappingTest, WhatCarriesNoReasonIsInternalAndKeepsItsTextToItself) {
   }
   EXPECT_EQ(ToWireError(absl::InvalidArgumentError("x")).reason, "BAD_PARAMETER");
   EXPECT_EQ(ToWireError(absl::DeadlineExceededError("x")).reason, "TIMEOUT");
+}
+
+// Before min_tokens the stop ids are banned; here they are the whole vocabulary.
+TEST(StatusMappingTest, ARequestThatExcludesEveryTokenIsTheClientsMistake) {
+  engine::Harness harness(engine::MakeHarnessOptions({}));
+  engine::Request request = engine::MakeRequest("a", {1, 2, 3}, 5);
+  request.stopping.min_tokens = 2;
+  for (std::int32_t id = 0; id < engine::kByteVocab; ++id) {
+    request.stopping.stop_token_ids.push_back(id);
+  }
+  harness.Submit(std::move(request));
+  harness.RunUntilIdle();
+  const WireError error = ToWireError(harness.output("a").status);
+  EXPECT_EQ(error.code, absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(error.reason, "BAD_CONSTRAINT");
+  EXPECT_EQ(error.http_status, 400);
+  EXPECT_EQ(error.Find("stage"), "decode");
 }
 
 TEST(StatusMappingTest, SealedStatusesKeepTheirIncident) {
