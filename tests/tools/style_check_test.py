@@ -110,6 +110,11 @@ class StyleCheckTest(CheckCase):
                      "README.md:1", "no heading #no-heading in docs/a.md")
         self.refuses({"docs/a.md": "[a](#b)"}, "docs/a.md:1", "no heading #b in a.md")
 
+    def test_paths(self):
+        self.accepts({"README.md": "`base/a.{h,cc}`, `base/`, `base/s*/b.cc`, `other/x`\n"})
+        for path in ("base/c.cc", "base/c.{h,cc}", "base/t*/b.cc", "tools/y"):
+            self.refuses({"README.md": f"# Q\n`{path}`\n"}, "README.md:2", f"no file {path}")
+
     def test_openings(self):
         self.accepts({"docs/a.md": "<!-- Written by x. -->\n" + OPENING, "docs/b/c.md": OPENING})
         self.refuses({"kernels/norm/README.md": "# Norm\n"}, "kernels/norm/README.md:3", "its readers")

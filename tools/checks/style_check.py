@@ -195,6 +195,11 @@ def check_mutual_folders(root, names):
             yield f"{where}: {mine} and {theirs} include each other (the way back: {back})"
 
 
+def pages(root):
+    found = {page for folder in PAGE_FOLDERS for page in (root / folder).rglob("*.md")}
+    return sorted(found.union(root.glob("*.md")))
+
+
 def anchors(text):
     """The anchors that GitHub gives to the headings of a page."""
     found = set()
@@ -207,8 +212,7 @@ def anchors(text):
 
 def check_links(root):
     """Every relative link of a page leads to a file, and to a heading of it if it names one."""
-    pages = {page for folder in PAGE_FOLDERS for page in (root / folder).rglob("*.md")}
-    for page in sorted(pages.union(root.glob("*.md"))):
+    for page in pages(root):
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
             for link in re.findall(r"(?:\]\(|\b(?:src|srcset)=\")([^)\s\"]+)", line):
                 target, _, anchor = link.partition("#")
@@ -220,6 +224,17 @@ def check_links(root):
                     yield f"{where}dead link {target}"
                 elif anchor and anchor not in anchors(path.read_text(encoding="utf-8")):
                     yield f"{where}no heading #{anchor} in {target or page.name}"
+
+
+def check_paths(root):
+    """Every path of the tree that a page names is there; {a,b} and * stand for any text."""
+    folders = {path.name for path in root.iterdir() if path.is_dir() and path.name != "build"}
+    for page in pages(root):
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            for path in re.findall(r"`([\w.-]+/[\w./{},*-]+)`", line):
+                pattern = re.sub(r"\{[^}]*\}", "*", path).rstrip("/")
+                if path.split("/")[0] in folders and not any(root.glob(pattern)):
+                    yield f"{page.relative_to(root).as_posix()}:{number}: no file {path}"
 
 
 def check_openings(root):
@@ -244,6 +259,7 @@ def check(root):
     errors += check_mutual_folders(root, names)
     errors += check_links(root)
     errors += check_openings(root)
+    errors += check_paths(root)
     return errors, len(names)
 
 
