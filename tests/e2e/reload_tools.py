@@ -39,7 +39,7 @@ def covers(*keys):
 
 def hot_keys():
     """The keys that the schema marks as hot."""
-    spec = importlib.util.spec_from_file_location("docs", ROOT / "tools" / "write_reference_docs.py")
+    spec = importlib.util.spec_from_file_location("docs", ROOT / "tools" / "docs" / "write_reference_docs.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     walked = module.walk_config(module.load()[0])
