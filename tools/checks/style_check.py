@@ -243,7 +243,7 @@ def check_openings(root):
         text = re.sub(r"<!--.*?-->\n*", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         paragraphs = text.split("\n\n", 2)
         opening = paragraphs[1] if len(paragraphs) > 1 else ""
-        if not (opening.startswith("For ") and re.search(r"\b[Aa]fter (it|this page)\b", opening)):
+        if not (opening.startswith("For ") and re.search(r"\b[Aa]fter\s+(it|this\s+page)\b", opening)):
             yield (f"{page.relative_to(root).as_posix()}:3: a page opens with its readers (`For ...`) "
                    "and with what they can do after it")
 
