@@ -87,7 +87,7 @@ def browser(tmp_path_factory):
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     profile = tmp_path_factory.mktemp("chromium")
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,1400",
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,900",
                      "disable-background-networking", "disable-component-update", "no-first-run",
                      f"user-data-dir={profile}"):
         options.add_argument(f"--{argument}")
