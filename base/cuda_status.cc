@@ -8,8 +8,6 @@
 namespace quire {
 namespace {
 
-constexpr absl::string_view kDeviceLost = "DEVICE_LOST";
-
 absl::StatusCode CodeOf(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -54,12 +52,12 @@ absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
   (void)cudaGetLastError();
   const absl::Status status(CodeOf(error), absl::StrCat(what, ": ", cudaGetErrorName(error), ", ",
                                                         cudaGetErrorString(error)));
-  return status.code() == absl::StatusCode::kUnavailable ? WithReason(status, kDeviceLost) : status;
+  if (status.code() != absl::StatusCode::kUnavailable) return status;
+  return WithReason(status, Reason::kDeviceLost);
 }
 
 bool IsDeviceLost(const absl::Status& status) {
-  const std::optional<ErrorReason> reason = GetErrorReason(status);
-  return reason.has_value() && reason->reason == kDeviceLost;
+  return HasReason(status, Reason::kDeviceLost);
 }
 
 }  // namespace quire

@@ -1,14 +1,137 @@
 #include "base/error_reason.h"
 
+#include <cstddef>
+#include <iterator>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/check.h"
 
 namespace quire {
 namespace {
+
+using absl::StatusCode;
+
+constexpr ReasonRow kTable[] = {
+    {Reason::kPromptMissing, "PROMPT_MISSING", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kBadRequest, "no or empty prompt, input or command"},
+    {Reason::kPromptTooLong, "PROMPT_TOO_LONG", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kNone, "prompt >= context"},
+    {Reason::kNeverFits, "NEVER_FITS", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kNone,
+     "the request alone needs more pages than the pool has, or more prompt tokens than may "
+     "wait"},
+    {Reason::kInputTooLarge, "INPUT_TOO_LARGE", StatusCode::kInvalidArgument, 413, Retry::kNo,
+     ErrorDetail::kNone,
+     "text, all fields of a chat together, or a rendered chat over "
+     "`tokenizer.max_input_bytes` or `chat.max_render_bytes`"},
+    {Reason::kBadUtf8, "BAD_UTF8", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kBadRequest, "invalid UTF-8"},
+    {Reason::kBadTokenId, "BAD_TOKEN_ID", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kNone, "id outside the vocabulary"},
+    {Reason::kBadSamplingParam, "BAD_SAMPLING_PARAM", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kBadRequest, "a field of `sampling` is out of range"},
+    {Reason::kBadParameter, "BAD_PARAMETER", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kBadRequest, "another field is out of range"},
+    {Reason::kBadConstraint, "BAD_CONSTRAINT", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kNone, "the request excludes every token that could come next"},
+    {Reason::kSelectionEmpty, "SELECTION_EMPTY", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kBadRequest, "AbortRequests that selects nothing"},
+    {Reason::kTooManyStops, "TOO_MANY_STOPS", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kNone, "count or length of stops"},
+    {Reason::kBadChatTemplateInput, "BAD_CHAT_TEMPLATE_INPUT", StatusCode::kInvalidArgument, 400,
+     Retry::kNo, ErrorDetail::kNone,
+     "the template raised an error, or the conversation is malformed"},
+    {Reason::kModelNotFound, "MODEL_NOT_FOUND", StatusCode::kNotFound, 404, Retry::kNo,
+     ErrorDetail::kNone, "no model of that name is served"},
+    {Reason::kRequestNotFound, "REQUEST_NOT_FOUND", StatusCode::kNotFound, 404, Retry::kNo,
+     ErrorDetail::kNone, "no live request has that id"},
+    {Reason::kRequestIdInUse, "REQUEST_ID_IN_USE", StatusCode::kAlreadyExists, 409, Retry::kNo,
+     ErrorDetail::kNone, "a live request has the id"},
+    {Reason::kQueueFull, "QUEUE_FULL", StatusCode::kResourceExhausted, 429, Retry::kSameServer,
+     ErrorDetail::kRetryInfo,
+     "`limits.max_queued_*` reached; no memory to prepare the prompt (limit \"memory\")"},
+    {Reason::kTenantLimit, "TENANT_LIMIT", StatusCode::kResourceExhausted, 429, Retry::kSameServer,
+     ErrorDetail::kRetryInfo, "a limit of the tenant (`tenants.*`)"},
+    {Reason::kQueueTimeout, "QUEUE_TIMEOUT", StatusCode::kResourceExhausted, 429,
+     Retry::kSameServer, ErrorDetail::kRetryInfo, "not scheduled in time"},
+    {Reason::kDeadlineUnreachable, "DEADLINE_UNREACHABLE", StatusCode::kResourceExhausted, 429,
+     Retry::kOtherServer, ErrorDetail::kRetryInfo, "cannot start before its deadline"},
+    {Reason::kModelLoading, "MODEL_LOADING", StatusCode::kUnavailable, 503, Retry::kSameServer,
+     ErrorDetail::kRetryInfo, "not ready yet"},
+    {Reason::kServerDraining, "SERVER_DRAINING", StatusCode::kUnavailable, 503, Retry::kOtherServer,
+     ErrorDetail::kRetryInfo, "the server drains: it finishes what it has"},
+    {Reason::kServerShutdown, "SERVER_SHUTDOWN", StatusCode::kUnavailable, 503, Retry::kOtherServer,
+     ErrorDetail::kRetryInfo, "the process is ending"},
+    {Reason::kDeviceError, "DEVICE_ERROR", StatusCode::kUnavailable, 503, Retry::kOtherServer,
+     ErrorDetail::kRetryInfo, "the device or the engine has failed, the process is ending"},
+    {Reason::kChatTemplateMissing, "CHAT_TEMPLATE_MISSING", StatusCode::kFailedPrecondition, 400,
+     Retry::kNo, ErrorDetail::kPrecondition,
+     "no usable template, or none of that name; the message says why"},
+    {Reason::kFeatureDisabled, "FEATURE_DISABLED", StatusCode::kFailedPrecondition, 400, Retry::kNo,
+     ErrorDetail::kPrecondition, "switched off"},
+    {Reason::kNotIdle, "NOT_IDLE", StatusCode::kFailedPrecondition, 409, Retry::kNo,
+     ErrorDetail::kPrecondition, "requests are live, and idleness was asked for"},
+    {Reason::kShuttingDown, "SHUTTING_DOWN", StatusCode::kFailedPrecondition, 409, Retry::kNo,
+     ErrorDetail::kPrecondition, "the process is ending, which cannot be taken back"},
+    {Reason::kFeatureUnsupported, "FEATURE_UNSUPPORTED", StatusCode::kUnimplemented, 501,
+     Retry::kNo, ErrorDetail::kNone, "this version cannot"},
+    {Reason::kTimeout, "TIMEOUT", StatusCode::kDeadlineExceeded, 504, Retry::kNo,
+     ErrorDetail::kNone, "the deadline has passed"},
+    {Reason::kCancelledByCaller, "CANCELLED_BY_CALLER", StatusCode::kCancelled, 499, Retry::kNo,
+     ErrorDetail::kNone, "Cancel from elsewhere"},
+    {Reason::kAbortedByAdmin, "ABORTED_BY_ADMIN", StatusCode::kCancelled, 503, Retry::kOtherServer,
+     ErrorDetail::kNone, "AbortRequests"},
+    {Reason::kSlowClient, "SLOW_CLIENT", StatusCode::kCancelled, 0, Retry::kNo, ErrorDetail::kNone,
+     "the reader stalled for `stream.slow_client_timeout`"},
+    {Reason::kTokenMissing, "TOKEN_MISSING", StatusCode::kUnauthenticated, 401, Retry::kNo,
+     ErrorDetail::kNone, "no bearer token, or no client certificate"},
+    {Reason::kTokenInvalid, "TOKEN_INVALID", StatusCode::kUnauthenticated, 401, Retry::kNo,
+     ErrorDetail::kNone, "the token is not known, or was revoked while the call ran"},
+    {Reason::kScope, "SCOPE", StatusCode::kPermissionDenied, 403, Retry::kNo, ErrorDetail::kNone,
+     "the caller lacks the scope"},
+    {Reason::kNonFiniteLogits, "NON_FINITE_LOGITS", StatusCode::kDataLoss, 500, Retry::kOtherServer,
+     ErrorDetail::kNone, "NaN or infinity in this request"},
+    {Reason::kEngineError, "ENGINE_ERROR", StatusCode::kInternal, 500, Retry::kOtherServer,
+     ErrorDetail::kNone, "a defect; the log has the text under the id"},
+    {Reason::kBadRequest, "BAD_REQUEST", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kNone, "not HTTP that this server speaks"},
+    {Reason::kUnknownEndpoint, "UNKNOWN_ENDPOINT", StatusCode::kNotFound, 404, Retry::kNo,
+     ErrorDetail::kNone, "no such path"},
+    {Reason::kMethodNotAllowed, "METHOD_NOT_ALLOWED", StatusCode::kUnimplemented, 405, Retry::kNo,
+     ErrorDetail::kNone, "the path has no such method"},
+    {Reason::kRequestTimeout, "REQUEST_TIMEOUT", StatusCode::kDeadlineExceeded, 408, Retry::kNo,
+     ErrorDetail::kNone, "the request did not arrive in time"},
+    {Reason::kHeadersTooLarge, "HEADERS_TOO_LARGE", StatusCode::kInvalidArgument, 431, Retry::kNo,
+     ErrorDetail::kNone, "the headers are too large"},
+    {Reason::kTooManyConnections, "TOO_MANY_CONNECTIONS", StatusCode::kUnavailable, 503,
+     Retry::kSameServer, ErrorDetail::kRetryInfo, "no room for another connection"},
+    {Reason::kOrigin, "ORIGIN", StatusCode::kPermissionDenied, 403, Retry::kNo, ErrorDetail::kNone,
+     "a browser asks from an origin that is not allowed"},
+    {Reason::kHost, "HOST", StatusCode::kPermissionDenied, 403, Retry::kNo, ErrorDetail::kNone,
+     "a browser asks a server without authentication by another name"},
+    {Reason::kDeviceLost, "DEVICE_LOST", StatusCode::kInternal, 500, Retry::kOtherServer,
+     ErrorDetail::kNone, "the device will not answer any more"},
+    {Reason::kEngineDied, "ENGINE_DIED", StatusCode::kInternal, 500, Retry::kOtherServer,
+     ErrorDetail::kNone, "the engine thread has ended"},
+};
+
+constexpr bool IsInOrder() {
+  for (std::size_t i = 0; i < std::size(kTable); ++i) {
+    if (static_cast<std::size_t>(kTable[i].reason) != i) return false;
+  }
+  return std::size(kTable) == static_cast<std::size_t>(Reason::kEngineDied) + 1;
+}
+static_assert(IsInOrder(), "one row for each enumerator, in their order");
+
+const ReasonRow* FindRow(absl::string_view name) {
+  for (const ReasonRow& row : kTable) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
 
 constexpr absl::string_view kPayloadUrl = "quire/error_reason";
 
@@ -18,13 +141,17 @@ void AppendLine(char tag, absl::string_view value, std::string* out) {
   absl::StrAppend(out, absl::string_view(&tag, 1), absl::CHexEscape(value), "\n");
 }
 
-bool ParseLine(absl::string_view line, ErrorReason* parsed) {
+bool ParseLine(absl::string_view line, ErrorReason* parsed, bool* has_reason) {
   std::string value;
   if (line.empty() || !absl::CUnescape(line.substr(1), &value)) return false;
   switch (line[0]) {
-    case 'r':
-      parsed->reason = std::move(value);
+    case 'r': {
+      const ReasonRow* row = FindRow(value);
+      if (row == nullptr) return false;
+      parsed->reason = row->reason;
+      *has_reason = true;
       return true;
+    }
     case 'k':
       parsed->metadata.emplace_back(std::move(value), "");
       return true;
@@ -45,6 +172,18 @@ bool ParseLine(absl::string_view line, ErrorReason* parsed) {
 
 }  // namespace
 
+std::span<const ReasonRow> ReasonTable() {
+  return kTable;
+}
+
+const ReasonRow& RowOf(Reason reason) {
+  return kTable[static_cast<std::size_t>(reason)];
+}
+
+std::string ReasonName(Reason reason) {
+  return std::string(RowOf(reason).name);
+}
+
 std::optional<std::string> ErrorReason::Find(absl::string_view key) const {
   for (const auto& [name, value] : metadata) {
     if (name == key) return value;
@@ -52,12 +191,11 @@ std::optional<std::string> ErrorReason::Find(absl::string_view key) const {
   return std::nullopt;
 }
 
-absl::Status WithReason(absl::Status status, absl::string_view reason,
+absl::Status WithReason(absl::Status status, Reason reason,
                         const std::vector<std::pair<std::string, std::string>>& metadata,
                         std::optional<absl::Duration> retry_delay) {
-  QUIRE_CHECK(!reason.empty());
   std::string payload;
-  AppendLine('r', reason, &payload);
+  AppendLine('r', RowOf(reason).name, &payload);
   if (retry_delay.has_value()) {
     AppendLine('d', absl::StrCat(absl::ToInt64Nanoseconds(*retry_delay)), &payload);
   }
@@ -73,12 +211,18 @@ std::optional<ErrorReason> GetErrorReason(const absl::Status& status) {
   const absl::optional<absl::Cord> payload = status.GetPayload(kPayloadUrl);
   if (!payload.has_value()) return std::nullopt;
   ErrorReason parsed;
+  bool has_reason = false;
   const std::string text(*payload);
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    if (!ParseLine(line, &parsed)) return std::nullopt;
+    if (!ParseLine(line, &parsed, &has_reason)) return std::nullopt;
   }
-  if (parsed.reason.empty()) return std::nullopt;
+  if (!has_reason) return std::nullopt;
   return parsed;
+}
+
+bool HasReason(const absl::Status& status, Reason reason) {
+  const std::optional<ErrorReason> carried = GetErrorReason(status);
+  return carried.has_value() && carried->reason == reason;
 }
 
 }  // namespace quire

@@ -90,7 +90,7 @@ class Engine::Impl {
     absl::StatusOr<std::shared_ptr<TokenStream>> stream = TryAccept(std::move(request));
     if (!stream.ok()) {
       const auto reason = GetErrorReason(stream.status());
-      probe_.Rejected(reason.has_value() ? reason->reason : "ENGINE_ERROR");
+      probe_.Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
     }
     return stream;
   }
@@ -140,7 +140,7 @@ class Engine::Impl {
     if (idle_timeout > absl::ZeroDuration() && !table_.WaitEmpty(idle_timeout)) {
       return WithReason(absl::FailedPreconditionError(absl::StrCat(
                             "engine is not idle after ", absl::FormatDuration(idle_timeout))),
-                        "NOT_IDLE");
+                        Reason::kNotIdle);
     }
     cache::FlushCounts counts;
     if (!OnEngineThread([&] { counts = core_.FlushCache(); })) return DeviceError();
@@ -324,7 +324,7 @@ void Engine::Impl::FailDevice(absl::Time now) {
 void Engine::Impl::FailThread(const std::string& what) {
   died_.store(true);
   const absl::Status status = WithReason(
-      absl::InternalError(absl::StrCat("the engine thread ended: ", what)), "ENGINE_DIED");
+      absl::InternalError(absl::StrCat("the engine thread ended: ", what)), Reason::kEngineDied);
   BeginFailure(status);
   is_waiting_.store(true, std::memory_order_release);
   items_.clear();
@@ -351,7 +351,7 @@ bool Engine::Impl::EndWithoutCore() {
     if (live->prepared && !live->ended) {
       probe_.Failed(live->counted_running, status.code());
     } else if (!live->ended) {
-      probe_.Rejected("DEVICE_ERROR");
+      probe_.Rejected(Reason::kDeviceError);
     }
     OutputItem& item = items_.emplace_back();
     item.kind = OutputItem::Kind::kRequestEnd;
@@ -412,7 +412,7 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("prompt has ", bytes, " bytes, at most ",
                                                 hot.max_input_bytes, " are allowed")),
-        "INPUT_TOO_LARGE",
+        Reason::kInputTooLarge,
         {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(hot.max_input_bytes)}});
   }
   const EngineState state = state_.load();
@@ -421,11 +421,11 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
     const bool drains = state == EngineState::kDraining;
     return WithReason(
         absl::UnavailableError(drains ? "server is draining" : "server is shutting down"),
-        drains ? "SERVER_DRAINING" : "SERVER_SHUTDOWN", {}, queue_.RetryDelay());
+        drains ? Reason::kServerDraining : Reason::kServerShutdown, {}, queue_.RetryDelay());
   }
   // A template may print something for messages without any text.
   if (bytes == 0 && !std::holds_alternative<ChatPrompt>(request.prompt)) {
-    return WithReason(absl::InvalidArgumentError("prompt is empty"), "PROMPT_MISSING");
+    return WithReason(absl::InvalidArgumentError("prompt is empty"), Reason::kPromptMissing);
   }
   QUIRE_RETURN_IF_ERROR(Validate(request.sampling, hot.limits));
   QUIRE_RETURN_IF_ERROR(Validate(request.stopping, hot.limits));
@@ -434,7 +434,7 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
     return WithReason(absl::InvalidArgumentError(absl::StrCat(
                           "sampling.choice_count is ", request.sampling.choice_count, ", at most ",
                           hot.max_running_sequences, " sequences can run")),
-                      "BAD_SAMPLING_PARAM",
+                      Reason::kBadSamplingParam,
                       {{"field", "sampling.choice_count"},
                        {"value", absl::StrCat(request.sampling.choice_count)},
                        {"range", absl::StrCat("[1, ", hot.max_running_sequences, "]")}});
@@ -466,9 +466,9 @@ absl::Status Engine::Impl::TakePlace(const std::shared_ptr<LiveRequest>& live,
   QUIRE_RETURN_IF_ERROR(queue_.EnterRequest(live->request.tenant));
   if (text_.Submit(live)) return absl::OkStatus();
   queue_.LeaveRequest(live->request.tenant);
-  return WithReason(absl::ResourceExhaustedError(absl::StrCat(hot.max_queued_requests,
-                                                              " prompts wait for tokenization")),
-                    "QUEUE_FULL", {{"limit", absl::StrCat(hot.max_queued_requests)}},
+  return WithReason(absl::ResourceExhaustedError(
+                        absl::StrCat(hot.max_queued_requests, " prompts wait for tokenization")),
+                    Reason::kQueueFull, {{"limit", absl::StrCat(hot.max_queued_requests)}},
                     queue_.RetryDelay());
 }
 
@@ -477,8 +477,8 @@ absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request req
   QUIRE_RETURN_IF_ERROR(CheckRequest(request, *hot));
   const std::shared_ptr<LiveRequest> live = MakeLive(std::move(request), *hot);
   if (live->request.deadline <= clock_->Now()) {
-    return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"), "TIMEOUT",
-                      {{"stage", "queue"}, {"tokens", "0"}});
+    return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"),
+                      Reason::kTimeout, {{"stage", "queue"}, {"tokens", "0"}});
   }
   QUIRE_RETURN_IF_ERROR(
       table_.Insert(live, queue_.RetryDelay(), [&] { return TakePlace(live, *hot); }));
@@ -499,7 +499,7 @@ absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection)
   if (selection.ids.empty() && !selection.all) {
     return WithReason(absl::InvalidArgumentError(
                           "nothing is selected; name request_ids, or set all and narrow it"),
-                      "SELECTION_EMPTY", {{"field", "request_ids"}});
+                      Reason::kSelectionEmpty, {{"field", "request_ids"}});
   }
   AbortResult result;
   const absl::Time now = clock_->Now();

@@ -34,9 +34,8 @@ namespace {
 // What is found while waiting happened on the device after a launch that it took: pages and sampler
 // are in no known state, whatever CUDA calls the error.
 absl::Status DeviceLost(const absl::Status& status) {
-  const std::optional<ErrorReason> reason = GetErrorReason(status);
-  if (reason.has_value() && reason->reason == "DEVICE_LOST") return status;
-  return WithReason(absl::UnavailableError(status.message()), "DEVICE_LOST");
+  if (HasReason(status, Reason::kDeviceLost)) return status;
+  return WithReason(absl::UnavailableError(status.message()), Reason::kDeviceLost);
 }
 
 }  // namespace

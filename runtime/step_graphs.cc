@@ -34,8 +34,7 @@ absl::Status StepGraphs::Capture(std::uint32_t bucket, absl::FunctionRef<absl::S
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t before, FreeDeviceMemory(stream_->device()));
   absl::StatusOr<DeviceGraph> graph = DeviceGraph::Capture(*stream_, enqueue);
   if (!graph.ok()) {
-    const std::optional<ErrorReason> reason = GetErrorReason(graph.status());
-    if (reason && reason->reason == "DEVICE_LOST") return graph.status();
+    if (HasReason(graph.status(), Reason::kDeviceLost)) return graph.status();
     Stop("a capture failed", graph.status());
     return absl::OkStatus();
   }

@@ -22,7 +22,7 @@ kernels::Determinism ToDeterminism(absl::string_view name) {
 absl::Status DeviceError(const absl::Status& status) {
   // A build without CUDA stays one.
   if (GetErrorReason(status) || absl::IsUnimplemented(status)) return status;
-  return WithReason(status, "DEVICE_ERROR");
+  return WithReason(status, Reason::kDeviceError);
 }
 
 std::string CapabilityName(std::int32_t capability) {
@@ -48,8 +48,7 @@ absl::StatusOr<kernels::Backend> OpenBackend(const Stream& stream,
 }  // namespace
 
 bool IsDeviceError(const absl::Status& status) {
-  const std::optional<ErrorReason> reason = GetErrorReason(status);
-  return reason && (reason->reason == "DEVICE_ERROR" || reason->reason == "DEVICE_LOST");
+  return HasReason(status, Reason::kDeviceError) || HasReason(status, Reason::kDeviceLost);
 }
 
 absl::Status SelectIsa(const DaemonOptions& options) {

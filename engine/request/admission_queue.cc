@@ -38,7 +38,7 @@ absl::Status AdmissionQueue::Full(absl::string_view what, std::int64_t limit) co
   return WithReason(absl::ResourceExhaustedError(
                         absl::StrCat("queue is full: ", requests_, " requests with ", tokens_,
                                      " tokens wait, at most ", limit, " ", what, " may")),
-                    "QUEUE_FULL",
+                    Reason::kQueueFull,
                     {{"queued_requests", absl::StrCat(requests_)},
                      {"queued_tokens", absl::StrCat(tokens_)},
                      {"limit", absl::StrCat(limit)}},
@@ -74,7 +74,7 @@ absl::Status AdmissionQueue::CheckTenant(const std::string& tenant,
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat("tenant \"", tenant, "\" has ", value, " waiting ",
                                                 unit, ", at most ", limit, " may wait")),
-      "TENANT_LIMIT",
+      Reason::kTenantLimit,
       {{"tenant", tenant},
        {"limit", absl::StrCat(limit)},
        {"value", absl::StrCat(value)},
@@ -109,11 +109,11 @@ absl::Status AdmissionQueue::AddTokens(const std::string& tenant, std::int64_t t
   if (tokens > most) {
     const std::string whose =
         of_tenant < max_tokens_ ? absl::StrCat(" of tenant \"", tenant, "\"") : "";
-    return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", tokens,
-                                                              " tokens, at most ", most, whose,
-                                                              " may wait (max_queued_tokens)")),
-                      "NEVER_FITS",
-                      {{"prompt_tokens", absl::StrCat(tokens)}, {"limit", absl::StrCat(most)}});
+    return WithReason(
+        absl::InvalidArgumentError(absl::StrCat("prompt has ", tokens, " tokens, at most ", most,
+                                                whose, " may wait (max_queued_tokens)")),
+        Reason::kNeverFits,
+        {{"prompt_tokens", absl::StrCat(tokens)}, {"limit", absl::StrCat(most)}});
   }
   QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, tokens));
   if (tokens > max_tokens_ - tokens_) return Full("tokens", max_tokens_);

@@ -68,7 +68,7 @@ void EngineProbe::AddRequestFamilies(const probe::Labels& model, std::int32_t ma
   // Kinds that are counted when they occur (Rejected, Failed). The usual ones stand at 0 from the
   // start: a rate over a series that appears with its first event does not see that event.
   registry_->AddCounter("quire_requests_rejected_total", "Requests refused before acceptance.",
-                        {{"reason", "QUEUE_FULL"}});
+                        {{"reason", ReasonName(Reason::kQueueFull)}});
   for (const auto code : {absl::StatusCode::kInternal, absl::StatusCode::kUnavailable}) {
     registry_->AddCounter("quire_requests_failed_total",
                           "Accepted requests that ended with an error.",
@@ -194,10 +194,10 @@ void EngineProbe::AddCacheFamilies(const probe::Labels& model, const Options& op
       .Set(1);
 }
 
-void EngineProbe::Rejected(absl::string_view reason) {
+void EngineProbe::Rejected(Reason reason) {
   registry_
       ->AddCounter("quire_requests_rejected_total", "Requests refused before acceptance.",
-                   {{"reason", std::string(reason)}})
+                   {{"reason", ReasonName(reason)}})
       .Increment();
 }
 

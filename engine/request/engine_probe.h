@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/error_reason.h"
 #include "base/probe.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/request/request.h"
@@ -54,7 +55,7 @@ class EngineProbe {
   EngineProbe(probe::Registry* registry, const Options& options);
 
   void Received() { received_.Increment(); }
-  void Rejected(absl::string_view reason);
+  void Rejected(Reason reason);
   void Accepted();  // waits from now on
   void MoveToRunning();
   void MoveToWaiting();

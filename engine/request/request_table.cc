@@ -16,12 +16,12 @@ absl::Status RequestTable::Insert(std::shared_ptr<LiveRequest> live, absl::Durat
   if (requests_.contains(key)) {
     return WithReason(
         absl::AlreadyExistsError(absl::StrCat("request id \"", key.second, "\" is in use")),
-        "REQUEST_ID_IN_USE");
+        Reason::kRequestIdInUse);
   }
   if (requests_.size() >= capacity_) {
     return WithReason(absl::ResourceExhaustedError(absl::StrCat(
                           requests_.size(), " requests are live, at most ", capacity_, " may be")),
-                      "QUEUE_FULL", {{"limit", absl::StrCat(capacity_)}}, retry_delay);
+                      Reason::kQueueFull, {{"limit", absl::StrCat(capacity_)}}, retry_delay);
   }
   const auto inserted = requests_.emplace(std::move(key), std::move(live)).first;
   absl::Status admitted = admit();

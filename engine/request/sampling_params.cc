@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int32_t kMaxStopTokenIds = 64;
 
-absl::Status OutOfRange(absl::string_view reason, absl::string_view field, absl::string_view value,
+absl::Status OutOfRange(Reason reason, absl::string_view field, absl::string_view value,
                         absl::string_view range) {
   return WithReason(
       absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", must be in ", range)),
@@ -29,12 +29,12 @@ absl::Status CheckFloat(absl::string_view field, float value, float low, float h
   const bool inside =
       std::isfinite(value) && value <= high && (low_open ? value > low : value >= low);
   if (inside) return absl::OkStatus();
-  return OutOfRange("BAD_SAMPLING_PARAM", field, absl::StrCat(value),
+  return OutOfRange(Reason::kBadSamplingParam, field, absl::StrCat(value),
                     absl::StrCat(low_open ? "(" : "[", low, ", ", high, "]"));
 }
 
-absl::Status CheckInt(absl::string_view reason, absl::string_view field, std::int64_t value,
-                      std::int64_t low, std::int64_t high) {
+absl::Status CheckInt(Reason reason, absl::string_view field, std::int64_t value, std::int64_t low,
+                      std::int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
   return OutOfRange(reason, field, absl::StrCat(value), absl::StrCat("[", low, ", ", high, "]"));
 }
@@ -45,7 +45,7 @@ absl::Status CheckTokenId(absl::string_view field, std::size_t position, std::in
   return WithReason(
       absl::InvalidArgumentError(absl::StrCat(field, "[", position, "] is token id ", token,
                                               ", the vocabulary has ", vocab_size, " tokens")),
-      "BAD_TOKEN_ID",
+      Reason::kBadTokenId,
       {{"token_id", absl::StrCat(token)},
        {"position", absl::StrCat(position)},
        {"vocab_size", absl::StrCat(vocab_size)}});
@@ -54,7 +54,7 @@ absl::Status CheckTokenId(absl::string_view field, std::size_t position, std::in
 absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& limits) {
   constexpr absl::string_view kField = "sampling.logit_bias";
   if (params.logit_bias.size() > static_cast<std::size_t>(limits.max_logit_bias_entries)) {
-    return OutOfRange("BAD_SAMPLING_PARAM", kField,
+    return OutOfRange(Reason::kBadSamplingParam, kField,
                       absl::StrCat(params.logit_bias.size(), " entries"),
                       absl::StrCat("[0, ", limits.max_logit_bias_entries, "] entries"));
   }
@@ -64,7 +64,7 @@ absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& lim
     QUIRE_RETURN_IF_ERROR(CheckTokenId(kField, i, token, limits.vocab_size));
     QUIRE_RETURN_IF_ERROR(CheckFloat(absl::StrCat(kField, "[", token, "]"), bias, -100, 100));
     if (!seen.insert(token).second) {
-      return OutOfRange("BAD_SAMPLING_PARAM", kField, absl::StrCat("token ", token, " twice"),
+      return OutOfRange(Reason::kBadSamplingParam, kField, absl::StrCat("token ", token, " twice"),
                         "distinct token ids");
     }
   }
@@ -74,7 +74,7 @@ absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& lim
 absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits) {
   const auto max_bytes = static_cast<std::size_t>(limits.max_stop_bytes);
   auto too_many = [&](const std::string& message, std::size_t count, std::int64_t max_count) {
-    return WithReason(absl::InvalidArgumentError(message), "TOO_MANY_STOPS",
+    return WithReason(absl::InvalidArgumentError(message), Reason::kTooManyStops,
                       {{"count", absl::StrCat(count)},
                        {"max_count", absl::StrCat(max_count)},
                        {"max_bytes", absl::StrCat(limits.max_stop_bytes)}});
@@ -94,7 +94,7 @@ absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits)
     if (const auto offset = text::FirstInvalidUtf8(stop); offset.has_value()) {
       return WithReason(absl::InvalidArgumentError(
                             absl::StrCat("stopping.stop[", i, "] is not UTF-8 at byte ", *offset)),
-                        "BAD_UTF8",
+                        Reason::kBadUtf8,
                         {{"field", absl::StrCat("stopping.stop[", i, "]")},
                          {"byte_offset", absl::StrCat(*offset)}});
     }
@@ -117,35 +117,35 @@ absl::Status Validate(const SamplingParams& params, const ParamLimits& limits) {
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.temperature", params.temperature, 0, 100));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.top_p", params.top_p, 0, 1, /*low_open=*/true));
   QUIRE_RETURN_IF_ERROR(
-      CheckInt("BAD_SAMPLING_PARAM", "sampling.top_k", params.top_k, 0, 2147483647));
+      CheckInt(Reason::kBadSamplingParam, "sampling.top_k", params.top_k, 0, 2147483647));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.min_p", params.min_p, 0, 1));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.repetition_penalty", params.repetition_penalty, 0, 10,
                                    /*low_open=*/true));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.presence_penalty", params.presence_penalty, -2, 2));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.frequency_penalty", params.frequency_penalty, -2, 2));
-  QUIRE_RETURN_IF_ERROR(CheckInt("BAD_SAMPLING_PARAM", "sampling.choice_count", params.choice_count,
-                                 1, limits.max_choices));
+  QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadSamplingParam, "sampling.choice_count",
+                                 params.choice_count, 1, limits.max_choices));
   return CheckLogitBias(params, limits);
 }
 
 absl::Status Validate(const StoppingParams& params, const ParamLimits& limits) {
-  QUIRE_RETURN_IF_ERROR(CheckInt("BAD_PARAMETER", "stopping.max_tokens", params.max_tokens, 1,
+  QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadParameter, "stopping.max_tokens", params.max_tokens, 1,
                                  limits.max_tokens_per_request));
-  QUIRE_RETURN_IF_ERROR(
-      CheckInt("BAD_PARAMETER", "stopping.min_tokens", params.min_tokens, 0, params.max_tokens));
+  QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadParameter, "stopping.min_tokens", params.min_tokens, 0,
+                                 params.max_tokens));
   return CheckStops(params, limits);
 }
 
 absl::Status Validate(const OutputParams& params, const ParamLimits& limits) {
   if (params.logprobs != -1) {
-    QUIRE_RETURN_IF_ERROR(
-        CheckInt("BAD_PARAMETER", "output.logprobs", params.logprobs, 0, limits.max_logprobs));
+    QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadParameter, "output.logprobs", params.logprobs, 0,
+                                   limits.max_logprobs));
   }
   if (params.prompt_logprobs != -1) {
-    QUIRE_RETURN_IF_ERROR(CheckInt("BAD_PARAMETER", "output.prompt_logprobs",
+    QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadParameter, "output.prompt_logprobs",
                                    params.prompt_logprobs, 0, limits.max_logprobs));
   }
-  QUIRE_RETURN_IF_ERROR(CheckInt("BAD_PARAMETER", "output.stream_interval_tokens",
+  QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadParameter, "output.stream_interval_tokens",
                                  params.stream_interval_tokens, 1, 1024));
   return absl::OkStatus();
 }

@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
       return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt token ", i, " is ", token,
                                                                 ", the vocabulary has ",
                                                                 options.vocab_size, " tokens")),
-                        "BAD_TOKEN_ID",
+                        Reason::kBadTokenId,
                         {{"token_id", absl::StrCat(token)},
                          {"position", absl::StrCat(i)},
                          {"vocab_size", absl::StrCat(options.vocab_size)}});
@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
   if (const auto offset = text::FirstInvalidUtf8(prompt.text); offset.has_value()) {
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("prompt text is not UTF-8 at byte ", *offset)),
-        "BAD_UTF8", {{"field", "text"}, {"byte_offset", absl::StrCat(*offset)}});
+        Reason::kBadUtf8, {{"field", "text"}, {"byte_offset", absl::StrCat(*offset)}});
   }
   return tokenizer.Encode(prompt.text, {.add_special_tokens = prompt.add_special_tokens,
                                         .parse_special_tokens = prompt.parse_special_tokens});
@@ -63,7 +63,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
 absl::Status TooLong(std::size_t prompt_tokens, std::int32_t context) {
   return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", prompt_tokens,
                                                             " tokens, model context is ", context)),
-                    "PROMPT_TOO_LONG",
+                    Reason::kPromptTooLong,
                     {{"prompt_tokens", absl::StrCat(prompt_tokens)},
                      {"max_context_tokens", absl::StrCat(context)}});
 }
@@ -94,10 +94,10 @@ absl::Status FitPool(const CacheShape& shape, LiveRequest& live) {
   if (needed <= shape.usable_pages) return absl::OkStatus();
   const std::uint32_t groups = shape.demand.num_groups();
   const std::string over = groups > 1 ? absl::StrCat(" over ", groups, " layer groups") : "";
-  return WithReason(absl::InvalidArgumentError(
-                        absl::StrCat("request needs ", needed, " pages of ", shape.page_size,
-                                     " tokens", over, ", the pool has ", shape.usable_pages)),
-                    "NEVER_FITS",
+  return WithReason(absl::InvalidArgumentError(absl::StrCat("request needs ", needed, " pages of ",
+                                                            shape.page_size, " tokens", over,
+                                                            ", the pool has ", shape.usable_pages)),
+                    Reason::kNeverFits,
                     {{"prompt_tokens", absl::StrCat(prompt_tokens)},
                      {"max_tokens", absl::StrCat(live.max_tokens)},
                      {"page_size", absl::StrCat(shape.page_size)},
@@ -147,7 +147,7 @@ absl::Status PrepareRequest(const EngineOptions& options, const CacheShape& shap
   std::string rendered;
   QUIRE_ASSIGN_OR_RETURN(live.prompt, TokensOf(options, tokenizer, live.request, &rendered));
   if (live.prompt.empty()) {
-    return WithReason(absl::InvalidArgumentError("prompt has no tokens"), "PROMPT_MISSING");
+    return WithReason(absl::InvalidArgumentError("prompt has no tokens"), Reason::kPromptMissing);
   }
   QUIRE_RETURN_IF_ERROR(FitContext(options, live));
   live.shown_prompt_tokens.store(static_cast<std::int32_t>(live.prompt.size()),
@@ -201,7 +201,7 @@ absl::Status TextStage::Prepare(LiveRequest& live) {
     return PrepareRequest(options_, shape_, *tokenizer_, queue_, live);
   } catch (const std::bad_alloc&) {
     return WithReason(absl::ResourceExhaustedError("no memory to prepare the prompt"),
-                      "QUEUE_FULL", {{"limit", "memory"}}, queue_->RetryDelay());
+                      Reason::kQueueFull, {{"limit", "memory"}}, queue_->RetryDelay());
   }
 }
 

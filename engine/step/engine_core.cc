@@ -30,7 +30,7 @@ std::int32_t OutputTokens(const LiveRequest& live) {
 
 absl::Status DeviceError() {
   return WithReason(absl::UnavailableError("the engine has failed, the process is ending"),
-                    "DEVICE_ERROR", {}, kRetryAfterFailure);
+                    Reason::kDeviceError, {}, kRetryAfterFailure);
 }
 
 EngineCore::EngineCore(const EngineOptions& options, cache::CacheManager* cache,
@@ -104,7 +104,7 @@ void EngineCore::Prepare(LiveRequest& live, absl::Time now) {
   live.prepared = true;
   if (!live.prepare_status.ok()) {
     const auto reason = GetErrorReason(live.prepare_status);
-    probe_->Rejected(reason.has_value() ? reason->reason : "ENGINE_ERROR");
+    probe_->Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
     End(live, live.prepare_status, /*was_accepted=*/false, now);
     return;
   }
@@ -137,37 +137,37 @@ absl::Status EngineCore::EarlyStatus(const LiveRequest& live, CancelSource sourc
   const absl::Duration age = now - live.request.accept_time;
   switch (source) {
     case CancelSource::kClient:
-      return WithReason(absl::CancelledError("client closed the stream"), "CANCELLED_BY_CALLER");
+      return WithReason(absl::CancelledError("client closed the stream"),
+                        Reason::kCancelledByCaller);
     case CancelSource::kApi:
-      return WithReason(absl::CancelledError("request was cancelled"), "CANCELLED_BY_CALLER");
+      return WithReason(absl::CancelledError("request was cancelled"), Reason::kCancelledByCaller);
     case CancelSource::kAdmin:
       return WithReason(absl::CancelledError("request was aborted by an operator"),
-                        "ABORTED_BY_ADMIN", {{"reason_text", text}});
+                        Reason::kAbortedByAdmin, {{"reason_text", text}});
     case CancelSource::kDeadline:
       return WithReason(absl::DeadlineExceededError(absl::StrCat(
                             "deadline passed ", Millis(age), " ms after acceptance, in ", stage,
                             ", with ", tokens, " output tokens")),
-                        "TIMEOUT", {{"stage", std::string(stage)}, {"tokens", tokens}});
+                        Reason::kTimeout, {{"stage", std::string(stage)}, {"tokens", tokens}});
     case CancelSource::kSlowClient: {
       const std::string stalled = Millis(now - live.full_since);
       return WithReason(
           absl::CancelledError(absl::StrCat("client read nothing for ", stalled, " ms, limit is ",
                                             Millis(options_.slow_client_timeout))),
-          "SLOW_CLIENT", {{"stalled_ms", stalled}});
+          Reason::kSlowClient, {{"stalled_ms", stalled}});
     }
     case CancelSource::kShutdown:
-      return WithReason(absl::UnavailableError("server is shutting down"), "SERVER_SHUTDOWN");
+      return WithReason(absl::UnavailableError("server is shutting down"), Reason::kServerShutdown);
     case CancelSource::kQueueTimeout:
       return WithReason(
           absl::ResourceExhaustedError(
               absl::StrCat("request waited ", Millis(age), " ms without being scheduled")),
-          "QUEUE_TIMEOUT",
+          Reason::kQueueTimeout,
           {{"waited_ms", Millis(age)}, {"cause", live.prepared ? "queue" : "tokenize"}},
           queue_->RetryDelay());
     case CancelSource::kRevoked:
-      return WithReason(
-          absl::UnauthenticatedError("the token was revoked while the request ran"),
-          "TOKEN_INVALID");
+      return WithReason(absl::UnauthenticatedError("the token was revoked while the request ran"),
+                        Reason::kTokenInvalid);
   }
   return absl::InternalError("unknown cause of an early end");
 }
@@ -230,7 +230,7 @@ absl::Status EngineCore::InternalError(absl::string_view what) {
       absl::StrFormat("%x-%x", absl::ToUnixSeconds(clock_->Now()), next_incident_++);
   log::Error("engine", "incident", {{"incident_id", incident}, {"what", what}});
   return WithReason(absl::InternalError(absl::StrCat("engine error, incident ", incident)),
-                    "ENGINE_ERROR", {{"incident_id", incident}});
+                    Reason::kEngineError, {{"incident_id", incident}});
 }
 
 OutputItem& EngineCore::Emit(OutputItem::Kind kind, LiveRequest& live, absl::Time now) {
@@ -297,7 +297,7 @@ void EngineCore::FailAll(absl::Time now) {
     if (live.prepared) {
       Fail(live, DeviceError(), /*scrub=*/false, now);
     } else {
-      probe_->Rejected("DEVICE_ERROR");
+      probe_->Rejected(Reason::kDeviceError);
       End(live, DeviceError(), /*was_accepted=*/false, now);
     }
   }

@@ -14,8 +14,7 @@ namespace quire::engine {
 namespace {
 
 bool IsDeviceLost(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() && reason->reason == "DEVICE_LOST";
+  return HasReason(status, Reason::kDeviceLost);
 }
 
 // A row of a request that has ended since the launch wrote what is not finite.
@@ -233,14 +232,14 @@ void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& res
       probe_->NonFinite();
       Fail(live,
            WithReason(
-               absl::DataLossError("logits hold NaN or infinity"), "NON_FINITE_LOGITS",
+               absl::DataLossError("logits hold NaN or infinity"), Reason::kNonFiniteLogits,
                {{"incident_id", absl::StrCat("step-", steps_)}, {"step", absl::StrCat(steps_)}}),
            /*scrub=*/true, now);
     } else {
       Fail(live,
-           WithReason(absl::InvalidArgumentError(
-                          "the request excludes every token of the vocabulary"),
-                      "BAD_CONSTRAINT", {{"stage", "decode"}}),
+           WithReason(
+               absl::InvalidArgumentError("the request excludes every token of the vocabulary"),
+               Reason::kBadConstraint, {{"stage", "decode"}}),
            /*scrub=*/false, now);
     }
   };

@@ -17,7 +17,7 @@ void WriteAccessLog(const AccessRecord& record) {
              {"traceparent", record.traceparent},
              {"labels", absl::StrJoin(record.labels, ",", absl::PairFormatter("="))},
              {"code", record.code},
-             {"reason", record.reason},
+             {"reason", record.reason ? ReasonName(*record.reason) : std::string()},
              {"prompt_tokens", record.prompt_tokens},
              {"cached_tokens", record.cached_tokens},
              {"completion_tokens", record.completion_tokens},

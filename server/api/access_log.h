@@ -8,10 +8,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/error_reason.h"
 
 namespace quire::server {
 
@@ -20,7 +22,7 @@ struct AccessRecord {
   std::string request_id, principal, tenant, model, traceparent;
   std::map<std::string, std::string> labels;
   std::string code = "OK";  // gRPC's name
-  std::string reason;       // of a failure
+  std::optional<Reason> reason;  // of a failure
   std::int32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   absl::Duration time_to_first_token;  // 0: none came
   absl::Duration duration;

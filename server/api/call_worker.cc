@@ -25,7 +25,8 @@ absl::Status CallWorker::Run(std::function<void()> job) {
   if (jobs_.TryPush(std::move(job))) return absl::OkStatus();
   return WithReason(absl::ResourceExhaustedError(
                         absl::StrCat(jobs_.capacity(), " calls of this kind wait already")),
-                    "QUEUE_FULL", {{"limit", absl::StrCat(jobs_.capacity())}}, absl::Seconds(1));
+                    Reason::kQueueFull, {{"limit", absl::StrCat(jobs_.capacity())}},
+                    absl::Seconds(1));
 }
 
 }  // namespace quire::server

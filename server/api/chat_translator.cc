@@ -24,7 +24,7 @@ constexpr int kMaxVarsDepth = 32;
 
 absl::Status Bad(const v1::ChatPrompt& chat, absl::string_view text) {
   return WithReason(
-      absl::InvalidArgumentError(text), "BAD_CHAT_TEMPLATE_INPUT",
+      absl::InvalidArgumentError(text), Reason::kBadChatTemplateInput,
       {{"template_name", chat.template_name().substr(0, kMaxNameBytes)}, {"line", "0"}});
 }
 

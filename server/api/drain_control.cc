@@ -52,7 +52,8 @@ void DrainControl::Hasten(absl::Duration timeout) {
 
 absl::Status DrainControl::Resume() {
   if (state_->exiting()) {
-    return WithReason(absl::FailedPreconditionError("the process is ending"), "SHUTTING_DOWN");
+    return WithReason(absl::FailedPreconditionError("the process is ending"),
+                      Reason::kShuttingDown);
   }
   const ServedModel* served = state_->model();
   if (served == nullptr || state_->state() != LifeState::kDraining) return absl::OkStatus();

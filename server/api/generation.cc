@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(
     SetOutcome(status, &record);
     record.duration = context.clock->Now() - call.accept_time;
     // What the engine refuses, it counts.
-    if (!translated) context.probe->CountRefused(record.reason);
+    if (!translated) context.probe->CountRefused(*record.reason);
     if (context.config->options()->access_log) WriteAccessLog(record);
     return status;
   }
@@ -93,7 +93,7 @@ absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view
   if (!CheckRequestId(record.request_id, "request_id").ok()) record.request_id.clear();
   SetOutcome(status, &record);
   record.duration = context.clock->Now() - call.accept_time;
-  context.probe->CountRefused(record.reason);
+  context.probe->CountRefused(*record.reason);
   if (context.config->options()->access_log) WriteAccessLog(record);
   return status;
 }

@@ -26,7 +26,8 @@ constexpr std::size_t kMaxSaltBytes = 128;
 constexpr std::int32_t kMaxPriority = 100;
 
 absl::Status PromptMissing(absl::string_view text) {
-  return WithReason(absl::InvalidArgumentError(text), "PROMPT_MISSING", {{"field", "prompt"}});
+  return WithReason(absl::InvalidArgumentError(text), Reason::kPromptMissing,
+                    {{"field", "prompt"}});
 }
 
 absl::Status ReadPrompt(const v1::GenerateRequest& message, const TranslatorOptions& options,
@@ -243,9 +244,9 @@ absl::Status CheckModelName(const TranslatorOptions& options, absl::string_view 
     if (name == alias) return absl::OkStatus();
   }
   const absl::string_view shown = name.substr(0, 128);
-  return WithReason(
-      absl::NotFoundError(absl::StrCat("model \"", shown, "\" is not served")), "MODEL_NOT_FOUND",
-      {{"model", std::string(shown)}, {"available", options.model_id}});
+  return WithReason(absl::NotFoundError(absl::StrCat("model \"", shown, "\" is not served")),
+                    Reason::kModelNotFound,
+                    {{"model", std::string(shown)}, {"available", options.model_id}});
 }
 
 }  // namespace

@@ -17,11 +17,11 @@ ServerProbe::ServerProbe(probe::Registry* registry, const std::string& model_id)
                                      "Generations that reached validation.",
                                      {{"model_name", model_id}})) {}
 
-void ServerProbe::CountRefused(absl::string_view reason) {
+void ServerProbe::CountRefused(Reason reason) {
   received_.Increment();
   registry_
       ->AddCounter("quire_requests_rejected_total", "Requests refused before acceptance.",
-                   {{"reason", std::string(reason)}})
+                   {{"reason", ReasonName(reason)}})
       .Increment();
 }
 

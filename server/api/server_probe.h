@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/error_reason.h"
 #include "base/probe.h"
 
 namespace quire::server {
@@ -23,7 +24,7 @@ class ServerProbe {
   // A finished call; `method` is a constant such as "Generate".
   void CountRpc(absl::string_view method, absl::StatusCode code);
   // A generation or batch item that was refused before the engine saw it.
-  void CountRefused(absl::string_view reason);
+  void CountRefused(Reason reason);
   void StreamOpened() { streams_.Add(1); }
   void StreamClosed() { streams_.Add(-1); }
 

@@ -32,12 +32,12 @@ bool ServingState::is_live() const {
 absl::StatusOr<const ServedModel*> ServingState::ModelOrError() const {
   if (state() == LifeState::kFailed) {
     return WithReason(absl::UnavailableError("the engine has failed, the process is ending"),
-                      "DEVICE_ERROR");
+                      Reason::kDeviceError);
   }
   const ServedModel* served = model();
   if (served == nullptr) {
-    return WithReason(absl::UnavailableError("the model is still loading"), "MODEL_LOADING", {},
-                      absl::Seconds(1));
+    return WithReason(absl::UnavailableError("the model is still loading"), Reason::kModelLoading,
+                      {}, absl::Seconds(1));
   }
   return served;
 }

@@ -7,55 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
-#include "base/error_reason.h"
 #include "base/logging.h"
 
 namespace quire::server {
 namespace {
 
 using absl::StatusCode;
-
-constexpr ReasonRow kTable[] = {
-    {"PROMPT_MISSING", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kBadRequest},
-    {"PROMPT_TOO_LONG", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
-    {"NEVER_FITS", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
-    {"INPUT_TOO_LARGE", StatusCode::kInvalidArgument, 413, Retry::kNo, Extra::kNone},
-    {"BAD_UTF8", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kBadRequest},
-    {"BAD_TOKEN_ID", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
-    {"BAD_SAMPLING_PARAM", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kBadRequest},
-    {"BAD_PARAMETER", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kBadRequest},
-    {"BAD_CONSTRAINT", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
-    {"SELECTION_EMPTY", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kBadRequest},
-    {"TOO_MANY_STOPS", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
-    {"BAD_CHAT_TEMPLATE_INPUT", StatusCode::kInvalidArgument, 400, Retry::kNo, Extra::kNone},
-    {"MODEL_NOT_FOUND", StatusCode::kNotFound, 404, Retry::kNo, Extra::kNone},
-    {"REQUEST_NOT_FOUND", StatusCode::kNotFound, 404, Retry::kNo, Extra::kNone},
-    {"REQUEST_ID_IN_USE", StatusCode::kAlreadyExists, 409, Retry::kNo, Extra::kNone},
-    {"QUEUE_FULL", StatusCode::kResourceExhausted, 429, Retry::kSameServer, Extra::kRetryInfo},
-    {"TENANT_LIMIT", StatusCode::kResourceExhausted, 429, Retry::kSameServer, Extra::kRetryInfo},
-    {"QUEUE_TIMEOUT", StatusCode::kResourceExhausted, 429, Retry::kSameServer, Extra::kRetryInfo},
-    {"DEADLINE_UNREACHABLE", StatusCode::kResourceExhausted, 429, Retry::kOtherServer,
-     Extra::kRetryInfo},
-    {"MODEL_LOADING", StatusCode::kUnavailable, 503, Retry::kSameServer, Extra::kRetryInfo},
-    {"SERVER_DRAINING", StatusCode::kUnavailable, 503, Retry::kOtherServer, Extra::kRetryInfo},
-    {"SERVER_SHUTDOWN", StatusCode::kUnavailable, 503, Retry::kOtherServer, Extra::kRetryInfo},
-    {"DEVICE_ERROR", StatusCode::kUnavailable, 503, Retry::kOtherServer, Extra::kRetryInfo},
-    {"CHAT_TEMPLATE_MISSING", StatusCode::kFailedPrecondition, 400, Retry::kNo,
-     Extra::kPrecondition},
-    {"FEATURE_DISABLED", StatusCode::kFailedPrecondition, 400, Retry::kNo, Extra::kPrecondition},
-    {"NOT_IDLE", StatusCode::kFailedPrecondition, 409, Retry::kNo, Extra::kPrecondition},
-    {"SHUTTING_DOWN", StatusCode::kFailedPrecondition, 409, Retry::kNo, Extra::kPrecondition},
-    {"FEATURE_UNSUPPORTED", StatusCode::kUnimplemented, 501, Retry::kNo, Extra::kNone},
-    {"TIMEOUT", StatusCode::kDeadlineExceeded, 504, Retry::kNo, Extra::kNone},
-    {"CANCELLED_BY_CALLER", StatusCode::kCancelled, 499, Retry::kNo, Extra::kNone},
-    {"ABORTED_BY_ADMIN", StatusCode::kCancelled, 503, Retry::kOtherServer, Extra::kNone},
-    {"SLOW_CLIENT", StatusCode::kCancelled, 0, Retry::kNo, Extra::kNone},
-    {"TOKEN_MISSING", StatusCode::kUnauthenticated, 401, Retry::kNo, Extra::kNone},
-    {"TOKEN_INVALID", StatusCode::kUnauthenticated, 401, Retry::kNo, Extra::kNone},
-    {"SCOPE", StatusCode::kPermissionDenied, 403, Retry::kNo, Extra::kNone},
-    {"NON_FINITE_LOGITS", StatusCode::kDataLoss, 500, Retry::kOtherServer, Extra::kNone},
-    {"ENGINE_ERROR", StatusCode::kInternal, 500, Retry::kOtherServer, Extra::kNone},
-};
 
 constexpr std::size_t kMaxMessageBytes = 1024;
 constexpr std::size_t kMaxValueBytes = 512;
@@ -75,31 +32,34 @@ std::string NewIncidentId() {
   return absl::StrFormat("%08x%08x", device(), device());
 }
 
-// The reason of a status that carries none but whose code leaves no doubt; null otherwise.
-const ReasonRow* ReasonOfCode(StatusCode code) {
+// The reason of a status that carries none but whose code leaves no doubt.
+std::optional<Reason> ReasonOfCode(StatusCode code) {
   switch (code) {
-    case StatusCode::kInvalidArgument: return FindReason("BAD_PARAMETER");
-    case StatusCode::kUnimplemented: return FindReason("FEATURE_UNSUPPORTED");
-    case StatusCode::kDeadlineExceeded: return FindReason("TIMEOUT");
-    case StatusCode::kCancelled: return FindReason("CANCELLED_BY_CALLER");
-    default: return nullptr;
+    case StatusCode::kInvalidArgument:
+      return Reason::kBadParameter;
+    case StatusCode::kUnimplemented:
+      return Reason::kFeatureUnsupported;
+    case StatusCode::kDeadlineExceeded:
+      return Reason::kTimeout;
+    case StatusCode::kCancelled:
+      return Reason::kCancelledByCaller;
+    default:
+      return std::nullopt;
   }
 }
 
-const ReasonRow* RowOf(const absl::Status& status, const std::optional<ErrorReason>& reason) {
-  return reason ? FindReason(reason->reason) : ReasonOfCode(status.code());
+// Null when the status is a bug of ours.
+const ReasonRow* PublicRow(const absl::Status& status, const std::optional<ErrorReason>& carried) {
+  const std::optional<Reason> reason =
+      carried ? std::optional<Reason>(carried->reason) : ReasonOfCode(status.code());
+  if (!reason) return nullptr;
+  const ReasonRow& row = RowOf(*reason);
+  const bool is_public = row.code != StatusCode::kInternal ||
+                         (row.reason == Reason::kEngineError && carried->Find("incident_id"));
+  return is_public ? &row : nullptr;
 }
 
 }  // namespace
-
-std::span<const ReasonRow> ReasonTable() { return kTable; }
-
-const ReasonRow* FindReason(absl::string_view reason) {
-  for (const ReasonRow& row : kTable) {
-    if (reason == row.reason) return &row;
-  }
-  return nullptr;
-}
 
 absl::string_view WireError::Find(absl::string_view key) const {
   for (const auto& [name, value] : metadata) {
@@ -110,27 +70,23 @@ absl::string_view WireError::Find(absl::string_view key) const {
 
 absl::Status Seal(absl::Status status) {
   if (status.ok()) return status;
-  const std::optional<ErrorReason> reason = GetErrorReason(status);
-  const ReasonRow* row = RowOf(status, reason);
-  if (row != nullptr && (row->code != StatusCode::kInternal || reason->Find("incident_id"))) {
-    return status;
-  }
+  if (PublicRow(status, GetErrorReason(status)) != nullptr) return status;
   const std::string incident = NewIncidentId();
   log::Error("api", "internal error",
              {{"incident_id", incident}, {"status", Cut(status.ToString(), 4096)}});
   return WithReason(absl::InternalError(absl::StrCat("internal error, incident ", incident)),
-                    "ENGINE_ERROR", {{"incident_id", incident}});
+                    Reason::kEngineError, {{"incident_id", incident}});
 }
 
 WireError ToWireError(const absl::Status& original) {
   QUIRE_CHECK(!original.ok());
   const absl::Status status = Seal(original);
   const std::optional<ErrorReason> reason = GetErrorReason(status);
-  const ReasonRow* row = RowOf(status, reason);
+  const ReasonRow* row = PublicRow(status, reason);
   WireError error;
   error.code = row->code;
   error.http_status = row->http_status;
-  error.extra = row->extra;
+  error.detail = row->detail;
   error.reason = row->reason;
   error.message = Cut(status.message(), kMaxMessageBytes);
   std::size_t bytes = 0;
@@ -143,7 +99,7 @@ WireError ToWireError(const absl::Status& original) {
     }
     error.retry_delay = reason->retry_delay;
   }
-  if (row->extra == Extra::kRetryInfo && !error.retry_delay) {
+  if (row->detail == ErrorDetail::kRetryInfo && !error.retry_delay) {
     error.retry_delay = kDefaultRetryDelay;
   }
   return error;
@@ -151,19 +107,18 @@ WireError ToWireError(const absl::Status& original) {
 
 absl::Status BadParameter(absl::string_view field, absl::string_view value,
                           absl::string_view range) {
-  return WithReason(absl::InvalidArgumentError(
-                        absl::StrCat(field, " is ", Cut(value, 128), ", it must be ", range)),
-                    "BAD_PARAMETER",
-                    {{"field", std::string(field)},
-                     {"value", Cut(value, 128)},
-                     {"range", std::string(range)}});
+  return WithReason(
+      absl::InvalidArgumentError(
+          absl::StrCat(field, " is ", Cut(value, 128), ", it must be ", range)),
+      Reason::kBadParameter,
+      {{"field", std::string(field)}, {"value", Cut(value, 128)}, {"range", std::string(range)}});
 }
 
 absl::Status FeatureUnsupported(absl::string_view feature, absl::string_view field) {
   std::vector<std::pair<std::string, std::string>> metadata = {{"feature", std::string(feature)}};
   if (!field.empty()) metadata.emplace_back("field", std::string(field));
   return WithReason(absl::UnimplementedError(absl::StrCat(feature, " is not supported")),
-                    "FEATURE_UNSUPPORTED", std::move(metadata));
+                    Reason::kFeatureUnsupported, std::move(metadata));
 }
 
 }  // namespace quire::server

@@ -1,19 +1,17 @@
 #pragma once
 
-// The one table between statuses and the wire: reason -> gRPC code, HTTP status, and which details
-// go along (docs/api.md, Errors).
+// From a status to what the wire says of it: the code, HTTP status and details that the table of
+// reasons asks for (base/error_reason.h; docs/api.md, Errors).
 //
-// Place:      between the layers below, whose absl::Status carries a reason (base/error_reason.h),
-//             and the transports. Knows no transport itself.
-// Invariants: a wire error always has a reason of the table. What carries none, or one that the
-//             table does not know, is a bug of ours: INTERNAL / ENGINE_ERROR with an incident id,
-//             and the text goes to the log only.
+// Place:      between the layers below, whose absl::Status carries a reason, and the transports.
+//             Knows no transport itself.
+// Invariants: a wire error always has a reason. What carries none, or one whose code is INTERNAL,
+//             is a bug of ours: INTERNAL / ENGINE_ERROR with an incident id, and the text goes to
+//             the log only.
 // Threads:    any.
-// Lifetime:   the table is constant.
+// Lifetime:   values.
 
-#include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,33 +19,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/error_reason.h"
 
 namespace quire::server {
-
-// Where trying again makes sense.
-enum class Retry : std::uint8_t { kNo, kSameServer, kOtherServer };
-
-// What accompanies the ErrorInfo.
-enum class Extra : std::uint8_t { kNone, kBadRequest, kPrecondition, kRetryInfo };
-
-struct ReasonRow {
-  const char* reason;
-  absl::StatusCode code;  // equal to the gRPC code, number by number
-  int http_status;        // 0: the HTTP side has nobody left to tell
-  Retry retry;
-  Extra extra;
-};
-
-// Every reason that this server may send, in the order of docs/api.md.
-std::span<const ReasonRow> ReasonTable();
-// Null when the table has no such reason.
-const ReasonRow* FindReason(absl::string_view reason);
 
 struct WireError {
   absl::StatusCode code = absl::StatusCode::kInternal;
   int http_status = 500;
-  Extra extra = Extra::kNone;
-  std::string reason;
+  ErrorDetail detail = ErrorDetail::kNone;
+  Reason reason = Reason::kEngineError;
   std::string message;
   std::vector<std::pair<std::string, std::string>> metadata;
   std::optional<absl::Duration> retry_delay;

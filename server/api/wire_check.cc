@@ -54,10 +54,10 @@ std::optional<BadText> FindBadText(const Descriptor* type, const std::string& by
 absl::Status ExplainParseFailure(const Descriptor* type, const std::string& bytes) {
   const std::optional<BadText> bad = FindBadText(type, bytes, "", 0);
   if (bad) {
-    return WithReason(
-        absl::InvalidArgumentError(absl::StrCat(bad->field, " is not valid UTF-8 at byte ",
-                                                bad->offset)),
-        "BAD_UTF8", {{"field", bad->field}, {"byte_offset", absl::StrCat(bad->offset)}});
+    return WithReason(absl::InvalidArgumentError(
+                          absl::StrCat(bad->field, " is not valid UTF-8 at byte ", bad->offset)),
+                      Reason::kBadUtf8,
+                      {{"field", bad->field}, {"byte_offset", absl::StrCat(bad->offset)}});
   }
   return BadParameter("request", absl::StrCat(bytes.size(), " bytes"),
                       absl::StrCat("a valid ", type->full_name(), " message"));

@@ -61,17 +61,17 @@ bool IsTenantName(absl::string_view name) {
 }
 
 absl::Status Missing(absl::string_view text) {
-  return WithReason(absl::UnauthenticatedError(text), "TOKEN_MISSING");
+  return WithReason(absl::UnauthenticatedError(text), Reason::kTokenMissing);
 }
 
 absl::Status Invalid(absl::string_view text) {
-  return WithReason(absl::UnauthenticatedError(text), "TOKEN_INVALID");
+  return WithReason(absl::UnauthenticatedError(text), Reason::kTokenInvalid);
 }
 
 absl::Status LacksScope(absl::string_view who, Scope scope) {
   return WithReason(
       absl::PermissionDeniedError(absl::StrCat(who, " lacks the scope ", ScopeName(scope))),
-      "SCOPE", {{"scope", std::string(ScopeName(scope))}});
+      Reason::kScope, {{"scope", std::string(ScopeName(scope))}});
 }
 
 absl::StatusOr<ScopeSet> ParseScopes(absl::string_view text) {
@@ -272,7 +272,7 @@ absl::StatusOr<Identity> Authenticator::Authenticate(const Credentials& credenti
     const std::string range = absl::StrCat("1 to ", kMaxTenantBytes, " printable bytes");
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("metadata quire-tenant must be ", range)),
-        "BAD_PARAMETER",
+        Reason::kBadParameter,
         {{"field", "quire-tenant"},
          {"value", absl::StrCat(tenant.size(), " bytes")},
          {"range", range}});

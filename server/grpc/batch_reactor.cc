@@ -108,7 +108,7 @@ void FillError(const std::string& id, const absl::Status& status, const engine::
   v1::ItemError* error = response->mutable_error();
   error->set_code(static_cast<int>(wire.code));
   error->set_message(wire.message);
-  error->set_reason(wire.reason);
+  error->set_reason(ReasonName(wire.reason));
   for (const auto& [key, value] : wire.metadata) (*error->mutable_metadata())[key] = value;
   if (wire.retry_delay) ToProto(*wire.retry_delay, error->mutable_retry_delay());
   ToProto(usage, error->mutable_usage());
@@ -178,8 +178,8 @@ absl::Status BatchReactor::Execute(const v1::BatchGenerateRequest& message) {
     return absl::OkStatus();
   }
   if (message.command_case() != v1::BatchGenerateRequest::kCancelRequestId) {
-    return WithReason(absl::InvalidArgumentError("batch command is missing"), "PROMPT_MISSING",
-                      {{"field", "command"}});
+    return WithReason(absl::InvalidArgumentError("batch command is missing"),
+                      Reason::kPromptMissing, {{"field", "command"}});
   }
   std::shared_ptr<Item> item;
   {
@@ -199,10 +199,10 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
     in_use = items_.contains(id);
   }
   if (in_use) {
-    context_.probe->CountRefused("REQUEST_ID_IN_USE");
+    context_.probe->CountRefused(Reason::kRequestIdInUse);
     return QueueError(id, WithReason(absl::AlreadyExistsError(absl::StrCat(
                                          "request id \"", id, "\" is in use on this stream")),
-                                     "REQUEST_ID_IN_USE"));
+                                     Reason::kRequestIdInUse));
   }
   // Again for each item: the stream may outlive the token that opened it.
   const absl::StatusOr<Identity> caller =

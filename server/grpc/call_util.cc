@@ -40,8 +40,8 @@ Credentials ReadCredentials(const grpc::CallbackServerContext& call) {
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
   // The client half-closed or reset the call before it sent a message.
   if (!bytes.Valid()) {
-    return WithReason(absl::InvalidArgumentError("the call carries no message"), "PROMPT_MISSING",
-                      {{"field", "request"}});
+    return WithReason(absl::InvalidArgumentError("the call carries no message"),
+                      Reason::kPromptMissing, {{"field", "request"}});
   }
   std::vector<grpc::Slice> slices;
   const grpc::Status dumped = bytes.Dump(&slices);

@@ -44,7 +44,7 @@ std::string Any(absl::string_view type, absl::string_view value) {
 
 std::string ErrorInfo(const WireError& error) {
   std::string info;
-  AppendText(&info, 1, error.reason);
+  AppendText(&info, 1, RowOf(error.reason).name);
   AppendText(&info, 2, "quire");
   for (const auto& [key, value] : error.metadata) {
     std::string entry;
@@ -76,7 +76,7 @@ std::string BadRequest(const WireError& error) {
 
 std::string PreconditionFailure(const WireError& error) {
   std::string violation;
-  AppendText(&violation, 1, error.reason);
+  AppendText(&violation, 1, RowOf(error.reason).name);
   AppendText(&violation, 2, error.Find(error.Find("key").empty() ? "field" : "key"));
   AppendText(&violation, 3, error.message);
   std::string failure;
@@ -92,10 +92,10 @@ std::string EncodeErrorDetails(const WireError& error) {
   AppendText(&status, 2, error.message);
   AppendBytes(&status, 3, Any("ErrorInfo", ErrorInfo(error)));
   if (error.retry_delay) AppendBytes(&status, 3, Any("RetryInfo", RetryInfo(*error.retry_delay)));
-  if (error.extra == Extra::kBadRequest) {
+  if (error.detail == ErrorDetail::kBadRequest) {
     AppendBytes(&status, 3, Any("BadRequest", BadRequest(error)));
   }
-  if (error.extra == Extra::kPrecondition) {
+  if (error.detail == ErrorDetail::kPrecondition) {
     AppendBytes(&status, 3, Any("PreconditionFailure", PreconditionFailure(error)));
   }
   return status;

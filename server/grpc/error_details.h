@@ -26,7 +26,7 @@
 
 namespace quire::server {
 
-// A serialized google.rpc.Status: ErrorInfo always, then what `error.extra` asks for.
+// A serialized google.rpc.Status: ErrorInfo always, then what `error.detail` asks for.
 std::string EncodeErrorDetails(const WireError& error);
 
 // OK stays OK; everything else gets its code, message and details.

@@ -88,11 +88,10 @@ void FillModel(const ServedModel& served, v1::Model* model) {
 
 absl::Status CheckBytes(std::int64_t bytes, std::int64_t max_bytes) {
   if (bytes <= max_bytes) return absl::OkStatus();
-  return WithReason(
-      absl::InvalidArgumentError(
-          absl::StrCat("text has ", bytes, " bytes, at most ", max_bytes, " are allowed")),
-      "INPUT_TOO_LARGE",
-      {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(max_bytes)}});
+  return WithReason(absl::InvalidArgumentError(absl::StrCat("text has ", bytes, " bytes, at most ",
+                                                            max_bytes, " are allowed")),
+                    Reason::kInputTooLarge,
+                    {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(max_bytes)}});
 }
 
 absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::ChatPrompt& chat,
@@ -129,7 +128,7 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::T
     rendered.text = request.text();
   } else {
     return WithReason(absl::InvalidArgumentError("input is missing; set one of text and chat"),
-                      "PROMPT_MISSING", {{"field", "input"}});
+                      Reason::kPromptMissing, {{"field", "input"}});
   }
   const std::string& text = rendered.text;
   QUIRE_RETURN_IF_ERROR(CheckBytes(static_cast<std::int64_t>(text.size()), max_bytes));
@@ -169,14 +168,13 @@ absl::Status Detokenize(const ServedModel& served, const v1::DetokenizeRequest& 
   const std::vector<std::int32_t> ids(request.token_ids().begin(), request.token_ids().end());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (tokenizer.HasText(ids[i])) continue;
-    return WithReason(
-        absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " at position ", i,
-                                                " is not in the vocabulary of ",
-                                                tokenizer.vocab_size())),
-        "BAD_TOKEN_ID",
-        {{"token_id", absl::StrCat(ids[i])},
-         {"position", absl::StrCat(i)},
-         {"vocab_size", absl::StrCat(tokenizer.vocab_size())}});
+    return WithReason(absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " at position ",
+                                                              i, " is not in the vocabulary of ",
+                                                              tokenizer.vocab_size())),
+                      Reason::kBadTokenId,
+                      {{"token_id", absl::StrCat(ids[i])},
+                       {"position", absl::StrCat(i)},
+                       {"vocab_size", absl::StrCat(tokenizer.vocab_size())}});
   }
   QUIRE_ASSIGN_OR_RETURN(*response->mutable_text(),
                          tokenizer.Decode(ids, request.skip_special_tokens()));

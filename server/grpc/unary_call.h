@@ -59,7 +59,7 @@ grpc::ServerUnaryReactor* AnswerOnWorker(const HandlerContext& context, CallWork
             answer = compute(caller);
           } catch (const std::bad_alloc&) {  // texts are as large as callers make them
             answer = WithReason(absl::ResourceExhaustedError("no memory for this call"),
-                                "QUEUE_FULL", {{"limit", "memory"}}, absl::Seconds(1));
+                                Reason::kQueueFull, {{"limit", "memory"}}, absl::Seconds(1));
           }
           FinishCall(context, reactor, method, answer);
         });

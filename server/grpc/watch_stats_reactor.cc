@@ -70,7 +70,8 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
   void Sleep() {
     if (cancelled_) return End(absl::CancelledError("the caller has gone"));
     if (context_.state->exiting()) {
-      return End(WithReason(absl::UnavailableError("the process is ending"), "SERVER_SHUTDOWN"));
+      return End(
+          WithReason(absl::UnavailableError("the process is ending"), Reason::kServerShutdown));
     }
     if (!context_.authenticator->StillHolds(principal_, Scope::kAdmin)) return End(RevokedError());
     const absl::Time now = absl::Now();

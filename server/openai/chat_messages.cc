@@ -18,8 +18,8 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
 
 absl::Status Missing(const JsonValue& object, absl::string_view key) {
   const std::string path = object.PathOf(key);
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")), "BAD_PARAMETER",
-                    {{"field", path}});
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")),
+                    Reason::kBadParameter, {{"field", path}});
 }
 
 absl::Status CheckObject(const JsonValue& value) {
@@ -142,7 +142,7 @@ absl::Status ReadTools(const JsonFields& body, v1::ChatPrompt* chat) {
 absl::Status ReadChatPrompt(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto messages = body.Find("messages");
   if (!messages) {
-    return WithReason(absl::InvalidArgumentError("messages is missing"), "PROMPT_MISSING",
+    return WithReason(absl::InvalidArgumentError("messages is missing"), Reason::kPromptMissing,
                       {{"field", "messages"}});
   }
   QUIRE_RETURN_IF_ERROR(CheckArray(*messages));

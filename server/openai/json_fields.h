@@ -23,7 +23,7 @@ namespace quire::server {
 
 // The reason and the field of a status that JsonValue made of `value`.
 inline absl::Status NameField(absl::Status status, const text::JsonValue& value) {
-  return WithReason(std::move(status), "BAD_PARAMETER", {{"field", value.path()}});
+  return WithReason(std::move(status), Reason::kBadParameter, {{"field", value.path()}});
 }
 
 class JsonFields {

@@ -25,7 +25,7 @@ absl::Status TooLargeAnswer(std::size_t max_bytes) {
   return WithReason(
       absl::InvalidArgumentError(absl::StrCat("the answer has more than ", max_bytes,
                                               " bytes; ask for a stream, or for less at once")),
-      "BAD_PARAMETER", {{"field", "stream"}});
+      Reason::kBadParameter, {{"field", "stream"}});
 }
 
 }  // namespace

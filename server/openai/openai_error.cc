@@ -31,6 +31,19 @@ constexpr std::pair<absl::string_view, absl::string_view> kParams[] = {
     {"token_ids", "prompt"},
 };
 
+HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
+                  absl::string_view param) {
+  const ordered_json error = {
+      {"message", std::string(message)},
+      {"type", std::string(TypeOf(http_status))},
+      {"param", param.empty() ? ordered_json() : ordered_json(std::string(param))},
+      {"code", ReasonName(reason)}};
+  return {.status = http_status,
+          .content_type = "application/json",
+          .body = ordered_json{{"error", error}}.dump(-1, ' ', false,
+                                                      ordered_json::error_handler_t::replace)};
+}
+
 }  // namespace
 
 std::string OpenAiParam(absl::string_view field) {
@@ -43,17 +56,8 @@ std::string OpenAiParam(absl::string_view field) {
   return std::string(field);
 }
 
-HttpAnswer OpenAiError(int http_status, absl::string_view code, absl::string_view message,
-                       absl::string_view param) {
-  const ordered_json error = {
-      {"message", std::string(message)},
-      {"type", std::string(TypeOf(http_status))},
-      {"param", param.empty() ? ordered_json() : ordered_json(std::string(param))},
-      {"code", std::string(code)}};
-  return {.status = http_status,
-          .content_type = "application/json",
-          .body = ordered_json{{"error", error}}.dump(-1, ' ', false,
-                                                      ordered_json::error_handler_t::replace)};
+HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param) {
+  return Answer(RowOf(reason).http_status, reason, message, param);
 }
 
 HttpAnswer OpenAiError(const absl::Status& status) {
@@ -65,8 +69,8 @@ HttpAnswer OpenAiError(const absl::Status& status) {
     message = absl::StrCat(param, message.substr(field.size()));
   }
   // Nobody is left to read it when the table has no status.
-  HttpAnswer answer = OpenAiError(error.http_status == 0 ? 499 : error.http_status, error.reason,
-                                  message, param);
+  HttpAnswer answer =
+      Answer(error.http_status == 0 ? 499 : error.http_status, error.reason, message, param);
   if (error.retry_delay) {
     const std::int64_t seconds = std::max<std::int64_t>(
         1, absl::ToInt64Seconds(absl::Ceil(*error.retry_delay, absl::Seconds(1))));
@@ -77,15 +81,23 @@ HttpAnswer OpenAiError(const absl::Status& status) {
 }
 
 HttpAnswer RefuseAsOpenAi(int http_status, absl::string_view message) {
-  absl::string_view code = "BAD_REQUEST";
+  Reason reason = Reason::kBadRequest;
   switch (http_status) {
-    case 408: code = "REQUEST_TIMEOUT"; break;
-    case 413: code = "INPUT_TOO_LARGE"; break;
-    case 431: code = "HEADERS_TOO_LARGE"; break;
-    case 503: code = "TOO_MANY_CONNECTIONS"; break;
+    case 408:
+      reason = Reason::kRequestTimeout;
+      break;
+    case 413:
+      reason = Reason::kInputTooLarge;
+      break;
+    case 431:
+      reason = Reason::kHeadersTooLarge;
+      break;
+    case 503:
+      reason = Reason::kTooManyConnections;
+      break;
     default: break;
   }
-  HttpAnswer answer = OpenAiError(http_status, code, message);
+  HttpAnswer answer = Answer(http_status, reason, message, "");
   if (http_status == 503) answer.headers.emplace_back("Retry-After", "1");
   return answer;
 }

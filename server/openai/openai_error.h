@@ -1,7 +1,7 @@
 #pragma once
 
 // Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} with the
-// HTTP status and reason of the table in server/api/status_mapping.h.
+// HTTP status and reason of the table in base/error_reason.h.
 //
 // Place:      below everything in server/openai.
 // Invariants: `code` is the reason; `param` is the field as this API names it.
@@ -16,9 +16,8 @@
 
 namespace quire::server {
 
-// What the HTTP side itself refuses; `code` in SCREAMING_SNAKE.
-HttpAnswer OpenAiError(int http_status, absl::string_view code, absl::string_view message,
-                       absl::string_view param = "");
+// What the HTTP side itself refuses, with the HTTP status of the reason.
+HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param = "");
 
 // REQUIRES: !status.ok().
 HttpAnswer OpenAiError(const absl::Status& status);

@@ -185,7 +185,7 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
                         OpenAiRequest* result) {
   const auto prompt = body.Find("prompt");
   if (!prompt) {
-    return WithReason(absl::InvalidArgumentError("prompt is missing"), "PROMPT_MISSING",
+    return WithReason(absl::InvalidArgumentError("prompt is missing"), Reason::kPromptMissing,
                       {{"field", "prompt"}});
   }
   const bool is_list = prompt->is_array() && prompt->size() > 0 && !prompt->At(0).is_number();
@@ -230,7 +230,7 @@ absl::StatusOr<text::JsonDocument> ParseObject(absl::string_view body) {
   if (status.ok()) status = document->root().CheckObject();
   if (!status.ok()) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat("body: ", status.message())),
-                      "BAD_PARAMETER", {{"field", "body"}});
+                      Reason::kBadParameter, {{"field", "body"}});
   }
   return document;
 }

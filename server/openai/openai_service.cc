@@ -50,23 +50,23 @@ bool IsMissing(absl::string_view path) {
 
 HttpAnswer UnknownEndpoint(absl::string_view path) {
   if (IsMissing(path)) return OpenAiError(FeatureUnsupported(path, "path"));
-  return OpenAiError(404, "UNKNOWN_ENDPOINT",
+  return OpenAiError(Reason::kUnknownEndpoint,
                      absl::StrCat("there is no ", path.substr(0, 200), " here"), "path");
 }
 
 HttpAnswer WrongMethod(absl::string_view allowed) {
   HttpAnswer answer =
-      OpenAiError(405, "METHOD_NOT_ALLOWED", absl::StrCat("use ", allowed), "method");
+      OpenAiError(Reason::kMethodNotAllowed, absl::StrCat("use ", allowed), "method");
   answer.headers.emplace_back("Allow", std::string(allowed));
   return answer;
 }
 
 HttpAnswer OriginError() {
-  return OpenAiError(403, "ORIGIN", "this origin is not among openai.allowed_origins", "origin");
+  return OpenAiError(Reason::kOrigin, "this origin is not among openai.allowed_origins", "origin");
 }
 
 HttpAnswer HostError() {
-  return OpenAiError(403, "HOST",
+  return OpenAiError(Reason::kHost,
                      "without authentication a loopback address is asked by address or as "
                      "localhost only",
                      "host");

@@ -48,9 +48,9 @@ absl::StatusOr<std::int32_t> ToInt32(std::uint32_t value, absl::string_view fiel
 }
 
 absl::Status BadTokenId(absl::string_view field, int position, std::uint32_t id) {
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(
-                        field, "[", position, "] is token id ", id, ", no vocabulary has it")),
-                    "BAD_TOKEN_ID",
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(field, "[", position, "] is token id ",
+                                                            id, ", no vocabulary has it")),
+                    Reason::kBadTokenId,
                     {{"field", std::string(field)},
                      {"token_id", absl::StrCat(id)},
                      {"position", absl::StrCat(position)}});
@@ -163,9 +163,8 @@ absl::Status ReadPrompt(const wire::GenerateRequest& message, v1::GenerateReques
       return absl::OkStatus();
     case wire::GenerateRequest::INPUT_NOT_SET: break;
   }
-  return WithReason(
-      absl::InvalidArgumentError("input is missing; set one of tokenized and text"),
-      "PROMPT_MISSING", {{"field", "input"}});
+  return WithReason(absl::InvalidArgumentError("input is missing; set one of tokenized and text"),
+                    Reason::kPromptMissing, {{"field", "input"}});
 }
 
 // What a worker of this kind cannot do: media, and the prompt's keys and values from elsewhere.

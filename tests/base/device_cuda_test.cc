@@ -122,7 +122,7 @@ TEST_F(DeviceCudaTest, ErrorsByKind) {
     const absl::Status status = CudaStatus(error, "step");
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_TRUE(IsDeviceLost(status));
-    EXPECT_EQ(GetErrorReason(status)->reason, "DEVICE_LOST");
+    EXPECT_EQ(GetErrorReason(status)->name(), "DEVICE_LOST");
   }
   EXPECT_FALSE(IsDeviceLost(CudaStatus(cudaErrorInvalidValue, "x")));
   EXPECT_FALSE(IsDeviceLost(absl::UnavailableError("x")));

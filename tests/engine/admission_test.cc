@@ -27,7 +27,7 @@ using ::testing::IsEmpty;
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->reason : "";
+  return reason.has_value() ? reason->name() : "";
 }
 
 // Holds a thread that passes until it is opened.

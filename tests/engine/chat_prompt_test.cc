@@ -49,7 +49,7 @@ class ChatPromptTest : public ::testing::Test {
 
   static std::string ReasonOf(const absl::Status& status) {
     const auto reason = GetErrorReason(status);
-    return reason.has_value() ? reason->reason : "";
+    return reason.has_value() ? reason->name() : "";
   }
 
   SystemClock clock_;

@@ -18,7 +18,7 @@ constexpr int kAhead = 2;
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->reason : "";
+  return reason.has_value() ? reason->name() : "";
 }
 
 HarnessOptions Small(int steps_in_flight, std::uint32_t usable_pages = 30) {
@@ -304,7 +304,7 @@ TEST_P(FailedStepTest, LostDeviceStopsTheCoreWithEverythingAccountedFor) {
   const auto [in_flight, at_launch] = GetParam();
   Harness harness(Small(in_flight));
   int calls = 0;
-  const absl::Status lost = WithReason(absl::UnavailableError("no device"), "DEVICE_LOST");
+  const absl::Status lost = WithReason(absl::UnavailableError("no device"), Reason::kDeviceLost);
   auto fail = [&] { return ++calls >= 9 ? lost : absl::OkStatus(); };
   if (at_launch) {
     harness.runner.SetHook([&](const models::StepBatch&) { return fail(); });

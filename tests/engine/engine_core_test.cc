@@ -19,7 +19,7 @@ using ::testing::Ge;
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->reason : "";
+  return reason.has_value() ? reason->name() : "";
 }
 
 void ExpectAllPagesBack(const Harness& harness) {

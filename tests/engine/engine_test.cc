@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->reason : "";
+  return reason.has_value() ? reason->name() : "";
 }
 
 // An engine over the fake runner; the runner can be held between two steps.
@@ -528,7 +528,7 @@ INSTANTIATE_TEST_SUITE_P(StepsInFlight, EngineFailureTest, ::testing::Values(1, 
 
 absl::Status LostDevice() {
   return WithReason(absl::UnavailableError("an illegal memory access was encountered"),
-                    "DEVICE_LOST");
+                    Reason::kDeviceLost);
 }
 
 TEST_P(EngineFailureTest, DeviceLostAtLaunch) {

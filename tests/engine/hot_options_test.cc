@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->reason : "";
+  return reason.has_value() ? reason->name() : "";
 }
 
 Request Endless(std::string id, unsigned seed, std::size_t prompt, std::int32_t tokens) {

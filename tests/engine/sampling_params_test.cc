@@ -22,7 +22,7 @@ ParamLimits Limits() {
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->reason : "";
+  return reason.has_value() ? reason->name() : "";
 }
 
 void ExpectField(const absl::Status& status, const std::string& reason, const std::string& field) {

@@ -22,7 +22,7 @@ void ExpectRefusal(const absl::Status& status, absl::string_view tenant, absl::s
   ASSERT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   const auto reason = GetErrorReason(status);
   ASSERT_TRUE(reason.has_value());
-  EXPECT_EQ(reason->reason, "TENANT_LIMIT");
+  EXPECT_EQ(reason->name(), "TENANT_LIMIT");
   EXPECT_EQ(reason->Find("tenant"), tenant);
   EXPECT_EQ(reason->Find("limit"), limit);
   EXPECT_EQ(reason->Find("value"), value);
@@ -44,7 +44,7 @@ TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
   // Longer than all that may ever wait: no invitation to try again.
   const absl::Status too_long = queue.AddTokens("small", 51);
   EXPECT_EQ(too_long.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(GetErrorReason(too_long)->reason, "NEVER_FITS");
+  EXPECT_EQ(GetErrorReason(too_long)->name(), "NEVER_FITS");
   EXPECT_FALSE(GetErrorReason(too_long)->retry_delay.has_value());
   EXPECT_EQ(too_long.message(),
             "prompt has 51 tokens, at most 50 of tenant \"small\" may wait (max_queued_tokens)");
@@ -52,7 +52,7 @@ TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
   ExpectRefusal(queue.EnterRequest("unlisted"), "unlisted", "3", "3", "max_queued_requests");
   EXPECT_TRUE(queue.EnterRequest("another").ok());
   EXPECT_TRUE(queue.AddTokens("another", 900).ok());
-  EXPECT_EQ(GetErrorReason(queue.AddTokens("another", 100))->reason, "QUEUE_FULL");
+  EXPECT_EQ(GetErrorReason(queue.AddTokens("another", 100))->name(), "QUEUE_FULL");
   EXPECT_TRUE(queue.CheckIntegrity().ok());
 
   queue.LeaveRequest("small");

@@ -23,7 +23,7 @@ constexpr char kThree[] = "8b5b9db0c13db24256c829aa364aa90c6d2eba318b9232a4ab931
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->reason : "";
+  return reason.has_value() ? reason->name() : "";
 }
 
 class AuthenticatorTest : public ::testing::Test {

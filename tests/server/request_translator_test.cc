@@ -170,7 +170,7 @@ TEST_P(BadFieldTest, IsRefusedByName) {
   ASSERT_FALSE(request.ok()) << text;
   const auto reason = GetErrorReason(request.status());
   ASSERT_TRUE(reason.has_value()) << request.status();
-  EXPECT_EQ(reason->reason, GetParam().reason);
+  EXPECT_EQ(reason->name(), GetParam().reason);
   if (*GetParam().field != '\0') {
     EXPECT_THAT(reason->Find("field").value_or("no field"), HasSubstr(GetParam().field))
         << request.status();

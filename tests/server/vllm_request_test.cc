@@ -241,14 +241,14 @@ TEST(VllmRequestTest, NumbersBeyondTheEnginesAreRefusedNotWrapped) {
 TEST(VllmRequestTest, IdsBeyondEveryVocabulary) {
   v1::GenerateRequest request;
   absl::Status status = ToGenerateRequest(Tokens({1, 2147483648U}), &request);
-  EXPECT_EQ(GetErrorReason(status)->reason, "BAD_TOKEN_ID");
+  EXPECT_EQ(GetErrorReason(status)->name(), "BAD_TOKEN_ID");
   EXPECT_EQ(Metadata(status, "token_id"), "2147483648");
   EXPECT_EQ(Metadata(status, "position"), "1");
   wire::GenerateRequest message = Tokens();
   message.mutable_sampling_params()->add_stop_token_ids(4294967295U);
   v1::GenerateRequest other;
   status = ToGenerateRequest(message, &other);
-  EXPECT_EQ(GetErrorReason(status)->reason, "BAD_TOKEN_ID");
+  EXPECT_EQ(GetErrorReason(status)->name(), "BAD_TOKEN_ID");
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("sampling_params.stop_token_ids[0] is token id 4294967295"));
 }
@@ -256,7 +256,7 @@ TEST(VllmRequestTest, IdsBeyondEveryVocabulary) {
 TEST(VllmRequestTest, NoInput) {
   v1::GenerateRequest request;
   const absl::Status status = ToGenerateRequest(wire::GenerateRequest(), &request);
-  EXPECT_EQ(GetErrorReason(status)->reason, "PROMPT_MISSING");
+  EXPECT_EQ(GetErrorReason(status)->name(), "PROMPT_MISSING");
   EXPECT_EQ(Metadata(status, "field"), "input");
 }
 
@@ -302,11 +302,11 @@ TEST(VllmRequestTest, ErrorsOfTheEngineGetTheNamesOfTheProtocol) {
   expect(engine::Validate(stopping, limits), "", "sampling_params.stop[0] has 0 bytes");
   expect(engine::Validate(engine::OutputParams{.logprobs = 6}, limits), "sampling_params.logprobs",
          "sampling_params.logprobs is 6");
-  expect(WithReason(absl::InvalidArgumentError("prompt has no token ids"), "PROMPT_MISSING",
+  expect(WithReason(absl::InvalidArgumentError("prompt has no token ids"), Reason::kPromptMissing,
                     {{"field", "prompt"}}),
          "input", "prompt has no token ids");
-  const absl::Status delayed = NameVllmFields(WithReason(absl::ResourceExhaustedError("full"),
-                                                         "QUEUE_FULL", {}, absl::Seconds(3)));
+  const absl::Status delayed = NameVllmFields(
+      WithReason(absl::ResourceExhaustedError("full"), Reason::kQueueFull, {}, absl::Seconds(3)));
   EXPECT_EQ(GetErrorReason(delayed)->retry_delay, absl::Seconds(3));
   EXPECT_TRUE(NameVllmFields(absl::OkStatus()).ok());
   EXPECT_EQ(NameVllmFields(absl::InternalError("x")), absl::InternalError("x"));

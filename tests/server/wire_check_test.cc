@@ -18,7 +18,7 @@ TEST(WireCheckTest, NamesTheTextAndTheByte) {
   const absl::Status status = Explain("\x1a\x04xy\xc3\x28");  // text = "xy\xC3("
   const auto reason = GetErrorReason(status);
   ASSERT_TRUE(reason.has_value());
-  EXPECT_EQ(reason->reason, "BAD_UTF8");
+  EXPECT_EQ(reason->name(), "BAD_UTF8");
   EXPECT_EQ(reason->Find("field"), "text");
   EXPECT_EQ(reason->Find("byte_offset"), "2");
 }
@@ -31,14 +31,14 @@ TEST(WireCheckTest, LooksIntoMessagesAndLists) {
   std::string bytes = message.SerializeAsString();
   bytes[bytes.find('?')] = '\xff';
   const auto reason = GetErrorReason(Explain(bytes));
-  EXPECT_EQ(reason->reason, "BAD_UTF8");
+  EXPECT_EQ(reason->name(), "BAD_UTF8");
   EXPECT_EQ(reason->Find("field"), "stopping.stop");
   EXPECT_EQ(reason->Find("byte_offset"), "3");
 }
 
 TEST(WireCheckTest, GarbageIsABadParameter) {
   const absl::Status status = Explain("\xff\xff\xff");
-  EXPECT_EQ(GetErrorReason(status)->reason, "BAD_PARAMETER");
+  EXPECT_EQ(GetErrorReason(status)->name(), "BAD_PARAMETER");
   EXPECT_EQ(GetErrorReason(status)->Find("field"), "request");
 }
 

@@ -92,7 +92,7 @@ ChatInput Say(std::string content) {
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
-  return reason ? reason->reason : "none";
+  return reason ? reason->name() : "none";
 }
 
 std::string TextOf(const ChatTemplates& templates, const ChatInput& chat) {

@@ -29,7 +29,7 @@ absl::Status BadInput(absl::string_view name, int line, absl::string_view messag
   Utf8Repairer repairer;
   repairer.Push(message, text);
   repairer.Finish(text);
-  return WithReason(absl::InvalidArgumentError(text), "BAD_CHAT_TEMPLATE_INPUT",
+  return WithReason(absl::InvalidArgumentError(text), Reason::kBadChatTemplateInput,
                     {{"template_name", std::string(name)}, {"line", absl::StrCat(line)}});
 }
 
@@ -273,17 +273,17 @@ absl::StatusOr<const jinja::Body*> ChatTemplates::Choose(const std::string& aske
   const bool any = asked.empty() && options_.default_template_name.empty();
   if (any && templates_.size() == 1 && broken_.empty()) return &templates_.begin()->second;
   if (const auto broken = broken_.find(name); broken != broken_.end()) {
-    return WithReason(absl::FailedPreconditionError(broken->second), "CHAT_TEMPLATE_MISSING",
+    return WithReason(absl::FailedPreconditionError(broken->second), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
   }
   if (templates_.empty()) {
-    return WithReason(absl::FailedPreconditionError(problem_), "CHAT_TEMPLATE_MISSING",
+    return WithReason(absl::FailedPreconditionError(problem_), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
   }
   return WithReason(absl::FailedPreconditionError(
                         absl::StrCat("there is no chat template \"", name.substr(0, 64),
                                      "\"; the model has ", absl::StrJoin(names(), ", "))),
-                    "CHAT_TEMPLATE_MISSING", {{"field", "chat.template_name"}});
+                    Reason::kChatTemplateMissing, {{"field", "chat.template_name"}});
 }
 
 absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
@@ -341,7 +341,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat, absl::
   jinja::RenderResult result = jinja::Render(*body, *variables, options_.limits, now);
   const absl::Status& status = result.text.status();
   if (absl::IsResourceExhausted(status)) {
-    return WithReason(absl::InvalidArgumentError(status.message()), "INPUT_TOO_LARGE",
+    return WithReason(absl::InvalidArgumentError(status.message()), Reason::kInputTooLarge,
                       {{"max_bytes", absl::StrCat(options_.limits.max_bytes)}});
   }
   const jinja::Position at = result.error_position;
