@@ -65,12 +65,14 @@ class Engine::Impl {
                  .stream_queue_tokens = options.stream_queue_tokens},
                 tokenizer, clock, &table_, &probe_, inbox_),
         text_(options_,
-              {.hash_key = cache_->hash_key(), .page_size = cache_->page_size(),
-               .usable_pages = cache_->usable_pages(), .demand = cache_->demand()},
+              {.hash_key = cache_->hash_key(),
+               .page_size = cache_->page_size(),
+               .usable_pages = cache_->usable_pages(),
+               .demand = cache_->demand()},
               tokenizer, clock, &queue_, &probe_, inbox_) {
     queue_.SetTenants(options.tenants);
     core_.scheduler().SetOutputReady(
-        [this](const LiveRequest& live) { return output_.IsReady(live); });
+        [this](const AcceptedRequest& request) { return output_.IsReady(request); });
     PublishStats(clock->Now());
     heartbeat_.store(absl::ToUnixNanos(clock->Now()));
     thread_ = std::thread([this] { Run(); });
@@ -97,7 +99,7 @@ class Engine::Impl {
 
   bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source,
               const TokenStream* stream) {
-    const std::shared_ptr<LiveRequest> live = table_.Find(principal, id);
+    const std::shared_ptr<AcceptedRequest> live = table_.Find(principal, id);
     if (live == nullptr || (stream != nullptr && live->stream.get() != stream)) return false;
     PostCancel(live, source, {});
     return true;
@@ -157,14 +159,14 @@ class Engine::Impl {
   // Who asks is given up when the engine is busy for longer, so the answer has an owner of its own.
   absl::StatusOr<PagePicture> GetPagePicture() {
     const auto answer = std::make_shared<std::promise<absl::StatusOr<PagePicture>>>();
-    inbox_->Post({.kind = Signal::Kind::kCall,
-                  .request = nullptr,
-                  .call = [this, answer] { answer->set_value(DescribePages()); }});
+    inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [this, answer] {
+                    answer->set_value(DescribePages());
+                  }});
     std::future<absl::StatusOr<PagePicture>> picture = answer->get_future();
     if (picture.wait_for(absl::ToChronoMilliseconds(kPictureTimeout)) !=
         std::future_status::ready) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "the engine did not describe its pages in ", absl::FormatDuration(kPictureTimeout)));
+      return absl::DeadlineExceededError(absl::StrCat("the engine did not describe its pages in ",
+                                                      absl::FormatDuration(kPictureTimeout)));
     }
     return picture.get();
   }
@@ -178,9 +180,10 @@ class Engine::Impl {
  private:
   absl::Status CheckRequest(const Request& request, const HotOptions& hot) const;
   absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
-  std::shared_ptr<LiveRequest> MakeLive(Request request, const HotOptions& hot);
-  absl::Status TakePlace(const std::shared_ptr<LiveRequest>& live, const HotOptions& hot);
-  void PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source, std::string text);
+  std::shared_ptr<AcceptedRequest> MakeAccepted(Request request, const HotOptions& hot);
+  absl::Status TakePlace(const std::shared_ptr<AcceptedRequest>& live, const HotOptions& hot);
+  void PostCancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source,
+                  std::string text);
   // On the engine thread, which a picture that finds no memory must not end.
   absl::StatusOr<PagePicture> DescribePages() {
     if (died_.load()) return DeviceError();
@@ -346,11 +349,14 @@ void Engine::Impl::FailThread(const std::string& what) {
 // what has.
 bool Engine::Impl::EndWithoutCore() {
   if (!output_.WaitDone(kAnswerTimeout)) return false;
-  for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
+  for (const std::shared_ptr<AcceptedRequest>& live : table_.All()) {
     const absl::Status status = DeviceError();
-    if (live->prepared && !live->ended) {
-      probe_.Failed(live->counted_running, status.code());
-    } else if (!live->ended) {
+    RequestProgress& progress = live->progress;
+    const bool has_ended =
+        progress.state.exchange(RequestState::kFinished) == RequestState::kFinished;
+    if (progress.is_prepared.load() && !has_ended) {
+      probe_.Failed(progress.is_counted_running.load(), status.code());
+    } else if (!has_ended) {
       probe_.Rejected(Reason::kDeviceError);
     }
     OutputItem& item = items_.emplace_back();
@@ -358,8 +364,7 @@ bool Engine::Impl::EndWithoutCore() {
     item.request = live;
     item.time = clock_->Now();
     item.status = status;
-    item.was_accepted = live->prepared;
-    live->ended = true;
+    item.was_accepted = progress.is_prepared.load();
   }
   output_.Push(&items_);
   return true;
@@ -442,26 +447,22 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
   return absl::OkStatus();
 }
 
-std::shared_ptr<LiveRequest> Engine::Impl::MakeLive(Request request, const HotOptions& hot) {
-  auto live = std::make_shared<LiveRequest>();
+std::shared_ptr<AcceptedRequest> Engine::Impl::MakeAccepted(Request request,
+                                                            const HotOptions& hot) {
   if (request.accept_time == absl::Time()) request.accept_time = clock_->Now();
-  request.deadline =
-      std::min(request.deadline, request.accept_time + hot.max_request_duration);
+  request.deadline = std::min(request.deadline, request.accept_time + hot.max_request_duration);
   if (request.queue_timeout == absl::InfiniteDuration()) {
     request.queue_timeout = hot.queue_timeout;
   }
-  live->queue_deadline = request.accept_time + request.queue_timeout;
-  live->request = std::move(request);
-  live->arrival = next_arrival_.fetch_add(1);
-  live->output_worker = static_cast<std::size_t>(live->arrival) % output_.num_workers();
-  live->stream = std::make_shared<TokenStream>();
-  live->stream->SetDrainedCallback(options_.stream_queue_tokens,
-                                   [inbox = inbox_] { inbox->Wake(); });
-  return live;
+  auto stream = std::make_shared<TokenStream>();
+  stream->SetDrainedCallback(options_.stream_queue_tokens, [inbox = inbox_] { inbox->Wake(); });
+  const std::uint64_t arrival = next_arrival_.fetch_add(1);
+  return std::make_shared<AcceptedRequest>(std::move(request), arrival,
+                                           arrival % output_.num_workers(), std::move(stream));
 }
 
 // Its places in the queue and with the text workers, or neither.
-absl::Status Engine::Impl::TakePlace(const std::shared_ptr<LiveRequest>& live,
+absl::Status Engine::Impl::TakePlace(const std::shared_ptr<AcceptedRequest>& live,
                                      const HotOptions& hot) {
   QUIRE_RETURN_IF_ERROR(queue_.EnterRequest(live->request.tenant));
   if (text_.Submit(live)) return absl::OkStatus();
@@ -475,7 +476,7 @@ absl::Status Engine::Impl::TakePlace(const std::shared_ptr<LiveRequest>& live,
 absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request request) {
   const std::shared_ptr<const HotOptions> hot = hot_.Get();
   QUIRE_RETURN_IF_ERROR(CheckRequest(request, *hot));
-  const std::shared_ptr<LiveRequest> live = MakeLive(std::move(request), *hot);
+  const std::shared_ptr<AcceptedRequest> live = MakeAccepted(std::move(request), *hot);
   if (live->request.deadline <= clock_->Now()) {
     return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"),
                       Reason::kTimeout, {{"stage", "queue"}, {"tokens", "0"}});
@@ -486,7 +487,7 @@ absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request req
   return live->stream;
 }
 
-void Engine::Impl::PostCancel(const std::shared_ptr<LiveRequest>& live, CancelSource source,
+void Engine::Impl::PostCancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source,
                               std::string text) {
   if (live->cancel_requested.exchange(true, std::memory_order_acq_rel)) return;
   inbox_->Post({.kind = Signal::Kind::kCancel,
@@ -504,7 +505,7 @@ absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection)
   AbortResult result;
   const absl::Time now = clock_->Now();
   result.unknown_ids = selection.ids;
-  for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
+  for (const std::shared_ptr<AcceptedRequest>& live : table_.All()) {
     const Request& request = live->request;
     if (!selection.ids.empty()) {
       if (std::ranges::find(selection.ids, request.id) == selection.ids.end()) continue;
@@ -521,18 +522,18 @@ absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection)
 
 std::vector<RequestInfo> Engine::Impl::ListRequests() const {
   std::vector<RequestInfo> infos;
-  for (const std::shared_ptr<LiveRequest>& live : table_.All()) {
+  for (const std::shared_ptr<AcceptedRequest>& live : table_.All()) {
     const Request& request = live->request;
     infos.push_back({.id = request.id,
                      .model = request.model,
                      .principal = request.principal,
                      .tenant = request.tenant,
-                     .state = live->state.load(std::memory_order_acquire),
+                     .state = live->progress.state.load(std::memory_order_acquire),
                      .accept_time = request.accept_time,
                      .deadline = request.deadline,
-                     .prompt_tokens = live->shown_prompt_tokens.load(std::memory_order_relaxed),
-                     .output_tokens = live->shown_output_tokens.load(std::memory_order_relaxed),
-                     .kv_pages = live->shown_pages.load(std::memory_order_relaxed),
+                     .prompt_tokens = live->progress.prompt_tokens.load(std::memory_order_relaxed),
+                     .output_tokens = live->progress.output_tokens.load(std::memory_order_relaxed),
+                     .kv_pages = live->progress.pages.load(std::memory_order_relaxed),
                      .priority = request.priority,
                      .labels = request.labels});
   }

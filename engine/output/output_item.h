@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "engine/request/sequence.h"
+#include "engine/request/accepted_request.h"
+#include "kernels/sampling/sampling.h"
 
 namespace quire::engine {
 
@@ -30,10 +32,21 @@ struct OutputItem {
     std::vector<kernels::TopLogprob> top;
   };
 
+  // What the stream begins with.
+  struct Start {
+    std::int32_t cached_tokens = 0;
+    std::int32_t max_tokens = 0;
+    std::string prompt_text;                     // with echo_prompt
+    std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
+  };
+
   Kind kind = Kind::kToken;
-  std::shared_ptr<LiveRequest> request;
+  std::shared_ptr<AcceptedRequest> request;
   absl::Time time;  // of the step that made it
   std::int32_t choice = 0;
+
+  // kStarted
+  std::unique_ptr<Start> start;
 
   // kToken
   Score token;

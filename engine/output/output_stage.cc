@@ -1,11 +1,26 @@
 #include "engine/output/output_stage.h"
 
+#include <deque>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/time/clock.h"
-#include "engine/output/request_output.h"
+#include "base/bounded_queue.h"
+#include "engine/output/output_state.h"
+#include "engine/output/token_stream.h"
 
 namespace quire::engine {
+
+// One worker's. The states are its alone.
+struct OutputStage::Ring {
+  explicit Ring(std::size_t items) : queue(items) {}
+  BoundedQueue<OutputItem> queue;
+  std::deque<OutputItem> late;  // pushed when it was full, in order; the pushing thread's
+  std::atomic<bool> engine_waits{false};
+  std::uint64_t pushed = 0;  // items, without the late ones
+  std::atomic<std::uint64_t> done{0};
+  absl::flat_hash_map<std::uint64_t, std::unique_ptr<OutputState>> states;  // by arrival
+};
 
 OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenizer* tokenizer,
                          const Clock* clock, RequestTable* table, EngineProbe* probe,
@@ -68,9 +83,9 @@ bool OutputStage::HasRoom(const Ring& ring) const {
   return ring.late.empty() && ring.queue.size() < half_;
 }
 
-bool OutputStage::IsReady(const LiveRequest& live) {
-  if (live.in_ring_tokens.load(std::memory_order_acquire) >= stream_queue_tokens_) return false;
-  Ring& ring = *rings_[live.output_worker];
+bool OutputStage::IsReady(const AcceptedRequest& request) {
+  if (request.in_ring_tokens.load(std::memory_order_acquire) >= stream_queue_tokens_) return false;
+  Ring& ring = *rings_[request.output_worker];
   if (HasRoom(ring)) return true;
   ring.engine_waits.store(true);
   // The worker may have emptied it in between and seen no flag.
@@ -101,7 +116,7 @@ void OutputStage::Work(Ring& ring) {
   std::vector<OutputItem> items;
   items.reserve(kBatch);
   while (ring.queue.WaitPopAll(kBatch, &items) > 0) {
-    for (OutputItem& item : items) Process(item);
+    for (OutputItem& item : items) Process(ring, item);
     ring.done.fetch_add(items.size(), std::memory_order_release);
     items.clear();
     if (ring.engine_waits.load() && ring.queue.size() < half_) {
@@ -111,10 +126,11 @@ void OutputStage::Work(Ring& ring) {
   }
 }
 
-void OutputStage::Process(OutputItem& item) {
-  LiveRequest& live = *item.request;
-  if (live.output == nullptr) live.output = std::make_shared<RequestOutput>(live, *tokenizer_);
-  RequestOutput& output = *live.output;
+void OutputStage::Process(Ring& ring, OutputItem& item) {
+  AcceptedRequest& request = *item.request;
+  std::unique_ptr<OutputState>& state = ring.states[request.arrival];
+  if (state == nullptr) state = std::make_unique<OutputState>(item.request, *tokenizer_);
+  OutputState& output = *state;
   switch (item.kind) {
     case OutputItem::Kind::kStarted:
       output.Start(item);
@@ -124,7 +140,7 @@ void OutputStage::Process(OutputItem& item) {
       return;
     case OutputItem::Kind::kToken: {
       // The engine passes over a request with that many tokens on their way.
-      const std::int32_t in_ring = live.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
+      const std::int32_t in_ring = request.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
       if (in_ring == stream_queue_tokens_) inbox_->Wake();
       const bool matched = output.AddToken(item, clock_->Now(), *probe_);
       if (item.finish.has_value()) {
@@ -141,8 +157,9 @@ void OutputStage::Process(OutputItem& item) {
     case OutputItem::Kind::kRequestEnd: {
       // Whoever sees the end finds it counted, and the id free.
       const Usage usage = output.EndRequest(item, clock_->Now(), *probe_);
-      table_->Remove(live);
-      live.stream->Finish(item.status, usage);
+      table_->Remove(request);
+      ring.states.erase(request.arrival);
+      request.stream->Finish(item.status, usage);
       return;
     }
   }

@@ -14,12 +14,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <thread>
 #include <vector>
 
-#include "base/bounded_queue.h"
 #include "base/clock.h"
 #include "engine/output/output_item.h"
 #include "engine/request/engine_probe.h"
@@ -49,7 +47,7 @@ class OutputStage {
   // it has room, and must call this again, if with no items.
   void Push(std::vector<OutputItem>* items);
   // Whether items of this request may be made. After false the engine is woken when that changes.
-  bool IsReady(const LiveRequest& live);
+  bool IsReady(const AcceptedRequest& request);
   // Waits until the workers have done everything that was pushed; false when `timeout` passes
   // first. From the pushing thread.
   bool WaitDone(absl::Duration timeout);
@@ -57,20 +55,13 @@ class OutputStage {
   void Stop();
 
  private:
-  struct Ring {
-    explicit Ring(std::size_t items) : queue(items) {}
-    BoundedQueue<OutputItem> queue;
-    std::deque<OutputItem> late;  // pushed when it was full, in order; the pushing thread's
-    std::atomic<bool> engine_waits{false};
-    std::uint64_t pushed = 0;  // items, without the late ones
-    std::atomic<std::uint64_t> done{0};
-  };
+  struct Ring;
 
   static void PushLate(Ring& ring);
   static bool IsDone(Ring& ring);
   bool HasRoom(const Ring& ring) const;
   void Work(Ring& ring);
-  void Process(OutputItem& item);
+  void Process(Ring& ring, OutputItem& item);
 
   const text::Tokenizer* const tokenizer_;
   const Clock* const clock_;

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "engine/request/sequence.h"
 #include "text/chat/chat_template.h"
 
 namespace quire::engine {

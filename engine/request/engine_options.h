@@ -23,6 +23,9 @@
 
 namespace quire::engine {
 
+// Above every vocabulary: marks generated tokens where prompts must not find their pages.
+inline constexpr std::int32_t kGeneratedMark = 1 << 30;
+
 enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
 
 // The part of the options that a running engine can change.

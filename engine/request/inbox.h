@@ -16,18 +16,21 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "engine/request/accepted_request.h"
+#include "engine/request/prepared_prompt.h"
 #include "engine/request/request.h"
 
 namespace quire::engine {
 
-struct LiveRequest;
-
 struct Signal {
   enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kCall };
   Kind kind = Kind::kCall;
-  std::shared_ptr<LiveRequest> request = nullptr;
+  std::shared_ptr<AcceptedRequest> request = nullptr;
+  absl::Status status = {};  // kPrepared: what its text worker says
+  std::unique_ptr<PreparedPrompt> prompt = nullptr;  // kPrepared with an OK status
   CancelSource source = CancelSource::kClient;  // kCancel
   std::string reason_text = {};                 // kCancel by kAdmin
   std::int32_t choice = 0;                      // kStopMatched

@@ -55,6 +55,8 @@ struct Request {
   absl::Time deadline = absl::InfiniteFuture();             // of the whole request
   absl::Duration queue_timeout = absl::InfiniteDuration();  // until the first step
   std::map<std::string, std::string> labels;
+
+  std::uint32_t choices() const { return static_cast<std::uint32_t>(sampling.choice_count); }
 };
 
 enum class RequestState : std::uint8_t {

@@ -9,9 +9,10 @@
 
 namespace quire::engine {
 
-absl::Status RequestTable::Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay,
+absl::Status RequestTable::Insert(std::shared_ptr<AcceptedRequest> accepted,
+                                  absl::Duration retry_delay,
                                   absl::FunctionRef<absl::Status()> admit) {
-  Key key(live->request.principal, live->request.id);
+  Key key(accepted->request.principal, accepted->request.id);
   MutexLock lock(&mutex_);
   if (requests_.contains(key)) {
     return WithReason(
@@ -23,7 +24,7 @@ absl::Status RequestTable::Insert(std::shared_ptr<LiveRequest> live, absl::Durat
                           requests_.size(), " requests are live, at most ", capacity_, " may be")),
                       Reason::kQueueFull, {{"limit", absl::StrCat(capacity_)}}, retry_delay);
   }
-  const auto inserted = requests_.emplace(std::move(key), std::move(live)).first;
+  const auto inserted = requests_.emplace(std::move(key), std::move(accepted)).first;
   absl::Status admitted = admit();
   if (!admitted.ok()) requests_.erase(inserted);
   return admitted;
@@ -34,25 +35,25 @@ void RequestTable::Reserve(std::size_t capacity) {
   capacity_ = std::max(capacity_, capacity);
 }
 
-void RequestTable::Remove(const LiveRequest& live) {
+void RequestTable::Remove(const AcceptedRequest& accepted) {
   MutexLock lock(&mutex_);
-  requests_.erase(Key(live.request.principal, live.request.id));
+  requests_.erase(Key(accepted.request.principal, accepted.request.id));
   if (requests_.empty()) emptied_.NotifyAll();
 }
 
-std::shared_ptr<LiveRequest> RequestTable::Find(absl::string_view principal,
-                                                absl::string_view id) const {
+std::shared_ptr<AcceptedRequest> RequestTable::Find(absl::string_view principal,
+                                                    absl::string_view id) const {
   MutexLock lock(&mutex_);
   const auto it = requests_.find(Key(std::string(principal), std::string(id)));
   return it == requests_.end() ? nullptr : it->second;
 }
 
-std::vector<std::shared_ptr<LiveRequest>> RequestTable::All() const {
-  std::vector<std::shared_ptr<LiveRequest>> all;
+std::vector<std::shared_ptr<AcceptedRequest>> RequestTable::All() const {
+  std::vector<std::shared_ptr<AcceptedRequest>> all;
   {
     MutexLock lock(&mutex_);
     all.reserve(requests_.size());
-    for (const auto& [key, live] : requests_) all.push_back(live);
+    for (const auto& [key, accepted] : requests_) all.push_back(accepted);
   }
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
     return std::tie(a->request.accept_time, a->request.id) <

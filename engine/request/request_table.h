@@ -20,7 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "engine/request/sequence.h"
+#include "engine/request/accepted_request.h"
 
 namespace quire::engine {
 
@@ -34,11 +34,11 @@ class RequestTable {
   // `admit` says, which takes everything else that the request needs. No thread sees the request
   // before `admit` has said OK: one that is refused cannot be cancelled, aborted or listed.
   // REQUIRES: `admit` does not call this table.
-  absl::Status Insert(std::shared_ptr<LiveRequest> live, absl::Duration retry_delay,
+  absl::Status Insert(std::shared_ptr<AcceptedRequest> accepted, absl::Duration retry_delay,
                       absl::FunctionRef<absl::Status()> admit);
-  void Remove(const LiveRequest& live);
-  std::shared_ptr<LiveRequest> Find(absl::string_view principal, absl::string_view id) const;
-  std::vector<std::shared_ptr<LiveRequest>> All() const;  // by accept time, then id
+  void Remove(const AcceptedRequest& accepted);
+  std::shared_ptr<AcceptedRequest> Find(absl::string_view principal, absl::string_view id) const;
+  std::vector<std::shared_ptr<AcceptedRequest>> All() const;  // by accept time, then id
   // Waits until the table is empty; false when `timeout` (of the system's clock) passes first.
   bool WaitEmpty(absl::Duration timeout) const;
 
@@ -48,7 +48,7 @@ class RequestTable {
   mutable Mutex mutex_;
   std::size_t capacity_ ABSL_GUARDED_BY(mutex_);
   mutable CondVar emptied_;
-  std::map<Key, std::shared_ptr<LiveRequest>> requests_ ABSL_GUARDED_BY(mutex_);
+  std::map<Key, std::shared_ptr<AcceptedRequest>> requests_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::engine

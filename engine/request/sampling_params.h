@@ -24,6 +24,11 @@ struct SamplingParams {
   std::int32_t choice_count = 1;  // [1, max_choices]
   std::vector<std::pair<std::int32_t, float>>
       logit_bias;  // distinct ids in vocabulary; [-100, 100]
+
+  // Whether a penalty needs the counts of earlier tokens.
+  bool uses_history() const {
+    return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
+  }
 };
 
 struct StoppingParams {

@@ -69,28 +69,29 @@ absl::Status TooLong(std::size_t prompt_tokens, std::int32_t context) {
 }
 
 // Applies truncate_prompt and clips max_tokens, so that the answer fits the context.
-absl::Status FitContext(const EngineOptions& options, LiveRequest& live) {
+absl::Status FitContext(const EngineOptions& options, const Request& request,
+                        PreparedPrompt& prompt) {
   const std::int32_t context = options.max_context_tokens;
-  const std::int32_t wanted = live.request.stopping.max_tokens;
+  const std::int32_t wanted = request.stopping.max_tokens;
   const std::int32_t room = context - wanted;
-  const auto prompt_tokens = static_cast<std::int64_t>(live.prompt.size());
-  if (live.request.truncate_prompt && room > 0 && prompt_tokens > room) {
-    live.prompt.erase(live.prompt.begin(), live.prompt.end() - room);
+  std::vector<std::int32_t>& tokens = prompt.tokens;
+  const auto prompt_tokens = static_cast<std::int64_t>(tokens.size());
+  if (request.truncate_prompt && room > 0 && prompt_tokens > room) {
+    tokens.erase(tokens.begin(), tokens.end() - room);
   }
-  if (live.prompt.size() >= static_cast<std::size_t>(context))
-    return TooLong(live.prompt.size(), context);
-  const auto left = context - static_cast<std::int32_t>(live.prompt.size());
-  live.max_tokens = std::min(wanted, left);
-  live.clipped_by_context = wanted > left;
+  if (tokens.size() >= static_cast<std::size_t>(context)) return TooLong(tokens.size(), context);
+  const auto left = context - static_cast<std::int32_t>(tokens.size());
+  prompt.max_tokens = std::min(wanted, left);
+  prompt.clipped_by_context = wanted > left;
   return absl::OkStatus();
 }
 
-absl::Status FitPool(const CacheShape& shape, LiveRequest& live) {
-  const auto prompt_tokens = static_cast<std::uint32_t>(live.prompt.size());
-  live.limit_tokens = prompt_tokens + static_cast<std::uint32_t>(live.max_tokens) - 1;
-  live.worst_pages_first = shape.demand.PagesFor(live.limit_tokens);
-  live.shared_pages = live.choices() > 1 ? shape.demand.SharedPagesFor(prompt_tokens) : 0;
-  const std::uint32_t needed = live.worst_pages();
+absl::Status FitPool(const CacheShape& shape, std::uint32_t choices, PreparedPrompt& prompt) {
+  const auto prompt_tokens = static_cast<std::uint32_t>(prompt.tokens.size());
+  prompt.limit_tokens = prompt_tokens + static_cast<std::uint32_t>(prompt.max_tokens) - 1;
+  prompt.worst_pages_first = shape.demand.PagesFor(prompt.limit_tokens);
+  prompt.shared_pages = choices > 1 ? shape.demand.SharedPagesFor(prompt_tokens) : 0;
+  const std::uint32_t needed = prompt.WorstPages(choices);
   if (needed <= shape.usable_pages) return absl::OkStatus();
   const std::uint32_t groups = shape.demand.num_groups();
   const std::string over = groups > 1 ? absl::StrCat(" over ", groups, " layer groups") : "";
@@ -99,70 +100,72 @@ absl::Status FitPool(const CacheShape& shape, LiveRequest& live) {
                                                             ", the pool has ", shape.usable_pages)),
                     Reason::kNeverFits,
                     {{"prompt_tokens", absl::StrCat(prompt_tokens)},
-                     {"max_tokens", absl::StrCat(live.max_tokens)},
+                     {"max_tokens", absl::StrCat(prompt.max_tokens)},
                      {"page_size", absl::StrCat(shape.page_size)},
                      {"pages_needed", absl::StrCat(needed)},
                      {"pages_total", absl::StrCat(shape.usable_pages)}});
 }
 
-void CollectEndIds(const EngineOptions& options, LiveRequest& live) {
-  const StoppingParams& stopping = live.request.stopping;
-  live.end_ids = stopping.stop_token_ids;
+void CollectEndIds(const EngineOptions& options, const Request& request, PreparedPrompt& prompt) {
+  const StoppingParams& stopping = request.stopping;
+  std::vector<std::int32_t>& ids = prompt.end_ids;
+  ids = stopping.stop_token_ids;
   if (!stopping.ignore_eos) {
-    live.end_ids.insert(live.end_ids.end(), options.eos_token_ids.begin(),
-                        options.eos_token_ids.end());
+    ids.insert(ids.end(), options.eos_token_ids.begin(), options.eos_token_ids.end());
   }
-  std::sort(live.end_ids.begin(), live.end_ids.end());
-  live.end_ids.erase(std::unique(live.end_ids.begin(), live.end_ids.end()), live.end_ids.end());
-  for (const auto& [token, bias] : live.request.sampling.logit_bias) {
-    live.bias.push_back({.token = token, .bias = bias});
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  for (const auto& [token, bias] : request.sampling.logit_bias) {
+    prompt.bias.push_back({.token = token, .bias = bias});
   }
 }
 
-absl::Status FillEcho(const text::Tokenizer& tokenizer, std::string rendered,
-                      LiveRequest& live) {
-  const OutputParams& output = live.request.output;
+absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
+                      std::string rendered, PreparedPrompt& prompt) {
+  const OutputParams& output = request.output;
   if (!output.echo_prompt) return absl::OkStatus();
-  if (output.token_ids) live.echo_ids = live.prompt;
+  if (output.token_ids) prompt.echo_ids = prompt.tokens;
   if (!output.text) return absl::OkStatus();
-  const auto* prompt = std::get_if<TextPrompt>(&live.request.prompt);
-  if (prompt != nullptr && !live.request.truncate_prompt) {
-    live.prompt_text = prompt->text;
+  const auto* text = std::get_if<TextPrompt>(&request.prompt);
+  if (text != nullptr && !request.truncate_prompt) {
+    prompt.echo_text = text->text;
     return absl::OkStatus();
   }
-  if (!rendered.empty() && !live.request.truncate_prompt) {
-    live.prompt_text = std::move(rendered);
+  if (!rendered.empty() && !request.truncate_prompt) {
+    prompt.echo_text = std::move(rendered);
     return absl::OkStatus();
   }
-  QUIRE_ASSIGN_OR_RETURN(live.prompt_text,
-                         tokenizer.Decode(live.prompt, output.skip_special_tokens));
+  QUIRE_ASSIGN_OR_RETURN(prompt.echo_text,
+                         tokenizer.Decode(prompt.tokens, output.skip_special_tokens));
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status PrepareRequest(const EngineOptions& options, const CacheShape& shape,
-                            const text::Tokenizer& tokenizer, AdmissionQueue* queue,
-                            LiveRequest& live) {
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
+    const EngineOptions& options, const CacheShape& shape, const text::Tokenizer& tokenizer,
+    AdmissionQueue* queue, AcceptedRequest& accepted) {
+  const Request& request = accepted.request;
+  auto prepared = std::make_unique<PreparedPrompt>();
+  PreparedPrompt& prompt = *prepared;
   std::string rendered;
-  QUIRE_ASSIGN_OR_RETURN(live.prompt, TokensOf(options, tokenizer, live.request, &rendered));
-  if (live.prompt.empty()) {
+  QUIRE_ASSIGN_OR_RETURN(prompt.tokens, TokensOf(options, tokenizer, request, &rendered));
+  if (prompt.tokens.empty()) {
     return WithReason(absl::InvalidArgumentError("prompt has no tokens"), Reason::kPromptMissing);
   }
-  QUIRE_RETURN_IF_ERROR(FitContext(options, live));
-  live.shown_prompt_tokens.store(static_cast<std::int32_t>(live.prompt.size()),
-                                 std::memory_order_relaxed);
-  QUIRE_RETURN_IF_ERROR(FitPool(shape, live));
-  QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, std::move(rendered), live));
-  CollectEndIds(options, live);
-  live.root = cache::HashRoot(shape.hash_key, {.tenant = live.request.tenant,
-                                               .fingerprint = options.fingerprint,
-                                               .salt = live.request.cache.salt});
-  live.keys = cache::HashPages(shape.hash_key, live.root, live.prompt, shape.page_size);
-  QUIRE_RETURN_IF_ERROR(
-      queue->AddTokens(live.request.tenant, static_cast<std::int64_t>(live.prompt.size())));
-  live.queued_tokens = static_cast<std::int32_t>(live.prompt.size());
-  return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(FitContext(options, request, prompt));
+  const auto prompt_tokens = static_cast<std::int32_t>(prompt.tokens.size());
+  accepted.progress.prompt_tokens.store(prompt_tokens, std::memory_order_relaxed);
+  QUIRE_RETURN_IF_ERROR(FitPool(shape, request.choices(), prompt));
+  QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, request, std::move(rendered), prompt));
+  CollectEndIds(options, request, prompt);
+  prompt.root = cache::HashRoot(shape.hash_key, {.tenant = request.tenant,
+                                                 .fingerprint = options.fingerprint,
+                                                 .salt = request.cache.salt});
+  prompt.keys = cache::HashPages(shape.hash_key, prompt.root, prompt.tokens, shape.page_size);
+  QUIRE_RETURN_IF_ERROR(queue->AddTokens(request.tenant, prompt_tokens));
+  prompt.queued_tokens = prompt_tokens;
+  return prepared;
 }
 
 TextStage::TextStage(const EngineOptions& options, const CacheShape& shape,
@@ -185,8 +188,8 @@ TextStage::~TextStage() {
   Stop();
 }
 
-bool TextStage::Submit(std::shared_ptr<LiveRequest> live) {
-  return jobs_.TryPush(std::move(live));
+bool TextStage::Submit(std::shared_ptr<AcceptedRequest> accepted) {
+  return jobs_.TryPush(std::move(accepted));
 }
 
 void TextStage::Stop() {
@@ -196,9 +199,9 @@ void TextStage::Stop() {
   }
 }
 
-absl::Status TextStage::Prepare(LiveRequest& live) {
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedRequest& accepted) {
   try {
-    return PrepareRequest(options_, shape_, *tokenizer_, queue_, live);
+    return PrepareRequest(options_, shape_, *tokenizer_, queue_, accepted);
   } catch (const std::bad_alloc&) {
     return WithReason(absl::ResourceExhaustedError("no memory to prepare the prompt"),
                       Reason::kQueueFull, {{"limit", "memory"}}, queue_->RetryDelay());
@@ -206,16 +209,18 @@ absl::Status TextStage::Prepare(LiveRequest& live) {
 }
 
 void TextStage::Work() {
-  while (std::optional<std::shared_ptr<LiveRequest>> job = jobs_.Pop()) {
-    LiveRequest& live = **job;
-    if (!live.cancel_requested.load(std::memory_order_acquire)) {
+  while (std::optional<std::shared_ptr<AcceptedRequest>> job = jobs_.Pop()) {
+    Signal signal{.kind = Signal::Kind::kPrepared, .request = std::move(*job)};
+    if (!signal.request->cancel_requested.load(std::memory_order_acquire)) {
       const absl::Time start = clock_->Now();
-      live.prepare_status = Prepare(live);
+      absl::StatusOr<std::unique_ptr<PreparedPrompt>> prompt = Prepare(*signal.request);
       probe_->ObserveTokenize(clock_->Now() - start);
+      signal.status = prompt.status();
+      if (prompt.ok()) signal.prompt = *std::move(prompt);
     } else {
-      live.prepare_status = absl::CancelledError("request was cancelled while it was prepared");
+      signal.status = absl::CancelledError("request was cancelled while it was prepared");
     }
-    inbox_->Post({.kind = Signal::Kind::kPrepared, .request = std::move(*job)});
+    inbox_->Post(std::move(signal));
   }
 }
 

@@ -13,15 +13,17 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "base/bounded_queue.h"
 #include "base/clock.h"
 #include "base/keyed_hash.h"
 #include "cache_manager/pool/page_demand.h"
+#include "engine/request/accepted_request.h"
 #include "engine/request/admission_queue.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/engine_probe.h"
 #include "engine/request/inbox.h"
-#include "engine/request/sequence.h"
+#include "engine/request/prepared_prompt.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::engine {
@@ -34,11 +36,12 @@ struct CacheShape {
   cache::PageDemand demand;
 };
 
-// Fills part 2 of `live`. The status is PROMPT_MISSING, PROMPT_TOO_LONG, NEVER_FITS, BAD_TOKEN_ID,
-// BAD_UTF8 or QUEUE_FULL with their numbers, or one of ChatTemplates::Render.
-absl::Status PrepareRequest(const EngineOptions& options, const CacheShape& shape,
-                            const text::Tokenizer& tokenizer, AdmissionQueue* queue,
-                            LiveRequest& live);
+// What the engine needs of the prompt of `accepted`, whose tokens are counted. The status is
+// PROMPT_MISSING, PROMPT_TOO_LONG, NEVER_FITS, BAD_TOKEN_ID, BAD_UTF8 or QUEUE_FULL with their
+// numbers, or one of ChatTemplates::Render.
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
+    const EngineOptions& options, const CacheShape& shape, const text::Tokenizer& tokenizer,
+    AdmissionQueue* queue, AcceptedRequest& accepted);
 
 class TextStage {
  public:
@@ -50,14 +53,14 @@ class TextStage {
   // At least so many jobs may wait.
   void Reserve(std::size_t jobs) { jobs_.Reserve(jobs); }
   // False when too many jobs wait or the stage has stopped.
-  bool Submit(std::shared_ptr<LiveRequest> live);
+  bool Submit(std::shared_ptr<AcceptedRequest> accepted);
   // Finishes what waits and joins the workers.
   void Stop();
 
  private:
   void Work();
   // PrepareRequest, or RESOURCE_EXHAUSTED when memory does not suffice for this request.
-  absl::Status Prepare(LiveRequest& live);
+  absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
 
   const EngineOptions& options_;
   const CacheShape shape_;
@@ -66,7 +69,7 @@ class TextStage {
   AdmissionQueue* const queue_;
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
-  BoundedQueue<std::shared_ptr<LiveRequest>> jobs_;
+  BoundedQueue<std::shared_ptr<AcceptedRequest>> jobs_;
   std::vector<std::thread> workers_;
 };
 

@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/request/sequence.h"
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/sequence.h"
 
 namespace quire::engine {
 

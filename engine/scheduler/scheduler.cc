@@ -44,7 +44,7 @@ Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
   plan_.chunks.reserve(rows);
 }
 
-void Scheduler::Add(LiveRequest* request) {
+void Scheduler::Add(ScheduledRequest* request) {
   Sequence& first = request->first();
   const std::uint32_t cached = MatchPrefix(first).num_tokens;
   request->uncached_tokens = first.total() - cached;
@@ -89,9 +89,9 @@ const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
 
 void Scheduler::MarkSkips(absl::Time now) {
   auto mark = [&](Sequence* sequence) {
-    LiveRequest& request = *sequence->request;
+    ScheduledRequest& request = *sequence->request;
     const bool is_full = request.request.output.stream &&
-                         request.stream->unread_tokens() >= options_.stream_queue_tokens;
+                         request.accepted->stream->unread_tokens() >= options_.stream_queue_tokens;
     if (!is_full) {
       request.full_since = absl::InfiniteFuture();
     } else if (request.full_since == absl::InfiniteFuture()) {
@@ -112,13 +112,13 @@ bool Scheduler::CanDecode(const Sequence& sequence) const {
   if (sequence.state != SequenceState::kDecode && sequence.pending_draws == 0) return false;
   return sequence.active() && sequence.launched() + 1 == sequence.known() &&
          sequence.output_tokens() + static_cast<std::int32_t>(sequence.pending_draws) <
-             sequence.request->max_tokens;
+             sequence.request->prompt.max_tokens;
 }
 
 // The token in flight is not enough: the choices of the request part with it, for which pages must
 // not be missing, or the next draw needs all tokens by number.
 bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
-  const LiveRequest& request = *sequence.request;
+  const ScheduledRequest& request = *sequence.request;
   if (sequence.pending_draws == 0) return false;
   if (!request.forked && request.choices() > 1) return true;
   return request.uses_history() && !sequence.skips && CanDecode(sequence);
@@ -289,7 +289,7 @@ void Scheduler::Admit(absl::Time now) {
     return;
   }
   while (!waiting_.empty()) {
-    LiveRequest* request = waiting_.Best(now);
+    ScheduledRequest* request = waiting_.Best(now);
     if (request == nullptr) return;
     // Nobody overtakes it: a worker that is behind has that room again within a few steps.
     if (!IsOutputReady(*request)) return;
@@ -313,7 +313,7 @@ bool Scheduler::HasRows(std::size_t rows) const {
 }
 
 // With every page at hand and nobody running, waiting longer changes nothing.
-void Scheduler::NoteBlocked(LiveRequest* request) {
+void Scheduler::NoteBlocked(ScheduledRequest* request) {
   if (running_.empty() && cache_->available_pages() == cache_->usable_pages()) stuck_ = request;
 }
 
@@ -321,18 +321,18 @@ void Scheduler::NoteBlocked(LiveRequest* request) {
 // After a preemption nothing is taken from the cache that was not computed before: it would count
 // as a hit twice.
 cache::PrefixMatch Scheduler::MatchPrefix(const Sequence& sequence) const {
-  const LiveRequest& request = *sequence.request;
+  const ScheduledRequest& request = *sequence.request;
   std::uint32_t limit = request.request.cache.skip_read ? 0 : sequence.total() - 1;
   if (request.request.output.prompt_logprobs >= 0 &&
       request.scored_tokens < sequence.prompt_tokens) {
     limit = std::min(limit, request.scored_tokens - 1);
   }
   if (request.was_scheduled) limit = std::min(limit, sequence.high_water);
-  return cache_->Match(sequence.cache_tokens(), sequence.keys, request.root, limit);
+  return cache_->Match(sequence.cache_tokens(), sequence.keys, request.prompt.root, limit);
 }
 
 Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
-  LiveRequest& request = *sequence.request;
+  ScheduledRequest& request = *sequence.request;
   const std::uint32_t rows = request.forked ? 1 : request.choices();
   if (!HasRows(rows)) return Admission::kBlocked;
   if (options_.admission == AdmissionMode::kSafe && !request.was_scheduled &&
@@ -362,7 +362,7 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
 
 // The sequence has its row and pages; choices that wait for it take their rows too.
 void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
-  LiveRequest& request = *sequence.request;
+  ScheduledRequest& request = *sequence.request;
   if (sequence.admission == 0) sequence.admission = next_admission_++;
   sequence.state = SequenceState::kPrefill;
   sequence.computed = match.num_tokens;
@@ -392,8 +392,8 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
 // leaves the row empty.
 bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
                           std::uint32_t chunk) {
-  const LiveRequest& request = *sequence.request;
-  if (!cache_->Attach(*sequence.row, match, request.root).ok()) return false;
+  const ScheduledRequest& request = *sequence.request;
+  if (!cache_->Attach(*sequence.row, match, request.prompt.root).ok()) return false;
   cache_->SetPublish(*sequence.row, !request.request.cache.skip_write);
   if (!FitsBesides(sequence) ||
       !cache_->Reserve(*sequence.row, sequence.total(), match.num_tokens + chunk).ok()) {
@@ -410,8 +410,9 @@ bool Scheduler::FitsBesides(const Sequence& sequence) const {
   if (options_.admission == AdmissionMode::kSafe) return true;
   const std::uint32_t pages = cache_->demand().PagesFor(sequence.total());
   const std::uint32_t missing = pages - std::min(pages, cache_->pages_of(*sequence.row));
-  const LiveRequest& request = *sequence.request;
-  const std::uint32_t limit = request.forked ? request.worst_pages_first : request.worst_pages();
+  const ScheduledRequest& request = *sequence.request;
+  const std::uint32_t limit =
+      request.forked ? request.prompt.worst_pages_first : request.worst_pages();
   const std::uint32_t growth = pages < limit ? 1 : 0;
   return missing + growth <= cache_->available_pages();
 }

@@ -43,7 +43,8 @@
 #include "absl/time/time.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/request/engine_options.h"
-#include "engine/request/sequence.h"
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/sequence.h"
 #include "engine/scheduler/step_plan.h"
 #include "engine/scheduler/step_time_model.h"
 #include "engine/scheduler/waiting_requests.h"
@@ -55,7 +56,7 @@ class Scheduler {
   Scheduler(const EngineOptions& options, cache::CacheManager* cache);
 
   // A request that is prepared and fits the pool. REQUIRES: its sequences are made.
-  void Add(LiveRequest* request);
+  void Add(ScheduledRequest* request);
 
   // The options have new values.
   void OptionsChanged();
@@ -77,7 +78,7 @@ class Scheduler {
   // The prompt is computed: from here on the choices go on alone. The others share the first one's
   // full pages and get a copy of the last; one for which there is no page is preempted. REQUIRES:
   // all choices know the prompt's tokens and keys.
-  void Fork(LiveRequest& request);
+  void Fork(ScheduledRequest& request);
 
   // The sequence has computed more, and published it: what no window reaches any more goes back.
   void ReleaseOutsideWindow(Sequence& sequence);
@@ -86,7 +87,7 @@ class Scheduler {
   // cache.
   void Finish(Sequence& sequence);
   // The request is gone, from any state. `scrub`: nothing that it computed may be found again.
-  void Remove(LiveRequest& request, bool scrub);
+  void Remove(ScheduledRequest& request, bool scrub);
 
   std::int32_t waiting() const { return static_cast<std::int32_t>(waiting_.size()); }
   std::int64_t waiting_uncached_tokens() const { return waiting_uncached_tokens_; }
@@ -96,9 +97,9 @@ class Scheduler {
   const std::vector<Sequence*>& preempted() const { return preempted_; }
   // The request that is blocked although nobody runs, if any: a defect, which must cost one request
   // only.
-  LiveRequest* stuck() const { return stuck_; }
+  ScheduledRequest* stuck() const { return stuck_; }
   // Whether the output of this request has room; set by the core before each Plan.
-  void SetOutputReady(std::function<bool(const LiveRequest&)> is_ready) {
+  void SetOutputReady(std::function<bool(const AcceptedRequest&)> is_ready) {
     is_output_ready_ = std::move(is_ready);
   }
 
@@ -107,8 +108,8 @@ class Scheduler {
  private:
   enum class Admission : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
 
-  bool IsOutputReady(const LiveRequest& request) const {
-    return !is_output_ready_ || is_output_ready_(request);
+  bool IsOutputReady(const ScheduledRequest& request) const {
+    return !is_output_ready_ || is_output_ready_(*request.accepted);
   }
   void MarkSkips(absl::Time now);
   bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
@@ -121,12 +122,12 @@ class Scheduler {
   void Admit(absl::Time now);
   Admission TryAdmit(Sequence& sequence);
   void Start(Sequence& sequence, const cache::PrefixMatch& match);
-  void NoteBlocked(LiveRequest* request);
+  void NoteBlocked(ScheduledRequest* request);
   bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
   bool FitsBesides(const Sequence& sequence) const;
   cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
   std::int32_t MaxRunning(const std::string& tenant) const;
-  void LeaveTenant(LiveRequest& request);
+  void LeaveTenant(ScheduledRequest& request);
   absl::Duration StepTimeTarget() const;
   std::uint32_t MostChunkTokens() const;
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
@@ -138,8 +139,8 @@ class Scheduler {
   void TakeRow(Sequence& sequence);
   void ReleaseRow(Sequence& sequence);
   void SetPages(Sequence& sequence, std::uint32_t pages);
-  void NoteCopy(LiveRequest& request);
-  bool HasPendingCopy(const LiveRequest& request) const {
+  void NoteCopy(ScheduledRequest& request);
+  bool HasPendingCopy(const ScheduledRequest& request) const {
     return request.last_copy_step > completed_;
   }
   void EndChoice(Sequence& sequence);
@@ -166,11 +167,11 @@ class Scheduler {
   std::uint64_t launched_ = 0;  // steps
   std::uint64_t completed_ = 0;
   bool must_wait_ = false;
-  LiveRequest* stuck_ = nullptr;
-  std::function<bool(const LiveRequest&)> is_output_ready_;
+  ScheduledRequest* stuck_ = nullptr;
+  std::function<bool(const AcceptedRequest&)> is_output_ready_;
 };
 
 // Shows `request` in the state that its sequences are in.
-void RefreshState(LiveRequest& request);
+void RefreshState(ScheduledRequest& request);
 
 }  // namespace quire::engine

@@ -10,7 +10,7 @@
 
 namespace quire::engine {
 
-void RefreshState(LiveRequest& request) {
+void RefreshState(ScheduledRequest& request) {
   bool prefills = false;
   bool decodes = false;
   bool skips = true;
@@ -29,7 +29,7 @@ void RefreshState(LiveRequest& request) {
   } else if (is_preempted) {
     state = RequestState::kPreempted;
   }
-  request.state.store(state, std::memory_order_release);
+  request.progress().state.store(state, std::memory_order_release);
 }
 
 void Scheduler::InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence) {
@@ -52,21 +52,21 @@ void Scheduler::ReleaseRow(Sequence& sequence) {
 }
 
 void Scheduler::SetPages(Sequence& sequence, std::uint32_t pages) {
-  sequence.request->shown_pages.fetch_add(
+  sequence.request->progress().pages.fetch_add(
       static_cast<std::int32_t>(pages) - static_cast<std::int32_t>(sequence.pages),
       std::memory_order_relaxed);
   sequence.pages = pages;
 }
 
 // The copies that are queued now go with the step that is launched next.
-void Scheduler::NoteCopy(LiveRequest& request) {
+void Scheduler::NoteCopy(ScheduledRequest& request) {
   if (!HasPendingCopy(request)) request.first_copy_step = launched_ + 1;
   request.last_copy_step = launched_ + 1;
 }
 
 // The last page stays findable too, unless what it should hold has not been copied yet.
 void Scheduler::GivePagesBack(Sequence& sequence) {
-  const LiveRequest& request = *sequence.request;
+  const ScheduledRequest& request = *sequence.request;
   if (request.request.cache.skip_write || HasPendingCopy(request)) {
     cache_->Free(*sequence.row);
   } else {
@@ -77,7 +77,7 @@ void Scheduler::GivePagesBack(Sequence& sequence) {
 }
 
 void Scheduler::Preempt(Sequence& sequence) {
-  LiveRequest& request = *sequence.request;
+  ScheduledRequest& request = *sequence.request;
   QUIRE_CHECK(sequence.in_flight == 0 && sequence.pending_draws == 0);
   GivePagesBack(sequence);
   std::erase(running_, &sequence);
@@ -95,7 +95,7 @@ void Scheduler::Preempt(Sequence& sequence) {
   RefreshState(request);
 }
 
-void Scheduler::Fork(LiveRequest& request) {
+void Scheduler::Fork(ScheduledRequest& request) {
   const Sequence& parent = request.first();
   request.forked = true;
   for (std::size_t i = 1; i < request.sequences.size(); ++i) {
@@ -126,18 +126,18 @@ void Scheduler::ReleaseOutsideWindow(Sequence& sequence) {
 }
 
 void Scheduler::EndChoice(Sequence& sequence) {
-  LiveRequest& request = *sequence.request;
+  ScheduledRequest& request = *sequence.request;
   --request.live_choices;
   if (request.reserved_pages == 0) return;
   // The pages that choices share are given back with the last of them.
-  std::uint32_t pages = request.worst_pages_first - request.shared_pages;
+  std::uint32_t pages = request.prompt.worst_pages_first - request.prompt.shared_pages;
   if (request.live_choices == 0) pages = request.reserved_pages;
   request.reserved_pages -= pages;
   reserved_pages_ -= pages;
 }
 
 void Scheduler::Finish(Sequence& sequence) {
-  LiveRequest& request = *sequence.request;
+  ScheduledRequest& request = *sequence.request;
   QUIRE_CHECK(sequence.row.has_value() || sequence.state == SequenceState::kPreempted);
   if (sequence.row.has_value()) {
     GivePagesBack(sequence);
@@ -151,7 +151,7 @@ void Scheduler::Finish(Sequence& sequence) {
   RefreshState(request);
 }
 
-void Scheduler::Remove(LiveRequest& request, bool scrub) {
+void Scheduler::Remove(ScheduledRequest& request, bool scrub) {
   if (!request.was_scheduled && waiting_.Remove(&request)) {
     waiting_uncached_tokens_ -= request.uncached_tokens;
   }
@@ -174,7 +174,7 @@ void Scheduler::Remove(LiveRequest& request, bool scrub) {
   LeaveTenant(request);
 }
 
-void Scheduler::LeaveTenant(LiveRequest& request) {
+void Scheduler::LeaveTenant(ScheduledRequest& request) {
   if (request.of_tenant == nullptr) return;  // it never came here, or has left
   TenantRequests& requests = *request.of_tenant;
   request.of_tenant = nullptr;
@@ -187,7 +187,7 @@ void Scheduler::LeaveTenant(LiveRequest& request) {
 absl::Status Scheduler::CheckIntegrity() const {
   std::size_t rows = free_rows_.size();
   std::uint32_t reserved = 0;
-  const LiveRequest* last = nullptr;
+  const ScheduledRequest* last = nullptr;
   for (std::size_t i = 0; i < running_.size(); ++i) {
     const Sequence& s = *running_[i];
     const auto name = absl::StrCat("choice ", s.choice, " of request ", s.request->request.id);

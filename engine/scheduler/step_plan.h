@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/request/sequence.h"
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/sequence.h"
 #include "engine/scheduler/step_time_model.h"
 
 namespace quire::engine {
@@ -19,7 +20,7 @@ struct PlannedChunk {
 struct StepPlan {
   std::vector<Sequence*> decodes;     // one token each, by admission
   std::vector<PlannedChunk> chunks;   // by admission
-  std::vector<LiveRequest*> started;  // admitted for the first time
+  std::vector<ScheduledRequest*> started;  // admitted for the first time
   std::vector<Sequence*> preempted;   // lost their pages while this plan was made
   std::uint32_t num_tokens = 0;       // of decodes and chunks
   StepWork work;                      // the same, as the step-time model counts it

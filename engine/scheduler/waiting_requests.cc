@@ -10,21 +10,21 @@ namespace quire::engine {
 
 void WaitingRequests::SetAgingInterval(absl::Duration interval) {
   if (interval == aging_interval_) return;
-  std::vector<LiveRequest*> all;
+  std::vector<ScheduledRequest*> all;
   for (const auto& [request, entry] : places_) all.push_back(entry.place.request);
-  for (const LiveRequest* request : all) Remove(request);
+  for (const ScheduledRequest* request : all) Remove(request);
   aging_interval_ = interval;
-  for (LiveRequest* request : all) Add(request);
+  for (ScheduledRequest* request : all) Add(request);
 }
 
 void WaitingRequests::SetTimer(Entry& entry, std::int64_t intervals) {
   if (!ages()) return;
-  LiveRequest* const request = entry.place.request;
+  ScheduledRequest* const request = entry.place.request;
   entry.ages_at = request->request.accept_time + intervals * aging_interval_;
   timers_.insert({entry.ages_at, request->arrival, request});
 }
 
-void WaitingRequests::Add(LiveRequest* request) {
+void WaitingRequests::Add(ScheduledRequest* request) {
   const auto [added, is_new] = places_.try_emplace(request);
   QUIRE_CHECK(is_new && request->of_tenant != nullptr);
   Entry& entry = added->second;
@@ -34,7 +34,7 @@ void WaitingRequests::Add(LiveRequest* request) {
   SetTimer(entry, 1);
 }
 
-bool WaitingRequests::Remove(const LiveRequest* request) {
+bool WaitingRequests::Remove(const ScheduledRequest* request) {
   const auto found = places_.find(request);
   if (found == places_.end()) return false;
   const Entry& entry = found->second;
@@ -46,7 +46,7 @@ bool WaitingRequests::Remove(const LiveRequest* request) {
   return true;
 }
 
-void WaitingRequests::Age(LiveRequest* request, absl::Time now) {
+void WaitingRequests::Age(ScheduledRequest* request, absl::Time now) {
   Entry& entry = places_.at(request);
   absl::Duration rest;
   const std::int64_t aged =
@@ -58,9 +58,9 @@ void WaitingRequests::Age(LiveRequest* request, absl::Time now) {
   SetTimer(entry, aged + 1);
 }
 
-LiveRequest* WaitingRequests::Best(absl::Time now) {
+ScheduledRequest* WaitingRequests::Best(absl::Time now) {
   while (!timers_.empty() && timers_.begin()->time <= now) {
-    LiveRequest* const request = timers_.begin()->request;
+    ScheduledRequest* const request = timers_.begin()->request;
     timers_.erase(timers_.begin());
     Age(request, now);
   }

@@ -9,7 +9,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "engine/request/sequence.h"
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/sequence.h"
 
 namespace quire::engine {
 
@@ -32,12 +33,12 @@ class WaitingRequests {
   // O(requests), where it changes.
   void SetAgingInterval(absl::Duration interval);
   // REQUIRES: it is not in here, and of_tenant is set. O(log requests), as is Remove.
-  void Add(LiveRequest* request);
+  void Add(ScheduledRequest* request);
   // False when it was not in here.
-  bool Remove(const LiveRequest* request);
+  bool Remove(const ScheduledRequest* request);
   // Null when no tenant that waits may start one. O(tenants), and O(log requests) for each request
   // that has aged since the last call. `now` never goes back.
-  LiveRequest* Best(absl::Time now);
+  ScheduledRequest* Best(absl::Time now);
   // O(tenants).
   bool AnyMayStart() const;
 
@@ -52,7 +53,7 @@ class WaitingRequests {
     std::int64_t level = 0;  // priority less intervals waited
     absl::Time deadline;
     std::uint64_t arrival = 0;
-    LiveRequest* request = nullptr;
+    ScheduledRequest* request = nullptr;
     auto operator<=>(const Place& other) const {
       return std::tie(level, deadline, arrival) <=>
              std::tie(other.level, other.deadline, other.arrival);
@@ -62,7 +63,7 @@ class WaitingRequests {
   struct Timer {
     absl::Time time;
     std::uint64_t arrival = 0;
-    LiveRequest* request = nullptr;
+    ScheduledRequest* request = nullptr;
     auto operator<=>(const Timer& other) const {
       return std::tie(time, arrival) <=> std::tie(other.time, other.arrival);
     }
@@ -76,10 +77,10 @@ class WaitingRequests {
 
   bool ages() const { return aging_interval_ > absl::ZeroDuration(); }
   void SetTimer(Entry& entry, std::int64_t intervals);
-  void Age(LiveRequest* request, absl::Time now);
+  void Age(ScheduledRequest* request, absl::Time now);
 
   absl::Duration aging_interval_;
-  absl::flat_hash_map<const LiveRequest*, Entry> places_;  // never iterated for a decision
+  absl::flat_hash_map<const ScheduledRequest*, Entry> places_;  // never iterated for a decision
   std::map<TenantRequests*, std::set<Place>> by_tenant_;   // those with requests here
   std::set<Timer> timers_;
 };

@@ -79,7 +79,7 @@ void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
 // Token i of the prompt predicts token i + 1; positions that are out already are not scored again.
 void BatchBuilder::AddScores(Sequence& sequence, std::uint32_t first_token,
                              std::uint32_t num_tokens) {
-  LiveRequest& request = *sequence.request;
+  ScheduledRequest& request = *sequence.request;
   const std::int32_t num_top = request.request.output.prompt_logprobs;
   if (num_top < 0 || sequence.choice != 0) return;
   models::StepBatch& batch = flight_->batch;
@@ -97,7 +97,7 @@ void BatchBuilder::AddScores(Sequence& sequence, std::uint32_t first_token,
 // Draws the token at `position`. What is banned follows from the position; the history is that of
 // all tokens before it, so the scheduler launches no step ahead that would need it.
 void BatchBuilder::AddDraw(Sequence& sequence, std::uint32_t position) {
-  const LiveRequest& live = *sequence.request;
+  const ScheduledRequest& live = *sequence.request;
   const Sequence& known = live.forked ? sequence : *live.sequences.front();
   QUIRE_CHECK(known.history.empty() || position == known.total());
   const SamplingParams& params = live.request.sampling;
@@ -121,10 +121,10 @@ void BatchBuilder::AddDraw(Sequence& sequence, std::uint32_t position) {
               .position = position,
               .history = known.history.data(),
               .history_size = static_cast<std::uint32_t>(known.history.size()),
-              .bias = live.bias.data(),
-              .bias_size = static_cast<std::uint32_t>(live.bias.size()),
-              .banned = live.end_ids.data(),
-              .banned_size = holds_end ? static_cast<std::uint32_t>(live.end_ids.size()) : 0,
+              .bias = live.prompt.bias.data(),
+              .bias_size = static_cast<std::uint32_t>(live.prompt.bias.size()),
+              .banned = live.prompt.end_ids.data(),
+              .banned_size = holds_end ? static_cast<std::uint32_t>(live.prompt.end_ids.size()) : 0,
               .text_vocab = 0,
               .has_text = nullptr,
               .num_logprobs = live.request.output.logprobs}};

@@ -17,13 +17,13 @@ std::string Millis(absl::Duration time) {
 }
 
 // The stage that an early end is reported with.
-absl::string_view StageOf(const LiveRequest& live) {
+absl::string_view StageOf(const ScheduledRequest& live) {
   if (!live.was_scheduled) return "queue";
   return live.forked ? "decode" : "prefill";
 }
 
-std::int32_t OutputTokens(const LiveRequest& live) {
-  return live.shown_output_tokens.load(std::memory_order_relaxed);
+std::int32_t OutputTokens(const ScheduledRequest& live) {
+  return live.progress().output_tokens.load(std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -56,19 +56,19 @@ void EngineCore::Handle(Signal& signal, absl::Time now) {
       Arrive(signal.request);
       return;
     case Signal::Kind::kPrepared:
-      Arrive(signal.request);
-      Prepare(*signal.request, now);
+      Prepare(signal, now);
       return;
-    case Signal::Kind::kCancel:
-      Arrive(signal.request);
-      EndEarly(*signal.request, signal.source, now, signal.reason_text);
+    case Signal::Kind::kCancel: {
+      ScheduledRequest* const live = Arrive(signal.request);
+      if (live != nullptr) EndEarly(*live, signal.source, now, signal.reason_text);
       return;
+    }
     case Signal::Kind::kStopMatched: {
-      LiveRequest& live = *signal.request;
-      if (live.ended) return;
-      Sequence& sequence = *live.sequences[static_cast<std::size_t>(signal.choice)];
+      const auto live = live_.find(signal.request->arrival);
+      if (live == live_.end()) return;
+      Sequence& sequence = *live->second->sequences[static_cast<std::size_t>(signal.choice)];
       if (sequence.state == SequenceState::kFinished) return;
-      FillEnd(sequence, &Emit(OutputItem::Kind::kChoiceEnd, live, now));
+      FillEnd(sequence, &Emit(OutputItem::Kind::kChoiceEnd, *live->second, now));
       FinishChoice(sequence, now);
       return;
     }
@@ -79,49 +79,59 @@ void EngineCore::Handle(Signal& signal, absl::Time now) {
 }
 
 // Signals of one request come from several threads, so the first one to come counts as the arrival.
-void EngineCore::Arrive(const std::shared_ptr<LiveRequest>& live) {
-  if (live->ended || !live_.emplace(live->arrival, live).second) return;
-  if (live->request.deadline != absl::InfiniteFuture()) {
-    timers_.insert({live->request.deadline, {live->arrival, Timer::kDeadline}});
+ScheduledRequest* EngineCore::Arrive(const std::shared_ptr<AcceptedRequest>& accepted) {
+  const std::uint64_t arrival = accepted->arrival;
+  if (const auto found = live_.find(arrival); found != live_.end()) return found->second.get();
+  if (accepted->progress.state.load(std::memory_order_relaxed) == RequestState::kFinished) {
+    return nullptr;
   }
-  if (live->queue_deadline != absl::InfiniteFuture()) {
-    timers_.insert({live->queue_deadline, {live->arrival, Timer::kQueue}});
+  const auto added = live_.emplace(arrival, std::make_unique<ScheduledRequest>(accepted)).first;
+  if (accepted->request.deadline != absl::InfiniteFuture()) {
+    timers_.insert({accepted->request.deadline, {arrival, Timer::kDeadline}});
   }
+  if (accepted->queue_deadline != absl::InfiniteFuture()) {
+    timers_.insert({accepted->queue_deadline, {arrival, Timer::kQueue}});
+  }
+  return added->second.get();
 }
 
-void EngineCore::EraseTimers(const LiveRequest& live) {
+void EngineCore::EraseTimers(const ScheduledRequest& live) {
   timers_.erase({live.request.deadline, {live.arrival, Timer::kDeadline}});
-  timers_.erase({live.queue_deadline, {live.arrival, Timer::kQueue}});
+  timers_.erase({live.accepted->queue_deadline, {live.arrival, Timer::kQueue}});
 }
 
-void EngineCore::Prepare(LiveRequest& live, absl::Time now) {
-  if (live.ended) {  // while it was prepared
-    queue_->RemoveTokens(live.request.tenant, live.queued_tokens);
+void EngineCore::Prepare(Signal& signal, absl::Time now) {
+  ScheduledRequest* const arrived = Arrive(signal.request);
+  if (arrived == nullptr) {  // it has ended while it was prepared
+    if (signal.prompt == nullptr) return;
+    queue_->RemoveTokens(signal.request->request.tenant, signal.prompt->queued_tokens);
     return;
   }
   // Its cancellation is under way; the text worker did nothing.
-  if (absl::IsCancelled(live.prepare_status)) return;
-  live.prepared = true;
-  if (!live.prepare_status.ok()) {
-    const auto reason = GetErrorReason(live.prepare_status);
+  if (absl::IsCancelled(signal.status)) return;
+  ScheduledRequest& live = *arrived;
+  live.progress().is_prepared.store(true, std::memory_order_relaxed);
+  if (!signal.status.ok()) {
+    const auto reason = GetErrorReason(signal.status);
     probe_->Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
-    End(live, live.prepare_status, /*was_accepted=*/false, now);
+    End(live, std::move(signal.status), /*was_accepted=*/false, now);
     return;
   }
+  live.prompt = std::move(*signal.prompt);
   live.live_choices = live.request.sampling.choice_count;
   for (std::int32_t i = 0; i < live.live_choices; ++i) {
     auto sequence = std::make_unique<Sequence>();
     sequence->request = &live;
     sequence->choice = i;
-    sequence->prompt_tokens = static_cast<std::uint32_t>(live.prompt.size());
+    sequence->prompt_tokens = static_cast<std::uint32_t>(live.prompt.tokens.size());
     live.sequences.push_back(std::move(sequence));
   }
   Sequence& first = live.first();
-  first.tokens = std::move(live.prompt);
+  first.tokens = std::move(live.prompt.tokens);
   if (!options_.share_generated_pages) first.marked_tokens = first.tokens;
-  first.keys = std::move(live.keys);
+  first.keys = std::move(live.prompt.keys);
   first.tokens.reserve(first.tokens.size() +
-                       static_cast<std::size_t>(std::min(live.max_tokens, 4096)));
+                       static_cast<std::size_t>(std::min(live.prompt.max_tokens, 4096)));
   if (live.uses_history()) {
     for (const std::int32_t token : first.tokens) AddToHistory(first, token, /*in_output=*/false);
   }
@@ -130,8 +140,8 @@ void EngineCore::Prepare(LiveRequest& live, absl::Time now) {
   scheduler_.Add(&live);
 }
 
-absl::Status EngineCore::EarlyStatus(const LiveRequest& live, CancelSource source, absl::Time now,
-                                     const std::string& text) const {
+absl::Status EngineCore::EarlyStatus(const ScheduledRequest& live, CancelSource source,
+                                     absl::Time now, const std::string& text) const {
   const absl::string_view stage = StageOf(live);
   const std::string tokens = absl::StrCat(OutputTokens(live));
   const absl::Duration age = now - live.request.accept_time;
@@ -163,7 +173,7 @@ absl::Status EngineCore::EarlyStatus(const LiveRequest& live, CancelSource sourc
           absl::ResourceExhaustedError(
               absl::StrCat("request waited ", Millis(age), " ms without being scheduled")),
           Reason::kQueueTimeout,
-          {{"waited_ms", Millis(age)}, {"cause", live.prepared ? "queue" : "tokenize"}},
+          {{"waited_ms", Millis(age)}, {"cause", live.is_prepared() ? "queue" : "tokenize"}},
           queue_->RetryDelay());
     case CancelSource::kRevoked:
       return WithReason(absl::UnauthenticatedError("the token was revoked while the request ran"),
@@ -172,10 +182,10 @@ absl::Status EngineCore::EarlyStatus(const LiveRequest& live, CancelSource sourc
   return absl::InternalError("unknown cause of an early end");
 }
 
-void EngineCore::EndEarly(LiveRequest& live, CancelSource source, absl::Time now,
+void EngineCore::EndEarly(ScheduledRequest& live, CancelSource source, absl::Time now,
                           const std::string& text) {
   if (live.ended) return;
-  const RequestState state = live.state.load(std::memory_order_relaxed);
+  const RequestState state = live.progress().state.load(std::memory_order_relaxed);
   ++early_ends_[static_cast<std::size_t>(state)][static_cast<std::size_t>(source)];
   const absl::Status status = EarlyStatus(live, source, now, text);
   log::Info("engine", "request ended early",
@@ -186,43 +196,46 @@ void EngineCore::EndEarly(LiveRequest& live, CancelSource source, absl::Time now
              {"detail", std::string(status.message())}});
   scheduler_.Remove(live, /*scrub=*/false);
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
-  if (live.prepared) {
-    probe_->Cancelled(live.counted_running, source);
+  if (live.is_prepared()) {
+    probe_->Cancelled(live.is_counted_running(), source);
   } else {
     probe_->CancelledInPreparation(source);
   }
   End(live, status, /*was_accepted=*/true, now);
 }
 
-void EngineCore::Fail(LiveRequest& live, absl::Status status, bool scrub, absl::Time now) {
+void EngineCore::Fail(ScheduledRequest& live, absl::Status status, bool scrub, absl::Time now) {
   if (live.ended) return;
   log::Error("engine", "request failed",
              {{"request_id", live.request.id},
-              {"state", RequestStateName(live.state.load(std::memory_order_relaxed))},
+              {"state", RequestStateName(live.progress().state.load(std::memory_order_relaxed))},
               {"status", status.ToString()}});
   if (scrub) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   scheduler_.Remove(live, scrub);
   probe_->ShowCache(cache_->stats(), scrub ? EvictionCause::kScrub : EvictionCause::kAllocation);
-  probe_->Failed(live.counted_running, status.code());
+  probe_->Failed(live.is_counted_running(), status.code());
   End(live, std::move(status), /*was_accepted=*/true, now);
 }
 
 // The last thing that the engine thread does with a request.
-void EngineCore::End(LiveRequest& live, absl::Status status, bool was_accepted, absl::Time now) {
+void EngineCore::End(ScheduledRequest& live, absl::Status status, bool was_accepted,
+                     absl::Time now) {
   live.ended = true;
-  live.state.store(RequestState::kFinished, std::memory_order_release);
+  live.progress().state.store(RequestState::kFinished, std::memory_order_release);
   if (live.holds_queue_slot) {
     live.holds_queue_slot = false;
     queue_->LeaveRequest(live.request.tenant);
-    if (live.prepared) queue_->RemoveTokens(live.request.tenant, live.queued_tokens);
+    if (live.is_prepared()) queue_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
   }
-  if (live.prepared && was_accepted) --(live.counted_running ? running_ : waiting_);
+  if (live.is_prepared() && was_accepted) --(live.is_counted_running() ? running_ : waiting_);
   EraseTimers(live);
   OutputItem& item = Emit(OutputItem::Kind::kRequestEnd, live, now);
   item.status = std::move(status);
   item.was_accepted = was_accepted;
-  if (num_in_flight_ > 0) flight(num_in_flight_ - 1).ended.push_back(item.request);
-  live_.erase(live.arrival);
+  const auto ended = live_.find(live.arrival);
+  (num_in_flight_ > 0 ? flight(num_in_flight_ - 1).ended : ended_)
+      .push_back(std::move(ended->second));
+  live_.erase(ended);
 }
 
 absl::Status EngineCore::InternalError(absl::string_view what) {
@@ -233,12 +246,11 @@ absl::Status EngineCore::InternalError(absl::string_view what) {
                     Reason::kEngineError, {{"incident_id", incident}});
 }
 
-OutputItem& EngineCore::Emit(OutputItem::Kind kind, LiveRequest& live, absl::Time now) {
+OutputItem& EngineCore::Emit(OutputItem::Kind kind, ScheduledRequest& live, absl::Time now) {
   OutputItem& item = output_.emplace_back();
   item.kind = kind;
-  const auto it = live_.find(live.arrival);
-  QUIRE_CHECK(it != live_.end());
-  item.request = it->second;
+  QUIRE_CHECK(!live.ended || kind == OutputItem::Kind::kRequestEnd);
+  item.request = live.accepted;
   item.time = now;
   return item;
 }
@@ -251,7 +263,7 @@ void EngineCore::TakeOutput(std::vector<OutputItem>* out) {
 void EngineCore::Expire(absl::Time now) {
   while (!timers_.empty() && timers_.begin()->first <= now) {
     const auto [arrival, timer] = timers_.begin()->second;
-    LiveRequest& live = *live_.at(arrival);
+    ScheduledRequest& live = *live_.at(arrival);
     if (timer == Timer::kQueue && live.was_scheduled) {
       timers_.erase(timers_.begin());
       continue;
@@ -262,16 +274,17 @@ void EngineCore::Expire(absl::Time now) {
   }
   to_fail_.clear();
   auto check = [&](const Sequence* sequence) {
-    LiveRequest& live = *sequence->request;
+    ScheduledRequest& live = *sequence->request;
     if (live.full_since + options_.slow_client_timeout <= now) to_fail_.push_back(&live);
   };
   for (const Sequence* sequence : scheduler_.running()) check(sequence);
   for (const Sequence* sequence : scheduler_.preempted()) check(sequence);
-  // A request ends once; its other choices find it ended, and the table keeps it alive until then.
-  std::sort(to_fail_.begin(), to_fail_.end(),
-            [](const LiveRequest* a, const LiveRequest* b) { return a->arrival < b->arrival; });
+  // A request ends once; its other choices find it ended, and it stays alive until the next step.
+  std::sort(
+      to_fail_.begin(), to_fail_.end(),
+      [](const ScheduledRequest* a, const ScheduledRequest* b) { return a->arrival < b->arrival; });
   to_fail_.erase(std::unique(to_fail_.begin(), to_fail_.end()), to_fail_.end());
-  for (LiveRequest* live : to_fail_) EndEarly(*live, CancelSource::kSlowClient, now);
+  for (ScheduledRequest* live : to_fail_) EndEarly(*live, CancelSource::kSlowClient, now);
 }
 
 absl::Time EngineCore::NextWake() const {
@@ -286,15 +299,14 @@ absl::Time EngineCore::NextWake() const {
 
 void EngineCore::EndAll(absl::Time now) {
   while (!live_.empty()) {
-    const std::shared_ptr<LiveRequest> live = live_.begin()->second;
-    EndEarly(*live, CancelSource::kShutdown, now);
+    EndEarly(*live_.begin()->second, CancelSource::kShutdown, now);
   }
 }
 
 void EngineCore::FailAll(absl::Time now) {
   while (!live_.empty()) {
-    LiveRequest& live = *live_.begin()->second;
-    if (live.prepared) {
+    ScheduledRequest& live = *live_.begin()->second;
+    if (live.is_prepared()) {
       Fail(live, DeviceError(), /*scrub=*/false, now);
     } else {
       probe_->Rejected(Reason::kDeviceError);
@@ -344,9 +356,9 @@ PagePicture EngineCore::DescribePages() const {
     if (use.kind == cache::PageUse::Kind::kCached) page = PagePicture::kCached;
     if (use.kind == cache::PageUse::Kind::kUsed) {
       const auto owner = owner_of_row.find(use.row.value());
-      page = use.num_rows > 1                                     ? PagePicture::kShared
+      page = use.num_rows > 1                                   ? PagePicture::kShared
              : use.num_rows == 1 && owner != owner_of_row.end() ? owner->second
-                                                                 : PagePicture::kWork;
+                                                                : PagePicture::kWork;
     }
     picture.pages.push_back(page);
   }
@@ -362,7 +374,7 @@ absl::Status EngineCore::CheckIntegrity() const {
   }
   for (const auto& [arrival, live] : live_) {
     if (!status.ok()) break;
-    status = live->stream->CheckIntegrity();
+    status = live->accepted->stream->CheckIntegrity();
     if (live->ended) status = absl::InternalError("an ended request is still live");
     for (const auto& sequence : live->sequences) {
       if (num_in_flight_ > 0 || (sequence->in_flight == 0 && sequence->pending_draws == 0))

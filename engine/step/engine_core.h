@@ -90,13 +90,14 @@ class EngineCore {
   enum class Timer : std::uint8_t { kDeadline, kQueue };
   using TimerKey = std::pair<absl::Time, std::pair<std::uint64_t, Timer>>;
 
-  void Arrive(const std::shared_ptr<LiveRequest>& live);
-  void Prepare(LiveRequest& live, absl::Time now);
-  void EndEarly(LiveRequest& live, CancelSource source, absl::Time now,
+  // Null when the request has ended already.
+  ScheduledRequest* Arrive(const std::shared_ptr<AcceptedRequest>& accepted);
+  void Prepare(Signal& signal, absl::Time now);
+  void EndEarly(ScheduledRequest& live, CancelSource source, absl::Time now,
                 const std::string& text = "");
-  void Fail(LiveRequest& live, absl::Status status, bool scrub, absl::Time now);
-  void End(LiveRequest& live, absl::Status status, bool was_accepted, absl::Time now);
-  absl::Status EarlyStatus(const LiveRequest& live, CancelSource source, absl::Time now,
+  void Fail(ScheduledRequest& live, absl::Status status, bool scrub, absl::Time now);
+  void End(ScheduledRequest& live, absl::Status status, bool was_accepted, absl::Time now);
+  absl::Status EarlyStatus(const ScheduledRequest& live, CancelSource source, absl::Time now,
                            const std::string& text) const;
   absl::Status InternalError(absl::string_view what);
 
@@ -112,14 +113,14 @@ class EngineCore {
   void Advance(Sequence& sequence, const models::StepRow& row);
   void CollectScores(const Flight& flight, const models::StepResult& result, absl::Time now);
   void CollectDraws(const Flight& flight, const models::StepResult& result, absl::Time now);
-  void ForkRequest(LiveRequest& live);
+  void ForkRequest(ScheduledRequest& live);
   void AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now);
   std::optional<FinishReason> FinishAfter(const Sequence& sequence) const;
   void FinishChoice(Sequence& sequence, absl::Time now);
   void FillEnd(const Sequence& sequence, OutputItem* item) const;
-  void RefreshGauge(LiveRequest& live);
-  OutputItem& Emit(OutputItem::Kind kind, LiveRequest& live, absl::Time now);
-  void EraseTimers(const LiveRequest& live);
+  void RefreshGauge(ScheduledRequest& live);
+  OutputItem& Emit(OutputItem::Kind kind, ScheduledRequest& live, absl::Time now);
+  void EraseTimers(const ScheduledRequest& live);
   void AfterStep(const Flight& flight, absl::Time collected);
 
   const EngineOptions& options_;
@@ -137,9 +138,11 @@ class EngineCore {
   std::size_t oldest_ = 0;
   std::size_t num_in_flight_ = 0;
   absl::Status fatal_;
-  std::map<std::uint64_t, std::shared_ptr<LiveRequest>> live_;  // by arrival
+  std::map<std::uint64_t, std::unique_ptr<ScheduledRequest>> live_;  // by arrival
+  // Ended with no step in flight; kept until the next step, since what ended them goes on.
+  std::vector<std::unique_ptr<ScheduledRequest>> ended_;
   std::set<TimerKey> timers_;
-  std::vector<LiveRequest*> to_fail_;
+  std::vector<ScheduledRequest*> to_fail_;
   std::vector<OutputItem> output_;
   RateMeter prompt_rate_, generation_rate_;
   EndCounts early_ends_{};

@@ -25,7 +25,7 @@ bool SpoilsHeldPages(const Flight& flight, const models::StepResult& result) {
     if (sequence.state == SequenceState::kFinished) return true;
   }
   for (std::size_t i = 0; i < flight.score_owners.size(); ++i) {
-    const LiveRequest& live = *flight.score_owners[i].request;
+    const ScheduledRequest& live = *flight.score_owners[i].request;
     if (result.scores[i].non_finite && live.ended && !live.sequences.front()->scrubbed) return true;
   }
   return false;
@@ -34,6 +34,7 @@ bool SpoilsHeldPages(const Flight& flight, const models::StepResult& result) {
 }  // namespace
 
 bool EngineCore::Step(absl::Time now) {
+  ended_.clear();
   if (!fatal_.ok()) return false;
   const absl::Time start = clock_->Now();
   const bool ahead = num_in_flight_ > 0;
@@ -130,16 +131,20 @@ void EngineCore::StartPlanned(absl::Time now) {
     probe_->Preempted();
     RefreshGauge(*sequence->request);
   }
-  for (LiveRequest* live : plan_->started) {
-    live->schedule_time = now;
+  for (ScheduledRequest* live : plan_->started) {
     live->holds_queue_slot = false;
     queue_->LeaveRequest(live->request.tenant);
-    queue_->RemoveTokens(live->request.tenant, live->queued_tokens);
+    queue_->RemoveTokens(live->request.tenant, live->prompt.queued_tokens);
     const std::int32_t queried =
         live->request.cache.skip_read ? 0 : static_cast<std::int32_t>(live->first().prompt_tokens);
     probe_->PrefixLookup(queried, live->cached_tokens);
     probe_->ObserveQueue(now - live->request.accept_time);
-    Emit(OutputItem::Kind::kStarted, *live, now);
+    OutputItem& item = Emit(OutputItem::Kind::kStarted, *live, now);
+    item.start = std::make_unique<OutputItem::Start>(
+        OutputItem::Start{.cached_tokens = live->cached_tokens,
+                          .max_tokens = live->prompt.max_tokens,
+                          .prompt_text = std::move(live->prompt.echo_text),
+                          .prompt_token_ids = std::move(live->prompt.echo_ids)});
   }
   std::uint32_t expired = 0;
   auto check = [&](const Sequence& sequence, std::uint32_t tokens) {
@@ -151,11 +156,11 @@ void EngineCore::StartPlanned(absl::Time now) {
   if (expired > 0) probe_->ExpiredTokens(expired);
 }
 
-void EngineCore::RefreshGauge(LiveRequest& live) {
+void EngineCore::RefreshGauge(ScheduledRequest& live) {
   const bool runs = std::any_of(live.sequences.begin(), live.sequences.end(),
                                 [](const auto& sequence) { return sequence->row.has_value(); });
-  if (runs == live.counted_running) return;
-  live.counted_running = runs;
+  if (runs == live.is_counted_running()) return;
+  live.progress().is_counted_running.store(runs, std::memory_order_relaxed);
   running_ += runs ? 1 : -1;
   waiting_ += runs ? -1 : 1;
   if (runs) {
@@ -201,10 +206,11 @@ void EngineCore::FailStep(const Flight& flight, const absl::Status& error, absl:
         live->first_copy_step <= flight.number && flight.number <= live->last_copy_step;
     if (is_copied) to_fail_.push_back(live.get());
   }
-  std::sort(to_fail_.begin(), to_fail_.end(),
-            [](const LiveRequest* a, const LiveRequest* b) { return a->arrival < b->arrival; });
+  std::sort(
+      to_fail_.begin(), to_fail_.end(),
+      [](const ScheduledRequest* a, const ScheduledRequest* b) { return a->arrival < b->arrival; });
   to_fail_.erase(std::unique(to_fail_.begin(), to_fail_.end()), to_fail_.end());
-  for (LiveRequest* live : to_fail_) {
+  for (ScheduledRequest* live : to_fail_) {
     Fail(*live, InternalError(error.message()), /*scrub=*/false, now);
   }
 }
@@ -226,7 +232,7 @@ void EngineCore::Collect(const Flight& flight, const models::StepResult& result,
 // Before anything of the step is published.
 void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& result,
                              absl::Time now) {
-  auto check = [&](const models::StepToken& token, LiveRequest& live) {
+  auto check = [&](const models::StepToken& token, ScheduledRequest& live) {
     if (live.ended || (!token.non_finite && !token.no_survivor)) return;
     if (token.non_finite) {
       probe_->NonFinite();
@@ -243,7 +249,7 @@ void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& res
            /*scrub=*/false, now);
     }
   };
-  // A request that fails here is freed only with its output item, so the owners stay valid.
+  // A request that fails here is freed only when the next step begins, so the owners stay valid.
   for (std::size_t i = 0; i < result.scores.size(); ++i) {
     check(result.scores[i], *flight.score_owners[i].request);
   }
@@ -285,7 +291,7 @@ void EngineCore::CollectScores(const Flight& flight, const models::StepResult& r
   const std::vector<ScoreOwner>& owners = flight.score_owners;
   OutputItem* item = nullptr;
   for (std::size_t i = 0; i < owners.size(); ++i) {
-    LiveRequest& live = *owners[i].request;
+    ScheduledRequest& live = *owners[i].request;
     if (live.ended) continue;
     if (i == 0 || owners[i - 1].request != &live) {
       item = &Emit(OutputItem::Kind::kPromptScores, live, now);
@@ -306,7 +312,7 @@ void EngineCore::CollectDraws(const Flight& flight, const models::StepResult& re
   for (const DrawOwner& owner : owners) --owner.sequence->pending_draws;
   for (std::size_t i = 0; i < owners.size();) {
     Sequence& sequence = *owners[i].sequence;
-    LiveRequest& live = *sequence.request;
+    ScheduledRequest& live = *sequence.request;
     if (sequence.state == SequenceState::kFinished) {
       // It balances the sum of step tokens (docs/metrics.md), where a first token has no part.
       if (flight.batch.draws[i].row.position > sequence.prompt_tokens) {
@@ -327,7 +333,7 @@ void EngineCore::CollectDraws(const Flight& flight, const models::StepResult& re
 }
 
 // The prompt is computed, and the first tokens of all choices are drawn from one row of logits.
-void EngineCore::ForkRequest(LiveRequest& live) {
+void EngineCore::ForkRequest(ScheduledRequest& live) {
   const Sequence& parent = live.first();
   for (std::size_t c = 1; c < live.sequences.size(); ++c) {
     Sequence& child = *live.sequences[c];
@@ -345,13 +351,13 @@ void EngineCore::ForkRequest(LiveRequest& live) {
 }
 
 void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now) {
-  LiveRequest& live = *sequence.request;
+  ScheduledRequest& live = *sequence.request;
   sequence.Append(token.token);
   if (live.uses_history()) AddToHistory(sequence, token.token, /*in_output=*/true);
-  live.shown_output_tokens.fetch_add(1, std::memory_order_relaxed);
+  live.progress().output_tokens.fetch_add(1, std::memory_order_relaxed);
   const std::optional<FinishReason> finish = FinishAfter(sequence);
   OutputItem& item = Emit(OutputItem::Kind::kToken, live, now);
-  live.in_ring_tokens.fetch_add(1, std::memory_order_acq_rel);
+  live.accepted->in_ring_tokens.fetch_add(1, std::memory_order_acq_rel);
   item.choice = sequence.choice;
   item.token = {.token = token.token,
                 .logprob = token.logprob,
@@ -368,18 +374,18 @@ void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token,
 }
 
 std::optional<FinishReason> EngineCore::FinishAfter(const Sequence& sequence) const {
-  const LiveRequest& live = *sequence.request;
+  const ScheduledRequest& live = *sequence.request;
   const std::int32_t token = sequence.tokens.back();
-  const bool ends =
-      std::find(live.end_ids.begin(), live.end_ids.end(), token) != live.end_ids.end();
+  const bool ends = std::find(live.prompt.end_ids.begin(), live.prompt.end_ids.end(), token) !=
+                    live.prompt.end_ids.end();
   if (ends) {
     const bool is_eos = !live.request.stopping.ignore_eos &&
                         std::find(options_.eos_token_ids.begin(), options_.eos_token_ids.end(),
                                   token) != options_.eos_token_ids.end();
     return is_eos ? FinishReason::kEos : FinishReason::kStopToken;
   }
-  if (sequence.output_tokens() < live.max_tokens) return std::nullopt;
-  return live.clipped_by_context ? FinishReason::kContextFull : FinishReason::kLength;
+  if (sequence.output_tokens() < live.prompt.max_tokens) return std::nullopt;
+  return live.prompt.clipped_by_context ? FinishReason::kContextFull : FinishReason::kLength;
 }
 
 void EngineCore::FillEnd(const Sequence& sequence, OutputItem* item) const {
@@ -390,14 +396,14 @@ void EngineCore::FillEnd(const Sequence& sequence, OutputItem* item) const {
 
 // The choice's pages go back at once; the request ends with its last choice.
 void EngineCore::FinishChoice(Sequence& sequence, absl::Time now) {
-  LiveRequest& live = *sequence.request;
+  ScheduledRequest& live = *sequence.request;
   scheduler_.Finish(sequence);
   if (live.live_choices > 0) {
     RefreshGauge(live);
     return;
   }
   scheduler_.Remove(live, /*scrub=*/false);
-  probe_->Completed(live.counted_running);
+  probe_->Completed(live.is_counted_running());
   End(live, absl::OkStatus(), /*was_accepted=*/true, now);
 }
 

@@ -18,7 +18,7 @@ struct DrawOwner {
 };
 
 struct ScoreOwner {
-  LiveRequest* request;
+  ScheduledRequest* request;
   std::uint32_t position;  // of the prompt token that is scored
 };
 
@@ -35,7 +35,7 @@ struct Flight {
   models::StepBatch batch;
   std::vector<DrawOwner> draw_owners;
   std::vector<ScoreOwner> score_owners;
-  std::vector<std::shared_ptr<LiveRequest>> ended;
+  std::vector<std::unique_ptr<ScheduledRequest>> ended;
   absl::Status launch_error;  // not OK: the runner refused it, there is nothing to collect
   absl::Time start, planned, launched;
   absl::Duration expected;  // wall time by the step-time model; zero: nothing is known yet

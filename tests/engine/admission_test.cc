@@ -263,13 +263,13 @@ TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
                     tokenizer.get(), &clock, &table, &probe, inbox);
   Gate worker;
   worker.Set(/*closed=*/true);
-  std::vector<std::shared_ptr<LiveRequest>> requests;
+  std::vector<std::shared_ptr<AcceptedRequest>> requests;
   std::vector<std::string> ended;  // by the worker
   std::vector<OutputItem> items;
   for (int i = 0; i < 40; ++i) {
-    auto live = std::make_shared<LiveRequest>();
-    live->request = MakeRequest(absl::StrCat(i), {1}, 4);
-    live->stream = std::make_shared<TokenStream>();
+    const auto live = std::make_shared<AcceptedRequest>(
+        MakeRequest(absl::StrCat(i), {1}, 4), static_cast<std::uint64_t>(i), 0,
+        std::make_shared<TokenStream>());
     live->stream->SetReadyCallback([&worker, &ended, id = live->request.id] {
       worker.Pass();
       ended.push_back(id);

@@ -240,7 +240,7 @@ TEST(EngineAheadTest, CancelsWithRowsInFlightKeepTheBalance) {
     HarnessOptions options = Small(kAhead);
     if (round % 2 == 1) options.engine.admission = AdmissionMode::kOvercommit;
     Harness harness(options);
-    std::vector<std::shared_ptr<LiveRequest>> live;
+    std::vector<std::shared_ptr<AcceptedRequest>> live;
     for (const Request& request : MixedRequests(static_cast<unsigned>(round), 60)) {
       live.push_back(harness.Submit(request));
       harness.Step();
@@ -312,7 +312,7 @@ TEST_P(FailedStepTest, LostDeviceStopsTheCoreWithEverythingAccountedFor) {
     harness.runner.SetCollectHook(fail);
   }
   for (const Request& request : MixedRequests(4, 16)) harness.Submit(request);
-  const std::shared_ptr<LiveRequest> preparing =
+  const std::shared_ptr<AcceptedRequest> preparing =
       harness.Arrive(MakeRequest("preparing", MakePrompt(1, 5), 5));
   for (int i = 0; i < 50 && harness.core.fatal().ok(); ++i) harness.Step();
   EXPECT_EQ(harness.core.fatal(), lost);

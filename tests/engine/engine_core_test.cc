@@ -166,7 +166,7 @@ TEST_P(EngineCoreTest, ChoicesShareOnePrefill) {
 // Brings a request into each state in which it can be ended, among others that go on.
 struct Staged {
   std::unique_ptr<Harness> harness;
-  std::shared_ptr<LiveRequest> victim;
+  std::shared_ptr<AcceptedRequest> victim;
 };
 
 Staged Stage(RequestState state, absl::Time deadline, int steps_in_flight) {
@@ -206,7 +206,8 @@ Staged Stage(RequestState state, absl::Time deadline, int steps_in_flight) {
     harness->Submit(std::move(neighbour));
     harness->Step();  // the neighbour is the older one, whatever the victim's deadline
     staged.victim = harness->Submit(long_request("victim"));
-    for (int i = 0; i < 200 && staged.victim->state.load() != RequestState::kPreempted; ++i) {
+    for (int i = 0; i < 200 && staged.victim->progress.state.load() != RequestState::kPreempted;
+         ++i) {
       harness->Step();
     }
   }
@@ -224,9 +225,9 @@ TEST_P(EngineCoreTest, EveryCancelEndsEveryStateAtOnce) {
       SCOPED_TRACE(
           absl::StrCat("state ", std::string(RequestStateName(state)), ", source ", source));
       Staged staged = Stage(state, absl::InfiniteFuture(), GetParam());
-      ASSERT_EQ(staged.victim->state.load(), state);
+      ASSERT_EQ(staged.victim->progress.state.load(), state);
       staged.harness->Cancel(staged.victim, static_cast<CancelSource>(source));
-      EXPECT_EQ(staged.victim->shown_pages.load(), 0);
+      EXPECT_EQ(staged.victim->progress.pages.load(), 0);
       const Harness::Output& output = staged.harness->output("victim");
       EXPECT_TRUE(output.ended);
       EXPECT_FALSE(output.status.ok());
@@ -246,7 +247,7 @@ TEST_P(EngineCoreTest, DeadlineEndsEveryState) {
     SCOPED_TRACE(std::string(RequestStateName(state)));
     const absl::Time deadline = testing::FakeClock().Now() + absl::Seconds(3);
     Staged staged = Stage(state, deadline, GetParam());
-    ASSERT_EQ(staged.victim->state.load(), state);
+    ASSERT_EQ(staged.victim->progress.state.load(), state);
     EXPECT_LE(staged.harness->core.NextWake(), deadline);
     staged.harness->clock.Advance(absl::Seconds(3));
     staged.harness->Step();
@@ -282,13 +283,13 @@ TEST_P(EngineCoreTest, QueueTimeoutCountsOnlyUntilTheFirstStep) {
 TEST_P(EngineCoreTest, SlowReaderIsSkippedThenCancelled) {
   Staged staged = Stage(RequestState::kStalled, absl::InfiniteFuture(), GetParam());
   Harness& harness = *staged.harness;
-  const std::int32_t pages = staged.victim->shown_pages.load();
+  const std::int32_t pages = staged.victim->progress.pages.load();
   EXPECT_GT(pages, 0);
   const std::size_t tokens = harness.output("victim").tokens.at(0).size();
   EXPECT_FALSE(harness.Step());
   harness.clock.Advance(absl::Seconds(4));
   EXPECT_FALSE(harness.Step());
-  EXPECT_EQ(staged.victim->shown_pages.load(), pages);
+  EXPECT_EQ(staged.victim->progress.pages.load(), pages);
   EXPECT_EQ(harness.output("victim").tokens.at(0).size(), tokens);
   harness.clock.Advance(absl::Seconds(1));
   harness.Step();
@@ -349,8 +350,8 @@ TEST_P(EngineCoreTest, ContextBoundsTheAnswer) {
   harness.Submit(MakeRequest("long", MakePrompt(3, 320), 10));
   Request truncated = MakeRequest("truncated", MakePrompt(3, 400), 20);
   truncated.truncate_prompt = true;
-  const std::shared_ptr<LiveRequest> live = harness.Submit(std::move(truncated));
-  EXPECT_EQ(live->shown_prompt_tokens.load(), 300);
+  const std::shared_ptr<AcceptedRequest> live = harness.Submit(std::move(truncated));
+  EXPECT_EQ(live->progress.prompt_tokens.load(), 300);
   harness.RunUntilIdle();
   EXPECT_EQ(harness.output("full").tokens.at(0).size(), 10);
   EXPECT_EQ(harness.output("full").finish.at(0), FinishReason::kContextFull);
@@ -530,7 +531,7 @@ TEST_P(EngineCoreTest, RandomRunKeepsEveryInvariant) {
     harness.runner.SetHook([&](const models::StepBatch&) {
       return random() % 200 == 0 ? absl::InternalError("random failure") : absl::OkStatus();
     });
-    std::vector<std::shared_ptr<LiveRequest>> live;
+    std::vector<std::shared_ptr<AcceptedRequest>> live;
     for (int i = 0; i < 400; ++i) {
       if (random() % 3 == 0) {
         std::vector<std::int32_t> prompt = MakePrompt(random() % 5, 1 + random() % 120);

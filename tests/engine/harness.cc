@@ -167,13 +167,10 @@ Harness::Harness(const HarnessOptions& harness_options)
   runner.RecordSteps(true);
 }
 
-std::shared_ptr<LiveRequest> Harness::Arrive(Request request) {
-  auto live = std::make_shared<LiveRequest>();
+std::shared_ptr<AcceptedRequest> Harness::Arrive(Request request) {
   if (request.accept_time == absl::Time()) request.accept_time = clock.Now();
-  live->queue_deadline = request.accept_time + request.queue_timeout;
-  live->request = std::move(request);
-  live->arrival = next_arrival_++;
-  live->stream = std::make_shared<TokenStream>();
+  const auto live = std::make_shared<AcceptedRequest>(std::move(request), next_arrival_++, 0,
+                                                      std::make_shared<TokenStream>());
   probe.Received();
   EXPECT_TRUE(queue.EnterRequest(live->request.tenant).ok());
   Signal signal{.kind = Signal::Kind::kArrived, .request = live};
@@ -181,25 +178,26 @@ std::shared_ptr<LiveRequest> Harness::Arrive(Request request) {
   return live;
 }
 
-void Harness::Prepare(const std::shared_ptr<LiveRequest>& live) {
-  live->prepare_status = PrepareRequest(options,
-                                        {.hash_key = cache->hash_key(),
-                                         .page_size = cache->page_size(),
-                                         .usable_pages = cache->usable_pages(),
-                                         .demand = cache->demand()},
-                                        *tokenizer, &queue, *live);
-  Signal signal{.kind = Signal::Kind::kPrepared, .request = live};
+void Harness::Prepare(const std::shared_ptr<AcceptedRequest>& live) {
+  auto prompt = PrepareRequest(options,
+                               {.hash_key = cache->hash_key(),
+                                .page_size = cache->page_size(),
+                                .usable_pages = cache->usable_pages(),
+                                .demand = cache->demand()},
+                               *tokenizer, &queue, *live);
+  Signal signal{.kind = Signal::Kind::kPrepared, .request = live, .status = prompt.status()};
+  if (prompt.ok()) signal.prompt = *std::move(prompt);
   core.Handle(signal, clock.Now());
   TakeItems();
 }
 
-std::shared_ptr<LiveRequest> Harness::Submit(Request request) {
-  std::shared_ptr<LiveRequest> live = Arrive(std::move(request));
+std::shared_ptr<AcceptedRequest> Harness::Submit(Request request) {
+  std::shared_ptr<AcceptedRequest> live = Arrive(std::move(request));
   Prepare(live);
   return live;
 }
 
-void Harness::Cancel(const std::shared_ptr<LiveRequest>& live, CancelSource source) {
+void Harness::Cancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source) {
   Signal signal{.kind = Signal::Kind::kCancel, .request = live, .source = source};
   core.Handle(signal, clock.Now());
   TakeItems();
@@ -236,7 +234,7 @@ void Harness::TakeItems() {
     switch (item.kind) {
       case OutputItem::Kind::kStarted:
         output.started = true;
-        output.cached_tokens = item.request->cached_tokens;
+        output.cached_tokens = item.start->cached_tokens;
         break;
       case OutputItem::Kind::kPromptScores:
         for (std::size_t i = 0; i < item.scores.size(); ++i) {

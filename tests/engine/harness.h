@@ -73,11 +73,11 @@ class Harness {
 
   explicit Harness(const HarnessOptions& options);
 
-  std::shared_ptr<LiveRequest> Submit(Request request);
+  std::shared_ptr<AcceptedRequest> Submit(Request request);
   // Only the arrival: the request stays in PREPARING.
-  std::shared_ptr<LiveRequest> Arrive(Request request);
-  void Prepare(const std::shared_ptr<LiveRequest>& live);
-  void Cancel(const std::shared_ptr<LiveRequest>& live, CancelSource source);
+  std::shared_ptr<AcceptedRequest> Arrive(Request request);
+  void Prepare(const std::shared_ptr<AcceptedRequest>& live);
+  void Cancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source);
   // Expires, then runs one step, and checks the integrity of everything.
   bool Step();
   void RunUntilIdle();

@@ -150,7 +150,7 @@ TEST(SchedulerTraceTest, PriorityRunsFirstAndAgeCatchesUp) {
   std::vector<std::string> order;
   while (!harness.core.idle()) {
     ASSERT_TRUE(harness.Step());
-    for (const LiveRequest* live : harness.core.last_plan().started)
+    for (const ScheduledRequest* live : harness.core.last_plan().started)
       order.push_back(live->request.id);
   }
   EXPECT_THAT(order, ElementsAre("urgent", "old", "late"));

@@ -338,8 +338,8 @@ TEST(StepTimeTargetTest, AStreamWhoseTextIsNotMadeYetWaitsForTheStep) {
   Harness& harness = timed.harness;
   bool is_ready = true;
   harness.core.scheduler().SetOutputReady(
-      [&](const LiveRequest& live) { return live.request.id != "stream" || is_ready; });
-  const std::shared_ptr<LiveRequest> stream =
+      [&](const AcceptedRequest& live) { return live.request.id != "stream" || is_ready; });
+  const std::shared_ptr<AcceptedRequest> stream =
       harness.Submit(MakeRequest("stream", MakePrompt(1, 100), 300));
   timed.Step();
   timed.Step();

@@ -104,7 +104,7 @@ class TenantSchedulerTest : public ::testing::TestWithParam<int> {
   }
 
   Harness harness_;
-  std::vector<std::shared_ptr<LiveRequest>> live_;
+  std::vector<std::shared_ptr<AcceptedRequest>> live_;
 };
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, TenantSchedulerTest, ::testing::Values(1, 2));
 

@@ -33,7 +33,7 @@ class Queue {
       interval_ = absl::Milliseconds(100 * Below(4));
       requests_.SetAgingInterval(interval_);
     } else {
-      LiveRequest* const best = requests_.Best(now_);
+      ScheduledRequest* const best = requests_.Best(now_);
       ASSERT_EQ(best, Expected());
       ASSERT_EQ(requests_.AnyMayStart(), best != nullptr);
       if (best != nullptr && Below(2) == 0) Remove(best);
@@ -49,31 +49,32 @@ class Queue {
   }
 
   void Add() {
-    auto request = std::make_unique<LiveRequest>();
-    request->arrival = ++arrivals_;
-    request->request.priority = static_cast<std::int32_t>(Below(5)) - 2;
-    request->request.accept_time = now_ - absl::Milliseconds(Below(200));
-    if (Below(3) > 0) request->request.deadline = now_ + absl::Milliseconds(Below(3));
+    Request spec;
+    spec.priority = static_cast<std::int32_t>(Below(5)) - 2;
+    spec.accept_time = now_ - absl::Milliseconds(Below(200));
+    if (Below(3) > 0) spec.deadline = now_ + absl::Milliseconds(Below(3));
+    auto request = std::make_unique<ScheduledRequest>(
+        std::make_shared<AcceptedRequest>(std::move(spec), ++arrivals_, 0, nullptr));
     request->of_tenant = &tenants_[Below(tenants_.size())];
     requests_.Add(request.get());
     waiting_.push_back(std::move(request));
   }
 
-  void Remove(const LiveRequest* request) {
+  void Remove(const ScheduledRequest* request) {
     EXPECT_TRUE(requests_.Remove(request));
     EXPECT_FALSE(requests_.Remove(request));
     std::erase_if(waiting_, [&](const auto& other) { return other.get() == request; });
   }
 
-  LiveRequest* Expected() const {
-    const auto key = [&](const LiveRequest& live) {
+  ScheduledRequest* Expected() const {
+    const auto key = [&](const ScheduledRequest& live) {
       const Request& request = live.request;
       const std::int64_t interval = absl::ToInt64Milliseconds(interval_);
       const std::int64_t waited = absl::ToInt64Milliseconds(now_ - request.accept_time);
       const std::int64_t aged = interval > 0 ? waited / interval : 0;
       return std::tuple(request.priority - aged, request.deadline, live.arrival);
     };
-    LiveRequest* best = nullptr;
+    ScheduledRequest* best = nullptr;
     for (const auto& request : waiting_) {
       if (!request->of_tenant->may_start()) continue;
       if (best == nullptr || key(*request) < key(*best)) best = request.get();
@@ -86,7 +87,7 @@ class Queue {
   absl::Duration interval_ = absl::Milliseconds(100);
   std::array<TenantRequests, 4> tenants_;
   std::uint64_t arrivals_ = 0;
-  std::vector<std::unique_ptr<LiveRequest>> waiting_;
+  std::vector<std::unique_ptr<ScheduledRequest>> waiting_;
   WaitingRequests requests_{interval_};
 };
 

@@ -199,7 +199,7 @@ class Storm {
     SCOPED_TRACE(absl::StrCat(setting.groups.size(), " groups, ", setting.usable_pages, " pages, ",
                               setting.steps_in_flight, " steps in flight"));
     Harness harness(OptionsFor(setting));
-    std::vector<std::shared_ptr<LiveRequest>> live;
+    std::vector<std::shared_ptr<AcceptedRequest>> live;
     std::vector<Request> requests;
     for (int i = 0; i < 24; ++i) {
       requests.push_back(RandomRequest(i));

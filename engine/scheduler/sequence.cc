@@ -1,20 +1,12 @@
-#include "engine/request/sequence.h"
+#include "engine/scheduler/sequence.h"
 
 namespace quire::engine {
-
-LiveRequest::LiveRequest() = default;
-LiveRequest::~LiveRequest() = default;
 
 void AddToHistory(Sequence& sequence, std::int32_t token, bool in_output) {
   const auto [it, is_new] = sequence.history_index.try_emplace(
       token, static_cast<std::uint32_t>(sequence.history.size()));
   if (is_new) sequence.history.push_back({.token = token, .output_count = 0});
   if (in_output) ++sequence.history[it->second].output_count;
-}
-
-bool LiveRequest::uses_history() const {
-  return request.sampling.repetition_penalty != 1 || request.sampling.presence_penalty != 0 ||
-         request.sampling.frequency_penalty != 0;
 }
 
 }  // namespace quire::engine

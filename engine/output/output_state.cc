@@ -1,4 +1,4 @@
-#include "engine/output/request_output.h"
+#include "engine/output/output_state.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,34 +7,39 @@
 
 namespace quire::engine {
 
-RequestOutput::RequestOutput(const LiveRequest& live, const text::Tokenizer& tokenizer)
-    : live_(live), tokenizer_(tokenizer), params_(live.request.output) {
-  const auto& stops = live.request.stopping.stop;
+OutputState::OutputState(std::shared_ptr<const AcceptedRequest> accepted,
+                         const text::Tokenizer& tokenizer)
+    : accepted_(std::move(accepted)),
+      request_(accepted_->request),
+      tokenizer_(tokenizer),
+      params_(request_.output) {
+  const auto& stops = request_.stopping.stop;
   if (!stops.empty()) stops_ = std::make_unique<StopAutomaton>(stops);
-  choices_.reserve(live.choices());
-  for (std::uint32_t i = 0; i < live.choices(); ++i) {
+  choices_.reserve(request_.choices());
+  for (std::uint32_t i = 0; i < request_.choices(); ++i) {
     choices_.emplace_back(tokenizer, params_.skip_special_tokens, stops_.get());
     choices_.back().pending.index = static_cast<std::int32_t>(i);
   }
 }
 
-void RequestOutput::Start(const OutputItem& item) {
+void OutputState::Start(const OutputItem& item) {
   schedule_time_ = item.time;
   StartedEvent started;
-  started.model = live_.request.model;
-  started.prompt_tokens = live_.shown_prompt_tokens.load(std::memory_order_relaxed);
-  started.cached_tokens = live_.cached_tokens;
-  started.seed = static_cast<std::int64_t>(live_.request.sampling.seed);
+  started.model = request_.model;
+  started.prompt_tokens = prompt_tokens();
+  cached_tokens_ = item.start->cached_tokens;
+  started.cached_tokens = cached_tokens_;
+  started.seed = static_cast<std::int64_t>(request_.sampling.seed);
   started.schedule_time = item.time;
-  started.max_tokens = live_.max_tokens;
+  started.max_tokens = item.start->max_tokens;
   if (params_.echo_prompt) {
-    if (params_.text) started.prompt_text = live_.prompt_text;
-    if (params_.token_ids) started.prompt_token_ids = live_.echo_ids;
+    if (params_.text) started.prompt_text = std::move(item.start->prompt_text);
+    if (params_.token_ids) started.prompt_token_ids = std::move(item.start->prompt_token_ids);
   }
-  live_.stream->Write(std::move(started));
+  accepted_->stream->Write(std::move(started));
 }
 
-TokenLogprob RequestOutput::MakeLogprob(const OutputItem::Score& score) const {
+TokenLogprob OutputState::MakeLogprob(const OutputItem::Score& score) const {
   TokenLogprob logprob{.token = score.token,
                        .logprob = score.logprob,
                        .rank = score.rank,
@@ -47,18 +52,18 @@ TokenLogprob RequestOutput::MakeLogprob(const OutputItem::Score& score) const {
   return logprob;
 }
 
-void RequestOutput::AddPromptScores(const OutputItem& item) {
+void OutputState::AddPromptScores(const OutputItem& item) {
   constexpr std::size_t kMaxPerEvent = 4096;
   for (std::size_t begin = 0; begin < item.scores.size(); begin += kMaxPerEvent) {
     const std::size_t end = std::min(begin + kMaxPerEvent, item.scores.size());
     PromptLogprobsEvent event;
     event.start_position = item.start_position + static_cast<std::int32_t>(begin);
     for (std::size_t i = begin; i < end; ++i) event.tokens.push_back(MakeLogprob(item.scores[i]));
-    live_.stream->Write(std::move(event));
+    accepted_->stream->Write(std::move(event));
   }
 }
 
-bool RequestOutput::AddToken(const OutputItem& item, absl::Time handed_over, EngineProbe& probe) {
+bool OutputState::AddToken(const OutputItem& item, absl::Time handed_over, EngineProbe& probe) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
   if (choice.ended) {
     probe.AddDiscarded(DiscardCause::kAfterStop, 1);
@@ -86,8 +91,8 @@ bool RequestOutput::AddToken(const OutputItem& item, absl::Time handed_over, Eng
 }
 
 // A stop or end-of-sequence token has no text, unless the stop is to be included.
-void RequestOutput::PushText(Choice& choice, const OutputItem& item) {
-  const StoppingParams& stopping = live_.request.stopping;
+void OutputState::PushText(Choice& choice, const OutputItem& item) {
+  const StoppingParams& stopping = request_.stopping;
   const bool is_stop_token =
       item.finish == FinishReason::kEos || item.finish == FinishReason::kStopToken;
   if (!is_stop_token || stopping.include_stop_text) {
@@ -107,8 +112,8 @@ void RequestOutput::PushText(Choice& choice, const OutputItem& item) {
 }
 
 // What the detokenizer still holds may complete a stop string.
-void RequestOutput::Flush(Choice& choice) {
-  const StoppingParams& stopping = live_.request.stopping;
+void OutputState::Flush(Choice& choice) {
+  const StoppingParams& stopping = request_.stopping;
   const bool may_stop = choice.tokens >= stopping.min_tokens;
   choice.stop_string = choice.matcher.Push(choice.detokenizer.Finish(), may_stop,
                                            stopping.include_stop_text, &choice.pending.text);
@@ -120,7 +125,7 @@ void RequestOutput::Flush(Choice& choice) {
   choice.matcher.Finish(&choice.pending.text);
 }
 
-void RequestOutput::WriteDelta(Choice& choice, bool is_last) {
+void OutputState::WriteDelta(Choice& choice, bool is_last) {
   DeltaEvent& pending = choice.pending;
   if (!params_.text) pending.text.clear();
   const bool has_content =
@@ -135,10 +140,10 @@ void RequestOutput::WriteDelta(Choice& choice, bool is_last) {
                        .num_tokens = 0,
                        .usage = {}};
   if (params_.usage_every_chunk) delta.usage = UsageOf(choice);
-  live_.stream->Write(std::move(delta));
+  accepted_->stream->Write(std::move(delta));
 }
 
-void RequestOutput::EndChoice(const OutputItem& item) {
+void OutputState::EndChoice(const OutputItem& item) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
   QUIRE_CHECK(choice.reason.has_value());
   choice.ended = true;
@@ -149,7 +154,7 @@ void RequestOutput::EndChoice(const OutputItem& item) {
   completed.stop_token_id = choice.stop_token;
   if (choice.stop_string.has_value()) {
     completed.stop_text =
-        live_.request.stopping.stop[static_cast<std::size_t>(*choice.stop_string)];
+        request_.stopping.stop[static_cast<std::size_t>(*choice.stop_string)];
   }
   if (!params_.stream) {
     if (params_.text) completed.text = std::move(choice.pending.text);
@@ -157,29 +162,29 @@ void RequestOutput::EndChoice(const OutputItem& item) {
     completed.logprobs = std::move(choice.pending.logprobs);
   }
   completed.usage = UsageOf(choice);
-  choice.timings = {.queue = schedule_time_ - live_.request.accept_time,
+  choice.timings = {.queue = schedule_time_ - request_.accept_time,
                     .prefill = choice.first_token_time - schedule_time_,
                     .decode = choice.last_token_time - choice.first_token_time,
-                    .time_to_first_token = first_handed_over_ - live_.request.accept_time,
+                    .time_to_first_token = first_handed_over_ - request_.accept_time,
                     .preemption_count = item.preemptions,
                     .recomputed_tokens = item.recomputed_tokens};
   if (params_.timings) completed.timings = choice.timings;
-  live_.stream->Write(std::move(completed));
+  accepted_->stream->Write(std::move(completed));
 }
 
-Usage RequestOutput::UsageOf(const Choice& choice) const {
-  return {.prompt_tokens = live_.shown_prompt_tokens.load(std::memory_order_relaxed),
+Usage OutputState::UsageOf(const Choice& choice) const {
+  return {.prompt_tokens = prompt_tokens(),
           .completion_tokens = choice.tokens,
-          .cached_tokens = live_.cached_tokens};
+          .cached_tokens = cached_tokens_};
 }
 
-Usage RequestOutput::EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe) {
-  Usage usage{.prompt_tokens = live_.shown_prompt_tokens.load(std::memory_order_relaxed),
+Usage OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe) {
+  Usage usage{.prompt_tokens = prompt_tokens(),
               .completion_tokens = 0,
-              .cached_tokens = live_.cached_tokens};
+              .cached_tokens = cached_tokens_};
   for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens;
   if (item.was_accepted) {
-    probe.ObserveEnd(now - live_.request.accept_time);
+    probe.ObserveEnd(now - request_.accept_time);
     if (usage.completion_tokens > 0) {
       absl::Time first = absl::InfiniteFuture();
       absl::Time last = absl::InfinitePast();
@@ -188,13 +193,13 @@ Usage RequestOutput::EndRequest(const OutputItem& item, absl::Time now, EnginePr
         first = std::min(first, choice.first_token_time);
         last = std::max(last, choice.last_token_time);
       }
-      probe.ObservePhases({.time_to_first_token = first_handed_over_ - live_.request.accept_time,
+      probe.ObservePhases({.time_to_first_token = first_handed_over_ - request_.accept_time,
                            .prefill = first - schedule_time_,
                            .decode = last - first});
     }
   }
   if (item.status.ok()) {
-    probe.ObserveCompleted(usage.prompt_tokens, live_.request.deadline - now);
+    probe.ObserveCompleted(usage.prompt_tokens, request_.deadline - now);
     for (const Choice& choice : choices_) {
       probe.ObserveChoice(*choice.reason, choice.tokens,
                           choice.last_token_time - choice.first_token_time);

@@ -8,7 +8,7 @@
 //             those of the same request without streaming; nothing of a choice follows its
 //             completed event; tokens behind a stop string are dropped and counted.
 // Threads:    one output worker.
-// Lifetime:   part of its LiveRequest; the tokenizer outlives it.
+// Lifetime:   part of its AcceptedRequest; the tokenizer outlives it.
 
 #include <cstdint>
 #include <memory>
@@ -25,9 +25,9 @@
 
 namespace quire::engine {
 
-class RequestOutput {
+class OutputState {
  public:
-  RequestOutput(const LiveRequest& live, const text::Tokenizer& tokenizer);
+  OutputState(std::shared_ptr<const AcceptedRequest> accepted, const text::Tokenizer& tokenizer);
 
   void Start(const OutputItem& item);
   void AddPromptScores(const OutputItem& item);
@@ -61,12 +61,17 @@ class RequestOutput {
   void WriteDelta(Choice& choice, bool is_last);
   TokenLogprob MakeLogprob(const OutputItem::Score& score) const;
   Usage UsageOf(const Choice& choice) const;
+  std::int32_t prompt_tokens() const {
+    return accepted_->progress.prompt_tokens.load(std::memory_order_relaxed);
+  }
 
-  const LiveRequest& live_;
+  const std::shared_ptr<const AcceptedRequest> accepted_;
+  const Request& request_;  // of accepted_
   const text::Tokenizer& tokenizer_;
   const OutputParams& params_;
   std::unique_ptr<StopAutomaton> stops_;  // null without stop strings
   std::vector<Choice> choices_;
+  std::int32_t cached_tokens_ = 0;
   absl::Time schedule_time_;
   absl::Time first_handed_over_ = absl::InfiniteFuture();
 };
