@@ -25,7 +25,14 @@ namespace quire::engine {
 
 struct ScheduledRequest {
   explicit ScheduledRequest(std::shared_ptr<AcceptedRequest> shared)
-      : accepted(std::move(shared)), request(accepted->request), arrival(accepted->arrival) {}
+      : accepted(std::move(shared)), request(accepted->request), arrival(accepted->arrival) {
+    for (std::int32_t i = 0; i < request.sampling.choice_count; ++i) {
+      sequences.push_back(std::make_unique<Sequence>());
+      sequences.back()->request = this;
+      sequences.back()->choice = i;
+    }
+    live_choices = request.sampling.choice_count;
+  }
   ScheduledRequest(const ScheduledRequest&) = delete;
   ScheduledRequest& operator=(const ScheduledRequest&) = delete;
 
@@ -34,8 +41,8 @@ struct ScheduledRequest {
   const std::uint64_t arrival;  // of `accepted`
 
   PreparedPrompt prompt;  // once it is prepared; tokens and keys are in the first sequence
-  std::vector<std::unique_ptr<Sequence>> sequences;  // one per choice, once it is prepared
-  bool holds_queue_slot = true;  // counts against limits.max_queued_requests
+  std::vector<std::unique_ptr<Sequence>> sequences;  // one per choice
+  bool holds_queue_slot = true;                      // counts against limits.max_queued_requests
   bool was_scheduled = false;
   bool forked = false;  // the choices run on their own
   bool ended = false;

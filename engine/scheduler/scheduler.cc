@@ -41,7 +41,7 @@ Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
   running_.reserve(rows);
   scratch_.reserve(rows);
   plan_.decodes.reserve(rows);
-  plan_.chunks.reserve(rows);
+  plan_.prefills.reserve(rows);
 }
 
 void Scheduler::Add(ScheduledRequest* request) {
@@ -52,6 +52,7 @@ void Scheduler::Add(ScheduledRequest* request) {
   const std::string& tenant = request->request.tenant;
   const auto [entry, is_new] = tenants_.try_emplace(tenant);
   if (is_new) entry->second.max_running = MaxRunning(tenant);
+  for (const auto& sequence : request->sequences) Enter(*sequence, SequenceState::kQueued);
   request->of_tenant = &entry->second;
   ++request->of_tenant->live;
   waiting_.Add(request);
@@ -109,8 +110,8 @@ void Scheduler::MarkSkips(absl::Time now) {
 
 // One token is left to compute, drawn already or by a step in flight, and it is not the last one.
 bool Scheduler::CanDecode(const Sequence& sequence) const {
-  if (sequence.state != SequenceState::kDecode && sequence.pending_draws == 0) return false;
-  return sequence.active() && sequence.launched() + 1 == sequence.known() &&
+  if (sequence.state() != SequenceState::kDecode && sequence.pending_draws == 0) return false;
+  return sequence.active() && sequence.launched() + kDecodeTokens == sequence.known() &&
          sequence.output_tokens() + static_cast<std::int32_t>(sequence.pending_draws) <
              sequence.request->prompt.max_tokens;
 }
@@ -131,7 +132,7 @@ void Scheduler::PlanDecodes(bool ahead) {
   stream_waits_ = false;
   bool has_prefill = !preempted_.empty();
   for (Sequence* sequence : running_) {
-    if (sequence->state == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
+    if (sequence->state() == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
       has_prefill = true;
     }
     must_wait_ |= NeedsOutcome(*sequence);
@@ -142,23 +143,27 @@ void Scheduler::PlanDecodes(bool ahead) {
     stream_waits_ |= sequence->request->full_since == absl::InfiniteFuture();
   }
   if (must_wait_) return;
-  std::vector<Sequence*>& ready = plan_.decodes;
+  std::vector<PlannedDecode>& ready = plan_.decodes;
   for (Sequence* sequence : scratch_) {
-    if (sequence->active() && Grow(*sequence, sequence->launched() + 1, ahead)) {
-      ready.push_back(sequence);
+    if (sequence->active() && Grow(*sequence, sequence->launched() + kDecodeTokens, ahead)) {
+      ready.push_back({sequence});
     }
   }
   if (cache_->demand().has_windows()) GrowPrompts(ahead);
-  std::erase_if(ready, [](const Sequence* sequence) { return !sequence->active(); });
-  const std::uint32_t without_page = budget_ > page_size_ ? budget_ - page_size_ : budget_;
+  std::erase_if(ready, [](const PlannedDecode& decode) { return !decode.sequence->active(); });
+  const std::uint32_t rows = budget_ / kDecodeTokens;
+  const std::uint32_t without_page =
+      budget_ > page_size_ ? (budget_ - page_size_) / kDecodeTokens : rows;
   // Only where a page for prompts would cost rows is it worth looking whether anybody needs it.
   if (ready.size() > without_page && (has_prefill || waiting_.AnyMayStart())) {
     ready.resize(without_page);
   }
-  if (ready.size() > budget_) ready.resize(budget_);
-  for (const Sequence* sequence : ready) plan_.work.AddDecode(sequence->launched());
-  budget_ -= static_cast<std::uint32_t>(ready.size());
-  plan_.num_tokens += static_cast<std::uint32_t>(ready.size());
+  if (ready.size() > rows) ready.resize(rows);
+  for (const PlannedDecode& decode : ready) {
+    plan_.work.AddDecode(decode.sequence->launched());
+  }
+  plan_.num_tokens = kDecodeTokens * static_cast<std::uint32_t>(ready.size());
+  budget_ -= plan_.num_tokens;
 }
 
 // The same for the chunks of prompts that the step may have room for: in window groups they could
@@ -166,7 +171,7 @@ void Scheduler::PlanDecodes(bool ahead) {
 void Scheduler::GrowPrompts(bool ahead) {
   scratch_.clear();
   for (Sequence* sequence : running_) {
-    if (sequence->state != SequenceState::kPrefill || sequence->skips) continue;
+    if (sequence->state() != SequenceState::kPrefill || sequence->skips) continue;
     if (sequence->launched() < sequence->total()) scratch_.push_back(sequence);
   }
   std::uint32_t left = std::min(budget_, prompt_budget_);
@@ -247,7 +252,7 @@ std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total
     unit = std::min(unit, kTimedChunkTokens);
     const absl::Duration left = time_target_ * kAimedShare - step_time_.Predict(plan_.work);
     std::uint32_t in_time = step_time_.PromptTokensWithin(left, computed);
-    if (plan_.chunks.empty()) in_time = std::max(in_time, unit);
+    if (plan_.prefills.empty()) in_time = std::max(in_time, unit);
     chunk = std::min(chunk, in_time);
   }
   if (chunk == remaining) return chunk;
@@ -256,7 +261,7 @@ std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total
 }
 
 void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
-  plan_.chunks.push_back({&sequence, num_tokens});
+  plan_.prefills.push_back({&sequence, num_tokens});
   plan_.work.AddPrompt(sequence.launched(), num_tokens);
   plan_.num_tokens += num_tokens;
   budget_ -= num_tokens;
@@ -265,7 +270,7 @@ void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
 
 void Scheduler::PlanChunks() {
   for (Sequence* sequence : running_) {
-    if (sequence->state != SequenceState::kPrefill || sequence->skips) continue;
+    if (sequence->state() != SequenceState::kPrefill || sequence->skips) continue;
     if (sequence->launched() == sequence->total()) continue;
     const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
     const std::uint32_t chunk = ChunkTokens(sequence->launched(), sequence->total(), room);
@@ -364,7 +369,7 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
 void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   ScheduledRequest& request = *sequence.request;
   if (sequence.admission == 0) sequence.admission = next_admission_++;
-  sequence.state = SequenceState::kPrefill;
+  Enter(sequence, SequenceState::kPrefill);
   sequence.computed = match.num_tokens;
   if (match.partial_rows > 0) NoteCopy(request);
   std::erase(preempted_, &sequence);
@@ -373,7 +378,7 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
     Sequence& sibling = *request.sequences[i];
     TakeRow(sibling);
     sibling.admission = sequence.admission;
-    sibling.state = SequenceState::kForkWait;
+    Enter(sibling, SequenceState::kWaiting, WaitCause::kFirstChoice);
     InsertByAdmission(running_, &sibling);
   }
   if (request.was_scheduled) return;

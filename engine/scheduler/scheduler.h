@@ -32,6 +32,7 @@
 // Lifetime:   options and cache outlive it; requests stay alive while they are in it. Options may
 //             change between two plans, within what engine.h allows.
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -80,6 +81,9 @@ class Scheduler {
   // all choices know the prompt's tokens and keys.
   void Fork(ScheduledRequest& request);
 
+  // The first token of the choice is known, and it is not the last.
+  void StartDecode(Sequence& sequence);
+
   // The sequence has computed more, and published it: what no window reaches any more goes back.
   void ReleaseOutsideWindow(Sequence& sequence);
 
@@ -103,6 +107,10 @@ class Scheduler {
     is_output_ready_ = std::move(is_ready);
   }
 
+  // How often each transition of kSequenceTransitions was made.
+  using TransitionCounts = std::array<std::int64_t, kSequenceTransitions.size()>;
+  const TransitionCounts& transitions() const { return transitions_; }
+
   absl::Status CheckIntegrity() const;
 
  private:
@@ -111,6 +119,9 @@ class Scheduler {
   bool IsOutputReady(const ScheduledRequest& request) const {
     return !is_output_ready_ || is_output_ready_(*request.accepted);
   }
+  void Enter(Sequence& sequence, SequenceState state, WaitCause cause = WaitCause::kNone);
+  std::int64_t Balance(SequenceState state, WaitCause cause) const;
+  absl::Status CheckTransitions() const;
   void MarkSkips(absl::Time now);
   bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
   void PlanDecodes(bool ahead);
@@ -148,6 +159,7 @@ class Scheduler {
   cache::CacheManager* const cache_;
   const std::uint32_t page_size_;
   const std::uint32_t max_window_chunk_;  // MaxChunkTokens of the options at the start
+  TransitionCounts transitions_{};
   StepPlan plan_;
   WaitingRequests waiting_;
   std::map<std::string, TenantRequests> tenants_;  // that have a request here

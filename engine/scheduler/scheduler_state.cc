@@ -16,9 +16,9 @@ void RefreshState(ScheduledRequest& request) {
   bool skips = true;
   bool is_preempted = false;
   for (const auto& sequence : request.sequences) {
-    prefills |= sequence->state == SequenceState::kPrefill;
-    decodes |= sequence->state == SequenceState::kDecode;
-    is_preempted |= sequence->state == SequenceState::kPreempted;
+    prefills |= sequence->state() == SequenceState::kPrefill;
+    decodes |= sequence->state() == SequenceState::kDecode;
+    is_preempted |= sequence->state() == SequenceState::kPreempted;
     if (sequence->active()) skips &= sequence->skips;
   }
   RequestState state = RequestState::kQueued;
@@ -30,6 +30,26 @@ void RefreshState(ScheduledRequest& request) {
     state = RequestState::kPreempted;
   }
   request.progress().state.store(state, std::memory_order_release);
+}
+
+void Scheduler::Enter(Sequence& sequence, SequenceState state, WaitCause cause) {
+  ++transitions_[sequence.Enter(state, cause)];
+}
+
+// Transitions into a state less those out of it: the sequences that are in it.
+std::int64_t Scheduler::Balance(SequenceState state, WaitCause cause) const {
+  std::int64_t balance = 0;
+  for (std::size_t i = 0; i < kSequenceTransitions.size(); ++i) {
+    const SequenceTransition& transition = kSequenceTransitions[i];
+    if (transition.to == state && transition.to_cause == cause) balance += transitions_[i];
+    if (transition.from == state && transition.from_cause == cause) balance -= transitions_[i];
+  }
+  return balance;
+}
+
+void Scheduler::StartDecode(Sequence& sequence) {
+  Enter(sequence, SequenceState::kDecode);
+  RefreshState(*sequence.request);
 }
 
 void Scheduler::InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence) {
@@ -81,14 +101,14 @@ void Scheduler::Preempt(Sequence& sequence) {
   QUIRE_CHECK(sequence.in_flight == 0 && sequence.pending_draws == 0);
   GivePagesBack(sequence);
   std::erase(running_, &sequence);
-  sequence.state = SequenceState::kPreempted;
+  Enter(sequence, SequenceState::kPreempted);
   sequence.computed = 0;
   ++sequence.preemptions;
   InsertByAdmission(preempted_, &sequence);
   for (std::size_t i = 1; !request.forked && i < request.sequences.size(); ++i) {
     Sequence& sibling = *request.sequences[i];
     ReleaseRow(sibling);
-    sibling.state = SequenceState::kQueued;
+    Enter(sibling, SequenceState::kQueued);
     std::erase(running_, &sibling);
   }
   plan_.preempted.push_back(&sequence);
@@ -104,14 +124,14 @@ void Scheduler::Fork(ScheduledRequest& request) {
     child.high_water = parent.computed;
     cache_->SetPublish(*child.row, !request.request.cache.skip_write);
     if (cache_->Fork(*parent.row, *child.row, parent.computed).ok()) {
-      child.state = SequenceState::kDecode;
+      Enter(child, SequenceState::kDecode);
       SetPages(child, cache_->pages_of(*child.row));
       NoteCopy(request);
       continue;
     }
     ReleaseRow(child);
     std::erase(running_, &child);
-    child.state = SequenceState::kPreempted;
+    Enter(child, SequenceState::kPreempted);
     child.computed = 0;
     ++child.preemptions;
     InsertByAdmission(preempted_, &child);
@@ -138,14 +158,14 @@ void Scheduler::EndChoice(Sequence& sequence) {
 
 void Scheduler::Finish(Sequence& sequence) {
   ScheduledRequest& request = *sequence.request;
-  QUIRE_CHECK(sequence.row.has_value() || sequence.state == SequenceState::kPreempted);
+  QUIRE_CHECK(sequence.row.has_value() || sequence.state() == SequenceState::kPreempted);
   if (sequence.row.has_value()) {
     GivePagesBack(sequence);
     std::erase(running_, &sequence);
   } else {
     std::erase(preempted_, &sequence);
   }
-  sequence.state = SequenceState::kFinished;
+  Enter(sequence, SequenceState::kFinished);
   sequence.completed = true;
   EndChoice(sequence);
   RefreshState(request);
@@ -167,7 +187,7 @@ void Scheduler::Remove(ScheduledRequest& request, bool scrub) {
     std::erase(running_, sequence.get());
     std::erase(preempted_, sequence.get());
     sequence->scrubbed |= scrub;
-    sequence->state = SequenceState::kFinished;
+    if (!sequence->finished()) Enter(*sequence, SequenceState::kFinished);
   }
   reserved_pages_ -= request.reserved_pages;
   request.reserved_pages = 0;
@@ -184,6 +204,20 @@ void Scheduler::LeaveTenant(ScheduledRequest& request) {
   if (requests.live == 0) tenants_.erase(request.request.tenant);
 }
 
+absl::Status Scheduler::CheckTransitions() const {
+  const std::int64_t active = Balance(SequenceState::kPrefill, WaitCause::kNone) +
+                              Balance(SequenceState::kDecode, WaitCause::kNone);
+  const std::int64_t forking = Balance(SequenceState::kWaiting, WaitCause::kFirstChoice);
+  const std::int64_t preempted = Balance(SequenceState::kPreempted, WaitCause::kNone);
+  if (active + forking != static_cast<std::int64_t>(running_.size()) ||
+      preempted != static_cast<std::int64_t>(preempted_.size())) {
+    return absl::InternalError(absl::StrCat(running_.size(), " sequences run and ",
+                                            preempted_.size(), " are preempted, by their ",
+                                            "transitions ", active + forking, " and ", preempted));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Scheduler::CheckIntegrity() const {
   std::size_t rows = free_rows_.size();
   std::uint32_t reserved = 0;
@@ -196,7 +230,7 @@ absl::Status Scheduler::CheckIntegrity() const {
     if (i > 0 && running_[i - 1]->admission > s.admission) {
       return absl::InternalError(name + " stands before an older sequence");
     }
-    const bool has_pages = s.state != SequenceState::kForkWait;
+    const bool has_pages = !s.waits_for(WaitCause::kFirstChoice);
     // A window of one token can leave a row without pages between two steps.
     const bool may_lack_pages = !has_pages || cache_->demand().has_windows();
     if (s.pages != cache_->pages_of(*s.row) || (s.pages > 0 && !has_pages) ||
@@ -208,7 +242,7 @@ absl::Status Scheduler::CheckIntegrity() const {
       return absl::InternalError(
           absl::StrCat(name, " has computed ", s.computed, " of ", s.total()));
     }
-    if (s.state == SequenceState::kDecode && s.computed + 1 != s.total()) {
+    if (s.state() == SequenceState::kDecode && s.computed + 1 != s.total()) {
       return absl::InternalError(
           absl::StrCat(name, " decodes with ", s.total() - s.computed, " tokens to compute"));
     }
@@ -225,10 +259,11 @@ absl::Status Scheduler::CheckIntegrity() const {
         absl::StrCat(rows, " rows are free or in use, there are ", num_rows_));
   }
   for (const Sequence* s : preempted_) {
-    if (s->row.has_value() || s->pages != 0 || s->state != SequenceState::kPreempted) {
+    if (s->row.has_value() || s->pages != 0 || s->state() != SequenceState::kPreempted) {
       return absl::InternalError("a preempted sequence holds a row or pages");
     }
   }
+  QUIRE_RETURN_IF_ERROR(CheckTransitions());
   if (preempted_.empty() && reserved != reserved_pages_) {
     return absl::InternalError(absl::StrCat("reservations add up to ", reserved, " pages, ",
                                             reserved_pages_, " are counted"));

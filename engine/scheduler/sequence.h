@@ -14,11 +14,12 @@
 //
 // Place:      part of its ScheduledRequest; written by Scheduler, EngineCore and BatchBuilder.
 // Invariants: computed <= high_water or computed > every earlier value; computed < tokens.size();
-//             row is set exactly in kPrefill, kDecode and, for choices that wait for the first one,
-//             kForkWait.
+//             row is set exactly in kPrefill, kDecode and while it waits for the first choice.
 // Threads:    engine thread only.
 // Lifetime:   that of its request.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -34,18 +35,59 @@ namespace quire::engine {
 struct ScheduledRequest;
 
 enum class SequenceState : std::uint8_t {
-  kQueued,    // never admitted, or not forked yet and without a row
-  kForkWait,  // choices 1.. of a request in prefill: a row, no pages
+  kWaiting,  // for something that must finish elsewhere first: its WaitCause
+  kQueued,   // never admitted, or a choice whose request is not in prefill
   kPrefill,
   kDecode,
   kPreempted,
   kFinished
 };
 
+// What a sequence in kWaiting waits for.
+enum class WaitCause : std::uint8_t {
+  kNone,        // it is in another state
+  kPrompt,      // a text worker prepares the prompt
+  kFirstChoice  // the first choice computes the prompt: this one has a row and no pages
+};
+
+struct SequenceTransition {
+  SequenceState from;
+  WaitCause from_cause;
+  SequenceState to;
+  WaitCause to_cause;
+};
+
+// Every way from one state to another that there is.
+inline constexpr std::array<SequenceTransition, 16> kSequenceTransitions = {{
+    // The prompt is prepared, or its request ends before.
+    {SequenceState::kWaiting, WaitCause::kPrompt, SequenceState::kQueued, WaitCause::kNone},
+    {SequenceState::kWaiting, WaitCause::kPrompt, SequenceState::kFinished, WaitCause::kNone},
+    // The first choice is admitted, and the others with it.
+    {SequenceState::kQueued, WaitCause::kNone, SequenceState::kPrefill, WaitCause::kNone},
+    {SequenceState::kQueued, WaitCause::kNone, SequenceState::kWaiting, WaitCause::kFirstChoice},
+    {SequenceState::kQueued, WaitCause::kNone, SequenceState::kFinished, WaitCause::kNone},
+    // The prompt is computed and the choices part: with a page for its own tokens, or without one.
+    {SequenceState::kWaiting, WaitCause::kFirstChoice, SequenceState::kDecode, WaitCause::kNone},
+    {SequenceState::kWaiting, WaitCause::kFirstChoice, SequenceState::kPreempted, WaitCause::kNone},
+    // The first choice has lost its pages.
+    {SequenceState::kWaiting, WaitCause::kFirstChoice, SequenceState::kQueued, WaitCause::kNone},
+    {SequenceState::kWaiting, WaitCause::kFirstChoice, SequenceState::kFinished, WaitCause::kNone},
+    {SequenceState::kPrefill, WaitCause::kNone, SequenceState::kDecode, WaitCause::kNone},
+    {SequenceState::kPrefill, WaitCause::kNone, SequenceState::kPreempted, WaitCause::kNone},
+    {SequenceState::kPrefill, WaitCause::kNone, SequenceState::kFinished, WaitCause::kNone},
+    {SequenceState::kDecode, WaitCause::kNone, SequenceState::kPreempted, WaitCause::kNone},
+    {SequenceState::kDecode, WaitCause::kNone, SequenceState::kFinished, WaitCause::kNone},
+    {SequenceState::kPreempted, WaitCause::kNone, SequenceState::kPrefill, WaitCause::kNone},
+    {SequenceState::kPreempted, WaitCause::kNone, SequenceState::kFinished, WaitCause::kNone},
+}};
+
+// The index of a transition in the table; absent when it is not allowed.
+std::optional<std::size_t> FindTransition(SequenceState from, WaitCause from_cause,
+                                          SequenceState to, WaitCause to_cause);
+
 struct Sequence {
   ScheduledRequest* request = nullptr;
   std::int32_t choice = 0;
-  SequenceState state = SequenceState::kQueued;
   std::optional<BatchRow> row;
   std::vector<std::int32_t> tokens;  // prompt and output
   std::vector<cache::PageKey> keys;  // of full pages, as far as known
@@ -85,9 +127,20 @@ struct Sequence {
   std::int32_t output_tokens() const {
     return static_cast<std::int32_t>(tokens.size()) - static_cast<std::int32_t>(prompt_tokens);
   }
+  SequenceState state() const { return state_; }
+  WaitCause wait_cause() const { return wait_cause_; }
+  bool waits_for(WaitCause cause) const { return wait_cause_ == cause; }
   bool active() const {
-    return state == SequenceState::kPrefill || state == SequenceState::kDecode;
+    return state_ == SequenceState::kPrefill || state_ == SequenceState::kDecode;
   }
+  bool finished() const { return state_ == SequenceState::kFinished; }
+  // The only way to another state. Returns its index in kSequenceTransitions. REQUIRES: it is in
+  // there.
+  std::size_t Enter(SequenceState to, WaitCause cause = WaitCause::kNone);
+
+ private:
+  SequenceState state_ = SequenceState::kWaiting;
+  WaitCause wait_cause_ = WaitCause::kPrompt;
 };
 
 // Counts `token` in the history; `in_output` is false for prompt tokens.

@@ -16,8 +16,10 @@ void BatchBuilder::Begin(Flight* flight) {
 
 void BatchBuilder::Fill(Flight* flight) {
   Begin(flight);
-  for (Sequence* sequence : flight->plan.decodes) AddRow(*sequence, 1);
-  for (const PlannedChunk& chunk : flight->plan.chunks) AddRow(*chunk.sequence, chunk.num_tokens);
+  for (const PlannedDecode& decode : flight->plan.decodes) AddRow(*decode.sequence, kDecodeTokens);
+  for (const PlannedPrefill& prefill : flight->plan.prefills) {
+    AddRow(*prefill.sequence, prefill.num_tokens);
+  }
   TakeCacheWork();
   flight->batch.kv = cache_->PrepareStep(row_steps_);
 }
@@ -53,7 +55,7 @@ void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
                          sequence.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
                          sequence.tokens.begin() + static_cast<std::ptrdiff_t>(end_in_tokens));
   if (end > end_in_tokens) {
-    QUIRE_CHECK(end == end_in_tokens + 1 && sequence.pending_draws == 1);
+    QUIRE_CHECK(end == end_in_tokens + kDecodeTokens && sequence.pending_draws == 1);
     batch.token_ids.push_back(-static_cast<std::int32_t>(sequence.draw_index) - 1);
   }
   const std::uint32_t prompt_tokens =

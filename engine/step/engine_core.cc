@@ -67,7 +67,7 @@ void EngineCore::Handle(Signal& signal, absl::Time now) {
       const auto live = live_.find(signal.request->arrival);
       if (live == live_.end()) return;
       Sequence& sequence = *live->second->sequences[static_cast<std::size_t>(signal.choice)];
-      if (sequence.state == SequenceState::kFinished) return;
+      if (sequence.finished()) return;
       FillEnd(sequence, &Emit(OutputItem::Kind::kChoiceEnd, *live->second, now));
       FinishChoice(sequence, now);
       return;
@@ -114,18 +114,13 @@ void EngineCore::Prepare(Signal& signal, absl::Time now) {
   if (!signal.status.ok()) {
     const auto reason = GetErrorReason(signal.status);
     probe_->Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
+    scheduler_.Remove(live, /*scrub=*/false);
     End(live, std::move(signal.status), /*was_accepted=*/false, now);
     return;
   }
   live.prompt = std::move(*signal.prompt);
-  live.live_choices = live.request.sampling.choice_count;
-  for (std::int32_t i = 0; i < live.live_choices; ++i) {
-    auto sequence = std::make_unique<Sequence>();
-    sequence->request = &live;
-    sequence->choice = i;
-    sequence->prompt_tokens = static_cast<std::uint32_t>(live.prompt.tokens.size());
-    live.sequences.push_back(std::move(sequence));
-  }
+  const auto prompt_tokens = static_cast<std::uint32_t>(live.prompt.tokens.size());
+  for (const auto& sequence : live.sequences) sequence->prompt_tokens = prompt_tokens;
   Sequence& first = live.first();
   first.tokens = std::move(live.prompt.tokens);
   if (!options_.share_generated_pages) first.marked_tokens = first.tokens;
@@ -310,6 +305,7 @@ void EngineCore::FailAll(absl::Time now) {
       Fail(live, DeviceError(), /*scrub=*/false, now);
     } else {
       probe_->Rejected(Reason::kDeviceError);
+      scheduler_.Remove(live, /*scrub=*/false);
       End(live, DeviceError(), /*was_accepted=*/false, now);
     }
   }

@@ -22,7 +22,7 @@ bool SpoilsHeldPages(const Flight& flight, const models::StepResult& result) {
   for (std::size_t i = 0; i < flight.draw_owners.size(); ++i) {
     const Sequence& sequence = *flight.draw_owners[i].sequence;
     if (!result.draws[i].non_finite || sequence.scrubbed) continue;
-    if (sequence.state == SequenceState::kFinished) return true;
+    if (sequence.finished()) return true;
   }
   for (std::size_t i = 0; i < flight.score_owners.size(); ++i) {
     const ScheduledRequest& live = *flight.score_owners[i].request;
@@ -151,8 +151,10 @@ void EngineCore::StartPlanned(absl::Time now) {
     RefreshGauge(*sequence.request);
     if (sequence.request->request.deadline <= now) expired += tokens;
   };
-  for (const Sequence* sequence : plan_->decodes) check(*sequence, 1);
-  for (const PlannedChunk& chunk : plan_->chunks) check(*chunk.sequence, chunk.num_tokens);
+  for (const PlannedDecode& decode : plan_->decodes) check(*decode.sequence, kDecodeTokens);
+  for (const PlannedPrefill& prefill : plan_->prefills) {
+    check(*prefill.sequence, prefill.num_tokens);
+  };
   if (expired > 0) probe_->ExpiredTokens(expired);
 }
 
@@ -196,10 +198,12 @@ void EngineCore::FailStep(const Flight& flight, const absl::Status& error, absl:
   to_fail_.clear();
   auto lose = [&](Sequence& sequence, std::uint32_t num_tokens) {
     sequence.in_flight -= num_tokens;
-    if (sequence.state != SequenceState::kFinished) to_fail_.push_back(sequence.request);
+    if (!sequence.finished()) to_fail_.push_back(sequence.request);
   };
-  for (Sequence* sequence : flight.plan.decodes) lose(*sequence, 1);
-  for (const PlannedChunk& chunk : flight.plan.chunks) lose(*chunk.sequence, chunk.num_tokens);
+  for (const PlannedDecode& decode : flight.plan.decodes) lose(*decode.sequence, kDecodeTokens);
+  for (const PlannedPrefill& prefill : flight.plan.prefills) {
+    lose(*prefill.sequence, prefill.num_tokens);
+  }
   for (const DrawOwner& owner : flight.draw_owners) --owner.sequence->pending_draws;
   for (const auto& [arrival, live] : live_) {
     const bool is_copied =
@@ -221,9 +225,11 @@ void EngineCore::Collect(const Flight& flight, const models::StepResult& result,
   ++steps_;
   FailBadRows(flight, result, now);
   std::size_t row = 0;
-  for (Sequence* sequence : flight.plan.decodes) Advance(*sequence, flight.batch.rows[row++]);
-  for (const PlannedChunk& chunk : flight.plan.chunks) {
-    Advance(*chunk.sequence, flight.batch.rows[row++]);
+  for (const PlannedDecode& decode : flight.plan.decodes) {
+    Advance(*decode.sequence, flight.batch.rows[row++]);
+  }
+  for (const PlannedPrefill& prefill : flight.plan.prefills) {
+    Advance(*prefill.sequence, flight.batch.rows[row++]);
   }
   CollectScores(flight, result, now);
   CollectDraws(flight, result, now);
@@ -256,7 +262,7 @@ void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& res
   for (std::size_t i = 0; i < result.draws.size(); ++i) {
     const Sequence& sequence = *flight.draw_owners[i].sequence;
     // The surplus row of a choice that has ended says nothing about the others.
-    if (sequence.state != SequenceState::kFinished) check(result.draws[i], *sequence.request);
+    if (!sequence.finished()) check(result.draws[i], *sequence.request);
   }
 }
 
@@ -276,7 +282,7 @@ void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
   if (end > sequence.high_water && in_prompt > 0) probe_->PromptComputed(in_prompt);
   sequence.in_flight -= row.num_tokens;
   sequence.high_water = std::max(sequence.high_water, end);
-  if (sequence.state == SequenceState::kFinished) return;
+  if (sequence.finished()) return;
   if (end < sequence.total()) ++chunked_prefills_;
   sequence.computed = end;
   const std::uint32_t page_size = cache_->page_size();
@@ -313,7 +319,7 @@ void EngineCore::CollectDraws(const Flight& flight, const models::StepResult& re
   for (std::size_t i = 0; i < owners.size();) {
     Sequence& sequence = *owners[i].sequence;
     ScheduledRequest& live = *sequence.request;
-    if (sequence.state == SequenceState::kFinished) {
+    if (sequence.finished()) {
       // It balances the sum of step tokens (docs/metrics.md), where a first token has no part.
       if (flight.batch.draws[i].row.position > sequence.prompt_tokens) {
         probe_->AddDiscarded(
@@ -346,7 +352,7 @@ void EngineCore::ForkRequest(ScheduledRequest& live) {
   }
   scheduler_.Fork(live);
   for (const auto& choice : live.sequences) {
-    if (choice->state == SequenceState::kPreempted) probe_->Preempted();
+    if (choice->state() == SequenceState::kPreempted) probe_->Preempted();
   }
 }
 
@@ -367,9 +373,8 @@ void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token,
   if (finish.has_value()) {
     FillEnd(sequence, &item);
     FinishChoice(sequence, now);
-  } else if (sequence.state == SequenceState::kPrefill) {
-    sequence.state = SequenceState::kDecode;
-    RefreshState(live);
+  } else if (sequence.state() == SequenceState::kPrefill) {
+    scheduler_.StartDecode(sequence);
   }
 }
 
@@ -411,10 +416,10 @@ void EngineCore::FinishChoice(Sequence& sequence, absl::Time now) {
 void EngineCore::AfterStep(const Flight& flight, absl::Time collected) {
   const absl::Time now = clock_->Now();
   const StepPlan& plan = flight.plan;
-  const StepKind kind = plan.chunks.empty()    ? StepKind::kDecode
+  const StepKind kind = plan.prefills.empty()  ? StepKind::kDecode
                         : plan.decodes.empty() ? StepKind::kPrefill
                                                : StepKind::kMixed;
-  const std::size_t sequences = plan.decodes.size() + plan.chunks.size();
+  const std::size_t sequences = plan.decodes.size() + plan.prefills.size();
   max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
   const absl::Duration wall = now - std::max(flight.start, last_step_);
   if (flight.launch_error.ok()) scheduler_.LearnStepTime(plan.work, wall);
@@ -429,8 +434,9 @@ void EngineCore::AfterStep(const Flight& flight, absl::Time collected) {
                   now);
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
-  const std::uint32_t decodes = static_cast<std::uint32_t>(plan.decodes.size());
-  prompt_rate_.Add(now, plan.num_tokens - decodes);
+  const std::uint32_t decode_tokens =
+      static_cast<std::uint32_t>(plan.decodes.size()) * kDecodeTokens;
+  prompt_rate_.Add(now, plan.num_tokens - decode_tokens);
   generation_rate_.Add(now, static_cast<std::int64_t>(flight.draw_owners.size()));
   queue_->Update(scheduler_.waiting_uncached_tokens(),
                  prompt_rate_.PerSecond(now) + generation_rate_.PerSecond(now));

@@ -151,7 +151,7 @@ TEST_P(EngineCoreTest, ChoicesShareOnePrefill) {
   request.sampling.choice_count = 4;
   harness.Submit(request);
   ASSERT_TRUE(harness.Step());
-  EXPECT_EQ(harness.core.last_plan().chunks.size(), 1);
+  EXPECT_EQ(harness.core.last_plan().prefills.size(), 1);
   harness.RunUntilIdle();
   const Harness::Output n = harness.output("n");
   EXPECT_EQ(n.tokens.size(), 4);

@@ -52,7 +52,7 @@ TEST(SchedulerTraceTest, FortyPromptsShareTheBudget) {
   while (!harness.core.idle()) {
     ASSERT_TRUE(harness.Step());
     decodes.push_back(harness.core.last_plan().decodes.size());
-    prefills.push_back(harness.core.last_plan().chunks.size());
+    prefills.push_back(harness.core.last_plan().prefills.size());
   }
   EXPECT_THAT(StepTokens(harness), ElementsAre(1992, 2042, 1985, 2012, 1992, 2012, 63, 14, 7, 1));
   EXPECT_THAT(decodes, ElementsAre(0, 6, 13, 20, 20, 20, 19, 14, 7, 1));

@@ -233,7 +233,7 @@ class TimedEngine {
     const StepPlan& plan = harness.core.last_plan();
     const absl::Duration took = harness.clock.Now() - before;
     if (plan.decodes.empty()) return;
-    (plan.chunks.empty() ? decode_steps : mixed_steps).push_back(took);
+    (plan.prefills.empty() ? decode_steps : mixed_steps).push_back(took);
   }
 
   Harness harness;
@@ -317,8 +317,8 @@ TEST(StepTimeTargetTest, TheOldestPromptGetsEightTokensInEveryStep) {
   for (int step = 0; step < 32; ++step) {
     timed.Step();
     ASSERT_EQ(harness.core.last_plan().decodes.size(), 1u);
-    ASSERT_EQ(harness.core.last_plan().chunks.size(), 1u);
-    const PlannedChunk& chunk = harness.core.last_plan().chunks[0];
+    ASSERT_EQ(harness.core.last_plan().prefills.size(), 1u);
+    const PlannedPrefill& chunk = harness.core.last_plan().prefills[0];
     EXPECT_EQ(chunk.sequence->request->request.id, step < 16 ? "a" : "b");
     EXPECT_EQ(chunk.num_tokens, step % 16 < 15 ? 8u : 5u);
   }
