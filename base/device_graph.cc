@@ -47,7 +47,8 @@ absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream& stream,
   (void)cudaGraphDestroy(graph);
   QUIRE_RETURN_IF_ERROR(made.status());
   DeviceGraph captured(made->first, made->second);
-  // Device memory of the graph is taken here, not at its first launch, where nobody would count it.
+  // Device memory of the graph is taken here, not at its first launch, where the memory plan would
+  // not count it.
   QUIRE_RETURN_IF_ERROR(
       CudaStatus(cudaGraphUpload(captured.graph_, stream.cuda()), "upload of a captured graph"));
   return captured;

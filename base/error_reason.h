@@ -89,7 +89,7 @@ struct ReasonRow {
   Reason reason;
   absl::string_view name;  // on the wire, in logs and metrics; SCREAMING_SNAKE
   absl::StatusCode code;   // equal to the gRPC code, number by number
-  int http_status;         // 0: nobody is left on the HTTP side to be told
+  int http_status;         // 0: the HTTP client is gone and gets no answer
   Retry retry;
   ErrorDetail detail;
   absl::string_view text;  // when it happens, as docs/api.md says

@@ -1,6 +1,6 @@
 #pragma once
 
-// A 128-bit hash that nobody without the key can steer into a collision: HighwayHash-128. Its
+// A 128-bit hash that a caller without the key cannot steer into a collision: HighwayHash-128. Its
 // result is the same on every instruction set; where the processor has AVX2 the four lanes are
 // mixed at once.
 //

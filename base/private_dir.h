@@ -1,6 +1,6 @@
 #pragma once
 
-// Folders that nobody but the user of this process may enter: for sockets in places that others can
+// Folders that only the user of this process may enter: for sockets in places that others can
 // write to as well, such as /tmp.
 //
 // Place:   base/; the daemon makes them, its client trusts no others.
@@ -12,7 +12,7 @@
 
 namespace quire {
 
-// OK when `path` is a folder of this user, no link to one, that nobody else may enter or read.
+// OK when `path` is a folder of this user, no link to one, that no other user may enter or read.
 // NOT_FOUND when there is nothing, FAILED_PRECONDITION naming what is wrong otherwise.
 absl::Status CheckPrivateDir(const std::string& path);
 

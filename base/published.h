@@ -33,7 +33,7 @@ class Published {
   void Set(T value) { Set(std::make_shared<const T>(std::move(value))); }
   void Set(std::shared_ptr<const T> value) {
     MutexLock lock(&mutex_);
-    value_.swap(value);  // the old version ends outside the lock, if nobody has it
+    value_.swap(value);  // the old version ends outside the lock, if no reader holds it
   }
 
  private:

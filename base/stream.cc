@@ -29,8 +29,8 @@ absl::StatusOr<Stream> Stream::Create(const Device& device) {
 
 Stream::~Stream() {
   if (stream_ == nullptr) return;
-  // The owner has seen the errors that matter when it waited; one of the last work has nobody to go
-  // to.
+  // The owner has seen the errors that matter when it waited; an error of the last work has
+  // no caller to go to.
   (void)cudaStreamSynchronize(stream_);
   (void)cudaStreamDestroy(stream_);
   (void)cudaGetLastError();

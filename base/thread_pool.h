@@ -18,7 +18,7 @@ struct ThreadPoolOptions {
   // microseconds, so the phases of a step must find everybody awake; spinning for longer keeps a
   // core from the very thread that is waited for, on a machine that is shared.
   absl::Duration spin = absl::Microseconds(50);
-  // cpus[i] is where thread i is bound, the caller (0) by BindCaller. Empty: nobody is bound.
+  // cpus[i] is where thread i is bound, the caller (0) by BindCaller. Empty: no thread is bound.
   std::vector<int> cpus = {};
 };
 

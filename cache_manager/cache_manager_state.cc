@@ -104,8 +104,8 @@ std::uint32_t CacheManager::State::FirstHeld(std::size_t group, std::uint32_t po
   return std::min(FirstRead(group, position), std::max(published, 1u) - 1);
 }
 
-// When the page was the target of a copy that nobody took yet, the copy has no purpose any more,
-// and the page may soon belong to another row.
+// When the page was the target of a copy that the caller has not taken yet, the copy has no purpose
+// any more, and the page may soon belong to another row.
 void CacheManager::State::SettleAbandoned(BlockId page) {
   if (pending_copies.empty() || pool.is_referenced(page)) return;
   const auto copy =

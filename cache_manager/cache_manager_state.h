@@ -1,7 +1,7 @@
 #pragma once
 
 // What lies behind CacheManager, in its own header so that tests can break an invariant on purpose.
-// Nobody else includes it; contract, threads and lifetime are those of CacheManager.
+// No other file includes it; contract, threads and lifetime are those of CacheManager.
 
 #include <algorithm>
 #include <cstdint>
@@ -71,7 +71,7 @@ struct CacheManager::State {
   // Take a reference away and put the page, if that was the last one, where it belongs.
   void DropRequest(BlockId page);
   void DropTransfer(BlockId page);
-  // Cancels the copy into a page that nobody refers to any more.
+  // Cancels the copy into a page that has no reference any more.
   void SettleAbandoned(BlockId page);
   void QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows);
   // Whether a copy into the page was queued but not taken: it does not hold what it will hold.

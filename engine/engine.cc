@@ -36,7 +36,7 @@ std::size_t RingItems(const HotOptions& options, std::int32_t running) {
 
 // How long the last answers may take before the process ends.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(5);
-// How long whoever wants to see the pages waits for the end of a step.
+// How long a caller that wants to see the pages waits for the end of a step.
 constexpr absl::Duration kPictureTimeout = absl::Seconds(1);
 
 }  // namespace
@@ -300,7 +300,7 @@ void Engine::Impl::HandleSignals(absl::Time now) {
 
 void Engine::Impl::Deliver() {
   core_.TakeOutput(&items_);
-  PublishStats(clock_->Now());  // first: whoever sees a request end finds it in the numbers
+  PublishStats(clock_->Now());  // first: a client that sees its request end finds it in the numbers
   output_.Push(&items_);
 }
 

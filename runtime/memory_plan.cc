@@ -141,7 +141,7 @@ absl::Status DoesNotFit(const DeviceMemoryPlan& plan, absl::string_view why) {
       absl::StrCat("device memory: ", why, " (bytes: ", parts.substr(2), ")"));
 }
 
-// Sets the pool: the pages asked for, or as many as what is left holds.
+// Sets the pool: the pages asked for, or as many as the remaining memory holds.
 absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
                       DeviceMemoryPlan* plan) {
   plan->page_bytes = geometry.page_bytes();

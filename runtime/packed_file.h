@@ -12,7 +12,7 @@
 // The reader knows what the text must say, so it compares instead of parsing, and a line that
 // differs says why the file does not serve. Sections are read into memory of the process rather
 // than mapped: every byte is read for its checksum anyway, huge pages hold weights of the process
-// only, and nobody can change or truncate them under a running model.
+// only, and no other process can change or truncate them under a running model.
 //
 // Place:      used by LoadModel around Weights.
 // Invariants: a file under its final name is whole: it is written beside it, synchronised, renamed.

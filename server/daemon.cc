@@ -61,9 +61,9 @@ bool MakeRunDir(const std::string& path) {
   return access(path.c_str(), W_OK | X_OK) == 0;
 }
 
-// server.admin.listen, or the first place that works when nobody set it. `quire` looks at the same
-// places. A folder that is there but not ours alone is an error: whoever made it may want our
-// callers.
+// server.admin.listen, or the first place that works when no layer of the configuration sets it.
+// `quire` looks at the same places. A folder that is there but not ours alone is an error: the
+// user who made it may want our callers.
 absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& options) {
   if (!options.admin_listen_is_default) return options.admin_listen;
   if (MakeRunDir("/run/quire")) return options.admin_listen;
@@ -202,7 +202,8 @@ int Daemon::Impl::Run() {
   std::thread housekeeper([this] { Housekeep(); });
   std::thread loader([this] { Load(); });
   WaitForEnd();
-  // Loading can take minutes and holds nothing that outlives the process, so nobody waits for it.
+  // Loading can take minutes and holds nothing that outlives the process, so no thread waits for
+  // it.
   const bool is_loading = IsLoading();
   if (!is_loading) loader.join();
   Drain();
@@ -350,8 +351,8 @@ void Daemon::Impl::Load() {
     if (!followed.ok()) stack = followed;
   }
   {
-    // Asked to stop meanwhile: the drain is over or does not know of this model, so nobody gets to
-    // see it.
+    // Asked to stop meanwhile: the drain is over or does not know of this model, so no caller
+    // gets to see it.
     MutexLock lock(&mutex_);
     if (stop_) {
       loaded_ = true;
@@ -453,7 +454,7 @@ void Daemon::Impl::BoundTheEnd() {
                    exit_code_ == kExitOk ? kExitEngine : exit_code_);
 }
 
-// The housekeeper has ended: nobody else uses the listeners any more.
+// The housekeeper has ended: no other thread uses the listeners any more.
 void Daemon::Impl::Close() {
   const absl::Time deadline = clock_.Now() + live_.options()->shutdown.force_timeout;
   data_listener_->Shutdown(deadline);

@@ -107,7 +107,7 @@ absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOption
   return text::Tokenizer::FromJson(tokenizer.text(), config.text());
 }
 
-// Fresh for each process: nobody outside can foresee which prefixes share a key.
+// Fresh for each process: no client can foresee which prefixes share a key.
 HashKey RandomHashKey() {
   std::random_device device;
   HashKey key;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The process's signals, taken by one thread that waits for them; nobody else ever sees one.
+// The process's signals, taken by one thread that waits for them; no other thread ever sees one.
 //
 // Place:      made by main before any other thread, so that all threads inherit the blocked set.
 // Invariants: SIGPIPE is ignored. Handlers run one after another on the signal thread, where

@@ -85,7 +85,7 @@ class BlockPool {
   // A cached page becomes free. REQUIRES: the page has a node.
   void DetachNode(BlockId page);
 
-  // The page is quarantined as soon as nobody refers to it. REQUIRES: referenced, without a node.
+  // The page is quarantined as soon as it has no reference. REQUIRES: referenced, without a node.
   void MarkSpoiled(BlockId page);
   // The bytes are zero again. REQUIRES: the page is quarantined.
   void FreeQuarantined(BlockId page);

@@ -81,7 +81,7 @@ class PrefixCache {
 
   // Makes sure that a root and a child can be added. There is memory for a root and a node of each
   // page and for max_empty_nodes. Where more of those are kept by pages that follow them, histories
-  // that nobody refers to make room, from their ends, the coldest first: O(cached pages). False
+  // without a reference make room, from their ends, the coldest first: O(cached pages). False
   // when there are none.
   bool MakeRoom();
   // The root node, made on demand. It must get a child before the next operation. REQUIRES (both
@@ -164,7 +164,7 @@ class PrefixCache {
   void RemoveLeaf(NodeId node);
   // Removes the node and those above it as far as they have neither page nor child.
   void Prune(NodeId node);
-  // Whether the node would go with its pages, and nobody refers to them.
+  // Whether the node would go with its pages, and they have no reference.
   bool IsColdLeaf(NodeId node) const;
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckNode(const Node& node) const;

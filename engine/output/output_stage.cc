@@ -155,7 +155,7 @@ void OutputStage::Process(Ring& ring, OutputItem& item) {
       output.EndChoice(item);
       return;
     case OutputItem::Kind::kRequestEnd: {
-      // Whoever sees the end finds it counted, and the id free.
+      // A client that sees the end finds it counted, and the id free.
       const Usage usage = output.EndRequest(item, clock_->Now(), *probe_);
       table_->Remove(request);
       ring.states.erase(request.arrival);

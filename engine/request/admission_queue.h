@@ -49,7 +49,7 @@ class AdmissionQueue {
         highest_requests_(max_requests),
         highest_tokens_(max_tokens) {}
 
-  // For who enters from now on; nobody leaves.
+  // For requests that enter from now on; none leaves.
   void SetLimits(std::int32_t max_requests, std::int64_t max_tokens);
 
   // The same for the limits of tenants.
@@ -77,7 +77,7 @@ class AdmissionQueue {
     std::int32_t requests = 0;
     std::int64_t tokens = 0;
   };
-  // The counts change by so much; a tenant of whom nobody waits is forgotten.
+  // The counts change by so much; a tenant without a waiting request is forgotten.
   void Count(const std::string& tenant, std::int32_t requests, std::int64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Full(absl::string_view what, std::int64_t limit) const

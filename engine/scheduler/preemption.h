@@ -23,7 +23,7 @@ inline constexpr std::int32_t kMaxPreemptions = 3;
 // it makes no progress anyway; then the highest priority number; then the latest admission.
 // Sequences with at most `page_size` tokens left, or preempted kMaxPreemptions times, are spared
 // while there is another. The one that needs the page may be the answer itself. Null when there is
-// nobody to choose.
+// no sequence to choose.
 Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_size);
 
 }  // namespace quire::engine

@@ -227,7 +227,7 @@ bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
   }
 }
 
-// Infinite where nobody waits for the step but those whose prompts are in it.
+// Infinite where only the requests whose prompts are in the step wait for it.
 absl::Duration Scheduler::StepTimeTarget() const {
   if (!stream_waits_) return absl::InfiniteDuration();
   if (options_.step_time_target.has_value()) return *options_.step_time_target;
@@ -275,7 +275,7 @@ void Scheduler::PlanChunks() {
     const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
     const std::uint32_t chunk = ChunkTokens(sequence->launched(), sequence->total(), room);
     if (chunk == 0) {
-      budget_ = 0;  // nobody behind it passes
+      budget_ = 0;  // no sequence behind it passes
       return;
     }
     AddChunk(*sequence, chunk);
@@ -283,7 +283,7 @@ void Scheduler::PlanChunks() {
 }
 
 void Scheduler::Admit(absl::Time now) {
-  // Under overload this is the rule; somebody runs then, so nobody is stuck.
+  // Under overload this is the rule; some sequence runs then, so no request is stuck.
   if (!HasRows(1) || budget_ == 0 || prompt_budget_ == 0) return;
   scratch_ = preempted_;
   for (Sequence* sequence : scratch_) {
@@ -296,7 +296,8 @@ void Scheduler::Admit(absl::Time now) {
   while (!waiting_.empty()) {
     ScheduledRequest* request = waiting_.Best(now);
     if (request == nullptr) return;
-    // Nobody overtakes it: a worker that is behind has that room again within a few steps.
+    // No request overtakes it: an output worker that is behind has that room again within a few
+    // steps.
     if (!IsOutputReady(*request)) return;
     const Admission admission = TryAdmit(request->first());
     if (admission != Admission::kAdmitted) {
@@ -317,7 +318,7 @@ bool Scheduler::HasRows(std::size_t rows) const {
          (used == 0 || used + rows <= static_cast<std::size_t>(options_.max_running_sequences));
 }
 
-// With every page at hand and nobody running, waiting longer changes nothing.
+// With every page at hand and no sequence running, waiting longer changes nothing.
 void Scheduler::NoteBlocked(ScheduledRequest* request) {
   if (running_.empty() && cache_->available_pages() == cache_->usable_pages()) stuck_ = request;
 }

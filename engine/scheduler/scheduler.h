@@ -5,7 +5,7 @@
 //
 //   safe:        a request is admitted when the pages of all admitted requests at their limits, its
 //   own
-//                included, fit together. Nobody ever loses a page.
+//                included, fit together. No sequence ever loses a page.
 //   overcommit:  it is admitted when its prompt and one page more fit. A row that cannot grow later
 //   takes
 //                the pages of a victim (preemption.h), which is computed again.
@@ -14,9 +14,9 @@
 // prompt: there those of each chunk are taken before its step is planned.
 //
 // A plan may be made while the step before it is in flight ("ahead"): every sequence in it that
-// draws a token is taken to go on, unless that token is its last whatever it is. Nobody is
-// preempted ahead, and where the coming step needs the outcome of the one in flight, the plan says
-// so instead.
+// draws a token is taken to go on, unless that token is its last whatever it is. No sequence
+// is preempted ahead, and where the coming step needs the outcome of the one in flight, the plan
+// says so instead.
 //
 // While rows decode, a step-time target bounds the prompt tokens of a step by the time that they
 // are expected to take (step_time_model.h). The first prompt of a step gets 8 even so.
@@ -99,8 +99,8 @@ class Scheduler {
   // In order of admission; with a row.
   const std::vector<Sequence*>& running() const { return running_; }
   const std::vector<Sequence*>& preempted() const { return preempted_; }
-  // The request that is blocked although nobody runs, if any: a defect, which must cost one request
-  // only.
+  // The request that is blocked although no sequence runs, if any: a defect, which must cost one
+  // request only.
   ScheduledRequest* stuck() const { return stuck_; }
   // Whether the output of this request has room; set by the core before each Plan.
   void SetOutputReady(std::function<bool(const AcceptedRequest&)> is_ready) {

@@ -27,7 +27,7 @@ namespace quire::engine {
 // Lifetime:   requests and their tenants stay alive while they are in it.
 class WaitingRequests {
  public:
-  // Zero: nobody ages.
+  // Zero: no request ages.
   explicit WaitingRequests(absl::Duration aging_interval) : aging_interval_(aging_interval) {}
 
   // O(requests), where it changes.

@@ -5,13 +5,13 @@
 //
 // With a runner that allows it the engine runs one step ahead: while step n is in flight, step n +
 // 1 is planned and launched on the assumption that nothing ends in n, then n is collected. What did
-// end has a surplus row in n + 1, whose result nobody sees. Tokens, log-probabilities and finish
+// end has a surplus row in n + 1, whose result is dropped. Tokens, log-probabilities and finish
 // reasons are those of one step at a time.
 //
 // Place:      under Engine, above Scheduler, CacheManager and StepRunner.
 // Invariants: a request ends exactly once, as kRequestEnd, and holds no page by then but those that
 //             the step in flight names; no request past its deadline enters a step; a failing
-//             request takes nobody with it; steps launched - steps collected = steps in flight,
+//             request ends no other request; steps launched - steps collected = steps in flight,
 //             between 0 and kMaxStepsInFlight.
 // Threads:    one (the engine thread; in tests the test's).
 // Lifetime:   everything it points to outlives it.

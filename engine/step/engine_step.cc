@@ -49,7 +49,7 @@ bool EngineCore::Step(absl::Time now) {
     return true;
   }
   if (scheduler_.stuck() != nullptr) {
-    Fail(*scheduler_.stuck(), InternalError("a request is blocked although nobody runs"),
+    Fail(*scheduler_.stuck(), InternalError("a request is blocked although no sequence runs"),
          /*scrub=*/false, now);
     return true;
   }

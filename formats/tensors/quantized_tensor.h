@@ -45,7 +45,8 @@ enum class ZeroLayout : std::uint8_t {
   kSignedBytes                 // [N, G]; zero points are 128 more
 };
 
-// The tensors of one matrix and how they are read. The shapes were checked by whoever made it.
+// The tensors of one matrix and how they are read. The shapes were checked by the function that
+// made it.
 struct QuantizedParts {
   StoredTensor codes;
   StoredTensor scales;                // f32, f16, bf16, or bytes of exponents (e8m0)

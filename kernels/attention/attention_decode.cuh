@@ -391,7 +391,7 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
     std::byte* const now = shared + stage * Shape::kStageBytes;
     const std::uint32_t behind = stage == 0 ? kStages - 1 : stage - 1;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    // After the barrier the tile is here for all, and nobody reads the one before it any more.
+    // After the barrier the tile is here for all, and no thread reads the one before it any more.
     cuda::CpAsyncWait<kStages - 2>();
     cuda::SyncBlock();
     if (tile + kStages - 1 < end) {

@@ -121,7 +121,7 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
     warp.Tile64(now, tile, args.scale_log2, args.rules);
     if (tile % kTilesPerSpan == kTilesPerSpan - 1 || tile + 1 == range.end) {
       auto* const scratch = reinterpret_cast<float*>(now);
-      cuda::NamedSync(kConsumerBarrier, kDecodeThreads);  // nobody reads the tile any more
+      cuda::NamedSync(kConsumerBarrier, kDecodeThreads);  // no thread reads the tile now
       warp.StoreState(scratch);
       cuda::FenceAsyncShared();
       cuda::NamedSync(kConsumerBarrier, kDecodeThreads);

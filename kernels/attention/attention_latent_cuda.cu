@@ -447,7 +447,7 @@ __device__ void LatentItem(const LatentArgs& args, const Place& place, bool is_c
         for (std::uint32_t j = 0; j < 4; ++j) f.o[i][j] = 0;
       }
     }
-    // After the barrier the tile is here for all, and nobody reads the one before it any more.
+    // After the barrier the tile is here for all, and no thread reads the one before it any more.
     cuda::CpAsyncWait<0>();
     cuda::SyncBlock();
     if (tile + 1 < end) CopyTile(rows, tile + 1, keys_end, shared.tiles[(tile + 1) % 2]);

@@ -302,13 +302,13 @@ __device__ __forceinline__ void PrefillItem(const TileArgs<T>& args, const Atten
   for (std::uint32_t tile = first; tile < end; ++tile) {
     std::byte* const now = shared + stage * Shape::kStageBytes;
     if constexpr (Shape::kConverted) {
-      cuda::SyncBlock();  // nobody reads the tile before it any more
+      cuda::SyncBlock();  // no thread reads the tile before it any more
       ConvertTile<T, kColumns>(args, item, tile, keys_end, now);
       cuda::SyncBlock();
     } else {
       const std::uint32_t behind = stage == 0 ? kStages - 1 : stage - 1;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      // After the barrier the tile is here for all, and nobody reads the one before it any more.
+      // After the barrier the tile is here for all, and no thread reads the one before it any more.
       cuda::CpAsyncWait<kStages - 2>();
       cuda::SyncBlock();
       std::byte* const to = shared + behind * Shape::kStageBytes;

@@ -355,7 +355,7 @@ struct Consumer {
   __device__ __forceinline__ void Write(const ItemRows<T>& rows) {
     std::byte* const staged = layout.queries(group);
     const std::uint32_t first = thread / cuda::kWarpSize * 16;
-    SyncGroup();  // nobody multiplies these queries any more
+    SyncGroup();  // no thread multiplies these queries any more
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
       float total = cuda::Add(sum[half], cuda::ShuffleXor(sum[half], 1));

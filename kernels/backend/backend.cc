@@ -29,8 +29,9 @@ std::uint64_t PackRange(Range range) {
   return std::uint64_t{range.begin} << 32 | range.end;
 }
 
-// Takes a quarter of what is left, from the front: long pieces first, since memory is read best in
-// long runs, short ones last, since everybody waits for the last one. Empty when nothing is left.
+// Takes a quarter of the remaining items, from the front: long pieces first, since memory is read
+// best in long runs, short ones last, since everybody waits for the last one. Empty when nothing is
+// left.
 Range TakeFront(std::atomic<std::uint64_t>* left) {
   std::uint64_t seen = left->load(std::memory_order_relaxed);
   for (;;) {

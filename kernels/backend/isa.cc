@@ -81,7 +81,7 @@ std::size_t BestLevel() {
   return kLevels.size() - 1;
 }
 
-// The chosen level; the size of kLevels until somebody asks.
+// The chosen level; the size of kLevels until a caller asks.
 std::atomic<std::size_t> chosen_level{kLevels.size()};
 
 const Level& Chosen() {

@@ -110,7 +110,7 @@ __device__ __forceinline__ std::uint64_t AtomicMin(std::uint64_t* p, std::uint64
 __device__ __forceinline__ std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
   return atomicOr(p, x);
 }
-// Writes before it are seen by whoever sees writes after it, on the whole device.
+// Writes before it are seen by every thread that sees writes after it, on the whole device.
 __device__ __forceinline__ void DeviceFence() {
   __threadfence();
 }

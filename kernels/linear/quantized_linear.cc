@@ -413,7 +413,7 @@ float ScaleOfInt4(std::span<const float> x, float extreme) {
   constexpr float kLeastF16 = 0x1p-24f;
   if (extreme == 0) return 0;
   float least = std::numeric_limits<float>::infinity();
-  float best = least;  // beyond f16, which whoever asked refuses
+  float best = least;  // beyond f16, which the caller refuses
   for (const float at : kExtremes) {
     float scale = BestScaleFor(x, extreme / at);
     if (scale == 0) scale = std::copysign(kLeastF16, extreme / at);

@@ -59,7 +59,7 @@ __device__ std::uint32_t Best(const float* values, std::uint32_t count) {
   return 0xffffffffu - static_cast<std::uint32_t>(best);
 }
 
-// The same, and nobody finds it again.
+// The same, and no later search finds it again.
 __device__ std::uint32_t TakeBest(float* values, std::uint32_t count) {
   const std::uint32_t best = Best(values, count);
   cuda::SyncWarp();

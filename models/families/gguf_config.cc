@@ -25,7 +25,7 @@ constexpr absl::string_view kEmbedding = "token_embd.weight";
 constexpr absl::string_view kTokens = "tokenizer.ggml.tokens";
 constexpr double kMaxFactor = 1e6;
 
-// Keys of the architecture that are read, or that matter to nobody who generates.
+// Keys of the architecture that are read, or that do not matter to generation.
 constexpr absl::string_view kKnownKeys[] = {"context_length",
                                             "embedding_length",
                                             "block_count",

@@ -1,6 +1,6 @@
 #pragma once
 
-// Drain and Resume, whoever asks: a signal, or AdminService.
+// Drain and Resume, asked for by a signal or by AdminService.
 //
 // Place:      owned by the daemon; changes ServingState and the engine together.
 // Invariants: state DRAINING exactly while the engine refuses new requests for it. What is still
@@ -20,7 +20,7 @@ namespace quire::server {
 
 class DrainControl {
  public:
-  // `request_exit` is called, at most once, when somebody wants the process to end after the drain.
+  // `request_exit` is called, at most once, when a caller wants the process to end after the drain.
   DrainControl(ServingState* state, const Clock* clock, absl::Duration default_timeout,
                std::function<void()> request_exit);
 

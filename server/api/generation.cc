@@ -33,8 +33,8 @@ absl::StatusOr<Accepted> Accept(const HandlerContext& context, const v1::Generat
   record->model = request.model;
   record->labels = request.labels;
   QUIRE_ASSIGN_OR_RETURN(accepted.stream, accepted.model->engine->Accept(std::move(request)));
-  // A token that was revoked since the caller was asked: whoever revoked it may have looked for its
-  // requests before this one was there.
+  // A token that was revoked since the caller was asked: the reload that revoked it may have looked
+  // for its requests before this one was there.
   if (!context.authenticator->StillHolds(call.principal, Scope::kGenerate)) {
     accepted.model->engine->Cancel(call.principal, record->request_id,
                                    engine::CancelSource::kRevoked);

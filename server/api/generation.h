@@ -70,7 +70,7 @@ class Generation {
   bool finished() const { return stream_->finished(); }
   engine::Usage usage() const { return stream_->usage(); }
 
-  // Nobody is listening any more, or the deadline of the call has passed.
+  // The client is gone, or the deadline of the call has passed.
   void Cancel();
   // Its caller has lost the right to it: ends with TOKEN_INVALID.
   void Revoke();

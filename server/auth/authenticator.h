@@ -39,7 +39,7 @@ struct Credentials {
 };
 
 struct Identity {
-  // Who: "" = nobody in particular, "token:" and 16 hex digits of its hash, "cert:" and the name of
+  // Who: "" = an unnamed caller, "token:" and 16 hex digits of its hash, "cert:" and the name of
   // the certificate, "local" for the admin socket.
   std::string principal;
   std::string tenant = "default";

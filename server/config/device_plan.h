@@ -25,7 +25,7 @@
 namespace quire::server {
 
 struct DevicePlan {
-  models::DeviceMemoryPlan memory;  // its limit is what is left after the reserve
+  models::DeviceMemoryPlan memory;  // its limit is the memory beyond the reserve
   std::int64_t free_bytes = 0;      // of the GPU, before anything is loaded
   std::int64_t reserve_bytes = 0;   // device.reserve_bytes; 0 when kv_cache.capacity_bytes is set
   std::uint32_t page_size = 0;

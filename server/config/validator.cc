@@ -245,7 +245,7 @@ class Rules {
   }
 
  private:
-  // Callers are known, and nobody reads along.
+  // Callers are known, and no third party reads along.
   bool IsGuarded() const {
     const auto mode = config_.auth().mode();
     return !config_.tls().cert_file().empty() &&

@@ -175,7 +175,7 @@ class Walker {
       return Error(key_mark, path, absl::StrCat("list has ", node.size(), " elements, at most ",
                                                 limit, " are allowed"));
     }
-    Origins of_entries;  // nobody asks for the origin of a key of an entry
+    Origins of_entries;  // no caller asks for the origin of a key of an entry
     Walker inner(layer_, named_, root_, &of_entries, errors_);
     inner.in_entry_ = true;
     message->GetReflection()->ClearField(message, field);

@@ -79,11 +79,11 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   std::shared_ptr<BatchReactor> self_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
   std::string principal_;
-  std::uint64_t seen_rules_ = 0;  // version of the authenticator's; of whoever looks
+  std::uint64_t seen_rules_ = 0;  // version of the authenticator's; of the thread that looks
   grpc::Alarm alarm_;
   grpc::ByteBuffer incoming_;  // of the read under way
-  grpc::ByteBuffer outgoing_;  // of whoever pumps
-  bool peer_gone_ = false;     // of whoever pumps
+  grpc::ByteBuffer outgoing_;  // of the pumping thread
+  bool peer_gone_ = false;     // of the pumping thread
 
   Mutex mutex_;
   Items items_ ABSL_GUARDED_BY(mutex_);
@@ -312,7 +312,7 @@ void BatchReactor::Abandon() {
   for (const auto& item : items) item->request->Cancel();
 }
 
-// As GenerateReactor::Pump: one at a time, and whoever pumps looks again before he stops.
+// As GenerateReactor::Pump: one thread at a time, and it looks again before it stops.
 void BatchReactor::Pump() {
   {
     MutexLock lock(&mutex_);

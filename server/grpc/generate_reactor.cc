@@ -89,8 +89,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
  private:
-  // Sends the next message, or ends the call, unless somebody does so already; whoever does looks
-  // again before he stops, so no news is lost.
+  // Sends the next message, or ends the call, unless another thread does so already; that thread
+  // looks again before it stops, so no news is lost.
   void Pump() {
     {
       MutexLock lock(&mutex_);
@@ -103,7 +103,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
     for (;;) {
       v1::GenerateResponse message;
       if (request_->TakeResponse(&message)) {
-        if (peer_gone_) continue;  // nobody reads it; the engine is about to finish the request
+        if (peer_gone_) continue;  // no reader; the engine is about to finish the request
         std::optional<grpc::ByteBuffer> written = format_.write(&message);
         if (!written) continue;
         outgoing_ = *std::move(written);
@@ -140,7 +140,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   std::shared_ptr<GenerateReactor> self_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
 
-  // Of whoever pumps.
+  // Of the pumping thread.
   grpc::ByteBuffer outgoing_;
   bool peer_gone_ = false;
 

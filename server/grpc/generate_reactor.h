@@ -1,7 +1,7 @@
 #pragma once
 
 // One Generate call: TokenStream -> messages on the wire. The engine's output worker or gRPC's own
-// thread moves it on, whoever has news; neither ever waits.
+// thread moves it on, the one that has news; neither ever waits.
 //
 //   stream ready -> Pump -> StartWrite -> OnWriteDone -> Pump ... -> Finish -> OnDone
 //

@@ -198,7 +198,7 @@ void GrpcListener::SetServing(const std::string& name, bool serving) {
 }
 
 void GrpcListener::KeepPolling() {
-  // A health check of "": its request is an empty message, and nobody looks at the answer.
+  // A health check of "": its request is an empty message, and no code looks at the answer.
   struct Call {
     grpc::ClientContext context;
     grpc::ByteBuffer request;

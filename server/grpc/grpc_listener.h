@@ -4,8 +4,8 @@
 //
 // Place:      the daemon makes two, for data and for control.
 // Invariants: a port that another process holds is an error, never shared (GRPC_ARG_ALLOW_REUSEPORT
-//             0), unless reuse_port says otherwise. A Unix socket that nobody answers on is
-//             replaced; one that somebody answers on is an error. Every health name is NOT_SERVING
+//             0), unless reuse_port says otherwise. A Unix socket that no process answers on is
+//             replaced; one that a process answers on is an error. Every health name is NOT_SERVING
 //             when Start returns.
 // Threads:    Start and Shutdown from one thread; SetServing and KeepPolling from one thread.
 // Lifetime:   the services and the certificates outlive it.

@@ -46,7 +46,7 @@ class TlsCredentials final : public grpc::ServerCredentials {
       return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     }
     const grpc_ssl_pem_key_cert_pair pair = {current->private_key.c_str(), current->chain.c_str()};
-    // gRPC insists on authorities; where clients are not asked for certificates nobody uses them.
+    // gRPC insists on authorities; where clients are not asked for certificates it uses none.
     const std::string& authorities =
         current->client_ca.empty() ? current->chain : current->client_ca;
     *config = grpc_ssl_server_certificate_config_create(authorities.c_str(), &pair, 1);

@@ -18,7 +18,7 @@
 namespace quire::server {
 
 // An address, or this machine's own name (localhost and below): another name could be made to lead
-// here by whoever owns it.
+// here by the owner of that name.
 bool IsLocalName(absl::string_view host);
 
 // What stands in the header Host, or behind the scheme of an Origin: `host`, `host:port`, `[v6]` or

@@ -152,7 +152,7 @@ void HttpServer::Impl::Run() {
   }
 }
 
-// Sessions catch what they and their handlers throw; what is left is an accept without memory.
+// Sessions catch what they and their handlers throw; only an accept without memory throws here.
 void HttpServer::Impl::Serve() {
   for (;;) {
     try {
@@ -202,8 +202,8 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
   session->Begin();
 }
 
-// Whoever has connected and said nothing gives way to who comes later, the oldest first; then
-// whoever was served and says nothing more.
+// A client that has connected and said nothing gives way to one that comes later, the oldest first;
+// then a client that was served and says nothing more.
 bool HttpServer::Impl::MakeRoom() {
   const std::vector<std::shared_ptr<HttpSession>> alive = Sessions();
   for (bool (HttpSession::*const yield)() : {&HttpSession::YieldSilent, &HttpSession::YieldIdle}) {

@@ -41,9 +41,9 @@ struct HttpServerOptions {
   absl::Duration idle_time = absl::Seconds(60);   // between requests of a connection
   // Of one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
-  // Asked with the head alone when a body is still to come; an answer refuses it, so that nobody
-  // fills memory who may not ask for anything. The handler decides again about the whole. Null: all
-  // are read.
+  // Asked with the head alone when a body is still to come; an answer refuses it, so that a
+  // client that may not ask for anything fills no memory. The handler decides again about the
+  // whole. Null: all are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
   // Answers that the server gives itself: 400, 408, 413, 431, 503. The request is empty where not
   // even its head is known. Null: plain text.
@@ -67,7 +67,7 @@ class HttpServer {
   int num_connections() const;
 
   // Takes no more connections, closes idle ones, lets answers under way end until `deadline`, then
-  // closes what is left and waits for its handlers.
+  // closes the remaining connections and waits for its handlers.
   void Shutdown(absl::Time deadline);
 
  private:

@@ -66,8 +66,8 @@ HttpSession::HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> trans
       is_surplus_(is_surplus),
       timer_(transport_->executor()) {}
 
-// The project throws nothing, but what it calls may: an allocation above all. Nobody knows then how
-// much was done, so the connection ends, and with it whatever works for it.
+// The project throws nothing, but what it calls may: an allocation above all. It is unknown then
+// how much was done, so the connection ends, and with it whatever works for it.
 template <typename Work>
 void HttpSession::Guard(const Work& work) {
   try {
@@ -403,7 +403,7 @@ void HttpSession::Arm(absl::Duration time) {
 void HttpSession::OnTimer() {
   // The timer may have been set again, or not be needed any more, while this call was on its way.
   if (!is_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
-  // Whoever does not even read the 100 of a body would not read this either.
+  // A client that does not even read the 100 of a body would not read this either.
   if (state_ == State::kReading && has_begun_ && !is_continuing_) {
     return RefuseWith(408, "the request did not arrive in time");
   }

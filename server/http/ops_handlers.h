@@ -19,7 +19,7 @@ namespace quire::server {
 HttpAnswer ReadinessAnswer(const ServingState& state);
 
 // `registry` null: no /metrics.
-// `checks_host`: /metrics only for whoever names this machine in Host (http_host.h).
+// `checks_host`: /metrics only for a client that names this machine in Host (http_host.h).
 HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* registry,
                              const Authenticator* authenticator, bool checks_host = false);
 

@@ -36,7 +36,7 @@ struct StatusSources {
   bool checks_host = false;  // loopback is all that guards it
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
-  // Somebody waits for the picture of the pages.
+  // A request waits for the picture of the pages.
   std::shared_ptr<std::atomic<bool>> is_asking = std::make_shared<std::atomic<bool>>(false);
 };
 

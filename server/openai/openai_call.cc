@@ -245,7 +245,8 @@ void OpenAiCall::EndWithError() {
     answer.headers.insert(answer.headers.end(), head_.headers.begin(), head_.headers.end());
     return exchange_->Answer(std::move(answer));
   }
-  // Without [DONE] and without the end of the body, so that nobody takes it for a whole answer.
+  // Without [DONE] and without the end of the body, so that the client does not take it for a whole
+  // answer.
   exchange_->Write(SseEvent(answer.body), [exchange = exchange_] { exchange->EndStream(false); });
 }
 

@@ -68,7 +68,7 @@ HttpAnswer OpenAiError(const absl::Status& status) {
   if (!field.empty() && absl::StartsWith(message, field)) {
     message = absl::StrCat(param, message.substr(field.size()));
   }
-  // Nobody is left to read it when the table has no status.
+  // The client is gone when the table has no status.
   HttpAnswer answer =
       Answer(error.http_status == 0 ? 499 : error.http_status, error.reason, message, param);
   if (error.retry_delay) {

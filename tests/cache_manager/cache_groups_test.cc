@@ -297,7 +297,7 @@ TEST_F(CacheGroupsTest, StepsMayNotReadWhatWasGivenBack) {
   EXPECT_DEATH(cache_->Attach(kB, {}, kRoot).IgnoreError(), "check failed");
 }
 
-// One group, of which nobody keeps the beginnings of long histories.
+// One group, of which the cache does not keep the beginnings of long histories.
 class WindowOnlyTest : public CacheGroupsTest {
  protected:
   explicit WindowOnlyTest(std::uint32_t num_blocks = 12)

@@ -486,7 +486,7 @@ class CacheModel {
     return page;
   }
 
-  // For a root and a node. Only ends of histories that nobody refers to make some.
+  // For a root and a node. Only ends of histories without a reference make some.
   bool MakeRoom() {
     const auto makes_room = [&](std::uint32_t page) {
       const std::uint32_t node = tree_.NodeOf(page);

@@ -1,4 +1,4 @@
-// The checks of members.json run when this program is compiled; what is left is that the compiled
+// The checks of members.json run when this program is compiled; this test adds that the compiled
 // source and the table on disk are one and the same.
 
 #include <fstream>

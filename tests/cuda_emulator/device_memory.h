@@ -1,8 +1,8 @@
 #pragma once
 
-// Memory of the emulated device and page-locked host memory. Each block ends at a page that nobody
-// may touch, starts behind one, and is filled with 0xFF, so that a kernel that reads what nobody
-// wrote computes NaN and one that leaves its memory is caught.
+// Memory of the emulated device and page-locked host memory. Each block ends at a page that no
+// thread may touch, starts behind one, and is filled with 0xFF, so that a kernel that reads
+// unwritten bytes computes NaN and one that leaves its memory is caught.
 //
 // Threads: callers hold the runtime's lock, or run inside a kernel.
 

@@ -25,7 +25,7 @@ struct EmulatorOptions {
   // 0: no driver.
   int driver_version = 13000;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
-  // Whether work on streams runs only when somebody waits for it.
+  // Whether work on streams runs only when the host waits for it.
   bool deferred = true;
 };
 
@@ -35,7 +35,7 @@ void SetOptions(const EmulatorOptions& options);
 // A failure to come.
 struct Fault {
   // "cudaMalloc": the call fails. "kernel:NAME": the kernel of this name fails when it runs, so
-  // that the error appears where somebody waits.
+  // that the error appears where the host waits.
   std::string where;
   cudaError_t error = cudaErrorUnknown;
   std::uint32_t after = 0;  // calls that still succeed
@@ -50,7 +50,7 @@ std::uint64_t LaunchCount(const std::string& kernel);
 std::uint64_t LaunchCount();
 // Collectives that warps have met in, since the start of the process.
 std::uint64_t CollectiveCount();
-// Operations that wait on streams for somebody to wait for them.
+// Operations that wait on streams until the host waits for them.
 std::uint64_t QueuedOperations();
 std::uint64_t DeviceBytesAllocated();
 

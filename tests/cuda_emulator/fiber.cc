@@ -13,7 +13,7 @@ namespace context = boost::context::detail;
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kStack = 256 * 1024;
-constexpr std::size_t kSlot = kStack + kPage;  // a page below each that nobody may touch
+constexpr std::size_t kSlot = kStack + kPage;  // a page below each that no thread may touch
 
 std::byte* Stacks() {
   static std::byte* const stacks = [] {

@@ -13,8 +13,8 @@ namespace quire::cuda_emulator {
 // returns.
 void PrepareFiber(Thread* thread, void (*entry)());
 
-// Goes from `self` to where `next` stands; returns when somebody goes to `self` again. With `ends`,
-// nobody does.
+// Goes from `self` to where `next` stands; returns when a fiber goes to `self` again. With `ends`,
+// none does.
 void SwitchFiber(Thread* self, Thread* next, bool ends);
 
 // The thread whose stack holds `address`, kMaxThreads when none does.

@@ -24,7 +24,7 @@ struct Window {
 
 Window& TheWindow() {
   static Window window = [] {
-    // The window, its alignment, and pages behind it that nobody may touch.
+    // The window, its alignment, and pages behind it that no thread may touch.
     void* raw = mmap(nullptr, 3 * kWindow, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) {
       std::perror("shared memory of emulated blocks");

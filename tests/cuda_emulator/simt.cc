@@ -31,7 +31,7 @@ struct Warp {
 };
 
 struct NamedBarrierState {
-  std::uint32_t threads = 0;  // 0: nobody there
+  std::uint32_t threads = 0;  // 0: no thread there
   std::uint32_t arrived = 0;
   std::vector<Thread*> waiting;
 };

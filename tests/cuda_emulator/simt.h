@@ -130,7 +130,7 @@ std::uint32_t NumThreads();
 void WaitForKernelInFront();
 
 // Work that the hardware does on its own, the bytes of bulk copies: at once, some time later or
-// when nobody can run, by chance; mostly as late as that. A block that ends before is an error.
+// when no thread can run, by chance; mostly as late as that. A block that ends before is an error.
 void AddLateWork(std::function<void()> work);
 
 // Collectives and switches since the start of the process.

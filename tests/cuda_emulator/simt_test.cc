@@ -248,7 +248,7 @@ TEST_F(SimtDeathTest, SharedMemoryOutOfBounds) {
 }
 
 TEST_F(SimtDeathTest, GlobalMemoryOutOfBounds) {
-  DeviceArray<std::uint32_t> out(64);  // 256 bytes: the next byte is nobody's
+  DeviceArray<std::uint32_t> out(64);  // 256 bytes: the next byte belongs to no block
   EXPECT_DEATH(Run(WriteGlobal, {.threads = 1}, out.data(), 64u),
                "access to 0x.*0 bytes behind a block of 256 bytes of device memory");
   DeviceArray<std::uint32_t> odd(60);

@@ -99,7 +99,7 @@ const Map& Decode(const CUtensorMap* map, std::uint32_t rank) {
   if (reinterpret_cast<std::uintptr_t>(map) % 64 != 0) {
     Fatal("a tensor map is not aligned to 64 bytes");
   }
-  if (decoded.magic != kMagic) Fatal("a tensor map that nobody encoded");
+  if (decoded.magic != kMagic) Fatal("a tensor map that was never encoded");
   if (decoded.rank != rank) {
     Fatal("a load with " + std::to_string(rank) + " coordinates through a map of " +
           std::to_string(decoded.rank));

@@ -176,7 +176,7 @@ def test_prometheus_evaluates_the_rules_of_a_live_daemon(daemon, tmp_path):
                 target["health"] == "up" for target in ask(port, "targets")["activeTargets"]))
             wait_for("a rule is recorded", lambda: ask(
                 port, "query", query="quire:tokens_generated:rate1m")["result"])
-            # The second target answers nobody: its alert waits for the minute that it must last.
+            # The second target does not answer: its alert waits for the minute that it must last.
             pending = wait_for("the alert is raised", lambda: ask(port, "alerts")["alerts"])
             assert {(alert["labels"]["alertname"], alert["state"]) for alert in pending} == {("QuireDown", "pending")}
             evaluated = [rule for group in ask(port, "rules")["groups"] for rule in group["rules"]]

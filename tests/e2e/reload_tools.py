@@ -239,7 +239,7 @@ def occupy(live, count=3, tokens=400):
 
 
 def unread(live):
-    """A call with more output than its connection buffers; nobody reads it, so it does not end by itself."""
+    """A call with more output than its connection buffers; the client does not read it, so it does not end by itself."""
     request = greedy(live.api, tokens=450, logprobs=20)
     request.sampling.choice_count = 8
     # Without probes the window stays at 64 KiB.

@@ -45,7 +45,7 @@ class Peer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self):
-        if self.path == "/metrics":  # a quired that counts tokens which nobody got
+        if self.path == "/metrics":  # a quired that counts tokens that no client got
             self.server.reads += 1
             self.answer(200, b"quire_requests_accepted_total 0\nquire_generation_tokens_total %d\n"
                         % (1000 * self.server.reads))

@@ -118,7 +118,7 @@ def test_bad_conversations_are_refused_by_name(api, service):
     code, reason, text = outcome(say(api, ("user", "hi"), template_name="nosuch"))
     assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CHAT_TEMPLATE_MISSING")
     assert "default" in text
-    # Nobody else is disturbed.
+    # No other call is disturbed.
     assert service.RenderChat(api.RenderChatRequest(chat=say(api, ("user", "ok")))).text
 
 

@@ -137,7 +137,7 @@ def test_sigterm_while_loading_does_not_wait(tmp_path):
     model = tmp_path / "slow"
     quire("make-model", "--shape", "tiny", "--out", model)
     (model / "tokenizer.json").unlink()
-    os.mkfifo(model / "tokenizer.json")  # whoever reads it waits for a writer that never comes
+    os.mkfifo(model / "tokenizer.json")  # its reader waits for a writer that never comes
     with Daemon(tmp_path, str(model), settings=["model.load_mode=dummy"]) as daemon:
         daemon.wait_listening()
         time.sleep(0.3)

@@ -150,7 +150,7 @@ def test_admin_calls(api, daemon, admin):
     request.stopping.max_tokens = 450
     request.stopping.ignore_eos = True
     request.output.stream = True
-    # More than a connection buffers whose window stays at 64 KiB, so it does not end while nobody reads.
+    # More than a connection buffers whose window stays at 64 KiB, so it does not end while the client does not read.
     request.sampling.choice_count, request.output.logprobs = 8, 20
     channel = grpc.insecure_channel(daemon.grpc_address, [("grpc.http2.bdp_probe", 0)])
     stream = api.GenerationServiceStub(channel).Generate(request)

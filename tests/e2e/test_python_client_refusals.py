@@ -171,9 +171,9 @@ def test_attempts_end_and_control_calls_have_one(q, fake):
         with pytest.raises(q.Overloaded):
             client.cancel("1")
         assert len(fake.times) == 4
-    nobody = f"127.0.0.1:{fake.port}"
+    address = f"127.0.0.1:{fake.port}"
     fake.server.stop(0).wait()
-    with q.Client(nobody, retry=q.RetryPolicy(attempts=2, first_delay=0.1)) as client:
+    with q.Client(address, retry=q.RetryPolicy(attempts=2, first_delay=0.1)) as client:
         with pytest.raises(q.Unavailable) as error:
             client.complete(ONCE)
     assert error.value.reason == ""

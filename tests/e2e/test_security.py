@@ -464,7 +464,7 @@ def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
             assert reason_of(error)[0] == "NEVER_FITS" and reason_of(error)[2] is None
             for call in (running, *waiting):
                 call.cancel()
-            wait_until(lambda: waiting_count(api, daemon) == 0, "nobody waits")
+            wait_until(lambda: waiting_count(api, daemon) == 0, "no request waits")
 
 
 def test_another_callers_request_cannot_be_cancelled(api, tmp_path, endless):

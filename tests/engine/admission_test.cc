@@ -176,7 +176,7 @@ TEST_F(AbortTest, ATenantOrAnAgeAloneSelectsNothing) {
 }
 
 // A client that loops Generate and Cancel on a full queue: what is refused was never there to be
-// cancelled, and no place is given back that nobody took.
+// cancelled, and no place is given back that no request took.
 TEST_F(AdmissionTest, ARefusedRequestIsNeverSeen) {
   Start([](EngineOptions& options) {
     options.max_queued_requests = 1;

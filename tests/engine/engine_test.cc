@@ -294,7 +294,7 @@ TEST_P(EngineTest, ThePictureOfThePagesNamesWhoUsesThem) {
     Request request = MakeRequest(id, MakePrompt(*id == 'c' ? 3 : 1, *id == 'b' ? 47 : 40), 500);
     request.stopping.ignore_eos = true;
     streams.push_back(*engine_->Accept(std::move(request)));
-    // b begins as a does and leaves it. Nobody reads, so each stops and keeps its pages.
+    // b begins as a does and leaves it. No client reads, so each stops and keeps its pages.
     const auto last = [this] { return engine_->ListRequests().back().state; };
     while (last() != RequestState::kStalled) std::this_thread::yield();
   }

@@ -10,7 +10,7 @@
 //
 // With two steps in flight it computes as late as is legal, at Collect, from copies of the tables
 // as they were at Run, and checks what an engine that runs ahead could do wrong: a page that a step
-// in flight names must not belong to somebody else in the next one, a fed-back token must be the
+// in flight names must not belong to another sequence in the next one, a fed-back token must be the
 // one drawn at that very position, and nothing that a launched batch points to may change.
 
 #include <cstdint>

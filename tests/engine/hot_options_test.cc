@@ -84,7 +84,7 @@ TEST_P(HotStepTest, MoreChoicesThanTheNewLimitStillRun) {
   EXPECT_EQ(harness_.output("four").tokens.at(3).size(), 30);
 }
 
-// It waits for the rows of all that run, not for those that come: whoever is behind it lets it
+// It waits for the rows of all that run, not for those that come: a request behind it lets it
 // pass, and follows as soon as there is room.
 TEST_P(HotStepTest, MoreChoicesThanTheNewLimitWaitForWhoRunsAndNobodyStarves) {
   for (unsigned i = 0; i < 2; ++i) {
@@ -95,7 +95,7 @@ TEST_P(HotStepTest, MoreChoicesThanTheNewLimitWaitForWhoRunsAndNobodyStarves) {
   harness_.options.max_running_sequences = 2;
   harness_.Step();
   harness_.Submit(std::move(request));
-  // Somebody new comes all the time.
+  // New requests come all the time.
   int steps = 0;
   unsigned submitted = 0;
   while (!harness_.output("four").ended) {

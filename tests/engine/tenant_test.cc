@@ -1,4 +1,4 @@
-// Limits of tenants: who is refused, who waits, and that nobody else notices.
+// Limits of tenants: who is refused, who waits, and that no other tenant notices.
 
 #include <algorithm>
 #include <map>

@@ -92,7 +92,7 @@ TEST(BackendTest, AThreadThatIsHeldUpIsHelped) {
       held = end - begin;
       const absl::Time give_up = absl::Now() + absl::Seconds(20);
       while (done < kItems - held && absl::Now() < give_up) std::this_thread::yield();
-      EXPECT_EQ(done, kItems - held) << "nobody took the rest of this thread's share";
+      EXPECT_EQ(done, kItems - held) << "no other thread took the rest of this thread's share";
     }
     done += end - begin;
   });

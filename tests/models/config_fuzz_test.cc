@@ -71,14 +71,14 @@ class Fuzzer {
     files.Set("config.json", std::move(text));
     return files;
   }
-  // Whether it holds a key that nobody knows.
+  // Whether it holds a key that the reader does not know.
   bool has_unknown() const { return has_unknown_; }
 
  private:
   std::size_t Below(std::size_t n) { return random_() % n; }
 
   // The object itself or, now and then, one that lies in it, at a key where a fixture has one: what
-  // an edit has put elsewhere, say into transformers_version, is nobody's settings.
+  // an edit has put elsewhere, say into transformers_version, sets nothing.
   Json* Somewhere(Json* object) {
     std::vector<Json*> inner;
     for (auto& [key, value] : object->items()) {

@@ -214,7 +214,7 @@ TEST_F(PackedFileTest, OneOfSeveralWritersWrites) {
   EXPECT_TRUE(
       absl::IsAborted(WritePackedFile(path, key, model->weights->Sections(), cpu_.backend)));
   close(fd);
-  // What a process that died left behind is in nobody's way.
+  // What a process that died left behind is not in the way.
   WriteWhole(path + ".tmp", std::string(1 << 20, 'x'));
   EXPECT_TRUE(WritePackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
   EXPECT_TRUE(ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());

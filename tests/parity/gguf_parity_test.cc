@@ -180,7 +180,7 @@ TEST_P(GgufFaultTest, IsSeen) {
 INSTANTIATE_TEST_SUITE_P(
     Keys, GgufFaultTest,
     testing::Values(
-        // Keys under names that nobody reads.
+        // Keys under names that the reader does not know.
         Fault{"LinearFactor", "llama-rope-linear", "llama.rope.scaling.factor",
               "other.rope.scaling.factor"},
         Fault{"RotationBase", "llama-rope-llama3", "llama.rope.freq_base", "other.rope.freq_base"}),

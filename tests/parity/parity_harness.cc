@@ -129,7 +129,8 @@ class Stage {
     return absl::OkStatus();
   }
 
-  // Bytes 0xff are NaN in f32, bf16 and fp8_e4m3: whoever reads an unwritten row spoils its logits.
+  // Bytes 0xff are NaN in f32, bf16 and fp8_e4m3: a sequence that reads an unwritten row gets NaN
+  // logits.
   absl::Status SpoilPages(const std::vector<std::uint32_t>& pages) {
     for (const std::uint32_t page : pages) {
       for (const std::span<std::byte> bytes :

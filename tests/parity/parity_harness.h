@@ -92,8 +92,8 @@ struct ReplayedPrompt {
 };
 
 // All prompts, prefilled in chunks and continued in one batch over shuffled pages of 16 tokens,
-// which go back as soon as no window reaches them and are handed out again. Pages that nobody owns
-// hold NaN.
+// which go back as soon as no window reaches them and are handed out again. Pages that no sequence
+// owns hold NaN.
 absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
                                                    const Reference& reference,
                                                    const ReplayOptions& options,

@@ -159,7 +159,7 @@ TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
   const auto one_step = Plan(64 * kMiB, alone);
   ASSERT_TRUE(one_step.ok()) << one_step.status();
   EXPECT_EQ(one_step->sequence_pages, 9u);
-  // Nobody takes more than whole histories, whose prefixes can be found.
+  // No pool takes more than whole histories, whose prefixes can be found.
   const auto plenty = Plan(64 * kMiB, {"kv_cache.page_size=16"});
   ASSERT_TRUE(plenty.ok()) << plenty.status();
   EXPECT_EQ(plenty->memory.num_blocks, 8 * 512 / 16 + 1);

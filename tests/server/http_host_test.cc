@@ -42,7 +42,7 @@ TEST(HttpHostTest, APageIsOwnAtItsPortOfTheSameLocalHostOnly) {
   EXPECT_FALSE(is_own("https://localhost", "localhost:8000", 80));
   EXPECT_FALSE(is_own("http://127.0.0.1:9465", "127.0.0.1:8000", 9464));
   EXPECT_FALSE(is_own("http://localhost:9464", "127.0.0.1:8000", 9464));
-  // Whoever owns the name can make it lead here.
+  // The owner of the name can make it lead here.
   EXPECT_FALSE(is_own("http://evil.example:9464", "evil.example:8000", 9464));
   EXPECT_FALSE(is_own("null", "127.0.0.1:8000", 9464));
   EXPECT_FALSE(is_own("file://127.0.0.1:9464", "127.0.0.1:8000", 9464));

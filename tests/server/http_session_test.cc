@@ -88,14 +88,14 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
     io_.poll();
   }
   void Feed(const std::string& text) {
-    ASSERT_NE(peer_.read, nullptr) << "nobody reads";
+    ASSERT_NE(peer_.read, nullptr) << "the session does not read";
     ASSERT_LE(text.size(), peer_.buffer.size());
     std::memcpy(peer_.buffer.data(), text.data(), text.size());
     std::exchange(peer_.read, nullptr)(Transport::Error(), text.size());
     Work();
   }
   void FinishWrite() {
-    ASSERT_NE(peer_.write, nullptr) << "nobody writes";
+    ASSERT_NE(peer_.write, nullptr) << "the session does not write";
     std::exchange(peer_.write, nullptr)(Transport::Error(), peer_.writes.back().size());
     Work();
   }

@@ -113,9 +113,9 @@ TEST(NotifyTest, WithoutAWatchdogThereAreNoSignsOfLife) {
 
 TEST(NotifyTest, ASupervisorThatIsGoneHoldsNobodyUp) {
   Notifier gone({.socket = "/tmp/quire_notify_test_nobody"});
-  gone.Ready("nobody hears it");
+  gone.Ready("no supervisor hears it");
   Notifier none(NotifyTarget{});
-  none.Ready("nobody is there");
+  none.Ready("no supervisor is there");
 }
 
 TEST(NotifyTest, ASupervisorThatDoesNotReadHoldsNobodyUpForLong) {

@@ -164,7 +164,7 @@ TEST_F(TokenBatchTest, StreamsOfARevokedTokenEnd) {
   Stream other(generation_.get(), "two");
   v1::BatchGenerateResponse response;
   const AuthOptions options = config_->start_options().auth;
-  // Another reload ends nobody.
+  // Another reload ends no call.
   ASSERT_TRUE(authenticator_->Reload(options).ok());
   absl::SleepFor(absl::Milliseconds(600));
   ASSERT_TRUE(other.Send("short", 2));

@@ -226,7 +226,7 @@ TEST_F(StreamContractTest, S10EveryEndFreesPages) {
     EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
     EXPECT_EQ(UsedPagesWhenIdle(), 0);
   }
-  {  // somebody else cancels
+  {  // another call cancels
     v1::GenerateRequest request = Streaming(Request(kPrompt, 480));
     request.set_request_id("other");
     grpc::ClientContext context;

@@ -256,7 +256,7 @@ TEST_F(VllmServiceTest, AbortEndsAStreamOfAnotherConnection) {
     wire::AbortResponse response;
     return other->Abort(&abort_context, aborted, &response);
   };
-  // All or nothing: a bad id cancels nobody.
+  // All or nothing: a bad id cancels no request.
   const grpc::Status bad = abort({"long", "not an id"});
   EXPECT_EQ(bad.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_TRUE(absl::StrContains(bad.error_details(), "request_ids[1]"));

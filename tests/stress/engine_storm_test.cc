@@ -1,6 +1,6 @@
 // 10 000 requests (QUIRE_STORM_REQUESTS) that are cancelled, expired, disconnected, aborted, or
 // left unread in every state of their life, in a pool that is far too small. Each cause and each
-// state must have ended at least one request in twenty; whoever survives must have the tokens of an
+// state must have ended at least one request in twenty; a survivor must have the tokens of an
 // undisturbed run.
 
 #include <algorithm>
@@ -296,7 +296,7 @@ void Storm::Run(StressModel& calm_model, std::uint32_t usable_pages) {
     if (turns_ == last_turn) Turn();
     last_turn = turns_;
   }
-  // The last step in flight belongs to nobody.
+  // The last step in flight belongs to no request.
   EXPECT_TRUE(engine_->CheckIntegrity().ok());
   CheckEnd();
   CheckSurvivors(calm_model);

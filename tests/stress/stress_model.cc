@@ -178,7 +178,7 @@ class RealModel : public StressModel {
   std::optional<cache::KvPool> pool_;
 };
 
-// Bytes 0xff are NaN: whoever reads a page that was given back spoils its logits.
+// Bytes 0xff are NaN: a sequence that reads a page that was given back gets NaN logits.
 class FixtureModel : public RealModel {
  public:
   using RealModel::RealModel;

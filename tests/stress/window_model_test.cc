@@ -1,6 +1,6 @@
 // Fixtures of models with windows, in pools that hold what their windows need and not their
-// context, on the CPU and on an emulated GPU, one step ahead there. Pages that nobody holds are NaN
-// (MakeFixtureModel).
+// context, on the CPU and on an emulated GPU, one step ahead there. Pages without a reference are
+// NaN (MakeFixtureModel).
 
 #include <gtest/gtest.h>
 

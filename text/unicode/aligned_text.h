@@ -4,7 +4,7 @@
 //
 // Place:      the value that normalizer and splitter pass on.
 // Invariants: text() never grows beyond a limit: what would is left out, and CheckSize() fails from
-//             then on. Whoever rewrites a text asks it before the result is used.
+//             then on. The code that rewrites a text asks it before the result is used.
 //             Either untracked (spans empty) or spans().size() == text().size(), and then a
 //             character's bytes all carry the span of the input characters that it stands for.
 // Threads:    a value.

@@ -25,7 +25,7 @@ struct ServerCounters {
 // From the Prometheus text format; families that are not there count 0.
 ServerCounters ParseCounters(absl::string_view text);
 
-// Each rule that does not hold, in words. Nobody else may use the server meanwhile.
+// Each rule that does not hold, in words. No other client may use the server meanwhile.
 std::vector<std::string> CheckConservation(const ServerCounters& before,
                                            const ServerCounters& after,
                                            const std::vector<RequestSample>& samples);

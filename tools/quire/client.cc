@@ -155,7 +155,7 @@ std::string DefaultAdminAddress() {
   folders.push_back(absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid()));
   for (const std::string& folder : folders) {
     if (!std::filesystem::exists(folder + "/admin.sock", error)) continue;
-    // Whoever can write there may have put a socket of his own there.
+    // Another user who can write there may have put a socket there.
     const absl::Status is_ours =
         folder == folders.front() ? absl::OkStatus() : CheckPrivateDir(folder);
     if (is_ours.ok()) return absl::StrCat("unix:", folder, "/admin.sock");

@@ -65,7 +65,7 @@ ManualText AboutQuire() {
                 {"FILES",
                  {{"/run/quire/admin.sock",
                    "control listener without --admin; else that in $XDG_RUNTIME_DIR/quire or in "
-                   "quire-UID in the temporary directory, if nobody else may enter there"}}}},
+                   "quire-UID in the temporary directory, if no other user may enter there"}}}},
       .see_also = ".BR quired (8)",
   };
 }

@@ -2,7 +2,7 @@
 
 // mbarrier: arrivals of threads and bytes of bulk copies, counted by phase. A barrier starts in
 // phase 0; BarrierWait(b, p) returns once phase p (its parity) is complete, so the first wait on
-// an "empty" barrier, which nobody has completed, uses parity 1 and returns at once.
+// an "empty" barrier, which no thread has completed, uses parity 1 and returns at once.
 
 #include <cuda_runtime.h>
 

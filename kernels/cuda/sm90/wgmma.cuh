@@ -47,8 +47,8 @@ __device__ __forceinline__ void WgmmaWait() {
 }
 
 // Holds every use of the registers on its side of this place: before a fence, so that they are
-// written by then; after a wait, so that nobody reads or overwrites them while a product is under
-// way.
+// written by then; after a wait, so that no instruction reads or overwrites them while a product is
+// under way.
 template <int kN>
 __device__ __forceinline__ void WgmmaPin(float (&registers)[kN]) {
 #pragma unroll

@@ -67,7 +67,7 @@ struct Loop {
   const Stmt* statement = nullptr;
   Scope* outer = nullptr;
   Iteration source;
-  std::vector<Value> ahead;  // fetched already, since somebody asked what comes
+  std::vector<Value> ahead;  // fetched already, since the template asked what comes
   std::size_t ahead_begin = 0;
   std::int64_t index0 = -1;
   std::optional<Value> previous, current;

@@ -9,7 +9,7 @@
 //             kBytesPerStep bytes of text that are read, made or used as a key count one too. What
 //             searches or prints takes time linear in what it charges. So time and memory of a
 //             rendering are bounded by max_steps and max_bytes, whatever the template does; what
-//             its variables take is bounded by whoever makes them.
+//             its variables take is bounded by the caller that makes them.
 // Threads:    one.
 // Lifetime:   of the rendering; owns its objects.
 
@@ -74,7 +74,7 @@ class Runtime {
     return Value::Of(objects_.back().get());
   }
 
-  // Keeps what somebody may still name.
+  // Keeps an object that a value may still name.
   void Adopt(std::unique_ptr<Object> object) { objects_.push_back(std::move(object)); }
 
  private:

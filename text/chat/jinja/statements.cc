@@ -171,7 +171,7 @@ absl::StatusOr<Machine::Flow> Machine::ExecFor(const Stmt& stmt) {
   loop.source = std::move(source);
   absl::StatusOr<Flow> flow = RunLoop(stmt, Value::Of(object.get()), loop);
   if (loop.escaped) {
-    // Whoever holds it may ask for its attributes, not for further elements.
+    // A value that holds it may ask for its attributes, not for further elements.
     loop.outer = nullptr;
     loop.source = Iteration();
     runtime_.Adopt(std::move(object));

@@ -97,7 +97,7 @@ Prompt = Union[str, Chat, Sequence[int]]
 
 
 class Options(TypedDict, total=False):
-    """Everything that a generation can be told beside its prompt; what is left out, or None, is up to the server.
+    """Everything that a generation can be told beside its prompt; a missing key, or None, is up to the server.
 
     Names, ranges and meanings are those of GenerateRequest and its parts in docs/api.md. Fields of CacheOptions begin
     with `cache_`.
