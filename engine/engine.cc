@@ -197,17 +197,6 @@ class Engine::Impl {
   bool OnEngineThread(const std::function<void()>& call);
   void Run();
   void Loop();
-  // True when this is the last pass. The question comes first: what is posted after the answer is
-  // either taken here or refused.
-  bool TakeSignals() {
-    const bool stops = stopping_.load();
-    if (stops) {
-      inbox_->Close(&signals_);
-    } else {
-      inbox_->Drain(&signals_);
-    }
-    return stops;
-  }
   void TakeHotOptions();
   void HandleSignals(absl::Time now);
   void Deliver();
@@ -267,11 +256,12 @@ void Engine::Impl::Run() {
 void Engine::Impl::Loop() {
   is_waiting_.store(false, std::memory_order_release);
   while (true) {
-    const bool stops = TakeSignals();
+    inbox_->Drain(&signals_);
     TakeHotOptions();
     const absl::Time now = clock_->Now();
     heartbeat_.store(absl::ToUnixNanos(now), std::memory_order_release);
     HandleSignals(now);
+    const bool stops = stopping_.load();
     if (stops) {
       core_.Settle();
       core_.EndAll(now);
@@ -344,14 +334,14 @@ void Engine::Impl::FailThread(const std::string& what) {
   EndWithoutCore();
   output_.WaitDone(kAnswerTimeout);
   if (options_.on_fatal) options_.on_fatal(status);
-  for (bool stops = false;;) {  // first what was not handled when it ended
+  while (true) {  // first what was not handled when it ended
     for (Signal& signal : signals_) {
       if (signal.call) signal.call();
     }
     const bool have_ended = EndWithoutCore();
-    if (stops) return;
+    if (stopping_.load()) return;
     inbox_->Wait(have_ended ? absl::InfiniteDuration() : absl::Milliseconds(100));
-    stops = TakeSignals();
+    inbox_->Drain(&signals_);
   }
 }
 
@@ -413,13 +403,12 @@ absl::Status Engine::Impl::PrepareHotOptions(const HotOptions& options) {
 
 bool Engine::Impl::OnEngineThread(const std::function<void()>& call) {
   std::promise<bool> done;
-  const bool is_posted =
-      inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [&] {
-                      const bool is_alive = !died_.load();
-                      if (is_alive) call();
-                      done.set_value(is_alive);
-                    }});
-  return is_posted && done.get_future().get();
+  inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [&] {
+                  const bool is_alive = !died_.load();
+                  if (is_alive) call();
+                  done.set_value(is_alive);
+                }});
+  return done.get_future().get();
 }
 
 absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions& hot) const {
@@ -494,10 +483,7 @@ absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request req
   }
   QUIRE_RETURN_IF_ERROR(
       table_.Insert(live, queue_.RetryDelay(), [&] { return TakePlace(live, *hot); }));
-  if (!inbox_->Post({.kind = Signal::Kind::kArrived, .request = live})) {
-    table_.Remove(*live);
-    return WithReason(absl::UnavailableError("server is shutting down"), Reason::kServerShutdown);
-  }
+  inbox_->Post({.kind = Signal::Kind::kArrived, .request = live});
   return live->stream;
 }
 

@@ -6,15 +6,13 @@
 
 namespace quire::engine {
 
-bool Inbox::Post(Signal signal) {
+void Inbox::Post(Signal signal) {
   {
     MutexLock lock(&mutex_);
-    if (is_closed_) return false;
     signals_.push_back(std::move(signal));
     awake_ = true;
   }
   posted_.NotifyOne();
-  return true;
 }
 
 void Inbox::Wake() {
@@ -30,13 +28,6 @@ void Inbox::Drain(std::vector<Signal>* out) {
   MutexLock lock(&mutex_);
   out->swap(signals_);
   awake_ = false;
-}
-
-void Inbox::Close(std::vector<Signal>* out) {
-  out->clear();
-  MutexLock lock(&mutex_);
-  out->swap(signals_);
-  is_closed_ = true;
 }
 
 void Inbox::Wait(absl::Duration timeout) {

@@ -7,7 +7,7 @@
 // Invariants: bounded without refusing: a live request posts one kArrived, one kPrepared, at most
 //             one kCancel and one kStopMatched per choice, and live requests are bounded at Accept;
 //             every control call waits for its answer.
-// Threads:    Post and Wake from any thread; Drain, Close and Wait from the engine thread.
+// Threads:    Post and Wake from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.
 
 #include <cstdint>
@@ -39,14 +39,11 @@ struct Signal {
 
 class Inbox {
  public:
-  // False, and nobody will see it, once the inbox is closed: whoever waits for an answer gives it.
-  bool Post(Signal signal);
+  void Post(Signal signal);
   // Makes a waiting engine look for work once.
   void Wake();
   // Replaces `out` by everything posted; its capacity is reused.
   void Drain(std::vector<Signal>* out);
-  // The same, for the last time: whatever is posted is in `out` or refused.
-  void Close(std::vector<Signal>* out);
   // Returns when something was posted or woken since the last Drain, or after `timeout`.
   void Wait(absl::Duration timeout);
 
@@ -55,7 +52,6 @@ class Inbox {
   CondVar posted_;
   std::vector<Signal> signals_ ABSL_GUARDED_BY(mutex_);
   bool awake_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace quire::engine
