@@ -8,7 +8,8 @@
 //             those of the same request without streaming; nothing of a choice follows its
 //             completed event; tokens behind a stop string are dropped and counted.
 // Threads:    one output worker.
-// Lifetime:   part of its AcceptedRequest; the tokenizer outlives it.
+// Lifetime:   in its worker, from the first item of its request to the last; the tokenizer outlives
+//             it.
 
 #include <cstdint>
 #include <memory>
