@@ -326,6 +326,9 @@ absl::Status CudaRunner::State::Draw(const StepBatch& batch, std::uint32_t begin
     row.logits = LogitsRow(draw.logits_index, begin);
     row.text_vocab = text_vocab();
     row.has_text = has_text();
+    if (draw.sample_in_flight >= 0) {
+      row.sample_in_flight = slots[(slot + 1) % kSlots].tokens + draw.sample_in_flight;
+    }
   }
   if (sampling_rows.empty()) return absl::OkStatus();
   return sampler->Sample(sampling_rows, slots[slot].tokens + first, static_cast<int>(slot));

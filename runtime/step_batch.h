@@ -34,11 +34,14 @@ struct StepRow {
   std::uint32_t prompt_tokens = 0;
 };
 
-// One token to draw. The runner sets `row.logits`, `row.text_vocab` and `row.has_text`; everything
-// else, pointers included, is the engine's.
+// One token to draw. The runner sets `row.logits`, `row.text_vocab`, `row.has_text` and
+// `row.sample_in_flight`; everything else, pointers included, is the engine's.
 struct StepDraw {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;
+  // Which sample of the step launched just before this one is the last token of the output, not yet
+  // in row.history. -1: none; all tokens before this one are known, or no penalty asks for them.
+  std::int32_t sample_in_flight = -1;
 };
 
 // The raw log-probability of one given token.

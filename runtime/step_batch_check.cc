@@ -103,7 +103,8 @@ absl::Status CheckLogitsIndex(const StepBatch& batch, const char* name, std::siz
   return absl::OkStatus();
 }
 
-absl::Status CheckDraws(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits) {
+absl::Status CheckDraws(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
+                        std::uint32_t previous_draws) {
   std::uint32_t previous = 0;
   for (std::size_t i = 0; i < batch.draws.size(); ++i) {
     const StepDraw& draw = batch.draws[i];
@@ -112,6 +113,11 @@ absl::Status CheckDraws(const StepBatch& batch, const ModelSpec& spec, const Ste
     if (draw.row.num_logprobs > static_cast<std::int32_t>(limits.max_logprobs)) {
       return Refuse(absl::StrCat("draws[", i, "].num_logprobs is ", draw.row.num_logprobs,
                                  ", at most ", limits.max_logprobs));
+    }
+    if (draw.sample_in_flight < -1 ||
+        draw.sample_in_flight >= static_cast<std::int32_t>(previous_draws)) {
+      return Refuse(absl::StrCat("draws[", i, "].sample_in_flight is ", draw.sample_in_flight,
+                                 ", the step before has ", previous_draws));
     }
   }
   previous = 0;
@@ -176,7 +182,7 @@ absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const
         absl::StrCat("rows hold ", next_token, " tokens, token_ids ", batch.token_ids.size()));
   }
   QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec, previous_draws));
-  QUIRE_RETURN_IF_ERROR(CheckDraws(batch, spec, limits));
+  QUIRE_RETURN_IF_ERROR(CheckDraws(batch, spec, limits, previous_draws));
   return CheckPages(batch, pool);
 }
 

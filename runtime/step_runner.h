@@ -15,7 +15,8 @@ class StepRunner {
   virtual ~StepRunner() = default;
 
   // Launches the step. `batch` stays unchanged and alive until the matching Collect; what batch.kv
-  // points at (lengths and lookup table) may change as soon as Run returns. An error means that
+  // points at (lengths and lookup table) and the histories of its draws may change as soon as Run
+  // returns. An error means that
   // nothing of the step counts: no page was written in a way that a later step could read.
   // REQUIRES: fewer than max_steps_in_flight() steps are launched and not collected.
   virtual absl::Status Run(const StepBatch& batch) = 0;

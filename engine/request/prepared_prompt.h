@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cache_manager/prefix/page_hash.h"
+#include "engine/request/token_history.h"
 #include "kernels/sampling/sampling.h"
 
 namespace quire::engine {
@@ -19,6 +20,7 @@ namespace quire::engine {
 struct PreparedPrompt {
   std::vector<std::int32_t> tokens;  // the engine thread moves them into the first sequence
   std::vector<cache::PageKey> keys;  // as the tokens
+  TokenHistory history;              // where a penalty asks for it; moved likewise
   Hash128 root;
   std::string echo_text;               // for echo_prompt with text
   std::vector<std::int32_t> echo_ids;  // for echo_prompt with token ids

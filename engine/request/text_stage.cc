@@ -162,6 +162,7 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
   prompt.root = cache::HashRoot(shape.hash_key, {.tenant = request.tenant,
                                                  .fingerprint = options.fingerprint,
                                                  .salt = request.cache.salt});
+  if (request.sampling.uses_history()) prompt.history.SetPrompt(prompt.tokens);
   prompt.keys = cache::HashPages(shape.hash_key, prompt.root, prompt.tokens, shape.page_size);
   QUIRE_RETURN_IF_ERROR(queue->AddTokens(request.tenant, prompt_tokens));
   prompt.queued_tokens = prompt_tokens;

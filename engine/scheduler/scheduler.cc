@@ -116,13 +116,10 @@ bool Scheduler::CanDecode(const Sequence& sequence) const {
              sequence.request->prompt.max_tokens;
 }
 
-// The token in flight is not enough: the choices of the request part with it, for which pages must
-// not be missing, or the next draw needs all tokens by number.
+// The choices of the request part with the sample in flight, and no page may be missing then.
 bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
   const ScheduledRequest& request = *sequence.request;
-  if (sequence.pending_draws == 0) return false;
-  if (!request.forked && request.choices() > 1) return true;
-  return request.uses_history() && !sequence.skips && CanDecode(sequence);
+  return sequence.pending_draws > 0 && !request.forked && request.choices() > 1;
 }
 
 // Pages are taken for all decode rows before any is planned: a row that was planned cannot become

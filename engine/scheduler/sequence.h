@@ -24,11 +24,10 @@
 #include <optional>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "base/strong_id.h"
 #include "cache_manager/prefix/page_hash.h"
 #include "engine/request/engine_options.h"
-#include "kernels/sampling/sampling.h"
+#include "engine/request/token_history.h"
 
 namespace quire::engine {
 
@@ -110,9 +109,7 @@ struct Sequence {
   // tell the classes apart, and the cache needs to know nothing of them. Empty otherwise.
   std::vector<std::int32_t> marked_tokens;
 
-  // Kept only when a penalty asks for it; `history_index` finds the entry of a token.
-  std::vector<kernels::TokenCount> history;
-  absl::flat_hash_map<std::int32_t, std::uint32_t> history_index;
+  TokenHistory history;  // of `tokens`, where a penalty asks for it; else empty
 
   const std::vector<std::int32_t>& cache_tokens() const {
     return marked_tokens.empty() ? tokens : marked_tokens;
@@ -142,8 +139,5 @@ struct Sequence {
   SequenceState state_ = SequenceState::kWaiting;
   WaitCause wait_cause_ = WaitCause::kPrompt;
 };
-
-// Counts `token` in the history; `in_output` is false for prompt tokens.
-void AddToHistory(Sequence& sequence, std::int32_t token, bool in_output);
 
 }  // namespace quire::engine

@@ -1,6 +1,7 @@
 #include "engine/step/batch_builder.h"
 
 #include <algorithm>
+#include <span>
 
 #include "base/check.h"
 
@@ -96,12 +97,15 @@ void BatchBuilder::AddScores(Sequence& sequence, std::uint32_t first_token,
   }
 }
 
-// Draws the token at `position`. What is banned follows from the position; the history is that of
-// all tokens before it, so the scheduler launches no step ahead that would need it.
+// Samples the token at `position`. What is banned follows from the position. The history lacks the
+// token before it while that is in flight, so the sample names it.
 void BatchBuilder::AddDraw(Sequence& sequence, std::uint32_t position) {
   const ScheduledRequest& live = *sequence.request;
   const Sequence& known = live.forked ? sequence : *live.sequences.front();
-  QUIRE_CHECK(known.history.empty() || position == known.total());
+  QUIRE_CHECK(position == known.total() || position == known.total() + 1);
+  const std::span<const kernels::TokenCount> history = known.history.entries();
+  const bool lacks_last = !history.empty() && position > known.total();
+  const std::int32_t in_flight = lacks_last ? static_cast<std::int32_t>(known.draw_index) : -1;
   const SamplingParams& params = live.request.sampling;
   const bool holds_end =
       static_cast<std::int32_t>(position - known.prompt_tokens) < live.request.stopping.min_tokens;
@@ -121,15 +125,16 @@ void BatchBuilder::AddDraw(Sequence& sequence, std::uint32_t position) {
               .seed = params.seed,
               .choice = static_cast<std::uint32_t>(sequence.choice),
               .position = position,
-              .history = known.history.data(),
-              .history_size = static_cast<std::uint32_t>(known.history.size()),
+              .history = history.data(),
+              .history_size = static_cast<std::uint32_t>(history.size()),
               .bias = live.prompt.bias.data(),
               .bias_size = static_cast<std::uint32_t>(live.prompt.bias.size()),
               .banned = live.prompt.end_ids.data(),
               .banned_size = holds_end ? static_cast<std::uint32_t>(live.prompt.end_ids.size()) : 0,
               .text_vocab = 0,
               .has_text = nullptr,
-              .num_logprobs = live.request.output.logprobs}};
+              .num_logprobs = live.request.output.logprobs},
+      .sample_in_flight = in_flight};
   batch.draws.push_back(draw);
   flight_->draw_owners.push_back({&sequence});
 }

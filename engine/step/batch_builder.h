@@ -4,8 +4,8 @@
 // which score belongs to whom. A token that the step before draws is named by its draw.
 //
 // Place:      between EngineCore and StepRunner.
-// Invariants: pointers in the draws stay valid until the sequences change; a sequence with a
-//             history changes only while no step in flight draws for it.
+// Invariants: pointers in the draws stay valid while the requests live, those to histories until
+//             the sequences get their next token.
 // Threads:    engine thread only.
 // Lifetime:   the cache outlives it.
 

@@ -127,9 +127,7 @@ void EngineCore::Prepare(Signal& signal, absl::Time now) {
   first.keys = std::move(live.prompt.keys);
   first.tokens.reserve(first.tokens.size() +
                        static_cast<std::size_t>(std::min(live.prompt.max_tokens, 4096)));
-  if (live.uses_history()) {
-    for (const std::int32_t token : first.tokens) AddToHistory(first, token, /*in_output=*/false);
-  }
+  first.history = std::move(live.prompt.history);
   probe_->Accepted();
   ++waiting_;
   scheduler_.Add(&live);

@@ -348,7 +348,6 @@ void EngineCore::ForkRequest(ScheduledRequest& live) {
     child.marked_tokens = parent.marked_tokens;
     child.keys = parent.keys;
     child.history = parent.history;
-    child.history_index = parent.history_index;
   }
   scheduler_.Fork(live);
   for (const auto& choice : live.sequences) {
@@ -359,7 +358,7 @@ void EngineCore::ForkRequest(ScheduledRequest& live) {
 void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now) {
   ScheduledRequest& live = *sequence.request;
   sequence.Append(token.token);
-  if (live.uses_history()) AddToHistory(sequence, token.token, /*in_output=*/true);
+  if (live.uses_history()) sequence.history.AddOutput(token.token);
   live.progress().output_tokens.fetch_add(1, std::memory_order_relaxed);
   const std::optional<FinishReason> finish = FinishAfter(sequence);
   OutputItem& item = Emit(OutputItem::Kind::kToken, live, now);

@@ -263,7 +263,8 @@ void DeviceSampler::State::StageDraw(const SamplingRow& row, DeviceRow& to, List
   to.bias_size = row.bias_size;
   to.banned_begin = at.banned;
   to.banned_size = row.banned_size;
-  to.edited = to.history_size + to.bias_size + to.banned_size > 0;
+  to.sample_in_flight = HasPenalties(row) ? row.sample_in_flight : nullptr;
+  to.edited = to.history_size + to.bias_size + to.banned_size > 0 || to.sample_in_flight != nullptr;
   to.scored_token = -1;
   to.num_logprobs = std::max(row.num_logprobs, -1);
   std::copy_n(row.history, to.history_size, staged.history + at.history);

@@ -204,24 +204,41 @@ void ForEachWithoutText(const std::uint8_t* has_text, std::size_t count, Act act
 }
 
 bool HasPenalties(const SamplingRow& row) {
-  return row.history_size > 0 && (row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
-                                  row.presence_penalty != 0.0f);
+  const bool has_history = row.history_size > 0 || row.sample_in_flight != nullptr;
+  return has_history && (row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
+                         row.presence_penalty != 0.0f);
+}
+
+// Steps 2 and 3 of one token.
+void Penalise(const SamplingRow& row, const TokenCount& seen, float* z) {
+  float& value = z[seen.token];
+  value = value > 0.0f ? value / row.repetition_penalty : value * row.repetition_penalty;
+  if (seen.output_count > 0) {
+    const float frequency = row.frequency_penalty * static_cast<float>(seen.output_count);
+    value = value - frequency;
+    value = value - row.presence_penalty;
+  }
+  value = std::min(value, kLargest);
+}
+
+// Steps 2 and 3 of the whole history.
+void PenaliseHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
+  const std::int32_t in_flight = internal::SampleInFlight(row, vocab);
+  bool is_new = in_flight >= 0;
+  for (std::uint32_t i = 0; i < row.history_size; ++i) {
+    TokenCount seen = row.history[i];
+    if (seen.token == in_flight) {
+      ++seen.output_count;
+      is_new = false;
+    }
+    Penalise(row, seen, z);
+  }
+  if (is_new) Penalise(row, {.token = in_flight, .output_count = 1}, z);
 }
 
 // Steps 2 to 5, in place.
 void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
-  const bool penalties = HasPenalties(row);
-  for (std::uint32_t i = 0; penalties && i < row.history_size; ++i) {
-    const TokenCount& seen = row.history[i];
-    float& value = z[seen.token];
-    value = value > 0.0f ? value / row.repetition_penalty : value * row.repetition_penalty;
-    if (seen.output_count > 0) {
-      const float frequency = row.frequency_penalty * static_cast<float>(seen.output_count);
-      value = value - frequency;
-      value = value - row.presence_penalty;
-    }
-    value = std::min(value, kLargest);
-  }
+  if (HasPenalties(row)) PenaliseHistory(row, vocab, z);
   for (std::uint32_t i = 0; i < row.bias_size; ++i) {
     float& value = z[row.bias[i].token];
     value = std::min(value + row.bias[i].bias, kLargest);

@@ -7,7 +7,7 @@
 // One row, all in f32 unless said otherwise; z starts as the logits:
 //   0 check        NaN or +inf anywhere, or nothing but -inf: non_finite, and no token
 //   1 raw          logprob(i) = z(i) - max z - ln(sum exp(z - max z)), only when asked for
-//   2 repetition   tokens of the history: z = z > 0 ? z / r : z * r
+//   2 repetition   tokens of the history and the sample in flight: z = z > 0 ? z / r : z * r
 //   3 frequency, presence   output tokens: z = z - f * count, then z = z - p
 //   4 bias         z = z + bias
 //   5 masks        z = -inf for banned ids and for ids without text; nothing left: no_survivor
@@ -59,6 +59,10 @@ struct SamplingRow {
   std::uint32_t position = 0;           // absolute index of the token being drawn
   const TokenCount* history = nullptr;  // [history_size] distinct tokens of prompt and output
   std::uint32_t history_size = 0;
+  // One more token of the output, which the history does not count yet. It is read in the backend's
+  // own memory when the row is computed, so that the step that samples it may be in flight before.
+  // Null, or outside [0, vocab): none.
+  const std::int32_t* sample_in_flight = nullptr;
   const LogitBias* bias = nullptr;  // [bias_size]
   std::uint32_t bias_size = 0;
   const std::int32_t* banned = nullptr;  // [banned_size] held back, such as EOS before min_tokens
@@ -126,6 +130,12 @@ namespace internal {
 
 // What Sample checks of a row, apart from the room for its results.
 absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab);
+// The sample in flight of a row whose memory the host can read; -1: none.
+inline std::int32_t SampleInFlight(const SamplingRow& row, std::uint32_t vocab) {
+  if (row.sample_in_flight == nullptr) return -1;
+  const std::int32_t token = *row.sample_in_flight;
+  return static_cast<std::uint32_t>(token) < vocab ? token : -1;
+}
 // What ScoreTokens checks of a token.
 absl::Status CheckScoredToken(const ScoredToken& token, std::uint32_t vocab);
 

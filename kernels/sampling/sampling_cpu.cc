@@ -15,13 +15,26 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
+std::vector<TokenCount> WholeHistory(const SamplingRow& row, std::uint32_t vocab) {
+  std::vector<TokenCount> history(row.history, row.history + row.history_size);
+  const std::int32_t in_flight = SampleInFlight(row, vocab);
+  if (in_flight < 0) return history;
+  for (TokenCount& seen : history) {
+    if (seen.token != in_flight) continue;
+    ++seen.output_count;
+    return history;
+  }
+  history.push_back({.token = in_flight, .output_count = 1});
+  return history;
+}
+
 // Steps 2 to 5.
 std::vector<float> Adjusted(const SamplingRow& row, std::uint32_t vocab) {
   std::vector<float> z(row.logits, row.logits + vocab);
-  for (std::uint32_t i = 0; i < row.history_size; ++i) {
-    float& value = z[static_cast<std::size_t>(row.history[i].token)];
+  for (const TokenCount& seen : WholeHistory(row, vocab)) {
+    float& value = z[static_cast<std::size_t>(seen.token)];
     value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
-    const auto count = static_cast<float>(row.history[i].output_count);
+    const auto count = static_cast<float>(seen.output_count);
     value = value - row.frequency_penalty * count;
     value = value - row.presence_penalty * (count > 0 ? 1.0f : 0.0f);
     value = std::min(value, kLargest);

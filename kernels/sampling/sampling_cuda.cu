@@ -127,10 +127,22 @@ __global__ void __launch_bounds__(kSamplerThreads)
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockX()];
   float* const x = args.x + cuda::BlockX() * args.x_stride;
+  SamplerState& state = args.states[cuda::BlockX()];
+  const std::int32_t in_flight = row.sample_in_flight == nullptr ? -1 : *row.sample_in_flight;
   for (std::uint32_t i = cuda::ThreadIndex(); i < row.history_size; i += kSamplerThreads) {
-    const TokenCount seen = args.history[row.history_begin + i];
+    TokenCount seen = args.history[row.history_begin + i];
     const auto id = static_cast<std::uint32_t>(seen.token);
+    if (seen.token == in_flight) {
+      ++seen.output_count;
+      state.in_history = 1;
+    }
     if (HasText(args, id)) x[id] = Penalised(row, seen, x[id]);
+  }
+  cuda::SyncBlock();
+  const auto new_id = static_cast<std::uint32_t>(in_flight);
+  if (cuda::ThreadIndex() == 0 && new_id < args.vocab && state.in_history == 0 &&
+      HasText(args, new_id)) {
+    x[new_id] = Penalised(row, {.token = in_flight, .output_count = 1}, x[new_id]);
   }
   cuda::SyncBlock();
   const LogitBias* const bias = args.bias + row.bias_begin;

@@ -25,6 +25,7 @@ inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 struct DeviceRow {
   const float* logits;  // [vocab]
   std::int32_t* token;  // where the drawn token goes; null for a score
+  const std::int32_t* sample_in_flight;  // as SamplingRow
   std::uint64_t seed;
   double top_p;     // 1: off
   float factor;     // 1 / temperature
@@ -61,6 +62,7 @@ struct SamplerState {
   std::uint32_t top_kept;  // and for the best ids
   std::uint32_t better;    // ids with text that are likelier than the token
   std::int32_t token;
+  std::uint32_t in_history;  // the history holds the sample in flight
 };
 
 // What the host makes log-probabilities of.

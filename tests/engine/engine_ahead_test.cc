@@ -168,15 +168,38 @@ TEST(EngineAheadTest, PagesOfAnEndedChoiceWaitForItsSurplusRow) {
   EXPECT_FALSE(harness.Step());
 }
 
-TEST(EngineAheadTest, PenaltiesAndForksWaitForTheStepInFlight) {
+TEST(EngineAheadTest, APenaltyMakesNoRowWaitForTheStepInFlight) {
+  std::map<std::string, Harness::Output> expected;
+  for (const int in_flight : {1, kAhead}) {
+    HarnessOptions options = Small(in_flight);
+    options.runner.end_period = 0;
+    Harness harness(options);
+    for (int i = 0; i < 4; ++i) {
+      Request request = MakeRequest(absl::StrCat("r", i), MakePrompt(1, 16), 30);
+      if (i == 1) request.sampling.repetition_penalty = 1.5f;
+      if (i == 2) request.sampling.frequency_penalty = 0.5f;
+      harness.Submit(request);
+    }
+    harness.RunUntilIdle();
+    ExpectBalance(harness);
+    // The prompts are one step, each further token is one, and all but the first are ahead.
+    EXPECT_EQ(harness.runner.steps().size(), 30);
+    EXPECT_EQ(StepsAhead(harness), in_flight == 1 ? 0 : 29);
+    if (in_flight == 1) {
+      expected = harness.outputs();
+      EXPECT_NE(expected["r1"].tokens, expected["r0"].tokens) << "the penalty does nothing";
+      continue;
+    }
+    for (const auto& [id, output] : harness.outputs()) {
+      EXPECT_EQ(output.tokens, expected[id].tokens) << id;
+    }
+  }
+}
+
+TEST(EngineAheadTest, ForksWaitForTheStepInFlight) {
   HarnessOptions options = Small(kAhead);
   options.runner.end_period = 0;
   Harness harness(options);
-  Request penalised = MakeRequest("p", MakePrompt(1, 20), 10);
-  penalised.sampling.repetition_penalty = 1.5f;
-  harness.Submit(penalised);
-  harness.RunUntilIdle();
-  EXPECT_EQ(StepsAhead(harness), 0);
   Request forked = MakeRequest("n", MakePrompt(2, 20), 10);
   forked.sampling.choice_count = 3;
   harness.Submit(forked);

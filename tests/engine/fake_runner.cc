@@ -24,10 +24,6 @@ std::uint64_t FingerprintOf(const models::StepBatch& batch) {
   for (const models::StepDraw& draw : batch.draws) {
     const kernels::SamplingRow& row = draw.row;
     sum = Mix(sum, row.position);
-    for (std::uint32_t i = 0; i < row.history_size; ++i) {
-      sum = Mix(sum, static_cast<std::uint64_t>(row.history[i].token));
-      sum = Mix(sum, static_cast<std::uint64_t>(row.history[i].output_count));
-    }
     for (std::uint32_t i = 0; i < row.bias_size; ++i) {
       sum = Mix(sum, static_cast<std::uint64_t>(row.bias[i].token));
     }
@@ -120,6 +116,10 @@ FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
     CheckPages(launch);
   }
   CheckFeedback(launch);
+  for (const models::StepDraw& draw : batch.draws) {
+    CheckSampleInFlight(launch, draw);
+    launch.histories.emplace_back(draw.row.history, draw.row.history + draw.row.history_size);
+  }
   return launch;
 }
 
@@ -209,6 +209,38 @@ void FakeRunner::CheckFeedback(const Launch& launch) const {
   }
 }
 
+// A sample in flight is that of the same row, at the position just before.
+void FakeRunner::CheckSampleInFlight(const Launch& launch, const models::StepDraw& draw) const {
+  if (draw.sample_in_flight < 0) return;
+  QUIRE_CHECK(!in_flight_.empty());
+  const models::StepBatch& before = *in_flight_.back().batch;
+  const auto index = static_cast<std::size_t>(draw.sample_in_flight);
+  QUIRE_CHECK(index < before.draws.size());
+  QUIRE_CHECK(before.draws[index].row.position + 1 == draw.row.position);
+  // CheckFeedback has proved that the token that is fed back is of this row.
+  const std::uint32_t last = launch.batch->logits_tokens[draw.logits_index];
+  QUIRE_CHECK(launch.tokens[last] == -draw.sample_in_flight - 1);
+}
+
+// Adds the samples that were in flight at the launch, and have been collected since.
+void FakeRunner::CompleteHistories(Launch& launch) const {
+  for (std::size_t i = 0; i < launch.histories.size(); ++i) {
+    const std::int32_t sample = launch.batch->draws[i].sample_in_flight;
+    if (sample < 0) continue;
+    const std::int32_t token = last_draws_.at(static_cast<std::size_t>(sample));
+    if (token < 0) continue;
+    std::vector<kernels::TokenCount>& history = launch.histories[i];
+    const auto found =
+        std::find_if(history.begin(), history.end(),
+                     [token](const kernels::TokenCount& seen) { return seen.token == token; });
+    if (found == history.end()) {
+      history.push_back({.token = token, .output_count = 1});
+    } else {
+      ++found->output_count;
+    }
+  }
+}
+
 void FakeRunner::Execute(Launch& launch) {
   const models::StepBatch& batch = *launch.batch;
   QUIRE_CHECK(batch.token_ids == launch.tokens && batch.rows.size() == launch.rows.size());
@@ -218,6 +250,7 @@ void FakeRunner::Execute(Launch& launch) {
     const std::int32_t drawn = last_draws_.at(static_cast<std::size_t>(-(token + 1)));
     token = std::max(drawn, 0);
   }
+  CompleteHistories(launch);
   for (const BlockId page : batch.clears) {
     const std::size_t begin = std::size_t{page.value()} * options_.page_size;
     std::fill_n(rows_.begin() + static_cast<std::ptrdiff_t>(begin), options_.page_size, 0);
@@ -239,8 +272,8 @@ void FakeRunner::Execute(Launch& launch) {
   top_.clear();
   top_.reserve((batch.draws.size() + batch.scores.size()) * 20);
   last_draws_.clear();
-  for (const models::StepDraw& draw : batch.draws) {
-    result_.draws.push_back(Draw(launch, draw));
+  for (std::size_t i = 0; i < batch.draws.size(); ++i) {
+    result_.draws.push_back(Draw(launch, i));
     last_draws_.push_back(result_.draws.back().token);
   }
   for (const models::StepScore& score : batch.scores)
@@ -296,7 +329,8 @@ void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, models::StepT
 
 // Greedy rows depend on the state alone; others on seed, choice and position too. Penalties are
 // stood for by a sum over the history, which has no order.
-models::StepToken FakeRunner::Draw(const Launch& launch, const models::StepDraw& draw) {
+models::StepToken FakeRunner::Draw(const Launch& launch, std::size_t index) {
+  const models::StepDraw& draw = launch.batch->draws[index];
   models::StepToken result;
   const std::uint64_t state = ReadBack(launch, draw.logits_index, &result.non_finite);
   const kernels::SamplingRow& row = draw.row;
@@ -308,9 +342,9 @@ models::StepToken FakeRunner::Draw(const Launch& launch, const models::StepDraw&
   if (row.temperature >= 0.001f) {
     key = Mix(Mix(key, row.seed), (std::uint64_t{row.choice} << 32) + row.position);
   }
-  for (std::uint32_t i = 0; i < row.history_size; ++i) {
-    key += Mix(static_cast<std::uint64_t>(row.history[i].token),
-               static_cast<std::uint64_t>(row.history[i].output_count));
+  for (const kernels::TokenCount& seen : launch.histories[index]) {
+    key += Mix(static_cast<std::uint64_t>(seen.token),
+               static_cast<std::uint64_t>(seen.output_count));
   }
   for (std::uint32_t i = 0; i < row.bias_size; ++i) {
     key += Mix(77, static_cast<std::uint64_t>(row.bias[i].token));

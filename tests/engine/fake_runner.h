@@ -91,7 +91,8 @@ class FakeRunner : public models::StepRunner {
     std::vector<std::uint32_t> lengths;
     std::uint32_t stride = 0;
     std::vector<PageUse> uses;
-    std::uint64_t fingerprint = 0;  // of what the draws point to
+    std::vector<std::vector<kernels::TokenCount>> histories;  // by draw
+    std::uint64_t fingerprint = 0;  // of what else the draws point to
   };
 
   Launch Snapshot(const models::StepBatch& batch) const;
@@ -109,7 +110,9 @@ class FakeRunner : public models::StepRunner {
   std::uint32_t FirstRead(std::uint32_t group, std::uint32_t position) const;
   void ComputeRow(const Launch& launch, std::uint32_t group, const models::StepRow& row);
   std::uint64_t ReadBack(const Launch& launch, std::uint32_t logits_index, bool* poisoned);
-  models::StepToken Draw(const Launch& launch, const models::StepDraw& draw);
+  void CheckSampleInFlight(const Launch& launch, const models::StepDraw& draw) const;
+  void CompleteHistories(Launch& launch) const;
+  models::StepToken Draw(const Launch& launch, std::size_t index);
   models::StepToken Score(const Launch& launch, const models::StepScore& score);
   void ListBest(std::uint64_t state, std::int32_t count, models::StepToken* token);
 

@@ -262,6 +262,44 @@ TEST_P(DeviceSamplerTest, ScoresWhatTheCpuScores) {
   }
 }
 
+// Tokens that the step before left in device memory, -1 among them.
+TEST(DeviceSamplerUseTest, CountsTheSampleInFlight) {
+  constexpr std::uint32_t kVocab = 90;
+  const SamplerSetup setup(2, kVocab, kVocab, true);
+  std::vector<HostRow> hosts;
+  std::vector<std::int32_t> in_flight;
+  for (std::uint32_t i = 0; i < 64; ++i) {
+    HostRow& host = hosts.emplace_back(3 * i, kVocab);
+    host.row.temperature = 0;
+    host.row.repetition_penalty = 3.0f;
+    host.row.presence_penalty = 2.0f;
+    host.row.num_logprobs = -1;
+    // The best token is the one that a penalty moves.
+    const auto best = std::max_element(host.logits.begin(), host.logits.end());
+    std::int32_t token = static_cast<std::int32_t>(best - host.logits.begin());
+    if (i % 3 == 1) token = host.history[i % host.history.size()].token;
+    in_flight.push_back(i % 8 == 7 ? -1 : token);
+  }
+  std::vector<SampledRow> without;
+  for (const SampledRow& row : Expected(setup, hosts).sampled) without.push_back(row);
+  for (std::size_t i = 0; i < hosts.size(); ++i) hosts[i].row.sample_in_flight = &in_flight[i];
+  const Expected expected(setup, hosts);
+  DeviceArray<std::int32_t> before(setup.cuda(), in_flight.size());
+  before.Put(in_flight);
+  DeviceArray<float> logits(setup.cuda(), hosts.size() * kVocab);
+  std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].sample_in_flight = before.data() + i;
+  DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
+  ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), 0).ok());
+  const std::vector<std::int32_t> got = tokens.Get();
+  int changed = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(got[i], expected.sampled[i].token) << i;
+    changed += got[i] != without[i].token;
+  }
+  EXPECT_GT(changed, 5) << "the sample in flight changes nothing";
+}
+
 TEST(DeviceSamplerUseTest, SlotsAreIndependentAndCanBeUsedAgain) {
   const SamplerSetup setup(3, 200, 200, false);
   std::vector<HostRow> hosts;

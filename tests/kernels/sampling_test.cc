@@ -121,6 +121,53 @@ void CheckLogprobs(const RandomRow& r, const SampledRow& sampled,
   }
 }
 
+// The history as it is once the sample in flight is known.
+std::vector<TokenCount> Completed(std::vector<TokenCount> history, std::int32_t token) {
+  for (TokenCount& seen : history) {
+    if (seen.token != token) continue;
+    ++seen.output_count;
+    return history;
+  }
+  history.push_back({.token = token, .output_count = 1});
+  return history;
+}
+
+TEST(SamplingTest, ASampleInFlightIsOneMoreTokenOfTheOutput) {
+  const TestBackend backend(1);
+  constexpr std::uint32_t kVocab = 60;
+  int changed = 0;
+  for (std::uint32_t seed = 0; seed < 400; ++seed) {
+    RandomRow r(seed, kVocab);
+    r.row.num_logprobs = -1;
+    if (seed % 4 != 0) {
+      r.row.temperature = 0;
+      r.row.repetition_penalty = 3.0f;
+      r.row.presence_penalty = 2.0f;
+    }
+    // The token that the row would have again, one of the history, or what a step without a sample
+    // leaves.
+    SampledRow again{};
+    ASSERT_TRUE(Sample(*backend, {{&r.row, 1}, {&again, 1}, kVocab}).ok());
+    std::int32_t in_flight = again.token;
+    if (seed % 3 == 1) in_flight = r.history[seed % r.history.size()].token;
+    if (seed % 16 == 15) in_flight = -1;
+    const std::vector<TokenCount> completed =
+        in_flight < 0 ? r.history : Completed(r.history, in_flight);
+    SamplingRow known = r.row, ahead = r.row;
+    known.history = completed.data();
+    known.history_size = static_cast<std::uint32_t>(completed.size());
+    ahead.sample_in_flight = &in_flight;
+    const SamplingRow rows[] = {known, ahead};
+    SampledRow sampled[2];
+    ASSERT_TRUE(Sample(*backend, {rows, sampled, kVocab}).ok());
+    EXPECT_EQ(sampled[1].token, sampled[0].token) << seed;
+    EXPECT_EQ(internal::SampleCpu(ahead, kVocab).token, internal::SampleCpu(known, kVocab).token)
+        << seed;
+    changed += again.token != sampled[0].token;
+  }
+  EXPECT_GT(changed, 100) << "the sample in flight changes nothing";
+}
+
 TEST(SamplingParityTest, EqualsTheSortedReferenceOnRandomRows) {
   const TestBackend backend(2);
   int near_decisions = 0, greedy = 0, empty = 0;
