@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "engine/output/token_stream.h"
 #include "engine/request/engine_options.h"
@@ -19,6 +20,9 @@ constexpr double kAimedShare = 0.9;
 // Where time bounds a chunk it ends on a multiple of this: rows that the CPU's tiles compute
 // together.
 constexpr std::uint32_t kTimedChunkTokens = 8;
+
+// Of so many steps with prompts one serves the oldest prompt first, the others the shortest.
+constexpr std::uint64_t kStepsForOneOfTheOldest = 4;
 
 cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {
   match.num_tokens -= match.partial_rows;
@@ -42,6 +46,7 @@ Scheduler::Scheduler(const EngineOptions& options, cache::CacheManager* cache)
   scratch_.reserve(rows);
   plan_.decodes.reserve(rows);
   plan_.prefills.reserve(rows);
+  prompts_.reserve(rows);
 }
 
 void Scheduler::Add(ScheduledRequest* request) {
@@ -83,8 +88,7 @@ const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
     return plan_;
   }
   time_target_ = StepTimeTarget();
-  PlanChunks();
-  Admit(now);
+  PlanPrompts(now);
   return plan_;
 }
 
@@ -166,13 +170,9 @@ void Scheduler::PlanDecodes(bool ahead) {
 // The same for the chunks of prompts that the step may have room for: in window groups they could
 // not be taken with the admission.
 void Scheduler::GrowPrompts(bool ahead) {
-  scratch_.clear();
-  for (Sequence* sequence : running_) {
-    if (sequence->state() != SequenceState::kPrefill || sequence->skips) continue;
-    if (sequence->launched() < sequence->total()) scratch_.push_back(sequence);
-  }
+  OrderPrompts();
   std::uint32_t left = std::min(budget_, prompt_budget_);
-  for (Sequence* sequence : scratch_) {
+  for (Sequence* sequence : prompts_) {
     if (left == 0 || must_wait_) return;
     if (!sequence->active()) continue;
     const std::uint32_t remaining = sequence->total() - sequence->launched();
@@ -265,46 +265,79 @@ void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
   prompt_budget_ -= num_tokens;
 }
 
-void Scheduler::PlanChunks() {
+// The prompts that are being computed, in the order in which the step serves them. Shortest first,
+// so that a long one does not hold up the first tokens of short ones; by age now and then, so that
+// it gets on whatever else comes.
+void Scheduler::OrderPrompts() {
+  prompts_.clear();
   for (Sequence* sequence : running_) {
     if (sequence->state() != SequenceState::kPrefill || sequence->skips) continue;
-    if (sequence->launched() == sequence->total()) continue;
+    if (sequence->launched() < sequence->total()) prompts_.push_back(sequence);
+  }
+  if (prompts_.empty()) return;
+  const auto key = [](const Sequence* sequence) {
+    return std::tuple(RankOf(*sequence), sequence->admission, sequence->choice);
+  };
+  const auto by_rank = [key](const Sequence* a, const Sequence* b) { return key(a) < key(b); };
+  std::sort(prompts_.begin() + (IsStepOfTheOldest() ? 1 : 0), prompts_.end(), by_rank);
+}
+
+bool Scheduler::IsStepOfTheOldest() const {
+  return prompt_steps_ % kStepsForOneOfTheOldest == kStepsForOneOfTheOldest - 1;
+}
+
+Scheduler::PromptRank Scheduler::RankOf(const Sequence& sequence) {
+  return {sequence.request->request.priority,
+          LengthClass(sequence.total() - sequence.launched())};
+}
+
+void Scheduler::PlanPrompts(absl::Time now) {
+  OrderPrompts();
+  bool comes_first = IsStepOfTheOldest();
+  bool admits = true;
+  for (Sequence* sequence : prompts_) {
+    // Requests that wait pass longer prompts, but not the oldest one in its step.
+    if (!comes_first && admits) admits = AdmitBefore(RankOf(*sequence), now);
+    comes_first = false;
     const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
     const std::uint32_t chunk = ChunkTokens(sequence->launched(), sequence->total(), room);
     if (chunk == 0) {
-      budget_ = 0;  // no sequence behind it passes
-      return;
+      admits = false;  // no request behind it passes
+      break;
     }
     AddChunk(*sequence, chunk);
   }
+  if (admits) AdmitBefore(kLastRank, now);
+  if (!plan_.prefills.empty()) ++prompt_steps_;
 }
 
-void Scheduler::Admit(absl::Time now) {
-  // Under overload this is the rule; some sequence runs then, so no request is stuck.
-  if (!HasRows(1) || budget_ == 0 || prompt_budget_ == 0) return;
-  scratch_ = preempted_;
-  for (Sequence* sequence : scratch_) {
-    if (sequence->skips) continue;
-    const Admission admission = TryAdmit(*sequence);
-    if (admission == Admission::kAdmitted) continue;
-    if (admission == Admission::kBlocked) NoteBlocked(sequence->request);
-    return;
-  }
-  while (!waiting_.empty()) {
-    ScheduledRequest* request = waiting_.Best(now);
-    if (request == nullptr) return;
-    // No request overtakes it: an output worker that is behind has that room again within a few
-    // steps.
-    if (!IsOutputReady(*request)) return;
-    const Admission admission = TryAdmit(request->first());
+// Admits requests, in their order, while they come before `rank`. False when no further one can be
+// admitted in this step.
+bool Scheduler::AdmitBefore(const PromptRank& rank, absl::Time now) {
+  // Under overload this is the rule; a sequence runs then, so no request is stuck.
+  while (HasRows(1) && budget_ > 0 && prompt_budget_ > 0) {
+    const auto preempted = std::ranges::find_if(
+        preempted_, [](const Sequence* sequence) { return !sequence->skips; });
+    const bool is_new = preempted == preempted_.end();
+    ScheduledRequest* const request = is_new ? waiting_.Best(now) : (*preempted)->request;
+    if (request == nullptr) return false;
+    const PromptRank candidate =
+        is_new ? PromptRank{waiting_.LevelOf(request), LengthClass(request->uncached_tokens)}
+               : RankOf(**preempted);
+    if (candidate >= rank) return true;
+    // No request overtakes it: a worker that is behind has that room again within a few steps.
+    if (is_new && !IsOutputReady(*request)) return false;
+    const Admission admission = TryAdmit(is_new ? request->first() : **preempted);
     if (admission != Admission::kAdmitted) {
       if (admission == Admission::kBlocked) NoteBlocked(request);
-      return;
+      return false;
     }
+    if (!is_new) continue;
     waiting_.Remove(request);
     waiting_uncached_tokens_ -= request->uncached_tokens;
     plan_.started.push_back(request);
   }
+  return false;
 }
 
 // Within the limit as it is now, below which it may have been lowered. A request with more choices

@@ -1,7 +1,9 @@
 #pragma once
 
-// Decides, step by step, who runs: decode rows first, then chunks of prompts in order of admission,
-// then new admissions while budget, rows and pages last.
+// Decides, step by step, who runs: decode rows first, then chunks of prompts, the shortest
+// remainder first, with new admissions among them while budget, rows and pages last. In every
+// fourth step the oldest prompt comes first, so that one of n chunks ends within 4 n steps as soon
+// as it is the oldest, whatever else comes.
 //
 //   safe:        a request is admitted when the pages of all admitted requests at their limits, its
 //   own
@@ -22,9 +24,9 @@
 // are expected to take (step_time_model.h). The first prompt of a step gets 8 even so.
 //
 // Order of admission: preempted sequences by age, then requests by (priority - steps aged,
-// deadline, arrival). The first that is blocked, or whose output worker is behind, blocks the rest;
-// one whose reader is behind steps aside, and so does one whose tenant has as many running requests
-// as it may.
+// deadline, class of length, arrival). The first that is blocked, or whose output worker is behind,
+// blocks the rest; one whose reader is behind steps aside, and so does one whose tenant has as many
+// running requests as it may.
 //
 // Place:      between EngineCore and CacheManager. Takes and frees pages; never runs anything.
 // Invariants: CheckIntegrity(). A function of its calls: no clock, no hash order, no other thread.
@@ -35,6 +37,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -129,8 +132,18 @@ class Scheduler {
   std::uint32_t GrowPrompt(Sequence& sequence, std::uint32_t chunk, bool ahead);
   bool CanDecode(const Sequence& sequence) const;
   bool NeedsOutcome(const Sequence& sequence) const;
-  void PlanChunks();
-  void Admit(absl::Time now);
+  // What is less is served first.
+  struct PromptRank {
+    std::int64_t level = 0;          // priority, less intervals waited before the admission
+    std::uint32_t length_class = 0;  // of the tokens left to compute
+    auto operator<=>(const PromptRank&) const = default;
+  };
+  static constexpr PromptRank kLastRank{std::numeric_limits<std::int64_t>::max(), 0};
+  static PromptRank RankOf(const Sequence& sequence);
+  void OrderPrompts();
+  bool IsStepOfTheOldest() const;
+  void PlanPrompts(absl::Time now);
+  bool AdmitBefore(const PromptRank& rank, absl::Time now);
   Admission TryAdmit(Sequence& sequence);
   void Start(Sequence& sequence, const cache::PrefixMatch& match);
   void NoteBlocked(ScheduledRequest* request);
@@ -166,6 +179,8 @@ class Scheduler {
   std::vector<Sequence*> preempted_;   // by admission
   std::vector<Sequence*> running_;     // by admission, then choice
   std::vector<Sequence*> scratch_;
+  std::vector<Sequence*> prompts_;    // that are being computed, in the order of the step
+  std::uint64_t prompt_steps_ = 0;    // steps so far that computed prompts
   std::uint32_t num_rows_ = 0;  // max_running_sequences at first; rows have their memory
   std::vector<std::uint32_t> free_rows_;
   std::uint64_t next_admission_ = 1;

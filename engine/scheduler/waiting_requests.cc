@@ -29,7 +29,11 @@ void WaitingRequests::Add(ScheduledRequest* request) {
   QUIRE_CHECK(is_new && request->of_tenant != nullptr);
   Entry& entry = added->second;
   entry.tenant = request->of_tenant;
-  entry.place = {request->request.priority, request->request.deadline, request->arrival, request};
+  entry.place = {.level = request->request.priority,
+                 .deadline = request->request.deadline,
+                 .length_class = ages() ? LengthClass(request->uncached_tokens) : 0,
+                 .arrival = request->arrival,
+                 .request = request};
   by_tenant_[entry.tenant].insert(entry.place);
   SetTimer(entry, 1);
 }

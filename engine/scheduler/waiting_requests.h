@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <compare>
 #include <cstdint>
 #include <map>
@@ -14,9 +15,15 @@
 
 namespace quire::engine {
 
+// By powers of four: prompts of about the same length keep the order of their arrival.
+inline std::uint32_t LengthClass(std::uint32_t tokens) {
+  return static_cast<std::uint32_t>(std::bit_width(tokens)) / 2;
+}
+
 // The requests that were never admitted, in order of admission: by (priority minus one for each
-// aging interval waited, deadline, arrival), those of each tenant apart, as a tenant may have to
-// stand back.
+// aging interval waited, deadline, LengthClass of the tokens to compute, arrival), those of each
+// tenant apart, as a tenant may have to stand back. Where requests do not age their length does not
+// count, or a long one could wait for ever.
 //
 // Each request is moved when it ages, by a timer, so that nothing goes over all that wait.
 //
@@ -39,6 +46,11 @@ class WaitingRequests {
   // Null when no tenant that waits may start one. O(tenants), and O(log requests) for each request
   // that has aged since the last call. `now` never goes back.
   ScheduledRequest* Best(absl::Time now);
+  // Its priority minus the intervals that it has waited, as of the last call of Best. REQUIRES: it
+  // is in here.
+  std::int64_t LevelOf(const ScheduledRequest* request) const {
+    return places_.at(request).place.level;
+  }
   // O(tenants).
   bool AnyMayStart() const;
 
@@ -52,11 +64,12 @@ class WaitingRequests {
   struct Place {
     std::int64_t level = 0;  // priority less intervals waited
     absl::Time deadline;
+    std::uint32_t length_class = 0;
     std::uint64_t arrival = 0;
     ScheduledRequest* request = nullptr;
     auto operator<=>(const Place& other) const {
-      return std::tie(level, deadline, arrival) <=>
-             std::tie(other.level, other.deadline, other.arrival);
+      return std::tie(level, deadline, length_class, arrival) <=>
+             std::tie(other.level, other.deadline, other.length_class, other.arrival);
     }
     bool operator==(const Place& other) const { return arrival == other.arrival; }
   };

@@ -1,0 +1,164 @@
+// Whose prompt is computed first (docs/scheduling.md, section 6): short ones pass long ones, and a
+// long one gets on whatever comes.
+
+#include <map>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/engine/harness.h"
+
+namespace quire::engine {
+namespace {
+
+constexpr std::uint32_t kPageSize = 64;
+constexpr std::int32_t kStepTokens = 512;
+
+HarnessOptions PromptOptions() {
+  HarnessOptions options = MakeHarnessOptions(
+      {.usable_pages = 1024, .page_size = kPageSize, .max_rows = 64, .max_context_tokens = 16384});
+  options.engine.max_step_tokens = kStepTokens;
+  options.engine.prefill_chunk_tokens = kStepTokens;
+  options.engine.max_step_prompt_tokens = kStepTokens;
+  return options;
+}
+
+Request PromptRequest(const std::string& id, std::uint64_t seed, std::size_t tokens) {
+  return MakeRequest(id, MakePrompt(seed, tokens), 1);
+}
+
+// Steps until the request has its token.
+int StepsUntilEnd(Harness& harness, const std::string& id) {
+  int steps = 0;
+  for (; !harness.output(id).ended; ++steps) EXPECT_TRUE(harness.Step());
+  return steps;
+}
+
+std::map<std::string, std::uint32_t> Chunks(const Harness& harness) {
+  std::map<std::string, std::uint32_t> chunks;
+  for (const PlannedPrefill& prefill : harness.core.last_plan().prefills) {
+    chunks[prefill.sequence->request->request.id] = prefill.num_tokens;
+  }
+  return chunks;
+}
+
+using ChunkMap = std::map<std::string, std::uint32_t>;
+
+TEST(PromptOrderTest, AShortPromptPassesALongOne) {
+  Harness harness(PromptOptions());
+  harness.Submit(PromptRequest("long", 1, 3000));
+  ASSERT_TRUE(harness.Step());
+  EXPECT_EQ(Chunks(harness), (ChunkMap{{"long", 512}}));
+  harness.Submit(PromptRequest("short", 2, 100));
+  ASSERT_TRUE(harness.Step());
+  // What the short one leaves goes to the long one, up to the border of a page.
+  EXPECT_EQ(Chunks(harness), (ChunkMap{{"short", 100}, {"long", 384}}));
+  EXPECT_TRUE(harness.output("short").ended);
+  EXPECT_FALSE(harness.output("long").ended);
+}
+
+// The order in which they were admitted does not matter: those that run compete with one another.
+TEST(PromptOrderTest, TheShortestRemainderComesFirst) {
+  Harness harness(PromptOptions());
+  harness.Submit(PromptRequest("a", 1, 4000));
+  ASSERT_TRUE(harness.Step());
+  harness.Submit(PromptRequest("b", 2, 700));
+  ASSERT_TRUE(harness.Step());
+  EXPECT_EQ(Chunks(harness), (ChunkMap{{"b", 512}}));
+  harness.Submit(PromptRequest("c", 3, 100));
+  ASSERT_TRUE(harness.Step());
+  // 188 tokens of b are left, 100 of c, 3488 of a.
+  EXPECT_EQ(Chunks(harness), (ChunkMap{{"b", 188}, {"c", 100}, {"a", 192}}));
+}
+
+// Prompts of about the same length keep the order of their arrival.
+TEST(PromptOrderTest, EqualPromptsAreServedInTurn) {
+  Harness harness(PromptOptions());
+  for (int i = 0; i < 6; ++i) {
+    harness.Submit(PromptRequest(absl::StrCat("r", i), static_cast<std::uint64_t>(i),
+                                 1000 - 60 * static_cast<std::size_t>(i)));
+  }
+  int last = 0;
+  for (int i = 0; i < 6; ++i) {
+    const int steps = StepsUntilEnd(harness, absl::StrCat("r", i));
+    EXPECT_LE(steps, 2);
+    last += steps;
+    for (int later = i + 1; later < 6; ++later) {
+      EXPECT_FALSE(harness.output(absl::StrCat("r", later)).ended) << i;
+    }
+  }
+  EXPECT_LE(last, 12);
+}
+
+// Two long prompts, one that runs and one that waits, hold up no short one behind them.
+TEST(PromptOrderTest, AShortPromptPassesALongOneThatWaits) {
+  Harness harness(PromptOptions());
+  harness.Submit(PromptRequest("long0", 1, 3000));
+  ASSERT_TRUE(harness.Step());
+  harness.Submit(PromptRequest("long1", 2, 3000));
+  harness.Submit(PromptRequest("short", 3, 100));
+  EXPECT_LE(StepsUntilEnd(harness, "short"), 2);
+}
+
+TEST(PromptOrderTest, PriorityComesBeforeLength) {
+  Harness harness(PromptOptions());
+  Request first = PromptRequest("first", 1, 2000);
+  first.priority = -1;
+  harness.Submit(std::move(first));
+  ASSERT_TRUE(harness.Step());
+  harness.Submit(PromptRequest("short", 2, 100));
+  EXPECT_EQ(StepsUntilEnd(harness, "first"), 3);
+  EXPECT_FALSE(harness.output("short").ended);
+}
+
+// Short prompts that fill every step by themselves, for as long as the long one is there. In every
+// fourth step the oldest prompt comes first, so n chunks take at most 4 n steps.
+TEST(PromptOrderTest, ALongPromptGetsOnWhileShortOnesFillEveryStep) {
+  Harness harness(PromptOptions());
+  harness.Submit(PromptRequest("long", 1, 5000));
+  ASSERT_TRUE(harness.Step());
+  const int chunks = (5000 + kStepTokens - 1) / kStepTokens;
+  int steps = 1, next = 0;
+  for (; !harness.output("long").ended; ++steps) {
+    ASSERT_LE(steps, 4 * chunks);
+    while (harness.core.scheduler().waiting() < 8) {
+      harness.Submit(PromptRequest(absl::StrCat("short", next),
+                                   static_cast<std::uint64_t>(10 + next), 256));
+      ++next;
+    }
+    harness.clock.Advance(absl::Milliseconds(100));
+    ASSERT_TRUE(harness.Step());
+  }
+  EXPECT_GT(steps, 3 * chunks) << "the short ones left time enough";
+}
+
+// The same for one that has not started: it is admitted once it has waited for an interval longer
+// than those that come.
+TEST(PromptOrderTest, ALongPromptStartsWhileShortOnesFillEveryStep) {
+  HarnessOptions options = PromptOptions();
+  options.engine.priority_aging_interval = absl::Seconds(10);
+  Harness harness(options);
+  int next = 0;
+  const auto fill = [&] {
+    while (harness.core.scheduler().waiting() < 8) {
+      harness.Submit(PromptRequest(absl::StrCat("short", next),
+                                   static_cast<std::uint64_t>(10 + next), 256));
+      ++next;
+    }
+  };
+  fill();
+  ASSERT_TRUE(harness.Step());
+  harness.Submit(PromptRequest("long", 1, 5000));
+  absl::Duration waited;
+  while (!harness.output("long").started) {
+    ASSERT_LE(waited, absl::Seconds(11));
+    fill();
+    harness.clock.Advance(absl::Milliseconds(100));
+    waited += absl::Milliseconds(100);
+    ASSERT_TRUE(harness.Step());
+  }
+  EXPECT_GE(waited, absl::Seconds(9)) << "the short ones left room enough";
+}
+
+}  // namespace
+}  // namespace quire::engine
