@@ -11,8 +11,10 @@
 namespace quire::engine {
 namespace {
 
-// The automatic target: so many steps without prompts, between these two.
-constexpr int kAutoTargetSteps = 4;
+// The automatic target: so many steps without prompts, between these two. With more than half as
+// many prompts as streams it is larger: rows that start sooner share the reading of the weights.
+constexpr int kAutoTargetSteps = 3;
+constexpr int kAutoTargetStepsOfPrompts = 4;
 constexpr absl::Duration kLeastAutoTarget = absl::Milliseconds(20);
 constexpr absl::Duration kMostAutoTarget = absl::Milliseconds(500);
 // Steps are planned for this share of the target, since some take longer than expected.
@@ -131,10 +133,12 @@ bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
 void Scheduler::PlanDecodes(bool ahead) {
   scratch_.clear();
   stream_waits_ = false;
+  num_prompts_ = preempted_.size() + waiting_.size();
   bool has_prefill = !preempted_.empty();
   for (Sequence* sequence : running_) {
     if (sequence->state() == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
       has_prefill = true;
+      ++num_prompts_;
     }
     must_wait_ |= NeedsOutcome(*sequence);
     if (!CanDecode(*sequence)) continue;
@@ -229,8 +233,9 @@ absl::Duration Scheduler::StepTimeTarget() const {
   if (!stream_waits_) return absl::InfiniteDuration();
   if (options_.step_time_target.has_value()) return *options_.step_time_target;
   if (!options_.auto_step_time_target) return absl::InfiniteDuration();
-  return std::clamp(kAutoTargetSteps * step_time_.Predict(plan_.work), kLeastAutoTarget,
-                    kMostAutoTarget);
+  const bool prompts_prevail = 2 * num_prompts_ > plan_.decodes.size();
+  const int steps = prompts_prevail ? kAutoTargetStepsOfPrompts : kAutoTargetSteps;
+  return std::clamp(steps * step_time_.Predict(plan_.work), kLeastAutoTarget, kMostAutoTarget);
 }
 
 // Of one row in one step.

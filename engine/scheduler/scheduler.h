@@ -35,6 +35,7 @@
 //             change between two plans, within what engine.h allows.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -190,6 +191,7 @@ class Scheduler {
   std::uint32_t prompt_budget_ = 0;  // of those, for prompts
   StepTimeModel step_time_;
   absl::Duration time_target_;  // of the step being planned
+  std::size_t num_prompts_ = 0;  // that run or wait, with tokens left to compute
   bool stream_waits_ = false;   // for the step being planned, beside those whose prompts are in it
   std::uint64_t launched_ = 0;  // steps
   std::uint64_t completed_ = 0;

@@ -25,6 +25,12 @@ constexpr double kSurprise = 1.5;
 constexpr double kKeepSurprised = 0.7;
 constexpr std::uint64_t kTrusted = 4;
 
+// A few prompt tokens cost nothing where the step reads weights for longer than it computes, and
+// the fit would have any number of them cost nothing. No chunk is sized for more than so many times
+// the speed of the fastest step, which keeps this share of its speed with each step.
+constexpr double kMaxSpeedUp = 2;
+constexpr double kKeepFastest = 0.99;
+
 // What the data leave open goes to the prompt tokens, which makes chunks smaller rather than
 // larger, then to the constant: the first in the order of the fit, and with the least ridge.
 constexpr std::array<std::size_t, 5> kOrder = {3, 0, 1, 2, 4};
@@ -69,6 +75,7 @@ void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
     const double ratio = seconds / expected;
     if (ratio > kSurprise || ratio < 1 / kSurprise) keep = kKeepSurprised;
   }
+  if (has_prompt) fastest_ = std::max(fastest_ * kKeepFastest, work.prompt_tokens / seconds);
   // Both sides are divided by the time: every step counts by its relative error.
   for (std::size_t i = 0; i < kTerms; ++i) {
     for (std::size_t j = 0; j < kTerms; ++j) {
@@ -116,8 +123,9 @@ std::uint32_t StepTimeModel::PromptTokensWithin(absl::Duration time, std::uint32
   // pair = 0.
   const double pair = coefficients_[4] / kPairUnit;
   const double slope = coefficients_[3] / kTokenUnit + pair * (stored + 0.5);
-  const double tokens = 2 * seconds / (slope + std::sqrt(slope * slope + 2 * pair * seconds));
-  constexpr double kMost = 1 << 20;  // also for a slope of 0
+  const double fitted = 2 * seconds / (slope + std::sqrt(slope * slope + 2 * pair * seconds));
+  const double tokens = std::min(fitted, kMaxSpeedUp * fastest_ * seconds);
+  constexpr double kMost = 1 << 20;
   return static_cast<std::uint32_t>(tokens < kMost ? tokens : kMost);
 }
 

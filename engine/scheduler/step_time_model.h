@@ -58,7 +58,8 @@ class StepTimeModel {
   bool Knows(const StepWork& work) const;
 
   // The most prompt tokens of a sequence with `stored` tokens whose share of a step's time is
-  // within `time`. 0 while no step with prompt tokens has been seen, and for times below zero.
+  // within `time`, and not more than at twice the speed of the fastest step. 0 while no step with
+  // prompt tokens has been seen, and for times below zero.
   std::uint32_t PromptTokensWithin(absl::Duration time, std::uint32_t stored) const;
 
  private:
@@ -78,6 +79,7 @@ class StepTimeModel {
 
   History decodes_, prompts_;
   Terms coefficients_{};  // seconds per unit of kUnits
+  double fastest_ = 0;    // prompt tokens per second of a whole step; forgotten slowly
 };
 
 }  // namespace quire::engine

@@ -133,6 +133,20 @@ TEST(StepTimeModelTest, DecodingForLongDoesNotForgetPrompts) {
   EXPECT_NEAR(model.PromptTokensWithin(absl::Milliseconds(100), 1000), before, 0.1 * before);
 }
 
+// Where the weights take longer to read than the rows to compute, small chunks are free.
+TEST(StepTimeModelTest, SmallChunksThatCostNothingDoNotMakeAnyChunkFree) {
+  StepTimeModel model;
+  for (int i = 0; i < 200; ++i) {
+    StepWork work;
+    for (int row = 0; row < 8; ++row) work.AddDecode(300);
+    if (i % 2 == 1) work.AddPrompt(0, 8);
+    model.Learn(work, absl::Milliseconds(40));
+  }
+  // 8 tokens in 40 ms are the fastest that was seen.
+  EXPECT_LE(model.PromptTokensWithin(absl::Milliseconds(80), 0), 32u);
+  EXPECT_GE(model.PromptTokensWithin(absl::Milliseconds(80), 0), 16u);
+}
+
 TEST(StepTimeModelTest, ChunksAreTheLargestThatFit) {
   const StepTimeModel model = Trained(Truth());
   for (const std::uint32_t stored : {0u, 100u, 5000u, 100000u}) {
@@ -275,12 +289,36 @@ TEST(StepTimeTargetTest, GapsOfStreamsStayBelowTheTargetWhilePromptsArrive) {
   EXPECT_GT(MetricSum(timed.harness.registry, "quire_engine_step_prediction_ratio_count"), 200);
 }
 
-TEST(StepTimeTargetTest, AutoIsFourStepsWithoutPrompts) {
+// `streams` that run, then prompts of 3000 tokens that come together.
+void ServeStreamsThenPrompts(TimedEngine& timed, int streams, int prompts) {
+  Harness& harness = timed.harness;
+  for (int i = 0; i < streams; ++i) {
+    harness.Submit(MakeRequest(absl::StrCat("stream", i),
+                               MakePrompt(static_cast<std::uint64_t>(100 + i), 300), 400));
+  }
+  for (int step = 0; step < 100; ++step) timed.Step();
+  timed.mixed_steps.clear();
+  for (int i = 0; i < prompts; ++i) {
+    harness.Submit(MakeRequest(absl::StrCat("prompt", i),
+                               MakePrompt(static_cast<std::uint64_t>(i), 3000), 1));
+  }
+  for (int step = 0; step < 60; ++step) timed.Step();
+}
+
+TEST(StepTimeTargetTest, AutoIsThreeStepsWithoutPrompts) {
   TimedEngine timed(Rule(Truth()), std::nullopt, /*is_auto=*/true);
-  timed.ServeStreamsAndPrompts();
-  const absl::Duration target = 4 * Mean(timed.decode_steps);
+  ServeStreamsThenPrompts(timed, /*streams=*/8, /*prompts=*/2);
+  const absl::Duration target = 3 * Mean(timed.decode_steps);
   EXPECT_LE(Longest(timed.mixed_steps), 1.1 * target);
-  EXPECT_GT(Mean(timed.mixed_steps), 0.5 * target);
+  EXPECT_GT(Mean(timed.mixed_steps), 0.6 * target);
+}
+
+TEST(StepTimeTargetTest, AutoIsFourStepsWhereMoreWaitForTheirFirstToken) {
+  TimedEngine timed(Rule(Truth()), std::nullopt, /*is_auto=*/true);
+  ServeStreamsThenPrompts(timed, /*streams=*/2, /*prompts=*/6);
+  const absl::Duration step = Mean(timed.decode_steps);
+  EXPECT_GT(Longest(timed.mixed_steps), 3 * step);
+  EXPECT_LE(Longest(timed.mixed_steps), 1.1 * 4 * step);
 }
 
 TEST(StepTimeTargetTest, AutoHasBounds) {
@@ -456,6 +494,7 @@ TEST(StepTimeTargetTest, ServedLoadKeepsItsRhythmOnEveryMachine) {
                               {"1.1 B int8", 0.004, 0.036, 0.0025, 2e-7},
                               {"0.5 B int8 without dot products", 0.002, 0.017, 0.004, 2e-7},
                               {"0.5 B bf16", 0.002, 0.033, 0.009, 2e-7},
+                              {"0.5 B int8, slow memory", 0.003, 0.038, 0.0025, 4e-7},
                               {"0.5 B int8 on 32 cores", 0.001, 0.004, 0.0001, 1e-8}};
   for (const Machine& machine : machines) {
     for (const int clients : {8, 32}) {
@@ -467,12 +506,13 @@ TEST(StepTimeTargetTest, ServedLoadKeepsItsRhythmOnEveryMachine) {
       const Latencies with = ClosedLoop(&timed, clients).Run(requests);
       ASSERT_EQ(with.gaps.size(), static_cast<std::size_t>(requests) * 63);
       const double median = Quantile(with.gaps, 0.5);
-      EXPECT_LE(Quantile(with.gaps, 0.99), 5 * median);
+      // A machine that is faster than any target has gaps of the least one.
+      EXPECT_LE(Quantile(with.gaps, 0.99), std::max(3 * median, 0.020));
       // Without a target streams stand still behind prompts; with it little of the time is lost,
-      // and the last first token comes about when it came before.
+      // and the last first token comes later by as much as short prompts pass long ones.
       EXPECT_GT(Quantile(without.gaps, 0.99), 2 * Quantile(with.gaps, 0.99));
       EXPECT_LE(with.total, 1.1 * without.total);
-      EXPECT_LE(Quantile(with.first_tokens, 0.99), 1.25 * Quantile(without.first_tokens, 0.99));
+      EXPECT_LE(Quantile(with.first_tokens, 0.99), 1.6 * Quantile(without.first_tokens, 0.99));
     }
   }
 }
