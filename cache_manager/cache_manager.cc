@@ -252,15 +252,25 @@ std::vector<BlockId> CacheManager::TakeClears() {
   return clears;
 }
 
-void CacheManager::CompleteStep(bool spoil_held) {
+void CacheManager::Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
+                              std::span<const PageKey> keys, std::uint32_t first_token) {
+  const NodeId first = state_->FindNode(root, first_token / state_->page_size, tokens, keys);
+  if (first != kNoNode) state_->prefixes.DropSubtree(first);
+}
+
+void CacheManager::CompleteStep(bool is_poisoned) {
   std::vector<StepWork>& in_flight = state_->in_flight;
+  // The rows that it poisoned may have ended after later steps were launched.
+  for (const StepWork& work : in_flight) {
+    if (is_poisoned) state_->PoisonHeld(work);
+  }
   if (!in_flight.empty()) {
     StepWork work = std::move(in_flight.front());
     in_flight.erase(in_flight.begin());
-    state_->Release(work, spoil_held);
+    state_->Release(work);
   }
   // With one step at a time its work may also be taken after PrepareStep.
-  if (in_flight.empty()) state_->Release(state_->taken, spoil_held);
+  if (in_flight.empty()) state_->Release(state_->taken);
 }
 
 std::uint32_t CacheManager::steps_in_flight() const {

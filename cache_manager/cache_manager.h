@@ -179,6 +179,12 @@ class CacheManager {
   void Scrub(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
              std::uint32_t first_token);
 
+  // The pages of a history from token `first_token` on, and all that continue them, stop being
+  // findable: the row that computed them has ended, and a step has shown since that they are not
+  // finite. Before the CompleteStep that says so.
+  void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
+                  std::span<const PageKey> keys, std::uint32_t first_token);
+
   // Fills the step arrays, those of one group after the other: cache_lengths of the scheduled rows,
   // 0 for the others, and the three maxima. REQUIRES: every row is scheduled once, with at least
   // one new token, and holds the pages that these tokens read and write, private and unpublished
@@ -194,11 +200,12 @@ class CacheManager {
   // belongs to the step that is prepared next; with no more than one step in flight it may also be
   // taken after PrepareStep. A page that a row lets go of while a step in flight names it is held:
   // it may stay or become findable, but is not handed out before every step launched until then has
-  // completed. `spoil_held`: the completing step wrote NaN or infinity into a row that has ended
-  // meanwhile; what is held for it is quarantined as after Scrub.
+  // completed. `is_poisoned`: the completing step wrote NaN or infinity into a row that has ended
+  // meanwhile; of what is held, the pages that steps in flight write are quarantined as after
+  // Scrub. Pages that were published before stay: Invalidate.
   std::vector<PageCopy> TakeCopies();
   std::vector<BlockId> TakeClears();
-  void CompleteStep(bool spoil_held = false);
+  void CompleteStep(bool is_poisoned = false);
   std::uint32_t steps_in_flight() const;
   // Whether copies or clears wait to be taken. Quarantined pages come back only through a step, so
   // an idle engine runs one without rows when this is true.

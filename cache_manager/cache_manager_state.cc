@@ -152,18 +152,20 @@ void CacheManager::State::Hold(BlockId page) {
   in_flight.back().held.push_back(page);
 }
 
+void CacheManager::State::PoisonHeld(const StepWork& work) {
+  for (const BlockId page : work.held) {
+    const NodeId node = pool.node(page);
+    if (node != kNoNode && prefixes.is_full(node)) continue;
+    if (node != kNoNode) prefixes.DropSubtree(node);
+    pool.MarkSpoiled(page);
+  }
+}
+
 // Rows are held tail first. Their heads are released first, so that a page finds its place in the
 // eviction order directly before the page that it continues, which is cached by then; the other way
 // round each page would go over all those before it. Copies read ends of histories, and come last.
-void CacheManager::State::Release(StepWork& work, bool spoil_held) {
-  for (auto held = work.held.rbegin(); held != work.held.rend(); ++held) {
-    const BlockId page = *held;
-    if (spoil_held) {
-      if (pool.node(page) != kNoNode) prefixes.DropSubtree(pool.node(page));
-      pool.MarkSpoiled(page);
-    }
-    DropTransfer(page);
-  }
+void CacheManager::State::Release(StepWork& work) {
+  for (auto held = work.held.rbegin(); held != work.held.rend(); ++held) DropTransfer(*held);
   for (const PageCopy& copy : work.copies) DropTransfer(copy.source);
   for (const BlockId page : work.clears) pool.FreeQuarantined(page);
   num_clears_taken -= work.clears.size();
@@ -302,8 +304,15 @@ NodeId CacheManager::State::NodeAt(BatchRow row, std::uint32_t column,
                                    std::span<const PageKey> keys) const {
   const LookupTable& table = tables[widest];
   if (table.has_page(row, column)) return pool.node(table.page(row, column));
-  if (column >= table.first_column(row) || column >= keys.size()) return kNoNode;
-  NodeId node = prefixes.FindRoot(rows[row.value()].root);
+  if (column >= table.first_column(row)) return kNoNode;
+  return FindNode(rows[row.value()].root, column, tokens, keys);
+}
+
+NodeId CacheManager::State::FindNode(const Hash128& root, std::uint32_t column,
+                                     std::span<const std::int32_t> tokens,
+                                     std::span<const PageKey> keys) const {
+  if (column >= keys.size()) return kNoNode;
+  NodeId node = prefixes.FindRoot(root);
   for (std::uint32_t at = 0; at <= column && node != kNoNode; ++at) {
     const auto page_tokens = tokens.subspan(std::size_t{at} * page_size, page_size);
     node = prefixes.FindChild(node, keys[at], page_tokens).node;

@@ -85,13 +85,19 @@ struct CacheManager::State {
   bool IsBeingCopied(BlockId page) const;
   // Keeps the page, which a row is about to let go, until the steps in flight have completed.
   void Hold(BlockId page);
+  // The pages held for `work` that a step in flight can have written, which are those without a
+  // full node, stop being findable and are cleared before they are handed out.
+  void PoisonHeld(const StepWork& work);
   // The step that does `work` has run.
-  void Release(StepWork& work, bool spoil_held);
+  void Release(StepWork& work);
 
   bool CanPublish(BatchRow row);
   // The node that a page at `column` continues; kNoNode when that would be a root not known yet, or
   // when the row does not hold the page before.
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
+  // The node of `column` of a history; kNoNode when it has none.
+  NodeId FindNode(const Hash128& root, std::uint32_t column, std::span<const std::int32_t> tokens,
+                  std::span<const PageKey> keys) const;
   // The node of `column`; kNoNode when it has none. Where its pages were given back it is found by
   // `keys`, which the row's last pages may not lead to any more.
   NodeId NodeAt(BatchRow row, std::uint32_t column, std::span<const std::int32_t> tokens,

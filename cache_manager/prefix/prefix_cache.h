@@ -110,6 +110,7 @@ class PrefixCache {
     return {pages_.data() + node.value() * num_groups_, num_groups_};
   }
   NodeId parent(NodeId node) const { return at(node).parent; }
+  bool is_full(NodeId node) const { return at(node).kind == Kind::kFull; }
   // True for the root node of `root`.
   bool is_root(NodeId node, const Hash128& root) const {
     return at(node).kind == Kind::kRoot && at(node).key == root;

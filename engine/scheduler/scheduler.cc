@@ -407,6 +407,7 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   if (sequence.admission == 0) sequence.admission = next_admission_++;
   Enter(sequence, SequenceState::kPrefill);
   sequence.computed = match.num_tokens;
+  sequence.proven = match.num_tokens;
   if (match.partial_rows > 0) NoteCopy(request);
   std::erase(preempted_, &sequence);
   InsertByAdmission(running_, &sequence);

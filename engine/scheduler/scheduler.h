@@ -94,7 +94,8 @@ class Scheduler {
   // The sequence has ended: its pages go back, findable unless the request wrote nothing to the
   // cache.
   void Finish(Sequence& sequence);
-  // The request is gone, from any state. `scrub`: nothing that it computed may be found again.
+  // The request is gone, from any state. `scrub`: its logits are not finite, so nothing that it
+  // wrote since it had finite ones may be found again.
   void Remove(ScheduledRequest& request, bool scrub);
 
   std::int32_t waiting() const { return static_cast<std::int32_t>(waiting_.size()); }

@@ -178,7 +178,8 @@ void Scheduler::Remove(ScheduledRequest& request, bool scrub) {
   for (const auto& sequence : request.sequences) {
     if (sequence->row.has_value()) {
       if (scrub) {
-        cache_->Scrub(*sequence->row, sequence->cache_tokens(), sequence->keys, 0);
+        cache_->Scrub(*sequence->row, sequence->cache_tokens(), sequence->keys,
+                      sequence->proven);
       } else {
         cache_->Free(*sequence->row);
       }

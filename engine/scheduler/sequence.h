@@ -95,6 +95,8 @@ struct Sequence {
   std::uint32_t in_flight = 0;      // tokens that steps in flight compute, from `computed` on
   std::uint32_t pending_draws = 0;  // tokens that they draw
   std::uint32_t draw_index = 0;     // of the last one, in its step
+  // [0, proven) was in the cache at the admission, or read by a sample with finite logits since.
+  std::uint32_t proven = 0;
   std::uint32_t high_water = 0;     // greatest computed so far; the parent's for a fork
   std::uint32_t pages = 0;          // as the cache manager says
   std::uint64_t admission = 0;      // number of the first admission; smaller is older

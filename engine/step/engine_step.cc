@@ -17,18 +17,23 @@ bool IsDeviceLost(const absl::Status& status) {
   return HasReason(status, Reason::kDeviceLost);
 }
 
-// A row of a request that has ended since the launch wrote what is not finite.
-bool SpoilsHeldPages(const Flight& flight, const models::StepResult& result) {
+// The sequences that have ended since the launch and whose rows are not finite.
+std::vector<const Sequence*> PoisonedAndEnded(const Flight& flight,
+                                              const models::StepResult& result) {
+  std::vector<const Sequence*> poisoned;
   for (std::size_t i = 0; i < flight.draw_owners.size(); ++i) {
     const Sequence& sequence = *flight.draw_owners[i].sequence;
     if (!result.draws[i].non_finite || sequence.scrubbed) continue;
-    if (sequence.finished()) return true;
+    if (sequence.finished()) poisoned.push_back(&sequence);
   }
   for (std::size_t i = 0; i < flight.score_owners.size(); ++i) {
     const ScheduledRequest& live = *flight.score_owners[i].request;
-    if (result.scores[i].non_finite && live.ended && !live.sequences.front()->scrubbed) return true;
+    const Sequence& sequence = *live.sequences.front();
+    if (result.scores[i].non_finite && live.ended && !sequence.scrubbed) {
+      poisoned.push_back(&sequence);
+    }
   }
-  return false;
+  return poisoned;
 }
 
 }  // namespace
@@ -92,10 +97,15 @@ void EngineCore::CollectOldest() {
   }
   oldest_ = (oldest_ + 1) % kMaxStepsInFlight;
   --num_in_flight_;
-  const bool spoils = result != nullptr && SpoilsHeldPages(oldest, *result);
-  if (spoils) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
-  cache_->CompleteStep(spoils);
-  if (spoils) probe_->ShowCache(cache_->stats(), EvictionCause::kScrub);
+  std::vector<const Sequence*> poisoned;
+  if (result != nullptr) poisoned = PoisonedAndEnded(oldest, *result);
+  if (!poisoned.empty()) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
+  for (const Sequence* sequence : poisoned) {
+    cache_->Invalidate(sequence->request->prompt.root, sequence->cache_tokens(), sequence->keys,
+                       sequence->proven);
+  }
+  cache_->CompleteStep(!poisoned.empty());
+  if (!poisoned.empty()) probe_->ShowCache(cache_->stats(), EvictionCause::kScrub);
   scheduler_.StepCompleted();
   const absl::Time collected = clock_->Now();
   if (result == nullptr) {
@@ -357,6 +367,7 @@ void EngineCore::ForkRequest(ScheduledRequest& live) {
 
 void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now) {
   ScheduledRequest& live = *sequence.request;
+  sequence.proven = sequence.computed;
   sequence.Append(token.token);
   if (live.uses_history()) sequence.history.AddOutput(token.token);
   live.progress().output_tokens.fetch_add(1, std::memory_order_relaxed);

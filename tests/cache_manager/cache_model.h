@@ -275,10 +275,13 @@ class CacheModel {
     for (const RowStep& row : rows) rows_[row.row.value()].last_step = step_;
     steps_.push_back(std::exchange(taken_, {}));
   }
-  void CompleteStep(bool spoil_held) {
-    Complete(steps_.front(), spoil_held);
+  void CompleteStep(bool is_poisoned) {
+    for (const Step& step : steps_) {
+      if (is_poisoned) PoisonHeld(step);
+    }
+    Complete(steps_.front());
     steps_.erase(steps_.begin());
-    if (steps_.empty()) Complete(taken_, spoil_held);
+    if (steps_.empty()) Complete(taken_);
   }
   // Whether a step in flight reads, writes or copies into the page.
   bool IsHeld(std::uint32_t page) const {
@@ -322,13 +325,19 @@ class CacheModel {
     return named && !AwaitsCopy(page);
   }
 
-  void Complete(Step& step, bool spoil_held) {
+  // What was published when it was let go holds what its tokens say; the end of a history may not.
+  void PoisonHeld(const Step& step) {
+    for (const std::uint32_t page : step.held) {
+      const std::uint32_t node = tree_.NodeOf(page);
+      if (node != 0 && tree_.at(node).key.has_value()) continue;
+      if (node != 0) Drop(node);
+      spoiled_.insert(page);
+    }
+  }
+
+  void Complete(Step& step) {
     while (!step.held.empty()) {
       const std::uint32_t page = step.held.back();
-      if (spoil_held) {
-        if (const std::uint32_t node = tree_.NodeOf(page); node != 0) Drop(node);
-        spoiled_.insert(page);
-      }
       step.held.pop_back();
       Settle(page);
     }

@@ -106,17 +106,30 @@ TEST_F(StepsInFlightTest, EachStepCompletesItsOwnCopiesAndClears) {
   ExpectAvailable(19);
 }
 
-TEST_F(StepsInFlightTest, SpoiledHeldPagesAreClearedBeforeTheyComeBack) {
+TEST_F(StepsInFlightTest, PoisonedPagesAreClearedBeforeTheyComeBackAndOthersStay) {
   const Tokens prompt = Count(kP + 5);
   StartAndPublish(kA, prompt);
   Launch(kA, kP + 5, 1);
   FreeKeepingTail(kA, prompt);
-  cache_->CompleteStep(/*spoil_held=*/true);
-  EXPECT_EQ(MatchedTokens(prompt + Count(1)), 0u);
-  ExpectAvailable(17);
-  EXPECT_EQ(cache_->TakeClears().size(), 2u);
+  cache_->CompleteStep(/*is_poisoned=*/true);
+  EXPECT_EQ(MatchedTokens(prompt + Count(1)), kP) << "the step wrote the second page only";
+  ExpectAvailable(18);
+  EXPECT_EQ(cache_->TakeClears().size(), 1u);
   cache_->CompleteStep();
   ExpectAvailable(19);
+}
+
+TEST_F(StepsInFlightTest, PagesHeldForALaterStepArePoisonedByTheEarlierOne) {
+  const Tokens prompt = Count(kP + 5);
+  StartAndPublish(kA, prompt);
+  Start(kB, Count(20, 100));
+  Launch(kA, kP + 5, 1);
+  Launch(kB, 20, 1);
+  FreeKeepingTail(kA, prompt);
+  cache_->CompleteStep(/*is_poisoned=*/true);
+  cache_->CompleteStep();
+  EXPECT_EQ(MatchedTokens(prompt + Count(1)), kP);
+  EXPECT_EQ(cache_->TakeClears().size(), 1u);
 }
 
 // The nodes that placing the pages of an ended row in the eviction order visits.

@@ -207,7 +207,7 @@ TEST(EngineAheadTest, ForksWaitForTheStepInFlight) {
   EXPECT_EQ(StepsAhead(harness), 8);  // all but the prompt's and the first after the fork
 }
 
-TEST(EngineAheadTest, SurplusRowThatIsNotFiniteSpoilsItsPagesOnly) {
+TEST(EngineAheadTest, SurplusRowThatIsNotFinitePoisonsWhatItWroteOnly) {
   HarnessOptions options = Small(kAhead);
   options.runner.end_period = 1;
   options.runner.poison_token = kEosToken;  // computing the end gives NaN
@@ -229,8 +229,29 @@ TEST(EngineAheadTest, SurplusRowThatIsNotFiniteSpoilsItsPagesOnly) {
   again.id = "again";
   harness.Submit(again);
   harness.RunUntilIdle();
-  EXPECT_EQ(harness.output("again").cached_tokens, 0);
+  EXPECT_EQ(harness.output("again").cached_tokens, 32) << "full pages stay, the end does not";
   EXPECT_EQ(harness.output("again").tokens, harness.output("a").tokens);
+}
+
+TEST(EngineAheadTest, CancelledPromptThatIsNotFiniteLeavesNoPoisonedPage) {
+  HarnessOptions options = Small(kAhead);
+  options.engine.prefill_chunk_tokens = 16;
+  Harness harness(options);
+  std::vector<std::int32_t> sick = MakePrompt(1, 64);
+  sick[40] = kPoisonToken;
+  harness.Submit(MakeRequest("well", {sick.begin(), sick.begin() + 34}, 1));
+  harness.RunUntilIdle();
+  const auto live = harness.Submit(MakeRequest("sick", sick, 10));
+  harness.Step();
+  harness.Step();
+  // The page of the poisoned token is published, and the step in flight will show it.
+  harness.Cancel(live, CancelSource::kApi);
+  harness.RunUntilIdle();
+  EXPECT_EQ(ReasonOf(harness.output("sick").status), "CANCELLED_BY_CALLER");
+  harness.Submit(MakeRequest("as sick", sick, 10));
+  harness.RunUntilIdle();
+  EXPECT_GE(harness.output("as sick").cached_tokens, 32);
+  EXPECT_LE(harness.output("as sick").cached_tokens, 40);
 }
 
 TEST(EngineAheadTest, NonFiniteRowsEndTheirRequestAndNoOther) {

@@ -402,6 +402,53 @@ TEST_P(EngineCoreTest, NonFiniteLogitsEndOneRequestAndLeaveNothing) {
   ExpectAllPagesBack(harness);
 }
 
+std::vector<std::int32_t> Join(std::vector<std::int32_t> a, const std::vector<std::int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// Runs the prompt, with one token of output, and says what it found in the cache.
+std::int32_t CachedTokens(Harness& harness, const std::string& id,
+                          const std::vector<std::int32_t>& prompt) {
+  harness.Submit(MakeRequest(id, prompt, 1));
+  harness.RunUntilIdle();
+  return harness.output(id).cached_tokens;
+}
+
+TEST_P(EngineCoreTest, NonFiniteLogitsLeaveASharedPromptInTheCache) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
+  const std::vector<std::int32_t> system = MakePrompt(1, 48);
+  CachedTokens(harness, "well", Join(system, MakePrompt(2, 10)));
+  // Its first chunk publishes the page with the poisoned token; the last one shows it.
+  const std::vector<std::int32_t> sick =
+      Join(Join(system, {kPoisonToken}), MakePrompt(3, 60));
+  EXPECT_EQ(CachedTokens(harness, "sick", sick), 48);
+  EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
+  EXPECT_EQ(CachedTokens(harness, "as sick", sick), 48) << "the poisoned page is not found";
+  const std::vector<std::int32_t> next = Join(system, MakePrompt(4, 10));
+  EXPECT_EQ(CachedTokens(harness, "next", next), 48);
+  EXPECT_EQ(harness.output("next").tokens, RunAlone(MakeRequest("next", next, 1)).tokens);
+  ExpectAllPagesBack(harness);
+}
+
+TEST_P(EngineCoreTest, NonFiniteLogitsInDecodingInvalidateWhatTheStepWrote) {
+  HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
+  options.runner.end_token = kEosToken;
+  options.runner.poison_token = kEosToken;  // computing the end gives NaN
+  options.runner.end_period = 1;
+  Harness harness(options);
+  const std::vector<std::int32_t> prompt = MakePrompt(1, 70);
+  Request sick = MakeRequest("sick", prompt, 20);
+  sick.stopping.ignore_eos = true;
+  sick.sampling.choice_count = 2;
+  harness.Submit(sick);
+  harness.RunUntilIdle();
+  EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
+  // The page of the last prompt tokens was written by the step, too.
+  EXPECT_EQ(CachedTokens(harness, "after", prompt), 64);
+  ExpectAllPagesBack(harness);
+}
+
 TEST_P(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
   // The sick request holds every page; the next needs them all, and only an empty step can clear
   // them.
@@ -549,6 +596,9 @@ TEST_P(EngineCoreTest, RandomRunKeepsEveryInvariant) {
       harness.clock.Advance(absl::Milliseconds(static_cast<int>(random() % 500)));
       harness.Step();
     }
+    harness.RunUntilIdle();
+    // Poisoned pages are cleared with the next step, if there is one.
+    harness.Submit(MakeRequest("last", MakePrompt(9, 5), 1));
     harness.RunUntilIdle();
     ExpectAllPagesBack(harness);
   }
