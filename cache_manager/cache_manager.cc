@@ -307,6 +307,10 @@ std::uint32_t CacheManager::available_pages() const {
   return state_->pool.available();
 }
 
+std::uint64_t CacheManager::num_changes() const {
+  return state_->pool.num_returned() + state_->prefixes.num_published();
+}
+
 std::uint32_t CacheManager::pages_of(BatchRow row) const {
   return state_->num_pages(row);
 }

@@ -219,6 +219,9 @@ class CacheManager {
   FlushCounts Flush();
 
   std::uint32_t available_pages() const;  // free + cached
+  // Grows whenever a page becomes available or findable. What found no pages finds none as long as
+  // it stays: each page that another takes makes at most as much room for it as it takes away.
+  std::uint64_t num_changes() const;
   // Over all groups.
   std::uint32_t pages_of(BatchRow row) const;
   std::uint32_t private_pages_of(BatchRow row) const;  // referenced by this row alone

@@ -118,6 +118,7 @@ void BlockPool::Pick(Page& page) {
 void BlockPool::Settle(Page& page, BlockId before) {
   if (page.requests + page.transfers > 0) return;
   const PageState state = StateOf(page);
+  if (state != PageState::kQuarantined) ++num_returned_;
   if (state == PageState::kFree) {
     free_.push_front(&page);
   } else if (state == PageState::kQuarantined) {
@@ -178,6 +179,7 @@ void BlockPool::FreeQuarantined(BlockId page) {
   quarantined_.erase(&at(page));
   at(page).spoiled = false;
   free_.push_front(&at(page));
+  ++num_returned_;
 }
 
 std::vector<BlockId> BlockPool::quarantined_pages() const {

@@ -108,6 +108,9 @@ class BlockPool {
   // Calls of DetachNode: pages that have stopped being findable, for whatever reason.
   std::uint64_t num_detached() const { return num_detached_; }
 
+  // How often a page has become available.
+  std::uint64_t num_returned() const { return num_returned_; }
+
   // Cached pages, the one to be evicted first in front. O(cached).
   std::vector<BlockId> EvictionOrder() const;
 
@@ -144,6 +147,7 @@ class BlockPool {
   List quarantined_;
   EvictionHandler evict_;
   std::uint64_t num_detached_ = 0;
+  std::uint64_t num_returned_ = 0;
 };
 
 }  // namespace quire::cache

@@ -157,6 +157,7 @@ NodeId PrefixCache::Link(Kind kind, NodeId parent, std::span<const std::int32_t>
   std::ranges::copy(tokens, tokens_.begin() + std::ptrdiff_t{slot.value()} * options_.page_size);
   above.children.push_front(&node);
   ++num_nodes_;
+  ++num_published_;
   return slot;
 }
 
@@ -180,6 +181,7 @@ void PrefixCache::AddPage(NodeId node, std::size_t group, BlockId page) {
   QUIRE_CHECK(at(node).kind == Kind::kFull && this->page(node, group) == kNullBlock);
   pool_->AttachNode(page, node);
   this->page(node, group) = page;
+  ++num_published_;
   Touch(node);
 }
 

@@ -124,6 +124,8 @@ class PrefixCache {
   std::uint64_t num_visited() const { return num_visited_; }
 
   std::uint32_t num_nodes() const { return num_nodes_; }  // roots not counted
+  // Grows whenever pages become findable.
+  std::uint64_t num_published() const { return num_published_; }
   // Grows whenever a node or a page of one goes away; a match stays valid as long as it does not.
   std::uint64_t generation() const { return generation_; }
 
@@ -183,6 +185,7 @@ class PrefixCache {
   absl::flat_hash_map<Hash128, NodeId> roots_;
   std::uint32_t num_nodes_ = 0;
   std::uint64_t generation_ = 0;
+  std::uint64_t num_published_ = 0;
   mutable std::uint64_t num_visited_ = 0;
 };
 

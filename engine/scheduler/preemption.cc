@@ -12,7 +12,8 @@ bool IsSpared(const Sequence& sequence, std::uint32_t page_size) {
 
 }  // namespace
 
-Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_size) {
+Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_size,
+                       absl::FunctionRef<bool(const Sequence&)> frees_pages) {
   const Sequence* exempt = nullptr;
   for (const Sequence* sequence : running) {
     if (sequence->active() && !sequence->skips) {
@@ -21,8 +22,8 @@ Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_si
     }
   }
   Sequence* victim = nullptr;
-  auto rank = [page_size](const Sequence& sequence) {
-    return std::tuple(!IsSpared(sequence, page_size), sequence.skips,
+  auto rank = [&](const Sequence& sequence) {
+    return std::tuple(frees_pages(sequence), !IsSpared(sequence, page_size), sequence.skips,
                       sequence.request->request.priority, sequence.admission);
   };
   for (Sequence* sequence : running) {

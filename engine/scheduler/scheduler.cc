@@ -74,6 +74,7 @@ std::int32_t Scheduler::MaxRunning(const std::string& tenant) const {
 void Scheduler::OptionsChanged() {
   for (auto& [tenant, requests] : tenants_) requests.max_running = MaxRunning(tenant);
   waiting_.SetAgingInterval(options_.priority_aging_interval);
+  blocked_ = {};
 }
 
 const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
@@ -83,6 +84,7 @@ const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
   budget_ = static_cast<std::uint32_t>(options_.max_step_tokens);
   prompt_budget_ =
       std::max(static_cast<std::uint32_t>(options_.max_step_prompt_tokens), page_size_);
+  fork_pages_ = 0;
   MarkSkips(now);
   PlanDecodes(ahead);
   if (must_wait_) {
@@ -221,7 +223,9 @@ bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
       must_wait_ = true;
       return false;
     }
-    Sequence* victim = ChooseVictim(running_, page_size_);
+    Sequence* victim = ChooseVictim(running_, page_size_, [this](const Sequence& candidate) {
+      return cache_->private_pages_of(*candidate.row) > 0;
+    });
     if (victim == nullptr) return false;
     Preempt(*victim);
     if (victim == &sequence) return false;
@@ -262,7 +266,19 @@ std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total
   return chunk > past_unit ? chunk - past_unit : 0;
 }
 
+// Safe mode: the pages that the choices of a request copy when the chunk that ends at `end` has
+// completed its prompt. Its reservation has room for them, but pages that no row holds may still
+// have to be cleared, so the chunk waits until they are there. No row takes pages between a plan
+// and the fork after its step: the next plan waits for it (NeedsOutcome).
+std::uint32_t Scheduler::ForkPages(const Sequence& sequence, std::uint32_t end) const {
+  const ScheduledRequest& request = *sequence.request;
+  if (options_.admission != AdmissionMode::kSafe || request.forked) return 0;
+  if (end < sequence.total() || end % page_size_ == 0) return 0;
+  return (request.choices() - 1) * cache_->num_groups();
+}
+
 void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
+  fork_pages_ += ForkPages(sequence, sequence.launched() + num_tokens);
   plan_.prefills.push_back({&sequence, num_tokens});
   plan_.work.AddPrompt(sequence.launched(), num_tokens);
   plan_.num_tokens += num_tokens;
@@ -310,6 +326,8 @@ void Scheduler::PlanPrompts(absl::Time now) {
       admits = false;  // no request behind it passes
       break;
     }
+    const std::uint32_t fork_pages = ForkPages(*sequence, sequence->launched() + chunk);
+    if (fork_pages > 0 && fork_pages_ + fork_pages > cache_->available_pages()) continue;
     AddChunk(*sequence, chunk);
   }
   if (admits) AdmitBefore(kLastRank, now);
@@ -353,6 +371,13 @@ bool Scheduler::HasRows(std::size_t rows) const {
          (used == 0 || used + rows <= static_cast<std::size_t>(options_.max_running_sequences));
 }
 
+bool Scheduler::IsStillBlocked(const Sequence& sequence) const {
+  return blocked_.sequence == &sequence && blocked_.cache_changes == cache_->num_changes() &&
+         fork_pages_ >= blocked_.fork_pages &&
+         ChunkTokens(blocked_.matched_tokens, sequence.total(), sequence.total()) >=
+             blocked_.chunk;
+}
+
 // With every page at hand and no sequence running, waiting longer changes nothing.
 void Scheduler::NoteBlocked(ScheduledRequest* request) {
   if (running_.empty() && cache_->available_pages() == cache_->usable_pages()) stuck_ = request;
@@ -380,10 +405,13 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
       reserved_pages_ + request.worst_pages() > cache_->usable_pages()) {
     return Admission::kBlocked;
   }
+  if (IsStillBlocked(sequence)) return Admission::kBlocked;
   cache::PrefixMatch match = MatchPrefix(sequence);
   const std::uint32_t total = sequence.total();
   std::uint32_t chunk = ChunkTokens(match.num_tokens, total, /*room=*/total);
   if (chunk == 0) return Admission::kNoTokens;
+  blocked_ = {};
+  Blocked attempt{&sequence, 0, match.num_tokens, chunk, fork_pages_};
   TakeRow(sequence);
   if (!TakePages(sequence, match, chunk)) {
     // The copied page keeps its source busy for a step, which can be the one page too many.
@@ -392,6 +420,9 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence& sequence) {
     chunk = ChunkTokens(match.num_tokens, total, /*room=*/total);
     if (!has_partial || chunk == 0 || !TakePages(sequence, match, chunk)) {
       ReleaseRow(sequence);
+      ++blocked_admissions_;
+      attempt.cache_changes = cache_->num_changes();  // with those of the attempt itself
+      blocked_ = attempt;
       return Admission::kBlocked;
     }
   }
@@ -437,8 +468,9 @@ bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
   const ScheduledRequest& request = *sequence.request;
   if (!cache_->Attach(*sequence.row, match, request.prompt.root).ok()) return false;
   cache_->SetPublish(*sequence.row, !request.request.cache.skip_write);
-  if (!FitsBesides(sequence) ||
-      !cache_->Reserve(*sequence.row, sequence.total(), match.num_tokens + chunk).ok()) {
+  const std::uint32_t end = match.num_tokens + chunk;
+  if (!FitsBesides(sequence) || !cache_->Reserve(*sequence.row, sequence.total(), end).ok() ||
+      fork_pages_ + ForkPages(sequence, end) > cache_->available_pages()) {
     cache_->Free(*sequence.row);
     return false;
   }

@@ -81,8 +81,9 @@ class Scheduler {
   void LearnStepTime(const StepWork& work, absl::Duration time) { step_time_.Learn(work, time); }
 
   // The prompt is computed: from here on the choices go on alone. The others share the first one's
-  // full pages and get a copy of the last; one for which there is no page is preempted. REQUIRES:
-  // all choices know the prompt's tokens and keys.
+  // full pages and get a copy of the last. In safe mode the plan has left the pages for that; with
+  // overcommit a choice for which there is no page is preempted. REQUIRES: all choices know the
+  // prompt's tokens and keys.
   void Fork(ScheduledRequest& request);
 
   // The first token of the choice is known, and it is not the last.
@@ -107,6 +108,8 @@ class Scheduler {
   // The request that is blocked although no sequence runs, if any: a defect, which must cost one
   // request only.
   ScheduledRequest* stuck() const { return stuck_; }
+  // How often the first in line asked the cache for pages and found none.
+  std::int64_t blocked_admissions() const { return blocked_admissions_; }
   // Whether the output of this request has room; set by the core before each Plan.
   void SetOutputReady(std::function<bool(const AcceptedRequest&)> is_ready) {
     is_output_ready_ = std::move(is_ready);
@@ -120,6 +123,15 @@ class Scheduler {
 
  private:
   enum class Admission : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
+  // The first in line found no pages: it asks again when the cache has changed, or when a step has
+  // room for fewer of its tokens, which need fewer pages.
+  struct Blocked {
+    const Sequence* sequence = nullptr;
+    std::uint64_t cache_changes = 0;
+    std::uint32_t matched_tokens = 0;
+    std::uint32_t chunk = 0;
+    std::uint32_t fork_pages = 0;
+  };
 
   bool IsOutputReady(const ScheduledRequest& request) const {
     return !is_output_ready_ || is_output_ready_(*request.accepted);
@@ -149,6 +161,7 @@ class Scheduler {
   Admission TryAdmit(Sequence& sequence);
   void Start(Sequence& sequence, const cache::PrefixMatch& match);
   void NoteBlocked(ScheduledRequest* request);
+  bool IsStillBlocked(const Sequence& sequence) const;
   bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
   bool FitsBesides(const Sequence& sequence) const;
   cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
@@ -158,10 +171,12 @@ class Scheduler {
   std::uint32_t MostChunkTokens() const;
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
+  std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
   void GivePagesBack(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence);
   bool HasRows(std::size_t rows) const;
+  absl::Status CheckReservations() const;
   void TakeRow(Sequence& sequence);
   void ReleaseRow(Sequence& sequence);
   void SetPages(Sequence& sequence, std::uint32_t pages);
@@ -190,6 +205,7 @@ class Scheduler {
   std::int64_t waiting_uncached_tokens_ = 0;
   std::uint32_t budget_ = 0;         // tokens left in the step being planned
   std::uint32_t prompt_budget_ = 0;  // of those, for prompts
+  std::uint32_t fork_pages_ = 0;     // that the forks after the step being planned will take
   StepTimeModel step_time_;
   absl::Duration time_target_;  // of the step being planned
   std::size_t num_prompts_ = 0;  // that run or wait, with tokens left to compute
@@ -198,6 +214,8 @@ class Scheduler {
   std::uint64_t completed_ = 0;
   bool must_wait_ = false;
   ScheduledRequest* stuck_ = nullptr;
+  Blocked blocked_;
+  std::int64_t blocked_admissions_ = 0;
   std::function<bool(const AcceptedRequest&)> is_output_ready_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
@@ -176,6 +177,7 @@ void Scheduler::Remove(ScheduledRequest& request, bool scrub) {
     waiting_uncached_tokens_ -= request.uncached_tokens;
   }
   for (const auto& sequence : request.sequences) {
+    if (blocked_.sequence == sequence.get()) blocked_ = {};
     if (sequence->row.has_value()) {
       if (scrub) {
         cache_->Scrub(*sequence->row, sequence->cache_tokens(), sequence->keys,
@@ -215,6 +217,26 @@ absl::Status Scheduler::CheckTransitions() const {
     return absl::InternalError(absl::StrCat(running_.size(), " sequences run and ",
                                             preempted_.size(), " are preempted, by their ",
                                             "transitions ", active + forking, " and ", preempted));
+  }
+  return absl::OkStatus();
+}
+
+// Safe mode: the reservations fit the pool, no request holds more than its own, and no sequence is
+// preempted.
+absl::Status Scheduler::CheckReservations() const {
+  if (options_.admission != AdmissionMode::kSafe) return absl::OkStatus();
+  if (reserved_pages_ > cache_->usable_pages() || !preempted_.empty()) {
+    return absl::InternalError(absl::StrCat(
+        reserved_pages_, " pages of ", cache_->usable_pages(), " are reserved, ",
+        preempted_.size(), " sequences are preempted in safe mode"));
+  }
+  absl::flat_hash_map<const ScheduledRequest*, std::uint32_t> held;
+  for (const Sequence* s : running_) held[s->request] += cache_->private_pages_of(*s->row);
+  for (const auto& [request, pages] : held) {
+    if (pages <= request->reserved_pages) continue;
+    return absl::InternalError(absl::StrCat("request ", request->request.id, " holds ", pages,
+                                            " pages, ", request->reserved_pages,
+                                            " are reserved for it"));
   }
   return absl::OkStatus();
 }
@@ -259,6 +281,7 @@ absl::Status Scheduler::CheckIntegrity() const {
     return absl::InternalError(
         absl::StrCat(rows, " rows are free or in use, there are ", num_rows_));
   }
+  QUIRE_RETURN_IF_ERROR(CheckReservations());
   for (const Sequence* s : preempted_) {
     if (s->row.has_value() || s->pages != 0 || s->state() != SequenceState::kPreempted) {
       return absl::InternalError("a preempted sequence holds a row or pages");

@@ -321,6 +321,7 @@ EngineStats EngineCore::Stats(absl::Time now) const {
   stats.running = running_;
   stats.waiting = waiting_;
   stats.waiting_uncached_tokens = scheduler_.waiting_uncached_tokens();
+  stats.blocked_admissions = scheduler_.blocked_admissions();
   stats.cache = cache_->stats();
   stats.prompt_tokens_per_second = prompt_rate_.PerSecond(now);
   stats.generation_tokens_per_second = generation_rate_.PerSecond(now);

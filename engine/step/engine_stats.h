@@ -23,6 +23,7 @@ struct EngineStats {
   EngineState state = EngineState::kReady;
   std::int32_t running = 0, waiting = 0;
   std::int64_t waiting_uncached_tokens = 0;
+  std::int64_t blocked_admissions = 0;  // the first in line asked for pages in vain
   cache::CacheStats cache;
   double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
   std::int64_t steps = 0, preemptions = 0;

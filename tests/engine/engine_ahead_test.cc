@@ -254,6 +254,63 @@ TEST(EngineAheadTest, CancelledPromptThatIsNotFiniteLeavesNoPoisonedPage) {
   EXPECT_LE(harness.output("as sick").cached_tokens, 40);
 }
 
+// The pages of a cancelled request are found to be poisoned when another has been launched whose
+// choices need copies of a page.
+TEST(EngineAheadTest, SafeForkWaitsForPagesThatAreBeingCleared) {
+  for (const bool skips : {false, true}) {
+    HarnessOptions options = Small(kAhead, /*usable_pages=*/22);
+    options.engine.prefill_chunk_tokens = 1000;
+    options.engine.max_step_tokens = 1000;
+    options.engine.max_step_prompt_tokens = 1000;
+    options.runner.end_period = 0;
+    Harness harness(options);
+    std::vector<std::int32_t> sick = MakePrompt(1, 150);
+    sick.push_back(kPoisonToken);
+    const auto live = harness.Submit(MakeRequest("sick", sick, 1));
+    harness.Step();
+    Request forked = MakeRequest("forked", MakePrompt(2, 170), 5);
+    forked.sampling.choice_count = 4;
+    forked.cache.skip_read = skips;
+    forked.cache.skip_write = skips;
+    harness.Submit(forked);
+    harness.Cancel(live, CancelSource::kApi);
+    harness.RunUntilIdle();
+    EXPECT_EQ(harness.core.Stats(harness.clock.Now()).preemptions, 0);
+    EXPECT_TRUE(harness.output("forked").status.ok()) << harness.output("forked").status;
+    EXPECT_EQ(harness.output("forked").tokens.size(), 4);
+    for (const auto& [choice, tokens] : harness.output("forked").tokens) {
+      EXPECT_EQ(tokens.size(), 5) << choice;
+    }
+  }
+}
+
+// Harness::Step proves the reservations after each step.
+TEST(EngineAheadTest, SafeModeNeverPreempts) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 40; ++round) {
+    SCOPED_TRACE(::testing::Message() << "round " << round);
+    HarnessOptions options = Small(1 + round % 2, /*usable_pages=*/22);
+    options.engine.prefill_chunk_tokens = round % 4 < 2 ? 32 : 1000;
+    Harness harness(options);
+    std::vector<std::shared_ptr<AcceptedRequest>> live;
+    for (int i = 0; i < 20; ++i) {
+      std::vector<std::int32_t> prompt = MakePrompt(random() % 3, 10 + random() % 150);
+      if (random() % 3 == 0) prompt[random() % prompt.size()] = kPoisonToken;
+      const auto max_tokens = 1 + static_cast<std::int32_t>(random() % 20);
+      Request request = MakeRequest(absl::StrCat("r", i), prompt, max_tokens);
+      request.sampling.choice_count = 1 + static_cast<std::int32_t>(random() % 3);
+      request.cache.skip_read = random() % 3 == 0;
+      request.cache.skip_write = random() % 3 == 0;
+      live.push_back(harness.Submit(request));
+      for (int step = 0; step < 3; ++step) harness.Step();
+      if (random() % 2 == 0) harness.Cancel(live[random() % live.size()], CancelSource::kApi);
+    }
+    harness.RunUntilIdle();
+    EXPECT_EQ(harness.core.Stats(harness.clock.Now()).preemptions, 0);
+    for (const auto& [id, output] : harness.outputs()) EXPECT_TRUE(output.ended) << id;
+  }
+}
+
 TEST(EngineAheadTest, NonFiniteRowsEndTheirRequestAndNoOther) {
   for (int round = 0; round < 4; ++round) {
     Harness harness(Small(kAhead));

@@ -463,6 +463,23 @@ TEST_P(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
   ExpectSameOutput(harness.output("next"), RunAlone(next));
 }
 
+TEST_P(EngineCoreTest, BlockedHeadOfTheQueueAsksAgainOnlyWhenTheCacheHasChanged) {
+  Harness harness(Tiny(AdmissionMode::kOvercommit, GetParam()));
+  const Request first = MakeRequest("first", MakePrompt(1, 200), 110);
+  const Request second = MakeRequest("second", MakePrompt(2, 200), 5);
+  harness.Submit(first);
+  while (harness.output("first").tokens.empty()) harness.Step();
+  harness.Submit(second);
+  harness.RunUntilIdle();
+  const EngineStats stats = harness.core.Stats(harness.clock.Now());
+  EXPECT_GT(stats.steps, 110);
+  EXPECT_GE(stats.blocked_admissions, 1);
+  // The first one fills and publishes 7 pages while it decodes 110 tokens.
+  EXPECT_LE(stats.blocked_admissions, 16);
+  ExpectSameOutput(harness.output("first"), RunAlone(first));
+  ExpectSameOutput(harness.output("second"), RunAlone(second));
+}
+
 TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.engine.max_running_sequences = 2;

@@ -1,0 +1,63 @@
+// Who loses its pages when a running sequence cannot grow.
+
+#include "engine/scheduler/preemption.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace quire::engine {
+namespace {
+
+class PreemptionTest : public ::testing::Test {
+ protected:
+  // Three requests that decode, admitted one after the other.
+  PreemptionTest() {
+    for (std::uint64_t i = 1; i <= 3; ++i) {
+      requests_.push_back(std::make_unique<ScheduledRequest>(
+          std::make_shared<AcceptedRequest>(Request{}, i, /*worker=*/0, /*output=*/nullptr)));
+      requests_.back()->prompt.limit_tokens = 1000;
+      Sequence& sequence = requests_.back()->first();
+      sequence.Enter(SequenceState::kQueued);
+      sequence.Enter(SequenceState::kPrefill);
+      sequence.Enter(SequenceState::kDecode);
+      sequence.pages = 3;
+      sequence.admission = i;
+      running_.push_back(&sequence);
+    }
+  }
+  // The index of the victim, when those of `frees` alone free pages.
+  std::ptrdiff_t Victim(std::array<bool, 3> frees) {
+    const auto index = [&](const Sequence* sequence) {
+      return std::ranges::find(running_, sequence) - running_.begin();
+    };
+    return index(ChooseVictim(running_, /*page_size=*/16, [&](const Sequence& sequence) {
+      return frees[static_cast<std::size_t>(index(&sequence))];
+    }));
+  }
+
+  std::vector<std::unique_ptr<ScheduledRequest>> requests_;
+  std::vector<Sequence*> running_;
+};
+
+TEST_F(PreemptionTest, TakesPagesWhereThereAreSome) {
+  EXPECT_EQ(Victim({true, true, true}), 2) << "the latest admission";
+  EXPECT_EQ(Victim({true, true, false}), 1) << "the latest shares all its pages";
+  EXPECT_EQ(Victim({false, true, false}), 1);
+}
+
+TEST_F(PreemptionTest, SparesTheOldestEvenIfItAloneHasPagesOfItsOwn) {
+  EXPECT_EQ(Victim({true, false, false}), 2) << "the pages that the others share come back too";
+}
+
+TEST_F(PreemptionTest, TakesFromOneNearItsEndBeforeOneThatFreesNothing) {
+  running_[1]->computed = 990;
+  EXPECT_EQ(Victim({true, true, true}), 2);
+  EXPECT_EQ(Victim({true, true, false}), 1);
+}
+
+}  // namespace
+}  // namespace quire::engine
