@@ -38,7 +38,7 @@ struct State {
   std::map<std::string, Level> single_levels ABSL_GUARDED_BY(mutex);
   Sink sink ABSL_GUARDED_BY(mutex);
   std::unordered_map<std::size_t, Site> sites ABSL_GUARDED_BY(mutex);
-  std::atomic<Level> least_level{Level::kInfo};  // of all loggers
+  std::atomic<Level> min_level{Level::kInfo};  // of all loggers
   std::atomic<std::uint64_t> suppressed{0};
 };
 
@@ -70,10 +70,10 @@ State& GlobalState() {
   return *state;
 }
 
-void UpdateLeastLevel(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+void UpdateMinLevel(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   Level least = state.options.level;
   for (const auto& [name, level] : state.single_levels) least = std::min(least, level);
-  state.least_level.store(least, std::memory_order_relaxed);
+  state.min_level.store(least, std::memory_order_relaxed);
 }
 
 Level LevelOf(State& state, absl::string_view logger) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
@@ -243,7 +243,7 @@ absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options) {
     state.sink = sink;
     state.single_levels.clear();
     state.sites.clear();
-    UpdateLeastLevel(state);
+    UpdateMinLevel(state);
   };
 }
 
@@ -278,13 +278,13 @@ Level SetLevel(absl::string_view logger, Level level) {
   } else {
     state.single_levels[std::string(logger)] = level;
   }
-  UpdateLeastLevel(state);
+  UpdateMinLevel(state);
   return previous;
 }
 
 bool IsEnabled(absl::string_view logger, Level level) {
   State& state = GlobalState();
-  if (level == Level::kOff || level < state.least_level.load(std::memory_order_relaxed)) {
+  if (level == Level::kOff || level < state.min_level.load(std::memory_order_relaxed)) {
     return false;
   }
   MutexLock lock(&state.mutex);
@@ -293,7 +293,7 @@ bool IsEnabled(absl::string_view logger, Level level) {
 
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields) {
   State& state = GlobalState();
-  if (level == Level::kOff || level < state.least_level.load(std::memory_order_relaxed)) return;
+  if (level == Level::kOff || level < state.min_level.load(std::memory_order_relaxed)) return;
   const absl::Time now = absl::Now();
   Sink sink;
   Format format = Format::kText;

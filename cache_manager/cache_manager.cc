@@ -19,10 +19,10 @@ absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
   }
   const auto has_window = [](const CacheGroup& group) { return group.window > 0; };
   if (options.groups.empty() ||
-      (std::ranges::any_of(options.groups, has_window) && options.max_row_tokens_ahead == 0)) {
+      (std::ranges::any_of(options.groups, has_window) && options.max_row_overlap_tokens == 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "groups are ", options.groups.size(), " and max_row_tokens_ahead is ",
-        options.max_row_tokens_ahead, ", both must be at least 1, the second with a window"));
+        "groups are ", options.groups.size(), " and max_row_overlap_tokens is ",
+        options.max_row_overlap_tokens, ", both must be at least 1, the second with a window"));
   }
   const std::uint32_t max_pages = CeilDiv(options.max_context_tokens, options.geometry.page_size);
   std::vector<LookupTable> tables;
@@ -48,7 +48,7 @@ PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<
   const std::size_t matched = match.pages.size() / state_->num_groups() * page_size;
   match.num_tokens = static_cast<std::uint32_t>(matched);
   if (!state_->partial_page_reuse) return match;
-  const PrefixCache::Beginning beginning = state_->prefixes.FindBeginning(
+  const PrefixCache::Beginning beginning = state_->prefixes.FindPartialMatch(
       last, known.subspan(matched, std::min(page_size, known.size() - matched)));
   if (beginning.rows >= page_size / kMinPartialShare) {
     const auto sources = state_->prefixes.pages(beginning.node);
@@ -195,8 +195,8 @@ void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> t
   Free(row);
 }
 
-void CacheManager::Scrub(BatchRow row, std::span<const std::int32_t> tokens,
-                         std::span<const PageKey> keys, std::uint32_t first_token) {
+void CacheManager::Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
+                              std::span<const PageKey> keys, std::uint32_t first_token) {
   const std::uint32_t first_column = first_token / state_->page_size;
   // The nodes of a row are one path: all that continue the first go with it.
   const NodeId first = state_->NodeAt(row, first_column, tokens, keys);
@@ -204,7 +204,7 @@ void CacheManager::Scrub(BatchRow row, std::span<const std::int32_t> tokens,
   for (const LookupTable& table : state_->tables) {
     for (std::uint32_t column = std::max(first_column, table.first_column(row));
          column < table.num_columns(row); ++column) {
-      state_->pool.MarkSpoiled(table.page(row, column));
+      state_->pool.MarkPoisoned(table.page(row, column));
     }
   }
   Free(row);

@@ -51,7 +51,7 @@ struct CacheManagerOptions {
   std::uint32_t max_context_tokens = 0;  // most tokens of a row, those of steps ahead included
   // Most tokens of a row that are planned or in flight at a time. Only bounds what demand() says;
   // at least 1 with a window group.
-  std::uint32_t max_row_tokens_ahead = 0;
+  std::uint32_t max_row_overlap_tokens = 0;
   bool prefix_caching = true;
   bool partial_page_reuse = true;          // at first; SetPartialPageReuse
   HashKey hash_key{};                      // random per process
@@ -67,7 +67,8 @@ struct PageCopy {
 };
 
 // The answer of Match: a run of full pages and perhaps the beginning of one more. Valid until a
-// page stops being findable (eviction, Scrub, Flush); Attach refuses an outdated one (generation).
+// page stops being findable (eviction, Invalidate, Flush); Attach refuses an outdated one
+// (generation).
 struct PrefixMatch {
   std::uint32_t num_tokens = 0;  // full pages * page size + partial rows
   // Full pages to share, [columns, groups]. The null page where a window group has none, and the
@@ -90,7 +91,7 @@ struct CacheStats {
   std::uint64_t collisions = 0;  // equal keys, different tokens: CountLookup, Publish
 };
 
-// How one page is used, for pictures of the pool.
+// How one page is used, for snapshots of the pool.
 struct PageUse {
   // As CacheStats counts.
   enum class Kind : std::uint8_t { kFree, kCached, kUsed } kind = Kind::kFree;
@@ -143,8 +144,9 @@ class CacheManager {
   // Makes findable every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys
   // are appended to `keys`. When an equal page is already findable the row adopts it and its own is
   // freed. A row publishes nothing, or nothing more, when it was never attached, when publishing is
-  // off (SetPublish), from a page on whose key another history has taken, and after Flush or Scrub
-  // took the node of one of its pages. REQUIRES: the step that computed the tokens has completed.
+  // off (SetPublish), from a page on whose key another history has taken, and after Flush or
+  // Invalidate took the node of one of its pages. REQUIRES: the step that computed the tokens has
+  // completed.
   void Publish(BatchRow row, std::span<const std::int32_t> tokens, std::vector<PageKey>* keys,
                std::uint32_t computed_tokens);
   // Holds until the row is freed; rows start with publishing on.
@@ -176,8 +178,8 @@ class CacheManager {
   // them, stop being findable, those that windows have let go as far as `tokens` have `keys`; as
   // soon as no other row refers to them they are quarantined: a later step clears them (TakeClears)
   // before they can be handed out again.
-  void Scrub(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
-             std::uint32_t first_token);
+  void Invalidate(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
+                  std::uint32_t first_token);
 
   // The pages of a history from token `first_token` on, and all that continue them, stop being
   // findable: the row that computed them has ended, and a step has shown since that they are not
@@ -202,7 +204,7 @@ class CacheManager {
   // it may stay or become findable, but is not handed out before every step launched until then has
   // completed. `is_poisoned`: the completing step wrote NaN or infinity into a row that has ended
   // meanwhile; of what is held, the pages that steps in flight write are quarantined as after
-  // Scrub. Pages that were published before stay: Invalidate.
+  // Invalidate. Pages that were published before stay: Invalidate.
   std::vector<PageCopy> TakeCopies();
   std::vector<BlockId> TakeClears();
   void CompleteStep(bool is_poisoned = false);

@@ -45,7 +45,7 @@ CacheManager::State::State(const CacheManagerOptions& manager_options,
                            std::vector<LookupTable> lookup_tables)
     : options(manager_options),
       page_size(options.geometry.page_size),
-      demand(page_size, options.groups, options.max_row_tokens_ahead),
+      demand(page_size, options.groups, options.max_row_overlap_tokens),
       partial_page_reuse(options.partial_page_reuse),
       pool(options.geometry.num_blocks),
       tables(std::move(lookup_tables)),
@@ -157,7 +157,7 @@ void CacheManager::State::PoisonHeld(const StepWork& work) {
     const NodeId node = pool.node(page);
     if (node != kNoNode && prefixes.is_full(node)) continue;
     if (node != kNoNode) prefixes.DropSubtree(node);
-    pool.MarkSpoiled(page);
+    pool.MarkPoisoned(page);
   }
 }
 
@@ -361,7 +361,7 @@ bool CacheManager::State::HoldsColumn(BatchRow row, std::uint32_t column) const 
   return std::ranges::all_of(tables, [&](const LookupTable& table) {
     if (!table.has_page(row, column)) return false;
     const BlockId page = table.page(row, column);
-    return !pool.is_spoiled(page) && !AwaitsCopy(page);
+    return !pool.is_poisoned(page) && !AwaitsCopy(page);
   });
 }
 
@@ -413,7 +413,7 @@ void CacheManager::State::KeepTail(BatchRow row, std::span<const std::int32_t> t
   if (!is_private) return;
   const auto held = tokens.subspan(std::size_t{column} * page_size, filled);
   const NodeId parent = NodeBefore(row, column);
-  const PrefixCache::Beginning known = prefixes.FindBeginning(parent, held);
+  const PrefixCache::Beginning known = prefixes.FindPartialMatch(parent, held);
   if (known.rows == filled) return prefixes.Touch(known.node);
   if (!prefixes.MakeRoom()) return;
   prefixes.AddPartialChild(column > 0 ? parent : prefixes.AddRoot(row_state(row).root), held,

@@ -37,7 +37,7 @@ std::size_t RingItems(const HotOptions& options, std::int32_t running) {
 // How long the last answers may take before the process ends.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(5);
 // How long a caller that wants to see the pages waits for the end of a step.
-constexpr absl::Duration kPictureTimeout = absl::Seconds(1);
+constexpr absl::Duration kSnapshotTimeout = absl::Seconds(1);
 
 }  // namespace
 
@@ -157,18 +157,18 @@ class Engine::Impl {
   }
 
   // Who asks is given up when the engine is busy for longer, so the answer has an owner of its own.
-  absl::StatusOr<PagePicture> GetPagePicture() {
-    const auto answer = std::make_shared<std::promise<absl::StatusOr<PagePicture>>>();
+  absl::StatusOr<PageSnapshot> GetPageSnapshot() {
+    const auto answer = std::make_shared<std::promise<absl::StatusOr<PageSnapshot>>>();
     inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [this, answer] {
                     answer->set_value(DescribePages());
                   }});
-    std::future<absl::StatusOr<PagePicture>> picture = answer->get_future();
-    if (picture.wait_for(absl::ToChronoMilliseconds(kPictureTimeout)) !=
+    std::future<absl::StatusOr<PageSnapshot>> snapshot = answer->get_future();
+    if (snapshot.wait_for(absl::ToChronoMilliseconds(kSnapshotTimeout)) !=
         std::future_status::ready) {
       return absl::DeadlineExceededError(absl::StrCat("the engine did not describe its pages in ",
-                                                      absl::FormatDuration(kPictureTimeout)));
+                                                      absl::FormatDuration(kSnapshotTimeout)));
     }
-    return picture.get();
+    return snapshot.get();
   }
 
   absl::Status CheckIntegrity() {
@@ -184,8 +184,8 @@ class Engine::Impl {
   absl::Status TakePlace(const std::shared_ptr<AcceptedRequest>& live, const HotOptions& hot);
   void PostCancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source,
                   std::string text);
-  // On the engine thread, which a picture that finds no memory must not end.
-  absl::StatusOr<PagePicture> DescribePages() {
+  // On the engine thread, which a snapshot that finds no memory must not end.
+  absl::StatusOr<PageSnapshot> DescribePages() {
     if (died_.load()) return DeviceError();
     try {
       return core_.DescribePages();
@@ -212,7 +212,7 @@ class Engine::Impl {
   const Clock* const clock_;
   const std::shared_ptr<Inbox> inbox_;
   EngineProbe probe_;
-  AdmissionQueue queue_;
+  AdmissionLimiter queue_;
   RequestTable table_;
   Published<HotOptions> hot_;
   std::atomic<std::uint64_t> hot_version_{0};
@@ -591,8 +591,8 @@ absl::StatusOr<cache::FlushCounts> Engine::FlushCache(absl::Duration idle_timeou
 bool Engine::IsAlive(absl::Duration stall_timeout) const {
   return impl_->IsAlive(stall_timeout);
 }
-absl::StatusOr<PagePicture> Engine::GetPagePicture() {
-  return impl_->GetPagePicture();
+absl::StatusOr<PageSnapshot> Engine::GetPageSnapshot() {
+  return impl_->GetPageSnapshot();
 }
 absl::Status Engine::CheckIntegrity() {
   return impl_->CheckIntegrity();

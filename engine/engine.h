@@ -3,7 +3,7 @@
 // Continuous batching: takes requests from any thread, runs one step after another on its own
 // thread, and writes tokens to each request's TokenStream.
 //
-//   Accept (any thread) -> text worker: Tokenizer::Encode, HashPages -> Submit -> AdmissionQueue
+//   Accept (any thread) -> text worker: Tokenizer::Encode, HashPages -> Submit -> AdmissionLimiter
 //   engine thread, each step: drain messages, expire, schedule, reserve pages, run, publish, hand
 //   on tokens output workers: detokenise, match stop strings, write the stream; a match returns as
 //   a finish
@@ -116,7 +116,7 @@ class Engine {
   // Made by the engine thread at the next step boundary, with no step in flight: for people who
   // look, not for every scrape. DEADLINE_EXCEEDED when no step ends within a second,
   // RESOURCE_EXHAUSTED without the memory for it, UNAVAILABLE once the engine has died.
-  absl::StatusOr<PagePicture> GetPagePicture();
+  absl::StatusOr<PageSnapshot> GetPageSnapshot();
   // Runs at the next step boundary; waits up to `idle_timeout` for the engine to be idle (zero:
   // does not wait), else FAILED_PRECONDITION / NOT_IDLE only when idleness was asked for and did
   // not come.

@@ -23,4 +23,4 @@
 #include "kernels/moe/router.h"              // Router: the experts of a row, and weights
 #include "kernels/norm/norm.h"               // RmsNorm: of rows or of their heads
 #include "kernels/rope/rope.h"               // RopeAngles once per step, Rope once per layer
-#include "kernels/sampling/sampling.h"       // Sample, ScoreTokens
+#include "kernels/sampling/sampling.h"       // Sample, ComputeLogprobs

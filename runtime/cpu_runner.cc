@@ -40,8 +40,8 @@ struct ModelRunner::State {
   absl::Status PreparePages(const StepBatch& batch);
   absl::Status Forward(const StepBatch& batch);
   absl::Status Head(const StepBatch& batch);
-  // Draws and scores whose logits lie in rows [begin, end) of logits_tokens.
-  absl::Status DrawBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+  // Samples and prompt logprobs whose logits lie in rows [begin, end) of logits_tokens.
+  absl::Status SampleBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
   absl::Status ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
 
   const float* LogitsRow(std::uint32_t logits_index, std::uint32_t block_begin) const {
@@ -66,12 +66,12 @@ struct ModelRunner::State {
   std::int64_t scratch_bytes = 0;  // reserved in the backend
   std::vector<kernels::AnyKvCollection> kv;  // of the step, one per layer group over the one pool
 
-  // Filled for the draws and scores of one block of logits.
+  // Filled for the samples and prompt logprobs of one block of logits.
   std::vector<kernels::SamplingRow> sampling_rows;
   std::vector<kernels::SampledRow> sampled;
-  std::vector<kernels::ScoredToken> scored;
-  std::size_t next_draw = 0;
-  std::size_t next_score = 0;
+  std::vector<kernels::TokenLogprob> logprob_tokens;
+  std::size_t next_sample = 0;
+  std::size_t next_prompt_logprob = 0;
 
   StepResult result;
   bool has_result = false;
@@ -132,26 +132,27 @@ absl::Status ModelRunner::State::Head(const StepBatch& batch) {
     if (batch.logits_out != nullptr) {
       std::copy_n(buffers.logits, (end - begin) * vocab, batch.logits_out + begin * vocab);
     }
-    QUIRE_RETURN_IF_ERROR(DrawBlock(batch, begin, end));
+    QUIRE_RETURN_IF_ERROR(SampleBlock(batch, begin, end));
     QUIRE_RETURN_IF_ERROR(ScoreBlock(batch, begin, end));
   }
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::DrawBlock(const StepBatch& batch, std::uint32_t begin,
-                                           std::uint32_t end) {
+absl::Status ModelRunner::State::SampleBlock(const StepBatch& batch, std::uint32_t begin,
+                                             std::uint32_t end) {
   sampling_rows.clear();
   sampled.clear();
-  const std::size_t first = next_draw;
-  for (; next_draw < batch.draws.size() && batch.draws[next_draw].logits_index < end; ++next_draw) {
-    const StepDraw& draw = batch.draws[next_draw];
-    kernels::SamplingRow row = draw.row;
-    row.logits = LogitsRow(draw.logits_index, begin);
+  const std::size_t first = next_sample;
+  for (; next_sample < batch.samples.size() && batch.samples[next_sample].logits_index < end;
+       ++next_sample) {
+    const StepSample& sample = batch.samples[next_sample];
+    kernels::SamplingRow row = sample.row;
+    row.logits = LogitsRow(sample.logits_index, begin);
     row.text_vocab = text_vocab();
     row.has_text = has_text();
     sampling_rows.push_back(row);
     kernels::SampledRow out{};
-    out.top = buffers.draw_top + next_draw * limits.max_logprobs;
+    out.top = buffers.sample_top + next_sample * limits.max_logprobs;
     sampled.push_back(out);
   }
   if (sampling_rows.empty()) return absl::OkStatus();
@@ -159,43 +160,44 @@ absl::Status ModelRunner::State::DrawBlock(const StepBatch& batch, std::uint32_t
       backend, {.rows = sampling_rows, .sampled = sampled, .vocab = model.spec.vocab_size}));
   for (std::size_t i = 0; i < sampled.size(); ++i) {
     const kernels::SampledRow& row = sampled[i];
-    result.draws[first + i] = {.token = row.token,
-                               .logprob = row.logprob,
-                               .rank = row.rank,
-                               .non_finite = row.non_finite,
-                               .no_survivor = row.no_survivor,
-                               .top = {row.top, row.num_top}};
+    result.samples[first + i] = {.token = row.token,
+                                 .logprob = row.logprob,
+                                 .rank = row.rank,
+                                 .non_finite = row.non_finite,
+                                 .no_survivor = row.no_survivor,
+                                 .top = {row.top, row.num_top}};
   }
   return absl::OkStatus();
 }
 
 absl::Status ModelRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_t begin,
                                             std::uint32_t end) {
-  scored.clear();
-  const std::size_t first = next_score;
-  for (; next_score < batch.scores.size() && batch.scores[next_score].logits_index < end;
-       ++next_score) {
-    const StepScore& score = batch.scores[next_score];
-    kernels::ScoredToken token{};
-    token.token = score.token;
-    token.num_logprobs = score.num_top;
-    token.logits = LogitsRow(score.logits_index, begin);
-    token.top = buffers.score_top + next_score * limits.max_logprobs;
-    scored.push_back(token);
+  logprob_tokens.clear();
+  const std::size_t first = next_prompt_logprob;
+  for (; next_prompt_logprob < batch.prompt_logprobs.size() &&
+         batch.prompt_logprobs[next_prompt_logprob].logits_index < end;
+       ++next_prompt_logprob) {
+    const StepPromptLogprob& prompt_logprob = batch.prompt_logprobs[next_prompt_logprob];
+    kernels::TokenLogprob token{};
+    token.token = prompt_logprob.token;
+    token.num_logprobs = prompt_logprob.num_top;
+    token.logits = LogitsRow(prompt_logprob.logits_index, begin);
+    token.top = buffers.prompt_logprob_top + next_prompt_logprob * limits.max_logprobs;
+    logprob_tokens.push_back(token);
   }
-  if (scored.empty()) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(kernels::ScoreTokens(backend, {.tokens = scored,
-                                                       .vocab = model.spec.vocab_size,
-                                                       .text_vocab = text_vocab(),
-                                                       .has_text = has_text()}));
-  for (std::size_t i = 0; i < scored.size(); ++i) {
-    const kernels::ScoredToken& token = scored[i];
-    result.scores[first + i] = {.token = token.token,
-                                .logprob = token.logprob,
-                                .rank = token.rank,
-                                .non_finite = token.non_finite,
-                                .no_survivor = false,
-                                .top = {token.top, token.num_top}};
+  if (logprob_tokens.empty()) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(kernels::ComputeLogprobs(backend, {.tokens = logprob_tokens,
+                                                           .vocab = model.spec.vocab_size,
+                                                           .text_vocab = text_vocab(),
+                                                           .has_text = has_text()}));
+  for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
+    const kernels::TokenLogprob& token = logprob_tokens[i];
+    result.prompt_logprobs[first + i] = {.token = token.token,
+                                         .logprob = token.logprob,
+                                         .rank = token.rank,
+                                         .non_finite = token.non_finite,
+                                         .no_survivor = false,
+                                         .top = {token.top, token.num_top}};
   }
   return absl::OkStatus();
 }
@@ -206,7 +208,7 @@ ModelRunner::~ModelRunner() = default;
 namespace {
 
 // Inputs of the widest matrix.
-std::uint32_t MostInputs(const ModelSpec& spec) {
+std::uint32_t MaxInputs(const ModelSpec& spec) {
   std::uint32_t inputs = spec.hidden;
   for (const LayerSpec& layer : spec.layers) {
     inputs = std::max({inputs, layer.heads.num_heads * layer.heads.head_size,
@@ -256,14 +258,14 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
-  state->sampling_rows.reserve(state->limits.max_step_draws);
-  state->sampled.reserve(state->limits.max_step_draws);
-  state->scored.reserve(state->limits.max_step_tokens);
-  state->result.draws.reserve(state->limits.max_step_draws);
-  state->result.scores.reserve(state->limits.max_step_tokens);
+  state->sampling_rows.reserve(state->limits.max_step_samples);
+  state->sampled.reserve(state->limits.max_step_samples);
+  state->logprob_tokens.reserve(state->limits.max_step_tokens);
+  state->result.samples.reserve(state->limits.max_step_samples);
+  state->result.prompt_logprobs.reserve(state->limits.max_step_tokens);
   const CodedMatrices coded = CodedMatricesOf(*model.weights);
   state->scratch_bytes =
-      LinearScratchBytes(coded, state->limits.max_step_tokens, MostInputs(model.spec));
+      LinearScratchBytes(coded, state->limits.max_step_tokens, MaxInputs(model.spec));
   if (state->scratch_bytes > 0) {
     backend.op_workspace().Reserve(static_cast<std::size_t>(state->scratch_bytes));
   }
@@ -275,10 +277,10 @@ absl::Status ModelRunner::Run(const StepBatch& batch) {
   s.has_result = false;
   QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.limits, s.pool->geometry(),
                                        static_cast<std::uint32_t>(s.layers.groups.size())));
-  s.result.draws.assign(batch.draws.size(), StepToken{});
-  s.result.scores.assign(batch.scores.size(), StepToken{});
-  s.next_draw = 0;
-  s.next_score = 0;
+  s.result.samples.assign(batch.samples.size(), StepToken{});
+  s.result.prompt_logprobs.assign(batch.prompt_logprobs.size(), StepToken{});
+  s.next_sample = 0;
+  s.next_prompt_logprob = 0;
   if (!batch.kv.empty()) {
     QUIRE_RETURN_IF_ERROR(s.MakeCollections(batch));
     QUIRE_RETURN_IF_ERROR(s.PreparePages(batch));
@@ -303,7 +305,7 @@ std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& opti
                                 const CodedMatrices& coded) {
   const StepLimits limits = LimitsOf(options);
   return StepBuffers::BytesFor(spec, limits) +
-         LinearScratchBytes(coded, limits.max_step_tokens, MostInputs(spec));
+         LinearScratchBytes(coded, limits.max_step_tokens, MaxInputs(spec));
 }
 
 }  // namespace quire::models

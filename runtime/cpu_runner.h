@@ -17,11 +17,11 @@ namespace quire::models {
 struct Model;
 
 // Computes steps on the CPU backend: copies and clears pages, runs the decoder over all rows, then
-// the head, the draws and the scores for the rows that ask for logits, in blocks, so that the
-// workspace does not grow with the number of prompt log-probabilities.
+// the head, the samples and the prompt logprobs for the rows that ask for logits, in blocks, so
+// that the workspace does not grow with the number of prompt log-probabilities.
 //
 // Place:      under the engine, which knows only StepRunner; above blocks/ and kernels/.
-// Invariants: a row's results depend on its own tokens, pages and draws only, never on the other
+// Invariants: a row's results depend on its own tokens, pages and samples only, never on the other
 //             rows of the step, the chunking of its prompt or the number of threads. In steady
 //             state a step allocates nothing. A refused batch writes nothing.
 // Threads:    Create anywhere; then the engine thread only.
@@ -36,7 +36,7 @@ class ModelRunner : public StepRunner {
                                                              const RunnerOptions& options);
   ~ModelRunner() override;
 
-  // For every draw the runner sets row.logits, row.text_vocab and row.has_text.
+  // For every sample the runner sets row.logits, row.text_vocab and row.has_text.
   absl::Status Run(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
 

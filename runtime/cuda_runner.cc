@@ -43,11 +43,11 @@ absl::Status DeviceLost(const absl::Status& status) {
 struct CudaRunner::State {
   static constexpr std::uint32_t kSlots = 2;
 
-  // A step that was launched: its event, its drawn tokens and what Collect needs.
+  // A step that was launched: its event, its sampled tokens and what Collect needs.
   struct Slot {
     Event done;
-    std::int32_t* tokens = nullptr;  // device [max_step_draws]
-    std::uint32_t num_draws = 0;
+    std::int32_t* tokens = nullptr;  // device [max_step_samples]
+    std::uint32_t num_samples = 0;
     StepResult result;
   };
 
@@ -78,14 +78,14 @@ struct CudaRunner::State {
   absl::Status RunGraph(std::uint32_t bucket);
   absl::Status EnqueueBucket(std::uint32_t bucket);
   absl::Status Head(std::uint32_t begin, std::uint32_t end);
-  // Logits, draws and scores of rows [begin, end) of logits_tokens, which lie in the buffer of
-  // logits.
+  // Logits, samples and prompt logprobs of rows [begin, end) of logits_tokens, which lie in the
+  // buffer of logits.
   absl::Status Finish(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
                       std::uint32_t slot);
-  absl::Status Draw(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
-                    std::uint32_t slot);
-  absl::Status Score(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
-                     std::uint32_t slot);
+  absl::Status Sample(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
+                      std::uint32_t slot);
+  absl::Status ComputePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
+                                     std::uint32_t slot);
 
   // The bucket of a step that runs as a graph, or 0.
   std::uint32_t BucketOf(const StepBatch& batch) const;
@@ -109,7 +109,7 @@ struct CudaRunner::State {
   RunnerMemory memory;
   StepOrder order;
   StepBuffers buffers;
-  DeviceBuffer drawn;  // [kSlots, drawn_stride]
+  DeviceBuffer sampled;  // [kSlots, sampled_stride]
   std::optional<CudaStepInputs> inputs;
   std::vector<kernels::AnyKvCollection> kv;  // one per layer group over the one pool
   std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;  // one per window
@@ -122,14 +122,14 @@ struct CudaRunner::State {
   std::vector<Slot> slots;
   std::uint32_t next_slot = 0;
   std::uint32_t in_flight = 0;
-  std::uint32_t previous_draws = 0;  // of the step in the other slot
+  std::uint32_t previous_samples = 0;  // of the step in the other slot
   // Filled for one step or for one block of logits.
   std::vector<std::uint32_t> clears;
   std::vector<kernels::PageCopyItem> copies;
   std::vector<kernels::SamplingRow> sampling_rows;
-  std::vector<kernels::ScoredToken> scored;
-  std::size_t next_draw = 0;
-  std::size_t next_score = 0;
+  std::vector<kernels::TokenLogprob> logprob_tokens;
+  std::size_t next_sample = 0;
+  std::size_t next_prompt_logprob = 0;
 };
 
 // The graphs' share counts, since they must find room later.
@@ -150,9 +150,9 @@ absl::Status CudaRunner::State::Allocate() {
   QUIRE_RETURN_IF_ERROR(CheckRoom());
   QUIRE_ASSIGN_OR_RETURN(buffers, StepBuffers::Allocate(spec, sizes.buffers));
   QUIRE_ASSIGN_OR_RETURN(
-      drawn, DeviceBuffer::Allocate(
-                 MemoryKind::kDevice,
-                 kSlots * sizes.drawn_stride * static_cast<std::int64_t>(sizeof(std::int32_t))));
+      sampled, DeviceBuffer::Allocate(MemoryKind::kDevice,
+                                      kSlots * sizes.sampled_stride *
+                                          static_cast<std::int64_t>(sizeof(std::int32_t))));
   QUIRE_ASSIGN_OR_RETURN(
       inputs, CudaStepInputs::Create(backend, sizes.buffers, pool->geometry().page_size));
   for (const kernels::AttentionPlanLimits& limits : sizes.attention) {
@@ -170,16 +170,17 @@ absl::Status CudaRunner::State::Allocate() {
                                                                  options.has_text, text_vocab()));
   for (std::uint32_t i = 0; i < kSlots; ++i) {
     QUIRE_ASSIGN_OR_RETURN(Event done, Event::Create(backend.device()));
-    slots.push_back({.done = std::move(done),
-                     .tokens = static_cast<std::int32_t*>(drawn.data()) + i * sizes.drawn_stride,
-                     .result = {}});
-    slots.back().result.draws.reserve(sizes.limits.max_step_draws);
-    slots.back().result.scores.reserve(sizes.limits.max_step_tokens);
+    slots.push_back(
+        {.done = std::move(done),
+         .tokens = static_cast<std::int32_t*>(sampled.data()) + i * sizes.sampled_stride,
+         .result = {}});
+    slots.back().result.samples.reserve(sizes.limits.max_step_samples);
+    slots.back().result.prompt_logprobs.reserve(sizes.limits.max_step_tokens);
   }
   clears.reserve(pool->geometry().num_blocks);
   copies.reserve(pool->geometry().num_blocks);
-  sampling_rows.reserve(sizes.limits.max_step_draws);
-  scored.reserve(sizes.limits.max_step_tokens);
+  sampling_rows.reserve(sizes.limits.max_step_samples);
+  logprob_tokens.reserve(sizes.limits.max_step_tokens);
   return absl::OkStatus();
 }
 
@@ -248,7 +249,7 @@ absl::Status CudaRunner::State::Plan(std::uint32_t batch_size, bool has_prompt_r
     QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend,
                                                  {.row_offsets = buffers.row_offsets,
                                                   .cache_lengths = buffers.cache_lengths,
-                                                  .prompt_rows = buffers.prompt_rows,
+                                                  .prefill_tokens = buffers.prefill_tokens,
                                                   .batch_size = batch_size,
                                                   .has_prompt_rows = has_prompt_rows,
                                                   .has_generated_rows = has_generated_rows},
@@ -312,41 +313,43 @@ absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t beg
                       static_cast<std::int64_t>((end - begin) * vocab * sizeof(float))));
     QUIRE_RETURN_IF_ERROR(stream().Synchronize());
   }
-  QUIRE_RETURN_IF_ERROR(Draw(batch, begin, end, slot));
-  return Score(batch, begin, end, slot);
+  QUIRE_RETURN_IF_ERROR(Sample(batch, begin, end, slot));
+  return ComputePromptLogprobs(batch, begin, end, slot);
 }
 
-absl::Status CudaRunner::State::Draw(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
-                                     std::uint32_t slot) {
+absl::Status CudaRunner::State::Sample(const StepBatch& batch, std::uint32_t begin,
+                                       std::uint32_t end, std::uint32_t slot) {
   sampling_rows.clear();
-  const std::size_t first = next_draw;
-  for (; next_draw < batch.draws.size() && batch.draws[next_draw].logits_index < end; ++next_draw) {
-    const StepDraw& draw = batch.draws[next_draw];
-    kernels::SamplingRow& row = sampling_rows.emplace_back(draw.row);
-    row.logits = LogitsRow(draw.logits_index, begin);
+  const std::size_t first = next_sample;
+  for (; next_sample < batch.samples.size() && batch.samples[next_sample].logits_index < end;
+       ++next_sample) {
+    const StepSample& sample = batch.samples[next_sample];
+    kernels::SamplingRow& row = sampling_rows.emplace_back(sample.row);
+    row.logits = LogitsRow(sample.logits_index, begin);
     row.text_vocab = text_vocab();
     row.has_text = has_text();
-    if (draw.sample_in_flight >= 0) {
-      row.sample_in_flight = slots[(slot + 1) % kSlots].tokens + draw.sample_in_flight;
+    if (sample.sample_in_flight >= 0) {
+      row.sample_in_flight = slots[(slot + 1) % kSlots].tokens + sample.sample_in_flight;
     }
   }
   if (sampling_rows.empty()) return absl::OkStatus();
   return sampler->Sample(sampling_rows, slots[slot].tokens + first, static_cast<int>(slot));
 }
 
-absl::Status CudaRunner::State::Score(const StepBatch& batch, std::uint32_t begin,
-                                      std::uint32_t end, std::uint32_t slot) {
-  scored.clear();
-  for (; next_score < batch.scores.size() && batch.scores[next_score].logits_index < end;
-       ++next_score) {
-    const StepScore& score = batch.scores[next_score];
-    kernels::ScoredToken& token = scored.emplace_back();
-    token.token = score.token;
-    token.num_logprobs = score.num_top;
-    token.logits = LogitsRow(score.logits_index, begin);
+absl::Status CudaRunner::State::ComputePromptLogprobs(const StepBatch& batch, std::uint32_t begin,
+                                                      std::uint32_t end, std::uint32_t slot) {
+  logprob_tokens.clear();
+  for (; next_prompt_logprob < batch.prompt_logprobs.size() &&
+         batch.prompt_logprobs[next_prompt_logprob].logits_index < end;
+       ++next_prompt_logprob) {
+    const StepPromptLogprob& prompt_logprob = batch.prompt_logprobs[next_prompt_logprob];
+    kernels::TokenLogprob& token = logprob_tokens.emplace_back();
+    token.token = prompt_logprob.token;
+    token.num_logprobs = prompt_logprob.num_top;
+    token.logits = LogitsRow(prompt_logprob.logits_index, begin);
   }
-  if (scored.empty()) return absl::OkStatus();
-  return sampler->Score(scored, static_cast<int>(slot));
+  if (logprob_tokens.empty()) return absl::OkStatus();
+  return sampler->ComputeLogprobs(logprob_tokens, static_cast<int>(slot));
 }
 
 absl::Status CudaRunner::State::Compute(const StepBatch& batch, const PackedStep& step,
@@ -367,8 +370,8 @@ absl::Status CudaRunner::State::Compute(const StepBatch& batch, const PackedStep
 
 absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slot) {
   sampler->Reset(static_cast<int>(slot));
-  next_draw = 0;
-  next_score = 0;
+  next_sample = 0;
+  next_prompt_logprob = 0;
   QUIRE_RETURN_IF_ERROR(PreparePages(batch));
   if (batch.rows.empty()) return slots[slot].done.Record(stream());
   const PackedStep step = inputs->Pack(batch, static_cast<int>(slot), &order);
@@ -379,7 +382,7 @@ absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slo
   }
   QUIRE_RETURN_IF_ERROR(inputs->Upload(
       step, static_cast<int>(slot), static_cast<std::uint32_t>(batch.logits_tokens.size()), padding,
-      slots[(slot + 1) % kSlots].tokens, previous_draws, &buffers));
+      slots[(slot + 1) % kSlots].tokens, previous_samples, &buffers));
   QUIRE_RETURN_IF_ERROR(Compute(batch, step, slot));
   return slots[slot].done.Record(stream());
 }
@@ -427,9 +430,9 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
     return absl::FailedPreconditionError(
         absl::StrCat(s.in_flight, " steps are launched and not collected"));
   }
-  QUIRE_RETURN_IF_ERROR(
-      CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(),
-                     static_cast<std::uint32_t>(s.layers.groups.size()), s.previous_draws));
+  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(),
+                                       static_cast<std::uint32_t>(s.layers.groups.size()),
+                                       s.previous_samples));
   for (const cache::KvStepInputs& kv : batch.kv) {
     if (kv.lookup_stride == s.sizes.limits.lookup_stride) continue;
     return absl::InvalidArgumentError(absl::StrCat("step batch: lookup_stride is ",
@@ -446,8 +449,8 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
     s.inputs->Forget();
     return waited.ok() ? status : DeviceLost(waited);
   }
-  s.slots[slot].num_draws = static_cast<std::uint32_t>(batch.draws.size());
-  s.previous_draws = s.slots[slot].num_draws;
+  s.slots[slot].num_samples = static_cast<std::uint32_t>(batch.samples.size());
+  s.previous_samples = s.slots[slot].num_samples;
   s.next_slot = (slot + 1) % State::kSlots;
   ++s.in_flight;
   return absl::OkStatus();
@@ -460,23 +463,23 @@ absl::StatusOr<const StepResult*> CudaRunner::Collect() {
   State::Slot& slot = s.slots[index];
   --s.in_flight;
   if (absl::Status status = slot.done.Synchronize(); !status.ok()) return DeviceLost(status);
-  slot.result.draws.clear();
-  slot.result.scores.clear();
-  for (const kernels::SampledRow& row : s.sampler->draws(static_cast<int>(index))) {
-    slot.result.draws.push_back({.token = row.token,
-                                 .logprob = row.logprob,
-                                 .rank = row.rank,
-                                 .non_finite = row.non_finite,
-                                 .no_survivor = row.no_survivor,
-                                 .top = {row.top, row.num_top}});
+  slot.result.samples.clear();
+  slot.result.prompt_logprobs.clear();
+  for (const kernels::SampledRow& row : s.sampler->samples(static_cast<int>(index))) {
+    slot.result.samples.push_back({.token = row.token,
+                                   .logprob = row.logprob,
+                                   .rank = row.rank,
+                                   .non_finite = row.non_finite,
+                                   .no_survivor = row.no_survivor,
+                                   .top = {row.top, row.num_top}});
   }
-  for (const kernels::ScoredToken& token : s.sampler->scores(static_cast<int>(index))) {
-    slot.result.scores.push_back({.token = token.token,
-                                  .logprob = token.logprob,
-                                  .rank = token.rank,
-                                  .non_finite = token.non_finite,
-                                  .no_survivor = false,
-                                  .top = {token.top, token.num_top}});
+  for (const kernels::TokenLogprob& token : s.sampler->logprobs(static_cast<int>(index))) {
+    slot.result.prompt_logprobs.push_back({.token = token.token,
+                                           .logprob = token.logprob,
+                                           .rank = token.rank,
+                                           .non_finite = token.non_finite,
+                                           .no_survivor = false,
+                                           .top = {token.top, token.num_top}});
   }
   return &slot.result;
 }

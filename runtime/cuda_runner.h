@@ -20,10 +20,10 @@ struct Model;
 
 // Computes steps on a GPU, up to two ahead of the host: one copy from rotating pinned buffers
 // brings tokens, lengths and the changed parts of the lookup table; pages, planner, decoder, head
-// and sampler follow on one stream; an event marks the end. Tokens that the step before draws are
+// and sampler follow on one stream; an event marks the end. Tokens that the step before samples are
 // put in their places on the device.
 //
-//   Run(n)      check, order, pack | copy, scatter | pages, plan, decoder, head, draws | event
+//   Run(n)      check, order, pack | copy, scatter | pages, plan, decoder, head, samples | event
 //   Run(n + 1)  the same, while the device is busy with n
 //   Collect()   waits for n's event, reads its slot of results
 //
@@ -33,7 +33,7 @@ struct Model;
 //
 // Place:      under the engine, which knows only StepRunner; beside ModelRunner; above blocks/ and
 //             kernels/.
-// Invariants: a row's results depend on its own tokens, their class, its pages and draws only:
+// Invariants: a row's results depend on its own tokens, their class, its pages and samples only:
 //             never on the other rows, the chunking of its prompt, graphs, or how many steps are in
 //             flight. Create allocates everything that PlanDeviceMemory counts, a step nothing;
 //             graphs stay inside their share.

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/pool/lookup_table.h"
-#include "kernels/linear/linear_tree.h"
+#include "kernels/linear/linear_reduction.h"
 #include "models/blocks/layer_groups.h"
 #include "runtime/cuda_step_inputs.h"
 
@@ -21,14 +21,14 @@ constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
 constexpr std::int64_t kOtherNodes = 16;
 
-// Entries that the sampler holds at a time. Only draws with penalties have a history, so this is
-// far above what is seen; a step beyond it is sampled in pieces. One draw always fits: a history
+// Entries that the sampler holds at a time. Only samples with penalties have a history, so this is
+// far above what is seen; a step beyond it is sampled in pieces. One sample always fits: a history
 // has no more entries than a context or a vocabulary, and kMaxBias is the most that
 // limits.max_logit_bias_entries may allow.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxBias = 65536;
-constexpr std::int64_t kMaxBiasPerDraw = 64;
-constexpr std::int64_t kMaxBannedPerDraw = 64;
+constexpr std::int64_t kMaxBiasPerSample = 64;
+constexpr std::int64_t kMaxBannedPerSample = 64;
 
 // Of all layer groups, each once.
 std::set<std::uint32_t> WindowsOf(const LayerGroups& layers) {
@@ -81,16 +81,16 @@ std::uint32_t LookupStride(std::uint32_t max_context, std::uint32_t page_size) {
 
 kernels::DeviceSamplerLimits SamplerLimits(const ModelSpec& spec, const StepLimits& limits,
                                            std::uint32_t max_context) {
-  const std::int64_t draws = limits.max_step_draws;
+  const std::int64_t samples = limits.max_step_samples;
   const std::int64_t distinct = std::min(spec.vocab_size, max_context);
-  return {.max_draws = limits.max_step_draws,
-          .max_scores = limits.max_step_tokens,
+  return {.max_samples = limits.max_step_samples,
+          .max_prompt_logprobs = limits.max_step_tokens,
           .vocab = spec.vocab_size,
           .max_logprobs = limits.max_logprobs,
           .max_history = static_cast<std::uint32_t>(
-              std::max(std::min(draws * distinct, kMaxHistory), distinct)),
-          .max_bias = static_cast<std::uint32_t>(std::max(draws * kMaxBiasPerDraw, kMaxBias)),
-          .max_banned = static_cast<std::uint32_t>(draws * kMaxBannedPerDraw)};
+              std::max(std::min(samples * distinct, kMaxHistory), distinct)),
+          .max_bias = static_cast<std::uint32_t>(std::max(samples * kMaxBiasPerSample, kMaxBias)),
+          .max_banned = static_cast<std::uint32_t>(samples * kMaxBannedPerSample)};
 }
 
 }  // namespace
@@ -123,7 +123,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
     sizes.attention.push_back(limits);
   }
   sizes.sampler = SamplerLimits(spec, sizes.limits, sizes.max_context);
-  sizes.drawn_stride = (std::int64_t{sizes.limits.max_step_draws} + 63) / 64 * 64;
+  sizes.sampled_stride = (std::int64_t{sizes.limits.max_step_samples} + 63) / 64 * 64;
   sizes.graph_bytes =
       NumBuckets(sizes.max_graph_rows) * NodesOf(spec, sizes.attention.size()) * kGraphNodeBytes;
   return sizes;
@@ -131,9 +131,10 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
 
 RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms) {
   RunnerMemory memory;
-  memory.activation_bytes =
-      StepBuffers::BytesFor(spec, sizes.buffers) + CudaStepInputs::DeviceBytesFor(sizes.buffers) +
-      CudaStepInputs::kSlots * sizes.drawn_stride * static_cast<std::int64_t>(sizeof(std::int32_t));
+  memory.activation_bytes = StepBuffers::BytesFor(spec, sizes.buffers) +
+                            CudaStepInputs::DeviceBytesFor(sizes.buffers) +
+                            CudaStepInputs::kSlots * sizes.sampled_stride *
+                                static_cast<std::int64_t>(sizeof(std::int32_t));
   for (const kernels::AttentionPlanLimits& limits : sizes.attention) {
     memory.attention_bytes += kernels::AttentionPlan::BytesFor(limits, num_sms);
   }

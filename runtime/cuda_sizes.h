@@ -31,7 +31,7 @@ struct CudaSizes {
   std::uint32_t max_graph_rows = 0;  // 0: no graphs
   std::vector<kernels::AttentionPlanLimits> attention;  // one per window of the layer groups
   kernels::DeviceSamplerLimits sampler;
-  std::int64_t drawn_stride = 0;  // tokens that a slot draws, room included
+  std::int64_t sampled_stride = 0;  // tokens that a slot samples, room included
   std::int64_t graph_bytes = 0;   // the graphs' share
 };
 

@@ -101,7 +101,7 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
                        .row_offsets = offsets,
                        .token_rows = reinterpret_cast<std::int32_t*>(block + 2 * step.num_tokens),
                        .cache_lengths = lengths,
-                       .prompt_rows = lengths + step.batch_size});
+                       .prefill_tokens = lengths + step.batch_size});
   for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
     heads[i] = order->step_index()[batch.logits_tokens[i]];
   }
@@ -141,7 +141,7 @@ absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint3
                             .head_tokens = buffers->head_tokens,
                             .row_offsets = buffers->row_offsets,
                             .cache_lengths = buffers->cache_lengths,
-                            .prompt_rows = buffers->prompt_rows,
+                            .prefill_tokens = buffers->prefill_tokens,
                             .lookup_table = buffers->lookup_table});
   }
   return absl::OkStatus();

@@ -25,7 +25,7 @@ constexpr absl::string_view kMagic = "quirepk1";
 constexpr std::int64_t kPieceBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kAlignment = 4096;
 // No text is longer: a few lines for each matrix.
-constexpr std::uint64_t kMostText = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMaxText = std::uint64_t{64} << 20;
 
 // Finds damage, not malice: every bit of a word moves every later bit of its lane.
 std::uint64_t Checksum(std::span<const std::byte> bytes) {
@@ -178,7 +178,7 @@ absl::StatusOr<std::vector<std::uint64_t>> ReadHead(int fd, const std::string& p
   QUIRE_RETURN_IF_ERROR(ReadAt(fd, 0, std::as_writable_bytes(std::span(start)), path));
   std::uint64_t text_bytes = 0;
   std::memcpy(&text_bytes, start.data() + kMagic.size(), sizeof(text_bytes));
-  if (absl::string_view(start).substr(0, kMagic.size()) != kMagic || text_bytes > kMostText) {
+  if (absl::string_view(start).substr(0, kMagic.size()) != kMagic || text_bytes > kMaxText) {
     return damaged("is no file of packed weights");
   }
   std::string text(text_bytes, '\0');

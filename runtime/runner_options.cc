@@ -14,11 +14,11 @@ constexpr std::uint32_t kMaxLogprobs = 1024;
 }  // namespace
 
 StepLimits LimitsOf(const RunnerOptions& options) {
-  return {
-      .max_rows = options.max_rows,
-      .max_step_tokens = options.max_step_tokens,
-      .max_step_draws = options.max_step_draws == 0 ? 4 * options.max_rows : options.max_step_draws,
-      .max_logprobs = options.max_logprobs};
+  return {.max_rows = options.max_rows,
+          .max_step_tokens = options.max_step_tokens,
+          .max_step_samples =
+              options.max_step_samples == 0 ? 4 * options.max_rows : options.max_step_samples,
+          .max_logprobs = options.max_logprobs};
 }
 
 absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options) {
@@ -30,7 +30,7 @@ absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& opti
     std::uint32_t high;
   } ranges[] = {{"max_rows", limits.max_rows, 1, kMaxRows},
                 {"max_step_tokens", limits.max_step_tokens, 1, kMaxStepTokens},
-                {"max_step_draws", limits.max_step_draws, 1, kMaxStepTokens},
+                {"max_step_samples", limits.max_step_samples, 1, kMaxStepTokens},
                 {"max_logprobs", limits.max_logprobs, 0, kMaxLogprobs}};
   for (const auto& range : ranges) {
     if (range.value < range.low || range.value > range.high) {

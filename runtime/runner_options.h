@@ -16,11 +16,11 @@ namespace quire::models {
 struct RunnerOptions {
   std::uint32_t max_rows = 0;         // rows of a step, and the cache manager's rows
   std::uint32_t max_step_tokens = 0;  // tokens of a step; sizes the workspace
-  // Most draws and scores of one step, and most best tokens that each may report.
-  std::uint32_t max_step_draws = 0;  // 0: 4 * max_rows
+  // Most samples and prompt logprobs of one step, and most best tokens that each may report.
+  std::uint32_t max_step_samples = 0;  // 0: 4 * max_rows
   std::uint32_t max_logprobs = 20;
-  // [vocab_size], 0 for ids that the tokenizer cannot decode: they are never drawn and never listed
-  // among the best. Empty: every id below text_vocab has text.
+  // [vocab_size], 0 for ids that the tokenizer cannot decode: they are never sampled and never
+  // listed among the best. Empty: every id below text_vocab has text.
   std::vector<std::uint8_t> has_text = {};
   // Ids from here on have no text; 0: vocab_size. A tokenizer may know more ids than the model.
   std::uint32_t text_vocab = 0;

@@ -5,8 +5,8 @@
 //   rows          r0: 3 new tokens   r1: 1      r2: 2
 //   token_ids     a0 a1 a2           b0         c0 c1        first_token: 0, 3, 4
 //   logits_tokens       2             3             5        indices into token_ids, ascending
-//   draws         one or more per logits row (choices of one request draw from the same row)
-//   scores        prompt log-probabilities: the given next token under a logits row
+//   samples         one or more per logits row (choices of one request sample from the same row)
+//   prompt logprobs        prompt log-probabilities: the given next token under a logits row
 //
 // Threads: filled by the engine thread; unchanged from StepRunner::Run to Collect. The vectors keep
 //          their
@@ -34,9 +34,9 @@ struct StepRow {
   std::uint32_t prompt_tokens = 0;
 };
 
-// One token to draw. The runner sets `row.logits`, `row.text_vocab`, `row.has_text` and
+// One token to sample. The runner sets `row.logits`, `row.text_vocab`, `row.has_text` and
 // `row.sample_in_flight`; everything else, pointers included, is the engine's.
-struct StepDraw {
+struct StepSample {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;
   // Which sample of the step launched just before this one is the last token of the output, not yet
@@ -45,21 +45,21 @@ struct StepDraw {
 };
 
 // The raw log-probability of one given token.
-struct StepScore {
+struct StepPromptLogprob {
   std::uint32_t logits_index = 0;
   std::int32_t token = 0;
   std::int32_t num_top = 0;  // best tokens besides
 };
 
 struct StepBatch {
-  // [num_tokens]. Below 0: the token that draw -(id + 1) of the step launched just before this one
-  // draws; only with StepRunner::max_steps_in_flight() > 1. If that draw gives no token, the row
-  // computes with token 0 and its results mean nothing.
+  // [num_tokens]. Below 0: the token that sample -(id + 1) of the step launched just before this
+  // one samples; only with StepRunner::max_steps_in_flight() > 1. If that sample gives no token,
+  // the row computes with token 0 and its results mean nothing.
   std::vector<std::int32_t> token_ids;
   std::vector<StepRow> rows;
   std::vector<std::uint32_t> logits_tokens;
-  std::vector<StepDraw> draws;          // logits_index ascending
-  std::vector<StepScore> scores;        // logits_index ascending
+  std::vector<StepSample> samples;                 // logits_index ascending
+  std::vector<StepPromptLogprob> prompt_logprobs;  // logits_index ascending
   std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after the clears
   std::vector<BlockId> clears;
   std::span<const cache::KvStepInputs> kv;  // one per layer group, or none without rows and pages
@@ -74,8 +74,8 @@ struct StepBatch {
     token_ids.clear();
     rows.clear();
     logits_tokens.clear();
-    draws.clear();
-    scores.clear();
+    samples.clear();
+    prompt_logprobs.clear();
     copies.clear();
     clears.clear();
     kv = {};
@@ -84,7 +84,8 @@ struct StepBatch {
   }
 };
 
-// The outcome of a draw or a score. `top` points into the result and lives as long as it does.
+// The outcome of a sample or a prompt logprob. `top` points into the result and lives as long as it
+// does.
 struct StepToken {
   std::int32_t token = 0;
   float logprob = 0;
@@ -95,8 +96,8 @@ struct StepToken {
 };
 
 struct StepResult {
-  std::vector<StepToken> draws;   // one per StepBatch::draws
-  std::vector<StepToken> scores;  // one per StepBatch::scores
+  std::vector<StepToken> samples;          // one per StepBatch::samples
+  std::vector<StepToken> prompt_logprobs;  // one per StepBatch::prompt logprobs
 };
 
 }  // namespace quire::models

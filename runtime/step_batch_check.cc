@@ -21,8 +21,8 @@ absl::Status CheckCounts(const StepBatch& batch, const StepLimits& limits) {
   } counts[] = {{"tokens", batch.token_ids.size(), limits.max_step_tokens},
                 {"rows", batch.rows.size(), limits.max_rows},
                 {"logits_tokens", batch.logits_tokens.size(), limits.max_step_tokens},
-                {"draws", batch.draws.size(), limits.max_step_draws},
-                {"scores", batch.scores.size(), limits.max_step_tokens}};
+                {"samples", batch.samples.size(), limits.max_step_samples},
+                {"prompt_logprobs", batch.prompt_logprobs.size(), limits.max_step_tokens}};
   for (const auto& count : counts) {
     if (count.value > count.limit) {
       return Refuse(absl::StrCat(count.value, " ", count.name, ", at most ", count.limit));
@@ -71,14 +71,14 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
 }
 
 absl::Status CheckTokens(const StepBatch& batch, const ModelSpec& spec,
-                         std::uint32_t previous_draws) {
+                         std::uint32_t previous_samples) {
   for (std::size_t i = 0; i < batch.token_ids.size(); ++i) {
     const std::int32_t token = batch.token_ids[i];
-    if (token < 0 && previous_draws > 0) {
-      const auto draw = static_cast<std::uint32_t>(-(token + 1));
-      if (draw < previous_draws) continue;
-      return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", draw ", draw,
-                                 " of the step before, which has ", previous_draws));
+    if (token < 0 && previous_samples > 0) {
+      const auto sample = static_cast<std::uint32_t>(-(token + 1));
+      if (sample < previous_samples) continue;
+      return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", sample ", sample,
+                                 " of the step before, which has ", previous_samples));
     }
     if (token < 0 || static_cast<std::uint32_t>(token) >= spec.vocab_size) {
       return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", it must be in [0, ",
@@ -103,35 +103,38 @@ absl::Status CheckLogitsIndex(const StepBatch& batch, const char* name, std::siz
   return absl::OkStatus();
 }
 
-absl::Status CheckDraws(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
-                        std::uint32_t previous_draws) {
+absl::Status CheckSamples(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
+                          std::uint32_t previous_samples) {
   std::uint32_t previous = 0;
-  for (std::size_t i = 0; i < batch.draws.size(); ++i) {
-    const StepDraw& draw = batch.draws[i];
-    QUIRE_RETURN_IF_ERROR(CheckLogitsIndex(batch, "draws", i, draw.logits_index, previous));
-    previous = draw.logits_index;
-    if (draw.row.num_logprobs > static_cast<std::int32_t>(limits.max_logprobs)) {
-      return Refuse(absl::StrCat("draws[", i, "].num_logprobs is ", draw.row.num_logprobs,
+  for (std::size_t i = 0; i < batch.samples.size(); ++i) {
+    const StepSample& sample = batch.samples[i];
+    QUIRE_RETURN_IF_ERROR(CheckLogitsIndex(batch, "samples", i, sample.logits_index, previous));
+    previous = sample.logits_index;
+    if (sample.row.num_logprobs > static_cast<std::int32_t>(limits.max_logprobs)) {
+      return Refuse(absl::StrCat("samples[", i, "].num_logprobs is ", sample.row.num_logprobs,
                                  ", at most ", limits.max_logprobs));
     }
-    if (draw.sample_in_flight < -1 ||
-        draw.sample_in_flight >= static_cast<std::int32_t>(previous_draws)) {
-      return Refuse(absl::StrCat("draws[", i, "].sample_in_flight is ", draw.sample_in_flight,
-                                 ", the step before has ", previous_draws));
+    if (sample.sample_in_flight < -1 ||
+        sample.sample_in_flight >= static_cast<std::int32_t>(previous_samples)) {
+      return Refuse(absl::StrCat("samples[", i, "].sample_in_flight is ", sample.sample_in_flight,
+                                 ", the step before has ", previous_samples));
     }
   }
   previous = 0;
-  for (std::size_t i = 0; i < batch.scores.size(); ++i) {
-    const StepScore& score = batch.scores[i];
-    QUIRE_RETURN_IF_ERROR(CheckLogitsIndex(batch, "scores", i, score.logits_index, previous));
-    previous = score.logits_index;
-    if (score.token < 0 || static_cast<std::uint32_t>(score.token) >= spec.vocab_size) {
-      return Refuse(absl::StrCat("scores[", i, "].token is ", score.token, ", it must be in [0, ",
-                                 spec.vocab_size, ")"));
+  for (std::size_t i = 0; i < batch.prompt_logprobs.size(); ++i) {
+    const StepPromptLogprob& prompt_logprob = batch.prompt_logprobs[i];
+    QUIRE_RETURN_IF_ERROR(
+        CheckLogitsIndex(batch, "prompt_logprobs", i, prompt_logprob.logits_index, previous));
+    previous = prompt_logprob.logits_index;
+    if (prompt_logprob.token < 0 ||
+        static_cast<std::uint32_t>(prompt_logprob.token) >= spec.vocab_size) {
+      return Refuse(absl::StrCat("prompt_logprobs[", i, "].token is ", prompt_logprob.token,
+                                 ", it must be in [0, ", spec.vocab_size, ")"));
     }
-    if (score.num_top < 0 || score.num_top > static_cast<std::int32_t>(limits.max_logprobs)) {
-      return Refuse(absl::StrCat("scores[", i, "].num_top is ", score.num_top, ", it must be 0 to ",
-                                 limits.max_logprobs));
+    if (prompt_logprob.num_top < 0 ||
+        prompt_logprob.num_top > static_cast<std::int32_t>(limits.max_logprobs)) {
+      return Refuse(absl::StrCat("prompt_logprobs[", i, "].num_top is ", prompt_logprob.num_top,
+                                 ", it must be 0 to ", limits.max_logprobs));
     }
   }
   return absl::OkStatus();
@@ -165,7 +168,7 @@ absl::Status CheckPages(const StepBatch& batch, const cache::KvGeometry& pool) {
 
 absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
                             const cache::KvGeometry& pool, std::uint32_t num_groups,
-                            std::uint32_t previous_draws) {
+                            std::uint32_t previous_samples) {
   QUIRE_RETURN_IF_ERROR(CheckCounts(batch, limits));
   const bool needs_cache = !batch.rows.empty() || !batch.clears.empty() || !batch.copies.empty();
   if ((needs_cache || !batch.kv.empty()) && batch.kv.size() != num_groups) {
@@ -181,8 +184,8 @@ absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const
     return Refuse(
         absl::StrCat("rows hold ", next_token, " tokens, token_ids ", batch.token_ids.size()));
   }
-  QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec, previous_draws));
-  QUIRE_RETURN_IF_ERROR(CheckDraws(batch, spec, limits, previous_draws));
+  QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec, previous_samples));
+  QUIRE_RETURN_IF_ERROR(CheckSamples(batch, spec, limits, previous_samples));
   return CheckPages(batch, pool);
 }
 

@@ -13,10 +13,10 @@ namespace quire::models {
 // Returns INVALID_ARGUMENT that names the entry, its value and the limit: rows that do not cover
 // token_ids in order, a token outside the vocabulary, a position behind the context, an index out
 // of range or not ascending, a page outside the pool, more than the limits allow, step inputs of
-// another number of layer groups. `previous_draws` counts those of the step launched before, which
-// token ids below 0 name.
+// another number of layer groups. `previous_samples` counts those of the step launched before,
+// which token ids below 0 name.
 absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
                             const cache::KvGeometry& pool, std::uint32_t num_groups,
-                            std::uint32_t previous_draws = 0);
+                            std::uint32_t previous_samples = 0);
 
 }  // namespace quire::models

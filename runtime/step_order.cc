@@ -27,7 +27,7 @@ std::uint32_t StepOrder::Order(const StepBatch& batch, const StepArrays& out) {
       const bool scheduled = next_row == batch_row;
       out.row_offsets[next_row] = token;
       if (out.cache_lengths) out.cache_lengths[next_row] = scheduled ? row.cache_length : 0;
-      if (out.prompt_rows) out.prompt_rows[next_row] = scheduled ? row.prompt_tokens : 0;
+      if (out.prefill_tokens) out.prefill_tokens[next_row] = scheduled ? row.prompt_tokens : 0;
     }
     for (std::uint32_t j = 0; j < row.num_tokens; ++j, ++token) {
       const std::uint32_t source = row.first_token + j;

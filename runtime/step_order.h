@@ -16,7 +16,7 @@ struct StepArrays {
   std::uint32_t* row_offsets;              // [max_rows + 1]
   std::int32_t* token_rows = nullptr;      // [num_tokens] batch row of each token
   std::uint32_t* cache_lengths = nullptr;  // [max_rows] of scheduled rows, 0 for others
-  std::uint32_t* prompt_rows = nullptr;    // [max_rows] likewise
+  std::uint32_t* prefill_tokens = nullptr;  // [max_rows] likewise
 };
 
 // Kernels want the tokens of batch row b at row_offsets[b] .. row_offsets[b + 1]; a StepBatch may

@@ -15,7 +15,7 @@ class StepRunner {
   virtual ~StepRunner() = default;
 
   // Launches the step. `batch` stays unchanged and alive until the matching Collect; what batch.kv
-  // points at (lengths and lookup table) and the histories of its draws may change as soon as Run
+  // points at (lengths and lookup table) and the histories of its samples may change as soon as Run
   // returns. An error means that
   // nothing of the step counts: no page was written in a way that a later step could read.
   // REQUIRES: fewer than max_steps_in_flight() steps are launched and not collected.
@@ -26,7 +26,7 @@ class StepRunner {
   virtual absl::StatusOr<const StepResult*> Collect() = 0;
 
   // How many steps may be launched before the oldest is collected. With more than one, a step may
-  // name tokens that the step before it draws (StepBatch::token_ids).
+  // name tokens that the step before it samples (StepBatch::token_ids).
   virtual int max_steps_in_flight() const { return 1; }
 };
 

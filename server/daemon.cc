@@ -32,6 +32,7 @@
 #include "server/config/options.h"
 #include "server/config/validator.h"
 #include "server/config/warnings.h"
+#include "server/forced_exit_timer.h"
 #include "server/grpc/admin_service.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_listener.h"
@@ -39,11 +40,10 @@
 #include "server/http/http_listener.h"
 #include "server/http/ops_handlers.h"
 #include "server/http/status_handlers.h"
-#include "server/last_resort.h"
 #include "server/metrics_exporter.h"
 #include "server/model_stack.h"
-#include "server/openai/openai_listener.h"
 #include "server/notify.h"
+#include "server/openai/openai_listener.h"
 #include "server/vllm/vllm_service.h"
 
 namespace quire::server {
@@ -150,11 +150,11 @@ class Daemon::Impl {
   void WaitForEnd();
   void WaitUntil(absl::Time deadline);
   void Drain();
-  void BoundTheEnd();
+  void StartShutdownTimer();
   void Close();
   void UpdateHealth();
 
-  LastResort last_resort_;  // first, so that it waits for all others
+  ForcedExitTimer forced_exit_timer_;  // first, so that it waits for all others
   probe::Registry registry_;
   LiveConfig live_;
   const DaemonOptions& options_;  // of the start
@@ -207,7 +207,7 @@ int Daemon::Impl::Run() {
   const bool is_loading = IsLoading();
   if (!is_loading) loader.join();
   Drain();
-  BoundTheEnd();
+  StartShutdownTimer();
   {
     MutexLock lock(&mutex_);
     closing_ = true;
@@ -448,10 +448,10 @@ void Daemon::Impl::Drain() {
 }
 
 // What must end now ends when its step does; a step that hangs is not waited for.
-void Daemon::Impl::BoundTheEnd() {
+void Daemon::Impl::StartShutdownTimer() {
   MutexLock lock(&mutex_);
-  last_resort_.Arm(clock_.Now() + live_.options()->shutdown.force_timeout + kLastSteps,
-                   exit_code_ == kExitOk ? kExitEngine : exit_code_);
+  forced_exit_timer_.Arm(clock_.Now() + live_.options()->shutdown.force_timeout + kLastSteps,
+                         exit_code_ == kExitOk ? kExitEngine : exit_code_);
 }
 
 // The housekeeper has ended: no other thread uses the listeners any more.

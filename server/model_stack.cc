@@ -20,15 +20,15 @@
 #include "base/status.h"
 #include "cache_manager/cache_manager.h"
 #include "formats/tensors/gguf_tensors.h"
+#include "kernels/linear/linear_reduction.h"
 #include "models/families/registry.h"
-#include "kernels/linear/linear_tree.h"
+#include "runtime/cpu_runner.h"
 #include "runtime/cuda_runner.h"
 #include "runtime/memory_plan.h"
-#include "runtime/cpu_runner.h"
 #include "runtime/step_batch.h"
-#include "text/tokenizer/gguf_vocabulary.h"
 #include "server/chat_templates.h"
 #include "server/embedded_model.h"
+#include "text/tokenizer/gguf_vocabulary.h"
 
 namespace quire::server {
 namespace {
@@ -205,15 +205,15 @@ absl::Status RunOneToken(cache::CacheManager* cache, models::StepRunner* runner)
   batch.token_ids = {0};
   batch.rows = {{.batch_row = row, .cache_length = 0, .first_token = 0, .num_tokens = 1}};
   batch.logits_tokens = {0};
-  batch.draws.resize(1);
-  batch.draws[0].row.temperature = 0;
-  batch.draws[0].row.position = 1;
+  batch.samples.resize(1);
+  batch.samples[0].row.temperature = 0;
+  batch.samples[0].row.position = 1;
   batch.copies = cache->TakeCopies();
   batch.clears = cache->TakeClears();
   batch.kv = cache->PrepareStep({&step, 1});
   QUIRE_RETURN_IF_ERROR(runner->Run(batch));
   QUIRE_ASSIGN_OR_RETURN(const models::StepResult* result, runner->Collect());
-  const bool non_finite = result->draws[0].non_finite;
+  const bool non_finite = result->samples[0].non_finite;
   cache->CompleteStep();
   cache->Free(row);
   if (non_finite) {
@@ -457,7 +457,7 @@ absl::Status ModelStack::StartEngine(const DaemonOptions& options, const Clock* 
            .groups = models::CacheGroupsOf(layers_),
            .max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
            .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
-           .max_row_tokens_ahead = TokensAhead(options, device_->device().kind),
+           .max_row_overlap_tokens = OverlapTokens(options, device_->device().kind),
            .prefix_caching = options.pool.prefix_caching,
            .partial_page_reuse = engine.partial_page_reuse,
            .hash_key = RandomHashKey()}));

@@ -50,7 +50,7 @@ PageState BlockPool::StateOf(const Page& page) const {
   if (&page == pages_.data()) return PageState::kNull;
   if (page.requests > 0) return has_node ? PageState::kPublished : PageState::kActive;
   if (page.transfers > 0) return PageState::kInTransit;
-  if (page.spoiled) return PageState::kQuarantined;
+  if (page.poisoned) return PageState::kQuarantined;
   return has_node ? PageState::kCached : PageState::kFree;
 }
 
@@ -153,7 +153,7 @@ void BlockPool::DropTransfer(BlockId page, BlockId before) {
 
 void BlockPool::AttachNode(BlockId page, NodeId node) {
   Page& target = at(page);
-  QUIRE_CHECK(is_referenced(page) && !target.spoiled);
+  QUIRE_CHECK(is_referenced(page) && !target.poisoned);
   QUIRE_CHECK(target.node == kNoNode && node != kNoNode);
   target.node = node;
 }
@@ -169,15 +169,15 @@ void BlockPool::DetachNode(BlockId page) {
   free_.push_front(&target);
 }
 
-void BlockPool::MarkSpoiled(BlockId page) {
+void BlockPool::MarkPoisoned(BlockId page) {
   QUIRE_CHECK(is_referenced(page) && node(page) == kNoNode);
-  at(page).spoiled = true;
+  at(page).poisoned = true;
 }
 
 void BlockPool::FreeQuarantined(BlockId page) {
   QUIRE_CHECK(state(page) == PageState::kQuarantined);
   quarantined_.erase(&at(page));
-  at(page).spoiled = false;
+  at(page).poisoned = false;
   free_.push_front(&at(page));
   ++num_returned_;
 }
@@ -241,8 +241,8 @@ absl::Status BlockPool::CheckIntegrity() const {
       return absl::InternalError(absl::StrCat("page ", page, " is ", PageStateName(state),
                                               seen[page] ? " but in a list" : " but in no list"));
     }
-    if (pages_[page].spoiled && pages_[page].node != kNoNode) {
-      return absl::InternalError(absl::StrCat("page ", page, " is spoiled but has a node"));
+    if (pages_[page].poisoned && pages_[page].node != kNoNode) {
+      return absl::InternalError(absl::StrCat("page ", page, " is poisoned but has a node"));
     }
   }
   return absl::OkStatus();

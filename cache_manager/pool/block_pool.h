@@ -18,7 +18,7 @@ namespace quire::cache {
 using NodeId = StrongId<struct NodeIdTag, std::uint32_t>;
 inline constexpr NodeId kNoNode{0xffffffffu};
 
-// Derived from references, node and the spoiled mark; never stored.
+// Derived from references, node and the poisoned mark; never stored.
 enum class PageState : std::uint8_t {
   kNull,         // id 0 only
   kFree,         // no references, no node
@@ -26,7 +26,7 @@ enum class PageState : std::uint8_t {
   kActive,       // referenced by rows, no node: being filled, or private
   kPublished,    // referenced by rows, with a node
   kInTransit,    // referenced only by page copies that have not completed
-  kQuarantined,  // no references, spoiled: zero-filled before it becomes free
+  kQuarantined,  // no references, poisoned: zero-filled before it becomes free
 };
 
 absl::string_view PageStateName(PageState state);
@@ -36,7 +36,7 @@ absl::string_view PageStateName(PageState state);
 //              Allocate                 AttachNode
 //      free ------------> active ------------------------> published
 //       ^  ^                |  |  last reference dropped     |   ^
-//       |  +----------------+  +-- spoiled --> quarantined   v   | AddRequest
+//       |  +----------------+  +-- poisoned --> quarantined   v   | AddRequest
 //       +------------------- eviction ---------------------- cached
 //
 // A page has two counts: requests, one for each (row, column) that names it, and transfers, one for
@@ -80,13 +80,13 @@ class BlockPool {
   void DropRequest(BlockId page, BlockId before = kNullBlock);
   void DropTransfer(BlockId page, BlockId before = kNullBlock);
 
-  // REQUIRES: the page is referenced, not spoiled, and has no node.
+  // REQUIRES: the page is referenced, not poisoned, and has no node.
   void AttachNode(BlockId page, NodeId node);
   // A cached page becomes free. REQUIRES: the page has a node.
   void DetachNode(BlockId page);
 
   // The page is quarantined as soon as it has no reference. REQUIRES: referenced, without a node.
-  void MarkSpoiled(BlockId page);
+  void MarkPoisoned(BlockId page);
   // The bytes are zero again. REQUIRES: the page is quarantined.
   void FreeQuarantined(BlockId page);
   // All quarantined pages, those first that came first.
@@ -97,7 +97,7 @@ class BlockPool {
   std::uint32_t requests(BlockId page) const { return at(page).requests; }
   std::uint32_t transfers(BlockId page) const { return at(page).transfers; }
   bool is_referenced(BlockId page) const { return requests(page) + transfers(page) > 0; }
-  bool is_spoiled(BlockId page) const { return at(page).spoiled; }
+  bool is_poisoned(BlockId page) const { return at(page).poisoned; }
 
   std::uint32_t num_blocks() const { return static_cast<std::uint32_t>(pages_.size()); }
   std::uint32_t usable() const { return num_blocks() - 1; }
@@ -125,7 +125,7 @@ class BlockPool {
     NodeId node = kNoNode;
     std::uint32_t requests = 0;
     std::uint32_t transfers = 0;
-    bool spoiled = false;
+    bool poisoned = false;
   };
   using List = IntrusiveList<Page, &Page::link>;
 

@@ -7,7 +7,7 @@
 namespace quire::cache {
 
 PageDemand::PageDemand(std::uint32_t page_size, std::span<const CacheGroup> groups,
-                       std::uint32_t max_tokens_ahead)
+                       std::uint32_t max_overlap_tokens)
     : page_size_(page_size) {
   QUIRE_CHECK(page_size > 0);
   for (const CacheGroup& group : groups) {
@@ -16,10 +16,10 @@ PageDemand::PageDemand(std::uint32_t page_size, std::span<const CacheGroup> grou
       continue;
     }
     // With c tokens computed the row holds the pages from that of token c - window + 1, or from its
-    // last full one, to that of token c + max_tokens_ahead - 1. So many tokens in a row touch most
-    // pages when the first of them is the last token of its page.
+    // last full one, to that of token c + max_overlap_tokens - 1. So many tokens in a row touch
+    // most pages when the first of them is the last token of its page.
     const std::uint64_t before = std::max(group.window - 1, page_size);
-    const std::uint64_t pages = (before + max_tokens_ahead + page_size - 2) / page_size + 1;
+    const std::uint64_t pages = (before + max_overlap_tokens + page_size - 2) / page_size + 1;
     window_pages_.push_back(static_cast<std::uint32_t>(pages));
   }
 }

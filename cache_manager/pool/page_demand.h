@@ -24,9 +24,9 @@ struct CacheGroup {
 // Threads:    any; a value.
 class PageDemand {
  public:
-  // `max_tokens_ahead`: CacheManagerOptions::max_row_tokens_ahead. REQUIRES: page_size > 0.
+  // `max_overlap_tokens`: CacheManagerOptions::max_row_overlap_tokens. REQUIRES: page_size > 0.
   PageDemand(std::uint32_t page_size, std::span<const CacheGroup> groups,
-             std::uint32_t max_tokens_ahead);
+             std::uint32_t max_overlap_tokens);
 
   // The most pages that a row which grows to `tokens` tokens holds at a time.
   std::uint32_t PagesFor(std::uint32_t tokens) const;

@@ -90,8 +90,8 @@ PrefixCache::Child PrefixCache::FindChild(NodeId parent, const PageKey& key,
   return {.node = found->second, .collision = false};
 }
 
-PrefixCache::Beginning PrefixCache::FindBeginning(NodeId parent,
-                                                  std::span<const std::int32_t> tokens) const {
+PrefixCache::Beginning PrefixCache::FindPartialMatch(NodeId parent,
+                                                     std::span<const std::int32_t> tokens) const {
   Beginning best;
   if (parent == kNoNode) return best;
   std::uint32_t candidates = kMaxPartialCandidates;

@@ -77,7 +77,7 @@ class PrefixCache {
   // The child of `parent`, among the kMaxPartialCandidates most recently used ones, that has the
   // longest common beginning with `tokens`; the most recent one of equals. Full and partial
   // children that have pages of all groups.
-  Beginning FindBeginning(NodeId parent, std::span<const std::int32_t> tokens) const;
+  Beginning FindPartialMatch(NodeId parent, std::span<const std::int32_t> tokens) const;
 
   // Makes sure that a root and a child can be added. There is memory for a root and a node of each
   // page and for max_empty_nodes. Where more of those are kept by pages that follow them, histories

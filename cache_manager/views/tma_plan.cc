@@ -67,8 +67,8 @@ absl::Status CheckTileRows(absl::string_view builder, const TmaSource& source, s
   return absl::OkStatus();
 }
 
-absl::StatusOr<TmaPlan> FoldedTile(TmaPlan plan, const TmaSource& source, const TmaTileSpec& spec,
-                                   std::uint32_t columns) {
+absl::StatusOr<TmaPlan> ReducedTile(TmaPlan plan, const TmaSource& source, const TmaTileSpec& spec,
+                                    std::uint32_t columns) {
   const std::uint32_t e = source.element_bytes();
   const std::uint32_t box_rows = TmaBoxRows(spec.tile_rows, source.page_size);
   const std::uint32_t chunks =
@@ -160,7 +160,7 @@ absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& 
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t columns,
                          TileColumns(plan.builder, source, spec.tile_columns, spec.swizzle));
   plan.tile = {spec.tile_rows, 1, columns};
-  if (spec.fold != TmaFold::kNone) return FoldedTile(std::move(plan), source, spec, columns);
+  if (spec.fold != TmaFold::kNone) return ReducedTile(std::move(plan), source, spec, columns);
   const std::uint32_t e = source.element_bytes();
   plan.rank = 3;
   plan.extents = {source.content_size, source.num_heads, Unsigned(source.num_rows)};

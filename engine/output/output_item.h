@@ -18,14 +18,14 @@ namespace quire::engine {
 struct OutputItem {
   enum class Kind : std::uint8_t {
     kStarted,
-    kPromptScores,
+    kPromptLogprobs,
     kToken,      // one sampled token; with `finish` the last of its choice
     kChoiceEnd,  // the engine has ended a choice whose stop string matched
     kRequestEnd  // nothing follows
   };
 
   // The log-probability of a given prompt token.
-  struct Score {
+  struct PromptLogprob {
     std::int32_t token = 0;
     float logprob = 0;
     std::int32_t rank = 0;
@@ -49,15 +49,15 @@ struct OutputItem {
   std::unique_ptr<Start> start;
 
   // kToken
-  Score token;
+  PromptLogprob token;
   std::optional<FinishReason> finish;
   // kToken with finish, kChoiceEnd: what the choice went through.
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
 
-  // kPromptScores: positions [start_position, start_position + scores.size())
+  // kPromptLogprobs: positions [start_position, start_position + prompt logprobs.size())
   std::int32_t start_position = 0;
-  std::vector<Score> scores;
+  std::vector<PromptLogprob> prompt_logprobs;
 
   // kRequestEnd
   absl::Status status;

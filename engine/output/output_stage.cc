@@ -135,8 +135,8 @@ void OutputStage::Process(Ring& ring, OutputItem& item) {
     case OutputItem::Kind::kStarted:
       output.Start(item);
       return;
-    case OutputItem::Kind::kPromptScores:
-      output.AddPromptScores(item);
+    case OutputItem::Kind::kPromptLogprobs:
+      output.AddPromptLogprobs(item);
       return;
     case OutputItem::Kind::kToken: {
       // The engine passes over a request with that many tokens on their way.

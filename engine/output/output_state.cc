@@ -39,26 +39,27 @@ void OutputState::Start(const OutputItem& item) {
   accepted_->stream->Write(std::move(started));
 }
 
-TokenLogprob OutputState::MakeLogprob(const OutputItem::Score& score) const {
-  TokenLogprob logprob{.token = score.token,
-                       .logprob = score.logprob,
-                       .rank = score.rank,
-                       .bytes = tokenizer_.TokenBytes(score.token),
+TokenLogprob OutputState::MakeLogprob(const OutputItem::PromptLogprob& prompt_logprob) const {
+  TokenLogprob logprob{.token = prompt_logprob.token,
+                       .logprob = prompt_logprob.logprob,
+                       .rank = prompt_logprob.rank,
+                       .bytes = tokenizer_.TokenBytes(prompt_logprob.token),
                        .top = {}};
-  logprob.top.reserve(score.top.size());
-  for (const kernels::TopLogprob& top : score.top) {
+  logprob.top.reserve(prompt_logprob.top.size());
+  for (const kernels::TopLogprob& top : prompt_logprob.top) {
     logprob.top.push_back({top.token, top.logprob, tokenizer_.TokenBytes(top.token)});
   }
   return logprob;
 }
 
-void OutputState::AddPromptScores(const OutputItem& item) {
+void OutputState::AddPromptLogprobs(const OutputItem& item) {
   constexpr std::size_t kMaxPerEvent = 4096;
-  for (std::size_t begin = 0; begin < item.scores.size(); begin += kMaxPerEvent) {
-    const std::size_t end = std::min(begin + kMaxPerEvent, item.scores.size());
+  for (std::size_t begin = 0; begin < item.prompt_logprobs.size(); begin += kMaxPerEvent) {
+    const std::size_t end = std::min(begin + kMaxPerEvent, item.prompt_logprobs.size());
     PromptLogprobsEvent event;
     event.start_position = item.start_position + static_cast<std::int32_t>(begin);
-    for (std::size_t i = begin; i < end; ++i) event.tokens.push_back(MakeLogprob(item.scores[i]));
+    for (std::size_t i = begin; i < end; ++i)
+      event.tokens.push_back(MakeLogprob(item.prompt_logprobs[i]));
     accepted_->stream->Write(std::move(event));
   }
 }

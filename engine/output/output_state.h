@@ -31,7 +31,7 @@ class OutputState {
   OutputState(std::shared_ptr<const AcceptedRequest> accepted, const text::Tokenizer& tokenizer);
 
   void Start(const OutputItem& item);
-  void AddPromptScores(const OutputItem& item);
+  void AddPromptLogprobs(const OutputItem& item);
   // True when a stop string matched with this token: the engine must end the choice. `handed_over`
   // is when the token reached the stream's side.
   bool AddToken(const OutputItem& item, absl::Time handed_over, EngineProbe& probe);
@@ -60,7 +60,7 @@ class OutputState {
   void PushText(Choice& choice, const OutputItem& item);
   void Flush(Choice& choice);
   void WriteDelta(Choice& choice, bool is_last);
-  TokenLogprob MakeLogprob(const OutputItem::Score& score) const;
+  TokenLogprob MakeLogprob(const OutputItem::PromptLogprob& prompt_logprob) const;
   Usage UsageOf(const Choice& choice) const;
   std::int32_t prompt_tokens() const {
     return accepted_->progress.prompt_tokens.load(std::memory_order_relaxed);

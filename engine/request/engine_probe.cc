@@ -180,7 +180,7 @@ void EngineProbe::AddCacheFamilies(const probe::Labels& model, const Options& op
   pages_cached_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "cached"));
   pages_free_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "free"));
   pages_free_.Set(options.num_pages);
-  constexpr absl::string_view kCauses[] = {"allocation", "flush", "scrub"};
+  constexpr absl::string_view kCauses[] = {"allocation", "flush", "invalidate"};
   for (std::size_t i = 0; i < evicted_.size(); ++i) {
     evicted_[i] = registry_->AddCounter("quire_kv_cache_evicted_pages_total",
                                         "Findable pages that were given up.",

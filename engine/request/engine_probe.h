@@ -28,7 +28,7 @@ namespace quire::engine {
 
 enum class DiscardCause : std::uint8_t { kAfterStop, kCancelled };
 enum class StepKind : std::uint8_t { kPrefill, kDecode, kMixed };
-enum class EvictionCause : std::uint8_t { kAllocation, kFlush, kScrub };
+enum class EvictionCause : std::uint8_t { kAllocation, kFlush, kInvalidate };
 
 struct PhaseTimes {
   absl::Duration time_to_first_token, prefill, decode;

@@ -142,9 +142,11 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
-    const EngineOptions& options, const CacheShape& shape, const text::Tokenizer& tokenizer,
-    AdmissionQueue* queue, AcceptedRequest& accepted) {
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
+                                                               const CacheShape& shape,
+                                                               const text::Tokenizer& tokenizer,
+                                                               AdmissionLimiter* queue,
+                                                               AcceptedRequest& accepted) {
   const Request& request = accepted.request;
   auto prepared = std::make_unique<PreparedPrompt>();
   PreparedPrompt& prompt = *prepared;
@@ -170,7 +172,7 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
 }
 
 TextStage::TextStage(const EngineOptions& options, const CacheShape& shape,
-                     const text::Tokenizer* tokenizer, const Clock* clock, AdmissionQueue* queue,
+                     const text::Tokenizer* tokenizer, const Clock* clock, AdmissionLimiter* queue,
                      EngineProbe* probe, std::shared_ptr<Inbox> inbox)
     : options_(options),
       shape_(shape),

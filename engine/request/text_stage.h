@@ -19,7 +19,7 @@
 #include "base/keyed_hash.h"
 #include "cache_manager/pool/page_demand.h"
 #include "engine/request/accepted_request.h"
-#include "engine/request/admission_queue.h"
+#include "engine/request/admission_limiter.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/engine_probe.h"
 #include "engine/request/inbox.h"
@@ -39,14 +39,16 @@ struct CacheShape {
 // What the engine needs of the prompt of `accepted`, whose tokens are counted. The status is
 // PROMPT_MISSING, PROMPT_TOO_LONG, NEVER_FITS, BAD_TOKEN_ID, BAD_UTF8 or QUEUE_FULL with their
 // numbers, or one of ChatTemplates::Render.
-absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
-    const EngineOptions& options, const CacheShape& shape, const text::Tokenizer& tokenizer,
-    AdmissionQueue* queue, AcceptedRequest& accepted);
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
+                                                               const CacheShape& shape,
+                                                               const text::Tokenizer& tokenizer,
+                                                               AdmissionLimiter* queue,
+                                                               AcceptedRequest& accepted);
 
 class TextStage {
  public:
   TextStage(const EngineOptions& options, const CacheShape& shape, const text::Tokenizer* tokenizer,
-            const Clock* clock, AdmissionQueue* queue, EngineProbe* probe,
+            const Clock* clock, AdmissionLimiter* queue, EngineProbe* probe,
             std::shared_ptr<Inbox> inbox);
   ~TextStage();
 
@@ -66,7 +68,7 @@ class TextStage {
   const CacheShape shape_;
   const text::Tokenizer* const tokenizer_;
   const Clock* const clock_;
-  AdmissionQueue* const queue_;
+  AdmissionLimiter* const queue_;
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
   BoundedQueue<std::shared_ptr<AcceptedRequest>> jobs_;

@@ -15,8 +15,8 @@ namespace {
 // many prompts as streams it is larger: rows that start sooner share the reading of the weights.
 constexpr int kAutoTargetSteps = 3;
 constexpr int kAutoTargetStepsOfPrompts = 4;
-constexpr absl::Duration kLeastAutoTarget = absl::Milliseconds(20);
-constexpr absl::Duration kMostAutoTarget = absl::Milliseconds(500);
+constexpr absl::Duration kMinAutoTarget = absl::Milliseconds(20);
+constexpr absl::Duration kMaxAutoTarget = absl::Milliseconds(500);
 // Steps are planned for this share of the target, since some take longer than expected.
 constexpr double kAimedShare = 0.9;
 // Where time bounds a chunk it ends on a multiple of this: rows that the CPU's tiles compute
@@ -116,18 +116,18 @@ void Scheduler::MarkSkips(absl::Time now) {
   for (Sequence* sequence : preempted_) mark(sequence);
 }
 
-// One token is left to compute, drawn already or by a step in flight, and it is not the last one.
+// One token is left to compute, sampled already or by a step in flight, and it is not the last one.
 bool Scheduler::CanDecode(const Sequence& sequence) const {
-  if (sequence.state() != SequenceState::kDecode && sequence.pending_draws == 0) return false;
+  if (sequence.state() != SequenceState::kDecode && sequence.samples_in_flight == 0) return false;
   return sequence.active() && sequence.launched() + kDecodeTokens == sequence.known() &&
-         sequence.output_tokens() + static_cast<std::int32_t>(sequence.pending_draws) <
+         sequence.output_tokens() + static_cast<std::int32_t>(sequence.samples_in_flight) <
              sequence.request->prompt.max_tokens;
 }
 
 // The choices of the request part with the sample in flight, and no page may be missing then.
 bool Scheduler::NeedsOutcome(const Sequence& sequence) const {
   const ScheduledRequest& request = *sequence.request;
-  return sequence.pending_draws > 0 && !request.forked && request.choices() > 1;
+  return sequence.samples_in_flight > 0 && !request.forked && request.choices() > 1;
 }
 
 // Pages are taken for all decode rows before any is planned: a row that was planned cannot become
@@ -145,7 +145,7 @@ void Scheduler::PlanDecodes(bool ahead) {
     must_wait_ |= NeedsOutcome(*sequence);
     if (!CanDecode(*sequence)) continue;
     if (!sequence->skips) scratch_.push_back(sequence);
-    // One that sits out because output of its own is held up wants its next token all the same; a
+    // One that is stalled because output of its own is held up wants its next token all the same; a
     // client that leaves its tokens unread does not.
     stream_waits_ |= sequence->request->full_since == absl::InfiniteFuture();
   }
@@ -182,7 +182,7 @@ void Scheduler::GrowPrompts(bool ahead) {
     if (left == 0 || must_wait_) return;
     if (!sequence->active()) continue;
     const std::uint32_t remaining = sequence->total() - sequence->launched();
-    left -= GrowPrompt(*sequence, std::min({remaining, MostChunkTokens(), left}), ahead);
+    left -= GrowPrompt(*sequence, std::min({remaining, ChunkLimit(), left}), ahead);
   }
 }
 
@@ -206,7 +206,7 @@ std::uint32_t Scheduler::GrowPrompt(Sequence& sequence, std::uint32_t chunk, boo
   return std::min(reserved - begin, chunk);
 }
 
-// Takes the pages for the first `tokens` tokens. False: the row sits out this step, or was
+// Takes the pages for the first `tokens` tokens. False: the row is stalled this step, or was
 // preempted itself. In safe mode a page can be missing only while pages are being cleared, copied
 // or held by a step in flight, which ends with the next step.
 bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
@@ -239,11 +239,11 @@ absl::Duration Scheduler::StepTimeTarget() const {
   if (!options_.auto_step_time_target) return absl::InfiniteDuration();
   const bool prompts_prevail = 2 * num_prompts_ > plan_.decodes.size();
   const int steps = prompts_prevail ? kAutoTargetStepsOfPrompts : kAutoTargetSteps;
-  return std::clamp(steps * step_time_.Predict(plan_.work), kLeastAutoTarget, kMostAutoTarget);
+  return std::clamp(steps * step_time_.Predict(plan_.work), kMinAutoTarget, kMaxAutoTarget);
 }
 
 // Of one row in one step.
-std::uint32_t Scheduler::MostChunkTokens() const {
+std::uint32_t Scheduler::ChunkLimit() const {
   const auto chunk = static_cast<std::uint32_t>(options_.prefill_chunk_tokens);
   return cache_->demand().has_windows() ? std::min(chunk, max_window_chunk_) : chunk;
 }
@@ -252,7 +252,7 @@ std::uint32_t Scheduler::MostChunkTokens() const {
 std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total,
                                      std::uint32_t room) const {
   const std::uint32_t remaining = total - computed;
-  std::uint32_t chunk = std::min({remaining, MostChunkTokens(), room, budget_, prompt_budget_});
+  std::uint32_t chunk = std::min({remaining, ChunkLimit(), room, budget_, prompt_budget_});
   std::uint32_t unit = page_size_;
   if (time_target_ != absl::InfiniteDuration()) {
     unit = std::min(unit, kTimedChunkTokens);
@@ -390,8 +390,8 @@ cache::PrefixMatch Scheduler::MatchPrefix(const Sequence& sequence) const {
   const ScheduledRequest& request = *sequence.request;
   std::uint32_t limit = request.request.cache.skip_read ? 0 : sequence.total() - 1;
   if (request.request.output.prompt_logprobs >= 0 &&
-      request.scored_tokens < sequence.prompt_tokens) {
-    limit = std::min(limit, request.scored_tokens - 1);
+      request.prompt_logprob_tokens < sequence.prompt_tokens) {
+    limit = std::min(limit, request.prompt_logprob_tokens - 1);
   }
   if (request.was_scheduled) limit = std::min(limit, sequence.high_water);
   return cache_->Match(sequence.cache_tokens(), sequence.keys, request.prompt.root, limit);

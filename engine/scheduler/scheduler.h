@@ -16,8 +16,8 @@
 // prompt: there those of each chunk are taken before its step is planned.
 //
 // A plan may be made while the step before it is in flight ("ahead"): every sequence in it that
-// draws a token is taken to go on, unless that token is its last whatever it is. No sequence
-// is preempted ahead, and where the coming step needs the outcome of the one in flight, the plan
+// samples a token is taken to go on, unless that token is its last whatever it is. No sequence
+// is preempted then, and where the coming step needs the outcome of the one in flight, the plan
 // says so instead.
 //
 // While rows decode, a step-time target bounds the prompt tokens of a step by the time that they
@@ -95,9 +95,9 @@ class Scheduler {
   // The sequence has ended: its pages go back, findable unless the request wrote nothing to the
   // cache.
   void Finish(Sequence& sequence);
-  // The request is gone, from any state. `scrub`: its logits are not finite, so nothing that it
-  // wrote since it had finite ones may be found again.
-  void Remove(ScheduledRequest& request, bool scrub);
+  // The request is gone, from any state. `invalidate`: its logits are not finite, so nothing that
+  // it wrote since it had finite ones may be found again.
+  void Remove(ScheduledRequest& request, bool invalidate);
 
   std::int32_t waiting() const { return static_cast<std::int32_t>(waiting_.size()); }
   std::int64_t waiting_uncached_tokens() const { return waiting_uncached_tokens_; }
@@ -168,7 +168,7 @@ class Scheduler {
   std::int32_t MaxRunning(const std::string& tenant) const;
   void LeaveTenant(ScheduledRequest& request);
   absl::Duration StepTimeTarget() const;
-  std::uint32_t MostChunkTokens() const;
+  std::uint32_t ChunkLimit() const;
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
   std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;

@@ -99,7 +99,7 @@ void Scheduler::GivePagesBack(Sequence& sequence) {
 
 void Scheduler::Preempt(Sequence& sequence) {
   ScheduledRequest& request = *sequence.request;
-  QUIRE_CHECK(sequence.in_flight == 0 && sequence.pending_draws == 0);
+  QUIRE_CHECK(sequence.in_flight == 0 && sequence.samples_in_flight == 0);
   GivePagesBack(sequence);
   std::erase(running_, &sequence);
   Enter(sequence, SequenceState::kPreempted);
@@ -172,16 +172,16 @@ void Scheduler::Finish(Sequence& sequence) {
   RefreshState(request);
 }
 
-void Scheduler::Remove(ScheduledRequest& request, bool scrub) {
+void Scheduler::Remove(ScheduledRequest& request, bool invalidate) {
   if (!request.was_scheduled && waiting_.Remove(&request)) {
     waiting_uncached_tokens_ -= request.uncached_tokens;
   }
   for (const auto& sequence : request.sequences) {
     if (blocked_.sequence == sequence.get()) blocked_ = {};
     if (sequence->row.has_value()) {
-      if (scrub) {
-        cache_->Scrub(*sequence->row, sequence->cache_tokens(), sequence->keys,
-                      sequence->proven);
+      if (invalidate) {
+        cache_->Invalidate(*sequence->row, sequence->cache_tokens(), sequence->keys,
+                           sequence->proven);
       } else {
         cache_->Free(*sequence->row);
       }
@@ -189,7 +189,7 @@ void Scheduler::Remove(ScheduledRequest& request, bool scrub) {
     }
     std::erase(running_, sequence.get());
     std::erase(preempted_, sequence.get());
-    sequence->scrubbed |= scrub;
+    sequence->invalidated |= invalidate;
     if (!sequence->finished()) Enter(*sequence, SequenceState::kFinished);
   }
   reserved_pages_ -= request.reserved_pages;
@@ -269,10 +269,10 @@ absl::Status Scheduler::CheckIntegrity() const {
       return absl::InternalError(
           absl::StrCat(name, " decodes with ", s.total() - s.computed, " tokens to compute"));
     }
-    if (has_pages && (s.launched() > s.known() || s.pending_draws > s.in_flight)) {
+    if (has_pages && (s.launched() > s.known() || s.samples_in_flight > s.in_flight)) {
       return absl::InternalError(absl::StrCat(name, " has launched ", s.launched(),
-                                              " tokens and draws ", s.pending_draws, " after ",
-                                              s.total()));
+                                              " tokens and samples ", s.samples_in_flight,
+                                              " after ", s.total()));
     }
     if (s.request != last) reserved += s.request->reserved_pages;
     last = s.request;

@@ -3,10 +3,10 @@
 // The engine thread's state of one choice of a request.
 //
 //   0 ........ computed ........ launched() ........ tokens.size() ........ known()
-//   K and V in pages    in a step in flight    known, not launched    drawn by a step in flight
+//   K and V in pages    in a step in flight    known, not launched    sampled by a step in flight
 //
 // With nothing in flight computed = launched() < tokens.size() = known(): the last token is always
-// still to be computed. A step that is launched ahead computes a token that it does not know yet.
+// still to be computed. An overlapped step computes a token that it does not know yet.
 //
 // A sequence in kDecode has exactly one token to compute; one in kPrefill has more, or has just
 // been admitted. After a preemption computed is 0 (or what the cache still holds) and high_water
@@ -93,8 +93,8 @@ struct Sequence {
   std::uint32_t prompt_tokens = 0;
   std::uint32_t computed = 0;
   std::uint32_t in_flight = 0;      // tokens that steps in flight compute, from `computed` on
-  std::uint32_t pending_draws = 0;  // tokens that they draw
-  std::uint32_t draw_index = 0;     // of the last one, in its step
+  std::uint32_t samples_in_flight = 0;  // tokens that they sample
+  std::uint32_t sample_index = 0;       // of the last one, in its step
   // [0, proven) was in the cache at the admission, or read by a sample with finite logits since.
   std::uint32_t proven = 0;
   std::uint32_t high_water = 0;     // greatest computed so far; the parent's for a fork
@@ -104,7 +104,7 @@ struct Sequence {
   std::int32_t recomputed_tokens = 0;
   bool skips = false;      // its stream or output ring is full: not scheduled, pages kept
   bool completed = false;  // kFinished because it came to its own end
-  bool scrubbed = false;   // kFinished because of its logits
+  bool invalidated = false;  // kFinished because of its logits
 
   // Without EngineOptions::share_generated_pages, what the cache is told instead of `tokens`:
   // generated tokens carry kGeneratedMark. So page keys, comparisons of tokens and partial matches
@@ -122,7 +122,7 @@ struct Sequence {
   }
   std::uint32_t total() const { return static_cast<std::uint32_t>(tokens.size()); }
   std::uint32_t launched() const { return computed + in_flight; }
-  std::uint32_t known() const { return total() + pending_draws; }
+  std::uint32_t known() const { return total() + samples_in_flight; }
   std::int32_t output_tokens() const {
     return static_cast<std::int32_t>(tokens.size()) - static_cast<std::int32_t>(prompt_tokens);
   }

@@ -38,8 +38,8 @@ constexpr std::array<double, 5> kRidge = {1e-4, 1e-3, 1e-3, 1e-6, 1e-3};
 constexpr int kSweeps = 32;
 constexpr double kSettled = 1e-4;  // of a coefficient
 
-constexpr double kLeastSeconds = 1e-6;
-constexpr double kMostSeconds = 1e4;
+constexpr double kMinSeconds = 1e-6;
+constexpr double kMaxSeconds = 1e4;
 
 }  // namespace
 
@@ -51,7 +51,7 @@ StepTimeModel::Terms StepTimeModel::TermsOf(const StepWork& work) {
 double StepTimeModel::Seconds(const Terms& terms) const {
   double sum = 0;
   for (std::size_t i = 0; i < kTerms; ++i) sum += coefficients_[i] * terms[i];
-  return std::min(sum, kMostSeconds);
+  return std::min(sum, kMaxSeconds);
 }
 
 absl::Duration StepTimeModel::Predict(const StepWork& work) const {
@@ -68,9 +68,9 @@ void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
   History& history = has_prompt ? prompts_ : decodes_;
   const Terms terms = TermsOf(work);
   double keep = has_prompt ? kKeepPrompts : kKeepDecodes;
-  double seconds = std::clamp(absl::ToDoubleSeconds(time), kLeastSeconds, kMostSeconds);
+  double seconds = std::clamp(absl::ToDoubleSeconds(time), kMinSeconds, kMaxSeconds);
   if (history.steps >= kTrusted) {
-    const double expected = std::max(Seconds(terms), kLeastSeconds);
+    const double expected = std::max(Seconds(terms), kMinSeconds);
     seconds = std::clamp(seconds, expected / kOutlier, expected * kOutlier);
     const double ratio = seconds / expected;
     if (ratio > kSurprise || ratio < 1 / kSurprise) keep = kKeepSurprised;
@@ -109,7 +109,7 @@ void StepTimeModel::Fit() {
       for (std::size_t j = 0; j < kTerms; ++j) {
         if (j != i) rest -= products[i][j] * coefficients_[j];
       }
-      const double best = std::clamp(rest / scale, 0.0, kMostSeconds);
+      const double best = std::clamp(rest / scale, 0.0, kMaxSeconds);
       moves |= std::abs(best - coefficients_[i]) > kSettled * best;
       coefficients_[i] = best;
     }
@@ -125,8 +125,8 @@ std::uint32_t StepTimeModel::PromptTokensWithin(absl::Duration time, std::uint32
   const double slope = coefficients_[3] / kTokenUnit + pair * (stored + 0.5);
   const double fitted = 2 * seconds / (slope + std::sqrt(slope * slope + 2 * pair * seconds));
   const double tokens = std::min(fitted, kMaxSpeedUp * fastest_ * seconds);
-  constexpr double kMost = 1 << 20;
-  return static_cast<std::uint32_t>(tokens < kMost ? tokens : kMost);
+  constexpr double kMax = 1 << 20;
+  return static_cast<std::uint32_t>(tokens < kMax ? tokens : kMax);
 }
 
 }  // namespace quire::engine

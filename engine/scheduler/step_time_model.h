@@ -4,7 +4,7 @@
 // step, never what is computed.
 //
 //   t(step) = a_0 + a_r * decode rows + a_k * tokens they look back on
-//                 + a_t * prompt tokens + a_h * sum over prompt rows of q * (h + (q + 1) / 2)
+//                 + a_t * prompt tokens + a_h * sum over prefill tokens of q * (h + (q + 1) / 2)
 //
 // for q tokens behind h that are stored already. The fit minimises the squared relative error with
 // coefficients that are not negative. Steps with and without prompt tokens are forgotten

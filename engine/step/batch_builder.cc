@@ -7,15 +7,15 @@
 
 namespace quire::engine {
 
-void BatchBuilder::Begin(Flight* flight) {
+void BatchBuilder::Begin(InFlightStep* flight) {
   flight_ = flight;
   flight_->batch.Clear();
-  flight_->draw_owners.clear();
-  flight_->score_owners.clear();
+  flight_->sample_owners.clear();
+  flight_->prompt_logprob_owners.clear();
   row_steps_.clear();
 }
 
-void BatchBuilder::Fill(Flight* flight) {
+void BatchBuilder::Fill(InFlightStep* flight) {
   Begin(flight);
   for (const PlannedDecode& decode : flight->plan.decodes) AddRow(*decode.sequence, kDecodeTokens);
   for (const PlannedPrefill& prefill : flight->plan.prefills) {
@@ -25,7 +25,7 @@ void BatchBuilder::Fill(Flight* flight) {
   flight->batch.kv = cache_->PrepareStep(row_steps_);
 }
 
-bool BatchBuilder::FillCacheWork(Flight* flight) {
+bool BatchBuilder::FillCacheWork(InFlightStep* flight) {
   Begin(flight);
   TakeCacheWork();
   if (flight->batch.copies.empty() && flight->batch.clears.empty()) return false;
@@ -41,7 +41,7 @@ void BatchBuilder::TakeCacheWork() {
   batch.copies = cache_->TakeCopies();
 }
 
-void BatchBuilder::KeepClears(const Flight& flight) {
+void BatchBuilder::KeepClears(const InFlightStep& flight) {
   const std::vector<BlockId>& clears = flight.batch.clears;
   kept_clears_.insert(kept_clears_.end(), clears.begin(), clears.end());
 }
@@ -56,8 +56,8 @@ void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
                          sequence.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
                          sequence.tokens.begin() + static_cast<std::ptrdiff_t>(end_in_tokens));
   if (end > end_in_tokens) {
-    QUIRE_CHECK(end == end_in_tokens + kDecodeTokens && sequence.pending_draws == 1);
-    batch.token_ids.push_back(-static_cast<std::int32_t>(sequence.draw_index) - 1);
+    QUIRE_CHECK(end == end_in_tokens + kDecodeTokens && sequence.samples_in_flight == 1);
+    batch.token_ids.push_back(-static_cast<std::int32_t>(sequence.sample_index) - 1);
   }
   const std::uint32_t prompt_tokens =
       sequence.prompt_tokens - std::min(begin, sequence.prompt_tokens);
@@ -67,52 +67,54 @@ void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
                         .num_tokens = num_tokens,
                         .prompt_tokens = std::min(prompt_tokens, num_tokens)});
   row_steps_.push_back({.row = *sequence.row, .cache_length = begin, .new_tokens = num_tokens});
-  AddScores(sequence, first_token, num_tokens);
-  const bool draws = end == sequence.known();
+  AddPromptLogprobRows(sequence, first_token, num_tokens);
+  const bool samples = end == sequence.known();
   sequence.in_flight += num_tokens;
-  if (!draws) return;
+  if (!samples) return;
   batch.logits_tokens.push_back(first_token + num_tokens - 1);
   if (sequence.request->forked) {
-    AddDraw(sequence, end);
+    AddSample(sequence, end);
   } else {
-    for (const auto& choice : sequence.request->sequences) AddDraw(*choice, end);
+    for (const auto& choice : sequence.request->sequences) AddSample(*choice, end);
   }
 }
 
-// Token i of the prompt predicts token i + 1; positions that are out already are not scored again.
-void BatchBuilder::AddScores(Sequence& sequence, std::uint32_t first_token,
-                             std::uint32_t num_tokens) {
+// Token i of the prompt predicts token i + 1; positions that are out already are not with prompt
+// logprobs again.
+void BatchBuilder::AddPromptLogprobRows(Sequence& sequence, std::uint32_t first_token,
+                                        std::uint32_t num_tokens) {
   ScheduledRequest& request = *sequence.request;
   const std::int32_t num_top = request.request.output.prompt_logprobs;
   if (num_top < 0 || sequence.choice != 0) return;
   models::StepBatch& batch = flight_->batch;
   for (std::uint32_t i = 0; i < num_tokens; ++i) {
     const std::uint32_t position = sequence.launched() + i + 1;
-    if (position >= sequence.prompt_tokens || position < request.scored_tokens) continue;
-    batch.scores.push_back({.logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size()),
-                            .token = sequence.tokens[position],
-                            .num_top = num_top});
-    flight_->score_owners.push_back({&request, position});
+    if (position >= sequence.prompt_tokens || position < request.prompt_logprob_tokens) continue;
+    batch.prompt_logprobs.push_back(
+        {.logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size()),
+         .token = sequence.tokens[position],
+         .num_top = num_top});
+    flight_->prompt_logprob_owners.push_back({&request, position});
     batch.logits_tokens.push_back(first_token + i);
   }
 }
 
 // Samples the token at `position`. What is banned follows from the position. The history lacks the
 // token before it while that is in flight, so the sample names it.
-void BatchBuilder::AddDraw(Sequence& sequence, std::uint32_t position) {
+void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
   const ScheduledRequest& live = *sequence.request;
   const Sequence& known = live.forked ? sequence : *live.sequences.front();
   QUIRE_CHECK(position == known.total() || position == known.total() + 1);
   const std::span<const kernels::TokenCount> history = known.history.entries();
   const bool lacks_last = !history.empty() && position > known.total();
-  const std::int32_t in_flight = lacks_last ? static_cast<std::int32_t>(known.draw_index) : -1;
+  const std::int32_t in_flight = lacks_last ? static_cast<std::int32_t>(known.sample_index) : -1;
   const SamplingParams& params = live.request.sampling;
   const bool holds_end =
       static_cast<std::int32_t>(position - known.prompt_tokens) < live.request.stopping.min_tokens;
   models::StepBatch& batch = flight_->batch;
-  sequence.draw_index = static_cast<std::uint32_t>(batch.draws.size());
-  ++sequence.pending_draws;
-  models::StepDraw draw{
+  sequence.sample_index = static_cast<std::uint32_t>(batch.samples.size());
+  ++sequence.samples_in_flight;
+  models::StepSample sample{
       .logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size() - 1),
       .row = {.logits = nullptr,
               .temperature = params.temperature,
@@ -135,8 +137,8 @@ void BatchBuilder::AddDraw(Sequence& sequence, std::uint32_t position) {
               .has_text = nullptr,
               .num_logprobs = live.request.output.logprobs},
       .sample_in_flight = in_flight};
-  batch.draws.push_back(draw);
-  flight_->draw_owners.push_back({&sequence});
+  batch.samples.push_back(sample);
+  flight_->sample_owners.push_back({&sequence});
 }
 
 }  // namespace quire::engine

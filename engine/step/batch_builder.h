@@ -1,10 +1,11 @@
 #pragma once
 
-// Writes the plan of a Flight into the ragged arrays of its StepBatch, and remembers which draw and
-// which score belongs to whom. A token that the step before draws is named by its draw.
+// Writes the plan of a InFlightStep into the ragged arrays of its StepBatch, and remembers which
+// sample and which prompt logprob belongs to whom. A token that the step before samples is named by
+// its sample.
 //
 // Place:      between EngineCore and StepRunner.
-// Invariants: pointers in the draws stay valid while the requests live, those to histories until
+// Invariants: pointers in the samples stay valid while the requests live, those to histories until
 //             the sequences get their next token.
 // Threads:    engine thread only.
 // Lifetime:   the cache outlives it.
@@ -14,7 +15,7 @@
 
 #include "cache_manager/cache_manager.h"
 #include "engine/scheduler/step_plan.h"
-#include "engine/step/flight.h"
+#include "engine/step/in_flight_step.h"
 #include "runtime/step_batch.h"
 
 namespace quire::engine {
@@ -24,21 +25,22 @@ class BatchBuilder {
   explicit BatchBuilder(cache::CacheManager* cache) : cache_(cache) {}
 
   // From flight->plan on; the sequences count what they have in flight.
-  void Fill(Flight* flight);
+  void Fill(InFlightStep* flight);
   // Only what the cache wants copied and cleared; no rows. False when there is nothing.
-  bool FillCacheWork(Flight* flight);
+  bool FillCacheWork(InFlightStep* flight);
   // The step did not run: its clears must precede the next one.
-  void KeepClears(const Flight& flight);
+  void KeepClears(const InFlightStep& flight);
 
  private:
-  void Begin(Flight* flight);
+  void Begin(InFlightStep* flight);
   void AddRow(Sequence& sequence, std::uint32_t num_tokens);
-  void AddScores(Sequence& sequence, std::uint32_t first_token, std::uint32_t num_tokens);
-  void AddDraw(Sequence& sequence, std::uint32_t position);
+  void AddPromptLogprobRows(Sequence& sequence, std::uint32_t first_token,
+                            std::uint32_t num_tokens);
+  void AddSample(Sequence& sequence, std::uint32_t position);
   void TakeCacheWork();
 
   cache::CacheManager* const cache_;
-  Flight* flight_ = nullptr;  // that is being filled
+  InFlightStep* flight_ = nullptr;  // that is being filled
   std::vector<cache::RowStep> row_steps_;
   std::vector<BlockId> kept_clears_;
 };

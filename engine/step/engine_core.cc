@@ -34,7 +34,7 @@ absl::Status DeviceError() {
 }
 
 EngineCore::EngineCore(const EngineOptions& options, cache::CacheManager* cache,
-                       models::StepRunner* runner, const Clock* clock, AdmissionQueue* queue,
+                       models::StepRunner* runner, const Clock* clock, AdmissionLimiter* queue,
                        EngineProbe* probe)
     : options_(options),
       cache_(cache),
@@ -114,7 +114,7 @@ void EngineCore::Prepare(Signal& signal, absl::Time now) {
   if (!signal.status.ok()) {
     const auto reason = GetErrorReason(signal.status);
     probe_->Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
-    scheduler_.Remove(live, /*scrub=*/false);
+    scheduler_.Remove(live, /*invalidate=*/false);
     End(live, std::move(signal.status), /*was_accepted=*/false, now);
     return;
   }
@@ -187,7 +187,7 @@ void EngineCore::EndEarly(ScheduledRequest& live, CancelSource source, absl::Tim
              {"state", RequestStateName(state)},
              {"output_tokens", OutputTokens(live)},
              {"detail", std::string(status.message())}});
-  scheduler_.Remove(live, /*scrub=*/false);
+  scheduler_.Remove(live, /*invalidate=*/false);
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   if (live.is_prepared()) {
     probe_->Cancelled(live.is_counted_running(), source);
@@ -197,15 +197,17 @@ void EngineCore::EndEarly(ScheduledRequest& live, CancelSource source, absl::Tim
   End(live, status, /*was_accepted=*/true, now);
 }
 
-void EngineCore::Fail(ScheduledRequest& live, absl::Status status, bool scrub, absl::Time now) {
+void EngineCore::Fail(ScheduledRequest& live, absl::Status status, bool invalidate,
+                      absl::Time now) {
   if (live.ended) return;
   log::Error("engine", "request failed",
              {{"request_id", live.request.id},
               {"state", RequestStateName(live.progress().state.load(std::memory_order_relaxed))},
               {"status", status.ToString()}});
-  if (scrub) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
-  scheduler_.Remove(live, scrub);
-  probe_->ShowCache(cache_->stats(), scrub ? EvictionCause::kScrub : EvictionCause::kAllocation);
+  if (invalidate) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
+  scheduler_.Remove(live, invalidate);
+  probe_->ShowCache(cache_->stats(),
+                    invalidate ? EvictionCause::kInvalidate : EvictionCause::kAllocation);
   probe_->Failed(live.is_counted_running(), status.code());
   End(live, std::move(status), /*was_accepted=*/true, now);
 }
@@ -300,10 +302,10 @@ void EngineCore::FailAll(absl::Time now) {
   while (!live_.empty()) {
     ScheduledRequest& live = *live_.begin()->second;
     if (live.is_prepared()) {
-      Fail(live, DeviceError(), /*scrub=*/false, now);
+      Fail(live, DeviceError(), /*invalidate=*/false, now);
     } else {
       probe_->Rejected(Reason::kDeviceError);
-      scheduler_.Remove(live, /*scrub=*/false);
+      scheduler_.Remove(live, /*invalidate=*/false);
       End(live, DeviceError(), /*was_accepted=*/false, now);
     }
   }
@@ -326,7 +328,7 @@ EngineStats EngineCore::Stats(absl::Time now) const {
   stats.prompt_tokens_per_second = prompt_rate_.PerSecond(now);
   stats.generation_tokens_per_second = generation_rate_.PerSecond(now);
   stats.steps = steps_;
-  stats.steps_ahead = steps_ahead_;
+  stats.overlap_steps = overlap_steps_;
   stats.preemptions = probe_->preemptions();
   stats.chunked_prefills = chunked_prefills_;
   stats.max_step_sequences = max_step_sequences_;
@@ -335,29 +337,29 @@ EngineStats EngineCore::Stats(absl::Time now) const {
   return stats;
 }
 
-PagePicture EngineCore::DescribePages() const {
-  PagePicture picture;
+PageSnapshot EngineCore::DescribePages() const {
+  PageSnapshot snapshot;
   std::map<std::uint32_t, std::int32_t> owner_of_row;
   for (const auto& [arrival, live] : live_) {
     for (const auto& sequence : live->sequences) {
       if (!sequence->row) continue;
       owner_of_row[sequence->row->value()] =
-          PagePicture::kFirstOwner + static_cast<std::int32_t>(picture.owners.size());
-      picture.owners.push_back(live->request.id);
+          PageSnapshot::kFirstOwner + static_cast<std::int32_t>(snapshot.owners.size());
+      snapshot.owners.push_back(live->request.id);
     }
   }
   for (const cache::PageUse& use : cache_->DescribePages()) {
-    std::int32_t page = PagePicture::kFree;
-    if (use.kind == cache::PageUse::Kind::kCached) page = PagePicture::kCached;
+    std::int32_t page = PageSnapshot::kFree;
+    if (use.kind == cache::PageUse::Kind::kCached) page = PageSnapshot::kCached;
     if (use.kind == cache::PageUse::Kind::kUsed) {
       const auto owner = owner_of_row.find(use.row.value());
-      page = use.num_rows > 1                                   ? PagePicture::kShared
+      page = use.num_rows > 1                                   ? PageSnapshot::kShared
              : use.num_rows == 1 && owner != owner_of_row.end() ? owner->second
-                                                                : PagePicture::kWork;
+                                                                : PageSnapshot::kWork;
     }
-    picture.pages.push_back(page);
+    snapshot.pages.push_back(page);
   }
-  return picture;
+  return snapshot;
 }
 
 absl::Status EngineCore::CheckIntegrity() const {
@@ -372,7 +374,7 @@ absl::Status EngineCore::CheckIntegrity() const {
     status = live->accepted->stream->CheckIntegrity();
     if (live->ended) status = absl::InternalError("an ended request is still live");
     for (const auto& sequence : live->sequences) {
-      if (num_in_flight_ > 0 || (sequence->in_flight == 0 && sequence->pending_draws == 0))
+      if (num_in_flight_ > 0 || (sequence->in_flight == 0 && sequence->samples_in_flight == 0))
         continue;
       status = absl::InternalError(absl::StrCat("request ", live->request.id,
                                                 " waits for a step although none is in flight"));

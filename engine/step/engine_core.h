@@ -3,7 +3,7 @@
 // The engine without threads: what happens between two steps, and one step. The engine thread calls
 // Handle, Expire and Step; everything that must leave appears in TakeOutput.
 //
-// With a runner that allows it the engine runs one step ahead: while step n is in flight, step n +
+// With a runner that allows it the engine runs overlapped: while step n is in flight, step n +
 // 1 is planned and launched on the assumption that nothing ends in n, then n is collected. What did
 // end has a surplus row in n + 1, whose result is dropped. Tokens, log-probabilities and finish
 // reasons are those of one step at a time.
@@ -31,14 +31,14 @@
 #include "base/clock.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/output/output_item.h"
-#include "engine/request/admission_queue.h"
+#include "engine/request/admission_limiter.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/engine_probe.h"
 #include "engine/request/inbox.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/step/batch_builder.h"
 #include "engine/step/engine_stats.h"
-#include "engine/step/flight.h"
+#include "engine/step/in_flight_step.h"
 #include "runtime/step_runner.h"
 
 namespace quire::engine {
@@ -53,7 +53,7 @@ class EngineCore {
   static constexpr std::size_t kMaxStepsInFlight = 2;
 
   EngineCore(const EngineOptions& options, cache::CacheManager* cache, models::StepRunner* runner,
-             const Clock* clock, AdmissionQueue* queue, EngineProbe* probe);
+             const Clock* clock, AdmissionLimiter* queue, EngineProbe* probe);
 
   void Handle(Signal& signal, absl::Time now);
   // Ends every request whose deadline, queue timeout or reader's patience is over.
@@ -83,7 +83,7 @@ class EngineCore {
   void TakeOutput(std::vector<OutputItem>* out);
   EngineStats Stats(absl::Time now) const;
   // REQUIRES: no step is in flight.
-  PagePicture DescribePages() const;
+  PageSnapshot DescribePages() const;
   absl::Status CheckIntegrity() const;
 
  private:
@@ -95,24 +95,27 @@ class EngineCore {
   void Prepare(Signal& signal, absl::Time now);
   void EndEarly(ScheduledRequest& live, CancelSource source, absl::Time now,
                 const std::string& text = "");
-  void Fail(ScheduledRequest& live, absl::Status status, bool scrub, absl::Time now);
+  void Fail(ScheduledRequest& live, absl::Status status, bool invalidate, absl::Time now);
   void End(ScheduledRequest& live, absl::Status status, bool was_accepted, absl::Time now);
   absl::Status EarlyStatus(const ScheduledRequest& live, CancelSource source, absl::Time now,
                            const std::string& text) const;
   absl::Status InternalError(absl::string_view what);
 
   void StartPlanned(absl::Time now);
-  Flight& flight(std::size_t index) { return flights_[(oldest_ + index) % kMaxStepsInFlight]; }
+  InFlightStep& flight(std::size_t index) {
+    return flights_[(oldest_ + index) % kMaxStepsInFlight];
+  }
   void Launch(absl::Time start, absl::Time planned);
   void CollectOldest();
   bool RunCacheWork(absl::Time now);
   void LoseDevice(const absl::Status& error);
-  void FailStep(const Flight& flight, const absl::Status& error, absl::Time now);
-  void Collect(const Flight& flight, const models::StepResult& result, absl::Time now);
-  void FailBadRows(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void FailStep(const InFlightStep& flight, const absl::Status& error, absl::Time now);
+  void Collect(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
+  void FailBadRows(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
   void Advance(Sequence& sequence, const models::StepRow& row);
-  void CollectScores(const Flight& flight, const models::StepResult& result, absl::Time now);
-  void CollectDraws(const Flight& flight, const models::StepResult& result, absl::Time now);
+  void CollectPromptLogprobs(const InFlightStep& flight, const models::StepResult& result,
+                             absl::Time now);
+  void CollectSamples(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
   void ForkRequest(ScheduledRequest& live);
   void AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now);
   std::optional<FinishReason> FinishAfter(const Sequence& sequence) const;
@@ -121,20 +124,20 @@ class EngineCore {
   void RefreshGauge(ScheduledRequest& live);
   OutputItem& Emit(OutputItem::Kind kind, ScheduledRequest& live, absl::Time now);
   void EraseTimers(const ScheduledRequest& live);
-  void AfterStep(const Flight& flight, absl::Time collected);
+  void AfterStep(const InFlightStep& flight, absl::Time collected);
 
   const EngineOptions& options_;
   cache::CacheManager* const cache_;
   models::StepRunner* const runner_;
   const Clock* const clock_;
-  AdmissionQueue* const queue_;
+  AdmissionLimiter* const queue_;
   EngineProbe* const probe_;
   Scheduler scheduler_;
   BatchBuilder builder_;
   const StepPlan* plan_;
   StepPlan empty_plan_;
   const std::size_t max_in_flight_;
-  std::array<Flight, kMaxStepsInFlight> flights_;  // a ring
+  std::array<InFlightStep, kMaxStepsInFlight> flights_;  // a ring
   std::size_t oldest_ = 0;
   std::size_t num_in_flight_ = 0;
   absl::Status fatal_;
@@ -147,7 +150,7 @@ class EngineCore {
   RateMeter prompt_rate_, generation_rate_;
   EndCounts early_ends_{};
   std::int64_t steps_ = 0;
-  std::int64_t steps_ahead_ = 0;
+  std::int64_t overlap_steps_ = 0;
   std::int64_t chunked_prefills_ = 0;
   std::int32_t max_step_sequences_ = 0;
   std::int32_t running_ = 0;  // accepted requests by gauge

@@ -27,7 +27,7 @@ struct EngineStats {
   cache::CacheStats cache;
   double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
   std::int64_t steps = 0, preemptions = 0;
-  std::int64_t steps_ahead = 0;         // launched while another was in flight
+  std::int64_t overlap_steps = 0;       // launched while another was in flight
   std::int64_t chunked_prefills = 0;    // chunks that did not complete their prompt
   std::int32_t max_step_sequences = 0;  // most sequences in one step so far
   absl::Duration last_step_age;
@@ -35,7 +35,7 @@ struct EngineStats {
 };
 
 // Who uses which page between two steps: entry i is page i + 1.
-struct PagePicture {
+struct PageSnapshot {
   static constexpr std::int32_t kFree = 0;
   static constexpr std::int32_t kCached = 1;
   static constexpr std::int32_t kShared = 2;      // by several sequences

@@ -18,18 +18,18 @@ bool IsDeviceLost(const absl::Status& status) {
 }
 
 // The sequences that have ended since the launch and whose rows are not finite.
-std::vector<const Sequence*> PoisonedAndEnded(const Flight& flight,
+std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
                                               const models::StepResult& result) {
   std::vector<const Sequence*> poisoned;
-  for (std::size_t i = 0; i < flight.draw_owners.size(); ++i) {
-    const Sequence& sequence = *flight.draw_owners[i].sequence;
-    if (!result.draws[i].non_finite || sequence.scrubbed) continue;
+  for (std::size_t i = 0; i < flight.sample_owners.size(); ++i) {
+    const Sequence& sequence = *flight.sample_owners[i].sequence;
+    if (!result.samples[i].non_finite || sequence.invalidated) continue;
     if (sequence.finished()) poisoned.push_back(&sequence);
   }
-  for (std::size_t i = 0; i < flight.score_owners.size(); ++i) {
-    const ScheduledRequest& live = *flight.score_owners[i].request;
+  for (std::size_t i = 0; i < flight.prompt_logprob_owners.size(); ++i) {
+    const ScheduledRequest& live = *flight.prompt_logprob_owners[i].request;
     const Sequence& sequence = *live.sequences.front();
-    if (result.scores[i].non_finite && live.ended && !sequence.scrubbed) {
+    if (result.prompt_logprobs[i].non_finite && live.ended && !sequence.invalidated) {
       poisoned.push_back(&sequence);
     }
   }
@@ -55,14 +55,14 @@ bool EngineCore::Step(absl::Time now) {
   }
   if (scheduler_.stuck() != nullptr) {
     Fail(*scheduler_.stuck(), InternalError("a request is blocked although no sequence runs"),
-         /*scrub=*/false, now);
+         /*invalidate=*/false, now);
     return true;
   }
   return RunCacheWork(now);
 }
 
 void EngineCore::Launch(absl::Time start, absl::Time planned) {
-  Flight& next = flight(num_in_flight_);
+  InFlightStep& next = flight(num_in_flight_);
   next.plan = *plan_;
   next.number = scheduler_.StepLaunched();
   next.start = start;
@@ -71,7 +71,7 @@ void EngineCore::Launch(absl::Time start, absl::Time planned) {
   builder_.Fill(&next);
   next.launched = clock_->Now();
   next.launch_error = runner_->Run(next.batch);
-  steps_ahead_ += num_in_flight_ > 0 ? 1 : 0;
+  overlap_steps_ += num_in_flight_ > 0 ? 1 : 0;
   ++num_in_flight_;
   // Nothing may build on a step that was refused.
   if (!next.launch_error.ok()) Settle();
@@ -83,7 +83,7 @@ void EngineCore::Settle() {
 }
 
 void EngineCore::CollectOldest() {
-  Flight& oldest = flight(0);
+  InFlightStep& oldest = flight(0);
   absl::Status error = oldest.launch_error;
   const models::StepResult* result = nullptr;
   if (error.ok()) {
@@ -105,7 +105,7 @@ void EngineCore::CollectOldest() {
                        sequence->proven);
   }
   cache_->CompleteStep(!poisoned.empty());
-  if (!poisoned.empty()) probe_->ShowCache(cache_->stats(), EvictionCause::kScrub);
+  if (!poisoned.empty()) probe_->ShowCache(cache_->stats(), EvictionCause::kInvalidate);
   scheduler_.StepCompleted();
   const absl::Time collected = clock_->Now();
   if (result == nullptr) {
@@ -130,7 +130,7 @@ void EngineCore::LoseDevice(const absl::Status& error) {
   for (const auto& [arrival, live] : live_) {
     for (const auto& sequence : live->sequences) {
       sequence->in_flight = 0;
-      sequence->pending_draws = 0;
+      sequence->samples_in_flight = 0;
     }
   }
 }
@@ -185,7 +185,7 @@ void EngineCore::RefreshGauge(ScheduledRequest& live) {
 // Pages that wait to be cleared are not available; without rows to run, nothing else would clear
 // them.
 bool EngineCore::RunCacheWork(absl::Time now) {
-  Flight& next = flight(0);
+  InFlightStep& next = flight(0);
   next.plan.Clear();
   if (!scheduler_.has_work() || !builder_.FillCacheWork(&next)) return false;
   next.number = scheduler_.StepLaunched();
@@ -202,7 +202,7 @@ bool EngineCore::RunCacheWork(absl::Time now) {
 }
 
 // Nothing of the step counts. Requests whose pages were to be copied in it have lost them too.
-void EngineCore::FailStep(const Flight& flight, const absl::Status& error, absl::Time now) {
+void EngineCore::FailStep(const InFlightStep& flight, const absl::Status& error, absl::Time now) {
   log::Error("engine", "step failed", {{"status", error.ToString()}});
   builder_.KeepClears(flight);
   to_fail_.clear();
@@ -214,7 +214,7 @@ void EngineCore::FailStep(const Flight& flight, const absl::Status& error, absl:
   for (const PlannedPrefill& prefill : flight.plan.prefills) {
     lose(*prefill.sequence, prefill.num_tokens);
   }
-  for (const DrawOwner& owner : flight.draw_owners) --owner.sequence->pending_draws;
+  for (const SampleOwner& owner : flight.sample_owners) --owner.sequence->samples_in_flight;
   for (const auto& [arrival, live] : live_) {
     const bool is_copied =
         live->first_copy_step <= flight.number && flight.number <= live->last_copy_step;
@@ -225,13 +225,14 @@ void EngineCore::FailStep(const Flight& flight, const absl::Status& error, absl:
       [](const ScheduledRequest* a, const ScheduledRequest* b) { return a->arrival < b->arrival; });
   to_fail_.erase(std::unique(to_fail_.begin(), to_fail_.end()), to_fail_.end());
   for (ScheduledRequest* live : to_fail_) {
-    Fail(*live, InternalError(error.message()), /*scrub=*/false, now);
+    Fail(*live, InternalError(error.message()), /*invalidate=*/false, now);
   }
 }
 
-void EngineCore::Collect(const Flight& flight, const models::StepResult& result, absl::Time now) {
-  QUIRE_CHECK(result.draws.size() == flight.draw_owners.size());
-  QUIRE_CHECK(result.scores.size() == flight.score_owners.size());
+void EngineCore::Collect(const InFlightStep& flight, const models::StepResult& result,
+                         absl::Time now) {
+  QUIRE_CHECK(result.samples.size() == flight.sample_owners.size());
+  QUIRE_CHECK(result.prompt_logprobs.size() == flight.prompt_logprob_owners.size());
   ++steps_;
   FailBadRows(flight, result, now);
   std::size_t row = 0;
@@ -241,12 +242,12 @@ void EngineCore::Collect(const Flight& flight, const models::StepResult& result,
   for (const PlannedPrefill& prefill : flight.plan.prefills) {
     Advance(*prefill.sequence, flight.batch.rows[row++]);
   }
-  CollectScores(flight, result, now);
-  CollectDraws(flight, result, now);
+  CollectPromptLogprobs(flight, result, now);
+  CollectSamples(flight, result, now);
 }
 
 // Before anything of the step is published.
-void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& result,
+void EngineCore::FailBadRows(const InFlightStep& flight, const models::StepResult& result,
                              absl::Time now) {
   auto check = [&](const models::StepToken& token, ScheduledRequest& live) {
     if (live.ended || (!token.non_finite && !token.no_survivor)) return;
@@ -256,23 +257,23 @@ void EngineCore::FailBadRows(const Flight& flight, const models::StepResult& res
            WithReason(
                absl::DataLossError("logits hold NaN or infinity"), Reason::kNonFiniteLogits,
                {{"incident_id", absl::StrCat("step-", steps_)}, {"step", absl::StrCat(steps_)}}),
-           /*scrub=*/true, now);
+           /*invalidate=*/true, now);
     } else {
       Fail(live,
            WithReason(
                absl::InvalidArgumentError("the request excludes every token of the vocabulary"),
                Reason::kBadConstraint, {{"stage", "decode"}}),
-           /*scrub=*/false, now);
+           /*invalidate=*/false, now);
     }
   };
   // A request that fails here is freed only when the next step begins, so the owners stay valid.
-  for (std::size_t i = 0; i < result.scores.size(); ++i) {
-    check(result.scores[i], *flight.score_owners[i].request);
+  for (std::size_t i = 0; i < result.prompt_logprobs.size(); ++i) {
+    check(result.prompt_logprobs[i], *flight.prompt_logprob_owners[i].request);
   }
-  for (std::size_t i = 0; i < result.draws.size(); ++i) {
-    const Sequence& sequence = *flight.draw_owners[i].sequence;
+  for (std::size_t i = 0; i < result.samples.size(); ++i) {
+    const Sequence& sequence = *flight.sample_owners[i].sequence;
     // The surplus row of a choice that has ended says nothing about the others.
-    if (!sequence.finished()) check(result.draws[i], *sequence.request);
+    if (!sequence.finished()) check(result.samples[i], *sequence.request);
   }
 }
 
@@ -302,36 +303,37 @@ void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
   scheduler_.ReleaseOutsideWindow(sequence);
 }
 
-void EngineCore::CollectScores(const Flight& flight, const models::StepResult& result,
-                               absl::Time now) {
-  const std::vector<ScoreOwner>& owners = flight.score_owners;
+void EngineCore::CollectPromptLogprobs(const InFlightStep& flight, const models::StepResult& result,
+                                       absl::Time now) {
+  const std::vector<PromptLogprobOwner>& owners = flight.prompt_logprob_owners;
   OutputItem* item = nullptr;
   for (std::size_t i = 0; i < owners.size(); ++i) {
     ScheduledRequest& live = *owners[i].request;
     if (live.ended) continue;
     if (i == 0 || owners[i - 1].request != &live) {
-      item = &Emit(OutputItem::Kind::kPromptScores, live, now);
+      item = &Emit(OutputItem::Kind::kPromptLogprobs, live, now);
       item->start_position = static_cast<std::int32_t>(owners[i].position);
     }
-    const models::StepToken& score = result.scores[i];
-    item->scores.push_back({.token = score.token,
-                            .logprob = score.logprob,
-                            .rank = score.rank,
-                            .top = {score.top.begin(), score.top.end()}});
-    live.scored_tokens = owners[i].position + 1;
+    const models::StepToken& prompt_logprob = result.prompt_logprobs[i];
+    item->prompt_logprobs.push_back(
+        {.token = prompt_logprob.token,
+         .logprob = prompt_logprob.logprob,
+         .rank = prompt_logprob.rank,
+         .top = {prompt_logprob.top.begin(), prompt_logprob.top.end()}});
+    live.prompt_logprob_tokens = owners[i].position + 1;
   }
 }
 
-void EngineCore::CollectDraws(const Flight& flight, const models::StepResult& result,
-                              absl::Time now) {
-  const std::vector<DrawOwner>& owners = flight.draw_owners;
-  for (const DrawOwner& owner : owners) --owner.sequence->pending_draws;
+void EngineCore::CollectSamples(const InFlightStep& flight, const models::StepResult& result,
+                                absl::Time now) {
+  const std::vector<SampleOwner>& owners = flight.sample_owners;
+  for (const SampleOwner& owner : owners) --owner.sequence->samples_in_flight;
   for (std::size_t i = 0; i < owners.size();) {
     Sequence& sequence = *owners[i].sequence;
     ScheduledRequest& live = *sequence.request;
     if (sequence.finished()) {
       // It balances the sum of step tokens (docs/metrics.md), where a first token has no part.
-      if (flight.batch.draws[i].row.position > sequence.prompt_tokens) {
+      if (flight.batch.samples[i].row.position > sequence.prompt_tokens) {
         probe_->AddDiscarded(
             sequence.completed ? DiscardCause::kAfterStop : DiscardCause::kCancelled, 1);
       }
@@ -339,16 +341,16 @@ void EngineCore::CollectDraws(const Flight& flight, const models::StepResult& re
       continue;
     }
     if (live.forked) {
-      AppendToken(sequence, result.draws[i], now);
+      AppendToken(sequence, result.samples[i], now);
       ++i;
       continue;
     }
     ForkRequest(live);
-    for (const auto& choice : live.sequences) AppendToken(*choice, result.draws[i++], now);
+    for (const auto& choice : live.sequences) AppendToken(*choice, result.samples[i++], now);
   }
 }
 
-// The prompt is computed, and the first tokens of all choices are drawn from one row of logits.
+// The prompt is computed, and the first tokens of all choices are sampled from one row of logits.
 void EngineCore::ForkRequest(ScheduledRequest& live) {
   const Sequence& parent = live.first();
   for (std::size_t c = 1; c < live.sequences.size(); ++c) {
@@ -417,13 +419,13 @@ void EngineCore::FinishChoice(Sequence& sequence, absl::Time now) {
     RefreshGauge(live);
     return;
   }
-  scheduler_.Remove(live, /*scrub=*/false);
+  scheduler_.Remove(live, /*invalidate=*/false);
   probe_->Completed(live.is_counted_running());
   End(live, absl::OkStatus(), /*was_accepted=*/true, now);
 }
 
-// A step that was launched ahead begins for the clock when the one before it has ended.
-void EngineCore::AfterStep(const Flight& flight, absl::Time collected) {
+// An overlapped step begins for the clock when the one before it has ended.
+void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
   const absl::Time now = clock_->Now();
   const StepPlan& plan = flight.plan;
   const StepKind kind = plan.prefills.empty()  ? StepKind::kDecode
@@ -447,7 +449,7 @@ void EngineCore::AfterStep(const Flight& flight, absl::Time collected) {
   const std::uint32_t decode_tokens =
       static_cast<std::uint32_t>(plan.decodes.size()) * kDecodeTokens;
   prompt_rate_.Add(now, plan.num_tokens - decode_tokens);
-  generation_rate_.Add(now, static_cast<std::int64_t>(flight.draw_owners.size()));
+  generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
   queue_->Update(scheduler_.waiting_uncached_tokens(),
                  prompt_rate_.PerSecond(now) + generation_rate_.PerSecond(now));
   last_step_ = now;

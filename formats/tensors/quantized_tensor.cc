@@ -17,7 +17,7 @@ namespace {
 
 using kernels::WeightFormat;
 
-constexpr std::int64_t kMostIntegerInputs = 65536;
+constexpr std::int64_t kMaxIntegerInputs = 65536;
 // Of the eight outputs of a word, those whose codes lie in nibbles 0 to 7.
 constexpr std::array<int, 8> kInterleaved = {0, 2, 4, 6, 1, 3, 5, 7};
 constexpr std::array<float, 16> kE2M1Values = {0,     0.5f,  1,     1.5f,  2,  3,  4,  6,
@@ -262,7 +262,7 @@ void QuantizedTensor::SortInputs() {
 std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
     const ScaleTraits& traits) const {
   if (parts_.code_layout == CodeLayout::kE4M3 || (parts_.order && order_.empty()) ||
-      parts_.columns > kMostIntegerInputs ||
+      parts_.columns > kMaxIntegerInputs ||
       parts_.rows > std::numeric_limits<std::int32_t>::max()) {
     return std::nullopt;
   }
@@ -286,8 +286,8 @@ std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
 }
 
 std::optional<kernels::Fp8Shape> QuantizedTensor::ChooseFp8Shape() const {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  if (parts_.code_layout != CodeLayout::kE4M3 || parts_.rows > kMost || parts_.columns > kMost) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  if (parts_.code_layout != CodeLayout::kE4M3 || parts_.rows > kMax || parts_.columns > kMax) {
     return std::nullopt;
   }
   const kernels::Fp8Shape shape = {

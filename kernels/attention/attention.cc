@@ -15,8 +15,8 @@ namespace {
 
 // Packed rows of an item, over its KV heads: enough that turning and widening a tile is a small
 // part of the work on it, few enough that the states stay in L2. Any choice gives the same bits.
-constexpr std::uint32_t kMostPackedRows = 128;
-constexpr std::uint32_t kLeastPackedRows = 16;
+constexpr std::uint32_t kMaxPackedRows = 128;
+constexpr std::uint32_t kMinPackedRows = 16;
 // Items that a thread should find, so that the last one ends with the others.
 constexpr std::int64_t kItemsPerThread = 4;
 
@@ -35,44 +35,44 @@ class Plan {
         shape_(shape),
         cache_lengths_(cache_lengths),
         group_(params.num_heads / shape.num_heads),
-        rows_per_item_(std::clamp(kMostPackedRows / group_, 1u, kMostPackedRows)),
+        rows_per_item_(std::clamp(kMaxPackedRows / group_, 1u, kMaxPackedRows)),
         heads_per_item_(shape.num_heads) {
     const std::int64_t wanted = num_threads == 1 ? 1 : num_threads * kItemsPerThread;
     while (heads_per_item_ > 1 && CountSpans() < wanted) {
       heads_per_item_ = (heads_per_item_ + 1) / 2;
     }
     // Not spans: a block that is cut along them keeps a state of all its rows for each.
-    while (rows_per_item_ > 1 && rows_per_item_ * group_ > kLeastPackedRows &&
+    while (rows_per_item_ > 1 && rows_per_item_ * group_ > kMinPackedRows &&
            CountBlocks() < wanted) {
       rows_per_item_ = (rows_per_item_ + 1) / 2;
     }
     ForEachBlock([&](const AttentionItem& block) { total_ += Cost(block); });
     longest_ = num_threads == 1 ? total_ : std::max<std::int64_t>(total_ / wanted, 1);
-    while (longest_ < total_ && CountPartialFloats() > MostPartialFloats()) longest_ *= 2;
+    while (longest_ < total_ && CountPartialFloats() > MaxPartialFloats()) longest_ *= 2;
     ForEachBlock([&](const AttentionItem& block) {
-      most_rows_ = std::max(most_rows_, PackedRows(block));
+      max_rows_ = std::max(max_rows_, PackedRows(block));
       const std::uint32_t run = SpansPerRun(block);
       num_items_ += (NumSpans(block) + run - 1) / run;
       if (run == NumSpans(block)) return;
-      ++num_folds_;
+      ++num_reductions_;
       partial_floats_ += NumSpans(block) * block.partial_stride;
     });
   }
 
   std::int64_t num_items() const { return num_items_; }
-  std::int64_t num_folds() const { return num_folds_; }
+  std::int64_t num_reductions() const { return num_reductions_; }
   // Of the largest item.
-  std::size_t packed_rows() const { return most_rows_; }
+  std::size_t packed_rows() const { return max_rows_; }
   std::size_t list_bytes() const {
-    const auto entries = static_cast<std::size_t>(num_items_ + num_folds_);
+    const auto entries = static_cast<std::size_t>(num_items_ + num_reductions_);
     return (entries * sizeof(AttentionItem) + 63) / 64 * 64;
   }
   std::size_t memory_bytes() const {
     return list_bytes() + partial_floats_ * sizeof(float);
   }
 
-  // Fills items[num_items()], the longest first, and folds[num_folds()].
-  void Fill(AttentionItem* items, AttentionItem* folds, float* partial) const {
+  // Fills items[num_items()], the longest first, and reduces[num_reductions()].
+  void Fill(AttentionItem* items, AttentionItem* reduces, float* partial) const {
     AttentionItem* item = items;
     ForEachBlock([&](AttentionItem block) {
       const std::uint32_t run = SpansPerRun(block);
@@ -81,7 +81,7 @@ class Plan {
         return;
       }
       block.partial = partial;
-      *folds++ = block;
+      *reduces++ = block;
       for (std::uint32_t span = block.span_begin; span < block.span_end; span += run) {
         *item = block;
         item->span_begin = span;
@@ -140,7 +140,7 @@ class Plan {
   }
 
   std::uint32_t HeadsPerItem(std::uint32_t rows) const {
-    return std::clamp(kMostPackedRows / (rows * group_), 1u, heads_per_item_);
+    return std::clamp(kMaxPackedRows / (rows * group_), 1u, heads_per_item_);
   }
 
   std::size_t CountPartialFloats() const {
@@ -151,8 +151,8 @@ class Plan {
     return floats;
   }
 
-  // What generated rows take is always allowed: few long sequences need many threads each.
-  std::size_t MostPartialFloats() const {
+  // What decode tokens take is always allowed: few long sequences need many threads each.
+  std::size_t MaxPartialFloats() const {
     std::size_t spans = 0;
     for (std::uint32_t b = 0; b < params_.batch_size; ++b) {
       const std::uint32_t rows = params_.row_offsets[b + 1] - params_.row_offsets[b];
@@ -206,12 +206,12 @@ class Plan {
   const std::uint32_t group_;
   std::uint32_t rows_per_item_;
   std::uint32_t heads_per_item_;
-  std::size_t most_rows_ = 0;
+  std::size_t max_rows_ = 0;
   std::size_t partial_floats_ = 0;
   std::int64_t total_ = 0;
   std::int64_t longest_ = 0;
   std::int64_t num_items_ = 0;
-  std::int64_t num_folds_ = 0;
+  std::int64_t num_reductions_ = 0;
 };
 
 const std::uint32_t* CacheLengths(const AnyKvView& keys) {
@@ -223,13 +223,13 @@ const std::uint32_t* CacheLengths(const AnyKvView& keys) {
 AttentionShares ShareAttention(const AttentionParams& params, int num_threads) {
   const KvShape shape = KvShapeOf(*params.keys);
   const Plan plan(params, shape, CacheLengths(*params.keys), num_threads);
-  return {plan.num_items(), plan.num_folds(), plan.memory_bytes()};
+  return {plan.num_items(), plan.num_reductions(), plan.memory_bytes()};
 }
 
 std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows) {
   const std::size_t columns = PaddedColumns(head_size);
-  // Turned keys, widened values, a strip on its way; weights of a block and scales of a tile;
-  // queries, and two states for each row: the span's and the folded one.
+  // Transposed keys, widened values, a strip on its way; weights of a block and scales of a tile;
+  // queries, and two states for each row: the span's and the reduced one.
   return ((2 * kAttentionTile + kAttentionStrip) * columns +
           (kAttentionBlockRows + 2) * kAttentionTile +
           packed_rows * (columns + 2 * StateFloats(head_size))) *
@@ -288,8 +288,8 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
                             backend.num_threads());
   std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
   auto* const items = reinterpret_cast<internal::AttentionItem*>(memory);
-  auto* const folds = items + plan.num_items();
-  plan.Fill(items, folds, reinterpret_cast<float*>(memory + plan.list_bytes()));
+  auto* const reduces = items + plan.num_items();
+  plan.Fill(items, reduces, reinterpret_cast<float*>(memory + plan.list_bytes()));
 
   const std::size_t scratch =
       internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
@@ -301,8 +301,8 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
     internal::AttentionSimd(params, items[i], next < plan.num_items() ? &items[next] : nullptr,
                             backend.workspace(part).Reserve(scratch));
   });
-  backend.ParallelItems(plan.num_folds(), plan.work(), [&](std::int64_t i, int) {
-    internal::AttentionFoldSimd(params, folds[i]);
+  backend.ParallelItems(plan.num_reductions(), plan.work(), [&](std::int64_t i, int) {
+    internal::AttentionReductionSimd(params, reduces[i]);
   });
   return absl::OkStatus();
 }

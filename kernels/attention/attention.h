@@ -53,7 +53,7 @@ struct AttentionParams {
 // threads cannot change a bit. A score is one chain of FMAs over the columns ascending, of q times
 // scale / ln 2. A tile of 64 tokens at a multiple of 64 is one online-softmax step in powers of 2:
 // token j adds its weight to part j mod 16 of the sum, ascending, and its value to each column,
-// ascending. A span of 512 tokens has a state of its own; spans are folded left to right, and the
+// ascending. A span of 512 tokens has a state of its own; spans are reduced left to right, and the
 // parts of the sum become one at the end, where a sink joins it. Keys beyond p are never read, nor
 // are strips of 16 keys at multiples of 16 that lie before the windows of all rows of a sequence.
 // int8 and fp8_e4m3 pages have one scale per token and head, which multiplies the score, and the
@@ -63,16 +63,16 @@ struct AttentionParams {
 // CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one
 // type. bf16 over bf16, f16, or one-byte pages with one scale per token and head, for heads of 16
 // to 128 columns in steps of 16, runs on tensor cores: products of 16-bit values, f32 sums, in the
-// trees of attention_work.h, which differ between prompt rows and generated rows; q and out rows
+// trees of attention_work.h, which differ between prefill tokens and decode tokens; q and out rows
 // are aligned to 8 bytes. With tensor maps, compute capability 9.0 and rows aligned to 16 bytes,
-// rows over bf16 or f16 pages run in kernels of their own: prompt rows in another tree, but only
-// without window, soft cap and sinks; generated rows with the same bits. Everything else runs in
+// rows over bf16 or f16 pages run in kernels of their own: prefill tokens in another tree, but only
+// without window, soft cap and sinks; decode tokens with the same bits. Everything else runs in
 // the scalar kernel, heads up to 576 columns, which needs no plan. Tiles of 64 keys before the
 // windows of all rows of a work item are not read.
 // Latent rows: bf16 over one KV head of 144 to 576 columns of bf16 in steps of 16, whose first
 // value_columns, a multiple of 8 up to 512, are the values (`values` is `keys`), without window,
-// soft cap and sinks, has a tensor-core kernel of its own, with one tree for prompt and generated
-// rows. It needs the plan, for its memory.
+// soft cap and sinks, has a tensor-core kernel of its own, with one reduction order for prefill and
+// decode tokens. It needs the plan, for its memory.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {
@@ -91,9 +91,9 @@ struct AttentionItem {
   std::uint32_t num_rows;
   std::uint32_t span_begin;
   std::uint32_t span_end;
-  // Where the states of these spans go when they are folded later, one span partial_stride floats
-  // after the other, [KV head][row][head in group][StateFloats] each; null: fold here and write the
-  // output.
+  // Where the states of these spans go when they are reduced later, one span partial_stride floats
+  // after the other, [KV head][row][head in group][StateFloats] each; null: reduce here and write
+  // the output.
   float* partial;
   std::size_t partial_stride;
 };
@@ -118,8 +118,8 @@ void AttentionCpu(const AttentionParams& params);
 // caches; null: none. No bit depends on it.
 void AttentionSimd(const AttentionParams& params, const AttentionItem& item,
                    const AttentionItem* next, std::byte* scratch);
-// Folds the states at item.partial for spans [span_begin, span_end) and writes the output.
-void AttentionFoldSimd(const AttentionParams& params, const AttentionItem& item);
+// Reduces the states at item.partial for spans [span_begin, span_end) and writes the output.
+void AttentionReductionSimd(const AttentionParams& params, const AttentionItem& item);
 
 }  // namespace internal
 }  // namespace quire::kernels

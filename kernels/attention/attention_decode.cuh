@@ -7,7 +7,7 @@
 //
 // so that the padded dimension of the MMA is 8, not 16, and heads that share K and V share its
 // loads. Four warps take 16 tokens each of a tile and keep their own states over a span of eight
-// tiles; these fold in warp order at its end. Traffic: K and V once; cp.async keeps kStages - 1
+// tiles; these reduce in warp order at its end. Traffic: K and V once; cp.async keeps kStages - 1
 // tiles in flight.
 //
 // One-byte pages: elements are converted to f16 and multiplied unscaled. K's scale multiplies a
@@ -16,7 +16,7 @@
 // permutations that ldmatrix leaves of bytes are undone where they are free: in the order that Q's
 // columns are loaded, and in the order that O's columns are stored.
 //
-// Ideas: swapped operands as in XQA (TensorRT-LLM), the scale folding and split KV of FlashInfer
+// Ideas: swapped operands as in XQA (TensorRT-LLM), the scale reducing and split KV of FlashInfer
 // and FlashAttention.
 
 #include "kernels/attention/attention_launch.h"
@@ -90,7 +90,7 @@ struct DecodeWarp {
     }
 #pragma unroll
     for (std::uint32_t j = 0; j < 2; ++j) {
-      max[j] = kNoScore;
+      max[j] = kNoPromptLogprob;
       sum[j] = 0;
       unit[j] = 1;
     }
@@ -193,7 +193,8 @@ struct DecodeWarp {
         if constexpr (Shape::kScaled) scale = cuda::Mul(k_scales[row + 8 * t], scale);
         float score = cuda::Mul(s[2 * t + j], scale);
         if (rules.cap_log2 > 0) score = CapScore(score, rules.cap_log2);
-        s[2 * t + j] = rules.Visible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoScore;
+        s[2 * t + j] =
+            rules.Visible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoPromptLogprob;
       }
       const float before = max[j];
       max[j] = cuda::Max(max[j], LaneMax(cuda::Max(s[j], s[j + 2])));
@@ -204,7 +205,7 @@ struct DecodeWarp {
       sum[j] = cuda::Fma(sum[j], factor[j], cuda::Add(s[j], s[j + 2]));
     }
     if constexpr (Shape::kScaled) {
-      FoldValueScales(k_scales + kKvTile, tile * kKvTile, row, rules, s, factor);
+      ReduceValueScales(k_scales + kKvTile, tile * kKvTile, row, rules, s, factor);
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kSteps; ++i) {
@@ -218,9 +219,9 @@ struct DecodeWarp {
 
   // P takes V's scales. Only tokens that a row sees take part in its unit, or a row's bits would
   // depend on those after it.
-  __device__ __forceinline__ void FoldValueScales(const float* scales, std::uint32_t first,
-                                                  std::uint32_t row, const ScoreRules& rules,
-                                                  float (&p)[4], float (&factor)[2]) {
+  __device__ __forceinline__ void ReduceValueScales(const float* scales, std::uint32_t first,
+                                                    std::uint32_t row, const ScoreRules& rules,
+                                                    float (&p)[4], float (&factor)[2]) {
 #pragma unroll
     for (std::uint32_t j = 0; j < 2; ++j) {
       const float s0 = rules.Visible(position[j], first + row) ? scales[row] : 0.0f;
@@ -281,9 +282,9 @@ struct DecodeWarp {
 
 // Adds the four warps' states of a span, in warp order.
 template <typename T, std::uint32_t kColumns>
-__device__ __forceinline__ void FoldSpan(const float* scratch, RowFold<kColumns>* fold) {
+__device__ __forceinline__ void ReduceSpan(const float* scratch, RowReduction<kColumns>* reduce) {
   using Shape = DecodeShape<T, kColumns>;
-  constexpr std::uint32_t kPerThread = RowFold<kColumns>::kPerThread;
+  constexpr std::uint32_t kPerThread = RowReduction<kColumns>::kPerThread;
   const float* const states = scratch + kDecodeWarps * Shape::kWarpFloats;
   const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
   State span{states[row], states[8 + row]};
@@ -294,15 +295,15 @@ __device__ __forceinline__ void FoldSpan(const float* scratch, RowFold<kColumns>
   }
 #pragma unroll
   for (std::uint32_t w = 1; w < kDecodeWarps; ++w) {
-    const Fold step = FoldState(&span, State{states[16 * w + row], states[16 * w + 8 + row]});
+    const Reduce step = ReduceState(&span, State{states[16 * w + row], states[16 * w + 8 + row]});
 #pragma unroll
     for (std::uint32_t j = 0; j < kPerThread; ++j) {
       values[j] =
-          FoldValue(step, values[j],
-                    scratch[w * Shape::kWarpFloats + cuda::ThreadIndex() + kDecodeThreads * j]);
+          ReduceValue(step, values[j],
+                      scratch[w * Shape::kWarpFloats + cuda::ThreadIndex() + kDecodeThreads * j]);
     }
   }
-  fold->Add(span, values);
+  reduce->Add(span, values);
 }
 
 // Starts the copies of a tile and its scales.
@@ -327,13 +328,14 @@ __device__ __forceinline__ void CopyStage(const TileArgs<T>& args, const Attenti
 
 // Writes the state of all of the item's keys: the output, or a partial.
 template <typename T, std::uint32_t kColumns>
-__device__ __forceinline__ void FinishItem(const ItemRows<T>& rows, const RowFold<kColumns>& fold) {
+__device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
+                                           const RowReduction<kColumns>& reduce) {
   const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
   const TileArgs<T>& args = rows.args;
   if (rows.item.partial == AttentionWork::kNoPartial) {
     if (row < rows.item.num_rows) {
-      fold.Write(args.out + rows.Offset(row, args.out_stride), args.keys.head_size(),
-                 rows.Sink(row));
+      reduce.Write(args.out + rows.Offset(row, args.out_stride), args.keys.head_size(),
+                   rows.Sink(row));
     }
     return;
   }
@@ -341,12 +343,12 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows, const RowFol
   float* const partial =
       args.lists.partials + std::int64_t{rows.item.partial} * args.lists.partial_floats;
 #pragma unroll
-  for (std::uint32_t j = 0; j < RowFold<kColumns>::kPerThread; ++j) {
-    if (16 * j < columns) partial[cuda::ThreadIndex() + kDecodeThreads * j] = fold.row_values[j];
+  for (std::uint32_t j = 0; j < RowReduction<kColumns>::kPerThread; ++j) {
+    if (16 * j < columns) partial[cuda::ThreadIndex() + kDecodeThreads * j] = reduce.row_values[j];
   }
   if (cuda::ThreadIndex() < kDecodeRows) {
-    partial[columns * kDecodeRows + row] = fold.row.max;
-    partial[(columns + 1) * kDecodeRows + row] = fold.row.sum;
+    partial[columns * kDecodeRows + row] = reduce.row.max;
+    partial[(columns + 1) * kDecodeRows + row] = reduce.row.sum;
   }
 }
 
@@ -384,8 +386,8 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
   DecodeWarp<T, kColumns> warp;
   warp.LoadQueries(rows);
   warp.Clear();
-  RowFold<kColumns> fold;
-  fold.Clear();
+  RowReduction<kColumns> reduce;
+  reduce.Clear();
   std::uint32_t stage = 0;
   for (std::uint32_t tile = first; tile < end; ++tile) {
     std::byte* const now = shared + stage * Shape::kStageBytes;
@@ -405,13 +407,13 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
     cuda::SyncBlock();
     warp.StoreState(scratch);
     cuda::SyncBlock();
-    FoldSpan<T, kColumns>(scratch, &fold);
+    ReduceSpan<T, kColumns>(scratch, &reduce);
     warp.Clear();
     if (tile / kTilesPerSpan % kSpansPerGroup == kSpansPerGroup - 1 || tile + 1 == end) {
-      fold.EndGroup();
+      reduce.EndGroup();
     }
   }
-  FinishItem<T, kColumns>(rows, fold);
+  FinishItem<T, kColumns>(rows, reduce);
 }
 
 template <typename T, std::uint32_t kColumns>

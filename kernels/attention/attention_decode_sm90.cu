@@ -1,5 +1,5 @@
 // Decode on compute capability 9.0 over bf16 and f16 pages: the arithmetic of attention_decode.cuh,
-// with its bits, fed by TMA. Four warps consume; a fifth one produces and runs ahead over the
+// with its bits, fed by TMA. Four warps consume; a fifth one produces and is in front over the
 // borders of items, so that the pipeline does not drain between them. See README.md, "Decode,
 // Hopper".
 
@@ -111,8 +111,8 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
   DecodeWarp<T, kColumns> warp;
   warp.LoadQueries(rows);
   warp.Clear();
-  RowFold<kColumns> fold;
-  fold.Clear();
+  RowReduction<kColumns> reduce;
+  reduce.Clear();
   for (std::uint32_t tile = range.first; tile < range.end; ++tile) {
     std::byte* const now = pipeline->now();
     cuda::BarrierWait(pipeline->full(), pipeline->parity);
@@ -125,17 +125,17 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
       warp.StoreState(scratch);
       cuda::FenceAsyncShared();
       cuda::NamedSync(kConsumerBarrier, kDecodeThreads);
-      FoldSpan<T, kColumns>(scratch, &fold);
+      ReduceSpan<T, kColumns>(scratch, &reduce);
       warp.Clear();
       if (tile / kTilesPerSpan % kSpansPerGroup == kSpansPerGroup - 1 || tile + 1 == range.end) {
-        fold.EndGroup();
+        reduce.EndGroup();
       }
     }
     cuda::SyncWarp();
     if (cuda::Lane() == 0) cuda::BarrierArrive(pipeline->empty());
     pipeline->Advance();
   }
-  FinishItem<T, kColumns>(rows, fold);
+  FinishItem<T, kColumns>(rows, reduce);
 }
 
 template <typename T, std::uint32_t kColumns>

@@ -1,5 +1,5 @@
 // Attention over the rows of latent attention by tensor cores: one KV head whose rows, up to 576
-// columns of bf16, are K, and whose first columns, up to 512, are V. Prompt and generated rows
+// columns of bf16, are K, and whose first columns, up to 512, are V. Prompt and decode tokens
 // alike, along one tree.
 //
 // A block takes 32 packed rows (row and query head; attention_work.h) and goes over their keys in
@@ -10,9 +10,9 @@
 // shared memory by two warps and not eight, and queries (36 registers) and output (64) stay in
 // registers. cp.async loads a tile while the one before it is multiplied.
 //
-// A span of 1024 tokens has a state of its own; spans are folded left to right, in global memory:
+// A span of 1024 tokens has a state of its own; spans are reduced left to right, in global memory:
 // by the block itself, or, while row blocks are fewer than multiprocessors, every span is an item
-// of its own and a second kernel folds. Both do the same steps, so that the cut changes no bit.
+// of its own and a second kernel reduces. Both do the same steps, so that the cut changes no bit.
 // What a row does not see changes none either. Items are found by counting through the sequences,
 // since only the device knows their lengths.
 
@@ -269,7 +269,7 @@ __device__ __forceinline__ void Weigh(float scale_log2, std::uint32_t first, Sha
   const std::uint32_t row = cuda::ThreadIndex() / 8;
   const std::uint32_t column = cuda::ThreadIndex() % 8 * kTokens;
   float s[kTokens];
-  float largest = kNoScore;
+  float largest = kNoPromptLogprob;
 #pragma unroll
   for (std::uint32_t t = 0; t < kTokens; ++t) {
     float dot = shared.scores[0][row][column + t];
@@ -278,7 +278,7 @@ __device__ __forceinline__ void Weigh(float scale_log2, std::uint32_t first, Sha
       dot = cuda::Add(dot, shared.scores[g][row][column + t]);
     }
     const bool visible = CausalVisible(softmax.position, first + column + t);
-    s[t] = visible ? cuda::Mul(dot, scale_log2) : kNoScore;
+    s[t] = visible ? cuda::Mul(dot, scale_log2) : kNoPromptLogprob;
     largest = cuda::Max(largest, s[t]);
   }
 #pragma unroll
@@ -368,7 +368,7 @@ __device__ __forceinline__ void WriteOutput(const Rows& rows, const Fragments& f
   });
 }
 
-// Rows that the item lacks are left out here and in FoldPartial: with 16 heads they are half.
+// Rows that the item lacks are left out here and in ReducePartial: with 16 heads they are half.
 __device__ __forceinline__ void StorePartial(const Rows& rows, const Shared& shared,
                                              const Fragments& f, float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
@@ -382,28 +382,28 @@ __device__ __forceinline__ void StorePartial(const Rows& rows, const Shared& sha
   }
 }
 
-// f becomes the values at `partial` and its own, folded; the states likewise, in row_max and
+// f becomes the values at `partial` and its own, reduced; the states likewise, in row_max and
 // row_sum. A row that sees no key of the span is left as it was.
-__device__ __forceinline__ void FoldPartial(const Rows& rows, Shared& shared, Fragments& f,
-                                            const float* partial) {
+__device__ __forceinline__ void ReducePartial(const Rows& rows, Shared& shared, Fragments& f,
+                                              const float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
     if (row >= rows.count) return;
     const float2 left = *reinterpret_cast<const float2*>(partial + row * kValues + column);
-    if (shared.max[row] == kNoScore) {
+    if (shared.max[row] == kNoPromptLogprob) {
       f.o[i][2 * half] = left.x;
       f.o[i][2 * half + 1] = left.y;
       return;
     }
     State state{shared.row_max[row], shared.row_sum[row]};
-    const Fold fold = FoldState(&state, State{shared.max[row], shared.sum[row]});
-    f.o[i][2 * half] = FoldValue(fold, left.x, f.o[i][2 * half]);
-    f.o[i][2 * half + 1] = FoldValue(fold, left.y, f.o[i][2 * half + 1]);
+    const Reduce reduce = ReduceState(&state, State{shared.max[row], shared.sum[row]});
+    f.o[i][2 * half] = ReduceValue(reduce, left.x, f.o[i][2 * half]);
+    f.o[i][2 * half + 1] = ReduceValue(reduce, left.y, f.o[i][2 * half + 1]);
   });
   cuda::SyncBlock();
   const std::uint32_t row = cuda::ThreadIndex();
-  if (row < kRows && shared.max[row] != kNoScore) {
+  if (row < kRows && shared.max[row] != kNoPromptLogprob) {
     State state{shared.row_max[row], shared.row_sum[row]};
-    FoldState(&state, State{shared.max[row], shared.sum[row]});
+    ReduceState(&state, State{shared.max[row], shared.sum[row]});
     shared.row_max[row] = state.max;
     shared.row_sum[row] = state.sum;
   }
@@ -470,7 +470,7 @@ __device__ void LatentItem(const LatentArgs& args, const Place& place, bool is_c
       StartRow(shared);
       StorePartial(rows, shared, f, partial);
     } else {
-      FoldPartial(rows, shared, f, partial);
+      ReducePartial(rows, shared, f, partial);
       if (is_last) {
         WriteOutput(rows, f, shared.row_max, shared.row_sum);
       } else {
@@ -511,9 +511,9 @@ __device__ void MergeRow(const LatentArgs& args, const Place& place) {
     if (span == 0) {
       state = right;
       sum = values;
-    } else if (right.max != kNoScore) {
-      const Fold fold = FoldState(&state, right);
-      sum = {FoldValue(fold, sum.x, values.x), FoldValue(fold, sum.y, values.y)};
+    } else if (right.max != kNoPromptLogprob) {
+      const Reduce reduce = ReduceState(&state, right);
+      sum = {ReduceValue(reduce, sum.x, values.x), ReduceValue(reduce, sum.y, values.y)};
     }
   }
   if (column >= args.value_columns) return;

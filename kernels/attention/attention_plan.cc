@@ -100,16 +100,16 @@ namespace {
 struct Sequence {
   std::uint32_t index;
   std::uint32_t first_row;
-  std::uint32_t prompt_rows;
-  std::uint32_t generated_rows;
+  std::uint32_t prefill_tokens;
+  std::uint32_t decode_tokens;
   std::uint32_t keys;  // of the last row
 
   std::uint32_t DecodeBlocks(std::uint32_t group) const {
-    return CeilDiv(generated_rows * group, kDecodeRows);
+    return CeilDiv(decode_tokens * group, kDecodeRows);
   }
-  // Runs of `per_run` keys that hold all that a generated row sees; no run holds other groups.
+  // Runs of `per_run` keys that hold all that a decode token sees; no run holds other groups.
   std::uint32_t FirstRun(std::uint32_t window, std::uint32_t per_run) const {
-    return FirstKey(keys, generated_rows, window) / per_run;
+    return FirstKey(keys, decode_tokens, window) / per_run;
   }
   std::uint32_t Runs(std::uint32_t window, std::uint32_t per_run) const {
     return CeilDiv(keys, per_run) - FirstRun(window, per_run);
@@ -120,7 +120,7 @@ std::vector<Sequence> LongestFirst(const AttentionPlanParams& params) {
   std::vector<Sequence> sequences;
   for (std::uint32_t b = 0; b < params.batch_size; ++b) {
     const std::uint32_t rows = params.row_offsets[b + 1] - params.row_offsets[b];
-    const std::uint32_t prompt = std::min(params.prompt_rows[b], rows);
+    const std::uint32_t prompt = std::min(params.prefill_tokens[b], rows);
     sequences.push_back(
         {b, params.row_offsets[b], prompt, rows - prompt, params.cache_lengths[b] + rows});
   }
@@ -129,13 +129,13 @@ std::vector<Sequence> LongestFirst(const AttentionPlanParams& params) {
   return sequences;
 }
 
-// The items of one sequence's generated rows.
+// The items of one sequence's decode tokens.
 void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_t spans_per_item,
                 const AttentionWorkLists& lists) {
   const std::uint32_t spans = CeilDiv(s.keys, kKvSpan);
   const std::uint32_t first_run = s.FirstRun(shape.window, spans_per_item * kKvSpan);
   const std::uint32_t runs = s.Runs(shape.window, spans_per_item * kKvSpan);
-  const std::uint32_t packed = s.generated_rows * shape.group;
+  const std::uint32_t packed = s.decode_tokens * shape.group;
   const std::uint32_t blocks = s.DecodeBlocks(shape.group);
   AttentionWorkCounts& counts = *lists.counts;
   const std::uint32_t first_partial = counts.partials;
@@ -145,7 +145,7 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
         AttentionWork item{};
         item.sequence = s.index;
         item.kv_head = head;
-        item.base_row = s.first_row + s.prompt_rows;
+        item.base_row = s.first_row + s.prefill_tokens;
         item.first_row = block * kDecodeRows;
         item.num_rows = std::min(kDecodeRows, packed - item.first_row);
         item.first_span = (first_run + run) * spans_per_item;
@@ -167,10 +167,10 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
   }
 }
 
-// The items of one sequence's prompt rows, the last rows first: they see most keys.
+// The items of one sequence's prefill tokens, the last rows first: they see most keys.
 void PlanPrefill(const Sequence& s, const AttentionWorkShape& shape,
                  const AttentionWorkLists& lists) {
-  const std::uint32_t packed = s.prompt_rows * shape.group;
+  const std::uint32_t packed = s.prefill_tokens * shape.group;
   for (std::uint32_t block = CeilDiv(packed, kPrefillRows); block-- > 0;) {
     for (std::uint32_t head = 0; head < shape.num_kv_heads; ++head) {
       AttentionWork item{};
@@ -204,7 +204,7 @@ void PlanWorkHost(const AttentionPlanParams& params, const AttentionWorkShape& s
                                          : cut == AttentionCut::kGroup ? kSpansPerGroup
                                                                        : CeilDiv(s.keys, kKvSpan);
     PlanPrefill(s, shape, lists);
-    if (s.generated_rows > 0) PlanDecode(s, shape, spans_per_item, lists);
+    if (s.decode_tokens > 0) PlanDecode(s, shape, spans_per_item, lists);
   }
 }
 

@@ -4,7 +4,7 @@
 // on a GPU the list is made on the device, once per step and window, and all layers of that window
 // read it.
 //
-// A sequence's rows are of two classes: prompt rows, which come first, and generated rows. A row
+// A sequence's rows are of two classes: prefill tokens, which come first, and decode tokens. A row
 // keeps its class when it is computed again, because the two run through different kernels with
 // different trees (kernels/cuda/README.md).
 
@@ -37,7 +37,7 @@ struct AttentionPlanLimits {
 struct AttentionPlanParams {
   const std::uint32_t* row_offsets;    // [batch_size + 1]
   const std::uint32_t* cache_lengths;  // [batch_size] tokens cached before the step
-  const std::uint32_t* prompt_rows;    // [batch_size] rows of the step that are prompt rows
+  const std::uint32_t* prefill_tokens;  // [batch_size] rows of the step that are prefill tokens
   std::uint32_t batch_size;
   // Whether any sequence of the step has prompt (generated) rows, known on the host: kernels of an
   // empty class are not launched.

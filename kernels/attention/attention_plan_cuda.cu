@@ -37,8 +37,8 @@ constexpr std::uint32_t SharedBytes(std::uint32_t batch, std::uint32_t sorted_si
 struct Sequence {
   std::uint32_t index;
   std::uint32_t first_row;
-  std::uint32_t prompt_rows;
-  std::uint32_t generated_rows;
+  std::uint32_t prefill_tokens;
+  std::uint32_t decode_tokens;
   std::uint32_t keys;
 };
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ std::uint32_t Smaller(std::uint32_t a, std::uint32_t 
 __device__ Sequence ReadSequence(const AttentionPlanParams& params, std::uint32_t b) {
   const std::uint32_t first = params.row_offsets[b];
   const std::uint32_t rows = params.row_offsets[b + 1] - first;
-  const std::uint32_t prompt = Smaller(params.prompt_rows[b], rows);
+  const std::uint32_t prompt = Smaller(params.prefill_tokens[b], rows);
   return {b, first, prompt, rows - prompt, params.cache_lengths[b] + rows};
 }
 
@@ -143,7 +143,7 @@ struct DecodeGrid {
 };
 __device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape, AttentionCut cut) {
   DecodeGrid grid;
-  grid.blocks = CeilDiv(s.generated_rows * shape.group, kDecodeRows);
+  grid.blocks = CeilDiv(s.decode_tokens * shape.group, kDecodeRows);
   grid.spans = CeilDiv(s.keys, kKvSpan);
   grid.spans_per_item = cut == AttentionCut::kSpan    ? 1
                         : cut == AttentionCut::kGroup ? kSpansPerGroup
@@ -151,8 +151,8 @@ __device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape,
   grid.first_run = 0;
   grid.runs = 0;
   if (grid.blocks == 0) return grid;
-  grid.first_run = FirstKey(s.keys, s.generated_rows, shape.window) /
-                   (grid.spans_per_item * kKvSpan);
+  grid.first_run =
+      FirstKey(s.keys, s.decode_tokens, shape.window) / (grid.spans_per_item * kKvSpan);
   grid.runs = CeilDiv(grid.spans, grid.spans_per_item) - grid.first_run;
   return grid;
 }
@@ -164,9 +164,9 @@ __device__ AttentionCut CutOf(const PlanArgs& args, const Shared& shared) {
   cuda::SyncBlock();
   for (std::uint32_t i = cuda::ThreadIndex(); i < args.params.batch_size; i += kThreads) {
     const Sequence s = ReadSequence(args.params, i);
-    const std::uint32_t first = FirstKey(s.keys, s.generated_rows, args.shape.window) / kKvGroup;
+    const std::uint32_t first = FirstKey(s.keys, s.decode_tokens, args.shape.window) / kKvGroup;
     const std::uint64_t count =
-        std::uint64_t{CeilDiv(s.generated_rows * args.shape.group, kDecodeRows)} *
+        std::uint64_t{CeilDiv(s.decode_tokens * args.shape.group, kDecodeRows)} *
         args.shape.num_kv_heads * (CeilDiv(s.keys, kKvGroup) - first);
     cuda::AtomicAdd(groups, static_cast<std::uint32_t>(count < limit ? count : limit));
   }
@@ -179,14 +179,14 @@ __device__ void PlanPrefill(const PlanArgs& args, const Shared& shared) {
   const AttentionWorkShape& shape = args.shape;
   for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
     const Sequence s = SortedSequence(args, shared, i);
-    shared.items[i] = CeilDiv(s.prompt_rows * shape.group, kPrefillRows) * shape.num_kv_heads;
+    shared.items[i] = CeilDiv(s.prefill_tokens * shape.group, kPrefillRows) * shape.num_kv_heads;
   }
   cuda::SyncBlock();
   ScanCounts(shared.items, n, shared.scratch);
   for (std::uint32_t i = cuda::ThreadIndex(); i < shared.items[n]; i += kThreads) {
     const std::uint32_t place = FindStart(shared.items, n, i);
     const Sequence s = SortedSequence(args, shared, place);
-    const std::uint32_t packed = s.prompt_rows * shape.group;
+    const std::uint32_t packed = s.prefill_tokens * shape.group;
     const std::uint32_t own = i - shared.items[place];
     const std::uint32_t block = CeilDiv(packed, kPrefillRows) - 1 - own / shape.num_kv_heads;
     AttentionWork item{};
@@ -228,11 +228,11 @@ __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, Attention
     const std::uint32_t own = i - shared.items[place];
     const std::uint32_t run = own / rows;
     const std::uint32_t block_head = own % rows;
-    const std::uint32_t packed = s.generated_rows * shape.group;
+    const std::uint32_t packed = s.decode_tokens * shape.group;
     AttentionWork item;
     item.sequence = s.index;
     item.kv_head = block_head % shape.num_kv_heads;
-    item.base_row = s.first_row + s.prompt_rows;
+    item.base_row = s.first_row + s.prefill_tokens;
     item.first_row = block_head / shape.num_kv_heads * kDecodeRows;
     item.num_rows = Smaller(kDecodeRows, packed - item.first_row);
     item.first_span = (grid.first_run + run) * grid.spans_per_item;

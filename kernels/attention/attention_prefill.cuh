@@ -128,7 +128,7 @@ struct PrefillWarp {
         q[i][half + 2] = QueryPair<kBF16>(pairs[lane_column + 4]);
       }
       position[half] = rows.Position(row);
-      max[half] = kNoScore;
+      max[half] = kNoPromptLogprob;
       sum[half] = 0;
     }
 #pragma unroll
@@ -185,14 +185,14 @@ struct PrefillWarp {
         first + kKvTile - 1 > first_position || last_position - first >= rules.window;
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
-      float largest = kNoScore;
+      float largest = kNoPromptLogprob;
 #pragma unroll
       for (std::uint32_t n = 0; n < kTokens; ++n) {
 #pragma unroll
         for (std::uint32_t j = 0; j < 2; ++j) {
           float& score = s[n][2 * half + j];
           const std::uint32_t token = first + 8 * n + 2 * (cuda::Lane() % 4) + j;
-          if (masked && !rules.Visible(position[half], token)) score = kNoScore;
+          if (masked && !rules.Visible(position[half], token)) score = kNoPromptLogprob;
           largest = cuda::Max(largest, score);
         }
       }

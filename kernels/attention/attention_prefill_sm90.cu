@@ -193,7 +193,7 @@ struct Consumer {
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
       position[half] = rows.Position(row + 8 * half);
-      max[half] = kNoScore;
+      max[half] = kNoPromptLogprob;
       sum[half] = 0;
     }
 #pragma unroll
@@ -201,7 +201,7 @@ struct Consumer {
   }
 
   // Starts s = Q K^T of the next tile.
-  __device__ __forceinline__ void IssueScores() {
+  __device__ __forceinline__ void IssuePromptLogprobs() {
     const std::uint64_t a =
         cuda::WgmmaDescriptor(layout.queries(group), 0, 1024, cuda::SharedSwizzle::k128B);
     const std::uint64_t b =
@@ -241,13 +241,13 @@ struct Consumer {
   // kinds of tiles: a mask only replaces scores.
   template <bool kMasked>
   __device__ __forceinline__ void Softmax(std::uint32_t first_key) {
-    float largest[2] = {kNoScore, kNoScore};
+    float largest[2] = {kNoPromptLogprob, kNoPromptLogprob};
 #pragma unroll
     for (std::uint32_t i = 0; i < kScores; ++i) {
       const std::uint32_t half = i / 2 % 2;
       if constexpr (kMasked) {
         const std::uint32_t key = first_key + i / 4 * 8 + 2 * (cuda::Lane() % 4) + i % 2;
-        if (!CausalVisible(position[half], key)) s[i] = kNoScore;
+        if (!CausalVisible(position[half], key)) s[i] = kNoPromptLogprob;
       }
       largest[half] = cuda::Max(largest[half], s[i]);
     }
@@ -295,7 +295,7 @@ struct Consumer {
     cuda::BarrierWait(&layout.key_pipeline()->full[key_turn.stage], key_turn.parity);
     cuda::WgmmaPin(s);
     cuda::WgmmaFence();
-    IssueScores();
+    IssuePromptLogprobs();
     const std::uint32_t valid = keys_end - first_key;
     if (valid < kKeys) {
       cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
@@ -326,7 +326,7 @@ struct Consumer {
     cuda::WgmmaPin(o);
     PinProbabilities();
     cuda::WgmmaFence();
-    IssueScores();
+    IssuePromptLogprobs();
     IssueValues();
     cuda::NamedArrive(kTurnBarrier + (group ^ 1), kConsumerThreads);
     cuda::WgmmaWait<1>();

@@ -67,7 +67,7 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
   for (std::uint32_t first = seen / cuda::kWarpSize * cuda::kWarpSize; first <= position;
        first += cuda::kWarpSize) {
     const std::uint32_t token = first + lane;
-    float score = kNoScore;
+    float score = kNoPromptLogprob;
     if (args.rules.Visible(position, token)) {
       float dot = 0;
       for (std::uint32_t d = 0; d < head_size; ++d) {

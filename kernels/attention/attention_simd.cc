@@ -30,26 +30,26 @@ HWY_INLINE bool IsEmpty(const float* state, std::size_t columns) {
   return state[columns] == kNoMaximum && state[columns + kStrip] == 0.0f;
 }
 
-// folded = folded and span, in this order. A state without keys changes nothing, so that a row does
-// not notice how many spans before its window are folded with it.
-HWY_INLINE void Fold(float* HWY_RESTRICT folded, const float* HWY_RESTRICT span,
-                     std::size_t columns) {
+// reduced = reduced and span, in this order. A state without keys changes nothing, so that a row
+// does not notice how many spans before its window are reduced with it.
+HWY_INLINE void Reduce(float* HWY_RESTRICT reduced, const float* HWY_RESTRICT span,
+                       std::size_t columns) {
   const DF d;
   if (IsEmpty(span, columns)) return;
-  if (IsEmpty(folded, columns)) {
-    std::copy(span, span + columns + 2 * kStrip, folded);
+  if (IsEmpty(reduced, columns)) {
+    std::copy(span, span + columns + 2 * kStrip, reduced);
     return;
   }
-  const float max = std::max(folded[columns], span[columns]);
-  const VF left = hn::Set(d, ScalarExp2(folded[columns] - max));
+  const float max = std::max(reduced[columns], span[columns]);
+  const VF left = hn::Set(d, ScalarExp2(reduced[columns] - max));
   const VF right = hn::Set(d, ScalarExp2(span[columns] - max));
   const auto join = [&](std::size_t i) HWY_ATTR {
-    const VF scaled = hn::Mul(hn::Load(d, folded + i), left);
-    hn::Store(hn::MulAdd(hn::Load(d, span + i), right, scaled), d, folded + i);
+    const VF scaled = hn::Mul(hn::Load(d, reduced + i), left);
+    hn::Store(hn::MulAdd(hn::Load(d, span + i), right, scaled), d, reduced + i);
   };
   for (std::size_t i = 0; i < columns; i += kLanes) join(i);
   for (std::size_t i = 0; i < kStrip; i += kLanes) join(columns + kStrip + i);
-  folded[columns] = max;
+  reduced[columns] = max;
 }
 
 // Powers of two are cheaper than powers of e, so scores are in units of ln 2.
@@ -171,8 +171,8 @@ struct Scratch {
         k_scales(weights + internal::kAttentionBlockRows * kTile),
         v_scales(k_scales + kTile),
         queries(v_scales + kTile),
-        folded(queries + kv_heads * rows.query_floats()),
-        span(folded + kv_heads * rows.states_floats()) {}
+        reduced(queries + kv_heads * rows.query_floats()),
+        span(reduced + kv_heads * rows.states_floats()) {}
 
   float* turned;   // [strips][words or columns][16]
   float* values;   // [64][columns], widened
@@ -181,7 +181,7 @@ struct Scratch {
   float* k_scales;
   float* v_scales;
   float* queries;  // [KV heads][blocks][columns][rows]
-  float* folded;   // [KV heads][packed rows][state floats]
+  float* reduced;  // [KV heads][packed rows][state floats]
   float* span;     // the same
 };
 static_assert(kMaxBlockRows <= internal::kAttentionBlockRows);
@@ -502,7 +502,7 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
   for (std::uint32_t span = item.span_begin; span < item.span_end; ++span) {
     float* const states = item.partial != nullptr
                               ? item.partial + (span - item.span_begin) * item.partial_stride
-                          : span == item.span_begin ? scratch.folded
+                          : span == item.span_begin ? scratch.reduced
                                                     : scratch.span;
     for (std::size_t i = 0; i < num_states; ++i) {
       ClearState(states + i * rows.state_floats, rows.columns);
@@ -518,10 +518,10 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
     if (states != scratch.span) continue;
     for (std::size_t i = 0; i < num_states; ++i) {
       const std::size_t at = i * rows.state_floats;
-      Fold(scratch.folded + at, states + at, rows.columns);
+      Reduce(scratch.reduced + at, states + at, rows.columns);
     }
   }
-  if (item.partial == nullptr) WriteOutput(rows, item.num_kv_heads, scratch.folded);
+  if (item.partial == nullptr) WriteOutput(rows, item.num_kv_heads, scratch.reduced);
 }
 
 void AttentionRun(const AttentionParams& params, const internal::AttentionItem& item,
@@ -540,12 +540,12 @@ void AttentionRun(const AttentionParams& params, const internal::AttentionItem& 
   }
 }
 
-void AttentionFold(const AttentionParams& params, const internal::AttentionItem& item) {
+void AttentionReduction(const AttentionParams& params, const internal::AttentionItem& item) {
   const Rows rows(params, item, KvShapeOf(*params.keys), 0);
   for (std::uint32_t span = 1; span < item.span_end - item.span_begin; ++span) {
     for (std::size_t i = 0; i < item.num_kv_heads * rows.packed; ++i) {
       const std::size_t at = i * rows.state_floats;
-      Fold(item.partial + at, item.partial + span * item.partial_stride + at, rows.columns);
+      Reduce(item.partial + at, item.partial + span * item.partial_stride + at, rows.columns);
     }
   }
   WriteOutput(rows, item.num_kv_heads, item.partial);
@@ -558,7 +558,7 @@ HWY_AFTER_NAMESPACE();
 namespace quire::kernels {
 
 HWY_EXPORT(AttentionRun);
-HWY_EXPORT(AttentionFold);
+HWY_EXPORT(AttentionReduction);
 
 namespace internal {
 
@@ -567,8 +567,8 @@ void AttentionSimd(const AttentionParams& params, const AttentionItem& item,
   HWY_DYNAMIC_DISPATCH(AttentionRun)(params, item, next, reinterpret_cast<float*>(scratch));
 }
 
-void AttentionFoldSimd(const AttentionParams& params, const AttentionItem& item) {
-  HWY_DYNAMIC_DISPATCH(AttentionFold)(params, item);
+void AttentionReductionSimd(const AttentionParams& params, const AttentionItem& item) {
+  HWY_DYNAMIC_DISPATCH(AttentionReduction)(params, item);
 }
 
 }  // namespace internal

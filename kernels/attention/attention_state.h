@@ -1,12 +1,13 @@
 #pragma once
 
-// States of online softmax and how two of them become one. The same function folds states inside a
-// CTA and in the merge kernel, so that where a row was cut leaves no trace in its bits: a fold
-// along the fixed tree of kernels/cuda/README.md (tiles, spans, groups) is a chain of these steps.
+// States of online softmax and how two of them become one. The same function reduces states inside
+// a CTA and in the merge kernel, so that where a row was cut leaves no trace in its bits: a reduce
+// along the fixed reduction order of kernels/cuda/README.md (tiles, spans, groups) is a chain of
+// these steps.
 //
 // A state of some keys: max of their scores, sum of 2^(score - max), and per column the values
 // weighted by the same powers, not yet divided by the sum. Scores are in units of log2, so a power
-// is one ex2. No keys: max -inf, sum 0, values 0; folding with such a state is exact.
+// is one ex2. No keys: max -inf, sum 0, values 0; reducing with such a state is exact.
 //
 // Idea: the merge of partial softmax states of Milakov and Gimelshein (2018), as used by
 // FlashAttention's split KV.
@@ -32,7 +33,7 @@ struct AttentionState {
 
 // What to multiply the values of the left and of the right state with.
 template <typename Math>
-struct AttentionFold {
+struct AttentionReduction {
   typename Math::Real left;
   typename Math::Real right;
 };
@@ -47,22 +48,22 @@ QUIRE_STATE_INLINE typename Math::Real ScoreBase(typename Math::Real max) {
 
 // *left becomes the state of the keys of both.
 template <typename Math>
-QUIRE_STATE_INLINE AttentionFold<Math> FoldState(AttentionState<Math>* left,
-                                                 const AttentionState<Math>& right) {
+QUIRE_STATE_INLINE AttentionReduction<Math> ReduceState(AttentionState<Math>* left,
+                                                        const AttentionState<Math>& right) {
   const typename Math::Real max = Math::Max(left->max, right.max);
   const typename Math::Real base = ScoreBase<Math>(max);
-  const AttentionFold<Math> fold{Math::Exp2(left->max - base), Math::Exp2(right.max - base)};
+  const AttentionReduction<Math> reduce{Math::Exp2(left->max - base), Math::Exp2(right.max - base)};
   left->max = max;
-  left->sum = Math::Fma(right.sum, fold.right, Math::Mul(left->sum, fold.left));
-  return fold;
+  left->sum = Math::Fma(right.sum, reduce.right, Math::Mul(left->sum, reduce.left));
+  return reduce;
 }
 
 // One column of it.
 template <typename Math>
-QUIRE_STATE_INLINE typename Math::Real FoldValue(const AttentionFold<Math>& fold,
-                                                 typename Math::Real left,
-                                                 typename Math::Real right) {
-  return Math::Fma(right, fold.right, Math::Mul(left, fold.left));
+QUIRE_STATE_INLINE typename Math::Real ReduceValue(const AttentionReduction<Math>& reduce,
+                                                   typename Math::Real left,
+                                                   typename Math::Real right) {
+  return Math::Fma(right, reduce.right, Math::Mul(left, reduce.left));
 }
 
 // A column of the result; 0 where a row saw no key.

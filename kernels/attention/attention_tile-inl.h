@@ -209,7 +209,7 @@ HWY_INLINE void TurnStrip(const T* HWY_RESTRICT rows, std::int64_t stride, std::
 }
 #endif  // HWY_TARGET
 
-// p[row][token] = q[row] . k[token] for kWidth strips of turned keys, `strip_floats` apart.
+// p[row][token] = q[row] . k[token] for kWidth strips of transposed keys, `strip_floats` apart.
 template <typename T, std::size_t kRows, std::size_t kWidth, typename Fetch>
 HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRICT turned,
                             std::size_t strip_floats, std::size_t columns, Fetch& fetch,

@@ -1,7 +1,7 @@
 #pragma once
 
 // What the attention kernels for sm_80 share: KV tiles of 64 tokens in shared memory, queries in
-// registers, and the fold of states along the tree of attention_work.h.
+// registers, and the reduce of states along the tree of attention_work.h.
 //
 // A tile's row is a token's columns of one head, in 16-byte pieces. Pieces are permuted inside 128
 // bytes (piece XOR row mod 8, the order that TMA and wgmma call 128-byte swizzle), so that eight
@@ -62,10 +62,10 @@ struct DeviceMath {
   static __device__ __forceinline__ float Max(float a, float b) { return cuda::Max(a, b); }
 };
 using State = AttentionState<DeviceMath>;
-using Fold = AttentionFold<DeviceMath>;
+using Reduce = AttentionReduction<DeviceMath>;
 
 inline constexpr float kLog2E = 1.44269504088896340736f;
-inline constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+inline constexpr float kNoPromptLogprob = -std::numeric_limits<float>::infinity();
 
 // A score in units of its cap, capped, in units of log2: tanh is 1 - 2 / (e^2x + 1), within 3e-7.
 __device__ __forceinline__ float CapScore(float x, float cap_log2) {
@@ -204,7 +204,7 @@ __device__ __forceinline__ std::uint32_t QueryPair(std::uint32_t pair) {
 // The states of kDecodeRows rows, spread over a block of 128 threads: thread t has row t % 8 and
 // columns t / 8 + 16 j. Spans are added in order; groups of four become part of the row.
 template <std::uint32_t kColumns>
-struct RowFold {
+struct RowReduction {
   static constexpr std::uint32_t kThreads = 128;
   static constexpr std::uint32_t kPerThread = kColumns * kDecodeRows / kThreads;
 
@@ -223,17 +223,17 @@ struct RowFold {
     }
   }
   __device__ __forceinline__ void Add(const State& state, const float (&values)[kPerThread]) {
-    const Fold fold = FoldState(&group, state);
+    const Reduce reduce = ReduceState(&group, state);
 #pragma unroll
     for (std::uint32_t j = 0; j < kPerThread; ++j) {
-      group_values[j] = FoldValue(fold, group_values[j], values[j]);
+      group_values[j] = ReduceValue(reduce, group_values[j], values[j]);
     }
   }
   __device__ __forceinline__ void EndGroup() {
-    const Fold fold = FoldState(&row, group);
+    const Reduce reduce = ReduceState(&row, group);
 #pragma unroll
     for (std::uint32_t j = 0; j < kPerThread; ++j) {
-      row_values[j] = FoldValue(fold, row_values[j], group_values[j]);
+      row_values[j] = ReduceValue(reduce, row_values[j], group_values[j]);
       group_values[j] = 0;
     }
     group = State();

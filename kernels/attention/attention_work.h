@@ -93,11 +93,11 @@ struct AttentionWorkShape {
   std::uint32_t window = 0;  // AttentionPlanLimits::window
 };
 
-// The first key that a generated row of a sequence sees, which has `keys` keys, those of its
-// `generated_rows` rows the last.
-QUIRE_HOST_DEVICE constexpr std::uint32_t FirstKey(std::uint32_t keys, std::uint32_t generated_rows,
+// The first key that a decode token of a sequence sees, which has `keys` keys, those of its
+// `decode_tokens` rows the last.
+QUIRE_HOST_DEVICE constexpr std::uint32_t FirstKey(std::uint32_t keys, std::uint32_t decode_tokens,
                                                    std::uint32_t window) {
-  return window == 0 ? 0 : WindowBegin(keys - generated_rows, window);
+  return window == 0 ? 0 : WindowBegin(keys - decode_tokens, window);
 }
 
 // Pointers into the memory of a plan. Partial i lies at partials + i * partial_floats: values

@@ -108,7 +108,7 @@ HWY_INLINE VF Erf(VF x) {
   return hn::IfThenElse(hn::Lt(size, one), hn::Mul(x, p), hn::CopySign(large, x));
 }
 
-// The fixed tree over 16 virtual lanes: i with i + 8, then + 4, + 2, + 1.
+// The fixed reduction order over 16 virtual lanes: i with i + 8, then + 4, + 2, + 1.
 HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   float s[8];
   for (std::size_t i = 0; i < 8; ++i) s[i] = lanes[i] + lanes[i + 8];

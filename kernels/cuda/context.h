@@ -23,14 +23,15 @@ inline constexpr bool kHasCuda = true;
 inline constexpr bool kHasCuda = false;
 #endif
 
-// What matrix products exchange partial sums through (kernels/linear/linear_tree.h lays it out).
+// What matrix products exchange partial sums through (kernels/linear/linear_reduction.h lays it
+// out).
 inline constexpr std::int64_t kLinearWorkspaceBytes = 20973568;
 
 // How far bits may depend on what else is in a step (README.md, "Numerics").
 enum class Determinism : std::uint8_t {
   kFast,            // library matrix products with their own choice of algorithm
-  kBatchInvariant,  // fixed trees
-  kStrict,          // fixed trees, and the row class is part of a page's key
+  kBatchInvariant,  // fixed reduction orders
+  kStrict,          // fixed reduction orders, and the row class is part of a page's key
 };
 
 // Threads: read-only. Lifetime: the stream outlives it.

@@ -19,7 +19,7 @@ struct LookupRange {
 };
 
 // Words of the block, in this order: tokens, positions and token rows [num_tokens] each, head
-// tokens [num_head_tokens], row offsets [batch_size + 1], cache lengths and prompt rows
+// tokens [num_head_tokens], row offsets [batch_size + 1], cache lengths and prefill tokens
 // [batch_size] each, ranges [num_ranges] as three words each; then the entries that ranges point
 // to. All pointers are device memory.
 struct StepInputsParams {
@@ -44,7 +44,7 @@ struct StepInputsParams {
   std::uint32_t* head_tokens;
   std::uint32_t* row_offsets;
   std::uint32_t* cache_lengths;
-  std::uint32_t* prompt_rows;
+  std::uint32_t* prefill_tokens;
   std::uint32_t* lookup_table;  // those of all layer groups, one after the other
 };
 

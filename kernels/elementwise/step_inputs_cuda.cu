@@ -44,7 +44,7 @@ __device__ __forceinline__ void ScatterRows(const StepInputsParams& p, const std
     p.row_offsets[i] = i <= p.batch_size ? offsets[i] : p.num_tokens;
     if (i == p.padded_rows) return;
     p.cache_lengths[i] = i < p.batch_size ? lengths[i] : 0;
-    p.prompt_rows[i] = i < p.batch_size ? prompts[i] : 0;
+    p.prefill_tokens[i] = i < p.batch_size ? prompts[i] : 0;
   }
 }
 

@@ -24,17 +24,17 @@ using D8S = hn::Rebind<std::int8_t, DF>;
 HWY_INLINE float LargestMagnitude(const float* HWY_RESTRICT x, std::size_t count) {
   const DF d;
   VF max = hn::Zero(d);
-  VF spoiled = hn::Zero(d);  // 0 * x is NaN for what is not finite
+  VF poisoned = hn::Zero(d);  // 0 * x is NaN for what is not finite
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const VF value = hn::LoadU(d, x + i);
     max = hn::Max(max, hn::Abs(value));
-    spoiled = hn::MulAdd(hn::Zero(d), value, spoiled);
+    poisoned = hn::MulAdd(hn::Zero(d), value, poisoned);
   }
   HWY_ALIGN float largest[kLanes];
   HWY_ALIGN float bad[kLanes];
   hn::Store(max, d, largest);
-  hn::Store(spoiled, d, bad);
+  hn::Store(poisoned, d, bad);
   float result = 0.0f;
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     result = std::max(result, largest[lane]);

@@ -13,12 +13,12 @@
 
 namespace quire::kernels {
 
-inline constexpr std::uint32_t kMostHeadsALaunch = 128;
+inline constexpr std::uint32_t kMaxHeadsALaunch = 128;
 inline constexpr std::uint32_t kHeadLinearRows = 64;
 
 struct HeadLinearParams {
   std::span<const PackedLinear* const> weights;  // one a head, all [N, K], at most
-                                                 // kMostHeadsALaunch
+                                                 // kMaxHeadsALaunch
   ConstFloatPtr x;             // [num_rows, heads, K], rows x_stride apart, heads x_head_stride
   FloatPtr y;                  // [num_rows, heads, N], rows y_stride apart, heads y_head_stride
   std::int64_t x_stride;       // elements, likewise the next three

@@ -1,8 +1,8 @@
 // Products of heads for few rows, all heads in one launch: a warp computes 16 features of one head
 // for up to 64 tokens, weights as the row operand of the MMA and tokens as the column operand,
-// along the tree of linear_tree.h, so that its bits are those of linear_cuda.cu. Fragments come
-// straight from global memory: a weight is read once by one warp, in whole sectors, and a launch
-// saved is worth more than a pipeline. Bound by the bytes of the weights.
+// along the tree of linear_reduction.h, so that its bits are those of linear_cuda.cu. Fragments
+// come straight from global memory: a weight is read once by one warp, in whole sectors, and a
+// launch saved is worth more than a pipeline. Bound by the bytes of the weights.
 
 #include <cstdint>
 
@@ -11,7 +11,7 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/linear/head_linear.h"
-#include "kernels/linear/linear_tree.h"
+#include "kernels/linear/linear_reduction.h"
 
 namespace quire::kernels {
 namespace {
@@ -21,7 +21,7 @@ constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 constexpr std::uint32_t kTokenTiles = kHeadLinearRows / 8;
 
 struct HeadLinearArgs {
-  const BF16* weights[kMostHeadsALaunch];  // [n, k] each
+  const BF16* weights[kMaxHeadsALaunch];  // [n, k] each
   const BF16* x;
   BF16* y;
   std::int64_t x_stride;
@@ -107,7 +107,7 @@ absl::Status HeadLinearCuda(const CudaContext& context, const HeadLinearParams& 
                       .num_rows = params.num_rows,
                       .n = n,
                       .k = k,
-                      .split = cuda::LinearTreeOf(n, k).tiles_per_split * cuda::kLinearTileK};
+                      .split = cuda::LinearReductionOf(n, k).tiles_per_split * cuda::kLinearTileK};
   for (std::size_t h = 0; h < params.weights.size(); ++h) {
     args.weights[h] = static_cast<const BF16*>(params.weights[h]->data());
   }

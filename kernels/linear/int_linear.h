@@ -78,7 +78,7 @@ using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride,
                                 const IntRows& rows);
 // Groups of activations with magnitudes below the first count as zeros, from the second on as not
 // finite.
-inline constexpr float kLeastActivation = 0x1p-96f;
+inline constexpr float kMinActivation = 0x1p-96f;
 inline constexpr float kBeyondActivations = 0x1p117f;
 
 // Panels [panel_begin, panel_end) of all rows.

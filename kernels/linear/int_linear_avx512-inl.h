@@ -88,14 +88,14 @@ QUIRE_INLINE void OnePanel(const IntLinearArgs& args, const Groups& groups, std:
 template <class Isa, int P, Form kForm>
 QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at,
                        std::uint32_t row_begin, std::uint32_t row_end, float* memory) {
-  constexpr std::uint32_t kMost = kForm == Form::kFeature ? 8 : 4;
+  constexpr std::uint32_t kMax = kForm == Form::kFeature ? 8 : 4;
   for (at.block = row_begin; at.block < row_end; at.block += at.block_rows) {
     at.block_rows = BlockRows(row_end - at.block);
-    const std::uint32_t rows = Least(at.block_rows, kMost);
+    const std::uint32_t rows = Least(at.block_rows, kMax);
     for (at.row = at.block; at.row < at.block + at.block_rows; at.row += rows, ++at.pass) {
       float* const own = memory + (at.row - row_begin) * P * kPanel;
       if (rows == 8) {
-        if constexpr (kMost == 8) Tile<Isa, 8, P, kForm>(args, groups, at, own);
+        if constexpr (kMax == 8) Tile<Isa, 8, P, kForm>(args, groups, at, own);
       } else if (rows == 4) {
         Tile<Isa, 4, P, kForm>(args, groups, at, own);
       } else if (rows == 2) {
@@ -134,10 +134,10 @@ template <class Isa, Form kForm>
 void Panels(const IntLinearArgs& args, std::int64_t panel, std::int64_t panel_end) {
   const Groups groups = Groups::Of(args);
   if (args.num_rows > kFewRows) {
-    constexpr int kMost = Isa::kTilePanels;
+    constexpr int kMax = Isa::kTilePanels;
     // 4 are 2 and 2, not 3 and 1.
-    for (; panel_end - panel >= kMost && panel_end - panel != 4; panel += kMost) {
-      ManyRows<Isa, kMost, kForm>(args, groups, panel);
+    for (; panel_end - panel >= kMax && panel_end - panel != 4; panel += kMax) {
+      ManyRows<Isa, kMax, kForm>(args, groups, panel);
     }
     for (; panel_end - panel >= 2; panel += 2) ManyRows<Isa, 2, kForm>(args, groups, panel);
   }

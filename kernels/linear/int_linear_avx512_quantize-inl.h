@@ -59,8 +59,8 @@ QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scal
   // Bits, since those of NaN are above all others.
   const __mmask16 in_bounds = _mm512_cmplt_epu32_mask(
       largest_bits, _mm512_castps_si512(_mm512_set1_ps(kBeyondActivations)));
-  const __mmask16 used = _mm512_mask_cmp_ps_mask(in_bounds, largest,
-                                                 _mm512_set1_ps(kLeastActivation), _CMP_GE_OQ);
+  const __mmask16 used =
+      _mm512_mask_cmp_ps_mask(in_bounds, largest, _mm512_set1_ps(kMinActivation), _CMP_GE_OQ);
   __m512 scale = _mm512_div_ps(largest, steps);
   __m512 inverse = _mm512_div_ps(steps, largest);
   if (is_int4) {

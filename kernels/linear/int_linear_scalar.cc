@@ -38,7 +38,7 @@ Factor FactorOf(const float* x, std::uint32_t count, bool is_int4) {
     }
     largest = std::max(largest, std::fabs(x[i]));
   }
-  if (largest < kLeastActivation) return {1, 0};
+  if (largest < kMinActivation) return {1, 0};
   const float scale = largest / 127.0f;
   if (!is_int4) return {scale, 127.0f / largest};
   int exponent = 0;

@@ -323,7 +323,7 @@ void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_st
     // Bits, since those of NaN are above all others.
     constexpr std::uint32_t kBeyond = __builtin_bit_cast(std::uint32_t, kBeyondActivations);
     const bool beyond = bits >= kBeyond;
-    if (beyond || largest < kLeastActivation) {
+    if (beyond || largest < kMinActivation) {
       scales[k0 / wide] = beyond ? __builtin_nanf("") : 1.0f;
       for (std::size_t i = k0; i < k0 + count; i += 4)
         __builtin_memset(q + i / 4 * quad_step, 0, 4);

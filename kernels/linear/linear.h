@@ -48,7 +48,7 @@ absl::string_view WeightFormatName(WeightFormat format);
 //   scales:                 [panels][ceil(K/group)][16] f32
 //
 // CUDA, in device memory: kPlain is [N, K] row by row; the others lie in the order in which the
-// lanes of a warp hold them, with their scales and zero points beside them (linear_tree.h).
+// lanes of a warp hold them, with their scales and zero points beside them (linear_reduction.h).
 //
 // Place:      made once at load by PackLinearWeights, PackQuantizedRows and PackFp8Rows, read by
 //             Linear.
@@ -179,7 +179,7 @@ struct LinearParams {
 // Weights of 8 and 4 bits and f32 x on CUDA: as f32, of the codes times their scales in f32.
 //
 // bf16 x, CUDA only; y bf16 or f32; weights bf16 or of 8 or 4 bits. K % 8 == 0: sums by tensor
-// cores along the tree of linear_tree.h; x and its rows 16-byte aligned, or INVALID_ARGUMENT.
+// cores along the tree of linear_reduction.h; x and its rows 16-byte aligned, or INVALID_ARGUMENT.
 // Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights whose N and K are
 // multiples of 8, unless there is a bias, or a residual and a bf16 y.
 absl::Status Linear(const Backend& backend, const LinearParams& params);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Codes of 8 and 4 bits to bf16 in registers, exactly, in the order of linear_tree.h.
+// Codes of 8 and 4 bits to bf16 in registers, exactly, in the order of linear_reduction.h.
 
 #include <cstddef>
 #include <cstdint>

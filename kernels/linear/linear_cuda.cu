@@ -1,14 +1,14 @@
 // Linear by tensor cores, any number of rows, weights of 16, 8 and 4 bits.
 //
 // Weights are the row operand of the MMA and tokens the column operand, so that a batch of one row
-// wastes seven columns and not fifteen, and one tree of sums serves every batch (linear_tree.h). A
-// block of 8 warps computes 128 features x kTokens rows; cp.async fills a ring of stages of 64
-// inputs each. bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix; weights of 8 and 4
-// bits lie in fragment order already and become bf16, exactly, in registers: integers less their
-// zero points, which are 0 to 255. While rows are few each sub-range of K has a block of its own,
-// and the last block of an output tile to arrive adds their sums in index order; otherwise a block
-// adds its sub-ranges itself, in the same order. Weights of the first stages are requested before
-// the wait for the previous kernel.
+// wastes seven columns and not fifteen, and one reduction order serves every batch
+// (linear_reduction.h). A block of 8 warps computes 128 features x kTokens rows; cp.async fills a
+// ring of stages of 64 inputs each. bf16 tiles are swizzled by 16-byte chunks and read with
+// ldmatrix; weights of 8 and 4 bits lie in fragment order already and become bf16, exactly, in
+// registers: integers less their zero points, which are 0 to 255. While rows are few each sub-range
+// of K has a block of its own, and the last block of an output tile to arrive adds their sums in
+// index order; otherwise a block adds its sub-ranges itself, in the same order. Weights of the
+// first stages are requested before the wait for the previous kernel.
 //
 // Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
 // Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.
@@ -25,7 +25,7 @@
 #include "kernels/cuda/thread.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_codes.cuh"
-#include "kernels/linear/linear_tree.h"
+#include "kernels/linear/linear_reduction.h"
 
 namespace quire::kernels {
 namespace {
@@ -241,8 +241,8 @@ __device__ __forceinline__ void MultiplyStep(typename S::Sums& sums,
 
 // total += sums * scale of each feature; sums = 0. scale_of(feature of the tile).
 template <typename S, typename ScaleOf>
-__device__ __forceinline__ void Fold(typename S::Sums& total, typename S::Sums& sums,
-                                     std::uint32_t warp, const ScaleOf& scale_of) {
+__device__ __forceinline__ void Reduce(typename S::Sums& total, typename S::Sums& sums,
+                                       std::uint32_t warp, const ScaleOf& scale_of) {
   const std::uint32_t first = warp % S::kWarpsN * (S::kTilesN * 16) + cuda::Lane() / 4;
 #pragma unroll
   for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
@@ -324,8 +324,9 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
         // Half a tile is a group, or a tile is of one.
         if (args.group != 0 && (step == 3 || (step == 1 && args.group == kLinearTileK / 2))) {
           const std::byte* const own = scales + step / 2 % S::kGroups * S::kScaleRow;
-          Fold<S>(total, sums, warp,
-                  [own](std::uint32_t feature) { return cuda::GroupScale<kFormat>(own, feature); });
+          Reduce<S>(total, sums, warp, [own](std::uint32_t feature) {
+            return cuda::GroupScale<kFormat>(own, feature);
+          });
         }
       }
     }
@@ -469,7 +470,7 @@ __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
   if constexpr (!S::kPlain) {
     if (args.group == 0) {
       const float* const scales = reinterpret_cast<const float*>(args.scales) + work.n0;
-      Fold<S>(total, sums, warp, [scales](std::uint32_t feature) { return scales[feature]; });
+      Reduce<S>(total, sums, warp, [scales](std::uint32_t feature) { return scales[feature]; });
     }
   }
   auto& result = kTwoSums ? total : sums;
@@ -486,7 +487,7 @@ __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
 absl::Status LaunchTile(const CudaContext& context, LinearArgs args) {
   using S = Shape<kFormat, kTokens>;
-  const cuda::LinearTree tree = cuda::LinearTreeOf(args.n, args.k);
+  const cuda::LinearReduction tree = cuda::LinearReductionOf(args.n, args.k);
   args.tiles_per_split = tree.tiles_per_split;
   args.grid_splits = kTokens <= cuda::kLinearSmallRows ? tree.splits : 1;
   return cuda::Launch(context, "linear", LinearKernel<kFormat, kTokens, kPromote>,
@@ -509,7 +510,7 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args) {
   if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
   if (args.num_rows <= 32) return LaunchTile<kFormat, 32>(context, args);
   if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
-  const std::uint32_t splits = cuda::LinearTreeOf(args.n, args.k).splits;
+  const std::uint32_t splits = cuda::LinearReductionOf(args.n, args.k).splits;
   if (splits == 1) return LaunchTile<kFormat, 128>(context, args);
   // Blocks that do not split K, if they would leave SMs idle.
   const std::uint32_t whole_blocks = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
@@ -525,7 +526,7 @@ template <WeightFormat kFormat>
 absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args) {
   if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
   const std::uint32_t num_rows = args.num_rows;
-  const std::uint32_t splits = cuda::LinearTreeOf(args.n, args.k).splits;
+  const std::uint32_t splits = cuda::LinearReductionOf(args.n, args.k).splits;
   const std::uint32_t step = splits == 1 ? num_rows : MaxSplitRows(args.n, splits);
   const std::int64_t y_bytes = args.y_stride * (args.y_is_bf16 ? 2 : 4);
   for (std::uint32_t row = 0; row < num_rows; row += step) {

@@ -13,7 +13,7 @@
 #include "kernels/cuda/uploader.h"
 #include "kernels/linear/cublaslt.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_tree.h"
+#include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
 
 namespace quire::kernels {
@@ -63,7 +63,7 @@ bool HasFourBits(const QuantizedShape& shape) {
   return shape.format == WeightFormat::kInt4 || shape.format == WeightFormat::kFp4E2M1;
 }
 
-// Turns rows into the tiles, scales and zero points of linear_tree.h.
+// Turns rows into the tiles, scales and zero points of linear_reduction.h.
 //
 // Threads: PutTile from several at once, for different feature tiles.
 class TilePacker {

@@ -11,7 +11,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_tree.h"
+#include "kernels/linear/linear_reduction.h"
 
 namespace quire::kernels {
 namespace {
@@ -22,7 +22,7 @@ constexpr std::uint32_t kPitch = kTile + 1;
 constexpr std::uint32_t kRowsPerThread = kTile * kTile / kThreads;
 static_assert(internal::kLinearPart % kTile == 0);
 
-// Codes, scales and zero points as linear_tree.h says.
+// Codes, scales and zero points as linear_reduction.h says.
 struct CodedWeights {
   const std::uint8_t* codes;
   const std::byte* scales;

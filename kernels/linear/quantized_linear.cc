@@ -18,7 +18,7 @@
 #include "base/status.h"
 #include "kernels/linear/int_linear.h"
 #include "kernels/linear/int_linear_choice.h"
-#include "kernels/linear/linear_tree.h"
+#include "kernels/linear/linear_reduction.h"
 
 namespace quire::kernels {
 namespace {
@@ -196,12 +196,12 @@ void QuantizedPacker::PutScales(const QuantizedShape& shape, const Scratch& scra
 // 4-bit weights have no scale of 0 (internal::IntLinearArgs): such a group gets the least one and
 // integers that are 0. False for a scale that is not finite in f16.
 bool QuantizedPacker::MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch) {
-  constexpr float kLeastF16 = 0x1p-24f;
+  constexpr float kMinF16 = 0x1p-24f;
   for (std::size_t g = 0; g < scratch.scales.size(); ++g) {
     const float scale = RoundToF16(scratch.scales[g]);
     if (!std::isfinite(scale)) return false;
     if (scale != 0) continue;
-    scratch.scales[g] = kLeastF16;
+    scratch.scales[g] = kMinF16;
     std::fill_n(scratch.q.begin() + static_cast<std::ptrdiff_t>(g * shape.group), shape.group,
                 std::int8_t{0});
     if (shape.min_in_steps) scratch.mins[g] = 0;
@@ -396,8 +396,8 @@ float GroupScaleOfInt8(float magnitude) {
 // scale with which a group keeps its projection on what it was, sum (scale q) x = sum x^2. Below
 // the normal numbers of f16, whose steps are wider than that, the scale stays.
 float KeepProjection(std::span<const float> x, float scale) {
-  constexpr float kLeastNormalF16 = 0x1p-14f;
-  if (!(std::fabs(scale) >= kLeastNormalF16 && std::isfinite(scale))) return scale;
+  constexpr float kMinNormalF16 = 0x1p-14f;
+  if (!(std::fabs(scale) >= kMinNormalF16 && std::isfinite(scale))) return scale;
   const float inverse = 1.0f / BestScaleFor(x, scale);
   Lanes xq = {};
   Lanes xx = {};
@@ -410,13 +410,13 @@ float KeepProjection(std::span<const float> x, float scale) {
 }
 
 float ScaleOfInt4(std::span<const float> x, float extreme) {
-  constexpr float kLeastF16 = 0x1p-24f;
+  constexpr float kMinF16 = 0x1p-24f;
   if (extreme == 0) return 0;
   float least = std::numeric_limits<float>::infinity();
   float best = least;  // beyond f16, which the caller refuses
   for (const float at : kExtremes) {
     float scale = BestScaleFor(x, extreme / at);
-    if (scale == 0) scale = std::copysign(kLeastF16, extreme / at);
+    if (scale == 0) scale = std::copysign(kMinF16, extreme / at);
     const float error = ErrorOf(x, scale);
     if (error < least) {
       least = error;

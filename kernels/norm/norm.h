@@ -32,9 +32,10 @@ struct RmsNormParams {
 
 // s = x + residual; y = s * (1 / sqrt(mean(s^2) + epsilon)) * (weight + weight_offset), row by row
 // in f32. The sum of squares has 16 virtual lanes (element i in lane i mod 16, ascending) and a
-// fixed tree over them; on a GPU the trees are those of norm_cuda.cu, and x, y are f32, f32 or f32,
-// bf16 or, without residual, bf16, bf16; groups have equal types and no row_indices there. Returns
-// INVALID_ARGUMENT for hidden 0, a stride below the row, groups with a residual, or other types.
+// fixed reduction order over them; on a GPU the trees are those of norm_cuda.cu, and x, y are f32,
+// f32 or f32, bf16 or, without residual, bf16, bf16; groups have equal types and no row_indices
+// there. Returns INVALID_ARGUMENT for hidden 0, a stride below the row, groups with a residual, or
+// other types.
 absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params);
 
 namespace internal {

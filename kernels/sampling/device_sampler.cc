@@ -72,7 +72,7 @@ std::int64_t ListBytes(std::int64_t rows, const ListSizes& sizes) {
 
 Layout LayoutFor(const DeviceSamplerLimits& limits) {
   constexpr std::int64_t kAlign = 256;
-  const std::int64_t rows = std::int64_t{limits.max_draws} + limits.max_scores;
+  const std::int64_t rows = std::int64_t{limits.max_samples} + limits.max_prompt_logprobs;
   const std::int64_t group = internal::kSamplerRows;
   std::int64_t at = 0;
   const auto take = [&](std::int64_t bytes) {
@@ -134,9 +134,9 @@ struct DeviceSampler::State {
   struct Slot {
     std::int64_t input_used = 0;
     ListSizes used;
-    std::vector<SampledRow> draws;  // results are filled in when they are read
-    std::vector<ScoredToken> scores;
-    // By index of the result: draws from 0 on, scores from max_draws on.
+    std::vector<SampledRow> samples;  // results are filled in when they are read
+    std::vector<TokenLogprob> logprobs;
+    // By index of the result: samples from 0 on, logprobs from max_samples on.
     std::vector<Asked> asked;
     std::vector<TopLogprob> tops;
   };
@@ -157,7 +157,8 @@ struct DeviceSampler::State {
   const std::uint8_t* text_table() const { return has_text.empty() ? nullptr : has_text.data(); }
 
   Staged Reserve(std::size_t num_rows, const ListSizes& sizes, int slot);
-  void StageDraw(const SamplingRow& row, DeviceRow& to, ListSizes& at, const Staged& staged) const;
+  void StageSample(const SamplingRow& row, DeviceRow& to, ListSizes& at,
+                   const Staged& staged) const;
   absl::Status Enqueue(const Staged& staged, std::span<const DeviceRow> rows,
                        const ListSizes& sizes, int slot);
   absl::Status EnqueueGroup(std::span<const DeviceRow> rows,
@@ -171,7 +172,7 @@ struct DeviceSampler::State {
   const DeviceSampled& Sampled(int slot, std::size_t index) const {
     return reinterpret_cast<const DeviceSampled*>(host(slot) + layout.results)[index];
   }
-  // What a SampledRow and a ScoredToken have in common, from result `index` and its best ids.
+  // What a SampledRow and a TokenLogprob have in common, from result `index` and its best ids.
   template <typename Result>
   void Finish(int slot, std::size_t index, Result& result);
 };
@@ -194,7 +195,7 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
     QUIRE_RETURN_IF_ERROR(CheckLimit("logit biases of a row", lists.bias, limits.max_bias));
     QUIRE_RETURN_IF_ERROR(CheckLimit("banned ids of a row", lists.banned, limits.max_banned));
   }
-  return CheckLimit("draws", slot.draws.size() + rows.size(), limits.max_draws);
+  return CheckLimit("samples", slot.samples.size() + rows.size(), limits.max_samples);
 }
 
 // How many of the first rows find room for their lists, and what these take.
@@ -238,9 +239,9 @@ Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& size
   return staged;
 }
 
-// Everything of a draw but where its results go; `at` counts the call's lists.
-void DeviceSampler::State::StageDraw(const SamplingRow& row, DeviceRow& to, ListSizes& at,
-                                     const Staged& staged) const {
+// Everything of a sample but where its results go; `at` counts the call's lists.
+void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, ListSizes& at,
+                                       const Staged& staged) const {
   to = {};
   to.logits = row.logits;
   to.seed = row.seed;
@@ -265,7 +266,7 @@ void DeviceSampler::State::StageDraw(const SamplingRow& row, DeviceRow& to, List
   to.banned_size = row.banned_size;
   to.sample_in_flight = HasPenalties(row) ? row.sample_in_flight : nullptr;
   to.edited = to.history_size + to.bias_size + to.banned_size > 0 || to.sample_in_flight != nullptr;
-  to.scored_token = -1;
+  to.token_logprob = -1;
   to.num_logprobs = std::max(row.num_logprobs, -1);
   std::copy_n(row.history, to.history_size, staged.history + at.history);
   StageBias(row, staged.bias + at.bias);
@@ -280,7 +281,7 @@ absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,
   internal::SamplerNeeds needs;
   for (const DeviceRow& row : rows) {
     needs.edits = needs.edits || row.edited;
-    needs.draws = needs.draws || !row.greedy;
+    needs.samples = needs.samples || !row.greedy;
     needs.filters = needs.filters || row.filtered;
     needs.logprobs = needs.logprobs || row.num_logprobs >= 0;
     needs.tops = needs.tops || row.num_logprobs > 0;
@@ -290,7 +291,7 @@ absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,
   QUIRE_RETURN_IF_ERROR(stream.Zero(args.states, layout.buckets - layout.states));
   if (needs.filters) QUIRE_RETURN_IF_ERROR(stream.Zero(args.buckets, buckets));
   if constexpr (kHasCuda) {
-    QUIRE_RETURN_IF_ERROR(internal::LaunchDraws(*backend.cuda(), args, needs));
+    QUIRE_RETURN_IF_ERROR(internal::LaunchSamples(*backend.cuda(), args, needs));
     if (!needs.logprobs) return absl::OkStatus();
     if (needs.tops) QUIRE_RETURN_IF_ERROR(stream.Zero(args.buckets, buckets));
     return internal::LaunchLogprobs(*backend.cuda(), args, needs);
@@ -403,9 +404,9 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   std::unique_ptr<State> state(new State{backend, limits, layout, has_text, text_vocab,
                                          std::move(device), std::move(pinned)});
   for (State::Slot& slot : state->slots) {
-    const std::size_t rows = std::size_t{limits.max_draws} + limits.max_scores;
-    slot.draws.reserve(limits.max_draws);
-    slot.scores.reserve(limits.max_scores);
+    const std::size_t rows = std::size_t{limits.max_samples} + limits.max_prompt_logprobs;
+    slot.samples.reserve(limits.max_samples);
+    slot.logprobs.reserve(limits.max_prompt_logprobs);
     slot.asked.resize(rows);
     slot.tops.resize(rows * limits.max_logprobs);
   }
@@ -427,13 +428,13 @@ absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> ro
   ListSizes at;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     DeviceRow& to = staged.rows[i];
-    StageDraw(rows[i], to, at, staged);
+    StageSample(rows[i], to, at, staged);
     to.token = tokens + i;
-    to.result = static_cast<std::uint32_t>(of.draws.size());
+    to.result = static_cast<std::uint32_t>(of.samples.size());
     to.top = of.used.tops + at.tops;
     of.asked[to.result] = {to.top, to.num_logprobs};
     at.tops += static_cast<std::uint32_t>(std::max(to.num_logprobs, 0));
-    of.draws.emplace_back();
+    of.samples.emplace_back();
   }
   of.used = {of.used.history + sizes.history, of.used.bias + sizes.bias,
              of.used.banned + sizes.banned, of.used.tops + sizes.tops};
@@ -459,18 +460,19 @@ absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32
   return absl::OkStatus();
 }
 
-absl::Status DeviceSampler::Score(std::span<const ScoredToken> tokens, int slot) {
+absl::Status DeviceSampler::ComputeLogprobs(std::span<const TokenLogprob> tokens, int slot) {
   QUIRE_CHECK(slot >= 0 && slot < kSlots);
   State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
   const DeviceSamplerLimits& limits = state_->limits;
   ListSizes sizes;
-  for (const ScoredToken& token : tokens) {
-    QUIRE_RETURN_IF_ERROR(internal::CheckScoredToken(token, limits.vocab));
+  for (const TokenLogprob& token : tokens) {
+    QUIRE_RETURN_IF_ERROR(internal::CheckTokenLogprob(token, limits.vocab));
     const auto best = static_cast<std::uint32_t>(token.num_logprobs);
     QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", best, limits.max_logprobs));
     sizes.tops += best;
   }
-  QUIRE_RETURN_IF_ERROR(CheckLimit("scores", of.scores.size() + tokens.size(), limits.max_scores));
+  QUIRE_RETURN_IF_ERROR(
+      CheckLimit("logprobs", of.logprobs.size() + tokens.size(), limits.max_prompt_logprobs));
   if (tokens.empty()) return absl::OkStatus();
   const Staged staged = state_->Reserve(tokens.size(), sizes, slot);
   std::uint32_t top = of.used.tops;
@@ -479,13 +481,13 @@ absl::Status DeviceSampler::Score(std::span<const ScoredToken> tokens, int slot)
     to = {};
     to.logits = tokens[i].logits;
     to.greedy = true;
-    to.scored_token = tokens[i].token;
+    to.token_logprob = tokens[i].token;
     to.num_logprobs = tokens[i].num_logprobs;
-    to.result = limits.max_draws + static_cast<std::uint32_t>(of.scores.size());
+    to.result = limits.max_samples + static_cast<std::uint32_t>(of.logprobs.size());
     to.top = top;
     of.asked[to.result] = {top, to.num_logprobs};
     top += static_cast<std::uint32_t>(to.num_logprobs);
-    of.scores.push_back(tokens[i]);
+    of.logprobs.push_back(tokens[i]);
   }
   of.used.tops = top;
   return state_->Enqueue(staged, {staged.rows, tokens.size()}, sizes, slot);
@@ -496,29 +498,29 @@ void DeviceSampler::Reset(int slot) {
   State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
   of.input_used = 0;
   of.used = {};
-  of.draws.clear();
-  of.scores.clear();
+  of.samples.clear();
+  of.logprobs.clear();
 }
 
-std::span<const SampledRow> DeviceSampler::draws(int slot) {
+std::span<const SampledRow> DeviceSampler::samples(int slot) {
   QUIRE_CHECK(slot >= 0 && slot < kSlots);
-  std::vector<SampledRow>& draws = state_->slots[static_cast<std::size_t>(slot)].draws;
-  for (std::size_t i = 0; i < draws.size(); ++i) {
+  std::vector<SampledRow>& samples = state_->slots[static_cast<std::size_t>(slot)].samples;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
     const DeviceSampled& sampled = state_->Sampled(slot, i);
-    draws[i].token = sampled.token;
-    draws[i].no_survivor = sampled.no_survivor != 0;
-    state_->Finish(slot, i, draws[i]);
+    samples[i].token = sampled.token;
+    samples[i].no_survivor = sampled.no_survivor != 0;
+    state_->Finish(slot, i, samples[i]);
   }
-  return draws;
+  return samples;
 }
 
-std::span<const ScoredToken> DeviceSampler::scores(int slot) {
+std::span<const TokenLogprob> DeviceSampler::logprobs(int slot) {
   QUIRE_CHECK(slot >= 0 && slot < kSlots);
-  std::vector<ScoredToken>& scores = state_->slots[static_cast<std::size_t>(slot)].scores;
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    state_->Finish(slot, state_->limits.max_draws + i, scores[i]);
+  std::vector<TokenLogprob>& logprobs = state_->slots[static_cast<std::size_t>(slot)].logprobs;
+  for (std::size_t i = 0; i < logprobs.size(); ++i) {
+    state_->Finish(slot, state_->limits.max_samples + i, logprobs[i]);
   }
-  return scores;
+  return logprobs;
 }
 
 }  // namespace quire::kernels

@@ -1,7 +1,7 @@
 #pragma once
 
-// The sampler of a GPU: what Sample and ScoreTokens of sampling.h do, enqueued on the backend's
-// stream. Drawn tokens, ranks, best ids and log-probabilities are those of the CPU, to the bit
+// The sampler of a GPU: what Sample and ComputeLogprobs of sampling.h do, enqueued on the backend's
+// stream. Sampled tokens, ranks, best ids and log-probabilities are those of the CPU, to the bit
 // where the CPU has a fused multiply-add.
 //
 // Place:      beside the ops; used by a runner whose backend is a GPU.
@@ -10,7 +10,8 @@
 // Lifetime:   backend and has_text outlive it; what it enqueued has ended when it is destroyed.
 //
 // A slot is one step's worth of results: while those of one are read, the other may be filled.
-//   Reset, Sample and Score any number of times, wait for the stream, draws and scores.
+//   Reset, Sample and ComputeLogprobs any number of times, wait for the stream, then samples
+//   and logprobs.
 
 #include <cstdint>
 #include <memory>
@@ -27,8 +28,8 @@ namespace quire::kernels {
 // any single row must fit; a step whose rows do not fit together is sampled in pieces, with a wait
 // for the stream between them.
 struct DeviceSamplerLimits {
-  std::uint32_t max_draws = 0;
-  std::uint32_t max_scores = 0;
+  std::uint32_t max_samples = 0;
+  std::uint32_t max_prompt_logprobs = 0;
   std::uint32_t vocab = 0;         // rows of the output matrix
   std::uint32_t max_logprobs = 0;  // best ids of one row, at most 1024
   std::uint32_t max_history = 0;   // TokenCount entries
@@ -54,20 +55,20 @@ class DeviceSampler {
       const Backend& backend, const DeviceSamplerLimits& limits,
       std::span<const std::uint8_t> has_text, std::uint32_t text_vocab);
 
-  // Enqueues draws. `logits` of a row are device memory; history, bias and banned ids are host
+  // Enqueues samples. `logits` of a row are device memory; history, bias and banned ids are host
   // memory, read before the call returns. tokens [rows.size()] is device memory and receives the
   // ids, -1 where there is none. Returns INVALID_ARGUMENT, with nothing enqueued, as Sample, or
   // when a limit is exceeded or a row's text_vocab or has_text is not that of Create.
   absl::Status Sample(std::span<const SamplingRow> rows, std::int32_t* tokens, int slot);
   // The same for tokens that are known; `top` of a token is not looked at.
-  absl::Status Score(std::span<const ScoredToken> tokens, int slot);
+  absl::Status ComputeLogprobs(std::span<const TokenLogprob> tokens, int slot);
 
   // Forgets the slot's results. REQUIRES: what was enqueued in the slot has ended.
   void Reset(int slot);
   // Results since the slot's Reset, in order of the calls; `top` points into the sampler. Valid
   // until the slot's Reset. REQUIRES: what was enqueued in the slot has ended.
-  std::span<const SampledRow> draws(int slot);
-  std::span<const ScoredToken> scores(int slot);
+  std::span<const SampledRow> samples(int slot);
+  std::span<const TokenLogprob> logprobs(int slot);
 
  private:
   struct State;

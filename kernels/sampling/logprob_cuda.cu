@@ -1,7 +1,7 @@
 // Raw log-probabilities of rows whose token is known: the sum of exponentials with the tree of the
 // CPU (parts of 4096 logits, 16 virtual lanes, parts in order in f64), the token's rank, and the n
-// best ids by the digit search of the draws. The logarithm is taken on the host, so the figures are
-// those of the CPU to the bit.
+// best ids by the digit search of the samples. The logarithm is taken on the host, so the figures
+// are those of the CPU to the bit.
 
 #include <cstdint>
 

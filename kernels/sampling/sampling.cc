@@ -19,7 +19,7 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// Below the best candidate by this much a token has mass 0 in top-p and cannot win the draw: its
+// Below the best candidate by this much a token has mass 0 in top-p and cannot win the sample: its
 // weight is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
 constexpr float kReach = 28.0f;
 
@@ -174,8 +174,8 @@ internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t voca
 }
 
 // Steps 7 to 10.
-std::int32_t Draw(const SamplingRow& row, const float* x, std::size_t vocab, float max,
-                  Candidates& c) {
+std::int32_t Sample(const SamplingRow& row, const float* x, std::size_t vocab, float max,
+                    Candidates& c) {
   const internal::RaceKey key{row.seed, row.position, row.choice};
   const internal::Prefix prefix = Filter(row, x, vocab, max, c);
   // Without a filter nearly all tokens are in.
@@ -342,7 +342,7 @@ std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float max, floa
   }
   const float best = internal::ScaleLogits(x, vocab, 1.0f / row.temperature);
   if (best == kNothing) return -1;
-  return Draw(row, x, vocab, best, c);
+  return Sample(row, x, vocab, best, c);
 }
 
 // Keys, a copy of the logits, and ids, x and w of the candidates, which are at most all tokens.
@@ -418,8 +418,8 @@ absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab) {
   return absl::OkStatus();
 }
 
-absl::Status CheckScoredToken(const ScoredToken& token, std::uint32_t vocab) {
-  QUIRE_RETURN_IF_ERROR(CheckToken("scored", token.token, vocab));
+absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab) {
+  QUIRE_RETURN_IF_ERROR(CheckToken("prompt", token.token, vocab));
   if (token.num_logprobs >= 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(token.num_logprobs, " log-probabilities are asked for, it must be 0 or more"));
@@ -457,15 +457,15 @@ absl::Status Sample(const Backend& backend, const SampleParams& params) {
   return absl::OkStatus();
 }
 
-absl::Status ScoreTokens(const Backend& backend, const ScoreParams& params) {
-  for (const ScoredToken& token : params.tokens) {
-    QUIRE_RETURN_IF_ERROR(internal::CheckScoredToken(token, params.vocab));
+absl::Status ComputeLogprobs(const Backend& backend, const LogprobParams& params) {
+  for (const TokenLogprob& token : params.tokens) {
+    QUIRE_RETURN_IF_ERROR(internal::CheckTokenLogprob(token, params.vocab));
     QUIRE_RETURN_IF_ERROR(CheckRoom(token.num_logprobs, token.top));
   }
   backend.ParallelItems(
       static_cast<std::int64_t>(params.tokens.size()), static_cast<double>(params.vocab) * 3,
       [&](std::int64_t i, int) {
-        ScoredToken& token = params.tokens[static_cast<std::size_t>(i)];
+        TokenLogprob& token = params.tokens[static_cast<std::size_t>(i)];
         token.logprob = 0.0f;
         token.rank = 0;
         token.num_top = 0;

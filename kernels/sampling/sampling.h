@@ -1,8 +1,8 @@
 #pragma once
 
-// From logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, and
-// raw log-probabilities. A drawn token is a pure function of its SamplingRow; nothing else enters,
-// least of all the other rows of the call.
+// From logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, the sample, and
+// raw log-probabilities. A sampled token is a pure function of its SamplingRow; nothing else
+// enters, least of all the other rows of the call.
 //
 // One row, all in f32 unless said otherwise; z starts as the logits:
 //   0 check        NaN or +inf anywhere, or nothing but -inf: non_finite, and no token
@@ -17,7 +17,7 @@
 //                  p * total, compared in f64. 1: off
 //                  Masses are floor(exp(x - max x) * 2^40) in u64, so sums have no order
 //   9 min-p        x >= max x + ln(min_p). 0: off
-//  10 draw         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id
+//  10 sample         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id
 //                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
 //                  {token / 4, position, choice, 0} as counter
 //
@@ -43,7 +43,7 @@ struct LogitBias {
   float bias;
 };
 
-// One draw; plain data, pointers are owned by the caller until the call returns. Token ids lie in
+// One sample; plain data, pointers are owned by the caller until the call returns. Token ids lie in
 // [0, vocab).
 struct SamplingRow {
   const float* logits = nullptr;  // [vocab], never written
@@ -56,7 +56,7 @@ struct SamplingRow {
   std::int32_t top_k = 0;         // 0: off
   std::uint64_t seed = 0;
   std::uint32_t choice = 0;             // index of the choice within its request
-  std::uint32_t position = 0;           // absolute index of the token being drawn
+  std::uint32_t position = 0;           // absolute index of the token being sampled
   const TokenCount* history = nullptr;  // [history_size] distinct tokens of prompt and output
   std::uint32_t history_size = 0;
   // One more token of the output, which the history does not count yet. It is read in the backend's
@@ -97,12 +97,12 @@ struct SampleParams {
   std::uint32_t vocab;            // rows of the output matrix
 };
 
-// Draws one token per row. Returns INVALID_ARGUMENT, with nothing written, when sizes differ or a
+// Samples one token per row. Returns INVALID_ARGUMENT, with nothing written, when sizes differ or a
 // row names a token outside the vocabulary or a parameter outside its range.
 absl::Status Sample(const Backend& backend, const SampleParams& params);
 
 // What the model thinks of a token that is already known.
-struct ScoredToken {
+struct TokenLogprob {
   // In.
   std::int32_t token = 0;         // [0, vocab)
   std::int32_t num_logprobs = 0;  // n best to report
@@ -115,8 +115,8 @@ struct ScoredToken {
   std::uint32_t num_top = 0;
 };
 
-struct ScoreParams {
-  std::span<ScoredToken> tokens;
+struct LogprobParams {
+  std::span<TokenLogprob> tokens;
   std::uint32_t vocab;
   std::uint32_t text_vocab;      // as SamplingRow
   const std::uint8_t* has_text;  // as SamplingRow
@@ -124,7 +124,7 @@ struct ScoreParams {
 
 // Raw log-probability, rank and n best of given tokens: the same bits that Sample reports for them.
 // Returns INVALID_ARGUMENT for a token outside the vocabulary.
-absl::Status ScoreTokens(const Backend& backend, const ScoreParams& params);
+absl::Status ComputeLogprobs(const Backend& backend, const LogprobParams& params);
 
 namespace internal {
 
@@ -136,8 +136,8 @@ inline std::int32_t SampleInFlight(const SamplingRow& row, std::uint32_t vocab) 
   const std::int32_t token = *row.sample_in_flight;
   return static_cast<std::uint32_t>(token) < vocab ? token : -1;
 }
-// What ScoreTokens checks of a token.
-absl::Status CheckScoredToken(const ScoredToken& token, std::uint32_t vocab);
+// What ComputeLogprobs checks of a token.
+absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab);
 
 }  // namespace internal
 }  // namespace quire::kernels

@@ -57,62 +57,63 @@ std::uint64_t Mass(double w) {
 }
 
 // Step 8 over survivors in order.
-void KeepTopP(float top_p, const std::vector<double>& w, ReferenceDraw& draw) {
+void KeepTopP(float top_p, const std::vector<double>& w, ReferenceSample& sample) {
   std::uint64_t total = 0;
-  for (const std::int32_t id : draw.survivors) total += Mass(w[static_cast<std::size_t>(id)]);
+  for (const std::int32_t id : sample.survivors) total += Mass(w[static_cast<std::size_t>(id)]);
   const double target = static_cast<double>(top_p) * static_cast<double>(total);
   std::uint64_t mass = 0;
   std::size_t kept = 0;
-  while (kept < draw.survivors.size()) {
-    mass += Mass(w[static_cast<std::size_t>(draw.survivors[kept++])]);
+  while (kept < sample.survivors.size()) {
+    mass += Mass(w[static_cast<std::size_t>(sample.survivors[kept++])]);
     const double distance = (static_cast<double>(mass) - target) / static_cast<double>(total);
-    draw.margin = std::min(draw.margin, std::abs(distance));
+    sample.margin = std::min(sample.margin, std::abs(distance));
     if (distance >= 0) break;
   }
-  draw.survivors.resize(kept);
+  sample.survivors.resize(kept);
 }
 
 // Step 9.
-void KeepMinP(float min_p, const std::vector<float>& x, float max, ReferenceDraw& draw) {
+void KeepMinP(float min_p, const std::vector<float>& x, float max, ReferenceSample& sample) {
   const float threshold = max + std::log(min_p);
-  std::erase_if(draw.survivors,
+  std::erase_if(sample.survivors,
                 [&](std::int32_t id) { return !(x[static_cast<std::size_t>(id)] >= threshold); });
 }
 
 // Step 10.
-void Race(const SamplingRow& row, const std::vector<double>& w, ReferenceDraw& draw) {
+void Race(const SamplingRow& row, const std::vector<double>& w, ReferenceSample& sample) {
   double best = std::numeric_limits<double>::infinity();
   double second = best;
-  for (const std::int32_t id : draw.survivors) {
+  for (const std::int32_t id : sample.survivors) {
     const auto token = static_cast<std::uint32_t>(id);
     const auto words = Philox4x32({token / 4, row.position, row.choice, 0}, row.seed);
     const double u = (static_cast<double>(words[token % 4]) + 0.5) * 0x1p-32;
     const double score = -std::log(u) / w[token];
-    if (score < best || (score == best && id < draw.token)) {
+    if (score < best || (score == best && id < sample.token)) {
       second = best;
       best = score;
-      draw.token = id;
+      sample.token = id;
     } else {
       second = std::min(second, score);
     }
   }
-  draw.margin = std::min(draw.margin, (second - best) / second);
-  if (second == std::numeric_limits<double>::infinity()) draw.margin = std::min(draw.margin, 1.0);
+  sample.margin = std::min(sample.margin, (second - best) / second);
+  if (second == std::numeric_limits<double>::infinity())
+    sample.margin = std::min(sample.margin, 1.0);
 }
 
 }  // namespace
 
-ReferenceDraw SampleCpu(const SamplingRow& row, std::uint32_t vocab) {
-  ReferenceDraw draw;
+ReferenceSample SampleCpu(const SamplingRow& row, std::uint32_t vocab) {
+  ReferenceSample sample;
   const float top = *std::max_element(row.logits, row.logits + vocab);
-  draw.non_finite = top == kNothing || std::any_of(row.logits, row.logits + vocab, [](float z) {
-                      return std::isnan(z) || z > kLargest;
-                    });
-  if (draw.non_finite) return draw;
+  sample.non_finite = top == kNothing || std::any_of(row.logits, row.logits + vocab, [](float z) {
+                        return std::isnan(z) || z > kLargest;
+                      });
+  if (sample.non_finite) return sample;
   double sum = 0;
   for (std::uint32_t i = 0; i < vocab; ++i) sum += std::exp(double{row.logits[i]} - double{top});
   for (std::uint32_t i = 0; i < vocab; ++i) {
-    draw.logprobs.push_back(double{row.logits[i]} - double{top} - std::log(sum));
+    sample.logprobs.push_back(double{row.logits[i]} - double{top} - std::log(sum));
   }
 
   std::vector<float> x = Adjusted(row, vocab);
@@ -122,32 +123,32 @@ ReferenceDraw SampleCpu(const SamplingRow& row, std::uint32_t vocab) {
       value = std::clamp(value * (1.0f / row.temperature), -kLargest, kLargest);
     }
   }
-  draw.survivors.resize(vocab);
-  std::iota(draw.survivors.begin(), draw.survivors.end(), 0);
-  std::erase_if(draw.survivors,
+  sample.survivors.resize(vocab);
+  std::iota(sample.survivors.begin(), sample.survivors.end(), 0);
+  std::erase_if(sample.survivors,
                 [&](std::int32_t id) { return x[static_cast<std::size_t>(id)] == kNothing; });
-  if (draw.survivors.empty()) {
-    draw.no_survivor = true;
-    return draw;
+  if (sample.survivors.empty()) {
+    sample.no_survivor = true;
+    return sample;
   }
-  std::stable_sort(draw.survivors.begin(), draw.survivors.end(),
+  std::stable_sort(sample.survivors.begin(), sample.survivors.end(),
                    [&](std::int32_t a, std::int32_t b) {
                      return x[static_cast<std::size_t>(a)] > x[static_cast<std::size_t>(b)];
                    });
   if (greedy) {
-    draw.token = draw.survivors[0];
-    return draw;
+    sample.token = sample.survivors[0];
+    return sample;
   }
-  const float max = x[static_cast<std::size_t>(draw.survivors[0])];
+  const float max = x[static_cast<std::size_t>(sample.survivors[0])];
   std::vector<double> w(vocab);
   for (std::uint32_t i = 0; i < vocab; ++i) w[i] = std::exp(double{x[i]} - double{max});
-  if (row.top_k > 0 && static_cast<std::size_t>(row.top_k) < draw.survivors.size()) {
-    draw.survivors.resize(static_cast<std::size_t>(row.top_k));
+  if (row.top_k > 0 && static_cast<std::size_t>(row.top_k) < sample.survivors.size()) {
+    sample.survivors.resize(static_cast<std::size_t>(row.top_k));
   }
-  if (row.top_p < 1) KeepTopP(row.top_p, w, draw);
-  if (row.min_p > 0) KeepMinP(row.min_p, x, max, draw);
-  Race(row, w, draw);
-  return draw;
+  if (row.top_p < 1) KeepTopP(row.top_p, w, sample);
+  if (row.min_p > 0) KeepMinP(row.min_p, x, max, sample);
+  Race(row, w, sample);
+  return sample;
 }
 
 }  // namespace quire::kernels::internal

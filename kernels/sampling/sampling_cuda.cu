@@ -1,6 +1,6 @@
-// Draws: steps 0 and 2 to 10 of sampling.h without a sort. kSamplerSplits blocks share a row where
-// all of it is read; what they find meets in SamplerState by maxima and integer sums, so no result
-// depends on their order.
+// Samples: steps 0 and 2 to 10 of sampling.h without a sort. kSamplerSplits blocks share a row
+// where all of it is read; what they find meets in SamplerState by maxima and integer sums, so no
+// result depends on their order.
 //
 //   scan       the logits, once from memory: flags, maximum, masks; scaled x to scratch (L2)
 //   edit       penalties, bias and banned ids, which are few: one block a row; then scale once more
@@ -24,14 +24,14 @@ namespace {
 
 // As in sampling.cc: below the best candidate by this much a token cannot win.
 constexpr float kReach = 28.0f;
-constexpr std::uint32_t kPurposeDraw = 0;
+constexpr std::uint32_t kPurposeSample = 0;
 
 __device__ __forceinline__ float ScaleLogit(float z, float factor) {
   const float scaled = cuda::Min(cuda::Max(cuda::Mul(z, factor), -kLargestLogit), kLargestLogit);
   return z == kMinusInfinity ? z : scaled;
 }
 
-// Whether the row still takes part in a draw.
+// Whether the row still takes part in a sample.
 __device__ __forceinline__ bool Alive(const SamplerState& state) {
   return state.non_finite == 0 && state.best != 0;
 }
@@ -50,7 +50,7 @@ class Race {
   __device__ __forceinline__ Race(const DeviceRow& row, float max) : row_(row), max_(max) {}
 
   __device__ __forceinline__ auto Words(std::uint32_t id) const {
-    return Philox4x32({id / 4, row_.position, row_.choice, kPurposeDraw}, row_.seed);
+    return Philox4x32({id / 4, row_.position, row_.choice, kPurposeSample}, row_.seed);
   }
   __device__ __forceinline__ void Add(float x, std::uint32_t id, std::uint32_t r) {
     const float w = ExactExp(cuda::Sub(x, max_));
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const DeviceRow& row = args.rows[cuda::BlockY()];
   SamplerState& state = args.states[cuda::BlockY()];
   float* const x = args.x + cuda::BlockY() * args.x_stride;
-  const bool score = row.scored_token >= 0;
+  const bool score = row.token_logprob >= 0;
   const bool writes = !score && (row.edited || !row.greedy);
   bool bad = false;
   std::uint32_t raw_max = 0;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   if (!row.edited) cuda::AtomicMax(&state.best, best);
 }
 
-// Steps 2 to 4 of one token; NaN, which only infinite penalties make, cannot be drawn.
+// Steps 2 to 4 of one token; NaN, which only infinite penalties make, cannot be sampled.
 __device__ __forceinline__ float Penalised(const DeviceRow& row, const TokenCount& seen, float z) {
   z = z > 0.0f ? cuda::Div(z, row.repetition_penalty) : cuda::Mul(z, row.repetition_penalty);
   if (seen.output_count > 0) {
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   SamplerState& state = args.states[cuda::BlockY()];
-  if (row.scored_token >= 0 || row.greedy || !Alive(state)) return;
+  if (row.token_logprob >= 0 || row.greedy || !Alive(state)) return;
   const float max = KeyValue(state.best);
   std::uint32_t lowest = ReachKey(max);
   // A token below min-p has a mass for top-p, but no part in anything else.
@@ -352,8 +352,8 @@ __global__ void __launch_bounds__(kSamplerRows)
   result.non_finite = bad ? 1 : 0;
   result.token = -1;
   if (!bad) {
-    if (row.scored_token >= 0) {
-      result.token = row.scored_token;
+    if (row.token_logprob >= 0) {
+      result.token = row.token_logprob;
     } else if (state.best == 0) {
       result.no_survivor = 1;
     } else if (row.greedy) {
@@ -371,8 +371,8 @@ __global__ void __launch_bounds__(kSamplerRows)
 
 }  // namespace
 
-absl::Status LaunchDraws(const CudaContext& context, const SamplerArgs& args,
-                         const SamplerNeeds& needs) {
+absl::Status LaunchSamples(const CudaContext& context, const SamplerArgs& args,
+                           const SamplerNeeds& needs) {
   const cuda::LaunchShape rows{
       .blocks_x = args.num_rows, .threads = kSamplerThreads, .programmatic = true};
   const cuda::LaunchShape splits{.blocks_x = kSamplerSplits,
@@ -390,7 +390,7 @@ absl::Status LaunchDraws(const CudaContext& context, const SamplerArgs& args,
     QUIRE_RETURN_IF_ERROR(
         cuda::Launch(context, "sampler_buckets", SamplerBucketsKernel, search, args));
   }
-  if (needs.draws) {
+  if (needs.samples) {
     QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_keep", SamplerKeepKernel, search, args));
   }
   if (needs.filters) {

@@ -21,10 +21,10 @@ inline constexpr std::uint32_t kSamplerBuckets = 2048;
 inline constexpr std::uint32_t kSamplerSumPart = 4096;
 inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 
-// A draw, or a score when scored_token is not -1.
+// A sample, or a score when token_logprob is not -1.
 struct DeviceRow {
   const float* logits;  // [vocab]
-  std::int32_t* token;  // where the drawn token goes; null for a score
+  std::int32_t* token;  // where the sampled token goes; null for a score
   const std::int32_t* sample_in_flight;  // as SamplingRow
   std::uint64_t seed;
   double top_p;     // 1: off
@@ -42,7 +42,7 @@ struct DeviceRow {
   std::uint32_t bias_size;
   std::uint32_t banned_begin;
   std::uint32_t banned_size;
-  std::int32_t scored_token;
+  std::int32_t token_logprob;
   std::int32_t num_logprobs;
   std::uint32_t result;  // index of its result
   std::uint32_t top;     // index of its first best id
@@ -58,7 +58,7 @@ struct SamplerState {
   std::uint64_t race;     // complement of the smallest (score, id)
   std::uint32_t raw_max;  // largest ordered key of the logits
   std::uint32_t non_finite;
-  std::uint32_t kept;      // keys that were kept for the draw
+  std::uint32_t kept;      // keys that were kept for the sample
   std::uint32_t top_kept;  // and for the best ids
   std::uint32_t better;    // ids with text that are likelier than the token
   std::int32_t token;
@@ -102,7 +102,7 @@ struct SamplerArgs {
 // Which kernels a group needs.
 struct SamplerNeeds {
   bool edits = false;
-  bool draws = false;  // rows that are not greedy
+  bool samples = false;  // rows that are not greedy
   bool filters = false;
   bool logprobs = false;
   bool tops = false;
@@ -110,10 +110,10 @@ struct SamplerNeeds {
 
 // Steps 0 and 2 to 10 of sampling.h; results hold tokens and flags. states are zero, and buckets
 // when there are filters.
-absl::Status LaunchDraws(const CudaContext& context, const SamplerArgs& args,
-                         const SamplerNeeds& needs);
-// Sums, ranks and best ids of rows that asked for log-probabilities, after LaunchDraws. buckets are
-// zero when there are tops.
+absl::Status LaunchSamples(const CudaContext& context, const SamplerArgs& args,
+                           const SamplerNeeds& needs);
+// Sums, ranks and best ids of rows that asked for log-probabilities, after LaunchSamples. buckets
+// are zero when there are tops.
 absl::Status LaunchLogprobs(const CudaContext& context, const SamplerArgs& args,
                             const SamplerNeeds& needs);
 

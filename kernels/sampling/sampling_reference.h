@@ -9,7 +9,7 @@
 
 namespace quire::kernels::internal {
 
-struct ReferenceDraw {
+struct ReferenceSample {
   std::int32_t token = -1;  // -1: non_finite or no_survivor
   bool non_finite = false;
   bool no_survivor = false;
@@ -21,6 +21,6 @@ struct ReferenceDraw {
 };
 
 // The row's steps 0 to 10. Penalties, bias and temperature are the f32 operations of the contract.
-ReferenceDraw SampleCpu(const SamplingRow& row, std::uint32_t vocab);
+ReferenceSample SampleCpu(const SamplingRow& row, std::uint32_t vocab);
 
 }  // namespace quire::kernels::internal

@@ -152,7 +152,7 @@ HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std:
 #endif
 }
 
-// What AppendLanes overwrites has been read, since the outputs never run ahead of the inputs.
+// What AppendLanes overwrites has been read, since the outputs never pass the inputs.
 std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange range,
                     std::int32_t* ids, float* values) {
   const DF d;

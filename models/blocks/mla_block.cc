@@ -93,7 +93,7 @@ absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights
   const auto num_heads = static_cast<std::int64_t>(weights.size());
   const std::int64_t x_stride = num_heads * rows.x_head;
   const std::int64_t y_stride = num_heads * rows.y_head;
-  std::array<const kernels::PackedLinear*, kernels::kMostHeadsALaunch> matrices;
+  std::array<const kernels::PackedLinear*, kernels::kMaxHeadsALaunch> matrices;
   for (std::size_t first = 0; first < weights.size(); first += matrices.size()) {
     const std::size_t count = std::min(matrices.size(), weights.size() - first);
     for (std::size_t i = 0; i < count; ++i) {

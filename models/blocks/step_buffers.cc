@@ -138,8 +138,8 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
 
 void CutHost(Cutter& cutter, const StepLimits& limits, StepBuffers* buffers) {
   const std::int64_t logprobs = limits.max_logprobs;
-  buffers->draw_top = cutter.Take<kernels::TopLogprob>(limits.max_step_draws * logprobs);
-  buffers->score_top = cutter.Take<kernels::TopLogprob>(limits.max_step_tokens * logprobs);
+  buffers->sample_top = cutter.Take<kernels::TopLogprob>(limits.max_step_samples * logprobs);
+  buffers->prompt_logprob_top = cutter.Take<kernels::TopLogprob>(limits.max_step_tokens * logprobs);
 }
 
 void CutDevice(Cutter& cutter, const Widths& widths, const StepLimits& limits,
@@ -147,7 +147,7 @@ void CutDevice(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   const std::int64_t rows = limits.max_rows;
   buffers->token_rows = cutter.Take<std::int32_t>(limits.max_step_tokens);
   buffers->cache_lengths = cutter.Take<std::uint32_t>(rows);
-  buffers->prompt_rows = cutter.Take<std::uint32_t>(rows);
+  buffers->prefill_tokens = cutter.Take<std::uint32_t>(rows);
   buffers->lookup_table =
       cutter.Take<std::uint32_t>(limits.num_groups * rows * limits.lookup_stride);
   buffers->inv_freq = cutter.Take<float>(widths.angles);

@@ -18,7 +18,7 @@ inline constexpr std::uint32_t kHeadRows = 64;
 struct StepLimits {
   std::uint32_t max_rows = 0;
   std::uint32_t max_step_tokens = 0;
-  std::uint32_t max_step_draws = 0;
+  std::uint32_t max_step_samples = 0;
   std::uint32_t max_logprobs = 0;
   std::uint32_t head_rows = kHeadRows;  // rows of logits held at once
   DType activation = DType::kF32;       // f32, or bf16 on a GPU
@@ -90,13 +90,13 @@ struct StepBuffers {
   float* logits = nullptr;               // [head_rows, vocab]
 
   // Host memory only.
-  kernels::TopLogprob* draw_top = nullptr;   // [max_step_draws, max_logprobs]
-  kernels::TopLogprob* score_top = nullptr;  // [T, max_logprobs]
+  kernels::TopLogprob* sample_top = nullptr;          // [max_step_samples, max_logprobs]
+  kernels::TopLogprob* prompt_logprob_top = nullptr;  // [T, max_logprobs]
 
   // Device memory only; null on the CPU.
   std::int32_t* token_rows = nullptr;      // [T] batch row of each token, -1: padding
   std::uint32_t* cache_lengths = nullptr;  // [max_rows]
-  std::uint32_t* prompt_rows = nullptr;    // [max_rows] prompt tokens of each row of the step
+  std::uint32_t* prefill_tokens = nullptr;  // [max_rows] prompt tokens of each row of the step
   std::uint32_t* lookup_table = nullptr;   // [num_groups, max_rows, lookup_stride]
   float* inv_freq = nullptr;               // of all rope tables, one after the other
 };

@@ -15,7 +15,7 @@ namespace quire::models {
 namespace {
 
 constexpr char kMethods[] = "(supported: fp8, mxfp4, gptq, awq, compressed-tensors)";
-constexpr std::int64_t kMostGroup = 65536;
+constexpr std::int64_t kMaxGroup = 65536;
 
 using Strings = std::vector<std::string>;
 
@@ -71,7 +71,7 @@ absl::StatusOr<std::uint32_t> ReadBits(const ConfigReader& reader, absl::string_
 absl::Status ReadGroup(const ConfigReader& reader, absl::string_view key,
                        StoredQuantization* result) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> group,
-                         reader.OptionalInteger(key, -1, kMostGroup));
+                         reader.OptionalInteger(key, -1, kMaxGroup));
   if (!group || *group == 0) {
     return reader.Error(key, group ? "is 0, it must be -1 or positive" : "is missing");
   }

@@ -29,11 +29,11 @@ absl::StatusOr<std::uint32_t> ReadWidth(const ConfigReader& reader, const Family
 
 // Two keys with one meaning.
 absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader) {
-  constexpr std::int64_t kMost = kMaxLayers + 1;
+  constexpr std::int64_t kMax = kMaxLayers + 1;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pattern,
-                         reader.OptionalInteger("sliding_window_pattern", 1, kMost));
+                         reader.OptionalInteger("sliding_window_pattern", 1, kMax));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> other,
-                         reader.OptionalInteger("_sliding_window_pattern", 1, kMost));
+                         reader.OptionalInteger("_sliding_window_pattern", 1, kMax));
   if (pattern && other && *pattern != *other) {
     return reader.Error("sliding_window_pattern",
                         absl::StrCat("is ", *pattern, ", but _sliding_window_pattern is ", *other));

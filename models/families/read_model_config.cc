@@ -215,8 +215,8 @@ struct NumberKey {
 
 // All are factors, divisors or limits, which a float holds whichever way they are used.
 absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
-  constexpr double kLeast = 1e-6;
-  constexpr double kMost = 1e6;
+  constexpr double kMin = 1e-6;
+  constexpr double kMax = 1e6;
   const ConfigDefaults& absent = family.defaults;
   const NumberKey numbers[] = {{"query_pre_attn_scalar", &config->query_pre_attn_scalar,
                                 absent.query_pre_attn_scalar, false},
@@ -237,9 +237,9 @@ absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, Model
       continue;
     }
     QUIRE_ASSIGN_OR_RETURN(*number.value, reader.Number(number.key));
-    if (*number.value >= kLeast && *number.value <= kMost) continue;
+    if (*number.value >= kMin && *number.value <= kMax) continue;
     return reader.Error(number.key,
-                        absl::StrCat("is ", *number.value, ", it must be ", kLeast, " to ", kMost,
+                        absl::StrCat("is ", *number.value, ", it must be ", kMin, " to ", kMax,
                                      number.null_is_off ? ", or null" : ""));
   }
   return absl::OkStatus();

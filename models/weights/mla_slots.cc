@@ -13,15 +13,15 @@ namespace {
 // A matrix of its own, from rows of `whole`.
 absl::StatusOr<LinearSlot> CutRows(SlotFinder& finder, const FormChooser& chooser,
                                    const StoredTensor& whole, const std::string& label,
-                                   std::int64_t first_row, std::int64_t rows, bool is_turned) {
+                                   std::int64_t first_row, std::int64_t rows, bool is_transposed) {
   const std::int64_t columns = whole.shape[1];
   // Of codes not where the rows are, but as many bytes as they take.
   const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
   StoredTensor piece = whole;
   piece.name = absl::StrCat(whole.name, "[", label, "]");
   piece.shape = {rows, columns};
-  if (is_turned) std::swap(piece.shape[0], piece.shape[1]);
-  piece.is_transposed = is_turned;
+  if (is_transposed) std::swap(piece.shape[0], piece.shape[1]);
+  piece.is_transposed = is_transposed;
   piece.first_row = first_row;
   piece.bytes = whole.bytes.subspan(static_cast<std::size_t>(first_row * row_bytes),
                                     static_cast<std::size_t>(rows * row_bytes));
@@ -50,11 +50,11 @@ absl::Status CutHeads(SlotFinder& finder, const FormChooser& chooser, const MlaS
     const std::int64_t first = std::int64_t{h} * (mla.nope_size + mla.v_size);
     QUIRE_ASSIGN_OR_RETURN(LinearSlot keys,
                            CutRows(finder, chooser, *whole, absl::StrCat("keys ", h), first,
-                                   mla.nope_size, /*is_turned=*/true));
+                                   mla.nope_size, /*is_transposed=*/true));
     slots->to_latent.push_back(std::move(keys));
     QUIRE_ASSIGN_OR_RETURN(LinearSlot values,
                            CutRows(finder, chooser, *whole, absl::StrCat("values ", h),
-                                   first + mla.nope_size, mla.v_size, /*is_turned=*/false));
+                                   first + mla.nope_size, mla.v_size, /*is_transposed=*/false));
     slots->from_latent.push_back(std::move(values));
   }
   return absl::OkStatus();

@@ -14,7 +14,7 @@ namespace quire::models {
 namespace {
 
 // Sums of products of an integer matrix on CPUs fit 32 bits up to here; see QuantizedShape.
-constexpr std::int64_t kMostIntegerInputs = 65536;
+constexpr std::int64_t kMaxIntegerInputs = 65536;
 
 bool IsWeightType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
@@ -103,8 +103,8 @@ absl::Status FormChooser::CheckInputs(const StoredTensor& tensor, const MatrixFo
     needs = absl::StrCat("a multiple of ", form.group);
   } else if (target_.cuda && k % 8 != 0) {
     needs = "on GPUs a multiple of 8";
-  } else if (!target_.cuda && k > kMostIntegerInputs) {
-    needs = absl::StrCat("at most ", kMostIntegerInputs);
+  } else if (!target_.cuda && k > kMaxIntegerInputs) {
+    needs = absl::StrCat("at most ", kMaxIntegerInputs);
   } else {
     return absl::OkStatus();
   }

@@ -214,7 +214,7 @@ void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const Tens
 }
 
 // The form of codes of most of the layers' weights that have one; empty when none has.
-std::string MostCodedForm(const WeightSlots& slots) {
+std::string MaxCodedForm(const WeightSlots& slots) {
   std::map<std::string, std::int64_t> elements;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool is_head) {
     if (is_head || slot.form.is_plain()) return;
@@ -320,7 +320,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   QUIRE_RETURN_IF_ERROR(CheckUnused(finder, spec, names, checkpoint, &slots));
   slots.pieces = finder.TakePieces();
   CountParameters(finder, spec, names, &slots);
-  slots.coded_format = MostCodedForm(slots);
+  slots.coded_format = MaxCodedForm(slots);
   WarnOfSecondRounding(target, &slots);
   WarnOfWidening(target, &slots);
   return slots;

@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(
   bool translated = false;
   absl::StatusOr<Accepted> accepted = Accept(context, message, call, &record, &translated);
   if (!accepted.ok()) {
-    const absl::Status status = Seal(accepted.status());
+    const absl::Status status = SanitizeInternalError(accepted.status());
     SetOutcome(status, &record);
     record.duration = context.clock->Now() - call.accept_time;
     // What the engine refuses, it counts.
@@ -87,7 +87,7 @@ absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view
                                 const std::string& traceparent,
                                 const v1::GenerateRequest& message, const CallInfo& call,
                                 const absl::Status& why) {
-  absl::Status status = Seal(why);
+  absl::Status status = SanitizeInternalError(why);
   AccessRecord record = MakeRecord(method, traceparent, message, call);
   // Damaged messages may hold anything here.
   if (!CheckRequestId(record.request_id, "request_id").ok()) record.request_id.clear();
@@ -139,7 +139,7 @@ void Generation::Revoke() {
 
 absl::Status Generation::Close() {
   QUIRE_CHECK(finished());
-  absl::Status status = Seal(stream_->status());
+  absl::Status status = SanitizeInternalError(stream_->status());
   SetOutcome(status, &record_);
   const engine::Usage usage = stream_->usage();
   record_.prompt_tokens = usage.prompt_tokens;

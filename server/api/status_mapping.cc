@@ -68,7 +68,7 @@ absl::string_view WireError::Find(absl::string_view key) const {
   return "";
 }
 
-absl::Status Seal(absl::Status status) {
+absl::Status SanitizeInternalError(absl::Status status) {
   if (status.ok()) return status;
   if (PublicRow(status, GetErrorReason(status)) != nullptr) return status;
   const std::string incident = NewIncidentId();
@@ -80,7 +80,7 @@ absl::Status Seal(absl::Status status) {
 
 WireError ToWireError(const absl::Status& original) {
   QUIRE_CHECK(!original.ok());
-  const absl::Status status = Seal(original);
+  const absl::Status status = SanitizeInternalError(original);
   const std::optional<ErrorReason> reason = GetErrorReason(status);
   const ReasonRow* row = PublicRow(status, reason);
   WireError error;

@@ -37,9 +37,9 @@ struct WireError {
 };
 
 // What is a bug of ours, turned into ENGINE_ERROR with an incident id after its text was logged;
-// anything else, and what was sealed before, stays as it is. Seal a status once when it is used
-// twice, else the log shows two incidents.
-absl::Status Seal(absl::Status status);
+// anything else, and what was sealed before, stays as it is. SanitizeInternalError a status once
+// when it is used twice, else the log shows two incidents.
+absl::Status SanitizeInternalError(absl::Status status);
 
 // REQUIRES: !status.ok(). Seals. Message and metadata are cut so that the encoded details stay
 // below 4 KiB.

@@ -97,7 +97,7 @@ engine::EngineOptions GpuEngineOptions(engine::EngineOptions engine) {
   return engine;
 }
 
-std::uint32_t TokensAhead(const DaemonOptions& options, DeviceKind device) {
+std::uint32_t OverlapTokens(const DaemonOptions& options, DeviceKind device) {
   if (device == DeviceKind::kCpu) {
     return engine::MaxChunkTokens(options.engine, options.pool.page_size);
   }
@@ -108,13 +108,13 @@ std::uint32_t TokensAhead(const DaemonOptions& options, DeviceKind device) {
 
 cache::PageDemand PageDemandFor(const DaemonOptions& options, const models::LayerGroups& layers,
                                 DeviceKind device) {
-  return {options.pool.page_size, models::CacheGroupsOf(layers), TokensAhead(options, device)};
+  return {options.pool.page_size, models::CacheGroupsOf(layers), OverlapTokens(options, device)};
 }
 
 absl::Status CheckHoldsAnything(const DaemonOptions& options, const cache::PageDemand& demand,
                                 std::uint32_t num_blocks) {
-  constexpr std::uint32_t kLeastTokens = 2;
-  const std::uint32_t needed = demand.PagesFor(kLeastTokens);
+  constexpr std::uint32_t kMinTokens = 2;
+  const std::uint32_t needed = demand.PagesFor(kMinTokens);
   if (num_blocks > needed) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("the KV pool has ", num_blocks - 1,

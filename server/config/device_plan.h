@@ -77,7 +77,7 @@ std::int32_t StepTokens(const engine::EngineOptions& engine, std::int32_t page_s
 engine::EngineOptions GpuEngineOptions(engine::EngineOptions engine);
 
 // Most prompt tokens that one sequence has in steps under way.
-std::uint32_t TokensAhead(const DaemonOptions& options, DeviceKind device);
+std::uint32_t OverlapTokens(const DaemonOptions& options, DeviceKind device);
 
 // What a sequence asks of a pool with these layer groups: less than its tokens where windows let
 // pages go.

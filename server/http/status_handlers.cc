@@ -56,16 +56,16 @@ ordered_json ModelOf(const ServedModel& model) {
 }
 
 // Nothing while another request waits for it: the listener's threads are for probes too.
-std::optional<engine::PagePicture> PictureOf(const StatusSources& sources,
-                                             engine::Engine* engine) {
+std::optional<engine::PageSnapshot> SnapshotOf(const StatusSources& sources,
+                                               engine::Engine* engine) {
   if (sources.is_asking->exchange(true)) return std::nullopt;
   struct Asking {
     ~Asking() { flag->store(false); }  // also when memory is short
     std::atomic<bool>* flag;
   } const asking{sources.is_asking.get()};
-  absl::StatusOr<engine::PagePicture> picture = engine->GetPagePicture();
-  if (!picture.ok()) return std::nullopt;
-  return *std::move(picture);
+  absl::StatusOr<engine::PageSnapshot> snapshot = engine->GetPageSnapshot();
+  if (!snapshot.ok()) return std::nullopt;
+  return *std::move(snapshot);
 }
 
 HttpAnswer StatusAnswer(const StatusSources& sources, const HttpRequest& request) {
@@ -120,11 +120,11 @@ std::string StatusJson(const StatusSources& sources, const ServedModel* model, a
     status["tokens_per_second"] = {{"prompt", stats.prompt_tokens_per_second},
                                    {"generation", stats.generation_tokens_per_second}};
     status["queue"] = QueueOf(model->engine->ListRequests());
-    const std::optional<engine::PagePicture> picture = PictureOf(sources, model->engine);
-    if (picture.has_value()) {
+    const std::optional<engine::PageSnapshot> snapshot = SnapshotOf(sources, model->engine);
+    if (snapshot.has_value()) {
       status["pages"] = {{"page_size", model->description.kv_page_size},
-                         {"owners", picture->owners},
-                         {"runs", RunsOf(picture->pages)}};
+                         {"owners", snapshot->owners},
+                         {"runs", RunsOf(snapshot->pages)}};
     }
   }
   return status.dump(-1, ' ', false, ordered_json::error_handler_t::replace);

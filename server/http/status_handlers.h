@@ -36,14 +36,14 @@ struct StatusSources {
   bool checks_host = false;  // loopback is all that guards it
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
-  // A request waits for the picture of the pages.
+  // A request waits for the snapshot of the pages.
   std::shared_ptr<std::atomic<bool>> is_asking = std::make_shared<std::atomic<bool>>(false);
 };
 
 // Adds both to `handlers`.
 void AddStatusHandlers(const StatusSources& sources, HttpHandlers* handlers);
 
-// Every run of equal pages as [value, length]; values are those of engine::PagePicture.
+// Every run of equal pages as [value, length]; values are those of engine::PageSnapshot.
 std::string StatusJson(const StatusSources& sources, const ServedModel* model, absl::Time now);
 
 }  // namespace quire::server

@@ -64,10 +64,10 @@ void OpenAiCall::Prepare(const std::string& body) {
   try {
     absl::StatusOr<OpenAiRequest> request = Read(body);
     if (request.ok()) return Start(*std::move(request));
-    error_ = Seal(request.status());
+    error_ = SanitizeInternalError(request.status());
     context_.probe->CountRefused(ToWireError(error_).reason);
   } catch (const std::exception& error) {
-    Fail(Seal(absl::InternalError(error.what())));
+    Fail(SanitizeInternalError(absl::InternalError(error.what())));
   }
 }
 
@@ -137,7 +137,7 @@ void OpenAiCall::Pump() {
   } catch (const std::exception& error) {
     // What was taken is lost, so the call cannot go on; behind a failure nothing is made of the
     // rest.
-    Fail(Seal(absl::InternalError(error.what())));
+    Fail(SanitizeInternalError(absl::InternalError(error.what())));
     Collect();
   }
   if (!events.empty()) return WriteEvents(std::move(events));
@@ -220,7 +220,7 @@ void OpenAiCall::End() {
         last = answer_->TakeBody();
       }
     } catch (const std::exception& error) {
-      error_ = Seal(absl::InternalError(error.what()));
+      error_ = SanitizeInternalError(absl::InternalError(error.what()));
     }
   }
   has_ended_ = true;

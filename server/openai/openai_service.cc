@@ -139,7 +139,7 @@ HttpAnswer OpenAiService::RefuseUnread(int http_status, absl::string_view messag
 
 // The error, counted as the end of the call.
 HttpAnswer OpenAiService::Refuse(const HttpRequest& request, const absl::Status& status) const {
-  const absl::Status sealed = Seal(status);
+  const absl::Status sealed = SanitizeInternalError(status);
   const absl::string_view method = MethodOf(request.path);
   if (!method.empty()) {
     const WireError error = ToWireError(sealed);

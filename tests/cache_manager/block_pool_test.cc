@@ -130,10 +130,10 @@ TEST_F(BlockPoolTest, DetachedCachedPageIsFree) {
   EXPECT_EQ(Take(), page);
 }
 
-TEST_F(BlockPoolTest, SpoiledPageIsQuarantinedUntilItIsCleared) {
+TEST_F(BlockPoolTest, PoisonedPageIsQuarantinedUntilItIsCleared) {
   const BlockId page = Take();
   pool_.AddRequest(page);
-  pool_.MarkSpoiled(page);
+  pool_.MarkPoisoned(page);
   pool_.DropRequest(page);
   EXPECT_EQ(pool_.state(page), PageState::kActive);
   pool_.DropRequest(page);
@@ -142,7 +142,7 @@ TEST_F(BlockPoolTest, SpoiledPageIsQuarantinedUntilItIsCleared) {
   EXPECT_THAT(pool_.quarantined_pages(), ElementsAre(page));
   pool_.FreeQuarantined(page);
   EXPECT_EQ(pool_.state(page), PageState::kFree);
-  EXPECT_FALSE(pool_.is_spoiled(page));
+  EXPECT_FALSE(pool_.is_poisoned(page));
 }
 
 TEST_F(BlockPoolTest, StateNames) {
@@ -156,7 +156,7 @@ class BlockPoolModelTest : public ::testing::Test {
   static constexpr std::uint32_t kBlocks = 12;
   struct Page {
     std::uint32_t requests = 0, transfers = 0;
-    bool node = false, spoiled = false;
+    bool node = false, poisoned = false;
     bool is_referenced() const { return requests + transfers > 0; }
   };
 
@@ -174,7 +174,7 @@ class BlockPoolModelTest : public ::testing::Test {
   void Settle(std::uint32_t page, std::uint32_t before) {
     const Page& state = model_[page];
     if (state.is_referenced()) return;
-    if (state.spoiled) {
+    if (state.poisoned) {
       quarantined_.push_back(page);
     } else if (!state.node) {
       free_.push_back(page);
@@ -230,7 +230,7 @@ class BlockPoolModelTest : public ::testing::Test {
 
   void AttachNode(std::uint32_t page) {
     Page& state = model_[page];
-    if (!state.is_referenced() || state.node || state.spoiled) return;
+    if (!state.is_referenced() || state.node || state.poisoned) return;
     pool_.AttachNode(BlockId{page}, NodeId{page});
     state.node = true;
   }
@@ -242,14 +242,14 @@ class BlockPoolModelTest : public ::testing::Test {
     if (std::erase(cached_, page) > 0) free_.push_back(page);
   }
 
-  void SpoilOrFreeQuarantined(std::uint32_t page) {
+  void PoisonOrFreeQuarantined(std::uint32_t page) {
     Page& state = model_[page];
     if (state.is_referenced() && !state.node && random_.OneIn(4)) {
-      pool_.MarkSpoiled(BlockId{page});
-      state.spoiled = true;
+      pool_.MarkPoisoned(BlockId{page});
+      state.poisoned = true;
     } else if (!quarantined_.empty()) {
       pool_.FreeQuarantined(BlockId{quarantined_.front()});
-      model_[quarantined_.front()].spoiled = false;
+      model_[quarantined_.front()].poisoned = false;
       free_.push_back(quarantined_.front());
       quarantined_.erase(quarantined_.begin());
     }
@@ -275,7 +275,7 @@ class BlockPoolModelTest : public ::testing::Test {
       case 7:
         return DetachNode(page);
       default:
-        return SpoilOrFreeQuarantined(page);
+        return PoisonOrFreeQuarantined(page);
     }
   }
 
@@ -323,8 +323,8 @@ TEST(BlockPoolIntegrityTest, ReportsBrokenInvariants) {
               HasSubstr("page 3 is free but in the cached list"));
   EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 4).transfers = 1; }),
               HasSubstr("page 4 is in transit but in the free list"));
-  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).spoiled = true; }),
-              HasSubstr("page 2 is spoiled but has a node"));
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).poisoned = true; }),
+              HasSubstr("page 2 is poisoned but has a node"));
   EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 0).requests = 1; }),
               HasSubstr("null page"));
   EXPECT_THAT(
@@ -353,7 +353,7 @@ TEST(BlockPoolDeathTest, BrokenContracts) {
   EXPECT_DEATH(pool.FreeQuarantined(page[0]), "check failed");
   pool.AttachNode(page[0], NodeId{0});
   EXPECT_DEATH(pool.AttachNode(page[0], NodeId{1}), "check failed");
-  EXPECT_DEATH(pool.MarkSpoiled(page[0]), "check failed");
+  EXPECT_DEATH(pool.MarkPoisoned(page[0]), "check failed");
   EXPECT_DEATH(pool.DropRequest(page[0], BlockId{2}), "check failed");  // 2 is not cached
 }
 

@@ -73,7 +73,7 @@ TEST(CacheGroupsRandomTest, TwoStepsInFlightFollowTheModel) {
   EXPECT_GT(seen.adopted, 50u);
   EXPECT_GT(seen.released, 500u);
   EXPECT_GT(seen.held, 1000u);
-  EXPECT_GT(seen.spoiled, 20u);
+  EXPECT_GT(seen.poisoned, 20u);
 }
 
 TEST(CacheGroupsRandomTest, CollidingKeysNeverShareAWrongPage) {
@@ -107,7 +107,7 @@ TEST(CacheGroupsRandomTest, RowsHoldNoMoreThanTheyAskFor) {
   SCOPED_TRACE(::testing::Message() << "seed " << random.seed());
   for (const std::initializer_list<std::uint32_t> windows : kWindowSets) {
     CacheManagerOptions options = WithWindows(TinyOptions(400, 2, 1024), windows);
-    options.max_row_tokens_ahead = 1 + random.Below(50);
+    options.max_row_overlap_tokens = 1 + random.Below(50);
     const auto cache = MakeCache(options);
     std::uint32_t most = 0;
     for (int repeat = 0; repeat < 20; ++repeat) {
@@ -120,7 +120,8 @@ TEST(CacheGroupsRandomTest, RowsHoldNoMoreThanTheyAskFor) {
       std::uint32_t computed = match.num_tokens;
       while (computed < tokens.size()) {
         const auto left = static_cast<std::uint32_t>(tokens.size()) - computed;
-        const std::uint32_t ahead = std::min(left, 1 + random.Below(options.max_row_tokens_ahead));
+        const std::uint32_t ahead =
+            std::min(left, 1 + random.Below(options.max_row_overlap_tokens));
         ASSERT_TRUE(cache->Reserve(row, computed + ahead).ok());
         const std::uint32_t pages = cache->pages_of(row);
         ASSERT_LE(pages, cache->demand().PagesFor(computed + ahead));

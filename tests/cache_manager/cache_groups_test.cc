@@ -19,11 +19,11 @@ TEST(CacheGroupsCreateTest, RefusesGroupsThatCannotBe) {
   CacheManagerOptions options = WithWindows(TinyOptions(8), {});
   EXPECT_THAT(CacheManager::Create(options).status().message(), HasSubstr("groups are 0"));
   options = WithWindows(TinyOptions(8), {0, 5});
-  options.max_row_tokens_ahead = 0;
+  options.max_row_overlap_tokens = 0;
   EXPECT_THAT(CacheManager::Create(options).status().message(),
-              HasSubstr("max_row_tokens_ahead is 0"));
+              HasSubstr("max_row_overlap_tokens is 0"));
   options = WithWindows(TinyOptions(8), {0, 0});
-  options.max_row_tokens_ahead = 0;
+  options.max_row_overlap_tokens = 0;
   EXPECT_TRUE(CacheManager::Create(options).ok());
 }
 
@@ -152,7 +152,7 @@ TEST_F(CacheGroupsTest, ReleaseDoesNotWaitForStepsInFlight) {
   const std::uint32_t available = cache_->available_pages();
   Release(kA, 6 * kP);
   EXPECT_EQ(cache_->available_pages(), available + 4);
-  cache_->CompleteStep(/*spoil_held=*/true);
+  cache_->CompleteStep(/*poison_held=*/true);
   EXPECT_EQ(MatchedTokens(tokens + Count(1)), 6 * kP);
 }
 
@@ -417,10 +417,10 @@ TEST_F(WindowOnlyTest, FlushTakesNodesWithoutPagesToo) {
   EXPECT_EQ(prefixes().num_nodes(), 0u);
 }
 
-TEST_F(WindowOnlyTest, ScrubFindsColumnsThatWereGivenBack) {
+TEST_F(WindowOnlyTest, InvalidateFindsColumnsThatWereGivenBack) {
   const Tokens tokens = Count(10 * kP);
   Run(kA, tokens);
-  cache_->Scrub(kA, tokens, KeysOf(options_, kRoot, tokens), 0);
+  cache_->Invalidate(kA, tokens, KeysOf(options_, kRoot, tokens), 0);
   EXPECT_EQ(prefixes().num_nodes(), 0u);
   EXPECT_EQ(cache_->TakeClears().size(), 2u);
   cache_->CompleteStep();
@@ -428,7 +428,7 @@ TEST_F(WindowOnlyTest, ScrubFindsColumnsThatWereGivenBack) {
 }
 
 // The row holds nothing any more that it has published.
-TEST_F(WindowOnlyTest, ScrubFindsColumnsOfARowThatPublishesNoMore) {
+TEST_F(WindowOnlyTest, InvalidateFindsColumnsOfARowThatPublishesNoMore) {
   const Tokens tokens = Count(10 * kP);
   const auto keys = KeysOf(options_, kRoot, tokens);
   for (const std::uint32_t first : {0u, 3 * kP}) {
@@ -439,7 +439,7 @@ TEST_F(WindowOnlyTest, ScrubFindsColumnsOfARowThatPublishesNoMore) {
     Release(kA, 10 * kP);
     pool().Evict(last);
     EXPECT_EQ(prefixes().num_nodes(), 5u);
-    cache_->Scrub(kA, tokens, keys, first);
+    cache_->Invalidate(kA, tokens, keys, first);
     EXPECT_EQ(prefixes().num_nodes(), first / kP);
     RunStepWork();
     cache_->Flush();

@@ -60,7 +60,9 @@ class CacheManagerTest : public ::testing::Test {
                             static_cast<std::uint32_t>(tokens.size()));
   }
   // Of a row that holds its first column.
-  void Scrub(BatchRow row, std::uint32_t first_token) { cache_->Scrub(row, {}, {}, first_token); }
+  void Invalidate(BatchRow row, std::uint32_t first_token) {
+    cache_->Invalidate(row, {}, {}, first_token);
+  }
   BlockId PageOf(BatchRow row, std::uint32_t column, std::size_t group = 0) const {
     return CacheManagerPeer::page(*cache_, row, column, group);
   }

@@ -38,7 +38,7 @@ TEST(CacheManagerRandomTest, TwoStepsInFlightFollowTheModel) {
   EXPECT_GT(seen.cleared, 50u);
   EXPECT_GT(seen.kept_tails, 50u);
   EXPECT_GT(seen.held, 1000u);
-  EXPECT_GT(seen.spoiled, 50u);
+  EXPECT_GT(seen.poisoned, 50u);
   EXPECT_GT(storm.stats().evicted_pages, 500u);
 }
 

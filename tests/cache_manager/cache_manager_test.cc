@@ -392,11 +392,11 @@ TEST_F(CacheManagerTest, FlushUnderLoad) {
   EXPECT_EQ(MatchedTokens(live), 2 * kP);
 }
 
-TEST_F(CacheManagerTest, ScrubbedPagesAreClearedBeforeTheyComeBack) {
+TEST_F(CacheManagerTest, InvalidatedPagesAreClearedBeforeTheyComeBack) {
   const Tokens prompt = Count(2 * kP + 5);
   StartAndPublish(kA, prompt);
   const BlockId bad[] = {PageOf(kA, 2), PageOf(kA, 1)};
-  Scrub(kA, kP);
+  Invalidate(kA, kP);
   EXPECT_EQ(cache_->pages_of(kA), 0u);
   EXPECT_EQ(MatchedTokens(prompt), kP);
   EXPECT_EQ(cache_->available_pages(), 17u);
@@ -411,13 +411,13 @@ TEST_F(CacheManagerTest, ScrubbedPagesAreClearedBeforeTheyComeBack) {
   cache_->Free(kA);  // freed already, and free it stays
 }
 
-TEST_F(CacheManagerTest, ScrubTakesSharedPagesFromTheIndexAndTheirHoldersPublishNoMore) {
+TEST_F(CacheManagerTest, InvalidateTakesSharedPagesFromTheIndexAndTheirHoldersPublishNoMore) {
   const Tokens shared = Count(2 * kP);
   const Tokens longer = Count(4 * kP);
   StartAndPublish(kA, Count(2 * kP + 1));
   EXPECT_EQ(StartAndPublish(kB, longer), 2 * kP);
   const BlockId bad = PageOf(kA, 1);
-  Scrub(kA, kP);
+  Invalidate(kA, kP);
   EXPECT_EQ(MatchedTokens(longer), kP);        // B's own pages continued the bad one
   EXPECT_EQ(cache_->TakeClears().size(), 1u);  // A's tail
   cache_->CompleteStep();
@@ -428,11 +428,11 @@ TEST_F(CacheManagerTest, ScrubTakesSharedPagesFromTheIndexAndTheirHoldersPublish
   EXPECT_THAT(cache_->TakeClears(), ElementsAre(bad));
 }
 
-TEST_F(CacheManagerTest, SpoiledPageThatWasNeverPublishedStaysUnpublished) {
+TEST_F(CacheManagerTest, PoisonedPageThatWasNeverPublishedStaysUnpublished) {
   const Tokens prompt = Count(2 * kP);
   Start(kA, prompt);
   ASSERT_TRUE(cache_->Fork(kA, kB, 2 * kP).ok());
-  Scrub(kA, kP);
+  Invalidate(kA, kP);
   EXPECT_EQ(cache_->available_pages(), 17u);
   Publish(kB, prompt);
   EXPECT_EQ(Match(prompt + Count(1)).pages.size(), 1u);

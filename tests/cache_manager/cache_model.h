@@ -110,8 +110,8 @@ class CacheModel {
     match.num_tokens = static_cast<std::uint32_t>(begin);
     if (!options_.partial_page_reuse) return match;
     const auto [source, rows] =
-        tree_.FindBeginning(root, path.empty() ? 0 : path.back(),
-                            tokens.subspan(begin, std::min<std::size_t>(size_, limit - begin)));
+        tree_.FindPartialMatch(root, path.empty() ? 0 : path.back(),
+                               tokens.subspan(begin, std::min<std::size_t>(size_, limit - begin)));
     if (rows >= size_ / 8 && rows > 0) {
       match.partial_sources = tree_.at(source).pages;
       match.partial_rows = rows;
@@ -242,13 +242,13 @@ class CacheModel {
     Free(row);
   }
 
-  void Scrub(std::uint32_t row, std::span<const std::int32_t> tokens,
-             std::span<const PageKey> keys, std::uint32_t first_token) {
+  void Invalidate(std::uint32_t row, std::span<const std::int32_t> tokens,
+                  std::span<const PageKey> keys, std::uint32_t first_token) {
     const std::uint32_t first = first_token / size_;
     if (const std::uint32_t node = NodeAt(rows_[row], first, tokens, keys); node != 0) Drop(node);
     for (const auto& pages : rows_[row].pages) {
       for (std::size_t column = first; column < pages.size(); ++column) {
-        if (pages[column] != 0) spoiled_.insert(pages[column]);
+        if (pages[column] != 0) poisoned_.insert(pages[column]);
       }
     }
     Free(row);
@@ -331,7 +331,7 @@ class CacheModel {
       const std::uint32_t node = tree_.NodeOf(page);
       if (node != 0 && tree_.at(node).key.has_value()) continue;
       if (node != 0) Drop(node);
-      spoiled_.insert(page);
+      poisoned_.insert(page);
     }
   }
 
@@ -347,7 +347,7 @@ class CacheModel {
       Settle(source);
     }
     for (; step.num_clears > 0; --step.num_clears, --num_clearing_) {
-      spoiled_.erase(quarantined_.front());
+      poisoned_.erase(quarantined_.front());
       free_.push_back(quarantined_.front());
       quarantined_.erase(quarantined_.begin());
     }
@@ -414,7 +414,7 @@ class CacheModel {
   }
   bool HoldsColumn(const Row& row, std::uint32_t column) const {
     return std::ranges::all_of(row.pages, [&](const auto& pages) {
-      return pages[column] != 0 && !spoiled_.contains(pages[column]) && !AwaitsCopy(pages[column]);
+      return pages[column] != 0 && !poisoned_.contains(pages[column]) && !AwaitsCopy(pages[column]);
     });
   }
   bool IsPrivate(const Row& row, std::uint32_t column) const {
@@ -461,7 +461,7 @@ class CacheModel {
 
   void KeepTail(const Row& row, std::uint32_t column, std::span<const std::int32_t> tokens) {
     const std::uint32_t parent = ParentOf(row, column);
-    const auto [known, rows] = tree_.FindBeginning(row.root, parent, tokens);
+    const auto [known, rows] = tree_.FindPartialMatch(row.root, parent, tokens);
     if (rows == tokens.size()) {
       tree_.Touch(known);
     } else if (MakeRoom()) {
@@ -531,7 +531,7 @@ class CacheModel {
   // Puts a page that may have lost its last reference where it belongs.
   void Settle(std::uint32_t page) {
     if (IsReferenced(page)) return;
-    if (spoiled_.contains(page)) {
+    if (poisoned_.contains(page)) {
       quarantined_.push_back(page);
     } else if (const std::uint32_t id = tree_.NodeOf(page); id == 0) {
       free_.push_back(page);
@@ -563,7 +563,7 @@ class CacheModel {
   std::vector<std::uint32_t> cached_;  // the first one is evicted first
   std::vector<std::uint32_t> quarantined_;
   std::size_t num_clearing_ = 0;  // the first of quarantined_
-  std::set<std::uint32_t> spoiled_;
+  std::set<std::uint32_t> poisoned_;
   std::vector<Copy> waiting_;
   Step taken_;
   std::vector<Step> steps_;  // in flight, oldest first

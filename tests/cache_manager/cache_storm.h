@@ -24,7 +24,7 @@ inline CacheManagerOptions StormOptions() {
 struct Coverage {
   std::uint64_t exhausted = 0, outdated = 0, shared_pages = 0, partial_copies = 0, adopted = 0,
                 forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0, held = 0,
-                spoiled = 0;
+                poisoned = 0;
   std::uint64_t released = 0;         // pages outside of windows
   std::uint64_t short_matches = 0;    // a window group ended them
   std::uint64_t empty_nodes = 0;      // that have no page at the moment
@@ -36,8 +36,8 @@ struct Coverage {
          {&Coverage::exhausted, &Coverage::outdated, &Coverage::shared_pages,
           &Coverage::partial_copies, &Coverage::adopted, &Coverage::forks, &Coverage::cleared,
           &Coverage::cancelled_copies, &Coverage::flushes, &Coverage::kept_tails, &Coverage::held,
-          &Coverage::spoiled, &Coverage::released, &Coverage::short_matches, &Coverage::empty_nodes,
-          &Coverage::completed_nodes, &Coverage::full_trees}) {
+          &Coverage::poisoned, &Coverage::released, &Coverage::short_matches,
+          &Coverage::empty_nodes, &Coverage::completed_nodes, &Coverage::full_trees}) {
       this->*member += other.*member;
     }
     return *this;
@@ -116,7 +116,7 @@ class Storm {
     } else if (choice < 96) {
       Fork(row, RandomRow());
     } else if (choice < 99) {
-      Scrub(row);
+      Invalidate(row);
     } else if (random_.OneIn(4)) {
       Flush();
     }
@@ -297,10 +297,10 @@ class Storm {
   void Complete() {
     const LaunchedStep step = std::move(in_flight_.front());
     in_flight_.erase(in_flight_.begin());
-    const bool spoils = max_in_flight_ > 1 && random_.OneIn(50);
-    coverage_.spoiled += spoils;
-    cache_->CompleteStep(spoils);
-    model_.CompleteStep(spoils);
+    const bool poisons = max_in_flight_ > 1 && random_.OneIn(50);
+    coverage_.poisoned += poisons;
+    cache_->CompleteStep(poisons);
+    model_.CompleteStep(poisons);
     ASSERT_EQ(cache_->steps_in_flight(), in_flight_.size());
     for (std::size_t i = 0; i < step.plan.size(); ++i) {
       const std::uint32_t row = step.plan[i].row.value();
@@ -371,7 +371,7 @@ class Storm {
     sequences_[child] = std::move(sequence);
   }
 
-  void Scrub(std::uint32_t row) {
+  void Invalidate(std::uint32_t row) {
     Sequence& sequence = sequences_[row];
     if (!sequence.live || cache_->has_step_work()) return;
     const std::uint32_t first = random_.Below(sequence.computed + 1);
@@ -384,8 +384,8 @@ class Storm {
       }
     }
     const auto keys = KeysOf(options_, sequence.root, sequence.tokens);
-    cache_->Scrub(BatchRow{row}, sequence.tokens, keys, first);
-    model_.Scrub(row, sequence.tokens, keys, first);
+    cache_->Invalidate(BatchRow{row}, sequence.tokens, keys, first);
+    model_.Invalidate(row, sequence.tokens, keys, first);
     sequence = Sequence{};
   }
 
@@ -422,7 +422,7 @@ class Storm {
     ASSERT_EQ(state.prefixes.num_nodes(), model_.tree().size());
     coverage_.empty_nodes += model_.tree().num_empty();
     coverage_.full_trees += model_.tree().num_slots() + 2 > num_slots_;
-    VerifyPicture();
+    VerifySnapshot();
     const CacheStats stats = cache_->stats();
     ASSERT_EQ(stats.usable_pages, stats.free_pages + stats.cached_pages + stats.used_pages);
     ASSERT_EQ(stats.cached_pages, model_.cached().size());
@@ -442,7 +442,7 @@ class Storm {
     }
   }
 
-  void VerifyPicture() {
+  void VerifySnapshot() {
     const std::vector<PageUse> uses = cache_->DescribePages();
     const CacheStats stats = cache_->stats();
     ASSERT_EQ(uses.size(), stats.usable_pages);

@@ -68,7 +68,7 @@ inline CacheManagerOptions WithWindows(CacheManagerOptions options,
                                        std::initializer_list<std::uint32_t> windows) {
   options.groups.clear();
   for (const std::uint32_t window : windows) options.groups.push_back({.window = window});
-  options.max_row_tokens_ahead = 2 * kTestPageSize;
+  options.max_row_overlap_tokens = 2 * kTestPageSize;
   return options;
 }
 

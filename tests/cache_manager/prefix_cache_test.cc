@@ -77,26 +77,26 @@ TEST_F(PrefixCacheTest, LongestBeginningWinsAndTiesGoToTheMostRecent) {
   const NodeId old = Add(root, kRoot, {1, 2, 9, 9});
   const NodeId recent = Add(root, kRoot, {1, 2, 8, 8});
   const NodeId longer = cache_.AddPartialChild(root, Tokens{1, 2, 3}, Pages(Take()));
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2, 3, 4}).node, longer);
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2, 3, 4}).rows, 3u);
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2, 9}).node, old);
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2}).node, longer);
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2}).rows, 2u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 3, 4}).node, longer);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 3, 4}).rows, 3u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 9}).node, old);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2}).node, longer);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2}).rows, 2u);
   cache_.Touch(recent);
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{1, 2, 7}).node, recent);
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{7}).rows, 0u);
-  EXPECT_EQ(cache_.FindBeginning(root, {}).rows, 0u);
-  EXPECT_EQ(cache_.FindBeginning(kNoNode, Tokens{1}).rows, 0u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 7}).node, recent);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{7}).rows, 0u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, {}).rows, 0u);
+  EXPECT_EQ(cache_.FindPartialMatch(kNoNode, Tokens{1}).rows, 0u);
 }
 
 TEST_F(PrefixCacheTest, ComparesOnlyTheEightMostRecentChildren) {
   const NodeId root = cache_.AddRoot(kRoot);
   const NodeId oldest = Add(root, kRoot, {50, 1, 1, 1});
   for (std::int32_t i = 0; i < 8; ++i) Add(root, kRoot, {i, 0, 0, 0});
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{50}).rows, 0u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).rows, 0u);
   cache_.Touch(oldest);
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{50}).node, oldest);
-  EXPECT_EQ(cache_.FindBeginning(root, Tokens{0}).rows, 0u);  // pushed out in turn
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).node, oldest);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).rows, 0u);  // pushed out in turn
 }
 
 TEST_F(PrefixCacheTest, PartialChildrenAreNotFoundAsPages) {

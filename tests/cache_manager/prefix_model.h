@@ -70,7 +70,7 @@ class PrefixModel {
   }
 
   // The node and the common rows.
-  std::pair<std::uint32_t, std::uint32_t> FindBeginning(
+  std::pair<std::uint32_t, std::uint32_t> FindPartialMatch(
       const Hash128& root, std::uint32_t parent, std::span<const std::int32_t> tokens) const {
     std::uint32_t best = 0, best_rows = 0;
     auto children = Children(root, parent);

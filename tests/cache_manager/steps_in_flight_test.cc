@@ -92,7 +92,7 @@ TEST_F(StepsInFlightTest, AdoptedTwinKeepsTheOwnPageUntilTheStepHasRun) {
 TEST_F(StepsInFlightTest, EachStepCompletesItsOwnCopiesAndClears) {
   Start(kA, Count(20));
   Start(kB, Count(20, 100));
-  cache_->Scrub(kB, {}, {}, 0);
+  cache_->Invalidate(kB, {}, {}, 0);
   Launch(kA, 20, 1);  // clears both pages of B
   ASSERT_TRUE(cache_->Fork(kA, kC, 20).ok());
   Launch(kA, 21, 1);  // copies the tail of A

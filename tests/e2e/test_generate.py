@@ -110,23 +110,23 @@ def test_stop_token_is_named(api, generation):
 
 def test_logprobs_of_the_token_the_best_and_the_prompt(api, generation):
     made = request(api, logprobs=3, prompt_logprobs=2)
-    prompt_rows = []
+    listed = []
     rows = []
     for message in generation.Generate(made, timeout=60):
         if message.HasField("prompt_logprobs"):
-            assert message.prompt_logprobs.start_position == 1 + len(prompt_rows)
-            prompt_rows.extend(message.prompt_logprobs.tokens)
+            assert message.prompt_logprobs.start_position == 1 + len(listed)
+            listed.extend(message.prompt_logprobs.tokens)
         elif message.HasField("started"):
             prompt_tokens = message.started.prompt_tokens
         elif message.HasField("delta"):
             rows.extend(message.delta.logprobs)
-    assert len(prompt_rows) == prompt_tokens - 1
+    assert len(listed) == prompt_tokens - 1
     assert len(rows) == 24
     for row in rows:  # greedy: the drawn token is the best one
         assert len(row.top) == 3 and row.rank == 1
         assert row.top[0].token_id == row.token_id and row.top[0].logprob == row.logprob
         assert row.logprob <= 0 and row.top[0].logprob >= row.top[1].logprob >= row.top[2].logprob
-    for row in prompt_rows:
+    for row in listed:
         assert len(row.top) == 2 and row.rank >= 1 and row.logprob <= row.top[0].logprob
 
 

@@ -37,7 +37,7 @@ void ExpectAllPagesBack(const Harness& harness) {
   EXPECT_EQ(MetricSum(harness.registry, "quire_expired_request_tokens_total"), 0);
 }
 
-// Every test runs one step at a time, and one step ahead.
+// Every test runs one step at a time, and overlapped.
 class EngineCoreTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, EngineCoreTest, ::testing::Values(1, 2));
 
@@ -366,12 +366,12 @@ TEST_P(EngineCoreTest, PromptLogprobsCoverEveryPositionOnce) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   harness.Submit(MakeRequest("warm", MakePrompt(5, 50), 1));
   harness.RunUntilIdle();
-  Request request = MakeRequest("scored", MakePrompt(5, 50), 4);
+  Request request = MakeRequest("logprobs", MakePrompt(5, 50), 4);
   request.output.prompt_logprobs = 2;
   harness.Submit(request);
   harness.Submit(MakeRequest("hit", MakePrompt(5, 50), 1));
   harness.RunUntilIdle();
-  const Harness::Output& output = harness.output("scored");
+  const Harness::Output& output = harness.output("logprobs");
   EXPECT_EQ(output.cached_tokens, 0);
   EXPECT_GE(harness.output("hit").cached_tokens, 48);
   ASSERT_EQ(output.prompt_positions.size(), 49);
@@ -503,8 +503,8 @@ TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
   ExpectAllPagesBack(harness);
 }
 
-TEST(AdmissionQueueTest, QueueLimitsRefuseWithNumbers) {
-  AdmissionQueue queue(2, 100);
+TEST(AdmissionLimiterTest, QueueLimitsRefuseWithNumbers) {
+  AdmissionLimiter queue(2, 100);
   EXPECT_TRUE(queue.EnterRequest("t").ok());
   EXPECT_TRUE(queue.EnterRequest("t").ok());
   const absl::Status full = queue.EnterRequest("t");
@@ -521,7 +521,7 @@ TEST(AdmissionQueueTest, QueueLimitsRefuseWithNumbers) {
   EXPECT_TRUE(queue.AddTokens("t", 100).ok());
 }
 
-TEST(AdmissionQueueTest, RateIsTheMeanOfTheLastTenSeconds) {
+TEST(AdmissionLimiterTest, RateIsTheMeanOfTheLastTenSeconds) {
   RateMeter meter;
   absl::Time now = absl::FromUnixSeconds(100);
   EXPECT_EQ(meter.PerSecond(now), 0);
@@ -553,7 +553,7 @@ TEST_P(EngineCoreTest, StrictRowClassesKeepGeneratedPagesFromPrompts) {
     }
     // The last token of the answer has no K and V. With classes the match ends with the prompt.
     EXPECT_EQ(harness.output("second").cached_tokens, strict ? 40 : 99);
-    EXPECT_EQ(harness.output("third").cached_tokens, 100) << "prompt rows are found by prompts";
+    EXPECT_EQ(harness.output("third").cached_tokens, 100) << "prefill tokens are found by prompts";
     EXPECT_EQ(harness.output("second").tokens, RunAlone(MakeRequest("s", turn, 5)).tokens);
     EXPECT_EQ(harness.output("third").tokens, harness.output("second").tokens);
   }

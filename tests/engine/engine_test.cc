@@ -284,7 +284,7 @@ TEST_P(EngineTest, CancelAbortAndListSeeLiveRequests) {
 }
 
 // Two requests with a page in common, one alone, and what a finished one left in the cache.
-TEST_P(EngineTest, ThePictureOfThePagesNamesWhoUsesThem) {
+TEST_P(EngineTest, TheSnapshotOfThePagesNamesWhoUsesThem) {
   Start([](EngineOptions& options, FakeRunnerOptions&) { options.stream_queue_tokens = 16; });
   EXPECT_TRUE(ReadAll(**engine_->Accept(MakeRequest("done", MakePrompt(7, 40), 4))).status.ok());
   const std::int32_t cached = static_cast<std::int32_t>(engine_->GetStats().cache.cached_pages);
@@ -298,17 +298,17 @@ TEST_P(EngineTest, ThePictureOfThePagesNamesWhoUsesThem) {
     const auto last = [this] { return engine_->ListRequests().back().state; };
     while (last() != RequestState::kStalled) std::this_thread::yield();
   }
-  const absl::StatusOr<PagePicture> picture = engine_->GetPagePicture();
-  ASSERT_TRUE(picture.ok());
-  EXPECT_THAT(picture->owners, ElementsAre("a", "b", "c"));
+  const absl::StatusOr<PageSnapshot> snapshot = engine_->GetPageSnapshot();
+  ASSERT_TRUE(snapshot.ok());
+  EXPECT_THAT(snapshot->owners, ElementsAre("a", "b", "c"));
   std::map<std::int32_t, int> counts;
-  for (const std::int32_t page : picture->pages) ++counts[page];
-  EXPECT_EQ(counts[PagePicture::kCached], cached);
-  EXPECT_GT(counts[PagePicture::kShared], 0);
+  for (const std::int32_t page : snapshot->pages) ++counts[page];
+  EXPECT_EQ(counts[PageSnapshot::kCached], cached);
+  EXPECT_GT(counts[PageSnapshot::kShared], 0);
   for (std::int32_t owner = 0; owner < 3; ++owner) {
-    EXPECT_GT(counts[PagePicture::kFirstOwner + owner], 0) << owner;
+    EXPECT_GT(counts[PageSnapshot::kFirstOwner + owner], 0) << owner;
   }
-  EXPECT_GT(counts[PagePicture::kFree], 0);
+  EXPECT_GT(counts[PageSnapshot::kFree], 0);
   for (const char* id : {"a", "b", "c"}) engine_->Cancel("p", id, CancelSource::kApi);
   for (const auto& stream : streams) ReadAll(*stream);
   ExpectIdle();

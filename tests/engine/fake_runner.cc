@@ -18,11 +18,11 @@ float LogprobOf(std::uint64_t state, std::int32_t token) {
   return -static_cast<float>(Mix(state, static_cast<std::uint64_t>(token)) % 100000) / 10000.0f;
 }
 
-// What the draws point to.
+// What the samples point to.
 std::uint64_t FingerprintOf(const models::StepBatch& batch) {
-  std::uint64_t sum = batch.draws.size();
-  for (const models::StepDraw& draw : batch.draws) {
-    const kernels::SamplingRow& row = draw.row;
+  std::uint64_t sum = batch.samples.size();
+  for (const models::StepSample& sample : batch.samples) {
+    const kernels::SamplingRow& row = sample.row;
     sum = Mix(sum, row.position);
     for (std::uint32_t i = 0; i < row.bias_size; ++i) {
       sum = Mix(sum, static_cast<std::uint64_t>(row.bias[i].token));
@@ -87,7 +87,7 @@ absl::StatusOr<const models::StepResult*> FakeRunner::Collect() {
   }
   if (hook) {
     if (const absl::Status status = (*hook)(); !status.ok()) {
-      last_draws_.assign(launch.batch->draws.size(), -1);
+      last_samples_.assign(launch.batch->samples.size(), -1);
       return status;
     }
   }
@@ -116,9 +116,9 @@ FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
     CheckPages(launch);
   }
   CheckFeedback(launch);
-  for (const models::StepDraw& draw : batch.draws) {
-    CheckSampleInFlight(launch, draw);
-    launch.histories.emplace_back(draw.row.history, draw.row.history + draw.row.history_size);
+  for (const models::StepSample& sample : batch.samples) {
+    CheckSampleInFlight(launch, sample);
+    launch.histories.emplace_back(sample.row.history, sample.row.history + sample.row.history_size);
   }
   return launch;
 }
@@ -186,7 +186,7 @@ void FakeRunner::CheckPages(const Launch& launch) const {
   }
 }
 
-// A token below 0 names the draw of the step before that lands at its own place.
+// A token below 0 names the sample of the step before that lands at its own place.
 void FakeRunner::CheckFeedback(const Launch& launch) const {
   for (const models::StepRow& row : launch.rows) {
     for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
@@ -196,38 +196,38 @@ void FakeRunner::CheckFeedback(const Launch& launch) const {
       QUIRE_CHECK(!in_flight_.empty());
       const models::StepBatch& before = *in_flight_.back().batch;
       const auto index = static_cast<std::size_t>(-(token + 1));
-      QUIRE_CHECK(index < before.draws.size());
-      const models::StepDraw& draw = before.draws[index];
-      QUIRE_CHECK(draw.row.position == row.cache_length + i);
-      const std::uint32_t drawn_at = before.logits_tokens[draw.logits_index];
-      const auto drawn_for = std::find_if(
-          before.rows.begin(), before.rows.end(), [drawn_at](const models::StepRow& r) {
-            return r.first_token <= drawn_at && drawn_at < r.first_token + r.num_tokens;
+      QUIRE_CHECK(index < before.samples.size());
+      const models::StepSample& sample = before.samples[index];
+      QUIRE_CHECK(sample.row.position == row.cache_length + i);
+      const std::uint32_t sampled_at = before.logits_tokens[sample.logits_index];
+      const auto sampled_for = std::find_if(
+          before.rows.begin(), before.rows.end(), [sampled_at](const models::StepRow& r) {
+            return r.first_token <= sampled_at && sampled_at < r.first_token + r.num_tokens;
           });
-      QUIRE_CHECK(drawn_for != before.rows.end() && drawn_for->batch_row == row.batch_row);
+      QUIRE_CHECK(sampled_for != before.rows.end() && sampled_for->batch_row == row.batch_row);
     }
   }
 }
 
 // A sample in flight is that of the same row, at the position just before.
-void FakeRunner::CheckSampleInFlight(const Launch& launch, const models::StepDraw& draw) const {
-  if (draw.sample_in_flight < 0) return;
+void FakeRunner::CheckSampleInFlight(const Launch& launch, const models::StepSample& sample) const {
+  if (sample.sample_in_flight < 0) return;
   QUIRE_CHECK(!in_flight_.empty());
   const models::StepBatch& before = *in_flight_.back().batch;
-  const auto index = static_cast<std::size_t>(draw.sample_in_flight);
-  QUIRE_CHECK(index < before.draws.size());
-  QUIRE_CHECK(before.draws[index].row.position + 1 == draw.row.position);
+  const auto index = static_cast<std::size_t>(sample.sample_in_flight);
+  QUIRE_CHECK(index < before.samples.size());
+  QUIRE_CHECK(before.samples[index].row.position + 1 == sample.row.position);
   // CheckFeedback has proved that the token that is fed back is of this row.
-  const std::uint32_t last = launch.batch->logits_tokens[draw.logits_index];
-  QUIRE_CHECK(launch.tokens[last] == -draw.sample_in_flight - 1);
+  const std::uint32_t last = launch.batch->logits_tokens[sample.logits_index];
+  QUIRE_CHECK(launch.tokens[last] == -sample.sample_in_flight - 1);
 }
 
 // Adds the samples that were in flight at the launch, and have been collected since.
 void FakeRunner::CompleteHistories(Launch& launch) const {
   for (std::size_t i = 0; i < launch.histories.size(); ++i) {
-    const std::int32_t sample = launch.batch->draws[i].sample_in_flight;
+    const std::int32_t sample = launch.batch->samples[i].sample_in_flight;
     if (sample < 0) continue;
-    const std::int32_t token = last_draws_.at(static_cast<std::size_t>(sample));
+    const std::int32_t token = last_samples_.at(static_cast<std::size_t>(sample));
     if (token < 0) continue;
     std::vector<kernels::TokenCount>& history = launch.histories[i];
     const auto found =
@@ -247,8 +247,8 @@ void FakeRunner::Execute(Launch& launch) {
   QUIRE_CHECK(FingerprintOf(batch) == launch.fingerprint);
   for (std::int32_t& token : launch.tokens) {
     if (token >= 0) continue;
-    const std::int32_t drawn = last_draws_.at(static_cast<std::size_t>(-(token + 1)));
-    token = std::max(drawn, 0);
+    const std::int32_t sampled = last_samples_.at(static_cast<std::size_t>(-(token + 1)));
+    token = std::max(sampled, 0);
   }
   CompleteHistories(launch);
   for (const BlockId page : batch.clears) {
@@ -267,17 +267,17 @@ void FakeRunner::Execute(Launch& launch) {
   for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {
     for (const models::StepRow& row : launch.rows) ComputeRow(launch, group, row);
   }
-  result_.draws.clear();
-  result_.scores.clear();
+  result_.samples.clear();
+  result_.prompt_logprobs.clear();
   top_.clear();
-  top_.reserve((batch.draws.size() + batch.scores.size()) * 20);
-  last_draws_.clear();
-  for (std::size_t i = 0; i < batch.draws.size(); ++i) {
-    result_.draws.push_back(Draw(launch, i));
-    last_draws_.push_back(result_.draws.back().token);
+  top_.reserve((batch.samples.size() + batch.prompt_logprobs.size()) * 20);
+  last_samples_.clear();
+  for (std::size_t i = 0; i < batch.samples.size(); ++i) {
+    result_.samples.push_back(Sample(launch, i));
+    last_samples_.push_back(result_.samples.back().token);
   }
-  for (const models::StepScore& score : batch.scores)
-    result_.scores.push_back(Score(launch, score));
+  for (const models::StepPromptLogprob& prompt_logprob : batch.prompt_logprobs)
+    result_.prompt_logprobs.push_back(PromptLogprob(launch, prompt_logprob));
 }
 
 void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group,
@@ -329,11 +329,11 @@ void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, models::StepT
 
 // Greedy rows depend on the state alone; others on seed, choice and position too. Penalties are
 // stood for by a sum over the history, which has no order.
-models::StepToken FakeRunner::Draw(const Launch& launch, std::size_t index) {
-  const models::StepDraw& draw = launch.batch->draws[index];
+models::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
+  const models::StepSample& sample = launch.batch->samples[index];
   models::StepToken result;
-  const std::uint64_t state = ReadBack(launch, draw.logits_index, &result.non_finite);
-  const kernels::SamplingRow& row = draw.row;
+  const std::uint64_t state = ReadBack(launch, sample.logits_index, &result.non_finite);
+  const kernels::SamplingRow& row = sample.row;
   if (result.non_finite) {
     result.token = -1;
     return result;
@@ -372,13 +372,14 @@ models::StepToken FakeRunner::Draw(const Launch& launch, std::size_t index) {
   return result;
 }
 
-models::StepToken FakeRunner::Score(const Launch& launch, const models::StepScore& score) {
+models::StepToken FakeRunner::PromptLogprob(const Launch& launch,
+                                            const models::StepPromptLogprob& prompt_logprob) {
   models::StepToken result;
-  const std::uint64_t state = ReadBack(launch, score.logits_index, &result.non_finite);
-  result.token = score.token;
-  result.logprob = LogprobOf(state, score.token);
+  const std::uint64_t state = ReadBack(launch, prompt_logprob.logits_index, &result.non_finite);
+  result.token = prompt_logprob.token;
+  result.logprob = LogprobOf(state, prompt_logprob.token);
   result.rank = 1 + static_cast<std::int32_t>(Mix(state, 9) % 50);
-  ListBest(state, score.num_top, &result);
+  ListBest(state, prompt_logprob.num_top, &result);
   return result;
 }
 

@@ -3,15 +3,16 @@
 // A StepRunner whose tokens are a known function of what it finds in the pages.
 //
 // Every page row holds a number that hashes the token, its position and the number of the row
-// before it, read back through the lookup table. A draw reads the numbers of all rows of its
+// before it, read back through the lookup table. A sample reads the numbers of all rows of its
 // sequence again, in a layer group with a window those that the window reaches. So a wrong page id,
 // a missing copy, a page handed out twice or too early or a token computed at the wrong place
 // changes the tokens that follow.
 //
 // With two steps in flight it computes as late as is legal, at Collect, from copies of the tables
-// as they were at Run, and checks what an engine that runs ahead could do wrong: a page that a step
-// in flight names must not belong to another sequence in the next one, a fed-back token must be the
-// one drawn at that very position, and nothing that a launched batch points to may change.
+// as they were at Run, and checks what an engine with overlap scheduling could do wrong: a page
+// that a step in flight names must not belong to another sequence in the next one, a fed-back token
+// must be the one sampled at that very position, and nothing that a launched batch points to may
+// change.
 
 #include <cstdint>
 #include <deque>
@@ -34,7 +35,7 @@ struct FakeRunnerOptions {
   std::int32_t vocab_size = 259;
   // A sequence that contains this token has non-finite logits. -1: none.
   std::int32_t poison_token = -1;
-  // Drawn with a chance of one in `end_period` instead of the hashed token. 0: never.
+  // Sampled with a chance of one in `end_period` instead of the hashed token. 0: never.
   std::int32_t end_token = -1;
   std::uint32_t end_period = 0;
   int max_steps_in_flight = 1;
@@ -91,8 +92,8 @@ class FakeRunner : public models::StepRunner {
     std::vector<std::uint32_t> lengths;
     std::uint32_t stride = 0;
     std::vector<PageUse> uses;
-    std::vector<std::vector<kernels::TokenCount>> histories;  // by draw
-    std::uint64_t fingerprint = 0;  // of what else the draws point to
+    std::vector<std::vector<kernels::TokenCount>> histories;  // by sample
+    std::uint64_t fingerprint = 0;                            // of what else the samples point to
   };
 
   Launch Snapshot(const models::StepBatch& batch) const;
@@ -110,10 +111,11 @@ class FakeRunner : public models::StepRunner {
   std::uint32_t FirstRead(std::uint32_t group, std::uint32_t position) const;
   void ComputeRow(const Launch& launch, std::uint32_t group, const models::StepRow& row);
   std::uint64_t ReadBack(const Launch& launch, std::uint32_t logits_index, bool* poisoned);
-  void CheckSampleInFlight(const Launch& launch, const models::StepDraw& draw) const;
+  void CheckSampleInFlight(const Launch& launch, const models::StepSample& sample) const;
   void CompleteHistories(Launch& launch) const;
-  models::StepToken Draw(const Launch& launch, std::size_t index);
-  models::StepToken Score(const Launch& launch, const models::StepScore& score);
+  models::StepToken Sample(const Launch& launch, std::size_t index);
+  models::StepToken PromptLogprob(const Launch& launch,
+                                  const models::StepPromptLogprob& prompt_logprob);
   void ListBest(std::uint64_t state, std::int32_t count, models::StepToken* token);
 
   const FakeRunnerOptions options_;
@@ -121,7 +123,7 @@ class FakeRunner : public models::StepRunner {
   std::vector<std::uint8_t> poisoned_;  // the same
   std::vector<kernels::TopLogprob> top_;
   std::deque<Launch> in_flight_;          // oldest first
-  std::vector<std::int32_t> last_draws_;  // of the step that was collected last
+  std::vector<std::int32_t> last_samples_;  // of the step that was collected last
   models::StepResult result_;
   Mutex hook_mutex_;
   std::shared_ptr<const RunHook> hook_ ABSL_GUARDED_BY(hook_mutex_);

@@ -1,4 +1,5 @@
-// What the fake runner must refuse from an engine that runs ahead; else its silence means nothing.
+// What the fake runner must refuse from an engine with overlap scheduling; else its silence means
+// nothing.
 
 #include "tests/engine/fake_runner.h"
 
@@ -10,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kP = 16;
 
-// Two rows of a tiny cache: row 0 computes 20 tokens and draws the next one, in flight.
+// Two rows of a tiny cache: row 0 computes 20 tokens and samples the next one, in flight.
 class FakeRunnerDeathTest : public ::testing::Test {
  protected:
   FakeRunnerDeathTest() {
@@ -26,8 +27,8 @@ class FakeRunnerDeathTest : public ::testing::Test {
     batch->rows = {
         {.batch_row = row, .cache_length = cached, .first_token = 0, .num_tokens = count}};
     batch->logits_tokens = {count - 1};
-    batch->draws.resize(1);
-    batch->draws[0].row.position = cached + count;
+    batch->samples.resize(1);
+    batch->samples[0].row.position = cached + count;
     const cache::RowStep step{row, cached, count};
     batch->kv = cache_->PrepareStep({&step, 1});
   }
@@ -48,20 +49,20 @@ TEST_F(FakeRunnerDeathTest, TakesTheTokenOfTheStepBefore) {
   EXPECT_TRUE(runner_.Collect().ok());
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesADrawThatIsNotThere) {
-  EXPECT_DEATH(RunSecond(BatchRow{0}, 20, {-2}), "index < before.draws.size");
+TEST_F(FakeRunnerDeathTest, RefusesASampleThatIsNotThere) {
+  EXPECT_DEATH(RunSecond(BatchRow{0}, 20, {-2}), "index < before.samples.size");
 }
 
 TEST_F(FakeRunnerDeathTest, RefusesTheTokenOfAnotherPlace) {
-  EXPECT_DEATH(RunSecond(BatchRow{0}, 20, {4, -1}), "draw.row.position == row.cache_length");
+  EXPECT_DEATH(RunSecond(BatchRow{0}, 20, {4, -1}), "sample.row.position == row.cache_length");
 }
 
 TEST_F(FakeRunnerDeathTest, RefusesTheTokenOfAnotherRow) {
   EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 2 * kP).ok());
-  EXPECT_DEATH(RunSecond(BatchRow{1}, 20, {-1}), "drawn_for->batch_row == row.batch_row");
+  EXPECT_DEATH(RunSecond(BatchRow{1}, 20, {-1}), "sampled_for->batch_row == row.batch_row");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesATokenThatNothingDraws) {
+TEST_F(FakeRunnerDeathTest, RefusesATokenThatNothingSamples) {
   EXPECT_TRUE(runner_.Collect().ok());
   EXPECT_DEATH(RunSecond(BatchRow{0}, 20, {-1}), "in_flight_.empty");
 }
@@ -82,8 +83,8 @@ TEST_F(FakeRunnerDeathTest, RefusesABatchThatChangesInFlight) {
   EXPECT_DEATH(runner_.Collect().IgnoreError(), "batch.token_ids == launch.tokens");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesADrawThatChangesInFlight) {
-  first_.draws[0].row.position = 3;
+TEST_F(FakeRunnerDeathTest, RefusesASampleThatChangesInFlight) {
+  first_.samples[0].row.position = 3;
   EXPECT_DEATH(runner_.Collect().IgnoreError(), "FingerprintOf");
 }
 

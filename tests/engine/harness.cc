@@ -71,7 +71,7 @@ std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options) {
   cache_options.max_rows = options.max_rows;
   cache_options.max_context_tokens = options.max_context_tokens;
   cache_options.groups = options.groups;
-  cache_options.max_row_tokens_ahead = options.max_row_tokens_ahead;
+  cache_options.max_row_overlap_tokens = options.max_row_overlap_tokens;
   absl::StatusOr<std::unique_ptr<cache::CacheManager>> cache =
       cache::CacheManager::Create(cache_options);
   if (!cache.ok()) {
@@ -236,10 +236,10 @@ void Harness::TakeItems() {
         output.started = true;
         output.cached_tokens = item.start->cached_tokens;
         break;
-      case OutputItem::Kind::kPromptScores:
-        for (std::size_t i = 0; i < item.scores.size(); ++i) {
+      case OutputItem::Kind::kPromptLogprobs:
+        for (std::size_t i = 0; i < item.prompt_logprobs.size(); ++i) {
           output.prompt_positions.push_back(item.start_position + static_cast<std::int32_t>(i));
-          output.prompt_logprobs.push_back(item.scores[i].logprob);
+          output.prompt_logprobs.push_back(item.prompt_logprobs[i].logprob);
         }
         break;
       case OutputItem::Kind::kToken:

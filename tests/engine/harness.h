@@ -32,7 +32,7 @@ struct PoolOptions {
   std::uint32_t max_rows = 64;
   std::uint32_t max_context_tokens = 1024;
   std::vector<cache::CacheGroup> groups = {cache::CacheGroup{}};
-  std::uint32_t max_row_tokens_ahead = 0;
+  std::uint32_t max_row_overlap_tokens = 0;
 };
 std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options);
 
@@ -93,7 +93,7 @@ class Harness {
   EngineOptions options;
   probe::Registry registry;
   EngineProbe probe;
-  AdmissionQueue queue;
+  AdmissionLimiter queue;
   EngineCore core;
 
  private:

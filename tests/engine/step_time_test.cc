@@ -167,7 +167,7 @@ TEST(StepTimeModelTest, ChunksAreTheLargestThatFit) {
 TEST(StepTimeModelTest, StaysFiniteWhateverItIsTold) {
   std::mt19937 random(17);
   StepTimeModel model;
-  constexpr std::uint32_t kMost = 0xffffffff;
+  constexpr std::uint32_t kMax = 0xffffffff;
   const absl::Duration times[] = {absl::ZeroDuration(),     -absl::Seconds(1),
                                   absl::Nanoseconds(1),     absl::Milliseconds(20),
                                   absl::Hours(1000),        absl::InfiniteDuration(),
@@ -175,15 +175,14 @@ TEST(StepTimeModelTest, StaysFiniteWhateverItIsTold) {
   for (int i = 0; i < 5000; ++i) {
     StepWork work;
     const std::uint32_t rows = Below(random, 4) * Below(random, 1024);
-    for (std::uint32_t row = 0; row < rows; ++row) work.AddDecode(Below(random, kMost));
-    if (i % 2 == 0) work.AddPrompt(Below(random, kMost), Below(random, 131072));
+    for (std::uint32_t row = 0; row < rows; ++row) work.AddDecode(Below(random, kMax));
+    if (i % 2 == 0) work.AddPrompt(Below(random, kMax), Below(random, 131072));
     model.Learn(work, times[Below(random, std::size(times))]);
     const absl::Duration time = model.Predict(work);
     EXPECT_GE(time, absl::ZeroDuration());
     EXPECT_LE(time, absl::Hours(3));
-    EXPECT_LE(
-        model.PromptTokensWithin(times[Below(random, std::size(times))], Below(random, kMost)),
-        1u << 20);
+    EXPECT_LE(model.PromptTokensWithin(times[Below(random, std::size(times))], Below(random, kMax)),
+              1u << 20);
   }
 }
 

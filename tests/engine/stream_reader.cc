@@ -33,11 +33,12 @@ void Reading::Add(OutputEvent event) {
     return;
   }
   if (!got_started) absl::StrAppend(&order_errors, "event before started; ");
-  if (const auto* scores = std::get_if<PromptLogprobsEvent>(&event)) {
+  if (const auto* prompt = std::get_if<PromptLogprobsEvent>(&event)) {
     if (!choices.empty()) absl::StrAppend(&order_errors, "prompt log-probabilities after output; ");
-    if (scores->start_position != prompt_positions + 1) absl::StrAppend(&order_errors, "gap; ");
-    prompt_positions += static_cast<std::int32_t>(scores->tokens.size());
-    for (const TokenLogprob& token : scores->tokens) {
+    if (prompt->start_position != prompt_positions + 1)
+      absl::StrAppend(&order_errors, "gap; ");
+    prompt_positions += static_cast<std::int32_t>(prompt->tokens.size());
+    for (const TokenLogprob& token : prompt->tokens) {
       prompt_bytes += token.bytes;
       prompt_logprobs.push_back(token.logprob);
     }

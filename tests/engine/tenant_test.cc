@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
-#include "engine/request/admission_queue.h"
+#include "engine/request/admission_limiter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"
@@ -31,7 +31,7 @@ void ExpectRefusal(const absl::Status& status, absl::string_view tenant, absl::s
 }
 
 TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
-  AdmissionQueue queue(100, 1000);
+  AdmissionLimiter queue(100, 1000);
   TenantOptions tenants;
   tenants.defaults.max_queued_requests = 3;
   tenants.entries["small"] = {.max_queued_requests = 1, .max_queued_tokens = 50};

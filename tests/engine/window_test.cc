@@ -37,7 +37,7 @@ HarnessOptions OptionsFor(const Setting& setting) {
       .max_rows = 8,
       .max_context_tokens = 1024,
       .groups = setting.groups,
-      .max_row_tokens_ahead = kChunk * static_cast<std::uint32_t>(setting.steps_in_flight)};
+      .max_row_overlap_tokens = kChunk * static_cast<std::uint32_t>(setting.steps_in_flight)};
   HarnessOptions options = MakeHarnessOptions(pool, setting.steps_in_flight);
   options.engine.prefill_chunk_tokens = kChunk;
   options.engine.max_step_prompt_tokens = 2 * kChunk;

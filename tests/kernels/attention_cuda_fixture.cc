@@ -312,7 +312,7 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
   MakeViews(batch, max_rows);
   planned_.row_offsets = offsets_.data();
   planned_.cache_lengths = cached_.data();
-  planned_.prompt_rows = prompt_.data();
+  planned_.prefill_tokens = prompt_.data();
   planned_.batch_size = batch;
   auto plan = AttentionPlan::Create(
       *cuda, {batch, max_rows, 1, rig.shape_.heads, rig.shape_.kv_heads, rig.shape_.head_size,

@@ -117,7 +117,7 @@ TEST(AttentionCudaTest, PromptRowsEqualDoublePrecision) {
   }
 }
 
-// Prompt rows and generated rows of one sequence, sequences without rows, and both classes in one
+// Prefill tokens and decode tokens of one sequence, sequences without rows, and both classes in one
 // step.
 TEST(AttentionCudaTest, MixedStepsEqualDoublePrecision) {
   const CudaBackend cuda;
@@ -169,7 +169,7 @@ TEST(AttentionBitsTest, RowsDoNotDependOnTheBatch) {
   }
 }
 
-// Generated rows one step after the other, as they were first made, and all in one step, as after
+// Decode tokens one step after the other, as they were first made, and all in one step, as after
 // preemption.
 TEST(AttentionBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
   const CudaBackend cuda;

@@ -48,7 +48,7 @@ void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
 
 TEST(AttentionLatentTest, TensorCoreKernelEqualsDoublePrecision) {
   const CudaBackend cuda(2);
-  // Prompt and generated rows, a border of tiles and one of spans, sequences without rows.
+  // Prompt and decode tokens, a border of tiles and one of spans, sequences without rows.
   const std::vector<StepRows> step = {{0, 2047, 3, 0}, {1, 33, 0, 1}, {2, 9, 0, 0}, {3, 0, 5, 1}};
   for (const auto& [rank, rope] : {std::pair{512u, 64u}, {128u, 16u}, {320u, 32u}, {256u, 128u}}) {
     ExpectExact(cuda, Latent(3, rank, rope), step, true);
@@ -102,7 +102,7 @@ TEST(AttentionLatentBitsTest, TheCutDoesNotShow) {
   // Has room for fewer partial results than 4200 tokens have spans. 32 heads fill a partial result,
   // so that one too many runs into what lies behind the plan's memory.
   const CudaBackend two(2);
-  // Cancelling values show the order of the folds, loud queries their factors.
+  // Cancelling values show the order of the reduces, loud queries their factors.
   for (const bool cancelling : {true, false}) {
     SCOPED_TRACE(cancelling);
     AttentionShape shape = Latent(32, 128, 16);

@@ -187,9 +187,9 @@ TEST_P(AttentionMaskTypeTest, NeutralMasksChangeNoBit) {
 TEST(AttentionMaskedTest, NotANumberOutsideTheWindowStaysThere) {
   Sequences clean({DType::kF32, 2, 1, 16, 16, 1}, {120}, 30);
   clean.mask.window = 10;
-  Sequences spoiled = clean;
-  spoiled.v[50 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
-  spoiled.k[50 * 16] = std::numeric_limits<float>::quiet_NaN();
+  Sequences poisoned = clean;
+  poisoned.v[50 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
+  poisoned.k[50 * 16] = std::numeric_limits<float>::quiet_NaN();
   const std::size_t columns = clean.q_columns();
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
@@ -197,7 +197,7 @@ TEST(AttentionMaskedTest, NotANumberOutsideTheWindowStaysThere) {
     TestPool a = MakePool(clean, 31);
     TestPool b = MakePool(clean, 31);
     const auto expected = RunStep(*backend, a, clean, {0}, {120});
-    const auto out = RunStep(*backend, b, spoiled, {0}, {120});
+    const auto out = RunStep(*backend, b, poisoned, {0}, {120});
     for (std::size_t row = 0; row < 120; ++row) {
       if (row >= 50 && row < 60) {
         EXPECT_TRUE(std::isnan(out[row * columns + 3])) << isa << " row " << row;
@@ -281,7 +281,7 @@ TEST(AttentionMaskedTest, PagesBeforeTheWindowAreNotRead) {
     for (const int threads : {1, 5}) {
       const TestBackend backend(threads);
       ClosedPages pages;
-      // One generated row, then 100 prompt rows; the first key of the first row is 1100 - 40 + 1.
+      // One decode token, then 100 prefill tokens; the first key of the first row is 1100 - 40 + 1.
       const auto one = pages.Run(*backend, 1100, 1, 40);
       const auto many = pages.Run(*backend, 1100, 100, 40);
       pages.CloseBefore(1061 / 16 * 16);

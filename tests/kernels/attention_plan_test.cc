@@ -1,5 +1,5 @@
-// The work lists: their laws by brute force, and the device's form against the host's. The fold of
-// states against one pass. The masks against their definitions.
+// The work lists: their laws by brute force, and the device's form against the host's. The reduce
+// of states against one pass. The masks against their definitions.
 
 #include "kernels/attention/attention_plan.h"
 
@@ -81,7 +81,7 @@ struct HostLists {
     AttentionPlanParams params{};
     params.row_offsets = batch.offsets.data();
     params.cache_lengths = batch.cached.data();
-    params.prompt_rows = batch.prompt.data();
+    params.prefill_tokens = batch.prompt.data();
     params.batch_size = batch.size();
     internal::PlanWorkHost(params, shape,
                            {&counts, prefill.data(), decode.data(), merge.data(), nullptr, 0, 0});
@@ -117,7 +117,7 @@ Spans SpansOf(const std::vector<AttentionWork>& items) {
   return spans;
 }
 
-// The first key that the first generated row of a sequence sees.
+// The first key that the first decode token of a sequence sees.
 std::uint32_t FirstSeen(const Batch& batch, std::uint32_t sequence, std::uint32_t window) {
   const std::uint32_t position = batch.cached[sequence] + batch.prompt[sequence];
   return window == 0 || window > position ? 0 : position - window + 1;
@@ -366,8 +366,8 @@ struct Piece {
   AttentionState<Math> state;
   typename Math::Real value = 0;
   void Add(const Piece& right) {
-    const AttentionFold<Math> fold = FoldState(&state, right.state);
-    value = FoldValue(fold, value, right.value);
+    const AttentionReduction<Math> reduce = ReduceState(&state, right.state);
+    value = ReduceValue(reduce, value, right.value);
   }
 };
 
@@ -399,20 +399,20 @@ Piece<Math> OnePass(const std::vector<Sample>& samples, std::size_t begin, std::
   return piece;
 }
 
-TEST(AttentionStateTest, FoldOfPiecesEqualsOnePass) {
+TEST(AttentionStateTest, ReductionOfPiecesEqualsOnePass) {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     const std::vector<Sample> samples = Samples(seed, 500, seed % 2 == 0 ? 1 : 40);
     const Piece<DoubleMath> all = OnePass<DoubleMath>(samples, 0, samples.size());
-    Piece<DoubleMath> folded;
+    Piece<DoubleMath> reduced;
     Random random(seed);
     for (std::size_t at = 0; at < samples.size();) {
       const std::size_t end = std::min(samples.size(), at + random(90));
-      folded.Add(OnePass<DoubleMath>(samples, at, end));  // empty now and then
+      reduced.Add(OnePass<DoubleMath>(samples, at, end));  // empty now and then
       at = end;
     }
     const double exact = FinishValue(all.state, all.value);
-    EXPECT_NEAR(FinishValue(folded.state, folded.value), exact, 1e-12);
-    EXPECT_EQ(folded.state.max, all.state.max);
+    EXPECT_NEAR(FinishValue(reduced.state, reduced.value), exact, 1e-12);
+    EXPECT_EQ(reduced.state.max, all.state.max);
   }
 }
 
@@ -437,7 +437,7 @@ TEST(AttentionStateTest, CutsAlongTheTreeGiveTheSameBits) {
     }
     Piece<FloatMath> from_groups;
     for (const Piece<FloatMath>& g : groups) {
-      Piece<FloatMath> copy;  // what a kernel writes is folded with the empty state again
+      Piece<FloatMath> copy;  // what a kernel writes is reduced with the empty state again
       copy.Add(g);
       from_groups.Add(copy);
       from_groups.Add({});

@@ -69,7 +69,7 @@ TEST(AttentionRulesTest, EveryTileKernelEqualsDoublePrecision) {
         const Rules& rules = kRules[i % std::size(kRules)];
         AttentionShape shape{6, 2, head_size, i % 2 == 0 ? 16u : 64u, kv, DType::kBF16, 0};
         shape = With(shape, rules);
-        // Beyond every window, and inside of it; prompt rows beside generated ones.
+        // Beyond every window, and inside of it; prefill tokens beside generated ones.
         ExpectExact(cuda, shape, {{0, 690, 0, 3}, {1, 130, 75, 2}, {2, 9, 0, 1}});
       }
     }
@@ -147,7 +147,7 @@ TEST(AttentionRulesTest, APlanOfAShorterWindowIsRefused) {
   }
 }
 
-// The kernel of 9.0 for prompt rows knows the causal mask alone.
+// The kernel of 9.0 for prefill tokens knows the causal mask alone.
 TEST(AttentionRulesTest, PromptRowsWithRulesRunInThePortableKernel) {
   const CudaBackend cuda;
   for (const Rules& rules : {kRules[2], kRules[6], kRules[7]}) {
@@ -174,7 +174,7 @@ TEST(AttentionRulesBitsTest, ChunksOfAPromptDoNotShow) {
   }
 }
 
-// Generated rows one by one and together, over windows that begin in different tiles and spans.
+// Decode tokens one by one and together, over windows that begin in different tiles and spans.
 TEST(AttentionRulesBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
   const CudaBackend cuda;
   for (const DType kv : kElements) {
@@ -205,7 +205,7 @@ TEST(AttentionRulesBitsTest, CutsOfARowDoNotShow) {
   EXPECT_TRUE(SameBits(spans, rig.Run(CudaBackend(1), step)));
 }
 
-// Leaving out the spans before a window, in any cut, is no other fold than passing over them.
+// Leaving out the spans before a window, in any cut, is no other reduce than passing over them.
 TEST(AttentionRulesBitsTest, AWindowThatThePlanKnowsDoesNotShow) {
   for (const std::uint32_t window : {1u, 100u, 513u, 1500u, 2600u}) {
     AttentionShape shape{8, 1, 64, 64, DType::kBF16, DType::kBF16, 0};

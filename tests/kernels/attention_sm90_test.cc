@@ -85,7 +85,7 @@ TEST(AttentionSm90Test, EveryKernelEqualsDoublePrecision) {
   }
 }
 
-// Several items for each block, sequences without rows, generated rows beside prompt rows.
+// Several items for each block, sequences without rows, decode tokens beside prefill tokens.
 TEST(AttentionSm90Test, MixedStepsEqualDoublePrecision) {
   ExpectExact(
       CudaBackend(2), Shape(8, 2, 64, 16),

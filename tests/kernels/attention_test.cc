@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Types, AttentionTypeTest,
                          testing::Values(DType::kBF16, DType::kI8, DType::kF8E4M3),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
-TEST_P(AttentionTypeTest, FoldsSpansRight) {
+TEST_P(AttentionTypeTest, ReducesSpansRight) {
   const AttentionCase c{GetParam(), 4, 2, 16, 16, 1};
   const Sequences s(c, {1100, 600}, 5);
   for (const int threads : {1, 7}) {
@@ -178,7 +178,7 @@ TEST(AttentionSharesTest, FewLongSequencesAreCutForAllThreads) {
   for (const std::uint32_t sequences : {1u, 2u}) {
     const auto shares = SharesOf(grouped, 32, sequences, 1);
     EXPECT_GE(shares.items, 14) << sequences;
-    EXPECT_GE(shares.folds, sequences) << sequences;
+    EXPECT_GE(shares.reduces, sequences) << sequences;
   }
 }
 
@@ -193,22 +193,22 @@ TEST(AttentionSharesTest, StatesThatWaitAreBounded) {
   EXPECT_LE(chunk.bytes, internal::kAttentionPartialBytes + kRowBytes + kListBytes);
   EXPECT_GE(chunk.items, 20);
   // Fewer fit.
-  EXPECT_EQ(SharesOf(latent, 128, 1, 8).folds, 8);
-  // Generated rows are cut whatever they take.
+  EXPECT_EQ(SharesOf(latent, 128, 1, 8).reduces, 8);
+  // Decode tokens are cut whatever they take.
   const auto generated = SharesOf(latent, 1024, 2, 1);
-  EXPECT_EQ(generated.folds, 2);
+  EXPECT_EQ(generated.reduces, 2);
   EXPECT_GT(generated.bytes, internal::kAttentionPartialBytes);
 }
 
 TEST(AttentionTest, NotANumberInALaterTokenStaysThere) {
   const Sequences clean({DType::kF32, 2, 1, 16, 16, 1}, {20}, 30);
-  Sequences spoiled = clean;
-  spoiled.v[10 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
+  Sequences poisoned = clean;
+  poisoned.v[10 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
   const TestBackend backend(1);
   TestPool a = MakePool(clean, 31);
   TestPool b = MakePool(clean, 31);
   const auto expected = RunStep(*backend, a, clean, {0}, {20});
-  const auto out = RunStep(*backend, b, spoiled, {0}, {20});
+  const auto out = RunStep(*backend, b, poisoned, {0}, {20});
   const std::size_t columns = clean.q_columns();
   EXPECT_EQ(std::memcmp(out.data(), expected.data(), 10 * columns * 4), 0);
   for (std::size_t row = 10; row < 20; ++row) EXPECT_TRUE(std::isnan(out[row * columns + 3]));

@@ -15,7 +15,7 @@
 namespace quire::kernels {
 namespace {
 
-// A matrix of codes, drawn at random, and what it is worth.
+// A matrix of codes, sampled at random, and what it is worth.
 struct Quantized {
   QuantizedShape shape;
   std::vector<std::int8_t> q;

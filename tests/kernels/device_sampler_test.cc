@@ -19,7 +19,7 @@ namespace quire::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr std::int32_t kMostLogprobs = 24;
+constexpr std::int32_t kMaxLogprobs = 24;
 
 // Bits are equal where the CPU's exp has a fused multiply-add.
 bool CpuHasFma() {
@@ -79,8 +79,8 @@ struct HostRow {
     row.seed = std::uint64_t{rng()} << 32 | rng();
     row.position = static_cast<std::uint32_t>(rng());
     row.choice = rng() % 4;
-    row.num_logprobs = static_cast<std::int32_t>(rng() % (kMostLogprobs + 2)) - 1;
-    if (one_in(4)) row.num_logprobs = kMostLogprobs;
+    row.num_logprobs = static_cast<std::int32_t>(rng() % (kMaxLogprobs + 2)) - 1;
+    if (one_in(4)) row.num_logprobs = kMaxLogprobs;
     row.text_vocab = vocab;
   }
 
@@ -102,10 +102,10 @@ class SamplerSetup {
       has_text_.resize(vocab);
       for (std::uint8_t& text : has_text_) text = rng() % 9 != 0;
     }
-    limits_ = {.max_draws = 64,
-               .max_scores = 40,
+    limits_ = {.max_samples = 64,
+               .max_prompt_logprobs = 40,
                .vocab = vocab,
-               .max_logprobs = kMostLogprobs,
+               .max_logprobs = kMaxLogprobs,
                .max_history = 64 * 30,
                .max_bias = 64 * 9,
                .max_banned = 64 * 4};
@@ -147,15 +147,15 @@ class SamplerSetup {
   std::unique_ptr<DeviceSampler> sampler_;
 };
 
-// What the CPU draws of rows whose logits are host memory.
+// What the CPU samples of rows whose logits are host memory.
 struct Expected {
   Expected(const SamplerSetup& setup, const std::vector<HostRow>& hosts)
-      : tops(hosts.size() * kMostLogprobs) {
+      : tops(hosts.size() * kMaxLogprobs) {
     for (std::size_t i = 0; i < hosts.size(); ++i) {
       rows.push_back(setup.Adapt(hosts[i].row));
       rows.back().logits = hosts[i].logits.data();
       sampled.emplace_back();
-      sampled.back().top = tops.data() + i * kMostLogprobs;
+      sampled.back().top = tops.data() + i * kMaxLogprobs;
     }
     const TestBackend cpu(1);
     EXPECT_TRUE(Sample(*cpu, {rows, sampled, setup.vocab()}).ok());
@@ -177,7 +177,7 @@ void ExpectSameLogprobs(const Result& got, const Result& want) {
   }
 }
 
-void ExpectSameDraw(const SampledRow& got, const SampledRow& want) {
+void ExpectSameSample(const SampledRow& got, const SampledRow& want) {
   EXPECT_EQ(got.token, want.token);
   EXPECT_EQ(got.no_survivor, want.no_survivor);
   ExpectSameLogprobs(got, want);
@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(Vocabularies, DeviceSamplerTest,
                                          Case{1, 5000, 5000, true, 64},
                                          Case{2, 9001, 9001, false, 40}));
 
-TEST_P(DeviceSamplerTest, DrawsWhatTheCpuDraws) {
+TEST_P(DeviceSamplerTest, SamplesWhatTheCpuSamples) {
   const Case& of = GetParam();
   const SamplerSetup setup(of.emulator_seed, of.vocab, of.text_vocab, of.with_table);
   std::vector<HostRow> hosts;
@@ -223,37 +223,38 @@ TEST_P(DeviceSamplerTest, DrawsWhatTheCpuDraws) {
   ASSERT_TRUE(setup.sampler().Sample(all.first(first), tokens.data(), 1).ok());
   ASSERT_TRUE(setup.sampler().Sample(all.subspan(first), tokens.data() + first, 1).ok());
   const std::vector<std::int32_t> ids = tokens.Get();
-  const std::span<const SampledRow> sampled = setup.sampler().draws(1);
+  const std::span<const SampledRow> sampled = setup.sampler().samples(1);
   ASSERT_EQ(sampled.size(), rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
     SCOPED_TRACE(absl::StrCat("row ", i));
     EXPECT_EQ(ids[i], expected.sampled[i].token);
-    ExpectSameDraw(sampled[i], expected.sampled[i]);
+    ExpectSameSample(sampled[i], expected.sampled[i]);
   }
-  EXPECT_EQ(setup.sampler().draws(0).size(), 0u);
+  EXPECT_EQ(setup.sampler().samples(0).size(), 0u);
 }
 
-TEST_P(DeviceSamplerTest, ScoresWhatTheCpuScores) {
+TEST_P(DeviceSamplerTest, ComputesTheLogprobsOfTheCpu) {
   const Case& of = GetParam();
   const SamplerSetup setup(of.emulator_seed, of.vocab, of.text_vocab, of.with_table);
   std::vector<HostRow> hosts;
   for (std::uint32_t i = 0; i < 12; ++i) hosts.emplace_back(500 + i, of.vocab);
   DeviceArray<float> logits(setup.cuda(), hosts.size() * of.vocab);
   const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
-  std::vector<ScoredToken> scored;
-  std::vector<ScoredToken> expected;
-  std::vector<TopLogprob> tops(hosts.size() * kMostLogprobs);
+  std::vector<TokenLogprob> logprob_tokens;
+  std::vector<TokenLogprob> expected;
+  std::vector<TopLogprob> tops(hosts.size() * kMaxLogprobs);
   for (std::uint32_t i = 0; i < hosts.size(); ++i) {
     const auto token = static_cast<std::int32_t>(i * 97 % of.vocab);
-    scored.push_back({token, static_cast<std::int32_t>(i * 2), rows[i].logits, nullptr});
+    logprob_tokens.push_back({token, static_cast<std::int32_t>(i * 2), rows[i].logits, nullptr});
     expected.push_back({token, static_cast<std::int32_t>(i * 2), hosts[i].logits.data(),
-                        tops.data() + i * kMostLogprobs});
+                        tops.data() + i * kMaxLogprobs});
   }
   const TestBackend cpu(1);
-  ASSERT_TRUE(ScoreTokens(*cpu, {expected, of.vocab, rows[0].text_vocab, rows[0].has_text}).ok());
-  ASSERT_TRUE(setup.sampler().Score(scored, 0).ok());
+  ASSERT_TRUE(
+      ComputeLogprobs(*cpu, {expected, of.vocab, rows[0].text_vocab, rows[0].has_text}).ok());
+  ASSERT_TRUE(setup.sampler().ComputeLogprobs(logprob_tokens, 0).ok());
   setup.cuda().Wait();
-  const std::span<const ScoredToken> got = setup.sampler().scores(0);
+  const std::span<const TokenLogprob> got = setup.sampler().logprobs(0);
   ASSERT_EQ(got.size(), expected.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     SCOPED_TRACE(absl::StrCat("token ", i));
@@ -317,9 +318,9 @@ TEST(DeviceSamplerUseTest, SlotsAreIndependentAndCanBeUsedAgain) {
     setup.cuda().Wait();
     setup.sampler().Reset(1 - slot);
     ASSERT_TRUE(setup.sampler().Sample(std::span(rows).first(2), tokens.data(), 1 - slot).ok());
-    const std::span<const SampledRow> sampled = setup.sampler().draws(slot);
+    const std::span<const SampledRow> sampled = setup.sampler().samples(slot);
     ASSERT_EQ(sampled.size(), rows.size());
-    for (std::size_t i = 0; i < rows.size(); ++i) ExpectSameDraw(sampled[i], expected.sampled[i]);
+    for (std::size_t i = 0; i < rows.size(); ++i) ExpectSameSample(sampled[i], expected.sampled[i]);
     setup.cuda().Wait();
   }
 }
@@ -350,7 +351,7 @@ TEST(DeviceSamplerUseTest, LogitsAtTheEndsOfTheRange) {
   setup.cuda().Wait();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     EXPECT_GE(expected.sampled[i].token, 0);
-    ExpectSameDraw(setup.sampler().draws(0)[i], expected.sampled[i]);
+    ExpectSameSample(setup.sampler().samples(0)[i], expected.sampled[i]);
   }
 }
 
@@ -370,10 +371,10 @@ TEST(DeviceSamplerUseTest, AGreedyRowTakesTwoKernels) {
   if (cuda_emulator::IsEmulated()) {
     EXPECT_EQ(cuda_emulator::LaunchCount() - before, 2u);
   }
-  EXPECT_EQ(setup.sampler().draws(0)[0].rank, 0);
+  EXPECT_EQ(setup.sampler().samples(0)[0].rank, 0);
 }
 
-// Lists that do not fit together: the draws are those of the CPU all the same, and results of
+// Lists that do not fit together: the samples are those of the CPU all the same, and results of
 // earlier calls stay.
 TEST(DeviceSamplerUseTest, SamplesInPiecesWhatDoesNotFitAtOnce) {
   constexpr std::uint32_t kVocab = 300;
@@ -415,13 +416,13 @@ TEST(DeviceSamplerUseTest, SamplesInPiecesWhatDoesNotFitAtOnce) {
   }
   ASSERT_TRUE(Sample(*cpu, {expected_rows, expected, kVocab}).ok());
   const std::vector<std::int32_t> got = tokens.Get();
-  const std::span<const SampledRow> draws = setup.sampler().draws(0);
-  ASSERT_EQ(draws.size(), hosts.size());
+  const std::span<const SampledRow> samples = setup.sampler().samples(0);
+  ASSERT_EQ(samples.size(), hosts.size());
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     EXPECT_EQ(got[i], expected[i].token) << i;
-    EXPECT_EQ(draws[i].token, expected[i].token) << i;
-    EXPECT_FLOAT_EQ(draws[i].logprob, expected[i].logprob) << i;
-    EXPECT_EQ(draws[i].top[1].token, expected[i].top[1].token) << i;
+    EXPECT_EQ(samples[i].token, expected[i].token) << i;
+    EXPECT_FLOAT_EQ(samples[i].logprob, expected[i].logprob) << i;
+    EXPECT_EQ(samples[i].top[1].token, expected[i].top[1].token) << i;
   }
 }
 
@@ -455,18 +456,18 @@ TEST(DeviceSamplerUseTest, RefusesWhatExceedsItsLimits) {
     row.banned = banned.data();
     row.banned_size = static_cast<std::uint32_t>(banned.size());
   }));
-  EXPECT_TRUE(refused([&](SamplingRow& row) { row.num_logprobs = kMostLogprobs + 1; }));
+  EXPECT_TRUE(refused([&](SamplingRow& row) { row.num_logprobs = kMaxLogprobs + 1; }));
   EXPECT_TRUE(refused([&](SamplingRow& row) { row.text_vocab = 49; }));
   EXPECT_TRUE(refused([&](SamplingRow& row) { row.has_text = other_table.data(); }));
   EXPECT_TRUE(refused([&](SamplingRow& row) { row.top_p = 0; }));
   const std::vector<SamplingRow> many(65, rows[0]);
   EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().Sample(many, tokens.data(), 0)));
-  const std::vector<ScoredToken> scores(41, {.token = 1, .logits = logits.data()});
-  EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().Score(scores, 0)));
-  const ScoredToken outside{.token = 50, .logits = logits.data()};
-  EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().Score({&outside, 1}, 0)));
+  const std::vector<TokenLogprob> logprobs(41, {.token = 1, .logits = logits.data()});
+  EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().ComputeLogprobs(logprobs, 0)));
+  const TokenLogprob outside{.token = 50, .logits = logits.data()};
+  EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().ComputeLogprobs({&outside, 1}, 0)));
   // Nothing of that was kept.
-  EXPECT_TRUE(setup.sampler().draws(0).empty());
+  EXPECT_TRUE(setup.sampler().samples(0).empty());
   const TestBackend cpu(1);
   EXPECT_TRUE(
       absl::IsInvalidArgument(DeviceSampler::Create(*cpu, setup.limits(), {}, 50).status()));

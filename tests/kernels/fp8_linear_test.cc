@@ -12,7 +12,7 @@
 namespace quire::kernels {
 namespace {
 
-// Codes and scales of a matrix, drawn at random; no code is a NaN.
+// Codes and scales of a matrix, sampled at random; no code is a NaN.
 struct Matrix {
   Matrix(const Fp8Shape& shape_in, std::uint32_t seed)
       : shape(shape_in),

@@ -144,7 +144,7 @@ TEST(HeadLinearTest, ShapesAndStridesMustFit) {
   EXPECT_TRUE(absl::IsInvalidArgument(apply(16, 13)));
   weights[1] = &*eight;
   EXPECT_TRUE(absl::IsInvalidArgument(apply(16, 8)));
-  weights.assign(kMostHeadsALaunch + 1, &*four);
+  weights.assign(kMaxHeadsALaunch + 1, &*four);
   EXPECT_TRUE(absl::IsInvalidArgument(apply(16, 5)));
 }
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_tree.h"
+#include "kernels/linear/linear_reduction.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/kernel_test_util.h"
 #include "tests/kernels/linear_cuda_fixture.h"
@@ -65,8 +65,8 @@ TEST(LinearCudaTest, ResidualMayBeTheResult) {
 TEST(LinearCudaTest, BitsOfARowDoNotDependOnTheOthers) {
   const CudaBackend cuda;
   const auto w = RandomFloats(136 * 600, 1, 0.05f);
-  ASSERT_EQ(cuda::LinearTreeOf(136, 600).splits, 2u);
-  ASSERT_EQ(cuda::LinearTreeOf(136, 200).splits, 1u);
+  ASSERT_EQ(cuda::LinearReductionOf(136, 600).splits, 2u);
+  ASSERT_EQ(cuda::LinearReductionOf(136, 200).splits, 1u);
   const std::uint32_t counts[] = {1, 7, 8, 9, 32, 33, 64, 65};
   // The emulated device has 4 SMs: 65 rows still split K over blocks, 130 do not.
   ExpectRowsInvariant(cuda, Pack(cuda, w, DType::kBF16, 136, 600), {.extras = true}, 130, counts);
@@ -85,7 +85,7 @@ TEST(LinearCudaTest, BitsDoNotDependOnTheOrderOfThreadsAndBlocks) {
     cuda_emulator::SetOptions(options);
     const CudaBackend cuda;
     const PackedLinear packed = Pack(cuda, {w.data(), 40 * 1096}, DType::kBF16, 40, 1096);
-    ASSERT_EQ(cuda::LinearTreeOf(40, 1096).splits, 4u);
+    ASSERT_EQ(cuda::LinearReductionOf(40, 1096).splits, 4u);
     // Twice: the counters of the blocks must be as before.
     for (int i = 0; i < 2; ++i) {
       const auto y = Compute(cuda, packed, in, {}, 0, 9);
@@ -219,9 +219,9 @@ TEST(LinearCudaTest, NamesWhatIsWrong) {
   ASSERT_TRUE(cuda.stream().Synchronize().ok());
 }
 
-TEST(LinearTreeTest, FillsTheDeviceFromShapesAlone) {
+TEST(LinearReductionTest, FillsTheDeviceFromShapesAlone) {
   const auto splits = [](std::uint32_t n, std::uint32_t k) {
-    return cuda::LinearTreeOf(n, k).splits;
+    return cuda::LinearReductionOf(n, k).splits;
   };
   EXPECT_EQ(splits(4096, 4096), 4u);
   EXPECT_EQ(splits(6144, 4096), 4u);
@@ -230,7 +230,7 @@ TEST(LinearTreeTest, FillsTheDeviceFromShapesAlone) {
   EXPECT_EQ(splits(128256, 4096), 1u);
   for (std::uint32_t n = 1; n < 20000; n += 61) {
     for (std::uint32_t k = 8; k < 16000; k += 808) {
-      const cuda::LinearTree tree = cuda::LinearTreeOf(n, k);
+      const cuda::LinearReduction tree = cuda::LinearReductionOf(n, k);
       const std::uint32_t tiles = cuda::LinearTilesK(k);
       ASSERT_GE(tree.splits * tree.tiles_per_split, tiles);
       ASSERT_LT((tree.splits - 1) * tree.tiles_per_split, tiles) << "an empty sub-range";
@@ -241,7 +241,7 @@ TEST(LinearTreeTest, FillsTheDeviceFromShapesAlone) {
   }
 }
 
-TEST(LinearTreeTest, PackedOrderHoldsEveryWeightOnce) {
+TEST(LinearReductionTest, PackedOrderHoldsEveryWeightOnce) {
   for (const std::uint32_t bits : {4u, 8u}) {
     std::set<std::pair<std::uint32_t, std::uint32_t>> places;
     for (std::uint32_t i = 0; i < cuda::kLinearTileN * cuda::kLinearTileK; ++i) {

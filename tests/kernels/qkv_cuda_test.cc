@@ -343,8 +343,8 @@ std::vector<T> RandomRows(std::uint32_t width, std::uint32_t seed) {
 
 // The last `rope` columns of the head at `from`, rotated.
 template <typename T>
-std::vector<float> TurnedHead(const LatentCase& of, const T* from, std::uint32_t size,
-                              const float* cosines, const float* sines) {
+std::vector<float> TransposedHead(const LatentCase& of, const T* from, std::uint32_t size,
+                                  const float* cosines, const float* sines) {
   const QkvCase head{of.dtype, 0, 0, size, of.rope, size - of.rope, of.style};
   std::vector<float> x(size), out(size);
   std::transform(from, from + size, x.begin(), [](T v) { return ToFloat(v); });
@@ -390,7 +390,7 @@ void StoreLatentsOnHost(const LatentCase& of, LatentInputs<T>& in, DevicePool& p
     for (std::uint32_t h = 0; h < of.heads; ++h) {
       const std::size_t head = m * of.heads + h;
       const std::vector<float> turned =
-          TurnedHead(of, &in.heads[head * in.query], in.query, cosines, sines);
+          TransposedHead(of, &in.heads[head * in.query], in.query, cosines, sines);
       for (std::uint32_t i = 0; i < of.rope; ++i) {
         in.queries[head * in.columns + of.rank + i] = FromFloat<T>(turned[of.nope + i]);
       }
@@ -399,7 +399,7 @@ void StoreLatentsOnHost(const LatentCase& of, LatentInputs<T>& in, DevicePool& p
     const std::uint32_t page =
         in.table[static_cast<std::uint32_t>(kTokenRows[m]) * kLookupStride + t / 16];
     if (page == 0) continue;
-    PutHead<E>(TurnedHead(of, &in.latents[m * in.columns], in.columns, cosines, sines),
+    PutHead<E>(TransposedHead(of, &in.latents[m * in.columns], in.columns, cosines, sines),
                pool.Head(page, 1, 1, t % 16, 0),
                kQuantizedKv<E> ? pool.Scale(page, 1, 1, t % 16, 0) : nullptr);
   }

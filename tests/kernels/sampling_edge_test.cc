@@ -30,8 +30,8 @@ class SamplingEdgeTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return sampled;
   }
-  // Tokens that 4000 seeds draw.
-  std::set<std::int32_t> Drawn(SamplingRow row) {
+  // Tokens that 4000 seeds sample.
+  std::set<std::int32_t> Sampled(SamplingRow row) {
     std::set<std::int32_t> tokens;
     for (row.seed = 0; row.seed < 4000; ++row.seed) tokens.insert(Run(row).token);
     return tokens;
@@ -86,7 +86,7 @@ TEST_F(SamplingEdgeTest, MasksThatLeaveNothingAreReported) {
   }
 }
 
-TEST_F(SamplingEdgeTest, MaskedTokensAreNeverDrawn) {
+TEST_F(SamplingEdgeTest, MaskedTokensAreNeverSampled) {
   const std::vector<float> logits(64, 0.0f);
   SamplingRow row = Row(logits);
   std::vector<std::uint8_t> has_text(64, 1);
@@ -96,20 +96,20 @@ TEST_F(SamplingEdgeTest, MaskedTokensAreNeverDrawn) {
   row.banned = banned;
   row.banned_size = 3;
   row.text_vocab = 12;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{0, 4, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 4, 7, 8, 9, 10, 11}));
 }
 
 TEST_F(SamplingEdgeTest, TopKKeepsLowIdsAmongEqualOnes) {
   const std::vector<float> logits = {0, 1, 0, 1, 0, 1, 0, 1};
   SamplingRow row = Row(logits);
   row.top_k = 3;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{1, 3, 5}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 3, 5}));
   row.top_k = 6;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{0, 1, 2, 3, 5, 7}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1, 2, 3, 5, 7}));
   row.top_k = 8;
-  EXPECT_EQ(Drawn(row).size(), 8u);
+  EXPECT_EQ(Sampled(row).size(), 8u);
   row.top_k = 1;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{1}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1}));
 }
 
 TEST_F(SamplingEdgeTest, TopPKeepsTheShortestPrefixThatReachesIt) {
@@ -118,15 +118,15 @@ TEST_F(SamplingEdgeTest, TopPKeepsTheShortestPrefixThatReachesIt) {
                                      std::log(0.125f)};
   SamplingRow row = Row(logits);
   row.top_p = 0.49f;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{1}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1}));
   row.top_p = 0.51f;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{1, 2}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2}));
   row.top_p = 0.8f;  // one of the equal ones: the lower id
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{0, 1, 2}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1, 2}));
   row.top_p = 0.9f;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1, 2, 3}));
   row.top_p = 1e-9f;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{1}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1}));
 }
 
 TEST_F(SamplingEdgeTest, TopPSeesWhatTopKLeft) {
@@ -134,16 +134,16 @@ TEST_F(SamplingEdgeTest, TopPSeesWhatTopKLeft) {
   SamplingRow row = Row(logits);
   row.top_k = 4;
   row.top_p = 0.5f;  // of four tokens, not of ten
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{0, 1}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1}));
 }
 
 TEST_F(SamplingEdgeTest, MinPKeepsItsBorder) {
   const std::vector<float> logits = {0.0f, std::log(0.5f), std::log(0.25f)};
   SamplingRow row = Row(logits);
   row.min_p = 0.5f;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{0, 1}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1}));
   row.min_p = 1.0f;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{0}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0}));
 }
 
 TEST_F(SamplingEdgeTest, HugeLogitsStayFinite) {
@@ -155,17 +155,17 @@ TEST_F(SamplingEdgeTest, HugeLogitsStayFinite) {
   row.history = history.data();
   row.history_size = 2;
   row.repetition_penalty = 0.5f;  // 3e38 / 0.5 overflows
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{4}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{4}));
   logits[4] = -3e38f;
   row.repetition_penalty = 1.0f;
-  EXPECT_GT(Drawn(row).size(), 10u);  // all equal again
+  EXPECT_GT(Sampled(row).size(), 10u);  // all equal again
 }
 
 TEST_F(SamplingEdgeTest, MinusZeroTiesWithZero) {
   const std::vector<float> logits = {-0.0f, 0.0f, -1.0f, -0.0f};
   SamplingRow row = Row(logits);
   row.top_k = 2;
-  EXPECT_EQ(Drawn(row), (std::set<std::int32_t>{0, 1}));
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1}));
 }
 
 TEST_F(SamplingEdgeTest, PenaltiesFollowTheirOrder) {
@@ -193,7 +193,7 @@ TEST_F(SamplingEdgeTest, PenaltiesFollowTheirOrder) {
   EXPECT_EQ(Run(row).token, 1);
 }
 
-TEST_F(SamplingEdgeTest, ChoiceAndPositionChangeTheDraw) {
+TEST_F(SamplingEdgeTest, ChoiceAndPositionChangeTheSample) {
   const std::vector<float> logits(1000, 0.0f);
   SamplingRow row = Row(logits);
   std::set<std::int32_t> tokens;
@@ -265,11 +265,11 @@ TEST_F(SamplingEdgeTest, RefusesParametersOutOfRange) {
 
 TEST_F(SamplingEdgeTest, ScoreFlagsAndRefuses) {
   std::vector<float> logits = {1, kInfinity, 0};
-  ScoredToken token{.token = 0, .num_logprobs = 0, .logits = logits.data()};
-  ASSERT_TRUE(ScoreTokens(*backend_, {{&token, 1}, 3, 3, nullptr}).ok());
+  TokenLogprob token{.token = 0, .num_logprobs = 0, .logits = logits.data()};
+  ASSERT_TRUE(ComputeLogprobs(*backend_, {{&token, 1}, 3, 3, nullptr}).ok());
   EXPECT_TRUE(token.non_finite);
   token.token = 3;
-  EXPECT_FALSE(ScoreTokens(*backend_, {{&token, 1}, 3, 3, nullptr}).ok());
+  EXPECT_FALSE(ComputeLogprobs(*backend_, {{&token, 1}, 3, 3, nullptr}).ok());
 }
 
 }  // namespace

@@ -94,7 +94,7 @@ bool HasText(const SamplingRow& row, std::uint32_t id) {
 
 // logprob, rank and top of a sampled row against the sorted row in double.
 void CheckLogprobs(const RandomRow& r, const SampledRow& sampled,
-                   const internal::ReferenceDraw& exact) {
+                   const internal::ReferenceSample& exact) {
   if (r.row.num_logprobs < 0) {
     EXPECT_EQ(sampled.num_top, 0u);
     EXPECT_EQ(sampled.rank, 0);
@@ -239,35 +239,37 @@ TEST(SamplingParityTest, RowsDoNotInfluenceEachOther) {
   }
 }
 
-TEST(SamplingParityTest, ScoreGivesTheBitsOfSample) {
+TEST(SamplingParityTest, LogprobsHaveTheBitsOfSample) {
   const TestBackend backend(2);
   constexpr std::uint32_t kVocab = 5000;
   const auto logits = RandomFloats(kVocab, 40, 3.0f);
   SamplingRow row = PlainRow(logits.data(), kVocab);
   row.num_logprobs = 5;
   row.text_vocab = 4800;
-  TopLogprob top[5], score_top[5];
+  TopLogprob top[5], prompt_logprob_top[5];
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
     row.seed = seed;
     SampledRow sampled{.top = top};
     ASSERT_TRUE(Sample(*backend, {{&row, 1}, {&sampled, 1}, kVocab}).ok());
-    ScoredToken scored{
-        .token = sampled.token, .num_logprobs = 5, .logits = logits.data(), .top = score_top};
-    ASSERT_TRUE(ScoreTokens(*backend, {{&scored, 1}, kVocab, 4800, nullptr}).ok());
-    EXPECT_EQ(std::memcmp(&scored.logprob, &sampled.logprob, 4), 0);
-    EXPECT_EQ(scored.rank, sampled.rank);
-    ASSERT_EQ(scored.num_top, 5u);
-    EXPECT_EQ(std::memcmp(top, score_top, sizeof(top)), 0);
+    TokenLogprob logprob_tokens{.token = sampled.token,
+                                .num_logprobs = 5,
+                                .logits = logits.data(),
+                                .top = prompt_logprob_top};
+    ASSERT_TRUE(ComputeLogprobs(*backend, {{&logprob_tokens, 1}, kVocab, 4800, nullptr}).ok());
+    EXPECT_EQ(std::memcmp(&logprob_tokens.logprob, &sampled.logprob, 4), 0);
+    EXPECT_EQ(logprob_tokens.rank, sampled.rank);
+    ASSERT_EQ(logprob_tokens.num_top, 5u);
+    EXPECT_EQ(std::memcmp(top, prompt_logprob_top, sizeof(top)), 0);
   }
 }
 
-// Draws over positions follow the distribution that the filters leave.
-void ExpectDistribution(SamplingRow row, std::uint32_t vocab, int draws) {
+// Samples over positions follow the distribution that the filters leave.
+void ExpectDistribution(SamplingRow row, std::uint32_t vocab, int samples) {
   const TestBackend backend(2);
   std::vector<int> counts(vocab, 0);
   std::vector<SamplingRow> rows(1000, row);
   std::vector<SampledRow> sampled(1000);
-  for (int done = 0; done < draws; done += 1000) {
+  for (int done = 0; done < samples; done += 1000) {
     for (std::uint32_t i = 0; i < 1000; ++i) {
       rows[i].position = static_cast<std::uint32_t>(done) + i;
     }
@@ -283,20 +285,20 @@ void ExpectDistribution(SamplingRow row, std::uint32_t vocab, int draws) {
   int freedom = -1;
   int inside = 0;
   for (const std::int32_t id : exact.survivors) {
-    const double expected = draws * std::exp(double{row.logits[id]} / row.temperature) / total;
+    const double expected = samples * std::exp(double{row.logits[id]} / row.temperature) / total;
     inside += counts[static_cast<std::size_t>(id)];
     if (expected < 5) continue;
     chi2 += std::pow(counts[static_cast<std::size_t>(id)] - expected, 2) / expected;
     ++freedom;
   }
-  EXPECT_EQ(inside, draws);  // nothing outside the survivors
+  EXPECT_EQ(inside, samples);  // nothing outside the survivors
   ASSERT_GE(freedom, 2);
   // Wilson and Hilferty: the cube root of chi2 / freedom is nearly normal; 3.72 is p = 1e-4.
   const double f = 2.0 / (9.0 * freedom);
   EXPECT_LT((std::cbrt(chi2 / freedom) - (1 - f)) / std::sqrt(f), 3.72);
 }
 
-TEST(SamplingStatisticsTest, DrawsFollowTheDistribution) {
+TEST(SamplingStatisticsTest, SamplesFollowTheDistribution) {
   const auto logits = RandomFloats(50, 50, 1.5f);
   SamplingRow row = PlainRow(logits.data(), 50);
   row.seed = 12345;

@@ -96,7 +96,7 @@ class Stage {
   }
 
   // Row `row` goes on with tokens [cached, cached + count) of `tokens`, of which `prompt` are the
-  // prompt's; one greedy draw after the last.
+  // prompt's; one greedy sample after the last.
   absl::Status Launch(std::uint32_t row, const std::vector<std::int32_t>& tokens,
                       std::uint32_t cached, std::uint32_t count, std::uint32_t prompt) {
     QUIRE_RETURN_IF_ERROR(cache_->Reserve(BatchRow{row}, cached + count));
@@ -110,7 +110,7 @@ class Stage {
     batch_.logits_out = logits_out;
     kernels::SamplingRow greedy{};
     greedy.temperature = 0;
-    batch_.draws.push_back({0, greedy});
+    batch_.samples.push_back({0, greedy});
     const cache::RowStep step{BatchRow{row}, cached, count};
     batch_.kv = cache_->PrepareStep({&step, 1});
     batch_.copies = cache_->TakeCopies();
@@ -125,18 +125,18 @@ class Stage {
                                                      std::size_t count) {
     const auto prompt = static_cast<std::uint32_t>(tokens.size());
     std::uint32_t cached = 0;
-    std::vector<std::int32_t> drawn;
-    while (drawn.size() < count) {
+    std::vector<std::int32_t> sampled;
+    while (sampled.size() < count) {
       const auto fresh =
           std::min<std::uint32_t>(kStepTokens, static_cast<std::uint32_t>(tokens.size()) - cached);
       QUIRE_RETURN_IF_ERROR(Launch(row, tokens, cached, fresh, prompt));
       QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
       cached += fresh;
       if (cached < tokens.size()) continue;
-      tokens.push_back(result->draws[0].token);
-      drawn.push_back(result->draws[0].token);
+      tokens.push_back(result->samples[0].token);
+      sampled.push_back(result->samples[0].token);
     }
-    return drawn;
+    return sampled;
   }
 
   // Where every step's logits go; null: nowhere.
@@ -333,7 +333,7 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   cpu.logits_out = gpu.logits_out = half.logits_out = nullptr;
   EXPECT_EQ(*gpu.Generate(0, prompt, 6), *cpu.Generate(0, prompt, 6));
   EXPECT_GT(gpu.cuda().graph_steps(), 0u);
-  // Generated rows in bf16, in graphs and without them.
+  // Decode tokens in bf16, in graphs and without them.
   const auto in_graphs = half.Generate(0, prompt, 6);
   ASSERT_TRUE(in_graphs.ok()) << in_graphs.status();
   EXPECT_GT(half.cuda().graph_steps(), 0u);
@@ -372,17 +372,17 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   ASSERT_TRUE(stage.Start(Fixture()).ok());
   EXPECT_EQ(stage.runner().max_steps_in_flight(), 2);
   EXPECT_EQ(stage.runner().Collect().status().code(), absl::StatusCode::kFailedPrecondition);
-  // Nothing was drawn before.
+  // Nothing was sampled before.
   EXPECT_THAT(std::string(stage.Launch(0, {-1}, 0, 1, 1).message()),
               HasSubstr("token_ids[0] is -1"));
   ASSERT_TRUE(stage.Launch(0, {5, 6}, 0, 2, 2).ok());
   EXPECT_THAT(std::string(stage.Launch(0, {5, 6, -2}, 2, 1, 2).message()),
-              HasSubstr("draw 1 of the step before, which has 1"));
+              HasSubstr("sample 1 of the step before, which has 1"));
   ASSERT_TRUE(stage.Launch(0, {5, 6, -1}, 2, 1, 2).ok());
   EXPECT_EQ(stage.Launch(0, {5, 6, 0, -1}, 3, 1, 2).code(), absl::StatusCode::kFailedPrecondition);
   const auto first = stage.runner().Collect();
   ASSERT_TRUE(first.ok());
-  const std::int32_t token = (*first)->draws[0].token;
+  const std::int32_t token = (*first)->samples[0].token;
   const auto second = stage.runner().Collect();
   ASSERT_TRUE(second.ok());
   // The token that was fed back on the device is the one that the first step drew.
@@ -390,7 +390,7 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   ASSERT_TRUE(again.Start(Fixture()).ok());
   const auto want = again.Generate(0, {5, 6}, 2);
   ASSERT_TRUE(want.ok());
-  EXPECT_EQ(std::vector<std::int32_t>({token, (*second)->draws[0].token}), *want);
+  EXPECT_EQ(std::vector<std::int32_t>({token, (*second)->samples[0].token}), *want);
 }
 
 // A fork copies the page that both sequences would write; a cleared page is zero, scales included.
@@ -404,17 +404,17 @@ TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
     ASSERT_TRUE(stage.Launch(0, tokens, 0, 21, 22).ok());
     ASSERT_TRUE(stage.runner().Collect().ok());
     ASSERT_TRUE(stage.cache().Fork(BatchRow{0}, BatchRow{3}, 21).ok());
-    std::vector<std::int32_t> drawn;
+    std::vector<std::int32_t> sampled;
     for (const std::uint32_t row : {3u, 0u}) {
       ASSERT_TRUE(stage.Launch(row, tokens, 21, 1, 22).ok());
       const auto result = stage.runner().Collect();
       ASSERT_TRUE(result.ok()) << result.status();
-      drawn.push_back((*result)->draws[0].token);
+      sampled.push_back((*result)->samples[0].token);
     }
-    EXPECT_EQ(drawn[0], drawn[1]);
+    EXPECT_EQ(sampled[0], sampled[1]);
     Stage alone(true, dtype);
     ASSERT_TRUE(alone.Start(Fixture()).ok());
-    EXPECT_EQ(alone.Generate(1, tokens, 1)->front(), drawn[0]);
+    EXPECT_EQ(alone.Generate(1, tokens, 1)->front(), sampled[0]);
 
     StepBatch clear;
     clear.clears = {BlockId{1}, BlockId{2}};

@@ -110,7 +110,7 @@ class CudaStepInputsTest : public testing::Test {
     const auto token_rows = Read(buffers_.token_rows, padding.tokens);
     const auto offsets = Read(buffers_.row_offsets, padding.rows + 1);
     const auto lengths = Read(buffers_.cache_lengths, padding.rows);
-    const auto prompts = Read(buffers_.prompt_rows, padding.rows);
+    const auto prompts = Read(buffers_.prefill_tokens, padding.rows);
     const auto heads = Read(buffers_.head_tokens, padding.head_tokens);
     const auto table = Read(buffers_.lookup_table, table_.size());
     std::vector<std::uint32_t> place(batch.token_ids.size());
@@ -150,7 +150,7 @@ class CudaStepInputsTest : public testing::Test {
 
   static constexpr StepLimits kLimits{.max_rows = 9,
                                       .max_step_tokens = 40,
-                                      .max_step_draws = 4,
+                                      .max_step_samples = 4,
                                       .memory = MemoryKind::kDevice,
                                       .lookup_stride = kStride,
                                       .num_groups = kGroups};
@@ -169,11 +169,11 @@ class CudaStepInputsTest : public testing::Test {
 
 TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
   std::mt19937 random(11);
-  // Draw 1 gave no token.
+  // Sample 1 gave no token.
   const std::vector<std::int32_t> previous = {5, -1};
-  auto drawn = DeviceBuffer::Allocate(MemoryKind::kDevice, 8);
-  ASSERT_TRUE(drawn.ok());
-  ASSERT_TRUE(stream_.Copy(drawn->data(), previous.data(), 8).ok());
+  auto sampled = DeviceBuffer::Allocate(MemoryKind::kDevice, 8);
+  ASSERT_TRUE(sampled.ok());
+  ASSERT_TRUE(stream_.Copy(sampled->data(), previous.data(), 8).ok());
   std::int64_t words = 0;
   for (int i = 0; i < 200; ++i) {
     const StepBatch batch = RandomStep(&random);
@@ -184,7 +184,7 @@ TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
     const StepPadding padding{.tokens = 40, .head_tokens = 40, .rows = 9};
     ASSERT_TRUE(inputs_
                     .Upload(step, slot, num_heads, padding,
-                            static_cast<const std::int32_t*>(drawn->data()), 2, &buffers_)
+                            static_cast<const std::int32_t*>(sampled->data()), 2, &buffers_)
                     .ok());
     Check(batch, step, padding, previous);
     if (i == 100) inputs_.Forget();

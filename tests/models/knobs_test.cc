@@ -364,12 +364,11 @@ class Runs {
                                       {.max_rows = 1, .max_step_tokens = kTokens});
     EXPECT_TRUE(runner.ok()) << runner.status();
     runner_ = *std::move(runner);
-    cache_ = *cache::CacheManager::Create(
-        {.geometry = *geometry,
-         .groups = CacheGroupsOf(layers),
-         .max_rows = 1,
-         .max_context_tokens = spec.max_position,
-         .max_row_tokens_ahead = kTokens});
+    cache_ = *cache::CacheManager::Create({.geometry = *geometry,
+                                           .groups = CacheGroupsOf(layers),
+                                           .max_rows = 1,
+                                           .max_context_tokens = spec.max_position,
+                                           .max_row_overlap_tokens = kTokens});
   }
 
   // Logits of all tokens, `chunk` of them in a step.

@@ -331,7 +331,7 @@ TEST(MoeBlockTest, OnlyExpertsThatAreHitAreComputed) {
   std::vector<int> hit(kExperts, 0);
   ExactRow(tensors, x.data(), &hit);
   EXPECT_EQ(std::count(hit.begin(), hit.end(), 0), kExperts - kChosen);
-  std::size_t spoiled = 0;
+  std::size_t poisoned = 0;
   for (const Weights::Section& section : loaded.weights->Sections()) {
     for (std::uint32_t e = 0; e < kExperts; ++e) {
       if (hit[e] > 0 ||
@@ -339,10 +339,10 @@ TEST(MoeBlockTest, OnlyExpertsThatAreHitAreComputed) {
         continue;
       }
       std::memset(section.bytes.data(), 0xff, section.bytes.size());
-      ++spoiled;
+      ++poisoned;
     }
   }
-  EXPECT_EQ(spoiled, 2u * (kExperts - kChosen));
+  EXPECT_EQ(poisoned, 2u * (kExperts - kChosen));
   EXPECT_EQ(loaded.Run(x), want);
 }
 

@@ -68,7 +68,7 @@ class RunnerTest : public testing::Test {
     cache_ = *std::move(cache);
   }
 
-  // Runs `count` tokens of `tokens` from `cached` on in row `row` and draws after the last one.
+  // Runs `count` tokens of `tokens` from `cached` on in row `row` and samples after the last one.
   absl::StatusOr<StepToken> Advance(std::uint32_t row, const std::vector<std::int32_t>& tokens,
                                     std::uint32_t cached, std::uint32_t count) {
     QUIRE_RETURN_IF_ERROR(cache_->Reserve(BatchRow{row}, cached + count));
@@ -76,7 +76,7 @@ class RunnerTest : public testing::Test {
     for (std::uint32_t i = 0; i < count; ++i) batch_.token_ids.push_back(tokens[cached + i]);
     batch_.rows.push_back({BatchRow{row}, cached, 0, count});
     batch_.logits_tokens.push_back(count - 1);
-    batch_.draws.push_back({0, Greedy()});
+    batch_.samples.push_back({0, Greedy()});
     const cache::RowStep step{BatchRow{row}, cached, count};
     batch_.kv = cache_->PrepareStep({&step, 1});
     batch_.copies = cache_->TakeCopies();
@@ -84,25 +84,25 @@ class RunnerTest : public testing::Test {
     QUIRE_RETURN_IF_ERROR(runner_->Run(batch_));
     cache_->CompleteStep();
     QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
-    return result->draws[0];
+    return result->samples[0];
   }
 
   std::vector<std::int32_t> Generate(std::uint32_t row, std::vector<std::int32_t> tokens,
                                      std::size_t count) {
     std::uint32_t cached = 0;
-    std::vector<std::int32_t> drawn;
-    while (drawn.size() < count) {
+    std::vector<std::int32_t> sampled;
+    while (sampled.size() < count) {
       const std::uint32_t fresh =
           std::min<std::uint32_t>(kStepTokens, static_cast<std::uint32_t>(tokens.size()) - cached);
       const auto token = Advance(row, tokens, cached, fresh);
       EXPECT_TRUE(token.ok()) << token.status();
-      if (!token.ok()) return drawn;
+      if (!token.ok()) return sampled;
       cached += fresh;
       if (cached < tokens.size()) continue;
       tokens.push_back(token->token);
-      drawn.push_back(token->token);
+      sampled.push_back(token->token);
     }
-    return drawn;
+    return sampled;
   }
 
   // A sound batch of one row of three tokens, to be broken.
@@ -114,8 +114,8 @@ class RunnerTest : public testing::Test {
     batch.token_ids = {5, 6, 7};
     batch.rows.push_back({BatchRow{1}, 0, 0, 3});
     batch.logits_tokens = {1, 2};
-    batch.draws.push_back({1, Greedy()});
-    batch.scores.push_back({0, 7, 0});
+    batch.samples.push_back({1, Greedy()});
+    batch.prompt_logprobs.push_back({0, 7, 0});
     return batch;
   }
 
@@ -135,9 +135,10 @@ TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
       {"0 layer groups, the model has 1", [](StepBatch& b) { b.kv = {}; }},
       {"token_ids[1] is 384", [](StepBatch& b) { b.token_ids[1] = 384; }},
       {"token_ids[2] is -1", [](StepBatch& b) { b.token_ids[2] = -1; }},
-      {"draws[0].sample_in_flight is 0, the step before has 0",
-       [](StepBatch& b) { b.draws[0].sample_in_flight = 0; }},
-      {"draws[0].sample_in_flight is -2", [](StepBatch& b) { b.draws[0].sample_in_flight = -2; }},
+      {"samples[0].sample_in_flight is 0, the step before has 0",
+       [](StepBatch& b) { b.samples[0].sample_in_flight = 0; }},
+      {"samples[0].sample_in_flight is -2",
+       [](StepBatch& b) { b.samples[0].sample_in_flight = -2; }},
       {"batch_row is 4", [](StepBatch& b) { b.rows[0].batch_row = BatchRow{4}; }},
       {"it must follow token 0", [](StepBatch& b) { b.rows[0].first_token = 1; }},
       {"within 3", [](StepBatch& b) { b.rows[0].num_tokens = 4; }},
@@ -145,14 +146,14 @@ TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
       {"cache_length is 1", [](StepBatch& b) { b.rows[0].cache_length = 1; }},
       {"model context is 512", [](StepBatch& b) { b.rows[0].cache_length = 510; }},
       {"logits_tokens[0] is 3", [](StepBatch& b) { b.logits_tokens[0] = 3; }},
-      {"draws[0].logits_index is 2", [](StepBatch& b) { b.draws[0].logits_index = 2; }},
-      {"draws[1].logits_index is 0",
+      {"samples[0].logits_index is 2", [](StepBatch& b) { b.samples[0].logits_index = 2; }},
+      {"samples[1].logits_index is 0",
        [](StepBatch& b) {
-         b.draws.push_back({0, Greedy()});
+         b.samples.push_back({0, Greedy()});
        }},
-      {"num_logprobs is 6", [](StepBatch& b) { b.draws[0].row.num_logprobs = 6; }},
-      {"scores[0].token is 384", [](StepBatch& b) { b.scores[0].token = 384; }},
-      {"scores[0].num_top is -1", [](StepBatch& b) { b.scores[0].num_top = -1; }},
+      {"num_logprobs is 6", [](StepBatch& b) { b.samples[0].row.num_logprobs = 6; }},
+      {"prompt_logprobs[0].token is 384", [](StepBatch& b) { b.prompt_logprobs[0].token = 384; }},
+      {"prompt_logprobs[0].num_top is -1", [](StepBatch& b) { b.prompt_logprobs[0].num_top = -1; }},
       {"clears[0] names page 0", [](StepBatch& b) { b.clears.push_back(BlockId{0}); }},
       {"copies[0] names page 64",
        [](StepBatch& b) {
@@ -163,7 +164,7 @@ TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
          b.copies.push_back({BlockId{3}, BlockId{1}, 17});
        }},
       {"97 tokens, at most 96", [](StepBatch& b) { b.token_ids.resize(97); }},
-      {"17 draws, at most 16", [](StepBatch& b) { b.draws.resize(17, b.draws[0]); }},
+      {"17 samples, at most 16", [](StepBatch& b) { b.samples.resize(17, b.samples[0]); }},
   };
   for (const auto& [message, change] : cases) {
     StepBatch batch = sound;
@@ -202,34 +203,35 @@ TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
   EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 
-// A score and a draw of the same token under the same logits are one number.
-TEST_F(RunnerTest, DrawsAndScoresAgree) {
+// A score and a sample of the same token under the same logits are one number.
+TEST_F(RunnerTest, SamplesAndLogprobsAgree) {
   StepBatch batch = SoundBatch();
   batch.logits_tokens = {0, 1, 2};
-  batch.draws.clear();
-  batch.scores.clear();
+  batch.samples.clear();
+  batch.prompt_logprobs.clear();
   for (std::uint32_t i = 0; i < 3; ++i) {
-    batch.draws.push_back({i, Greedy(3)});
-    batch.draws.push_back({i, Greedy(3)});
+    batch.samples.push_back({i, Greedy(3)});
+    batch.samples.push_back({i, Greedy(3)});
   }
   ASSERT_TRUE(runner_->Run(batch).ok());
-  auto drawn = runner_->Collect();
-  ASSERT_TRUE(drawn.ok());
-  const StepResult first = **drawn;
-  ASSERT_EQ(first.draws.size(), 6u);
-  for (std::uint32_t i = 0; i < 3; ++i) batch.scores.push_back({i, first.draws[2 * i].token, 3});
+  auto sampled = runner_->Collect();
+  ASSERT_TRUE(sampled.ok());
+  const StepResult first = **sampled;
+  ASSERT_EQ(first.samples.size(), 6u);
+  for (std::uint32_t i = 0; i < 3; ++i)
+    batch.prompt_logprobs.push_back({i, first.samples[2 * i].token, 3});
   ASSERT_TRUE(runner_->Run(batch).ok());
   const StepResult& second = **runner_->Collect();
   for (std::uint32_t i = 0; i < 3; ++i) {
-    const StepToken& draw = second.draws[2 * i];
-    const StepToken& score = second.scores[i];
-    EXPECT_EQ(draw.token, second.draws[2 * i + 1].token);
-    EXPECT_EQ(draw.rank, 1);
+    const StepToken& sample = second.samples[2 * i];
+    const StepToken& score = second.prompt_logprobs[i];
+    EXPECT_EQ(sample.token, second.samples[2 * i + 1].token);
+    EXPECT_EQ(sample.rank, 1);
     EXPECT_EQ(score.rank, 1);
-    EXPECT_EQ(draw.logprob, score.logprob);
+    EXPECT_EQ(sample.logprob, score.logprob);
     ASSERT_EQ(score.top.size(), 3u);
-    EXPECT_EQ(score.top[0].token, draw.token);
-    EXPECT_EQ(score.top[0].logprob, draw.logprob);
+    EXPECT_EQ(score.top[0].token, sample.token);
+    EXPECT_EQ(score.top[0].logprob, sample.logprob);
     EXPECT_GE(score.top[1].logprob, score.top[2].logprob);
   }
 }
@@ -246,7 +248,7 @@ TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
   batch.rows.push_back({BatchRow{2}, 0, 0, 90});
   for (std::uint32_t i = 0; i < 90; ++i) {
     batch.logits_tokens.push_back(i);
-    batch.scores.push_back({i, tokens[(i + 1) % 90], 1});
+    batch.prompt_logprobs.push_back({i, tokens[(i + 1) % 90], 1});
   }
   const std::size_t vocab = model_->spec.vocab_size;
   std::vector<float> logits(90 * vocab);
@@ -257,12 +259,13 @@ TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
     const float* row = logits.data() + i * vocab;
     double sum = 0;
     for (std::size_t j = 0; j < vocab; ++j) sum += std::exp(double{row[j]});
-    const double want = row[static_cast<std::size_t>(result.scores[i].token)] - std::log(sum);
-    EXPECT_NEAR(result.scores[i].logprob, want, 1e-4) << i;
+    const double want =
+        row[static_cast<std::size_t>(result.prompt_logprobs[i].token)] - std::log(sum);
+    EXPECT_NEAR(result.prompt_logprobs[i].logprob, want, 1e-4) << i;
   }
 }
 
-TEST_F(RunnerTest, IdsWithoutTextAreNeverDrawn) {
+TEST_F(RunnerTest, IdsWithoutTextAreNeverSampled) {
   const std::vector<std::int32_t> prompt = {10, 20, 30};
   const std::int32_t favourite = Generate(0, prompt, 1)[0];
   RunnerOptions options = DefaultOptions();
@@ -332,7 +335,7 @@ TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
     batch.token_ids.push_back(tokens[i]);
     batch.rows.push_back({BatchRow{1}, i, 0, 1});
     batch.logits_tokens.push_back(0);
-    batch.draws.push_back({0, Greedy(3)});
+    batch.samples.push_back({0, Greedy(3)});
     batch.kv = cache_->PrepareStep({&step, 1});
     // The first steps grow the scratch memory of the ops, which follows the context in powers of
     // two.
@@ -372,11 +375,11 @@ TEST(StoryModelTest, TellsAStory) {
     batch.token_ids.assign(tokens->begin() + cached, tokens->end());
     batch.rows.push_back({BatchRow{0}, cached, 0, fresh});
     batch.logits_tokens.push_back(fresh - 1);
-    batch.draws.push_back({0, Greedy()});
+    batch.samples.push_back({0, Greedy()});
     ASSERT_TRUE((*runner)->Run(batch).ok());
     const StepResult& result = **(*runner)->Collect();
     cached += fresh;
-    tokens->push_back(result.draws[0].token);
+    tokens->push_back(result.samples[0].token);
     if (tokens->back() == (*model)->spec.eos_ids[0]) break;
   }
   const auto story = (*tokenizer)->Decode(*tokens, true);

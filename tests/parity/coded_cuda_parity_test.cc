@@ -21,7 +21,7 @@ namespace quire::models::parity {
 namespace {
 
 void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
-  EXPECT_EQ(a.drawn, b.drawn);
+  EXPECT_EQ(a.sampled, b.sampled);
   ASSERT_EQ(a.logits.size(), b.logits.size());
   EXPECT_EQ(std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)), 0);
 }

@@ -68,7 +68,7 @@ class FamiliesCudaParityTest : public testing::TestWithParam<Fixture> {
 };
 
 void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
-  EXPECT_EQ(a.drawn, b.drawn);
+  EXPECT_EQ(a.sampled, b.sampled);
   ASSERT_EQ(a.logits.size(), b.logits.size());
   EXPECT_EQ(std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)), 0);
 }
@@ -83,7 +83,8 @@ TEST_P(FamiliesCudaParityTest, ScalarPathGivesTheReferenceTokensAndLogits) {
   EXPECT_LE(deviation.max_abs, kMaxAbsolute);
   for (std::size_t i = 0; i < got.size(); ++i) {
     const std::vector<std::int32_t>& greedy = some_.prompts[i].greedy;
-    EXPECT_EQ(got[i].drawn, std::vector<std::int32_t>(greedy.begin(), greedy.begin() + kGenerated));
+    EXPECT_EQ(got[i].sampled,
+              std::vector<std::int32_t>(greedy.begin(), greedy.begin() + kGenerated));
   }
 }
 

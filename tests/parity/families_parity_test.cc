@@ -78,7 +78,7 @@ TEST_P(FamiliesParityTest, Float32PagesGiveTheReferenceTokensAndLogits) {
   EXPECT_LE(deviation.max_abs, kMaxAbsolute);
   for (std::size_t i = 0; i < got.size(); ++i) {
     const ReferencePrompt& want = reference_.prompts[i];
-    EXPECT_EQ(got[i].drawn, want.greedy) << want.id;
+    EXPECT_EQ(got[i].sampled, want.greedy) << want.id;
     for (std::size_t step = 0; step < want.greedy.size(); ++step) {
       EXPECT_NEAR(got[i].logprobs[step], want.greedy_logprobs[step], kMaxAbsolute)
           << want.id << " step " << step;
@@ -124,7 +124,7 @@ TEST_P(FamiliesParityTest, BitsDependOnNothingButTheSequence) {
   ASSERT_EQ(threaded.size(), reference_.prompts.size());
   for (std::size_t i = 0; i < together.size(); ++i) {
     SCOPED_TRACE(reference_.prompts[i].id);
-    EXPECT_EQ(together[i].drawn, threaded[i].drawn);
+    EXPECT_EQ(together[i].sampled, threaded[i].sampled);
     ExpectSameBits(together[i].logits, threaded[i].logits);
     ExpectSameBits(together[i].logprobs, threaded[i].logprobs);
   }
@@ -133,7 +133,7 @@ TEST_P(FamiliesParityTest, BitsDependOnNothingButTheSequence) {
     SCOPED_TRACE(reference_.prompts[i].id);
     const auto alone = MustReplay({.threads = 2, .chunk = 256, .seed = 5, .only = {i}});
     ASSERT_EQ(alone.size(), 1u);
-    EXPECT_EQ(together[i].drawn, alone[0].drawn);
+    EXPECT_EQ(together[i].sampled, alone[0].sampled);
     ExpectSameBits(together[i].logits, alone[0].logits);
     ExpectSameBits(together[i].logprobs, alone[0].logprobs);
   }

@@ -411,7 +411,7 @@ TEST(GgufFamiliesMxfp4Test, AutoComputesTheBitsOfTheOriginal) {
   ASSERT_TRUE(want.ok()) << want.status();
   for (std::size_t i = 0; i < want->size(); ++i) {
     EXPECT_EQ((*got)[i].logits, (*want)[i].logits);
-    EXPECT_EQ((*got)[i].drawn, (*want)[i].drawn);
+    EXPECT_EQ((*got)[i].sampled, (*want)[i].sampled);
   }
   // Rounded activations leave a trace; without one this would not be the integer path.
   EXPECT_GT(CompareLogits(*got, *reference).relative, kMaxRelative);

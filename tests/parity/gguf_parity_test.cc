@@ -107,7 +107,7 @@ TEST_P(GgufParityTest, UnquantisedGivesTheReferenceTokensAndLogits) {
   EXPECT_LE(deviation.max_abs, kMaxAbsolute);
   for (std::size_t i = 0; i < got.size(); ++i) {
     const ReferencePrompt& want = reference_.prompts[i];
-    EXPECT_EQ(got[i].drawn, want.greedy) << want.id;
+    EXPECT_EQ(got[i].sampled, want.greedy) << want.id;
     for (std::size_t step = 0; step < want.greedy.size(); ++step) {
       EXPECT_NEAR(got[i].logprobs[step], want.greedy_logprobs[step], kMaxAbsolute)
           << want.id << " step " << step;
@@ -136,7 +136,7 @@ TEST_P(GgufParityTest, AsStoredIsCloseAndTheSameForAllThreadsAndChunks) {
   ASSERT_EQ(other.size(), got.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(other[i].logits, got[i].logits);
-    EXPECT_EQ(other[i].drawn, got[i].drawn);
+    EXPECT_EQ(other[i].sampled, got[i].sampled);
   }
 }
 

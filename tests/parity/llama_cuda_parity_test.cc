@@ -64,7 +64,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 void ExpectSameBits(const std::vector<ReplayedPrompt>& a, const std::vector<ReplayedPrompt>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_EQ(a[i].drawn, b[i].drawn);
+    EXPECT_EQ(a[i].sampled, b[i].sampled);
     EXPECT_TRUE(SameBits(a[i].logits, b[i].logits));
     EXPECT_TRUE(SameBits(a[i].logprobs, b[i].logprobs));
   }
@@ -213,8 +213,8 @@ TEST_P(LlamaCudaBitsTest, OneChangedPageIdIsSeen) {
   options.swap_one_page = true;
   const auto got = MustReplay(options);
   ASSERT_EQ(got.size(), kSome.size());
-  for (std::size_t i = 0; i + 1 < got.size(); ++i) EXPECT_EQ(got[i].drawn, untouched[i].drawn);
-  EXPECT_NE(got.back().drawn, untouched.back().drawn) << "the prompt with the wrong page";
+  for (std::size_t i = 0; i + 1 < got.size(); ++i) EXPECT_EQ(got[i].sampled, untouched[i].sampled);
+  EXPECT_NE(got.back().sampled, untouched.back().sampled) << "the prompt with the wrong page";
 }
 
 TEST_P(LlamaCudaBitsTest, QuantisedPagesAreCloseAndKeepTheirBits) {

@@ -66,7 +66,7 @@ TEST_P(LlamaParityTest, Float32PagesGiveTheReferenceTokensAndLogits) {
     EXPECT_LE(deviation.max_abs, kMaxAbsolute);
     for (std::size_t i = 0; i < got.size(); ++i) {
       const ReferencePrompt& want = reference_.prompts[i];
-      EXPECT_EQ(got[i].drawn, want.greedy) << want.id;
+      EXPECT_EQ(got[i].sampled, want.greedy) << want.id;
       for (std::size_t step = 0; step < want.greedy.size(); ++step) {
         EXPECT_NEAR(got[i].logprobs[step], want.greedy_logprobs[step], kMaxAbsolute)
             << want.id << " step " << step;
@@ -124,7 +124,7 @@ TEST_P(LlamaParityTest, BitsOfQuantisedPagesDependOnNothingButTheSequence) {
     const auto other = MustReplay(files_, {.kv_dtype = dtype, .threads = 3, .chunk = 7, .seed = 8});
     ASSERT_EQ(one.size(), other.size());
     for (std::size_t i = 0; i < one.size(); ++i) {
-      EXPECT_EQ(one[i].drawn, other[i].drawn) << DTypeName(dtype);
+      EXPECT_EQ(one[i].sampled, other[i].sampled) << DTypeName(dtype);
       ASSERT_EQ(one[i].logits.size(), other[i].logits.size());
       EXPECT_EQ(std::memcmp(one[i].logits.data(), other[i].logits.data(),
                             one[i].logits.size() * sizeof(float)),
@@ -141,7 +141,7 @@ TEST_P(LlamaParityTest, BitsDependOnNothingButTheSequence) {
     const auto alone = MustReplay(files_, {.threads = 2, .chunk = 256, .seed = 5, .only = {i}});
     ASSERT_EQ(alone.size(), 1u);
     for (const ReplayedPrompt* other : {&threaded[i], &alone[0]}) {
-      EXPECT_EQ(together[i].drawn, other->drawn);
+      EXPECT_EQ(together[i].sampled, other->sampled);
       ASSERT_EQ(together[i].logits.size(), other->logits.size());
       EXPECT_EQ(std::memcmp(together[i].logits.data(), other->logits.data(),
                             other->logits.size() * sizeof(float)),

@@ -33,7 +33,7 @@ absl::StatusOr<PageTables> PageTables::Create(Options options) {
                               .lookup_stride = stride,
                               .max_rows = o.max_rows});
   }
-  QUIRE_RETURN_IF_ERROR(o.spoil(tables.free_pages_));
+  QUIRE_RETURN_IF_ERROR(o.poison(tables.free_pages_));
   return tables;
 }
 
@@ -83,7 +83,7 @@ absl::Status PageTables::HoldPages(std::size_t row, std::size_t group, std::uint
     free_pages_.push_back(page);
     std::swap(free_pages_.back(), free_pages_[random_() % free_pages_.size()]);
   }
-  return options_.spoil(released);
+  return options_.poison(released);
 }
 
 }  // namespace quire::models::parity

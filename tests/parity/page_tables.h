@@ -2,7 +2,7 @@
 
 // The lookup tables of a replay, over shuffled page ids: what the cache manager would provide, kept
 // as simply as possible. A row holds the pages that its tokens read and write and no others; a page
-// that no window reaches any more goes back at once, is spoiled and handed out again.
+// that no window reaches any more goes back at once, is poisoned and handed out again.
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@ namespace quire::models::parity {
 
 class PageTables {
  public:
-  using Spoil = std::function<absl::Status(const std::vector<std::uint32_t>& pages)>;
+  using Poison = std::function<absl::Status(const std::vector<std::uint32_t>& pages)>;
 
   struct Options {
     std::vector<LayerGroup> groups;
@@ -32,10 +32,10 @@ class PageTables {
     std::uint32_t num_rows = 0;    // that are used
     std::uint32_t row_pages = 0;   // most of one row and group
     std::uint32_t seed = 0;
-    Spoil spoil = nullptr;
+    Poison poison = nullptr;
   };
 
-  // Spoils all pages.
+  // Poisons all pages.
   static absl::StatusOr<PageTables> Create(Options options);
 
   BatchRow batch_row(std::size_t i) const { return BatchRow{rows_[i]}; }

@@ -77,18 +77,17 @@ class Stage {
                            .activation = options.activation,
                            .max_context_tokens = row_pages * kPageSize,
                            .graphs = options.graphs}));
-    QUIRE_ASSIGN_OR_RETURN(
-        stage->tables_,
-        PageTables::Create({.groups = layers.groups,
-                            .page_size = kPageSize,
-                            .num_blocks = num_pages,
-                            .max_rows = max_rows,
-                            .num_rows = num_rows,
-                            .row_pages = row_pages,
-                            .seed = options.seed,
-                            .spoil = [stage = stage.get()](const auto& pages) {
-                              return stage->SpoilPages(pages);
-                            }}));
+    QUIRE_ASSIGN_OR_RETURN(stage->tables_,
+                           PageTables::Create({.groups = layers.groups,
+                                               .page_size = kPageSize,
+                                               .num_blocks = num_pages,
+                                               .max_rows = max_rows,
+                                               .num_rows = num_rows,
+                                               .row_pages = row_pages,
+                                               .seed = options.seed,
+                                               .poison = [stage = stage.get()](const auto& pages) {
+                                                 return stage->PoisonPages(pages);
+                                               }}));
     return stage;
   }
 
@@ -131,7 +130,7 @@ class Stage {
 
   // Bytes 0xff are NaN in f32, bf16 and fp8_e4m3: a sequence that reads an unwritten row gets NaN
   // logits.
-  absl::Status SpoilPages(const std::vector<std::uint32_t>& pages) {
+  absl::Status PoisonPages(const std::vector<std::uint32_t>& pages) {
     for (const std::uint32_t page : pages) {
       for (const std::span<std::byte> bytes :
            {pool_->page_blocks(BlockId{page}), pool_->page_scales(BlockId{page})}) {
@@ -139,9 +138,9 @@ class Stage {
           std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
           continue;
         }
-        const std::vector<std::byte> spoiled(bytes.size(), std::byte{0xff});
-        QUIRE_RETURN_IF_ERROR(
-            stream_->Copy(bytes.data(), spoiled.data(), static_cast<std::int64_t>(spoiled.size())));
+        const std::vector<std::byte> poisoned(bytes.size(), std::byte{0xff});
+        QUIRE_RETURN_IF_ERROR(stream_->Copy(bytes.data(), poisoned.data(),
+                                            static_cast<std::int64_t>(poisoned.size())));
       }
     }
     return stream_ ? stream_->Synchronize() : absl::OkStatus();
@@ -205,7 +204,7 @@ class Replayer {
   struct Wanted {
     std::size_t prompt;
     bool recorded;  // the reference has its logits
-    bool draws;     // it has a draw and a score
+    bool samples;   // it has a sample and a score
   };
 
   struct Launched {
@@ -215,9 +214,9 @@ class Replayer {
   };
 
   const ReferencePrompt& prompt(std::size_t i) const { return reference_.prompts[which_[i]]; }
-  // Draws of prompt i, with those under way.
-  std::size_t Drawn(std::size_t i) const {
-    return results_[i].drawn.size() + (pending_[i] >= 0 ? 1 : 0);
+  // Samples of prompt i, with those under way.
+  std::size_t Sampled(std::size_t i) const {
+    return results_[i].sampled.size() + (pending_[i] >= 0 ? 1 : 0);
   }
   // Tokens of prompt i that a step may hold, with one that is under way.
   std::uint32_t Known(std::size_t i) const {
@@ -226,7 +225,7 @@ class Replayer {
   // Nothing more to launch.
   bool Done() const {
     for (std::size_t i = 0; i < which_.size(); ++i) {
-      if (Drawn(i) < options_.generated) return false;
+      if (Sampled(i) < options_.generated) return false;
     }
     return true;
   }
@@ -238,8 +237,8 @@ class Replayer {
   }
   // New tokens of prompt i in this step. With a swap to come, finished prompts wait for the others.
   std::uint32_t Fresh(std::size_t i) {
-    if (Drawn(i) == options_.generated) return 0;
-    if (Drawn(i) == options_.preempt_at && options_.preempt_at > 0 && !preempted_[i]) {
+    if (Sampled(i) == options_.generated) return 0;
+    if (Sampled(i) == options_.preempt_at && options_.preempt_at > 0 && !preempted_[i]) {
       preempted_[i] = true;
       cached_[i] = 0;
     }
@@ -265,10 +264,10 @@ class Replayer {
     step.batch.logits_out = step.logits.data();
     QUIRE_RETURN_IF_ERROR(stage_.runner().Run(step.batch));
     // What the next step may name; the step before is collected first.
-    std::int32_t draw = 0;
+    std::int32_t sample = 0;
     for (const Wanted& wanted : step.wanted) {
-      if (!wanted.draws) continue;
-      pending_[wanted.prompt] = draw++;
+      if (!wanted.samples) continue;
+      pending_[wanted.prompt] = sample++;
       pending_step_[wanted.prompt] = steps_;
     }
     for (const std::size_t i : order) cached_[i] += fresh[i];
@@ -294,19 +293,19 @@ class Replayer {
       const bool last_of_prompt = position + 1 == prefill;
       const bool recorded = position < prefill && position >= recorded_[i] &&
                             (prompt(i).all_positions || last_of_prompt);
-      const bool draws = position + 1 == Known(i);
-      if (!recorded && !draws) continue;
+      const bool samples = position + 1 == Known(i);
+      if (!recorded && !samples) continue;
       if (recorded) recorded_[i] = position + 1;
-      step->wanted.push_back({i, recorded, draws});
+      step->wanted.push_back({i, recorded, samples});
       const std::uint32_t index = static_cast<std::uint32_t>(batch.logits_tokens.size());
       batch.logits_tokens.push_back(first + j);
-      if (!draws) continue;
-      batch.draws.push_back({.logits_index = index, .row = GreedyRow(options_.logprobs)});
-      batch.draws.back().row.position = position + 1;
+      if (!samples) continue;
+      batch.samples.push_back({.logits_index = index, .row = GreedyRow(options_.logprobs)});
+      batch.samples.back().row.position = position + 1;
       if (!options_.logprobs) continue;
-      batch.scores.push_back({.logits_index = index,
-                              .token = prompt(i).greedy[position + 1 - prefill],
-                              .num_top = kTop});
+      batch.prompt_logprobs.push_back({.logits_index = index,
+                                       .token = prompt(i).greedy[position + 1 - prefill],
+                                       .num_top = kTop});
     }
   }
 
@@ -324,7 +323,7 @@ class Replayer {
 
   void Take(const StepResult& result, const Launched& step) {
     const std::size_t vocab = reference_.vocab_size;
-    std::size_t draw = 0;
+    std::size_t sample = 0;
     for (std::size_t row = 0; row < step.wanted.size(); ++row) {
       const Wanted& wanted = step.wanted[row];
       ReplayedPrompt& out = results_[wanted.prompt];
@@ -332,12 +331,12 @@ class Replayer {
       if (wanted.recorded) {
         out.logits.insert(out.logits.end(), begin, begin + static_cast<std::ptrdiff_t>(vocab));
       }
-      if (!wanted.draws) continue;
-      const StepToken& token = result.draws[draw];
-      const float scored = options_.logprobs ? result.scores[draw].logprob : 0;
-      ++draw;
-      const std::int32_t recorded = prompt(wanted.prompt).greedy[out.drawn.size()];
-      out.drawn.push_back(token.token);
+      if (!wanted.samples) continue;
+      const StepToken& token = result.samples[sample];
+      const float scored = options_.logprobs ? result.prompt_logprobs[sample].logprob : 0;
+      ++sample;
+      const std::int32_t recorded = prompt(wanted.prompt).greedy[out.sampled.size()];
+      out.sampled.push_back(token.token);
       out.logprobs.push_back(options_.feed_reference ? scored : token.logprob);
       out.top_ids.emplace_back();
       out.top_logprobs.emplace_back();
@@ -357,7 +356,7 @@ class Replayer {
   std::vector<std::uint32_t> cached_;
   std::vector<std::vector<std::int32_t>> tokens_;  // prompt and what followed
   std::vector<std::uint32_t> recorded_;            // positions whose logits were taken
-  // Draw of the step launched last that gives the next token of a prompt, while that is not
+  // Sample of the step launched last that gives the next token of a prompt, while that is not
   // collected; or -1.
   std::vector<std::int32_t> pending_;
   std::vector<std::uint64_t> pending_step_;
@@ -549,7 +548,7 @@ Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference&
 std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want) {
   std::size_t mismatches = 0;
   for (std::size_t i = 0; i < want.prompts.size(); ++i) {
-    if (i >= got.size() || got[i].drawn != want.prompts[i].greedy) ++mismatches;
+    if (i >= got.size() || got[i].sampled != want.prompts[i].greedy) ++mismatches;
   }
   return mismatches;
 }

@@ -49,16 +49,16 @@ struct ReplayOptions {
   DType kv_dtype = DType::kF32;
   int threads = 1;
   std::uint32_t chunk = 16;     // most prompt tokens of one row in a step
-  bool feed_reference = false;  // after the prompt feed the recorded tokens, else the drawn ones
+  bool feed_reference = false;  // after the prompt feed the recorded tokens, else the sampled ones
   std::uint32_t seed = 1;       // of page ids, batch rows and the order of rows
   std::vector<std::size_t> only = {};  // indices of prompts; empty: all in one batch
   // Called once, when every prompt is cached and before anything is generated: one entry of the
   // lookup table is exchanged for a page of another sequence.
   bool swap_one_page = false;
-  std::uint32_t generated = 64;  // tokens to draw, at most as many as the reference has
-  bool logprobs = true;          // ask for log-probabilities of drawn and recorded tokens
-  // When a sequence has drawn this many tokens its pages are forgotten, once, and prompt and drawn
-  // tokens are computed again. 0: never.
+  std::uint32_t generated = 64;  // tokens to sample, at most as many as the reference has
+  bool logprobs = true;          // ask for log-probabilities of sampled and recorded tokens
+  // When a sequence has sampled this many tokens its pages are forgotten, once, and prompt and
+  // sampled tokens are computed again. 0: never.
   std::uint32_t preempt_at = 0;
 
   // LoadOptions::max_context_tokens; 0: what the longest of the prompts needs.
@@ -84,8 +84,8 @@ struct ReplayCounters {
 };
 
 struct ReplayedPrompt {
-  std::vector<std::int32_t> drawn;  // ReplayOptions::generated tokens
-  std::vector<float> logprobs;      // of drawn, or of the fed token; 0 unless asked for
+  std::vector<std::int32_t> sampled;  // ReplayOptions::generated tokens
+  std::vector<float> logprobs;        // of sampled, or of the fed token; 0 unless asked for
   std::vector<std::vector<std::int32_t>> top_ids;  // 5 of each step
   std::vector<std::vector<float>> top_logprobs;
   std::vector<float> logits;  // as ReferencePrompt::logits
@@ -119,7 +119,7 @@ struct Deviation {
 Deviation Compare(const std::vector<float>& got, const std::vector<float>& want);
 // The same over the logits of all prompts.
 Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference& want);
-// Prompts whose drawn tokens are not all those of the reference.
+// Prompts whose sampled tokens are not all those of the reference.
 std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want);
 
 // What float32 parity asks for.

@@ -61,7 +61,7 @@ class QuantizedTest : public testing::TestWithParam<Case> {
 };
 
 void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
-  EXPECT_EQ(a.drawn, b.drawn);
+  EXPECT_EQ(a.sampled, b.sampled);
   ASSERT_EQ(a.logits.size(), b.logits.size());
   EXPECT_EQ(std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)), 0);
   ASSERT_EQ(a.logprobs.size(), b.logprobs.size());

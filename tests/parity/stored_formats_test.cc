@@ -238,9 +238,9 @@ TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
   ASSERT_TRUE(codes.ok()) << codes.status();
   EXPECT_LT(Compare(codes->at(0).logits, b->at(0).logits).relative, kMaxRelative);
   EXPECT_NE(codes->at(0).logits, b->at(0).logits) << "codes were not multiplied";
-  EXPECT_EQ(codes->at(0).drawn, b->at(0).drawn);
+  EXPECT_EQ(codes->at(0).sampled, b->at(0).sampled);
   EXPECT_EQ(a->at(0).logits, b->at(0).logits);
-  EXPECT_EQ(a->at(0).drawn, b->at(0).drawn);
+  EXPECT_EQ(a->at(0).sampled, b->at(0).sampled);
   const Deviation rounding = Compare(a->at(0).logits, reference->prompts[4].logits);
   EXPECT_GT(rounding.relative, 1e-3) << "nothing was rounded";
   EXPECT_LT(rounding.relative, 0.5);

@@ -29,7 +29,7 @@ struct Peer {
   std::vector<std::string> writes;  // that have begun
   Transport::Done write, read;      // under way
   boost::asio::mutable_buffer buffer;
-  int most_writes_at_once = 0;
+  int max_writes_at_once = 0;
   bool is_closed = false;
 };
 
@@ -44,7 +44,7 @@ class HeldTransport final : public Transport {
     peer_->read = std::move(done);
   }
   void Write(boost::asio::const_buffer buffer, Done done) override {
-    peer_->most_writes_at_once = std::max(peer_->most_writes_at_once, peer_->write ? 2 : 1);
+    peer_->max_writes_at_once = std::max(peer_->max_writes_at_once, peer_->write ? 2 : 1);
     peer_->writes.emplace_back(static_cast<const char*>(buffer.data()), buffer.size());
     peer_->write = std::move(done);
   }
@@ -117,7 +117,7 @@ TEST_F(HttpSessionTest, ATimeThatRunsOutDuringTheContinueWritesNothingMore) {
   EXPECT_THAT(peer_.writes, ElementsAre(StartsWith("HTTP/1.1 100 ")));
   io_.restart();
   io_.run_for(std::chrono::seconds(20));  // ends with the session
-  EXPECT_EQ(peer_.most_writes_at_once, 1);
+  EXPECT_EQ(peer_.max_writes_at_once, 1);
   EXPECT_TRUE(peer_.is_closed);
   EXPECT_TRUE(has_left_);
 }
@@ -134,7 +134,7 @@ TEST_F(HttpSessionTest, TheSameTimeBehindTheContinueIsAnswered) {
   }
   EXPECT_THAT(peer_.writes,
               ElementsAre(StartsWith("HTTP/1.1 100 "), StartsWith("HTTP/1.1 408 ")));
-  EXPECT_EQ(peer_.most_writes_at_once, 1);
+  EXPECT_EQ(peer_.max_writes_at_once, 1);
 }
 
 // The read that looks for the peer's end while a handler works may bring a body that was not asked
@@ -156,7 +156,7 @@ TEST_F(HttpSessionTest, ABodyThatComesDuringTheContinueWaitsForItsEnd) {
   EXPECT_EQ(handled_->request().body, "abc");
   EXPECT_EQ(handled_->request().path, "/b");
   handled_->Answer({.body = "two"});
-  EXPECT_EQ(peer_.most_writes_at_once, 1);
+  EXPECT_EQ(peer_.max_writes_at_once, 1);
   FinishWrite();
   EXPECT_EQ(peer_.writes.size(), 3u);
 }

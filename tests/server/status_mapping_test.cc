@@ -136,11 +136,11 @@ TEST(StatusMappingTest, ARequestThatExcludesEveryTokenIsTheClientsMistake) {
   EXPECT_EQ(error.Find("stage"), "decode");
 }
 
-TEST(StatusMappingTest, SealedStatusesKeepTheirIncident) {
-  const absl::Status sealed = Seal(absl::InternalError("secret"));
+TEST(StatusMappingTest, SanitizedStatusesKeepTheirIncident) {
+  const absl::Status sealed = SanitizeInternalError(absl::InternalError("secret"));
   EXPECT_EQ(ToWireError(sealed).Find("incident_id"), ToWireError(sealed).Find("incident_id"));
-  EXPECT_EQ(Seal(sealed), sealed);
-  EXPECT_TRUE(Seal(absl::OkStatus()).ok());
+  EXPECT_EQ(SanitizeInternalError(sealed), sealed);
+  EXPECT_TRUE(SanitizeInternalError(absl::OkStatus()).ok());
 }
 
 TEST(StatusMappingTest, LongTextsAreCutBetweenCharacters) {

@@ -312,9 +312,9 @@ void Storm::CheckEnd() {
   EXPECT_EQ(stats_.cache.used_pages, 0);
   EXPECT_EQ(stats_.running, 0);
   EXPECT_EQ(stats_.waiting, 0);
-  EXPECT_EQ(stats_.steps_ahead > 0, runner_->max_steps_in_flight() > 1);
+  EXPECT_EQ(stats_.overlap_steps > 0, runner_->max_steps_in_flight() > 1);
   std::printf("steps: %lld, launched ahead: %lld\n", static_cast<long long>(stats_.steps),
-              static_cast<long long>(stats_.steps_ahead));
+              static_cast<long long>(stats_.overlap_steps));
   EXPECT_TRUE(engine_->ListRequests().empty());
   const std::int64_t least = wanted_ / 20;
   for (const RequestState state : kStates) {
@@ -399,14 +399,14 @@ TEST(EngineStormTest, FakeModel) {
   Storm(*model, RequestsWanted()).Run(*model);
 }
 
-TEST(EngineStormTest, AheadFakeModel) {
+TEST(EngineStormTest, OverlappedFakeModel) {
   log::SetLevel("", log::Level::kError);
   const auto calm = MakeFakeModel();
   const auto model = MakeFakeModel(/*max_steps_in_flight=*/2);
   Storm(*model, RequestsWanted()).Run(*calm);
 }
 
-TEST(EngineStormTest, AheadWindowedFakeModel) {
+TEST(EngineStormTest, OverlappedWindowedFakeModel) {
   log::SetLevel("", log::Level::kError);
   const std::vector<cache::CacheGroup> groups = {{.window = 24}, {.window = 0}, {.window = 40}};
   const auto calm = MakeFakeModel(1, groups);

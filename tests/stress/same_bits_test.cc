@@ -87,7 +87,7 @@ struct PooledRun {
   std::uint32_t usable_pages = 52;
   std::optional<absl::Duration> step_time_target = std::nullopt;
   // Pages of windows are short-lived: what is found again of them depends on who is admitted when.
-  std::uint64_t least_hit_tokens = 500;
+  std::uint64_t min_hit_tokens = 500;
 };
 
 std::vector<Reading> RunPooled(StressModel& model, const std::vector<Request>& requests,
@@ -147,7 +147,7 @@ void ExpectSameBits(StressModel& alone, StressModel& pooled, const PooledRun& ru
   // What the pooled run must have gone through to mean anything.
   EXPECT_GE(stats.preemptions, 20);
   EXPECT_GE(stats.chunked_prefills, run.step_time_target.has_value() ? 200 : 100);
-  EXPECT_GE(stats.cache.hit_tokens, run.least_hit_tokens);
+  EXPECT_GE(stats.cache.hit_tokens, run.min_hit_tokens);
   EXPECT_GE(stats.max_step_sequences, 8);
   std::printf("preemptions %lld, chunked prefills %lld, hit tokens %llu, sequences in a step %d\n",
               static_cast<long long>(stats.preemptions),
@@ -160,7 +160,7 @@ TEST(SameBitsTest, FakeModel) {
   ExpectSameBits(*model, *model);
 }
 
-TEST(SameBitsTest, FakeModelOneStepAhead) {
+TEST(SameBitsTest, FakeModelOverlapped) {
   const auto alone = MakeFakeModel();
   const auto pooled = MakeFakeModel(/*max_steps_in_flight=*/2);
   ExpectSameBits(*alone, *pooled);
@@ -197,19 +197,19 @@ TEST(SameBitsTest, FakeModelWithWindows) {
   const std::vector<cache::CacheGroup> groups = {{.window = 24}, {.window = 0}, {.window = 40}};
   const auto alone = MakeFakeModel(1, groups);
   const auto pooled = MakeFakeModel(/*max_steps_in_flight=*/2, groups);
-  ExpectSameBits(*alone, *pooled, {.usable_pages = 90, .least_hit_tokens = 16});
+  ExpectSameBits(*alone, *pooled, {.usable_pages = 90, .min_hit_tokens = 16});
 }
 
 TEST(SameBitsTest, MistralWithWindowsInAllLayers) {
   const auto alone = MakeFixtureModel("mistral-window-bf16", 1);
   const auto pooled = MakeFixtureModel("mistral-window-bf16", 3);
-  ExpectSameBits(*alone, *pooled, {.usable_pages = 26, .least_hit_tokens = 16});
+  ExpectSameBits(*alone, *pooled, {.usable_pages = 26, .min_hit_tokens = 16});
 }
 
 TEST(SameBitsTest, GptOssWithWindowsInSomeLayers) {
   const auto alone = MakeFixtureModel("gpt-oss-bf16", 1);
   const auto pooled = MakeFixtureModel("gpt-oss-bf16", 3);
-  ExpectSameBits(*alone, *pooled, {.usable_pages = 80, .least_hit_tokens = 16});
+  ExpectSameBits(*alone, *pooled, {.usable_pages = 80, .min_hit_tokens = 16});
 }
 
 TEST(SameBitsTest, QuantizedStoryModelAloneOnOneThreadPooledOnThree) {

@@ -64,7 +64,7 @@ class FakeModel : public StressModel {
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     PoolOptions options = ToPool(pool);
     options.groups = groups_;
-    options.max_row_tokens_ahead =
+    options.max_row_overlap_tokens =
         kChunkTokens * static_cast<std::uint32_t>(max_steps_in_flight_);
     return MakeCache(options);
   }
@@ -120,7 +120,7 @@ class RealModel : public StressModel {
     options.groups = models::CacheGroupsOf(layers_);
     options.max_rows = pool.max_rows;
     options.max_context_tokens = pool.max_context_tokens;
-    options.max_row_tokens_ahead = stream_ == nullptr ? kChunkTokens : 2 * kChunkTokens;
+    options.max_row_overlap_tokens = stream_ == nullptr ? kChunkTokens : 2 * kChunkTokens;
     options.prefix_caching = pool.prefix_caching;
     return OrDie(cache::CacheManager::Create(options), "cache manager");
   }
@@ -192,7 +192,7 @@ class FixtureModel : public RealModel {
      private:
       const std::unique_ptr<models::StepRunner> owned_;
     };
-    return std::make_unique<Runner>(RealModel::MakeRunner(pool), [this] { SpoilFreePages(); });
+    return std::make_unique<Runner>(RealModel::MakeRunner(pool), [this] { PoisonFreePages(); });
   }
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     std::unique_ptr<cache::CacheManager> cache = RealModel::MakeCacheManager(pool);
@@ -201,7 +201,7 @@ class FixtureModel : public RealModel {
   }
 
  private:
-  void SpoilFreePages() {
+  void PoisonFreePages() {
     const std::vector<cache::PageUse> pages = cache_->DescribePages();
     for (std::uint32_t i = 0; i < pages.size(); ++i) {
       if (pages[i].kind != cache::PageUse::Kind::kFree) continue;
@@ -210,9 +210,9 @@ class FixtureModel : public RealModel {
         std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
         continue;
       }
-      const std::vector<std::byte> spoiled(bytes.size(), std::byte{0xff});
-      const auto size = static_cast<std::int64_t>(spoiled.size());
-      EXPECT_TRUE(stream_->Copy(bytes.data(), spoiled.data(), size).ok());
+      const std::vector<std::byte> poisoned(bytes.size(), std::byte{0xff});
+      const auto size = static_cast<std::int64_t>(poisoned.size());
+      EXPECT_TRUE(stream_->Copy(bytes.data(), poisoned.data(), size).ok());
       EXPECT_TRUE(stream_->Synchronize().ok());
     }
   }

@@ -35,7 +35,7 @@ class StressModel {
   virtual std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) = 0;
   virtual EngineOptions Options(const StressPool& pool) const = 0;
   virtual const text::Tokenizer& tokenizer() const = 0;
-  // Prompt tokens are drawn from [0, prompt_vocab()).
+  // Prompt tokens are sampled from [0, prompt_vocab()).
   virtual std::int32_t prompt_vocab() const = 0;
 };
 

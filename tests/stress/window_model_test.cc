@@ -1,5 +1,5 @@
 // Fixtures of models with windows, in pools that hold what their windows need and not their
-// context, on the CPU and on an emulated GPU, one step ahead there. Pages without a reference are
+// context, on the CPU and on an emulated GPU, overlapped there. Pages without a reference are
 // NaN (MakeFixtureModel).
 
 #include <gtest/gtest.h>
@@ -88,10 +88,10 @@ TEST_P(WindowModelTest, ALongContextRunsInThePagesOfItsWindows) {
   EXPECT_EQ(got.choices.at(0).token_ids, expected.choices.at(0).token_ids);
   EXPECT_EQ(got.choices.at(0).logprobs, expected.choices.at(0).logprobs);
   // Without a cache of prefixes pages are free, and so NaN, as soon as no window reaches them.
-  const Reading spoiled = Answer(*model, pages, /*prefix_caching=*/false);
-  ASSERT_TRUE(spoiled.status.ok()) << spoiled.status;
-  EXPECT_EQ(spoiled.choices.at(0).token_ids, expected.choices.at(0).token_ids);
-  EXPECT_EQ(spoiled.choices.at(0).logprobs, expected.choices.at(0).logprobs);
+  const Reading poisoned = Answer(*model, pages, /*prefix_caching=*/false);
+  ASSERT_TRUE(poisoned.status.ok()) << poisoned.status;
+  EXPECT_EQ(poisoned.choices.at(0).token_ids, expected.choices.at(0).token_ids);
+  EXPECT_EQ(poisoned.choices.at(0).logprobs, expected.choices.at(0).logprobs);
   // One page less, and the request is told so.
   const Reading refused = Answer(*model, pages - 1);
   EXPECT_EQ(refused.status.code(), absl::StatusCode::kInvalidArgument) << refused.status;

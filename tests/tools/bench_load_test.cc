@@ -37,7 +37,7 @@ std::vector<double> Lengths(const std::string& text, int count) {
   Random random(7);
   std::vector<double> values;
   for (int i = 0; i < count; ++i) {
-    values.push_back(static_cast<double>(DrawLength(lengths, random)));
+    values.push_back(static_cast<double>(SampleLength(lengths, random)));
   }
   return values;
 }

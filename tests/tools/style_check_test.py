@@ -134,19 +134,15 @@ class StyleCheckTest(CheckCase):
         self.accepts(self.in_source("// no request waits\nint what_is_left;\nauto a = \"nobody\";\n"))
         self.accepts({"tools/x.py": "a = 'nobody', \"whoever\"\n", "CHANGELOG.md": "nobody\n"})
 
-    def test_words_of_names_that_are_still_renamed(self):
+    def test_words_of_names(self):
         for text in ("PendingDraw draw;", "// pending draws", "StepScore score;", "// prompt\n// rows", "LinearTree t;",
                      "AttentionFold fold;", "// turned keys", "// sits out", "// one step ahead", "// KV blocks",
                      "int kMostText;", "AdmissionQueue queue;", "Flight flight;", "PagePicture picture;",
                      "FindBeginning();", "// scrubs", "MarkSpoiled();", "Seal();", "BoundTheEnd();",
                      "LastResort last;", "// rulers", "// generated rows"):
             source = self.in_source(f"int a;\n{text}\n")
-            self.accepts(source)
-            status, output = self.run_on(source, "--all-words")
-            self.assertEqual(status, 1, text)
-            self.assertIn("base/a.cc:2: the word is not", output)
-        status, output = self.run_on(self.in_source("Sample sample;  // samples in flight\n"), "--all-words")
-        self.assertEqual(status, 0, output)
+            self.refuses(source, "base/a.cc:2: the word is not")
+        self.accepts(self.in_source("Sample sample;  // samples in flight\n"))
 
     def test_mutual_folders(self):
         changes = {"server/CMakeLists.txt": "quire_component(NAME s SRCS a/x.cc b/y.cc)\n",

@@ -79,7 +79,7 @@ class PipelineBuilder {
   }
   // Whether scores make pairs of it: user-defined tokens too, as in llama.cpp and in
   // tokenizer.json, where such a token may stand for spaces and be written with their sign.
-  bool IsScored(std::size_t id) const {
+  bool HasPromptLogprob(std::size_t id) const {
     const GgufTokenType type = TypeOf(id);
     return type == GgufTokenType::kNormal || type == GgufTokenType::kUserDefined;
   }
@@ -227,7 +227,7 @@ absl::Status PipelineBuilder::ReadLlama() {
   QUIRE_RETURN_IF_ERROR(ReadByteTokens());
   MergeByScores();
   std::vector<bool> in_merges(v_.tokens.size());
-  for (std::size_t id = 0; id < in_merges.size(); ++id) in_merges[id] = IsScored(id);
+  for (std::size_t id = 0; id < in_merges.size(); ++id) in_merges[id] = HasPromptLogprob(id);
   AddVocabulary(in_merges);
 
   const bool adds_space = v_.add_space_prefix.value_or(true);
@@ -273,7 +273,7 @@ absl::Status PipelineBuilder::CheckScores() const {
     if (!std::isfinite((*v_.scores)[id])) {
       return ElementError("scores", id, absl::StrCat("is ", (*v_.scores)[id], ", must be finite"));
     }
-    if (IsScored(id) && v_.tokens[id].size() > kMaxScoredBytes) {
+    if (HasPromptLogprob(id) && v_.tokens[id].size() > kMaxScoredBytes) {
       return ElementError(
           "tokens", id,
           absl::StrCat("has ", v_.tokens[id].size(), " bytes, the limit is ", kMaxScoredBytes));
@@ -287,7 +287,7 @@ absl::Status PipelineBuilder::CheckScores() const {
 void PipelineBuilder::MergeByScores() {
   std::vector<std::int32_t> order;  // best score first
   for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
-    if (IsScored(id)) order.push_back(static_cast<std::int32_t>(id));
+    if (HasPromptLogprob(id)) order.push_back(static_cast<std::int32_t>(id));
   }
   const auto score = [this](std::int32_t id) { return (*v_.scores)[static_cast<std::size_t>(id)]; };
   std::stable_sort(order.begin(), order.end(),
@@ -295,7 +295,7 @@ void PipelineBuilder::MergeByScores() {
   const auto find = [this](absl::string_view text) {
     const auto it = id_of_.find(text);
     if (it == id_of_.end()) return -1;
-    return IsScored(static_cast<std::size_t>(it->second)) ? it->second : -1;
+    return HasPromptLogprob(static_cast<std::size_t>(it->second)) ? it->second : -1;
   };
   std::uint32_t rank = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {

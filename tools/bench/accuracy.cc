@@ -80,7 +80,7 @@ class Subject {
                                                         .groups = groups,
                                                         .max_rows = 1,
                                                         .max_context_tokens = context,
-                                                        .max_row_tokens_ahead = kChunk,
+                                                        .max_row_overlap_tokens = kChunk,
                                                         .prefix_caching = false}));
     subject->logits_.resize(std::size_t{kChunk} * subject->model_->spec.vocab_size);
     return subject;
@@ -179,9 +179,9 @@ absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments)
   std::ostringstream content;
   content << file.rdbuf();
   // No token is longer than this on average.
-  constexpr std::size_t kMostBytesPerToken = 16;
+  constexpr std::size_t kMaxBytesPerToken = 16;
   const std::string text =
-      Piece(content.str(), arguments.skip_bytes, arguments.tokens * kMostBytesPerToken);
+      Piece(content.str(), arguments.skip_bytes, arguments.tokens * kMaxBytesPerToken);
   const std::string& path = arguments.tokenizer.empty() ? arguments.reference : arguments.tokenizer;
   QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(path));
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,

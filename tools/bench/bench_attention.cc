@@ -1,6 +1,7 @@
-// Attention over pages on the CPU, beside the rulers of bench_rulers.cc in the same process:
+// Attention over pages on the CPU, beside the roofline probes of roofline_probes.cc in the same
+// process:
 //
-//   bench_kernels --benchmark_filter='Rulers|Attention'
+//   bench_kernels --benchmark_filter='RooflineProbes|Attention'
 //
 // bytes_per_second counts K and V of the cached tokens once, scales included; FLOP/s counts a
 // multiply-add as two.
@@ -205,7 +206,7 @@ void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
 }
 BENCHMARK(BM_Attention)->Apply(AttentionShapes);
 
-// Arguments: sequences, cached tokens, layers, threads. Generated rows of 16 heads over 4 KV heads
+// Arguments: sequences, cached tokens, layers, threads. Decode tokens of 16 heads over 4 KV heads
 // of 64 columns in bf16: many layers come from memory, one from the caches.
 void BM_ShortAttention(benchmark::State& state) {
   ThreadPool pool(static_cast<int>(state.range(3)));

@@ -1,11 +1,11 @@
 // Time and rates of the CPU kernels as shares of what the machine can do, measured in the same
 // process, since hosts are shared and identical runs differ:
 //
-//   bench_kernels --benchmark_filter='Rulers|Linear'
+//   bench_kernels --benchmark_filter='RooflineProbes|Linear'
 //
 // bytes_per_second counts weights with their scales (linear), K and V (attention) or logits
 // (sampler) once; FLOP/s counts a multiply-add as two. share_B, share_F and share_V are a kernel's
-// part of the rulers of bench_rulers.h at as many threads.
+// part of the roofline probes of roofline_probes.h at as many threads.
 
 #include <algorithm>
 #include <cmath>
@@ -53,7 +53,7 @@ double Total(const benchmark::State& state, double amount) {
   return amount * static_cast<double>(state.iterations());
 }
 
-// What a kernel did per iteration, as shares of the rulers.
+// What a kernel did per iteration, as shares of the roofline probes.
 struct Work {
   double bytes = 0;  // read from memory
   double float_ops = 0;
@@ -61,10 +61,10 @@ struct Work {
 };
 void CountWork(benchmark::State& state, const Work& work, std::int64_t threads) {
   const auto count = static_cast<int>(threads);
-  const auto share = [&](const char* name, double amount, double ruler) {
-    if (amount <= 0 || ruler <= 0) return;
+  const auto share = [&](const char* name, double amount, double roofline_probe) {
+    if (amount <= 0 || roofline_probe <= 0) return;
     state.counters[name] =
-        benchmark::Counter(Total(state, amount) / ruler, benchmark::Counter::kIsRate);
+        benchmark::Counter(Total(state, amount) / roofline_probe, benchmark::Counter::kIsRate);
   };
   state.SetBytesProcessed(static_cast<std::int64_t>(Total(state, work.bytes)));
   if (work.float_ops + work.int8_ops > 0) {
@@ -72,23 +72,23 @@ void CountWork(benchmark::State& state, const Work& work, std::int64_t threads) 
     state.counters[name] = benchmark::Counter(Total(state, work.float_ops + work.int8_ops),
                                               benchmark::Counter::kIsRate);
   }
-  share("share_B", work.bytes, rulers::DramRead(count).mean);
-  share("share_F", work.float_ops, rulers::FloatPeak(count));
-  share("share_V", work.int8_ops, rulers::Int8Peak(count));
+  share("share_B", work.bytes, roofline_probes::DramRead(count).mean);
+  share("share_F", work.float_ops, roofline_probes::FloatPeak(count));
+  share("share_V", work.int8_ops, roofline_probes::Int8Peak(count));
 }
 
-// The rulers themselves, so that a report holds them.
-void BM_Rulers(benchmark::State& state) {
+// The roofline probes themselves, so that a report holds them.
+void BM_RooflineProbes(benchmark::State& state) {
   const auto threads = static_cast<int>(state.range(0));
   for (auto _ : state) benchmark::ClobberMemory();
-  const rulers::ReadRate read = rulers::DramRead(threads);
+  const roofline_probes::ReadRate read = roofline_probes::DramRead(threads);
   state.counters["B_bytes/s"] = read.mean;
   state.counters["B_best_bytes/s"] = read.best;
-  state.counters["F_FLOP/s"] = rulers::FloatPeak(threads);
-  state.counters["V_OP/s"] = rulers::Int8Peak(threads);
-  state.SetLabel(rulers::Int8PeakName());
+  state.counters["F_FLOP/s"] = roofline_probes::FloatPeak(threads);
+  state.counters["V_OP/s"] = roofline_probes::Int8Peak(threads);
+  state.SetLabel(roofline_probes::Int8PeakName());
 }
-BENCHMARK(BM_Rulers)
+BENCHMARK(BM_RooflineProbes)
     ->Apply([](benchmark::internal::Benchmark* bench) {
       // A quota of CPUs may allow fewer threads than there are cores.
       const Machine machine = Machine::Detect();

@@ -1,4 +1,4 @@
-// Time and rates of the CUDA kernels beside the rulers of the GPU, one process:
+// Time and rates of the CUDA kernels beside the roofline probes of the GPU, one process:
 //
 //   bench_kernels_cuda --benchmark_filter='DeviceCopy|Decode'
 //   bench_kernels_cuda --benchmark_filter=/tiny                   each op once, on any device
@@ -291,7 +291,7 @@ struct Sequences {
     table = ToDevice(gpu, ids);
     lengths = ToDevice(gpu, std::vector<std::uint32_t>(batch, cached));
     row_offsets = ToDevice(gpu, offsets);
-    prompt_rows = ToDevice(gpu, std::vector<std::uint32_t>(batch, is_prompt ? rows : 0));
+    prefill_tokens = ToDevice(gpu, std::vector<std::uint32_t>(batch, is_prompt ? rows : 0));
     const std::uint32_t keys = cached + rows;
     collection = *MakeKvCollection(geometry, pool.data(),
                                    {static_cast<const std::uint32_t*>(table.data()),
@@ -301,7 +301,7 @@ struct Sequences {
 
   static constexpr std::uint32_t kPage = 64;
   cache::KvGeometry geometry;
-  DeviceBuffer pool, table, lengths, row_offsets, prompt_rows;
+  DeviceBuffer pool, table, lengths, row_offsets, prefill_tokens;
   std::optional<AnyKvCollection> collection;
 };
 
@@ -328,7 +328,7 @@ void BM_Attention(benchmark::State& state) {
   const AttentionPlanParams lengths{
       .row_offsets = static_cast<const std::uint32_t*>(sequences.row_offsets.data()),
       .cache_lengths = static_cast<const std::uint32_t*>(sequences.lengths.data()),
-      .prompt_rows = static_cast<const std::uint32_t*>(sequences.prompt_rows.data()),
+      .prefill_tokens = static_cast<const std::uint32_t*>(sequences.prefill_tokens.data()),
       .batch_size = batch,
       .has_prompt_rows = is_prompt,
       .has_generated_rows = !is_prompt};
@@ -402,16 +402,17 @@ void BM_PlanAttention(benchmark::State& state) {
   for (std::uint32_t b = 0; b <= batch; ++b) offsets[b] = b;
   const DeviceBuffer row_offsets = ToDevice(*gpu, offsets);
   const DeviceBuffer lengths = ToDevice(*gpu, std::vector<std::uint32_t>(batch, 4095));
-  const DeviceBuffer prompt_rows = ToDevice(*gpu, std::vector<std::uint32_t>(batch, 0));
+  const DeviceBuffer prefill_tokens = ToDevice(*gpu, std::vector<std::uint32_t>(batch, 0));
   Measure(state, *gpu, {}, [&](int) {
-    return PlanAttention(gpu->backend,
-                         {.row_offsets = static_cast<const std::uint32_t*>(row_offsets.data()),
-                          .cache_lengths = static_cast<const std::uint32_t*>(lengths.data()),
-                          .prompt_rows = static_cast<const std::uint32_t*>(prompt_rows.data()),
-                          .batch_size = batch,
-                          .has_prompt_rows = false,
-                          .has_generated_rows = true},
-                         plan.get());
+    return PlanAttention(
+        gpu->backend,
+        {.row_offsets = static_cast<const std::uint32_t*>(row_offsets.data()),
+         .cache_lengths = static_cast<const std::uint32_t*>(lengths.data()),
+         .prefill_tokens = static_cast<const std::uint32_t*>(prefill_tokens.data()),
+         .batch_size = batch,
+         .has_prompt_rows = false,
+         .has_generated_rows = true},
+        plan.get());
   });
 }
 BENCHMARK(BM_PlanAttention)->Arg(1)->Arg(64)->Arg(512)->ArgName("batch")->UseManualTime();
@@ -509,10 +510,10 @@ void BM_Sample(benchmark::State& state) {
   if (gpu == nullptr) return;
   const auto rows = static_cast<std::uint32_t>(state.range(0));
   const auto vocab = static_cast<std::uint32_t>(state.range(1));
-  const auto sampler =
-      *DeviceSampler::Create(
-          gpu->backend,
-          {.max_draws = rows, .max_scores = 1, .vocab = vocab, .max_logprobs = 0}, {}, vocab);
+  const auto sampler = *DeviceSampler::Create(
+      gpu->backend,
+      {.max_samples = rows, .max_prompt_logprobs = 1, .vocab = vocab, .max_logprobs = 0}, {},
+      vocab);
   const DeviceBuffer logits = Random<float>(*gpu, std::int64_t{rows} * vocab, 3.0f);
   const auto tokens = *DeviceBuffer::Allocate(MemoryKind::kDevice, rows * 4);
   std::vector<SamplingRow> draws(rows);

@@ -18,7 +18,7 @@
 #include <immintrin.h>
 #endif
 
-namespace quire::rulers {
+namespace quire::roofline_probes {
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
@@ -29,8 +29,8 @@ inline void Keep(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
 }
 
-// The shortest of `trials` runs of fn(part) on all threads. The shortest, since a ruler is what the
-// machine can do and not what its neighbours left over.
+// The shortest of `trials` runs of fn(part) on all threads. The shortest, since a roofline probe is
+// what the machine can do and not what its neighbours left over.
 template <typename Fn>
 double ShortestSeconds(ThreadPool* pool, int trials, Fn&& fn) {
   double shortest = 0;
@@ -302,4 +302,4 @@ const char* Int8PeakName() {
   return peak == nullptr ? "not measured on this architecture" : peak->name;
 }
 
-}  // namespace quire::rulers
+}  // namespace quire::roofline_probes

@@ -1,15 +1,15 @@
 #pragma once
 
-// What a machine can do at most, measured in the process that measures the kernels: the rulers that
-// their figures are shares of (kernels/README.md).
+// What a machine can do at most, measured in the process that measures the kernels: the roofline
+// probes that their figures are shares of (kernels/README.md).
 //
 // Place:   under bench_kernels. Sums nothing that a kernel uses.
-// Threads: one caller at a time; each ruler is measured at its first use and kept.
+// Threads: one caller at a time; each roofline probe is measured at its first use and kept.
 
-namespace quire::rulers {
+namespace quire::roofline_probes {
 
 struct ReadRate {
-  double mean = 0;  // bytes per second over about two seconds: the ruler B
+  double mean = 0;  // bytes per second over about two seconds: the roofline probe B
   double best = 0;  // of a single pass, tens of milliseconds
 };
 // What `threads` threads read from memory, each its own part of 512 MiB in huge pages. Kernels'
@@ -29,4 +29,4 @@ double Int8Peak(int threads);
 // The instructions behind Int8Peak: "vpdpbusd, 512 bits".
 const char* Int8PeakName();
 
-}  // namespace quire::rulers
+}  // namespace quire::roofline_probes

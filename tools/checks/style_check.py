@@ -45,9 +45,6 @@ WORDS = [
     (r"\b[Ss]omebody\b", "name the thread, caller, request or page"),
     (r"\b[Ww]hoever\b", "name the thread, caller, request or page"),
     (r"\b[Ww]hat is left\b", "name the remainder"),
-]
-# Words whose identifiers are still being renamed: only --all-words refuses them.
-WORDS_LATER = [
     (r"\b(Pending|Step|Stage|Add|Launch|Collect|Check|Reference)Draws?\b|\bDraw(Owner|s)\b"
      r"|\b(pending|previous|last|max|max_step|num|next)_draws?_?\b"
      r"|\b[Pp]ending draws?\b|\bdraws? (a|the|its|no) (first |next )?tokens?\b",
@@ -214,11 +211,11 @@ def without_strings(name, text):
                          else blank(match), text)
 
 
-def check_words(name, text, words):
+def check_words(name, text):
     if any(fnmatch.fnmatch(name, pattern) for pattern in WORDS_EXEMPT):
         return
     plain = without_strings(name, text)
-    for pattern, word in words:
+    for pattern, word in WORDS:
         # A comment or a paragraph may break a phrase between two lines.
         for match in re.finditer(pattern.replace(" ", r"(?: |\s*\n\s*(?:(?://|#|>) ?)?)"), plain):
             line = plain.count("\n", 0, match.start()) + 1
@@ -324,17 +321,16 @@ def check_openings(root):
                    "and with what they can do after it")
 
 
-def check(root, words):
+def check(root):
     names = list(source_files(root))
     errors = []
     for name in names:
         text = (root / name).read_text(encoding="utf-8", errors="replace")
         errors += check_lengths(name, text)
         errors += check_lines(name, text)
-        errors += check_words(name, text, words)
+        errors += check_words(name, text)
     for page in pages(root):
-        errors += check_words(page.relative_to(root).as_posix(), page.read_text(encoding="utf-8"),
-                              words)
+        errors += check_words(page.relative_to(root).as_posix(), page.read_text(encoding="utf-8"))
     errors += check_in_build(root, names)
     errors += check_mutual_folders(root, names)
     errors += check_links(root)
@@ -347,11 +343,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=pathlib.Path,
                         default=pathlib.Path(__file__).resolve().parents[2])
-    parser.add_argument("--all-words", action="store_true",
-                        help="also refuses the words whose identifiers are still being renamed")
     arguments = parser.parse_args()
-    words = WORDS + WORDS_LATER if arguments.all_words else WORDS
-    errors, count = check(arguments.root, words)
+    errors, count = check(arguments.root)
     for error in errors:
         print(error)
     print(f"style_check: {count} files, {len(errors)} violations")

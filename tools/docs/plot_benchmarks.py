@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/images/*.svg and the table of docs/performance.md from docs/benchmarks/*.json.
+"""Makes docs/images/*.svg and the table of docs/performance.md from docs/benchmarks/*.json.
 
     tools/docs/plot_benchmarks.py            writes them
     tools/docs/plot_benchmarks.py --check    writes nothing; names files that are not what it writes,

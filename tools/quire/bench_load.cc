@@ -11,7 +11,7 @@
 namespace quire::client {
 namespace {
 
-constexpr std::int64_t kMostTokens = 10'000'000;
+constexpr std::int64_t kMaxTokens = 10'000'000;
 constexpr std::int64_t kBlockTokens = 512;  // of a trace with block ids
 
 // Streams of random numbers that a request or a shared text is made from.
@@ -47,7 +47,7 @@ absl::Status BadLengths(absl::string_view text, absl::string_view why) {
 absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   const auto tokens = [](const std::string& part, std::int64_t* value) {
-    return absl::SimpleAtoi(part, value) && *value >= 1 && *value <= kMostTokens;
+    return absl::SimpleAtoi(part, value) && *value >= 1 && *value <= kMaxTokens;
   };
   LengthDistribution lengths;
   if (parts.size() == 1) {
@@ -76,7 +76,7 @@ absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text) {
   return BadLengths(text, "no such distribution");
 }
 
-std::int64_t DrawLength(const LengthDistribution& lengths, Random& random) {
+std::int64_t SampleLength(const LengthDistribution& lengths, Random& random) {
   switch (lengths.kind) {
     case LengthDistribution::Kind::kFixed:
       return lengths.low;
@@ -123,8 +123,8 @@ LoadRequest Workload::Request(std::int64_t number) const {
   // The shape of a request and the tokens of its prompt come from streams of their own.
   Random random = RandomOf(options_.seed, Mix(stream) >> 2);
   if (trace_.empty()) {
-    const std::int64_t length = DrawLength(options_.input, random);
-    request.output_tokens = DrawLength(options_.output, random);
+    const std::int64_t length = SampleLength(options_.input, random);
+    request.output_tokens = SampleLength(options_.output, random);
     if (options_.prefix_tokens > 0 && Fraction(random) < options_.prefix_share) {
       const auto which =
           std::uniform_int_distribution<std::int64_t>(0, options_.prefix_count - 1)(random);

@@ -32,7 +32,7 @@ struct LengthDistribution {
 // "128", "uniform:LOW:HIGH" or "lognormal:MEDIAN:SIGMA:MOST". INVALID_ARGUMENT otherwise, with what
 // is wrong.
 absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text);
-std::int64_t DrawLength(const LengthDistribution& lengths, Random& random);
+std::int64_t SampleLength(const LengthDistribution& lengths, Random& random);
 
 enum class Arrival {
   kClosed,   // the next when one has ended

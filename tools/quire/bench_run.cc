@@ -21,7 +21,7 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 // Thirty years. The clock counts nanoseconds in 64 bits and would overflow at ten times that.
-constexpr double kMostSeconds = 1e9;
+constexpr double kMaxSeconds = 1e9;
 
 double SecondsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double>(SteadyClock::now() - start).count();
@@ -56,10 +56,10 @@ RunResult RunClosed(const Workload& workload, const TargetFactory& targets,
 // Hands requests to threads that wait for one; starts another thread when none waits.
 class OpenLoop {
  public:
-  OpenLoop(const TargetFactory& targets, std::int64_t most_threads, std::int64_t count,
+  OpenLoop(const TargetFactory& targets, std::int64_t max_threads, std::int64_t count,
            const std::atomic<bool>& stop)
       : targets_(targets),
-        most_threads_(most_threads),
+        max_threads_(max_threads),
         stop_(stop),
         slots_(static_cast<std::size_t>(count)) {}
 
@@ -73,7 +73,7 @@ class OpenLoop {
     MutexLock lock(&mutex_);
     jobs_.push_back(std::move(job));
     if (idle_ < static_cast<std::int64_t>(jobs_.size()) &&
-        static_cast<std::int64_t>(threads_.size()) < most_threads_) {
+        static_cast<std::int64_t>(threads_.size()) < max_threads_) {
       threads_.emplace_back([this] { Work(); });
     }
     has_job_.NotifyOne();
@@ -111,7 +111,7 @@ class OpenLoop {
   }
 
   const TargetFactory& targets_;
-  const std::int64_t most_threads_;
+  const std::int64_t max_threads_;
   const std::atomic<bool>& stop_;
   std::vector<std::optional<RequestSample>> slots_;  // each written by one thread
   Mutex mutex_;
@@ -141,7 +141,7 @@ RunResult RunOpen(const Workload& workload, const TargetFactory& targets, const 
     // Made before its time, since a long prompt takes a while.
     LoadRequest request = workload.Request(options.first + static_cast<std::int64_t>(i));
     const auto time = start + std::chrono::duration_cast<SteadyClock::duration>(
-                                  std::chrono::duration<double>(std::min(times[i], kMostSeconds)));
+                                  std::chrono::duration<double>(std::min(times[i], kMaxSeconds)));
     if (!WaitUntil(time, stop)) break;
     loop.Hand({i, std::move(request), time});
   }

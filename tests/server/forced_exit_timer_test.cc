@@ -1,4 +1,4 @@
-#include "server/last_resort.h"
+#include "server/forced_exit_timer.h"
 
 #include <gtest/gtest.h>
 
@@ -7,22 +7,22 @@
 namespace quire::server {
 namespace {
 
-TEST(LastResortTest, EndsAProcessThatDoesNotEndByItself) {
+TEST(ForcedExitTimerTest, EndsAProcessThatDoesNotEndByItself) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        LastResort last;
+        ForcedExitTimer last;
         last.Arm(absl::Now() + absl::Milliseconds(50), 70);
         absl::SleepFor(absl::Seconds(30));
       },
       ::testing::ExitedWithCode(70), "orderly end");
 }
 
-TEST(LastResortTest, IsSilentWhereTheEndComes) {
+TEST(ForcedExitTimerTest, IsSilentWhereTheEndComes) {
   const absl::Time begin = absl::Now();
   {
-    LastResort never;
-    LastResort last;
+    ForcedExitTimer never;
+    ForcedExitTimer last;
     last.Arm(absl::Now() + absl::Seconds(60), 70);
   }
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));

@@ -1,4 +1,4 @@
-#include "server/last_resort.h"
+#include "server/forced_exit_timer.h"
 
 #include <cstdlib>
 
@@ -8,7 +8,7 @@
 
 namespace quire::server {
 
-LastResort::~LastResort() {
+ForcedExitTimer::~ForcedExitTimer() {
   {
     MutexLock lock(&mutex_);
     is_over_ = true;
@@ -17,12 +17,12 @@ LastResort::~LastResort() {
   if (thread_.joinable()) thread_.join();
 }
 
-void LastResort::Arm(absl::Time deadline, int exit_code) {
+void ForcedExitTimer::Arm(absl::Time deadline, int exit_code) {
   QUIRE_CHECK(!thread_.joinable());
   thread_ = std::thread([this, deadline, exit_code] { Wait(deadline, exit_code); });
 }
 
-void LastResort::Wait(absl::Time deadline, int exit_code) {
+void ForcedExitTimer::Wait(absl::Time deadline, int exit_code) {
   {
     MutexLock lock(&mutex_);
     while (!is_over_ && absl::Now() < deadline) changed_.WaitUntil(&mutex_, deadline);

@@ -41,9 +41,9 @@ class RateMeter {
   absl::Time start_ = absl::InfiniteFuture();  // the first event
 };
 
-class AdmissionQueue {
+class AdmissionLimiter {
  public:
-  AdmissionQueue(std::int32_t max_requests, std::int64_t max_tokens)
+  AdmissionLimiter(std::int32_t max_requests, std::int64_t max_tokens)
       : max_requests_(max_requests),
         max_tokens_(max_tokens),
         highest_requests_(max_requests),

@@ -13,28 +13,28 @@
 
 namespace quire::engine {
 
-struct DrawOwner {
+struct SampleOwner {
   Sequence* sequence;  // the choice that gets the token
 };
 
-struct ScoreOwner {
+struct PromptLogprobOwner {
   ScheduledRequest* request;
-  std::uint32_t position;  // of the prompt token that is scored
+  std::uint32_t position;  // of the prompt token whose logprob it is
 };
 
 // Place:      filled by BatchBuilder, launched and collected by EngineCore, which keeps one for
 //             each step that may be in flight.
-// Invariants: batch.rows are the plan's decodes, then its chunks; batch.draws and draw_owners run
-//             in parallel, and so do scores. What it points to lives until it is collected:
-//             requests that end meanwhile are kept in `ended`.
+// Invariants: batch.rows are the plan's decodes, then its chunks; batch.samples and sample_owners
+//             run in parallel, and so do prompt logprobs. What it points to lives until it is
+//             collected: requests that end meanwhile are kept in `ended`.
 // Threads:    engine thread only.
 // Lifetime:   the vectors keep their capacity from step to step.
-struct Flight {
+struct InFlightStep {
   std::uint64_t number = 0;
   StepPlan plan;
   models::StepBatch batch;
-  std::vector<DrawOwner> draw_owners;
-  std::vector<ScoreOwner> score_owners;
+  std::vector<SampleOwner> sample_owners;
+  std::vector<PromptLogprobOwner> prompt_logprob_owners;
   std::vector<std::unique_ptr<ScheduledRequest>> ended;
   absl::Status launch_error;  // not OK: the runner refused it, there is nothing to collect
   absl::Time start, planned, launched;

@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kLinearFillBlocks = 128;
 inline constexpr std::uint32_t kLinearMaxSplits = 16;
 inline constexpr std::uint32_t kLinearMinTilesPerSplit = 4;
 
-struct LinearTree {
+struct LinearReduction {
   std::uint32_t splits;
   std::uint32_t tiles_per_split;
 };
@@ -40,7 +40,7 @@ constexpr std::uint32_t LinearTilesK(std::uint32_t k) {
 
 // As many sub-ranges, a power of two, as make kLinearFillBlocks blocks, but none shorter than
 // kLinearMinTilesPerSplit tiles.
-constexpr LinearTree LinearTreeOf(std::uint32_t n, std::uint32_t k) {
+constexpr LinearReduction LinearReductionOf(std::uint32_t n, std::uint32_t k) {
   const std::uint32_t tiles = LinearTilesK(k);
   std::uint32_t splits = 1;
   while (LinearTilesN(n) * splits < kLinearFillBlocks && splits < kLinearMaxSplits &&

@@ -1,4 +1,4 @@
-// One step ahead (docs/scheduling.md, section 7): what a step in flight may and may not change.
+// Overlap scheduling (docs/scheduling.md, section 7): what a step in flight may and may not change.
 
 #include <algorithm>
 #include <random>
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr int kAhead = 2;
+constexpr int kOverlapped = 2;
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
@@ -33,12 +33,12 @@ HarnessOptions Small(int steps_in_flight, std::uint32_t usable_pages = 30) {
   return options;
 }
 
-std::int64_t StepsAhead(const Harness& harness) {
-  return harness.core.Stats(harness.clock.Now()).steps_ahead;
+std::int64_t OverlapSteps(const Harness& harness) {
+  return harness.core.Stats(harness.clock.Now()).overlap_steps;
 }
 
-// Prompt tokens computed, tokens computed again, and tokens drawn but for first ones are what steps
-// have computed; surplus rows among them.
+// Prompt tokens computed, tokens computed again, and tokens sampled but for first ones are what
+// steps have computed; surplus rows among them.
 void ExpectBalance(Harness& harness) {
   std::int64_t kept = 0, choices = 0;
   for (const auto& [id, output] : harness.outputs()) {
@@ -56,7 +56,7 @@ void ExpectBalance(Harness& harness) {
   EXPECT_EQ(harness.cache->stats().used_pages, 0);
 }
 
-// A bit of everything that can end a choice or be asked of a draw.
+// A bit of everything that can end a choice or be asked of a sample.
 std::vector<Request> MixedRequests(std::uint64_t seed, int count) {
   std::mt19937_64 random(seed);
   std::vector<Request> requests;
@@ -84,12 +84,12 @@ std::vector<Request> MixedRequests(std::uint64_t seed, int count) {
   return requests;
 }
 
-TEST(EngineAheadTest, AnswersAreThoseOfOneStepAtATime) {
+TEST(EngineOverlapTest, AnswersAreThoseOfOneStepAtATime) {
   std::int64_t surplus = 0;
   for (int round = 0; round < 12; ++round) {
     const std::vector<Request> requests = MixedRequests(static_cast<unsigned>(round), 40);
     std::map<std::string, Harness::Output> expected;
-    for (const int in_flight : {1, kAhead}) {
+    for (const int in_flight : {1, kOverlapped}) {
       HarnessOptions options = Small(in_flight);
       if (round % 2 == 1) options.engine.admission = AdmissionMode::kOvercommit;
       Harness harness(options);
@@ -100,12 +100,12 @@ TEST(EngineAheadTest, AnswersAreThoseOfOneStepAtATime) {
       harness.RunUntilIdle();
       ExpectBalance(harness);
       if (in_flight == 1) {
-        EXPECT_EQ(StepsAhead(harness), 0);
+        EXPECT_EQ(OverlapSteps(harness), 0);
         EXPECT_EQ(MetricSum(harness.registry, "quire_discarded_tokens_total"), 0);
         expected = harness.outputs();
         continue;
       }
-      EXPECT_GT(StepsAhead(harness), harness.core.Stats(harness.clock.Now()).steps / 8);
+      EXPECT_GT(OverlapSteps(harness), harness.core.Stats(harness.clock.Now()).steps / 8);
       surplus +=
           static_cast<std::int64_t>(MetricSum(harness.registry, "quire_discarded_tokens_total"));
       for (const auto& [id, output] : harness.outputs()) {
@@ -122,8 +122,8 @@ TEST(EngineAheadTest, AnswersAreThoseOfOneStepAtATime) {
   EXPECT_GT(surplus, 100) << "no choice ended while a row of it was in flight";
 }
 
-TEST(EngineAheadTest, KnownEndsHaveNoSurplusRow) {
-  HarnessOptions options = Small(kAhead);
+TEST(EngineOverlapTest, KnownEndsHaveNoSurplusRow) {
+  HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 0;
   Harness harness(options);
   harness.Submit(MakeRequest("a", MakePrompt(1, 70), 6));
@@ -131,12 +131,12 @@ TEST(EngineAheadTest, KnownEndsHaveNoSurplusRow) {
   std::vector<std::uint32_t> tokens;
   for (const FakeStep& step : harness.runner.steps()) tokens.push_back(step.num_tokens);
   EXPECT_THAT(tokens, ElementsAre(32, 32, 6, 1, 1, 1, 1, 1));
-  EXPECT_EQ(StepsAhead(harness), 7);
+  EXPECT_EQ(OverlapSteps(harness), 7);
   EXPECT_EQ(MetricSum(harness.registry, "quire_discarded_tokens_total"), 0);
 }
 
-TEST(EngineAheadTest, EndOfSequenceLeavesOneSurplusRow) {
-  HarnessOptions options = Small(kAhead);
+TEST(EngineOverlapTest, EndOfSequenceLeavesOneSurplusRow) {
+  HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 1;
   Harness harness(options);
   Request request = MakeRequest("a", MakePrompt(1, 20), 50);
@@ -152,8 +152,8 @@ TEST(EngineAheadTest, EndOfSequenceLeavesOneSurplusRow) {
   ExpectBalance(harness);
 }
 
-TEST(EngineAheadTest, PagesOfAnEndedChoiceWaitForItsSurplusRow) {
-  HarnessOptions options = Small(kAhead);
+TEST(EngineOverlapTest, PagesOfAnEndedChoiceWaitForItsSurplusRow) {
+  HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 1;
   Harness harness(options);
   harness.Submit(MakeRequest("a", MakePrompt(1, 20), 50));
@@ -168,9 +168,9 @@ TEST(EngineAheadTest, PagesOfAnEndedChoiceWaitForItsSurplusRow) {
   EXPECT_FALSE(harness.Step());
 }
 
-TEST(EngineAheadTest, APenaltyMakesNoRowWaitForTheStepInFlight) {
+TEST(EngineOverlapTest, APenaltyMakesNoRowWaitForTheStepInFlight) {
   std::map<std::string, Harness::Output> expected;
-  for (const int in_flight : {1, kAhead}) {
+  for (const int in_flight : {1, kOverlapped}) {
     HarnessOptions options = Small(in_flight);
     options.runner.end_period = 0;
     Harness harness(options);
@@ -184,7 +184,7 @@ TEST(EngineAheadTest, APenaltyMakesNoRowWaitForTheStepInFlight) {
     ExpectBalance(harness);
     // The prompts are one step, each further token is one, and all but the first are ahead.
     EXPECT_EQ(harness.runner.steps().size(), 30);
-    EXPECT_EQ(StepsAhead(harness), in_flight == 1 ? 0 : 29);
+    EXPECT_EQ(OverlapSteps(harness), in_flight == 1 ? 0 : 29);
     if (in_flight == 1) {
       expected = harness.outputs();
       EXPECT_NE(expected["r1"].tokens, expected["r0"].tokens) << "the penalty does nothing";
@@ -196,19 +196,19 @@ TEST(EngineAheadTest, APenaltyMakesNoRowWaitForTheStepInFlight) {
   }
 }
 
-TEST(EngineAheadTest, ForksWaitForTheStepInFlight) {
-  HarnessOptions options = Small(kAhead);
+TEST(EngineOverlapTest, ForksWaitForTheStepInFlight) {
+  HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 0;
   Harness harness(options);
   Request forked = MakeRequest("n", MakePrompt(2, 20), 10);
   forked.sampling.choice_count = 3;
   harness.Submit(forked);
   harness.RunUntilIdle();
-  EXPECT_EQ(StepsAhead(harness), 8);  // all but the prompt's and the first after the fork
+  EXPECT_EQ(OverlapSteps(harness), 8);  // all but the prompt's and the first after the fork
 }
 
-TEST(EngineAheadTest, SurplusRowThatIsNotFinitePoisonsWhatItWroteOnly) {
-  HarnessOptions options = Small(kAhead);
+TEST(EngineOverlapTest, SurplusRowThatIsNotFinitePoisonsWhatItWroteOnly) {
+  HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 1;
   options.runner.poison_token = kEosToken;  // computing the end gives NaN
   Harness harness(options);
@@ -223,7 +223,7 @@ TEST(EngineAheadTest, SurplusRowThatIsNotFinitePoisonsWhatItWroteOnly) {
     return MetricValue(harness.registry, absl::StrCat("quire_kv_cache_evicted_pages_total{cause=\"",
                                                       cause, "\",model_name=\"m\"}"));
   };
-  EXPECT_GT(evicted("scrub"), 0);
+  EXPECT_GT(evicted("invalidate"), 0);
   EXPECT_EQ(evicted("allocation"), 0);
   Request again = request;
   again.id = "again";
@@ -233,8 +233,8 @@ TEST(EngineAheadTest, SurplusRowThatIsNotFinitePoisonsWhatItWroteOnly) {
   EXPECT_EQ(harness.output("again").tokens, harness.output("a").tokens);
 }
 
-TEST(EngineAheadTest, CancelledPromptThatIsNotFiniteLeavesNoPoisonedPage) {
-  HarnessOptions options = Small(kAhead);
+TEST(EngineOverlapTest, CancelledPromptThatIsNotFiniteLeavesNoPoisonedPage) {
+  HarnessOptions options = Small(kOverlapped);
   options.engine.prefill_chunk_tokens = 16;
   Harness harness(options);
   std::vector<std::int32_t> sick = MakePrompt(1, 64);
@@ -256,9 +256,9 @@ TEST(EngineAheadTest, CancelledPromptThatIsNotFiniteLeavesNoPoisonedPage) {
 
 // The pages of a cancelled request are found to be poisoned when another has been launched whose
 // choices need copies of a page.
-TEST(EngineAheadTest, SafeForkWaitsForPagesThatAreBeingCleared) {
+TEST(EngineOverlapTest, SafeForkWaitsForPagesThatAreBeingCleared) {
   for (const bool skips : {false, true}) {
-    HarnessOptions options = Small(kAhead, /*usable_pages=*/22);
+    HarnessOptions options = Small(kOverlapped, /*usable_pages=*/22);
     options.engine.prefill_chunk_tokens = 1000;
     options.engine.max_step_tokens = 1000;
     options.engine.max_step_prompt_tokens = 1000;
@@ -285,7 +285,7 @@ TEST(EngineAheadTest, SafeForkWaitsForPagesThatAreBeingCleared) {
 }
 
 // Harness::Step proves the reservations after each step.
-TEST(EngineAheadTest, SafeModeNeverPreempts) {
+TEST(EngineOverlapTest, SafeModeNeverPreempts) {
   std::mt19937_64 random(11);
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(::testing::Message() << "round " << round);
@@ -311,9 +311,9 @@ TEST(EngineAheadTest, SafeModeNeverPreempts) {
   }
 }
 
-TEST(EngineAheadTest, NonFiniteRowsEndTheirRequestAndNoOther) {
+TEST(EngineOverlapTest, NonFiniteRowsEndTheirRequestAndNoOther) {
   for (int round = 0; round < 4; ++round) {
-    Harness harness(Small(kAhead));
+    Harness harness(Small(kOverlapped));
     std::vector<Request> requests = MixedRequests(static_cast<unsigned>(round), 20);
     for (std::size_t i = 0; i < requests.size(); ++i) {
       if (i % 4 == 0) std::get<TokenPrompt>(requests[i].prompt).push_back(kPoisonToken);
@@ -335,10 +335,10 @@ TEST(EngineAheadTest, NonFiniteRowsEndTheirRequestAndNoOther) {
   }
 }
 
-TEST(EngineAheadTest, CancelsWithRowsInFlightKeepTheBalance) {
+TEST(EngineOverlapTest, CancelsWithRowsInFlightKeepTheBalance) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 6; ++round) {
-    HarnessOptions options = Small(kAhead);
+    HarnessOptions options = Small(kOverlapped);
     if (round % 2 == 1) options.engine.admission = AdmissionMode::kOvercommit;
     Harness harness(options);
     std::vector<std::shared_ptr<AcceptedRequest>> live;
@@ -355,7 +355,7 @@ TEST(EngineAheadTest, CancelsWithRowsInFlightKeepTheBalance) {
 // (steps in flight, whether the launch fails or the collecting)
 class FailedStepTest : public ::testing::TestWithParam<std::tuple<int, bool>> {};
 INSTANTIATE_TEST_SUITE_P(Steps, FailedStepTest,
-                         ::testing::Combine(::testing::Values(1, kAhead), ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(1, kOverlapped), ::testing::Bool()));
 
 TEST_P(FailedStepTest, EndsItsRequestsAndNoOther) {
   const auto [in_flight, at_launch] = GetParam();
@@ -440,8 +440,8 @@ TEST_P(FailedStepTest, LostDeviceStopsTheCoreWithEverythingAccountedFor) {
   EXPECT_EQ(MetricSum(harness.registry, "quire_requests_rejected_total"), 1);
 }
 
-TEST(EngineAheadTest, RowsSayWhichTokensAreOfThePrompt) {
-  for (const int in_flight : {1, kAhead}) {
+TEST(EngineOverlapTest, RowsSayWhichTokensAreOfThePrompt) {
+  for (const int in_flight : {1, kOverlapped}) {
     HarnessOptions options = Small(in_flight, /*usable_pages=*/22);
     options.engine.admission = AdmissionMode::kOvercommit;
     options.runner.end_period = 0;

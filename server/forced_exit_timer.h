@@ -14,12 +14,12 @@
 
 namespace quire::server {
 
-class LastResort {
+class ForcedExitTimer {
  public:
-  LastResort() = default;
-  ~LastResort();
-  LastResort(const LastResort&) = delete;
-  LastResort& operator=(const LastResort&) = delete;
+  ForcedExitTimer() = default;
+  ~ForcedExitTimer();
+  ForcedExitTimer(const ForcedExitTimer&) = delete;
+  ForcedExitTimer& operator=(const ForcedExitTimer&) = delete;
 
   void Arm(absl::Time deadline, int exit_code);
 

@@ -1,4 +1,4 @@
-#include "engine/request/admission_queue.h"
+#include "engine/request/admission_limiter.h"
 
 #include <algorithm>
 #include <limits>
@@ -34,7 +34,7 @@ double RateMeter::PerSecond(absl::Time now) const {
   return static_cast<double>(sum) / seconds;
 }
 
-absl::Status AdmissionQueue::Full(absl::string_view what, std::int64_t limit) const {
+absl::Status AdmissionLimiter::Full(absl::string_view what, std::int64_t limit) const {
   return WithReason(absl::ResourceExhaustedError(
                         absl::StrCat("queue is full: ", requests_, " requests with ", tokens_,
                                      " tokens wait, at most ", limit, " ", what, " may")),
@@ -45,7 +45,7 @@ absl::Status AdmissionQueue::Full(absl::string_view what, std::int64_t limit) co
                     RetryDelayLocked());
 }
 
-void AdmissionQueue::SetLimits(std::int32_t max_requests, std::int64_t max_tokens) {
+void AdmissionLimiter::SetLimits(std::int32_t max_requests, std::int64_t max_tokens) {
   MutexLock lock(&mutex_);
   max_requests_ = max_requests;
   max_tokens_ = max_tokens;
@@ -53,14 +53,14 @@ void AdmissionQueue::SetLimits(std::int32_t max_requests, std::int64_t max_token
   highest_tokens_ = std::max(highest_tokens_, max_tokens);
 }
 
-void AdmissionQueue::SetTenants(const TenantOptions& tenants) {
+void AdmissionLimiter::SetTenants(const TenantOptions& tenants) {
   MutexLock lock(&mutex_);
   tenants_ = tenants;
 }
 
 // `more_tokens` 0: room for one more request is asked for.
-absl::Status AdmissionQueue::CheckTenant(const std::string& tenant,
-                                         std::int64_t more_tokens) const {
+absl::Status AdmissionLimiter::CheckTenant(const std::string& tenant,
+                                           std::int64_t more_tokens) const {
   const TenantLimits& limits = tenants_.Of(tenant);
   const auto found = waiting_.find(tenant);
   const Waiting waiting = found == waiting_.end() ? Waiting() : found->second;
@@ -82,7 +82,8 @@ absl::Status AdmissionQueue::CheckTenant(const std::string& tenant,
       RetryDelayLocked());
 }
 
-void AdmissionQueue::Count(const std::string& tenant, std::int32_t requests, std::int64_t tokens) {
+void AdmissionLimiter::Count(const std::string& tenant, std::int32_t requests,
+                             std::int64_t tokens) {
   requests_ += requests;
   tokens_ += tokens;
   Waiting& waiting = waiting_[tenant];
@@ -92,7 +93,7 @@ void AdmissionQueue::Count(const std::string& tenant, std::int32_t requests, std
   if (waiting.requests == 0 && waiting.tokens == 0) waiting_.erase(tenant);
 }
 
-absl::Status AdmissionQueue::EnterRequest(const std::string& tenant) {
+absl::Status AdmissionLimiter::EnterRequest(const std::string& tenant) {
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, 0));
   if (requests_ >= max_requests_) return Full("requests", max_requests_);
@@ -100,7 +101,7 @@ absl::Status AdmissionQueue::EnterRequest(const std::string& tenant) {
   return absl::OkStatus();
 }
 
-absl::Status AdmissionQueue::AddTokens(const std::string& tenant, std::int64_t tokens) {
+absl::Status AdmissionLimiter::AddTokens(const std::string& tenant, std::int64_t tokens) {
   MutexLock lock(&mutex_);
   // However long its caller waited: nothing that invites to try again.
   const std::int64_t of_tenant =
@@ -121,43 +122,43 @@ absl::Status AdmissionQueue::AddTokens(const std::string& tenant, std::int64_t t
   return absl::OkStatus();
 }
 
-void AdmissionQueue::LeaveRequest(const std::string& tenant) {
+void AdmissionLimiter::LeaveRequest(const std::string& tenant) {
   MutexLock lock(&mutex_);
   Count(tenant, -1, 0);
 }
 
-void AdmissionQueue::RemoveTokens(const std::string& tenant, std::int64_t tokens) {
+void AdmissionLimiter::RemoveTokens(const std::string& tenant, std::int64_t tokens) {
   MutexLock lock(&mutex_);
   Count(tenant, 0, -tokens);
 }
 
-void AdmissionQueue::Update(std::int64_t uncached_tokens, double tokens_per_second) {
+void AdmissionLimiter::Update(std::int64_t uncached_tokens, double tokens_per_second) {
   MutexLock lock(&mutex_);
   uncached_tokens_ = uncached_tokens;
   rate_ = tokens_per_second;
 }
 
-absl::Duration AdmissionQueue::RetryDelayLocked() const {
+absl::Duration AdmissionLimiter::RetryDelayLocked() const {
   if (rate_ <= 0) return absl::Seconds(RateMeter::kWindowSeconds);
   return absl::Seconds(static_cast<double>(uncached_tokens_) / rate_);
 }
 
-absl::Duration AdmissionQueue::RetryDelay() const {
+absl::Duration AdmissionLimiter::RetryDelay() const {
   MutexLock lock(&mutex_);
   return RetryDelayLocked();
 }
 
-std::int32_t AdmissionQueue::queued_requests() const {
+std::int32_t AdmissionLimiter::queued_requests() const {
   MutexLock lock(&mutex_);
   return requests_;
 }
 
-std::int64_t AdmissionQueue::queued_tokens() const {
+std::int64_t AdmissionLimiter::queued_tokens() const {
   MutexLock lock(&mutex_);
   return tokens_;
 }
 
-absl::Status AdmissionQueue::CheckIntegrity() const {
+absl::Status AdmissionLimiter::CheckIntegrity() const {
   MutexLock lock(&mutex_);
   if (requests_ < 0 || requests_ > highest_requests_ || tokens_ < 0 || tokens_ > highest_tokens_) {
     return absl::InternalError(absl::StrCat("admission queue counts ", requests_, " requests and ",
