@@ -12,7 +12,7 @@ import unittest
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools" / "checks"))
 import cuda_gate  # noqa: E402
 
 # _Z1Kv is K().
@@ -30,7 +30,7 @@ class CudaGateTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.build = pathlib.Path(folder.name)
-        self.objects = self.build / "kernels/CMakeFiles/quire_kernels_cuda.dir"
+        self.objects = self.build / "kernels/x/CMakeFiles/quire_kernels_x_gpu.dir"
         self.objects.mkdir(parents=True)
         self.table = self.build / "resources.json"
 

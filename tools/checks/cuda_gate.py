@@ -58,7 +58,7 @@ def demangle(names):
 def read_reports(build):
     """{unit: {(kernel, architecture): {registers, shared, stack, spills}}} of all objects."""
     units, names = {}, set()
-    reports = sorted(build.glob("kernels/CMakeFiles/quire_kernels_cuda.dir/**/*.o.ptxas"))
+    reports = sorted(build.glob("kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/*.o.ptxas"))
     for report in reports:
         kernels, key = {}, None
         for line in report.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -132,7 +132,7 @@ def check_code(build, table, cuobjdump):
     """The machine code: what must be there, and local memory, which must not."""
     errors, checks = [], 0
     for unit, row in table.items():
-        found = list(build.glob(f"kernels/CMakeFiles/quire_kernels_cuda.dir/**/{unit}.o"))
+        found = list(build.glob(f"kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/{unit}.o"))
         if not found:
             errors.append(f"{unit}: no object")
             continue
