@@ -13,7 +13,7 @@ import tempfile
 
 # (component's folder, DEP, a source that reaches it, a header that the compiler then misses)
 CASES = [
-    ("text/subword", "text_unicode", "bpe.cc", "text/unicode/"),
+    ("text/subword", "formats", "bpe.cc", "formats/"),
     ("cache_manager/prefix", "cache_manager_pool", "prefix_cache.cc", "cache_manager/pool/"),
     ("models/config", "formats", "config_reader.cc", "formats/"),
 ]
