@@ -1,6 +1,6 @@
 // Which attention kernels a step runs, and the merge of cut decode rows: a block of 128 threads
-// takes the partial results of eight packed rows in the order of their keys, with the reduce of the
-// decode kernel. A partial is 4 to 8 KB, so this moves less than 1 % of the bytes of K and V.
+// takes the partial results of eight packed rows in the order of their keys, with the reduction of
+// the decode kernel. A partial is 4 to 8 KB, so this moves less than 1 % of the bytes of K and V.
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // What the attention kernels for sm_80 share: KV tiles of 64 tokens in shared memory, queries in
-// registers, and the reduce of states along the tree of attention_work.h.
+// registers, and the reduction of states in the order of attention_work.h.
 //
 // A tile's row is a token's columns of one head, in 16-byte pieces. Pieces are permuted inside 128
 // bytes (piece XOR row mod 8, the order that TMA and wgmma call 128-byte swizzle), so that eight
