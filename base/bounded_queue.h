@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 
 namespace quire {
@@ -111,7 +112,7 @@ class BoundedQueue {
  private:
   bool WaitNotEmpty(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     while (size_ == 0) {
-      if (closed_ || (deadline != absl::InfiniteFuture() && absl::Now() >= deadline)) return false;
+      if (closed_ || MonotonicNow() >= deadline) return false;
       not_empty_.WaitUntil(&mutex_, deadline);
     }
     return true;

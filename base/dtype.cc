@@ -11,20 +11,20 @@ struct Entry {
   std::int64_t size;
 };
 
-constexpr std::array<Entry, 11> kTable = {{{DType::kInvalid, "invalid", 0},
-                                           {DType::kF32, "f32", 4},
-                                           {DType::kBF16, "bf16", 2},
-                                           {DType::kF16, "f16", 2},
-                                           {DType::kF8E4M3, "fp8_e4m3", 1},
-                                           {DType::kI8, "int8", 1},
-                                           {DType::kU8, "uint8", 1},
-                                           {DType::kI32, "int32", 4},
-                                           {DType::kI64, "int64", 8},
-                                           {DType::kF64, "f64", 8},
-                                           {DType::kBool, "bool", 1}}};
+constexpr std::array<Entry, 11> kDTypes = {{{DType::kInvalid, "invalid", 0},
+                                            {DType::kF32, "f32", 4},
+                                            {DType::kBF16, "bf16", 2},
+                                            {DType::kF16, "f16", 2},
+                                            {DType::kF8E4M3, "fp8_e4m3", 1},
+                                            {DType::kI8, "int8", 1},
+                                            {DType::kU8, "uint8", 1},
+                                            {DType::kI32, "int32", 4},
+                                            {DType::kI64, "int64", 8},
+                                            {DType::kF64, "f64", 8},
+                                            {DType::kBool, "bool", 1}}};
 
 const Entry& EntryOf(DType dtype) {
-  return kTable[static_cast<std::size_t>(dtype)];
+  return kDTypes[static_cast<std::size_t>(dtype)];
 }
 
 }  // namespace
@@ -38,7 +38,7 @@ std::int64_t DTypeSize(DType dtype) {
 }
 
 std::optional<DType> DTypeFromName(absl::string_view name) {
-  for (const Entry& entry : kTable) {
+  for (const Entry& entry : kDTypes) {
     if (entry.dtype != DType::kInvalid && entry.name == name) return entry.dtype;
   }
   return std::nullopt;

@@ -14,7 +14,7 @@ namespace {
 
 using absl::StatusCode;
 
-constexpr ReasonRow kTable[] = {
+constexpr ReasonRow kReasons[] = {
     {Reason::kPromptMissing, "PROMPT_MISSING", StatusCode::kInvalidArgument, 400, Retry::kNo,
      ErrorDetail::kBadRequest, "no or empty prompt, input or command"},
     {Reason::kPromptTooLong, "PROMPT_TOO_LONG", StatusCode::kInvalidArgument, 400, Retry::kNo,
@@ -46,8 +46,6 @@ constexpr ReasonRow kTable[] = {
      "the template raised an error, or the conversation is malformed"},
     {Reason::kModelNotFound, "MODEL_NOT_FOUND", StatusCode::kNotFound, 404, Retry::kNo,
      ErrorDetail::kNone, "no model of that name is served"},
-    {Reason::kRequestNotFound, "REQUEST_NOT_FOUND", StatusCode::kNotFound, 404, Retry::kNo,
-     ErrorDetail::kNone, "no live request has that id"},
     {Reason::kRequestIdInUse, "REQUEST_ID_IN_USE", StatusCode::kAlreadyExists, 409, Retry::kNo,
      ErrorDetail::kNone, "a live request has the id"},
     {Reason::kQueueFull, "QUEUE_FULL", StatusCode::kResourceExhausted, 429, Retry::kSameServer,
@@ -57,8 +55,6 @@ constexpr ReasonRow kTable[] = {
      ErrorDetail::kRetryInfo, "a limit of the tenant (`tenants.*`)"},
     {Reason::kQueueTimeout, "QUEUE_TIMEOUT", StatusCode::kResourceExhausted, 429,
      Retry::kSameServer, ErrorDetail::kRetryInfo, "not scheduled in time"},
-    {Reason::kDeadlineUnreachable, "DEADLINE_UNREACHABLE", StatusCode::kResourceExhausted, 429,
-     Retry::kOtherServer, ErrorDetail::kRetryInfo, "cannot start before its deadline"},
     {Reason::kModelLoading, "MODEL_LOADING", StatusCode::kUnavailable, 503, Retry::kSameServer,
      ErrorDetail::kRetryInfo, "not ready yet"},
     {Reason::kServerDraining, "SERVER_DRAINING", StatusCode::kUnavailable, 503, Retry::kOtherServer,
@@ -70,8 +66,6 @@ constexpr ReasonRow kTable[] = {
     {Reason::kChatTemplateMissing, "CHAT_TEMPLATE_MISSING", StatusCode::kFailedPrecondition, 400,
      Retry::kNo, ErrorDetail::kPrecondition,
      "no usable template, or none of that name; the message says why"},
-    {Reason::kFeatureDisabled, "FEATURE_DISABLED", StatusCode::kFailedPrecondition, 400, Retry::kNo,
-     ErrorDetail::kPrecondition, "switched off"},
     {Reason::kNotIdle, "NOT_IDLE", StatusCode::kFailedPrecondition, 409, Retry::kNo,
      ErrorDetail::kPrecondition, "requests are live, and idleness was asked for"},
     {Reason::kShuttingDown, "SHUTTING_DOWN", StatusCode::kFailedPrecondition, 409, Retry::kNo,
@@ -119,15 +113,15 @@ constexpr ReasonRow kTable[] = {
 };
 
 constexpr bool IsInOrder() {
-  for (std::size_t i = 0; i < std::size(kTable); ++i) {
-    if (static_cast<std::size_t>(kTable[i].reason) != i) return false;
+  for (std::size_t i = 0; i < std::size(kReasons); ++i) {
+    if (static_cast<std::size_t>(kReasons[i].reason) != i) return false;
   }
-  return std::size(kTable) == static_cast<std::size_t>(Reason::kEngineDied) + 1;
+  return std::size(kReasons) == static_cast<std::size_t>(Reason::kEngineDied) + 1;
 }
 static_assert(IsInOrder(), "one row for each enumerator, in their order");
 
 const ReasonRow* FindRow(absl::string_view name) {
-  for (const ReasonRow& row : kTable) {
+  for (const ReasonRow& row : kReasons) {
     if (row.name == name) return &row;
   }
   return nullptr;
@@ -173,11 +167,11 @@ bool ParseLine(absl::string_view line, ErrorReason* parsed, bool* has_reason) {
 }  // namespace
 
 std::span<const ReasonRow> ReasonTable() {
-  return kTable;
+  return kReasons;
 }
 
 const ReasonRow& RowOf(Reason reason) {
-  return kTable[static_cast<std::size_t>(reason)];
+  return kReasons[static_cast<std::size_t>(reason)];
 }
 
 std::string ReasonName(Reason reason) {

@@ -13,8 +13,8 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/json_text.h"
 #include "base/mutex.h"
 
 namespace quire::log {
@@ -97,51 +97,6 @@ bool IsWithinRate(State& state, absl::string_view logger, absl::string_view mess
   return true;
 }
 
-// The length of the well-formed UTF-8 sequence at the start of `text` (Unicode 15, table 3-7), or
-// 0.
-std::size_t Utf8Length(absl::string_view text) {
-  const auto byte = [&text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const auto is_in = [](unsigned char b, unsigned char low, unsigned char high) {
-    return b >= low && b <= high;
-  };
-  const unsigned char first = byte(0);
-  const std::size_t length = first < 0x80               ? 1
-                             : is_in(first, 0xc2, 0xdf) ? 2
-                             : is_in(first, 0xe0, 0xef) ? 3
-                             : is_in(first, 0xf0, 0xf4) ? 4
-                                                        : 0;
-  if (length < 2 || text.size() < length) return length == 1 ? 1 : 0;
-  const unsigned char low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-  const unsigned char high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-  if (!is_in(byte(1), low, high)) return 0;
-  for (std::size_t i = 2; i < length; ++i) {
-    if (!is_in(byte(i), 0x80, 0xbf)) return 0;
-  }
-  return length;
-}
-
-// A JSON string, quotes included. Bytes that are not UTF-8 become U+FFFD, so a line is always
-// valid.
-void AppendJsonString(absl::string_view text, std::string* out) {
-  out->push_back('"');
-  while (!text.empty()) {
-    const std::size_t length = Utf8Length(text);
-    const char c = text[0];
-    if (length == 0) {
-      out->append("\\ufffd");
-    } else if (c == '"' || c == '\\') {
-      out->push_back('\\');
-      out->push_back(c);
-    } else if (length == 1 && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) {
-      absl::StrAppendFormat(out, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-    } else {
-      out->append(text.data(), length);
-    }
-    text.remove_prefix(std::max<std::size_t>(length, 1));
-  }
-  out->push_back('"');
-}
-
 bool IsPlainWord(absl::string_view text) {
   if (text.empty()) return false;
   for (const char c : text) {
@@ -162,7 +117,7 @@ void AppendValue(const Field::Value& value, Format format, std::string* out) {
     if (format == Format::kText && IsPlainWord(*text)) {
       out->append(text->data(), text->size());
     } else {
-      AppendJsonString(*text, out);
+      out->append(JsonQuoted(*text));
     }
   } else if (const auto* number = std::get_if<double>(&value)) {
     AppendDouble(*number, out);
@@ -195,14 +150,10 @@ std::string FormatLine(Format format, const Line& line) {
     }
     return out;
   }
-  absl::StrAppend(&out, "{\"time\":\"", time, "\",\"level\":\"", level, "\",\"logger\":");
-  AppendJsonString(line.logger, &out);
-  out.append(",\"msg\":");
-  AppendJsonString(line.message, &out);
+  absl::StrAppend(&out, "{\"time\":\"", time, "\",\"level\":\"", level,
+                  "\",\"logger\":", JsonQuoted(line.logger), ",\"msg\":", JsonQuoted(line.message));
   for (const Field& field : line.fields) {
-    out.push_back(',');
-    AppendJsonString(field.key(), &out);
-    out.push_back(':');
+    absl::StrAppend(&out, ",", JsonQuoted(field.key()), ":");
     AppendValue(field.value(), format, &out);
   }
   out.push_back('}');

@@ -8,6 +8,10 @@
 // "msg":"model loaded","path":"...","seconds":0.8,"layers":12}, and as text
 // `2026-11-21T21:42:00.123456Z info engine: model loaded path=... seconds=0.8 layers=12`.
 // Until Configure, lines of level info and above go to standard error as text.
+//
+// spdlog writes the lines, to a file or to standard error, whole and from any thread. It has no
+// fields and no JSON, no limit of lines per place in the code, no level for loggers that are yet to
+// be made, and in version 1.10 no way to open its file again: those are here.
 
 #include <concepts>
 #include <cstdint>

@@ -1,13 +1,14 @@
 #include "base/machine.h"
 
-#include <sched.h>
+#include <hwloc.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <thread>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -15,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/check.h"
 
 namespace quire {
 namespace {
@@ -26,37 +28,80 @@ std::optional<std::string> ReadFirstLine(const std::string& path) {
   return line;
 }
 
-std::vector<int> AllowedCpus() {
-  std::vector<int> cpus;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(static_cast<int>(cpu));
+// Cores and packages; hwloc's discovery of anything else would only take time.
+class Topology {
+ public:
+  explicit Topology(const std::string& synthetic) {
+    QUIRE_CHECK(hwloc_topology_init(&topology_) == 0);
+    QUIRE_CHECK(hwloc_topology_set_all_types_filter(topology_, HWLOC_TYPE_FILTER_KEEP_NONE) == 0);
+    for (const hwloc_obj_type_t type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_CORE}) {
+      QUIRE_CHECK(hwloc_topology_set_type_filter(topology_, type, HWLOC_TYPE_FILTER_KEEP_ALL) == 0);
     }
-  } else {  // a machine with more CPUs than the mask holds
-    const int count = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    for (int cpu = 0; cpu < count; ++cpu) cpus.push_back(cpu);
+    QUIRE_CHECK(hwloc_topology_set_flags(topology_, HWLOC_TOPOLOGY_FLAG_NO_DISTANCES |
+                                                        HWLOC_TOPOLOGY_FLAG_NO_MEMATTRS |
+                                                        HWLOC_TOPOLOGY_FLAG_NO_CPUKINDS) == 0);
+    // It would bind this thread to each CPU in turn, to learn what /sys has said already.
+    QUIRE_CHECK(hwloc_topology_set_components(topology_, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST,
+                                              "x86") == 0);
+    if (!synthetic.empty()) {
+      QUIRE_CHECK(hwloc_topology_set_synthetic(topology_, synthetic.c_str()) == 0);
+    }
+    is_loaded_ = hwloc_topology_load(topology_) == 0;
   }
-  return cpus;
-}
+  ~Topology() { hwloc_topology_destroy(topology_); }
+  Topology(const Topology&) = delete;
+  Topology& operator=(const Topology&) = delete;
 
-std::vector<int> FirstOfEachCore(const std::string& root, const std::vector<int>& cpus) {
-  std::set<std::string> cores;  // "package/core"
-  std::vector<int> first;
-  for (const int cpu : cpus) {
-    const std::string base = absl::StrCat(root, "/sys/devices/system/cpu/cpu", cpu, "/topology/");
-    const auto package = ReadFirstLine(base + "physical_package_id");
-    const auto core = ReadFirstLine(base + "core_id");
-    // Without a topology every CPU counts as a core.
-    const bool is_new =
-        cores
-            .insert(package && core ? absl::StrCat(*package, "/", *core) : absl::StrCat("cpu", cpu))
-            .second;
-    if (is_new) first.push_back(cpu);
+  // Of the calling thread's affinity mask; as many as the library counts where a sandbox keeps the
+  // mask to itself.
+  std::vector<int> AllowedCpus() const {
+    hwloc_bitmap_t set = hwloc_bitmap_alloc();
+    QUIRE_CHECK(set != nullptr);
+    std::vector<int> cpus;
+    if (is_loaded_ && hwloc_get_cpubind(topology_, set, HWLOC_CPUBIND_THREAD) == 0) {
+      for (int cpu = hwloc_bitmap_first(set); cpu >= 0; cpu = hwloc_bitmap_next(set, cpu)) {
+        cpus.push_back(cpu);
+      }
+    }
+    hwloc_bitmap_free(set);
+    const int count = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    if (cpus.empty()) {
+      cpus.resize(static_cast<std::size_t>(count));
+      std::iota(cpus.begin(), cpus.end(), 0);
+    }
+    return cpus;
   }
-  return first;
-}
+
+  // The first of `cpus` on each core. A CPU that the system names no core of counts as one.
+  std::vector<int> FirstOfEachCore(const std::vector<int>& cpus) const {
+    std::set<hwloc_obj_t> cores;
+    std::vector<int> first;
+    for (const int cpu : cpus) {
+      const hwloc_obj_t pu =
+          is_loaded_ ? hwloc_get_pu_obj_by_os_index(topology_, static_cast<unsigned>(cpu))
+                     : nullptr;
+      const hwloc_obj_t core =
+          pu ? hwloc_get_ancestor_obj_by_type(topology_, HWLOC_OBJ_CORE, pu) : nullptr;
+      if (core == nullptr || cores.insert(core).second) first.push_back(cpu);
+    }
+    return first;
+  }
+
+  std::string CpuModel() const {
+    if (!is_loaded_) return "unknown";
+    for (const hwloc_obj_t object :
+         {hwloc_get_next_obj_by_type(topology_, HWLOC_OBJ_PACKAGE, nullptr),
+          hwloc_get_root_obj(topology_)}) {
+      const char* const name = object ? hwloc_obj_get_info_by_name(object, "CPUModel") : nullptr;
+      if (name != nullptr) return std::string(absl::StripAsciiWhitespace(name));
+    }
+    return "unknown";
+  }
+
+ private:
+  hwloc_topology_t topology_;
+  bool is_loaded_ = false;  // false where the system shows nothing of itself
+};
 
 // CPUs that a quota and its period allow, rounded up; nothing when there is no limit.
 std::optional<int> QuotaOf(absl::string_view quota, absl::string_view period) {
@@ -128,27 +173,17 @@ std::string DetectIsa(const std::string& root) {
 #endif
 }
 
-std::string DetectCpuModel(const std::string& root) {
-  std::ifstream file(root + "/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (!absl::StartsWith(line, "model name")) continue;
-    const std::size_t colon = line.find(':');
-    if (colon == std::string::npos) continue;
-    return std::string(absl::StripAsciiWhitespace(absl::string_view(line).substr(colon + 1)));
-  }
-  return "unknown";
-}
-
 }  // namespace
 
 Machine Machine::Detect(const MachineSource& source) {
   Machine machine;
-  machine.cpus_ = source.cpus ? *source.cpus : AllowedCpus();
-  machine.core_cpus_ = FirstOfEachCore(source.root, machine.cpus_);
+  const Topology topology(source.topology);
+  machine.cpus_ = source.cpus ? *source.cpus : topology.AllowedCpus();
+  machine.core_cpus_ = topology.FirstOfEachCore(machine.cpus_);
   const int cores = static_cast<int>(machine.core_cpus_.size());
   machine.physical_cores_ = std::max(1, std::min(cores, CgroupQuota(source.root).value_or(cores)));
   machine.isa_ = DetectIsa(source.root);
-  machine.cpu_model_ = DetectCpuModel(source.root);
+  machine.cpu_model_ = topology.CpuModel();
   return machine;
 }
 

@@ -6,14 +6,18 @@
 
 namespace quire {
 
-// Where Machine looks; a test puts files of its own in place of the system's.
+// Where Machine looks; a test puts a machine of its own in place of the system's.
 struct MachineSource {
-  std::string root;                      // before /proc and /sys
+  std::string root;                      // before /proc and /sys, of quota and CPU flags
+  std::string topology;                  // synthetic, as hwloc(7) writes it; empty: the system's
   std::optional<std::vector<int>> cpus;  // absent: the calling thread's affinity mask
 };
 
-// What this process may use of the machine, read once: CPUs of the affinity mask, the cgroup's
-// quota, and the instruction set. Nothing is measured.
+// What this process may use of the machine, read once: CPUs of the affinity mask and the cores they
+// belong to, the cgroup's quota, and the instruction set. Nothing is measured.
+//
+// Affinity, cores and the CPU's name come from hwloc. It knows neither CPU quotas, which decide how
+// many threads are of use in a container, nor instruction sets.
 class Machine {
  public:
   static Machine Detect(const MachineSource& source = {});

@@ -9,8 +9,8 @@
 #include <mutex>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 
 namespace quire {
 
@@ -55,7 +55,7 @@ class CondVar {
   void WaitUntil(Mutex* mutex, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (deadline == absl::InfiniteFuture()) return Wait(mutex);
     // An hour at most, so that the sum with the clock cannot overflow; the caller loops.
-    const absl::Duration left = std::min(deadline - absl::Now(), absl::Hours(1));
+    const absl::Duration left = std::min(deadline - MonotonicNow(), absl::Hours(1));
     if (left <= absl::ZeroDuration()) return;
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
     condition_.wait_for(lock, absl::ToChronoNanoseconds(left));

@@ -1,5 +1,6 @@
 #include "base/probe.h"
 
+#include <prometheus/check_names.h>
 #include <prometheus/client_metric.h>
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
@@ -11,10 +12,11 @@
 #include <sstream>
 #include <thread>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 
 namespace quire::probe {
@@ -56,23 +58,17 @@ struct Registry::State {
 
 namespace {
 
-// The rules of the Prometheus data model, and promtool's wish for lower case.
-bool IsGoodName(absl::string_view name, bool is_label) {
-  if (name.empty() || absl::StartsWith(name, "__")) return false;
-  for (std::size_t i = 0; i < name.size(); ++i) {
-    const char c = name[i];
-    const bool is_letter = (c >= 'a' && c <= 'z') || c == '_' || (c == ':' && !is_label);
-    const bool is_digit = c >= '0' && c <= '9';
-    if (!is_letter && !(is_digit && i > 0)) return false;
-  }
-  return true;
+// Which promtool wishes for.
+bool IsLowerCase(absl::string_view name) {
+  return std::none_of(name.begin(), name.end(), absl::ascii_isupper);
 }
 
 Labels SortedByName(const Labels& labels) {
   Labels sorted = labels;
   std::sort(sorted.begin(), sorted.end());
   for (std::size_t i = 0; i < sorted.size(); ++i) {
-    QUIRE_CHECK(IsGoodName(sorted[i].first, true) && sorted[i].first != "le");
+    QUIRE_CHECK(prometheus::CheckLabelName(sorted[i].first) && IsLowerCase(sorted[i].first));
+    QUIRE_CHECK(sorted[i].first != "le");  // of a histogram
     QUIRE_CHECK(i == 0 || sorted[i].first != sorted[i - 1].first);
   }
   return sorted;
@@ -106,7 +102,8 @@ ClientMetric CopySeries(const Series& series, MetricType type) {
 
 Series* Registry::State::Find(absl::string_view name, absl::string_view help, const Labels& labels,
                               MetricType type) {
-  QUIRE_CHECK(IsGoodName(name, false) && !help.empty());
+  QUIRE_CHECK(prometheus::CheckMetricName(std::string(name)) && IsLowerCase(name));
+  QUIRE_CHECK(!help.empty());
   QUIRE_CHECK((type == MetricType::Counter) == absl::EndsWith(name, "_total"));
   Labels sorted = SortedByName(labels);
   MutexLock lock(&mutex);
@@ -206,7 +203,7 @@ std::vector<MetricFamily> Registry::State::Copy() const {
 }
 
 absl::StatusOr<std::string> Registry::Expose() const {
-  const absl::Time give_up = absl::Now() + absl::Seconds(1);
+  const absl::Time give_up = MonotonicNow() + absl::Seconds(1);
   do {
     // A copy is whole when no update was open before or after it, and none ended meanwhile.
     const std::uint64_t done_before = updates_done_.load();
@@ -219,7 +216,7 @@ absl::StatusOr<std::string> Registry::Expose() const {
     std::ostringstream text;
     prometheus::TextSerializer().Serialize(text, copy);
     return std::move(text).str();
-  } while (absl::Now() < give_up);
+  } while (MonotonicNow() < give_up);
   return absl::UnavailableError("metrics were being updated for more than 1 s");
 }
 

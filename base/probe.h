@@ -3,6 +3,11 @@
 // Metrics: handles that the layers increment, and the registry that owns the numbers and prints
 // them in the Prometheus text format.
 //
+// prometheus-cpp 1.0 knows which names are allowed, and writes the text. Its registry will not do:
+// a histogram of it takes a lock, which the step path must not wait for, and counts one value at a
+// time; it reads no values at the scrape; a scrape sees half of a change that two metrics share
+// (Registry::Update); and a second help text of a name goes unseen.
+//
 //   probe::Registry registry;
 //   probe::Counter steps = registry.AddCounter("quire_engine_steps_total", "Steps run.",
 //                                              {{"kind", "decode"}});

@@ -3,10 +3,11 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <chrono>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/thread_name.h"
 
 namespace quire {
 namespace {
@@ -24,13 +25,14 @@ template <typename Done>
 bool SpinUntil(absl::Duration limit, const Done& done) {
   // The clock costs more than a look at the flag, so it is read once in a while.
   constexpr int kLooksPerClockRead = 64;
-  const std::int64_t end = absl::GetCurrentTimeNanos() + absl::ToInt64Nanoseconds(limit);
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(limit);
   do {
     for (int i = 0; i < kLooksPerClockRead; ++i) {
       if (done()) return true;
       Pause();
     }
-  } while (absl::GetCurrentTimeNanos() < end);
+  } while (Clock::now() < end);
   return done();
 }
 
@@ -75,7 +77,10 @@ ThreadPool::ThreadPool(int num_threads, ThreadPoolOptions options)
   QUIRE_CHECK(cpus.empty() || cpus.size() == static_cast<std::size_t>(num_threads));
   workers_.reserve(static_cast<std::size_t>(num_threads - 1));
   for (int part = 1; part < num_threads; ++part) {
-    workers_.emplace_back([this, part] { WorkerLoop(part); });
+    workers_.emplace_back([this, part] {
+      SetThreadName("compute");
+      WorkerLoop(part);
+    });
   }
   for (std::size_t i = 0; !cpus.empty() && i < workers_.size(); ++i) {
     BindTo(workers_[i].native_handle(), cpus[i + 1]);

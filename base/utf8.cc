@@ -1,6 +1,6 @@
 #include "base/utf8.h"
 
-namespace quire::text {
+namespace quire {
 namespace {
 
 // What may follow a lead byte: how many continuation bytes, and the range of the first of them.
@@ -123,4 +123,4 @@ void Utf8Repairer::Finish(std::string& out) {
   waiting_bytes_ = 0;
 }
 
-}  // namespace quire::text
+}  // namespace quire

@@ -13,7 +13,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace quire::text {
+namespace quire {
 
 inline constexpr absl::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
@@ -60,4 +60,4 @@ class Utf8Repairer {
   std::uint8_t high_ = 0xBF;
 };
 
-}  // namespace quire::text
+}  // namespace quire

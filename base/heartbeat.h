@@ -1,0 +1,34 @@
+#pragma once
+
+// When a thread last got on with its work: it says so itself, others look.
+//
+// Place:      written by the engine thread, between steps and inside long ones; read by health
+//             checks.
+// Invariants: none.
+// Threads:    Beat from one thread, age from any.
+// Lifetime:   the clock outlives it.
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+
+namespace quire {
+
+class Heartbeat {
+ public:
+  explicit Heartbeat(const Clock* clock) : clock_(clock) { Beat(); }
+
+  void Beat() { last_.store(absl::ToUnixNanos(clock_->Now()), std::memory_order_release); }
+  // Since the last beat.
+  absl::Duration age() const {
+    return clock_->Now() - absl::FromUnixNanos(last_.load(std::memory_order_acquire));
+  }
+
+ private:
+  const Clock* const clock_;
+  std::atomic<std::int64_t> last_{0};  // Unix nanoseconds
+};
+
+}  // namespace quire

@@ -1,0 +1,23 @@
+#pragma once
+
+// The output function of SplitMix64: neighbouring inputs give unrelated outputs. For made-up values
+// and for seeds, where all that matters is that they repeat; not for keys.
+//
+// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+
+#include <cstdint>
+
+namespace quire {
+
+// What is added to the state of the generator for each number.
+inline constexpr std::uint64_t kSplitMixStep = 0x9e3779b97f4a7c15;
+
+// The first number of the generator with this state.
+inline std::uint64_t SplitMix(std::uint64_t state) {
+  state += kSplitMixStep;
+  state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
+  state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
+  return state ^ (state >> 31);
+}
+
+}  // namespace quire
