@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 
-namespace quire::text {
+namespace quire::formats {
 namespace {
 
 constexpr std::uint32_t kMaxRank = 4;
@@ -474,4 +474,4 @@ GgufType GgufFile::TypeOf(absl::string_view key) const {
   return value->type;
 }
 
-}  // namespace quire::text
+}  // namespace quire::formats

@@ -24,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace quire::text {
+namespace quire::formats {
 
 // As numbered in files.
 enum class GgufType : std::uint32_t {
@@ -139,4 +139,4 @@ class GgufFile {
   absl::flat_hash_map<absl::string_view, std::size_t> tensor_by_name_;
 };
 
-}  // namespace quire::text
+}  // namespace quire::formats

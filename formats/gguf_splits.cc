@@ -4,8 +4,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 
-namespace quire::text {
+namespace quire::formats {
 namespace {
 
 using nlohmann::json;
@@ -129,7 +130,7 @@ constexpr Name kNames[] = {
 std::optional<GgufSplit> FindGgufSplit(absl::string_view pre) {
   for (const Name& name : kNames) {
     if (name.name != pre) continue;
-    return GgufSplit{.pre_tokenizer_json = PreTokenizer(name.family).dump(),
+    return GgufSplit{.pre_tokenizer_json = JsonText(PreTokenizer(name.family)),
                      .ignore_merges = name.ignore_merges,
                      .adds_bos = name.adds_bos};
   }
@@ -142,4 +143,4 @@ std::string GgufSplitNames() {
   return names;
 }
 
-}  // namespace quire::text
+}  // namespace quire::formats

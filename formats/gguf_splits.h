@@ -15,7 +15,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace quire::text {
+namespace quire::formats {
 
 struct GgufSplit {
   std::string pre_tokenizer_json;  // as under "pre_tokenizer" of tokenizer.json
@@ -29,4 +29,4 @@ std::optional<GgufSplit> FindGgufSplit(absl::string_view pre);
 // All names, for messages: "gpt-2, qwen2, ...".
 std::string GgufSplitNames();
 
-}  // namespace quire::text
+}  // namespace quire::formats

@@ -4,10 +4,11 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
-namespace quire::text {
+namespace quire::formats {
 namespace {
 
 using nlohmann::json;
@@ -183,9 +184,14 @@ absl::StatusOr<std::int64_t> JsonValue::AsInteger(std::int64_t low, std::int64_t
       value_->get_ref<const json::number_unsigned_t&>() > static_cast<std::uint64_t>(high);
   const std::int64_t value = too_large ? 0 : value_->get<std::int64_t>();
   if (too_large || value < low || value > high) {
-    return Error(absl::StrCat("is ", value_->dump(), ", must be in [", low, ", ", high, "]"));
+    return Error(absl::StrCat("is ", JsonText(*value_), ", must be in [", low, ", ", high, "]"));
   }
   return value;
+}
+
+absl::StatusOr<double> JsonValue::AsNumber() const {
+  if (!value_->is_number()) return WrongKind("a number");
+  return value_->get<double>();
 }
 
 absl::Status JsonValue::CheckObject() const {
@@ -214,6 +220,12 @@ std::optional<JsonValue> JsonValue::Find(absl::string_view key) const {
   return JsonValue(*it, PathOf(key));
 }
 
+std::optional<JsonValue> JsonValue::FindSet(absl::string_view key) const {
+  std::optional<JsonValue> member = Find(key);
+  if (member && member->is_null()) member.reset();
+  return member;
+}
+
 absl::StatusOr<JsonValue> JsonValue::Get(absl::string_view key) const {
   QUIRE_RETURN_IF_ERROR(CheckObject());
   std::optional<JsonValue> member = Find(key);
@@ -233,16 +245,16 @@ absl::StatusOr<bool> JsonValue::GetBool(absl::string_view key) const {
 
 absl::StatusOr<bool> JsonValue::GetBoolOr(absl::string_view key, bool default_value) const {
   QUIRE_RETURN_IF_ERROR(CheckObject());
-  const std::optional<JsonValue> member = Find(key);
-  if (!member || member->is_null()) return default_value;
+  const std::optional<JsonValue> member = FindSet(key);
+  if (!member) return default_value;
   return member->AsBool();
 }
 
 absl::StatusOr<std::optional<std::string>> JsonValue::GetOptionalString(
     absl::string_view key) const {
   QUIRE_RETURN_IF_ERROR(CheckObject());
-  const std::optional<JsonValue> member = Find(key);
-  if (!member || member->is_null()) return std::optional<std::string>();
+  const std::optional<JsonValue> member = FindSet(key);
+  if (!member) return std::optional<std::string>();
   QUIRE_ASSIGN_OR_RETURN(std::string text, member->AsString());
   return std::optional<std::string>(std::move(text));
 }
@@ -267,4 +279,4 @@ JsonValue JsonDocument::root() const {
   return JsonValue(*root_, "");
 }
 
-}  // namespace quire::text
+}  // namespace quire::formats

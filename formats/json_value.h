@@ -1,8 +1,10 @@
 #pragma once
 
-// Strict JSON for files that decide how a prompt is read: every error names the field.
+// The one reader of JSON that others wrote, files and requests: every error names the field.
 //
-// Place:      below the readers of tokenizer.json.
+// Place:      below the readers of files and of OpenAI's API, which add the file's name or the
+//             error's reason. The writer is base/json_text.h. What a chat template is given is read
+//             by text/chat/jinja/json.h, since its values keep the order of keys.
 // Invariants: refused are text that is not UTF-8, half surrogate pairs, duplicate keys, more than
 //             kMaxJsonDepth nested containers, NaN, infinities and whatever else RFC 8259 lacks.
 // Threads:    a parsed document is immutable.
@@ -20,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace quire::text {
+namespace quire::formats {
 
 inline constexpr int kMaxJsonDepth = 64;
 
@@ -45,6 +47,8 @@ class JsonValue {
   absl::StatusOr<bool> AsBool() const;
   // An integer in [low, high].
   absl::StatusOr<std::int64_t> AsInteger(std::int64_t low, std::int64_t high) const;
+  // Any number, infinite where the text is beyond doubles.
+  absl::StatusOr<double> AsNumber() const;
   absl::Status CheckObject() const;
   absl::Status CheckArray() const;
 
@@ -54,6 +58,8 @@ class JsonValue {
 
   // Members of an object: absent, or present (null included). REQUIRES: is_object().
   std::optional<JsonValue> Find(absl::string_view key) const;
+  // The same, where null means absent.
+  std::optional<JsonValue> FindSet(absl::string_view key) const;
   // The same, but absent is an error that names `path.key`. Also fails if this is no object.
   absl::StatusOr<JsonValue> Get(absl::string_view key) const;
   absl::StatusOr<std::string> GetString(absl::string_view key) const;
@@ -91,4 +97,4 @@ class JsonDocument {
   std::unique_ptr<nlohmann::json> root_;
 };
 
-}  // namespace quire::text
+}  // namespace quire::formats

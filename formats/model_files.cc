@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::formats {
 namespace {
 
 namespace fs = std::filesystem;
@@ -122,4 +122,4 @@ absl::StatusOr<ModelFile> ModelFiles::Open(absl::string_view name) const {
   return absl::NotFoundError(absl::StrCat(LabelOf(name), ": no such file"));
 }
 
-}  // namespace quire::models
+}  // namespace quire::formats

@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "base/mapped_file.h"
 
-namespace quire::models {
+namespace quire::formats {
 
 // One file's bytes, mapped or embedded. Valid as long as it lives; moving keeps spans valid.
 class ModelFile {
@@ -83,4 +83,4 @@ class ModelFiles {
   std::vector<MemoryFile> files_;  // sorted by name; empty for a directory
 };
 
-}  // namespace quire::models
+}  // namespace quire::formats

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace quire::models {
+namespace quire::formats {
 
 absl::string_view StoredMethodName(StoredMethod method) {
   switch (method) {
@@ -38,4 +38,4 @@ std::string StoredTypeName(const StoredQuantization& quantization) {
   return name;
 }
 
-}  // namespace quire::models
+}  // namespace quire::formats

@@ -8,7 +8,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace quire::models {
+namespace quire::formats {
 
 enum class StoredMethod : std::uint8_t { kNone, kFp8, kMxfp4, kGptq, kAwq, kCompressedTensors };
 
@@ -41,4 +41,4 @@ struct StoredQuantization {
 // "gptq int4 g128": for messages about tensors.
 std::string StoredTypeName(const StoredQuantization& quantization);
 
-}  // namespace quire::models
+}  // namespace quire::formats

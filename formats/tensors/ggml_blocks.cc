@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 
-namespace quire::models {
+namespace quire::formats {
 namespace {
 
 // Every format that files of today may have: those that are not read are refused by name.
@@ -20,12 +20,12 @@ constexpr GgmlFormat kFormats[] = {
     {2, "Q4_0", true, 32, 18},       {3, "Q4_1", true, 32, 20},
     {6, "Q5_0", true, 32, 22},       {7, "Q5_1", true, 32, 24},
     {8, "Q8_0", true, 32, 34},       {9, "Q8_1", false, 32, 36},
-    {10, "Q2_K", true, 256, 84},    {11, "Q3_K", true, 256, 110},
+    {10, "Q2_K", true, 256, 84},     {11, "Q3_K", true, 256, 110},
     {12, "Q4_K", true, 256, 144},    {13, "Q5_K", true, 256, 176},
     {14, "Q6_K", true, 256, 210},    {15, "Q8_K", false, 256, 292},
     {16, "IQ2_XXS", false, 256, 66}, {17, "IQ2_XS", false, 256, 74},
     {18, "IQ3_XXS", false, 256, 98}, {19, "IQ1_S", false, 256, 50},
-    {20, "IQ4_NL", true, 32, 18},   {21, "IQ3_S", false, 256, 110},
+    {20, "IQ4_NL", true, 32, 18},    {21, "IQ3_S", false, 256, 110},
     {22, "IQ2_S", false, 256, 82},   {23, "IQ4_XS", true, 256, 136},
     {24, "I8", false, 1, 1},         {25, "I16", false, 1, 2},
     {26, "I32", false, 1, 4},        {27, "I64", false, 1, 8},
@@ -156,8 +156,8 @@ void DecodeQ6_K(const std::byte* block, const BlockOut& out) {
 // 256 values of two bits: 32 bytes hold four runs of 32, the lowest bits first, twice.
 void TwoBits(const std::byte* from, std::int8_t* q) {
   for (int i = 0; i < kLargeBlock; ++i) {
-    q[i] = static_cast<std::int8_t>(Byte(from + 32 * (i / 128) + i % 32) >> (2 * (i % 128 / 32)) &
-                                    3);
+    q[i] =
+        static_cast<std::int8_t>(Byte(from + 32 * (i / 128) + i % 32) >> (2 * (i % 128 / 32)) & 3);
   }
 }
 
@@ -223,26 +223,26 @@ void DecodeMXFP4(const std::byte* block, const BlockOut& out) {
 
 struct BlockFormat {
   GgmlType type;
-  kernels::WeightFormat format;
+  WeightFormat format;
   int group;
   bool has_min;
   DecodeBlockFn decode;
 };
 
 constexpr BlockFormat kBlockFormats[] = {
-    {GgmlType::kQ8_0, kernels::WeightFormat::kInt8, 32, false, DecodeQ8_0},
-    {GgmlType::kQ4_0, kernels::WeightFormat::kInt4, 32, false, DecodeQ4_0},
-    {GgmlType::kQ4_1, kernels::WeightFormat::kInt4, 32, true, DecodeQ4_1},
-    {GgmlType::kQ5_0, kernels::WeightFormat::kInt8, 32, false, DecodeQ5_0},
-    {GgmlType::kQ5_1, kernels::WeightFormat::kInt8, 32, true, DecodeQ5_1},
-    {GgmlType::kQ4_K, kernels::WeightFormat::kInt4, 32, true, DecodeQ4_K},
-    {GgmlType::kQ5_K, kernels::WeightFormat::kInt8, 32, true, DecodeQ5_K},
-    {GgmlType::kQ6_K, kernels::WeightFormat::kInt8, 16, false, DecodeQ6_K},
-    {GgmlType::kQ2_K, kernels::WeightFormat::kInt8, 16, true, DecodeQ2_K},
-    {GgmlType::kQ3_K, kernels::WeightFormat::kInt8, 16, false, DecodeQ3_K},
-    {GgmlType::kIQ4_NL, kernels::WeightFormat::kInt8, 32, false, DecodeIQ4_NL},
-    {GgmlType::kIQ4_XS, kernels::WeightFormat::kInt8, 32, false, DecodeIQ4_XS},
-    {GgmlType::kMXFP4, kernels::WeightFormat::kInt8, 32, false, DecodeMXFP4},
+    {GgmlType::kQ8_0, WeightFormat::kInt8, 32, false, DecodeQ8_0},
+    {GgmlType::kQ4_0, WeightFormat::kInt4, 32, false, DecodeQ4_0},
+    {GgmlType::kQ4_1, WeightFormat::kInt4, 32, true, DecodeQ4_1},
+    {GgmlType::kQ5_0, WeightFormat::kInt8, 32, false, DecodeQ5_0},
+    {GgmlType::kQ5_1, WeightFormat::kInt8, 32, true, DecodeQ5_1},
+    {GgmlType::kQ4_K, WeightFormat::kInt4, 32, true, DecodeQ4_K},
+    {GgmlType::kQ5_K, WeightFormat::kInt8, 32, true, DecodeQ5_K},
+    {GgmlType::kQ6_K, WeightFormat::kInt8, 16, false, DecodeQ6_K},
+    {GgmlType::kQ2_K, WeightFormat::kInt8, 16, true, DecodeQ2_K},
+    {GgmlType::kQ3_K, WeightFormat::kInt8, 16, false, DecodeQ3_K},
+    {GgmlType::kIQ4_NL, WeightFormat::kInt8, 32, false, DecodeIQ4_NL},
+    {GgmlType::kIQ4_XS, WeightFormat::kInt8, 32, false, DecodeIQ4_XS},
+    {GgmlType::kMXFP4, WeightFormat::kInt8, 32, false, DecodeMXFP4},
 };
 
 const BlockFormat& BlockFormatOf(GgmlType type) {
@@ -325,7 +325,7 @@ void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<floa
   }
 }
 
-kernels::QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k) {
+QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k) {
   const BlockFormat& format = BlockFormatOf(type);
   return {.format = format.format,
           .n = n,
@@ -334,7 +334,7 @@ kernels::QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint
           .has_min = format.has_min};
 }
 
-void DecodeRow(GgmlType type, std::span<const std::byte> row, const kernels::QuantizedRow& out) {
+void DecodeRow(GgmlType type, std::span<const std::byte> row, const QuantizedRow& out) {
   const BlockFormat& block_format = BlockFormatOf(type);
   const GgmlFormat& format = FormatOf(type);
   const auto elements = static_cast<std::size_t>(format.elements);
@@ -350,4 +350,4 @@ void DecodeRow(GgmlType type, std::span<const std::byte> row, const kernels::Qua
   }
 }
 
-}  // namespace quire::models
+}  // namespace quire::formats

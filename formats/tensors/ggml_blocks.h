@@ -11,9 +11,9 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "kernels/linear/quantized_linear.h"
+#include "base/weight_format.h"
 
-namespace quire::models {
+namespace quire::formats {
 
 // The element types that are read, as numbered in files.
 enum class GgmlType : std::uint32_t {
@@ -66,12 +66,12 @@ void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<floa
 //   and, twice its values, MXFP4 int8 g32
 //
 // REQUIRES: `type` is a block format (elements > 1).
-kernels::QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
+QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
 
 // One row in that form. Scales and mins are exact in f32: those of Q2_K to Q6_K and IQ4_XS are
 // products of a half and a small integer, which f16 rounds (or, from 65520 on, makes infinite), and
 // those of MXFP4 powers of two, which f16 lacks from 2^16 on and below 2^-24. REQUIRES: as
 // DequantizeRow, and the spans of `out` have the sizes of IntegerShapeOf.
-void DecodeRow(GgmlType type, std::span<const std::byte> row, const kernels::QuantizedRow& out);
+void DecodeRow(GgmlType type, std::span<const std::byte> row, const QuantizedRow& out);
 
-}  // namespace quire::models
+}  // namespace quire::formats

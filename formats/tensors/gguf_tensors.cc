@@ -15,13 +15,12 @@
 #include "base/check.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::formats {
 namespace {
 
-constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMaxHeads = 4096;
 
-absl::Status Refuse(const text::GgufFile& gguf, absl::string_view name, absl::string_view problem) {
+absl::Status Refuse(const GgufFile& gguf, absl::string_view name, absl::string_view problem) {
   return gguf.Error(absl::StrCat("tensor ", name), problem);
 }
 
@@ -38,8 +37,7 @@ DType PlainType(GgmlType type) {
   }
 }
 
-absl::StatusOr<const GgmlFormat*> FormatOfTensor(const text::GgufFile& gguf,
-                                                 const text::GgufTensor& tensor) {
+absl::StatusOr<const GgmlFormat*> FormatOfTensor(const GgufFile& gguf, const GgufTensor& tensor) {
   const GgmlFormat* format = FindGgmlFormat(tensor.type);
   if (format == nullptr) {
     return Refuse(gguf, tensor.name, absl::StrCat("has type ", tensor.type, ", which is unknown"));
@@ -58,13 +56,12 @@ absl::StatusOr<const GgmlFormat*> FormatOfTensor(const text::GgufFile& gguf,
 }
 
 // Bytes of a tensor. REQUIRES: rows are whole blocks.
-absl::StatusOr<std::uint64_t> BytesOfTensor(const text::GgufFile& gguf,
-                                            const text::GgufTensor& tensor,
+absl::StatusOr<std::uint64_t> BytesOfTensor(const GgufFile& gguf, const GgufTensor& tensor,
                                             const GgmlFormat& format) {
   std::int64_t bytes = format.bytes;
   for (std::size_t i = 0; i < tensor.extents.size(); ++i) {
     const std::int64_t extent = i == 0 ? tensor.extents[i] / format.elements : tensor.extents[i];
-    if (extent > kMaxInt64 / bytes) {
+    if (extent > std::numeric_limits<std::int64_t>::max() / bytes) {
       return Refuse(gguf, tensor.name, "takes 2^63 bytes or more");
     }
     bytes *= extent;
@@ -73,8 +70,8 @@ absl::StatusOr<std::uint64_t> BytesOfTensor(const text::GgufFile& gguf,
 }
 
 // `before` is the tensor in front of it in the table, which is whole, or empty.
-absl::Status CheckPlace(const text::GgufFile& gguf, const text::GgufTensor& tensor,
-                        std::uint64_t bytes, std::uint64_t data_bytes, absl::string_view before) {
+absl::Status CheckPlace(const GgufFile& gguf, const GgufTensor& tensor, std::uint64_t bytes,
+                        std::uint64_t data_bytes, absl::string_view before) {
   if (tensor.offset % gguf.alignment() != 0) {
     return Refuse(gguf, tensor.name,
                   absl::StrCat("has offset ", tensor.offset,
@@ -89,7 +86,7 @@ absl::Status CheckPlace(const text::GgufFile& gguf, const text::GgufTensor& tens
   return absl::OkStatus();
 }
 
-absl::Status CheckOverlaps(const text::GgufFile& gguf, const std::vector<StoredTensor>& tensors) {
+absl::Status CheckOverlaps(const GgufFile& gguf, const std::vector<StoredTensor>& tensors) {
   std::vector<const StoredTensor*> order;
   for (const StoredTensor& tensor : tensors) order.push_back(&tensor);
   std::stable_sort(order.begin(), order.end(), [](const StoredTensor* a, const StoredTensor* b) {
@@ -106,7 +103,7 @@ absl::Status CheckOverlaps(const text::GgufFile& gguf, const std::vector<StoredT
 
 // Heads whose rows a tensor holds in the order for rotating neighbours; 0: rows are as they should
 // be.
-absl::StatusOr<std::int64_t> InterleavedHeads(const text::GgufFile& gguf, absl::string_view name) {
+absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string_view name) {
   const bool q = absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
   const bool k = absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
   if (!q && !k) return 0;
@@ -132,7 +129,7 @@ void CopyHalves(std::span<const std::byte> from, std::int64_t rows, std::int64_t
   }
 }
 
-absl::Status RestoreRows(const text::GgufFile& gguf, GgufTensors* result) {
+absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
   std::vector<std::pair<StoredTensor*, std::int64_t>> moved;
   std::size_t total = 0;
   for (StoredTensor& tensor : result->tensors) {
@@ -168,17 +165,17 @@ absl::Status RestoreRows(const text::GgufFile& gguf, GgufTensors* result) {
 absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files) {
   QUIRE_CHECK(!files.gguf().empty());
   QUIRE_ASSIGN_OR_RETURN(ModelFile file, files.Open(files.gguf()));
-  QUIRE_ASSIGN_OR_RETURN(text::GgufFile gguf, text::GgufFile::Parse(file.bytes(), file.label()));
+  QUIRE_ASSIGN_OR_RETURN(GgufFile gguf, GgufFile::Parse(file.bytes(), file.label()));
   return OpenedGguf{std::move(file), std::move(gguf)};
 }
 
 absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened) {
-  const text::GgufFile& gguf = opened.gguf;
+  const GgufFile& gguf = opened.gguf;
   const std::span<const std::byte> file = opened.file.bytes();
   const std::uint64_t data_offset = std::min<std::uint64_t>(gguf.data_offset(), file.size());
   const std::span<const std::byte> data = file.subspan(data_offset);
   std::vector<StoredTensor> tensors;
-  for (const text::GgufTensor& row : gguf.tensors()) {
+  for (const GgufTensor& row : gguf.tensors()) {
     QUIRE_ASSIGN_OR_RETURN(const GgmlFormat* format, FormatOfTensor(gguf, row));
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t bytes, BytesOfTensor(gguf, row, *format));
     const std::string before = tensors.empty() ? "" : tensors.back().name;
@@ -232,4 +229,4 @@ absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened) {
   return result;
 }
 
-}  // namespace quire::models
+}  // namespace quire::formats

@@ -13,12 +13,12 @@
 #include "formats/model_files.h"
 #include "formats/tensors/safetensors.h"
 
-namespace quire::models {
+namespace quire::formats {
 
 // A file and what its header says. Movable: moving keeps the views valid.
 struct OpenedGguf {
   ModelFile file;
-  text::GgufFile gguf;  // a view of `file`
+  GgufFile gguf;  // a view of `file`
 };
 // REQUIRES: files.gguf() is not empty. Errors as ModelFiles::Open and GgufFile::Parse.
 absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files);
@@ -52,4 +52,4 @@ struct GgufTensors {
 // as ReadGgufTensors; RESOURCE_EXHAUSTED without memory for the copies.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
-}  // namespace quire::models
+}  // namespace quire::formats

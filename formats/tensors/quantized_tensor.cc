@@ -12,10 +12,8 @@
 #include "base/check.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::formats {
 namespace {
-
-using kernels::WeightFormat;
 
 constexpr std::int64_t kMaxIntegerInputs = 65536;
 // Of the eight outputs of a word, those whose codes lie in nibbles 0 to 7.
@@ -249,8 +247,7 @@ void QuantizedTensor::SortInputs() {
   const auto groups = static_cast<std::size_t>(NumGroups());
   std::vector<std::vector<std::uint32_t>> inputs(groups);
   for (std::int64_t column = 0; column < parts_.columns; ++column) {
-    const auto group =
-        static_cast<std::size_t>(ElementOf<std::int32_t>(*parts_.order, column));
+    const auto group = static_cast<std::size_t>(ElementOf<std::int32_t>(*parts_.order, column));
     inputs[group].push_back(static_cast<std::uint32_t>(column));
   }
   for (const std::vector<std::uint32_t>& group : inputs) {
@@ -259,14 +256,13 @@ void QuantizedTensor::SortInputs() {
   }
 }
 
-std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
-    const ScaleTraits& traits) const {
+std::optional<QuantizedShape> QuantizedTensor::ChooseShape(const ScaleTraits& traits) const {
   if (parts_.code_layout == CodeLayout::kE4M3 || (parts_.order && order_.empty()) ||
       parts_.columns > kMaxIntegerInputs ||
       parts_.rows > std::numeric_limits<std::int32_t>::max()) {
     return std::nullopt;
   }
-  kernels::QuantizedShape shape = {
+  QuantizedShape shape = {
       .format = parts_.bits == 4 && IsInteger() ? WeightFormat::kInt4 : WeightFormat::kInt8,
       .n = static_cast<std::uint32_t>(parts_.rows),
       .k = static_cast<std::uint32_t>(parts_.columns),
@@ -280,21 +276,21 @@ std::optional<kernels::QuantizedShape> QuantizedTensor::ChooseShape(
   for (const std::uint32_t group : {128u, 64u, 32u, 16u}) {
     if (parts_.group % group != 0 || parts_.columns % group != 0) continue;
     shape.group = group;
-    if (kernels::CheckQuantizedShape(shape).ok()) return shape;
+    if (CheckQuantizedShape(shape).ok()) return shape;
   }
   return std::nullopt;
 }
 
-std::optional<kernels::Fp8Shape> QuantizedTensor::ChooseFp8Shape() const {
+std::optional<Fp8Shape> QuantizedTensor::ChooseFp8Shape() const {
   constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
   if (parts_.code_layout != CodeLayout::kE4M3 || parts_.rows > kMax || parts_.columns > kMax) {
     return std::nullopt;
   }
-  const kernels::Fp8Shape shape = {
+  const Fp8Shape shape = {
       .n = static_cast<std::uint32_t>(parts_.rows),
       .k = static_cast<std::uint32_t>(parts_.columns),
       .group = static_cast<std::uint32_t>(std::min(parts_.group, parts_.columns))};
-  if (!kernels::CheckFp8Shape(shape).ok()) return std::nullopt;
+  if (!CheckFp8Shape(shape).ok()) return std::nullopt;
   return shape;
 }
 
@@ -433,17 +429,17 @@ bool QuantizedTensor::IsFiniteRow(std::int64_t row) const {
   });
 }
 
-void QuantizedTensor::IntegerRow(std::int64_t row, const kernels::QuantizedRow& out) const {
+void QuantizedTensor::IntegerRow(std::int64_t row, const QuantizedRow& out) const {
   QUIRE_CHECK(integer_shape_.has_value());
-  const kernels::QuantizedShape& shape = *integer_shape_;
+  const QuantizedShape& shape = *integer_shape_;
   std::vector<std::uint8_t> codes(out.q.size());
   Codes(row, codes);
   const bool is_blocks = parts_.code_layout == CodeLayout::kE2M1Blocks;
   const int half = shape.has_min ? 0 : 1 << (parts_.bits - 1);
   for (std::size_t i = 0; i < codes.size(); ++i) {
     const std::uint8_t code = codes[order_.empty() ? i : order_[i]];
-    out.q[i] = static_cast<std::int8_t>(is_blocks ? static_cast<int>(2 * kE2M1Values[code])
-                                                  : code - half);
+    out.q[i] =
+        static_cast<std::int8_t>(is_blocks ? static_cast<int>(2 * kE2M1Values[code]) : code - half);
   }
   for (std::size_t i = 0; i < out.scales.size(); ++i) {
     const std::int64_t group = static_cast<std::int64_t>(i) * shape.group / parts_.group;
@@ -461,7 +457,7 @@ void QuantizedTensor::E2M1Row(std::int64_t row, std::span<std::uint8_t> codes,
   }
 }
 
-void QuantizedTensor::Fp8Row(std::int64_t row, const kernels::Fp8Row& out) const {
+void QuantizedTensor::Fp8Row(std::int64_t row, const quire::Fp8Row& out) const {
   QUIRE_CHECK(fp8_shape_.has_value());
   Codes(row, out.codes);
   for (std::size_t group = 0; group < out.scales.size(); ++group) {
@@ -469,4 +465,4 @@ void QuantizedTensor::Fp8Row(std::int64_t row, const kernels::Fp8Row& out) const
   }
 }
 
-}  // namespace quire::models
+}  // namespace quire::formats

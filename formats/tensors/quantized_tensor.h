@@ -19,11 +19,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "base/weight_format.h"
 #include "formats/tensors/safetensors.h"
-#include "kernels/linear/fp8_linear.h"
-#include "kernels/linear/quantized_linear.h"
 
-namespace quire::models {
+namespace quire::formats {
 
 // Where the code of output feature n and input k lies. Words are 32 bits with 32 / bits codes, the
 // lowest bits first.
@@ -103,11 +102,11 @@ class QuantizedTensor {
   //   with zero points                                 the same with min_in_steps
   //   e2m1 blocks                                      int8 groups of 32, twice the values
   //   inputs whose groups follow no order              any of these in groups, with has_order
-  const std::optional<kernels::QuantizedShape>& integer_shape() const { return integer_shape_; }
+  const std::optional<QuantizedShape>& integer_shape() const { return integer_shape_; }
   // Inputs group by group, those of a group ascending; empty unless integer_shape() has an order.
   std::span<const std::uint32_t> order() const { return order_; }
   // One row in that form. REQUIRES: integer_shape() is set and `out` has its sizes.
-  void IntegerRow(std::int64_t row, const kernels::QuantizedRow& out) const;
+  void IntegerRow(std::int64_t row, const QuantizedRow& out) const;
 
   // Whether codes are e2m1 with a scale for 32 inputs that is a power of two, and one row of these.
   // REQUIRES: is_e2m1(), K codes and K / 32 scales.
@@ -116,9 +115,9 @@ class QuantizedTensor {
 
   // How the e4m3 kernels hold it: codes and scales as they are. Nothing for other codes, and for
   // groups that are no multiple of 4.
-  const std::optional<kernels::Fp8Shape>& fp8_shape() const { return fp8_shape_; }
+  const std::optional<Fp8Shape>& fp8_shape() const { return fp8_shape_; }
   // One row in that form. REQUIRES: fp8_shape() is set and `out` has its sizes.
-  void Fp8Row(std::int64_t row, const kernels::Fp8Row& out) const;
+  void Fp8Row(std::int64_t row, const quire::Fp8Row& out) const;
 
  private:
   // What the scales allow, found while they are checked.
@@ -133,8 +132,8 @@ class QuantizedTensor {
   absl::Status CheckZeros();
   absl::Status CheckOrder();
   void SortInputs();
-  std::optional<kernels::QuantizedShape> ChooseShape(const ScaleTraits& traits) const;
-  std::optional<kernels::Fp8Shape> ChooseFp8Shape() const;
+  std::optional<QuantizedShape> ChooseShape(const ScaleTraits& traits) const;
+  std::optional<Fp8Shape> ChooseFp8Shape() const;
   bool IsInteger() const;
   std::int64_t NumGroups() const;
   float Scale(std::int64_t element) const;
@@ -148,8 +147,8 @@ class QuantizedTensor {
   bool are_zeros_symmetric_ = true;
   std::vector<std::uint32_t> order_;
   DType plain_dtype_ = DType::kF32;
-  std::optional<kernels::QuantizedShape> integer_shape_;
-  std::optional<kernels::Fp8Shape> fp8_shape_;
+  std::optional<QuantizedShape> integer_shape_;
+  std::optional<Fp8Shape> fp8_shape_;
 };
 
-}  // namespace quire::models
+}  // namespace quire::formats

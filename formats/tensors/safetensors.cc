@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "formats/json_value.h"
 
-namespace quire::models {
+namespace quire::formats {
 namespace {
 
 constexpr std::size_t kLengthBytes = 8;
@@ -74,7 +74,7 @@ std::int64_t TensorBytes(const std::vector<std::int64_t>& shape, std::int64_t bi
   return elements * bits % 8 == 0 ? elements * bits / 8 : -1;
 }
 
-absl::StatusOr<std::vector<std::int64_t>> ReadNumbers(const text::JsonValue& array) {
+absl::StatusOr<std::vector<std::int64_t>> ReadNumbers(const JsonValue& array) {
   QUIRE_RETURN_IF_ERROR(array.CheckArray());
   std::vector<std::int64_t> numbers;
   for (std::size_t i = 0; i < array.size(); ++i) {
@@ -84,17 +84,17 @@ absl::StatusOr<std::vector<std::int64_t>> ReadNumbers(const text::JsonValue& arr
   return numbers;
 }
 
-absl::StatusOr<Entry> ReadEntryFields(absl::string_view name, const text::JsonValue& value) {
+absl::StatusOr<Entry> ReadEntryFields(absl::string_view name, const JsonValue& value) {
   Entry entry;
   entry.tensor.name = std::string(name);
   QUIRE_ASSIGN_OR_RETURN(entry.tensor.type, value.GetString("dtype"));
-  QUIRE_ASSIGN_OR_RETURN(const text::JsonValue shape, value.Get("shape"));
+  QUIRE_ASSIGN_OR_RETURN(const JsonValue shape, value.Get("shape"));
   QUIRE_ASSIGN_OR_RETURN(entry.tensor.shape, ReadNumbers(shape));
   if (entry.tensor.shape.size() > kMaxRank) {
     return shape.Error(
         absl::StrCat("has ", entry.tensor.shape.size(), " dimensions, at most ", kMaxRank));
   }
-  QUIRE_ASSIGN_OR_RETURN(const text::JsonValue offsets, value.Get("data_offsets"));
+  QUIRE_ASSIGN_OR_RETURN(const JsonValue offsets, value.Get("data_offsets"));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int64_t> range, ReadNumbers(offsets));
   if (range.size() != 2) {
     return offsets.Error(absl::StrCat("has ", range.size(), " numbers, must have 2"));
@@ -105,7 +105,7 @@ absl::StatusOr<Entry> ReadEntryFields(absl::string_view name, const text::JsonVa
 }
 
 absl::StatusOr<Entry> ReadEntry(absl::string_view label, absl::string_view name,
-                                const text::JsonValue& value) {
+                                const JsonValue& value) {
   absl::StatusOr<Entry> entry = ReadEntryFields(name, value);
   if (!entry.ok()) return Refuse(label, entry.status().message());
   StoredTensor& tensor = entry->tensor;
@@ -136,11 +136,11 @@ absl::StatusOr<Entry> ReadEntry(absl::string_view label, absl::string_view name,
   return entry;
 }
 
-absl::Status CheckMetadata(absl::string_view label, const text::JsonValue& metadata) {
+absl::Status CheckMetadata(absl::string_view label, const JsonValue& metadata) {
   const absl::Status status = metadata.CheckObject();
   if (!status.ok()) return Refuse(label, status.message());
   for (const auto& [key, raw] : metadata.raw().items()) {
-    const absl::StatusOr<std::string> text = text::JsonValue(raw, metadata.PathOf(key)).AsString();
+    const absl::StatusOr<std::string> text = JsonValue(raw, metadata.PathOf(key)).AsString();
     if (!text.ok()) return Refuse(label, text.status().message());
   }
   return absl::OkStatus();
@@ -216,15 +216,15 @@ std::string StoredTensor::ShapeText() const {
 absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::byte> file,
                                                           absl::string_view label) {
   QUIRE_ASSIGN_OR_RETURN(const absl::string_view header, HeaderText(label, file));
-  const absl::StatusOr<text::JsonDocument> document = text::JsonDocument::Parse(header);
+  const absl::StatusOr<JsonDocument> document = JsonDocument::Parse(header);
   if (!document.ok()) {
     return Refuse(label, absl::StrCat("header: ", document.status().message()));
   }
-  const text::JsonValue root = document->root();
+  const JsonValue root = document->root();
   if (!root.is_object()) return Refuse(label, "header is not a JSON object");
   std::vector<Entry> entries;
   for (const auto& [name, raw] : root.raw().items()) {
-    const text::JsonValue value(raw, name);
+    const JsonValue value(raw, name);
     if (name == "__metadata__") {
       QUIRE_RETURN_IF_ERROR(CheckMetadata(label, value));
       continue;
@@ -244,4 +244,4 @@ absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::b
   return tensors;
 }
 
-}  // namespace quire::models
+}  // namespace quire::formats

@@ -22,7 +22,7 @@
 #include "base/dtype.h"
 #include "formats/tensors/ggml_blocks.h"
 
-namespace quire::models {
+namespace quire::formats {
 
 class QuantizedTensor;
 
@@ -61,4 +61,4 @@ struct StoredTensor {
 absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::byte> file,
                                                           absl::string_view label);
 
-}  // namespace quire::models
+}  // namespace quire::formats

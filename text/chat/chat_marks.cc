@@ -28,8 +28,8 @@ bool Has(const ChatInput& chat, absl::string_view mark, char32_t code) {
            absl::ascii_tolower(static_cast<unsigned char>(b));
   };
   const auto has_json = [&](absl::string_view json) {
-    return has(json) || std::search(json.begin(), json.end(), escape.begin(), escape.end(),
-                                    same) != json.end();
+    return has(json) ||
+           std::search(json.begin(), json.end(), escape.begin(), escape.end(), same) != json.end();
   };
   for (const ChatMessage& message : chat.messages) {
     if (has(message.role) || has(message.content) || has(message.name) ||

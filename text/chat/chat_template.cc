@@ -35,10 +35,10 @@ absl::Status BadInput(absl::string_view name, int line, absl::string_view messag
 
 // The value of "chat_template" in a JSON file: a text, or a list of {"name", "template"}.
 absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* templates) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(json));
-  const JsonValue root = document.root();
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, formats::JsonDocument::Parse(json));
+  const formats::JsonValue root = document.root();
   QUIRE_RETURN_IF_ERROR(root.CheckObject());
-  const std::optional<JsonValue> value = root.Find("chat_template");
+  const std::optional<formats::JsonValue> value = root.Find("chat_template");
   if (!value || value->is_null()) return absl::OkStatus();
   if (value->is_string()) {
     QUIRE_ASSIGN_OR_RETURN(std::string text, value->AsString());

@@ -1,10 +1,14 @@
 #include "text/sentencepiece/sentencepiece_file.h"
 
+#include <google/protobuf/descriptor.h>
 #include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
+#include <google/protobuf/wire_format.h>
 
-#include <bit>
 #include <cmath>
-#include <utility>
+#include <cstddef>
+#include <optional>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
@@ -12,20 +16,25 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "text/sentencepiece/tokenizer_model.pb.h"
 #include "text/subword/model_token.h"
 
 namespace quire::text {
 namespace {
 
-// How a field stands in a message: the low three bits of its tag.
-enum class Wire : std::uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::UnknownFieldSet;
+using google::protobuf::internal::WireFormat;
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
 
-struct Field {
-  int number = 0;
-  Wire wire = Wire::kVarint;
-  std::uint64_t value = 0;  // of the three kinds of number
-  absl::string_view bytes;  // kBytes
-};
+using wire::ModelProto;
+
+// A parsed message takes up to about 40 times the bytes of a hostile file; the largest published
+// files have 5 MB.
+constexpr std::size_t kMaxFileBytes = 2 * kMaxVocabularyBytes;
 
 absl::Status Error(absl::string_view path, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(path, " ", problem));
@@ -35,217 +44,145 @@ absl::Status NotFollowed(absl::string_view path, absl::string_view value) {
   return absl::UnimplementedError(absl::StrCat(path, " is ", value, ", which is not supported"));
 }
 
-// The fields of one message, one after the other. Unknown ones are for the caller to ignore.
-class MessageReader {
- public:
-  MessageReader(absl::string_view message, std::string path)
-      : message_(message),
-        path_(std::move(path)),
-        in_(reinterpret_cast<const std::uint8_t*>(message.data()),
-            static_cast<int>(message.size())) {}
-
-  bool at_end() const { return in_.CurrentPosition() == static_cast<int>(message_.size()); }
-
-  absl::StatusOr<Field> Next() {
-    const int at = in_.CurrentPosition();
-    const std::uint32_t tag = in_.ReadTag();
-    Field field;
-    field.number = static_cast<int>(tag >> 3);
-    field.wire = static_cast<Wire>(tag & 7);
-    if (field.number == 0 || !Read(field)) {
-      return Error(
-          path_, absl::StrCat("is no message: broken field at byte ", at, " of ", message_.size()));
+// Where the bytes stop being a message: what the generated parser, which found that they do, does
+// not say. Nothing, if they do not.
+std::optional<std::size_t> BrokenFieldOffset(absl::string_view bytes, const Descriptor& message) {
+  CodedInputStream in(reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                      static_cast<int>(bytes.size()));
+  while (in.CurrentPosition() < static_cast<int>(bytes.size())) {
+    const auto at = static_cast<std::size_t>(in.CurrentPosition());
+    const std::uint32_t tag = in.ReadTag();
+    const int number = WireFormatLite::GetTagFieldNumber(tag);
+    const FieldDescriptor* const field = message.FindFieldByNumber(number);
+    if (field == nullptr || field->message_type() == nullptr ||
+        WireFormatLite::GetTagWireType(tag) != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+      if (number == 0 || !WireFormatLite::SkipField(&in, tag)) return at;
+      continue;
     }
-    return field;
+    std::uint32_t size = 0;
+    const bool has_size = in.ReadVarint32(&size);
+    const auto begin = static_cast<std::size_t>(in.CurrentPosition());
+    if (!has_size || size > bytes.size() - begin) return at;
+    const auto found = BrokenFieldOffset(bytes.substr(begin, size), *field->message_type());
+    if (found) return begin + *found;
+    in.Skip(static_cast<int>(size));
   }
+  return std::nullopt;
+}
 
- private:
-  bool Read(Field& field) {
-    std::uint32_t narrow = 0;
-    switch (field.wire) {
-      case Wire::kVarint:
-        return in_.ReadVarint64(&field.value);
-      case Wire::kFixed64:
-        return in_.ReadLittleEndian64(&field.value);
-      case Wire::kFixed32:
-        if (!in_.ReadLittleEndian32(&narrow)) return false;
-        field.value = narrow;
-        return true;
-      case Wire::kBytes: {
-        if (!in_.ReadVarint32(&narrow)) return false;
-        const auto begin = static_cast<std::size_t>(in_.CurrentPosition());
-        if (narrow > message_.size() - begin) return false;
-        field.bytes = message_.substr(begin, narrow);
-        return in_.Skip(static_cast<int>(narrow));
-      }
+absl::StatusOr<ModelProto> ParseMessage(absl::string_view bytes) {
+  if (bytes.size() > kMaxFileBytes) {
+    return Error("the file",
+                 absl::StrCat("has ", bytes.size(), " bytes, the limit is ", kMaxFileBytes));
+  }
+  ModelProto model;
+  if (model.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return model;
+  const std::size_t at = BrokenFieldOffset(bytes, *ModelProto::descriptor()).value_or(bytes.size());
+  return Error("the file",
+               absl::StrCat("is no message: broken field at byte ", at, " of ", bytes.size()));
+}
+
+// The parser keeps a field of another wire type than the schema's as an unknown one.
+absl::Status CheckWireTypes(const Message& message, absl::string_view path) {
+  const UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
+  for (int i = 0; i < unknown.field_count(); ++i) {
+    const FieldDescriptor* const field =
+        message.GetDescriptor()->FindFieldByNumber(unknown.field(i).number());
+    if (field == nullptr) continue;
+    constexpr int kWireTypes[] = {0, 5, 1, 2, 3};  // by UnknownField::Type
+    return Error(
+        absl::StrCat(path, path.empty() ? "" : ".", field->name()),
+        absl::StrCat("has the wire type ", kWireTypes[unknown.field(i).type()], ", must have ",
+                     static_cast<int>(WireFormat::WireTypeForField(field))));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckUtf8(absl::string_view text, absl::string_view path) {
+  const auto offset = FirstInvalidUtf8(text);
+  return offset ? Error(path, absl::StrCat("is not UTF-8 at byte ", *offset)) : absl::OkStatus();
+}
+
+absl::Status ReadPiece(const ModelProto::Piece& message, const std::string& path,
+                       SentencePiece& piece) {
+  QUIRE_RETURN_IF_ERROR(CheckWireTypes(message, path));
+  QUIRE_RETURN_IF_ERROR(CheckUtf8(message.piece(), path + ".piece"));
+  if (message.type() < 1 || message.type() > 6) {
+    return Error(path + ".type", absl::StrCat("is ", message.type(), ", must be in [1, 6]"));
+  }
+  if (message.piece().empty()) return Error(path + ".piece", "is empty");
+  if (!std::isfinite(message.score())) {
+    return Error(path + ".score", absl::StrCat("is ", message.score(), ", must be finite"));
+  }
+  if (message.piece().size() > kMaxScoredBytes) {
+    return Error(path + ".piece", absl::StrCat("has ", message.piece().size(),
+                                               " bytes, the limit is ", kMaxScoredBytes));
+  }
+  piece = {.text = message.piece(),
+           .score = message.score(),
+           .type = static_cast<SentencePiece::Type>(message.type())};
+  return absl::OkStatus();
+}
+
+absl::Status ReadPieces(const ModelProto& model, SentencePieceFile& file) {
+  if (model.pieces_size() > kMaxTokenIds) {
+    return Error("pieces", absl::StrCat("has more than ", kMaxTokenIds, " entries"));
+  }
+  std::size_t total_bytes = 0;
+  file.pieces.resize(static_cast<std::size_t>(model.pieces_size()));
+  for (int i = 0; i < model.pieces_size(); ++i) {
+    total_bytes += model.pieces(i).ByteSizeLong();
+    if (total_bytes > kMaxVocabularyBytes) {
+      return Error("pieces", absl::StrCat("has more than ", kMaxVocabularyBytes, " bytes"));
     }
-    return false;  // groups, which no published field uses
-  }
-
-  absl::string_view message_;
-  std::string path_;
-  google::protobuf::io::CodedInputStream in_;
-};
-
-// Calls `use(field)` for each field of a message.
-template <typename Use>
-absl::Status ForEachField(absl::string_view message, const std::string& path, Use use) {
-  MessageReader reader(message, path);
-  while (!reader.at_end()) {
-    QUIRE_ASSIGN_OR_RETURN(const Field field, reader.Next());
-    QUIRE_RETURN_IF_ERROR(use(field));
+    QUIRE_RETURN_IF_ERROR(ReadPiece(model.pieces(i), absl::StrCat("pieces[", i, "]"),
+                                    file.pieces[static_cast<std::size_t>(i)]));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckWire(const Field& field, Wire wire, absl::string_view path) {
-  if (field.wire == wire) return absl::OkStatus();
-  return Error(path, absl::StrCat("has the wire type ", static_cast<std::uint32_t>(field.wire),
-                                  ", must have ", static_cast<std::uint32_t>(wire)));
-}
-
-absl::Status ReadBool(const Field& field, const std::string& path, bool& value) {
-  QUIRE_RETURN_IF_ERROR(CheckWire(field, Wire::kVarint, path));
-  value = field.value != 0;
-  return absl::OkStatus();
-}
-
-absl::Status ReadText(const Field& field, const std::string& path, std::string& value) {
-  QUIRE_RETURN_IF_ERROR(CheckWire(field, Wire::kBytes, path));
-  if (const auto offset = FirstInvalidUtf8(field.bytes)) {
-    return Error(path, absl::StrCat("is not UTF-8 at byte ", *offset));
-  }
-  value = std::string(field.bytes);
-  return absl::OkStatus();
-}
-
-absl::Status ReadPiece(absl::string_view message, const std::string& path, SentencePiece& piece) {
-  QUIRE_RETURN_IF_ERROR(ForEachField(message, path, [&](const Field& field) -> absl::Status {
-    switch (field.number) {
-      case 1:
-        return ReadText(field, path + ".piece", piece.text);
-      case 2:
-        QUIRE_RETURN_IF_ERROR(CheckWire(field, Wire::kFixed32, path + ".score"));
-        piece.score = std::bit_cast<float>(static_cast<std::uint32_t>(field.value));
-        return absl::OkStatus();
-      case 3:
-        QUIRE_RETURN_IF_ERROR(CheckWire(field, Wire::kVarint, path + ".type"));
-        if (field.value < 1 || field.value > 6) {
-          return Error(path + ".type", absl::StrCat("is ", field.value, ", must be in [1, 6]"));
-        }
-        piece.type = static_cast<SentencePiece::Type>(field.value);
-        return absl::OkStatus();
-      default:
-        return absl::OkStatus();
-    }
-  }));
-  if (piece.text.empty()) return Error(path + ".piece", "is empty");
-  if (!std::isfinite(piece.score)) {
-    return Error(path + ".score", absl::StrCat("is ", piece.score, ", must be finite"));
-  }
-  if (piece.text.size() > kMaxScoredBytes) {
-    return Error(path + ".piece",
-                 absl::StrCat("has ", piece.text.size(), " bytes, the limit is ", kMaxScoredBytes));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadTrainer(absl::string_view message, SentencePieceFile& file) {
+absl::Status ReadTrainer(const ModelProto::TrainerSpec& trainer, SentencePieceFile& file) {
   const std::string path = "trainer_spec";
-  return ForEachField(message, path, [&](const Field& field) -> absl::Status {
-    switch (field.number) {
-      case 3: {
-        const std::string name = path + ".model_type";
-        QUIRE_RETURN_IF_ERROR(CheckWire(field, Wire::kVarint, name));
-        if (field.value != 1 && field.value != 2) {
-          return absl::UnimplementedError(
-              absl::StrCat(name, " is ", field.value,
-                           ", which is not supported, must be 1 (unigram) or 2 (BPE)"));
-        }
-        file.kind =
-            field.value == 2 ? SentencePieceFile::Kind::kBpe : SentencePieceFile::Kind::kUnigram;
-        return absl::OkStatus();
-      }
-      case 24: {
-        bool is_suffix = false;
-        const std::string name = path + ".treat_whitespace_as_suffix";
-        QUIRE_RETURN_IF_ERROR(ReadBool(field, name, is_suffix));
-        return is_suffix ? NotFollowed(name, "true") : absl::OkStatus();
-      }
-      case 35:
-        return ReadBool(field, path + ".byte_fallback", file.byte_fallback);
-      case 44:
-        return ReadText(field, path + ".unk_surface", file.unk_surface);
-      case 46:
-        return ReadText(field, path + ".bos_piece", file.bos_piece);
-      case 47:
-        return ReadText(field, path + ".eos_piece", file.eos_piece);
-      case 48:
-        return ReadText(field, path + ".pad_piece", file.pad_piece);
-      default:
-        return absl::OkStatus();
-    }
-  });
-}
-
-absl::Status ReadNormalizer(absl::string_view message, SentencePieceFile& file) {
-  const std::string path = "normalizer_spec";
-  return ForEachField(message, path, [&](const Field& field) -> absl::Status {
-    switch (field.number) {
-      case 2:
-        QUIRE_RETURN_IF_ERROR(CheckWire(field, Wire::kBytes, path + ".precompiled_charsmap"));
-        file.charsmap = std::string(field.bytes);
-        return absl::OkStatus();
-      case 3:
-        return ReadBool(field, path + ".add_dummy_prefix", file.add_dummy_prefix);
-      case 4:
-        return ReadBool(field, path + ".remove_extra_whitespaces", file.remove_extra_whitespaces);
-      case 5:
-        return ReadBool(field, path + ".escape_whitespaces", file.escape_whitespaces);
-      default:
-        return absl::OkStatus();
-    }
-  });
-}
-
-// Anything that would rewrite decoded text.
-absl::Status CheckDenormalizer(absl::string_view message) {
-  return ForEachField(message, "denormalizer_spec", [](const Field& field) -> absl::Status {
-    if (field.number != 2 || field.bytes.empty()) return absl::OkStatus();
-    return NotFollowed("denormalizer_spec.precompiled_charsmap",
-                       absl::StrCat(field.bytes.size(), " bytes long"));
-  });
+  QUIRE_RETURN_IF_ERROR(CheckWireTypes(trainer, path));
+  if (trainer.model_type() != 1 && trainer.model_type() != 2) {
+    return absl::UnimplementedError(
+        absl::StrCat(path, ".model_type is ", trainer.model_type(),
+                     ", which is not supported, must be 1 (unigram) or 2 (BPE)"));
+  }
+  file.kind =
+      trainer.model_type() == 2 ? SentencePieceFile::Kind::kBpe : SentencePieceFile::Kind::kUnigram;
+  if (trainer.treat_whitespace_as_suffix()) {
+    return NotFollowed(path + ".treat_whitespace_as_suffix", "true");
+  }
+  file.byte_fallback = trainer.byte_fallback();
+  QUIRE_RETURN_IF_ERROR(CheckUtf8(trainer.unk_surface(), path + ".unk_surface"));
+  QUIRE_RETURN_IF_ERROR(CheckUtf8(trainer.bos_piece(), path + ".bos_piece"));
+  QUIRE_RETURN_IF_ERROR(CheckUtf8(trainer.eos_piece(), path + ".eos_piece"));
+  QUIRE_RETURN_IF_ERROR(CheckUtf8(trainer.pad_piece(), path + ".pad_piece"));
+  file.unk_surface = trainer.unk_surface();
+  file.bos_piece = trainer.bos_piece();
+  file.eos_piece = trainer.eos_piece();
+  file.pad_piece = trainer.pad_piece();
+  return absl::OkStatus();
 }
 
 absl::Status ReadModel(absl::string_view bytes, SentencePieceFile& file) {
-  std::size_t total_bytes = 0;
-  return ForEachField(bytes, "the file", [&](const Field& field) -> absl::Status {
-    if (field.number < 1 || field.number > 5) return absl::OkStatus();
-    constexpr absl::string_view kNames[] = {"pieces", "trainer_spec", "normalizer_spec",
-                                            "self_test_data", "denormalizer_spec"};
-    QUIRE_RETURN_IF_ERROR(CheckWire(field, Wire::kBytes, kNames[field.number - 1]));
-    switch (field.number) {
-      case 1: {
-        if (file.pieces.size() == static_cast<std::size_t>(kMaxTokenIds)) {
-          return Error("pieces", absl::StrCat("has more than ", kMaxTokenIds, " entries"));
-        }
-        total_bytes += field.bytes.size();
-        if (total_bytes > kMaxVocabularyBytes) {
-          return Error("pieces", absl::StrCat("has more than ", kMaxVocabularyBytes, " bytes"));
-        }
-        const std::string path = absl::StrCat("pieces[", file.pieces.size(), "]");
-        return ReadPiece(field.bytes, path, file.pieces.emplace_back());
-      }
-      case 2:
-        return ReadTrainer(field.bytes, file);
-      case 3:
-        return ReadNormalizer(field.bytes, file);
-      case 5:
-        return CheckDenormalizer(field.bytes);
-      default:
-        return absl::OkStatus();
-    }
-  });
+  QUIRE_ASSIGN_OR_RETURN(const ModelProto model, ParseMessage(bytes));
+  QUIRE_RETURN_IF_ERROR(CheckWireTypes(model, ""));
+  QUIRE_RETURN_IF_ERROR(ReadPieces(model, file));
+  QUIRE_RETURN_IF_ERROR(ReadTrainer(model.trainer_spec(), file));
+  const ModelProto::NormalizerSpec& normalizer = model.normalizer_spec();
+  QUIRE_RETURN_IF_ERROR(CheckWireTypes(normalizer, "normalizer_spec"));
+  file.charsmap = normalizer.precompiled_charsmap();
+  file.add_dummy_prefix = normalizer.add_dummy_prefix();
+  file.remove_extra_whitespaces = normalizer.remove_extra_whitespaces();
+  file.escape_whitespaces = normalizer.escape_whitespaces();
+  // Anything that would rewrite decoded text.
+  const ModelProto::NormalizerSpec& denormalizer = model.denormalizer_spec();
+  QUIRE_RETURN_IF_ERROR(CheckWireTypes(denormalizer, "denormalizer_spec"));
+  if (denormalizer.precompiled_charsmap().empty()) return absl::OkStatus();
+  return NotFollowed("denormalizer_spec.precompiled_charsmap",
+                     absl::StrCat(denormalizer.precompiled_charsmap().size(), " bytes long"));
 }
 
 // The value of `<0xHH>`, -1: another text.

@@ -2,10 +2,10 @@
 
 // A file tokenizer.model: what a SentencePiece model consists of, checked value by value.
 //
-// Place:      below the tokenizer that is built from it; the only reader of Protobuf in models/.
+// Place:      below the tokenizer that is built from it. The message is parsed by code that protoc
+//             makes of tokenizer_model.proto; nothing of it is seen outside the .cc.
 // Invariants: piece texts are UTF-8, not empty and each there once, scores are finite, one piece is
-//             the unknown one, with byte_fallback there is one piece for each byte. Messages are
-//             never nested deeper than two, so reading does not recurse.
+//             the unknown one, with byte_fallback there is one piece for each byte.
 // Threads:    a value.
 // Source:     sentencepiece, sentencepiece_model.proto, for numbers and defaults of the fields;
 //             model_interface.cc for what makes a model invalid.
@@ -60,9 +60,10 @@ struct SentencePieceFile {
   std::int32_t ControlId(absl::string_view text) const;
 };
 
-// Errors name the field, such as `pieces[3].score`: INVALID_ARGUMENT for what is no such message,
-// wrong types and values, texts that two pieces have; UNIMPLEMENTED for model types other than
-// unigram and BPE, and for settings that change ids or texts and are not followed here.
+// Errors name the field, such as `pieces[3].score`, or the byte where the file stops being a
+// message: INVALID_ARGUMENT for what is no such message or has more than 64 MiB, wrong types and
+// values, texts that two pieces have; UNIMPLEMENTED for model types other than unigram and BPE, and
+// for settings that change ids or texts and are not followed here.
 absl::StatusOr<SentencePieceFile> ParseSentencePieceFile(absl::string_view bytes);
 
 }  // namespace quire::text

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
@@ -27,7 +28,7 @@ std::uint64_t PairKey(std::int32_t left, std::int32_t right) {
 
 }  // namespace
 
-absl::StatusOr<Bpe> Bpe::FromJson(const JsonValue& config) {
+absl::StatusOr<Bpe> Bpe::FromJson(const formats::JsonValue& config) {
   Bpe bpe;
   QUIRE_RETURN_IF_ERROR(bpe.ReadVocabulary(config));
   QUIRE_RETURN_IF_ERROR(bpe.ReadOptions(config));
@@ -52,8 +53,8 @@ Bpe::Bpe(BpeParts parts)
   IndexShortTokens();
 }
 
-absl::Status Bpe::ReadVocabulary(const JsonValue& config) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue vocabulary, config.Get("vocab"));
+absl::Status Bpe::ReadVocabulary(const formats::JsonValue& config) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue vocabulary, config.Get("vocab"));
   QUIRE_RETURN_IF_ERROR(vocabulary.CheckObject());
   if (vocabulary.size() == 0) return vocabulary.Error("has no tokens");
   ids_.reserve(vocabulary.size());
@@ -61,8 +62,8 @@ absl::Status Bpe::ReadVocabulary(const JsonValue& config) {
   taken.reserve(vocabulary.size());
   for (const auto& [token, value] : vocabulary.raw().items()) {
     const auto path = [&, &name = token] { return vocabulary.PathOf(name); };
-    absl::StatusOr<std::int64_t> id = JsonValue(value, "").AsInteger(0, kMaxTokenIds - 1);
-    if (!id.ok()) return JsonValue(value, path()).AsInteger(0, kMaxTokenIds - 1).status();
+    absl::StatusOr<std::int64_t> id = formats::JsonValue(value, "").AsInteger(0, kMaxTokenIds - 1);
+    if (!id.ok()) return formats::JsonValue(value, path()).AsInteger(0, kMaxTokenIds - 1).status();
     ids_.emplace(token, static_cast<std::int32_t>(*id));
     if (!taken.insert(static_cast<std::int32_t>(*id)).second) {
       return absl::InvalidArgumentError(
@@ -72,7 +73,7 @@ absl::Status Bpe::ReadVocabulary(const JsonValue& config) {
   return absl::OkStatus();
 }
 
-absl::Status Bpe::ReadOptions(const JsonValue& config) {
+absl::Status Bpe::ReadOptions(const formats::JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(fuse_unk_, config.GetBoolOr("fuse_unk", false));
   QUIRE_ASSIGN_OR_RETURN(byte_fallback_, config.GetBoolOr("byte_fallback", false));
   QUIRE_ASSIGN_OR_RETURN(ignore_merges_, config.GetBoolOr("ignore_merges", false));
@@ -89,21 +90,21 @@ absl::Status Bpe::ReadOptions(const JsonValue& config) {
     }
     unk_id_ = *id;
   }
-  const std::optional<JsonValue> dropout = config.Find("dropout");
+  const std::optional<formats::JsonValue> dropout = config.Find("dropout");
   if (dropout && !dropout->is_null() && dropout->raw() != 0) {
-    return dropout->Error(absl::StrCat("is ", dropout->raw().dump(),
+    return dropout->Error(absl::StrCat("is ", JsonText(dropout->raw()),
                                        ", must be null: ids must not depend on chance"));
   }
   return absl::OkStatus();
 }
 
-absl::Status Bpe::ReadMerges(const JsonValue& config) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue merges, config.Get("merges"));
+absl::Status Bpe::ReadMerges(const formats::JsonValue& config) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue merges, config.Get("merges"));
   QUIRE_RETURN_IF_ERROR(merges.CheckArray());
   if (merges.size() >= kNoRank) return merges.Error("has too many entries");
   merges_.reserve(merges.size());
   for (std::size_t i = 0; i < merges.size(); ++i) {
-    const JsonValue merge = merges.At(i);
+    const formats::JsonValue merge = merges.At(i);
     if (i == 0 && merge.is_string() &&
         absl::StartsWith(merge.raw().get_ref<const std::string&>(), "#version")) {
       continue;
@@ -113,7 +114,7 @@ absl::Status Bpe::ReadMerges(const JsonValue& config) {
   return absl::OkStatus();
 }
 
-absl::Status Bpe::AddMerge(const JsonValue& merge, std::uint32_t rank) {
+absl::Status Bpe::AddMerge(const formats::JsonValue& merge, std::uint32_t rank) {
   std::string left;
   std::string right;
   if (merge.is_string()) {
@@ -164,13 +165,13 @@ void Bpe::IndexByteTokens() {
   }
 }
 
-absl::Status Bpe::CheckByteTokens(const JsonValue& config) const {
+absl::Status Bpe::CheckByteTokens(const formats::JsonValue& config) const {
   if (!byte_fallback_ || unk_id_ >= 0) return absl::OkStatus();
   for (std::size_t byte = 0; byte < byte_ids_.size(); ++byte) {
     if (byte_ids_[byte] >= 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        config.PathOf("byte_fallback"), " is true, but model.vocab lacks \"",
-        absl::StrFormat("<0x%02X>", byte), "\" and there is no unk_token"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(config.PathOf("byte_fallback"), " is true, but model.vocab lacks \"",
+                     absl::StrFormat("<0x%02X>", byte), "\" and there is no unk_token"));
   }
   return absl::OkStatus();
 }

@@ -76,7 +76,7 @@ class Bpe {
 
   // `config` is the value of "model", an object whose type is BPE. Errors name the field, such as
   // `model.merges[3]`.
-  static absl::StatusOr<Bpe> FromJson(const JsonValue& config);
+  static absl::StatusOr<Bpe> FromJson(const formats::JsonValue& config);
 
   // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes.
   void Encode(absl::string_view piece, BpeScratch& scratch, std::vector<ModelToken>& out) const;
@@ -93,11 +93,11 @@ class Bpe {
     std::int32_t new_id;
   };
 
-  absl::Status ReadVocabulary(const JsonValue& config);
-  absl::Status ReadOptions(const JsonValue& config);
-  absl::Status ReadMerges(const JsonValue& config);
-  absl::Status AddMerge(const JsonValue& merge, std::uint32_t rank);
-  absl::Status CheckByteTokens(const JsonValue& config) const;
+  absl::Status ReadVocabulary(const formats::JsonValue& config);
+  absl::Status ReadOptions(const formats::JsonValue& config);
+  absl::Status ReadMerges(const formats::JsonValue& config);
+  absl::Status AddMerge(const formats::JsonValue& merge, std::uint32_t rank);
+  absl::Status CheckByteTokens(const formats::JsonValue& config) const;
   void IndexShortTokens();
   void IndexByteTokens();
 

@@ -17,11 +17,11 @@ constexpr double kUnknownPenalty = 10;
 
 }  // namespace
 
-absl::StatusOr<Unigram> Unigram::FromJson(const JsonValue& config) {
+absl::StatusOr<Unigram> Unigram::FromJson(const formats::JsonValue& config) {
   Unigram unigram;
   std::vector<double> scores;
   QUIRE_RETURN_IF_ERROR(unigram.ReadVocabulary(config, scores));
-  const std::optional<JsonValue> unk = config.Find("unk_id");
+  const std::optional<formats::JsonValue> unk = config.Find("unk_id");
   if (!unk || unk->is_null()) {
     return absl::UnimplementedError(
         absl::StrCat(config.PathOf("unk_id"), " is missing, which is not supported"));
@@ -45,8 +45,9 @@ absl::StatusOr<Unigram> Unigram::FromJson(const JsonValue& config) {
   return unigram;
 }
 
-absl::Status Unigram::ReadVocabulary(const JsonValue& config, std::vector<double>& scores) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue vocabulary, config.Get("vocab"));
+absl::Status Unigram::ReadVocabulary(const formats::JsonValue& config,
+                                     std::vector<double>& scores) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue vocabulary, config.Get("vocab"));
   QUIRE_RETURN_IF_ERROR(vocabulary.CheckArray());
   const std::size_t size = vocabulary.size();
   if (size == 0) return vocabulary.Error("has no tokens");
@@ -58,7 +59,7 @@ absl::Status Unigram::ReadVocabulary(const JsonValue& config, std::vector<double
   ids_.reserve(size);
   std::size_t total_bytes = 0;
   for (std::size_t i = 0; i < size; ++i) {
-    const JsonValue entry = vocabulary.At(i);
+    const formats::JsonValue entry = vocabulary.At(i);
     QUIRE_RETURN_IF_ERROR(entry.CheckArray());
     if (entry.size() != 2) {
       return entry.Error(absl::StrCat("has ", entry.size(), " elements, must have 2"));
@@ -69,7 +70,7 @@ absl::Status Unigram::ReadVocabulary(const JsonValue& config, std::vector<double
           absl::StrCat("has ", token.size(), " bytes, the limit is ", kMaxScoredBytes));
     }
     total_bytes += token.size();
-    const JsonValue score = entry.At(1);
+    const formats::JsonValue score = entry.At(1);
     if (!score.is_number() || !std::isfinite(score.raw().get<double>())) {
       return score.Error("must be a finite number");
     }

@@ -28,7 +28,7 @@ class Unigram {
  public:
   // `config` is the value of "model". Errors name the field, such as `model.vocab[3][1]`.
   // UNIMPLEMENTED without an unk_id: a character outside the vocabulary would have no id.
-  static absl::StatusOr<Unigram> FromJson(const JsonValue& config);
+  static absl::StatusOr<Unigram> FromJson(const formats::JsonValue& config);
 
   // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes.
   void Encode(absl::string_view piece, ViterbiScratch& scratch, std::vector<ModelToken>& out) const;
@@ -38,7 +38,7 @@ class Unigram {
 
  private:
   Unigram() = default;
-  absl::Status ReadVocabulary(const JsonValue& config, std::vector<double>& scores);
+  absl::Status ReadVocabulary(const formats::JsonValue& config, std::vector<double>& scores);
   // Tokens of text that no entry of the vocabulary covers.
   void AppendUnknown(absl::string_view text, std::vector<ModelToken>& out) const;
 

@@ -98,7 +98,8 @@ absl::StatusOr<AddedTokens> AddedTokens::FromTokens(std::vector<AddedToken> toke
   return added;
 }
 
-absl::StatusOr<AddedTokens> AddedTokens::FromJson(const JsonValue& config, const TokenModel& model,
+absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& config,
+                                                  const TokenModel& model,
                                                   const Normalizer& normalizer, Ids ids,
                                                   RegexScratch& scratch) {
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added, Empty(ids));
@@ -132,11 +133,11 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const JsonValue& config, const
   return added;
 }
 
-absl::Status AddedTokens::Add(const JsonValue& config, const TokenModel& model) {
+absl::Status AddedTokens::Add(const formats::JsonValue& config, const TokenModel& model) {
   AddedToken token;
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue id, config.Get("id"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue id, config.Get("id"));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t id_value, id.AsInteger(0, kMaxTokenIds - 1));
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue content, config.Get("content"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue content, config.Get("content"));
   QUIRE_ASSIGN_OR_RETURN(token.content, content.AsString());
   QUIRE_ASSIGN_OR_RETURN(token.single_word, config.GetBool("single_word"));
   QUIRE_ASSIGN_OR_RETURN(token.lstrip, config.GetBool("lstrip"));

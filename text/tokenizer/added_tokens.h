@@ -85,9 +85,9 @@ class AddedTokens {
 
   // `config` is the value of "added_tokens". Errors: INVALID_ARGUMENT, also for content of more
   // than kMaxScoredBytes, as it stands or normalized.
-  static absl::StatusOr<AddedTokens> FromJson(const JsonValue& config, const TokenModel& model,
-                                              const Normalizer& normalizer, Ids ids,
-                                              RegexScratch& scratch);
+  static absl::StatusOr<AddedTokens> FromJson(const formats::JsonValue& config,
+                                              const TokenModel& model, const Normalizer& normalizer,
+                                              Ids ids, RegexScratch& scratch);
 
   // Tokens that do not come from tokenizer.json, with ids and contents that occur once; none is
   // normalized. Errors: INVALID_ARGUMENT for content of more than kMaxScoredBytes.
@@ -112,7 +112,7 @@ class AddedTokens {
  private:
   AddedTokens(Regex word, Ids ids) : ids_(ids), word_(std::move(word)) {}
   static absl::StatusOr<AddedTokens> Empty(Ids ids);
-  absl::Status Add(const JsonValue& config, const TokenModel& model);
+  absl::Status Add(const formats::JsonValue& config, const TokenModel& model);
   absl::Status CutBy(const StringTrie& trie, absl::string_view text, TakesSpecial takes_special,
                      RegexScratch& scratch, std::vector<Cut>& cuts) const;
   absl::StatusOr<bool> StandsAlone(absl::string_view text, const StringTrie::Match& match,

@@ -6,17 +6,17 @@
 
 namespace quire::text {
 
-absl::StatusOr<std::string> ComponentType(const JsonValue& config) {
+absl::StatusOr<std::string> ComponentType(const formats::JsonValue& config) {
   return config.GetString("type");
 }
 
-absl::Status UnsupportedType(const JsonValue& config, absl::string_view type) {
+absl::Status UnsupportedType(const formats::JsonValue& config, absl::string_view type) {
   return absl::UnimplementedError(
       absl::StrCat(config.PathOf("type"), " \"", type, "\" is not supported"));
 }
 
-absl::StatusOr<Regex> PatternOf(const JsonValue& config) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue pattern, config.Get("pattern"));
+absl::StatusOr<Regex> PatternOf(const formats::JsonValue& config) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue pattern, config.Get("pattern"));
   QUIRE_RETURN_IF_ERROR(pattern.CheckObject());
   const bool is_regex = pattern.Find("Regex").has_value();
   if (is_regex == pattern.Find("String").has_value()) {
@@ -32,8 +32,8 @@ absl::StatusOr<Regex> PatternOf(const JsonValue& config) {
   return regex;
 }
 
-absl::StatusOr<std::string> CharacterOf(const JsonValue& config, absl::string_view key) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue member, config.Get(key));
+absl::StatusOr<std::string> CharacterOf(const formats::JsonValue& config, absl::string_view key) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue member, config.Get(key));
   QUIRE_ASSIGN_OR_RETURN(std::string text, member.AsString());
   if (text.empty() || Utf8Length(text[0]) != text.size()) {
     return member.Error("must be one character");
@@ -41,7 +41,7 @@ absl::StatusOr<std::string> CharacterOf(const JsonValue& config, absl::string_vi
   return text;
 }
 
-absl::StatusOr<PrependScheme> PrependSchemeOf(const JsonValue& config) {
+absl::StatusOr<PrependScheme> PrependSchemeOf(const formats::JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const auto scheme, config.GetOptionalString("prepend_scheme"));
   QUIRE_ASSIGN_OR_RETURN(const bool adds_prefix, config.GetBoolOr("add_prefix_space", true));
   if (!adds_prefix && scheme != "never") {

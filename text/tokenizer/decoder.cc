@@ -70,7 +70,8 @@ absl::StatusOr<std::string> Replace(const std::string& token, const Regex& patte
 
 }  // namespace
 
-absl::StatusOr<Decoder> Decoder::FromJson(const JsonValue& config, std::vector<TokenText> tokens) {
+absl::StatusOr<Decoder> Decoder::FromJson(const formats::JsonValue& config,
+                                          std::vector<TokenText> tokens) {
   Decoder decoder;
   decoder.tokens_ = std::move(tokens);
   decoder.joins_with_space_ = config.is_null();
@@ -100,11 +101,11 @@ Decoder Decoder::OfBytes(std::vector<TokenText> tokens, std::vector<std::string>
   return decoder;
 }
 
-absl::Status Decoder::AddStage(const JsonValue& config) {
+absl::Status Decoder::AddStage(const formats::JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
   if (type == "Sequence") {
     return ForEachPart(config, "decoders",
-                       [this](const JsonValue& part) { return AddStage(part); });
+                       [this](const formats::JsonValue& part) { return AddStage(part); });
   }
   if (type == "Fuse") {
     fused_ = true;
@@ -131,7 +132,7 @@ absl::Status Decoder::AddStage(const JsonValue& config) {
   return UnsupportedType(config, type);
 }
 
-absl::Status Decoder::AddReplace(const JsonValue& config) {
+absl::Status Decoder::AddReplace(const formats::JsonValue& config) {
   Stage stage;
   stage.kind = Stage::Kind::kReplace;
   QUIRE_ASSIGN_OR_RETURN(stage.pattern, PatternOf(config));
@@ -140,12 +141,12 @@ absl::Status Decoder::AddReplace(const JsonValue& config) {
   return absl::OkStatus();
 }
 
-absl::Status Decoder::AddStrip(const JsonValue& config) {
+absl::Status Decoder::AddStrip(const formats::JsonValue& config) {
   Stage stage;
   stage.kind = Stage::Kind::kStrip;
   QUIRE_ASSIGN_OR_RETURN(stage.content, CharacterOf(config, "content"));
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue start, config.Get("start"));
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue stop, config.Get("stop"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue start, config.Get("start"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue stop, config.Get("stop"));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t start_count, start.AsInteger(0, kMaxStrip));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t stop_count, stop.AsInteger(0, kMaxStrip));
   stage.start = static_cast<std::uint32_t>(start_count);
@@ -168,7 +169,7 @@ absl::Status Decoder::AddStrip(const JsonValue& config) {
   return absl::OkStatus();
 }
 
-absl::Status Decoder::AddMetaspace(const JsonValue& config) {
+absl::Status Decoder::AddMetaspace(const formats::JsonValue& config) {
   Stage stage;
   stage.kind = Stage::Kind::kMetaspace;
   QUIRE_ASSIGN_OR_RETURN(stage.content, CharacterOf(config, "replacement"));

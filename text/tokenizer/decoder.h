@@ -33,7 +33,8 @@ struct TokenText {
 class Decoder {
  public:
   // `config` is the value of "decoder" (null: no decoder), `tokens` is indexed by id.
-  static absl::StatusOr<Decoder> FromJson(const JsonValue& config, std::vector<TokenText> tokens);
+  static absl::StatusOr<Decoder> FromJson(const formats::JsonValue& config,
+                                          std::vector<TokenText> tokens);
 
   // Tokens that are bytes already. `first_texts`: of each token at the start of a text; empty: the
   // same. `first_until_bytes`: the start lasts until a token gave bytes, not just one token.
@@ -59,10 +60,10 @@ class Decoder {
     bool strips_first = false;  // kMetaspace: the first token loses its signs
   };
 
-  absl::Status AddStage(const JsonValue& config);
-  absl::Status AddReplace(const JsonValue& config);
-  absl::Status AddStrip(const JsonValue& config);
-  absl::Status AddMetaspace(const JsonValue& config);
+  absl::Status AddStage(const formats::JsonValue& config);
+  absl::Status AddReplace(const formats::JsonValue& config);
+  absl::Status AddStrip(const formats::JsonValue& config);
+  absl::Status AddMetaspace(const formats::JsonValue& config);
   absl::StatusOr<std::string> Apply(std::string token, bool is_first, RegexScratch& scratch) const;
 
   static std::size_t Index(std::int32_t id) { return static_cast<std::size_t>(id); }

@@ -147,10 +147,10 @@ absl::Status PipelineBuilder::CheckTokens() {
 
 absl::Status PipelineBuilder::ReadGpt2() {
   if (!v_.pre) {
-    return Error("pre", absl::StrCat("is missing, must be one of ", GgufSplitNames()));
+    return Error("pre", absl::StrCat("is missing, must be one of ", formats::GgufSplitNames()));
   }
-  const std::optional<GgufSplit> split = FindGgufSplit(*v_.pre);
-  if (!split) return Unsupported("pre", *v_.pre, GgufSplitNames());
+  const std::optional<formats::GgufSplit> split = formats::FindGgufSplit(*v_.pre);
+  if (!split) return Unsupported("pre", *v_.pre, formats::GgufSplitNames());
   if (v_.add_space_prefix.value_or(false)) {
     return absl::UnimplementedError(absl::StrCat(
         v_.label, ": ", kPrefix, "add_space_prefix is true, must be false for the model gpt2"));

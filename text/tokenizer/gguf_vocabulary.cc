@@ -9,7 +9,7 @@ namespace quire::text {
 namespace {
 
 // An id of `num_tokens` tokens, or nothing.
-absl::Status ReadId(const GgufFile& file, absl::string_view key, std::size_t num_tokens,
+absl::Status ReadId(const formats::GgufFile& file, absl::string_view key, std::size_t num_tokens,
                     std::optional<std::int32_t>* id) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> value,
                          file.OptionalInteger(key, 0, static_cast<std::int64_t>(num_tokens) - 1));
@@ -17,14 +17,14 @@ absl::Status ReadId(const GgufFile& file, absl::string_view key, std::size_t num
   return absl::OkStatus();
 }
 
-absl::Status NotFollowed(const GgufFile& file, absl::string_view key) {
+absl::Status NotFollowed(const formats::GgufFile& file, absl::string_view key) {
   return absl::UnimplementedError(
       absl::StrCat(file.label(), ": ", key, " changes the text, which is not supported"));
 }
 
 // Normalization of Unigram models; a BPE model with it has other ids than its bare vocabulary
 // gives.
-absl::Status CheckNothingIsIgnored(const GgufFile& file) {
+absl::Status CheckNothingIsIgnored(const formats::GgufFile& file) {
   constexpr absl::string_view kRemoveSpaces = "tokenizer.ggml.remove_extra_whitespaces";
   constexpr absl::string_view kCharsMap = "tokenizer.ggml.precompiled_charsmap";
   QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> removes, file.OptionalBool(kRemoveSpaces));
@@ -35,7 +35,7 @@ absl::Status CheckNothingIsIgnored(const GgufFile& file) {
 
 }  // namespace
 
-absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const GgufFile& file) {
+absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const formats::GgufFile& file) {
   GgufVocabulary v;
   v.label = file.label();
   QUIRE_ASSIGN_OR_RETURN(v.model, file.String("tokenizer.ggml.model"));

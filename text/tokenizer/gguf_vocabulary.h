@@ -44,6 +44,6 @@ struct GgufVocabulary {
 
 // Errors: INVALID_ARGUMENT that names the key: missing, wrong type, not UTF-8, an id that no token
 // has; UNIMPLEMENTED for keys that would change ids and are not followed here.
-absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const GgufFile& file);
+absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const formats::GgufFile& file);
 
 }  // namespace quire::text

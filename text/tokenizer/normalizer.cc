@@ -104,7 +104,7 @@ void Prepend(AlignedText& text, absl::string_view content) {
 
 }  // namespace
 
-absl::StatusOr<Normalizer> Normalizer::FromJson(const JsonValue& config) {
+absl::StatusOr<Normalizer> Normalizer::FromJson(const formats::JsonValue& config) {
   Normalizer normalizer;
   if (!config.is_null()) QUIRE_RETURN_IF_ERROR(normalizer.AddStep(config));
   return normalizer;
@@ -119,14 +119,14 @@ Normalizer Normalizer::OfSentencePiece(SentencePieceNormalizer sentencepiece) {
   return normalizer;
 }
 
-absl::Status Normalizer::AddStep(const JsonValue& config) {
+absl::Status Normalizer::AddStep(const formats::JsonValue& config) {
   // Not QUIRE_ASSIGN_OR_RETURN: g++ 12 warns of an uninitialized string that is none.
   const absl::StatusOr<std::string> type_or = ComponentType(config);
   QUIRE_RETURN_IF_ERROR(type_or.status());
   const std::string& type = *type_or;
   if (type == "Sequence") {
     return ForEachPart(config, "normalizers",
-                       [this](const JsonValue& part) { return AddStep(part); });
+                       [this](const formats::JsonValue& part) { return AddStep(part); });
   }
   Step step;
   if (type == "NFC") {
@@ -156,7 +156,7 @@ absl::Status Normalizer::AddStep(const JsonValue& config) {
     QUIRE_ASSIGN_OR_RETURN(step.content, config.GetString("prepend"));
   } else if (type == "Precompiled") {
     step.kind = Kind::kPrecompiled;
-    QUIRE_ASSIGN_OR_RETURN(const JsonValue map, config.Get("precompiled_charsmap"));
+    QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue map, config.Get("precompiled_charsmap"));
     QUIRE_ASSIGN_OR_RETURN(const std::string base64, map.AsString());
     absl::StatusOr<PrecompiledMap> parsed = PrecompiledMap::FromBase64(base64);
     if (!parsed.ok()) return map.Error(parsed.status().message());

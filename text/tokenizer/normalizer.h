@@ -24,7 +24,7 @@ namespace quire::text {
 class Normalizer {
  public:
   // `config` is the value of "normalizer"; null: text passes unchanged.
-  static absl::StatusOr<Normalizer> FromJson(const JsonValue& config);
+  static absl::StatusOr<Normalizer> FromJson(const formats::JsonValue& config);
 
   static Normalizer OfSentencePiece(SentencePieceNormalizer sentencepiece);
 
@@ -57,7 +57,7 @@ class Normalizer {
     std::optional<SentencePieceNormalizer> sentencepiece;  // kSentencePiece
   };
 
-  absl::Status AddStep(const JsonValue& config);
+  absl::Status AddStep(const formats::JsonValue& config);
 
   std::vector<Step> steps_;
 };

@@ -11,7 +11,7 @@
 namespace quire::text {
 
 absl::StatusOr<PostProcessor> PostProcessor::FromJson(
-    const JsonValue& config, const std::function<bool(std::int32_t)>& is_known) {
+    const formats::JsonValue& config, const std::function<bool(std::int32_t)>& is_known) {
   PostProcessor processor;
   if (!config.is_null()) QUIRE_RETURN_IF_ERROR(processor.AddStep(config, is_known));
   return processor;
@@ -24,12 +24,12 @@ PostProcessor PostProcessor::Around(std::vector<std::int32_t> before,
   return processor;
 }
 
-absl::Status PostProcessor::AddStep(const JsonValue& config,
+absl::Status PostProcessor::AddStep(const formats::JsonValue& config,
                                     const std::function<bool(std::int32_t)>& is_known) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
   if (type == "Sequence") {
     return ForEachPart(config, "processors",
-                       [&](const JsonValue& part) { return AddStep(part, is_known); });
+                       [&](const formats::JsonValue& part) { return AddStep(part, is_known); });
   }
   // ByteLevel only trims offsets, and quire reports the whole range of a token.
   if (type == "ByteLevel") return absl::OkStatus();
@@ -37,16 +37,16 @@ absl::Status PostProcessor::AddStep(const JsonValue& config,
   return UnsupportedType(config, type);
 }
 
-absl::Status PostProcessor::AddTemplate(const JsonValue& config,
+absl::Status PostProcessor::AddTemplate(const formats::JsonValue& config,
                                         const std::function<bool(std::int32_t)>& is_known) {
   if (has_template_) return config.Error("is a second TemplateProcessing, only one is supported");
   has_template_ = true;
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue special_json, config.Get("special_tokens"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue special_json, config.Get("special_tokens"));
   QUIRE_RETURN_IF_ERROR(special_json.CheckObject());
   SpecialTokens special;
   for (const auto& [name, value] : special_json.raw().items()) {
-    const JsonValue token(value, special_json.PathOf(name));
-    QUIRE_ASSIGN_OR_RETURN(const JsonValue ids, token.Get("ids"));
+    const formats::JsonValue token(value, special_json.PathOf(name));
+    QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue ids, token.Get("ids"));
     QUIRE_RETURN_IF_ERROR(ids.CheckArray());
     std::vector<std::int32_t>& known_ids = special[name];
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -65,9 +65,9 @@ absl::Status PostProcessor::AddTemplate(const JsonValue& config,
 }
 
 absl::StatusOr<std::vector<PostProcessor::Item>> PostProcessor::ReadTemplate(
-    const JsonValue& config, absl::string_view key, const SpecialTokens& special) {
+    const formats::JsonValue& config, absl::string_view key, const SpecialTokens& special) {
   std::vector<Item> items;
-  const auto add = [&](const JsonValue& piece) -> absl::Status {
+  const auto add = [&](const formats::JsonValue& piece) -> absl::Status {
     QUIRE_RETURN_IF_ERROR(piece.CheckObject());
     const auto sequence = piece.Find("Sequence");
     const auto token = piece.Find("SpecialToken");

@@ -29,7 +29,7 @@ class PostProcessor {
 
   // `config` is the value of "post_processor" (null: nothing is added). `is_known` says whether the
   // tokenizer has an id.
-  static absl::StatusOr<PostProcessor> FromJson(const JsonValue& config,
+  static absl::StatusOr<PostProcessor> FromJson(const formats::JsonValue& config,
                                                 const std::function<bool(std::int32_t)>& is_known);
 
   // The text between tokens.
@@ -41,11 +41,12 @@ class PostProcessor {
  private:
   using SpecialTokens = absl::flat_hash_map<std::string, std::vector<std::int32_t>>;
 
-  absl::Status AddStep(const JsonValue& config, const std::function<bool(std::int32_t)>& is_known);
-  absl::Status AddTemplate(const JsonValue& config,
+  absl::Status AddStep(const formats::JsonValue& config,
+                       const std::function<bool(std::int32_t)>& is_known);
+  absl::Status AddTemplate(const formats::JsonValue& config,
                            const std::function<bool(std::int32_t)>& is_known);
   // Checks `key` (single or pair) and returns its items.
-  static absl::StatusOr<std::vector<Item>> ReadTemplate(const JsonValue& config,
+  static absl::StatusOr<std::vector<Item>> ReadTemplate(const formats::JsonValue& config,
                                                         absl::string_view key,
                                                         const SpecialTokens& special);
 

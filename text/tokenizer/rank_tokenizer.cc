@@ -21,7 +21,6 @@ namespace {
 
 constexpr absl::string_view kTekkenFile = "tekken.json";
 constexpr absl::string_view kTiktokenFile = "tokenizer.tiktoken";
-constexpr absl::string_view kConfigFile = "tokenizer_config.json";
 
 struct RankToken {
   std::string bytes;
@@ -140,7 +139,8 @@ std::int32_t SpecialId(const RankVocabulary& v, const std::optional<std::string>
 }
 
 // {id of the token under `name`} if `flag` of the configuration says so.
-absl::StatusOr<std::vector<std::int32_t>> Around(const RankVocabulary& v, const JsonValue& config,
+absl::StatusOr<std::vector<std::int32_t>> Around(const RankVocabulary& v,
+                                                 const formats::JsonValue& config,
                                                  absl::string_view flag, bool default_value,
                                                  absl::string_view name,
                                                  std::optional<std::string> token) {
@@ -163,7 +163,7 @@ struct Defaults {
 };
 
 absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(RankVocabulary v, const IdsOfBytes& ids,
-                                                         const JsonValue& config,
+                                                         const formats::JsonValue& config,
                                                          const Defaults& defaults,
                                                          std::int64_t cache_entries) {
   auto before = Around(v, config, "add_bos_token", defaults.adds_bos, "bos_token", defaults.bos);
@@ -171,7 +171,7 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(RankVocabulary v, const
   auto after = Around(v, config, "add_eos_token", false, "eos_token", defaults.eos);
   if (!after.ok()) return InFile(kConfigFile, after.status());
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added, AddedTokens::FromTokens(v.special));
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument null, JsonDocument::Parse("null"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null, formats::JsonDocument::Parse("null"));
   QUIRE_ASSIGN_OR_RETURN(Normalizer normalizer, Normalizer::FromJson(null.root()));
   EncoderParts parts{.added = std::move(added),
                      .normalizer = std::move(normalizer),
@@ -192,21 +192,22 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(RankVocabulary v, const
   return built;
 }
 
-absl::StatusOr<std::int64_t> Count(const JsonValue& config, absl::string_view key) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue value, config.Get(key));
+absl::StatusOr<std::int64_t> Count(const formats::JsonValue& config, absl::string_view key) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue value, config.Get(key));
   return value.AsInteger(0, kMaxTokenIds);
 }
 
 // `rank` must be the place in the list, since mistral-common finds tokens by it.
-absl::Status CheckRank(const JsonValue& entry, std::size_t place) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue rank, entry.Get("rank"));
+absl::Status CheckRank(const formats::JsonValue& entry, std::size_t place) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue rank, entry.Get("rank"));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t value, rank.AsInteger(0, kMaxTokenIds - 1));
   if (value == static_cast<std::int64_t>(place)) return absl::OkStatus();
   return rank.Error(absl::StrCat("is ", value, ", must be ", place));
 }
 
-absl::Status ReadTekkenSpecial(const JsonValue& root, std::size_t count, RankVocabulary& v) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue special, root.Get("special_tokens"));
+absl::Status ReadTekkenSpecial(const formats::JsonValue& root, std::size_t count,
+                               RankVocabulary& v) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue special, root.Get("special_tokens"));
   QUIRE_RETURN_IF_ERROR(special.CheckArray());
   if (special.size() > count) {
     return special.Error(absl::StrCat("has ", special.size(), " tokens, but ",
@@ -236,15 +237,15 @@ absl::Status ReadTekkenSpecial(const JsonValue& root, std::size_t count, RankVoc
 }
 
 absl::StatusOr<RankVocabulary> ReadTekken(absl::string_view text) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
-  const JsonValue root = document.root();
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, formats::JsonDocument::Parse(text));
+  const formats::JsonValue root = document.root();
   QUIRE_RETURN_IF_ERROR(root.CheckObject());
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue config, root.Get("config"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue config, root.Get("config"));
   QUIRE_RETURN_IF_ERROR(config.CheckObject());
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t size, Count(config, "default_vocab_size"));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t num_special,
                          Count(config, "default_num_special_tokens"));
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue vocabulary, root.Get("vocab"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue vocabulary, root.Get("vocab"));
   QUIRE_RETURN_IF_ERROR(vocabulary.CheckArray());
   const auto num_ranks = size - num_special;
   if (num_ranks < 0 || num_ranks > static_cast<std::int64_t>(vocabulary.size())) {
@@ -264,7 +265,7 @@ absl::StatusOr<RankVocabulary> ReadTekken(absl::string_view text) {
   }
   v.pattern = *std::move(regex);
   for (std::size_t i = 0; i < static_cast<std::size_t>(num_ranks); ++i) {
-    const JsonValue entry = vocabulary.At(i);
+    const formats::JsonValue entry = vocabulary.At(i);
     QUIRE_RETURN_IF_ERROR(CheckRank(entry, i));
     QUIRE_ASSIGN_OR_RETURN(const std::string base64, entry.GetString("token_bytes"));
     std::string bytes;
@@ -318,7 +319,7 @@ absl::StatusOr<IdsOfBytes> IndexTiktoken(const RankVocabulary& v) {
 }
 
 // Pattern and special tokens.
-absl::Status ReadTiktokenConfig(const JsonValue& config, RankVocabulary& v) {
+absl::Status ReadTiktokenConfig(const formats::JsonValue& config, RankVocabulary& v) {
   QUIRE_ASSIGN_OR_RETURN(const std::string pattern, config.GetString("pattern"));
   absl::StatusOr<Regex> regex = Regex::FromRust(pattern);
   if (!regex.ok()) {
@@ -327,7 +328,7 @@ absl::Status ReadTiktokenConfig(const JsonValue& config, RankVocabulary& v) {
   v.pattern = *std::move(regex);
   absl::flat_hash_set<std::int32_t> taken;
   for (const RankToken& token : v.tokens) taken.insert(token.rank);
-  const std::optional<JsonValue> special = config.Find("special_tokens");
+  const std::optional<formats::JsonValue> special = config.Find("special_tokens");
   if (!special || special->is_null()) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(special->CheckObject());
   for (const auto& [content, value] : special->raw().items()) {
@@ -335,7 +336,7 @@ absl::Status ReadTiktokenConfig(const JsonValue& config, RankVocabulary& v) {
       return special->Error(absl::StrCat("has a token of ", content.size(), " bytes, the limit is ",
                                          kMaxScoredBytes));
     }
-    const JsonValue entry(value, special->PathOf(content));
+    const formats::JsonValue entry(value, special->PathOf(content));
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t id, entry.AsInteger(0, kMaxTokenIds - 1));
     if (content.empty()) return special->Error("has a token without text");
     if (!taken.insert(static_cast<std::int32_t>(id)).second) {
@@ -349,7 +350,7 @@ absl::Status ReadTiktokenConfig(const JsonValue& config, RankVocabulary& v) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTekken(absl::string_view tekken_json,
-                                                            const JsonValue& config,
+                                                            const formats::JsonValue& config,
                                                             std::int64_t cache_entries) {
   absl::StatusOr<RankVocabulary> v = ReadTekken(tekken_json);
   if (!v.ok()) return InFile(kTekkenFile, v.status());
@@ -363,7 +364,7 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTekken(absl::string_view te
 }
 
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTiktoken(absl::string_view ranks,
-                                                              const JsonValue& config,
+                                                              const formats::JsonValue& config,
                                                               std::int64_t cache_entries) {
   RankVocabulary v;
   if (const absl::Status status = ReadRanks(ranks, v); !status.ok()) {

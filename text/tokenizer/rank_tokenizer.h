@@ -26,13 +26,13 @@ namespace quire::text {
 // `config` is the root of tokenizer_config.json: add_bos_token (default true) and add_eos_token
 // (default false). Errors begin with the name of the file that is wrong and name the field.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTekken(absl::string_view tekken_json,
-                                                            const JsonValue& config,
+                                                            const formats::JsonValue& config,
                                                             std::int64_t cache_entries);
 
 // `config` has "pattern" and "special_tokens" (text -> id); add_bos_token and add_eos_token are
 // false by default. Errors name the line.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTiktoken(absl::string_view ranks,
-                                                              const JsonValue& config,
+                                                              const formats::JsonValue& config,
                                                               std::int64_t cache_entries);
 
 }  // namespace quire::text

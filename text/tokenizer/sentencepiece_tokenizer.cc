@@ -67,9 +67,9 @@ absl::StatusOr<AddedTokens> ControlTokens(const SentencePieceFile& file) {
 }
 
 // {id} if `flag` of the configuration says so.
-absl::StatusOr<std::vector<std::int32_t>> Around(const JsonValue& config, absl::string_view flag,
-                                                 bool default_value, std::int32_t id,
-                                                 absl::string_view piece) {
+absl::StatusOr<std::vector<std::int32_t>> Around(const formats::JsonValue& config,
+                                                 absl::string_view flag, bool default_value,
+                                                 std::int32_t id, absl::string_view piece) {
   const absl::StatusOr<bool> adds = config.GetBoolOr(flag, default_value);
   if (!adds.ok()) return InFile("tokenizer_config.json", adds.status());
   if (!*adds) return std::vector<std::int32_t>();
@@ -96,7 +96,7 @@ absl::StatusOr<Stages> MakeStages(absl::string_view bytes, SentencePieceFile& fi
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildSentencePiece(absl::string_view model,
-                                                                   const JsonValue& config,
+                                                                   const formats::JsonValue& config,
                                                                    std::int64_t cache_entries) {
   SentencePieceFile file;
   absl::StatusOr<Stages> stages = MakeStages(model, file);
@@ -109,7 +109,7 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildSentencePiece(absl::string_
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> after,
                          Around(config, "add_eos_token", false, eos, file.eos_piece));
   QUIRE_ASSIGN_OR_RETURN(AddedTokens control, ControlTokens(file));
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument null, JsonDocument::Parse("null"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null, formats::JsonDocument::Parse("null"));
   QUIRE_ASSIGN_OR_RETURN(Splitter splitter, Splitter::FromJson(null.root()));
   const std::string kind = absl::StrCat(stages->model.type(), " (", kFile, ")");
   EncoderParts parts{.added = std::move(control),

@@ -21,7 +21,7 @@ namespace quire::text {
 // `config` is the root of tokenizer_config.json: add_bos_token (default: true if there is such a
 // piece) and add_eos_token (false). Errors begin with the name of the file that is wrong.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildSentencePiece(absl::string_view model,
-                                                                   const JsonValue& config,
+                                                                   const formats::JsonValue& config,
                                                                    std::int64_t cache_entries);
 
 }  // namespace quire::text

@@ -23,7 +23,7 @@ std::string RustWordClass() {
   return absl::StrCat(kWordClass, R"(\x{200c}\x{200d})");
 }
 
-absl::StatusOr<Splitter> Splitter::FromJson(const JsonValue& config) {
+absl::StatusOr<Splitter> Splitter::FromJson(const formats::JsonValue& config) {
   Splitter splitter;
   if (!config.is_null()) QUIRE_RETURN_IF_ERROR(splitter.AddStep(config));
   return splitter;
@@ -38,7 +38,7 @@ Splitter Splitter::OfByteLevel(Regex pattern) {
   return splitter;
 }
 
-absl::StatusOr<Splitter::Behavior> Splitter::BehaviorOf(const JsonValue& config) {
+absl::StatusOr<Splitter::Behavior> Splitter::BehaviorOf(const formats::JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const std::string name, config.GetString("behavior"));
   if (name == "Removed") return Behavior::kRemoved;
   if (name == "Isolated") return Behavior::kIsolated;
@@ -50,11 +50,11 @@ absl::StatusOr<Splitter::Behavior> Splitter::BehaviorOf(const JsonValue& config)
       "\", must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous"));
 }
 
-absl::Status Splitter::AddStep(const JsonValue& config) {
+absl::Status Splitter::AddStep(const formats::JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
   if (type == "Sequence") {
     return ForEachPart(config, "pretokenizers",
-                       [this](const JsonValue& part) { return AddStep(part); });
+                       [this](const formats::JsonValue& part) { return AddStep(part); });
   }
   if (type == "ByteLevel") return AddByteLevel(config);
   if (type == "Metaspace") return AddMetaspace(config);
@@ -90,7 +90,7 @@ absl::Status Splitter::AddStep(const JsonValue& config) {
   return absl::OkStatus();
 }
 
-absl::Status Splitter::AddByteLevel(const JsonValue& config) {
+absl::Status Splitter::AddByteLevel(const formats::JsonValue& config) {
   Step step;
   step.kind = Kind::kByteLevel;
   QUIRE_ASSIGN_OR_RETURN(step.adds_prefix_space, config.GetBool("add_prefix_space"));
@@ -102,7 +102,7 @@ absl::Status Splitter::AddByteLevel(const JsonValue& config) {
   return absl::OkStatus();
 }
 
-absl::Status Splitter::AddMetaspace(const JsonValue& config) {
+absl::Status Splitter::AddMetaspace(const formats::JsonValue& config) {
   Step step;
   step.kind = Kind::kMetaspace;
   QUIRE_ASSIGN_OR_RETURN(step.sign, CharacterOf(config, "replacement"));

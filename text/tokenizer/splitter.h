@@ -42,7 +42,7 @@ struct PieceList {
 class Splitter {
  public:
   // `config` is the value of "pre_tokenizer"; null: the text is one piece.
-  static absl::StatusOr<Splitter> FromJson(const JsonValue& config);
+  static absl::StatusOr<Splitter> FromJson(const formats::JsonValue& config);
 
   // The matches of `pattern` and what is between them, as characters of the byte-level alphabet.
   static Splitter OfByteLevel(Regex pattern);
@@ -72,10 +72,10 @@ class Splitter {
     bool is_match;
   };
 
-  static absl::StatusOr<Behavior> BehaviorOf(const JsonValue& config);
-  absl::Status AddStep(const JsonValue& config);
-  absl::Status AddByteLevel(const JsonValue& config);
-  absl::Status AddMetaspace(const JsonValue& config);
+  static absl::StatusOr<Behavior> BehaviorOf(const formats::JsonValue& config);
+  absl::Status AddStep(const formats::JsonValue& config);
+  absl::Status AddByteLevel(const formats::JsonValue& config);
+  absl::Status AddMetaspace(const formats::JsonValue& config);
 
   // The ranges of `piece`, relative to the text, that match and that do not, in order.
   static absl::Status FindRanges(const Step& step, const AlignedText& text, const Piece& piece,

@@ -17,7 +17,7 @@ Overloaded(Functions...) -> Overloaded<Functions...>;
 
 }  // namespace
 
-absl::StatusOr<TokenModel> TokenModel::FromJson(const JsonValue& config) {
+absl::StatusOr<TokenModel> TokenModel::FromJson(const formats::JsonValue& config) {
   QUIRE_RETURN_IF_ERROR(config.CheckObject());
   std::string type = "BPE";
   // Files from before 2021 have no type; merges mean BPE.

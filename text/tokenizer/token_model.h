@@ -35,7 +35,7 @@ class TokenModel {
   TokenModel(SentencePieceModel model) : model_(std::move(model)) {}  // NOLINT(runtime/explicit)
 
   // `config` is the value of "model" of a tokenizer.json. UNIMPLEMENTED names other types.
-  static absl::StatusOr<TokenModel> FromJson(const JsonValue& config);
+  static absl::StatusOr<TokenModel> FromJson(const formats::JsonValue& config);
 
   // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes.
   void Encode(absl::string_view piece, ModelScratch& scratch, std::vector<ModelToken>& out) const;

@@ -95,23 +95,27 @@ std::vector<TokenText> TableOfTokens(const TokenModel& model, const AddedTokens&
 }
 
 // The value of a component that may be absent or null; then the document's null stands for it.
-JsonValue ComponentOrNull(const JsonValue& root, absl::string_view key, const JsonValue& null) {
+formats::JsonValue ComponentOrNull(const formats::JsonValue& root, absl::string_view key,
+                                   const formats::JsonValue& null) {
   return root.Find(key).value_or(null);
 }
 
 // The stages around `model`; `root` is a tokenizer.json, or has its components.
-absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(TokenModel model, const JsonValue& root,
+absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(TokenModel model,
+                                                         const formats::JsonValue& root,
                                                          AddedTokens::Ids ids,
                                                          const TokenizerOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument null_document, JsonDocument::Parse("null"));
-  const JsonValue null = null_document.root();
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null_document,
+                         formats::JsonDocument::Parse("null"));
+  const formats::JsonValue null = null_document.root();
   QUIRE_ASSIGN_OR_RETURN(Normalizer normalizer,
                          Normalizer::FromJson(ComponentOrNull(root, "normalizer", null)));
   QUIRE_ASSIGN_OR_RETURN(Splitter splitter,
                          Splitter::FromJson(ComponentOrNull(root, "pre_tokenizer", null)));
   RegexScratch scratch;
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument empty_list, JsonDocument::Parse("[]"));
-  const JsonValue added_json = root.Find("added_tokens").value_or(empty_list.root());
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument empty_list,
+                         formats::JsonDocument::Parse("[]"));
+  const formats::JsonValue added_json = root.Find("added_tokens").value_or(empty_list.root());
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added,
                          AddedTokens::FromJson(added_json, model, normalizer, ids, scratch));
   QUIRE_ASSIGN_OR_RETURN(Decoder decoder, Decoder::FromJson(ComponentOrNull(root, "decoder", null),
@@ -133,10 +137,10 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(TokenModel model, const
 
 absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_view text,
                                                                   const TokenizerOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
-  const JsonValue root = document.root();
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, formats::JsonDocument::Parse(text));
+  const formats::JsonValue root = document.root();
   QUIRE_RETURN_IF_ERROR(root.CheckObject());
-  QUIRE_ASSIGN_OR_RETURN(const JsonValue model_json, root.Get("model"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue model_json, root.Get("model"));
   QUIRE_ASSIGN_OR_RETURN(TokenModel model, TokenModel::FromJson(model_json));
   const std::string kind = absl::StrCat(model.type(), " (tokenizer.json)");
   QUIRE_ASSIGN_OR_RETURN(
@@ -149,8 +153,8 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_v
 // Under `key` of a tokenizer_config.json; `id` stays what it is where there is no such key. A name
 // that the tokenizer does not know is no error: published configurations name tokens that their
 // tokenizer lacks.
-absl::Status ReadNamedToken(const JsonValue& config, absl::string_view key, const Encoder& encoder,
-                            std::optional<std::int32_t>& id) {
+absl::Status ReadNamedToken(const formats::JsonValue& config, absl::string_view key,
+                            const Encoder& encoder, std::optional<std::int32_t>& id) {
   if (!config.Find(key)) return absl::OkStatus();
   const absl::StatusOr<std::optional<std::string>> text = NamedTokenText(config, key);
   if (!text.ok()) return InFile("tokenizer_config.json", text.status());
@@ -158,13 +162,14 @@ absl::Status ReadNamedToken(const JsonValue& config, absl::string_view key, cons
   return absl::OkStatus();
 }
 
-absl::Status ReadNamedTokens(const JsonValue& config, TokenizerParts& parts) {
+absl::Status ReadNamedTokens(const formats::JsonValue& config, TokenizerParts& parts) {
   QUIRE_RETURN_IF_ERROR(ReadNamedToken(config, "bos_token", parts.encoder, parts.bos_token_id));
   QUIRE_RETURN_IF_ERROR(ReadNamedToken(config, "eos_token", parts.encoder, parts.eos_token_id));
   return ReadNamedToken(config, "pad_token", parts.encoder, parts.pad_token_id);
 }
 
-using Build = absl::StatusOr<std::unique_ptr<TokenizerParts>>(absl::string_view, const JsonValue&,
+using Build = absl::StatusOr<std::unique_ptr<TokenizerParts>>(absl::string_view,
+                                                              const formats::JsonValue&,
                                                               std::int64_t);
 
 // A kind whose configuration takes part in building it.
@@ -172,7 +177,7 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildWithConfig(Build* build,
                                                                 absl::string_view file,
                                                                 absl::string_view config_json,
                                                                 const TokenizerOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument config, ParseTokenizerConfig(config_json));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument config, ParseTokenizerConfig(config_json));
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<TokenizerParts> parts,
                          build(file, config.root(), options.piece_cache_entries));
   QUIRE_RETURN_IF_ERROR(ReadNamedTokens(config.root(), *parts));
@@ -229,7 +234,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
   absl::StatusOr<std::unique_ptr<TokenizerParts>> parts =
       ReadTokenizerJson(tokenizer_json, options);
   if (!parts.ok()) return InFile("tokenizer.json", parts.status());
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument config, ParseTokenizerConfig(tokenizer_config_json));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument config,
+                         ParseTokenizerConfig(tokenizer_config_json));
   QUIRE_RETURN_IF_ERROR(ReadNamedTokens(config.root(), **parts));
   (*parts)->sha256 = Sha256({tokenizer_json, tokenizer_config_json});
   return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
@@ -265,8 +271,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromTiktoken(
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabulary& vocabulary,
                                                                const TokenizerOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(GgufPipeline pipeline, BuildGgufPipeline(vocabulary));
-  QUIRE_ASSIGN_OR_RETURN(const JsonDocument components,
-                         JsonDocument::Parse(pipeline.components_json));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument components,
+                         formats::JsonDocument::Parse(pipeline.components_json));
   absl::StatusOr<std::unique_ptr<TokenizerParts>> parts =
       Assemble(std::move(pipeline.model), components.root(), AddedTokens::Ids::kAsGiven, options);
   if (!parts.ok()) return InFile(vocabulary.label, parts.status());

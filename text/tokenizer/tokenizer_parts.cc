@@ -9,10 +9,9 @@
 namespace quire::text {
 namespace {
 
-constexpr absl::string_view kConfigFile = "tokenizer_config.json";
-
-absl::StatusOr<JsonDocument> ParseObject(absl::string_view text) {
-  QUIRE_ASSIGN_OR_RETURN(JsonDocument document, JsonDocument::Parse(text.empty() ? "{}" : text));
+absl::StatusOr<formats::JsonDocument> ParseObject(absl::string_view text) {
+  QUIRE_ASSIGN_OR_RETURN(formats::JsonDocument document,
+                         formats::JsonDocument::Parse(text.empty() ? "{}" : text));
   QUIRE_RETURN_IF_ERROR(document.root().CheckObject());
   return document;
 }
@@ -23,30 +22,30 @@ absl::Status InFile(absl::string_view file, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
 }
 
-absl::StatusOr<JsonDocument> ParseTokenizerConfig(absl::string_view text) {
-  absl::StatusOr<JsonDocument> document = ParseObject(text);
+absl::StatusOr<formats::JsonDocument> ParseTokenizerConfig(absl::string_view text) {
+  absl::StatusOr<formats::JsonDocument> document = ParseObject(text);
   if (!document.ok()) return InFile(kConfigFile, document.status());
   return document;
 }
 
-absl::StatusOr<std::optional<std::string>> NamedTokenText(const JsonValue& config,
+absl::StatusOr<std::optional<std::string>> NamedTokenText(const formats::JsonValue& config,
                                                           absl::string_view key) {
-  const std::optional<JsonValue> member = config.Find(key);
+  const std::optional<formats::JsonValue> member = config.Find(key);
   if (!member || member->is_null()) return std::optional<std::string>();
   QUIRE_ASSIGN_OR_RETURN(std::string text,
                          member->is_object() ? member->GetString("content") : member->AsString());
   return std::optional<std::string>(std::move(text));
 }
 
-absl::Status CheckAddedTokensAreKnown(const JsonValue& config, absl::string_view file,
+absl::Status CheckAddedTokensAreKnown(const formats::JsonValue& config, absl::string_view file,
                                       const Encoder& encoder) {
-  const std::optional<JsonValue> added = config.Find("added_tokens_decoder");
+  const std::optional<formats::JsonValue> added = config.Find("added_tokens_decoder");
   if (!added || added->is_null()) return absl::OkStatus();
   if (const absl::Status status = added->CheckObject(); !status.ok()) {
     return InFile(kConfigFile, status);
   }
   for (const auto& [id, value] : added->raw().items()) {
-    const JsonValue token(value, added->PathOf(id));
+    const formats::JsonValue token(value, added->PathOf(id));
     const absl::StatusOr<std::string> content = token.GetString("content");
     if (!content.ok()) return InFile(kConfigFile, content.status());
     const std::optional<std::int32_t> known = encoder.TokenToId(*content);

@@ -19,6 +19,8 @@
 
 namespace quire::text {
 
+inline constexpr absl::string_view kConfigFile = "tokenizer_config.json";
+
 struct TokenizerParts {
   Encoder encoder;
   Decoder decoder;
@@ -33,16 +35,16 @@ struct TokenizerParts {
 absl::Status InFile(absl::string_view file, const absl::Status& status);
 
 // The document of a tokenizer_config.json, an object; empty text: no members. Errors name the file.
-absl::StatusOr<JsonDocument> ParseTokenizerConfig(absl::string_view text);
+absl::StatusOr<formats::JsonDocument> ParseTokenizerConfig(absl::string_view text);
 
 // The text under `key` of a tokenizer_config.json: a string, or an object with "content". Absent
 // and null both give nothing.
-absl::StatusOr<std::optional<std::string>> NamedTokenText(const JsonValue& config,
+absl::StatusOr<std::optional<std::string>> NamedTokenText(const formats::JsonValue& config,
                                                           absl::string_view key);
 
 // UNIMPLEMENTED if `added_tokens_decoder` of a tokenizer_config.json has a token that the
 // tokenizer's own `file` does not have under that id.
-absl::Status CheckAddedTokensAreKnown(const JsonValue& config, absl::string_view file,
+absl::Status CheckAddedTokensAreKnown(const formats::JsonValue& config, absl::string_view file,
                                       const Encoder& encoder);
 
 }  // namespace quire::text

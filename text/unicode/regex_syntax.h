@@ -28,6 +28,6 @@ inline constexpr absl::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{P
 // Errors: INVALID_ARGUMENT with the construct and its byte offset. Errors of syntax that both
 // engines share are left to PCRE2.
 absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);  // UTF, UCP, MULTILINE
-absl::StatusOr<std::string> RustToPcre(absl::string_view pattern);  // UTF, UCP, DOLLAR_ENDONLY
+absl::StatusOr<std::string> RustToPcre(absl::string_view pattern);       // UTF, UCP, DOLLAR_ENDONLY
 
 }  // namespace quire::text

@@ -1,6 +1,8 @@
 #pragma once
 
-// JSON in and out of templates.
+// JSON in and out of templates. The program's own reader and writer (formats/json_value.h,
+// base/json_text.h) will not do: they sort keys and write what nlohmann-json does, where templates
+// show the order of keys, Python's numbers and its separators to the model.
 //
 // Place:      between values and the filter tojson, and for input that arrives as JSON.
 // Invariants: the order of keys is kept both ways. Written text is what Python's json.dumps writes.

@@ -12,7 +12,7 @@
 namespace quire::text::jinja {
 namespace {
 
-using Result = absl::StatusOr<bool>;
+using Answer = absl::StatusOr<bool>;
 
 absl::StatusOr<Value> OneArgument(const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::optional<Value>> bound,
@@ -23,13 +23,13 @@ absl::StatusOr<Value> OneArgument(const Arguments& arguments) {
 
 // A test of what kind of value it is.
 template <bool (*is)(const Value&)>
-Result OfValue(Runtime&, const Value& value, const Arguments& arguments) {
+Answer OfValue(Runtime&, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
   return is(value);
 }
 
 template <Operator op>
-Result Compared(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Answer Compared(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Value other, OneArgument(arguments));
   return Compare(op, value, other, runtime);
 }
@@ -55,14 +55,14 @@ bool IsCallable(const Value& value) {
 }
 
 template <CharClass wanted>
-Result TextOfClass(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Answer TextOfClass(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
   QUIRE_ASSIGN_OR_RETURN(const std::string text, runtime.Print(value));
   return AllOfClass(text, wanted);
 }
 
 // The same value: of containers and objects the same one, not an equal one.
-Result SameAs(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Answer SameAs(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Value other, OneArgument(arguments));
   if (value.kind() != other.kind()) return false;
   if (value.is_sequence()) return value.as_sequence() == other.as_sequence();
@@ -70,18 +70,18 @@ Result SameAs(Runtime& runtime, const Value& value, const Arguments& arguments) 
   return Compare(Operator::kEqual, value, other, runtime);
 }
 
-Result Remainder(Runtime& runtime, const Value& value, const Value& divisor, std::int64_t wanted) {
+Answer Remainder(Runtime& runtime, const Value& value, const Value& divisor, std::int64_t wanted) {
   QUIRE_ASSIGN_OR_RETURN(const Value rest, Combine(Operator::kModulo, value, divisor, runtime));
   return Equals(rest, Value::Int(wanted));
 }
 
 template <std::int64_t wanted>
-Result Parity(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Answer Parity(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
   return Remainder(runtime, value, Value::Int(2), wanted);
 }
 
-Result DivisibleBy(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Answer DivisibleBy(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Value divisor, OneArgument(arguments));
   return Remainder(runtime, value, divisor, 0);
 }
