@@ -9,6 +9,48 @@
 #include "cache_manager/cache_manager_state.h"
 
 namespace quire::cache {
+namespace {
+
+std::vector<std::size_t> WindowGroups(const std::vector<CacheGroup>& groups) {
+  std::vector<std::size_t> windows;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    if (groups[group].window > 0) windows.push_back(group);
+  }
+  return windows;
+}
+
+std::size_t WidestGroup(const std::vector<CacheGroup>& groups) {
+  // Without window nothing is out of reach: 0 becomes the greatest number.
+  const auto reach = [](const CacheGroup& group) { return std::uint32_t{group.window - 1}; };
+  return static_cast<std::size_t>(std::ranges::max_element(groups, {}, reach) - groups.begin());
+}
+
+// The nodes without pages that rows can keep where all groups have windows. Of the rows with such
+// nodes of their own, which no other row keeps, each has pages of its own for the windows behind
+// them.
+std::uint32_t MaxEmptyNodes(const CacheManagerOptions& options) {
+  std::uint32_t pages_of_row = 0;
+  for (const CacheGroup& group : options.groups) {
+    if (group.window == 0) return 0;
+    pages_of_row += std::max((group.window - 1) / options.geometry.page_size, 1u);
+  }
+  if (!options.prefix_caching) return 0;
+  const std::uint64_t rows =
+      std::min(options.max_rows, (options.geometry.num_blocks - 1) / pages_of_row);
+  const std::uint32_t max_pages = CeilDiv(options.max_context_tokens, options.geometry.page_size);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(rows * max_pages, 0xffffffffu));
+}
+
+PrefixCacheOptions PrefixOptions(const CacheManagerOptions& options) {
+  return {.page_size = options.geometry.page_size,
+          .groups = options.groups,
+          .hash_key = options.hash_key,
+          .page_hash = options.page_hash,
+          .max_empty_nodes = MaxEmptyNodes(options)};
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
     const CacheManagerOptions& options) {
   QUIRE_RETURN_IF_ERROR(options.geometry.Validate());
@@ -35,60 +77,8 @@ absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
 }
 
 CacheManager::CacheManager(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
 CacheManager::~CacheManager() = default;
-
-PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
-                                const Hash128& root, std::uint32_t max_tokens) const {
-  PrefixMatch match;
-  match.generation = state_->prefixes.generation();
-  if (!state_->options.prefix_caching) return match;
-  const std::size_t page_size = state_->page_size;
-  const auto known = tokens.first(std::min<std::size_t>(max_tokens, tokens.size()));
-  const NodeId last = state_->MatchPages(known, keys, root, &match);
-  const std::size_t matched = match.pages.size() / state_->num_groups() * page_size;
-  match.num_tokens = static_cast<std::uint32_t>(matched);
-  if (!state_->partial_page_reuse) return match;
-  const PrefixCache::Beginning beginning = state_->prefixes.FindPartialMatch(
-      last, known.subspan(matched, std::min(page_size, known.size() - matched)));
-  if (beginning.rows >= page_size / kMinPartialShare) {
-    const auto sources = state_->prefixes.pages(beginning.node);
-    match.partial_sources.assign(sources.begin(), sources.end());
-    match.partial_rows = beginning.rows;
-    match.num_tokens += beginning.rows;
-  }
-  return match;
-}
-
-absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const Hash128& root) {
-  const BlockPool& pool = state_->pool;
-  RowState& state = state_->row_state(row);
-  const std::size_t groups = state_->num_groups();
-  QUIRE_CHECK(state_->end_column(row) == 0 && match.pages.size() % groups == 0);
-  if (match.num_tokens > 0 && match.generation != state_->prefixes.generation()) {
-    return absl::AbortedError(absl::StrCat("match of generation ", match.generation,
-                                           " is outdated, the prefix cache is at ",
-                                           state_->prefixes.generation()));
-  }
-  const bool has_partial = !match.partial_sources.empty();
-  const std::uint32_t taken = has_partial ? state_->NumCached(match) : 0;
-  if (has_partial && pool.available() < taken + groups) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("needs ", groups, " pages, ",
-                     pool.available() - std::min(taken, pool.available()), " available"));
-  }
-  state_->AttachPages(row, match);
-  if (has_partial) state_->AttachCopies(row, match.partial_sources, match.partial_rows);
-  state.root = root;
-  state.is_attached = true;
-  state.num_published = static_cast<std::uint32_t>(match.pages.size() / groups);
-  return absl::OkStatus();
-}
-
-void CacheManager::CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens) {
-  state_->hit_tokens += match.num_tokens;
-  state_->queried_tokens += queried_tokens;
-  state_->collisions += match.collision;
-}
 
 absl::Status CacheManager::Reserve(BatchRow row, std::uint32_t total_tokens,
                                    std::uint32_t step_tokens) {
@@ -111,38 +101,6 @@ absl::Status CacheManager::Reserve(BatchRow row, std::uint32_t total_tokens,
     for (std::uint32_t left = missing(group); left > 0; --left) tables[group].Append(row, *next++);
   }
   return absl::OkStatus();
-}
-
-void CacheManager::Publish(BatchRow row, std::span<const std::int32_t> tokens,
-                           std::vector<PageKey>* keys, std::uint32_t computed_tokens) {
-  RowState& state = state_->row_state(row);
-  const std::size_t page_size = state_->page_size;
-  const std::uint32_t full_pages = computed_tokens / state_->page_size;
-  QUIRE_CHECK(computed_tokens <= tokens.size() && full_pages <= state_->num_columns(row));
-  if (!state_->CanPublish(row) || state.num_published >= full_pages) return;
-  for (std::size_t index = keys->size(); index < full_pages; ++index) {
-    keys->push_back(state_->options.page_hash(state_->options.hash_key,
-                                              index == 0 ? state.root : keys->back(),
-                                              tokens.subspan(index * page_size, page_size)));
-  }
-  state_->PublishColumns(row, tokens, *keys, full_pages);
-}
-
-void CacheManager::SetPublish(BatchRow row, bool enabled) {
-  state_->row_state(row).may_publish = enabled;
-}
-
-void CacheManager::ReleaseOutsideWindow(BatchRow row, std::uint32_t computed_tokens) {
-  QUIRE_CHECK(computed_tokens <= reserved_tokens(row));
-  const bool can_publish = state_->CanPublish(row);
-  for (const std::size_t group : state_->windows) {
-    LookupTable& table = state_->tables[group];
-    const std::uint32_t first =
-        can_publish
-            ? state_->FirstHeld(group, computed_tokens, state_->row_state(row).num_published)
-            : state_->FirstRead(group, computed_tokens);
-    while (table.first_column(row) < first) state_->DropRequest(table.PopFront(row));
-  }
 }
 
 absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens) {
@@ -176,110 +134,6 @@ absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t c
   state.last_step = 0;
   state.num_published = std::min(state.num_published, shared);
   return absl::OkStatus();
-}
-
-void CacheManager::Free(BatchRow row) {
-  state_->FreeRow(row);
-}
-
-void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
-                                   std::span<const PageKey> keys, std::uint32_t computed_tokens) {
-  QUIRE_CHECK(computed_tokens <= tokens.size());
-  QUIRE_CHECK(computed_tokens <= reserved_tokens(row));
-  if (state_->CanPublish(row)) {
-    const std::size_t full_pages =
-        std::min<std::size_t>(computed_tokens / state_->page_size, keys.size());
-    state_->PublishColumns(row, tokens, keys, static_cast<std::uint32_t>(full_pages));
-    state_->KeepTail(row, tokens, computed_tokens);
-  }
-  Free(row);
-}
-
-void CacheManager::Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
-                              std::span<const PageKey> keys, std::uint32_t first_token) {
-  const std::uint32_t first_column = first_token / state_->page_size;
-  // The nodes of a row are one path: all that continue the first go with it.
-  const NodeId first = state_->NodeAt(row, first_column, tokens, keys);
-  if (first != kNoNode) state_->prefixes.DropSubtree(first);
-  for (const LookupTable& table : state_->tables) {
-    for (std::uint32_t column = std::max(first_column, table.first_column(row));
-         column < table.num_columns(row); ++column) {
-      state_->pool.MarkPoisoned(table.page(row, column));
-    }
-  }
-  Free(row);
-}
-
-std::span<const KvStepInputs> CacheManager::PrepareStep(std::span<const RowStep> rows) {
-  State& state = *state_;
-  for (const BatchRow row : state.scheduled) {
-    for (LookupTable& table : state.tables) table.SetLength(row, 0);
-  }
-  state.scheduled.clear();
-  ++state.step;
-  state.in_flight.push_back(std::exchange(state.taken, {}));
-  std::uint32_t max_seq_length = 0, max_cache_length = 0, max_history_length = 0;
-  for (const RowStep& step : rows) {
-    state.Schedule(step);
-    max_seq_length = std::max(max_seq_length, step.new_tokens);
-    max_cache_length = std::max(max_cache_length, step.cache_length + step.new_tokens);
-    max_history_length = std::max(max_history_length, step.cache_length);
-  }
-  for (KvStepInputs& inputs : state.inputs) {
-    inputs.max_seq_length = max_seq_length;
-    inputs.max_cache_length = max_cache_length;
-    inputs.max_history_length = max_history_length;
-  }
-  return state.inputs;
-}
-
-std::vector<PageCopy> CacheManager::TakeCopies() {
-  std::vector<PageCopy> copies = state_->pending_copies;
-  state_->pending_copies.clear();
-  std::vector<PageCopy>& taken = state_->taken.copies;
-  taken.insert(taken.end(), copies.begin(), copies.end());
-  return copies;
-}
-
-std::vector<BlockId> CacheManager::TakeClears() {
-  std::size_t& num_taken = state_->num_clears_taken;
-  if (state_->pool.num_quarantined() == num_taken) return {};
-  const std::vector<BlockId> all = state_->pool.quarantined_pages();
-  std::vector<BlockId> clears(all.begin() + static_cast<std::ptrdiff_t>(num_taken), all.end());
-  num_taken = all.size();
-  std::vector<BlockId>& taken = state_->taken.clears;
-  taken.insert(taken.end(), clears.begin(), clears.end());
-  return clears;
-}
-
-void CacheManager::Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
-                              std::span<const PageKey> keys, std::uint32_t first_token) {
-  const NodeId first = state_->FindNode(root, first_token / state_->page_size, tokens, keys);
-  if (first != kNoNode) state_->prefixes.DropSubtree(first);
-}
-
-void CacheManager::CompleteStep(bool is_poisoned) {
-  std::vector<StepWork>& in_flight = state_->in_flight;
-  // The rows that it poisoned may have ended after later steps were launched.
-  for (const StepWork& work : in_flight) {
-    if (is_poisoned) state_->PoisonHeld(work);
-  }
-  if (!in_flight.empty()) {
-    StepWork work = std::move(in_flight.front());
-    in_flight.erase(in_flight.begin());
-    state_->Release(work);
-  }
-  // With one step at a time its work may also be taken after PrepareStep.
-  if (in_flight.empty()) state_->Release(state_->taken);
-}
-
-std::uint32_t CacheManager::steps_in_flight() const {
-  return static_cast<std::uint32_t>(state_->in_flight.size());
-}
-
-bool CacheManager::has_step_work() const {
-  return !state_->pending_copies.empty() ||
-         state_->pool.num_quarantined() > state_->num_clears_taken;
 }
 
 void CacheManager::SetPartialPageReuse(bool enabled) {
@@ -387,6 +241,68 @@ std::vector<PageUse> CacheManager::DescribePages() const {
     }
   }
   return uses;
+}
+
+std::int64_t CacheManager::PrefixIndexBytes(const CacheManagerOptions& options) {
+  return PrefixCache::BytesFor(PrefixOptions(options), options.geometry.num_blocks);
+}
+
+CacheManager::State::State(const CacheManagerOptions& manager_options,
+                           std::vector<LookupTable> lookup_tables)
+    : options(manager_options),
+      page_size(options.geometry.page_size),
+      demand(page_size, options.groups, options.max_row_overlap_tokens),
+      partial_page_reuse(options.partial_page_reuse),
+      pool(options.geometry.num_blocks),
+      tables(std::move(lookup_tables)),
+      windows(WindowGroups(options.groups)),
+      widest(WidestGroup(options.groups)),
+      prefixes(PrefixOptions(options), &pool),
+      rows(options.max_rows) {
+  fresh.reserve(tables.front().max_pages() * tables.size());
+  column_pages.reserve(tables.size());
+  scheduled.reserve(options.max_rows);
+  pending_copies.reserve(options.max_rows * tables.size());
+  in_flight.reserve(4);
+  for (const LookupTable& table : tables) {
+    inputs.push_back({.lookup_table = table.pages(),
+                      .cache_lengths = table.lengths(),
+                      .lookup_stride = table.stride(),
+                      .max_rows = options.max_rows});
+  }
+}
+
+RowState& CacheManager::State::row_state(BatchRow row) {
+  QUIRE_CHECK(row.value() < rows.size());
+  return rows[row.value()];
+}
+
+std::uint32_t CacheManager::State::num_columns(BatchRow row) const {
+  std::uint32_t least = tables.front().num_columns(row);
+  for (const LookupTable& table : tables) least = std::min(least, table.num_columns(row));
+  return least;
+}
+
+std::uint32_t CacheManager::State::end_column(BatchRow row) const {
+  std::uint32_t end = 0;
+  for (const LookupTable& table : tables) end = std::max(end, table.num_columns(row));
+  return end;
+}
+
+std::uint32_t CacheManager::State::num_pages(BatchRow row) const {
+  std::size_t pages = 0;
+  for (const LookupTable& table : tables) pages += table.columns(row).size();
+  return static_cast<std::uint32_t>(pages);
+}
+
+std::uint32_t CacheManager::State::FirstRead(std::size_t group, std::uint32_t position) const {
+  const std::uint32_t window = options.groups[group].window;
+  return window == 0 || position < window ? 0 : (position - window + 1) / page_size;
+}
+
+std::uint32_t CacheManager::State::FirstHeld(std::size_t group, std::uint32_t position,
+                                             std::uint32_t published) const {
+  return std::min(FirstRead(group, position), std::max(published, 1u) - 1);
 }
 
 }  // namespace quire::cache

@@ -76,6 +76,9 @@ struct PrefixMatch {
   std::vector<BlockId> pages;
   std::vector<BlockId> partial_sources;  // one per group, or none at all
   std::uint32_t partial_rows = 0;
+  // Of the full pages; what comes after was written by a row that had no finite logits since.
+  std::uint32_t proven_tokens = 0;
+  bool is_partial_proven = false;  // the same of the page whose beginning is copied
   std::uint64_t generation = 0;
   bool collision = false;  // it ended at a page with an equal key but other tokens
 };
@@ -116,6 +119,10 @@ class CacheManager {
   // Returns INVALID_ARGUMENT for options that cannot be, RESOURCE_EXHAUSTED when the arrays do not
   // fit into memory.
   static absl::StatusOr<std::unique_ptr<CacheManager>> Create(const CacheManagerOptions& options);
+  // An upper bound of the host memory that the prefix index of such a manager holds: tokens, keys
+  // and nodes of every page that can be found. Grows with geometry.num_blocks. REQUIRES: Create
+  // takes the options.
+  static std::int64_t PrefixIndexBytes(const CacheManagerOptions& options);
   ~CacheManager();
 
   // The longest stored prefix of `tokens`, at most `max_tokens` long (the caller keeps one token
@@ -151,6 +158,11 @@ class CacheManager {
                std::uint32_t computed_tokens);
   // Holds until the row is freed; rows start with publishing on.
   void SetPublish(BatchRow row, bool enabled);
+
+  // Logits that read [0, tokens) of the row were finite, in a step that has completed: what the row
+  // has published of them, and publishes from now on, holds finite values. A page that it adopts
+  // from another row counts from the next call on. REQUIRES: it has computed that many.
+  void SetProven(BatchRow row, std::uint32_t tokens);
 
   // Gives back the pages of window groups that no token at or after `computed_tokens` reads; of a
   // row that publishes, none from the last published one on, which its next page continues. They
@@ -238,7 +250,8 @@ class CacheManager {
   // Entry i is page i + 1. O(pages + rows * columns).
   std::vector<PageUse> DescribePages() const;
 
-  // Proves I1 to I11 in O(pages + rows * columns). Called when idle and by every randomised test.
+  // Proves I1 to I11 in O(pages + rows * columns). Called by AdminService.CheckIntegrity and by
+  // every randomised test.
   absl::Status CheckIntegrity() const;
 
  private:

@@ -31,6 +31,7 @@ struct RowState {
   bool may_publish = true;
   bool is_blocked = false;          // published what it could
   std::uint32_t num_published = 0;  // leading columns known to have nodes
+  std::uint32_t proven_tokens = 0;  // SetProven
   std::uint64_t last_step = 0;      // the PrepareStep that scheduled it last
 };
 
@@ -106,6 +107,8 @@ struct CacheManager::State {
                       std::span<const PageKey> keys, std::uint32_t full_pages);
   bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
                      const PageKey& key);
+  // Marks a node that ends after `end` tokens of the row, if so many are proven.
+  void ProveNode(BatchRow row, NodeId node, std::size_t end);
   // The column's pages have the tokens of `twin`: takes the pages that it has, gives it the others.
   void Merge(BatchRow row, std::uint32_t column, NodeId twin);
   void Adopt(std::size_t group, BatchRow row, std::uint32_t column, BlockId twin);

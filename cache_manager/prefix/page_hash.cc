@@ -2,7 +2,7 @@
 
 #include <array>
 #include <cstddef>
-#include <cstring>
+#include <string>
 
 namespace quire::cache {
 namespace {
@@ -11,34 +11,29 @@ namespace {
 constexpr std::uint64_t kRootDomain = 0x746f6f72;  // "root"
 constexpr std::uint64_t kPageDomain = 0x65676170;  // "page"
 
-void UpdateField(KeyedHasher& hasher, absl::string_view field) {
-  hasher.UpdateValue(std::uint64_t{field.size()}).Update(field);
+void AppendNumber(std::uint64_t number, std::string* bytes) {
+  bytes->append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+void AppendField(absl::string_view field, std::string* bytes) {
+  AppendNumber(field.size(), bytes);
+  bytes->append(field.data(), field.size());
 }
 
 }  // namespace
 
 Hash128 HashRoot(const HashKey& key, const PrefixScope& scope) {
-  KeyedHasher hasher(key);
-  hasher.UpdateValue(kRootDomain);
-  UpdateField(hasher, scope.tenant);
-  UpdateField(hasher, scope.fingerprint);
-  UpdateField(hasher, scope.salt);
-  return hasher.Finish();
+  std::string bytes;
+  AppendNumber(kRootDomain, &bytes);
+  AppendField(scope.tenant, &bytes);
+  AppendField(scope.fingerprint, &bytes);
+  AppendField(scope.salt, &bytes);
+  return KeyedHash(key, std::as_bytes(std::span<const char>(bytes)));
 }
 
-// The first packet of the hash is made here: parts of packets would go through its buffer.
 PageKey HashPage(const HashKey& key, const Hash128& parent, std::span<const std::int32_t> tokens) {
-  std::array<std::uint64_t, 4> head{kPageDomain, parent.lo, parent.hi};
-  constexpr std::size_t kFirstTokens = 2;
-  KeyedHasher hasher(key);
-  if (tokens.size() < kFirstTokens) {
-    hasher.Update(std::as_bytes(std::span(head).first(3)));
-  } else {
-    std::memcpy(&head[3], tokens.data(), sizeof(head[3]));
-    hasher.Update(std::as_bytes(std::span(head)));
-    tokens = tokens.subspan(kFirstTokens);
-  }
-  return hasher.Update(std::as_bytes(tokens)).Finish();
+  const std::array<std::uint64_t, 3> head = {kPageDomain, parent.lo, parent.hi};
+  return KeyedHash(key, std::as_bytes(std::span(head)), std::as_bytes(tokens));
 }
 
 std::vector<PageKey> HashPages(const HashKey& key, const Hash128& root,

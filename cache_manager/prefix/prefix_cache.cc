@@ -1,6 +1,7 @@
 #include "cache_manager/prefix/prefix_cache.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,18 +12,44 @@ namespace quire::cache {
 namespace {
 
 // A node and a root for each page, and the nodes without pages.
-std::size_t NumSlots(const PrefixCacheOptions& options, const BlockPool& pool) {
-  const std::size_t slots = std::size_t{pool.usable()} * 2 + options.max_empty_nodes;
+std::size_t NumSlots(const PrefixCacheOptions& options, std::uint32_t usable_pages) {
+  const std::size_t slots = std::size_t{usable_pages} * 2 + options.max_empty_nodes;
   return std::min<std::size_t>(slots, kNoNode.value());
 }
 
+// Room for twice the entries: erased ones then never force a table to grow.
+std::size_t TableRoom(std::size_t max_entries) {
+  return max_entries * 2;
+}
+
+// What flat_hash_map takes for this room: slots by a power of two, of which one in eight stays
+// free, a byte of control for each of them and for a group more. Only a table of one group can
+// grow for the sake of erased entries, once.
+template <typename Table>
+std::size_t TableBytes(std::size_t room) {
+  constexpr std::size_t kTwoGroups = 32;
+  const std::size_t slots = std::max(std::bit_ceil(room + (room - 1) / 7 + 1), kTwoGroups);
+  return slots * (sizeof(typename Table::value_type) + 1) + kTwoGroups;
+}
+
 }  // namespace
+
+std::int64_t PrefixCache::BytesFor(const PrefixCacheOptions& options, std::uint32_t num_blocks) {
+  const std::uint32_t usable = num_blocks - 1;
+  const std::size_t slots = NumSlots(options, usable);
+  const std::size_t slot_bytes = sizeof(Node) + sizeof(NodeId) +
+                                 options.page_size * sizeof(std::int32_t) +
+                                 options.groups.size() * sizeof(BlockId);
+  return static_cast<std::int64_t>(
+      slots * slot_bytes + TableBytes<decltype(index_)>(TableRoom(slots - usable)) +
+      TableBytes<decltype(roots_)>(TableRoom(usable)) + options.groups.size() * sizeof(CacheGroup));
+}
 
 PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
     : options_(options),
       num_groups_(options.groups.size()),
       pool_(pool),
-      nodes_(NumSlots(options, *pool)),
+      nodes_(NumSlots(options, pool->usable())),
       tokens_(nodes_.size() * options.page_size),
       pages_(nodes_.size() * options.groups.size()) {
   QUIRE_CHECK(options.page_size > 0 && !options.groups.empty());
@@ -30,9 +57,8 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
   for (std::size_t slot = nodes_.size(); slot > 0; --slot) {
     unused_.push_back(NodeId{static_cast<std::uint32_t>(slot - 1)});
   }
-  // Room for twice the entries: erased ones then never force a table to grow.
-  index_.reserve((nodes_.size() - pool_->usable()) * 2);
-  roots_.reserve(std::size_t{pool_->usable()} * 2);
+  index_.reserve(TableRoom(nodes_.size() - pool_->usable()));
+  roots_.reserve(TableRoom(pool_->usable()));
   pool_->SetEvictionHandler([this](BlockId page) { Evict(page); });
 }
 
@@ -111,7 +137,12 @@ NodeId PrefixCache::TakeSlot(Kind kind) {
   const NodeId slot = unused_.back();
   unused_.pop_back();
   nodes_[slot.value()].kind = kind;
+  nodes_[slot.value()].is_proven = kind == Kind::kRoot;
   return slot;
+}
+
+void PrefixCache::MarkProven(NodeId node) {
+  for (; !at(node).is_proven; node = at(node).parent) at(node).is_proven = true;
 }
 
 bool PrefixCache::MakeRoom() {
@@ -311,6 +342,9 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
   }
   if (!is_full && !node.children.empty()) {
     return absl::InternalError(absl::StrCat("partial node ", name, " has children"));
+  }
+  if (node.is_proven && !above.is_proven) {
+    return absl::InternalError(absl::StrCat("node ", name, " is proven, its parent is not"));
   }
   if (!is_full) return absl::OkStatus();
   if (options_.page_hash(options_.hash_key, above.key, tokens(id(&node))) != node.key) {

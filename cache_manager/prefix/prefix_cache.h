@@ -64,6 +64,11 @@ class PrefixCache {
     std::uint32_t rows = 0;
   };
 
+  // An upper bound of the memory that a cache of these options over a pool of `num_blocks` holds
+  // beside the pool's own: all of it from the start, and never more. Grows with `num_blocks`, which
+  // counts the null page.
+  static std::int64_t BytesFor(const PrefixCacheOptions& options, std::uint32_t num_blocks);
+
   // Makes itself the eviction handler of `pool`.
   PrefixCache(const PrefixCacheOptions& options, BlockPool* pool);
   PrefixCache(const PrefixCache&) = delete;
@@ -97,6 +102,11 @@ class PrefixCache {
                          std::span<const BlockId> pages);
   // Gives a full node the page of a group that it lacks. REQUIRES: as above.
   void AddPage(NodeId node, std::size_t group, BlockId page);
+
+  // The node and all above it hold finite values, as far as is known: logits that read them were.
+  void MarkProven(NodeId node);
+  // False for a node that was never marked, and for kNoNode.
+  bool is_proven(NodeId node) const { return node != kNoNode && at(node).is_proven; }
 
   // Makes the node the most recently used child of its parent, if it has all its pages.
   void Touch(NodeId node);
@@ -146,6 +156,7 @@ class PrefixCache {
     std::uint32_t generation = 0;  // how often this slot was reused
     std::uint32_t filled = 0;      // tokens: page_size, less for a partial child, 0 for a root
     Kind kind = Kind::kUnused;
+    bool is_proven = false;  // then its parent is, too; a root always is
   };
   using Siblings = IntrusiveList<Node, &Node::sibling>;
 
@@ -177,10 +188,10 @@ class PrefixCache {
   const PrefixCacheOptions options_;
   const std::size_t num_groups_;
   BlockPool* const pool_;
-  std::vector<Node> nodes_;           // with those of roots; never resized
-  std::vector<NodeId> unused_;        // slots of nodes_, last in, first out
-  std::vector<std::int32_t> tokens_;  // [nodes_, page_size]
-  std::vector<BlockId> pages_;        // [nodes_, groups]
+  std::vector<Node> nodes_;                     // with those of roots; never resized
+  std::vector<NodeId> unused_;                  // slots of nodes_, last in, first out
+  std::vector<std::int32_t> tokens_;            // [nodes_, page_size]
+  std::vector<BlockId> pages_;                  // [nodes_, groups]
   absl::flat_hash_map<PageKey, NodeId> index_;  // full nodes; never iterated for a decision
   absl::flat_hash_map<Hash128, NodeId> roots_;
   std::uint32_t num_nodes_ = 0;
