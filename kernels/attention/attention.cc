@@ -67,9 +67,7 @@ class Plan {
     const auto entries = static_cast<std::size_t>(num_items_ + num_reductions_);
     return (entries * sizeof(AttentionItem) + 63) / 64 * 64;
   }
-  std::size_t memory_bytes() const {
-    return list_bytes() + partial_floats_ * sizeof(float);
-  }
+  std::size_t memory_bytes() const { return list_bytes() + partial_floats_ * sizeof(float); }
 
   // Fills items[num_items()], the longest first, and reduces[num_reductions()].
   void Fill(AttentionItem* items, AttentionItem* reduces, float* partial) const {
@@ -247,9 +245,8 @@ absl::Status CheckShapes(const AttentionParams& params) {
     return absl::InvalidArgumentError("key and value views differ in shape");
   }
   if (params.batch_size > shape.batch_size) {
-    return absl::InvalidArgumentError(absl::StrCat("step has ", params.batch_size,
-                                                   " sequences, the views hold ",
-                                                   shape.batch_size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step has ", params.batch_size, " sequences, the views hold ", shape.batch_size));
   }
   if (params.num_heads == 0 || params.num_heads % shape.num_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("attention has ", params.num_heads,
@@ -291,8 +288,7 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   auto* const reduces = items + plan.num_items();
   plan.Fill(items, reduces, reinterpret_cast<float*>(memory + plan.list_bytes()));
 
-  const std::size_t scratch =
-      internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
+  const std::size_t scratch = internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
   backend.ReserveWorkspaces(scratch);
   backend.ParallelItems(plan.num_items(), plan.work(), [&](std::int64_t i, int part) {
     // Threads take turns as long as items cost about the same. Where they do not, another thread

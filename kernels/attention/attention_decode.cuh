@@ -16,7 +16,7 @@
 // permutations that ldmatrix leaves of bytes are undone where they are free: in the order that Q's
 // columns are loaded, and in the order that O's columns are stored.
 //
-// Ideas: swapped operands as in XQA (TensorRT-LLM), the scale reducing and split KV of FlashInfer
+// Ideas: swapped operands as in XQA (TensorRT-LLM), scale folding and split KV of FlashInfer
 // and FlashAttention.
 
 #include "kernels/attention/attention_launch.h"

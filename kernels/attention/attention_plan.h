@@ -35,8 +35,8 @@ struct AttentionPlanLimits {
 // Lengths of a step. All pointers are device memory at addresses that stay for the life of the
 // plan, so that the planner can be part of a captured graph.
 struct AttentionPlanParams {
-  const std::uint32_t* row_offsets;    // [batch_size + 1]
-  const std::uint32_t* cache_lengths;  // [batch_size] tokens cached before the step
+  const std::uint32_t* row_offsets;     // [batch_size + 1]
+  const std::uint32_t* cache_lengths;   // [batch_size] tokens cached before the step
   const std::uint32_t* prefill_tokens;  // [batch_size] rows of the step that are prefill tokens
   std::uint32_t batch_size;
   // Whether any sequence of the step has prompt (generated) rows, known on the host: kernels of an

@@ -17,7 +17,7 @@ inline constexpr std::size_t kAttentionPartialBytes = std::size_t{64} << 20;
 struct AttentionShares {
   std::int64_t items = 0;
   std::int64_t reduces = 0;  // blocks of rows that are cut along their spans
-  std::size_t bytes = 0;   // of their lists and of the states that wait
+  std::size_t bytes = 0;     // of their lists and of the states that wait
 };
 // REQUIRES: what PagedAttention checks.
 AttentionShares ShareAttention(const AttentionParams& params, int num_threads);

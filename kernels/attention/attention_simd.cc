@@ -118,8 +118,8 @@ void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
   for (std::size_t i = 0; i < rows.packed;) {
     const std::size_t block = BlockRows(rows.packed - i);
     for (std::size_t r = 0; r < block; ++r) {
-      const float* const q = rows.params.q.f32() + rows.Row(i + r) * rows.params.q_stride +
-                             rows.Column(i + r);
+      const float* const q =
+          rows.params.q.f32() + rows.Row(i + r) * rows.params.q_stride + rows.Column(i + r);
       for (std::size_t c = 0; c < rows.columns; ++c) {
         to[c * block + r] = c < rows.head_size ? q[c] * factor : 0.0f;
       }
@@ -436,8 +436,8 @@ HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t 
     const T* const k = pages.RowsAt(pages.keys, at, head);
     float* const turned = scratch.turned + s * tile->strip_floats;
     if (count < kStrip || odd) {
-      TurnStrip<T, kWide>(StageStrip(k, stride, count, rows, scratch.staging), padded,
-                          rows.columns, fetch, turned);
+      TurnStrip<T, kWide>(StageStrip(k, stride, count, rows, scratch.staging), padded, rows.columns,
+                          fetch, turned);
     } else {
       TurnStrip<T, kWide>(k, stride, rows.columns, fetch, turned);
     }
@@ -475,8 +475,7 @@ void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t first, st
     for (std::uint32_t head = 0; head < pages.num_heads; ++head) {
       LoadTile<T, kWide>(rows, pages, head, t, first, end, scratch, fetch, &tile);
       AttendTile<E, kQuantizedKv<T>>(rows, tile, scratch.queries + head * rows.query_floats(),
-                                     fetch, scratch.weights,
-                                     states + head * rows.states_floats());
+                                     fetch, scratch.weights, states + head * rows.states_floats());
     }
   }
 }

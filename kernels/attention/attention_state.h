@@ -1,9 +1,9 @@
 #pragma once
 
 // States of online softmax and how two of them become one. The same function reduces states inside
-// a CTA and in the merge kernel, so that where a row was cut leaves no trace in its bits: a reduce
-// along the fixed reduction order of kernels/cuda/README.md (tiles, spans, groups) is a chain of
-// these steps.
+// a CTA and in the merge kernel, so that where a row was cut leaves no trace in its bits: reducing
+// in the fixed order of kernels/cuda/README.md (tiles, spans, groups) is a chain of such
+// steps.
 //
 // A state of some keys: max of their scores, sum of 2^(score - max), and per column the values
 // weighted by the same powers, not yet divided by the sum. Scores are in units of log2, so a power

@@ -4,9 +4,11 @@
 // K and one for V of each layer.
 //
 // Place:      made by the CUDA runner at start, after the pool and its collection;
-// AttentionParams::maps points to it. Invariants: host values, which a launch copies into the
-// kernel's arguments, so a captured graph keeps them. Threads:    read-only. Lifetime:   the pool
-// outlives it; it outlives every launch and every captured graph.
+//             AttentionParams::maps points to it.
+// Invariants: host values, which a launch copies into the kernel's arguments, so a captured graph
+//             keeps them.
+// Threads:    read-only.
+// Lifetime:   the pool outlives it; it outlives every launch and every captured graph.
 
 #include <cstdint>
 #include <memory>

@@ -74,22 +74,21 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
                      " has no CUDA kernels: this build was made without CUDA (QUIRE_CUDA)"));
   }
   const char* const unproven = std::getenv("QUIRE_UNPROVEN");
-  if (!AreKernelsProvenOn(device) &&
-      (unproven == nullptr || absl::string_view(unproven) != "1")) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "device ", device.name, ": the CUDA kernels of this version have not been proven on a GPU; "
-        "set QUIRE_UNPROVEN=1 to run them all the same"));
+  if (!AreKernelsProvenOn(device) && (unproven == nullptr || absl::string_view(unproven) != "1")) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("device ", device.name,
+                     ": the CUDA kernels of this version have not been proven on a GPU; "
+                     "set QUIRE_UNPROVEN=1 to run them all the same"));
   }
   Backend backend(device, pool);
-  QUIRE_ASSIGN_OR_RETURN(
-      backend.linear_workspace_,
-      DeviceBuffer::Allocate(MemoryKind::kDevice, kLinearWorkspaceBytes));
-  backend.cuda_ = CudaContext{.stream = &stream,
-                              .num_sms = device.num_sms,
-                              .compute_capability = device.compute_capability,
-                              .determinism = determinism,
-                              .linear_workspace =
-                                  static_cast<std::byte*>(backend.linear_workspace_.data())};
+  QUIRE_ASSIGN_OR_RETURN(backend.linear_workspace_,
+                         DeviceBuffer::Allocate(MemoryKind::kDevice, kLinearWorkspaceBytes));
+  backend.cuda_ =
+      CudaContext{.stream = &stream,
+                  .num_sms = device.num_sms,
+                  .compute_capability = device.compute_capability,
+                  .determinism = determinism,
+                  .linear_workspace = static_cast<std::byte*>(backend.linear_workspace_.data())};
   return backend;
 }
 

@@ -34,9 +34,8 @@ absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)
   if (shape.blocks_x == 0 || shape.blocks_y == 0) return absl::OkStatus();
   constexpr std::uint32_t kDefaultShared = 48 * 1024;
   if (shape.shared_bytes > kDefaultShared) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shape.shared_bytes));
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     if (error != cudaSuccess) return CudaStatus(error, name);
   }
   cudaLaunchAttribute attribute{};

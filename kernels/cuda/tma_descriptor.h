@@ -4,7 +4,8 @@
 // how a kernel addresses it.
 //
 // Place:      as tma_plan.h; the functions are part of builds with CUDA only, the header needs
-// none. Invariants: the encoder comes from the driver by name, so nothing links against libcuda.
+//             none.
+// Invariants: the encoder comes from the driver by name, so nothing links against libcuda.
 // Threads:    any, on a machine whose device is open (base/device.h).
 // Lifetime:   tiles are values; the memory that they describe must stay mapped.
 //

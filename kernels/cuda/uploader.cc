@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/logging.h"
 #include "base/status.h"
 
@@ -25,7 +25,7 @@ Uploader::Uploader(const Stream& stream, ThreadPool* pool, std::int64_t piece_by
       piece_bytes_(piece_bytes),
       total_bytes_(total_bytes),
       turn_(static_cast<std::size_t>(pool->size()), 0),
-      start_(absl::Now()),
+      start_(MonotonicNow()),
       last_line_(start_) {}
 
 absl::StatusOr<std::unique_ptr<Uploader>> Uploader::Create(const Stream& stream, ThreadPool* pool,
@@ -84,7 +84,7 @@ absl::Status Uploader::Copy(void* device_to, const void* host_from, std::int64_t
 }
 
 void Uploader::LogProgress(bool finished) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   if (!finished && now - last_line_ < kLineInterval) return;
   last_line_ = now;
   const double seconds = absl::ToDoubleSeconds(now - start_);

@@ -11,7 +11,8 @@ absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
   if (DTypeSize(shape.dtype) == 1 && shape.granularity < shape.head_size) {
     return absl::InvalidArgumentError(absl::StrCat("kv cache has a scale per ", shape.granularity,
                                                    " columns, the cpu reads one per token and head "
-                                                   "of ", shape.head_size));
+                                                   "of ",
+                                                   shape.head_size));
   }
   if (batch_size > shape.batch_size) {
     return absl::InvalidArgumentError(

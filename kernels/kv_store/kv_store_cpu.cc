@@ -45,11 +45,7 @@ void StoreRows(const KvStoreParams& params, const View& keys, std::int64_t row_b
 }  // namespace
 
 void KvStoreCpu(const KvStoreParams& params, std::int64_t row_begin, std::int64_t row_end) {
-  std::visit(
-      [&](const auto& keys) {
-        StoreRows(params, keys, row_begin, row_end);
-      },
-      *params.keys);
+  std::visit([&](const auto& keys) { StoreRows(params, keys, row_begin, row_end); }, *params.keys);
 }
 
 }  // namespace quire::kernels::internal

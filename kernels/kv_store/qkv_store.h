@@ -20,8 +20,8 @@ struct QkvStoreParams {
   // [num_rows, num_heads + 2 * kv_heads, head_size] q, k, v; q is rotated in place, k may be.
   FloatPtr qkv;
   std::int64_t qkv_stride;
-  const float* cosines;  // [num_rows, rotary_size / 2]; unused when rotary_size is 0
-  const float* sines;    // likewise
+  const float* cosines;              // [num_rows, rotary_size / 2]; unused when rotary_size is 0
+  const float* sines;                // likewise
   const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1
   // CUDA; null on the CPU, which finds both from row_offsets.
   const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored

@@ -35,20 +35,6 @@ std::int64_t ScratchStride(std::int64_t k) {
 
 }  // namespace
 
-absl::Status CheckFp8Shape(const Fp8Shape& shape) {
-  if (shape.n == 0 || shape.n > INT32_MAX || shape.k == 0 || shape.k > INT32_MAX) {
-    return absl::InvalidArgumentError(absl::StrCat("fp8 weights are [", shape.n, ", ", shape.k,
-                                                   "], both must be 1 to ", INT32_MAX));
-  }
-  if (shape.group == shape.k ||
-      (shape.group != 0 && shape.group % 4 == 0 && shape.group < shape.k)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("fp8 weights have groups of ", shape.group, " of ", shape.k,
-                   " inputs, a group must be a multiple of 4, or all inputs"));
-}
-
 std::int64_t Fp8Bytes(const Fp8Shape& shape) {
   const std::int64_t row = (std::int64_t{shape.k} + 3) / 4 * 4;
   return NumPanels(shape) * (row * kPanel + ScaleBytes(shape));

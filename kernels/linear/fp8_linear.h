@@ -17,25 +17,8 @@
 
 namespace quire::kernels {
 
-struct Fp8Shape {
-  std::uint32_t n;  // output features
-  std::uint32_t k;  // inputs
-  // Inputs that share a scale: k, or a multiple of 4; the last group may be short.
-  std::uint32_t group;
-
-  std::uint32_t num_groups() const { return (k + group - 1) / group; }
-};
-
-// INVALID_ARGUMENT that names what of the shape is not as above.
-absl::Status CheckFp8Shape(const Fp8Shape& shape);
 // What PackFp8Rows will allocate. REQUIRES: CheckFp8Shape accepts the shape.
 std::int64_t Fp8Bytes(const Fp8Shape& shape);
-
-// One output feature, as a source writes it.
-struct Fp8Row {
-  std::span<std::uint8_t> codes;  // [k], e4m3 without NaN
-  std::span<float> scales;        // [num_groups], at most the largest f32 / 448
-};
 
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
 // several threads. Returns INVALID_ARGUMENT as CheckFp8Shape, or RESOURCE_EXHAUSTED. REQUIRES: the

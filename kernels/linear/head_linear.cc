@@ -29,8 +29,8 @@ absl::Status CheckShapes(const HeadLinearParams& params) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("products of ", heads, " heads [", n, ", ", k, "] have strides x ",
-                   params.x_stride, " and ", params.x_head_stride, ", y ", params.y_stride,
-                   " and ", params.y_head_stride, ", each must hold the heads"));
+                   params.x_stride, " and ", params.x_head_stride, ", y ", params.y_stride, " and ",
+                   params.y_head_stride, ", each must hold the heads"));
 }
 
 // Whether one launch computes many heads; in kFast, too: a library would need one for each head.

@@ -19,9 +19,9 @@ inline constexpr std::uint32_t kHeadLinearRows = 64;
 struct HeadLinearParams {
   std::span<const PackedLinear* const> weights;  // one a head, all [N, K], at most
                                                  // kMaxHeadsALaunch
-  ConstFloatPtr x;             // [num_rows, heads, K], rows x_stride apart, heads x_head_stride
-  FloatPtr y;                  // [num_rows, heads, N], rows y_stride apart, heads y_head_stride
-  std::int64_t x_stride;       // elements, likewise the next three
+  ConstFloatPtr x;        // [num_rows, heads, K], rows x_stride apart, heads x_head_stride
+  FloatPtr y;             // [num_rows, heads, N], rows y_stride apart, heads y_head_stride
+  std::int64_t x_stride;  // elements, likewise the next three
   std::int64_t y_stride;
   std::int64_t x_head_stride;  // at least K
   std::int64_t y_head_stride;  // at least N

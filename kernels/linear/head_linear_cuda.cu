@@ -1,6 +1,6 @@
 // Products of heads for few rows, all heads in one launch: a warp computes 16 features of one head
 // for up to 64 tokens, weights as the row operand of the MMA and tokens as the column operand,
-// along the tree of linear_reduction.h, so that its bits are those of linear_cuda.cu. Fragments
+// in the order of linear_reduction.h, so that its bits are those of linear_cuda.cu. Fragments
 // come straight from global memory: a weight is read once by one warp, in whole sectors, and a
 // launch saved is worth more than a pipeline. Bound by the bytes of the weights.
 

@@ -72,10 +72,9 @@ struct RowQuantization {
 
 // Rows [row_begin, row_end) of x, [num_rows][k] floats x_stride apart, into `rows`. row_begin is
 // the start of a block, row_end the start of another or num_rows.
-using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride,
-                                const RowQuantization& how, std::uint32_t num_rows,
-                                std::uint32_t row_begin, std::uint32_t row_end,
-                                const IntRows& rows);
+using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride, const RowQuantization& how,
+                                std::uint32_t num_rows, std::uint32_t row_begin,
+                                std::uint32_t row_end, const IntRows& rows);
 // Groups of activations with magnitudes below the first count as zeros, from the second on as not
 // finite.
 inline constexpr float kMinActivation = 0x1p-96f;

@@ -70,8 +70,8 @@ QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scal
     scale = _mm512_castsi512_ps(power);
     inverse = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(254 << 23), power));
   }
-  const __m512 unused = _mm512_mask_mov_ps(_mm512_set1_ps(__builtin_nanf("")), in_bounds,
-                                           _mm512_set1_ps(1.0f));
+  const __m512 unused =
+      _mm512_mask_mov_ps(_mm512_set1_ps(__builtin_nanf("")), in_bounds, _mm512_set1_ps(1.0f));
   _mm512_store_ps(scales, _mm512_mask_mov_ps(unused, used, scale));
   _mm512_store_ps(inverses, _mm512_maskz_mov_ps(used, inverse));
   return used;

@@ -309,8 +309,8 @@ QUIRE_OP float PowerOfTwoFrom(float x) {
 }
 
 // `q` is the row's first quad, quad_step bytes lie between two of its quads.
-void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_step,
-                 std::int8_t* q, float* scales, std::int32_t* sums) {
+void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_step, std::int8_t* q,
+                 float* scales, std::int32_t* sums) {
   const std::size_t k = how.k;
   const std::size_t group = how.group;
   const std::size_t wide = group < 32 ? 32 : group;

@@ -46,7 +46,7 @@ class LinearPacker {
 
  private:
   // Null rows are features beyond N.
-  using PanelRows = const std::byte* [PackedLinear::kPanel];
+  using PanelRows = const std::byte * [PackedLinear::kPanel];
 
   // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. Rows are read a cache
   // line at a time, because rows a power of two apart would evict each other.
@@ -78,8 +78,7 @@ class LinearPacker {
   }
 };
 
-absl::StatusOr<PackedLinear> LinearPacker::Allocate(DType dtype, std::uint32_t n,
-                                                    std::uint32_t k) {
+absl::StatusOr<PackedLinear> LinearPacker::Allocate(DType dtype, std::uint32_t n, std::uint32_t k) {
   QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, DType::kF32));
   QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
   PackedLinear packed;
@@ -146,22 +145,21 @@ absl::StatusOr<PackedLinear> LinearPacker::PackRows(
       DeviceBuffer::Allocate(MemoryKind::kHost,
                              backend.num_threads() * PackedLinear::kPanel * stride));
   std::byte* const base = static_cast<std::byte*>(packed.data_.data());
-  backend.ParallelFor(
-      packed.num_panels(), static_cast<double>(row_bytes) * 4,
-      [&](std::int64_t begin, std::int64_t end, int part) {
-        std::byte* const own =
-            scratch.bytes().data() + part * std::int64_t{PackedLinear::kPanel} * stride;
-        for (std::int64_t panel = begin; panel < end; ++panel) {
-          PanelRows rows = {};
-          for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
-            const std::int64_t row = panel * PackedLinear::kPanel + r;
-            if (row >= std::int64_t{n}) break;
-            source(static_cast<std::uint32_t>(row), own + r * stride);
-            rows[r] = own + r * stride;
-          }
-          PackPanel(rows, row_bytes, base + panel * packed.panel_bytes());
-        }
-      });
+  backend.ParallelFor(packed.num_panels(), static_cast<double>(row_bytes) * 4,
+                      [&](std::int64_t begin, std::int64_t end, int part) {
+                        std::byte* const own = scratch.bytes().data() +
+                                               part * std::int64_t{PackedLinear::kPanel} * stride;
+                        for (std::int64_t panel = begin; panel < end; ++panel) {
+                          PanelRows rows = {};
+                          for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
+                            const std::int64_t row = panel * PackedLinear::kPanel + r;
+                            if (row >= std::int64_t{n}) break;
+                            source(static_cast<std::uint32_t>(row), own + r * stride);
+                            rows[r] = own + r * stride;
+                          }
+                          PackPanel(rows, row_bytes, base + panel * packed.panel_bytes());
+                        }
+                      });
   return packed;
 }
 
@@ -185,22 +183,6 @@ absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void
                                               std::uint32_t n, std::uint32_t k) {
   const WeightRows source{w, n};
   return LinearPacker::Pack(backend, {&source, 1}, dtype, k, DType::kF32);
-}
-
-absl::string_view WeightFormatName(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kPlain:
-      return "plain";
-    case WeightFormat::kInt8:
-      return "int8";
-    case WeightFormat::kFp8E4M3:
-      return "fp8_e4m3";
-    case WeightFormat::kInt4:
-      return "int4";
-    case WeightFormat::kFp4E2M1:
-      return "fp4_e2m1";
-  }
-  return "unknown";
 }
 
 float PackedLinear::QuantizedAt(std::uint32_t n, std::uint32_t k) const {
@@ -233,10 +215,9 @@ float PackedLinear::Fp8At(std::uint32_t n, std::uint32_t k) const {
       static_cast<const std::uint8_t*>(data_.data()) + n / kPanel * panel_bytes();
   const std::size_t r = n % kPanel;
   const std::size_t groups = (k_ + group_ - 1) / group_;
-  const float scale = static_cast<const float*>(
-      scales_.data())[(n / kPanel * groups + k / group_) * kPanel + r];
-  return F8E4M3{panel[(std::size_t{k} / 4 * kPanel + r) * 4 + k % 4]}.ToFloat() *
-         scale;
+  const float scale =
+      static_cast<const float*>(scales_.data())[(n / kPanel * groups + k / group_) * kPanel + r];
+  return F8E4M3{panel[(std::size_t{k} / 4 * kPanel + r) * 4 + k % 4]}.ToFloat() * scale;
 }
 
 float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {

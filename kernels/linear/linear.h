@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "base/device_buffer.h"
 #include "base/dtype.h"
+#include "base/weight_format.h"
 #include "kernels/backend/backend.h"
 #include "kernels/backend/float_ptr.h"
 
@@ -21,16 +22,6 @@ namespace quire::kernels {
 namespace cuda {
 struct LtPlans;
 }
-
-// How the elements of a weight matrix are coded.
-enum class WeightFormat : std::uint8_t {
-  kPlain,    // a PackedLinear's dtype
-  kInt8,     // -128..127 times a scale per output feature, or per group of inputs of it
-  kFp8E4M3,  // e4m3 times a scale per output feature, or per group of inputs of it
-  kInt4,     // -8..7 times a scale per output feature and group of inputs
-  kFp4E2M1,  // e2m1 times a power of two per output feature and 32 inputs (mxfp4); CUDA only
-};
-absl::string_view WeightFormatName(WeightFormat format);
 
 // A weight matrix [N, K], in the form that the backend it was made for reads.
 //
@@ -179,7 +170,7 @@ struct LinearParams {
 // Weights of 8 and 4 bits and f32 x on CUDA: as f32, of the codes times their scales in f32.
 //
 // bf16 x, CUDA only; y bf16 or f32; weights bf16 or of 8 or 4 bits. K % 8 == 0: sums by tensor
-// cores along the tree of linear_reduction.h; x and its rows 16-byte aligned, or INVALID_ARGUMENT.
+// cores in the order of linear_reduction.h; x and its rows 16-byte aligned, or INVALID_ARGUMENT.
 // Other K: the sum of f32. In kFast, cuBLASLt computes products of bf16 weights whose N and K are
 // multiples of 8, unless there is a bias, or a residual and a bf16 y.
 absl::Status Linear(const Backend& backend, const LinearParams& params);

@@ -139,7 +139,9 @@ struct ReadE4M3 {
 #endif
     return hn::BitCast(DF(), hn::And(at_top, hn::Set(DU(), 0x87f00000u)));
   }
-  static HWY_INLINE VF Sort(VF sum) { return sum; }
+  static HWY_INLINE VF Sort(VF sum) {
+    return sum;
+  }
 };
 
 template <class Read>
@@ -167,8 +169,8 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
     for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::Zero(d);
   }
   // Called, these would keep the sums in memory.
-  const auto add = [&](auto input, const typename Read::Unit* unit,
-                       std::size_t at) HWY_ATTR __attribute__((always_inline)) {
+  const auto add = [&](auto input, const typename Read::Unit* unit, std::size_t at) HWY_ATTR
+      __attribute__((always_inline)) {
     VF weight[kColumns];
     for (std::size_t c = 0; c < kColumns; ++c) {
       weight[c] = Read::template Get<decltype(input)::value>(unit + c / kRegisters * panel_stride,
@@ -180,8 +182,8 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
       for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::MulAdd(a, weight[c], acc[r][c]);
     }
   };
-  const auto add_unit = [&](std::size_t j, std::size_t inputs)
-                            HWY_ATTR __attribute__((always_inline)) {
+  const auto add_unit = [&](std::size_t j, std::size_t inputs) HWY_ATTR
+      __attribute__((always_inline)) {
     const typename Read::Unit* const unit = w + j * Read::kUnit;
     const std::size_t at = j * Read::kInputs;
     add(std::integral_constant<std::size_t, 0>(), unit, at);
@@ -257,8 +259,8 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
   std::size_t scale_stride = 0;
   if constexpr (Read::kScaled) {
     scale_stride = (k + weight.group() - 1) / weight.group() * kPanel;
-    scales = static_cast<const float*>(weight.scales()) +
-             static_cast<std::size_t>(panel) * scale_stride;
+    scales =
+        static_cast<const float*>(weight.scales()) + static_cast<std::size_t>(panel) * scale_stride;
   }
   HWY_ALIGN float totals[R * P * kPanel];
   for (std::size_t k0 = 0, k1 = 0; k0 < k; k0 = k1) {
@@ -271,8 +273,8 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
     }
     const float* scale = nullptr;
     if constexpr (Read::kScaled) scale = scales + k0 / weight.group() * kPanel;
-    AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / Read::kInputs * Read::kUnit,
-                        panel_stride, k1 - k0, k0 == 0, next, scale, scale_stride, totals);
+    AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / Read::kInputs * Read::kUnit, panel_stride,
+                        k1 - k0, k0 == 0, next, scale, scale_stride, totals);
   }
   for (std::size_t r = 0; r < R; ++r) {
     const std::int64_t m = row + static_cast<std::int64_t>(r);

@@ -23,7 +23,6 @@
 namespace quire::kernels {
 namespace {
 
-constexpr std::uint32_t kMaxInputs = 65536;
 constexpr std::uint32_t kPanel = PackedLinear::kPanel;
 // Panels that the widest tile of the kernels computes at once; narrower rests are slower.
 constexpr std::int64_t kTilePanels = 3;
@@ -43,41 +42,12 @@ float RoundToF16(float x) {
 
 }  // namespace
 
-absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
-  const bool is_int4 = shape.format == WeightFormat::kInt4;
-  if (!is_int4 && shape.format != WeightFormat::kInt8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("quantised weights are ", WeightFormatName(shape.format),
-                     ", the CPU has int8 and int4"));
-  }
-  if (shape.n == 0 || shape.n > INT32_MAX || shape.k == 0 || shape.k > kMaxInputs) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("quantised weights are [", shape.n, ", ", shape.k, "], at most [", INT32_MAX,
-                     ", ", kMaxInputs, "] and neither 0"));
-  }
-  if (shape.min_in_steps && !shape.has_min) {
-    return absl::InvalidArgumentError("quantised weights have minimums in steps but no minimums");
-  }
-  if (shape.scale_per_feature()) return absl::OkStatus();
-  const bool known = shape.group == 32 || shape.group == 64 || shape.group == 128 ||
-                     (shape.group == 16 && !is_int4);
-  if (!known || shape.k % shape.group != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        WeightFormatName(shape.format), " weights have groups of ", shape.group, " of ", shape.k,
-        " inputs", shape.has_min ? " with minimums" : "",
-        ", a group must divide the inputs and be ", is_int4 ? "" : "16, ", "32, 64 or 128",
-        is_int4 || shape.has_min ? "" : ", or all inputs"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
   const absl::string_view name = WeightFormatName(shape.format);
   if (shape.n == 0 || shape.n > INT32_MAX || shape.k == 0 || shape.k > INT32_MAX ||
       shape.k % 8 != 0) {
     return absl::InvalidArgumentError(absl::StrCat(name, " weights are [", shape.n, ", ", shape.k,
-                                                   "], on GPUs both must be 1 to ",
-                                                   INT32_MAX,
+                                                   "], on GPUs both must be 1 to ", INT32_MAX,
                                                    " and the second a multiple of 8"));
   }
   const bool is_int8 = shape.format == WeightFormat::kInt8;
@@ -253,8 +223,8 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Allocate(const QuantizedShape& sha
       DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * ScaleBytes(shape)));
   if (!shape.has_order) return packed;
   QUIRE_ASSIGN_OR_RETURN(
-      packed.order_, DeviceBuffer::Allocate(MemoryKind::kHost,
-                                            static_cast<std::int64_t>(order.size_bytes())));
+      packed.order_,
+      DeviceBuffer::Allocate(MemoryKind::kHost, static_cast<std::int64_t>(order.size_bytes())));
   std::memcpy(packed.order_.data(), order.data(), order.size_bytes());
   return packed;
 }
@@ -328,8 +298,8 @@ void PutNearest(std::span<const float> x, float inverse, float low, float high, 
   using Bytes = std::int8_t __attribute__((vector_size(4)));
   std::size_t i = 0;
   for (; i + kLanes <= x.size(); i += kLanes) {
-    const Bytes bytes = __builtin_convertvector(
-        NearestIntegers(Load(x.data() + i) * inverse, low, high), Bytes);
+    const Bytes bytes =
+        __builtin_convertvector(NearestIntegers(Load(x.data() + i) * inverse, low, high), Bytes);
     std::memcpy(q + i, &bytes, sizeof(bytes));
   }
   for (; i < x.size(); ++i) {
@@ -556,19 +526,18 @@ void LinearQuantized(const Backend& backend, const LinearParams& params) {
   const RowQuantization how = {args.k, args.group, args.is_int4};
   std::atomic<bool> has_nan = false;
   // Rows are packed eight at a time (IntRows).
-  backend.ParallelFor((rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_order ? 0.8 : 0.3),
-                      [&](std::int64_t begin, std::int64_t end, int) {
-                        const std::uint32_t first = static_cast<std::uint32_t>(begin) * 8;
-                        const std::uint32_t last =
-                            std::min(rows, static_cast<std::uint32_t>(end) * 8);
-                        if (has_order) TakeInOrder(params, first, last, ordered);
-                        kernels.quantize(has_order ? ordered : params.x.f32(),
-                                         has_order ? args.k : params.x_stride, how, rows, first,
-                                         last, args.x);
-                        if (args.is_int4 && HasNan(args, first, last)) {
-                          has_nan.store(true, std::memory_order_relaxed);
-                        }
-                      });
+  backend.ParallelFor(
+      (rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_order ? 0.8 : 0.3),
+      [&](std::int64_t begin, std::int64_t end, int) {
+        const std::uint32_t first = static_cast<std::uint32_t>(begin) * 8;
+        const std::uint32_t last = std::min(rows, static_cast<std::uint32_t>(end) * 8);
+        if (has_order) TakeInOrder(params, first, last, ordered);
+        kernels.quantize(has_order ? ordered : params.x.f32(), has_order ? args.k : params.x_stride,
+                         how, rows, first, last, args.x);
+        if (args.is_int4 && HasNan(args, first, last)) {
+          has_nan.store(true, std::memory_order_relaxed);
+        }
+      });
   backend.ParallelFor(
       params.weight->num_panels(), work,
       [&](std::int64_t begin, std::int64_t end, int) { kernels.linear(args, begin, end); },

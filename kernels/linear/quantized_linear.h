@@ -21,53 +21,14 @@
 
 namespace quire::kernels {
 
-struct QuantizedShape {
-  WeightFormat format;  // kInt8 or kInt4; on GPUs also kFp8E4M3 and kFp4E2M1
-  std::uint32_t n;      // output features
-  std::uint32_t k;      // inputs, at most 65536
-  // Inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32, 64 or 128.
-  // kInt4: 32, 64 or 128.
-  std::uint32_t group;
-  // A weight is scale * q + min and q is not negative. Not with one scale per feature, unless k is
-  // itself one of the groups above.
-  bool has_min = false;
-  // With has_min: mins are whole steps, minus the zero points of formats that have them, and a
-  // weight is scale * (q + min), without loss where f16 holds the scale.
-  bool min_in_steps = false;
-  // Groups are of inputs in an order of their own, which lies beside the weights: what is packed as
-  // input j multiplies input order[j] of x.
-  bool has_order = false;
-
-  // One f32 scale per feature instead of scales per group.
-  bool scale_per_feature() const {
-    return (format == WeightFormat::kInt8 || format == WeightFormat::kFp8E4M3) && group == k &&
-           !has_min;
-  }
-  std::uint32_t num_groups() const { return (k + group - 1) / group; }
-};
-
-// INVALID_ARGUMENT that names what of the shape is not as above.
-absl::Status CheckQuantizedShape(const QuantizedShape& shape);
-// The same for GPUs. Other than above: n and without an order k up to INT32_MAX, k a multiple of 8;
-// no groups of 16, mins in steps only; kFp8E4M3 with groups of k or a multiple of 64, of which the
-// last may be short, and kFp4E2M1 with groups of 32.
+// CheckQuantizedShape (base/weight_format.h) for GPUs. Other than there: n and without an order k
+// up to INT32_MAX, k a multiple of 8; no groups of 16, mins in steps only; kFp8E4M3 with groups of
+// k or a multiple of 64, of which the last may be short, and kFp4E2M1 with groups of 32.
 absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
 // What PackQuantizedRows will allocate. REQUIRES: CheckQuantizedShape accepts the shape.
 std::int64_t QuantizedBytes(const QuantizedShape& shape);
 // REQUIRES: CheckCudaQuantizedShape accepts the shape.
 std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
-
-// One output feature, as a source writes it.
-struct QuantizedRow {
-  // [k]. kInt8: -128 .. 127, with mins the bytes of 0 .. 255; kInt4: -8 .. 7, with mins 0 .. 15.
-  // kFp8E4M3: codes without NaN. kFp4E2M1: codes of 0 .. 15.
-  std::span<std::int8_t> q;
-  // [num_groups]. Of groups rounded to f16, those of kFp4E2M1 to bf16.
-  std::span<float> scales;
-  // Likewise; empty without has_min. With min_in_steps integers of -2048 .. 2048, which f16 holds,
-  // on GPUs of -255 .. 0.
-  std::span<float> mins;
-};
 
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
 // several threads; with has_order its values lie in the order given. Returns INVALID_ARGUMENT as

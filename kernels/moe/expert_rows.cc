@@ -56,12 +56,12 @@ absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) 
   QUIRE_RETURN_IF_ERROR(
       CheckRows("gathering of rows", params.x_stride, params.y_stride, params.columns));
   const DType dtype = params.x.dtype();
-  const bool is_known = dtype == DType::kF32 ||
-                        (backend.cuda() != nullptr && dtype == DType::kBF16);
+  const bool is_known =
+      dtype == DType::kF32 || (backend.cuda() != nullptr && dtype == DType::kBF16);
   if (!is_known || params.y.dtype() != dtype) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gathering of rows from ", DTypeName(dtype), " to ",
-                     DTypeName(params.y.dtype()), ", supported are f32, on a GPU also bf16"));
+    return absl::InvalidArgumentError(absl::StrCat("gathering of rows from ", DTypeName(dtype),
+                                                   " to ", DTypeName(params.y.dtype()),
+                                                   ", supported are f32, on a GPU also bf16"));
   }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::GatherRowsCuda(*backend.cuda(), params);

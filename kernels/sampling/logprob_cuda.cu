@@ -1,4 +1,4 @@
-// Raw log-probabilities of rows whose token is known: the sum of exponentials with the tree of the
+// Raw log-probabilities of rows whose token is known: the sum of exponentials in the order of the
 // CPU (parts of 4096 logits, 16 virtual lanes, parts in order in f64), the token's rank, and the n
 // best ids by the digit search of the samples. The logarithm is taken on the host, so the figures
 // are those of the CPU to the bit.

@@ -21,10 +21,10 @@ inline constexpr std::uint32_t kSamplerBuckets = 2048;
 inline constexpr std::uint32_t kSamplerSumPart = 4096;
 inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 
-// A sample, or a score when token_logprob is not -1.
+// A sample, or a prompt logprob when token_logprob is not -1.
 struct DeviceRow {
-  const float* logits;  // [vocab]
-  std::int32_t* token;  // where the sampled token goes; null for a score
+  const float* logits;                   // [vocab]
+  std::int32_t* token;                   // where the sampled token goes; null for a prompt logprob
   const std::int32_t* sample_in_flight;  // as SamplingRow
   std::uint64_t seed;
   double top_p;     // 1: off

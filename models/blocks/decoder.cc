@@ -118,6 +118,7 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                               ? MoeBlock(context, spec.layers[i], layer)
                               : MlpBlock(context, spec.layers[i], layer));
     QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, i + 1));
+    if (step.heartbeat != nullptr) step.heartbeat->Beat();
   }
   if (step.hidden_out == nullptr) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(FinalNorm(spec, weights, *step.backend, b.x, b.normed, step.num_tokens,

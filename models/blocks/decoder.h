@@ -6,6 +6,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "base/heartbeat.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_plan.h"
 #include "kernels/backend/backend.h"
@@ -29,6 +30,7 @@ struct DecoderStep {
   StepBuffers* buffers;
   std::uint32_t num_tokens;
   std::uint32_t batch_size;
+  Heartbeat* heartbeat = nullptr;  // beats after each layer; or null
   // Host memory [layers + 2, num_tokens, hidden] in the order of StepBatch, or null. On a GPU it
   // makes the host wait after every layer.
   float* hidden_out = nullptr;

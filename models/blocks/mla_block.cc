@@ -121,23 +121,23 @@ absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const S
   const RopeAngles& angles = step.angles[static_cast<std::size_t>(mla.rope)];
   const kernels::AnyKvView rows = kernels::LatentView(step.kv[place.group], place.slot);
   QUIRE_RETURN_IF_ERROR(kernels::LatentStore(
-      *step.backend, {.rows = &rows,
-                      .heads = b.mla.heads,
-                      .latents = b.mla.rows,
-                      .queries = b.mla.queries,
-                      .cosines = angles.cosines,
-                      .sines = angles.sines,
-                      .row_offsets = b.row_offsets,
-                      .token_rows = b.token_rows,
-                      .positions = b.positions,
-                      .batch_size = step.batch_size,
-                      .num_rows = step.num_tokens,
-                      .num_heads = mla.num_heads,
-                      .nope_size = mla.nope_size,
-                      .rope_size = mla.rope_size,
-                      .style = mla.rope_style == RopeStyle::kHalf
-                                   ? kernels::RopeStyle::kHalf
-                                   : kernels::RopeStyle::kInterleaved}));
+      *step.backend,
+      {.rows = &rows,
+       .heads = b.mla.heads,
+       .latents = b.mla.rows,
+       .queries = b.mla.queries,
+       .cosines = angles.cosines,
+       .sines = angles.sines,
+       .row_offsets = b.row_offsets,
+       .token_rows = b.token_rows,
+       .positions = b.positions,
+       .batch_size = step.batch_size,
+       .num_rows = step.num_tokens,
+       .num_heads = mla.num_heads,
+       .nope_size = mla.nope_size,
+       .rope_size = mla.rope_size,
+       .style = mla.rope_style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf
+                                                   : kernels::RopeStyle::kInterleaved}));
   return kernels::PagedAttention(*step.backend, {.keys = &rows,
                                                  .values = &rows,
                                                  .q = b.mla.queries,
@@ -161,14 +161,14 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   const MlaBuffers& b = step.buffers->mla;
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, sizes));
   // The first columns of every head's query: UK_h^T q_nope.
-  QUIRE_RETURN_IF_ERROR(ApplyHeads(
-      step, weights.mla.to_latent,
-      {.x = b.heads, .y = b.queries, .x_head = sizes.query, .y_head = sizes.latent}));
+  QUIRE_RETURN_IF_ERROR(
+      ApplyHeads(step, weights.mla.to_latent,
+                 {.x = b.heads, .y = b.queries, .x_head = sizes.query, .y_head = sizes.latent}));
   QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, mla, sizes, place));
   const std::int64_t values = std::int64_t{mla.num_heads} * mla.v_size;
-  QUIRE_RETURN_IF_ERROR(ApplyHeads(
-      step, weights.mla.from_latent,
-      {.x = b.found, .y = b.values, .x_head = sizes.latent, .y_head = mla.v_size}));
+  QUIRE_RETURN_IF_ERROR(
+      ApplyHeads(step, weights.mla.from_latent,
+                 {.x = b.found, .y = b.values, .x_head = sizes.latent, .y_head = mla.v_size}));
   return JoinProduct(step, AttentionOutput(layer, weights), weights.o, b.values, values);
 }
 

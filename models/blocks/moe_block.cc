@@ -172,8 +172,7 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
                                      .x_stride = step.hidden,
                                      .y_stride = 1,
                                      .num_rows = step.num_tokens}));
-  QUIRE_RETURN_IF_ERROR(
-      kernels::SigmoidInPlace(*step.backend, b.router_logits, step.num_tokens));
+  QUIRE_RETURN_IF_ERROR(kernels::SigmoidInPlace(*step.backend, b.router_logits, step.num_tokens));
   return AddOutputs(step, /*rows=*/nullptr, b.router_logits, step.num_tokens);
 }
 

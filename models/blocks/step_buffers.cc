@@ -38,7 +38,7 @@ struct Widths {
   std::int64_t attended = 0;
   std::int64_t gate_up = 0;
   std::int64_t hidden = 0;
-  std::int64_t q_latent = 0;      // of latent attention, as the next four; 0: there is none
+  std::int64_t q_latent = 0;  // of latent attention, as the next four; 0: there is none
   std::int64_t queries = 0;
   std::int64_t latent = 0;
   std::int64_t latents = 0;
@@ -46,7 +46,7 @@ struct Widths {
   std::int64_t experts = 0;       // of the largest mixture; 0: there is none
   std::int64_t top_k = 0;         // likewise
   std::int64_t expert_inner = 0;  // of gate and up of an expert or shared expert
-  std::int64_t angles = 0;  // of all rope tables together
+  std::int64_t angles = 0;        // of all rope tables together
 };
 
 Widths WidthsOf(const ModelSpec& spec) {
@@ -124,8 +124,8 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   CutMoe(counted, widths, limits, &buffers->moe);
   Cutter counted_mla(nullptr);
   CutMla(counted_mla, widths, limits, &buffers->mla);
-  std::byte* const base = cutter.Take<std::byte>(std::max(
-      {attention, tokens * widths.gate_up * element, counted.used(), counted_mla.used()}));
+  std::byte* const base = cutter.Take<std::byte>(
+      std::max({attention, tokens * widths.gate_up * element, counted.used(), counted_mla.used()}));
   if (base == nullptr) return;
   Cutter moe_cutter(base);
   CutMoe(moe_cutter, widths, limits, &buffers->moe);

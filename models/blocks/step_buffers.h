@@ -94,11 +94,11 @@ struct StepBuffers {
   kernels::TopLogprob* prompt_logprob_top = nullptr;  // [T, max_logprobs]
 
   // Device memory only; null on the CPU.
-  std::int32_t* token_rows = nullptr;      // [T] batch row of each token, -1: padding
-  std::uint32_t* cache_lengths = nullptr;  // [max_rows]
+  std::int32_t* token_rows = nullptr;       // [T] batch row of each token, -1: padding
+  std::uint32_t* cache_lengths = nullptr;   // [max_rows]
   std::uint32_t* prefill_tokens = nullptr;  // [max_rows] prompt tokens of each row of the step
-  std::uint32_t* lookup_table = nullptr;   // [num_groups, max_rows, lookup_stride]
-  float* inv_freq = nullptr;               // of all rope tables, one after the other
+  std::uint32_t* lookup_table = nullptr;    // [num_groups, max_rows, lookup_stride]
+  float* inv_freq = nullptr;                // of all rope tables, one after the other
 };
 
 }  // namespace quire::models

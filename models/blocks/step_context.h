@@ -23,9 +23,9 @@ struct RopeAngles {
 // 1]).
 struct StepContext {
   const kernels::Backend* backend;
-  std::span<const kernels::AnyKvCollection> kv;  // one per layer group
+  std::span<const kernels::AnyKvCollection> kv;          // one per layer group
   std::span<const kernels::AttentionPlan* const> plans;  // one per layer group; none on the CPU
-  const kernels::cuda::KvTensorMaps* maps;  // null where no kernel reads through maps
+  const kernels::cuda::KvTensorMaps* maps;               // null where no kernel reads through maps
   StepBuffers* buffers;
   std::span<const RopeAngles> angles;  // one per rope table
   std::uint32_t num_tokens;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "base/status.h"
 
 namespace quire::models {
@@ -15,12 +16,6 @@ constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 // Longer values are cut in messages.
 constexpr std::size_t kMaxValueBytes = 80;
 
-std::optional<text::JsonValue> FindSet(const text::JsonValue& object, absl::string_view key) {
-  std::optional<text::JsonValue> value = object.Find(key);
-  if (value && value->is_null()) return std::nullopt;
-  return value;
-}
-
 }  // namespace
 
 absl::Status ConfigReader::Label(const absl::Status& status) const {
@@ -28,7 +23,7 @@ absl::Status ConfigReader::Label(const absl::Status& status) const {
 }
 
 bool ConfigReader::IsNull(absl::string_view key) const {
-  const std::optional<text::JsonValue> value = object_.Find(key);
+  const std::optional<formats::JsonValue> value = object_.Find(key);
   return value && value->is_null();
 }
 
@@ -39,7 +34,7 @@ std::vector<std::string> ConfigReader::Keys() const {
 }
 
 std::string ConfigReader::ValueText(absl::string_view key) const {
-  std::string value = object_.Find(key)->raw().dump();
+  std::string value = JsonText(object_.Find(key)->raw());
   if (value.size() > kMaxValueBytes) value = value.substr(0, kMaxValueBytes) + "...";
   return value;
 }
@@ -55,7 +50,7 @@ absl::Status ConfigReader::Unsupported(absl::string_view key, absl::string_view 
 
 absl::StatusOr<std::uint32_t> ConfigReader::Count(absl::string_view key, std::uint32_t low,
                                                   std::uint32_t high) const {
-  const absl::StatusOr<text::JsonValue> value = object_.Get(key);
+  const absl::StatusOr<formats::JsonValue> value = object_.Get(key);
   if (!value.ok()) return Label(value.status());
   const absl::StatusOr<std::int64_t> integer = value->AsInteger(low, high);
   if (!integer.ok()) return Label(integer.status());
@@ -63,7 +58,7 @@ absl::StatusOr<std::uint32_t> ConfigReader::Count(absl::string_view key, std::ui
 }
 
 absl::StatusOr<double> ConfigReader::Number(absl::string_view key) const {
-  const absl::StatusOr<text::JsonValue> value = object_.Get(key);
+  const absl::StatusOr<formats::JsonValue> value = object_.Get(key);
   if (!value.ok()) return Label(value.status());
   if (!value->is_number())
     return Error(key, absl::StrCat("is ", ValueText(key), ", must be a number"));
@@ -75,7 +70,7 @@ absl::StatusOr<double> ConfigReader::Number(absl::string_view key) const {
 absl::StatusOr<std::optional<std::int64_t>> ConfigReader::OptionalInteger(absl::string_view key,
                                                                           std::int64_t low,
                                                                           std::int64_t high) const {
-  const std::optional<text::JsonValue> value = FindSet(object_, key);
+  const std::optional<formats::JsonValue> value = object_.FindSet(key);
   if (!value) return std::optional<std::int64_t>();
   const absl::StatusOr<std::int64_t> integer = value->AsInteger(low, high);
   if (!integer.ok()) return Label(integer.status());
@@ -83,7 +78,7 @@ absl::StatusOr<std::optional<std::int64_t>> ConfigReader::OptionalInteger(absl::
 }
 
 absl::StatusOr<std::optional<double>> ConfigReader::OptionalNumber(absl::string_view key) const {
-  if (!FindSet(object_, key)) return std::optional<double>();
+  if (!object_.FindSet(key)) return std::optional<double>();
   QUIRE_ASSIGN_OR_RETURN(const double number, Number(key));
   return std::optional<double>(number);
 }
@@ -96,7 +91,7 @@ absl::StatusOr<std::optional<std::string>> ConfigReader::OptionalString(
 }
 
 absl::StatusOr<std::optional<bool>> ConfigReader::OptionalBool(absl::string_view key) const {
-  const std::optional<text::JsonValue> value = FindSet(object_, key);
+  const std::optional<formats::JsonValue> value = object_.FindSet(key);
   if (!value) return std::optional<bool>();
   const absl::StatusOr<bool> flag = value->AsBool();
   if (!flag.ok()) return Label(flag.status());
@@ -105,7 +100,7 @@ absl::StatusOr<std::optional<bool>> ConfigReader::OptionalBool(absl::string_view
 
 absl::StatusOr<std::optional<ConfigReader>> ConfigReader::OptionalObject(
     absl::string_view key) const {
-  const std::optional<text::JsonValue> value = FindSet(object_, key);
+  const std::optional<formats::JsonValue> value = object_.FindSet(key);
   if (!value) return std::optional<ConfigReader>();
   if (const absl::Status status = value->CheckObject(); !status.ok()) return Label(status);
   return std::optional<ConfigReader>(ConfigReader(label_, *value));
@@ -113,12 +108,12 @@ absl::StatusOr<std::optional<ConfigReader>> ConfigReader::OptionalObject(
 
 absl::StatusOr<std::optional<std::vector<std::int32_t>>> ConfigReader::OptionalIds(
     absl::string_view key) const {
-  const std::optional<text::JsonValue> value = FindSet(object_, key);
+  const std::optional<formats::JsonValue> value = object_.FindSet(key);
   if (!value) return std::optional<std::vector<std::int32_t>>();
   std::vector<std::int32_t> ids;
   const std::size_t count = value->is_array() ? value->size() : 1;
   for (std::size_t i = 0; i < count; ++i) {
-    const text::JsonValue item = value->is_array() ? value->At(i) : *value;
+    const formats::JsonValue item = value->is_array() ? value->At(i) : *value;
     const absl::StatusOr<std::int64_t> id = item.AsInteger(0, kMaxId);
     if (!id.ok()) return Label(id.status());
     ids.push_back(static_cast<std::int32_t>(*id));
@@ -128,12 +123,12 @@ absl::StatusOr<std::optional<std::vector<std::int32_t>>> ConfigReader::OptionalI
 
 absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalNumbers(
     absl::string_view key) const {
-  const std::optional<text::JsonValue> value = FindSet(object_, key);
+  const std::optional<formats::JsonValue> value = object_.FindSet(key);
   if (!value) return std::optional<std::vector<double>>();
   if (const absl::Status status = value->CheckArray(); !status.ok()) return Label(status);
   std::vector<double> numbers;
   for (std::size_t i = 0; i < value->size(); ++i) {
-    const text::JsonValue item = value->At(i);
+    const formats::JsonValue item = value->At(i);
     if (!item.is_number()) return Label(item.Error("must be a number"));
     numbers.push_back(item.raw().get<double>());
     if (!std::isfinite(numbers.back())) return Label(item.Error("is not a finite number"));
@@ -143,7 +138,7 @@ absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalNumbers
 
 absl::StatusOr<std::optional<std::vector<std::string>>> ConfigReader::OptionalStrings(
     absl::string_view key) const {
-  const std::optional<text::JsonValue> value = FindSet(object_, key);
+  const std::optional<formats::JsonValue> value = object_.FindSet(key);
   if (!value) return std::optional<std::vector<std::string>>();
   if (const absl::Status status = value->CheckArray(); !status.ok()) return Label(status);
   std::vector<std::string> texts;

@@ -22,7 +22,7 @@ namespace quire::models {
 class ConfigReader {
  public:
   // `label` begins every message. REQUIRES: `object` is an object.
-  ConfigReader(absl::string_view label, text::JsonValue object)
+  ConfigReader(absl::string_view label, formats::JsonValue object)
       : label_(label), object_(std::move(object)) {}
 
   const std::string& label() const { return label_; }
@@ -63,7 +63,7 @@ class ConfigReader {
   absl::Status Label(const absl::Status& status) const;
 
   std::string label_;
-  text::JsonValue object_;
+  formats::JsonValue object_;
 };
 
 }  // namespace quire::models

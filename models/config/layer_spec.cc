@@ -61,9 +61,9 @@ absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec
   }
   if (mla.rope < 0 || static_cast<std::size_t>(mla.rope) >= spec.rope_tables.size() ||
       2 * spec.rope_tables[static_cast<std::size_t>(mla.rope)].inv_freq.size() != mla.rope_size) {
-    return Invalid(index, absl::StrCat("rope table ", mla.rope, " must be one of ",
-                                       spec.rope_tables.size(), " with ", mla.rope_size / 2,
-                                       " entries"));
+    return Invalid(
+        index, absl::StrCat("rope table ", mla.rope, " must be one of ", spec.rope_tables.size(),
+                            " with ", mla.rope_size / 2, " entries"));
   }
   return absl::OkStatus();
 }
@@ -74,8 +74,8 @@ absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
                                        moe.num_experts));
   }
   if (moe.groups_kept == 0 || moe.groups_kept > moe.groups) {
-    return Invalid(index, absl::StrCat("groups_kept is ", moe.groups_kept, ", it must be 1 to ",
-                                       moe.groups));
+    return Invalid(
+        index, absl::StrCat("groups_kept is ", moe.groups_kept, ", it must be 1 to ", moe.groups));
   }
   const std::uint32_t per_group = moe.num_experts / moe.groups;
   if (moe.top_k == 0 || moe.top_k > moe.groups_kept * per_group) {
@@ -299,11 +299,11 @@ std::string DumpMlp(const MlpSpec& mlp) {
 }
 
 std::string DumpMla(const MlaSpec& mla) {
-  std::string text = absl::StrCat(
-      "mla heads ", mla.num_heads, " q_rank ", mla.q_lora_rank, " rank ", mla.kv_lora_rank,
-      " nope ", mla.nope_size, " rope ", mla.rope_size,
-      mla.rope_style == RopeStyle::kHalf ? " half v " : " interleaved v ", mla.v_size, " scale ",
-      mla.scale, " latent_eps ", mla.latent_eps);
+  std::string text =
+      absl::StrCat("mla heads ", mla.num_heads, " q_rank ", mla.q_lora_rank, " rank ",
+                   mla.kv_lora_rank, " nope ", mla.nope_size, " rope ", mla.rope_size,
+                   mla.rope_style == RopeStyle::kHalf ? " half v " : " interleaved v ", mla.v_size,
+                   " scale ", mla.scale, " latent_eps ", mla.latent_eps);
   AppendSet(&text, "qa_bias", mla.qa_bias);
   AppendSet(&text, "kva_bias", mla.kva_bias);
   AppendSet(&text, "o_bias", mla.o_bias);

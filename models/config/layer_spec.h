@@ -13,7 +13,7 @@
 //     x *= L.output_scale
 //   logits = softcap(W_head * norm(x, final_norm) * logit_scale + head_bias, logit_softcap)
 //
-// All knobs of known families are sampled here; CheckBuilt names those that this version cannot
+// All knobs of known families are listed here; CheckBuilt names those that this version cannot
 // compute. Notation: p absolute position, d head size. docs/adding_a_model.md explains how to fill
 // a spec.
 

@@ -73,7 +73,7 @@ struct ModelConfig {
   double logits_scaling = 1;
   MoeConfig moe;
   MlaConfig mla;
-  StoredQuantization stored_quantization;
+  formats::StoredQuantization stored_quantization;
   std::vector<std::int32_t> eos_ids;
   std::optional<std::int32_t> bos_id;
   std::optional<std::int32_t> pad_id;

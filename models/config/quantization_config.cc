@@ -69,26 +69,26 @@ absl::StatusOr<std::uint32_t> ReadBits(const ConfigReader& reader, absl::string_
 
 // group_size, where -1 means all inputs of an output feature.
 absl::Status ReadGroup(const ConfigReader& reader, absl::string_view key,
-                       StoredQuantization* result) {
+                       formats::StoredQuantization* result) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> group,
                          reader.OptionalInteger(key, -1, kMaxGroup));
   if (!group || *group == 0) {
     return reader.Error(key, group ? "is 0, it must be -1 or positive" : "is missing");
   }
-  result->scope = *group < 0 ? ScaleScope::kChannel : ScaleScope::kGroup;
+  result->scope = *group < 0 ? formats::ScaleScope::kChannel : formats::ScaleScope::kGroup;
   result->group_size = *group < 0 ? 0 : static_cast<std::uint32_t>(*group);
   return absl::OkStatus();
 }
 
 absl::Status ReadNotConverted(const ConfigReader& reader, absl::string_view key,
-                              StoredQuantization* result) {
+                              formats::StoredQuantization* result) {
   QUIRE_ASSIGN_OR_RETURN(std::optional<Strings> names, reader.OptionalStrings(key));
   if (names) result->not_converted = *std::move(names);
   return absl::OkStatus();
 }
 
 absl::Status ReadBlock(const ConfigReader& reader, absl::string_view key,
-                       StoredQuantization* result) {
+                       formats::StoredQuantization* result) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> block,
                          reader.OptionalIds(key));
   if (!block) return absl::OkStatus();
@@ -96,13 +96,13 @@ absl::Status ReadBlock(const ConfigReader& reader, absl::string_view key,
     return reader.Error(
         key, absl::StrCat("is ", reader.ValueText(key), ", it must be two positive numbers"));
   }
-  result->scope = ScaleScope::kBlock;
+  result->scope = formats::ScaleScope::kBlock;
   result->block_rows = static_cast<std::uint32_t>((*block)[0]);
   result->block_columns = static_cast<std::uint32_t>((*block)[1]);
   return absl::OkStatus();
 }
 
-absl::Status ReadFp8(const ConfigReader& reader, StoredQuantization* result,
+absl::Status ReadFp8(const ConfigReader& reader, formats::StoredQuantization* result,
                      std::vector<std::string>* warnings) {
   WarnOfKeys(reader,
              {"fmt", "activation_scheme", "weight_block_size", "scale_fmt",
@@ -116,7 +116,7 @@ absl::Status ReadFp8(const ConfigReader& reader, StoredQuantization* result,
   return ReadNotConverted(reader, "modules_to_not_convert", result);
 }
 
-absl::Status ReadMxfp4(const ConfigReader& reader, StoredQuantization* result,
+absl::Status ReadMxfp4(const ConfigReader& reader, formats::StoredQuantization* result,
                        std::vector<std::string>* warnings) {
   WarnOfKeys(reader, {"modules_to_not_convert", "dequantize"}, warnings);
   return ReadNotConverted(reader, "modules_to_not_convert", result);
@@ -135,7 +135,7 @@ absl::Status CheckDynamic(const ConfigReader& reader) {
   return absl::OkStatus();
 }
 
-absl::Status ReadGptq(const ConfigReader& reader, StoredQuantization* result,
+absl::Status ReadGptq(const ConfigReader& reader, formats::StoredQuantization* result,
                       std::vector<std::string>* warnings) {
   WarnOfKeys(reader,
              {"bits",
@@ -197,7 +197,7 @@ absl::Status ReadGptq(const ConfigReader& reader, StoredQuantization* result,
   return absl::OkStatus();
 }
 
-absl::Status ReadAwq(const ConfigReader& reader, StoredQuantization* result,
+absl::Status ReadAwq(const ConfigReader& reader, formats::StoredQuantization* result,
                      std::vector<std::string>* warnings) {
   WarnOfKeys(reader,
              {"bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "backend",
@@ -216,15 +216,15 @@ absl::Status ReadAwq(const ConfigReader& reader, StoredQuantization* result,
   return ReadNotConverted(reader, "modules_to_not_convert", result);
 }
 
-absl::Status ReadScope(const ConfigReader& weights, StoredQuantization* result) {
+absl::Status ReadScope(const ConfigReader& weights, formats::StoredQuantization* result) {
   QUIRE_RETURN_IF_ERROR(CheckChoice(weights, "strategy", {"tensor", "channel", "group", "block"}));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> strategy,
                          weights.OptionalString("strategy"));
   if (!strategy) return weights.Error("strategy", "is missing");
   if (*strategy == "tensor") {
-    result->scope = ScaleScope::kTensor;
+    result->scope = formats::ScaleScope::kTensor;
   } else if (*strategy == "channel") {
-    result->scope = ScaleScope::kChannel;
+    result->scope = formats::ScaleScope::kChannel;
   } else if (*strategy == "group") {
     QUIRE_RETURN_IF_ERROR(ReadGroup(weights, "group_size", result));
   } else if (!weights.Has("block_structure") || weights.IsNull("block_structure")) {
@@ -233,9 +233,9 @@ absl::Status ReadScope(const ConfigReader& weights, StoredQuantization* result) 
     QUIRE_RETURN_IF_ERROR(ReadBlock(weights, "block_structure", result));
   }
   // Integers of a whole matrix or of blocks of it, and fp8 of groups, are not written by anything.
-  const bool fits =
-      result->is_fp8 ? result->scope != ScaleScope::kGroup
-                     : result->scope == ScaleScope::kChannel || result->scope == ScaleScope::kGroup;
+  const bool fits = result->is_fp8 ? result->scope != formats::ScaleScope::kGroup
+                                   : result->scope == formats::ScaleScope::kChannel ||
+                                         result->scope == formats::ScaleScope::kGroup;
   if (fits) return absl::OkStatus();
   return weights.Unsupported("strategy", result->is_fp8
                                              ? "with type float (supported: tensor, channel, block)"
@@ -243,7 +243,7 @@ absl::Status ReadScope(const ConfigReader& weights, StoredQuantization* result) 
 }
 
 absl::Status ReadCompressedWeights(const ConfigReader& group, absl::string_view format,
-                                   StoredQuantization* result) {
+                                   formats::StoredQuantization* result) {
   QUIRE_RETURN_IF_ERROR(CheckUnset(group, "output_activations"));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> inputs,
                          group.OptionalObject("input_activations"));
@@ -279,7 +279,7 @@ absl::Status ReadCompressedWeights(const ConfigReader& group, absl::string_view 
   return absl::OkStatus();
 }
 
-absl::Status ReadCompressedTensors(const ConfigReader& reader, StoredQuantization* result,
+absl::Status ReadCompressedTensors(const ConfigReader& reader, formats::StoredQuantization* result,
                                    std::vector<std::string>* warnings) {
   WarnOfKeys(reader,
              {"format", "config_groups", "ignore", "kv_cache_scheme", "quantization_status",
@@ -313,10 +313,10 @@ absl::Status ReadCompressedTensors(const ConfigReader& reader, StoredQuantizatio
 
 }  // namespace
 
-absl::StatusOr<StoredQuantization> ReadStoredQuantization(const ConfigReader& reader,
-                                                          std::vector<std::string>* warnings) {
+absl::StatusOr<formats::StoredQuantization> ReadStoredQuantization(
+    const ConfigReader& reader, std::vector<std::string>* warnings) {
   QUIRE_RETURN_IF_ERROR(CheckUnset(reader, "compression_config"));
-  StoredQuantization result;
+  formats::StoredQuantization result;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> object,
                          reader.OptionalObject("quantization_config"));
   if (!object) return result;
@@ -324,15 +324,16 @@ absl::StatusOr<StoredQuantization> ReadStoredQuantization(const ConfigReader& re
                          object->OptionalString("quant_method"));
   if (!method) return object->Error("quant_method", "is missing");
   constexpr struct {
-    StoredMethod method;
-    absl::Status (*read)(const ConfigReader&, StoredQuantization*, std::vector<std::string>*);
-  } kReaders[] = {{StoredMethod::kFp8, ReadFp8},
-                  {StoredMethod::kMxfp4, ReadMxfp4},
-                  {StoredMethod::kGptq, ReadGptq},
-                  {StoredMethod::kAwq, ReadAwq},
-                  {StoredMethod::kCompressedTensors, ReadCompressedTensors}};
+    formats::StoredMethod method;
+    absl::Status (*read)(const ConfigReader&, formats::StoredQuantization*,
+                         std::vector<std::string>*);
+  } kReaders[] = {{formats::StoredMethod::kFp8, ReadFp8},
+                  {formats::StoredMethod::kMxfp4, ReadMxfp4},
+                  {formats::StoredMethod::kGptq, ReadGptq},
+                  {formats::StoredMethod::kAwq, ReadAwq},
+                  {formats::StoredMethod::kCompressedTensors, ReadCompressedTensors}};
   for (const auto& candidate : kReaders) {
-    if (StoredMethodName(candidate.method) != *method) continue;
+    if (formats::StoredMethodName(candidate.method) != *method) continue;
     result.method = candidate.method;
     QUIRE_RETURN_IF_ERROR(candidate.read(*object, &result, warnings));
     return result;

@@ -15,7 +15,7 @@ namespace quire::models {
 
 // Returns INVALID_ARGUMENT for a wrong type or a missing key; UNIMPLEMENTED for methods, widths and
 // layouts that are not read. Keys that are not known become one warning.
-absl::StatusOr<StoredQuantization> ReadStoredQuantization(const ConfigReader& reader,
-                                                          std::vector<std::string>* warnings);
+absl::StatusOr<formats::StoredQuantization> ReadStoredQuantization(
+    const ConfigReader& reader, std::vector<std::string>* warnings);
 
 }  // namespace quire::models

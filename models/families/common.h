@@ -12,18 +12,18 @@ namespace quire::models {
 
 // Names of the tensors of a Llama in GGUF files, which those of other families vary.
 inline constexpr TensorNames kGgufNames{.embedding = "token_embd",
-                                 .final_norm = "output_norm",
-                                 .head = "output",
-                                 .layer_prefix = "blk.",
-                                 .attn_in = "attn_norm",
-                                 .mlp_in = "ffn_norm",
-                                 .q = "attn_q",
-                                 .k = "attn_k",
-                                 .v = "attn_v",
-                                 .o = "attn_output",
-                                 .gate = "ffn_gate",
-                                 .up = "ffn_up",
-                                 .down = "ffn_down"};
+                                        .final_norm = "output_norm",
+                                        .head = "output",
+                                        .layer_prefix = "blk.",
+                                        .attn_in = "attn_norm",
+                                        .mlp_in = "ffn_norm",
+                                        .q = "attn_q",
+                                        .k = "attn_k",
+                                        .v = "attn_v",
+                                        .o = "attn_output",
+                                        .gate = "ffn_gate",
+                                        .up = "ffn_up",
+                                        .down = "ffn_down"};
 
 // The same of a mixture of experts.
 constexpr TensorNames WithGgufExperts(TensorNames names) {

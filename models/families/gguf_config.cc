@@ -80,7 +80,8 @@ constexpr ForeignKey kForeignKeys[] = {{"expert_count", 0, 0},
 // Fills a ModelConfig step by step.
 class GgufConfigReader {
  public:
-  explicit GgufConfigReader(const OpenedGguf& opened) : opened_(opened), gguf_(opened.gguf) {}
+  explicit GgufConfigReader(const formats::OpenedGguf& opened)
+      : opened_(opened), gguf_(opened.gguf) {}
 
   absl::StatusOr<ModelConfig> Read() {
     QUIRE_RETURN_IF_ERROR(SelectFamily());
@@ -146,15 +147,15 @@ class GgufConfigReader {
   // A number or a bool as a number; nothing for what is neither.
   absl::StatusOr<std::optional<double>> AnyNumber(absl::string_view key) const {
     switch (gguf_.TypeOf(key)) {
-      case text::GgufType::kString:
-      case text::GgufType::kArray:
+      case formats::GgufType::kString:
+      case formats::GgufType::kArray:
         return std::nullopt;
-      case text::GgufType::kBool: {
+      case formats::GgufType::kBool: {
         QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> value, gguf_.OptionalBool(key));
         return *value ? 1.0 : 0.0;
       }
-      case text::GgufType::kF32:
-      case text::GgufType::kF64:
+      case formats::GgufType::kF32:
+      case formats::GgufType::kF64:
         return gguf_.OptionalNumber(key);
       default: {
         constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
@@ -241,7 +242,7 @@ class GgufConfigReader {
   }
 
   absl::Status ReadVocab() {
-    const text::GgufTensor* embedding = gguf_.FindTensor(kEmbedding);
+    const formats::GgufTensor* embedding = gguf_.FindTensor(kEmbedding);
     if (embedding == nullptr) return gguf_.Error(absl::StrCat("tensor ", kEmbedding), "is missing");
     if (embedding->extents.front() != config_.hidden_size) {
       return gguf_.Error(absl::StrCat("tensor ", kEmbedding),
@@ -260,7 +261,7 @@ class GgufConfigReader {
       return gguf_.Error(key, absl::StrCat("is ", *size, ", ", kEmbedding, " has ", rows, " rows"));
     }
     config_.vocab_size = static_cast<std::uint32_t>(rows);
-    if (!gguf_.Has(kTokens) || gguf_.TypeOf(kTokens) != text::GgufType::kArray) {
+    if (!gguf_.Has(kTokens) || gguf_.TypeOf(kTokens) != formats::GgufType::kArray) {
       return absl::OkStatus();  // the tokenizer says what is wrong
     }
     const std::uint64_t tokens = gguf_.ArrayCount(kTokens);
@@ -319,18 +320,18 @@ class GgufConfigReader {
       QUIRE_ASSIGN_OR_RETURN(
           local.theta, Positive("rope.freq_base_swa", family_->defaults.rope_local_base_freq));
     }
-    if (gguf_.FindTensor(kLongRopeFactors) != nullptr ||
-        gguf_.FindTensor(kShortRopeFactors) != nullptr) {
+    if (gguf_.FindTensor(formats::kLongRopeFactors) != nullptr ||
+        gguf_.FindTensor(formats::kShortRopeFactors) != nullptr) {
       return ReadLongrope(&rope);
     }
     QUIRE_ASSIGN_OR_RETURN(const double attention_factor, Positive("rope.scaling.attn_factor", 1));
     if (attention_factor != 1) {
       return absl::UnimplementedError(
           absl::StrCat(gguf_.label(), ": ", Key("rope.scaling.attn_factor"), " ", attention_factor,
-                       " without tensor ", kLongRopeFactors, " is not supported"));
+                       " without tensor ", formats::kLongRopeFactors, " is not supported"));
     }
     QUIRE_RETURN_IF_ERROR(ReadRopeScaling(&rope));
-    QUIRE_ASSIGN_OR_RETURN(rope.factors, FactorsOf(kRopeFactors));
+    QUIRE_ASSIGN_OR_RETURN(rope.factors, FactorsOf(formats::kRopeFactors));
     if (rope.factors.empty()) return absl::OkStatus();
     if (rope.kind == RopeKind::kDefault) return absl::OkStatus();
     return absl::UnimplementedError(
@@ -340,7 +341,7 @@ class GgufConfigReader {
 
   // A tensor of factors with one for each pair of columns that rotates; empty when there is none.
   absl::StatusOr<std::vector<float>> FactorsOf(absl::string_view name) const {
-    QUIRE_ASSIGN_OR_RETURN(std::vector<float> factors, ReadRopeFactors(opened_, name));
+    QUIRE_ASSIGN_OR_RETURN(std::vector<float> factors, formats::ReadRopeFactors(opened_, name));
     if (factors.empty() || factors.size() == config_.rotary_size / 2) return factors;
     return gguf_.Error(
         absl::StrCat("tensor ", name),
@@ -353,12 +354,12 @@ class GgufConfigReader {
                            gguf_.OptionalString(type_key));
     if (type && *type != "longrope" && *type != "none") {
       return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", type_key, " \"", *type,
-                                                   "\" together with tensor ", kLongRopeFactors,
-                                                   " is not supported"));
+                                                   "\" together with tensor ",
+                                                   formats::kLongRopeFactors, " is not supported"));
     }
     rope->kind = RopeKind::kLongrope;
-    for (const auto& [name, list] : {std::pair{kLongRopeFactors, &rope->long_factors},
-                                     {kShortRopeFactors, &rope->short_factors}}) {
+    for (const auto& [name, list] : {std::pair{formats::kLongRopeFactors, &rope->long_factors},
+                                     {formats::kShortRopeFactors, &rope->short_factors}}) {
       QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors, FactorsOf(name));
       if (factors.empty()) return gguf_.Error(absl::StrCat("tensor ", name), "is missing");
       list->assign(factors.begin(), factors.end());
@@ -506,12 +507,12 @@ class GgufConfigReader {
     config_.mlp_bias = has_bias(names.gate) || has_bias(names.up) || has_bias(names.down);
     config_.tie_word_embeddings = gguf_.FindTensor(absl::StrCat(names.head, ".weight")) == nullptr;
     const std::uint32_t type = gguf_.FindTensor(kEmbedding)->type;
-    if (type == static_cast<std::uint32_t>(GgmlType::kF32)) config_.dtype = DType::kF32;
-    if (type == static_cast<std::uint32_t>(GgmlType::kF16)) config_.dtype = DType::kF16;
+    if (type == static_cast<std::uint32_t>(formats::GgmlType::kF32)) config_.dtype = DType::kF32;
+    if (type == static_cast<std::uint32_t>(formats::GgmlType::kF16)) config_.dtype = DType::kF16;
   }
 
-  const OpenedGguf& opened_;
-  const text::GgufFile& gguf_;
+  const formats::OpenedGguf& opened_;
+  const formats::GgufFile& gguf_;
   const Family* family_ = nullptr;
   std::string prefix_;  // "llama."
   ModelConfig config_;
@@ -519,8 +520,8 @@ class GgufConfigReader {
 
 }  // namespace
 
-absl::StatusOr<ModelConfig> ReadGgufConfig(const ModelFiles& files) {
-  QUIRE_ASSIGN_OR_RETURN(const OpenedGguf opened, OpenGguf(files));
+absl::StatusOr<ModelConfig> ReadGgufConfig(const formats::ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
   return GgufConfigReader(opened).Read();
 }
 

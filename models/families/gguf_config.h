@@ -13,11 +13,13 @@
 #include "absl/status/statusor.h"
 #include "models/config/model_config.h"
 
+namespace quire::formats {
+class ModelFiles;
+}  // namespace quire::formats
+
 namespace quire::models {
 
-class ModelFiles;
-
 // REQUIRES: files.gguf() is not empty. Errors as ReadModelConfig.
-absl::StatusOr<ModelConfig> ReadGgufConfig(const ModelFiles& files);
+absl::StatusOr<ModelConfig> ReadGgufConfig(const formats::ModelFiles& files);
 
 }  // namespace quire::models

@@ -28,9 +28,8 @@ constexpr TensorNames kNames{.sinks = "self_attn.sinks",
                              .stacked_down = "down_proj"};
 
 // No key states the clamp and the slope of the products: they are those of the published models.
-constexpr absl::string_view kGgufKeys[] = {"expert_count", "expert_used_count",
-                                           "expert_feed_forward_length",
-                                           "attention.sliding_window"};
+constexpr absl::string_view kGgufKeys[] = {
+    "expert_count", "expert_used_count", "expert_feed_forward_length", "attention.sliding_window"};
 constexpr TensorNames GgufNames() {
   TensorNames names = WithGgufExperts(kGgufNames);
   names.sinks = "attn_sinks.weight";

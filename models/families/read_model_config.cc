@@ -24,8 +24,8 @@
 namespace quire::models {
 namespace {
 
-absl::StatusOr<text::JsonDocument> ParseObject(const ModelFile& file) {
-  absl::StatusOr<text::JsonDocument> document = text::JsonDocument::Parse(file.text());
+absl::StatusOr<formats::JsonDocument> ParseObject(const formats::ModelFile& file) {
+  absl::StatusOr<formats::JsonDocument> document = formats::JsonDocument::Parse(file.text());
   if (!document.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(file.label(), ": ", document.status().message()));
@@ -36,7 +36,7 @@ absl::StatusOr<text::JsonDocument> ParseObject(const ModelFile& file) {
   return document;
 }
 
-absl::Status NoConfig(const ModelFiles& files) {
+absl::Status NoConfig(const formats::ModelFiles& files) {
   const auto gguf =
       std::find_if(files.names().begin(), files.names().end(),
                    [](const std::string& name) { return absl::EndsWithIgnoreCase(name, ".gguf"); });
@@ -319,11 +319,11 @@ absl::Status ReadSampling(const ConfigReader& reader, absl::string_view key, dou
   return absl::OkStatus();
 }
 
-absl::Status ReadGeneration(const ModelFiles& files, ModelConfig* config) {
+absl::Status ReadGeneration(const formats::ModelFiles& files, ModelConfig* config) {
   constexpr absl::string_view kName = "generation_config.json";
   if (!files.Has(kName)) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open(kName));
-  QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile file, files.Open(kName));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(file));
   const ConfigReader reader(file.label(), document.root());
   QUIRE_RETURN_IF_ERROR(ReadIds(reader, config));
   GenerationDefaults& defaults = config->generation;
@@ -363,10 +363,10 @@ void WarnAboutIds(ModelConfig* config) {
 
 // Where a family's keys lie in text_config: these, and those of the top that are not about other
 // kinds of input. Else nothing.
-absl::StatusOr<std::optional<text::JsonDocument>> TextConfig(const ConfigReader& top,
-                                                             const text::JsonValue& root,
-                                                             const Family& family) {
-  if (family.text_model_type.empty()) return std::optional<text::JsonDocument>();
+absl::StatusOr<std::optional<formats::JsonDocument>> TextConfig(const ConfigReader& top,
+                                                                const formats::JsonValue& root,
+                                                                const Family& family) {
+  if (family.text_model_type.empty()) return std::optional<formats::JsonDocument>();
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> inner,
                          top.OptionalObject("text_config"));
   if (!inner) return top.Error("text_config", "is missing");
@@ -381,22 +381,22 @@ absl::StatusOr<std::optional<text::JsonDocument>> TextConfig(const ConfigReader&
   merged.erase("text_config");
   for (const absl::string_view key : kOtherInputKeys) merged.erase(std::string(key));
   merged.update(root.raw()["text_config"]);
-  absl::StatusOr<text::JsonDocument> parsed = text::JsonDocument::Parse(merged.dump());
+  absl::StatusOr<formats::JsonDocument> parsed = formats::JsonDocument::Parse(merged.dump());
   if (!parsed.ok()) return top.Error("text_config", parsed.status().message());
-  return std::optional<text::JsonDocument>(*std::move(parsed));
+  return std::optional<formats::JsonDocument>(*std::move(parsed));
 }
 
 }  // namespace
 
-absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
+absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
   if (!files.gguf().empty()) return ReadGgufConfig(files);
   if (!files.Has("config.json")) return NoConfig(files);
-  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("config.json"));
-  QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(file));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile file, files.Open("config.json"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(file));
   const ConfigReader top(file.label(), document.root());
   ModelConfig config;
   QUIRE_ASSIGN_OR_RETURN(const Family* family, SelectFamily(top, &config));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<text::JsonDocument> nested,
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<formats::JsonDocument> nested,
                          TextConfig(top, document.root(), *family));
   const ConfigReader reader =
       nested ? ConfigReader(absl::StrCat(file.label(), " with text_config"), nested->root()) : top;

@@ -12,13 +12,15 @@
 #include "absl/status/statusor.h"
 #include "models/config/model_config.h"
 
-namespace quire::models {
-
+namespace quire::formats {
 class ModelFiles;
+}  // namespace quire::formats
+
+namespace quire::models {
 
 // Reads config.json and, if there is one, generation_config.json; or the metadata of a GGUF file
 // (gguf_config.h). Returns NOT_FOUND without config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a
 // family, method or value that this version lacks) otherwise.
-absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files);
+absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files);
 
 }  // namespace quire::models

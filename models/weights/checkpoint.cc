@@ -42,20 +42,20 @@ absl::Status CheckShardName(absl::string_view label, absl::string_view tensor,
   return absl::OkStatus();
 }
 
-absl::StatusOr<ShardIndex> ReadIndex(const ModelFile& file) {
+absl::StatusOr<ShardIndex> ReadIndex(const formats::ModelFile& file) {
   const auto refuse = [&](absl::string_view problem) {
     return absl::InvalidArgumentError(absl::StrCat(file.label(), ": ", problem));
   };
-  const absl::StatusOr<text::JsonDocument> document = text::JsonDocument::Parse(file.text());
+  const absl::StatusOr<formats::JsonDocument> document = formats::JsonDocument::Parse(file.text());
   if (!document.ok()) return refuse(document.status().message());
-  const absl::StatusOr<text::JsonValue> map = document->root().Get("weight_map");
+  const absl::StatusOr<formats::JsonValue> map = document->root().Get("weight_map");
   if (!map.ok()) return refuse(map.status().message());
   if (const absl::Status status = map->CheckObject(); !status.ok()) return refuse(status.message());
 
   ShardIndex index;
   for (const auto& [tensor, raw] : map->raw().items()) {
     const absl::StatusOr<std::string> shard =
-        text::JsonValue(raw, absl::StrCat("weight_map[\"", tensor, "\"]")).AsString();
+        formats::JsonValue(raw, absl::StrCat("weight_map[\"", tensor, "\"]")).AsString();
     if (!shard.ok()) return refuse(shard.status().message());
     QUIRE_RETURN_IF_ERROR(CheckShardName(file.label(), tensor, *shard));
     index.weight_map.emplace(tensor, *shard);
@@ -72,7 +72,7 @@ absl::StatusOr<ShardIndex> ReadIndex(const ModelFile& file) {
 }
 
 // What to say when no safetensors file is there.
-absl::Status NoWeights(const ModelFiles& files) {
+absl::Status NoWeights(const formats::ModelFiles& files) {
   for (const std::string& name : files.names()) {
     const bool pickled = absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pth") ||
                          absl::EndsWith(name, ".pt") || absl::EndsWith(name, ".ckpt");
@@ -82,9 +82,9 @@ absl::Status NoWeights(const ModelFiles& files) {
           "convert them to safetensors (save_pretrained of transformers does)"));
     }
     if (absl::EndsWith(name, ".gguf")) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          files.LabelOf(name), 
-          ": a GGUF file is a model of its own; name the file, not its directory"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(files.LabelOf(name),
+                       ": a GGUF file is a model of its own; name the file, not its directory"));
     }
     if (absl::StartsWith(name, "consolidated") && absl::EndsWith(name, ".safetensors")) {
       return absl::UnimplementedError(absl::StrCat(
@@ -108,8 +108,8 @@ bool LiesIn(std::span<const std::byte> part, std::span<const std::byte> whole) {
 
 }  // namespace
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelFiles& files,
-                                            const StoredQuantization& quantization) {
+absl::StatusOr<Checkpoint> Checkpoint::Open(const formats::ModelFiles& files,
+                                            const formats::StoredQuantization& quantization) {
   Checkpoint checkpoint;
   if (!files.gguf().empty()) {
     QUIRE_RETURN_IF_ERROR(checkpoint.AddGguf(files));
@@ -121,33 +121,32 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelFiles& files,
     return NoWeights(files);
   }
   if (files.gguf().empty()) {
-    QUIRE_RETURN_IF_ERROR(
-        JoinQuantized(quantization, &checkpoint.tensors_, &checkpoint.warnings_));
+    QUIRE_RETURN_IF_ERROR(JoinQuantized(quantization, &checkpoint.tensors_, &checkpoint.warnings_));
   }
   QUIRE_RETURN_IF_ERROR(checkpoint.Finish());
   return checkpoint;
 }
 
-absl::Status Checkpoint::AddFile(const ModelFiles& files, absl::string_view name) {
-  QUIRE_ASSIGN_OR_RETURN(ModelFile file, files.Open(name));
-  QUIRE_ASSIGN_OR_RETURN(std::vector<StoredTensor> tensors,
-                         ReadSafetensors(file.bytes(), file.label()));
+absl::Status Checkpoint::AddFile(const formats::ModelFiles& files, absl::string_view name) {
+  QUIRE_ASSIGN_OR_RETURN(formats::ModelFile file, files.Open(name));
+  QUIRE_ASSIGN_OR_RETURN(std::vector<formats::StoredTensor> tensors,
+                         formats::ReadSafetensors(file.bytes(), file.label()));
   files_.push_back(std::move(file));
   std::move(tensors.begin(), tensors.end(), std::back_inserter(tensors_));
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::AddGguf(const ModelFiles& files) {
-  QUIRE_ASSIGN_OR_RETURN(OpenedGguf opened, OpenGguf(files));
-  QUIRE_ASSIGN_OR_RETURN(GgufTensors read, LoadGgufTensors(opened));
+absl::Status Checkpoint::AddGguf(const formats::ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(formats::OpenedGguf opened, formats::OpenGguf(files));
+  QUIRE_ASSIGN_OR_RETURN(formats::GgufTensors read, formats::LoadGgufTensors(opened));
   tensors_ = std::move(read.tensors);
   memory_ = std::move(read.memory);
   files_.push_back(std::move(opened.file));
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::AddShards(const ModelFiles& files) {
-  QUIRE_ASSIGN_OR_RETURN(const ModelFile index_file, files.Open(kIndexFile));
+absl::Status Checkpoint::AddShards(const formats::ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile index_file, files.Open(kIndexFile));
   QUIRE_ASSIGN_OR_RETURN(const ShardIndex index, ReadIndex(index_file));
   std::set<std::string> shards;
   for (const auto& [tensor, shard] : index.weight_map) shards.insert(shard);
@@ -159,8 +158,8 @@ absl::Status Checkpoint::AddShards(const ModelFiles& files) {
     QUIRE_RETURN_IF_ERROR(AddFile(files, shard));
   }
   std::int64_t total = 0;
-  std::map<absl::string_view, const StoredTensor*> found;
-  for (const StoredTensor& tensor : tensors_) {
+  std::map<absl::string_view, const formats::StoredTensor*> found;
+  for (const formats::StoredTensor& tensor : tensors_) {
     found.emplace(tensor.name, &tensor);
     total += static_cast<std::int64_t>(tensor.bytes.size());
   }
@@ -184,12 +183,15 @@ absl::Status Checkpoint::AddShards(const ModelFiles& files) {
 
 absl::Status Checkpoint::Finish() {
   std::stable_sort(tensors_.begin(), tensors_.end(),
-                   [](const StoredTensor& a, const StoredTensor& b) { return a.name < b.name; });
+                   [](const formats::StoredTensor& a, const formats::StoredTensor& b) {
+                     return a.name < b.name;
+                   });
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    StoredTensor& tensor = tensors_[i];
-    tensor.is_mapped = std::any_of(files_.begin(), files_.end(), [&](const ModelFile& file) {
-      return file.is_mapped() && LiesIn(tensor.bytes, file.bytes());
-    });
+    formats::StoredTensor& tensor = tensors_[i];
+    tensor.is_mapped =
+        std::any_of(files_.begin(), files_.end(), [&](const formats::ModelFile& file) {
+          return file.is_mapped() && LiesIn(tensor.bytes, file.bytes());
+        });
     if (!by_name_.emplace(tensor.name, i).second) {
       return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
                                                      " is also in ", tensors_[i - 1].file));
@@ -198,14 +200,14 @@ absl::Status Checkpoint::Finish() {
       total_bytes_ += static_cast<std::int64_t>(tensor.bytes.size());
       continue;
     }
-    for (const StoredTensor* source : tensor.quantized->Sources()) {
+    for (const formats::StoredTensor* source : tensor.quantized->Sources()) {
       total_bytes_ += static_cast<std::int64_t>(source->bytes.size());
     }
   }
   return absl::OkStatus();
 }
 
-Checkpoint Checkpoint::FromTensors(std::vector<StoredTensor> tensors,
+Checkpoint Checkpoint::FromTensors(std::vector<formats::StoredTensor> tensors,
                                    std::shared_ptr<const void> memory) {
   Checkpoint checkpoint;
   checkpoint.tensors_ = std::move(tensors);
@@ -214,7 +216,7 @@ Checkpoint Checkpoint::FromTensors(std::vector<StoredTensor> tensors,
   return checkpoint;
 }
 
-const StoredTensor* Checkpoint::Find(absl::string_view name) const {
+const formats::StoredTensor* Checkpoint::Find(absl::string_view name) const {
   const auto it = by_name_.find(name);
   return it == by_name_.end() ? nullptr : &tensors_[it->second];
 }

@@ -28,30 +28,30 @@ class Checkpoint {
   // model.safetensors.index.json and its shards; matrices that are quantised are joined from their
   // parts (join_quantized.h). Returns NOT_FOUND or INVALID_ARGUMENT, with a hint when the directory
   // holds weights of a format that is not read.
-  static absl::StatusOr<Checkpoint> Open(const ModelFiles& files,
-                                         const StoredQuantization& quantization = {});
+  static absl::StatusOr<Checkpoint> Open(const formats::ModelFiles& files,
+                                         const formats::StoredQuantization& quantization = {});
 
   // Tensors whose bytes lie in `memory`. REQUIRES: names are unique.
-  static Checkpoint FromTensors(std::vector<StoredTensor> tensors,
+  static Checkpoint FromTensors(std::vector<formats::StoredTensor> tensors,
                                 std::shared_ptr<const void> memory);
 
   // Sorted by name.
-  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  const std::vector<formats::StoredTensor>& tensors() const { return tensors_; }
   // Null when there is none.
-  const StoredTensor* Find(absl::string_view name) const;
+  const formats::StoredTensor* Find(absl::string_view name) const;
   std::int64_t total_bytes() const { return total_bytes_; }
   // For the load log.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
-  absl::Status AddFile(const ModelFiles& files, absl::string_view name);
-  absl::Status AddShards(const ModelFiles& files);
-  absl::Status AddGguf(const ModelFiles& files);
+  absl::Status AddFile(const formats::ModelFiles& files, absl::string_view name);
+  absl::Status AddShards(const formats::ModelFiles& files);
+  absl::Status AddGguf(const formats::ModelFiles& files);
   absl::Status Finish();
 
-  std::vector<ModelFile> files_;
+  std::vector<formats::ModelFile> files_;
   std::shared_ptr<const void> memory_;
-  std::vector<StoredTensor> tensors_;
+  std::vector<formats::StoredTensor> tensors_;
   absl::flat_hash_map<std::string, std::size_t> by_name_;
   std::int64_t total_bytes_ = 0;
   std::vector<std::string> warnings_;

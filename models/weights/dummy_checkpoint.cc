@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/device_buffer.h"
+#include "base/split_mix.h"
 #include "base/status.h"
 
 namespace quire::models {
@@ -189,13 +190,10 @@ std::uint64_t NameHash(absl::string_view name) {
   return hash;
 }
 
-// The finaliser of SplitMix64, as a value in +-kLargest.
+// Within +-kLargest.
 float ValueAt(std::uint64_t i) {
-  std::uint64_t z = (i + 1) * 0x9e3779b97f4a7c15;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  z ^= z >> 31;
-  return (static_cast<float>(z >> 40) / static_cast<float>(1 << 23) - 1.0f) * kLargest;
+  const std::uint64_t bits = SplitMix(i * kSplitMixStep);
+  return (static_cast<float>(bits >> 40) / static_cast<float>(1 << 23) - 1.0f) * kLargest;
 }
 
 template <typename T, typename FromFloat>
@@ -225,12 +223,12 @@ absl::StatusOr<Checkpoint> DummyCheckpoint(const ModelConfig& config, const Mode
   const bool known = config.dtype == DType::kF32 || config.dtype == DType::kF16;
   const DType dtype = known ? config.dtype : DType::kBF16;
   const std::int64_t element = DTypeSize(dtype);
-  std::vector<StoredTensor> tensors;
+  std::vector<formats::StoredTensor> tensors;
   std::vector<bool> is_norm;
   std::int64_t largest = 0;
   std::int64_t largest_norm = 0;
   for (Wanted& wanted : WantedList(spec, names).Take()) {
-    StoredTensor tensor;
+    formats::StoredTensor tensor;
     tensor.name = std::move(wanted.name);
     tensor.type = dtype == DType::kF32 ? "F32" : dtype == DType::kF16 ? "F16" : "BF16";
     tensor.dtype = dtype;

@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/keyed_hash.h"
@@ -19,81 +24,111 @@ constexpr std::int64_t kWholeBytes = std::int64_t{64} << 20;
 constexpr std::size_t kSampleBytes = 4096;
 constexpr std::size_t kSamples = 16;
 
-void AddField(KeyedHasher* hasher, std::span<const std::byte> bytes) {
-  hasher->UpdateValue(static_cast<std::uint64_t>(bytes.size()));
-  hasher->Update(bytes);
-}
+// What is hashed, in order. Views, but for what would not live until all of it is there.
+class Contents {
+ public:
+  void Add(std::span<const std::byte> bytes) { fragments_.push_back(bytes); }
 
-void AddText(KeyedHasher* hasher, absl::string_view text) {
-  AddField(hasher, std::as_bytes(std::span<const char>(text.data(), text.size())));
-}
+  void AddLength(std::size_t size) {
+    lengths_.push_back(size);
+    Add(std::as_bytes(std::span<const std::uint64_t, 1>(&lengths_.back(), 1)));
+  }
 
-void AddSamples(KeyedHasher* hasher, std::span<const std::byte> bytes) {
+  void AddField(std::span<const std::byte> bytes) {
+    AddLength(bytes.size());
+    Add(bytes);
+  }
+
+  void AddText(absl::string_view text) {
+    AddField(std::as_bytes(std::span<const char>(text.data(), text.size())));
+  }
+
+  void AddFactors(std::vector<float> factors) {
+    factors_.push_back(std::move(factors));
+    AddField(std::as_bytes(std::span<const float>(factors_.back())));
+  }
+
+  absl::Status AddFile(const formats::ModelFiles& files, absl::string_view name) {
+    QUIRE_ASSIGN_OR_RETURN(formats::ModelFile file, files.Open(name));
+    files_.push_back(std::move(file));
+    AddField(files_.back().bytes());
+    return absl::OkStatus();
+  }
+
+  Hash128 Hash() const { return KeyedHash(kFingerprintKey, fragments_); }
+
+ private:
+  std::vector<std::span<const std::byte>> fragments_;
+  // Of these, elements stay where they are.
+  std::deque<std::uint64_t> lengths_;
+  std::deque<std::vector<float>> factors_;
+  std::deque<formats::ModelFile> files_;
+};
+
+void AddSamples(Contents* contents, std::span<const std::byte> bytes) {
   if (bytes.size() <= kSamples * kSampleBytes) {
-    AddField(hasher, bytes);
+    contents->AddField(bytes);
     return;
   }
-  hasher->UpdateValue(static_cast<std::uint64_t>(bytes.size()));
+  contents->AddLength(bytes.size());
   const std::size_t last = bytes.size() - kSampleBytes;
   for (std::size_t i = 0; i < kSamples; ++i) {
-    hasher->Update(bytes.subspan(last / (kSamples - 1) * i, kSampleBytes));
+    contents->Add(bytes.subspan(last / (kSamples - 1) * i, kSampleBytes));
   }
-  hasher->Update(bytes.subspan(last));
+  contents->Add(bytes.subspan(last));
 }
 
-void AddTensor(KeyedHasher* hasher, const StoredTensor& tensor, bool whole) {
-  AddText(hasher, tensor.name);
-  AddText(hasher, tensor.type);
-  AddField(hasher, std::as_bytes(std::span<const std::int64_t>(tensor.shape)));
+void AddTensor(Contents* contents, const formats::StoredTensor& tensor, bool whole) {
+  contents->AddText(tensor.name);
+  contents->AddText(tensor.type);
+  contents->AddField(std::as_bytes(std::span<const std::int64_t>(tensor.shape)));
   if (whole) {
-    AddField(hasher, tensor.bytes);
+    contents->AddField(tensor.bytes);
   } else {
-    AddSamples(hasher, tensor.bytes);
+    AddSamples(contents, tensor.bytes);
   }
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoint& checkpoint,
-                                        absl::string_view choices) {
-  KeyedHasher hasher(kFingerprintKey);
+absl::StatusOr<std::string> Fingerprint(const formats::ModelFiles& files,
+                                        const Checkpoint& checkpoint, absl::string_view choices) {
+  Contents contents;
+  std::optional<formats::OpenedGguf> opened;
   if (!files.gguf().empty()) {
     // The header, which configuration and tokenizer come from, and what no tensor below holds.
-    QUIRE_ASSIGN_OR_RETURN(const OpenedGguf opened, OpenGguf(files));
-    const std::span<const std::byte> file = opened.file.bytes();
-    AddField(&hasher,
-             file.first(std::min<std::uint64_t>(opened.gguf.data_offset(), file.size())));
-    for (const absl::string_view name : {kRopeFactors, kLongRopeFactors, kShortRopeFactors}) {
-      QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors, ReadRopeFactors(opened, name));
+    QUIRE_ASSIGN_OR_RETURN(opened, formats::OpenGguf(files));
+    const std::span<const std::byte> file = opened->file.bytes();
+    contents.AddField(file.first(std::min<std::uint64_t>(opened->gguf.data_offset(), file.size())));
+    for (const absl::string_view name :
+         {formats::kRopeFactors, formats::kLongRopeFactors, formats::kShortRopeFactors}) {
+      QUIRE_ASSIGN_OR_RETURN(std::vector<float> factors, formats::ReadRopeFactors(*opened, name));
       // Most files have none, and those of longrope came later: their absence adds nothing.
-      if (factors.empty() && name != kRopeFactors) continue;
-      AddField(&hasher, std::as_bytes(std::span<const float>(factors)));
+      if (factors.empty() && name != formats::kRopeFactors) continue;
+      contents.AddFactors(std::move(factors));
     }
   }
   for (const char* name : {"config.json", "tokenizer.json"}) {
-    AddText(&hasher, name);
-    if (!files.Has(name)) continue;
-    QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open(name));
-    AddField(&hasher, file.bytes());
+    contents.AddText(name);
+    if (files.Has(name)) QUIRE_RETURN_IF_ERROR(contents.AddFile(files, name));
   }
   for (const char* name : {"tekken.json", "tokenizer.model", "tokenizer.tiktoken"}) {
     if (!files.Has(name)) continue;
-    AddText(&hasher, name);
-    QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open(name));
-    AddField(&hasher, file.bytes());
+    contents.AddText(name);
+    QUIRE_RETURN_IF_ERROR(contents.AddFile(files, name));
   }
   const bool whole = checkpoint.total_bytes() <= kWholeBytes;
-  for (const StoredTensor& tensor : checkpoint.tensors()) {
+  for (const formats::StoredTensor& tensor : checkpoint.tensors()) {
     if (tensor.quantized == nullptr) {
-      AddTensor(&hasher, tensor, whole);
+      AddTensor(&contents, tensor, whole);
       continue;
     }
-    for (const StoredTensor* source : tensor.quantized->Sources()) {
-      AddTensor(&hasher, *source, whole);
+    for (const formats::StoredTensor* source : tensor.quantized->Sources()) {
+      AddTensor(&contents, *source, whole);
     }
   }
-  if (!choices.empty()) AddText(&hasher, choices);
-  const Hash128 hash = hasher.Finish();
+  if (!choices.empty()) contents.AddText(choices);
+  const Hash128 hash = contents.Hash();
   return absl::StrFormat("%016x%016x", hash.hi, hash.lo);
 }
 

@@ -18,7 +18,8 @@ namespace quire::models {
 // KiB and 14 places between, so that start-up does not read all of a large model: a change that
 // misses all of them is not seen. `choices` is what was chosen when the model was loaded and
 // changes what it computes; empty: nothing.
-absl::StatusOr<std::string> Fingerprint(const ModelFiles& files, const Checkpoint& checkpoint,
+absl::StatusOr<std::string> Fingerprint(const formats::ModelFiles& files,
+                                        const Checkpoint& checkpoint,
                                         absl::string_view choices = "");
 
 }  // namespace quire::models

@@ -25,7 +25,7 @@ constexpr std::int64_t kE2M1Bytes = kE2M1Group / 2;
 using Shape = std::vector<std::int64_t>;
 
 template <typename... What>
-absl::Status Refuse(const StoredTensor& tensor, const What&... what) {
+absl::Status Refuse(const formats::StoredTensor& tensor, const What&... what) {
   return absl::InvalidArgumentError(
       absl::StrCat(tensor.file, ": tensor ", tensor.name, ": ", what...));
 }
@@ -34,13 +34,15 @@ std::int64_t CeilOf(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-absl::Status CheckShape(const StoredTensor& tensor, const Shape& shape, absl::string_view why) {
+absl::Status CheckShape(const formats::StoredTensor& tensor, const Shape& shape,
+                        absl::string_view why) {
   if (tensor.shape == shape) return absl::OkStatus();
   return Refuse(tensor, "shape is ", tensor.ShapeText(), ", ", why, " asks for [",
                 absl::StrJoin(shape, ", "), "]");
 }
 
-absl::Status CheckType(const StoredTensor& tensor, std::initializer_list<absl::string_view> types) {
+absl::Status CheckType(const formats::StoredTensor& tensor,
+                       std::initializer_list<absl::string_view> types) {
   if (std::find(types.begin(), types.end(), tensor.type) != types.end()) return absl::OkStatus();
   return absl::UnimplementedError(
       absl::StrCat(tensor.file, ": tensor ", tensor.name, ": dtype ", tensor.type,
@@ -49,23 +51,24 @@ absl::Status CheckType(const StoredTensor& tensor, std::initializer_list<absl::s
 
 // The suffix of the tensor that holds the codes of a matrix; of compressed-tensors and fp8 without
 // packing the matrix itself.
-absl::string_view CodesSuffix(const StoredQuantization& quantization) {
+absl::string_view CodesSuffix(const formats::StoredQuantization& quantization) {
   switch (quantization.method) {
-    case StoredMethod::kGptq:
-    case StoredMethod::kAwq:
+    case formats::StoredMethod::kGptq:
+    case formats::StoredMethod::kAwq:
       return ".qweight";
-    case StoredMethod::kCompressedTensors:
+    case formats::StoredMethod::kCompressedTensors:
       return quantization.is_packed ? ".weight_packed" : ".weight";
-    case StoredMethod::kMxfp4:
+    case formats::StoredMethod::kMxfp4:
       return "_blocks";
     default:
       return ".weight";
   }
 }
 
-bool HoldsCodes(const StoredQuantization& quantization, const StoredTensor& tensor) {
+bool HoldsCodes(const formats::StoredQuantization& quantization,
+                const formats::StoredTensor& tensor) {
   if (!absl::EndsWith(tensor.name, CodesSuffix(quantization))) return false;
-  if (quantization.method == StoredMethod::kMxfp4) return tensor.dtype == DType::kU8;
+  if (quantization.method == formats::StoredMethod::kMxfp4) return tensor.dtype == DType::kU8;
   const bool is_plain_name = CodesSuffix(quantization) == ".weight";
   return !is_plain_name || tensor.dtype == DType::kF8E4M3 || tensor.dtype == DType::kI8;
 }
@@ -82,21 +85,23 @@ constexpr absl::string_view kUnusedSuffixes[] = {".input_scale", ".activation_sc
 // Joins the parts of one checkpoint.
 class Joiner {
  public:
-  Joiner(const StoredQuantization& quantization, std::vector<StoredTensor>* tensors)
+  Joiner(const formats::StoredQuantization& quantization,
+         std::vector<formats::StoredTensor>* tensors)
       : quantization_(quantization), tensors_(*tensors) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
   }
 
   absl::Status Join(std::vector<std::string>* warnings) {
-    std::vector<StoredTensor> joined;
-    for (const StoredTensor& tensor : tensors_) {
+    std::vector<formats::StoredTensor> joined;
+    for (const formats::StoredTensor& tensor : tensors_) {
       if (!HoldsCodes(quantization_, tensor)) continue;
-      QUIRE_ASSIGN_OR_RETURN(StoredTensor matrix, JoinMatrix(tensor));
+      QUIRE_ASSIGN_OR_RETURN(formats::StoredTensor matrix, JoinMatrix(tensor));
       joined.push_back(std::move(matrix));
     }
     QUIRE_RETURN_IF_ERROR(CheckNotConverted(joined, warnings));
     if (joined.empty()) {
-      warnings->push_back(absl::StrCat("quantization_config says ", StoredTypeName(quantization_),
+      warnings->push_back(absl::StrCat("quantization_config says ",
+                                       formats::StoredTypeName(quantization_),
                                        ", but no tensor of the checkpoint is of that kind"));
     }
     if (num_activation_scales_ > 0) {
@@ -104,7 +109,7 @@ class Joiner {
           num_activation_scales_, " scales of activations, such as ", an_activation_scale_,
           ", are not used: activations are not rounded as the file proposes"));
     }
-    std::vector<StoredTensor> rest;
+    std::vector<formats::StoredTensor> rest;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (!taken_.contains(i)) rest.push_back(std::move(tensors_[i]));
     }
@@ -115,91 +120,92 @@ class Joiner {
 
  private:
   // Null when there is none.
-  const StoredTensor* Find(const std::string& name) const {
+  const formats::StoredTensor* Find(const std::string& name) const {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? nullptr : &tensors_[found->second];
   }
-  void Take(const StoredTensor& tensor) {
+  void Take(const formats::StoredTensor& tensor) {
     taken_.insert(static_cast<std::size_t>(&tensor - tensors_.data()));
   }
-  std::optional<StoredTensor> TakeIfThere(const std::string& name) {
-    const StoredTensor* const tensor = Find(name);
+  std::optional<formats::StoredTensor> TakeIfThere(const std::string& name) {
+    const formats::StoredTensor* const tensor = Find(name);
     if (tensor == nullptr) return std::nullopt;
     Take(*tensor);
     return *tensor;
   }
-  absl::StatusOr<StoredTensor> TakePart(const StoredTensor& codes, const std::string& name) {
-    const std::optional<StoredTensor> part = TakeIfThere(name);
+  absl::StatusOr<formats::StoredTensor> TakePart(const formats::StoredTensor& codes,
+                                                 const std::string& name) {
+    const std::optional<formats::StoredTensor> part = TakeIfThere(name);
     if (!part) return Refuse(codes, name, " is missing");
     return *part;
   }
 
-  absl::StatusOr<StoredTensor> JoinMatrix(const StoredTensor& codes);
+  absl::StatusOr<formats::StoredTensor> JoinMatrix(const formats::StoredTensor& codes);
   // Each fills parts for the codes X + CodesSuffix.
-  absl::Status JoinGptq(const std::string& stem, QuantizedParts* parts);
-  absl::Status JoinPacked(const std::string& stem, QuantizedParts* parts);
-  absl::Status JoinBytes(const std::string& stem, QuantizedParts* parts);
-  absl::Status JoinE2M1(const std::string& stem, QuantizedParts* parts);
+  absl::Status JoinGptq(const std::string& stem, formats::QuantizedParts* parts);
+  absl::Status JoinPacked(const std::string& stem, formats::QuantizedParts* parts);
+  absl::Status JoinBytes(const std::string& stem, formats::QuantizedParts* parts);
+  absl::Status JoinE2M1(const std::string& stem, formats::QuantizedParts* parts);
   // Of N outputs and K inputs in parts; scales are [N, groups] or what the scope makes of it.
-  absl::Status SetScope(QuantizedParts* parts, bool outputs_first) const;
-  absl::Status SetCompressedZeros(const std::string& stem, QuantizedParts* parts);
-  absl::Status SetOrder(const std::string& name, QuantizedParts* parts);
-  absl::Status CheckNotConverted(const std::vector<StoredTensor>& joined,
+  absl::Status SetScope(formats::QuantizedParts* parts, bool outputs_first) const;
+  absl::Status SetCompressedZeros(const std::string& stem, formats::QuantizedParts* parts);
+  absl::Status SetOrder(const std::string& name, formats::QuantizedParts* parts);
+  absl::Status CheckNotConverted(const std::vector<formats::StoredTensor>& joined,
                                  std::vector<std::string>* warnings) const;
 
-  const StoredQuantization& quantization_;
-  std::vector<StoredTensor>& tensors_;
+  const formats::StoredQuantization& quantization_;
+  std::vector<formats::StoredTensor>& tensors_;
   absl::flat_hash_map<std::string, std::size_t> by_name_;
   absl::flat_hash_set<std::size_t> taken_;
   std::size_t num_activation_scales_ = 0;
   std::string an_activation_scale_;
 };
 
-absl::StatusOr<StoredTensor> Joiner::JoinMatrix(const StoredTensor& codes) {
+absl::StatusOr<formats::StoredTensor> Joiner::JoinMatrix(const formats::StoredTensor& codes) {
   const std::string stem(absl::StripSuffix(codes.name, CodesSuffix(quantization_)));
-  QuantizedParts parts;
+  formats::QuantizedParts parts;
   parts.codes = codes;
   Take(codes);
   absl::Status status;
-  const bool is_e2m1 = quantization_.method == StoredMethod::kMxfp4;
+  const bool is_e2m1 = quantization_.method == formats::StoredMethod::kMxfp4;
   if (codes.num_elements() == 0) return Refuse(codes, "shape ", codes.ShapeText(), " is empty");
   if (is_e2m1) {
     status = JoinE2M1(stem, &parts);
   } else if (codes.shape.size() != 2) {
     status = Refuse(codes, "shape is ", codes.ShapeText(), ", a quantised matrix has 2 dimensions");
-  } else if (quantization_.method == StoredMethod::kGptq ||
-             quantization_.method == StoredMethod::kAwq) {
+  } else if (quantization_.method == formats::StoredMethod::kGptq ||
+             quantization_.method == formats::StoredMethod::kAwq) {
     status = JoinGptq(stem, &parts);
   } else {
     status = quantization_.is_packed ? JoinPacked(stem, &parts) : JoinBytes(stem, &parts);
   }
   QUIRE_RETURN_IF_ERROR(status);
   for (const absl::string_view suffix : kUnusedSuffixes) {
-    std::optional<StoredTensor> unused = TakeIfThere(absl::StrCat(stem, suffix));
+    std::optional<formats::StoredTensor> unused = TakeIfThere(absl::StrCat(stem, suffix));
     if (!unused) continue;
     ++num_activation_scales_;
     an_activation_scale_ = unused->name;
     parts.unused.push_back(*std::move(unused));
   }
-  StoredTensor matrix = codes;
+  formats::StoredTensor matrix = codes;
   matrix.name = is_e2m1 ? stem : absl::StrCat(stem, ".weight");
   if (matrix.name != codes.name && Find(matrix.name) != nullptr) {
     return Refuse(codes, "there is a tensor ", matrix.name, " besides");
   }
-  matrix.type = StoredTypeName(quantization_);
+  matrix.type = formats::StoredTypeName(quantization_);
   matrix.dtype = DType::kInvalid;
   matrix.shape = {parts.rows, parts.columns};
   if (is_e2m1) {
     matrix.shape.assign(codes.shape.begin(), codes.shape.end() - 2);
     matrix.shape.push_back(parts.columns);
   }
-  QUIRE_ASSIGN_OR_RETURN(matrix.quantized, QuantizedTensor::Create(std::move(parts)));
+  QUIRE_ASSIGN_OR_RETURN(matrix.quantized, formats::QuantizedTensor::Create(std::move(parts)));
   return matrix;
 }
 
-absl::Status Joiner::SetScope(QuantizedParts* parts, bool outputs_first) const {
-  const StoredTensor& scales = parts->scales;
-  if (quantization_.scope == ScaleScope::kTensor) {
+absl::Status Joiner::SetScope(formats::QuantizedParts* parts, bool outputs_first) const {
+  const formats::StoredTensor& scales = parts->scales;
+  if (quantization_.scope == formats::ScaleScope::kTensor) {
     parts->group = parts->columns;
     if (scales.num_elements() == 1) return absl::OkStatus();
     return CheckShape(scales, {1}, "one scale for the matrix");
@@ -208,7 +214,7 @@ absl::Status Joiner::SetScope(QuantizedParts* parts, bool outputs_first) const {
   std::int64_t rows = parts->rows;
   parts->group = parts->columns;
   std::string why = "one scale for each output";
-  if (quantization_.scope == ScaleScope::kGroup) {
+  if (quantization_.scope == formats::ScaleScope::kGroup) {
     parts->group = quantization_.group_size;
     if (parts->columns % parts->group != 0) {
       return Refuse(parts->codes, "has ", parts->columns, " inputs, which group_size ",
@@ -216,7 +222,7 @@ absl::Status Joiner::SetScope(QuantizedParts* parts, bool outputs_first) const {
     }
     groups = parts->columns / parts->group;
     why = absl::StrCat("group_size ", parts->group);
-  } else if (quantization_.scope == ScaleScope::kBlock) {
+  } else if (quantization_.scope == formats::ScaleScope::kBlock) {
     parts->rows_per_scale = quantization_.block_rows;
     parts->group = quantization_.block_columns;
     rows = CeilOf(parts->rows, parts->rows_per_scale);
@@ -227,13 +233,13 @@ absl::Status Joiner::SetScope(QuantizedParts* parts, bool outputs_first) const {
   absl::StrAppend(&why, " of ", parts->rows, " outputs and ", parts->columns, " inputs");
   parts->row_stride = outputs_first ? groups : 1;
   parts->group_stride = outputs_first ? 1 : rows;
-  const bool is_vector =
-      outputs_first && quantization_.scope == ScaleScope::kChannel && scales.shape == Shape{rows};
+  const bool is_vector = outputs_first && quantization_.scope == formats::ScaleScope::kChannel &&
+                         scales.shape == Shape{rows};
   if (is_vector) return absl::OkStatus();
   return CheckShape(scales, outputs_first ? Shape{rows, groups} : Shape{groups, rows}, why);
 }
 
-absl::Status Joiner::SetOrder(const std::string& name, QuantizedParts* parts) {
+absl::Status Joiner::SetOrder(const std::string& name, formats::QuantizedParts* parts) {
   parts->order = TakeIfThere(name);
   if (!parts->order) {
     if (!quantization_.needs_order) return absl::OkStatus();
@@ -243,9 +249,9 @@ absl::Status Joiner::SetOrder(const std::string& name, QuantizedParts* parts) {
   return CheckShape(*parts->order, {parts->columns}, "a group for each input");
 }
 
-absl::Status Joiner::JoinGptq(const std::string& stem, QuantizedParts* parts) {
-  const bool is_awq = quantization_.method == StoredMethod::kAwq;
-  const StoredTensor& codes = parts->codes;
+absl::Status Joiner::JoinGptq(const std::string& stem, formats::QuantizedParts* parts) {
+  const bool is_awq = quantization_.method == formats::StoredMethod::kAwq;
+  const formats::StoredTensor& codes = parts->codes;
   const std::int64_t per_word = 32 / quantization_.bits;
   QUIRE_RETURN_IF_ERROR(CheckType(codes, {"I32"}));
   QUIRE_ASSIGN_OR_RETURN(parts->scales, TakePart(codes, stem + ".scales"));
@@ -255,9 +261,10 @@ absl::Status Joiner::JoinGptq(const std::string& stem, QuantizedParts* parts) {
   parts->bits = quantization_.bits;
   parts->rows = codes.shape[1] * (is_awq ? per_word : 1);
   parts->columns = codes.shape[0] * (is_awq ? 1 : per_word);
-  parts->code_layout = is_awq ? CodeLayout::kWordsOfOutputs : CodeLayout::kWordsOfInputs;
-  parts->zero_layout =
-      is_awq ? ZeroLayout::kWordsOfOutputsInterleaved : ZeroLayout::kWordsOfOutputs;
+  parts->code_layout =
+      is_awq ? formats::CodeLayout::kWordsOfOutputs : formats::CodeLayout::kWordsOfInputs;
+  parts->zero_layout = is_awq ? formats::ZeroLayout::kWordsOfOutputsInterleaved
+                              : formats::ZeroLayout::kWordsOfOutputs;
   parts->zero_offset = quantization_.zeros_minus_one ? 1 : 0;
   parts->needs_zeros_symmetric = quantization_.needs_zeros_symmetric;
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/false));
@@ -270,10 +277,10 @@ absl::Status Joiner::JoinGptq(const std::string& stem, QuantizedParts* parts) {
   return SetOrder(stem + ".g_idx", parts);
 }
 
-absl::Status Joiner::SetCompressedZeros(const std::string& stem, QuantizedParts* parts) {
+absl::Status Joiner::SetCompressedZeros(const std::string& stem, formats::QuantizedParts* parts) {
   const std::string name = stem + ".weight_zero_point";
   if (!quantization_.has_zeros) {
-    std::optional<StoredTensor> zeros = TakeIfThere(name);
+    std::optional<formats::StoredTensor> zeros = TakeIfThere(name);
     if (!zeros) return absl::OkStatus();
     const bool all_zero = std::all_of(zeros->bytes.begin(), zeros->bytes.end(),
                                       [](std::byte byte) { return byte == std::byte{0}; });
@@ -284,21 +291,22 @@ absl::Status Joiner::SetCompressedZeros(const std::string& stem, QuantizedParts*
   QUIRE_ASSIGN_OR_RETURN(parts->zeros, TakePart(parts->codes, name));
   const std::int64_t groups = parts->columns / parts->group;
   if (!quantization_.is_packed) {
-    parts->zero_layout = ZeroLayout::kSignedBytes;
+    parts->zero_layout = formats::ZeroLayout::kSignedBytes;
     QUIRE_RETURN_IF_ERROR(CheckType(*parts->zeros, {"I8"}));
     return CheckShape(*parts->zeros, {parts->rows, groups}, "the shape of its scales");
   }
-  parts->zero_layout = ZeroLayout::kWordsOfColumns;
+  parts->zero_layout = formats::ZeroLayout::kWordsOfColumns;
   QUIRE_RETURN_IF_ERROR(CheckType(*parts->zeros, {"I32"}));
   return CheckShape(*parts->zeros, {CeilOf(parts->rows, 32 / parts->bits), groups},
                     "the shape of its scales");
 }
 
-absl::Status Joiner::JoinPacked(const std::string& stem, QuantizedParts* parts) {
-  const StoredTensor& codes = parts->codes;
+absl::Status Joiner::JoinPacked(const std::string& stem, formats::QuantizedParts* parts) {
+  const formats::StoredTensor& codes = parts->codes;
   QUIRE_RETURN_IF_ERROR(CheckType(codes, {"I32"}));
   QUIRE_ASSIGN_OR_RETURN(parts->scales, TakePart(codes, stem + ".weight_scale"));
-  QUIRE_ASSIGN_OR_RETURN(const StoredTensor shape, TakePart(codes, stem + ".weight_shape"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor shape,
+                         TakePart(codes, stem + ".weight_shape"));
   QUIRE_RETURN_IF_ERROR(CheckType(parts->scales, {"F16", "BF16", "F32"}));
   QUIRE_RETURN_IF_ERROR(CheckType(shape, {"I64", "I32"}));
   QUIRE_RETURN_IF_ERROR(CheckShape(shape, {2}, "a matrix"));
@@ -323,20 +331,21 @@ absl::Status Joiner::JoinPacked(const std::string& stem, QuantizedParts* parts) 
     return Refuse(shape, "is [", extent(0), ", ", extent(1), "], which ", codes.name, " of shape ",
                   codes.ShapeText(), " does not hold");
   }
-  parts->code_layout = CodeLayout::kWordsOfRows;
+  parts->code_layout = formats::CodeLayout::kWordsOfRows;
   parts->unused.push_back(shape);
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/true));
   QUIRE_RETURN_IF_ERROR(SetCompressedZeros(stem, parts));
   return SetOrder(stem + ".weight_g_idx", parts);
 }
 
-absl::Status Joiner::JoinBytes(const std::string& stem, QuantizedParts* parts) {
-  const StoredTensor& codes = parts->codes;
+absl::Status Joiner::JoinBytes(const std::string& stem, formats::QuantizedParts* parts) {
+  const formats::StoredTensor& codes = parts->codes;
   QUIRE_RETURN_IF_ERROR(CheckType(
       codes, {quantization_.is_fp8 ? absl::string_view("F8_E4M3") : absl::string_view("I8")}));
   const std::string inverse = stem + ".weight_scale_inv";
   const std::string plain = stem + ".weight_scale";
-  const bool is_inverse = quantization_.method == StoredMethod::kFp8 && Find(plain) == nullptr;
+  const bool is_inverse =
+      quantization_.method == formats::StoredMethod::kFp8 && Find(plain) == nullptr;
   QUIRE_ASSIGN_OR_RETURN(parts->scales, TakePart(codes, is_inverse ? inverse : plain));
   if (quantization_.is_fp8) {
     QUIRE_RETURN_IF_ERROR(CheckType(parts->scales, {"F32", "BF16", "F16", "F8_E8M0", "U8"}));
@@ -346,15 +355,16 @@ absl::Status Joiner::JoinBytes(const std::string& stem, QuantizedParts* parts) {
   parts->bits = 8;
   parts->rows = codes.shape[0];
   parts->columns = codes.shape[1];
-  parts->code_layout = quantization_.is_fp8 ? CodeLayout::kE4M3 : CodeLayout::kSignedBytes;
+  parts->code_layout =
+      quantization_.is_fp8 ? formats::CodeLayout::kE4M3 : formats::CodeLayout::kSignedBytes;
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/true));
   if (quantization_.is_fp8) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(SetCompressedZeros(stem, parts));
   return SetOrder(stem + ".weight_g_idx", parts);
 }
 
-absl::Status Joiner::JoinE2M1(const std::string& stem, QuantizedParts* parts) {
-  const StoredTensor& codes = parts->codes;
+absl::Status Joiner::JoinE2M1(const std::string& stem, formats::QuantizedParts* parts) {
+  const formats::StoredTensor& codes = parts->codes;
   QUIRE_ASSIGN_OR_RETURN(parts->scales, TakePart(codes, stem + "_scales"));
   QUIRE_RETURN_IF_ERROR(CheckType(parts->scales, {"U8", "F8_E8M0"}));
   if (codes.shape.size() < 3 || codes.shape.back() != kE2M1Bytes) {
@@ -369,7 +379,7 @@ absl::Status Joiner::JoinE2M1(const std::string& stem, QuantizedParts* parts) {
   parts->group = kE2M1Group;
   parts->row_stride = groups.back();
   parts->group_stride = 1;
-  parts->code_layout = CodeLayout::kE2M1Blocks;
+  parts->code_layout = formats::CodeLayout::kE2M1Blocks;
   return absl::OkStatus();
 }
 
@@ -386,12 +396,12 @@ bool IsPattern(absl::string_view entry) {
   });
 }
 
-absl::Status Joiner::CheckNotConverted(const std::vector<StoredTensor>& joined,
+absl::Status Joiner::CheckNotConverted(const std::vector<formats::StoredTensor>& joined,
                                        std::vector<std::string>* warnings) const {
   std::vector<absl::string_view> absent;
   for (const std::string& entry : quantization_.not_converted) {
     if (entry.empty() || IsPattern(entry)) continue;
-    for (const StoredTensor& matrix : joined) {
+    for (const formats::StoredTensor& matrix : joined) {
       const absl::string_view module = absl::StripSuffix(matrix.name, ".weight");
       if (!IsNamedBy(module, entry)) continue;
       return Refuse(matrix.quantized->parts().codes, "is quantised, but quantization_config says ",
@@ -412,17 +422,17 @@ absl::Status Joiner::CheckNotConverted(const std::vector<StoredTensor>& joined,
 }
 
 // Parts whose codes are not there, or that nothing announced.
-absl::Status CheckLeftOver(const StoredQuantization& quantization,
-                           const std::vector<StoredTensor>& tensors) {
-  for (const StoredTensor& tensor : tensors) {
+absl::Status CheckLeftOver(const formats::StoredQuantization& quantization,
+                           const std::vector<formats::StoredTensor>& tensors) {
+  for (const formats::StoredTensor& tensor : tensors) {
     for (const absl::string_view suffix : kPartSuffixes) {
       if (tensor.quantized != nullptr || !absl::EndsWith(tensor.name, suffix)) continue;
-      if (quantization.method == StoredMethod::kNone) {
+      if (quantization.method == formats::StoredMethod::kNone) {
         return Refuse(tensor, "is part of a quantised matrix, but config.json has no ",
                       "quantization_config");
       }
       return Refuse(tensor, "belongs to no matrix of quantization_config ",
-                    StoredTypeName(quantization), ", whose codes are called NAME",
+                    formats::StoredTypeName(quantization), ", whose codes are called NAME",
                     CodesSuffix(quantization));
     }
   }
@@ -431,9 +441,10 @@ absl::Status CheckLeftOver(const StoredQuantization& quantization,
 
 }  // namespace
 
-absl::Status JoinQuantized(const StoredQuantization& quantization,
-                           std::vector<StoredTensor>* tensors, std::vector<std::string>* warnings) {
-  if (quantization.method != StoredMethod::kNone) {
+absl::Status JoinQuantized(const formats::StoredQuantization& quantization,
+                           std::vector<formats::StoredTensor>* tensors,
+                           std::vector<std::string>* warnings) {
+  if (quantization.method != formats::StoredMethod::kNone) {
     QUIRE_RETURN_IF_ERROR(Joiner(quantization, tensors).Join(warnings));
   }
   return CheckLeftOver(quantization, *tensors);

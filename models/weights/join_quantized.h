@@ -25,7 +25,8 @@ namespace quire::models {
 // INVALID_ARGUMENT that names the tensor and the numbers when a part is missing, left over, or has
 // the wrong shape or values, or when a module that must not be converted is quantised;
 // UNIMPLEMENTED for a type that is not read. Without a method, parts of known names are refused.
-absl::Status JoinQuantized(const StoredQuantization& quantization,
-                           std::vector<StoredTensor>* tensors, std::vector<std::string>* warnings);
+absl::Status JoinQuantized(const formats::StoredQuantization& quantization,
+                           std::vector<formats::StoredTensor>* tensors,
+                           std::vector<std::string>* warnings);
 
 }  // namespace quire::models

@@ -12,12 +12,12 @@ namespace {
 
 // A matrix of its own, from rows of `whole`.
 absl::StatusOr<LinearSlot> CutRows(SlotFinder& finder, const FormChooser& chooser,
-                                   const StoredTensor& whole, const std::string& label,
+                                   const formats::StoredTensor& whole, const std::string& label,
                                    std::int64_t first_row, std::int64_t rows, bool is_transposed) {
   const std::int64_t columns = whole.shape[1];
   // Of codes not where the rows are, but as many bytes as they take.
   const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
-  StoredTensor piece = whole;
+  formats::StoredTensor piece = whole;
   piece.name = absl::StrCat(whole.name, "[", label, "]");
   piece.shape = {rows, columns};
   if (is_transposed) std::swap(piece.shape[0], piece.shape[1]);
@@ -37,11 +37,11 @@ absl::Status CutHeads(SlotFinder& finder, const FormChooser& chooser, const MlaS
                       const std::string& name, MlaSlots* slots) {
   const std::int64_t rows = std::int64_t{mla.num_heads} * (mla.nope_size + mla.v_size);
   QUIRE_ASSIGN_OR_RETURN(
-      const StoredTensor* whole,
+      const formats::StoredTensor* whole,
       finder.Find(absl::StrCat(name, ".weight"),
                   {{rows, "num_attention_heads * (qk_nope_head_dim + v_head_dim)"},
                    {mla.kv_lora_rank, "kv_lora_rank"}}));
-  if (whole->blocks != GgmlType::kNone) {
+  if (whole->blocks != formats::GgmlType::kNone) {
     return absl::UnimplementedError(absl::StrCat(whole->file, ": tensor ", whole->name, " of type ",
                                                  whole->type, " is not supported (supported: F32, ",
                                                  "F16, BF16)"));

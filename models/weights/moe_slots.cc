@@ -14,15 +14,15 @@ namespace {
 absl::StatusOr<LinearSlot> FindUnconverted(SlotFinder& finder, const std::string& name,
                                            const Extent& rows, const Extent& columns,
                                            bool has_bias) {
-  QUIRE_ASSIGN_OR_RETURN(const StoredTensor* weight,
+  QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* weight,
                          finder.Find(absl::StrCat(name, ".weight"), {rows, columns}));
   LinearSlot slot;
   slot.n = static_cast<std::uint32_t>(rows.size);
   slot.k = static_cast<std::uint32_t>(columns.size);
-  const MatrixForm form = IsBlocks(*weight) ? PlainForm(*weight) : StoredForm(*weight);
+  const MatrixForm form = weight->is_coded() ? PlainForm(*weight) : StoredForm(*weight);
   slot.matrices.push_back({.parts = {weight}, .n = slot.n, .k = slot.k, .form = form});
   if (!has_bias) return slot;
-  QUIRE_ASSIGN_OR_RETURN(const StoredTensor* bias,
+  QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* bias,
                          finder.Find(absl::StrCat(name, ".bias"), {rows}));
   slot.biases.push_back(bias);
   return slot;
@@ -44,10 +44,10 @@ absl::Status FindExpert(SlotFinder& finder, const FormChooser& chooser, const Ex
 }
 
 // Expert `e` of a stack: a matrix [rows, columns], or a vector [rows] where `columns` is 0.
-StoredTensor Piece(const StoredTensor& stack, std::uint32_t e, std::int64_t rows,
-                   std::int64_t columns) {
+formats::StoredTensor Piece(const formats::StoredTensor& stack, std::uint32_t e, std::int64_t rows,
+                            std::int64_t columns) {
   const std::size_t bytes = stack.bytes.size() / static_cast<std::size_t>(stack.shape[0]);
-  StoredTensor piece = stack;
+  formats::StoredTensor piece = stack;
   piece.name = absl::StrCat(stack.name, "[", e, "]");
   piece.shape = {rows};
   if (columns > 0) piece.shape.push_back(columns);
@@ -60,12 +60,12 @@ StoredTensor Piece(const StoredTensor& stack, std::uint32_t e, std::int64_t rows
 absl::Status CutStack(SlotFinder& finder, const FormChooser& chooser, const std::string& name,
                       const Extent& experts, const Extent& rows, const Extent& columns,
                       bool is_interleaved, bool has_bias, std::vector<LinearSlot>* slots) {
-  const StoredTensor* const stored = finder.Peek(name);
+  const formats::StoredTensor* const stored = finder.Peek(name);
   const bool is_coded = stored != nullptr && stored->quantized != nullptr;
-  QUIRE_ASSIGN_OR_RETURN(const StoredTensor* stack,
+  QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* stack,
                          is_coded ? finder.Find(name, {experts, rows, columns})
                                   : finder.Find(name, {experts, columns, rows}));
-  const StoredTensor* biases = nullptr;
+  const formats::StoredTensor* biases = nullptr;
   if (has_bias) {
     QUIRE_ASSIGN_OR_RETURN(biases, finder.Find(absl::StrCat(name, "_bias"), {experts, rows}));
   }
@@ -73,13 +73,13 @@ absl::Status CutStack(SlotFinder& finder, const FormChooser& chooser, const std:
     LinearSlot& slot = (*slots)[e];
     slot.n = static_cast<std::uint32_t>(rows.size);
     slot.k = static_cast<std::uint32_t>(columns.size);
-    StoredTensor piece = Piece(*stack, e, rows.size, columns.size);
+    formats::StoredTensor piece = Piece(*stack, e, rows.size, columns.size);
     piece.is_transposed = stack->quantized == nullptr;
     piece.is_interleaved = is_interleaved;
     QUIRE_ASSIGN_OR_RETURN(
         slot.matrices, chooser.Matrices({finder.AddPiece(std::move(piece))}, /*is_head=*/false));
     if (biases == nullptr) continue;
-    StoredTensor bias = Piece(*biases, e, rows.size, /*columns=*/0);
+    formats::StoredTensor bias = Piece(*biases, e, rows.size, /*columns=*/0);
     bias.is_interleaved = is_interleaved;
     slot.biases.push_back(finder.AddPiece(std::move(bias)));
   }
@@ -113,13 +113,13 @@ absl::Status FindSplit(SlotFinder& finder, const FormChooser& chooser, const Ext
   } stacks[] = {{names.split_gate, inner, hidden, moe.expert.gate_bias, &slots->gate_up},
                 {names.split_up, inner, hidden, moe.expert.up_bias, &slots->gate_up},
                 {names.split_down, hidden, inner, moe.expert.down_bias, &slots->down}};
-  std::vector<std::vector<const StoredTensor*>> gate_up(moe.num_experts);
+  std::vector<std::vector<const formats::StoredTensor*>> gate_up(moe.num_experts);
   for (const auto& stack : stacks) {
     const std::string name = absl::StrCat(prefix, stack.name);
     QUIRE_ASSIGN_OR_RETURN(
-        const StoredTensor* weight,
+        const formats::StoredTensor* weight,
         finder.Find(absl::StrCat(name, ".weight"), {experts, stack.rows, stack.columns}));
-    const StoredTensor* bias = nullptr;
+    const formats::StoredTensor* bias = nullptr;
     if (stack.has_bias) {
       QUIRE_ASSIGN_OR_RETURN(bias, finder.Find(absl::StrCat(name, ".bias"), {experts, stack.rows}));
     }
@@ -127,12 +127,12 @@ absl::Status FindSplit(SlotFinder& finder, const FormChooser& chooser, const Ext
       LinearSlot& slot = (*stack.slots)[e];
       slot.n += static_cast<std::uint32_t>(stack.rows.size);
       slot.k = static_cast<std::uint32_t>(stack.columns.size);
-      const StoredTensor* piece =
+      const formats::StoredTensor* piece =
           finder.AddPiece(Piece(*weight, e, stack.rows.size, stack.columns.size));
       if (bias != nullptr) {
         slot.biases.push_back(finder.AddPiece(Piece(*bias, e, stack.rows.size, /*columns=*/0)));
       }
-      std::vector<const StoredTensor*> parts = {piece};
+      std::vector<const formats::StoredTensor*> parts = {piece};
       if (stack.slots == &slots->gate_up) {
         gate_up[e].push_back(piece);
         parts = gate_up[e];

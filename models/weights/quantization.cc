@@ -4,8 +4,6 @@
 
 namespace quire::models {
 
-using kernels::WeightFormat;
-
 absl::string_view QuantizationName(Quantization quantization) {
   switch (quantization) {
     case Quantization::kAuto:
@@ -39,7 +37,7 @@ std::optional<Quantization> QuantizationFromName(absl::string_view name) {
 
 std::string FormName(const MatrixForm& form) {
   if (form.is_plain()) return std::string(DTypeName(form.dtype));
-  std::string name(kernels::WeightFormatName(form.format));
+  std::string name(WeightFormatName(form.format));
   if (form.group != 0) absl::StrAppend(&name, "_g", form.group);
   if (form.has_min) name += form.min_in_steps ? "_zero" : "_min";
   if (form.has_order) name += "_order";

@@ -41,24 +41,22 @@ std::optional<Quantization> QuantizationFromName(absl::string_view name);
 
 // How one matrix lies in memory.
 struct MatrixForm {
-  kernels::WeightFormat format = kernels::WeightFormat::kPlain;
+  WeightFormat format = WeightFormat::kPlain;
   DType dtype = DType::kInvalid;  // kPlain
   std::uint32_t group = 0;        // inputs that share a scale; 0: one scale per output feature
   bool has_min = false;           // a weight is scale * q + min
   bool min_in_steps = false;      // a weight is scale * (q + min); only with has_min
   bool has_order = false;         // groups are of inputs in an order of their own
 
-  bool is_plain() const { return format == kernels::WeightFormat::kPlain; }
-  bool is_fp8() const { return format == kernels::WeightFormat::kFp8E4M3; }
-  bool is_integer() const {
-    return format == kernels::WeightFormat::kInt8 || format == kernels::WeightFormat::kInt4;
-  }
+  bool is_plain() const { return format == WeightFormat::kPlain; }
+  bool is_fp8() const { return format == WeightFormat::kFp8E4M3; }
+  bool is_integer() const { return format == WeightFormat::kInt8 || format == WeightFormat::kInt4; }
   // REQUIRES: is_fp8().
-  kernels::Fp8Shape Fp8ShapeOf(std::uint32_t n, std::uint32_t k) const {
+  Fp8Shape Fp8ShapeOf(std::uint32_t n, std::uint32_t k) const {
     return {.n = n, .k = k, .group = group == 0 ? k : group};
   }
   // REQUIRES: is_integer(), or not is_plain() for a GPU.
-  kernels::QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
+  QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
     return {.format = format,
             .n = n,
             .k = k,

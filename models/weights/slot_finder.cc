@@ -20,19 +20,15 @@ bool IsWeightType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-bool SameOrder(const StoredTensor& a, const StoredTensor& b) {
+bool SameOrder(const formats::StoredTensor& a, const formats::StoredTensor& b) {
   return std::ranges::equal(a.quantized->order(), b.quantized->order());
 }
 
 }  // namespace
 
-bool IsBlocks(const StoredTensor& tensor) {
-  return tensor.is_coded();
-}
-
-absl::StatusOr<const StoredTensor*> SlotFinder::Find(const std::string& name,
-                                                     std::initializer_list<Extent> extents) {
-  const StoredTensor* tensor = checkpoint_.Find(name);
+absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(
+    const std::string& name, std::initializer_list<Extent> extents) {
+  const formats::StoredTensor* tensor = checkpoint_.Find(name);
   if (tensor == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " is missing"));
   }
@@ -48,23 +44,24 @@ absl::StatusOr<const StoredTensor*> SlotFinder::Find(const std::string& name,
                      ", the configuration asks for [", absl::StrJoin(shape, ", "), "] (",
                      absl::StrJoin(keys, ", "), ")"));
   }
-  if (!IsWeightType(tensor->dtype) && !(IsBlocks(*tensor) && shape.size() >= 2)) {
-    return absl::UnimplementedError(
-        absl::StrCat(tensor->file, ": tensor ", name, ": dtype ", tensor->type,
-                     " is not supported (supported: F32, F16, BF16)"));
+  if (!IsWeightType(tensor->dtype) && !(tensor->is_coded() && shape.size() >= 2)) {
+    return absl::UnimplementedError(absl::StrCat(tensor->file, ": tensor ", name, ": dtype ",
+                                                 tensor->type,
+                                                 " is not supported (supported: F32, F16, BF16)"));
   }
   used_.insert(tensor);
   return tensor;
 }
 
-const StoredTensor* SlotFinder::AddPiece(StoredTensor piece) {
-  pieces_.push_back(std::make_shared<const StoredTensor>(std::move(piece)));
+const formats::StoredTensor* SlotFinder::AddPiece(formats::StoredTensor piece) {
+  pieces_.push_back(std::make_shared<const formats::StoredTensor>(std::move(piece)));
   return pieces_.back().get();
 }
 
-absl::StatusOr<MatrixForm> FormChooser::FormOf(const StoredTensor& tensor, bool is_head) const {
+absl::StatusOr<MatrixForm> FormChooser::FormOf(const formats::StoredTensor& tensor,
+                                               bool is_head) const {
   const std::optional<MatrixForm> converted = ConvertedForm(target_.quantization, is_head);
-  if (!converted && !IsBlocks(tensor)) return StoredForm(tensor);
+  if (!converted && !tensor.is_coded()) return StoredForm(tensor);
   if (!converted && target_.quantization == Quantization::kNone) return PlainForm(tensor);
   if (!converted && target_.cuda) return CudaStoredForm(tensor);
   const MatrixForm form = converted ? *converted : StoredForm(tensor);
@@ -74,12 +71,11 @@ absl::StatusOr<MatrixForm> FormChooser::FormOf(const StoredTensor& tensor, bool 
 }
 
 absl::StatusOr<std::vector<MatrixSlot>> FormChooser::Matrices(
-    const std::vector<const StoredTensor*>& parts, bool is_head) const {
+    const std::vector<const formats::StoredTensor*>& parts, bool is_head) const {
   std::vector<MatrixSlot> matrices;
-  for (const StoredTensor* part : parts) {
+  for (const formats::StoredTensor* part : parts) {
     QUIRE_ASSIGN_OR_RETURN(const MatrixForm form, FormOf(*part, is_head));
-    const bool both_plain =
-        !matrices.empty() && matrices.back().form.is_plain() && form.is_plain();
+    const bool both_plain = !matrices.empty() && matrices.back().form.is_plain() && form.is_plain();
     const bool is_like = !matrices.empty() && matrices.back().form == form &&
                          (!form.has_order || SameOrder(*matrices.back().parts[0], *part));
     if (!is_like && !both_plain) {
@@ -95,7 +91,7 @@ absl::StatusOr<std::vector<MatrixSlot>> FormChooser::Matrices(
   return matrices;
 }
 
-absl::Status FormChooser::CheckInputs(const StoredTensor& tensor, const MatrixForm& form,
+absl::Status FormChooser::CheckInputs(const formats::StoredTensor& tensor, const MatrixForm& form,
                                       bool is_head) const {
   const std::int64_t k = tensor.shape[1];
   std::string needs;
@@ -120,14 +116,14 @@ absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& cho
                                       bool is_head) {
   LinearSlot slot;
   slot.k = static_cast<std::uint32_t>(columns.size);
-  std::vector<const StoredTensor*> weights;
+  std::vector<const formats::StoredTensor*> weights;
   for (const Part& part : parts) {
-    QUIRE_ASSIGN_OR_RETURN(const StoredTensor* weight,
+    QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* weight,
                            finder.Find(absl::StrCat(part.name, ".weight"), {part.rows, columns}));
     weights.push_back(weight);
     slot.n += static_cast<std::uint32_t>(part.rows.size);
     if (!part.has_bias) continue;
-    QUIRE_ASSIGN_OR_RETURN(const StoredTensor* bias,
+    QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* bias,
                            finder.Find(absl::StrCat(part.name, ".bias"), {part.rows}));
     slot.biases.push_back(bias);
   }
@@ -138,7 +134,7 @@ absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& cho
 absl::StatusOr<VectorSlot> FindNorm(SlotFinder& finder, const NormSpec& norm,
                                     const std::string& name, const Extent& elements) {
   if (norm.kind == NormKind::kNone) return VectorSlot{};
-  QUIRE_ASSIGN_OR_RETURN(const StoredTensor* tensor,
+  QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* tensor,
                          finder.Find(absl::StrCat(name, ".weight"), {elements}));
   return VectorSlot{tensor, norm.weight_offset};
 }

@@ -39,9 +39,6 @@ struct Part {
   bool has_bias;
 };
 
-// Whether the rows of a tensor are blocks of a GGUF file or codes (StoredTensor::quantized).
-bool IsBlocks(const StoredTensor& tensor);
-
 // Looks tensors up, checks them, and remembers which ones were asked for.
 class SlotFinder {
  public:
@@ -49,23 +46,25 @@ class SlotFinder {
 
   // Returns INVALID_ARGUMENT when the tensor is missing or has another shape, with both shapes and
   // the keys; UNIMPLEMENTED for a type that is not read.
-  absl::StatusOr<const StoredTensor*> Find(const std::string& name,
-                                           std::initializer_list<Extent> extents);
+  absl::StatusOr<const formats::StoredTensor*> Find(const std::string& name,
+                                                    std::initializer_list<Extent> extents);
   // Null when there is none; the tensor does not count as used.
-  const StoredTensor* Peek(absl::string_view name) const { return checkpoint_.Find(name); }
+  const formats::StoredTensor* Peek(absl::string_view name) const { return checkpoint_.Find(name); }
 
   // A tensor that is part of one that was found.
-  const StoredTensor* AddPiece(StoredTensor piece);
-  std::vector<std::shared_ptr<const StoredTensor>> TakePieces() { return std::move(pieces_); }
+  const formats::StoredTensor* AddPiece(formats::StoredTensor piece);
+  std::vector<std::shared_ptr<const formats::StoredTensor>> TakePieces() {
+    return std::move(pieces_);
+  }
 
-  void MarkUsed(const StoredTensor* tensor) { used_.insert(tensor); }
-  bool IsUsed(const StoredTensor& tensor) const { return used_.contains(&tensor); }
-  const absl::flat_hash_set<const StoredTensor*>& used() const { return used_; }
+  void MarkUsed(const formats::StoredTensor* tensor) { used_.insert(tensor); }
+  bool IsUsed(const formats::StoredTensor& tensor) const { return used_.contains(&tensor); }
+  const absl::flat_hash_set<const formats::StoredTensor*>& used() const { return used_; }
 
  private:
   const Checkpoint& checkpoint_;
-  absl::flat_hash_set<const StoredTensor*> used_;
-  std::vector<std::shared_ptr<const StoredTensor>> pieces_;
+  absl::flat_hash_set<const formats::StoredTensor*> used_;
+  std::vector<std::shared_ptr<const formats::StoredTensor>> pieces_;
 };
 
 // Chooses the form of matrices.
@@ -74,15 +73,16 @@ class FormChooser {
   explicit FormChooser(const WeightTarget& target) : target_(target) {}
 
   // Of one tensor by itself. Returns INVALID_ARGUMENT for inputs that the form cannot hold.
-  absl::StatusOr<MatrixForm> FormOf(const StoredTensor& tensor, bool is_head) const;
+  absl::StatusOr<MatrixForm> FormOf(const formats::StoredTensor& tensor, bool is_head) const;
 
   // Parts of one input. Neighbours of one form, and one order of inputs if they have their own,
   // share a matrix; plain ones of different types share one in f32.
-  absl::StatusOr<std::vector<MatrixSlot>> Matrices(const std::vector<const StoredTensor*>& parts,
-                                                   bool is_head) const;
+  absl::StatusOr<std::vector<MatrixSlot>> Matrices(
+      const std::vector<const formats::StoredTensor*>& parts, bool is_head) const;
 
  private:
-  absl::Status CheckInputs(const StoredTensor& tensor, const MatrixForm& form, bool is_head) const;
+  absl::Status CheckInputs(const formats::StoredTensor& tensor, const MatrixForm& form,
+                           bool is_head) const;
 
   const WeightTarget& target_;
 };

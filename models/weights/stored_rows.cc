@@ -16,24 +16,24 @@ namespace {
 // Elements of one unit of the search for values that are not finite.
 constexpr std::int64_t kScanElements = std::int64_t{1} << 16;
 
-bool IsBlocks(const StoredTensor& tensor) {
-  return tensor.blocks != GgmlType::kNone;
+bool IsBlocks(const formats::StoredTensor& tensor) {
+  return tensor.blocks != formats::GgmlType::kNone;
 }
 
-std::int64_t RowElements(const StoredTensor& tensor) {
+std::int64_t RowElements(const formats::StoredTensor& tensor) {
   return tensor.shape.back();
 }
 
-std::span<const std::byte> RowBytes(const StoredTensor& tensor, std::int64_t row) {
+std::span<const std::byte> RowBytes(const formats::StoredTensor& tensor, std::int64_t row) {
   const std::int64_t k = RowElements(tensor);
   const std::int64_t bytes =
-      IsBlocks(tensor) ? GgmlRowBytes(tensor.blocks, k) : k * DTypeSize(tensor.dtype);
+      IsBlocks(tensor) ? formats::GgmlRowBytes(tensor.blocks, k) : k * DTypeSize(tensor.dtype);
   return tensor.bytes.subspan(static_cast<std::size_t>(row * bytes),
                               static_cast<std::size_t>(bytes));
 }
 
 // Where row `row` of a matrix, or element `row` of a vector, is stored among the others.
-std::int64_t StoredPlace(const StoredTensor& tensor, std::int64_t row) {
+std::int64_t StoredPlace(const formats::StoredTensor& tensor, std::int64_t row) {
   if (!tensor.is_interleaved) return row;
   const std::int64_t half = tensor.shape[0] / 2;
   return row < half ? 2 * row : 2 * (row - half) + 1;
@@ -48,7 +48,7 @@ float FiniteF16(std::uint16_t bits) {
 }
 
 // Element i of a stored tensor of a plain type; the bytes need not be aligned.
-float Element(const StoredTensor& tensor, std::int64_t i) {
+float Element(const formats::StoredTensor& tensor, std::int64_t i) {
   const std::byte* at = tensor.bytes.data() + i * DTypeSize(tensor.dtype);
   if (tensor.dtype == DType::kF32) {
     float value;
@@ -72,7 +72,7 @@ bool AnyNotFinite(const std::byte* values, std::int64_t count) {
   return found != 0;
 }
 
-bool AnyNotFinite(const StoredTensor& tensor, std::int64_t begin, std::int64_t end) {
+bool AnyNotFinite(const formats::StoredTensor& tensor, std::int64_t begin, std::int64_t end) {
   const std::byte* values = tensor.bytes.data() + begin * DTypeSize(tensor.dtype);
   switch (tensor.dtype) {
     case DType::kBF16:
@@ -101,27 +101,27 @@ std::int64_t FirstBad(const kernels::Backend& backend, std::int64_t units, doubl
   return first.load();
 }
 
-absl::Status NotFinite(const StoredTensor& tensor, std::int64_t element, float value) {
+absl::Status NotFinite(const formats::StoredTensor& tensor, std::int64_t element, float value) {
   return absl::InvalidArgumentError(
       absl::StrCat(tensor.file, ": tensor ", tensor.name, ": element ", element, " of ",
                    tensor.num_elements(), " is ", value, ", weights must be finite"));
 }
 
 // REQUIRES: the row has such an element.
-absl::Status BeyondF16(const StoredTensor& tensor, std::int64_t row) {
+absl::Status BeyondF16(const formats::StoredTensor& tensor, std::int64_t row) {
   std::vector<float> wide(static_cast<std::size_t>(RowElements(tensor)));
   WidenRow(tensor, row, wide);
   const auto at = std::find_if(wide.begin(), wide.end(), [](float value) {
     return !std::isfinite(F16::FromFloat(value).ToFloat());
   });
   QUIRE_CHECK(at != wide.end());
-  return absl::InvalidArgumentError(absl::StrCat(
-      tensor.file, ": tensor ", tensor.name, ": element ",
-      row * RowElements(tensor) + (at - wide.begin()), " of ", tensor.num_elements(), " is ", *at,
-      ", beyond f16; model.quantization none holds it as f32"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(tensor.file, ": tensor ", tensor.name, ": element ",
+                   row * RowElements(tensor) + (at - wide.begin()), " of ", tensor.num_elements(),
+                   " is ", *at, ", beyond f16; model.quantization none holds it as f32"));
 }
 
-bool IsFiniteRow(const StoredTensor& tensor, std::int64_t row) {
+bool IsFiniteRow(const formats::StoredTensor& tensor, std::int64_t row) {
   if (tensor.quantized != nullptr && !tensor.is_transposed) {
     return tensor.quantized->IsFiniteRow(tensor.first_row + StoredPlace(tensor, row));
   }
@@ -130,12 +130,12 @@ bool IsFiniteRow(const StoredTensor& tensor, std::int64_t row) {
   return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
 }
 
-absl::Status CheckFiniteCoded(const StoredTensor& tensor, const kernels::Backend& backend) {
+absl::Status CheckFiniteCoded(const formats::StoredTensor& tensor,
+                              const kernels::Backend& backend) {
   const std::int64_t k = RowElements(tensor);
   const std::int64_t rows = tensor.num_elements() / k;
-  const std::int64_t bad = FirstBad(backend, rows, static_cast<double>(k), [&](std::int64_t row) {
-    return !IsFiniteRow(tensor, row);
-  });
+  const std::int64_t bad = FirstBad(backend, rows, static_cast<double>(k),
+                                    [&](std::int64_t row) { return !IsFiniteRow(tensor, row); });
   if (bad == rows) return absl::OkStatus();
   std::vector<float> values(static_cast<std::size_t>(k));
   WidenRow(tensor, bad, values);
@@ -147,7 +147,7 @@ absl::Status CheckFiniteCoded(const StoredTensor& tensor, const kernels::Backend
 
 }  // namespace
 
-void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out) {
+void WidenRow(const formats::StoredTensor& tensor, std::int64_t row, std::span<float> out) {
   const std::int64_t stored = StoredPlace(tensor, row);
   if (tensor.quantized != nullptr && !tensor.is_transposed) {
     return tensor.quantized->Row(tensor.first_row + stored, out);
@@ -167,7 +167,7 @@ void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out
     return;
   }
   const std::span<const std::byte> bytes = RowBytes(tensor, stored);
-  if (IsBlocks(tensor)) return DequantizeRow(tensor.blocks, bytes, out);
+  if (IsBlocks(tensor)) return formats::DequantizeRow(tensor.blocks, bytes, out);
   if (tensor.dtype == DType::kF32) {
     std::memcpy(out.data(), bytes.data(), bytes.size());
     return;
@@ -180,7 +180,7 @@ void WidenRow(const StoredTensor& tensor, std::int64_t row, std::span<float> out
   }
 }
 
-absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t begin,
+absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::int64_t begin,
                          std::int64_t end, const kernels::Backend& backend, void* out) {
   QUIRE_CHECK(dtype == DType::kF32 || dtype == DType::kF16);
   const auto k = static_cast<std::size_t>(RowElements(tensor));
@@ -209,13 +209,12 @@ absl::Status ConvertRows(const StoredTensor& tensor, DType dtype, std::int64_t b
   return bad == end - begin ? absl::OkStatus() : BeyondF16(tensor, begin + bad);
 }
 
-MatrixForm StoredForm(const StoredTensor& tensor) {
+MatrixForm StoredForm(const formats::StoredTensor& tensor) {
   if (!tensor.is_coded()) return {.dtype = tensor.dtype};
   if (tensor.quantized != nullptr) {
     const auto& fp8 = tensor.quantized->fp8_shape();
     if (fp8 && !tensor.is_transposed) {
-      return {.format = kernels::WeightFormat::kFp8E4M3,
-              .group = fp8->group == fp8->k ? 0 : fp8->group};
+      return {.format = WeightFormat::kFp8E4M3, .group = fp8->group == fp8->k ? 0 : fp8->group};
     }
     const auto& shape = tensor.quantized->integer_shape();
     if (!shape || tensor.is_transposed) return PlainForm(tensor);
@@ -225,12 +224,13 @@ MatrixForm StoredForm(const StoredTensor& tensor) {
             .min_in_steps = shape->min_in_steps,
             .has_order = shape->has_order};
   }
-  const auto shape = IntegerShapeOf(tensor.blocks, static_cast<std::uint32_t>(tensor.shape[0]),
-                                    static_cast<std::uint32_t>(tensor.shape[1]));
+  const auto shape =
+      formats::IntegerShapeOf(tensor.blocks, static_cast<std::uint32_t>(tensor.shape[0]),
+                              static_cast<std::uint32_t>(tensor.shape[1]));
   return {.format = shape.format, .group = shape.group, .has_min = shape.has_min};
 }
 
-absl::StatusOr<MatrixForm> CudaStoredForm(const StoredTensor& tensor) {
+absl::StatusOr<MatrixForm> CudaStoredForm(const formats::StoredTensor& tensor) {
   const MatrixForm form = StoredForm(tensor);
   if (!tensor.is_coded() || tensor.is_transposed) return form;
   const auto n = static_cast<std::uint32_t>(tensor.shape[0]);
@@ -239,7 +239,7 @@ absl::StatusOr<MatrixForm> CudaStoredForm(const StoredTensor& tensor) {
     return kernels::CheckCudaQuantizedShape(form.ShapeOf(n, k)).ok() ? form : PlainForm(tensor);
   }
   const MatrixForm held = tensor.quantized->is_e2m1()
-                              ? MatrixForm{.format = kernels::WeightFormat::kFp4E2M1, .group = 32}
+                              ? MatrixForm{.format = WeightFormat::kFp4E2M1, .group = 32}
                               : form;
   // What QuantizedTensor has no form for.
   std::string why =
@@ -256,11 +256,11 @@ absl::StatusOr<MatrixForm> CudaStoredForm(const StoredTensor& tensor) {
                                                "; model.quantization none holds it unquantised"));
 }
 
-MatrixForm PlainForm(const StoredTensor& tensor) {
+MatrixForm PlainForm(const formats::StoredTensor& tensor) {
   return {.dtype = tensor.quantized != nullptr ? tensor.quantized->plain_dtype() : DType::kF32};
 }
 
-void PlainRow(const StoredTensor& tensor, DType dtype, std::int64_t row, std::byte* out) {
+void PlainRow(const formats::StoredTensor& tensor, DType dtype, std::int64_t row, std::byte* out) {
   const auto k = static_cast<std::size_t>(RowElements(tensor));
   if (dtype == DType::kF32) return WidenRow(tensor, row, {reinterpret_cast<float*>(out), k});
   QUIRE_CHECK(dtype == DType::kBF16 || dtype == DType::kF16);
@@ -268,18 +268,18 @@ void PlainRow(const StoredTensor& tensor, DType dtype, std::int64_t row, std::by
   WidenRow(tensor, row, values);
   auto* const halves = reinterpret_cast<std::uint16_t*>(out);
   for (std::size_t i = 0; i < k; ++i) {
-    halves[i] = dtype == DType::kBF16 ? BF16::FromFloat(values[i]).bits
-                                      : F16::FromFloat(values[i]).bits;
+    halves[i] =
+        dtype == DType::kBF16 ? BF16::FromFloat(values[i]).bits : F16::FromFloat(values[i]).bits;
   }
 }
 
-void CodedRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
-              const kernels::QuantizedRow& out) {
+void CodedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
+              const QuantizedRow& out) {
   const auto codes = [&out]() -> std::span<std::uint8_t> {
     return {reinterpret_cast<std::uint8_t*>(out.q.data()), out.q.size()};
   };
   if (form.is_fp8()) return Fp8Row(tensor, row, {codes(), out.scales});
-  if (form.format == kernels::WeightFormat::kFp4E2M1) {
+  if (form.format == WeightFormat::kFp4E2M1) {
     return tensor.quantized->E2M1Row(tensor.first_row + StoredPlace(tensor, row), codes(),
                                      out.scales);
   }
@@ -287,7 +287,7 @@ void CodedRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t r
     if (tensor.quantized != nullptr) {
       return tensor.quantized->IntegerRow(tensor.first_row + StoredPlace(tensor, row), out);
     }
-    return DecodeRow(tensor.blocks, RowBytes(tensor, row), out);
+    return formats::DecodeRow(tensor.blocks, RowBytes(tensor, row), out);
   }
   std::vector<float> values(out.q.size());
   WidenRow(tensor, row, values);
@@ -295,11 +295,11 @@ void CodedRow(const StoredTensor& tensor, const MatrixForm& form, std::int64_t r
   kernels::QuantizeRow(form.format, form.group == 0 ? k : form.group, values, out);
 }
 
-void Fp8Row(const StoredTensor& tensor, std::int64_t row, const kernels::Fp8Row& out) {
+void Fp8Row(const formats::StoredTensor& tensor, std::int64_t row, const quire::Fp8Row& out) {
   tensor.quantized->Fp8Row(tensor.first_row + StoredPlace(tensor, row), out);
 }
 
-absl::Status CheckFinite(const StoredTensor& tensor, const kernels::Backend& backend) {
+absl::Status CheckFinite(const formats::StoredTensor& tensor, const kernels::Backend& backend) {
   if (tensor.is_coded()) return CheckFiniteCoded(tensor, backend);
   const std::int64_t elements = tensor.num_elements();
   const std::int64_t units = (elements + kScanElements - 1) / kScanElements;

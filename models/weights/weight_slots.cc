@@ -46,8 +46,9 @@ absl::Status FindAttention(SlotFinder& finder, const FormChooser& chooser, const
   QUIRE_ASSIGN_OR_RETURN(slots->q_norm, FindHeadNorm(finder, heads, name(names.q_norm), q_rows));
   QUIRE_ASSIGN_OR_RETURN(slots->k_norm, FindHeadNorm(finder, heads, name(names.k_norm), kv_rows));
   if (heads.has_sinks) {
-    QUIRE_ASSIGN_OR_RETURN(slots->sinks.tensor, finder.Find(name(names.sinks), {
-                                                    {heads.num_heads, "num_attention_heads"}}));
+    QUIRE_ASSIGN_OR_RETURN(
+        slots->sinks.tensor,
+        finder.Find(name(names.sinks), {{heads.num_heads, "num_attention_heads"}}));
   }
   QUIRE_ASSIGN_OR_RETURN(
       slots->o, FindLinear(finder, chooser, {{name(names.o), hidden, heads.o_bias}}, q_rows));
@@ -89,13 +90,11 @@ absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& choo
     QUIRE_ASSIGN_OR_RETURN(
         slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, mla.o_bias}}, values));
   } else {
-    QUIRE_RETURN_IF_ERROR(
-        FindAttention(finder, chooser, spec, layer.heads, names, prefix, &slots));
+    QUIRE_RETURN_IF_ERROR(FindAttention(finder, chooser, spec, layer.heads, names, prefix, &slots));
   }
   QUIRE_ASSIGN_OR_RETURN(slots.attn_out,
                          FindNorm(finder, layer.attn_out, name(names.attn_out), hidden));
-  QUIRE_ASSIGN_OR_RETURN(slots.mlp_in,
-                         FindNorm(finder, layer.mlp_in, name(names.mlp_in), hidden));
+  QUIRE_ASSIGN_OR_RETURN(slots.mlp_in, FindNorm(finder, layer.mlp_in, name(names.mlp_in), hidden));
   if (layer.mlp == MlpKind::kMoe) {
     QUIRE_ASSIGN_OR_RETURN(slots.moe,
                            FindMoe(finder, chooser, spec.hidden, layer.moe, names, prefix));
@@ -129,10 +128,10 @@ bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::str
 }
 
 // Old programs write a bias of zeros for every matrix that they quantise.
-bool IsZeroBias(const Checkpoint& checkpoint, const StoredTensor& tensor) {
+bool IsZeroBias(const Checkpoint& checkpoint, const formats::StoredTensor& tensor) {
   constexpr absl::string_view kBias = ".bias";
   if (!absl::EndsWith(tensor.name, kBias)) return false;
-  const StoredTensor* matrix = checkpoint.Find(
+  const formats::StoredTensor* matrix = checkpoint.Find(
       absl::StrCat(tensor.name.substr(0, tensor.name.size() - kBias.size()), ".weight"));
   return matrix != nullptr && matrix->quantized != nullptr &&
          std::all_of(tensor.bytes.begin(), tensor.bytes.end(),
@@ -142,7 +141,7 @@ bool IsZeroBias(const Checkpoint& checkpoint, const StoredTensor& tensor) {
 absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const TensorNames& names,
                          const Checkpoint& checkpoint, WeightSlots* slots) {
   std::size_t behind = 0;
-  for (const StoredTensor& tensor : checkpoint.tensors()) {
+  for (const formats::StoredTensor& tensor : checkpoint.tensors()) {
     if (finder.IsUsed(tensor)) continue;
     if (!IsIgnorable(spec, names, tensor.name) && !IsZeroBias(checkpoint, tensor)) {
       return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
@@ -173,7 +172,7 @@ absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const Mode
                          chooser.Matrices({slots->embedding}, /*is_head=*/true));
   slots->head.n = spec.vocab_size;
   slots->head.k = spec.hidden;
-  const StoredTensor* stored = checkpoint.Find(weight_name);
+  const formats::StoredTensor* stored = checkpoint.Find(weight_name);
   if (stored == nullptr) return absl::OkStatus();
   finder.MarkUsed(stored);
   if (stored->type != slots->embedding->type ||
@@ -202,7 +201,7 @@ void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const Tens
   const std::string tied_head = absl::StrCat(names.head, ".weight");
   std::array<std::int64_t, 4> by_type{};
   constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kInvalid};
-  for (const StoredTensor* tensor : finder.used()) {
+  for (const formats::StoredTensor* tensor : finder.used()) {
     if (spec.tie_embeddings && tensor->name == tied_head) continue;
     slots->parameter_count += tensor->num_elements();
     for (std::size_t i = 0; i < by_type.size(); ++i) {
@@ -229,10 +228,10 @@ std::string MaxCodedForm(const WeightSlots& slots) {
 // Codes that no kernel multiplies with take more memory than the file.
 void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
   if (target.quantization != Quantization::kAuto) return;
-  const StoredTensor* wide = nullptr;
+  const formats::StoredTensor* wide = nullptr;
   DType dtype = DType::kInvalid;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
-    for (const StoredTensor* part : slot.parts) {
+    for (const formats::StoredTensor* part : slot.parts) {
       if (wide != nullptr || part->quantized == nullptr || !slot.form.is_plain()) continue;
       wide = part;
       dtype = slot.form.dtype;
@@ -247,10 +246,10 @@ void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
 }
 
 void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
-  const StoredTensor* blocks = nullptr;
+  const formats::StoredTensor* blocks = nullptr;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
-    for (const StoredTensor* part : slot.parts) {
-      if (!IsBlocks(*part) || slot.form.is_plain() || slot.form == StoredForm(*part)) continue;
+    for (const formats::StoredTensor* part : slot.parts) {
+      if (!part->is_coded() || slot.form.is_plain() || slot.form == StoredForm(*part)) continue;
       if (blocks == nullptr) blocks = part;
     }
   });
@@ -287,10 +286,10 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
     if (slot.tensor != nullptr) fn(slot.tensor->num_elements());
   };
   for (const LayerSlots& layer : slots.layers) {
-    for (const VectorSlot* slot : {&layer.attn_in, &layer.q_norm, &layer.k_norm, &layer.sinks,
-                                   &layer.attn_out, &layer.mlp_in, &layer.mlp_out,
-                                   &layer.moe.choice_bias, &layer.mla.q_a_norm,
-                                   &layer.mla.kv_a_norm}) {
+    for (const VectorSlot* slot :
+         {&layer.attn_in, &layer.q_norm, &layer.k_norm, &layer.sinks, &layer.attn_out,
+          &layer.mlp_in, &layer.mlp_out, &layer.moe.choice_bias, &layer.mla.q_a_norm,
+          &layer.mla.kv_a_norm}) {
       vector(*slot);
     }
     for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
@@ -332,8 +331,8 @@ std::int64_t VectorFloats(const WeightSlots& slots) {
   return floats;
 }
 
-DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization) {
-  if (!IsBlocks(embedding)) return embedding.dtype;
+DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quantization) {
+  if (!embedding.is_coded()) return embedding.dtype;
   if (embedding.quantized != nullptr) return DType::kF32;
   return quantization == Quantization::kNone ? DType::kF32 : DType::kF16;
 }

@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/logging.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
@@ -26,15 +26,15 @@ namespace {
 class Progress {
  public:
   Progress(const WeightSlots& slots, bool is_cpu)
-      : is_cpu_(is_cpu), start_(absl::Now()), next_line_(absl::ToUnixNanos(start_) + kInterval) {
-    ForEachStored(slots, [&](const StoredTensor& tensor) {
+      : is_cpu_(is_cpu), start_(MonotonicNow()), next_line_(absl::ToUnixNanos(start_) + kInterval) {
+    ForEachStored(slots, [&](const formats::StoredTensor& tensor) {
       total_ += static_cast<std::int64_t>(tensor.bytes.size());
     });
   }
 
   void Add(std::int64_t stored_bytes) {
     const std::int64_t done = done_.fetch_add(stored_bytes) + stored_bytes;
-    const std::int64_t now = absl::GetCurrentTimeNanos();
+    const std::int64_t now = absl::ToUnixNanos(MonotonicNow());
     std::int64_t next = next_line_.load();
     if (now >= next && next_line_.compare_exchange_strong(next, now + kInterval)) {
       Line("packing weights", done);
@@ -50,7 +50,7 @@ class Progress {
   static void ForEachStored(const WeightSlots& slots, Fn&& fn) {
     const auto linear = [&](const LinearSlot& slot) {
       for (const MatrixSlot& matrix : slot.matrices) {
-        for (const StoredTensor* part : matrix.parts) fn(*part);
+        for (const formats::StoredTensor* part : matrix.parts) fn(*part);
       }
     };
     fn(*slots.embedding);
@@ -62,7 +62,7 @@ class Progress {
 
   void Line(absl::string_view message, std::int64_t done) const {
     if (!is_cpu_) return;
-    const double seconds = absl::ToDoubleSeconds(absl::Now() - start_);
+    const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start_);
     log::Info("model", message,
               {{"bytes", done},
                {"of", total_},
@@ -108,7 +108,7 @@ std::vector<std::pair<const LinearSlot*, LinearWeights*>> Pairs(const LayerSlots
 
 // A vector in memory: its tensors one behind the other, what is added to them, who points to it.
 struct VectorPlace {
-  std::span<const StoredTensor* const> parts;
+  std::span<const formats::StoredTensor* const> parts;
   float offset;
   const float** where;
 };
@@ -145,7 +145,7 @@ std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerW
 
 std::int64_t Elements(const VectorPlace& place) {
   std::int64_t elements = 0;
-  for (const StoredTensor* part : place.parts) elements += part->num_elements();
+  for (const formats::StoredTensor* part : place.parts) elements += part->num_elements();
   return elements;
 }
 
@@ -164,7 +164,7 @@ absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorPlace> plac
   std::size_t at = 0;
   for (const VectorPlace& place : places) {
     std::size_t part_at = at;
-    for (const StoredTensor* part : place.parts) {
+    for (const formats::StoredTensor* part : place.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend));
       const auto elements = static_cast<std::size_t>(part->num_elements());
       WidenRow(*part, 0, {values.data() + part_at, elements});
@@ -198,13 +198,13 @@ class Packer {
                                  ? PackFp8(matrix)
                                  : PackCoded(matrix));
       weights->matrices.push_back(std::move(packed));
-      for (const StoredTensor* part : matrix.parts) Forget(*part);
+      for (const formats::StoredTensor* part : matrix.parts) Forget(*part);
     }
     return absl::OkStatus();
   }
 
   // Rows of the embedding, as stored or, of blocks, in the type given.
-  absl::StatusOr<DeviceBuffer> LoadEmbedding(const StoredTensor& tensor, DType dtype) {
+  absl::StatusOr<DeviceBuffer> LoadEmbedding(const formats::StoredTensor& tensor, DType dtype) {
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer rows, ReadEmbedding(tensor, dtype));
     Forget(tensor);
     return rows;
@@ -212,19 +212,19 @@ class Packer {
 
  private:
   // Files need no memory beside the weights that were made of them.
-  static void Forget(const StoredTensor& tensor) {
+  static void Forget(const formats::StoredTensor& tensor) {
     if (!tensor.is_mapped) return;
     MappedFile::Forget(tensor.bytes);
     // The scales of a stack serve its other matrices too.
     if (tensor.quantized == nullptr || tensor.bytes.size() != tensor.quantized->codes_bytes()) {
       return;
     }
-    for (const StoredTensor* source : tensor.quantized->Sources()) {
+    for (const formats::StoredTensor* source : tensor.quantized->Sources()) {
       MappedFile::Forget(source->bytes);
     }
   }
 
-  absl::StatusOr<DeviceBuffer> ReadEmbedding(const StoredTensor& tensor, DType dtype) {
+  absl::StatusOr<DeviceBuffer> ReadEmbedding(const formats::StoredTensor& tensor, DType dtype) {
     QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend_));
     progress_->Add(static_cast<std::int64_t>(tensor.bytes.size()));
     if (!tensor.is_coded()) {
@@ -233,9 +233,9 @@ class Packer {
     const std::int64_t rows = tensor.shape[0];
     const std::int64_t row_bytes = tensor.shape[1] * DTypeSize(dtype);
     const bool cuda = backend_.cuda() != nullptr;
-    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer buffer,
-                           DeviceBuffer::Allocate(cuda ? MemoryKind::kDevice : MemoryKind::kHost,
-                                                  rows * row_bytes));
+    QUIRE_ASSIGN_OR_RETURN(
+        DeviceBuffer buffer,
+        DeviceBuffer::Allocate(cuda ? MemoryKind::kDevice : MemoryKind::kHost, rows * row_bytes));
     if (!cuda) {
       QUIRE_RETURN_IF_ERROR(ConvertRows(tensor, dtype, 0, rows, backend_, buffer.data()));
       return buffer;
@@ -261,14 +261,14 @@ class Packer {
   // before it is uploaded.
   absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot) {
     bool as_stored = true;
-    for (const StoredTensor* part : slot.parts) {
+    for (const formats::StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
       as_stored &= part->dtype == slot.form.dtype && part->is_row_by_row();
     }
     if (!as_stored && backend_.cuda() == nullptr) return WidenAndPack(slot);
     std::vector<kernels::WeightRows> rows;
     std::vector<DeviceBuffer> laid_out;
-    for (const StoredTensor* part : slot.parts) {
+    for (const formats::StoredTensor* part : slot.parts) {
       const void* data = part->bytes.data();
       if (part->dtype != slot.form.dtype || !part->is_row_by_row()) {
         QUIRE_ASSIGN_OR_RETURN(DeviceBuffer plain, PlainRows(*part, slot.form.dtype, slot.k));
@@ -282,11 +282,11 @@ class Packer {
   }
 
   // All rows of a tensor in host memory.
-  absl::StatusOr<DeviceBuffer> PlainRows(const StoredTensor& tensor, DType dtype,
+  absl::StatusOr<DeviceBuffer> PlainRows(const formats::StoredTensor& tensor, DType dtype,
                                          std::uint32_t k) {
     const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(dtype);
-    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer rows, DeviceBuffer::Allocate(MemoryKind::kHost,
-                                                                     tensor.shape[0] * row_bytes));
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer rows,
+                           DeviceBuffer::Allocate(MemoryKind::kHost, tensor.shape[0] * row_bytes));
     auto* const to = static_cast<std::byte*>(rows.data());
     backend_.ParallelFor(tensor.shape[0], static_cast<double>(k) / 2,
                          [&](std::int64_t begin, std::int64_t end, int) {
@@ -307,12 +307,12 @@ class Packer {
   }
 
   absl::StatusOr<kernels::PackedLinear> PackFp8(const MatrixSlot& slot) {
-    for (const StoredTensor* part : slot.parts) {
+    for (const formats::StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
     }
     return kernels::PackFp8Rows(
         backend_, slot.form.Fp8ShapeOf(slot.n, slot.k),
-        [&](std::uint32_t row, const kernels::Fp8Row& out) {
+        [&](std::uint32_t row, const quire::Fp8Row& out) {
           const auto [part, part_row] = Locate(slot, row);
           Fp8Row(*part, part_row, out);
           progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
@@ -320,14 +320,15 @@ class Packer {
   }
 
   absl::StatusOr<kernels::PackedLinear> PackCoded(const MatrixSlot& slot) {
-    for (const StoredTensor* part : slot.parts) {
+    for (const formats::StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
     }
-    const kernels::QuantizedShape shape = slot.form.ShapeOf(slot.n, slot.k);
+    const QuantizedShape shape = slot.form.ShapeOf(slot.n, slot.k);
     // Lowest row with a scale or min that f16 cannot hold.
     std::atomic<std::uint32_t> first_bad{slot.n};
     absl::StatusOr<kernels::PackedLinear> packed = kernels::PackQuantizedRows(
-        backend_, shape, [&](std::uint32_t row, const kernels::QuantizedRow& out) {
+        backend_, shape,
+        [&](std::uint32_t row, const QuantizedRow& out) {
           const auto [part, part_row] = Locate(slot, row);
           CodedRow(*part, slot.form, part_row, out);
           if (slot.form.is_integer() && !shape.scale_per_feature() && !FitF16(out)) {
@@ -345,15 +346,15 @@ class Packer {
         FormName(slot.form), " scales beyond f16; write model.quantization none"));
   }
 
-  static std::pair<const StoredTensor*, std::int64_t> Locate(const MatrixSlot& slot,
-                                                             std::uint32_t row) {
+  static std::pair<const formats::StoredTensor*, std::int64_t> Locate(const MatrixSlot& slot,
+                                                                      std::uint32_t row) {
     std::int64_t left = row;
     std::size_t i = 0;
     for (; left >= slot.parts[i]->shape[0]; ++i) left -= slot.parts[i]->shape[0];
     return {slot.parts[i], left};
   }
 
-  static bool FitF16(const kernels::QuantizedRow& row) {
+  static bool FitF16(const QuantizedRow& row) {
     constexpr float kBeyond = 65520;  // rounds to infinity
     for (const float scale : row.scales) {
       if (!(std::fabs(scale) < kBeyond)) return false;

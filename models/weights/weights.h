@@ -23,8 +23,8 @@ namespace quire::models {
 
 // One matrix as it will lie in memory: the rows of its parts one below the other.
 struct MatrixSlot {
-  std::vector<const StoredTensor*> parts;  // [rows, k] each
-  std::uint32_t n = 0;                     // rows of all parts
+  std::vector<const formats::StoredTensor*> parts;  // [rows, k] each
+  std::uint32_t n = 0;                              // rows of all parts
   std::uint32_t k = 0;
   MatrixForm form;
 };
@@ -34,15 +34,15 @@ struct MatrixSlot {
 // each run of parts of one form.
 struct LinearSlot {
   std::vector<MatrixSlot> matrices;
-  std::vector<const StoredTensor*> biases;  // [rows] each; empty: no bias
-  std::uint32_t n = 0;                      // rows of all matrices
+  std::vector<const formats::StoredTensor*> biases;  // [rows] each; empty: no bias
+  std::uint32_t n = 0;                               // rows of all matrices
   std::uint32_t k = 0;
 };
 
 // Weights of a norm, or another vector that is held in f32.
 struct VectorSlot {
-  const StoredTensor* tensor = nullptr;  // null: the spec has none
-  float offset = 0;                      // added to every element, NormSpec::weight_offset
+  const formats::StoredTensor* tensor = nullptr;  // null: the spec has none
+  float offset = 0;                               // added to every element, NormSpec::weight_offset
 };
 
 // A mixture of experts. Empty where the layer is dense.
@@ -58,13 +58,13 @@ struct MoeSlots {
 
 // Multi-head latent attention. Empty where a layer has heads.
 struct MlaSlots {
-  LinearSlot q_a;                        // [q rank, hidden], none without a rank
-  VectorSlot q_a_norm;                   // [q rank]
-  LinearSlot q;                          // [heads * (nope + rope), q rank or hidden]
-  LinearSlot kv_a;                       // [rank + rope, hidden]
-  VectorSlot kv_a_norm;                  // [rank]
-  std::vector<LinearSlot> to_latent;     // [rank, nope] of each head
-  std::vector<LinearSlot> from_latent;   // [v, rank] of each head
+  LinearSlot q_a;                       // [q rank, hidden], none without a rank
+  VectorSlot q_a_norm;                  // [q rank]
+  LinearSlot q;                         // [heads * (nope + rope), q rank or hidden]
+  LinearSlot kv_a;                      // [rank + rope, hidden]
+  VectorSlot kv_a_norm;                 // [rank]
+  std::vector<LinearSlot> to_latent;    // [rank, nope] of each head
+  std::vector<LinearSlot> from_latent;  // [v, rank] of each head
 };
 
 struct LayerSlots {
@@ -85,16 +85,16 @@ struct LayerSlots {
 
 // Where each weight of a spec lies in a checkpoint. Valid as long as the checkpoint.
 struct WeightSlots {
-  const StoredTensor* embedding = nullptr;  // [vocab, hidden]
+  const formats::StoredTensor* embedding = nullptr;  // [vocab, hidden]
   std::vector<LayerSlots> layers;
-  VectorSlot final_norm;                     // [hidden]
-  LinearSlot head;                           // the embedding when tied
-  std::int64_t parameter_count = 0;          // a tied matrix counts once
-  DType stored_dtype = DType::kInvalid;      // of most parameters; kInvalid: blocks
-  std::string coded_format;                  // of most weights of layers: "int4_g32"; empty: none
+  VectorSlot final_norm;                 // [hidden]
+  LinearSlot head;                       // the embedding when tied
+  std::int64_t parameter_count = 0;      // a tied matrix counts once
+  DType stored_dtype = DType::kInvalid;  // of most parameters; kInvalid: blocks
+  std::string coded_format;              // of most weights of layers: "int4_g32"; empty: none
   std::vector<std::string> warnings;
   // Parts of stored tensors that slots point to, such as one expert of a stack.
-  std::vector<std::shared_ptr<const StoredTensor>> pieces;
+  std::vector<std::shared_ptr<const formats::StoredTensor>> pieces;
 };
 
 // Where weights go, the CPU or a GPU whose activations have a type of their own, and what they
@@ -120,7 +120,7 @@ constexpr std::int64_t PaddedVector(std::int64_t elements) {
 std::int64_t VectorFloats(const WeightSlots& slots);
 
 // Type of the rows of the embedding in memory: as stored; of blocks f16, and f32 for kNone.
-DType EmbeddingDType(const StoredTensor& embedding, Quantization quantization);
+DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quantization);
 
 // Which weights held as codes a model has, the head included.
 struct CodedMatrices {
@@ -171,11 +171,11 @@ struct MlaWeights {
 // Weights of norms hold NormSpec::weight_offset already: kernels multiply by them as they are.
 // Vectors that the spec has no use for are null.
 struct LayerWeights {
-  const float* attn_in = nullptr;   // [hidden]
-  LinearWeights qkv;                // [(heads + 2 kv_heads) * d, hidden]
-  const float* q_norm = nullptr;    // [d], or [heads * d] for QkNormScope::kWhole
-  const float* k_norm = nullptr;    // [d], or [kv_heads * d]
-  const float* sinks = nullptr;     // [heads]
+  const float* attn_in = nullptr;  // [hidden]
+  LinearWeights qkv;               // [(heads + 2 kv_heads) * d, hidden]
+  const float* q_norm = nullptr;   // [d], or [heads * d] for QkNormScope::kWhole
+  const float* k_norm = nullptr;   // [d], or [kv_heads * d]
+  const float* sinks = nullptr;    // [heads]
   MlaWeights mla;
   LinearWeights o;                  // [hidden, heads * d]
   const float* attn_out = nullptr;  // [hidden]
@@ -183,7 +183,7 @@ struct LayerWeights {
   LinearWeights gate_up;            // [2 * intermediate, hidden]
   LinearWeights down;               // [hidden, intermediate]
   MoeWeights moe;
-  const float* mlp_out = nullptr;   // [hidden]
+  const float* mlp_out = nullptr;  // [hidden]
 };
 
 // What shares an input, and its name inside the layer: "experts.7.gate_up".
@@ -198,14 +198,11 @@ struct NamedLinear {
 template <typename Layer>
 auto LinearsOf(Layer& layer) {
   using Linear = std::remove_reference_t<decltype((layer.qkv))>;
-  std::vector<NamedLinear<Linear>> linears = {{"qkv", &layer.qkv},
-                                              {"o", &layer.o},
-                                              {"gate_up", &layer.gate_up},
-                                              {"down", &layer.down},
-                                              {"router", &layer.moe.router},
-                                              {"q_a", &layer.mla.q_a},
-                                              {"q", &layer.mla.q},
-                                              {"kv_a", &layer.mla.kv_a}};
+  std::vector<NamedLinear<Linear>> linears = {
+      {"qkv", &layer.qkv},           {"o", &layer.o},
+      {"gate_up", &layer.gate_up},   {"down", &layer.down},
+      {"router", &layer.moe.router}, {"q_a", &layer.mla.q_a},
+      {"q", &layer.mla.q},           {"kv_a", &layer.mla.kv_a}};
   for (std::size_t h = 0; h < layer.mla.to_latent.size(); ++h) {
     linears.push_back({absl::StrCat("heads.", h, ".to_latent"), &layer.mla.to_latent[h]});
     linears.push_back({absl::StrCat("heads.", h, ".from_latent"), &layer.mla.from_latent[h]});
