@@ -14,24 +14,18 @@
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/sampling/sampling.h"
 #include "models/blocks/decoder.h"
-#include "models/blocks/layer_groups.h"
 #include "models/blocks/step_buffers.h"
 #include "models/weights/weights.h"
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
+#include "runtime/runner_base.h"
 #include "runtime/step_batch_check.h"
 #include "runtime/step_order.h"
 
 namespace quire::models {
-struct ModelRunner::State {
+struct ModelRunner::State : RunnerBase {
   State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
-      : model(m),
-        backend(b),
-        pool(p),
-        options(o),
-        layers(PlanLayerGroups(m.spec)),
-        limits(LimitsOf(o)),
-        order(limits) {
+      : RunnerBase(m, b, p, o), limits(LimitsOf(o)), order(limits) {
     kv.reserve(layers.groups.size());
   }
 
@@ -44,35 +38,12 @@ struct ModelRunner::State {
   absl::Status SampleBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
   absl::Status ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
 
-  const float* LogitsRow(std::uint32_t logits_index, std::uint32_t block_begin) const {
-    return buffers.logits + std::size_t{logits_index - block_begin} * model.spec.vocab_size;
-  }
-  std::uint32_t text_vocab() const {
-    const std::uint32_t vocab = model.spec.vocab_size;
-    return options.text_vocab == 0 ? vocab : std::min(options.text_vocab, vocab);
-  }
-  const std::uint8_t* has_text() const {
-    return options.has_text.empty() ? nullptr : options.has_text.data();
-  }
-
-  const Model& model;
-  const kernels::Backend& backend;
-  cache::KvPool* const pool;
-  const RunnerOptions options;
-  const LayerGroups layers;
   const StepLimits limits;
   StepOrder order;
-  StepBuffers buffers;
-  std::int64_t scratch_bytes = 0;  // reserved in the backend
+  std::int64_t scratch_bytes = 0;            // reserved in the backend
   std::vector<kernels::AnyKvCollection> kv;  // of the step, one per layer group over the one pool
 
-  // Filled for the samples and prompt logprobs of one block of logits.
-  std::vector<kernels::SamplingRow> sampling_rows;
-  std::vector<kernels::SampledRow> sampled;
-  std::vector<kernels::TokenLogprob> logprob_tokens;
-  std::size_t next_sample = 0;
-  std::size_t next_prompt_logprob = 0;
-
+  std::vector<kernels::SampledRow> sampled;  // of one block of logits
   StepResult result;
   bool has_result = false;
 };
@@ -103,10 +74,9 @@ absl::Status ModelRunner::State::PreparePages(const StepBatch& batch) {
 }
 
 absl::Status ModelRunner::State::Forward(const StepBatch& batch) {
-  const std::uint32_t batch_size =
-      order.Order(batch, {.tokens = buffers.tokens,
-                          .positions = buffers.positions,
-                          .row_offsets = buffers.row_offsets});
+  const std::uint32_t batch_size = order.Order(batch, {.tokens = buffers.tokens,
+                                                       .positions = buffers.positions,
+                                                       .row_offsets = buffers.row_offsets});
   return DecoderForward(model.spec, *model.weights,
                         {.backend = &backend,
                          .kv = kv,
@@ -114,6 +84,7 @@ absl::Status ModelRunner::State::Forward(const StepBatch& batch) {
                          .buffers = &buffers,
                          .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
                          .batch_size = batch_size,
+                         .heartbeat = batch.heartbeat,
                          .hidden_out = batch.hidden_out,
                          .batch_index = order.batch_index()});
 }
@@ -134,70 +105,40 @@ absl::Status ModelRunner::State::Head(const StepBatch& batch) {
     }
     QUIRE_RETURN_IF_ERROR(SampleBlock(batch, begin, end));
     QUIRE_RETURN_IF_ERROR(ScoreBlock(batch, begin, end));
+    if (batch.heartbeat != nullptr) batch.heartbeat->Beat();
   }
   return absl::OkStatus();
 }
 
 absl::Status ModelRunner::State::SampleBlock(const StepBatch& batch, std::uint32_t begin,
                                              std::uint32_t end) {
-  sampling_rows.clear();
-  sampled.clear();
-  const std::size_t first = next_sample;
-  for (; next_sample < batch.samples.size() && batch.samples[next_sample].logits_index < end;
-       ++next_sample) {
-    const StepSample& sample = batch.samples[next_sample];
-    kernels::SamplingRow row = sample.row;
-    row.logits = LogitsRow(sample.logits_index, begin);
-    row.text_vocab = text_vocab();
-    row.has_text = has_text();
-    sampling_rows.push_back(row);
-    kernels::SampledRow out{};
-    out.top = buffers.sample_top + next_sample * limits.max_logprobs;
-    sampled.push_back(out);
-  }
+  const std::size_t first = TakeSamples(batch, begin, end);
   if (sampling_rows.empty()) return absl::OkStatus();
+  sampled.assign(sampling_rows.size(), {});
+  for (std::size_t i = 0; i < sampled.size(); ++i) {
+    sampled[i].top = buffers.sample_top + (first + i) * limits.max_logprobs;
+  }
   QUIRE_RETURN_IF_ERROR(kernels::Sample(
       backend, {.rows = sampling_rows, .sampled = sampled, .vocab = model.spec.vocab_size}));
   for (std::size_t i = 0; i < sampled.size(); ++i) {
-    const kernels::SampledRow& row = sampled[i];
-    result.samples[first + i] = {.token = row.token,
-                                 .logprob = row.logprob,
-                                 .rank = row.rank,
-                                 .non_finite = row.non_finite,
-                                 .no_survivor = row.no_survivor,
-                                 .top = {row.top, row.num_top}};
+    result.samples[first + i] = ToStepToken(sampled[i]);
   }
   return absl::OkStatus();
 }
 
 absl::Status ModelRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_t begin,
                                             std::uint32_t end) {
-  logprob_tokens.clear();
-  const std::size_t first = next_prompt_logprob;
-  for (; next_prompt_logprob < batch.prompt_logprobs.size() &&
-         batch.prompt_logprobs[next_prompt_logprob].logits_index < end;
-       ++next_prompt_logprob) {
-    const StepPromptLogprob& prompt_logprob = batch.prompt_logprobs[next_prompt_logprob];
-    kernels::TokenLogprob token{};
-    token.token = prompt_logprob.token;
-    token.num_logprobs = prompt_logprob.num_top;
-    token.logits = LogitsRow(prompt_logprob.logits_index, begin);
-    token.top = buffers.prompt_logprob_top + next_prompt_logprob * limits.max_logprobs;
-    logprob_tokens.push_back(token);
-  }
+  const std::size_t first = TakePromptLogprobs(batch, begin, end);
   if (logprob_tokens.empty()) return absl::OkStatus();
+  for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
+    logprob_tokens[i].top = buffers.prompt_logprob_top + (first + i) * limits.max_logprobs;
+  }
   QUIRE_RETURN_IF_ERROR(kernels::ComputeLogprobs(backend, {.tokens = logprob_tokens,
                                                            .vocab = model.spec.vocab_size,
-                                                           .text_vocab = text_vocab(),
-                                                           .has_text = has_text()}));
+                                                           .text_vocab = text_vocab,
+                                                           .has_text = has_text}));
   for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
-    const kernels::TokenLogprob& token = logprob_tokens[i];
-    result.prompt_logprobs[first + i] = {.token = token.token,
-                                         .logprob = token.logprob,
-                                         .rank = token.rank,
-                                         .non_finite = token.non_finite,
-                                         .no_survivor = false,
-                                         .top = {token.top, token.num_top}};
+    result.prompt_logprobs[first + i] = ToStepToken(logprob_tokens[i]);
   }
   return absl::OkStatus();
 }
@@ -213,8 +154,8 @@ std::uint32_t MaxInputs(const ModelSpec& spec) {
   for (const LayerSpec& layer : spec.layers) {
     inputs = std::max({inputs, layer.heads.num_heads * layer.heads.head_size,
                        layer.dense.intermediate, layer.moe.expert.intermediate,
-                       layer.moe.shared ? layer.moe.shared->intermediate : 0,
-                       layer.mla.q_lora_rank, layer.mla.kv_lora_rank, layer.mla.nope_size,
+                       layer.moe.shared ? layer.moe.shared->intermediate : 0, layer.mla.q_lora_rank,
+                       layer.mla.kv_lora_rank, layer.mla.nope_size,
                        layer.mla.num_heads * layer.mla.v_size});
   }
   return inputs;
@@ -224,10 +165,10 @@ CodedMatrices CodedMatricesOf(const Weights& weights) {
   CodedMatrices coded;
   const auto add = [&](const LinearWeights& linear) {
     for (const kernels::PackedLinear& matrix : linear.matrices) {
-      coded.integers |= matrix.format() == kernels::WeightFormat::kInt8 ||
-                        matrix.format() == kernels::WeightFormat::kInt4;
+      coded.integers |=
+          matrix.format() == WeightFormat::kInt8 || matrix.format() == WeightFormat::kInt4;
       coded.orders |= matrix.order() != nullptr;
-      coded.fp8 |= matrix.format() == kernels::WeightFormat::kFp8E4M3;
+      coded.fp8 |= matrix.format() == WeightFormat::kFp8E4M3;
     }
   };
   add(weights.head());
@@ -258,9 +199,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
-  state->sampling_rows.reserve(state->limits.max_step_samples);
   state->sampled.reserve(state->limits.max_step_samples);
-  state->logprob_tokens.reserve(state->limits.max_step_tokens);
   state->result.samples.reserve(state->limits.max_step_samples);
   state->result.prompt_logprobs.reserve(state->limits.max_step_tokens);
   const CodedMatrices coded = CodedMatricesOf(*model.weights);
@@ -279,8 +218,7 @@ absl::Status ModelRunner::Run(const StepBatch& batch) {
                                        static_cast<std::uint32_t>(s.layers.groups.size())));
   s.result.samples.assign(batch.samples.size(), StepToken{});
   s.result.prompt_logprobs.assign(batch.prompt_logprobs.size(), StepToken{});
-  s.next_sample = 0;
-  s.next_prompt_logprob = 0;
+  s.BeginLogits();
   if (!batch.kv.empty()) {
     QUIRE_RETURN_IF_ERROR(s.MakeCollections(batch));
     QUIRE_RETURN_IF_ERROR(s.PreparePages(batch));

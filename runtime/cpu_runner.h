@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend/backend.h"
 #include "runtime/runner_options.h"
-#include "runtime/step_runner.h"
+#include "runtime/step/step_runner.h"
 
 namespace quire::cache {
 class KvPool;

@@ -24,6 +24,7 @@
 #include "runtime/cuda_sizes.h"
 #include "runtime/cuda_step_inputs.h"
 #include "runtime/model.h"
+#include "runtime/runner_base.h"
 #include "runtime/step_batch_check.h"
 #include "runtime/step_graphs.h"
 #include "runtime/step_order.h"
@@ -40,7 +41,7 @@ absl::Status DeviceLost(const absl::Status& status) {
 
 }  // namespace
 
-struct CudaRunner::State {
+struct CudaRunner::State : RunnerBase {
   static constexpr std::uint32_t kSlots = 2;
 
   // A step that was launched: its event, its sampled tokens and what Collect needs.
@@ -52,10 +53,7 @@ struct CudaRunner::State {
   };
 
   State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
-      : model(m),
-        backend(b),
-        pool(p),
-        options(o),
+      : RunnerBase(m, b, p, o),
         sizes(CudaSizesFor(m.spec, p->geometry().page_size, o)),
         order(sizes.buffers),
         graphs(b.cuda()->stream, sizes.graph_bytes) {}
@@ -89,26 +87,10 @@ struct CudaRunner::State {
 
   // The bucket of a step that runs as a graph, or 0.
   std::uint32_t BucketOf(const StepBatch& batch) const;
-  std::uint32_t text_vocab() const {
-    const std::uint32_t vocab = model.spec.vocab_size;
-    return options.text_vocab == 0 ? vocab : std::min(options.text_vocab, vocab);
-  }
-  const std::uint8_t* has_text() const {
-    return options.has_text.empty() ? nullptr : options.has_text.data();
-  }
-  const float* LogitsRow(std::uint32_t logits_index, std::uint32_t block_begin) const {
-    return buffers.logits + std::size_t{logits_index - block_begin} * model.spec.vocab_size;
-  }
 
-  const Model& model;
-  const kernels::Backend& backend;
-  cache::KvPool* const pool;
-  const RunnerOptions options;
   const CudaSizes sizes;
-  const LayerGroups layers = PlanLayerGroups(model.spec);
   RunnerMemory memory;
   StepOrder order;
-  StepBuffers buffers;
   DeviceBuffer sampled;  // [kSlots, sampled_stride]
   std::optional<CudaStepInputs> inputs;
   std::vector<kernels::AnyKvCollection> kv;  // one per layer group over the one pool
@@ -123,13 +105,9 @@ struct CudaRunner::State {
   std::uint32_t next_slot = 0;
   std::uint32_t in_flight = 0;
   std::uint32_t previous_samples = 0;  // of the step in the other slot
-  // Filled for one step or for one block of logits.
+  // Of one step.
   std::vector<std::uint32_t> clears;
   std::vector<kernels::PageCopyItem> copies;
-  std::vector<kernels::SamplingRow> sampling_rows;
-  std::vector<kernels::TokenLogprob> logprob_tokens;
-  std::size_t next_sample = 0;
-  std::size_t next_prompt_logprob = 0;
 };
 
 // The graphs' share counts, since they must find room later.
@@ -167,7 +145,7 @@ absl::Status CudaRunner::State::Allocate() {
     group_plans.push_back(plan->get());
   }
   QUIRE_ASSIGN_OR_RETURN(sampler, kernels::DeviceSampler::Create(backend, sizes.sampler,
-                                                                 options.has_text, text_vocab()));
+                                                                 options.has_text, text_vocab));
   for (std::uint32_t i = 0; i < kSlots; ++i) {
     QUIRE_ASSIGN_OR_RETURN(Event done, Event::Create(backend.device()));
     slots.push_back(
@@ -179,14 +157,11 @@ absl::Status CudaRunner::State::Allocate() {
   }
   clears.reserve(pool->geometry().num_blocks);
   copies.reserve(pool->geometry().num_blocks);
-  sampling_rows.reserve(sizes.limits.max_step_samples);
-  logprob_tokens.reserve(sizes.limits.max_step_tokens);
   return absl::OkStatus();
 }
 
 absl::Status CudaRunner::State::MakeCollections() {
-  const std::size_t table_size =
-      std::size_t{sizes.limits.max_rows} * sizes.limits.lookup_stride;
+  const std::size_t table_size = std::size_t{sizes.limits.max_rows} * sizes.limits.lookup_stride;
   for (std::size_t group = 0; group < layers.groups.size(); ++group) {
     const cache::KvStepInputs step{.lookup_table = buffers.lookup_table + group * table_size,
                                    .cache_lengths = buffers.cache_lengths,
@@ -319,35 +294,19 @@ absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t beg
 
 absl::Status CudaRunner::State::Sample(const StepBatch& batch, std::uint32_t begin,
                                        std::uint32_t end, std::uint32_t slot) {
-  sampling_rows.clear();
-  const std::size_t first = next_sample;
-  for (; next_sample < batch.samples.size() && batch.samples[next_sample].logits_index < end;
-       ++next_sample) {
-    const StepSample& sample = batch.samples[next_sample];
-    kernels::SamplingRow& row = sampling_rows.emplace_back(sample.row);
-    row.logits = LogitsRow(sample.logits_index, begin);
-    row.text_vocab = text_vocab();
-    row.has_text = has_text();
-    if (sample.sample_in_flight >= 0) {
-      row.sample_in_flight = slots[(slot + 1) % kSlots].tokens + sample.sample_in_flight;
-    }
-  }
+  const std::size_t first = TakeSamples(batch, begin, end);
   if (sampling_rows.empty()) return absl::OkStatus();
+  for (std::size_t i = 0; i < sampling_rows.size(); ++i) {
+    const std::int32_t sample_in_flight = batch.samples[first + i].sample_in_flight;
+    if (sample_in_flight < 0) continue;
+    sampling_rows[i].sample_in_flight = slots[(slot + 1) % kSlots].tokens + sample_in_flight;
+  }
   return sampler->Sample(sampling_rows, slots[slot].tokens + first, static_cast<int>(slot));
 }
 
 absl::Status CudaRunner::State::ComputePromptLogprobs(const StepBatch& batch, std::uint32_t begin,
                                                       std::uint32_t end, std::uint32_t slot) {
-  logprob_tokens.clear();
-  for (; next_prompt_logprob < batch.prompt_logprobs.size() &&
-         batch.prompt_logprobs[next_prompt_logprob].logits_index < end;
-       ++next_prompt_logprob) {
-    const StepPromptLogprob& prompt_logprob = batch.prompt_logprobs[next_prompt_logprob];
-    kernels::TokenLogprob& token = logprob_tokens.emplace_back();
-    token.token = prompt_logprob.token;
-    token.num_logprobs = prompt_logprob.num_top;
-    token.logits = LogitsRow(prompt_logprob.logits_index, begin);
-  }
+  TakePromptLogprobs(batch, begin, end);
   if (logprob_tokens.empty()) return absl::OkStatus();
   return sampler->ComputeLogprobs(logprob_tokens, static_cast<int>(slot));
 }
@@ -370,8 +329,7 @@ absl::Status CudaRunner::State::Compute(const StepBatch& batch, const PackedStep
 
 absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slot) {
   sampler->Reset(static_cast<int>(slot));
-  next_sample = 0;
-  next_prompt_logprob = 0;
+  BeginLogits();
   QUIRE_RETURN_IF_ERROR(PreparePages(batch));
   if (batch.rows.empty()) return slots[slot].done.Record(stream());
   const PackedStep step = inputs->Pack(batch, static_cast<int>(slot), &order);
@@ -466,20 +424,10 @@ absl::StatusOr<const StepResult*> CudaRunner::Collect() {
   slot.result.samples.clear();
   slot.result.prompt_logprobs.clear();
   for (const kernels::SampledRow& row : s.sampler->samples(static_cast<int>(index))) {
-    slot.result.samples.push_back({.token = row.token,
-                                   .logprob = row.logprob,
-                                   .rank = row.rank,
-                                   .non_finite = row.non_finite,
-                                   .no_survivor = row.no_survivor,
-                                   .top = {row.top, row.num_top}});
+    slot.result.samples.push_back(ToStepToken(row));
   }
   for (const kernels::TokenLogprob& token : s.sampler->logprobs(static_cast<int>(index))) {
-    slot.result.prompt_logprobs.push_back({.token = token.token,
-                                           .logprob = token.logprob,
-                                           .rank = token.rank,
-                                           .non_finite = token.non_finite,
-                                           .no_survivor = false,
-                                           .top = {token.top, token.num_top}});
+    slot.result.prompt_logprobs.push_back(ToStepToken(token));
   }
   return &slot.result;
 }

@@ -8,7 +8,7 @@
 #include "kernels/backend/backend.h"
 #include "runtime/memory_plan.h"
 #include "runtime/runner_options.h"
-#include "runtime/step_runner.h"
+#include "runtime/step/step_runner.h"
 
 namespace quire::cache {
 class KvPool;

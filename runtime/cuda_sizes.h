@@ -32,7 +32,7 @@ struct CudaSizes {
   std::vector<kernels::AttentionPlanLimits> attention;  // one per window of the layer groups
   kernels::DeviceSamplerLimits sampler;
   std::int64_t sampled_stride = 0;  // tokens that a slot samples, room included
-  std::int64_t graph_bytes = 0;   // the graphs' share
+  std::int64_t graph_bytes = 0;     // the graphs' share
 };
 
 // REQUIRES: CheckRunnerOptions(spec, options) is OK.

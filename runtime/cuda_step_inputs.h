@@ -9,7 +9,7 @@
 #include "base/device_buffer.h"
 #include "kernels/backend/backend.h"
 #include "models/blocks/step_buffers.h"
-#include "runtime/step_batch.h"
+#include "runtime/step/step_batch.h"
 #include "runtime/step_order.h"
 
 namespace quire::models {

@@ -30,8 +30,7 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
     // All groups take their pages from one pool.
-    if (layer.attention != spec.layers[0].attention ||
-        layer.attention == AttentionKind::kNone ||
+    if (layer.attention != spec.layers[0].attention || layer.attention == AttentionKind::kNone ||
         LatentColumns(layer) != LatentColumns(spec.layers[0]) ||
         layer.heads.num_kv_heads != spec.layers[0].heads.num_kv_heads ||
         layer.heads.head_size != spec.layers[0].heads.head_size ||
@@ -72,10 +71,46 @@ absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometr
   return static_cast<std::uint32_t>(blocks);
 }
 
+absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions options,
+                                                 std::int64_t bytes) {
+  const auto total = [&](std::uint32_t blocks) {
+    options.geometry.num_blocks = blocks;
+    return blocks * options.geometry.page_bytes() + cache::CacheManager::PrefixIndexBytes(options);
+  };
+  QUIRE_ASSIGN_OR_RETURN(std::uint32_t end, NumBlocksForBytes(options.geometry, bytes));
+  if (total(2) > bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv cache of ", bytes, " bytes is too small: 2 pages take ",
+                     2 * options.geometry.page_bytes(), " bytes and their prefix index ",
+                     cache::CacheManager::PrefixIndexBytes(options)));
+  }
+  std::uint32_t fits = 2;  // more pages never take less
+  while (fits < end) {
+    const std::uint32_t blocks = end - (end - fits) / 2;
+    if (total(blocks) <= bytes) {
+      fits = blocks;
+    } else {
+      end = blocks - 1;
+    }
+  }
+  return fits;
+}
+
 namespace {
 
+// Of the cache manager that the runner's steps need.
+std::int64_t PrefixIndexBytes(const ModelSpec& spec, const cache::KvGeometry& geometry,
+                              const LayerGroups& layers, const RunnerOptions& options) {
+  return cache::CacheManager::PrefixIndexBytes(
+      {.geometry = geometry,
+       .groups = CacheGroupsOf(layers),
+       .max_rows = options.max_rows,
+       .max_context_tokens =
+           options.max_context_tokens > 0 ? options.max_context_tokens : spec.max_position});
+}
+
 // The headers of the files, or what would be made up instead of them.
-absl::StatusOr<Checkpoint> OpenHeaders(const ModelFiles& files, const CheckedSpec& checked,
+absl::StatusOr<Checkpoint> OpenHeaders(const formats::ModelFiles& files, const CheckedSpec& checked,
                                        LoadMode load_mode) {
   if (load_mode == LoadMode::kReal) {
     return Checkpoint::Open(files, checked.config.stored_quantization);
@@ -86,7 +121,7 @@ absl::StatusOr<Checkpoint> OpenHeaders(const ModelFiles& files, const CheckedSpe
 
 }  // namespace
 
-absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t page_size,
+absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files, std::uint32_t page_size,
                                       DType kv_dtype, std::uint32_t num_blocks,
                                       const RunnerOptions& options, Quantization quantization,
                                       LoadMode load_mode) {
@@ -104,6 +139,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t pag
   plan.layer_groups = PlanLayerGroups(checked.spec);
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
+  plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups, options);
   plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options, CodedMatricesOf(slots));
   return plan;
 }
@@ -122,7 +158,8 @@ std::vector<std::pair<std::string, std::int64_t>> DeviceMemoryPlan::Lines() cons
 
 namespace {
 
-absl::StatusOr<std::int64_t> DeviceWeightBytes(const ModelFiles& files, const CheckedSpec& checked,
+absl::StatusOr<std::int64_t> DeviceWeightBytes(const formats::ModelFiles& files,
+                                               const CheckedSpec& checked,
                                                const DevicePlanOptions& options) {
   const TensorNames& names = TensorNamesOf(checked.config);
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
@@ -167,12 +204,12 @@ absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
 
 }  // namespace
 
-absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
+absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& files,
                                                   const DevicePlanOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files, DeviceKind::kCuda));
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(checked.spec, options.runner));
   QUIRE_RETURN_IF_ERROR(CheckActivation(options.runner.activation, options.kv_dtype));
-  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+  QUIRE_ASSIGN_OR_RETURN(cache::KvGeometry geometry,
                          KvGeometryFor(checked.spec, options.page_size, options.kv_dtype,
                                        std::max(options.num_blocks, 2u)));
   DeviceMemoryPlan plan;
@@ -182,6 +219,9 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
   plan.runner = RunnerMemoryFor(
       checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner), options.num_sms);
   QUIRE_RETURN_IF_ERROR(PlanPool(geometry, options.num_blocks, &plan));
+  geometry.num_blocks = plan.num_blocks;
+  plan.prefix_index_bytes =
+      PrefixIndexBytes(checked.spec, geometry, plan.layer_groups, options.runner);
   return plan;
 }
 

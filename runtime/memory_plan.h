@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "cache_manager/cache_manager.h"
 #include "cache_manager/views/kv_params.h"
 #include "formats/model_files.h"
 #include "models/blocks/layer_groups.h"
@@ -34,6 +35,11 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,
                                                 std::int64_t bytes);
 
+// The same where `bytes` are for the pages and for the prefix index of a cache manager with these
+// options over them: both lie in the memory of a host. options.geometry.num_blocks is ignored.
+absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions options,
+                                                 std::int64_t bytes);
+
 // Bytes of a ModelRunner's buffers and, with weights held as codes, of the scratch memory that it
 // reserves for their products; equals workspace_bytes() of a runner made with these options.
 // Scratch that attention and sampling grow inside the Backend is not part of it.
@@ -44,15 +50,18 @@ struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
   std::string weight_format;      // Model::quantization
   LayerGroups layer_groups;
-  std::int64_t page_bytes = 0;    // of one page
-  std::int64_t pool_bytes = 0;    // of all pages, the null page included
+  std::int64_t page_bytes = 0;          // of one page
+  std::int64_t pool_bytes = 0;          // of all pages, the null page included
+  std::int64_t prefix_index_bytes = 0;  // an upper bound, CacheManager::PrefixIndexBytes
   std::int64_t workspace_bytes = 0;
-  std::int64_t total_bytes() const { return weight_bytes + pool_bytes + workspace_bytes; }
+  std::int64_t total_bytes() const {
+    return weight_bytes + pool_bytes + prefix_index_bytes + workspace_bytes;
+  }
 };
 
 // Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing.
 // Errors as LoadModel and KvGeometryFor.
-absl::StatusOr<MemoryPlan> PlanMemory(const ModelFiles& files, std::uint32_t page_size,
+absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files, std::uint32_t page_size,
                                       DType kv_dtype, std::uint32_t num_blocks,
                                       const RunnerOptions& options,
                                       Quantization quantization = Quantization::kAuto,
@@ -86,9 +95,10 @@ struct DeviceMemoryPlan {
   std::int64_t device_memory_bytes = 0;  // the limit
   std::int64_t weight_bytes = 0;         // equals Model::weight_bytes after loading
   LayerGroups layer_groups;
-  std::int64_t page_bytes = 0;           // of one page
-  std::uint32_t num_blocks = 0;          // pages with the null page
-  std::int64_t pool_bytes = 0;           // all pages and the guards around them
+  std::int64_t page_bytes = 0;          // of one page
+  std::uint32_t num_blocks = 0;         // pages with the null page
+  std::int64_t pool_bytes = 0;          // all pages and the guards around them
+  std::int64_t prefix_index_bytes = 0;  // host memory; an upper bound, as MemoryPlan
   RunnerMemory runner;
   std::int64_t total_bytes() const { return weight_bytes + pool_bytes + runner.device_bytes(); }
   // Name and bytes of each part of the total, in the order above, then "total" and "limit".
@@ -98,7 +108,7 @@ struct DeviceMemoryPlan {
 // Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing,
 // needs no GPU. Returns RESOURCE_EXHAUSTED with every part when the total is more than the limit,
 // or when not even two pages fit; other errors as LoadModel, KvGeometryFor and CudaRunner::Create.
-absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const ModelFiles& files,
+absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& files,
                                                   const DevicePlanOptions& options);
 
 }  // namespace quire::models

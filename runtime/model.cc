@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/logging.h"
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
@@ -45,7 +45,7 @@ std::string ChoicesOf(const ModelConfig& config) {
 
 }  // namespace
 
-absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files, DeviceKind device,
+absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, DeviceKind device,
                                           std::uint32_t max_context_tokens) {
   CheckedSpec checked;
   QUIRE_ASSIGN_OR_RETURN(checked.config, ReadModelConfig(files));
@@ -83,13 +83,14 @@ absl::StatusOr<Weights> LoadWeights(const WeightSlots& slots, const kernels::Bac
 std::optional<Weights> ReadPacked(const std::string& path, const PackedFileKey& key,
                                   const WeightSlots& slots, Quantization quantization,
                                   const kernels::Backend& backend) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   absl::StatusOr<Weights> weights = Weights::Allocate(slots, quantization);
   absl::Status status = weights.status();
   if (status.ok()) status = ReadPackedFile(path, key, weights->Sections(), backend);
   if (status.ok()) {
-    log::Info("model", "packed weights read",
-              {{"path", path}, {"bytes", weights->size_bytes()}, {"seconds", absl::Now() - start}});
+    log::Info(
+        "model", "packed weights read",
+        {{"path", path}, {"bytes", weights->size_bytes()}, {"seconds", MonotonicNow() - start}});
     return *std::move(weights);
   }
   if (!absl::IsNotFound(status)) {
@@ -113,11 +114,12 @@ absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::s
   std::optional<Weights> read = ReadPacked(path, key, slots, target.quantization, backend);
   if (read) return *std::move(read);
   QUIRE_ASSIGN_OR_RETURN(Weights weights, LoadWeights(slots, backend, target, weight_bytes));
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   const absl::Status written = WritePackedFile(path, key, weights.Sections(), backend);
   if (written.ok()) {
-    log::Info("model", "packed weights written",
-              {{"path", path}, {"bytes", weights.size_bytes()}, {"seconds", absl::Now() - start}});
+    log::Info(
+        "model", "packed weights written",
+        {{"path", path}, {"bytes", weights.size_bytes()}, {"seconds", MonotonicNow() - start}});
   } else {
     log::Warn("model", "packed weights are not kept", {{"why", written.message()}});
   }
@@ -126,12 +128,11 @@ absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::s
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
+absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& files,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(
-      CheckedSpec checked,
-      ReadModelSpec(files, backend.device().kind, options.max_context_tokens));
+  QUIRE_ASSIGN_OR_RETURN(CheckedSpec checked,
+                         ReadModelSpec(files, backend.device().kind, options.max_context_tokens));
   auto model = std::make_unique<Model>();
   model->config = std::move(checked.config);
   model->spec = std::move(checked.spec);
@@ -171,7 +172,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
   model->quantization = slots->coded_format.empty() ? "none" : slots->coded_format;
   model->warnings = model->config.warnings;
   if (options.mode == LoadMode::kDummy &&
-      model->config.stored_quantization.method != StoredMethod::kNone) {
+      model->config.stored_quantization.method != formats::StoredMethod::kNone) {
     model->warnings.push_back("dummy weights are not quantised as quantization_config says");
   }
   for (const auto* more : {&checkpoint.warnings(), &std::as_const(slots->warnings)}) {
@@ -183,7 +184,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view path,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::FromPath(path));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, formats::ModelFiles::FromPath(path));
   return LoadModel(files, backend, options);
 }
 

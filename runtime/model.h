@@ -84,14 +84,14 @@ struct CheckedSpec {
   ModelSpec spec;  // passed ValidateSpec and CheckBuilt
 };
 // What `device` will be asked to compute; max_context_tokens as LoadOptions. Errors as LoadModel.
-absl::StatusOr<CheckedSpec> ReadModelSpec(const ModelFiles& files, DeviceKind device,
+absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, DeviceKind device,
                                           std::uint32_t max_context_tokens = 0);
 
 // Reads, checks and packs a model. Every error names the file, key or tensor, its value and the
 // limit: NOT_FOUND (missing file), INVALID_ARGUMENT (broken or contradictory), UNIMPLEMENTED (a
 // family, format or feature of another version), RESOURCE_EXHAUSTED (weight_limit_bytes, or
 // memory). A packed file that cannot be used or written is a line of the log, not an error.
-absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelFiles& files,
+absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& files,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options);
 // The same for a path as of ModelFiles::FromPath.

@@ -25,7 +25,7 @@ struct RunnerOptions {
   // Ids from here on have no text; 0: vocab_size. A tokenizer may know more ids than the model.
   std::uint32_t text_vocab = 0;
 
-  // CUDA only from here on.
+  // CUDA only from here on, but that the context bounds the prefix index on CPUs as well.
   // Of activations other than the residual stream: kF32 or kBF16. f32 pages go with kF32, all
   // others with kBF16.
   DType activation = DType::kF32;

@@ -6,7 +6,7 @@
 #include "cache_manager/views/kv_params.h"
 #include "models/blocks/step_buffers.h"
 #include "models/config/layer_spec.h"
-#include "runtime/step_batch.h"
+#include "runtime/step/step_batch.h"
 
 namespace quire::models {
 

@@ -5,17 +5,17 @@
 #include <vector>
 
 #include "models/blocks/step_buffers.h"
-#include "runtime/step_batch.h"
+#include "runtime/step/step_batch.h"
 
 namespace quire::models {
 
 // Host arrays that StepOrder fills; the last three may be null.
 struct StepArrays {
-  std::int32_t* tokens;                    // [num_tokens]
-  std::int32_t* positions;                 // [num_tokens]
-  std::uint32_t* row_offsets;              // [max_rows + 1]
-  std::int32_t* token_rows = nullptr;      // [num_tokens] batch row of each token
-  std::uint32_t* cache_lengths = nullptr;  // [max_rows] of scheduled rows, 0 for others
+  std::int32_t* tokens;                     // [num_tokens]
+  std::int32_t* positions;                  // [num_tokens]
+  std::uint32_t* row_offsets;               // [max_rows + 1]
+  std::int32_t* token_rows = nullptr;       // [num_tokens] batch row of each token
+  std::uint32_t* cache_lengths = nullptr;   // [max_rows] of scheduled rows, 0 for others
   std::uint32_t* prefill_tokens = nullptr;  // [max_rows] likewise
 };
 

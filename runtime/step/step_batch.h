@@ -5,17 +5,17 @@
 //   rows          r0: 3 new tokens   r1: 1      r2: 2
 //   token_ids     a0 a1 a2           b0         c0 c1        first_token: 0, 3, 4
 //   logits_tokens       2             3             5        indices into token_ids, ascending
-//   samples         one or more per logits row (choices of one request sample from the same row)
-//   prompt logprobs        prompt log-probabilities: the given next token under a logits row
+//   samples           one or more per logits row (choices of one request sample from the same row)
+//   prompt_logprobs   log-probabilities of the prompt: the given next token under a logits row
 //
 // Threads: filled by the engine thread; unchanged from StepRunner::Run to Collect. The vectors keep
-//          their
-// capacity from step to step.
+//          their capacity from step to step.
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "base/heartbeat.h"
 #include "base/strong_id.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/views/kv_step_inputs.h"
@@ -64,6 +64,10 @@ struct StepBatch {
   std::vector<BlockId> clears;
   std::span<const cache::KvStepInputs> kv;  // one per layer group, or none without rows and pages
 
+  // Where a step may take long, which is on the CPU, the runner beats whenever a layer is computed.
+  // May be null.
+  Heartbeat* heartbeat = nullptr;
+
   // For tests that compare logits: [logits_tokens.size(), vocab] or null.
   float* logits_out = nullptr;
   // For tests that compare layers: [layers + 2, num_tokens, hidden] or null. Row 0: embeddings; row
@@ -79,6 +83,7 @@ struct StepBatch {
     copies.clear();
     clears.clear();
     kv = {};
+    heartbeat = nullptr;
     logits_out = nullptr;
     hidden_out = nullptr;
   }
@@ -97,7 +102,7 @@ struct StepToken {
 
 struct StepResult {
   std::vector<StepToken> samples;          // one per StepBatch::samples
-  std::vector<StepToken> prompt_logprobs;  // one per StepBatch::prompt logprobs
+  std::vector<StepToken> prompt_logprobs;  // one per StepBatch::prompt_logprobs
 };
 
 }  // namespace quire::models

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "runtime/step_batch.h"
+#include "runtime/step/step_batch.h"
 
 namespace quire::models {
 
@@ -16,8 +16,8 @@ class StepRunner {
 
   // Launches the step. `batch` stays unchanged and alive until the matching Collect; what batch.kv
   // points at (lengths and lookup table) and the histories of its samples may change as soon as Run
-  // returns. An error means that
-  // nothing of the step counts: no page was written in a way that a later step could read.
+  // returns. An error means that nothing of the step counts: no page was written in a way that a
+  // later step could read.
   // REQUIRES: fewer than max_steps_in_flight() steps are launched and not collected.
   virtual absl::Status Run(const StepBatch& batch) = 0;
 

@@ -1,0 +1,131 @@
+#include "runtime/compute_device.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "base/logging.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "kernels/backend/proven.h"
+#include "kernels/linear/cublaslt.h"
+
+namespace quire::models {
+namespace {
+
+kernels::Determinism ToDeterminism(absl::string_view name) {
+  if (name == "strict") return kernels::Determinism::kStrict;
+  if (name == "fast") return kernels::Determinism::kFast;
+  return kernels::Determinism::kBatchInvariant;
+}
+
+absl::Status DeviceError(const absl::Status& status) {
+  // A build without CUDA stays one.
+  if (GetErrorReason(status) || absl::IsUnimplemented(status)) return status;
+  return WithReason(status, Reason::kDeviceError);
+}
+
+std::string CapabilityName(std::int32_t capability) {
+  return absl::StrCat(capability / 10, ".", capability % 10);
+}
+
+// NOT_FOUND for kFast without cuBLASLt.
+absl::StatusOr<kernels::Backend> OpenBackend(const Stream& stream, kernels::Determinism determinism,
+                                             ThreadPool* threads) {
+  QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                         kernels::Backend::CreateCuda(stream, determinism, threads));
+  if constexpr (kernels::kHasCuda) {
+    if (determinism == kernels::Determinism::kFast) {
+      QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<kernels::cuda::CublasLt> library,
+                             kernels::cuda::CublasLt::Open(stream));
+      backend.UseCublasLt(std::move(library));
+    }
+  }
+  return backend;
+}
+
+std::unique_ptr<ThreadPool> MakeThreads(const DeviceOptions& options) {
+  const Machine machine = Machine::Detect();
+  const int threads = options.threads.value_or(machine.physical_cores());
+  ThreadPoolOptions pool;
+  if (options.pin_threads) pool.cpus = machine.CpusToBind(threads);
+  log::Info(
+      "device", "compute threads",
+      {{"threads", threads}, {"cores", machine.physical_cores()}, {"bound", !pool.cpus.empty()}});
+  return std::make_unique<ThreadPool>(threads, std::move(pool));
+}
+
+}  // namespace
+
+bool IsDeviceError(const absl::Status& status) {
+  return HasReason(status, Reason::kDeviceError) || HasReason(status, Reason::kDeviceLost);
+}
+
+absl::Status SelectIsa(const DeviceOptions& options) {
+  const absl::Status status = kernels::SelectCpuIsa(options.isa);
+  if (status.ok()) return status;
+  return DeviceError(
+      absl::Status(status.code(), absl::StrCat("device.cpu.isa: ", status.message())));
+}
+
+absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceOptions& options) {
+  std::unique_ptr<ComputeDevice> opened(new ComputeDevice());
+  opened->threads_ = MakeThreads(options);
+  const DeviceChoice choice = options.type;
+  std::string why = "device.type is cpu";
+  if (choice != DeviceChoice::kCpu) {
+    const absl::Status status = opened->OpenCuda(options);
+    if (status.ok()) {
+      const Device& device = opened->device();
+      log::Info("device", "computing on a GPU",
+                {{"name", device.name},
+                 {"ordinal", device.ordinal},
+                 {"compute_capability", CapabilityName(device.compute_capability)},
+                 {"driver", device.driver_version},
+                 {"memory_bytes", device.memory_bytes},
+                 {"unproven_kernels", !kernels::AreKernelsProvenOn(device)}});
+      return opened;
+    }
+    const bool no_gpu = absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
+    if (choice == DeviceChoice::kCuda || !no_gpu) return status;
+    why = absl::StrCat("device.type is auto and no GPU will do: ", status.message());
+  }
+  QUIRE_RETURN_IF_ERROR(SelectIsa(options));
+  QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                         kernels::Backend::Create(Device::Cpu(), opened->threads_.get()));
+  opened->backend_.emplace(std::move(backend));
+  log::Info("device", "computing on the CPU", {{"isa", opened->backend_->isa()}, {"why", why}});
+  return opened;
+}
+
+absl::Status ComputeDevice::OpenCuda(const DeviceOptions& options) {
+  const absl::StatusOr<Device> device = OpenCudaDevice(options.cuda_ordinal);
+  if (!device.ok()) return DeviceError(device.status());
+  absl::StatusOr<Stream> stream = Stream::Create(*device);
+  if (!stream.ok()) return DeviceError(stream.status());
+  stream_.emplace(*std::move(stream));
+  absl::StatusOr<kernels::Backend> backend =
+      OpenBackend(*stream_, ToDeterminism(options.determinism), threads_.get());
+  if (!backend.ok()) {
+    stream_.reset();
+    return backend.status();
+  }
+  backend_.emplace(*std::move(backend));
+  return absl::OkStatus();
+}
+
+DeviceDescription ComputeDevice::Describe() const {
+  DeviceDescription description;
+  description.device = device();
+  if (is_cpu()) {
+    description.name = Machine::Detect().cpu_model();
+    description.architecture = std::string(backend_->isa());
+    return description;
+  }
+  description.name = device().name;
+  description.architecture = CapabilityName(device().compute_capability);
+  description.unproven_kernels = !kernels::AreKernelsProvenOn(device());
+  return description;
+}
+
+}  // namespace quire::models

@@ -1,0 +1,247 @@
+#include "runtime/device_plan.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace quire::models {
+namespace {
+
+// model.max_context_tokens, or the model's own context. Returns INVALID_ARGUMENT when the first is
+// larger.
+absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own) {
+  if (!options.max_context_tokens) return own;
+  if (*options.max_context_tokens <= own) return *options.max_context_tokens;
+  return absl::InvalidArgumentError(absl::StrCat("model.max_context_tokens is ",
+                                                 *options.max_context_tokens,
+                                                 ", the model's own context is ", own));
+}
+
+// Returns INVALID_ARGUMENT when model.max_context_tokens is more than the longest sequence that a
+// pool holds.
+absl::Status CheckContextFits(const ModelOptions& options, std::int64_t longest) {
+  const std::optional<std::int32_t> context = options.max_context_tokens;
+  if (!context || *context <= longest) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("model.max_context_tokens is ", *context, ", the KV pool holds ", longest,
+                   " tokens; lower it, or raise kv_cache.capacity_bytes"));
+}
+
+// What a sequence asks of a pool with these layer groups: less than its tokens where windows let
+// pages go.
+cache::PageDemand PageDemandFor(const RuntimeOptions& options, const LayerGroups& layers) {
+  return {options.pool.page_size, CacheGroupsOf(layers), options.steps.max_overlap_tokens};
+}
+
+// Pages, the null page included, of the whole histories of max_running_sequences sequences of this
+// context, those that windows have let go included. An automatic pool takes no more, although more
+// could keep more prefixes.
+std::int64_t UsefulBlocks(const RuntimeOptions& options, const cache::PageDemand& demand,
+                          std::int32_t context_tokens) {
+  const auto pages =
+      static_cast<std::int64_t>(demand.HistoryPages(static_cast<std::uint32_t>(context_tokens)));
+  return pages * options.steps.max_rows + 1;
+}
+
+DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& plan,
+                              std::uint32_t num_sms) {
+  DevicePlanOptions request;
+  request.page_size = plan.page_size;
+  request.kv_dtype = plan.kv_dtype;
+  request.device_memory_bytes = plan.free_bytes - plan.reserve_bytes;
+  request.num_sms = num_sms;
+  request.load_mode = LoadModeOf(options.model);
+  request.quantization = options.model.quantization;
+  request.runner = plan.runner;
+  return request;
+}
+
+// The pool that the configuration asks for; 0: as large as memory allows.
+absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
+                                               const ModelSpec& spec) {
+  if (!options.pool.capacity_bytes) return 0;
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                         KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
+                                       /*num_blocks=*/2));
+  absl::StatusOr<std::uint32_t> blocks = NumBlocksForBytes(geometry, *options.pool.capacity_bytes);
+  if (blocks.ok()) return blocks;
+  return absl::InvalidArgumentError(
+      absl::StrCat("kv_cache.capacity_bytes: ", blocks.status().message()));
+}
+
+// The pages that the free memory of a host gives, their prefix index beside them.
+absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, const CpuPool& pool,
+                                             std::int64_t free_bytes) {
+  const auto share =
+      static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
+  absl::StatusOr<std::uint32_t> fit = NumBlocksWithIndex(
+      {.geometry = pool.geometry,
+       .groups = CacheGroupsOf(pool.layers),
+       .max_rows = options.steps.max_rows,
+       .max_context_tokens = static_cast<std::uint32_t>(pool.wanted_context_tokens),
+       .prefix_caching = options.pool.prefix_caching},
+      share);
+  if (fit.ok()) return fit;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "kv_cache.capacity_bytes is auto, ", free_bytes, " bytes of memory are free and ",
+      "device.cpu.kv_memory_share is ", options.pool.memory_share, ": ", fit.status().message()));
+}
+
+// The context that the pool holds; then the lookup table is planned again for the shorter one.
+absl::Status CutContext(const RuntimeOptions& options, const formats::ModelFiles& files,
+                        const cache::PageDemand& demand, DevicePlanOptions request,
+                        DevicePlan* plan) {
+  const std::int32_t longest =
+      LongestSequence(demand, plan->memory.num_blocks - 1, plan->context_tokens);
+  if (plan->context_tokens == longest) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckContextFits(options.model, longest));
+  plan->context_was_cut = true;
+  plan->context_tokens = longest;
+  plan->runner.max_context_tokens = static_cast<std::uint32_t>(plan->context_tokens);
+  request.runner.max_context_tokens = plan->runner.max_context_tokens;
+  request.num_blocks = plan->memory.num_blocks;
+  QUIRE_ASSIGN_OR_RETURN(plan->memory, PlanDeviceMemory(files, request));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+LoadMode LoadModeOf(const ModelOptions& options) {
+  return options.dummy_weights ? LoadMode::kDummy : LoadMode::kReal;
+}
+
+DType CudaActivationType(const RuntimeOptions& options) {
+  if (options.model.dtype) return *options.model.dtype;
+  return options.pool.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+}
+
+absl::Status CheckHoldsAnything(const RuntimeOptions& options, const cache::PageDemand& demand,
+                                std::uint32_t num_blocks) {
+  constexpr std::uint32_t kMinTokens = 2;
+  const std::uint32_t needed = demand.PagesFor(kMinTokens);
+  if (num_blocks > needed) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the KV pool has ", num_blocks - 1, " usable pages, the shortest sequence needs ", needed,
+      options.pool.capacity_bytes
+          ? "; raise kv_cache.capacity_bytes"
+          : "; kv_cache.capacity_bytes is auto, and too little memory is free"));
+}
+
+std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
+                             std::int32_t most) {
+  std::uint32_t fits = 0;  // more tokens never need fewer pages
+  for (std::uint32_t end = static_cast<std::uint32_t>(most); fits < end;) {
+    const std::uint32_t tokens = end - (end - fits) / 2;
+    if (demand.PagesFor(tokens) <= usable_pages) {
+      fits = tokens;
+    } else {
+      end = tokens - 1;
+    }
+  }
+  return static_cast<std::int32_t>(fits);
+}
+
+RunnerOptions RunnerOptionsFor(const RuntimeOptions& options, std::int32_t context_tokens) {
+  RunnerOptions runner;
+  runner.max_rows = options.steps.max_rows;
+  runner.max_step_tokens = options.steps.max_tokens;
+  runner.max_logprobs = options.steps.max_logprobs;
+  runner.max_context_tokens = static_cast<std::uint32_t>(context_tokens);
+  return runner;
+}
+
+absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
+                                      const formats::ModelFiles& files, std::int64_t free_bytes,
+                                      std::uint32_t num_sms) {
+  QUIRE_ASSIGN_OR_RETURN(const CheckedSpec model, ReadModelSpec(files, DeviceKind::kCuda));
+  DevicePlan plan;
+  plan.free_bytes = free_bytes;
+  plan.reserve_bytes = options.pool.capacity_bytes ? 0 : options.device.reserve_bytes;
+  plan.page_size = options.pool.page_size;
+  plan.kv_dtype = options.pool.dtype;
+  const auto own = static_cast<std::int32_t>(model.spec.max_position);
+  QUIRE_ASSIGN_OR_RETURN(plan.context_tokens, ContextTokens(options.model, own));
+  plan.runner = RunnerOptionsFor(options, plan.context_tokens);
+  plan.runner.has_text.assign(model.config.vocab_size, 1);
+  plan.runner.activation = CudaActivationType(options);
+  plan.runner.graphs = options.device.cuda_graphs;
+
+  if (plan.reserve_bytes >= free_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("device.reserve_bytes is ", plan.reserve_bytes,
+                                                     ", the GPU has ", free_bytes, " bytes free"));
+  }
+  DevicePlanOptions request = PlanOptions(options, plan, num_sms);
+  QUIRE_ASSIGN_OR_RETURN(request.num_blocks, ConfiguredBlocks(options, model.spec));
+  QUIRE_ASSIGN_OR_RETURN(plan.memory, PlanDeviceMemory(files, request));
+  const cache::PageDemand demand = PageDemandFor(options, plan.memory.layer_groups);
+  const std::int64_t useful = UsefulBlocks(options, demand, plan.context_tokens);
+  if (!options.pool.capacity_bytes && plan.memory.num_blocks > useful) {
+    request.num_blocks = static_cast<std::uint32_t>(useful);
+    QUIRE_ASSIGN_OR_RETURN(plan.memory, PlanDeviceMemory(files, request));
+  }
+  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(options, demand, plan.memory.num_blocks));
+  QUIRE_RETURN_IF_ERROR(CutContext(options, files, demand, request, &plan));
+  plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
+  return plan;
+}
+
+absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const ModelSpec& spec,
+                                    std::int64_t free_bytes) {
+  CpuPool pool;
+  const auto own = static_cast<std::int32_t>(spec.max_position);
+  QUIRE_ASSIGN_OR_RETURN(pool.wanted_context_tokens, ContextTokens(options.model, own));
+  QUIRE_ASSIGN_OR_RETURN(pool.geometry,
+                         KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
+                                       /*num_blocks=*/2));
+  pool.layers = PlanLayerGroups(spec);
+  const cache::PageDemand demand = PageDemandFor(options, pool.layers);
+  QUIRE_ASSIGN_OR_RETURN(pool.geometry.num_blocks, ConfiguredBlocks(options, spec));
+  if (!options.pool.capacity_bytes) {
+    QUIRE_ASSIGN_OR_RETURN(const std::uint32_t fit, FreeHostBlocks(options, pool, free_bytes));
+    pool.geometry.num_blocks = static_cast<std::uint32_t>(
+        std::min<std::int64_t>(fit, UsefulBlocks(options, demand, pool.wanted_context_tokens)));
+  }
+  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(options, demand, pool.geometry.num_blocks));
+  pool.context_tokens =
+      LongestSequence(demand, pool.geometry.num_blocks - 1, pool.wanted_context_tokens);
+  QUIRE_RETURN_IF_ERROR(CheckContextFits(options.model, pool.context_tokens));
+  return pool;
+}
+
+absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(const CheckedSpec model, ReadModelSpec(files, DeviceKind::kCpu));
+  const auto own = static_cast<std::int32_t>(model.spec.max_position);
+  CpuPlan plan;
+  QUIRE_ASSIGN_OR_RETURN(plan.context_tokens, ContextTokens(options.model, own));
+  std::uint32_t num_blocks = 2;
+  if (options.pool.capacity_bytes) {
+    QUIRE_ASSIGN_OR_RETURN(const CpuPool pool, PlanCpuPool(options, model.spec, /*free_bytes=*/0));
+    num_blocks = pool.geometry.num_blocks;
+    plan.context_tokens = pool.context_tokens;
+  }
+  const cache::PageDemand demand = PageDemandFor(options, PlanLayerGroups(model.spec));
+  plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
+  RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
+  runner.has_text.assign(model.config.vocab_size, 1);
+  QUIRE_ASSIGN_OR_RETURN(
+      plan.memory, PlanMemory(files, options.pool.page_size, options.pool.dtype, num_blocks, runner,
+                              options.model.quantization, LoadModeOf(options.model)));
+  return plan;
+}
+
+std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan) {
+  const RunnerMemory& runner = plan.memory.runner;
+  return {
+      {"weights", plan.memory.weight_bytes},    {"kv", plan.memory.pool_bytes},
+      {"activations", runner.activation_bytes}, {"attention", runner.attention_bytes},
+      {"sampler", runner.sampler_bytes},        {"linear", runner.linear_bytes},
+      {"graphs", runner.graph_bytes},           {"total", plan.memory.total_bytes()},
+      {"reserve", plan.reserve_bytes},          {"free", plan.free_bytes},
+      {"pinned", runner.pinned_bytes},          {"prefix_index", plan.memory.prefix_index_bytes}};
+}
+
+}  // namespace quire::models

@@ -1,0 +1,327 @@
+#include "runtime/model_stack.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/strip.h"
+#include "base/clock.h"
+#include "base/logging.h"
+#include "base/status.h"
+#include "cache_manager/cache_manager.h"
+#include "formats/tensors/gguf_tensors.h"
+#include "kernels/linear/linear_reduction.h"
+#include "models/families/registry.h"
+#include "runtime/cpu_runner.h"
+#include "runtime/cuda_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/step/step_batch.h"
+#include "text/tokenizer/gguf_vocabulary.h"
+
+namespace quire::models {
+namespace {
+
+constexpr char kContextCut[] = "context cut to what the KV pool can hold";
+
+// The first number of a file such as /sys/fs/cgroup/memory.max; nothing for "max" or without the
+// file.
+std::optional<std::int64_t> ReadNumber(const char* path) {
+  std::ifstream file(path);
+  std::string word;
+  std::int64_t value = 0;
+  if (!(file >> word) || !absl::SimpleAtoi(word, &value)) return std::nullopt;
+  return value;
+}
+
+// What the system would give without swapping (proc(5), MemAvailable), within the cgroup's limit.
+std::int64_t FreeMemoryBytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string line;
+  std::int64_t available = 0;
+  while (std::getline(file, line)) {
+    absl::string_view rest = line;
+    if (!absl::ConsumePrefix(&rest, "MemAvailable:")) continue;
+    absl::ConsumeSuffix(&rest, " kB");
+    if (absl::SimpleAtoi(rest, &available)) available *= 1024;
+  }
+  const std::optional<std::int64_t> limit = ReadNumber("/sys/fs/cgroup/memory.max");
+  const std::optional<std::int64_t> used = ReadNumber("/sys/fs/cgroup/memory.current");
+  if (limit && used) available = std::min(available, *limit - *used);
+  return std::max<std::int64_t>(available, 0);
+}
+
+// Fresh for each process: no client can foresee which prefixes share a key.
+HashKey RandomHashKey() {
+  std::random_device device;
+  HashKey key;
+  for (std::uint64_t& word : key.words) word = std::uint64_t{device()} << 32 | device();
+  return key;
+}
+
+// 1 for every id that has text.
+std::vector<std::uint8_t> TextMask(const text::Tokenizer& tokenizer, std::uint32_t vocab_size) {
+  std::vector<std::uint8_t> mask(vocab_size);
+  for (std::uint32_t id = 0; id < vocab_size; ++id) {
+    mask[id] = tokenizer.HasText(static_cast<std::int32_t>(id)) ? 1 : 0;
+  }
+  return mask;
+}
+
+// What the tokenizer makes of a draw.
+void CompleteRunnerOptions(const text::Tokenizer& tokenizer, const Model& model,
+                           RunnerOptions* options) {
+  const std::uint32_t vocab_size = model.config.vocab_size;
+  options->has_text = TextMask(tokenizer, vocab_size);
+  options->text_vocab = std::min(static_cast<std::uint32_t>(tokenizer.vocab_size()), vocab_size);
+}
+
+// One line before anything is loaded.
+void LogPlan(const DevicePlan& plan) {
+  const RunnerMemory& runner = plan.memory.runner;
+  log::Info("model", "memory plan",
+            {{"weight_bytes", plan.memory.weight_bytes},
+             {"pool_bytes", plan.memory.pool_bytes},
+             {"pages", plan.memory.num_blocks - 1},
+             {"page_bytes", plan.memory.page_bytes},
+             {"activation_bytes", runner.activation_bytes},
+             {"attention_bytes", runner.attention_bytes},
+             {"sampler_bytes", runner.sampler_bytes},
+             {"linear_bytes", runner.linear_bytes},
+             {"graph_bytes", runner.graph_bytes},
+             {"total_bytes", plan.memory.total_bytes()},
+             {"reserve_bytes", plan.reserve_bytes},
+             {"free_bytes", plan.free_bytes},
+             {"pinned_host_bytes", runner.pinned_bytes},
+             {"prefix_index_host_bytes", plan.memory.prefix_index_bytes},
+             {"max_context_tokens", plan.context_tokens}});
+}
+
+// Layers that share pages, where some of them let pages go.
+void LogLayerGroups(const LayerGroups& layers) {
+  const bool has_windows = std::any_of(layers.groups.begin(), layers.groups.end(),
+                                       [](const LayerGroup& group) { return group.window > 0; });
+  if (!has_windows) return;
+  log::Info("model", "layer groups",
+            {{"groups", layers.groups.size()}, {"text", DescribeLayerGroups(layers)}});
+}
+
+// One greedy step over one token, before anybody is let in: what cannot answer is never READY.
+absl::Status RunOneToken(cache::CacheManager* cache, StepRunner* runner) {
+  const BatchRow row(0);
+  QUIRE_RETURN_IF_ERROR(cache->Reserve(row, 1));
+  const cache::RowStep step{.row = row, .cache_length = 0, .new_tokens = 1};
+  StepBatch batch;
+  batch.token_ids = {0};
+  batch.rows = {{.batch_row = row, .cache_length = 0, .first_token = 0, .num_tokens = 1}};
+  batch.logits_tokens = {0};
+  batch.samples.resize(1);
+  batch.samples[0].row.temperature = 0;
+  batch.samples[0].row.position = 1;
+  batch.copies = cache->TakeCopies();
+  batch.clears = cache->TakeClears();
+  batch.kv = cache->PrepareStep({&step, 1});
+  QUIRE_RETURN_IF_ERROR(runner->Run(batch));
+  QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner->Collect());
+  const bool non_finite = result->samples[0].non_finite;
+  cache->CompleteStep();
+  cache->Free(row);
+  if (non_finite) {
+    return absl::InvalidArgumentError("the first step of the model gave NaN or infinite logits");
+  }
+  return absl::OkStatus();
+}
+
+// Binds the thread for a while to where part 0 of every op will be computed, so that it is the
+// first to touch what it packs there: memory then lies at its node.
+class LoadBinding {
+ public:
+  explicit LoadBinding(const ThreadPool& pool) {
+    CPU_ZERO(&before_);
+    is_known_ = sched_getaffinity(0, sizeof(before_), &before_) == 0;
+    if (is_known_) pool.BindCaller();
+  }
+  ~LoadBinding() {
+    if (is_known_) (void)sched_setaffinity(0, sizeof(before_), &before_);
+  }
+  LoadBinding(const LoadBinding&) = delete;
+  LoadBinding& operator=(const LoadBinding&) = delete;
+
+ private:
+  cpu_set_t before_;
+  bool is_known_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOptions& options,
+                                                               const formats::ModelFiles& files) {
+  if (!files.gguf().empty()) {
+    QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
+    QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
+                           text::ReadGgufVocabulary(opened.gguf));
+    return text::Tokenizer::FromGguf(vocabulary);
+  }
+  if (options.path != "embedded") return text::Tokenizer::Load(options.path);
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile tokenizer, files.Open("tokenizer.json"));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile config, files.Open("tokenizer_config.json"));
+  return text::Tokenizer::FromJson(tokenizer.text(), config.text());
+}
+
+absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
+                       const CheckedSpec& model, DeviceKind device) {
+  LogLayerGroups(PlanLayerGroups(model.spec));
+  if (device == DeviceKind::kCpu) {
+    return PlanCpuPool(options, model.spec, FreeMemoryBytes()).status();
+  }
+  const absl::StatusOr<Device> gpu = OpenCudaDevice(options.device.cuda_ordinal);
+  if (!gpu.ok()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t free_bytes, FreeDeviceMemory(*gpu));
+  return PlanDevice(options, files, free_bytes, gpu->num_sms).status();
+}
+
+absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(
+    const RuntimeOptions& options, const formats::ModelFiles& files,
+    std::unique_ptr<ComputeDevice> device) {
+  std::unique_ptr<ModelStack> stack(new ModelStack());
+  stack->device_ = std::move(device);
+  QUIRE_RETURN_IF_ERROR(stack->LoadTokenizer(options, files));
+  QUIRE_RETURN_IF_ERROR(stack->device_->is_cpu() ? stack->PrepareCpu(options, files)
+                                                 : stack->PrepareCuda(options, files));
+  QUIRE_ASSIGN_OR_RETURN(stack->cache_,
+                         cache::CacheManager::Create(stack->CacheOptionsFor(options)));
+  QUIRE_RETURN_IF_ERROR(RunOneToken(stack->cache_.get(), stack->runner_.get()));
+  return stack;
+}
+
+absl::Status ModelStack::LoadTokenizer(const RuntimeOptions& options,
+                                       const formats::ModelFiles& files) {
+  const absl::Time start = MonotonicNow();
+  QUIRE_ASSIGN_OR_RETURN(tokenizer_, OpenTokenizer(options.model, files));
+  load_times_.tokenizer = MonotonicNow() - start;
+  return absl::OkStatus();
+}
+
+absl::Status ModelStack::LoadWeights(const RuntimeOptions& options,
+                                     const formats::ModelFiles& files,
+                                     std::int64_t weight_limit_bytes) {
+  const absl::Time start = MonotonicNow();
+  const LoadBinding binding(device_->threads());
+  QUIRE_ASSIGN_OR_RETURN(model_, LoadModel(files, device_->backend(),
+                                           {.mode = LoadModeOf(options.model),
+                                            .activation = activation_,
+                                            .quantization = options.model.quantization,
+                                            .packed_dir = options.model.packed_dir,
+                                            .weight_limit_bytes = weight_limit_bytes,
+                                            .max_context_tokens = static_cast<std::uint32_t>(
+                                                options.model.max_context_tokens.value_or(0))}));
+  load_times_.read = MonotonicNow() - start;
+  for (const std::string& warning : model_->warnings) {
+    log::Warn("model", "while loading", {{"text", warning}});
+  }
+  const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
+  if (tokenizer_->vocab_size() > vocab_size) {
+    log::Warn("model",
+              "the tokenizer has ids that the model lacks; text that gives them is refused",
+              {{"tokenizer", tokenizer_->vocab_size()}, {"model", vocab_size}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
+                                    const formats::ModelFiles& files) {
+  if (options.model.dtype == DType::kBF16) {
+    return absl::InvalidArgumentError("model.dtype is bf16, and the CPU computes in f32 only");
+  }
+  QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, /*weight_limit_bytes=*/0));
+  QUIRE_ASSIGN_OR_RETURN(CpuPool planned, PlanCpuPool(options, model_->spec, FreeMemoryBytes()));
+  context_tokens_ = planned.context_tokens;
+  if (context_tokens_ < planned.wanted_context_tokens) {
+    log::Warn("model", kContextCut,
+              {{"max_context_tokens", context_tokens_}, {"of", planned.wanted_context_tokens}});
+  }
+  layers_ = std::move(planned.layers);
+  LogLayerGroups(layers_);
+  QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(planned.geometry));
+  pool_.emplace(std::move(pool));
+  RunnerOptions runner = RunnerOptionsFor(options, context_tokens_);
+  CompleteRunnerOptions(*tokenizer_, *model_, &runner);
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<ModelRunner> created,
+                         ModelRunner::Create(*model_, device_->backend(), &*pool_, runner));
+  workspace_bytes_ = created->workspace_bytes();
+  runner_ = std::move(created);
+  const std::int64_t index_bytes = cache::CacheManager::PrefixIndexBytes(CacheOptionsFor(options));
+  memory_ = {{"weights", model_->weight_bytes},
+             {"kv", pool_->size_bytes()},
+             {"prefix_index", index_bytes},
+             {"workspace", workspace_bytes_}};
+  const cache::KvGeometry& geometry = pool_->geometry();
+  log::Info("model", "memory plan",
+            {{"weight_bytes", model_->weight_bytes},
+             {"pool_bytes", pool_->size_bytes()},
+             {"pages", geometry.num_blocks - 1},
+             {"page_bytes", geometry.page_bytes()},
+             {"prefix_index_bytes", index_bytes},
+             {"workspace_bytes", workspace_bytes_},
+             {"max_context_tokens", context_tokens_}});
+  return absl::OkStatus();
+}
+
+absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
+                                     const formats::ModelFiles& files) {
+  const Device& device = device_->device();
+  QUIRE_ASSIGN_OR_RETURN(std::int64_t free_bytes, FreeDeviceMemory(device));
+  // The backend has taken its part of the plan already.
+  free_bytes += kernels::kLinearWorkspaceBytes;
+  QUIRE_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(options, files, free_bytes, device.num_sms));
+  LogPlan(plan);
+  context_tokens_ = plan.context_tokens;
+  if (plan.context_was_cut) {
+    log::Warn("model", kContextCut, {{"max_context_tokens", context_tokens_}});
+  }
+  activation_ = CudaActivationType(options);
+  QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, plan.memory.weight_bytes));
+  layers_ = PlanLayerGroups(model_->spec);
+  LogLayerGroups(layers_);
+  QUIRE_ASSIGN_OR_RETURN(
+      const cache::KvGeometry geometry,
+      KvGeometryFor(model_->spec, plan.page_size, plan.kv_dtype, plan.memory.num_blocks));
+  QUIRE_ASSIGN_OR_RETURN(
+      cache::KvPool pool,
+      cache::KvPool::Create(geometry, {.stream = device_->backend().cuda()->stream}));
+  pool_.emplace(std::move(pool));
+  CompleteRunnerOptions(*tokenizer_, *model_, &plan.runner);
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRunner> created,
+                         CudaRunner::Create(*model_, device_->backend(), &*pool_, plan.runner));
+  const RunnerMemory& memory = created->memory();
+  workspace_bytes_ = memory.device_bytes();
+  memory_ = {{"weights", model_->weight_bytes},
+             {"kv", pool_->size_bytes()},
+             {"activations", memory.activation_bytes},
+             {"attention", memory.attention_bytes},
+             {"sampler", memory.sampler_bytes},
+             {"linear", memory.linear_bytes},
+             {"graphs", memory.graph_bytes},
+             {"pinned", memory.pinned_bytes, /*on_host=*/true},
+             {"prefix_index", cache::CacheManager::PrefixIndexBytes(CacheOptionsFor(options)),
+              /*on_host=*/true}};
+  runner_ = std::move(created);
+  return absl::OkStatus();
+}
+
+cache::CacheManagerOptions ModelStack::CacheOptionsFor(const RuntimeOptions& options) const {
+  return {.geometry = pool_->geometry(),
+          .groups = CacheGroupsOf(layers_),
+          .max_rows = options.steps.max_rows,
+          .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
+          .max_row_overlap_tokens = options.steps.max_overlap_tokens,
+          .prefix_caching = options.pool.prefix_caching,
+          .partial_page_reuse = options.pool.partial_page_reuse,
+          .hash_key = RandomHashKey()};
+}
+
+}  // namespace quire::models

@@ -1,0 +1,106 @@
+#pragma once
+
+// Everything between a model's files and a step that can run: weights, tokenizer, page pool, runner
+// and cache manager.
+//
+//   CPU   open, load, plan, pool, runner, cache, one token
+//   GPU   open, plan (all of it, and refuse), load, pool, runner, cache, one token
+//
+// Place:      above ComputeDevice, the plans and the runners; below the engine, which is given its
+//             parts.
+// Invariants: members are declared in the order in which they need each other, so destruction is
+//             safe.
+// Threads:    Build from one thread; what it returns is used as its parts say.
+// Lifetime:   outlives the engine.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/pool/kv_pool.h"
+#include "formats/model_files.h"
+#include "models/blocks/layer_groups.h"
+#include "runtime/compute_device.h"
+#include "runtime/device_plan.h"
+#include "runtime/model.h"
+#include "runtime/runtime_options.h"
+#include "runtime/step/step_runner.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace quire::models {
+
+// How long the parts of loading took.
+struct LoadTimes {
+  absl::Duration read, tokenizer;
+};
+
+// A use of memory that was planned, as long as the model is there.
+struct MemoryUse {
+  std::string kind;  // "weights"
+  std::int64_t bytes = 0;
+  bool on_host = false;  // although a GPU computes
+};
+
+class ModelStack {
+ public:
+  // `files` are those of options.model.path; options.steps are those of this device. Errors name
+  // the file or the key, its value and the limit.
+  static absl::StatusOr<std::unique_ptr<ModelStack>> Build(const RuntimeOptions& options,
+                                                           const formats::ModelFiles& files,
+                                                           std::unique_ptr<ComputeDevice> device);
+
+  const ComputeDevice& device() const { return *device_; }
+  const Model& model() const { return *model_; }
+  const text::Tokenizer& tokenizer() const { return *tokenizer_; }
+  // Of a sequence, at most.
+  std::int32_t context_tokens() const { return context_tokens_; }
+  DType activation() const { return activation_; }
+  const LayerGroups& layers() const { return layers_; }
+  const cache::KvPool& pool() const { return *pool_; }
+  StepRunner* runner() const { return runner_.get(); }
+  // The cache manager of the pool, which has run a step of this runner already; once.
+  std::unique_ptr<cache::CacheManager> TakeCache() { return std::move(cache_); }
+
+  const LoadTimes& load_times() const { return load_times_; }
+  std::int64_t workspace_bytes() const { return workspace_bytes_; }
+  const std::vector<MemoryUse>& memory() const { return memory_; }
+
+ private:
+  ModelStack() = default;
+
+  absl::Status LoadTokenizer(const RuntimeOptions& options, const formats::ModelFiles& files);
+  absl::Status LoadWeights(const RuntimeOptions& options, const formats::ModelFiles& files,
+                           std::int64_t weight_limit_bytes);
+  // Weights, pool and runner.
+  absl::Status PrepareCpu(const RuntimeOptions& options, const formats::ModelFiles& files);
+  absl::Status PrepareCuda(const RuntimeOptions& options, const formats::ModelFiles& files);
+  cache::CacheManagerOptions CacheOptionsFor(const RuntimeOptions& options) const;
+
+  LoadTimes load_times_;
+  std::unique_ptr<ComputeDevice> device_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::int32_t context_tokens_ = 0;
+  DType activation_ = DType::kF32;
+  LayerGroups layers_;
+  std::optional<cache::KvPool> pool_;
+  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<cache::CacheManager> cache_;
+  std::int64_t workspace_bytes_ = 0;
+  std::vector<MemoryUse> memory_;
+};
+
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOptions& options,
+                                                               const formats::ModelFiles& files);
+
+// Whether the pages that `options` ask for fit, as Build would find; loads nothing. The memory plan
+// of a GPU where one is present: a machine without one can still check the rest. Errors as Build.
+absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
+                       const CheckedSpec& model, DeviceKind device);
+
+}  // namespace quire::models

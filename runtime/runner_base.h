@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/backend/backend.h"
+#include "kernels/sampling/sampling.h"
+#include "models/blocks/layer_groups.h"
+#include "models/blocks/step_buffers.h"
+#include "runtime/runner_options.h"
+#include "runtime/step/step_batch.h"
+
+namespace quire::cache {
+class KvPool;
+}
+
+namespace quire::models {
+
+struct Model;
+
+// What the runners of both backends have in common: what they were made of, and which samples and
+// prompt logprobs have their logits in which block of rows.
+//
+// Place:      under the State of either runner, in no other file.
+// Invariants: a step's blocks of logits are taken in order, each sample and prompt logprob once.
+// Threads:    the runner's.
+// Lifetime:   model, backend and pool outlive it.
+struct RunnerBase {
+  RunnerBase(const Model& the_model, const kernels::Backend& the_backend, cache::KvPool* the_pool,
+             const RunnerOptions& the_options);
+
+  // Before the first block of a step.
+  void BeginLogits();
+  // Fills sampling_rows with the samples whose logits are rows [begin, end) of batch.logits_tokens,
+  // which lie in buffers.logits. Returns the index of the first of them in batch.samples.
+  std::size_t TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+  // The same for logprob_tokens and batch.prompt_logprobs.
+  std::size_t TakePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+
+  const Model& model;
+  const kernels::Backend& backend;
+  cache::KvPool* const pool;
+  const RunnerOptions options;
+  const LayerGroups layers;
+  const std::uint32_t text_vocab;
+  const std::uint8_t* const has_text;  // null: every id below text_vocab
+  StepBuffers buffers;
+
+  // Of one block of logits.
+  std::vector<kernels::SamplingRow> sampling_rows;
+  std::vector<kernels::TokenLogprob> logprob_tokens;
+
+ private:
+  const float* LogitsRow(std::uint32_t logits_index, std::uint32_t block_begin) const;
+
+  std::size_t next_sample_ = 0;
+  std::size_t next_prompt_logprob_ = 0;
+};
+
+// What a step reports of a sample and of a prompt logprob.
+StepToken ToStepToken(const kernels::SampledRow& row);
+StepToken ToStepToken(const kernels::TokenLogprob& token);
+
+}  // namespace quire::models
