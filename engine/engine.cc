@@ -15,6 +15,7 @@
 #include "base/mutex.h"
 #include "base/published.h"
 #include "base/status.h"
+#include "base/thread_name.h"
 #include "engine/output/output_stage.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/text_stage.h"
@@ -74,15 +75,13 @@ class Engine::Impl {
     core_.scheduler().SetOutputReady(
         [this](const AcceptedRequest& request) { return output_.IsReady(request); });
     PublishStats(clock->Now());
-    heartbeat_.store(absl::ToUnixNanos(clock->Now()));
     thread_ = std::thread([this] { Run(); });
   }
 
   ~Impl() {
     state_.store(EngineState::kStopped);
     text_.Stop();
-    stopping_.store(true);
-    inbox_->Wake();
+    inbox_->Close();
     thread_.join();
     output_.Stop();
   }
@@ -151,17 +150,16 @@ class Engine::Impl {
 
   bool IsAlive(absl::Duration stall_timeout) const {
     if (state_.load() == EngineState::kFailed) return false;
-    if (is_waiting_.load(std::memory_order_acquire)) return true;
-    const absl::Time beat = absl::FromUnixNanos(heartbeat_.load(std::memory_order_acquire));
-    return clock_->Now() - beat < stall_timeout;
+    return is_idle_.load(std::memory_order_acquire) || core_.heartbeat().age() < stall_timeout;
   }
 
   // Who asks is given up when the engine is busy for longer, so the answer has an owner of its own.
   absl::StatusOr<PageSnapshot> GetPageSnapshot() {
     const auto answer = std::make_shared<std::promise<absl::StatusOr<PageSnapshot>>>();
-    inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [this, answer] {
-                    answer->set_value(DescribePages());
-                  }});
+    const auto call = [this, answer] { answer->set_value(DescribePages()); };
+    if (!inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = call})) {
+      return DeviceError();
+    }
     std::future<absl::StatusOr<PageSnapshot>> snapshot = answer->get_future();
     if (snapshot.wait_for(absl::ToChronoMilliseconds(kSnapshotTimeout)) !=
         std::future_status::ready) {
@@ -171,10 +169,10 @@ class Engine::Impl {
     return snapshot.get();
   }
 
-  absl::Status CheckIntegrity() {
-    absl::Status status;
-    if (!OnEngineThread([&] { status = core_.CheckIntegrity(); })) return DeviceError();
-    return status;
+  absl::StatusOr<IntegrityReport> InspectIntegrity() {
+    IntegrityReport report;
+    if (!OnEngineThread([&] { report = core_.CheckIntegrity(); })) return DeviceError();
+    return report;
   }
 
  private:
@@ -193,7 +191,7 @@ class Engine::Impl {
       return absl::ResourceExhaustedError("no memory to describe the pages");
     }
   }
-  // False, and nothing was called, when the engine thread has died.
+  // False, and nothing was called, when the engine thread has died or ended.
   bool OnEngineThread(const std::function<void()>& call);
   void Run();
   void Loop();
@@ -223,11 +221,9 @@ class Engine::Impl {
   TextStage text_;
 
   std::atomic<EngineState> state_{EngineState::kReady};
-  std::atomic<bool> stopping_{false};
   std::atomic<bool> died_{false};  // the core is not to be used any more
   std::atomic<std::uint64_t> next_arrival_{1};
-  std::atomic<bool> is_waiting_{true};
-  std::atomic<std::int64_t> heartbeat_{0};  // Unix nanoseconds of the last pass of the loop
+  std::atomic<bool> is_idle_{true};  // the engine thread sleeps, and no step is due
   mutable Mutex stats_mutex_;
   EngineStats stats_ ABSL_GUARDED_BY(stats_mutex_);
   absl::Time stats_time_ ABSL_GUARDED_BY(stats_mutex_);
@@ -239,6 +235,7 @@ class Engine::Impl {
 
 // The project throws nothing, but what it calls may: an allocation above all.
 void Engine::Impl::Run() {
+  SetThreadName("engine");
   std::string what;
   try {
     if (options_.on_engine_thread) options_.on_engine_thread();
@@ -252,16 +249,15 @@ void Engine::Impl::Run() {
   FailThread(what);
 }
 
-// Everything that the engine does, in its order.
+// Everything that the engine does, in its order. Whether this is the last pass is known together
+// with what it has to handle: a signal that came later was refused.
 void Engine::Impl::Loop() {
-  is_waiting_.store(false, std::memory_order_release);
+  is_idle_.store(false, std::memory_order_release);
   while (true) {
-    inbox_->Drain(&signals_);
+    const bool stops = !inbox_->Drain(&signals_);
     TakeHotOptions();
     const absl::Time now = clock_->Now();
-    heartbeat_.store(absl::ToUnixNanos(now), std::memory_order_release);
     HandleSignals(now);
-    const bool stops = stopping_.load();
     if (stops) {
       core_.Settle();
       core_.EndAll(now);
@@ -329,19 +325,19 @@ void Engine::Impl::FailThread(const std::string& what) {
   const absl::Status status = WithReason(
       absl::InternalError(absl::StrCat("the engine thread ended: ", what)), Reason::kEngineDied);
   BeginFailure(status);
-  is_waiting_.store(true, std::memory_order_release);
   items_.clear();
   EndWithoutCore();
   output_.WaitDone(kAnswerTimeout);
   if (options_.on_fatal) options_.on_fatal(status);
+  bool stops = false;
   while (true) {  // first what was not handled when it ended
     for (Signal& signal : signals_) {
       if (signal.call) signal.call();
     }
     const bool have_ended = EndWithoutCore();
-    if (stopping_.load()) return;
+    if (stops) return;
     inbox_->Wait(have_ended ? absl::InfiniteDuration() : absl::Milliseconds(100));
-    inbox_->Drain(&signals_);
+    stops = !inbox_->Drain(&signals_);
   }
 }
 
@@ -370,14 +366,16 @@ bool Engine::Impl::EndWithoutCore() {
   return true;
 }
 
+// Without a step that is due the time does not count against liveness; what comes has all of it.
 void Engine::Impl::Sleep() {
   const absl::Time wake = core_.NextWake();
-  is_waiting_.store(true, std::memory_order_release);
+  const bool is_idle = !core_.awaits_step();
+  is_idle_.store(is_idle, std::memory_order_release);
   inbox_->Wait(wake == absl::InfiniteFuture()
                    ? absl::InfiniteDuration()
                    : std::max(wake - clock_->Now(), absl::ZeroDuration()));
-  heartbeat_.store(absl::ToUnixNanos(clock_->Now()), std::memory_order_release);
-  is_waiting_.store(false, std::memory_order_release);
+  if (is_idle) core_.heartbeat().Beat();
+  is_idle_.store(false, std::memory_order_release);
 }
 
 void Engine::Impl::PublishStats(absl::Time now) {
@@ -403,12 +401,13 @@ absl::Status Engine::Impl::PrepareHotOptions(const HotOptions& options) {
 
 bool Engine::Impl::OnEngineThread(const std::function<void()>& call) {
   std::promise<bool> done;
-  inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [&] {
-                  const bool is_alive = !died_.load();
-                  if (is_alive) call();
-                  done.set_value(is_alive);
-                }});
-  return done.get_future().get();
+  const bool is_posted =
+      inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [&] {
+                      const bool is_alive = !died_.load();
+                      if (is_alive) call();
+                      done.set_value(is_alive);
+                    }});
+  return is_posted && done.get_future().get();
 }
 
 absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions& hot) const {
@@ -594,8 +593,12 @@ bool Engine::IsAlive(absl::Duration stall_timeout) const {
 absl::StatusOr<PageSnapshot> Engine::GetPageSnapshot() {
   return impl_->GetPageSnapshot();
 }
+absl::StatusOr<IntegrityReport> Engine::InspectIntegrity() {
+  return impl_->InspectIntegrity();
+}
 absl::Status Engine::CheckIntegrity() {
-  return impl_->CheckIntegrity();
+  QUIRE_ASSIGN_OR_RETURN(const IntegrityReport report, impl_->InspectIntegrity());
+  return report.status();
 }
 
 }  // namespace quire::engine

@@ -115,18 +115,22 @@ class Engine {
   EngineStats GetStats() const;
   // Made by the engine thread at the next step boundary, with no step in flight: for people who
   // look, not for every scrape. DEADLINE_EXCEEDED when no step ends within a second,
-  // RESOURCE_EXHAUSTED without the memory for it, UNAVAILABLE once the engine has died.
+  // RESOURCE_EXHAUSTED without the memory for it, UNAVAILABLE once the engine has died or ends.
   absl::StatusOr<PageSnapshot> GetPageSnapshot();
   // Runs at the next step boundary; waits up to `idle_timeout` for the engine to be idle (zero:
   // does not wait), else FAILED_PRECONDITION / NOT_IDLE only when idleness was asked for and did
   // not come.
   absl::StatusOr<cache::FlushCounts> FlushCache(absl::Duration idle_timeout);
 
-  // The heartbeat behind `liveness`: false when work has waited for `stall_timeout` without a
-  // finished step.
+  // The heartbeat behind `liveness`: false when a step has been due for `stall_timeout` and none
+  // has run; inside a step on the CPU every layer counts. Clients that do not read and prompts that
+  // are being prepared are no work for a step. False for good once the engine has failed.
   bool IsAlive(absl::Duration stall_timeout) const;
 
-  // Runs CacheManager, scheduler and queue checks at the next step boundary.
+  // Runs the checks of all stateful classes at the next step boundary: O(pages + waiting requests)
+  // in which no step runs. UNAVAILABLE once the engine has died or ends.
+  absl::StatusOr<IntegrityReport> InspectIntegrity();
+  // The same, as a status.
   absl::Status CheckIntegrity();
 
  private:

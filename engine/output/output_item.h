@@ -55,7 +55,7 @@ struct OutputItem {
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
 
-  // kPromptLogprobs: positions [start_position, start_position + prompt logprobs.size())
+  // kPromptLogprobs: positions [start_position, start_position + prompt_logprobs.size())
   std::int32_t start_position = 0;
   std::vector<PromptLogprob> prompt_logprobs;
 

@@ -4,8 +4,9 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/time/clock.h"
 #include "base/bounded_queue.h"
+#include "base/clock.h"
+#include "base/thread_name.h"
 #include "engine/output/output_state.h"
 #include "engine/output/token_stream.h"
 
@@ -93,10 +94,10 @@ bool OutputStage::IsReady(const AcceptedRequest& request) {
 }
 
 bool OutputStage::WaitDone(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   for (const auto& ring : rings_) {
     while (!IsDone(*ring)) {
-      if (absl::Now() >= deadline) return false;
+      if (MonotonicNow() >= deadline) return false;
       absl::SleepFor(absl::Milliseconds(1));
     }
   }
@@ -112,6 +113,7 @@ void OutputStage::Stop() {
 }
 
 void OutputStage::Work(Ring& ring) {
+  SetThreadName("output");
   constexpr std::size_t kBatch = 256;
   std::vector<OutputItem> items;
   items.reserve(kBatch);

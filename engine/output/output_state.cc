@@ -14,7 +14,7 @@ OutputState::OutputState(std::shared_ptr<const AcceptedRequest> accepted,
       tokenizer_(tokenizer),
       params_(request_.output) {
   const auto& stops = request_.stopping.stop;
-  if (!stops.empty()) stops_ = std::make_unique<StopAutomaton>(stops);
+  if (!stops.empty()) stops_ = std::make_unique<text::StopAutomaton>(stops);
   choices_.reserve(request_.choices());
   for (std::uint32_t i = 0; i < request_.choices(); ++i) {
     choices_.emplace_back(tokenizer, params_.skip_special_tokens, stops_.get());
@@ -154,8 +154,7 @@ void OutputState::EndChoice(const OutputItem& item) {
   completed.finish_reason = *choice.reason;
   completed.stop_token_id = choice.stop_token;
   if (choice.stop_string.has_value()) {
-    completed.stop_text =
-        request_.stopping.stop[static_cast<std::size_t>(*choice.stop_string)];
+    completed.stop_text = request_.stopping.stop[static_cast<std::size_t>(*choice.stop_string)];
   }
   if (!params_.stream) {
     if (params_.text) completed.text = std::move(choice.pending.text);
@@ -180,9 +179,8 @@ Usage OutputState::UsageOf(const Choice& choice) const {
 }
 
 Usage OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe) {
-  Usage usage{.prompt_tokens = prompt_tokens(),
-              .completion_tokens = 0,
-              .cached_tokens = cached_tokens_};
+  Usage usage{
+      .prompt_tokens = prompt_tokens(), .completion_tokens = 0, .cached_tokens = cached_tokens_};
   for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens;
   if (item.was_accepted) {
     probe.ObserveEnd(now - request_.accept_time);

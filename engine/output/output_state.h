@@ -19,10 +19,10 @@
 
 #include "absl/time/time.h"
 #include "engine/output/output_item.h"
-#include "engine/output/stop_matcher.h"
 #include "engine/output/token_stream.h"
 #include "engine/request/engine_probe.h"
 #include "text/detokenizer.h"
+#include "text/stop_matcher.h"
 
 namespace quire::engine {
 
@@ -42,11 +42,11 @@ class OutputState {
 
  private:
   struct Choice {
-    Choice(const text::Tokenizer& tokenizer, bool skip_special, const StopAutomaton* stops)
+    Choice(const text::Tokenizer& tokenizer, bool skip_special, const text::StopAutomaton* stops)
         : detokenizer(tokenizer, skip_special), matcher(stops) {}
 
     text::Detokenizer detokenizer;
-    StopMatcher matcher;
+    text::StopMatcher matcher;
     DeltaEvent pending;       // not written yet; the whole output without streaming
     std::int32_t tokens = 0;  // kept
     bool ended = false;       // no token counts any more
@@ -70,7 +70,7 @@ class OutputState {
   const Request& request_;  // of accepted_
   const text::Tokenizer& tokenizer_;
   const OutputParams& params_;
-  std::unique_ptr<StopAutomaton> stops_;  // null without stop strings
+  std::unique_ptr<text::StopAutomaton> stops_;  // null without stop strings
   std::vector<Choice> choices_;
   std::int32_t cached_tokens_ = 0;
   absl::Time schedule_time_;

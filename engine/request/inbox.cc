@@ -2,17 +2,19 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 
 namespace quire::engine {
 
-void Inbox::Post(Signal signal) {
+bool Inbox::Post(Signal signal) {
   {
     MutexLock lock(&mutex_);
+    if (closed_) return false;
     signals_.push_back(std::move(signal));
     awake_ = true;
   }
   posted_.NotifyOne();
+  return true;
 }
 
 void Inbox::Wake() {
@@ -23,17 +25,26 @@ void Inbox::Wake() {
   posted_.NotifyOne();
 }
 
-void Inbox::Drain(std::vector<Signal>* out) {
+void Inbox::Close() {
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+  }
+  posted_.NotifyOne();
+}
+
+bool Inbox::Drain(std::vector<Signal>* out) {
   out->clear();
   MutexLock lock(&mutex_);
   out->swap(signals_);
   awake_ = false;
+  return !closed_;
 }
 
 void Inbox::Wait(absl::Duration timeout) {
-  const absl::Time until = absl::Now() + timeout;
+  const absl::Time until = MonotonicNow() + timeout;
   MutexLock lock(&mutex_);
-  while (!awake_ && (timeout == absl::InfiniteDuration() || absl::Now() < until)) {
+  while (!awake_ && !closed_ && (timeout == absl::InfiniteDuration() || MonotonicNow() < until)) {
     posted_.WaitUntil(&mutex_, until);
   }
 }

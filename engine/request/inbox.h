@@ -6,8 +6,9 @@
 //             control calls.
 // Invariants: bounded without refusing: a live request posts one kArrived, one kPrepared, at most
 //             one kCancel and one kStopMatched per choice, and live requests are bounded at Accept;
-//             every control call waits for its answer.
-// Threads:    Post and Wake from any thread; Drain and Wait from the engine thread.
+//             every control call waits for its answer. What was posted before Close is drained;
+//             what comes later is refused. So nothing is lost unseen.
+// Threads:    Post, Wake and Close from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.
 
 #include <cstdint>
@@ -29,22 +30,28 @@ struct Signal {
   enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kCall };
   Kind kind = Kind::kCall;
   std::shared_ptr<AcceptedRequest> request = nullptr;
-  absl::Status status = {};  // kPrepared: what its text worker says
+  absl::Status status = {};                          // kPrepared: what its text worker says
   std::unique_ptr<PreparedPrompt> prompt = nullptr;  // kPrepared with an OK status
-  CancelSource source = CancelSource::kClient;  // kCancel
-  std::string reason_text = {};                 // kCancel by kAdmin
-  std::int32_t choice = 0;                      // kStopMatched
+  CancelSource source = CancelSource::kClient;       // kCancel
+  std::string reason_text = {};                      // kCancel by kAdmin
+  std::int32_t choice = 0;                           // kStopMatched
   std::function<void()> call = {};  // kCall: runs on the engine thread between two steps
 };
 
 class Inbox {
  public:
-  void Post(Signal signal);
+  // False, and the signal is dropped, once it is closed: the engine thread ends every live request
+  // then, so that only who waits for a call to be made has to look.
+  bool Post(Signal signal);
   // Makes a waiting engine look for work once.
   void Wake();
-  // Replaces `out` by everything posted; its capacity is reused.
-  void Drain(std::vector<Signal>* out);
-  // Returns when something was posted or woken since the last Drain, or after `timeout`.
+  // The engine thread is to stop when it has handled what was posted until now.
+  void Close();
+  // Replaces `out` by everything posted; its capacity is reused. False once it is closed: nothing
+  // comes after what is in `out`.
+  [[nodiscard]] bool Drain(std::vector<Signal>* out);
+  // Returns when something was posted or woken since the last Drain, or after `timeout`; at once
+  // when it is closed.
   void Wait(absl::Duration timeout);
 
  private:
@@ -52,6 +59,7 @@ class Inbox {
   CondVar posted_;
   std::vector<Signal> signals_ ABSL_GUARDED_BY(mutex_);
   bool awake_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace quire::engine

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/error_reason.h"
 
 namespace quire::engine {
@@ -63,10 +63,10 @@ std::vector<std::shared_ptr<AcceptedRequest>> RequestTable::All() const {
 }
 
 bool RequestTable::WaitEmpty(absl::Duration timeout) const {
-  const absl::Time until = absl::Now() + timeout;
+  const absl::Time until = MonotonicNow() + timeout;
   MutexLock lock(&mutex_);
   while (!requests_.empty()) {
-    if (timeout != absl::InfiniteDuration() && absl::Now() >= until) return false;
+    if (timeout != absl::InfiniteDuration() && MonotonicNow() >= until) return false;
     emptied_.WaitUntil(&mutex_, until);
   }
   return true;

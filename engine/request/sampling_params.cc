@@ -91,7 +91,7 @@ absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits)
                                    " bytes, must be in [1, ", max_bytes, "]"),
                       params.stop.size(), limits.max_stop_sequences);
     }
-    if (const auto offset = text::FirstInvalidUtf8(stop); offset.has_value()) {
+    if (const auto offset = FirstInvalidUtf8(stop); offset.has_value()) {
       return WithReason(absl::InvalidArgumentError(
                             absl::StrCat("stopping.stop[", i, "] is not UTF-8 at byte ", *offset)),
                         Reason::kBadUtf8,

@@ -2,8 +2,8 @@
 
 // What one tenant may take of the engine at once, and what it has taken.
 //
-// Place:      AdmissionLimiter refuses by the queue limits, Scheduler passes over by the running
-// one. Threads:    values.
+// Place:      AdmissionLimiter refuses by the queue limits, Scheduler waits by the running limit.
+// Threads:    values.
 
 #include <cstdint>
 #include <limits>

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
+#include "base/thread_name.h"
 #include "base/utf8.h"
 #include "cache_manager/prefix/page_hash.h"
 #include "text/chat/chat_template.h"
@@ -15,11 +16,11 @@ namespace quire::engine {
 namespace {
 
 absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const text::Tokenizer& tokenizer,
-                                                       const Request& request,
+                                                       const Clock& clock, const Request& request,
                                                        std::string* rendered) {
   const auto& prompt = std::get<ChatPrompt>(request.prompt);
   QUIRE_ASSIGN_OR_RETURN(text::RenderedChat chat,
-                         prompt.templates->Render(prompt.chat, request.accept_time));
+                         prompt.templates->Render(prompt.chat, clock.ToWall(request.accept_time)));
   *rendered = std::move(chat.text);
   // The template prints what the tokenizer would add.
   return tokenizer.Encode(*rendered, {.add_special_tokens = false,
@@ -31,7 +32,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const text::Tokenizer& to
 // `rendered` gets the text of a chat.
 absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
                                                    const text::Tokenizer& tokenizer,
-                                                   const Request& request,
+                                                   const Clock& clock, const Request& request,
                                                    std::string* rendered) {
   if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) {
     for (std::size_t i = 0; i < ids->size(); ++i) {
@@ -48,10 +49,10 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
     return *ids;
   }
   if (std::holds_alternative<ChatPrompt>(request.prompt)) {
-    return TokensOfChat(tokenizer, request, rendered);
+    return TokensOfChat(tokenizer, clock, request, rendered);
   }
   const auto& prompt = std::get<TextPrompt>(request.prompt);
-  if (const auto offset = text::FirstInvalidUtf8(prompt.text); offset.has_value()) {
+  if (const auto offset = FirstInvalidUtf8(prompt.text); offset.has_value()) {
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("prompt text is not UTF-8 at byte ", *offset)),
         Reason::kBadUtf8, {{"field", "text"}, {"byte_offset", absl::StrCat(*offset)}});
@@ -142,16 +143,14 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
-                                                               const CacheShape& shape,
-                                                               const text::Tokenizer& tokenizer,
-                                                               AdmissionLimiter* queue,
-                                                               AcceptedRequest& accepted) {
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
+    const EngineOptions& options, const CacheShape& shape, const text::Tokenizer& tokenizer,
+    const Clock& clock, AdmissionLimiter* queue, AcceptedRequest& accepted) {
   const Request& request = accepted.request;
   auto prepared = std::make_unique<PreparedPrompt>();
   PreparedPrompt& prompt = *prepared;
   std::string rendered;
-  QUIRE_ASSIGN_OR_RETURN(prompt.tokens, TokensOf(options, tokenizer, request, &rendered));
+  QUIRE_ASSIGN_OR_RETURN(prompt.tokens, TokensOf(options, tokenizer, clock, request, &rendered));
   if (prompt.tokens.empty()) {
     return WithReason(absl::InvalidArgumentError("prompt has no tokens"), Reason::kPromptMissing);
   }
@@ -161,9 +160,9 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
   QUIRE_RETURN_IF_ERROR(FitPool(shape, request.choices(), prompt));
   QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, request, std::move(rendered), prompt));
   CollectEndIds(options, request, prompt);
-  prompt.root = cache::HashRoot(shape.hash_key, {.tenant = request.tenant,
-                                                 .fingerprint = options.fingerprint,
-                                                 .salt = request.cache.salt});
+  prompt.root = cache::HashRoot(
+      shape.hash_key,
+      {.tenant = request.tenant, .fingerprint = options.fingerprint, .salt = request.cache.salt});
   if (request.sampling.uses_history()) prompt.history.SetPrompt(prompt.tokens);
   prompt.keys = cache::HashPages(shape.hash_key, prompt.root, prompt.tokens, shape.page_size);
   QUIRE_RETURN_IF_ERROR(queue->AddTokens(request.tenant, prompt_tokens));
@@ -204,7 +203,7 @@ void TextStage::Stop() {
 
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedRequest& accepted) {
   try {
-    return PrepareRequest(options_, shape_, *tokenizer_, queue_, accepted);
+    return PrepareRequest(options_, shape_, *tokenizer_, *clock_, queue_, accepted);
   } catch (const std::bad_alloc&) {
     return WithReason(absl::ResourceExhaustedError("no memory to prepare the prompt"),
                       Reason::kQueueFull, {{"limit", "memory"}}, queue_->RetryDelay());
@@ -212,6 +211,7 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedReque
 }
 
 void TextStage::Work() {
+  SetThreadName("text");
   while (std::optional<std::shared_ptr<AcceptedRequest>> job = jobs_.Pop()) {
     Signal signal{.kind = Signal::Kind::kPrepared, .request = std::move(*job)};
     if (!signal.request->cancel_requested.load(std::memory_order_acquire)) {

@@ -39,11 +39,9 @@ struct CacheShape {
 // What the engine needs of the prompt of `accepted`, whose tokens are counted. The status is
 // PROMPT_MISSING, PROMPT_TOO_LONG, NEVER_FITS, BAD_TOKEN_ID, BAD_UTF8 or QUEUE_FULL with their
 // numbers, or one of ChatTemplates::Render.
-absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
-                                                               const CacheShape& shape,
-                                                               const text::Tokenizer& tokenizer,
-                                                               AdmissionLimiter* queue,
-                                                               AcceptedRequest& accepted);
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
+    const EngineOptions& options, const CacheShape& shape, const text::Tokenizer& tokenizer,
+    const Clock& clock, AdmissionLimiter* queue, AcceptedRequest& accepted);
 
 class TextStage {
  public:

@@ -9,8 +9,7 @@ void TokenHistory::SetPrompt(std::span<const std::int32_t> tokens) {
 }
 
 kernels::TokenCount& TokenHistory::EntryOf(std::int32_t token) {
-  const auto [it, is_new] =
-      index_.try_emplace(token, static_cast<std::uint32_t>(entries_.size()));
+  const auto [it, is_new] = index_.try_emplace(token, static_cast<std::uint32_t>(entries_.size()));
   if (is_new) entries_.push_back({.token = token, .output_count = 0});
   return entries_[it->second];
 }

@@ -102,6 +102,10 @@ class Scheduler {
   std::int32_t waiting() const { return static_cast<std::int32_t>(waiting_.size()); }
   std::int64_t waiting_uncached_tokens() const { return waiting_uncached_tokens_; }
   bool has_work() const { return !waiting_.empty() || !preempted_.empty() || !running_.empty(); }
+  // Whether the next step needs nothing from outside the engine: a sequence could run, or a request
+  // start. False where all that has rows belongs to clients that do not read: it keeps rows and
+  // pages, so what waits behind it waits for them, too, for slow_client_timeout at most.
+  bool awaits_step() const;
   // In order of admission; with a row.
   const std::vector<Sequence*>& running() const { return running_; }
   const std::vector<Sequence*>& preempted() const { return preempted_; }
@@ -136,16 +140,20 @@ class Scheduler {
   bool IsOutputReady(const ScheduledRequest& request) const {
     return !is_output_ready_ || is_output_ready_(*request.accepted);
   }
-  void Enter(Sequence& sequence, SequenceState state, WaitCause cause = WaitCause::kNone);
-  std::int64_t Balance(SequenceState state, WaitCause cause) const;
-  absl::Status CheckTransitions() const;
+
+  // The plan of a step: scheduler.cc.
   void MarkSkips(absl::Time now);
-  bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
+  bool CanDecode(const Sequence& sequence) const;
+  bool NeedsOutcome(const Sequence& sequence) const;
   void PlanDecodes(bool ahead);
   void GrowPrompts(bool ahead);
   std::uint32_t GrowPrompt(Sequence& sequence, std::uint32_t chunk, bool ahead);
-  bool CanDecode(const Sequence& sequence) const;
-  bool NeedsOutcome(const Sequence& sequence) const;
+  bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
+  absl::Duration StepTimeTarget() const;
+  std::uint32_t ChunkLimit() const;
+  std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
+  std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
+  void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
   // What is less is served first.
   struct PromptRank {
     std::int64_t level = 0;          // priority, less intervals waited before the admission
@@ -157,26 +165,23 @@ class Scheduler {
   void OrderPrompts();
   bool IsStepOfTheOldest() const;
   void PlanPrompts(absl::Time now);
-  bool AdmitBefore(const PromptRank& rank, absl::Time now);
-  Admission TryAdmit(Sequence& sequence);
-  void Start(Sequence& sequence, const cache::PrefixMatch& match);
-  void NoteBlocked(ScheduledRequest* request);
-  bool IsStillBlocked(const Sequence& sequence) const;
-  bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
-  bool FitsBesides(const Sequence& sequence) const;
-  cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
+
+  // Admission: scheduler_admission.cc.
   std::int32_t MaxRunning(const std::string& tenant) const;
   void LeaveTenant(ScheduledRequest& request);
-  absl::Duration StepTimeTarget() const;
-  std::uint32_t ChunkLimit() const;
-  std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
-  void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
-  std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
-  void GivePagesBack(Sequence& sequence);
-  void Preempt(Sequence& sequence);
-  void InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence);
+  bool AdmitBefore(const PromptRank& rank, absl::Time now);
   bool HasRows(std::size_t rows) const;
-  absl::Status CheckReservations() const;
+  bool IsStillBlocked(const Sequence& sequence) const;
+  void NoteBlocked(ScheduledRequest* request);
+  cache::PrefixMatch MatchPrefix(const Sequence& sequence) const;
+  Admission TryAdmit(Sequence& sequence);
+  void Start(Sequence& sequence, const cache::PrefixMatch& match);
+  bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
+  bool FitsBesides(const Sequence& sequence) const;
+
+  // Moves between states, with rows and pages: scheduler_transitions.cc.
+  void Enter(Sequence& sequence, SequenceState state, WaitCause cause = WaitCause::kNone);
+  void InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence);
   void TakeRow(Sequence& sequence);
   void ReleaseRow(Sequence& sequence);
   void SetPages(Sequence& sequence, std::uint32_t pages);
@@ -184,7 +189,15 @@ class Scheduler {
   bool HasPendingCopy(const ScheduledRequest& request) const {
     return request.last_copy_step > completed_;
   }
+  void GivePagesBack(Sequence& sequence);
+  void Preempt(Sequence& sequence);
   void EndChoice(Sequence& sequence);
+
+  // scheduler_check.cc
+  std::int64_t Balance(SequenceState state, WaitCause cause) const;
+  absl::Status CheckTransitions() const;
+  absl::Status CheckReservations() const;
+
   const EngineOptions& options_;
   cache::CacheManager* const cache_;
   const std::uint32_t page_size_;
@@ -193,12 +206,12 @@ class Scheduler {
   StepPlan plan_;
   WaitingRequests waiting_;
   std::map<std::string, TenantRequests> tenants_;  // that have a request here
-  std::vector<Sequence*> preempted_;   // by admission
-  std::vector<Sequence*> running_;     // by admission, then choice
+  std::vector<Sequence*> preempted_;               // by admission
+  std::vector<Sequence*> running_;                 // by admission, then choice
   std::vector<Sequence*> scratch_;
-  std::vector<Sequence*> prompts_;    // that are being computed, in the order of the step
-  std::uint64_t prompt_steps_ = 0;    // steps so far that computed prompts
-  std::uint32_t num_rows_ = 0;  // max_running_sequences at first; rows have their memory
+  std::vector<Sequence*> prompts_;  // that are being computed, in the order of the step
+  std::uint64_t prompt_steps_ = 0;  // steps so far that computed prompts
+  std::uint32_t num_rows_ = 0;      // max_running_sequences at first; rows have their memory
   std::vector<std::uint32_t> free_rows_;
   std::uint64_t next_admission_ = 1;
   std::uint32_t reserved_pages_ = 0;  // safe mode
@@ -207,10 +220,10 @@ class Scheduler {
   std::uint32_t prompt_budget_ = 0;  // of those, for prompts
   std::uint32_t fork_pages_ = 0;     // that the forks after the step being planned will take
   StepTimeModel step_time_;
-  absl::Duration time_target_;  // of the step being planned
+  absl::Duration time_target_;   // of the step being planned
   std::size_t num_prompts_ = 0;  // that run or wait, with tokens left to compute
-  bool stream_waits_ = false;   // for the step being planned, beside those whose prompts are in it
-  std::uint64_t launched_ = 0;  // steps
+  bool stream_waits_ = false;    // for the step being planned, beside those whose prompts are in it
+  std::uint64_t launched_ = 0;   // steps
   std::uint64_t completed_ = 0;
   bool must_wait_ = false;
   ScheduledRequest* stuck_ = nullptr;

@@ -92,18 +92,19 @@ struct Sequence {
   std::vector<cache::PageKey> keys;  // of full pages, as far as known
   std::uint32_t prompt_tokens = 0;
   std::uint32_t computed = 0;
-  std::uint32_t in_flight = 0;      // tokens that steps in flight compute, from `computed` on
+  std::uint32_t in_flight = 0;          // tokens that steps in flight compute, from `computed` on
   std::uint32_t samples_in_flight = 0;  // tokens that they sample
   std::uint32_t sample_index = 0;       // of the last one, in its step
-  // [0, proven) was in the cache at the admission, or read by a sample with finite logits since.
+  // [0, proven) was read by a sample with finite logits: another's before the admission, which the
+  // cache knows, or one of its own since.
   std::uint32_t proven = 0;
-  std::uint32_t high_water = 0;     // greatest computed so far; the parent's for a fork
-  std::uint32_t pages = 0;          // as the cache manager says
-  std::uint64_t admission = 0;      // number of the first admission; smaller is older
+  std::uint32_t high_water = 0;  // greatest computed so far; the parent's for a fork
+  std::uint32_t pages = 0;       // as the cache manager says
+  std::uint64_t admission = 0;   // number of the first admission; smaller is older
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
-  bool skips = false;      // its stream or output ring is full: not scheduled, pages kept
-  bool completed = false;  // kFinished because it came to its own end
+  bool skips = false;        // its stream or output ring is full: not scheduled, pages kept
+  bool completed = false;    // kFinished because it came to its own end
   bool invalidated = false;  // kFinished because of its logits
 
   // Without EngineOptions::share_generated_pages, what the cache is told instead of `tokens`:

@@ -92,8 +92,8 @@ absl::Status WaitingRequests::CheckIntegrity() const {
     const bool is_timed =
         !ages() || timers_.contains({entry.ages_at, entry.place.arrival, entry.place.request});
     if (is_placed && is_timed && entry.place.request == request) continue;
-    return absl::InternalError(absl::StrCat("waiting request ", entry.place.arrival,
-                                            " is not where its entry says"));
+    return absl::InternalError(
+        absl::StrCat("waiting request ", entry.place.arrival, " is not where its entry says"));
   }
   return absl::OkStatus();
 }

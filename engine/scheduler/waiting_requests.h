@@ -94,7 +94,7 @@ class WaitingRequests {
 
   absl::Duration aging_interval_;
   absl::flat_hash_map<const ScheduledRequest*, Entry> places_;  // never iterated for a decision
-  std::map<TenantRequests*, std::set<Place>> by_tenant_;   // those with requests here
+  std::map<TenantRequests*, std::set<Place>> by_tenant_;        // those with requests here
   std::set<Timer> timers_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Writes the plan of a InFlightStep into the ragged arrays of its StepBatch, and remembers which
+// Writes the plan of an InFlightStep into the ragged arrays of its StepBatch, and remembers which
 // sample and which prompt logprob belongs to whom. A token that the step before samples is named by
 // its sample.
 //
@@ -16,7 +16,7 @@
 #include "cache_manager/cache_manager.h"
 #include "engine/scheduler/step_plan.h"
 #include "engine/step/in_flight_step.h"
-#include "runtime/step_batch.h"
+#include "runtime/step/step_batch.h"
 
 namespace quire::engine {
 

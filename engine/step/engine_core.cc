@@ -8,25 +8,9 @@
 #include "base/error_reason.h"
 #include "base/logging.h"
 #include "engine/output/token_stream.h"
+#include "engine/step/early_end.h"
 
 namespace quire::engine {
-namespace {
-
-std::string Millis(absl::Duration time) {
-  return absl::StrCat(absl::ToInt64Milliseconds(time));
-}
-
-// The stage that an early end is reported with.
-absl::string_view StageOf(const ScheduledRequest& live) {
-  if (!live.was_scheduled) return "queue";
-  return live.forked ? "decode" : "prefill";
-}
-
-std::int32_t OutputTokens(const ScheduledRequest& live) {
-  return live.progress().output_tokens.load(std::memory_order_relaxed);
-}
-
-}  // namespace
 
 absl::Status DeviceError() {
   return WithReason(absl::UnavailableError("the engine has failed, the process is ending"),
@@ -42,6 +26,7 @@ EngineCore::EngineCore(const EngineOptions& options, cache::CacheManager* cache,
       clock_(clock),
       queue_(queue),
       probe_(probe),
+      heartbeat_(clock),
       scheduler_(options, cache),
       builder_(cache),
       plan_(&empty_plan_),
@@ -86,18 +71,8 @@ ScheduledRequest* EngineCore::Arrive(const std::shared_ptr<AcceptedRequest>& acc
     return nullptr;
   }
   const auto added = live_.emplace(arrival, std::make_unique<ScheduledRequest>(accepted)).first;
-  if (accepted->request.deadline != absl::InfiniteFuture()) {
-    timers_.insert({accepted->request.deadline, {arrival, Timer::kDeadline}});
-  }
-  if (accepted->queue_deadline != absl::InfiniteFuture()) {
-    timers_.insert({accepted->queue_deadline, {arrival, Timer::kQueue}});
-  }
+  timers_.Add(*accepted);
   return added->second.get();
-}
-
-void EngineCore::EraseTimers(const ScheduledRequest& live) {
-  timers_.erase({live.request.deadline, {live.arrival, Timer::kDeadline}});
-  timers_.erase({live.accepted->queue_deadline, {live.arrival, Timer::kQueue}});
 }
 
 void EngineCore::Prepare(Signal& signal, absl::Time now) {
@@ -133,59 +108,22 @@ void EngineCore::Prepare(Signal& signal, absl::Time now) {
   scheduler_.Add(&live);
 }
 
-absl::Status EngineCore::EarlyStatus(const ScheduledRequest& live, CancelSource source,
-                                     absl::Time now, const std::string& text) const {
-  const absl::string_view stage = StageOf(live);
-  const std::string tokens = absl::StrCat(OutputTokens(live));
-  const absl::Duration age = now - live.request.accept_time;
-  switch (source) {
-    case CancelSource::kClient:
-      return WithReason(absl::CancelledError("client closed the stream"),
-                        Reason::kCancelledByCaller);
-    case CancelSource::kApi:
-      return WithReason(absl::CancelledError("request was cancelled"), Reason::kCancelledByCaller);
-    case CancelSource::kAdmin:
-      return WithReason(absl::CancelledError("request was aborted by an operator"),
-                        Reason::kAbortedByAdmin, {{"reason_text", text}});
-    case CancelSource::kDeadline:
-      return WithReason(absl::DeadlineExceededError(absl::StrCat(
-                            "deadline passed ", Millis(age), " ms after acceptance, in ", stage,
-                            ", with ", tokens, " output tokens")),
-                        Reason::kTimeout, {{"stage", std::string(stage)}, {"tokens", tokens}});
-    case CancelSource::kSlowClient: {
-      const std::string stalled = Millis(now - live.full_since);
-      return WithReason(
-          absl::CancelledError(absl::StrCat("client read nothing for ", stalled, " ms, limit is ",
-                                            Millis(options_.slow_client_timeout))),
-          Reason::kSlowClient, {{"stalled_ms", stalled}});
-    }
-    case CancelSource::kShutdown:
-      return WithReason(absl::UnavailableError("server is shutting down"), Reason::kServerShutdown);
-    case CancelSource::kQueueTimeout:
-      return WithReason(
-          absl::ResourceExhaustedError(
-              absl::StrCat("request waited ", Millis(age), " ms without being scheduled")),
-          Reason::kQueueTimeout,
-          {{"waited_ms", Millis(age)}, {"cause", live.is_prepared() ? "queue" : "tokenize"}},
-          queue_->RetryDelay());
-    case CancelSource::kRevoked:
-      return WithReason(absl::UnauthenticatedError("the token was revoked while the request ran"),
-                        Reason::kTokenInvalid);
-  }
-  return absl::InternalError("unknown cause of an early end");
-}
-
 void EngineCore::EndEarly(ScheduledRequest& live, CancelSource source, absl::Time now,
                           const std::string& text) {
   if (live.ended) return;
   const RequestState state = live.progress().state.load(std::memory_order_relaxed);
   ++early_ends_[static_cast<std::size_t>(state)][static_cast<std::size_t>(source)];
-  const absl::Status status = EarlyStatus(live, source, now, text);
+  const absl::Status status =
+      EarlyEndStatus(live, {.source = source,
+                            .time = now,
+                            .slow_client_timeout = options_.slow_client_timeout,
+                            .retry_delay = queue_->RetryDelay(),
+                            .text = text});
   log::Info("engine", "request ended early",
             {{"request_id", live.request.id},
              {"source", CancelSourceName(source)},
              {"state", RequestStateName(state)},
-             {"output_tokens", OutputTokens(live)},
+             {"output_tokens", live.progress().output_tokens.load(std::memory_order_relaxed)},
              {"detail", std::string(status.message())}});
   scheduler_.Remove(live, /*invalidate=*/false);
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
@@ -223,7 +161,7 @@ void EngineCore::End(ScheduledRequest& live, absl::Status status, bool was_accep
     if (live.is_prepared()) queue_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
   }
   if (live.is_prepared() && was_accepted) --(live.is_counted_running() ? running_ : waiting_);
-  EraseTimers(live);
+  timers_.Remove(*live.accepted);
   OutputItem& item = Emit(OutputItem::Kind::kRequestEnd, live, now);
   item.status = std::move(status);
   item.was_accepted = was_accepted;
@@ -256,16 +194,14 @@ void EngineCore::TakeOutput(std::vector<OutputItem>* out) {
 }
 
 void EngineCore::Expire(absl::Time now) {
-  while (!timers_.empty() && timers_.begin()->first <= now) {
-    const auto [arrival, timer] = timers_.begin()->second;
-    ScheduledRequest& live = *live_.at(arrival);
-    if (timer == Timer::kQueue && live.was_scheduled) {
-      timers_.erase(timers_.begin());
-      continue;
+  while (const auto timer = timers_.FindDue(now)) {
+    ScheduledRequest& live = *live_.at(timer->arrival);
+    const bool is_queue = timer->kind == RequestTimers::Kind::kQueue;
+    if (is_queue && live.was_scheduled) {
+      timers_.RemoveQueueTimer(*live.accepted);
+    } else {
+      EndEarly(live, is_queue ? CancelSource::kQueueTimeout : CancelSource::kDeadline, now);
     }
-    EndEarly(live,
-             timer == Timer::kDeadline ? CancelSource::kDeadline : CancelSource::kQueueTimeout,
-             now);
   }
   to_fail_.clear();
   auto check = [&](const Sequence* sequence) {
@@ -283,7 +219,7 @@ void EngineCore::Expire(absl::Time now) {
 }
 
 absl::Time EngineCore::NextWake() const {
-  absl::Time wake = timers_.empty() ? absl::InfiniteFuture() : timers_.begin()->first;
+  absl::Time wake = timers_.next();
   auto consider = [&](const Sequence* sequence) {
     wake = std::min(wake, sequence->request->full_since + options_.slow_client_timeout);
   };
@@ -318,25 +254,6 @@ cache::FlushCounts EngineCore::FlushCache() {
   return counts;
 }
 
-EngineStats EngineCore::Stats(absl::Time now) const {
-  EngineStats stats;
-  stats.running = running_;
-  stats.waiting = waiting_;
-  stats.waiting_uncached_tokens = scheduler_.waiting_uncached_tokens();
-  stats.blocked_admissions = scheduler_.blocked_admissions();
-  stats.cache = cache_->stats();
-  stats.prompt_tokens_per_second = prompt_rate_.PerSecond(now);
-  stats.generation_tokens_per_second = generation_rate_.PerSecond(now);
-  stats.steps = steps_;
-  stats.overlap_steps = overlap_steps_;
-  stats.preemptions = probe_->preemptions();
-  stats.chunked_prefills = chunked_prefills_;
-  stats.max_step_sequences = max_step_sequences_;
-  stats.last_step_age = now - last_step_;
-  stats.early_ends = early_ends_;
-  return stats;
-}
-
 PageSnapshot EngineCore::DescribePages() const {
   PageSnapshot snapshot;
   std::map<std::uint32_t, std::int32_t> owner_of_row;
@@ -362,26 +279,41 @@ PageSnapshot EngineCore::DescribePages() const {
   return snapshot;
 }
 
-absl::Status EngineCore::CheckIntegrity() const {
-  absl::Status status = scheduler_.CheckIntegrity();
-  if (status.ok()) status = queue_->CheckIntegrity();
-  if (status.ok() && cache_->steps_in_flight() != num_in_flight_) {
-    status = absl::InternalError(absl::StrCat(
+// Of what is in flight, and of the requests that wait for it.
+absl::Status EngineCore::CheckSteps() const {
+  if (cache_->steps_in_flight() != num_in_flight_) {
+    return absl::InternalError(absl::StrCat(
         num_in_flight_, " steps are in flight, the cache knows ", cache_->steps_in_flight()));
   }
   for (const auto& [arrival, live] : live_) {
-    if (!status.ok()) break;
-    status = live->accepted->stream->CheckIntegrity();
-    if (live->ended) status = absl::InternalError("an ended request is still live");
+    if (live->ended) return absl::InternalError("an ended request is still live");
     for (const auto& sequence : live->sequences) {
       if (num_in_flight_ > 0 || (sequence->in_flight == 0 && sequence->samples_in_flight == 0))
         continue;
-      status = absl::InternalError(absl::StrCat("request ", live->request.id,
-                                                " waits for a step although none is in flight"));
+      return absl::InternalError(absl::StrCat("request ", live->request.id,
+                                              " waits for a step although none is in flight"));
     }
   }
-  if (!status.ok()) probe_->InvariantViolated();
-  return status;
+  return absl::OkStatus();
+}
+
+IntegrityReport EngineCore::CheckIntegrity() const {
+  const absl::Time start = clock_->Now();
+  IntegrityReport report;
+  const auto note = [&report](absl::string_view name, const absl::Status& status) {
+    ++report.num_checks;
+    if (!status.ok()) report.failures.push_back(absl::StrCat(name, ": ", status.message()));
+  };
+  note("Scheduler", scheduler_.CheckIntegrity());
+  note("CacheManager", cache_->CheckIntegrity());
+  note("AdmissionLimiter", queue_->CheckIntegrity());
+  note("EngineCore", CheckSteps());
+  for (const auto& [arrival, live] : live_) {
+    note("TokenStream", live->accepted->stream->CheckIntegrity());
+  }
+  if (!report.failures.empty()) probe_->InvariantViolated();
+  report.pause = clock_->Now() - start;
+  return report;
 }
 
 }  // namespace quire::engine

@@ -21,14 +21,13 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/heartbeat.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/output/output_item.h"
 #include "engine/request/admission_limiter.h"
@@ -39,7 +38,8 @@
 #include "engine/step/batch_builder.h"
 #include "engine/step/engine_stats.h"
 #include "engine/step/in_flight_step.h"
-#include "runtime/step_runner.h"
+#include "engine/step/request_timers.h"
+#include "runtime/step/step_runner.h"
 
 namespace quire::engine {
 
@@ -75,6 +75,10 @@ class EngineCore {
   absl::Time NextWake() const;
   bool idle() const { return live_.empty(); }
   bool has_work() const { return scheduler_.has_work(); }
+  bool awaits_step() const { return scheduler_.awaits_step(); }
+  // Beats with every step that has run, on the CPU with each of its layers.
+  Heartbeat& heartbeat() { return heartbeat_; }
+  const Heartbeat& heartbeat() const { return heartbeat_; }
   Scheduler& scheduler() { return scheduler_; }
   const StepPlan& last_plan() const { return *plan_; }
   std::size_t steps_in_flight() const { return num_in_flight_; }
@@ -84,30 +88,31 @@ class EngineCore {
   EngineStats Stats(absl::Time now) const;
   // REQUIRES: no step is in flight.
   PageSnapshot DescribePages() const;
-  absl::Status CheckIntegrity() const;
+  IntegrityReport CheckIntegrity() const;
 
  private:
-  enum class Timer : std::uint8_t { kDeadline, kQueue };
-  using TimerKey = std::pair<absl::Time, std::pair<std::uint64_t, Timer>>;
+  absl::Status CheckSteps() const;
 
-  // Null when the request has ended already.
+  // How requests come and go: engine_core.cc. Null when the request has ended already.
   ScheduledRequest* Arrive(const std::shared_ptr<AcceptedRequest>& accepted);
   void Prepare(Signal& signal, absl::Time now);
   void EndEarly(ScheduledRequest& live, CancelSource source, absl::Time now,
                 const std::string& text = "");
   void Fail(ScheduledRequest& live, absl::Status status, bool invalidate, absl::Time now);
   void End(ScheduledRequest& live, absl::Status status, bool was_accepted, absl::Time now);
-  absl::Status EarlyStatus(const ScheduledRequest& live, CancelSource source, absl::Time now,
-                           const std::string& text) const;
   absl::Status InternalError(absl::string_view what);
+  OutputItem& Emit(OutputItem::Kind kind, ScheduledRequest& live, absl::Time now);
 
-  void StartPlanned(absl::Time now);
+  // From a plan to a step on its way: step_launch.cc.
   InFlightStep& flight(std::size_t index) {
     return flights_[(oldest_ + index) % kMaxStepsInFlight];
   }
+  void StartPlanned(absl::Time now);
   void Launch(absl::Time start, absl::Time planned);
-  void CollectOldest();
   bool RunCacheWork(absl::Time now);
+
+  // What a step that has run leaves: step_collect.cc.
+  void CollectOldest();
   void LoseDevice(const absl::Status& error);
   void FailStep(const InFlightStep& flight, const absl::Status& error, absl::Time now);
   void Collect(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
@@ -119,11 +124,11 @@ class EngineCore {
   void ForkRequest(ScheduledRequest& live);
   void AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now);
   std::optional<FinishReason> FinishAfter(const Sequence& sequence) const;
-  void FinishChoice(Sequence& sequence, absl::Time now);
   void FillEnd(const Sequence& sequence, OutputItem* item) const;
+  void FinishChoice(Sequence& sequence, absl::Time now);
+
+  // The numbers that it shows: engine_stats.cc.
   void RefreshGauge(ScheduledRequest& live);
-  OutputItem& Emit(OutputItem::Kind kind, ScheduledRequest& live, absl::Time now);
-  void EraseTimers(const ScheduledRequest& live);
   void AfterStep(const InFlightStep& flight, absl::Time collected);
 
   const EngineOptions& options_;
@@ -132,6 +137,7 @@ class EngineCore {
   const Clock* const clock_;
   AdmissionLimiter* const queue_;
   EngineProbe* const probe_;
+  Heartbeat heartbeat_;
   Scheduler scheduler_;
   BatchBuilder builder_;
   const StepPlan* plan_;
@@ -144,7 +150,7 @@ class EngineCore {
   std::map<std::uint64_t, std::unique_ptr<ScheduledRequest>> live_;  // by arrival
   // Ended with no step in flight; kept until the next step, since what ended them goes on.
   std::vector<std::unique_ptr<ScheduledRequest>> ended_;
-  std::set<TimerKey> timers_;
+  RequestTimers timers_;
   std::vector<ScheduledRequest*> to_fail_;
   std::vector<OutputItem> output_;
   RateMeter prompt_rate_, generation_rate_;

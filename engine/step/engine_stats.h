@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/request/request.h"
@@ -32,6 +33,16 @@ struct EngineStats {
   std::int32_t max_step_sequences = 0;  // most sequences in one step so far
   absl::Duration last_step_age;
   EndCounts early_ends{};
+};
+
+// What the checks of all stateful classes say, between two steps.
+struct IntegrityReport {
+  std::vector<std::string> failures;  // "Class: text"
+  std::int32_t num_checks = 0;
+  absl::Duration pause;  // for which no step ran
+
+  // OK, or INTERNAL with the first failure.
+  absl::Status status() const;
 };
 
 // Who uses which page between two steps: entry i is page i + 1.

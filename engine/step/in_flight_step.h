@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "engine/scheduler/step_plan.h"
-#include "runtime/step_batch.h"
+#include "runtime/step/step_batch.h"
 
 namespace quire::engine {
 

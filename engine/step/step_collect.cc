@@ -1,4 +1,4 @@
-// The part of EngineCore that runs a step and takes its results.
+// What a step that has run leaves: tokens and ends for its requests, pages that others may find.
 
 #include <algorithm>
 
@@ -10,12 +10,7 @@
 #include "engine/step/engine_core.h"
 
 namespace quire::engine {
-
 namespace {
-
-bool IsDeviceLost(const absl::Status& status) {
-  return HasReason(status, Reason::kDeviceLost);
-}
 
 // The sequences that have ended since the launch and whose rows are not finite.
 std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
@@ -38,50 +33,6 @@ std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
 
 }  // namespace
 
-bool EngineCore::Step(absl::Time now) {
-  ended_.clear();
-  if (!fatal_.ok()) return false;
-  const absl::Time start = clock_->Now();
-  const bool ahead = num_in_flight_ > 0;
-  plan_ = &scheduler_.Plan(now, ahead);
-  StartPlanned(now);
-  if (!plan_->empty()) {
-    Launch(start, clock_->Now());
-    return true;
-  }
-  if (ahead) {
-    CollectOldest();
-    return true;
-  }
-  if (scheduler_.stuck() != nullptr) {
-    Fail(*scheduler_.stuck(), InternalError("a request is blocked although no sequence runs"),
-         /*invalidate=*/false, now);
-    return true;
-  }
-  return RunCacheWork(now);
-}
-
-void EngineCore::Launch(absl::Time start, absl::Time planned) {
-  InFlightStep& next = flight(num_in_flight_);
-  next.plan = *plan_;
-  next.number = scheduler_.StepLaunched();
-  next.start = start;
-  next.planned = planned;
-  next.expected = scheduler_.PredictStep(next.plan.work);
-  builder_.Fill(&next);
-  next.launched = clock_->Now();
-  next.launch_error = runner_->Run(next.batch);
-  overlap_steps_ += num_in_flight_ > 0 ? 1 : 0;
-  ++num_in_flight_;
-  // Nothing may build on a step that was refused.
-  if (!next.launch_error.ok()) Settle();
-  if (num_in_flight_ >= max_in_flight_) CollectOldest();
-}
-
-void EngineCore::Settle() {
-  while (num_in_flight_ > 0) CollectOldest();
-}
-
 void EngineCore::CollectOldest() {
   InFlightStep& oldest = flight(0);
   absl::Status error = oldest.launch_error;
@@ -89,9 +40,12 @@ void EngineCore::CollectOldest() {
   if (error.ok()) {
     const absl::StatusOr<const models::StepResult*> collected = runner_->Collect();
     error = collected.status();
-    if (error.ok()) result = *collected;
+    if (error.ok()) {
+      result = *collected;
+      heartbeat_.Beat();
+    }
   }
-  if (IsDeviceLost(error)) {
+  if (HasReason(error, Reason::kDeviceLost)) {
     LoseDevice(error);
     return;
   }
@@ -133,72 +87,6 @@ void EngineCore::LoseDevice(const absl::Status& error) {
       sequence->samples_in_flight = 0;
     }
   }
-}
-
-// Tells everybody what the plan has changed, before the step runs.
-void EngineCore::StartPlanned(absl::Time now) {
-  for (const Sequence* sequence : plan_->preempted) {
-    probe_->Preempted();
-    RefreshGauge(*sequence->request);
-  }
-  for (ScheduledRequest* live : plan_->started) {
-    live->holds_queue_slot = false;
-    queue_->LeaveRequest(live->request.tenant);
-    queue_->RemoveTokens(live->request.tenant, live->prompt.queued_tokens);
-    const std::int32_t queried =
-        live->request.cache.skip_read ? 0 : static_cast<std::int32_t>(live->first().prompt_tokens);
-    probe_->PrefixLookup(queried, live->cached_tokens);
-    probe_->ObserveQueue(now - live->request.accept_time);
-    OutputItem& item = Emit(OutputItem::Kind::kStarted, *live, now);
-    item.start = std::make_unique<OutputItem::Start>(
-        OutputItem::Start{.cached_tokens = live->cached_tokens,
-                          .max_tokens = live->prompt.max_tokens,
-                          .prompt_text = std::move(live->prompt.echo_text),
-                          .prompt_token_ids = std::move(live->prompt.echo_ids)});
-  }
-  std::uint32_t expired = 0;
-  auto check = [&](const Sequence& sequence, std::uint32_t tokens) {
-    RefreshGauge(*sequence.request);
-    if (sequence.request->request.deadline <= now) expired += tokens;
-  };
-  for (const PlannedDecode& decode : plan_->decodes) check(*decode.sequence, kDecodeTokens);
-  for (const PlannedPrefill& prefill : plan_->prefills) {
-    check(*prefill.sequence, prefill.num_tokens);
-  };
-  if (expired > 0) probe_->ExpiredTokens(expired);
-}
-
-void EngineCore::RefreshGauge(ScheduledRequest& live) {
-  const bool runs = std::any_of(live.sequences.begin(), live.sequences.end(),
-                                [](const auto& sequence) { return sequence->row.has_value(); });
-  if (runs == live.is_counted_running()) return;
-  live.progress().is_counted_running.store(runs, std::memory_order_relaxed);
-  running_ += runs ? 1 : -1;
-  waiting_ += runs ? -1 : 1;
-  if (runs) {
-    probe_->MoveToRunning();
-  } else {
-    probe_->MoveToWaiting();
-  }
-}
-
-// Pages that wait to be cleared are not available; without rows to run, nothing else would clear
-// them.
-bool EngineCore::RunCacheWork(absl::Time now) {
-  InFlightStep& next = flight(0);
-  next.plan.Clear();
-  if (!scheduler_.has_work() || !builder_.FillCacheWork(&next)) return false;
-  next.number = scheduler_.StepLaunched();
-  absl::Status error = runner_->Run(next.batch);
-  if (error.ok()) error = runner_->Collect().status();
-  cache_->CompleteStep();
-  scheduler_.StepCompleted();
-  if (IsDeviceLost(error)) {
-    LoseDevice(error);
-  } else if (!error.ok()) {
-    FailStep(next, error, now);
-  }
-  return true;
 }
 
 // Nothing of the step counts. Requests whose pages were to be copied in it have lost them too.
@@ -296,6 +184,8 @@ void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
   if (sequence.finished()) return;
   if (end < sequence.total()) ++chunked_prefills_;
   sequence.computed = end;
+  // It samples in this step, and FailBadRows has seen finite logits.
+  if (end >= sequence.total()) cache_->SetProven(*sequence.row, end);
   const std::uint32_t page_size = cache_->page_size();
   if (begin / page_size != end / page_size) {
     cache_->Publish(*sequence.row, sequence.cache_tokens(), &sequence.keys, end);
@@ -422,37 +312,6 @@ void EngineCore::FinishChoice(Sequence& sequence, absl::Time now) {
   scheduler_.Remove(live, /*invalidate=*/false);
   probe_->Completed(live.is_counted_running());
   End(live, absl::OkStatus(), /*was_accepted=*/true, now);
-}
-
-// An overlapped step begins for the clock when the one before it has ended.
-void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
-  const absl::Time now = clock_->Now();
-  const StepPlan& plan = flight.plan;
-  const StepKind kind = plan.prefills.empty()  ? StepKind::kDecode
-                        : plan.decodes.empty() ? StepKind::kPrefill
-                                               : StepKind::kMixed;
-  const std::size_t sequences = plan.decodes.size() + plan.prefills.size();
-  max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
-  const absl::Duration wall = now - std::max(flight.start, last_step_);
-  if (flight.launch_error.ok()) scheduler_.LearnStepTime(plan.work, wall);
-  probe_->StepRan({.kind = kind,
-                   .num_tokens = plan.num_tokens,
-                   .num_sequences = static_cast<std::uint32_t>(sequences),
-                   .wall = wall,
-                   .schedule = flight.planned - flight.start,
-                   .prepare = flight.launched - flight.planned,
-                   .output = now - collected,
-                   .expected = flight.expected},
-                  now);
-  probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
-  probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
-  const std::uint32_t decode_tokens =
-      static_cast<std::uint32_t>(plan.decodes.size()) * kDecodeTokens;
-  prompt_rate_.Add(now, plan.num_tokens - decode_tokens);
-  generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
-  queue_->Update(scheduler_.waiting_uncached_tokens(),
-                 prompt_rate_.PerSecond(now) + generation_rate_.PerSecond(now));
-  last_step_ = now;
 }
 
 }  // namespace quire::engine

@@ -1,0 +1,79 @@
+// The numbers that the engine shows of itself: gauges of requests, step metrics, EngineStats.
+
+#include "engine/step/engine_stats.h"
+
+#include <algorithm>
+
+#include "engine/step/engine_core.h"
+
+namespace quire::engine {
+
+absl::Status IntegrityReport::status() const {
+  return failures.empty() ? absl::OkStatus() : absl::InternalError(failures.front());
+}
+
+void EngineCore::RefreshGauge(ScheduledRequest& live) {
+  const bool runs = std::any_of(live.sequences.begin(), live.sequences.end(),
+                                [](const auto& sequence) { return sequence->row.has_value(); });
+  if (runs == live.is_counted_running()) return;
+  live.progress().is_counted_running.store(runs, std::memory_order_relaxed);
+  running_ += runs ? 1 : -1;
+  waiting_ += runs ? -1 : 1;
+  if (runs) {
+    probe_->MoveToRunning();
+  } else {
+    probe_->MoveToWaiting();
+  }
+}
+
+// An overlapped step begins for the clock when the one before it has ended.
+void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
+  const absl::Time now = clock_->Now();
+  const StepPlan& plan = flight.plan;
+  const StepKind kind = plan.prefills.empty()  ? StepKind::kDecode
+                        : plan.decodes.empty() ? StepKind::kPrefill
+                                               : StepKind::kMixed;
+  const std::size_t sequences = plan.decodes.size() + plan.prefills.size();
+  max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
+  const absl::Duration wall = now - std::max(flight.start, last_step_);
+  if (flight.launch_error.ok()) scheduler_.LearnStepTime(plan.work, wall);
+  probe_->StepRan({.kind = kind,
+                   .num_tokens = plan.num_tokens,
+                   .num_sequences = static_cast<std::uint32_t>(sequences),
+                   .wall = wall,
+                   .schedule = flight.planned - flight.start,
+                   .prepare = flight.launched - flight.planned,
+                   .output = now - collected,
+                   .expected = flight.expected},
+                  now);
+  probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
+  probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
+  const std::uint32_t decode_tokens =
+      static_cast<std::uint32_t>(plan.decodes.size()) * kDecodeTokens;
+  prompt_rate_.Add(now, plan.num_tokens - decode_tokens);
+  generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
+  queue_->Update(scheduler_.waiting_uncached_tokens(),
+                 prompt_rate_.PerSecond(now) + generation_rate_.PerSecond(now));
+  last_step_ = now;
+}
+
+EngineStats EngineCore::Stats(absl::Time now) const {
+  EngineStats stats;
+  stats.running = running_;
+  stats.waiting = waiting_;
+  stats.waiting_uncached_tokens = scheduler_.waiting_uncached_tokens();
+  stats.blocked_admissions = scheduler_.blocked_admissions();
+  stats.cache = cache_->stats();
+  stats.prompt_tokens_per_second = prompt_rate_.PerSecond(now);
+  stats.generation_tokens_per_second = generation_rate_.PerSecond(now);
+  stats.steps = steps_;
+  stats.overlap_steps = overlap_steps_;
+  stats.preemptions = probe_->preemptions();
+  stats.chunked_prefills = chunked_prefills_;
+  stats.max_step_sequences = max_step_sequences_;
+  stats.last_step_age = now - last_step_;
+  stats.early_ends = early_ends_;
+  return stats;
+}
+
+}  // namespace quire::engine
