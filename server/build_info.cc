@@ -17,7 +17,9 @@ const char* const kCudaVersion = "none";
 const char* const kBuildType = QUIRE_BUILD_TYPE " cpu";
 #endif
 
-std::string GrpcVersion() { return GRPC_CPP_VERSION_STRING; }
+std::string GrpcVersion() {
+  return GRPC_CPP_VERSION_STRING;
+}
 
 std::string ProtobufVersion() {
   return google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION);

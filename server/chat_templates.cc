@@ -13,20 +13,20 @@
 namespace quire::server {
 namespace {
 
-absl::StatusOr<std::optional<std::string>> ReadIfThere(const models::ModelFiles& files,
+absl::StatusOr<std::optional<std::string>> ReadIfThere(const formats::ModelFiles& files,
                                                        absl::string_view name) {
   if (!files.Has(name)) return std::optional<std::string>();
-  const absl::StatusOr<models::ModelFile> file = files.Open(name);
+  const absl::StatusOr<formats::ModelFile> file = files.Open(name);
   // An empty file is no reason not to serve the model.
   if (absl::IsInvalidArgument(file.status())) return std::optional<std::string>("");
   if (!file.ok()) return file.status();
   return std::optional<std::string>(std::string(file->text()));
 }
 
-absl::StatusOr<text::TemplateFiles> ReadFiles(const models::ModelFiles& files) {
+absl::StatusOr<text::TemplateFiles> ReadFiles(const formats::ModelFiles& files) {
   text::TemplateFiles found;
   if (!files.gguf().empty()) {
-    QUIRE_ASSIGN_OR_RETURN(const models::OpenedGguf opened, models::OpenGguf(files));
+    QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
     QUIRE_ASSIGN_OR_RETURN(const std::optional<absl::string_view> text,
                            opened.gguf.OptionalString("tokenizer.chat_template"));
     if (text) found.gguf_template = std::string(*text);
@@ -41,7 +41,7 @@ absl::StatusOr<text::TemplateFiles> ReadFiles(const models::ModelFiles& files) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const text::ChatTemplates>> LoadChatTemplates(
-    const ChatTemplateOptions& options, const models::ModelFiles& files,
+    const ChatTemplateOptions& options, const formats::ModelFiles& files,
     const text::Tokenizer& tokenizer) {
   text::TemplateFiles found;
   if (options.template_file.empty()) {

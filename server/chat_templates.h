@@ -3,7 +3,7 @@
 // The chat templates of a model and a configuration: which files may hold them, and what is said
 // about those that cannot be used.
 //
-// Place:      between the model's files and text::ChatTemplates; ModelStack calls it at the start
+// Place:      between the model's files and text::ChatTemplates; EngineStack calls it at the start
 //             and for every reload.
 // Threads:    any.
 
@@ -21,7 +21,7 @@ namespace quire::server {
 // INVALID_ARGUMENT or NOT_FOUND that name chat.template_file, chat.default_vars or a file that
 // cannot be read.
 absl::StatusOr<std::shared_ptr<const text::ChatTemplates>> LoadChatTemplates(
-    const ChatTemplateOptions& options, const models::ModelFiles& files,
+    const ChatTemplateOptions& options, const formats::ModelFiles& files,
     const text::Tokenizer& tokenizer);
 
 }  // namespace quire::server

@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/logging.h"
@@ -20,6 +19,8 @@
 #include "base/private_dir.h"
 #include "base/probe.h"
 #include "base/status.h"
+#include "base/thread_name.h"
+#include "runtime/compute_device.h"
 #include "server/api/drain_control.h"
 #include "server/api/generation.h"
 #include "server/api/server_probe.h"
@@ -27,11 +28,11 @@
 #include "server/auth/authenticator.h"
 #include "server/auth/certificate_store.h"
 #include "server/build_info.h"
-#include "server/compute_device.h"
 #include "server/config/live_config.h"
 #include "server/config/options.h"
 #include "server/config/validator.h"
 #include "server/config/warnings.h"
+#include "server/engine_stack.h"
 #include "server/forced_exit_timer.h"
 #include "server/grpc/admin_service.h"
 #include "server/grpc/generation_service.h"
@@ -41,7 +42,6 @@
 #include "server/http/ops_handlers.h"
 #include "server/http/status_handlers.h"
 #include "server/metrics_exporter.h"
-#include "server/model_stack.h"
 #include "server/notify.h"
 #include "server/openai/openai_listener.h"
 #include "server/vllm/vllm_service.h"
@@ -117,14 +117,11 @@ class Daemon::Impl {
   Impl(ConfigSources sources, std::unique_ptr<const LayeredConfig> config)
       : live_(std::move(sources), std::move(config), &registry_),
         options_(live_.start_options()),
-        start_time_(absl::Now()),
+        start_time_(MonotonicNow()),
         state_(options_.engine_stall_timeout),
-        probe_(&registry_, ServedModelId(options_.model)),
+        probe_(&registry_, ServedModelId(options_)),
         drain_(&state_, &clock_, options_.shutdown.drain_timeout, [this] { RequestStop(); }),
-        context_{.state = &state_,
-                 .probe = &probe_,
-                 .clock = &clock_,
-                 .config = &live_} {
+        context_{.state = &state_, .probe = &probe_, .clock = &clock_, .config = &live_} {
     ExportProcess(&state_, start_time_, &registry_);
   }
 
@@ -159,14 +156,14 @@ class Daemon::Impl {
   LiveConfig live_;
   const DaemonOptions& options_;  // of the start
   const absl::Time start_time_;
-  SystemClock clock_;
+  MachineClock clock_;
   ServingState state_;
   ServerProbe probe_;
   DrainControl drain_;
   Notifier notifier_{NotifyTargetFromEnvironment()};
   std::unique_ptr<Authenticator> authenticator_;
   std::unique_ptr<CertificateStore> certificates_;  // null: plain text
-  HandlerContext context_;  // complete once Listen makes the services
+  HandlerContext context_;                          // complete once Listen makes the services
 
   Mutex health_mutex_;
   std::unique_ptr<HealthService> health_ ABSL_GUARDED_BY(health_mutex_);
@@ -179,7 +176,7 @@ class Daemon::Impl {
   int exit_code_ ABSL_GUARDED_BY(mutex_) = kExitOk;
 
   // Its engine's thread calls OnFailing and OnFatal until it is gone.
-  std::unique_ptr<ModelStack> stack_;
+  std::unique_ptr<EngineStack> stack_;
   std::unique_ptr<GenerationService> generation_;
   std::unique_ptr<VllmService> vllm_;  // null: not enabled
   std::unique_ptr<AdminService> admin_;
@@ -223,12 +220,12 @@ int Daemon::Impl::Run() {
 
 std::vector<grpc::Service*> Daemon::Impl::MakeDataServices() {
   generation_ = std::make_unique<GenerationService>(
-      context_, ServerDescription{
-                    .version = kVersion,
-                    .git_commit = kGitCommit,
-                    .build_type = kBuildType,
-                    .start_time = start_time_,
-                    .max_receive_message_bytes = options_.transport.max_receive_message_bytes});
+      context_,
+      ServerDescription{.version = kVersion,
+                        .git_commit = kGitCommit,
+                        .build_type = kBuildType,
+                        .start_time = start_time_,
+                        .max_receive_message_bytes = options_.transport.max_receive_message_bytes});
   if (!options_.vllm_service) return {generation_->service()};
   vllm_ = std::make_unique<VllmService>(
       context_, VllmDescription{.version = kVersion,
@@ -241,15 +238,12 @@ std::vector<grpc::Service*> Daemon::Impl::MakeDataServices() {
 absl::Status Daemon::Impl::Listen() {
   const std::vector<grpc::Service*> data_services = MakeDataServices();
   admin_ = std::make_unique<AdminService>(context_, &drain_, &live_);
-  QUIRE_ASSIGN_OR_RETURN(
-      data_listener_,
-      GrpcListener::Start({.addresses = options_.grpc_listen,
-                           .transport = options_.transport,
-                           .certificates = certificates_.get()},
-                          data_services));
+  QUIRE_ASSIGN_OR_RETURN(data_listener_, GrpcListener::Start({.addresses = options_.grpc_listen,
+                                                              .transport = options_.transport,
+                                                              .certificates = certificates_.get()},
+                                                             data_services));
   std::vector<GrpcListener*> listeners = {data_listener_.get()};
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses,
-                         AdminAddresses(options_));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses, AdminAddresses(options_));
   if (!admin_addresses.empty()) {
     QUIRE_ASSIGN_OR_RETURN(admin_listener_,
                            GrpcListener::Start({.addresses = admin_addresses,
@@ -263,8 +257,8 @@ absl::Status Daemon::Impl::Listen() {
     MutexLock lock(&health_mutex_);
     std::vector<std::string> ready_names = {"quire.v1.GenerationService"};
     if (vllm_ != nullptr) ready_names.push_back("vllm.grpc.engine.VllmEngine");
-    health_ = std::make_unique<HealthService>(&state_, std::move(listeners),
-                                              std::move(ready_names));
+    health_ =
+        std::make_unique<HealthService>(&state_, std::move(listeners), std::move(ready_names));
   }
   UpdateHealth();
   if (options_.openai.enabled) {
@@ -289,9 +283,8 @@ HttpHandlers Daemon::Impl::OpsHandlers() {
   // Client certificates guard the other listeners; this one does not ask for them.
   const bool has_tokens = options_.auth.mode == AuthMode::kToken;
   const bool checks_host = is_loopback && !has_tokens;
-  HttpHandlers handlers =
-      MakeOpsHandlers(&state_, options_.metrics_enabled ? &registry_ : nullptr,
-                      authenticator_.get(), checks_host);
+  HttpHandlers handlers = MakeOpsHandlers(&state_, options_.metrics_enabled ? &registry_ : nullptr,
+                                          authenticator_.get(), checks_host);
   AddStatusHandlers(
       {.state = &state_,
        .authenticator = authenticator_.get(),
@@ -306,15 +299,15 @@ HttpHandlers Daemon::Impl::OpsHandlers() {
 }
 
 void Daemon::Impl::LogListening() const {
-  log::Info("server", "listening",
-            {{"grpc", absl::StrJoin(data_listener_->addresses(), ",")},
-             {"admin", admin_listener_ == nullptr
-                           ? std::string()
-                           : absl::StrJoin(admin_listener_->addresses(), ",")},
-             {"http", http_listener_ == nullptr ? std::string() : http_listener_->address()},
-             {"openai", openai_listener_ == nullptr ? std::string() : openai_listener_->address()},
-             {"pid", getpid()},
-             {"version", kVersion}});
+  log::Info(
+      "server", "listening",
+      {{"grpc", absl::StrJoin(data_listener_->addresses(), ",")},
+       {"admin", admin_listener_ == nullptr ? std::string()
+                                            : absl::StrJoin(admin_listener_->addresses(), ",")},
+       {"http", http_listener_ == nullptr ? std::string() : http_listener_->address()},
+       {"openai", openai_listener_ == nullptr ? std::string() : openai_listener_->address()},
+       {"pid", getpid()},
+       {"version", kVersion}});
 }
 
 // On the engine's thread, before anybody has an answer.
@@ -335,17 +328,18 @@ void Daemon::Impl::OnFatal(const absl::Status& status) {
 void Daemon::Impl::Fail(const absl::Status& status) {
   exit_code_ = kExitConfig;
   if (absl::IsInternal(status)) exit_code_ = kExitEngine;
-  if (IsDeviceError(status)) exit_code_ = kExitDevice;
+  if (models::IsDeviceError(status)) exit_code_ = kExitDevice;
   stop_ = true;
   changed_.NotifyAll();
 }
 
 void Daemon::Impl::Load() {
+  SetThreadName("loader");
   DaemonOptions options = options_;
   options.engine.on_failing = [this](const absl::Status& status) { OnFailing(status); };
   options.engine.on_fatal = [this](const absl::Status& status) { OnFatal(status); };
-  absl::StatusOr<std::unique_ptr<ModelStack>> stack =
-      ModelStack::Build(options, &clock_, &registry_);
+  absl::StatusOr<std::unique_ptr<EngineStack>> stack =
+      EngineStack::Build(options, &clock_, &registry_);
   if (stack.ok()) {
     const absl::Status followed = (*stack)->Follow(&live_);
     if (!followed.ok()) stack = followed;
@@ -376,7 +370,7 @@ void Daemon::Impl::Load() {
                {"kv_pages", served.description.kv_page_count},
                {"kv_page_size", served.description.kv_page_size},
                {"kv_dtype", served.description.kv_dtype},
-               {"determinism", options_.determinism},
+               {"determinism", options_.device.determinism},
                {"since_start", clock_.Now() - start_time_}});
     notifier_.Ready(absl::StrCat("serving ", served.id()));
   } else {
@@ -393,6 +387,7 @@ void Daemon::Impl::Load() {
 
 // Until the process closes: health, drains that run out of time, a stopped engine.
 void Daemon::Impl::Housekeep() {
+  SetThreadName("housekeeper");
   absl::Time next_poll = absl::InfinitePast();
   for (;;) {
     UpdateHealth();
@@ -434,8 +429,7 @@ void Daemon::Impl::Drain() {
   notifier_.Stopping();
   if (state_.state() == LifeState::kReady) {
     const absl::Duration delay = live_.options()->shutdown.pre_drain_delay;
-    log::Info("server", "not ready any more, still admitting",
-              {{"for", delay}});
+    log::Info("server", "not ready any more, still admitting", {{"for", delay}});
     WaitUntil(clock_.Now() + delay);
     const absl::Status begun = drain_.Begin(drain_.default_timeout(), /*exit_after=*/false);
     if (!begun.ok()) log::Error("server", "cannot drain", {{"error", begun.message()}});
@@ -482,14 +476,14 @@ absl::Status Daemon::Impl::FollowConfig() {
       "tenants", [](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
         return [tenants = next.engine.tenants] { WarnAboutTenants(tenants); };
       }));
-  return live_.Subscribe(
-      "health and shutdown",
-      [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
-        return [this, stall = next.engine_stall_timeout, drain = next.shutdown.drain_timeout] {
-          state_.SetStallTimeout(stall);
-          drain_.SetDefaultTimeout(drain);
-        };
-      });
+  return live_.Subscribe("health and shutdown",
+                         [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+                           return [this, stall = next.engine_stall_timeout,
+                                   drain = next.shutdown.drain_timeout] {
+                             state_.SetStallTimeout(stall);
+                             drain_.SetDefaultTimeout(drain);
+                           };
+                         });
 }
 
 // Before anybody can call. Later the files are read again by every reload, certificates by their
@@ -508,11 +502,10 @@ absl::Status Daemon::Impl::SetUpSecurity() {
       }));
   if (!options_.tls.enabled()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(certificates_, CertificateStore::Create(options_.tls));
-  return live_.Subscribe(
-      "tls", [this](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
-        QUIRE_ASSIGN_OR_RETURN(Certificates read, certificates_->Read());
-        return [this, read = std::move(read)] { certificates_->Publish(read); };
-      });
+  return live_.Subscribe("tls", [this](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
+    QUIRE_ASSIGN_OR_RETURN(Certificates read, certificates_->Read());
+    return [this, read = std::move(read)] { certificates_->Publish(read); };
+  });
 }
 
 // Requests whose caller has lost the right to them; see Generation::Start for those that come now.
@@ -567,10 +560,18 @@ void Daemon::Impl::Dump() {
 Daemon::Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config)
     : impl_(std::make_unique<Impl>(std::move(sources), std::move(config))) {}
 Daemon::~Daemon() = default;
-int Daemon::Run() { return impl_->Run(); }
-void Daemon::RequestStop() { impl_->RequestStop(); }
-void Daemon::Dump() { impl_->Dump(); }
+int Daemon::Run() {
+  return impl_->Run();
+}
+void Daemon::RequestStop() {
+  impl_->RequestStop();
+}
+void Daemon::Dump() {
+  impl_->Dump();
+}
 
-void Daemon::Reload() { impl_->Reload(); }
+void Daemon::Reload() {
+  impl_->Reload();
+}
 
 }  // namespace quire::server

@@ -2,8 +2,8 @@
 
 #include <cstdlib>
 
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/logging.h"
 
 namespace quire::server {
@@ -25,7 +25,7 @@ void ForcedExitTimer::Arm(absl::Time deadline, int exit_code) {
 void ForcedExitTimer::Wait(absl::Time deadline, int exit_code) {
   {
     MutexLock lock(&mutex_);
-    while (!is_over_ && absl::Now() < deadline) changed_.WaitUntil(&mutex_, deadline);
+    while (!is_over_ && MonotonicNow() < deadline) changed_.WaitUntil(&mutex_, deadline);
     if (is_over_) return;
   }
   log::Error("server", "the orderly end does not come, ending at once", {{"exit_code", exit_code}});

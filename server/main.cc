@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include <CLI/CLI.hpp>
-
 #include <iostream>
 #include <memory>
 #include <string>
@@ -19,7 +18,7 @@
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
 #include "server/daemon.h"
-#include "server/model_stack.h"
+#include "server/engine_stack.h"
 #include "server/signals.h"
 
 namespace {

@@ -78,15 +78,14 @@ void ExportProcess(const ServingState* state, absl::Time start_time, probe::Regi
       .Set(absl::ToDoubleSeconds(start_time - absl::UnixEpoch()));
 }
 
-void ExportModel(const ModelStack& stack, probe::Registry* registry) {
+void ExportModel(const EngineStack& stack, probe::Registry* registry) {
   const ServedModel& served = stack.served();
   const Device& device = served.device.device;
-  const std::string device_name =
-      device.is_cpu() ? "cpu" : absl::StrCat("cuda:", device.ordinal);
-  for (const auto& [kind, bytes] : stack.memory()) {
+  const std::string device_name = device.is_cpu() ? "cpu" : absl::StrCat("cuda:", device.ordinal);
+  for (const auto& [kind, bytes, on_host] : stack.loaded().memory()) {
     registry
         ->AddGauge("quire_device_memory_bytes", "Planned memory by use.",
-                   {{"device", device_name}, {"kind", kind}})
+                   {{"device", on_host ? "cpu" : device_name}, {"kind", kind}})
         .Set(static_cast<double>(bytes));
   }
   const auto add_time = [&](const char* phase, absl::Duration time) {
@@ -95,8 +94,8 @@ void ExportModel(const ModelStack& stack, probe::Registry* registry) {
                    {{"model_name", served.id()}, {"phase", phase}})
         .Set(absl::ToDoubleSeconds(time));
   };
-  add_time("read", stack.load_times().read);
-  add_time("tokenizer", stack.load_times().tokenizer);
+  add_time("read", stack.loaded().load_times().read);
+  add_time("tokenizer", stack.loaded().load_times().tokenizer);
 }
 
 }  // namespace quire::server

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "base/probe.h"
 #include "server/api/serving_state.h"
-#include "server/model_stack.h"
+#include "server/engine_stack.h"
 
 namespace quire::server {
 
@@ -18,6 +18,6 @@ namespace quire::server {
 void ExportProcess(const ServingState* state, absl::Time start_time, probe::Registry* registry);
 
 // device_memory_bytes and model_load_seconds; once, when the model is loaded.
-void ExportModel(const ModelStack& stack, probe::Registry* registry);
+void ExportModel(const EngineStack& stack, probe::Registry* registry);
 
 }  // namespace quire::server

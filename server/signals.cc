@@ -53,9 +53,14 @@ void SignalThread::Loop() {
         stopping = true;
         handlers_.stop();
         break;
-      case SIGHUP: handlers_.reload(); break;
-      case SIGUSR1: handlers_.dump(); break;
-      default: return;
+      case SIGHUP:
+        handlers_.reload();
+        break;
+      case SIGUSR1:
+        handlers_.dump();
+        break;
+      default:
+        return;
     }
   }
 }

@@ -21,7 +21,7 @@ struct AccessRecord {
   absl::string_view method;  // "Generate" or "BatchGenerate"
   std::string request_id, principal, tenant, model, traceparent;
   std::map<std::string, std::string> labels;
-  std::string code = "OK";  // gRPC's name
+  std::string code = "OK";       // gRPC's name
   std::optional<Reason> reason;  // of a failure
   std::int32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   absl::Duration time_to_first_token;  // 0: none came

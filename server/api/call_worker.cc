@@ -5,12 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
+#include "base/thread_name.h"
 
 namespace quire::server {
 
 CallWorker::CallWorker(int num_threads, std::size_t capacity) : jobs_(capacity) {
   for (int i = 0; i < num_threads; ++i) {
     threads_.emplace_back([this] {
+      SetThreadName("calls");
       while (std::optional<std::function<void()>> job = jobs_.Pop()) (*job)();
     });
   }

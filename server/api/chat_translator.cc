@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "quire/v1/chat.pb.h"
 
@@ -155,7 +156,7 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat) {
   if (chat.has_template_vars()) {
     const absl::StatusOr<json> vars = ToJson(chat.template_vars(), 0);
     if (!vars.ok()) return Bad(chat, vars.status().message());
-    input.template_vars_json = vars->dump();
+    input.template_vars_json = JsonText(*vars);
   }
   return input;
 }

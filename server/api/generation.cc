@@ -62,9 +62,11 @@ void SetOutcome(const absl::Status& status, AccessRecord* record) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(
-    const HandlerContext& context, absl::string_view method, const std::string& traceparent,
-    const v1::GenerateRequest& message, const CallInfo& call) {
+absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerContext& context,
+                                                              absl::string_view method,
+                                                              const std::string& traceparent,
+                                                              const v1::GenerateRequest& message,
+                                                              const CallInfo& call) {
   AccessRecord record = MakeRecord(method, traceparent, message, call);
   bool translated = false;
   absl::StatusOr<Accepted> accepted = Accept(context, message, call, &record, &translated);
@@ -78,15 +80,13 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(
     return status;
   }
   return std::unique_ptr<Generation>(new Generation(context, accepted->model,
-                                                      std::move(accepted->stream),
-                                                      std::move(record), call.accept_time,
-                                                      accepted->deadline));
+                                                    std::move(accepted->stream), std::move(record),
+                                                    call.accept_time, accepted->deadline));
 }
 
 absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view method,
-                                const std::string& traceparent,
-                                const v1::GenerateRequest& message, const CallInfo& call,
-                                const absl::Status& why) {
+                                const std::string& traceparent, const v1::GenerateRequest& message,
+                                const CallInfo& call, const absl::Status& why) {
   absl::Status status = SanitizeInternalError(why);
   AccessRecord record = MakeRecord(method, traceparent, message, call);
   // Damaged messages may hold anything here.
@@ -99,8 +99,8 @@ absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view
 }
 
 Generation::Generation(const HandlerContext& context, const ServedModel* model,
-                         std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
-                         absl::Time accept_time, absl::Time deadline)
+                       std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
+                       absl::Time accept_time, absl::Time deadline)
     : context_(context),
       model_(model),
       stream_(std::move(stream)),
@@ -127,8 +127,7 @@ bool Generation::TakeResponse(v1::GenerateResponse* message) {
 void Generation::Cancel() {
   const bool expired = context_.clock->Now() >= deadline_;
   model_->engine->Cancel(record_.principal, record_.request_id,
-                         expired ? engine::CancelSource::kDeadline
-                                 : engine::CancelSource::kClient,
+                         expired ? engine::CancelSource::kDeadline : engine::CancelSource::kClient,
                          stream_.get());
 }
 

@@ -49,10 +49,10 @@ class Generation {
  public:
   // Translates, checks and hands the request to the engine. A refusal is counted and logged here.
   static absl::StatusOr<std::unique_ptr<Generation>> Start(const HandlerContext& context,
-                                                            absl::string_view method,
-                                                            const std::string& traceparent,
-                                                            const v1::GenerateRequest& message,
-                                                            const CallInfo& call);
+                                                           absl::string_view method,
+                                                           const std::string& traceparent,
+                                                           const v1::GenerateRequest& message,
+                                                           const CallInfo& call);
 
   // Counts and logs a request whose message did not become a v1::GenerateRequest, and returns the
   // answer. `message` has what was read of it.
@@ -80,8 +80,8 @@ class Generation {
 
  private:
   Generation(const HandlerContext& context, const ServedModel* model,
-              std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
-              absl::Time accept_time, absl::Time deadline);
+             std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
+             absl::Time accept_time, absl::Time deadline);
 
   const HandlerContext context_;
   const ServedModel* const model_;

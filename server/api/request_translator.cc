@@ -44,8 +44,8 @@ absl::Status ReadPrompt(const v1::GenerateRequest& message, const TranslatorOpti
       return absl::OkStatus();
     case v1::GenerateRequest::kTokenIds:
       if (message.token_ids().ids().empty()) return PromptMissing("prompt has no token ids");
-      request->prompt = engine::TokenPrompt(message.token_ids().ids().begin(),
-                                            message.token_ids().ids().end());
+      request->prompt =
+          engine::TokenPrompt(message.token_ids().ids().begin(), message.token_ids().ids().end());
       return absl::OkStatus();
     case v1::GenerateRequest::kChat: {
       engine::ChatPrompt prompt;
@@ -56,7 +56,8 @@ absl::Status ReadPrompt(const v1::GenerateRequest& message, const TranslatorOpti
       request->prompt = std::move(prompt);
       return absl::OkStatus();
     }
-    default: return PromptMissing("prompt is missing; set one of text, token_ids and chat");
+    default:
+      return PromptMissing("prompt is missing; set one of text, token_ids and chat");
   }
 }
 
@@ -84,14 +85,12 @@ void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sam
 
 void ReadStopping(const v1::StoppingParams& message, const TranslatorOptions& options,
                   engine::StoppingParams* stopping) {
-  stopping->max_tokens = message.has_max_tokens()
-                             ? message.max_tokens()
-                             : std::min(options.default_max_tokens,
-                                        options.limits.max_tokens_per_request);
+  stopping->max_tokens = message.has_max_tokens() ? message.max_tokens()
+                                                  : std::min(options.default_max_tokens,
+                                                             options.limits.max_tokens_per_request);
   if (message.has_min_tokens()) stopping->min_tokens = message.min_tokens();
   stopping->stop.assign(message.stop().begin(), message.stop().end());
-  stopping->stop_token_ids.assign(message.stop_token_ids().begin(),
-                                  message.stop_token_ids().end());
+  stopping->stop_token_ids.assign(message.stop_token_ids().begin(), message.stop_token_ids().end());
   stopping->ignore_eos = message.ignore_eos();
   stopping->include_stop_text = message.include_stop_text();
 }
@@ -116,9 +115,8 @@ absl::Status ReadOutput(const v1::OutputOptions& message, const TranslatorOption
                            LogprobCount(message.logprobs(), limit, "output.logprobs"));
   }
   if (message.has_prompt_logprobs()) {
-    QUIRE_ASSIGN_OR_RETURN(
-        output->prompt_logprobs,
-        LogprobCount(message.prompt_logprobs(), limit, "output.prompt_logprobs"));
+    QUIRE_ASSIGN_OR_RETURN(output->prompt_logprobs, LogprobCount(message.prompt_logprobs(), limit,
+                                                                 "output.prompt_logprobs"));
   }
   if (message.has_skip_special_tokens()) {
     output->skip_special_tokens = message.skip_special_tokens();
@@ -164,8 +162,7 @@ absl::Status ReadLabels(const v1::GenerateRequest& message, engine::Request* req
 absl::Status ReadTimes(const v1::GenerateRequest& message, const CallInfo& call,
                        const TranslatorOptions& options, engine::Request* request) {
   request->accept_time = call.accept_time;
-  request->deadline =
-      std::min(call.grpc_deadline, call.accept_time + options.max_request_duration);
+  request->deadline = std::min(call.grpc_deadline, call.accept_time + options.max_request_duration);
   if (message.has_timeout()) {
     QUIRE_ASSIGN_OR_RETURN(const absl::Duration timeout,
                            ToDuration(message.timeout(), "timeout", /*zero_allowed=*/false));
@@ -205,9 +202,9 @@ absl::Status CheckRequestId(absl::string_view id, absl::string_view field) {
            c == '-';
   });
   if (id.empty() || id.size() > kMaxRequestIdBytes || !plain) {
-    return BadParameter(field, absl::StrCat("\"", absl::CHexEscape(id.substr(0, 40)), "\""),
-                        absl::StrCat("1 to ", kMaxRequestIdBytes,
-                                     " characters of [A-Za-z0-9_.:-]"));
+    return BadParameter(
+        field, absl::StrCat("\"", absl::CHexEscape(id.substr(0, 40)), "\""),
+        absl::StrCat("1 to ", kMaxRequestIdBytes, " characters of [A-Za-z0-9_.:-]"));
   }
   return absl::OkStatus();
 }

@@ -38,9 +38,9 @@ namespace quire::server {
 
 // What the call itself says, beside the message.
 struct CallInfo {
-  std::string principal;            // "" without authentication
+  std::string principal;  // "" without authentication
   std::string tenant = "default";
-  std::string metadata_request_id;  // x-request-id
+  std::string metadata_request_id;   // x-request-id
   bool request_id_required = false;  // items of a batch
   absl::Time accept_time;
   absl::Time grpc_deadline = absl::InfiniteFuture();

@@ -39,24 +39,36 @@ void AddLogprobs(std::vector<engine::TokenLogprob>&& tokens, List* list) {
 
 v1::FinishReason FinishReasonOf(engine::FinishReason reason) {
   switch (reason) {
-    case engine::FinishReason::kEos: return v1::FINISH_REASON_EOS;
-    case engine::FinishReason::kStopText: return v1::FINISH_REASON_STOP_TEXT;
-    case engine::FinishReason::kStopToken: return v1::FINISH_REASON_STOP_TOKEN;
-    case engine::FinishReason::kLength: return v1::FINISH_REASON_LENGTH;
-    case engine::FinishReason::kContextFull: return v1::FINISH_REASON_CONTEXT_FULL;
+    case engine::FinishReason::kEos:
+      return v1::FINISH_REASON_EOS;
+    case engine::FinishReason::kStopText:
+      return v1::FINISH_REASON_STOP_TEXT;
+    case engine::FinishReason::kStopToken:
+      return v1::FINISH_REASON_STOP_TOKEN;
+    case engine::FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case engine::FinishReason::kContextFull:
+      return v1::FINISH_REASON_CONTEXT_FULL;
   }
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
 v1::RequestState StateOf(engine::RequestState state) {
   switch (state) {
-    case engine::RequestState::kPreparing: return v1::REQUEST_STATE_PREPARING;
-    case engine::RequestState::kQueued: return v1::REQUEST_STATE_QUEUED;
-    case engine::RequestState::kPrefill: return v1::REQUEST_STATE_PREFILL;
-    case engine::RequestState::kDecode: return v1::REQUEST_STATE_DECODE;
-    case engine::RequestState::kPreempted: return v1::REQUEST_STATE_PREEMPTED;
-    case engine::RequestState::kStalled: return v1::REQUEST_STATE_STALLED;
-    case engine::RequestState::kFinished: return v1::REQUEST_STATE_FINISHED;
+    case engine::RequestState::kPreparing:
+      return v1::REQUEST_STATE_PREPARING;
+    case engine::RequestState::kQueued:
+      return v1::REQUEST_STATE_QUEUED;
+    case engine::RequestState::kPrefill:
+      return v1::REQUEST_STATE_PREFILL;
+    case engine::RequestState::kDecode:
+      return v1::REQUEST_STATE_DECODE;
+    case engine::RequestState::kPreempted:
+      return v1::REQUEST_STATE_PREEMPTED;
+    case engine::RequestState::kStalled:
+      return v1::REQUEST_STATE_STALLED;
+    case engine::RequestState::kFinished:
+      return v1::REQUEST_STATE_FINISHED;
   }
   return v1::REQUEST_STATE_UNSPECIFIED;
 }
@@ -143,13 +155,13 @@ void ToProto(engine::OutputEvent&& event, const std::string& request_id,
   std::visit(EventWriter{message}, std::move(event));
 }
 
-void ToProto(const engine::RequestInfo& info, v1::RequestInfo* message) {
+void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInfo* message) {
   message->set_request_id(info.id);
   message->set_model(info.model);
   message->set_state(StateOf(info.state));
-  ToProto(info.accept_time, message->mutable_accept_time());
+  ToProto(clock.ToWall(info.accept_time), message->mutable_accept_time());
   if (info.deadline != absl::InfiniteFuture()) {
-    ToProto(info.deadline, message->mutable_deadline_time());
+    ToProto(clock.ToWall(info.deadline), message->mutable_deadline_time());
   }
   message->set_prompt_tokens(info.prompt_tokens);
   message->set_output_tokens(info.output_tokens);
@@ -181,10 +193,14 @@ void ToProto(const engine::EngineStats& stats, v1::Stats* message) {
 
 v1::ServerState ToProto(LifeState state) {
   switch (state) {
-    case LifeState::kLoading: return v1::SERVER_STATE_LOADING;
-    case LifeState::kReady: return v1::SERVER_STATE_READY;
-    case LifeState::kDraining: return v1::SERVER_STATE_DRAINING;
-    case LifeState::kFailed: return v1::SERVER_STATE_FAILED;
+    case LifeState::kLoading:
+      return v1::SERVER_STATE_LOADING;
+    case LifeState::kReady:
+      return v1::SERVER_STATE_READY;
+    case LifeState::kDraining:
+      return v1::SERVER_STATE_DRAINING;
+    case LifeState::kFailed:
+      return v1::SERVER_STATE_FAILED;
   }
   return v1::SERVER_STATE_UNSPECIFIED;
 }

@@ -11,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "engine/engine.h"
 #include "engine/output/token_stream.h"
 #include "server/api/serving_state.h"
@@ -35,7 +36,7 @@ void ToProto(absl::Time time, google::protobuf::Timestamp* message);
 void ToProto(const engine::Usage& usage, v1::Usage* message);
 void ToProto(engine::OutputEvent&& event, const std::string& request_id,
              v1::GenerateResponse* message);
-void ToProto(const engine::RequestInfo& info, v1::RequestInfo* message);
+void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInfo* message);
 // Everything but the state of the server and the memory, which the engine does not know.
 void ToProto(const engine::EngineStats& stats, v1::Stats* message);
 v1::ServerState ToProto(LifeState state);

@@ -6,10 +6,14 @@ namespace quire::server {
 
 absl::string_view LifeStateName(LifeState state) {
   switch (state) {
-    case LifeState::kLoading: return "loading";
-    case LifeState::kReady: return "ready";
-    case LifeState::kDraining: return "draining";
-    case LifeState::kFailed: return "failed";
+    case LifeState::kLoading:
+      return "loading";
+    case LifeState::kReady:
+      return "ready";
+    case LifeState::kDraining:
+      return "draining";
+    case LifeState::kFailed:
+      return "failed";
   }
   return "failed";
 }
@@ -25,8 +29,7 @@ bool ServingState::is_live() const {
   if (state() == LifeState::kFailed) return false;
   const ServedModel* served = model();
   return served == nullptr ||
-         served->engine->IsAlive(
-             absl::Nanoseconds(stall_nanos_.load(std::memory_order_acquire)));
+         served->engine->IsAlive(absl::Nanoseconds(stall_nanos_.load(std::memory_order_acquire)));
 }
 
 absl::StatusOr<const ServedModel*> ServingState::ModelOrError() const {

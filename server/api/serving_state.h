@@ -19,8 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "base/device.h"
 #include "engine/engine.h"
+#include "runtime/device_description.h"
 #include "server/api/request_translator.h"
 
 namespace quire::text {
@@ -37,8 +37,8 @@ absl::string_view LifeStateName(LifeState state);
 // What GetModel and GetServerInfo say about the model.
 struct ModelDescription {
   std::string architecture;
-  std::string dtype;         // of the activations
-  std::string quantization;  // "none"
+  std::string dtype;            // of the activations
+  std::string quantization;     // "none"
   bool batch_invariant = true;  // bits never depend on what else is in a step
   std::int32_t max_context_tokens = 0;
   std::int32_t vocab_size = 0;
@@ -54,17 +54,9 @@ struct ModelDescription {
   std::int64_t weight_bytes = 0, pool_bytes = 0, workspace_bytes = 0;
 };
 
-// What GetServerInfo says about the device that computes the model.
-struct DeviceDescription {
-  Device device;
-  std::string name;          // of the processor or the GPU
-  std::string architecture;  // "avx512", or the compute capability "9.0"
-  bool unproven_kernels = false;
-};
-
 struct ServedModel {
   ServedModel(RequestTranslator the_translator, ModelDescription the_description,
-              DeviceDescription the_device, const text::Tokenizer* the_tokenizer,
+              models::DeviceDescription the_device, const text::Tokenizer* the_tokenizer,
               engine::Engine* the_engine)
       : model_id(the_translator.options()->model_id),
         translator(std::move(the_translator)),
@@ -78,7 +70,7 @@ struct ServedModel {
   const std::string model_id;
   RequestTranslator translator;
   ModelDescription description;
-  DeviceDescription device;
+  models::DeviceDescription device;
   const text::Tokenizer* tokenizer;
   engine::Engine* engine;
 };

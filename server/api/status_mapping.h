@@ -37,12 +37,12 @@ struct WireError {
 };
 
 // What is a bug of ours, turned into ENGINE_ERROR with an incident id after its text was logged;
-// anything else, and what was sealed before, stays as it is. SanitizeInternalError a status once
-// when it is used twice, else the log shows two incidents.
+// anything else, and what has an incident id already, stays as it is. A status that is used twice
+// is sanitized once before, else the log shows two incidents.
 absl::Status SanitizeInternalError(absl::Status status);
 
-// REQUIRES: !status.ok(). Seals. Message and metadata are cut so that the encoded details stay
-// below 4 KiB.
+// REQUIRES: !status.ok(). Sanitizes it. Message and metadata are cut so that the encoded details
+// stay below 4 KiB.
 WireError ToWireError(const absl::Status& status);
 
 // Statuses that handlers make themselves.

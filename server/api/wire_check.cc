@@ -38,7 +38,7 @@ std::optional<BadText> FindBadText(const Descriptor* type, const std::string& by
     if (field == nullptr || raw.type() != UnknownField::TYPE_LENGTH_DELIMITED) continue;
     const std::string path = prefix + field->name();
     if (field->type() == FieldDescriptor::TYPE_STRING) {
-      const std::optional<std::size_t> bad = text::FirstInvalidUtf8(raw.length_delimited());
+      const std::optional<std::size_t> bad = FirstInvalidUtf8(raw.length_delimited());
       if (bad) return BadText{path, *bad};
     } else if (field->type() == FieldDescriptor::TYPE_MESSAGE) {
       std::optional<BadText> bad =

@@ -242,15 +242,15 @@ void CertificateStore::Publish(Certificates certificates) {
 
 // Refresh logs what is wrong.
 void CertificateStore::Run() {
-  absl::Time next = absl::Now() + options_.refresh_interval;
+  absl::Time next = MonotonicNow() + options_.refresh_interval;
   for (;;) {
     {
       MutexLock lock(&mutex_);
-      while (!stop_ && absl::Now() < next) changed_.WaitUntil(&mutex_, next);
+      while (!stop_ && MonotonicNow() < next) changed_.WaitUntil(&mutex_, next);
       if (stop_) return;
     }
     Refresh().IgnoreError();
-    next = absl::Now() + options_.refresh_interval;
+    next = MonotonicNow() + options_.refresh_interval;
   }
 }
 

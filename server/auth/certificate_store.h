@@ -32,8 +32,8 @@ namespace quire::server {
 struct Certificates {
   std::string chain;  // the server's own first
   std::string private_key;
-  std::string client_ca;      // empty: clients are not asked for a certificate
-  std::uint64_t version = 0;  // grows with every change of current()
+  std::string client_ca;          // empty: clients are not asked for a certificate
+  std::uint64_t version = 0;      // grows with every change of current()
   std::uint64_t read_number = 0;  // grows with every Read of a store
 
   // For log lines.

@@ -97,8 +97,8 @@ void ApplyProfile(const std::string& profile, const ConfigSources& sources, Mess
   ReadYaml(*text, path, config, origins, errors);
   const auto origin = origins->find("profile");
   if (origin != origins->end() && origin->second.layer == path) {
-    errors->push_back(absl::StrCat(origin->second.ToString(),
-                                   ": profile: a profile cannot name another one"));
+    errors->push_back(
+        absl::StrCat(origin->second.ToString(), ": profile: a profile cannot name another one"));
   }
 }
 

@@ -115,9 +115,13 @@ LiveConfig::LiveConfig(ConfigSources sources, std::unique_ptr<const LayeredConfi
   ShowLoadTime();
 }
 
-std::shared_ptr<const LayeredConfig> LiveConfig::config() const { return version_.Get()->config; }
+std::shared_ptr<const LayeredConfig> LiveConfig::config() const {
+  return version_.Get()->config;
+}
 
-std::shared_ptr<const DaemonOptions> LiveConfig::options() const { return version_.Get()->options; }
+std::shared_ptr<const DaemonOptions> LiveConfig::options() const {
+  return version_.Get()->options;
+}
 
 absl::Status LiveConfig::Subscribe(std::string name, Prepare prepare) {
   MutexLock lock(&mutex_);
@@ -178,15 +182,18 @@ void LiveConfig::CountReload(absl::string_view result, double by) {
 
 // After the change, so that lines about it have the new level and place.
 void LiveConfig::Report(const ReloadResult& result) {
-  const char* const outcome =
-      !result.ok() ? "rejected" : result.changed.empty() ? "unchanged" : "applied";
+  const char* const outcome = !result.ok()             ? "rejected"
+                              : result.changed.empty() ? "unchanged"
+                                                       : "applied";
   if (metrics_ != nullptr) {
     CountReload(outcome, 1);
     if (result.ok()) ShowLoadTime();
   }
   for (const ConfigChange& change : result.ok() ? result.changed : std::vector<ConfigChange>()) {
     log::Info("config", "changed",
-              {{"key", change.path}, {"from", change.old_value}, {"to", change.new_value},
+              {{"key", change.path},
+               {"from", change.old_value},
+               {"to", change.new_value},
                {"location", change.location}});
   }
   for (const std::string& error : result.errors) {

@@ -58,17 +58,23 @@ void ReadListeners(const Config& config, DaemonOptions* options) {
 
 AuthMode ToAuthMode(config::v1::AuthMode mode) {
   switch (mode) {
-    case config::v1::AUTH_MODE_TOKEN: return AuthMode::kToken;
-    case config::v1::AUTH_MODE_MTLS: return AuthMode::kMtls;
-    default: return AuthMode::kNone;
+    case config::v1::AUTH_MODE_TOKEN:
+      return AuthMode::kToken;
+    case config::v1::AUTH_MODE_MTLS:
+      return AuthMode::kMtls;
+    default:
+      return AuthMode::kNone;
   }
 }
 
 Scope ToScope(int scope) {
   switch (scope) {
-    case config::v1::AUTH_SCOPE_ADMIN: return Scope::kAdmin;
-    case config::v1::AUTH_SCOPE_METRICS: return Scope::kMetrics;
-    default: return Scope::kGenerate;
+    case config::v1::AUTH_SCOPE_ADMIN:
+      return Scope::kAdmin;
+    case config::v1::AUTH_SCOPE_METRICS:
+      return Scope::kMetrics;
+    default:
+      return Scope::kGenerate;
   }
 }
 
@@ -107,51 +113,93 @@ void ReadTenants(const Config& config, engine::TenantOptions* tenants) {
 
 DType ToDType(config::v1::KvDataType type) {
   switch (type) {
-    case config::v1::KV_DATA_TYPE_F32: return DType::kF32;
-    case config::v1::KV_DATA_TYPE_F16: return DType::kF16;
-    case config::v1::KV_DATA_TYPE_FP8_E4M3: return DType::kF8E4M3;
-    case config::v1::KV_DATA_TYPE_INT8: return DType::kI8;
-    default: return DType::kBF16;
+    case config::v1::KV_DATA_TYPE_F32:
+      return DType::kF32;
+    case config::v1::KV_DATA_TYPE_F16:
+      return DType::kF16;
+    case config::v1::KV_DATA_TYPE_FP8_E4M3:
+      return DType::kF8E4M3;
+    case config::v1::KV_DATA_TYPE_INT8:
+      return DType::kI8;
+    default:
+      return DType::kBF16;
   }
-}
-
-void ReadDevice(const Config& config, DeviceOptions* options) {
-  const auto& device = config.device();
-  switch (device.type()) {
-    case config::v1::DEVICE_TYPE_CPU: options->type = DeviceChoice::kCpu; break;
-    case config::v1::DEVICE_TYPE_CUDA: options->type = DeviceChoice::kCuda; break;
-    default: options->type = DeviceChoice::kAuto;
-  }
-  // The validator refuses lists of another length.
-  options->cuda_ordinal = device.ids(0);
-  options->reserve_bytes = device.reserve_bytes();
 }
 
 std::string ToIsaName(config::v1::CpuIsa isa) {
   switch (isa) {
-    case config::v1::CPU_ISA_SCALAR: return "scalar";
-    case config::v1::CPU_ISA_SSE4: return "sse4";
-    case config::v1::CPU_ISA_AVX2: return "avx2";
-    case config::v1::CPU_ISA_AVX_VNNI: return "avx_vnni";
-    case config::v1::CPU_ISA_AVX512: return "avx512";
-    case config::v1::CPU_ISA_AVX512_VNNI: return "avx512_vnni";
-    case config::v1::CPU_ISA_AMX: return "amx";
-    case config::v1::CPU_ISA_NEON: return "neon";
-    default: return "auto";
+    case config::v1::CPU_ISA_SCALAR:
+      return "scalar";
+    case config::v1::CPU_ISA_SSE4:
+      return "sse4";
+    case config::v1::CPU_ISA_AVX2:
+      return "avx2";
+    case config::v1::CPU_ISA_AVX_VNNI:
+      return "avx_vnni";
+    case config::v1::CPU_ISA_AVX512:
+      return "avx512";
+    case config::v1::CPU_ISA_AVX512_VNNI:
+      return "avx512_vnni";
+    case config::v1::CPU_ISA_AMX:
+      return "amx";
+    case config::v1::CPU_ISA_NEON:
+      return "neon";
+    default:
+      return "auto";
   }
+}
+
+void ReadDevice(const Config& config, models::DeviceOptions* options) {
+  const auto& device = config.device();
+  switch (device.type()) {
+    case config::v1::DEVICE_TYPE_CPU:
+      options->type = models::DeviceChoice::kCpu;
+      break;
+    case config::v1::DEVICE_TYPE_CUDA:
+      options->type = models::DeviceChoice::kCuda;
+      break;
+    default:
+      options->type = models::DeviceChoice::kAuto;
+  }
+  // The validator refuses lists of another length.
+  options->cuda_ordinal = device.ids(0);
+  options->reserve_bytes = device.reserve_bytes();
+  if (device.cpu().has_threads()) options->threads = device.cpu().threads();
+  options->pin_threads = device.cpu().pin_threads();
+  options->isa = ToIsaName(device.cpu().isa());
+  switch (config.engine().determinism()) {
+    case config::v1::DETERMINISM_STRICT:
+      options->determinism = "strict";
+      break;
+    case config::v1::DETERMINISM_FAST:
+      options->determinism = "fast";
+      break;
+    default:
+      options->determinism = "batch_invariant";
+  }
+  options->cuda_graphs = config.engine().cuda_graphs().enabled();
 }
 
 models::Quantization ToQuantization(config::v1::Quantization quantization) {
   switch (quantization) {
-    case config::v1::QUANTIZATION_NONE: return models::Quantization::kNone;
-    case config::v1::QUANTIZATION_INT8: return models::Quantization::kInt8;
-    case config::v1::QUANTIZATION_INT8_G32: return models::Quantization::kInt8G32;
-    case config::v1::QUANTIZATION_INT8_G64: return models::Quantization::kInt8G64;
-    case config::v1::QUANTIZATION_INT8_G128: return models::Quantization::kInt8G128;
-    case config::v1::QUANTIZATION_INT4_G32: return models::Quantization::kInt4G32;
-    case config::v1::QUANTIZATION_INT4_G64: return models::Quantization::kInt4G64;
-    case config::v1::QUANTIZATION_INT4_G128: return models::Quantization::kInt4G128;
-    default: return models::Quantization::kAuto;
+    case config::v1::QUANTIZATION_NONE:
+      return models::Quantization::kNone;
+    case config::v1::QUANTIZATION_INT8:
+      return models::Quantization::kInt8;
+    case config::v1::QUANTIZATION_INT8_G32:
+      return models::Quantization::kInt8G32;
+    case config::v1::QUANTIZATION_INT8_G64:
+      return models::Quantization::kInt8G64;
+    case config::v1::QUANTIZATION_INT8_G128:
+      return models::Quantization::kInt8G128;
+    case config::v1::QUANTIZATION_INT4_G32:
+      return models::Quantization::kInt4G32;
+    case config::v1::QUANTIZATION_INT4_G64:
+      return models::Quantization::kInt4G64;
+    case config::v1::QUANTIZATION_INT4_G128:
+      return models::Quantization::kInt4G128;
+    default:
+      return models::Quantization::kAuto;
   }
 }
 
@@ -163,16 +211,11 @@ void ReadModel(const Config& config, DaemonOptions* options) {
   options->model.quantization = ToQuantization(model.quantization());
   options->model.packed_dir = model.packed_dir();
   options->model.dummy_weights = model.load_mode() == config::v1::LOAD_MODE_DUMMY;
-  if (model.has_id()) options->model.id = model.id();
-  options->model.aliases = ToVector(model.aliases());
+  if (model.has_id()) options->model_id = model.id();
+  options->model_aliases = ToVector(model.aliases());
   if (model.has_max_context_tokens()) {
     options->model.max_context_tokens = model.max_context_tokens();
   }
-  if (config.device().cpu().has_threads()) {
-    options->compute_threads = config.device().cpu().threads();
-  }
-  options->pin_threads = config.device().cpu().pin_threads();
-  options->cpu_isa = ToIsaName(config.device().cpu().isa());
   const auto& cache = config.kv_cache();
   options->pool.page_size = static_cast<std::uint32_t>(cache.page_size());
   options->pool.dtype = ToDType(cache.dtype());
@@ -180,18 +223,12 @@ void ReadModel(const Config& config, DaemonOptions* options) {
   options->pool.memory_share = config.device().cpu().kv_memory_share();
   options->pool.prefix_caching = cache.prefix_caching();
   options->pool.partial_page_reuse = cache.partial_page_reuse();
-  switch (config.engine().determinism()) {
-    case config::v1::DETERMINISM_STRICT: options->determinism = "strict"; break;
-    case config::v1::DETERMINISM_FAST: options->determinism = "fast"; break;
-    default: options->determinism = "batch_invariant";
-  }
-  options->engine.max_steps_in_flight = config.engine().overlap_scheduling() ? 2 : 1;
-  options->cuda_graphs = config.engine().cuda_graphs().enabled();
 }
 
 void ReadEngine(const Config& config, DaemonOptions* options) {
   engine::EngineOptions& engine = options->engine;
   const auto& scheduler = config.scheduler();
+  engine.max_steps_in_flight = config.engine().overlap_scheduling() ? 2 : 1;
   engine.max_step_tokens = scheduler.max_step_tokens();
   engine.prefill_chunk_tokens = scheduler.prefill_chunk_tokens();
   // More rows make no product of the CPU faster; on a GPU nothing but the step's size bounds them.
@@ -258,12 +295,18 @@ void ReadSampling(const Config& config, SamplingDefaults* sampling) {
 
 log::Level ToLevel(config::v1::LogLevel level) {
   switch (level) {
-    case config::v1::LOG_LEVEL_TRACE: return log::Level::kTrace;
-    case config::v1::LOG_LEVEL_DEBUG: return log::Level::kDebug;
-    case config::v1::LOG_LEVEL_WARN: return log::Level::kWarn;
-    case config::v1::LOG_LEVEL_ERROR: return log::Level::kError;
-    case config::v1::LOG_LEVEL_OFF: return log::Level::kOff;
-    default: return log::Level::kInfo;
+    case config::v1::LOG_LEVEL_TRACE:
+      return log::Level::kTrace;
+    case config::v1::LOG_LEVEL_DEBUG:
+      return log::Level::kDebug;
+    case config::v1::LOG_LEVEL_WARN:
+      return log::Level::kWarn;
+    case config::v1::LOG_LEVEL_ERROR:
+      return log::Level::kError;
+    case config::v1::LOG_LEVEL_OFF:
+      return log::Level::kOff;
+    default:
+      return log::Level::kInfo;
   }
 }
 
@@ -290,8 +333,8 @@ DaemonOptions ToOptions(const LayeredConfig& layered) {
   const auto& logging = config.logging();
   options.logging = {
       .level = ToLevel(logging.level()),
-      .format = logging.format() == config::v1::LOG_FORMAT_TEXT ? log::Format::kText
-                                                                : log::Format::kJson,
+      .format =
+          logging.format() == config::v1::LOG_FORMAT_TEXT ? log::Format::kText : log::Format::kJson,
       .file = logging.file(),
       .rate_limit_per_second = static_cast<std::uint32_t>(logging.rate_limit_per_second())};
   options.access_log = logging.access_log();

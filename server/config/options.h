@@ -15,10 +15,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "base/dtype.h"
 #include "base/logging.h"
-#include "engine/engine.h"
-#include "models/weights/quantization.h"
+#include "engine/request/engine_options.h"
+#include "runtime/runtime_options.h"
 #include "server/auth/auth_options.h"
 #include "server/config/layered_config.h"
 #include "text/chat/chat_template.h"
@@ -57,34 +56,6 @@ struct OpenAiOptions {
   std::vector<std::string> allowed_origins;
 };
 
-enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
-
-struct DeviceOptions {
-  DeviceChoice type = DeviceChoice::kAuto;
-  std::int32_t cuda_ordinal = 0;    // of the only GPU
-  std::int64_t reserve_bytes = 0;   // of a GPU, left to others when the pool's size is not given
-};
-
-struct ModelOptions {
-  std::string path;              // a directory; "embedded": the model in the binary
-  std::optional<std::string> id;  // absent: name of the directory
-  std::vector<std::string> aliases;
-  std::optional<DType> dtype;  // of activations, kBF16 or kF32; absent: the device's own
-  models::Quantization quantization = models::Quantization::kAuto;
-  std::string packed_dir;  // of packed weights; empty: none
-  bool dummy_weights = false;  // random numbers instead of the files'
-  std::optional<std::int32_t> max_context_tokens;
-};
-
-struct PoolOptions {
-  std::uint32_t page_size = 0;
-  DType dtype = DType::kBF16;
-  std::optional<std::int64_t> capacity_bytes;
-  double memory_share = 0;  // of free memory, when capacity_bytes is absent
-  bool prefix_caching = true;
-  bool partial_page_reuse = true;
-};
-
 // What a request that says nothing gets; absent: the model's, then the API's default.
 struct SamplingDefaults {
   std::optional<float> temperature, top_p, min_p;
@@ -114,20 +85,17 @@ struct DaemonOptions {
   AuthOptions auth;
   bool metrics_enabled = true;
   absl::Duration engine_stall_timeout;
-  ModelOptions model;
-  std::optional<std::int32_t> compute_threads;  // absent: physical cores
-  bool pin_threads = true;                      // where each of them has a core of its own
-  std::string cpu_isa = "auto";                 // a name of kernels::SelectCpuIsa
-  PoolOptions pool;
+  std::optional<std::string> model_id;  // absent: name of the directory
+  std::vector<std::string> model_aliases;
+  models::ModelOptions model;
+  models::PoolOptions pool;
   // scheduler, limits, stream, tokenizer; what depends on the model is filled in by the daemon.
   engine::EngineOptions engine;
   bool text_threads_auto = false;
   std::optional<std::int32_t> max_tokens_per_request;  // absent: the context
   std::int32_t default_max_tokens = 0;
   std::int32_t stream_interval_tokens = 0;
-  DeviceOptions device;
-  bool cuda_graphs = true;
-  std::string determinism;  // "strict", "batch_invariant" or "fast"; all are one on CPUs
+  models::DeviceOptions device;
   SamplingDefaults sampling;
   ChatTemplateOptions chat;
   ShutdownOptions shutdown;

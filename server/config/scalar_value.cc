@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "quire/config/v1/options.pb.h"
 
@@ -38,10 +39,8 @@ constexpr std::array<NamedUnit, 4> kByteUnits = {{{"TiB", std::int64_t{1} << 40}
                                                   {"MiB", std::int64_t{1} << 20},
                                                   {"KiB", std::int64_t{1} << 10}}};
 // Nanoseconds. Longer names first: "ms" ends in "s".
-constexpr std::array<NamedUnit, 4> kTimeUnits = {{{"ms", 1000000},
-                                                  {"s", 1000000000},
-                                                  {"m", 60000000000},
-                                                  {"h", 3600000000000}}};
+constexpr std::array<NamedUnit, 4> kTimeUnits = {
+    {{"ms", 1000000}, {"s", 1000000000}, {"m", 60000000000}, {"h", 3600000000000}}};
 
 absl::Status Bad(absl::string_view text, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" ", problem));
@@ -101,9 +100,9 @@ std::string RangeText(const FieldRule& rule, const FieldDescriptor* field) {
     return value == std::floor(value) ? absl::StrFormat("%.0f", value) : absl::StrCat(value);
   };
   if (rule.has_min() && rule.has_max()) {
-    return rule.exclusive_min() ? absl::StrCat("above ", limit(rule.min()), ", at most ",
-                                               limit(rule.max()))
-                                : absl::StrCat(limit(rule.min()), " to ", limit(rule.max()));
+    return rule.exclusive_min()
+               ? absl::StrCat("above ", limit(rule.min()), ", at most ", limit(rule.max()))
+               : absl::StrCat(limit(rule.min()), " to ", limit(rule.max()));
   }
   return rule.has_min() ? absl::StrCat("at least ", limit(rule.min()))
                         : absl::StrCat("at most ", limit(rule.max()));
@@ -112,8 +111,8 @@ std::string RangeText(const FieldRule& rule, const FieldDescriptor* field) {
 // `value` in the base unit of the rule.
 absl::Status CheckRange(const FieldDescriptor* field, double value, absl::string_view text) {
   const FieldRule& rule = RuleOf(field);
-  const bool low = rule.has_min() && (rule.exclusive_min() ? value <= rule.min()
-                                                           : value < rule.min());
+  const bool low =
+      rule.has_min() && (rule.exclusive_min() ? value <= rule.min() : value < rule.min());
   if (low || (rule.has_max() && value > rule.max())) {
     return absl::InvalidArgumentError(
         absl::StrCat(text, " is out of range; it must be ", RangeText(rule, field)));
@@ -132,9 +131,9 @@ absl::Status CheckAllowed(const FieldRule& rule, std::int64_t value) {
 
 absl::Status SetInteger(Message* message, const FieldDescriptor* field, absl::string_view text) {
   const FieldRule& rule = RuleOf(field);
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::int64_t value,
-      rule.unit() == config::v1::UNIT_BYTES ? ParseBytes(text) : ParseInteger(text));
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t value, rule.unit() == config::v1::UNIT_BYTES
+                                                       ? ParseBytes(text)
+                                                       : ParseInteger(text));
   QUIRE_RETURN_IF_ERROR(CheckAllowed(rule, value));
   QUIRE_RETURN_IF_ERROR(CheckRange(field, static_cast<double>(value), text));
   const auto* reflection = message->GetReflection();
@@ -176,8 +175,8 @@ absl::Status SetDuration(Message* message, const FieldDescriptor* field, absl::s
 
 absl::Status SetText(Message* message, const FieldDescriptor* field, absl::string_view text) {
   const FieldRule& rule = RuleOf(field);
-  const std::size_t limit = rule.max_length() > 0 ? static_cast<std::size_t>(rule.max_length())
-                                                  : 4096;
+  const std::size_t limit =
+      rule.max_length() > 0 ? static_cast<std::size_t>(rule.max_length()) : 4096;
   if (text.size() > limit) {
     return absl::InvalidArgumentError(
         absl::StrCat("text has ", text.size(), " bytes, at most ", limit, " are allowed"));
@@ -225,25 +224,11 @@ std::string PrintDuration(const Duration& duration) {
   return absl::StrFormat("%d.%09ds", duration.seconds(), duration.nanos());
 }
 
-// Double-quoted, in the common subset of YAML and JSON.
-std::string Quote(absl::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      absl::StrAppend(&out, "\\", absl::string_view(&c, 1));
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned>(c));
-    } else {
-      out.push_back(c);
-    }
-  }
-  return out + "\"";
-}
-
+// JSON's strings are YAML's as well.
 std::string PrintText(const Message& message, const FieldDescriptor* field, int index) {
   const auto* reflection = message.GetReflection();
-  return Quote(index >= 0 ? reflection->GetRepeatedString(message, field, index)
-                          : reflection->GetString(message, field));
+  return JsonQuoted(index >= 0 ? reflection->GetRepeatedString(message, field, index)
+                               : reflection->GetString(message, field));
 }
 
 }  // namespace
@@ -300,29 +285,34 @@ absl::Status SetScalar(Message* message, const FieldDescriptor* field, absl::str
     return absl::OkStatus();
   }
   const auto type = field->cpp_type();
-  const bool number = type == FieldDescriptor::CPPTYPE_INT32 ||
-                      type == FieldDescriptor::CPPTYPE_INT64 ||
-                      type == FieldDescriptor::CPPTYPE_FLOAT ||
-                      type == FieldDescriptor::CPPTYPE_DOUBLE;
+  const bool number =
+      type == FieldDescriptor::CPPTYPE_INT32 || type == FieldDescriptor::CPPTYPE_INT64 ||
+      type == FieldDescriptor::CPPTYPE_FLOAT || type == FieldDescriptor::CPPTYPE_DOUBLE;
   if (quoted && number) return Bad(text, "is quoted text, not a number");
   if (quoted && type == FieldDescriptor::CPPTYPE_BOOL) {
     return Bad(text, "is quoted text, not a switch; write true or false");
   }
   switch (type) {
     case FieldDescriptor::CPPTYPE_INT32:
-    case FieldDescriptor::CPPTYPE_INT64: return SetInteger(message, field, text);
+    case FieldDescriptor::CPPTYPE_INT64:
+      return SetInteger(message, field, text);
     case FieldDescriptor::CPPTYPE_FLOAT:
-    case FieldDescriptor::CPPTYPE_DOUBLE: return SetReal(message, field, text);
-    case FieldDescriptor::CPPTYPE_STRING: return SetText(message, field, text);
-    case FieldDescriptor::CPPTYPE_ENUM: return SetEnum(message, field, text);
-    case FieldDescriptor::CPPTYPE_MESSAGE: return SetDuration(message, field, text);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return SetReal(message, field, text);
+    case FieldDescriptor::CPPTYPE_STRING:
+      return SetText(message, field, text);
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return SetEnum(message, field, text);
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      return SetDuration(message, field, text);
     case FieldDescriptor::CPPTYPE_BOOL:
       if (text != "true" && text != "false") {
         return Bad(text, "is not a switch; write true or false");
       }
       message->GetReflection()->SetBool(message, field, text == "true");
       return absl::OkStatus();
-    default: return absl::InternalError(absl::StrCat("no spelling for ", field->full_name()));
+    default:
+      return absl::InternalError(absl::StrCat("no spelling for ", field->full_name()));
   }
 }
 
@@ -333,7 +323,7 @@ std::string PrintScalar(const Message& message, const FieldDescriptor* field, in
   const bool json = spelling == Spelling::kJson;
   if (index < 0 && field->has_presence() && !rule.absent_word().empty() &&
       !reflection->HasField(message, field)) {
-    return json ? Quote(rule.absent_word()) : rule.absent_word();
+    return json ? JsonQuoted(rule.absent_word()) : rule.absent_word();
   }
   const bool bytes = rule.unit() == config::v1::UNIT_BYTES && !json;
   switch (field->cpp_type()) {
@@ -346,7 +336,8 @@ std::string PrintScalar(const Message& message, const FieldDescriptor* field, in
       const std::int64_t value = reflection->GetInt64(message, field);
       return bytes ? PrintBytes(value) : absl::StrCat(value);
     }
-    case FieldDescriptor::CPPTYPE_FLOAT: return absl::StrCat(reflection->GetFloat(message, field));
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return absl::StrCat(reflection->GetFloat(message, field));
     case FieldDescriptor::CPPTYPE_DOUBLE:
       return absl::StrCat(reflection->GetDouble(message, field));
     case FieldDescriptor::CPPTYPE_BOOL:
@@ -355,14 +346,15 @@ std::string PrintScalar(const Message& message, const FieldDescriptor* field, in
       const std::string name =
           EnumName(index >= 0 ? reflection->GetRepeatedEnum(message, field, index)
                               : reflection->GetEnum(message, field));
-      return json ? Quote(name) : name;
+      return json ? JsonQuoted(name) : name;
     }
-    case FieldDescriptor::CPPTYPE_STRING: return PrintText(message, field, index);
+    case FieldDescriptor::CPPTYPE_STRING:
+      return PrintText(message, field, index);
     default: {
       Duration duration;
       duration.CopyFrom(reflection->GetMessage(message, field));
       const std::string text = PrintDuration(duration);
-      return json ? Quote(text) : text;
+      return json ? JsonQuoted(text) : text;
     }
   }
 }

@@ -42,8 +42,7 @@ class Rules {
     }
     if (step < running + page) {
       Error("scheduler.max_step_tokens",
-            absl::StrCat(Value("scheduler.max_step_tokens", step),
-                         " is smaller than the sum of ",
+            absl::StrCat(Value("scheduler.max_step_tokens", step), " is smaller than the sum of ",
                          Other("scheduler.max_running_sequences", running), " and ",
                          Other("kv_cache.page_size", page)));
     }
@@ -119,8 +118,7 @@ class Rules {
     const auto add = [&](const std::string& path, const std::string& text, bool is_admin) {
       ListenAddress address;
       if (!ParseListenAddress(text, &address)) {
-        return Error(path, absl::StrCat(path, ": \"", text,
-                                        "\" is not host:port or unix:PATH"));
+        return Error(path, absl::StrCat(path, ": \"", text, "\" is not host:port or unix:PATH"));
       }
       if (is_admin && !address.is_loopback() && !IsGuarded()) {
         Error(path, absl::StrCat(path, ": \"", text,
@@ -310,8 +308,7 @@ bool ParseListenAddress(absl::string_view text, ListenAddress* address) {
   }
   address->host = std::string(host);
   const absl::string_view port = text.substr(colon + 1);
-  return !host.empty() && !port.empty() &&
-         port.find_first_not_of("0123456789") == port.npos &&
+  return !host.empty() && !port.empty() && port.find_first_not_of("0123456789") == port.npos &&
          absl::SimpleAtoi(port, &address->port) && address->port <= 65535;
 }
 

@@ -12,8 +12,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "quire/config/v1/options.pb.h"
 #include "base/utf8.h"
+#include "quire/config/v1/options.pb.h"
 #include "server/config/scalar_value.h"
 
 namespace quire::server {
@@ -78,10 +78,10 @@ std::string Suggestion(const Descriptor* root, const Descriptor* section, absl::
 std::string UnknownField(const Descriptor* root, const Descriptor* section,
                          const std::string& section_path, absl::string_view name) {
   const std::string suggestion = Suggestion(root, section, name);
-  return absl::StrCat("unknown field \"", name, "\"",
-                      section_path.empty() ? "" : absl::StrCat(" in ", section_path),
-                      suggestion.empty() ? ""
-                                         : absl::StrCat("; did you mean \"", suggestion, "\"?"));
+  return absl::StrCat(
+      "unknown field \"", name, "\"",
+      section_path.empty() ? "" : absl::StrCat(" in ", section_path),
+      suggestion.empty() ? "" : absl::StrCat("; did you mean \"", suggestion, "\"?"));
 }
 
 // Values of one layer into one message.
@@ -103,8 +103,8 @@ class Walker {
       const std::string& name = entry.first.Scalar();
       const auto [first, is_new] = lines.emplace(name, mark.line + 1);
       if (!is_new) {
-        Error(mark, "", absl::StrCat("duplicate key \"", name, "\" (first at line ",
-                                     first->second, ")"));
+        Error(mark, "",
+              absl::StrCat("duplicate key \"", name, "\" (first at line ", first->second, ")"));
         continue;
       }
       const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
@@ -120,8 +120,9 @@ class Walker {
   void ReadField(const YAML::Node& node, const YAML::Mark& key_mark, const std::string& path,
                  const FieldDescriptor* field, Message* message) {
     if (node.IsNull()) {
-      return Error(key_mark, path, named_ ? "has no value; write the value or drop the line"
-                                          : "has no value; write \"\" for an empty text");
+      return Error(key_mark, path,
+                   named_ ? "has no value; write the value or drop the line"
+                          : "has no value; write \"\" for an empty text");
     }
     if (IsSection(field)) {
       if (!node.IsMap()) return Error(node.Mark(), path, "is a section; write keys below it");
@@ -151,8 +152,9 @@ class Walker {
     const int declared = RuleOf(field).max_items();
     const std::size_t limit = declared > 0 ? static_cast<std::size_t>(declared) : 64;
     if (elements.size() > limit) {
-      return Error(key_mark, path, absl::StrCat("list has ", elements.size(),
-                                                " elements, at most ", limit, " are allowed"));
+      return Error(
+          key_mark, path,
+          absl::StrCat("list has ", elements.size(), " elements, at most ", limit, " are allowed"));
     }
     const std::unique_ptr<Message> fresh(message->New());
     for (const YAML::Node& element : elements) {
@@ -172,8 +174,9 @@ class Walker {
     if (!node.IsSequence()) return Error(key_mark, path, "is a list; write [{key: value}, ...]");
     const auto limit = static_cast<std::size_t>(RuleOf(field).max_items());
     if (node.size() > limit) {
-      return Error(key_mark, path, absl::StrCat("list has ", node.size(), " elements, at most ",
-                                                limit, " are allowed"));
+      return Error(
+          key_mark, path,
+          absl::StrCat("list has ", node.size(), " elements, at most ", limit, " are allowed"));
     }
     Origins of_entries;  // no caller asks for the origin of a key of an entry
     Walker inner(layer_, named_, root_, &of_entries, errors_);
@@ -286,7 +289,7 @@ bool CheckText(absl::string_view document, absl::string_view file_name,
                                    " bytes, at most ", kMaxFileBytes, " are read"));
     return false;
   }
-  const std::optional<std::size_t> bad = text::FirstInvalidUtf8(document);
+  const std::optional<std::size_t> bad = FirstInvalidUtf8(document);
   if (bad) {
     const absl::string_view before = document.substr(0, *bad);
     const auto line = std::count(before.begin(), before.end(), '\n') + 1;
@@ -316,9 +319,9 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
     const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
     if (documents.size() > 1) {
       const YAML::Mark mark = documents[1].Mark();
-      errors->push_back(absl::StrCat(
-          file_name, ":", mark.line + 1, ":", mark.column + 1,
-          ": second YAML document; a configuration file has exactly one"));
+      errors->push_back(
+          absl::StrCat(file_name, ":", mark.line + 1, ":", mark.column + 1,
+                       ": second YAML document; a configuration file has exactly one"));
       return;
     }
     if (documents.empty() || documents[0].IsNull()) return;
@@ -332,8 +335,8 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
            origins, errors)
         .ReadSection(documents[0], "", config);
   } catch (const YAML::Exception& error) {
-    errors->push_back(absl::StrCat(file_name, ":", error.mark.line + 1, ":",
-                                   error.mark.column + 1, ": ", error.msg));
+    errors->push_back(absl::StrCat(file_name, ":", error.mark.line + 1, ":", error.mark.column + 1,
+                                   ": ", error.msg));
   }
 }
 

@@ -9,14 +9,15 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "quire/v1/admin.grpc.pb.h"
 #include "server/api/call_worker.h"
 #include "server/api/response_translator.h"
+#include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
 #include "server/grpc/unary_call.h"
 #include "server/grpc/watch_stats_reactor.h"
@@ -27,7 +28,7 @@ namespace {
 constexpr int kWaitingCalls = 4;  // calls that may wait at once; more wait for these
 constexpr std::size_t kMaxQueuedCalls = 64;
 constexpr std::int32_t kDefaultPageSize = 50;
-constexpr std::int32_t kMaxPageSize = 1000;
+constexpr std::int32_t kMaxListedRequests = 1000;
 constexpr std::size_t kMaxReasonBytes = 256;
 
 // Tokens say where the page before ended, so that requests that end meanwhile shift nothing.
@@ -40,11 +41,12 @@ bool IsAfter(const engine::RequestInfo& info, std::int64_t nanos, absl::string_v
   return accepted > nanos || (accepted == nanos && info.id > id);
 }
 
-absl::Status ListRequests(engine::Engine* engine, const v1::ListRequestsRequest& request,
+absl::Status ListRequests(engine::Engine* engine, const Clock& clock,
+                          const v1::ListRequestsRequest& request,
                           v1::ListRequestsResponse* response) {
   if (request.page_size() < 0) {
     return BadParameter("page_size", absl::StrCat(request.page_size()),
-                        absl::StrCat("0 to ", kMaxPageSize, ", larger is cut"));
+                        absl::StrCat("0 to ", kMaxListedRequests, ", larger is cut"));
   }
   std::int64_t nanos = 0;
   const std::string& token = request.page_token();
@@ -55,7 +57,7 @@ absl::Status ListRequests(engine::Engine* engine, const v1::ListRequestsRequest&
   }
   const std::string last_id = token.empty() ? "" : token.substr(slash + 1);
   const std::int32_t asked = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
-  const std::int32_t page_size = std::min(asked, kMaxPageSize);
+  const std::int32_t page_size = std::min(asked, kMaxListedRequests);
   std::vector<engine::RequestInfo> all = engine->ListRequests();
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
     return std::tie(a.accept_time, a.id) < std::tie(b.accept_time, b.id);
@@ -64,7 +66,7 @@ absl::Status ListRequests(engine::Engine* engine, const v1::ListRequestsRequest&
   for (const engine::RequestInfo& info : all) {
     if (!token.empty() && !IsAfter(info, nanos, last_id)) continue;
     v1::RequestInfo message;
-    ToProto(info, &message);
+    ToProto(info, clock, &message);
     if (request.state() != v1::REQUEST_STATE_UNSPECIFIED && request.state() != message.state()) {
       continue;
     }
@@ -99,8 +101,8 @@ absl::Status AbortRequests(engine::Engine* engine, const v1::AbortRequestsReques
   return absl::OkStatus();
 }
 
-void ToProto(const std::vector<ConfigChange>& changes,
-             google::protobuf::RepeatedPtrField<v1::FieldChange>* messages) {
+void WriteChanges(const std::vector<ConfigChange>& changes,
+                  google::protobuf::RepeatedPtrField<v1::FieldChange>* messages) {
   for (const ConfigChange& change : changes) {
     v1::FieldChange* message = messages->Add();
     message->set_path(change.path);
@@ -110,9 +112,9 @@ void ToProto(const std::vector<ConfigChange>& changes,
   }
 }
 
-void ToProto(const ReloadResult& result, v1::ReloadConfigResponse* response) {
-  ToProto(result.changed, response->mutable_changed());
-  ToProto(result.rejected, response->mutable_rejected());
+void WriteReload(const ReloadResult& result, v1::ReloadConfigResponse* response) {
+  WriteChanges(result.changed, response->mutable_changed());
+  WriteChanges(result.rejected, response->mutable_rejected());
   for (const std::string& error : result.errors) response->add_errors(error);
   response->set_config_sha256(result.config_sha256);
 }
@@ -132,15 +134,20 @@ absl::Status FlushCache(engine::Engine* engine, const v1::FlushCacheRequest& req
   return absl::OkStatus();
 }
 
+absl::Status CheckIntegrity(engine::Engine* engine, v1::CheckIntegrityResponse* response) {
+  QUIRE_ASSIGN_OR_RETURN(const engine::IntegrityReport report, engine->InspectIntegrity());
+  for (const std::string& failure : report.failures) response->add_failures(failure);
+  response->set_check_count(report.num_checks);
+  ToProto(report.pause, response->mutable_pause());
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 class AdminService::Impl final : public v1::AdminService::CallbackService {
  public:
   Impl(const HandlerContext& context, DrainControl* drain, LiveConfig* config)
-      : context_(context),
-        drain_(drain),
-        config_(config),
-        worker_(kWaitingCalls, kMaxQueuedCalls) {
+      : context_(context), drain_(drain), config_(config), worker_(kWaitingCalls, kMaxQueuedCalls) {
     // Levels of SetLogLevel hold until the next reload, and so do their times.
     const absl::Status status = config_->Subscribe(
         "log levels", [this](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
@@ -157,9 +164,8 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
 
   Reactor* Drain(Context* call, const v1::DrainRequest* request,
                  v1::DrainResponse* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "Drain", kScope, [=, this](const Identity&) {
-      return RunDrain(*request, response);
-    });
+    return AnswerOnWorker(context_, &worker_, call, "Drain", kScope,
+                          [=, this](const Identity&) { return RunDrain(*request, response); });
   }
 
   Reactor* Resume(Context* call, const v1::ResumeRequest*, v1::ResumeResponse* response) override {
@@ -182,7 +188,7 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
                         v1::ReloadConfigResponse* response) override {
     return AnswerOnWorker(context_, &worker_, call, "ReloadConfig", kScope,
                           [=, this](const Identity&) {
-                            ToProto(config_->Reload(request->dry_run()), response);
+                            WriteReload(config_->Reload(request->dry_run()), response);
                             return absl::OkStatus();
                           });
   }
@@ -190,11 +196,20 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
   Reactor* FlushCache(Context* call, const v1::FlushCacheRequest* request,
                       v1::FlushCacheResponse* response) override {
     return AnswerOnWorker(
-        context_, &worker_, call, "FlushCache", kScope,
-        [=, this](const Identity&) -> absl::Status {
+        context_, &worker_, call, "FlushCache", kScope, [=, this](const Identity&) -> absl::Status {
           QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
           return server::FlushCache(served->engine, *request, response);
         });
+  }
+
+  Reactor* CheckIntegrity(Context* call, const v1::CheckIntegrityRequest*,
+                          v1::CheckIntegrityResponse* response) override {
+    return AnswerOnWorker(context_, &worker_, call, "CheckIntegrity", kScope,
+                          [=, this](const Identity&) -> absl::Status {
+                            QUIRE_ASSIGN_OR_RETURN(const ServedModel* served,
+                                                   context_.state->ModelOrError());
+                            return server::CheckIntegrity(served->engine, response);
+                          });
   }
 
   Reactor* AbortRequests(Context* call, const v1::AbortRequestsRequest* request,
@@ -207,7 +222,7 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
   Reactor* ListRequests(Context* call, const v1::ListRequestsRequest* request,
                         v1::ListRequestsResponse* response) override {
     return AnswerWithEngine(call, "ListRequests", [&](engine::Engine* engine) {
-      return server::ListRequests(engine, *request, response);
+      return server::ListRequests(engine, *context_.clock, *request, response);
     });
   }
 
@@ -245,10 +260,6 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
   }
   Reactor* Explain(Context* call, const v1::ExplainRequest*, v1::ExplainResponse*) override {
     return Unsupported(call, "Explain");
-  }
-  Reactor* CheckIntegrity(Context* call, const v1::CheckIntegrityRequest*,
-                          v1::CheckIntegrityResponse*) override {
-    return Unsupported(call, "CheckIntegrity");
   }
   Reactor* StartProfile(Context* call, const v1::StartProfileRequest*,
                         v1::StartProfileResponse*) override {
@@ -320,7 +331,7 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
     reverts_.erase(logger);  // an earlier change of this logger is not taken back any more
     if (revert_after != absl::InfiniteDuration()) {
       // An alarm that is destroyed before its time calls back with false.
-      reverts_[logger].Set(absl::ToChronoTime(absl::Now() + revert_after),
+      reverts_[logger].Set(ToGrpcTime(MonotonicNow() + revert_after),
                            [logger, previous](bool is_time) {
                              if (is_time) log::SetLevel(logger, previous);
                            });
@@ -336,12 +347,13 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
   CallWorker worker_;
 };
 
-AdminService::AdminService(const HandlerContext& context, DrainControl* drain,
-                           LiveConfig* config)
+AdminService::AdminService(const HandlerContext& context, DrainControl* drain, LiveConfig* config)
     : impl_(std::make_unique<Impl>(context, drain, config)) {}
 
 AdminService::~AdminService() = default;
 
-grpc::Service* AdminService::service() { return impl_.get(); }
+grpc::Service* AdminService::service() {
+  return impl_.get();
+}
 
 }  // namespace quire::server

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/error_reason.h"
 #include "base/mutex.h"
 #include "quire/v1/generation.pb.h"
@@ -211,10 +211,10 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
     context_.probe->CountRefused(ToWireError(caller.status()).reason);
     return QueueError(id, caller.status());
   }
-  CallInfo info = ReadCallInfo(*call_, *caller, context_.clock->Now());
+  CallInfo info = ReadCallInfo(*call_, *caller, *context_.clock);
   info.request_id_required = true;
-  auto request = Generation::Start(context_, "BatchGenerate",
-                                    MetadataValue(*call_, "traceparent"), message, info);
+  auto request = Generation::Start(context_, "BatchGenerate", MetadataValue(*call_, "traceparent"),
+                                   message, info);
   if (!request.ok()) return QueueError(id, request.status());
   auto item = std::make_shared<Item>();
   item->request = *std::move(request);
@@ -227,16 +227,15 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
   if (abandoned) item->request->Cancel();
   // The stream keeps its callback, and the callback both ends: OnDone breaks the circle. The item
   // is held weakly, or an item that ended would hold itself.
-  item->request->SetReadyCallback(
-      [self = self_, weak_item = std::weak_ptr<Item>(item)] {
-        const std::shared_ptr<Item> news_of = weak_item.lock();
-        if (news_of == nullptr) return;
-        {
-          MutexLock lock(&self->mutex_);
-          news_of->has_news = true;
-        }
-        self->Pump();
-      });
+  item->request->SetReadyCallback([self = self_, weak_item = std::weak_ptr<Item>(item)] {
+    const std::shared_ptr<Item> news_of = weak_item.lock();
+    if (news_of == nullptr) return;
+    {
+      MutexLock lock(&self->mutex_);
+      news_of->has_news = true;
+    }
+    self->Pump();
+  });
 }
 
 void BatchReactor::QueueError(const std::string& id, const absl::Status& status) {
@@ -248,7 +247,7 @@ void BatchReactor::QueueError(const std::string& id, const absl::Status& status)
 
 // A stream whose client says nothing is not to outlive its token.
 void BatchReactor::LookLater(const std::weak_ptr<BatchReactor>& self) {
-  alarm_.Set(absl::ToChronoTime(absl::Now() + kLookInterval), [self](bool) {
+  alarm_.Set(ToGrpcTime(MonotonicNow() + kLookInterval), [self](bool) {
     if (const std::shared_ptr<BatchReactor> alive = self.lock()) alive->LookAtCaller(alive);
   });
 }

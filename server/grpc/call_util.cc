@@ -4,7 +4,6 @@
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/security/auth_context.h>
 
-#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -80,18 +79,22 @@ absl::StatusOr<Identity> Authorize(const HandlerContext& context,
 }
 
 CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, const Identity& caller,
-                      absl::Time now) {
+                      const Clock& clock) {
   CallInfo info;
   info.principal = caller.principal;
   info.tenant = caller.tenant;
   info.metadata_request_id = MetadataValue(call, "x-request-id");
-  info.accept_time = now;
+  info.accept_time = clock.Now();
   const std::chrono::system_clock::time_point deadline = call.deadline();
   // gRPC writes "no deadline" as the greatest time.
   if (deadline != std::chrono::system_clock::time_point::max()) {
-    info.grpc_deadline = absl::FromChrono(deadline);
+    info.grpc_deadline = clock.FromWall(absl::FromChrono(deadline));
   }
   return info;
+}
+
+std::chrono::system_clock::time_point ToGrpcTime(absl::Time monotonic) {
+  return absl::ToChronoTime(MachineClock().ToWall(monotonic));
 }
 
 void AddUsageTrailer(grpc::CallbackServerContext* call, const engine::Usage& usage) {

@@ -9,11 +9,13 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/status.h>
 
+#include <chrono>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/clock.h"
 #include "engine/output/token_stream.h"
 #include "server/api/generation.h"
 #include "server/api/request_translator.h"
@@ -39,7 +41,10 @@ absl::StatusOr<Identity> Authorize(const HandlerContext& context,
 
 // Principal, tenant, ids and times of a call that arrives now.
 CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, const Identity& caller,
-                      absl::Time now);
+                      const Clock& clock);
+
+// For alarms and the server's shutdown: gRPC takes wall time and waits on a monotonic clock.
+std::chrono::system_clock::time_point ToGrpcTime(absl::Time monotonic);
 
 // Puts quire-usage-bin into the trailers.
 void AddUsageTrailer(grpc::CallbackServerContext* call, const engine::Usage& usage);

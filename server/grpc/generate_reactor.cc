@@ -31,7 +31,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       context_.probe->CountRefused(ToWireError(caller.status()).reason);
       return End(caller.status());
     }
-    const CallInfo info = ReadCallInfo(*call_, *caller, context_.clock->Now());
+    const CallInfo info = ReadCallInfo(*call_, *caller, *context_.clock);
     const std::string traceparent = MetadataValue(*call_, "traceparent");
     v1::GenerateRequest message;
     const absl::Status parsed = format_.parse(bytes, &message);

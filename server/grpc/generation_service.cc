@@ -27,18 +27,17 @@ namespace {
 
 using Base = v1::GenerationService;
 // Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where.
-using RawService = Base::WithRawCallbackMethod_Generate<
-    Base::WithRawCallbackMethod_BatchGenerate<Base::WithRawCallbackMethod_Tokenize<
-        Base::WithCallbackMethod_Detokenize<Base::WithRawCallbackMethod_RenderChat<
-            Base::WithCallbackMethod_Embed<Base::WithCallbackMethod_Score<
-                Base::WithCallbackMethod_GetModel<Base::WithCallbackMethod_ListModels<
-                    Base::WithCallbackMethod_GetServerInfo<
-                        Base::WithCallbackMethod_Cancel<Base::Service>>>>>>>>>>>;
+using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMethod_BatchGenerate<
+    Base::WithRawCallbackMethod_Tokenize<Base::WithCallbackMethod_Detokenize<
+        Base::WithRawCallbackMethod_RenderChat<Base::WithCallbackMethod_Embed<
+            Base::WithCallbackMethod_Score<Base::WithCallbackMethod_GetModel<
+                Base::WithCallbackMethod_ListModels<Base::WithCallbackMethod_GetServerInfo<
+                    Base::WithCallbackMethod_Cancel<Base::Service>>>>>>>>>>>;
 
 constexpr std::size_t kMaxWaitingTextCalls = 256;
 constexpr std::int32_t kMaxPageSize = 1000;
 
-void FillDevice(const DeviceDescription& description, v1::Device* device) {
+void FillDevice(const models::DeviceDescription& description, v1::Device* device) {
   const Device& used = description.device;
   device->set_kind(used.is_cpu() ? "cpu" : "cuda");
   device->set_ordinal(0);  // the index among those in use, of which there is one
@@ -107,12 +106,10 @@ absl::Status RenderChat(const ServedModel& served, const v1::RenderChatRequest& 
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
   QUIRE_ASSIGN_OR_RETURN(text::RenderedChat rendered,
                          Render(served, request.chat(), max_bytes, accept_time));
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::vector<std::int32_t> ids,
-      served.tokenizer->Encode(rendered.text,
-                               {.add_special_tokens = false,
-                                .from_template = true,
-                                .literal = rendered.literal}));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids,
+                         served.tokenizer->Encode(rendered.text, {.add_special_tokens = false,
+                                                                  .from_template = true,
+                                                                  .literal = rendered.literal}));
   response->set_text(std::move(rendered.text));
   response->mutable_token_ids()->Assign(ids.begin(), ids.end());
   return absl::OkStatus();
@@ -230,18 +227,16 @@ class GenerationService::Impl final : public RawService {
 
   Reactor* Tokenize(Context* call, const grpc::ByteBuffer* request,
                     grpc::ByteBuffer* response) override {
-    return AnswerOnWorker(
-        context_, &worker_, call, "Tokenize", kScope,
-        [=, this, now = context_.clock->Now()](const Identity&) {
-          return TokenizeBytes(context_, now, *request, response);
-        });
+    return AnswerOnWorker(context_, &worker_, call, "Tokenize", kScope,
+                          [=, this, now = context_.clock->Now()](const Identity&) {
+                            return TokenizeBytes(context_, now, *request, response);
+                          });
   }
 
   Reactor* Detokenize(Context* call, const v1::DetokenizeRequest* request,
                       v1::DetokenizeResponse* response) override {
     return AnswerOnWorker(
-        context_, &worker_, call, "Detokenize", kScope,
-        [=, this](const Identity&) -> absl::Status {
+        context_, &worker_, call, "Detokenize", kScope, [=, this](const Identity&) -> absl::Status {
           QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
           return server::Detokenize(*served, *request, response);
         });
@@ -249,11 +244,10 @@ class GenerationService::Impl final : public RawService {
 
   Reactor* RenderChat(Context* call, const grpc::ByteBuffer* request,
                       grpc::ByteBuffer* response) override {
-    return AnswerOnWorker(
-        context_, &worker_, call, "RenderChat", kScope,
-        [=, this, now = context_.clock->Now()](const Identity&) {
-          return RenderChatBytes(context_, now, *request, response);
-        });
+    return AnswerOnWorker(context_, &worker_, call, "RenderChat", kScope,
+                          [=, this, now = context_.clock->Now()](const Identity&) {
+                            return RenderChatBytes(context_, now, *request, response);
+                          });
   }
   Reactor* Embed(Context* call, const v1::EmbedRequest*, v1::EmbedResponse*) override {
     return Unsupported(call, "Embed");
@@ -336,8 +330,7 @@ class GenerationService::Impl final : public RawService {
     const ServedModel* served = context_.state->model();
     if (served == nullptr) return;
     FillDevice(served->device, response->add_devices());
-    const std::shared_ptr<const TranslatorOptions> options =
-        served->translator.options();
+    const std::shared_ptr<const TranslatorOptions> options = served->translator.options();
     limits->set_max_context_tokens(served->description.max_context_tokens);
     limits->set_max_choices(options->limits.max_choices);
     limits->set_max_logprobs(options->limits.max_logprobs);
@@ -353,8 +346,8 @@ class GenerationService::Impl final : public RawService {
                              v1::CancelResponse* response) {
     QUIRE_RETURN_IF_ERROR(CheckRequestId(request.request_id(), "request_id"));
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-    response->set_found(served->engine->Cancel(caller.principal, request.request_id(),
-                                               engine::CancelSource::kApi));
+    response->set_found(
+        served->engine->Cancel(caller.principal, request.request_id(), engine::CancelSource::kApi));
     return absl::OkStatus();
   }
 
@@ -369,6 +362,8 @@ GenerationService::GenerationService(const HandlerContext& context,
 
 GenerationService::~GenerationService() = default;
 
-grpc::Service* GenerationService::service() { return impl_.get(); }
+grpc::Service* GenerationService::service() {
+  return impl_.get();
+}
 
 }  // namespace quire::server

@@ -23,6 +23,7 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "server/config/validator.h"
+#include "server/grpc/call_util.h"
 #include "server/grpc/tls_credentials.h"
 
 namespace quire::server {
@@ -95,8 +96,8 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
 
 // What gRPC has to say goes through our log; its levels are debug, info and error.
 void LogGrpc(gpr_log_func_args* line) {
-  const log::Level level = line->severity == GPR_LOG_SEVERITY_ERROR ? log::Level::kWarn
-                                                                    : log::Level::kDebug;
+  const log::Level level =
+      line->severity == GPR_LOG_SEVERITY_ERROR ? log::Level::kWarn : log::Level::kDebug;
   log::Write(level, "grpc", "library", {{"text", line->message}});
 }
 
@@ -191,7 +192,9 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
   return std::unique_ptr<GrpcListener>(new GrpcListener(std::move(state)));
 }
 
-const std::vector<std::string>& GrpcListener::addresses() const { return state_->addresses; }
+const std::vector<std::string>& GrpcListener::addresses() const {
+  return state_->addresses;
+}
 
 void GrpcListener::SetServing(const std::string& name, bool serving) {
   state_->server->GetHealthCheckService()->SetServingStatus(name, serving);
@@ -207,14 +210,14 @@ void GrpcListener::KeepPolling() {
   auto call = std::make_shared<Call>();
   const grpc::Slice empty("");
   call->request = grpc::ByteBuffer(&empty, 1);
-  call->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+  call->context.set_deadline(ToGrpcTime(MonotonicNow() + absl::Seconds(1)));
   state_->self->UnaryCall(&call->context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
                           &call->request, &call->response, [call](grpc::Status) {});
 }
 
 void GrpcListener::Shutdown(absl::Time deadline) {
   state_->self.reset();
-  state_->server->Shutdown(absl::ToChronoTime(deadline));
+  state_->server->Shutdown(ToGrpcTime(deadline));
   state_->server->Wait();
 }
 

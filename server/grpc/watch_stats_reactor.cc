@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "quire/v1/admin.pb.h"
@@ -61,7 +61,7 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
     const absl::StatusOr<const ServedModel*> served = context_.state->ModelOrError();
     if (!served.ok()) return End(served.status());
     FillStats(*context_.state, **served, response_.mutable_stats());
-    next_ = absl::Now() + interval_;
+    next_ = MonotonicNow() + interval_;
     StartWrite(&response_);
   }
 
@@ -74,9 +74,9 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
           WithReason(absl::UnavailableError("the process is ending"), Reason::kServerShutdown));
     }
     if (!context_.authenticator->StillHolds(principal_, Scope::kAdmin)) return End(RevokedError());
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     if (now >= next_) return Send();
-    alarm_.Set(absl::ToChronoTime(std::min(next_, now + kLongestSleep)), [this](bool) { Sleep(); });
+    alarm_.Set(ToGrpcTime(std::min(next_, now + kLongestSleep)), [this](bool) { Sleep(); });
   }
 
   void End(const absl::Status& status) {

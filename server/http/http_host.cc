@@ -66,8 +66,9 @@ bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port) {
 
 HttpAnswer WrongHostAnswer() {
   return {.status = 403,
-          .body = "without authentication a loopback address is asked by address or as localhost "
-                  "only\n"};
+          .body =
+              "without authentication a loopback address is asked by address or as localhost "
+              "only\n"};
 }
 
 }  // namespace quire::server

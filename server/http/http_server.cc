@@ -1,13 +1,12 @@
 #include "server/http/http_server.h"
 
+#include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-
-#include <atomic>
 #include <chrono>
 #include <exception>
 #include <initializer_list>
@@ -17,9 +16,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/thread_name.h"
 #include "server/config/validator.h"
 #include "server/http/http_session.h"
 #include "server/http/tls_context.h"
@@ -154,6 +155,7 @@ void HttpServer::Impl::Run() {
 
 // Sessions catch what they and their handlers throw; only an accept without memory throws here.
 void HttpServer::Impl::Serve() {
+  SetThreadName("http");
   for (;;) {
     try {
       io_.run();
@@ -230,7 +232,7 @@ std::vector<std::shared_ptr<HttpSession>> HttpServer::Impl::Sessions() const {
 
 bool HttpServer::Impl::WaitUntilEmpty(absl::Time deadline) {
   MutexLock lock(&mutex_);
-  while (!sessions_.empty() && absl::Now() < deadline) left_.WaitUntil(&mutex_, deadline);
+  while (!sessions_.empty() && MonotonicNow() < deadline) left_.WaitUntil(&mutex_, deadline);
   return sessions_.empty();
 }
 
@@ -262,12 +264,20 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpServerOptions 
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 
-HttpServer::~HttpServer() { Shutdown(absl::InfinitePast()); }
+HttpServer::~HttpServer() {
+  Shutdown(absl::InfinitePast());
+}
 
-const std::string& HttpServer::address() const { return impl_->address(); }
+const std::string& HttpServer::address() const {
+  return impl_->address();
+}
 
-int HttpServer::num_connections() const { return impl_->num_connections(); }
+int HttpServer::num_connections() const {
+  return impl_->num_connections();
+}
 
-void HttpServer::Shutdown(absl::Time deadline) { impl_->Shutdown(deadline); }
+void HttpServer::Shutdown(absl::Time deadline) {
+  impl_->Shutdown(deadline);
+}
 
 }  // namespace quire::server

@@ -38,7 +38,7 @@ struct HttpServerOptions {
   std::function<std::int64_t()> max_body_bytes = [] { return std::int64_t{0}; };
   absl::Duration head_time = absl::Seconds(10);  // and of the handshake
   absl::Duration body_time = absl::Seconds(60);
-  absl::Duration idle_time = absl::Seconds(60);   // between requests of a connection
+  absl::Duration idle_time = absl::Seconds(60);  // between requests of a connection
   // Of one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
   // Asked with the head alone when a body is still to come; an answer refuses it, so that a

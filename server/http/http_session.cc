@@ -25,7 +25,9 @@ namespace http = boost::beast::http;
 constexpr std::size_t kMaxLingerBytes = 1 << 20;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
 
-absl::string_view View(boost::beast::string_view text) { return {text.data(), text.size()}; }
+absl::string_view View(boost::beast::string_view text) {
+  return {text.data(), text.size()};
+}
 
 int HexDigit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -189,7 +191,8 @@ void HttpSession::OnRead(Error error, std::size_t size) {
       lingered_bytes_ += size;
       if (error || lingered_bytes_ > kMaxLingerBytes) return Close();
       return ReadMore();
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -229,8 +232,8 @@ void HttpSession::Refuse(Error error) {
   if (error == http::error::body_limit) {
     // The head alone may tell that the body is too large; it is whole then.
     if (!is_head_parsed_) ReadHead();
-    return RefuseWith(413, absl::StrCat("the body has more than ",
-                                        host_->options().max_body_bytes(), " bytes"));
+    return RefuseWith(
+        413, absl::StrCat("the body has more than ", host_->options().max_body_bytes(), " bytes"));
   }
   if (error == http::error::header_limit) {
     const absl::string_view what =
@@ -289,8 +292,8 @@ void HttpSession::Handle() {
   parser_.reset();
   ++served_;
   if (is_surplus_) {
-    return RefuseWith(503, absl::StrCat("all ", host_->options().max_connections,
-                                        " connections are in use"));
+    return RefuseWith(
+        503, absl::StrCat("all ", host_->options().max_connections, " connections are in use"));
   }
   state_ = State::kHandling;
   Disarm();
@@ -301,8 +304,8 @@ void HttpSession::Handle() {
 std::string HttpSession::Head(const HttpAnswer& answer, bool has_length) const {
   const auto reason = http::obsolete_reason(static_cast<http::status>(answer.status));
   std::string head = absl::StrCat(
-      "HTTP/1.1 ", answer.status, " ", View(reason), "\r\nDate: ",
-      absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
+      "HTTP/1.1 ", answer.status, " ", View(reason),
+      "\r\nDate: ", absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
       "\r\nContent-Type: ", answer.content_type, "\r\nCache-Control: no-store\r\n");
   for (const auto& [name, value] : answer.headers)
     absl::StrAppend(&head, name, ": ", value, "\r\n");
@@ -357,13 +360,13 @@ void HttpSession::EndStream(bool whole) {
 void HttpSession::Send(std::string bytes, std::function<void()> done) {
   outgoing_ = std::move(bytes);
   Arm(host_->options().write_time());
-  transport_->Write(net::buffer(outgoing_), [self = shared_from_this(), done = std::move(done)](
-                                                Error error, std::size_t) {
-    if (self->state_ == State::kClosed) return;
-    if (error) return self->Close();
-    self->Disarm();
-    self->Guard(done);
-  });
+  transport_->Write(net::buffer(outgoing_),
+                    [self = shared_from_this(), done = std::move(done)](Error error, std::size_t) {
+                      if (self->state_ == State::kClosed) return;
+                      if (error) return self->Close();
+                      self->Disarm();
+                      self->Guard(done);
+                    });
 }
 
 void HttpSession::EndExchange() {

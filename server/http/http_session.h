@@ -114,7 +114,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   bool is_reading_ = false;
   std::string input_;  // read, not parsed
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
-  bool has_begun_ = false;      // some of the request is there
+  bool has_begun_ = false;  // some of the request is there
   bool is_head_parsed_ = false;
   bool is_continuing_ = false;  // "100 Continue" is being written, before any other byte may be
   std::atomic<bool> awaits_first_head_{true};
@@ -124,8 +124,8 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
 
   HttpRequest request_;
   bool keep_alive_ = false;
-  bool is_chunked_ = false;     // how a stream's body leaves
-  std::string stream_head_;     // waits for the first piece
+  bool is_chunked_ = false;  // how a stream's body leaves
+  std::string stream_head_;  // waits for the first piece
   std::string outgoing_;
   std::function<void()> on_gone_;
 };

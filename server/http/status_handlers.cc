@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
+#include "base/json_text.h"
 #include "engine/engine.h"
 #include "server/api/status_mapping.h"
 #include "server/http/http_credentials.h"
@@ -83,7 +84,7 @@ HttpAnswer StatusAnswer(const StatusSources& sources, const HttpRequest& request
             .body = "without authentication the status is shown on loopback addresses only\n"};
   }
   return {.content_type = "application/json",
-          .body = StatusJson(sources, sources.state->model(), absl::Now()),
+          .body = StatusJson(sources, sources.state->model(), MonotonicNow()),
           .headers = {{"Cache-Control", "no-store"}}};
 }
 
@@ -109,10 +110,9 @@ std::string StatusJson(const StatusSources& sources, const ServedModel* model, a
       {"version", sources.version},
       {"state", sources.state->leaving() ? "leaving" : LifeStateName(sources.state->state())},
       {"uptime_seconds", absl::ToDoubleSeconds(now - sources.start_time)},
-      {"openai", sources.openai_address.empty()
-                     ? ordered_json(nullptr)
-                     : ordered_json{{"address", sources.openai_address},
-                                    {"tls", sources.openai_has_tls}}}};
+      {"openai", sources.openai_address.empty() ? ordered_json(nullptr)
+                                                : ordered_json{{"address", sources.openai_address},
+                                                               {"tls", sources.openai_has_tls}}}};
   if (model != nullptr) {
     const engine::EngineStats stats = model->engine->GetStats();
     status["model"] = ModelOf(*model);
@@ -127,7 +127,7 @@ std::string StatusJson(const StatusSources& sources, const ServedModel* model, a
                          {"runs", RunsOf(snapshot->pages)}};
     }
   }
-  return status.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return JsonText(status);
 }
 
 void AddStatusHandlers(const StatusSources& sources, HttpHandlers* handlers) {

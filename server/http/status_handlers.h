@@ -32,8 +32,8 @@ struct StatusSources {
   const Authenticator* authenticator = nullptr;
   absl::string_view version;
   absl::Time start_time;
-  bool is_open = false;      // served without authentication: the listener is on loopback
-  bool checks_host = false;  // loopback is all that guards it
+  bool is_open = false;        // served without authentication: the listener is on loopback
+  bool checks_host = false;    // loopback is all that guards it
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
   // A request waits for the snapshot of the pages.

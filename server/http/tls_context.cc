@@ -3,7 +3,6 @@
 #include <openssl/ssl.h>
 
 #include <boost/asio/buffer.hpp>
-
 #include <utility>
 
 #include "absl/status/statusor.h"

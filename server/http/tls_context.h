@@ -9,7 +9,6 @@
 // Lifetime:   the store outlives it; contexts that were handed out stay valid.
 
 #include <boost/asio/ssl/context.hpp>
-
 #include <cstdint>
 #include <memory>
 

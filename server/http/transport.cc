@@ -5,7 +5,6 @@
 
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/write.hpp>
-
 #include <utility>
 
 namespace quire::server {
@@ -69,8 +68,8 @@ class TlsTransport final : public Transport {
     const int index = X509_NAME_get_index_by_NID(subject, NID_commonName, -1);
     if (index < 0) return "";
     unsigned char* bytes = nullptr;
-    const int size = ASN1_STRING_to_UTF8(
-        &bytes, X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, index)));
+    const int size =
+        ASN1_STRING_to_UTF8(&bytes, X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, index)));
     if (size < 0) return "";
     std::string name(reinterpret_cast<const char*>(bytes), static_cast<std::size_t>(size));
     OPENSSL_free(bytes);

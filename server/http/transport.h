@@ -11,7 +11,6 @@
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ssl/context.hpp>
-
 #include <cstddef>
 #include <functional>
 #include <memory>

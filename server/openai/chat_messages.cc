@@ -6,11 +6,12 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 
 namespace quire::server {
 namespace {
 
-using text::JsonValue;
+using formats::JsonValue;
 
 absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return NameField(value.Error(problem), value);
@@ -44,8 +45,8 @@ absl::Status ReadContent(const JsonValue& content, std::string* joined) {
     std::string type;
     QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
     if (type != "text") {
-      return BadField(part, absl::StrCat("has type \"", type.substr(0, 40),
-                                         "\", only text is supported"));
+      return BadField(
+          part, absl::StrCat("has type \"", type.substr(0, 40), "\", only text is supported"));
     }
     if (!fields.Find("text")) return Missing(part, "text");
     QUIRE_RETURN_IF_ERROR(fields.Text("text", [&](std::string value) { *joined += value; }));
@@ -104,7 +105,7 @@ absl::Status ReadTool(const JsonValue& tool, v1::ToolSpec* spec) {
       inner.Text("description", [&](std::string text) { spec->set_description(text); }));
   if (const auto parameters = inner.Find("parameters")) {
     QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
-    spec->set_parameters_json_schema(parameters->raw().dump());
+    spec->set_parameters_json_schema(JsonText(parameters->raw()));
   }
   return absl::OkStatus();
 }
@@ -150,16 +151,14 @@ absl::Status ReadChatPrompt(const JsonFields& body, v1::ChatPrompt* chat) {
     QUIRE_RETURN_IF_ERROR(ReadMessage(messages->At(i), chat->add_messages()));
   }
   QUIRE_RETURN_IF_ERROR(ReadTools(body, chat));
-  QUIRE_RETURN_IF_ERROR(body.Bool("add_generation_prompt", [&](bool add) {
-    chat->set_add_generation_prompt(add);
-  }));
-  QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message", [&](bool open) {
-    chat->set_continue_final_message(open);
-  }));
+  QUIRE_RETURN_IF_ERROR(
+      body.Bool("add_generation_prompt", [&](bool add) { chat->set_add_generation_prompt(add); }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message",
+                                  [&](bool open) { chat->set_continue_final_message(open); }));
   const auto vars = body.Find("chat_template_kwargs");
   if (!vars) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckObject(*vars));
-  const auto parsed = google::protobuf::util::JsonStringToMessage(vars->raw().dump(),
+  const auto parsed = google::protobuf::util::JsonStringToMessage(JsonText(vars->raw()),
                                                                   chat->mutable_template_vars());
   return parsed.ok() ? absl::OkStatus() : BadField(*vars, "cannot be given to a template");
 }

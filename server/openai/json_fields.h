@@ -22,78 +22,63 @@
 namespace quire::server {
 
 // The reason and the field of a status that JsonValue made of `value`.
-inline absl::Status NameField(absl::Status status, const text::JsonValue& value) {
+inline absl::Status NameField(absl::Status status, const formats::JsonValue& value) {
   return WithReason(std::move(status), Reason::kBadParameter, {{"field", value.path()}});
 }
 
 class JsonFields {
  public:
   // REQUIRES: object.is_object().
-  explicit JsonFields(text::JsonValue object) : object_(std::move(object)) {}
+  explicit JsonFields(formats::JsonValue object) : object_(std::move(object)) {}
 
-  std::optional<text::JsonValue> Find(absl::string_view key) const {
-    std::optional<text::JsonValue> member = object_.Find(key);
-    if (member && member->is_null()) member.reset();
-    return member;
+  std::optional<formats::JsonValue> Find(absl::string_view key) const {
+    return object_.FindSet(key);
   }
 
   // Each calls `set` with the value if there is one.
   template <typename Set>
   absl::Status Bool(absl::string_view key, Set set) const {
-    const auto member = Find(key);
-    if (!member) return absl::OkStatus();
-    const auto value = member->AsBool();
-    if (!value.ok()) return NameField(value.status(), *member);
-    set(*value);
-    return absl::OkStatus();
+    return Read(key, set, [](const formats::JsonValue& value) { return value.AsBool(); });
   }
-
   template <typename Set>
   absl::Status Text(absl::string_view key, Set set) const {
-    const auto member = Find(key);
+    return Read(key, set, [](const formats::JsonValue& value) { return value.AsString(); });
+  }
+  template <typename Set>
+  absl::Status Int32(absl::string_view key, Set set) const {
+    return Integer<std::int32_t>(key, set);
+  }
+  template <typename Set>
+  absl::Status Int64(absl::string_view key, Set set) const {
+    return Integer<std::int64_t>(key, set);
+  }
+  template <typename Set>
+  absl::Status Float(absl::string_view key, Set set) const {
+    return Read(
+        key, [&](double value) { set(static_cast<float>(value)); },
+        [](const formats::JsonValue& value) { return value.AsNumber(); });
+  }
+
+ private:
+  template <typename Int, typename Set>
+  absl::Status Integer(absl::string_view key, Set set) const {
+    return Read(
+        key, [&](std::int64_t value) { set(static_cast<Int>(value)); },
+        [](const formats::JsonValue& value) {
+          return value.AsInteger(std::numeric_limits<Int>::min(), std::numeric_limits<Int>::max());
+        });
+  }
+  template <typename Set, typename As>
+  absl::Status Read(absl::string_view key, Set set, As as) const {
+    const std::optional<formats::JsonValue> member = Find(key);
     if (!member) return absl::OkStatus();
-    auto value = member->AsString();
+    auto value = as(*member);
     if (!value.ok()) return NameField(value.status(), *member);
     set(*std::move(value));
     return absl::OkStatus();
   }
 
-  template <typename Set>
-  absl::Status Int32(absl::string_view key, Set set) const {
-    const auto member = Find(key);
-    if (!member) return absl::OkStatus();
-    const auto value = member->AsInteger(std::numeric_limits<std::int32_t>::min(),
-                                         std::numeric_limits<std::int32_t>::max());
-    if (!value.ok()) return NameField(value.status(), *member);
-    set(static_cast<std::int32_t>(*value));
-    return absl::OkStatus();
-  }
-
-  template <typename Set>
-  absl::Status Int64(absl::string_view key, Set set) const {
-    const auto member = Find(key);
-    if (!member) return absl::OkStatus();
-    const auto value = member->AsInteger(std::numeric_limits<std::int64_t>::min(),
-                                         std::numeric_limits<std::int64_t>::max());
-    if (!value.ok()) return NameField(value.status(), *member);
-    set(*value);
-    return absl::OkStatus();
-  }
-
-  template <typename Set>
-  absl::Status Float(absl::string_view key, Set set) const {
-    const auto member = Find(key);
-    if (!member) return absl::OkStatus();
-    const std::optional<double> value = AsNumber(*member);
-    if (!value) return NameField(member->Error("must be a number"), *member);
-    set(static_cast<float>(*value));
-    return absl::OkStatus();
-  }
-
-  static std::optional<double> AsNumber(const text::JsonValue& value);
-
- private:
-  const text::JsonValue object_;
+  const formats::JsonValue object_;
 };
 
 }  // namespace quire::server

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/json_text.h"
 #include "base/utf8.h"
 
 namespace quire::server {
@@ -18,24 +19,19 @@ using TokenLogprobs = google::protobuf::RepeatedPtrField<v1::TokenLogprob>;
 // What clients read where the probability is 0: JSON has no infinity.
 constexpr double kNoLogprob = -9999.0;
 
-std::string Dump(const ordered_json& value) {
-  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
-
 double Finite(float logprob) {
   return std::isfinite(logprob) ? static_cast<double>(logprob) : kNoLogprob;
 }
 
 // Characters that begin in `bytes`, so that halves of one count once.
 std::int64_t CountCharacters(absl::string_view bytes) {
-  return std::count_if(bytes.begin(), bytes.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-  });
+  return std::count_if(bytes.begin(), bytes.end(),
+                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
 // A token that is no whole text is shown by its bytes, as OpenAI's completions do.
 std::string TokenText(const std::string& bytes) {
-  if (!text::FirstInvalidUtf8(bytes)) return bytes;
+  if (!FirstInvalidUtf8(bytes)) return bytes;
   std::string text = "bytes:";
   for (const char c : bytes) absl::StrAppendFormat(&text, "\\x%02x", static_cast<unsigned char>(c));
   return text;
@@ -124,8 +120,8 @@ struct Choice {
 struct Prompt {
   std::int32_t tokens = 0;
   std::int32_t cached_tokens = 0;
-  std::string text;             // with echo
-  std::int32_t first_id = -1;   // with echo and logprobs
+  std::string text;                        // with echo
+  std::int32_t first_id = -1;              // with echo and logprobs
   std::vector<v1::TokenLogprob> logprobs;  // until all choices have them
   std::size_t num_completed = 0;           // choices
 };
@@ -201,7 +197,7 @@ void OpenAiAnswer::Impl::AppendChunk(ordered_json choice, std::string* events) c
   ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
   chunk["choices"] = ordered_json::array({std::move(choice)});
   if (include_usage) chunk["usage"] = nullptr;
-  absl::StrAppend(events, SseEvent(Dump(chunk)));
+  absl::StrAppend(events, SseEvent(JsonText(chunk)));
 }
 
 void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
@@ -287,12 +283,11 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   }
   whole["logprobs"] = std::move(logprobs);
   whole["finish_reason"] = word;
-  choice.whole = Dump(whole);
+  choice.whole = JsonText(whole);
   kept_bytes += choice.whole.size();
 }
 
-OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
-                           OpenAiTokens tokens)
+OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head, OpenAiTokens tokens)
     : impl_(std::make_unique<Impl>(request, std::move(head), std::move(tokens))) {}
 
 OpenAiAnswer::~OpenAiAnswer() = default;
@@ -301,7 +296,8 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
                         std::string* events) {
   const std::size_t first = prompt * impl_->choices_per_prompt;
   switch (message.event_case()) {
-    case v1::GenerateResponse::kStarted: return impl_->Start(prompt, message.started(), events);
+    case v1::GenerateResponse::kStarted:
+      return impl_->Start(prompt, message.started(), events);
     case v1::GenerateResponse::kPromptLogprobs: {
       auto& tokens = impl_->prompts[prompt].logprobs;
       const auto& more = message.prompt_logprobs().tokens();
@@ -320,7 +316,8 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
       if (++state.num_completed == impl_->choices_per_prompt) state.logprobs = {};
       return;
     }
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -330,16 +327,19 @@ void OpenAiAnswer::AppendEnd(std::string* events) const {
         impl_->Envelope(impl_->is_chat ? "chat.completion.chunk" : "text_completion");
     chunk["choices"] = ordered_json::array();
     chunk["usage"] = impl_->Usage();
-    absl::StrAppend(events, SseEvent(Dump(chunk)));
+    absl::StrAppend(events, SseEvent(JsonText(chunk)));
   }
   absl::StrAppend(events, SseEvent("[DONE]"));
 }
 
-std::size_t OpenAiAnswer::kept_bytes() const { return impl_->kept_bytes; }
+std::size_t OpenAiAnswer::kept_bytes() const {
+  return impl_->kept_bytes;
+}
 
 // Joined as text: the choices may be large.
 std::string OpenAiAnswer::TakeBody() {
-  std::string body = Dump(impl_->Envelope(impl_->is_chat ? "chat.completion" : "text_completion"));
+  std::string body =
+      JsonText(impl_->Envelope(impl_->is_chat ? "chat.completion" : "text_completion"));
   body.pop_back();
   body.reserve(body.size() + impl_->kept_bytes + impl_->choices.size() + 256);
   body += ",\"choices\":[";
@@ -348,10 +348,12 @@ std::string OpenAiAnswer::TakeBody() {
     body += ',';
   }
   body.back() = ']';
-  absl::StrAppend(&body, ",\"usage\":", Dump(impl_->Usage()), "}");
+  absl::StrAppend(&body, ",\"usage\":", JsonText(impl_->Usage()), "}");
   return body;
 }
 
-std::string SseEvent(const std::string& data) { return absl::StrCat("data: ", data, "\n\n"); }
+std::string SseEvent(const std::string& data) {
+  return absl::StrCat("data: ", data, "\n\n");
+}
 
 }  // namespace quire::server

@@ -24,7 +24,7 @@
 namespace quire::server {
 
 struct OpenAiAnswerHead {
-  std::string id;     // "cmpl-..." or "chatcmpl-..."
+  std::string id;  // "cmpl-..." or "chatcmpl-..."
   std::string model;
   std::int64_t created = 0;  // seconds since 1970
 };
@@ -37,8 +37,7 @@ struct OpenAiTokens {
 
 class OpenAiAnswer {
  public:
-  OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
-               OpenAiTokens tokens);
+  OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head, OpenAiTokens tokens);
   ~OpenAiAnswer();
 
   // Takes the next message of prompt `prompt` and, with a stream, appends the events it makes.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "server/api/request_translator.h"
@@ -72,8 +73,8 @@ void OpenAiCall::Prepare(const std::string& body) {
 }
 
 absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
-  QUIRE_ASSIGN_OR_RETURN(OpenAiRequest request, head_.is_chat ? ParseChatRequest(body)
-                                                              : ParseCompletionRequest(body));
+  QUIRE_ASSIGN_OR_RETURN(OpenAiRequest request,
+                         head_.is_chat ? ParseChatRequest(body) : ParseCompletionRequest(body));
   // As the last prompt's will be.
   const std::size_t others = request.prompts.size() - 1;
   const std::string& id = head_.request_id;
@@ -100,7 +101,7 @@ void OpenAiCall::Start(OpenAiRequest request) {
       OpenAiAnswerHead{
           .id = absl::StrCat(head_.is_chat ? "chatcmpl-" : "cmpl-", head_.request_id),
           .model = served->id(),
-          .created = absl::ToUnixSeconds(head_.info.accept_time)},
+          .created = absl::ToUnixSeconds(context_.clock->ToWall(head_.info.accept_time))},
       head_.tokens(*served));
 }
 
@@ -199,9 +200,8 @@ bool OpenAiCall::is_over() const {
 void OpenAiCall::WriteEvents(std::string events) {
   if (!has_begun_) {
     has_begun_ = true;
-    exchange_->BeginStream({.content_type = "text/event-stream; charset=utf-8",
-                            .body = "",
-                            .headers = head_.headers});
+    exchange_->BeginStream(
+        {.content_type = "text/event-stream; charset=utf-8", .body = "", .headers = head_.headers});
   }
   is_writing_ = true;
   exchange_->Write(std::move(events), [self = shared_from_this()] {
@@ -250,6 +250,8 @@ void OpenAiCall::EndWithError() {
   exchange_->Write(SseEvent(answer.body), [exchange = exchange_] { exchange->EndStream(false); });
 }
 
-void OpenAiCall::Count(absl::StatusCode code) { context_.probe->CountRpc(head_.method, code); }
+void OpenAiCall::Count(absl::StatusCode code) {
+  context_.probe->CountRpc(head_.method, code);
+}
 
 }  // namespace quire::server

@@ -84,9 +84,9 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   bool stream_ = false;
   std::unique_ptr<OpenAiAnswer> answer_;
   std::vector<Part> parts_;
-  absl::Status error_;        // the first
-  bool is_running_ = false;   // Prepare is back
-  bool has_begun_ = false;    // some of the stream is out
+  absl::Status error_;       // the first
+  bool is_running_ = false;  // Prepare is back
+  bool has_begun_ = false;   // some of the stream is out
   bool is_writing_ = false;
   bool is_gone_ = false;
   bool has_ended_ = false;

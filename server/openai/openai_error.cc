@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/json_text.h"
 
 namespace quire::server {
 namespace {
@@ -16,18 +17,23 @@ using nlohmann::ordered_json;
 // OpenAI's names for kinds of errors.
 absl::string_view TypeOf(int http_status) {
   switch (http_status) {
-    case 401: return "authentication_error";
-    case 403: return "permission_error";
-    case 429: return "rate_limit_error";
-    case 501: return "invalid_request_error";
-    default: return http_status >= 500 ? "server_error" : "invalid_request_error";
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 429:
+      return "rate_limit_error";
+    case 501:
+      return "invalid_request_error";
+    default:
+      return http_status >= 500 ? "server_error" : "invalid_request_error";
   }
 }
 
 constexpr std::pair<absl::string_view, absl::string_view> kParams[] = {
-    {"sampling.choice_count", "n"},  {"output.prompt_logprobs", "logprobs"},
-    {"cache.salt", "cache_salt"},    {"constraint", "response_format"},
-    {"chat", "messages"},            {"text", "prompt"},
+    {"sampling.choice_count", "n"}, {"output.prompt_logprobs", "logprobs"},
+    {"cache.salt", "cache_salt"},   {"constraint", "response_format"},
+    {"chat", "messages"},           {"text", "prompt"},
     {"token_ids", "prompt"},
 };
 
@@ -40,8 +46,7 @@ HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
       {"code", ReasonName(reason)}};
   return {.status = http_status,
           .content_type = "application/json",
-          .body = ordered_json{{"error", error}}.dump(-1, ' ', false,
-                                                      ordered_json::error_handler_t::replace)};
+          .body = JsonText(ordered_json{{"error", error}})};
 }
 
 }  // namespace
@@ -95,7 +100,8 @@ HttpAnswer RefuseAsOpenAi(int http_status, absl::string_view message) {
     case 503:
       reason = Reason::kTooManyConnections;
       break;
-    default: break;
+    default:
+      break;
   }
   HttpAnswer answer = Answer(http_status, reason, message, "");
   if (http_status == 503) answer.headers.emplace_back("Retry-After", "1");

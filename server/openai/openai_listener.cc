@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
     return config->options()->engine.slow_client_timeout + kWriteMargin;
   };
   server.refuse = [service = &listener->service_](int status, absl::string_view message,
-                                                   const HttpRequest& request) {
+                                                  const HttpRequest& request) {
     return service->RefuseUnread(status, message, request);
   };
   server.admit = [service = &listener->service_](const HttpRequest& head) {
@@ -50,11 +50,10 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
   server.certificates = certificates;
   QUIRE_ASSIGN_OR_RETURN(
       listener->server_,
-      HttpServer::Start(std::move(server),
-                        [service = &listener->service_](
-                            const std::shared_ptr<HttpExchange>& exchange) {
-                          service->Handle(exchange);
-                        }));
+      HttpServer::Start(std::move(server), [service = &listener->service_](
+                                               const std::shared_ptr<HttpExchange>& exchange) {
+        service->Handle(exchange);
+      }));
   return listener;
 }
 

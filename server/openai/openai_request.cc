@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "formats/json_value.h"
 #include "server/openai/chat_messages.h"
@@ -15,7 +16,7 @@
 namespace quire::server {
 namespace {
 
-using text::JsonValue;
+using formats::JsonValue;
 
 constexpr std::size_t kMaxPrompts = 2048;
 constexpr std::int64_t kMaxChoices = 2048;  // of all prompts of a list
@@ -28,8 +29,7 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
 }
 
 absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) {
-  QUIRE_RETURN_IF_ERROR(
-      body.Float("temperature", [&](float v) { sampling->set_temperature(v); }));
+  QUIRE_RETURN_IF_ERROR(body.Float("temperature", [&](float v) { sampling->set_temperature(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("top_p", [&](float v) { sampling->set_top_p(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("min_p", [&](float v) { sampling->set_min_p(v); }));
   // Clients of other servers write -1 for "off".
@@ -42,8 +42,7 @@ absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) 
   QUIRE_RETURN_IF_ERROR(
       body.Float("frequency_penalty", [&](float v) { sampling->set_frequency_penalty(v); }));
   QUIRE_RETURN_IF_ERROR(body.Int64("seed", [&](std::int64_t v) { sampling->set_seed(v); }));
-  QUIRE_RETURN_IF_ERROR(
-      body.Int32("n", [&](std::int32_t v) { sampling->set_choice_count(v); }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("n", [&](std::int32_t v) { sampling->set_choice_count(v); }));
   const auto bias = body.Find("logit_bias");
   if (!bias) return absl::OkStatus();
   if (!bias->is_object()) return BadField(*bias, "must be an object of token ids and numbers");
@@ -91,8 +90,8 @@ absl::Status ReadStopping(const JsonFields& body, v1::StoppingParams* stopping) 
   QUIRE_RETURN_IF_ERROR(
       body.Int32("min_tokens", [&](std::int32_t v) { stopping->set_min_tokens(v); }));
   QUIRE_RETURN_IF_ERROR(body.Bool("ignore_eos", [&](bool v) { stopping->set_ignore_eos(v); }));
-  QUIRE_RETURN_IF_ERROR(body.Bool("include_stop_str_in_output",
-                                  [&](bool v) { stopping->set_include_stop_text(v); }));
+  QUIRE_RETURN_IF_ERROR(
+      body.Bool("include_stop_str_in_output", [&](bool v) { stopping->set_include_stop_text(v); }));
   if (const auto stop = body.Find("stop")) QUIRE_RETURN_IF_ERROR(ReadStops(*stop, stopping));
   if (const auto ids = body.Find("stop_token_ids")) {
     QUIRE_RETURN_IF_ERROR(
@@ -119,7 +118,7 @@ absl::Status ReadResponseFormat(const JsonFields& body, v1::GenerateRequest* req
     return BadField(*format, "must have the type text, json_object or json_schema with its schema");
   }
   const auto inner = schema->Find("schema");
-  request->mutable_constraint()->set_json_schema((inner ? *inner : *schema).raw().dump());
+  request->mutable_constraint()->set_json_schema(JsonText((inner ? *inner : *schema).raw()));
   return absl::OkStatus();
 }
 
@@ -149,8 +148,7 @@ absl::Status ReadShared(const JsonFields& body, v1::GenerateRequest* request,
   QUIRE_RETURN_IF_ERROR(ReadStopping(body, request->mutable_stopping()));
   QUIRE_RETURN_IF_ERROR(ReadResponseFormat(body, request));
   QUIRE_RETURN_IF_ERROR(ReadStream(body, result));
-  QUIRE_RETURN_IF_ERROR(
-      body.Int32("priority", [&](std::int32_t v) { request->set_priority(v); }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("priority", [&](std::int32_t v) { request->set_priority(v); }));
   QUIRE_RETURN_IF_ERROR(body.Text("cache_salt", [&](std::string salt) {
     request->mutable_cache()->set_salt(std::move(salt));
   }));
@@ -191,8 +189,8 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
   const bool is_list = prompt->is_array() && prompt->size() > 0 && !prompt->At(0).is_number();
   if (!is_list) return AddPrompt(*prompt, shared, result);
   if (prompt->size() > kMaxPrompts) {
-    return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts, at most ",
-                                          kMaxPrompts, " are allowed"));
+    return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts, at most ", kMaxPrompts,
+                                          " are allowed"));
   }
   const std::int64_t choices = static_cast<std::int64_t>(prompt->size()) * result->choices;
   if (prompt->size() > 1 && choices > kMaxChoices) {
@@ -202,9 +200,11 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
   }
   const std::size_t copied = shared.SpaceUsedLong() * prompt->size();
   if (copied > kMaxCopiedBytes) {
-    return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts, with whose copies of "
-                                          "the parameters the request takes ", copied,
-                                          " bytes, at most ", kMaxCopiedBytes, " are allowed"));
+    return BadField(*prompt,
+                    absl::StrCat("has ", prompt->size(),
+                                 " prompts, with whose copies of "
+                                 "the parameters the request takes ",
+                                 copied, " bytes, at most ", kMaxCopiedBytes, " are allowed"));
   }
   for (std::size_t i = 0; i < prompt->size(); ++i) {
     QUIRE_RETURN_IF_ERROR(AddPrompt(prompt->At(i), shared, result));
@@ -224,8 +224,8 @@ absl::Status RefuseUnserved(const JsonFields& body, std::int32_t choices) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<text::JsonDocument> ParseObject(absl::string_view body) {
-  auto document = text::JsonDocument::Parse(body);
+absl::StatusOr<formats::JsonDocument> ParseObject(absl::string_view body) {
+  auto document = formats::JsonDocument::Parse(body);
   absl::Status status = document.status();
   if (status.ok()) status = document->root().CheckObject();
   if (!status.ok()) {
@@ -238,15 +238,15 @@ absl::StatusOr<text::JsonDocument> ParseObject(absl::string_view body) {
 }  // namespace
 
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes) {
-  QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(bytes));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(bytes));
   const JsonFields body(document.root());
   OpenAiRequest result;
   v1::GenerateRequest shared;
   QUIRE_RETURN_IF_ERROR(ReadShared(body, &shared, &result));
   QUIRE_RETURN_IF_ERROR(RefuseUnserved(body, result.choices));
   QUIRE_RETURN_IF_ERROR(body.Bool("echo", [&](bool v) { result.echo = v; }));
-  QUIRE_RETURN_IF_ERROR(body.Bool("add_special_tokens",
-                                  [&](bool v) { shared.set_add_special_tokens(v); }));
+  QUIRE_RETURN_IF_ERROR(
+      body.Bool("add_special_tokens", [&](bool v) { shared.set_add_special_tokens(v); }));
   v1::OutputOptions* const output = shared.mutable_output();
   QUIRE_RETURN_IF_ERROR(body.Int32("logprobs", [&](std::int32_t v) {
     result.logprobs = true;
@@ -266,7 +266,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes) {
 }
 
 absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes) {
-  QUIRE_ASSIGN_OR_RETURN(const text::JsonDocument document, ParseObject(bytes));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(bytes));
   const JsonFields body(document.root());
   OpenAiRequest result;
   result.is_chat = true;

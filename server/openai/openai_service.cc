@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/json_text.h"
 #include "base/logging.h"
 #include "base/status.h"
 #include "server/config/live_config.h"
@@ -81,10 +82,6 @@ ordered_json ModelObject(const ServedModel& served, const std::string& name) {
           {"max_model_len", served.description.max_context_tokens}};
 }
 
-std::string Dump(const ordered_json& value) {
-  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
-
 HttpAnswer With(HttpHeaders headers, HttpAnswer answer) {
   for (auto& header : headers) answer.headers.push_back(std::move(header));
   return answer;
@@ -139,14 +136,14 @@ HttpAnswer OpenAiService::RefuseUnread(int http_status, absl::string_view messag
 
 // The error, counted as the end of the call.
 HttpAnswer OpenAiService::Refuse(const HttpRequest& request, const absl::Status& status) const {
-  const absl::Status sealed = SanitizeInternalError(status);
+  const absl::Status sanitized = SanitizeInternalError(status);
   const absl::string_view method = MethodOf(request.path);
   if (!method.empty()) {
-    const WireError error = ToWireError(sealed);
+    const WireError error = ToWireError(sanitized);
     context_.probe->CountRefused(error.reason);
     context_.probe->CountRpc(method, error.code);
   }
-  return OpenAiError(sealed);
+  return OpenAiError(sanitized);
 }
 
 void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
@@ -193,7 +190,8 @@ HttpAnswer OpenAiService::Models(const HttpRequest& request) const {
   if (absl::ConsumePrefix(&name, "/v1/models/")) {
     const absl::Status known = (*served)->translator.CheckModel(name);
     if (!known.ok()) return OpenAiError(known);
-    answer.body = Dump(ModelObject(**served, name.empty() ? (*served)->id() : std::string(name)));
+    answer.body =
+        JsonText(ModelObject(**served, name.empty() ? (*served)->id() : std::string(name)));
     return answer;
   }
   ordered_json list = ordered_json::array({ModelObject(**served, (*served)->id())});
@@ -201,7 +199,7 @@ HttpAnswer OpenAiService::Models(const HttpRequest& request) const {
   for (const std::string& alias : options->aliases) {
     list.push_back(ModelObject(**served, alias));
   }
-  answer.body = Dump({{"object", "list"}, {"data", std::move(list)}});
+  answer.body = JsonText(ordered_json{{"object", "list"}, {"data", std::move(list)}});
   return answer;
 }
 

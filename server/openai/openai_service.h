@@ -18,7 +18,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-
 #include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/auth/authenticator.h"

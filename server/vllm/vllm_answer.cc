@@ -55,11 +55,20 @@ VllmAnswer::~VllmAnswer() = default;
 
 bool VllmAnswer::Take(const v1::GenerateResponse& event, wire::GenerateResponse* message) {
   switch (event.event_case()) {
-    case v1::GenerateResponse::kStarted: Keep(event.started()); return false;
-    case v1::GenerateResponse::kPromptLogprobs: Keep(event.prompt_logprobs()); return false;
-    case v1::GenerateResponse::kDelta: Write(event.delta(), message); return true;
-    case v1::GenerateResponse::kCompleted: Write(event.completed(), message); return true;
-    case v1::GenerateResponse::EVENT_NOT_SET: return false;
+    case v1::GenerateResponse::kStarted:
+      Keep(event.started());
+      return false;
+    case v1::GenerateResponse::kPromptLogprobs:
+      Keep(event.prompt_logprobs());
+      return false;
+    case v1::GenerateResponse::kDelta:
+      Write(event.delta(), message);
+      return true;
+    case v1::GenerateResponse::kCompleted:
+      Write(event.completed(), message);
+      return true;
+    case v1::GenerateResponse::EVENT_NOT_SET:
+      return false;
   }
   return false;
 }

@@ -37,9 +37,9 @@ absl::Status CheckKnown(const google::protobuf::Message& message, absl::string_v
   const google::protobuf::UnknownFieldSet& unknown =
       message.GetReflection()->GetUnknownFields(message);
   if (unknown.empty()) return absl::OkStatus();
-  return Refuse(absl::StrCat(where, "#", unknown.field(0).number()), "set",
-                absl::StrCat("this server knows no such field of ",
-                             message.GetDescriptor()->full_name()));
+  return Refuse(
+      absl::StrCat(where, "#", unknown.field(0).number()), "set",
+      absl::StrCat("this server knows no such field of ", message.GetDescriptor()->full_name()));
 }
 
 absl::StatusOr<std::int32_t> ToInt32(std::uint32_t value, absl::string_view field) {
@@ -75,7 +75,8 @@ absl::Status RefuseConstraint(const wire::SamplingParams& params) {
     case wire::SamplingParams::kChoice:
       return Refuse("sampling_params.choice",
                     absl::StrCat(params.choice().choices_size(), " choices"), kWhy);
-    case wire::SamplingParams::CONSTRAINT_NOT_SET: return absl::OkStatus();
+    case wire::SamplingParams::CONSTRAINT_NOT_SET:
+      return absl::OkStatus();
   }
   return absl::OkStatus();
 }
@@ -89,8 +90,8 @@ absl::Status ReadSampling(const wire::SamplingParams& params, v1::SamplingParams
   sampling->set_min_p(params.min_p());
   sampling->set_frequency_penalty(params.frequency_penalty());
   sampling->set_presence_penalty(params.presence_penalty());
-  sampling->set_repetition_penalty(
-      params.repetition_penalty() == 0 ? 1 : params.repetition_penalty());
+  sampling->set_repetition_penalty(params.repetition_penalty() == 0 ? 1
+                                                                    : params.repetition_penalty());
   QUIRE_ASSIGN_OR_RETURN(const std::int32_t choices, ToInt32(params.n(), "sampling_params.n"));
   sampling->set_choice_count(choices == 0 ? 1 : choices);
   if (params.has_seed()) sampling->set_seed(params.seed());
@@ -161,7 +162,8 @@ absl::Status ReadPrompt(const wire::GenerateRequest& message, v1::GenerateReques
       }
       request->set_text(message.text());
       return absl::OkStatus();
-    case wire::GenerateRequest::INPUT_NOT_SET: break;
+    case wire::GenerateRequest::INPUT_NOT_SET:
+      break;
   }
   return WithReason(absl::InvalidArgumentError("input is missing; set one of tokenized and text"),
                     Reason::kPromptMissing, {{"field", "input"}});
@@ -203,8 +205,7 @@ std::string Rename(absl::string_view text) {
 
 }  // namespace
 
-absl::Status ToGenerateRequest(const wire::GenerateRequest& message,
-                               v1::GenerateRequest* request) {
+absl::Status ToGenerateRequest(const wire::GenerateRequest& message, v1::GenerateRequest* request) {
   QUIRE_RETURN_IF_ERROR(CheckKnown(message, ""));
   QUIRE_RETURN_IF_ERROR(CheckKnown(message.sampling_params(), "sampling_params."));
   request->set_request_id(message.request_id());

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/status_mapping.h"
@@ -27,12 +28,12 @@ namespace wire = ::vllm::grpc::engine;
 using Base = wire::VllmEngine;
 // Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where;
 // what is not served is not even parsed.
-using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMethod_Embed<
-    Base::WithCallbackMethod_HealthCheck<Base::WithRawCallbackMethod_FlushCache<
-        Base::WithRawCallbackMethod_StartProfile<Base::WithRawCallbackMethod_StopProfile<
-            Base::WithRawCallbackMethod_Abort<Base::WithCallbackMethod_GetModelInfo<
-                Base::WithCallbackMethod_GetServerInfo<Base::WithRawCallbackMethod_GetLoads<
-                    Base::WithRawCallbackMethod_GetTokenizer<
+using RawService = Base::WithRawCallbackMethod_Generate<
+    Base::WithRawCallbackMethod_Embed<Base::WithCallbackMethod_HealthCheck<
+        Base::WithRawCallbackMethod_FlushCache<Base::WithRawCallbackMethod_StartProfile<
+            Base::WithRawCallbackMethod_StopProfile<Base::WithRawCallbackMethod_Abort<
+                Base::WithCallbackMethod_GetModelInfo<Base::WithCallbackMethod_GetServerInfo<
+                    Base::WithRawCallbackMethod_GetLoads<Base::WithRawCallbackMethod_GetTokenizer<
                         Base::WithRawCallbackMethod_SubscribeKvEvents<Base::Service>>>>>>>>>>>>;
 
 constexpr int kMaxAbortedIds = 1024;
@@ -68,7 +69,7 @@ std::string WhyNotReady(const ServingState& state) {
 }
 
 // What a gateway should send for a caller who says nothing: this service adds no defaults of the
-// model.
+// model. Written here since JsonText would write a float as its double, 0.800000011920929.
 std::string DefaultSamplingJson(const engine::SamplingParams& defaults) {
   return absl::StrCat("{\"temperature\":", defaults.temperature, ",\"top_p\":", defaults.top_p,
                       ",\"top_k\":", defaults.top_k, ",\"min_p\":", defaults.min_p,
@@ -262,7 +263,7 @@ class VllmService::Impl final : public RawService {
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
     wire::GetLoadsResponse loads;
     loads.set_timestamp(
-        absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", context_.clock->Now(), absl::UTCTimeZone()));
+        absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", context_.clock->WallNow(), absl::UTCTimeZone()));
     loads.set_version(description_.version);
     loads.set_dp_rank_count(1);
     wire::SchedulerLoad* const load = loads.add_loads();
@@ -281,6 +282,8 @@ VllmService::VllmService(const HandlerContext& context, const VllmDescription& d
 
 VllmService::~VllmService() = default;
 
-grpc::Service* VllmService::service() { return impl_.get(); }
+grpc::Service* VllmService::service() {
+  return impl_.get();
+}
 
 }  // namespace quire::server

@@ -1,0 +1,183 @@
+#include "server/engine_stack.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "server/chat_templates.h"
+#include "server/config/per_device_options.h"
+#include "server/embedded_model.h"
+
+namespace quire::server {
+namespace {
+
+absl::StatusOr<formats::ModelFiles> OpenModelFiles(const models::ModelOptions& options) {
+  if (options.path == "embedded") return EmbeddedModelFiles();
+  return formats::ModelFiles::FromPath(options.path);
+}
+
+template <typename T>
+void SetIf(const std::optional<T>& value, T* target) {
+  if (value) *target = *value;
+}
+
+// Configuration over generation_config.json over the API's own defaults.
+engine::SamplingParams ResolveSampling(const models::GenerationDefaults& model,
+                                       const SamplingDefaults& configured) {
+  engine::SamplingParams params;
+  SetIf(model.temperature, &params.temperature);
+  if (model.do_sample && !*model.do_sample) params.temperature = 0;
+  SetIf(model.top_p, &params.top_p);
+  SetIf(model.top_k, &params.top_k);
+  SetIf(model.min_p, &params.min_p);
+  SetIf(model.repetition_penalty, &params.repetition_penalty);
+  SetIf(configured.temperature, &params.temperature);
+  SetIf(configured.top_p, &params.top_p);
+  SetIf(configured.top_k, &params.top_k);
+  SetIf(configured.min_p, &params.min_p);
+  SetIf(configured.repetition_penalty, &params.repetition_penalty);
+  SetIf(configured.presence_penalty, &params.presence_penalty);
+  SetIf(configured.frequency_penalty, &params.frequency_penalty);
+  return params;
+}
+
+}  // namespace
+
+std::string ServedModelId(const DaemonOptions& options) {
+  if (options.model_id) return *options.model_id;
+  const std::string& model = options.model.path;
+  if (model == "embedded") return "story";
+  std::filesystem::path path(model);
+  if (!path.has_filename()) path = path.parent_path();  // a trailing slash
+  // A file's extension is no part of the model's name; a directory may have dots in its own.
+  if (absl::EndsWithIgnoreCase(path.native(), ".gguf")) path = path.stem();
+  return path.filename().string();
+}
+
+absl::Status ValidateModel(const DaemonOptions& options) {
+  const bool is_cuda = options.device.type == models::DeviceChoice::kCuda;
+  const DeviceKind device = is_cuda ? DeviceKind::kCuda : DeviceKind::kCpu;
+  if (!is_cuda) QUIRE_RETURN_IF_ERROR(models::SelectIsa(options.device));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
+  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files, device));
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
+                         models::OpenTokenizer(options.model, files));
+  QUIRE_RETURN_IF_ERROR(LoadChatTemplates(options.chat, files, *tokenizer).status());
+  return models::CheckPlan(RuntimeOptionsFor(options, device), files, model, device);
+}
+
+absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOptions& options,
+                                                                const Clock* clock,
+                                                                probe::Registry* metrics) {
+  std::unique_ptr<EngineStack> stack(new EngineStack());
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<models::ComputeDevice> device,
+                         models::ComputeDevice::Open(options.device));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
+  const models::RuntimeOptions runtime = RuntimeOptionsFor(options, device->device().kind);
+  QUIRE_ASSIGN_OR_RETURN(stack->loaded_,
+                         models::ModelStack::Build(runtime, files, std::move(device)));
+  models::ModelStack& loaded = *stack->loaded_;
+  QUIRE_ASSIGN_OR_RETURN(
+      stack->engine_, engine::Engine::Create(stack->EngineOptionsFor(options), loaded.TakeCache(),
+                                             loaded.runner(), &loaded.tokenizer(), clock, metrics));
+  QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translation, stack->TranslationFor(options));
+  stack->served_ = std::make_unique<ServedModel>(
+      RequestTranslator(std::move(translation)), stack->Describe(options),
+      loaded.device().Describe(), &loaded.tokenizer(), stack->engine_.get());
+  return stack;
+}
+
+engine::EngineOptions EngineStack::EngineOptionsFor(const DaemonOptions& options) const {
+  const models::Model& model = loaded_->model();
+  const models::ComputeDevice& device = loaded_->device();
+  engine::EngineOptions engine = EngineOptionsOn(options.engine, device.device().kind);
+  engine.model_id = ServedModelId(options);
+  engine.fingerprint = model.fingerprint;
+  engine.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);
+  engine.max_context_tokens = loaded_->context_tokens();
+  engine.eos_token_ids = model.config.eos_ids;
+  engine.kv_dtype = std::string(DTypeName(options.pool.dtype));
+  engine.limits.vocab_size = engine.vocab_size;
+  engine.limits.max_tokens_per_request =
+      options.max_tokens_per_request.value_or(engine.max_context_tokens);
+  if (device.is_cpu()) {
+    engine.auto_step_time_target = !engine.step_time_target.has_value();
+    // The engine thread computes the first part of every op.
+    engine.on_engine_thread = [pool = &device.threads()] { pool->BindCaller(); };
+  } else {
+    engine.share_generated_pages = options.device.determinism != "strict";
+  }
+  if (options.text_threads_auto) {
+    engine.text_threads = std::max(1, Machine::Detect().physical_cores() / 8);
+  }
+  engine.partial_page_reuse = options.pool.partial_page_reuse;
+  return engine;
+}
+
+absl::StatusOr<TranslatorOptions> EngineStack::TranslationFor(const DaemonOptions& options) const {
+  const engine::EngineOptions engine = EngineOptionsFor(options);
+  TranslatorOptions translation;
+  translation.model_id = engine.model_id;
+  translation.aliases = options.model_aliases;
+  translation.sampling_defaults = ResolveSampling(loaded_->model().generation, options.sampling);
+  translation.limits = engine.limits;
+  translation.default_max_tokens = options.default_max_tokens;
+  translation.stream_interval_tokens = options.stream_interval_tokens;
+  translation.queue_timeout = engine.queue_timeout;
+  translation.max_request_duration = engine.max_request_duration;
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
+  QUIRE_ASSIGN_OR_RETURN(translation.chat,
+                         LoadChatTemplates(options.chat, files, loaded_->tokenizer()));
+  return translation;
+}
+
+absl::Status EngineStack::Follow(LiveConfig* live) {
+  return live->Subscribe(
+      "model", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+        const engine::HotOptions hot = EngineOptionsFor(next);
+        QUIRE_RETURN_IF_ERROR(engine_->PrepareHotOptions(hot));
+        QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translated, TranslationFor(next));
+        auto translation = std::make_shared<const TranslatorOptions>(std::move(translated));
+        // Before the engine: it refuses what the translator let through under the old limits.
+        return [this, hot, translation] {
+          served_->translator.SetOptions(translation);
+          engine_->SetHotOptions(hot);
+        };
+      });
+}
+
+ModelDescription EngineStack::Describe(const DaemonOptions& options) const {
+  const models::Model& model = loaded_->model();
+  const text::Tokenizer& tokenizer = loaded_->tokenizer();
+  const cache::KvGeometry& geometry = loaded_->pool().geometry();
+  ModelDescription description;
+  description.architecture = model.architecture;
+  description.dtype = std::string(DTypeName(loaded_->activation()));
+  description.batch_invariant = loaded_->device().is_cpu() || options.device.determinism != "fast";
+  description.quantization = model.quantization;
+  description.max_context_tokens = loaded_->context_tokens();
+  description.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);
+  description.eos_token_ids = model.config.eos_ids;
+  description.bos_token_id = tokenizer.bos_token_id();
+  if (!description.bos_token_id) description.bos_token_id = model.config.bos_id;
+  description.pad_token_id = tokenizer.pad_token_id();
+  if (!description.pad_token_id) description.pad_token_id = model.config.pad_id;
+  description.weights_fingerprint = model.fingerprint;
+  description.parameter_count = model.parameter_count;
+  description.load_time = absl::Now();
+  description.kv_page_size = static_cast<std::int32_t>(geometry.page_size);
+  description.kv_page_count = static_cast<std::int32_t>(geometry.num_blocks - 1);
+  description.kv_group_count = static_cast<std::int32_t>(loaded_->layers().groups.size());
+  description.kv_dtype = std::string(DTypeName(options.pool.dtype));
+  description.weight_bytes = model.weight_bytes;
+  description.pool_bytes = loaded_->pool().size_bytes();
+  description.workspace_bytes = loaded_->workspace_bytes();
+  return description;
+}
+
+}  // namespace quire::server
