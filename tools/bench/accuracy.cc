@@ -63,8 +63,8 @@ class Subject {
     auto subject = std::make_unique<Subject>();
     QUIRE_ASSIGN_OR_RETURN(subject->model_,
                            models::LoadModel(path, backend, {.quantization = quantization}));
-    const std::vector<cache::CacheGroup> groups = models::CacheGroupsOf(
-        models::PlanLayerGroups(subject->model_->spec));
+    const std::vector<cache::CacheGroup> groups =
+        models::CacheGroupsOf(models::PlanLayerGroups(subject->model_->spec));
     const std::uint32_t pages =
         cache::PageDemand(kPageTokens, groups, kChunk).PagesFor(context) + 1;
     QUIRE_ASSIGN_OR_RETURN(
@@ -152,9 +152,9 @@ struct Score {
 
 // A directory with tokenizer.json, or a GGUF file with its vocabulary.
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const std::string& path) {
-  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files, models::ModelFiles::FromPath(path));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, formats::ModelFiles::FromPath(path));
   if (files.gguf().empty()) return text::Tokenizer::Load(path);
-  QUIRE_ASSIGN_OR_RETURN(const models::OpenedGguf opened, models::OpenGguf(files));
+  QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
   QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
                          text::ReadGgufVocabulary(opened.gguf));
   return text::Tokenizer::FromGguf(vocabulary);
@@ -188,9 +188,9 @@ absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments)
                          tokenizer->Encode(text, {.add_special_tokens = true}));
   tokens.resize(std::min(tokens.size(), arguments.tokens));
   if (text.empty() || tokens.size() < 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(arguments.text, ": nothing to predict: ", text.size(), " bytes, ",
-                     tokens.size(), " tokens"));
+    return absl::InvalidArgumentError(absl::StrCat(arguments.text,
+                                                   ": nothing to predict: ", text.size(),
+                                                   " bytes, ", tokens.size(), " tokens"));
   }
   return tokens;
 }

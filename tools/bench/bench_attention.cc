@@ -54,8 +54,8 @@ class Step {
       geometry_.scale_dtype = DType::kF32;
       geometry_.granularity = shape.head_size;
     }
-    blocks_ = *DeviceBuffer::Allocate(MemoryKind::kHost,
-                                      geometry_.num_blocks * geometry_.page_bytes());
+    blocks_ =
+        *DeviceBuffer::Allocate(MemoryKind::kHost, geometry_.num_blocks * geometry_.page_bytes());
     table_ = *DeviceBuffer::Allocate(MemoryKind::kHost, std::int64_t{shape.batch} * stride * 4);
     std::vector<std::uint32_t> ids(shape.batch * pages);
     std::iota(ids.begin(), ids.end(), 1u);
@@ -172,13 +172,11 @@ void BM_Attention(benchmark::State& state) {
   }
   const auto total = [&](double x) { return x * static_cast<double>(state.iterations()); };
   state.SetBytesProcessed(static_cast<std::int64_t>(total(step.bytes())));
-  state.counters["FLOP/s"] =
-      benchmark::Counter(total(step.flops()), benchmark::Counter::kIsRate);
+  state.counters["FLOP/s"] = benchmark::Counter(total(step.flops()), benchmark::Counter::kIsRate);
 }
 
 void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
-  benchmark
-      ->ArgNames({"dtype", "heads", "kv", "d", "batch", "cached", "rows", "page", "threads"})
+  benchmark->ArgNames({"dtype", "heads", "kv", "d", "batch", "cached", "rows", "page", "threads"})
       ->UseRealTime();
   const auto bf16 = static_cast<std::int64_t>(DType::kBF16);
   for (const std::int64_t heads : {16, 32}) {

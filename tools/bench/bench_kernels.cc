@@ -310,7 +310,7 @@ void BM_SiluProduct(benchmark::State& state) {
   std::vector<float> y(columns);
   for (auto _ : state) {
     QUIRE_CHECK(GatedProduct(bench.backend,
-                            {x.data(), x.data(), y.data(), columns, columns, columns, 1, columns})
+                             {x.data(), x.data(), y.data(), columns, columns, columns, 1, columns})
                     .ok());
     benchmark::ClobberMemory();
   }

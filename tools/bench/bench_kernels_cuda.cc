@@ -65,8 +65,8 @@ DeviceBuffer Random(const Gpu& gpu, std::int64_t count, float deviation = 1.0f) 
   std::normal_distribution<float> normal(0.0f, deviation);
   std::vector<T> values(static_cast<std::size_t>(std::min<std::int64_t>(count, 1 << 20)));
   for (T& value : values) value = FromFloat<T>(normal(generator));
-  auto buffer = *DeviceBuffer::Allocate(MemoryKind::kDevice,
-                                        count * static_cast<std::int64_t>(sizeof(T)));
+  auto buffer =
+      *DeviceBuffer::Allocate(MemoryKind::kDevice, count * static_cast<std::int64_t>(sizeof(T)));
   const auto block = static_cast<std::int64_t>(values.size());
   for (std::int64_t at = 0; at < count; at += block) {
     const std::int64_t size = std::min(block, count - at) * static_cast<std::int64_t>(sizeof(T));
@@ -148,9 +148,8 @@ void BM_Linear(benchmark::State& state) {
   const auto rows = static_cast<std::uint32_t>(state.range(2));
   const std::int64_t bytes = std::int64_t{n} * k * 2;
   const std::size_t copies =
-      gpu->emulated()
-          ? 1
-          : static_cast<std::size_t>(std::max<std::int64_t>(1, (256 << 20) / bytes));
+      gpu->emulated() ? 1
+                      : static_cast<std::size_t>(std::max<std::int64_t>(1, (256 << 20) / bytes));
   std::vector<BF16> host(static_cast<std::size_t>(n) * k);
   std::mt19937 generator(2);
   std::normal_distribution<float> normal(0.0f, 0.05f);
@@ -161,15 +160,14 @@ void BM_Linear(benchmark::State& state) {
   }
   const DeviceBuffer x = Random<BF16>(*gpu, std::int64_t{rows} * k);
   const DeviceBuffer y = Random<BF16>(*gpu, std::int64_t{rows} * n);
-  Measure(state, *gpu,
-          {.bytes = static_cast<double>(bytes), .flops = 2.0 * n * k * rows}, [&](int i) {
-            return Linear(gpu->backend,
-                          {.x = static_cast<const BF16*>(x.data()),
-                           .weight = &weights[static_cast<std::size_t>(i) % copies],
-                           .y = static_cast<BF16*>(y.data()),
-                           .x_stride = k,
-                           .y_stride = n,
-                           .num_rows = rows});
+  Measure(state, *gpu, {.bytes = static_cast<double>(bytes), .flops = 2.0 * n * k * rows},
+          [&](int i) {
+            return Linear(gpu->backend, {.x = static_cast<const BF16*>(x.data()),
+                                         .weight = &weights[static_cast<std::size_t>(i) % copies],
+                                         .y = static_cast<BF16*>(y.data()),
+                                         .x_stride = k,
+                                         .y_stride = n,
+                                         .num_rows = rows});
           });
 }
 void LinearShapes(Benchmark* benchmark) {
@@ -293,10 +291,10 @@ struct Sequences {
     row_offsets = ToDevice(gpu, offsets);
     prefill_tokens = ToDevice(gpu, std::vector<std::uint32_t>(batch, is_prompt ? rows : 0));
     const std::uint32_t keys = cached + rows;
-    collection = *MakeKvCollection(geometry, pool.data(),
-                                   {static_cast<const std::uint32_t*>(table.data()),
-                                    static_cast<const std::uint32_t*>(lengths.data()), stride,
-                                    batch, rows, keys, cached});
+    collection = *MakeKvCollection(
+        geometry, pool.data(),
+        {static_cast<const std::uint32_t*>(table.data()),
+         static_cast<const std::uint32_t*>(lengths.data()), stride, batch, rows, keys, cached});
   }
 
   static constexpr std::uint32_t kPage = 64;
@@ -456,8 +454,8 @@ void BM_SiluProduct(benchmark::State& state) {
   const auto* const gate = static_cast<const BF16*>(x.data());
   Measure(state, *gpu, {.bytes = 6.0 * rows * columns}, [&](int) {
     return GatedProduct(gpu->backend, {gate, gate + columns, static_cast<BF16*>(y.data()),
-                                      2 * std::int64_t{columns}, 2 * std::int64_t{columns}, columns,
-                                      rows, columns});
+                                       2 * std::int64_t{columns}, 2 * std::int64_t{columns},
+                                       columns, rows, columns});
   });
 }
 BENCHMARK(BM_SiluProduct)

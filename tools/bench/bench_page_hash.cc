@@ -22,10 +22,7 @@ void BM_PageHash(benchmark::State& state) {
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
-BENCHMARK(BM_PageHash)
-    ->ArgNames({"tokens", "page_size"})
-    ->Args({8192, 64})
-    ->Args({8192, 16});
+BENCHMARK(BM_PageHash)->ArgNames({"tokens", "page_size"})->Args({8192, 64})->Args({8192, 16});
 
 }  // namespace
 }  // namespace quire::cache

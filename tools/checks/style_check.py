@@ -3,7 +3,9 @@
 
 Lengths of files and functions, columns of C++, no folders that include each other, every source
 file in the build, no TODO without an issue number, `#pragma once`, no disabled tests, none of the
-C++ that we do not use, no dead link in a page, one word per idea.
+C++ that we do not use, no dead link in a page, functions that docs/architecture.md names where it
+names them, one word per idea, no sleep in a test, `virtual` only where docs/style.md says, no
+reason of an error that no source gives.
 Each violation is printed as `file:line: what`. Exit status 1 when there is one.
 """
 
@@ -37,6 +39,30 @@ BANNED = [
      "not accepted by every compiler that we support"),
     (re.compile(r"\babsl::Mutex\b"), "use base/mutex.h, which ThreadSanitizer understands"),
 ]
+
+# Deadlines and ages are monotonic time (base/clock.h): the files that may read the wall clock show
+# it to a person, write it into a message, or compare it with a date in a file.
+WALL_CLOCK = re.compile(r"\babsl::(Now|GetCurrentTimeNanos)\b|\bsystem_clock::now\b"
+                        r"|\bgettimeofday\b|\bCLOCK_REALTIME\b|\bstd::time\(")
+WALL_CLOCK_READERS = [
+    "base/clock.cc",                         # the clock itself
+    "base/logging.cc",                       # times of log lines
+    "server/api/response_translator.cc",     # sample_time of statistics
+    "server/auth/certificate_store.cc", "server/main.cc",  # validity of certificates
+    "server/config/layered_config.cc", "server/engine_stack.cc",  # load times that are shown
+    "server/http/http_session.cc",           # the Date header
+    "tests/*", "tools/*",
+]
+
+# Where two implementations exist (docs/style.md, section 2); tests declare what they like.
+VIRTUAL_FILES = ["base/clock.h", "runtime/step/step_runner.h", "server/http/http_message.h",
+                 "server/http/http_session.h", "server/http/transport.h", "tools/quire/bench_target.h"]
+VIRTUAL = re.compile(r"\bvirtual\b")
+
+# A test waits through the helpers of these files, which say for what.
+WAITING_FILES = ["tests/testing/waiting.h", "tests/testing/waiting.py"]
+SLEEP = re.compile(r"\b(?:SleepFor|sleep_for|sleep_until|nanosleep|clock_nanosleep|usleep)\b|\bsleep\s*\(")
+SHELL_SLEEP = re.compile(r"(?:^|[;&|(]|\b(?:do|then|else)\b)[ \t]*sleep[ \t]+\S", re.MULTILINE)
 
 # One word per idea: (what is not written, the word to use). Applied to names and comments of
 # sources and to pages; not to strings, which hold prompts and formats of others.
@@ -193,10 +219,15 @@ def check_lines(name, text):
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MAX_COLUMNS:
             yield f"{name}:{number}: line has {len(line)} columns, the limit is {MAX_COLUMNS}"
+    reads_wall_clock = any(fnmatch.fnmatch(name, reader) for reader in WALL_CLOCK_READERS)
     for number, line in enumerate(code_only(text).splitlines(), 1):
         for pattern, why in BANNED:
             if pattern.search(line):
                 yield f"{name}:{number}: {why}"
+        if WALL_CLOCK.search(line) and not reads_wall_clock:
+            yield f"{name}:{number}: wall time; decide by base/clock.h's MonotonicNow()"
+        if VIRTUAL.search(line) and name not in VIRTUAL_FILES and not name.startswith("tests/"):
+            yield f"{name}:{number}: a virtual function, in a file that docs/style.md does not name"
 
 
 def without_strings(name, text):
@@ -211,6 +242,20 @@ def without_strings(name, text):
                          else blank(match), text)
 
 
+def check_sleeps(name, text):
+    """Tests do not sleep; strings and comments are not looked at."""
+    suffix = pathlib.PurePath(name).suffix
+    if not name.startswith("tests/") or name in WAITING_FILES:
+        return
+    if suffix in CPP:
+        pattern, code = SLEEP, code_only(text)
+    else:
+        pattern, code = SHELL_SLEEP if suffix == ".sh" else SLEEP, HASH_TEXT.sub(blank, text)
+    for match in pattern.finditer(code):
+        line = code.count("\n", 0, match.end()) + 1
+        yield f"{name}:{line}: a test does not sleep; wait with tests/testing/waiting.{{h,py}}"
+
+
 def check_words(name, text):
     if any(fnmatch.fnmatch(name, pattern) for pattern in WORDS_EXEMPT):
         return
@@ -221,6 +266,18 @@ def check_words(name, text):
             line = plain.count("\n", 0, match.start()) + 1
             found = " ".join(match.group(0).split())
             yield f"{name}:{line}: the word is not `{found}`: {word}"
+
+
+def check_own_header(root, name, text):
+    """A source includes its own header before all others, which proves that the header needs none."""
+    path = pathlib.PurePath(name)
+    header = path.with_suffix(".h")
+    if path.suffix != ".cc" or not (root / header).is_file():
+        return
+    first = re.search(r"^#\s*include[^\n]*", text, re.MULTILINE)
+    if first and first.group(0) != f'#include "{header}"':
+        line = text.count("\n", 0, first.start()) + 1
+        yield f"{name}:{line}: the first include of a source is its own header, {header}"
 
 
 def check_in_build(root, names):
@@ -245,6 +302,21 @@ def check_in_build(root, names):
         if name.startswith(("tests/", "tools/")) and name.endswith(".h") and name in included:
             continue
         yield f"{name}:1: the file is not in the build"
+
+
+def check_reasons(root, names):
+    """Some source gives each reason of base/error_reason.h; one that none gives is dead."""
+    header = root / "base" / "error_reason.h"
+    if not header.exists():
+        return
+    body = re.search(r"enum class Reason\b[^{]*\{(.*?)\}", header.read_text(encoding="utf-8"), re.DOTALL)
+    given = set()
+    for name in names:
+        if pathlib.PurePath(name).suffix in CPP and not name.startswith(("tests/", "base/error_reason.")):
+            given |= set(re.findall(r"\bReason::(k\w+)", code_only((root / name).read_text(encoding="utf-8"))))
+    for reason in re.findall(r"^\s*(k\w+)", body.group(1), re.MULTILINE):
+        if reason not in given:
+            yield f"base/error_reason.h:1: no source gives {reason}"
 
 
 def check_mutual_folders(root, names):
@@ -310,6 +382,20 @@ def check_paths(root):
                     yield f"{page.relative_to(root).as_posix()}:{number}: no file {path}"
 
 
+def check_functions(root):
+    """Every function that docs/architecture.md names with a file, as `A::B` (x/y.cc), is in that file."""
+    page = root / "docs" / "architecture.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    for match in re.finditer(r"`([\w:]+)`\s+\(([\w./-]+\.(?:cc|cu|h))\)", text):
+        path = root / match.group(2)
+        source = path.read_text(encoding="utf-8") if path.exists() else ""
+        *scopes, name = match.group(1).split("::")
+        if re.search(rf"\b{name}\s*\(", source) and all(scope in source for scope in scopes):
+            continue
+        line = text.count("\n", 0, match.start()) + 1
+        yield f"docs/architecture.md:{line}: no {match.group(1)} in {match.group(2)}"
+
+
 def check_openings(root):
     """Every page of docs/ and kernels/ says first who should read it and what they can do then."""
     for page in sorted([*(root / "docs").rglob("*.md"), *(root / "kernels").rglob("*.md")]):
@@ -329,13 +415,17 @@ def check(root):
         errors += check_lengths(name, text)
         errors += check_lines(name, text)
         errors += check_words(name, text)
+        errors += check_own_header(root, name, text)
+        errors += check_sleeps(name, text)
     for page in pages(root):
         errors += check_words(page.relative_to(root).as_posix(), page.read_text(encoding="utf-8"))
     errors += check_in_build(root, names)
+    errors += check_reasons(root, names)
     errors += check_mutual_folders(root, names)
     errors += check_links(root)
     errors += check_openings(root)
     errors += check_paths(root)
+    errors += check_functions(root)
     return errors, len(names)
 
 

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "tools/quire/bench_target.h"
 #include "tools/quire/sse.h"
@@ -160,7 +161,7 @@ std::string ErrorOf(const json& event) {
   const auto error = event.find("error");
   if (error == event.end() || error->is_null()) return "";
   if (error->is_object() && HasText(*error, "message")) return (*error)["message"];
-  return error->dump();
+  return JsonText(*error);
 }
 
 PeerEvent FromLlamaCpp(const json& event) {
@@ -277,8 +278,7 @@ std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
     body["max_tokens"] = request.output_tokens;
     body["stream_options"] = {{"include_usage", true}};
   }
-  // A model's name from the command line may be anything.
-  return body.dump(-1, ' ', false, json::error_handler_t::replace);
+  return JsonText(body);
 }
 
 }  // namespace quire::client

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/split_mix.h"
 
 namespace quire::client {
 namespace {
@@ -21,15 +22,8 @@ constexpr std::uint64_t kBlockStream = std::uint64_t{2} << 62;
 constexpr std::uint64_t kArrivalStream = std::uint64_t{3} << 62;
 
 // Neighbouring seeds and streams must not give neighbouring states.
-std::uint64_t Mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 Random RandomOf(std::uint64_t seed, std::uint64_t stream) {
-  return Random(Mix(Mix(seed) ^ stream));
+  return Random(SplitMix(SplitMix(seed) ^ stream));
 }
 
 double Fraction(Random& random) {
@@ -121,7 +115,7 @@ LoadRequest Workload::Request(std::int64_t number) const {
   const auto stream = static_cast<std::uint64_t>(number);
   LoadRequest request;
   // The shape of a request and the tokens of its prompt come from streams of their own.
-  Random random = RandomOf(options_.seed, Mix(stream) >> 2);
+  Random random = RandomOf(options_.seed, SplitMix(stream) >> 2);
   if (trace_.empty()) {
     const std::int64_t length = SampleLength(options_.input, random);
     request.output_tokens = SampleLength(options_.output, random);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/json_text.h"
 
 namespace quire::client {
 namespace {
@@ -183,11 +184,6 @@ ordered_json Report(const BenchRun& run) {
   return json;
 }
 
-// A model's name may be anything.
-std::string Text(const ordered_json& json) {
-  return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
-
 std::vector<ordered_json> Reports(const std::vector<BenchRun>& runs) {
   std::vector<ordered_json> reports;
   for (const BenchRun& run : runs) reports.push_back(Report(run));
@@ -259,7 +255,7 @@ absl::StatusOr<ServiceLevel> ParseServiceLevel(absl::string_view text) {
 }
 
 std::string ReportJson(const BenchRun& run) {
-  return Text(Report(run));
+  return JsonText(Report(run));
 }
 
 std::string ReportTable(const BenchRun& run) {
@@ -307,7 +303,7 @@ std::string ReportTable(const BenchRun& run) {
 
 std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
                            bool interrupted) {
-  return Text(Comparison(ours, peer, interrupted));
+  return JsonText(Comparison(ours, peer, interrupted));
 }
 
 std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,

@@ -17,11 +17,11 @@ namespace quire::client {
 namespace {
 
 constexpr char kAzureHeader[] = "TIMESTAMP,ContextTokens,GeneratedTokens";
-constexpr std::int64_t kMaxTokens = 10'000'000;
-constexpr double kMaxSeconds = 1e9;
+constexpr std::int64_t kMaxTraceTokens = 10'000'000;
+constexpr double kMaxTraceSeconds = 1e9;
 
 bool IsLength(std::int64_t tokens) {
-  return tokens >= 0 && tokens <= kMaxTokens;
+  return tokens >= 0 && tokens <= kMaxTraceTokens;
 }
 
 // False when the line is none of the format.
@@ -72,9 +72,10 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, doubl
     TraceEntry entry;
     const bool parsed = line[0] == '{' ? ParseMooncake(line, &entry) : ParseAzure(line, &entry);
     if (!parsed || !IsLength(entry.input_tokens) || !IsLength(entry.output_tokens)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "line ", number, " is neither ", kAzureHeader,
-          " nor an object with timestamp, input_length and output_length of at most ", kMaxTokens));
+      return absl::InvalidArgumentError(
+          absl::StrCat("line ", number, " is neither ", kAzureHeader,
+                       " nor an object with timestamp, input_length and output_length of at most ",
+                       kMaxTraceTokens));
     }
     // Some rows of the recorded traces have no tokens; a request has one at least.
     entry.input_tokens = std::max<std::int64_t>(entry.input_tokens, 1);
@@ -87,9 +88,9 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, doubl
   const double start = entries.front().seconds;
   for (TraceEntry& entry : entries) entry.seconds = (entry.seconds - start) / speed;
   // Not a number, when times are infinite, is refused too.
-  if (!(entries.back().seconds <= kMaxSeconds)) {
+  if (!(entries.back().seconds <= kMaxTraceSeconds)) {
     return absl::InvalidArgumentError(absl::StrCat("a trace that lasts ", entries.back().seconds,
-                                                   " s, of at most ", kMaxSeconds));
+                                                   " s, of at most ", kMaxTraceSeconds));
   }
   return entries;
 }

@@ -1,6 +1,5 @@
 #include "tools/quire/client.h"
 
-#include <CLI/CLI.hpp>
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/wire_format_lite.h>
@@ -8,6 +7,7 @@
 #include <grpcpp/support/client_interceptor.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
 #include <csignal>

@@ -299,8 +299,8 @@ int RunBench(const CommonOptions& common, const BenchOptions& options) {
   const grpc::Status status = stub->GetModel(&context, {}, &model);
   if (!status.ok()) return Fail(status, common.address);
 
-  std::vector<Subject> subjects = {{"quire", model.model().id(),
-                                    GrpcTargets(common), options.pid, options.metrics}};
+  std::vector<Subject> subjects = {
+      {"quire", model.model().id(), GrpcTargets(common), options.pid, options.metrics}};
   if (plan->peer.has_value()) {
     std::string peer_model = options.peer_model;
     if (peer_model.empty()) {

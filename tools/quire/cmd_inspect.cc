@@ -47,7 +47,9 @@ int RunModels(const CommonOptions& common) {
   return kOk;
 }
 
-double InGiB(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+double InGiB(std::int64_t bytes) {
+  return static_cast<double>(bytes) / (1 << 30);
+}
 
 int RunInfo(const CommonOptions& common) {
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "tools/quire/client.h"
 #include "tools/quire/model_report.h"
@@ -32,7 +33,7 @@ int RunPlan(const CommonOptions& common, const PlanRequest& request) {
     return kRequestFailed;
   }
   if (common.json) {
-    std::printf("%s\n", plan->json.dump().c_str());
+    std::printf("%s\n", JsonText(plan->json).c_str());
   } else {
     std::printf("%s\n", absl::StrJoin(plan->lines, "\n").c_str());
   }
@@ -42,7 +43,7 @@ int RunPlan(const CommonOptions& common, const PlanRequest& request) {
 int RunInspect(const CommonOptions& common, const PlanRequest& request) {
   const ModelReport report = InspectModel(request);
   if (common.json) {
-    std::printf("%s\n", report.json.dump().c_str());
+    std::printf("%s\n", JsonText(report.json).c_str());
   } else {
     std::printf("%s\n", absl::StrJoin(report.lines, "\n").c_str());
   }

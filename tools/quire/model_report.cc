@@ -93,7 +93,7 @@ class Inspector {
 
   ModelReport Run() {
     report_.json["model"] = request_.model;
-    absl::StatusOr<models::ModelFiles> files = models::ModelFiles::FromPath(request_.model);
+    absl::StatusOr<formats::ModelFiles> files = formats::ModelFiles::FromPath(request_.model);
     if (!files.ok()) {
       AddProblem(files.status());
       return Finish();
@@ -118,11 +118,11 @@ class Inspector {
     }
   }
 
-  void AddKeys(const models::ModelFiles& files);
-  void AddModel(const models::ModelFiles& files);
-  void AddWeights(const models::ModelFiles& files, const models::ModelConfig& config);
-  void AddText(const models::ModelFiles& files);
-  void AddTemplates(const models::ModelFiles& files, const text::Tokenizer& tokenizer);
+  void AddKeys(const formats::ModelFiles& files);
+  void AddModel(const formats::ModelFiles& files);
+  void AddWeights(const formats::ModelFiles& files, const models::ModelConfig& config);
+  void AddText(const formats::ModelFiles& files);
+  void AddTemplates(const formats::ModelFiles& files, const text::Tokenizer& tokenizer);
   void AddPlan();
   ModelReport Finish();
 
@@ -142,11 +142,11 @@ const models::Family* FamilyOf(const models::ConfigReader& reader) {
 }
 
 // All keys, also those behind the first that is refused.
-void Inspector::AddKeys(const models::ModelFiles& files) {
+void Inspector::AddKeys(const formats::ModelFiles& files) {
   if (!files.gguf().empty() || !files.Has("config.json")) return;
-  const absl::StatusOr<models::ModelFile> file = files.Open("config.json");
+  const absl::StatusOr<formats::ModelFile> file = files.Open("config.json");
   if (!file.ok()) return AddProblem(file.status());
-  const absl::StatusOr<text::JsonDocument> document = text::JsonDocument::Parse(file->text());
+  const absl::StatusOr<formats::JsonDocument> document = formats::JsonDocument::Parse(file->text());
   if (!document.ok() || !document->root().is_object()) return;  // AddModel says why
   const models::ConfigReader reader(file->label(), document->root());
   const models::Family* family = FamilyOf(reader);
@@ -171,7 +171,7 @@ void Inspector::AddKeys(const models::ModelFiles& files) {
   }
 }
 
-void Inspector::AddModel(const models::ModelFiles& files) {
+void Inspector::AddModel(const formats::ModelFiles& files) {
   // The context decides which table a longrope model gets; why a configuration is wrong, AddPlan
   // says.
   const absl::StatusOr<server::DaemonOptions> options = ReadOptions(request_);
@@ -195,18 +195,18 @@ void Inspector::AddModel(const models::ModelFiles& files) {
 
 // Bytes in files, those of scales, zero points and the like included; what several matrices share
 // counts with the first of them.
-std::int64_t StoredBytes(const models::StoredTensor& tensor,
-                         std::set<const models::QuantizedTensor*>& counted) {
+std::int64_t StoredBytes(const formats::StoredTensor& tensor,
+                         std::set<const formats::QuantizedTensor*>& counted) {
   if (tensor.quantized == nullptr) return static_cast<std::int64_t>(tensor.bytes.size());
   std::int64_t bytes = 0;
   if (!counted.insert(tensor.quantized.get()).second) return bytes;
-  for (const models::StoredTensor* source : tensor.quantized->Sources()) {
+  for (const formats::StoredTensor* source : tensor.quantized->Sources()) {
     bytes += static_cast<std::int64_t>(source->bytes.size());
   }
   return bytes;
 }
 
-void Inspector::AddWeights(const models::ModelFiles& files, const models::ModelConfig& config) {
+void Inspector::AddWeights(const formats::ModelFiles& files, const models::ModelConfig& config) {
   const absl::StatusOr<models::Checkpoint> checkpoint =
       models::Checkpoint::Open(files, config.stored_quantization);
   if (!checkpoint.ok()) return AddProblem(checkpoint.status());
@@ -220,9 +220,9 @@ void Inspector::AddWeights(const models::ModelFiles& files, const models::ModelC
   };
   std::map<absl::string_view, Sum> groups;
   std::map<std::string, std::int64_t> types;
-  std::set<const models::QuantizedTensor*> counted;
+  std::set<const formats::QuantizedTensor*> counted;
   Sum all;
-  for (const models::StoredTensor& tensor : checkpoint->tensors()) {
+  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
     std::int64_t values = 1;
     for (const std::int64_t dimension : tensor.shape) values *= dimension;
     const std::int64_t bytes = StoredBytes(tensor, counted);
@@ -251,16 +251,16 @@ void Inspector::AddWeights(const models::ModelFiles& files, const models::ModelC
   }
 }
 
-absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const models::ModelFiles& files,
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const formats::ModelFiles& files,
                                                                const std::string& path) {
   if (files.gguf().empty()) return text::Tokenizer::Load(path);
-  QUIRE_ASSIGN_OR_RETURN(const models::OpenedGguf opened, models::OpenGguf(files));
+  QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
   QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
                          text::ReadGgufVocabulary(opened.gguf));
   return text::Tokenizer::FromGguf(vocabulary);
 }
 
-void Inspector::AddText(const models::ModelFiles& files) {
+void Inspector::AddText(const formats::ModelFiles& files) {
   const auto tokenizer = OpenTokenizer(files, request_.model);
   if (!tokenizer.ok()) return AddProblem(tokenizer.status());
   ordered_json json = {{"kind", (*tokenizer)->kind()}, {"vocab_size", (*tokenizer)->vocab_size()}};
@@ -281,20 +281,20 @@ void Inspector::AddText(const models::ModelFiles& files) {
 
 // The text of a file, nothing where there is none or it cannot be read: the server does without it
 // too.
-std::optional<std::string> ReadText(const models::ModelFiles& files, absl::string_view name) {
+std::optional<std::string> ReadText(const formats::ModelFiles& files, absl::string_view name) {
   if (!files.Has(name)) return std::nullopt;
-  const absl::StatusOr<models::ModelFile> file = files.Open(name);
+  const absl::StatusOr<formats::ModelFile> file = files.Open(name);
   if (!file.ok()) return std::nullopt;
   return std::string(file->text());
 }
 
-void Inspector::AddTemplates(const models::ModelFiles& files, const text::Tokenizer& tokenizer) {
+void Inspector::AddTemplates(const formats::ModelFiles& files, const text::Tokenizer& tokenizer) {
   text::TemplateFiles found;
   if (files.gguf().empty()) {
     found.chat_template_jinja = ReadText(files, "chat_template.jinja");
     found.tokenizer_config_json = ReadText(files, "tokenizer_config.json");
     found.chat_template_json = ReadText(files, "chat_template.json");
-  } else if (const auto opened = models::OpenGguf(files); opened.ok()) {
+  } else if (const auto opened = formats::OpenGguf(files); opened.ok()) {
     const auto text = opened->gguf.OptionalString("tokenizer.chat_template");
     if (text.ok() && *text) found.gguf_template = std::string(**text);
   }

@@ -8,8 +8,9 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "formats/model_files.h"
-#include "server/config/device_plan.h"
+#include "runtime/device_plan.h"
 #include "server/config/options.h"
+#include "server/config/per_device_options.h"
 #include "server/config/scalar_value.h"
 
 namespace quire::client {
@@ -32,27 +33,29 @@ void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
   report->json["sequence_pages"] = sequence_pages;
   report->json["max_context_tokens"] = context_tokens;
   report->lines.push_back(absl::StrCat("layers       ", models::DescribeLayerGroups(layers)));
-  report->lines.push_back(Line(
-      "sequence", sequence_pages * page_bytes,
-      absl::StrCat(", ", sequence_pages, " pages at most, of ", context_tokens, " tokens")));
+  report->lines.push_back(
+      Line("sequence", sequence_pages * page_bytes,
+           absl::StrCat(", ", sequence_pages, " pages at most, of ", context_tokens, " tokens")));
 }
 
 absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::DaemonOptions& daemon,
-                                   const models::ModelFiles& files) {
+                                   const formats::ModelFiles& files) {
   const absl::StatusOr<std::int64_t> bytes = server::ParseBytes(request.device_memory);
   if (!bytes.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--device-memory: ", bytes.status().message()));
   }
-  QUIRE_ASSIGN_OR_RETURN(const server::DevicePlan plan,
-                         server::PlanDevice(daemon, files, *bytes, request.num_sms));
+  QUIRE_ASSIGN_OR_RETURN(const models::DevicePlan plan,
+                         models::PlanDevice(server::RuntimeOptionsFor(daemon, DeviceKind::kCuda),
+                                            files, *bytes, request.num_sms));
   PlanReport report;
-  for (const auto& [name, part] : server::PlanLines(plan)) {
-    report.lines.push_back(Line(name, part, name == "pinned" ? " of the host" : ""));
+  for (const auto& [name, part] : models::PlanLines(plan)) {
+    const bool on_host = name == "pinned" || name == "prefix_index";
+    report.lines.push_back(Line(name, part, on_host ? " of the host" : ""));
     report.json[name + "_bytes"] = part;
   }
-  report.lines.push_back(
-      absl::StrFormat("%d pages of %d tokens (%s, %d bytes each)", plan.memory.num_blocks - 1,
-                      plan.page_size, DTypeName(plan.kv_dtype), plan.memory.page_bytes));
+  report.lines.push_back(absl::StrFormat("%d pages of %d tokens (%s, %d bytes each)",
+                                         plan.memory.num_blocks - 1, plan.page_size,
+                                         DTypeName(plan.kv_dtype), plan.memory.page_bytes));
   report.json["pages"] = plan.memory.num_blocks - 1;
   report.json["page_bytes"] = plan.memory.page_bytes;
   report.json["page_tokens"] = plan.page_size;
@@ -63,8 +66,10 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
 }
 
 absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
-                                    const models::ModelFiles& files) {
-  QUIRE_ASSIGN_OR_RETURN(const server::CpuPlan cpu, server::PlanCpu(daemon, files));
+                                    const formats::ModelFiles& files) {
+  QUIRE_ASSIGN_OR_RETURN(
+      const models::CpuPlan cpu,
+      models::PlanCpu(server::RuntimeOptionsFor(daemon, DeviceKind::kCpu), files));
   const models::MemoryPlan& plan = cpu.memory;
   PlanReport report;
   report.json = {
@@ -78,7 +83,9 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
   report.lines.push_back(Line("workspace", plan.workspace_bytes, ""));
   if (daemon.pool.capacity_bytes) {
     report.json["kv_bytes"] = plan.pool_bytes;
+    report.json["prefix_index_bytes"] = plan.prefix_index_bytes;
     report.lines.push_back(Line("kv", plan.pool_bytes, ""));
+    report.lines.push_back(Line("prefix_index", plan.prefix_index_bytes, ""));
   }
   report.lines.push_back(
       Line("page", plan.page_bytes,
@@ -115,8 +122,8 @@ absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request) {
 
 absl::StatusOr<PlanReport> MakePlan(const PlanRequest& request) {
   QUIRE_ASSIGN_OR_RETURN(const server::DaemonOptions daemon, ReadOptions(request));
-  QUIRE_ASSIGN_OR_RETURN(const models::ModelFiles files,
-                         models::ModelFiles::FromPath(request.model));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files,
+                         formats::ModelFiles::FromPath(request.model));
   return request.cpu ? PlanHost(daemon, files) : PlanGpu(request, daemon, files);
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/json_text.h"
 #include "base/status.h"
 
 namespace quire::client {
@@ -30,8 +31,8 @@ std::vector<std::string> ByteCharacters() {
   std::vector<std::string> characters;
   std::uint32_t next = 256;
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) ||
-                           byte >= 174;
+    const bool printable =
+        (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
     characters.push_back(Utf8(printable ? byte : next++));
   }
   return characters;
@@ -59,8 +60,8 @@ json Tokenizer(const ModelShape& shape) {
   std::uint32_t id = 0;
   for (const std::string& text : SyntheticVocabulary(shape)) vocab[text] = id++;
   json added = json::array();
-  for (const auto& [text, token] : {std::pair{kBegin, shape.vocab_size - 2},
-                                    std::pair{kEnd, shape.vocab_size - 1}}) {
+  for (const auto& [text, token] :
+       {std::pair{kBegin, shape.vocab_size - 2}, std::pair{kEnd, shape.vocab_size - 1}}) {
     added.push_back({{"id", token},
                      {"content", text},
                      {"single_word", false},
@@ -132,7 +133,7 @@ absl::Status WriteFile(const std::filesystem::path& path, const json& content) {
     return absl::FailedPreconditionError(absl::StrCat(path.string(), " exists"));
   }
   std::ofstream file(path);
-  file << content.dump() << "\n";
+  file << JsonText(content) << "\n";
   file.close();
   if (!file) return absl::FailedPreconditionError(absl::StrCat("cannot write ", path.string()));
   return absl::OkStatus();
@@ -141,45 +142,45 @@ absl::Status WriteFile(const std::filesystem::path& path, const json& content) {
 }  // namespace
 
 const std::vector<ModelShape>& KnownShapes() {
-  static const auto& shapes = *new std::vector<ModelShape>{
-      {.name = "llama-3.1-8b",
-       .hidden_size = 4096,
-       .intermediate_size = 14336,
-       .num_layers = 32,
-       .num_heads = 32,
-       .num_kv_heads = 8,
-       .head_dim = 128,
-       .vocab_size = 128256,
-       .max_position_embeddings = 131072,
-       .rope_theta = 500000,
-       .original_max_position_embeddings = 8192},
-      {.name = "tiny",
-       .hidden_size = 128,
-       .intermediate_size = 256,
-       .num_layers = 2,
-       .num_heads = 2,
-       .num_kv_heads = 1,
-       .head_dim = 64,
-       .vocab_size = 512,
-       .max_position_embeddings = 512},
-      {.name = "llama-0.5b",
-       .hidden_size = 1024,
-       .intermediate_size = 4864,
-       .num_layers = 24,
-       .num_heads = 16,
-       .num_kv_heads = 4,
-       .head_dim = 64,
-       .vocab_size = 32000,
-       .max_position_embeddings = 4096},
-      {.name = "llama-1.1b",
-       .hidden_size = 2048,
-       .intermediate_size = 5632,
-       .num_layers = 22,
-       .num_heads = 32,
-       .num_kv_heads = 4,
-       .head_dim = 64,
-       .vocab_size = 32000,
-       .max_position_embeddings = 4096}};
+  static const auto& shapes =
+      *new std::vector<ModelShape>{{.name = "llama-3.1-8b",
+                                    .hidden_size = 4096,
+                                    .intermediate_size = 14336,
+                                    .num_layers = 32,
+                                    .num_heads = 32,
+                                    .num_kv_heads = 8,
+                                    .head_dim = 128,
+                                    .vocab_size = 128256,
+                                    .max_position_embeddings = 131072,
+                                    .rope_theta = 500000,
+                                    .original_max_position_embeddings = 8192},
+                                   {.name = "tiny",
+                                    .hidden_size = 128,
+                                    .intermediate_size = 256,
+                                    .num_layers = 2,
+                                    .num_heads = 2,
+                                    .num_kv_heads = 1,
+                                    .head_dim = 64,
+                                    .vocab_size = 512,
+                                    .max_position_embeddings = 512},
+                                   {.name = "llama-0.5b",
+                                    .hidden_size = 1024,
+                                    .intermediate_size = 4864,
+                                    .num_layers = 24,
+                                    .num_heads = 16,
+                                    .num_kv_heads = 4,
+                                    .head_dim = 64,
+                                    .vocab_size = 32000,
+                                    .max_position_embeddings = 4096},
+                                   {.name = "llama-1.1b",
+                                    .hidden_size = 2048,
+                                    .intermediate_size = 5632,
+                                    .num_layers = 22,
+                                    .num_heads = 32,
+                                    .num_kv_heads = 4,
+                                    .head_dim = 64,
+                                    .vocab_size = 32000,
+                                    .max_position_embeddings = 4096}};
   return shapes;
 }
 
@@ -212,9 +213,9 @@ absl::Status WriteSyntheticModel(absl::string_view shape_name, const std::string
         absl::StrCat("cannot make ", directory, ": ", error.message()));
   }
   QUIRE_RETURN_IF_ERROR(WriteFile(path / "config.json", Config(shape)));
-  QUIRE_RETURN_IF_ERROR(WriteFile(path / "generation_config.json",
-                                  {{"bos_token_id", shape.vocab_size - 2},
-                                   {"eos_token_id", shape.vocab_size - 1}}));
+  QUIRE_RETURN_IF_ERROR(
+      WriteFile(path / "generation_config.json",
+                {{"bos_token_id", shape.vocab_size - 2}, {"eos_token_id", shape.vocab_size - 1}}));
   QUIRE_RETURN_IF_ERROR(WriteFile(path / "tokenizer.json", Tokenizer(shape)));
   return WriteFile(path / "tokenizer_config.json",
                    {{"tokenizer_class", "PreTrainedTokenizerFast"},

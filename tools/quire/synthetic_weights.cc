@@ -11,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/dtype.h"
+#include "base/json_text.h"
+#include "base/split_mix.h"
 #include "base/status.h"
 
 static_assert(std::endian::native == std::endian::little);  // both formats are
@@ -65,17 +67,10 @@ std::vector<Tensor> Tensors(const ModelShape& shape) {
   return tensors;
 }
 
-std::uint64_t Mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 // Near a normal distribution: the sum of four uniform ones, whose deviation is sqrt(4 / 12).
 BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
   if (tensor.is_norm) return BF16::FromFloat(1.0f);
-  const std::uint64_t bits = Mix(stream + index * 0x9e3779b97f4a7c15);
+  const std::uint64_t bits = SplitMix(stream + index * kSplitMixStep);
   const std::uint64_t sum =
       (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
   const float centred = (static_cast<float>(sum) - 131070.0f) / 65535.0f;
@@ -83,7 +78,7 @@ BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
 }
 
 std::uint64_t StreamOf(std::uint64_t seed, std::size_t tensor) {
-  return Mix(Mix(seed) + static_cast<std::uint64_t>(tensor));
+  return SplitMix(SplitMix(seed) + static_cast<std::uint64_t>(tensor));
 }
 
 // Row of the Hugging Face matrix that is row `row` of the GGUF one.
@@ -248,7 +243,7 @@ absl::Status WriteSyntheticWeights(const ModelShape& shape, std::uint64_t seed,
                        : nlohmann::ordered_json::array({tensor.rows, tensor.columns});
     offset = end;
   }
-  std::string text = header.dump();
+  std::string text = JsonText(header);
   text.append((8 - text.size() % 8) % 8, ' ');
   const std::filesystem::path path = std::filesystem::path(directory) / "model.safetensors";
   QUIRE_ASSIGN_OR_RETURN(std::ofstream file, Create(path));

@@ -125,7 +125,7 @@ class Attempts:
     @staticmethod
     def _may_work_later(error: QuireError) -> bool:
         if isinstance(error, Overloaded):  # gRPC says the same of a message that is too large, without a delay
-            return error.retry_delay is not None and error.reason != "DEADLINE_UNREACHABLE"
+            return error.retry_delay is not None
         return isinstance(error, Unavailable)
 
 
