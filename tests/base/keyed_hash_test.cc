@@ -1,6 +1,11 @@
 #include "base/keyed_hash.h"
 
+#include <highwayhash/highwayhash_target.h>
+#include <highwayhash/instruction_sets.h>
+
+#include <algorithm>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "absl/hash/hash_testing.h"
@@ -43,8 +48,6 @@ TEST(KeyedHashTest, GivesThePublishedAnswers) {
                             {64, {0x98BB1F7198D4C4F2, 0xE0BC0571DE918FC8}}};
   for (const Answer& answer : answers) {
     EXPECT_EQ(KeyedHash(kKey, Counting(answer.size)), answer.hash) << answer.size;
-    KeyedHasher one_by_one(kKey, /*vectors=*/false);
-    EXPECT_EQ(one_by_one.Update(Counting(answer.size)).Finish(), answer.hash) << answer.size;
   }
 }
 
@@ -53,38 +56,37 @@ TEST(KeyedHashTest, AnySplitGivesTheSameHash) {
   const Hash128 whole = KeyedHash(kKey, bytes);
   std::mt19937 random(3);
   for (int trial = 0; trial < 500; ++trial) {
-    KeyedHasher hasher(kKey);
+    std::vector<std::span<const std::byte>> fragments;
     for (std::size_t at = 0; at < bytes.size();) {
       const std::size_t take = std::min<std::size_t>(random() % 70, bytes.size() - at);
-      hasher.Update(std::span(bytes).subspan(at, take));
+      fragments.push_back(std::span(bytes).subspan(at, take));
       at += take;
     }
-    ASSERT_EQ(hasher.Finish(), whole);
+    ASSERT_EQ(KeyedHash(kKey, fragments), whole);
+    const std::size_t cut = random() % bytes.size();
+    ASSERT_EQ(KeyedHash(kKey, std::span(bytes).first(cut), std::span(bytes).subspan(cut)), whole);
   }
 }
 
-TEST(KeyedHashTest, VectorsGiveTheHashOfSingleLanes) {
-  if (!KeyedHasher::HasVectors()) GTEST_SKIP() << "this processor has no AVX2";
+// What a processor without the best instructions of this one computes.
+template <highwayhash::TargetBits kTarget>
+struct ExpectHash {
+  void operator()(const std::vector<std::byte>& bytes, const Hash128& want) const {
+    const highwayhash::HHKey key = {kKey.words[0], kKey.words[1], kKey.words[2], kKey.words[3]};
+    const highwayhash::StringView view{reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+    highwayhash::HHResult128 hash;
+    highwayhash::HighwayHashCat<kTarget>()(key, &view, 1, &hash);
+    EXPECT_EQ((Hash128{hash[0], hash[1]}), want) << bytes.size() << " bytes, " << kTarget;
+  }
+};
+
+TEST(KeyedHashTest, EveryInstructionSetGivesTheSameHash) {
   std::mt19937 random(5);
   for (int trial = 0; trial < 500; ++trial) {
     std::vector<std::byte> bytes(random() % 300);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-    const HashKey key{
-        {random(), random() * 0x9e3779b97f4a7c15, ~std::uint64_t{random()}, random()}};
-    KeyedHasher one_by_one(key, /*vectors=*/false);
-    KeyedHasher at_once(key, /*vectors=*/true);
-    ASSERT_EQ(at_once.Update(bytes).Finish(), one_by_one.Update(bytes).Finish()) << bytes.size();
+    highwayhash::InstructionSets::RunAll<ExpectHash>(bytes, KeyedHash(kKey, bytes));
   }
-}
-
-TEST(KeyedHashTest, FinishLeavesTheHasherUsable) {
-  KeyedHasher hasher(kKey);
-  hasher.Update("prefix");
-  const Hash128 prefix = hasher.Finish();
-  EXPECT_EQ(hasher.Finish(), prefix);
-  KeyedHasher copy = hasher;
-  EXPECT_EQ(copy.Update(" and more").Finish(), hasher.Update(" and more").Finish());
-  EXPECT_EQ(copy.Finish(), KeyedHasher(kKey).Update("prefix and more").Finish());
 }
 
 TEST(KeyedHashTest, KeyAndLengthMatter) {
@@ -94,12 +96,6 @@ TEST(KeyedHashTest, KeyAndLengthMatter) {
     EXPECT_NE(KeyedHash(kKey, std::span(zeros).first(size)),
               KeyedHash(kKey, std::span(zeros).first(size + 1)));
   }
-}
-
-TEST(KeyedHashTest, ValuesEnterAsTheirBytes) {
-  const std::uint32_t value = 0x04030201;
-  EXPECT_EQ(KeyedHasher(kKey).UpdateValue(value).Finish(),
-            KeyedHasher(kKey).Update("\x01\x02\x03\x04").Finish());
 }
 
 TEST(KeyedHashTest, HashesAreTableKeys) {

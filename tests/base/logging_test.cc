@@ -68,7 +68,7 @@ TEST_F(LoggingTest, EveryJsonLineParses) {
   EXPECT_EQ(first["logger"], "a\"b");
   const std::string bad = "\xef\xbf\xbd";
   EXPECT_EQ(first["text"], std::string("q\"b\\n\nz\0", 8) + bad + "\xc3\xa9" + bad + bad + bad +
-                               " \xf0\x9f\x98\x80" + bad + bad);
+                               " \xf0\x9f\x98\x80" + bad);
   EXPECT_EQ(first["nan"], "nan");
   EXPECT_EQ(first["inf"], "-inf");
   const auto second = nlohmann::json::parse(lines[1], nullptr, false);

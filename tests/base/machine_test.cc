@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -9,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -19,7 +20,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// A /proc and a /sys of the test's own.
+// Two packages of two cores of two threads, siblings 4 apart.
+constexpr char kEightCpus[] = "package:2 core:2 pu:2(indexes=0,4,1,5,2,6,3,7)";
+
+// A topology, a /proc and a /sys of the test's own.
 class FakeMachineTest : public ::testing::Test {
  protected:
   FakeMachineTest()
@@ -34,15 +38,9 @@ class FakeMachineTest : public ::testing::Test {
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << text << "\n";
   }
-  void WriteCore(int cpu, int package, int core) {
-    const std::string base = absl::StrCat("sys/devices/system/cpu/cpu", cpu, "/topology/");
-    Write(base + "physical_package_id", absl::StrCat(package));
-    Write(base + "core_id", absl::StrCat(core));
-  }
-  // CPUs 0 to 7: two packages of two cores of two threads, siblings 4 apart.
   Machine EightCpus(std::vector<int> allowed = {0, 1, 2, 3, 4, 5, 6, 7}) {
-    for (int cpu = 0; cpu < 8; ++cpu) WriteCore(cpu, cpu % 4 / 2, cpu % 2);
-    return Machine::Detect({.root = root_.string(), .cpus = std::move(allowed)});
+    return Machine::Detect(
+        {.root = root_.string(), .topology = kEightCpus, .cpus = std::move(allowed)});
   }
 
   std::filesystem::path root_;
@@ -54,9 +52,8 @@ TEST(MachineTest, NamesWhatThisProcessMayUse) {
   EXPECT_EQ(std::set(machine.cpus().begin(), machine.cpus().end()).size(), machine.cpus().size());
   EXPECT_GE(machine.physical_cores(), 1);
   EXPECT_LE(machine.physical_cores(), static_cast<int>(machine.cpus().size()));
-  EXPECT_THAT(machine.isa(),
-              ::testing::AnyOf("amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "neon",
-                               "baseline"));
+  EXPECT_THAT(machine.isa(), ::testing::AnyOf("amx", "avx512_vnni", "avx512", "avx_vnni", "avx2",
+                                              "neon", "baseline"));
   EXPECT_FALSE(machine.cpu_model().empty());
 }
 
@@ -90,7 +87,8 @@ TEST_F(FakeMachineTest, MaskWithHalfOfACore) {
 }
 
 TEST_F(FakeMachineTest, EveryCpuIsACoreWithoutATopology) {
-  const Machine machine = Machine::Detect({.root = root_.string(), .cpus = std::vector{0, 1, 2}});
+  const Machine machine =
+      Machine::Detect({.root = root_.string(), .topology = "pu:3", .cpus = std::vector{0, 1, 2}});
   EXPECT_EQ(machine.physical_cores(), 3);
   EXPECT_EQ(machine.cpu_model(), "unknown");
 }
@@ -133,6 +131,17 @@ TEST_F(FakeMachineTest, AQuotaThatMakesNoSenseIsNone) {
     Write("sys/fs/cgroup/cpu.max", bad);
     EXPECT_EQ(EightCpus().physical_cores(), 4) << bad;
   }
+}
+
+// As in a sandbox that shows no /sys.
+TEST(MachineTest, WithoutATopologyEveryCpuIsACore) {
+  setenv("HWLOC_COMPONENTS", "stop", /*overwrite=*/1);
+  const Machine machine = Machine::Detect();
+  unsetenv("HWLOC_COMPONENTS");
+  EXPECT_EQ(machine.cpus().size(), std::max(1u, std::thread::hardware_concurrency()));
+  EXPECT_EQ(machine.core_cpus(), machine.cpus());
+  EXPECT_GE(machine.physical_cores(), 1);
+  EXPECT_EQ(machine.cpu_model(), "unknown");
 }
 
 }  // namespace

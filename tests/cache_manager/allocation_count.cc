@@ -6,17 +6,28 @@
 
 namespace {
 std::atomic<std::uint64_t> num_allocations{0};
+std::atomic<std::uint64_t> bytes_allocated{0};
 }  // namespace
 
 namespace quire {
-std::uint64_t NumAllocations() { return num_allocations; }
+std::uint64_t NumAllocations() {
+  return num_allocations;
+}
+std::uint64_t BytesAllocated() {
+  return bytes_allocated;
+}
 }  // namespace quire
 
 void* operator new(std::size_t size) {
   ++num_allocations;
+  bytes_allocated += size;
   void* memory = std::malloc(size);
   if (memory == nullptr) std::abort();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}

@@ -49,6 +49,43 @@ TEST_F(CacheManagerTest, NeverMatchesTheWholePrompt) {
   }
 }
 
+TEST_F(CacheManagerTest, AMatchSaysHowFarFiniteLogitsHaveReadIt) {
+  const Tokens stored = Count(3 * kP + 5);
+  StartAndPublish(kA, Count(2 * kP));
+  EXPECT_EQ(Match(stored).num_tokens, 2 * kP);
+  EXPECT_EQ(Match(stored).proven_tokens, 0u);
+  cache_->SetProven(kA, 2 * kP);
+  EXPECT_EQ(Match(stored).proven_tokens, 2 * kP);
+  // Another row goes on from there: its page is not proven before its own logits are.
+  StartAndPublish(kB, stored);
+  EXPECT_EQ(Match(stored).proven_tokens, 2 * kP);
+  FreeKeepingTail(kB, stored);
+  PrefixMatch match = Match(stored + Count(1));
+  EXPECT_EQ(match.partial_rows, 5u);
+  EXPECT_FALSE(match.is_partial_proven);
+  EXPECT_EQ(match.proven_tokens, 2 * kP);
+  Start(kB, stored);
+  cache_->SetProven(kB, 3 * kP + 5);
+  Publish(kB, stored);
+  FreeKeepingTail(kB, stored);
+  match = Match(stored + Count(1));
+  EXPECT_EQ(match.proven_tokens, 3 * kP);
+}
+
+// Whose page it is decides, not who has computed the same.
+TEST_F(CacheManagerTest, AnAdoptedPageIsProvenByWhatReadsItLater) {
+  const Tokens stored = Count(2 * kP + 1);
+  Start(kA, stored);
+  Start(kB, stored);
+  Publish(kA, stored);
+  cache_->SetProven(kB, 2 * kP + 1);
+  Publish(kB, stored);
+  EXPECT_EQ(PageOf(kA, 0), PageOf(kB, 0));
+  EXPECT_EQ(Match(stored).proven_tokens, 0u);
+  cache_->SetProven(kB, 2 * kP + 1);
+  EXPECT_EQ(Match(stored).proven_tokens, 2 * kP);
+}
+
 TEST_F(CacheManagerTest, MaxTokensBoundsFullAndPartialPages) {
   StartAndPublish(kA, Count(3 * kP));
   const Tokens prompt = Count(3 * kP);
@@ -483,6 +520,28 @@ TEST_F(CacheManagerTest, DecodingAllocatesNothing) {
     if (!reserved || !idle) std::abort();
   }
   EXPECT_EQ(NumAllocations(), before);
+}
+
+// By the difference between two sizes of a pool, which holds nothing else that grows so much.
+TEST(PrefixIndexBytesTest, CountsTheNodesWithoutPagesOfWindows) {
+  const auto index = [](std::initializer_list<std::uint32_t> windows, std::uint32_t context) {
+    return CacheManager::PrefixIndexBytes(WithWindows(TinyOptions(65, 8, context), windows));
+  };
+  const auto held = [](std::initializer_list<std::uint32_t> windows, std::uint32_t context) {
+    const CacheManagerOptions options = WithWindows(TinyOptions(65, 8, context), windows);
+    const std::uint64_t before = BytesAllocated();
+    const auto cache = CacheManager::Create(options);
+    QUIRE_CHECK(cache.ok());
+    return static_cast<std::int64_t>(BytesAllocated() - before);
+  };
+  constexpr std::uint32_t kLong = 1 << 16;
+  EXPECT_EQ(index({0, 48}, 256), index({0, 48}, kLong));
+  const std::int64_t empty_nodes = index({48}, kLong) - index({48}, 256);
+  EXPECT_GT(empty_nodes, 8 * ((kLong - 256) / kTestPageSize) * 4 * kTestPageSize);
+  // A longer context takes longer lookup tables and scratch as well, with or without windows.
+  const std::int64_t tables = held({0}, kLong) - held({0}, 256);
+  EXPECT_LE(held({48}, kLong) - held({48}, 256) - tables, empty_nodes + 4096);
+  EXPECT_GE(held({48}, kLong) - held({48}, 256) - tables, empty_nodes - 4096);
 }
 
 class PrefixCachingOffTest : public CacheManagerTest {

@@ -379,8 +379,8 @@ class CacheModel {
     std::uint32_t node = 0;
     bool collision = false;
     for (std::size_t at = 0; at <= column; ++at) {
-      node = tree_.FindChild(row.root, node, keys[at], tokens.subspan(at * size_, size_),
-                             &collision);
+      node =
+          tree_.FindChild(row.root, node, keys[at], tokens.subspan(at * size_, size_), &collision);
       if (node == 0) return 0;
     }
     return node;

@@ -317,6 +317,7 @@ class Storm {
     const auto all_keys = KeysOf(options_, sequence.root, sequence.tokens);
     const auto before = model_.PagesOf(row);
     const std::uint64_t completed = model_.tree().num_completed();
+    if (random_.OneIn(2)) cache_->SetProven(BatchRow{row}, sequence.computed);
     cache_->Publish(BatchRow{row}, sequence.tokens, &sequence.keys, sequence.computed);
     model_.Publish(row, sequence.tokens, all_keys, sequence.computed);
     coverage_.adopted += before != model_.PagesOf(row);

@@ -1,18 +1,18 @@
 #include "tests/cache_manager/kv_oracle_support.h"
-#include "tests/testing/paths.h"
 
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <sstream>
 
+#include "tests/testing/paths.h"
+
 namespace quire::cache::testing {
 
 std::vector<Json> ReadCases(const std::string& file) {
   const char* folder = std::getenv("QUIRE_KV_CASES");
   const std::string path =
-      (folder != nullptr ? std::string(folder) : paths::TestData("kv_cache")) + "/" +
-      file;
+      (folder != nullptr ? std::string(folder) : paths::TestData("kv_cache")) + "/" + file;
   std::ifstream in(path);
   EXPECT_TRUE(in.is_open()) << "cannot open " << path;
   std::vector<Json> cases;

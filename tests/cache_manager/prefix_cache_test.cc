@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cache_manager/allocation_count.h"
 #include "tests/cache_manager/cache_test_util.h"
 
 namespace quire::cache {
@@ -299,6 +300,50 @@ TEST(PrefixCacheDeathTest, BrokenContracts) {
   const NodeId tail = cache.AddPartialChild(root, Count(2), Pages(pages[1]));
   EXPECT_DEATH(cache.AddChild(tail, {2, 2}, Count(4), Pages(pages[2])), "check failed");
   EXPECT_DEATH(cache.parent(NodeId{5}), "check failed");
+}
+
+// Every page with a root of its own, which is the most that a tree can have, twice over, so that
+// the tables hold erased entries too.
+TEST(PrefixCacheBytesTest, AreWhatAFullPoolHolds) {
+  const Tokens tokens = Count(64);
+  for (const std::uint32_t num_blocks : {2u, 5u, 6u, 8u, 9u, 15u, 16u, 113u, 1000u, 4097u}) {
+    for (const std::uint32_t num_groups : {1u, 3u}) {
+      for (const std::uint32_t max_empty_nodes : {0u, 700u}) {
+        if (num_blocks <= num_groups) continue;
+        PrefixCacheOptions options{.page_size = 64, .hash_key = kKey};
+        options.groups.assign(num_groups, CacheGroup{.window = 100});
+        options.max_empty_nodes = max_empty_nodes;
+        BlockPool pool(num_blocks);
+        std::vector<BlockId> pages(num_groups);
+        const std::uint64_t before = BytesAllocated();
+        PrefixCache cache(options, &pool);
+        const std::uint64_t made = BytesAllocated();
+        for (std::uint64_t root = 1; root <= 2 * (num_blocks / num_groups); ++root) {
+          QUIRE_CHECK(pool.Allocate(pages).ok() && cache.MakeRoom());
+          cache.AddChild(cache.AddRoot({root, 1}), {root, 2}, tokens, pages);
+          for (const BlockId page : pages) pool.DropRequest(page, cache.EvictedBefore(page));
+        }
+        const auto held = static_cast<std::int64_t>(BytesAllocated() - before);
+        const std::int64_t bound = PrefixCache::BytesFor(options, num_blocks);
+        EXPECT_LE(held, bound) << num_blocks << ", " << num_groups << ", " << max_empty_nodes;
+        // Beside tables of a few entries, and what they grow by, nothing is counted that is not
+        // there.
+        EXPECT_LE(bound, held + 2048) << num_blocks << ", " << num_groups;
+        if (num_blocks > 8) {
+          EXPECT_EQ(BytesAllocated(), made) << num_blocks << ", " << num_groups;
+        }
+        EXPECT_GE(cache.num_nodes(), (num_blocks - 1) / num_groups);
+      }
+    }
+  }
+}
+
+TEST(PrefixCacheBytesTest, GrowWithThePool) {
+  const PrefixCacheOptions options{.page_size = 64};
+  for (std::uint32_t num_blocks = 2; num_blocks < 3000; ++num_blocks) {
+    EXPECT_LT(PrefixCache::BytesFor(options, num_blocks),
+              PrefixCache::BytesFor(options, num_blocks + 1));
+  }
 }
 
 }  // namespace

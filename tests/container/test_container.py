@@ -21,6 +21,10 @@ import pytest
 from grpc_tools import protoc
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "testing"))
+
+from waiting import wait_until  # noqa: E402
+
 DOCKER = os.environ["QUIRE_DOCKER"]
 HAS_BRIDGE = os.environ["QUIRE_DOCKER_NETWORK"] == "bridge"
 IMAGE = "quire:latest"
@@ -39,13 +43,7 @@ def inspect(name):
 
 
 def wait_for(what, question, seconds=30):
-    end = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(OSError, ValueError):  # not there yet
-            if answer := question():
-                return answer
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
+    return wait_until(question, what, seconds, not_yet=(OSError, ValueError))
 
 
 def get(url):

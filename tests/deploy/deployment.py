@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+sys.path[:0] = [str(ROOT / "tests" / "e2e"), str(ROOT / "tests" / "testing")]
 
 from daemon import QUIRE, QUIRED, Daemon  # noqa: E402
 

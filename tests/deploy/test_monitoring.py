@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -13,6 +12,7 @@ import urllib.request
 import pytest
 import yaml
 from deployment import ROOT, Daemon, metric_names, needs, quire, read_yaml, rules, scrape
+from waiting import wait_until
 
 SUFFIXES = ("_bucket", "_sum", "_count")
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"
@@ -143,16 +143,8 @@ def ask(port, path, **parameters):
         return json.load(answer)["data"]
 
 
-def wait_for(what, question, seconds=25):
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            if answer := question():
-                return answer
-        except (OSError, ValueError):  # not there yet
-            pass
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
+def wait_for(what, question):
+    return wait_until(question, what, 25, not_yet=(OSError, ValueError))
 
 
 def test_prometheus_evaluates_the_rules_of_a_live_daemon(daemon, tmp_path):

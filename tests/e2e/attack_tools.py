@@ -6,11 +6,11 @@ import os
 import socket
 import subprocess
 import threading
-import time
 
 import grpc
 import pytest
 from daemon import QUIRE
+from waiting import wait_until
 
 PROMPT = "Once upon a time there was a dog that nobody else may read about"
 ENDLESS = 50000  # tokens
@@ -58,13 +58,6 @@ def failure(call):
 
 def cached_tokens(messages):
     return messages[0].started.cached_tokens
-
-
-def wait_until(condition, what, timeout=20):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
-        time.sleep(0.05)
 
 
 class Files:

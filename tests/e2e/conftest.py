@@ -8,7 +8,8 @@ import grpc_tools
 import pytest
 from grpc_tools import protoc
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "testing")]
 
 from daemon import ROOT, Daemon  # noqa: E402
 

@@ -22,10 +22,10 @@ TESTDATA = (BUILD / "tests" / "testdata").resolve()
 class Daemon:
     """Starts quired with ports of its own and reads them from its log."""
 
-    def __init__(self, folder, *arguments, settings=(), env=None, format_in_file=False):
+    def __init__(self, folder, *arguments, settings=(), env=None, prefix=(), format_in_file=False):
         self.folder = pathlib.Path(folder)
         self.admin = f"unix:{self.folder}/admin.sock"
-        command = [str(QUIRED), *arguments]
+        command = [*prefix, str(QUIRED), *arguments]
         for setting in (
             "server.grpc.listen=[127.0.0.1:0]",
             f"server.admin.listen=[{self.admin}]",

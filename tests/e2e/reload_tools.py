@@ -10,6 +10,7 @@ import urllib.request
 import grpc
 import pytest
 from daemon import ROOT, Daemon, reason_of
+from waiting import pace, wait_until
 
 # Values at start. Pages and queues are small, so that limits are reached; deltas are one token each.
 START = {
@@ -77,7 +78,7 @@ class Load(threading.Thread):
         super().__init__(daemon=True)
         self.api, self.daemon = api, daemon
         self.stopping = threading.Event()
-        self.whole, self.refused, self.failures, self.texts = 0, 0, [], set()
+        self.ended, self.whole, self.refused, self.failures, self.texts = 0, 0, 0, [], set()
         self.request = greedy(api, tokens=tokens)
         self.request.priority = priority
         self.start()
@@ -96,9 +97,10 @@ class Load(threading.Thread):
                     reason = reason_of(error)[0]
                     if (not ids and reason in self.REFUSALS) or reason in Load.also_allowed:
                         self.refused += 1
-                        time.sleep(0.01)
+                        pace(0.01)
                     else:
                         self.failures.append(error)
+                self.ended += 1
 
     def finish(self):
         self.stopping.set()
@@ -130,6 +132,7 @@ class Live:
 
     def __init__(self, api, folder, start=START):
         self.api, self.folder, self.start = api, pathlib.Path(folder), start
+        self.load = []
         self.file = self.folder / "quired.yaml"
         self.write({})
         self.daemon = Daemon(
@@ -163,6 +166,15 @@ class Live:
         assert not answer.errors, answer.errors
         assert answer.changed
         return answer
+
+    def request(self, name):
+        """What the daemon says of a live request; None when it has none of that id."""
+        listed = self.admin.ListRequests(self.api.ListRequestsRequest(page_size=1000), timeout=30)
+        return next((request for request in listed.requests if request.request_id == name), None)
+
+    def state(self, name):
+        found = self.request(name)
+        return found and found.state
 
     def run(self, request):
         return list(self.generation.Generate(request, timeout=60))
@@ -201,21 +213,12 @@ class Live:
         return found
 
 
-def eventually(check, seconds=10):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if check():
-            return True
-        time.sleep(0.02)
-    return check()
-
-
 @pytest.fixture(scope="module")
 def shared(api, tmp_path_factory):
     live = Live(api, tmp_path_factory.mktemp("reload"))
-    load = [Load(api, live.daemon) for _ in range(3)]
+    live.load = [Load(api, live.daemon) for _ in range(3)]
     yield live
-    for one in load:
+    for one in live.load:
         one.finish()
     assert live.daemon.process.poll() is None, live.daemon.log
     live.close()
@@ -241,9 +244,24 @@ def occupy(live, count=3, tokens=400):
 def unread(live):
     """A call with more output than its connection buffers; the client does not read it, so it does not end by itself."""
     request = greedy(live.api, tokens=450, logprobs=20)
-    request.sampling.choice_count = 8
+    request.request_id, request.sampling.choice_count = "unread", 8
     # Without probes the window stays at 64 KiB.
     live.slow_channel = grpc.insecure_channel(live.daemon.grpc_address, [("grpc.http2.bdp_probe", 0)])
     call = live.api.GenerationServiceStub(live.slow_channel).Generate(request)
     next(call)
+    return call
+
+
+def stalled(live):
+    """The same, once the connection takes no more: until then a full stream empties again and steps follow."""
+    call = unread(live)
+    seen = {}
+
+    def has_stopped():
+        request = live.request("unread")
+        if not request or request.state != live.api.REQUEST_STATE_STALLED or request.output_tokens != seen.get("tokens"):
+            seen.update(tokens=request and request.output_tokens, since=time.monotonic())
+        return time.monotonic() - seen["since"] > 1
+
+    wait_until(has_stopped, "the stream is full for a second")
     return call

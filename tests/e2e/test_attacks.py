@@ -11,8 +11,9 @@ import time
 
 import grpc
 import pytest
-from attack_tools import Neighbour, failure, generate, http_get, request_of, wait_until
+from attack_tools import Neighbour, failure, generate, http_get, request_of
 from daemon import Daemon
+from waiting import pace, wait_until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -251,6 +252,11 @@ def test_floods_of_metadata_are_refused(api, daemon, neighbour):
         assert generate(api, channel)
 
 
+def streams(daemon):
+    metrics = http_get(daemon.http_address, "/metrics")[1].decode()
+    return float(re.search(r"^quire_grpc_streams_active\S* (\S+)$", metrics, re.MULTILINE).group(1))
+
+
 def test_streams_of_one_connection_are_bounded(api, tmp_path):
     with Daemon(tmp_path, settings=["server.grpc.max_concurrent_streams=4"]) as daemon:
         daemon.wait_serving()
@@ -264,14 +270,15 @@ def test_streams_of_one_connection_are_bounded(api, tmp_path):
             readers = [threading.Thread(target=read) for _ in range(12)]
             for reader in readers:
                 reader.start()
-            most = 0
-            while any(reader.is_alive() for reader in readers):
-                _, metrics = http_get(daemon.http_address, "/metrics")
-                line = next(x for x in metrics.decode().splitlines() if x.startswith("quire_grpc_streams_active"))
-                most = max(most, int(float(line.split()[-1])))
-                time.sleep(0.01)
+            seen = []
+
+            def have_ended():
+                seen.append(streams(daemon))
+                return not any(reader.is_alive() for reader in readers)
+
+            wait_until(have_ended, "all streams have ended", 120)
             # One that has ended is counted for a moment while the next has begun; without the limit there are 12.
-            assert 1 <= most < 8
+            assert 1 <= max(seen) < 8
             assert len(lengths) == 12 and min(lengths) > 2  # the others waited, none was lost
 
 
@@ -309,11 +316,7 @@ def test_resets_and_pings_in_a_row_disturb_nobody(api, daemon, neighbour):
     with daemon.channel() as channel:
         assert generate(api, channel)
 
-    def streams():
-        metrics = http_get(daemon.http_address, "/metrics")[1].decode()
-        return float(re.search(r"^quire_grpc_streams_active\S* (\S+)$", metrics, re.MULTILINE).group(1))
-
-    wait_until(lambda: streams() <= 1, "nothing but the neighbour's stream is left")
+    wait_until(lambda: streams(daemon) <= 1, "nothing but the neighbour's stream is left")
 
 
 def sockets_of(daemon):
@@ -369,7 +372,7 @@ def test_slow_headers_do_not_take_the_health_port(daemon, neighbour):
             start = time.monotonic()
             assert http_get(daemon.http_address, "/livez")[0] == 200
             assert time.monotonic() - start < 2
-            time.sleep(0.2)
+            pace(0.2)
         deadline = time.monotonic() + 60
         assert all(is_closed(connection, deadline - time.monotonic()) for connection in slow)
     finally:

@@ -3,15 +3,17 @@
 import contextlib
 import http.server
 import json
+import re
 import signal
 import socketserver
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from attack_tools import http_get
 from daemon import BUILD, QUIRE, ROOT, Daemon
+from waiting import wait_until
 
 sys.path.insert(0, str(ROOT / "tools" / "docs"))
 import benchmark_data  # noqa: E402
@@ -231,19 +233,24 @@ def test_options_without_effect_are_refused(options):
     assert "cannot read" not in quire("bench", *options.split(), code=2)
 
 
+def accepted(daemon):
+    """Requests so far."""
+    _, metrics = http_get(daemon.http_address, "/metrics")
+    return float(re.search(rb"^quire_requests_accepted_total\S* (\S+)$", metrics, re.MULTILINE).group(1))
+
+
 @pytest.mark.parametrize("compares", [False, True])
 def test_an_interrupted_round_is_not_in_the_medians(daemon, compares, tmp_path):
     with peer() as (server, url):
         file = tmp_path / "report"
         command = [str(QUIRE), "--address", daemon.grpc_address, "--json", "bench", "--requests", "40", "--rate", "40",
                    "--output-tokens", "2", "--rounds", "1000", "--output-file", str(file)]
+        before = accepted(daemon)
         process = subprocess.Popen(command + ["--peer", f"openai={url}"] * compares, stdout=subprocess.PIPE, text=True)
-        end = time.monotonic() + 60
         if compares:  # in the second round at least
-            while len(server.requests) < 50 and time.monotonic() < end:
-                time.sleep(0.01)
+            wait_until(lambda: len(server.requests) >= 50, "requests of the second round", 60)
         else:
-            time.sleep(0.5)
+            wait_until(lambda: accepted(daemon) > before, "a request")
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

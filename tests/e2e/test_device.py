@@ -8,7 +8,9 @@ import subprocess
 import time
 
 import pytest
+from attack_tools import http_get
 from daemon import QUIRE, QUIRED, Daemon
+from waiting import stays
 
 NO_DRIVER = not pathlib.Path("/proc/driver/nvidia/version").exists()
 without_driver = pytest.mark.skipif(not NO_DRIVER, reason="this machine has an NVIDIA driver")
@@ -86,6 +88,11 @@ def test_a_model_without_weights_is_served(api, tmp_path):
             stub = api.GenerationServiceStub(channel)
             completed = [list(stub.Generate(request, timeout=30))[-1].completed for _ in range(2)]
         assert completed[0].usage.completion_tokens == 16 and len(completed[0].token_ids) == 16
+        (planned,) = [line for line in map(json.loads, daemon.log.splitlines()) if line["msg"] == "memory plan"]
+        assert planned["prefix_index_bytes"] > planned["pages"] * 2 * 64 * 4
+        metrics = http_get(daemon.http_address, "/metrics")[1].decode()
+        (value,) = re.findall(r'^quire_device_memory_bytes{device="cpu",kind="prefix_index"} (\S+)$', metrics, re.M)
+        assert float(value) == planned["prefix_index_bytes"]
         daemon.terminate()
         assert daemon.wait(60) == 0, daemon.log
 
@@ -105,6 +112,7 @@ def test_cpu_plan_of_llama_8b(tmp_path):
     table = quire(*arguments, "--set", "model.quantization=int4_g32", "--set", "kv_cache.capacity_bytes=1GiB")
     assert re.search(rf"^weights +{plan['weights_bytes']} .*most as int4_g32$", table, re.M)
     assert re.search(r"^kv +\d+ ", table, re.M)
+    assert re.search(r"^prefix_index +\d+ ", table, re.M)
 
 
 def test_plan_of_llama_8b(tmp_path):
@@ -119,10 +127,13 @@ def test_plan_of_llama_8b(tmp_path):
     page = 2 * 32 * 64 * 8 * 128 * 2  # K and V, layers, tokens, heads, head size, bf16
     assert plan["page_bytes"] == page and 0 <= left < page
     assert plan["pages"] * page < plan["kv_bytes"] < (plan["pages"] + 3) * page
+    # Two slots a page, each with the page's tokens, a node and its entry in a table.
+    assert 2 * 64 * 4 < plan["prefix_index_bytes"] / plan["pages"] < 2 * 64 * 4 + 600
     matrices = 2 * 128256 * 4096 + 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
     assert 2 * matrices < plan["weights_bytes"] < 1.001 * 2 * matrices
     table = quire(*arguments, "--device-memory", "80GiB")
     assert re.search(rf"^weights +{plan['weights_bytes']} ", table, re.M) and f"{plan['pages']} pages of 64" in table
+    assert re.search(rf"^prefix_index +{plan['prefix_index_bytes']} .* of the host$", table, re.M)
 
     int8 = json.loads(quire("--json", *arguments, "--device-memory", "80GiB", "--set", "kv_cache.dtype=int8"))
     assert int8["page_bytes"] == page // 2 + 2 * 32 * 64 * 8 * 4  # a scale of 4 bytes per token and head
@@ -140,7 +151,7 @@ def test_sigterm_while_loading_does_not_wait(tmp_path):
     os.mkfifo(model / "tokenizer.json")  # its reader waits for a writer that never comes
     with Daemon(tmp_path, str(model), settings=["model.load_mode=dummy"]) as daemon:
         daemon.wait_listening()
-        time.sleep(0.3)
+        stays(lambda: http_get(daemon.http_address, "/startupz")[0] == 503, 0.3, "the model is loaded, or refused")
         start = time.monotonic()
         daemon.terminate()
         assert daemon.wait(10) == 0, daemon.log

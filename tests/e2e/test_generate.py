@@ -1,11 +1,11 @@
 """Generation over gRPC: streams, choices, seeds, stops, log-probabilities, batches."""
 
 import threading
-import time
 
 import grpc
 import pytest
 from daemon import reason_of
+from waiting import wait_until
 
 PROMPT = "Once upon a time"
 
@@ -177,13 +177,11 @@ def test_disconnect_frees_the_pages(api, generation, admin):
 
 
 def wait_for_idle(api, admin):
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
+    def is_idle():
         stats = admin.GetStats(api.GetStatsRequest()).stats
-        if stats.used_kv_page_count == 0 and stats.running_count == 0 and stats.waiting_count == 0:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"pages are not back: {stats}")
+        return stats.used_kv_page_count == stats.running_count == stats.waiting_count == 0
+
+    wait_until(is_idle, "no request lives, and the pages are back")
 
 
 def test_deadline_is_never_an_ordinary_end(api, generation):

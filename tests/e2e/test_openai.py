@@ -6,7 +6,6 @@ import json
 import socket
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 
@@ -14,6 +13,7 @@ import openai
 import pytest
 from certificates import Authority
 from daemon import QUIRE, Daemon
+from waiting import wait_until
 
 PROMPT = "Once upon a time, there was a"
 
@@ -214,10 +214,7 @@ def test_a_closed_stream_ends_its_request(client, model, stats):
     stream = complete(client, model, stream=True, max_tokens=200, n=4, temperature=1)
     next(iter(stream))
     stream.close()
-    deadline = time.monotonic() + 20
-    while stats().running_count + stats().waiting_count > 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: stats().running_count + stats().waiting_count == 0, "no request lives")
     assert stats().used_kv_page_count == 0
 
 
@@ -299,10 +296,7 @@ def test_tls_client_certificates_tokens_and_rotation(tmp_path):
             except urllib.error.HTTPError as error:
                 return error.code
 
-        deadline = time.monotonic() + 30
-        while get("/health") != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: get("/health") == 200, "the model is loaded", 30)
         assert [get("/v1/models", token) for token in ("", "wrong", "scrape", "good")] == [401, 401, 403, 200]
         assert [get("/metrics", token, running.http_address) for token in ("", "good", "scrape")] == [401, 403, 200]
         assert get("/livez", "", running.http_address) == 200
@@ -320,10 +314,7 @@ def test_tls_client_certificates_tokens_and_rotation(tmp_path):
         (tmp_path / "key.pem").write_bytes(key)
         (tmp_path / "cert.pem").write_bytes(cert)
         context.load_verify_locations(cadata=other.pem.decode())
-        deadline = time.monotonic() + 20
-        while peer_issuer(address, context) != "the next authority":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: peer_issuer(address, context) == "the next authority", "the new certificate serves")
         assert get("/v1/models", "good") == 200
 
 

@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,6 +14,7 @@ import pytest
 from daemon import QUIRE, QUIRED, ROOT, Daemon
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from waiting import wait_until
 
 
 def get(daemon, path):
@@ -132,17 +132,13 @@ def test_prometheus_scrapes_the_daemon(daemon, tmp_path):
 
 def query(port, expression):
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                result = json.load(answer)["data"]["result"]
-            if result:
-                return float(result[0]["value"][1])
-        except (OSError, ValueError):
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"Prometheus has no value for {expression}")
+
+    def values():
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return json.load(answer)["data"]["result"]
+
+    found = wait_until(values, f"Prometheus has a value for {expression}", 30, not_yet=(OSError, ValueError))
+    return float(found[0]["value"][1])
 
 
 def test_admin_calls(api, daemon, admin):
@@ -170,6 +166,8 @@ def test_admin_calls(api, daemon, admin):
     flushed = admin.FlushCache(api.FlushCacheRequest())
     stats = admin.GetStats(api.GetStatsRequest()).stats
     assert flushed.freed_page_count >= 0 and stats.cached_kv_page_count == 0
+    checked = admin.CheckIntegrity(api.CheckIntegrityRequest())
+    assert checked.check_count >= 4 and not checked.failures
 
 
 def watch(api):
@@ -265,15 +263,8 @@ def test_sighup_reopens_the_log(tmp_path):
     settings = [f"server.grpc.listen=[127.0.0.1:{grpc_port}]", f"server.http.listen=127.0.0.1:{http_port}", f"logging.file={log}"]
     with Daemon(tmp_path, settings=settings) as daemon:
         daemon.grpc_address, daemon.http_address = f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}"
-        wait_for(lambda: log.exists() and "listening" in log.read_text())
+        wait_until(lambda: log.exists() and "listening" in log.read_text(), "the log tells the start")
         log.rename(tmp_path / "quired.log.1")
         daemon.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: log.exists() and "reload" in log.read_text())
+        wait_until(lambda: log.exists() and "reload" in log.read_text(), "the new log tells the reload")
         assert daemon.process.poll() is None
-
-
-def wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "condition did not come true"
-        time.sleep(0.02)

@@ -15,10 +15,10 @@ import threading
 import zipfile
 
 import pytest
-from attack_tools import wait_until
 from daemon import QUIRE, ROOT, Daemon
 from test_chat import TEMPLATE
 from test_operations import get, samples
+from waiting import wait_until
 
 pytest_plugins = ["python_package"]
 

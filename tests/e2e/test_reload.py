@@ -10,8 +10,9 @@ import grpc
 import pytest
 from daemon import QUIRE, Daemon, reason_of
 import test_reload_keys  # noqa: F401 - what it covers
-from reload_tools import ELSEWHERE, START, Live, covered, covers, eventually, greedy, hot_keys, occupy, to_yaml, unread
+from reload_tools import ELSEWHERE, START, Live, covered, covers, greedy, hot_keys, occupy, stalled, to_yaml
 from reload_tools import live, shared  # noqa: F401 - fixtures
+from waiting import wait_until
 
 
 def test_every_hot_key_is_covered():
@@ -112,7 +113,7 @@ def test_sighup_follows_a_link_that_moves(live):
         link.rename(live.file)
         applied = live.sum("quire_config_reloads_total", "applied")
         live.daemon.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: live.sum("quire_config_reloads_total", "applied") == applied + 1)
+        wait_until(lambda: live.sum("quire_config_reloads_total", "applied") == applied + 1, "the reload is applied")
 
     point_at("one")
     assert live.refusal(request)[0] == "BAD_SAMPLING_PARAM"
@@ -166,9 +167,9 @@ def test_tenants_that_can_fill_the_queue_are_named_at_start_and_by_reloads(api, 
 
         assert named() == ["acme"]
         live.set(tenants__defaults__max_running_requests="1")
-        assert eventually(lambda: named() == ["acme", "tenants.defaults,acme"])
+        wait_until(lambda: named() == ["acme", "tenants.defaults,acme"], "the tenants are named")
         live.set(tenants__entries="[{id: acme, max_running_requests: 2, max_queued_tokens: 100}]")
-        assert eventually(lambda: live.log_lines(msg="reload", result="applied")[1:])
+        wait_until(lambda: live.log_lines(msg="reload", result="applied")[1:], "the second reload is logged")
         assert named() == ["acme", "tenants.defaults,acme"]
     finally:
         live.close()
@@ -181,19 +182,19 @@ def test_tenants_that_can_fill_the_queue_are_named_at_start_and_by_reloads(api, 
 def test_times_of_the_drain_are_those_in_effect(api, tmp_path):
     live = Live(api, tmp_path)
     try:
-        live.set(shutdown__pre_drain_delay="1s", shutdown__drain_timeout="1s")
-        call = unread(live)
+        live.set(shutdown__pre_drain_delay="2s", shutdown__drain_timeout="1s")
+        call = stalled(live)
         start = time.monotonic()
         live.daemon.terminate()
-        time.sleep(0.5)
+        wait_until(lambda: live.log_lines(msg="not ready any more, still admitting"), "the signal is taken")
         assert len(live.ids(greedy(api, tokens=2))) == 2, "still admitting"
+        wait_until(lambda: live.sum("quire_requests_cancelled_total", "shutdown"), "the drain ends the call")
         with pytest.raises(grpc.RpcError) as error:
-            time.sleep(2.5)
             for _ in call:
                 pass
         assert reason_of(error.value)[0] == "SERVER_SHUTDOWN"
         assert live.daemon.wait(30) == 0
-        assert 1.9 < time.monotonic() - start < 15
+        assert 2.9 < time.monotonic() - start < 15
     finally:
         live.close()
 
@@ -204,8 +205,7 @@ def test_time_to_close_is_the_one_in_effect(api, tmp_path, force):
     live = Live(api, tmp_path)
     try:
         live.set(shutdown__force_timeout=force, shutdown__drain_timeout="0s")
-        call = unread(live)  # its last write waits for a reader
-        time.sleep(1)
+        call = stalled(live)  # its last write waits for a reader
         start = time.monotonic()
         live.daemon.terminate()
         assert live.daemon.wait(30) == 0

@@ -11,8 +11,9 @@ import urllib.request
 import grpc
 import pytest
 from daemon import ROOT, reason_of
-from reload_tools import START, Live, Load, covers, eventually, greedy, unread
+from reload_tools import START, Live, Load, covers, greedy, stalled, unread
 from reload_tools import live, shared  # noqa: F401 - fixtures
+from waiting import comes_true, stays, wait_until
 
 
 # --- limits --------------------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def refusals_of_six(live):
 def test_queue_and_running_limits(live):
     live.set(scheduler__max_running_sequences="1")
     # Rows that were running may finish; afterwards one at a time.
-    assert eventually(lambda: live.sum("quire_requests_running") <= 1)
+    wait_until(lambda: live.sum("quire_requests_running") <= 1, "one request runs")
     for _ in range(30):
         assert live.sum("quire_requests_running") <= 1
     tokens = str(live.run(greedy(live.api))[0].started.prompt_tokens)  # of one prompt, not of two
@@ -100,13 +101,15 @@ def test_times_of_a_reader_that_does_not_read(live, changes, reason):
     source = {"TIMEOUT": "deadline", "SLOW_CLIENT": "slow_client"}[reason]
     before = live.sum("quire_requests_cancelled_total", source)
     call = unread(live)
-    assert eventually(lambda: live.sum("quire_requests_cancelled_total", source) > before, 25)
+    wait_until(lambda: live.sum("quire_requests_cancelled_total", source) > before, "the cancel", 25)
     with pytest.raises(grpc.RpcError) as error:
         for _ in call:
             pass
     assert reason_of(error.value)[0] == reason
     live.set(limits__max_choices="15")
-    time.sleep(0.5)  # requests of the load that began under the short time
+    ended = [load.ended for load in live.load]
+    # What began under the short time has ended when the next has.
+    wait_until(lambda: all(load.ended >= before + 2 for load, before in zip(live.load, ended)), "two requests each", 60)
     Load.also_allowed = set()
 
 
@@ -183,17 +186,17 @@ def test_step_time_target(live):
         live.run(greedy(live.api, long_prompt(f"Target {next(numbers)}:", words=300), tokens=2))
         return steps_above(live, 128) - before
 
-    def decodes(name):
-        requests = live.admin.ListRequests(live.api.ListRequestsRequest(page_size=1000), timeout=30).requests
-        return any(r.request_id == name and r.state == live.api.REQUEST_STATE_DECODE for r in requests)
-
     def ask_beside_a_stream():
         """The same, or None where the stream did not wait for every step of the prompt."""
         request = greedy(live.api, tokens=480, stream=False)
         request.request_id = f"beside-{next(numbers)}"
         call = live.generation.Generate(request)
-        large_steps = ask() if eventually(lambda: decodes(request.request_id), 1) else None
-        waited_for_all = decodes(request.request_id)
+
+        def decodes():
+            return live.state(request.request_id) == live.api.REQUEST_STATE_DECODE
+
+        large_steps = ask() if comes_true(decodes, 1) else None
+        waited_for_all = decodes()
         call.cancel()
         return large_steps if waited_for_all else None
 
@@ -208,37 +211,36 @@ def test_step_time_target(live):
 @covers("scheduler.priority_aging_interval")
 @pytest.mark.parametrize("interval, first", [("1h", "urgent"), ("100ms", "old")])
 def test_priority_aging(live, interval, first):
-    live.set(scheduler__max_running_sequences="1", scheduler__priority_aging_interval=interval)
-    # Greater numbers wait longer; the occupants, of whom one always waits, come before all others.
-    occupants = [Load(live.api, live.daemon, tokens=50, priority=-100) for _ in range(3)]
-    done = []
+    # It holds its rows while its client does not read: nothing else starts until it is cancelled.
+    live.set(stream__slow_client_timeout="1h")
+    occupant = stalled(live)
+    live.set(stream__slow_client_timeout="1h", scheduler__max_running_sequences="1",
+             scheduler__priority_aging_interval=interval)
+    scheduled = {}
 
     def ask(name, priority):
-        # Long enough for this process to see who was done first.
-        request = greedy(live.api, f"{name} and the dog", tokens=200)
+        request = greedy(live.api, f"{name} and the dog", tokens=2)
         request.request_id, request.priority = name, priority
-        live.run(request)
-        done.append(name)
+        scheduled[name] = live.run(request)[0].started.schedule_time.ToNanoseconds()
 
-    def waits(name):
-        listed = live.admin.ListRequests(live.api.ListRequestsRequest(page_size=1000), timeout=30)
-        return any(request.request_id == name for request in listed.requests)
-
-    asked = [("old", 3), ("urgent", 0)]
-    threads = [threading.Thread(target=ask, args=(name, priority), name=name) for name, priority in asked]
-    for thread in threads:
+    def begin(name, priority):
+        """Its thread, and the time at which it was accepted, once it waits for its first step."""
+        thread = threading.Thread(target=ask, args=(name, priority))
         thread.start()
-        assert eventually(lambda: waits(thread.name))
-        time.sleep(0.8)
-    assert done == []
-    for occupant in occupants:
-        occupant.finish()
-    assert eventually(lambda: done, 60)
-    assert done[0] == first
+        wait_until(lambda: live.state(name) == live.api.REQUEST_STATE_QUEUED, f"{name} waits")
+        return thread, live.request(name).accept_time.ToNanoseconds()
+
+    old, accepted = begin("old", 3)  # greater numbers wait longer
+    # Eight intervals of 100 ms more than `urgent` will have waited, at whatever time the two are compared.
+    wait_until(lambda: time.time_ns() > accepted + 800_000_000, "`old` has waited")
+    urgent, _ = begin("urgent", 0)
+    assert not scheduled
+    occupant.cancel()
+    wait_until(lambda: first in scheduled, f"{first} ends", 60)
     live.set(scheduler__priority_aging_interval="200ms")  # the load's are more urgent than `old` otherwise
-    for thread in threads:
+    for thread in (old, urgent):
         thread.join(60)
-    assert len(done) == 2
+    assert min(scheduled, key=scheduled.get) == first and len(scheduled) == 2
 
 
 @covers("kv_cache.partial_page_reuse")
@@ -339,20 +341,28 @@ def test_access_log_level_and_rate(live):
             request = greedy(live.api, tokens=1)
             request.request_id = name
             live.run(request)
-        time.sleep(0.2)
-        return sum(1 for entry in live.log_lines(logger="access") if entry["request_id"] in wanted)
+        return lambda: sum(1 for entry in live.log_lines(logger="access") if entry["request_id"] in wanted)
 
-    assert lines_of(3) == 3
+    def has_lines():
+        lines = lines_of(3)
+        wait_until(lambda: lines() == 3, "three lines")
+
+    def has_no_lines():
+        lines = lines_of(3)
+        stays(lambda: lines() == 0, 0.2, "a request that has ended gets a line yet")
+
+    has_lines()
     live.set(logging__access_log="false")
-    assert lines_of(3) == 0
+    has_no_lines()
     live.set(logging__level="error")
-    assert lines_of(3) == 0
+    has_no_lines()
     live.set(logging__level="info")
-    assert lines_of(3) == 3
+    has_lines()
     suppressed = live.sum("quire_log_lines_suppressed_total")
     live.set(logging__rate_limit_per_second="1")
-    assert lines_of(10) < 10
-    assert live.sum("quire_log_lines_suppressed_total") > suppressed
+    lines = lines_of(10)
+    wait_until(lambda: live.sum("quire_log_lines_suppressed_total") > suppressed, "lines are left out")
+    stays(lambda: lines() < 10, 0.2, "a line that was left out comes later")
 
 
 @covers("logging.format", "logging.file")
@@ -360,7 +370,7 @@ def test_log_format_and_file(live):
     file = live.folder / "quired.log"
     live.set(logging__format="text", logging__file=str(file))
     live.run(greedy(live.api))
-    assert eventually(lambda: "info access: request finished" in file.read_text())
+    wait_until(lambda: "info access: request finished" in file.read_text(), "a line of text")
     live.set(logging__format="json", logging__file=str(file))
     live.run(greedy(live.api))
     # The last line may be on its way.
@@ -370,7 +380,7 @@ def test_log_format_and_file(live):
     answer = live.reload()
     assert not answer.errors and not answer.changed
     live.run(greedy(live.api))
-    assert eventually(lambda: file.exists() and "request finished" in file.read_text())
+    wait_until(lambda: file.exists() and "request finished" in file.read_text(), "a line in the new file")
     size = rotated.stat().st_size
     live.run(greedy(live.api))
     assert rotated.stat().st_size == size
@@ -401,7 +411,7 @@ def test_limits_of_tenants(live, api, changes):
     tokens = str(live.run(greedy(api))[0].started.prompt_tokens)
     changes = {key: value.replace("TOKENS", tokens) for key, value in changes.items()}
     live.set(tenants__defaults__max_running_requests="1")
-    assert eventually(lambda: live.sum("quire_requests_running") <= 1)
+    wait_until(lambda: live.sum("quire_requests_running") <= 1, "one request runs")
     for _ in range(10):
         assert live.sum("quire_requests_running") <= 1
     live.write({"tenants.defaults.max_running_requests": "1", **changes})

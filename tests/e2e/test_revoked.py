@@ -17,10 +17,10 @@ from attack_tools import (
     generate,
     request_of,
     token_line,
-    wait_until,
     waiting_count,
 )
 from daemon import Daemon, reason_of
+from waiting import wait_until
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 

@@ -28,11 +28,11 @@ from attack_tools import (
     tls_channel,
     token_line,
     wait_serving,
-    wait_until,
     waiting_count,
 )
 from certificates import HOUR, NOW, Authority
 from daemon import QUIRE, QUIRED, Daemon, reason_of
+from waiting import wait_until
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

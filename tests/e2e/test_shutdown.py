@@ -12,6 +12,7 @@ import time
 import grpc
 import pytest
 from daemon import Daemon, reason_of
+from waiting import wait_until
 
 
 def stream_request(api, tokens=200):
@@ -54,10 +55,9 @@ def test_sigterm_during_eight_streams_finishes_them_whole(api, tmp_path):
             for stream in streams:
                 assert stream.started.wait(30)
             daemon.terminate()
-            refused = wait_for_refusal(api, channel)
+            wait_for_refusal(api, channel)
             for stream in streams:
                 stream.join(60)
-        assert refused is not None, "a new request was still admitted"
         assert all(stream.completed and stream.error is None for stream in streams)
         assert {len(stream.ids) for stream in streams} == {300}
         assert len({tuple(stream.ids) for stream in streams}) == 1
@@ -66,8 +66,7 @@ def test_sigterm_during_eight_streams_finishes_them_whole(api, tmp_path):
 
 def wait_for_refusal(api, channel):
     """The first UNAVAILABLE of a new request; admission may go on for the moment that the signal takes."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
+    def refusal():
         try:
             for _ in api.GenerationServiceStub(channel).Generate(stream_request(api, 1)):
                 pass
@@ -75,14 +74,16 @@ def wait_for_refusal(api, channel):
             assert error.code() == grpc.StatusCode.UNAVAILABLE
             assert reason_of(error)[0] in ("SERVER_DRAINING", "SERVER_SHUTDOWN")
             return error
-    return None
+        return None
+
+    return wait_until(refusal, "a new request is refused")
 
 
 def test_second_sigterm_exits_at_once(api, tmp_path):
     with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=60s"]) as daemon:
         daemon.wait_serving()
         daemon.terminate()
-        time.sleep(0.3)
+        wait_until(lambda: "still admitting" in daemon.log, "the first signal is taken")
         assert daemon.process.poll() is None
         start = time.monotonic()
         daemon.terminate()
@@ -98,9 +99,8 @@ def test_pre_drain_delay_still_admits_while_not_ready(api, tmp_path):
         with daemon.channel() as channel:
             health = health_pb2_grpc.HealthStub(channel)
             daemon.terminate()
-            end = time.monotonic() + 2
-            while health.Check(health_pb2.HealthCheckRequest(service="readiness")).status != 2:
-                assert time.monotonic() < end, "readiness did not turn"
+            wait_until(lambda: health.Check(health_pb2.HealthCheckRequest(service="readiness")).status == 2,
+                       "readiness has turned", 2)
             assert health.Check(health_pb2.HealthCheckRequest(service="liveness")).status == 1
             answer = list(api.GenerationServiceStub(channel).Generate(stream_request(api, 4)))
             assert answer[-1].HasField("completed")
@@ -129,8 +129,8 @@ def test_drain_timeout_ends_what_is_left_with_a_reason(api, tmp_path):
 PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
 
 
-def busiest_thread(pid, seconds=0.2):
-    """The one that uses most processor time meanwhile: it computes."""
+def busiest_thread(pid):
+    """The first to use 0.2 s of processor time more than before: it computes."""
 
     def ticks():
         found = {}
@@ -138,10 +138,10 @@ def busiest_thread(pid, seconds=0.2):
             found[task.name] = sum(int(field) for field in (task / "stat").read_text().rsplit(")", 1)[1].split()[11:13])
         return found
 
-    before = ticks()
-    time.sleep(seconds)
-    after = ticks()
-    return int(max(after, key=lambda name: after[name] - before.get(name, 0)))
+    before, enough = ticks(), 0.2 * os.sysconf("SC_CLK_TCK")
+    busy = wait_until(lambda: [name for name, now in ticks().items() if now - before.get(name, 0) >= enough],
+                      "a thread computes")
+    return int(busy[0])
 
 
 def stop_thread(tid):
@@ -155,13 +155,16 @@ def stop_thread(tid):
 
 def reap(daemon, tid, timeout):
     """The exit code of a process one of whose threads is traced: its end is seen once that thread's is."""
-    end = time.monotonic() + timeout
     gone = False
-    while daemon.process.poll() is None:
-        assert time.monotonic() < end, "the process does not end"
-        if not gone:
-            gone = os.waitpid(tid, WALL | os.WNOHANG)[0] == tid
-        time.sleep(0.05)
+
+    def has_ended():
+        nonlocal gone
+        if daemon.process.poll() is not None:
+            return True
+        gone = gone or os.waitpid(tid, WALL | os.WNOHANG)[0] == tid
+        return False
+
+    wait_until(has_ended, "the process ends", timeout)
     return daemon.wait(5)
 
 

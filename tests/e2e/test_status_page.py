@@ -6,7 +6,6 @@ import pathlib
 import re
 import shutil
 import threading
-import time
 import urllib.error
 import urllib.request
 
@@ -19,6 +18,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+from waiting import wait_until
 
 USES = ("free", "cached", "shared", "work", "used")
 IDS = ("theme", "text", "max-tokens", "temperature", "send")
@@ -167,11 +167,12 @@ def test_cells_are_the_pages_of_the_metrics(daemon, page, admin, api):
 def test_numbers_move_under_load(daemon, page, load):
     WebDriverWait(page, 20).until(lambda b: text(b, "running") == "8")
     seen = set()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and len(seen) < 3:
+
+    def has_changed_twice():
         seen.add((text(page, "generation"), tuple(sorted(cells(page).items()))))
-        time.sleep(0.3)
-    assert len(seen) >= 3, seen
+        return len(seen) >= 3
+
+    wait_until(has_changed_twice, "the numbers change", 30)
     assert float(text(page, "generation")) > 0
     WebDriverWait(page, 20).until(lambda b: "s" in text(b, "gap-99") and "s" in text(b, "ttft-50"))
     WebDriverWait(page, 20).until(lambda b: cells(b)["used"] > 0 and cells(b)["shared"] > 0)
@@ -212,15 +213,17 @@ def test_text_has_contrast(page, theme):
 def test_no_errors_and_nobody_else_is_asked(daemon, page):
     page.get_log("browser"), page.get_log("performance")
     page.refresh()
-    time.sleep(3)
+    base, asked = f"http://{daemon.http_address}/", []
+
+    def has_asked_often():
+        for entry in page.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                asked.append(message["params"]["request"]["url"])
+        return asked.count(base + "status.json") >= 4
+
+    wait_until(has_asked_often, "the page asks for its numbers again and again")
     assert not [entry for entry in page.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-    asked = set()
-    for entry in page.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            asked.add(message["params"]["request"]["url"])
-    base = f"http://{daemon.http_address}/"
-    assert base + "status.json" in asked
     assert {url for url in asked if not url.startswith((base, "data:"))} == set()
 
 

@@ -3,10 +3,10 @@
 import os
 import random
 import threading
-import time
 
 import grpc
 from daemon import Daemon, reason_of
+from waiting import wait_until
 
 CLIENTS = 12
 REQUESTS_PER_CLIENT = 40
@@ -117,13 +117,12 @@ def settled(api, daemon):
     """Threads and file descriptors once no request is live and no page in use."""
     with daemon.admin_channel() as channel:
         admin = api.AdminServiceStub(channel)
-        end = time.monotonic() + 30
-        while True:
+
+        def is_idle():
             stats = admin.GetStats(api.GetStatsRequest()).stats
-            if stats.used_kv_page_count == stats.running_count == stats.waiting_count == 0:
-                break
-            assert time.monotonic() < end, stats
-            time.sleep(0.02)
+            return stats.used_kv_page_count == stats.running_count == stats.waiting_count == 0
+
+        wait_until(is_idle, "no request is live and no page in use", 30)
     assert not admin_requests(api, daemon)
     return threads_and_files(daemon.process.pid)
 

@@ -3,17 +3,17 @@
 import json
 import random
 import threading
-import time
 
 import grpc
 import pytest
-from attack_tools import Files, Neighbour, bearer, failure, token_line, wait_until
+from attack_tools import Files, Neighbour, bearer, failure, token_line
 from daemon import ROOT, Daemon, reason_of
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_tools import protoc
 
 from test_attacks import mutations
+from waiting import wait_until
 
 # The gateway's own package: names, numbers and types that quire's proto must agree with.
 from smg_grpc_proto import vllm_engine_pb2 as wire
@@ -373,8 +373,9 @@ def test_health_model_and_server(api, daemon, worker, prompt_ids):
     assert loads.dp_rank_count == 1 and loads.loads[0].num_running_reqs == 1
     assert 0 < loads.loads[0].token_usage < 1
     stream.cancel()
-    time.sleep(0.01)
-    assert worker.GetServerInfo(wire.GetServerInfoRequest()).uptime_seconds > before.uptime_seconds > 0
+    assert before.uptime_seconds > 0
+    wait_until(lambda: worker.GetServerInfo(wire.GetServerInfoRequest()).uptime_seconds > before.uptime_seconds,
+               "the time since the start grows")
 
 
 def test_what_is_not_served_says_so(worker):

@@ -16,6 +16,7 @@
 #include "engine/request/request_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/engine/gate.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
 
@@ -29,33 +30,6 @@ std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
   return reason.has_value() ? reason->name() : "";
 }
-
-// Holds a thread that passes until it is opened.
-class Gate {
- public:
-  void Set(bool closed) {
-    MutexLock lock(&mutex_);
-    closed_ = closed;
-    changed_.NotifyAll();
-  }
-  void Pass() {
-    MutexLock lock(&mutex_);
-    ++arrivals_;
-    changed_.NotifyAll();
-    while (closed_) changed_.Wait(&mutex_);
-  }
-  // Waits until a thread has come to the gate.
-  void AwaitArrival() {
-    MutexLock lock(&mutex_);
-    while (arrivals_ == 0) changed_.Wait(&mutex_);
-  }
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  int arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
-};
 
 // An engine over the fake runner, whose steps pass `steps_`.
 class AdmissionTest : public ::testing::Test {
@@ -145,8 +119,7 @@ TEST_F(AbortTest, AllWithATenantEndsOnlyThatTenant) {
 }
 
 TEST_F(AbortTest, AllWithAnAgeEndsOnlyTheOld) {
-  EXPECT_THAT(Abort({.all = true, .older_than = absl::Seconds(15)}),
-              ElementsAre("old x", "old y"));
+  EXPECT_THAT(Abort({.all = true, .older_than = absl::Seconds(15)}), ElementsAre("old x", "old y"));
 }
 
 TEST_F(AbortTest, AllOfThemMustBeMet) {
@@ -170,8 +143,7 @@ TEST_F(AbortTest, AllAloneEndsEverybody) {
 TEST_F(AbortTest, ATenantOrAnAgeAloneSelectsNothing) {
   const absl::Status by_tenant = engine_->Abort({.tenant = "x"}).status();
   EXPECT_EQ(ReasonOf(by_tenant), "SELECTION_EMPTY");
-  EXPECT_EQ(ReasonOf(engine_->Abort({.older_than = absl::Seconds(1)}).status()),
-            "SELECTION_EMPTY");
+  EXPECT_EQ(ReasonOf(engine_->Abort({.older_than = absl::Seconds(1)}).status()), "SELECTION_EMPTY");
   EXPECT_THAT(Abort({.ids = {"none"}}), IsEmpty());
 }
 
@@ -259,23 +231,22 @@ TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
                                 .num_pages = 10,
                                 .kv_dtype = "f32"});
   const auto inbox = std::make_shared<Inbox>();
-  OutputStage stage({.num_workers = 1, .ring_items = 4, .stream_queue_tokens = 8},
-                    tokenizer.get(), &clock, &table, &probe, inbox);
+  OutputStage stage({.num_workers = 1, .ring_items = 4, .stream_queue_tokens = 8}, tokenizer.get(),
+                    &clock, &table, &probe, inbox);
   Gate worker;
   worker.Set(/*closed=*/true);
   std::vector<std::shared_ptr<AcceptedRequest>> requests;
   std::vector<std::string> ended;  // by the worker
   std::vector<OutputItem> items;
   for (int i = 0; i < 40; ++i) {
-    const auto live = std::make_shared<AcceptedRequest>(
-        MakeRequest(absl::StrCat(i), {1}, 4), static_cast<std::uint64_t>(i), 0,
-        std::make_shared<TokenStream>());
+    const auto live = std::make_shared<AcceptedRequest>(MakeRequest(absl::StrCat(i), {1}, 4),
+                                                        static_cast<std::uint64_t>(i), 0,
+                                                        std::make_shared<TokenStream>());
     live->stream->SetReadyCallback([&worker, &ended, id = live->request.id] {
       worker.Pass();
       ended.push_back(id);
     });
-    ASSERT_TRUE(
-        table.Insert(live, absl::ZeroDuration(), [] { return absl::OkStatus(); }).ok());
+    ASSERT_TRUE(table.Insert(live, absl::ZeroDuration(), [] { return absl::OkStatus(); }).ok());
     requests.push_back(live);
     OutputItem& item = items.emplace_back();
     item.kind = OutputItem::Kind::kRequestEnd;
@@ -293,7 +264,7 @@ TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
   while (!stage.IsReady(*requests.front())) {
     inbox->Wait(absl::InfiniteDuration());
     std::vector<Signal> signals;
-    inbox->Drain(&signals);
+    ASSERT_TRUE(inbox->Drain(&signals));
     stage.Push(&items);
   }
   ASSERT_TRUE(stage.WaitDone(absl::InfiniteDuration()));

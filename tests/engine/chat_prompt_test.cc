@@ -52,7 +52,7 @@ class ChatPromptTest : public ::testing::Test {
     return reason.has_value() ? reason->name() : "";
   }
 
-  SystemClock clock_;
+  MachineClock clock_;
   probe::Registry registry_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::unique_ptr<FakeRunner> runner_;

@@ -420,14 +420,45 @@ TEST_P(EngineCoreTest, NonFiniteLogitsLeaveASharedPromptInTheCache) {
   const std::vector<std::int32_t> system = MakePrompt(1, 48);
   CachedTokens(harness, "well", Join(system, MakePrompt(2, 10)));
   // Its first chunk publishes the page with the poisoned token; the last one shows it.
-  const std::vector<std::int32_t> sick =
-      Join(Join(system, {kPoisonToken}), MakePrompt(3, 60));
+  const std::vector<std::int32_t> sick = Join(Join(system, {kPoisonToken}), MakePrompt(3, 60));
   EXPECT_EQ(CachedTokens(harness, "sick", sick), 48);
   EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
   EXPECT_EQ(CachedTokens(harness, "as sick", sick), 48) << "the poisoned page is not found";
   const std::vector<std::int32_t> next = Join(system, MakePrompt(4, 10));
   EXPECT_EQ(CachedTokens(harness, "next", next), 48);
   EXPECT_EQ(harness.output("next").tokens, RunAlone(MakeRequest("next", next, 1)).tokens);
+  ExpectAllPagesBack(harness);
+}
+
+TEST_P(EngineCoreTest, ABrokenInvariantIsReportedWithItsClass) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
+  EXPECT_TRUE(harness.core.CheckIntegrity().failures.empty());
+  harness.cache->PrepareStep({});  // of which the core knows nothing
+  const IntegrityReport report = harness.core.CheckIntegrity();
+  ASSERT_EQ(report.failures.size(), 1);
+  EXPECT_EQ(report.failures[0], "EngineCore: 0 steps are in flight, the cache knows 1");
+  EXPECT_EQ(report.num_checks, 4);
+  EXPECT_EQ(report.status().message(), report.failures[0]);
+}
+
+// The chunk that it has published is found by the next request, which shows that it is not finite:
+// then it is gone, and what was proven before it stays.
+TEST_P(EngineCoreTest, APoisonedChunkOfACancelledRequestIsFoundOnceAtMost) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
+  const std::vector<std::int32_t> system = MakePrompt(1, 48);
+  CachedTokens(harness, "well", Join(system, MakePrompt(2, 10)));
+  const std::vector<std::int32_t> sick = Join(Join(system, {kPoisonToken}), MakePrompt(3, 100));
+  const auto cancelled = harness.Submit(MakeRequest("cancelled", sick, 1));
+  harness.Step();
+  harness.Step();
+  harness.Settle();
+  harness.Cancel(cancelled, CancelSource::kApi);
+  EXPECT_EQ(ReasonOf(harness.output("cancelled").status), "CANCELLED_BY_CALLER");
+  EXPECT_GT(CachedTokens(harness, "first", sick), 48) << "a cancelled request leaves its pages";
+  EXPECT_EQ(ReasonOf(harness.output("first").status), "NON_FINITE_LOGITS");
+  EXPECT_EQ(CachedTokens(harness, "second", sick), 48) << "the poisoned pages are not found again";
+  EXPECT_EQ(CachedTokens(harness, "next", Join(system, MakePrompt(4, 10))), 48);
+  EXPECT_TRUE(harness.output("next").status.ok());
   ExpectAllPagesBack(harness);
 }
 

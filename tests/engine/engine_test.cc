@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::engine {
 namespace {
@@ -73,7 +74,7 @@ class EngineTest : public ::testing::TestWithParam<int> {
     EXPECT_EQ(engine_->GetStats().waiting, 0);
   }
 
-  SystemClock clock_;
+  MachineClock clock_;
   probe::Registry registry_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::unique_ptr<FakeRunner> runner_;
@@ -153,7 +154,7 @@ TEST_P(EngineTest, StopStringsCutAcrossTokensLikeNaiveSearch) {
     EXPECT_EQ(choice.text, text.substr(0, at + length));
     EXPECT_EQ(choice.finish, FinishReason::kStopText);
     EXPECT_EQ(choice.stop_text, request.stopping.stop[0]);
-    EXPECT_FALSE(text::FirstInvalidUtf8(choice.text).has_value());
+    EXPECT_FALSE(FirstInvalidUtf8(choice.text).has_value());
     const std::vector<std::int32_t>& ids = free_run.choices.at(0).token_ids;
     ASSERT_LE(choice.token_ids.size(), ids.size());
     EXPECT_TRUE(std::equal(choice.token_ids.begin(), choice.token_ids.end(), ids.begin()));
@@ -183,7 +184,7 @@ TEST_P(EngineTest, StopStringsWaitForMinTokens) {
   request.output.stream = false;
   const Reading free_run = Run(request);
   const std::string text = free_run.choices.at(0).text;
-  request.stopping.stop = {text.substr(0, text::Utf8Length(text[0]))};
+  request.stopping.stop = {text.substr(0, Utf8Length(text[0]))};
   request.stopping.min_tokens = 20;
   const Reading held = Run(request);
   EXPECT_GE(held.choices.at(0).usage.completion_tokens, 20);
@@ -309,6 +310,10 @@ TEST_P(EngineTest, TheSnapshotOfThePagesNamesWhoUsesThem) {
     EXPECT_GT(counts[PageSnapshot::kFirstOwner + owner], 0) << owner;
   }
   EXPECT_GT(counts[PageSnapshot::kFree], 0);
+  const absl::StatusOr<IntegrityReport> report = engine_->InspectIntegrity();
+  ASSERT_TRUE(report.ok());
+  EXPECT_TRUE(report->failures.empty());
+  EXPECT_EQ(report->num_checks, 4 + 3);  // one for each stream
   for (const char* id : {"a", "b", "c"}) engine_->Cancel("p", id, CancelSource::kApi);
   for (const auto& stream : streams) ReadAll(*stream);
   ExpectIdle();
@@ -321,9 +326,8 @@ TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {
   Request request = MakeRequest("a", MakePrompt(1, 40), 500);
   request.stopping.ignore_eos = true;
   const std::shared_ptr<TokenStream> stream = *engine_->Accept(std::move(request));
-  while (engine_->ListRequests().at(0).state != RequestState::kPrefill) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  ASSERT_TRUE(testing::WaitUntil(
+      [this] { return engine_->ListRequests().at(0).state == RequestState::kPrefill; }));
   EXPECT_TRUE(engine_->Cancel("p", "a", CancelSource::kApi));
   Gate(false);
   EXPECT_EQ(ReasonOf(ReadAll(*stream).status), "CANCELLED_BY_CALLER");
@@ -581,7 +585,7 @@ TEST(EngineCreateTest, RefusesOptionsThatCannotMakeProgress) {
   const PoolOptions pool;
   const auto tokenizer = MakeByteTokenizer();
   FakeRunner runner(MakeHarnessOptions(pool).runner);
-  const SystemClock clock;
+  const MachineClock clock;
   auto create = [&](const std::function<void(EngineOptions&)>& change) {
     EngineOptions options = MakeOptions(pool);
     change(options);

@@ -41,8 +41,8 @@ FakeRunner::FakeRunner(const FakeRunnerOptions& options)
       rows_(std::size_t{options.num_blocks} * options.page_size),
       poisoned_(rows_.size()) {}
 
-std::uint64_t& FakeRunner::At(const Launch& launch, std::uint32_t group,
-                              const models::StepRow& row, std::uint32_t position) {
+std::uint64_t& FakeRunner::At(const Launch& launch, std::uint32_t group, const models::StepRow& row,
+                              std::uint32_t position) {
   const std::uint32_t column = position / options_.page_size;
   QUIRE_CHECK(column < launch.stride && row.batch_row.value() < launch.lengths.size());
   const std::uint32_t page = PageOf(launch, group, row.batch_row.value(), column);
@@ -280,8 +280,7 @@ void FakeRunner::Execute(Launch& launch) {
     result_.prompt_logprobs.push_back(PromptLogprob(launch, prompt_logprob));
 }
 
-void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group,
-                            const models::StepRow& row) {
+void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group, const models::StepRow& row) {
   QUIRE_CHECK(row.num_tokens >= 1 && row.prompt_tokens <= row.num_tokens);
   QUIRE_CHECK(launch.lengths[row.batch_row.value()] == row.cache_length);
   for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
@@ -343,8 +342,8 @@ models::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
     key = Mix(Mix(key, row.seed), (std::uint64_t{row.choice} << 32) + row.position);
   }
   for (const kernels::TokenCount& seen : launch.histories[index]) {
-    key += Mix(static_cast<std::uint64_t>(seen.token),
-               static_cast<std::uint64_t>(seen.output_count));
+    key +=
+        Mix(static_cast<std::uint64_t>(seen.token), static_cast<std::uint64_t>(seen.output_count));
   }
   for (std::uint32_t i = 0; i < row.bias_size; ++i) {
     key += Mix(77, static_cast<std::uint64_t>(row.bias[i].token));

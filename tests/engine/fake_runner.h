@@ -24,7 +24,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/mutex.h"
-#include "runtime/step_runner.h"
+#include "runtime/step/step_runner.h"
 
 namespace quire::engine {
 
@@ -122,7 +122,7 @@ class FakeRunner : public models::StepRunner {
   std::vector<std::uint64_t> rows_;     // [num_blocks, page_size]
   std::vector<std::uint8_t> poisoned_;  // the same
   std::vector<kernels::TopLogprob> top_;
-  std::deque<Launch> in_flight_;          // oldest first
+  std::deque<Launch> in_flight_;            // oldest first
   std::vector<std::int32_t> last_samples_;  // of the step that was collected last
   models::StepResult result_;
   Mutex hook_mutex_;

@@ -184,7 +184,7 @@ void Harness::Prepare(const std::shared_ptr<AcceptedRequest>& live) {
                                 .page_size = cache->page_size(),
                                 .usable_pages = cache->usable_pages(),
                                 .demand = cache->demand()},
-                               *tokenizer, &queue, *live);
+                               *tokenizer, clock, &queue, *live);
   Signal signal{.kind = Signal::Kind::kPrepared, .request = live, .status = prompt.status()};
   if (prompt.ok()) signal.prompt = *std::move(prompt);
   core.Handle(signal, clock.Now());
@@ -207,7 +207,7 @@ bool Harness::Step() {
   core.Expire(clock.Now());
   const bool ran = core.Step(clock.Now());
   TakeItems();
-  const absl::Status status = core.CheckIntegrity();
+  const absl::Status status = core.CheckIntegrity().status();
   EXPECT_TRUE(status.ok()) << status;
   return ran;
 }
@@ -223,7 +223,7 @@ void Harness::RunUntilIdle() {
 void Harness::Settle() {
   core.Settle();
   TakeItems();
-  const absl::Status status = core.CheckIntegrity();
+  const absl::Status status = core.CheckIntegrity().status();
   EXPECT_TRUE(status.ok()) << status;
 }
 

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::engine {
 namespace {
@@ -201,7 +202,7 @@ class HotOptionsTest : public ::testing::TestWithParam<int> {
     return reading;
   }
 
-  SystemClock clock_;
+  MachineClock clock_;
   probe::Registry registry_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::unique_ptr<FakeRunner> runner_;
@@ -294,7 +295,8 @@ TEST_P(HotOptionsTest, TimesHoldForRequestsFromThenOn) {
   });
   auto late = engine_->Accept(Endless("late", 2, 20, 900));
   ASSERT_TRUE(late.ok());
-  absl::SleepFor(absl::Milliseconds(5));
+  const absl::Time timeout = clock_.Now() + absl::Milliseconds(1);
+  ASSERT_TRUE(testing::WaitUntil([&] { return clock_.Now() > timeout; }));
   Gate(false);
   EXPECT_TRUE(ReadAll(**old).status.ok());
   EXPECT_EQ(ReasonOf(ReadAll(**late).status), "QUEUE_TIMEOUT");
@@ -360,7 +362,7 @@ TEST_P(HotOptionsTest, AStormOfChangesDropsAndChangesNothing) {
       o.priority_aging_interval = absl::Milliseconds(one_of(100, 1000));
     });
     ++changes;
-    absl::SleepFor(absl::Microseconds(200));
+    testing::Pace(absl::Microseconds(200));
   }
   for (std::thread& client : clients) client.join();
   EXPECT_GT(changes, 10);

@@ -122,8 +122,8 @@ TEST(PromptOrderTest, ALongPromptGetsOnWhileShortOnesFillEveryStep) {
   for (; !harness.output("long").ended; ++steps) {
     ASSERT_LE(steps, 4 * chunks);
     while (harness.core.scheduler().waiting() < 8) {
-      harness.Submit(PromptRequest(absl::StrCat("short", next),
-                                   static_cast<std::uint64_t>(10 + next), 256));
+      harness.Submit(
+          PromptRequest(absl::StrCat("short", next), static_cast<std::uint64_t>(10 + next), 256));
       ++next;
     }
     harness.clock.Advance(absl::Milliseconds(100));
@@ -141,8 +141,8 @@ TEST(PromptOrderTest, ALongPromptStartsWhileShortOnesFillEveryStep) {
   int next = 0;
   const auto fill = [&] {
     while (harness.core.scheduler().waiting() < 8) {
-      harness.Submit(PromptRequest(absl::StrCat("short", next),
-                                   static_cast<std::uint64_t>(10 + next), 256));
+      harness.Submit(
+          PromptRequest(absl::StrCat("short", next), static_cast<std::uint64_t>(10 + next), 256));
       ++next;
     }
   };

@@ -298,8 +298,8 @@ void ServeStreamsThenPrompts(TimedEngine& timed, int streams, int prompts) {
   for (int step = 0; step < 100; ++step) timed.Step();
   timed.mixed_steps.clear();
   for (int i = 0; i < prompts; ++i) {
-    harness.Submit(MakeRequest(absl::StrCat("prompt", i),
-                               MakePrompt(static_cast<std::uint64_t>(i), 3000), 1));
+    harness.Submit(
+        MakeRequest(absl::StrCat("prompt", i), MakePrompt(static_cast<std::uint64_t>(i), 3000), 1));
   }
   for (int step = 0; step < 60; ++step) timed.Step();
 }

@@ -14,7 +14,7 @@ namespace {
 void AddOutput(Reading::Choice& choice, const std::string& text,
                const std::vector<std::int32_t>& token_ids,
                const std::vector<TokenLogprob>& logprobs, std::string* errors) {
-  if (text::FirstInvalidUtf8(text).has_value()) absl::StrAppend(errors, "text is not UTF-8; ");
+  if (FirstInvalidUtf8(text).has_value()) absl::StrAppend(errors, "text is not UTF-8; ");
   choice.text += text;
   choice.token_ids.insert(choice.token_ids.end(), token_ids.begin(), token_ids.end());
   for (const TokenLogprob& logprob : logprobs) {
@@ -35,8 +35,7 @@ void Reading::Add(OutputEvent event) {
   if (!got_started) absl::StrAppend(&order_errors, "event before started; ");
   if (const auto* prompt = std::get_if<PromptLogprobsEvent>(&event)) {
     if (!choices.empty()) absl::StrAppend(&order_errors, "prompt log-probabilities after output; ");
-    if (prompt->start_position != prompt_positions + 1)
-      absl::StrAppend(&order_errors, "gap; ");
+    if (prompt->start_position != prompt_positions + 1) absl::StrAppend(&order_errors, "gap; ");
     prompt_positions += static_cast<std::int32_t>(prompt->tokens.size());
     for (const TokenLogprob& token : prompt->tokens) {
       prompt_bytes += token.bytes;

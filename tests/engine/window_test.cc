@@ -230,8 +230,7 @@ class Storm {
   std::uint32_t Below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
 
   Setting RandomSetting() {
-    constexpr std::uint32_t kWindows[] = {0,         1,         2,         kPage - 1,
-                                          kPage,     kPage + 1, 3 * kPage, 2000};
+    constexpr std::uint32_t kWindows[] = {0, 1, 2, kPage - 1, kPage, kPage + 1, 3 * kPage, 2000};
     Setting setting;
     for (std::uint32_t groups = 1 + Below(4); groups > 0; --groups) {
       setting.groups.push_back({.window = kWindows[Below(std::size(kWindows))]});

@@ -113,7 +113,7 @@ TEST(AllocationTest, OpsReuseTheirScratchMemory) {
                                     .scale = 0.1f})
               .ok();
     ok &= GatedProduct(*backend,
-                      {y.data(), x.data(), y.data(), kHidden, kHidden, kHidden, kRows, kHidden})
+                       {y.data(), x.data(), y.data(), kHidden, kHidden, kHidden, kRows, kHidden})
               .ok();
     ok &= Sample(*backend, {rows, sampled, kVocab}).ok();
     return ok;
@@ -130,12 +130,12 @@ TEST(AllocationTest, IntegerLinearUsesWhatWasReserved) {
   std::vector<float> y(kRows * kFeatures);
   for (const std::uint32_t group : {16u, kInputs}) {
     const TestBackend backend(3);
-    const auto packed = PackQuantizedRows(
-        *backend, {WeightFormat::kInt8, kFeatures, kInputs, group},
-        [](std::uint32_t, const QuantizedRow& out) {
-          std::fill(out.q.begin(), out.q.end(), std::int8_t{1});
-          std::fill(out.scales.begin(), out.scales.end(), 1.0f);
-        });
+    const auto packed =
+        PackQuantizedRows(*backend, {WeightFormat::kInt8, kFeatures, kInputs, group},
+                          [](std::uint32_t, const QuantizedRow& out) {
+                            std::fill(out.q.begin(), out.q.end(), std::int8_t{1});
+                            std::fill(out.scales.begin(), out.scales.end(), 1.0f);
+                          });
     ASSERT_TRUE(packed.ok());
     ReserveQuantizedLinear(*backend, kRows, kInputs);
     const int before = allocations;

@@ -37,10 +37,10 @@ void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
   const AttentionRig rig(shape, lengths, 21);
   const std::uint64_t before = cuda_emulator::LaunchCount(kKernel);
   const bool is_quantised = shape.kv == DType::kF8E4M3 || shape.kv == DType::kI8;
-  EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)),
-            shape.activations == DType::kF32 ? 2e-5
-            : is_quantised                   ? 1e-2
-                                             : 6e-3);
+  EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)), shape.activations == DType::kF32
+                                                                     ? 2e-5
+                                                                 : is_quantised ? 1e-2
+                                                                                : 6e-3);
   if (cuda_emulator::IsEmulated()) {
     EXPECT_EQ(cuda_emulator::LaunchCount(kKernel) != before, is_latent);
   }
@@ -102,7 +102,7 @@ TEST(AttentionLatentBitsTest, TheCutDoesNotShow) {
   // Has room for fewer partial results than 4200 tokens have spans. 32 heads fill a partial result,
   // so that one too many runs into what lies behind the plan's memory.
   const CudaBackend two(2);
-  // Cancelling values show the order of the reduces, loud queries their factors.
+  // Cancelling values show the order of the reductions, loud queries their factors.
   for (const bool cancelling : {true, false}) {
     SCOPED_TRACE(cancelling);
     AttentionShape shape = Latent(32, 128, 16);

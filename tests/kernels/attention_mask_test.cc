@@ -87,8 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 class AttentionMaskTypeTest : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Types, AttentionMaskTypeTest,
-                         testing::Values(DType::kBF16, DType::kI8),
+INSTANTIATE_TEST_SUITE_P(Types, AttentionMaskTypeTest, testing::Values(DType::kBF16, DType::kI8),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
 // Windows that begin in the first, in a middle and in the last span of their rows.

@@ -69,7 +69,7 @@ TEST(AttentionRulesTest, EveryTileKernelEqualsDoublePrecision) {
         const Rules& rules = kRules[i % std::size(kRules)];
         AttentionShape shape{6, 2, head_size, i % 2 == 0 ? 16u : 64u, kv, DType::kBF16, 0};
         shape = With(shape, rules);
-        // Beyond every window, and inside of it; prefill tokens beside generated ones.
+        // Beyond every window, and inside of it; prefill tokens beside decode tokens.
         ExpectExact(cuda, shape, {{0, 690, 0, 3}, {1, 130, 75, 2}, {2, 9, 0, 1}});
       }
     }
@@ -205,7 +205,7 @@ TEST(AttentionRulesBitsTest, CutsOfARowDoNotShow) {
   EXPECT_TRUE(SameBits(spans, rig.Run(CudaBackend(1), step)));
 }
 
-// Leaving out the spans before a window, in any cut, is no other reduce than passing over them.
+// Leaving out the spans before a window, in any cut, is no other reduction than passing over them.
 TEST(AttentionRulesBitsTest, AWindowThatThePlanKnowsDoesNotShow) {
   for (const std::uint32_t window : {1u, 100u, 513u, 1500u, 2600u}) {
     AttentionShape shape{8, 1, 64, 64, DType::kBF16, DType::kBF16, 0};

@@ -37,29 +37,24 @@ TEST_P(AttentionParityTest, EqualsReferenceAndDouble) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, AttentionParityTest,
-                         testing::Values(AttentionCase{DType::kF32, 1, 1, 8, 16, 1},
-                                         AttentionCase{DType::kF32, 4, 2, 64, 16, 2},
-                                         AttentionCase{DType::kBF16, 4, 1, 32, 32, 3},
-                                         AttentionCase{DType::kF16, 2, 2, 80, 16, 1},
-                                         AttentionCase{DType::kBF16, 6, 2, 20, 64, 7},
-                                         AttentionCase{DType::kF32, 8, 1, 128, 128, 2},
-                                         AttentionCase{DType::kBF16, 3, 1, 1, 16, 1},
-                                         AttentionCase{DType::kBF16, 20, 1, 64, 16, 2},
-                                         AttentionCase{DType::kBF16, 7, 7, 48, 16, 3},
-                                         AttentionCase{DType::kI8, 4, 2, 64, 16, 2},
-                                         AttentionCase{DType::kI8, 6, 2, 20, 32, 3},
-                                         AttentionCase{DType::kI8, 16, 1, 96, 16, 1},
-                                         AttentionCase{DType::kF8E4M3, 8, 4, 128, 64, 2},
-                                         AttentionCase{DType::kF8E4M3, 3, 3, 36, 16, 1},
-                                         AttentionCase{DType::kF8E4M3, 16, 2, 32, 16, 7},
-                                         AttentionCase{DType::kF16, 16, 2, 100, 16, 2}),
-                         [](const auto& info) {
-                           const AttentionCase& c = info.param;
-                           return absl::StrCat(DTypeName(c.dtype), "_h", c.heads, "_kv", c.kv_heads,
-                                               "_d", c.head_size, "_p", c.page_size, "_t",
-                                               c.threads);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, AttentionParityTest,
+    testing::Values(
+        AttentionCase{DType::kF32, 1, 1, 8, 16, 1}, AttentionCase{DType::kF32, 4, 2, 64, 16, 2},
+        AttentionCase{DType::kBF16, 4, 1, 32, 32, 3}, AttentionCase{DType::kF16, 2, 2, 80, 16, 1},
+        AttentionCase{DType::kBF16, 6, 2, 20, 64, 7}, AttentionCase{DType::kF32, 8, 1, 128, 128, 2},
+        AttentionCase{DType::kBF16, 3, 1, 1, 16, 1}, AttentionCase{DType::kBF16, 20, 1, 64, 16, 2},
+        AttentionCase{DType::kBF16, 7, 7, 48, 16, 3}, AttentionCase{DType::kI8, 4, 2, 64, 16, 2},
+        AttentionCase{DType::kI8, 6, 2, 20, 32, 3}, AttentionCase{DType::kI8, 16, 1, 96, 16, 1},
+        AttentionCase{DType::kF8E4M3, 8, 4, 128, 64, 2},
+        AttentionCase{DType::kF8E4M3, 3, 3, 36, 16, 1},
+        AttentionCase{DType::kF8E4M3, 16, 2, 32, 16, 7},
+        AttentionCase{DType::kF16, 16, 2, 100, 16, 2}),
+    [](const auto& info) {
+      const AttentionCase& c = info.param;
+      return absl::StrCat(DTypeName(c.dtype), "_h", c.heads, "_kv", c.kv_heads, "_d", c.head_size,
+                          "_p", c.page_size, "_t", c.threads);
+    });
 
 class AttentionTypeTest : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, AttentionTypeTest,

@@ -212,13 +212,13 @@ void CheckSilu(const EmulatedBackend& cuda, std::uint32_t columns, std::uint32_t
   DeviceArray<T> in(cuda, both);
   DeviceArray<T> y(cuda, kRows * stride);
   GatedProductParams params{.gate = in.data(),
-                           .up = in.data() + columns,
-                           .y = y.data(),
-                           .gate_stride = stride,
-                           .up_stride = stride,
-                           .y_stride = stride,
-                           .num_rows = kRows,
-                           .columns = columns};
+                            .up = in.data() + columns,
+                            .y = y.data(),
+                            .gate_stride = stride,
+                            .up_stride = stride,
+                            .y_stride = stride,
+                            .num_rows = kRows,
+                            .columns = columns};
   ASSERT_TRUE(GatedProduct(*cuda, params).ok());
   const std::vector<T> got = y.Get();
   for (std::uint32_t m = 0; m < kRows; ++m) {

@@ -20,7 +20,8 @@ struct Matrix {
         scales(std::size_t{shape_in.n} * shape_in.num_groups()) {
     std::mt19937 random(seed);
     for (std::uint8_t& code : codes) {
-      do code = static_cast<std::uint8_t>(random()); while ((code & 0x7f) == 0x7f);
+      do code = static_cast<std::uint8_t>(random());
+      while ((code & 0x7f) == 0x7f);
     }
     std::uniform_real_distribution<float> scale(-1e-3f, 1e-3f);
     for (float& s : scales) s = scale(random);

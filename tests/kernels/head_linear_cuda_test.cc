@@ -49,13 +49,11 @@ struct Heads {
 
 class HeadLinearCudaTest : public testing::TestWithParam<HeadsCase> {};
 
-INSTANTIATE_TEST_SUITE_P(Shapes, HeadLinearCudaTest,
-                         testing::Values(HeadsCase{3, 512, 128, 5, true},
-                                         HeadsCase{2, 128, 512, 64, true},
-                                         HeadsCase{128, 32, 32, 1, true},
-                                         HeadsCase{2, 80, 48, 9, true},
-                                         HeadsCase{2, 64, 32, 65, false},
-                                         HeadsCase{2, 24, 16, 3, false}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, HeadLinearCudaTest,
+    testing::Values(HeadsCase{3, 512, 128, 5, true}, HeadsCase{2, 128, 512, 64, true},
+                    HeadsCase{128, 32, 32, 1, true}, HeadsCase{2, 80, 48, 9, true},
+                    HeadsCase{2, 64, 32, 65, false}, HeadsCase{2, 24, 16, 3, false}));
 
 TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
   const HeadsCase& c = GetParam();
@@ -104,8 +102,8 @@ TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
         double want = 0, size = 0;
         for (std::uint32_t k = 0; k < c.k; ++k) {
           const auto at = static_cast<std::size_t>(m * heads.x_stride + h * heads.x_head + k);
-          const double product = double{heads.x[at].ToFloat()} *
-                                 heads.weights[h][std::size_t{n} * c.k + k].ToFloat();
+          const double product =
+              double{heads.x[at].ToFloat()} * heads.weights[h][std::size_t{n} * c.k + k].ToFloat();
           want += product;
           size += std::fabs(product);
         }

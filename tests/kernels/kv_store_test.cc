@@ -62,8 +62,7 @@ void ExpectQuantizeGroup() {
       const auto count = static_cast<std::uint32_t>(head.size());
       std::vector<T> expected(count), q(count + 1);
       std::memset(static_cast<void*>(q.data()), 0x55, q.size());
-      const cache::GroupScale group =
-          cache::QuantizeGroup<T>(head.data(), count, expected.data());
+      const cache::GroupScale group = cache::QuantizeGroup<T>(head.data(), count, expected.data());
       const float scale = internal::QuantizeHeadSimd(head.data(), count, q.data());
       EXPECT_EQ(std::bit_cast<std::uint32_t>(scale), std::bit_cast<std::uint32_t>(group.scale))
           << isa;
@@ -74,8 +73,12 @@ void ExpectQuantizeGroup() {
   }
 }
 
-TEST(KvStoreTest, Int8HeadsAreThoseOfQuantizeGroup) { ExpectQuantizeGroup<std::int8_t>(); }
-TEST(KvStoreTest, Fp8HeadsAreThoseOfQuantizeGroup) { ExpectQuantizeGroup<F8E4M3>(); }
+TEST(KvStoreTest, Int8HeadsAreThoseOfQuantizeGroup) {
+  ExpectQuantizeGroup<std::int8_t>();
+}
+TEST(KvStoreTest, Fp8HeadsAreThoseOfQuantizeGroup) {
+  ExpectQuantizeGroup<F8E4M3>();
+}
 
 TEST(KvStoreTest, Bf16IsThatOfFromFloat) {
   for (const std::string& isa : AvailableIsas()) {
@@ -99,8 +102,8 @@ TEST(KvStoreTest, ScalesLieWithTheirTokensAndHeads) {
   const auto v = RandomFloats(34 * 60, 4, 7.0f);
   const AnyKvView keys = pool.keys();
   const AnyKvView values = pool.values();
-  ASSERT_TRUE(KvStore(*backend, {&keys, &values, k.data(), v.data(), pool.row_offsets(), 60, 60, 2})
-                  .ok());
+  ASSERT_TRUE(
+      KvStore(*backend, {&keys, &values, k.data(), v.data(), pool.row_offsets(), 60, 60, 2}).ok());
   const auto& view = std::get<KvView<std::int8_t>>(values);
   const std::vector<float> stored = AsStored(v, DType::kI8, 20);
   for (std::uint32_t m = 0; m < 34; ++m) {

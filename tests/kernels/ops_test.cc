@@ -99,7 +99,7 @@ TEST_P(RowOpsTest, GatedProductEqualsReferenceAndDouble) {
   const auto run = [&](bool fast) {
     GuardedRows y(c.rows, c.columns);
     const GatedProductParams params{gate.data(), up.data(),  y.data(), c.columns,
-                                   c.columns,   y.stride(), c.rows,   c.columns};
+                                    c.columns,   y.stride(), c.rows,   c.columns};
     if (fast) {
       EXPECT_TRUE(GatedProduct(*backend, params).ok());
     } else {
@@ -180,7 +180,7 @@ TEST(RowOpsInvarianceTest, BitsDoNotDependOnRowsThreadsOrWidth) {
                                        .epsilon = 1e-6f})
                         .ok());
         ASSERT_TRUE(GatedProduct(*backend, {x.data() + at, up.data() + at, silu[i].data() + at,
-                                           kColumns, kColumns, kColumns, rows, kColumns})
+                                            kColumns, kColumns, kColumns, rows, kColumns})
                         .ok());
       }
       EXPECT_EQ(std::memcmp(norm[0].data(), norm[i].data(), x.size() * 4), 0) << isa << i;

@@ -190,10 +190,10 @@ TEST(KvDispatchTest, CpuOpsRefuseFinerScales) {
   const AnyKvView values = ValueView(*made, 0);
   std::vector<float> row(16 * 32);
   const auto refusal = testing::HasSubstr("a scale per 16 columns");
-  EXPECT_THAT(KvStore(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(), 32, 32,
-                                 1})
-                  .message(),
-              refusal);
+  EXPECT_THAT(
+      KvStore(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(), 32, 32, 1})
+          .message(),
+      refusal);
   EXPECT_THAT(PagedAttention(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(),
                                         32, 32, 1, 1, 1.0f})
                   .message(),

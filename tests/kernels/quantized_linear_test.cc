@@ -19,17 +19,28 @@ using testing::HasSubstr;
 
 std::vector<QuantizedShape> Shapes() {
   using enum WeightFormat;
-  return {{kInt8, 37, 333, 333},        {kInt8, 5, 30, 30},
-          {kInt8, 130, 1152, 1152},     {kInt8, 64, 48, 16},
-          {kInt8, 50, 1040, 16},        {kInt8, 37, 352, 32},
-          {kInt8, 133, 1056, 32},       {kInt8, 20, 704, 64},
-          {kInt8, 17, 640, 128},        {kInt8, 35, 48, 16, true},
-          {kInt8, 37, 672, 32, true},   {kInt8, 19, 32, 32, true},
-          {kInt4, 37, 352, 32},         {kInt4, 133, 1056, 32},
-          {kInt4, 20, 704, 64},         {kInt4, 50, 640, 128},
-          {kInt4, 3, 32, 32},           {kInt4, 37, 672, 32, true},
-          {kInt4, 66, 1088, 64, true},  {kInt4, 50, 640, 128, true, true},
-          {kInt4, 37, 672, 32, true, true}, {kInt8, 37, 352, 32, true, true},
+  return {{kInt8, 37, 333, 333},
+          {kInt8, 5, 30, 30},
+          {kInt8, 130, 1152, 1152},
+          {kInt8, 64, 48, 16},
+          {kInt8, 50, 1040, 16},
+          {kInt8, 37, 352, 32},
+          {kInt8, 133, 1056, 32},
+          {kInt8, 20, 704, 64},
+          {kInt8, 17, 640, 128},
+          {kInt8, 35, 48, 16, true},
+          {kInt8, 37, 672, 32, true},
+          {kInt8, 19, 32, 32, true},
+          {kInt4, 37, 352, 32},
+          {kInt4, 133, 1056, 32},
+          {kInt4, 20, 704, 64},
+          {kInt4, 50, 640, 128},
+          {kInt4, 3, 32, 32},
+          {kInt4, 37, 672, 32, true},
+          {kInt4, 66, 1088, 64, true},
+          {kInt4, 50, 640, 128, true, true},
+          {kInt4, 37, 672, 32, true, true},
+          {kInt8, 37, 352, 32, true, true},
           {kInt8, 35, 48, 16, true, true}};
 }
 
@@ -205,7 +216,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, QuantizedLinearTest, testing::ValuesIn(Shapes()
 // levels against double, and a scale of 0 whose integers are not.
 TEST(QuantizedScalesTest, EndsOfTheRangesOf4Bits) {
   using enum WeightFormat;
-  constexpr std::array<float, 8> kScales = {0.0f,    -0x1p-24f, 0x1p-24f, -0x3p-20f,
+  constexpr std::array<float, 8> kScales = {0.0f,     -0x1p-24f, 0x1p-24f, -0x3p-20f,
                                             65504.0f, 1.0f,      -2.5f,    -65504.0f};
   for (const QuantizedShape& shape :
        {QuantizedShape{kInt4, 37, 512, 32}, QuantizedShape{kInt4, 37, 512, 64, true},
@@ -213,16 +224,17 @@ TEST(QuantizedScalesTest, EndsOfTheRangesOf4Bits) {
     const TestBackend backend(2);
     const std::uint32_t groups = shape.k / shape.group;
     std::vector<double> values;
-    auto packed = PackQuantizedRows(*backend, shape, [&](std::uint32_t row,
-                                                         const QuantizedRow& out) {
-      for (std::uint32_t g = 0; g < groups; ++g) {
-        out.scales[g] = kScales[(row + g) % kScales.size()];
-      }
-      for (std::uint32_t i = 0; i < shape.k; ++i) {
-        out.q[i] = static_cast<std::int8_t>((row * 5 + i * 7) % 16 - (shape.has_min ? 0 : 8));
-      }
-      for (std::uint32_t g = 0; g < out.mins.size(); ++g) out.mins[g] = -static_cast<float>(g % 8);
-    });
+    auto packed =
+        PackQuantizedRows(*backend, shape, [&](std::uint32_t row, const QuantizedRow& out) {
+          for (std::uint32_t g = 0; g < groups; ++g) {
+            out.scales[g] = kScales[(row + g) % kScales.size()];
+          }
+          for (std::uint32_t i = 0; i < shape.k; ++i) {
+            out.q[i] = static_cast<std::int8_t>((row * 5 + i * 7) % 16 - (shape.has_min ? 0 : 8));
+          }
+          for (std::uint32_t g = 0; g < out.mins.size(); ++g)
+            out.mins[g] = -static_cast<float>(g % 8);
+        });
     ASSERT_TRUE(packed.ok()) << packed.status();
     for (std::uint32_t n = 0; n < shape.n; ++n) {
       for (std::uint32_t i = 0; i < shape.k; ++i) {
@@ -300,9 +312,9 @@ TEST(QuantizedScalesTest, ScalesOf4BitsAreFinite) {
 // one that is not finite included.
 TEST(QuantizedOrderTest, IsTheProductOfInputsInThatOrder) {
   using enum WeightFormat;
-  for (QuantizedShape shape : {QuantizedShape{kInt4, 37, 352, 32},
-                               QuantizedShape{kInt4, 50, 640, 128, true, true},
-                               QuantizedShape{kInt8, 35, 48, 16}}) {
+  for (QuantizedShape shape :
+       {QuantizedShape{kInt4, 37, 352, 32}, QuantizedShape{kInt4, 50, 640, 128, true, true},
+        QuantizedShape{kInt8, 35, 48, 16}}) {
     const TestBackend backend(3);
     const TestMatrix plain = MakeMatrix(*backend, shape, 5);
     std::vector<std::uint32_t> order(shape.k);

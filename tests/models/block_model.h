@@ -20,7 +20,8 @@ struct BlockModel {
   static constexpr float kScale = 0x1p-6f;
 
   explicit BlockModel(std::int64_t rows)
-      : blocks(static_cast<std::size_t>(rows * GgmlRowBytes(GgmlType::kQ8_0, kInputs))) {
+      : blocks(static_cast<std::size_t>(rows *
+                                        formats::GgmlRowBytes(formats::GgmlType::kQ8_0, kInputs))) {
     for (std::int64_t row = 0; row < rows; ++row) {
       for (std::int64_t i = 0; i < kInputs; ++i) {
         std::byte* const block = BlockOf(row, i);
@@ -30,7 +31,7 @@ struct BlockModel {
     }
     embedding = {.name = "token_embd.weight",
                  .type = "Q8_0",
-                 .blocks = GgmlType::kQ8_0,
+                 .blocks = formats::GgmlType::kQ8_0,
                  .quantized = nullptr,
                  .shape = {rows, kInputs},
                  .bytes = blocks,
@@ -45,13 +46,11 @@ struct BlockModel {
     const auto n = static_cast<std::uint32_t>(rows);
     slots.embedding = &embedding;
     slots.final_norm.tensor = &norm;
-    slots.head = {.matrices = {{.parts = {&embedding},
-                                .n = n,
-                                .k = kInputs,
-                                .form = {.dtype = DType::kF32}}},
-                  .biases = {},
-                  .n = n,
-                  .k = kInputs};
+    slots.head = {
+        .matrices = {{.parts = {&embedding}, .n = n, .k = kInputs, .form = {.dtype = DType::kF32}}},
+        .biases = {},
+        .n = n,
+        .k = kInputs};
   }
   BlockModel(const BlockModel&) = delete;
   BlockModel& operator=(const BlockModel&) = delete;
@@ -61,7 +60,7 @@ struct BlockModel {
   }
   std::byte* BlockOf(std::int64_t row, std::int64_t input) {
     const std::int64_t block = (row * kInputs + input) / 32;
-    return blocks.data() + block * GgmlRowBytes(GgmlType::kQ8_0, 32);
+    return blocks.data() + block * formats::GgmlRowBytes(formats::GgmlType::kQ8_0, 32);
   }
   static void SetScale(std::byte* block, float scale) {
     const F16 half = F16::FromFloat(scale);
@@ -70,7 +69,7 @@ struct BlockModel {
 
   std::vector<std::byte> blocks;
   std::vector<float> ones = std::vector<float>(kInputs, 1.0f);
-  StoredTensor embedding, norm;
+  formats::StoredTensor embedding, norm;
   WeightSlots slots;
 
  private:

@@ -28,7 +28,7 @@ TEST(SafetensorsTest, ReadsTensorsInOrderOfTheirData) {
       R"({"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]},"a":{"dtype":"BF16","shape":[1,2],)"
       R"("data_offsets":[0,4]},"empty":{"dtype":"I64","shape":[0,3],"data_offsets":[12,12]}})",
       "0123456789ab");
-  const auto tensors = ReadSafetensors(std::as_bytes(std::span(file)), "x");
+  const auto tensors = formats::ReadSafetensors(std::as_bytes(std::span(file)), "x");
   ASSERT_TRUE(tensors.ok()) << tensors.status();
   ASSERT_EQ(tensors->size(), 3u);
   EXPECT_EQ((*tensors)[0].name, "a");
@@ -42,19 +42,19 @@ TEST(SafetensorsTest, ReadsTensorsInOrderOfTheirData) {
 TEST(SafetensorsTest, ReadsTypesThatNoWeightMayHave) {
   const std::string file =
       SafetensorsFile(R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}})", "ab");
-  const auto tensors = ReadSafetensors(std::as_bytes(std::span(file)), "x");
+  const auto tensors = formats::ReadSafetensors(std::as_bytes(std::span(file)), "x");
   ASSERT_TRUE(tensors.ok()) << tensors.status();
   EXPECT_EQ((*tensors)[0].dtype, DType::kInvalid);
   const std::string odd =
       SafetensorsFile(R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", "ab");
-  EXPECT_THAT(MessageOf(ReadSafetensors(std::as_bytes(std::span(odd)), "x").status()),
+  EXPECT_THAT(MessageOf(formats::ReadSafetensors(std::as_bytes(std::span(odd)), "x").status()),
               HasSubstr("no whole number of bytes"));
 }
 
 TEST(SafetensorsTest, RefusesMoreDimensionsThanAnyTensorHas) {
   const std::string file = SafetensorsFile(
       R"({"a":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}})", "abcd");
-  EXPECT_THAT(MessageOf(ReadSafetensors(std::as_bytes(std::span(file)), "x").status()),
+  EXPECT_THAT(MessageOf(formats::ReadSafetensors(std::as_bytes(std::span(file)), "x").status()),
               HasSubstr("9 dimensions, at most 8"));
 }
 
@@ -73,7 +73,7 @@ class CheckpointTest : public testing::Test {
     std::ofstream(directory_ / path, std::ios::binary) << text;
   }
   absl::StatusOr<Checkpoint> OpenAt(const fs::path& path) {
-    auto files = ModelFiles::FromDirectory((directory_ / path).string());
+    auto files = formats::ModelFiles::FromDirectory((directory_ / path).string());
     if (!files.ok()) return files.status();
     return Checkpoint::Open(*files);
   }
@@ -83,20 +83,22 @@ class CheckpointTest : public testing::Test {
 
 // Only memory of files may be given back while loading: there is no other copy of the rest.
 TEST(CheckpointMappingTest, KnowsWhichBytesLieInFiles) {
-  const auto files = ModelFiles::FromDirectory(TestDataPath("models/llama-sharded-bf16"));
+  const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/llama-sharded-bf16"));
   ASSERT_TRUE(files.ok()) << files.status();
   const auto mapped = Checkpoint::Open(*files);
   ASSERT_TRUE(mapped.ok()) << mapped.status();
-  for (const StoredTensor& tensor : mapped->tensors()) EXPECT_TRUE(tensor.is_mapped) << tensor.name;
+  for (const formats::StoredTensor& tensor : mapped->tensors())
+    EXPECT_TRUE(tensor.is_mapped) << tensor.name;
   const EditableFiles copies("models/llama-sharded-bf16");
   const auto in_memory = Checkpoint::Open(copies.Files());
   ASSERT_TRUE(in_memory.ok()) << in_memory.status();
-  for (const StoredTensor& tensor : in_memory->tensors()) EXPECT_FALSE(tensor.is_mapped);
-  const auto gguf = ModelFiles::FromPath(TestDataPath("gguf/models/llama-q8_0/model.gguf"));
+  for (const formats::StoredTensor& tensor : in_memory->tensors()) EXPECT_FALSE(tensor.is_mapped);
+  const auto gguf =
+      formats::ModelFiles::FromPath(TestDataPath("gguf/models/llama-q8_0/model.gguf"));
   ASSERT_TRUE(gguf.ok()) << gguf.status();
   const auto rearranged = Checkpoint::Open(*gguf);
   ASSERT_TRUE(rearranged.ok()) << rearranged.status();
-  for (const StoredTensor& tensor : rearranged->tensors()) {
+  for (const formats::StoredTensor& tensor : rearranged->tensors()) {
     const bool is_copy =
         absl::StrContains(tensor.name, "attn_q.") || absl::StrContains(tensor.name, "attn_k.");
     EXPECT_EQ(tensor.is_mapped, !is_copy) << tensor.name;
@@ -144,7 +146,7 @@ TEST_F(CheckpointTest, RefusesAPathThatIsNoDirectory) {
 }
 
 TEST(ModelFilesTest, RefusesNamesThatLeaveTheDirectory) {
-  const auto files = ModelFiles::FromDirectory(TestDataPath("models/tiny_base"));
+  const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/tiny_base"));
   ASSERT_TRUE(files.ok());
   EXPECT_TRUE(files->Open("config.json").ok());
   for (const char* name : {"../tiny_base/config.json", "/etc/hostname", "..", ".", ""}) {
@@ -155,14 +157,14 @@ TEST(ModelFilesTest, RefusesNamesThatLeaveTheDirectory) {
 TEST(CheckpointIndexTest, WarnsWhereHeadersAndIndexDisagree) {
   for (const char* folder : {"sharded-wrong-file", "sharded-total-size"}) {
     const auto files =
-        ModelFiles::FromDirectory(TestDataPath(absl::StrCat("safetensors/", folder)));
+        formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("safetensors/", folder)));
     const auto checkpoint = Checkpoint::Open(*files);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     EXPECT_EQ(checkpoint->warnings().size(), 1u) << folder;
   }
 }
 
-std::string FingerprintOf(const ModelFiles& files) {
+std::string FingerprintOf(const formats::ModelFiles& files) {
   const auto checkpoint = Checkpoint::Open(files);
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
   const auto fingerprint = Fingerprint(files, *checkpoint);

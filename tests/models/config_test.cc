@@ -41,7 +41,7 @@ std::string ErrorOf(const json& config) {
 }
 
 TEST(ModelConfigTest, SpecOfAFixtureIsTheGoldenText) {
-  const auto files = ModelFiles::FromDirectory(TestDataPath("models/llama-newstyle-bf16"));
+  const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/llama-newstyle-bf16"));
   const auto checked = ReadModelSpec(*files, DeviceKind::kCpu);
   ASSERT_TRUE(checked.ok()) << checked.status();
   EXPECT_EQ(DumpSpec(checked->spec),

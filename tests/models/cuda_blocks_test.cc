@@ -18,8 +18,8 @@ TEST(CudaBlocksTest, EmbeddingArrivesInSeveralPieces) {
   constexpr std::int64_t kRows = 8192;
   ThreadPool threads(2);
   const Stream stream = *Stream::Create(*OpenCudaDevice(0));
-  const auto backend = kernels::Backend::CreateCuda(
-      stream, kernels::Determinism::kBatchInvariant, &threads);
+  const auto backend =
+      kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant, &threads);
   ASSERT_TRUE(backend.ok()) << backend.status();
   const auto uploader =
       kernels::Uploader::Create(stream, &threads, kernels::Uploader::kPieceBytes, 0);

@@ -55,7 +55,7 @@ class Stage {
     }
   }
 
-  absl::Status Load(const ModelFiles& files, LoadMode mode = LoadMode::kReal) {
+  absl::Status Load(const formats::ModelFiles& files, LoadMode mode = LoadMode::kReal) {
     QUIRE_ASSIGN_OR_RETURN(model_,
                            LoadModel(files, *backend_, {.mode = mode, .activation = dtype_}));
     return absl::OkStatus();
@@ -89,7 +89,7 @@ class Stage {
     return absl::OkStatus();
   }
 
-  absl::Status Start(const ModelFiles& files, LoadMode mode = LoadMode::kReal) {
+  absl::Status Start(const formats::ModelFiles& files, LoadMode mode = LoadMode::kReal) {
     QUIRE_RETURN_IF_ERROR(Load(files, mode));
     QUIRE_RETURN_IF_ERROR(MakePool());
     return MakeRunner(Options(dtype_));
@@ -176,8 +176,8 @@ class CudaRunnerTest : public testing::Test {
  protected:
   void SetUp() override { cuda_emulator::Reset(); }
 
-  static ModelFiles Fixture(const std::string& name = "llama-gqa-tied-bf16") {
-    return *ModelFiles::FromDirectory(TestDataPath("models/" + name));
+  static formats::ModelFiles Fixture(const std::string& name = "llama-gqa-tied-bf16") {
+    return *formats::ModelFiles::FromDirectory(TestDataPath("models/" + name));
   }
 };
 
@@ -192,7 +192,7 @@ TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
     SCOPED_TRACE(name);
     std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
     Stage stage(true, dtype);
-    const ModelFiles files = Fixture(name);
+    const formats::ModelFiles files = Fixture(name);
     const auto plan = PlanDeviceMemory(files, {.page_size = kPageSize,
                                                .kv_dtype = dtype,
                                                .num_blocks = kBlocks,
@@ -268,7 +268,7 @@ TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
 }
 
 TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {
-  const auto files = ModelFiles::FromDirectory(paths::Source("assets/story"));
+  const auto files = formats::ModelFiles::FromDirectory(paths::Source("assets/story"));
   ASSERT_TRUE(files.ok()) << files.status();
   const std::vector<std::int32_t> prompt = {0, 403, 262, 640, 264, 1023, 17, 350, 44};
   Stage cpu(false);
@@ -304,14 +304,14 @@ TEST_F(CudaRunnerTest, MadeUpWeightsAreTheSameOnBothDevices) {
 // layers, so that steps run as graphs.
 TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   EditableFiles only_config;
-  only_config.Set("config.json",
-                  absl::StrReplaceAll(
-                      EditableFiles("models/deepseek-v2-lite-bf16").Get("config.json"),
-                      {{"\"kv_lora_rank\": 64", "\"kv_lora_rank\": 512"},
-                       {"\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 64"},
-                       {"\"qk_nope_head_dim\": 16", "\"qk_nope_head_dim\": 128"},
-                       {"\"v_head_dim\": 16", "\"v_head_dim\": 128"},
-                       {"\"first_k_dense_replace\": 1", "\"first_k_dense_replace\": 3"}}));
+  only_config.Set(
+      "config.json",
+      absl::StrReplaceAll(EditableFiles("models/deepseek-v2-lite-bf16").Get("config.json"),
+                          {{"\"kv_lora_rank\": 64", "\"kv_lora_rank\": 512"},
+                           {"\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 64"},
+                           {"\"qk_nope_head_dim\": 16", "\"qk_nope_head_dim\": 128"},
+                           {"\"v_head_dim\": 16", "\"v_head_dim\": 128"},
+                           {"\"first_k_dense_replace\": 1", "\"first_k_dense_replace\": 3"}}));
   std::vector<std::int32_t> prompt(37);
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(7 * i + 2);
   Stage cpu(false), gpu(true), half(true, DType::kBF16);

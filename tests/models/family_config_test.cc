@@ -382,7 +382,7 @@ TEST(FamilyConfigTest, LongropeSetIsChosenByTheContext) {
 
 TEST(FamilyConfigTest, FingerprintHoldsTheLongropeSet) {
   const TestBackend cpu;
-  const auto files = ModelFiles::FromDirectory(TestDataPath("models/phi3-longrope-bf16"));
+  const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/phi3-longrope-bf16"));
   const auto fingerprint = [&](std::uint32_t context) {
     const auto model = LoadModel(*files, cpu.backend, {.max_context_tokens = context});
     EXPECT_TRUE(model.ok()) << model.status();
@@ -406,7 +406,8 @@ TEST(FamilyConfigTest, DummyWeightsAreAsLargeAsRealOnes) {
     only_config.Set("config.json", ConfigOf(folder).dump());
     const auto dummy = LoadModel(only_config.Files(), cpu.backend, {.mode = LoadMode::kDummy});
     ASSERT_TRUE(dummy.ok()) << dummy.status();
-    const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
+    const auto files =
+        formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
     const auto real = LoadModel(*files, cpu.backend, {});
     ASSERT_TRUE(real.ok()) << real.status();
     EXPECT_EQ((*dummy)->weight_bytes, (*real)->weight_bytes);
@@ -573,7 +574,8 @@ TEST(FamilyConfigTest, GpusTakeEveryFamily) {
         "gemma2-bf16", "gemma3-text-bf16", "phi3-bf16", "phi3-longrope-bf16", "olmo2-bf16",
         "mixtral-bf16", "qwen3-moe-bf16", "gpt-oss-bf16", "gpt-oss-mxfp4", "deepseek-v2-bf16",
         "deepseek-v2-lite-bf16", "deepseek-v3-bf16", "deepseek-v3-noqlora-bf16"}) {
-    const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
+    const auto files =
+        formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
     const auto read = ReadModelSpec(*files, DeviceKind::kCuda);
     EXPECT_TRUE(read.ok()) << folder << ": " << read.status();
   }

@@ -16,8 +16,8 @@ namespace {
 
 struct BlockCase {
   std::string name;
-  GgmlType type;
-  kernels::WeightFormat format;
+  formats::GgmlType type;
+  WeightFormat format;
   std::uint32_t group;
   bool has_min;
 };
@@ -30,9 +30,10 @@ class GgmlBlocksTest : public testing::TestWithParam<BlockCase> {
  protected:
   void SetUp() override {
     file_ = ReadTestFile("gguf/blocks/" + GetParam().name + ".safetensors");
-    auto tensors = ReadSafetensors(std::as_bytes(std::span(file_.data(), file_.size())), "blocks");
+    auto tensors =
+        formats::ReadSafetensors(std::as_bytes(std::span(file_.data(), file_.size())), "blocks");
     ASSERT_TRUE(tensors.ok()) << tensors.status();
-    for (const StoredTensor& tensor : *tensors) {
+    for (const formats::StoredTensor& tensor : *tensors) {
       if (tensor.name == "blocks") blocks_ = tensor;
       if (tensor.name == "expected") {
         expected_.resize(static_cast<std::size_t>(tensor.num_elements()));
@@ -44,18 +45,18 @@ class GgmlBlocksTest : public testing::TestWithParam<BlockCase> {
   }
 
   std::string file_;
-  StoredTensor blocks_;
+  formats::StoredTensor blocks_;
   std::vector<float> expected_;
   std::size_t elements_ = 0;  // of a block
 };
 
 TEST_P(GgmlBlocksTest, DequantizesToTheSameBits) {
-  const GgmlFormat& format = FormatOf(GetParam().type);
+  const formats::GgmlFormat& format = formats::FormatOf(GetParam().type);
   EXPECT_EQ(format.name, GetParam().name);
   EXPECT_EQ(static_cast<std::size_t>(format.elements), elements_);
   EXPECT_EQ(format.bytes, blocks_.shape[1]);
   std::vector<float> got(expected_.size());
-  DequantizeRow(GetParam().type, blocks_.bytes, got);
+  formats::DequantizeRow(GetParam().type, blocks_.bytes, got);
   for (std::size_t i = 0; i < got.size(); ++i) {
     if (std::isnan(expected_[i])) {
       ASSERT_TRUE(std::isnan(got[i])) << "block " << i / elements_ << " element " << i % elements_;
@@ -70,7 +71,7 @@ TEST_P(GgmlBlocksTest, DequantizesToTheSameBits) {
 // What the integer kernels are given means the same values: scale * q + min in f64, rounded once.
 TEST_P(GgmlBlocksTest, IntegerFormMeansTheSameValues) {
   const auto k = static_cast<std::uint32_t>(expected_.size());
-  const kernels::QuantizedShape shape = IntegerShapeOf(GetParam().type, 5, k);
+  const QuantizedShape shape = formats::IntegerShapeOf(GetParam().type, 5, k);
   EXPECT_EQ(shape.format, GetParam().format);
   EXPECT_EQ(shape.group, GetParam().group);
   EXPECT_EQ(shape.has_min, GetParam().has_min);
@@ -79,11 +80,11 @@ TEST_P(GgmlBlocksTest, IntegerFormMeansTheSameValues) {
   std::vector<std::int8_t> q(k);
   std::vector<float> scales(k / shape.group);
   std::vector<float> mins(shape.has_min ? scales.size() : 0);
-  DecodeRow(GetParam().type, blocks_.bytes, {q, scales, mins});
+  formats::DecodeRow(GetParam().type, blocks_.bytes, {q, scales, mins});
   int finite = 0;
   for (std::size_t i = 0; i < k; ++i) {
-    const int low = shape.has_min ? 0 : shape.format == kernels::WeightFormat::kInt4 ? -8 : -128;
-    const int high = shape.format == kernels::WeightFormat::kInt4 ? low + 15 : 127;
+    const int low = shape.has_min ? 0 : shape.format == WeightFormat::kInt4 ? -8 : -128;
+    const int high = shape.format == WeightFormat::kInt4 ? low + 15 : 127;
     ASSERT_GE(q[i], low);
     ASSERT_LE(q[i], high);
     const double scale = scales[i / shape.group];
@@ -100,26 +101,27 @@ TEST_P(GgmlBlocksTest, IntegerFormMeansTheSameValues) {
 
 INSTANTIATE_TEST_SUITE_P(
     Formats, GgmlBlocksTest,
-    testing::Values(BlockCase{"Q8_0", GgmlType::kQ8_0, kernels::WeightFormat::kInt8, 32, false},
-                    BlockCase{"Q4_0", GgmlType::kQ4_0, kernels::WeightFormat::kInt4, 32, false},
-                    BlockCase{"Q4_1", GgmlType::kQ4_1, kernels::WeightFormat::kInt4, 32, true},
-                    BlockCase{"Q5_0", GgmlType::kQ5_0, kernels::WeightFormat::kInt8, 32, false},
-                    BlockCase{"Q5_1", GgmlType::kQ5_1, kernels::WeightFormat::kInt8, 32, true},
-                    BlockCase{"Q4_K", GgmlType::kQ4_K, kernels::WeightFormat::kInt4, 32, true},
-                    BlockCase{"Q5_K", GgmlType::kQ5_K, kernels::WeightFormat::kInt8, 32, true},
-                    BlockCase{"Q6_K", GgmlType::kQ6_K, kernels::WeightFormat::kInt8, 16, false},
-                    BlockCase{"Q2_K", GgmlType::kQ2_K, kernels::WeightFormat::kInt8, 16, true},
-                    BlockCase{"Q3_K", GgmlType::kQ3_K, kernels::WeightFormat::kInt8, 16, false},
-                    BlockCase{"IQ4_NL", GgmlType::kIQ4_NL, kernels::WeightFormat::kInt8, 32, false},
-                    BlockCase{"IQ4_XS", GgmlType::kIQ4_XS, kernels::WeightFormat::kInt8, 32, false},
-                    BlockCase{"MXFP4", GgmlType::kMXFP4, kernels::WeightFormat::kInt8, 32, false}),
+    testing::Values(BlockCase{"Q8_0", formats::GgmlType::kQ8_0, WeightFormat::kInt8, 32, false},
+                    BlockCase{"Q4_0", formats::GgmlType::kQ4_0, WeightFormat::kInt4, 32, false},
+                    BlockCase{"Q4_1", formats::GgmlType::kQ4_1, WeightFormat::kInt4, 32, true},
+                    BlockCase{"Q5_0", formats::GgmlType::kQ5_0, WeightFormat::kInt8, 32, false},
+                    BlockCase{"Q5_1", formats::GgmlType::kQ5_1, WeightFormat::kInt8, 32, true},
+                    BlockCase{"Q4_K", formats::GgmlType::kQ4_K, WeightFormat::kInt4, 32, true},
+                    BlockCase{"Q5_K", formats::GgmlType::kQ5_K, WeightFormat::kInt8, 32, true},
+                    BlockCase{"Q6_K", formats::GgmlType::kQ6_K, WeightFormat::kInt8, 16, false},
+                    BlockCase{"Q2_K", formats::GgmlType::kQ2_K, WeightFormat::kInt8, 16, true},
+                    BlockCase{"Q3_K", formats::GgmlType::kQ3_K, WeightFormat::kInt8, 16, false},
+                    BlockCase{"IQ4_NL", formats::GgmlType::kIQ4_NL, WeightFormat::kInt8, 32, false},
+                    BlockCase{"IQ4_XS", formats::GgmlType::kIQ4_XS, WeightFormat::kInt8, 32, false},
+                    BlockCase{"MXFP4", formats::GgmlType::kMXFP4, WeightFormat::kInt8, 32, false}),
     [](const testing::TestParamInfo<BlockCase>& info) { return info.param.name; });
 
 TEST(GgmlFormatTest, IndexAgreesOnNumbersAndSizes) {
   const nlohmann::json index = nlohmann::json::parse(ReadTestFile("gguf/blocks/index.json"));
   EXPECT_EQ(index["ggml"].size(), 13u);
   for (const auto& entry : index["ggml"]) {
-    const GgmlFormat* format = FindGgmlFormat(entry["type_number"].get<std::uint32_t>());
+    const formats::GgmlFormat* format =
+        formats::FindGgmlFormat(entry["type_number"].get<std::uint32_t>());
     ASSERT_NE(format, nullptr);
     EXPECT_EQ(std::string(format->name) + ".safetensors", entry["file"].get<std::string>());
     EXPECT_EQ(format->elements, entry["elements_per_block"].get<std::int64_t>());
@@ -131,15 +133,15 @@ TEST(GgmlFormatTest, IndexAgreesOnNumbersAndSizes) {
 TEST(GgmlFormatTest, OthersAreKnownByNameOrNotAtAll) {
   for (const auto& [number, name] :
        {std::pair(9u, "Q8_1"), {15u, "Q8_K"}, {21u, "IQ3_S"}, {34u, "TQ1_0"}, {26u, "I32"}}) {
-    const GgmlFormat* format = FindGgmlFormat(number);
+    const formats::GgmlFormat* format = formats::FindGgmlFormat(number);
     ASSERT_NE(format, nullptr) << number;
     EXPECT_EQ(format->name, name);
     EXPECT_FALSE(format->is_read);
   }
   for (const std::uint32_t number : {4u, 5u, 31u, 200u, 0xffffffffu}) {
-    EXPECT_EQ(FindGgmlFormat(number), nullptr) << number;
+    EXPECT_EQ(formats::FindGgmlFormat(number), nullptr) << number;
   }
-  EXPECT_EQ(ReadableGgmlTypes(),
+  EXPECT_EQ(formats::ReadableGgmlTypes(),
             "F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, "
             "BF16, MXFP4");
 }
@@ -148,20 +150,20 @@ TEST(GgmlFormatTest, PlainTypes) {
   const unsigned char bytes[] = {0x00, 0x3c, 0x01, 0x00, 0x00, 0xfc, 0xff, 0x7b};
   const std::span<const std::byte> row = std::as_bytes(std::span(bytes));
   float half[4];
-  DequantizeRow(GgmlType::kF16, row, half);
+  formats::DequantizeRow(formats::GgmlType::kF16, row, half);
   EXPECT_EQ(half[0], 1.0f);
   EXPECT_EQ(half[1], 0x1p-24f);
   EXPECT_EQ(half[2], -INFINITY);
   EXPECT_EQ(half[3], 65504.0f);
   float brain[4];
-  DequantizeRow(GgmlType::kBF16, row, brain);
+  formats::DequantizeRow(formats::GgmlType::kBF16, row, brain);
   EXPECT_EQ(brain[0], 0x1p-7f);
   EXPECT_EQ(brain[1], 0x1p-133f);
   float single[2];
-  DequantizeRow(GgmlType::kF32, row, single);
+  formats::DequantizeRow(formats::GgmlType::kF32, row, single);
   EXPECT_EQ(std::bit_cast<std::uint32_t>(single[0]), 0x00013c00u);
-  EXPECT_EQ(GgmlRowBytes(GgmlType::kQ6_K, 512), 420);
-  EXPECT_EQ(GgmlRowBytes(GgmlType::kF32, 3), 12);
+  EXPECT_EQ(formats::GgmlRowBytes(formats::GgmlType::kQ6_K, 512), 420);
+  EXPECT_EQ(formats::GgmlRowBytes(formats::GgmlType::kF32, 3), 12);
 }
 
 }  // namespace

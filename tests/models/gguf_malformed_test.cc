@@ -46,10 +46,10 @@ struct Loaded {
 };
 
 // What a daemon reads of a file before it serves.
-absl::StatusOr<Loaded> Load(const ModelFiles& files, const kernels::Backend& backend) {
+absl::StatusOr<Loaded> Load(const formats::ModelFiles& files, const kernels::Backend& backend) {
   Loaded loaded;
   QUIRE_ASSIGN_OR_RETURN(loaded.model, LoadModel(files, backend, {}));
-  QUIRE_ASSIGN_OR_RETURN(const OpenedGguf opened, OpenGguf(files));
+  QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
   QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
                          text::ReadGgufVocabulary(opened.gguf));
   QUIRE_ASSIGN_OR_RETURN(loaded.tokenizer, text::Tokenizer::FromGguf(vocabulary));
@@ -70,7 +70,7 @@ TEST_P(GgufMalformedTest, IsRefusedWithTheField) {
   const Case& test_case = GetParam();
   const std::string path = TestDataPath("gguf/malformed/" + test_case.file);
   TestBackend cpu;
-  absl::StatusOr<ModelFiles> files = ModelFiles::FromPath(path);
+  absl::StatusOr<formats::ModelFiles> files = formats::ModelFiles::FromPath(path);
   const absl::StatusOr<Loaded> loaded =
       files.ok() ? Load(*files, cpu.backend) : absl::StatusOr<Loaded>(files.status());
   if (test_case.accept == "yes") {

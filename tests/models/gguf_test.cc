@@ -1,8 +1,6 @@
 // GGUF files: the container, the configuration and the tensors of every fixture against what
 // tests/testdata/gguf/models/*/reference.json says of them.
 
-#include "formats/tensors/gguf_tensors.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "formats/tensors/gguf_tensors.h"
 #include "models/families/gguf_config.h"
 #include "models/families/read_model_config.h"
 #include "models/weights/checkpoint.h"
@@ -65,29 +64,29 @@ std::uint32_t Crc32(std::span<const std::byte> bytes) {
 }
 
 // What DequantizeRow calls the elements of a tensor.
-GgmlType TypeOf(const StoredTensor& tensor) {
-  if (tensor.blocks != GgmlType::kNone) return tensor.blocks;
-  if (tensor.dtype == DType::kF32) return GgmlType::kF32;
-  return tensor.dtype == DType::kF16 ? GgmlType::kF16 : GgmlType::kBF16;
+formats::GgmlType TypeOf(const formats::StoredTensor& tensor) {
+  if (tensor.blocks != formats::GgmlType::kNone) return tensor.blocks;
+  if (tensor.dtype == DType::kF32) return formats::GgmlType::kF32;
+  return tensor.dtype == DType::kF16 ? formats::GgmlType::kF16 : formats::GgmlType::kBF16;
 }
 
 class GgufModelTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     reference_ = ReferenceOf(GetParam());
-    auto files = ModelFiles::FromPath(ModelPath(GetParam()));
+    auto files = formats::ModelFiles::FromPath(ModelPath(GetParam()));
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);
-    auto opened = OpenGguf(files_);
+    auto opened = formats::OpenGguf(files_);
     ASSERT_TRUE(opened.ok()) << opened.status();
     opened_.emplace(*std::move(opened));
   }
 
-  const text::GgufFile& gguf() const { return opened_->gguf; }
+  const formats::GgufFile& gguf() const { return opened_->gguf; }
 
   nlohmann::json reference_;
-  ModelFiles files_ = ModelFiles::FromMemory("", {});
-  std::optional<OpenedGguf> opened_;
+  formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
+  std::optional<formats::OpenedGguf> opened_;
 };
 
 TEST_P(GgufModelTest, Header) {
@@ -101,7 +100,7 @@ TEST_P(GgufModelTest, Header) {
 
 // A value as the reference writes it: numbers as such, floats as big-endian bits, long strings and
 // arrays by what can be compared.
-void ExpectValue(const text::GgufFile& gguf, const nlohmann::json& want) {
+void ExpectValue(const formats::GgufFile& gguf, const nlohmann::json& want) {
   const auto key = want["key"].get<std::string>();
   const auto type = want["type"].get<std::string>();
   SCOPED_TRACE(key);
@@ -146,11 +145,11 @@ TEST_P(GgufModelTest, Metadata) {
 }
 
 TEST_P(GgufModelTest, TensorsDequantizeToTheSameBits) {
-  const auto tensors = ReadGgufTensors(*opened_);
+  const auto tensors = formats::ReadGgufTensors(*opened_);
   ASSERT_TRUE(tensors.ok()) << tensors.status();
   ASSERT_EQ(tensors->size(), reference_["tensors"].size());
   for (std::size_t i = 0; i < tensors->size(); ++i) {
-    const StoredTensor& tensor = (*tensors)[i];
+    const formats::StoredTensor& tensor = (*tensors)[i];
     const auto& want = reference_["tensors"][i];
     SCOPED_TRACE(tensor.name);
     EXPECT_EQ(tensor.name, want["name"].get<std::string>());
@@ -159,7 +158,7 @@ TEST_P(GgufModelTest, TensorsDequantizeToTheSameBits) {
     EXPECT_EQ(tensor.bytes.size(), want["bytes"].get<std::size_t>());
     EXPECT_EQ(absl::StrFormat("%08x", Crc32(tensor.bytes)), want["raw_crc32"].get<std::string>());
     std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
-    DequantizeRow(TypeOf(tensor), tensor.bytes, values);
+    formats::DequantizeRow(TypeOf(tensor), tensor.bytes, values);
     EXPECT_EQ(absl::StrFormat("%08x", Crc32(std::as_bytes(std::span(values)))),
               want["f32_crc32"].get<std::string>());
   }
@@ -205,16 +204,16 @@ TEST_P(GgufModelTest, ConfigEqualsThatOfConfigJson) {
 }
 
 TEST_P(GgufModelTest, RowsOfQAndKAreThoseOfHuggingFace) {
-  const auto stored = ReadGgufTensors(*opened_);
-  const auto loaded = LoadGgufTensors(*opened_);
+  const auto stored = formats::ReadGgufTensors(*opened_);
+  const auto loaded = formats::LoadGgufTensors(*opened_);
   ASSERT_TRUE(stored.ok() && loaded.ok());
   const auto heads = reference_["hyper_parameters"]["head_count"].get<std::int64_t>();
   const auto kv_heads = reference_["hyper_parameters"]["head_count_kv"].get<std::int64_t>();
   int moved = 0;
-  for (const StoredTensor& tensor : loaded->tensors) {
-    const auto from = std::find_if(stored->begin(), stored->end(), [&](const StoredTensor& other) {
-      return other.name == tensor.name;
-    });
+  for (const formats::StoredTensor& tensor : loaded->tensors) {
+    const auto from =
+        std::find_if(stored->begin(), stored->end(),
+                     [&](const formats::StoredTensor& other) { return other.name == tensor.name; });
     ASSERT_NE(from, stored->end());
     ASSERT_EQ(tensor.bytes.size(), from->bytes.size());
     const bool is_q = tensor.name.find("attn_q.") != std::string::npos;
@@ -227,7 +226,7 @@ TEST_P(GgufModelTest, RowsOfQAndKAreThoseOfHuggingFace) {
     const std::int64_t rows = tensor.shape[0];
     const std::int64_t d = rows / (is_q ? heads : kv_heads);
     const std::size_t row_bytes = tensor.bytes.size() / static_cast<std::size_t>(rows);
-    const auto row = [&](const StoredTensor& of, std::int64_t r) {
+    const auto row = [&](const formats::StoredTensor& of, std::int64_t r) {
       return of.bytes.data() + static_cast<std::size_t>(r) * row_bytes;
     };
     for (std::int64_t h = 0; h < rows; h += d) {
@@ -260,8 +259,8 @@ std::string Text(absl::string_view text) {
 std::string Header(std::uint64_t keys) {
   return absl::StrCat("GGUF", Number(3, 4), Number(0, 8), Number(keys, 8));
 }
-absl::StatusOr<text::GgufFile> Parse(const std::string& file) {
-  return text::GgufFile::Parse(std::as_bytes(std::span(file.data(), file.size())), "f");
+absl::StatusOr<formats::GgufFile> Parse(const std::string& file) {
+  return formats::GgufFile::Parse(std::as_bytes(std::span(file.data(), file.size())), "f");
 }
 
 TEST(GgufFileTest, TypedReads) {
@@ -291,22 +290,22 @@ TEST(GgufFileTest, TypedReads) {
   EXPECT_TRUE(gguf->Strings("none")->empty());
   EXPECT_TRUE(gguf->OptionalFloats("none")->value().empty());
   EXPECT_EQ(gguf->ArrayCount("none"), 0u);
-  EXPECT_EQ(gguf->TypeOf("ids"), text::GgufType::kArray);
+  EXPECT_EQ(gguf->TypeOf("ids"), formats::GgufType::kArray);
 }
 
 TEST(GgufFileTest, ModelPathIsAFileOrADirectory) {
-  const auto file = ModelFiles::FromPath(ModelPath("llama-tied"));
+  const auto file = formats::ModelFiles::FromPath(ModelPath("llama-tied"));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->source(), ModelPath("llama-tied"));
   EXPECT_EQ(file->gguf(), "model.gguf");
   EXPECT_EQ(file->LabelOf(file->gguf()), file->source());
-  const auto directory = ModelFiles::FromPath(TestDataPath("models/tiny_base"));
+  const auto directory = formats::ModelFiles::FromPath(TestDataPath("models/tiny_base"));
   ASSERT_TRUE(directory.ok());
   EXPECT_TRUE(directory->gguf().empty());
-  EXPECT_EQ(ModelFiles::FromPath(TestDataPath("none.gguf")).status().code(),
+  EXPECT_EQ(formats::ModelFiles::FromPath(TestDataPath("none.gguf")).status().code(),
             absl::StatusCode::kNotFound);
   // A directory that only holds a GGUF file is no model; the message says what to do.
-  const auto holder = ModelFiles::FromPath(TestDataPath("gguf/models/llama-tied"));
+  const auto holder = formats::ModelFiles::FromPath(TestDataPath("gguf/models/llama-tied"));
   ASSERT_TRUE(holder.ok());
   EXPECT_THAT(std::string(ReadModelConfig(*holder).status().message()),
               testing::HasSubstr("model.gguf"));

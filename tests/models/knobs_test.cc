@@ -156,7 +156,7 @@ struct Tensors {
     config.dtype = DType::kF32;
     const auto dummy = DummyCheckpoint(config, spec, kNames, /*with_values=*/false);
     EXPECT_TRUE(dummy.ok()) << dummy.status();
-    for (const StoredTensor& tensor : dummy->tensors()) {
+    for (const formats::StoredTensor& tensor : dummy->tensors()) {
       const bool is_norm = tensor.shape.size() == 1 && absl::EndsWith(tensor.name, ".weight");
       const double inputs = static_cast<double>(tensor.shape.back());
       const double deviation = tensor.shape.size() == 1 ? 0.3 : 1.3 / std::sqrt(inputs);
@@ -173,7 +173,7 @@ struct Tensors {
   const std::vector<float>& At(const std::string& name) const { return all.at(name); }
 
   std::map<std::string, std::vector<float>> all;
-  std::vector<StoredTensor> stored;
+  std::vector<formats::StoredTensor> stored;
 };
 
 // The formulas, token by token.

@@ -95,7 +95,7 @@ absl::Status Checked(const Knob& knob, DeviceKind device) {
   return CheckBuilt(spec, device);
 }
 
-// Each knob that is sampled but not built is refused by its name, on whichever layer it stands.
+// Each knob that is listed but not built is refused by its name, on whichever layer it stands.
 TEST(LayerSpecTest, UnbuiltKnobsAreRefusedByName) {
   const Knob knobs[] = {
       {"parallel", [](ModelSpec& s) { s.layers[2].order = LayerOrder::kParallel; }},

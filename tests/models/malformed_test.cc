@@ -51,7 +51,7 @@ EditableFiles FilesOf(const Case& test_case) {
     files.Set("model.safetensors", ReadTestFile(path));
   } else {
     files.Remove("model.safetensors");
-    const auto shards = ModelFiles::FromDirectory(TestDataPath(path));
+    const auto shards = formats::ModelFiles::FromDirectory(TestDataPath(path));
     for (const std::string& name : shards->names()) {
       files.Set(name, ReadTestFile(absl::StrCat(path, "/", name)));
     }

@@ -121,16 +121,16 @@ TEST(MlaSpecTest, ATokenTakesOneRowOfEachLayer) {
 }
 
 TEST(MlaWeightsTest, MissingAndMisshapenTensorsAreRefusedByName) {
-  const auto files = ModelFiles::FromDirectory(TestDataPath("models/deepseek-v3-bf16"));
+  const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/deepseek-v3-bf16"));
   const auto checked = ReadModelSpec(*files, DeviceKind::kCpu);
   ASSERT_TRUE(checked.ok()) << checked.status();
   const auto checkpoint = Checkpoint::Open(*files);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   for (const char* name : {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}) {
     const std::string full = std::string("model.layers.1.self_attn.") + name + ".weight";
-    std::vector<StoredTensor> without;
-    std::vector<StoredTensor> turned;
-    for (const StoredTensor& tensor : checkpoint->tensors()) {
+    std::vector<formats::StoredTensor> without;
+    std::vector<formats::StoredTensor> turned;
+    for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
       turned.push_back(tensor);
       if (tensor.name == full) {
         std::swap(turned.back().shape[0], turned.back().shape[1]);
@@ -138,7 +138,7 @@ TEST(MlaWeightsTest, MissingAndMisshapenTensorsAreRefusedByName) {
         without.push_back(tensor);
       }
     }
-    const auto error = [&](std::vector<StoredTensor> tensors) {
+    const auto error = [&](std::vector<formats::StoredTensor> tensors) {
       const Checkpoint changed = Checkpoint::FromTensors(std::move(tensors), nullptr);
       const auto slots =
           FindWeights(checked->spec, TensorNamesOf(checked->config), changed, WeightTarget{});

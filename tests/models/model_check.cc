@@ -14,8 +14,7 @@
 namespace quire::models {
 
 void ExpectWorks(const Model& model, const kernels::Backend& backend, bool sound) {
-  const auto num_groups =
-      static_cast<std::uint32_t>(PlanLayerGroups(model.spec).groups.size());
+  const auto num_groups = static_cast<std::uint32_t>(PlanLayerGroups(model.spec).groups.size());
   const auto geometry = KvGeometryFor(model.spec, 16, DType::kF32, 1 + num_groups);
   ASSERT_TRUE(geometry.ok()) << geometry.status();
   auto pool = cache::KvPool::Create(*geometry);

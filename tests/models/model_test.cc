@@ -37,7 +37,8 @@ TEST(LoadModelTest, MemoryPlanIsExact) {
   TestBackend cpu;
   for (const char* folder : {"llama-bias-bf16", "llama-mha-f32", "llama-untied-f16",
                              "llama-gqa-tied-bf16", "llama-sharded-bf16"}) {
-    const auto files = ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
+    const auto files =
+        formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
     const auto plan =
         PlanMemory(*files, 16, DType::kBF16, 9, {.max_rows = 4, .max_step_tokens = 32});
     ASSERT_TRUE(plan.ok()) << plan.status();
@@ -48,6 +49,11 @@ TEST(LoadModelTest, MemoryPlanIsExact) {
     const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kBF16, 9);
     ASSERT_TRUE(geometry.ok());
     EXPECT_EQ(plan->pool_bytes, 9 * geometry->page_bytes());
+    cache::CacheManagerOptions cache;
+    cache.geometry = *geometry;
+    cache.max_rows = 4;
+    cache.max_context_tokens = (*model)->spec.max_position;
+    EXPECT_EQ(plan->prefix_index_bytes, cache::CacheManager::PrefixIndexBytes(cache));
     const auto& heads = (*model)->spec.layers[0].heads;
     EXPECT_EQ(plan->page_bytes, std::int64_t{2} * 2 * 16 * heads.num_kv_heads * heads.head_size *
                                     static_cast<std::int64_t>((*model)->spec.layers.size()));
@@ -56,7 +62,7 @@ TEST(LoadModelTest, MemoryPlanIsExact) {
 
 TEST(LoadModelTest, WeightLimitIsCheckedBeforeLoading) {
   TestBackend cpu;
-  const auto files = ModelFiles::FromDirectory(TestDataPath("models/tiny_base"));
+  const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/tiny_base"));
   const auto whole = LoadModel(*files, cpu.backend, {});
   ASSERT_TRUE(whole.ok());
   const std::int64_t bytes = (*whole)->weight_bytes;
@@ -75,7 +81,7 @@ TEST(LoadModelTest, TiedHeadInTheFileIsIgnoredWithAWarningWhenItDiffers) {
 
   std::string weights = files.Get("model.safetensors");
   const auto checkpoint = Checkpoint::Open(files.Files());
-  const StoredTensor* head = checkpoint->Find("lm_head.weight");
+  const formats::StoredTensor* head = checkpoint->Find("lm_head.weight");
   ASSERT_NE(head, nullptr);
   const std::size_t offset = static_cast<std::size_t>(
       reinterpret_cast<const char*>(head->bytes.data()) - files.Get("model.safetensors").data());
@@ -95,7 +101,7 @@ TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
   ASSERT_TRUE(checkpoint.ok());
   nlohmann::json header;
   std::string data;
-  for (const StoredTensor& tensor : checkpoint->tensors()) {
+  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
     std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
     std::string type = tensor.type;
     if (tensor.name == "model.layers.0.self_attn.k_proj.weight") {
@@ -144,6 +150,32 @@ TEST(KvGeometryTest, PagesFromBytes) {
   ASSERT_TRUE(most.ok());
   EXPECT_EQ(*most, geometry->max_num_blocks());
   EXPECT_FALSE(KvGeometryFor((*model)->spec, 17, DType::kF32, 2).ok());
+}
+
+TEST(KvGeometryTest, PagesWithTheirPrefixIndexFromBytes) {
+  TestBackend cpu;
+  const auto model = LoadModel(TestDataPath("models/tiny_base"), cpu.backend, {});
+  ASSERT_TRUE(model.ok());
+  const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kF32, 2);
+  ASSERT_TRUE(geometry.ok());
+  cache::CacheManagerOptions options;
+  options.geometry = *geometry;
+  options.max_rows = 4;
+  options.max_context_tokens = 128;
+  const auto bytes = [&](std::uint32_t num_blocks) {
+    options.geometry.num_blocks = num_blocks;
+    return num_blocks * geometry->page_bytes() + cache::CacheManager::PrefixIndexBytes(options);
+  };
+  for (const std::uint32_t num_blocks : {2u, 3u, 57u, 58u, 1000u}) {
+    EXPECT_EQ(*NumBlocksWithIndex(options, bytes(num_blocks)), num_blocks);
+    EXPECT_EQ(*NumBlocksWithIndex(options, bytes(num_blocks + 1) - 1), num_blocks);
+  }
+  // Two pages alone would fit.
+  EXPECT_THAT(std::string(NumBlocksWithIndex(options, bytes(2) - 1).status().message()),
+              testing::MatchesRegex("kv cache of [0-9]+ bytes is too small: 2 pages take [0-9]+ "
+                                    "bytes and their prefix index [0-9]+"));
+  EXPECT_EQ(NumBlocksWithIndex(options, 2 * geometry->page_bytes() - 1).status(),
+            NumBlocksForBytes(*geometry, 2 * geometry->page_bytes() - 1).status());
 }
 
 }  // namespace

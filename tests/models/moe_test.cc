@@ -92,7 +92,7 @@ struct Tensors {
     const auto dummy = DummyCheckpoint(config, spec, kNames, /*with_values=*/false);
     EXPECT_TRUE(dummy.ok()) << dummy.status();
     std::mt19937 random(5);
-    for (const StoredTensor& tensor : dummy->tensors()) {
+    for (const formats::StoredTensor& tensor : dummy->tensors()) {
       const double inputs = static_cast<double>(tensor.shape.back());
       double deviation = tensor.shape.size() == 1 ? 0.3 : 1.6 / std::sqrt(inputs);
       // Small enough that every expert has rows.
@@ -112,9 +112,9 @@ struct Tensors {
   const std::vector<float>& operator[](const std::string& name) const { return *all.at(name); }
 
   Checkpoint Make() const {
-    std::vector<StoredTensor> tensors;
+    std::vector<formats::StoredTensor> tensors;
     for (const auto& [name, values] : all) {
-      StoredTensor tensor;
+      formats::StoredTensor tensor;
       tensor.name = name;
       tensor.type = "F32";
       tensor.dtype = DType::kF32;
@@ -388,10 +388,10 @@ TEST(MoeWeightsTest, RouterAndSharedGateAreNeverConverted) {
   const Tensors tensors(spec);
   Loaded loaded(spec, tensors, 1, Quantization::kInt4G32);
   const MoeWeights& moe = loaded.weights->layers()[1].moe;
-  EXPECT_EQ(moe.router.matrices[0].format(), kernels::WeightFormat::kPlain);
-  EXPECT_EQ(moe.shared_gate.matrices[0].format(), kernels::WeightFormat::kPlain);
-  EXPECT_EQ(moe.gate_up[3].matrices[0].format(), kernels::WeightFormat::kInt4);
-  EXPECT_EQ(moe.shared_down.matrices[0].format(), kernels::WeightFormat::kInt4);
+  EXPECT_EQ(moe.router.matrices[0].format(), WeightFormat::kPlain);
+  EXPECT_EQ(moe.shared_gate.matrices[0].format(), WeightFormat::kPlain);
+  EXPECT_EQ(moe.gate_up[3].matrices[0].format(), WeightFormat::kInt4);
+  EXPECT_EQ(moe.shared_down.matrices[0].format(), WeightFormat::kInt4);
 }
 
 TEST(MoeSpecTest, BothDevicesComputeItAndRefuseOthersByName) {
@@ -466,7 +466,7 @@ TEST(MoeConfigTest, AliasesMustAgreeAndNumbersMustFit) {
 
 TEST(MoeConfigTest, SpecsOfTheFixturesAreTheGoldenTexts) {
   const auto moe_line = [](const char* folder) {
-    const auto files = ModelFiles::FromDirectory(TestDataPath(folder));
+    const auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
     const auto checked = ReadModelSpec(*files, DeviceKind::kCpu);
     EXPECT_TRUE(checked.ok()) << checked.status();
     const std::string dump = DumpSpec(checked->spec);
@@ -485,7 +485,7 @@ TEST(MoeWeightsTest, PackedFilesHoldExpertsAndLatentHeads) {
   std::filesystem::create_directories(folder);
   const TestBackend backend;
   for (const char* fixture : {"models/qwen3-moe-bf16", "models/deepseek-v2-bf16"}) {
-    const auto files = ModelFiles::FromDirectory(TestDataPath(fixture));
+    const auto files = formats::ModelFiles::FromDirectory(TestDataPath(fixture));
     const LoadOptions options{.quantization = Quantization::kInt8G32, .packed_dir = folder};
     const auto packed = LoadModel(*files, backend.backend, options);
     ASSERT_TRUE(packed.ok()) << packed.status();
@@ -510,7 +510,7 @@ TEST(MoeWeightsTest, PackedFilesHoldExpertsAndLatentHeads) {
 }
 
 TEST(MoeConfigTest, DummyWeightsHaveExpertsToo) {
-  const auto files = ModelFiles::FromDirectory(TestDataPath("models/mixtral-bf16"));
+  const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/mixtral-bf16"));
   const TestBackend backend;
   const auto real = LoadModel(*files, backend.backend, {});
   const auto dummy = LoadModel(*files, backend.backend, {.mode = LoadMode::kDummy});

@@ -64,8 +64,8 @@ TEST(PublishedKeysTest, WindowsThatNeverBindAreNone) {
   qwen["max_window_layers"] = 0;
   qwen["sliding_window"] = 1024;
   EXPECT_EQ(heads(qwen, 0).window, 0u);
-  qwen["rope_scaling"] = {{"type", "yarn"}, {"factor", 4.0},
-                          {"original_max_position_embeddings", 512}};
+  qwen["rope_scaling"] = {
+      {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 512}};
   EXPECT_EQ(heads(qwen, 0).window, 1024u);
 }
 

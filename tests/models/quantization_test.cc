@@ -26,21 +26,20 @@ namespace quire::models {
 namespace {
 
 using kernels::PackedLinear;
-using kernels::WeightFormat;
 using testing::HasSubstr;
 
 const char* const kFolders[] = {"llama-bias-bf16", "llama-gqa-hd80-bf16", "llama-mha-f32",
                                 "llama-sharded-bf16", "llama-untied-f16"};
 
-std::unique_ptr<Model> Load(const ModelFiles& files, const TestBackend& cpu,
+std::unique_ptr<Model> Load(const formats::ModelFiles& files, const TestBackend& cpu,
                             Quantization quantization) {
   auto model = LoadModel(files, cpu.backend, {.quantization = quantization});
   EXPECT_TRUE(model.ok()) << model.status();
   return model.ok() ? *std::move(model) : nullptr;
 }
 
-ModelFiles Folder(absl::string_view name) {
-  return *ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", name)));
+formats::ModelFiles Folder(absl::string_view name) {
+  return *formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", name)));
 }
 
 TEST(QuantizationTest, NamesAreTheirOwn) {
@@ -130,7 +129,7 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
   for (const Quantization quantization : kAllQuantizations) {
     for (const char* folder : {"llama-gqa-tied-bf16", "llama-theta500k-multieos-bf16"}) {
       SCOPED_TRACE(absl::StrCat(folder, " ", QuantizationName(quantization)));
-      const ModelFiles files = Folder(folder);
+      const formats::ModelFiles files = Folder(folder);
       const auto plan = PlanMemory(files, 16, DType::kBF16, 9,
                                    {.max_rows = 4, .max_step_tokens = 32}, quantization);
       const auto model = LoadModel(files, cpu.backend, {.quantization = quantization});
@@ -163,7 +162,7 @@ TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
        {Quantization::kNone, Quantization::kInt8, Quantization::kInt4G32}) {
     SCOPED_TRACE(QuantizationName(quantization));
     const TestBackend cpu(3);
-    const ModelFiles files = Folder("llama-theta500k-multieos-bf16");
+    const formats::ModelFiles files = Folder("llama-theta500k-multieos-bf16");
     const auto plan = PlanMemory(files, 16, DType::kF32, 9, options, quantization);
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto model = Load(files, cpu, quantization);
@@ -212,8 +211,8 @@ TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
   bool has_several = false;
   for (const auto& [folder, form] : cases) {
     SCOPED_TRACE(folder);
-    const auto files =
-        ModelFiles::FromPath(TestDataPath(absl::StrCat("gguf/models/", folder, "/model.gguf")));
+    const auto files = formats::ModelFiles::FromPath(
+        TestDataPath(absl::StrCat("gguf/models/", folder, "/model.gguf")));
     ASSERT_TRUE(files.ok()) << files.status();
     for (const Quantization quantization :
          {Quantization::kAuto, Quantization::kNone, Quantization::kInt8G32}) {
@@ -290,7 +289,7 @@ TEST(QuantizationTest, ValuesThatAreNotFiniteAreRefused) {
   EditableFiles files("models/llama-gqa-tied-bf16");
   std::string weights = files.Get("model.safetensors");
   const auto checkpoint = Checkpoint::Open(files.Files());
-  const StoredTensor* tensor = checkpoint->Find("model.layers.1.mlp.down_proj.weight");
+  const formats::StoredTensor* tensor = checkpoint->Find("model.layers.1.mlp.down_proj.weight");
   const std::size_t offset = static_cast<std::size_t>(
       reinterpret_cast<const char*>(tensor->bytes.data()) - files.Get("model.safetensors").data());
   weights[offset + 2 * 777 + 1] = '\x7f';  // 0x7f80 and above
@@ -309,7 +308,7 @@ TEST(QuantizationTest, ScalesBeyondF16AreRefused) {
   EditableFiles files("models/llama-gqa-tied-bf16");
   std::string weights = files.Get("model.safetensors");
   const auto checkpoint = Checkpoint::Open(files.Files());
-  const StoredTensor* tensor = checkpoint->Find("model.layers.1.self_attn.k_proj.weight");
+  const formats::StoredTensor* tensor = checkpoint->Find("model.layers.1.self_attn.k_proj.weight");
   const std::size_t offset = static_cast<std::size_t>(
       reinterpret_cast<const char*>(tensor->bytes.data()) - files.Get("model.safetensors").data());
   const BF16 large = BF16::FromFloat(1e9f);

@@ -24,10 +24,12 @@ double Ulps(float got, double want) {
 
 // The fixture carries the tables that transformers computed.
 TEST(RopeTableTest, EqualsTheTableStoredByUpstream) {
-  const auto files = ModelFiles::FromDirectory(TestDataPath("models/llama-extra-buffers-bf16"));
+  const auto files =
+      formats::ModelFiles::FromDirectory(TestDataPath("models/llama-extra-buffers-bf16"));
   const auto checkpoint = Checkpoint::Open(*files);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const StoredTensor* stored = checkpoint->Find("model.layers.0.self_attn.rotary_emb.inv_freq");
+  const formats::StoredTensor* stored =
+      checkpoint->Find("model.layers.0.self_attn.rotary_emb.inv_freq");
   ASSERT_NE(stored, nullptr);
   ASSERT_EQ(stored->dtype, DType::kF32);
   std::vector<float> want(static_cast<std::size_t>(stored->num_elements()));

@@ -40,7 +40,7 @@ class RunnerTest : public testing::Test {
   void SetUp() override { Load("models/llama-gqa-tied-bf16"); }
 
   void Load(const std::string& folder, const RunnerOptions& options = DefaultOptions()) {
-    auto files = ModelFiles::FromDirectory(TestDataPath(folder));
+    auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
     ASSERT_TRUE(files.ok()) << files.status();
     LoadFiles(*files, options);
   }
@@ -49,7 +49,7 @@ class RunnerTest : public testing::Test {
     return {.max_rows = kRows, .max_step_tokens = kStepTokens, .max_logprobs = 5};
   }
 
-  void LoadFiles(const ModelFiles& files, const RunnerOptions& options) {
+  void LoadFiles(const formats::ModelFiles& files, const RunnerOptions& options) {
     auto model = LoadModel(files, cpu_.backend, {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
@@ -81,6 +81,7 @@ class RunnerTest : public testing::Test {
     batch_.kv = cache_->PrepareStep({&step, 1});
     batch_.copies = cache_->TakeCopies();
     batch_.clears = cache_->TakeClears();
+    batch_.heartbeat = heartbeat_;
     QUIRE_RETURN_IF_ERROR(runner_->Run(batch_));
     cache_->CompleteStep();
     QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
@@ -125,6 +126,7 @@ class RunnerTest : public testing::Test {
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<cache::CacheManager> cache_;
   StepBatch batch_;
+  Heartbeat* heartbeat_ = nullptr;  // of the next batches
 };
 
 TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
@@ -203,7 +205,7 @@ TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
   EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 
-// A score and a sample of the same token under the same logits are one number.
+// The prompt logprob and the logprob of a sample are one number for a token under equal logits.
 TEST_F(RunnerTest, SamplesAndLogprobsAgree) {
   StepBatch batch = SoundBatch();
   batch.logits_tokens = {0, 1, 2};
@@ -287,7 +289,7 @@ TEST_F(RunnerTest, NonFiniteLogitsAreFlagged) {
   EditableFiles files("models/tiny_base");
   const auto checkpoint = Checkpoint::Open(files.Files());
   std::string weights = files.Get("model.safetensors");
-  const StoredTensor* norm = checkpoint->Find("model.norm.weight");
+  const formats::StoredTensor* norm = checkpoint->Find("model.norm.weight");
   const std::size_t offset = static_cast<std::size_t>(
       reinterpret_cast<const char*>(norm->bytes.data()) - files.Get("model.safetensors").data());
   for (std::size_t i = 0; i < norm->bytes.size(); i += 2) {
@@ -300,6 +302,31 @@ TEST_F(RunnerTest, NonFiniteLogitsAreFlagged) {
   ASSERT_TRUE(token.ok()) << token.status();
   EXPECT_TRUE(token->non_finite);
   EXPECT_EQ(token->token, -1);
+}
+
+// Each beat looks at the clock once.
+class CountingClock final : public Clock {
+ public:
+  absl::Time Now() const override {
+    ++looks_;
+    return absl::UnixEpoch();
+  }
+  absl::Time WallNow() const override { return absl::UnixEpoch(); }
+  std::size_t looks() const { return looks_; }
+
+ private:
+  mutable std::size_t looks_ = 0;
+};
+
+TEST_F(RunnerTest, AStepBeatsAfterEveryLayer) {
+  const CountingClock clock;
+  Heartbeat heartbeat(&clock);
+  const std::size_t before = clock.looks();
+  ASSERT_TRUE(Advance(0, {1, 2, 3}, 0, 2).ok());
+  EXPECT_EQ(clock.looks(), before);
+  heartbeat_ = &heartbeat;
+  ASSERT_TRUE(Advance(0, {1, 2, 3}, 2, 1).ok());
+  EXPECT_EQ(clock.looks(), before + model_->spec.layers.size() + 1);  // and after the head
 }
 
 // A shared prefix, a copied tail and a cleared page give the bits of a sequence on its own.

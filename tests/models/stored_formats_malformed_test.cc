@@ -44,7 +44,7 @@ struct Refusal {
 auto Drop(std::string suffix) {
   return [suffix](Vectors* vectors) {
     std::erase_if(vectors->tensors,
-                  [&](const StoredTensor& t) { return absl::EndsWith(t.name, suffix); });
+                  [&](const formats::StoredTensor& t) { return absl::EndsWith(t.name, suffix); });
   };
 }
 auto Reshape(std::string suffix, std::vector<std::int64_t> shape) {
@@ -160,7 +160,7 @@ TEST(StoredFormatsTest, WithoutAConfigPartsAreRefused) {
 
 TEST(StoredFormatsTest, WhatChangesNothingIsAWarning) {
   Vectors vectors = ReadVectors("ct-fp8-tensor");
-  StoredTensor input = *Named(&vectors, ".weight_scale");
+  formats::StoredTensor input = *Named(&vectors, ".weight_scale");
   input.name = "proj.input_scale";
   vectors.tensors.push_back(input);
   vectors.config["ignore"] = {"lm_head", "model.vision_tower", "re:.*gate$"};
@@ -180,7 +180,7 @@ TEST(StoredFormatsTest, WhatChangesNothingIsAWarning) {
 // configuration.
 void ChangeSomething(std::mt19937* random, Vectors* vectors) {
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>((*random)() % n); };
-  StoredTensor& tensor = vectors->tensors[below(vectors->tensors.size())];
+  formats::StoredTensor& tensor = vectors->tensors[below(vectors->tensors.size())];
   switch (below(6)) {
     case 0:
       std::swap(tensor.shape, vectors->tensors[below(vectors->tensors.size())].shape);
@@ -242,7 +242,7 @@ TEST(StoredFormatsTest, RandomEditsEndInARefusalOrInValues) {
       ++refused;
       continue;
     }
-    for (const StoredTensor& matrix : vectors.tensors) {
+    for (const formats::StoredTensor& matrix : vectors.tensors) {
       if (matrix.quantized == nullptr) continue;
       ++read;
       std::vector<float> row(static_cast<std::size_t>(matrix.shape.back()));
@@ -336,7 +336,7 @@ TEST(StoredFormatsTest, ConfigsThatAreNotReadAreRefusedByKeyAndValue) {
                   AllOf(testing::StartsWith("config.json: quantization_config"), HasSubstr(word)));
     }
   }
-  const auto old = text::JsonDocument::Parse(R"({"compression_config": {"format": "dense"}})");
+  const auto old = formats::JsonDocument::Parse(R"({"compression_config": {"format": "dense"}})");
   std::vector<std::string> warnings;
   EXPECT_THAT(
       std::string(ReadStoredQuantization(ConfigReader("config.json", old->root()), &warnings)

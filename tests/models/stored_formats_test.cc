@@ -32,7 +32,7 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 
-float FloatAt(const StoredTensor& tensor, std::size_t i) {
+float FloatAt(const formats::StoredTensor& tensor, std::size_t i) {
   float value;
   std::memcpy(&value, tensor.bytes.data() + i * sizeof(value), sizeof(value));
   return value;
@@ -54,7 +54,7 @@ void PrintTo(const FormatCase& format, std::ostream* stream) {
 class StoredFormatTest : public testing::TestWithParam<FormatCase> {
  protected:
   // The one matrix of the file.
-  const StoredTensor& Join() {
+  const formats::StoredTensor& Join() {
     vectors_ = ReadVectors(GetParam().name);
     const auto config = ReadConfig(vectors_.config);
     QUIRE_CHECK(config.ok());
@@ -69,13 +69,13 @@ class StoredFormatTest : public testing::TestWithParam<FormatCase> {
   }
 
   Vectors vectors_;
-  std::vector<StoredTensor> tensors_;
+  std::vector<formats::StoredTensor> tensors_;
 };
 
 TEST_P(StoredFormatTest, DequantizesToTheSameBits) {
-  const StoredTensor& matrix = Join();
+  const formats::StoredTensor& matrix = Join();
   ASSERT_TRUE(vectors_.expected.contains(matrix.name)) << matrix.name;
-  const StoredTensor& expected = vectors_.expected.at(matrix.name);
+  const formats::StoredTensor& expected = vectors_.expected.at(matrix.name);
   ASSERT_EQ(matrix.shape, expected.shape);
   const auto k = static_cast<std::size_t>(matrix.shape.back());
   const std::int64_t rows = matrix.num_elements() / matrix.shape.back();
@@ -93,28 +93,28 @@ TEST_P(StoredFormatTest, DequantizesToTheSameBits) {
 
 // What lies in memory means the same values, bit for bit.
 TEST_P(StoredFormatTest, MemoryHoldsTheSameValues) {
-  const StoredTensor& matrix = Join();
+  const formats::StoredTensor& matrix = Join();
   const MatrixForm form = StoredForm(matrix);
   EXPECT_EQ(FormName(form), GetParam().form);
-  const StoredTensor& expected = vectors_.expected.at(matrix.name);
+  const formats::StoredTensor& expected = vectors_.expected.at(matrix.name);
   const auto k = static_cast<std::uint32_t>(matrix.shape.back());
   const auto n = static_cast<std::uint32_t>(matrix.num_elements() / matrix.shape.back());
   const TestBackend cpu(2);
   const auto packed =
-      form.is_plain()
-          ? kernels::PackPlainRows(
-                cpu.backend, form.dtype, n, k,
-                [&](std::uint32_t row, std::byte* out) { PlainRow(matrix, form.dtype, row, out); })
+      form.is_plain() ? kernels::PackPlainRows(cpu.backend, form.dtype, n, k,
+                                               [&](std::uint32_t row, std::byte* out) {
+                                                 PlainRow(matrix, form.dtype, row, out);
+                                               })
       : form.is_fp8() ? kernels::PackFp8Rows(cpu.backend, form.Fp8ShapeOf(n, k),
-                                             [&](std::uint32_t row, const kernels::Fp8Row& out) {
+                                             [&](std::uint32_t row, const quire::Fp8Row& out) {
                                                Fp8Row(matrix, row, out);
                                              })
-          : kernels::PackQuantizedRows(
-                cpu.backend, form.ShapeOf(n, k),
-                [&](std::uint32_t row, const kernels::QuantizedRow& out) {
-                  CodedRow(matrix, form, row, out);
-                },
-                matrix.quantized->order());
+                      : kernels::PackQuantizedRows(
+                            cpu.backend, form.ShapeOf(n, k),
+                            [&](std::uint32_t row, const QuantizedRow& out) {
+                              CodedRow(matrix, form, row, out);
+                            },
+                            matrix.quantized->order());
   ASSERT_TRUE(packed.ok()) << packed.status();
   for (std::uint32_t row = 0; row < n; ++row) {
     for (std::uint32_t i = 0; i < k; ++i) {
@@ -126,10 +126,11 @@ TEST_P(StoredFormatTest, MemoryHoldsTheSameValues) {
 
 // A pack of sources is what the fingerprint and the log of loading see.
 TEST_P(StoredFormatTest, NoTensorOfTheFileIsLost) {
-  const StoredTensor& matrix = Join();
+  const formats::StoredTensor& matrix = Join();
   std::vector<std::string> names, sources;
-  for (const StoredTensor& tensor : vectors_.tensors) names.push_back(tensor.name);
-  for (const StoredTensor* source : matrix.quantized->Sources()) sources.push_back(source->name);
+  for (const formats::StoredTensor& tensor : vectors_.tensors) names.push_back(tensor.name);
+  for (const formats::StoredTensor* source : matrix.quantized->Sources())
+    sources.push_back(source->name);
   EXPECT_THAT(sources, testing::UnorderedElementsAreArray(names));
 }
 
@@ -145,8 +146,8 @@ INSTANTIATE_TEST_SUITE_P(
         FormatCase{"gptq-v1-int8-g128", "int8_g128_zero"},
         FormatCase{"gptq-v2-int4-g128", "int4_g128_zero"},
         FormatCase{"gptq-v2-int4-g32-actorder", "int4_g32_zero_order"},
-        FormatCase{"ct-int4-sym-g128", "f32"},
-        FormatCase{"ct-int4-asym-g32", "int4_g32_zero"}, FormatCase{"ct-int4-sym-channel", "f32"},
+        FormatCase{"ct-int4-sym-g128", "f32"}, FormatCase{"ct-int4-asym-g32", "int4_g32_zero"},
+        FormatCase{"ct-int4-sym-channel", "f32"},
         FormatCase{"ct-int4-sym-g32-actorder", "int4_g32_order"},
         FormatCase{"ct-int8-sym-channel", "int8"},
         FormatCase{"ct-int8-asym-g128", "int8_g128_zero"}, FormatCase{"ct-int8-w8a8", "int8"},
@@ -167,12 +168,12 @@ TEST(StoredFormatsTest, EveryVectorIsTested) {
 // A checkpoint of one matrix in memory.
 struct Made {
   std::vector<std::string> memory;
-  std::vector<StoredTensor> tensors;
+  std::vector<formats::StoredTensor> tensors;
 
   void Add(const std::string& name, absl::string_view type, DType dtype,
            std::vector<std::int64_t> shape, std::string bytes) {
     memory.push_back(std::move(bytes));
-    StoredTensor tensor;
+    formats::StoredTensor tensor;
     tensor.name = name;
     tensor.type = std::string(type);
     tensor.dtype = dtype;
@@ -180,7 +181,8 @@ struct Made {
     tensor.file = "made";
     tensors.push_back(std::move(tensor));
   }
-  absl::StatusOr<StoredTensor> Join(const json& config, std::vector<std::string>* warnings) {
+  absl::StatusOr<formats::StoredTensor> Join(const json& config,
+                                             std::vector<std::string>* warnings) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       tensors[i].bytes = std::as_bytes(std::span(memory[i].data(), memory[i].size()));
     }
@@ -206,10 +208,11 @@ std::string AllCodes(int from, int to) {
 
 TEST(StoredFormatsTest, EveryCodeOfTheTables) {
   const std::string file = ReadTestFile("formats/float-tables.safetensors");
-  const auto read = ReadSafetensors(std::as_bytes(std::span(file.data(), file.size())), "tables");
+  const auto read =
+      formats::ReadSafetensors(std::as_bytes(std::span(file.data(), file.size())), "tables");
   ASSERT_TRUE(read.ok());
-  std::map<std::string, StoredTensor> tables;
-  for (const StoredTensor& tensor : *read) tables.emplace(tensor.name, tensor);
+  std::map<std::string, formats::StoredTensor> tables;
+  for (const formats::StoredTensor& tensor : *read) tables.emplace(tensor.name, tensor);
   std::vector<std::string> warnings;
 
   Made fp8;
@@ -278,7 +281,7 @@ TEST(StoredFormatsTest, PowersOfTwoTakeLessMemory) {
   const Vectors vectors = ReadVectors("gpt-oss-mxfp4");
   Made made;
   std::string exponents;
-  for (const StoredTensor& tensor : vectors.tensors) {
+  for (const formats::StoredTensor& tensor : vectors.tensors) {
     const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
                             tensor.bytes.size());
     if (absl::EndsWith(tensor.name, "_blocks")) {
@@ -296,7 +299,7 @@ TEST(StoredFormatsTest, PowersOfTwoTakeLessMemory) {
   EXPECT_EQ(FormName(PlainForm(*stack)), "bf16");
   EXPECT_EQ(stack->shape, (std::vector<std::int64_t>{2, 32, 128}));
   // A piece of the stack, as an expert is.
-  StoredTensor piece = *stack;
+  formats::StoredTensor piece = *stack;
   piece.shape = {32, 128};
   piece.first_row = 32;
   std::vector<float> row(128), same(128);

@@ -13,10 +13,10 @@ namespace quire::models {
 
 using nlohmann::json;
 
-absl::StatusOr<StoredQuantization> ReadConfig(const nlohmann::json& quantization,
-                                              std::vector<std::string>* warnings) {
+absl::StatusOr<formats::StoredQuantization> ReadConfig(const nlohmann::json& quantization,
+                                                       std::vector<std::string>* warnings) {
   const std::string text = json{{"quantization_config", quantization}}.dump();
-  const auto document = text::JsonDocument::Parse(text);
+  const auto document = formats::JsonDocument::Parse(text);
   QUIRE_CHECK(document.ok());
   std::vector<std::string> unused;
   return ReadStoredQuantization(ConfigReader("config.json", document->root()),
@@ -30,10 +30,10 @@ Vectors ReadVectors(const std::string& name) {
     if (entry["file"] == name + ".safetensors") vectors.config = entry["quantization_config"];
   }
   vectors.file = ReadTestFile(absl::StrCat("formats/", name, ".safetensors"));
-  const auto tensors =
-      ReadSafetensors(std::as_bytes(std::span(vectors.file.data(), vectors.file.size())), name);
+  const auto tensors = formats::ReadSafetensors(
+      std::as_bytes(std::span(vectors.file.data(), vectors.file.size())), name);
   QUIRE_CHECK(tensors.ok());
-  for (const StoredTensor& tensor : *tensors) {
+  for (const formats::StoredTensor& tensor : *tensors) {
     constexpr absl::string_view kExpected = "expected.";
     if (absl::StartsWith(tensor.name, kExpected)) {
       vectors.expected.emplace(tensor.name.substr(kExpected.size()), tensor);
@@ -55,8 +55,8 @@ std::vector<std::string> VectorNames() {
   return names;
 }
 
-StoredTensor* Named(Vectors* vectors, absl::string_view suffix) {
-  for (StoredTensor& tensor : vectors->tensors) {
+formats::StoredTensor* Named(Vectors* vectors, absl::string_view suffix) {
+  for (formats::StoredTensor& tensor : vectors->tensors) {
     if (absl::EndsWith(tensor.name, suffix)) return &tensor;
   }
   ADD_FAILURE() << suffix;

@@ -23,7 +23,7 @@ std::string ReadTestFile(absl::string_view path) {
 }
 
 EditableFiles::EditableFiles(absl::string_view directory) {
-  const auto files = ModelFiles::FromDirectory(TestDataPath(directory));
+  const auto files = formats::ModelFiles::FromDirectory(TestDataPath(directory));
   QUIRE_CHECK(files.ok());
   for (const std::string& name : files->names()) {
     Set(name, ReadTestFile(absl::StrCat(directory, "/", name)));
@@ -46,12 +46,12 @@ const std::string& EditableFiles::Get(absl::string_view name) const {
   return it->second;
 }
 
-ModelFiles EditableFiles::Files() const {
-  std::vector<ModelFiles::MemoryFile> files;
+formats::ModelFiles EditableFiles::Files() const {
+  std::vector<formats::ModelFiles::MemoryFile> files;
   for (const auto& [name, text] : files_) {
     files.push_back({name, std::as_bytes(std::span(text.data(), text.size()))});
   }
-  return ModelFiles::FromMemory("edited", std::move(files));
+  return formats::ModelFiles::FromMemory("edited", std::move(files));
 }
 
 TestBackend::TestBackend(int threads)

@@ -29,7 +29,7 @@ class EditableFiles {
   void Remove(absl::string_view name);
   const std::string& Get(absl::string_view name) const;
   // Valid until the next change.
-  ModelFiles Files() const;
+  formats::ModelFiles Files() const;
 
  private:
   std::vector<std::pair<std::string, std::string>> files_;

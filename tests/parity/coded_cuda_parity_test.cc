@@ -95,7 +95,7 @@ TEST_P(ConvertedCudaTest, LogitsAreCloseToTheCpusAndToTheReference) {
   Reference some = *read;
   const std::vector<std::size_t> only = {10, 4};
   some.prompts = {read->prompts[10], read->prompts[4]};
-  const auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+  const auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam().folder));
   ASSERT_TRUE(files.ok()) << files.status();
   ReplayOptions options{.chunk = 64,
                         .feed_reference = true,
@@ -130,7 +130,7 @@ TEST_P(ConvertedCudaTest, LogitsAreCloseToTheCpusAndToTheReference) {
 
 // What lies in device memory is what the plan says.
 TEST_P(ConvertedCudaTest, ThePlanIsWhatIsHeld) {
-  const auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+  const auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam().folder));
   ASSERT_TRUE(files.ok()) << files.status();
   const auto plan = PlanDeviceMemory(
       *files, {.device_memory_bytes = std::int64_t{1} << 30,
@@ -169,10 +169,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The CPU, unquantised, with the weights that the integers stand for.
 TEST(ConvertedExactCudaTest, LogitsAreThoseOfTheIntegersValues) {
-  using kernels::WeightFormat;
   const auto read = ReadReference("llama-mha-f32");
   ASSERT_TRUE(read.ok()) << read.status();
-  const auto original = ModelFiles::FromDirectory(FixturePath("llama-mha-f32"));
+  const auto original = formats::ModelFiles::FromDirectory(FixturePath("llama-mha-f32"));
   ASSERT_TRUE(original.ok()) << original.status();
   for (const auto& [quantization, format, group] :
        {std::tuple(Quantization::kInt8, WeightFormat::kInt8, 0u),
@@ -229,7 +228,8 @@ class BlocksCudaTest : public testing::TestWithParam<BlocksCase> {
 TEST_P(BlocksCudaTest, BlocksOfGgufFilesGiveTheReferenceLogits) {
   const auto read = ReadGgufReference(GetParam().folder);
   ASSERT_TRUE(read.ok()) << read.status();
-  const auto files = ModelFiles::FromPath(GgufFixturePath(GetParam().folder) + "/model.gguf");
+  const auto files =
+      formats::ModelFiles::FromPath(GgufFixturePath(GetParam().folder) + "/model.gguf");
   ASSERT_TRUE(files.ok()) << files.status();
   const auto got = Replay(
       *files, *read,

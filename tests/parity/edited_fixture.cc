@@ -25,8 +25,8 @@ std::string ReadText(const std::string& path) {
 }
 
 template <typename T, typename ToFloat, typename FromFloat>
-void EditValues(const StoredTensor& tensor, const EditedFixture::Edit& edit, ToFloat&& to_float,
-                FromFloat&& from_float) {
+void EditValues(const formats::StoredTensor& tensor, const EditedFixture::Edit& edit,
+                ToFloat&& to_float, FromFloat&& from_float) {
   std::vector<T> stored(static_cast<std::size_t>(tensor.num_elements()));
   std::memcpy(stored.data(), tensor.bytes.data(), tensor.bytes.size());
   std::vector<float> values;
@@ -61,7 +61,7 @@ std::string Joined(const SafetensorsParts& parts) {
 }  // namespace
 
 EditedFixture::EditedFixture(const std::string& folder) {
-  const auto files = ModelFiles::FromDirectory(FixturePath(folder));
+  const auto files = formats::ModelFiles::FromDirectory(FixturePath(folder));
   QUIRE_CHECK(files.ok());
   for (const std::string& name : files->names()) {
     if (absl::StartsWith(name, "reference.")) continue;
@@ -82,7 +82,7 @@ void EditedFixture::EditTensors(const std::string& pattern, const Edit& edit) {
   QUIRE_CHECK(checkpoint.ok());
   const std::regex expression(pattern);
   std::size_t hits = 0;
-  for (const StoredTensor& tensor : checkpoint->tensors()) {
+  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
     if (!std::regex_search(tensor.name, expression)) continue;
     ++hits;
     if (tensor.dtype == DType::kF32) {
@@ -135,13 +135,13 @@ void EditedFixture::AddCopy(const std::string& from, const std::string& to,
   Text("model.safetensors") = Joined(parts);
 }
 
-ModelFiles EditedFixture::Files() {
+formats::ModelFiles EditedFixture::Files() {
   Text("config.json") = config_.dump();
-  std::vector<ModelFiles::MemoryFile> files;
+  std::vector<formats::ModelFiles::MemoryFile> files;
   for (std::size_t i = 0; i < names_.size(); ++i) {
     files.push_back({names_[i], std::as_bytes(std::span(texts_[i].data(), texts_[i].size()))});
   }
-  return ModelFiles::FromMemory("edited fixture", std::move(files));
+  return formats::ModelFiles::FromMemory("edited fixture", std::move(files));
 }
 
 }  // namespace quire::models::parity

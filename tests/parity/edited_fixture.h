@@ -36,7 +36,7 @@ class EditedFixture {
                const std::vector<std::size_t>& rows);
 
   // As edited so far.
-  ModelFiles Files();
+  formats::ModelFiles Files();
 
  private:
   nlohmann::json config_;

@@ -24,13 +24,25 @@ void PrintTo(const Fixture& fixture, std::ostream* stream) {
   *stream << fixture.folder;
 }
 
-constexpr Fixture kFixtures[] = {
-    {"mistral-window-bf16"}, {"qwen3-hd128-bf16"}, {"smollm3-bf16"},   {"granite-bf16"},
-    {"gemma2-bf16"},         {"gemma3-text-bf16"}, {"phi3-bf16"},      {"phi3-longrope-bf16", 140},
-    {"olmo2-bf16"},          {"mixtral-bf16"},     {"qwen3-moe-bf16"}, {"gpt-oss-bf16"},
-    {"gpt-oss-mxfp4"},
-    {"ministral-bf16"},      {"phi4-mini-bf16", 140}, {"deepseek-v2-bf16"},
-    {"deepseek-v2-lite-bf16"}, {"deepseek-v3-bf16"}, {"deepseek-v3-noqlora-bf16"}};
+constexpr Fixture kFixtures[] = {{"mistral-window-bf16"},
+                                 {"qwen3-hd128-bf16"},
+                                 {"smollm3-bf16"},
+                                 {"granite-bf16"},
+                                 {"gemma2-bf16"},
+                                 {"gemma3-text-bf16"},
+                                 {"phi3-bf16"},
+                                 {"phi3-longrope-bf16", 140},
+                                 {"olmo2-bf16"},
+                                 {"mixtral-bf16"},
+                                 {"qwen3-moe-bf16"},
+                                 {"gpt-oss-bf16"},
+                                 {"gpt-oss-mxfp4"},
+                                 {"ministral-bf16"},
+                                 {"phi4-mini-bf16", 140},
+                                 {"deepseek-v2-bf16"},
+                                 {"deepseek-v2-lite-bf16"},
+                                 {"deepseek-v3-bf16"},
+                                 {"deepseek-v3-noqlora-bf16"}};
 
 // A prompt of 37 tokens, one beyond every window and border.
 const std::vector<std::size_t> kSome = {10, 9};
@@ -46,7 +58,7 @@ class FamiliesCudaParityTest : public testing::TestWithParam<Fixture> {
     some_ = reference_;
     some_.prompts.clear();
     for (const std::size_t i : kSome) some_.prompts.push_back(reference_.prompts[i]);
-    auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+    auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam().folder));
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);
   }
@@ -64,7 +76,7 @@ class FamiliesCudaParityTest : public testing::TestWithParam<Fixture> {
 
   Reference reference_;
   Reference some_;  // the prompts of kSome alone
-  ModelFiles files_ = ModelFiles::FromMemory("", {});
+  formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
 };
 
 void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {

@@ -47,7 +47,7 @@ class FamiliesParityTest : public testing::TestWithParam<Fixture> {
     ASSERT_TRUE(read.ok()) << read.status();
     reference_ = *std::move(read);
     ASSERT_EQ(reference_.prompts.size(), 11u);
-    auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+    auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam().folder));
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);
   }
@@ -60,7 +60,7 @@ class FamiliesParityTest : public testing::TestWithParam<Fixture> {
   }
 
   Reference reference_;
-  ModelFiles files_ = ModelFiles::FromMemory("", {});
+  formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
 };
 
 void ExpectSameBits(const std::vector<float>& a, const std::vector<float>& b) {

@@ -115,10 +115,10 @@ void EqualExperts(EditedFixture& fixture) {
 // The two values of every byte of mxfp4 blocks.
 void SwapNibbles(EditedFixture& fixture) {
   std::string& text = fixture.Text("model.safetensors");
-  const auto tensors =
-      ReadSafetensors(std::as_bytes(std::span(text.data(), text.size())), "edited fixture");
+  const auto tensors = formats::ReadSafetensors(std::as_bytes(std::span(text.data(), text.size())),
+                                                "edited fixture");
   QUIRE_CHECK(tensors.ok());
-  for (const StoredTensor& tensor : *tensors) {
+  for (const formats::StoredTensor& tensor : *tensors) {
     if (!absl::EndsWith(tensor.name, "_blocks")) continue;
     // The bytes are those of the fixture's own text.
     auto* const bytes = const_cast<std::byte*>(tensor.bytes.data());

@@ -51,9 +51,9 @@ FormatModel::FormatModel(const std::string& name, const std::string& more,
   Add("matrices.safetensors", ReadFormatFile(name + ".safetensors"));
   json map;
   for (std::size_t i = 1; i <= 2; ++i) {
-    const auto tensors = ReadSafetensors(BytesOf(files_[i].second), "");
+    const auto tensors = formats::ReadSafetensors(BytesOf(files_[i].second), "");
     EXPECT_TRUE(tensors.ok());
-    for (const StoredTensor& tensor : *tensors) map[tensor.name] = files_[i].first;
+    for (const formats::StoredTensor& tensor : *tensors) map[tensor.name] = files_[i].first;
   }
   if (!more.empty()) {
     map[more_tensor] = "more.safetensors";
@@ -63,17 +63,17 @@ FormatModel::FormatModel(const std::string& name, const std::string& more,
   ReadReference(name);
 }
 
-ModelFiles FormatModel::Files() const {
-  std::vector<ModelFiles::MemoryFile> files;
+formats::ModelFiles FormatModel::Files() const {
+  std::vector<formats::ModelFiles::MemoryFile> files;
   for (const auto& [name, text] : files_) files.push_back({name, BytesOf(text)});
-  return ModelFiles::FromMemory("made", std::move(files));
+  return formats::ModelFiles::FromMemory("made", std::move(files));
 }
 
 void FormatModel::ReadReference(const std::string& name) {
   const std::string file = ReadFormatFile("reference.safetensors");
-  const auto tensors = ReadSafetensors(BytesOf(file), "reference");
+  const auto tensors = formats::ReadSafetensors(BytesOf(file), "reference");
   ASSERT_TRUE(tensors.ok());
-  for (const StoredTensor& tensor : *tensors) {
+  for (const formats::StoredTensor& tensor : *tensors) {
     Reference* const to = tensor.name == name + ".logits"    ? &reference_
                           : tensor.name == "original.logits" ? &original_
                                                              : nullptr;

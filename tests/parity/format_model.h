@@ -26,7 +26,7 @@ class FormatModel {
   explicit FormatModel(const std::string& name, const std::string& more = "",
                        const std::string& more_tensor = "");
 
-  ModelFiles Files() const;
+  formats::ModelFiles Files() const;
   // Logits from the exact values of the format, and from those before they were rounded to it.
   const Reference& reference() const { return reference_; }
   const Reference& original() const { return original_; }

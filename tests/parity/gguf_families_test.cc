@@ -86,7 +86,8 @@ std::string GgufName(const std::string& name, const std::string& architecture) {
 }
 
 // Vectors are stored as F32, and the weights of Gemma's norms with their 1.
-void AddTensor(GgufWriter* writer, const StoredTensor& tensor, const std::string& architecture) {
+void AddTensor(GgufWriter* writer, const formats::StoredTensor& tensor,
+               const std::string& architecture) {
   const std::string name = GgufName(tensor.name, architecture);
   QUIRE_CHECK(tensor.dtype == DType::kBF16);
   if (tensor.shape.size() > 1) {
@@ -104,7 +105,7 @@ void AddTensor(GgufWriter* writer, const StoredTensor& tensor, const std::string
 
 // Rows of q and k as files of the architecture llama hold them: those of the halves of each head
 // take turns.
-std::string Interleaved(const StoredTensor& tensor, std::size_t head_size) {
+std::string Interleaved(const formats::StoredTensor& tensor, std::size_t head_size) {
   const std::size_t row = tensor.bytes.size() / static_cast<std::size_t>(tensor.shape[0]);
   std::string bytes(tensor.bytes.size(), '\0');
   for (std::size_t i = 0; i < static_cast<std::size_t>(tensor.shape[0]); ++i) {
@@ -124,7 +125,7 @@ void AddExperts(GgufWriter* writer, const Checkpoint& checkpoint, const std::str
     std::string bytes;
     std::vector<std::int64_t> shape = {num_experts};
     for (std::uint32_t e = 0; e < num_experts; ++e) {
-      const StoredTensor* const tensor =
+      const formats::StoredTensor* const tensor =
           checkpoint.Find(absl::StrCat(root, ".experts.", e, ".", parts[i], ".weight"));
       QUIRE_CHECK(tensor != nullptr);
       bytes.append(reinterpret_cast<const char*>(tensor->bytes.data()), tensor->bytes.size());
@@ -160,7 +161,7 @@ void AddAllExperts(GgufWriter* writer, const Checkpoint& checkpoint, const json&
 // Output `row` of expert `e`, of a stack in bf16 [experts, inputs, outputs] or in mxfp4 [experts,
 // outputs, inputs]: as bf16, or as blocks of 17 bytes, the exponent and then inputs i and i + 16 in
 // one byte where the original has neighbours.
-void AppendExpertRow(const StoredTensor& stack, std::int64_t e, std::int64_t row,
+void AppendExpertRow(const formats::StoredTensor& stack, std::int64_t e, std::int64_t row,
                      std::string* bytes) {
   if (stack.quantized == nullptr) {
     const std::int64_t k = stack.shape[1], rows = stack.shape[2];
@@ -170,7 +171,7 @@ void AppendExpertRow(const StoredTensor& stack, std::int64_t e, std::int64_t row
     }
     return;
   }
-  const QuantizedParts& parts = stack.quantized->parts();
+  const formats::QuantizedParts& parts = stack.quantized->parts();
   const std::int64_t blocks = stack.shape[2] / 32;
   for (std::int64_t b = 0; b < blocks; ++b) {
     const std::int64_t block = (e * stack.shape[1] + row) * blocks + b;
@@ -185,8 +186,8 @@ void AppendExpertRow(const StoredTensor& stack, std::int64_t e, std::int64_t row
 // Outputs first, first + step, ... of all experts and their biases as one stack.
 void AddExpertStack(GgufWriter* writer, const Checkpoint& checkpoint, const std::string& from,
                     const std::string& to, std::int64_t first, std::int64_t step) {
-  const StoredTensor* const stack = checkpoint.Find(from);
-  const StoredTensor* const biases = checkpoint.Find(from + "_bias");
+  const formats::StoredTensor* const stack = checkpoint.Find(from);
+  const formats::StoredTensor* const biases = checkpoint.Find(from + "_bias");
   QUIRE_CHECK(stack != nullptr && biases != nullptr);
   const bool is_coded = stack->quantized != nullptr;
   const std::int64_t experts = stack->shape[0], rows = biases->shape[1];
@@ -286,7 +287,7 @@ GgufWriter Convert(EditedFixture& fixture, const std::string& architecture) {
   AddCommonKeys(&writer, config, architecture);
   if (absl::StartsWith(architecture, "gemma")) AddGemmaKeys(&writer, config, architecture);
   if (architecture == "phi3") AddPhiKeys(&writer, config);
-  const ModelFiles files = fixture.Files();
+  const formats::ModelFiles files = fixture.Files();
   const auto original = ReadModelConfig(files);
   QUIRE_CHECK(original.ok());
   const auto checkpoint = Checkpoint::Open(files, original->stored_quantization);
@@ -296,7 +297,7 @@ GgufWriter Convert(EditedFixture& fixture, const std::string& architecture) {
   } else if (config.contains("num_experts_per_tok")) {
     AddAllExperts(&writer, *checkpoint, config, architecture);
   }
-  for (const StoredTensor& tensor : checkpoint->tensors()) {
+  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
     if (absl::StrContains(tensor.name, ".experts.")) continue;
     const bool is_rotated = absl::StrContains(tensor.name, "self_attn.q_proj.") ||
                             absl::StrContains(tensor.name, "self_attn.k_proj.");
@@ -313,8 +314,8 @@ GgufWriter Convert(EditedFixture& fixture, const std::string& architecture) {
   return writer;
 }
 
-ModelFiles FilesOf(const std::string& file) {
-  return ModelFiles::FromMemory(
+formats::ModelFiles FilesOf(const std::string& file) {
+  return formats::ModelFiles::FromMemory(
       "written", {{"model.gguf", std::as_bytes(std::span(file.data(), file.size()))}});
 }
 
@@ -328,10 +329,10 @@ void PrintTo(const Case& fixture, std::ostream* stream) {
   *stream << fixture.folder;
 }
 
-constexpr Case kCases[] = {{"qwen2-bf16", "qwen2"},   {"qwen3-hd128-bf16", "qwen3"},
-                           {"gemma2-bf16", "gemma2"}, {"gemma3-text-bf16", "gemma3"},
-                           {"phi3-bf16", "phi3"},     {"phi3-longrope-bf16", "phi3", 140},
-                           {"mixtral-bf16", "llama"}, {"qwen3-moe-bf16", "qwen3moe"},
+constexpr Case kCases[] = {{"qwen2-bf16", "qwen2"},     {"qwen3-hd128-bf16", "qwen3"},
+                           {"gemma2-bf16", "gemma2"},   {"gemma3-text-bf16", "gemma3"},
+                           {"phi3-bf16", "phi3"},       {"phi3-longrope-bf16", "phi3", 140},
+                           {"mixtral-bf16", "llama"},   {"qwen3-moe-bf16", "qwen3moe"},
                            {"gpt-oss-bf16", "gpt-oss"}, {"gpt-oss-mxfp4", "gpt-oss"}};
 
 // No key says where products of experts are clamped: files mean what the published models have.
@@ -484,8 +485,8 @@ TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
     std::uint32_t context, blocks;
     int window;  // of the key; -1: absent
     std::uint32_t want;
-  } cases[] = {{4096, 32, -1, 2047},  {4096, 40, -1, 2047}, {131072, 32, -1, 0},
-               {131072, 40, -1, 0},   {4096, 32, 0, 0},     {4096, 32, 100, 100},
+  } cases[] = {{4096, 32, -1, 2047},   {4096, 40, -1, 2047}, {131072, 32, -1, 0},
+               {131072, 40, -1, 0},    {4096, 32, 0, 0},     {4096, 32, 100, 100},
                {131072, 32, 100, 100}, {16384, 40, 0, 0}};
   for (const auto& each : cases) {
     const auto got = read(each.context, each.blocks, each.window);

@@ -81,12 +81,12 @@ class GgufParityTest : public testing::TestWithParam<Fixture> {
       ASSERT_EQ(prompt.greedy.size(), kGenerated);
       ASSERT_EQ(prompt.logits.size(), reference_.vocab_size);
     }
-    auto files = ModelFiles::FromPath(GgufFixturePath(GetParam().folder) + "/model.gguf");
+    auto files = formats::ModelFiles::FromPath(GgufFixturePath(GetParam().folder) + "/model.gguf");
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);
   }
 
-  std::vector<ReplayedPrompt> MustReplay(const ModelFiles& files, ReplayOptions options) {
+  std::vector<ReplayedPrompt> MustReplay(const formats::ModelFiles& files, ReplayOptions options) {
     options.generated = kGenerated;
     auto replayed = Replay(files, reference_, options);
     EXPECT_TRUE(replayed.ok()) << replayed.status();
@@ -94,7 +94,7 @@ class GgufParityTest : public testing::TestWithParam<Fixture> {
   }
 
   Reference reference_;
-  ModelFiles files_ = ModelFiles::FromMemory("", {});
+  formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
 };
 
 TEST_P(GgufParityTest, UnquantisedGivesTheReferenceTokensAndLogits) {
@@ -169,7 +169,7 @@ TEST_P(GgufFaultTest, IsSeen) {
   ASSERT_NE(at, std::string::npos);
   ASSERT_EQ(GetParam().from.size(), GetParam().to.size());
   bytes.replace(at, GetParam().to.size(), GetParam().to);
-  const ModelFiles files = ModelFiles::FromMemory(
+  const formats::ModelFiles files = formats::ModelFiles::FromMemory(
       "changed", {{"model.gguf", std::as_bytes(std::span(bytes.data(), bytes.size()))}});
   const auto got =
       Replay(files, *reference, {.generated = kGenerated, .quantization = Quantization::kNone});

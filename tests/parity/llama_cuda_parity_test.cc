@@ -40,7 +40,7 @@ class LlamaCudaParityTest : public testing::TestWithParam<const char*> {
     auto read = ReadReference(GetParam());
     ASSERT_TRUE(read.ok()) << read.status();
     reference_ = *std::move(read);
-    auto files = ModelFiles::FromDirectory(FixturePath(GetParam()));
+    auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam()));
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);
   }
@@ -54,7 +54,7 @@ class LlamaCudaParityTest : public testing::TestWithParam<const char*> {
   }
 
   Reference reference_;
-  ModelFiles files_ = ModelFiles::FromMemory("", {});
+  formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
 };
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {

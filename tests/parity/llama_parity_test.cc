@@ -41,19 +41,20 @@ class LlamaParityTest : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(read.ok()) << read.status();
     reference_ = *std::move(read);
     ASSERT_EQ(reference_.prompts.size(), 11u);
-    auto files = ModelFiles::FromDirectory(FixturePath(GetParam()));
+    auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam()));
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);
   }
 
-  std::vector<ReplayedPrompt> MustReplay(const ModelFiles& files, const ReplayOptions& options) {
+  std::vector<ReplayedPrompt> MustReplay(const formats::ModelFiles& files,
+                                         const ReplayOptions& options) {
     auto replayed = Replay(files, reference_, options);
     EXPECT_TRUE(replayed.ok()) << replayed.status();
     return replayed.ok() ? *std::move(replayed) : std::vector<ReplayedPrompt>();
   }
 
   Reference reference_;
-  ModelFiles files_ = ModelFiles::FromMemory("", {});
+  formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
 };
 
 TEST_P(LlamaParityTest, Float32PagesGiveTheReferenceTokensAndLogits) {

@@ -23,9 +23,8 @@ absl::StatusOr<PageTables> PageTables::Create(Options options) {
   const std::uint32_t stride = (o.row_pages + 7) / 8 * 8 + cache::kMaxTilePages;
   const std::size_t entries = std::size_t{o.max_rows} * stride;
   QUIRE_ASSIGN_OR_RETURN(
-      tables.table_,
-      DeviceBuffer::Allocate(MemoryKind::kHost,
-                             static_cast<std::int64_t>(o.groups.size() * entries * 4)));
+      tables.table_, DeviceBuffer::Allocate(MemoryKind::kHost, static_cast<std::int64_t>(
+                                                                   o.groups.size() * entries * 4)));
   for (std::size_t group = 0; group < o.groups.size(); ++group) {
     const auto* const table = static_cast<const std::uint32_t*>(tables.table_.data());
     tables.inputs_.push_back({.lookup_table = table + group * entries,

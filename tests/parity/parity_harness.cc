@@ -32,7 +32,7 @@ namespace {
 constexpr std::uint32_t kPageSize = 16;
 constexpr std::uint32_t kTop = 5;
 
-std::vector<float> Floats(const StoredTensor& tensor) {
+std::vector<float> Floats(const formats::StoredTensor& tensor) {
   std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
   std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
   return values;
@@ -41,7 +41,7 @@ std::vector<float> Floats(const StoredTensor& tensor) {
 // A model with everything around it that the engine would provide: pool, page tables, backend.
 class Stage {
  public:
-  static absl::StatusOr<std::unique_ptr<Stage>> Create(const ModelFiles& files,
+  static absl::StatusOr<std::unique_ptr<Stage>> Create(const formats::ModelFiles& files,
                                                        std::uint32_t num_rows,
                                                        std::uint32_t row_tokens,
                                                        const ReplayOptions& options) {
@@ -204,7 +204,7 @@ class Replayer {
   struct Wanted {
     std::size_t prompt;
     bool recorded;  // the reference has its logits
-    bool samples;   // it has a sample and a score
+    bool samples;   // it has a sample and a prompt logprob
   };
 
   struct Launched {
@@ -384,10 +384,11 @@ absl::StatusOr<Reference> ReadReference(const std::string& folder) {
   std::ifstream stream(FixturePath(folder) + "/reference.json");
   const nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
   if (json.is_discarded()) return absl::InvalidArgumentError(folder + ": no reference.json");
-  QUIRE_ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::FromDirectory(FixturePath(folder)));
-  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("reference.safetensors"));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<StoredTensor> tensors,
-                         ReadSafetensors(file.bytes(), file.label()));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files,
+                         formats::ModelFiles::FromDirectory(FixturePath(folder)));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile file, files.Open("reference.safetensors"));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<formats::StoredTensor> tensors,
+                         formats::ReadSafetensors(file.bytes(), file.label()));
   Reference reference;
   reference.vocab_size = json["vocab_size"].get<std::uint32_t>();
   reference.num_parameters = json["num_parameters"].get<std::int64_t>();
@@ -404,7 +405,7 @@ absl::StatusOr<Reference> ReadReference(const std::string& folder) {
     prompt.top5_ids = entry["top5_ids"].get<std::vector<std::vector<std::int32_t>>>();
     prompt.top5_logprobs = entry["top5_logprobs"].get<std::vector<std::vector<float>>>();
     prompt.all_positions = entry["logits_positions"].get<std::string>() == "all";
-    for (const StoredTensor& tensor : tensors) {
+    for (const formats::StoredTensor& tensor : tensors) {
       if (tensor.name == prompt.id + ".logits") prompt.logits = Floats(tensor);
       if (tensor.name != prompt.id + ".hidden") continue;
       prompt.hidden = Floats(tensor);
@@ -424,10 +425,10 @@ absl::StatusOr<Reference> ReadGgufReference(const std::string& folder) {
   std::ifstream stream(path + "/reference.json");
   const nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
   if (json.is_discarded()) return absl::InvalidArgumentError(folder + ": no reference.json");
-  QUIRE_ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::FromDirectory(path));
-  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, files.Open("reference.safetensors"));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<StoredTensor> tensors,
-                         ReadSafetensors(file.bytes(), file.label()));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, formats::ModelFiles::FromDirectory(path));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile file, files.Open("reference.safetensors"));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<formats::StoredTensor> tensors,
+                         formats::ReadSafetensors(file.bytes(), file.label()));
   Reference reference;
   reference.vocab_size = json["hyper_parameters"]["vocab_size"].get<std::uint32_t>();
   for (const auto& entry : json["prompts"]) {
@@ -436,7 +437,7 @@ absl::StatusOr<Reference> ReadGgufReference(const std::string& folder) {
     prompt.tokens = entry["token_ids"].get<std::vector<std::int32_t>>();
     prompt.greedy = entry["greedy_token_ids"].get<std::vector<std::int32_t>>();
     prompt.greedy_logprobs = entry["greedy_logprobs"].get<std::vector<float>>();
-    for (const StoredTensor& tensor : tensors) {
+    for (const formats::StoredTensor& tensor : tensors) {
       if (tensor.name == prompt.id + ".logits") prompt.logits = Floats(tensor);
     }
     reference.prompts.push_back(std::move(prompt));
@@ -444,7 +445,7 @@ absl::StatusOr<Reference> ReadGgufReference(const std::string& folder) {
   return reference;
 }
 
-absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
+absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const formats::ModelFiles& files,
                                                    const Reference& reference,
                                                    const ReplayOptions& options,
                                                    ReplayCounters* counters) {
@@ -467,7 +468,7 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
   return replayed;
 }
 
-absl::StatusOr<std::vector<ReplayedPrompt>> ReplayByContext(const ModelFiles& files,
+absl::StatusOr<std::vector<ReplayedPrompt>> ReplayByContext(const formats::ModelFiles& files,
                                                             const Reference& reference,
                                                             const ReplayOptions& options,
                                                             std::uint32_t border) {
@@ -490,7 +491,7 @@ absl::StatusOr<std::vector<ReplayedPrompt>> ReplayByContext(const ModelFiles& fi
   return results;
 }
 
-absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,
+absl::StatusOr<std::vector<float>> ReplayHidden(const formats::ModelFiles& files,
                                                 const ReferencePrompt& prompt,
                                                 const ReplayOptions& options) {
   const std::uint32_t count = static_cast<std::uint32_t>(prompt.tokens.size());

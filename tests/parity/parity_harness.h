@@ -94,20 +94,20 @@ struct ReplayedPrompt {
 // All prompts, prefilled in chunks and continued in one batch over shuffled pages of 16 tokens,
 // which go back as soon as no window reaches them and are handed out again. Pages that no sequence
 // owns hold NaN.
-absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const ModelFiles& files,
+absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const formats::ModelFiles& files,
                                                    const Reference& reference,
                                                    const ReplayOptions& options,
                                                    ReplayCounters* counters = nullptr);
 
 // Replay for models whose tables depend on the context: prompts that need at most `border` tokens
 // and the others each by themselves.
-absl::StatusOr<std::vector<ReplayedPrompt>> ReplayByContext(const ModelFiles& files,
+absl::StatusOr<std::vector<ReplayedPrompt>> ReplayByContext(const formats::ModelFiles& files,
                                                             const Reference& reference,
                                                             const ReplayOptions& options,
                                                             std::uint32_t border);
 
 // hidden states of one prompt, as ReferencePrompt::hidden.
-absl::StatusOr<std::vector<float>> ReplayHidden(const ModelFiles& files,
+absl::StatusOr<std::vector<float>> ReplayHidden(const formats::ModelFiles& files,
                                                 const ReferencePrompt& prompt,
                                                 const ReplayOptions& options);
 

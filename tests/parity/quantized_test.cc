@@ -44,7 +44,7 @@ class QuantizedTest : public testing::TestWithParam<Case> {
     auto read = ReadReference(GetParam().folder);
     ASSERT_TRUE(read.ok()) << read.status();
     reference_ = *std::move(read);
-    auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+    auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam().folder));
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);
   }
@@ -57,7 +57,7 @@ class QuantizedTest : public testing::TestWithParam<Case> {
   }
 
   Reference reference_;
-  ModelFiles files_ = ModelFiles::FromMemory("", {});
+  formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
 };
 
 void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {

@@ -123,14 +123,13 @@ TEST(StoredFormatModelsTest, EveryFormatOfTheFolderIsTested) {
 // The reference itself: what it says of the model before rounding is what that model gives.
 TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
   const FormatModel model("awq-int4-g32");
-  std::ifstream stream(
-      paths::TestData("models/llama-gqa-tied-bf16/model.safetensors"),
-      std::ios::binary);
+  std::ifstream stream(paths::TestData("models/llama-gqa-tied-bf16/model.safetensors"),
+                       std::ios::binary);
   std::ostringstream text;
   text << stream.rdbuf();
   const std::string weights = text.str();
   const std::string config = ReadFormatFile("config.json");
-  const ModelFiles files = ModelFiles::FromMemory(
+  const formats::ModelFiles files = formats::ModelFiles::FromMemory(
       "made", {{"config.json", BytesOf(config)}, {"model.safetensors", BytesOf(weights)}});
   const auto got = Replay(files, model.original(), {.generated = 1, .logprobs = false});
   ASSERT_TRUE(got.ok()) << got.status();
@@ -166,7 +165,7 @@ std::string BytesOfValues(const std::vector<T>& values) {
 }
 
 // A matrix in fp8 with blocks of 128, and the f32 values that this means.
-void AddFp8(const StoredTensor& tensor, std::vector<FileTensor>* fp8,
+void AddFp8(const formats::StoredTensor& tensor, std::vector<FileTensor>* fp8,
             std::vector<FileTensor>* exact) {
   constexpr std::int64_t kBlock = 128;
   const std::int64_t n = tensor.shape[0], k = tensor.shape[1], columns = (k + kBlock - 1) / kBlock;
@@ -200,11 +199,12 @@ void AddFp8(const StoredTensor& tensor, std::vector<FileTensor>* fp8,
 TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
   const std::string folder = "deepseek-v3-bf16";
   EditedFixture fp8(folder), exact(folder);
-  const auto checkpoint = Checkpoint::Open(*ModelFiles::FromDirectory(FixturePath(folder)));
+  const auto checkpoint =
+      Checkpoint::Open(*formats::ModelFiles::FromDirectory(FixturePath(folder)));
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   std::vector<FileTensor> fp8_tensors, exact_tensors;
   bool has_latent = false;
-  for (const StoredTensor& tensor : checkpoint->tensors()) {
+  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
     const bool is_linear = absl::EndsWith(tensor.name, "_proj.weight") ||
                            absl::EndsWith(tensor.name, "_proj_with_mqa.weight");
     if (is_linear) {
@@ -249,10 +249,10 @@ TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
 // Shards are cut by size: the parts of a matrix may lie in several.
 TEST(StoredFormatModelsTest, PartsMayLieInDifferentShards) {
   const std::string whole = ReadFormatFile("awq-int4-g32.safetensors");
-  const auto tensors = ReadSafetensors(BytesOf(whole), "whole");
+  const auto tensors = formats::ReadSafetensors(BytesOf(whole), "whole");
   ASSERT_TRUE(tensors.ok());
   std::vector<FileTensor> codes, others;
-  for (const StoredTensor& tensor : *tensors) {
+  for (const formats::StoredTensor& tensor : *tensors) {
     const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
                             tensor.bytes.size());
     (absl::EndsWith(tensor.name, ".qweight") ? codes : others)
@@ -270,12 +270,12 @@ TEST(StoredFormatModelsTest, PartsMayLieInDifferentShards) {
   config["quantization_config"] =
       json::parse(ReadFormatFile("index.json"))["formats"]["awq-int4-g32"];
   const std::string text = config.dump();
-  const ModelFiles files =
-      ModelFiles::FromMemory("made", {{"config.json", BytesOf(text)},
-                                      {"model.safetensors.index.json", BytesOf(index)},
-                                      {"base.safetensors", BytesOf(base)},
-                                      {"first.safetensors", BytesOf(first)},
-                                      {"second.safetensors", BytesOf(second)}});
+  const formats::ModelFiles files =
+      formats::ModelFiles::FromMemory("made", {{"config.json", BytesOf(text)},
+                                               {"model.safetensors.index.json", BytesOf(index)},
+                                               {"base.safetensors", BytesOf(base)},
+                                               {"first.safetensors", BytesOf(first)},
+                                               {"second.safetensors", BytesOf(second)}});
   const FormatModel model("awq-int4-g32");
   const ReplayOptions options{.generated = 1, .logprobs = false};
   const auto got = Replay(files, model.reference(), options);

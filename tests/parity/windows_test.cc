@@ -26,7 +26,7 @@ void PrintTo(const Windowed& model, std::ostream* out) {
 class WindowsTest : public testing::TestWithParam<Windowed> {
  protected:
   void SetUp() override {
-    auto files = ModelFiles::FromDirectory(FixturePath(GetParam().folder));
+    auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam().folder));
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);
     auto reference = ReadReference(GetParam().folder);
@@ -34,7 +34,7 @@ class WindowsTest : public testing::TestWithParam<Windowed> {
     reference_ = *std::move(reference);
   }
 
-  ModelFiles files_;
+  formats::ModelFiles files_;
   Reference reference_;
 };
 

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "tests/server/test_certificates.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::server {
 namespace {
@@ -112,8 +113,7 @@ TEST_F(CertificateStoreTest, NewFilesReplaceOldOnesAndBadOnesDoNot) {
   EXPECT_FALSE(store.Refresh().ok());
   EXPECT_EQ(store.current()->chain, good_.certificate_pem());
   dir_.Write("key.pem", next.key_pem());
-  for (int i = 0; i < 500 && store.current()->version == 1; ++i)
-    absl::SleepFor(absl::Milliseconds(10));
+  ASSERT_TRUE(testing::WaitUntil([&] { return store.current()->version != 1; }));
   EXPECT_EQ(store.current()->version, 2);
   EXPECT_EQ(store.current()->chain, next.certificate_pem());
   EXPECT_EQ(store.current()->private_key, next.key_pem());

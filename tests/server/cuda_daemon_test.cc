@@ -15,8 +15,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/logging.h"
 #include "quire/v1/admin.grpc.pb.h"
 #include "quire/v1/generation.grpc.pb.h"
@@ -24,6 +24,7 @@
 #include "server/daemon.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/waiting.h"
 #include "tools/quire/synthetic_model.h"
 
 namespace quire::server {
@@ -72,11 +73,8 @@ class RunningDaemon {
   }
 
   void WaitUntilReady() const {
-    const absl::Time end = absl::Now() + absl::Seconds(120);
-    while (Info().state() != v1::SERVER_STATE_READY) {
-      ASSERT_LT(absl::Now(), end) << "not ready";
-      absl::SleepFor(absl::Milliseconds(20));
-    }
+    ASSERT_TRUE(testing::WaitUntil([this] { return Info().state() == v1::SERVER_STATE_READY; },
+                                   absl::Seconds(120)));
   }
 
   struct Answer {
@@ -192,7 +190,8 @@ TEST_F(CudaDaemonTest, ServesTheStoryModelWithTheTokensOfTheCpu) {
   EXPECT_EQ(answer.ids, expected);
   EXPECT_GT(cuda_emulator::LaunchCount(), 0u);
   EXPECT_EQ(gpu.Stop(), kExitOk);
-  EXPECT_THAT(Log(), AllOf(HasSubstr("computing on a GPU"), HasSubstr("memory plan")));
+  EXPECT_THAT(Log(), AllOf(HasSubstr("computing on a GPU"), HasSubstr("memory plan"),
+                           HasSubstr("prefix_index_host_bytes")));
 }
 
 TEST_F(CudaDaemonTest, GivesTheSameTokensWithAndWithoutGraphsAndOverlap) {
@@ -236,8 +235,8 @@ TEST_F(CudaDaemonTest, StrictFindsNoPagesOfGeneratedTokens) {
   for (int i = 0; i < 20; ++i) turn.push_back(100 + i);
   std::vector<std::int32_t> warm;
   for (const char* level : {"batch_invariant", "strict"}) {
-    RunningDaemon daemon(dir_.path(), Tiny({"device.type=cuda",
-                                            absl::StrCat("engine.determinism=", level)}));
+    RunningDaemon daemon(dir_.path(),
+                         Tiny({"device.type=cuda", absl::StrCat("engine.determinism=", level)}));
     daemon.WaitUntilReady();
     const std::vector<std::int32_t> output = daemon.GenerateAfter(turn, 20).ids;
     ASSERT_EQ(output.size(), 20u);
@@ -312,10 +311,8 @@ TEST_F(CudaDaemonTest, ALostDeviceAnswersRequestsAndEndsWith71) {
   RunningDaemon daemon(dir_.path(), Tiny({"device.type=cuda"}));
   daemon.WaitUntilReady();
   ASSERT_TRUE(daemon.Generate("some words", 2).status.ok());
-  cuda_emulator::InjectFault({.where = "cudaEventRecord",
-                              .error = cudaErrorIllegalAddress,
-                              .after = 2,
-                              .sticky = true});
+  cuda_emulator::InjectFault(
+      {.where = "cudaEventRecord", .error = cudaErrorIllegalAddress, .after = 2, .sticky = true});
   const RunningDaemon::Answer answer = daemon.Generate("some words", 200);
   EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(answer.status.error_details(), HasSubstr("DEVICE_ERROR"));

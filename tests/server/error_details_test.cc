@@ -96,8 +96,7 @@ TEST(ErrorDetailsTest, RetryDelayIsADuration) {
       ToGrpcStatus(WithReason(absl::ResourceExhaustedError("queue is full"), Reason::kQueueFull, {},
                               absl::Milliseconds(2500)));
   const auto details = Details(status.error_details());
-  const Fields delay(
-      details.at("type.googleapis.com/google.rpc.RetryInfo").Text(1));
+  const Fields delay(details.at("type.googleapis.com/google.rpc.RetryInfo").Text(1));
   EXPECT_EQ(delay.Integer(1), 2u);
   EXPECT_EQ(delay.Integer(2), 500000000u);
 }
@@ -105,8 +104,7 @@ TEST(ErrorDetailsTest, RetryDelayIsADuration) {
 TEST(ErrorDetailsTest, BadRequestNamesTheField) {
   const grpc::Status status = ToGrpcStatus(BadParameter("priority", "101", "-100 to 100"));
   const auto details = Details(status.error_details());
-  const Fields violation(
-      details.at("type.googleapis.com/google.rpc.BadRequest").Text(1));
+  const Fields violation(details.at("type.googleapis.com/google.rpc.BadRequest").Text(1));
   EXPECT_EQ(violation.Text(1), "priority");
   EXPECT_EQ(violation.Text(2), "priority is 101, it must be -100 to 100");
 }
@@ -115,8 +113,7 @@ TEST(ErrorDetailsTest, PreconditionFailureNamesTheReason) {
   const grpc::Status status = ToGrpcStatus(
       WithReason(absl::FailedPreconditionError("the process is ending"), Reason::kShuttingDown));
   const auto details = Details(status.error_details());
-  const Fields violation(
-      details.at("type.googleapis.com/google.rpc.PreconditionFailure").Text(1));
+  const Fields violation(details.at("type.googleapis.com/google.rpc.PreconditionFailure").Text(1));
   EXPECT_EQ(violation.Text(1), "SHUTTING_DOWN");
   EXPECT_EQ(violation.Text(3), "the process is ending");
 }

@@ -5,8 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "tests/server/service_fixture.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::server {
 namespace {
@@ -30,16 +31,15 @@ class GenerationTest : public ServiceTest {
     return generation.ok() ? *std::move(generation) : nullptr;
   }
 
-  bool IsIdle() const { return served().engine->WaitIdle(absl::Now() + absl::Seconds(20)); }
+  bool IsIdle() const { return served().engine->WaitIdle(MonotonicNow() + absl::Seconds(20)); }
 
   // An idle engine may still be handing over the end of a request that never reached a step.
   static bool ReadToTheEnd(Generation* generation) {
-    const absl::Time latest = absl::Now() + absl::Seconds(20);
-    v1::GenerateResponse message;
-    while (!generation->finished() && absl::Now() < latest) {
-      if (!generation->TakeResponse(&message)) absl::SleepFor(absl::Milliseconds(1));
-    }
-    return generation->finished();
+    return testing::WaitUntil([generation] {
+      v1::GenerateResponse message;
+      while (generation->TakeResponse(&message)) continue;
+      return generation->finished();
+    });
   }
 };
 

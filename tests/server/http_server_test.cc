@@ -6,13 +6,13 @@
 #include <atomic>
 #include <memory>
 #include <random>
-#include <thread>
-#include <vector>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "tests/server/http_client.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::server {
 namespace {
@@ -49,11 +49,12 @@ class Site {
   }
 
   bool WaitGone(int count) const {
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (gone_.load() < count && absl::Now() < deadline) std::this_thread::yield();
-    return gone_.load() == count;
+    return testing::WaitUntil([&] { return gone_.load() >= count; }) && gone_.load() == count;
   }
-  int held() const { return held_.load(); }
+  bool WaitHeld(int count) const {
+    return testing::WaitUntil([&] { return held_.load() == count; });
+  }
+  int gone() const { return gone_.load(); }
 
  private:
   static void WritePieces(const std::shared_ptr<HttpExchange>& exchange, int left, bool whole) {
@@ -83,9 +84,7 @@ class HttpServerTest : public ::testing::Test {
   }
   const std::string& address() const { return server_->address(); }
   bool ConnectionsBecome(int count) const {
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (server_->num_connections() != count && absl::Now() < deadline) std::this_thread::yield();
-    return server_->num_connections() == count;
+    return testing::WaitUntil([&] { return server_->num_connections() == count; });
   }
 
   Site site_;
@@ -122,11 +121,13 @@ TEST_F(HttpServerTest, BodiesComeByteByByteChunkedAndAfterContinue) {
     ASSERT_TRUE(slow.Send(absl::string_view(&c, 1)));
   }
   EXPECT_EQ(slow.Read().body, "POST /e?  abc");
-  ASSERT_TRUE(slow.Send("POST /e HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-                        "2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"));
+  ASSERT_TRUE(
+      slow.Send("POST /e HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                "2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"));
   EXPECT_EQ(slow.Read().body, "POST /e?  abc");
-  ASSERT_TRUE(slow.Send("POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
-                        "Expect: 100-continue\r\n\r\n"));
+  ASSERT_TRUE(
+      slow.Send("POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+                "Expect: 100-continue\r\n\r\n"));
   EXPECT_EQ(slow.Read().status, 100);
   ASSERT_TRUE(slow.Send("abc"));
   EXPECT_EQ(slow.Read().body, "POST /e?  abc");
@@ -229,7 +230,7 @@ TEST_F(HttpServerTest, HandlersLearnThatTheirPeerHasGone) {
   for (const bool reset : {false, true}) {
     HttpClient client(address());
     ASSERT_TRUE(client.SendRequest("GET", "/hold", ""));
-    while (site_.held() != (reset ? 2 : 1)) std::this_thread::yield();
+    ASSERT_TRUE(site_.WaitHeld(reset ? 2 : 1));
     reset ? client.Reset() : client.Close();
     EXPECT_TRUE(site_.WaitGone(reset ? 2 : 1));
   }
@@ -240,9 +241,10 @@ TEST_F(HttpServerTest, TheEndOfAPeerIsSeenBehindItsEarlyBytes) {
   Start(Options());
   HttpClient client(address());
   ASSERT_TRUE(client.SendRequest("GET", "/hold", ""));
-  while (site_.held() != 1) std::this_thread::yield();
+  ASSERT_TRUE(site_.WaitHeld(1));
   ASSERT_TRUE(client.Send("GET /next HTTP/1.1\r\nHo"));
-  absl::SleepFor(absl::Milliseconds(50));
+  // Early bytes are no end; meanwhile the server has most likely read them.
+  EXPECT_TRUE(testing::Stays([&] { return site_.gone() == 0; }, absl::Milliseconds(50)));
   client.Close();
   EXPECT_TRUE(site_.WaitGone(1));
   EXPECT_TRUE(ConnectionsBecome(0));
@@ -277,7 +279,7 @@ TEST_F(HttpServerTest, SilentConnectionsGiveWayToNewOnes) {
   Start(std::move(options));
   HttpClient busy(address());
   ASSERT_TRUE(busy.SendRequest("GET", "/hold", ""));
-  while (site_.held() != 1) std::this_thread::yield();
+  ASSERT_TRUE(site_.WaitHeld(1));
   std::vector<std::unique_ptr<HttpClient>> silent;
   for (int i = 0; i < 100; ++i) {
     silent.push_back(std::make_unique<HttpClient>(address()));
@@ -320,7 +322,7 @@ TEST_F(HttpServerTest, ConnectionsAboveTheLimitAreToldSo) {
   HttpClient a(address()), b(address());
   ASSERT_TRUE(a.SendRequest("GET", "/hold", ""));
   ASSERT_TRUE(b.SendRequest("GET", "/hold", ""));
-  while (site_.held() != 2) std::this_thread::yield();
+  ASSERT_TRUE(site_.WaitHeld(2));
   HttpClient c(address());
   const HttpReply refused = c.Ask("GET", "/e");
   EXPECT_EQ(refused.status, 503);
@@ -338,10 +340,10 @@ TEST_F(HttpServerTest, ShutdownLetsAnswersEndAndThenTakesAllAway) {
   HttpClient idle(address()), held(address());
   EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
   ASSERT_TRUE(held.SendRequest("GET", "/hold", ""));
-  while (site_.held() != 1) std::this_thread::yield();
-  const absl::Time begin = absl::Now();
+  ASSERT_TRUE(site_.WaitHeld(1));
+  const absl::Time begin = MonotonicNow();
   server_->Shutdown(begin + absl::Milliseconds(100));
-  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(90));
+  EXPECT_GE(MonotonicNow() - begin, absl::Milliseconds(90));
   EXPECT_TRUE(site_.WaitGone(1));
   EXPECT_EQ(idle.ReadAll(), "");
   EXPECT_EQ(server_->num_connections(), 0);
@@ -374,9 +376,14 @@ TEST_F(HttpServerTest, MalformedRequestsHarmNobody) {
     for (auto edits = random() % 4; edits > 0; --edits) {
       const std::size_t at = random() % bytes.size();
       switch (random() % 3) {
-        case 0: bytes[at] = static_cast<char>(random()); break;
-        case 1: bytes.erase(at, random() % 8); break;
-        default: bytes.insert(at, std::string(random() % 8, static_cast<char>(random())));
+        case 0:
+          bytes[at] = static_cast<char>(random());
+          break;
+        case 1:
+          bytes.erase(at, random() % 8);
+          break;
+        default:
+          bytes.insert(at, std::string(random() % 8, static_cast<char>(random())));
       }
       if (bytes.empty()) bytes.assign(1, 'x');  // g++ 12 warns of a copy of a literal here
     }

@@ -132,8 +132,7 @@ TEST_F(HttpSessionTest, TheSameTimeBehindTheContinueIsAnswered) {
     io_.restart();
     io_.run_for(std::chrono::milliseconds(10));
   }
-  EXPECT_THAT(peer_.writes,
-              ElementsAre(StartsWith("HTTP/1.1 100 "), StartsWith("HTTP/1.1 408 ")));
+  EXPECT_THAT(peer_.writes, ElementsAre(StartsWith("HTTP/1.1 100 "), StartsWith("HTTP/1.1 408 ")));
   EXPECT_EQ(peer_.max_writes_at_once, 1);
 }
 

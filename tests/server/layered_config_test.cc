@@ -97,12 +97,11 @@ TEST_F(LayeredConfigTest, CollectsAtMostFiftyErrors) {
 }
 
 TEST_F(LayeredConfigTest, CrossFieldRulesNameBothSides) {
-  EXPECT_EQ(Load({.sets = {"scheduler.prefill_chunk_tokens=4096",
-                           "scheduler.max_step_tokens=2048"}}),
-            nullptr);
-  EXPECT_THAT(errors_,
-              ElementsAre("--set: scheduler.prefill_chunk_tokens (4096) is larger than "
-                          "scheduler.max_step_tokens (2048, from --set)"));
+  EXPECT_EQ(
+      Load({.sets = {"scheduler.prefill_chunk_tokens=4096", "scheduler.max_step_tokens=2048"}}),
+      nullptr);
+  EXPECT_THAT(errors_, ElementsAre("--set: scheduler.prefill_chunk_tokens (4096) is larger than "
+                                   "scheduler.max_step_tokens (2048, from --set)"));
 }
 
 TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
@@ -166,37 +165,36 @@ TEST_F(LayeredConfigTest, KeysOfDevicesReachTheOptions) {
   const auto defaults = Load({});
   ASSERT_NE(defaults, nullptr);
   DaemonOptions options = ToOptions(*defaults);
-  EXPECT_EQ(options.device.type, DeviceChoice::kAuto);
+  EXPECT_EQ(options.device.type, models::DeviceChoice::kAuto);
   EXPECT_EQ(options.device.cuda_ordinal, 0);
   EXPECT_EQ(options.device.reserve_bytes, std::int64_t{1} << 30);
   EXPECT_FALSE(options.model.dtype.has_value());
   EXPECT_FALSE(options.model.dummy_weights);
   EXPECT_EQ(options.engine.max_steps_in_flight, 2);
-  EXPECT_TRUE(options.cuda_graphs);
-  EXPECT_EQ(options.determinism, "batch_invariant");
-  const auto config = Load({.sets = {"device.type=cuda", "device.ids=[3]",
-                                     "device.reserve_bytes=2MiB", "model.dtype=f32",
-                                     "kv_cache.dtype=f32", "model.load_mode=dummy",
-                                     "engine.overlap_scheduling=false",
-                                     "engine.cuda_graphs.enabled=false",
-                                     "engine.determinism=fast"}});
+  EXPECT_TRUE(options.device.cuda_graphs);
+  EXPECT_EQ(options.device.determinism, "batch_invariant");
+  const auto config =
+      Load({.sets = {"device.type=cuda", "device.ids=[3]", "device.reserve_bytes=2MiB",
+                     "model.dtype=f32", "kv_cache.dtype=f32", "model.load_mode=dummy",
+                     "engine.overlap_scheduling=false", "engine.cuda_graphs.enabled=false",
+                     "engine.determinism=fast"}});
   ASSERT_NE(config, nullptr) << errors_[0];
   options = ToOptions(*config);
-  EXPECT_EQ(options.device.type, DeviceChoice::kCuda);
+  EXPECT_EQ(options.device.type, models::DeviceChoice::kCuda);
   EXPECT_EQ(options.device.cuda_ordinal, 3);
   EXPECT_EQ(options.device.reserve_bytes, 2 << 20);
   EXPECT_EQ(options.model.dtype, DType::kF32);
   EXPECT_TRUE(options.model.dummy_weights);
   EXPECT_EQ(options.engine.max_steps_in_flight, 1);
-  EXPECT_FALSE(options.cuda_graphs);
-  EXPECT_EQ(options.determinism, "fast");
+  EXPECT_FALSE(options.device.cuda_graphs);
+  EXPECT_EQ(options.device.determinism, "fast");
 }
 
 TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
   for (const models::Quantization quantization : models::kAllQuantizations) {
-    const auto config = Load({.sets = {absl::StrCat("model.quantization=",
-                                                    models::QuantizationName(quantization)),
-                                       absl::StrCat("model.packed_dir=", dir_)}});
+    const auto config =
+        Load({.sets = {absl::StrCat("model.quantization=", models::QuantizationName(quantization)),
+                       absl::StrCat("model.packed_dir=", dir_)}});
     ASSERT_NE(config, nullptr) << errors_[0];
     EXPECT_EQ(ToOptions(*config).model.quantization, quantization);
     EXPECT_EQ(ToOptions(*config).model.packed_dir, dir_);
@@ -208,8 +206,9 @@ TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
                            "\" is for packed weights of CPUs, and device.type is cuda"))));
   const std::string file = File("packed", "x");
   EXPECT_EQ(Load({.sets = {absl::StrCat("model.packed_dir=", file)}}), nullptr);
-  EXPECT_THAT(errors_, ElementsAre(HasSubstr(
-                           absl::StrCat("model.packed_dir: \"", file, "\" is not a directory"))));
+  EXPECT_THAT(
+      errors_,
+      ElementsAre(HasSubstr(absl::StrCat("model.packed_dir: \"", file, "\" is not a directory"))));
 }
 
 TEST_F(LayeredConfigTest, PrintedConfigurationIsInputThatGivesTheSameOne) {
@@ -261,11 +260,10 @@ void CheckSchema(const Descriptor* section) {
       CheckSchema(field->message_type());
       continue;
     }
-    const bool number = type == FieldDescriptor::CPPTYPE_INT32 ||
-                        type == FieldDescriptor::CPPTYPE_INT64 ||
-                        type == FieldDescriptor::CPPTYPE_FLOAT ||
-                        type == FieldDescriptor::CPPTYPE_DOUBLE ||
-                        type == FieldDescriptor::CPPTYPE_MESSAGE;
+    const bool number =
+        type == FieldDescriptor::CPPTYPE_INT32 || type == FieldDescriptor::CPPTYPE_INT64 ||
+        type == FieldDescriptor::CPPTYPE_FLOAT || type == FieldDescriptor::CPPTYPE_DOUBLE ||
+        type == FieldDescriptor::CPPTYPE_MESSAGE;
     if (number) {
       EXPECT_TRUE((rule.has_min() && rule.has_max()) || !rule.allowed().empty())
           << field->full_name();
@@ -286,7 +284,9 @@ void CheckSchema(const Descriptor* section) {
   }
 }
 
-TEST(ConfigSchemaTest, EveryKeyHasItsRule) { CheckSchema(config::v1::Config::descriptor()); }
+TEST(ConfigSchemaTest, EveryKeyHasItsRule) {
+  CheckSchema(config::v1::Config::descriptor());
+}
 
 TEST(ConfigSchemaTest, EveryDefaultSatisfiesItsRule) {
   config::v1::Config config;
@@ -298,34 +298,48 @@ TEST(ConfigSchemaTest, EveryDefaultSatisfiesItsRule) {
 }
 
 TEST(OptionsTest, InstructionSetsKeepTheirNames) {
-  for (const char* isa : {"auto", "scalar", "sse4", "avx2", "avx_vnni", "avx512", "avx512_vnni",
-                          "amx", "neon"}) {
+  for (const char* isa :
+       {"auto", "scalar", "sse4", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx", "neon"}) {
     std::vector<std::string> errors;
     const auto config =
         LayeredConfig::Load({.sets = {absl::StrCat("device.cpu.isa=", isa)}}, &errors);
     ASSERT_NE(config, nullptr) << errors[0];
-    EXPECT_EQ(ToOptions(*config).cpu_isa, isa);
+    EXPECT_EQ(ToOptions(*config).device.isa, isa);
   }
   EXPECT_EQ(config::v1::CpuIsa_descriptor()->value_count(), 10) << "one more to name above";
 }
 
+const std::vector<std::string> kEverySection = {"server.grpc.listen=127.0.0.1:1",
+                                                "server.grpc.max_concurrent_streams=7",
+                                                "server.grpc.keepalive.time=61s",
+                                                "server.admin.socket_mode=\"0600\"",
+                                                "server.http.threads=3",
+                                                "health.engine_stall_timeout=5s",
+                                                "limits.max_queued_requests=9",
+                                                "limits.max_tokens_per_request=2000",
+                                                "model.id=m",
+                                                "model.max_context_tokens=77",
+                                                "tokenizer.threads=2",
+                                                "device.cpu.threads=3",
+                                                "device.cpu.pin_threads=false",
+                                                "device.cpu.isa=avx512_vnni",
+                                                "scheduler.step_time_target=30ms",
+                                                "device.cpu.kv_memory_share=0.25",
+                                                "kv_cache.page_size=16",
+                                                "kv_cache.dtype=f16",
+                                                "kv_cache.prefix_caching=false",
+                                                "scheduler.admission=overcommit",
+                                                "scheduler.queue_timeout=3s",
+                                                "engine.determinism=strict",
+                                                "sampling_defaults.top_k=5",
+                                                "stream.queue_tokens=99",
+                                                "shutdown.force_timeout=1s",
+                                                "logging.level=warn",
+                                                "metrics.enabled=false"};
+
 TEST(OptionsTest, CarriesValuesOfEverySection) {
   std::vector<std::string> errors;
-  const auto config = LayeredConfig::Load(
-      {.sets = {"server.grpc.listen=127.0.0.1:1", "server.grpc.max_concurrent_streams=7",
-                "server.grpc.keepalive.time=61s", "server.admin.socket_mode=\"0600\"",
-                "server.http.threads=3", "health.engine_stall_timeout=5s",
-                "limits.max_queued_requests=9", "limits.max_tokens_per_request=2000",
-                "model.id=m", "model.max_context_tokens=77", "tokenizer.threads=2",
-                "device.cpu.threads=3", "device.cpu.pin_threads=false",
-                 "device.cpu.isa=avx512_vnni",
-                "scheduler.step_time_target=30ms", "device.cpu.kv_memory_share=0.25",
-                 "kv_cache.page_size=16",
-                "kv_cache.dtype=f16", "kv_cache.prefix_caching=false",
-                "scheduler.admission=overcommit", "scheduler.queue_timeout=3s",
-                "engine.determinism=strict", "sampling_defaults.top_k=5", "stream.queue_tokens=99",
-                "shutdown.force_timeout=1s", "logging.level=warn", "metrics.enabled=false"}},
-      &errors);
+  const auto config = LayeredConfig::Load({.sets = kEverySection}, &errors);
   ASSERT_NE(config, nullptr) << errors[0];
   const DaemonOptions options = ToOptions(*config);
   EXPECT_THAT(options.grpc_listen, ElementsAre("127.0.0.1:1"));
@@ -339,12 +353,12 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_EQ(options.engine_stall_timeout, absl::Seconds(5));
   EXPECT_EQ(options.engine.max_queued_requests, 9);
   EXPECT_EQ(options.max_tokens_per_request, 2000);
-  EXPECT_EQ(options.model.id, "m");
+  EXPECT_EQ(options.model_id, "m");
   EXPECT_EQ(options.model.max_context_tokens, 77);
   EXPECT_EQ(options.engine.text_threads, 2);
-  EXPECT_EQ(options.compute_threads, 3);
-  EXPECT_FALSE(options.pin_threads);
-  EXPECT_EQ(options.cpu_isa, "avx512_vnni");
+  EXPECT_EQ(options.device.threads, 3);
+  EXPECT_FALSE(options.device.pin_threads);
+  EXPECT_EQ(options.device.isa, "avx512_vnni");
   EXPECT_EQ(options.engine.step_time_target, absl::Milliseconds(30));
   EXPECT_EQ(options.pool.memory_share, 0.25);
   EXPECT_EQ(options.pool.page_size, 16u);
@@ -353,7 +367,7 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_EQ(options.engine.max_step_prompt_tokens, 512);
   EXPECT_EQ(options.engine.admission, engine::AdmissionMode::kOvercommit);
   EXPECT_EQ(options.engine.queue_timeout, absl::Seconds(3));
-  EXPECT_EQ(options.determinism, "strict");
+  EXPECT_EQ(options.device.determinism, "strict");
   EXPECT_EQ(options.sampling.top_k, 5);
   EXPECT_FALSE(options.sampling.top_p.has_value());
   EXPECT_EQ(options.engine.stream_queue_tokens, 99);

@@ -140,20 +140,23 @@ std::string LiveConfigTest::OtherValue(const std::string& path) {
   if (field->is_repeated()) return "";
   const std::string& present = rule.default_value();
   switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_BOOL: return present == "true" ? "false" : "true";
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return present == "true" ? "false" : "true";
     case FieldDescriptor::CPPTYPE_ENUM: {
       for (const std::string& name : EnumNames(field)) {
         if (name != present) return name;
       }
       return "";
     }
-    case FieldDescriptor::CPPTYPE_STRING: return "";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return "";
     case FieldDescriptor::CPPTYPE_MESSAGE: {  // a time
       const std::string low = absl::StrFormat("%.0fms", rule.min() * 1000);
       const std::string low_seconds = absl::StrFormat("%.0fs", rule.min());
       return low == present || low_seconds == present ? absl::StrFormat("%.0fs", rule.max()) : low;
     }
-    default: return OtherNumber(rule, present);
+    default:
+      return OtherNumber(rule, present);
   }
 }
 
@@ -163,8 +166,8 @@ TEST_F(LiveConfigTest, EveryHotKeyIsAcceptedAndEveryOtherRefused) {
   const std::string secret = Write("secret", "\n");
   const std::string base =
       Write("base.yaml", absl::StrCat("tls: {cert_file: ", secret, ", key_file: ", secret,
-                                      ", client_ca_file: ", secret, "}\n", "auth: {tokens_file: ",
-                                      secret, "}\n"));
+                                      ", client_ca_file: ", secret, "}\n",
+                                      "auth: {tokens_file: ", secret, "}\n"));
   int hot = 0, cold = 0;
   for (const std::string& path : AllPaths(config::v1::Config())) {
     if (kOneValue.contains(path)) continue;
@@ -306,9 +309,9 @@ TEST_F(LiveConfigTest, PlannedLimitsGoDownAndUpToTheirStart) {
     EXPECT_TRUE(set(start).ok());
     EXPECT_TRUE(set(start - 2).ok());
     const ReloadResult above = set(start + 1);
-    EXPECT_THAT(above.errors, ElementsAre(HasSubstr(absl::StrCat(
-                                  path, " (", start + 1, ") is larger than its value at start (",
-                                  start, ")"))));
+    EXPECT_THAT(above.errors,
+                ElementsAre(HasSubstr(absl::StrCat(
+                    path, " (", start + 1, ") is larger than its value at start (", start, ")"))));
     EXPECT_EQ(above.rejected.size(), 1);
     EXPECT_EQ(live->config()->PrintValue(path, Spelling::kYaml), absl::StrCat(start - 2));
   }
@@ -356,10 +359,14 @@ TEST_F(LiveConfigTest, LateSubscribersGetWhatIsInEffect) {
   Write("a.yaml", "limits: {max_choices: 5}\n");
   EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());
   int choices = 0;
-  EXPECT_TRUE(live->Subscribe("late", [&](const DaemonOptions& next) {
-    return absl::StatusOr<LiveConfig::Apply>(
-        [&choices, value = next.engine.limits.max_choices] { choices = value; });
-  }).ok());
+  EXPECT_TRUE(live->Subscribe("late",
+                              [&](const DaemonOptions& next) {
+                                return absl::StatusOr<LiveConfig::Apply>(
+                                    [&choices, value = next.engine.limits.max_choices] {
+                                      choices = value;
+                                    });
+                              })
+                  .ok());
   EXPECT_EQ(choices, 5);
   EXPECT_EQ(live->start_options().engine.limits.max_choices, 16);
 }

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 
 namespace quire::server {
 namespace {
@@ -55,7 +55,9 @@ class Supervisor {
   const int fd_;
 };
 
-std::string Path() { return absl::StrCat("/tmp/quire_notify_test_", getpid(), ".sock"); }
+std::string Path() {
+  return absl::StrCat("/tmp/quire_notify_test_", getpid(), ".sock");
+}
 
 TEST(NotifyTest, SaysEveryStateToASocketInTheFileSystem) {
   Supervisor supervisor(Path());
@@ -99,15 +101,12 @@ TEST(NotifyTest, SignsOfLifeComeOncePerHalfOfTheWatchdog) {
   EXPECT_EQ(supervisor.Read(), "");
   notifier.KeepAlive(start + absl::Seconds(5));
   EXPECT_EQ(supervisor.Read(), "WATCHDOG=1");
-  // The clock was set back.
-  notifier.KeepAlive(start - absl::Hours(1));
-  EXPECT_EQ(supervisor.Read(), "WATCHDOG=1");
 }
 
 TEST(NotifyTest, WithoutAWatchdogThereAreNoSignsOfLife) {
   Supervisor supervisor(Path());
   Notifier notifier({.socket = Path()});
-  notifier.KeepAlive(absl::Now());
+  notifier.KeepAlive(MonotonicNow());
   EXPECT_EQ(supervisor.Read(), "");
 }
 
@@ -121,13 +120,13 @@ TEST(NotifyTest, ASupervisorThatIsGoneHoldsNobodyUp) {
 TEST(NotifyTest, ASupervisorThatDoesNotReadHoldsNobodyUpForLong) {
   Supervisor supervisor(Path());
   Notifier notifier({.socket = Path()});
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   // The queue of datagrams fills up at once; the first that finds no room waits for its second.
   int sent = 0;
-  while (absl::Now() - start < absl::Seconds(1)) {
+  while (MonotonicNow() - start < absl::Seconds(1)) {
     notifier.Status(absl::StrCat("line ", ++sent));
   }
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_LT(MonotonicNow() - start, absl::Seconds(5));
   EXPECT_EQ(supervisor.Read(), "STATUS=line 1");
 }
 

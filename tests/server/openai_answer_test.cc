@@ -22,8 +22,8 @@ v1::GenerateResponse Message(const std::string& text) {
 }
 
 OpenAiRequest Parse(const std::string& body) {
-  auto parsed = absl::StrContains(body, "messages") ? ParseChatRequest(body)
-                                                    : ParseCompletionRequest(body);
+  auto parsed =
+      absl::StrContains(body, "messages") ? ParseChatRequest(body) : ParseCompletionRequest(body);
   EXPECT_TRUE(parsed.ok()) << parsed.status();
   return *std::move(parsed);
 }
@@ -32,9 +32,11 @@ constexpr std::int32_t kBos = 100;
 
 OpenAiAnswer Answer(const OpenAiRequest& request) {
   return OpenAiAnswer(request, {.id = "id-1", .model = "m", .created = 5},
-                      {.bytes = [](std::int32_t id) {
-                         return id == kBos ? "<s>" : std::string(1, static_cast<char>('a' + id));
-                       },
+                      {.bytes =
+                           [](std::int32_t id) {
+                             return id == kBos ? "<s>"
+                                               : std::string(1, static_cast<char>('a' + id));
+                           },
                        .is_special = [](std::int32_t id) { return id == kBos; }});
 }
 
@@ -95,7 +97,9 @@ TEST(OpenAiAnswerTest, EchoWithLogprobsPutsThePromptFirst) {
   OpenAiAnswer answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
   for (const char* const message : kEchoed) answer.Take(0, Message(message), nullptr);
   const json choice = json::parse(answer.TakeBody())["choices"][0];
-  EXPECT_EQ(choice["text"], "a\xc3\xa9" "b");
+  EXPECT_EQ(choice["text"],
+            "a\xc3\xa9"
+            "b");
   EXPECT_EQ(choice["finish_reason"], "length");
   const json& logprobs = choice["logprobs"];
   EXPECT_EQ(logprobs["tokens"], json::parse(R"(["a", "bytes:\\xc3", "bytes:\\xa9", "b"])"));
@@ -140,8 +144,8 @@ TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {
 }
 
 TEST(OpenAiAnswerTest, AStreamedEchoComesOnceAndOffsetsGoOn) {
-  OpenAiAnswer answer = Answer(
-      Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "stream": true})"));
+  OpenAiAnswer answer =
+      Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "stream": true})"));
   std::string bytes;
   answer.Take(0, Message(kEchoed[0]), &bytes);
   answer.Take(0, Message(kEchoed[1]), &bytes);
@@ -156,7 +160,9 @@ TEST(OpenAiAnswerTest, AStreamedEchoComesOnceAndOffsetsGoOn) {
   const std::vector<std::string> events = Events(bytes);
   ASSERT_EQ(events.size(), 4u);
   const json first = json::parse(events[0])["choices"][0];
-  EXPECT_EQ(first["text"], "a\xc3\xa9" "b");
+  EXPECT_EQ(first["text"],
+            "a\xc3\xa9"
+            "b");
   EXPECT_EQ(first["logprobs"]["tokens"].size(), 4u);
   EXPECT_TRUE(first["finish_reason"].is_null());
   const json second = json::parse(events[1])["choices"][0];

@@ -12,6 +12,7 @@
 
 #include "base/mutex.h"
 #include "tests/server/service_fixture.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::server {
 namespace {
@@ -50,9 +51,9 @@ class TestExchange final : public HttpExchange {
   bool RunOne() {
     std::function<void()> work;
     {
-      const absl::Time deadline = absl::Now() + absl::Seconds(20);
+      const absl::Time deadline = MonotonicNow() + absl::Seconds(20);
       MutexLock lock(&mutex_);
-      while (work_.empty() && absl::Now() < deadline) changed_.WaitUntil(&mutex_, deadline);
+      while (work_.empty() && MonotonicNow() < deadline) changed_.WaitUntil(&mutex_, deadline);
       if (work_.empty()) return false;
       work = std::move(work_.front());
       work_.pop_front();
@@ -126,7 +127,7 @@ class OpenAiCallTest : public ServiceTest {
                                  exchange_, std::move(head))
         ->Begin(body.dump(), &worker_);
   }
-  bool BecomesIdle() const { return served().engine->WaitIdle(absl::Now() + absl::Seconds(20)); }
+  bool BecomesIdle() const { return served().engine->WaitIdle(MonotonicNow() + absl::Seconds(20)); }
   // Holds a worker, or waits for one, until the lock is gone; false when no more may wait.
   bool HoldWorker() {
     return worker_.Run([gate = gate_] { MutexLock wait(gate.get()); }).ok();
@@ -146,8 +147,11 @@ TEST_F(OpenAiCallTest, AnExceptionBeforeTheFirstByteIsA500AndEndsTheGenerations)
   for (const bool stream : {false, true}) {
     throws = true;
     exchange_->has_ended_ = false;
-    Begin({{"prompt", {"Once", "The dog"}}, {"max_tokens", kManyTokens},
-           {"ignore_eos", true}, {"logprobs", 1}, {"stream", stream}},
+    Begin({{"prompt", {"Once", "The dog"}},
+           {"max_tokens", kManyTokens},
+           {"ignore_eos", true},
+           {"logprobs", 1},
+           {"stream", stream}},
           &TokensThatThrow);
     ASSERT_TRUE(exchange_->RunUntilEnd());
     EXPECT_EQ(exchange_->answer_.status, 500);
@@ -162,12 +166,15 @@ TEST_F(OpenAiCallTest, AnExceptionBeforeTheFirstByteIsA500AndEndsTheGenerations)
 
 TEST_F(OpenAiCallTest, AnExceptionWithinAStreamIsItsLastEventAndEndsTheGenerations) {
   throws = false;
-  Begin({{"prompt", {"Once", "The dog"}}, {"max_tokens", kManyTokens}, {"ignore_eos", true},
-         {"logprobs", 1}, {"stream", true}},
+  Begin({{"prompt", {"Once", "The dog"}},
+         {"max_tokens", kManyTokens},
+         {"ignore_eos", true},
+         {"logprobs", 1},
+         {"stream", true}},
         &TokensThatThrow);
   // Run until something has left, then fail.
   std::thread failing([&] {
-    while (exchange_->writes_ == 0) std::this_thread::yield();
+    EXPECT_TRUE(testing::WaitUntil([&] { return exchange_->writes_ > 0; }));
     throws = true;
   });
   ASSERT_TRUE(exchange_->RunUntilEnd());
@@ -181,8 +188,10 @@ TEST_F(OpenAiCallTest, AnExceptionWithinAStreamIsItsLastEventAndEndsTheGeneratio
 }
 
 TEST_F(OpenAiCallTest, AnswersThatAreKeptAreBounded) {
-  const json body = {{"prompt", {"Once", "The dog", "A cat"}}, {"max_tokens", 100},
-                     {"ignore_eos", true}, {"logprobs", 1}};
+  const json body = {{"prompt", {"Once", "The dog", "A cat"}},
+                     {"max_tokens", 100},
+                     {"ignore_eos", true},
+                     {"logprobs", 1}};
   Begin(body, &TokensOf, 5000);
   ASSERT_TRUE(exchange_->RunUntilEnd());
   EXPECT_EQ(exchange_->answer_.status, 400);
@@ -197,8 +206,11 @@ TEST_F(OpenAiCallTest, AnswersThatAreKeptAreBounded) {
 
 // A large body is read by a worker; its call may have lost its peer when it comes back.
 TEST_F(OpenAiCallTest, LargeBodiesAreReadElsewhere) {
-  const json body = {{"prompt", "Once"},   {"max_tokens", 8},  {"ignore_eos", true},
-                     {"temperature", 0},   {"unknown", std::string(100000, 'x')}};
+  const json body = {{"prompt", "Once"},
+                     {"max_tokens", 8},
+                     {"ignore_eos", true},
+                     {"temperature", 0},
+                     {"unknown", std::string(100000, 'x')}};
   Begin(body);
   EXPECT_FALSE(exchange_->has_ended_);
   ASSERT_TRUE(exchange_->RunUntilEnd());
@@ -216,12 +228,15 @@ TEST_F(OpenAiCallTest, APeerThatGoesWhileItsBodyIsReadEndsItsGenerations) {
     // The only worker is busy until the peer has gone.
     MutexLock lock(gate_.get());
     ASSERT_TRUE(HoldWorker());
-    Begin({{"prompt", "Once"}, {"max_tokens", kManyTokens}, {"ignore_eos", true}, {"n", 4},
+    Begin({{"prompt", "Once"},
+           {"max_tokens", kManyTokens},
+           {"ignore_eos", true},
+           {"n", 4},
            {"unknown", std::string(100000, 'x')}});
     exchange_->Leave();
   }
-  const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  while (RpcsOf("CANCELLED") == 0 && absl::Now() < deadline) exchange_->RunOne();
+  const absl::Time deadline = MonotonicNow() + absl::Seconds(20);
+  while (RpcsOf("CANCELLED") == 0 && MonotonicNow() < deadline) exchange_->RunOne();
   EXPECT_EQ(RpcsOf("CANCELLED"), 1);
   EXPECT_TRUE(BecomesIdle());
   EXPECT_EQ(exchange_->writes_, 0);

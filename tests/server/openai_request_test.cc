@@ -251,8 +251,18 @@ TEST(OpenAiRequestTest, MutatedBodiesAreParsedOrRefused) {
       R"("tools":[{"function":{"name":"f","parameters":{}}}],)"
       R"("chat_template_kwargs":{"a":[1,{"b":null}]},"response_format":{"type":"json_schema",)"
       R"("json_schema":{"schema":{}}},"logprobs":true,"top_logprobs":1})"};
-  const std::string words[] = {"null", "true", "[]", "{}", "-1", "1e400", "\"\"", "[[", "\\u0000",
-                               "\\ud800", "99999999999999999999", "\"a\":"};
+  const std::string words[] = {"null",
+                               "true",
+                               "[]",
+                               "{}",
+                               "-1",
+                               "1e400",
+                               "\"\"",
+                               "[[",
+                               "\\u0000",
+                               "\\ud800",
+                               "99999999999999999999",
+                               "\"a\":"};
   std::mt19937 random(6);
   int parsed_count = 0;
   for (int i = 0; i < 10000; ++i) {
@@ -260,10 +270,17 @@ TEST(OpenAiRequestTest, MutatedBodiesAreParsedOrRefused) {
     for (auto edits = 1 + random() % 3; edits > 0; --edits) {
       const std::size_t at = random() % (body.size() + 1);
       switch (random() % 4) {
-        case 0: body.insert(at, words[random() % std::size(words)]); break;
-        case 1: body.erase(at, random() % 6); break;
-        case 2: body.insert(at, 1, static_cast<char>(random())); break;
-        default: body.replace(at, random() % 4, words[random() % std::size(words)]);
+        case 0:
+          body.insert(at, words[random() % std::size(words)]);
+          break;
+        case 1:
+          body.erase(at, random() % 6);
+          break;
+        case 2:
+          body.insert(at, 1, static_cast<char>(random()));
+          break;
+        default:
+          body.replace(at, random() % 4, words[random() % std::size(words)]);
       }
     }
     for (const auto& parsed : {ParseCompletionRequest(body), ParseChatRequest(body)}) {

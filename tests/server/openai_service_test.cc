@@ -7,7 +7,6 @@
 
 #include <nlohmann/json.hpp>
 #include <random>
-#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -16,6 +15,7 @@
 #include "tests/server/http_client.h"
 #include "tests/server/service_fixture.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::server {
 namespace {
@@ -50,12 +50,14 @@ class OpenAiServiceTest : public ServiceTest {
   HttpReply Complete(const json& body) const { return Post("/v1/completions", body); }
 
   // Waits until nothing runs or waits, and returns the pages that are used then.
-  bool BecomesIdle() const { return served().engine->WaitIdle(absl::Now() + absl::Seconds(20)); }
+  bool BecomesIdle() const { return served().engine->WaitIdle(MonotonicNow() + absl::Seconds(20)); }
 
   std::unique_ptr<OpenAiListener> openai_;
 };
 
-json Parsed(const HttpReply& reply) { return json::parse(reply.body, nullptr, false); }
+json Parsed(const HttpReply& reply) {
+  return json::parse(reply.body, nullptr, false);
+}
 
 TEST_F(OpenAiServiceTest, ACompletionIsTheGenerationOfTheSameRequest) {
   v1::GenerateRequest request = Request("Once upon a time", 12);
@@ -125,8 +127,11 @@ TEST_F(OpenAiServiceTest, EchoedLogprobsAreThePromptsOwnAlsoFromAWarmCache) {
 }
 
 TEST_F(OpenAiServiceTest, StreamsAddUpToTheWholeAnswer) {
-  json body = {{"prompt", {"Once", "The dog"}}, {"max_tokens", 20}, {"temperature", 0},
-               {"n", 2},                        {"ignore_eos", true}};
+  json body = {{"prompt", {"Once", "The dog"}},
+               {"max_tokens", 20},
+               {"temperature", 0},
+               {"n", 2},
+               {"ignore_eos", true}};
   const json whole = Parsed(Complete(body));
   body["stream"] = true;
   body["stream_options"] = {{"include_usage", true}};
@@ -173,8 +178,10 @@ TEST_F(OpenAiServiceTest, ErrorsAreObjectsInTheWordsOfThisApi) {
         Bad{{{"prompt", ""}}, 400, "PROMPT_MISSING", "prompt"},
         Bad{{{"prompt", {1, 99999999}}}, 400, "BAD_TOKEN_ID", ""},
         Bad{{{"prompt", {"fine", ""}}}, 400, "PROMPT_MISSING", "prompt"},
-        Bad{{{"prompt", prompt}, {"response_format", {{"type", "json_object"}}}}, 501,
-            "FEATURE_UNSUPPORTED", "response_format"}}) {
+        Bad{{{"prompt", prompt}, {"response_format", {{"type", "json_object"}}}},
+            501,
+            "FEATURE_UNSUPPORTED",
+            "response_format"}}) {
     const HttpReply reply = Complete(bad.body);
     EXPECT_EQ(reply.status, bad.status) << bad.body << reply.body;
     const json error = Parsed(reply)["error"];
@@ -269,9 +276,10 @@ TEST_F(GuardedOpenAiTest, PagesThatAreAllowedCanReadRefusals) {
   std::vector<std::unique_ptr<HttpClient>> clients;
   for (int i = 0; i < 40; ++i) {
     clients.push_back(std::make_unique<HttpClient>(openai_->address()));
-    EXPECT_TRUE(clients.back()->Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                                     "Authorization: Bearer one\r\nContent-Length: 5\r\n"
-                                     "Expect: 100-continue\r\n\r\n"));
+    EXPECT_TRUE(
+        clients.back()->Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                             "Authorization: Bearer one\r\nContent-Length: 5\r\n"
+                             "Expect: 100-continue\r\n\r\n"));
     EXPECT_EQ(clients.back()->Read().status, 100);
   }
   const HttpReply full = ask(cases[4], "https://chat.example");
@@ -314,13 +322,17 @@ TEST_F(OpenAiServiceTest, PeersThatGoAwayEndTheirRequests) {
   for (const bool stream : {true, false}) {
     for (const bool reset : {true, false}) {
       HttpClient client(openai_->address());
-      const json body = {{"prompt", "Once"}, {"max_tokens", 200},     {"n", 4},
-                         {"ignore_eos", true}, {"stream", stream}};
+      const json body = {{"prompt", "Once"},
+                         {"max_tokens", 200},
+                         {"n", 4},
+                         {"ignore_eos", true},
+                         {"stream", stream}};
       ASSERT_TRUE(client.SendRequest("POST", "/v1/completions", body.dump()));
       if (stream) {
         ASSERT_TRUE(client.ReadUntil("data: "));
       } else {
-        while (served().engine->ListRequests().empty()) std::this_thread::yield();
+        const auto has_one = [this] { return !served().engine->ListRequests().empty(); };
+        ASSERT_TRUE(testing::WaitUntil(has_one));
       }
       reset ? client.Reset() : client.Close();
       EXPECT_TRUE(BecomesIdle());
@@ -333,8 +345,11 @@ TEST_F(OpenAiServiceTest, PeersThatGoAwayEndTheirRequests) {
 // Mutated bodies over real connections: each gets an answer, and a neighbour's stream stays whole.
 TEST_F(OpenAiServiceTest, MalformedBodiesDisturbNobody) {
   HttpClient neighbour(openai_->address());
-  const json story = {{"prompt", "Once"}, {"max_tokens", 200}, {"ignore_eos", true},
-                      {"stream", true},   {"temperature", 0}};
+  const json story = {{"prompt", "Once"},
+                      {"max_tokens", 200},
+                      {"ignore_eos", true},
+                      {"stream", true},
+                      {"temperature", 0}};
   ASSERT_TRUE(neighbour.SendRequest("POST", "/v1/completions", story.dump()));
   const std::string good = json({{"prompt", {"a", "b"}},
                                  {"max_tokens", 1},

@@ -1,13 +1,12 @@
 #include "tests/server/service_fixture.h"
 
-#include <thread>
-
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "server/config/options.h"
 #include "tests/server/test_channel.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::server {
 namespace {
@@ -83,8 +82,8 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
   const DaemonOptions options = config_->start_options();
   state_ = std::make_unique<ServingState>(options.engine_stall_timeout);
   probe_ = std::make_unique<ServerProbe>(&registry_, "story");
-  drain_ = std::make_unique<DrainControl>(state_.get(), &clock_, options.shutdown.drain_timeout,
-                                          [] {});
+  drain_ =
+      std::make_unique<DrainControl>(state_.get(), &clock_, options.shutdown.drain_timeout, [] {});
   auto authenticator = Authenticator::Create(options.auth);
   EXPECT_TRUE(authenticator.ok()) << authenticator.status();
   authenticator_ = *std::move(authenticator);
@@ -98,15 +97,15 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
   description.start_time = clock_.Now();
   generation_service_ = std::make_unique<GenerationService>(context, description);
   admin_service_ = std::make_unique<AdminService>(context, drain_.get(), config_.get());
-  auto listener = GrpcListener::Start(
-      {.addresses = {"127.0.0.1:0"}, .transport = options.transport},
-      {generation_service_->service(), admin_service_->service()});
+  auto listener =
+      GrpcListener::Start({.addresses = {"127.0.0.1:0"}, .transport = options.transport},
+                          {generation_service_->service(), admin_service_->service()});
   EXPECT_TRUE(listener.ok()) << listener.status();
   listener_ = *std::move(listener);
   const auto channel = ConnectTo(listener_->addresses()[0]);
   generation_ = v1::GenerationService::NewStub(channel);
   admin_ = v1::AdminService::NewStub(channel);
-  auto stack = ModelStack::Build(options, &clock_, &registry_);
+  auto stack = EngineStack::Build(options, &clock_, &registry_);
   EXPECT_TRUE(stack.ok()) << stack.status();
   stack_ = *std::move(stack);
   EXPECT_TRUE(stack_->Follow(config_.get()).ok());
@@ -118,7 +117,7 @@ ServiceTest::~ServiceTest() {
   for (const engine::RequestInfo& request : served().engine->ListRequests()) {
     served().engine->Cancel(request.principal, request.id, engine::CancelSource::kShutdown);
   }
-  listener_->Shutdown(absl::Now() + absl::Seconds(5));
+  listener_->Shutdown(MonotonicNow() + absl::Seconds(5));
 }
 
 v1::GenerateRequest ServiceTest::Request(const std::string& text, int max_tokens) {
@@ -157,18 +156,13 @@ v1::Stats ServiceTest::Stats() const {
 }
 
 int ServiceTest::UsedPagesWhenIdle() const {
-  EXPECT_TRUE(served().engine->WaitIdle(absl::Now() + absl::Seconds(20)));
+  EXPECT_TRUE(served().engine->WaitIdle(MonotonicNow() + absl::Seconds(20)));
   EXPECT_TRUE(served().engine->CheckIntegrity().ok());
   return Stats().used_kv_page_count();
 }
 
 bool ServiceTest::MetricBecomes(const std::string& line_start, double value) const {
-  const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  while (Metric(line_start) != value) {
-    if (absl::Now() > deadline) return false;
-    std::this_thread::yield();
-  }
-  return true;
+  return testing::WaitUntil([&] { return Metric(line_start) == value; });
 }
 
 double ServiceTest::Metric(const std::string& line_start) const {

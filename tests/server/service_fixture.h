@@ -17,10 +17,10 @@
 #include "server/api/drain_control.h"
 #include "server/auth/authenticator.h"
 #include "server/config/live_config.h"
+#include "server/engine_stack.h"
 #include "server/grpc/admin_service.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_listener.h"
-#include "server/model_stack.h"
 
 namespace quire::server {
 
@@ -62,10 +62,10 @@ class ServiceTest : public ::testing::Test {
 
   const ServedModel& served() const { return stack_->served(); }
 
-  SystemClock clock_;
+  MachineClock clock_;
   probe::Registry registry_;
   std::unique_ptr<LiveConfig> config_;
-  std::unique_ptr<ModelStack> stack_;
+  std::unique_ptr<EngineStack> stack_;
   std::unique_ptr<ServingState> state_;
   std::unique_ptr<ServerProbe> probe_;
   std::unique_ptr<DrainControl> drain_;

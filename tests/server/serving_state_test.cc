@@ -36,7 +36,7 @@ TEST(ServingStateTest, StallTimeoutCountsAtOnce) {
   ASSERT_TRUE(created.ok()) << created.status();
   const std::unique_ptr<engine::Engine> engine = *std::move(created);
   const ServedModel served(RequestTranslator(TranslatorOptions{}), ModelDescription{},
-                           DeviceDescription{}, tokenizer.get(), engine.get());
+                           models::DeviceDescription{}, tokenizer.get(), engine.get());
   ServingState state(absl::Seconds(30));
   state.Publish(&served);
   state.SetState(LifeState::kReady);

@@ -137,9 +137,9 @@ TEST(StatusMappingTest, ARequestThatExcludesEveryTokenIsTheClientsMistake) {
 }
 
 TEST(StatusMappingTest, SanitizedStatusesKeepTheirIncident) {
-  const absl::Status sealed = SanitizeInternalError(absl::InternalError("secret"));
-  EXPECT_EQ(ToWireError(sealed).Find("incident_id"), ToWireError(sealed).Find("incident_id"));
-  EXPECT_EQ(SanitizeInternalError(sealed), sealed);
+  const absl::Status sanitized = SanitizeInternalError(absl::InternalError("secret"));
+  EXPECT_EQ(ToWireError(sanitized).Find("incident_id"), ToWireError(sanitized).Find("incident_id"));
+  EXPECT_EQ(SanitizeInternalError(sanitized), sanitized);
   EXPECT_TRUE(SanitizeInternalError(absl::OkStatus()).ok());
 }
 

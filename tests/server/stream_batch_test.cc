@@ -7,15 +7,15 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "tests/server/service_fixture.h"
 #include "tests/server/test_channel.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::server {
 namespace {
@@ -137,8 +137,8 @@ class TokenBatchTest : protected testing::TempDir, public ServiceTest {
       "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3 two generate\n";
 
   TokenBatchTest()
-      : ServiceTest({"auth.mode=token",
-                     "auth.tokens_file=" + Write("tokens", absl::StrCat(kOne, kTwo))}) {}
+      : ServiceTest(
+            {"auth.mode=token", "auth.tokens_file=" + Write("tokens", absl::StrCat(kOne, kTwo))}) {}
 
   struct Stream {
     explicit Stream(v1::GenerationService::Stub* stub, const std::string& token) {
@@ -164,14 +164,16 @@ TEST_F(TokenBatchTest, StreamsOfARevokedTokenEnd) {
   Stream other(generation_.get(), "two");
   v1::BatchGenerateResponse response;
   const AuthOptions options = config_->start_options().auth;
-  // Another reload ends no call.
+  ASSERT_TRUE(MetricBecomes("quire_grpc_streams_active", 3));
   ASSERT_TRUE(authenticator_->Reload(options).ok());
-  absl::SleepFor(absl::Milliseconds(600));
+  // Each stream looks at its token four times a second. Another reload ends no call.
+  const auto all_live = [this] { return Metric("quire_grpc_streams_active") == 3; };
+  EXPECT_TRUE(testing::Stays(all_live, absl::Milliseconds(600)));
   ASSERT_TRUE(other.Send("short", 2));
   ASSERT_TRUE(other.stream->Read(&response));
   // More than run at once, so that some wait.
   for (int i = 0; i < 40; ++i) ASSERT_TRUE(busy.Send(absl::StrCat("long-", i), 480));
-  while (served().engine->ListRequests().size() < 20) std::this_thread::yield();
+  ASSERT_TRUE(testing::WaitUntil([this] { return served().engine->ListRequests().size() >= 20; }));
   Write("tokens", kTwo);
   ASSERT_TRUE(authenticator_->Reload(options).ok());
   EXPECT_FALSE(idle.stream->Read(&response));
@@ -193,8 +195,8 @@ TEST_F(TokenBatchTest, StreamsOfARevokedTokenEnd) {
   }
   EXPECT_TRUE(other.stream->Finish().ok());
   EXPECT_THAT(done, ::testing::ElementsAre("again", "short"));
-  EXPECT_TRUE(MetricBecomes("quire_rpcs_total{code=\"UNAUTHENTICATED\",method=\"BatchGenerate\"}",
-                            2));
+  EXPECT_TRUE(
+      MetricBecomes("quire_rpcs_total{code=\"UNAUTHENTICATED\",method=\"BatchGenerate\"}", 2));
 }
 
 // Asked for the time at first, it does something.
@@ -203,8 +205,9 @@ class HookClock final : public Clock {
   explicit HookClock(std::function<void()> hook) : hook_(std::move(hook)) {}
   absl::Time Now() const override {
     std::call_once(once_, hook_);
-    return absl::Now();
+    return MonotonicNow();
   }
+  absl::Time WallNow() const override { return MachineClock().WallNow(); }
 
  private:
   const std::function<void()> hook_;
@@ -218,7 +221,9 @@ TEST_F(TokenBatchTest, AnItemThatBeginsWhileItsTokenGoesHasAnEndToo) {
   const HookClock clock([&] {
     Write("tokens", kTwo);
     EXPECT_TRUE(authenticator_->Reload(options).ok());
-    absl::SleepFor(absl::Milliseconds(800));  // it looks four times a second
+    // The stream looks four times a second; while an item begins, what it sees does not end it.
+    const auto is_live = [this] { return Metric("quire_grpc_streams_active") == 1; };
+    EXPECT_TRUE(testing::Stays(is_live, absl::Milliseconds(800)));
   });
   const HandlerContext context{.state = state_.get(),
                                .probe = probe_.get(),
@@ -306,11 +311,20 @@ TEST_F(InputBytesTest, WhatIsRenderedOrTokenizedIsBounded) {
     message->set_role("user");
     const std::string text(bytes, 'x');
     switch (field) {
-      case 0: message->set_content(text); break;
-      case 1: message->set_reasoning_content(text); break;
-      case 2: message->add_tool_calls()->set_arguments_json("{\"a\": \"" + text + "\"}"); break;
-      case 3: chat.add_tools()->set_description(text); break;
-      default: (*chat.mutable_template_vars()->mutable_fields())["v"].set_string_value(text);
+      case 0:
+        message->set_content(text);
+        break;
+      case 1:
+        message->set_reasoning_content(text);
+        break;
+      case 2:
+        message->add_tool_calls()->set_arguments_json("{\"a\": \"" + text + "\"}");
+        break;
+      case 3:
+        chat.add_tools()->set_description(text);
+        break;
+      default:
+        (*chat.mutable_template_vars()->mutable_fields())["v"].set_string_value(text);
     }
     if (field == 2) message->mutable_tool_calls(0)->set_name("f");
     if (field == 3) chat.mutable_tools(0)->set_name("f");

@@ -8,7 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/utf8.h"
 #include "tests/server/service_fixture.h"
 #include "tests/server/test_channel.h"
@@ -115,7 +115,7 @@ TEST_F(StreamContractTest, S4EveryTextIsUtf8) {
   const Answer answer = Generate(request);
   ASSERT_TRUE(answer.status.ok());
   for (const auto& message : answer.messages) {
-    EXPECT_FALSE(text::FirstInvalidUtf8(message.delta().text()).has_value());
+    EXPECT_FALSE(FirstInvalidUtf8(message.delta().text()).has_value());
   }
   EXPECT_EQ(answer.Ids().size(), 40u);
 }
@@ -157,7 +157,7 @@ TEST_F(StreamContractTest, S7TokensMergeWhileAWriteIsUnderWay) {
   request.mutable_output()->set_logprobs(20);
   grpc::ClientContext context;
   const auto reader = generation_->Generate(&context, request);
-  ASSERT_TRUE(served().engine->WaitIdle(absl::Now() + absl::Seconds(30)));
+  ASSERT_TRUE(served().engine->WaitIdle(MonotonicNow() + absl::Seconds(30)));
   Answer answer;
   int logprobs = 0;
   v1::GenerateResponse message;
@@ -262,8 +262,7 @@ TEST_F(StreamContractTest, S11ExpiryIsNotALength) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
   request.clear_timeout();
-  EXPECT_EQ(Generate(request, &context).status.error_code(),
-            grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(Generate(request, &context).status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 }
 
@@ -294,7 +293,7 @@ TEST_F(StreamContractTest, MetricsOfTheEdgeAddUp) {
   v1::GenerateRequest bad = Request(kPrompt, 3);
   bad.mutable_sampling()->set_top_p(2);
   EXPECT_FALSE(Generate(bad).status.ok());
-  EXPECT_TRUE(served().engine->WaitIdle(absl::Now() + absl::Seconds(5)));
+  EXPECT_TRUE(served().engine->WaitIdle(MonotonicNow() + absl::Seconds(5)));
   EXPECT_EQ(Metric("quire_requests_received_total{"), 3);
   EXPECT_EQ(Metric("quire_requests_accepted_total{"), 1);
   EXPECT_EQ(Metric("quire_requests_rejected_total{reason=\"PROMPT_MISSING\"}"), 1);

@@ -20,8 +20,7 @@ v1::GenerateResponse Started(std::vector<int> prompt_ids = {}) {
   v1::GenerateResponse event;
   event.mutable_started()->set_prompt_tokens(6);
   event.mutable_started()->set_cached_tokens(4);
-  event.mutable_started()->mutable_prompt_token_ids()->Assign(prompt_ids.begin(),
-                                                              prompt_ids.end());
+  event.mutable_started()->mutable_prompt_token_ids()->Assign(prompt_ids.begin(), prompt_ids.end());
   return event;
 }
 

@@ -10,7 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "tests/server/service_fixture.h"
 #include "tests/server/test_channel.h"
 #include "tests/testing/paths.h"
@@ -67,10 +67,9 @@ class VllmServiceTest : public ServiceTest {
                                  .start_time = clock_.Now() - absl::Seconds(9),
                                  .model_path = "embedded",
                                  .has_own_files = false});
-    auto listener =
-        GrpcListener::Start({.addresses = {"127.0.0.1:0"},
-                             .transport = config_->start_options().transport},
-                            {service_->service()});
+    auto listener = GrpcListener::Start(
+        {.addresses = {"127.0.0.1:0"}, .transport = config_->start_options().transport},
+        {service_->service()});
     EXPECT_TRUE(listener.ok()) << listener.status();
     vllm_listener_ = *std::move(listener);
     stub_ = wire::VllmEngine::NewStub(Connect());
@@ -80,7 +79,7 @@ class VllmServiceTest : public ServiceTest {
     for (const engine::RequestInfo& request : served().engine->ListRequests()) {
       served().engine->Cancel(request.principal, request.id, engine::CancelSource::kShutdown);
     }
-    vllm_listener_->Shutdown(absl::Now() + absl::Seconds(5));
+    vllm_listener_->Shutdown(MonotonicNow() + absl::Seconds(5));
   }
 
   // A connection of its own.
@@ -321,13 +320,15 @@ TEST_F(VllmServiceTest, ErrorsNameTheFieldsOfTheProtocol) {
 
 TEST_F(VllmServiceTest, BadUtf8IsFoundInTheBytes) {
   // GenerateRequest{3: text "a\xFF"}.
-  const grpc::Slice slice(std::string("\x1A\x02" "a\xFF"));
+  const grpc::Slice slice(
+      std::string("\x1A\x02"
+                  "a\xFF"));
   grpc::ByteBuffer request(&slice, 1);
   grpc::GenericStub stub(Connect());
   grpc::ClientContext context;
   grpc::CompletionQueue queue;
-  auto call = stub.PrepareUnaryCall(&context, "/vllm.grpc.engine.VllmEngine/Generate", request,
-                                    &queue);
+  auto call =
+      stub.PrepareUnaryCall(&context, "/vllm.grpc.engine.VllmEngine/Generate", request, &queue);
   call->StartCall();
   grpc::ByteBuffer response;
   grpc::Status status;
@@ -417,8 +418,8 @@ TEST_F(VllmServiceTest, TheLongestPromptIsAsTold) {
 class VllmTwoGroupsTest : public VllmServiceTest {
  protected:
   VllmTwoGroupsTest()
-      : VllmServiceTest({"model.path=" + paths::TestData("models/gemma2-bf16"),
-                         "model.id=story", "kv_cache.capacity_bytes=2MiB"}) {}
+      : VllmServiceTest({"model.path=" + paths::TestData("models/gemma2-bf16"), "model.id=story",
+                         "kv_cache.capacity_bytes=2MiB"}) {}
 };
 
 // A token has a place in a page of each of two layer groups.
@@ -435,7 +436,7 @@ TEST_F(VllmTwoGroupsTest, GatewaysAreToldTokensAndNotPlaces) {
   wire::GetLoadsResponse loads;
   ASSERT_TRUE(stub_->GetLoads(&loads_context, {}, &loads).ok());
   EXPECT_EQ(loads.loads(0).max_total_num_tokens(), pages * 16 / 2);
-  EXPECT_GE(loads.loads(0).num_used_tokens(), 2 * 16);  // 17 tokens and more
+  EXPECT_GE(loads.loads(0).num_used_tokens(), 2 * 16);   // 17 tokens and more
   EXPECT_LE(loads.loads(0).num_used_tokens(), 27 * 16);  // 417 at most
   context.TryCancel();
   while (reader->Read(&message)) {
@@ -465,7 +466,7 @@ TEST_F(VllmServiceTest, LoadsAreThoseOfTheEngine) {
   EXPECT_EQ(loads.version(), "test");
   absl::Time sampled;
   EXPECT_TRUE(absl::ParseTime(absl::RFC3339_full, loads.timestamp(), &sampled, nullptr));
-  EXPECT_LT(absl::AbsDuration(absl::Now() - sampled), absl::Seconds(20));
+  EXPECT_LT(absl::AbsDuration(clock_.WallNow() - sampled), absl::Seconds(20));
   wire::GetServerInfoResponse info;
   ASSERT_TRUE(stub_->GetServerInfo(&info_context, {}, &info).ok());
   EXPECT_EQ(info.active_requests(), 1u);

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/engine/stream_reader.h"
-#include "tests/stress/stress_model.h"
+#include "tests/stress/real_model.h"
 
 namespace quire::engine {
 namespace {
@@ -65,7 +65,7 @@ struct Running {
     EXPECT_TRUE(made.ok()) << made.status();
     engine = *std::move(made);
   }
-  SystemClock clock;
+  MachineClock clock;
   std::unique_ptr<models::StepRunner> runner;
   std::unique_ptr<Engine> engine;
 };

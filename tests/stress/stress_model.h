@@ -1,7 +1,6 @@
 #pragma once
 
-// The models that stress tests run on: the fake runner, or the story model of assets/ or a fixture
-// behind the very ModelRunner or CudaRunner that the daemon links.
+// What stress tests run on, and the fake runner as such a model; real_model.h has real ones.
 
 #include <cstdint>
 #include <functional>
@@ -9,12 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "base/device.h"
-#include "base/dtype.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/engine.h"
-#include "models/weights/quantization.h"
-#include "runtime/step_runner.h"
+#include "runtime/step/step_runner.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::engine {
@@ -26,6 +22,7 @@ struct StressPool {
   bool prefix_caching = true;
 };
 inline constexpr std::uint32_t kStressPageSize = 16;
+inline constexpr std::uint32_t kStressChunkTokens = 16;
 
 // Everything an engine needs; the engine must go first.
 class StressModel {
@@ -39,16 +36,11 @@ class StressModel {
   virtual std::int32_t prompt_vocab() const = 0;
 };
 
-std::unique_ptr<StressModel> MakeFakeModel(
-    int max_steps_in_flight = 1, std::vector<cache::CacheGroup> groups = {cache::CacheGroup{}});
-// `threads` of the CPU backend.
-std::unique_ptr<StressModel> MakeStoryModel(
-    int threads, models::Quantization quantization = models::Quantization::kAuto);
-// The model in a directory of testdata/models. Pages that are free when a step runs hold NaN.
-// On a GPU, f32 pages go with f32 activations and bf16 ones with bf16.
-std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads,
-                                              DeviceKind device = DeviceKind::kCpu,
-                                              DType kv_dtype = DType::kF32);
+std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight = 1,
+                                           std::vector<cache::CacheGroup> groups = {
+                                               cache::CacheGroup{}});
+// Of all models: sizes of steps, and threads.
+void SetCommonOptions(EngineOptions& options);
 
 // Calls a function before each step.
 class HookedRunner : public models::StepRunner {

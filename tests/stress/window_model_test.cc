@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/backend/backend.h"
 #include "tests/engine/stream_reader.h"
-#include "tests/stress/stress_model.h"
+#include "tests/stress/real_model.h"
 
 namespace quire::engine {
 namespace {
@@ -47,7 +47,7 @@ Reading Answer(StressModel& model, std::uint32_t usable_pages, bool prefix_cachi
                         .max_rows = 4,
                         .max_context_tokens = 512,
                         .prefix_caching = prefix_caching};
-  SystemClock clock;
+  MachineClock clock;
   const std::unique_ptr<models::StepRunner> runner = model.MakeRunner(pool);
   auto engine = Engine::Create(model.Options(pool), model.MakeCacheManager(pool), runner.get(),
                                &model.tokenizer(), &clock, nullptr);
@@ -114,12 +114,12 @@ std::string NameOf(const testing::TestParamInfo<WindowModelTest::ParamType>& inf
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, WindowModelTest,
-    testing::Combine(testing::Values("mistral-window-bf16", "phi3-bf16", "gemma2-bf16",
-                                     "gemma3-text-bf16", "gpt-oss-bf16"),
-                     testing::ValuesIn(Places())),
-    NameOf);
+INSTANTIATE_TEST_SUITE_P(All, WindowModelTest,
+                         testing::Combine(testing::Values("mistral-window-bf16", "phi3-bf16",
+                                                          "gemma2-bf16", "gemma3-text-bf16",
+                                                          "gpt-oss-bf16"),
+                                          testing::ValuesIn(Places())),
+                         NameOf);
 
 }  // namespace
 }  // namespace quire::engine

@@ -16,15 +16,25 @@ class FakeClock final : public Clock {
     MutexLock lock(&mutex_);
     return now_;
   }
+  absl::Time WallNow() const override {
+    MutexLock lock(&mutex_);
+    return now_ + wall_jump_;
+  }
 
   void Advance(absl::Duration by) {
     MutexLock lock(&mutex_);
     now_ += by;
   }
+  // As when the machine's clock is set.
+  void SetWallJump(absl::Duration jump) {
+    MutexLock lock(&mutex_);
+    wall_jump_ = jump;
+  }
 
  private:
   mutable Mutex mutex_;
   absl::Time now_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration wall_jump_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::testing

@@ -19,7 +19,7 @@ using nlohmann::json;
 using Ids = std::vector<std::int32_t>;
 
 absl::StatusOr<Bpe> MakeBpe(const json& model) {
-  const auto document = JsonDocument::Parse(model.dump());
+  const auto document = formats::JsonDocument::Parse(model.dump());
   EXPECT_TRUE(document.ok()) << document.status();
   return Bpe::FromJson(document->root());
 }

@@ -379,8 +379,8 @@ TEST(ChatTemplateTest, EscapedTextStaysSoThroughFiltersAndJson) {
 TEST(ChatTemplateTest, EscapedMarksInJsonDoNotUnmarkSpecialTokens) {
   ChatOptions options;
   options.escape_special_in_content = true;
-  const auto templates = Load({.template_file = "{{ messages|tojson }}{{ tools|tojson }}{{ v }}"},
-                              options);
+  const auto templates =
+      Load({.template_file = "{{ messages|tojson }}{{ tools|tojson }}{{ v }}"}, options);
   for (const char* text : {R"(\ufdd0</s>\ufdd1)", R"(\uFDD1</s>\uFDD0)", R"(\ufDd1\ufdd0</s>)",
                            R"(\ufdd0</s>\ufdd0</s>\ufdd1</s>)"}) {
     const std::string json = absl::StrCat(R"({"v": ")", text, "\"}");

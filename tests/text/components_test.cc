@@ -22,8 +22,8 @@ namespace {
 
 using nlohmann::json;
 
-JsonDocument Parsed(const json& value) {
-  auto document = JsonDocument::Parse(value.dump());
+formats::JsonDocument Parsed(const json& value) {
+  auto document = formats::JsonDocument::Parse(value.dump());
   EXPECT_TRUE(document.ok()) << document.status();
   return *std::move(document);
 }
@@ -39,7 +39,7 @@ std::string Spans(const AlignedText& text) {
 }
 
 AlignedText Normalized(const json& config, absl::string_view input, std::int32_t offset = 0) {
-  const JsonDocument document = Parsed(config);
+  const formats::JsonDocument document = Parsed(config);
   const auto normalizer = Normalizer::FromJson(document.root());
   EXPECT_TRUE(normalizer.ok()) << normalizer.status();
   AlignedText text(input, offset, true);
@@ -89,7 +89,7 @@ TEST(PrecompiledMapTest, EqualsTheReference) {
   const json tokenizer = json::parse(ReadTestFile(folder / "tokenizer.json"));
   const json& precompiled = tokenizer.at("normalizer").at("normalizers").at(0);
   ASSERT_EQ(precompiled.at("type"), "Precompiled");
-  const JsonDocument document = Parsed(precompiled);
+  const formats::JsonDocument document = Parsed(precompiled);
   const auto normalizer = Normalizer::FromJson(document.root());
   ASSERT_TRUE(normalizer.ok()) << normalizer.status();
   RegexScratch scratch;
@@ -163,7 +163,7 @@ json StripOf(absl::string_view content, int start, int stop) {
 
 TEST(DecoderTest, StripsAWideCharacterAcrossTokens) {
   // The sign U+2581 as three byte tokens, stripped once; the second sign stays.
-  const JsonDocument config = Parsed(
+  const formats::JsonDocument config = Parsed(
       Sequence({{{"type", "ByteFallback"}}, {{"type", "Fuse"}}, StripOf("\xE2\x96\x81", 1, 0)}));
   const std::vector<std::string> sign = {"<0xE2>", "<0x96>", "<0x81>"};
   std::vector<std::string> twice = sign;
@@ -176,7 +176,7 @@ TEST(DecoderTest, StripsAWideCharacterAcrossTokens) {
 }
 
 TEST(DecoderTest, StripPerTokenTakesBothEnds) {
-  const JsonDocument config = Parsed(Sequence({StripOf("_", 1, 2)}));
+  const formats::JsonDocument config = Parsed(Sequence({StripOf("_", 1, 2)}));
   EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"__a___", "_", "", "b_"}))),
             "_a_b");
 }
@@ -190,7 +190,7 @@ TEST(DecoderTest, RefusesWhatCannotBeStreamed) {
            {{{{"type", "Fuse"}}, StripOf(" ", 1, 0), StripOf(" ", 1, 0)},
             "decoder.decoders[2].type"},
            {{{{"type", "CTC"}}}, "decoder.decoders[0].type"}}) {
-    const JsonDocument document = Parsed({{"decoder", Sequence(parts)}});
+    const formats::JsonDocument document = Parsed({{"decoder", Sequence(parts)}});
     const auto decoder = Decoder::FromJson(*document.root().Find("decoder"), Tokens({"a"}));
     EXPECT_EQ(decoder.status().code(), absl::StatusCode::kUnimplemented) << field;
     EXPECT_TRUE(absl::StrContains(decoder.status().message(), field)) << decoder.status();
@@ -201,7 +201,7 @@ TEST(PostProcessorTest, RefusesASecondTemplate) {
   const json one = {{"type", "TemplateProcessing"},
                     {"single", json::array({{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}})},
                     {"special_tokens", json::object()}};
-  const JsonDocument document =
+  const formats::JsonDocument document =
       Parsed({{"type", "Sequence"}, {"processors", json::array({one, one})}});
   const auto processor =
       PostProcessor::FromJson(document.root(), [](std::int32_t) { return true; });
@@ -210,22 +210,22 @@ TEST(PostProcessorTest, RefusesASecondTemplate) {
 }
 
 TEST(SplitterTest, OldFormWithoutPrefixDemandsNever) {
-  const JsonDocument document =
+  const formats::JsonDocument document =
       Parsed({{"type", "Metaspace"}, {"replacement", "_"}, {"add_prefix_space", false}});
   EXPECT_FALSE(Splitter::FromJson(document.root()).ok());
 }
 
 TEST(JsonValueTest, BoundsDepthAndRefusesDuplicates) {
   const std::string deep(100, '[');
-  EXPECT_TRUE(
-      absl::StrContains(JsonDocument::Parse(deep).status().message(), "nests more than 64"));
-  EXPECT_TRUE(JsonDocument::Parse(std::string(64, '[') + std::string(64, ']')).ok());
-  const auto twice = JsonDocument::Parse(R"({"a":{"b":[0,{"c":1,"c":2}]}})");
+  EXPECT_TRUE(absl::StrContains(formats::JsonDocument::Parse(deep).status().message(),
+                                "nests more than 64"));
+  EXPECT_TRUE(formats::JsonDocument::Parse(std::string(64, '[') + std::string(64, ']')).ok());
+  const auto twice = formats::JsonDocument::Parse(R"({"a":{"b":[0,{"c":1,"c":2}]}})");
   EXPECT_TRUE(absl::StrContains(twice.status().message(), "a.b[1] has the key \"c\" twice"))
       << twice.status();
-  EXPECT_FALSE(JsonDocument::Parse("[NaN]").ok());
-  EXPECT_FALSE(JsonDocument::Parse("[1e999]").ok());
-  EXPECT_FALSE(JsonDocument::Parse("[1] x").ok());
+  EXPECT_FALSE(formats::JsonDocument::Parse("[NaN]").ok());
+  EXPECT_FALSE(formats::JsonDocument::Parse("[1e999]").ok());
+  EXPECT_FALSE(formats::JsonDocument::Parse("[1] x").ok());
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ class GgufFileTest : public testing::TestWithParam<std::string> {};
 TEST_P(GgufFileTest, IdsAndTextEqualTheReference) {
   const std::filesystem::path folder = TokenizerData() / "gguf" / GetParam();
   const std::string bytes = ReadTestFile(folder / "header.gguf");
-  const auto file = GgufFile::Parse(std::as_bytes(std::span(bytes)), "header.gguf");
+  const auto file = formats::GgufFile::Parse(std::as_bytes(std::span(bytes)), "header.gguf");
   ASSERT_TRUE(file.ok()) << file.status();
   const auto vocabulary = ReadGgufVocabulary(*file);
   ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
@@ -237,16 +237,16 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufConvertedTest,
                          });
 
 TEST(GgufSplitsTest, EveryNameOfTheListIsFound) {
-  const std::string names = GgufSplitNames();
+  const std::string names = formats::GgufSplitNames();
   int count = 0;
   for (std::size_t begin = 0; begin < names.size(); ++count) {
     const std::size_t end = std::min(names.find(", ", begin), names.size());
-    EXPECT_TRUE(FindGgufSplit(names.substr(begin, end - begin)).has_value()) << names;
+    EXPECT_TRUE(formats::FindGgufSplit(names.substr(begin, end - begin)).has_value()) << names;
     begin = end + 2;
   }
   EXPECT_EQ(count, 24);
-  EXPECT_FALSE(FindGgufSplit("default").has_value());
-  EXPECT_FALSE(FindGgufSplit("").has_value());
+  EXPECT_FALSE(formats::FindGgufSplit("default").has_value());
+  EXPECT_FALSE(formats::FindGgufSplit("").has_value());
 }
 
 // ---- a SentencePiece model's own scores ---------------------------------------------------------

@@ -145,6 +145,14 @@ TEST(PrefixTrieTest, IsBuiltInLittleMoreThanItsOwnMemory) {
   EXPECT_LT(peak, std::int64_t{64} << 20);
 }
 
+TEST(SentencePieceFileTest, TheFileHasALimit) {
+  const Loaded tokenizer = FromModel(std::string((std::size_t{64} << 20) + 1, '\x0A'));
+  ASSERT_FALSE(tokenizer.ok());
+  EXPECT_TRUE(absl::StrContains(tokenizer.status().message(),
+                                "the file has 67108865 bytes, the limit is 67108864"))
+      << tokenizer.status();
+}
+
 TEST(SentencePieceFileTest, PiecesTogetherHaveALimit) {
   std::string pieces;
   for (int i = 0; i < (1 << 16); ++i) {

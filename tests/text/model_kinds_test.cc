@@ -106,10 +106,16 @@ TEST(SentencePieceFileTest, SmallestModelWorks) {
 
 TEST(SentencePieceFileTest, BrokenFilesNameTheField) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
+  // Where SmallModel puts further pieces, and how it begins one that ends too early.
+  const std::size_t at = SmallModel().find(Bytes(2, Number(3, 2)));
+  const std::string cut_piece = Bytes(1, Number(9, 1) + "\x0A\x05" + "ab");
   const std::vector<std::pair<std::string, std::string>> files = {
       {"", "pieces has no piece of type NORMAL"},
       {"no protobuf", "tokenizer.model: the file is no message: broken field at byte 0"},
       {SmallModel().substr(0, 40), "broken field at byte"},
+      {SmallModel(cut_piece), absl::StrCat("broken field at byte ", at + 4, " of ")},
+      {SmallModel().substr(0, at) + cut_piece.substr(0, 3),
+       absl::StrCat("broken field at byte ", at, " of ", at + 3)},
       {Number(1, 7), "pieces has the wire type 0, must have 2"},
       {SmallModel(Bytes(1, Number(1, 3))), "pieces[5].piece has the wire type 0"},
       {SmallModel(Bytes(1, Bytes(2, "x"))), "pieces[5].score has the wire type 2"},

@@ -245,10 +245,10 @@ TEST(TokenizerTimeTest, LongRunsOfOneKindTakeNoQuadraticTime) {
   std::string letters;
   while (letters.size() < kBytes) letters.push_back(static_cast<char>('a' + random() % 26));
   texts.push_back(std::move(letters));
-  for (const char* name : {"llama2-style", "llama3-style", "qwen2-style", "gemma-style",
-                           "deepseek-style", "metaspace-first-split", "bpe-unk-fused",
-                           "unigram-nmt-nfkc", "llama2-sentencepiece",
-                           "unigram-nmt-nfkc-sentencepiece", "tekken-file", "tiktoken-cl100k"}) {
+  for (const char* name :
+       {"llama2-style", "llama3-style", "qwen2-style", "gemma-style", "deepseek-style",
+        "metaspace-first-split", "bpe-unk-fused", "unigram-nmt-nfkc", "llama2-sentencepiece",
+        "unigram-nmt-nfkc-sentencepiece", "tekken-file", "tiktoken-cl100k"}) {
     const auto tokenizer = LoadCase(name);
     for (const std::string& text : texts) {
       const auto begin = std::chrono::steady_clock::now();

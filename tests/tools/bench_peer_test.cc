@@ -62,9 +62,9 @@ TEST(PeerTest, LlamaCppEvents) {
   EXPECT_EQ(end->prompt_tokens, 300);
   EXPECT_EQ(ParsePeerEvent(Kind::kLlamaCpp, R"({"content":"x"})")->tokens, 1);
   for (const char* const stop : {"0", "null", "\"eos\"", "[true]", "{}"}) {
-    const auto odd = ParsePeerEvent(
-        Kind::kLlamaCpp,
-        std::string(R"({"content":"x","tokens_predicted":9,"stop":)") + stop + "}");
+    const auto odd =
+        ParsePeerEvent(Kind::kLlamaCpp,
+                       std::string(R"({"content":"x","tokens_predicted":9,"stop":)") + stop + "}");
     ASSERT_TRUE(odd.ok()) << stop;
     EXPECT_EQ(odd->tokens, 1) << stop;
     EXPECT_EQ(odd->total_tokens, 0) << stop;

@@ -1,11 +1,11 @@
 #include "tools/quire/bench_run.h"
 
 #include <atomic>
-#include <chrono>
 #include <memory>
-#include <thread>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::client {
 namespace {
@@ -15,7 +15,7 @@ class StoppingTarget : public Target {
  public:
   explicit StoppingTarget(std::atomic<bool>* stop) : stop_(stop) {}
   RequestSample Send(const LoadRequest&) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    testing::Pace(absl::Milliseconds(100));
     stop_->store(true);
     RequestSample sample;
     sample.ok = true;

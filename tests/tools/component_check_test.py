@@ -46,6 +46,10 @@ class ComponentCheckTest(CheckCase):
     def test_a_dep_that_a_header_of_another_reaches_is_needed(self):
         self.accepts({"engine/engine.cc": '#include "text/chat/chat.h"\n'})
 
+    def test_a_dep_that_is_missing(self):
+        self.refuses({"text/chat/chat.h": PRAGMA + '#include "engine/engine.h"\n'},
+                     "text_chat reaches a header of engine and does not list it")
+
     def test_cycle(self):
         self.refuses({"base/CMakeLists.txt": BASE.replace(")", "\n  DEPS engine)"),
                       "base/logging.cc": '#include "engine/engine.h"\n'},

@@ -92,6 +92,16 @@ class StyleCheckTest(CheckCase):
             self.refuses(self.in_source(code + "\n"), "base/a.cc:1")
         self.accepts(self.in_source('const char* k = "throw";  // throw, using namespace\n'))
 
+    def test_own_header_first(self):
+        self.refuses(self.in_source('#include <vector>\n#include "base/a.h"\n'), "base/a.cc:1",
+                     "its own header, base/a.h")
+
+    def test_wall_clock(self):
+        for code in ("auto t = absl::Now();", "auto t = std::chrono::system_clock::now();",
+                     "clock_gettime(CLOCK_REALTIME, &t);", "auto t = absl::GetCurrentTimeNanos();"):
+            self.refuses(self.in_source(code + "\n"), "base/a.cc:1", "wall time")
+        self.accepts({"tests/util.h": "#pragma once\ninline auto t = absl::Now();\n"})
+
     def test_files_outside_the_build(self):
         self.refuses({"base/stray.cc": "int a;\n"}, "base/stray.cc", "not in the build")
         self.refuses({"base/stray.h": "#pragma once\n"}, "base/stray.h", "not in the build")
@@ -143,6 +153,49 @@ class StyleCheckTest(CheckCase):
             source = self.in_source(f"int a;\n{text}\n")
             self.refuses(source, "base/a.cc:2: the word is not")
         self.accepts(self.in_source("Sample sample;  // samples in flight\n"))
+
+    def test_functions_of_the_architecture(self):
+        def page(text):
+            return {"docs/architecture.md": OPENING + text, "base/a.cc": "void S::Run(int a) {}\n"}
+
+        self.accepts(page("`S::Run`\n(base/a.cc), `Other` (of no file), `Run` (base/a.cc)\n"))
+        for text in ("`S::Walk` (base/a.cc)", "`T::Run` (base/a.cc)", "`S::Run` (base/b.cc)"):
+            self.refuses(page(f"\n{text}\n"), "docs/architecture.md:5", "no ")
+
+    def test_virtual_functions(self):
+        for name in ("base/a.cc", "base/a.h"):
+            self.refuses({name: "#pragma once\nstruct S {\n  virtual ~S();\n};\n"}, f"{name}:3", "a virtual function")
+        self.accepts({"base/CMakeLists.txt": "quire_component(NAME base HDRS a.h clock.h SRCS a.cc sub/b.cc)\n",
+                      "base/clock.h": "#pragma once\nstruct S {\n  virtual ~S();\n};\n",
+                      "tests/util.h": "#pragma once\nstruct S {\n  virtual ~S();\n};\n",
+                      "base/a.cc": "// virtual lanes\n"})
+
+    def test_sleeps(self):
+        waiting = {"tests/testing/waiting.h": "#pragma once\ninline void Pace() { absl::SleepFor(d); }\n",
+                   "tests/testing/waiting.py": "time.sleep(1)\n",
+                   "tests/a_test.cc": '#include "tests/testing/waiting.h"\n#include "tests/util.h"\n'}
+        self.accepts(waiting)
+        for call in ("absl::SleepFor(d);", "std::this_thread::sleep_for(d);", "sleep_until(t);", "usleep(1);",
+                     "nanosleep(&t, nullptr);", "sleep (1);"):
+            self.refuses({**waiting, "tests/a_test.cc": waiting["tests/a_test.cc"] + f"void F() {{\n  {call}\n}}\n"},
+                         "tests/a_test.cc:4", "does not sleep")
+        for call in ("time.sleep(1)", "await asyncio.sleep(0.1)", "sleep(1)"):
+            self.refuses({"tests/x.py": f"a = 1\n{call}\n"}, "tests/x.py:2", "does not sleep")
+        for line in ("sleep 1", "true; sleep 0.5", "while ! f; do sleep 1; done"):
+            self.refuses({"tests/x.sh": f"true\n{line}\n"}, "tests/x.sh:2", "does not sleep")
+
+    def test_sleeps_elsewhere(self):
+        self.accepts({"tools/x.py": "time.sleep(1)\n", "base/a.cc": "void F() { absl::SleepFor(d); }\n",
+                      "tests/x.py": "a = 'sleep(1)'  # sleep(1)\nsleepers()\n",
+                      "tests/x.sh": "echo asleep 1  # sleep 1\n",
+                      "tests/a_test.cc": '#include "tests/util.h"\nconst char* k = "usleep";  // SleepFor\n'})
+
+    def test_reasons(self):
+        enum = {"base/error_reason.h": "#pragma once\nenum class Reason : std::uint8_t {\n  kA,\n  // B.\n  kB,\n};\n",
+                "base/CMakeLists.txt": "quire_component(NAME base HDRS a.h error_reason.h SRCS a.cc sub/b.cc)\n"}
+        self.accepts({**enum, "base/a.cc": "auto a = Reason::kA;\nauto b = Reason::kB;\n"})
+        self.refuses({**enum, "base/a.cc": "auto a = Reason::kA;  // Reason::kB\n",
+                      "tests/util.h": "#pragma once\nauto b = Reason::kB;\n"}, "base/error_reason.h:1", "no source gives kB")
 
     def test_mutual_folders(self):
         changes = {"server/CMakeLists.txt": "quire_component(NAME s SRCS a/x.cc b/y.cc)\n",

@@ -1,10 +1,10 @@
-#include "engine/output/stop_matcher.h"
+#include "text/stop_matcher.h"
 
 #include <random>
 
 #include "gtest/gtest.h"
 
-namespace quire::engine {
+namespace quire::text {
 namespace {
 
 struct Found {
@@ -99,4 +99,4 @@ TEST(StopMatcherTest, WithoutStopsEverythingPasses) {
 }
 
 }  // namespace
-}  // namespace quire::engine
+}  // namespace quire::text

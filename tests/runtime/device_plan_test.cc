@@ -1,4 +1,4 @@
-#include "server/config/device_plan.h"
+#include "runtime/device_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,13 +10,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cache_manager/cache_manager.h"
 #include "formats/model_files.h"
-#include "server/config/layered_config.h"
+#include "runtime/model.h"
 #include "tests/testing/paths.h"
 #include "tests/testing/temp_dir.h"
 #include "tools/quire/synthetic_model.h"
 
-namespace quire::server {
+namespace quire::models {
 namespace {
 
 using ::testing::HasSubstr;
@@ -25,21 +26,26 @@ constexpr std::int64_t kMiB = 1 << 20;
 // Of the "tiny" shape: 2 layers, one KV head of 64, 512 positions.
 constexpr std::int64_t kTokenBytes = 2 * 2 * 64 * 2;  // bf16 keys and values of one token
 
+// Eight sequences, whose prompts come in chunks of 64 tokens, two of them under way.
+RuntimeOptions Options() {
+  RuntimeOptions options;
+  options.device.reserve_bytes = kMiB;
+  options.model.dummy_weights = true;
+  options.pool.page_size = 64;
+  options.steps = {
+      .max_rows = 8, .max_tokens = 256, .max_overlap_tokens = 2 * 64, .max_logprobs = 20};
+  return options;
+}
+
 class DevicePlanTest : public ::testing::Test {
  protected:
   DevicePlanTest() { EXPECT_TRUE(client::WriteSyntheticModel("tiny", dir_.path()).ok()); }
 
-  absl::StatusOr<DevicePlan> Plan(std::int64_t free_bytes, std::vector<std::string> sets = {}) {
-    sets.insert(sets.begin(),
-                {"device.type=cuda", "model.load_mode=dummy", "device.reserve_bytes=1MiB",
-                 "scheduler.max_running_sequences=8", "scheduler.max_step_tokens=256",
-                 "scheduler.prefill_chunk_tokens=64", absl::StrCat("model.path=", dir_.path())});
-    std::vector<std::string> errors;
-    const auto config = LayeredConfig::Load({.sets = sets}, &errors);
-    EXPECT_NE(config, nullptr) << errors[0];
-    const auto files = models::ModelFiles::FromDirectory(dir_.path());
+  absl::StatusOr<DevicePlan> Plan(std::int64_t free_bytes,
+                                  const RuntimeOptions& options = Options()) {
+    const auto files = formats::ModelFiles::FromDirectory(dir_.path());
     EXPECT_TRUE(files.ok()) << files.status();
-    return PlanDevice(ToOptions(*config), *files, free_bytes, /*num_sms=*/132);
+    return PlanDevice(options, *files, free_bytes, /*num_sms=*/132);
   }
 
   const testing::TempDir dir_;
@@ -92,15 +98,17 @@ TEST_F(DevicePlanTest, WeightsOfTheShape) {
 
 TEST_F(DevicePlanTest, APoolOfGivenSizeNeedsNoReserveAndMayCutTheContext) {
   const std::int64_t page = 64 * kTokenBytes;
-  const auto plan = Plan(64 * kMiB, {absl::StrCat("kv_cache.capacity_bytes=", 5 * page)});
+  RuntimeOptions options = Options();
+  options.pool.capacity_bytes = 5 * page;
+  const auto plan = Plan(64 * kMiB, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->memory.num_blocks, 5u);
   EXPECT_EQ(plan->reserve_bytes, 0);
   EXPECT_TRUE(plan->context_was_cut);
   EXPECT_EQ(plan->context_tokens, 4 * 64);
   EXPECT_EQ(plan->runner.max_context_tokens, 4u * 64);
-  const auto refused = Plan(64 * kMiB, {absl::StrCat("kv_cache.capacity_bytes=", 5 * page),
-                                        "model.max_context_tokens=300"});
+  options.model.max_context_tokens = 300;
+  const auto refused = Plan(64 * kMiB, options);
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("model.max_context_tokens is 300, the KV pool holds 256 tokens"));
 }
@@ -116,8 +124,24 @@ TEST_F(DevicePlanTest, WhatDoesNotFitIsRefusedWithNumbers) {
   EXPECT_EQ(reserve.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(reserve.status().message()),
               HasSubstr("device.reserve_bytes is 1048576, the GPU has 1048576 bytes free"));
-  const auto longer = Plan(64 * kMiB, {"model.max_context_tokens=513"});
+  RuntimeOptions options = Options();
+  options.model.max_context_tokens = 513;
+  const auto longer = Plan(64 * kMiB, options);
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 512"));
+}
+
+// Tokens of a node and of a root for each page, and what finds them: of the host, not of the GPU.
+TEST_F(DevicePlanTest, ThePrefixIndexIsShownAsTheHosts) {
+  const auto plan = Plan(1024 * kMiB);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const std::int64_t pages = plan->memory.num_blocks - 1;
+  EXPECT_GT(plan->memory.prefix_index_bytes, pages * 2 * 64 * 4);
+  EXPECT_LT(plan->memory.prefix_index_bytes, pages * 2 * 64 * 8);
+  const auto lines = PlanLines(*plan);
+  const std::pair<std::string, std::int64_t> line("prefix_index", plan->memory.prefix_index_bytes);
+  EXPECT_EQ(lines.back(), line);
+  EXPECT_EQ(plan->memory.total_bytes(), plan->memory.weight_bytes + plan->memory.pool_bytes +
+                                            plan->memory.runner.device_bytes());
 }
 
 // Publishers ask for a longer context by adding yarn; max_position_embeddings stays what it was.
@@ -130,7 +154,9 @@ TEST_F(DevicePlanTest, AStretchedTableStretchesTheContext) {
   const auto plan = Plan(64 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->context_tokens, 4 * 512);
-  const auto longer = Plan(64 * kMiB, {"model.max_context_tokens=2049"});
+  RuntimeOptions options = Options();
+  options.model.max_context_tokens = 2049;
+  const auto longer = Plan(64 * kMiB, options);
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 2048"));
 }
 
@@ -143,9 +169,10 @@ TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
   config["sliding_window"] = 64;
   std::ofstream(path) << config;
   const std::int64_t page = 16 * kTokenBytes;
-  const std::vector<std::string> sets = {"kv_cache.page_size=16",
-                                         absl::StrCat("kv_cache.capacity_bytes=", 14 * page)};
-  const auto plan = Plan(64 * kMiB, sets);
+  RuntimeOptions options = Options();
+  options.pool.page_size = 16;
+  options.pool.capacity_bytes = 14 * page;
+  const auto plan = Plan(64 * kMiB, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->memory.num_blocks, 14u);
   EXPECT_EQ(plan->sequence_pages, 13u);
@@ -154,71 +181,120 @@ TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
   ASSERT_EQ(plan->memory.layer_groups.groups.size(), 1u);
   EXPECT_EQ(plan->memory.layer_groups.groups[0].window, 64u);
   // One chunk less without a step in flight.
-  std::vector<std::string> alone = sets;
-  alone.push_back("engine.overlap_scheduling=false");
-  const auto one_step = Plan(64 * kMiB, alone);
+  options.steps.max_overlap_tokens = 64;
+  const auto one_step = Plan(64 * kMiB, options);
   ASSERT_TRUE(one_step.ok()) << one_step.status();
   EXPECT_EQ(one_step->sequence_pages, 9u);
   // No pool takes more than whole histories, whose prefixes can be found.
-  const auto plenty = Plan(64 * kMiB, {"kv_cache.page_size=16"});
+  options.pool.capacity_bytes.reset();
+  const auto plenty = Plan(64 * kMiB, options);
   ASSERT_TRUE(plenty.ok()) << plenty.status();
   EXPECT_EQ(plenty->memory.num_blocks, 8 * 512 / 16 + 1);
 }
 
 TEST_F(DevicePlanTest, QuantizedPagesHaveOneScalePerTokenAndHead) {
-  const auto plan = Plan(1024 * kMiB, {"kv_cache.dtype=int8", "kv_cache.page_size=32"});
+  RuntimeOptions options = Options();
+  options.pool.dtype = DType::kI8;
+  options.pool.page_size = 32;
+  const auto plan = Plan(1024 * kMiB, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->memory.page_bytes, 32 * (2 * 2 * (64 + 4)));
   EXPECT_EQ(plan->runner.activation, DType::kBF16);
-  const auto f32 = Plan(1024 * kMiB, {"kv_cache.dtype=f32"});
+  options = Options();
+  options.pool.dtype = DType::kF32;
+  const auto f32 = Plan(1024 * kMiB, options);
   ASSERT_TRUE(f32.ok()) << f32.status();
   EXPECT_EQ(f32->memory.page_bytes, 64 * 2 * kTokenBytes);
   EXPECT_EQ(f32->runner.activation, DType::kF32);
 }
 
-TEST_F(DevicePlanTest, StepsAreAsLargeAsConfiguredOnGpus) {
+TEST_F(DevicePlanTest, TheRunnerIsMadeForTheSteps) {
   const auto plan = Plan(1024 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->runner.max_step_tokens, 256u);
   EXPECT_EQ(plan->runner.max_rows, 8u);
+  EXPECT_EQ(plan->runner.max_logprobs, 20u);
   EXPECT_TRUE(plan->runner.graphs);
 }
 
 // A page of each of two groups is the least that computes anything.
 TEST(PoolOfTwoGroupsTest, OneUsablePageIsRefusedByEveryPlan) {
-  const auto files =
-      models::ModelFiles::FromDirectory(paths::TestData("models/gemma2-bf16"));
+  const auto files = formats::ModelFiles::FromDirectory(paths::TestData("models/gemma2-bf16"));
   ASSERT_TRUE(files.ok()) << files.status();
-  const auto options = [](const std::string& device, std::int64_t pool_bytes) {
-    std::vector<std::string> errors;
-    const auto config = LayeredConfig::Load(
-        {.sets = {"device.type=" + device, "kv_cache.page_size=16"}}, &errors);
-    EXPECT_NE(config, nullptr) << errors[0];
-    DaemonOptions options = ToOptions(*config);
+  const auto options = [](std::int64_t pool_bytes) {
+    RuntimeOptions options = Options();
+    options.model.dummy_weights = false;
+    options.pool.page_size = 16;
     options.pool.capacity_bytes = pool_bytes;
     return options;
   };
-  const auto whole = PlanCpu(options("cpu", 64 * kMiB), *files);
+  const auto whole = PlanCpu(options(64 * kMiB), *files);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ(whole->memory.layer_groups.groups.size(), 2u);
   const std::int64_t page = whole->memory.page_bytes;
-  const auto two_pages = PlanCpu(options("cpu", 3 * page), *files);
+  const auto two_pages = PlanCpu(options(3 * page), *files);
   ASSERT_TRUE(two_pages.ok()) << two_pages.status();
   EXPECT_EQ(two_pages->context_tokens, 16);
   const char kRefusal[] =
       "the KV pool has 1 usable pages, the shortest sequence needs 2; raise "
       "kv_cache.capacity_bytes";
-  EXPECT_THAT(std::string(PlanCpu(options("cpu", 2 * page), *files).status().message()), kRefusal);
-  EXPECT_THAT(std::string(PlanDevice(options("cuda", 2 * page), *files, 1024 * kMiB, 132)
-                              .status()
-                              .message()),
-              kRefusal);
-  DaemonOptions automatic = options("cpu", page);
+  EXPECT_THAT(std::string(PlanCpu(options(2 * page), *files).status().message()), kRefusal);
+  EXPECT_THAT(
+      std::string(PlanDevice(options(2 * page), *files, 1024 * kMiB, 132).status().message()),
+      kRefusal);
+  RuntimeOptions automatic = options(page);
   automatic.pool.capacity_bytes.reset();
   const cache::PageDemand demand(16, std::vector<cache::CacheGroup>(2), 32);
   EXPECT_THAT(std::string(CheckHoldsAnything(automatic, demand, 2).message()),
               HasSubstr("kv_cache.capacity_bytes is auto"));
   EXPECT_TRUE(CheckHoldsAnything(automatic, demand, 3).ok());
+}
+
+// So many sequences that the memory ends before their use for pages does.
+TEST(CpuPoolTest, AnAutomaticPoolLeavesRoomForItsPrefixIndex) {
+  const testing::TempDir dir;
+  ASSERT_TRUE(client::WriteSyntheticModel("tiny", dir.path()).ok());
+  const auto files = formats::ModelFiles::FromDirectory(dir.path());
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto model = ReadModelSpec(*files, DeviceKind::kCpu);
+  ASSERT_TRUE(model.ok()) << model.status();
+  RuntimeOptions options = Options();
+  options.pool.memory_share = 0.25;
+  options.steps.max_rows = 1024;
+  constexpr std::int64_t kShare = 32 * kMiB;
+  const auto pool = PlanCpuPool(options, model->spec, 4 * kShare);
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  cache::CacheManagerOptions cache;
+  cache.geometry = pool->geometry;
+  cache.max_rows = 1024;
+  cache.max_context_tokens = 512;
+  const auto bytes = [&](std::uint32_t num_blocks) {
+    cache.geometry.num_blocks = num_blocks;
+    return num_blocks * cache.geometry.page_bytes() + cache::CacheManager::PrefixIndexBytes(cache);
+  };
+  const std::uint32_t num_blocks = pool->geometry.num_blocks;
+  EXPECT_LE(bytes(num_blocks), kShare);
+  EXPECT_GT(bytes(num_blocks + 1), kShare);
+  EXPECT_EQ(pool->context_tokens, 512);
+  EXPECT_EQ(pool->wanted_context_tokens, 512);
+
+  // A pool of a given size is what it says, and the plan has its index beside it.
+  options.pool.capacity_bytes = kShare;
+  const auto given = PlanCpuPool(options, model->spec, /*free_bytes=*/0);
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_EQ(given->geometry.num_blocks, kShare / cache.geometry.page_bytes());
+  const auto plan = PlanCpu(options, *files);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->memory.pool_bytes + plan->memory.prefix_index_bytes,
+            bytes(given->geometry.num_blocks));
+  EXPECT_EQ(plan->memory.total_bytes(), plan->memory.weight_bytes + plan->memory.pool_bytes +
+                                            plan->memory.prefix_index_bytes +
+                                            plan->memory.workspace_bytes);
+
+  options.pool.capacity_bytes.reset();
+  const std::int64_t page = cache.geometry.page_bytes();
+  EXPECT_THAT(std::string(PlanCpuPool(options, model->spec, 4 * page).status().message()),
+              HasSubstr("device.cpu.kv_memory_share is 0.25: kv cache of "));
 }
 
 TEST(LongestSequenceTest, IsTheLongestWhosePagesFit) {
@@ -239,4 +315,4 @@ TEST(LongestSequenceTest, IsTheLongestWhosePagesFit) {
 }
 
 }  // namespace
-}  // namespace quire::server
+}  // namespace quire::models

@@ -1,0 +1,105 @@
+"""The machine's wall clock is set while requests run: nothing expires and nothing hangs by it.
+
+libfaketime moves what the daemon reads as wall time, as an operator or a time server would; its monotonic clock goes on.
+"""
+
+import os
+import pathlib
+import time
+
+import grpc
+import pytest
+from attack_tools import ENDLESS, endless, http_get, request_of, waiting_count  # noqa: F401
+from daemon import Daemon
+from waiting import wait_until
+
+LIBRARIES = sorted(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+DAY = 86400
+
+
+@pytest.fixture
+def set_clock(tmp_path):
+    """set_clock(seconds): the daemon's wall clock reads so much more than the machine's."""
+    file = tmp_path / "clock"
+
+    def set_to(seconds):
+        aside = tmp_path / "clock.new"
+        aside.write_text(f"{seconds:+d}\n")
+        os.replace(aside, file)
+
+    set_to(0)
+    set_to.file = file
+    return set_to
+
+
+@pytest.fixture
+def daemon(tmp_path, endless, set_clock):  # noqa: F811
+    assert LIBRARIES, "no libfaketime (scripts/packages.txt)"
+    folder = tmp_path / "quired"
+    folder.mkdir()
+    env = dict(
+        os.environ,
+        LD_PRELOAD=str(LIBRARIES[0]),
+        FAKETIME_TIMESTAMP_FILE=str(set_clock.file),
+        FAKETIME_NO_CACHE="1",
+        FAKETIME_DONT_FAKE_MONOTONIC="1",
+    )
+    settings = [
+        *endless,
+        "scheduler.max_running_sequences=1",
+        "scheduler.queue_timeout=300s",
+        "limits.max_request_duration=600s",
+        "stream.slow_client_timeout=60s",
+    ]
+    with Daemon(folder, settings=settings, env=env) as running:
+        yield running.wait_serving()
+        assert running.process.poll() is None, "quired died:\n" + running.log
+
+
+@pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
+def test_a_clock_that_is_set_moves_no_deadline(api, daemon, set_clock, jump):
+    with daemon.channel() as channel, daemon.admin_channel() as admin_channel:
+        stub = api.GenerationServiceStub(channel)
+        admin = api.AdminServiceStub(admin_channel)
+
+        def statistics():
+            return admin.GetStats(api.GetStatsRequest()).stats
+
+        def shown_times():
+            return {r.request_id: r.accept_time.seconds for r in admin.ListRequests(api.ListRequestsRequest()).requests}
+
+        running = stub.Generate(request_of(api, tokens=ENDLESS, request_id="runs"), timeout=500)
+        next(running)
+        queued = stub.Generate(request_of(api, tokens=3, request_id="queued"), timeout=500)
+        wait_until(lambda: waiting_count(api, daemon) == 1, "a queued request")
+        before = shown_times()
+        set_clock(jump)
+        wait_until(lambda: abs(statistics().sample_time.seconds - time.time() - jump) < 60, "the new wall time")
+        # Two looks of everything that compares times: deadlines, the queue's timeout, slow readers, liveness.
+        for _ in range(2):
+            seen = statistics().step_count
+            wait_until(lambda: statistics().step_count > seen + 20, "twenty more steps")
+            next(running)
+            assert http_get(daemon.http_address, "/livez")[0] == 200
+        assert waiting_count(api, daemon) == 1
+        # What is shown follows the wall clock.
+        for request_id, shown in shown_times().items():
+            assert abs(shown - before[request_id] - jump) <= 2
+        running.cancel()
+        assert any(message.HasField("completed") for message in queued)
+
+
+def test_a_deadline_holds_after_the_clock_was_set_back(api, daemon, set_clock):
+    with daemon.channel() as channel:
+        stub = api.GenerationServiceStub(channel)
+        request = request_of(api, tokens=ENDLESS)
+        request.timeout.FromMilliseconds(2000)
+        call = stub.Generate(request, timeout=500)
+        next(call)
+        set_clock(-2 * DAY)
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as error:
+            for _ in call:
+                pass
+        assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert time.monotonic() - began < 60
