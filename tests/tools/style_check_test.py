@@ -161,6 +161,9 @@ class StyleCheckTest(CheckCase):
         self.accepts(page("`S::Run`\n(base/a.cc), `Other` (of no file), `Run` (base/a.cc)\n"))
         for text in ("`S::Walk` (base/a.cc)", "`T::Run` (base/a.cc)", "`S::Run` (base/b.cc)"):
             self.refuses(page(f"\n{text}\n"), "docs/architecture.md:5", "no ")
+        self.accepts(page("| 1 | `S::Run` | base/a.cc | engine |\n"))
+        for row in ("`S::Walk` | base/a.cc", "`T::Run` | base/a.cc", "`S::Run` | base/b.cc"):
+            self.refuses(page(f"\n| 1 | {row} | engine |\n"), "docs/architecture.md:5", "no ")
 
     def test_virtual_functions(self):
         for name in ("base/a.cc", "base/a.h"):
@@ -196,6 +199,10 @@ class StyleCheckTest(CheckCase):
         self.accepts({**enum, "base/a.cc": "auto a = Reason::kA;\nauto b = Reason::kB;\n"})
         self.refuses({**enum, "base/a.cc": "auto a = Reason::kA;  // Reason::kB\n",
                       "tests/util.h": "#pragma once\nauto b = Reason::kB;\n"}, "base/error_reason.h:1", "no source gives kB")
+        for comparison in ("if (HasReason(f(status), Reason::kB)) return;", "case Reason::kB:", "a == Reason::kB;",
+                           "a != quire::Reason::kB;", "Reason::kB == a;", "Reason::kB\n    != a;"):
+            self.refuses({**enum, "base/a.cc": f"auto a = Reason::kA;\nvoid F() {{ {comparison} }}\n"},
+                         "base/error_reason.h:1", "no source gives kB")
 
     def test_mutual_folders(self):
         changes = {"server/CMakeLists.txt": "quire_component(NAME s SRCS a/x.cc b/y.cc)\n",
