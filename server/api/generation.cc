@@ -120,7 +120,7 @@ bool Generation::TakeResponse(v1::GenerateResponse* message) {
   if (has_output && record_.time_to_first_token == absl::ZeroDuration()) {
     record_.time_to_first_token = context_.clock->Now() - accept_time_;
   }
-  ToProto(*std::move(event), id(), message);
+  ToProto(*std::move(event), id(), *context_.clock, message);
   return true;
 }
 

@@ -85,6 +85,7 @@ void FillTimings(const engine::Timings& timings, v1::Timings* message) {
 // Fills the event of a response.
 struct EventWriter {
   v1::GenerateResponse* response;
+  const Clock& clock;
 
   void operator()(engine::StartedEvent&& event) const {
     v1::Started* message = response->mutable_started();
@@ -92,7 +93,7 @@ struct EventWriter {
     message->set_prompt_tokens(event.prompt_tokens);
     message->set_cached_tokens(event.cached_tokens);
     message->set_seed(event.seed);
-    ToProto(event.schedule_time, message->mutable_schedule_time());
+    ToProto(clock.ToWall(event.schedule_time), message->mutable_schedule_time());
     message->set_prompt_text(std::move(event.prompt_text));
     Assign(event.prompt_token_ids, message->mutable_prompt_token_ids());
     message->set_max_tokens(event.max_tokens);
@@ -149,10 +150,10 @@ void ToProto(const engine::Usage& usage, v1::Usage* message) {
   message->set_cached_tokens(usage.cached_tokens);
 }
 
-void ToProto(engine::OutputEvent&& event, const std::string& request_id,
+void ToProto(engine::OutputEvent&& event, const std::string& request_id, const Clock& clock,
              v1::GenerateResponse* message) {
   message->set_request_id(request_id);
-  std::visit(EventWriter{message}, std::move(event));
+  std::visit(EventWriter{message, clock}, std::move(event));
 }
 
 void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInfo* message) {

@@ -34,7 +34,7 @@ namespace quire::server {
 void ToProto(absl::Duration duration, google::protobuf::Duration* message);
 void ToProto(absl::Time time, google::protobuf::Timestamp* message);
 void ToProto(const engine::Usage& usage, v1::Usage* message);
-void ToProto(engine::OutputEvent&& event, const std::string& request_id,
+void ToProto(engine::OutputEvent&& event, const std::string& request_id, const Clock& clock,
              v1::GenerateResponse* message);
 void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInfo* message);
 // Everything but the state of the server and the memory, which the engine does not know.

@@ -94,18 +94,18 @@ absl::Status CheckBytes(std::int64_t bytes, std::int64_t max_bytes) {
 }
 
 absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::ChatPrompt& chat,
-                                          std::int64_t max_bytes, absl::Time accept_time) {
+                                          std::int64_t max_bytes, absl::Time wall_now) {
   QUIRE_ASSIGN_OR_RETURN(const text::ChatInput input, ToChatInput(chat));
   QUIRE_RETURN_IF_ERROR(CheckBytes(text::InputBytes(input), max_bytes));
-  return served.translator.options()->chat->Render(input, accept_time);
+  return served.translator.options()->chat->Render(input, wall_now);
 }
 
 absl::Status RenderChat(const ServedModel& served, const v1::RenderChatRequest& request,
-                        std::int64_t max_bytes, absl::Time accept_time,
+                        std::int64_t max_bytes, absl::Time wall_now,
                         v1::RenderChatResponse* response) {
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
   QUIRE_ASSIGN_OR_RETURN(text::RenderedChat rendered,
-                         Render(served, request.chat(), max_bytes, accept_time));
+                         Render(served, request.chat(), max_bytes, wall_now));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids,
                          served.tokenizer->Encode(rendered.text, {.add_special_tokens = false,
                                                                   .from_template = true,
@@ -115,12 +115,12 @@ absl::Status RenderChat(const ServedModel& served, const v1::RenderChatRequest& 
   return absl::OkStatus();
 }
 
-absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::Time accept_time,
+absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::Time wall_now,
                       const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
   text::RenderedChat rendered;
   if (request.has_chat()) {
-    QUIRE_ASSIGN_OR_RETURN(rendered, Render(served, request.chat(), max_bytes, accept_time));
+    QUIRE_ASSIGN_OR_RETURN(rendered, Render(served, request.chat(), max_bytes, wall_now));
   } else if (request.has_text()) {
     rendered.text = request.text();
   } else {
@@ -181,26 +181,26 @@ absl::Status Detokenize(const ServedModel& served, const v1::DetokenizeRequest& 
 }
 
 // Waits for the end of a call that answers on a worker; bytes in, bytes out.
-absl::Status TokenizeBytes(const HandlerContext& context, absl::Time accept_time,
+absl::Status TokenizeBytes(const HandlerContext& context, absl::Time wall_now,
                            const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out) {
   v1::TokenizeRequest request;
   v1::TokenizeResponse response;
   QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
   const std::int64_t max_bytes = context.config->options()->engine.max_input_bytes;
-  QUIRE_RETURN_IF_ERROR(Tokenize(*served, max_bytes, accept_time, request, &response));
+  QUIRE_RETURN_IF_ERROR(Tokenize(*served, max_bytes, wall_now, request, &response));
   *out = SerializeMessage(response);
   return absl::OkStatus();
 }
 
-absl::Status RenderChatBytes(const HandlerContext& context, absl::Time accept_time,
+absl::Status RenderChatBytes(const HandlerContext& context, absl::Time wall_now,
                              const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out) {
   v1::RenderChatRequest request;
   v1::RenderChatResponse response;
   QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
   const std::int64_t max_bytes = context.config->options()->engine.max_input_bytes;
-  QUIRE_RETURN_IF_ERROR(RenderChat(*served, request, max_bytes, accept_time, &response));
+  QUIRE_RETURN_IF_ERROR(RenderChat(*served, request, max_bytes, wall_now, &response));
   *out = SerializeMessage(response);
   return absl::OkStatus();
 }
@@ -228,8 +228,8 @@ class GenerationService::Impl final : public RawService {
   Reactor* Tokenize(Context* call, const grpc::ByteBuffer* request,
                     grpc::ByteBuffer* response) override {
     return AnswerOnWorker(context_, &worker_, call, "Tokenize", kScope,
-                          [=, this, now = context_.clock->Now()](const Identity&) {
-                            return TokenizeBytes(context_, now, *request, response);
+                          [=, this, wall_now = context_.clock->WallNow()](const Identity&) {
+                            return TokenizeBytes(context_, wall_now, *request, response);
                           });
   }
 
@@ -245,8 +245,8 @@ class GenerationService::Impl final : public RawService {
   Reactor* RenderChat(Context* call, const grpc::ByteBuffer* request,
                       grpc::ByteBuffer* response) override {
     return AnswerOnWorker(context_, &worker_, call, "RenderChat", kScope,
-                          [=, this, now = context_.clock->Now()](const Identity&) {
-                            return RenderChatBytes(context_, now, *request, response);
+                          [=, this, wall_now = context_.clock->WallNow()](const Identity&) {
+                            return RenderChatBytes(context_, wall_now, *request, response);
                           });
   }
   Reactor* Embed(Context* call, const v1::EmbedRequest*, v1::EmbedResponse*) override {
@@ -322,7 +322,7 @@ class GenerationService::Impl final : public RawService {
     response->set_version(description_.version);
     response->set_git_commit(description_.git_commit);
     response->set_build_type(description_.build_type);
-    ToProto(description_.start_time, response->mutable_start_time());
+    ToProto(context_.clock->ToWall(description_.start_time), response->mutable_start_time());
     response->set_state(ToProto(context_.state->state()));
     response->set_config_sha256(context_.config->config()->Sha256());
     v1::Limits* limits = response->mutable_limits();

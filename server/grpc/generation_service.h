@@ -25,7 +25,7 @@ namespace quire::server {
 // What GetServerInfo says beside the state and the model.
 struct ServerDescription {
   std::string version, git_commit, build_type;
-  absl::Time start_time;
+  absl::Time start_time;  // of the monotonic timeline
   std::int64_t max_receive_message_bytes = 0;
 };
 

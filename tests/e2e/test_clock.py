@@ -3,8 +3,10 @@
 libfaketime moves what the daemon reads as wall time, as an operator or a time server would; its monotonic clock goes on.
 """
 
+import datetime
 import os
 import pathlib
+import threading
 import time
 
 import grpc
@@ -37,6 +39,8 @@ def daemon(tmp_path, endless, set_clock):  # noqa: F811
     assert LIBRARIES, "no libfaketime (scripts/packages.txt)"
     folder = tmp_path / "quired"
     folder.mkdir()
+    template = folder / "today.jinja"
+    template.write_text("{{ strftime_now('%Y-%m-%d') }}")
     env = dict(
         os.environ,
         LD_PRELOAD=str(LIBRARIES[0]),
@@ -46,6 +50,7 @@ def daemon(tmp_path, endless, set_clock):  # noqa: F811
     )
     settings = [
         *endless,
+        f"chat.template_file={template}",
         "scheduler.max_running_sequences=1",
         "scheduler.queue_timeout=300s",
         "limits.max_request_duration=600s",
@@ -54,6 +59,22 @@ def daemon(tmp_path, endless, set_clock):  # noqa: F811
     with Daemon(folder, settings=settings, env=env) as running:
         yield running.wait_serving()
         assert running.process.poll() is None, "quired died:\n" + running.log
+
+
+class Reader(threading.Thread):
+    """Reads a call to its end, so that no full stream stalls it."""
+
+    def __init__(self, call):
+        super().__init__(daemon=True)
+        self.call, self.messages, self.error = call, 0, None
+        self.start()
+
+    def run(self):
+        try:
+            for _ in self.call:
+                self.messages += 1
+        except grpc.RpcError as error:
+            self.error = error
 
 
 @pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
@@ -70,6 +91,7 @@ def test_a_clock_that_is_set_moves_no_deadline(api, daemon, set_clock, jump):
 
         running = stub.Generate(request_of(api, tokens=ENDLESS, request_id="runs"), timeout=500)
         next(running)
+        reader = Reader(running)
         queued = stub.Generate(request_of(api, tokens=3, request_id="queued"), timeout=500)
         wait_until(lambda: waiting_count(api, daemon) == 1, "a queued request")
         before = shown_times()
@@ -77,16 +99,48 @@ def test_a_clock_that_is_set_moves_no_deadline(api, daemon, set_clock, jump):
         wait_until(lambda: abs(statistics().sample_time.seconds - time.time() - jump) < 60, "the new wall time")
         # Two looks of everything that compares times: deadlines, the queue's timeout, slow readers, liveness.
         for _ in range(2):
-            seen = statistics().step_count
-            wait_until(lambda: statistics().step_count > seen + 20, "twenty more steps")
-            next(running)
+            steps, messages = statistics().step_count, reader.messages
+            wait_until(lambda: statistics().step_count > steps + 20, "twenty more steps")
+            wait_until(lambda: reader.messages > messages, "more tokens")
             assert http_get(daemon.http_address, "/livez")[0] == 200
         assert waiting_count(api, daemon) == 1
         # What is shown follows the wall clock.
         for request_id, shown in shown_times().items():
             assert abs(shown - before[request_id] - jump) <= 2
         running.cancel()
-        assert any(message.HasField("completed") for message in queued)
+        messages = list(queued)
+        assert messages[-1].HasField("completed")
+        assert abs(messages[0].started.schedule_time.seconds - time.time() - jump) < 60
+        reader.join(60)
+        assert reader.error.code() == grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
+def test_the_time_of_the_start_follows_the_wall_clock(api, daemon, set_clock, jump):
+    with daemon.channel() as channel:
+        stub = api.GenerationServiceStub(channel)
+
+        def start_time():
+            return stub.GetServerInfo(api.GetServerInfoRequest()).start_time.seconds
+
+        before = start_time()
+        assert abs(before - time.time()) < 60
+        set_clock(jump)
+        assert abs(start_time() - before - jump) <= 2
+
+
+@pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
+def test_templates_print_the_day_of_the_wall_clock(api, daemon, set_clock, jump):
+    set_clock(jump)
+    with daemon.channel() as channel:
+        stub = api.GenerationServiceStub(channel)
+        chat = api.ChatPrompt(messages=[api.ChatMessage(role="user", content="Which day is it?")])
+        rendered = stub.RenderChat(api.RenderChatRequest(chat=chat)).text
+        pieces = stub.Tokenize(api.TokenizeRequest(chat=chat, with_pieces=True)).pieces
+        # A day more or less may be the time zone, or midnight.
+        expected = datetime.date.fromtimestamp(time.time() + jump)
+        for text in (rendered, b"".join(piece.piece for piece in pieces).decode().strip()):
+            assert abs(datetime.date.fromisoformat(text) - expected) <= datetime.timedelta(days=1), text
 
 
 def test_a_deadline_holds_after_the_clock_was_set_back(api, daemon, set_clock):

@@ -324,7 +324,8 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
   return variables;
 }
 
-absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat, absl::Time now) const {
+absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
+                                                   absl::Time wall_now) const {
   QUIRE_ASSIGN_OR_RETURN(const jinja::Body* body, Choose(chat.template_name));
   const std::string name = chat.template_name.empty() ? options_.default_template_name.empty()
                                                             ? std::string(kDefaultName)
@@ -338,7 +339,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat, absl::
   };
   const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, literal);
   if (!variables.ok()) return BadInput(name, 0, variables.status().message());
-  jinja::RenderResult result = jinja::Render(*body, *variables, options_.limits, now);
+  jinja::RenderResult result = jinja::Render(*body, *variables, options_.limits, wall_now);
   const absl::Status& status = result.text.status();
   if (absl::IsResourceExhausted(status)) {
     return WithReason(absl::InvalidArgumentError(status.message()), Reason::kInputTooLarge,

@@ -3,7 +3,7 @@
 // Conversations to prompts, as the model's own chat template prints them.
 //
 //   auto templates = ChatTemplates::Create(FindTemplates(files), tokenizer, options);
-//   auto prompt = (*templates)->Render(chat, accept_time);
+//   auto prompt = (*templates)->Render(chat, clock.WallNow());
 //   tokenizer.Encode(prompt->text, {.add_special_tokens = false, .literal = prompt->literal});
 //
 // Place:      beside the tokenizer; text workers render with it. Knows neither protos nor files of
@@ -81,7 +81,8 @@ class ChatTemplates {
                                                                      const Tokenizer& tokenizer,
                                                                      const ChatOptions& options);
 
-  absl::StatusOr<RenderedChat> Render(const ChatInput& chat, absl::Time now) const;
+  // `wall_now` is what strftime_now of the template prints.
+  absl::StatusOr<RenderedChat> Render(const ChatInput& chat, absl::Time wall_now) const;
 
   // Names of the templates that requests can use.
   std::vector<std::string> names() const;
