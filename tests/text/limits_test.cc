@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/text/model_bytes.h"
 #include "tests/text/testdata.h"
+#include "text/subword/model_token.h"
 #include "text/subword/prefix_trie.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -151,6 +152,20 @@ TEST(SentencePieceFileTest, TheFileHasALimit) {
   EXPECT_TRUE(absl::StrContains(tokenizer.status().message(),
                                 "the file has 67108865 bytes, the limit is 67108864"))
       << tokenizer.status();
+}
+
+TEST(SentencePieceFileTest, PiecesAreCountedBeforeTheyAreBuilt) {
+  std::string pieces;
+  for (int i = 0; i <= kMaxTokenIds; ++i) pieces += std::string("\x0A\x00", 2);
+  const std::int64_t peak = PeakBytesOf([&] {
+    const Loaded tokenizer = FromModel(pieces);
+    ASSERT_FALSE(tokenizer.ok());
+    EXPECT_TRUE(
+        absl::StrContains(tokenizer.status().message(), "pieces has more than 4194304 entries"))
+        << tokenizer.status();
+  });
+  if (peak < 0 || !kCountsMemory) GTEST_SKIP() << "memory is not counted here";
+  EXPECT_LT(peak, std::int64_t{16} << 20);  // built, they take 80 bytes each
 }
 
 TEST(SentencePieceFileTest, PiecesTogetherHaveALimit) {
