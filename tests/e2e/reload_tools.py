@@ -241,15 +241,23 @@ def occupy(live, count=3, tokens=400):
     return calls
 
 
-def unread(live):
+def slow_channel(daemon):
+    """Without probes the window stays at 64 KiB."""
+    return grpc.insecure_channel(daemon.grpc_address, [("grpc.http2.bdp_probe", 0)])
+
+
+def unread_on(api, channel):
     """A call with more output than its connection buffers; the client does not read it, so it does not end by itself."""
-    request = greedy(live.api, tokens=450, logprobs=20)
+    request = greedy(api, tokens=450, logprobs=20)
     request.request_id, request.sampling.choice_count = "unread", 8
-    # Without probes the window stays at 64 KiB.
-    live.slow_channel = grpc.insecure_channel(live.daemon.grpc_address, [("grpc.http2.bdp_probe", 0)])
-    call = live.api.GenerationServiceStub(live.slow_channel).Generate(request)
+    call = api.GenerationServiceStub(channel).Generate(request)
     next(call)
     return call
+
+
+def unread(live):
+    live.slow_channel = slow_channel(live.daemon)
+    return unread_on(live.api, live.slow_channel)
 
 
 def stalled(live):

@@ -344,11 +344,11 @@ def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, w
             if i % 50 == 49:
                 start = time.monotonic()
                 assert http_get(address, path)[0] == 200, i
-                assert time.monotonic() - start < 2
+                assert time.monotonic() - start < 5
         # Beside them the few of the neighbour and of this loop's own requests.
         assert sockets_of(daemon) - before <= 256 + 64 + 8
         # The oldest gave way at once, the others end with the time that a head may take.
-        assert is_closed(silent[0], 2)
+        assert is_closed(silent[0], 5)
         assert time.monotonic() - opened < 9, "too slow to tell the two apart"
         assert not is_closed(silent[-1], 0.5)
         deadline = time.monotonic() + 30
@@ -371,7 +371,7 @@ def test_slow_headers_do_not_take_the_health_port(daemon, neighbour):
                 send_quietly(connection, b"a")
             start = time.monotonic()
             assert http_get(daemon.http_address, "/livez")[0] == 200
-            assert time.monotonic() - start < 2
+            assert time.monotonic() - start < 5
             pace(0.2)
         deadline = time.monotonic() + 60
         assert all(is_closed(connection, deadline - time.monotonic()) for connection in slow)

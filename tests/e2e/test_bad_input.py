@@ -118,6 +118,7 @@ def test_id_of_a_live_request_is_refused(api, generation):
     def long(name):
         request = bad(api, lambda r: None)
         request.request_id = name
+        request.sampling.choice_count = 16
         request.stopping.max_tokens = 400
         request.stopping.ignore_eos = True
         request.output.stream = True

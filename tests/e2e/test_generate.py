@@ -152,6 +152,7 @@ def test_second_prompt_with_the_same_beginning_hits_the_cache_with_the_same_answ
 def test_cancel_by_id_frees_the_pages(api, generation, admin):
     made = request(api)
     made.request_id = "to-be-cancelled"
+    made.sampling.choice_count = 16
     made.stopping.max_tokens = 400
     made.stopping.ignore_eos = True
     stream = generation.Generate(made)
@@ -168,6 +169,7 @@ def test_cancel_by_id_frees_the_pages(api, generation, admin):
 
 def test_disconnect_frees_the_pages(api, generation, admin):
     made = request(api)
+    made.sampling.choice_count = 16
     made.stopping.max_tokens = 400
     made.stopping.ignore_eos = True
     stream = generation.Generate(made)
@@ -186,6 +188,7 @@ def wait_for_idle(api, admin):
 
 def test_deadline_is_never_an_ordinary_end(api, generation):
     made = request(api)
+    made.sampling.choice_count = 16
     made.stopping.max_tokens = 480
     made.stopping.ignore_eos = True
     made.timeout.nanos = 60_000_000

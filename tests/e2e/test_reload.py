@@ -10,7 +10,7 @@ import grpc
 import pytest
 from daemon import QUIRE, Daemon, reason_of
 import test_reload_keys  # noqa: F401 - what it covers
-from reload_tools import ELSEWHERE, START, Live, covered, covers, greedy, hot_keys, occupy, stalled, to_yaml
+from reload_tools import ELSEWHERE, START, Live, covered, covers, greedy, hot_keys, stalled, to_yaml
 from reload_tools import live, shared  # noqa: F401 - fixtures
 from waiting import wait_until
 
@@ -123,20 +123,33 @@ def test_sighup_follows_a_link_that_moves(live):
 
 
 def test_fifty_reloads_during_sixteen_streams(live, api):
-    streams, failures, texts = [], [], set()
+    """Each reader asks again until the last reload is done, so that there are streams at all of them."""
+    failures, texts, reloaded = [], set(), threading.Event()
 
-    def read(number):
-        ids = []
+    def read():
         try:
-            for message in live.generation.Generate(greedy(api, tokens=400), timeout=120):
-                ids.extend(message.delta.token_ids)
-            texts.add(tuple(ids))
+            while not reloaded.is_set():
+                ids = []
+                for message in live.generation.Generate(greedy(api, tokens=400), timeout=120):
+                    ids.extend(message.delta.token_ids)
+                texts.add(tuple(ids))
         except grpc.RpcError as error:
             failures.append(error)
 
-    for number in range(16):
-        streams.append(threading.Thread(target=read, args=(number,)))
-        streams[-1].start()
+    streams = [threading.Thread(target=read) for _ in range(16)]
+    for stream in streams:
+        stream.start()
+    try:
+        reload_fifty_times(live)
+    finally:
+        reloaded.set()
+        for stream in streams:
+            stream.join(120)
+    assert not failures, failures[0]
+    assert len(texts) == 1
+
+
+def reload_fifty_times(live):
     for i in range(50):
         live.write(
             {
@@ -151,11 +164,6 @@ def test_fifty_reloads_during_sixteen_streams(live, api):
         )
         answer = live.reload()
         assert not answer.errors and len(answer.changed) > 4
-    assert any(stream.is_alive() for stream in streams), "the streams ended before the reloads"
-    for stream in streams:
-        stream.join(120)
-    assert not failures, failures[0]
-    assert len(texts) == 1
 
 
 def test_tenants_that_can_fill_the_queue_are_named_at_start_and_by_reloads(api, tmp_path):
@@ -194,7 +202,7 @@ def test_times_of_the_drain_are_those_in_effect(api, tmp_path):
                 pass
         assert reason_of(error.value)[0] == "SERVER_SHUTDOWN"
         assert live.daemon.wait(30) == 0
-        assert 2.9 < time.monotonic() - start < 15
+        assert 2.9 < time.monotonic() - start < 30
     finally:
         live.close()
 
@@ -202,7 +210,7 @@ def test_times_of_the_drain_are_those_in_effect(api, tmp_path):
 @covers("shutdown.force_timeout")
 @pytest.mark.parametrize("force", ["0s", "3s"])
 def test_time_to_close_is_the_one_in_effect(api, tmp_path, force):
-    live = Live(api, tmp_path)
+    live = Live(api, tmp_path, {**START, "shutdown.force_timeout": "60s"})
     try:
         live.set(shutdown__force_timeout=force, shutdown__drain_timeout="0s")
         call = stalled(live)  # its last write waits for a reader
@@ -210,7 +218,7 @@ def test_time_to_close_is_the_one_in_effect(api, tmp_path, force):
         live.daemon.terminate()
         assert live.daemon.wait(30) == 0
         took = time.monotonic() - start
-        assert took < 2.5 if force == "0s" else 2.9 < took < 10
+        assert (2.9 if force == "3s" else 0) < took < 30
         call.cancel()
     finally:
         live.close()
@@ -220,11 +228,10 @@ def test_reload_during_a_drain(api, tmp_path):
     """It takes effect: the log, the limits after a Resume and the times of the next drain, not of this one."""
     live = Live(api, tmp_path)
     try:
-        calls = occupy(live, tokens=300)
+        call = stalled(live)  # the drain waits for its reader
         live.admin.Drain(api.DrainRequest())
         live.set(limits__max_choices="3", shutdown__drain_timeout="0s", logging__access_log="false")
-        for call in calls:
-            assert sum(len(message.delta.token_ids) for message in call) > 250
+        assert sum(message.HasField("completed") for message in call) == 8
         live.file.write_text("limits: [\n")
         assert live.reload().errors
         live.admin.Resume(api.ResumeRequest())

@@ -12,6 +12,7 @@ import time
 import grpc
 import pytest
 from daemon import Daemon, reason_of
+from reload_tools import slow_channel, unread_on
 from waiting import wait_until
 
 
@@ -51,12 +52,14 @@ class Stream(threading.Thread):
 def test_sigterm_during_eight_streams_finishes_them_whole(api, tmp_path):
     with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=0s"]) as daemon:
         daemon.wait_serving()
-        with daemon.channel() as channel:
+        with daemon.channel() as channel, slow_channel(daemon) as slow:
+            unread = unread_on(api, slow)  # the drain waits for its reader, so that the refusal is seen
             streams = [Stream(api, channel, 300) for _ in range(8)]
             for stream in streams:
                 assert stream.started.wait(30)
             daemon.terminate()
             wait_for_refusal(api, channel)
+            assert sum(message.HasField("completed") for message in unread) == 8
             for stream in streams:
                 stream.join(60)
         assert all(stream.completed and stream.error is None for stream in streams)
@@ -95,17 +98,18 @@ def test_second_sigterm_exits_at_once(api, tmp_path):
 def test_pre_drain_delay_still_admits_while_not_ready(api, tmp_path):
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=3s"]) as daemon:
+    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=60s"]) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel:
             health = health_pb2_grpc.HealthStub(channel)
             daemon.terminate()
             wait_until(lambda: health.Check(health_pb2.HealthCheckRequest(service="readiness")).status == 2,
-                       "readiness has turned", 2)
+                       "readiness has turned")
             assert health.Check(health_pb2.HealthCheckRequest(service="liveness")).status == 1
             answer = list(api.GenerationServiceStub(channel).Generate(stream_request(api, 4)))
             assert answer[-1].HasField("completed")
-        assert daemon.wait(30) == 0
+        daemon.terminate()
+        assert daemon.wait(30) == 1
 
 
 def test_drain_timeout_ends_what_is_left_with_a_reason(api, tmp_path):
@@ -192,5 +196,5 @@ def test_a_step_that_never_ends_does_not_keep_the_process(api, tmp_path, over):
             took = time.monotonic() - start
         # The second that connections have, the last steps' two, and ten more.
         assert code == 70, daemon.log
-        assert 10 < took < 20, took
+        assert 10 < took < 40, took
         assert "the orderly end does not come" in daemon.log

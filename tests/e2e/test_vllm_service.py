@@ -298,7 +298,7 @@ def test_media_transfers_and_ranks_are_refused_by_name(worker, prompt_ids):
 
 
 def endless(prompt_ids, request_id):
-    return request(prompt_ids, request_id=request_id, max_tokens=480, ignore_eos=True)
+    return request(prompt_ids, request_id=request_id, max_tokens=480, ignore_eos=True, n=16)
 
 
 def live(api, daemon):

@@ -6,11 +6,12 @@ import re
 import shutil
 
 import pytest
-from attack_tools import request_of, wait_until
+from attack_tools import request_of
 from daemon import ROOT, Daemon
+from waiting import wait_until
 
 ROW = re.compile(r"^\| (\d+) \| `([\w:]+)` \| ([\w/.]+) \| ([\w ]+) \|", re.MULTILINE)
-OWN_THREADS = {"engine", "text", "output"}  # all others are gRPC's
+OWN_THREADS = {"engine", "text", "output", "compute", "calls", "http", "loader", "housekeeper"}  # all others are gRPC's
 MAX_FILES = 12
 
 
