@@ -47,7 +47,7 @@ class JsonValue {
   absl::StatusOr<bool> AsBool() const;
   // An integer in [low, high].
   absl::StatusOr<std::int64_t> AsInteger(std::int64_t low, std::int64_t high) const;
-  // Any number, infinite where the text is beyond doubles.
+  // Any number.
   absl::StatusOr<double> AsNumber() const;
   absl::Status CheckObject() const;
   absl::Status CheckArray() const;

@@ -418,6 +418,23 @@ TEST_P(EngineTest, SlowReaderStopsAndGoesOnWithoutPolling) {
   ExpectIdle();
 }
 
+// Rules 1, 3 and 4 of docs/metrics.md, for a pool of 200 pages.
+void ExpectConservation(const std::string& scrape) {
+  const auto value = [&](const char* family, const char* label = "") {
+    return SumOfFamily(scrape, absl::StrCat("quire_", family), label);
+  };
+  ASSERT_EQ(value("requests_accepted_total"),
+            value("requests_completed_total") + value("requests_failed_total") +
+                value("requests_cancelled_total") + value("requests_running") +
+                value("requests_waiting"));
+  ASSERT_EQ(value("kv_cache_pages"), 200);
+  ASSERT_EQ(value("kv_cache_info", "num_gpu_blocks=\"200\""), 1);
+  ASSERT_DOUBLE_EQ(value("kv_cache_usage_ratio"), value("kv_cache_pages", "state=\"used\"") / 200);
+  const double hits = value("prefix_cache_hits_tokens_total");
+  ASSERT_EQ(value("prompt_tokens_total", "source=\"device\""), hits);
+  ASSERT_LE(hits, value("prefix_cache_queries_tokens_total"));
+}
+
 TEST_P(EngineTest, ScrapeKeepsTheConservationRules) {
   Start([](EngineOptions& options, FakeRunnerOptions&) {
     options.admission = AdmissionMode::kOvercommit;
@@ -427,14 +444,7 @@ TEST_P(EngineTest, ScrapeKeepsTheConservationRules) {
     while (!done) {
       const absl::StatusOr<std::string> text = registry_.Expose();
       ASSERT_TRUE(text.ok());
-      auto value = [&](const std::string& family) { return SumOfFamily(*text, family); };
-      ASSERT_EQ(value("quire_requests_accepted_total"),
-                value("quire_requests_completed_total") + value("quire_requests_failed_total") +
-                    value("quire_requests_cancelled_total") + value("quire_requests_running") +
-                    value("quire_requests_waiting"));
-      ASSERT_EQ(value("quire_kv_cache_pages"), 200);
-      ASSERT_LE(value("quire_prefix_cache_hits_tokens_total"),
-                value("quire_prefix_cache_queries_tokens_total"));
+      ASSERT_NO_FATAL_FAILURE(ExpectConservation(*text));
     }
   });
   std::vector<std::thread> clients;
@@ -453,6 +463,15 @@ TEST_P(EngineTest, ScrapeKeepsTheConservationRules) {
   done = true;
   scraper.join();
   ExpectIdle();
+  const absl::StatusOr<std::string> text = registry_.Expose();
+  ASSERT_TRUE(text.ok());
+  ExpectConservation(*text);
+  EXPECT_GT(SumOfFamily(*text, "quire_prefix_cache_hits_tokens_total"), 0);
+  for (const char* family :
+       {"quire_requests_running", "quire_requests_waiting", "quire_requests_waiting_tokens"}) {
+    EXPECT_EQ(SumOfFamily(*text, family), 0) << family;
+  }
+  EXPECT_EQ(SumOfFamily(*text, "quire_kv_cache_pages", "state=\"used\""), 0);
 }
 
 // What happens to an engine that cannot go on, in order.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -80,11 +81,13 @@ Reading ReadAll(TokenStream& stream) {
   return reading;
 }
 
-double SumOfFamily(const std::string& exposition, const std::string& family) {
+double SumOfFamily(const std::string& exposition, const std::string& family,
+                   absl::string_view label) {
   double sum = 0;
   for (const absl::string_view line : absl::StrSplit(exposition, '\n')) {
     const std::size_t end = line.find_first_of(" {");
     if (end == absl::string_view::npos || line.substr(0, end) != family) continue;
+    if (!absl::StrContains(line, label)) continue;
     double value = 0;
     if (absl::SimpleAtod(line.substr(line.rfind(' ') + 1), &value)) sum += value;
   }

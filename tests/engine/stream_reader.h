@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "engine/output/token_stream.h"
 
 namespace quire::engine {
@@ -39,7 +40,8 @@ struct Reading {
 // Waits for events through the ready callback; no polling.
 Reading ReadAll(TokenStream& stream);
 
-// The sum over all series of `family` in an exposition.
-double SumOfFamily(const std::string& exposition, const std::string& family);
+// The sum over all series of `family` in an exposition whose line holds `label`.
+double SumOfFamily(const std::string& exposition, const std::string& family,
+                   absl::string_view label = "");
 
 }  // namespace quire::engine
