@@ -165,7 +165,7 @@ absl::Status SetReal(Message* message, const FieldDescriptor* field, absl::strin
 
 absl::Status SetDuration(Message* message, const FieldDescriptor* field, absl::string_view text) {
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t value, ParseDuration(text));
-  QUIRE_RETURN_IF_ERROR(CheckRange(field, static_cast<double>(value) * 1e-9, text));
+  QUIRE_RETURN_IF_ERROR(CheckRange(field, static_cast<double>(value) / 1e9, text));
   Duration duration;
   duration.set_seconds(value / 1000000000);
   duration.set_nanos(static_cast<std::int32_t>(value % 1000000000));

@@ -2,16 +2,20 @@
 
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "quire/config/v1/config.pb.h"
 #include "quire/config/v1/options.pb.h"
 #include "server/config/options.h"
+#include "server/config/scalar_value.h"
 #include "server/config/validator.h"
 #include "tests/testing/paths.h"
 
@@ -286,6 +290,26 @@ void CheckSchema(const Descriptor* section) {
 
 TEST(ConfigSchemaTest, EveryKeyHasItsRule) {
   CheckSchema(config::v1::Config::descriptor());
+}
+
+// Sixty seconds of nanoseconds times 1e-9 are a little more than 60.
+void CheckLimitsOfDurations(const Descriptor* section) {
+  const std::unique_ptr<google::protobuf::Message> message(
+      google::protobuf::MessageFactory::generated_factory()->GetPrototype(section)->New());
+  for (int i = 0; i < section->field_count(); ++i) {
+    const FieldDescriptor* field = section->field(i);
+    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    if (IsSection(field) || IsEntryList(field)) {
+      CheckLimitsOfDurations(field->message_type());
+      continue;
+    }
+    const std::string longest = absl::StrFormat("%.0fms", RuleOf(field).max() * 1000);
+    EXPECT_TRUE(SetScalar(message.get(), field, longest, false).ok()) << field->full_name();
+  }
+}
+
+TEST(ConfigSchemaTest, TheLongestDurationIsTaken) {
+  CheckLimitsOfDurations(config::v1::Config::descriptor());
 }
 
 TEST(ConfigSchemaTest, EveryDefaultSatisfiesItsRule) {
