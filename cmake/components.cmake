@@ -134,7 +134,15 @@ function(_quire_test_options target)
   # -O1: what a test measures is the library under it, which keeps -O3; a test's own code is compiled once for every
   # time that it runs. docs/notes/build_time.md has the seconds.
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+  # Each test file has helpers and fixtures of its own: one source is compiled alone unless quire_compile_together says.
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
   _quire_common_options(${target})
+endfunction()
+
+# quire_compile_together(a_test.cc b_test.cc): tests of one program, no two of which give a name to different things.
+# With QUIRE_UNITY_TESTS they are one translation unit; without, as for developers and clang-tidy, each is its own.
+function(quire_compile_together)
+  set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP "${ARGV0}")
 endfunction()
 
 # quire_test_library(NAME quire_engine_testing SRCS harness.cc DEPS quire::engine): what several tests share.
