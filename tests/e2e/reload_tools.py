@@ -232,15 +232,6 @@ def live(shared):
     assert not shared.reload().errors
 
 
-def occupy(live, count=3, tokens=400):
-    """Long streams that hold their rows until they are cancelled, or end."""
-    calls = [live.generation.Generate(greedy(live.api, f"{i} dragons met", tokens)) for i in range(count)]
-    for call in calls:
-        next(call)  # started
-        next(call)
-    return calls
-
-
 def slow_channel(daemon):
     """Without probes the window stays at 64 KiB."""
     return grpc.insecure_channel(daemon.grpc_address, [("grpc.http2.bdp_probe", 0)])
