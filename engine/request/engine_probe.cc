@@ -270,7 +270,7 @@ void EngineProbe::PrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_t
   prompt_device_.Increment(cached_tokens);
 }
 
-void EngineProbe::StepRan(const StepNumbers& step, absl::Time now) {
+void EngineProbe::StepRan(const StepNumbers& step, absl::Time wall_end) {
   const auto kind = static_cast<std::size_t>(step.kind);
   steps_[kind].Increment();
   step_seconds_[kind].Observe(Seconds(step.wall));
@@ -282,7 +282,7 @@ void EngineProbe::StepRan(const StepNumbers& step, absl::Time now) {
   host_seconds_[0].Observe(Seconds(step.schedule));
   host_seconds_[1].Observe(Seconds(step.prepare));
   host_seconds_[3].Observe(Seconds(step.output));
-  last_step_.Set(absl::ToDoubleSeconds(now - absl::UnixEpoch()));
+  last_step_.Set(absl::ToDoubleSeconds(wall_end - absl::UnixEpoch()));
 }
 
 void EngineProbe::ShowCache(const cache::CacheStats& stats, EvictionCause since_last) {

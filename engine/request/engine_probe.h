@@ -87,7 +87,8 @@ class EngineProbe {
   void ExpiredTokens(std::uint32_t tokens) { expired_.Increment(tokens); }
   void NonFinite() { non_finite_.Increment(); }
   void InvariantViolated() { violations_.Increment(); }
-  void StepRan(const StepNumbers& step, absl::Time now);
+  // `wall_end`: when it ended, as the wall clock reads.
+  void StepRan(const StepNumbers& step, absl::Time wall_end);
   void ShowCache(const cache::CacheStats& stats, EvictionCause since_last);
   void ShowWaitingTokens(std::int64_t tokens) { waiting_tokens_.Set(static_cast<double>(tokens)); }
 

@@ -45,7 +45,7 @@ void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
                    .prepare = flight.launched - flight.planned,
                    .output = now - collected,
                    .expected = flight.expected},
-                  now);
+                  clock_->ToWall(now));
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
   const std::uint32_t decode_tokens =

@@ -511,6 +511,15 @@ TEST_P(EngineCoreTest, BlockedHeadOfTheQueueAsksAgainOnlyWhenTheCacheHasChanged)
   ExpectSameOutput(harness.output("second"), RunAlone(second));
 }
 
+TEST_P(EngineCoreTest, TheTimeOfTheLastStepIsShownAsTheWallClockReads) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
+  harness.clock.SetWallJump(absl::Hours(48));
+  harness.Submit(MakeRequest("a", MakePrompt(1, 20), 2));
+  harness.RunUntilIdle();
+  EXPECT_EQ(MetricSum(harness.registry, "quire_engine_last_step_timestamp_seconds"),
+            absl::ToDoubleSeconds(harness.clock.WallNow() - absl::UnixEpoch()));
+}
+
 TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.engine.max_running_sequences = 2;
