@@ -133,6 +133,7 @@ absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t c
   state = state_->row_state(parent);
   state.last_step = 0;
   state.num_published = std::min(state.num_published, shared);
+  state.proven_tokens = std::min(state.proven_tokens, shared * state_->page_size);
   return absl::OkStatus();
 }
 

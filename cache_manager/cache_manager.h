@@ -76,9 +76,9 @@ struct PrefixMatch {
   std::vector<BlockId> pages;
   std::vector<BlockId> partial_sources;  // one per group, or none at all
   std::uint32_t partial_rows = 0;
-  // Of the full pages; what comes after was written by a row that had no finite logits since.
+  // Of the full pages; after them comes one of which it is not known whether it is finite.
   std::uint32_t proven_tokens = 0;
-  bool is_partial_proven = false;  // the same of the page whose beginning is copied
+  bool is_partial_proven = false;  // whether it is known of the page whose beginning is copied
   std::uint64_t generation = 0;
   bool collision = false;  // it ended at a page with an equal key but other tokens
 };
@@ -159,10 +159,14 @@ class CacheManager {
   // Holds until the row is freed; rows start with publishing on.
   void SetPublish(BatchRow row, bool enabled);
 
-  // Logits that read [0, tokens) of the row were finite, in a step that has completed: what the row
-  // has published of them, and publishes from now on, holds finite values. A page that it adopts
-  // from another row counts from the next call on. REQUIRES: it has computed that many.
+  // The logits of token `tokens` - 1 of the row were finite, in the step that completed last: every
+  // full page that they read all of is proven, one of a window group that begins before the window
+  // is not. A page that the row has adopted (Publish) counts from the first step on that was
+  // launched afterwards. REQUIRES: the row has pages for these tokens, at least one.
   void SetProven(BatchRow row, std::uint32_t tokens);
+  // The beginning of the row that cannot be why its next logits are not finite: what SetProven and
+  // the match say, up to a page adopted since that is not proven.
+  std::uint32_t proven_tokens(BatchRow row) const;
 
   // Gives back the pages of window groups that no token at or after `computed_tokens` reads; of a
   // row that publishes, none from the last published one on, which its next page continues. They
@@ -186,16 +190,15 @@ class CacheManager {
   void FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
-  // Frees the row after a non-finite flag. Pages from token `first_token` on, and all that continue
-  // them, stop being findable, those that windows have let go as far as `tokens` have `keys`; as
-  // soon as no other row refers to them they are quarantined: a later step clears them (TakeClears)
-  // before they can be handed out again.
+  // Frees the row after a non-finite flag. From token `first_token` on, the pages from the first
+  // one that is not proven, and all that continue them, stop being findable, those that windows
+  // have let go as far as `tokens` have `keys`; as soon as no other row refers to them they are
+  // quarantined: a later step clears them (TakeClears) before they can be handed out again.
   void Invalidate(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                   std::uint32_t first_token);
 
-  // The pages of a history from token `first_token` on, and all that continue them, stop being
-  // findable: the row that computed them has ended, and a step has shown since that they are not
-  // finite. Before the CompleteStep that says so.
+  // The same for a history whose row has ended before a step shows that what it computed is not
+  // finite: its pages stop being findable. Before the CompleteStep that says so.
   void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
                   std::span<const PageKey> keys, std::uint32_t first_token);
 

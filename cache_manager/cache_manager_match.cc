@@ -18,11 +18,7 @@ PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<
   const NodeId last = state_->MatchPages(known, keys, root, &match);
   const std::size_t matched = match.pages.size() / state_->num_groups() * page_size;
   match.num_tokens = static_cast<std::uint32_t>(matched);
-  match.proven_tokens = match.num_tokens;
-  for (NodeId node = last; match.proven_tokens > 0 && !state_->prefixes.is_proven(node);
-       node = state_->prefixes.parent(node)) {
-    match.proven_tokens -= state_->page_size;
-  }
+  match.proven_tokens = state_->ProvenColumns(match) * state_->page_size;
   if (!state_->partial_page_reuse) return match;
   const PrefixCache::Beginning beginning = state_->prefixes.FindPartialMatch(
       last, known.subspan(matched, std::min(page_size, known.size() - matched)));
@@ -31,7 +27,7 @@ PrefixMatch CacheManager::Match(std::span<const std::int32_t> tokens, std::span<
     match.partial_sources.assign(sources.begin(), sources.end());
     match.partial_rows = beginning.rows;
     match.num_tokens += beginning.rows;
-    match.is_partial_proven = state_->prefixes.is_proven(beginning.node);
+    match.is_partial_proven = state_->AreProven(sources);
   }
   return match;
 }
@@ -58,6 +54,7 @@ absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const 
   state.root = root;
   state.is_attached = true;
   state.num_published = static_cast<std::uint32_t>(match.pages.size() / groups);
+  state.proven_tokens = match.proven_tokens;
   return absl::OkStatus();
 }
 
@@ -95,6 +92,17 @@ NodeId CacheManager::State::MatchPages(std::span<const std::int32_t> tokens,
   }
   pages.resize(usable * num_groups());
   return last;
+}
+
+std::uint32_t CacheManager::State::ProvenColumns(const PrefixMatch& match) const {
+  const auto columns = static_cast<std::uint32_t>(match.pages.size() / num_groups());
+  std::uint32_t proven = columns;
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    std::uint32_t column = FirstHeld(group, columns * page_size, columns);
+    while (column < proven && pool.is_proven(match.pages[column * num_groups() + group])) ++column;
+    proven = std::min(proven, column);
+  }
+  return proven;
 }
 
 std::uint32_t CacheManager::State::NumCached(const PrefixMatch& match) const {

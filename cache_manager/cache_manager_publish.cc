@@ -27,11 +27,25 @@ void CacheManager::SetPublish(BatchRow row, bool enabled) {
 }
 
 void CacheManager::SetProven(BatchRow row, std::uint32_t tokens) {
+  QUIRE_CHECK(tokens > 0 && tokens <= reserved_tokens(row));
   RowState& state = state_->row_state(row);
-  state.proven_tokens = tokens;
-  if (state.num_published == 0) return;
-  const NodeId last = state_->NodeBefore(row, state.num_published);
-  if (last != kNoNode) state_->prefixes.MarkProven(last);
+  const std::uint32_t page_size = state_->page_size;
+  const bool has_read_adopted = state_->num_completed() > state.adoption_step;
+  const std::uint32_t end = has_read_adopted ? tokens : std::min(tokens, state.adopted_from);
+  for (std::size_t group = 0; group < state_->num_groups(); ++group) {
+    const LookupTable& table = state_->tables[group];
+    const std::uint32_t first =
+        std::max({state_->FirstReadWhole(group, tokens - 1), table.first_column(row),
+                  state.proven_tokens / page_size});
+    for (std::uint32_t column = first; column < end / page_size; ++column) {
+      state_->pool.MarkProven(table.page(row, column));
+    }
+  }
+  state.proven_tokens = end;
+}
+
+std::uint32_t CacheManager::proven_tokens(BatchRow row) const {
+  return state_->row_state(row).proven_tokens;
 }
 
 bool CacheManager::State::CanPublish(BatchRow row) {
@@ -59,14 +73,20 @@ NodeId CacheManager::State::NodeAt(BatchRow row, std::uint32_t column,
   return FindNode(rows[row.value()].root, column, tokens, keys);
 }
 
+NodeId CacheManager::State::ChildAt(NodeId node, std::uint32_t column,
+                                    std::span<const std::int32_t> tokens,
+                                    std::span<const PageKey> keys) const {
+  if (column >= keys.size()) return kNoNode;
+  const auto page_tokens = tokens.subspan(std::size_t{column} * page_size, page_size);
+  return prefixes.FindChild(node, keys[column], page_tokens).node;
+}
+
 NodeId CacheManager::State::FindNode(const Hash128& root, std::uint32_t column,
                                      std::span<const std::int32_t> tokens,
                                      std::span<const PageKey> keys) const {
-  if (column >= keys.size()) return kNoNode;
   NodeId node = prefixes.FindRoot(root);
   for (std::uint32_t at = 0; at <= column && node != kNoNode; ++at) {
-    const auto page_tokens = tokens.subspan(std::size_t{at} * page_size, page_size);
-    node = prefixes.FindChild(node, keys[at], page_tokens).node;
+    node = ChildAt(node, at, tokens, keys);
   }
   return node;
 }
@@ -79,6 +99,7 @@ void CacheManager::State::Adopt(std::size_t group, BatchRow row, std::uint32_t c
   const BlockId own = table.page(row, column);
   const auto replace = [&](BatchRow holder) {
     if (IsInFlight(holder)) Hold(own);
+    if (!pool.is_proven(twin)) NoteAdoption(holder, column);
     pool.AddRequest(twin);
     table.Replace(holder, column, twin);
     DropRequest(own);
@@ -90,16 +111,28 @@ void CacheManager::State::Adopt(std::size_t group, BatchRow row, std::uint32_t c
   }
 }
 
-void CacheManager::State::ProveNode(BatchRow row, NodeId node, std::size_t end) {
-  if (end <= row_state(row).proven_tokens) prefixes.MarkProven(node);
+bool CacheManager::State::AreProven(std::span<const BlockId> pages) const {
+  return std::ranges::all_of(
+      pages, [&](BlockId page) { return page == kNullBlock || pool.is_proven(page); });
 }
 
-// What the row has read so far were its own pages.
+bool CacheManager::State::IsColumnProven(BatchRow row, std::uint32_t column, NodeId node) const {
+  if (!tables[widest].has_page(row, column)) return AreProven(prefixes.pages(node));
+  return std::ranges::all_of(tables, [&](const LookupTable& table) {
+    return !table.has_page(row, column) || pool.is_proven(table.page(row, column));
+  });
+}
+
+void CacheManager::State::NoteAdoption(BatchRow row, std::uint32_t column) {
+  RowState& state = row_state(row);
+  const std::uint32_t begin = column * page_size;
+  const bool is_first = num_completed() > state.adoption_step;
+  state.adopted_from = is_first ? begin : std::min(state.adopted_from, begin);
+  state.adoption_step = step;
+  state.proven_tokens = std::min(state.proven_tokens, begin);
+}
+
 void CacheManager::State::Merge(BatchRow row, std::uint32_t column, NodeId twin) {
-  if (!prefixes.is_proven(twin)) {
-    std::uint32_t& proven_tokens = row_state(row).proven_tokens;
-    proven_tokens = std::min(proven_tokens, column * page_size);
-  }
   for (std::size_t group = 0; group < num_groups(); ++group) {
     const BlockId page = prefixes.pages(twin)[group];
     if (page != kNullBlock) {
@@ -141,9 +174,8 @@ bool CacheManager::State::PublishColumn(BatchRow row, std::uint32_t column,
     return true;
   }
   if (!prefixes.MakeRoom()) return false;
-  const NodeId node = prefixes.AddChild(column > 0 ? parent : prefixes.AddRoot(row_state(row).root),
-                                        key, page_tokens, PagesAt(row, column));
-  ProveNode(row, node, std::size_t{column + 1} * page_size);
+  prefixes.AddChild(column > 0 ? parent : prefixes.AddRoot(row_state(row).root), key, page_tokens,
+                    PagesAt(row, column));
   return true;
 }
 
@@ -177,9 +209,13 @@ void CacheManager::State::KeepTail(BatchRow row, std::span<const std::int32_t> t
   const PrefixCache::Beginning known = prefixes.FindPartialMatch(parent, held);
   if (known.rows == filled) return prefixes.Touch(known.node);
   if (!prefixes.MakeRoom()) return;
-  const NodeId node = prefixes.AddPartialChild(
-      column > 0 ? parent : prefixes.AddRoot(row_state(row).root), held, pages);
-  ProveNode(row, node, computed_tokens);
+  prefixes.AddPartialChild(column > 0 ? parent : prefixes.AddRoot(row_state(row).root), held,
+                           pages);
+  const std::uint32_t proven = row_state(row).proven_tokens;
+  if (computed_tokens > proven) return;
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    if (column >= FirstReadWhole(group, proven - 1)) pool.MarkProven(pages[group]);
+  }
 }
 
 }  // namespace quire::cache

@@ -39,9 +39,17 @@ void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> t
 
 void CacheManager::Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
                               std::span<const PageKey> keys, std::uint32_t first_token) {
-  const std::uint32_t first_column = first_token / state_->page_size;
+  const std::uint32_t first_held = state_->tables[state_->widest].first_column(row);
+  std::uint32_t first_column = first_token / state_->page_size;
+  NodeId first = state_->NodeAt(row, first_column, tokens, keys);
+  // Others may have proven pages since the caller was told. NodeAt would go over the whole history
+  // for each column that the row has let go.
+  while (first != kNoNode && state_->IsColumnProven(row, first_column, first)) {
+    ++first_column;
+    first = first_column < first_held ? state_->ChildAt(first, first_column, tokens, keys)
+                                      : state_->NodeAt(row, first_column, tokens, keys);
+  }
   // The nodes of a row are one path: all that continue the first go with it.
-  const NodeId first = state_->NodeAt(row, first_column, tokens, keys);
   if (first != kNoNode) state_->prefixes.DropSubtree(first);
   for (const LookupTable& table : state_->tables) {
     for (std::uint32_t column = std::max(first_column, table.first_column(row));
@@ -54,7 +62,11 @@ void CacheManager::Invalidate(BatchRow row, std::span<const std::int32_t> tokens
 
 void CacheManager::Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
                               std::span<const PageKey> keys, std::uint32_t first_token) {
-  const NodeId first = state_->FindNode(root, first_token / state_->page_size, tokens, keys);
+  std::uint32_t column = first_token / state_->page_size;
+  NodeId first = state_->FindNode(root, column, tokens, keys);
+  while (first != kNoNode && state_->AreProven(state_->prefixes.pages(first))) {
+    first = state_->ChildAt(first, ++column, tokens, keys);
+  }
   if (first != kNoNode) state_->prefixes.DropSubtree(first);
 }
 

@@ -31,8 +31,12 @@ struct RowState {
   bool may_publish = true;
   bool is_blocked = false;          // published what it could
   std::uint32_t num_published = 0;  // leading columns known to have nodes
-  std::uint32_t proven_tokens = 0;  // SetProven
+  std::uint32_t proven_tokens = 0;  // CacheManager::proven_tokens
   std::uint64_t last_step = 0;      // the PrepareStep that scheduled it last
+  // Where the first page begins that it has adopted unproven, and the step that was launched last
+  // before that: up to this one, steps have read another page in its place.
+  std::uint32_t adopted_from = 0;
+  std::uint64_t adoption_step = 0;  // 0: there is none
 };
 
 // What the launched step does besides computing rows, and the pages that it names although no row
@@ -55,6 +59,10 @@ struct CacheManager::State {
 
   // The first column that a query at `position` reads.
   std::uint32_t FirstRead(std::size_t group, std::uint32_t position) const;
+  // The first column of which it reads all tokens.
+  std::uint32_t FirstReadWhole(std::size_t group, std::uint32_t position) const {
+    return FirstRead(group, position + page_size - 1);
+  }
   // The first column that a row holds whose next query is at `position`, after `published` columns
   // with nodes: always the last of them, as the next one continues it.
   std::uint32_t FirstHeld(std::size_t group, std::uint32_t position, std::uint32_t published) const;
@@ -63,6 +71,9 @@ struct CacheManager::State {
   // node.
   NodeId MatchPages(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, PrefixMatch* match) const;
+  // Of the pages of the match that a row would hold, the columns before the first one that is not
+  // proven.
+  std::uint32_t ProvenColumns(const PrefixMatch& match) const;
   // How many cached pages the match would make referenced.
   std::uint32_t NumCached(const PrefixMatch& match) const;
   void AttachPages(BatchRow row, const PrefixMatch& match);
@@ -78,10 +89,10 @@ struct CacheManager::State {
   // Whether a copy into the page was queued but not taken: it does not hold what it will hold.
   bool AwaitsCopy(BlockId page) const;
   void FreeRow(BatchRow row);
+  // The steps that have run.
+  std::uint64_t num_completed() const { return step - in_flight.size(); }
   // Whether a step in flight reads or writes the row.
-  bool IsInFlight(BatchRow row) const {
-    return rows[row.value()].last_step > step - in_flight.size();
-  }
+  bool IsInFlight(BatchRow row) const { return rows[row.value()].last_step > num_completed(); }
   // Whether a copy into the page has been launched and not completed.
   bool IsBeingCopied(BlockId page) const;
   // Keeps the page, which a row is about to let go, until the steps in flight have completed.
@@ -96,6 +107,9 @@ struct CacheManager::State {
   // The node that a page at `column` continues; kNoNode when that would be a root not known yet, or
   // when the row does not hold the page before.
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
+  // The child of `node` that is the node of `column` of a history; kNoNode when there is none.
+  NodeId ChildAt(NodeId node, std::uint32_t column, std::span<const std::int32_t> tokens,
+                 std::span<const PageKey> keys) const;
   // The node of `column` of a history; kNoNode when it has none.
   NodeId FindNode(const Hash128& root, std::uint32_t column, std::span<const std::int32_t> tokens,
                   std::span<const PageKey> keys) const;
@@ -107,8 +121,13 @@ struct CacheManager::State {
                       std::span<const PageKey> keys, std::uint32_t full_pages);
   bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
                      const PageKey& key);
-  // Marks a node that ends after `end` tokens of the row, if so many are proven.
-  void ProveNode(BatchRow row, NodeId node, std::size_t end);
+  // Whether all of these pages are proven that there are.
+  bool AreProven(std::span<const BlockId> pages) const;
+  // The same of the pages that the row holds of a column; of all pages of its node where the row
+  // has let go of its own.
+  bool IsColumnProven(BatchRow row, std::uint32_t column, NodeId node) const;
+  // A page of the row's column was replaced by one that is not proven.
+  void NoteAdoption(BatchRow row, std::uint32_t column);
   // The column's pages have the tokens of `twin`: takes the pages that it has, gives it the others.
   void Merge(BatchRow row, std::uint32_t column, NodeId twin);
   void Adopt(std::size_t group, BatchRow row, std::uint32_t column, BlockId twin);

@@ -86,6 +86,7 @@ absl::Status BlockPool::Allocate(std::span<BlockId> out) {
     if (free_.empty()) EvictColdest();
     Page* taken = free_.pop_front();
     taken->requests = 1;
+    taken->proven = false;
     page = id(taken);
   }
   return absl::OkStatus();
@@ -172,6 +173,11 @@ void BlockPool::DetachNode(BlockId page) {
 void BlockPool::MarkPoisoned(BlockId page) {
   QUIRE_CHECK(is_referenced(page) && node(page) == kNoNode);
   at(page).poisoned = true;
+}
+
+void BlockPool::MarkProven(BlockId page) {
+  QUIRE_CHECK(is_referenced(page));
+  at(page).proven = true;
 }
 
 void BlockPool::FreeQuarantined(BlockId page) {

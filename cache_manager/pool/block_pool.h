@@ -87,6 +87,9 @@ class BlockPool {
 
   // The page is quarantined as soon as it has no reference. REQUIRES: referenced, without a node.
   void MarkPoisoned(BlockId page);
+  // What the page holds is finite: logits that read all of it were. Until it is handed out again.
+  // REQUIRES: the page is referenced.
+  void MarkProven(BlockId page);
   // The bytes are zero again. REQUIRES: the page is quarantined.
   void FreeQuarantined(BlockId page);
   // All quarantined pages, those first that came first.
@@ -98,6 +101,7 @@ class BlockPool {
   std::uint32_t transfers(BlockId page) const { return at(page).transfers; }
   bool is_referenced(BlockId page) const { return requests(page) + transfers(page) > 0; }
   bool is_poisoned(BlockId page) const { return at(page).poisoned; }
+  bool is_proven(BlockId page) const { return at(page).proven; }
 
   std::uint32_t num_blocks() const { return static_cast<std::uint32_t>(pages_.size()); }
   std::uint32_t usable() const { return num_blocks() - 1; }
@@ -126,6 +130,7 @@ class BlockPool {
     std::uint32_t requests = 0;
     std::uint32_t transfers = 0;
     bool poisoned = false;
+    bool proven = false;
   };
   using List = IntrusiveList<Page, &Page::link>;
 

@@ -137,12 +137,7 @@ NodeId PrefixCache::TakeSlot(Kind kind) {
   const NodeId slot = unused_.back();
   unused_.pop_back();
   nodes_[slot.value()].kind = kind;
-  nodes_[slot.value()].is_proven = kind == Kind::kRoot;
   return slot;
-}
-
-void PrefixCache::MarkProven(NodeId node) {
-  for (; !at(node).is_proven; node = at(node).parent) at(node).is_proven = true;
 }
 
 bool PrefixCache::MakeRoom() {
@@ -342,9 +337,6 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
   }
   if (!is_full && !node.children.empty()) {
     return absl::InternalError(absl::StrCat("partial node ", name, " has children"));
-  }
-  if (node.is_proven && !above.is_proven) {
-    return absl::InternalError(absl::StrCat("node ", name, " is proven, its parent is not"));
   }
   if (!is_full) return absl::OkStatus();
   if (options_.page_hash(options_.hash_key, above.key, tokens(id(&node))) != node.key) {

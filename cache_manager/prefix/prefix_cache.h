@@ -29,8 +29,7 @@ struct PrefixCacheOptions {
 //
 //   root(scope) ---- [P tokens] ---- [P tokens] ---- [P tokens]
 //                         |                 |
-//                         +-- [P tokens]    +-- [f < P tokens]    a partial child: no key, only
-//                         copied
+//                         +-- [P tokens]    +-- [f < P tokens]    a partial child: only copied
 //
 // A full node is found by its key, and then its tokens and its parent are compared, so by induction
 // over the path the whole history is equal: a collision of keys is a miss, never a wrong page. Of
@@ -103,11 +102,6 @@ class PrefixCache {
   // Gives a full node the page of a group that it lacks. REQUIRES: as above.
   void AddPage(NodeId node, std::size_t group, BlockId page);
 
-  // The node and all above it hold finite values, as far as is known: logits that read them were.
-  void MarkProven(NodeId node);
-  // False for a node that was never marked, and for kNoNode.
-  bool is_proven(NodeId node) const { return node != kNoNode && at(node).is_proven; }
-
   // Makes the node the most recently used child of its parent, if it has all its pages.
   void Touch(NodeId node);
   // Removes the node and all below it: nothing of them is found any more, unreferenced pages become
@@ -156,7 +150,6 @@ class PrefixCache {
     std::uint32_t generation = 0;  // how often this slot was reused
     std::uint32_t filled = 0;      // tokens: page_size, less for a partial child, 0 for a root
     Kind kind = Kind::kUnused;
-    bool is_proven = false;  // then its parent is, too; a root always is
   };
   using Siblings = IntrusiveList<Node, &Node::sibling>;
 

@@ -146,7 +146,6 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   if (sequence.admission == 0) sequence.admission = next_admission_++;
   Enter(sequence, SequenceState::kPrefill);
   sequence.computed = match.num_tokens;
-  sequence.proven = match.proven_tokens;
   if (match.partial_rows > 0) NoteCopy(request);
   std::erase(preempted_, &sequence);
   InsertByAdmission(running_, &sequence);

@@ -74,6 +74,7 @@ void Scheduler::NoteCopy(ScheduledRequest& request) {
 // The last page stays findable too, unless what it should hold has not been copied yet.
 void Scheduler::GivePagesBack(Sequence& sequence) {
   const ScheduledRequest& request = *sequence.request;
+  sequence.proven = cache_->proven_tokens(*sequence.row);
   if (request.request.cache.skip_write || HasPendingCopy(request)) {
     cache_->Free(*sequence.row);
   } else {
@@ -165,6 +166,7 @@ void Scheduler::Remove(ScheduledRequest& request, bool invalidate) {
   for (const auto& sequence : request.sequences) {
     if (blocked_.sequence == sequence.get()) blocked_ = {};
     if (sequence->row.has_value()) {
+      sequence->proven = cache_->proven_tokens(*sequence->row);
       if (invalidate) {
         cache_->Invalidate(*sequence->row, sequence->cache_tokens(), sequence->keys,
                            sequence->proven);

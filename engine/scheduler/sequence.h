@@ -95,8 +95,7 @@ struct Sequence {
   std::uint32_t in_flight = 0;          // tokens that steps in flight compute, from `computed` on
   std::uint32_t samples_in_flight = 0;  // tokens that they sample
   std::uint32_t sample_index = 0;       // of the last one, in its step
-  // [0, proven) was read by a sample with finite logits: another's before the admission, which the
-  // cache knows, or one of its own since.
+  // CacheManager::proven_tokens of its row when it gave that back.
   std::uint32_t proven = 0;
   std::uint32_t high_water = 0;  // greatest computed so far; the parent's for a fork
   std::uint32_t pages = 0;       // as the cache manager says

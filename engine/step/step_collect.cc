@@ -259,7 +259,6 @@ void EngineCore::ForkRequest(ScheduledRequest& live) {
 
 void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now) {
   ScheduledRequest& live = *sequence.request;
-  sequence.proven = sequence.computed;
   sequence.Append(token.token);
   if (live.uses_history()) sequence.history.AddOutput(token.token);
   live.progress().output_tokens.fetch_add(1, std::memory_order_relaxed);

@@ -65,6 +65,7 @@ TEST(CacheGroupsRandomTest, FollowTheModel) {
   EXPECT_GT(seen.cancelled_copies, 10u);
   EXPECT_GT(seen.flushes, 10u);
   EXPECT_GT(seen.kept_tails, 100u);
+  EXPECT_GT(seen.proven, 1000u);
 }
 
 TEST(CacheGroupsRandomTest, TwoStepsInFlightFollowTheModel) {
@@ -74,6 +75,7 @@ TEST(CacheGroupsRandomTest, TwoStepsInFlightFollowTheModel) {
   EXPECT_GT(seen.released, 500u);
   EXPECT_GT(seen.held, 1000u);
   EXPECT_GT(seen.poisoned, 20u);
+  EXPECT_GT(seen.proven, 500u);
 }
 
 TEST(CacheGroupsRandomTest, CollidingKeysNeverShareAWrongPage) {

@@ -205,6 +205,35 @@ TEST_F(CacheGroupsTest, PublishGivesNodesThePagesThatTheyLack) {
   EXPECT_EQ(MatchedTokens(Count(3 * kP + 1)), 3 * kP);
 }
 
+TEST_F(CacheGroupsTest, APageThatANodeGetsLaterIsProvenByWhatReadsIt) {
+  const Tokens tokens = Count(2 * kP);
+  StartAndPublish(kA, tokens);
+  cache_->SetProven(kA, 2 * kP);
+  EXPECT_EQ(Match(tokens + Count(1)).proven_tokens, 2 * kP);
+  ASSERT_TRUE(cache_->Attach(kB, {}, kRoot).ok());
+  ASSERT_TRUE(cache_->Reserve(kB, 2 * kP).ok());
+  cache_->Free(kA);
+  const PrefixMatch match = Match(tokens + Count(1));
+  for (const std::uint32_t column : {0u, 1u}) pool().Evict(match.pages[column * 2 + 1]);
+  EXPECT_EQ(MatchedTokens(tokens + Count(1)), 0u);
+  Publish(kB, tokens);
+  EXPECT_EQ(Match(tokens + Count(1)).num_tokens, 2 * kP);
+  EXPECT_EQ(Match(tokens + Count(1)).proven_tokens, 0u);
+  cache_->SetProven(kB, 2 * kP);
+  EXPECT_EQ(Match(tokens + Count(1)).proven_tokens, 2 * kP);
+}
+
+// Its last layers may have left NaN in there that no later token sees.
+TEST_F(CacheGroupsTest, PagesOutsideOfTheWindowAreNotProven) {
+  const Tokens tokens = Count(9 * kP);
+  StartAndPublish(kA, tokens);
+  cache_->SetProven(kA, 9 * kP);
+  EXPECT_EQ(Match(tokens + Count(1)).num_tokens, 9 * kP);
+  const PrefixMatch match = Match(Count(4 * kP + 1));
+  EXPECT_EQ(match.num_tokens, 4 * kP);
+  EXPECT_LT(match.proven_tokens, 4 * kP);
+}
+
 TEST_F(CacheGroupsTest, PreemptedRowFindsItsWindowAgain) {
   const Tokens tokens = Count(9 * kP + 3);
   Run(kA, tokens);

@@ -22,6 +22,7 @@ TEST(CacheManagerRandomTest, FollowsTheModelOver100000Operations) {
   EXPECT_GT(seen.cancelled_copies, 50u);
   EXPECT_GT(seen.flushes, 50u);
   EXPECT_GT(seen.kept_tails, 100u);
+  EXPECT_GT(seen.proven, 1000u);
   EXPECT_GT(storm.stats().evicted_pages, 1000u);
   EXPECT_EQ(storm.stats().collisions, 0u);
 }
@@ -39,6 +40,7 @@ TEST(CacheManagerRandomTest, TwoStepsInFlightFollowTheModel) {
   EXPECT_GT(seen.kept_tails, 50u);
   EXPECT_GT(seen.held, 1000u);
   EXPECT_GT(seen.poisoned, 50u);
+  EXPECT_GT(seen.proven, 1000u);
   EXPECT_GT(storm.stats().evicted_pages, 500u);
 }
 

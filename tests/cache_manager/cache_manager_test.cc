@@ -82,8 +82,30 @@ TEST_F(CacheManagerTest, AnAdoptedPageIsProvenByWhatReadsItLater) {
   Publish(kB, stored);
   EXPECT_EQ(PageOf(kA, 0), PageOf(kB, 0));
   EXPECT_EQ(Match(stored).proven_tokens, 0u);
-  cache_->SetProven(kB, 2 * kP + 1);
+  const RowStep step{kB, 2 * kP + 1, 1};
+  cache_->PrepareStep(std::span(&step, 1));
+  cache_->CompleteStep();
+  cache_->SetProven(kB, 2 * kP + 2);
   EXPECT_EQ(Match(stored).proven_tokens, 2 * kP);
+}
+
+// A row is admitted before what it finds is proven, and others prove it while the row runs.
+TEST_F(CacheManagerTest, InvalidateLeavesWhatOthersHaveProvenMeanwhile) {
+  const Tokens prompt = Count(2 * kP);
+  const Tokens sick = prompt + Count(kP + 1, 200);
+  const auto keys = KeysOf(options_, kRoot, sick);
+  StartAndPublish(kA, prompt + Count(1, 100));
+  StartAndPublish(kB, sick);
+  cache_->SetProven(kA, 2 * kP + 1);
+  cache_->Invalidate(kB, sick, keys, 0);
+  EXPECT_EQ(MatchedTokens(sick), 2 * kP);
+  // The same of a row that has ended before its step shows it.
+  RunStepWork();
+  StartAndPublish(kB, sick);
+  cache_->Free(kB);
+  EXPECT_EQ(MatchedTokens(sick), 3 * kP);
+  cache_->Invalidate(kRoot, sick, keys, 0);
+  EXPECT_EQ(MatchedTokens(sick), 2 * kP);
 }
 
 TEST_F(CacheManagerTest, MaxTokensBoundsFullAndPartialPages) {

@@ -242,10 +242,16 @@ class CacheModel {
     Free(row);
   }
 
+  // `is_proven`: of a page.
+  template <typename Predicate>
   void Invalidate(std::uint32_t row, std::span<const std::int32_t> tokens,
-                  std::span<const PageKey> keys, std::uint32_t first_token) {
-    const std::uint32_t first = first_token / size_;
-    if (const std::uint32_t node = NodeAt(rows_[row], first, tokens, keys); node != 0) Drop(node);
+                  std::span<const PageKey> keys, std::uint32_t first_token, Predicate is_proven) {
+    std::size_t first = first_token / size_;
+    std::uint32_t node = NodeAt(rows_[row], first, tokens, keys);
+    while (node != 0 && std::ranges::all_of(PagesOfColumn(rows_[row], first, node), is_proven)) {
+      node = NodeAt(rows_[row], ++first, tokens, keys);
+    }
+    if (node != 0) Drop(node);
     for (const auto& pages : rows_[row].pages) {
       for (std::size_t column = first; column < pages.size(); ++column) {
         if (pages[column] != 0) poisoned_.insert(pages[column]);
@@ -384,6 +390,19 @@ class CacheModel {
       if (node == 0) return 0;
     }
     return node;
+  }
+
+  // Those that the row holds; those of the node where it holds none.
+  std::vector<std::uint32_t> PagesOfColumn(const Row& row, std::size_t column,
+                                           std::uint32_t node) const {
+    std::vector<std::uint32_t> held;
+    for (const auto& pages : row.pages) {
+      if (column < pages.size()) held.push_back(pages[column]);
+    }
+    std::erase(held, 0u);
+    if (held.empty()) held = tree_.at(node).pages;
+    std::erase(held, 0u);
+    return held;
   }
 
   // Whether all groups can use the whole path.

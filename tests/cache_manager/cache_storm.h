@@ -2,7 +2,8 @@
 
 // Random operations on a CacheManager beside CacheModel, with pages whose rows hold a hash of the
 // whole history up to that token: whatever the bookkeeping says, a row that reads a wrong history
-// is seen, and so is one that reads the page of another group.
+// is seen, and so is one that reads the page of another group. Each row of a page also knows
+// whether logits that were finite have read it: only then may its page be proven.
 
 #include <algorithm>
 #include <array>
@@ -25,6 +26,7 @@ struct Coverage {
   std::uint64_t exhausted = 0, outdated = 0, shared_pages = 0, partial_copies = 0, adopted = 0,
                 forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0, held = 0,
                 poisoned = 0;
+  std::uint64_t proven = 0;           // pages, each time that they are looked at
   std::uint64_t released = 0;         // pages outside of windows
   std::uint64_t short_matches = 0;    // a window group ended them
   std::uint64_t empty_nodes = 0;      // that have no page at the moment
@@ -36,7 +38,7 @@ struct Coverage {
          {&Coverage::exhausted, &Coverage::outdated, &Coverage::shared_pages,
           &Coverage::partial_copies, &Coverage::adopted, &Coverage::forks, &Coverage::cleared,
           &Coverage::cancelled_copies, &Coverage::flushes, &Coverage::kept_tails, &Coverage::held,
-          &Coverage::poisoned, &Coverage::released, &Coverage::short_matches,
+          &Coverage::poisoned, &Coverage::proven, &Coverage::released, &Coverage::short_matches,
           &Coverage::empty_nodes, &Coverage::completed_nodes, &Coverage::full_trees}) {
       this->*member += other.*member;
     }
@@ -57,7 +59,8 @@ class Storm {
         num_slots_(LimitSlots(slots_per_page)),
         model_(options, num_slots_),
         sequences_(options.max_rows),
-        memory_(std::size_t{options.geometry.num_blocks} * kTestPageSize) {
+        memory_(std::size_t{options.geometry.num_blocks} * kTestPageSize),
+        is_read_(memory_.size()) {
     for (Tokens& base : bases_) base = RandomTokens(200);
   }
 
@@ -93,6 +96,7 @@ class Storm {
     std::vector<RowStep> plan;
     std::vector<std::uint64_t> serials;
     std::vector<std::uint32_t> named;  // pages that it reads, writes or copies into
+    std::vector<std::vector<std::size_t>> reads;  // by row: the cells that its logits read
   };
 
   Tokens RandomTokens(std::size_t size) {
@@ -186,6 +190,19 @@ class Storm {
     }
     const auto columns = static_cast<std::uint32_t>(match.pages.size() / num_groups());
     coverage_.short_matches += columns < expected.known_columns;
+    std::uint32_t proven = 0;
+    while (proven < columns && IsProvenIn(match, proven, columns)) ++proven;
+    ASSERT_EQ(match.proven_tokens, proven * kTestPageSize);
+  }
+
+  // Whether the pages are proven that a row which goes on behind `columns` holds of a column.
+  bool IsProvenIn(const PrefixMatch& match, std::uint32_t column, std::uint32_t columns) const {
+    bool is_proven = true;
+    for (std::size_t group = 0; group < num_groups(); ++group) {
+      if (!model_.Reads(group, column, columns * kTestPageSize) && column + 1 < columns) continue;
+      is_proven = is_proven && IsProven(match.pages[column * num_groups() + group].value());
+    }
+    return is_proven;
   }
 
   // One hash per token of everything up to it.
@@ -227,7 +244,7 @@ class Storm {
     ASSERT_TRUE(std::ranges::equal(clears, model_.TakeClears(), {}, &BlockId::value));
     coverage_.cleared += clears.size();
     for (const BlockId page : clears) {
-      for (std::uint32_t at = 0; at < kTestPageSize; ++at) cell(page.value(), at) = 0;
+      for (std::uint32_t at = 0; at < kTestPageSize; ++at) Write(page.value(), at, 0);
     }
     const auto copies = cache_->TakeCopies();
     const auto expected = model_.TakeCopies();
@@ -239,13 +256,14 @@ class Storm {
       in_flight_.back().named.push_back(copies[i].target.value());
       ++coverage_.partial_copies;
       for (std::uint32_t at = 0; at < copies[i].num_rows; ++at) {
-        cell(copies[i].target.value(), at) = cell(copies[i].source.value(), at);
+        Write(copies[i].target.value(), at, cell(copies[i].source.value(), at));
       }
     }
     ASSERT_FALSE(cache_->has_step_work());
   }
 
-  void Compute(const KvStepInputs& inputs, std::size_t group, const RowStep& step) {
+  void Compute(const KvStepInputs& inputs, std::size_t group, const RowStep& step,
+               std::vector<std::size_t>* reads) {
     const auto histories = Histories(sequences_[step.row.value()]);
     const std::uint32_t* pages =
         inputs.lookup_table + std::size_t{step.row.value()} * inputs.lookup_stride;
@@ -257,9 +275,12 @@ class Storm {
     const std::uint32_t window = options_.groups[group].window;
     const std::uint32_t begin = window == 0 ? 0 : std::max(step.cache_length + 1, window) - window;
     for (std::uint32_t at = begin; at < end; ++at) {
-      std::uint64_t& value = cell(pages[at / kTestPageSize], at % kTestPageSize);
-      if (at >= step.cache_length) value = histories[at] + group;
-      ASSERT_EQ(value, histories[at] + group) << "row " << step.row.value() << " token " << at;
+      const std::uint32_t page = pages[at / kTestPageSize];
+      if (at >= step.cache_length) Write(page, at % kTestPageSize, histories[at] + group);
+      ASSERT_EQ(cell(page, at % kTestPageSize), histories[at] + group)
+          << "row " << step.row.value() << " token " << at;
+      const bool is_read = window == 0 || at + window >= end;  // by the last token
+      if (is_read) reads->push_back(std::size_t{page} * kTestPageSize + at % kTestPageSize);
       if (at == begin || at % kTestPageSize == 0) {
         in_flight_.back().named.push_back(pages[at / kTestPageSize]);
       }
@@ -285,8 +306,9 @@ class Storm {
       ASSERT_NO_FATAL_FAILURE(RunClearsAndCopies());
     }
     for (const RowStep& step : plan) {
+      std::vector<std::size_t>& reads = in_flight_.back().reads.emplace_back();
       for (std::size_t group = 0; group < num_groups(); ++group) {
-        ASSERT_NO_FATAL_FAILURE(Compute(inputs[group], group, step));
+        ASSERT_NO_FATAL_FAILURE(Compute(inputs[group], group, step, &reads));
       }
       sequences_[step.row.value()].launched += step.new_tokens;
     }
@@ -307,6 +329,10 @@ class Storm {
       Sequence& sequence = sequences_[row];
       if (!sequence.live || sequence.serial != step.serials[i]) continue;
       sequence.computed += step.plan[i].new_tokens;
+      if (random_.OneIn(2)) {
+        cache_->SetProven(BatchRow{row}, sequence.computed);
+        for (const std::size_t read : step.reads[i]) is_read_[read] = true;
+      }
       if (!random_.OneIn(5)) Publish(row);
       if (!random_.OneIn(4)) ReleaseOutsideWindow(row);
     }
@@ -317,7 +343,6 @@ class Storm {
     const auto all_keys = KeysOf(options_, sequence.root, sequence.tokens);
     const auto before = model_.PagesOf(row);
     const std::uint64_t completed = model_.tree().num_completed();
-    if (random_.OneIn(2)) cache_->SetProven(BatchRow{row}, sequence.computed);
     cache_->Publish(BatchRow{row}, sequence.tokens, &sequence.keys, sequence.computed);
     model_.Publish(row, sequence.tokens, all_keys, sequence.computed);
     coverage_.adopted += before != model_.PagesOf(row);
@@ -380,13 +405,14 @@ class Storm {
       for (std::uint32_t at = first; at < sequence.computed; ++at) {
         for (std::size_t group = 0; group < num_groups(); ++group) {
           const std::uint32_t page = model_.columns(row, group)[at / kTestPageSize];
-          if (page != 0) cell(page, at % kTestPageSize) = 0xbad;
+          if (page != 0 && !IsProven(page)) Write(page, at % kTestPageSize, 0xbad);
         }
       }
     }
     const auto keys = KeysOf(options_, sequence.root, sequence.tokens);
     cache_->Invalidate(BatchRow{row}, sequence.tokens, keys, first);
-    model_.Invalidate(row, sequence.tokens, keys, first);
+    model_.Invalidate(row, sequence.tokens, keys, first,
+                      [&](std::uint32_t page) { return IsProven(page); });
     sequence = Sequence{};
   }
 
@@ -423,6 +449,7 @@ class Storm {
     ASSERT_EQ(state.prefixes.num_nodes(), model_.tree().size());
     coverage_.empty_nodes += model_.tree().num_empty();
     coverage_.full_trees += model_.tree().num_slots() + 2 > num_slots_;
+    VerifyProven();
     VerifySnapshot();
     const CacheStats stats = cache_->stats();
     ASSERT_EQ(stats.usable_pages, stats.free_pages + stats.cached_pages + stats.used_pages);
@@ -440,6 +467,23 @@ class Storm {
       const bool has_page = table.has_page(BatchRow{row}, column);
       ASSERT_EQ(has_page ? table.page(BatchRow{row}, column).value() : 0, expected[column])
           << "row " << row << " group " << group << " column " << column;
+    }
+  }
+
+  // Of the pages that are of use to anybody.
+  void VerifyProven() {
+    auto& state = CacheManagerPeer::state(*cache_);
+    for (std::uint32_t page = 1; page < options_.geometry.num_blocks; ++page) {
+      const NodeId node = state.pool.node(BlockId{page});
+      const bool is_used = node != kNoNode || state.pool.requests(BlockId{page}) > 0;
+      if (!is_used || !IsProven(page)) continue;
+      ++coverage_.proven;
+      const std::uint32_t filled =
+          node == kNoNode ? kTestPageSize : PrefixCachePeer::node(state.prefixes, node).filled;
+      for (std::uint32_t at = 0; at < filled; ++at) {
+        ASSERT_TRUE(is_read_[std::size_t{page} * kTestPageSize + at])
+            << "page " << page << " is proven, no finite logits have read its row " << at;
+      }
     }
   }
 
@@ -473,6 +517,13 @@ class Storm {
     return PrefixCachePeer::num_slots(prefixes);
   }
   std::size_t num_groups() const { return options_.groups.size(); }
+  bool IsProven(std::uint32_t page) const {
+    return CacheManagerPeer::state(*cache_).pool.is_proven(BlockId{page});
+  }
+  void Write(std::uint32_t page, std::uint32_t at, std::uint64_t value) {
+    cell(page, at) = value;
+    is_read_[std::size_t{page} * kTestPageSize + at] = false;
+  }
   std::uint64_t& cell(std::uint32_t page, std::uint32_t at) {
     return memory_[std::size_t{page} * kTestPageSize + at];
   }
@@ -486,6 +537,7 @@ class Storm {
   CacheModel model_;
   std::vector<Sequence> sequences_;  // by row
   std::vector<std::uint64_t> memory_;
+  std::vector<bool> is_read_;  // by cell of memory_
   std::array<Tokens, 4> bases_;
   std::uint64_t serial_ = 0, hit_tokens_ = 0, queried_tokens_ = 0;
   std::vector<std::uint32_t> trace_;

@@ -89,6 +89,24 @@ TEST_F(StepsInFlightTest, AdoptedTwinKeepsTheOwnPageUntilTheStepHasRun) {
   ExpectAvailable(16);
 }
 
+TEST_F(StepsInFlightTest, AnAdoptedPageIsNotProvenByAStepThatReadTheOwnOne) {
+  const Tokens tokens = Count(kP + 3);
+  Start(kA, tokens);
+  Start(kB, tokens);
+  Publish(kA, tokens);
+  Launch(kB, kP + 3, 1);
+  cache_->SetProven(kB, kP + 3);
+  Publish(kB, tokens);
+  EXPECT_EQ(PageOf(kB, 0), PageOf(kA, 0));
+  cache_->CompleteStep();
+  cache_->SetProven(kB, kP + 4);
+  EXPECT_EQ(Match(tokens).proven_tokens, 0u);
+  Launch(kB, kP + 4, 1);
+  cache_->CompleteStep();
+  cache_->SetProven(kB, kP + 5);
+  EXPECT_EQ(Match(tokens).proven_tokens, kP);
+}
+
 TEST_F(StepsInFlightTest, EachStepCompletesItsOwnCopiesAndClears) {
   Start(kA, Count(20));
   Start(kB, Count(20, 100));

@@ -430,6 +430,23 @@ TEST_P(EngineCoreTest, NonFiniteLogitsLeaveASharedPromptInTheCache) {
   ExpectAllPagesBack(harness);
 }
 
+// What it found was proven only after its admission, by the request that has computed it.
+TEST_P(EngineCoreTest, NonFiniteLogitsLeaveAPromptThatWasProvenAfterTheAdmission) {
+  Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
+  const std::vector<std::int32_t> system = MakePrompt(1, 64);
+  harness.Submit(MakeRequest("well", Join(system, MakePrompt(2, 5)), 1));
+  harness.Step();
+  harness.Settle();  // 32 of its tokens are computed and published
+  const std::vector<std::int32_t> sick = Join(Join(system, {kPoisonToken}), MakePrompt(3, 100));
+  harness.Submit(MakeRequest("sick", sick, 1));
+  harness.RunUntilIdle();
+  EXPECT_TRUE(harness.output("well").status.ok());
+  EXPECT_EQ(harness.output("sick").cached_tokens, 32);
+  EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
+  EXPECT_GE(CachedTokens(harness, "next", Join(system, MakePrompt(4, 10))), 32);
+  ExpectAllPagesBack(harness);
+}
+
 TEST_P(EngineCoreTest, ABrokenInvariantIsReportedWithItsClass) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   EXPECT_TRUE(harness.core.CheckIntegrity().failures.empty());
