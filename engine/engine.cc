@@ -35,8 +35,6 @@ std::size_t RingItems(const HotOptions& options, std::int32_t running) {
   return 8 * (TableCapacity(options, running) + static_cast<std::size_t>(running)) + 128;
 }
 
-// How long the last answers may take before the process ends.
-constexpr absl::Duration kAnswerTimeout = absl::Seconds(5);
 // How long a caller that wants to see the pages waits for the end of a step.
 constexpr absl::Duration kSnapshotTimeout = absl::Seconds(1);
 
@@ -144,7 +142,7 @@ class Engine::Impl {
                         Reason::kNotIdle);
     }
     cache::FlushCounts counts;
-    if (!OnEngineThread([&] { counts = core_.FlushCache(); })) return DeviceError();
+    QUIRE_RETURN_IF_ERROR(OnEngineThread([&] { counts = core_.FlushCache(); }));
     return counts;
   }
 
@@ -158,7 +156,7 @@ class Engine::Impl {
     const auto answer = std::make_shared<std::promise<absl::StatusOr<PageSnapshot>>>();
     const auto call = [this, answer] { answer->set_value(DescribePages()); };
     if (!inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = call})) {
-      return DeviceError();
+      return NoThreadError();
     }
     std::future<absl::StatusOr<PageSnapshot>> snapshot = answer->get_future();
     if (snapshot.wait_for(absl::ToChronoMilliseconds(kSnapshotTimeout)) !=
@@ -170,8 +168,8 @@ class Engine::Impl {
   }
 
   absl::StatusOr<IntegrityReport> InspectIntegrity() {
-    IntegrityReport report;
-    if (!OnEngineThread([&] { report = core_.CheckIntegrity(); })) return DeviceError();
+    absl::StatusOr<IntegrityReport> report = IntegrityReport();
+    QUIRE_RETURN_IF_ERROR(OnEngineThread([&] { report = CheckIntegrity(); }));
     return report;
   }
 
@@ -182,7 +180,13 @@ class Engine::Impl {
   absl::Status TakePlace(const std::shared_ptr<AcceptedRequest>& live, const HotOptions& hot);
   void PostCancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source,
                   std::string text);
-  // On the engine thread, which a snapshot that finds no memory must not end.
+  absl::Status ShutdownError() const {
+    return WithReason(absl::UnavailableError("server is shutting down"), Reason::kServerShutdown,
+                      {}, queue_.RetryDelay());
+  }
+  // Of a call that the engine thread cannot answer any more.
+  absl::Status NoThreadError() const { return died_.load() ? DeviceError() : ShutdownError(); }
+  // On the engine thread, which a snapshot or a check that finds no memory must not end.
   absl::StatusOr<PageSnapshot> DescribePages() {
     if (died_.load()) return DeviceError();
     try {
@@ -191,8 +195,15 @@ class Engine::Impl {
       return absl::ResourceExhaustedError("no memory to describe the pages");
     }
   }
-  // False, and nothing was called, when the engine thread has died or ended.
-  bool OnEngineThread(const std::function<void()>& call);
+  absl::StatusOr<IntegrityReport> CheckIntegrity() {
+    try {
+      return core_.CheckIntegrity();
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("no memory to check the integrity");
+    }
+  }
+  // Calls it between two steps. With an error, NoThreadError, nothing was called.
+  absl::Status OnEngineThread(const std::function<void()>& call);
   void Run();
   void Loop();
   void TakeHotOptions();
@@ -315,7 +326,7 @@ void Engine::Impl::FailDevice(absl::Time now) {
   core_.FailAll(now);
   Deliver();
   if (!is_first) return;
-  output_.WaitDone(kAnswerTimeout);
+  output_.WaitDone(options_.answer_timeout);
   if (options_.on_fatal) options_.on_fatal(core_.fatal());
 }
 
@@ -327,7 +338,7 @@ void Engine::Impl::FailThread(const std::string& what) {
   BeginFailure(status);
   items_.clear();
   EndWithoutCore();
-  output_.WaitDone(kAnswerTimeout);
+  output_.WaitDone(options_.answer_timeout);
   if (options_.on_fatal) options_.on_fatal(status);
   bool stops = false;
   while (true) {  // first what was not handled when it ended
@@ -335,7 +346,7 @@ void Engine::Impl::FailThread(const std::string& what) {
       if (signal.call) signal.call();
     }
     const bool have_ended = EndWithoutCore();
-    if (stops) return;
+    if (stops && have_ended) return;
     inbox_->Wait(have_ended ? absl::InfiniteDuration() : absl::Milliseconds(100));
     stops = !inbox_->Drain(&signals_);
   }
@@ -344,7 +355,7 @@ void Engine::Impl::FailThread(const std::string& what) {
 // What has no end on its way to the output worker gets one. False when a worker is too slow to tell
 // what has.
 bool Engine::Impl::EndWithoutCore() {
-  if (!output_.WaitDone(kAnswerTimeout)) return false;
+  if (!output_.WaitDone(options_.answer_timeout)) return false;
   for (const std::shared_ptr<AcceptedRequest>& live : table_.All()) {
     const absl::Status status = DeviceError();
     RequestProgress& progress = live->progress;
@@ -399,7 +410,7 @@ absl::Status Engine::Impl::PrepareHotOptions(const HotOptions& options) {
   return absl::OkStatus();
 }
 
-bool Engine::Impl::OnEngineThread(const std::function<void()>& call) {
+absl::Status Engine::Impl::OnEngineThread(const std::function<void()>& call) {
   std::promise<bool> done;
   const bool is_posted =
       inbox_->Post({.kind = Signal::Kind::kCall, .request = nullptr, .call = [&] {
@@ -407,7 +418,7 @@ bool Engine::Impl::OnEngineThread(const std::function<void()>& call) {
                       if (is_alive) call();
                       done.set_value(is_alive);
                     }});
-  return is_posted && done.get_future().get();
+  return is_posted && done.get_future().get() ? absl::OkStatus() : NoThreadError();
 }
 
 absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions& hot) const {
@@ -421,11 +432,10 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
   }
   const EngineState state = state_.load();
   if (state == EngineState::kFailed) return DeviceError();
-  if (state != EngineState::kReady) {
-    const bool drains = state == EngineState::kDraining;
-    return WithReason(
-        absl::UnavailableError(drains ? "server is draining" : "server is shutting down"),
-        drains ? Reason::kServerDraining : Reason::kServerShutdown, {}, queue_.RetryDelay());
+  if (state == EngineState::kStopped) return ShutdownError();
+  if (state == EngineState::kDraining) {
+    return WithReason(absl::UnavailableError("server is draining"), Reason::kServerDraining, {},
+                      queue_.RetryDelay());
   }
   // A template may print something for messages without any text.
   if (bytes == 0 && !std::holds_alternative<ChatPrompt>(request.prompt)) {

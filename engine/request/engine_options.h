@@ -76,6 +76,8 @@ struct EngineOptions : HotOptions {
   std::int32_t text_threads = 1;  // text workers, and as many output workers
   // Steps launched before the oldest is collected: the lesser of this and what the runner can do.
   std::int32_t max_steps_in_flight = 2;
+  // How long an engine that cannot go on waits for its output workers before on_fatal.
+  absl::Duration answer_timeout = absl::Seconds(5);
   // Called once on the engine thread before anything else. May be empty.
   std::function<void()> on_engine_thread;
   // The engine cannot go on; each is called once, on the engine thread, and may do nothing that

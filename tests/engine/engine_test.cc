@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/engine/failing_allocation.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
 #include "tests/testing/waiting.h"
@@ -31,9 +32,7 @@ std::string ReasonOf(const absl::Status& status) {
 class EngineTest : public ::testing::TestWithParam<int> {
  protected:
   void Start(const std::function<void(EngineOptions&, FakeRunnerOptions&)>& change = {}) {
-    const PoolOptions pool{
-        .usable_pages = 200, .page_size = 16, .max_rows = 16, .max_context_tokens = 1024};
-    HarnessOptions options = MakeHarnessOptions(pool, GetParam());
+    HarnessOptions options = MakeHarnessOptions(pool_, GetParam());
     if (change) change(options.engine, options.runner);
     tokenizer_ = MakeByteTokenizer();
     runner_ = std::make_unique<FakeRunner>(options.runner);
@@ -42,7 +41,7 @@ class EngineTest : public ::testing::TestWithParam<int> {
       while (gate_closed_) gate_.Wait(&gate_mutex_);
       return absl::OkStatus();
     });
-    auto engine = Engine::Create(options.engine, MakeCache(pool), runner_.get(), tokenizer_.get(),
+    auto engine = Engine::Create(options.engine, MakeCache(pool_), runner_.get(), tokenizer_.get(),
                                  &clock_, &registry_);
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
@@ -74,6 +73,8 @@ class EngineTest : public ::testing::TestWithParam<int> {
     EXPECT_EQ(engine_->GetStats().waiting, 0);
   }
 
+  PoolOptions pool_{
+      .usable_pages = 200, .page_size = 16, .max_rows = 16, .max_context_tokens = 1024};
   MachineClock clock_;
   probe::Registry registry_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
@@ -320,6 +321,19 @@ TEST_P(EngineTest, TheSnapshotOfThePagesNamesWhoUsesThem) {
 }
 
 // No step follows that would show the pages it gave back.
+TEST_P(EngineTest, ReportsOfAllPagesThatFindNoMemoryAreRefusedAndTheEngineGoesOn) {
+  constexpr std::uint32_t kPages = 50'000;
+  pool_.usable_pages = kPages;
+  Start();
+  {
+    const FailingAllocation none(kPages * sizeof(std::uint32_t));
+    EXPECT_TRUE(absl::IsResourceExhausted(engine_->CheckIntegrity()));
+    EXPECT_TRUE(absl::IsResourceExhausted(engine_->GetPageSnapshot().status()));
+  }
+  EXPECT_TRUE(engine_->CheckIntegrity().ok());
+  EXPECT_TRUE(engine_->GetPageSnapshot().ok());
+}
+
 TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {
   Start();
   Gate(true);

@@ -1,6 +1,8 @@
 // The end of the engine: everything that came before it is answered, and what comes later is told.
 
+#include <atomic>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -8,10 +10,17 @@
 #include "engine/engine.h"
 #include "engine/request/inbox.h"
 #include "gtest/gtest.h"
+#include "tests/engine/gate.h"
 #include "tests/engine/harness.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::engine {
 namespace {
+
+std::string ReasonOf(const absl::Status& status) {
+  const auto reason = GetErrorReason(status);
+  return reason.has_value() ? reason->name() : status.ToString();
+}
 
 TEST(InboxTest, ClosedInboxGivesWhatCameBeforeAndRefusesTheRest) {
   Inbox inbox;
@@ -94,7 +103,9 @@ TEST(EngineShutdownTest, RequestThatComesJustBeforeTheEndIsAnswered) {
   // second to be given up.
   for (int i = 0; i < 10000; ++i) std::this_thread::yield();
   while (!absl::IsUnavailable(ending.GetPageSnapshot().status())) std::this_thread::yield();
-  EXPECT_TRUE(absl::IsUnavailable(ending.CheckIntegrity()));
+  EXPECT_EQ(ReasonOf(ending.GetPageSnapshot().status()), "SERVER_SHUTDOWN");
+  EXPECT_EQ(ReasonOf(ending.CheckIntegrity()), "SERVER_SHUTDOWN");
+  EXPECT_EQ(ReasonOf(ending.FlushCache(absl::ZeroDuration()).status()), "SERVER_SHUTDOWN");
   clock.Release();
   ender.join();
 
@@ -102,9 +113,54 @@ TEST(EngineShutdownTest, RequestThatComesJustBeforeTheEndIsAnswered) {
   while (stream.Take().has_value()) {
   }
   ASSERT_TRUE(stream.finished()) << "its arrival was lost";
-  const auto reason = GetErrorReason(stream.status());
-  ASSERT_TRUE(reason.has_value()) << stream.status();
-  EXPECT_EQ(reason->name(), "SERVER_SHUTDOWN");
+  EXPECT_EQ(ReasonOf(stream.status()), "SERVER_SHUTDOWN");
+}
+
+// The engine thread has died while the output worker hung, which goes on only when the engine is
+// being destroyed.
+TEST(EngineShutdownTest, AWorkerThatIsFreeLateStillWritesTheEnds) {
+  const PoolOptions pool;
+  HarnessOptions options = MakeHarnessOptions(pool);
+  Gate start, worker;
+  start.Set(true);
+  worker.Set(true);
+  options.engine.on_engine_thread = [&start] { start.Pass(); };
+  options.engine.answer_timeout = absl::Milliseconds(1);
+  std::atomic<bool> is_fatal{false};
+  options.engine.on_fatal = [&](const absl::Status&) { is_fatal = true; };
+  const auto tokenizer = MakeByteTokenizer();
+  FakeRunner runner(options.runner);
+  int collects = 0;
+  runner.SetCollectHook([&]() -> absl::Status {
+    if (++collects < 3) return absl::OkStatus();
+    worker.AwaitArrival();  // with what the steps before have given
+    std::string().at(0);    // as a library might throw
+    return absl::OkStatus();
+  });
+  const MachineClock clock;
+  auto created =
+      Engine::Create(options.engine, MakeCache(pool), &runner, tokenizer.get(), &clock, nullptr);
+  ASSERT_TRUE(created.ok()) << created.status();
+  std::unique_ptr<Engine> engine = *std::move(created);
+  const auto accepted = engine->Accept(MakeRequest("a", {1, 2, 3}, 900));
+  ASSERT_TRUE(accepted.ok()) << accepted.status();
+  TokenStream& stream = **accepted;
+  stream.SetReadyCallback([&worker] { worker.Pass(); });
+  start.Set(false);
+  EXPECT_TRUE(testing::WaitUntil([&] { return is_fatal.load(); }));
+
+  std::atomic<bool> has_ended{false};
+  std::thread ender([&] {
+    engine.reset();
+    has_ended = true;
+  });
+  EXPECT_TRUE(testing::Stays([&] { return !has_ended; }, absl::Milliseconds(500)));
+  worker.Set(false);
+  ender.join();
+  while (stream.Take().has_value()) {
+  }
+  ASSERT_TRUE(stream.finished()) << "it was never answered";
+  EXPECT_EQ(ReasonOf(stream.status()), "DEVICE_ERROR");
 }
 
 }  // namespace

@@ -1,0 +1,37 @@
+#include "tests/engine/failing_allocation.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+
+namespace {
+constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+std::atomic<std::size_t> refused_bytes{kNone};
+}  // namespace
+
+void* operator new(std::size_t size) {
+  void* const memory = size >= refused_bytes ? nullptr : std::malloc(size == 0 ? 1 : size);
+  // The library throws std::bad_alloc for what no memory can hold, without asking for it.
+  if (memory == nullptr) (void)std::allocator<char>().allocate(kNone);
+  return memory;
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace quire::engine {
+
+FailingAllocation::FailingAllocation(std::size_t bytes) {
+  refused_bytes = bytes;
+}
+
+FailingAllocation::~FailingAllocation() {
+  refused_bytes = kNone;
+}
+
+}  // namespace quire::engine
