@@ -44,6 +44,11 @@ absl::StatusOr<kernels::Backend> OpenBackend(const Stream& stream, kernels::Dete
   return backend;
 }
 
+// Of a machine without a GPU that this build can use, where auto means the CPU.
+bool IsNoGpu(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
+}
+
 std::unique_ptr<ThreadPool> MakeThreads(const DeviceOptions& options) {
   const Machine machine = Machine::Detect();
   const int threads = options.threads.value_or(machine.physical_cores());
@@ -68,6 +73,15 @@ absl::Status SelectIsa(const DeviceOptions& options) {
       absl::Status(status.code(), absl::StrCat("device.cpu.isa: ", status.message())));
 }
 
+absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
+  if (options.type == DeviceChoice::kCpu) return DeviceKind::kCpu;
+  if (options.type == DeviceChoice::kCuda) return DeviceKind::kCuda;
+  const absl::StatusOr<Device> gpu = OpenCudaDevice(options.cuda_ordinal);
+  if (gpu.ok()) return kernels::MayKernelsRunOn(*gpu) ? DeviceKind::kCuda : DeviceKind::kCpu;
+  if (IsNoGpu(gpu.status())) return DeviceKind::kCpu;
+  return DeviceError(gpu.status());
+}
+
 absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceOptions& options) {
   std::unique_ptr<ComputeDevice> opened(new ComputeDevice());
   opened->threads_ = MakeThreads(options);
@@ -86,8 +100,7 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
                  {"unproven_kernels", !kernels::AreKernelsProvenOn(device)}});
       return opened;
     }
-    const bool no_gpu = absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
-    if (choice == DeviceChoice::kCuda || !no_gpu) return status;
+    if (choice == DeviceChoice::kCuda || !IsNoGpu(status)) return status;
     why = absl::StrCat("device.type is auto and no GPU will do: ", status.message());
   }
   QUIRE_RETURN_IF_ERROR(SelectIsa(options));

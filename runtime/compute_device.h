@@ -49,6 +49,10 @@ class ComputeDevice {
 // Whether a device is what the error is about: it cannot be opened, or it was lost.
 bool IsDeviceError(const absl::Status& status);
 
+// The kind of device that Open would open, without opening it: device.type, or of auto what this
+// machine has. Errors as Open.
+absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options);
+
 // Makes the CPU kernels of this process run with device.cpu.isa, or says why not.
 absl::Status SelectIsa(const DeviceOptions& options);
 

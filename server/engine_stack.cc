@@ -60,9 +60,8 @@ std::string ServedModelId(const DaemonOptions& options) {
 }
 
 absl::Status ValidateModel(const DaemonOptions& options) {
-  const bool is_cuda = options.device.type == models::DeviceChoice::kCuda;
-  const DeviceKind device = is_cuda ? DeviceKind::kCuda : DeviceKind::kCpu;
-  if (!is_cuda) QUIRE_RETURN_IF_ERROR(models::SelectIsa(options.device));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceKind device, models::ChooseDevice(options.device));
+  if (device == DeviceKind::kCpu) QUIRE_RETURN_IF_ERROR(models::SelectIsa(options.device));
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
   QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files, device));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <new>
 #include <utility>
 
@@ -73,8 +72,7 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
         absl::StrCat("device ", device.name,
                      " has no CUDA kernels: this build was made without CUDA (QUIRE_CUDA)"));
   }
-  const char* const unproven = std::getenv("QUIRE_UNPROVEN");
-  if (!AreKernelsProvenOn(device) && (unproven == nullptr || absl::string_view(unproven) != "1")) {
+  if (!MayKernelsRunOn(device)) {
     return absl::FailedPreconditionError(
         absl::StrCat("device ", device.name,
                      ": the CUDA kernels of this version have not been proven on a GPU; "

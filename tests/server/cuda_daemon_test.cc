@@ -21,7 +21,9 @@
 #include "quire/v1/admin.grpc.pb.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "server/config/layered_config.h"
+#include "server/config/options.h"
 #include "server/daemon.h"
+#include "server/engine_stack.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/waiting.h"
@@ -284,6 +286,23 @@ TEST_F(CudaDaemonTest, AutoTakesTheGpuWhenThereIsOneAndTheCpuOtherwise) {
     EXPECT_EQ(daemon.Stop(), kExitOk);
   }
   EXPECT_THAT(Log(), HasSubstr("no GPU will do: there is no CUDA device 0"));
+}
+
+// More pages than the emulated GPU has memory, and fewer than a host may be asked for.
+TEST_F(CudaDaemonTest, ValidationPlansTheDeviceThatAutoWouldTake) {
+  for (const int devices : {1, 0}) {
+    cuda_emulator::SetOptions({.num_devices = devices});
+    std::vector<std::string> errors;
+    const auto config = LayeredConfig::Load(
+        {.sets = Tiny({"device.type=auto", "kv_cache.capacity_bytes=2GiB"})}, &errors);
+    ASSERT_NE(config, nullptr) << errors[0];
+    const absl::Status status = ValidateModel(ToOptions(*config));
+    if (devices == 0) {
+      EXPECT_TRUE(status.ok()) << status;
+    } else {
+      EXPECT_THAT(std::string(status.message()), HasSubstr("device memory: "));
+    }
+  }
 }
 
 TEST_F(CudaDaemonTest, APlanThatDoesNotFitIsRefusedBeforeAnythingIsLoaded) {
