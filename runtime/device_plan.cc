@@ -52,6 +52,7 @@ DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& p
   DevicePlanOptions request;
   request.page_size = plan.page_size;
   request.kv_dtype = plan.kv_dtype;
+  request.prefix_caching = options.pool.prefix_caching;
   request.device_memory_bytes = plan.free_bytes - plan.reserve_bytes;
   request.num_sms = num_sms;
   request.load_mode = LoadModeOf(options.model);
@@ -227,9 +228,14 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
   runner.has_text.assign(model.config.vocab_size, 1);
-  QUIRE_ASSIGN_OR_RETURN(
-      plan.memory, PlanMemory(files, options.pool.page_size, options.pool.dtype, num_blocks, runner,
-                              options.model.quantization, LoadModeOf(options.model)));
+  QUIRE_ASSIGN_OR_RETURN(plan.memory,
+                         PlanMemory(files, {.page_size = options.pool.page_size,
+                                            .kv_dtype = options.pool.dtype,
+                                            .num_blocks = num_blocks,
+                                            .prefix_caching = options.pool.prefix_caching,
+                                            .load_mode = LoadModeOf(options.model),
+                                            .quantization = options.model.quantization,
+                                            .runner = runner}));
   return plan;
 }
 

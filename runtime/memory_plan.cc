@@ -100,13 +100,15 @@ namespace {
 
 // Of the cache manager that the runner's steps need.
 std::int64_t PrefixIndexBytes(const ModelSpec& spec, const cache::KvGeometry& geometry,
-                              const LayerGroups& layers, const RunnerOptions& options) {
+                              const LayerGroups& layers, const RunnerOptions& options,
+                              bool prefix_caching) {
   return cache::CacheManager::PrefixIndexBytes(
       {.geometry = geometry,
        .groups = CacheGroupsOf(layers),
        .max_rows = options.max_rows,
        .max_context_tokens =
-           options.max_context_tokens > 0 ? options.max_context_tokens : spec.max_position});
+           options.max_context_tokens > 0 ? options.max_context_tokens : spec.max_position,
+       .prefix_caching = prefix_caching});
 }
 
 // The headers of the files, or what would be made up instead of them.
@@ -121,26 +123,27 @@ absl::StatusOr<Checkpoint> OpenHeaders(const formats::ModelFiles& files, const C
 
 }  // namespace
 
-absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files, std::uint32_t page_size,
-                                      DType kv_dtype, std::uint32_t num_blocks,
-                                      const RunnerOptions& options, Quantization quantization,
-                                      LoadMode load_mode) {
+absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
+                                      const HostPlanOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files, DeviceKind::kCpu));
-  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenHeaders(files, checked, load_mode));
-  const WeightTarget target{.quantization = quantization};
+  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                         OpenHeaders(files, checked, options.load_mode));
+  const WeightTarget target{.quantization = options.quantization};
   QUIRE_ASSIGN_OR_RETURN(
       const WeightSlots slots,
       FindWeights(checked.spec, TensorNamesOf(checked.config), checkpoint, target));
-  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
-                         KvGeometryFor(checked.spec, page_size, kv_dtype, num_blocks));
+  QUIRE_ASSIGN_OR_RETURN(
+      const cache::KvGeometry geometry,
+      KvGeometryFor(checked.spec, options.page_size, options.kv_dtype, options.num_blocks));
   MemoryPlan plan;
   plan.weight_bytes = WeightBytes(slots, target);
   plan.weight_format = slots.coded_format.empty() ? "none" : slots.coded_format;
   plan.layer_groups = PlanLayerGroups(checked.spec);
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
-  plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups, options);
-  plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options, CodedMatricesOf(slots));
+  plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,
+                                             options.runner, options.prefix_caching);
+  plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options.runner, CodedMatricesOf(slots));
   return plan;
 }
 
@@ -220,8 +223,8 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& fil
       checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner), options.num_sms);
   QUIRE_RETURN_IF_ERROR(PlanPool(geometry, options.num_blocks, &plan));
   geometry.num_blocks = plan.num_blocks;
-  plan.prefix_index_bytes =
-      PrefixIndexBytes(checked.spec, geometry, plan.layer_groups, options.runner);
+  plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,
+                                             options.runner, options.prefix_caching);
   return plan;
 }
 

@@ -59,13 +59,20 @@ struct MemoryPlan {
   }
 };
 
+struct HostPlanOptions {
+  std::uint32_t page_size = 64;
+  DType kv_dtype = DType::kBF16;
+  std::uint32_t num_blocks = 0;  // pages with the null page
+  bool prefix_caching = true;
+  LoadMode load_mode = LoadMode::kReal;
+  Quantization quantization = Quantization::kAuto;
+  RunnerOptions runner;
+};
+
 // Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing.
 // Errors as LoadModel and KvGeometryFor.
-absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files, std::uint32_t page_size,
-                                      DType kv_dtype, std::uint32_t num_blocks,
-                                      const RunnerOptions& options,
-                                      Quantization quantization = Quantization::kAuto,
-                                      LoadMode load_mode = LoadMode::kReal);
+absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
+                                      const HostPlanOptions& options);
 
 // What a CudaRunner allocates by itself.
 struct RunnerMemory {
@@ -84,6 +91,7 @@ struct DevicePlanOptions {
   std::uint32_t page_size = 64;
   DType kv_dtype = DType::kBF16;
   std::uint32_t num_blocks = 0;          // pages with the null page; 0: as many as fit
+  bool prefix_caching = true;
   std::int64_t device_memory_bytes = 0;  // what may be used
   std::uint32_t num_sms = 132;
   LoadMode load_mode = LoadMode::kReal;

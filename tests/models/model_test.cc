@@ -39,8 +39,9 @@ TEST(LoadModelTest, MemoryPlanIsExact) {
                              "llama-gqa-tied-bf16", "llama-sharded-bf16"}) {
     const auto files =
         formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
-    const auto plan =
-        PlanMemory(*files, 16, DType::kBF16, 9, {.max_rows = 4, .max_step_tokens = 32});
+    const auto plan = PlanMemory(
+        *files,
+        {.page_size = 16, .num_blocks = 9, .runner = {.max_rows = 4, .max_step_tokens = 32}});
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto model = LoadModel(*files, cpu.backend, {});
     ASSERT_TRUE(model.ok()) << model.status();

@@ -130,8 +130,10 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
     for (const char* folder : {"llama-gqa-tied-bf16", "llama-theta500k-multieos-bf16"}) {
       SCOPED_TRACE(absl::StrCat(folder, " ", QuantizationName(quantization)));
       const formats::ModelFiles files = Folder(folder);
-      const auto plan = PlanMemory(files, 16, DType::kBF16, 9,
-                                   {.max_rows = 4, .max_step_tokens = 32}, quantization);
+      const auto plan = PlanMemory(files, {.page_size = 16,
+                                           .num_blocks = 9,
+                                           .quantization = quantization,
+                                           .runner = {.max_rows = 4, .max_step_tokens = 32}});
       const auto model = LoadModel(files, cpu.backend, {.quantization = quantization});
       ASSERT_EQ(plan.ok(), model.ok());
       if (!plan.ok()) {
@@ -163,7 +165,11 @@ TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
     SCOPED_TRACE(QuantizationName(quantization));
     const TestBackend cpu(3);
     const formats::ModelFiles files = Folder("llama-theta500k-multieos-bf16");
-    const auto plan = PlanMemory(files, 16, DType::kF32, 9, options, quantization);
+    const auto plan = PlanMemory(files, {.page_size = 16,
+                                         .kv_dtype = DType::kF32,
+                                         .num_blocks = 9,
+                                         .quantization = quantization,
+                                         .runner = options});
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto model = Load(files, cpu, quantization);
     ASSERT_NE(model, nullptr);
@@ -216,8 +222,10 @@ TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
     ASSERT_TRUE(files.ok()) << files.status();
     for (const Quantization quantization :
          {Quantization::kAuto, Quantization::kNone, Quantization::kInt8G32}) {
-      const auto plan = PlanMemory(*files, 16, DType::kBF16, 9,
-                                   {.max_rows = 4, .max_step_tokens = 32}, quantization);
+      const auto plan = PlanMemory(*files, {.page_size = 16,
+                                            .num_blocks = 9,
+                                            .quantization = quantization,
+                                            .runner = {.max_rows = 4, .max_step_tokens = 32}});
       ASSERT_TRUE(plan.ok()) << plan.status();
       const auto model = Load(*files, cpu, quantization);
       ASSERT_NE(model, nullptr);

@@ -89,8 +89,10 @@ TEST_P(StoredFormatModelTest, PlanAndWarningsSayWhatIsHeld) {
        {Quantization::kAuto, Quantization::kNone, Quantization::kInt8G32}) {
     const auto loaded = LoadModel(model.Files(), *backend, {.quantization = quantization});
     ASSERT_TRUE(loaded.ok()) << loaded.status();
-    const auto plan = PlanMemory(model.Files(), 16, DType::kBF16, 9,
-                                 {.max_rows = 4, .max_step_tokens = 32}, quantization);
+    const auto plan = PlanMemory(model.Files(), {.page_size = 16,
+                                                 .num_blocks = 9,
+                                                 .quantization = quantization,
+                                                 .runner = {.max_rows = 4, .max_step_tokens = 32}});
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->weight_bytes, (*loaded)->weights->size_bytes());
     const std::string text = testing::PrintToString((*loaded)->warnings);

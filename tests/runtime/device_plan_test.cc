@@ -250,6 +250,44 @@ TEST(PoolOfTwoGroupsTest, OneUsablePageIsRefusedByEveryPlan) {
   EXPECT_TRUE(CheckHoldsAnything(automatic, demand, 3).ok());
 }
 
+// Where all layers have windows it has room for nodes whose pages are gone, which no row needs
+// when no prefixes are kept.
+TEST(WindowedPrefixIndexTest, IsPlannedAsTheCacheManagerMakesIt) {
+  const auto files =
+      formats::ModelFiles::FromDirectory(paths::TestData("models/mistral-window-bf16"));
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto model = ReadModelSpec(*files, DeviceKind::kCpu);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const LayerGroups layers = PlanLayerGroups(model->spec);
+  ASSERT_GT(layers.groups.at(0).window, 0u);
+  RuntimeOptions options = Options();
+  options.model.dummy_weights = false;
+  options.pool.page_size = 16;
+  options.pool.capacity_bytes = 4 * kMiB;
+  std::vector<std::int64_t> planned;
+  for (const bool prefix_caching : {true, false}) {
+    options.pool.prefix_caching = prefix_caching;
+    const auto pool = PlanCpuPool(options, model->spec, /*free_bytes=*/0);
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    cache::CacheManagerOptions cache;
+    cache.geometry = pool->geometry;
+    cache.groups = CacheGroupsOf(layers);
+    cache.max_rows = options.steps.max_rows;
+    cache.max_context_tokens = static_cast<std::uint32_t>(pool->context_tokens);
+    cache.prefix_caching = prefix_caching;
+    const auto plan = PlanCpu(options, *files);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->memory.prefix_index_bytes, cache::CacheManager::PrefixIndexBytes(cache));
+    const auto device = PlanDevice(options, *files, 1024 * kMiB, 132);
+    ASSERT_TRUE(device.ok()) << device.status();
+    cache.geometry.num_blocks = device->memory.num_blocks;
+    cache.max_context_tokens = static_cast<std::uint32_t>(device->context_tokens);
+    EXPECT_EQ(device->memory.prefix_index_bytes, cache::CacheManager::PrefixIndexBytes(cache));
+    planned.push_back(plan->memory.prefix_index_bytes);
+  }
+  EXPECT_GT(planned[0], planned[1]);
+}
+
 // So many sequences that the memory ends before their use for pages does.
 TEST(CpuPoolTest, AnAutomaticPoolLeavesRoomForItsPrefixIndex) {
   const testing::TempDir dir;
