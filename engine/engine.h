@@ -5,8 +5,8 @@
 //
 //   Accept (any thread) -> text worker: Tokenizer::Encode, HashPages -> Submit -> AdmissionLimiter
 //   engine thread, each step: drain messages, expire, schedule, reserve pages, run, publish, hand
-//   on tokens output workers: detokenise, match stop strings, write the stream; a match returns as
-//   a finish
+//                             on tokens
+//   output workers: detokenise, match stop strings, write the stream; a match returns as a finish
 //
 // Place:      above StepRunner and CacheManager; below the server, which knows it only by this
 //             header.

@@ -6,11 +6,9 @@
 // as it is the oldest, whatever else comes.
 //
 //   safe:        a request is admitted when the pages of all admitted requests at their limits, its
-//   own
-//                included, fit together. No sequence ever loses a page.
+//                own included, fit together. No sequence ever loses a page.
 //   overcommit:  it is admitted when its prompt and one page more fit. A row that cannot grow later
-//   takes
-//                the pages of a victim (preemption.h), which is computed again.
+//                takes the pages of a victim (preemption.h), which is computed again.
 //
 // The pages of a prompt are taken with its admission. Layer groups with a window never hold a whole
 // prompt: there those of each chunk are taken before its step is planned.
@@ -70,7 +68,6 @@ class Scheduler {
   // in flight.
   const StepPlan& Plan(absl::Time now, bool ahead);
   // Whether the last plan, made ahead, is empty because it must be made after the step in flight.
-  bool must_wait() const { return must_wait_; }
   // A step begins, with the number that is returned; the oldest one has ended, well or not.
   std::uint64_t StepLaunched() { return ++launched_; }
   void StepCompleted() { ++completed_; }

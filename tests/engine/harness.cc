@@ -7,23 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
+#include "base/json_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "text/unicode/unicode.h"
 
 namespace quire::engine {
 namespace {
-
-std::string JsonQuoted(absl::string_view text) {
-  std::string out;
-  out.push_back('"');
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out.push_back('\\');
-    out.push_back(c);
-  }
-  out.push_back('"');
-  return out;
-}
 
 std::string AddedToken(std::int32_t id, absl::string_view content) {
   return absl::StrCat("{\"id\":", id, ",\"content\":\"", content,
