@@ -23,6 +23,7 @@
 #include "runtime/compute_device.h"
 #include "server/api/drain_control.h"
 #include "server/api/generation.h"
+#include "server/api/peer_table.h"
 #include "server/api/server_probe.h"
 #include "server/api/serving_state.h"
 #include "server/auth/authenticator.h"
@@ -44,6 +45,7 @@
 #include "server/metrics_exporter.h"
 #include "server/notify.h"
 #include "server/openai/openai_listener.h"
+#include "server/resident_memory.h"
 #include "server/vllm/vllm_service.h"
 
 namespace quire::server {
@@ -52,6 +54,8 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // See GrpcListener::KeepPolling.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(250);
+// Of calls through the data port, for probes.
+constexpr absl::Duration kCheckInterval = absl::Seconds(5);
 // Beyond shutdown.force_timeout, for the step under way and for memory to be given back.
 constexpr absl::Duration kLastSteps = absl::Seconds(10);
 
@@ -121,7 +125,11 @@ class Daemon::Impl {
         state_(options_.engine_stall_timeout),
         probe_(&registry_, ServedModelId(options_)),
         drain_(&state_, &clock_, options_.shutdown.drain_timeout, [this] { RequestStop(); }),
-        context_{.state = &state_, .probe = &probe_, .clock = &clock_, .config = &live_} {
+        context_{.state = &state_,
+                 .probe = &probe_,
+                 .clock = &clock_,
+                 .config = &live_,
+                 .peers = &peers_} {
     ExportProcess(&state_, start_time_, &registry_);
   }
 
@@ -163,7 +171,8 @@ class Daemon::Impl {
   Notifier notifier_{NotifyTargetFromEnvironment()};
   std::unique_ptr<Authenticator> authenticator_;
   std::unique_ptr<CertificateStore> certificates_;  // null: plain text
-  HandlerContext context_;                          // complete once Listen makes the services
+  PeerTable peers_;
+  HandlerContext context_;  // complete once Listen makes the services
 
   Mutex health_mutex_;
   std::unique_ptr<HealthService> health_ ABSL_GUARDED_BY(health_mutex_);
@@ -240,7 +249,9 @@ absl::Status Daemon::Impl::Listen() {
   admin_ = std::make_unique<AdminService>(context_, &drain_, &live_);
   QUIRE_ASSIGN_OR_RETURN(data_listener_, GrpcListener::Start({.addresses = options_.grpc_listen,
                                                               .transport = options_.transport,
-                                                              .certificates = certificates_.get()},
+                                                              .certificates = certificates_.get(),
+                                                              .peers = &peers_,
+                                                              .probe = &probe_},
                                                              data_services));
   std::vector<GrpcListener*> listeners = {data_listener_.get()};
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses, AdminAddresses(options_));
@@ -249,7 +260,9 @@ absl::Status Daemon::Impl::Listen() {
                            GrpcListener::Start({.addresses = admin_addresses,
                                                 .socket_mode = options_.admin_socket_mode,
                                                 .transport = options_.transport,
-                                                .certificates = certificates_.get()},
+                                                .certificates = certificates_.get(),
+                                                .peers = &peers_,
+                                                .probe = &probe_},
                                                {admin_->service()}));
     listeners.push_back(admin_listener_.get());
   }
@@ -388,9 +401,16 @@ void Daemon::Impl::Load() {
 // Until the process closes: health, drains that run out of time, a stopped engine.
 void Daemon::Impl::Housekeep() {
   SetThreadName("housekeeper");
-  absl::Time next_poll = absl::InfinitePast();
+  absl::Time next_poll = absl::InfinitePast(), next_check = absl::InfinitePast();
+  FreeMemory free_memory;
   for (;;) {
+    if (clock_.Now() >= next_check) {
+      data_listener_->CheckReachable();
+      next_check = clock_.Now() + kCheckInterval;
+    }
+    state_.SetReachable(data_listener_->is_reachable());
     UpdateHealth();
+    free_memory.Tick(clock_.Now());
     drain_.Tick();
     if (state_.is_live()) notifier_.KeepAlive(clock_.Now());
     if (clock_.Now() >= next_poll) {

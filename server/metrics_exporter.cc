@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "server/build_info.h"
+#include "server/resident_memory.h"
 
 namespace quire::server {
 namespace {
@@ -21,15 +22,6 @@ double CpuSeconds() {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-// Second number of /proc/self/statm: resident pages.
-double ResidentBytes() {
-  std::ifstream file("/proc/self/statm");
-  double total = 0;
-  double resident = 0;
-  file >> total >> resident;
-  return resident * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
 double OpenFds() {
@@ -71,7 +63,7 @@ void ExportProcess(const ServingState* state, absl::Time start_time, probe::Regi
   registry->AddCallbackCounter("process_cpu_seconds_total", "User and system CPU time.", {},
                                &CpuSeconds);
   registry->AddCallbackGauge("process_resident_memory_bytes", "Resident memory.", {},
-                             &ResidentBytes);
+                             [] { return static_cast<double>(ResidentBytes()); });
   registry->AddCallbackGauge("process_open_fds", "Open file descriptors.", {}, &OpenFds);
   registry->AddCallbackGauge("process_max_fds", "Limit of open file descriptors.", {}, &MaxFds);
   registry->AddGauge("process_start_time_seconds", "Start of the process, Unix time.")

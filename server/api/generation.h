@@ -35,6 +35,7 @@ namespace quire::server {
 
 class Authenticator;
 class LiveConfig;
+class PeerTable;
 
 // What handlers share. Plain pointers: the daemon owns all of it.
 struct HandlerContext {
@@ -43,6 +44,7 @@ struct HandlerContext {
   const Clock* clock = nullptr;
   const Authenticator* authenticator = nullptr;  // never null where handlers run
   const LiveConfig* config = nullptr;            // nor this
+  const PeerTable* peers = nullptr;              // nor this, in handlers of gRPC
 };
 
 class Generation {

@@ -13,6 +13,8 @@ ServerProbe::ServerProbe(probe::Registry* registry, const std::string& model_id)
     : registry_(registry),
       streams_(registry->AddGauge("quire_grpc_streams_active",
                                   "Generate and BatchGenerate calls that are open.")),
+      connections_(registry->AddGauge("quire_grpc_connections_active",
+                                      "Connections of the gRPC listeners that are open.")),
       received_(registry->AddCounter("quire_requests_received_total",
                                      "Generations that reached validation.",
                                      {{"model_name", model_id}})) {}
@@ -22,6 +24,14 @@ void ServerProbe::CountRefused(Reason reason) {
   registry_
       ->AddCounter("quire_requests_rejected_total", "Requests refused before acceptance.",
                    {{"reason", ReasonName(reason)}})
+      .Increment();
+}
+
+void ServerProbe::CountClosedConnection(absl::string_view cause) {
+  registry_
+      ->AddCounter("quire_grpc_connections_closed_total",
+                   "gRPC connections that the daemon ended or did not take.",
+                   {{"cause", std::string(cause)}})
       .Increment();
 }
 

@@ -34,6 +34,9 @@ void ReadListeners(const Config& config, DaemonOptions* options) {
   transport.max_send_message_bytes = grpc.max_send_message_bytes();
   transport.max_concurrent_streams = grpc.max_concurrent_streams();
   transport.max_metadata_bytes = grpc.max_metadata_bytes();
+  transport.max_connections = grpc.max_connections();
+  transport.max_connections_per_address = grpc.max_connections_per_address();
+  transport.memory_bytes = grpc.memory_bytes();
   transport.keepalive = {.time = ToDuration(grpc.keepalive().time()),
                          .timeout = ToDuration(grpc.keepalive().timeout()),
                          .min_ping_interval = ToDuration(grpc.keepalive().min_ping_interval()),

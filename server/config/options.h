@@ -36,6 +36,9 @@ struct GrpcTransportOptions {
   std::int64_t max_send_message_bytes = 0;
   std::int32_t max_concurrent_streams = 0;
   std::int64_t max_metadata_bytes = 0;
+  std::int32_t max_connections = 0;
+  std::int32_t max_connections_per_address = 0;
+  std::int64_t memory_bytes = 0;  // of one listener
   KeepaliveOptions keepalive;
   absl::Duration max_connection_age;  // infinite: never
   absl::Duration max_connection_age_grace;

@@ -1,37 +1,25 @@
 #include "server/grpc/call_util.h"
 
 #include <google/protobuf/message.h>
-#include <grpc/grpc_security_constants.h>
-#include <grpcpp/security/auth_context.h>
 
-#include <memory>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
 #include "quire/v1/types.pb.h"
+#include "server/api/peer_table.h"
 #include "server/api/response_translator.h"
 #include "server/api/wire_check.h"
 
 namespace quire::server {
 namespace {
 
-// The common name of the client certificate. Only what TLS has verified is there.
-std::string CertificateName(const grpc::CallbackServerContext& call) {
-  const std::shared_ptr<const grpc::AuthContext> connection = call.auth_context();
-  if (connection == nullptr || !connection->IsPeerAuthenticated()) return "";
-  const std::vector<grpc::string_ref> names =
-      connection->FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME);
-  return names.empty() ? std::string() : std::string(names[0].data(), names[0].size());
-}
-
-Credentials ReadCredentials(const grpc::CallbackServerContext& call) {
+Credentials ReadCredentials(const grpc::CallbackServerContext& call, const Peer& peer) {
   return {.bearer_token = std::string(BearerToken(MetadataValue(call, "authorization"))),
-          .certificate_name = CertificateName(call),
+          .certificate_name = peer.certificate_name,
           .tenant_metadata = MetadataValue(call, "quire-tenant"),
-          .is_local_socket = absl::StartsWith(call.peer(), "unix:")};
+          .is_local_socket = peer.is_local_socket};
 }
 
 }  // namespace
@@ -69,11 +57,12 @@ std::string MetadataValue(const grpc::CallbackServerContext& call, const char* k
 absl::StatusOr<Identity> Authorize(const HandlerContext& context,
                                    const grpc::CallbackServerContext& call,
                                    absl::string_view method, Scope scope) {
+  const Peer peer = context.peers->Find(call.peer());
   absl::StatusOr<Identity> caller =
-      context.authenticator->Authenticate(ReadCredentials(call), scope);
+      context.authenticator->Authenticate(ReadCredentials(call, peer), scope);
   if (!caller.ok()) {
     log::Info("auth", "call refused",
-              {{"method", method}, {"peer", call.peer()}, {"why", caller.status().message()}});
+              {{"method", method}, {"peer", peer.address}, {"why", caller.status().message()}});
   }
   return caller;
 }

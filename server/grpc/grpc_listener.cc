@@ -2,29 +2,26 @@
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <atomic>
 #include <chrono>
-#include <cstring>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/logging.h"
 #include "base/status.h"
-#include "server/config/validator.h"
+#include "server/edge/grpc_acceptor.h"
 #include "server/grpc/call_util.h"
-#include "server/grpc/tls_credentials.h"
 
 namespace quire::server {
 namespace {
@@ -32,6 +29,14 @@ namespace {
 // From the connection to the client's HTTP/2 settings, TLS included. gRPC's default of two minutes
 // lets connections that say nothing pile up.
 constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
+// A message of 16 MiB needs 280 KiB/s to come in time.
+constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
+// For a client to take 64 KiB at most. Streams whose reader is slow are bounded by gRPC's windows
+// and stream.slow_client_timeout; this is for clients that are gone without a word.
+constexpr absl::Duration kWriteStall = absl::Seconds(60);
+// For clients to take what gRPC has sent them when it ends.
+constexpr absl::Duration kLastWords = absl::Seconds(2);
+constexpr absl::Duration kMaxUnreachable = absl::Seconds(20);
 constexpr int kMaxIdlePings = 100;  // in a row, with no answer sent between them
 
 int Milliseconds(absl::Duration duration) {
@@ -40,39 +45,17 @@ int Milliseconds(absl::Duration duration) {
              : static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
 
-// True when a process accepts connections on the socket file.
-bool SomebodyListens(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const bool connected =
-      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-  close(fd);
-  return connected;
-}
-
-absl::Status PrepareUnixSocket(const std::string& address, const std::string& path) {
-  if (SomebodyListens(path)) {
-    return absl::AlreadyExistsError(absl::StrCat("address ", address, " is in use"));
-  }
-  struct stat info = {};
-  if (lstat(path.c_str(), &info) != 0) return absl::OkStatus();
-  if (!S_ISSOCK(info.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address ", address, ": the file exists and is not a socket"));
-  }
-  if (unlink(path.c_str()) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address ", address, ": the old socket cannot be removed: ", strerror(errno)));
-  }
-  return absl::OkStatus();
-}
-
 void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(options.max_receive_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(options.max_send_message_bytes));
+  // What gRPC holds of messages and headers: above it, it closes connections that are idle, then
+  // others.
+  builder->SetResourceQuota(
+      grpc::ResourceQuota("quire").Resize(static_cast<std::size_t>(options.memory_bytes)));
+  // A message is refused before it is inflated: gRPC 1.51 inflates all of it before it looks at
+  // max_receive_message_bytes.
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   const KeepaliveOptions& keepalive = options.keepalive;
   const std::pair<const char*, int> arguments[] = {
       {GRPC_ARG_ALLOW_REUSEPORT, options.reuse_port ? 1 : 0},
@@ -92,6 +75,36 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
       {GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, Milliseconds(options.max_connection_age_grace)},
   };
   for (const auto& [name, value] : arguments) builder->AddChannelArgument(name, value);
+}
+
+// In a second a client that works hard makes hundreds of calls and some thousand window updates; an
+// attack makes a hundred times as many.
+FrameLimits LimitsOf(const GrpcTransportOptions& options) {
+  return {.max_streams = options.max_concurrent_streams,
+          // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
+          .max_header_block_bytes = 4 * options.max_metadata_bytes,
+          .max_resets = 100 + 2 * std::int64_t{options.max_concurrent_streams},
+          .max_control_frames = 1000,
+          .max_window_updates = 50'000,
+          .max_header_bytes = 16 << 20,
+          .max_unfinished_bytes = 4 * options.max_receive_message_bytes,
+          .message_timeout = kMessageTimeout};
+}
+
+GrpcAcceptorOptions AcceptorOptions(const GrpcListenerOptions& options) {
+  return {.addresses = options.addresses,
+          .socket_mode = options.socket_mode,
+          .reuse_port = options.transport.reuse_port,
+          .max_connections = options.transport.max_connections,
+          .max_connections_per_address = options.transport.max_connections_per_address,
+          // The rest is for what gRPC reads and writes besides: it slows all connections down when
+          // little is left.
+          .max_unfinished_bytes = options.transport.memory_bytes / 2,
+          .frames = LimitsOf(options.transport),
+          .times = {.preface = kHandshakeTimeout, .write_stall = kWriteStall},
+          .certificates = options.certificates,
+          .peers = options.peers,
+          .probe = options.probe};
 }
 
 // What gRPC has to say goes through our log; its levels are debug, info and error.
@@ -117,83 +130,69 @@ void InitLibraries(bool reflection) {
   });
 }
 
-// What BuildAndStart does not say: which address it could not bind.
-absl::Status BindError(const std::vector<std::string>& addresses, const std::vector<int>& ports) {
-  for (std::size_t i = 0; i < addresses.size(); ++i) {
-    if (ports[i] > 0) continue;
-    return absl::AlreadyExistsError(
-        absl::StrCat("address ", addresses[i], " is in use or cannot be bound"));
-  }
-  return absl::AlreadyExistsError(
-      absl::StrCat("address ", addresses.empty() ? "" : addresses[0], " is in use"));
+// A health check of "": its request is an empty message.
+void CheckHealth(const std::shared_ptr<grpc::GenericStub>& stub, absl::Duration timeout,
+                 std::function<void(const grpc::Status&)> done) {
+  struct Call {
+    std::shared_ptr<grpc::GenericStub> stub;
+    grpc::ClientContext context;
+    grpc::ByteBuffer request;
+    grpc::ByteBuffer response;
+  };
+  auto call = std::make_shared<Call>();
+  const grpc::Slice empty("");
+  call->stub = stub;
+  call->request = grpc::ByteBuffer(&empty, 1);
+  call->context.set_deadline(ToGrpcTime(MonotonicNow() + timeout));
+  stub->UnaryCall(&call->context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
+                  &call->request, &call->response,
+                  [call, done = std::move(done)](grpc::Status status) { done(status); });
 }
 
 }  // namespace
 
 struct GrpcListener::State {
-  std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials;  // outlive the server
   std::unique_ptr<grpc::Server> server;
-  std::vector<std::string> addresses;
-  std::vector<std::string> socket_paths;
-  std::unique_ptr<grpc::GenericStub> self;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> hand_over;
+  std::unique_ptr<GrpcAcceptor> acceptor;  // ends before what it hands connections to
+  std::shared_ptr<grpc::GenericStub> self;
+  // Of CheckReachable; its calls may outlive the listener.
+  std::shared_ptr<std::atomic<std::int64_t>> last_reached =
+      std::make_shared<std::atomic<std::int64_t>>(absl::ToUnixNanos(MonotonicNow()));
 };
 
 GrpcListener::GrpcListener(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 GrpcListener::~GrpcListener() {
   Shutdown(absl::InfinitePast());
-  for (const std::string& path : state_->socket_paths) unlink(path.c_str());
 }
 
 absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
     const GrpcListenerOptions& options, const std::vector<grpc::Service*>& services) {
   InitLibraries(options.transport.reflection);
   auto state = std::make_unique<State>();
+  QUIRE_ASSIGN_OR_RETURN(state->acceptor, GrpcAcceptor::Bind(AcceptorOptions(options)));
   grpc::ServerBuilder builder;
   ApplyTransport(options.transport, &builder);
-  std::vector<int> ports(options.addresses.size(), 0);
-  for (std::size_t i = 0; i < options.addresses.size(); ++i) {
-    ListenAddress address;
-    if (!ParseListenAddress(options.addresses[i], &address)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("address ", options.addresses[i], " is not host:port or unix:PATH"));
-    }
-    if (address.is_unix) {
-      QUIRE_RETURN_IF_ERROR(PrepareUnixSocket(options.addresses[i], address.path));
-      state->socket_paths.push_back(address.path);
-    }
-    const bool is_plain = address.is_unix || options.certificates == nullptr;
-    state->credentials.push_back(is_plain ? grpc::InsecureServerCredentials()
-                                          : MakeTlsCredentials(options.certificates));
-    builder.AddListeningPort(options.addresses[i], state->credentials.back(), &ports[i]);
-  }
+  state->hand_over = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
   for (grpc::Service* service : services) builder.RegisterService(service);
   state->server = builder.BuildAndStart();
-  if (state->server == nullptr) {
-    state->socket_paths.clear();  // not ours
-    return BindError(options.addresses, ports);
-  }
+  if (state->server == nullptr) return absl::InternalError("gRPC does not start a server");
   // The default health service begins with SERVING for "".
   state->server->GetHealthCheckService()->SetServingStatus(false);
-  for (std::size_t i = 0; i < options.addresses.size(); ++i) {
-    ListenAddress address;
-    ParseListenAddress(options.addresses[i], &address);
-    std::string bound = options.addresses[i];
-    if (!address.is_unix && address.port == 0) {
-      bound = absl::StrCat(bound.substr(0, bound.rfind(':') + 1), ports[i]);
-    }
-    if (address.is_unix && chmod(address.path.c_str(), options.socket_mode) != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("address ", bound, ": the mode cannot be set: ", strerror(errno)));
-    }
-    state->addresses.push_back(std::move(bound));
-  }
-  state->self = std::make_unique<grpc::GenericStub>(state->server->InProcessChannel({}));
+  state->self = std::make_shared<grpc::GenericStub>(state->server->InProcessChannel({}));
+  state->acceptor->Start([hand_over = state->hand_over.get()](int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.fd = fd;
+    hand_over->HandleNewConnection(&connection);
+  });
   return std::unique_ptr<GrpcListener>(new GrpcListener(std::move(state)));
 }
 
 const std::vector<std::string>& GrpcListener::addresses() const {
-  return state_->addresses;
+  return state_->acceptor->addresses();
 }
 
 void GrpcListener::SetServing(const std::string& name, bool serving) {
@@ -201,24 +200,38 @@ void GrpcListener::SetServing(const std::string& name, bool serving) {
 }
 
 void GrpcListener::KeepPolling() {
-  // A health check of "": its request is an empty message, and no code looks at the answer.
-  struct Call {
-    grpc::ClientContext context;
-    grpc::ByteBuffer request;
-    grpc::ByteBuffer response;
-  };
-  auto call = std::make_shared<Call>();
-  const grpc::Slice empty("");
-  call->request = grpc::ByteBuffer(&empty, 1);
-  call->context.set_deadline(ToGrpcTime(MonotonicNow() + absl::Seconds(1)));
-  state_->self->UnaryCall(&call->context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
-                          &call->request, &call->response, [call](grpc::Status) {});
+  // No code looks at the answer.
+  CheckHealth(state_->self, absl::Seconds(1), [](const grpc::Status&) {});
+}
+
+void GrpcListener::CheckReachable() {
+  const absl::StatusOr<int> fd = state_->acceptor->ConnectToSelf();
+  if (!fd.ok()) return;
+  const auto stub =
+      std::make_shared<grpc::GenericStub>(grpc::CreateInsecureChannelFromFd("self", *fd));
+  CheckHealth(stub, absl::Seconds(5),
+              [last_reached = state_->last_reached](const grpc::Status& status) {
+                // Any answer but that none came.
+                if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                    status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+                  return;
+                }
+                last_reached->store(absl::ToUnixNanos(MonotonicNow()));
+              });
+}
+
+bool GrpcListener::is_reachable() const {
+  return MonotonicNow() - absl::FromUnixNanos(state_->last_reached->load()) < kMaxUnreachable;
 }
 
 void GrpcListener::Shutdown(absl::Time deadline) {
+  if (state_->self == nullptr) return;
   state_->self.reset();
+  state_->acceptor->StopAccepting();
   state_->server->Shutdown(ToGrpcTime(deadline));
   state_->server->Wait();
+  // gRPC has said its last words; clients that do not take them are not waited for.
+  state_->acceptor->WaitClosed(MonotonicNow() + kLastWords);
 }
 
 }  // namespace quire::server

@@ -2,13 +2,12 @@
 
 // One gRPC server: addresses, transport settings, health, reflection.
 //
-// Place:      the daemon makes two, for data and for control.
-// Invariants: a port that another process holds is an error, never shared (GRPC_ARG_ALLOW_REUSEPORT
-//             0), unless reuse_port says otherwise. A Unix socket that no process answers on is
-//             replaced; one that a process answers on is an error. Every health name is NOT_SERVING
-//             when Start returns.
+// Place:      the daemon makes two, for data and for control. Connections come from a GrpcAcceptor.
+// Invariants: a port that another process holds is an error, never shared, unless reuse_port says
+//             otherwise. Every health name is NOT_SERVING when Start returns. Compressed messages
+//             are refused, UNIMPLEMENTED.
 // Threads:    Start and Shutdown from one thread; SetServing and KeepPolling from one thread.
-// Lifetime:   the services and the certificates outlive it.
+// Lifetime:   the services and what the options name outlive it.
 
 #include <cstdint>
 #include <memory>
@@ -17,6 +16,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/api/peer_table.h"
+#include "server/api/server_probe.h"
 #include "server/auth/certificate_store.h"
 #include "server/config/options.h"
 
@@ -31,6 +32,8 @@ struct GrpcListenerOptions {
   std::uint32_t socket_mode = 0660;    // of Unix sockets
   GrpcTransportOptions transport;
   const CertificateStore* certificates = nullptr;  // of TCP addresses; null: plain text
+  PeerTable* peers = nullptr;
+  ServerProbe* probe = nullptr;
 };
 
 class GrpcListener {
@@ -49,6 +52,12 @@ class GrpcListener {
   // A call that does nothing, through the server itself. On an idle server of few cores all of
   // gRPC's callback threads may sleep 100 ms at once; a call every 250 ms keeps one awake.
   void KeepPolling();
+
+  // Makes a call through the front door: a connection to the first address, accepted and relayed as
+  // a client's is, and a health check on it. See is_reachable.
+  void CheckReachable();
+  // A call of CheckReachable has been answered in the last 20 s, or none is that old.
+  bool is_reachable() const;
 
   // New calls fail at once; open ones may end until `deadline`, then they are cancelled. Waits for
   // them.

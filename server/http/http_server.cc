@@ -23,8 +23,8 @@
 #include "base/thread_name.h"
 #include "server/config/validator.h"
 #include "server/http/http_session.h"
-#include "server/http/tls_context.h"
-#include "server/http/transport.h"
+#include "server/edge/tls_context.h"
+#include "server/edge/transport.h"
 
 namespace quire::server {
 namespace {
@@ -77,7 +77,8 @@ class HttpServer::Impl final : public HttpSessionHost {
         tls_(options_.certificates == nullptr
                  ? nullptr
                  : std::make_unique<TlsContext>(options_.certificates,
-                                                options_.requires_client_certificate)),
+                                                options_.requires_client_certificate,
+                                                TlsProtocol::kHttp1)),
         work_(net::make_work_guard(io_)),
         acceptor_(net::make_strand(io_)),
         pause_(acceptor_.get_executor()) {}

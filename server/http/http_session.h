@@ -27,7 +27,7 @@
 
 #include "absl/time/time.h"
 #include "server/http/http_server.h"
-#include "server/http/transport.h"
+#include "server/edge/transport.h"
 
 namespace quire::server {
 

@@ -27,14 +27,20 @@ HttpAnswer Metrics(const probe::Registry& registry, const Authenticator& authent
   return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = *std::move(text)};
 }
 
+constexpr absl::string_view kUnreachable = "the gRPC port does not answer";
+
 HttpAnswer Probe(bool good, absl::string_view reason) {
   return {.status = good ? 200 : 503, .body = absl::StrCat(good ? "ok" : reason, "\n")};
 }
 
 HttpAnswer Liveness(const ServingState& state) {
-  return Probe(state.is_live(), state.state() == LifeState::kFailed
-                                    ? "the engine has failed"
-                                    : "work waits, but no step has ended in time");
+  absl::string_view reason = "work waits, but no step has ended in time";
+  if (state.state() == LifeState::kFailed) {
+    reason = "the engine has failed";
+  } else if (!state.reachable()) {
+    reason = kUnreachable;
+  }
+  return Probe(state.is_live(), reason);
 }
 
 HttpAnswer Startup(const ServingState& state) {
@@ -49,6 +55,8 @@ HttpAnswer ReadinessAnswer(const ServingState& state) {
     reason = "the model is loading";
   } else if (state.leaving()) {
     reason = "the server is draining";
+  } else if (!state.reachable()) {
+    reason = kUnreachable;
   }
   return Probe(state.is_ready(), reason);
 }

@@ -23,7 +23,13 @@ using ::testing::HasSubstr;
 GrpcListenerOptions Options(const std::string& address) {
   std::vector<std::string> errors;
   const auto config = LayeredConfig::Load({}, &errors);
-  return {.addresses = {address}, .transport = ToOptions(*config).transport};
+  static PeerTable peers;
+  static probe::Registry registry;
+  static ServerProbe probe(&registry, "story");
+  return {.addresses = {address},
+          .transport = ToOptions(*config).transport,
+          .peers = &peers,
+          .probe = &probe};
 }
 
 bool Connects(const std::string& address) {

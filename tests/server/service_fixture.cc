@@ -91,14 +91,18 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
                                .probe = probe_.get(),
                                .clock = &clock_,
                                .authenticator = authenticator_.get(),
-                               .config = config_.get()};
+                               .config = config_.get(),
+                               .peers = &peers_};
   ServerDescription description;
   description.version = "test";
   description.start_time = clock_.Now();
   generation_service_ = std::make_unique<GenerationService>(context, description);
   admin_service_ = std::make_unique<AdminService>(context, drain_.get(), config_.get());
   auto listener =
-      GrpcListener::Start({.addresses = {"127.0.0.1:0"}, .transport = options.transport},
+      GrpcListener::Start({.addresses = {"127.0.0.1:0"},
+                           .transport = options.transport,
+                           .peers = &peers_,
+                           .probe = probe_.get()},
                           {generation_service_->service(), admin_service_->service()});
   EXPECT_TRUE(listener.ok()) << listener.status();
   listener_ = *std::move(listener);

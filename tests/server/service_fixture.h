@@ -69,6 +69,7 @@ class ServiceTest : public ::testing::Test {
   std::unique_ptr<ServingState> state_;
   std::unique_ptr<ServerProbe> probe_;
   std::unique_ptr<DrainControl> drain_;
+  PeerTable peers_;
   std::unique_ptr<Authenticator> authenticator_;
   std::unique_ptr<GenerationService> generation_service_;
   std::unique_ptr<AdminService> admin_service_;

@@ -229,10 +229,14 @@ TEST_F(TokenBatchTest, AnItemThatBeginsWhileItsTokenGoesHasAnEndToo) {
                                .probe = probe_.get(),
                                .clock = &clock,
                                .authenticator = authenticator_.get(),
-                               .config = config_.get()};
+                               .config = config_.get(),
+                               .peers = &peers_};
   GenerationService service(context, ServerDescription());
   const auto listener = GrpcListener::Start(
-      {.addresses = {"127.0.0.1:0"}, .transport = config_->start_options().transport},
+      {.addresses = {"127.0.0.1:0"},
+       .transport = config_->start_options().transport,
+       .peers = &peers_,
+       .probe = probe_.get()},
       {service.service()});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const auto stub = v1::GenerationService::NewStub(ConnectTo((*listener)->addresses()[0]));

@@ -61,14 +61,18 @@ class VllmServiceTest : public ServiceTest {
                                  .probe = probe_.get(),
                                  .clock = &clock_,
                                  .authenticator = authenticator_.get(),
-                                 .config = config_.get()};
+                                 .config = config_.get(),
+                                 .peers = &peers_};
     service_ = std::make_unique<VllmService>(
         context, VllmDescription{.version = "test",
                                  .start_time = clock_.Now() - absl::Seconds(9),
                                  .model_path = "embedded",
                                  .has_own_files = false});
     auto listener = GrpcListener::Start(
-        {.addresses = {"127.0.0.1:0"}, .transport = config_->start_options().transport},
+        {.addresses = {"127.0.0.1:0"},
+         .transport = config_->start_options().transport,
+         .peers = &peers_,
+         .probe = probe_.get()},
         {service_->service()});
     EXPECT_TRUE(listener.ok()) << listener.status();
     vllm_listener_ = *std::move(listener);

@@ -1,4 +1,4 @@
-#include "server/http/tls_context.h"
+#include "server/edge/tls_context.h"
 
 #include <openssl/ssl.h>
 
@@ -14,13 +14,29 @@ namespace {
 namespace ssl = boost::asio::ssl;
 using Error = boost::system::error_code;
 
+int SelectHttp2(SSL*, const unsigned char** out, unsigned char* out_size,
+                const unsigned char* offered, unsigned int offered_size, void*) {
+  static constexpr unsigned char kWanted[] = {2, 'h', '2'};
+  unsigned char* chosen = nullptr;
+  if (SSL_select_next_proto(&chosen, out_size, kWanted, sizeof(kWanted), offered, offered_size) !=
+      OPENSSL_NPN_NEGOTIATED) {
+    return SSL_TLSEXT_ERR_ALERT_FATAL;
+  }
+  *out = chosen;
+  return SSL_TLSEXT_ERR_OK;
+}
+
 absl::StatusOr<std::shared_ptr<ssl::context>> MakeContext(const Certificates& certificates,
-                                                          bool require_client_cert) {
+                                                          bool require_client_cert,
+                                                          TlsProtocol protocol) {
   auto context = std::make_shared<ssl::context>(ssl::context::tls_server);
   SSL_CTX* const native = context->native_handle();
   SSL_CTX_set_min_proto_version(native, TLS1_2_VERSION);
   SSL_CTX_set_options(native, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET);
   SSL_CTX_set_session_cache_mode(native, SSL_SESS_CACHE_OFF);
+  if (protocol == TlsProtocol::kHttp2) {
+    SSL_CTX_set_alpn_select_cb(native, &SelectHttp2, nullptr);
+  }
   Error error;
   context->use_certificate_chain(boost::asio::buffer(certificates.chain), error);
   if (!error) {
@@ -43,12 +59,13 @@ std::shared_ptr<ssl::context> TlsContext::Current() {
   const std::shared_ptr<const Certificates> certificates = store_->current();
   MutexLock lock(&mutex_);
   if (context_ != nullptr && version_ == certificates->version) return context_;
-  auto context = MakeContext(*certificates, may_require_ && store_->options().require_client_cert);
+  auto context =
+      MakeContext(*certificates, may_require_ && store_->options().require_client_cert, protocol_);
   if (context.ok()) {
     context_ = *std::move(context);
     version_ = certificates->version;
   } else {
-    log::Error("http", "certificate not taken", {{"error", context.status().message()}});
+    log::Error("tls", "certificate not taken", {{"error", context.status().message()}});
   }
   return context_;
 }

@@ -2,14 +2,14 @@
 
 // The bytes of one connection, plain or through TLS.
 //
-// Place:      below HttpSession, which knows no sockets.
+// Place:      below HttpSession and GuardedConnection, which know no sockets.
 // Invariants: at most one ReadSome and one Write under way. After Close both end with an error.
 // Threads:    the sequence of the connection, on which callbacks run too.
 // Lifetime:   the owner keeps it until the last callback has run.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <cstddef>
 #include <functional>
@@ -37,8 +37,10 @@ class Transport {
   virtual void Close() = 0;
 };
 
-std::unique_ptr<Transport> NewPlainTransport(boost::asio::ip::tcp::socket socket);
-std::unique_ptr<Transport> NewTlsTransport(boost::asio::ip::tcp::socket socket,
+// Of TCP or a Unix socket.
+using StreamSocket = boost::asio::generic::stream_protocol::socket;
+std::unique_ptr<Transport> NewPlainTransport(StreamSocket socket);
+std::unique_ptr<Transport> NewTlsTransport(StreamSocket socket,
                                            std::shared_ptr<boost::asio::ssl::context> context);
 
 }  // namespace quire::server

@@ -1,4 +1,4 @@
-#include "server/http/transport.h"
+#include "server/edge/transport.h"
 
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
@@ -11,21 +11,20 @@ namespace quire::server {
 namespace {
 
 namespace net = boost::asio;
-using net::ip::tcp;
 
-void ShutdownSocket(tcp::socket& socket) {
+void ShutdownSocket(StreamSocket& socket) {
   Transport::Error ignored;  // the peer may be gone already
-  socket.shutdown(tcp::socket::shutdown_send, ignored);
+  socket.shutdown(StreamSocket::shutdown_send, ignored);
 }
 
-void CloseSocket(tcp::socket& socket) {
+void CloseSocket(StreamSocket& socket) {
   Transport::Error ignored;
   socket.close(ignored);
 }
 
 class PlainTransport final : public Transport {
  public:
-  explicit PlainTransport(tcp::socket socket) : socket_(std::move(socket)) {}
+  explicit PlainTransport(StreamSocket socket) : socket_(std::move(socket)) {}
 
   net::any_io_executor executor() override { return socket_.get_executor(); }
   void Handshake(std::function<void(Error)> done) override { done(Error()); }
@@ -40,12 +39,12 @@ class PlainTransport final : public Transport {
   void Close() override { CloseSocket(socket_); }
 
  private:
-  tcp::socket socket_;
+  StreamSocket socket_;
 };
 
 class TlsTransport final : public Transport {
  public:
-  TlsTransport(tcp::socket socket, std::shared_ptr<net::ssl::context> context)
+  TlsTransport(StreamSocket socket, std::shared_ptr<net::ssl::context> context)
       : context_(std::move(context)), stream_(std::move(socket), *context_) {}
 
   net::any_io_executor executor() override { return stream_.next_layer().get_executor(); }
@@ -83,16 +82,16 @@ class TlsTransport final : public Transport {
 
  private:
   const std::shared_ptr<net::ssl::context> context_;
-  net::ssl::stream<tcp::socket> stream_;
+  net::ssl::stream<StreamSocket> stream_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> NewPlainTransport(tcp::socket socket) {
+std::unique_ptr<Transport> NewPlainTransport(StreamSocket socket) {
   return std::make_unique<PlainTransport>(std::move(socket));
 }
 
-std::unique_ptr<Transport> NewTlsTransport(tcp::socket socket,
+std::unique_ptr<Transport> NewTlsTransport(StreamSocket socket,
                                            std::shared_ptr<net::ssl::context> context) {
   return std::make_unique<TlsTransport>(std::move(socket), std::move(context));
 }

@@ -1,0 +1,40 @@
+#pragma once
+
+// Who is at the other end of a connection that gRPC sees as a socket pair.
+//
+// The connection guard (grpc/grpc_acceptor.h) ends TLS and hands gRPC one end of a socket pair, so
+// gRPC knows neither address nor certificate of the client. It knows the name of the other end
+// (ServerContext::peer()), and this table what that name stands for.
+//
+// Place:      written by GrpcAcceptor, read by the handlers through HandlerContext.
+// Invariants: a name is in the table while its connection is open, and stands for one connection.
+// Threads:    every method from any.
+// Lifetime:   outlives listeners and handlers.
+
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/string_view.h"
+#include "base/mutex.h"
+
+namespace quire::server {
+
+struct Peer {
+  std::string address = {};           // "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711" or "unix:"
+  std::string certificate_name = {};  // common name of the client certificate that TLS has verified
+  bool is_local_socket = false;       // a Unix socket
+};
+
+class PeerTable {
+ public:
+  void Add(const std::string& name, Peer peer);
+  void Remove(const std::string& name);
+  // An empty one for a name that is not there: its connection has just ended.
+  Peer Find(absl::string_view name) const;
+
+ private:
+  mutable Mutex mutex_;
+  absl::flat_hash_map<std::string, Peer> peers_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quire::server

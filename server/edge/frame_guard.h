@@ -1,0 +1,131 @@
+#pragma once
+
+// What one HTTP/2 connection asks of gRPC, counted before gRPC sees its bytes.
+//
+// gRPC 1.51 bounds little of what a client may make it hold: streams are refused only once the
+// client has acknowledged the server's settings, resets and control frames are not counted, and
+// messages whose end never comes are kept until the connection closes. A FrameGuard reads the frame
+// headers of both directions (RFC 9113, sections 4.1, 5.1 and 6) and the five bytes before each of
+// gRPC's messages (a flag and a length), and tells when a limit is passed. It changes no byte.
+//
+// Place:      inside GuardedConnection, one for each connection.
+// Invariants: a stream counts from the client's first HEADERS until either side has reset it or the
+//             server has ended it; at most max_streams count. unfinished_bytes() is the sum over
+//             all streams of what arrived of messages that are not complete. After an error the
+//             connection is to be closed, and no more is counted.
+// Threads:    one at a time.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace quire::server {
+
+struct FrameLimits {
+  std::int64_t max_streams = 0;             // as the server announces it
+  std::int64_t max_header_block_bytes = 0;  // of HEADERS with its CONTINUATIONs, as sent
+  // Of one second:
+  std::int64_t max_resets = 0;
+  std::int64_t max_control_frames = 0;  // SETTINGS, PING, PRIORITY, empty DATA and unknown ones
+  std::int64_t max_window_updates = 0;
+  std::int64_t max_header_bytes = 0;
+  // Of messages that are not complete:
+  std::int64_t max_unfinished_bytes = 0;
+  absl::Duration message_timeout;  // from its first byte to its last
+};
+
+class FrameGuard {
+ public:
+  explicit FrameGuard(const FrameLimits& limits) : limits_(limits) {}
+
+  // What the client sends next, in pieces of any size. INVALID_ARGUMENT: it is not HTTP/2.
+  // RESOURCE_EXHAUSTED: a limit is passed, which the message names with the value.
+  absl::Status OnClientBytes(std::span<const std::byte> bytes, absl::Time now);
+  // What the server sends next.
+  void OnServerBytes(std::span<const std::byte> bytes);
+
+  // DEADLINE_EXCEEDED when a message is not complete in time.
+  absl::Status CheckTime(absl::Time now) const;
+
+  // The client's preface is complete.
+  bool has_preface() const { return preface_bytes_ == kPrefaceBytes; }
+  // The server has sent whole frames so far: another frame may be put behind them.
+  bool is_between_server_frames() const { return server_.IsBetweenFrames(); }
+  std::size_t num_streams() const { return streams_.size(); }
+  std::int64_t unfinished_bytes() const { return unfinished_bytes_; }
+  std::uint32_t last_stream() const { return last_stream_; }
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  static constexpr std::size_t kPrefaceBytes = 24;
+  static constexpr std::size_t kHeaderBytes = 9;
+  static constexpr std::size_t kPrefixBytes = 5;
+
+  // Cuts a direction's bytes into frames.
+  struct Frames {
+    // Takes a frame's header, or what there is of it; true when it is complete.
+    bool TakeHeader(std::span<const std::byte>* bytes);
+    // At most the rest of the payload.
+    std::span<const std::byte> TakePayload(std::span<const std::byte>* bytes);
+    bool IsBetweenFrames() const { return num_header_bytes == 0; }
+
+    std::array<std::uint8_t, kHeaderBytes> header = {};
+    std::size_t num_header_bytes = 0;  // of the frame that has begun
+    std::uint32_t payload_left = 0;
+    std::uint8_t type = 0;
+    std::uint8_t flags = 0;
+    std::uint32_t stream = 0;
+  };
+
+  // The client's half of a stream.
+  struct Stream {
+    std::array<std::uint8_t, kPrefixBytes> prefix = {};
+    std::size_t num_prefix_bytes = 0;  // of the message that has begun
+    std::uint32_t message_left = 0;
+    std::int64_t unfinished_bytes = 0;  // with its prefix
+    absl::Time begun;                   // of the message that is not complete
+  };
+
+  // Counts what happens in one second.
+  struct Rate {
+    bool Add(std::int64_t amount, std::int64_t limit, absl::Time now);
+    absl::Time second = absl::InfinitePast();
+    std::int64_t count = 0;
+  };
+
+  std::size_t CheckPreface(std::span<const std::byte> bytes);
+  absl::Status OnClientHeader(absl::Time now);
+  absl::Status OnHeaders(absl::Time now);
+  absl::Status OnHeaderBlock(absl::Time now);
+  absl::Status OnMessageBytes(std::span<const std::byte> bytes, absl::Time now);
+  absl::Status Count(Rate* rate, std::int64_t amount, std::int64_t limit, absl::string_view what,
+                     absl::Time now);
+  void Close(std::uint32_t stream);
+
+  const FrameLimits limits_;
+  std::size_t preface_bytes_ = 0;
+  Frames client_, server_;
+  absl::flat_hash_map<std::uint32_t, Stream> streams_;
+  std::uint32_t last_stream_ = 0;
+  std::int64_t block_bytes_ = 0;  // of the header block under way
+  std::int64_t unfinished_bytes_ = 0;
+  Rate resets_, control_frames_, window_updates_, header_bytes_;
+};
+
+// The frame that tells a client why its connection ends (RFC 9113, section 6.8).
+enum class GoAwayCode : std::uint32_t { kNoError = 0, kEnhanceYourCalm = 11 };
+std::string GoAwayFrame(std::uint32_t last_stream, GoAwayCode code, absl::string_view why);
+
+// The server's preface: a SETTINGS frame that changes nothing.
+std::string EmptySettingsFrame();
+
+}  // namespace quire::server

@@ -1,0 +1,670 @@
+#include "server/edge/grpc_acceptor.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ip/v6_only.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <list>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/logging.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "base/thread_name.h"
+#include "server/config/validator.h"
+#include "server/edge/tls_context.h"
+
+namespace quire::server {
+namespace {
+
+namespace net = boost::asio;
+using net::ip::tcp;
+using Local = net::local::stream_protocol;
+using Error = boost::system::error_code;
+
+constexpr int kThreads = 2;
+constexpr std::chrono::seconds kTick{1};
+// After a failed accept, such as for want of descriptors.
+constexpr std::chrono::milliseconds kAcceptPause{100};
+// Refused connections that are being told so at once; more are closed without a word.
+constexpr int kMaxTurnedAway = 64;
+// A client that is in no hurry, and far away, speaks in less.
+constexpr absl::Duration kTimeToSpeak = absl::Seconds(1);
+constexpr std::size_t kMaxOwn = 4;
+// Descriptors for everything but connections: models, logs, probes, other listeners.
+constexpr std::int64_t kOtherDescriptors = 512;
+constexpr std::int64_t kDescriptorsPerConnection = 3;  // its own and a socket pair
+
+// True when a process accepts connections on the socket file.
+bool AcceptsConnections(const std::string& path) {
+  net::io_context io;
+  Local::socket socket(io);
+  Error error;
+  socket.connect(Local::endpoint(path), error);
+  return !error;
+}
+
+absl::Status PrepareUnixSocket(const std::string& address, const std::string& path) {
+  if (path.size() >= sizeof(sockaddr_un{}.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("address ", address, ": the path has ",
+                                                   path.size(), " bytes, at most ",
+                                                   sizeof(sockaddr_un{}.sun_path) - 1));
+  }
+  if (AcceptsConnections(path)) {
+    return absl::AlreadyExistsError(absl::StrCat("address ", address, " is in use"));
+  }
+  struct stat info = {};
+  if (lstat(path.c_str(), &info) != 0) return absl::OkStatus();
+  if (!S_ISSOCK(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address ", address, ": the file exists and is not a socket"));
+  }
+  if (unlink(path.c_str()) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address ", address, ": the old socket cannot be removed: ", strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BindError(const std::string& address, const Error& error) {
+  if (error == net::error::address_in_use) {
+    return absl::AlreadyExistsError(absl::StrCat("address ", address, " is in use"));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("address ", address, " cannot be bound: ", error.message()));
+}
+
+std::string AddressOf(const tcp::endpoint& endpoint) {
+  return endpoint.address().is_v6()
+             ? absl::StrCat("ipv6:[", endpoint.address().to_string(), "]:", endpoint.port())
+             : absl::StrCat("ipv4:", endpoint.address().to_string(), ":", endpoint.port());
+}
+
+// What descriptors allow.
+std::int64_t MaxConnections(std::int32_t wanted) {
+  rlimit limit = {};
+  QUIRE_CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  if (limit.rlim_cur == RLIM_INFINITY) return wanted;
+  const std::int64_t possible = std::max<std::int64_t>(
+      (static_cast<std::int64_t>(limit.rlim_cur) - kOtherDescriptors) / kDescriptorsPerConnection,
+      16);
+  if (possible >= wanted) return wanted;
+  log::Warn("grpc", "fewer connections than server.grpc.max_connections, for want of descriptors",
+            {{"max_connections", wanted}, {"possible", possible}, {"descriptors", limit.rlim_cur}});
+  return possible;
+}
+
+}  // namespace
+
+class GrpcAcceptor::Impl {
+ public:
+  explicit Impl(GrpcAcceptorOptions options);
+  ~Impl();
+
+  absl::Status Bind();
+  void Start(std::function<void(int)> hand_over);
+  void StopAccepting();
+  void WaitClosed(absl::Time deadline);
+  absl::StatusOr<int> ConnectToSelf();
+
+  const std::vector<std::string>& addresses() const { return addresses_; }
+  int num_connections() const {
+    MutexLock lock(&mutex_);
+    return static_cast<int>(connections_.size());
+  }
+
+ private:
+  template <typename Protocol>
+  struct Listening {
+    typename Protocol::acceptor acceptor;
+    net::steady_timer pause;
+  };
+  struct Known {
+    std::uint64_t number = 0;  // in the order of their coming
+    std::string ip = {};       // empty: a Unix socket
+    bool is_own = false;       // of ConnectToSelf
+    bool is_turned_away = false;
+    bool is_leaving = false;  // has been asked to make room, or ends
+    std::weak_ptr<GuardedConnection> connection = {};
+  };
+
+  absl::Status BindUnix(const std::string& text, const std::string& path);
+  absl::Status BindTcp(const std::string& text, const ListenAddress& address);
+  template <typename Protocol>
+  void Accept(Listening<Protocol>* listening);
+  bool IsOwn(const tcp::endpoint& remote);
+  void OnTcp(tcp::socket socket);
+  void OnUnix(Local::socket socket);
+  void Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip, bool may_tell);
+  void Add(std::unique_ptr<Transport> transport, Peer peer, Known known, const absl::Status& room);
+  absl::Status MakeRoomFor(const std::string& ip);
+  bool CloseOne(const std::string& ip);
+  void SetLeaving(const GuardedConnection* connection, bool is_leaving);
+  void Count(const Known& known, int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int NumTurnedAway() const {
+    MutexLock lock(&mutex_);
+    return num_turned_away_;
+  }
+  std::vector<std::shared_ptr<GuardedConnection>> Connections(const std::string& ip) const;
+  void Tick();
+  void EndLargest();
+  void Serve();
+  absl::StatusOr<GuardedConnectionHost::ToGrpc> Connect(const net::any_io_executor& executor,
+                                                        Peer peer);
+  void CountClosed(const Peer& peer, CloseCause cause, absl::string_view why);
+  void Left(const GuardedConnection* connection, const std::string& name);
+
+  const GrpcAcceptorOptions options_;
+  const std::int64_t max_connections_;
+  const std::string nonce_;  // of the names of our ends of socket pairs
+  GuardedConnectionHost host_;
+  std::vector<std::string> addresses_;
+  std::vector<std::string> socket_paths_;
+  std::function<void(int)> hand_over_;
+  std::atomic<bool> is_closing_{false};
+  std::atomic<bool> is_ended_{false};
+  std::atomic<std::uint64_t> next_name_{0};
+  std::atomic<std::int64_t> unfinished_bytes_{0};
+
+  mutable Mutex mutex_;
+  CondVar left_;
+  absl::flat_hash_map<const GuardedConnection*, Known> connections_ ABSL_GUARDED_BY(mutex_);
+  // Of those that stay: neither turned away nor leaving.
+  std::int64_t num_staying_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<std::string, int> per_address_ ABSL_GUARDED_BY(mutex_);
+  int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<tcp::endpoint> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
+  std::uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  net::io_context io_;
+  net::strand<net::io_context::executor_type> strand_;  // of acceptors and the timer
+  const std::unique_ptr<TlsContext> tls_;               // null: plain text
+  net::executor_work_guard<net::io_context::executor_type> work_;
+  net::steady_timer tick_;
+  std::list<Listening<tcp>> tcp_;
+  std::list<Listening<Local>> unix_;
+  std::vector<std::thread> threads_;
+};
+
+GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
+    : options_(std::move(options)),
+      max_connections_(MaxConnections(options_.max_connections)),
+      nonce_(absl::StrCat("quire-", absl::Hex(std::random_device()()),
+                          absl::Hex(std::random_device()()), "-")),
+      io_(kThreads),
+      strand_(net::make_strand(io_)),
+      tls_(options_.certificates == nullptr
+               ? nullptr
+               : std::make_unique<TlsContext>(options_.certificates, /*may_require=*/true,
+                                              TlsProtocol::kHttp2)),
+      work_(net::make_work_guard(io_)),
+      tick_(strand_) {
+  host_.connect = [this](const net::any_io_executor& executor, Peer peer) {
+    return Connect(executor, std::move(peer));
+  };
+  host_.add_unfinished_bytes = [this](std::int64_t bytes) {
+    if (unfinished_bytes_.fetch_add(bytes) + bytes > options_.max_unfinished_bytes) EndLargest();
+  };
+  host_.count_closed = [this](const Peer& peer, CloseCause cause, absl::string_view why) {
+    CountClosed(peer, cause, why);
+  };
+  host_.set_leaving = [this](const GuardedConnection* connection, bool is_leaving) {
+    SetLeaving(connection, is_leaving);
+  };
+  host_.left = [this](const GuardedConnection* connection, const std::string& name) {
+    Left(connection, name);
+  };
+}
+
+absl::Status GrpcAcceptor::Impl::Bind() {
+  for (const std::string& text : options_.addresses) {
+    ListenAddress address;
+    if (!ParseListenAddress(text, &address)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("address ", text, " is not host:port or unix:PATH"));
+    }
+    QUIRE_RETURN_IF_ERROR(address.is_unix ? BindUnix(text, address.path) : BindTcp(text, address));
+  }
+  return absl::OkStatus();
+}
+
+// The mode is that of the descriptor before it has a name: at no time may others open the socket.
+absl::Status GrpcAcceptor::Impl::BindUnix(const std::string& text, const std::string& path) {
+  QUIRE_RETURN_IF_ERROR(PrepareUnixSocket(text, path));
+  Listening<Local>& listening =
+      unix_.emplace_back(Listening<Local>{Local::acceptor(strand_), net::steady_timer(strand_)});
+  Error error;
+  listening.acceptor.open(Local(), error);
+  if (!error && fchmod(listening.acceptor.native_handle(), options_.socket_mode) != 0) {
+    error = Error(errno, boost::system::system_category());
+  }
+  if (!error) listening.acceptor.bind(Local::endpoint(path), error);
+  if (error) return BindError(text, error);
+  socket_paths_.push_back(path);
+  // What umask took away.
+  if (chmod(path.c_str(), options_.socket_mode) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address ", text, ": the mode cannot be set: ", strerror(errno)));
+  }
+  listening.acceptor.listen(Local::acceptor::max_listen_connections, error);
+  if (error) return BindError(text, error);
+  addresses_.push_back(text);
+  return absl::OkStatus();
+}
+
+// A name can stand for several addresses, as localhost does for 127.0.0.1 and ::1: all of them get
+// the same port. One of a protocol that this machine has not is passed over.
+absl::Status GrpcAcceptor::Impl::BindTcp(const std::string& text, const ListenAddress& address) {
+  Error error;
+  tcp::resolver resolver(io_);
+  const auto found =
+      resolver.resolve(address.host == "*" ? "" : address.host, absl::StrCat(address.port),
+                       tcp::resolver::passive | tcp::resolver::numeric_service, error);
+  if (error) return BindError(text, error);
+  int port = address.port;
+  int num_bound = 0;
+  for (const auto& entry : found) {
+    tcp::endpoint endpoint = entry.endpoint();
+    endpoint.port(static_cast<std::uint16_t>(port));
+    tcp::acceptor acceptor(strand_);
+    acceptor.open(endpoint.protocol(), error);
+    if (error == net::error::address_family_not_supported) continue;
+    if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error && endpoint.protocol() == tcp::v6()) {
+      acceptor.set_option(net::ip::v6_only(found.size() > 1), error);
+    }
+    const int on = 1;
+    if (!error && options_.reuse_port &&
+        setsockopt(acceptor.native_handle(), SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) != 0) {
+      error = Error(errno, boost::system::system_category());
+    }
+    if (!error) acceptor.bind(endpoint, error);
+    if (error && error.value() == EADDRNOTAVAIL) continue;
+    if (!error) acceptor.listen(tcp::acceptor::max_listen_connections, error);
+    if (error) return BindError(text, error);
+    port = acceptor.local_endpoint().port();
+    ++num_bound;
+    tcp_.push_back({std::move(acceptor), net::steady_timer(strand_)});
+  }
+  if (num_bound == 0) return BindError(text, error);
+  addresses_.push_back(absl::StrCat(text.substr(0, text.rfind(':') + 1), port));
+  return absl::OkStatus();
+}
+
+void GrpcAcceptor::Impl::Start(std::function<void(int)> hand_over) {
+  hand_over_ = std::move(hand_over);
+  net::post(strand_, [this] {
+    for (auto& listening : tcp_) Accept(&listening);
+    for (auto& listening : unix_) Accept(&listening);
+    Tick();
+  });
+  for (int i = 0; i < kThreads; ++i) {
+    threads_.emplace_back([this] { Serve(); });
+  }
+}
+
+// Only an accept or a read without memory throws here.
+void GrpcAcceptor::Impl::Serve() {
+  SetThreadName("grpc-edge");
+  for (;;) {
+    try {
+      io_.run();
+      return;
+    } catch (const std::exception& error) {
+      log::Error("grpc", "exception", {{"error", error.what()}});
+    }
+  }
+}
+
+template <typename Protocol>
+void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
+  listening->acceptor.async_accept(
+      net::make_strand(io_), [this, listening](Error error, typename Protocol::socket socket) {
+        if (is_closing_) return;
+        if (!error) {
+          if constexpr (std::is_same_v<Protocol, tcp>) {
+            OnTcp(std::move(socket));
+          } else {
+            OnUnix(std::move(socket));
+          }
+          return Accept(listening);
+        }
+        const bool has_made_room = CloseOne(/*ip=*/"");
+        log::Warn("grpc", "connection not accepted",
+                  {{"error", error.message()}, {"closed_an_idle_one", has_made_room}});
+        listening->pause.expires_after(kAcceptPause);
+        listening->pause.async_wait([this, listening](Error stopped) {
+          if (!stopped && !is_closing_) Accept(listening);
+        });
+      });
+}
+
+void GrpcAcceptor::Impl::OnTcp(tcp::socket socket) {
+  Error error;
+  const tcp::endpoint remote = socket.remote_endpoint(error);
+  if (error) return;  // gone already
+  socket.set_option(tcp::no_delay(true), error);
+  Peer peer{.address = AddressOf(remote)};
+  std::string ip = remote.address().to_string();
+  if (IsOwn(remote)) {
+    return Add(NewPlainTransport(std::move(socket)), std::move(peer), Known{.is_own = true},
+               absl::OkStatus());
+  }
+  if (tls_ == nullptr) {
+    return Take(NewPlainTransport(std::move(socket)), std::move(peer), std::move(ip),
+                /*may_tell=*/true);
+  }
+  auto context = tls_->Current();
+  if (context == nullptr) return;
+  Take(NewTlsTransport(std::move(socket), std::move(context)), std::move(peer), std::move(ip),
+       /*may_tell=*/false);
+}
+
+void GrpcAcceptor::Impl::OnUnix(Local::socket socket) {
+  Take(NewPlainTransport(std::move(socket)), {.address = "unix:", .is_local_socket = true}, "",
+       /*may_tell=*/true);
+}
+
+// `may_tell`: a connection that is refused can be told, since no TLS is in the way.
+void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip,
+                              bool may_tell) {
+  const absl::Status room = MakeRoomFor(ip);
+  if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
+    return CountClosed(peer, CloseCause::kTooMany, room.message());
+  }
+  Add(std::move(transport), std::move(peer),
+      Known{.ip = std::move(ip), .is_turned_away = !room.ok()}, room);
+}
+
+void GrpcAcceptor::Impl::Add(std::unique_ptr<Transport> transport, Peer peer, Known known,
+                             const absl::Status& room) {
+  auto connection = std::make_shared<GuardedConnection>(
+      &host_, std::move(transport), std::move(peer), options_.frames, options_.times);
+  known.connection = connection;
+  {
+    MutexLock lock(&mutex_);
+    known.number = next_number_++;
+    Count(known, 1);
+    connections_.emplace(connection.get(), std::move(known));
+  }
+  options_.probe->ConnectionOpened();
+  if (room.ok()) {
+    connection->Begin();
+  } else {
+    connection->TurnAway(CloseCause::kTooMany, room);
+  }
+}
+
+bool GrpcAcceptor::Impl::IsOwn(const tcp::endpoint& remote) {
+  MutexLock lock(&mutex_);
+  return std::erase(own_, remote) > 0;
+}
+
+absl::StatusOr<int> GrpcAcceptor::Impl::ConnectToSelf() {
+  ListenAddress address;
+  QUIRE_CHECK(ParseListenAddress(addresses_.front(), &address));
+  Error error;
+  if (address.is_unix) {
+    Local::socket socket(io_, Local());
+    socket.non_blocking(true, error);
+    socket.connect(Local::endpoint(address.path), error);
+    if (error) return absl::UnavailableError(error.message());
+    return socket.release();
+  }
+  tcp::endpoint to = tcp_.front().acceptor.local_endpoint(error);
+  if (to.address().is_unspecified()) {
+    to.address(to.protocol() == tcp::v6() ? net::ip::address(net::ip::address_v6::loopback())
+                                          : net::ip::address_v4::loopback());
+  }
+  tcp::socket socket(io_);
+  socket.open(to.protocol(), error);
+  // The port is known before the acceptor can meet it.
+  if (!error) socket.bind(tcp::endpoint(to.address(), 0), error);
+  if (!error) socket.non_blocking(true, error);
+  if (error) return absl::UnavailableError(error.message());
+  const tcp::endpoint from = socket.local_endpoint(error);
+  {
+    MutexLock lock(&mutex_);
+    // Where accepting stands still, the oldest are given up.
+    if (own_.size() >= kMaxOwn) own_.erase(own_.begin());
+    own_.push_back(from);
+  }
+  // On the machine itself a connection is there at once, or the queue of the acceptor is full.
+  socket.connect(to, error);
+  if (!error) return socket.release();
+  IsOwn(from);
+  return absl::UnavailableError(error.message());
+}
+
+// RESOURCE_EXHAUSTED names the limit when every connection is in use.
+absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
+  std::int64_t total = 0, of_address = 0;
+  {
+    MutexLock lock(&mutex_);
+    total = num_staying_;
+    const auto found = per_address_.find(ip);
+    if (found != per_address_.end()) of_address = found->second;
+  }
+  if (of_address >= options_.max_connections_per_address && !ip.empty() && !CloseOne(ip)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        of_address, " connections of this address are open, ",
+        "server.grpc.max_connections_per_address is ", options_.max_connections_per_address));
+  }
+  if (total >= max_connections_ && !CloseOne(/*ip=*/"")) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        total, " connections are open, server.grpc.max_connections allows ", max_connections_));
+  }
+  return absl::OkStatus();
+}
+
+// The oldest that has said nothing for a while, else the one without calls for longest, else the
+// oldest that has not spoken yet; of one address, or of all.
+bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
+  const std::vector<std::shared_ptr<GuardedConnection>> open = Connections(ip);
+  const auto leaves = [this](const auto& connection, bool has_yielded) {
+    if (has_yielded) SetLeaving(connection.get(), true);
+    return has_yielded;
+  };
+  for (const auto& connection : open) {
+    if (leaves(connection, connection->YieldSilent(kTimeToSpeak))) return true;
+  }
+  std::vector<std::shared_ptr<GuardedConnection>> by_idleness = open;
+  std::ranges::stable_sort(by_idleness, {}, [](const auto& c) { return c->idle_since(); });
+  for (const auto& connection : by_idleness) {
+    if (leaves(connection, connection->YieldIdle())) return true;
+  }
+  for (const auto& connection : open) {
+    if (leaves(connection, connection->YieldSilent(absl::ZeroDuration()))) return true;
+  }
+  return false;
+}
+
+void GrpcAcceptor::Impl::SetLeaving(const GuardedConnection* connection, bool is_leaving) {
+  MutexLock lock(&mutex_);
+  const auto found = connections_.find(connection);
+  if (found == connections_.end() || found->second.is_leaving == is_leaving) return;
+  Count(found->second, -1);
+  found->second.is_leaving = is_leaving;
+  Count(found->second, 1);
+}
+
+// Adds a connection to the count that it belongs to, or takes it out.
+void GrpcAcceptor::Impl::Count(const Known& known, int change) {
+  if (known.is_own) return;
+  if (known.is_turned_away) {
+    num_turned_away_ += change;
+  } else if (!known.is_leaving) {
+    num_staying_ += change;
+    if (known.ip.empty()) return;
+    const auto address = per_address_.try_emplace(known.ip).first;
+    address->second += change;
+    if (address->second == 0) per_address_.erase(address);
+  }
+}
+
+// The oldest first.
+std::vector<std::shared_ptr<GuardedConnection>> GrpcAcceptor::Impl::Connections(
+    const std::string& ip) const {
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<GuardedConnection>>> by_age;
+  {
+    MutexLock lock(&mutex_);
+    by_age.reserve(connections_.size());
+    for (const auto& [key, known] : connections_) {
+      if (!ip.empty() && known.ip != ip) continue;
+      if (auto strong = known.connection.lock()) by_age.emplace_back(known.number, strong);
+    }
+  }
+  std::ranges::sort(by_age, {}, [](const auto& entry) { return entry.first; });
+  std::vector<std::shared_ptr<GuardedConnection>> connections;
+  for (auto& [number, connection] : by_age) connections.push_back(std::move(connection));
+  return connections;
+}
+
+void GrpcAcceptor::Impl::Tick() {
+  const absl::Time now = MonotonicNow();
+  for (const auto& connection : Connections(/*ip=*/"")) connection->Tick(now);
+  tick_.expires_after(kTick);
+  tick_.async_wait([this](Error stopped) {
+    if (!stopped && !is_ended_) Tick();
+  });
+}
+
+void GrpcAcceptor::Impl::EndLargest() {
+  std::shared_ptr<GuardedConnection> largest;
+  for (auto& connection : Connections(/*ip=*/"")) {
+    if (largest == nullptr || connection->unfinished_bytes() > largest->unfinished_bytes()) {
+      largest = std::move(connection);
+    }
+  }
+  if (largest == nullptr) return;
+  largest->Refuse(CloseCause::kMemory, absl::ResourceExhaustedError(absl::StrCat(
+                                           "messages whose end has not come have more than half of "
+                                           "server.grpc.memory_bytes, ",
+                                           options_.max_unfinished_bytes,
+                                           " bytes, and this connection holds the most")));
+}
+
+// Our end has a name, which gRPC gives to handlers as their peer; no other process can connect to
+// it, since it does not listen.
+absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Impl::Connect(
+    const net::any_io_executor& executor, Peer peer) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no socket pair for a connection: ", strerror(errno)));
+  }
+  const std::string name = absl::StrCat(nonce_, next_name_.fetch_add(1));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (bind(ends[0], reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+    const std::string error = strerror(errno);
+    close(ends[0]);
+    close(ends[1]);
+    return absl::ResourceExhaustedError(absl::StrCat("no name for a connection: ", error));
+  }
+  std::string grpc_name = absl::StrCat("unix-abstract:", name);
+  options_.peers->Add(grpc_name, std::move(peer));
+  Local::socket ours(executor, Local(), ends[0]);
+  hand_over_(ends[1]);
+  return GuardedConnectionHost::ToGrpc{std::move(ours), std::move(grpc_name)};
+}
+
+void GrpcAcceptor::Impl::CountClosed(const Peer& peer, CloseCause cause, absl::string_view why) {
+  options_.probe->CountClosedConnection(CloseCauseName(cause));
+  if (cause == CloseCause::kIdle) return;  // its client did no wrong
+  log::Info("grpc", "connection ended",
+            {{"peer", peer.address}, {"cause", CloseCauseName(cause)}, {"why", why}});
+}
+
+void GrpcAcceptor::Impl::Left(const GuardedConnection* connection, const std::string& name) {
+  if (!name.empty()) options_.peers->Remove(name);
+  options_.probe->ConnectionClosed();
+  MutexLock lock(&mutex_);
+  const auto found = connections_.find(connection);
+  Count(found->second, -1);
+  connections_.erase(found);
+  left_.NotifyAll();
+}
+
+void GrpcAcceptor::Impl::StopAccepting() {
+  if (is_closing_.exchange(true)) return;
+  for (const std::string& path : socket_paths_) unlink(path.c_str());
+  net::post(strand_, [this] {
+    Error ignored;
+    for (auto& listening : tcp_) listening.acceptor.close(ignored);
+    for (auto& listening : unix_) listening.acceptor.close(ignored);
+    for (auto& listening : tcp_) listening.pause.cancel();
+    for (auto& listening : unix_) listening.pause.cancel();
+  });
+  for (const auto& connection : Connections(/*ip=*/"")) connection->FinishSoon();
+}
+
+void GrpcAcceptor::Impl::WaitClosed(absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  while (!connections_.empty() && MonotonicNow() < deadline) left_.WaitUntil(&mutex_, deadline);
+}
+
+GrpcAcceptor::Impl::~Impl() {
+  StopAccepting();
+  for (const auto& connection : Connections(/*ip=*/"")) connection->Abort();
+  if (!threads_.empty()) WaitClosed(absl::InfiniteFuture());
+  is_ended_ = true;
+  net::post(strand_, [this] { tick_.cancel(); });
+  work_.reset();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+GrpcAcceptor::GrpcAcceptor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GrpcAcceptor::~GrpcAcceptor() = default;
+
+absl::StatusOr<std::unique_ptr<GrpcAcceptor>> GrpcAcceptor::Bind(GrpcAcceptorOptions options) {
+  auto impl = std::make_unique<Impl>(std::move(options));
+  QUIRE_RETURN_IF_ERROR(impl->Bind());
+  return std::unique_ptr<GrpcAcceptor>(new GrpcAcceptor(std::move(impl)));
+}
+
+const std::vector<std::string>& GrpcAcceptor::addresses() const {
+  return impl_->addresses();
+}
+int GrpcAcceptor::num_connections() const {
+  return impl_->num_connections();
+}
+void GrpcAcceptor::Start(std::function<void(int)> hand_over) {
+  impl_->Start(std::move(hand_over));
+}
+absl::StatusOr<int> GrpcAcceptor::ConnectToSelf() {
+  return impl_->ConnectToSelf();
+}
+void GrpcAcceptor::StopAccepting() {
+  impl_->StopAccepting();
+}
+void GrpcAcceptor::WaitClosed(absl::Time deadline) {
+  impl_->WaitClosed(deadline);
+}
+
+}  // namespace quire::server

@@ -1,0 +1,325 @@
+#include "server/edge/guarded_connection.h"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
+#include <limits>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace quire::server {
+namespace {
+
+namespace net = boost::asio;
+
+constexpr std::int64_t kBusy = std::numeric_limits<std::int64_t>::max();
+// For a client to read why it is refused, before its connection is closed under what it still
+// sends.
+constexpr absl::Duration kLingerTime = absl::Seconds(1);
+
+}  // namespace
+
+absl::string_view CloseCauseName(CloseCause cause) {
+  switch (cause) {
+    case CloseCause::kTooMany:
+      return "too_many";
+    case CloseCause::kSilent:
+      return "silent";
+    case CloseCause::kIdle:
+      return "idle";
+    case CloseCause::kNotHttp2:
+      return "not_http2";
+    case CloseCause::kFrames:
+      return "frames";
+    case CloseCause::kMemory:
+      return "memory";
+    case CloseCause::kTimeout:
+      return "timeout";
+    case CloseCause::kNoResource:
+      return "no_resource";
+  }
+  return "";
+}
+
+std::span<const std::byte> GuardedConnection::Buffer::Filled(std::size_t size) const {
+  return std::span(bytes_).first(size);
+}
+
+void GuardedConnection::Buffer::Adapt(std::size_t size) {
+  if (size == bytes_.size() && size < kMaxBytes) {
+    bytes_ = std::vector<std::byte>(2 * size);
+  } else if (size < bytes_.size() / 4 && bytes_.size() > kMinBytes) {
+    bytes_ = std::vector<std::byte>(bytes_.size() / 2);
+  }
+}
+
+GuardedConnection::GuardedConnection(const GuardedConnectionHost* host,
+                                     std::unique_ptr<Transport> transport, Peer peer,
+                                     const FrameLimits& limits, const ConnectionTimes& times)
+    : departure_{host, this},
+      host_(host),
+      transport_(std::move(transport)),
+      peer_(std::move(peer)),
+      times_(times),
+      begun_(MonotonicNow()),
+      guard_(limits),
+      idle_since_(absl::ToUnixNanos(begun_)) {}
+
+void GuardedConnection::Begin() {
+  net::post(transport_->executor(), [self = shared_from_this()] {
+    if (!self->Is(State::kHandshake)) return;
+    self->transport_->Handshake([self](Error error) { self->OnHandshake(error); });
+  });
+}
+
+void GuardedConnection::OnHandshake(Error error) {
+  if (!Is(State::kHandshake)) return;
+  if (error) return Close();
+  peer_.certificate_name = transport_->CertificateName();
+  Set(State::kPreface);
+  ReadClient();
+}
+
+void GuardedConnection::TurnAway(CloseCause cause, const absl::Status& why) {
+  net::post(transport_->executor(), [self = shared_from_this(), cause, why] {
+    self->EndWith(cause, why);
+    self->ReadClient();
+  });
+}
+
+void GuardedConnection::ReadClient() {
+  if (Is(State::kClosed)) return;
+  transport_->ReadSome(from_client_.ForRead(),
+                       [self = shared_from_this()](Error error, std::size_t size) {
+                         self->OnClientRead(error, size);
+                       });
+}
+
+void GuardedConnection::OnClientRead(Error error, std::size_t size) {
+  if (Is(State::kClosed)) return;
+  if (error) return OnClientEnd();
+  if (Is(State::kLingering)) return ReadClient();  // what it still sends is dropped
+  const std::span<const std::byte> bytes = from_client_.Filled(size);
+  const absl::Time now = MonotonicNow();
+  const absl::Status counted = guard_.OnClientBytes(bytes, now);
+  NoteCounts(now);
+  if (!counted.ok()) {
+    EndWith(absl::IsInvalidArgument(counted) ? CloseCause::kNotHttp2 : CloseCause::kFrames,
+            counted);
+    return ReadClient();
+  }
+  if (Is(State::kRelaying)) return WriteServer(net::buffer(bytes.data(), size));
+  early_bytes_.append(reinterpret_cast<const char*>(bytes.data()), size);
+  if (!guard_.has_preface()) return ReadClient();
+  if (!ConnectToGrpc()) return ReadClient();
+  WriteServer(net::buffer(early_bytes_));
+  ReadServer();
+}
+
+// gRPC closes its end when it has read to here.
+void GuardedConnection::OnClientEnd() {
+  if (!Is(State::kRelaying)) return Close();
+  has_client_ended_ = true;
+  Error ignored;  // gRPC may have closed already
+  server_->shutdown(net::local::stream_protocol::socket::shutdown_send, ignored);
+}
+
+bool GuardedConnection::ConnectToGrpc() {
+  auto connected = host_->connect(transport_->executor(), peer_);
+  if (!connected.ok()) {
+    EndWith(CloseCause::kNoResource, connected.status());
+    return false;
+  }
+  server_.emplace(std::move(connected->socket));
+  departure_.name = std::move(connected->name);
+  Set(State::kRelaying);
+  return true;
+}
+
+void GuardedConnection::WriteServer(net::const_buffer bytes) {
+  net::async_write(*server_, bytes,
+                   [self = shared_from_this(), size = bytes.size()](Error error, std::size_t) {
+                     self->early_bytes_ = std::string();
+                     // gRPC has closed: the other direction ends the connection.
+                     if (error && self->Is(State::kRelaying)) return;
+                     self->from_client_.Adapt(size);
+                     self->ReadClient();
+                   });
+}
+
+void GuardedConnection::ReadServer() {
+  server_->async_read_some(from_server_.ForRead(),
+                           [self = shared_from_this()](Error error, std::size_t size) {
+                             self->OnServerRead(error, size);
+                           });
+}
+
+void GuardedConnection::OnServerRead(Error error, std::size_t size) {
+  if (!Is(State::kRelaying)) return;
+  if (error && has_client_ended_) return Close();
+  if (error) {
+    Set(State::kLingering);
+    lingering_since_ = MonotonicNow();
+    return Linger();
+  }
+  has_server_spoken_ = true;
+  guard_.OnServerBytes(from_server_.Filled(size));
+  NoteCounts(MonotonicNow());
+  WriteClient(net::buffer(from_server_.Filled(size).data(), size));
+}
+
+void GuardedConnection::WriteClient(net::const_buffer bytes) {
+  is_writing_to_client_ = true;
+  write_begun_ = MonotonicNow();
+  transport_->Write(bytes,
+                    [self = shared_from_this(), size = bytes.size()](Error error, std::size_t) {
+                      self->is_writing_to_client_ = false;
+                      self->from_server_.Adapt(size);
+                      self->OnClientWritten(error);
+                    });
+}
+
+void GuardedConnection::OnClientWritten(Error error) {
+  if (Is(State::kClosed)) return;
+  if (error) return Close();
+  if (Is(State::kLingering)) return SayGoodbye();
+  ReadServer();
+}
+
+// What other threads see of the guard.
+void GuardedConnection::NoteCounts(absl::Time now) {
+  const std::int64_t before = unfinished_bytes_.exchange(guard_.unfinished_bytes());
+  if (before != guard_.unfinished_bytes()) {
+    host_->add_unfinished_bytes(guard_.unfinished_bytes() - before);
+  }
+  const bool was_busy = idle_since_.load() == kBusy;
+  if (guard_.num_streams() > 0) {
+    idle_since_.store(kBusy);
+  } else if (was_busy) {
+    idle_since_.store(absl::ToUnixNanos(now));
+  }
+}
+
+void GuardedConnection::Tick(absl::Time now) {
+  net::post(transport_->executor(), [self = shared_from_this(), now] {
+    switch (self->state_.load()) {
+      case State::kHandshake:
+      case State::kPreface:
+        if (now - self->begun_ < self->times_.preface) return;
+        self->host_->count_closed(self->peer_, CloseCause::kSilent,
+                                  "no HTTP/2 preface came in time");
+        return self->Close();
+      case State::kRelaying:
+        if (self->is_writing_to_client_ && now - self->write_begun_ > self->times_.write_stall) {
+          self->host_->count_closed(self->peer_, CloseCause::kTimeout,
+                                    "the client does not take what is sent");
+          return self->Close();
+        }
+        if (const absl::Status in_time = self->guard_.CheckTime(now); !in_time.ok()) {
+          self->EndWith(CloseCause::kTimeout, in_time);
+        }
+        return;
+      case State::kLingering:
+        if (now - self->lingering_since_ > kLingerTime) self->Close();
+        return;
+      case State::kClosed:
+        return;
+    }
+  });
+}
+
+bool GuardedConnection::YieldSilent(absl::Duration least_age) {
+  if (!Is(State::kHandshake) && !Is(State::kPreface)) return false;
+  if (MonotonicNow() - begun_ < least_age) return false;
+  if (has_yielded_.exchange(true)) return false;
+  net::post(transport_->executor(), [self = shared_from_this()] {
+    if (!self->Is(State::kHandshake) && !self->Is(State::kPreface)) return;
+    self->host_->count_closed(self->peer_, CloseCause::kSilent, "a newer connection needs room");
+    self->Close();
+  });
+  return true;
+}
+
+bool GuardedConnection::YieldIdle() {
+  if (!Is(State::kRelaying) || idle_since_.load() == kBusy) return false;
+  if (has_yielded_.exchange(true)) return false;
+  net::post(transport_->executor(), [self = shared_from_this()] {
+    // A call that has begun since is served.
+    if (self->guard_.num_streams() > 0) {
+      self->has_yielded_.store(false);
+      return self->host_->set_leaving(self.get(), false);
+    }
+    self->EndWith(CloseCause::kIdle, absl::OkStatus());
+  });
+  return true;
+}
+
+void GuardedConnection::Refuse(CloseCause cause, absl::Status why) {
+  net::post(transport_->executor(), [self = shared_from_this(), cause, why = std::move(why)] {
+    self->EndWith(cause, why);
+  });
+}
+
+void GuardedConnection::FinishSoon() {
+  net::post(transport_->executor(), [self = shared_from_this()] {
+    if (self->Is(State::kHandshake) || self->Is(State::kPreface)) self->Close();
+  });
+}
+
+void GuardedConnection::Abort() {
+  net::post(transport_->executor(), [self = shared_from_this()] { self->Close(); });
+}
+
+// gRPC's calls of this connection end now; the client is told why.
+void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
+  if (Is(State::kLingering) || Is(State::kClosed)) return;
+  host_->count_closed(peer_, cause, why.message());
+  host_->set_leaving(this, true);
+  Set(State::kLingering);
+  lingering_since_ = MonotonicNow();
+  if (server_) {
+    Error ignored;
+    server_->close(ignored);
+  }
+  ForgetUnfinished();
+  if (guard_.is_between_server_frames()) {
+    goodbye_ = has_server_spoken_ ? "" : EmptySettingsFrame();
+    goodbye_ +=
+        GoAwayFrame(guard_.last_stream(),
+                    why.ok() ? GoAwayCode::kNoError : GoAwayCode::kEnhanceYourCalm, why.message());
+  }
+  if (!is_writing_to_client_) SayGoodbye();
+}
+
+void GuardedConnection::SayGoodbye() {
+  if (goodbye_.empty()) return Linger();
+  is_writing_to_client_ = true;
+  transport_->Write(net::buffer(goodbye_), [self = shared_from_this()](Error error, std::size_t) {
+    self->is_writing_to_client_ = false;
+    if (error) return self->Close();
+    self->goodbye_.clear();
+    self->Linger();
+  });
+}
+
+void GuardedConnection::Linger() {
+  transport_->ShutdownSend();
+}
+
+void GuardedConnection::Close() {
+  if (Is(State::kClosed)) return;
+  Set(State::kClosed);
+  host_->set_leaving(this, true);
+  transport_->Close();
+  Error ignored;
+  if (server_) server_->close(ignored);
+  ForgetUnfinished();
+}
+
+void GuardedConnection::ForgetUnfinished() {
+  const std::int64_t unfinished = unfinished_bytes_.exchange(0);
+  if (unfinished != 0) host_->add_unfinished_bytes(-unfinished);
+}
+
+}  // namespace quire::server

@@ -1,0 +1,173 @@
+#pragma once
+
+// One client's connection on its way to gRPC: bytes pass in both directions and are counted.
+//
+//   client <- TCP or Unix socket, TLS ends here -> GuardedConnection <- socket pair -> gRPC
+//
+//   handshake -> preface -> relaying -> lingering -> closed
+//
+// Place:      made by GrpcAcceptor for each connection that it accepts.
+// Invariants: gRPC gets nothing, and no descriptors are taken for it, before the client's HTTP/2
+//             preface is there. What is read in one direction is written before more is read, so a
+//             slow end slows the other, and a connection holds at most two buffers; they grow with
+//             what arrives at once and shrink again. A connection that is refused is told why by a
+//             GOAWAY frame, if it stands between two frames of the server.
+// Threads:    the sequence of its transport; Begin, Tick, Yield, Refuse, FinishSoon and Abort from
+//             any.
+// Lifetime:   kept by its pending operations; `host` outlives it and learns of its end.
+
+#include <atomic>
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "server/api/peer_table.h"
+#include "server/edge/frame_guard.h"
+#include "server/edge/transport.h"
+
+namespace quire::server {
+
+class GuardedConnection;
+
+// Why a connection was ended by us; a label of quire_grpc_connections_closed_total.
+enum class CloseCause : std::uint8_t {
+  kTooMany,     // a limit of connections
+  kSilent,      // no preface in time, or none when a newer connection needed room
+  kIdle,        // without calls when a newer connection needed room
+  kNotHttp2,    // the preface is another one
+  kFrames,      // a limit of frames, streams, headers or unfinished messages
+  kMemory,      // it held the most when server.grpc.memory_bytes was passed
+  kTimeout,     // a message was not complete, or what we wrote was not taken, in time
+  kNoResource,  // no descriptors
+};
+
+// "too_many", "silent", ...
+absl::string_view CloseCauseName(CloseCause cause);
+
+// What connections ask of the acceptor that they belong to.
+struct GuardedConnectionHost {
+  // Gives gRPC one end of a new socket pair; returns the other end and the name under which gRPC
+  // knows it.
+  struct ToGrpc {
+    boost::asio::local::stream_protocol::socket socket;
+    std::string name;
+  };
+  std::function<absl::StatusOr<ToGrpc>(const boost::asio::any_io_executor&, Peer)> connect;
+  // Of messages that are not complete, over all connections.
+  std::function<void(std::int64_t)> add_unfinished_bytes;
+  std::function<void(const Peer&, CloseCause, absl::string_view)> count_closed;
+  // Whether a connection still takes a place: not once it ends.
+  std::function<void(const GuardedConnection*, bool)> set_leaving;
+  // The last call of a connection. `name` is empty if gRPC never heard of it.
+  std::function<void(const GuardedConnection*, const std::string& name)> left;
+};
+
+struct ConnectionTimes {
+  absl::Duration preface;      // from the connection to the whole preface, TLS included
+  absl::Duration write_stall;  // for the client to take what one read of gRPC gave
+};
+
+class GuardedConnection final : public std::enable_shared_from_this<GuardedConnection> {
+ public:
+  GuardedConnection(const GuardedConnectionHost* host, std::unique_ptr<Transport> transport,
+                    Peer peer, const FrameLimits& limits, const ConnectionTimes& times);
+
+  void Begin();
+  // Instead of Begin: tells the client why it is not served. REQUIRES: no TLS.
+  void TurnAway(CloseCause cause, const absl::Status& why);
+  // Ends what has no right to go on; called about once a second.
+  void Tick(absl::Time now);
+  // Ends the connection to make room for a newer one; false when it is in use.
+  bool YieldSilent(absl::Duration least_age);
+  bool YieldIdle();
+  void Refuse(CloseCause cause, absl::Status why);
+  // For the end of the process: closes behind what gRPC has sent when gRPC closes its end; at once
+  // if gRPC does not know the connection.
+  void FinishSoon();
+  void Abort();
+
+  std::int64_t unfinished_bytes() const { return unfinished_bytes_.load(); }
+  // Since when no call is open; InfiniteFuture while one is.
+  absl::Time idle_since() const { return absl::FromUnixNanos(idle_since_.load()); }
+  const Peer& peer() const { return peer_; }
+
+ private:
+  enum class State : std::uint8_t { kHandshake, kPreface, kRelaying, kLingering, kClosed };
+  using Error = Transport::Error;
+
+  // What one direction reads into.
+  class Buffer {
+   public:
+    Buffer() : bytes_(kMinBytes) {}
+    boost::asio::mutable_buffer ForRead() { return boost::asio::buffer(bytes_); }
+    std::span<const std::byte> Filled(std::size_t size) const;
+    // Twice as large for the next read when this one filled it, half when it used little.
+    void Adapt(std::size_t size);
+
+   private:
+    static constexpr std::size_t kMinBytes = 1 << 10;
+    static constexpr std::size_t kMaxBytes = 64 << 10;
+    std::vector<std::byte> bytes_;
+  };
+
+  void OnHandshake(Error error);
+  void ReadClient();
+  void OnClientRead(Error error, std::size_t size);
+  void OnClientEnd();
+  bool ConnectToGrpc();
+  void WriteServer(boost::asio::const_buffer bytes);
+  void ReadServer();
+  void OnServerRead(Error error, std::size_t size);
+  void WriteClient(boost::asio::const_buffer bytes);
+  void OnClientWritten(Error error);
+  void NoteCounts(absl::Time now);
+  void EndWith(CloseCause cause, const absl::Status& why);
+  void ForgetUnfinished();
+  void SayGoodbye();
+  void Linger();
+  void Close();
+  bool Is(State state) const { return state_.load(std::memory_order_acquire) == state; }
+  void Set(State state) { state_.store(state, std::memory_order_release); }
+
+  // Declared first, so that it speaks last.
+  struct Departure {
+    ~Departure() { host->left(connection, name); }
+    const GuardedConnectionHost* host;
+    const GuardedConnection* connection;
+    std::string name = {};
+  };
+  Departure departure_;
+  const GuardedConnectionHost* const host_;
+  const std::unique_ptr<Transport> transport_;
+  Peer peer_;
+  const ConnectionTimes times_;
+  const absl::Time begun_;
+  std::atomic<State> state_{State::kHandshake};
+  FrameGuard guard_;
+  std::optional<boost::asio::local::stream_protocol::socket> server_;  // our end of the pair
+  std::string early_bytes_;  // of the client, until gRPC gets them
+  Buffer from_client_, from_server_;
+  bool has_client_ended_ = false;  // it sends nothing more
+  bool has_server_spoken_ = false;
+  bool is_writing_to_client_ = false;
+  absl::Time write_begun_;
+  std::string goodbye_;  // a GOAWAY, behind the write under way
+  absl::Time lingering_since_;
+  std::atomic<bool> has_yielded_{false};
+  std::atomic<std::int64_t> unfinished_bytes_{0};
+  std::atomic<std::int64_t> idle_since_;  // Unix nanoseconds; the greatest: a call is open
+};
+
+}  // namespace quire::server
