@@ -1,7 +1,6 @@
 """Start and end of the process."""
 
 import contextlib
-import ctypes
 import json
 import os
 import pathlib
@@ -13,6 +12,7 @@ import grpc
 import pytest
 from daemon import Daemon, reason_of
 from reload_tools import slow_channel, unread_on
+from stopped_threads import WALL, stop_thread
 from waiting import wait_until
 
 
@@ -131,23 +131,11 @@ def test_drain_timeout_ends_what_is_left_with_a_reason(api, tmp_path):
         assert daemon.wait(30) == 0
 
 
-PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
-
-
 def thread_named(pid, name):
     """The one thread of a process with that name."""
     tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
     [tid] = [int(task.name) for task in tasks if (task / "comm").read_text().strip() == name]
     return tid
-
-
-def stop_thread(tid):
-    """Stops one thread of a child for good, as a kernel that never ends would."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
-        assert libc.ptrace(request, tid, None, None) == 0, os.strerror(ctypes.get_errno())
-    assert os.waitpid(tid, WALL)[0] == tid
 
 
 def reap(daemon, tid, timeout):

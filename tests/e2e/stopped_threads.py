@@ -1,0 +1,31 @@
+"""Single threads of a child stand still, as in a kernel that does not end."""
+
+import contextlib
+import ctypes
+import os
+
+PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 17, 0x4206, 0x4207, 0x40000000
+
+
+def _ptrace(request, tid):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    assert libc.ptrace(request, tid, None, None) == 0, os.strerror(ctypes.get_errno())
+
+
+def stop_thread(tid):
+    """For good."""
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        _ptrace(request, tid)
+    assert os.waitpid(tid, WALL)[0] == tid
+
+
+@contextlib.contextmanager
+def stopped_threads(tids):
+    for tid in tids:
+        stop_thread(tid)
+    try:
+        yield
+    finally:
+        for tid in tids:
+            _ptrace(PTRACE_DETACH, tid)

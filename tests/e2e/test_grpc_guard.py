@@ -1,0 +1,306 @@
+"""Attacks on the gRPC port without a token: memory stays bounded and comes back, neighbours are served.
+
+The guard before gRPC (server/edge/frame_guard.h) ends the connection that attacks, and says why.
+"""
+
+import contextlib
+import gzip
+import pathlib
+import socket
+import struct
+import threading
+import time
+
+import grpc
+import pytest
+from attack_tools import Neighbour, failure, generate, http_get, request_of
+from daemon import Daemon
+from http2_client import (CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, Http2Client,
+                          frame)
+from stopped_threads import stopped_threads
+from test_attacks import GRPC_HEADERS, connect, is_closed, literal, send_quietly, streams
+from waiting import wait_until
+
+ENHANCE_YOUR_CALM = 11
+MIB = 1 << 20
+
+
+def resident(daemon):
+    with open(f"/proc/{daemon.process.pid}/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS:"))
+
+
+def closed_connections(daemon, cause):
+    """How many connections the daemon has ended for this cause."""
+    metrics = http_get(daemon.http_address, "/metrics")[1].decode()
+    start = f'quire_grpc_connections_closed_total{{cause="{cause}"}} '
+    return next((float(line[len(start):]) for line in metrics.splitlines() if line.startswith(start)), 0)
+
+
+def connections(daemon):
+    metrics = http_get(daemon.http_address, "/metrics")[1].decode()
+    return next(float(line.split()[1]) for line in metrics.splitlines() if line.startswith("quire_grpc_connections_active "))
+
+
+def goaway_of(connection, timeout=20):
+    """(code, text) of the GOAWAY frame with which the server ends the connection; None if it says nothing."""
+    received = b""
+    deadline = time.monotonic() + timeout
+    with contextlib.suppress(OSError):
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            piece = connection.recv(65536)
+            if not piece:
+                break
+            received += piece
+    while len(received) >= 9:
+        size, kind = int.from_bytes(received[:3], "big"), received[3]
+        payload, received = received[9:9 + size], received[9 + size:]
+        if kind == GOAWAY:
+            return struct.unpack(">I", payload[4:8])[0], payload[8:].decode()
+    return None
+
+
+def begin(daemon):
+    """A connection of a client that never acknowledges the server's settings."""
+    connection = connect(daemon.grpc_address)
+    connection.sendall(PREFACE + frame(SETTINGS))
+    return connection
+
+
+def message(size, sent):
+    """A message of gRPC of which `sent` bytes are there."""
+    return b"\x00" + struct.pack(">I", size) + b"x" * sent
+
+
+def data_frames(stream, payload):
+    return b"".join(frame(DATA, 0, stream, payload[i:i + 16384]) for i in range(0, len(payload), 16384))
+
+
+@pytest.fixture
+def neighbour(api, daemon):
+    with daemon.channel() as channel:
+        found = Neighbour(api, channel)
+        yield found
+        found.check()
+
+
+@pytest.fixture
+def bounded(daemon):
+    """What an attack makes the daemon hold is bounded, and given back."""
+    before, highest, stop = resident(daemon), 0, threading.Event()
+
+    def watch():
+        nonlocal highest
+        while not stop.wait(0.02):
+            highest = max(highest, resident(daemon))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield
+    stop.set()
+    watcher.join()
+    assert highest < before + 300 * MIB, (before, highest)
+    wait_until(lambda: resident(daemon) < 1.1 * before + 16 * MIB, f"memory is as before: {before}", 30)
+
+
+def test_streams_are_bounded_before_settings_are_acknowledged(daemon, neighbour, bounded):
+    with begin(daemon) as connection:
+        for stream in range(1, 4001, 2):
+            if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS)):
+                break
+        code, text = goaway_of(connection)
+        assert code == ENHANCE_YOUR_CALM
+        assert "1025 streams at once, server.grpc.max_concurrent_streams is 1024" in text
+
+
+def test_a_flood_of_headers_ends(daemon, neighbour, bounded):
+    flood = b"".join(literal(b"x-%d" % i, b"y" * 100) for i in range(60))
+    before = closed_connections(daemon, "frames")
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        with begin(daemon) as connection:
+            for stream in range(1, 4001, 2):
+                if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS + flood)):
+                    break
+    assert closed_connections(daemon, "frames") > before
+
+
+def test_references_to_one_large_header_end(daemon, neighbour, bounded):
+    """One entry of 4000 bytes in the table of HPACK, and thousands of single bytes that name it."""
+    # RFC 7541, 6.2.1: a new name; 6.1: the newest entry of the dynamic table is number 62.
+    entry = b"\x40" + b"\x01x" + b"\x7f" + bytes([(4000 - 127) % 128 | 0x80, (4000 - 127) // 128]) + b"y" * 4000
+    with begin(daemon) as connection:
+        connection.sendall(frame(HEADERS, END_HEADERS, 1, GRPC_HEADERS + entry))
+        for stream in range(3, 20001, 2):
+            block = GRPC_HEADERS + b"\xbe" * 16000
+            if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, block)):
+                break
+        assert is_closed(connection, 20)
+
+
+def test_header_blocks_without_end_are_refused(daemon, neighbour, bounded):
+    with begin(daemon) as connection:
+        connection.sendall(frame(HEADERS, 0, 1, GRPC_HEADERS))
+        for _ in range(1000):
+            if not send_quietly(connection, frame(CONTINUATION, 0, 1, literal(b"x", b"y" * 100) * 100)):
+                break
+        code, text = goaway_of(connection)
+        assert code == ENHANCE_YOUR_CALM and "the headers of a call have" in text
+
+
+def test_rapid_resets_end_the_connection(daemon, neighbour, bounded):
+    with begin(daemon) as connection:
+        for stream in range(1, 20001, 2):
+            reset = frame(RST_STREAM, 0, stream, b"\x00\x00\x00\x08")
+            if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS) + reset):
+                break
+        code, text = goaway_of(connection)
+        assert code == ENHANCE_YOUR_CALM and "resets of streams in a second" in text
+
+
+def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, neighbour, bounded):
+    bomb = gzip.compress(bytes(64 * MIB))
+    with daemon.channel() as channel:
+        call = channel.stream_unary("/quire.v1.GenerationService/Tokenize", lambda data: data, lambda data: data)
+        for _ in range(8):
+            error = failure(lambda: call(iter([b"x"]), compression=grpc.Compression.Gzip, timeout=20))
+            assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
+    headers = GRPC_HEADERS + literal(b"grpc-encoding", b"gzip")
+    with begin(daemon) as connection:
+        for stream in range(1, 65, 2):
+            payload = b"\x01" + struct.pack(">I", len(bomb)) + bomb
+            assert send_quietly(connection, frame(HEADERS, END_HEADERS, stream, headers) + data_frames(stream, payload))
+        # What comes behind is still served: the refusals ended calls, not the connection.
+        with daemon.channel() as channel:
+            assert generate(api, channel)
+
+
+def fill(client, num_streams, size):
+    """Sends messages of 16 MiB but for their last bytes, on streams side by side; ends when the server does."""
+    def send(stream):
+        client.send_data(stream, message(16 * MIB - 1024, size))
+
+    senders = []
+    for stream in range(1, 2 * num_streams, 2):
+        if client.open(stream, GRPC_HEADERS):
+            senders.append(threading.Thread(target=send, args=(stream,)))
+            senders[-1].start()
+    return senders
+
+
+def test_unfinished_messages_of_a_connection_are_bounded(daemon, neighbour, bounded):
+    with Http2Client(daemon.grpc_address) as client:
+        senders = fill(client, 16, 15 * MIB)
+        assert client.wait_closed(60)
+        for sender in senders:
+            sender.join()
+        code, text = client.goaway
+        assert code == ENHANCE_YOUR_CALM and f"limit {64 * MIB}" in text
+
+
+def test_unfinished_messages_of_all_connections_are_bounded(api, tmp_path):
+    with Daemon(tmp_path, settings=["server.grpc.memory_bytes=64MiB"]) as daemon:
+        daemon.wait_serving()
+        before = resident(daemon)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(Http2Client(daemon.grpc_address)) for _ in range(4)]
+            senders = [sender for client in clients for sender in fill(client, 4, 7 * MIB)]
+            wait_until(lambda: closed_connections(daemon, "memory") > 0, "the largest is ended", 60)
+            assert resident(daemon) < before + 300 * MIB
+            with daemon.channel() as channel:
+                assert generate(api, channel)
+            for client in clients:
+                client.close()
+            for sender in senders:
+                sender.join()
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A daemon for few connections, none of them open."""
+    settings = ["server.grpc.max_connections=6", "server.grpc.max_connections_per_address=5"]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        wait_until(lambda: connections(daemon) == 0, "the connection that waited is closed")
+        yield daemon
+        assert daemon.process.poll() is None
+
+
+def answer(api, daemon):
+    with daemon.channel() as channel:
+        return generate(api, channel)
+
+
+def test_silent_connections_give_way_the_oldest_first(api, small):
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(small.grpc_address)) for _ in range(5)]
+        assert answer(api, small)
+        assert is_closed(silent[0], 5)
+        assert closed_connections(small, "silent") == 1
+
+
+def test_connections_without_calls_give_way_the_oldest_first(api, small):
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(Http2Client(small.grpc_address)) for _ in range(5)]
+        assert all(client.wait_begun() for client in idle)
+        assert answer(api, small)
+        assert idle[0].wait_closed()
+        assert idle[0].goaway == (0, ""), "a client that did no wrong may come again"
+        assert closed_connections(small, "idle") == 1
+
+
+def test_connections_in_use_stay_and_the_next_is_refused(api, small):
+    block = GRPC_HEADERS.replace(b"\x24/quire.v1.GenerationService/Generate",
+                                 b"\x29/quire.v1.GenerationService/BatchGenerate")
+    with contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(Http2Client(small.grpc_address)) for _ in range(5)]
+        for client in busy:
+            assert client.open(1, block)
+        wait_until(lambda: streams(small) == 5, "a call is open on each")
+        with connect(small.grpc_address) as connection:
+            code, text = goaway_of(connection)
+        assert code == ENHANCE_YOUR_CALM
+        assert "5 connections of this address are open, server.grpc.max_connections_per_address is 5" in text
+        busy.pop().close()
+        wait_until(lambda: connections(small) == 4, "a place is free again")
+        assert answer(api, small)
+        assert all(client.goaway is None for client in busy)
+
+
+def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path):
+    """Plain connects without a token, more than the process may have descriptors."""
+    with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:
+        daemon.wait_serving()
+        with contextlib.ExitStack() as stack:
+            for _ in range(1100):
+                stack.callback(connect(daemon.grpc_address).close)
+            with daemon.channel() as channel:
+                assert generate(api, channel)
+        with daemon.channel() as channel:
+            assert generate(api, channel)
+        assert http_get(daemon.http_address, "/readyz")[0] == 200
+        assert "fewer connections than server.grpc.max_connections" in daemon.log
+
+
+def test_a_half_closed_connection_gets_its_answer(daemon):
+    with begin(daemon) as connection:
+        connection.sendall(frame(7, 0, 0, struct.pack(">II", 0, 0)))  # the client says goodbye
+        connection.shutdown(socket.SHUT_WR)
+        assert is_closed(connection, 20)
+
+
+def test_probes_say_that_the_port_does_not_answer(daemon):
+    """The threads that relay connections stand still; the probe port lives on and tells, until they go on."""
+    def livez():
+        return http_get(daemon.http_address, "/livez")
+
+    tasks = [task for task in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir()
+             if (task / "comm").read_text().strip() == "grpc-edge"]
+    assert len(tasks) == 4, "two for each listener"
+    assert livez()[0] == 200
+    with stopped_threads([int(task.name) for task in tasks]):
+        wait_until(lambda: livez()[0] == 503, "liveness turns", 60)
+        for path in ("/livez", "/readyz"):
+            assert http_get(daemon.http_address, path)[1].endswith(b"\r\n\r\nthe gRPC port does not answer\n")
+    wait_until(lambda: livez()[0] == 200, "liveness is back", 60)
