@@ -22,6 +22,7 @@
 #include <cstring>
 #include <exception>
 #include <list>
+#include <map>
 #include <random>
 #include <thread>
 #include <utility>
@@ -143,9 +144,8 @@ class GrpcAcceptor::Impl {
     net::steady_timer pause;
   };
   struct Known {
-    std::uint64_t number = 0;  // in the order of their coming
-    std::string ip = {};       // empty: a Unix socket
-    bool is_own = false;       // of ConnectToSelf
+    std::string ip = {};  // empty: a Unix socket
+    bool is_own = false;  // of ConnectToSelf
     bool is_turned_away = false;
     bool is_leaving = false;  // has been asked to make room, or ends
     std::weak_ptr<GuardedConnection> connection = {};
@@ -156,13 +156,13 @@ class GrpcAcceptor::Impl {
   template <typename Protocol>
   void Accept(Listening<Protocol>* listening);
   bool IsOwn(const tcp::endpoint& remote);
-  void OnTcp(tcp::socket socket);
-  void OnUnix(Local::socket socket);
+  void OnAccepted(tcp::socket socket);
+  void OnAccepted(Local::socket socket);
   void Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip, bool may_tell);
   void Add(std::unique_ptr<Transport> transport, Peer peer, Known known, const absl::Status& room);
   absl::Status MakeRoomFor(const std::string& ip);
   bool CloseOne(const std::string& ip);
-  void SetLeaving(const GuardedConnection* connection, bool is_leaving);
+  void SetLeaving(std::uint64_t number, bool is_leaving);
   void Count(const Known& known, int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int NumTurnedAway() const {
     MutexLock lock(&mutex_);
@@ -175,7 +175,7 @@ class GrpcAcceptor::Impl {
   absl::StatusOr<GuardedConnectionHost::ToGrpc> Connect(const net::any_io_executor& executor,
                                                         Peer peer);
   void CountClosed(const Peer& peer, CloseCause cause, absl::string_view why);
-  void Left(const GuardedConnection* connection, const std::string& name);
+  void Left(std::uint64_t number, const std::string& name);
 
   const GrpcAcceptorOptions options_;
   const std::int64_t max_connections_;
@@ -186,18 +186,19 @@ class GrpcAcceptor::Impl {
   std::function<void(int)> hand_over_;
   std::atomic<bool> is_closing_{false};
   std::atomic<bool> is_ended_{false};
+  std::atomic<std::uint64_t> next_number_{0};
   std::atomic<std::uint64_t> next_name_{0};
   std::atomic<std::int64_t> unfinished_bytes_{0};
 
   mutable Mutex mutex_;
   CondVar left_;
-  absl::flat_hash_map<const GuardedConnection*, Known> connections_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, Known> connections_
+      ABSL_GUARDED_BY(mutex_);  // by number: the oldest first
   // Of those that stay: neither turned away nor leaving.
   std::int64_t num_staying_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, int> per_address_ ABSL_GUARDED_BY(mutex_);
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<tcp::endpoint> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
-  std::uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
 
   net::io_context io_;
   net::strand<net::io_context::executor_type> strand_;  // of acceptors and the timer
@@ -231,12 +232,10 @@ GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
   host_.count_closed = [this](const Peer& peer, CloseCause cause, absl::string_view why) {
     CountClosed(peer, cause, why);
   };
-  host_.set_leaving = [this](const GuardedConnection* connection, bool is_leaving) {
-    SetLeaving(connection, is_leaving);
+  host_.set_leaving = [this](std::uint64_t number, bool is_leaving) {
+    SetLeaving(number, is_leaving);
   };
-  host_.left = [this](const GuardedConnection* connection, const std::string& name) {
-    Left(connection, name);
-  };
+  host_.left = [this](std::uint64_t number, const std::string& name) { Left(number, name); };
 }
 
 absl::Status GrpcAcceptor::Impl::Bind() {
@@ -345,10 +344,10 @@ void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
       net::make_strand(io_), [this, listening](Error error, typename Protocol::socket socket) {
         if (is_closing_) return;
         if (!error) {
-          if constexpr (std::is_same_v<Protocol, tcp>) {
-            OnTcp(std::move(socket));
-          } else {
-            OnUnix(std::move(socket));
+          try {
+            OnAccepted(std::move(socket));
+          } catch (const std::exception& no_memory) {
+            log::Error("grpc", "connection not served", {{"error", no_memory.what()}});
           }
           return Accept(listening);
         }
@@ -362,7 +361,7 @@ void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
       });
 }
 
-void GrpcAcceptor::Impl::OnTcp(tcp::socket socket) {
+void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
   Error error;
   const tcp::endpoint remote = socket.remote_endpoint(error);
   if (error) return;  // gone already
@@ -383,7 +382,7 @@ void GrpcAcceptor::Impl::OnTcp(tcp::socket socket) {
        /*may_tell=*/false);
 }
 
-void GrpcAcceptor::Impl::OnUnix(Local::socket socket) {
+void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
   Take(NewPlainTransport(std::move(socket)), {.address = "unix:", .is_local_socket = true}, "",
        /*may_tell=*/true);
 }
@@ -401,16 +400,15 @@ void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, s
 
 void GrpcAcceptor::Impl::Add(std::unique_ptr<Transport> transport, Peer peer, Known known,
                              const absl::Status& room) {
+  const std::uint64_t number = next_number_.fetch_add(1);
   auto connection = std::make_shared<GuardedConnection>(
-      &host_, std::move(transport), std::move(peer), options_.frames, options_.times);
+      &host_, number, std::move(transport), std::move(peer), options_.frames, options_.times);
+  options_.probe->ConnectionOpened();
   known.connection = connection;
   {
     MutexLock lock(&mutex_);
-    known.number = next_number_++;
-    Count(known, 1);
-    connections_.emplace(connection.get(), std::move(known));
+    Count(connections_.emplace(number, std::move(known)).first->second, 1);
   }
-  options_.probe->ConnectionOpened();
   if (room.ok()) {
     connection->Begin();
   } else {
@@ -485,26 +483,24 @@ absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
 bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
   const std::vector<std::shared_ptr<GuardedConnection>> open = Connections(ip);
   const auto leaves = [this](const auto& connection, bool has_yielded) {
-    if (has_yielded) SetLeaving(connection.get(), true);
+    if (has_yielded) SetLeaving(connection->number(), true);
     return has_yielded;
   };
   for (const auto& connection : open) {
     if (leaves(connection, connection->YieldSilent(kTimeToSpeak))) return true;
   }
-  std::vector<std::shared_ptr<GuardedConnection>> by_idleness = open;
-  std::ranges::stable_sort(by_idleness, {}, [](const auto& c) { return c->idle_since(); });
-  for (const auto& connection : by_idleness) {
-    if (leaves(connection, connection->YieldIdle())) return true;
-  }
+  const auto by_idleness = [](const auto& c) { return c->idle_since(); };
+  const auto idlest = std::ranges::min_element(open, {}, by_idleness);
+  if (idlest != open.end() && leaves(*idlest, (*idlest)->YieldIdle())) return true;
   for (const auto& connection : open) {
     if (leaves(connection, connection->YieldSilent(absl::ZeroDuration()))) return true;
   }
   return false;
 }
 
-void GrpcAcceptor::Impl::SetLeaving(const GuardedConnection* connection, bool is_leaving) {
+void GrpcAcceptor::Impl::SetLeaving(std::uint64_t number, bool is_leaving) {
   MutexLock lock(&mutex_);
-  const auto found = connections_.find(connection);
+  const auto found = connections_.find(number);
   if (found == connections_.end() || found->second.is_leaving == is_leaving) return;
   Count(found->second, -1);
   found->second.is_leaving = is_leaving;
@@ -528,18 +524,13 @@ void GrpcAcceptor::Impl::Count(const Known& known, int change) {
 // The oldest first.
 std::vector<std::shared_ptr<GuardedConnection>> GrpcAcceptor::Impl::Connections(
     const std::string& ip) const {
-  std::vector<std::pair<std::uint64_t, std::shared_ptr<GuardedConnection>>> by_age;
-  {
-    MutexLock lock(&mutex_);
-    by_age.reserve(connections_.size());
-    for (const auto& [key, known] : connections_) {
-      if (!ip.empty() && known.ip != ip) continue;
-      if (auto strong = known.connection.lock()) by_age.emplace_back(known.number, strong);
-    }
-  }
-  std::ranges::sort(by_age, {}, [](const auto& entry) { return entry.first; });
   std::vector<std::shared_ptr<GuardedConnection>> connections;
-  for (auto& [number, connection] : by_age) connections.push_back(std::move(connection));
+  MutexLock lock(&mutex_);
+  connections.reserve(connections_.size());  // a copy that is the last one would come to Left here
+  for (const auto& [number, known] : connections_) {
+    if (!ip.empty() && known.ip != ip) continue;
+    if (auto strong = known.connection.lock()) connections.push_back(std::move(strong));
+  }
   return connections;
 }
 
@@ -601,11 +592,12 @@ void GrpcAcceptor::Impl::CountClosed(const Peer& peer, CloseCause cause, absl::s
             {{"peer", peer.address}, {"cause", CloseCauseName(cause)}, {"why", why}});
 }
 
-void GrpcAcceptor::Impl::Left(const GuardedConnection* connection, const std::string& name) {
+void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   if (!name.empty()) options_.peers->Remove(name);
   options_.probe->ConnectionClosed();
   MutexLock lock(&mutex_);
-  const auto found = connections_.find(connection);
+  const auto found = connections_.find(number);
+  if (found == connections_.end()) return;  // there was no memory to add it
   Count(found->second, -1);
   connections_.erase(found);
   left_.NotifyAll();

@@ -54,17 +54,17 @@ void GuardedConnection::Buffer::Adapt(std::size_t size) {
   }
 }
 
-GuardedConnection::GuardedConnection(const GuardedConnectionHost* host,
+GuardedConnection::GuardedConnection(const GuardedConnectionHost* host, std::uint64_t number,
                                      std::unique_ptr<Transport> transport, Peer peer,
                                      const FrameLimits& limits, const ConnectionTimes& times)
-    : departure_{host, this},
+    : departure_{host, number},
       host_(host),
       transport_(std::move(transport)),
       peer_(std::move(peer)),
       times_(times),
       begun_(MonotonicNow()),
       guard_(limits),
-      idle_since_(absl::ToUnixNanos(begun_)) {}
+      idle_since_(kBusy) {}
 
 void GuardedConnection::Begin() {
   net::post(transport_->executor(), [self = shared_from_this()] {
@@ -134,6 +134,8 @@ bool GuardedConnection::ConnectToGrpc() {
   server_.emplace(std::move(connected->socket));
   departure_.name = std::move(connected->name);
   Set(State::kRelaying);
+  idle_since_.store(absl::ToUnixNanos(MonotonicNow()));
+  NoteCounts(MonotonicNow());
   return true;
 }
 
@@ -193,6 +195,7 @@ void GuardedConnection::NoteCounts(absl::Time now) {
   if (before != guard_.unfinished_bytes()) {
     host_->add_unfinished_bytes(guard_.unfinished_bytes() - before);
   }
+  if (!Is(State::kRelaying)) return;
   const bool was_busy = idle_since_.load() == kBusy;
   if (guard_.num_streams() > 0) {
     idle_since_.store(kBusy);
@@ -248,7 +251,7 @@ bool GuardedConnection::YieldIdle() {
     // A call that has begun since is served.
     if (self->guard_.num_streams() > 0) {
       self->has_yielded_.store(false);
-      return self->host_->set_leaving(self.get(), false);
+      return self->host_->set_leaving(self->number(), false);
     }
     self->EndWith(CloseCause::kIdle, absl::OkStatus());
   });
@@ -275,7 +278,7 @@ void GuardedConnection::Abort() {
 void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
   if (Is(State::kLingering) || Is(State::kClosed)) return;
   host_->count_closed(peer_, cause, why.message());
-  host_->set_leaving(this, true);
+  host_->set_leaving(number(), true);
   Set(State::kLingering);
   lingering_since_ = MonotonicNow();
   if (server_) {
@@ -310,7 +313,7 @@ void GuardedConnection::Linger() {
 void GuardedConnection::Close() {
   if (Is(State::kClosed)) return;
   Set(State::kClosed);
-  host_->set_leaving(this, true);
+  host_->set_leaving(number(), true);
   transport_->Close();
   Error ignored;
   if (server_) server_->close(ignored);

@@ -69,9 +69,9 @@ struct GuardedConnectionHost {
   std::function<void(std::int64_t)> add_unfinished_bytes;
   std::function<void(const Peer&, CloseCause, absl::string_view)> count_closed;
   // Whether a connection still takes a place: not once it ends.
-  std::function<void(const GuardedConnection*, bool)> set_leaving;
+  std::function<void(std::uint64_t number, bool is_leaving)> set_leaving;
   // The last call of a connection. `name` is empty if gRPC never heard of it.
-  std::function<void(const GuardedConnection*, const std::string& name)> left;
+  std::function<void(std::uint64_t number, const std::string& name)> left;
 };
 
 struct ConnectionTimes {
@@ -81,8 +81,10 @@ struct ConnectionTimes {
 
 class GuardedConnection final : public std::enable_shared_from_this<GuardedConnection> {
  public:
-  GuardedConnection(const GuardedConnectionHost* host, std::unique_ptr<Transport> transport,
-                    Peer peer, const FrameLimits& limits, const ConnectionTimes& times);
+  // `number` is its name in what it asks of the host.
+  GuardedConnection(const GuardedConnectionHost* host, std::uint64_t number,
+                    std::unique_ptr<Transport> transport, Peer peer, const FrameLimits& limits,
+                    const ConnectionTimes& times);
 
   void Begin();
   // Instead of Begin: tells the client why it is not served. REQUIRES: no TLS.
@@ -98,8 +100,9 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void FinishSoon();
   void Abort();
 
+  std::uint64_t number() const { return departure_.number; }
   std::int64_t unfinished_bytes() const { return unfinished_bytes_.load(); }
-  // Since when no call is open; InfiniteFuture while one is.
+  // Since when gRPC has it and no call is open, else far in the future.
   absl::Time idle_since() const { return absl::FromUnixNanos(idle_since_.load()); }
   const Peer& peer() const { return peer_; }
 
@@ -143,9 +146,9 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
 
   // Declared first, so that it speaks last.
   struct Departure {
-    ~Departure() { host->left(connection, name); }
+    ~Departure() { host->left(number, name); }
     const GuardedConnectionHost* host;
-    const GuardedConnection* connection;
+    std::uint64_t number;
     std::string name = {};
   };
   Departure departure_;
