@@ -127,6 +127,24 @@ def test_drain_timeout_ends_what_is_left_with_a_reason(api, tmp_path):
         assert daemon.wait(30) == 0
 
 
+@pytest.mark.parametrize("meaningless", [
+    ["SIGUSR2"],
+    ["SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT", "SIGPIPE", "SIGXFSZ", "SIGRTMIN", "SIGRTMAX"],
+], ids=["SIGUSR2", "others"])
+def test_signals_without_meaning_change_nothing(tmp_path, meaningless):
+    numbers = {"SIGSTKFLT": 16, **{name: getattr(signal, name) for name in meaningless if hasattr(signal, name)}}
+    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=0s"]) as daemon:
+        daemon.wait_serving()
+        for name in 2 * meaningless:
+            daemon.process.send_signal(numbers[name])
+        daemon.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: '"logger":"dump","msg":"engine"' in daemon.log, "SIGUSR1 is taken")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: '"msg":"reload"' in daemon.log, "SIGHUP is taken")
+        daemon.terminate()
+        assert daemon.wait(30) == 0, daemon.log
+
+
 @contextlib.contextmanager
 def unread_daemon(folder, *settings):
     """A daemon whose standard error is a pipe that is full before its first line, and that no process reads."""
