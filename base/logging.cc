@@ -23,6 +23,7 @@
 #include "base/json_text.h"
 #include "base/mutex.h"
 #include "base/thread_name.h"
+#include "base/utf8.h"
 
 namespace quire::log {
 namespace {
@@ -191,12 +192,34 @@ bool IsWithinRate(State& state, absl::string_view logger, absl::string_view mess
   return true;
 }
 
+// Whether a terminal obeys the character, or shows others in another order for it: controls of C0
+// and C1, delete, ends of lines and paragraphs, and the controls of bidirectional text.
+bool IsControl(char32_t c) {
+  return c < 0x20 || (c >= 0x7F && c <= 0x9F) || c == 0x061C || c == 0x200E || c == 0x200F ||
+         (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+}
+
 bool IsPlainWord(absl::string_view text) {
-  if (text.empty()) return false;
-  for (const char c : text) {
-    if (c <= ' ' || c == '"' || c == '=' || c == '\\' || c == 0x7f) return false;
+  if (text.empty() || FirstInvalidUtf8(text)) return false;
+  for (std::size_t i = 0; i < text.size(); i += Utf8Length(text[i])) {
+    const char32_t c = DecodeUtf8At(text, i).code_point;
+    if (IsControl(c) || c == ' ' || c == '"' || c == '=' || c == '\\') return false;
   }
   return true;
+}
+
+// As JSON, in which what callers send cannot forge lines or hide parts of them.
+void AppendQuoted(absl::string_view text, std::string* out) {
+  const std::string quoted = JsonQuoted(text);
+  for (std::size_t i = 0; i < quoted.size(); i += Utf8Length(quoted[i])) {
+    const Utf8Char c = DecodeUtf8At(quoted, i);
+    if (IsControl(c.code_point)) {
+      absl::StrAppend(out, "\\u",
+                      absl::Hex(static_cast<std::uint32_t>(c.code_point), absl::kZeroPad4));
+    } else {
+      out->append(quoted, i, c.size_bytes);
+    }
+  }
 }
 
 void AppendDouble(double value, std::string* out) {
@@ -211,7 +234,7 @@ void AppendValue(const Field::Value& value, Format format, std::string* out) {
     if (format == Format::kText && IsPlainWord(*text)) {
       out->append(text->data(), text->size());
     } else {
-      out->append(JsonQuoted(*text));
+      AppendQuoted(*text, out);
     }
   } else if (const auto* number = std::get_if<double>(&value)) {
     AppendDouble(*number, out);

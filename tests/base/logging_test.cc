@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
@@ -88,6 +89,37 @@ TEST_F(LoggingTest, EveryJsonLineParses) {
   EXPECT_EQ(second["max"], std::numeric_limits<std::uint64_t>::max());
   EXPECT_EQ(second["wait"], 1.5);
   EXPECT_THAT(second["time"].get<std::string>(), EndsWith("Z"));
+}
+
+// A terminal would obey the ones, and show the text after the others backwards.
+TEST_F(LoggingTest, ControlCharactersAreEscapedInBothFormats) {
+  const std::map<std::string, std::string> controls = {
+      {"\x1b", "\\u001b"},         {"\x7f", "\\u007f"},
+      {"\xc2\x80", "\\u0080"},     {"\xc2\x9b", "\\u009b"},
+      {"\xc2\x9f", "\\u009f"},     {"\xd8\x9c", "\\u061c"},
+      {"\xe2\x80\x8e", "\\u200e"}, {"\xe2\x80\x8f", "\\u200f"},
+      {"\xe2\x80\xa8", "\\u2028"}, {"\xe2\x80\xa9", "\\u2029"},
+      {"\xe2\x80\xaa", "\\u202a"}, {"\xe2\x80\xae", "\\u202e"},
+      {"\xe2\x81\xa6", "\\u2066"}, {"\xe2\x81\xa9", "\\u2069"},
+      {"\x9b", "\xef\xbf\xbd"},    {"\xc2\xa0", "\xc2\xa0"},
+      {"\xe2\x80\xad", "\\u202d"}, {"\xe2\x81\xaa", "\xe2\x81\xaa"},
+      {"\xd7\x90", "\xd7\x90"},    {"\xe2\x80\xa7", "\xe2\x80\xa7"}};
+  for (const auto& [raw, escaped] : controls) {
+    SCOPED_TRACE(escaped);
+    Configure(log::Format::kText);
+    log::Info("a", "seen", {{"id", absl::StrCat("x", raw, "y")}});
+    const std::string text = Lines().back();
+    if (raw == escaped) {
+      EXPECT_THAT(text, EndsWith(absl::StrCat(" id=x", raw, "y")));
+    } else {
+      EXPECT_THAT(text, EndsWith(absl::StrCat(" id=\"x", escaped, "y\"")));
+    }
+    Configure(log::Format::kJson);
+    log::Info("a", "seen", {{"id", absl::StrCat("x", raw, "y")}});
+    const std::string json = Lines().back();
+    EXPECT_THAT(json, EndsWith(absl::StrCat("\"id\":\"x", escaped, "y\"}")));
+    EXPECT_TRUE(nlohmann::json::accept(json));
+  }
 }
 
 TEST_F(LoggingTest, LevelsArePerLogger) {
