@@ -1,21 +1,29 @@
 #include "base/logging.h"
 
+#include <poll.h>
+#include <signal.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <deque>
 #include <map>
 #include <memory>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/json_text.h"
 #include "base/mutex.h"
+#include "base/thread_name.h"
+#include "base/utf8.h"
 
 namespace quire::log {
 namespace {
@@ -26,20 +34,119 @@ constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "inf
                                                           "warn",  "error", "off"};
 // Sites whose rate is watched at once; the table starts anew when it is full.
 constexpr std::size_t kMaxSites = 4096;
+// Some seconds of a busy log: what a slow disk makes wait without loss.
+constexpr std::size_t kMaxQueuedBytes = std::size_t{4} << 20;
+// At the end of a process, for the lines that are still queued.
+constexpr absl::Duration kExitFlushTimeout = absl::Seconds(1);
+
+// Where lines go, and how they look there.
+struct Destination {
+  Sink sink;
+  Format format = Format::kText;
+};
+
+// Lines on their way to a destination that may be slow, or never take another one.
+//
+// Invariants: no more than kMaxQueuedBytes, or one line, are queued. Pushes never wait for a
+//             destination: what finds no room is dropped, counted, and told in its place.
+// Threads:    Next and Finish: the writer's; the others: any.
+class LineQueue {
+ public:
+  struct Item {
+    std::shared_ptr<const Destination> destination;
+    std::string line;                  // empty: only the lost lines are to be told
+    std::uint64_t dropped_before = 0;  // lines lost between the item before and this one
+  };
+
+  void Push(std::shared_ptr<const Destination> destination, std::string line) {
+    {
+      MutexLock lock(&mutex_);
+      if (!items_.empty() && bytes_ + line.size() > kMaxQueuedBytes) {
+        CountDropped(std::move(destination));
+        return;
+      }
+      bytes_ += line.size();
+      items_.push_back({std::move(destination), std::move(line), std::exchange(untold_, 0)});
+      queued_.fetch_add(1, std::memory_order_relaxed);
+    }
+    changed_.NotifyAll();
+  }
+
+  // Waits for a line, or for lost lines after which none came.
+  Item Next() {
+    MutexLock lock(&mutex_);
+    while (items_.empty() && untold_ == 0) changed_.Wait(&mutex_);
+    if (items_.empty()) {
+      queued_.fetch_add(1, std::memory_order_relaxed);
+      return {untold_destination_, "", std::exchange(untold_, 0)};
+    }
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    bytes_ -= item.line.size();
+    return item;
+  }
+
+  // The item that Next gave is at its destination, or lost.
+  void Finish(bool is_lost) {
+    {
+      MutexLock lock(&mutex_);
+      finished_.fetch_add(1, std::memory_order_relaxed);
+      if (is_lost) dropped_.fetch_add(1, std::memory_order_relaxed);
+    }
+    changed_.NotifyAll();
+  }
+
+  // Whether all that was queued before the call is finished before `deadline`.
+  bool WaitFinished(absl::Time deadline) {
+    MutexLock lock(&mutex_);
+    const std::uint64_t last = queued_.load(std::memory_order_relaxed) + (untold_ > 0 ? 1 : 0);
+    while (finished_.load(std::memory_order_relaxed) < last) {
+      if (MonotonicNow() >= deadline) return false;
+      changed_.WaitUntil(&mutex_, deadline);
+    }
+    return true;
+  }
+
+  // Without a lock, for a process that crashes.
+  bool is_finished() const {
+    return finished_.load(std::memory_order_relaxed) == queued_.load(std::memory_order_relaxed);
+  }
+  std::uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
+
+ private:
+  void CountDropped(std::shared_ptr<const Destination> destination)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    dropped_.fetch_add(1, std::memory_order_relaxed);
+    ++untold_;
+    untold_destination_ = std::move(destination);
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
+  std::size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // lines dropped after the last of items_
+  std::shared_ptr<const Destination> untold_destination_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<std::uint64_t> queued_{0};    // items since the start
+  std::atomic<std::uint64_t> finished_{0};  // of these
+  std::atomic<std::uint64_t> dropped_{0};   // lines
+};
 
 struct Site {
   std::int64_t second = 0;
   std::uint32_t lines = 0;
 };
 
+// The mutex is never held while a line is written.
 struct State {
   Mutex mutex;
   Options options ABSL_GUARDED_BY(mutex);
   std::map<std::string, Level> single_levels ABSL_GUARDED_BY(mutex);
-  Sink sink ABSL_GUARDED_BY(mutex);
+  std::shared_ptr<const Destination> destination ABSL_GUARDED_BY(mutex);
   std::unordered_map<std::size_t, Site> sites ABSL_GUARDED_BY(mutex);
   std::atomic<Level> min_level{Level::kInfo};  // of all loggers
   std::atomic<std::uint64_t> suppressed{0};
+  LineQueue queue;
 };
 
 // The sink writes the line as it is; spdlog adds the line end.
@@ -56,18 +163,6 @@ absl::StatusOr<Sink> OpenSink(const std::string& file) {
   } catch (const std::exception& e) {
     return absl::UnavailableError(absl::StrCat("log file ", file, ": ", e.what()));
   }
-}
-
-// Never destroyed: threads may log while the process ends.
-State& GlobalState() {
-  static State* const state = [] {
-    auto* made = new State;
-    MutexLock lock(&made->mutex);
-    made->sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-    made->sink->set_pattern("%v");
-    return made;
-  }();
-  return *state;
 }
 
 void UpdateMinLevel(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
@@ -97,12 +192,34 @@ bool IsWithinRate(State& state, absl::string_view logger, absl::string_view mess
   return true;
 }
 
+// Whether a terminal obeys the character, or shows others in another order for it: controls of C0
+// and C1, delete, ends of lines and paragraphs, and the controls of bidirectional text.
+bool IsControl(char32_t c) {
+  return c < 0x20 || (c >= 0x7F && c <= 0x9F) || c == 0x061C || c == 0x200E || c == 0x200F ||
+         (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+}
+
 bool IsPlainWord(absl::string_view text) {
-  if (text.empty()) return false;
-  for (const char c : text) {
-    if (c <= ' ' || c == '"' || c == '=' || c == '\\' || c == 0x7f) return false;
+  if (text.empty() || FirstInvalidUtf8(text)) return false;
+  for (std::size_t i = 0; i < text.size(); i += Utf8Length(text[i])) {
+    const char32_t c = DecodeUtf8At(text, i).code_point;
+    if (IsControl(c) || c == ' ' || c == '"' || c == '=' || c == '\\') return false;
   }
   return true;
+}
+
+// As JSON, in which what callers send cannot forge lines or hide parts of them.
+void AppendQuoted(absl::string_view text, std::string* out) {
+  const std::string quoted = JsonQuoted(text);
+  for (std::size_t i = 0; i < quoted.size(); i += Utf8Length(quoted[i])) {
+    const Utf8Char c = DecodeUtf8At(quoted, i);
+    if (IsControl(c.code_point)) {
+      absl::StrAppend(out, "\\u",
+                      absl::Hex(static_cast<std::uint32_t>(c.code_point), absl::kZeroPad4));
+    } else {
+      out->append(quoted, i, c.size_bytes);
+    }
+  }
 }
 
 void AppendDouble(double value, std::string* out) {
@@ -117,7 +234,7 @@ void AppendValue(const Field::Value& value, Format format, std::string* out) {
     if (format == Format::kText && IsPlainWord(*text)) {
       out->append(text->data(), text->size());
     } else {
-      out->append(JsonQuoted(*text));
+      AppendQuoted(*text, out);
     }
   } else if (const auto* number = std::get_if<double>(&value)) {
     AppendDouble(*number, out);
@@ -160,15 +277,69 @@ std::string FormatLine(Format format, const Line& line) {
   return out;
 }
 
-void WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
+// False when the line is lost: a full disk must not end the process.
+bool WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
   try {
     sink.log(spdlog::details::log_msg(spdlog::string_view_t(), spdlog::level::info,
                                       spdlog::string_view_t(line.data(), line.size())));
     sink.flush();
+    return true;
   } catch (const std::exception&) {
-    // A full disk must not end the process, and there is no better place to say so.
-    GlobalState().suppressed.fetch_add(1, std::memory_order_relaxed);
+    return false;
   }
+}
+
+// The only thread that a destination can hold up.
+void WriteLines(LineQueue* queue) {
+  SetThreadName("log");
+  for (;;) {
+    const LineQueue::Item item = queue->Next();
+    if (item.dropped_before > 0) {
+      WriteLine(*item.destination->sink,
+                FormatLine(item.destination->format, {absl::Now(),
+                                                      Level::kWarn,
+                                                      "log",
+                                                      "lines were dropped",
+                                                      {{"lines", item.dropped_before}}}));
+    }
+    const bool has_line = !item.line.empty();
+    queue->Finish(has_line && !WriteLine(*item.destination->sink, item.line));
+  }
+}
+
+std::shared_ptr<const Destination> StandardError() {
+  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  sink->set_pattern("%v");
+  return std::make_shared<const Destination>(Destination{std::move(sink), Format::kText});
+}
+
+// Never destroyed: threads may log while the process ends.
+State& GlobalState() {
+  static State* const state = [] {
+    auto* made = new State;
+    {
+      MutexLock lock(&made->mutex);
+      made->destination = StandardError();
+    }
+    std::thread(&WriteLines, &made->queue).detach();
+    std::atexit([] { Flush(kExitFlushTimeout); });
+    return made;
+  }();
+  return *state;
+}
+
+constexpr std::array<int, 5> kCrashSignals = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+std::array<struct sigaction, kCrashSignals.size()> actions_before;
+const LineQueue* crash_queue = nullptr;
+
+// Does what a signal handler may, and no more: the writer goes on meanwhile. Then the signal has
+// the effect that it had without this.
+void OnCrash(int signal) {
+  for (int i = 0; i < 20 && !crash_queue->is_finished(); ++i) poll(nullptr, 0, /*timeout=*/10);
+  for (std::size_t i = 0; i < kCrashSignals.size(); ++i) {
+    if (kCrashSignals[i] == signal) sigaction(signal, &actions_before[i], nullptr);
+  }
+  raise(signal);  // blocked until this returns
 }
 
 }  // namespace
@@ -187,11 +358,12 @@ std::optional<Level> LevelFromName(absl::string_view name) {
 absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options) {
   absl::StatusOr<Sink> sink = OpenSink(options.file);
   if (!sink.ok()) return sink.status();
-  return [options, sink = *std::move(sink)] {
+  auto destination = std::make_shared<const Destination>(Destination{*sink, options.format});
+  return [options, destination = std::move(destination)] {
     State& state = GlobalState();
     MutexLock lock(&state.mutex);
     state.options = options;
-    state.sink = sink;
+    state.destination = destination;
     state.single_levels.clear();
     state.sites.clear();
     UpdateMinLevel(state);
@@ -215,7 +387,8 @@ absl::Status Reopen() {
   absl::StatusOr<Sink> sink = OpenSink(file);
   if (!sink.ok()) return sink.status();
   MutexLock lock(&state.mutex);
-  state.sink = *std::move(sink);
+  state.destination =
+      std::make_shared<const Destination>(Destination{*std::move(sink), state.options.format});
   return absl::OkStatus();
 }
 
@@ -246,8 +419,7 @@ void Write(Level level, absl::string_view logger, absl::string_view message, Fie
   State& state = GlobalState();
   if (level == Level::kOff || level < state.min_level.load(std::memory_order_relaxed)) return;
   const absl::Time now = absl::Now();
-  Sink sink;
-  Format format = Format::kText;
+  std::shared_ptr<const Destination> destination;
   {
     MutexLock lock(&state.mutex);
     if (level < LevelOf(state, logger)) return;
@@ -255,14 +427,31 @@ void Write(Level level, absl::string_view logger, absl::string_view message, Fie
       state.suppressed.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    sink = state.sink;
-    format = state.options.format;
+    destination = state.destination;
   }
-  WriteLine(*sink, FormatLine(format, {now, level, logger, message, fields}));
+  std::string line = FormatLine(destination->format, {now, level, logger, message, fields});
+  state.queue.Push(std::move(destination), std::move(line));
+}
+
+bool Flush(absl::Duration timeout) {
+  return GlobalState().queue.WaitFinished(MonotonicNow() + timeout);
+}
+
+void FlushOnCrash() {
+  crash_queue = &GlobalState().queue;
+  struct sigaction action = {};
+  action.sa_handler = &OnCrash;
+  for (std::size_t i = 0; i < kCrashSignals.size(); ++i) {
+    sigaction(kCrashSignals[i], &action, &actions_before[i]);
+  }
 }
 
 std::uint64_t SuppressedLines() {
   return GlobalState().suppressed.load(std::memory_order_relaxed);
+}
+
+std::uint64_t DroppedLines() {
+  return GlobalState().queue.dropped();
 }
 
 }  // namespace quire::log

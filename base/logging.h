@@ -9,9 +9,17 @@
 // `2026-11-21T21:42:00.123456Z info engine: model loaded path=... seconds=0.8 layers=12`.
 // Until Configure, lines of level info and above go to standard error as text.
 //
-// spdlog writes the lines, to a file or to standard error, whole and from any thread. It has no
-// fields and no JSON, no limit of lines per place in the code, no level for loggers that are yet to
-// be made, and in version 1.10 no way to open its file again: those are here.
+// Invariants: a thread that logs never waits for the place where lines go. They are queued, and a
+//             thread of the log's own writes them in their order. A line that finds the queue full
+//             is dropped and counted, and "lines were dropped" stands in its place.
+// Threads:    any.
+// Lifetime:   the first use starts the writer, which runs until the process is gone. exit() waits a
+//             second for it at most; who ends the process otherwise calls Flush before.
+//
+// spdlog writes the lines, whole, to a file or to standard error. It has no fields and no JSON, no
+// limit of lines per place in the code, no level for loggers that are yet to be made, and in
+// version 1.10 no way to open its file again. Its own queue drops the oldest lines without a word,
+// and its end waits for the last line however long that takes. So those are here.
 
 #include <concepts>
 #include <cstdint>
@@ -90,9 +98,8 @@ Level SetLevel(absl::string_view logger, Level level);
 // Whether a line of this level would be written. One atomic load when the answer is no for all.
 bool IsEnabled(absl::string_view logger, Level level);
 
-// Writes a line and flushes it, or returns at once when its level is off. `message` is the same
-// text every time, since it is also the name of the rate limit's site. Thread-safe. Never on the
-// engine's step path.
+// Queues a line, or returns at once when its level is off. `message` is the same text every time,
+// since it is also the name of the rate limit's site. Never on the engine's step path.
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields = {});
 
 inline void Trace(absl::string_view logger, absl::string_view message, Fields fields = {}) {
@@ -111,7 +118,16 @@ inline void Error(absl::string_view logger, absl::string_view message, Fields fi
   Write(Level::kError, logger, message, fields);
 }
 
-// Lines that the rate limit kept from being written since the start.
+// Waits until all lines so far are written; false when `timeout` is over before.
+bool Flush(absl::Duration timeout);
+
+// From now on abort() and faults of the processor wait a moment, 0.2 s at most, for the lines
+// before them. REQUIRES: called once.
+void FlushOnCrash();
+
+// Lines since the start that the rate limit kept back.
 std::uint64_t SuppressedLines();
+// Lines since the start that found the queue full, or that could not be written.
+std::uint64_t DroppedLines();
 
 }  // namespace quire::log

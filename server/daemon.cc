@@ -58,6 +58,8 @@ constexpr absl::Duration kPollInterval = absl::Milliseconds(250);
 constexpr absl::Duration kCheckInterval = absl::Seconds(5);
 // Beyond shutdown.force_timeout, for the step under way and for memory to be given back.
 constexpr absl::Duration kLastSteps = absl::Seconds(10);
+// For the last lines of a log that may be stuck.
+constexpr absl::Duration kLogTime = absl::Seconds(1);
 
 // Only root can make something else of it before.
 bool MakeRunDir(const std::string& path) {
@@ -223,7 +225,10 @@ int Daemon::Impl::Run() {
   Close();
   MutexLock lock(&mutex_);
   log::Info("server", "ended", {{"exit_code", exit_code_}, {"while_loading", is_loading}});
-  if (is_loading) std::_Exit(exit_code_);
+  if (is_loading) {
+    log::Flush(kLogTime);
+    std::_Exit(exit_code_);
+  }
   return exit_code_;
 }
 

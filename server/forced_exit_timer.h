@@ -5,6 +5,8 @@
 //
 // Place:      owned by the daemon, destroyed last.
 // Invariants: armed once; the process ends by then, with the code, unless this is destroyed before.
+//             A thread of its own says so in the log, which may be stuck as much as all else; the
+//             one that ends the process takes no lock but this timer's and gives the log a second.
 // Threads:    Arm and the destructor: one at a time.
 
 #include <thread>
@@ -24,12 +26,17 @@ class ForcedExitTimer {
   void Arm(absl::Time deadline, int exit_code);
 
  private:
-  void Wait(absl::Time deadline, int exit_code);
+  // False when this is destroyed before.
+  bool WaitUntil(absl::Time deadline);
+  void Say(absl::Time deadline, int exit_code);
+  void End(absl::Time deadline, int exit_code);
 
   Mutex mutex_;
   CondVar changed_;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  bool is_said_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread says_;
+  std::thread ends_;
 };
 
 }  // namespace quire::server

@@ -1,6 +1,7 @@
 // quired: reads flags and configuration, then hands over to the daemon.
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -22,6 +23,9 @@
 #include "server/signals.h"
 
 namespace {
+
+// For the last lines.
+constexpr absl::Duration kLogTime = absl::Seconds(1);
 
 using quire::server::Flags;
 using quire::server::LayeredConfig;
@@ -58,6 +62,7 @@ int Run(Flags flags) {
   if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
   const absl::Status logging = quire::log::Configure(ToOptions(*config).logging);
   if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
+  quire::log::FlushOnCrash();
   quire::server::Daemon daemon(std::move(flags.sources), std::move(config));
   quire::server::SignalThread signals({.stop = [&] { daemon.RequestStop(); },
                                        .reload = [&] { daemon.Reload(); },
@@ -81,5 +86,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? quire::server::kExitOk : quire::server::kExitUsage;
   }
-  return Run(std::move(flags));
+  const int exit_code = Run(std::move(flags));
+  // exit() would wait for a log that takes no lines.
+  if (!quire::log::Flush(kLogTime)) _exit(exit_code);
+  return exit_code;
 }

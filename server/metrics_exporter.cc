@@ -60,6 +60,9 @@ void ExportProcess(const ServingState* state, absl::Time start_time, probe::Regi
   registry->AddCallbackCounter("quire_log_lines_suppressed_total",
                                "Log lines that the rate limit kept back.", {},
                                [] { return static_cast<double>(log::SuppressedLines()); });
+  registry->AddCallbackCounter("quire_log_lines_dropped_total",
+                               "Log lines lost: the log's reader was too slow, or the disk full.",
+                               {}, [] { return static_cast<double>(log::DroppedLines()); });
   registry->AddCallbackCounter("process_cpu_seconds_total", "User and system CPU time.", {},
                                &CpuSeconds);
   registry->AddCallbackGauge("process_resident_memory_bytes", "Resident memory.", {},

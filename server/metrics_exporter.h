@@ -14,7 +14,7 @@
 
 namespace quire::server {
 
-// build_info, health_state, log lines suppressed, and the standard process_* families.
+// build_info, health_state, log lines suppressed and dropped, and the standard process_* families.
 void ExportProcess(const ServingState* state, absl::Time start_time, probe::Registry* registry);
 
 // device_memory_bytes and model_load_seconds; once, when the model is loaded.

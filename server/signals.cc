@@ -6,18 +6,13 @@
 
 #include <utility>
 
-#include "base/logging.h"
-
 namespace quire::server {
 namespace {
-
-// Ends the loop; sent only by ~SignalThread.
-constexpr int kWake = SIGUSR2;
 
 sigset_t OurSignals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, kWake}) sigaddset(&set, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
   return set;
 }
 
@@ -26,14 +21,21 @@ sigset_t OurSignals() {
 void BlockSignals() {
   const sigset_t set = OurSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  signal(SIGPIPE, SIG_IGN);
+  // By default each would end the process.
+  for (const int meaningless :
+       {SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ}) {
+    signal(meaningless, SIG_IGN);
+  }
+  for (int real_time = SIGRTMIN; real_time <= SIGRTMAX; ++real_time) signal(real_time, SIG_IGN);
 }
 
 SignalThread::SignalThread(SignalHandlers handlers)
     : handlers_(std::move(handlers)), thread_([this] { Loop(); }) {}
 
 SignalThread::~SignalThread() {
-  pthread_kill(thread_.native_handle(), kWake);
+  is_over_ = true;
+  // Any signal that the loop waits for wakes it.
+  pthread_kill(thread_.native_handle(), SIGUSR1);
   thread_.join();
 }
 
@@ -43,13 +45,11 @@ void SignalThread::Loop() {
   for (;;) {
     int signal = 0;
     if (sigwait(&set, &signal) != 0) continue;
+    if (is_over_) return;
     switch (signal) {
       case SIGTERM:
       case SIGINT:
-        if (stopping) {
-          log::Warn("server", "second signal, ending at once");
-          _exit(1);
-        }
+        if (stopping) _exit(1);
         stopping = true;
         handlers_.stop();
         break;
@@ -59,8 +59,6 @@ void SignalThread::Loop() {
       case SIGUSR1:
         handlers_.dump();
         break;
-      default:
-        return;
     }
   }
 }

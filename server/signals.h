@@ -3,11 +3,15 @@
 // The process's signals, taken by one thread that waits for them; no other thread ever sees one.
 //
 // Place:      made by main before any other thread, so that all threads inherit the blocked set.
-// Invariants: SIGPIPE is ignored. Handlers run one after another on the signal thread, where
-//             anything may be called.
+// Invariants: signals that mean nothing here are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM,
+//             SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. Those that ask
+//             for a core (SIGQUIT and faults), SIGXCPU and the ones of job control keep their
+//             meaning. Handlers run one after another on the signal thread, where anything may be
+//             called. The second SIGTERM or SIGINT waits for no lock and no log.
 // Threads:    its own.
 // Lifetime:   what the handlers use outlives it.
 
+#include <atomic>
 #include <functional>
 #include <thread>
 
@@ -19,7 +23,8 @@ struct SignalHandlers {
   std::function<void()> dump;    // SIGUSR1
 };
 
-// Blocks the signals for this thread and all that it starts. Called first in main.
+// Blocks the signals for this thread and all that it starts, and ignores those without meaning.
+// Called first in main.
 void BlockSignals();
 
 class SignalThread {
@@ -34,6 +39,7 @@ class SignalThread {
   void Loop();
 
   const SignalHandlers handlers_;
+  std::atomic<bool> is_over_{false};
   std::thread thread_;
 };
 

@@ -349,6 +349,11 @@ void ReadOverride(absl::string_view path, absl::string_view value, const Origin&
   Message* message = config;
   const FieldDescriptor* field = FindPath(path, place.layer, &message, errors);
   if (field == nullptr) return;
+  if (const std::optional<std::size_t> bad = FirstInvalidUtf8(value)) {
+    errors->push_back(
+        absl::StrCat(place.layer, ": the value is not valid UTF-8 at byte ", *bad + 1));
+    return;
+  }
   std::vector<std::string> found;
   Origins changed;
   try {

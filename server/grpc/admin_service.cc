@@ -25,6 +25,21 @@
 namespace quire::server {
 namespace {
 
+using Base = v1::AdminService;
+// Requests come as bytes, so that only those of an operator are parsed (unary_call.h).
+using RawService = Base::WithRawCallbackMethod_Drain<
+    Base::WithRawCallbackMethod_Resume<Base::WithRawCallbackMethod_Pause<
+        Base::WithRawCallbackMethod_ReloadConfig<Base::WithRawCallbackMethod_GetConfig<
+            Base::WithRawCallbackMethod_LoadAdapter<Base::WithRawCallbackMethod_UnloadAdapter<
+                Base::WithRawCallbackMethod_FlushCache<Base::WithRawCallbackMethod_AbortRequests<
+                    Base::WithRawCallbackMethod_ListRequests<Base::WithRawCallbackMethod_Explain<
+                        Base::WithRawCallbackMethod_GetStats<Base::WithRawCallbackMethod_WatchStats<
+                            Base::WithRawCallbackMethod_CheckIntegrity<
+                                Base::WithRawCallbackMethod_SetLogLevel<
+                                    Base::WithRawCallbackMethod_StartProfile<
+                                        Base::WithRawCallbackMethod_StopProfile<
+                                            Base::Service>>>>>>>>>>>>>>>>>;
+
 constexpr int kWaitingCalls = 4;  // calls that may wait at once; more wait for these
 constexpr std::size_t kMaxQueuedCalls = 64;
 constexpr std::int32_t kDefaultPageSize = 50;
@@ -144,7 +159,7 @@ absl::Status CheckIntegrity(engine::Engine* engine, v1::CheckIntegrityResponse* 
 
 }  // namespace
 
-class AdminService::Impl final : public v1::AdminService::CallbackService {
+class AdminService::Impl final : public RawService {
  public:
   Impl(const HandlerContext& context, DrainControl* drain, LiveConfig* config)
       : context_(context), drain_(drain), config_(config), worker_(kWaitingCalls, kMaxQueuedCalls) {
@@ -161,129 +176,120 @@ class AdminService::Impl final : public v1::AdminService::CallbackService {
 
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
+  using Bytes = grpc::ByteBuffer;
 
-  Reactor* Drain(Context* call, const v1::DrainRequest* request,
-                 v1::DrainResponse* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "Drain", kScope,
-                          [=, this](const Identity&) { return RunDrain(*request, response); });
+  Reactor* Drain(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerOnWorker<v1::DrainRequest, v1::DrainResponse>(
+        Unary("Drain", call, request, response), &worker_,
+        [this](const Identity&, const auto& in, auto* out) { return RunDrain(in, out); });
   }
 
-  Reactor* Resume(Context* call, const v1::ResumeRequest*, v1::ResumeResponse* response) override {
-    return Answer(context_, call, "Resume", kScope, [&](const Identity&) {
-      const absl::Status status = drain_->Resume();
-      response->set_state(ToProto(context_.state->state()));
-      return status;
-    });
-  }
-
-  Reactor* GetConfig(Context* call, const v1::GetConfigRequest* request,
-                     v1::GetConfigResponse* response) override {
-    return Answer(context_, call, "GetConfig", kScope, [&](const Identity&) {
-      FillConfig(*request, response);
-      return absl::OkStatus();
-    });
-  }
-
-  Reactor* ReloadConfig(Context* call, const v1::ReloadConfigRequest* request,
-                        v1::ReloadConfigResponse* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "ReloadConfig", kScope,
-                          [=, this](const Identity&) {
-                            WriteReload(config_->Reload(request->dry_run()), response);
-                            return absl::OkStatus();
-                          });
-  }
-
-  Reactor* FlushCache(Context* call, const v1::FlushCacheRequest* request,
-                      v1::FlushCacheResponse* response) override {
-    return AnswerOnWorker(
-        context_, &worker_, call, "FlushCache", kScope, [=, this](const Identity&) -> absl::Status {
-          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-          return server::FlushCache(served->engine, *request, response);
+  Reactor* Resume(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::ResumeRequest, v1::ResumeResponse>(
+        Unary("Resume", call, request, response), [this](const Identity&, const auto&, auto* out) {
+          const absl::Status status = drain_->Resume();
+          out->set_state(ToProto(context_.state->state()));
+          return status;
         });
   }
 
-  Reactor* CheckIntegrity(Context* call, const v1::CheckIntegrityRequest*,
-                          v1::CheckIntegrityResponse* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "CheckIntegrity", kScope,
-                          [=, this](const Identity&) -> absl::Status {
-                            QUIRE_ASSIGN_OR_RETURN(const ServedModel* served,
-                                                   context_.state->ModelOrError());
-                            return server::CheckIntegrity(served->engine, response);
-                          });
+  Reactor* GetConfig(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::GetConfigRequest, v1::GetConfigResponse>(
+        Unary("GetConfig", call, request, response),
+        [this](const Identity&, const auto& in, auto* out) {
+          FillConfig(in, out);
+          return absl::OkStatus();
+        });
   }
 
-  Reactor* AbortRequests(Context* call, const v1::AbortRequestsRequest* request,
-                         v1::AbortRequestsResponse* response) override {
-    return AnswerWithEngine(call, "AbortRequests", [&](engine::Engine* engine) {
-      return server::AbortRequests(engine, *request, response);
-    });
+  Reactor* ReloadConfig(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerOnWorker<v1::ReloadConfigRequest, v1::ReloadConfigResponse>(
+        Unary("ReloadConfig", call, request, response), &worker_,
+        [this](const Identity&, const auto& in, auto* out) {
+          WriteReload(config_->Reload(in.dry_run()), out);
+          return absl::OkStatus();
+        });
   }
 
-  Reactor* ListRequests(Context* call, const v1::ListRequestsRequest* request,
-                        v1::ListRequestsResponse* response) override {
-    return AnswerWithEngine(call, "ListRequests", [&](engine::Engine* engine) {
-      return server::ListRequests(engine, *context_.clock, *request, response);
-    });
+  Reactor* FlushCache(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerOnWorker<v1::FlushCacheRequest, v1::FlushCacheResponse>(
+        Unary("FlushCache", call, request, response), &worker_,
+        [this](const Identity&, const auto& in, auto* out) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          return server::FlushCache(served->engine, in, out);
+        });
   }
 
-  Reactor* GetStats(Context* call, const v1::GetStatsRequest*,
-                    v1::GetStatsResponse* response) override {
-    return Answer(context_, call, "GetStats", kScope, [&](const Identity&) -> absl::Status {
-      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-      FillStats(*context_.state, *served, response->mutable_stats());
-      return absl::OkStatus();
-    });
+  Reactor* CheckIntegrity(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerOnWorker<v1::CheckIntegrityRequest, v1::CheckIntegrityResponse>(
+        Unary("CheckIntegrity", call, request, response), &worker_,
+        [this](const Identity&, const auto&, auto* out) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          return server::CheckIntegrity(served->engine, out);
+        });
   }
 
-  grpc::ServerWriteReactor<v1::WatchStatsResponse>* WatchStats(
-      Context* call, const v1::WatchStatsRequest* request) override {
+  Reactor* AbortRequests(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::AbortRequestsRequest, v1::AbortRequestsResponse>(
+        Unary("AbortRequests", call, request, response),
+        [this](const Identity&, const auto& in, auto* out) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          return server::AbortRequests(served->engine, in, out);
+        });
+  }
+
+  Reactor* ListRequests(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::ListRequestsRequest, v1::ListRequestsResponse>(
+        Unary("ListRequests", call, request, response),
+        [this](const Identity&, const auto& in, auto* out) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          return server::ListRequests(served->engine, *context_.clock, in, out);
+        });
+  }
+
+  Reactor* GetStats(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::GetStatsRequest, v1::GetStatsResponse>(
+        Unary("GetStats", call, request, response),
+        [this](const Identity&, const auto&, auto* out) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          FillStats(*context_.state, *served, out->mutable_stats());
+          return absl::OkStatus();
+        });
+  }
+
+  grpc::ServerWriteReactor<Bytes>* WatchStats(Context* call, const Bytes* request) override {
     return StartWatchStats(context_, *call, *request);
   }
 
-  Reactor* SetLogLevel(Context* call, const v1::SetLogLevelRequest* request,
-                       v1::SetLogLevelResponse* response) override {
-    return Answer(context_, call, "SetLogLevel", kScope,
-                  [&](const Identity&) { return ChangeLogLevel(*request, response); });
+  Reactor* SetLogLevel(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::SetLogLevelRequest, v1::SetLogLevelResponse>(
+        Unary("SetLogLevel", call, request, response),
+        [this](const Identity&, const auto& in, auto* out) { return ChangeLogLevel(in, out); });
   }
 
   // Methods of later stages.
-  Reactor* Pause(Context* call, const v1::PauseRequest*, v1::PauseResponse*) override {
-    return Unsupported(call, "Pause");
+  Reactor* Pause(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("Pause", call, request, response), "Pause");
   }
-  Reactor* LoadAdapter(Context* call, const v1::LoadAdapterRequest*,
-                       v1::LoadAdapterResponse*) override {
-    return Unsupported(call, "LoadAdapter");
+  Reactor* LoadAdapter(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("LoadAdapter", call, request, response), "LoadAdapter");
   }
-  Reactor* UnloadAdapter(Context* call, const v1::UnloadAdapterRequest*,
-                         v1::UnloadAdapterResponse*) override {
-    return Unsupported(call, "UnloadAdapter");
+  Reactor* UnloadAdapter(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("UnloadAdapter", call, request, response), "UnloadAdapter");
   }
-  Reactor* Explain(Context* call, const v1::ExplainRequest*, v1::ExplainResponse*) override {
-    return Unsupported(call, "Explain");
+  Reactor* Explain(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("Explain", call, request, response), "Explain");
   }
-  Reactor* StartProfile(Context* call, const v1::StartProfileRequest*,
-                        v1::StartProfileResponse*) override {
-    return Unsupported(call, "StartProfile");
+  Reactor* StartProfile(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("StartProfile", call, request, response), "StartProfile");
   }
-  Reactor* StopProfile(Context* call, const v1::StopProfileRequest*,
-                       v1::StopProfileResponse*) override {
-    return Unsupported(call, "StopProfile");
+  Reactor* StopProfile(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("StopProfile", call, request, response), "StopProfile");
   }
 
  private:
-  static constexpr Scope kScope = Scope::kAdmin;
-
-  Reactor* Unsupported(Context* call, absl::string_view method) {
-    return Answer(context_, call, method, kScope,
-                  [&](const Identity&) { return FeatureUnsupported(method, ""); });
-  }
-
-  template <typename Fn>
-  Reactor* AnswerWithEngine(Context* call, absl::string_view method, Fn fn) {
-    return Answer(context_, call, method, kScope, [&](const Identity&) -> absl::Status {
-      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-      return fn(served->engine);
-    });
+  UnaryCall Unary(absl::string_view method, Context* call, const Bytes* request, Bytes* response) {
+    return {context_, call, request, response, method, Scope::kAdmin};
   }
 
   void FillConfig(const v1::GetConfigRequest& request, v1::GetConfigResponse* response) {

@@ -26,13 +26,14 @@ namespace quire::server {
 namespace {
 
 using Base = v1::GenerationService;
-// Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where.
+// Requests come as bytes, so that only those of a known caller are parsed (unary_call.h), and bad
+// UTF-8 gets an answer that says where.
 using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMethod_BatchGenerate<
-    Base::WithRawCallbackMethod_Tokenize<Base::WithCallbackMethod_Detokenize<
-        Base::WithRawCallbackMethod_RenderChat<Base::WithCallbackMethod_Embed<
-            Base::WithCallbackMethod_Score<Base::WithCallbackMethod_GetModel<
-                Base::WithCallbackMethod_ListModels<Base::WithCallbackMethod_GetServerInfo<
-                    Base::WithCallbackMethod_Cancel<Base::Service>>>>>>>>>>>;
+    Base::WithRawCallbackMethod_Tokenize<Base::WithRawCallbackMethod_Detokenize<
+        Base::WithRawCallbackMethod_RenderChat<Base::WithRawCallbackMethod_Embed<
+            Base::WithRawCallbackMethod_Score<Base::WithRawCallbackMethod_GetModel<
+                Base::WithRawCallbackMethod_ListModels<Base::WithRawCallbackMethod_GetServerInfo<
+                    Base::WithRawCallbackMethod_Cancel<Base::Service>>>>>>>>>>>;
 
 constexpr std::size_t kMaxWaitingTextCalls = 256;
 constexpr std::int32_t kMaxPageSize = 1000;
@@ -100,9 +101,8 @@ absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::C
   return served.translator.options()->chat->Render(input, wall_now);
 }
 
-absl::Status RenderChat(const ServedModel& served, const v1::RenderChatRequest& request,
-                        std::int64_t max_bytes, absl::Time wall_now,
-                        v1::RenderChatResponse* response) {
+absl::Status RenderChat(const ServedModel& served, std::int64_t max_bytes, absl::Time wall_now,
+                        const v1::RenderChatRequest& request, v1::RenderChatResponse* response) {
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
   QUIRE_ASSIGN_OR_RETURN(text::RenderedChat rendered,
                          Render(served, request.chat(), max_bytes, wall_now));
@@ -180,31 +180,6 @@ absl::Status Detokenize(const ServedModel& served, const v1::DetokenizeRequest& 
   return absl::OkStatus();
 }
 
-// Waits for the end of a call that answers on a worker; bytes in, bytes out.
-absl::Status TokenizeBytes(const HandlerContext& context, absl::Time wall_now,
-                           const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out) {
-  v1::TokenizeRequest request;
-  v1::TokenizeResponse response;
-  QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
-  QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
-  const std::int64_t max_bytes = context.config->options()->engine.max_input_bytes;
-  QUIRE_RETURN_IF_ERROR(Tokenize(*served, max_bytes, wall_now, request, &response));
-  *out = SerializeMessage(response);
-  return absl::OkStatus();
-}
-
-absl::Status RenderChatBytes(const HandlerContext& context, absl::Time wall_now,
-                             const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out) {
-  v1::RenderChatRequest request;
-  v1::RenderChatResponse response;
-  QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
-  QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
-  const std::int64_t max_bytes = context.config->options()->engine.max_input_bytes;
-  QUIRE_RETURN_IF_ERROR(RenderChat(*served, request, max_bytes, wall_now, &response));
-  *out = SerializeMessage(response);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 class GenerationService::Impl final : public RawService {
@@ -214,82 +189,87 @@ class GenerationService::Impl final : public RawService {
 
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
+  using Bytes = grpc::ByteBuffer;
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(Context* call,
-                                                       const grpc::ByteBuffer* request) override {
+  grpc::ServerWriteReactor<Bytes>* Generate(Context* call, const Bytes* request) override {
     return StartGenerate(context_, call, *request, MakeGenerateFormat());
   }
 
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BatchGenerate(
-      Context* call) override {
+  grpc::ServerBidiReactor<Bytes, Bytes>* BatchGenerate(Context* call) override {
     return StartBatchGenerate(context_, call);
   }
 
-  Reactor* Tokenize(Context* call, const grpc::ByteBuffer* request,
-                    grpc::ByteBuffer* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "Tokenize", kScope,
-                          [=, this, wall_now = context_.clock->WallNow()](const Identity&) {
-                            return TokenizeBytes(context_, wall_now, *request, response);
-                          });
-  }
-
-  Reactor* Detokenize(Context* call, const v1::DetokenizeRequest* request,
-                      v1::DetokenizeResponse* response) override {
-    return AnswerOnWorker(
-        context_, &worker_, call, "Detokenize", kScope, [=, this](const Identity&) -> absl::Status {
+  Reactor* Tokenize(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerOnWorker<v1::TokenizeRequest, v1::TokenizeResponse>(
+        Unary("Tokenize", call, request, response), &worker_,
+        [this, wall_now = context_.clock->WallNow()](const Identity&, const auto& in,
+                                            auto* out) -> absl::Status {
           QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-          return server::Detokenize(*served, *request, response);
+          return server::Tokenize(*served, MaxInputBytes(), wall_now, in, out);
         });
   }
 
-  Reactor* RenderChat(Context* call, const grpc::ByteBuffer* request,
-                      grpc::ByteBuffer* response) override {
-    return AnswerOnWorker(context_, &worker_, call, "RenderChat", kScope,
-                          [=, this, wall_now = context_.clock->WallNow()](const Identity&) {
-                            return RenderChatBytes(context_, wall_now, *request, response);
-                          });
-  }
-  Reactor* Embed(Context* call, const v1::EmbedRequest*, v1::EmbedResponse*) override {
-    return Unsupported(call, "Embed");
-  }
-  Reactor* Score(Context* call, const v1::ScoreRequest*, v1::ScoreResponse*) override {
-    return Unsupported(call, "Score");
+  Reactor* Detokenize(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerOnWorker<v1::DetokenizeRequest, v1::DetokenizeResponse>(
+        Unary("Detokenize", call, request, response), &worker_,
+        [this](const Identity&, const auto& in, auto* out) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          return server::Detokenize(*served, in, out);
+        });
   }
 
-  Reactor* GetModel(Context* call, const v1::GetModelRequest* request,
-                    v1::GetModelResponse* response) override {
-    return Answer(context_, call, "GetModel", kScope,
-                  [&](const Identity&) { return FillGetModel(*request, response); });
+  Reactor* RenderChat(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerOnWorker<v1::RenderChatRequest, v1::RenderChatResponse>(
+        Unary("RenderChat", call, request, response), &worker_,
+        [this, wall_now = context_.clock->WallNow()](const Identity&, const auto& in,
+                                            auto* out) -> absl::Status {
+          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
+          return server::RenderChat(*served, MaxInputBytes(), wall_now, in, out);
+        });
   }
 
-  Reactor* ListModels(Context* call, const v1::ListModelsRequest* request,
-                      v1::ListModelsResponse* response) override {
-    return Answer(context_, call, "ListModels", kScope,
-                  [&](const Identity&) { return FillListModels(*request, response); });
+  Reactor* Embed(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("Embed", call, request, response), "Embed");
+  }
+  Reactor* Score(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("Score", call, request, response), "Score");
   }
 
-  Reactor* GetServerInfo(Context* call, const v1::GetServerInfoRequest*,
-                         v1::GetServerInfoResponse* response) override {
-    return Answer(context_, call, "GetServerInfo", kScope, [&](const Identity&) {
-      FillServerInfo(response);
-      return absl::OkStatus();
-    });
+  Reactor* GetModel(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::GetModelRequest, v1::GetModelResponse>(
+        Unary("GetModel", call, request, response),
+        [this](const Identity&, const auto& in, auto* out) { return FillGetModel(in, out); });
   }
 
-  Reactor* Cancel(Context* call, const v1::CancelRequest* request,
-                  v1::CancelResponse* response) override {
-    return Answer(context_, call, "Cancel", kScope, [&](const Identity& caller) {
-      return CancelRequest(caller, *request, response);
-    });
+  Reactor* ListModels(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::ListModelsRequest, v1::ListModelsResponse>(
+        Unary("ListModels", call, request, response),
+        [this](const Identity&, const auto& in, auto* out) { return FillListModels(in, out); });
+  }
+
+  Reactor* GetServerInfo(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
+        Unary("GetServerInfo", call, request, response),
+        [this](const Identity&, const auto&, auto* out) {
+          FillServerInfo(out);
+          return absl::OkStatus();
+        });
+  }
+
+  Reactor* Cancel(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<v1::CancelRequest, v1::CancelResponse>(
+        Unary("Cancel", call, request, response),
+        [this](const Identity& caller, const auto& in, auto* out) {
+          return CancelRequest(caller, in, out);
+        });
   }
 
  private:
-  static constexpr Scope kScope = Scope::kGenerate;
-
-  Reactor* Unsupported(Context* call, absl::string_view method) {
-    return Answer(context_, call, method, kScope,
-                  [&](const Identity&) { return FeatureUnsupported(method, ""); });
+  UnaryCall Unary(absl::string_view method, Context* call, const Bytes* request, Bytes* response) {
+    return {context_, call, request, response, method, Scope::kGenerate};
   }
+
+  std::int64_t MaxInputBytes() const { return context_.config->options()->engine.max_input_bytes; }
 
   absl::Status FillGetModel(const v1::GetModelRequest& request, v1::GetModelResponse* response) {
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());

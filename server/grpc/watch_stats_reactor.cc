@@ -32,14 +32,17 @@ absl::StatusOr<absl::Duration> ReadInterval(const v1::WatchStatsRequest& request
   return interval;
 }
 
-class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsResponse> {
+class WatchStatsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit WatchStatsReactor(const HandlerContext& context) : context_(context) {}
 
-  void Begin(const grpc::CallbackServerContext& call, const v1::WatchStatsRequest& request) {
+  void Begin(const grpc::CallbackServerContext& call, const grpc::ByteBuffer& bytes) {
     absl::StatusOr<Identity> caller = Authorize(context_, call, "WatchStats", Scope::kAdmin);
     if (!caller.ok()) return End(caller.status());
     principal_ = std::move(caller->principal);
+    v1::WatchStatsRequest request;
+    const absl::Status parsed = ParseMessage(bytes, &request);
+    if (!parsed.ok()) return End(parsed);
     const absl::StatusOr<absl::Duration> interval = ReadInterval(request);
     if (!interval.ok()) return End(interval.status());
     interval_ = *interval;
@@ -60,7 +63,9 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
   void Send() {
     const absl::StatusOr<const ServedModel*> served = context_.state->ModelOrError();
     if (!served.ok()) return End(served.status());
-    FillStats(*context_.state, **served, response_.mutable_stats());
+    v1::WatchStatsResponse response;
+    FillStats(*context_.state, **served, response.mutable_stats());
+    response_ = SerializeMessage(response);
     next_ = MonotonicNow() + interval_;
     StartWrite(&response_);
   }
@@ -90,7 +95,7 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<v1::WatchStatsRe
   std::string principal_;
   absl::Duration interval_;
   absl::Time next_;
-  v1::WatchStatsResponse response_;
+  grpc::ByteBuffer response_;
   grpc::Alarm alarm_;
   std::atomic<bool> cancelled_{false};
 };
@@ -105,9 +110,9 @@ void FillStats(const ServingState& state, const ServedModel& served, v1::Stats* 
   (*stats->mutable_memory_bytes())["workspace"] = served.description.workspace_bytes;
 }
 
-grpc::ServerWriteReactor<v1::WatchStatsResponse>* StartWatchStats(
-    const HandlerContext& context, const grpc::CallbackServerContext& call,
-    const v1::WatchStatsRequest& request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchStats(const HandlerContext& context,
+                                                            const grpc::CallbackServerContext& call,
+                                                            const grpc::ByteBuffer& request) {
   auto* reactor = new WatchStatsReactor(context);
   reactor->Begin(call, request);
   return reactor;

@@ -9,6 +9,7 @@
 // Threads:    gRPC's callback threads.
 // Lifetime:   deletes itself in OnDone.
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include "server/api/generation.h"
@@ -18,16 +19,14 @@ class CallbackServerContext;
 }
 namespace quire::v1 {
 class Stats;
-class WatchStatsRequest;
-class WatchStatsResponse;
 }  // namespace quire::v1
 
 namespace quire::server {
 
 void FillStats(const ServingState& state, const ServedModel& served, v1::Stats* stats);
 
-grpc::ServerWriteReactor<v1::WatchStatsResponse>* StartWatchStats(
-    const HandlerContext& context, const grpc::CallbackServerContext& call,
-    const v1::WatchStatsRequest& request);
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchStats(const HandlerContext& context,
+                                                            const grpc::CallbackServerContext& call,
+                                                            const grpc::ByteBuffer& request);
 
 }  // namespace quire::server

@@ -26,13 +26,13 @@ namespace {
 namespace wire = ::vllm::grpc::engine;
 
 using Base = wire::VllmEngine;
-// Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where;
-// what is not served is not even parsed.
+// Requests come as bytes, so that only those of a known caller are parsed (grpc/unary_call.h), and
+// bad UTF-8 gets an answer that says where; what is not served is not even parsed.
 using RawService = Base::WithRawCallbackMethod_Generate<
-    Base::WithRawCallbackMethod_Embed<Base::WithCallbackMethod_HealthCheck<
+    Base::WithRawCallbackMethod_Embed<Base::WithRawCallbackMethod_HealthCheck<
         Base::WithRawCallbackMethod_FlushCache<Base::WithRawCallbackMethod_StartProfile<
             Base::WithRawCallbackMethod_StopProfile<Base::WithRawCallbackMethod_Abort<
-                Base::WithCallbackMethod_GetModelInfo<Base::WithCallbackMethod_GetServerInfo<
+                Base::WithRawCallbackMethod_GetModelInfo<Base::WithRawCallbackMethod_GetServerInfo<
                     Base::WithRawCallbackMethod_GetLoads<Base::WithRawCallbackMethod_GetTokenizer<
                         Base::WithRawCallbackMethod_SubscribeKvEvents<Base::Service>>>>>>>>>>>>;
 
@@ -117,60 +117,67 @@ class VllmService::Impl final : public RawService {
     return StartGenerate(context_, call, *request, MakeVllmFormat());
   }
 
-  Reactor* Embed(Context* call, const Bytes*, Bytes*) override {
-    return Refuse(call, "VllmEngine.Embed", "VllmEngine.Embed (embeddings)");
+  Reactor* Embed(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("VllmEngine.Embed", call, request, response),
+                             "VllmEngine.Embed (embeddings)");
   }
 
-  // As open as grpc.health.v1, and with its answer.
-  Reactor* HealthCheck(Context* call, const wire::HealthCheckRequest*,
-                       wire::HealthCheckResponse* response) override {
+  // As open as grpc.health.v1, and with its answer. The request has no fields.
+  Reactor* HealthCheck(Context* call, const Bytes*, Bytes* response) override {
     const std::string why_not = WhyNotReady(*context_.state);
-    response->set_healthy(why_not.empty());
-    response->set_message(why_not.empty() ? "ready" : why_not);
+    wire::HealthCheckResponse health;
+    health.set_healthy(why_not.empty());
+    health.set_message(why_not.empty() ? "ready" : why_not);
+    *response = SerializeMessage(health);
     Reactor* const reactor = call->DefaultReactor();
     FinishCall(context_, reactor, "VllmEngine.HealthCheck", absl::OkStatus());
     return reactor;
   }
 
   // Emptying the cache is for operators, whose listener is another one.
-  Reactor* FlushCache(Context* call, const Bytes*, Bytes*) override {
-    return Refuse(
-        call, "VllmEngine.FlushCache",
+  Reactor* FlushCache(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(
+        Unary("VllmEngine.FlushCache", call, request, response),
         "VllmEngine.FlushCache on the data listener (use quire.v1.AdminService.FlushCache)");
   }
 
-  Reactor* StartProfile(Context* call, const Bytes*, Bytes*) override {
-    return Refuse(call, "VllmEngine.StartProfile", "VllmEngine.StartProfile");
+  Reactor* StartProfile(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("VllmEngine.StartProfile", call, request, response),
+                             "VllmEngine.StartProfile");
   }
 
-  Reactor* StopProfile(Context* call, const Bytes*, Bytes*) override {
-    return Refuse(call, "VllmEngine.StopProfile", "VllmEngine.StopProfile");
+  Reactor* StopProfile(Context* call, const Bytes* request, Bytes* response) override {
+    return RefuseUnsupported(Unary("VllmEngine.StopProfile", call, request, response),
+                             "VllmEngine.StopProfile");
   }
 
   Reactor* Abort(Context* call, const Bytes* request, Bytes* response) override {
-    return Answer(context_, call, "VllmEngine.Abort", Scope::kGenerate,
-                  [&](const Identity& caller) { return AbortAll(caller, *request, response); });
+    return Answer<wire::AbortRequest, wire::AbortResponse>(
+        Unary("VllmEngine.Abort", call, request, response),
+        [this](const Identity& caller, const auto& in, auto*) { return AbortAll(caller, in); });
   }
 
-  Reactor* GetModelInfo(Context* call, const wire::GetModelInfoRequest*,
-                        wire::GetModelInfoResponse* response) override {
-    return Answer(context_, call, "VllmEngine.GetModelInfo", Scope::kGenerate,
-                  [&](const Identity&) { return FillModelInfo(response); });
+  Reactor* GetModelInfo(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<wire::GetModelInfoRequest, wire::GetModelInfoResponse>(
+        Unary("VllmEngine.GetModelInfo", call, request, response),
+        [this](const Identity&, const auto&, auto* out) { return FillModelInfo(out); });
   }
 
-  Reactor* GetServerInfo(Context* call, const wire::GetServerInfoRequest*,
-                         wire::GetServerInfoResponse* response) override {
-    return Answer(context_, call, "VllmEngine.GetServerInfo", Scope::kGenerate,
-                  [&](const Identity& caller) {
-                    FillServerInfo(caller, response);
-                    return absl::OkStatus();
-                  });
+  Reactor* GetServerInfo(Context* call, const Bytes* request, Bytes* response) override {
+    return Answer<wire::GetServerInfoRequest, wire::GetServerInfoResponse>(
+        Unary("VllmEngine.GetServerInfo", call, request, response),
+        [this](const Identity& caller, const auto&, auto* out) {
+          FillServerInfo(caller, out);
+          return absl::OkStatus();
+        });
   }
 
   // All tenants together, so it takes the scope of those who watch.
   Reactor* GetLoads(Context* call, const Bytes* request, Bytes* response) override {
-    return Answer(context_, call, "VllmEngine.GetLoads", Scope::kMetrics,
-                  [&](const Identity&) { return FillLoads(*request, response); });
+    UnaryCall unary = Unary("VllmEngine.GetLoads", call, request, response);
+    unary.scope = Scope::kMetrics;
+    return Answer<wire::GetLoadsRequest, wire::GetLoadsResponse>(
+        unary, [this](const Identity&, const auto& in, auto* out) { return FillLoads(in, out); });
   }
 
   Stream* GetTokenizer(Context* call, const Bytes*) override {
@@ -182,9 +189,8 @@ class VllmService::Impl final : public RawService {
   }
 
  private:
-  Reactor* Refuse(Context* call, absl::string_view method, absl::string_view feature) {
-    return Answer(context_, call, method, Scope::kGenerate,
-                  [&](const Identity&) { return FeatureUnsupported(feature, ""); });
+  UnaryCall Unary(absl::string_view method, Context* call, const Bytes* request, Bytes* response) {
+    return {context_, call, request, response, method, Scope::kGenerate};
   }
 
   Stream* RefuseStream(Context* call, absl::string_view method) {
@@ -195,9 +201,7 @@ class VllmService::Impl final : public RawService {
     return new RefusedStream(answer);
   }
 
-  absl::Status AbortAll(const Identity& caller, const Bytes& bytes, Bytes* response) {
-    wire::AbortRequest request;
-    QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
+  absl::Status AbortAll(const Identity& caller, const wire::AbortRequest& request) {
     const int count = request.request_ids_size();
     if (count > kMaxAbortedIds) {
       return BadParameter("request_ids", absl::StrCat(count, " entries long"),
@@ -212,7 +216,6 @@ class VllmService::Impl final : public RawService {
     for (const std::string& id : request.request_ids()) {
       served->engine->Cancel(caller.principal, id, engine::CancelSource::kApi);
     }
-    *response = SerializeMessage(wire::AbortResponse());
     return absl::OkStatus();
   }
 
@@ -254,22 +257,18 @@ class VllmService::Impl final : public RawService {
     response->set_active_requests(active);
   }
 
-  absl::Status FillLoads(const Bytes& bytes, Bytes* response) {
-    wire::GetLoadsRequest request;
-    QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
+  absl::Status FillLoads(const wire::GetLoadsRequest& request, wire::GetLoadsResponse* loads) {
     if (request.has_dp_rank() && request.dp_rank() != 0) {
       return BadParameter("dp_rank", absl::StrCat(request.dp_rank()), "0; there is one rank");
     }
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-    wire::GetLoadsResponse loads;
-    loads.set_timestamp(
+    loads->set_timestamp(
         absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", context_.clock->WallNow(), absl::UTCTimeZone()));
-    loads.set_version(description_.version);
-    loads.set_dp_rank_count(1);
-    wire::SchedulerLoad* const load = loads.add_loads();
+    loads->set_version(description_.version);
+    loads->set_dp_rank_count(1);
+    wire::SchedulerLoad* const load = loads->add_loads();
     FillLoad(*served, served->engine->GetStats(), load);
     load->set_max_running_requests(context_.config->options()->engine.max_running_sequences);
-    *response = SerializeMessage(loads);
     return absl::OkStatus();
   }
 

@@ -1,16 +1,26 @@
 #include "base/logging.h"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/waiting.h"
 
 namespace quire {
 namespace {
@@ -18,6 +28,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class LoggingTest : public ::testing::Test {
  protected:
@@ -33,6 +44,7 @@ class LoggingTest : public ::testing::Test {
   }
 
   std::vector<std::string> Lines() const {
+    EXPECT_TRUE(log::Flush(absl::Seconds(20)));
     std::vector<std::string> lines;
     std::ifstream in(file_);
     for (std::string line; std::getline(in, line);) lines.push_back(line);
@@ -77,6 +89,37 @@ TEST_F(LoggingTest, EveryJsonLineParses) {
   EXPECT_EQ(second["max"], std::numeric_limits<std::uint64_t>::max());
   EXPECT_EQ(second["wait"], 1.5);
   EXPECT_THAT(second["time"].get<std::string>(), EndsWith("Z"));
+}
+
+// A terminal would obey the ones, and show the text after the others backwards.
+TEST_F(LoggingTest, ControlCharactersAreEscapedInBothFormats) {
+  const std::map<std::string, std::string> controls = {
+      {"\x1b", "\\u001b"},         {"\x7f", "\\u007f"},
+      {"\xc2\x80", "\\u0080"},     {"\xc2\x9b", "\\u009b"},
+      {"\xc2\x9f", "\\u009f"},     {"\xd8\x9c", "\\u061c"},
+      {"\xe2\x80\x8e", "\\u200e"}, {"\xe2\x80\x8f", "\\u200f"},
+      {"\xe2\x80\xa8", "\\u2028"}, {"\xe2\x80\xa9", "\\u2029"},
+      {"\xe2\x80\xaa", "\\u202a"}, {"\xe2\x80\xae", "\\u202e"},
+      {"\xe2\x81\xa6", "\\u2066"}, {"\xe2\x81\xa9", "\\u2069"},
+      {"\x9b", "\xef\xbf\xbd"},    {"\xc2\xa0", "\xc2\xa0"},
+      {"\xe2\x80\xad", "\\u202d"}, {"\xe2\x81\xaa", "\xe2\x81\xaa"},
+      {"\xd7\x90", "\xd7\x90"},    {"\xe2\x80\xa7", "\xe2\x80\xa7"}};
+  for (const auto& [raw, escaped] : controls) {
+    SCOPED_TRACE(escaped);
+    Configure(log::Format::kText);
+    log::Info("a", "seen", {{"id", absl::StrCat("x", raw, "y")}});
+    const std::string text = Lines().back();
+    if (raw == escaped) {
+      EXPECT_THAT(text, EndsWith(absl::StrCat(" id=x", raw, "y")));
+    } else {
+      EXPECT_THAT(text, EndsWith(absl::StrCat(" id=\"x", escaped, "y\"")));
+    }
+    Configure(log::Format::kJson);
+    log::Info("a", "seen", {{"id", absl::StrCat("x", raw, "y")}});
+    const std::string json = Lines().back();
+    EXPECT_THAT(json, EndsWith(absl::StrCat("\"id\":\"x", escaped, "y\"}")));
+    EXPECT_TRUE(nlohmann::json::accept(json));
+  }
 }
 
 TEST_F(LoggingTest, LevelsArePerLogger) {
@@ -131,6 +174,106 @@ TEST_F(LoggingTest, RateLimitCountsWhatItDrops) {
   EXPECT_GE(written, 5u);
   EXPECT_LT(written, 500u);  // a loop of 100 s would be needed for more
   EXPECT_EQ(log::SuppressedLines() - before, 1000 - written);
+}
+
+// The reading end of a FIFO. It reads only when it is told to.
+class SlowReader {
+ public:
+  explicit SlowReader(const std::string& path) {
+    EXPECT_EQ(mkfifo(path.c_str(), 0600), 0);
+    fd_ = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    EXPECT_GE(fd_, 0);
+  }
+  ~SlowReader() { close(fd_); }
+
+  // Has the log begin with a line that the FIFO cannot take whole, so that the writer is stuck.
+  void Stick() {
+    log::Info("a", "long", {{"text", std::string(std::size_t{2} << 20, 'x')}});
+    EXPECT_TRUE(quire::testing::WaitUntil([this] {
+      int unread = 0;
+      return ioctl(fd_, FIONREAD, &unread) == 0 && unread > 0;
+    }));
+  }
+
+  // What comes until the `count`-th `last`.
+  std::string ReadUntil(const std::string& last, int count = 1) {
+    std::string text;
+    std::size_t looked_at = 0;
+    EXPECT_TRUE(quire::testing::WaitUntil([&] {
+      std::string bytes(65536, '\0');
+      for (ssize_t size; (size = read(fd_, bytes.data(), bytes.size())) > 0;) {
+        text.append(bytes, 0, static_cast<std::size_t>(size));
+      }
+      for (std::size_t at; count > 0 && (at = text.find(last, looked_at)) != text.npos; --count) {
+        looked_at = at + last.size();
+      }
+      return count == 0;
+    }));
+    return text;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+// Lines of 100 kB until one is dropped. Returns how many were not.
+int FillQueue() {
+  const std::uint64_t before = log::DroppedLines();
+  const std::string text(100000, 'x');
+  int lines = 0;
+  for (;; ++lines) {
+    log::Info("a", "line", {{"i", lines}, {"text", text}});
+    if (log::DroppedLines() != before || lines > 1000) return lines;
+  }
+}
+
+TEST_F(LoggingTest, AReaderThatStopsHoldsUpNoThread) {
+  const std::string fifo = dir_.path() + "/fifo";
+  SlowReader reader(fifo);
+  ASSERT_TRUE(log::Configure({.file = fifo}).ok());
+  const std::uint64_t before = log::DroppedLines();
+  reader.Stick();
+  const int lines = FillQueue();
+  EXPECT_GT(lines, 10);
+  EXPECT_LT(lines, 100);
+  FillQueue();
+  EXPECT_EQ(log::DroppedLines() - before, 2u);
+  EXPECT_FALSE(log::Flush(absl::Milliseconds(10)));
+  // Levels and the place change meanwhile.
+  EXPECT_EQ(log::SetLevel("", log::Level::kWarn), log::Level::kInfo);
+  ASSERT_TRUE(log::Configure({.file = file_}).ok());
+  log::Info("a", "elsewhere");
+  const std::string read = reader.ReadUntil(absl::StrCat(" i=", lines - 1, " "));
+  EXPECT_THAT(read, Not(HasSubstr(absl::StrCat(" i=", lines, " "))));
+  EXPECT_THAT(Lines(), ElementsAre(EndsWith(" warn log: lines were dropped lines=2"),
+                                   EndsWith(" info a: elsewhere")));
+}
+
+TEST_F(LoggingTest, LostLinesAreToldWhereTheyAreMissing) {
+  const std::string fifo = dir_.path() + "/fifo";
+  SlowReader reader(fifo);
+  ASSERT_TRUE(log::Configure({.format = log::Format::kJson, .file = fifo}).ok());
+  reader.Stick();
+  FillQueue();
+  log::Info("a", "there is room for a short one");
+  FillQueue();
+  // The second time no line follows.
+  const std::string told = "\"msg\":\"lines were dropped\",\"lines\":1}\n";
+  const std::string read = reader.ReadUntil(told, 2);
+  EXPECT_LT(read.find(told), read.find("there is room"));
+}
+
+TEST(LoggingDeathTest, LinesBeforeTheEndOfAProcessComeOut) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto write = [] {
+    for (int i = 0; i < 2000; ++i) log::Info("a", "line");
+    log::Error("a", "last words");
+  };
+  EXPECT_EXIT((write(), std::exit(3)), ::testing::ExitedWithCode(3), "last words");
+  EXPECT_EXIT((log::FlushOnCrash(), write(), std::abort()), ::testing::KilledBySignal(SIGABRT),
+              "last words");
+  EXPECT_EXIT((log::FlushOnCrash(), write(), raise(SIGSEGV)), ::testing::KilledBySignal(SIGSEGV),
+              "last words");
 }
 
 TEST_F(LoggingTest, ThreadsWriteWholeLines) {

@@ -20,9 +20,10 @@ TESTDATA = (BUILD / "tests" / "testdata").resolve()
 
 
 class Daemon:
-    """Starts quired with ports of its own and reads them from its log."""
+    """Starts quired with ports of its own and reads them from its log, unless that goes to a `stderr` of the test's."""
 
-    def __init__(self, folder, *arguments, settings=(), env=None, prefix=(), format_in_file=False):
+    def __init__(self, folder, *arguments, settings=(), env=None, prefix=(), format_in_file=False,
+                 stderr=subprocess.PIPE):
         self.folder = pathlib.Path(folder)
         self.admin = f"unix:{self.folder}/admin.sock"
         command = [*prefix, str(QUIRED), *arguments]
@@ -36,7 +37,7 @@ class Daemon:
             command += ["--set", setting]
         self.start_time = time.monotonic()
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=folder
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env, cwd=folder
         )
         self.lines = []
         self.grpc_address = None
@@ -46,7 +47,7 @@ class Daemon:
         self._reader.start()
 
     def _read_log(self):
-        for line in self.process.stderr:
+        for line in self.process.stderr or ():
             self.lines.append(line)
             try:
                 entry = json.loads(line)
@@ -73,7 +74,8 @@ class Daemon:
 
         with grpc.insecure_channel(self.grpc_address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            for answer in stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=timeout):
+            for answer in stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=timeout,
+                                     wait_for_ready=True):
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return self
         raise AssertionError("health stream ended:\n" + self.log)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import threading
 import time
@@ -131,6 +132,71 @@ def test_drain_timeout_ends_what_is_left_with_a_reason(api, tmp_path):
         assert daemon.wait(30) == 0
 
 
+@pytest.mark.parametrize("meaningless", [
+    ["SIGUSR2"],
+    ["SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT", "SIGPIPE", "SIGXFSZ", "SIGRTMIN", "SIGRTMAX"],
+], ids=["SIGUSR2", "others"])
+def test_signals_without_meaning_change_nothing(tmp_path, meaningless):
+    numbers = {"SIGSTKFLT": 16, **{name: getattr(signal, name) for name in meaningless if hasattr(signal, name)}}
+    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=0s"]) as daemon:
+        daemon.wait_serving()
+        for name in 2 * meaningless:
+            daemon.process.send_signal(numbers[name])
+        daemon.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: '"logger":"dump","msg":"engine"' in daemon.log, "SIGUSR1 is taken")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: '"msg":"reload"' in daemon.log, "SIGHUP is taken")
+        daemon.terminate()
+        assert daemon.wait(30) == 0, daemon.log
+
+
+@contextlib.contextmanager
+def unread_daemon(folder, *settings):
+    """A daemon whose standard error is a pipe that is full before its first line, and that no process reads."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(writing, bytes(4096)):
+                pass
+        os.set_blocking(writing, True)
+        address = f"unix:{folder}/data.sock"
+        with Daemon(folder, settings=[f"server.grpc.listen=[{address}]", *settings], stderr=writing) as daemon:
+            daemon.grpc_address = address
+            yield daemon.wait_serving()
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+def test_a_log_without_a_reader_holds_up_neither_requests_nor_the_end(api, tmp_path):
+    settings = ["shutdown.pre_drain_delay=0s", "shutdown.drain_timeout=5s", "logging.level=debug"]
+    with unread_daemon(tmp_path, *settings) as daemon:
+        with daemon.channel() as channel:
+            for _ in range(20):
+                answer = list(api.GenerationServiceStub(channel).Generate(stream_request(api, 2), timeout=30))
+                assert answer[-1].HasField("completed")
+        with daemon.admin_channel() as channel:
+            stats = api.AdminServiceStub(channel).GetStats(api.GetStatsRequest(), timeout=30).stats
+            assert stats.total_kv_page_count > 0
+        for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
+            daemon.process.send_signal(number)
+        assert daemon.wait(30) == 0
+
+
+def test_second_sigterm_exits_at_once_when_the_log_has_no_reader(tmp_path):
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with unread_daemon(tmp_path, "shutdown.pre_drain_delay=60s") as daemon:
+        with daemon.channel() as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            daemon.terminate()
+            wait_until(lambda: health.Check(health_pb2.HealthCheckRequest(service="readiness")).status == 2,
+                       "the first signal is taken")
+        daemon.terminate()
+        assert daemon.wait(10) == 1
+
+
 def thread_named(pid, name):
     """The one thread of a process with that name."""
     tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
@@ -155,10 +221,13 @@ def reap(daemon, tid, timeout):
 
 @pytest.mark.parametrize("over", ["grpc", "openai"])
 def test_a_step_that_never_ends_does_not_keep_the_process(api, tmp_path, over):
-    """Listeners, calls and the engine's thread all wait for the step; the process ends with 70 all the same."""
+    """Listeners, calls and the engine's thread all wait for the step; the process ends with 70 all the same.
+
+    Over gRPC no process reads the log besides."""
     settings = ["shutdown.pre_drain_delay=0s", "shutdown.drain_timeout=0s", "shutdown.force_timeout=1s",
                 "device.cpu.threads=1", "openai.enabled=true", "openai.listen=127.0.0.1:0"]
-    with Daemon(tmp_path, settings=settings) as daemon:
+    start_daemon = unread_daemon(tmp_path, *settings) if over == "grpc" else Daemon(tmp_path, settings=settings)
+    with start_daemon as daemon:
         daemon.wait_serving()
         with contextlib.ExitStack() as stack:
             if over == "grpc":
@@ -182,7 +251,7 @@ def test_a_step_that_never_ends_does_not_keep_the_process(api, tmp_path, over):
             daemon.terminate()
             code = reap(daemon, tid, 60)
             took = time.monotonic() - start
-        # The second that connections have, the last steps' two, and ten more.
+        # The second that connections have, the last steps' two, ten more, and the log's one.
         assert code == 70, daemon.log
         assert 10 < took < 40, took
-        assert "the orderly end does not come" in daemon.log
+        assert over == "grpc" or "the orderly end does not come" in daemon.log

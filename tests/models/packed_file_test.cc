@@ -67,6 +67,7 @@ class PackedFileTest : public testing::Test {
 
   // Lines of the log since the last call.
   std::string TakeLog() {
+    EXPECT_TRUE(log::Flush(absl::Seconds(20)));
     const std::string all = ReadWhole(directory_ + "/log");
     const std::string fresh = all.substr(log_read_);
     log_read_ = all.size();

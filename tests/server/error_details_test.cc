@@ -170,6 +170,7 @@ TEST(ErrorDetailsTest, EveryReasonReachesGrpcHttpAndTheLog) {
     record.request_id = std::string(row.name);
     record.reason = ToWireError(status).reason;
     WriteAccessLog(record);
+    EXPECT_TRUE(log::Flush(absl::Seconds(20)));
     std::ifstream log(file);
     const std::string text((std::istreambuf_iterator<char>(log)), {});
     const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());

@@ -27,6 +27,7 @@ using google::protobuf::FieldDescriptor;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class LayeredConfigTest : public ::testing::Test {
  protected:
@@ -84,6 +85,15 @@ TEST_F(LayeredConfigTest, UnknownVariablesFilesAndProfilesAreErrors) {
   EXPECT_THAT(errors_[0], HasSubstr("profile \"none\""));
   EXPECT_EQ(Load({.sets = {"limits.max_choices"}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("write PATH=VALUE"));
+}
+
+TEST_F(LayeredConfigTest, TextThatIsNotUtf8IsRefusedWithItsPlace) {
+  EXPECT_EQ(Load({.environment = {{"QUIRE__MODEL__PATH", "/models/\xff"}}}), nullptr);
+  EXPECT_EQ(errors_[0], "env QUIRE__MODEL__PATH: the value is not valid UTF-8 at byte 9");
+  EXPECT_EQ(Load({.sets = {"model.path=\xc3"}}), nullptr);
+  EXPECT_EQ(errors_[0], "--set model.path: the value is not valid UTF-8 at byte 1");
+  EXPECT_EQ(Load({.environment = {{"QUIRE__MODEL__PATH", "/no/such/\xc3\xa9"}}}), nullptr);
+  EXPECT_THAT(errors_[0], Not(HasSubstr("UTF-8")));
 }
 
 TEST_F(LayeredConfigTest, AProfileCannotNameAnother) {
