@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -41,6 +42,16 @@ void BlockAllSignals() {
 
 absl::Status ErrnoStatus(int error, const std::string& path) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " cannot be read"));
+}
+
+void Answer(Question& question, const std::function<void()>& ask) {
+  BlockAllSignals();
+  SetThreadName("file");
+  ask();
+  MutexLock lock(&question.mutex);
+  question.is_answered = true;
+  if (question.is_left_behind) g_left_behind.fetch_sub(1);
+  question.changed.NotifyAll();
 }
 
 absl::Status NoAnswer(const std::string& path) {
@@ -115,16 +126,11 @@ absl::StatusOr<std::string> Read(const std::string& path, std::size_t max_bytes)
 bool AskWithin(absl::Duration timeout, std::function<void()> ask) {
   if (g_left_behind.load() >= kMaxLeftBehind) return false;
   auto question = std::make_shared<Question>();
-  std::thread([question, ask = std::move(ask)]() mutable {
-    BlockAllSignals();
-    SetThreadName("file");
-    ask();
-    ask = nullptr;
-    MutexLock lock(&question->mutex);
-    question->is_answered = true;
-    if (question->is_left_behind) g_left_behind.fetch_sub(1);
-    question->changed.NotifyAll();
-  }).detach();
+  try {
+    std::thread([question, ask = std::move(ask)] { Answer(*question, ask); }).detach();
+  } catch (const std::system_error&) {  // no more threads
+    return false;
+  }
   const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(&question->mutex);
   while (!question->is_answered && MonotonicNow() < deadline) {
