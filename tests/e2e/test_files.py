@@ -119,18 +119,16 @@ def test_bad_files_never_replace_good_ones(api, tmp_path):
                 assert stub.RenderChat(chat, metadata=bearer("keep"), timeout=30).text == "hi!"
 
             still_serves()
-            for name, path in good.items():
+            for name, share, why in (("auth.tokens_file", 0, "has no token"), ("tls.cert_file", 2 / 3, "no certificate in PEM"),
+                                     ("tls.key_file", 0, "no private key in PEM"), ("chat.template_file", 0, "is empty"),
+                                     ("chat.template_file", 2 / 3, "template")):
+                path = good[name]
                 content = path.read_bytes()
-                cut = content[: len(content) * 2 // 3]
-                for bad, why in ((b"", "empty" if "template" in name else "no"), (cut, "")):
-                    path.write_bytes(bad)
-                    errors = reload(api, daemon)
-                    if "template" in name and bad:
-                        assert "template_file" in errors[0], errors
-                    else:
-                        assert len(errors) == 1 and f"{name}: {path}" in errors[0] and why in errors[0], errors
-                    assert f'"reload refused, what was in effect stays","error":"{errors[0][:20]}' in daemon.log
-                    still_serves()
+                path.write_bytes(content[:int(len(content) * share)])
+                (error,) = reload(api, daemon)
+                assert name in error and why in error
+                assert f'"reload refused, what was in effect stays","error":"{error[:20]}' in daemon.log
+                still_serves()
                 path.write_bytes(content)
             assert not reload(api, daemon)
             still_serves()
@@ -193,7 +191,7 @@ def test_a_start_does_not_wait_for_a_configuration_that_is_no_file(tmp_path, opt
 def test_a_reload_does_not_wait_for_what_is_no_file(api, tmp_path):
     tokens = tmp_path / "tokens"
     tokens.write_text(token_line("keep", "k", "generate"))
-    with Daemon(tmp_path, settings=token_settings(tokens)) as daemon:
+    with Daemon(tmp_path, settings=[*token_settings(tokens), "shutdown.pre_drain_delay=0s"]) as daemon:
         daemon.wait_serving()
         tokens.unlink()
         fifo(tokens)

@@ -56,7 +56,7 @@ def serving(api, daemon):
 
 
 @pytest.mark.parametrize("name, value", [(b"te", b"x"), (b":scheme", b"x"), (b"grpclb_client_stats", b"x")])
-@pytest.mark.parametrize("kibibytes", [9, 17, 40])
+@pytest.mark.parametrize("kibibytes", [9, 40])
 def test_heads_whose_size_cannot_be_told_do_not_abort(serving, name, value, kibibytes):
     """CVE-2023-1428: one of these headers, then so many that the limit of their size is passed."""
     others = GRPC_HEADERS.replace(literal(b"te", b"trailers"), b"")
