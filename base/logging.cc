@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <atomic>
@@ -22,6 +23,7 @@
 #include "base/clock.h"
 #include "base/json_text.h"
 #include "base/mutex.h"
+#include "base/status.h"
 #include "base/thread_name.h"
 #include "base/utf8.h"
 
@@ -149,8 +151,17 @@ struct State {
   LineQueue queue;
 };
 
+// Nothing where opening could wait, as for a FIFO without a reader. What is not there yet is made.
+absl::Status CheckRegular(const std::string& file) {
+  struct stat info;
+  if (stat(file.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "log file ", file, " is not a regular file; an empty name means standard error"));
+}
+
 // The sink writes the line as it is; spdlog adds the line end.
 absl::StatusOr<Sink> OpenSink(const std::string& file) {
+  QUIRE_RETURN_IF_ERROR(CheckRegular(file));
   try {
     Sink sink;
     if (file.empty()) {

@@ -30,7 +30,7 @@ struct FileDescriptor {
 absl::StatusOr<MappedFile> MappedFile::Open(absl::string_view path) {
   std::string name(path);
   if (name.empty()) return absl::InvalidArgumentError("file name is empty");
-  const FileDescriptor file{open(name.c_str(), O_RDONLY | O_CLOEXEC)};
+  const FileDescriptor file{open(name.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY)};
   if (file.fd < 0) return ErrnoStatus(errno, name, "open");
   struct stat info;
   if (fstat(file.fd, &info) != 0) return ErrnoStatus(errno, name, "read file status");

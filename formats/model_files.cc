@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/small_file.h"
 #include "base/status.h"
 
 namespace quire::formats {
@@ -120,6 +121,13 @@ absl::StatusOr<ModelFile> ModelFiles::Open(absl::string_view name) const {
     return ModelFile(LabelOf(name), file.bytes);
   }
   return absl::NotFoundError(absl::StrCat(LabelOf(name), ": no such file"));
+}
+
+absl::StatusOr<std::string> ModelFiles::ReadText(absl::string_view name,
+                                                 std::size_t max_bytes) const {
+  if (!in_memory_ && IsPlainName(name)) return ReadSmallFile(LabelOf(name), max_bytes);
+  QUIRE_ASSIGN_OR_RETURN(const ModelFile file, Open(name));
+  return std::string(file.text());
 }
 
 }  // namespace quire::formats

@@ -73,6 +73,9 @@ class ModelFiles {
   // Returns NOT_FOUND for an absent file, INVALID_ARGUMENT for an empty one; the message starts
   // with the file's label.
   absl::StatusOr<ModelFile> Open(absl::string_view name) const;
+  // The same of a file that may be written again while the process runs, such as a template: a
+  // copy of at most `max_bytes`, may be empty. Errors also as those of ReadSmallFile.
+  absl::StatusOr<std::string> ReadText(absl::string_view name, std::size_t max_bytes) const;
 
  private:
   std::string source_;

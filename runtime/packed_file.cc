@@ -247,7 +247,7 @@ std::string PackedFilePath(absl::string_view directory, const PackedFileKey& key
 absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
                             std::span<const Weights::Section> sections,
                             const kernels::Backend& backend) {
-  const OpenFile file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const OpenFile file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (file.fd() < 0) return SystemError("open", path);
   const Layout layout = LayOut(key, sections);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> sums, ReadHead(file.fd(), path, layout));

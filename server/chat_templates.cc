@@ -2,25 +2,27 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
-#include "base/mapped_file.h"
+#include "base/small_file.h"
 #include "base/status.h"
 #include "formats/tensors/gguf_tensors.h"
 
 namespace quire::server {
 namespace {
 
+constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
+constexpr absl::string_view kModelFiles[] = {"chat_template.jinja", "tokenizer_config.json",
+                                             "chat_template.json"};
+
 absl::StatusOr<std::optional<std::string>> ReadIfThere(const formats::ModelFiles& files,
                                                        absl::string_view name) {
   if (!files.Has(name)) return std::optional<std::string>();
-  const absl::StatusOr<formats::ModelFile> file = files.Open(name);
-  // An empty file is no reason not to serve the model.
-  if (absl::IsInvalidArgument(file.status())) return std::optional<std::string>("");
-  if (!file.ok()) return file.status();
-  return std::optional<std::string>(std::string(file->text()));
+  QUIRE_ASSIGN_OR_RETURN(std::string text, files.ReadText(name, kMaxFileBytes));
+  return std::optional<std::string>(std::move(text));
 }
 
 absl::StatusOr<text::TemplateFiles> ReadFiles(const formats::ModelFiles& files) {
@@ -32,13 +34,32 @@ absl::StatusOr<text::TemplateFiles> ReadFiles(const formats::ModelFiles& files) 
     if (text) found.gguf_template = std::string(*text);
     return found;
   }
-  QUIRE_ASSIGN_OR_RETURN(found.chat_template_jinja, ReadIfThere(files, "chat_template.jinja"));
-  QUIRE_ASSIGN_OR_RETURN(found.tokenizer_config_json, ReadIfThere(files, "tokenizer_config.json"));
-  QUIRE_ASSIGN_OR_RETURN(found.chat_template_json, ReadIfThere(files, "chat_template.json"));
+  QUIRE_ASSIGN_OR_RETURN(found.chat_template_jinja, ReadIfThere(files, kModelFiles[0]));
+  QUIRE_ASSIGN_OR_RETURN(found.tokenizer_config_json, ReadIfThere(files, kModelFiles[1]));
+  QUIRE_ASSIGN_OR_RETURN(found.chat_template_json, ReadIfThere(files, kModelFiles[2]));
   return found;
 }
 
+absl::StatusOr<std::string> ReadTemplateFile(const std::string& path) {
+  absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxFileBytes);
+  if (text.ok() && text->empty()) text = absl::InvalidArgumentError(path + " is empty");
+  if (text.ok()) return text;
+  return absl::Status(text.status().code(),
+                      absl::StrCat("chat.template_file: ", text.status().message()));
+}
+
 }  // namespace
+
+std::vector<NamedFile> ChatTemplateFiles(const ChatTemplateOptions& options,
+                                         const std::string& model_path) {
+  if (!options.template_file.empty()) return {{"chat.template_file", options.template_file}};
+  std::vector<NamedFile> files;
+  if (model_path == "embedded") return files;
+  for (const absl::string_view name : kModelFiles) {
+    files.push_back({"model.path", absl::StrCat(model_path, "/", name)});
+  }
+  return files;
+}
 
 absl::StatusOr<std::shared_ptr<const text::ChatTemplates>> LoadChatTemplates(
     const ChatTemplateOptions& options, const formats::ModelFiles& files,
@@ -47,12 +68,7 @@ absl::StatusOr<std::shared_ptr<const text::ChatTemplates>> LoadChatTemplates(
   if (options.template_file.empty()) {
     QUIRE_ASSIGN_OR_RETURN(found, ReadFiles(files));
   } else {
-    const absl::StatusOr<MappedFile> file = MappedFile::Open(options.template_file);
-    if (!file.ok()) {
-      return absl::Status(file.status().code(),
-                          absl::StrCat("chat.template_file: ", file.status().message()));
-    }
-    found.template_file = std::string(file->text());
+    QUIRE_ASSIGN_OR_RETURN(found.template_file, ReadTemplateFile(options.template_file));
   }
   const text::FoundTemplates sources = text::FindTemplates(found);
   QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const text::ChatTemplates> templates,

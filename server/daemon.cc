@@ -137,10 +137,12 @@ class Daemon::Impl {
 
   int Run();
   void RequestStop();
-  void Reload();
+  void RequestReload();
   void Dump();
 
  private:
+  void RunReloads();
+  void Reload();
   absl::Status FollowConfig();
   absl::Status SetUpSecurity();
   void EndRevoked();
@@ -184,6 +186,9 @@ class Daemon::Impl {
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   bool loaded_ ABSL_GUARDED_BY(mutex_) = false;  // the loading thread is done, well or not
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_read_files_ ABSL_GUARDED_BY(mutex_) = false;  // tokens and certificates of the start
+  bool reload_wanted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_reloading_ ABSL_GUARDED_BY(mutex_) = false;
   int exit_code_ ABSL_GUARDED_BY(mutex_) = kExitOk;
 
   // Its engine's thread calls OnFailing and OnFatal until it is gone.
@@ -200,6 +205,10 @@ int Daemon::Impl::Run() {
   WarnAboutOpenAddresses(options_);
   absl::Status listening = FollowConfig();
   if (listening.ok()) listening = SetUpSecurity();
+  {
+    MutexLock lock(&mutex_);
+    has_read_files_ = true;
+  }
   if (listening.ok()) listening = Listen();
   if (!listening.ok()) {
     log::Error("server", "cannot listen", {{"error", listening.message()}});
@@ -209,23 +218,27 @@ int Daemon::Impl::Run() {
   notifier_.Status("loading the model");
   std::thread housekeeper([this] { Housekeep(); });
   std::thread loader([this] { Load(); });
+  std::thread reloader([this] { RunReloads(); });
   WaitForEnd();
   // Loading can take minutes and holds nothing that outlives the process, so no thread waits for
-  // it.
+  // it; nor for files that are read again.
   const bool is_loading = IsLoading();
   if (!is_loading) loader.join();
   Drain();
   StartShutdownTimer();
+  bool is_reloading = false;
   {
     MutexLock lock(&mutex_);
     closing_ = true;
+    is_reloading = is_reloading_;
     changed_.NotifyAll();
   }
   housekeeper.join();
+  if (!is_reloading) reloader.join();
   Close();
   MutexLock lock(&mutex_);
   log::Info("server", "ended", {{"exit_code", exit_code_}, {"while_loading", is_loading}});
-  if (is_loading) {
+  if (is_loading || is_reloading) {
     log::Flush(kLogTime);
     std::_Exit(exit_code_);
   }
@@ -489,6 +502,8 @@ void Daemon::Impl::UpdateHealth() {
 
 void Daemon::Impl::RequestStop() {
   MutexLock lock(&mutex_);
+  // Main's thread may wait for a file; no caller has been let in yet.
+  if (!has_read_files_) std::_Exit(kExitOk);
   stop_ = true;
   changed_.NotifyAll();
 }
@@ -517,20 +532,25 @@ absl::Status Daemon::Impl::SetUpSecurity() {
   QUIRE_ASSIGN_OR_RETURN(authenticator_, Authenticator::Create(options_.auth));
   context_.authenticator = authenticator_.get();
   QUIRE_RETURN_IF_ERROR(live_.Subscribe(
-      "auth", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+      "auth",
+      [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
         QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const AuthRules> rules,
                                Authenticator::Read(next.auth));
         return [this, rules = std::move(rules)] {
           authenticator_->Apply(rules);
           EndRevoked();
         };
-      }));
+      },
+      [](const DaemonOptions& next) { return Authenticator::Files(next.auth); }));
   if (!options_.tls.enabled()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(certificates_, CertificateStore::Create(options_.tls));
-  return live_.Subscribe("tls", [this](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
-    QUIRE_ASSIGN_OR_RETURN(Certificates read, certificates_->Read());
-    return [this, read = std::move(read)] { certificates_->Publish(read); };
-  });
+  return live_.Subscribe(
+      "tls",
+      [this](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
+        QUIRE_ASSIGN_OR_RETURN(Certificates read, certificates_->Read());
+        return [this, read = std::move(read)] { certificates_->Publish(read); };
+      },
+      [](const DaemonOptions& next) { return CertificateFiles(next.tls); });
 }
 
 // Requests whose caller has lost the right to them; see Generation::Start for those that come now.
@@ -540,6 +560,29 @@ void Daemon::Impl::EndRevoked() {
   for (const engine::RequestInfo& request : served->engine->ListRequests()) {
     if (authenticator_->StillHolds(request.principal, Scope::kGenerate)) continue;
     served->engine->Cancel(request.principal, request.id, engine::CancelSource::kRevoked);
+  }
+}
+
+void Daemon::Impl::RequestReload() {
+  MutexLock lock(&mutex_);
+  reload_wanted_ = true;
+  changed_.NotifyAll();
+}
+
+// Not on the thread of the signals: a file may let a reload wait for seconds, and SIGTERM must be
+// heard meanwhile.
+void Daemon::Impl::RunReloads() {
+  SetThreadName("reloader");
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      is_reloading_ = false;
+      while (!reload_wanted_ && !closing_) changed_.Wait(&mutex_);
+      if (closing_) return;
+      reload_wanted_ = false;
+      is_reloading_ = true;
+    }
+    Reload();
   }
 }
 
@@ -595,8 +638,8 @@ void Daemon::Dump() {
   impl_->Dump();
 }
 
-void Daemon::Reload() {
-  impl_->Reload();
+void Daemon::RequestReload() {
+  impl_->RequestReload();
 }
 
 }  // namespace quire::server

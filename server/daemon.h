@@ -31,14 +31,15 @@ class Daemon {
   ~Daemon();
 
   // Serves until a stop is asked for or something fails; returns the exit code. A stop while the
-  // model loads ends the process here, with kExitOk, without waiting for the loading thread.
+  // model loads, or files are read again, ends the process here without waiting for that thread.
   int Run();
 
   // Begins the end: not ready at once, no admission after shutdown.pre_drain_delay, then the drain.
+  // Ends the process here, with kExitOk, while Run has not read its files yet.
   void RequestStop();
-  // Reads the configuration again (live_config.h), and opens the log file again whatever comes of
-  // it.
-  void Reload();
+  // Has the configuration read again (live_config.h), on a thread of its own, and the log file
+  // opened again whatever comes of it. Those asked for while one is under way become one.
+  void RequestReload();
   // Live requests and state, to the log.
   void Dump();
 

@@ -26,6 +26,12 @@ void SetIf(const std::optional<T>& value, T* target) {
   if (value) *target = *value;
 }
 
+// A template that chats are rendered with does not give way to one that cannot be used.
+absl::Status CheckReplaces(const text::ChatTemplates& old, const text::ChatTemplates& next) {
+  if (next.problem().empty() || !old.problem().empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("chat template: ", next.problem()));
+}
+
 // Configuration over generation_config.json over the API's own defaults.
 engine::SamplingParams ResolveSampling(const models::GenerationDefaults& model,
                                        const SamplingDefaults& configured) {
@@ -137,17 +143,21 @@ absl::StatusOr<TranslatorOptions> EngineStack::TranslationFor(const DaemonOption
 
 absl::Status EngineStack::Follow(LiveConfig* live) {
   return live->Subscribe(
-      "model", [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
+      "model",
+      [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
         const engine::HotOptions hot = EngineOptionsFor(next);
         QUIRE_RETURN_IF_ERROR(engine_->PrepareHotOptions(hot));
         QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translated, TranslationFor(next));
+        QUIRE_RETURN_IF_ERROR(
+            CheckReplaces(*served_->translator.options()->chat, *translated.chat));
         auto translation = std::make_shared<const TranslatorOptions>(std::move(translated));
         // Before the engine: it refuses what the translator let through under the old limits.
         return [this, hot, translation] {
           served_->translator.SetOptions(translation);
           engine_->SetHotOptions(hot);
         };
-      });
+      },
+      [](const DaemonOptions& next) { return ChatTemplateFiles(next.chat, next.model.path); });
 }
 
 ModelDescription EngineStack::Describe(const DaemonOptions& options) const {

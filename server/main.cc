@@ -46,6 +46,7 @@ int Run(Flags flags) {
   if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
   flags.sources.environment = quire::server::ConfigEnvironment();
   flags.sources.profile_dirs = quire::server::InstalledProfileDirs();
+  quire::server::EndOnStopSignals();
   std::vector<std::string> errors;
   std::unique_ptr<LayeredConfig> config = LayeredConfig::Load(flags.sources, &errors);
   if (config == nullptr) return PrintErrors(errors);
@@ -60,13 +61,15 @@ int Run(Flags flags) {
     if (!status.ok()) return PrintErrors({std::string(status.message())});
   }
   if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
-  const absl::Status logging = quire::log::Configure(ToOptions(*config).logging);
-  if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
-  quire::log::FlushOnCrash();
+  quire::server::BlockSignals();
+  const quire::log::Options log_options = ToOptions(*config).logging;
   quire::server::Daemon daemon(std::move(flags.sources), std::move(config));
   quire::server::SignalThread signals({.stop = [&] { daemon.RequestStop(); },
-                                       .reload = [&] { daemon.Reload(); },
+                                       .reload = [&] { daemon.RequestReload(); },
                                        .dump = [&] { daemon.Dump(); }});
+  const absl::Status logging = quire::log::Configure(log_options);
+  if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
+  quire::log::FlushOnCrash();
   return daemon.Run();
 }
 

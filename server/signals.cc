@@ -29,6 +29,16 @@ void BlockSignals() {
   for (int real_time = SIGRTMIN; real_time <= SIGRTMAX; ++real_time) signal(real_time, SIG_IGN);
 }
 
+void EndOnStopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGTERM, SIGINT}) {
+    signal(number, [](int number) { _exit(128 + number); });
+    sigaddset(&set, number);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
 SignalThread::SignalThread(SignalHandlers handlers)
     : handlers_(std::move(handlers)), thread_([this] { Loop(); }) {}
 

@@ -26,6 +26,11 @@ struct SignalHandlers {
 // Blocks the signals for this thread and all that it starts, and ignores those without meaning.
 // Called first in main.
 void BlockSignals();
+// From now on SIGTERM and SIGINT end the process at once, with 128 and their number, until
+// BlockSignals is called again. For the time when it only reads files, one of which may be on a
+// mount that does not answer. A handler of our own, since the first process of a container does not
+// end without one. REQUIRES: BlockSignals was called.
+void EndOnStopSignals();
 
 class SignalThread {
  public:

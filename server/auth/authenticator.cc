@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
+#include <cstdint>
 #include <cstring>
-#include <fstream>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -15,11 +15,13 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/error_reason.h"
+#include "base/small_file.h"
 #include "base/status.h"
 
 namespace quire::server {
@@ -33,6 +35,7 @@ constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr std::size_t kMaxTenantBytes = 64;
 constexpr std::size_t kShownDigestBytes = 8;  // of the hash, in the principal
 
+constexpr absl::string_view kCountPrefix = "# tokens:";
 constexpr absl::string_view kTokenPrefix = "token:";
 constexpr absl::string_view kCertificatePrefix = "cert:";
 constexpr absl::string_view kLocalPrincipal = "local";
@@ -122,19 +125,55 @@ absl::Status FileError(const std::string& path, absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("auth.tokens_file: ", path, text));
 }
 
+// Of a comment "# tokens: 12": the number; of other lines nothing.
+absl::StatusOr<std::optional<std::size_t>> ParseCount(absl::string_view line) {
+  if (!absl::ConsumePrefix(&line, kCountPrefix)) return std::optional<std::size_t>();
+  std::uint64_t count = 0;
+  if (!absl::SimpleAtoi(line, &count) || count > kMaxTokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", kCountPrefix, "\" is not followed by a number up to ", kMaxTokens));
+  }
+  return std::optional<std::size_t>(count);
+}
+
+// The signs of a file that is not whole. Each of its lines may be in order all the same.
+absl::Status CheckWhole(absl::string_view content, std::size_t tokens,
+                        std::optional<std::size_t> count) {
+  if (count.has_value() && *count != tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(" has ", tokens, " tokens, and says \"", kCountPrefix, " ", *count, "\""));
+  }
+  if (tokens == 0 && !count.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        " has no token; if no caller is to have one, say \"", kCountPrefix, " 0\" in it"));
+  }
+  if (!content.empty() && content.back() != '\n') {
+    return absl::InvalidArgumentError(" ends within a line, so there may be more to come");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<TokenLine>> ParseTokens(const std::string& path,
                                                    absl::string_view content) {
   std::vector<TokenLine> tokens;
   std::set<std::string> known;  // principals
+  std::optional<std::size_t> count;
   int number = 0;
   for (const absl::string_view raw : absl::StrSplit(content, '\n')) {
     ++number;
+    const auto error = [&](const absl::Status& status) {
+      return FileError(path, absl::StrCat(":", number, ": ", status.message()));
+    };
     const absl::string_view line = absl::StripAsciiWhitespace(raw);
-    if (line.empty() || line[0] == '#') continue;
-    absl::StatusOr<TokenLine> token = ParseLine(line);
-    if (!token.ok()) {
-      return FileError(path, absl::StrCat(":", number, ": ", token.status().message()));
+    if (line.empty()) continue;
+    if (line[0] == '#') {
+      const absl::StatusOr<std::optional<std::size_t>> found = ParseCount(line);
+      if (!found.ok()) return error(found.status());
+      if (found->has_value()) count = *found;
+      continue;
     }
+    absl::StatusOr<TokenLine> token = ParseLine(line);
+    if (!token.ok()) return error(token.status());
     if (!known.insert(token->principal).second) {
       return FileError(path, absl::StrCat(":", number, ": the token is listed twice"));
     }
@@ -143,20 +182,18 @@ absl::StatusOr<std::vector<TokenLine>> ParseTokens(const std::string& path,
     }
     tokens.push_back(*std::move(token));
   }
+  const absl::Status whole = CheckWhole(content, tokens.size(), count);
+  if (!whole.ok()) return FileError(path, whole.message());
   return tokens;
 }
 
 absl::StatusOr<std::vector<TokenLine>> ReadTokens(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return FileError(path, absl::StrCat(" cannot be read: ", std::strerror(errno)));
-  std::string content(kMaxFileBytes + 1, '\0');
-  file.read(content.data(), static_cast<std::streamsize>(content.size()));
-  if (file.bad()) return FileError(path, " cannot be read");
-  content.resize(static_cast<std::size_t>(file.gcount()));
-  if (content.size() > kMaxFileBytes) {
-    return FileError(path, absl::StrCat(" has more than ", kMaxFileBytes, " bytes"));
+  const absl::StatusOr<std::string> content = ReadSmallFile(path, kMaxFileBytes);
+  if (!content.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("auth.tokens_file: ", content.status().message()));
   }
-  return ParseTokens(path, content);
+  return ParseTokens(path, *content);
 }
 
 }  // namespace
@@ -235,6 +272,11 @@ absl::StatusOr<std::shared_ptr<const AuthRules>> Authenticator::Read(const AuthO
     QUIRE_ASSIGN_OR_RETURN(rules->tokens, ReadTokens(options.tokens_file));
   }
   return rules;
+}
+
+std::vector<NamedFile> Authenticator::Files(const AuthOptions& options) {
+  if (options.mode != AuthMode::kToken) return {};
+  return {{"auth.tokens_file", options.tokens_file}};
 }
 
 absl::StatusOr<std::unique_ptr<Authenticator>> Authenticator::Create(const AuthOptions& options) {

@@ -4,7 +4,8 @@
 // Credentials out of a call and ask; they decide nothing themselves.
 //
 //   none   everybody may do everything; one principal ""
-//   token  SHA-256 of the bearer token is looked up in auth.tokens_file
+//   token  SHA-256 of the bearer token is looked up in auth.tokens_file, which is refused when it
+//          shows that it is not whole
 //   mtls   the common name of the client certificate that TLS has verified is principal and tenant
 //
 // Place:      made by the daemon, in HandlerContext; asked by every handler (grpc/unary_call.h, the
@@ -21,11 +22,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/mutex.h"
+#include "base/settled_files.h"
 #include "server/auth/auth_options.h"
 
 namespace quire::server {
@@ -69,6 +72,8 @@ class Authenticator {
   // A reload in two steps, so that nothing changes when anything is wrong: Read the file, then
   // Apply. `options.mode` and `options.trust_tenant_metadata` as at Create.
   static absl::StatusOr<std::shared_ptr<const AuthRules>> Read(const AuthOptions& options);
+  // Those that Read reads.
+  static std::vector<NamedFile> Files(const AuthOptions& options);
   void Apply(std::shared_ptr<const AuthRules> rules);
   // Both at once.
   absl::Status Reload(const AuthOptions& options);

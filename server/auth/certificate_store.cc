@@ -7,17 +7,15 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
 #include <ctime>
-#include <fstream>
-#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/logging.h"
+#include "base/small_file.h"
 #include "base/status.h"
 
 namespace quire::server {
@@ -40,16 +38,9 @@ absl::Status Bad(absl::string_view name, absl::string_view file, absl::string_vi
 }
 
 absl::StatusOr<std::string> ReadFile(absl::string_view name, const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) return Bad(name, file, absl::StrCat("cannot be read: ", std::strerror(errno)));
-  std::string content(kMaxFileBytes + 1, '\0');
-  stream.read(content.data(), static_cast<std::streamsize>(content.size()));
-  content.resize(static_cast<std::size_t>(stream.gcount()));
-  if (stream.bad()) return Bad(name, file, "cannot be read");
-  if (content.size() > kMaxFileBytes) {
-    return Bad(name, file, absl::StrCat("has more than ", kMaxFileBytes, " bytes"));
-  }
-  return content;
+  absl::StatusOr<std::string> content = ReadSmallFile(file, kMaxFileBytes);
+  if (content.ok()) return content;
+  return absl::InvalidArgumentError(absl::StrCat(name, ": ", content.status().message()));
 }
 
 Bio AsBio(const std::string& pem) {
@@ -174,17 +165,29 @@ absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::T
   return result;
 }
 
-absl::StatusOr<std::unique_ptr<CertificateStore>> CertificateStore::Create(
-    const TlsOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(Certificates certificates, ReadCertificates(options, absl::Now()));
-  certificates.version = 1;
-  return std::unique_ptr<CertificateStore>(new CertificateStore(options, std::move(certificates)));
+std::vector<NamedFile> CertificateFiles(const TlsOptions& options) {
+  std::vector<NamedFile> files = {{"tls.cert_file", options.cert_file},
+                                  {"tls.key_file", options.key_file}};
+  if (!options.client_ca_file.empty()) {
+    files.push_back({"tls.client_ca_file", options.client_ca_file});
+  }
+  return files;
 }
 
-CertificateStore::CertificateStore(const TlsOptions& options, Certificates certificates)
+absl::StatusOr<std::unique_ptr<CertificateStore>> CertificateStore::Create(
+    const TlsOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(FileStamps stamps, StampFiles(CertificateFiles(options)));
+  QUIRE_ASSIGN_OR_RETURN(Certificates certificates, ReadCertificates(options, absl::Now()));
+  certificates.version = 1;
+  return std::unique_ptr<CertificateStore>(
+      new CertificateStore(options, std::move(stamps), std::move(certificates)));
+}
+
+CertificateStore::CertificateStore(const TlsOptions& options, FileStamps stamps,
+                                   Certificates certificates)
     : options_(options),
       current_(std::make_shared<const Certificates>(std::move(certificates))),
-      thread_([this] { Run(); }) {}
+      thread_([this, stamps = std::move(stamps)] { Run(stamps); }) {}
 
 CertificateStore::~CertificateStore() {
   {
@@ -202,8 +205,11 @@ std::shared_ptr<const Certificates> CertificateStore::current() const {
 
 absl::StatusOr<Certificates> CertificateStore::Read() {
   MutexLock lock(&read_mutex_);
-  absl::StatusOr<Certificates> read = ReadCertificates(options_, absl::Now());
-  if (read.ok()) read->read_number = next_read_++;
+  const std::vector<NamedFile> files = CertificateFiles(options_);
+  QUIRE_ASSIGN_OR_RETURN(const FileStamps before, StampFiles(files));
+  QUIRE_ASSIGN_OR_RETURN(Certificates read, ReadCertificates(options_, absl::Now()));
+  QUIRE_RETURN_IF_ERROR(CheckUnchanged(files, before));
+  read.read_number = next_read_++;
   return read;
 }
 
@@ -240,14 +246,20 @@ void CertificateStore::Publish(Certificates certificates) {
              {"version", current_->version}});
 }
 
-// Refresh logs what is wrong.
-void CertificateStore::Run() {
+// `seen`: the files as they were when they were looked at last. Refresh logs what is wrong.
+void CertificateStore::Run(FileStamps seen) {
   absl::Time next = MonotonicNow() + options_.refresh_interval;
   for (;;) {
     {
       MutexLock lock(&mutex_);
       while (!stop_ && MonotonicNow() < next) changed_.WaitUntil(&mutex_, next);
       if (stop_) return;
+    }
+    absl::StatusOr<FileStamps> now = StampFiles(CertificateFiles(options_));
+    if (now.ok() && *now != seen) {
+      seen = *std::move(now);
+      next = MonotonicNow() + std::min(kSettleTime, options_.refresh_interval);
+      continue;
     }
     Refresh().IgnoreError();
     next = MonotonicNow() + options_.refresh_interval;

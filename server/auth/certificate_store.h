@@ -11,7 +11,8 @@
 // Invariants: current() always passed ReadCertificates: it parses, the key belongs to the
 //             certificate, the TLS library takes both and the chain, and it was within its dates
 //             when it was read. Files that do not are logged, once for each new error, and change
-//             nothing. What current() gives never becomes older contents.
+//             nothing; nor do files that have not stayed as they are for kSettleTime. What
+//             current() gives never becomes older contents.
 // Threads:    every method from any; a thread of its own reads the files.
 // Lifetime:   outlives the listeners.
 
@@ -19,11 +20,13 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "base/settled_files.h"
 #include "server/auth/auth_options.h"
 
 namespace quire::server {
@@ -45,6 +48,8 @@ struct Certificates {
 // key of the file that is wrong: cannot be read, is not PEM, has expired or does not hold yet, or
 // the two do not belong together.
 absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::Time now);
+// Those that it reads.
+std::vector<NamedFile> CertificateFiles(const TlsOptions& options);
 
 class CertificateStore {
  public:
@@ -59,14 +64,14 @@ class CertificateStore {
 
   // Reads the files now. Not OK: they are bad, and the old ones stay.
   absl::Status Refresh();
-  // The same in two steps. What Read gave serves the next connections, unless something that was
-  // read later does so already.
+  // The same in two steps. Read refuses files that change meanwhile. What it gave serves the next
+  // connections, unless something that was read later does so already.
   absl::StatusOr<Certificates> Read();
   void Publish(Certificates certificates);
 
  private:
-  CertificateStore(const TlsOptions& options, Certificates certificates);
-  void Run();
+  CertificateStore(const TlsOptions& options, FileStamps stamps, Certificates certificates);
+  void Run(FileStamps seen);
 
   const TlsOptions options_;
   Mutex read_mutex_;  // one at a time, so that their numbers are in the order of the contents

@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <optional>
-#include <sstream>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -21,6 +19,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/small_file.h"
 #include "quire/config/v1/config.pb.h"
 #include "quire/config/v1/options.pb.h"
 #include "server/config/validator.h"
@@ -32,17 +31,8 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
 constexpr std::size_t kMaxErrors = 50;
+constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr absl::string_view kPrefix = "QUIRE__";
-
-std::optional<std::string> ReadFile(const std::string& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) return std::nullopt;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return std::nullopt;
-  std::ostringstream text;
-  text << file.rdbuf();
-  return std::move(text).str();
-}
 
 // The file that `profile` names: a path as it is, a bare name in the profile directories.
 std::string ProfilePath(const std::string& profile, const std::vector<std::string>& dirs) {
@@ -60,9 +50,9 @@ std::string ProfilePath(const std::string& profile, const std::vector<std::strin
 void ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* origins,
                       std::vector<std::string>* errors) {
   for (const std::string& file : sources.files) {
-    const std::optional<std::string> text = ReadFile(file);
-    if (!text) {
-      errors->push_back(absl::StrCat(file, ": cannot be read as a file"));
+    const absl::StatusOr<std::string> text = ReadSmallFile(file, kMaxFileBytes);
+    if (!text.ok()) {
+      errors->push_back(absl::StrCat("--config: ", text.status().message()));
       continue;
     }
     ReadYaml(*text, file, config, origins, errors);
@@ -87,10 +77,10 @@ void ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* or
 void ApplyProfile(const std::string& profile, const ConfigSources& sources, Message* config,
                   Origins* origins, std::vector<std::string>* errors) {
   const std::string path = ProfilePath(profile, sources.profile_dirs);
-  const std::optional<std::string> text = ReadFile(path);
-  if (!text) {
+  const absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxFileBytes);
+  if (!text.ok()) {
     errors->push_back(absl::StrCat(
-        "profile \"", profile, "\": ", path, " cannot be read; looked in ",
+        "profile \"", profile, "\": ", text.status().message(), "; looked in ",
         sources.profile_dirs.empty() ? "no directory" : absl::StrJoin(sources.profile_dirs, ", ")));
     return;
   }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
+#include "base/status.h"
 #include "quire/config/v1/config.pb.h"
 #include "server/config/scalar_value.h"
 
@@ -123,12 +124,18 @@ std::shared_ptr<const DaemonOptions> LiveConfig::options() const {
   return version_.Get()->options;
 }
 
-absl::Status LiveConfig::Subscribe(std::string name, Prepare prepare) {
+absl::Status LiveConfig::Subscribe(std::string name, Prepare prepare, Files files) {
   MutexLock lock(&mutex_);
+  FileStamps stamps;
+  if (files) {
+    QUIRE_ASSIGN_OR_RETURN(stamps, StampFiles(files(*options())));
+  }
   absl::StatusOr<Apply> apply = prepare(*options());
   if (!apply.ok()) return apply.status();
   (*apply)();
-  parts_.push_back({.name = std::move(name), .prepare = std::move(prepare)});
+  stamps_.merge(stamps);
+  parts_.push_back(
+      {.name = std::move(name), .prepare = std::move(prepare), .files = std::move(files)});
   return absl::OkStatus();
 }
 
@@ -151,19 +158,43 @@ ReloadResult LiveConfig::ReloadLocked(bool dry_run) {
     if (!refusal.empty()) result.errors.push_back(std::move(refusal));
   }
   if (!result.ok()) return result;
-  std::vector<Apply> applies;
-  for (const Part& part : parts_) {
-    absl::StatusOr<Apply> apply = part.prepare(*options);
-    if (apply.ok()) {
-      applies.push_back(*std::move(apply));
-    } else {
-      result.errors.push_back(absl::StrCat(part.name, ": ", apply.status().message()));
-    }
+  const std::vector<NamedFile> files = FilesOfParts(*options);
+  absl::StatusOr<FileStamps> stamps = WaitUntilSettled(files, stamps_);
+  if (!stamps.ok()) {
+    result.errors.emplace_back(stamps.status().message());
+    return result;
   }
+  const std::vector<Apply> applies = PrepareParts(*options, &result);
+  const absl::Status unchanged = CheckUnchanged(files, *stamps);
+  if (!unchanged.ok()) result.errors.emplace_back(unchanged.message());
   if (dry_run || !result.ok()) return result;
+  stamps_ = *std::move(stamps);
   version_.Set(Version{.config = std::move(next), .options = std::move(options)});
   for (const Apply& apply : applies) apply();
   return result;
+}
+
+std::vector<NamedFile> LiveConfig::FilesOfParts(const DaemonOptions& next) {
+  std::vector<NamedFile> files;
+  for (const Part& part : parts_) {
+    if (!part.files) continue;
+    for (NamedFile& file : part.files(next)) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+std::vector<LiveConfig::Apply> LiveConfig::PrepareParts(const DaemonOptions& next,
+                                                        ReloadResult* result) {
+  std::vector<Apply> applies;
+  for (const Part& part : parts_) {
+    absl::StatusOr<Apply> apply = part.prepare(next);
+    if (apply.ok()) {
+      applies.push_back(*std::move(apply));
+    } else {
+      result->errors.push_back(absl::StrCat(part.name, ": ", apply.status().message()));
+    }
+  }
+  return applies;
 }
 
 void LiveConfig::ShowLoadTime() {
@@ -197,7 +228,7 @@ void LiveConfig::Report(const ReloadResult& result) {
                {"location", change.location}});
   }
   for (const std::string& error : result.errors) {
-    log::Error("config", "reload refused", {{"error", error}});
+    log::Error("config", "reload refused, what was in effect stays", {{"error", error}});
   }
   log::Info("config", "reload",
             {{"result", outcome},

@@ -17,7 +17,8 @@
 // Place:      above LayeredConfig and DaemonOptions; owned by the daemon, asked in server/.
 // Invariants: config() and options() agree. One reload or subscription at a time. Keys that are not
 //             hot never change, and those that memory was planned for never exceed their value at
-//             start.
+//             start. Files that a part reads and that have changed since they took effect are read
+//             once they have stayed as they are for a while (settled_files.h).
 // Threads:    every method from any thread; parts are called on the thread that reloads or
 //             subscribes, and must not call Reload or Subscribe.
 // Lifetime:   what Subscribe is given is valid as long as anybody may call Reload.
@@ -34,6 +35,7 @@
 #include "base/mutex.h"
 #include "base/probe.h"
 #include "base/published.h"
+#include "base/settled_files.h"
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
 
@@ -67,6 +69,9 @@ class LiveConfig {
   // The status' message is shown to people.
   using Prepare = std::function<absl::StatusOr<Apply>(const DaemonOptions& next)>;
 
+  // May be empty: none.
+  using Files = std::function<std::vector<NamedFile>(const DaemonOptions& next)>;
+
   // `sources` are read again by Reload, environment and command line as they are in it. `metrics`
   // may be null.
   LiveConfig(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
@@ -80,7 +85,8 @@ class LiveConfig {
   // Prepares and applies the options in effect now, then again with every reload, also one that
   // changes no key: files may have new contents. Returns the error of the first Prepare; then the
   // part is not known.
-  absl::Status Subscribe(std::string name, Prepare prepare);
+  // `files`: those that `prepare` reads.
+  absl::Status Subscribe(std::string name, Prepare prepare, Files files = {});
 
   // `dry_run`: reports only. Otherwise the outcome is logged and counted.
   ReloadResult Reload(bool dry_run);
@@ -93,9 +99,14 @@ class LiveConfig {
   struct Part {
     std::string name;
     Prepare prepare;
+    Files files;
   };
 
   ReloadResult ReloadLocked(bool dry_run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<NamedFile> FilesOfParts(const DaemonOptions& next)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<Apply> PrepareParts(const DaemonOptions& next, ReloadResult* result)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(const ReloadResult& result);
   void ShowLoadTime();
   void CountReload(absl::string_view result, double by);
@@ -106,6 +117,7 @@ class LiveConfig {
   Published<Version> version_;
   Mutex mutex_;  // a reload, or a subscription, at a time
   std::vector<Part> parts_ ABSL_GUARDED_BY(mutex_);
+  FileStamps stamps_ ABSL_GUARDED_BY(mutex_);  // of the parts' files, when they took effect
 };
 
 }  // namespace quire::server

@@ -90,6 +90,9 @@ TEST(MappedFileTest, NamesWhatIsWrong) {
   expect_error(dir.path(), StatusCode::kInvalidArgument, "is a directory");
   expect_error(dir.Write("empty", ""), StatusCode::kInvalidArgument, "file is empty");
   expect_error("/dev/null", StatusCode::kInvalidArgument, "is not a regular file");
+  // Nothing writes to it: an open that waits would never return.
+  ASSERT_EQ(mkfifo((dir.path() + "/fifo").c_str(), 0600), 0);
+  expect_error(dir.path() + "/fifo", StatusCode::kInvalidArgument, "is not a regular file");
   std::filesystem::create_symlink("nowhere", dir.path() + "/dangling");
   expect_error(dir.path() + "/dangling", StatusCode::kNotFound, "cannot open");
   EXPECT_EQ(MappedFile::Open("").status().code(), StatusCode::kInvalidArgument);

@@ -161,10 +161,22 @@ def test_the_configuration_brings_a_template_and_a_reload_changes_it(api, tmp_pa
             template.write_text("{{ greeting }}, {{ messages[0].content }}")
             admin.ReloadConfig(api.ReloadConfigRequest())
             assert service.RenderChat(request).text == "Servus, you"
-            # A broken template is a refusal of chats, not of the reload.
+            # A broken template does not replace one that works.
             template.write_text("{% if %}")
-            admin.ReloadConfig(api.ReloadConfigRequest())
-            code, reason, text = refusal(lambda: service.RenderChat(request))
+            errors = admin.ReloadConfig(api.ReloadConfigRequest()).errors
+            assert len(errors) == 1 and "chat template: chat.template_file" in errors[0], errors
+            assert "line 1, column 7" in errors[0]
+            assert service.RenderChat(request).text == "Servus, you"
+
+
+def test_a_template_that_was_broken_at_the_start_refuses_chats(api, tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text("{% if %}")
+    with Daemon(tmp_path, settings=[f"chat.template_file={template}"]) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            request = api.RenderChatRequest(chat=say(api, ("user", "you")))
+            code, reason, text = refusal(lambda: api.GenerationServiceStub(channel).RenderChat(request))
             assert reason == "CHAT_TEMPLATE_MISSING" and "line 1, column 7" in text
 
 

@@ -35,10 +35,10 @@ def test_a_revoked_token_ends_its_streams(api, tmp_path, endless):
         with daemon.channel() as channel:
             stub = api.GenerationServiceStub(channel)
             keeps = stub.Generate(request_of(api, tokens=3000), metadata=bearer("keep"))
-            runs = stub.Generate(request_of(api, tokens=ENDLESS // 10), metadata=bearer("revoke"))
+            runs = stub.Generate(request_of(api, tokens=ENDLESS // 3), metadata=bearer("revoke"))
             next(keeps)
             next(runs)
-            waits = stub.Generate(request_of(api, tokens=ENDLESS // 10), metadata=bearer("revoke"))
+            waits = stub.Generate(request_of(api, tokens=ENDLESS // 3), metadata=bearer("revoke"))
             is_revoked, is_over = threading.Event(), threading.Event()
             commands = batch_commands(api, is_revoked, is_over)
             items = stub.BatchGenerate(commands, metadata=bearer("revoke"), timeout=60)
@@ -122,7 +122,7 @@ def test_a_revoked_token_ends_silent_and_other_streams(api, tmp_path, endless):
 
 
 def post_stream(address, token):
-    body = json.dumps({"prompt": PROMPT, "max_tokens": ENDLESS // 10, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({"prompt": PROMPT, "max_tokens": ENDLESS // 3, "ignore_eos": True, "stream": True}).encode()
     host, port = address.rsplit(":", 1)
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n"
@@ -144,7 +144,7 @@ def read_until(connection, text):
 
 def batch_commands(api, is_revoked, is_over):
     """One item before the token is revoked, one after; the client does not end the stream."""
-    yield api.BatchGenerateRequest(generate=request_of(api, tokens=ENDLESS // 10, request_id="before"))
+    yield api.BatchGenerateRequest(generate=request_of(api, tokens=ENDLESS // 3, request_id="before"))
     is_revoked.wait(60)
     yield api.BatchGenerateRequest(generate=request_of(api, tokens=2, request_id="after"))
     is_over.wait(60)

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -184,6 +185,18 @@ TEST_F(PackedFileTest, DamagedFilesAreMadeAgain) {
     ExpectMadeAgain(*model, why);
     EXPECT_EQ(ReadWhole(path), good);
   }
+}
+
+// Nothing writes to the FIFO: an open that waits would never return.
+TEST_F(PackedFileTest, AFifoIsNoFileAndNotWaitedFor) {
+  const auto model = Load();
+  const std::string path = PathOf(packed_dir(), *model);
+  std::filesystem::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THAT(std::string(ReadPackedFile(path, {model->fingerprint, "int8"},
+                                         model->weights->Sections(), cpu_.backend)
+                              .message()),
+              HasSubstr(path));
 }
 
 TEST_F(PackedFileTest, ADirectoryThatCannotBeWrittenIsOneWarning) {

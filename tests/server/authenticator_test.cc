@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -178,6 +180,44 @@ TEST_F(AuthenticatorTest, BadLinesAreNamedAndTokensInThemAreNotShown) {
       Authenticator::Create({.mode = AuthMode::kToken, .tokens_file = "/nowhere"}).status();
   EXPECT_THAT(std::string(absent.message()),
               HasSubstr("auth.tokens_file: /nowhere cannot be read"));
+}
+
+// Each line of a file that was cut off is in order: the rest would be revoked without a word.
+TEST_F(AuthenticatorTest, AFileThatShowsThatItIsNotWholeIsRefused) {
+  const std::string good = absl::StrCat(kOne, " acme generate\n", kTwo, " b generate,metrics\n");
+  const auto error = [&](const std::string& content) {
+    const absl::Status status = Authenticator::Create(Options(content)).status();
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error(good), "");
+  EXPECT_EQ(error("# tokens: 2\n" + good), "");
+  EXPECT_EQ(error(good + "# tokens: 2\n"), "");
+  for (const std::string& empty : {std::string(), std::string("\n"), std::string("# names\n\n")}) {
+    EXPECT_THAT(error(empty), HasSubstr("/tokens has no token; if no caller is to have one, say "
+                                        "\"# tokens: 0\" in it"));
+  }
+  EXPECT_EQ(error("# tokens: 0\n"), "");
+  // "generate,metrics" without its end is a scope as well.
+  EXPECT_THAT(error(good.substr(0, good.size() - 9)), HasSubstr("/tokens ends within a line"));
+  EXPECT_THAT(error(absl::StrCat("# tokens: 2\n", kOne, " acme generate\n")),
+              HasSubstr("/tokens has 1 tokens, and says \"# tokens: 2\""));
+  EXPECT_THAT(error("# tokens: 1\n" + good), HasSubstr("has 2 tokens"));
+  EXPECT_THAT(error("# tokens: two\n" + good),
+              HasSubstr("/tokens:1: \"# tokens:\" is not followed by a number up to 10000"));
+}
+
+TEST_F(AuthenticatorTest, WhatCannotBeReadNeverReplacesATable) {
+  const AuthOptions options = Options(absl::StrCat(kOne, " acme generate\n"));
+  Start(options);
+  dir_.Write("tokens", "");
+  EXPECT_FALSE(authenticator_->Reload(options).ok());
+  std::filesystem::remove(options.tokens_file);
+  EXPECT_FALSE(authenticator_->Reload(options).ok());
+  ASSERT_EQ(mkfifo(options.tokens_file.c_str(), 0600), 0);
+  EXPECT_EQ(std::string(authenticator_->Reload(options).message()),
+            absl::StrCat("auth.tokens_file: ", options.tokens_file,
+                         " cannot be read: it is not a regular file"));
+  EXPECT_TRUE(Ask({.bearer_token = "one"}, Scope::kGenerate).ok());
 }
 
 TEST(BearerTokenTest, TakesTheTokenOutOfTheHeader) {

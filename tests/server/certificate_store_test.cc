@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
 #include "absl/time/clock.h"
@@ -123,6 +124,41 @@ TEST_F(CertificateStoreTest, NewFilesReplaceOldOnesAndBadOnesDoNot) {
   unlink(options_.key_file.c_str());
   EXPECT_FALSE(store.Refresh().ok());
   EXPECT_EQ(store.current()->version, 2);
+}
+
+// A chain that was cut off between two certificates parses, and clients would miss the rest.
+TEST_F(CertificateStoreTest, AChainThatIsWrittenInPlaceIsReadWhenItIsWhole) {
+  options_.refresh_interval = absl::Seconds(1);
+  const auto made = CertificateStore::Create(options_);
+  ASSERT_TRUE(made.ok()) << made.status();
+  CertificateStore& store = **made;
+  const TestCertificate authority;
+  const std::string whole = good_.certificate_pem() + authority.certificate_pem();
+  absl::Time last = MonotonicNow();
+  absl::Duration longest_pause;
+  for (int i = 0; i < 30; ++i) {
+    const absl::Time begin = MonotonicNow();
+    dir_.Write("cert.pem",
+               good_.certificate_pem() + std::string(static_cast<std::size_t>(i), '\n'));
+    longest_pause = std::max(longest_pause, MonotonicNow() - last);
+    last = begin;
+    testing::Pace(absl::Milliseconds(50));
+  }
+  const bool is_untouched = store.current()->version == 1;
+  dir_.Write("cert.pem", whole);
+  longest_pause = std::max(longest_pause, MonotonicNow() - last);
+  if (longest_pause >= kSettleTime) GTEST_SKIP() << "the machine kept the writer from writing";
+  EXPECT_TRUE(is_untouched);
+  ASSERT_TRUE(testing::WaitUntil([&] { return store.current()->version != 1; }));
+  EXPECT_EQ(store.current()->version, 2);
+  EXPECT_EQ(store.current()->chain, whole);
+}
+
+TEST_F(CertificateStoreTest, AFileThatBlocksIsRefused) {
+  unlink(options_.cert_file.c_str());
+  ASSERT_EQ(mkfifo(options_.cert_file.c_str(), 0600), 0);
+  EXPECT_EQ(Error(),
+            "tls.cert_file: " + options_.cert_file + " cannot be read: it is not a regular file");
 }
 
 // As when a reload has read them, and the store's own clock reads newer ones before the reload has

@@ -80,7 +80,7 @@ TEST_F(LayeredConfigTest, UnknownVariablesFilesAndProfilesAreErrors) {
   EXPECT_EQ(Load({.environment = {{"QUIRE__LIMITS__MAX_CHOICE", "1"}}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("did you mean \"max_choices\""));
   EXPECT_EQ(Load({.files = {dir_ + "/none.yaml"}}), nullptr);
-  EXPECT_THAT(errors_[0], HasSubstr("none.yaml: cannot be read"));
+  EXPECT_THAT(errors_[0], HasSubstr("/none.yaml cannot be read: No such file"));
   EXPECT_EQ(Load({.sets = {"profile=none"}, .profile_dirs = {dir_}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("profile \"none\""));
   EXPECT_EQ(Load({.sets = {"limits.max_choices"}}), nullptr);

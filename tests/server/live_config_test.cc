@@ -243,7 +243,7 @@ TEST_F(LiveConfigTest, BrokenFilesChangeNothing) {
   }
   std::filesystem::remove(file);
   EXPECT_THAT(live->Reload(/*dry_run=*/false).errors,
-              ElementsAre(HasSubstr("cannot be read as a file")));
+              ElementsAre(HasSubstr("--config: " + file + " cannot be read: No such file")));
   EXPECT_EQ(Reloads("rejected"), 6);
 }
 
@@ -351,6 +351,29 @@ TEST_F(LiveConfigTest, PartsPrepareBeforeAnyApplies) {
   EXPECT_THAT(calls, ElementsAre("prepare a", "prepare b"));
   EXPECT_EQ(live->options()->engine.limits.max_choices, 5);
   EXPECT_THAT(live->Subscribe("b", part("b")).message(), HasSubstr("tokens are gone"));
+}
+
+TEST_F(LiveConfigTest, AFileThatIsWrittenWhileAPartReadsItChangesNothing) {
+  const auto live = Start({.files = {Write("a.yaml", "{}\n")}});
+  const std::string tokens = Write("tokens", "one\n");
+  bool is_written_meanwhile = false;
+  int applied = 0;
+  const auto prepare = [&](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
+    if (is_written_meanwhile) Write("tokens", "one\ntwo\n");
+    return [&applied] { ++applied; };
+  };
+  const auto files = [&](const DaemonOptions&) {
+    return std::vector<NamedFile>{{"auth.tokens_file", tokens}};
+  };
+  ASSERT_TRUE(live->Subscribe("auth", prepare, files).ok());
+  EXPECT_EQ(applied, 1);
+  is_written_meanwhile = true;
+  EXPECT_THAT(live->Reload(/*dry_run=*/false).errors,
+              ElementsAre("auth.tokens_file: " + tokens + " was written while it was read"));
+  EXPECT_EQ(applied, 1);
+  is_written_meanwhile = false;
+  EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());
+  EXPECT_EQ(applied, 2);
 }
 
 TEST_F(LiveConfigTest, LateSubscribersGetWhatIsInEffect) {

@@ -186,7 +186,11 @@ FoundTemplates FindTemplates(const TemplateFiles& files) {
   const auto take = [&found](const std::optional<std::string>& text, absl::string_view origin) {
     if (!text) return false;
     found.origin = std::string(origin);
-    found.templates.push_back({std::string(kDefaultName), *text});
+    if (text->empty()) {
+      found.problem = absl::StrCat(origin, ": the template is empty");
+    } else {
+      found.templates.push_back({std::string(kDefaultName), *text});
+    }
     return true;
   };
   const auto read = [&found](const std::optional<std::string>& json, absl::string_view origin) {

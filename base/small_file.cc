@@ -1,0 +1,163 @@
+#include "base/small_file.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "base/thread_name.h"
+
+namespace quire {
+namespace {
+
+// Of the whole process, since that is what threads burden.
+std::atomic<int> g_left_behind{0};
+
+// Shared by the caller and the thread, so that it outlives both.
+struct Question {
+  Mutex mutex;
+  CondVar changed;
+  bool is_answered ABSL_GUARDED_BY(mutex) = false;
+  bool is_left_behind ABSL_GUARDED_BY(mutex) = false;
+};
+
+void BlockAllSignals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+absl::Status ErrnoStatus(int error, const std::string& path) {
+  return absl::ErrnoToStatus(error, absl::StrCat(path, " cannot be read"));
+}
+
+void Answer(Question& question, const std::function<void()>& ask) {
+  BlockAllSignals();
+  SetThreadName("file");
+  ask();
+  MutexLock lock(&question.mutex);
+  question.is_answered = true;
+  if (question.is_left_behind) g_left_behind.fetch_sub(1);
+  question.changed.NotifyAll();
+}
+
+absl::Status NoAnswer(const std::string& path) {
+  return absl::DeadlineExceededError(
+      absl::StrCat(path, " cannot be read: its file system does not answer within ",
+                   absl::FormatDuration(kFileTimeout)));
+}
+
+FileStamp ToStamp(const struct stat& info) {
+  const auto nanoseconds = [](const timespec& time) {
+    return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  return {.device = info.st_dev,
+          .inode = info.st_ino,
+          .size_bytes = info.st_size,
+          .write_time = nanoseconds(info.st_mtim),
+          .change_time = nanoseconds(info.st_ctim)};
+}
+
+// Closes on every way out.
+struct FileDescriptor {
+  int fd;
+  ~FileDescriptor() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+absl::Status NotRegular(const std::string& path) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, " cannot be read: it is not a regular file"));
+}
+
+absl::Status CheckRegular(const FileDescriptor& file, const std::string& path) {
+  struct stat info;
+  if (fstat(file.fd, &info) != 0) return ErrnoStatus(errno, path);
+  if (S_ISDIR(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " cannot be read: it is a directory"));
+  }
+  return S_ISREG(info.st_mode) ? absl::OkStatus() : NotRegular(path);
+}
+
+absl::StatusOr<std::string> ReadToEnd(const FileDescriptor& file, const std::string& path,
+                                      std::size_t max_bytes) {
+  std::string content(max_bytes + 1, '\0');
+  std::size_t size = 0;
+  while (size < content.size()) {
+    const ssize_t got =
+        pread(file.fd, content.data() + size, content.size() - size, static_cast<off_t>(size));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, path);
+    if (got == 0) break;
+    size += static_cast<std::size_t>(got);
+  }
+  if (size > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " has more than ", max_bytes, " bytes"));
+  }
+  content.resize(size);
+  return content;
+}
+
+absl::StatusOr<std::string> Read(const std::string& path, std::size_t max_bytes) {
+  if (path.empty()) return absl::InvalidArgumentError("the name of the file is empty");
+  const FileDescriptor file{open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY)};
+  // ENXIO is what open says of a socket.
+  if (file.fd < 0) return errno == ENXIO ? NotRegular(path) : ErrnoStatus(errno, path);
+  QUIRE_RETURN_IF_ERROR(CheckRegular(file, path));
+  return ReadToEnd(file, path, max_bytes);
+}
+
+}  // namespace
+
+bool AskWithin(absl::Duration timeout, std::function<void()> ask) {
+  if (g_left_behind.load() >= kMaxLeftBehind) return false;
+  auto question = std::make_shared<Question>();
+  try {
+    std::thread([question, ask = std::move(ask)] { Answer(*question, ask); }).detach();
+  } catch (const std::system_error&) {  // no more threads
+    return false;
+  }
+  const absl::Time deadline = MonotonicNow() + timeout;
+  MutexLock lock(&question->mutex);
+  while (!question->is_answered && MonotonicNow() < deadline) {
+    question->changed.WaitUntil(&question->mutex, deadline);
+  }
+  if (question->is_answered) return true;
+  question->is_left_behind = true;
+  g_left_behind.fetch_add(1);
+  return false;
+}
+
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes) {
+  auto content = std::make_shared<absl::StatusOr<std::string>>();
+  if (AskWithin(kFileTimeout, [=] { *content = Read(path, max_bytes); })) {
+    return *std::move(content);
+  }
+  return NoAnswer(path);
+}
+
+absl::StatusOr<FileStamp> StampOf(const std::string& path) {
+  auto stamp = std::make_shared<FileStamp>();
+  const bool has_answer = AskWithin(kFileTimeout, [=] {
+    struct stat info;
+    if (stat(path.c_str(), &info) == 0) *stamp = ToStamp(info);
+  });
+  if (has_answer) return *stamp;
+  return NoAnswer(path);
+}
+
+}  // namespace quire
