@@ -45,6 +45,7 @@ BOUNDS = {
     "requests running at the end": 0,
     "pages in use at the end": 0,
     "wrong answers": 0,
+    "faults that did not happen": 0,
     "clients that failed": 0,
     "reloads that failed": 0,
     "exit status": 0,
@@ -106,6 +107,14 @@ class Soak:
         with self.lock:
             self.counts[what] += 1
 
+    def missing_faults(self):
+        """How many kinds of fault no client made, or the daemon took for something else."""
+        made = [self.counts[fault] for fault in Client.FAULTS]
+        cancelled = counters(self, "quire_requests_cancelled_total")
+        for source in ("client", "deadline", "slow_client"):
+            made.append(sum(value for labels, value in cancelled.items() if f'source="{source}"' in labels))
+        return made.count(0)
+
     def stats(self):
         with self.daemon.admin_channel() as channel:
             stub = self.api.AdminServiceStub(channel)
@@ -115,18 +124,19 @@ class Soak:
 class Client(threading.Thread):
     """One thing after the other, chosen at random."""
 
+    FAULTS = ["cancel", "cancel_by_id", "expire", "disconnect", "malformed_message", "malformed_frames",
+              "malformed_http", "reset_while_streaming", "stop_reading"]
+
     def __init__(self, soak, seed):
         super().__init__(daemon=True)
         self.soak, self.api, self.random = soak, soak.api, random.Random(seed)
-        self.faults = [self.cancel, self.cancel_by_id, self.expire, self.disconnect, self.malformed_message,
-                       self.malformed_frames, self.malformed_http, self.reset_while_streaming, self.stop_reading]
 
     def run(self):
         try:
             while not self.soak.stopping.is_set():
-                what = self.whole if self.random.random() < 0.5 else self.random.choice(self.faults)
-                what()
-                self.soak.count(what.__name__)
+                what = "whole" if self.random.random() < 0.5 else self.random.choice(self.FAULTS)
+                getattr(self, what)()
+                self.soak.count(what)
         except Exception:  # the report shows it
             self.soak.failures.append(traceback.format_exc())
 
@@ -214,21 +224,30 @@ class Client(threading.Thread):
         reset(connection)
 
     def stop_reading(self):
-        """More than the small buffers hold is not read, for longer than the daemon waits; or not quite."""
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            host, port = self.soak.openai_address.rsplit(":", 1)
-            connection.connect((host, int(port)))
-            send_quietly(connection, self.post(BODY))
-            pace(self.random.choice([0.5, 1.5]))
+        """More than the window holds is not read, for longer than the daemon waits; or not quite."""
+        # Without probes the window stays at 64 KiB.
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+        request = generate_request(self.api, PROMPTS[0], seed=1, tokens=400)
+        request.sampling.choice_count = 3
+        request.output.logprobs = 20
+        with grpc.insecure_channel(self.soak.daemon.grpc_address, options) as channel:
+            stream = self.api.GenerationServiceStub(channel).Generate(request)
+            next(stream)
+            pace(self.random.choice([0.5, 4]))
+
+
+def counters(soak, family):
+    """{labels: value} of one family of the daemon's metrics."""
+    lines = http_get(soak.daemon.http_address, "/metrics")[1].decode().splitlines()
+    found = (line[len(family) :].rsplit(" ", 1) for line in lines if line.startswith(family + "{"))
+    return {labels: float(value) for labels, value in found}
 
 
 def reloads(soak):
     """[rejected, others] that the daemon has counted."""
     counts = [0, 0]
-    for line in http_get(soak.daemon.http_address, "/metrics")[1].decode().splitlines():
-        if line.startswith("quire_config_reloads_total{"):
-            counts['result="rejected"' not in line] += float(line.rsplit(" ", 1)[1])
+    for labels, value in counters(soak, "quire_config_reloads_total").items():
+        counts['result="rejected"' not in labels] += value
     return counts
 
 
@@ -304,17 +323,17 @@ def run_clients(soak, seconds, clients, seed):
     return samples
 
 
-def judge(soak, before, samples, after, status):
-    """{what: value} for the keys of BOUNDS."""
+def judge(soak, before, samples, after):
+    """{what: value} for the keys of BOUNDS but the last."""
     late = samples[len(samples) // 3 :]
-    stats = soak.last_stats
+    stats = soak.stats()
     values = [
         *(slope(late, column) for column in (1, 2, 3)),
         *(after[column] - before[column] for column in range(3)),
         stats.waiting_count, stats.running_count, stats.used_kv_page_count,
-        soak.counts["wrong answer"], len(soak.failures), soak.counts["SIGHUP that was not obeyed"], status,
+        soak.counts["wrong answer"], soak.missing_faults(), len(soak.failures), soak.counts["SIGHUP that was not obeyed"],
     ]
-    return dict(zip(BOUNDS, values, strict=True))
+    return dict(zip(list(BOUNDS)[:-1], values, strict=True))
 
 
 def parse_arguments():
@@ -343,9 +362,9 @@ def main():
             before = settled(soak)
             samples = run_clients(soak, arguments.seconds, arguments.clients, arguments.seed)
             after = settled(soak)
-            soak.last_stats = soak.stats()
+            values = judge(soak, before, samples, after)
             daemon.terminate()
-            values = judge(soak, before, samples, after, daemon.wait())
+            values["exit status"] = daemon.wait()
     return report(arguments, soak, before, after, samples, values)
 
 
