@@ -324,6 +324,16 @@ std::shared_ptr<const Destination> StandardError() {
   return std::make_shared<const Destination>(Destination{std::move(sink), Format::kText});
 }
 
+// The first line may come before the process has blocked the signals that a thread of its own takes;
+// none may come to the writer.
+void StartWriter(LineQueue* queue) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread(&WriteLines, queue).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 // Never destroyed: threads may log while the process ends.
 State& GlobalState() {
   static State* const state = [] {
@@ -332,7 +342,7 @@ State& GlobalState() {
       MutexLock lock(&made->mutex);
       made->destination = StandardError();
     }
-    std::thread(&WriteLines, &made->queue).detach();
+    StartWriter(&made->queue);
     std::atexit([] { Flush(kExitFlushTimeout); });
     return made;
   }();

@@ -2,12 +2,14 @@
 
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <sstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -301,6 +303,61 @@ bool CheckText(absl::string_view document, absl::string_view file_name,
   return true;
 }
 
+// Where a document begins: its mark, if it has one, and its first node.
+class DocumentPlace final : public YAML::EventHandler {
+ public:
+  const YAML::Mark& start() const { return start_; }
+  const YAML::Mark& node() const { return node_; }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    start_ = mark;
+    has_node_ = false;
+  }
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { TakeNode(mark); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { TakeNode(mark); }
+  void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
+                const std::string&) override {
+    TakeNode(mark);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {
+    TakeNode(mark);
+  }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {
+    TakeNode(mark);
+  }
+  void OnDocumentEnd() override {}
+  void OnSequenceEnd() override {}
+  void OnMapEnd() override {}
+
+ private:
+  void TakeNode(const YAML::Mark& mark) {
+    if (!has_node_) node_ = mark;
+    has_node_ = true;
+  }
+
+  YAML::Mark start_, node_;
+  bool has_node_ = false;
+};
+
+// Reports what follows the first document; false when nothing does. Two documents are asked for and
+// no more: at a stray comma yaml-cpp 0.7 makes documents of nothing for ever, of which
+// YAML::LoadAll would fill the memory.
+bool FindSecondDocument(const std::string& text, absl::string_view file_name,
+                        std::vector<std::string>* errors) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  DocumentPlace place;
+  if (!parser.HandleNextDocument(place) || !parser.HandleNextDocument(place)) return false;
+  const bool is_marked = place.start().pos != place.node().pos;
+  errors->push_back(
+      absl::StrCat(file_name, ":", place.node().line + 1, ":", place.node().column + 1,
+                   is_marked ? ": second YAML document; a configuration file has exactly one"
+                             : ": this text is behind the end of the YAML document"));
+  return true;
+}
+
 }  // namespace
 
 std::string Origin::ToString() const {
@@ -316,24 +373,18 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
               Origins* origins, std::vector<std::string>* errors) {
   if (!CheckText(text, file_name, errors)) return;
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    if (documents.size() > 1) {
-      const YAML::Mark mark = documents[1].Mark();
-      errors->push_back(
-          absl::StrCat(file_name, ":", mark.line + 1, ":", mark.column + 1,
-                       ": second YAML document; a configuration file has exactly one"));
-      return;
-    }
-    if (documents.empty() || documents[0].IsNull()) return;
-    if (!documents[0].IsMap()) {
-      const YAML::Mark mark = documents[0].Mark();
+    if (FindSecondDocument(std::string(text), file_name, errors)) return;
+    const YAML::Node document = YAML::Load(std::string(text));
+    if (document.IsNull()) return;
+    if (!document.IsMap()) {
+      const YAML::Mark mark = document.Mark();
       errors->push_back(absl::StrCat(file_name, ":", mark.line + 1, ":", mark.column + 1,
                                      ": the file is not a map of sections"));
       return;
     }
     Walker(Origin{.layer = std::string(file_name)}, /*named=*/true, config->GetDescriptor(),
            origins, errors)
-        .ReadSection(documents[0], "", config);
+        .ReadSection(document, "", config);
   } catch (const YAML::Exception& error) {
     errors->push_back(absl::StrCat(file_name, ":", error.mark.line + 1, ":", error.mark.column + 1,
                                    ": ", error.msg));

@@ -24,7 +24,7 @@ inline constexpr int kMaxNesting = 64;
 inline constexpr int kMaxLoops = 16;
 inline constexpr int kMaxExpressionDepth = 200;
 
-// Errors: INVALID_ARGUMENT "line 3, column 7: ...".
+// Errors: INVALID_ARGUMENT "line 3, column 7: ...". REQUIRES: `source` is UTF-8.
 absl::StatusOr<Body> Parse(absl::string_view source);
 
 }  // namespace quire::text::jinja
