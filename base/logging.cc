@@ -324,8 +324,8 @@ std::shared_ptr<const Destination> StandardError() {
   return std::make_shared<const Destination>(Destination{std::move(sink), Format::kText});
 }
 
-// The first line may come before the process has blocked the signals that a thread of its own takes;
-// none may come to the writer.
+// The first line may come before the process has blocked the signals that a thread of its own
+// takes; none may come to the writer.
 void StartWriter(LineQueue* queue) {
   sigset_t all, before;
   sigfillset(&all);
