@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "engine/output/output_stage.h"
+#include "engine/output/unread_answers.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/text_stage.h"
 #include "engine/step/engine_core.h"
@@ -33,6 +34,21 @@ std::size_t TableCapacity(const HotOptions& options, std::int32_t running) {
 // More than two steps and the ends of all live requests can add, twice.
 std::size_t RingItems(const HotOptions& options, std::int32_t running) {
   return 8 * (TableCapacity(options, running) + static_cast<std::size_t>(running)) + 128;
+}
+
+// The bound of its tenant: the lower a priority, the more urgent.
+absl::Status CheckPriority(const Request& request, const TenantLimits& limits) {
+  constexpr std::int32_t kMaxPriority = 100;
+  const std::int32_t most_urgent = limits.most_urgent_priority.value_or(request.priority);
+  if (request.priority >= most_urgent) return absl::OkStatus();
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat("priority is ", request.priority, ", tenant \"",
+                                              request.tenant, "\" may ask for ", most_urgent,
+                                              " to ", kMaxPriority, " (most_urgent_priority)")),
+      Reason::kBadParameter,
+      {{"field", "priority"},
+       {"value", absl::StrCat(request.priority)},
+       {"range", absl::StrCat(most_urgent, " to ", kMaxPriority)}});
 }
 
 // How long a caller that wants to see the pages waits for the end of a step.
@@ -94,9 +110,9 @@ class Engine::Impl {
     return stream;
   }
 
-  bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source,
+  bool Cancel(const Caller& caller, absl::string_view id, CancelSource source,
               const TokenStream* stream) {
-    const std::shared_ptr<AcceptedRequest> live = table_.Find(principal, id);
+    const std::shared_ptr<AcceptedRequest> live = table_.Find(caller, id);
     if (live == nullptr || (stream != nullptr && live->stream.get() != stream)) return false;
     PostCancel(live, source, {});
     return true;
@@ -122,6 +138,7 @@ class Engine::Impl {
   void SetHotOptions(const HotOptions& options) {
     queue_.SetLimits(options.max_queued_requests, options.max_queued_tokens);
     queue_.SetTenants(options.tenants);
+    text_.SetLimits(options);
     hot_.Set(options);
     hot_version_.fetch_add(1, std::memory_order_release);
     inbox_->Wake();
@@ -177,7 +194,7 @@ class Engine::Impl {
   absl::Status CheckRequest(const Request& request, const HotOptions& hot) const;
   absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
   std::shared_ptr<AcceptedRequest> MakeAccepted(Request request, const HotOptions& hot);
-  absl::Status TakePlace(const std::shared_ptr<AcceptedRequest>& live, const HotOptions& hot);
+  absl::Status TakePlace(const std::shared_ptr<AcceptedRequest>& live);
   void PostCancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source,
                   std::string text);
   absl::Status ShutdownError() const {
@@ -223,6 +240,7 @@ class Engine::Impl {
   EngineProbe probe_;
   AdmissionLimiter queue_;
   RequestTable table_;
+  const std::shared_ptr<UnreadAnswers> unread_ = std::make_shared<UnreadAnswers>();
   Published<HotOptions> hot_;
   std::atomic<std::uint64_t> hot_version_{0};
   std::uint64_t taken_hot_version_ = 0;  // engine thread only, as the next two
@@ -274,6 +292,7 @@ void Engine::Impl::Loop() {
       core_.EndAll(now);
     }
     core_.Expire(now);
+    unread_->Expire(now, step_options_.slow_client_timeout);
     const bool ran = core_.Step(now);
     Deliver();
     if (!core_.fatal().ok()) FailDevice(now);
@@ -308,6 +327,9 @@ void Engine::Impl::HandleSignals(absl::Time now) {
 void Engine::Impl::Deliver() {
   core_.TakeOutput(&items_);
   PublishStats(clock_->Now());  // first: a client that sees its request end finds it in the numbers
+  for (const OutputItem& item : items_) {
+    if (item.kind == OutputItem::Kind::kRequestEnd) unread_->Add(item.request, item.time);
+  }
   output_.Push(&items_);
 }
 
@@ -379,7 +401,8 @@ bool Engine::Impl::EndWithoutCore() {
 
 // Without a step that is due the time does not count against liveness; what comes has all of it.
 void Engine::Impl::Sleep() {
-  const absl::Time wake = core_.NextWake();
+  const absl::Time wake =
+      std::min(core_.NextWake(), unread_->NextExpiry(step_options_.slow_client_timeout));
   const bool is_idle = !core_.awaits_step();
   is_idle_.store(is_idle, std::memory_order_release);
   inbox_->Wait(wake == absl::InfiniteFuture()
@@ -400,7 +423,6 @@ absl::Status Engine::Impl::PrepareHotOptions(const HotOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckHotOptions(options_, options, cache_->page_size()));
   const std::int32_t running = options_.max_running_sequences;
   try {
-    text_.Reserve(static_cast<std::size_t>(options.max_queued_requests));
     output_.Reserve(RingItems(options, running));
     table_.Reserve(TableCapacity(options, running));
   } catch (const std::bad_alloc&) {
@@ -444,6 +466,7 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
   QUIRE_RETURN_IF_ERROR(Validate(request.sampling, hot.limits));
   QUIRE_RETURN_IF_ERROR(Validate(request.stopping, hot.limits));
   QUIRE_RETURN_IF_ERROR(Validate(request.output, hot.limits));
+  QUIRE_RETURN_IF_ERROR(CheckPriority(request, hot.tenants.Of(request.tenant)));
   if (request.sampling.choice_count > hot.max_running_sequences) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat(
                           "sampling.choice_count is ", request.sampling.choice_count, ", at most ",
@@ -466,20 +489,20 @@ std::shared_ptr<AcceptedRequest> Engine::Impl::MakeAccepted(Request request,
   auto stream = std::make_shared<TokenStream>();
   stream->SetDrainedCallback(options_.stream_queue_tokens, [inbox = inbox_] { inbox->Wake(); });
   const std::uint64_t arrival = next_arrival_.fetch_add(1);
+  stream->SetReadCallback([unread = std::weak_ptr(unread_), arrival] {
+    if (const std::shared_ptr<UnreadAnswers> alive = unread.lock()) alive->Remove(arrival);
+  });
   return std::make_shared<AcceptedRequest>(std::move(request), arrival,
                                            arrival % output_.num_workers(), std::move(stream));
 }
 
 // Its places in the queue and with the text workers, or neither.
-absl::Status Engine::Impl::TakePlace(const std::shared_ptr<AcceptedRequest>& live,
-                                     const HotOptions& hot) {
-  QUIRE_RETURN_IF_ERROR(queue_.EnterRequest(live->request.tenant));
-  if (text_.Submit(live)) return absl::OkStatus();
-  queue_.LeaveRequest(live->request.tenant);
-  return WithReason(absl::ResourceExhaustedError(
-                        absl::StrCat(hot.max_queued_requests, " prompts wait for tokenization")),
-                    Reason::kQueueFull, {{"limit", absl::StrCat(hot.max_queued_requests)}},
-                    queue_.RetryDelay());
+absl::Status Engine::Impl::TakePlace(const std::shared_ptr<AcceptedRequest>& live) {
+  const std::string& tenant = live->request.tenant;
+  QUIRE_RETURN_IF_ERROR(queue_.EnterRequest(tenant, unread_->CountsOf(tenant)));
+  absl::Status submitted = text_.Submit(live);
+  if (!submitted.ok()) queue_.LeaveRequest(tenant);
+  return submitted;
 }
 
 absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request request) {
@@ -490,8 +513,7 @@ absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request req
     return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"),
                       Reason::kTimeout, {{"stage", "queue"}, {"tokens", "0"}});
   }
-  QUIRE_RETURN_IF_ERROR(
-      table_.Insert(live, queue_.RetryDelay(), [&] { return TakePlace(live, *hot); }));
+  QUIRE_RETURN_IF_ERROR(table_.Insert(live, queue_.RetryDelay(), [&] { return TakePlace(live); }));
   inbox_->Post({.kind = Signal::Kind::kArrived, .request = live});
   return live->stream;
 }
@@ -566,9 +588,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
 absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Accept(Request request) {
   return impl_->Accept(std::move(request));
 }
-bool Engine::Cancel(absl::string_view principal, absl::string_view id, CancelSource source,
+bool Engine::Cancel(const Caller& caller, absl::string_view id, CancelSource source,
                     const TokenStream* stream) {
-  return impl_->Cancel(principal, id, source, stream);
+  return impl_->Cancel(caller, id, source, stream);
 }
 absl::StatusOr<AbortResult> Engine::Abort(const AbortSelection& selection) {
   return impl_->Abort(selection);

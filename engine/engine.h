@@ -51,10 +51,12 @@ struct RequestInfo {
   absl::Time accept_time, deadline;
   std::int32_t prompt_tokens = 0, output_tokens = 0, kv_pages = 0, priority = 0;
   std::map<std::string, std::string> labels;
+
+  Caller caller() const { return {tenant, principal}; }
 };
 
 // Which requests AbortRequests ends: those that meet every criterion that is set. The ids are of
-// any principal; without ids `all` must say that this is meant.
+// any caller; without ids `all` must say that this is meant.
 struct AbortSelection {
   std::vector<std::string> ids = {};
   bool all = false;
@@ -86,11 +88,11 @@ class Engine {
   // arrives.
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request);
 
-  // Ends a live request of `principal`; false when there is none. The stream finishes with
+  // Ends a live request of `caller`; false when there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and its pages are free at the next step
   // boundary. With `stream` only the request that it came from: the reader of a request that is
   // over may still hold its last messages when another one has taken the id.
-  bool Cancel(absl::string_view principal, absl::string_view id, CancelSource source,
+  bool Cancel(const Caller& caller, absl::string_view id, CancelSource source,
               const TokenStream* stream = nullptr);
   // Ends them with CANCELLED / ABORTED_BY_ADMIN. INVALID_ARGUMENT / SELECTION_EMPTY without ids and
   // without `all`.
@@ -111,7 +113,7 @@ class Engine {
   // REQUIRES: PrepareHotOptions said OK to the same options.
   void SetHotOptions(const HotOptions& options);
 
-  std::vector<RequestInfo> ListRequests() const;  // by accept time, then id
+  std::vector<RequestInfo> ListRequests() const;  // by accept time, id, tenant
   EngineStats GetStats() const;
   // Made by the engine thread at the next step boundary, with no step in flight: for people who
   // look, not for every scrape. DEADLINE_EXCEEDED when no step ends within a second,

@@ -559,7 +559,7 @@ void Daemon::Impl::EndRevoked() {
   if (served == nullptr) return;
   for (const engine::RequestInfo& request : served->engine->ListRequests()) {
     if (authenticator_->StillHolds(request.principal, Scope::kGenerate)) continue;
-    served->engine->Cancel(request.principal, request.id, engine::CancelSource::kRevoked);
+    served->engine->Cancel(request.caller(), request.id, engine::CancelSource::kRevoked);
   }
 }
 

@@ -73,6 +73,7 @@ std::optional<OutputEvent> TokenStream::Take() {
     }
     event = std::move(events_.front());
     events_.pop_front();
+    num_taken_.fetch_add(1, std::memory_order_acq_rel);
     if (const auto* delta = std::get_if<DeltaEvent>(&*event)) {
       const std::int32_t before =
           unread_tokens_.fetch_sub(delta->num_tokens, std::memory_order_acq_rel);
@@ -83,9 +84,38 @@ std::optional<OutputEvent> TokenStream::Take() {
   return event;
 }
 
-bool TokenStream::finished() const {
+bool TokenStream::finished() {
+  bool is_first = false;
+  {
+    MutexLock lock(&mutex_);
+    if (!finish_called_ || !events_.empty()) return false;
+    is_first = !std::exchange(is_read_, true);
+  }
+  if (is_first && on_read_) on_read_();
+  return true;
+}
+
+bool TokenStream::is_complete() const {
   MutexLock lock(&mutex_);
-  return finish_called_ && events_.empty();
+  return finish_called_;
+}
+
+void TokenStream::Abandon(absl::Status status) {
+  std::deque<OutputEvent> dropped;
+  {
+    MutexLock lock(&mutex_);
+    if (!finish_called_ || is_read_) return;
+    dropped.swap(events_);
+    unread_tokens_.store(0, std::memory_order_release);
+    if (status_.ok()) status_ = std::move(status);
+  }
+  MutexLock lock(&abandoned_mutex_);
+  if (on_abandoned_) on_abandoned_();
+}
+
+void TokenStream::SetAbandonedCallback(std::function<void()> callback) {
+  MutexLock lock(&abandoned_mutex_);
+  on_abandoned_ = std::move(callback);
 }
 
 absl::Status TokenStream::status() const {

@@ -7,7 +7,8 @@
 //             index; nothing after Finish. Consecutive deltas of one index that were not taken yet
 //             are merged, so the memory of a slow reader is bounded by its tokens, and those by the
 //             scheduler, which does not run a sequence whose stream holds `capacity_tokens` unread
-//             tokens.
+//             tokens. What a reader leaves of a finished answer is given up after a while
+//             (UnreadAnswers).
 // Threads:    all methods thread-safe.
 // Lifetime:   shared by engine and reader; either may go first.
 
@@ -17,6 +18,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -104,7 +106,9 @@ class TokenStream {
   // Reader side. The next event, or nothing. When nothing is left and the stream is finished,
   // `finished()`.
   std::optional<OutputEvent> Take();
-  bool finished() const;  // Finish was called and every event was taken
+  // Finish was called and every event was taken. The first true ends the reading: until then the
+  // answer counts as unread.
+  bool finished();
   absl::Status status() const;
   Usage usage() const;
   // Called once each time something becomes available after Take returned nothing (or at once if
@@ -112,6 +116,14 @@ class TokenStream {
   // null removes it and returns after a running call has ended. Not from inside the callback.
   void SetReadyCallback(std::function<void()> callback);
 
+  // Called when the stream is given up while the reader is busy with something that it took, from
+  // the thread that gives up. Null removes it and returns after a running call has ended. Not from
+  // inside the callback.
+  void SetAbandonedCallback(std::function<void()> callback);
+
+  // Engine side, before the stream is handed out: `on_read` runs on the reading thread, once, when
+  // finished() is true for the first time.
+  void SetReadCallback(std::function<void()> on_read) { on_read_ = std::move(on_read); }
   // Engine side, before the stream is handed out: `on_drained` runs on the reading thread each time
   // a Take brings the unread tokens from `capacity_tokens` or more to below it.
   void SetDrainedCallback(std::int32_t capacity_tokens, std::function<void()> on_drained);
@@ -119,6 +131,12 @@ class TokenStream {
   std::int32_t unread_tokens() const { return unread_tokens_.load(std::memory_order_acquire); }
   // Take returned nothing since the last event was written.
   bool reader_waits() const;
+  // Events so far.
+  std::uint64_t num_taken() const { return num_taken_.load(std::memory_order_acquire); }
+  bool is_complete() const;  // Finish was called
+  // Drops what was not taken; nothing if the reader has come to the end or the stream is not
+  // complete. A stream that ended well now ends with `status`.
+  void Abandon(absl::Status status);
 
   absl::Status CheckIntegrity() const;
 
@@ -129,13 +147,18 @@ class TokenStream {
   Mutex callback_mutex_;
   std::deque<OutputEvent> events_ ABSL_GUARDED_BY(mutex_);
   std::atomic<std::int32_t> unread_tokens_{0};  // changed under mutex_
+  std::atomic<std::uint64_t> num_taken_{0};     // likewise
   bool reader_waits_ ABSL_GUARDED_BY(mutex_) = true;
   bool finish_called_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_read_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   Usage usage_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> callback_ ABSL_GUARDED_BY(callback_mutex_);
   std::int32_t capacity_tokens_ = 0;  // constant after SetDrainedCallback
   std::function<void()> on_drained_;  // constant after SetDrainedCallback
+  std::function<void()> on_read_;     // constant after SetReadCallback
+  Mutex abandoned_mutex_;
+  std::function<void()> on_abandoned_ ABSL_GUARDED_BY(abandoned_mutex_);
 };
 
 }  // namespace quire::engine

@@ -34,13 +34,17 @@ double RateMeter::PerSecond(absl::Time now) const {
   return static_cast<double>(sum) / seconds;
 }
 
-absl::Status AdmissionLimiter::Full(absl::string_view what, std::int64_t limit) const {
-  return WithReason(absl::ResourceExhaustedError(
-                        absl::StrCat("queue is full: ", requests_, " requests with ", tokens_,
-                                     " tokens wait, at most ", limit, " ", what, " may")),
+absl::Status AdmissionLimiter::Full(absl::string_view what, std::int64_t limit,
+                                    std::int32_t unread) const {
+  const std::string answers =
+      unread > 0 ? absl::StrCat(" and ", unread, " finished answers are not read") : "";
+  return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                        "queue is full: ", requests_, " requests with ", tokens_, " tokens wait",
+                        answers, ", at most ", limit, " ", what, " may")),
                     Reason::kQueueFull,
                     {{"queued_requests", absl::StrCat(requests_)},
                      {"queued_tokens", absl::StrCat(tokens_)},
+                     {"unread_answers", absl::StrCat(unread)},
                      {"limit", absl::StrCat(limit)}},
                     RetryDelayLocked());
 }
@@ -58,28 +62,37 @@ void AdmissionLimiter::SetTenants(const TenantOptions& tenants) {
   tenants_ = tenants;
 }
 
-// `more_tokens` 0: room for one more request is asked for.
-absl::Status AdmissionLimiter::CheckTenant(const std::string& tenant,
-                                           std::int64_t more_tokens) const {
-  const TenantLimits& limits = tenants_.Of(tenant);
-  const auto found = waiting_.find(tenant);
-  const Waiting waiting = found == waiting_.end() ? Waiting() : found->second;
-  const bool of_tokens = more_tokens > 0;
-  const std::int64_t value = of_tokens ? waiting.tokens : waiting.requests;
-  std::int64_t limit = std::numeric_limits<std::int64_t>::max();
-  if (of_tokens && limits.max_queued_tokens) limit = *limits.max_queued_tokens;
-  if (!of_tokens && limits.max_queued_requests) limit = *limits.max_queued_requests;
-  if ((of_tokens ? more_tokens : 1) <= limit - value) return absl::OkStatus();
-  const absl::string_view unit = of_tokens ? "prompt tokens" : "requests";
+absl::Status AdmissionLimiter::TenantFull(const std::string& tenant, absl::string_view what,
+                                          absl::string_view key, std::int64_t value,
+                                          std::int64_t limit) const {
   return WithReason(
-      absl::ResourceExhaustedError(absl::StrCat("tenant \"", tenant, "\" has ", value, " waiting ",
-                                                unit, ", at most ", limit, " may wait")),
+      absl::ResourceExhaustedError(absl::StrCat("tenant \"", tenant, "\" has ", value, " ", what,
+                                                ", at most ", limit, " may wait")),
       Reason::kTenantLimit,
       {{"tenant", tenant},
        {"limit", absl::StrCat(limit)},
        {"value", absl::StrCat(value)},
-       {"key", of_tokens ? "max_queued_tokens" : "max_queued_requests"}},
+       {"key", std::string(key)}},
       RetryDelayLocked());
+}
+
+absl::Status AdmissionLimiter::CheckTenantRequests(const std::string& tenant,
+                                                   std::int32_t unread) const {
+  const std::optional<std::int32_t> limit = tenants_.Of(tenant).max_queued_requests;
+  const auto found = waiting_.find(tenant);
+  const std::int32_t value = unread + (found == waiting_.end() ? 0 : found->second.requests);
+  if (!limit || value < *limit) return absl::OkStatus();
+  return TenantFull(tenant, unread > 0 ? "waiting requests and unread answers" : "waiting requests",
+                    "max_queued_requests", value, *limit);
+}
+
+absl::Status AdmissionLimiter::CheckTenantTokens(const std::string& tenant,
+                                                 std::int64_t more_tokens) const {
+  const std::optional<std::int64_t> limit = tenants_.Of(tenant).max_queued_tokens;
+  const auto found = waiting_.find(tenant);
+  const std::int64_t value = found == waiting_.end() ? 0 : found->second.tokens;
+  if (!limit || more_tokens <= *limit - value) return absl::OkStatus();
+  return TenantFull(tenant, "waiting prompt tokens", "max_queued_tokens", value, *limit);
 }
 
 void AdmissionLimiter::Count(const std::string& tenant, std::int32_t requests,
@@ -93,10 +106,12 @@ void AdmissionLimiter::Count(const std::string& tenant, std::int32_t requests,
   if (waiting.requests == 0 && waiting.tokens == 0) waiting_.erase(tenant);
 }
 
-absl::Status AdmissionLimiter::EnterRequest(const std::string& tenant) {
+absl::Status AdmissionLimiter::EnterRequest(const std::string& tenant, const UnreadCounts& unread) {
   MutexLock lock(&mutex_);
-  QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, 0));
-  if (requests_ >= max_requests_) return Full("requests", max_requests_);
+  QUIRE_RETURN_IF_ERROR(CheckTenantRequests(tenant, unread.of_tenant));
+  if (requests_ >= max_requests_ - unread.total) {
+    return Full("requests", max_requests_, unread.total);
+  }
   Count(tenant, 1, 0);
   return absl::OkStatus();
 }
@@ -116,8 +131,8 @@ absl::Status AdmissionLimiter::AddTokens(const std::string& tenant, std::int64_t
         Reason::kNeverFits,
         {{"prompt_tokens", absl::StrCat(tokens)}, {"limit", absl::StrCat(most)}});
   }
-  QUIRE_RETURN_IF_ERROR(CheckTenant(tenant, tokens));
-  if (tokens > max_tokens_ - tokens_) return Full("tokens", max_tokens_);
+  QUIRE_RETURN_IF_ERROR(CheckTenantTokens(tenant, tokens));
+  if (tokens > max_tokens_ - tokens_) return Full("tokens", max_tokens_, /*unread=*/0);
   Count(tenant, 0, tokens);
   return absl::OkStatus();
 }
@@ -132,15 +147,20 @@ void AdmissionLimiter::RemoveTokens(const std::string& tenant, std::int64_t toke
   Count(tenant, 0, -tokens);
 }
 
-void AdmissionLimiter::Update(std::int64_t uncached_tokens, double tokens_per_second) {
+void AdmissionLimiter::Update(const WorkAhead& ahead) {
   MutexLock lock(&mutex_);
-  uncached_tokens_ = uncached_tokens;
-  rate_ = tokens_per_second;
+  ahead_ = ahead;
 }
 
 absl::Duration AdmissionLimiter::RetryDelayLocked() const {
-  if (rate_ <= 0) return absl::Seconds(RateMeter::kWindowSeconds);
-  return absl::Seconds(static_cast<double>(uncached_tokens_) / rate_);
+  const double of_all = ahead_.prompt_tokens_per_second + ahead_.output_tokens_per_second;
+  if (of_all <= 0) return absl::Seconds(RateMeter::kWindowSeconds);
+  // A rate of zero says only that there was no work of that kind.
+  const auto time = [of_all](std::int64_t tokens, double rate) {
+    return absl::Seconds(static_cast<double>(tokens) / (rate > 0 ? rate : of_all));
+  };
+  return std::max({kMinRetryDelay, time(ahead_.prompt_tokens, ahead_.prompt_tokens_per_second),
+                   time(ahead_.output_tokens, ahead_.output_tokens_per_second)});
 }
 
 absl::Duration AdmissionLimiter::RetryDelay() const {

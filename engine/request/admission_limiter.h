@@ -1,7 +1,8 @@
 #pragma once
 
 // The door of the engine: how many requests and tokens may wait, in all and of each tenant, and
-// when to come back if that is too many. The waiting requests themselves are the scheduler's.
+// when to come back if that is too many. Finished answers that are not read take places of those
+// that may wait. The waiting requests themselves are the scheduler's.
 //
 // Place:      asked by Accept (requests) and text workers (tokens); told by the engine thread.
 // Invariants: 0 <= queued_requests <= max_queued_requests; 0 <= queued_tokens <= max_queued_tokens;
@@ -41,6 +42,23 @@ class RateMeter {
   absl::Time start_ = absl::InfiniteFuture();  // the first event
 };
 
+// What the engine has to do for the requests that it has, and how fast it does such work.
+struct WorkAhead {
+  std::int64_t prompt_tokens = 0;  // that no cache holds, of requests that wait
+  std::int64_t output_tokens = 0;  // expected, of requests that run and that wait
+  double prompt_tokens_per_second = 0;
+  double output_tokens_per_second = 0;
+};
+
+// No refusal says less: who comes back at once finds what refused him.
+inline constexpr absl::Duration kMinRetryDelay = absl::Seconds(1);
+
+// Finished answers that are not read, which the limits of requests hold too (UnreadAnswers).
+struct UnreadCounts {
+  std::int32_t total = 0;
+  std::int32_t of_tenant = 0;
+};
+
 class AdmissionLimiter {
  public:
   AdmissionLimiter(std::int32_t max_requests, std::int64_t max_tokens)
@@ -57,15 +75,16 @@ class AdmissionLimiter {
 
   // RESOURCE_EXHAUSTED / TENANT_LIMIT or QUEUE_FULL with the numbers and a retry delay when there
   // is no room.
-  absl::Status EnterRequest(const std::string& tenant);
+  absl::Status EnterRequest(const std::string& tenant, const UnreadCounts& unread);
   absl::Status AddTokens(const std::string& tenant, std::int64_t tokens);
   // The first step or the end of a request.
   void LeaveRequest(const std::string& tenant);
   void RemoveTokens(const std::string& tenant, std::int64_t tokens);
 
   // From the engine thread, once per step.
-  void Update(std::int64_t uncached_tokens, double tokens_per_second);
-  // Queued uncached tokens over the mean rate; the window's length when nothing ran in it.
+  void Update(const WorkAhead& ahead);
+  // How long the work ahead takes at the rates of late, the prompts and the outputs side by side;
+  // the window's length when nothing ran in it. Never less than kMinRetryDelay.
   absl::Duration RetryDelay() const;
 
   std::int32_t queued_requests() const;
@@ -80,9 +99,14 @@ class AdmissionLimiter {
   // The counts change by so much; a tenant without a waiting request is forgotten.
   void Count(const std::string& tenant, std::int32_t requests, std::int64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Full(absl::string_view what, std::int64_t limit) const
+  absl::Status Full(absl::string_view what, std::int64_t limit, std::int32_t unread) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckTenant(const std::string& tenant, std::int64_t more_tokens) const
+  absl::Status CheckTenantRequests(const std::string& tenant, std::int32_t unread) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckTenantTokens(const std::string& tenant, std::int64_t more_tokens) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TenantFull(const std::string& tenant, absl::string_view what, absl::string_view key,
+                          std::int64_t value, std::int64_t limit) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration RetryDelayLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -95,8 +119,7 @@ class AdmissionLimiter {
   std::int64_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   TenantOptions tenants_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by tenant; sums to the above
-  std::int64_t uncached_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
-  double rate_ ABSL_GUARDED_BY(mutex_) = 0;
+  WorkAhead ahead_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::engine

@@ -39,8 +39,15 @@ struct CacheParams {
   std::string salt;
 };
 
+// Whose a request is: no other caller sees it. One principal may speak for several tenants, and a
+// tenant may have several principals.
+struct Caller {
+  std::string tenant;
+  std::string principal;  // the authenticated caller
+};
+
 struct Request {
-  std::string id;         // unique among live requests of one principal
+  std::string id;         // unique among live requests of one caller
   std::string principal;  // the authenticated caller
   std::string tenant = "default";
   std::string model;
@@ -56,6 +63,7 @@ struct Request {
   absl::Duration queue_timeout = absl::InfiniteDuration();  // until the first step
   std::map<std::string, std::string> labels;
 
+  Caller caller() const { return {tenant, principal}; }
   std::uint32_t choices() const { return static_cast<std::uint32_t>(sampling.choice_count); }
 };
 

@@ -12,12 +12,12 @@ namespace quire::engine {
 absl::Status RequestTable::Insert(std::shared_ptr<AcceptedRequest> accepted,
                                   absl::Duration retry_delay,
                                   absl::FunctionRef<absl::Status()> admit) {
-  Key key(accepted->request.principal, accepted->request.id);
+  Key key = KeyOf(accepted->request.caller(), accepted->request.id);
   MutexLock lock(&mutex_);
   if (requests_.contains(key)) {
-    return WithReason(
-        absl::AlreadyExistsError(absl::StrCat("request id \"", key.second, "\" is in use")),
-        Reason::kRequestIdInUse);
+    return WithReason(absl::AlreadyExistsError(
+                          absl::StrCat("request id \"", accepted->request.id, "\" is in use")),
+                      Reason::kRequestIdInUse);
   }
   if (requests_.size() >= capacity_) {
     return WithReason(absl::ResourceExhaustedError(absl::StrCat(
@@ -37,14 +37,14 @@ void RequestTable::Reserve(std::size_t capacity) {
 
 void RequestTable::Remove(const AcceptedRequest& accepted) {
   MutexLock lock(&mutex_);
-  requests_.erase(Key(accepted.request.principal, accepted.request.id));
+  requests_.erase(KeyOf(accepted.request.caller(), accepted.request.id));
   if (requests_.empty()) emptied_.NotifyAll();
 }
 
-std::shared_ptr<AcceptedRequest> RequestTable::Find(absl::string_view principal,
+std::shared_ptr<AcceptedRequest> RequestTable::Find(const Caller& caller,
                                                     absl::string_view id) const {
   MutexLock lock(&mutex_);
-  const auto it = requests_.find(Key(std::string(principal), std::string(id)));
+  const auto it = requests_.find(KeyOf(caller, id));
   return it == requests_.end() ? nullptr : it->second;
 }
 
@@ -56,8 +56,8 @@ std::vector<std::shared_ptr<AcceptedRequest>> RequestTable::All() const {
     for (const auto& [key, accepted] : requests_) all.push_back(accepted);
   }
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return std::tie(a->request.accept_time, a->request.id) <
-           std::tie(b->request.accept_time, b->request.id);
+    return std::tie(a->request.accept_time, a->request.id, a->request.tenant) <
+           std::tie(b->request.accept_time, b->request.id, b->request.tenant);
   });
   return all;
 }

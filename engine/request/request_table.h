@@ -1,10 +1,11 @@
 #pragma once
 
-// All live requests by who sent them and their id: from Accept until the stream is finished.
+// All live requests by their tenant, who sent them, and their id: from Accept until the stream is
+// finished.
 //
 // Place:      asked by Accept, Cancel, AbortRequests and ListRequests; the last output item
 //             removes.
-// Invariants: at most one live request per principal and id; at most `capacity` of them.
+// Invariants: at most one live request per tenant, principal and id; at most `capacity` of them.
 // Threads:    every method from any thread.
 // Lifetime:   the engine's.
 
@@ -12,7 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -37,13 +38,17 @@ class RequestTable {
   absl::Status Insert(std::shared_ptr<AcceptedRequest> accepted, absl::Duration retry_delay,
                       absl::FunctionRef<absl::Status()> admit);
   void Remove(const AcceptedRequest& accepted);
-  std::shared_ptr<AcceptedRequest> Find(absl::string_view principal, absl::string_view id) const;
-  std::vector<std::shared_ptr<AcceptedRequest>> All() const;  // by accept time, then id
+  std::shared_ptr<AcceptedRequest> Find(const Caller& caller, absl::string_view id) const;
+  std::vector<std::shared_ptr<AcceptedRequest>> All() const;  // by accept time, id, tenant
   // Waits until the table is empty; false when `timeout` (of the system's clock) passes first.
   bool WaitEmpty(absl::Duration timeout) const;
 
  private:
-  using Key = std::pair<std::string, std::string>;
+  using Key = std::tuple<std::string, std::string, std::string>;
+
+  static Key KeyOf(const Caller& caller, absl::string_view id) {
+    return {caller.tenant, caller.principal, std::string(id)};
+  }
 
   mutable Mutex mutex_;
   std::size_t capacity_ ABSL_GUARDED_BY(mutex_);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,13 +16,39 @@
 namespace quire::engine {
 namespace {
 
-absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const text::Tokenizer& tokenizer,
+absl::Status TooLong(absl::string_view at_least, std::size_t prompt_tokens, std::int32_t context) {
+  return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", at_least, prompt_tokens,
+                                                            " tokens, model context is ", context)),
+                    Reason::kPromptTooLong,
+                    {{"prompt_tokens", absl::StrCat(prompt_tokens)},
+                     {"max_context_tokens", absl::StrCat(context)}});
+}
+
+// truncate_prompt leaves the end of a prompt of any length.
+bool IsCut(const EngineOptions& options, const Request& request) {
+  return request.truncate_prompt && options.max_context_tokens > request.stopping.max_tokens;
+}
+
+// PROMPT_TOO_LONG for a text that no tokens make short enough, before anything of it is read: it
+// would take a text worker seconds to find their number.
+absl::Status CheckBytes(const EngineOptions& options, const text::Tokenizer& tokenizer,
+                        const Request& request, absl::string_view text) {
+  const std::optional<std::size_t> longest = tokenizer.max_token_bytes();
+  if (!longest || IsCut(options, request)) return absl::OkStatus();
+  const std::size_t fewest = (text.size() + *longest - 1) / *longest;
+  if (fewest < static_cast<std::size_t>(options.max_context_tokens)) return absl::OkStatus();
+  return TooLong("at least ", fewest, options.max_context_tokens);
+}
+
+absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const EngineOptions& options,
+                                                       const text::Tokenizer& tokenizer,
                                                        const Clock& clock, const Request& request,
                                                        std::string* rendered) {
   const auto& prompt = std::get<ChatPrompt>(request.prompt);
   QUIRE_ASSIGN_OR_RETURN(text::RenderedChat chat,
                          prompt.templates->Render(prompt.chat, clock.ToWall(request.accept_time)));
   *rendered = std::move(chat.text);
+  QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, *rendered));
   // The template prints what the tokenizer would add.
   return tokenizer.Encode(*rendered, {.add_special_tokens = false,
                                       .parse_special_tokens = prompt.parse_special_tokens,
@@ -49,9 +76,10 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
     return *ids;
   }
   if (std::holds_alternative<ChatPrompt>(request.prompt)) {
-    return TokensOfChat(tokenizer, clock, request, rendered);
+    return TokensOfChat(options, tokenizer, clock, request, rendered);
   }
   const auto& prompt = std::get<TextPrompt>(request.prompt);
+  QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, prompt.text));
   if (const auto offset = FirstInvalidUtf8(prompt.text); offset.has_value()) {
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("prompt text is not UTF-8 at byte ", *offset)),
@@ -59,14 +87,6 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
   }
   return tokenizer.Encode(prompt.text, {.add_special_tokens = prompt.add_special_tokens,
                                         .parse_special_tokens = prompt.parse_special_tokens});
-}
-
-absl::Status TooLong(std::size_t prompt_tokens, std::int32_t context) {
-  return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", prompt_tokens,
-                                                            " tokens, model context is ", context)),
-                    Reason::kPromptTooLong,
-                    {{"prompt_tokens", absl::StrCat(prompt_tokens)},
-                     {"max_context_tokens", absl::StrCat(context)}});
 }
 
 // Applies truncate_prompt and clips max_tokens, so that the answer fits the context.
@@ -77,10 +97,12 @@ absl::Status FitContext(const EngineOptions& options, const Request& request,
   const std::int32_t room = context - wanted;
   std::vector<std::int32_t>& tokens = prompt.tokens;
   const auto prompt_tokens = static_cast<std::int64_t>(tokens.size());
-  if (request.truncate_prompt && room > 0 && prompt_tokens > room) {
+  if (IsCut(options, request) && prompt_tokens > room) {
     tokens.erase(tokens.begin(), tokens.end() - room);
   }
-  if (tokens.size() >= static_cast<std::size_t>(context)) return TooLong(tokens.size(), context);
+  if (tokens.size() >= static_cast<std::size_t>(context)) {
+    return TooLong("", tokens.size(), context);
+  }
   const auto left = context - static_cast<std::int32_t>(tokens.size());
   prompt.max_tokens = std::min(wanted, left);
   prompt.clipped_by_context = wanted > left;
@@ -180,7 +202,7 @@ TextStage::TextStage(const EngineOptions& options, const CacheShape& shape,
       queue_(queue),
       probe_(probe),
       inbox_(std::move(inbox)),
-      jobs_(static_cast<std::size_t>(options.max_queued_requests)) {
+      prompts_(options.max_queued_requests, options.max_queued_bytes) {
   for (std::int32_t i = 0; i < options.text_threads; ++i) {
     workers_.emplace_back([this] { Work(); });
   }
@@ -190,12 +212,8 @@ TextStage::~TextStage() {
   Stop();
 }
 
-bool TextStage::Submit(std::shared_ptr<AcceptedRequest> accepted) {
-  return jobs_.TryPush(std::move(accepted));
-}
-
 void TextStage::Stop() {
-  jobs_.Close();
+  prompts_.Close();
   for (std::thread& worker : workers_) {
     if (worker.joinable()) worker.join();
   }
@@ -212,8 +230,8 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedReque
 
 void TextStage::Work() {
   SetThreadName("text");
-  while (std::optional<std::shared_ptr<AcceptedRequest>> job = jobs_.Pop()) {
-    Signal signal{.kind = Signal::Kind::kPrepared, .request = std::move(*job)};
+  while (std::shared_ptr<AcceptedRequest> next = prompts_.Pop()) {
+    Signal signal{.kind = Signal::Kind::kPrepared, .request = std::move(next)};
     if (!signal.request->cancel_requested.load(std::memory_order_acquire)) {
       const absl::Time start = clock_->Now();
       absl::StatusOr<std::unique_ptr<PreparedPrompt>> prompt = Prepare(*signal.request);

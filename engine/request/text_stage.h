@@ -4,17 +4,19 @@
 // count.
 //
 // Place:      between Accept and the engine's inbox.
-// Invariants: every job ends in one kPrepared signal, whatever happened to it.
+// Invariants: every prompt ends in one kPrepared signal, whatever happened to it; the prompts of
+//             the tenants are taken in turn.
 // Threads:    Submit from any thread; owns `num_workers` threads.
 // Lifetime:   tokenizer, queue and probe outlive it.
 
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/bounded_queue.h"
 #include "base/clock.h"
 #include "base/keyed_hash.h"
 #include "cache_manager/pool/page_demand.h"
@@ -24,6 +26,7 @@
 #include "engine/request/engine_probe.h"
 #include "engine/request/inbox.h"
 #include "engine/request/prepared_prompt.h"
+#include "engine/request/text_queue.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::engine {
@@ -50,10 +53,14 @@ class TextStage {
             std::shared_ptr<Inbox> inbox);
   ~TextStage();
 
-  // At least so many jobs may wait.
-  void Reserve(std::size_t jobs) { jobs_.Reserve(jobs); }
-  // False when too many jobs wait or the stage has stopped.
-  bool Submit(std::shared_ptr<AcceptedRequest> accepted);
+  // For prompts that come from now on.
+  void SetLimits(const HotOptions& options) {
+    prompts_.SetLimits(options.max_queued_requests, options.max_queued_bytes);
+  }
+  // Not OK when too many prompts wait or the stage has stopped; see TextQueue::Push.
+  absl::Status Submit(std::shared_ptr<AcceptedRequest> accepted) {
+    return prompts_.Push(std::move(accepted), queue_->RetryDelay());
+  }
   // Finishes what waits and joins the workers.
   void Stop();
 
@@ -69,7 +76,7 @@ class TextStage {
   AdmissionLimiter* const queue_;
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
-  BoundedQueue<std::shared_ptr<AcceptedRequest>> jobs_;
+  TextQueue prompts_;
   std::vector<std::thread> workers_;
 };
 

@@ -23,8 +23,9 @@ Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_si
   }
   Sequence* victim = nullptr;
   auto rank = [&](const Sequence& sequence) {
+    const ScheduledRequest& request = *sequence.request;
     return std::tuple(frees_pages(sequence), !IsSpared(sequence, page_size), sequence.skips,
-                      sequence.request->request.priority, sequence.admission);
+                      request.of_tenant->order(), request.request.priority, sequence.admission);
   };
   for (Sequence* sequence : running) {
     if (sequence == exempt || !sequence->active() || sequence->pages == 0) continue;

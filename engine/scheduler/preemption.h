@@ -22,7 +22,8 @@ inline constexpr std::int32_t kMaxPreemptions = 3;
 
 // The victim among `running`, which is sorted by admission: one whose preemption `frees_pages`
 // before those that share all of theirs; of these one whose stream is full first, since it makes no
-// progress anyway; then the highest priority number; then the latest admission.
+// progress anyway; then one of the tenant that comes last in TenantRequests::order; of its own the
+// highest priority number; then the latest admission.
 // Sequences with at most `page_size` tokens left, or preempted kMaxPreemptions times, are spared
 // while there is another. The one that needs the page may be the answer itself. Null when there is
 // no sequence to choose.

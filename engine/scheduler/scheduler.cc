@@ -266,9 +266,11 @@ void Scheduler::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
   prompt_budget_ -= num_tokens;
 }
 
-// The prompts that are being computed, in the order in which the step serves them. Shortest first,
-// so that a long one does not hold up the first tokens of short ones; by age now and then, so that
-// it gets on whatever else comes.
+// The prompts that are being computed, in the order in which the step serves them: those of each
+// tenant by their rank, the first ones of all tenants before the second ones, so that no tenant's
+// priority puts its prompts before those of another one. Shortest first, so that a long one does
+// not hold up the first tokens of short ones; by age now and then, so that it gets on whatever else
+// comes.
 void Scheduler::OrderPrompts() {
   prompts_.clear();
   for (Sequence* sequence : running_) {
@@ -276,11 +278,22 @@ void Scheduler::OrderPrompts() {
     if (sequence->launched() < sequence->total()) prompts_.push_back(sequence);
   }
   if (prompts_.empty()) return;
-  const auto key = [](const Sequence* sequence) {
-    return std::tuple(RankOf(*sequence), sequence->admission, sequence->choice);
+  const auto begin = prompts_.begin() + (IsStepOfTheOldest() ? 1 : 0);
+  const auto sort_by = [&](const auto& key) {
+    std::sort(begin, prompts_.end(),
+              [&key](const Sequence* a, const Sequence* b) { return key(*a) < key(*b); });
   };
-  const auto by_rank = [key](const Sequence* a, const Sequence* b) { return key(a) < key(b); };
-  std::sort(prompts_.begin() + (IsStepOfTheOldest() ? 1 : 0), prompts_.end(), by_rank);
+  sort_by([](const Sequence& sequence) {
+    return std::tuple(RankOf(sequence), sequence.admission, sequence.choice);
+  });
+  for (Sequence* sequence : prompts_) sequence->request->of_tenant->num_prompts = 0;
+  for (auto it = begin; it != prompts_.end(); ++it) {
+    (*it)->prompt_turn = (*it)->request->of_tenant->num_prompts++;
+  }
+  sort_by([](const Sequence& sequence) {
+    return std::tuple(sequence.prompt_turn, RankOf(sequence).length_class, sequence.admission,
+                      sequence.choice);
+  });
 }
 
 bool Scheduler::IsStepOfTheOldest() const {
@@ -291,13 +304,22 @@ Scheduler::PromptRank Scheduler::RankOf(const Sequence& sequence) {
   return {sequence.request->request.priority, LengthClass(sequence.total() - sequence.launched())};
 }
 
+// Whether a request with that rank, not admitted yet, comes before a prompt that is being computed.
+// Between tenants the length alone counts: which of them waits first was decided before.
+bool Scheduler::ComesBefore(const ScheduledRequest& request, const PromptRank& rank,
+                            const Sequence& sequence) {
+  const PromptRank other = RankOf(sequence);
+  const bool is_same_tenant = request.of_tenant == sequence.request->of_tenant;
+  return is_same_tenant ? rank < other : rank.length_class < other.length_class;
+}
+
 void Scheduler::PlanPrompts(absl::Time now) {
   OrderPrompts();
   bool comes_first = IsStepOfTheOldest();
   bool admits = true;
   for (Sequence* sequence : prompts_) {
     // Requests that wait pass longer prompts, but not the oldest one in its step.
-    if (!comes_first && admits) admits = AdmitBefore(RankOf(*sequence), now);
+    if (!comes_first && admits) admits = AdmitBefore(sequence, now);
     comes_first = false;
     const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
     const std::uint32_t chunk = ChunkTokens(sequence->launched(), sequence->total(), room);
@@ -309,7 +331,7 @@ void Scheduler::PlanPrompts(absl::Time now) {
     if (fork_pages > 0 && fork_pages_ + fork_pages > cache_->available_pages()) continue;
     AddChunk(*sequence, chunk);
   }
-  if (admits) AdmitBefore(kLastRank, now);
+  if (admits) AdmitBefore(/*next=*/nullptr, now);
   if (!plan_.prefills.empty()) ++prompt_steps_;
 }
 

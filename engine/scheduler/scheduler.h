@@ -21,10 +21,10 @@
 // While rows decode, a step-time target bounds the prompt tokens of a step by the time that they
 // are expected to take (step_time_model.h). The first prompt of a step gets 8 even so.
 //
-// Order of admission: preempted sequences by age, then requests by (priority - steps aged,
-// deadline, class of length, arrival). The first that is blocked, or whose output worker is behind,
-// blocks the rest; one whose reader is behind steps aside, and so does one whose tenant has as many
-// running requests as it may.
+// Order of admission: preempted sequences by age, then the tenants in turn (TenantRequests::order),
+// the requests of each by (priority - steps aged, deadline, class of length, arrival). The first
+// that is blocked, or whose output worker is behind, blocks the rest; one whose reader is behind
+// steps aside, and so does one whose tenant has as many running requests as it may.
 //
 // Place:      between EngineCore and CacheManager. Takes and frees pages; never runs anything.
 // Invariants: CheckIntegrity(). A function of its calls: no clock, no hash order, no other thread.
@@ -36,7 +36,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -98,6 +97,9 @@ class Scheduler {
 
   std::int32_t waiting() const { return static_cast<std::int32_t>(waiting_.size()); }
   std::int64_t waiting_uncached_tokens() const { return waiting_uncached_tokens_; }
+  // Of the requests that wait: their choices, and the tokens that these may have at most.
+  std::int64_t waiting_choices() const { return waiting_choices_; }
+  std::int64_t waiting_output_tokens() const { return waiting_output_tokens_; }
   bool has_work() const { return !waiting_.empty() || !preempted_.empty() || !running_.empty(); }
   // Whether the next step needs nothing from outside the engine: a sequence could run, or a request
   // start. False where all that has rows belongs to clients that do not read: it keeps rows and
@@ -151,14 +153,15 @@ class Scheduler {
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
   std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
-  // What is less is served first.
+  // Of the prompts of one tenant, what is less is served first.
   struct PromptRank {
     std::int64_t level = 0;          // priority, less intervals waited before the admission
     std::uint32_t length_class = 0;  // of the tokens left to compute
     auto operator<=>(const PromptRank&) const = default;
   };
-  static constexpr PromptRank kLastRank{std::numeric_limits<std::int64_t>::max(), 0};
   static PromptRank RankOf(const Sequence& sequence);
+  static bool ComesBefore(const ScheduledRequest& request, const PromptRank& rank,
+                          const Sequence& sequence);
   void OrderPrompts();
   bool IsStepOfTheOldest() const;
   void PlanPrompts(absl::Time now);
@@ -166,7 +169,8 @@ class Scheduler {
   // Admission: scheduler_admission.cc.
   std::int32_t MaxRunning(const std::string& tenant) const;
   void LeaveTenant(ScheduledRequest& request);
-  bool AdmitBefore(const PromptRank& rank, absl::Time now);
+  bool AdmitBefore(const Sequence* next, absl::Time now);
+  void CountWaiting(const ScheduledRequest& request, std::int64_t by);
   bool HasRows(std::size_t rows) const;
   bool IsStillBlocked(const Sequence& sequence) const;
   void NoteBlocked(ScheduledRequest* request);
@@ -211,8 +215,11 @@ class Scheduler {
   std::uint32_t num_rows_ = 0;      // max_running_sequences at first; rows have their memory
   std::vector<std::uint32_t> free_rows_;
   std::uint64_t next_admission_ = 1;
+  std::uint64_t next_turn_ = 1;       // of a tenant
   std::uint32_t reserved_pages_ = 0;  // safe mode
   std::int64_t waiting_uncached_tokens_ = 0;
+  std::int64_t waiting_choices_ = 0;
+  std::int64_t waiting_output_tokens_ = 0;
   std::uint32_t budget_ = 0;         // tokens left in the step being planned
   std::uint32_t prompt_budget_ = 0;  // of those, for prompts
   std::uint32_t fork_pages_ = 0;     // that the forks after the step being planned will take

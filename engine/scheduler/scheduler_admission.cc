@@ -23,10 +23,13 @@ void Scheduler::Add(ScheduledRequest* request) {
   Sequence& first = request->first();
   const std::uint32_t cached = MatchPrefix(first).num_tokens;
   request->uncached_tokens = first.total() - cached;
-  waiting_uncached_tokens_ += request->uncached_tokens;
+  CountWaiting(*request, 1);
   const std::string& tenant = request->request.tenant;
   const auto [entry, is_new] = tenants_.try_emplace(tenant);
-  if (is_new) entry->second.max_running = MaxRunning(tenant);
+  if (is_new) {
+    entry->second.max_running = MaxRunning(tenant);
+    entry->second.turn = next_turn_++;
+  }
   for (const auto& sequence : request->sequences) Enter(*sequence, SequenceState::kQueued);
   request->of_tenant = &entry->second;
   ++request->of_tenant->live;
@@ -34,14 +37,22 @@ void Scheduler::Add(ScheduledRequest* request) {
   RefreshState(*request);
 }
 
+// `by` 1: it begins to wait, -1: it does not any more.
+void Scheduler::CountWaiting(const ScheduledRequest& request, std::int64_t by) {
+  const std::int64_t choices = request.choices();
+  waiting_uncached_tokens_ += by * request.uncached_tokens;
+  waiting_choices_ += by * choices;
+  waiting_output_tokens_ += by * choices * request.prompt.max_tokens;
+}
+
 std::int32_t Scheduler::MaxRunning(const std::string& tenant) const {
   return options_.tenants.Of(tenant).max_running_requests.value_or(
       std::numeric_limits<std::int32_t>::max());
 }
 
-// Admits requests, in their order, while they come before `rank`. False when no further one can be
-// admitted in this step.
-bool Scheduler::AdmitBefore(const PromptRank& rank, absl::Time now) {
+// Admits requests, in their order, while they come before the prompt `next`, or all if that is
+// null. False when no further one can be admitted in this step.
+bool Scheduler::AdmitBefore(const Sequence* next, absl::Time now) {
   // Under overload this is the rule; a sequence runs then, so no request is stuck.
   while (HasRows(1) && budget_ > 0 && prompt_budget_ > 0) {
     const auto preempted =
@@ -52,7 +63,7 @@ bool Scheduler::AdmitBefore(const PromptRank& rank, absl::Time now) {
     const PromptRank candidate =
         is_new ? PromptRank{waiting_.LevelOf(request), LengthClass(request->uncached_tokens)}
                : RankOf(**preempted);
-    if (candidate >= rank) return true;
+    if (next != nullptr && !ComesBefore(*request, candidate, *next)) return true;
     // No request overtakes it: a worker that is behind has that room again within a few steps.
     if (is_new && !IsOutputReady(*request)) return false;
     const Admission admission = TryAdmit(is_new ? request->first() : **preempted);
@@ -62,7 +73,7 @@ bool Scheduler::AdmitBefore(const PromptRank& rank, absl::Time now) {
     }
     if (!is_new) continue;
     waiting_.Remove(request);
-    waiting_uncached_tokens_ -= request->uncached_tokens;
+    CountWaiting(*request, -1);
     plan_.started.push_back(request);
   }
   return false;
@@ -159,6 +170,7 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   if (request.was_scheduled) return;
   request.was_scheduled = true;
   ++request.of_tenant->running;
+  request.of_tenant->turn = next_turn_++;
   cache_->CountLookup(match, request.request.cache.skip_read ? 0 : sequence.prompt_tokens);
   request.cached_tokens = static_cast<std::int32_t>(match.num_tokens);
   sequence.high_water = match.num_tokens;

@@ -161,7 +161,7 @@ void Scheduler::Finish(Sequence& sequence) {
 
 void Scheduler::Remove(ScheduledRequest& request, bool invalidate) {
   if (!request.was_scheduled && waiting_.Remove(&request)) {
-    waiting_uncached_tokens_ -= request.uncached_tokens;
+    CountWaiting(request, -1);
   }
   for (const auto& sequence : request.sequences) {
     if (blocked_.sequence == sequence.get()) blocked_ = {};

@@ -100,6 +100,7 @@ struct Sequence {
   std::uint32_t high_water = 0;  // greatest computed so far; the parent's for a fork
   std::uint32_t pages = 0;       // as the cache manager says
   std::uint64_t admission = 0;   // number of the first admission; smaller is older
+  std::uint32_t prompt_turn = 0;  // among its tenant's prompts, in the step that is planned
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
   bool skips = false;        // its stream or output ring is full: not scheduled, pages kept

@@ -68,12 +68,14 @@ ScheduledRequest* WaitingRequests::Best(absl::Time now) {
     timers_.erase(timers_.begin());
     Age(request, now);
   }
-  const Place* best = nullptr;
+  const TenantRequests* first = nullptr;
+  ScheduledRequest* best = nullptr;
   for (const auto& [tenant, places] : by_tenant_) {
-    if (!tenant->may_start()) continue;
-    if (best == nullptr || *places.begin() < *best) best = &*places.begin();
+    if (!tenant->may_start() || (first != nullptr && first->order() < tenant->order())) continue;
+    first = tenant;
+    best = places.begin()->request;
   }
-  return best == nullptr ? nullptr : best->request;
+  return best;
 }
 
 absl::Status WaitingRequests::CheckIntegrity() const {

@@ -20,9 +20,10 @@ inline std::uint32_t LengthClass(std::uint32_t tokens) {
   return static_cast<std::uint32_t>(std::bit_width(tokens)) / 2;
 }
 
-// The requests that were never admitted, in order of admission: by (priority minus one for each
-// aging interval waited, deadline, LengthClass of the tokens to compute, arrival), those of each
-// tenant apart, as a tenant may have to stand back. Where requests do not age their length does not
+// The requests that were never admitted, in order of admission: the tenants by
+// TenantRequests::order, the requests of each by (priority minus one for each aging interval
+// waited, deadline, LengthClass of the tokens to compute, arrival). So a priority or a deadline
+// orders the requests of its own tenant only. Where requests do not age their length does not
 // count, or a long one could wait for ever.
 //
 // Each request is moved when it ages, by a timer, so that nothing goes over all that wait.

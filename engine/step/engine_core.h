@@ -130,6 +130,7 @@ class EngineCore {
   // The numbers that it shows: engine_stats.cc.
   void RefreshGauge(ScheduledRequest& live);
   void AfterStep(const InFlightStep& flight, absl::Time collected);
+  std::int64_t ExpectedOutputTokens() const;
 
   const EngineOptions& options_;
   cache::CacheManager* const cache_;
@@ -154,6 +155,8 @@ class EngineCore {
   std::vector<ScheduledRequest*> to_fail_;
   std::vector<OutputItem> output_;
   RateMeter prompt_rate_, generation_rate_;
+  // Of choices that came to their end, the last the most.
+  std::optional<double> mean_answer_tokens_;
   EndCounts early_ends_{};
   std::int64_t steps_ = 0;
   std::int64_t overlap_steps_ = 0;

@@ -3,6 +3,7 @@
 #include "engine/step/engine_stats.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "engine/step/engine_core.h"
 
@@ -52,9 +53,30 @@ void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
       static_cast<std::uint32_t>(plan.decodes.size()) * kDecodeTokens;
   prompt_rate_.Add(now, plan.num_tokens - decode_tokens);
   generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
-  queue_->Update(scheduler_.waiting_uncached_tokens(),
-                 prompt_rate_.PerSecond(now) + generation_rate_.PerSecond(now));
+  queue_->Update({.prompt_tokens = scheduler_.waiting_uncached_tokens(),
+                  .output_tokens = ExpectedOutputTokens(),
+                  .prompt_tokens_per_second = prompt_rate_.PerSecond(now),
+                  .output_tokens_per_second = generation_rate_.PerSecond(now)});
   last_step_ = now;
+}
+
+// Of what runs and of what waits. An answer is expected to be as long as the ones that have ended
+// were on average, and never longer than it may be.
+std::int64_t EngineCore::ExpectedOutputTokens() const {
+  std::int64_t expected = 0;
+  const auto add = [&](const Sequence* sequence) {
+    if (sequence->finished()) return;
+    const double most = sequence->request->prompt.max_tokens;
+    const double length =
+        mean_answer_tokens_.has_value() ? std::min(*mean_answer_tokens_, most) : most;
+    expected += std::max(std::llround(length) - sequence->output_tokens(), 0LL);
+  };
+  for (const Sequence* sequence : scheduler_.running()) add(sequence);
+  for (const Sequence* sequence : scheduler_.preempted()) add(sequence);
+  const std::int64_t most = scheduler_.waiting_output_tokens();
+  if (!mean_answer_tokens_.has_value()) return expected + most;
+  const double choices = static_cast<double>(scheduler_.waiting_choices());
+  return expected + std::min<std::int64_t>(std::llround(choices * *mean_answer_tokens_), most);
 }
 
 EngineStats EngineCore::Stats(absl::Time now) const {

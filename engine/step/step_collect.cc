@@ -12,6 +12,9 @@
 namespace quire::engine {
 namespace {
 
+// After so many answers of another length the mean is most of the way there.
+constexpr double kAnswersInMean = 16;
+
 // The sequences that have ended since the launch and whose rows are not finite.
 std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
                                               const models::StepResult& result) {
@@ -303,6 +306,9 @@ void EngineCore::FillEnd(const Sequence& sequence, OutputItem* item) const {
 // The choice's pages go back at once; the request ends with its last choice.
 void EngineCore::FinishChoice(Sequence& sequence, absl::Time now) {
   ScheduledRequest& live = *sequence.request;
+  const double tokens = sequence.output_tokens();
+  const double mean = mean_answer_tokens_.value_or(tokens);
+  mean_answer_tokens_ = mean + (tokens - mean) / kAnswersInMean;
   scheduler_.Finish(sequence);
   if (live.live_choices > 0) {
     RefreshGauge(live);

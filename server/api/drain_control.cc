@@ -93,7 +93,7 @@ void DrainControl::Tick() {
 
 void DrainControl::EndAll(engine::Engine* engine) {
   for (const engine::RequestInfo& request : engine->ListRequests()) {
-    engine->Cancel(request.principal, request.id, engine::CancelSource::kShutdown);
+    engine->Cancel(request.caller(), request.id, engine::CancelSource::kShutdown);
   }
 }
 

@@ -36,8 +36,8 @@ absl::StatusOr<Accepted> Accept(const HandlerContext& context, const v1::Generat
   // A token that was revoked since the caller was asked: the reload that revoked it may have looked
   // for its requests before this one was there.
   if (!context.authenticator->StillHolds(call.principal, Scope::kGenerate)) {
-    accepted.model->engine->Cancel(call.principal, record->request_id,
-                                   engine::CancelSource::kRevoked);
+    accepted.model->engine->Cancel({call.tenant, call.principal}, record->request_id,
+                                   engine::CancelSource::kRevoked, accepted.stream.get());
   }
   return accepted;
 }
@@ -112,6 +112,10 @@ void Generation::SetReadyCallback(std::function<void()> callback) {
   stream_->SetReadyCallback(std::move(callback));
 }
 
+void Generation::SetAbandonedCallback(std::function<void()> callback) {
+  stream_->SetAbandonedCallback(std::move(callback));
+}
+
 bool Generation::TakeResponse(v1::GenerateResponse* message) {
   std::optional<engine::OutputEvent> event = stream_->Take();
   if (!event) return false;
@@ -126,18 +130,20 @@ bool Generation::TakeResponse(v1::GenerateResponse* message) {
 
 void Generation::Cancel() {
   const bool expired = context_.clock->Now() >= deadline_;
-  model_->engine->Cancel(record_.principal, record_.request_id,
+  model_->engine->Cancel({record_.tenant, record_.principal}, record_.request_id,
                          expired ? engine::CancelSource::kDeadline : engine::CancelSource::kClient,
                          stream_.get());
 }
 
 void Generation::Revoke() {
-  model_->engine->Cancel(record_.principal, record_.request_id, engine::CancelSource::kRevoked,
-                         stream_.get());
+  model_->engine->Cancel({record_.tenant, record_.principal}, record_.request_id,
+                         engine::CancelSource::kRevoked, stream_.get());
 }
 
 absl::Status Generation::Close() {
   QUIRE_CHECK(finished());
+  // Behind this call the transport's side of it may be gone.
+  stream_->SetAbandonedCallback(nullptr);
   absl::Status status = SanitizeInternalError(stream_->status());
   SetOutcome(status, &record_);
   const engine::Usage usage = stream_->usage();

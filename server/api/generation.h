@@ -66,6 +66,9 @@ class Generation {
 
   // See TokenStream::SetReadyCallback.
   void SetReadyCallback(std::function<void()> callback);
+  // See TokenStream::SetAbandonedCallback; for transports that know no end of their own to a write
+  // that the peer does not read. Close takes it away.
+  void SetAbandonedCallback(std::function<void()> callback);
   // Fills the next message; false when there is none now.
   bool TakeResponse(v1::GenerateResponse* message);
   // True when every message was taken and the request is over; then usage() is final.

@@ -104,6 +104,9 @@ engine::TenantLimits ToTenantLimits(const Limits& from) {
   if (from.has_max_running_requests()) limits.max_running_requests = from.max_running_requests();
   if (from.has_max_queued_requests()) limits.max_queued_requests = from.max_queued_requests();
   if (from.has_max_queued_tokens()) limits.max_queued_tokens = from.max_queued_tokens();
+  if (from.has_most_urgent_priority()) {
+    limits.most_urgent_priority = from.most_urgent_priority();
+  }
   return limits;
 }
 
@@ -256,6 +259,7 @@ void ReadEngine(const Config& config, DaemonOptions* options) {
   engine.max_queued_tokens = limits.has_max_queued_tokens()
                                  ? limits.max_queued_tokens()
                                  : std::numeric_limits<std::int64_t>::max();
+  engine.max_queued_bytes = limits.max_queued_bytes();
   if (limits.has_max_request_duration()) {
     engine.max_request_duration = ToDuration(limits.max_request_duration());
   }

@@ -57,6 +57,13 @@ class Rules {
                          " is larger than ",
                          Other("limits.max_tokens_per_request", limits.max_tokens_per_request())));
     }
+    // Else a prompt that may come could never wait.
+    const std::int64_t most = config_.tokenizer().max_input_bytes();
+    if (limits.max_queued_bytes() < most) {
+      Error("limits.max_queued_bytes",
+            absl::StrCat(Value("limits.max_queued_bytes", limits.max_queued_bytes()),
+                         " is smaller than ", Other("tokenizer.max_input_bytes", most)));
+    }
   }
 
   void CheckDevice() {
@@ -262,10 +269,10 @@ class Rules {
     return origin == origins_.end() ? "default" : origin->second.ToString();
   }
 
-  static std::string Value(absl::string_view path, int value) {
+  static std::string Value(absl::string_view path, std::int64_t value) {
     return absl::StrCat(path, " (", value, ")");
   }
-  std::string Other(const std::string& path, int value) const {
+  std::string Other(const std::string& path, std::int64_t value) const {
     const std::string origin = OriginOf(path);
     return absl::StrCat(path, " (", value, ", ",
                         origin == "default" ? "the default" : absl::StrCat("from ", origin), ")");

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -48,12 +49,14 @@ constexpr std::size_t kMaxReasonBytes = 256;
 
 // Tokens say where the page before ended, so that requests that end meanwhile shift nothing.
 std::string PageToken(const engine::RequestInfo& last) {
-  return absl::StrCat(absl::ToUnixNanos(last.accept_time), "/", last.id);
+  return absl::StrCat(absl::ToUnixNanos(last.accept_time), "/", last.id, "/", last.tenant);
 }
 
-bool IsAfter(const engine::RequestInfo& info, std::int64_t nanos, absl::string_view id) {
+// Ids have no slash; two tenants may have the same one.
+bool IsAfter(const engine::RequestInfo& info, std::int64_t nanos, absl::string_view id_and_tenant) {
   const std::int64_t accepted = absl::ToUnixNanos(info.accept_time);
-  return accepted > nanos || (accepted == nanos && info.id > id);
+  return accepted > nanos ||
+         (accepted == nanos && absl::StrCat(info.id, "/", info.tenant) > id_and_tenant);
 }
 
 absl::Status ListRequests(engine::Engine* engine, const Clock& clock,
@@ -70,27 +73,28 @@ absl::Status ListRequests(engine::Engine* engine, const Clock& clock,
       (slash == token.npos || !absl::SimpleAtoi(token.substr(0, slash), &nanos))) {
     return BadParameter("page_token", token, "empty, or as an answer gave it");
   }
-  const std::string last_id = token.empty() ? "" : token.substr(slash + 1);
+  const std::string last = token.empty() ? "" : token.substr(slash + 1);
   const std::int32_t asked = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
   const std::int32_t page_size = std::min(asked, kMaxListedRequests);
   std::vector<engine::RequestInfo> all = engine->ListRequests();
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.accept_time, a.id) < std::tie(b.accept_time, b.id);
+    return std::tuple(a.accept_time, absl::StrCat(a.id, "/", a.tenant)) <
+           std::tuple(b.accept_time, absl::StrCat(b.id, "/", b.tenant));
   });
-  const engine::RequestInfo* last = nullptr;
+  const engine::RequestInfo* shown = nullptr;
   for (const engine::RequestInfo& info : all) {
-    if (!token.empty() && !IsAfter(info, nanos, last_id)) continue;
+    if (!token.empty() && !IsAfter(info, nanos, last)) continue;
     v1::RequestInfo message;
     ToProto(info, clock, &message);
     if (request.state() != v1::REQUEST_STATE_UNSPECIFIED && request.state() != message.state()) {
       continue;
     }
     if (response->requests_size() == page_size) {
-      response->set_next_page_token(PageToken(*last));
+      response->set_next_page_token(PageToken(*shown));
       break;
     }
     *response->add_requests() = std::move(message);
-    last = &info;
+    shown = &info;
   }
   return absl::OkStatus();
 }

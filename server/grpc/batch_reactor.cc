@@ -225,6 +225,8 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
     abandoned = abandoned_;
   }
   if (abandoned) item->request->Cancel();
+  // A client that reads nothing of one answer for so long holds up all of them.
+  item->request->SetAbandonedCallback([self = self_] { self->call_->TryCancel(); });
   // The stream keeps its callback, and the callback both ends: OnDone breaks the circle. The item
   // is held weakly, or an item that ended would hold itself.
   item->request->SetReadyCallback([self = self_, weak_item = std::weak_ptr<Item>(item)] {

@@ -50,6 +50,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
     StartSendInitialMetadata();
     // The client may have gone while the request was being accepted.
     if (cancelled) request_->Cancel();
+    // The write under way ends with the call only; then the last look at the stream follows.
+    request_->SetAbandonedCallback([self] { self->call_->TryCancel(); });
     request_->SetReadyCallback([self] { self->Pump(); });
   }
 

@@ -326,8 +326,8 @@ class GenerationService::Impl final : public RawService {
                              v1::CancelResponse* response) {
     QUIRE_RETURN_IF_ERROR(CheckRequestId(request.request_id(), "request_id"));
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-    response->set_found(
-        served->engine->Cancel(caller.principal, request.request_id(), engine::CancelSource::kApi));
+    response->set_found(served->engine->Cancel({caller.tenant, caller.principal},
+                                               request.request_id(), engine::CancelSource::kApi));
     return absl::OkStatus();
   }
 

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "server/api/request_translator.h"
 #include "server/api/status_mapping.h"
+#include "server/config/live_config.h"
 #include "server/openai/openai_error.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -75,6 +76,12 @@ void OpenAiCall::Prepare(const std::string& body) {
 absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
   QUIRE_ASSIGN_OR_RETURN(OpenAiRequest request,
                          head_.is_chat ? ParseChatRequest(body) : ParseCompletionRequest(body));
+  // A longer list could never wait as a whole.
+  const std::int32_t most = context_.config->options()->engine.max_queued_requests;
+  if (request.prompts.size() > static_cast<std::size_t>(most)) {
+    return BadParameter("prompt", absl::StrCat(request.prompts.size(), " entries long"),
+                        absl::StrCat("at most ", most, " entries (limits.max_queued_requests)"));
+  }
   // As the last prompt's will be.
   const std::size_t others = request.prompts.size() - 1;
   const std::string& id = head_.request_id;

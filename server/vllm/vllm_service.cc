@@ -214,7 +214,7 @@ class VllmService::Impl final : public RawService {
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
     // Gateways also abort what has just ended by itself.
     for (const std::string& id : request.request_ids()) {
-      served->engine->Cancel(caller.principal, id, engine::CancelSource::kApi);
+      served->engine->Cancel({caller.tenant, caller.principal}, id, engine::CancelSource::kApi);
     }
     return absl::OkStatus();
   }

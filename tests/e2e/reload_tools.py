@@ -28,6 +28,7 @@ START = {
 # Hot keys whose effect is shown elsewhere.
 ELSEWHERE = {
     "auth.tokens_file": "tests/e2e/test_security.py",
+    "limits.max_queued_bytes": "tests/engine/text_stage_test.cc",  # needs a text worker that stands still
     "health.engine_stall_timeout": "tests/server/serving_state_test.cc",  # needs an engine that stalls
 }
 covered = set()

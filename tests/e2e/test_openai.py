@@ -95,6 +95,14 @@ def test_choices_stop_and_seed(client, model):
     assert many.choices[0].text == many.choices[1].text == complete(client, model).choices[0].text
 
 
+def test_the_longest_list_of_prompts_is_served_with_the_default_limits(client, model, stats):
+    """Answers so long that none ends while the others are being accepted and tokenized."""
+    with complete(client, model, prompt=[PROMPT] * 2048, max_tokens=400, stream=True) as stream:
+        assert next(iter(stream)).choices[0].index < 2048  # a refusal of one would be the answer
+        wait_until(lambda: stats().running_count + stats().waiting_count == 2048, "all of them are there")
+    wait_until(lambda: stats().running_count + stats().waiting_count == 0, "nothing is left of it")
+
+
 def test_logprobs(client, model):
     answer = complete(client, model, logprobs=3).choices[0]
     lists = answer.logprobs

@@ -92,7 +92,8 @@ def test_queue_timeout(live):
     "changes, reason",
     [
         ({"limits__max_request_duration": "1s"}, "TIMEOUT"),
-        ({"stream__slow_client_timeout": "1s"}, "SLOW_CLIENT"),
+        # What the engine has ended can be read for so long, too.
+        ({"stream__slow_client_timeout": "4s"}, "SLOW_CLIENT"),
     ],
 )
 def test_times_of_a_reader_that_does_not_read(live, changes, reason):
@@ -419,6 +420,19 @@ def test_limits_of_tenants(live, api, changes):
         live.write({"tenants.entries": "[{id: default, max_running_requests: 1, max_queued_requests: 1}]"})
     assert not live.reload().errors
     assert set(refusals_of_six(live)) == {"TENANT_LIMIT"}
+
+
+@covers("tenants.defaults.most_urgent_priority")
+def test_most_urgent_priority_of_tenants(live, api):
+    request = greedy(api, tokens=2)
+    request.priority = -6
+    assert len(live.ids(request)) == 2
+    live.set(tenants__defaults__most_urgent_priority="-5")
+    reason, metadata = live.refusal(request)[:2]
+    assert reason == "BAD_PARAMETER" and metadata["field"] == "priority"
+    assert metadata["value"] == "-6" and metadata["range"] == "-5 to 100"
+    request.priority = -5
+    assert len(live.ids(request)) == 2
 
 
 @covers("auth.anonymous_scopes")

@@ -482,6 +482,97 @@ def test_another_callers_request_cannot_be_cancelled(api, tmp_path, endless):
             assert failure(lambda: list(stream)).code() == grpc.StatusCode.CANCELLED
 
 
+def test_tenants_behind_one_gateway_do_not_meet(api, tmp_path, endless):
+    """One token, so one principal: the tenant in the metadata keeps the requests of the two apart."""
+    tokens = Files(tmp_path).write("tokens", token_line("gateway", "gateway", "generate"))
+    settings = ["auth.mode=token", f"auth.tokens_file={tokens}", "auth.trust_tenant_metadata=true", *endless]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        one = (*bearer("gateway"), ("quire-tenant", "one"))
+        two = (*bearer("gateway"), ("quire-tenant", "two"))
+        with daemon.channel() as channel, daemon.admin_channel() as admin_channel:
+            stub = api.GenerationServiceStub(channel)
+            admin = api.AdminServiceStub(admin_channel)
+            long = request_of(api, tokens=ENDLESS, request_id="same")
+            first = stub.Generate(long, metadata=one)
+            next(first)  # started
+            cancel = api.CancelRequest(request_id="same")
+            assert not stub.Cancel(cancel, metadata=two).found
+            second = stub.Generate(long, metadata=two)
+            next(second)
+            listed = admin.ListRequests(api.ListRequestsRequest()).requests
+            assert sorted((r.tenant, r.request_id) for r in listed) == [("one", "same"), ("two", "same")]
+            assert stub.Cancel(cancel, metadata=two).found
+            assert reason_of(failure(lambda: list(second)))[0] == "CANCELLED_BY_CALLER"
+            third = stub.Generate(long, metadata=two)
+            next(third)
+            # Operators see all of them, and name one.
+            assert admin.AbortRequests(api.AbortRequestsRequest(request_ids=["same"], tenant="two")).aborted_count == 1
+            assert reason_of(failure(lambda: list(third)))[0] == "ABORTED_BY_ADMIN"
+            listed = admin.ListRequests(api.ListRequestsRequest()).requests
+            assert [(r.tenant, r.request_id) for r in listed] == [("one", "same")]
+            next(first)  # still comes
+
+
+def long_answer(api, stream):
+    """An answer with more bytes than a connection buffers; it runs to its end though its client does not read."""
+    request = request_of(api, tokens=400)
+    request.sampling.choice_count, request.output.logprobs, request.output.stream = 8, 20, stream
+    return request
+
+
+def completed_count(daemon):
+    metrics = http_get(daemon.http_address, "/metrics")[1].decode()
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("quire_requests_completed_total"))
+
+
+@contextlib.contextmanager
+def unread_over_grpc(api, daemon, stream):
+    """Two calls whose client does not read. Without probes the window of a connection stays at 64 KiB."""
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.insecure_channel(daemon.grpc_address, options) for _ in range(2)]
+    calls = [api.GenerationServiceStub(c).Generate(long_answer(api, stream)) for c in channels]
+    yield
+    for call in calls:
+        assert failure(lambda call=call: list(call)).code() == grpc.StatusCode.CANCELLED
+    for channel in channels:
+        channel.close()
+
+
+@contextlib.contextmanager
+def unread_over_http(daemon):
+    body = {"prompt": PROMPT, "stream": True, "n": 16, "max_tokens": 400, "logprobs": 20, "ignore_eos": True}
+    text = json.dumps(body).encode()
+    address = next(json.loads(line) for line in daemon.lines if '"listening"' in line)["openai"]
+    host, port = address.rsplit(":", 1)
+    connections = [socket.socket() for _ in range(2)]
+    for connection in connections:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(text)}\r\n\r\n"
+        connection.sendall(head.encode() + text)
+    yield
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("how", ["grpc", "grpc stream", "openai stream"])
+def test_finished_answers_that_are_not_read_count_and_end(api, tmp_path, how):
+    settings = ["stream.slow_client_timeout=4s", "stream.queue_tokens=65536", "limits.max_queued_requests=2",
+                "openai.enabled=true", "openai.listen=127.0.0.1:0"]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        daemon.wait_serving()
+        unread = unread_over_http(daemon) if how == "openai stream" else unread_over_grpc(api, daemon, "stream" in how)
+        with daemon.channel() as channel, unread:
+            wait_until(lambda: completed_count(daemon) == 2, "both are finished")
+            error = failure(lambda: generate(api, channel))
+            reason, metadata, delay = reason_of(error)
+            assert error.code() == EXHAUSTED and reason == "QUEUE_FULL"
+            assert metadata["unread_answers"] == "2" and metadata["limit"] == "2" and delay >= 1
+            wait_until(lambda: generate(api, channel), "they have ended", not_yet=(grpc.RpcError,))
+        wait_until(lambda: daemon.log.count("unread answer ended") == 2, "two lines of the log")
+
+
 def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):
     files = Files(tmp_path)
     tokens = files.write("tokens", token_line("alice", "acme", "generate"))

@@ -562,20 +562,56 @@ TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
 
 TEST(AdmissionLimiterTest, QueueLimitsRefuseWithNumbers) {
   AdmissionLimiter queue(2, 100);
-  EXPECT_TRUE(queue.EnterRequest("t").ok());
-  EXPECT_TRUE(queue.EnterRequest("t").ok());
-  const absl::Status full = queue.EnterRequest("t");
+  EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
+  EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
+  const absl::Status full = queue.EnterRequest("t", {});
   EXPECT_EQ(ReasonOf(full), "QUEUE_FULL");
   EXPECT_EQ(GetErrorReason(full)->Find("limit"), "2");
   EXPECT_EQ(GetErrorReason(full)->retry_delay, absl::Seconds(10));
   EXPECT_TRUE(queue.AddTokens("t", 90).ok());
   EXPECT_EQ(ReasonOf(queue.AddTokens("t", 11)), "QUEUE_FULL");
-  queue.Update(/*uncached_tokens=*/500, /*tokens_per_second=*/200);
+  queue.Update({.prompt_tokens = 500, .prompt_tokens_per_second = 200});
   EXPECT_EQ(queue.RetryDelay(), absl::Milliseconds(2500));
+  queue.Update({.prompt_tokens = 500,
+                .output_tokens = 300,
+                .prompt_tokens_per_second = 200,
+                .output_tokens_per_second = 20});
+  EXPECT_EQ(queue.RetryDelay(), absl::Seconds(15));
+  queue.Update({.output_tokens = 300, .prompt_tokens_per_second = 100});
+  EXPECT_EQ(queue.RetryDelay(), absl::Seconds(3)) << "no output in the window";
+  queue.Update({.prompt_tokens = 1, .prompt_tokens_per_second = 100});
+  EXPECT_EQ(queue.RetryDelay(), absl::Seconds(1)) << "never at once";
   queue.LeaveRequest("t");
   queue.RemoveTokens("t", 90);
-  EXPECT_TRUE(queue.EnterRequest("t").ok());
+  EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
   EXPECT_TRUE(queue.AddTokens("t", 100).ok());
+}
+
+// Prompts of three tokens, answers of 300: nearly all of the time goes to decoding.
+TEST(AdmissionLimiterTest, RetryDelayCountsWhatIsDecodedAndWillBe) {
+  HarnessOptions options = MakeHarnessOptions({.usable_pages = 200, .max_rows = 4});
+  Harness harness(options);
+  for (int i = 0; i < 8; ++i) {
+    Request request = MakeRequest(absl::StrCat("r", i), {1, 2, 3}, 300);
+    request.stopping.ignore_eos = true;
+    harness.Submit(std::move(request));
+  }
+  // 4 rows, 10 steps a second: 40 tokens a second, and 8 answers of 300 tokens ahead.
+  for (int i = 0; i < 100; ++i) {
+    harness.Step();
+    harness.clock.Advance(absl::Milliseconds(100));
+  }
+  EXPECT_GT(harness.queue.RetryDelay(), absl::Seconds(40));
+  EXPECT_LT(harness.queue.RetryDelay(), absl::Seconds(60));
+  for (int i = 0; i < 300; ++i) {
+    harness.Step();
+    harness.clock.Advance(absl::Milliseconds(100));
+  }
+  // The second four have 200 tokens each left.
+  EXPECT_GT(harness.queue.RetryDelay(), absl::Seconds(15));
+  EXPECT_LT(harness.queue.RetryDelay(), absl::Seconds(25));
+  harness.RunUntilIdle();
+  EXPECT_EQ(harness.queue.RetryDelay(), absl::Seconds(1)) << "never at once";
 }
 
 TEST(AdmissionLimiterTest, RateIsTheMeanOfTheLastTenSeconds) {

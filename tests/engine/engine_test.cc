@@ -207,6 +207,28 @@ TEST_P(EngineTest, EchoAndPromptLogprobsComeFirst) {
   EXPECT_EQ(reading.prompt_bytes, "ello <eos>");
 }
 
+// The lower a priority, the more urgent.
+TEST_P(EngineTest, ATenantMayBeBoundInTheUrgencyThatItsCallersAskFor) {
+  Start([](EngineOptions& options, FakeRunnerOptions&) {
+    options.tenants.defaults.most_urgent_priority = -10;
+    options.tenants.entries["trusted"] = {};
+  });
+  Request urgent = MakeRequest("a", {1}, 5);
+  urgent.priority = -11;
+  const absl::Status too_urgent = Run(urgent).status;
+  EXPECT_EQ(ReasonOf(too_urgent), "BAD_PARAMETER");
+  EXPECT_EQ(too_urgent.message(),
+            "priority is -11, tenant \"default\" may ask for -10 to 100 (most_urgent_priority)");
+  EXPECT_EQ(GetErrorReason(too_urgent)->Find("field"), "priority");
+  EXPECT_EQ(GetErrorReason(too_urgent)->Find("value"), "-11");
+  EXPECT_EQ(GetErrorReason(too_urgent)->Find("range"), "-10 to 100");
+  urgent.priority = -10;
+  EXPECT_TRUE(Run(urgent).status.ok());
+  urgent.tenant = "trusted";
+  urgent.priority = -100;
+  EXPECT_TRUE(Run(urgent).status.ok());
+}
+
 TEST_P(EngineTest, RefusesAtTheDoor) {
   Start([](EngineOptions& options, FakeRunnerOptions&) {
     options.max_queued_requests = 3;
@@ -245,6 +267,9 @@ TEST_P(EngineTest, RefusesAtTheDoor) {
   Request other = MakeRequest("q0", {1}, 5);
   other.principal = "someone else";
   EXPECT_NE(ReasonOf(engine_->Accept(other).status()), "REQUEST_ID_IN_USE");
+  other.principal = "p";
+  other.tenant = "another";
+  EXPECT_NE(ReasonOf(engine_->Accept(other).status()), "REQUEST_ID_IN_USE");
   Gate(false);
   for (const auto& stream : streams) EXPECT_TRUE(ReadAll(*stream).status.ok());
   ExpectIdle();
@@ -267,9 +292,10 @@ TEST_P(EngineTest, CancelAbortAndListSeeLiveRequests) {
   const std::vector<RequestInfo> infos = engine_->ListRequests();
   ASSERT_EQ(infos.size(), 3);
   EXPECT_EQ(infos[0].principal, "p");
-  EXPECT_FALSE(engine_->Cancel("p", "x", CancelSource::kApi));
-  EXPECT_FALSE(engine_->Cancel("q", "a", CancelSource::kApi));
-  EXPECT_TRUE(engine_->Cancel("p", "a", CancelSource::kApi));
+  EXPECT_FALSE(engine_->Cancel({"a", "p"}, "x", CancelSource::kApi));
+  EXPECT_FALSE(engine_->Cancel({"a", "q"}, "a", CancelSource::kApi));
+  EXPECT_FALSE(engine_->Cancel({"b", "p"}, "a", CancelSource::kApi));
+  EXPECT_TRUE(engine_->Cancel({"a", "p"}, "a", CancelSource::kApi));
   EXPECT_EQ(ReasonOf(engine_->Abort({}).status()), "SELECTION_EMPTY");
   const auto aborted =
       engine_->Abort({.ids = {"b", "nobody"}, .tenant = {}, .reason_text = "maintenance"});
@@ -315,7 +341,7 @@ TEST_P(EngineTest, TheSnapshotOfThePagesNamesWhoUsesThem) {
   ASSERT_TRUE(report.ok());
   EXPECT_TRUE(report->failures.empty());
   EXPECT_EQ(report->num_checks, 4 + 3);  // one for each stream
-  for (const char* id : {"a", "b", "c"}) engine_->Cancel("p", id, CancelSource::kApi);
+  for (const char* id : {"a", "b", "c"}) engine_->Cancel({"default", "p"}, id, CancelSource::kApi);
   for (const auto& stream : streams) ReadAll(*stream);
   ExpectIdle();
 }
@@ -342,7 +368,7 @@ TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {
   const std::shared_ptr<TokenStream> stream = *engine_->Accept(std::move(request));
   ASSERT_TRUE(testing::WaitUntil(
       [this] { return engine_->ListRequests().at(0).state == RequestState::kPrefill; }));
-  EXPECT_TRUE(engine_->Cancel("p", "a", CancelSource::kApi));
+  EXPECT_TRUE(engine_->Cancel({"default", "p"}, "a", CancelSource::kApi));
   Gate(false);
   EXPECT_EQ(ReasonOf(ReadAll(*stream).status), "CANCELLED_BY_CALLER");
   ExpectIdle();
@@ -468,7 +494,8 @@ TEST_P(EngineTest, ScrapeKeepsTheConservationRules) {
         auto stream = engine_->Accept(
             MakeRequest(absl::StrCat(c, "-", i), MakePrompt(static_cast<unsigned>(i % 5), 60), 30));
         ASSERT_TRUE(stream.ok());
-        if (i % 4 == 0) engine_->Cancel("p", absl::StrCat(c, "-", i), CancelSource::kClient);
+        if (i % 4 == 0)
+          engine_->Cancel({"default", "p"}, absl::StrCat(c, "-", i), CancelSource::kClient);
         ReadAll(**stream);
       }
     });

@@ -20,6 +20,7 @@ class PreemptionTest : public ::testing::Test {
       requests_.push_back(std::make_unique<ScheduledRequest>(
           std::make_shared<AcceptedRequest>(Request{}, i, /*worker=*/0, /*output=*/nullptr)));
       requests_.back()->prompt.limit_tokens = 1000;
+      requests_.back()->of_tenant = &one_;
       Sequence& sequence = requests_.back()->first();
       sequence.Enter(SequenceState::kQueued);
       sequence.Enter(SequenceState::kPrefill);
@@ -39,6 +40,8 @@ class PreemptionTest : public ::testing::Test {
     }));
   }
 
+  TenantRequests one_{.live = 2, .running = 2, .turn = 2};
+  TenantRequests two_{.live = 1, .running = 1, .turn = 3};
   std::vector<std::unique_ptr<ScheduledRequest>> requests_;
   std::vector<Sequence*> running_;
 };
@@ -57,6 +60,16 @@ TEST_F(PreemptionTest, TakesFromOneNearItsEndBeforeOneThatFreesNothing) {
   running_[1]->computed = 990;
   EXPECT_EQ(Victim({true, true, true}), 2);
   EXPECT_EQ(Victim({true, true, false}), 1);
+}
+
+// A priority saves from its own tenant's requests only.
+TEST_F(PreemptionTest, TakesFromTheTenantThatRunsMost) {
+  requests_[2]->of_tenant = &two_;
+  EXPECT_EQ(Victim({true, true, true}), 1);
+  two_.running = 3;
+  EXPECT_EQ(Victim({true, true, true}), 2);
+  two_.running = 2;
+  EXPECT_EQ(Victim({true, true, true}), 2) << "its turn was the last";
 }
 
 }  // namespace

@@ -36,8 +36,8 @@ TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
   tenants.defaults.max_queued_requests = 3;
   tenants.entries["small"] = {.max_queued_requests = 1, .max_queued_tokens = 50};
   queue.SetTenants(tenants);
-  EXPECT_TRUE(queue.EnterRequest("small").ok());
-  ExpectRefusal(queue.EnterRequest("small"), "small", "1", "1", "max_queued_requests");
+  EXPECT_TRUE(queue.EnterRequest("small", {}).ok());
+  ExpectRefusal(queue.EnterRequest("small", {}), "small", "1", "1", "max_queued_requests");
   EXPECT_TRUE(queue.AddTokens("small", 30).ok());
   ExpectRefusal(queue.AddTokens("small", 21), "small", "50", "30", "max_queued_tokens");
   EXPECT_TRUE(queue.AddTokens("small", 20).ok());
@@ -48,18 +48,18 @@ TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
   EXPECT_FALSE(GetErrorReason(too_long)->retry_delay.has_value());
   EXPECT_EQ(too_long.message(),
             "prompt has 51 tokens, at most 50 of tenant \"small\" may wait (max_queued_tokens)");
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(queue.EnterRequest("unlisted").ok());
-  ExpectRefusal(queue.EnterRequest("unlisted"), "unlisted", "3", "3", "max_queued_requests");
-  EXPECT_TRUE(queue.EnterRequest("another").ok());
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(queue.EnterRequest("unlisted", {}).ok());
+  ExpectRefusal(queue.EnterRequest("unlisted", {}), "unlisted", "3", "3", "max_queued_requests");
+  EXPECT_TRUE(queue.EnterRequest("another", {}).ok());
   EXPECT_TRUE(queue.AddTokens("another", 900).ok());
   EXPECT_EQ(GetErrorReason(queue.AddTokens("another", 100))->name(), "QUEUE_FULL");
   EXPECT_TRUE(queue.CheckIntegrity().ok());
 
   queue.LeaveRequest("small");
   queue.RemoveTokens("small", 50);
-  EXPECT_TRUE(queue.EnterRequest("small").ok());
+  EXPECT_TRUE(queue.EnterRequest("small", {}).ok());
   queue.SetTenants({});
-  EXPECT_TRUE(queue.EnterRequest("small").ok());
+  EXPECT_TRUE(queue.EnterRequest("small", {}).ok());
   EXPECT_TRUE(queue.CheckIntegrity().ok());
 }
 

@@ -1,5 +1,5 @@
-// The order of admission against its definition: the least key of all that wait, sought anew each
-// time.
+// The order of admission against its definition: the first tenant of those that may start, and its
+// least key, sought anew each time.
 
 #include "engine/scheduler/waiting_requests.h"
 
@@ -17,7 +17,9 @@ namespace {
 
 class Queue {
  public:
-  explicit Queue(std::uint32_t seed) : random_(seed) {}
+  explicit Queue(std::uint32_t seed) : random_(seed) {
+    for (TenantRequests& tenant : tenants_) tenant.turn = ++turns_;
+  }
 
   void RunOne() {
     now_ += absl::Milliseconds(Below(40));
@@ -28,7 +30,11 @@ class Queue {
       if (!waiting_.empty()) Remove(waiting_[Below(waiting_.size())].get());
     } else if (choice < 75) {
       TenantRequests& tenant = tenants_[Below(tenants_.size())];
-      tenant.max_running = tenant.may_start() ? 0 : 1;
+      tenant.max_running = tenant.may_start() ? 0 : 1000;
+    } else if (choice < 80) {
+      TenantRequests& tenant = tenants_[Below(tenants_.size())];
+      tenant.running = static_cast<std::int32_t>(Below(3));
+      tenant.turn = ++turns_;
     } else if (choice < 76) {
       interval_ = absl::Milliseconds(100 * Below(4));
       requests_.SetAgingInterval(interval_);
@@ -72,7 +78,8 @@ class Queue {
       const std::int64_t interval = absl::ToInt64Milliseconds(interval_);
       const std::int64_t waited = absl::ToInt64Milliseconds(now_ - request.accept_time);
       const std::int64_t aged = interval > 0 ? waited / interval : 0;
-      return std::tuple(request.priority - aged, request.deadline, live.arrival);
+      return std::tuple(live.of_tenant->running, live.of_tenant->turn, request.priority - aged,
+                        request.deadline, live.arrival);
     };
     ScheduledRequest* best = nullptr;
     for (const auto& request : waiting_) {
@@ -87,6 +94,7 @@ class Queue {
   absl::Duration interval_ = absl::Milliseconds(100);
   std::array<TenantRequests, 4> tenants_;
   std::uint64_t arrivals_ = 0;
+  std::uint64_t turns_ = 0;
   std::vector<std::unique_ptr<ScheduledRequest>> waiting_;
   WaitingRequests requests_{interval_};
 };

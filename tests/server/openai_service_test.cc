@@ -385,6 +385,20 @@ TEST_F(OpenAiServiceTest, MalformedBodiesDisturbNobody) {
   EXPECT_THAT(whole.body, HasSubstr("data: [DONE]"));
 }
 
+class ShortQueueTest : public OpenAiServiceTest {
+ protected:
+  ShortQueueTest() : OpenAiServiceTest({"limits.max_queued_requests=3"}) {}
+};
+
+TEST_F(ShortQueueTest, AListThatCouldNeverWaitAsAWholeIsNoInvitationToTryAgain) {
+  const HttpReply reply = Complete({{"prompt", {"a", "b", "c", "d"}}, {"max_tokens", 1}});
+  EXPECT_EQ(reply.status, 400);
+  EXPECT_THAT(reply.body, HasSubstr("prompt is 4 entries long, it must be at most 3 entries "
+                                    "(limits.max_queued_requests)"));
+  EXPECT_THAT(reply.body, HasSubstr("\"param\":\"prompt\""));
+  EXPECT_EQ(Complete({{"prompt", {"a", "b", "c"}}, {"max_tokens", 1}}).status, 200);
+}
+
 class SlowReaderTest : public OpenAiServiceTest {
  protected:
   SlowReaderTest()

@@ -95,7 +95,8 @@ TEST_F(SecurityConfigTest, ValuesReachTheOptions) {
       Load({cert_, key_, ca_, "tls.refresh_interval=5s", "auth.mode=token", tokens_,
             "auth.anonymous_scopes=[metrics, generate]", "auth.trust_tenant_metadata=true",
             "tenants.defaults.max_running_requests=7",
-            "tenants.entries=[{id: a, max_queued_requests: 3}, {id: b, max_queued_tokens: 4096}]"});
+            "tenants.entries=[{id: a, max_queued_requests: 3, most_urgent_priority: -5},"
+            " {id: b, max_queued_tokens: 4096}]"});
   ASSERT_NE(config, nullptr) << errors_[0];
   const DaemonOptions options = ToOptions(*config);
   EXPECT_TRUE(options.tls.enabled());
@@ -110,6 +111,14 @@ TEST_F(SecurityConfigTest, ValuesReachTheOptions) {
   EXPECT_EQ(tenants.Of("a").max_queued_requests, 3);
   EXPECT_EQ(tenants.Of("a").max_running_requests, std::nullopt);
   EXPECT_EQ(tenants.Of("b").max_queued_tokens, 4096);
+  EXPECT_EQ(tenants.Of("a").most_urgent_priority, -5);
+  EXPECT_EQ(tenants.Of("b").most_urgent_priority, std::nullopt);
+}
+
+TEST_F(SecurityConfigTest, AnyPromptCanWaitForTokenization) {
+  EXPECT_EQ(Error({"limits.max_queued_bytes=8MiB"}),
+            "--set: limits.max_queued_bytes (8388608) is smaller than tokenizer.max_input_bytes "
+            "(16777216, the default)");
 }
 
 TEST_F(SecurityConfigTest, ListsOfTenantsAreCheckedKeyByKey) {

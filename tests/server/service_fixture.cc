@@ -119,7 +119,7 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
 
 ServiceTest::~ServiceTest() {
   for (const engine::RequestInfo& request : served().engine->ListRequests()) {
-    served().engine->Cancel(request.principal, request.id, engine::CancelSource::kShutdown);
+    served().engine->Cancel(request.caller(), request.id, engine::CancelSource::kShutdown);
   }
   listener_->Shutdown(MonotonicNow() + absl::Seconds(5));
 }

@@ -81,7 +81,7 @@ class VllmServiceTest : public ServiceTest {
 
   ~VllmServiceTest() override {
     for (const engine::RequestInfo& request : served().engine->ListRequests()) {
-      served().engine->Cancel(request.principal, request.id, engine::CancelSource::kShutdown);
+      served().engine->Cancel(request.caller(), request.id, engine::CancelSource::kShutdown);
     }
     vllm_listener_->Shutdown(MonotonicNow() + absl::Seconds(5));
   }

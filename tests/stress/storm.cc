@@ -261,7 +261,7 @@ void Storm::Stir() {
       case CancelSource::kApi:
       case CancelSource::kShutdown:
       case CancelSource::kRevoked:
-        if (now) engine_->Cancel("p", info.id, plan.source);
+        if (now) engine_->Cancel({"default", "p"}, info.id, plan.source);
         break;
     }
   }

@@ -162,6 +162,9 @@ TEST_P(ConformanceTest, PiecesHaveTheIdsAndOrderedSpans) {
     const auto pieces = tokenizer_->EncodeWithPieces(text, options);
     ASSERT_TRUE(ids.ok() && pieces.ok());
     ASSERT_EQ(ids->size(), pieces->size());
+    if (const auto longest = tokenizer_->max_token_bytes()) {
+      EXPECT_LE(text.size(), ids->size() * *longest) << recorded.at("name");
+    }
     std::int32_t last_begin = 0;
     for (std::size_t i = 0; i < pieces->size(); ++i) {
       const TokenPiece& piece = (*pieces)[i];

@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -180,6 +182,21 @@ TEST(TokenizerPropertyTest, ByteLevelModelsGiveTheTextBack) {
       ASSERT_EQ(*tokenizer->Decode(ids, false), text) << name << " " << Escaped(text);
     }
   }
+}
+
+// Where a token may stand for any number of bytes, as one of unknown characters or one that
+// swallows spaces, the length of a text says nothing about its tokens.
+TEST(TokenizerTest, ByteLevelModelsKnowTheLongestToken) {
+  for (const char* name : {"gpt2-bytelevel", "llama3-style", "tekken-style"}) {
+    const auto tokenizer = LoadCase(name);
+    std::size_t longest = 0;
+    for (std::int32_t id = 0; id < tokenizer->vocab_size(); ++id) {
+      longest = std::max(longest, tokenizer->TokenBytes(id).size());
+    }
+    EXPECT_EQ(tokenizer->max_token_bytes(), longest) << name;
+  }
+  EXPECT_EQ(LoadCase("llama2-sentencepiece")->max_token_bytes(), std::nullopt);
+  EXPECT_EQ(LoadCase("unigram-byte-fallback")->max_token_bytes(), std::nullopt);
 }
 
 TEST(TokenizerPropertyTest, StreamEqualsWholeForRandomIds) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "text/unicode/unicode.h"
 
 namespace quire::text {
 namespace {
@@ -96,6 +97,19 @@ Encoder& Encoder::operator=(Encoder&&) noexcept = default;
 std::optional<std::int32_t> Encoder::TokenToId(absl::string_view token) const {
   const auto added = parts_.added.TokenToId(token);
   return added ? added : parts_.model.TokenToId(token);
+}
+
+bool Encoder::covers_every_byte() const {
+  if (!parts_.normalizer.changes_nothing() || !parts_.splitter.maps_every_byte()) return false;
+  for (const AddedToken& token : parts_.added.tokens()) {
+    if (token.lstrip || token.rstrip) return false;
+  }
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool is_in_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
+    const absl::string_view text = ByteToUtf8(static_cast<std::uint8_t>(byte));
+    if (is_in_utf8 && !parts_.model.TokenToId(text)) return false;
+  }
+  return true;
 }
 
 absl::StatusOr<std::vector<EncodedToken>> Encoder::Encode(absl::string_view text,

@@ -56,6 +56,10 @@ class Encoder {
 
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
+  // Whether each byte of a text is in some token, which stands for no byte but its own: no stage
+  // rewrites or drops text, no added token swallows spaces, and every byte has a token.
+  bool covers_every_byte() const;
+
  private:
   struct Scratch;
   struct ScratchPool;

@@ -50,6 +50,15 @@ absl::StatusOr<Splitter::Behavior> Splitter::BehaviorOf(const formats::JsonValue
       "\", must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous"));
 }
 
+bool Splitter::maps_every_byte() const {
+  const auto maps = [](const Step& step) { return step.kind == Kind::kByteLevel; };
+  const auto drops = [](const Step& step) {
+    return step.kind == Kind::kMetaspace || step.behavior == Behavior::kRemoved;
+  };
+  return std::any_of(steps_.begin(), steps_.end(), maps) &&
+         std::none_of(steps_.begin(), steps_.end(), drops);
+}
+
 absl::Status Splitter::AddStep(const formats::JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
   if (type == "Sequence") {

@@ -50,6 +50,9 @@ class Splitter {
   // REQUIRES: list.text is tracked if needs_tracking(). `list.pieces` holds what is to be split.
   absl::Status Split(PieceList& list, RegexScratch& scratch) const;
 
+  // Every byte is in a piece, as a character of the byte-level alphabet.
+  bool maps_every_byte() const;
+
   // Metaspace with scheme first asks whether a piece begins at offset 0 of the input.
   bool needs_tracking() const { return needs_tracking_; }
 

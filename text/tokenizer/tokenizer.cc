@@ -284,7 +284,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabul
   return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
 }
 
-Tokenizer::Tokenizer(std::unique_ptr<TokenizerParts> parts) : parts_(std::move(parts)) {}
+Tokenizer::Tokenizer(std::unique_ptr<TokenizerParts> parts) : parts_(std::move(parts)) {
+  if (!parts_->encoder.covers_every_byte()) return;
+  std::size_t most = 1;
+  for (std::int32_t id = 0; id < vocab_size(); ++id) most = std::max(most, TokenBytes(id).size());
+  parts_->max_token_bytes = most;
+}
 Tokenizer::~Tokenizer() = default;
 
 absl::StatusOr<std::vector<std::int32_t>> Tokenizer::Encode(absl::string_view text,
@@ -338,6 +343,10 @@ absl::StatusOr<std::string> Tokenizer::Decode(std::span<const std::int32_t> ids,
 
 std::string Tokenizer::TokenBytes(std::int32_t id) const {
   return HasText(id) ? parts_->decoder.bytes(id) : std::string();
+}
+
+std::optional<std::size_t> Tokenizer::max_token_bytes() const {
+  return parts_->max_token_bytes;
 }
 
 std::int32_t Tokenizer::vocab_size() const {

@@ -112,6 +112,11 @@ class Tokenizer {
   // Raw bytes of one token as it decodes in the middle of a text; empty if !HasText(id).
   std::string TokenBytes(std::int32_t id) const;
 
+  // Most bytes of a text that one token can stand for, so that a text of n bytes has at least
+  // n / max_token_bytes() tokens; absent where it may be any number, because a stage drops or joins
+  // some of the text.
+  std::optional<std::size_t> max_token_bytes() const;
+
   std::int32_t vocab_size() const;      // greatest known id + 1
   bool HasText(std::int32_t id) const;  // false: out of range, or an id that no token has
   bool IsSpecial(std::int32_t id) const;

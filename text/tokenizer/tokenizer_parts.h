@@ -5,6 +5,7 @@
 // Place:    below Tokenizer only.
 // Threads:  a value; immutable once the Tokenizer has it.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +30,7 @@ struct TokenizerParts {
   std::optional<std::int32_t> pad_token_id = {};
   std::string sha256 = {};
   std::string kind = {};  // "BPE (tokenizer.json)"
+  std::optional<std::size_t> max_token_bytes = {};
 };
 
 // "<file>: <message>".

@@ -1,0 +1,78 @@
+#include "engine/request/text_queue.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "engine/request/engine_options.h"
+
+namespace quire::engine {
+
+void TextQueue::SetLimits(std::int32_t max_prompts, std::int64_t max_bytes) {
+  MutexLock lock(&mutex_);
+  max_prompts_ = max_prompts;
+  max_bytes_ = max_bytes;
+}
+
+absl::Status TextQueue::Push(std::shared_ptr<AcceptedRequest> request, absl::Duration retry_delay) {
+  const std::int64_t bytes = InputBytes(request->request);
+  const std::string& tenant = request->request.tenant;
+  {
+    MutexLock lock(&mutex_);
+    if (closed_) {
+      return WithReason(absl::UnavailableError("server is shutting down"), Reason::kServerShutdown,
+                        {}, retry_delay);
+    }
+    const bool is_full = prompts_ >= max_prompts_;
+    if (is_full || bytes > max_bytes_ - bytes_) {
+      const std::string limit =
+          is_full ? absl::StrCat(max_prompts_, " prompts") : absl::StrCat(max_bytes_, " bytes");
+      return WithReason(
+          absl::ResourceExhaustedError(absl::StrCat(prompts_, " prompts with ", bytes_,
+                                                    " bytes wait for tokenization, at most ", limit,
+                                                    " may; this one has ", bytes, " bytes")),
+          Reason::kQueueFull,
+          {{"queued_prompts", absl::StrCat(prompts_)},
+           {"queued_bytes", absl::StrCat(bytes_)},
+           {"limit", is_full ? absl::StrCat(max_prompts_) : absl::StrCat(max_bytes_)}},
+          retry_delay);
+    }
+    ++prompts_;
+    bytes_ += bytes;
+    std::deque<std::shared_ptr<AcceptedRequest>>& prompts = by_tenant_[tenant];
+    if (prompts.empty()) turns_.push_back(tenant);
+    prompts.push_back(std::move(request));
+  }
+  not_empty_.NotifyOne();
+  return absl::OkStatus();
+}
+
+std::shared_ptr<AcceptedRequest> TextQueue::Pop() {
+  MutexLock lock(&mutex_);
+  while (turns_.empty()) {
+    if (closed_) return nullptr;
+    not_empty_.Wait(&mutex_);
+  }
+  const auto of_tenant = by_tenant_.find(turns_.front());
+  std::shared_ptr<AcceptedRequest> request = std::move(of_tenant->second.front());
+  of_tenant->second.pop_front();
+  if (of_tenant->second.empty()) {
+    by_tenant_.erase(of_tenant);
+  } else {
+    turns_.push_back(turns_.front());
+  }
+  turns_.pop_front();
+  --prompts_;
+  bytes_ -= InputBytes(request->request);
+  return request;
+}
+
+void TextQueue::Close() {
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+  }
+  not_empty_.NotifyAll();
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,108 @@
+// Answers that are finished and not read: they count in a limit, and end.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/harness.h"
+#include "tests/engine/stream_reader.h"
+#include "tests/testing/waiting.h"
+
+namespace quire::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string ReasonOf(const absl::Status& status) {
+  const auto reason = GetErrorReason(status);
+  return reason.has_value() ? reason->name() : "";
+}
+
+class UnreadAnswersTest : public ::testing::Test {
+ protected:
+  void Start(const std::function<void(EngineOptions&)>& change = {}) {
+    const PoolOptions pool{
+        .usable_pages = 200, .page_size = 16, .max_rows = 16, .max_context_tokens = 1024};
+    HarnessOptions options = MakeHarnessOptions(pool);
+    if (change) change(options.engine);
+    tokenizer_ = MakeByteTokenizer();
+    runner_ = std::make_unique<FakeRunner>(options.runner);
+    auto engine = Engine::Create(options.engine, MakeCache(pool), runner_.get(), tokenizer_.get(),
+                                 &clock_, nullptr);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
+  }
+
+  // A whole answer, which the engine has finished when this returns.
+  std::shared_ptr<TokenStream> Finished(const std::string& id, const std::string& tenant = "t") {
+    Request request = MakeRequest(id, {1, 2, 3}, 5);
+    request.tenant = tenant;
+    auto stream = engine_->Accept(std::move(request));
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+    return stream.ok() ? *std::move(stream) : nullptr;
+  }
+  // Makes the engine thread look at the time.
+  void Look() { EXPECT_TRUE(engine_->CheckIntegrity().ok()); }
+  bool EndsAsSlow(const TokenStream& stream) {
+    return testing::WaitUntil([&] {
+      Look();
+      return ReasonOf(stream.status()) == "SLOW_CLIENT";
+    });
+  }
+
+  testing::FakeClock clock_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::unique_ptr<FakeRunner> runner_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(UnreadAnswersTest, OneThatNobodyReadsEnds) {
+  Start([](EngineOptions& options) { options.slow_client_timeout = absl::Seconds(5); });
+  const auto stream = Finished("a");
+  clock_.Advance(absl::Seconds(4));
+  Look();
+  EXPECT_TRUE(stream->status().ok());
+  clock_.Advance(absl::Seconds(7));
+  ASSERT_TRUE(EndsAsSlow(*stream));
+  EXPECT_THAT(std::string(stream->status().message()), HasSubstr("5000 ms"));
+  EXPECT_FALSE(stream->Take().has_value()) << "its memory is free";
+  EXPECT_TRUE(stream->finished());
+  EXPECT_TRUE(stream->CheckIntegrity().ok());
+}
+
+TEST_F(UnreadAnswersTest, TheyCountInTheQueueUntilTheyAreRead) {
+  Start([](EngineOptions& options) { options.max_queued_requests = 3; });
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (int i = 0; i < 3; ++i) streams.push_back(Finished(absl::StrCat("a", i)));
+  const absl::Status refused = engine_->Accept(MakeRequest("b", {1}, 5)).status();
+  EXPECT_EQ(ReasonOf(refused), "QUEUE_FULL");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("3 finished answers are not read"));
+  EXPECT_EQ(ReadAll(*streams[0]).usage.completion_tokens, 5);
+  EXPECT_TRUE(ReadAll(*Finished("c")).status.ok());
+  // And after they have ended.
+  clock_.Advance(absl::Minutes(2));
+  ASSERT_TRUE(EndsAsSlow(*streams[1]));
+  ASSERT_TRUE(EndsAsSlow(*streams[2]));
+  for (int i = 0; i < 3; ++i) streams.push_back(Finished(absl::StrCat("d", i)));
+}
+
+TEST_F(UnreadAnswersTest, TheyCountInTheLimitOfTheirTenant) {
+  Start([](EngineOptions& options) { options.tenants.defaults.max_queued_requests = 2; });
+  const auto one = Finished("a", "x"), two = Finished("b", "x");
+  Request request = MakeRequest("c", {1}, 5);
+  request.tenant = "x";
+  EXPECT_EQ(ReasonOf(engine_->Accept(request).status()), "TENANT_LIMIT");
+  EXPECT_TRUE(ReadAll(*Finished("c", "y")).status.ok());
+  ReadAll(*one);
+  EXPECT_TRUE(ReadAll(*Finished("c", "x")).status.ok());
+}
+
+}  // namespace
+}  // namespace quire::engine
