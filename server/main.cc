@@ -18,6 +18,7 @@
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
 #include "server/daemon.h"
+#include "server/descriptor_limit.h"
 #include "server/engine_stack.h"
 #include "server/signals.h"
 
@@ -58,6 +59,7 @@ int Run(Flags flags) {
   if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
   const absl::Status logging = quire::log::Configure(ToOptions(*config).logging);
   if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
+  quire::server::RaiseDescriptorLimit();
   quire::server::Daemon daemon(std::move(flags.sources), std::move(config));
   quire::server::SignalThread signals({.stop = [&] { daemon.RequestStop(); },
                                        .reload = [&] { daemon.Reload(); },
