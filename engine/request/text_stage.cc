@@ -1,7 +1,6 @@
 #include "engine/request/text_stage.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +8,7 @@
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "base/utf8.h"
+#include "base/within_memory.h"
 #include "cache_manager/prefix/page_hash.h"
 #include "text/chat/chat_template.h"
 
@@ -202,12 +202,8 @@ void TextStage::Stop() {
 }
 
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedRequest& accepted) {
-  try {
-    return PrepareRequest(options_, shape_, *tokenizer_, *clock_, queue_, accepted);
-  } catch (const std::bad_alloc&) {
-    return WithReason(absl::ResourceExhaustedError("no memory to prepare the prompt"),
-                      Reason::kQueueFull, {{"limit", "memory"}}, queue_->RetryDelay());
-  }
+  return WithinMemory(
+      [&] { return PrepareRequest(options_, shape_, *tokenizer_, *clock_, queue_, accepted); });
 }
 
 void TextStage::Work() {

@@ -26,13 +26,14 @@ namespace quire::server {
 namespace {
 
 using Base = v1::GenerationService;
-// Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where.
+// All requests come as bytes, so that bad UTF-8 gets an answer that says where, and a message for
+// which there is no memory gets one at all.
 using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMethod_BatchGenerate<
-    Base::WithRawCallbackMethod_Tokenize<Base::WithCallbackMethod_Detokenize<
-        Base::WithRawCallbackMethod_RenderChat<Base::WithCallbackMethod_Embed<
-            Base::WithCallbackMethod_Score<Base::WithCallbackMethod_GetModel<
-                Base::WithCallbackMethod_ListModels<Base::WithCallbackMethod_GetServerInfo<
-                    Base::WithCallbackMethod_Cancel<Base::Service>>>>>>>>>>>;
+    Base::WithRawCallbackMethod_Tokenize<Base::WithRawCallbackMethod_Detokenize<
+        Base::WithRawCallbackMethod_RenderChat<Base::WithRawCallbackMethod_Embed<
+            Base::WithRawCallbackMethod_Score<Base::WithRawCallbackMethod_GetModel<
+                Base::WithRawCallbackMethod_ListModels<Base::WithRawCallbackMethod_GetServerInfo<
+                    Base::WithRawCallbackMethod_Cancel<Base::Service>>>>>>>>>>>;
 
 constexpr std::size_t kMaxWaitingTextCalls = 256;
 constexpr std::int32_t kMaxPageSize = 1000;
@@ -205,6 +206,17 @@ absl::Status RenderChatBytes(const HandlerContext& context, absl::Time accept_ti
   return absl::OkStatus();
 }
 
+absl::Status DetokenizeBytes(const HandlerContext& context, const grpc::ByteBuffer& bytes,
+                             grpc::ByteBuffer* out) {
+  v1::DetokenizeRequest request;
+  v1::DetokenizeResponse response;
+  QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
+  QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.state->ModelOrError());
+  QUIRE_RETURN_IF_ERROR(Detokenize(*served, request, &response));
+  *out = SerializeMessage(response);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 class GenerationService::Impl final : public RawService {
@@ -214,6 +226,7 @@ class GenerationService::Impl final : public RawService {
 
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
+  using Bytes = grpc::ByteBuffer;
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(Context* call,
                                                        const grpc::ByteBuffer* request) override {
@@ -233,13 +246,10 @@ class GenerationService::Impl final : public RawService {
                           });
   }
 
-  Reactor* Detokenize(Context* call, const v1::DetokenizeRequest* request,
-                      v1::DetokenizeResponse* response) override {
+  Reactor* Detokenize(Context* call, const Bytes* request, Bytes* response) override {
     return AnswerOnWorker(
-        context_, &worker_, call, "Detokenize", kScope, [=, this](const Identity&) -> absl::Status {
-          QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-          return server::Detokenize(*served, *request, response);
-        });
+        context_, &worker_, call, "Detokenize", kScope,
+        [=, this](const Identity&) { return DetokenizeBytes(context_, *request, response); });
   }
 
   Reactor* RenderChat(Context* call, const grpc::ByteBuffer* request,
@@ -249,38 +259,44 @@ class GenerationService::Impl final : public RawService {
                             return RenderChatBytes(context_, now, *request, response);
                           });
   }
-  Reactor* Embed(Context* call, const v1::EmbedRequest*, v1::EmbedResponse*) override {
+  Reactor* Embed(Context* call, const Bytes*, Bytes*) override {
     return Unsupported(call, "Embed");
   }
-  Reactor* Score(Context* call, const v1::ScoreRequest*, v1::ScoreResponse*) override {
+  Reactor* Score(Context* call, const Bytes*, Bytes*) override {
     return Unsupported(call, "Score");
   }
 
-  Reactor* GetModel(Context* call, const v1::GetModelRequest* request,
-                    v1::GetModelResponse* response) override {
-    return Answer(context_, call, "GetModel", kScope,
-                  [&](const Identity&) { return FillGetModel(*request, response); });
+  Reactor* GetModel(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerBytes<v1::GetModelRequest, v1::GetModelResponse>(
+        context_, call, "GetModel", kScope, *request, response,
+        [this](const Identity&, const auto& asked, auto* answer) {
+          return FillGetModel(asked, answer);
+        });
   }
 
-  Reactor* ListModels(Context* call, const v1::ListModelsRequest* request,
-                      v1::ListModelsResponse* response) override {
-    return Answer(context_, call, "ListModels", kScope,
-                  [&](const Identity&) { return FillListModels(*request, response); });
+  Reactor* ListModels(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerBytes<v1::ListModelsRequest, v1::ListModelsResponse>(
+        context_, call, "ListModels", kScope, *request, response,
+        [this](const Identity&, const auto& asked, auto* answer) {
+          return FillListModels(asked, answer);
+        });
   }
 
-  Reactor* GetServerInfo(Context* call, const v1::GetServerInfoRequest*,
-                         v1::GetServerInfoResponse* response) override {
-    return Answer(context_, call, "GetServerInfo", kScope, [&](const Identity&) {
-      FillServerInfo(response);
-      return absl::OkStatus();
-    });
+  Reactor* GetServerInfo(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerBytes<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
+        context_, call, "GetServerInfo", kScope, *request, response,
+        [this](const Identity&, const auto&, auto* answer) {
+          FillServerInfo(answer);
+          return absl::OkStatus();
+        });
   }
 
-  Reactor* Cancel(Context* call, const v1::CancelRequest* request,
-                  v1::CancelResponse* response) override {
-    return Answer(context_, call, "Cancel", kScope, [&](const Identity& caller) {
-      return CancelRequest(caller, *request, response);
-    });
+  Reactor* Cancel(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerBytes<v1::CancelRequest, v1::CancelResponse>(
+        context_, call, "Cancel", kScope, *request, response,
+        [this](const Identity& caller, const auto& asked, auto* answer) {
+          return CancelRequest(caller, asked, answer);
+        });
   }
 
  private:

@@ -4,18 +4,20 @@
 // caller may, so a handler that answers through here cannot forget it.
 //
 // Place:      grpc/ only.
-// Invariants: `compute` runs only for callers who hold `scope`.
+// Invariants: `compute` runs only for callers who hold `scope`. Without memory for it the call ends
+//             with NO_MEMORY, and so it does while its message is parsed where the method is a raw
+//             one: gRPC itself ends the process when it parses a message without memory.
 // Threads:    any.
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
-#include <new>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "base/error_reason.h"
+#include "base/status.h"
+#include "base/within_memory.h"
 #include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/grpc/call_util.h"
@@ -37,8 +39,25 @@ grpc::ServerUnaryReactor* Answer(const HandlerContext& context, grpc::CallbackSe
                                  absl::string_view method, Scope scope, Fn compute) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   const absl::StatusOr<Identity> caller = Authorize(context, *call, method, scope);
-  FinishCall(context, reactor, method, caller.ok() ? compute(*caller) : caller.status());
+  FinishCall(context, reactor, method,
+             caller.ok() ? WithinMemory([&] { return compute(*caller); }) : caller.status());
   return reactor;
+}
+
+// The same for a raw method, with `compute(const Identity& caller, const Request&, Response*)`.
+template <typename Request, typename Response, typename Fn>
+grpc::ServerUnaryReactor* AnswerBytes(const HandlerContext& context,
+                                      grpc::CallbackServerContext* call, absl::string_view method,
+                                      Scope scope, const grpc::ByteBuffer& bytes,
+                                      grpc::ByteBuffer* out, Fn compute) {
+  return Answer(context, call, method, scope, [&](const Identity& caller) -> absl::Status {
+    Request request;
+    Response response;
+    QUIRE_RETURN_IF_ERROR(ParseMessage(bytes, &request));
+    QUIRE_RETURN_IF_ERROR(compute(caller, request, &response));
+    *out = SerializeMessage(response);
+    return absl::OkStatus();
+  });
 }
 
 // Ends the call with what `compute(const Identity& caller)` returns on a thread of `worker`.
@@ -54,14 +73,7 @@ grpc::ServerUnaryReactor* AnswerOnWorker(const HandlerContext& context, CallWork
   if (status.ok()) {
     status = worker->Run(
         [&context, reactor, method, caller = *std::move(caller), compute = std::move(compute)] {
-          absl::Status answer;
-          try {
-            answer = compute(caller);
-          } catch (const std::bad_alloc&) {  // texts are as large as callers make them
-            answer = WithReason(absl::ResourceExhaustedError("no memory for this call"),
-                                Reason::kQueueFull, {{"limit", "memory"}}, absl::Seconds(1));
-          }
-          FinishCall(context, reactor, method, answer);
+          FinishCall(context, reactor, method, WithinMemory([&] { return compute(caller); }));
         });
   }
   if (!status.ok()) FinishCall(context, reactor, method, status);

@@ -26,13 +26,13 @@ namespace {
 namespace wire = ::vllm::grpc::engine;
 
 using Base = wire::VllmEngine;
-// Requests with text of the user come as bytes, so that bad UTF-8 gets an answer that says where;
-// what is not served is not even parsed.
+// All requests come as bytes, so that bad UTF-8 gets an answer that says where, and a message for
+// which there is no memory gets one at all; what is not served is not even parsed.
 using RawService = Base::WithRawCallbackMethod_Generate<
-    Base::WithRawCallbackMethod_Embed<Base::WithCallbackMethod_HealthCheck<
+    Base::WithRawCallbackMethod_Embed<Base::WithRawCallbackMethod_HealthCheck<
         Base::WithRawCallbackMethod_FlushCache<Base::WithRawCallbackMethod_StartProfile<
             Base::WithRawCallbackMethod_StopProfile<Base::WithRawCallbackMethod_Abort<
-                Base::WithCallbackMethod_GetModelInfo<Base::WithCallbackMethod_GetServerInfo<
+                Base::WithRawCallbackMethod_GetModelInfo<Base::WithRawCallbackMethod_GetServerInfo<
                     Base::WithRawCallbackMethod_GetLoads<Base::WithRawCallbackMethod_GetTokenizer<
                         Base::WithRawCallbackMethod_SubscribeKvEvents<Base::Service>>>>>>>>>>>>;
 
@@ -122,11 +122,12 @@ class VllmService::Impl final : public RawService {
   }
 
   // As open as grpc.health.v1, and with its answer.
-  Reactor* HealthCheck(Context* call, const wire::HealthCheckRequest*,
-                       wire::HealthCheckResponse* response) override {
+  Reactor* HealthCheck(Context* call, const Bytes*, Bytes* response) override {
     const std::string why_not = WhyNotReady(*context_.state);
-    response->set_healthy(why_not.empty());
-    response->set_message(why_not.empty() ? "ready" : why_not);
+    wire::HealthCheckResponse health;
+    health.set_healthy(why_not.empty());
+    health.set_message(why_not.empty() ? "ready" : why_not);
+    *response = SerializeMessage(health);
     Reactor* const reactor = call->DefaultReactor();
     FinishCall(context_, reactor, "VllmEngine.HealthCheck", absl::OkStatus());
     return reactor;
@@ -152,19 +153,19 @@ class VllmService::Impl final : public RawService {
                   [&](const Identity& caller) { return AbortAll(caller, *request, response); });
   }
 
-  Reactor* GetModelInfo(Context* call, const wire::GetModelInfoRequest*,
-                        wire::GetModelInfoResponse* response) override {
-    return Answer(context_, call, "VllmEngine.GetModelInfo", Scope::kGenerate,
-                  [&](const Identity&) { return FillModelInfo(response); });
+  Reactor* GetModelInfo(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerBytes<wire::GetModelInfoRequest, wire::GetModelInfoResponse>(
+        context_, call, "VllmEngine.GetModelInfo", Scope::kGenerate, *request, response,
+        [this](const Identity&, const auto&, auto* answer) { return FillModelInfo(answer); });
   }
 
-  Reactor* GetServerInfo(Context* call, const wire::GetServerInfoRequest*,
-                         wire::GetServerInfoResponse* response) override {
-    return Answer(context_, call, "VllmEngine.GetServerInfo", Scope::kGenerate,
-                  [&](const Identity& caller) {
-                    FillServerInfo(caller, response);
-                    return absl::OkStatus();
-                  });
+  Reactor* GetServerInfo(Context* call, const Bytes* request, Bytes* response) override {
+    return AnswerBytes<wire::GetServerInfoRequest, wire::GetServerInfoResponse>(
+        context_, call, "VllmEngine.GetServerInfo", Scope::kGenerate, *request, response,
+        [this](const Identity& caller, const auto&, auto* answer) {
+          FillServerInfo(caller, answer);
+          return absl::OkStatus();
+        });
   }
 
   // All tenants together, so it takes the scope of those who watch.
