@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -15,8 +16,6 @@
 
 namespace quire::server {
 namespace {
-
-using nlohmann::json;
 
 constexpr int kMaxMessages = 4096;
 constexpr int kMaxTools = 256;
@@ -37,59 +36,73 @@ bool IsFunctionName(const std::string& name) {
          std::all_of(name.begin(), name.end(), is_plain);
 }
 
+absl::Status WriteStruct(const google::protobuf::Struct& message, int depth, std::string* json);
+
+absl::Status CheckDepth(int depth) {
+  if (depth <= kMaxVarsDepth) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("chat.template_vars is nested more than ", kMaxVarsDepth, " deep"));
+}
+
 // Whole numbers become integers, as a client meant them: a Struct has none.
-json NumberToJson(double number) {
+absl::Status WriteNumber(double number, std::string* json) {
   constexpr double kExact = 9007199254740992.0;  // 2^53
+  if (!std::isfinite(number)) {
+    return absl::InvalidArgumentError("chat.template_vars has a number that is not finite");
+  }
   if (number == std::floor(number) && std::abs(number) <= kExact) {
-    return static_cast<std::int64_t>(number);
+    absl::StrAppend(json, static_cast<std::int64_t>(number));
+  } else {
+    *json += JsonText(nlohmann::json(number));
   }
-  return number;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<json> ToJson(const google::protobuf::Value& value, int depth);
-
-absl::StatusOr<json> ToJson(const google::protobuf::Struct& message, int depth) {
-  if (depth > kMaxVarsDepth) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chat.template_vars is nested more than ", kMaxVarsDepth, " deep"));
-  }
-  // A Struct has no order; by name, so that one request always renders one prompt.
-  json object = json::object();
-  for (const auto& [key, value] : message.fields()) {
-    QUIRE_ASSIGN_OR_RETURN(object[key], ToJson(value, depth + 1));
-  }
-  return object;
-}
-
-absl::StatusOr<json> ToJson(const google::protobuf::Value& value, int depth) {
+absl::Status WriteValue(const google::protobuf::Value& value, int depth, std::string* json) {
   using google::protobuf::Value;
   switch (value.kind_case()) {
     case Value::kBoolValue:
-      return json(value.bool_value());
+      *json += value.bool_value() ? "true" : "false";
+      return absl::OkStatus();
     case Value::kStringValue:
-      return json(value.string_value());
+      *json += JsonQuoted(value.string_value());
+      return absl::OkStatus();
     case Value::kStructValue:
-      return ToJson(value.struct_value(), depth);
+      return WriteStruct(value.struct_value(), depth, json);
     case Value::kNumberValue:
-      if (!std::isfinite(value.number_value())) {
-        return absl::InvalidArgumentError("chat.template_vars has a number that is not finite");
-      }
-      return NumberToJson(value.number_value());
+      return WriteNumber(value.number_value(), json);
     case Value::kListValue: {
-      if (depth > kMaxVarsDepth) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("chat.template_vars is nested more than ", kMaxVarsDepth, " deep"));
-      }
-      json list = json::array();
+      QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
+      absl::string_view separator = "[";
       for (const Value& item : value.list_value().values()) {
-        QUIRE_ASSIGN_OR_RETURN(json entry, ToJson(item, depth + 1));
-        list.push_back(std::move(entry));
+        absl::StrAppend(json, separator);
+        QUIRE_RETURN_IF_ERROR(WriteValue(item, depth + 1, json));
+        separator = ",";
       }
-      return list;
+      *json += separator == "[" ? "[]" : "]";
+      return absl::OkStatus();
     }
     default:
-      return json(nullptr);
+      *json += "null";
+      return absl::OkStatus();
   }
+}
+
+// A Struct has no order; by name, so that one request always renders one prompt.
+absl::Status WriteStruct(const google::protobuf::Struct& message, int depth, std::string* json) {
+  QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
+  std::vector<std::pair<absl::string_view, const google::protobuf::Value*>> fields;
+  fields.reserve(message.fields().size());
+  for (const auto& [key, value] : message.fields()) fields.emplace_back(key, &value);
+  std::sort(fields.begin(), fields.end());
+  absl::string_view separator = "{";
+  for (const auto& [key, value] : fields) {
+    absl::StrAppend(json, separator, JsonQuoted(key), ":");
+    QUIRE_RETURN_IF_ERROR(WriteValue(*value, depth + 1, json));
+    separator = ",";
+  }
+  *json += separator == "{" ? "{}" : "}";
+  return absl::OkStatus();
 }
 
 absl::Status CheckCounts(const v1::ChatPrompt& chat) {
@@ -154,9 +167,8 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat) {
                            .parameters_json = tool.parameters_json_schema()});
   }
   if (chat.has_template_vars()) {
-    const absl::StatusOr<json> vars = ToJson(chat.template_vars(), 0);
-    if (!vars.ok()) return Bad(chat, vars.status().message());
-    input.template_vars_json = JsonText(*vars);
+    const absl::Status written = WriteStruct(chat.template_vars(), 0, &input.template_vars_json);
+    if (!written.ok()) return Bad(chat, written.message());
   }
   return input;
 }

@@ -290,6 +290,10 @@ void ReadChat(const Config& config, ChatTemplateOptions* options) {
   rendering.limits.max_bytes =
       std::min(chat.max_render_bytes(), config.tokenizer().max_input_bytes());
   rendering.limits.max_steps = chat.max_render_steps();
+  const auto& limits = config.limits();
+  rendering.json_limits = {.max_bytes = limits.max_json_bytes(),
+                           .max_nodes = limits.max_json_nodes(),
+                           .max_depth = limits.max_json_depth()};
   rendering.escape_special_in_content = chat.escape_special_in_content();
 }
 

@@ -40,6 +40,7 @@ struct ChatOptions {
   std::string default_template_name = {};  // empty: "default"
   std::string default_vars_json = {};      // an object; empty: none
   bool escape_special_in_content = false;
+  jinja::JsonLimits json_limits = {};
 };
 
 // All text of the conversation, in whatever field.
