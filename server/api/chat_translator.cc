@@ -20,7 +20,6 @@ namespace {
 constexpr int kMaxMessages = 4096;
 constexpr int kMaxTools = 256;
 constexpr std::size_t kMaxNameBytes = 64;
-constexpr int kMaxVarsDepth = 32;
 
 absl::Status Bad(const v1::ChatPrompt& chat, absl::string_view text) {
   return WithReason(
@@ -36,74 +35,104 @@ bool IsFunctionName(const std::string& name) {
          std::all_of(name.begin(), name.end(), is_plain);
 }
 
-absl::Status WriteStruct(const google::protobuf::Struct& message, int depth, std::string* json);
+// chat.template_vars as JSON text, which the renderer reads. Stops as soon as a limit is exceeded.
+class VarsWriter {
+ public:
+  explicit VarsWriter(const text::jinja::JsonLimits& limits) : limits_(limits) {}
 
-absl::Status CheckDepth(int depth) {
-  if (depth <= kMaxVarsDepth) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("chat.template_vars is nested more than ", kMaxVarsDepth, " deep"));
-}
-
-// Whole numbers become integers, as a client meant them: a Struct has none.
-absl::Status WriteNumber(double number, std::string* json) {
-  constexpr double kExact = 9007199254740992.0;  // 2^53
-  if (!std::isfinite(number)) {
-    return absl::InvalidArgumentError("chat.template_vars has a number that is not finite");
-  }
-  if (number == std::floor(number) && std::abs(number) <= kExact) {
-    absl::StrAppend(json, static_cast<std::int64_t>(number));
-  } else {
-    *json += JsonText(nlohmann::json(number));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status WriteValue(const google::protobuf::Value& value, int depth, std::string* json) {
-  using google::protobuf::Value;
-  switch (value.kind_case()) {
-    case Value::kBoolValue:
-      *json += value.bool_value() ? "true" : "false";
-      return absl::OkStatus();
-    case Value::kStringValue:
-      *json += JsonQuoted(value.string_value());
-      return absl::OkStatus();
-    case Value::kStructValue:
-      return WriteStruct(value.struct_value(), depth, json);
-    case Value::kNumberValue:
-      return WriteNumber(value.number_value(), json);
-    case Value::kListValue: {
-      QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
-      absl::string_view separator = "[";
-      for (const Value& item : value.list_value().values()) {
-        absl::StrAppend(json, separator);
-        QUIRE_RETURN_IF_ERROR(WriteValue(item, depth + 1, json));
-        separator = ",";
-      }
-      *json += separator == "[" ? "[]" : "]";
-      return absl::OkStatus();
+  // A Struct has no order; by name, so that one request always renders one prompt.
+  absl::Status Write(const google::protobuf::Struct& message, int depth) {
+    QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
+    std::vector<std::pair<absl::string_view, const google::protobuf::Value*>> fields;
+    fields.reserve(message.fields().size());
+    for (const auto& [key, value] : message.fields()) fields.emplace_back(key, &value);
+    std::sort(fields.begin(), fields.end());
+    absl::string_view separator = "{";
+    for (const auto& [key, value] : fields) {
+      absl::StrAppend(&json_, separator, JsonQuoted(key), ":");
+      QUIRE_RETURN_IF_ERROR(Count());
+      QUIRE_RETURN_IF_ERROR(Write(*value, depth));
+      separator = ",";
     }
-    default:
-      *json += "null";
-      return absl::OkStatus();
+    json_ += separator == "{" ? "{}" : "}";
+    return absl::OkStatus();
   }
-}
 
-// A Struct has no order; by name, so that one request always renders one prompt.
-absl::Status WriteStruct(const google::protobuf::Struct& message, int depth, std::string* json) {
-  QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
-  std::vector<std::pair<absl::string_view, const google::protobuf::Value*>> fields;
-  fields.reserve(message.fields().size());
-  for (const auto& [key, value] : message.fields()) fields.emplace_back(key, &value);
-  std::sort(fields.begin(), fields.end());
-  absl::string_view separator = "{";
-  for (const auto& [key, value] : fields) {
-    absl::StrAppend(json, separator, JsonQuoted(key), ":");
-    QUIRE_RETURN_IF_ERROR(WriteValue(*value, depth + 1, json));
-    separator = ",";
+  std::string Take() { return std::move(json_); }
+
+ private:
+  absl::Status Write(const google::protobuf::Value& value, int depth) {
+    using google::protobuf::Value;
+    QUIRE_RETURN_IF_ERROR(Count());
+    switch (value.kind_case()) {
+      case Value::kBoolValue:
+        json_ += value.bool_value() ? "true" : "false";
+        return absl::OkStatus();
+      case Value::kStringValue:
+        json_ += JsonQuoted(value.string_value());
+        return absl::OkStatus();
+      case Value::kStructValue:
+        return Write(value.struct_value(), depth + 1);
+      case Value::kNumberValue:
+        return Write(value.number_value());
+      case Value::kListValue:
+        return Write(value.list_value(), depth + 1);
+      default:
+        json_ += "null";
+        return absl::OkStatus();
+    }
   }
-  *json += separator == "{" ? "{}" : "}";
-  return absl::OkStatus();
-}
+
+  absl::Status Write(const google::protobuf::ListValue& list, int depth) {
+    QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
+    absl::string_view separator = "[";
+    for (const google::protobuf::Value& item : list.values()) {
+      absl::StrAppend(&json_, separator);
+      QUIRE_RETURN_IF_ERROR(Write(item, depth));
+      separator = ",";
+    }
+    json_ += separator == "[" ? "[]" : "]";
+    return absl::OkStatus();
+  }
+
+  // Whole numbers become integers, as a client meant them: a Struct has none.
+  absl::Status Write(double number) {
+    constexpr double kExact = 9007199254740992.0;  // 2^53
+    if (!std::isfinite(number)) {
+      return absl::InvalidArgumentError("chat.template_vars has a number that is not finite");
+    }
+    if (number == std::floor(number) && std::abs(number) <= kExact) {
+      absl::StrAppend(&json_, static_cast<std::int64_t>(number));
+    } else {
+      json_ += JsonText(nlohmann::json(number));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckDepth(int depth) const {
+    if (depth <= limits_.max_depth) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("chat.template_vars is nested more than ",
+                                                   limits_.max_depth,
+                                                   " deep (limits.max_json_depth)"));
+  }
+
+  // Keys and values alike.
+  absl::Status Count() {
+    if (++nodes_ > limits_.max_nodes) {
+      return absl::InvalidArgumentError(absl::StrCat("chat.template_vars has more than ",
+                                                     limits_.max_nodes,
+                                                     " keys and values (limits.max_json_nodes)"));
+    }
+    if (static_cast<std::int64_t>(json_.size()) <= limits_.max_bytes) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("chat.template_vars has more than ",
+                                                   limits_.max_bytes,
+                                                   " bytes of JSON (limits.max_json_bytes)"));
+  }
+
+  const text::jinja::JsonLimits limits_;
+  std::int64_t nodes_ = 0;
+  std::string json_;
+};
 
 absl::Status CheckCounts(const v1::ChatPrompt& chat) {
   if (chat.messages().empty() || chat.messages_size() > kMaxMessages) {
@@ -141,7 +170,8 @@ text::ChatMessage ToMessage(const v1::ChatMessage& message) {
 
 }  // namespace
 
-absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat) {
+absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
+                                            const text::jinja::JsonLimits& limits) {
   QUIRE_RETURN_IF_ERROR(CheckCounts(chat));
   text::ChatInput input;
   input.template_name = chat.template_name();
@@ -167,8 +197,10 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat) {
                            .parameters_json = tool.parameters_json_schema()});
   }
   if (chat.has_template_vars()) {
-    const absl::Status written = WriteStruct(chat.template_vars(), 0, &input.template_vars_json);
+    VarsWriter writer(limits);
+    const absl::Status written = writer.Write(chat.template_vars(), 1);
     if (!written.ok()) return Bad(chat, written.message());
+    input.template_vars_json = writer.Take();
   }
   return input;
 }

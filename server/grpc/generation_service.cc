@@ -96,9 +96,10 @@ absl::Status CheckBytes(std::int64_t bytes, std::int64_t max_bytes) {
 
 absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::ChatPrompt& chat,
                                           std::int64_t max_bytes, absl::Time accept_time) {
-  QUIRE_ASSIGN_OR_RETURN(const text::ChatInput input, ToChatInput(chat));
+  const std::shared_ptr<const text::ChatTemplates> templates = served.translator.options()->chat;
+  QUIRE_ASSIGN_OR_RETURN(const text::ChatInput input, ToChatInput(chat, templates->json_limits()));
   QUIRE_RETURN_IF_ERROR(CheckBytes(text::InputBytes(input), max_bytes));
-  return served.translator.options()->chat->Render(input, accept_time);
+  return templates->Render(input, accept_time);
 }
 
 absl::Status RenderChat(const ServedModel& served, const v1::RenderChatRequest& request,

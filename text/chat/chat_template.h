@@ -88,6 +88,7 @@ class ChatTemplates {
   std::vector<std::string> names() const;
   // Whether a request that names no template can be rendered.
   bool has_default() const;
+  const jinja::JsonLimits& json_limits() const { return options_.json_limits; }
   // Why templates, or some of them, cannot be used; empty: nothing is wrong.
   const std::string& problem() const { return problem_; }
 
