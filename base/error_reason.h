@@ -45,6 +45,7 @@ enum class Reason : std::uint8_t {
   kQueueFull,
   kTenantLimit,
   kQueueTimeout,
+  kNoMemory,
   kModelLoading,
   kServerDraining,
   kServerShutdown,

@@ -38,17 +38,19 @@ absl::string_view KindName(const json& value) {
 // any depth; this one also knows where it is, so that every error can say so.
 class TreeBuilder : public json::json_sax_t {
  public:
-  json& root() { return root_; }
+  // `root` is null at first.
+  TreeBuilder(const JsonLimits& limits, json* root) : limits_(limits), root_(*root) {}
+
   const std::string& error() const { return error_; }
 
-  bool null() override { return Add(nullptr) != nullptr; }
-  bool boolean(bool value) override { return Add(value) != nullptr; }
+  bool null() override { return Count() && Add(nullptr) != nullptr; }
+  bool boolean(bool value) override { return Count() && Add(value) != nullptr; }
   bool number_integer(number_integer_t value) override { return Add(value) != nullptr; }
   bool number_unsigned(number_unsigned_t value) override { return Add(value) != nullptr; }
   bool number_float(number_float_t value, const string_t&) override {
     return Add(value) != nullptr;
   }
-  bool string(string_t& value) override { return Add(std::move(value)) != nullptr; }
+  bool string(string_t& value) override { return Count() && Add(std::move(value)) != nullptr; }
   bool binary(binary_t&) override { return Fail("binary value"); }
   bool start_object(std::size_t) override { return Open(json::object()); }
   bool start_array(std::size_t) override { return Open(json::array()); }
@@ -56,6 +58,7 @@ class TreeBuilder : public json::json_sax_t {
   bool end_array() override { return Close(); }
 
   bool key(string_t& name) override {
+    if (!Count()) return false;
     Level& level = open_.back();
     level.key = std::move(name);
     if (level.container->contains(level.key)) {
@@ -103,6 +106,12 @@ class TreeBuilder : public json::json_sax_t {
     return false;
   }
 
+  bool Count() {
+    if (++nodes_ <= limits_.max_nodes) return true;
+    return Fail(absl::StrCat("makes more than ", limits_.max_nodes,
+                             " keys and values of the document, numbers aside"));
+  }
+
   template <typename T>
   json* Add(T&& value) {
     if (open_.empty()) {
@@ -120,10 +129,11 @@ class TreeBuilder : public json::json_sax_t {
   }
 
   bool Open(json container) {
+    if (!Count()) return false;
     json* added = Add(std::move(container));
     open_.push_back({added, {}});
-    if (open_.size() > kMaxJsonDepth) {
-      return Fail(absl::StrCat("nests more than ", kMaxJsonDepth, " containers"));
+    if (open_.size() > static_cast<std::size_t>(limits_.max_depth)) {
+      return Fail(absl::StrCat("nests more than ", limits_.max_depth, " containers"));
     }
     return true;
   }
@@ -135,10 +145,24 @@ class TreeBuilder : public json::json_sax_t {
 
   static constexpr std::size_t kMaxPathBytes = 200;
 
-  json root_;
+  const JsonLimits limits_;
+  json& root_;
+  std::int64_t nodes_ = 0;
   std::vector<Level> open_;
   std::string error_;
 };
+
+// Empties containers from the inside, since nlohmann's destructor allocates for every one that is
+// not empty. It calls itself at most kMaxJsonDepth deep.
+void Dismantle(json& value) {
+  if (value.is_array()) {
+    for (json& element : value) Dismantle(element);
+    value.clear();
+  } else if (value.is_object()) {
+    for (auto& member : value.get_ref<json::object_t&>()) Dismantle(member.second);
+    value.clear();
+  }
+}
 
 }  // namespace
 
@@ -259,18 +283,24 @@ absl::StatusOr<std::optional<std::string>> JsonValue::GetOptionalString(
   return std::optional<std::string>(std::move(text));
 }
 
-absl::StatusOr<JsonDocument> JsonDocument::Parse(absl::string_view text) {
+absl::StatusOr<JsonDocument> JsonDocument::Parse(absl::string_view text, const JsonLimits& limits) {
   if (const auto offset = FirstInvalidUtf8(text)) {
     return absl::InvalidArgumentError(absl::StrCat("the document is not UTF-8 at byte ", *offset));
   }
-  TreeBuilder builder;
+  Root root(new json());
+  TreeBuilder builder(limits, root.get());
   if (!json::sax_parse(text.begin(), text.end(), &builder)) {
     return absl::InvalidArgumentError(builder.error());
   }
-  return JsonDocument(std::make_unique<json>(std::move(builder.root())));
+  return JsonDocument(std::move(root));
 }
 
-JsonDocument::JsonDocument(std::unique_ptr<json> root) : root_(std::move(root)) {}
+void JsonDocument::Deleter::operator()(json* root) const {
+  Dismantle(*root);
+  delete root;
+}
+
+JsonDocument::JsonDocument(Root root) : root_(std::move(root)) {}
 JsonDocument::~JsonDocument() = default;
 JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
 JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;

@@ -6,12 +6,14 @@
 //             error's reason. The writer is base/json_text.h. What a chat template is given is read
 //             by text/chat/jinja/json.h, since its values keep the order of keys.
 // Invariants: refused are text that is not UTF-8, half surrogate pairs, duplicate keys, more than
-//             kMaxJsonDepth nested containers, NaN, infinities and whatever else RFC 8259 lacks.
+//             JsonLimits allows, NaN, infinities and whatever else RFC 8259 lacks. Nothing is
+//             allocated to give a document back, nor one that memory did not suffice for.
 // Threads:    a parsed document is immutable.
 // Lifetime:   a JsonValue is a view; the JsonDocument must outlive it.
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -25,6 +27,13 @@
 namespace quire::formats {
 
 inline constexpr int kMaxJsonDepth = 64;
+
+struct JsonLimits {
+  int max_depth = kMaxJsonDepth;  // nested containers; at most kMaxJsonDepth
+  // Keys and values, numbers aside: lists of token ids are long, and a number takes little more
+  // memory than text.
+  std::int64_t max_nodes = std::numeric_limits<std::int64_t>::max();
+};
 
 // A value and the path at which the document has it, such as `model.merges[3]`.
 class JsonValue {
@@ -83,7 +92,7 @@ class JsonValue {
 class JsonDocument {
  public:
   // Errors: INVALID_ARGUMENT with the path of the innermost open value and the byte offset.
-  static absl::StatusOr<JsonDocument> Parse(absl::string_view text);
+  static absl::StatusOr<JsonDocument> Parse(absl::string_view text, const JsonLimits& limits = {});
 
   ~JsonDocument();
   JsonDocument(JsonDocument&&) noexcept;
@@ -92,9 +101,14 @@ class JsonDocument {
   JsonValue root() const;
 
  private:
-  explicit JsonDocument(std::unique_ptr<nlohmann::json> root);
+  struct Deleter {
+    void operator()(nlohmann::json* root) const;
+  };
+  using Root = std::unique_ptr<nlohmann::json, Deleter>;
 
-  std::unique_ptr<nlohmann::json> root_;
+  explicit JsonDocument(Root root);
+
+  Root root_;
 };
 
 }  // namespace quire::formats

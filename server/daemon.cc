@@ -298,8 +298,12 @@ absl::Status Daemon::Impl::Listen() {
   if (!options_.http.listen.empty()) {
     QUIRE_ASSIGN_OR_RETURN(
         http_listener_,
-        HttpListener::Start(options_.http.listen, options_.http.threads, OpsHandlers(),
-                            options_.http.tls ? certificates_.get() : nullptr));
+        HttpListener::Start(
+            {.address = options_.http.listen,
+             .num_threads = options_.http.threads,
+             .max_connections = options_.http.max_connections,
+             .max_connections_per_address = options_.http.max_connections_per_address},
+            OpsHandlers(), options_.http.tls ? certificates_.get() : nullptr));
     ListenAddress address;
     QUIRE_CHECK(ParseListenAddress(http_listener_->address(), &address));
     if (openai_listener_ != nullptr) openai_listener_->AllowStatusPage(address.port);

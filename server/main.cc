@@ -19,6 +19,7 @@
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
 #include "server/daemon.h"
+#include "server/descriptor_limit.h"
 #include "server/engine_stack.h"
 #include "server/signals.h"
 
@@ -70,6 +71,7 @@ int Run(Flags flags) {
   const absl::Status logging = quire::log::Configure(log_options);
   if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
   quire::log::FlushOnCrash();
+  quire::server::RaiseDescriptorLimit();
   return daemon.Run();
 }
 

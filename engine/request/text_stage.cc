@@ -1,7 +1,6 @@
 #include "engine/request/text_stage.h"
 
 #include <algorithm>
-#include <new>
 #include <optional>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "base/utf8.h"
+#include "base/within_memory.h"
 #include "cache_manager/prefix/page_hash.h"
 #include "text/chat/chat_template.h"
 
@@ -220,12 +220,8 @@ void TextStage::Stop() {
 }
 
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedRequest& accepted) {
-  try {
-    return PrepareRequest(options_, shape_, *tokenizer_, *clock_, queue_, accepted);
-  } catch (const std::bad_alloc&) {
-    return WithReason(absl::ResourceExhaustedError("no memory to prepare the prompt"),
-                      Reason::kQueueFull, {{"limit", "memory"}}, queue_->RetryDelay());
-  }
+  return WithinMemory(
+      [&] { return PrepareRequest(options_, shape_, *tokenizer_, *clock_, queue_, accepted); });
 }
 
 void TextStage::Work() {

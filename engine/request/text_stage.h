@@ -66,7 +66,7 @@ class TextStage {
 
  private:
   void Work();
-  // PrepareRequest, or RESOURCE_EXHAUSTED when memory does not suffice for this request.
+  // PrepareRequest, or NO_MEMORY when memory does not suffice for this request.
   absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
 
   const EngineOptions& options_;

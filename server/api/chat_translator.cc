@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -16,12 +17,9 @@
 namespace quire::server {
 namespace {
 
-using nlohmann::json;
-
 constexpr int kMaxMessages = 4096;
 constexpr int kMaxTools = 256;
 constexpr std::size_t kMaxNameBytes = 64;
-constexpr int kMaxVarsDepth = 32;
 
 absl::Status Bad(const v1::ChatPrompt& chat, absl::string_view text) {
   return WithReason(
@@ -37,60 +35,104 @@ bool IsFunctionName(const std::string& name) {
          std::all_of(name.begin(), name.end(), is_plain);
 }
 
-// Whole numbers become integers, as a client meant them: a Struct has none.
-json NumberToJson(double number) {
-  constexpr double kExact = 9007199254740992.0;  // 2^53
-  if (number == std::floor(number) && std::abs(number) <= kExact) {
-    return static_cast<std::int64_t>(number);
-  }
-  return number;
-}
+// chat.template_vars as JSON text, which the renderer reads. Stops as soon as a limit is exceeded.
+class VarsWriter {
+ public:
+  explicit VarsWriter(const text::jinja::JsonLimits& limits) : limits_(limits) {}
 
-absl::StatusOr<json> ToJson(const google::protobuf::Value& value, int depth);
-
-absl::StatusOr<json> ToJson(const google::protobuf::Struct& message, int depth) {
-  if (depth > kMaxVarsDepth) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chat.template_vars is nested more than ", kMaxVarsDepth, " deep"));
-  }
   // A Struct has no order; by name, so that one request always renders one prompt.
-  json object = json::object();
-  for (const auto& [key, value] : message.fields()) {
-    QUIRE_ASSIGN_OR_RETURN(object[key], ToJson(value, depth + 1));
-  }
-  return object;
-}
-
-absl::StatusOr<json> ToJson(const google::protobuf::Value& value, int depth) {
-  using google::protobuf::Value;
-  switch (value.kind_case()) {
-    case Value::kBoolValue:
-      return json(value.bool_value());
-    case Value::kStringValue:
-      return json(value.string_value());
-    case Value::kStructValue:
-      return ToJson(value.struct_value(), depth);
-    case Value::kNumberValue:
-      if (!std::isfinite(value.number_value())) {
-        return absl::InvalidArgumentError("chat.template_vars has a number that is not finite");
-      }
-      return NumberToJson(value.number_value());
-    case Value::kListValue: {
-      if (depth > kMaxVarsDepth) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("chat.template_vars is nested more than ", kMaxVarsDepth, " deep"));
-      }
-      json list = json::array();
-      for (const Value& item : value.list_value().values()) {
-        QUIRE_ASSIGN_OR_RETURN(json entry, ToJson(item, depth + 1));
-        list.push_back(std::move(entry));
-      }
-      return list;
+  absl::Status Write(const google::protobuf::Struct& message, int depth) {
+    QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
+    std::vector<std::pair<absl::string_view, const google::protobuf::Value*>> fields;
+    fields.reserve(message.fields().size());
+    for (const auto& [key, value] : message.fields()) fields.emplace_back(key, &value);
+    std::sort(fields.begin(), fields.end());
+    absl::string_view separator = "{";
+    for (const auto& [key, value] : fields) {
+      absl::StrAppend(&json_, separator, JsonQuoted(key), ":");
+      QUIRE_RETURN_IF_ERROR(Count());
+      QUIRE_RETURN_IF_ERROR(Write(*value, depth));
+      separator = ",";
     }
-    default:
-      return json(nullptr);
+    json_ += separator == "{" ? "{}" : "}";
+    return absl::OkStatus();
   }
-}
+
+  std::string Take() { return std::move(json_); }
+
+ private:
+  absl::Status Write(const google::protobuf::Value& value, int depth) {
+    using google::protobuf::Value;
+    QUIRE_RETURN_IF_ERROR(Count());
+    switch (value.kind_case()) {
+      case Value::kBoolValue:
+        json_ += value.bool_value() ? "true" : "false";
+        return absl::OkStatus();
+      case Value::kStringValue:
+        json_ += JsonQuoted(value.string_value());
+        return absl::OkStatus();
+      case Value::kStructValue:
+        return Write(value.struct_value(), depth + 1);
+      case Value::kNumberValue:
+        return Write(value.number_value());
+      case Value::kListValue:
+        return Write(value.list_value(), depth + 1);
+      default:
+        json_ += "null";
+        return absl::OkStatus();
+    }
+  }
+
+  absl::Status Write(const google::protobuf::ListValue& list, int depth) {
+    QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
+    absl::string_view separator = "[";
+    for (const google::protobuf::Value& item : list.values()) {
+      absl::StrAppend(&json_, separator);
+      QUIRE_RETURN_IF_ERROR(Write(item, depth));
+      separator = ",";
+    }
+    json_ += separator == "[" ? "[]" : "]";
+    return absl::OkStatus();
+  }
+
+  // Whole numbers become integers, as a client meant them: a Struct has none.
+  absl::Status Write(double number) {
+    constexpr double kExact = 9007199254740992.0;  // 2^53
+    if (!std::isfinite(number)) {
+      return absl::InvalidArgumentError("chat.template_vars has a number that is not finite");
+    }
+    if (number == std::floor(number) && std::abs(number) <= kExact) {
+      absl::StrAppend(&json_, static_cast<std::int64_t>(number));
+    } else {
+      json_ += JsonText(nlohmann::json(number));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckDepth(int depth) const {
+    if (depth <= limits_.max_depth) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("chat.template_vars is nested more than ",
+                                                   limits_.max_depth,
+                                                   " deep (limits.max_json_depth)"));
+  }
+
+  // Keys and values alike.
+  absl::Status Count() {
+    if (++nodes_ > limits_.max_nodes) {
+      return absl::InvalidArgumentError(absl::StrCat("chat.template_vars has more than ",
+                                                     limits_.max_nodes,
+                                                     " keys and values (limits.max_json_nodes)"));
+    }
+    if (static_cast<std::int64_t>(json_.size()) <= limits_.max_bytes) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("chat.template_vars has more than ",
+                                                   limits_.max_bytes,
+                                                   " bytes of JSON (limits.max_json_bytes)"));
+  }
+
+  const text::jinja::JsonLimits limits_;
+  std::int64_t nodes_ = 0;
+  std::string json_;
+};
 
 absl::Status CheckCounts(const v1::ChatPrompt& chat) {
   if (chat.messages().empty() || chat.messages_size() > kMaxMessages) {
@@ -128,7 +170,8 @@ text::ChatMessage ToMessage(const v1::ChatMessage& message) {
 
 }  // namespace
 
-absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat) {
+absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
+                                            const text::jinja::JsonLimits& limits) {
   QUIRE_RETURN_IF_ERROR(CheckCounts(chat));
   text::ChatInput input;
   input.template_name = chat.template_name();
@@ -154,9 +197,10 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat) {
                            .parameters_json = tool.parameters_json_schema()});
   }
   if (chat.has_template_vars()) {
-    const absl::StatusOr<json> vars = ToJson(chat.template_vars(), 0);
-    if (!vars.ok()) return Bad(chat, vars.status().message());
-    input.template_vars_json = JsonText(*vars);
+    VarsWriter writer(limits);
+    const absl::Status written = writer.Write(chat.template_vars(), 1);
+    if (!written.ok()) return Bad(chat, written.message());
+    input.template_vars_json = writer.Take();
   }
   return input;
 }

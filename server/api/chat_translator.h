@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "text/chat/chat_input.h"
+#include "text/chat/jinja/json.h"
 
 namespace quire::v1 {
 class ChatPrompt;
@@ -15,8 +16,9 @@ class ChatPrompt;
 
 namespace quire::server {
 
-// Errors: INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT. What JSON documents hold is seen when they
-// are rendered.
-absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& message);
+// Errors: INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT. The limits are those of the variables; what
+// other JSON documents hold is seen when they are rendered.
+absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& message,
+                                            const text::jinja::JsonLimits& limits);
 
 }  // namespace quire::server

@@ -15,6 +15,7 @@
 #include "quire/v1/generation.pb.h"
 #include "server/api/chat_translator.h"
 #include "server/api/status_mapping.h"
+#include "text/chat/chat_template.h"
 
 namespace quire::server {
 namespace {
@@ -28,6 +29,11 @@ constexpr std::int32_t kMaxPriority = 100;
 absl::Status PromptMissing(absl::string_view text) {
   return WithReason(absl::InvalidArgumentError(text), Reason::kPromptMissing,
                     {{"field", "prompt"}});
+}
+
+// The translator itself needs no templates.
+text::jinja::JsonLimits JsonLimitsOf(const TranslatorOptions& options) {
+  return options.chat == nullptr ? text::jinja::JsonLimits() : options.chat->json_limits();
 }
 
 absl::Status ReadPrompt(const v1::GenerateRequest& message, const TranslatorOptions& options,
@@ -49,7 +55,7 @@ absl::Status ReadPrompt(const v1::GenerateRequest& message, const TranslatorOpti
       return absl::OkStatus();
     case v1::GenerateRequest::kChat: {
       engine::ChatPrompt prompt;
-      QUIRE_ASSIGN_OR_RETURN(prompt.chat, ToChatInput(message.chat()));
+      QUIRE_ASSIGN_OR_RETURN(prompt.chat, ToChatInput(message.chat(), JsonLimitsOf(options)));
       prompt.templates = options.chat;
       prompt.parse_special_tokens =
           message.has_parse_special_tokens() ? message.parse_special_tokens() : true;

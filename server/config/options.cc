@@ -21,6 +21,13 @@ std::vector<std::string> ToVector(const List& list) {
   return std::vector<std::string>(list.begin(), list.end());
 }
 
+// Of HttpConfig and OpenAiConfig, which have the same key.
+template <typename Listener>
+std::optional<std::int32_t> MaxPerAddress(const Listener& from) {
+  if (!from.has_max_connections_per_address()) return std::nullopt;
+  return from.max_connections_per_address();
+}
+
 void ReadListeners(const Config& config, DaemonOptions* options) {
   const auto& grpc = config.server().grpc();
   options->grpc_listen = ToVector(grpc.listen());
@@ -46,13 +53,17 @@ void ReadListeners(const Config& config, DaemonOptions* options) {
                                      : absl::InfiniteDuration();
   transport.max_connection_age_grace = ToDuration(grpc.max_connection_age_grace());
   transport.reflection = grpc.reflection();
-  options->http = {.listen = config.server().http().listen(),
-                   .threads = config.server().http().threads(),
-                   .tls = config.server().http().tls()};
+  const auto& http = config.server().http();
+  options->http = {.listen = http.listen(),
+                   .threads = http.threads(),
+                   .tls = http.tls(),
+                   .max_connections = http.max_connections(),
+                   .max_connections_per_address = MaxPerAddress(http)};
   const auto& openai = config.openai();
   options->openai = {.enabled = openai.enabled(),
                      .listen = openai.listen(),
                      .max_connections = openai.max_connections(),
+                     .max_connections_per_address = MaxPerAddress(openai),
                      .max_body_bytes = openai.max_body_bytes(),
                      .allowed_origins = ToVector(openai.allowed_origins())};
   options->metrics_enabled = config.metrics().enabled();
@@ -286,6 +297,10 @@ void ReadChat(const Config& config, ChatTemplateOptions* options) {
   rendering.limits.max_bytes =
       std::min(chat.max_render_bytes(), config.tokenizer().max_input_bytes());
   rendering.limits.max_steps = chat.max_render_steps();
+  const auto& limits = config.limits();
+  rendering.json_limits = {.max_bytes = limits.max_json_bytes(),
+                           .max_nodes = limits.max_json_nodes(),
+                           .max_depth = limits.max_json_depth()};
   rendering.escape_special_in_content = chat.escape_special_in_content();
 }
 

@@ -49,12 +49,15 @@ struct HttpOptions {
   std::string listen;  // empty: off
   std::int32_t threads = 0;
   bool tls = false;
+  std::int32_t max_connections = 0;
+  std::optional<std::int32_t> max_connections_per_address;  // absent: by the address
 };
 
 struct OpenAiOptions {
   bool enabled = false;
   std::string listen;
   std::int32_t max_connections = 0;
+  std::optional<std::int32_t> max_connections_per_address;  // absent: by the address
   std::int64_t max_body_bytes = 0;
   std::vector<std::string> allowed_origins;
 };

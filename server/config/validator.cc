@@ -156,6 +156,11 @@ class Rules {
     if (config_.openai().enabled()) add_http("openai.listen", config_.openai().listen());
   }
 
+  void CheckConnections() {
+    CheckPerAddress("server.http", config_.server().http());
+    CheckPerAddress("openai", config_.openai());
+  }
+
   void CheckOrigins() {
     for (const std::string& origin : config_.openai().allowed_origins()) {
       absl::string_view rest = origin;
@@ -250,6 +255,16 @@ class Rules {
   }
 
  private:
+  template <typename Listener>
+  void CheckPerAddress(const std::string& section, const Listener& listener) {
+    const std::string path = section + ".max_connections_per_address";
+    const int per_address = listener.max_connections_per_address();
+    const int all = listener.max_connections();
+    if (!listener.has_max_connections_per_address() || per_address <= all) return;
+    Error(path, absl::StrCat(Value(path, per_address), " is larger than ",
+                             Other(section + ".max_connections", all)));
+  }
+
   // Callers are known, and no third party reads along.
   bool IsGuarded() const {
     const auto mode = config_.auth().mode();
@@ -328,6 +343,7 @@ void ValidateConfig(const Config& config, const Origins& origins,
   rules.CheckDeviceTypes();
   rules.CheckEngine();
   rules.CheckListeners();
+  rules.CheckConnections();
   rules.CheckOrigins();
   rules.CheckTls();
   rules.CheckAuth();

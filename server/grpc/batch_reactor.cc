@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/error_reason.h"
 #include "base/mutex.h"
+#include "base/within_memory.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/response_translator.h"
 #include "server/grpc/call_util.h"
@@ -58,6 +59,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   struct Item {
     std::unique_ptr<Generation> request;
     bool has_news = false;  // since its stream was last found empty
+    absl::Status failure;   // why no more messages are made; of the pumping thread
   };
   using Items = std::map<std::string, std::shared_ptr<Item>>;
 
@@ -72,6 +74,8 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   void Abandon();
   void Pump();
   bool FillNext();
+  bool TakeEvent(Item& item, v1::BatchGenerateResponse* response);
+  static void FillEnd(Item& item, v1::BatchGenerateResponse* response);
   std::shared_ptr<Item> NextItem() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const HandlerContext context_;
@@ -121,8 +125,8 @@ void BatchReactor::OnReadDone(bool ok) {
     MutexLock lock(&mutex_);
     is_executing_ = true;
   }
-  if (ok) status = ParseMessage(incoming_, &message);
-  if (ok && status.ok()) status = Execute(message);
+  if (ok) status = WithinMemory([&] { return ParseMessage(incoming_, &message); });
+  if (ok && status.ok()) status = WithinMemory([&] { return Execute(message); });
   {
     MutexLock lock(&mutex_);
     reading_ = is_executing_ = false;
@@ -213,8 +217,10 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
   }
   CallInfo info = ReadCallInfo(*call_, *caller, *context_.clock);
   info.request_id_required = true;
-  auto request = Generation::Start(context_, "BatchGenerate", MetadataValue(*call_, "traceparent"),
-                                   message, info);
+  auto request = WithinMemory([&] {
+    return Generation::Start(context_, "BatchGenerate", MetadataValue(*call_, "traceparent"),
+                             message, info);
+  });
   if (!request.ok()) return QueueError(id, request.status());
   auto item = std::make_shared<Item>();
   item->request = *std::move(request);
@@ -373,27 +379,50 @@ bool BatchReactor::FillNext() {
       item = NextItem();
     }
     if (item == nullptr) return false;
-    const std::string& id = item->request->id();
     v1::BatchGenerateResponse response;
-    response.set_request_id(id);
-    if (item->request->TakeResponse(response.mutable_response())) {
-      MutexLock lock(&mutex_);
-      item->has_news = true;  // perhaps; the next look at its stream will tell
-    } else if (item->request->finished()) {
-      const absl::Status status = item->request->Close();
-      response.clear_response();
-      if (status.ok()) {
-        response.mutable_done();
-      } else {
-        FillError(id, status, item->request->usage(), &response);
+    if (TakeEvent(*item, &response)) {
+      {
+        MutexLock lock(&mutex_);
+        item->has_news = true;  // perhaps; the next look at its stream will tell
       }
+      if (!item->failure.ok()) continue;
+      return true;
+    }
+    if (!item->request->finished()) continue;
+    FillEnd(*item, &response);
+    {
       MutexLock lock(&mutex_);
-      items_.erase(id);
-    } else {
-      continue;
+      items_.erase(response.request_id());
     }
     outgoing_ = SerializeMessage(response);
     return true;
+  }
+}
+
+// Whether the item had an event. It is in outgoing_ then, unless there is no memory for it.
+bool BatchReactor::TakeEvent(Item& item, v1::BatchGenerateResponse* response) {
+  bool has_taken = false;
+  const absl::Status made = WithinMemory([&] {
+    response->set_request_id(item.request->id());
+    has_taken = item.request->TakeResponse(response->mutable_response());
+    if (has_taken && item.failure.ok()) outgoing_ = SerializeMessage(*response);
+    return absl::OkStatus();
+  });
+  if (made.ok()) return has_taken;
+  item.failure = made;
+  item.request->Cancel();
+  return true;
+}
+
+void BatchReactor::FillEnd(Item& item, v1::BatchGenerateResponse* response) {
+  absl::Status status = item.request->Close();
+  if (!item.failure.ok()) status = item.failure;
+  response->clear_response();
+  response->set_request_id(item.request->id());
+  if (status.ok()) {
+    response->mutable_done();
+  } else {
+    FillError(item.request->id(), status, item.request->usage(), response);
   }
 }
 

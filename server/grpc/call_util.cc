@@ -1,6 +1,7 @@
 #include "server/grpc/call_util.h"
 
 #include <google/protobuf/message.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 
 #include <vector>
 
@@ -30,6 +31,12 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Messa
     return WithReason(absl::InvalidArgumentError("the call carries no message"),
                       Reason::kPromptMissing, {{"field", "request"}});
   }
+  {
+    grpc::ByteBuffer unread = bytes;  // counted, not copied; the reader wants one that may change
+    grpc::ProtoBufferReader reader(&unread);
+    if (!reader.status().ok()) return absl::InternalError(reader.status().error_message());
+    if (message->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
+  }
   std::vector<grpc::Slice> slices;
   const grpc::Status dumped = bytes.Dump(&slices);
   if (!dumped.ok()) return absl::InternalError(dumped.error_message());
@@ -38,12 +45,16 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Messa
   for (const grpc::Slice& slice : slices) {
     flat.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
   }
-  if (message->ParseFromString(flat)) return absl::OkStatus();
   return ExplainParseFailure(message->GetDescriptor(), flat);
 }
 
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message) {
-  const grpc::Slice slice(message.SerializeAsString());
+  // gRPC would copy the bytes, and ends the process where it has no memory for that.
+  auto bytes = std::make_unique<std::string>(message.SerializeAsString());
+  char* const data = bytes->data();
+  const std::size_t size = bytes->size();
+  const grpc::Slice slice(
+      data, size, [](void* owner) { delete static_cast<std::string*>(owner); }, bytes.release());
   return grpc::ByteBuffer(&slice, 1);
 }
 

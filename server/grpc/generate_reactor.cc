@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "base/within_memory.h"
 #include "quire/v1/generation.pb.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
@@ -25,20 +26,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
 
   void Begin(const grpc::ByteBuffer& bytes, std::shared_ptr<GenerateReactor> self) {
     self_ = self;
-    const absl::StatusOr<Identity> caller =
-        Authorize(context_, *call_, format_.method, Scope::kGenerate);
-    if (!caller.ok()) {
-      context_.probe->CountRefused(ToWireError(caller.status()).reason);
-      return End(caller.status());
-    }
-    const CallInfo info = ReadCallInfo(*call_, *caller, *context_.clock);
-    const std::string traceparent = MetadataValue(*call_, "traceparent");
-    v1::GenerateRequest message;
-    const absl::Status parsed = format_.parse(bytes, &message);
-    if (!parsed.ok()) {
-      return End(Generation::Refuse(context_, format_.method, traceparent, message, info, parsed));
-    }
-    auto request = Generation::Start(context_, format_.method, traceparent, message, info);
+    auto request = WithinMemory([&] { return Accept(bytes); });
     if (!request.ok()) return End(request.status());
     call_->AddInitialMetadata("quire-request-id", (*request)->id());
     bool cancelled = false;
@@ -91,6 +79,45 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
  private:
+  absl::StatusOr<std::unique_ptr<Generation>> Accept(const grpc::ByteBuffer& bytes) {
+    const absl::StatusOr<Identity> caller =
+        Authorize(context_, *call_, format_.method, Scope::kGenerate);
+    if (!caller.ok()) {
+      context_.probe->CountRefused(ToWireError(caller.status()).reason);
+      return caller.status();
+    }
+    const CallInfo info = ReadCallInfo(*call_, *caller, *context_.clock);
+    const std::string traceparent = MetadataValue(*call_, "traceparent");
+    v1::GenerateRequest message;
+    const absl::Status parsed = WithinMemory([&] { return format_.parse(bytes, &message); });
+    if (!parsed.ok()) {
+      return Generation::Refuse(context_, format_.method, traceparent, message, info, parsed);
+    }
+    auto started = WithinMemory(
+        [&] { return Generation::Start(context_, format_.method, traceparent, message, info); });
+    if (!HasReason(started.status(), Reason::kNoMemory)) return started;
+    return Generation::Refuse(context_, format_.method, traceparent, message, info,
+                              started.status());
+  }
+
+  // The next message for the client, if there is one and it can be made; `has_taken` says whether
+  // an event was taken for it.
+  std::optional<grpc::ByteBuffer> TakeMessage(bool* has_taken) {
+    std::optional<grpc::ByteBuffer> written;
+    const absl::Status made = WithinMemory([&] {
+      v1::GenerateResponse message;
+      *has_taken = request_->TakeResponse(&message);
+      // Without a reader nothing is made of it; the engine is about to finish the request.
+      if (*has_taken && !peer_gone_ && failure_.ok()) written = format_.write(&message);
+      return absl::OkStatus();
+    });
+    if (made.ok()) return written;
+    *has_taken = true;
+    failure_ = made;
+    request_->Cancel();
+    return std::nullopt;
+  }
+
   // Sends the next message, or ends the call, unless another thread does so already; that thread
   // looks again before it stops, so no news is lost.
   void Pump() {
@@ -103,17 +130,17 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       pumping_ = true;
     }
     for (;;) {
-      v1::GenerateResponse message;
-      if (request_->TakeResponse(&message)) {
-        if (peer_gone_) continue;  // no reader; the engine is about to finish the request
-        std::optional<grpc::ByteBuffer> written = format_.write(&message);
+      bool has_taken = false;
+      std::optional<grpc::ByteBuffer> written = TakeMessage(&has_taken);
+      if (has_taken) {
         if (!written) continue;
         outgoing_ = *std::move(written);
         StartWrite(&outgoing_);
         return;
       }
       if (request_->finished()) {
-        const absl::Status status = request_->Close();
+        absl::Status status = request_->Close();
+        if (!failure_.ok()) status = failure_;
         if (!status.ok()) AddUsageTrailer(call_, request_->usage());
         return End(status);
       }
@@ -145,6 +172,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   // Of the pumping thread.
   grpc::ByteBuffer outgoing_;
   bool peer_gone_ = false;
+  absl::Status failure_;  // why no more messages are made
 
   Mutex mutex_;
   // Set before the first Pump and taken away after the last one; Pump itself needs no lock for it.

@@ -26,8 +26,8 @@ namespace quire::server {
 namespace {
 
 using Base = v1::GenerationService;
-// Requests come as bytes, so that only those of a known caller are parsed (unary_call.h), and bad
-// UTF-8 gets an answer that says where.
+// Requests come as bytes, so that only those of a known caller are parsed (unary_call.h), bad UTF-8
+// gets an answer that says where, and a message for which there is no memory gets one at all.
 using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMethod_BatchGenerate<
     Base::WithRawCallbackMethod_Tokenize<Base::WithRawCallbackMethod_Detokenize<
         Base::WithRawCallbackMethod_RenderChat<Base::WithRawCallbackMethod_Embed<
@@ -96,9 +96,10 @@ absl::Status CheckBytes(std::int64_t bytes, std::int64_t max_bytes) {
 
 absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::ChatPrompt& chat,
                                           std::int64_t max_bytes, absl::Time wall_now) {
-  QUIRE_ASSIGN_OR_RETURN(const text::ChatInput input, ToChatInput(chat));
+  const std::shared_ptr<const text::ChatTemplates> templates = served.translator.options()->chat;
+  QUIRE_ASSIGN_OR_RETURN(const text::ChatInput input, ToChatInput(chat, templates->json_limits()));
   QUIRE_RETURN_IF_ERROR(CheckBytes(text::InputBytes(input), max_bytes));
-  return served.translator.options()->chat->Render(input, wall_now);
+  return templates->Render(input, wall_now);
 }
 
 absl::Status RenderChat(const ServedModel& served, std::int64_t max_bytes, absl::Time wall_now,
@@ -203,7 +204,7 @@ class GenerationService::Impl final : public RawService {
     return AnswerOnWorker<v1::TokenizeRequest, v1::TokenizeResponse>(
         Unary("Tokenize", call, request, response), &worker_,
         [this, wall_now = context_.clock->WallNow()](const Identity&, const auto& in,
-                                            auto* out) -> absl::Status {
+                                                     auto* out) -> absl::Status {
           QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
           return server::Tokenize(*served, MaxInputBytes(), wall_now, in, out);
         });
@@ -222,7 +223,7 @@ class GenerationService::Impl final : public RawService {
     return AnswerOnWorker<v1::RenderChatRequest, v1::RenderChatResponse>(
         Unary("RenderChat", call, request, response), &worker_,
         [this, wall_now = context_.clock->WallNow()](const Identity&, const auto& in,
-                                            auto* out) -> absl::Status {
+                                                     auto* out) -> absl::Status {
           QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
           return server::RenderChat(*served, MaxInputBytes(), wall_now, in, out);
         });

@@ -1,7 +1,11 @@
 #include "server/http/http_listener.h"
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
 #include <utility>
 
+#include "absl/strings/string_view.h"
 #include "base/status.h"
 
 namespace quire::server {
@@ -18,24 +22,39 @@ HttpAnswer AnswerOf(const HttpHandlers& handlers, const HttpRequest& request) {
   return handler->second(request);
 }
 
+// What supervisors, balancers and scrapers ask.
+bool IsProbe(const HttpRequest& head) {
+  constexpr absl::string_view kProbes[] = {"/livez", "/readyz", "/startupz", "/metrics"};
+  return std::find(std::begin(kProbes), std::end(kProbes), head.path) != std::end(kProbes);
+}
+
+// Nothing that is served here takes a body, so none is waited for.
+std::optional<HttpAnswer> RefuseBody(const HttpRequest&) {
+  return HttpAnswer{.status = 413, .body = "the request has a body, none is read here\n"};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(
-    absl::string_view address, int num_threads, HttpHandlers handlers,
+    const HttpListenerOptions& options, HttpHandlers handlers,
     const CertificateStore* certificates) {
-  HttpServerOptions options;
-  options.address = std::string(address);
-  options.num_threads = num_threads;
-  options.keep_alive = false;
-  options.certificates = certificates;
-  options.requires_client_certificate = false;  // probes have none
+  HttpServerOptions server;
+  server.address = options.address;
+  server.num_threads = options.num_threads;
+  server.max_connections = options.max_connections;
+  server.max_connections_per_address = options.max_connections_per_address;
+  server.keep_alive = false;
+  server.admit = &RefuseBody;
+  server.is_probe = &IsProbe;
+  server.certificates = certificates;
+  server.requires_client_certificate = false;  // probes have none
   QUIRE_ASSIGN_OR_RETURN(
-      auto server,
-      HttpServer::Start(std::move(options), [handlers = std::move(handlers)](
-                                                const std::shared_ptr<HttpExchange>& exchange) {
+      auto started,
+      HttpServer::Start(std::move(server), [handlers = std::move(handlers)](
+                                               const std::shared_ptr<HttpExchange>& exchange) {
         exchange->Answer(AnswerOf(handlers, exchange->request()));
       }));
-  return std::unique_ptr<HttpListener>(new HttpListener(std::move(server)));
+  return std::unique_ptr<HttpListener>(new HttpListener(std::move(started)));
 }
 
 }  // namespace quire::server

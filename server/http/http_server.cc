@@ -1,5 +1,9 @@
 #include "server/http/http_server.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -7,10 +11,10 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <cerrno>
 #include <chrono>
 #include <exception>
-#include <initializer_list>
-#include <map>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,13 +22,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/logging.h"
-#include "base/mutex.h"
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "server/config/validator.h"
-#include "server/http/http_session.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/transport.h"
+#include "server/http/connection_table.h"
+#include "server/http/http_session.h"
+#include "server/http/wait_for_memory.h"
 
 namespace quire::server {
 namespace {
@@ -33,13 +38,14 @@ namespace net = boost::asio;
 using net::ip::tcp;
 using Error = boost::system::error_code;
 
-// Connections above the limit that may still be told so; those above are closed without a word.
-constexpr int kMaxSurplus = 64;
 // Of the system for each connection, so that one that does not read holds little; left alone it
 // would grow to megabytes.
 constexpr int kSendBufferBytes = 128 << 10;
 // After a failed accept, such as for want of descriptors.
-constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr std::chrono::milliseconds kAcceptPause{20};
+// Connections that are closed in one go then.
+constexpr int kMaxClosedAtOnce = 16;
+constexpr absl::Duration kWarningInterval = absl::Seconds(10);
 
 absl::StatusOr<tcp::endpoint> Resolve(net::io_context& io, const std::string& text) {
   ListenAddress address;
@@ -66,6 +72,41 @@ absl::Status BindError(const std::string& address, const Error& error) {
                                              : absl::InvalidArgumentError(text);
 }
 
+PeerAddress PeerOf(const tcp::socket& socket) {
+  Error error;
+  net::ip::address address = socket.remote_endpoint(error).address();
+  if (address.is_v6() && address.to_v6().is_v4_mapped()) {
+    address = net::ip::make_address_v4(net::ip::v4_mapped, address.to_v6());
+  }
+  if (!address.is_v6()) return {address.to_string(), address.is_loopback()};
+  // A host has all of its /64.
+  net::ip::address_v6::bytes_type bytes = address.to_v6().to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), 0);
+  return {absl::StrCat(net::ip::address_v6(bytes).to_string(), "/64"), address.is_loopback()};
+}
+
+// A descriptor for the time when there is no other: given back, it allows to accept a connection,
+// so that the connection can be closed and its client learns at once.
+class SpareDescriptor {
+ public:
+  SpareDescriptor() { Take(); }
+  ~SpareDescriptor() { GiveBack(); }
+  SpareDescriptor(const SpareDescriptor&) = delete;
+  SpareDescriptor& operator=(const SpareDescriptor&) = delete;
+
+  // Stays without one where another thread was faster; the next call tries again.
+  void Take() {
+    if (fd_ < 0) fd_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  }
+  void GiveBack() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
 }  // namespace
 
 class HttpServer::Impl final : public HttpSessionHost {
@@ -79,6 +120,8 @@ class HttpServer::Impl final : public HttpSessionHost {
                  : std::make_unique<TlsContext>(options_.certificates,
                                                 options_.requires_client_certificate,
                                                 TlsProtocol::kHttp1)),
+        table_(static_cast<std::size_t>(options_.max_connections),
+               options_.max_connections_per_address),
         work_(net::make_work_guard(io_)),
         acceptor_(net::make_strand(io_)),
         pause_(acceptor_.get_executor()) {}
@@ -88,48 +131,39 @@ class HttpServer::Impl final : public HttpSessionHost {
   void Shutdown(absl::Time deadline);
 
   const std::string& address() const { return address_; }
-  int num_connections() const {
-    MutexLock lock(&mutex_);
-    return static_cast<int>(sessions_.size());
-  }
+  int num_connections() const { return static_cast<int>(table_.size()); }
 
   const HttpServerOptions& options() const override { return options_; }
   void Handle(const std::shared_ptr<HttpExchange>& exchange) override { handler_(exchange); }
   bool closing() const override { return is_closing_.load(std::memory_order_acquire); }
-  void Left(const HttpSession* session) override {
-    MutexLock lock(&mutex_);
-    sessions_.erase(session);
-    left_.NotifyAll();
-  }
+  void Left(const HttpSession* session) override { table_.Remove(session); }
 
  private:
   void Serve();
-  void Accept();
+  void WaitForConnection();
+  void OnConnection();
+  Error AcceptOne();
+  void OnFailure(const Error& error);
   void OnAccept(tcp::socket socket);
-  bool MakeRoom();
-  std::vector<std::shared_ptr<HttpSession>> Sessions() const;
-  bool WaitUntilEmpty(absl::Time deadline);
+  void CloseUnheard();
 
   const HttpServerOptions options_;
   const HttpHandler handler_;
   std::string address_;
   std::atomic<bool> is_closing_{false};
 
-  mutable Mutex mutex_;
-  CondVar left_;
-  struct Known {
-    std::uint64_t number = 0;  // in the order of their coming
-    std::weak_ptr<HttpSession> session;
-  };
-  std::map<const HttpSession*, Known> sessions_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
-
   net::io_context io_;
   const std::unique_ptr<TlsContext> tls_;  // null: plain text
+  ConnectionTable table_;
   net::executor_work_guard<net::io_context::executor_type> work_;
   tcp::acceptor acceptor_;
   net::steady_timer pause_;
   std::vector<std::thread> threads_;
+
+  // Of the acceptor's sequence.
+  SpareDescriptor spare_;
+  std::int64_t failures_ = 0;  // since the last warning
+  absl::Time next_warning_ = absl::InfinitePast();
 };
 
 absl::Status HttpServer::Impl::Listen() {
@@ -139,6 +173,9 @@ absl::Status HttpServer::Impl::Listen() {
   if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
   if (!error) acceptor_.bind(endpoint, error);
   if (!error) acceptor_.listen(tcp::acceptor::max_listen_connections, error);
+  if (!error) acceptor_.non_blocking(true, error);
+  // Else accepting would wait for the next connection where one was aborted.
+  if (!error) acceptor_.set_option(tcp::acceptor::enable_connection_aborted(true), error);
   if (error) return BindError(options_.address, error);
   const tcp::endpoint bound = acceptor_.local_endpoint(error);
   if (error) return BindError(options_.address, error);
@@ -148,13 +185,13 @@ absl::Status HttpServer::Impl::Listen() {
 }
 
 void HttpServer::Impl::Run() {
-  net::post(acceptor_.get_executor(), [this] { Accept(); });
+  net::post(acceptor_.get_executor(), [this] { WaitForConnection(); });
   for (int i = 0; i < options_.num_threads; ++i) {
     threads_.emplace_back([this] { Serve(); });
   }
 }
 
-// Sessions catch what they and their handlers throw; only an accept without memory throws here.
+// Sessions catch what they and their handlers throw, and so does what accepts.
 void HttpServer::Impl::Serve() {
   SetThreadName("http");
   for (;;) {
@@ -167,24 +204,80 @@ void HttpServer::Impl::Serve() {
   }
 }
 
-void HttpServer::Impl::Accept() {
-  acceptor_.async_accept(net::make_strand(io_), [this](Error error, tcp::socket socket) {
-    if (closing()) return;
-    if (!error) {
-      OnAccept(std::move(socket));
-      return Accept();
-    }
-    log::Warn("http", "connection not accepted", {{"error", error.message()}});
-    pause_.expires_after(kAcceptPause);
-    pause_.async_wait([this](Error stopped) {
-      if (!stopped && !closing()) Accept();
+// Waits and accepts apart, so that a connection that fails in between, for want of memory or a
+// descriptor, does not end the accepting.
+void HttpServer::Impl::WaitForConnection() {
+  WaitForMemory([this] {
+    acceptor_.async_wait(tcp::acceptor::wait_read, [this](Error) {
+      if (!closing()) OnConnection();
     });
   });
 }
 
+void HttpServer::Impl::OnConnection() {
+  Error error;
+  try {
+    error = AcceptOne();
+    if (error) OnFailure(error);
+  } catch (const std::exception&) {  // no memory even to say so
+    error = net::error::no_memory;
+  }
+  if (!error) return WaitForConnection();
+  WaitForMemory([this] {
+    pause_.expires_after(kAcceptPause);
+    pause_.async_wait([this](Error stopped) {
+      if (!stopped && !closing()) WaitForConnection();
+    });
+  });
+}
+
+// OK too when there is no connection any more.
+Error HttpServer::Impl::AcceptOne() {
+  Error error;
+  try {
+    tcp::socket socket(net::make_strand(io_));
+    acceptor_.accept(socket, error);
+    if (!error) OnAccept(std::move(socket));
+  } catch (const std::bad_alloc&) {
+    return net::error::no_memory;
+  }
+  const bool has_gone = error == net::error::would_block || error == net::error::try_again ||
+                        error == net::error::connection_aborted || error == net::error::interrupted;
+  return has_gone ? Error() : error;
+}
+
+void HttpServer::Impl::OnFailure(const Error& error) {
+  ++failures_;
+  const absl::Time now = MonotonicNow();
+  if (now >= next_warning_) {
+    next_warning_ = now + kWarningInterval;
+    log::Warn("http", "connections not accepted",
+              {{"address", address_},
+               {"error", error.message()},
+               {"failures", std::exchange(failures_, 0)}});
+  }
+  if (error.value() != EMFILE && error.value() != ENFILE) return;
+  int closed = 0;
+  while (closed < kMaxClosedAtOnce && table_.CloseOne()) ++closed;
+  if (closed == 0) CloseUnheard();
+}
+
+// Those that wait, while there is no descriptor for them.
+void HttpServer::Impl::CloseUnheard() {
+  spare_.GiveBack();
+  Error error;
+  for (int i = 0; i < kMaxClosedAtOnce && !error; ++i) {
+    tcp::socket socket(io_);
+    acceptor_.accept(socket, error);
+  }
+  spare_.Take();
+}
+
 void HttpServer::Impl::OnAccept(tcp::socket socket) {
-  const int others = num_connections();
-  if (others >= options_.max_connections + kMaxSurplus) return;
+  const PeerAddress peer = PeerOf(socket);
+  std::string surplus = table_.MakeRoom(peer);
+  const bool is_surplus = !surplus.empty();
+  if (is_surplus && !table_.MakeReservedRoom()) return;
   Error ignored;  // tuning, not meaning
   socket.set_option(tcp::no_delay(true), ignored);
   socket.set_option(tcp::socket::send_buffer_size(kSendBufferBytes), ignored);
@@ -196,45 +289,9 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
     if (context == nullptr) return;
     transport = NewTlsTransport(std::move(socket), std::move(context));
   }
-  const bool is_surplus = others >= options_.max_connections && !MakeRoom();
-  auto session = std::make_shared<HttpSession>(this, std::move(transport), is_surplus);
-  {
-    MutexLock lock(&mutex_);
-    sessions_.emplace(session.get(), Known{.number = next_number_++, .session = session});
-  }
+  auto session = std::make_shared<HttpSession>(this, std::move(transport), std::move(surplus));
+  table_.Add(session, peer, is_surplus);
   session->Begin();
-}
-
-// A client that has connected and said nothing gives way to one that comes later, the oldest first;
-// then a client that was served and says nothing more.
-bool HttpServer::Impl::MakeRoom() {
-  const std::vector<std::shared_ptr<HttpSession>> alive = Sessions();
-  for (bool (HttpSession::*const yield)() : {&HttpSession::YieldSilent, &HttpSession::YieldIdle}) {
-    for (const auto& session : alive) {
-      if ((session.get()->*yield)()) return true;
-    }
-  }
-  return false;
-}
-
-// The oldest first.
-std::vector<std::shared_ptr<HttpSession>> HttpServer::Impl::Sessions() const {
-  std::map<std::uint64_t, std::shared_ptr<HttpSession>> by_age;
-  {
-    MutexLock lock(&mutex_);
-    for (const auto& [key, known] : sessions_) {
-      if (auto strong = known.session.lock()) by_age.emplace(known.number, std::move(strong));
-    }
-  }
-  std::vector<std::shared_ptr<HttpSession>> alive;
-  for (auto& [number, session] : by_age) alive.push_back(std::move(session));
-  return alive;
-}
-
-bool HttpServer::Impl::WaitUntilEmpty(absl::Time deadline) {
-  MutexLock lock(&mutex_);
-  while (!sessions_.empty() && MonotonicNow() < deadline) left_.WaitUntil(&mutex_, deadline);
-  return sessions_.empty();
 }
 
 void HttpServer::Impl::Shutdown(absl::Time deadline) {
@@ -245,10 +302,10 @@ void HttpServer::Impl::Shutdown(absl::Time deadline) {
     acceptor_.close(ignored);
     pause_.cancel();
   });
-  for (const auto& session : Sessions()) session->FinishSoon();
-  if (!WaitUntilEmpty(deadline)) {
-    for (const auto& session : Sessions()) session->Abort();
-    WaitUntilEmpty(absl::InfiniteFuture());
+  for (const auto& session : table_.Sessions()) session->FinishSoon();
+  if (!table_.WaitUntilEmpty(deadline)) {
+    for (const auto& session : table_.Sessions()) session->Abort();
+    table_.WaitUntilEmpty(absl::InfiniteFuture());
   }
   work_.reset();
   for (std::thread& thread : threads_) thread.join();

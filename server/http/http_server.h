@@ -7,10 +7,11 @@
 //
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
 // Invariants: every accepted connection has a time by which its next step must be done: handshake,
-//             head, body, each write. Above `max_connections` the oldest connection that has not
-//             sent a head yet is closed, else the oldest one between two requests; if there is
-//             none, the new one is answered 503 and closed. A handler that throws ends its
-//             connection only.
+//             head, the next bytes of a body and all of it, each write. ConnectionTable says how
+//             many there are and which gives way to a new one; where none does, the new one is
+//             answered 503 and closed, unless it asks for a probe. A handler that throws ends its
+//             connection only. Without descriptors or memory connections are closed unheard, and
+//             the server goes on accepting.
 // Threads:    `num_threads` of its own run handlers; see HttpExchange.
 // Lifetime:   the destructor waits for all exchanges, whose handlers must end them once the peer is
 //             gone.
@@ -24,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/error_reason.h"
 #include "server/auth/certificate_store.h"
 #include "server/http/http_message.h"
 
@@ -33,11 +35,13 @@ struct HttpServerOptions {
   std::string address;  // host:port; port 0 takes any free one
   int num_threads = 1;
   int max_connections = 256;
+  std::optional<int> max_connections_per_address;  // absent: see ConnectionTable
   bool keep_alive = true;  // false: one request a connection
   std::uint32_t max_head_bytes = 16 << 10;
   std::function<std::int64_t()> max_body_bytes = [] { return std::int64_t{0}; };
   absl::Duration head_time = absl::Seconds(10);  // and of the handshake
   absl::Duration body_time = absl::Seconds(60);
+  absl::Duration body_silence_time = absl::Seconds(10);  // between two pieces of a body
   absl::Duration idle_time = absl::Seconds(60);  // between requests of a connection
   // Of one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
@@ -45,9 +49,12 @@ struct HttpServerOptions {
   // client that may not ask for anything fills no memory. The handler decides again about the
   // whole. Null: all are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
-  // Answers that the server gives itself: 400, 408, 413, 431, 503. The request is empty where not
-  // even its head is known. Null: plain text.
-  std::function<HttpAnswer(int status, absl::string_view message, const HttpRequest& request)>
+  // Whether a request without body is answered though there is no place for its connection. Null:
+  // none is.
+  std::function<bool(const HttpRequest& head)> is_probe;
+  // Answers that the server gives itself, for a reason that HTTP alone gives, kInputTooLarge or
+  // kNoMemory. The request is empty where not even its head is known. Null: plain text.
+  std::function<HttpAnswer(Reason reason, absl::string_view message, const HttpRequest& request)>
       refuse;
   const CertificateStore* certificates = nullptr;  // null: plain text
   // False: a client certificate is checked if it is shown, whatever tls.require_client_cert says.

@@ -1,5 +1,6 @@
 #include "server/http/http_session.h"
 
+#include <algorithm>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/beast/http/error.hpp>
@@ -7,13 +8,16 @@
 #include <boost/beast/http/status.hpp>
 #include <chrono>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/logging.h"
+#include "server/http/wait_for_memory.h"
 
 namespace quire::server {
 namespace {
@@ -24,6 +28,8 @@ namespace http = boost::beast::http;
 // What a peer may still send after an answer that ends the connection, and how long.
 constexpr std::size_t kMaxLingerBytes = 1 << 20;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
+// A peer that sends keeps its place, one that has stopped in the middle of a request does not.
+constexpr std::chrono::seconds kSilence{1};
 
 absl::string_view View(boost::beast::string_view text) {
   return {text.data(), text.size()};
@@ -61,22 +67,45 @@ absl::string_view HttpRequest::Header(absl::string_view name) const {
 }
 
 HttpSession::HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> transport,
-                         bool is_surplus)
+                         std::string surplus)
     : departure_{host, this},
       host_(host),
       transport_(std::move(transport)),
-      is_surplus_(is_surplus),
-      timer_(transport_->executor()) {}
+      surplus_(std::move(surplus)),
+      timer_(transport_->executor()),
+      last_heard_(std::chrono::steady_clock::now()) {}
 
 // The project throws nothing, but what it calls may: an allocation above all. It is unknown then
 // how much was done, so the connection ends, and with it whatever works for it.
 template <typename Work>
 void HttpSession::Guard(const Work& work) {
   try {
-    work();
+    return work();
+  } catch (const std::bad_alloc&) {
+    if (RefuseForMemory()) return;
+    log::Error("http", "no memory, the connection ends");
   } catch (const std::exception& error) {
     log::Error("http", "exception, the connection ends", {{"error", error.what()}});
-    Close();
+  }
+  Close();
+}
+
+// Gives back what the request has taken, tells who works for it that the peer gets no more of it,
+// and answers. False when it is too late for an answer, or when there is no memory even for that.
+bool HttpSession::RefuseForMemory() {
+  const bool may_answer = state_ == State::kReading || state_ == State::kHandling;
+  if (!may_answer || has_answer_ || is_continuing_) return false;
+  parser_.reset();
+  std::string().swap(input_);
+  std::string().swap(request_.body);
+  std::string().swap(stream_head_);
+  try {
+    const std::function<void()> gone = std::exchange(on_gone_, nullptr);
+    if (gone) gone();
+    RefuseWith(Reason::kNoMemory, "there is no memory for this request");
+    return true;
+  } catch (const std::exception&) {
+    return false;
   }
 }
 
@@ -103,20 +132,19 @@ void HttpSession::FinishSoon() {
   });
 }
 
-bool HttpSession::YieldSilent() {
-  if (!awaits_first_head_.exchange(false)) return false;
-  Post([this] {
-    if (state_ == State::kHandshake || (state_ == State::kReading && !is_head_parsed_)) Close();
-  });
+bool HttpSession::Yield(Awaited awaited) {
+  const auto silence = std::chrono::steady_clock::now() - last_heard_.load();
+  if (awaited == Awaited::kRest && silence < kSilence) return false;
+  if (!awaited_.compare_exchange_strong(awaited, Awaited::kEnd)) return false;
+  Abort();
   return true;
 }
 
-bool HttpSession::YieldIdle() {
-  if (!is_idle_.exchange(false)) return false;
-  Post([this] {
-    if (state_ == State::kReading && !has_begun_) Close();
-  });
-  return true;
+// One that gives way is about to close, whatever comes meanwhile.
+void HttpSession::Await(Awaited awaited) {
+  Awaited before = awaited_.load();
+  while (before != Awaited::kEnd && !awaited_.compare_exchange_weak(before, awaited)) {
+  }
 }
 
 void HttpSession::Abort() {
@@ -124,8 +152,12 @@ void HttpSession::Abort() {
 }
 
 void HttpSession::Post(std::function<void()> work) {
-  net::post(transport_->executor(),
-            [self = shared_from_this(), work = std::move(work)] { self->Guard(work); });
+  const auto shared_work =
+      WaitForMemory([&] { return std::make_shared<const std::function<void()>>(std::move(work)); });
+  WaitForMemory([&] {
+    net::post(transport_->executor(),
+              [self = shared_from_this(), shared_work] { self->Guard(*shared_work); });
+  });
 }
 
 void HttpSession::OnGone(std::function<void()> callback) {
@@ -146,12 +178,13 @@ void HttpSession::BeginRequest() {
   parser_->body_limit(static_cast<std::uint64_t>(options.max_body_bytes()));
   has_begun_ = !input_.empty();
   is_head_parsed_ = false;
+  has_answer_ = false;
   std::string certificate_name = std::move(request_.certificate_name);
   request_ = HttpRequest();
   request_.certificate_name = std::move(certificate_name);
   Arm(served_ == 0 || has_begun_ ? options.head_time : options.idle_time);
+  if (served_ > 0) Await(has_begun_ ? Awaited::kRest : Awaited::kNextRequest);
   if (has_begun_) return Parse();
-  is_idle_.store(served_ > 0);
   ReadMore();
 }
 
@@ -171,14 +204,17 @@ void HttpSession::ReadAhead() {
 
 void HttpSession::OnRead(Error error, std::size_t size) {
   is_reading_ = false;
+  last_heard_.store(std::chrono::steady_clock::now());
   switch (state_) {
     case State::kReading:
       if (error) return Close();
       input_.append(chunk_.data(), size);
       if (!has_begun_) {
         has_begun_ = true;
-        is_idle_.store(false);
+        if (served_ > 0) Await(Awaited::kRest);
         Arm(host_->options().head_time);
+      } else if (is_head_parsed_) {
+        ArmForBody();
       }
       if (is_continuing_) return;  // its end parses
       return Parse();
@@ -205,7 +241,8 @@ void HttpSession::Parse() {
     if (parser_->is_done()) return Handle();
     if (!is_head_parsed_ && parser_->is_header_done()) {
       is_head_parsed_ = true;
-      Arm(host_->options().body_time);
+      body_deadline_ = MonotonicNow() + host_->options().body_time;
+      ArmForBody();
       if (!TakeHead()) return;
       if (absl::EqualsIgnoreCase(request_.Header("expect"), "100-continue")) return SendContinue();
     }
@@ -214,6 +251,11 @@ void HttpSession::Parse() {
   // The parser takes the head of a chunk, and all trailers, only once they are whole.
   if (input_.size() > host_->options().max_head_bytes) return Refuse(http::error::header_limit);
   ReadMore();
+}
+
+// A body has a time as a whole, and its next bytes have one.
+void HttpSession::ArmForBody() {
+  Arm(std::min(body_deadline_ - MonotonicNow(), host_->options().body_silence_time));
 }
 
 void HttpSession::SendContinue() {
@@ -233,22 +275,25 @@ void HttpSession::Refuse(Error error) {
     // The head alone may tell that the body is too large; it is whole then.
     if (!is_head_parsed_) ReadHead();
     return RefuseWith(
-        413, absl::StrCat("the body has more than ", host_->options().max_body_bytes(), " bytes"));
+        Reason::kInputTooLarge,
+        absl::StrCat("the body has more than ", host_->options().max_body_bytes(), " bytes"));
   }
   if (error == http::error::header_limit) {
     const absl::string_view what =
         is_head_parsed_ ? "the head of a chunk or the trailers" : "request line and headers";
     return RefuseWith(
-        431, absl::StrCat(what, " have more than ", host_->options().max_head_bytes, " bytes"));
+        Reason::kHeadersTooLarge,
+        absl::StrCat(what, " have more than ", host_->options().max_head_bytes, " bytes"));
   }
-  RefuseWith(400, absl::StrCat("no HTTP request: ", error.message()));
+  RefuseWith(Reason::kBadRequest, absl::StrCat("no HTTP request: ", error.message()));
 }
 
 // Answers what never became a request.
-void HttpSession::RefuseWith(int status, absl::string_view message) {
+void HttpSession::RefuseWith(Reason reason, absl::string_view message) {
   const auto& refuse = host_->options().refuse;
-  RefuseWith(refuse ? refuse(status, message, request_)
-                    : HttpAnswer{.status = status, .body = absl::StrCat(message, "\n")});
+  RefuseWith(refuse ? refuse(reason, message, request_)
+                    : HttpAnswer{.status = RowOf(reason).http_status,
+                                 .body = absl::StrCat(message, "\n")});
 }
 
 // What follows on the connection belongs to the refused request or cannot be understood.
@@ -262,6 +307,13 @@ void HttpSession::RefuseWith(HttpAnswer answer) {
 // Reads the head that the parser has; false when the request was refused for it.
 bool HttpSession::TakeHead() {
   ReadHead();
+  if (!surplus_.empty()) {
+    const auto& is_probe = host_->options().is_probe;
+    keep_alive_ = false;
+    if (is_probe && parser_->is_done() && is_probe(request_)) return true;
+    RefuseWith(Reason::kTooManyConnections, surplus_);
+    return false;
+  }
   const auto& admit = host_->options().admit;
   if (!admit || parser_->is_done()) return true;
   std::optional<HttpAnswer> refusal = admit(request_);
@@ -270,7 +322,7 @@ bool HttpSession::TakeHead() {
 }
 
 void HttpSession::ReadHead() {
-  awaits_first_head_.store(false);
+  Await(Awaited::kRest);
   const auto& message = parser_->get();
   request_.method = std::string(View(message.method_string()));
   const absl::string_view target = View(message.target());
@@ -287,14 +339,11 @@ void HttpSession::ReadHead() {
 }
 
 void HttpSession::Handle() {
-  if (!is_head_parsed_) TakeHead();
+  if (!is_head_parsed_ && !TakeHead()) return;
   request_.body = std::move(parser_->get().body());
   parser_.reset();
   ++served_;
-  if (is_surplus_) {
-    return RefuseWith(
-        503, absl::StrCat("all ", host_->options().max_connections, " connections are in use"));
-  }
+  Await(Awaited::kNothing);
   state_ = State::kHandling;
   Disarm();
   ReadAhead();
@@ -319,7 +368,7 @@ std::string HttpSession::Head(const HttpAnswer& answer, bool has_length) const {
 }
 
 void HttpSession::Answer(HttpAnswer answer) {
-  if (state_ != State::kHandling) return;
+  if (state_ != State::kHandling || has_answer_) return;
   if (host_->closing()) keep_alive_ = false;
   std::string bytes = Head(answer, /*has_length=*/true);
   if (request_.method != "HEAD") bytes += answer.body;
@@ -327,7 +376,7 @@ void HttpSession::Answer(HttpAnswer answer) {
 }
 
 void HttpSession::BeginStream(HttpAnswer head) {
-  if (state_ != State::kHandling) return;
+  if (state_ != State::kHandling || has_answer_) return;
   // Without chunks only the end of the connection ends the body.
   if (!is_chunked_ || host_->closing()) keep_alive_ = false;
   stream_head_ = Head(head, /*has_length=*/false);
@@ -358,6 +407,8 @@ void HttpSession::EndStream(bool whole) {
 
 // `done` runs only if all was sent and the session is still open.
 void HttpSession::Send(std::string bytes, std::function<void()> done) {
+  Await(Awaited::kNothing);
+  has_answer_ = true;
   outgoing_ = std::move(bytes);
   Arm(host_->options().write_time());
   transport_->Write(net::buffer(outgoing_),
@@ -379,6 +430,7 @@ void HttpSession::EndExchange() {
 // Closing while the peer still sends would make its system drop the answer.
 void HttpSession::Linger() {
   state_ = State::kLingering;
+  Await(Awaited::kRest);
   input_.clear();
   transport_->ShutdownSend();
   Arm(kLingerTime);
@@ -408,7 +460,7 @@ void HttpSession::OnTimer() {
   if (!is_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
   // A client that does not even read the 100 of a body would not read this either.
   if (state_ == State::kReading && has_begun_ && !is_continuing_) {
-    return RefuseWith(408, "the request did not arrive in time");
+    return RefuseWith(Reason::kRequestTimeout, "the request did not arrive in time");
   }
   Close();
 }

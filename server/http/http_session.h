@@ -9,9 +9,10 @@
 //             request, which wait; once those are as many as a head may have, no more is read.
 //             What is read and not parsed is never much more than that. At most one write is under
 //             way. A closed session stays closed. An exception of whatever runs here ends the
-//             connection only.
-// Threads:    the sequence of its transport; Post, Begin, FinishSoon, YieldSilent, YieldIdle and
-//             Abort from any.
+//             connection only; without memory the request is answered 503 if nothing of an answer
+//             is out. Without memory even for a few bytes, Post waits for it: what is posted may be
+//             the end of an exchange.
+// Threads:    the sequence of its transport; Post, Begin, FinishSoon, Yield and Abort from any.
 // Lifetime:   kept by its pending operations and by handlers; `host` outlives it, and learns of its
 //             end.
 
@@ -20,18 +21,29 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/time/time.h"
+#include "base/error_reason.h"
 #include "server/http/http_server.h"
 #include "server/edge/transport.h"
 
 namespace quire::server {
 
 class HttpSession;
+
+// What the server waits for, while its peer says nothing.
+enum class Awaited : std::uint8_t {
+  kNothing,      // a handler works, or an answer is being written
+  kFirstHead,    // the handshake, or the head of the first request
+  kNextRequest,  // any byte of another request
+  kRest,         // more of a request: a later head, a body, or what follows behind a refusal
+  kEnd,          // it has given way: this session closes
+};
 
 // What sessions ask of the server that they belong to.
 class HttpSessionHost {
@@ -48,16 +60,16 @@ class HttpSessionHost {
 
 class HttpSession final : public HttpExchange, public std::enable_shared_from_this<HttpSession> {
  public:
-  // `is_surplus`: there are too many connections, every request is answered 503.
-  HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> transport, bool is_surplus);
+  // `surplus` says why there is no place for this connection: only probes are answered, all other
+  // requests get 503 with that text as soon as their head is there. Empty: it has a place.
+  HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> transport, std::string surplus);
 
   void Begin();
   // Closes now if no answer is under way, else behind it.
   void FinishSoon();
-  // Closes, to make room for a newer connection, if not even one head has arrived, or if it stands
-  // between two requests. Else, and the second time, false.
-  bool YieldSilent();
-  bool YieldIdle();
+  // Closes, to make room for a newer connection, if it waits for `awaited`; in the middle of a
+  // request only if its peer has been silent for a second. Else, and the second time, false.
+  bool Yield(Awaited awaited);
   void Abort();
 
   const HttpRequest& request() const override { return request_; }
@@ -75,6 +87,8 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
 
   template <typename Work>
   void Guard(const Work& work);
+  bool RefuseForMemory();
+  void Await(Awaited awaited);
   void BeginRequest();
   void ReadMore();
   void ReadAhead();
@@ -82,10 +96,11 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void Parse();
   void SendContinue();
   void Refuse(Error error);
-  void RefuseWith(int status, absl::string_view message);
+  void RefuseWith(Reason reason, absl::string_view message);
   void RefuseWith(HttpAnswer answer);
   bool TakeHead();
   void ReadHead();
+  void ArmForBody();
   void Handle();
   std::string Head(const HttpAnswer& answer, bool has_length) const;
   void Send(std::string bytes, std::function<void()> done);
@@ -105,7 +120,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   const Departure departure_;
   HttpSessionHost* const host_;
   const std::unique_ptr<Transport> transport_;
-  const bool is_surplus_;
+  const std::string surplus_;
   boost::asio::steady_timer timer_;
   bool is_armed_ = false;
 
@@ -116,14 +131,16 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   bool has_begun_ = false;  // some of the request is there
   bool is_head_parsed_ = false;
+  absl::Time body_deadline_;
   bool is_continuing_ = false;  // "100 Continue" is being written, before any other byte may be
-  std::atomic<bool> awaits_first_head_{true};
-  std::atomic<bool> is_idle_{false};  // served before, and nothing of a next request is there
+  std::atomic<Awaited> awaited_{Awaited::kFirstHead};
+  std::atomic<std::chrono::steady_clock::time_point> last_heard_;  // when the last bytes came
   std::int64_t served_ = 0;
   std::size_t lingered_bytes_ = 0;
 
   HttpRequest request_;
   bool keep_alive_ = false;
+  bool has_answer_ = false;  // some of the answer may be out
   bool is_chunked_ = false;  // how a stream's body leaves
   std::string stream_head_;  // waits for the first piece
   std::string outgoing_;

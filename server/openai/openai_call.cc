@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
 #include "base/status.h"
+#include "base/within_memory.h"
 #include "server/api/request_translator.h"
 #include "server/api/status_mapping.h"
 #include "server/config/live_config.h"
+#include "server/config/options.h"
 #include "server/openai/openai_error.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -28,6 +31,12 @@ absl::Status TooLargeAnswer(std::size_t max_bytes) {
       absl::InvalidArgumentError(absl::StrCat("the answer has more than ", max_bytes,
                                               " bytes; ask for a stream, or for less at once")),
       Reason::kBadParameter, {{"field", "stream"}});
+}
+
+// A library failed, most often for want of memory.
+absl::Status StatusOf(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return NoMemoryError();
+  return SanitizeInternalError(absl::InternalError(error.what()));
 }
 
 }  // namespace
@@ -69,15 +78,22 @@ void OpenAiCall::Prepare(const std::string& body) {
     error_ = SanitizeInternalError(request.status());
     context_.probe->CountRefused(ToWireError(error_).reason);
   } catch (const std::exception& error) {
-    Fail(SanitizeInternalError(absl::InternalError(error.what())));
+    Fail(StatusOf(error));
   }
 }
 
 absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
-  QUIRE_ASSIGN_OR_RETURN(OpenAiRequest request,
-                         head_.is_chat ? ParseChatRequest(body) : ParseCompletionRequest(body));
+  const std::shared_ptr<const DaemonOptions> options = context_.config->options();
+  const text::jinja::JsonLimits& json = options->chat.rendering.json_limits;
+  const OpenAiLimits limits = {
+      .max_json_nodes = json.max_nodes,
+      .max_json_depth = json.max_depth,
+      .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
+  QUIRE_ASSIGN_OR_RETURN(OpenAiRequest request, head_.is_chat
+                                                    ? ParseChatRequest(body, limits)
+                                                    : ParseCompletionRequest(body, limits));
   // A longer list could never wait as a whole.
-  const std::int32_t most = context_.config->options()->engine.max_queued_requests;
+  const std::int32_t most = options->engine.max_queued_requests;
   if (request.prompts.size() > static_cast<std::size_t>(most)) {
     return BadParameter("prompt", absl::StrCat(request.prompts.size(), " entries long"),
                         absl::StrCat("at most ", most, " entries (limits.max_queued_requests)"));
@@ -145,7 +161,7 @@ void OpenAiCall::Pump() {
   } catch (const std::exception& error) {
     // What was taken is lost, so the call cannot go on; behind a failure nothing is made of the
     // rest.
-    Fail(SanitizeInternalError(absl::InternalError(error.what())));
+    Fail(StatusOf(error));
     Collect();
   }
   if (!events.empty()) return WriteEvents(std::move(events));
@@ -227,7 +243,7 @@ void OpenAiCall::End() {
         last = answer_->TakeBody();
       }
     } catch (const std::exception& error) {
-      error_ = SanitizeInternalError(absl::InternalError(error.what()));
+      error_ = StatusOf(error);
     }
   }
   has_ended_ = true;

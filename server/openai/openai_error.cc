@@ -85,26 +85,9 @@ HttpAnswer OpenAiError(const absl::Status& status) {
   return answer;
 }
 
-HttpAnswer RefuseAsOpenAi(int http_status, absl::string_view message) {
-  Reason reason = Reason::kBadRequest;
-  switch (http_status) {
-    case 408:
-      reason = Reason::kRequestTimeout;
-      break;
-    case 413:
-      reason = Reason::kInputTooLarge;
-      break;
-    case 431:
-      reason = Reason::kHeadersTooLarge;
-      break;
-    case 503:
-      reason = Reason::kTooManyConnections;
-      break;
-    default:
-      break;
-  }
-  HttpAnswer answer = Answer(http_status, reason, message, "");
-  if (http_status == 503) answer.headers.emplace_back("Retry-After", "1");
+HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message) {
+  HttpAnswer answer = OpenAiError(reason, message, "");
+  if (answer.status == 503) answer.headers.emplace_back("Retry-After", "1");
   return answer;
 }
 

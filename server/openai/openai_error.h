@@ -26,6 +26,6 @@ HttpAnswer OpenAiError(const absl::Status& status);
 std::string OpenAiParam(absl::string_view field);
 
 // Answers that HttpServer gives itself, such as to a body that is too large.
-HttpAnswer RefuseAsOpenAi(int http_status, absl::string_view message);
+HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message);
 
 }  // namespace quire::server

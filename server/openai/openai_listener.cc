@@ -34,16 +34,18 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
   server.address = options->openai.listen;
   server.num_threads = kNumThreads;
   server.max_connections = options->openai.max_connections;
+  server.max_connections_per_address = options->openai.max_connections_per_address;
   server.max_body_bytes = [config = context.config] {
     return config->options()->openai.max_body_bytes;
   };
   server.write_time = [config = context.config] {
     return config->options()->engine.slow_client_timeout + kWriteMargin;
   };
-  server.refuse = [service = &listener->service_](int status, absl::string_view message,
+  server.refuse = [service = &listener->service_](Reason reason, absl::string_view message,
                                                   const HttpRequest& request) {
-    return service->RefuseUnread(status, message, request);
+    return service->RefuseUnread(reason, message, request);
   };
+  server.is_probe = &OpenAiService::IsProbe;
   server.admit = [service = &listener->service_](const HttpRequest& head) {
     return service->Refusal(head);
   };

@@ -28,6 +28,25 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return NameField(value.Error(problem), value);
 }
 
+absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
+                           v1::SamplingParams* sampling) {
+  const auto bias = body.Find("logit_bias");
+  if (!bias) return absl::OkStatus();
+  if (!bias->is_object()) return BadField(*bias, "must be an object of token ids and numbers");
+  if (bias->raw().size() > static_cast<std::size_t>(limits.max_logit_bias_entries)) {
+    return BadField(*bias, absl::StrCat("has ", bias->raw().size(), " entries, at most ",
+                                        limits.max_logit_bias_entries, " are allowed"));
+  }
+  for (const auto& [key, value] : bias->raw().items()) {
+    std::int32_t token = 0;
+    if (!absl::SimpleAtoi(key, &token) || !value.is_number()) {
+      return BadField(*bias, "must be an object of token ids and numbers");
+    }
+    (*sampling->mutable_logit_bias())[token] = static_cast<float>(value.get<double>());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) {
   QUIRE_RETURN_IF_ERROR(body.Float("temperature", [&](float v) { sampling->set_temperature(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("top_p", [&](float v) { sampling->set_top_p(v); }));
@@ -42,18 +61,7 @@ absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) 
   QUIRE_RETURN_IF_ERROR(
       body.Float("frequency_penalty", [&](float v) { sampling->set_frequency_penalty(v); }));
   QUIRE_RETURN_IF_ERROR(body.Int64("seed", [&](std::int64_t v) { sampling->set_seed(v); }));
-  QUIRE_RETURN_IF_ERROR(body.Int32("n", [&](std::int32_t v) { sampling->set_choice_count(v); }));
-  const auto bias = body.Find("logit_bias");
-  if (!bias) return absl::OkStatus();
-  if (!bias->is_object()) return BadField(*bias, "must be an object of token ids and numbers");
-  for (const auto& [key, value] : bias->raw().items()) {
-    std::int32_t token = 0;
-    if (!absl::SimpleAtoi(key, &token) || !value.is_number()) {
-      return BadField(*bias, "must be an object of token ids and numbers");
-    }
-    (*sampling->mutable_logit_bias())[token] = static_cast<float>(value.get<double>());
-  }
-  return absl::OkStatus();
+  return body.Int32("n", [&](std::int32_t v) { sampling->set_choice_count(v); });
 }
 
 template <typename Add>
@@ -140,11 +148,12 @@ std::string CutLabel(std::string text) {
 }
 
 // What both calls have.
-absl::Status ReadShared(const JsonFields& body, v1::GenerateRequest* request,
-                        OpenAiRequest* result) {
+absl::Status ReadShared(const JsonFields& body, const OpenAiLimits& limits,
+                        v1::GenerateRequest* request, OpenAiRequest* result) {
   QUIRE_RETURN_IF_ERROR(
       body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
   QUIRE_RETURN_IF_ERROR(ReadSampling(body, request->mutable_sampling()));
+  QUIRE_RETURN_IF_ERROR(ReadLogitBias(body, limits, request->mutable_sampling()));
   QUIRE_RETURN_IF_ERROR(ReadStopping(body, request->mutable_stopping()));
   QUIRE_RETURN_IF_ERROR(ReadResponseFormat(body, request));
   QUIRE_RETURN_IF_ERROR(ReadStream(body, result));
@@ -224,8 +233,10 @@ absl::Status RefuseUnserved(const JsonFields& body, std::int32_t choices) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<formats::JsonDocument> ParseObject(absl::string_view body) {
-  auto document = formats::JsonDocument::Parse(body);
+absl::StatusOr<formats::JsonDocument> ParseObject(absl::string_view body,
+                                                  const OpenAiLimits& limits) {
+  auto document = formats::JsonDocument::Parse(
+      body, {.max_depth = limits.max_json_depth, .max_nodes = limits.max_json_nodes});
   absl::Status status = document.status();
   if (status.ok()) status = document->root().CheckObject();
   if (!status.ok()) {
@@ -237,12 +248,13 @@ absl::StatusOr<formats::JsonDocument> ParseObject(absl::string_view body) {
 
 }  // namespace
 
-absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(bytes));
+absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
+                                                     const OpenAiLimits& limits) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(bytes, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   v1::GenerateRequest shared;
-  QUIRE_RETURN_IF_ERROR(ReadShared(body, &shared, &result));
+  QUIRE_RETURN_IF_ERROR(ReadShared(body, limits, &shared, &result));
   QUIRE_RETURN_IF_ERROR(RefuseUnserved(body, result.choices));
   QUIRE_RETURN_IF_ERROR(body.Bool("echo", [&](bool v) { result.echo = v; }));
   QUIRE_RETURN_IF_ERROR(
@@ -265,13 +277,14 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes) {
   return result;
 }
 
-absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(bytes));
+absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
+                                               const OpenAiLimits& limits) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(bytes, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   result.is_chat = true;
   v1::GenerateRequest request;
-  QUIRE_RETURN_IF_ERROR(ReadShared(body, &request, &result));
+  QUIRE_RETURN_IF_ERROR(ReadShared(body, limits, &request, &result));
   QUIRE_RETURN_IF_ERROR(body.Bool("logprobs", [&](bool v) { result.logprobs = v; }));
   v1::OutputOptions* const output = request.mutable_output();
   if (result.logprobs) output->set_logprobs(0);

@@ -8,7 +8,7 @@
 //             behind it, by RequestTranslator.
 // Invariants: fields that are unknown or null are as if absent. A field of the wrong type is
 //             INVALID_ARGUMENT / BAD_PARAMETER with metadata `field` as the client wrote it. Bodies
-//             are read by formats/json_value.h: valid UTF-8, 64 levels, no key twice.
+//             are read by formats/json_value.h: valid UTF-8, no key twice, within OpenAiLimits.
 // Threads:    any.
 
 #include <cstdint>
@@ -34,7 +34,16 @@ struct OpenAiRequest {
   bool hides_output = false;
 };
 
-absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body);
-absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body);
+// limits.* of the configuration, as far as they bound the reading itself.
+struct OpenAiLimits {
+  std::int64_t max_json_nodes = 250000;
+  int max_json_depth = 64;
+  std::int32_t max_logit_bias_entries = 1024;
+};
+
+absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body,
+                                                     const OpenAiLimits& limits = {});
+absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body,
+                                               const OpenAiLimits& limits = {});
 
 }  // namespace quire::server

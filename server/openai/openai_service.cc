@@ -129,9 +129,9 @@ std::optional<HttpAnswer> OpenAiService::Refusal(const HttpRequest& head) const 
   return With(OriginHeaders(head), Refuse(head, caller.status()));
 }
 
-HttpAnswer OpenAiService::RefuseUnread(int http_status, absl::string_view message,
+HttpAnswer OpenAiService::RefuseUnread(Reason reason, absl::string_view message,
                                        const HttpRequest& request) const {
-  return With(OriginHeaders(request), RefuseAsOpenAi(http_status, message));
+  return With(OriginHeaders(request), RefuseAsOpenAi(reason, message));
 }
 
 // The error, counted as the end of the call.

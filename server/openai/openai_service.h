@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/error_reason.h"
 #include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/auth/authenticator.h"
@@ -34,8 +35,10 @@ class OpenAiService {
   // What refuses a request whose body has not been read: its origin, or its caller.
   std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
   // What the server itself refuses, such as a body that is too large, for the page that asks.
-  HttpAnswer RefuseUnread(int http_status, absl::string_view message,
+  HttpAnswer RefuseUnread(Reason reason, absl::string_view message,
                           const HttpRequest& request) const;
+  // Whether the request is answered though there is no place for its connection.
+  static bool IsProbe(const HttpRequest& head) { return head.path == "/health"; }
 
   // The status page of the operators' listener at this port may call too, from the host that it was
   // asked by itself.

@@ -353,6 +353,28 @@ def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, w
     assert http_get(address, path)[0] == 200
 
 
+@pytest.mark.parametrize("which", ["http", "openai"])
+def test_bodies_that_do_not_come_keep_nobody_out(daemon, neighbour, which):
+    """As many heads of chunked bodies as there may be connections: probes at once, all else as soon as one gives way."""
+    address = daemon.http_address if which == "http" else daemon.openai_address
+    probe, other = ("/livez", "/status.json") if which == "http" else ("/health", "/v1/models")
+    held = []
+    try:
+        for i in range(300):
+            held.append(connect(address))
+            send_quietly(held[-1], b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            if i % 50 == 49:
+                start = time.monotonic()
+                assert http_get(address, probe)[0] == 200, i
+                assert time.monotonic() - start < 2
+        wait_until(lambda: http_get(address, other)[0] == 200, "a place becomes free")
+        deadline = time.monotonic() + 30
+        assert all(is_closed(connection, deadline - time.monotonic()) for connection in held)
+    finally:
+        for connection in held:
+            connection.close()
+
+
 def test_slow_headers_do_not_take_the_health_port(daemon, neighbour):
     slow = [connect(daemon.http_address) for _ in range(100)]
     try:

@@ -91,7 +91,7 @@ TEST_F(ChatPromptTest, NoMemoryEndsOnlyTheRequest) {
   const std::int64_t huge = std::int64_t{1} << 60;
   const absl::Status status = Run(chat, "{{ 'x' * 1000000000000000 }}", {huge, huge}).first;
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_EQ(ReasonOf(status), "QUEUE_FULL");
+  EXPECT_EQ(ReasonOf(status), "NO_MEMORY");
   EXPECT_TRUE(Run(chat, "fixed").first.ok());
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   EXPECT_TRUE(engine_->CheckIntegrity().ok());

@@ -15,7 +15,7 @@
 
 namespace quire::server {
 
-HttpClient::HttpClient(const std::string& address) {
+HttpClient::HttpClient(const std::string& address, const std::string& source) {
   int port = 0;
   EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
   sockaddr_in peer = {};
@@ -25,6 +25,12 @@ HttpClient::HttpClient(const std::string& address) {
   fd_ = socket(AF_INET, SOCK_STREAM, 0);
   const timeval patience = {.tv_sec = 20, .tv_usec = 0};
   setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  if (!source.empty()) {
+    sockaddr_in own = {};
+    own.sin_family = AF_INET;
+    EXPECT_EQ(inet_pton(AF_INET, source.c_str(), &own.sin_addr), 1);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
+  }
   EXPECT_EQ(connect(fd_, reinterpret_cast<const sockaddr*>(&peer), sizeof(peer)), 0);
 }
 

@@ -17,8 +17,9 @@ struct HttpReply {
 
 class HttpClient {
  public:
-  // `address` is 127.0.0.1:port. Reads give up after 20 s.
-  explicit HttpClient(const std::string& address);
+  // `address` is 127.0.0.1:port. Reads give up after 20 s. `source`, if any, is the client's
+  // own address.
+  explicit HttpClient(const std::string& address, const std::string& source = "");
   ~HttpClient() { Close(); }
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "server/http/ops_handlers.h"
 #include "tests/server/http_client.h"
@@ -13,6 +17,10 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+
+HttpListenerOptions Options(const std::string& address = "127.0.0.1:0") {
+  return {.address = address, .num_threads = 2, .max_connections = 8};
+}
 
 // The operators' listener closes after each answer.
 std::string Ask(const std::string& address, const std::string& request) {
@@ -27,8 +35,7 @@ std::string Get(const std::string& address, const std::string& path) {
 
 TEST(HttpListenerTest, ServesPathsAndRefusesTheRest) {
   auto listener = HttpListener::Start(
-      "127.0.0.1:0", 2,
-      {{"/page", [](const HttpRequest&) { return HttpAnswer{.body = "hello\n"}; }}});
+      Options(), {{"/page", [](const HttpRequest&) { return HttpAnswer{.body = "hello\n"}; }}});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const std::string& address = (*listener)->address();
   EXPECT_THAT(Get(address, "/page"), StartsWith("HTTP/1.1 200 OK\r\n"));
@@ -42,11 +49,43 @@ TEST(HttpListenerTest, ServesPathsAndRefusesTheRest) {
 }
 
 TEST(HttpListenerTest, APortThatIsTakenIsAnErrorThatNamesIt) {
-  auto first = HttpListener::Start("127.0.0.1:0", 2, {});
+  auto first = HttpListener::Start(Options(), {});
   ASSERT_TRUE(first.ok());
-  const auto second = HttpListener::Start((*first)->address(), 2, {});
+  const auto second = HttpListener::Start(Options((*first)->address()), {});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(second.status().message(), HasSubstr((*first)->address()));
+}
+
+// Nothing here takes a body, so a client cannot hold a connection by not sending it.
+TEST(HttpListenerTest, BodiesAreRefusedUnread) {
+  auto listener = HttpListener::Start(Options(), {});
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const std::string& address = (*listener)->address();
+  for (const char* const body : {"Transfer-Encoding: chunked", "Content-Length: 5"}) {
+    HttpClient client(address);
+    ASSERT_TRUE(client.Send(absl::StrCat("POST /livez HTTP/1.1\r\nHost: x\r\n", body, "\r\n\r\n")));
+    EXPECT_EQ(client.Read().status, 413) << body;
+  }
+}
+
+TEST(HttpListenerTest, HealthAndMetricsAreAnsweredWhileAllConnectionsAreInUse) {
+  HttpHandlers handlers;
+  for (const char* const path : {"/livez", "/readyz", "/startupz", "/metrics", "/page"}) {
+    handlers[path] = [path](const HttpRequest&) { return HttpAnswer{.body = path}; };
+  }
+  auto listener = HttpListener::Start(Options(), std::move(handlers));
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const std::string& address = (*listener)->address();
+  // They linger behind a refusal: the listener waits for the rest that they owe.
+  std::vector<std::unique_ptr<HttpClient>> held;
+  for (int i = 0; i < 8; ++i) {
+    held.push_back(std::make_unique<HttpClient>(address));
+    ASSERT_TRUE(held.back()->Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"));
+    EXPECT_EQ(held.back()->Read().status, 413);
+  }
+  for (const char* const path : {"/livez", "/readyz", "/startupz", "/metrics"}) {
+    EXPECT_THAT(Get(address, path), StartsWith("HTTP/1.1 200")) << path;
+  }
 }
 
 TEST(OpsHandlersTest, AnswersFollowTheState) {

@@ -1,8 +1,12 @@
 #include "server/http/http_server.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <random>
@@ -22,6 +26,12 @@ using ::testing::StartsWith;
 
 constexpr std::int64_t kMaxBody = 1000;
 
+// More than an address space.
+void TakeTooMuch() {
+  volatile std::size_t size = std::size_t{1} << 60;
+  (void)std::vector<char>(size);
+}
+
 // Answers /echo with the request's body, /stream in three pieces, /cut with half a stream, and
 // holds /hold until the peer has gone.
 class Site {
@@ -38,6 +48,11 @@ class Site {
     }
     // What a library may do.
     if (request.path == "/throw") (void)std::string().at(1);
+    if (request.path == "/no-memory") TakeTooMuch();
+    if (request.path == "/no-memory-later") {
+      exchange->OnGone([this] { gone_.fetch_add(1); });
+      return exchange->Post(&TakeTooMuch);
+    }
     if (request.path == "/throw-later") {
       held_.fetch_add(1);
       exchange->OnGone([this] { gone_.fetch_add(1); });
@@ -333,6 +348,175 @@ TEST_F(HttpServerTest, ConnectionsAboveTheLimitAreToldSo) {
   EXPECT_TRUE(ConnectionsBecome(1));
   HttpClient d(address());
   EXPECT_EQ(d.Ask("GET", "/e").status, 200);
+}
+
+TEST_F(HttpServerTest, BodiesThatStopGiveWayToNewConnections) {
+  HttpServerOptions options = Options();
+  options.max_connections = 4;
+  Start(std::move(options));
+  std::vector<std::unique_ptr<HttpClient>> stopped;
+  for (int i = 0; i < 4; ++i) {
+    stopped.push_back(std::make_unique<HttpClient>(address()));
+    ASSERT_TRUE(
+        stopped.back()->Send("POST /e HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"));
+  }
+  ASSERT_TRUE(ConnectionsBecome(4));
+  EXPECT_TRUE(testing::WaitUntil([&] {
+    HttpClient fresh(address());
+    return fresh.Ask("GET", "/e").status == 200;
+  }));
+  EXPECT_EQ(stopped[0]->ReadAll(), "");  // the oldest
+}
+
+TEST_F(HttpServerTest, ABodyThatComesByteByByteEndsInTime) {
+  HttpServerOptions options = Options();
+  options.body_time = absl::Milliseconds(500);
+  Start(std::move(options));
+  HttpClient slow(address());
+  ASSERT_TRUE(slow.Send("POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"));
+  int sent = 0;
+  while (sent < 899 && slow.Send("x")) {
+    ++sent;
+    testing::Pace(absl::Milliseconds(50));
+  }
+  EXPECT_LT(sent, 899);
+  EXPECT_THAT(slow.ReadAll(), StartsWith("HTTP/1.1 408"));
+}
+
+TEST_F(HttpServerTest, ABodyThatStopsEndsBeforeTheTimeOfAWholeOne) {
+  HttpServerOptions options = Options();
+  options.body_silence_time = absl::Milliseconds(50);
+  Start(std::move(options));
+  HttpClient stopped(address());
+  ASSERT_TRUE(stopped.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"));
+  EXPECT_THAT(stopped.ReadAll(), StartsWith("HTTP/1.1 408"));
+}
+
+TEST_F(HttpServerTest, ProbesAreAnsweredThoughAllPlacesAreTaken) {
+  HttpServerOptions options = Options();
+  options.max_connections = 2;
+  options.is_probe = [](const HttpRequest& head) { return head.path == "/probe"; };
+  Start(std::move(options));
+  HttpClient a(address()), b(address());
+  ASSERT_TRUE(a.SendRequest("GET", "/hold", ""));
+  ASSERT_TRUE(b.SendRequest("GET", "/hold", ""));
+  ASSERT_TRUE(site_.WaitHeld(2));
+  std::vector<std::unique_ptr<HttpClient>> crowd;
+  for (int i = 0; i < 200; ++i) {
+    crowd.push_back(std::make_unique<HttpClient>(address()));
+    // One of three says nothing, one does not read its refusal, one owes a body.
+    if (i % 3 == 1) crowd.back()->SendRequest("GET", "/e", "");
+    if (i % 3 == 2) {
+      crowd.back()->Send("POST /probe HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n");
+    }
+    if (i % 20 != 19) continue;
+    HttpClient probe(address());
+    const HttpReply reply = probe.Ask("GET", "/probe");
+    EXPECT_EQ(reply.status, 200) << i;
+    EXPECT_THAT(reply.head, HasSubstr("Connection: close"));
+    HttpClient other(address());
+    EXPECT_EQ(other.Ask("GET", "/e").status, 503) << i;
+  }
+  EXPECT_LE(server_->num_connections(), 2 + 2 * 64);
+  EXPECT_EQ(site_.gone(), 0);
+}
+
+TEST_F(HttpServerTest, AnAddressHasALimitOfItsOwn) {
+  HttpServerOptions options = Options();
+  options.max_connections = 8;
+  options.max_connections_per_address = 2;
+  Start(std::move(options));
+  HttpClient a(address()), b(address());
+  ASSERT_TRUE(a.SendRequest("GET", "/hold", ""));
+  ASSERT_TRUE(b.SendRequest("GET", "/hold", ""));
+  ASSERT_TRUE(site_.WaitHeld(2));
+  HttpClient third(address());
+  const HttpReply refused = third.Ask("GET", "/e");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.body, HasSubstr("127.0.0.1 uses all 2 connections"));
+  HttpClient neighbour(address(), "127.0.0.2");
+  EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);
+  a.Close();
+  EXPECT_TRUE(site_.WaitGone(1));
+  // What the address has idle gives way to its next one.
+  HttpClient idle(address());
+  EXPECT_TRUE(testing::WaitUntil([&] {
+    HttpClient fresh(address());
+    return fresh.Ask("GET", "/e").status == 200;
+  }));
+  EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);  // it is another address, and stays
+}
+
+// All descriptors of this process, client and server, but those that the test gives back.
+class Descriptors {
+ public:
+  Descriptors() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit low = {.rlim_cur = std::min<rlim_t>(before_.rlim_cur, 256),
+                        .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &low);
+    for (int fd; (fd = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken_.push_back(fd);
+  }
+  ~Descriptors() {
+    while (!taken_.empty()) GiveBack();
+    setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  void GiveBack() {
+    close(taken_.back());
+    taken_.pop_back();
+  }
+
+ private:
+  rlimit before_ = {};
+  std::vector<int> taken_;
+};
+
+TEST_F(HttpServerTest, WithoutDescriptorsConnectionsAreClosedAtOnceAndLaterServed) {
+  Start(Options());
+  {
+    Descriptors descriptors;
+    descriptors.GiveBack();  // for the client
+    for (int i = 0; i < 3; ++i) {
+      HttpClient client(address());
+      const absl::Time begin = MonotonicNow();
+      EXPECT_EQ(client.ReadAll(), "");
+      EXPECT_LT(MonotonicNow() - begin, absl::Seconds(10)) << "the client gave up, not the server";
+      EXPECT_EQ(server_->num_connections(), 0);
+    }
+  }
+  EXPECT_TRUE(testing::WaitUntil([&] {
+    HttpClient fresh(address());
+    return fresh.Ask("GET", "/e").status == 200;
+  }));
+}
+
+TEST_F(HttpServerTest, WithoutDescriptorsSilentConnectionsGiveWay) {
+  Start(Options());
+  HttpClient silent(address());
+  ASSERT_TRUE(ConnectionsBecome(1));
+  Descriptors descriptors;
+  descriptors.GiveBack();  // for the client
+  HttpClient fresh(address());
+  EXPECT_EQ(fresh.Ask("GET", "/e").status, 200);
+  EXPECT_EQ(silent.ReadAll(), "");
+}
+
+// Inside the handler, and behind it while it works for the exchange.
+TEST_F(HttpServerTest, WithoutMemoryTheRequestIsRefused) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers end the process when an allocation is too large";
+#endif
+  Start(Options());
+  HttpClient client(address());
+  const HttpReply refused = client.Ask("GET", "/no-memory");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.body, HasSubstr("no memory"));
+  EXPECT_EQ(client.ReadAll(), "");
+  HttpClient later(address());
+  EXPECT_EQ(later.Ask("GET", "/no-memory-later").status, 503);
+  EXPECT_TRUE(site_.WaitGone(1));
+  HttpClient neighbour(address());
+  EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);
 }
 
 TEST_F(HttpServerTest, ShutdownLetsAnswersEndAndThenTakesAllAway) {

@@ -78,7 +78,7 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
 
   void Begin() {
     std::make_shared<HttpSession>(this, std::make_unique<HeldTransport>(&io_, &peer_),
-                                  /*is_surplus=*/false)
+                                  /*surplus=*/"")
         ->Begin();
     Work();
   }
@@ -163,9 +163,9 @@ TEST_F(HttpSessionTest, ABodyThatComesDuringTheContinueWaitsForItsEnd) {
 // Headers of the request before are not those of one whose head cannot be read.
 TEST_F(HttpSessionTest, ARefusalSeesTheHeadThatItRefuses) {
   std::vector<std::string> origins;
-  options_.refuse = [&](int status, absl::string_view, const HttpRequest& request) {
+  options_.refuse = [&](Reason reason, absl::string_view, const HttpRequest& request) {
     origins.emplace_back(request.Header("origin"));
-    return HttpAnswer{.status = status, .body = ""};
+    return HttpAnswer{.status = RowOf(reason).http_status, .body = ""};
   };
   Begin();
   Feed("GET /a HTTP/1.1\r\nHost: x\r\nOrigin: first\r\n\r\n");

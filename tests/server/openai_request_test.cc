@@ -232,6 +232,28 @@ TEST(OpenAiRequestTest, BodiesThatAreNoObject) {
   }
 }
 
+TEST(OpenAiRequestTest, FreeJsonIsBounded) {
+  const OpenAiLimits limits = {
+      .max_json_nodes = 20, .max_json_depth = 8, .max_logit_bias_entries = 2};
+  std::string ids = "1";
+  for (int i = 0; i < 1000; ++i) ids += ", 1";
+  EXPECT_TRUE(ParseCompletionRequest("{\"prompt\": [" + ids + "]}", limits).ok());
+  std::string nodes = "{}";
+  for (int i = 0; i < 20; ++i) nodes += ", {}";
+  const auto wide = ParseCompletionRequest("{\"prompt\": \"a\", \"b\": [" + nodes + "]}", limits);
+  EXPECT_EQ(FieldOf(wide), "body");
+  EXPECT_THAT(std::string(wide.status().message()), ::testing::HasSubstr("more than 20 keys"));
+  const auto deep = ParseChatRequest(
+      R"({"messages": [], "chat_template_kwargs": {"a": [[[[[[[]]]]]]]}})", limits);
+  EXPECT_EQ(FieldOf(deep), "body");
+  EXPECT_THAT(std::string(deep.status().message()), ::testing::HasSubstr("nests more than 8"));
+  const auto bias =
+      ParseCompletionRequest(R"({"prompt": "a", "logit_bias": {"1": 1, "2": 1, "3": 1}})", limits);
+  EXPECT_EQ(FieldOf(bias), "logit_bias");
+  EXPECT_THAT(std::string(bias.status().message()),
+              ::testing::HasSubstr("has 3 entries, at most 2"));
+}
+
 TEST(OpenAiRequestTest, LongUsersAreCutBetweenCharacters) {
   const auto parsed = ParseCompletionRequest("{\"prompt\": \"a\", \"user\": \"" +
                                              std::string(63, 'u') + "\xc3\xa4\"}");

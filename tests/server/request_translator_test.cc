@@ -9,6 +9,7 @@
 
 #include "base/error_reason.h"
 #include "quire/v1/generation.pb.h"
+#include "server/api/chat_translator.h"
 
 namespace quire::server {
 namespace {
@@ -159,6 +160,24 @@ TEST(RequestTranslatorTest, ConversationsAreReadWhole) {
   // Unset, it follows from continue_final_message.
   EXPECT_TRUE(chat.continue_final_message);
   EXPECT_FALSE(chat.add_generation_prompt);
+}
+
+TEST(RequestTranslatorTest, TemplateVariablesAreBoundedAsTheyAreRead) {
+  const v1::GenerateRequest message = Message(R"(
+      chat { messages { role: 'user' }
+             template_vars { fields { key: 'a' value { list_value {
+               values { struct_value { fields { key: 'b' value { string_value: 'text' } } } }
+               values { number_value: 1 } } } } } })");
+  const auto refusal = [&](const text::jinja::JsonLimits& limits) {
+    return std::string(ToChatInput(message.chat(), limits).status().message());
+  };
+  EXPECT_EQ(refusal({.max_bytes = 100, .max_nodes = 6, .max_depth = 3}), "");
+  EXPECT_EQ(refusal({.max_bytes = 100, .max_nodes = 5, .max_depth = 3}),
+            "chat.template_vars has more than 5 keys and values (limits.max_json_nodes)");
+  EXPECT_EQ(refusal({.max_bytes = 100, .max_nodes = 6, .max_depth = 2}),
+            "chat.template_vars is nested more than 2 deep (limits.max_json_depth)");
+  EXPECT_EQ(refusal({.max_bytes = 10, .max_nodes = 6, .max_depth = 3}),
+            "chat.template_vars has more than 10 bytes of JSON (limits.max_json_bytes)");
 }
 
 class BadFieldTest : public ::testing::TestWithParam<Bad> {};

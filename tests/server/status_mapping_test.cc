@@ -28,7 +28,7 @@ const std::set<int>& HttpOf(absl::StatusCode code) {
       {absl::StatusCode::kInvalidArgument, {400, 413, 431}},
       {absl::StatusCode::kNotFound, {404}},
       {absl::StatusCode::kAlreadyExists, {409}},
-      {absl::StatusCode::kResourceExhausted, {429}},
+      {absl::StatusCode::kResourceExhausted, {429, 503}},
       {absl::StatusCode::kUnavailable, {503}},
       {absl::StatusCode::kFailedPrecondition, {400, 409}},
       {absl::StatusCode::kUnimplemented, {405, 501}},
@@ -54,8 +54,10 @@ TEST(StatusMappingTest, EveryReasonKeepsItsCodeAndStatus) {
     EXPECT_EQ(error.message, "what went wrong");
     EXPECT_EQ(error.Find("field"), "a.b");
     EXPECT_EQ(error.retry_delay.has_value(), row.detail == ErrorDetail::kRetryInfo);
-    // Overload must not look like UNAVAILABLE: blind retries would amplify it.
-    EXPECT_EQ(row.http_status == 429, row.code == absl::StatusCode::kResourceExhausted);
+    // Overload must not look like UNAVAILABLE: blind retries would amplify it. Want of memory is
+    // none that another request at the same time would meet, too.
+    EXPECT_EQ(row.http_status == 429,
+              row.code == absl::StatusCode::kResourceExhausted && row.reason != Reason::kNoMemory);
     EXPECT_EQ(row.detail == ErrorDetail::kPrecondition,
               row.code == absl::StatusCode::kFailedPrecondition);
     EXPECT_FALSE(row.retry == Retry::kNo && row.detail == ErrorDetail::kRetryInfo);

@@ -294,6 +294,35 @@ TEST(ChatTemplateTest, ToolDocumentsMustBeJson) {
   EXPECT_THAT(TextOf(*templates, chat), HasSubstr("chat.messages[0].tool_calls[0].arguments_json"));
 }
 
+// All documents of a conversation together; the error names the one that was too much.
+TEST(ChatTemplateTest, FreeJsonIsBounded) {
+  ChatOptions options;
+  options.json_limits = {.max_bytes = 40, .max_nodes = 10, .max_depth = 3};
+  const auto templates = Load({.template_file = "{{ tools|tojson }}"}, options);
+  ChatInput chat = Say("x");
+  chat.tools.push_back({.name = "f", .description = "d", .parameters_json = R"({"a": [1, 2]})"});
+  chat.template_vars_json = R"({"b": 1})";
+  EXPECT_EQ(ReasonOf(templates->Render(chat, kNow).status()), "none");
+  struct Case {
+    std::string json;
+    const char* problem;
+  };
+  for (const Case& test :
+       {Case{R"({"a": [1, 2, 3, 4, 5, 6]})",
+             "more than 10 keys and values of one conversation (limits.max_json_nodes)"},
+        Case{R"({"a": ")" + std::string(40, 'x') + "\"}",
+             "JSON of 49 bytes, with which the conversation has more than 40 bytes of JSON "
+             "(limits.max_json_bytes)"},
+        Case{"[[[[]]]]", "nested more than 3 deep (limits.max_json_depth)"}}) {
+    ChatInput large = chat;
+    large.tools[0].parameters_json = test.json;
+    const absl::Status status = templates->Render(large, kNow).status();
+    EXPECT_EQ(ReasonOf(status), "BAD_CHAT_TEMPLATE_INPUT");
+    EXPECT_THAT(std::string(status.message()), HasSubstr("chat.tools[0].parameters_json_schema"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(test.problem));
+  }
+}
+
 TEST(ChatTemplateTest, TheFinalMessageStaysOpen) {
   const std::string source = ReadTestFile(TemplateData() / "families" / "chatml.jinja");
   const auto templates = Load({.template_file = source});

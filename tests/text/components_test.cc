@@ -223,9 +223,23 @@ TEST(JsonValueTest, BoundsDepthAndRefusesDuplicates) {
   const auto twice = formats::JsonDocument::Parse(R"({"a":{"b":[0,{"c":1,"c":2}]}})");
   EXPECT_TRUE(absl::StrContains(twice.status().message(), "a.b[1] has the key \"c\" twice"))
       << twice.status();
+  const auto third = formats::JsonDocument::Parse("[[[]]]", {.max_depth = 2});
+  EXPECT_TRUE(absl::StrContains(third.status().message(), "nests more than 2")) << third.status();
   EXPECT_FALSE(formats::JsonDocument::Parse("[NaN]").ok());
   EXPECT_FALSE(formats::JsonDocument::Parse("[1e999]").ok());
   EXPECT_FALSE(formats::JsonDocument::Parse("[1] x").ok());
+}
+
+TEST(JsonValueTest, BoundsKeysAndValuesButNumbers) {
+  const auto parse = [](const char* text) {
+    return formats::JsonDocument::Parse(text, {.max_nodes = 4}).status();
+  };
+  EXPECT_TRUE(parse(R"({"a": [{}]})").ok());
+  EXPECT_TRUE(parse(R"({"a": [[1, 2, 3, 4, 5, 6.5, -7]]})").ok());
+  for (const char* const text :
+       {R"({"a": [{}, {}]})", R"({"a": {"b": ""}})", R"([[], "", null, true])"}) {
+    EXPECT_TRUE(absl::StrContains(parse(text).message(), "more than 4 keys and values")) << text;
+  }
 }
 
 }  // namespace

@@ -55,22 +55,18 @@ absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* 
   return absl::OkStatus();
 }
 
-// Messages and tools of one conversation, and values and keys in its JSON, all of it together. A
-// small one takes a few hundred bytes of memory.
-constexpr std::int64_t kMaxElements = 250000;
-
 // How the texts of a conversation become values.
 struct Reading {
   const jinja::TextHook& literal;
-  std::int64_t elements_left = kMaxElements;
+  jinja::JsonBudget budget;
 };
 
 absl::StatusOr<jinja::Variables> ReadVariables(absl::string_view json,
                                                const jinja::TextHook& text = {},
-                                               std::int64_t* elements_left = nullptr) {
+                                               jinja::JsonBudget* budget = nullptr) {
   jinja::Variables variables;
   if (json.empty()) return variables;
-  QUIRE_ASSIGN_OR_RETURN(const Value value, jinja::FromJson(json, text, elements_left));
+  QUIRE_ASSIGN_OR_RETURN(const Value value, jinja::FromJson(json, text, budget));
   if (!value.is_map()) return absl::InvalidArgumentError("not a JSON object");
   for (const auto& [key, entry] : value.as_map()->entries) {
     variables.emplace_back(key.as_string(), entry);
@@ -87,7 +83,7 @@ absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string&
   const jinja::TextHook& literal = reading.literal;
   absl::string_view json = call.arguments_json;
   if (json.empty()) json = "{}";
-  absl::StatusOr<Value> arguments = jinja::FromJson(json, literal, &reading.elements_left);
+  absl::StatusOr<Value> arguments = jinja::FromJson(json, literal, &reading.budget);
   if (!arguments.ok()) return Named(absl::StrCat(field, ".arguments_json"), arguments.status());
   MapBuilder function;
   QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(call.name))));
@@ -135,7 +131,7 @@ absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index, Reading
   QUIRE_RETURN_IF_ERROR(function.Set("description", Value::String(literal(tool.description))));
   if (!tool.parameters_json.empty()) {
     absl::StatusOr<Value> parameters =
-        jinja::FromJson(tool.parameters_json, literal, &reading.elements_left);
+        jinja::FromJson(tool.parameters_json, literal, &reading.budget);
     if (!parameters.ok()) {
       return Named(absl::StrCat("chat.tools[", index, "].parameters_json_schema"),
                    parameters.status());
@@ -293,14 +289,9 @@ absl::StatusOr<const jinja::Body*> ChatTemplates::Choose(const std::string& aske
 absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
     const ChatInput& chat, const jinja::TextHook& literal) const {
   jinja::Variables variables = defaults_;
-  Reading reading{.literal = literal};
-  if (chat.messages.size() + chat.tools.size() > static_cast<std::size_t>(kMaxElements)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the conversation has ", chat.messages.size() + chat.tools.size(),
-                     " messages and tools, at most ", kMaxElements, " are allowed"));
-  }
+  Reading reading{.literal = literal, .budget = jinja::JsonBudget(options_.json_limits)};
   absl::StatusOr<jinja::Variables> given =
-      ReadVariables(chat.template_vars_json, literal, &reading.elements_left);
+      ReadVariables(chat.template_vars_json, literal, &reading.budget);
   if (!given.ok()) return Named("chat.template_vars", given.status());
   variables.emplace_back("documents", Value::None());
   for (auto& [name, value] : *given) {

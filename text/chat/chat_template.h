@@ -40,6 +40,7 @@ struct ChatOptions {
   std::string default_template_name = {};  // empty: "default"
   std::string default_vars_json = {};      // an object; empty: none
   bool escape_special_in_content = false;
+  jinja::JsonLimits json_limits = {};
 };
 
 // All text of the conversation, in whatever field.
@@ -88,6 +89,7 @@ class ChatTemplates {
   std::vector<std::string> names() const;
   // Whether a request that names no template can be rendered.
   bool has_default() const;
+  const jinja::JsonLimits& json_limits() const { return options_.json_limits; }
   // Why templates, or some of them, cannot be used; empty: nothing is wrong.
   const std::string& problem() const { return problem_; }
 

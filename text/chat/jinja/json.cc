@@ -15,13 +15,13 @@
 namespace quire::text::jinja {
 namespace {
 
-constexpr std::size_t kMaxDepth = 64;
-
 // Receives the parts of a document in order; false stops the parser.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  Builder(const TextHook& text, std::int64_t* elements_left)
-      : text_(text), elements_left_(elements_left) {}
+  Builder(const TextHook& text, JsonBudget* budget)
+      : text_(text),
+        budget_(budget),
+        max_depth_(budget == nullptr ? kMaxJsonDepth : budget->limits.max_depth) {}
 
   absl::StatusOr<Value> Take() {
     if (!error_.ok()) return error_;
@@ -51,7 +51,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   bool start_object(std::size_t) override { return Open(true); }
   bool start_array(std::size_t) override { return Open(false); }
   bool key(std::string& value) override {
-    if (!TakeElement()) return false;
+    if (!TakeNode()) return false;
     open_.back().key = text_ ? text_(std::move(value)) : std::move(value);
     return true;
   }
@@ -83,22 +83,23 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     return false;
   }
 
-  bool TakeElement() {
-    if (elements_left_ == nullptr || --*elements_left_ >= 0) return true;
-    return Stop("JSON of more elements than a conversation may have");
+  bool TakeNode() {
+    if (budget_ == nullptr || --budget_->nodes_left >= 0) return true;
+    return Stop(absl::StrCat("JSON that makes more than ", budget_->limits.max_nodes,
+                             " keys and values of one conversation (limits.max_json_nodes)"));
   }
 
   bool Open(bool is_map) {
-    if (!TakeElement()) return false;
-    if (open_.size() == kMaxDepth) {
-      return Stop(absl::StrCat("nested more than ", kMaxDepth, " deep"));
+    if (!TakeNode()) return false;
+    if (open_.size() == static_cast<std::size_t>(max_depth_)) {
+      return Stop(absl::StrCat("nested more than ", max_depth_, " deep (limits.max_json_depth)"));
     }
     open_.emplace_back();
     open_.back().is_map = is_map;
     return true;
   }
 
-  bool AddLeaf(Value value) { return TakeElement() && Add(std::move(value)); }
+  bool AddLeaf(Value value) { return TakeNode() && Add(std::move(value)); }
 
   bool Add(Value value) {
     if (open_.empty()) {
@@ -115,7 +116,8 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   const TextHook& text_;
-  std::int64_t* const elements_left_;
+  JsonBudget* const budget_;
+  const int max_depth_;
   std::vector<Container> open_;
   Value result_;
   absl::Status error_;
@@ -317,12 +319,17 @@ class Writer {
 
 }  // namespace
 
-absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text,
-                               std::int64_t* elements_left) {
+absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text, JsonBudget* budget) {
+  const auto size = static_cast<std::int64_t>(json.size());
+  if (budget != nullptr && (budget->bytes_left -= size) < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("JSON of ", size, " bytes, with which the conversation has more than ",
+                     budget->limits.max_bytes, " bytes of JSON (limits.max_json_bytes)"));
+  }
   if (const auto offset = FirstInvalidUtf8(json)) {
     return absl::InvalidArgumentError(absl::StrCat("not UTF-8 at byte ", *offset));
   }
-  Builder builder(text, elements_left);
+  Builder builder(text, budget);
   const bool parsed = nlohmann::json::sax_parse(json.begin(), json.end(), &builder);
   absl::StatusOr<Value> value = builder.Take();
   if (!parsed && value.ok()) return absl::InvalidArgumentError("not JSON");

@@ -22,14 +22,33 @@ namespace quire::text::jinja {
 
 using TextHook = std::function<std::string(std::string)>;
 
+inline constexpr int kMaxJsonDepth = 64;
+
+// Of free JSON in a conversation: limits.max_json_* of the configuration.
+struct JsonLimits {
+  std::int64_t max_bytes = std::int64_t{4} << 20;
+  // Keys and values. A small one takes a few hundred bytes of memory.
+  std::int64_t max_nodes = 250000;
+  int max_depth = kMaxJsonDepth;  // nested containers; at most that
+};
+
+// What documents of one conversation may have together. Errors name the limit and its key.
+struct JsonBudget {
+  explicit JsonBudget(const JsonLimits& allowed)
+      : limits(allowed), bytes_left(allowed.max_bytes), nodes_left(allowed.max_nodes) {}
+
+  const JsonLimits limits;
+  std::int64_t bytes_left;
+  std::int64_t nodes_left;
+};
+
 // Every text of the document, keys too, goes through `text`, if that is not empty. Errors:
 // INVALID_ARGUMENT for what is not JSON, for integers beyond 64 bits, numbers beyond those of
 // doubles and documents nested more than 64 deep. Of a key that is there twice the last value
 // counts.
-// `elements_left`, if not null, is how many values and keys the document may have, INVALID_ARGUMENT
-// beyond; what it has is taken off. Small elements take some fifty times their text in memory.
+// `budget`, if not null, bounds the document, INVALID_ARGUMENT beyond; what it has is taken off.
 absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text = {},
-                               std::int64_t* elements_left = nullptr);
+                               JsonBudget* budget = nullptr);
 
 struct JsonStyle {
   bool ascii_only = false;
