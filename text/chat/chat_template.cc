@@ -289,6 +289,12 @@ absl::StatusOr<const jinja::Body*> ChatTemplates::Choose(const std::string& aske
 absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
     const ChatInput& chat, const jinja::TextHook& literal) const {
   jinja::Variables variables = defaults_;
+  const std::size_t count = chat.messages.size() + chat.tools.size();
+  if (count > static_cast<std::size_t>(options_.json_limits.max_nodes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the conversation has ", count, " messages and tools, at most ",
+                     options_.json_limits.max_nodes, " are allowed (limits.max_json_nodes)"));
+  }
   Reading reading{.literal = literal, .budget = jinja::JsonBudget(options_.json_limits)};
   absl::StatusOr<jinja::Variables> given =
       ReadVariables(chat.template_vars_json, literal, &reading.budget);
