@@ -56,8 +56,8 @@ class LineQueue {
  public:
   struct Item {
     std::shared_ptr<const Destination> destination;
-    std::string line;                  // empty: only the lost lines are to be told
-    std::uint64_t dropped_before = 0;  // lines lost between the item before and this one
+    std::string line;
+    std::uint64_t dropped_lines = 0;  // above 0: in place of a line, how many were lost here
   };
 
   void Push(std::shared_ptr<const Destination> destination, std::string line) {
@@ -67,8 +67,9 @@ class LineQueue {
         CountDropped(std::move(destination));
         return;
       }
+      QueueUntold();
       bytes_ += line.size();
-      items_.push_back({std::move(destination), std::move(line), std::exchange(untold_, 0)});
+      items_.push_back({.destination = std::move(destination), .line = std::move(line)});
       queued_.fetch_add(1, std::memory_order_relaxed);
     }
     changed_.NotifyAll();
@@ -78,10 +79,7 @@ class LineQueue {
   Item Next() {
     MutexLock lock(&mutex_);
     while (items_.empty() && untold_ == 0) changed_.Wait(&mutex_);
-    if (items_.empty()) {
-      queued_.fetch_add(1, std::memory_order_relaxed);
-      return {untold_destination_, "", std::exchange(untold_, 0)};
-    }
+    if (items_.empty()) QueueUntold();
     Item item = std::move(items_.front());
     items_.pop_front();
     bytes_ -= item.line.size();
@@ -101,7 +99,8 @@ class LineQueue {
   // Whether all that was queued before the call is finished before `deadline`.
   bool WaitFinished(absl::Time deadline) {
     MutexLock lock(&mutex_);
-    const std::uint64_t last = queued_.load(std::memory_order_relaxed) + (untold_ > 0 ? 1 : 0);
+    QueueUntold();
+    const std::uint64_t last = queued_.load(std::memory_order_relaxed);
     while (finished_.load(std::memory_order_relaxed) < last) {
       if (MonotonicNow() >= deadline) return false;
       changed_.WaitUntil(&mutex_, deadline);
@@ -121,6 +120,14 @@ class LineQueue {
     dropped_.fetch_add(1, std::memory_order_relaxed);
     ++untold_;
     untold_destination_ = std::move(destination);
+  }
+
+  void QueueUntold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (untold_ == 0) return;
+    items_.push_back({.destination = std::move(untold_destination_),
+                      .line = {},
+                      .dropped_lines = std::exchange(untold_, 0)});
+    queued_.fetch_add(1, std::memory_order_relaxed);
   }
 
   Mutex mutex_;
@@ -304,17 +311,17 @@ bool WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
 void WriteLines(LineQueue* queue) {
   SetThreadName("log");
   for (;;) {
-    const LineQueue::Item item = queue->Next();
-    if (item.dropped_before > 0) {
-      WriteLine(*item.destination->sink,
-                FormatLine(item.destination->format, {absl::Now(),
-                                                      Level::kWarn,
-                                                      "log",
-                                                      "lines were dropped",
-                                                      {{"lines", item.dropped_before}}}));
+    LineQueue::Item item = queue->Next();
+    const bool is_line = item.dropped_lines == 0;
+    if (!is_line) {
+      item.line = FormatLine(item.destination->format, {absl::Now(),
+                                                        Level::kWarn,
+                                                        "log",
+                                                        "lines were dropped",
+                                                        {{"lines", item.dropped_lines}}});
     }
-    const bool has_line = !item.line.empty();
-    queue->Finish(has_line && !WriteLine(*item.destination->sink, item.line));
+    const bool is_written = WriteLine(*item.destination->sink, item.line);
+    queue->Finish(is_line && !is_written);
   }
 }
 

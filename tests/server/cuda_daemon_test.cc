@@ -153,6 +153,7 @@ class CudaDaemonTest : public ::testing::Test {
   }
 
   std::string Log() const {
+    EXPECT_TRUE(log::Flush(absl::Seconds(20)));
     std::ifstream file(dir_.path() + "/log");
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
