@@ -166,16 +166,23 @@ absl::Status CheckRegular(const std::string& file) {
       "log file ", file, " is not a regular file; an empty name means standard error"));
 }
 
-// The sink writes the line as it is; spdlog adds the line end.
+// The sink of standard error, always the same one: those of spdlog share a lock, which a line that
+// is being written holds, and which making another one takes. It writes the line as it is; spdlog
+// adds the line end.
+Sink StandardErrorSink() {
+  static const Sink* const sink = [] {
+    auto* made = new Sink(std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    (*made)->set_pattern("%v");
+    return made;
+  }();
+  return *sink;
+}
+
 absl::StatusOr<Sink> OpenSink(const std::string& file) {
+  if (file.empty()) return StandardErrorSink();
   QUIRE_RETURN_IF_ERROR(CheckRegular(file));
   try {
-    Sink sink;
-    if (file.empty()) {
-      sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-    } else {
-      sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(file);
-    }
+    Sink sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(file);
     sink->set_pattern("%v");
     return sink;
   } catch (const std::exception& e) {
@@ -325,12 +332,6 @@ void WriteLines(LineQueue* queue) {
   }
 }
 
-std::shared_ptr<const Destination> StandardError() {
-  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-  sink->set_pattern("%v");
-  return std::make_shared<const Destination>(Destination{std::move(sink), Format::kText});
-}
-
 // The first line may come before the process has blocked the signals that a thread of its own
 // takes; none may come to the writer.
 void StartWriter(LineQueue* queue) {
@@ -347,7 +348,8 @@ State& GlobalState() {
     auto* made = new State;
     {
       MutexLock lock(&made->mutex);
-      made->destination = StandardError();
+      made->destination =
+          std::make_shared<const Destination>(Destination{StandardErrorSink(), Format::kText});
     }
     StartWriter(&made->queue);
     std::atexit([] { Flush(kExitFlushTimeout); });

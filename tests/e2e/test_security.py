@@ -362,6 +362,20 @@ def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_fol
             process.kill()
 
 
+def test_the_admin_socket_is_never_wider_than_its_mode(tmp_path):
+    """From before its start the test looks as often as it can; a look can miss a moment, but none is wrong."""
+    path = tmp_path / "admin.sock"
+    modes = set()
+    without_umask = ["sh", "-c", 'umask 0; exec "$@"', "sh"]
+    with Daemon(tmp_path, prefix=without_umask, settings=["server.admin.socket_mode=0600"]) as daemon:
+        while daemon.grpc_address is None and daemon.process.poll() is None:
+            with contextlib.suppress(FileNotFoundError):
+                modes.add(stat.S_IMODE(path.stat().st_mode))
+        daemon.wait_listening()
+        modes.add(stat.S_IMODE(path.stat().st_mode))
+    assert modes == {0o600}, [oct(mode) for mode in modes]
+
+
 def test_a_data_socket_asks_for_tokens_too(api, tmp_path):
     tokens = Files(tmp_path).write("tokens", token_line("alice", "acme", "generate"))
     address = f"unix:{tmp_path}/data.sock"
