@@ -97,6 +97,7 @@ std::map<std::string, std::string> OtherValues(const std::string& dir) {
       {"server.admin.socket_mode", "\"0600\""},
       {"server.http.listen", "127.0.0.1:1235"},
       {"limits.max_tokens_per_request", "2048"},
+      {"limits.max_queued_bytes", "32MiB"},
       {"model.path", dir},
       {"model.id", "other"},
       {"model.dtype", "f32"},
