@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/error_reason.h"
 #include "engine/engine.h"
 #include "engine/output/output_stage.h"
 #include "engine/request/inbox.h"
@@ -25,11 +24,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
-}
 
 // An engine over the fake runner, whose steps pass `steps_`.
 class AdmissionTest : public ::testing::Test {

@@ -17,11 +17,6 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::Ge;
 
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
-}
-
 void ExpectAllPagesBack(const Harness& harness) {
   EXPECT_EQ(harness.cache->stats().used_pages, 0);
   EXPECT_EQ(harness.queue.queued_requests(), 0);

@@ -16,11 +16,6 @@ using ::testing::ElementsAre;
 
 constexpr int kOverlapped = 2;
 
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
-}
-
 HarnessOptions Small(int steps_in_flight, std::uint32_t usable_pages = 30) {
   HarnessOptions options = MakeHarnessOptions(
       {.usable_pages = usable_pages, .page_size = 16, .max_rows = 12, .max_context_tokens = 320},

@@ -23,11 +23,6 @@ using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
-}
-
 // An engine over the fake runner; the runner can be held between two steps.
 class EngineTest : public ::testing::TestWithParam<int> {
  protected:

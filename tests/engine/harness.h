@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "cache_manager/cache_manager.h"
 #include "engine/output/token_stream.h"
 #include "engine/request/text_stage.h"
@@ -25,6 +26,9 @@ inline constexpr std::int32_t kByteVocab = 259;
 inline constexpr std::int32_t kEosToken = 256;
 inline constexpr std::int32_t kPoisonToken = 258;
 std::unique_ptr<text::Tokenizer> MakeByteTokenizer();
+
+// The name of the reason that an error carries, or "".
+std::string ReasonOf(const absl::Status& status);
 
 struct PoolOptions {
   std::uint32_t usable_pages = 64;

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "base/error_reason.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -18,11 +17,6 @@ namespace quire::engine {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
-}
 
 Request Endless(std::string id, unsigned seed, std::size_t prompt, std::int32_t tokens) {
   Request request = MakeRequest(std::move(id), MakePrompt(seed, prompt), tokens);

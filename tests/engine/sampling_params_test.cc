@@ -4,9 +4,9 @@
 #include <functional>
 #include <limits>
 
-#include "base/error_reason.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/engine/harness.h"
 
 namespace quire::engine {
 namespace {
@@ -18,11 +18,6 @@ ParamLimits Limits() {
   limits.vocab_size = 100;
   limits.max_tokens_per_request = 1000;
   return limits;
-}
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
 }
 
 void ExpectField(const absl::Status& status, const std::string& reason, const std::string& field) {

@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/error_reason.h"
 #include "engine/engine.h"
 #include "engine/request/inbox.h"
 #include "gtest/gtest.h"
@@ -16,11 +15,6 @@
 
 namespace quire::engine {
 namespace {
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : status.ToString();
-}
 
 TEST(InboxTest, ClosedInboxGivesWhatCameBeforeAndRefusesTheRest) {
   Inbox inbox;

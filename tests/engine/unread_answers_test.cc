@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/error_reason.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -18,11 +17,6 @@ namespace quire::engine {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
-}
 
 class UnreadAnswersTest : public ::testing::Test {
  protected:

@@ -44,7 +44,7 @@ void Read(unsigned kind, absl::string_view bytes) {
       if (Parse(bytes, &batch)) fuzz::ReadPrompt(batch.generate());
       return;
     case 2:
-      if (Parse(bytes, &tokenize)) (void)ToChatInput(tokenize.chat());
+      if (Parse(bytes, &tokenize)) (void)ToChatInput(tokenize.chat(), {});
       return;
     default:
       return ReadVllm(bytes);

@@ -127,7 +127,7 @@ void Serve(std::size_t piece, absl::string_view bytes) {
   Peer peer(bytes, piece);
   Host host;
   std::make_shared<HttpSession>(&host, std::make_unique<MemoryTransport>(&io, &peer),
-                                /*is_surplus=*/false)
+                                /*surplus=*/"")
       ->Begin();
   do {
     io.restart();

@@ -8,8 +8,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const absl::string_view text = quire::fuzz::AsText(data, size);
-  std::int64_t elements_left = 100'000;
-  const auto value = quire::text::jinja::FromJson(text, {}, &elements_left);
+  quire::text::jinja::JsonBudget budget{quire::text::jinja::JsonLimits{}};
+  const auto value = quire::text::jinja::FromJson(text, {}, &budget);
   const auto document = quire::formats::JsonDocument::Parse(text);
   if (!document.ok()) return 0;
   // What is printed of a document is the same document.
