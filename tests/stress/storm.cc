@@ -57,6 +57,7 @@ class Client {
   void TakeAll() {
     MutexLock lock(&mutex_);
     while (std::optional<OutputEvent> event = stream_->Take()) reading_.Add(*std::move(event));
+    (void)stream_->finished();  // a reader asks whether that was the end, or the answer is unread
   }
 
   const std::size_t variant_;
