@@ -1,16 +1,13 @@
 """Which device computes, what is said of it, and what happens when there is none; models without weights."""
 
 import json
-import os
 import pathlib
 import re
 import subprocess
-import time
 
 import pytest
 from attack_tools import http_get
 from daemon import QUIRE, QUIRED, Daemon
-from waiting import stays
 
 NO_DRIVER = not pathlib.Path("/proc/driver/nvidia/version").exists()
 without_driver = pytest.mark.skipif(not NO_DRIVER, reason="this machine has an NVIDIA driver")
@@ -142,19 +139,3 @@ def test_plan_of_llama_8b(tmp_path):
     assert "device.reserve_bytes" in quire(*arguments, "--device-memory", "1GiB", code=1)
     assert "ambiguous" in quire(*arguments, "--device-memory", "80G", code=1)
     assert "max_runing" in quire(*arguments, "--device-memory", "80GiB", "--set", "scheduler.max_runing=1", code=1)
-
-
-def test_sigterm_while_loading_does_not_wait(tmp_path):
-    model = tmp_path / "slow"
-    quire("make-model", "--shape", "tiny", "--out", model)
-    (model / "tokenizer.json").unlink()
-    os.mkfifo(model / "tokenizer.json")  # its reader waits for a writer that never comes
-    with Daemon(tmp_path, str(model), settings=["model.load_mode=dummy"]) as daemon:
-        daemon.wait_listening()
-        stays(lambda: http_get(daemon.http_address, "/startupz")[0] == 503, 0.3, "the model is loaded, or refused")
-        start = time.monotonic()
-        daemon.terminate()
-        assert daemon.wait(10) == 0, daemon.log
-        assert time.monotonic() - start < 5
-        assert '"while_loading":true' in daemon.log
-        assert not pathlib.Path(daemon.admin.removeprefix("unix:")).exists()

@@ -1,13 +1,14 @@
 """Files that operators name: half-written, empty, no files at all, and on a file system that does not answer."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import threading
 import time
 
 import pytest
-from attack_tools import Files, bearer, endless, failure, generate, request_of, tls_channel, token_line  # noqa: F401
+from attack_tools import Files, bearer, endless, failure, generate, http_get, request_of, tls_channel, token_line  # noqa: F401
 from certificates import Authority
 from daemon import QUIRED, ROOT, Daemon, reason_of
 from waiting import pace, wait_until
@@ -288,8 +289,11 @@ def test_sigterm_ends_the_loading_of_a_model_that_does_not_come(tmp_path, hangin
     (model / "hangs.gguf").write_bytes(b"GGUF")
     with Daemon(tmp_path, settings=[f"model.path={model}/hangs.gguf"], env=hanging) as daemon:
         daemon.wait_listening()
+        wait_until(lambda: http_get(daemon.http_address, "/startupz")[0] == 503, "the model is being loaded")
         daemon.terminate()
         assert daemon.wait(30) == 0
+        assert '"while_loading":true' in daemon.log
+        assert not pathlib.Path(daemon.admin.removeprefix("unix:")).exists()
 
 
 def test_sigterm_ends_a_reload_whose_tokens_do_not_come(api, tmp_path, hanging):

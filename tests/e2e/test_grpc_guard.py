@@ -13,7 +13,7 @@ import time
 
 import grpc
 import pytest
-from attack_tools import Neighbour, failure, generate, http_get, request_of
+from attack_tools import Neighbour, failure, generate, http_get
 from daemon import Daemon
 from http2_client import (CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, Http2Client,
                           frame)

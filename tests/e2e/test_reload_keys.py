@@ -125,6 +125,26 @@ def test_max_input_bytes(live):
     assert reason_of(error.value)[0] == "INPUT_TOO_LARGE"
 
 
+@covers("limits.max_json_bytes", "limits.max_json_depth", "limits.max_json_nodes")
+@pytest.mark.parametrize("key, limit", [("bytes", "1KiB"), ("depth", "8"), ("nodes", "1000")])
+def test_limits_of_free_json(live, key, limit):
+    nested = {"value": [0] * 2000}
+    for _ in range(10):
+        nested = {"in": nested}
+    request = live.api.RenderChatRequest()
+    request.chat.messages.add(role="user", content="Hello")
+    request.chat.template_vars.update(nested)
+
+    def refusal():
+        with pytest.raises(grpc.RpcError) as error:
+            live.generation.RenderChat(request)
+        return error.value.details()
+
+    assert "limits." not in refusal()  # the model has no template
+    live.set(**{f"limits__max_json_{key}": limit})
+    assert f"(limits.max_json_{key})" in refusal()
+
+
 # --- steps ---------------------------------------------------------------------------------------------------
 
 
