@@ -3,6 +3,7 @@
 libfaketime moves what the daemon reads as wall time, as an operator or a time server would; its monotonic clock goes on.
 """
 
+import contextlib
 import datetime
 import os
 import pathlib
@@ -13,7 +14,7 @@ import time
 import grpc
 import pytest
 from attack_tools import ENDLESS, endless, http_get, request_of, waiting_count  # noqa: F401
-from daemon import Daemon
+from daemon import Daemon, reason_of
 from waiting import wait_until
 
 LIBRARIES = sorted(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
@@ -36,7 +37,8 @@ def set_clock(tmp_path):
 
 
 @pytest.fixture
-def daemon(tmp_path, endless, set_clock):  # noqa: F811
+def clocked(tmp_path, endless, set_clock):  # noqa: F811
+    """A daemon whose wall clock can be set, with settings of the test besides."""
     assert LIBRARIES, "no libfaketime (scripts/packages.txt)"
     folder = tmp_path / "quired"
     folder.mkdir()
@@ -57,8 +59,19 @@ def daemon(tmp_path, endless, set_clock):  # noqa: F811
         "limits.max_request_duration=600s",
         "stream.slow_client_timeout=60s",
     ]
-    with Daemon(folder, settings=settings, env=env) as running:
-        yield running.wait_serving()
+
+    @contextlib.contextmanager
+    def start(*more):
+        with Daemon(folder, settings=[*settings, *more], env=env) as running:
+            yield running.wait_serving()
+
+    return start
+
+
+@pytest.fixture
+def daemon(clocked):
+    with clocked() as running:
+        yield running
         assert running.process.poll() is None, "quired died:\n" + running.log
 
 
@@ -161,3 +174,19 @@ def test_a_deadline_holds_after_the_clock_was_set_back(api, daemon, set_clock):
                 pass
         assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
+def test_a_drain_lasts_as_long_as_it_is_told(api, clocked, set_clock, jump):
+    """A clock that is set ends no drain early, and holds none for ever."""
+    with clocked("shutdown.pre_drain_delay=0s", "shutdown.drain_timeout=4s") as daemon, daemon.channel() as channel:
+        call = api.GenerationServiceStub(channel).Generate(request_of(api, tokens=ENDLESS), timeout=500)
+        next(call)
+        reader = Reader(call)
+        start = time.monotonic()
+        daemon.terminate()
+        set_clock(jump)
+        assert daemon.wait(60) == 0, daemon.log
+        assert time.monotonic() - start > 3.5
+        reader.join(30)
+        assert reason_of(reader.error)[0] == "SERVER_SHUTDOWN"
