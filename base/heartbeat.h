@@ -20,7 +20,9 @@ class Heartbeat {
  public:
   explicit Heartbeat(const Clock* clock) : clock_(clock) { Beat(); }
 
-  void Beat() { last_.store(absl::ToUnixNanos(clock_->Now()), std::memory_order_release); }
+  void Beat() { Beat(clock_->Now()); }
+  // For a thread that has just asked the clock.
+  void Beat(absl::Time now) { last_.store(absl::ToUnixNanos(now), std::memory_order_release); }
   // Since the last beat.
   absl::Duration age() const {
     return clock_->Now() - absl::FromUnixNanos(last_.load(std::memory_order_acquire));

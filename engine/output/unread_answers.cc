@@ -26,6 +26,7 @@ void UnreadAnswers::Add(const std::shared_ptr<AcceptedRequest>& request, absl::T
   answers_.push_back({.request = request, .looked_at = now, .taken = taken});
   by_arrival_[request->arrival] = std::prev(answers_.end());
   ++by_tenant_[request->request.tenant];
+  num_answers_.store(answers_.size(), std::memory_order_release);
 }
 
 void UnreadAnswers::RemoveLocked(std::list<Answer>::iterator answer) {
@@ -34,6 +35,7 @@ void UnreadAnswers::RemoveLocked(std::list<Answer>::iterator answer) {
   if (--of_tenant->second == 0) by_tenant_.erase(of_tenant);
   by_arrival_.erase(request.arrival);
   answers_.erase(answer);
+  num_answers_.store(answers_.size(), std::memory_order_release);
 }
 
 void UnreadAnswers::Remove(std::uint64_t arrival) {
@@ -54,6 +56,7 @@ UnreadCounts UnreadAnswers::CountsOf(const std::string& tenant) const {
 }
 
 int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
+  if (num_answers_.load(std::memory_order_acquire) == 0) return 0;
   std::vector<std::shared_ptr<AcceptedRequest>> silent;
   {
     MutexLock lock(&mutex_);

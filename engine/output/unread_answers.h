@@ -12,6 +12,8 @@
 // Threads:    every method from any; no lock is held while a reader is called.
 // Lifetime:   the engine's; a reader may outlive it, so streams know it weakly.
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -52,6 +54,9 @@ class UnreadAnswers {
   std::list<Answer> answers_ ABSL_GUARDED_BY(mutex_);  // by looked_at
   std::map<std::uint64_t, std::list<Answer>::iterator> by_arrival_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::int32_t> by_tenant_ ABSL_GUARDED_BY(mutex_);  // above 0
+  // The size of answers_: between two of them the engine's steps need no lock to see that none is
+  // here.
+  std::atomic<std::size_t> num_answers_{0};
 };
 
 }  // namespace quire::engine

@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -130,6 +131,7 @@ class EngineCore {
   // The numbers that it shows: engine_stats.cc.
   void RefreshGauge(ScheduledRequest& live);
   void AfterStep(const InFlightStep& flight, absl::Time collected);
+  absl::Duration WallOffset(absl::Time now);
   std::int64_t ExpectedOutputTokens() const;
 
   const EngineOptions& options_;
@@ -166,6 +168,10 @@ class EngineCore {
   std::int32_t waiting_ = 0;
   std::uint64_t next_incident_ = 1;
   absl::Time last_step_;
+  absl::Time wall_asked_at_ = absl::InfinitePast();
+  absl::Duration wall_offset_;
+  absl::Time limiter_told_at_ = absl::InfinitePast();
+  std::pair<std::int32_t, std::int32_t> limiter_told_counts_;  // running_, waiting_
 };
 
 }  // namespace quire::engine

@@ -4,10 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "engine/step/engine_core.h"
 
 namespace quire::engine {
+namespace {
+
+// Retry delays are seconds; what they count is looked at more often than that, and not every step.
+constexpr absl::Duration kBetweenLimiterUpdates = absl::Milliseconds(10);
+constexpr absl::Duration kBetweenWallLooks = absl::Milliseconds(100);
+
+}  // namespace
 
 absl::Status IntegrityReport::status() const {
   return failures.empty() ? absl::OkStatus() : absl::InternalError(failures.front());
@@ -46,18 +54,33 @@ void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
                    .prepare = flight.launched - flight.planned,
                    .output = now - collected,
                    .expected = flight.expected},
-                  clock_->ToWall(now));
+                  now + WallOffset(now));
   probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
   probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
   const std::uint32_t decode_tokens =
       static_cast<std::uint32_t>(plan.decodes.size()) * kDecodeTokens;
   prompt_rate_.Add(now, plan.num_tokens - decode_tokens);
   generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
-  queue_->Update({.prompt_tokens = scheduler_.waiting_uncached_tokens(),
-                  .output_tokens = ExpectedOutputTokens(),
-                  .prompt_tokens_per_second = prompt_rate_.PerSecond(now),
-                  .output_tokens_per_second = generation_rate_.PerSecond(now)});
+  const std::pair counts(running_, waiting_);
+  if (now >= limiter_told_at_ + kBetweenLimiterUpdates || counts != limiter_told_counts_) {
+    limiter_told_at_ = now;
+    limiter_told_counts_ = counts;
+    queue_->Update({.prompt_tokens = scheduler_.waiting_uncached_tokens(),
+                    .output_tokens = ExpectedOutputTokens(),
+                    .prompt_tokens_per_second = prompt_rate_.PerSecond(now),
+                    .output_tokens_per_second = generation_rate_.PerSecond(now)});
+  }
   last_step_ = now;
+}
+
+// What the wall clock shows beyond the monotonic one, as of the last tenth of a second: asking both
+// at every step would cost more than a percent of a short one.
+absl::Duration EngineCore::WallOffset(absl::Time now) {
+  if (now >= wall_asked_at_ + kBetweenWallLooks) {
+    wall_asked_at_ = now;
+    wall_offset_ = clock_->ToWall(now) - now;
+  }
+  return wall_offset_;
 }
 
 // Of what runs and of what waits. An answer is expected to be as long as the ones that have ended

@@ -41,13 +41,12 @@ void EngineCore::CollectOldest() {
   absl::Status error = oldest.launch_error;
   const models::StepResult* result = nullptr;
   if (error.ok()) {
-    const absl::StatusOr<const models::StepResult*> collected = runner_->Collect();
-    error = collected.status();
-    if (error.ok()) {
-      result = *collected;
-      heartbeat_.Beat();
-    }
+    const absl::StatusOr<const models::StepResult*> answer = runner_->Collect();
+    error = answer.status();
+    if (error.ok()) result = *answer;
   }
+  const absl::Time collected = clock_->Now();
+  if (result != nullptr) heartbeat_.Beat(collected);
   if (HasReason(error, Reason::kDeviceLost)) {
     LoseDevice(error);
     return;
@@ -64,7 +63,6 @@ void EngineCore::CollectOldest() {
   cache_->CompleteStep(!poisoned.empty());
   if (!poisoned.empty()) probe_->ShowCache(cache_->stats(), EvictionCause::kInvalidate);
   scheduler_.StepCompleted();
-  const absl::Time collected = clock_->Now();
   if (result == nullptr) {
     FailStep(oldest, error, collected);
   } else {
