@@ -391,9 +391,10 @@ absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options) {
   auto destination = std::make_shared<const Destination>(Destination{*sink, options.format});
   return [options, destination = std::move(destination)] {
     State& state = GlobalState();
+    std::shared_ptr<const Destination> before;  // closes its file behind the lock, which may wait
     MutexLock lock(&state.mutex);
     state.options = options;
-    state.destination = destination;
+    before = std::exchange(state.destination, destination);
     state.single_levels.clear();
     state.sites.clear();
     UpdateMinLevel(state);
@@ -416,9 +417,10 @@ absl::Status Reopen() {
   if (file.empty()) return absl::OkStatus();
   absl::StatusOr<Sink> sink = OpenSink(file);
   if (!sink.ok()) return sink.status();
+  std::shared_ptr<const Destination> before;  // closes its file behind the lock, which may wait
   MutexLock lock(&state.mutex);
-  state.destination =
-      std::make_shared<const Destination>(Destination{*std::move(sink), state.options.format});
+  before = std::exchange(state.destination, std::make_shared<const Destination>(Destination{
+                                                *std::move(sink), state.options.format}));
   return absl::OkStatus();
 }
 

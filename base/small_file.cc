@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <memory>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -109,6 +110,7 @@ absl::StatusOr<std::string> ReadToEnd(const FileDescriptor& file, const std::str
     return absl::InvalidArgumentError(absl::StrCat(path, " has more than ", max_bytes, " bytes"));
   }
   content.resize(size);
+  content.shrink_to_fit();
   return content;
 }
 
@@ -144,7 +146,14 @@ bool AskWithin(absl::Duration timeout, std::function<void()> ask) {
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes) {
   auto content = std::make_shared<absl::StatusOr<std::string>>();
-  if (AskWithin(kFileTimeout, [=] { *content = Read(path, max_bytes); })) {
+  const auto read = [=] {
+    try {
+      *content = Read(path, max_bytes);
+    } catch (const std::bad_alloc&) {
+      *content = absl::ResourceExhaustedError(absl::StrCat(path, " cannot be read: no memory"));
+    }
+  };
+  if (AskWithin(kFileTimeout, read)) {
     return *std::move(content);
   }
   return NoAnswer(path);

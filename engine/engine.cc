@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
@@ -500,8 +501,10 @@ std::shared_ptr<AcceptedRequest> Engine::Impl::MakeAccepted(Request request,
 absl::Status Engine::Impl::TakePlace(const std::shared_ptr<AcceptedRequest>& live) {
   const std::string& tenant = live->request.tenant;
   QUIRE_RETURN_IF_ERROR(queue_.EnterRequest(tenant, unread_->CountsOf(tenant)));
+  // Without memory, too, which Submit throws.
+  absl::Cleanup leave = [&] { queue_.LeaveRequest(tenant); };
   absl::Status submitted = text_.Submit(live);
-  if (!submitted.ok()) queue_.LeaveRequest(tenant);
+  if (submitted.ok()) std::move(leave).Cancel();
   return submitted;
 }
 

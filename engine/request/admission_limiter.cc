@@ -97,9 +97,9 @@ absl::Status AdmissionLimiter::CheckTenantTokens(const std::string& tenant,
 
 void AdmissionLimiter::Count(const std::string& tenant, std::int32_t requests,
                              std::int64_t tokens) {
+  Waiting& waiting = waiting_[tenant];  // first: there may be no memory for it
   requests_ += requests;
   tokens_ += tokens;
-  Waiting& waiting = waiting_[tenant];
   waiting.requests += requests;
   waiting.tokens += tokens;
   QUIRE_CHECK(requests_ >= 0 && tokens_ >= 0 && waiting.requests >= 0 && waiting.tokens >= 0);
@@ -159,8 +159,10 @@ absl::Duration AdmissionLimiter::RetryDelayLocked() const {
   const auto time = [of_all](std::int64_t tokens, double rate) {
     return absl::Seconds(static_cast<double>(tokens) / (rate > 0 ? rate : of_all));
   };
-  return std::max({kMinRetryDelay, time(ahead_.prompt_tokens, ahead_.prompt_tokens_per_second),
-                   time(ahead_.output_tokens, ahead_.output_tokens_per_second)});
+  const absl::Duration longest =
+      std::max(time(ahead_.prompt_tokens, ahead_.prompt_tokens_per_second),
+               time(ahead_.output_tokens, ahead_.output_tokens_per_second));
+  return std::clamp(longest, kMinRetryDelay, kMaxRetryDelay);
 }
 
 absl::Duration AdmissionLimiter::RetryDelay() const {

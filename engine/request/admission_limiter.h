@@ -52,6 +52,8 @@ struct WorkAhead {
 
 // No refusal says less: who comes back at once finds what refused him.
 inline constexpr absl::Duration kMinRetryDelay = absl::Seconds(1);
+// Nor more: a rate of next to nothing says little about the future.
+inline constexpr absl::Duration kMaxRetryDelay = absl::Minutes(10);
 
 // Finished answers that are not read, which the limits of requests hold too (UnreadAnswers).
 struct UnreadCounts {
@@ -84,7 +86,7 @@ class AdmissionLimiter {
   // From the engine thread, once per step.
   void Update(const WorkAhead& ahead);
   // How long the work ahead takes at the rates of late, the prompts and the outputs side by side;
-  // the window's length when nothing ran in it. Never less than kMinRetryDelay.
+  // the window's length when nothing ran in it. Between kMinRetryDelay and kMaxRetryDelay.
   absl::Duration RetryDelay() const;
 
   std::int32_t queued_requests() const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
@@ -25,8 +26,10 @@ absl::Status RequestTable::Insert(std::shared_ptr<AcceptedRequest> accepted,
                       Reason::kQueueFull, {{"limit", absl::StrCat(capacity_)}}, retry_delay);
   }
   const auto inserted = requests_.emplace(std::move(key), std::move(accepted)).first;
+  // Without memory, too, which `admit` throws.
+  absl::Cleanup undo = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { requests_.erase(inserted); };
   absl::Status admitted = admit();
-  if (!admitted.ok()) requests_.erase(inserted);
+  if (admitted.ok()) std::move(undo).Cancel();
   return admitted;
 }
 

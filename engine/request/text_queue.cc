@@ -37,11 +37,13 @@ absl::Status TextQueue::Push(std::shared_ptr<AcceptedRequest> request, absl::Dur
            {"limit", is_full ? absl::StrCat(max_prompts_) : absl::StrCat(max_bytes_)}},
           retry_delay);
     }
+    // What may find no memory comes first, and counts last.
+    std::list<std::string> turn = {tenant};
+    std::deque<std::shared_ptr<AcceptedRequest>>& prompts = by_tenant_[tenant];
+    prompts.push_back(std::move(request));
+    if (prompts.size() == 1) turns_.splice(turns_.end(), turn);
     ++prompts_;
     bytes_ += bytes;
-    std::deque<std::shared_ptr<AcceptedRequest>>& prompts = by_tenant_[tenant];
-    if (prompts.empty()) turns_.push_back(tenant);
-    prompts.push_back(std::move(request));
   }
   not_empty_.NotifyOne();
   return absl::OkStatus();
@@ -58,10 +60,10 @@ std::shared_ptr<AcceptedRequest> TextQueue::Pop() {
   of_tenant->second.pop_front();
   if (of_tenant->second.empty()) {
     by_tenant_.erase(of_tenant);
+    turns_.pop_front();
   } else {
-    turns_.push_back(turns_.front());
+    turns_.splice(turns_.end(), turns_, turns_.begin());
   }
-  turns_.pop_front();
   --prompts_;
   bytes_ -= InputBytes(request->request);
   return request;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -46,7 +47,7 @@ class TextQueue {
   std::int64_t max_bytes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::deque<std::shared_ptr<AcceptedRequest>>> by_tenant_
       ABSL_GUARDED_BY(mutex_);
-  std::deque<std::string> turns_ ABSL_GUARDED_BY(mutex_);  // tenants, the next one first
+  std::list<std::string> turns_ ABSL_GUARDED_BY(mutex_);  // tenants, the next one first
   std::int32_t prompts_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

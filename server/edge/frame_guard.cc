@@ -132,8 +132,11 @@ absl::Status FrameGuard::OnClientHeader(absl::Time now) {
     case kWindowUpdate:
       return Count(&window_updates_, 1, limits_.max_window_updates, "WINDOW_UPDATE frames", now);
     case kData:
-      // gRPC refuses padded messages, and so needs none of them counted.
-      if (client_.flags & kPadded) Close(client_.stream);
+      // gRPC resets the stream of a padded message, which costs what a reset of the client does.
+      if (client_.flags & kPadded) {
+        Close(client_.stream);
+        return Count(&resets_, 1, limits_.max_resets, "resets of streams", now);
+      }
       if (client_.payload_left > 0 || (client_.flags & kEndStream)) return absl::OkStatus();
       break;
     default:

@@ -1,6 +1,6 @@
 #include "server/edge/grpc_acceptor.h"
 
-#include <fcntl.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -13,6 +13,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ip/v6_only.hpp>
+#include <boost/asio/local/connect_pair.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -23,10 +24,12 @@
 #include <exception>
 #include <list>
 #include <map>
+#include <new>
 #include <random>
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -37,6 +40,7 @@
 #include "base/thread_name.h"
 #include "server/config/validator.h"
 #include "server/edge/tls_context.h"
+#include "server/edge/wait_for_memory.h"
 
 namespace quire::server {
 namespace {
@@ -55,6 +59,7 @@ constexpr int kMaxTurnedAway = 64;
 // A client that is in no hurry, and far away, speaks in less.
 constexpr absl::Duration kTimeToSpeak = absl::Seconds(1);
 constexpr std::size_t kMaxOwn = 4;
+constexpr absl::Duration kSelfConnectTimeout = absl::Seconds(1);
 // Descriptors for everything but connections: models, logs, probes, other listeners.
 constexpr std::int64_t kOtherDescriptors = 512;
 constexpr std::int64_t kDescriptorsPerConnection = 3;  // its own and a socket pair
@@ -102,6 +107,29 @@ std::string AddressOf(const tcp::endpoint& endpoint) {
   return endpoint.address().is_v6()
              ? absl::StrCat("ipv6:[", endpoint.address().to_string(), "]:", endpoint.port())
              : absl::StrCat("ipv4:", endpoint.address().to_string(), ":", endpoint.port());
+}
+
+// The connected socket, non-blocking; Asio itself would wait for as long as the system does.
+template <typename Socket, typename Endpoint>
+absl::StatusOr<int> ConnectWithin(Socket socket, const Endpoint& to, absl::Duration timeout) {
+  Error error;
+  socket.native_non_blocking(true, error);
+  int problem = error ? error.value() : 0;
+  if (problem == 0 &&
+      connect(socket.native_handle(), to.data(), static_cast<socklen_t>(to.size())) != 0) {
+    problem = errno;
+  }
+  if (problem == EINPROGRESS) {
+    pollfd writable = {.fd = socket.native_handle(), .events = POLLOUT, .revents = 0};
+    socklen_t size = sizeof(problem);
+    if (poll(&writable, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout))) != 1) {
+      problem = ETIMEDOUT;
+    } else if (getsockopt(socket.native_handle(), SOL_SOCKET, SO_ERROR, &problem, &size) != 0) {
+      problem = errno;
+    }
+  }
+  if (problem != 0) return absl::UnavailableError(strerror(problem));
+  return socket.release();
 }
 
 // What descriptors allow.
@@ -155,7 +183,8 @@ class GrpcAcceptor::Impl {
   absl::Status BindTcp(const std::string& text, const ListenAddress& address);
   template <typename Protocol>
   void Accept(Listening<Protocol>* listening);
-  bool IsOwn(const tcp::endpoint& remote);
+  bool IsOwn(const std::string& address);
+  void AddOwn(const std::string& address);
   void OnAccepted(tcp::socket socket);
   void OnAccepted(Local::socket socket);
   void Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip, bool may_tell);
@@ -168,7 +197,8 @@ class GrpcAcceptor::Impl {
     MutexLock lock(&mutex_);
     return num_turned_away_;
   }
-  std::vector<std::shared_ptr<GuardedConnection>> Connections(const std::string& ip) const;
+  std::vector<std::shared_ptr<GuardedConnection>> Connections(const std::string& ip,
+                                                              bool with_own = true) const;
   void Tick();
   void EndLargest();
   void Serve();
@@ -198,7 +228,7 @@ class GrpcAcceptor::Impl {
   std::int64_t num_staying_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, int> per_address_ ABSL_GUARDED_BY(mutex_);
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<tcp::endpoint> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
+  std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
 
   net::io_context io_;
   net::strand<net::io_context::executor_type> strand_;  // of acceptors and the timer
@@ -340,25 +370,27 @@ void GrpcAcceptor::Impl::Serve() {
 
 template <typename Protocol>
 void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
-  listening->acceptor.async_accept(
-      net::make_strand(io_), [this, listening](Error error, typename Protocol::socket socket) {
-        if (is_closing_) return;
-        if (!error) {
-          try {
-            OnAccepted(std::move(socket));
-          } catch (const std::exception& no_memory) {
-            log::Error("grpc", "connection not served", {{"error", no_memory.what()}});
-          }
-          return Accept(listening);
-        }
+  const auto on_accept = [this, listening](Error error, typename Protocol::socket socket) {
+    if (is_closing_) return;
+    try {
+      if (!error) {
+        OnAccepted(std::move(socket));
+      } else {
         const bool has_made_room = CloseOne(/*ip=*/"");
         log::Warn("grpc", "connection not accepted",
                   {{"error", error.message()}, {"closed_an_idle_one", has_made_room}});
-        listening->pause.expires_after(kAcceptPause);
-        listening->pause.async_wait([this, listening](Error stopped) {
-          if (!stopped && !is_closing_) Accept(listening);
-        });
+      }
+    } catch (const std::bad_alloc&) {  // that connection is lost; others come
+    }
+    if (!error) return Accept(listening);
+    WaitForMemory([&] {
+      listening->pause.expires_after(kAcceptPause);
+      listening->pause.async_wait([this, listening](Error stopped) {
+        if (!stopped && !is_closing_) Accept(listening);
       });
+    });
+  };
+  WaitForMemory([&] { listening->acceptor.async_accept(net::make_strand(io_), on_accept); });
 }
 
 void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
@@ -368,7 +400,7 @@ void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
   socket.set_option(tcp::no_delay(true), error);
   Peer peer{.address = AddressOf(remote)};
   std::string ip = remote.address().to_string();
-  if (IsOwn(remote)) {
+  if (IsOwn(peer.address)) {
     return Add(NewPlainTransport(std::move(socket)), std::move(peer), Known{.is_own = true},
                absl::OkStatus());
   }
@@ -383,8 +415,14 @@ void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
 }
 
 void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
-  Take(NewPlainTransport(std::move(socket)), {.address = "unix:", .is_local_socket = true}, "",
-       /*may_tell=*/true);
+  Error error;
+  const bool is_own = IsOwn(socket.remote_endpoint(error).path());
+  Peer peer{.address = "unix:", .is_local_socket = true};
+  if (is_own) {
+    return Add(NewPlainTransport(std::move(socket)), std::move(peer), Known{.is_own = true},
+               absl::OkStatus());
+  }
+  Take(NewPlainTransport(std::move(socket)), std::move(peer), "", /*may_tell=*/true);
 }
 
 // `may_tell`: a connection that is refused can be told, since no TLS is in the way.
@@ -407,18 +445,31 @@ void GrpcAcceptor::Impl::Add(std::unique_ptr<Transport> transport, Peer peer, Kn
   known.connection = connection;
   {
     MutexLock lock(&mutex_);
-    Count(connections_.emplace(number, std::move(known)).first->second, 1);
+    const auto added = connections_.emplace(number, std::move(known)).first;
+    // Without memory, too, which Count throws.
+    absl::Cleanup undo = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { connections_.erase(added); };
+    Count(added->second, 1);
+    std::move(undo).Cancel();
   }
-  if (room.ok()) {
+  if (is_closing_) {
+    connection->Abort();  // it may have come too late for StopAccepting
+  } else if (room.ok()) {
     connection->Begin();
   } else {
     connection->TurnAway(CloseCause::kTooMany, room);
   }
 }
 
-bool GrpcAcceptor::Impl::IsOwn(const tcp::endpoint& remote) {
+bool GrpcAcceptor::Impl::IsOwn(const std::string& address) {
   MutexLock lock(&mutex_);
-  return std::erase(own_, remote) > 0;
+  return std::erase(own_, address) > 0;
+}
+
+// Before the acceptor can meet it. Where accepting stands still, the oldest are given up.
+void GrpcAcceptor::Impl::AddOwn(const std::string& address) {
+  MutexLock lock(&mutex_);
+  if (own_.size() >= kMaxOwn) own_.erase(own_.begin());
+  own_.push_back(address);
 }
 
 absl::StatusOr<int> GrpcAcceptor::Impl::ConnectToSelf() {
@@ -427,10 +478,11 @@ absl::StatusOr<int> GrpcAcceptor::Impl::ConnectToSelf() {
   Error error;
   if (address.is_unix) {
     Local::socket socket(io_, Local());
-    socket.non_blocking(true, error);
-    socket.connect(Local::endpoint(address.path), error);
+    const std::string name = std::string(1, '\0') + nonce_ + absl::StrCat(next_name_.fetch_add(1));
+    socket.bind(Local::endpoint(name), error);
     if (error) return absl::UnavailableError(error.message());
-    return socket.release();
+    AddOwn(name);
+    return ConnectWithin(std::move(socket), Local::endpoint(address.path), kSelfConnectTimeout);
   }
   tcp::endpoint to = tcp_.front().acceptor.local_endpoint(error);
   if (to.address().is_unspecified()) {
@@ -439,22 +491,10 @@ absl::StatusOr<int> GrpcAcceptor::Impl::ConnectToSelf() {
   }
   tcp::socket socket(io_);
   socket.open(to.protocol(), error);
-  // The port is known before the acceptor can meet it.
   if (!error) socket.bind(tcp::endpoint(to.address(), 0), error);
-  if (!error) socket.non_blocking(true, error);
   if (error) return absl::UnavailableError(error.message());
-  const tcp::endpoint from = socket.local_endpoint(error);
-  {
-    MutexLock lock(&mutex_);
-    // Where accepting stands still, the oldest are given up.
-    if (own_.size() >= kMaxOwn) own_.erase(own_.begin());
-    own_.push_back(from);
-  }
-  // On the machine itself a connection is there at once, or the queue of the acceptor is full.
-  socket.connect(to, error);
-  if (!error) return socket.release();
-  IsOwn(from);
-  return absl::UnavailableError(error.message());
+  AddOwn(AddressOf(socket.local_endpoint(error)));
+  return ConnectWithin(std::move(socket), to, kSelfConnectTimeout);
 }
 
 // RESOURCE_EXHAUSTED names the limit when every connection is in use.
@@ -481,19 +521,15 @@ absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
 // The oldest that has said nothing for a while, else the one without calls for longest, else the
 // oldest that has not spoken yet; of one address, or of all.
 bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
-  const std::vector<std::shared_ptr<GuardedConnection>> open = Connections(ip);
-  const auto leaves = [this](const auto& connection, bool has_yielded) {
-    if (has_yielded) SetLeaving(connection->number(), true);
-    return has_yielded;
-  };
+  const std::vector<std::shared_ptr<GuardedConnection>> open = Connections(ip, /*with_own=*/false);
   for (const auto& connection : open) {
-    if (leaves(connection, connection->YieldSilent(kTimeToSpeak))) return true;
+    if (connection->YieldSilent(kTimeToSpeak)) return true;
   }
   const auto by_idleness = [](const auto& c) { return c->idle_since(); };
   const auto idlest = std::ranges::min_element(open, {}, by_idleness);
-  if (idlest != open.end() && leaves(*idlest, (*idlest)->YieldIdle())) return true;
+  if (idlest != open.end() && (*idlest)->YieldIdle()) return true;
   for (const auto& connection : open) {
-    if (leaves(connection, connection->YieldSilent(absl::ZeroDuration()))) return true;
+    if (connection->YieldSilent(absl::ZeroDuration())) return true;
   }
   return false;
 }
@@ -513,33 +549,40 @@ void GrpcAcceptor::Impl::Count(const Known& known, int change) {
   if (known.is_turned_away) {
     num_turned_away_ += change;
   } else if (!known.is_leaving) {
+    // First, since there may be no memory for it when a connection is added.
+    if (!known.ip.empty()) {
+      const auto address = per_address_.try_emplace(known.ip).first;
+      address->second += change;
+      if (address->second == 0) per_address_.erase(address);
+    }
     num_staying_ += change;
-    if (known.ip.empty()) return;
-    const auto address = per_address_.try_emplace(known.ip).first;
-    address->second += change;
-    if (address->second == 0) per_address_.erase(address);
   }
 }
 
 // The oldest first.
 std::vector<std::shared_ptr<GuardedConnection>> GrpcAcceptor::Impl::Connections(
-    const std::string& ip) const {
+    const std::string& ip, bool with_own) const {
   std::vector<std::shared_ptr<GuardedConnection>> connections;
   MutexLock lock(&mutex_);
   connections.reserve(connections_.size());  // a copy that is the last one would come to Left here
   for (const auto& [number, known] : connections_) {
-    if (!ip.empty() && known.ip != ip) continue;
+    if ((!ip.empty() && known.ip != ip) || (known.is_own && !with_own)) continue;
     if (auto strong = known.connection.lock()) connections.push_back(std::move(strong));
   }
   return connections;
 }
 
 void GrpcAcceptor::Impl::Tick() {
-  const absl::Time now = MonotonicNow();
-  for (const auto& connection : Connections(/*ip=*/"")) connection->Tick(now);
-  tick_.expires_after(kTick);
-  tick_.async_wait([this](Error stopped) {
-    if (!stopped && !is_ended_) Tick();
+  try {
+    const absl::Time now = MonotonicNow();
+    for (const auto& connection : Connections(/*ip=*/"")) connection->Tick(now);
+  } catch (const std::bad_alloc&) {  // the next one may find memory
+  }
+  WaitForMemory([this] {
+    tick_.expires_after(kTick);
+    tick_.async_wait([this](Error stopped) {
+      if (!stopped && !is_ended_) Tick();
+    });
   });
 }
 
@@ -562,26 +605,20 @@ void GrpcAcceptor::Impl::EndLargest() {
 // it, since it does not listen.
 absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Impl::Connect(
     const net::any_io_executor& executor, Peer peer) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no socket pair for a connection: ", strerror(errno)));
-  }
+  if (is_closing_) return absl::UnavailableError("the process ends");
   const std::string name = absl::StrCat(nonce_, next_name_.fetch_add(1));
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  if (bind(ends[0], reinterpret_cast<const sockaddr*>(&address), size) != 0) {
-    const std::string error = strerror(errno);
-    close(ends[0]);
-    close(ends[1]);
-    return absl::ResourceExhaustedError(absl::StrCat("no name for a connection: ", error));
-  }
   std::string grpc_name = absl::StrCat("unix-abstract:", name);
+  Local::socket ours(executor), theirs(executor);
+  Error error;
+  net::local::connect_pair(ours, theirs, error);
+  if (!error) ours.bind(Local::endpoint(std::string(1, '\0') + name), error);
+  if (!error) theirs.native_non_blocking(true, error);
+  if (error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no socket pair for a connection: ", error.message()));
+  }
   options_.peers->Add(grpc_name, std::move(peer));
-  Local::socket ours(executor, Local(), ends[0]);
-  hand_over_(ends[1]);
+  hand_over_(theirs.release());
   return GuardedConnectionHost::ToGrpc{std::move(ours), std::move(grpc_name)};
 }
 

@@ -141,10 +141,11 @@ bool GuardedConnection::ConnectToGrpc() {
 
 void GuardedConnection::WriteServer(net::const_buffer bytes) {
   net::async_write(*server_, bytes,
-                   [self = shared_from_this(), size = bytes.size()](Error error, std::size_t) {
+                   [self = shared_from_this(), size = bytes.size()](Error, std::size_t) {
+                     // After an error gRPC has closed, and the other direction ends the
+                     // connection; what the client still sends is read and lost, since closing on
+                     // unread bytes would take from the client what was sent to it.
                      self->early_bytes_ = std::string();
-                     // gRPC has closed: the other direction ends the connection.
-                     if (error && self->Is(State::kRelaying)) return;
                      self->from_client_.Adapt(size);
                      self->ReadClient();
                    });
@@ -236,7 +237,9 @@ bool GuardedConnection::YieldSilent(absl::Duration least_age) {
   if (!Is(State::kHandshake) && !Is(State::kPreface)) return false;
   if (MonotonicNow() - begun_ < least_age) return false;
   if (has_yielded_.exchange(true)) return false;
+  host_->set_leaving(number(), true);  // before the answer, which may be that it stays
   net::post(transport_->executor(), [self = shared_from_this()] {
+    if (self->Is(State::kRelaying)) return self->Stay();  // it has spoken since
     if (!self->Is(State::kHandshake) && !self->Is(State::kPreface)) return;
     self->host_->count_closed(self->peer_, CloseCause::kSilent, "a newer connection needs room");
     self->Close();
@@ -247,15 +250,17 @@ bool GuardedConnection::YieldSilent(absl::Duration least_age) {
 bool GuardedConnection::YieldIdle() {
   if (!Is(State::kRelaying) || idle_since_.load() == kBusy) return false;
   if (has_yielded_.exchange(true)) return false;
+  host_->set_leaving(number(), true);
   net::post(transport_->executor(), [self = shared_from_this()] {
-    // A call that has begun since is served.
-    if (self->guard_.num_streams() > 0) {
-      self->has_yielded_.store(false);
-      return self->host_->set_leaving(self->number(), false);
-    }
+    if (self->guard_.num_streams() > 0) return self->Stay();  // a call has begun since
     self->EndWith(CloseCause::kIdle, absl::OkStatus());
   });
   return true;
+}
+
+void GuardedConnection::Stay() {
+  has_yielded_.store(false);
+  host_->set_leaving(number(), false);
 }
 
 void GuardedConnection::Refuse(CloseCause cause, absl::Status why) {

@@ -85,6 +85,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   GuardedConnection(const GuardedConnectionHost* host, std::uint64_t number,
                     std::unique_ptr<Transport> transport, Peer peer, const FrameLimits& limits,
                     const ConnectionTimes& times);
+  ~GuardedConnection() { ForgetUnfinished(); }
 
   void Begin();
   // Instead of Begin: tells the client why it is not served. REQUIRES: no TLS.
@@ -136,6 +137,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void WriteClient(boost::asio::const_buffer bytes);
   void OnClientWritten(Error error);
   void NoteCounts(absl::Time now);
+  void Stay();
   void EndWith(CloseCause cause, const absl::Status& why);
   void ForgetUnfinished();
   void SayGoodbye();

@@ -68,14 +68,17 @@ bool ConnectionTable::MakeReservedRoom() {
 void ConnectionTable::Add(const std::shared_ptr<HttpSession>& session, const PeerAddress& peer,
                           bool is_surplus) {
   MutexLock lock(&mutex_);
-  entries_.emplace(session.get(), Entry{.number = next_number_++,
-                                        .session = session,
-                                        .network = peer.network,
-                                        .is_surplus = is_surplus});
+  // What may find no memory comes first, and counts last.
+  Entry entry{.number = next_number_++,
+              .session = session,
+              .network = peer.network,
+              .is_surplus = is_surplus};
+  const auto placed = is_surplus ? placed_of_.end() : placed_of_.try_emplace(peer.network, 0).first;
+  entries_.emplace(session.get(), std::move(entry));
   if (is_surplus) {
     ++num_surplus_;
   } else {
-    ++placed_of_[peer.network];
+    ++placed->second;
     ++num_placed_;
   }
 }

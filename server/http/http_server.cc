@@ -27,9 +27,9 @@
 #include "server/config/validator.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/transport.h"
+#include "server/edge/wait_for_memory.h"
 #include "server/http/connection_table.h"
 #include "server/http/http_session.h"
-#include "server/http/wait_for_memory.h"
 
 namespace quire::server {
 namespace {

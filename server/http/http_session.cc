@@ -17,7 +17,7 @@
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/logging.h"
-#include "server/http/wait_for_memory.h"
+#include "server/edge/wait_for_memory.h"
 
 namespace quire::server {
 namespace {

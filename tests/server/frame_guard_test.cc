@@ -118,6 +118,17 @@ TEST_F(FrameGuardTest, BoundsAHeaderBlockOverItsFrames) {
   EXPECT_THAT(over.message(), HasSubstr("101 bytes or more, limit 100"));
 }
 
+TEST_F(FrameGuardTest, APaddedMessageCountsAsAReset) {
+  absl::Status status;
+  std::uint32_t stream = 1;
+  for (; status.ok() && stream < 100; stream += 2) {
+    ASSERT_TRUE(Open(stream).ok());
+    status = Client(Frame(kData, kPadded, stream, absl::string_view("\1x\0", 3)));
+    EXPECT_EQ(guard_.num_streams(), 0u);
+  }
+  EXPECT_THAT(status.message(), HasSubstr("11 resets of streams in a second, limit 10"));
+}
+
 TEST_F(FrameGuardTest, EmptyContinuationsAreControlFrames) {
   EXPECT_TRUE(Client(Frame(kHeaders, 0, 1, "h")).ok());
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(Client(Frame(kMore, 0, 1, "")).ok());

@@ -3,7 +3,7 @@
 // For steps that may not be left out, and that need a few bytes only: what waits for them would
 // wait for ever.
 //
-// Place:   beside http_server.cc and http_session.cc.
+// Place:   below the listeners.
 // Threads: any. The caller's thread waits.
 
 #include <new>
