@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/file_descriptor.h"
 
 namespace quire {
 namespace {
@@ -16,14 +17,6 @@ namespace {
 absl::Status ErrnoStatus(int error, const std::string& path, absl::string_view action) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, ": cannot ", action));
 }
-
-// Closes on every way out; the mapping does not need the descriptor.
-struct FileDescriptor {
-  int fd;
-  ~FileDescriptor() {
-    if (fd >= 0) close(fd);
-  }
-};
 
 }  // namespace
 

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/file_descriptor.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/thread_name.h"
@@ -71,14 +72,6 @@ FileStamp ToStamp(const struct stat& info) {
           .write_time = nanoseconds(info.st_mtim),
           .change_time = nanoseconds(info.st_ctim)};
 }
-
-// Closes on every way out.
-struct FileDescriptor {
-  int fd;
-  ~FileDescriptor() {
-    if (fd >= 0) close(fd);
-  }
-};
 
 absl::Status NotRegular(const std::string& path) {
   return absl::InvalidArgumentError(
