@@ -9,7 +9,7 @@
 namespace quire::server {
 namespace {
 
-constexpr absl::Duration kLogTime = absl::Seconds(1);
+constexpr absl::Duration kTimeToSay = absl::Seconds(1);
 
 }  // namespace
 
@@ -39,7 +39,7 @@ bool ForcedExitTimer::WaitUntil(absl::Time deadline) {
 void ForcedExitTimer::Say(absl::Time deadline, int exit_code) {
   if (!WaitUntil(deadline)) return;
   log::Error("server", "the orderly end does not come, ending at once", {{"exit_code", exit_code}});
-  log::Flush(kLogTime);
+  log::Flush(kTimeToSay);
   MutexLock lock(&mutex_);
   is_said_ = true;
   changed_.NotifyAll();
@@ -49,7 +49,7 @@ void ForcedExitTimer::End(absl::Time deadline, int exit_code) {
   if (!WaitUntil(deadline)) return;
   {
     MutexLock lock(&mutex_);
-    const absl::Time last = deadline + kLogTime;
+    const absl::Time last = deadline + kTimeToSay;
     while (!is_said_ && MonotonicNow() < last) changed_.WaitUntil(&mutex_, last);
   }
   _exit(exit_code);
