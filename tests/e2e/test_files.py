@@ -86,7 +86,7 @@ def test_a_tokens_file_that_says_its_number_may_take_its_time(api, tmp_path):
             daemon.process.send_signal(signal.SIGHUP)
             wait_until(lambda: f'auth: auth.tokens_file: {tokens} has 1 tokens, and says \\"# tokens: 2\\"' in daemon.log,
                        "the log says what is missing")
-            assert "reload refused, what was in effect stays" in daemon.log
+            wait_until(lambda: "reload refused, what was in effect stays" in daemon.log, "the log says it")
             assert generate(api, channel, bearer("keep"))
             assert reason_of_call(api, channel, "new") == "TOKEN_INVALID"
             out.write(keep)
@@ -128,7 +128,8 @@ def test_bad_files_never_replace_good_ones(api, tmp_path):
                 path.write_bytes(content[:int(len(content) * share)])
                 (error,) = reload(api, daemon)
                 assert name in error and why in error
-                assert f'"reload refused, what was in effect stays","error":"{error[:20]}' in daemon.log
+                said = f'"reload refused, what was in effect stays","error":"{error[:20]}'
+                wait_until(lambda: said in daemon.log, "the log says it")  # noqa: B023
                 still_serves()
                 path.write_bytes(content)
             assert not reload(api, daemon)
