@@ -13,7 +13,7 @@ namespace {
 
 // Retry delays are seconds; what they count is looked at more often than that, and not every step.
 constexpr absl::Duration kBetweenLimiterUpdates = absl::Milliseconds(10);
-constexpr absl::Duration kBetweenWallLooks = absl::Milliseconds(100);
+constexpr absl::Duration kBetweenWallLooks = absl::Milliseconds(10);
 
 }  // namespace
 
@@ -73,7 +73,7 @@ void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
   last_step_ = now;
 }
 
-// What the wall clock shows beyond the monotonic one, as of the last tenth of a second: asking both
+// What the wall clock shows beyond the monotonic one, as of the last 10 ms: asking both
 // at every step would cost more than a percent of a short one.
 absl::Duration EngineCore::WallOffset(absl::Time now) {
   if (now >= wall_asked_at_ + kBetweenWallLooks) {
