@@ -46,10 +46,12 @@ absl::Status ErrnoStatus(int error, const std::string& path) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " cannot be read"));
 }
 
-void Answer(Question& question, const std::function<void()>& ask) {
+// What `ask` holds is let go before the caller is told, who is then its only owner.
+void Answer(Question& question, std::function<void()> ask) {
   BlockAllSignals();
   SetThreadName("file");
   ask();
+  ask = nullptr;
   MutexLock lock(&question.mutex);
   question.is_answered = true;
   if (question.is_left_behind) g_left_behind.fetch_sub(1);
@@ -122,7 +124,9 @@ bool AskWithin(absl::Duration timeout, std::function<void()> ask) {
   if (g_left_behind.load() >= kMaxLeftBehind) return false;
   auto question = std::make_shared<Question>();
   try {
-    std::thread([question, ask = std::move(ask)] { Answer(*question, ask); }).detach();
+    std::thread([question, ask = std::move(ask)]() mutable {
+      Answer(*question, std::move(ask));
+    }).detach();
   } catch (const std::system_error&) {  // no more threads
     return false;
   }
