@@ -579,7 +579,16 @@ def test_finished_answers_that_are_not_read_count_and_end(api, tmp_path, how):
         unread = unread_over_http(daemon) if how == "openai stream" else unread_over_grpc(api, daemon, "stream" in how)
         with daemon.channel() as channel, unread:
             wait_until(lambda: completed_count(daemon) == 2, "both are finished")
-            error = failure(lambda: generate(api, channel))
+
+            def refusal():
+                try:
+                    generate(api, channel)
+                except grpc.RpcError as error:
+                    return error
+                return None
+
+            # The engine counts what is completed a moment before it counts what is unread.
+            error = wait_until(refusal, "one more is refused")
             reason, metadata, delay = reason_of(error)
             assert error.code() == EXHAUSTED and reason == "QUEUE_FULL"
             assert metadata["unread_answers"] == "2" and metadata["limit"] == "2" and delay >= 1
